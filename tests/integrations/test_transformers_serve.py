@@ -19,13 +19,13 @@ from tests.support.tiny_models import FAMILIES, tiny
 
 pytest.importorskip("transformers")
 from transformers import GenerationConfig, PreTrainedTokenizerFast
+from transformers.cache_utils import DYNAMIC_LAYER_TYPE_MAPPING, DynamicLayer
 
 import memstate.integrations.transformers as mst
 from memstate.integrations.transformers import server
 from memstate.integrations.transformers.probe import cache_argument, own_cache
 
 NEW, BOUND = 6, 1e-4
-INDEXED = ("qwen4_exp_text", "glm5_next")  # they keep an index beside their KV
 TEXT = [5, 17, 40, 9, 33, 71, 8, 60, 4, 12, 88, 23, 51, 30, 7, 19, 90, 3, 66, 21, 44, 38, 75, 52, 10, 81, 29]
 PROMPTS = (TEXT[:19], TEXT[:9], [11, 12], TEXT, [*TEXT[:19], 7, 8], TEXT[:19])
 
@@ -80,7 +80,7 @@ def farthest(seen: list[tuple[tuple[int, ...], Tensor]], known: Known) -> float:
 
 
 @pytest.mark.sample(5)
-@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in INDEXED])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_answers_are_those_of_the_own_cache_and_spoiled_states_are_noticed(family: str, seen: Any) -> None:
     model, known = tiny(family), Known()
     expected = [alone(model, tokens, known) for tokens in PROMPTS]
@@ -97,12 +97,6 @@ def test_answers_are_those_of_the_own_cache_and_spoiled_states_are_noticed(famil
     assert spoiled.cached == 16
     assert farthest(seen[:1], known) > 10 * BOUND
     mem.audit().raise_if_leaking()
-
-
-@pytest.mark.parametrize("family", INDEXED)
-def test_an_index_beside_kv_is_refused_by_name(family: str) -> None:
-    with pytest.raises(ms.ConfigurationError, match="keeps an index"):
-        mst.Server(tiny(family), managed(tiny(family)))
 
 
 def test_prompts_without_a_prefix_cache_wait_for_slots_and_rows() -> None:
@@ -254,6 +248,17 @@ def test_a_token_or_a_string_ends_an_answer() -> None:
     assert (found.tokens, found.reason) == (answer[: answer.index(answer[3]) + 1], "stop")
     with pytest.raises(ms.InvalidArgument, match="tokenizer="):
         list(mst.serve(model, mem, [mst.Prompt(TEXT, config=config)]))
+
+
+def test_layers_whose_kv_pages_cannot_hold_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Other(DynamicLayer):
+        pass
+
+    model = tiny("qwen3_next")
+    mem = managed(model)
+    monkeypatch.setitem(DYNAMIC_LAYER_TYPE_MAPPING, "full_attention", Other)
+    with pytest.raises(ms.ConfigurationError, match="layer 1 is a Other"):
+        mst.Server(model, mem)
 
 
 def test_a_manager_without_pages_is_refused() -> None:

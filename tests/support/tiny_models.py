@@ -67,7 +67,8 @@ FAMILIES: Final[Mapping[str, Mapping[str, Any]]] = {
     "glm5_next": {
         **KEY, "layer_types": ["linear_attention", "indexed_attention"] * 2, "qk_rope_head_dim": 0, "q_lora_rank": 8,
         "linear_head_dim": 8, "linear_num_heads": 4, "n_routed_experts": 4, "index_topk": 16, "index_head_dim": 8,
-        "index_n_heads": 2, "index_kpool": 4, "hc_mult": 2,
+        "index_n_heads": 16,  # with few heads many scores are 0, and which of these wins depends on shapes
+        "index_kpool": 4, "hc_mult": 2,
     },
     "bamba": {**MAMBA2, "attn_layer_indices": [1, 3]},
     "granitemoehybrid": {
@@ -159,16 +160,15 @@ def described(family: str) -> str:
 
     found = mst.layout(tiny(family))
     kv = sorted({"all tokens" if one.window is None else "a window" for one in found.attended})
-    indexed = not all(one.plain for one in found.attended)
+    indexed = any(one.indexed for one in found.attended)
     cells = (
         f"`{family}`",
         ", ".join(plane.name for plane in found.state.planes),
         " and ".join(kv + ["an index"] * indexed) or "none",
         "slots" if found.on_slots else "copies",
         "any chunks" if found.continues else "one chunk, then single tokens",
-        "`generate`" if indexed else "`generate`, `serve`",
     )
     return f"| {' | '.join(cells)} |"
 
 
-HEADINGS = "| family | planes | KV | decode on | prompts of `serve` | runs |\n| --- | --- | --- | --- | --- | --- |\n"
+HEADINGS = "| family | planes | KV | decode on | prompts of `serve` |\n| --- | --- | --- | --- | --- |\n"

@@ -2,19 +2,26 @@
 
 import inspect
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 from transformers import Cache
+from transformers.cache_utils import DYNAMIC_LAYER_TYPE_MAPPING
 
 from memstate.engine.manager import StateManager
+from memstate.errors import ConfigurationError
 from memstate.integrations.transformers.kv import KvPages
 from memstate.integrations.transformers.layout import ModelLayout
-from memstate.integrations.transformers.paged import Columns, PagedHybridLayer, PagedLayer
+from memstate.integrations.transformers.paged import Columns, PagedHybridLayer, PagedIndexedLayer, PagedLayer
 from memstate.integrations.transformers.probe import own_cache
 from memstate.integrations.transformers.states import Kernels, States
 from memstate.requests.handles import Row
+
+KINDS: Final = (
+    "full_attention", "sliding_attention", "indexed_attention", "linear_attention", "hybrid", "hybrid_sliding", "dummy",
+)  # fmt: skip
+KNOWN: Final = {DYNAMIC_LAYER_TYPE_MAPPING[kind] for kind in KINDS}  # classes of layers that pages can replace
 
 
 class PagedCache(Cache):
@@ -23,6 +30,9 @@ class PagedCache(Cache):
     Args:
         model: the model.
         kv: the pages; None: no layer attends.
+
+    Raises:
+        ConfigurationError: a layer keeps KV in a way that pages cannot hold.
 
     Attributes:
         past: columns before the forward.
@@ -37,11 +47,12 @@ class PagedCache(Cache):
         self.past = past
         for layer in self.layers:
             if isinstance(layer, PagedLayer) and columns is not None:
-                layer.columns = columns
+                layer.place(columns)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Returns the columns before the forward."""
-        return self.past
+        """Returns the columns before the forward; of a layer that has read its keys, the new ones as well."""
+        layer = self.layers[layer_idx]
+        return layer.get_seq_length() if isinstance(layer, PagedLayer) else self.past
 
     @property
     def is_compileable(self) -> bool:
@@ -51,12 +62,16 @@ class PagedCache(Cache):
 
 def _paged(layer: Any, number: int, kv: KvPages | None) -> Any:
     """The layer with its KV in pages."""
+    if type(layer) not in KNOWN:
+        raise ConfigurationError(
+            f"layer {number} is a {type(layer).__name__}, whose KV pages cannot hold: use generate and StateCache"
+        )
     if kv is None or not kv.has(number):
         return layer
     window = int(layer.sliding_window) if getattr(layer, "is_sliding", False) else None
     if hasattr(layer, "number_of_states"):
         return PagedHybridLayer(kv, number, window, layer.number_of_states)
-    return PagedLayer(kv, number, window)
+    return (PagedIndexedLayer if hasattr(layer, "update_indexer") else PagedLayer)(kv, number, window)
 
 
 class Batches:
@@ -79,12 +94,13 @@ class Batches:
         self._takes_positions = "position_ids" in parameters
 
     @torch.no_grad()
-    def run(self, rows: Sequence[Row], tokens: Sequence[Sequence[int]]) -> Tensor:
+    def run(self, rows: Sequence[Row], tokens: Sequence[Sequence[int]], lengths: Sequence[int]) -> Tensor:
         """Reads the next tokens of some rows: the same number of tokens for each.
 
         Args:
             rows: the rows.
             tokens: of each row. With more than one token, all rows or none have a state already.
+            lengths: tokens of each row before.
 
         Returns:
             The logits behind the last token of each row, `batch vocabulary`.
@@ -94,7 +110,7 @@ class Batches:
 
         Syncs: no.
         """
-        new, lengths = len(tokens[0]), [self.mem.length(row) for row in rows]
+        new = len(tokens[0])
         step = self.mem.plan(rows, new)
         try:
             self.states.begin(step, new)
@@ -108,7 +124,7 @@ class Batches:
         return logits
 
     def _inputs(
-        self, rows: Sequence[Row], tokens: Sequence[Sequence[int]], lengths: list[int], new: int
+        self, rows: Sequence[Row], tokens: Sequence[Sequence[int]], lengths: Sequence[int], new: int
     ) -> dict[str, Any]:
         device, past, columns = self.model.device, max(lengths), None
         inputs = {"input_ids": torch.tensor(tokens, device=device), "use_cache": True, **self._fixed}

@@ -106,7 +106,7 @@ def kv_for(model: Any, mem: StateManager) -> KvPages | None:
         The pages, or None if no layer attends.
 
     Raises:
-        ConfigurationError: the manager hands out no pages, or a layer keeps what pages cannot hold.
+        ConfigurationError: the manager hands out no pages.
         LayoutMismatch: the manager has other planes than the model.
     """
     bound = _bound(model, mem)

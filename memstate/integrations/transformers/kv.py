@@ -1,6 +1,4 @@
-"""KV of attention layers in the pages of a StateManager: one tensor `page token head value` for keys and for values."""
-
-from typing import Final
+"""KV of attention layers in the pages of a StateManager: a tensor `page token ..` for keys, values and an index."""
 
 from torch import Tensor
 
@@ -10,10 +8,7 @@ from memstate.integrations.transformers.probe import Held
 from memstate.kernels.dispatch import Backend
 from memstate.state.planes import Planes
 
-KEYS, VALUES = "keys", "values"
-INDEXED: Final = (
-    "layer {} keeps an index beside its KV, which pages do not hold: run this model with generate and StateCache"
-)
+KEYS, VALUES, INDEX = "keys", "values", "index"
 
 
 class KvPages:
@@ -29,7 +24,7 @@ class KvPages:
         planes: the bytes, with a page as a slot, so that tiers can save them.
 
     Raises:
-        ConfigurationError: a layer keeps more than keys and values, or no layer attends.
+        ConfigurationError: no layer attends.
         InvalidArgument: the memory is too small.
     """
 
@@ -38,21 +33,32 @@ class KvPages:
             raise ConfigurationError("no layer of this model attends, so there is no KV to keep")
         held = []
         for kv in found.attended:
-            if not kv.plain:
-                raise ConfigurationError(INDEXED.format(kv.layer))
             held += [Held(kv.layer, KEYS, 0, (size, *kv.keys), kv.dtype)]
             held += [Held(kv.layer, VALUES, 0, (size, *kv.values), kv.dtype)]
+            if kv.indexed is not None:
+                held += [Held(kv.layer, INDEX, 0, (size, kv.indexed[0]), kv.indexed[1])]
         layout, places = grouped(held)
         self.size = size
         self.planes = Planes(layout, count, backend)
         self._places = {(place.layer, place.kind): place for place in places}
+        self._axes = {kv.layer: kv.axes for kv in found.attended}
 
     def has(self, layer: int) -> bool:
         """Returns whether a layer keeps KV."""
         return (layer, KEYS) in self._places
 
+    def axes(self, layer: int) -> int:
+        """Returns the axes of the positions that a layer keeps beside its index; 0: it keeps none."""
+        return self._axes[layer]
+
     def of(self, layer: int) -> tuple[Tensor, Tensor]:
         """Returns keys and values of all pages of a layer, each `page token head value`."""
-        places = (self._places[layer, KEYS], self._places[layer, VALUES])
-        keys, values = (place.of(self.planes[place.plane]) for place in places)
-        return keys, values
+        return self._plane(layer, KEYS), self._plane(layer, VALUES)
+
+    def index_of(self, layer: int) -> Tensor:
+        """Returns the index of all pages of a layer, `page token value`."""
+        return self._plane(layer, INDEX)
+
+    def _plane(self, layer: int, kind: str) -> Tensor:
+        place = self._places[layer, kind]
+        return place.of(self.planes[place.plane])

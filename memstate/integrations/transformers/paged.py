@@ -20,11 +20,13 @@ class Columns(NamedTuple):
         past: columns before the new ones.
         pages: page of each column, `batch column`; 0: no token.
         offsets: token of the page, `batch column`.
+        positions: token of the row, `batch column`; 0 where there is none.
     """
 
     past: int
     pages: Tensor
     offsets: Tensor
+    positions: Tensor
 
     @classmethod
     def of(cls, page_table: Tensor, rows: Tensor, lengths: Tensor, past: int, new: int, size: int) -> "Columns":
@@ -43,7 +45,7 @@ class Columns(NamedTuple):
         position = torch.arange(past + new, device=rows.device) - past + lengths[:, None]
         here = position.clamp(min=0)
         pages = page_table[rows[:, None], here // size].long()
-        return cls(past, torch.where(position >= 0, pages, 0), here % size)
+        return cls(past, torch.where(position >= 0, pages, 0), here % size, here)
 
     @property
     def mask(self) -> Tensor:
@@ -52,7 +54,7 @@ class Columns(NamedTuple):
 
 
 class PagedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
-    """One attention layer of a cache. Set `columns` before each forward.
+    """One attention layer of a cache. Call `place` before each forward.
 
     Args:
         kv: the pages.
@@ -70,6 +72,15 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._kv, self._layer, self.sliding_window = kv, layer, window
         self.is_sliding = window is not None
+        self._new = 0
+
+    def place(self, columns: Columns) -> None:
+        """Says where the tokens of the next forward lie.
+
+        Args:
+            columns: of the batch.
+        """
+        self.columns, self._new = columns, 0
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Does nothing: the pages are there."""
@@ -83,13 +94,17 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             *args: ignored.
             **kwargs: ignored.
         """
-        _, pages, offsets = self.columns
-        new, (seen, _) = key_states.shape[2], self.get_mask_sizes(key_states.shape[2])
-        found = []
-        for held, given in zip(self._kv.of(self._layer), (key_states, value_states), strict=True):
-            held[pages[:, -new:], offsets[:, -new:]] = given.transpose(1, 2).to(held.dtype)
-            found.append(held[pages[:, -seen:], offsets[:, -seen:]].transpose(1, 2))
-        return found[0], found[1]
+        self._new = key_states.shape[2]
+        held = self._kv.of(self._layer)
+        keys, values = (self._exchange(*one) for one in zip(held, (key_states, value_states), strict=True))
+        return keys, values
+
+    def _exchange(self, held: Tensor, given: Tensor) -> Tensor:
+        """Stores what is new, `batch head token value`, and returns what the layer attends to."""
+        pages, offsets, new = self.columns.pages, self.columns.offsets, given.shape[2]
+        seen, _ = self.get_mask_sizes(new)
+        held[pages[:, -new:], offsets[:, -new:]] = given.transpose(1, 2).to(held.dtype)
+        return held[pages[:, -seen:], offsets[:, -seen:]].transpose(1, 2)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Returns how many columns the layer attends to, and the first of them.
@@ -102,12 +117,59 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         return past - first + query_length, first
 
     def get_seq_length(self) -> int:
-        """Returns the columns before the forward."""
-        return self.columns.past
+        """Returns the columns before the forward, and the new ones once `update` has them."""
+        return self.columns.past + self._new
 
     def get_max_length(self) -> int:
         """Returns the window, or -1."""
         return self.sliding_window or -1
+
+
+class PagedIndexedLayer(PagedLayer):  # type: ignore[no-untyped-call]
+    """A layer that attends to a few tokens, which it finds by an index of its keys.
+
+    Args:
+        kv: the pages.
+        layer: number of the layer.
+        window: tokens that a sliding window sees; None: all.
+
+    Attributes:
+        indexer_position_ids: positions of the columns before the forward, `axis batch column`; None: the layer keeps
+            none. The model adds those of the new columns.
+    """
+
+    indexer_position_ids: Tensor | None = None
+
+    def place(self, columns: Columns) -> None:
+        """Says where the tokens of the next forward lie.
+
+        Args:
+            columns: of the batch.
+        """
+        super().place(columns)
+        if axes := self._kv.axes(self._layer):
+            self.indexer_position_ids = columns.positions[:, : columns.past].expand(axes, -1, -1)
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Stores new keys and values, and returns all of the batch.
+
+        Args:
+            key_states: `batch head token value`.
+            value_states: `batch head token value`.
+            *args: ignored.
+            **kwargs: ignored.
+        """
+        self.keys, self.values = super().update(key_states, value_states)  # models ask for their number of columns
+        return self.keys, self.values
+
+    def update_indexer(self, indexer_key_states: Tensor) -> Tensor:
+        """Stores new keys of the index, and returns all of the batch, `batch column value`.
+
+        Args:
+            indexer_key_states: `batch token value`.
+        """
+        held = self._kv.index_of(self._layer)
+        return self._exchange(held[:, :, None], indexer_key_states[:, None])[:, 0]
 
 
 class PagedHybridLayer(LinearAttentionLayer, PagedLayer):  # type: ignore[no-untyped-call, override]

@@ -52,7 +52,8 @@ class Attended(NamedTuple):
         values: heads and size of a head of the values.
         dtype: of the elements.
         window: tokens that a sliding window sees; None: all.
-        plain: whether keys and values are all that the layer keeps.
+        indexed: size and dtype of a key of the layer's index, or None.
+        axes: axes of the positions that the layer keeps beside its index; 0: none.
     """
 
     layer: int
@@ -60,7 +61,8 @@ class Attended(NamedTuple):
     values: tuple[int, int]
     dtype: torch.dtype
     window: int | None
-    plain: bool
+    indexed: tuple[int, torch.dtype] | None
+    axes: int
 
 
 class Findings(NamedTuple):
@@ -163,9 +165,10 @@ def _attended(number: int, layer: Any) -> Attended | None:
     if keys is None or values is None or keys.dim() != 4:
         return None
     window = int(layer.sliding_window) if getattr(layer, "is_sliding", False) else None
-    plain = not hasattr(layer, "update_indexer") and keys.shape[2] == values.shape[2]
+    index, positions = getattr(layer, "indexer_keys", None), getattr(layer, "indexer_position_ids", None)
     return Attended(
-        number, (keys.shape[1], keys.shape[3]), (values.shape[1], values.shape[3]), keys.dtype, window, plain
+        number, (keys.shape[1], keys.shape[3]), (values.shape[1], values.shape[3]), keys.dtype, window,
+        None if index is None else (index.shape[2], index.dtype), 0 if positions is None else positions.shape[0],
     )  # fmt: skip
 
 

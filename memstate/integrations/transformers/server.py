@@ -31,13 +31,14 @@ class _Waiting:
 
 @dataclass
 class _Running:
-    """A request that runs: its tokens so far, prompt and answer."""
+    """A request that runs: its tokens so far, prompt and answer, and how many of them its state stands for."""
 
     prompt: Prompt
     sampler: Sampler
     row: Row
     tokens: list[int]
     cached: int
+    length: int
 
     @property
     def answer(self) -> list[int]:
@@ -58,7 +59,7 @@ class Server:
 
     Raises:
         LayoutMismatch: the manager was made for another model.
-        ConfigurationError: there are no KV pages, or a layer keeps what pages cannot hold.
+        ConfigurationError: there are no KV pages, or a layer keeps KV in a way that pages cannot hold.
         InvalidArgument: `chunk` is below 1.
     """
 
@@ -159,8 +160,7 @@ class Server:
 
     def _several(self, one: _Running) -> int:
         """Returns how many tokens a row can read in one forward."""
-        length = self.mem.length(one.row)
-        return len(one.tokens) - length if self._continues or not length else 1
+        return len(one.tokens) - one.length if self._continues or not one.length else 1
 
     def _admit(self) -> Iterator[Served]:
         release_left(self.mem)
@@ -182,17 +182,20 @@ class Server:
                 yield Served(prompt.id, [], "refused", error=str(error))
                 continue
             self._waiting.popleft()
-            self._running.append(_Running(prompt, one.sampler, row, tokens, self.mem.length(row)))
+            cached = self.mem.length(row)
+            self._running.append(_Running(prompt, one.sampler, row, tokens, cached, cached))
 
     def _forward(self, batch: list[_Running], tokens: int) -> list[Event]:
         """Reads the next tokens of some rows, and chooses a token for each that has read all it had."""
-        starts = [self.mem.length(one.row) for one in batch]
+        starts = [one.length for one in batch]
         given = [one.tokens[start : start + tokens] for one, start in zip(batch, starts, strict=True)]
         try:
-            logits = self._batches.run([one.row for one in batch], given)
+            logits = self._batches.run([one.row for one in batch], given, starts)
         except BaseException:
             self._running = [one for one in self._running if one not in batch]
             raise
+        for one in batch:
+            one.length += tokens
         read = [one for one, start in zip(batch, starts, strict=True) if start < len(one.prompt.tokens)]
         if read and self.mem.prefix is not None:  # other requests can start from what was read so far
             self.mem.publish([one.row for one in read], tokens=[one.tokens for one in read])

@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -105,6 +106,24 @@ def test_prompts_without_a_prefix_cache_wait_for_slots_and_rows() -> None:
     served = {one.id: one.tokens for one in mst.serve(model, mem, prompts())}
     assert [served[number] for number in range(len(PROMPTS))] == expected
     assert mem.free_slots == 3
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("family", ["qwen3_next", "jamba", "lfm3"])
+@pytest.mark.parametrize("tracking", [ms.Redirect(every=4), ms.PingPong(every=4), ms.LazyPingPong(every=4)], ids=str)
+def test_short_memory_evictions_and_faults_change_no_token(family: str, tracking: Any) -> None:
+    model, random = tiny(family), Random(5)
+    texts = [TEXT[: random.randint(3, 20)] + random.sample(range(3, 97), random.randint(0, 6)) for _ in range(14)]
+    expected = [alone(model, text, {}) for text in texts]
+    mem = managed(
+        model, slots=8, tracking=tracking, pages=ms.Pages(size=4, count=28, per_row=10), debug=True,
+        chaos=ms.Chaos(seed=3, admissions=0.3, claims=0.3),
+    )  # fmt: skip
+    served = {one.id: one for one in mst.serve(model, mem, prompts(texts), chunk=7)}
+    assert [served[number].tokens for number in range(len(texts))] == expected
+    assert sum(one.cached for one in served.values()) > 0
+    assert mem.stats().chaos.admissions > 0
+    mem.close()  # looks for leaks
 
 
 def test_what_never_fits_is_refused_and_the_others_are_served() -> None:

@@ -205,6 +205,21 @@ def test_a_forward_that_fails_ends_its_rows_only() -> None:
     assert mem.free_slots == 16
 
 
+def test_a_plan_that_fails_ends_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, mem = tiny("qwen3_next"), managed(tiny("qwen3_next"), prefix=None)
+    running = mst.Server(model, mem)
+    running.submit(prompts()[0])
+
+    def refused(*_: Any, **__: Any) -> None:
+        raise ms.InvalidArgument("a plan")
+
+    monkeypatch.setattr(mem, "plan", refused)
+    with pytest.raises(ms.InvalidArgument, match="a plan"):
+        running.step()
+    assert not running.busy
+    assert mem.free_slots == 16
+
+
 def test_a_session_continues_where_its_last_turn_ended() -> None:
     model, mem = tiny("qwen3_next"), managed(tiny("qwen3_next"))
     chat = mem.open_session("chat")

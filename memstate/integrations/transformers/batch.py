@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import torch
@@ -10,7 +11,7 @@ from transformers import Cache
 from transformers.cache_utils import DYNAMIC_LAYER_TYPE_MAPPING
 
 from memstate.engine.manager import StateManager
-from memstate.errors import ConfigurationError
+from memstate.errors import ConfigurationError, MemstateError
 from memstate.integrations.transformers.kv import KvPages
 from memstate.integrations.transformers.layout import ModelLayout
 from memstate.integrations.transformers.paged import Columns, PagedHybridLayer, PagedIndexedLayer, PagedLayer
@@ -106,12 +107,17 @@ class Batches:
             The logits behind the last token of each row, `batch vocabulary`.
 
         Raises:
-            Exception: what the forward raised. The rows have ended then, and the manager is as before the step.
+            Exception: what the plan or the forward raised. The rows have ended then.
 
         Syncs: no.
         """
         new = len(tokens[0])
-        step = self.mem.plan(rows, new)
+        try:
+            step = self.mem.plan(rows, new)
+        except BaseException:
+            with suppress(MemstateError):
+                self.mem.abort(rows)
+            raise
         try:
             self.states.begin(step, new)
             logits: Tensor = self.model(**self._inputs(rows, tokens, lengths, new)).logits[:, -1]

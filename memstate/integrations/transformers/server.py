@@ -20,7 +20,7 @@ from memstate.tiers import Fetch
 BACK_PRESSURE = (OutOfSlots, OutOfRows, OutOfPages)
 
 
-@dataclass
+@dataclass(eq=False)
 class _Waiting:
     """A request that has not started."""
 
@@ -29,7 +29,7 @@ class _Waiting:
     fetch: Fetch | None
 
 
-@dataclass
+@dataclass(eq=False)
 class _Running:
     """A request that runs: its tokens so far, prompt and answer, and how many of them its state stands for."""
 
@@ -145,17 +145,19 @@ class Server:
         """
         self.mem.poll()
         events: list[Event] = list(self._admit())
-        budget, read = self._chunk, list[_Running]()
-        for one in list(self._running):
+        budget, chunks = self._chunk, dict[tuple[int, bool], list[_Running]]()
+        for one in self._running:
             tokens = self._several(one)
             if self._continues:
                 tokens = min(tokens, budget)
             if tokens > 1 and budget > 0:  # a scan that starts from zeros reads all it can, whatever the budget
                 tokens = self.mem.chunk(one.row, tokens)
-                events += self._forward([one], tokens)
-                read.append(one)
+                chunks.setdefault((tokens, not one.length), []).append(one)
                 budget -= tokens
+        read = [one for batch in chunks.values() for one in batch]
         singles = [one for one in self._running if one not in read and (self._several(one) < 2 or budget == 1)]
+        for (tokens, _), batch in chunks.items():  # chunks of one length share a forward
+            events += self._forward(batch, tokens)
         return events + self._forward(singles, 1) if singles else events
 
     def _several(self, one: _Running) -> int:

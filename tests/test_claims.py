@@ -13,7 +13,8 @@ from tests.support.sources import sources
 
 # Which module may ask the backend for which operation. claim, ownership, plan and accept hand out slots.
 ALLOCATOR, REGISTERS, STORAGE = ("slots.allocator",), ("slots.registers",), ("state.planes",)
-MODEL, PACKING = ("cli.demo.mixers", "cli.bench.forward", "cli.workload"), ("tiers.host.packing",)
+MODEL = ("cli.demo.mixers", "cli.bench.forward", "cli.workload", "integrations.transformers.on_slots")
+PACKING = ("tiers.host.packing",)
 CALLERS = {
     "claim": ALLOCATOR,
     "release": ALLOCATOR,

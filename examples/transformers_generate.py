@@ -1,0 +1,26 @@
+"""Generates with a hybrid model of Transformers whose states lie in the slots of memstate.
+
+python examples/transformers_generate.py MODEL "first prompt" "a second, longer prompt"
+"""
+
+import sys
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import memstate.integrations.transformers as mst
+
+name, *texts = sys.argv[1:]
+device = "cuda" if torch.cuda.is_available() else "cpu"
+tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left")
+model = AutoModelForCausalLM.from_pretrained(name, dtype="auto").to(device).eval()
+mem = mst.manager(model, slots=4 * len(texts), max_requests=len(texts))
+print(mem.layout, "decodes", "on slots" if mst.layout(model).on_slots and device == "cuda" else "on copies")
+
+batch = tokenizer(texts, return_tensors="pt", padding=True).to(device)
+with mst.StateCache(model, mem) as cache:
+    arguments = {**batch, cache.argument: cache}  # past_key_values=cache, for pure Mamba models cache_params=cache
+    out = model.generate(**arguments, max_new_tokens=20, do_sample=False)
+    print(cache.lengths, "tokens read,", mem.free_slots, "of", mem.stats().capacity, "slots free")
+for text in tokenizer.batch_decode(out, skip_special_tokens=True):
+    print(text)

@@ -1,0 +1,42 @@
+"""Runs hybrid models of Transformers on the slots of a StateManager.
+
+probe       what a model keeps in its own cache: windows, recurrent states, KV
+layout      the planes of a state, and which layer has its state where
+binding     one manager for one model
+states      hands states to layers: gathered copies them, on_slots runs memstate's kernels where they are
+reading     `layout`: probe, then a trial on slots
+cache       `StateCache`, for `generate`: watch says when a forward begins, ended which tokens count
+kv, paged   KV of attention layers in pages
+batch       one forward over any rows
+server      `serve` and `stream`: continuous batching; prompts says what goes in and out, sampling chooses tokens
+"""
+
+try:
+    import transformers as _transformers
+except ImportError as error:
+    raise ImportError("this needs Transformers: pip install memstate[transformers]") from error
+
+if tuple(map(int, _transformers.__version__.split(".")[:2])) < (5, 23):
+    raise ImportError(f"Transformers {_transformers.__version__}: 5.23 is the first with the caches that this needs")
+
+from memstate.integrations.transformers.binding import manager
+from memstate.integrations.transformers.cache import StateCache
+from memstate.integrations.transformers.layout import ModelLayout, Place
+from memstate.integrations.transformers.prompts import Event, Prompt, Served, Token
+from memstate.integrations.transformers.reading import layout
+from memstate.integrations.transformers.server import Server, serve, stream
+
+__all__ = [
+    "Event",
+    "ModelLayout",
+    "Place",
+    "Prompt",
+    "Served",
+    "Server",
+    "StateCache",
+    "Token",
+    "layout",
+    "manager",
+    "serve",
+    "stream",
+]

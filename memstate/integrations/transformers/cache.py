@@ -1,0 +1,299 @@
+"""`StateCache`: the cache that a model of Transformers gets for `generate`, with its states in slots."""
+
+from collections import Counter
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, NoReturn, Self
+
+import torch
+from torch import Tensor
+from transformers import Cache
+from transformers.cache_utils import CacheLayerMixin
+
+from memstate.engine.manager import StateManager
+from memstate.errors import InvalidArgument
+from memstate.integrations.transformers.binding import layout_for, leave, release_left
+from memstate.integrations.transformers.ended import Counted, ends_of
+from memstate.integrations.transformers.probe import own_cache
+from memstate.integrations.transformers.states import Kernels, States
+from memstate.integrations.transformers.watch import Call, watch
+from memstate.requests.handles import Request, Row, Snapshot
+from memstate.requests.steps import Step
+
+NO_WAY_BACK = "a recurrent state has no way back to an earlier token: generate without an assistant model"
+
+
+class StateCache(Cache):
+    """A cache of Transformers whose recurrent states lie in the slots of a StateManager.
+
+    The first forward admits one row for each entry of the batch. Before each forward the cache plans a step and hands
+    the states to the layers. Behind it, it stores them and settles the step. KV of attention layers is kept as
+    Transformers keeps it. Use it as a context manager, or call `close`. What a forgotten cache holds is released when
+    the manager's next cache or server admits a request.
+
+    Args:
+        model: the model, or any model with the same layers.
+        mem: the manager, made by `manager`.
+        kernels: how one token of decode runs. "slots": memstate's kernels on slots; "gathered": the model's own on
+            copies of the states; "auto": slots on a GPU where the model can.
+
+    Attributes:
+        mem: the manager.
+        rows: the requests of the batch; empty before the first forward.
+
+    Raises:
+        LayoutMismatch: the manager was made for another model.
+        ConfigurationError: the model keeps no recurrent state in a cache, or cannot do what `kernels` asks for.
+
+    Example:
+        with mst.StateCache(model, mem) as cache:
+            model.generate(ids, past_key_values=cache)
+    """
+
+    def __init__(self, model: Any, mem: StateManager, *, kernels: Kernels = "auto") -> None:
+        found = layout_for(model, mem)
+        super().__init__(layers=own_cache(model).layers)
+        self.mem, self.rows = mem, list[Row]()
+        self._found, self._model = found, model
+        self._states = States(model, mem, found, self.layers, kernels)
+        self._counted = Counted(0, *ends_of(model))
+        self._step: Step | None = None
+        self._kept: list[Snapshot | None] = []  # of rows that are fed pads: their last state without a pad
+        self._columns = 0
+        self._closed = ""
+        self._stop = watch(model, self, found.argument)
+
+    def __repr__(self) -> str:
+        return f"StateCache({len(self.rows)} rows, {self._columns} columns{', closed' if self._closed else ''})"
+
+    @property
+    def kernels(self) -> Kernels:
+        """How one token of decode runs: "slots" or "gathered"."""
+        return self._states.kernels
+
+    @property
+    def argument(self) -> str:
+        """The name under which `generate` of this model takes the cache: pure Mamba models say `cache_params`."""
+        return self._found.argument
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each row, pads left out."""
+        counted: list[int] = self._counted.tokens.tolist()
+        return counted
+
+    def begin(self, call: Call) -> None:
+        """Plans the step of a forward and hands the states of its rows to the layers.
+
+        Args:
+            call: what the forward reads.
+
+        Raises:
+            OutOfSlots, OutOfRows, OutOfPages: back-pressure; no row was admitted and the cache is as it was.
+            InvalidArgument: the cache is closed, the batch has another size, or the model cannot continue a prompt.
+
+        Syncs: yes, for one token a row.
+        """
+        if self._step is not None:  # a forward was interrupted, and nobody said so
+            self.end(failed=True)
+        if self._closed:
+            return  # the layers say why
+        real = [call.columns] * call.batch if call.real is None else call.real.sum(1).tolist()
+        admitted = not self.rows
+        if admitted:
+            release_left(self.mem)
+            self.rows = list(self.mem.admit([Request(f"generate {entry}") for entry in range(call.batch)]))
+            self._counted, self._kept = Counted(call.batch, *ends_of(self._model)), [None] * call.batch
+        try:
+            self._step = self._plan(call, real)
+        except BaseException:
+            if admitted:
+                self._release(False)
+            raise
+        for entry in self._counted.first_pads(call):  # before the state with the pad is confirmed
+            (self._kept[entry],) = self.mem.publish([self.rows[entry]])
+        self._states.begin(self._step, call.columns)
+        self._counted.add(call, real)
+        self._columns += call.columns
+
+    def _plan(self, call: Call, real: Sequence[int]) -> Step:
+        if call.batch != len(self.rows):
+            raise InvalidArgument(
+                f"a batch of {call.batch}, and the cache has {len(self.rows)} rows: call reset() between batches"
+            )
+        if call.columns > 1 and self._columns and not self._found.continues:
+            raise InvalidArgument(
+                f"{call.columns} tokens behind {self._columns}: the scan of this model starts from zeros, so a chunk "
+                "behind the first must have one token; give one token at a time, or call reset() and give all"
+            )
+        # an entry whose columns are all pads keeps its state: it is padding in this step
+        batch = [row if tokens else None for row, tokens in zip(self.rows, real, strict=True)]
+        if self.mem.page_table.numel():
+            lengths = [self.mem.length(row) + tokens for row, tokens in zip(self.rows, real, strict=True)]
+            self.mem.extend(self.rows, lengths)
+        return self.mem.plan(batch, list(real))
+
+    def end(self, failed: bool) -> None:
+        """Stores the states that the layers left and settles the step; after a failed forward, cancels it.
+
+        Args:
+            failed: whether the forward raised an exception. Its rows are over then, and the cache is closed.
+
+        Syncs: no.
+        """
+        step, self._step = self._step, None
+        if step is None:
+            return
+        if failed:
+            self._states.drop()
+            self.mem.cancel(step)
+            entries = zip(self.rows, step.numbers.tolist(), strict=True)
+            self.rows = [row for row, number in entries if not number]  # those were padding, so they still run
+            self._release(False)
+            self._closed = "a forward raised an exception, so its rows ended"
+            return
+        self._states.end(step)
+        self.mem.settle(step)
+
+    def close(self, publish: bool = False) -> list[Snapshot | None]:
+        """Releases the rows. The model no longer calls this cache. A second call does nothing.
+
+        Args:
+            publish: publish the longest state of each row that stands for tokens alone, and not for pads.
+
+        Returns:
+            With `publish`, one snapshot for each row, or None. You must drop them.
+
+        Syncs: no.
+        """
+        return self._close("close() was called", publish)
+
+    def _close(self, why: str, publish: bool = False) -> list[Snapshot | None]:
+        snapshots = self._release(publish)
+        self._stop()
+        self._closed = self._closed or why
+        return snapshots
+
+    def reset(self) -> None:
+        """Releases the rows and forgets KV. The next forward begins another batch. Syncs: no."""
+        self._release(False)
+        for layer in self.layers:
+            layer.reset()
+
+    def _release(self, publish: bool) -> list[Snapshot | None]:
+        rows, kept = self.rows, self._kept
+        self.rows, self._kept, self._columns = [], [], 0
+        if not rows:
+            return []
+        found = self.mem.release(rows, publish=self.lengths if publish else False)
+        if publish:
+            kept, found = [], [one or other for one, other in zip(kept, found, strict=True)]
+        self.mem.drop(kept)
+        return found
+
+    def __del__(self) -> None:
+        if getattr(self, "rows", None):
+            leave(self.mem, self.rows, self._kept)
+            self._stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
+        """Returns a window of the batch, as Transformers does; None if no row has a state. Raises: InvalidArgument."""
+        self._require_step()
+        return super().get_conv_state(layer_idx, state_idx)
+
+    def update_conv_state(self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any) -> Tensor:
+        """Moves a window on, as Transformers does. Raises: InvalidArgument."""
+        self._require_step()
+        return super().update_conv_state(conv_states, layer_idx, state_idx, **kwargs)
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Adds keys and values, as Transformers does. Raises: InvalidArgument."""
+        self._require_step()
+        return super().update(key_states, value_states, layer_idx, *args, **kwargs)
+
+    def _require_step(self) -> None:
+        if self._step is None:
+            why = f"the cache is closed: {self._closed}" if self._closed else "no forward of its model has begun"
+            raise InvalidArgument(f"{why}; make a StateCache for the model that you call, and call that model")
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Returns the columns that the cache has read, tokens and pads."""
+        return self._columns if not self._found.attended else int(super().get_seq_length(layer_idx))
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Makes entry i of the batch what entry `beam_idx[i]` was: rows that go on twice are forked.
+
+        Args:
+            beam_idx: an entry of the batch for each entry, `batch`.
+
+        Raises:
+            OutOfSlots, OutOfRows, OutOfPages: too few are free for the forks; the cache is closed.
+
+        Syncs: yes, for the indices.
+        """
+        self._take(beam_idx.tolist())
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keeps some entries of the batch, as `reorder_cache`. Syncs: yes."""
+        self._take(torch.arange(len(self.rows))[indices.cpu()].tolist())
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeats each entry of the batch, as `reorder_cache`. Syncs: no."""
+        self._take([entry for entry in range(len(self.rows)) for _ in range(repeats)])
+
+    def _take(self, entries: list[int]) -> None:
+        wanted, rows = Counter(entries), self.rows
+        try:
+            self.mem.release([row for entry, row in enumerate(rows) if not wanted[entry]])
+            self.rows = [rows[entry] for entry in wanted]
+            copies: dict[int, list[Row]] = {}
+            for entry, count in wanted.items():
+                forked = self.mem.fork(rows[entry], [f"generate {entry}"] * (count - 1)).rows if count > 1 else []
+                copies[entry] = [rows[entry], *forked]
+                self.rows += forked
+        except BaseException:
+            self._close("its rows could not be reordered")
+            raise
+        self.rows = [copies[entry].pop(0) for entry in entries]
+        self._counted.take(entries)
+        kept = dict(enumerate(self._kept))
+        self._kept = [kept.pop(entry, None) for entry in entries]
+        self.mem.drop(list(kept.values()))
+        for layer in self.layers:
+            if isinstance(layer, CacheLayerMixin):
+                layer.reorder_cache(torch.LongTensor(entries))
+
+    def crop(self, tokens_to_remove: int) -> NoReturn:
+        """Is refused: a recurrent state has no way back.
+
+        Args:
+            tokens_to_remove: tokens to forget.
+
+        Raises:
+            InvalidArgument: always.
+        """
+        raise InvalidArgument(f"crop({tokens_to_remove}): {NO_WAY_BACK}")
+
+    def activate_past_recording(self) -> NoReturn:
+        """Is refused, as `crop`. Raises: InvalidArgument."""
+        raise InvalidArgument(f"activate_past_recording(): {NO_WAY_BACK}")
+
+    @property
+    def is_croppable(self) -> bool:
+        """False."""
+        return False
+
+    @property
+    def is_compileable(self) -> bool:
+        """False: plans change from step to step."""
+        return False

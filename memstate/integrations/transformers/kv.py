@@ -1,0 +1,64 @@
+"""KV of attention layers in the pages of a StateManager: a tensor `page token ..` for keys, values and an index."""
+
+from torch import Tensor
+
+from memstate.errors import ConfigurationError
+from memstate.integrations.transformers.layout import ModelLayout, grouped
+from memstate.integrations.transformers.probe import Held
+from memstate.kernels.dispatch import Backend
+from memstate.state.planes import Planes
+
+KEYS, VALUES, INDEX = "keys", "values", "index"
+
+
+class KvPages:
+    """The KV of all pages. Page 0 is the null page, which no request has.
+
+    Args:
+        found: which layers attend.
+        count: number of pages.
+        size: tokens of a page.
+        backend: runs the launches of the planes.
+
+    Attributes:
+        planes: the bytes, with a page as a slot, so that tiers can save them.
+
+    Raises:
+        ConfigurationError: no layer attends.
+        InvalidArgument: the memory is too small.
+    """
+
+    def __init__(self, found: ModelLayout, count: int, size: int, backend: Backend) -> None:
+        if not found.attended:
+            raise ConfigurationError("no layer of this model attends, so there is no KV to keep")
+        held = []
+        for kv in found.attended:
+            held += [Held(kv.layer, KEYS, 0, (size, *kv.keys), kv.dtype)]
+            held += [Held(kv.layer, VALUES, 0, (size, *kv.values), kv.dtype)]
+            if kv.indexed is not None:
+                held += [Held(kv.layer, INDEX, 0, (size, kv.indexed[0]), kv.indexed[1])]
+        layout, places = grouped(held)
+        self.size = size
+        self.planes = Planes(layout, count, backend)
+        self._places = {(place.layer, place.kind): place for place in places}
+        self._axes = {kv.layer: kv.axes for kv in found.attended}
+
+    def has(self, layer: int) -> bool:
+        """Returns whether a layer keeps KV."""
+        return (layer, KEYS) in self._places
+
+    def axes(self, layer: int) -> int:
+        """Returns the axes of the positions that a layer keeps beside its index; 0: it keeps none."""
+        return self._axes[layer]
+
+    def of(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Returns keys and values of all pages of a layer, each `page token head value`."""
+        return self._plane(layer, KEYS), self._plane(layer, VALUES)
+
+    def index_of(self, layer: int) -> Tensor:
+        """Returns the index of all pages of a layer, `page token value`."""
+        return self._plane(layer, INDEX)
+
+    def _plane(self, layer: int, kind: str) -> Tensor:
+        place = self._places[layer, kind]
+        return place.of(self.planes[place.plane])

@@ -1,0 +1,104 @@
+"""Turns what a model keeps in its cache into the planes of a state, and remembers which layer has its state where."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import gcd
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from memstate.integrations.transformers.probe import Attended, Findings, Held
+from memstate.state.layout import Plane, StateLayout
+
+NAMES = {"conv": "conv", "recurrent": "ssm"}
+
+
+class Place(NamedTuple):
+    """Where the state of one layer lies: `mem.planes[plane][number]`, and of that `[:, part]` where `part` is a number.
+
+    Attributes:
+        layer: number of the layer in the model.
+        kind: "conv" or "recurrent".
+        state: number of the state within the layer.
+        plane: name of the plane.
+        number: layer of the plane.
+        part: entry of the plane's first axis, where a layer of the plane holds several states; None: it holds one.
+    """
+
+    layer: int
+    kind: str
+    state: int
+    plane: str
+    number: int
+    part: int | None
+
+    def of(self, plane: Any) -> Tensor:
+        """Returns the state of this place in the tensors of its plane, whether of all slots or of a batch."""
+        tensor: Tensor = plane[self.number]
+        return tensor if self.part is None else tensor[:, self.part]
+
+
+@dataclass(frozen=True)
+class ModelLayout:
+    """What one state of a model is made of, and which layer has its part where.
+
+    Attributes:
+        state: the layout for a StateManager.
+        places: one entry for each state of each layer.
+        attended: one entry for each layer with KV.
+        argument: the name under which the model's forward takes a cache.
+        layers: number of layers of its cache.
+        continues: whether a chunk of several tokens starts from the state before it. If not, all chunks of a prompt
+            but the first must have one token.
+        on_slots: whether decode can run memstate's kernels on slots.
+    """
+
+    state: StateLayout
+    places: tuple[Place, ...] = field(repr=False)
+    attended: tuple[Attended, ...] = field(repr=False)
+    argument: str
+    layers: int
+    continues: bool
+    on_slots: bool
+
+
+def layout_of(found: Findings, on_slots: bool = False) -> ModelLayout:
+    """Returns the layout of what a probe found.
+
+    Args:
+        found: what `probe` returned.
+        on_slots: whether decode can run on slots. Windows then have no input that no layer reads.
+    """
+    held = [
+        one._replace(shape=(*one.shape[:-1], one.shape[-1] - (on_slots and one.kind == "conv"))) for one in found.held
+    ]
+    state, places = grouped(held)
+    return ModelLayout(state, places, found.attended, found.argument, found.layers, found.continues, on_slots)
+
+
+def grouped(held: Sequence[Held]) -> tuple[StateLayout, tuple[Place, ...]]:
+    """Returns planes for states of any shapes, and the place of each state.
+
+    Every plane of a StateLayout exists once in each layer. Planes of different numbers of states share the greatest
+    common divisor of these numbers as their layers. A layer of a plane then holds several states, and no byte is
+    wasted.
+
+    Args:
+        held: the states.
+    """
+    groups: dict[tuple[str, tuple[int, ...], torch.dtype], list[Held]] = {}
+    for each in held:
+        groups.setdefault((each.kind, each.shape, each.dtype), []).append(each)
+    layers = gcd(*map(len, groups.values()))
+    planes, places, taken = [], {}, Counter[str]()
+    for (kind, shape, dtype), members in groups.items():
+        taken[kind] += 1
+        name = NAMES.get(kind, kind) + (str(taken[kind]) if taken[kind] > 1 else "")
+        parts = len(members) // layers
+        planes.append(Plane(name, shape if parts == 1 else (parts, *shape), dtype))
+        for number, each in enumerate(members):
+            part = None if parts == 1 else number % parts
+            places[each] = Place(each.layer, kind, each.state, name, number // parts, part)
+    return StateLayout(tuple(planes), layers), tuple(places[each] for each in held)

@@ -1,0 +1,194 @@
+"""Runs a model once on a few tokens with its own cache, and reads what the cache holds.
+
+Nothing here knows a family of models by name, except to say why one cannot work.
+"""
+
+import inspect
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+from transformers.cache_utils import LinearAttentionCacheLayerMixin
+
+from memstate.errors import ConfigurationError
+
+TOKENS: Final = 4  # of each of the two forwards
+KINDS: Final = ("conv", "recurrent")
+
+# Families whose state is not in a cache, so nobody can hand them a slot.
+ELSEWHERE: Final = {
+    "rwkv": "takes and returns a list of tensors, `state=`",
+    "xlstm": "has a cache class of its own, xLSTMCache, which is a dict of tensors",
+    "recurrent_gemma": "keeps its states as attributes of its modules, so a model has room for one batch",
+    "minimax": "accepts only its own MiniMaxCache, which has no states for layers",
+}
+
+
+class Held(NamedTuple):
+    """One state that one layer keeps.
+
+    Attributes:
+        layer: number of the layer.
+        kind: "conv", a window of inputs, or "recurrent".
+        state: number of the state within the layer.
+        shape: of one request.
+        dtype: of the elements.
+    """
+
+    layer: int
+    kind: str
+    state: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class Attended(NamedTuple):
+    """The KV that one layer keeps.
+
+    Attributes:
+        layer: number of the layer.
+        keys: heads and size of a head of the keys.
+        values: heads and size of a head of the values.
+        dtype: of the elements.
+        window: tokens that a sliding window sees; None: all.
+        indexed: size and dtype of a key of the layer's index, or None.
+        axes: axes of the positions that the layer keeps beside its index; 0: none.
+    """
+
+    layer: int
+    keys: tuple[int, int]
+    values: tuple[int, int]
+    dtype: torch.dtype
+    window: int | None
+    indexed: tuple[int, torch.dtype] | None
+    axes: int
+
+
+class Findings(NamedTuple):
+    """What a model keeps between two forwards.
+
+    Attributes:
+        argument: the name under which its forward takes a cache.
+        layers: number of layers of its cache.
+        held: the states, in the order of the layers.
+        attended: the KV, in the order of the layers.
+        continues: whether a chunk of several tokens starts from the state before it. Scans of Mamba-1 start from zeros.
+    """
+
+    argument: str
+    layers: int
+    held: tuple[Held, ...]
+    attended: tuple[Attended, ...]
+    continues: bool
+
+
+def cache_argument(model: Any) -> str:
+    """Returns the name under which a model's forward takes a cache.
+
+    Args:
+        model: a model of Transformers.
+
+    Raises:
+        ConfigurationError: its state is not in a cache, or it takes none.
+    """
+    kind = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
+    if kind in ELSEWHERE:
+        raise ConfigurationError(f"{kind} {ELSEWHERE[kind]}: memstate can hand out slots for states in a cache only")
+    parameters = inspect.signature(model.forward).parameters
+    for name in ("past_key_values", "cache_params"):
+        if name in parameters:
+            return name
+    raise ConfigurationError(
+        f"{type(model).__name__}.forward takes neither past_key_values nor cache_params: its state is not in a cache"
+    )
+
+
+def own_cache(model: Any) -> DynamicCache:
+    """Returns the cache that Transformers would make for a model."""
+    return DynamicCache(config=model.config.get_text_config(decoder=True))
+
+
+def sample(model: Any) -> Tensor:
+    """Returns 8 tokens of one request, `1 token`."""
+    vocabulary = int(model.config.get_text_config(decoder=True).vocab_size)
+    return (torch.arange(3, 3 + 2 * TOKENS, device=model.device) % vocabulary)[None]
+
+
+@torch.no_grad()
+def probe(model: Any) -> Findings:
+    """Runs a model on 8 tokens of one request with its own cache, in two chunks, and reads the cache.
+
+    Args:
+        model: a model of Transformers, with its weights.
+
+    Raises:
+        ConfigurationError: the model keeps no recurrent state in a cache.
+
+    Syncs: yes.
+    """
+    argument, cache, ids, training = cache_argument(model), own_cache(model), sample(model), model.training
+    model.eval()
+    try:
+        model(input_ids=ids[:, :TOKENS], use_cache=True, **{argument: cache})
+        held = tuple(state for layer in range(len(cache.layers)) for state in _held(layer, cache.layers[layer]))
+        if not held:
+            raise ConfigurationError(
+                f"{type(model).__name__}: no layer left a recurrent state in the cache, so there is nothing to manage"
+            )
+        attended = tuple(kv for layer in range(len(cache.layers)) if (kv := _attended(layer, cache.layers[layer])))
+        continues = _continues(model, argument, ids)
+    finally:
+        model.train(training)
+    return Findings(argument, len(cache.layers), held, attended, continues)
+
+
+def states_of(layer: Any, kind: str) -> dict[int, Tensor | None]:
+    """Returns the states of one kind that a layer of a cache holds, by number."""
+    found: dict[int, Tensor | None] = layer.conv_states if kind == "conv" else layer.recurrent_states
+    return found
+
+
+def _held(number: int, layer: Any) -> list[Held]:
+    if not isinstance(layer, LinearAttentionCacheLayerMixin):
+        return []
+    return [
+        Held(number, kind, state, tuple(tensor.shape[1:]), tensor.dtype)
+        for kind in KINDS
+        for state, tensor in states_of(layer, kind).items()
+        if tensor is not None
+    ]
+
+
+def _attended(number: int, layer: Any) -> Attended | None:
+    keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
+    if keys is None or values is None or keys.dim() != 4:
+        return None
+    window = int(layer.sliding_window) if getattr(layer, "is_sliding", False) else None
+    index, positions = getattr(layer, "indexer_keys", None), getattr(layer, "indexer_position_ids", None)
+    return Attended(
+        number, (keys.shape[1], keys.shape[3]), (values.shape[1], values.shape[3]), keys.dtype, window,
+        None if index is None else (index.shape[2], index.dtype), 0 if positions is None else positions.shape[0],
+    )  # fmt: skip
+
+
+def _continues(model: Any, argument: str, ids: Tensor) -> bool:
+    """Whether a second chunk reads the recurrent states of the first one: then it feels that they are spoiled."""
+    found = []
+    for spoiled in (True, False):
+        cache = own_cache(model)
+        model(input_ids=ids[:, :TOKENS], use_cache=True, **{argument: cache})
+        recurrent = [
+            state
+            for layer in cache.layers
+            if isinstance(layer, LinearAttentionCacheLayerMixin)
+            for state in layer.recurrent_states.values()
+            if state is not None
+        ]
+        if not recurrent:
+            return True  # windows always continue
+        if spoiled:
+            for state in recurrent:
+                state.mul_(-2).add_(1)
+        found.append(model(input_ids=ids[:, TOKENS:], use_cache=True, **{argument: cache})[0])
+    return not torch.equal(*found)

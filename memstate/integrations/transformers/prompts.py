@@ -1,0 +1,71 @@
+"""What a caller of `serve` gives and gets."""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from transformers import GenerationConfig
+
+from memstate.requests.handles import Session
+
+Reason = Literal["end", "length", "stop", "aborted", "refused"]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One request of `serve`.
+
+    Args:
+        tokens: all tokens so far; of a conversation, the turns before as well.
+        id: a name, shown by audits and in results.
+        config: how to sample, when to stop. None: the model's own.
+        most: new tokens at most. None: what `config` says in `max_new_tokens`.
+        seed: of the sampling. None: torch's generator.
+        session: the conversation whose next turn this is.
+        salt: equal tokens under different salts never share states.
+        snapshot_at: lengths at which states are kept as well.
+    """
+
+    tokens: Sequence[int] = field(repr=False)
+    id: Hashable = None
+    config: GenerationConfig | None = None
+    most: int | None = None
+    seed: int | None = None
+    session: Session | None = None
+    salt: Hashable = None
+    snapshot_at: Sequence[int] = ()
+
+
+@dataclass(frozen=True)
+class Token:
+    """One token of a running request.
+
+    Attributes:
+        id: of the request.
+        token: the token.
+    """
+
+    id: Hashable
+    token: int
+
+
+@dataclass(frozen=True)
+class Served:
+    """A request that has ended.
+
+    Attributes:
+        id: of the request.
+        tokens: the new tokens.
+        reason: "end" (a token that ends text), "length", "stop" (a stop string), "aborted" or "refused".
+        cached: tokens of the prompt whose state was found: in the prefix cache, the session or the tiers.
+        error: why it was refused; "" if it was not.
+    """
+
+    id: Hashable
+    tokens: list[int]
+    reason: Reason
+    cached: int = 0
+    error: str = ""
+
+
+Event = Token | Served

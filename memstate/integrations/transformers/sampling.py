@@ -1,0 +1,103 @@
+"""Chooses the next token of each row as `generate` does, by the model's own processors of logits."""
+
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import StopStringCriteria
+
+from memstate.errors import InvalidArgument
+from memstate.integrations.transformers.prompts import Prompt, Reason
+
+
+class Sampler:
+    """How one request samples and when it stops.
+
+    Args:
+        model: the model.
+        prompt: the request.
+        tokenizer: for stop strings; None: there are none.
+
+    Attributes:
+        most: new tokens at most.
+
+    Raises:
+        InvalidArgument: stop strings without a tokenizer, several beams or samples, or no tokens.
+    """
+
+    def __init__(self, model: Any, prompt: Prompt, tokenizer: Any = None) -> None:
+        if not len(prompt.tokens):
+            raise InvalidArgument(f"prompt {prompt.id!r} has no tokens")
+        given = deepcopy(prompt.config or model.generation_config)
+        given.max_new_tokens = given.max_new_tokens if prompt.most is None else prompt.most
+        config, _ = model._prepare_generation_config(given)
+        model._prepare_special_tokens(config, True, device=model.device)
+        if (config.num_beams or 1) > 1 or (config.num_return_sequences or 1) > 1:
+            raise InvalidArgument(f"prompt {prompt.id!r}: serve runs one sequence a request; use generate for beams")
+        if config.stop_strings and tokenizer is None:
+            raise InvalidArgument(f"prompt {prompt.id!r} has stop strings: give serve the tokenizer=")
+        ends = config.eos_token_id
+        self._ends = frozenset(ends if isinstance(ends, list) else [] if ends is None else [ends])
+        limit = config.max_length - len(prompt.tokens) if config.max_length is not None else 20
+        self.most: int = max(1, config.max_new_tokens if config.max_new_tokens is not None else limit)
+        self._sample = bool(config.do_sample)
+        ids = torch.tensor([list(prompt.tokens)], device=model.device)
+        self._processors = model._get_logits_processor(
+            config, input_ids_seq_length=ids.shape[1], encoder_input_ids=ids, device=str(model.device)
+        )
+        self._stop = StopStringCriteria(tokenizer, config.stop_strings) if config.stop_strings else None
+        self._generator = None
+        if prompt.seed is not None:
+            self._generator = torch.Generator(device=model.device).manual_seed(prompt.seed)
+
+    @property
+    def plain(self) -> bool:
+        """Whether the largest logit decides."""
+        return not self._sample and not self._processors
+
+    def choose(self, tokens: Sequence[int], logits: Tensor) -> int:
+        """Returns the next token.
+
+        Args:
+            tokens: all tokens so far.
+            logits: `vocabulary`.
+
+        Syncs: yes.
+        """
+        ids = torch.tensor([tokens], device=logits.device)
+        scores = self._processors(ids, logits[None].float())
+        if not self._sample:
+            return int(scores.argmax())
+        return int(torch.multinomial(scores.softmax(-1), 1, generator=self._generator))
+
+    def reason(self, tokens: Sequence[int], new: int) -> Reason | None:
+        """Returns why a row has ended, or None.
+
+        Args:
+            tokens: all tokens so far.
+            new: how many of them are new.
+        """
+        if tokens[-1] in self._ends:
+            return "end"
+        if self._stop is not None and bool(self._stop(torch.tensor([tokens]), None)[0]):
+            return "stop"
+        return "length" if new >= self.most else None
+
+
+def choose(samplers: Sequence[Sampler], tokens: Sequence[Sequence[int]], logits: Tensor) -> list[int]:
+    """Returns the next token of each row; the rows that take the largest logit share one launch.
+
+    Args:
+        samplers: of the rows.
+        tokens: all tokens of each row so far.
+        logits: `batch vocabulary`.
+
+    Syncs: yes.
+    """
+    largest = logits.argmax(-1).tolist()
+    return [
+        best if sampler.plain else sampler.choose(known, row)
+        for best, sampler, known, row in zip(largest, samplers, tokens, logits, strict=True)
+    ]

@@ -1,0 +1,86 @@
+"""Tells a cache when the forward of its model begins and ends: a cache of Transformers is not told."""
+
+import inspect
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+
+class Call(NamedTuple):
+    """What a forward reads.
+
+    Attributes:
+        ids: the tokens, `batch column`; None where embeddings are given.
+        batch: entries of the batch.
+        columns: tokens and pads of each entry.
+        real: which of them are tokens, `batch column`; None: all.
+    """
+
+    ids: Tensor | None
+    batch: int
+    columns: int
+    real: Tensor | None
+
+
+class Watched(Protocol):
+    """A cache that wants to know."""
+
+    def begin(self, call: Call) -> None:
+        """A forward with this cache begins."""
+        ...
+
+    def end(self, failed: bool) -> None:
+        """The forward that began has ended, perhaps with an exception."""
+        ...
+
+
+def watch(model: Any, cache: Watched, argument: str) -> Callable[[], None]:
+    """Calls a cache before and after every forward of a model that is given this cache. Does not keep it alive.
+
+    Args:
+        model: the model.
+        cache: the cache.
+        argument: the name under which the forward takes a cache.
+
+    Returns:
+        A function that ends this.
+    """
+    signature = inspect.signature(model.forward)
+    found: weakref.ref[Watched] = weakref.ref(cache)
+
+    def mine(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Watched, dict[str, Any]] | None:
+        inputs, watched = signature.bind_partial(*args, **kwargs).arguments, found()
+        same = inputs.get(argument) is watched
+        return (watched, inputs) if same and watched is not None else None
+
+    def before(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if told := mine(args, kwargs):
+            told[0].begin(_call(told[1]))
+
+    def after(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        if told := mine(args, kwargs):
+            told[0].end(output is None)
+
+    hooks = (
+        model.register_forward_pre_hook(before, with_kwargs=True),
+        model.register_forward_hook(after, with_kwargs=True, always_call=True),
+    )
+
+    def stop() -> None:
+        for hook in hooks:
+            hook.remove()
+
+    return stop
+
+
+def _call(given: dict[str, Any]) -> Call:
+    ids, mask = given.get("input_ids"), given.get("attention_mask")
+    shown = ids if ids is not None else given["inputs_embeds"]
+    batch, columns = shown.shape[:2]
+    real = None
+    if isinstance(mask, Tensor) and mask.dim() == 2 and not torch.all(mask[:, -columns:]):
+        real = mask[:, -columns:].bool()
+    return Call(ids, batch, columns, real)

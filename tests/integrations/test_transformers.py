@@ -1,0 +1,373 @@
+"""Models of Transformers on slots: layouts read off caches, and `StateCache` beside the model's own cache.
+
+Logits are compared within 1e-5 of the largest: windows without their oldest input, and kernels on slots, sum in another
+order. The control spoils a state in its slot: a test that cannot notice that proves nothing.
+"""
+
+from collections.abc import Sequence
+from itertools import product
+from statistics import median
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import memstate as ms
+from tests.support.tiny_models import FAMILIES, tiny, without_gpu_kernels
+
+pytest.importorskip("transformers")
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+import memstate.integrations.transformers as mst
+from memstate.integrations.transformers.layout import layout_of
+from memstate.integrations.transformers.probe import Findings, Held, cache_argument, own_cache, probe
+
+PROMPT = torch.tensor([[5, 17, 40, 9, 33, 71, 8], [60, 4, 12, 88, 23, 51, 30]])
+BOUND = 1e-5  # of the largest logit
+COPIES = ("qwen4_exp_text", "zaya", "inkling2_text")  # layers compute with their states themselves
+QUIET = {"do_sample": False, "pad_token_id": 0, "max_new_tokens": 6}
+
+
+SETTINGS: dict[str, Any] = {"slots": 24, "max_requests": 8, "tracking": ms.Redirect(every=4), "backend": "reference"}
+
+
+def managed(model: Any, **settings: Any) -> ms.StateManager:
+    return mst.manager(model, **{**SETTINGS, **settings})
+
+
+def steps(model: Any, cache: Any, forwards: Sequence[Tensor]) -> list[Tensor]:
+    """The logits behind each forward of a batch."""
+    argument = cache_argument(model)
+    with torch.no_grad():
+        return [model(input_ids=ids, use_cache=True, **{argument: cache}).logits[:, -1] for ids in forwards]
+
+
+def chosen(model: Any) -> list[Tensor]:
+    """A prompt, and then what the model chooses with its own cache, one token at a time."""
+    found, cache, argument = [PROMPT], own_cache(model), cache_argument(model)
+    with torch.no_grad():
+        for _ in range(5):
+            logits = model(input_ids=found[-1], use_cache=True, **{argument: cache}).logits
+            found.append(logits[:, -1:].argmax(-1))
+    return found
+
+
+def caching(cache: mst.StateCache) -> dict[str, Any]:
+    return {**QUIET, cache.argument: cache}
+
+
+def ways(family: str) -> list[str]:
+    """The ways in which a family decodes."""
+    return ["gathered"] if family in COPIES else ["gathered", "slots"]
+
+
+def apart(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    """How far logits are apart, as a part of the largest one."""
+    return max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.sample(5)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_are_those_of_the_own_cache_and_a_spoiled_state_is_noticed(family: str) -> None:
+    model = tiny(family)
+    forwards, mem = chosen(model), managed(model)
+    expected = steps(model, own_cache(model), forwards)
+    for kernels in ways(family):
+        with mst.StateCache(model, mem, kernels=kernels) as cache:
+            assert apart(steps(model, cache, forwards), expected) < BOUND
+            assert cache.kernels == kernels
+        for name in mem.planes:
+            with mst.StateCache(model, mem, kernels=kernels) as cache:
+                steps(model, cache, forwards[:1])
+                mem.planes[name].neg_()  # of every layer and slot, as the next step is going to read it
+                assert apart(steps(model, cache, forwards[1:2]), expected[1:2]) > 10 * BOUND, name
+    mem.audit().raise_if_leaking()
+    assert mem.free_slots == 24
+
+
+@pytest.mark.sample(5)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_windows_have_no_input_that_no_layer_reads_where_decode_runs_on_slots(family: str) -> None:
+    found = mst.layout(tiny(family))
+    assert found.on_slots == (family not in COPIES)
+    read = {held.layer: held.shape[-1] for held in probe(tiny(family)).held if held.kind == "conv"}
+    planes = {plane.name: plane.shape[-1] for plane in found.state.planes}
+    kept = {place.layer: planes[place.plane] for place in found.places if place.kind == "conv"}
+    assert kept == {layer: width - found.on_slots for layer, width in read.items()}
+
+
+def test_decode_on_slots_copies_and_gathers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, rows = tiny("qwen3_next"), [PROMPT, PROMPT[:, :1], PROMPT[:, :1]]
+    mem = managed(model, tracking=ms.Redirect(every=1))  # a snapshot in every step
+    with mst.StateCache(model, mem, kernels="slots") as cache:
+        steps(model, cache, rows)
+        for call in ("gather", "scatter", "copy"):
+            monkeypatch.setattr(ms.Planes, call, None)  # nobody may call it
+        before = mem.stats()
+        steps(model, cache, [PROMPT[:, 1:2]] * 4)
+        after = mem.stats()
+    assert (after.snapshots - before.snapshots, after.copied_bytes) == (8, 0)
+    assert after.launches - before.launches == 4  # a plan for each step; the kernels are those of the forward
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("family", ["qwen3_next", "kimi_linear", "mamba2", "mamba"])
+def test_the_kernels_themselves_decode_on_slots(family: str) -> None:
+    model = tiny(family)
+    forwards, mem = chosen(model)[:3], managed(model, backend="interpreter")
+    with mst.StateCache(model, mem, kernels="slots") as cache:
+        assert apart(steps(model, cache, forwards), steps(model, own_cache(model), forwards)) < BOUND
+
+
+def test_kernels_on_slots_are_for_models_that_call_them() -> None:
+    model = tiny("zaya")
+    mem = managed(model)
+    assert mst.StateCache(model, mem).kernels == "gathered"
+    for kernels, why in (("slots", "does not call the functions"), ("other", "expected one of")):
+        with pytest.raises(ms.ConfigurationError, match=why):
+            mst.StateCache(model, mem, kernels=kernels)
+
+
+@pytest.mark.sample(5)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_generate_gives_the_same_tokens_for_padded_batches_and_beams(family: str) -> None:
+    model, mem = tiny(family), managed(tiny(family))
+    mask = torch.ones_like(PROMPT)
+    mask[0, :3] = 0
+    for settings in ({"attention_mask": mask}, {"num_beams": 3}):
+        expected = model.generate(PROMPT, **QUIET, **settings)
+        for kernels in ways(family):
+            with mst.StateCache(model, mem, kernels=kernels) as cache:
+                assert torch.equal(model.generate(PROMPT, **caching(cache), **settings), expected), kernels
+    assert mem.free_slots == 24
+
+
+@pytest.mark.sample(5)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_layout_has_every_state_of_the_own_cache(family: str) -> None:
+    model, cache = tiny(family), own_cache(tiny(family))
+    found = mst.layout(model)
+    steps(model, cache, [PROMPT])
+    planes, short = {plane.name: plane for plane in found.state.planes}, int(found.on_slots)
+    expected = {
+        (number, kind, state): (tuple(tensor[0, ..., short if kind == "conv" else 0 :].shape), tensor.dtype)
+        for number, layer in enumerate(cache.layers)
+        for kind in ("conv", "recurrent")
+        for state, tensor in getattr(layer, f"{kind}_states", {}).items()
+        if tensor is not None
+    }
+    places = {}
+    for place in found.places:
+        plane = planes[place.plane]
+        places[place.layer, place.kind, place.state] = plane.shape[place.part is not None :], plane.dtype
+    assert places == expected
+    where = {(place.plane, place.number, place.part) for place in found.places}
+    assert len(where) == len(expected)  # no two states share a place
+    elements = sum(torch.Size(shape).numel() for shape, _ in expected.values())
+    assert found.state.layers * sum(plane.elements for plane in found.state.planes) == elements  # and no byte is wasted
+
+
+def test_planes_of_unequal_numbers_of_states_share_their_layers() -> None:
+    wide = [Held(layer, "conv", 0, (8, 4), torch.bfloat16) for layer in range(6)]
+    deep = [Held(layer, "recurrent", 0, (2, 4), torch.float32) for layer in range(0, 6, 2)] * 1
+    extra = [Held(5, "recurrent", 1, (3,), torch.float32)]
+    found = layout_of(Findings("past_key_values", 6, (*wide, *deep), (), True))
+    assert [(plane.name, plane.shape) for plane in found.state.planes] == [("conv", (2, 8, 4)), ("ssm", (2, 4))]
+    assert found.state.layers == 3
+    assert [(place.number, place.part) for place in found.places[:3]] == [(0, 0), (0, 1), (1, 0)]
+    found = layout_of(Findings("past_key_values", 6, (*wide, *deep, *extra), (), True))
+    assert [(plane.name, plane.shape) for plane in found.state.planes][1:] == [("ssm", (3, 2, 4)), ("ssm2", (3,))]
+    assert found.state.layers == 1
+
+
+def test_dtypes_are_those_that_the_model_uses() -> None:
+    planes = mst.layout(tiny("kimi_linear", dtype=torch.bfloat16)).state.planes
+    assert [(plane.name, plane.dtype) for plane in planes] == [("conv", torch.bfloat16), ("ssm", torch.float32)]
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "inkling2_text"])  # it fails by itself
+def test_states_in_bfloat16_are_handed_over_bit_for_bit(family: str) -> None:
+    model = tiny(family, dtype=torch.bfloat16)
+    forwards = chosen(model)
+    expected = steps(model, own_cache(model), forwards)
+    for kernels in ways(family):
+        with mst.StateCache(model, managed(model), kernels=kernels) as cache:
+            found = [apart([a], [b]) for a, b in zip(steps(model, cache, forwards), expected, strict=True)]
+        # the median: one token may go to another expert
+        assert max(found) == 0 if kernels == "gathered" else median(found[1:]) < 0.1
+
+
+@pytest.mark.parametrize(
+    ("family", "why"),
+    [
+        ("rwkv", "list of tensors"),
+        ("xlstm", "xLSTMCache"),
+        ("recurrent_gemma", "attributes of its modules"),
+        ("minimax", "MiniMaxCache"),
+        ("llama", "no layer left a recurrent state"),
+    ],
+)
+def test_models_without_a_state_in_a_cache_are_refused_by_name(family: str, why: str) -> None:
+    config = CONFIG_MAPPING[family](hidden_size=16, num_hidden_layers=2, intermediate_size=16, num_attention_heads=2)
+    with without_gpu_kernels(), torch.device("cpu" if family == "llama" else "meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    with pytest.raises(ms.ConfigurationError, match=why):
+        mst.layout(model)
+
+
+def test_scans_that_start_from_zeros_are_known_and_refused_in_a_second_chunk() -> None:
+    found = {family: mst.layout(tiny(family)).continues for family in ("qwen3_next", "bamba", "lfm2", "zaya", "jamba")}
+    assert found == {"qwen3_next": True, "bamba": True, "lfm2": True, "zaya": True, "jamba": False}
+    model = tiny("jamba")
+    with mst.StateCache(model, managed(model)) as cache:
+        steps(model, cache, [PROMPT])
+        with pytest.raises(ms.InvalidArgument, match="starts from zeros"):
+            steps(model, cache, [PROMPT])
+        assert cache.lengths == [7, 7]
+        cache.reset()
+        assert torch.equal(steps(model, cache, [PROMPT])[0], steps(model, own_cache(model), [PROMPT])[0])
+
+
+@pytest.mark.parametrize("kernels", ["gathered", "slots"])
+@pytest.mark.parametrize("settings", [
+    {"tracking": ms.PingPong(every=4)}, {"tracking": ms.LazyPingPong(every=4)}, {"tracking": ms.NoTracking()},
+    {"forward": ms.Forward(in_place=True)}, {"forward": ms.Forward(pad=-1)}, {"overlap": False},
+    {"pages": ms.Pages(size=4, count=40, per_row=8)},
+], ids=str)  # fmt: skip
+def test_every_strategy_gives_the_same_tokens(settings: dict[str, Any], kernels: Any) -> None:
+    model = tiny("qwen3_next")
+    mem, expected = managed(model, **settings), model.generate(PROMPT, **QUIET, num_beams=2)
+    with mst.StateCache(model, mem, kernels=kernels) as cache:
+        assert torch.equal(model.generate(PROMPT, **caching(cache), num_beams=2), expected)
+    assert mem.free_slots == 24
+
+
+def test_snapshots_hold_what_a_run_up_to_them_leaves() -> None:
+    model = tiny("bamba")
+    forwards = chosen(model)
+    for tracking, kernels in product(
+        (ms.Redirect(every=4), ms.PingPong(every=4), ms.LazyPingPong(every=4)), ("gathered", "slots")
+    ):
+        mem = managed(model, tracking=tracking)
+        with mst.StateCache(model, mem, kernels=kernels) as cache:
+            steps(model, cache, forwards)  # 7 + 5 = 12 tokens
+            kept = cache.close(publish=True)
+        assert [snapshot.length for snapshot in kept if snapshot] == [12, 12]
+        with mst.StateCache(model, mem, kernels=kernels) as again:
+            steps(model, again, forwards)
+            slots = torch.tensor(mem.read_slots([*kept, *again.rows]).wait())
+            for name in mem.planes:
+                assert torch.equal(mem.planes[name][:, slots[:2]], mem.planes[name][:, slots[2:]])
+        mem.drop(kept)
+
+
+def test_a_second_turn_continues_on_the_same_cache() -> None:
+    model, more = tiny("qwen3_next"), torch.tensor([[3, 90, 14], [7, 7, 61]])
+    runs = []
+    mem = managed(model)
+    with mst.StateCache(model, mem) as ours:
+        for cache in (own_cache(model), ours):
+            first = model.generate(PROMPT, **QUIET, past_key_values=cache)
+            runs.append(model.generate(torch.cat([first, more], 1), **QUIET, past_key_values=cache))
+        assert ours.lengths == [7 + 6 + 3 + 6 - 1] * 2
+    assert torch.equal(*runs)
+
+
+def test_pads_behind_the_end_of_a_row_are_no_tokens_of_a_snapshot() -> None:
+    model, mem = tiny("bamba"), managed(tiny("bamba"), tracking=ms.Redirect(every=1))
+    free = model.generate(PROMPT, **QUIET)
+    end = int(free[0, 8])  # the second new token of the first row ends it
+    assert end not in free[1, 7:].tolist()
+    model.generation_config.eos_token_id = end
+    try:
+        with mst.StateCache(model, mem) as cache:
+            out = model.generate(PROMPT, **{**caching(cache), "max_new_tokens": 8}, eos_token_id=end)
+            assert out[0, 9:].tolist() == [0] * 6  # the row is fed pads while the other goes on
+            assert cache.lengths == [9, 14]
+            kept = cache.close(publish=True)
+            assert [snapshot.length for snapshot in kept if snapshot] == [9, 14]
+            mem.drop(kept)
+    finally:
+        model.generation_config.eos_token_id = None
+
+
+def test_what_has_no_way_back_is_refused() -> None:
+    model = tiny("qwen3_next")
+    with mst.StateCache(model, managed(model)) as cache:
+        for call in (lambda: cache.crop(-1), cache.activate_past_recording):
+            with pytest.raises(ms.InvalidArgument, match="no way back"):
+                call()
+        assert not cache.is_croppable
+        assert not cache.is_compileable
+
+
+def test_back_pressure_and_failures_leave_the_manager_usable() -> None:
+    model = tiny("qwen3_next")
+    mem = managed(model, slots=3)
+    (held,) = mem.admit([ms.Request("another")])
+    with mst.StateCache(model, mem) as cache:
+        with pytest.raises(ms.OutOfSlots):
+            steps(model, cache, [PROMPT.repeat(2, 1)])
+        assert torch.equal(steps(model, cache, [PROMPT])[0], steps(model, own_cache(model), [PROMPT])[0])
+        with pytest.raises(ms.InvalidArgument, match="a batch of 1"):
+            steps(model, cache, [PROMPT[:1]])
+
+        def broken(*_: Any) -> None:
+            raise ArithmeticError("in a layer")
+
+        hook = model.model.layers[2].register_forward_hook(broken)
+        try:
+            with pytest.raises(ArithmeticError):
+                steps(model, cache, [PROMPT[:, :1]])
+        finally:
+            hook.remove()
+        with pytest.raises(ms.InvalidArgument, match="raised an exception"):
+            steps(model, cache, [PROMPT[:, :1]])
+    assert mem.free_slots == 2
+    mem.release([held])
+    with mst.StateCache(model, mem) as cache:
+        steps(model, cache, [PROMPT])
+    mem.audit().raise_if_leaking()
+    assert mem.free_slots == 3
+    with pytest.raises(ms.InvalidArgument, match=r"close\(\) was called"):
+        steps(model, cache, [PROMPT])
+    with (
+        mst.StateCache(model, mem) as cache,
+        pytest.raises(ms.InvalidArgument, match="no forward of its model has begun"),
+    ):
+        model.model(input_ids=PROMPT, past_key_values=cache)  # a part of the model
+
+
+def test_rows_of_a_forgotten_cache_are_released_by_the_next() -> None:
+    model = tiny("qwen3_next")
+    mem = managed(model, slots=3, max_requests=2)
+    before = len(model._forward_hooks)
+    for _ in range(3):
+        model.generate(PROMPT, **QUIET, past_key_values=mst.StateCache(model, mem))
+        assert mem.stats().rows_used == 2
+    assert len(model._forward_hooks) == before
+    model.generate(PROMPT, **QUIET, past_key_values=mst.StateCache(model, mem))
+    mem.reset()  # ends the rows first
+    with mst.StateCache(model, mem) as cache:
+        model.generate(PROMPT, **caching(cache))
+    assert mem.free_slots == 3
+
+
+def test_forks_that_find_no_slot_close_the_cache_and_release_its_rows() -> None:
+    model = tiny("qwen3_next")
+    mem = managed(model, slots=2)
+    with mst.StateCache(model, mem) as cache:
+        steps(model, cache, [PROMPT])
+        with pytest.raises(ms.OutOfSlots):
+            cache.batch_repeat_interleave(2)
+    assert mem.free_slots == 2
+
+
+def test_a_manager_of_another_model_is_refused() -> None:
+    layout = ms.StateLayout((ms.Plane("ssm", (4,), torch.float32),), layers=2)
+    with pytest.raises(ms.LayoutMismatch, match=r"mst\.manager"):
+        mst.StateCache(tiny("qwen3_next"), ms.StateManager(layout, slots=4, max_requests=2))
+    mem = ms.StateManager(mst.layout(tiny("qwen3_next")).state, slots=4, max_requests=2)
+    mst.StateCache(tiny("qwen3_next"), mem).close()

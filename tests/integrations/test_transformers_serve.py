@@ -1,0 +1,305 @@
+"""Continuous batching of models of Transformers: tokens and logits beside runs of the model's own cache.
+
+Chunks and batches change the order of sums, so logits are compared within 1e-4 of the largest. The control spoils the
+states in the slots and must go beyond that.
+"""
+
+import inspect
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import memstate as ms
+from tests.support.tiny_models import FAMILIES, tiny
+
+pytest.importorskip("transformers")
+from transformers import GenerationConfig, PreTrainedTokenizerFast
+from transformers.cache_utils import DYNAMIC_LAYER_TYPE_MAPPING, DynamicLayer
+
+import memstate.integrations.transformers as mst
+from memstate.integrations.transformers import server
+from memstate.integrations.transformers.probe import cache_argument, own_cache
+
+NEW, BOUND = 6, 1e-4
+TEXT = [5, 17, 40, 9, 33, 71, 8, 60, 4, 12, 88, 23, 51, 30, 7, 19, 90, 3, 66, 21, 44, 38, 75, 52, 10, 81, 29]
+PROMPTS = (TEXT[:19], TEXT[:9], [11, 12], TEXT, [*TEXT[:19], 7, 8], TEXT[:19])
+
+Known = dict[tuple[int, ...], Tensor]
+
+
+def managed(model: Any, **settings: Any) -> ms.StateManager:
+    pages = ms.Pages(size=4, count=60, per_row=16) if mst.layout(model).attended else ms.Pages(size=4)
+    given = {"slots": 16, "max_requests": 3, "tracking": ms.Redirect(every=4), "pages": pages, "prefix": ms.Prefix(),
+             "backend": "reference"}  # fmt: skip
+    return mst.manager(model, **{**given, **settings})
+
+
+def prompts(tokens: Sequence[Sequence[int]] = PROMPTS, most: int = NEW) -> list[mst.Prompt]:
+    return [mst.Prompt(one, number, most=most) for number, one in enumerate(tokens)]
+
+
+@torch.no_grad()
+def alone(model: Any, tokens: Sequence[int], known: Known) -> list[int]:
+    """The answer to a prompt with the model's own cache, and the logits behind each prefix of it."""
+    cache, argument, so_far, given = own_cache(model), cache_argument(model), list(tokens), list(tokens)
+    takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+    for _ in range(NEW):
+        inputs = {"input_ids": torch.tensor([given]), "use_cache": True, argument: cache}
+        if takes_positions:  # Bamba counts from 0 again where nobody gives them, as generate does
+            inputs["position_ids"] = torch.arange(len(so_far) - len(given), len(so_far))[None]
+        logits = model(**inputs).logits[0, -1]
+        known[tuple(so_far)] = logits
+        given = [int(logits.argmax())]
+        so_far += given
+    return so_far[len(tokens) :]
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[int, ...], Tensor]]:
+    """The logits that answers were chosen from, and the tokens before them."""
+    found: list[tuple[tuple[int, ...], Tensor]] = []
+    choose = server.choose
+
+    def watched(samplers: Any, tokens: Any, logits: Tensor) -> list[int]:
+        found.extend(zip(map(tuple, tokens), logits.clone(), strict=True))
+        return choose(samplers, tokens, logits)
+
+    monkeypatch.setattr(server, "choose", watched)
+    return found
+
+
+def farthest(seen: list[tuple[tuple[int, ...], Tensor]], known: Known) -> float:
+    """How far the logits are from those of the own cache, as a part of the largest, behind the same tokens."""
+    pairs = [(logits, known[key]) for key, logits in seen if key in known]
+    return max(float((found - own).abs().max() / own.abs().max()) for found, own in pairs)
+
+
+@pytest.mark.sample(5)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_answers_are_those_of_the_own_cache_and_spoiled_states_are_noticed(family: str, seen: Any) -> None:
+    model, known = tiny(family), Known()
+    expected = [alone(model, tokens, known) for tokens in PROMPTS]
+    mem, kernels = managed(model), "slots" if mst.layout(model).on_slots else "auto"
+    served = {one.id: one for one in mst.serve(model, mem, prompts(), chunk=8, kernels=kernels)}
+    assert [served[number].tokens for number in range(len(PROMPTS))] == expected
+    assert len(seen) == NEW * len(PROMPTS)
+    assert farthest(seen, known) < BOUND
+    assert served[5].cached == 16  # its first 16 tokens have states and KV; the last of a prompt is always computed
+    seen.clear()
+    for name in mem.planes:
+        mem.planes[name].neg_()
+    (spoiled,) = mst.serve(model, mem, [mst.Prompt(PROMPTS[5], most=NEW)])
+    assert spoiled.cached == 16
+    assert farthest(seen[:1], known) > 10 * BOUND
+    mem.audit().raise_if_leaking()
+
+
+def test_prompts_without_a_prefix_cache_wait_for_slots_and_rows() -> None:
+    model, mem = tiny("qwen3_next"), managed(tiny("qwen3_next"), slots=3, max_requests=2, prefix=None)
+    expected = [alone(model, tokens, {}) for tokens in PROMPTS]
+    served = {one.id: one.tokens for one in mst.serve(model, mem, prompts())}
+    assert [served[number] for number in range(len(PROMPTS))] == expected
+    assert mem.free_slots == 3
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("family", ["qwen3_next", "jamba", "lfm3"])
+@pytest.mark.parametrize("tracking", [ms.Redirect(every=4), ms.PingPong(every=4), ms.LazyPingPong(every=4)], ids=str)
+def test_short_memory_evictions_and_faults_change_no_token(family: str, tracking: Any) -> None:
+    model, random = tiny(family), Random(5)
+    texts = [TEXT[: random.randint(3, 20)] + random.sample(range(3, 97), random.randint(0, 6)) for _ in range(14)]
+    expected = [alone(model, text, {}) for text in texts]
+    mem = managed(
+        model, slots=8, tracking=tracking, pages=ms.Pages(size=4, count=28, per_row=10), debug=True,
+        chaos=ms.Chaos(seed=3, admissions=0.3, claims=0.3),
+    )  # fmt: skip
+    served = {one.id: one for one in mst.serve(model, mem, prompts(texts), chunk=7)}
+    assert [served[number].tokens for number in range(len(texts))] == expected
+    assert sum(one.cached for one in served.values()) > 0
+    assert mem.stats().chaos.admissions > 0
+    mem.close()  # looks for leaks
+
+
+def test_what_never_fits_is_refused_and_the_others_are_served() -> None:
+    model, mem = tiny("qwen3_next"), managed(tiny("qwen3_next"))
+    found = {one.id: one for one in mst.serve(model, mem, prompts([[5] * 70, TEXT[:9], []][:2]))}
+    assert (found[0].reason, found[0].tokens, found[1].reason) == ("refused", [], "length")
+    assert "per_row" in found[0].error
+    with pytest.raises(ms.InvalidArgument, match="no tokens"):
+        list(mst.serve(model, mem, prompts([[]])))
+
+
+def test_a_stream_yields_each_token_before_its_request_ends() -> None:
+    model = tiny("bamba")
+    tokens: dict[Any, list[int]] = {}
+    for event in mst.stream(model, managed(model), prompts(PROMPTS[:3])):
+        if isinstance(event, mst.Token):
+            tokens.setdefault(event.id, []).append(event.token)
+        else:
+            assert event.tokens == tokens.pop(event.id)
+    assert tokens == {}
+
+
+def test_requests_join_a_running_batch() -> None:
+    model, mem, starts = tiny("qwen3_next"), managed(tiny("qwen3_next")), []
+
+    def arrivals() -> Iterator[mst.Prompt | None]:
+        yield mst.Prompt(TEXT[:9], "first", most=12)
+        for _ in range(4):
+            yield None
+        starts.append(mem.stats().rows_used)
+        yield mst.Prompt([11, 12], "second", most=3)
+
+    events = list(mst.stream(model, mem, arrivals()))
+    assert starts == [1]  # the first was running
+    assert [event.id for event in events if isinstance(event, mst.Served)] == ["second", "first"]
+
+
+def test_leaving_a_stream_ends_its_requests() -> None:
+    model, mem = tiny("qwen3_next"), managed(tiny("qwen3_next"), prefix=None)
+    events = mst.stream(model, mem, prompts())
+    assert len(list(islice(events, 4))) == 4
+    assert mem.free_slots < 16
+    events.close()
+    assert mem.free_slots == 16
+    assert mem.free_pages == 60
+
+
+def test_an_abort_ends_waiting_and_running_requests() -> None:
+    model, mem = tiny("qwen3_next"), managed(tiny("qwen3_next"), max_requests=1, prefix=None)
+    running = mst.Server(model, mem)
+    for one in prompts(PROMPTS[:2]):
+        running.submit(one)
+    running.step()
+    assert (running.waiting, running.busy) == (1, True)
+    assert [(one.id, len(one.tokens), one.reason) for number in (0, 1) for one in running.abort(number)] == [
+        (0, 1, "aborted"), (1, 0, "aborted"),
+    ]  # fmt: skip
+    assert not running.busy
+    assert mem.free_slots == 16
+
+
+def test_a_forward_that_fails_ends_its_rows_only() -> None:
+    model, mem = tiny("qwen3_next"), managed(tiny("qwen3_next"), prefix=None)
+    running = mst.Server(model, mem, chunk=32)
+    running.submit(prompts()[1])
+    running.step()
+
+    def broken(_: Any, args: Any, kwargs: Any) -> None:
+        if kwargs["input_ids"].shape[1] > 1:
+            raise ArithmeticError("in a prompt")
+
+    running.submit(prompts()[0])
+    hook = model.register_forward_pre_hook(broken, with_kwargs=True)
+    with pytest.raises(ArithmeticError):
+        running.step()
+    hook.remove()
+    ended = [event for _ in range(NEW) for event in running.step() if isinstance(event, mst.Served)]
+    assert [(one.id, one.tokens) for one in ended] == [(1, alone(model, PROMPTS[1], {}))]
+    assert mem.free_slots == 16
+
+
+def test_a_plan_that_fails_ends_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, mem = tiny("qwen3_next"), managed(tiny("qwen3_next"), prefix=None)
+    running = mst.Server(model, mem)
+    running.submit(prompts()[0])
+
+    def refused(*_: Any, **__: Any) -> None:
+        raise ms.InvalidArgument("a plan")
+
+    monkeypatch.setattr(mem, "plan", refused)
+    with pytest.raises(ms.InvalidArgument, match="a plan"):
+        running.step()
+    assert not running.busy
+    assert mem.free_slots == 16
+
+
+def test_a_session_continues_where_its_last_turn_ended() -> None:
+    model, mem = tiny("qwen3_next"), managed(tiny("qwen3_next"))
+    chat = mem.open_session("chat")
+    (first,) = mst.serve(model, mem, [mst.Prompt(TEXT[:9], most=NEW, session=chat)])
+    turn = [*TEXT[:9], *first.tokens, 77, 78]
+    (second,) = mst.serve(model, mem, [mst.Prompt(turn, most=NEW, session=chat)])
+    assert second.cached == 9 + NEW - 1  # all that was computed: the last token was chosen, and never read
+    assert second.tokens == alone(model, turn, {})
+
+
+def test_states_and_kv_come_back_from_host_memory() -> None:
+    model = tiny("lfm3")  # with a sliding window
+    mem = managed(model, slots=4, max_requests=1, pages=ms.Pages(size=4, count=24, per_row=16),
+                  tiers=ms.Tiers("tiny", host_slots=32))  # fmt: skip
+    texts = [[*TEXT[shift:], *TEXT[:shift]] for shift in range(5)]
+    expected = [alone(model, text, {}) for text in texts]
+    for turn in range(2):
+        found = {one.id: one for one in mst.serve(model, mem, prompts(texts))}
+        assert [found[number].tokens for number in range(5)] == expected
+        assert [found[number].cached > 0 for number in range(5)] == [turn == 1] * 5
+    assert mem.stats().tiers.host_hit_tokens > 0
+    mem.close()
+
+
+def test_storage_is_asked_before_a_request_starts(tmp_path: Path) -> None:
+    model, starts = tiny("qwen3_next"), []
+    for _ in range(2):
+        store = ms.FileStore(str(tmp_path))
+        tiers = ms.Tiers("tiny", host_slots=16, store=store, prefetch=ms.Prefetch(threshold=4, stop="wait_complete"))
+        mem = managed(model, tiers=tiers)
+        (one,) = mst.serve(model, mem, [mst.Prompt(TEXT, most=NEW)])
+        starts.append(one.cached)
+        assert one.tokens == alone(model, TEXT, {})
+        mem.close()
+    assert starts == [0, 24]
+
+
+def test_sampling_is_that_of_generate() -> None:
+    model, mem = tiny("qwen3_next"), managed(tiny("qwen3_next"))
+    config = GenerationConfig(do_sample=True, temperature=0.8, top_k=20, repetition_penalty=1.3, max_new_tokens=NEW)
+    torch.manual_seed(7)
+    expected = model.generate(torch.tensor([TEXT]), generation_config=config, pad_token_id=0)[0, len(TEXT) :].tolist()
+    (found,) = mst.serve(model, mem, [mst.Prompt(TEXT, config=config, seed=7)])
+    assert found.tokens == expected
+    with pytest.raises(ms.InvalidArgument, match="one sequence a request"):
+        list(mst.serve(model, mem, [mst.Prompt(TEXT, config=GenerationConfig(num_beams=2))]))
+
+
+def test_a_token_or_a_string_ends_an_answer() -> None:
+    model, mem = tiny("qwen3_next"), managed(tiny("qwen3_next"))
+    answer = alone(model, TEXT, {})
+    (found,) = mst.serve(model, mem, [mst.Prompt(TEXT, config=GenerationConfig(eos_token_id=answer[2]), most=NEW)])
+    assert (found.tokens, found.reason) == (answer[: answer.index(answer[2]) + 1], "end")
+    tokenizers = pytest.importorskip("tokenizers")
+    vocabulary = {**{f"w{n}.": n for n in range(97)}, "abcdef": 97}  # Transformers looks its own word up
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="w0."))
+    config = GenerationConfig(stop_strings=[f"w{answer[3]}."])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words)
+    (found,) = mst.serve(model, mem, [mst.Prompt(TEXT, config=config, most=NEW)], tokenizer=tokenizer)
+    assert (found.tokens, found.reason) == (answer[: answer.index(answer[3]) + 1], "stop")
+    with pytest.raises(ms.InvalidArgument, match="tokenizer="):
+        list(mst.serve(model, mem, [mst.Prompt(TEXT, config=config)]))
+
+
+def test_layers_whose_kv_pages_cannot_hold_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Other(DynamicLayer):
+        pass
+
+    model = tiny("qwen3_next")
+    mem = managed(model)
+    monkeypatch.setitem(DYNAMIC_LAYER_TYPE_MAPPING, "full_attention", Other)
+    with pytest.raises(ms.ConfigurationError, match="layer 1 is a Other"):
+        mst.Server(model, mem)
+
+
+def test_a_manager_without_pages_is_refused() -> None:
+    model = tiny("qwen3_next")
+    with pytest.raises(ms.ConfigurationError, match="tokens="):
+        mst.Server(model, mst.manager(model, slots=4, max_requests=2))
+    mst.Server(model, mst.manager(model, slots=4, max_requests=2, tokens=64))
+    mst.Server(tiny("mamba2"), mst.manager(tiny("mamba2"), slots=4, max_requests=2))  # no layer attends
+    with pytest.raises(ms.InvalidArgument, match="chunk=0"):
+        mst.Server(model, mst.manager(model, slots=4, max_requests=2, tokens=64), chunk=0)

@@ -1,0 +1,174 @@
+"""Tiny models of Transformers with random weights: one of every family that keeps recurrent state in a cache.
+
+Transformers prefers the kernels of fla, mamba_ssm and causal_conv1d wherever these can be imported. They need a GPU, so
+they are hidden while the modelling code is loaded.
+"""
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, Final
+
+import torch
+
+GPU_ONLY: Final = ("fla", "mamba_ssm", "causal_conv1d")
+COMMON: Final[dict[str, Any]] = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "initializer_range": 0.15,  # so that every state is felt in the logits
+}
+DELTA: Final = {
+    "head_dim": 8, "linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4, "layer_types": ["linear_attention", "full_attention"] * 2,
+}  # fmt: skip
+EXPERTS: Final = {
+    "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16,
+}  # fmt: skip
+KEY: Final = {
+    "kv_lora_rank": 8, "qk_rope_head_dim": 4, "v_head_dim": 8, "qk_nope_head_dim": 8, "num_key_value_heads": 4,
+    "num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_group": 1, "topk_group": 1,
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+}  # fmt: skip
+MAMBA2: Final = {
+    "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 2, "mamba_d_state": 8, "mamba_chunk_size": 8,
+}  # fmt: skip
+INKLING: Final = {
+    "head_dim": 8, "swa_num_attention_heads": 4, "swa_num_key_value_heads": 2, "swa_head_dim": 8,
+    "sliding_window_size": 6, "d_rel": 4, "rel_extent": 16, "moe_intermediate_size": 16, "n_routed_experts": 4,
+    "num_experts_per_tok": 2, "n_shared_experts": 1, "layer_types": ["hybrid", "hybrid_sliding"] * 2,
+}  # fmt: skip
+SHORT: Final = {"conv_L_cache": 3, "layer_types": ["conv", "full_attention"] * 2}
+
+# What differs from COMMON; `lacks` names entries of COMMON that the configuration does not know.
+FAMILIES: Final[Mapping[str, Mapping[str, Any]]] = {
+    "qwen3_next": {**DELTA, **EXPERTS},
+    "qwen3_5_text": {**DELTA},
+    "qwen3_5_moe_text": {**DELTA, **EXPERTS},
+    "qwen4_exp_text": {
+        **DELTA, **EXPERTS, "layer_types": ["linear_attention", "indexed_attention"] * 2, "hc_count": 2,
+        "hc_lowrank": 8, "ple_layer_ids": [1], "ngram_vocab_size_base": 50, "heads_per_ngram": 2,
+        "make_ngram_vocab_size_divisible_by": 1, "split_ngram_parts": 1, "indexer_n_heads": 2, "indexer_kv_heads": 1,
+        "indexer_head_dim": 8, "indexer_budget": 32, "indexer_compress_ratio": 4,
+    },
+    "olmo_hybrid": {
+        **{name: value for name, value in DELTA.items() if name != "head_dim"}, "linear_num_key_heads": 4,
+    },
+    "kimi_linear": {**KEY, "linear_head_dim": 8, "linear_num_heads": 4, "num_local_experts": 4},
+    "bailing_hybrid": {**KEY, "head_dim": 8, "num_local_experts": 4},
+    "glm5_next": {
+        **KEY, "layer_types": ["linear_attention", "indexed_attention"] * 2, "qk_rope_head_dim": 0, "q_lora_rank": 8,
+        "linear_head_dim": 8, "linear_num_heads": 4, "n_routed_experts": 4, "index_topk": 16, "index_head_dim": 8,
+        "index_n_heads": 16,  # with few heads many scores are 0, and which of these wins depends on shapes
+        "index_kpool": 4, "hc_mult": 2,
+    },
+    "bamba": {**MAMBA2, "attn_layer_indices": [1, 3]},
+    "granitemoehybrid": {
+        **MAMBA2, "num_local_experts": 4, "shared_intermediate_size": 16, "layer_types": ["mamba", "attention"] * 2,
+    },
+    "falcon_h1": {**MAMBA2, "mamba_d_ssm": 64, "head_dim": 8},
+    "nemotron_h": {
+        "layers_block_type": ["mamba", "moe", "attention", "mamba"], "head_dim": 8, "ssm_state_size": 8,
+        "mamba_num_heads": 8, "mamba_head_dim": 8, "n_groups": 2, "chunk_size": 8, "n_routed_experts": 4,
+        "moe_intermediate_size": 16, "moe_shared_expert_intermediate_size": 16,
+    },
+    "zamba": {
+        "num_hidden_layers": 6, "num_key_value_heads": 4, "mamba_d_state": 8, "attn_layer_period": 3,
+        "attn_layer_offset": 1,
+    },
+    "zamba2": {
+        "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"], "num_key_value_heads": 4, "mamba_d_state": 8,
+        "mamba_ngroups": 2, "n_mamba_heads": 8, "chunk_size": 8, "adapter_rank": 4,
+    },
+    "mamba": {"state_size": 8},
+    "falcon_mamba": {"state_size": 8},
+    "mamba2": {"num_heads": 8, "head_dim": 8, "state_size": 8, "n_groups": 2, "chunk_size": 8},
+    "jamba": {
+        "mamba_d_state": 8, "attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 4, "mamba_dt_rank": 4,
+    },
+    "lfm2": {**SHORT, "block_auto_adjust_ff_dim": False},
+    "lfm2_moe": {
+        **SHORT, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "num_dense_layers": 1,
+    },
+    "lfm3": {**SHORT, "head_dim": 8, "layer_types": ["conv", "full_attention", "conv", "sliding_attention"],
+             "sliding_window": 6},
+    "zaya": {
+        "head_dim": 8, "moe_intermediate_size": 16, "num_experts": 4, "router_hidden_size": 16, "sliding_window": 6,
+        "layer_types": ["hybrid", "hybrid_sliding"] * 2,
+    },
+    "inkling_text": INKLING,
+    "inkling2_text": INKLING,
+}  # fmt: skip
+
+WITH_PICTURES: Final = ("glm5_next",)
+PICTURES: Final = {
+    "depth": 1, "hidden_size": 16, "num_heads": 2, "out_hidden_size": 32, "intermediate_size": 16,
+    "projection_intermediate_size": 16,
+}  # fmt: skip
+
+
+@contextmanager
+def without_gpu_kernels() -> Iterator[None]:
+    """Hides the packages whose kernels need a GPU."""
+    before = {name: sys.modules.pop(name) for name in GPU_ONLY if name in sys.modules}
+    sys.modules.update(dict.fromkeys(GPU_ONLY))  # an import of them fails
+    try:
+        yield
+    finally:
+        for name in GPU_ONLY:
+            del sys.modules[name]
+        sys.modules.update(before)
+
+
+@cache
+def tiny(family: str, seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:
+    """A model of a family with random weights, in evaluation mode. Nobody may change it."""
+    with without_gpu_kernels():
+        from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText
+
+        torch.manual_seed(seed)
+        settings = {**COMMON, **FAMILIES[family]}
+        if family in WITH_PICTURES:
+            config = CONFIG_MAPPING[family](text_config=settings, vision_config=PICTURES)
+            model = AutoModelForImageTextToText.from_config(config)
+        else:
+            model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[family](**settings))
+    _spread(model)
+    model.generation_config.eos_token_id = None
+    return model.to(dtype).eval()
+
+
+@torch.no_grad()
+def _spread(model: Any) -> None:
+    """Spreads parameters that are all equal: a scale of zero would hide what is behind it."""
+    for parameter in model.parameters():
+        if parameter.numel() > 1 and torch.all(parameter == parameter.flatten()[0]):
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)
+
+
+def described(family: str) -> str:
+    """The line of a family in docs/transformers.md."""
+    import memstate.integrations.transformers as mst
+
+    found = mst.layout(tiny(family))
+    kv = sorted({"all tokens" if one.window is None else "a window" for one in found.attended})
+    indexed = any(one.indexed for one in found.attended)
+    cells = (
+        f"`{family}`",
+        ", ".join(plane.name for plane in found.state.planes),
+        " and ".join(kv + ["an index"] * indexed) or "none",
+        "slots" if found.on_slots else "copies",
+        "any chunks" if found.continues else "one chunk, then single tokens",
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+HEADINGS = "| family | planes | KV | decode on | prompts of `serve` |\n| --- | --- | --- | --- | --- |\n"

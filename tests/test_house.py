@@ -16,6 +16,7 @@ from tests.support.sources import ROOT, sources
 UNWANTED = {
     "a path of one machine": r"/([h]ome|[w]ork|[r]oot|[U]sers)/",
     "a package index": r"[p]ypi\.org|[p]ythonhosted|download\.[p]ytorch|[i]ndex-url",
+    "a conflict of a merge": r"(?m)^[<>]{7} ",
     "a promise instead of code": r"\b([T]ODO|[F]IXME|[X]XX)\b",
 }
 

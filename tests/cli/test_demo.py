@@ -29,7 +29,7 @@ def tiny(backend: Backend, **settings: Any) -> DemoReport:
     return demo(backend=backend.name, device=str(backend.device), requests=6, slots=7, track_every=8, **settings)
 
 
-@pytest.mark.sample
+@pytest.mark.sample(4, interpreter=0)
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_identical_to_uncached_with_failing_claims(backend: Backend, strategy: str, overlap: bool) -> None:
@@ -107,6 +107,7 @@ def test_the_table_says_what_the_json_says(default_run: DemoReport) -> None:
     assert default_run.failure() == ""
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("settings", [{}, {"sessions": 3}, {"strategy": "lazy", "host_slots": 4, "sessions": 1}])
 def test_slots_held_by_kind_counts_each_slot_once(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """At every look the counts are those of an inspection, and of a slot that is not free there is one owner."""
@@ -137,7 +138,7 @@ def test_a_run_repeats(default_run: DemoReport) -> None:
     assert again.answers == default_run.answers
 
 
-@pytest.mark.sample
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("kind", ["swap", "stale"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_sabotage_is_noticed(tmp_path: Path, strategy: str, kind: str) -> None:

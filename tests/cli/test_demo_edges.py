@@ -64,7 +64,7 @@ def test_pages_for_one_conversation_make_the_others_wait_or_come_back(tmp_path: 
     assert refused["pages"] > 0 and refused["pages to go on"] > 0 and ended["retracted, pages ran out"] > 0
 
 
-@pytest.mark.sample
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     "settings",
     [

@@ -67,7 +67,7 @@ def apart(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
     return max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(found, expected, strict=True))
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_are_those_of_the_own_cache_and_a_spoiled_state_is_noticed(family: str) -> None:
     model = tiny(family)
@@ -86,7 +86,7 @@ def test_logits_are_those_of_the_own_cache_and_a_spoiled_state_is_noticed(family
     assert mem.free_slots == 24
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_windows_have_no_input_that_no_layer_reads_where_decode_runs_on_slots(family: str) -> None:
     found = mst.layout(tiny(family))
@@ -129,7 +129,7 @@ def test_kernels_on_slots_are_for_models_that_call_them() -> None:
             mst.StateCache(model, mem, kernels=kernels)
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_generate_gives_the_same_tokens_for_padded_batches_and_beams(family: str) -> None:
     model, mem = tiny(family), managed(tiny(family))
@@ -143,7 +143,7 @@ def test_generate_gives_the_same_tokens_for_padded_batches_and_beams(family: str
     assert mem.free_slots == 24
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_layout_has_every_state_of_the_own_cache(family: str) -> None:
     model, cache = tiny(family), own_cache(tiny(family))

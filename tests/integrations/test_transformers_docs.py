@@ -37,7 +37,7 @@ def test_blocks_of_the_page_run_one_after_the_other(capsys: pytest.CaptureFixtur
     assert len(blocks) == 4
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_page_has_the_line_of_a_family(family: str) -> None:
     assert described(family) in PAGE.splitlines()

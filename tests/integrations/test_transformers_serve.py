@@ -80,7 +80,7 @@ def farthest(seen: list[tuple[tuple[int, ...], Tensor]], known: Known) -> float:
     return max(float((found - own).abs().max() / own.abs().max()) for found, own in pairs)
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_answers_are_those_of_the_own_cache_and_spoiled_states_are_noticed(family: str, seen: Any) -> None:
     model, known = tiny(family), Known()
@@ -244,17 +244,36 @@ def test_states_and_kv_come_back_from_host_memory() -> None:
     mem.close()
 
 
+def test_a_tenant_finds_what_its_own_salt_has() -> None:
+    model, cached = tiny("qwen3_next"), []
+    mem = managed(model)
+    for salt in ("a", None, "b", "a"):
+        (one,) = mst.serve(model, mem, [mst.Prompt(TEXT, most=NEW, salt=salt)])
+        cached.append(one.cached)
+    assert cached == [0, 0, 0, 24]
+
+
+@pytest.mark.parametrize(("salt", "cached"), [("a", 24), (None, 0), ("b", 0)])
+def test_a_tenant_finds_in_storage_what_its_own_salt_has(salt: str | None, cached: int, tmp_path: Path) -> None:
+    assert stored_and_served(tmp_path, "a", salt) == [0, cached]
+
+
 def test_storage_is_asked_before_a_request_starts(tmp_path: Path) -> None:
+    assert stored_and_served(tmp_path, None, None) == [0, 24]
+
+
+def stored_and_served(tmp_path: Path, *salts: str | None) -> list[int]:
+    """Cached tokens of a prompt in one manager after the other, over one folder; each has its own salt."""
     model, starts = tiny("qwen3_next"), []
-    for _ in range(2):
+    for salt in salts:
         store = ms.FileStore(str(tmp_path))
         tiers = ms.Tiers("tiny", host_slots=16, store=store, prefetch=ms.Prefetch(threshold=4, stop="wait_complete"))
         mem = managed(model, tiers=tiers)
-        (one,) = mst.serve(model, mem, [mst.Prompt(TEXT, most=NEW)])
+        (one,) = mst.serve(model, mem, [mst.Prompt(TEXT, most=NEW, salt=salt)])
         starts.append(one.cached)
         assert one.tokens == alone(model, TEXT, {})
         mem.close()
-    assert starts == [0, 24]
+    return starts
 
 
 def test_sampling_is_that_of_generate() -> None:

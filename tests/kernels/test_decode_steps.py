@@ -60,6 +60,7 @@ def made(kind: str, backend: Backend, generator: torch.Generator, **settings: An
     return KINDS[kind].make(backend, generator, **settings)
 
 
+@pytest.mark.sample
 @each_kind
 @each_dtype
 def test_G2_a_mixed_batch_agrees_with_its_statement(
@@ -91,6 +92,7 @@ def test_G2_a_row_does_not_depend_on_the_batch(backend: Backend, generator: torc
     check_rows_alone(made(kind, backend, generator, state=state, **KINDS[kind].small), backend)
 
 
+@pytest.mark.sample
 @each_kind
 @pytest.mark.parametrize("cuts", [[0, 1, 2, 3], [0, 1, 3], [0, 2, 3]], ids=str)
 def test_G2_chunking_changes_no_bits(backend: Backend, generator: torch.Generator, kind: str, cuts: list[int]) -> None:
@@ -141,6 +143,7 @@ def test_B16_null_reads_as_zeros(backend: Backend, generator: torch.Generator, k
     assert not case.memory.state[[2, 3, 5, 6]].any()  # no token and nothing read: a state of zeros
 
 
+@pytest.mark.sample
 @each_kind
 @pytest.mark.parametrize("row", COINCIDING, ids=lambda row: str(row[:3]))
 def test_B40_slots_of_one_row_may_coincide(backend: Backend, generator: torch.Generator, kind: str, row: Row) -> None:

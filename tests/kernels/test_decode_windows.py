@@ -66,6 +66,7 @@ def check(case: Case, backend: Backend, generator: torch.Generator) -> None:
     assert same_bits(window, expected)
 
 
+@pytest.mark.sample
 @each_kind
 @each_dtype
 def test_G2_window_holds_what_slots_would(backend: Backend, generator: torch.Generator, kind: str, dtype: str) -> None:

@@ -215,6 +215,7 @@ def packed(case: Case, generator: torch.Generator) -> tuple[Case, list[Tensor]]:
 INTS = {2: torch.int16, 4: torch.int32}  # that copy every bit of a NaN
 
 
+@pytest.mark.sample
 @per_key
 @value_key
 @pytest.mark.parametrize("dims", [(2, 1, 16, 16), (3, 3, 5, 7), (2, 1, 64, 8)], ids=str)

@@ -21,6 +21,7 @@ CALLS = {
 }  # fmt: skip
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_no_schedule_reaches_a_wrong_state(case: Case) -> None:
     depth = DEPTHS.get(case.name, 2)

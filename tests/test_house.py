@@ -38,7 +38,7 @@ def test_no_file_contains(what: str) -> None:
 
 
 def test_unwanted_patterns_find_what_they_are_for() -> None:
-    samples = ("see /h_ome/someone/x", "pip install --i_ndex-url somewhere", "# T_ODO: later")
+    samples = ("see /h_ome/someone/x", "pip install --i_ndex-url somewhere", "<<<_<<<< HEAD", "# T_ODO: later")
     texts = [sample.replace("_", "") for sample in samples]
     assert all(re.search(pattern, text) for pattern, text in zip(UNWANTED.values(), texts, strict=True))
 

@@ -24,7 +24,7 @@ class Bound:
 
     Attributes:
         found: where the states lie.
-        kv: the KV pages, once somebody needs them.
+        kv: the KV pages; None until a server attends to them.
         left: rows and snapshots of caches that were forgotten without `close`.
     """
 

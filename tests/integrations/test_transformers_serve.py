@@ -262,6 +262,27 @@ def test_storage_is_asked_before_a_request_starts(tmp_path: Path) -> None:
     assert stored_and_served(tmp_path, None, None) == [0, 24]
 
 
+@pytest.mark.parametrize("how", ["abort", "close", "refused"])
+def test_what_storage_reads_for_a_request_that_never_starts_is_cancelled(how: str, tmp_path: Path) -> None:
+    model = tiny("qwen3_next")
+    assert stored_and_served(tmp_path, None) == [0]
+    tiers = ms.Tiers("tiny", host_slots=16, store=ms.FileStore(str(tmp_path)), prefetch=ms.Prefetch(threshold=4))
+    mem = managed(model, tiers=tiers)
+    at = mst.Server(model, mem)
+    at.submit(mst.Prompt(TEXT, "never", most=1000 if how == "refused" else NEW))
+    assert mem.stats().tiers.prefetch.in_flight == 1  # type: ignore[union-attr]
+    if how == "refused":
+        ended = []
+        while at.busy:
+            ended += at.step()
+        assert [one.reason for one in ended if isinstance(one, mst.Served)] == ["refused"]
+    elif how == "abort":
+        assert [one.reason for one in at.abort("never")] == ["aborted"]
+    at.close()
+    assert mem.stats().tiers.prefetch.in_flight == 0 and mem.audit().clean  # type: ignore[union-attr]
+    mem.close()
+
+
 def stored_and_served(tmp_path: Path, *salts: str | None) -> list[int]:
     """Cached tokens of a prompt in one manager after the other, over one folder; each has its own salt."""
     model, starts = tiny("qwen3_next"), []

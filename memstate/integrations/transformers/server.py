@@ -120,6 +120,7 @@ class Server:
         """
         gone = [one for one in self._waiting if one.prompt.id == id]
         self._waiting = deque(one for one in self._waiting if one.prompt.id != id)
+        self._cancel(gone)
         ended = [Served(id, [], "aborted") for _ in gone]
         for one in [one for one in self._running if one.prompt.id == id]:
             self.mem.abort([one.row])
@@ -130,7 +131,15 @@ class Server:
     def close(self) -> None:
         """Aborts all requests. Syncs: no."""
         self.mem.abort([one.row for one in self._running])
+        waiting = self._waiting
         self._running, self._waiting = [], deque()
+        self._cancel(waiting)
+
+    def _cancel(self, waiting: Iterable[_Waiting]) -> None:
+        """Cancels what storage reads for requests that never start: host memory is kept for it."""
+        for one in waiting:
+            if one.fetch is not None and self.mem.tiers is not None:
+                self.mem.tiers.cancel(one.fetch)
 
     def step(self) -> list[Event]:
         """Admits what fits, reads chunks of prompts, and computes one token of each running answer.
@@ -180,7 +189,7 @@ class Server:
             except (*BACK_PRESSURE, InvalidArgument) as error:
                 if isinstance(error, BACK_PRESSURE) and self._running:
                     return  # later: a row that ends makes room
-                self._waiting.popleft()
+                self._cancel([self._waiting.popleft()])
                 yield Served(prompt.id, [], "refused", error=str(error))
                 continue
             self._waiting.popleft()

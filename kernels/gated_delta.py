@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from itertools import product
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -359,10 +360,12 @@ def _gated_delta_step(
         _store(copy_ptr, s, snapshot > 0, index, in_value, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, RUN, PIECES)
 
 
-def blocks(key: int, value: int, itemsize: int, unit: int, config: DeltaConfig = DEFAULT) -> tuple[int, int, int]:
+def blocks(
+    key: int, value: int, itemsize: int, unit: int, config: DeltaConfig = DEFAULT, converted: bool = False
+) -> tuple[int, int, int]:  # fmt: skip
     """Keys and values of one tile (powers of two) and the warps that hold it.
 
-    Elements that cannot be moved 16 bytes at a time count twice: a lane has room for the addresses of half as many.
+    Elements that cannot be moved 16 bytes at a time count as 8 bytes: a lane has room for the addresses of fewer.
 
     Args:
         key: keys of a head.
@@ -370,8 +373,10 @@ def blocks(key: int, value: int, itemsize: int, unit: int, config: DeltaConfig =
         itemsize: bytes of an element of the state.
         unit: elements that every slot begins at a multiple of.
         config: the configuration.
+        converted: whether an element is converted by an instruction of its own where keys are fastest, as fp16 is. It
+            counts twice then.
     """
-    return config.blocks(key, value, itemsize if unit * itemsize == ACCESS_BYTES else 2 * itemsize)
+    return config.blocks(key, value, itemsize * (1 + converted) if unit * itemsize == ACCESS_BYTES else 8)
 
 
 def _most(unit: int, itemsize: int, warps: int) -> int:
@@ -401,7 +406,8 @@ def gated_delta_step(
     unit = math.gcd(stride_unit(state), heads * keys * values)
     key_fastest = is_transposed(state)
     config = config_of(DeltaConfig, state.device, keys, values, state.element_size())
-    block_k, block_v, warps = blocks(keys, values, state.element_size(), unit, config)
+    converted = key_fastest and state.dtype == torch.float16
+    block_k, block_v, warps = blocks(keys, values, state.element_size(), unit, config, converted)
     lanes, run = shares(key_fastest, state.element_size(), block_k, block_v, warps, warp_threads())
     _gated_delta_step[(triton.cdiv(values, block_v), heads, batch)](
         q, k, v, decay, beta, a_log, dt_bias, state, window, out, read, write, snapshot, tokens, *(marks or NO_MARKS),
@@ -460,7 +466,7 @@ def _case(
     dtype: str, itemsize: int, kind: str, constants: Mapping[str, Any], key_fastest: bool, stores: str, keys: int,
     values: int, unit: int,
 ) -> CompileCase:  # fmt: skip
-    block_k, block_v, warps = blocks(keys, values, itemsize, unit)
+    block_k, block_v, warps = blocks(keys, values, itemsize, unit, converted=key_fastest and dtype == "fp16")
     lanes, run = shares(key_fastest, itemsize, block_k, block_v, warps)
     wide = shares(key_fastest, itemsize, block_k, block_v, warps, 64)
     gated = "_gates" in kind

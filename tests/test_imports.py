@@ -217,10 +217,12 @@ def run_without(modules: str, code: str) -> subprocess.CompletedProcess[str]:
 def test_core_needs_no_extra_and_no_triton() -> None:
     code = (
         "import memstate; from memstate.kernels.dispatch import Backend\n"
-        "backend = Backend(); print(backend.name, memstate.SlotAllocator(3, backend).claim(2).tolist())"
+        "backend = Backend(); print(backend.name, memstate.SlotAllocator(3, backend).claim(2).tolist())\n"
+        "print(memstate.presets.qwen3_next(ranks=8))"
     )
-    done = run_without("typer rich pytest hypothesis triton", code)
-    assert (done.stdout.strip(), done.returncode) == ("reference [1, 2]", 0), done.stderr
+    done = run_without("typer rich pytest hypothesis triton transformers", code)
+    layout = "StateLayout(conv, ssm x 36 layers, layer_major, 9.21 MiB per slot with 0 B padding)"
+    assert (done.stdout.splitlines(), done.returncode) == (["reference [1, 2]", layout], 0), done.stderr
 
 
 def test_command_line_names_the_missing_extra() -> None:

@@ -185,6 +185,7 @@ def shared(one: Sequence[int], other: Sequence[int]) -> int:
     return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
+@pytest.mark.sample(20)
 @pytest.mark.parametrize("policy", ["lru", "lru-tombstones"])
 @pytest.mark.parametrize("seed", range(30))
 def test_the_least_recently_used_go_as_in_a_list(seed: int, policy: str) -> None:
@@ -236,6 +237,7 @@ def holds(trace: Sequence[TraceRequest], one: Replayed) -> None:
     assert one.leaked_slots == 0 and one.us_per_match > 0 and one.us_per_insert > 0
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("policy", NAMES)
 def test_every_policy_replays_every_kind_and_twice_the_same(policy: str, kind: str) -> None:
@@ -247,6 +249,7 @@ def test_every_policy_replays_every_kind_and_twice_the_same(policy: str, kind: s
     holds(trace, one)
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("policy", NAMES)
 @pytest.mark.parametrize("seed", range(3))
 def test_every_policy_under_little_room(policy: str, seed: int) -> None:
@@ -317,7 +320,7 @@ def made(kind: str) -> list[TraceRequest]:
     return make(kind, 700, 0)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("states", [16, 64])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_default_beats_the_least_recently_used(kind: str, states: int) -> None:

@@ -67,6 +67,7 @@ def require_exact(plan: ms.Capacity, strategy: str) -> None:
     assert sum(storages(mem, "meta").values()) + kv_bytes(plan, split) == split.nbytes <= plan.memory
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_C1_planned_bytes_are_the_bytes_that_a_manager_allocates(name: str, ranks: int) -> None:

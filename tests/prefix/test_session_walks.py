@@ -131,7 +131,7 @@ class Walk:
         self.mem.wake()
 
 
-@pytest.mark.sample(interpreter=1)
+@pytest.mark.sample(6, interpreter=1)
 @every_way_and_cache
 def test_B70_open_run_close_leaves_the_counts_as_before(
     backend: Backend, name: str, overlap: bool, cache: bool, generator: torch.Generator

@@ -21,7 +21,7 @@ CALLS = {
 }  # fmt: skip
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_no_schedule_reaches_a_wrong_state(case: Case) -> None:
     depth = DEPTHS.get(case.name, 2)
@@ -62,6 +62,7 @@ def test_a_wrong_rule_is_told_with_the_shortest_schedule(monkeypatch: pytest.Mon
     assert "slot" in found.difference and found.difference.count("\n") >= 3, found
 
 
+@pytest.mark.proof
 def test_the_program_prints_a_line_for_each_case() -> None:
     command = [sys.executable, "-m", "tests.proof.exhaustive", "--depth", "1", "--workers", "1", "Redirect, in"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)

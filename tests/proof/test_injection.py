@@ -24,6 +24,7 @@ CASES = EACH if PROOF else list(zip(SCENES, 2 * list(ERRORS), strict=True))
 NAMES = list(calls(scene("redirect")))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("name", "error"), CASES)
 def test_a_call_is_done_or_undone_or_noticed(name: str, error: str) -> None:
     rng, found = random.Random(SEED), []

@@ -408,10 +408,11 @@ def test_a_link_a_mode_and_a_pipe_stay_what_they_are(tmp_path: Path) -> None:
 @pytest.mark.skipif(not os.path.exists("/dev/stdout"), reason="no such name here")
 def test_it_can_be_printed(tmp_path: Path) -> None:
     busy().save(tmp_path / "x")
-    code = "import sys; from memstate.slots.inspect import Inspection; Inspection.load(sys.argv[1]).save('/dev/stdout')"
-    command = [sys.executable, "-c", code, tmp_path / "x"]
-    printed = subprocess.run(command, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, check=True).stdout
-    assert printed == (tmp_path / "x").read_bytes()
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as cat:
+        assert cat.stdin is not None and cat.stdout is not None
+        Inspection.load(tmp_path / "x").save(f"/dev/fd/{cat.stdin.fileno()}")
+        cat.stdin.close()
+        assert cat.stdout.read() == (tmp_path / "x").read_bytes()
 
 
 def test_a_new_file_has_the_mode_that_the_user_gives_to_new_files(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ PEERS_ENV := MAMBA_FORCE_BUILD=TRUE MAMBA_SKIP_CUDA_BUILD=TRUE CAUSAL_CONV1D_FOR
 # What tests and linters need besides. Mooncake goes last and may fail: not every platform has it, and it links to libraries that
 # only a system's packages bring.
 $(TOOLS): $(RUN)
-	$(BIN)/python -m pip install $(PIP_ARGS) -c constraints.txt -e ".[cli,test,dev]"
+	$(BIN)/python -m pip install $(PIP_ARGS) -c constraints.txt -e ".[cli,test,dev,docs]"
 	@$(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt -e ".[mooncake]" || true
 	@error=$$($(BIN)/python -c "import mooncake.store" 2>&1) || \
 		echo "Mooncake cannot be used here, its tests are skipped: $$(echo "$$error" | tail -n 1)"
@@ -76,8 +76,9 @@ compile: $(RUN) ## compile every kernel for every target, without a GPU
 compile-matrix: $(TOOLS) ## compile with the oldest, the installed and the newest Triton, compare with tests/proof/compiled
 	$(BIN)/python -m tests.proof.compile_matrix $(ARGS)
 
-docs: $(RUN) ## write the pages that are made from the code
+docs: $(TOOLS) ## write the pages that are made from the code, then build the site in build/site; a warning is an error
 	$(BIN)/python -m memstate.cli.support > docs/strategies.md.new && mv docs/strategies.md.new docs/strategies.md
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 proof: $(TOOLS) ## the long proofs: every case of every test, 1000 schedules for each kernel, every schedule of calls, an exception at every line, every mutant; hours
 	MEMSTATE_PROOF=1 $(TEST_ENV) $(BIN)/python -m pytest -q -n $(WORKERS) --deselect tests/proof/test_mutants.py::test_a_mutant_is_killed

@@ -24,7 +24,7 @@ THINNEST, THICKER = 1.4, 1.3  # points: each line is thinner than the one below 
 class PlannedStep(NamedTuple):
     """What was planned for one step.
 
-    Args:
+    Attributes:
         label: Its name on the axis.
         inspection: What `StateManager.inspect` returned between the plan and the forward.
         read: Slots that the forward reads: `step.read.tolist()`.

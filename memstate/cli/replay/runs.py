@@ -17,7 +17,8 @@ from memstate.prefix.policies.names import POLICIES
 
 MOST = 2**24  # of states and of pages: the host keeps a number for each
 MOST_RUNNING = 4096
-CLAIRVOYANT, BY_HAND = "clairvoyant", "by-hand"
+CLAIRVOYANT = "clairvoyant"
+BY_HAND = "by-hand"
 NAMES = (*POLICIES, CLAIRVOYANT)
 PLACEMENT_NAMES = (*PLACEMENTS, BY_HAND)
 Progress = Callable[[int, int], None]

@@ -1,0 +1,196 @@
+"""Every block of Python on the pages of docs/ runs: programs as they are, parts of programs with what they leave out.
+
+Programs begin with `import`; `tests/test_docs.py` runs those of the guide. Parts run here, on fake CUDA devices where
+they need streams or graphs.
+"""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import memstate as ms
+from memstate.tiers.stores import mooncake
+from tests.support.fake_cuda import FakeCuda, Stream, fake_cuda, launching
+from tests.support.sources import ROOT
+from tests.test_docs import BLOCK, PAGES
+
+ELSEWHERE = {  # page -> the test that runs its blocks
+    "docs/transformers.md": "tests/integrations/test_transformers_docs.py",
+    "docs/tiers.md": "tests/cli/test_bench_tiers.py",
+    "docs/inspector.md": "tests/cli/test_inspect.py",
+}
+LAYOUT = ms.StateLayout([ms.Plane("ssm", (2, 8, 8), torch.float32)], layers=2)
+
+
+def blocks(page: str) -> list[str]:
+    """The blocks of Python on a page."""
+    return re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE)
+
+
+def part(page: str, begins: str) -> str:
+    """The block of a page that begins so."""
+    (block,) = (block for block in blocks(page) if block.startswith(begins))
+    return block
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
+    with fake_cuda(monkeypatch) as fake:
+        yield fake
+
+
+def manager(**settings: Any) -> ms.StateManager:
+    return ms.StateManager(LAYOUT, slots=12, max_requests=4, **settings)
+
+
+def left_out(page: str) -> list[str]:
+    """The first lines of blocks that no test runs: neither as a program nor as a part that a test here asks for."""
+    programs = {code for code, _ in BLOCK.findall((ROOT / page).read_text())} if page in PAGES else set()
+    first = {block: block.splitlines()[0] for block in blocks(page) if block not in programs}
+    return [line for line in first.values() if f'part("{page}", "{line[:24]}' not in Path(__file__).read_text()]
+
+
+@pytest.mark.parametrize("page", sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/*.md")))
+def test_every_block_runs(page: str) -> None:
+    if page in ELSEWHERE:
+        assert f'"{Path(page).name}").read_text()' in (ROOT / ELSEWHERE[page]).read_text()
+    else:
+        assert left_out(page) == [], "a program: name the page in PAGES of tests/test_docs.py; a part: run it here"
+
+
+def test_a_part_that_nothing_runs_is_found() -> None:
+    assert left_out("docs/tiers.md")[-1] == "whole = ms.StateLayout("  # test_bench_tiers.py runs it
+
+
+def test_layouts() -> None:
+    config = {
+        "model_type": "qwen3_next", "num_hidden_layers": 2, "layer_types": ["linear_attention"] * 2,
+        "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+        "linear_conv_kernel_dim": 4,
+    }  # fmt: skip
+    names: dict[str, Any] = {"ms": ms, "config": config, "planes": LAYOUT.planes}
+    exec(part("docs/guide.md", "layout = ms.presets.qwen3_next(ranks=4)"), names)
+    assert (names["layout"].layers, names["layout"].order) == (36, "slot_major")
+
+
+class Graph:
+    """Stands for a CUDA graph: launches that were captured, which a replay repeats."""
+
+    def __init__(self) -> None:
+        self.launches: list[Any] = []
+
+    def replay(self) -> None:
+        for launch in self.launches:
+            launch()
+
+
+def test_a_graph_holds_a_whole_step(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def capture(graph: Graph) -> Iterator[None]:
+        stream = cuda.new_stream()
+        with cuda.capture(stream):
+            cuda.lag(stream)
+            yield
+        graph.launches = [launch for _, launch in cuda.lagging.pop(stream)]
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "graph", capture)
+    mem = manager(device="cuda:0", backend="reference", tracking=ms.Redirect(2))
+    rows = mem.admit([ms.Request("a"), ms.Request("b")])
+
+    def forward(read: torch.Tensor, write: torch.Tensor, snapshot: torch.Tensor) -> None:
+        for state in mem.planes["ssm"]:
+            state[write.long()] = state[read.long()] + 1
+
+    names: dict[str, Any] = {
+        "ms": ms, "torch": torch, "mem": mem, "rows": rows, "sizes": (1, 2), "graphs": {},
+        "forward": launching("forward", forward),
+    }  # fmt: skip
+    block = part("docs/guide.md", "ms.warm_up(")
+    exec(block, names)
+    for _ in range(2):
+        exec(block[block.index("step = mem.plan") :], names)
+    assert [len(graph.launches) for graph in names["graphs"].values()] == [4, 4]
+    snapshots = mem.release(rows, publish=[2, 2])
+    (row,) = mem.admit([ms.Request("c", resume=snapshots[0])])
+    step = mem.plan([row])
+    assert mem.planes["ssm"][0][step.read.long()].unique().tolist() == [2.0]
+
+
+def test_a_forward_on_another_stream_lies_between_two_plans(cuda: FakeCuda) -> None:
+    mem = manager(device="cuda:0", backend="reference")
+    names: dict[str, Any] = {
+        "torch": torch, "mem": mem, "rows": mem.admit([ms.Request("a")]), "forward": None,
+        "forward_stream": Stream(0), "work_stream": cuda.current_stream(0),
+        "run": lambda forward, step: cuda.launch("forward"),
+    }  # fmt: skip
+    block = part("docs/guide.md", "step = mem.plan(rows)\nforward_stream.wait_stream(work_stream)")
+    exec(block, names)
+    exec(block, names)
+    first, second = cuda.given("plan")
+    (forward, _) = cuda.given("forward")
+    assert forward.stream is names["forward_stream"]
+    assert forward.behind(first) and second.behind(forward)
+
+
+def test_placements_and_chunks() -> None:
+    names: dict[str, Any] = {"ms": ms}
+    exec(part("docs/prefill.md", "class Halves(ms.Placement):"), names)
+    mem = manager(pages=ms.Pages(size=4), prefix=ms.Prefix(placement=names["Halves"]()))
+    names |= {"mem": mem, "row": mem.admit([ms.Request("r", tokens=range(32))])[0], "budget": 30}
+    exec(part("docs/prefill.md", "tokens = mem.chunk(row, budget)"), names)
+    assert names["tokens"] == 16  # without a grid up to the mark in the middle
+
+
+def chunk_with_marks(grid: int) -> dict[str, Any]:
+    """A step of 8 tokens that keeps the state after 4, and what a forward over it knows."""
+    conv = ms.Plane("conv", (3, 8), torch.float32)
+    layout = ms.StateLayout([ms.Plane("ssm", (2, 4, 4), torch.float32), conv], layers=1)
+    settings: dict[str, Any] = {"pages": ms.Pages(size=4), "prefix": ms.Prefix(), "forward": ms.Forward(grid=grid)}
+    settings["backend"] = "reference"
+    mem = ms.StateManager(layout, slots=8, max_requests=2, **settings)
+    step = mem.plan(mem.admit([ms.Request("r", tokens=range(8), snapshot_at=[4])]), 8)
+    assert step.marked == 1
+    return {"mem": mem, "step": step, "backend": mem.backend, "slot": int(step.marks.slot[0])}
+
+
+def test_kernels_store_states_at_marks() -> None:
+    names = chunk_with_marks(grid=1)
+    planes = names["mem"].planes
+    names |= {name: torch.ones(1, 8, 2, 4) for name in "qkv"} | {name: torch.ones(1, 8, 2) for name in ("beta",)}
+    names |= {"decay": torch.zeros(1, 8, 2), "ssm": planes["ssm"][0], "conv": planes["conv"][0], "bias": None}
+    names |= {"x": torch.arange(64.0).view(1, 8, 8), "weight": torch.ones(8, 4)}
+    exec(part("docs/prefill.md", "backend.gated_delta_step("), names)
+    assert planes["conv"][0, names["slot"]].tolist() == names["x"][0, 1:4].tolist()  # tokens 2 to 4
+    assert planes["ssm"][0, names["slot"]].any()
+
+
+def test_states_at_marks_come_out_of_a_chunked_kernel() -> None:
+    names = chunk_with_marks(grid=4)
+    planes = names["mem"].planes
+    names |= {"h": torch.arange(64.0).view(1, 2, 2, 4, 4), "inputs": torch.arange(64.0).view(1, 8, 8)}
+    names |= {"cu_seqlens": torch.tensor([0, 8], dtype=torch.int32)}
+    names |= {"first_piece": torch.tensor([0, 2], dtype=torch.int32)}
+    exec(part("docs/prefill.md", "if step.marked:").replace("chunk=64", "chunk=4"), names)
+    assert planes["ssm"][0, names["slot"]].tolist() == names["h"][0, 1].tolist()  # before the second piece
+    assert planes["conv"][0, names["slot"]].tolist() == names["inputs"][0, 1:4].tolist()
+
+
+def test_tiers_of_a_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed, "new_group", lambda backend: backend)  # there are no other processes
+    names: dict[str, Any] = {"torch": torch, "Tiers": ms.Tiers, "FileStore": ms.FileStore, "folder": tmp_path}
+    names |= {"kv": None, "rank": 1, "ranks": 2}
+    exec(part("docs/tiers.md", "group = torch.distributed.new_group("), names)
+    assert (names["tiers"].group, names["tiers"].rank) == ("gloo", 1)
+
+
+def test_settings_of_mooncake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mooncake, "MooncakeStore", lambda settings: settings)  # there is no master at this address
+    names: dict[str, Any] = {}
+    exec(part("docs/mooncake.md", "from memstate.tiers.stores.mooncake import"), names)
+    assert names["store"].segment_bytes == 64 << 30

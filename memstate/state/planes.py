@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -48,6 +49,23 @@ class Traffic:
     copied: int = 0
     zeroed: int = 0
     uncounted: int = 0
+
+
+class _Naming:
+    """Puts the operation and its planes in front of what a launch refuses."""
+
+    def __init__(self, operation: str, *planes: Plane | None) -> None:
+        self.operation, self.planes = operation, planes
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, ValueError):
+            planes = " and ".join(repr(plane) for plane in self.planes if plane is not None)
+            raise InvalidArgument(f"{self.operation} of {planes}: {error}") from error
 
 
 class Planes(NotCopied, Shown, Mapping[str, Any]):
@@ -289,22 +307,22 @@ class Planes(NotCopied, Shown, Mapping[str, Any]):
             out: where to, contiguous (default: new memory).
 
         Raises:
-            InvalidArgument: an unknown plane, ids that do not fit, or an `out` that requires grad.
+            InvalidArgument: an unknown plane; ids or an `out` that do not fit it, with its name, shape and dtype.
             Asleep: the memory is released.
-            ValueError: as `Backend.gather_slots`.
 
         Syncs: no.
         """
         regions = self._regions("gather", name)
-        self._require_ids("slots", slots)
         plane = regions[0].plane
-        if out is None:
-            shape = (self.layout.layers, slots.numel(), *plane.shape)
-            out = torch.empty(shape, dtype=plane.dtype, device=self.device)
-        elif isinstance(out, Tensor):
-            require_no_grad("out", out)
-        for region, part in self._beside(regions, "out", out):
-            self.backend.gather_slots(region.tensor, slots, part)
+        with _Naming("gather", plane):
+            self._require_ids("slots", slots)
+            if out is None:
+                shape = (self.layout.layers, slots.numel(), *plane.shape)
+                out = torch.empty(shape, dtype=plane.dtype, device=self.device)
+            elif isinstance(out, Tensor):
+                require_no_grad("out", out)
+            for region, part in self._beside(regions, "out", out):
+                self.backend.gather_slots(region.tensor, slots, part)
         return out
 
     def scatter(self, name: str, slots: Tensor, batch: Tensor) -> None:
@@ -316,14 +334,15 @@ class Planes(NotCopied, Shown, Mapping[str, Any]):
             batch: `layer batch ...`, contiguous.
 
         Raises:
-            ValueError: as `gather`.
+            InvalidArgument, Asleep: as `gather`.
 
         Syncs: no. Launches: as `gather`.
         """
         regions = self._regions("scatter", name)
-        self._require_ids("slots", slots)
-        for region, part in self._beside(regions, "batch", batch):
-            self.backend.scatter_slots(region.tensor, slots, part)
+        with _Naming("scatter", regions[0].plane):
+            self._require_ids("slots", slots)
+            for region, part in self._beside(regions, "batch", batch):
+                self.backend.scatter_slots(region.tensor, slots, part)
 
     def scatter_accepted(
         self, name: str, window: Tensor, write: Tensor, accepted: Tensor, snapshot: Tensor, crossed: Tensor
@@ -341,13 +360,14 @@ class Planes(NotCopied, Shown, Mapping[str, Any]):
             crossed: int32 or int64 `batch`.
 
         Raises:
-            ValueError: as `gather`.
+            InvalidArgument, Asleep: as `gather`.
 
         Syncs: no. Launches: as `gather`.
         """
         regions = self._regions("scatter_accepted", name)
-        for region, part in self._beside(regions, "window", window):
-            self.backend.scatter_accepted(region.tensor, part, write, accepted, snapshot, crossed)
+        with _Naming("scatter_accepted", regions[0].plane):
+            for region, part in self._beside(regions, "window", window):
+                self.backend.scatter_accepted(region.tensor, part, write, accepted, snapshot, crossed)
 
     def scatter_inputs(
         self, name: str, inputs: Tensor, write: Tensor, accepted: Tensor, snapshot: Tensor, crossed: Tensor
@@ -366,16 +386,17 @@ class Planes(NotCopied, Shown, Mapping[str, Any]):
             crossed: int32 or int64 `batch`.
 
         Raises:
-            ValueError: as `gather`.
+            InvalidArgument, Asleep: as `gather`.
 
         Syncs: no. Launches: as `gather`.
         """
         regions = self._regions("scatter_inputs", name)
-        for region, part in self._beside(regions, "inputs", inputs):
-            plane = region.tensor
-            if plane.dim() == part.dim() == 4 and plane.shape[3] != part.shape[3]:
-                plane = plane.transpose(2, 3)
-            self.backend.scatter_inputs(plane, part, write, accepted, snapshot, crossed)
+        with _Naming("scatter_inputs", regions[0].plane):
+            for region, part in self._beside(regions, "inputs", inputs):
+                plane = region.tensor
+                if plane.dim() == part.dim() == 4 and plane.shape[3] != part.shape[3]:
+                    plane = plane.transpose(2, 3)
+                self.backend.scatter_inputs(plane, part, write, accepted, snapshot, crossed)
 
     def scatter_states(
         self, sources: Mapping[str, Tensor], marks: Marks, starts: Tensor, read: Tensor, write: Tensor, *,
@@ -400,34 +421,34 @@ class Planes(NotCopied, Shown, Mapping[str, Any]):
             transposed: whether the last two axes of the states are those of the plane exchanged.
 
         Raises:
-            InvalidArgument: an unknown plane, or a source with another number of layers.
+            InvalidArgument: an unknown plane, or arguments that do not fit the planes of a launch, with their names.
             Asleep: the memory is released.
-            ValueError: as `Backend.scatter_states`.
 
         Syncs: no.
         """
         self.memory.require_awake("scatter_states")
         for name in sources:
             self._regions("scatter_states", name)
-        states: list[list[Given]] = []
-        windows: list[list[Given]] = []
+        states: list[tuple[Plane | None, list[Given]]] = []
+        windows: list[tuple[Plane | None, list[Given]]] = []
         for plane in self.layout.planes:
             regions, source = self._regions("scatter_states", plane.name), sources.get(plane.name)
             if source is None:
                 parts: list[Given] = [(region.tensor, None) for region in regions]
             else:
-                parts = [(region.tensor, part) for region, part in self._beside(regions, plane.name, source)]
+                with _Naming("scatter_states", plane):
+                    parts = [(region.tensor, part) for region, part in self._beside(regions, plane.name, source)]
             if _holds_windows(plane, source):
-                windows.append([(_with_taps_first(tensor, part), part) for tensor, part in parts])
+                windows.append((plane, [(_with_taps_first(tensor, part), part) for tensor, part in parts]))
             else:
-                states.append(parts)
-        nothing: list[Given] = []
-        for one, other in zip_longest(states, windows, fillvalue=nothing):
+                states.append((plane, parts))
+        for (plane_of, one), (conv_of, other) in zip_longest(states, windows, fillvalue=(None, list[Given]())):
             apart = [*((part, NOTHING) for part in one), *((NOTHING, part) for part in other)]
             for (states_of, h), (conv, inputs) in zip(one, other, strict=True) if len(one) == len(other) else apart:
-                self.backend.scatter_states(
-                    marks, starts, read, write, states_of, h, first, chunk, transposed, conv, inputs
-                )  # fmt: skip
+                with _Naming("scatter_states", plane_of, conv_of):
+                    self.backend.scatter_states(
+                        marks, starts, read, write, states_of, h, first, chunk, transposed, conv, inputs
+                    )  # fmt: skip
 
     def scrub_null(self) -> None:
         """Zeroes slot 0, which kernels of an engine may have written; one small device operation per tensor.
@@ -484,6 +505,8 @@ class Planes(NotCopied, Shown, Mapping[str, Any]):
 
     def _beside(self, regions: Sequence[Region], what: str, tensor: Tensor) -> list[tuple[Region, Tensor]]:
         """Each region with its layers of a tensor `layer ...`."""
+        if not isinstance(tensor, Tensor):
+            raise InvalidArgument(f"{what}: {type(tensor).__name__}, expected a tensor `layer ...`")
         if tensor.dim() < 1 or len(tensor) != self.layout.layers:
             raise InvalidArgument(f"{what}: {tuple(tensor.shape)}, expected {self.layout.layers} layers first")
         return [(region, tensor[region.first : region.first + len(region.tensor)]) for region in regions]

@@ -80,7 +80,7 @@ def test_C5_a_split_without_cached_states_has_no_hits_and_a_model_without_kv_nee
 def test_C6_bad_input_is_one_clear_line(trace: Path, tmp_path: Path) -> None:
     (own := tmp_path / "own.json").write_text('{"model_type": "own"}')
     unknown = memstate("capacity", own, "--memory", "1GiB", "--context", "1k")
-    assert unknown.status == 2 and unknown.err.endswith("; for another model, build its StateLayout\n")
+    assert unknown.status == 2 and unknown.err.endswith("or a StateLayout of your own\n")
     few = memstate("capacity", "qwen3_next", "--memory", "20GiB", "--context", "1k", "--trace", trace)
     assert few.status == 2 and few.err.count("\n") == 1 and "the longest request of the trace has" in few.err
     for options, message in (

@@ -4,6 +4,9 @@ Logits are compared within 1e-5 of the largest: windows without their oldest inp
 order. The control spoils a state in its slot: a test that cannot notice that proves nothing.
 """
 
+import functools
+import inspect
+import sys
 from collections.abc import Sequence
 from itertools import product
 from statistics import median
@@ -21,6 +24,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 import memstate.integrations.transformers as mst
 from memstate.integrations.transformers.layout import layout_of
+from memstate.integrations.transformers.on_slots import FUNCTIONS, _either, install
 from memstate.integrations.transformers.probe import Findings, Held, cache_argument, own_cache, probe
 
 PROMPT = torch.tensor([[5, 17, 40, 9, 33, 71, 8], [60, 4, 12, 88, 23, 51, 30]])
@@ -166,6 +170,80 @@ def test_layout_has_every_state_of_the_own_cache(family: str) -> None:
     assert len(where) == len(expected)  # no two states share a place
     elements = sum(torch.Size(shape).numel() for shape, _ in expected.values())
     assert found.state.layers * sum(plane.elements for plane in found.state.planes) == elements  # and no byte is wasted
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "inkling2_text"])  # it fails by itself
+def test_a_trial_chooses_alike_in_every_precision(family: str, dtype: torch.dtype) -> None:
+    assert mst.layout(tiny(family, dtype=dtype)).on_slots == (family not in COPIES)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("family", "name", "mistake"),
+    [
+        ("qwen3_next", "torch_recurrent_gated_delta_rule", {"use_qk_l2norm_in_kernel": False}),
+        ("bamba", "mamba2_selective_state_update", {"dt_softplus": False}),
+        ("mamba", "mamba_selective_state_update", {"D": None}),
+    ],
+)
+def test_a_trial_finds_a_kernel_that_computes_something_else(
+    family: str, name: str, mistake: dict[str, Any], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    model = tiny(family, seed=1, dtype=dtype)
+    install(model)
+    module = sys.modules[type(model).__module__]
+    own = getattr(module, name).__wrapped__
+    monkeypatch.setattr(module, name, _either(own, changed_kernel(FUNCTIONS[name], mistake)))
+    with caplog.at_level("INFO", "memstate.transformers"):
+        assert not mst.layout(model).on_slots
+    assert f"the kernel for {name} differs by" in caplog.text
+
+
+def changed_kernel(kernel: Any, mistake: dict[str, Any]) -> Any:
+    @functools.wraps(kernel)
+    def wrong(*args: Any, **kwargs: Any) -> Any:
+        given = inspect.signature(kernel).bind(*args, **kwargs)
+        given.arguments.update(mistake)
+        return kernel(*given.args, **given.kwargs)
+
+    return wrong
+
+
+def test_a_trial_finds_a_layer_that_reads_the_oldest_input_of_a_window(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, forward = tiny("lfm2", seed=1), type(tiny("lfm2").model.layers[0].conv).forward
+
+    def peeking(self: Any, hidden_states: Tensor, past_key_values: Any = None, **kwargs: Any) -> Tensor:
+        window = past_key_values.layers[self.layer_idx].conv_states[0] if past_key_values is not None else None
+        oldest = 0 if not isinstance(window, Tensor) else window[..., 0].mean()
+        return forward(self, hidden_states, past_key_values, **kwargs) + oldest
+
+    monkeypatch.setattr(type(model.model.layers[0].conv), "forward", peeking)
+    with caplog.at_level("INFO", "memstate.transformers"):
+        found = mst.layout(model)
+    assert not found.on_slots and found.state.planes[0].shape == (32, 3)
+    assert "a layer reads the oldest input of a window" in caplog.text
+
+
+def test_a_trial_finds_a_state_that_no_kernel_updates(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = tiny("lfm2", seed=2)
+    layer, forward = model.model.layers[2].conv, type(model.model.layers[2].conv).forward
+
+    def forgetful(self: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if self is layer and hidden_states.shape[1] == 1:
+            return hidden_states
+        return forward(self, hidden_states, *args, **kwargs)
+
+    monkeypatch.setattr(type(layer), "forward", forgetful)
+    with caplog.at_level("INFO", "memstate.transformers"):
+        assert not mst.layout(model).on_slots
+    assert "no kernel updates the conv state 0 of layer 2" in caplog.text
 
 
 def test_planes_of_unequal_numbers_of_states_share_their_layers() -> None:

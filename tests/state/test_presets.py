@@ -44,8 +44,8 @@ KNOWN = {
         {2: ((4608, 3), (64, 64, 256)), 4: ((2560, 3), (32, 64, 256)), 8: ((1536, 3), (16, 64, 256))}),
     "granite_hybrid": Known(36, (4352, 3), (64, 64, 128), "72.90", "36.90",
         {2: ((2304, 3), (32, 64, 128)), 4: ((1280, 3), (16, 64, 128)), 8: ((768, 3), (8, 64, 128))}),
-    "kimi_linear": Known(20, (3, 12288), (32, 128, 128), "41.41", "21.41",
-        {2: ((3, 6144), (16, 128, 128)), 4: ((3, 3072), (8, 128, 128)), 8: ((3, 1536), (4, 128, 128))}),
+    "kimi_linear": Known(20, (12288, 3), (32, 128, 128), "41.41", "21.41",
+        {2: ((6144, 3), (16, 128, 128)), 4: ((3072, 3), (8, 128, 128)), 8: ((1536, 3), (4, 128, 128))}),
     "lfm2": Known(10, (2048, 2), None, "0.08", "0.08",
         {2: ((1024, 2), None), 4: ((512, 2), None), 8: ((256, 2), None)}),
     "falcon_mamba": Known(64, (8192, 3), (8192, 16), "35.00", "19.00",
@@ -114,10 +114,33 @@ def test_a_rank_holds_what_an_engine_gives_it(name):
 
 def test_windows_say_where_their_parts_are():
     assert presets.qwen3_next().part("conv", "v") == slice(4096, 8192)
-    assert presets.kimi_linear().part("conv", "k") == slice(4096, 8192) and presets.kimi_linear().planes[0].axis == 1
+    assert presets.kimi_linear().part("conv", "k") == slice(4096, 8192)
+    assert presets.kimi_linear(conv_order="engine").planes[0].axis == 1
     nemotron = presets.nemotron_h()
     assert nemotron.planes[0].slices() == {"x": slice(0, 8192), "B": slice(8192, 9216), "C": slice(9216, 10240)}
     assert nemotron.part("ssm", "head") == slice(0, 128) and nemotron.shard(8).part("conv", "C") == slice(1152, 1280)
+
+
+def test_dtypes_are_those_of_the_configuration_and_of_the_class():
+    def dtypes(fields, **options):
+        return [plane.dtype for plane in from_config(fields, **options).planes]
+
+    lfm2 = presets.CHECKPOINTS["lfm2"]
+    zaya, inkling = (transformers_config({"model_type": name}).to_dict() for name in ("zaya", "inkling_text"))
+    del zaya["dtype"], inkling["dtype"]  # None
+    assert dtypes(lfm2) == [torch.bfloat16]
+    for name, value in (("dtype", "float16"), ("torch_dtype", "float16"), ("dtype", torch.float16)):
+        assert dtypes({**lfm2, name: value}) == [torch.float16]
+        assert dtypes({**presets.CHECKPOINTS["qwen3_next"], name: value}) == [torch.float16, torch.float32]
+        assert dtypes({"model_type": "two", "text_config": lfm2, name: value}) == [torch.float16]
+        assert dtypes({**zaya, name: value}) == [torch.float16, torch.float16]
+        assert dtypes({**inkling, name: value}) == [torch.float32] * 3
+    nested = {"model_type": "two", "text_config": {**lfm2, "dtype": "float32"}, "dtype": "float16"}
+    assert dtypes(nested) == [torch.float32]
+    assert dtypes({**lfm2, "dtype": "float32"}, conv_dtype=torch.float16) == [torch.float16]
+    for value in ("int8", "half precision", 16):
+        with pytest.raises(InvalidArgument, match=f"lfm2 with dtype = {value!r}: expected a floating-point dtype"):
+            from_config({**lfm2, "dtype": value})
 
 
 def test_dtypes_and_order_are_the_callers():
@@ -142,13 +165,30 @@ OTHERS = (
     ({"model_type": "olmo_hybrid"}, 24, (11520, 3), (30, 96, 192)),
     ({"model_type": "falcon_h1", "mamba_d_ssm": None}, 32, (8704, 3), (128, 64, 256)),
     ({"model_type": "falcon_h1"}, 32, (1536, 3), (128, 8, 256)),
-    ({"model_type": "kimi_linear"}, 21, (3, 12288), (32, 128, 128)),
+    ({"model_type": "kimi_linear"}, 21, (12288, 3), (32, 128, 128)),
     ({"model_type": "zamba2", "n_mamba_heads": 80}, 54, (5248, 3), (80, 64, 64)),
     ({"model_type": "jamba"}, 28, (8192, 3), (8192, 16)),
     ({"model_type": "lfm2_moe", "num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]}, 1, (2048, 2), None),
     ({"model_type": "mamba", "conv_kernel": 1}, 32, (1536, 0), (1536, 16)),
     ({"model_type": "nemotron_h"}, 1, (10240, 3), (128, 64, 128)),
+    ({"model_type": "zamba"}, 76, (7424, 3), (2, 3712, 16)),
+    ({"model_type": "bailing_hybrid"}, 35, (12288, 3), (32, 128, 128)),
+    ({"model_type": "glm5_next"}, 34, (24576, 3), (64, 128, 128)),
+    ({"model_type": "glm5_next_text"}, 34, (24576, 3), (64, 128, 128)),
+    ({"model_type": "qwen4_exp"}, 30, (8192, 3), (32, 128, 128)),
+    ({"model_type": "qwen4_exp_text"}, 30, (8192, 3), (32, 128, 128)),
+    ({"model_type": "lfm3"}, 13, (2048, 6), None),
+    ({"model_type": "zaya"}, 40, (1280, 2), (128,)),
 )
+# Types whose layers have several windows: planes, and layers of a plane.
+SEVERAL = (
+    ({"model_type": "inkling_mm_model"}, {"conv": (5, 2048, 3), "conv2": (6, 6144, 3), "conv3": (1024, 3)}, 22),
+    ({"model_type": "inkling_text", "num_hidden_layers": 2, "layer_types": ["hybrid"] * 2},
+     {"conv": (1024, 3), "conv2": (6144, 3)}, 4),
+    ({"model_type": "inkling2_text", "num_hidden_layers": 3}, {"conv": (1024, 3), "conv2": (4608, 3)}, 6),
+    ({"model_type": "qwen4_exp_text", "num_hidden_layers": 4, "ple_layer_ids": [2], "eos_token_id": 2},
+     {"conv": (3, 8192, 3), "ssm": (3, 32, 128, 128), "conv2": (8192, 9), "conv3": (2,)}, 1),
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(("fields", "layers", "conv", "ssm"), OTHERS, ids=lambda value: str(value)[:40])
@@ -157,25 +197,36 @@ def test_other_types_by_their_classes(fields, layers, conv, ssm):
     assert (layout.layers, shapes(layout)) == (layers, (conv, ssm))
 
 
+@pytest.mark.parametrize(("fields", "planes", "layers"), SEVERAL, ids=lambda value: str(value)[:40])
+def test_states_that_differ_or_are_in_some_layers_only_are_several_planes(fields, planes, layers):
+    layout = from_config(transformers_config(fields))
+    assert ({plane.name: plane.shape for plane in layout.planes}, layout.layers) == (planes, layers)
+    half = {plane.name: plane.shape for plane in layout.shard(2).planes}
+    assert half["conv"][-2] * 2 == planes["conv"][-2] and half["conv2"] == planes["conv2"]  # a rank holds all of these
+
+
 def test_every_known_type_is_tried_with_its_class():
-    tried = [*presets.CHECKPOINTS.values(), *(fields for fields, *_ in OTHERS)]
+    tried = [*presets.CHECKPOINTS.values(), *(fields for fields, *_ in (*OTHERS, *SEVERAL))]
     assert set(presets.READERS) <= {fields["model_type"] for fields in tried}
 
 
 @pytest.mark.parametrize(
     ("fields", "layers"),
     [
-        ({"layer_types": ["linear_attention", "full_attention", "mamba", "hybrid", "conv", "moe"]}, 4),
-        ({"layers_block_type": ["mamba", "attention", "mamba"]}, 2),
-        ({"layer_types": None, "hybrid_override_pattern": "M-M*ME"}, 3),
-        ({"linear_attn_config": {"kda_layers": [1, 2, 4]}}, 3),
-        ({"num_hidden_layers": 8, "attn_layer_indices": [3, 7]}, 6),
-        ({"num_hidden_layers": 8, "full_attn_idxs": []}, 8),
-        ({"num_hidden_layers": 9, "full_attention_interval": 4}, 7),
-        ({"model_type": "falcon_h1", "num_hidden_layers": 5, "layers_block_type": ["full_attention"] * 5}, 5),
+        ({"layer_types": ["linear_attention", "full_attention", "mamba", "hybrid", "conv", "moe"]}, (0, 2, 3, 4)),
+        ({"layers_block_type": ["mamba", "attention", "mamba"]}, (0, 2)),
+        ({"layer_types": None, "hybrid_override_pattern": "M-M*ME"}, (0, 2, 4)),
+        ({"linear_attn_config": {"kda_layers": [4, 1, 2]}}, (0, 1, 3)),
+        ({"num_hidden_layers": 8, "attn_layer_indices": [3, 7]}, (0, 1, 2, 4, 5, 6)),
+        ({"num_hidden_layers": 3, "full_attn_idxs": []}, (0, 1, 2)),
+        ({"num_hidden_layers": 9, "full_attention_interval": 4}, (0, 1, 2, 4, 5, 6, 8)),
+        (
+            {"model_type": "falcon_h1", "num_hidden_layers": 5, "layers_block_type": ["full_attention"] * 5},
+            tuple(range(5)),
+        ),
     ],
 )
-def test_state_layers_are_counted_from_whatever_list_there_is(fields, layers):
+def test_state_layers_are_read_from_whatever_list_there_is(fields, layers):
     assert state_layers(fields) == state_layers(SimpleNamespace(**fields)) == layers
 
 
@@ -202,7 +253,7 @@ class SelfNested:
     [
         (
             {"model_type": "llama"},
-            "model_type 'llama': the known ones are bamba, .*, zamba2; for another model, build its StateLayout",
+            "model_type 'llama': the known ones are bailing_hybrid, .*, zaya; for another .*layout, or a",
         ),
         (object(), "model_type None: the known ones are"),
         ({"model_type": ["qwen3_next"]}, r"model_type \['qwen3_next'\]: the known ones are"),
@@ -235,7 +286,7 @@ def test_from_config_takes_the_path_of_a_config_json_or_of_its_folder(tmp_path):
     path.write_text(json.dumps(presets.CHECKPOINTS["qwen3_next"]))
     for given in (path, str(path), tmp_path, str(tmp_path)):
         assert from_config(given) == preset("qwen3_next")
-        assert state_layers(given) == 36
+        assert state_layers(given) == tuple(layer for layer in range(48) if layer % 4 != 3)
     path.write_text("[1]")
     with pytest.raises(InvalidArgument, match="with an object in it"):
         from_config(tmp_path)
@@ -329,7 +380,9 @@ def test_lists_of_layers_that_a_class_derives_are_derived_from_what_it_writes(ki
         with pytest.raises(InvalidArgument, match="bamba without layer_types"):
             from_config({name: value for name, value in written.items() if name != "attn_layer_indices"})
     else:
-        assert state_layers({**written, "num_hidden_layers": 13, "attn_layer_period": 4, "attn_layer_offset": 0}) == 9
+        assert state_layers({**written, "num_hidden_layers": 13, "attn_layer_period": 4, "attn_layer_offset": 0}) == (
+            1, 2, 3, 5, 6, 7, 9, 10, 11,
+        )  # fmt: skip
         with pytest.raises(InvalidArgument, match="attn_layer_offset = 8, attn_layer_period = 8"):
             from_config({**written, "attn_layer_offset": 8})
 
@@ -349,23 +402,22 @@ def test_numbers_of_numpy_are_numbers():
 @pytest.mark.parametrize("name", KNOWN)
 def test_windows_lie_the_way_that_is_asked_for(name):
     usual = preset(name)
-    usually = "width_first" if name == "kimi_linear" else "channel_first"
-    for conv_order, axis in (("channel_first", 0), ("width_first", 1)):
+    for conv_order, axis in (("channel_first", 0), ("width_first", 1), ("engine", int(name == "kimi_linear"))):
         layout = preset(name, conv_order=conv_order)
-        assert (layout == usual) == (conv_order == usually)
+        assert (layout == usual) == (axis == 0)
         assert layout.bytes_per_slot == usual.bytes_per_slot
         conv = layout.planes[0]
         assert conv.axis == axis and conv.slices() == usual.planes[0].slices() and layout.planes[1:] == usual.planes[1:]
         channels = sum(part.length for part in conv.parts)
         assert conv.shape[axis] == channels and sorted(conv.shape) == sorted(usual.planes[0].shape)
         for ranks, (window, _) in KNOWN[name].shards.items():
-            turned = window if conv_order == usually else window[::-1]
+            turned = window[::-1] if axis else window
             assert shapes(preset(name, conv_order=conv_order, ranks=ranks))[0] == turned
             cut = conv.owned(ranks, ranks - 1)[-1]
             assert usual.planes[0].owned(ranks, ranks - 1)[-1] == cut
             view = torch.empty(2, 3, *conv.shape)[conv.index(cut.whole)]
             assert view.shape[2 + axis] == cut.whole.stop - cut.whole.start
-    with pytest.raises(InvalidArgument, match="conv_order 'channel_last': expected channel_first or width_first"):
+    with pytest.raises(InvalidArgument, match="conv_order 'channel_last': expected channel_first or width_first or en"):
         preset(name, conv_order="channel_last")
 
 

@@ -210,8 +210,37 @@ def test_planes_are_gathered_and_scattered_in_one_launch(backend, order):
     storage.scatter("ssm", ids(backend, 2, 4, 0), batch + 1)
     assert torch.equal(plane[:, [2, 4]], batch[:, :2] + 1) and not bool(plane[:, 0].any())
     assert backend.counts.launches == {"gather_slots": 2, "scatter_slots": 1}
-    with pytest.raises(InvalidArgument, match=r"out: \(1, 3, 2, 3, 3\), expected 2 layers first"):
-        storage.gather("ssm", ids(backend, 3, 0, 1), batch[:1])
+
+
+def test_what_does_not_fit_a_plane_is_refused_with_its_name_shape_and_dtype(backend):
+    storage = Planes(hybrid("layer_major"), 4, backend)
+    storage["ssm"][:] = 1
+    before, two = storage["ssm"].clone(), ids(backend, 1, 2)
+    good = torch.zeros(2, 2, 2, 3, 3, device=backend.device)
+    window = torch.zeros(2, 2, 1, 2, 3, 3, device=backend.device)
+    refused = {
+        r"gather .* slots: torch.float32 \(2,\)": lambda: storage.gather("ssm", two.float()),
+        r"gather .* out: \(1, 2, 2, 3, 3\), expected 2 layers first": lambda: storage.gather("ssm", two, good[:1]),
+        r"gather .* out: expected `layer batch ...` = \(2, 1, 2, 3, 3\), got \(2, 2, 2, 3, 3\)": lambda: storage.gather(
+            "ssm", two[:1], good
+        ),
+        r"gather .* out: list, expected a tensor": lambda: storage.gather("ssm", two, [1]),
+        r"scatter .* slots: torch.int16": lambda: storage.scatter("ssm", two.to(torch.int16), good),
+        r"scatter .* batch: expected torch.float32 as the plane, got torch.float64": lambda: storage.scatter(
+            "ssm", two, good.double()
+        ),
+        r"scatter_accepted .* window: expected .* got torch.float16": lambda: storage.scatter_accepted(
+            "ssm", window.half(), two, two, two, two
+        ),
+        r"scatter_inputs .* plane: expected `layer slot tap-1 channel`, got \(2, 5, 2, 3, 3\)": lambda: (
+            storage.scatter_inputs("ssm", window, two, two, two, two)
+        ),
+    }
+    for named, call in refused.items():
+        with pytest.raises(InvalidArgument, match=named) as raised:
+            call()
+        assert " of Plane(ssm[2,3,3] float32, " in str(raised.value)
+    assert not good.any() and torch.equal(storage["ssm"], before)
 
 
 @pytest.mark.parametrize(

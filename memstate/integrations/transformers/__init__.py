@@ -4,7 +4,8 @@ probe       what a model keeps in its own cache: windows, recurrent states, KV
 layout      the planes of a state, and which layer has its state where
 binding     one manager for one model
 states      hands states to layers: gathered copies them, on_slots runs memstate's kernels where they are
-reading     `layout`: probe, then a trial on slots
+trial       whether a model can decode on slots
+reading     `layout`: probe, then a trial
 cache       `StateCache`, for `generate`: watch says when a forward begins, ended which tokens count
 kv, paged   KV of attention layers in pages
 batch       one forward over any rows

@@ -1,15 +1,13 @@
 """Turns what a model keeps in its cache into the planes of a state, and remembers which layer has its state where."""
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import gcd
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from memstate.integrations.transformers.probe import Attended, Findings, Held
+from memstate.state import grouping
 from memstate.state.layout import Plane, StateLayout
 
 NAMES = {"conv": "conv", "recurrent": "ssm"}
@@ -79,26 +77,11 @@ def layout_of(found: Findings, on_slots: bool = False) -> ModelLayout:
 
 
 def grouped(held: Sequence[Held]) -> tuple[StateLayout, tuple[Place, ...]]:
-    """Returns planes for states of any shapes, and the place of each state.
-
-    Every plane of a StateLayout exists once in each layer. Planes of different numbers of states share the greatest
-    common divisor of these numbers as their layers. A layer of a plane then holds several states, and no byte is
-    wasted.
+    """Returns one layout for states of any shapes, and the place of each state.
 
     Args:
         held: the states.
     """
-    groups: dict[tuple[str, tuple[int, ...], torch.dtype], list[Held]] = {}
-    for each in held:
-        groups.setdefault((each.kind, each.shape, each.dtype), []).append(each)
-    layers = gcd(*map(len, groups.values()))
-    planes, places, taken = [], {}, Counter[str]()
-    for (kind, shape, dtype), members in groups.items():
-        taken[kind] += 1
-        name = NAMES.get(kind, kind) + (str(taken[kind]) if taken[kind] > 1 else "")
-        parts = len(members) // layers
-        planes.append(Plane(name, shape if parts == 1 else (parts, *shape), dtype))
-        for number, each in enumerate(members):
-            part = None if parts == 1 else number % parts
-            places[each] = Place(each.layer, kind, each.state, name, number // parts, part)
-    return StateLayout(tuple(planes), layers), tuple(places[each] for each in held)
+    state, lies = grouping.grouped([Plane(NAMES.get(one.kind, one.kind), one.shape, one.dtype) for one in held])
+    places = (Place(one.layer, one.kind, one.state, *lie) for one, lie in zip(held, lies, strict=True))
+    return state, tuple(places)

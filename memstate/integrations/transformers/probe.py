@@ -4,6 +4,7 @@ Nothing here knows a family of models by name, except to say why one cannot work
 """
 
 import inspect
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -137,7 +138,8 @@ def probe(model: Any) -> Findings:
                 f"{type(model).__name__}: no layer left a recurrent state in the cache, so there is nothing to manage"
             )
         attended = tuple(kv for layer in range(len(cache.layers)) if (kv := _attended(layer, cache.layers[layer])))
-        continues = _continues(model, argument, ids)
+        has_recurrent = any(one.kind == "recurrent" for one in held)  # windows always continue
+        continues = not has_recurrent or felt(model, argument, TOKENS, _spoil_recurrent)
     finally:
         model.train(training)
     return Findings(argument, len(cache.layers), held, attended, continues)
@@ -172,23 +174,30 @@ def _attended(number: int, layer: Any) -> Attended | None:
     )  # fmt: skip
 
 
-def _continues(model: Any, argument: str, ids: Tensor) -> bool:
-    """Whether a second chunk reads the recurrent states of the first one: then it feels that they are spoiled."""
-    found = []
+def _spoil_recurrent(layer: Any) -> bool:
+    states = [state for state in states_of(layer, "recurrent").values() if state is not None]
+    for state in states:
+        state.mul_(-2).add_(1)
+    return bool(states)
+
+
+@torch.no_grad()
+def felt(model: Any, argument: str, tokens: int, spoil: Callable[[Any], bool]) -> bool:
+    """Returns whether the next logits of a model differ in any bit if something in its own cache is spoiled.
+
+    Args:
+        model: the model, in evaluation mode.
+        argument: the name under which its forward takes a cache.
+        tokens: of the forward behind the spoiled states, at most 4.
+        spoil: changes states of a layer of the cache, and says whether it has any.
+
+    Syncs: yes.
+    """
+    ids, found = sample(model), list[Tensor]()
     for spoiled in (True, False):
         cache = own_cache(model)
         model(input_ids=ids[:, :TOKENS], use_cache=True, **{argument: cache})
-        recurrent = [
-            state
-            for layer in cache.layers
-            if isinstance(layer, LinearAttentionCacheLayerMixin)
-            for state in layer.recurrent_states.values()
-            if state is not None
-        ]
-        if not recurrent:
-            return True  # windows always continue
-        if spoiled:
-            for state in recurrent:
-                state.mul_(-2).add_(1)
-        found.append(model(input_ids=ids[:, TOKENS:], use_cache=True, **{argument: cache})[0])
+        if spoiled and not sum([spoil(one) for one in cache.layers if isinstance(one, LinearAttentionCacheLayerMixin)]):
+            return False
+        found.append(model(input_ids=ids[:, TOKENS : TOKENS + tokens], use_cache=True, **{argument: cache})[0])
     return not torch.equal(*found)

@@ -3,8 +3,8 @@
 A preset takes the keywords of `from_config`: ssm_dtype (torch.float32), conv_dtype (torch.bfloat16), order
 ("layer_major"), ranks (1), the tensor-parallel ranks of which the layout is one, conv_order and ssm_order.
 
-    conv_order   "channel_first" for windows of `channel (width-1)`, "width_first" for `(width-1) channel`; default: as
-                 engines of the model have them, which is width first for Kimi Linear and channel first for the others
+    conv_order   "channel_first" for windows of `channel (width-1)` (default), "width_first" for `(width-1) channel`;
+                 "engine" for what SGLang and vLLM store: width first for Kimi Linear, channel first for the others
     ssm_order    of a delta rule: "key_value" for states of `head key value` (default), "value_key" for
                  `head value key`; of Mamba-2: "dim_state" for `head dim state` (default), "state_dim" for
                  `head state dim`; "engine" for what SGLang and vLLM store: "value_key" and "dim_state"
@@ -51,7 +51,7 @@ class Options(TypedDict, total=False):
     conv_dtype: torch.dtype
     order: Order
     ranks: int
-    conv_order: ConvOrder | None
+    conv_order: ConvOrder
     ssm_order: SsmOrder | None
 
 

@@ -12,26 +12,33 @@ import torch
 
 from memstate.checks import whole
 from memstate.errors import InvalidArgument
+from memstate.state.grouping import grouped
 from memstate.state.layout import Order, Plane, StateLayout
 from memstate.state.presets.families import (
+    ConvolvedAttention,
     ConvOrder,
     DeltaRule,
     Family,
+    HeadedMamba,
+    KimiDelta,
     Mamba,
     Mamba2,
+    NgramDelta,
     ShortConv,
+    ShortConvs,
     SsmOrder,
     ordered,
     ssm_ordered,
 )
 from memstate.state.presets.fields import Fields
-from memstate.state.presets.layers import attention_layers, state_layers
+from memstate.state.presets.layers import attention_layers, sliding, state_layers
 from memstate.state.sharding import Part
 
 NESTED = 4  # configurations of text models inside one another; real ones have one
+Reader = Callable[[Fields, int], Family]  # fields and the number of a layer with state
 
 
-def _delta_rule(fields: Fields) -> Family:
+def _delta_rule(fields: Fields, _: int) -> DeltaRule:
     fields.require_multiple("linear_num_value_heads", "linear_num_key_heads")
     return DeltaRule(
         key_heads=fields.number("linear_num_key_heads"),
@@ -42,24 +49,41 @@ def _delta_rule(fields: Fields) -> Family:
     )
 
 
-def _kimi(fields: Fields) -> Family:
-    # The class has fields of its own for what the checkpoint keeps in a nested dict.
-    heads = fields.number("linear_num_heads", "linear_attn_config.num_heads")
-    dim = fields.number("linear_head_dim", "linear_attn_config.head_dim")
-    width = fields.number("linear_conv_kernel_dim", "linear_attn_config.short_conv_kernel_size")
-    return DeltaRule(heads, heads, dim, dim, width, width_first=True)
+def _ngram_delta(fields: Fields, layer: int) -> Family:
+    rule, total = _delta_rule(fields, layer), fields.number("num_hidden_layers")
+    if not fields.get("ple_layer_ids") or layer + 1 not in fields.numbers("ple_layer_ids", range(1, total + 1)):
+        return rule
+    before = fields.number("ngram_size") - 1
+    return NgramDelta(
+        rule.key_heads, rule.value_heads, rule.key, rule.value, rule.width,
+        channels=fields.number("hc_count") * fields.number("hidden_size"),
+        inputs=(fields.number("ple_conv_kernel_size") - 1) * (before + 1), tokens=before,
+    )  # fmt: skip
+
+
+def _kimi(heads: str, dim: str, width: str) -> Reader:
+    """A reader for where a checkpoint has what the class keeps in fields of its own."""
+
+    def read(fields: Fields, _: int) -> Family:
+        count, size = fields.number("linear_num_heads", heads), fields.number("linear_head_dim", dim)
+        return KimiDelta(count, count, size, size, fields.number("linear_conv_kernel_dim", width))
+
+    return read
+
+
+_KIMI: Final = _kimi(*(f"linear_attn_config.{name}" for name in ("num_heads", "head_dim", "short_conv_kernel_size")))
 
 
 def _mamba2(
     heads: str, dim: str, groups: str, state: str, width: str, *, wide: Sequence[tuple[str, ...]] = ()
-) -> Callable[[Fields], Family]:
+) -> Reader:
     """A reader for the five names that a model has for the same five dimensions.
 
     `wide` names fields whose product is the channels of all heads, where the class insists on it; of several the first
     that is there counts. Nemotron-H has heads that are not expand * hidden_size, and its class allows it.
     """
 
-    def read(fields: Fields) -> Family:
+    def read(fields: Fields, _: int) -> Family:
         count, fixed = fields.number(heads), fields.get(dim) not in (None, "auto")
         fields.require_multiple(heads, groups)
         there = [names for names in wide if all(fields.get(name) is not None for name in names)]
@@ -73,40 +97,63 @@ def _mamba2(
     return read
 
 
-def _mamba(fields: Fields) -> Family:
+def _mamba(fields: Fields, _: int) -> Family:
     # intermediate_size wins: Falcon-Mamba-7B has expand 16, and twice its hidden size in channels.
     wide = fields.get("intermediate_size") is not None
     channels = fields.number("intermediate_size") if wide else fields.number("expand") * fields.number("hidden_size")
     return Mamba(channels, fields.number("state_size"), fields.number("conv_kernel"))
 
 
-def _jamba(fields: Fields) -> Family:
+def _jamba(fields: Fields, _: int) -> Family:
     channels = fields.number("mamba_expand") * fields.number("hidden_size")  # intermediate_size is that of the MLP
     return Mamba(channels, fields.number("mamba_d_state"), fields.number("mamba_d_conv"))
 
 
-def _short_conv(fields: Fields) -> Family:
+def _zamba(fields: Fields, _: int) -> Family:
+    channels, heads = fields.number("mamba_expand") * fields.number("hidden_size"), fields.number("n_mamba_heads")
+    if channels % heads:
+        raise fields.refused(*_EXPANDED, "n_mamba_heads", expected=f"{channels} channels in heads of one size")
+    return HeadedMamba(heads, channels // heads, fields.number("mamba_d_state"), fields.number("mamba_d_conv"))
+
+
+def _short_conv(fields: Fields, _: int) -> Family:
     return ShortConv(fields.number("hidden_size"), fields.number("conv_L_cache"))
+
+
+def _short_convs(fields: Fields, layer: int) -> Family:
+    heads, size = _heads(fields, layer)
+    return ShortConvs(heads, size, fields.number("hidden_size"), fields.number("conv_kernel_size", "sconv_kernel_size"))
+
+
+def _convolved_attention(fields: Fields, layer: int) -> Family:
+    heads, size = _heads(fields, layer)
+    inputs = fields.number("cca_time0") + fields.number("cca_time1") - 2
+    return ConvolvedAttention(fields.number("num_attention_heads"), heads, size, inputs)
 
 
 _EXPANDED: Final = ("mamba_expand", "hidden_size")
 
 
-def _hybrid_mamba2(*wide: tuple[str, ...]) -> Callable[[Fields], Family]:
+def _hybrid_mamba2(*wide: tuple[str, ...]) -> Reader:
     names = ("mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state", "mamba_d_conv")
     return _mamba2(*names, wide=wide)
 
 
-READERS: Final[Mapping[str, Callable[[Fields], Family]]] = {
+READERS: Final[Mapping[str, Reader]] = {
     "qwen3_next": _delta_rule,
     "qwen3_5_text": _delta_rule,
     "qwen3_5_moe_text": _delta_rule,
+    "qwen4_exp_text": _ngram_delta,
     "olmo_hybrid": _delta_rule,
-    "kimi_linear": _kimi,
+    "kimi_linear": _KIMI,
+    "glm5_next_text": _KIMI,
+    "glm5_next": _KIMI,  # a checkpoint without pictures has no nested text model
+    "bailing_hybrid": _kimi("num_attention_heads", "head_dim", "short_conv_kernel_size"),
     "nemotron_h": _mamba2("mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size", "conv_kernel"),
     "falcon_h1": _hybrid_mamba2(("mamba_d_ssm",), _EXPANDED),
     "bamba": _hybrid_mamba2(_EXPANDED),
     "granitemoehybrid": _hybrid_mamba2(_EXPANDED),
+    "zamba": _zamba,
     "zamba2": _mamba2(
         "n_mamba_heads", "mamba_headdim", "mamba_ngroups", "mamba_d_state", "mamba_d_conv", wide=[_EXPANDED]
     ),
@@ -118,31 +165,39 @@ READERS: Final[Mapping[str, Callable[[Fields], Family]]] = {
     "jamba": _jamba,
     "lfm2": _short_conv,
     "lfm2_moe": _short_conv,
+    "lfm3": _short_conv,
+    "zaya": _convolved_attention,
+    "inkling_text": _short_convs,
+    "inkling2_text": _short_convs,
 }
+SLIDING_HEADS: Final = ("inkling_text", "inkling2_text")  # layers with a window have KV heads of their own
 
 
 def from_config(
     config: object,
     *,
-    ssm_dtype: torch.dtype = torch.float32,
-    conv_dtype: torch.dtype = torch.bfloat16,
+    ssm_dtype: torch.dtype | None = None,
+    conv_dtype: torch.dtype | None = None,
     order: Order = "layer_major",
     ranks: int = 1,
-    conv_order: ConvOrder | None = None,
+    conv_order: ConvOrder = "channel_first",
     ssm_order: SsmOrder | None = None,
 ) -> StateLayout:
     """The layout of a model, from a configuration object of transformers, or from a config.json.
 
-    A configuration of several models stands for its text model.
+    Planes have the dtypes, and their axes the order, that the classes of transformers give them. Windows have the
+    inputs that a step needs from before. A configuration of several models stands for its text model. Where states of a
+    kind differ in shape, or are in some layers only, they are several planes: conv, conv2.
 
     Args:
         config: the configuration: an object, a dict, or the path of a config.json or of the folder that has one.
-        ssm_dtype: of ssm planes.
-        conv_dtype: of convolution windows.
+        ssm_dtype: of ssm planes; None: as in the class, which is fp32 nearly everywhere.
+        conv_dtype: of convolution windows; None: as in the class, which is nearly everywhere the dtype of the model.
+            That is the field `dtype`, or bf16 without one.
         order: "layer_major" or "slot_major".
         ranks: tensor-parallel ranks; the layout is that of one of them.
-        conv_order: how windows lie in memory, "channel_first" or "width_first" (default: as engines of the model have
-            them).
+        conv_order: how windows lie in memory: "channel_first", "width_first", or "engine": as SGLang and vLLM store
+            those of the model, which is width first of Kimi's rule.
         ssm_order: how states lie in memory: "key_value" (default) or "value_key" of a delta rule, "dim_state" (default)
             or "state_dim" of Mamba-2, or "engine": as SGLang and vLLM store those of the model, which is "value_key"
             and "dim_state". Kernels take a plane of "value_key" or "state_dim" as `plane.mT`.
@@ -159,17 +214,18 @@ def from_config(
 
     Syncs: no.
     """
-    fields = _text_model(config)
+    fields, dtype = _text_model(config)
     layers = state_layers(fields.config)
     if not layers:
         raise InvalidArgument(f"{fields.get('model_type')}: no layer of this configuration holds state")
-    family = READERS[fields.get("model_type")](fields)
-    planes = family.planes(ssm_dtype, conv_dtype)
-    if ssm_order is not None:
-        planes = ssm_ordered(family, planes, ssm_order)
-    if conv_order is not None:
-        planes = ordered(planes, conv_order)
-    return StateLayout(planes, layers, order).shard(ranks)
+    read, states = READERS[fields.get("model_type")], list[Plane]()
+    for layer in layers:
+        family = read(fields, layer)
+        planes = family.planes(ssm_dtype or family.ssm_dtype or dtype, conv_dtype or family.conv_dtype or dtype)
+        if ssm_order is not None:
+            planes = ssm_ordered(family, planes, ssm_order)
+        states += ordered(family, planes, conv_order)
+    return grouped(states, order)[0].shard(ranks)
 
 
 def kv_from_config(
@@ -179,8 +235,8 @@ def kv_from_config(
 
     A page has keys and values of every attention layer, which is `2 x KV heads x head size` elements a token and layer.
     With latent attention (`kv_lora_rank`, as in Kimi Linear) it is `kv_lora_rank + qk_rope_head_dim` elements, which is
-    what vLLM and SGLang keep, and every rank has all of them. Windows of attention and KV that layers share are not
-    taken into account.
+    what vLLM and SGLang keep, and every rank has all of them. Windows of attention, KV that layers share, and keys of
+    an index are not taken into account.
 
     Args:
         config: as for `from_config`.
@@ -198,34 +254,49 @@ def kv_from_config(
 
     Syncs: no.
     """
-    fields, page_size = _text_model(config), whole("page_size", page_size)
+    (fields, _), page_size = _text_model(config), whole("page_size", page_size)
     layers = attention_layers(fields)
     if not layers:
         return None
     if fields.get("kv_lora_rank") is not None:
         width = fields.number("kv_lora_rank") + fields.number("qk_rope_head_dim", least=0)
-        return StateLayout((Plane("latent", (page_size, width), dtype),), layers)
-    heads = fields.number("num_key_value_heads")
-    names = [name for name in ("head_dim", "attention_head_dim") if fields.get(name) is not None]
+        return StateLayout((Plane("latent", (page_size, width), dtype),), len(layers))
+    planes = []
+    for layer in layers:
+        heads, size = _heads(fields, layer)
+        parts = (Part("head", heads),)
+        planes += [Plane(name, (page_size, heads, size), dtype, parts=parts, axis=1) for name in ("k", "v")]
+    return grouped(planes)[0].shard(ranks)
+
+
+def _heads(fields: Fields, layer: int) -> tuple[int, int]:
+    """KV heads of a layer and the size of one. Raises: InvalidArgument."""
+    own = "swa_" if fields.get("model_type") in SLIDING_HEADS and sliding(fields, layer) else ""
+    heads = fields.number(f"{own}num_key_value_heads")
+    names = [name for name in (f"{own}head_dim", "attention_head_dim") if fields.get(name) is not None]
     size = fields.number(*names) if names else fields.number("hidden_size") // fields.number("num_attention_heads")
-    parts = (Part("head", heads),)
-    planes = tuple(Plane(name, (page_size, heads, size), dtype, parts=parts, axis=1) for name in ("k", "v"))
-    return StateLayout(planes, layers).shard(ranks)
+    return heads, size
 
 
-def _text_model(config: object) -> Fields:
-    """The fields of the text model of a configuration. Raises: InvalidArgument for a type that is not known."""
+def _text_model(config: object) -> tuple[Fields, torch.dtype]:
+    """The fields and the dtype of the text model of a configuration.
+
+    Raises:
+        InvalidArgument: the type is not known, or the dtype is none.
+    """
     fields = Fields.of(config)
+    dtype = fields.dtype()
     for _ in range(NESTED):
-        if (text := fields.get("text_config")) is None or _known(fields):
+        if (text := fields.get("text_config")) is None:
             break
         fields = Fields(text)
+        dtype = fields.dtype() or dtype  # a nested configuration without one is as the whole
     if not _known(fields):
         raise InvalidArgument(
             f"model_type {fields.get('model_type')!r}: the known ones are {', '.join(sorted(READERS))}; "
-            "for another model, build its StateLayout"
+            "for another model, use memstate.integrations.transformers.layout, or a StateLayout of your own"
         )
-    return fields
+    return fields, dtype or torch.bfloat16
 
 
 def _known(fields: Fields) -> bool:

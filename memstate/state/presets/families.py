@@ -2,11 +2,12 @@
 
 Every plane says what tensor parallelism cuts: heads, groups of heads, or channels. A window holds the inputs that a
 causal convolution of `width` taps needs from before, so width-1 of them, as engines keep it; the cache of transformers
-keeps one more, the input of the step itself.
+keeps one more, the input of the step itself. The axes have the order that they have in that cache.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol, get_args
+from typing import ClassVar, Literal, get_args
 
 import torch
 
@@ -14,23 +15,35 @@ from memstate.errors import InvalidArgument
 from memstate.state.layout import Plane
 from memstate.state.sharding import Part
 
-ConvOrder = Literal["channel_first", "width_first"]
+ConvOrder = Literal["channel_first", "width_first", "engine"]
 SsmOrder = Literal["key_value", "value_key", "dim_state", "state_dim", "engine"]
 
 
-class Family(Protocol):
-    """The dimensions of one kind of state."""
+class Family(ABC):
+    """The dimensions of the state of one layer.
 
+    Attributes:
+        conv_dtype: of windows in the classes of transformers; None: that of the model.
+        ssm_dtype: of states in the classes of transformers; None: that of the model.
+        width_first: whether engines keep windows as `(width-1) channel`.
+        ssm_orders: the orders in which the matrix of a head can lie, the usual one first.
+    """
+
+    conv_dtype: ClassVar[torch.dtype | None] = None
+    ssm_dtype: ClassVar[torch.dtype | None] = torch.float32
+    width_first: ClassVar[bool] = False
+    ssm_orders: ClassVar[tuple[str, ...]] = ()
+
+    @abstractmethod
     def planes(self, ssm_dtype: torch.dtype, conv_dtype: torch.dtype) -> tuple[Plane, ...]:
-        """The planes of one layer, cut by heads, groups or channels."""
+        """The states of one layer, windows first; several may have the same name."""
 
 
 @dataclass(frozen=True)
-class DeltaRule:
+class DeltaRule(Family):
     """Gated delta rule: ssm `head key value`, and a window over the channels q | k | v.
 
-    Gated DeltaNet, https://arxiv.org/abs/2412.06464; Kimi Delta Attention, https://arxiv.org/abs/2510.26692, whose
-    engines keep the window as `(width-1) channel`: width_first.
+    Gated DeltaNet, https://arxiv.org/abs/2412.06464.
     """
 
     key_heads: int
@@ -38,17 +51,41 @@ class DeltaRule:
     key: int
     value: int
     width: int
-    width_first: bool = False
+    ssm_orders: ClassVar[tuple[str, ...]] = ("key_value", "value_key")
 
     def planes(self, ssm_dtype: torch.dtype, conv_dtype: torch.dtype) -> tuple[Plane, ...]:
-        """Windows of q, k and v, and one `key value` matrix a value head."""
+        """A window of q, k and v, and one `key value` matrix a value head."""
         keys = (Part("q", self.key_heads, self.key), Part("k", self.key_heads, self.key))
-        window = _window((*keys, Part("v", self.value_heads, self.value)), self.width, conv_dtype, self.width_first)
+        window = _window((*keys, Part("v", self.value_heads, self.value)), self.width, conv_dtype)
         return window, _heads((self.value_heads, self.key, self.value), ssm_dtype)
 
 
+class KimiDelta(DeltaRule):
+    """Kimi Delta Attention, https://arxiv.org/abs/2510.26692: the same state; engines keep windows width first."""
+
+    width_first: ClassVar[bool] = True
+
+
 @dataclass(frozen=True)
-class Mamba2:
+class NgramDelta(DeltaRule):
+    """A layer of a delta rule that also adds embeddings of n-grams, as Qwen4-Exp has in some layers.
+
+    Beside the state of the rule it keeps the inputs of a dilated convolution, and the last tokens.
+    """
+
+    channels: int
+    inputs: int
+    tokens: int
+
+    def planes(self, ssm_dtype: torch.dtype, conv_dtype: torch.dtype) -> tuple[Plane, ...]:
+        """The planes of the rule, `channel input` of the convolution, and `token`."""
+        window, state = super().planes(ssm_dtype, conv_dtype)
+        inputs = Plane("conv", (self.channels, self.inputs), conv_dtype)
+        return window, inputs, Plane("conv", (self.tokens,), torch.int64), state
+
+
+@dataclass(frozen=True)
+class Mamba2(Family):
     """Mamba-2: ssm `head dim state`, and a window over x | B | C. See https://arxiv.org/abs/2405.21060."""
 
     heads: int
@@ -56,16 +93,17 @@ class Mamba2:
     groups: int
     state: int
     width: int
+    ssm_orders: ClassVar[tuple[str, ...]] = ("dim_state", "state_dim")
 
     def planes(self, ssm_dtype: torch.dtype, conv_dtype: torch.dtype) -> tuple[Plane, ...]:
-        """Windows of x, B and C, and one `dim state` matrix a head."""
+        """A window of x, B and C, and one `dim state` matrix a head."""
         groups = (Part("B", self.groups, self.state), Part("C", self.groups, self.state))
         window = _window((Part("x", self.heads, self.dim), *groups), self.width, conv_dtype)
         return window, _heads((self.heads, self.dim, self.state), ssm_dtype)
 
 
 @dataclass(frozen=True)
-class Mamba:
+class Mamba(Family):
     """Mamba: ssm `channel state`, and a window over the channels. See https://arxiv.org/abs/2312.00752."""
 
     channels: int
@@ -73,53 +111,111 @@ class Mamba:
     width: int
 
     def planes(self, ssm_dtype: torch.dtype, conv_dtype: torch.dtype) -> tuple[Plane, ...]:
-        """Windows of x, and one row of states a channel."""
+        """A window of x, and one row of states a channel."""
         channels = Part("x", self.channels)
         ssm = Plane("ssm", (self.channels, self.state), ssm_dtype, parts=(channels,))
         return _window((channels,), self.width, conv_dtype), ssm
 
 
 @dataclass(frozen=True)
-class ShortConv:
+class HeadedMamba(Family):
+    """Mamba with its channels in heads, as in Zamba: ssm `head channel state`. See https://arxiv.org/abs/2405.16712."""
+
+    heads: int
+    dim: int
+    state: int
+    width: int
+
+    def planes(self, ssm_dtype: torch.dtype, conv_dtype: torch.dtype) -> tuple[Plane, ...]:
+        """A window of x, and one row of states a channel of a head."""
+        window = _window((Part("x", self.heads, self.dim),), self.width, conv_dtype)
+        return window, _heads((self.heads, self.dim, self.state), ssm_dtype)
+
+
+@dataclass(frozen=True)
+class ShortConv(Family):
     """Gated short convolution: a window over the channels and no ssm plane. See https://arxiv.org/abs/2511.23404."""
 
     channels: int
     width: int
 
     def planes(self, ssm_dtype: torch.dtype, conv_dtype: torch.dtype) -> tuple[Plane, ...]:
-        """Windows alone."""
+        """A window alone."""
         return (_window((Part("x", self.channels),), self.width, conv_dtype),)
 
 
-def _window(parts: tuple[Part, ...], width: int, dtype: torch.dtype, width_first: bool = False) -> Plane:
-    """The last width-1 inputs of a causal convolution, `channel (width-1)` unless width_first."""
-    shape, axis = (sum(part.length for part in parts), width - 1), 0
-    if width_first:
-        shape, axis = (shape[1], shape[0]), 1
-    return Plane("conv", shape, dtype, parts=parts, axis=axis)
+@dataclass(frozen=True)
+class ShortConvs(Family):
+    """Four short convolutions of a layer, as in Inkling: of keys, values, and the outputs of attention and MLP.
+
+    Every rank holds the windows of the outputs. The classes compute all four in fp32.
+    """
+
+    heads: int
+    dim: int
+    hidden: int
+    width: int
+    conv_dtype: ClassVar[torch.dtype | None] = torch.float32
+
+    def planes(self, ssm_dtype: torch.dtype, conv_dtype: torch.dtype) -> tuple[Plane, ...]:
+        """Two windows over the KV heads and two over the hidden size."""
+        keys = _window((Part("head", self.heads, self.dim),), self.width, conv_dtype)
+        outputs = Plane("conv", (self.hidden, self.width - 1), conv_dtype)
+        return keys, keys, outputs, outputs
 
 
-def ordered(planes: tuple[Plane, ...], order: ConvOrder) -> tuple[Plane, ...]:
+@dataclass(frozen=True)
+class ConvolvedAttention(Family):
+    """Compressed convolutional attention, as in Zaya: inputs of two convolutions over q | k, and the last half value.
+
+    See https://arxiv.org/abs/2510.04476. Every rank holds the half value: its heads do not divide.
+    """
+
+    heads: int
+    kv_heads: int
+    dim: int
+    inputs: int
+    ssm_dtype: ClassVar[torch.dtype | None] = None
+
+    def planes(self, ssm_dtype: torch.dtype, conv_dtype: torch.dtype) -> tuple[Plane, ...]:
+        """A window of q and k, and the half value of the token before."""
+        window = _window(
+            (Part("q", self.heads, self.dim), Part("k", self.kv_heads, self.dim)), self.inputs + 1, conv_dtype
+        )
+        return window, Plane("ssm", (self.kv_heads * self.dim // 2,), ssm_dtype)
+
+
+def _window(parts: tuple[Part, ...], width: int, dtype: torch.dtype) -> Plane:
+    """The last width-1 inputs of a causal convolution, `channel (width-1)`."""
+    return Plane("conv", (sum(part.length for part in parts), width - 1), dtype, parts=parts)
+
+
+def _heads(shape: tuple[int, int, int], dtype: torch.dtype) -> Plane:
+    return Plane("ssm", shape, dtype, parts=(Part("head", shape[0]),))
+
+
+def ordered(family: Family, planes: tuple[Plane, ...], order: ConvOrder) -> tuple[Plane, ...]:
     """The same planes with windows as `channel (width-1)` or `(width-1) channel`; the cut stays one of the channels.
 
     Args:
-        planes: of one layer.
-        order: "channel_first" or "width_first".
+        family: of the planes.
+        planes: of one layer, as the family has them.
+        order: "channel_first", "width_first", or "engine": as SGLang and vLLM store them.
 
     Raises:
         InvalidArgument: another order.
     """
     if order not in get_args(ConvOrder):
         raise InvalidArgument(f"conv_order {order!r}: expected {' or '.join(get_args(ConvOrder))}")
-    axis = get_args(ConvOrder).index(order)
+    if order == "channel_first" or (order == "engine" and not family.width_first):
+        return planes
     return tuple(
-        replace(plane, shape=plane.shape[::-1], axis=axis) if plane.name == "conv" and plane.axis != axis else plane
+        replace(plane, shape=plane.shape[::-1], axis=1) if plane.name == "conv" and len(plane.shape) == 2 else plane
         for plane in planes
     )
 
 
 TURNED = ("value_key", "state_dim")
-SSM_ORDERS: dict[type, tuple[str, ...]] = {DeltaRule: ("key_value", "value_key"), Mamba2: ("dim_state", "state_dim")}
 
 
 def ssm_ordered(family: Family, planes: tuple[Plane, ...], order: SsmOrder) -> tuple[Plane, ...]:
@@ -136,19 +232,14 @@ def ssm_ordered(family: Family, planes: tuple[Plane, ...], order: SsmOrder) -> t
     """
     if order not in get_args(SsmOrder):
         raise InvalidArgument(f"ssm_order {order!r}: expected {' or '.join(get_args(SsmOrder))}")
-    orders = SSM_ORDERS.get(type(family), ())
-    if order not in (*orders, "engine"):
-        expected = " or ".join((*orders, "engine"))
+    if order not in (*family.ssm_orders, "engine"):
+        expected = " or ".join((*family.ssm_orders, "engine"))
         raise InvalidArgument(f"ssm_order {order!r}: not of {type(family).__name__}; expected {expected}")
     if order not in TURNED and not (order == "engine" and isinstance(family, DeltaRule)):
         return planes
     return tuple(
-        replace(plane, shape=(*plane.shape[:-2], *plane.shape[:-3:-1]), order=orders[1])
+        replace(plane, shape=(*plane.shape[:-2], *plane.shape[:-3:-1]), order=family.ssm_orders[1])
         if plane.name == "ssm"
         else plane
         for plane in planes
     )
-
-
-def _heads(shape: tuple[int, int, int], dtype: torch.dtype) -> Plane:
-    return Plane("ssm", shape, dtype, parts=(Part("head", shape[0]),))

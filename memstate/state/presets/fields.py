@@ -9,6 +9,8 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from memstate.checks import is_whole
 from memstate.errors import InvalidArgument
 
@@ -58,6 +60,17 @@ class Fields:
             if is_whole(value) and value >= least:
                 return int(value)
         raise self.refused(*paths, expected=f"a number of {least} or more")
+
+    def dtype(self) -> torch.dtype | None:
+        """The dtype of the model, None if no field says it. Raises: InvalidArgument."""
+        name = "dtype" if self.has("dtype") else "torch_dtype"  # before transformers 5.0
+        value = self.get(name)
+        if value is None or value == "auto":
+            return None
+        found = getattr(torch, value.removeprefix("torch."), None) if isinstance(value, str) else value
+        if not isinstance(found, torch.dtype) or not found.is_floating_point:
+            raise self.refused(name, expected="a floating-point dtype, such as bfloat16")
+        return found
 
     def numbers(self, path: str, known: range) -> list[int]:
         """A field that lists some of the numbers `known`, each once. Raises: InvalidArgument."""

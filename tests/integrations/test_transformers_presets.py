@@ -1,0 +1,80 @@
+"""`from_config` beside what the caches of Transformers hold: planes, dtypes, order of axes, and which layers.
+
+The cache keeps the input of the step itself in its windows, so they are one wider than those of a preset. Windows are
+no wider where a layer cuts them itself: both of Zaya, and in Qwen4-Exp those that belong to embeddings of n-grams.
+"""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+from memstate.state.presets import from_config, kv_from_config, state_layers
+from memstate.state.presets.fields import Fields
+from memstate.state.presets.layers import attention_layers
+from tests.support.tiny_models import FAMILIES, tiny
+
+pytest.importorskip("transformers")
+
+import memstate.integrations.transformers as mst
+from memstate.integrations.transformers.layout import layout_of
+from memstate.integrations.transformers.probe import Findings, probe
+
+AS_WIDE = {"zaya": ("conv",), "qwen4_exp_text": ("conv2", "conv3")}
+INDEXED = ("qwen4_exp_text", "glm5_next")  # keys of an index are no KV
+
+
+def planes(layout: Any) -> list[tuple[str, tuple[int, ...], torch.dtype]]:
+    return [(plane.name, plane.shape, plane.dtype) for plane in layout.planes]
+
+
+def in_cache(family: str, layout: Any) -> list[tuple[str, tuple[int, ...], torch.dtype]]:
+    """The planes of a preset as the cache has them: K inputs instead of K - 1."""
+    return [
+        (name, (*shape[:-1], shape[-1] + (name.startswith("conv") and name not in AS_WIDE.get(family, ()))), dtype)
+        for name, shape, dtype in planes(layout)
+    ]
+
+
+def configured(model: Any, dtype: torch.dtype) -> Any:
+    """The configuration of a model as a checkpoint of this dtype has it."""
+    config = copy.deepcopy(model.config)
+    config.get_text_config().dtype = dtype
+    return config
+
+
+def compare(family: str, model: Any) -> Findings:
+    config, found = configured(model, model.dtype), probe(model)
+    layout, real = from_config(config), layout_of(found).state
+    assert (in_cache(family, layout), layout.layers) == (planes(real), real.layers)
+    text = config.get_text_config()
+    assert state_layers(text) == tuple(dict.fromkeys(held.layer for held in found.held))
+    assert attention_layers(Fields(text)) == tuple(one.layer for one in found.attended)
+    return found
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_preset_is_what_the_cache_of_the_model_holds(family: str) -> None:
+    model = tiny(family)
+    found = compare(family, model)
+    page = kv_from_config(configured(model, model.dtype), page_size=1, dtype=model.dtype)
+    elements = sum(one.keys[0] * one.keys[1] + one.values[0] * one.values[1] for one in found.attended)
+    assert (page.layers * sum(plane.elements for plane in page.planes) if page else 0) == elements
+    assert any(one.indexed for one in found.attended) == (family in INDEXED)
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "inkling2_text"])  # it fails by itself
+def test_a_preset_has_the_dtypes_of_a_model_in_bfloat16(family: str) -> None:
+    compare(family, tiny(family, dtype=torch.bfloat16))
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_preset_is_the_layout_of_a_model_that_decodes_on_slots(family: str) -> None:
+    found, layout = mst.layout(tiny(family)), from_config(configured(tiny(family), torch.float32))
+    if not found.on_slots:
+        assert (planes(found.state), found.state.layers) == (in_cache(family, layout), layout.layers)
+    elif family not in AS_WIDE:
+        assert (planes(found.state), found.state.layers) == (planes(layout), layout.layers)

@@ -1,12 +1,15 @@
 """Notices calls that an exception ended while they changed something. The manager is then broken."""
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Self, TypeVar
 
+from memstate import logs
 from memstate.errors import Broken
 
+LOG = logs.logger("guard")
 AnyError = TypeVar("AnyError", bound=BaseException)
 
 
@@ -23,6 +26,8 @@ class Guard:
         registers: registers that this call changed, in arrays or sequences.
         pages: KV pages that this call took from the free ones.
         undone: `id` of the last error that left the guard with everything in order.
+        entered: calls that have entered the guard since the start. Another thread that finds `call` empty and the same
+            number before and after a look at the manager has seen no half of a call.
 
     Example:
         >>> guard = Guard()
@@ -34,7 +39,7 @@ class Guard:
     def __init__(self) -> None:
         self.call = self._next = self._why = ""
         self._orderly: BaseException | None = None
-        self.undone = 0
+        self.undone = self.entered = 0
         self.registers: list[object] = []
         self.pages: list[int] = []
 
@@ -80,16 +85,19 @@ class Guard:
             call: name of the public call.
         """
         self.call = self.call or call
+        self.entered += 1
         yield
         self.call = self._why = ""
 
     def __enter__(self) -> Self:
-        self.require_whole()
+        if self.call:
+            self.require_whole()
         if self.registers:
             self.registers.clear()
         if self.pages:
             self.pages.clear()
         self.call, self._why = self._next, ""
+        self.entered += 1  # behind `call`: a reader sees one of them
         return self
 
     def __exit__(
@@ -103,3 +111,4 @@ class Guard:
             self.call, self.undone = "", id(error)
         else:
             self._why = repr(error)
+            logs.event(LOG, logging.ERROR, "interrupted", call=self.call, why=self._why)

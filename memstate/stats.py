@@ -26,8 +26,14 @@ class PrefixStats(Shown):
         declined: states that the policy did not keep.
         refused: states for which no register was free.
         loaded: states that came back from host memory.
-        evicted_states: also those that went with the pages of a leaf.
+        evicted_states: states that went. The six `gone_` figures add up to it.
         evicted_pages: pages.
+        gone_superseded: states whose row or session had left a newer one.
+        gone_room: states that the policy chose, because slots or registers were short.
+        gone_pages: states that went with the KV pages of a leaf, because pages were short.
+        gone_limit: states beyond `Prefix(most_states=)`.
+        gone_taken: states that moved to the row that matched them: no loss.
+        gone_cleared: states that `clear` or `recover` ended.
     """
 
     states: int = 0
@@ -47,6 +53,12 @@ class PrefixStats(Shown):
     loaded: int = 0
     evicted_states: int = 0
     evicted_pages: int = 0
+    gone_superseded: int = 0
+    gone_room: int = 0
+    gone_pages: int = 0
+    gone_limit: int = 0
+    gone_taken: int = 0
+    gone_cleared: int = 0
 
 
 @dataclass(frozen=True)
@@ -76,6 +88,9 @@ class TierStats(Shown):
         written: records written to storage.
         write_failed: records that storage did not take.
         write_missed: records that were evicted before their turn.
+        writes_pending: records that wait for storage or are being written.
+        state_bytes: copied for each state that goes out or comes in.
+        page_bytes: copied for each page that goes out or comes in.
         leaked_records: 0, or something is wrong.
         prefetch: of storage, where there is one.
     """
@@ -102,6 +117,9 @@ class TierStats(Shown):
     written: int
     write_failed: int
     write_missed: int
+    writes_pending: int
+    state_bytes: int
+    page_bytes: int
     leaked_records: int
     prefetch: "PrefetchStats | None" = None
 
@@ -138,10 +156,17 @@ class Stats(Shown):
         held_by_lanes: held by rows for snapshots that are not published.
         held_by_snapshots: held by published snapshots, cached ones too.
         held_by_sessions: held by sessions.
+        held_by_marks: of `held_by_snapshots`, states inside prompts of rows that still run.
         rows: rows of the request table.
         rows_used: rows that requests have.
         pages: KV pages.
         pages_free: KV pages that are free.
+        sessions: open sessions.
+        sessions_emptied: idle sessions that made way or expired, since the start.
+        claimed: slots that were claimed, since the start.
+        short_of_slots: admissions, forks and extensions refused for lack of slots, since the start: back-pressure.
+        short_of_rows: the same, for lack of rows.
+        short_of_pages: the same, for lack of KV pages.
         snapshots: boundaries with a snapshot, since the start.
         degraded: boundaries that found no slot for one, since the start. LazyPingPong overwrites its older one there.
         published: snapshots that were published.
@@ -167,10 +192,17 @@ class Stats(Shown):
     held_by_lanes: int
     held_by_snapshots: int
     held_by_sessions: int
+    held_by_marks: int
     rows: int
     rows_used: int
     pages: int
     pages_free: int
+    sessions: int
+    sessions_emptied: int
+    claimed: int
+    short_of_slots: int
+    short_of_rows: int
+    short_of_pages: int
     snapshots: int
     degraded: int
     published: int
@@ -211,6 +243,7 @@ class PrefetchStats(Shown):
         disagreed: another rank could not.
         cancelled: cancelled by a caller.
         lost: lost with another rank.
+        late: requests that were admitted before their prefetch was over.
         truncated: cut to the host memory that was there.
         truncated_tokens: tokens cut off.
         tokens: tokens that need not be computed.
@@ -237,6 +270,7 @@ class PrefetchStats(Shown):
     disagreed: int = 0
     cancelled: int = 0
     lost: int = 0
+    late: int = 0
     truncated: int = 0
     truncated_tokens: int = 0
     tokens: int = 0

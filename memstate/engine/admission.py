@@ -3,12 +3,15 @@
 A call gets everything that it needs, or it changes nothing. This module does not know steps.
 """
 
+import logging
+from collections import Counter
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
+from memstate import logs
 from memstate.checks import counts, is_count, require_salt, sequence
 from memstate.errors import InvalidArgument, OutOfPages, OutOfRows, OutOfSlots
 from memstate.kernels.tables import REGISTERS_PER_ROW
@@ -30,6 +33,7 @@ from memstate.tokens import BYTES, encode
 
 PER_ROW = REGISTERS_PER_ROW
 Lack = OutOfRows | OutOfPages | OutOfSlots
+LOG = logs.logger("admission")
 
 
 class Fork(NamedTuple):
@@ -105,6 +109,9 @@ class Admission:
         tracks: whether the strategy takes snapshots.
         loader: finds states in host memory and loads them, or its null object.
         room: makes cached states and idle sessions make way.
+
+    Attributes:
+        lacks: error -> calls that it refused since the start.
     """
 
     def __init__(
@@ -117,6 +124,7 @@ class Admission:
         self._sessions, self._marks = sessions, marks
         self._per_request, self._direct_hits, self._tracks = 1 + lanes, direct_hits, tracks
         self._loader, self._room, self._guard = loader, room, commands.guard
+        self.lacks: Counter[type[Lack]] = Counter()
 
     def admit(self, requests: Sequence[Request]) -> Rows:
         """See `StateManager.admit`."""
@@ -134,7 +142,22 @@ class Admission:
                     return rows
                 away += [start.request.session for start in more if start.request.session]
                 starts = self._starts_of(given, below=False, away=away)
-        return self._admit(starts)
+        try:
+            return self._admit(starts)
+        except (OutOfSlots, OutOfPages, OutOfRows) as lack:
+            if id(lack) == self._guard.undone:  # else a policy of the caller raised it, in the middle
+                self.refuse("admit", lack)
+            raise
+
+    def refuse(self, call: str, lack: Lack) -> None:
+        """Counts and logs a refused call.
+
+        Args:
+            call: name of the public call.
+            lack: the error that it raises.
+        """
+        self.lacks[type(lack)] += 1
+        logs.event(LOG, logging.INFO, "refused", call=call, error=type(lack).__name__, why=str(lack))
 
     def _try(self, starts: Sequence[Start]) -> Rows | None:
         """Returns a row for each start; None, and starts none, where room is short."""
@@ -457,6 +480,7 @@ class Admission:
         with self._guard.changing("fork"):
             lack = self._make_room(len(ids), partial * len(ids), self._per_request * len(ids) + moved)
             if lack is not None:
+                self.refuse("fork", lack)
                 raise self._guard.orderly(lack)
             source, ended = self._share_live(index, length) if moved else (source, [])
             shared = self._pages.of(index)

@@ -537,6 +537,7 @@ class StateManager(Recovery):
             if missing and self._room.can_free_pages(missing):
                 self._room.free_pages(needed)
             if (lack := self._pages.short_of(needed)) is not None:
+                self._admission.refuse("extend", lack)
                 raise self._guard.orderly(lack)
             self._pages.extend(numbers, tokens)
 

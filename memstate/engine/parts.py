@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from memstate.checks import NotCopied
+from memstate.engine.admission import Admission
 from memstate.engine.chaos import Faults, NoFaults
 from memstate.engine.pool import StatePool
 from memstate.engine.stepping import Stepping
@@ -51,6 +52,7 @@ class Parts(NotCopied, Shown):
     _sessions: Sessions
     _room: Room
     _cache: PrefixCache
+    _admission: Admission
     _stepping: Stepping
     _marks: Marks
     _guard: Guard

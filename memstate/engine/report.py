@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from memstate.engine.recount import Recount
+from memstate.errors import OutOfPages, OutOfRows, OutOfSlots
 from memstate.kernels.tables import REGISTERS_PER_ROW
 from memstate.slots.audit import AuditReport, audit
 from memstate.slots.inspect import Inspection, inspect
@@ -33,10 +34,17 @@ class Reports(Recount):
             held_by_lanes=int(held[:rows_end].sum()) - live,
             held_by_snapshots=int(held[rows_end:].sum()) - self._sessions.held,
             held_by_sessions=self._sessions.held,
+            held_by_marks=len(self._marks.registers),
             rows=self._table.rows,
             rows_used=self._table.rows - self._table.free,
             pages=self._pages.allocator.pages,
             pages_free=self._pages.allocator.free,
+            sessions=len(self._sessions.opened),
+            sessions_emptied=self._sessions.emptied,
+            claimed=self._allocator.claimed,
+            short_of_slots=self._admission.lacks[OutOfSlots],
+            short_of_rows=self._admission.lacks[OutOfRows],
+            short_of_pages=self._admission.lacks[OutOfPages],
             snapshots=self._mirror.snapshots,
             degraded=self._mirror.degraded,
             published=self._snapshots.published,

@@ -247,7 +247,7 @@ class PrefixCache(Contents):
             lease: What `hold` returned.
         """
         assert lease.match.found is not None and lease.match.found.stated is not None
-        if snapshot := self._detach(lease.match.found.stated):
+        if snapshot := self._detach(lease.match.found.stated, "taken"):
             self._snapshots.end([snapshot])  # its register is freed with the pin
 
     def marks(self, match: Match) -> list[tuple[int, str]]:
@@ -322,7 +322,7 @@ class PrefixCache(Contents):
     def trim(self) -> None:
         """Evicts the states that are too many for `most_states`; the newest may be the least valuable."""
         if self.settings.most_states is not None:
-            self.evict_states(len(self.nodes) - self.settings.most_states)
+            self.evict_states(len(self.nodes) - self.settings.most_states, "limit")
 
     def adopt(self, snapshot: Snapshot, key: bytes, pages: list[int], salt: Hashable) -> Node | None:
         """Takes over the state of a session that makes way, in the register where it is.

@@ -5,12 +5,14 @@ evict   a state: its slot is free, and KV stays (a tombstone) or goes with the l
 Superseded states go first, then the policies decide. Nothing here touches a tensor, and nothing is submitted.
 """
 
+import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import fields, replace
 from itertools import islice
 from typing import Any
 
+from memstate import logs
 from memstate.checks import NotCopied, shown
 from memstate.prefix.lease import Below, Branch
 from memstate.prefix.settings import Prefix
@@ -23,6 +25,7 @@ from memstate.slots.commands import CommandBuffer
 from memstate.stats import PrefixStats
 from memstate.tokens import BYTES
 
+LOG = logs.logger("prefix")
 KEYS = 2**20  # tokens of prompts remembered where KV is the caller's: 8 MiB of keys
 
 
@@ -75,7 +78,9 @@ class Contents(NotCopied, Shown):
             elif branch.node.snapshot is not None:
                 node.evicted = True
         self.tree.take(tree)
-        self._counts["evicted_states"] = self._counts["inserted"] + self._counts["loaded"] - len(nodes)
+        gone = self._counts["inserted"] + self._counts["loaded"] - len(nodes)
+        self._counts["gone_cleared"] += gone - self._counts["evicted_states"]
+        self._counts["evicted_states"] = gone
         self.nodes: dict[int, Node] = nodes
         self._superseded: dict[Node, None] = {}  # their row or session has a newer state, and no other uses them
         self._moves: list[tuple[int, int]] = []  # recorded with the next eviction, or at the end of a batch
@@ -166,11 +171,12 @@ class Contents(NotCopied, Shown):
         holders = self._pages.allocator.holders
         return sum(holders[page] == 1 for page in node.pages)
 
-    def evict_states(self, n: int) -> int:
+    def evict_states(self, n: int, why: str = "room") -> int:
         """Evicts states: superseded ones first, then the least valuable. What lies below the device may keep them.
 
         Args:
             n: States to evict; fewer are evicted where there are fewer without a pin.
+            why: What counts those that are not superseded: a `gone_` figure of `PrefixStats`.
 
         Returns:
             How many slots this frees.
@@ -188,7 +194,7 @@ class Contents(NotCopied, Shown):
             self.below.save(chosen)
         self._snapshots.drop([node.snapshot for node in chosen if node.snapshot])
         for node in chosen:
-            self._detach(node)
+            self._detach(node, "superseded" if node in self._superseded else why)
             self._drop_bare_leaves(node)
         return len(chosen)
 
@@ -262,9 +268,13 @@ class Contents(NotCopied, Shown):
                 self._give_up(node, len(node.pages))
         self._forget(0)
 
-    def _detach(self, node: Node) -> Snapshot | None:
+    def _detach(self, node: Node, why: str) -> Snapshot | None:
         snapshot, node.snapshot = node.snapshot, None
         if snapshot:
+            why = "cleared" if self._clearing else why
+            self._counts[f"gone_{why}"] += 1
+            if LOG.isEnabledFor(logging.INFO):
+                logs.event(LOG, logging.INFO, "evicted", why=why, tokens=snapshot.length, uses=node.uses)
             node.evicted = True
             del self.nodes[snapshot.register]
             self._superseded.pop(node, None)
@@ -292,7 +302,7 @@ class Contents(NotCopied, Shown):
             if self.below and not self._clearing:
                 self.below.save([leaf])
             self._snapshots.drop([leaf.snapshot])
-            self._detach(leaf)
+            self._detach(leaf, "pages")
         elif 0 < pages < size:
             size = pages
         self._kv.dropped(leaf)

@@ -6,9 +6,11 @@ A session that makes way hands its states that stand for whole pages to the pref
 evict them at once, as any others: then the tiers keep them, and their tokens find them again.
 """
 
+import logging
 from collections import Counter
 from collections.abc import Callable
 
+from memstate import logs
 from memstate.prefix.cache import PrefixCache
 from memstate.prefix.conversation import Conversation
 from memstate.prefix.sessions import Sessions
@@ -16,6 +18,8 @@ from memstate.requests.page_table import PageTable
 from memstate.requests.snapshots import Snapshots
 from memstate.slots.allocator import SlotAllocator
 from memstate.tokens import BYTES
+
+LOG = logs.logger("sessions")
 
 
 class Room:
@@ -111,6 +115,10 @@ class Room:
             session: The session, which stays open.
         """
         handed = []
+        self._sessions.emptied += 1
+        if LOG.isEnabledFor(logging.INFO):
+            fields = {"states": len(session.kept), "pages": len(session.pages), "priority": session.priority}
+            logs.event(LOG, logging.INFO, "session emptied", expired=self._sessions.expired(session), **fields)
         if self.cache.enabled and not self._sessions.expired(session):
             size = self._pages.page_size
             for snapshot in reversed(session.kept):

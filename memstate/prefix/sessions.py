@@ -45,6 +45,7 @@ class Sessions:
         opened: Open sessions by handle.
         by_row: Sessions with a running turn, by row.
         refused: States lost for lack of a holder register.
+        emptied: Idle sessions that made way or expired.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class Sessions:
         self._commands, self._file, self._pages, self._snapshots = commands, commands.registers, pages, snapshots
         self._lanes, self.limits = lanes, limits
         self._share = limits.share * commands.registers.allocator.capacity
-        self.refused = 0  # states lost for lack of a holder register
+        self.refused = self.emptied = 0
         self._turns = count(1)
         self.reset()
 

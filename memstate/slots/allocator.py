@@ -79,6 +79,7 @@ class SlotAllocator(NotCopied):
         self.stream = WorkStream(backend.device)
         self.bitmap = torch.empty(bitmap_ints(capacity), dtype=torch.int32, device=backend.device)
         self.counters = torch.empty(COUNTERS, dtype=torch.int32, device=backend.device)
+        self.claimed = 0
         self._groups: list[ClaimGroup] = []
         self._recorders: list[ReferenceType[Recorder]] = []
         self.reset()
@@ -178,6 +179,7 @@ class SlotAllocator(NotCopied):
             return torch.empty(0, dtype=torch.int32, device=self.backend.device)
         self._submit_recorded()
         self.free -= n
+        self.claimed += n
         ids: Tensor = self.backend.claim(self.bitmap, n, self.counters)
         return ids
 

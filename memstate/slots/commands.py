@@ -282,6 +282,7 @@ class CommandBuffer:
         self.registers.held[regs] = True
         self.registers.labels[regs] = 0
         self.registers.allocator.free -= len(regs)
+        self.registers.allocator.claimed += len(regs)
         packet.add(CLAIMS, regs, regs, regs)
         self._note("claim", regs)
 

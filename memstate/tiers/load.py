@@ -188,13 +188,15 @@ class Loader(NoLoader):
         return LowerHit(key, salt, match, hit) if hit else None
 
     def begun(self, fetches: Sequence[Fetch | None]) -> None:
-        """Forgets what ranks agreed on for these prefetches, because their requests have rows now.
+        """Notes that the requests of these prefetches have rows now: what ranks agreed on for them is forgotten.
 
         Args:
             fetches: Prefetches, None for requests without one.
         """
-        agreed = self._tiers.agreed
+        agreed, prefetcher = self._tiers.agreed, self._tiers.prefetcher
         for fetch in fetches:
+            if fetch is not None and not fetch.done and prefetcher is not None:
+                prefetcher.note_late(fetch)
             if fetch is not None and agreed is not None:
                 agreed.forget(fetch)
 

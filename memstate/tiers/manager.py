@@ -442,6 +442,9 @@ class TierManager(NotCopied, Shown):
             written=writeback.written if writeback else 0,
             write_failed=writeback.failed if writeback else 0,
             write_missed=writeback.missed if writeback else 0,
+            writes_pending=writeback.pending if writeback else 0,
+            state_bytes=states.form.body_bytes,
+            page_bytes=kv.form.body_bytes if kv else 0,
             leaked_records=self.leaked,
             prefetch=self.prefetcher.stats() if self.prefetcher else None,
         )

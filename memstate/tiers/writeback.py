@@ -4,15 +4,19 @@ arrived in host memory -> waits, unpinned -> pinned while a thread seals and wri
                              `-> evicted meanwhile: left out, and counted
 """
 
+import logging
 from collections import deque
 from collections.abc import Sequence
 
+from memstate import logs
 from memstate.tiers.host.cache import CachedRecord, RecordCache
 from memstate.tiers.stores.base import Outcome, Store
 from memstate.tiers.workers import Job, Workers
 
 BATCH = 32  # records a write
 SHARE = 0.25  # of a cache's records that may be pinned here, so that a slow storage never makes it unevictable
+
+LOG = logs.logger("tiers")
 
 
 def write(store: Store, cache: RecordCache, entries: Sequence[CachedRecord]) -> list[Outcome]:
@@ -117,6 +121,10 @@ class WriteBack:
     def _count(self, entries: Sequence[CachedRecord], job: Job) -> None:
         failed = job.cancelled or job.error is not None
         outcomes: list[Outcome] = [Outcome.FAILED] * len(entries) if failed else job.result
+        lost = sum(outcome is not Outcome.DONE for outcome in outcomes)
+        if lost and LOG.isEnabledFor(logging.WARNING):
+            why = repr(job.error) if job.error is not None else "cancelled" if job.cancelled else "refused"
+            logs.event(LOG, logging.WARNING, "write failed", records=lost, of=len(entries), why=why)
         for entry, outcome in zip(entries, outcomes, strict=True):
             entry.stored = outcome is Outcome.DONE
             self.written += entry.stored

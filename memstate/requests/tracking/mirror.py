@@ -3,11 +3,13 @@
 It uses the lengths that the host knows.
 """
 
+import logging
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from memstate import logs
 from memstate.kernels.rules import (
     Claim,
     Columns,
@@ -23,6 +25,7 @@ from memstate.requests.tracking.base import Tracking
 from memstate.slots.packet import FEW
 from memstate.slots.registers import Longs, RegisterFile
 
+LOG = logs.logger("tracking")
 NO_LANES: Longs = np.zeros(0, np.int64)
 
 
@@ -92,7 +95,11 @@ class Mirror:
             allocator.confirm(allocator.reserve + wanted.size)
             granted = max(0, min(allocator.free - allocator.reserve, limit, wanted.size))
             allocator.free -= granted
+            allocator.claimed += granted
             self.degraded += wanted.size - granted
+            if granted < wanted.size and LOG.isEnabledFor(logging.INFO):
+                room = {"free": allocator.free, "reserve": allocator.reserve, "limit": limit}
+                logs.event(LOG, logging.INFO, "degraded", refused=int(wanted.size - granted), **room)
             given = np.zeros(need.size, bool)
             given[wanted[:granted]] = True
             return given

@@ -8,6 +8,7 @@ below    dense records of states, on the device too, where there are any
          host records of states and of KV pages           all by the digest of the tokens up to where they stand
 """
 
+import logging
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
+from memstate import logs
 from memstate.prefix import Match
 from memstate.prefix.tree import Node, Tree
 from memstate.requests.page_table import PageTable
@@ -26,6 +28,7 @@ from memstate.tiers.digests import Digests
 from memstate.tiers.host.cache import CachedRecord, RecordCache
 from memstate.tiers.host.transfers import Ticket, Transfers
 
+LOG = logs.logger("tiers")
 Copy = tuple[int, CachedRecord]  # a register or a page, and the record it goes to or comes from
 
 
@@ -234,6 +237,7 @@ class HostTier:
         for node in nodes:
             if node.snapshot is not None and not self._add(node, node.snapshot.register, due, self._room(due)):
                 self.unstaged += 1
+                logs.event(LOG, logging.INFO, "save lost", why="staging is full", tokens=node.snapshot.length)
         self._send(due)
 
     def save_ahead(self, nodes: Sequence[Node]) -> int:
@@ -290,6 +294,8 @@ class HostTier:
         if fits:
             kept = kept and self._add_record(self.states, digests[-1], length, register, due.states)
         self.refused += not kept
+        if not kept and LOG.isEnabledFor(logging.INFO):
+            logs.event(LOG, logging.INFO, "save lost", why="host memory is full", tokens=length)
         self._touch(digests)
         return fits or not kept
 

@@ -5,9 +5,11 @@ prefetch guarantees nothing. It only fills host memory, and a request starts fro
 Two prefetches of one prefix read it twice; the second result is discarded. Knows no device.
 """
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from memstate import logs
 from memstate.errors import AgreementLost
 from memstate.stats import PrefetchStats
 from memstate.tiers.host.cache import CachedRecord, RecordCache
@@ -21,6 +23,9 @@ from memstate.tiers.prefetch.settings import Prefetch
 from memstate.tiers.prefetch.votes import MOST_PAGES, Votes
 from memstate.tiers.stores.base import Store
 from memstate.tiers.workers import Workers
+
+LOG = logs.logger("tiers")
+FAULTY = (End.FAILED, End.LOST)
 
 
 class Prefetcher:
@@ -187,6 +192,15 @@ class Prefetcher:
             self._end(fetch, End.CANCELLED)
             self._collect()
 
+    def note_late(self, fetch: Fetch) -> None:
+        """Counts a prefetch that is not over when its request is admitted. It goes on.
+
+        Args:
+            fetch: The prefetch.
+        """
+        self._count["late"] += 1
+        logs.event(LOG, logging.INFO, "prefetch late", tokens=fetch.tokens, seconds=self._clock() - fetch.began)
+
     def reset(self) -> None:
         """Cancels every prefetch, on this rank alone. Host memory is emptied right after.
 
@@ -292,6 +306,9 @@ class Prefetcher:
         fetch.reservation.release()
         fetch.phase, fetch.outcome = Phase.DONE, outcome
         self._count[outcome.value] += 1
+        if LOG.isEnabledFor(level := logging.WARNING if outcome in FAULTY else logging.INFO):
+            fields = {"outcome": outcome.value, "tokens": fetch.tokens, "usable": fetch.length, "why": fetch.why}
+            logs.event(LOG, level, "prefetch ended", seconds=self._clock() - fetch.began, **fields)
         if fetch in self._fetches:
             self._fetches.remove(fetch)
         if self._ended is not None:

@@ -262,7 +262,7 @@ class Lower:
         same("stats of the tiers", seen, told)
         if stats.prefetch is None:
             return
-        names = vars(stats.prefetch).keys() - {"flaws", "in_flight", "in_flight_tokens"}
+        names = vars(stats.prefetch).keys() - {"flaws", "in_flight", "in_flight_tokens", "late"}
         same("stats of prefetches", {name: n for name in names if (n := getattr(stats.prefetch, name))},
               {name: n for name, n in below.counts.items() if n})  # fmt: skip
         same("flaws", dict(stats.prefetch.flaws), dict(below.flaws))

@@ -250,6 +250,8 @@ class Machine:
             stats = asdict(mem.stats().prefix)  # type: ignore[arg-type]
             found = sum(n for name, n in stats.items() if name == "hit_tokens" or name.startswith("lost_"))
             self._same("tokens looked up", found, stats["prompt_tokens"])
+            gone = sum(stats.pop(name) for name in [*stats] if name.startswith("gone_"))
+            self._same("states that went", gone, stats["evicted_states"])
             seen = {name: n for name, n in stats.items() if n}
             self._same("stats of the cache", seen, {name: n for name, n in model.prefix_stats().items() if n})
 

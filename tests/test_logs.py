@@ -1,0 +1,184 @@
+"""Events of the log: one for each thing that is counted, one line each, and nothing unless it is asked for."""
+
+import json
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import memstate as ms
+from memstate import logs
+from memstate.kernels.dispatch import Backend
+from memstate.prefix.policies import Lru, LruPages
+from tests.support.serving import Server
+from tests.support.tiered import Tiered, whole
+from tests.support.virtual import MemoryStore
+
+CPU = Backend("reference")
+
+
+@pytest.fixture
+def told(caplog: pytest.LogCaptureFixture) -> Callable[[str], list[dict[str, Any]]]:
+    """Returns the fields of the events with a name."""
+    caplog.set_level(logging.INFO, "memstate")
+    return lambda name: [
+        {key: value for key, value in fields.items() if key != "event"}
+        for record in caplog.records
+        if (fields := getattr(record, logs.FIELDS, {})).get("event") == name
+    ]
+
+
+def served(prompts: int, **settings: Any) -> Server:
+    """A server whose cache has states of 8 tokens."""
+    prefix = ms.Prefix(states=Lru(), pages=LruPages(), **settings.pop("prefix", {}))
+    at = Server(CPU, "redirect", every=64, prefix=prefix, **{"pages": 30, **settings})
+    for n in range(prompts):
+        row = at.start(whole(n))
+        at.prefill(row, publish=False)
+        at.end([row])
+    return at
+
+
+@pytest.mark.parametrize("why", ["room", "pages", "limit", "cleared", "superseded"])
+def test_every_evicted_state_is_counted_and_logged_with_its_reason(
+    why: str, told: Callable[[str], list[dict[str, Any]]]
+) -> None:
+    at = served(3, slots=3 if why == "room" else 6, prefix={"most_states": 2} if why == "limit" else {})
+    if why == "room":
+        at.start([1, 2, 3])
+    elif why == "pages":
+        at.start(range(500, 600))
+    elif why == "cleared":
+        at.cache.clear()
+    elif why == "superseded":
+        at.cache._note_superseded(next(iter(at.cache.nodes.values())))
+        at.cache.evict_states(1)
+    stats = at.mem.stats().prefix
+    assert stats is not None and stats.evicted_states
+    gone = {name: n for name, n in vars(stats).items() if name.startswith("gone_") and n}
+    assert gone == {f"gone_{why}": stats.evicted_states}
+    assert told("evicted") == stats.evicted_states * [{"why": why, "tokens": 8, "uses": 0}]
+
+
+def test_a_state_that_a_row_takes_over_is_no_loss(told: Callable[[str], list[dict[str, Any]]]) -> None:
+    at = served(1, slots=1)
+    row = at.start([*whole(0), 7])
+    stats = at.mem.stats().prefix
+    assert at.mem.length(row) == 8 and stats is not None
+    assert (stats.gone_taken, stats.evicted_states, [each["why"] for each in told("evicted")]) == (1, 1, ["taken"])
+
+
+def test_recover_counts_the_states_that_it_could_not_keep() -> None:
+    at = served(2, slots=6)
+    at.mem.submit()
+    with pytest.raises(KeyboardInterrupt), at.mem._guard.changing("plan"):
+        at.mem._guard.registers.append(list(at.cache.nodes)[:1])
+        raise KeyboardInterrupt
+    at.mem.recover()
+    stats = at.mem.stats().prefix
+    assert stats is not None and (stats.gone_cleared, stats.evicted_states, stats.states) == (1, 1, 1)
+
+
+def test_degradations_refusals_and_interrupted_calls_are_events(told: Callable[[str], list[dict[str, Any]]]) -> None:
+    mem = Server(CPU, "redirect", slots=2, rows=2, prefix=False, pages=3).mem
+    rows = mem.admit([ms.Request("a"), ms.Request("b")])
+    mem.extend(rows[:1], [8])
+    mem.settle(mem.plan(rows[:1], 8))
+    mem.extend(rows[:1], [9])
+    mem.settle(mem.plan(rows[:1]))  # at a boundary, and no slot is free
+    assert mem.stats().degraded == 1
+    assert told("degraded") == [{"refused": 1, "free": 0, "reserve": 0, "limit": 2**31 - 1}]
+    for error, call in (
+        (ms.OutOfRows, lambda: mem.admit([ms.Request("c")])),
+        (ms.OutOfRows, lambda: mem.fork(rows[1], ["c"])),
+        (ms.OutOfPages, lambda: mem.extend(rows[1:], [99])),
+    ):
+        with pytest.raises(error):
+            call()
+    mem.release(rows[:1])
+    mem.submit()
+    mem.pool.claim(1)
+    with pytest.raises(ms.OutOfSlots):
+        mem.admit([ms.Request("c")])
+    stats = mem.stats()
+    assert (stats.short_of_rows, stats.short_of_pages, stats.short_of_slots) == (2, 1, 1)
+    assert [(each["call"], each["error"]) for each in told("refused")] == [
+        ("admit", "OutOfRows"), ("fork", "OutOfRows"), ("extend", "OutOfPages"), ("admit", "OutOfSlots"),
+    ]  # fmt: skip
+    with pytest.raises(ZeroDivisionError), mem._guard.changing("plan"):
+        raise ZeroDivisionError
+    assert told("interrupted") == [{"call": "plan", "why": "ZeroDivisionError()"}]
+
+
+def test_slots_that_were_claimed_are_counted_by_whoever_claims() -> None:
+    mem = Server(CPU, "redirect", slots=8, prefix=False).mem
+    ids = mem.pool.claim(2)
+    mem.pool.release(ids)
+    rows = mem.admit([ms.Request("a")])
+    mem.extend(rows, [9])
+    mem.settle(mem.plan(rows, 8))
+    mem.settle(mem.plan(rows))  # claims a slot at the boundary
+    stats = mem.stats()
+    assert (stats.claimed, stats.snapshots, stats.capacity - stats.free) == (4, 1, 2)
+
+
+def test_sessions_that_make_way_are_counted(told: Callable[[str], list[dict[str, Any]]]) -> None:
+    at = Server(CPU, "redirect", slots=2)
+    talk = at.mem.open_session("talk")
+    at.turn([1] * 8, session=talk)
+    assert at.mem.stats().sessions == 1 and at.mem.stats().held_by_sessions == 1
+    at.admit(ms.Request("a", tokens=[2] * 5), ms.Request("b", tokens=[3] * 5))
+    assert at.mem.stats().sessions_emptied == 1
+    assert [(each["expired"], each["states"]) for each in told("session emptied")] == [(False, 1)]
+
+
+def test_what_storage_and_host_memory_lose_is_an_event(told: Callable[[str], list[dict[str, Any]]]) -> None:
+    store = MemoryStore()
+    at = Tiered(CPU, slots=6, tiers={"store": store, "host_slots": 2})
+    store.put = lambda names, buffers: (_ for _ in ()).throw(OSError("disk is full"))  # type: ignore[method-assign]
+    at.pass_down(whole(1))
+    at.below.settle()
+    at.mem.poll()
+    at.drain()
+    failed = told("write failed")
+    assert at.tiers.write_failed == sum(each["records"] for each in failed) > 0
+    assert {each["why"] for each in failed} == {"OSError('disk is full')"}
+    late = at.mem.prefetch([*whole(2), 1])
+    at.note([*whole(2), 1])
+    at.admit(ms.Request("a", tokens=[*whole(2), 1], fetch=late))
+    assert at.tiers.prefetch is not None and at.tiers.prefetch.late == len(told("prefetch late")) == (not late.done)
+    while not late.done:
+        at.mem.poll()
+    assert [each["outcome"] for each in told("prefetch ended")] == ["missed"]
+
+
+def test_nothing_is_written_unless_logging_is_configured(capfd: pytest.CaptureFixture[str]) -> None:
+    log = logs.logger("quiet")
+    assert logs.logger("quiet") is log and len(log.handlers) == 1
+    root = logging.getLogger()
+    before, root.handlers = root.handlers, []  # pytest's own
+    try:
+        logs.event(log, logging.ERROR, "interrupted", call="plan")
+    finally:
+        root.handlers = before
+    assert capfd.readouterr() == ("", "")
+
+
+def test_an_event_is_one_line_of_json_and_of_text(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "memstate")
+    logs.event(logs.logger("x"), logging.INFO, "evicted", why="a\nb", tokens=8)
+    logs.event(logs.logger("x"), logging.INFO, "bare")
+    logging.getLogger("memstate.chaos").info("fault %d", 3)
+    try:
+        raise ValueError("no")
+    except ValueError:
+        logging.getLogger("memstate.other").exception("failed")
+    assert [record.getMessage() for record in caplog.records[:2]] == ["evicted why='a\\nb' tokens=8", "bare"]
+    lines = [logs.JsonFormatter().format(record) for record in caplog.records]
+    assert all("\n" not in line for line in lines)
+    found = [json.loads(line) for line in lines]
+    assert found[0] | {"time": 0} == {
+        "time": 0, "level": "INFO", "logger": "memstate.x", "event": "evicted", "why": "a\nb", "tokens": 8,
+    }  # fmt: skip
+    assert found[2]["message"] == "fault 3" and "ValueError: no" in found[3]["exception"]

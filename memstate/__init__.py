@@ -9,9 +9,9 @@ from pathlib import Path as _Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from memstate.engine.admission import Fork
     from memstate.engine.capacity import Capacity, capacity
     from memstate.engine.chaos import Chaos
+    from memstate.engine.forking import Fork
     from memstate.engine.manager import StateManager
     from memstate.engine.planner import Split
     from memstate.engine.pool import StatePool
@@ -133,9 +133,9 @@ __all__ = [
 ]
 
 _MODULES = {
-    "memstate.engine.admission": "Fork",
     "memstate.engine.capacity": "Capacity capacity",
     "memstate.engine.chaos": "Chaos",
+    "memstate.engine.forking": "Fork",
     "memstate.engine.manager": "StateManager",
     "memstate.engine.planner": "Split",
     "memstate.engine.pool": "StatePool",

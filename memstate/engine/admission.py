@@ -1,13 +1,12 @@
-"""Starts rows for new requests and for forks of a running row. Notes states that arrive from elsewhere.
+"""Starts rows for new requests. Notes states that arrive from elsewhere.
 
 A call gets everything that it needs, or it changes nothing. This module does not know steps.
 """
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 
@@ -34,29 +33,6 @@ from memstate.tokens import BYTES, encode
 PER_ROW = REGISTERS_PER_ROW
 Lack = OutOfRows | OutOfPages | OutOfSlots
 LOG = logs.logger("admission")
-
-
-class Fork(NamedTuple):
-    """The result of `StateManager.fork`.
-
-    Attributes:
-        rows: the new rows, in the order of `ids`.
-        page_copies: pairs (new page, old page). The old page belongs to the forked row and is partly filled. The caller
-            copies its KV to the new page.
-
-    Example:
-        >>> import torch, memstate as ms
-        >>> layout = ms.StateLayout([ms.Plane("ssm", (4,), torch.float32)], layers=1)
-        >>> mem = ms.StateManager(layout, slots=8, max_requests=4)
-        >>> row = mem.admit([ms.Request("a")])[0]
-        >>> mem.settle(mem.plan([row], [3]))
-        >>> fork = mem.fork(row, ["a2", "a3"])
-        >>> [mem.length(new) for new in fork.rows], fork.page_copies
-        ([3, 3], [])
-    """
-
-    rows: Rows
-    page_copies: list[tuple[int, int]]
 
 
 @dataclass(slots=True)
@@ -111,6 +87,7 @@ class Admission:
         room: makes cached states and idle sessions make way.
 
     Attributes:
+        per_request: slots that a new row claims.
         lacks: error -> calls that it refused since the start.
     """
 
@@ -122,7 +99,7 @@ class Admission:
         self._commands, self._file, self._table = commands, commands.registers, table
         self._pages, self._snapshots, self._cache = pages, snapshots, cache
         self._sessions, self._marks = sessions, marks
-        self._per_request, self._direct_hits, self._tracks = 1 + lanes, direct_hits, tracks
+        self.per_request, self._direct_hits, self._tracks = 1 + lanes, direct_hits, tracks
         self._loader, self._room, self._guard = loader, room, commands.guard
         self.lacks: Counter[type[Lack]] = Counter()
 
@@ -195,12 +172,12 @@ class Admission:
             self._sessions.starting([start.session for start in found if start.session])
             self._hold(found)
             back = [self._sessions.surplus(start.session, start.turn) for start in found if start.session]
-            slots = self._per_request * len(starts)
-            slots -= sum(min(self._per_request, len(start.turn.registers)) for start in found)
+            slots = self.per_request * len(starts)
+            slots -= sum(min(self.per_request, len(start.turn.registers)) for start in found)
             slots, pages = slots - sum(of for of, _ in back), sum(fresh) - sum(of for _, of in back)
             more = self._loader.needs(hits) if hits else (0, 0)
             slots, pages = slots + more[0] - self._take_over(found, slots + more[0]), pages + more[1]
-            if (lack := self._short_of_holders(more[0]) or self._make_room(len(starts), pages, slots)) is not None:
+            if (lack := self._short_of_holders(more[0]) or self.make_room(len(starts), pages, slots)) is not None:
                 self._undo(found)
                 raise self._guard.orderly(lack)
             for start in found:
@@ -244,14 +221,14 @@ class Admission:
             self._move(rows, starts)
         source = length = np.zeros(len(rows), np.int64)
         if origins.count(START) == len(origins):
-            self._claim(rows, ())
+            self.claim(rows, ())
         else:
-            self._claim(rows, [len(origin.registers) if origin.moves else 0 for origin in origins])
+            self.claim(rows, [len(origin.registers) if origin.moves else 0 for origin in origins])
             read = [origin.registers[0] if origin.registers and not origin.moves else 0 for origin in origins]
             source = np.array(read, np.int64)
             length = np.array([origin.length for origin in origins], np.int64)
         prompt = np.array([start.match.tokens if start.match else 0 for start in starts], np.int64) if found else length
-        self._start(rows, source, length, np.maximum(length, prompt))
+        self.start(rows, source, length, np.maximum(length, prompt))
         for row, start in zip(rows.tolist(), starts, strict=True):
             if start.wanted:
                 tokens = len(start.key) // BYTES if start.key is not None else 0
@@ -378,7 +355,7 @@ class Admission:
                 start.origin = start.origin._replace(moves=True)
         return taken
 
-    def _make_room(self, rows: int, pages: int, slots: int) -> Lack | None:
+    def make_room(self, rows: int, pages: int, slots: int) -> Lack | None:
         """Makes sure that enough rows, pages and slots are free. Cached states and idle sessions make way.
 
         Returns:
@@ -402,11 +379,11 @@ class Admission:
         room.free_slots(slots)
         return OutOfSlots(slots, allocator.free, 0, allocator.capacity) if slots > allocator.free else None
 
-    def _claim(self, rows: Longs, moved: Sequence[int]) -> None:
+    def claim(self, rows: Longs, moved: Sequence[int]) -> None:
         """Claims the registers that new rows start with, except the first ones that a move fills: `moved` of each."""
-        registers = rows[:, None] * PER_ROW + np.arange(self._per_request)
+        registers = rows[:, None] * PER_ROW + np.arange(self.per_request)
         if any(moved):
-            self._commands.claim(registers[np.arange(self._per_request) >= np.array(moved, np.int64)[:, None]])
+            self._commands.claim(registers[np.arange(self.per_request) >= np.array(moved, np.int64)[:, None]])
         else:
             self._commands.claim(registers.reshape(-1))
 
@@ -426,7 +403,7 @@ class Admission:
                 if start.turn.length and start.lease is not None:
                     self._cache.shorten(start.lease, length)
 
-    def _start(self, rows: Longs, source: Longs, length: Longs, tracked: Longs) -> None:
+    def start(self, rows: Longs, source: Longs, length: Longs, tracked: Longs) -> None:
         """Fills the columns and the states of new rows.
 
         Each state becomes zeros or a copy of its source, or the first step of the row reads the source itself. A state
@@ -451,67 +428,6 @@ class Admission:
                 self._snapshots.read_first(row, register)
         elif hit.any():
             self._commands.copy(live[hit], source[hit])
-
-    def fork(self, row: Row, ids: Sequence[Hashable]) -> Fork:
-        """See `StateManager.fork`."""
-        index = self._table.index(row)
-        sequence("request ids", ids, "fork(row, ['second', 'third'])")
-        if self._table.unsettled[index] or self._table.finished[index]:
-            raise InvalidArgument(
-                f"row {index} is {'finished' if self._table.finished[index] else 'in an unsettled step'}: fork rows "
-                "that run and whose last step is settled"
-            )
-        if not ids:
-            return Fork(self._table.handles(np.zeros(0, np.int64)), [])
-        source = int(self._file.origins(np.array([index]))[0])
-        length = int(self._file.labels[source])
-        kept = self._pages.count(self._pages.floor(length))
-        partial = self._pages.count(length) - kept
-        if partial and self._commands.waiting:
-            raise InvalidArgument(
-                f"row {index}: a page that it has filled in part is copied at once, and changes of owners wait for the "
-                "newest step's forward: launch it, say so with submit(step), then fork"
-            )
-        moved = self._direct_hits and not self._file.source[index]
-        if moved and not (self._snapshots.free or self._room.states):
-            raise InvalidArgument(
-                "no register is free for the state that the rows share: drop a snapshot, or raise snapshots="
-            )
-        with self._guard.changing("fork"):
-            lack = self._make_room(len(ids), partial * len(ids), self._per_request * len(ids) + moved)
-            if lack is not None:
-                self.refuse("fork", lack)
-                raise self._guard.orderly(lack)
-            source, ended = self._share_live(index, length) if moved else (source, [])
-            shared = self._pages.of(index)
-            rows = self._table.claim(ids)
-            self._claim(rows, ())
-            self._pages.start(rows, [shared[:kept]] * len(ids), [partial] * len(ids))
-            n = np.ones(len(ids), np.int64)
-            tracked = max(length, int(self._file.tracked[index]))
-            self._start(rows, source * n, length * n, tracked * n)
-            self._cache.fork(index, rows.tolist(), length)
-            # the register becomes free when each of these rows has planned its next step or has ended
-            self._snapshots.end(ended)
-            copies = [(self._pages.of(new)[kept], shared[kept]) for new in rows.tolist()] if partial else []
-            return Fork(self._table.handles(rows), copies)
-
-    def _share_live(self, row: int, length: int) -> tuple[int, list[Snapshot]]:
-        """Moves a row's state to a holder. The next step of the row reads the state from there.
-
-        Returns:
-            The holder, and the snapshot to end once all who read it are known; none if the state is at a mark.
-        """
-        self._room.free_registers(1)
-        if marks := self._marks.shared(row):
-            self._marks.keep(marks)
-            return int(self._file.source[row]), []
-        snapshot = self._snapshots.hold(PER_ROW * row, length)
-        self._commands.claim([PER_ROW * row])
-        self._file.source[row] = snapshot.register
-        self._commands.write(self._file.address("source", np.array([row])), [snapshot.register])
-        self._snapshots.read_first(row, snapshot.register)
-        return snapshot.register, [snapshot]
 
     def arrived(self, rows: Sequence[Row], lengths: Sequence[int]) -> None:
         """See `StateManager.arrived`."""

@@ -261,7 +261,8 @@ class FaultyAdmission(Admission):
         super().__init__(*parts)
         self._faults = faults
 
-    def _make_room(self, rows: int, pages: int, slots: int) -> Lack | None:
+    def make_room(self, rows: int, pages: int, slots: int) -> Lack | None:
+        """See `Admission.make_room`."""
         runs = self._table.free < self._table.rows  # else an engine may well take a refusal as final
         if runs and rows and self._faults.happens("admissions", f"{rows} requests find too few slots"):
             allocator, held = self._file.allocator, self._sessions.held
@@ -269,7 +270,7 @@ class FaultyAdmission(Admission):
             error = OutOfSlots(slots, allocator.free, evictable, allocator.capacity, held)
             error.add_note("memstate: refused on purpose, see StateManager(chaos=...)")
             return error
-        return super()._make_room(rows, pages, slots)
+        return super().make_room(rows, pages, slots)
 
 
 class FaultyTiers(TierManager):

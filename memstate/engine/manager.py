@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from memstate.checks import counts, is_count, require_salt, sequence, whole
-from memstate.engine.admission import Fork
 from memstate.engine.chaos import Chaos, faults_of
 from memstate.engine.ending import Ending
+from memstate.engine.forking import Fork, Forking
 from memstate.engine.pool import StatePool
 from memstate.engine.recovery import Recovery
 from memstate.engine.settings import (
@@ -236,6 +236,10 @@ class StateManager(Recovery):
             self._commands, self._table, self._pages, self._snapshots, self._cache, self._sessions, self._marks,
             self._room,
         )  # fmt: skip
+        self._forking = Forking(
+            self._admission, self._ending, self._commands, self._table, self._pages, self._snapshots, self._cache,
+            self._sessions, self._marks, bool(forward.direct_hits), self._room,
+        )  # fmt: skip
         self._commands.journal = Journal(journal, self._registers, self.owner) if journal else None
         self._thread = threading.get_ident() if debug else None
 
@@ -432,7 +436,34 @@ class StateManager(Recovery):
         Syncs: no, unless it needs slots that `pool.release` freed by id.
         """
         self._enter()
-        return self._admission.fork(row, ids)
+        return self._forking.fork(row, ids)
+
+    def reorder(self, rows: Sequence[Row], entries: Sequence[int]) -> Fork:
+        """Makes row i of the result what `rows[entries[i]]` was: for beams, all rows in one call.
+
+        A row that is named once goes on. One that is named several times goes on and is forked, as by `fork`, under
+        its own id. One that is not named ends, as by `release`, and its slots, pages and row count for the forks. All
+        of this is in one packet.
+
+        Args:
+            rows: the running requests.
+            entries: an entry of `rows` for each row of the result. There can be more or fewer than rows.
+
+        Returns:
+            The rows, and the page copies to make.
+
+        Raises:
+            OutOfSlots: back-pressure, too few slots are free; nothing changed.
+            OutOfRows: back-pressure, the request table is full; nothing changed.
+            OutOfPages: back-pressure, too few KV pages are free; nothing changed.
+            StaleHandle: a request has ended; nothing changed.
+            InvalidArgument: a row is named twice in `rows`, or an entry is no row; a row that is not named is the turn
+                of a session; or a row cannot be forked: see `fork`. Nothing changed.
+
+        Syncs: no, unless it needs slots that `pool.release` freed by id.
+        """
+        self._enter()
+        return self._forking.reorder(rows, entries)
 
     def arrived(self, rows: Sequence[Row], lengths: Sequence[int]) -> None:
         """Tells the manager that states computed elsewhere have been written to the slots of newly admitted rows.

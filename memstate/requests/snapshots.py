@@ -271,6 +271,15 @@ class Snapshots:
         self.pin(register)
         self._first_reads[row] = register
 
+    def left_by(self, rows: Iterable[int]) -> int:
+        """Returns how many snapshots without a handle are released when these rows have ended before their next step.
+
+        Args:
+            rows: the rows.
+        """
+        reads = Counter(self._first_reads[row] for row in rows if row in self._first_reads)
+        return sum(register in self._dropped and self._pins[register] == n for register, n in reads.items())
+
     def first_steps_done(self, rows: Longs) -> None:
         """Removes the pins of rows that have one."""
         for row in self._first_reads.keys() & set(rows.tolist()) if self._first_reads else ():

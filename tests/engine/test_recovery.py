@@ -56,6 +56,7 @@ def interrupted(mem: ms.StateManager, rows: Sequence[ms.Row], error: BaseExcepti
 CALLS: dict[str, Callable[[ms.StateManager, ms.Row], object]] = {
     "admit": lambda mem, row: mem.admit([ms.Request("b")]),
     "fork": lambda mem, row: mem.fork(row, ["x"]),
+    "reorder": lambda mem, row: mem.reorder([row], [0, 0]),
     "arrived": lambda mem, row: mem.arrived([row], [4]),
     "read_slots": lambda mem, row: mem.read_slots([row]),
     "shortfall": lambda mem, row: mem.shortfall([row]),

@@ -150,6 +150,7 @@ CALLS: dict[str, Call] = {
     "extend": lambda mem, rows, step, kept: mem.extend(rows[:1], [8]),
     "drop": lambda mem, rows, step, kept: mem.drop(kept),
     "fork": lambda mem, rows, step, kept: mem.fork(rows[0], ["x"]),
+    "reorder": lambda mem, rows, step, kept: mem.reorder(rows[:1], [0, 0]),
     "prefix": lambda mem, rows, step, kept: mem.prefix.evict_states(1),  # type: ignore[union-attr]
     "poll": lambda mem, rows, step, kept: mem.poll(),
     "flush": lambda mem, rows, step, kept: mem.tiers.flush(),  # type: ignore[union-attr]

@@ -4,7 +4,6 @@ Chunks and batches change the order of sums, so logits are compared within 1e-4 
 states in the slots and must go beyond that.
 """
 
-import inspect
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -17,6 +16,7 @@ from torch import Tensor
 
 import memstate as ms
 from tests.support.tiny_models import FAMILIES, tiny
+from tests.support.tiny_served import NEW, TEXT, Known, alone, managed
 
 pytest.importorskip("transformers")
 from transformers import GenerationConfig, PreTrainedTokenizerFast
@@ -24,40 +24,13 @@ from transformers.cache_utils import DYNAMIC_LAYER_TYPE_MAPPING, DynamicLayer
 
 import memstate.integrations.transformers as mst
 from memstate.integrations.transformers import server
-from memstate.integrations.transformers.probe import cache_argument, own_cache
 
-NEW, BOUND = 6, 1e-4
-TEXT = [5, 17, 40, 9, 33, 71, 8, 60, 4, 12, 88, 23, 51, 30, 7, 19, 90, 3, 66, 21, 44, 38, 75, 52, 10, 81, 29]
+BOUND = 1e-4
 PROMPTS = (TEXT[:19], TEXT[:9], [11, 12], TEXT, [*TEXT[:19], 7, 8], TEXT[:19])
-
-Known = dict[tuple[int, ...], Tensor]
-
-
-def managed(model: Any, **settings: Any) -> ms.StateManager:
-    pages = ms.Pages(size=4, count=60, per_row=16) if mst.layout(model).attended else ms.Pages(size=4)
-    given = {"slots": 16, "max_requests": 3, "tracking": ms.Redirect(every=4), "pages": pages, "prefix": ms.Prefix(),
-             "backend": "reference"}  # fmt: skip
-    return mst.manager(model, **{**given, **settings})
 
 
 def prompts(tokens: Sequence[Sequence[int]] = PROMPTS, most: int = NEW) -> list[mst.Prompt]:
     return [mst.Prompt(one, number, most=most) for number, one in enumerate(tokens)]
-
-
-@torch.no_grad()
-def alone(model: Any, tokens: Sequence[int], known: Known) -> list[int]:
-    """The answer to a prompt with the model's own cache, and the logits behind each prefix of it."""
-    cache, argument, so_far, given = own_cache(model), cache_argument(model), list(tokens), list(tokens)
-    takes_positions = "position_ids" in inspect.signature(model.forward).parameters
-    for _ in range(NEW):
-        inputs = {"input_ids": torch.tensor([given]), "use_cache": True, argument: cache}
-        if takes_positions:  # Bamba counts from 0 again where nobody gives them, as generate does
-            inputs["position_ids"] = torch.arange(len(so_far) - len(given), len(so_far))[None]
-        logits = model(**inputs).logits[0, -1]
-        known[tuple(so_far)] = logits
-        given = [int(logits.argmax())]
-        so_far += given
-    return so_far[len(tokens) :]
 
 
 @pytest.fixture
@@ -304,7 +277,7 @@ def test_sampling_is_that_of_generate() -> None:
     expected = model.generate(torch.tensor([TEXT]), generation_config=config, pad_token_id=0)[0, len(TEXT) :].tolist()
     (found,) = mst.serve(model, mem, [mst.Prompt(TEXT, config=config, seed=7)])
     assert found.tokens == expected
-    with pytest.raises(ms.InvalidArgument, match="one sequence a request"):
+    with pytest.raises(ms.InvalidArgument, match="2 beams"):
         list(mst.serve(model, mem, [mst.Prompt(TEXT, config=GenerationConfig(num_beams=2))]))
 
 

@@ -360,9 +360,7 @@ def test_S1_making_way_takes_no_upload_and_no_launch_of_its_own(backend: Backend
         talks.mem.prefix.evict_states(9)
     talks.mem.submit()
     talks.mem.backend.counts.reset()
-    rows = talks.mem.admit(
-        [ms.Request(n) for n in range(talks.mem.free_slots // talks.mem._admission._per_request + 1)]
-    )
+    rows = talks.mem.admit([ms.Request(n) for n in range(talks.mem.free_slots // talks.mem._admission.per_request + 1)])
     talks.mem.submit()
     counted = talks.mem.backend.counts
     assert left(talks, sessions) == [False] and counted.uploads == 1 and counted.total_launches <= 2

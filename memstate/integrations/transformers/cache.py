@@ -1,6 +1,5 @@
 """`StateCache`: the cache that a model of Transformers gets for `generate`, with its states in slots."""
 
-from collections import Counter
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, NoReturn, Self
@@ -166,12 +165,9 @@ class StateCache(Cache):
 
         Syncs: no.
         """
-        return self._close("close() was called", publish)
-
-    def _close(self, why: str, publish: bool = False) -> list[Snapshot | None]:
         snapshots = self._release(publish)
         self._stop()
-        self._closed = self._closed or why
+        self._closed = self._closed or "close() was called"
         return snapshots
 
     def reset(self) -> None:
@@ -237,7 +233,7 @@ class StateCache(Cache):
             beam_idx: an entry of the batch for each entry, `batch`.
 
         Raises:
-            OutOfSlots, OutOfRows, OutOfPages: too few are free for the forks; the cache is closed.
+            OutOfSlots, OutOfRows, OutOfPages: back-pressure; the cache is as it was.
 
         Syncs: yes, for the indices.
         """
@@ -252,19 +248,7 @@ class StateCache(Cache):
         self._take([entry for entry in range(len(self.rows)) for _ in range(repeats)])
 
     def _take(self, entries: list[int]) -> None:
-        wanted, rows = Counter(entries), self.rows
-        try:
-            self.mem.release([row for entry, row in enumerate(rows) if not wanted[entry]])
-            self.rows = [rows[entry] for entry in wanted]
-            copies: dict[int, list[Row]] = {}
-            for entry, count in wanted.items():
-                forked = self.mem.fork(rows[entry], [f"generate {entry}"] * (count - 1)).rows if count > 1 else []
-                copies[entry] = [rows[entry], *forked]
-                self.rows += forked
-        except BaseException:
-            self._close("its rows could not be reordered")
-            raise
-        self.rows = [copies[entry].pop(0) for entry in entries]
+        self.rows = list(self.mem.reorder(self.rows, entries).rows)
         self._counted.take(entries)
         kept = dict(enumerate(self._kept))
         self._kept = [kept.pop(entry, None) for entry in entries]

@@ -4,7 +4,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from transformers import GenerationConfig
+from transformers import GenerationConfig, LogitsProcessor
 
 from memstate.requests.handles import Session
 
@@ -20,10 +20,11 @@ class Prompt:
         id: a name, shown by audits and in results.
         config: how to sample, when to stop. None: the model's own.
         most: new tokens at most. None: what `config` says in `max_new_tokens`.
-        seed: of the sampling. None: torch's generator.
+        seed: of the sampling; sample n of the request has `seed + n`. None: torch's generator.
         session: the conversation whose next turn this is.
         salt: equal tokens under different salts never share states.
         snapshot_at: lengths at which states are kept as well.
+        processors: more processors of logits, called behind those of `config`.
     """
 
     tokens: Sequence[int] = field(repr=False)
@@ -34,6 +35,7 @@ class Prompt:
     session: Session | None = None
     salt: Hashable = None
     snapshot_at: Sequence[int] = ()
+    processors: Sequence[LogitsProcessor] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True)
@@ -43,15 +45,17 @@ class Token:
     Attributes:
         id: of the request.
         token: the token.
+        sample: number of the sample, where a request has several.
     """
 
     id: Hashable
     token: int
+    sample: int = 0
 
 
 @dataclass(frozen=True)
 class Served:
-    """A request that has ended.
+    """A request that has ended, or one sample of it. A request that ends before its samples start has one result.
 
     Attributes:
         id: of the request.
@@ -59,6 +63,7 @@ class Served:
         reason: "end" (a token that ends text), "length", "stop" (a stop string), "aborted" or "refused".
         cached: tokens of the prompt whose state was found: in the prefix cache, the session or the tiers.
         error: why it was refused; "" if it was not.
+        sample: number of the sample, where a request has several.
     """
 
     id: Hashable
@@ -66,6 +71,7 @@ class Served:
     reason: Reason
     cached: int = 0
     error: str = ""
+    sample: int = 0
 
 
 Event = Token | Served

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import StopStringCriteria
+from transformers import LogitsProcessorList, StopStringCriteria
 
 from memstate.errors import InvalidArgument
 from memstate.integrations.transformers.prompts import Prompt, Reason
@@ -19,23 +19,37 @@ class Sampler:
         model: the model.
         prompt: the request.
         tokenizer: for stop strings; None: there are none.
+        sample: number of the sample.
 
     Attributes:
         most: new tokens at most.
+        samples: samples of the request.
 
     Raises:
-        InvalidArgument: stop strings without a tokenizer, several beams or samples, or no tokens.
+        InvalidArgument: no tokens, stop strings without a tokenizer, beams, several samples that continue a session, or
+            settings that contradict each other.
     """
 
-    def __init__(self, model: Any, prompt: Prompt, tokenizer: Any = None) -> None:
+    def __init__(self, model: Any, prompt: Prompt, tokenizer: Any = None, sample: int = 0) -> None:
         if not len(prompt.tokens):
             raise InvalidArgument(f"prompt {prompt.id!r} has no tokens")
         given = deepcopy(prompt.config or model.generation_config)
         given.max_new_tokens = given.max_new_tokens if prompt.most is None else prompt.most
-        config, _ = model._prepare_generation_config(given)
+        try:
+            config, _ = model._prepare_generation_config(given)
+        except ValueError as error:  # settings that contradict each other, such as several greedy samples
+            raise InvalidArgument(f"prompt {prompt.id!r}: {error}") from error
         model._prepare_special_tokens(config, True, device=model.device)
-        if (config.num_beams or 1) > 1 or (config.num_return_sequences or 1) > 1:
-            raise InvalidArgument(f"prompt {prompt.id!r}: serve runs one sequence a request; use generate for beams")
+        if (config.num_beams or 1) > 1:
+            raise InvalidArgument(
+                f"prompt {prompt.id!r} asks for {config.num_beams} beams, which all end at once: use generate with a "
+                "StateCache"
+            )
+        self.samples: int = config.num_return_sequences or 1
+        if self.samples > 1 and prompt.session is not None:
+            raise InvalidArgument(
+                f"prompt {prompt.id!r}: {self.samples} samples, and a session goes on with one answer"
+            )
         if config.stop_strings and tokenizer is None:
             raise InvalidArgument(f"prompt {prompt.id!r} has stop strings: give serve the tokenizer=")
         ends = config.eos_token_id
@@ -45,12 +59,16 @@ class Sampler:
         self._sample = bool(config.do_sample)
         ids = torch.tensor([list(prompt.tokens)], device=model.device)
         self._processors = model._get_logits_processor(
-            config, input_ids_seq_length=ids.shape[1], encoder_input_ids=ids, device=str(model.device)
+            config,
+            input_ids_seq_length=ids.shape[1],
+            encoder_input_ids=ids,
+            device=str(model.device),
+            logits_processor=LogitsProcessorList(prompt.processors),
         )
         self._stop = StopStringCriteria(tokenizer, config.stop_strings) if config.stop_strings else None
         self._generator = None
         if prompt.seed is not None:
-            self._generator = torch.Generator(device=model.device).manual_seed(prompt.seed)
+            self._generator = torch.Generator(device=model.device).manual_seed(prompt.seed + sample)
 
     @property
     def plain(self) -> bool:
@@ -86,8 +104,10 @@ class Sampler:
         return "length" if new >= self.most else None
 
 
-def choose(samplers: Sequence[Sampler], tokens: Sequence[Sequence[int]], logits: Tensor) -> list[int]:
-    """Returns the next token of each row; the rows that take the largest logit share one launch.
+def choose(samplers: Sequence[Sampler], tokens: Sequence[Sequence[int]], logits: Tensor) -> list[int | Exception]:
+    """Returns the next token of each row, or what its processors raised.
+
+    The rows that take the largest logit share one launch.
 
     Args:
         samplers: of the rows.
@@ -97,7 +117,10 @@ def choose(samplers: Sequence[Sampler], tokens: Sequence[Sequence[int]], logits:
     Syncs: yes.
     """
     largest = logits.argmax(-1).tolist()
-    return [
-        best if sampler.plain else sampler.choose(known, row)
-        for best, sampler, known, row in zip(largest, samplers, tokens, logits, strict=True)
-    ]
+    found: list[int | Exception] = []
+    for best, sampler, known, row in zip(largest, samplers, tokens, logits, strict=True):
+        try:
+            found.append(best if sampler.plain else sampler.choose(known, row))
+        except Exception as error:
+            found.append(error)
+    return found

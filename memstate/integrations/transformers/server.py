@@ -1,49 +1,21 @@
 """Continuous batching: requests join and leave a running batch, and prompts are read in chunks."""
 
 from collections import deque
-from collections.abc import Hashable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from memstate.engine.manager import StateManager
-from memstate.errors import InvalidArgument, OutOfPages, OutOfRows, OutOfSlots
+from memstate.errors import InvalidArgument
 from memstate.integrations.transformers.batch import Batches
 from memstate.integrations.transformers.binding import kv_for, layout_for, release_left
-from memstate.integrations.transformers.prompts import Event, Prompt, Reason, Served, Token
+from memstate.integrations.transformers.prompts import Event, Prompt, Served
+from memstate.integrations.transformers.running import Running, Waiting
+from memstate.integrations.transformers.samples import BACK_PRESSURE, forked
 from memstate.integrations.transformers.sampling import Sampler, choose
 from memstate.integrations.transformers.states import Kernels
-from memstate.requests.handles import Request, Row
-from memstate.tiers import Fetch
-
-BACK_PRESSURE = (OutOfSlots, OutOfRows, OutOfPages)
-
-
-@dataclass(eq=False)
-class _Waiting:
-    """A request that has not started."""
-
-    prompt: Prompt
-    sampler: Sampler
-    fetch: Fetch | None
-
-
-@dataclass(eq=False)
-class _Running:
-    """A request that runs: its tokens so far, prompt and answer, and how many of them its state stands for."""
-
-    prompt: Prompt
-    sampler: Sampler
-    row: Row
-    tokens: list[int]
-    cached: int
-    length: int
-
-    @property
-    def answer(self) -> list[int]:
-        """The new tokens."""
-        return self.tokens[len(self.prompt.tokens) :]
+from memstate.requests.handles import Request
 
 
 class Server:
@@ -72,8 +44,9 @@ class Server:
         self.model, self.mem = model, mem
         self._batches = Batches(model, mem, found, kv_for(model, mem), kernels)
         self._continues, self._chunk, self._tokenizer = found.continues, chunk, tokenizer
-        self._waiting: deque[_Waiting] = deque()
-        self._running: list[_Running] = []
+        self._waiting: deque[Waiting] = deque()
+        self._running: list[Running] = []
+        self._events: list[Event] = []  # that no step has returned
 
     @property
     def kernels(self) -> Kernels:
@@ -82,8 +55,8 @@ class Server:
 
     @property
     def busy(self) -> bool:
-        """Whether a request waits or runs."""
-        return bool(self._waiting or self._running)
+        """Whether a request waits or runs, or a step that failed has left results for the next."""
+        return bool(self._waiting or self._running or self._events)
 
     @property
     def waiting(self) -> int:
@@ -101,14 +74,15 @@ class Server:
 
         Syncs: no.
         """
-        sampler = Sampler(self.model, prompt, self._tokenizer)
+        first = Sampler(self.model, prompt, self._tokenizer)
+        more = [Sampler(self.model, prompt, self._tokenizer, number) for number in range(1, first.samples)]
         tiers, fetch = self.mem.tiers, None
         if tiers is not None and tiers.settings.store is not None:
             fetch = self.mem.prefetch(list(prompt.tokens), prompt.salt, prompt.session)
-        self._waiting.append(_Waiting(prompt, sampler, fetch))
+        self._waiting.append(Waiting(prompt, [first, *more], fetch))
 
     def abort(self, id: Hashable) -> list[Served]:
-        """Ends the requests of a name at once.
+        """Ends the requests of a name at once, with all their samples.
 
         Args:
             id: of the requests.
@@ -122,20 +96,23 @@ class Server:
         self._waiting = deque(one for one in self._waiting if one.prompt.id != id)
         self._cancel(gone)
         ended = [Served(id, [], "aborted") for _ in gone]
-        for one in [one for one in self._running if one.prompt.id == id]:
-            self.mem.abort([one.row])
-            self._running.remove(one)
-            ended.append(Served(id, one.answer, "aborted", one.cached))
-        return ended
+        running = [one for one in self._running if one.prompt.id == id]
+        self._drop(running)
+        return ended + [one.served("aborted") for one in running]
+
+    def _drop(self, gone: Collection[Running]) -> None:
+        """Aborts rows."""
+        self._running = [one for one in self._running if one not in gone]
+        self.mem.abort([one.row for one in gone])
 
     def close(self) -> None:
         """Aborts all requests. Syncs: no."""
         self.mem.abort([one.row for one in self._running])
         waiting = self._waiting
-        self._running, self._waiting = [], deque()
+        self._running, self._waiting, self._events = [], deque(), []
         self._cancel(waiting)
 
-    def _cancel(self, waiting: Iterable[_Waiting]) -> None:
+    def _cancel(self, waiting: Iterable[Waiting]) -> None:
         """Cancels what storage reads for requests that never start: host memory is kept for it."""
         for one in waiting:
             if one.fetch is not None and self.mem.tiers is not None:
@@ -148,14 +125,18 @@ class Server:
             The new tokens, and the requests that have ended.
 
         Raises:
-            Exception: what the forward raised. Its rows are gone; other requests go on in the next step.
+            Exception: what the forward raised, or a processor of logits or a criterion that ends text. Its rows are
+                gone; other requests go on in the next step, which also returns the events of this one. Several such
+                errors are an ExceptionGroup.
 
         Syncs: yes, for the tokens.
         """
         self.mem.poll()
-        events: list[Event] = list(self._admit())
-        budget, chunks = self._chunk, dict[tuple[int, bool], list[_Running]]()
-        for one in self._running:
+        self._start_samples()
+        self._events += self._admit()
+        budget, chunks = self._chunk, dict[tuple[int, bool], list[Running]]()
+        running = [one for one in self._running if one.logits is None]
+        for one in running:
             tokens = self._several(one)
             if self._continues:
                 tokens = min(tokens, budget)
@@ -164,24 +145,27 @@ class Server:
                 chunks.setdefault((tokens, not one.length), []).append(one)
                 budget -= tokens
         read = [one for batch in chunks.values() for one in batch]
-        singles = [one for one in self._running if one not in read and (self._several(one) < 2 or budget == 1)]
+        singles = [one for one in running if one not in read and (self._several(one) < 2 or budget == 1)]
         for (tokens, _), batch in chunks.items():  # chunks of one length share a forward
-            events += self._forward(batch, tokens)
-        return events + self._forward(singles, 1) if singles else events
+            self._forward(batch, tokens)
+        if singles:
+            self._forward(singles, 1)
+        events, self._events = self._events, []
+        return events
 
-    def _several(self, one: _Running) -> int:
+    def _several(self, one: Running) -> int:
         """Returns how many tokens a row can read in one forward."""
         return len(one.tokens) - one.length if self._continues or not one.length else 1
 
     def _admit(self) -> Iterator[Served]:
         release_left(self.mem)
-        while self._waiting:
+        while self._waiting and not any(one.logits is not None for one in self._running):
             one = self._waiting[0]
             if one.fetch is not None and self.mem.tiers is not None and not self.mem.tiers.ready(one.fetch):
                 return
             prompt, tokens = one.prompt, list(one.prompt.tokens)
             request = Request(
-                prompt.id, length=len(tokens) + one.sampler.most - 1, tokens=tokens, salt=prompt.salt,
+                prompt.id, length=len(tokens) + one.samplers[0].most - 1, tokens=tokens, salt=prompt.salt,
                 session=prompt.session, snapshot_at=prompt.snapshot_at, fetch=one.fetch,
             )  # fmt: skip
             try:
@@ -194,9 +178,30 @@ class Server:
                 continue
             self._waiting.popleft()
             cached = self.mem.length(row)
-            self._running.append(_Running(prompt, one.sampler, row, tokens, cached, cached))
+            self._running.append(Running(prompt, one.samplers, row, tokens, cached, cached))
 
-    def _forward(self, batch: list[_Running], tokens: int) -> list[Event]:
+    def _start_samples(self) -> None:
+        """Forks the rows that wait for room to do so. If nothing else runs that could make room, one must go."""
+        while parked := [one for one in self._running if one.logits is not None]:
+            one, logits = parked[0], parked[0].logits
+            try:
+                rows = forked(self.mem, self._batches.kv, one)
+            except (*BACK_PRESSURE, InvalidArgument) as error:
+                if isinstance(error, BACK_PRESSURE) and len(parked) < len(self._running):
+                    return  # later: a row that ends makes room
+                last = parked[-1]
+                if last is one or isinstance(error, InvalidArgument):
+                    self._drop([one])
+                    self._events.append(one.served("refused", str(error)))
+                else:  # it waits again, and what it has read goes to the prefix cache
+                    self._release(last)
+                    self._waiting.appendleft(Waiting(last.prompt, last.samplers))
+                continue
+            assert logits is not None
+            self._running += rows[1:]
+            self._choose(rows, logits.expand(len(rows), -1))
+
+    def _forward(self, batch: list[Running], tokens: int) -> None:
         """Reads the next tokens of some rows, and chooses a token for each that has read all it had."""
         starts = [one.length for one in batch]
         given = [one.tokens[start : start + tokens] for one, start in zip(batch, starts, strict=True)]
@@ -210,24 +215,46 @@ class Server:
         read = [one for one, start in zip(batch, starts, strict=True) if start < len(one.prompt.tokens)]
         if read and self.mem.prefix is not None:  # other requests can start from what was read so far
             self.mem.publish([one.row for one in read], tokens=[one.tokens for one in read])
-        due = [entry for entry, one in enumerate(batch) if starts[entry] + tokens == len(one.tokens)]
-        return self._choose([batch[entry] for entry in due], logits[due]) if due else []
+        due = [entry for entry, one in enumerate(batch) if one.length == len(one.tokens)]
+        several = [entry for entry in due if len(batch[entry].samplers) > 1]
+        for entry in several:
+            batch[entry].logits = logits[entry].clone()
+        if due := [entry for entry in due if entry not in several]:
+            self._choose([batch[entry] for entry in due], logits[due])
+        if several:
+            self._start_samples()
 
-    def _choose(self, batch: list[_Running], logits: Tensor) -> list[Event]:
-        events: list[Event] = []
-        chosen = choose([one.sampler for one in batch], [one.tokens for one in batch], logits)
-        for one, token in zip(batch, chosen, strict=True):
-            one.tokens.append(token)
-            events.append(Token(one.prompt.id, token))
-            if (reason := one.sampler.reason(one.tokens, len(one.answer))) is not None:
-                events.append(self._end(one, reason))
-        return events
+    def _choose(self, batch: Sequence[Running], logits: Tensor) -> None:
+        """Chooses a token for each row. Rows whose own code raises are gone; the others have their tokens."""
+        errors = list[Exception]()
+        try:
+            chosen = choose([one.sampler for one in batch], [one.tokens for one in batch], logits)
+            for one, token in zip(batch, chosen, strict=True):
+                try:
+                    self._add(one, token)
+                except Exception as error:
+                    self._drop([one])
+                    errors.append(error)
+        except BaseException:  # such as Ctrl-C
+            self._drop([one for one in batch if one in self._running and one.length == len(one.tokens)])
+            raise
+        if errors:
+            raise errors[0] if len(errors) == 1 else ExceptionGroup("tokens of several rows", errors)
 
-    def _end(self, one: _Running, reason: Reason) -> Served:
+    def _add(self, one: Running, token: int | Exception) -> None:
+        if isinstance(token, Exception):
+            raise token
+        event, reason = one.add(token)
+        self._events.append(event)
+        if reason is not None:
+            self._release(one)
+            self._events.append(one.served(reason))
+
+    def _release(self, one: Running) -> None:
+        """Ends a row. What it has read stays for others, and for the next turn of its session."""
         cached = self.mem.prefix is not None or one.prompt.session is not None
         self.mem.release([one.row], tokens=[one.tokens] if cached else None)
         self._running.remove(one)
-        return Served(one.prompt.id, one.answer, reason, one.cached)
 
 
 def stream(model: Any, mem: StateManager, requests: Iterable[Any], **settings: Any) -> Iterator[Event]:

@@ -192,7 +192,7 @@ def calls(scene: Scene) -> dict[str, Callable[[], Call]]:
         assert mem.prefix is not None
         mem.prefix.evict_states(99)
         assert mem._sessions.idle_states
-        s.by_id = torch.cat([s.by_id, mem.pool.claim(mem.free_slots - mem._admission._per_request + 1)])
+        s.by_id = torch.cat([s.by_id, mem.pool.claim(mem.free_slots - mem._admission.per_request + 1)])
         return lambda: mem.admit([ms.Request("room")])
 
     def poll() -> Call:

@@ -59,6 +59,7 @@ NEAR = {
     "memstate/state/presets/families.py": ["presets"],
     "memstate/engine/manager.py": [*OWNERS, "engine_memory", "sleep", "tiers_life", "tiers_late", *CACHED],
     **{f"memstate/engine/{name}.py": [*OWNERS, *CACHED, *MARKED] for name in ("admission", "ending", "stepping")},
+    "memstate/engine/forking.py": [*OWNERS, "reorder", *CACHED, *MARKED],
     "memstate/engine/chaos.py": ["chaos"],
     "memstate/engine/warmup.py": ["warmup"],
     "memstate/tokens.py": PREFIX,

@@ -1,0 +1,215 @@
+"""Forks running rows, and reorders a batch of rows.
+
+A call gets everything that it needs, or it changes nothing. This module does not know steps.
+"""
+
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from memstate.checks import is_count, sequence
+from memstate.engine.admission import Admission
+from memstate.engine.ending import Ending
+from memstate.errors import InvalidArgument
+from memstate.kernels.tables import REGISTERS_PER_ROW
+from memstate.prefix import PrefixCache
+from memstate.prefix.room import Room
+from memstate.prefix.sessions import Sessions
+from memstate.requests.handles import Row, Rows, Snapshot
+from memstate.requests.marks import Marks
+from memstate.requests.page_table import PageTable
+from memstate.requests.snapshots import Snapshots
+from memstate.requests.table import RequestTable
+from memstate.slots.commands import CommandBuffer
+from memstate.slots.registers import Longs
+
+PER_ROW = REGISTERS_PER_ROW
+NOBODY = np.zeros(0, np.int64)
+
+
+class Fork(NamedTuple):
+    """The result of `StateManager.fork` and `StateManager.reorder`.
+
+    Attributes:
+        rows: of `fork` the new rows, in the order of `ids`; of `reorder` one row for each entry.
+        page_copies: pairs (new page, old page). The old page belongs to the forked row and is partly filled. The caller
+            copies its KV to the new page.
+
+    Example:
+        >>> import torch, memstate as ms
+        >>> layout = ms.StateLayout([ms.Plane("ssm", (4,), torch.float32)], layers=1)
+        >>> mem = ms.StateManager(layout, slots=8, max_requests=4)
+        >>> row = mem.admit([ms.Request("a")])[0]
+        >>> mem.settle(mem.plan([row], [3]))
+        >>> fork = mem.fork(row, ["a2", "a3"])
+        >>> [mem.length(new) for new in fork.rows], fork.page_copies
+        ([3, 3], [])
+    """
+
+    rows: Rows
+    page_copies: list[tuple[int, int]]
+
+
+class Forking:
+    """Lets more rows go on from the state of a running row.
+
+    Args:
+        admission: gives the new rows their slots.
+        ending: ends rows.
+        commands: records the changes of owners.
+        table: the request table.
+        pages: KV pages of rows.
+        snapshots: published snapshots.
+        cache: the prefix cache, or its null object.
+        sessions: open sessions.
+        marks: states that steps keep of prompts.
+        direct_hits: whether the next steps read one state instead of copies of it.
+        room: makes cached states and idle sessions make way.
+    """
+
+    def __init__(
+        self, admission: Admission, ending: Ending, commands: CommandBuffer, table: RequestTable, pages: PageTable,
+        snapshots: Snapshots, cache: PrefixCache, sessions: Sessions, marks: Marks, direct_hits: bool, room: Room,
+    ) -> None:  # fmt: skip
+        self._admission, self._ending, self._direct_hits = admission, ending, direct_hits
+        self._commands, self._file, self._table = commands, commands.registers, table
+        self._pages, self._snapshots, self._cache = pages, snapshots, cache
+        self._sessions, self._marks, self._room, self._guard = sessions, marks, room, commands.guard
+
+    def fork(self, row: Row, ids: Sequence[Hashable]) -> Fork:
+        """See `StateManager.fork`."""
+        index = self._table.index(row)
+        sequence("request ids", ids, "fork(row, ['second', 'third'])")
+        self._require_settled([index])
+        if not ids:
+            return Fork(self._table.handles(np.zeros(0, np.int64)), [])
+        rows, copies = self._fork("fork", {index: ids})
+        return Fork(self._table.handles(np.array(rows[index], np.int64)), copies)
+
+    def reorder(self, rows: Sequence[Row], entries: Sequence[int]) -> Fork:
+        """See `StateManager.reorder`.
+
+        Args:
+            rows: the rows.
+            entries: for each new row, the entry of `rows` that it continues.
+        """
+        numbers = self._table.indices(rows).tolist()
+        given = sequence("entries", entries, "reorder(rows, [0, 0, 1])")
+        if not all(is_count(entry) and entry < len(numbers) for entry in given):
+            raise InvalidArgument(
+                f"entries {list(given)} of {len(numbers)} rows: expected numbers below {len(numbers)}"
+            )
+        order = [numbers[entry] for entry in given]
+        chosen = Counter(order)
+        gone = [row for row in numbers if row not in chosen]
+        self._require_settled(chosen, gone)
+        if turns := [row for row in gone if row in self._sessions.by_row]:
+            raise InvalidArgument(
+                f"rows {turns} are turns of sessions: end them with release(rows, tokens=[...]) first"
+            )
+        groups = {row: [self._table.ids[row]] * (times - 1) for row, times in chosen.items() if times > 1}
+        found, copies = self._fork("reorder", groups, np.array(gone, np.int64))
+        left = {row: [row, *found.get(row, ())] for row in chosen}
+        return Fork(self._table.handles(np.array([left[row].pop(0) for row in order], np.int64)), copies)
+
+    def _require_settled(self, rows: Iterable[int], ended: Iterable[int] = ()) -> None:
+        """Requires rows whose last step is settled and that run; those of `ended` may have finished."""
+        for index in (*rows, *ended):
+            finished = self._table.finished[index] and index not in ended
+            if self._table.unsettled[index] or finished:
+                raise InvalidArgument(
+                    f"row {index} is {'finished' if finished else 'in an unsettled step'}: fork rows that run and "
+                    "whose last step is settled"
+                )
+
+    def _fork(
+        self, call: str, ids: Mapping[int, Sequence[Hashable]], gone: Longs = NOBODY
+    ) -> tuple[dict[int, list[int]], list[tuple[int, int]]]:  # fmt: skip
+        """Forks rows, and ends others for the room that they leave.
+
+        Args:
+            call: the public call.
+            ids: for each row, the names of its forks, at least one.
+            gone: the rows to end.
+
+        Returns:
+            The forks of each row, and the page copies to make.
+        """
+        origins = {row: int(self._file.origins(np.array([row]))[0]) for row in ids}
+        lengths = {row: int(self._file.labels[origin]) for row, origin in origins.items()}
+        kept, partial, moved = dict[int, int](), dict[int, int](), list[int]()
+        for row, length in lengths.items():
+            kept[row] = self._pages.count(self._pages.floor(length))
+            partial[row] = self._pages.count(length) - kept[row]
+            if partial[row] and self._commands.waiting:
+                raise InvalidArgument(
+                    f"row {row}: a page that it has filled in part is copied at once, and changes of owners wait for "
+                    "the newest step's forward: launch it, say so with submit(step), then fork"
+                )
+            if self._direct_hits and not self._file.source[row]:
+                moved.append(row)
+        if len(moved) > self._snapshots.free + self._room.states:
+            raise InvalidArgument(
+                "no register is free for the state that the rows share: drop a snapshot, or raise snapshots="
+            )
+        of = [row for row, names in ids.items() for _ in names]  # the forked row of each new row
+        slots, pages = self._left_by(gone)
+        with self._guard.changing(call):
+            lack = self._admission.make_room(
+                max(0, len(of) - len(gone)), sum(partial[row] for row in of) - pages,
+                self._admission.per_request * len(of) + len(moved) - slots,
+            )  # fmt: skip
+            if lack is not None:
+                self._admission.refuse(call, lack)
+                raise self._guard.orderly(lack)
+            if len(gone):
+                self._ending.end(gone, None, None, "released")
+            if not of:
+                return {}, []
+            ended = list[Snapshot]()
+            for row in moved:
+                origins[row], snapshots = self._share_live(row, lengths[row])
+                ended += snapshots
+            shared = {row: self._pages.of(row) for row in ids}
+            rows = self._table.claim([name for names in ids.values() for name in names])
+            self._admission.claim(rows, ())
+            self._pages.start(rows, [shared[row][: kept[row]] for row in of], [partial[row] for row in of])
+            source = np.array([origins[row] for row in of], np.int64)
+            known = np.array([lengths[row] for row in of], np.int64)
+            self._admission.start(rows, source, known, np.maximum(known, self._file.tracked[of]))
+            forks, copies = {row: list[int]() for row in ids}, list[tuple[int, int]]()
+            for row, new in zip(of, rows.tolist(), strict=True):
+                forks[row].append(new)
+                if partial[row]:
+                    copies.append((self._pages.of(new)[kept[row]], shared[row][kept[row]]))
+            for row, others in forks.items():
+                self._cache.fork(row, others, lengths[row])
+            # the register becomes free when each of these rows has planned its next step or has ended
+            self._snapshots.end(ended)
+            return forks, copies
+
+    def _left_by(self, rows: Longs) -> tuple[int, int]:
+        """Returns the slots and pages that are free once these rows have ended: at least so many."""
+        registers = (rows[:, None] * PER_ROW + np.arange(PER_ROW)).reshape(-1)
+        slots = int(self._file.held[registers].sum()) + self._snapshots.left_by(rows.tolist())
+        held = Counter(page for row in rows.tolist() for page in self._pages.of(row))
+        return slots, sum(self._pages.allocator.holders[page] == times for page, times in held.items())
+
+    def _share_live(self, row: int, length: int) -> tuple[int, list[Snapshot]]:
+        """Moves a row's state to a holder. The next step of the row reads the state from there.
+
+        Returns:
+            The holder, and the snapshot to end once all who read it are known; none if the state is at a mark.
+        """
+        self._room.free_registers(1)
+        if marks := self._marks.shared(row):
+            self._marks.keep(marks)
+            return int(self._file.source[row]), []
+        snapshot = self._snapshots.hold(PER_ROW * row, length)
+        self._commands.claim([PER_ROW * row])
+        self._file.source[row] = snapshot.register
+        self._commands.write(self._file.address("source", np.array([row])), [snapshot.register])
+        self._snapshots.read_first(row, snapshot.register)
+        return snapshot.register, [snapshot]

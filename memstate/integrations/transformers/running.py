@@ -1,0 +1,82 @@
+"""Requests of a server: those that wait, and the rows that run."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from memstate.integrations.transformers.prompts import Prompt, Reason, Served, Token
+from memstate.integrations.transformers.sampling import Sampler
+from memstate.requests.handles import Row
+from memstate.tiers import Fetch
+
+
+@dataclass(eq=False)
+class Waiting:
+    """A request that has not started.
+
+    Attributes:
+        prompt: the request.
+        samplers: one for each of its samples.
+        fetch: what storage reads for it, or None.
+    """
+
+    prompt: Prompt
+    samplers: list[Sampler]
+    fetch: Fetch | None = None
+
+
+@dataclass(eq=False)
+class Running:
+    """A row that runs: one sample of a request.
+
+    Attributes:
+        prompt: the request.
+        samplers: its own, and those of the samples that are to be forked from it.
+        row: the row.
+        tokens: all so far, prompt and answer.
+        cached: tokens of the prompt whose state was found.
+        length: how many tokens its state stands for.
+        sample: number of the sample.
+        logits: behind the prompt, `vocabulary`, while its other samples wait for room; otherwise None.
+    """
+
+    prompt: Prompt
+    samplers: list[Sampler]
+    row: Row
+    tokens: list[int]
+    cached: int
+    length: int
+    sample: int = 0
+    logits: Tensor | None = None
+
+    @property
+    def sampler(self) -> Sampler:
+        """How it samples."""
+        return self.samplers[0]
+
+    @property
+    def answer(self) -> list[int]:
+        """The new tokens."""
+        return self.tokens[len(self.prompt.tokens) :]
+
+    def add(self, token: int) -> tuple[Token, Reason | None]:
+        """Adds a new token.
+
+        Args:
+            token: the token.
+
+        Returns:
+            The event, and why the row has ended, or None.
+        """
+        self.tokens.append(token)
+        event = Token(self.prompt.id, token, self.sample)
+        return event, self.sampler.reason(self.tokens, len(self.tokens) - len(self.prompt.tokens))
+
+    def served(self, reason: Reason, error: str = "") -> Served:
+        """Returns the result.
+
+        Args:
+            reason: why it has ended.
+            error: why it was refused.
+        """
+        return Served(self.prompt.id, self.answer, reason, self.cached, error, self.sample)

@@ -1,0 +1,47 @@
+"""Several samples of a request: its row is forked behind the prompt."""
+
+from collections.abc import Sequence
+
+import torch
+
+from memstate.engine.manager import StateManager
+from memstate.errors import OutOfPages, OutOfRows, OutOfSlots
+from memstate.integrations.transformers.kv import KvPages
+from memstate.integrations.transformers.running import Running
+
+BACK_PRESSURE = (OutOfSlots, OutOfRows, OutOfPages)
+
+
+def forked(mem: StateManager, kv: KvPages | None, one: Running) -> list[Running]:
+    """Forks the row of a request for its other samples, all or none. Full KV pages are shared, the last one is copied.
+
+    Args:
+        mem: the manager.
+        kv: its pages; None: no layer attends.
+        one: the row, which has read its prompt.
+
+    Returns:
+        All samples of the request; the first is `one`.
+
+    Raises:
+        OutOfSlots, OutOfRows, OutOfPages: back-pressure; nothing changed.
+
+    Syncs: no.
+    """
+    others = one.samplers[1:]
+    fork = mem.fork(one.row, [one.prompt.id] * len(others))
+    try:
+        if mem.page_table.numel():
+            mem.extend(fork.rows, [len(one.tokens) + sampler.most - 1 for sampler in others])
+        if kv is not None and fork.page_copies:
+            new, old = torch.tensor(fork.page_copies, dtype=torch.int32, device=kv.planes.device).t().contiguous()
+            kv.planes.copy(new, old)
+    except BaseException:
+        mem.abort(fork.rows)
+        raise
+    one.samplers, one.logits = one.samplers[:1], None
+    rows: Sequence[Running] = [
+        Running(one.prompt, [sampler], row, list(one.tokens), one.cached, one.length, number)
+        for number, (sampler, row) in enumerate(zip(others, fork.rows, strict=True), 1)
+    ]
+    return [one, *rows]

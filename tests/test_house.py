@@ -59,7 +59,10 @@ def named(body: list[ast.stmt], inside: str = "") -> Iterator[tuple[str, ast.Cla
 
 def undocumented(trees: dict[str, ast.Module]) -> list[str]:
     """Public names without a docstring; a method may leave it to the class that it takes it from."""
-    nodes = [(path, name, node) for path, tree in trees.items() for name, node in named(tree.body)]
+    nodes = [
+        (path, name, node) for path, tree in trees.items() for name, node in named(tree.body)
+        if "overload" not in [ast.unparse(each) for each in node.decorator_list]
+    ]  # fmt: skip
     documented = {name for _, name, node in nodes if ast.get_docstring(node)}
     parents: dict[str, list[str]] = {}
     for _, name, node in nodes:

@@ -259,6 +259,16 @@ class StateManager(Recovery):
         return self._registers.page_table
 
     @property
+    def live_slots(self) -> Tensor:
+        """The slot of each row's live state: an int32 view on the device, axis `row`, always at one address.
+
+        `mem.live_slots[numbers]` are the slots of a batch, where `numbers` are those of `step.rows` on the device. It
+        is 0 for row 0, which is padding, and for rows without a request. Changes that were recorded show after the next
+        `submit` or `plan`. Under Redirect the slot of a row changes at boundaries.
+        """
+        return self._registers.table.slots[: REGISTERS_PER_ROW * (self._registers.rows + 1) : REGISTERS_PER_ROW]
+
+    @property
     def marks(self) -> Marks:
         """The marks of the newest plan on the device, at one address, so that a captured forward can read them.
 

@@ -1,7 +1,7 @@
 """Keeps free slots: a bitmap on the device with its summary, and a count on the host.
 
 The count is exact, unless invalid ids were released. The device's count is read back in two cases only: in `check`, and
-if a claim needs slots that were released by id.
+if a claim needs slots that were released by id. `follow` corrects the count by what arrives without waiting.
 
 There are two ways to own a slot: by id (`claim` returns ids, `release` takes them back) or in a register
 (`memstate.slots.registers`). Both change the same bitmap and the same count. An audit does not see ids
@@ -10,9 +10,9 @@ that a caller holds: it reports these slots as leaked. It sees ids that an open 
 This module does not know planes or requests.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Protocol
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Literal, Protocol, Self, overload
 from weakref import ReferenceType, ref
 
 import numpy as np
@@ -27,6 +27,7 @@ from memstate.kernels.dispatch import Backend
 from memstate.kernels.levels import bitmap_ints, bitmap_words, with_summary, wrong_summary
 from memstate.kernels.tables import COUNTERS, Count
 from memstate.sizes import MOST_SLOTS
+from memstate.slots.readback import Readback
 from memstate.streams import WorkStream
 
 FAULTS = (Count.DOUBLE_RELEASE, Count.OUT_OF_RANGE, Count.CLAIM_FULL, Count.CLAIM_SHORT, Count.MOVE_FULL)
@@ -51,12 +52,16 @@ class SlotAllocator(NotCopied):
         capacity: number of slots, at most 2**31 - 32.
         backend: runs the launches.
         reserve: slots that optional claims (snapshots at a boundary) leave free.
+        dtype: of the ids that claims return: torch.int32 or torch.int64.
+        verify: whether a claim that needs slots released by id waits until the device has confirmed them. False: such a
+            claim never waits. If the ids were wrong, the device has too few slots, hands out 0, the null slot, in their
+            place, and counts a fault for `check`. No slot gets a second owner in either case.
 
     Attributes:
         guard: notices calls that were interrupted; all parts of a manager share it.
 
     Raises:
-        InvalidArgument: `capacity` or `reserve` is out of range; nothing was allocated.
+        InvalidArgument: `capacity` or `reserve` is out of range, or `dtype` is another; nothing was allocated.
 
     Example:
         >>> from memstate import Backend, SlotAllocator
@@ -69,12 +74,18 @@ class SlotAllocator(NotCopied):
         SlotAllocator(8 of 8 slots free)
     """
 
-    def __init__(self, capacity: int, backend: Backend, reserve: int = 0) -> None:
+    def __init__(
+        self, capacity: int, backend: Backend, reserve: int = 0, *, dtype: torch.dtype = torch.int32,
+        verify: bool = True,
+    ) -> None:  # fmt: skip
         if not is_count(capacity) or not 1 <= capacity <= MOST_SLOTS:
             raise InvalidArgument(f"slots={capacity!r}: expected a whole number from 1 to {MOST_SLOTS}")
         if not is_count(reserve) or reserve > capacity:
             raise InvalidArgument(f"reserve {reserve}: expected 0..{capacity} slots")
+        if dtype not in (torch.int32, torch.int64):
+            raise InvalidArgument(f"dtype={dtype!r}: expected torch.int32 or torch.int64")
         self.capacity, self.reserve, self.backend = int(capacity), int(reserve), backend
+        self.dtype, self.verify = dtype, verify
         self.guard = Guard()
         self.stream = WorkStream(backend.device)
         self.bitmap = torch.empty(bitmap_ints(capacity), dtype=torch.int32, device=backend.device)
@@ -105,6 +116,7 @@ class SlotAllocator(NotCopied):
         self.counters.copy_(torch.from_numpy(counters))
         self.free = self.capacity - len(taken)
         self._unverified = 0  # slots that were released by id, not yet confirmed by the device
+        self._reading: tuple[Readback, int, int] | None = None  # the device's count, with `free` and unverified of then
         for group in self._groups:
             group.void = True
         self._groups = []
@@ -131,10 +143,37 @@ class SlotAllocator(NotCopied):
 
         Syncs: only if it reads the count.
         """
-        if self._unverified and n > self.free - self._unverified:
+        if self.verify and self._unverified and n > self.free - self._unverified:
             self._reconcile()
 
-    def claim(self, n: int) -> Tensor:
+    def follow(self) -> None:
+        """Corrects the host's count of free slots by the device's count, as far as that has arrived.
+
+        On a CPU it is there at once. On a GPU each call takes what an earlier call asked for, so that the count is
+        right a step after a wrong release.
+
+        Syncs: no.
+        """
+        if self._reading is not None and self._reading[0].ready:
+            (counters, free, unverified), self._reading = self._reading, None
+            self.free += int(counters.wait()[Count.FREE]) - free
+            self._unverified -= unverified
+        if self._unverified and self._reading is None:
+            self._submit_recorded()
+            released, claimed = self._withheld()
+            counters = Readback(COUNTERS, self.backend)
+            counters.begin(self.counters)
+            self._reading = counters, self.free - released + claimed, self._unverified
+            if counters.ready:
+                self.follow()
+
+    @overload
+    def claim(self, n: int, *, or_none: Literal[False] = False) -> Tensor: ...
+
+    @overload
+    def claim(self, n: int, *, or_none: bool) -> Tensor | None: ...
+
+    def claim(self, n: int, *, or_none: bool = False) -> Tensor | None:
         """Claims the n lowest free slots.
 
         If too few slots are free, `claim` takes the remaining slots of open groups (see `group`). Slots whose release
@@ -142,9 +181,10 @@ class SlotAllocator(NotCopied):
 
         Args:
             n: number of slots.
+            or_none: return None instead of raising OutOfSlots.
 
         Returns:
-            The ids, ascending: a new int32 tensor, axis `n`.
+            The ids, ascending: a new tensor of the allocator's `dtype`, axis `n`.
 
         Raises:
             OutOfSlots: fewer than n slots are free; nothing changed.
@@ -154,8 +194,13 @@ class SlotAllocator(NotCopied):
         Syncs: only if it needs slots released by id that the device has not confirmed.
         """
         n = self.valid_count(n)
-        with self.guard.changing("claim"):
-            return self.take(n)
+        try:
+            with self.guard.changing("claim"):
+                return self.take(n)
+        except OutOfSlots:
+            if or_none:
+                return None
+            raise
 
     def take(self, n: int) -> Tensor:
         """Claims slots as `claim` does, for a caller that is inside the guard.
@@ -176,12 +221,11 @@ class SlotAllocator(NotCopied):
             if n > there:
                 there += group.shrink(n - there)
         if n == 0:
-            return torch.empty(0, dtype=torch.int32, device=self.backend.device)
+            return torch.empty(0, dtype=self.dtype, device=self.backend.device)
         self._submit_recorded()
         self.free -= n
         self.claimed += n
-        ids: Tensor = self.backend.claim(self.bitmap, n, self.counters)
-        return ids
+        return self.backend.claim(self.bitmap, n, self.counters).to(self.dtype)
 
     def _submit_recorded(self) -> None:
         """Sends earlier recorded changes first, so that device and host count in the same order."""
@@ -241,14 +285,13 @@ class SlotAllocator(NotCopied):
         counters: list[int] = self.counters.tolist()
         released, claimed = self._withheld()
         self.free = counters[Count.FREE] + released - claimed
-        self._unverified = 0
+        self._unverified, self._reading = 0, None
         return counters
 
-    @contextmanager
-    def group(self, n: int) -> "Iterator[ClaimGroup]":
+    def group(self, n: int) -> "ClaimGroup":
         """Claims n slots in one launch, for a group that hands them out.
 
-        At the end, or on an error, the slots that were not handed out become free.
+        `with` closes the group at its end, also on an error. Without it, call `close`.
 
         Args:
             n: number of slots.
@@ -263,13 +306,26 @@ class SlotAllocator(NotCopied):
         with self.guard.changing("group"):
             group = ClaimGroup(self, self.take(n))
             self._groups.append(group)
-        try:
-            yield group
-        finally:
-            if not self.guard.call:  # otherwise recover() or reset() ends the group, and the error here goes on
-                with self.guard.changing("group"):
-                    group.shrink(group.left)
-                    self._groups = [g for g in self._groups if g is not group]
+        return group
+
+    def close_group(self, group: "ClaimGroup") -> None:
+        """Frees the slots that a group has not handed out, and forgets the group; see `ClaimGroup.close`.
+
+        Args:
+            group: a group of this allocator; one that is closed stays so.
+        """
+        if not self.guard.call:  # otherwise recover() or reset() ends the group, and the error goes on
+            with self.guard.changing("group"):
+                group.shrink(group.left)
+                self._groups = [g for g in self._groups if g is not group]
+
+    def free_ids(self) -> list[int]:
+        """Returns the slots that are free on the device, ascending.
+
+        Syncs: yes.
+        """
+        found: list[int] = np.flatnonzero(self.free_slots()).tolist()
+        return found
 
     def free_slots(self) -> NDArray[np.bool_]:
         """Returns whether each slot is free on the device: axis `slot`, from slot 0 on.
@@ -339,7 +395,7 @@ class ClaimGroup:
 
     Args:
         allocator: the allocator that claimed the slots.
-        ids: the slots: int32 tensor, axis `n`.
+        ids: the slots: a tensor, axis `n`.
 
     Example:
         >>> from memstate import Backend, SlotAllocator
@@ -349,12 +405,31 @@ class ClaimGroup:
         ([1, 2], 1)
         >>> allocator.free  # the third has gone back
         6
+        >>> group = allocator.group(2)
+        >>> group.close()
+        >>> allocator.free
+        6
     """
 
     def __init__(self, allocator: SlotAllocator, ids: Tensor) -> None:
         self._allocator, self._ids = allocator, ids
         self._next = 0
         self.void = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Frees the slots that were not handed out. A second call does nothing.
+
+        Syncs: no.
+        """
+        self._allocator.close_group(self)
 
     @property
     def left(self) -> int:
@@ -363,11 +438,11 @@ class ClaimGroup:
 
     @property
     def held(self) -> Tensor:
-        """The ids not handed out yet: an int32 tensor, axis `left`. It is a view, for audits."""
+        """The ids not handed out yet: a tensor, axis `left`. It is a view, for audits."""
         return self._ids[self._next :] if not self.void else self._ids[:0]
 
     def claim(self, n: int) -> Tensor:
-        """Returns the next n slots of the group: int32 tensor, axis `n`.
+        """Returns the next n slots of the group: a tensor of the allocator's `dtype`, axis `n`.
 
         Args:
             n: number of slots.

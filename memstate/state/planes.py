@@ -344,6 +344,52 @@ class Planes(NotCopied, Shown, Mapping[str, Any]):
             for region, part in self._beside(regions, "batch", batch):
                 self.backend.scatter_slots(region.tensor, slots, part)
 
+    def save(self, slots: Tensor) -> dict[str, Tensor]:
+        """Copies slots to host memory, in one call for all planes.
+
+        Args:
+            slots: int32 or int64 `batch` on the planes' device.
+
+        Returns:
+            Plane name -> `layer batch ...` in host memory; zeros for ids outside 1..slots.
+
+        Raises:
+            InvalidArgument: the ids do not fit.
+            Asleep: the memory is released.
+
+        Syncs: yes, once for each plane.
+        """
+        gathered = {name: self.gather(name, slots) for name in self}
+        self.backend.counts.syncs += len(gathered)
+        return {name: batch.cpu() for name, batch in gathered.items()}
+
+    def load(self, saved: Mapping[str, Tensor], slots: Tensor) -> None:
+        """Copies what `save` returned to slots, in one call for all planes.
+
+        Args:
+            saved: a batch for each plane, as `save` returned it.
+            slots: int32 or int64 `batch`, distinct; entries with an id outside 1..slots are skipped.
+
+        Raises:
+            InvalidArgument: planes are missing or unknown, or a batch or the ids do not fit; nothing moved.
+            Asleep: the memory is released; nothing moved.
+
+        Syncs: no.
+        """
+        if saved.keys() != set(self):
+            raise InvalidArgument(f"saved planes {sorted(saved)}: expected {sorted(self)}, as save() returns them")
+        self._require_ids("slots", slots)
+        for name, region in ((region.plane.name, region) for region in self.memory.regions):
+            shape = (self.layout.layers, slots.numel(), *region.plane.shape)
+            if tuple(saved[name].shape) != shape or saved[name].dtype != region.plane.dtype:
+                raise InvalidArgument(
+                    f"saved plane {name!r} {tuple(saved[name].shape)} {saved[name].dtype}: expected {shape} "
+                    f"{region.plane.dtype}"
+                )
+        for name in self:
+            self.backend.counts.uploads += 1
+            self.scatter(name, slots, saved[name].to(self.device, non_blocking=True).contiguous())
+
     def scatter_accepted(
         self, name: str, window: Tensor, write: Tensor, accepted: Tensor, snapshot: Tensor, crossed: Tensor
     ) -> None:

@@ -110,3 +110,18 @@ def test_B5_the_reserve_counts_real_slots(backend: Backend) -> None:
     for tokens in (4, 1):
         mem.settle(mem.plan(rows, tokens))
     scan(mem)
+
+
+def test_live_slots_are_a_view_by_row(backend: Backend) -> None:
+    """For an engine that looks the slots of its rows up itself: one address, 0 where there is no request."""
+    mem = on(backend, LAYOUT, slots=6, max_requests=3, tracking=Redirect(every=2))
+    at = mem.live_slots.data_ptr()
+    rows = mem.admit([Request("a"), Request("b")])
+    for _ in range(3):
+        step = mem.plan(rows)
+        assert torch.equal(mem.live_slots[step.rows], step.write)
+        mem.settle(step)
+    assert mem.live_slots.tolist()[0] == 0
+    mem.release(rows)
+    mem.submit()
+    assert (mem.live_slots.tolist(), mem.live_slots.data_ptr()) == ([0, 0, 0, 0], at)

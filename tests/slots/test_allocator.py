@@ -64,7 +64,7 @@ def test_B3_claim_of_nothing_launches_nothing(backend: Backend) -> None:
 def test_B3_a_count_that_is_none_raises(n: object) -> None:
     allocator = SlotAllocator(4, Backend("reference"))
     before = picture(allocator)
-    for misuse in (allocator.claim, lambda n: allocator.group(n).__enter__()):
+    for misuse in (allocator.claim, allocator.group):
         with pytest.raises(InvalidArgument):
             misuse(n)
     assert picture(allocator) == before
@@ -200,6 +200,72 @@ def test_B8_what_is_handed_out_is_the_callers_own(backend: Backend) -> None:
         one.fill_(0)
         assert two.tolist() == [8]
     scan_bitmap(allocator, [1, 2, 3, 4, 5, 6, 7, 8])
+
+
+def test_B1_none_instead_of_an_error(backend: Backend) -> None:
+    allocator = SlotAllocator(3, backend)
+    ids = allocator.claim(2, or_none=True)
+    assert ids is not None and ids.tolist() == [1, 2]
+    before = picture(allocator)
+    assert allocator.claim(2, or_none=True) is None
+    assert picture(allocator) == before
+    with pytest.raises(InvalidArgument):
+        allocator.claim(-1, or_none=True)
+    allocator.check()  # no call was left in the middle
+
+
+def test_B2_ids_of_64_bits(backend: Backend) -> None:
+    allocator = SlotAllocator(5, backend, dtype=torch.int64)
+    ids = allocator.claim(2)
+    with allocator.group(2) as group:
+        found = [ids, group.held, group.claim(1), allocator.claim(0)]
+    assert [(each.dtype, each.tolist()) for each in found] == [
+        (torch.int64, [1, 2]), (torch.int64, [3, 4]), (torch.int64, [3]), (torch.int64, []),
+    ]  # fmt: skip
+    allocator.release(ids)
+    assert allocator.free_ids() == [1, 2, 4, 5]
+    with pytest.raises(InvalidArgument, match="int16"):
+        SlotAllocator(5, backend, dtype=torch.int16)
+
+
+def test_B5_the_count_follows_the_device_without_waiting(backend: Backend) -> None:
+    allocator = SlotAllocator(8, backend)
+    ids = allocator.claim(4)
+    allocator.follow()
+    assert backend.counts.uploads == backend.counts.syncs == 0
+    allocator.release([int(ids[0]), 7, 0, -1, 9])  # one is owned
+    assert allocator.free == 9
+    allocator.follow()
+    if backend.device.type == "cuda":
+        torch.cuda.synchronize()
+        allocator.follow()
+    assert (allocator.free, allocator.unconfirmed, backend.counts.syncs) == (5, 0, 0)
+    assert allocator.claim(5).tolist() == [1, 5, 6, 7, 8]  # and no confirmation is asked for
+    assert backend.counts.syncs == 0
+    with pytest.raises(DoubleRelease):
+        allocator.check()
+
+
+def test_B5_a_reset_ends_what_is_being_followed(backend: Backend) -> None:
+    allocator = SlotAllocator(4, backend)
+    allocator.release(allocator.claim(2))
+    allocator.follow()
+    allocator.reset()
+    allocator.follow()
+    assert (allocator.free, allocator.unconfirmed) == (4, 0)
+
+
+def test_B5_claims_that_never_wait(backend: Backend) -> None:
+    """A wrong release makes a claim short: the null slot comes in place of a second owner."""
+    allocator = SlotAllocator(2, backend, verify=False)
+    first = allocator.claim(2)
+    allocator.release(first[:1])
+    assert allocator.claim(1).tolist() == [1]
+    allocator.release([2, 2])
+    assert (allocator.claim(2).tolist(), backend.counts.syncs) == ([2, 0], 0)
+    with pytest.raises(DoubleRelease):
+        allocator.check()
+    assert allocator.free == 0
 
 
 def test_B10_reset_makes_everything_free(backend: Backend) -> None:

@@ -146,3 +146,12 @@ def test_B9_double_releases_inside_do_not_feed_the_group(allocator: SlotAllocato
         with pytest.raises(OutOfSlots):
             allocator.claim(1)
     scan_bitmap(allocator, range(1, 11))
+
+
+def test_B9_without_a_with_statement(allocator: SlotAllocator) -> None:
+    group = allocator.group(4)
+    assert (group.claim(1).tolist(), allocator.free) == ([1], 6)
+    group.close()
+    group.close()
+    assert (allocator.open_groups, allocator.free, group.left) == ((), 9, 0)
+    scan_bitmap(allocator, [1])

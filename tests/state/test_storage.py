@@ -315,3 +315,37 @@ def test_copy_and_zero_allocate_nothing_of_state_size(backend, order):
 def test_repr_is_one_line_with_units(backend):
     storage = Planes(hybrid("slot_major"), 4, backend)
     assert repr(storage).startswith("Planes(4 slots + null, 1.09 KiB, slot_major, c")
+
+
+@pytest.mark.parametrize("per_layer", [False, True])
+def test_slots_on_the_host_and_back(backend, per_layer):
+    """In one call, for planes of our own and for tensors that an engine has for each layer."""
+    planes = Planes(hybrid("layer_major"), 4, backend)
+    random_bytes(planes, torch.Generator().manual_seed(3))
+    planes.scrub_null()
+    if per_layer:
+        given = {name: list(plane) for name, plane in planes.items()}
+        planes = Planes.from_tensors(planes.layout, given, backend)
+    saved = planes.save(ids(backend, 3, 1, -1))
+    for name in planes:
+        for layer, batch in enumerate(saved[name]):
+            assert torch.equal(batch[:2].view(torch.uint8), planes[name][layer][[3, 1]].cpu().view(torch.uint8))
+            assert not batch[2].any()
+    planes.load(saved, ids(backend, 2, 4, 0))
+    again = planes.save(ids(backend, 2, 4, 0))
+    for name, batch in saved.items():
+        assert torch.equal(batch.view(torch.uint8), again[name].view(torch.uint8))
+        assert not torch.stack(list(planes[name]))[:, 0].any()
+
+
+def test_what_is_loaded_must_fit(backend):
+    planes = Planes(hybrid("layer_major"), 2, backend)
+    saved = planes.save(ids(backend, 1))
+    before = [arena.clone() for arena in planes.arenas]
+    ssm = saved["ssm"]
+    for given in ({}, saved | {"other": ssm}, saved | {"ssm": ssm[:1]}, saved | {"ssm": ssm.half()}):
+        with pytest.raises(InvalidArgument, match="saved plane"):
+            planes.load(given, ids(backend, 2))
+    with pytest.raises(InvalidArgument):
+        planes.load(saved, ids(backend, 1, 2))
+    assert all(torch.equal(old, new) for old, new in zip(before, planes.arenas, strict=True))

@@ -29,7 +29,7 @@ def layout(model: Any) -> ModelLayout:
         The layout, with a map from layers to planes.
 
     Raises:
-        ConfigurationError: the model keeps no recurrent state in a cache.
+        ConfigurationError: the model keeps no recurrent state in a cache, or is on a CPU with kernels for a GPU.
 
     Syncs: yes.
     """

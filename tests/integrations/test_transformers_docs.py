@@ -1,4 +1,7 @@
-"""The page about Transformers: what it shows runs, on tiny random models."""
+"""The page about Transformers: what it shows runs, on tiny random models.
+
+`python -m tests.integrations.test_transformers_docs` writes its table of families.
+"""
 
 import re
 
@@ -14,7 +17,8 @@ from transformers import GenerationConfig
 
 import memstate.integrations.transformers as mst
 
-PAGE = (ROOT / "docs" / "transformers.md").read_text()
+PATH = ROOT / "docs" / "transformers.md"
+PAGE = PATH.read_text()
 TEXT = [5, 17, 40, 9, 33, 71, 8, 60, 4, 12, 88, 23, 51, 30, 7, 19, 90, 3]
 
 
@@ -34,6 +38,13 @@ def test_blocks_of_the_page_run_one_after_the_other(capsys: pytest.CaptureFixtur
     assert len(blocks) == 4
 
 
+def parts(page: str) -> tuple[str, str, str]:
+    """What is before the lines of families, these lines, and what is behind them."""
+    start = page.index(HEADINGS) + len(HEADINGS)
+    end = page.index("\n\n", start) + 1
+    return page[:start], page[start:end], page[end:]
+
+
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_page_has_the_line_of_a_family(family: str) -> None:
@@ -41,5 +52,10 @@ def test_the_page_has_the_line_of_a_family(family: str) -> None:
 
 
 def test_the_table_of_families_has_no_other_line() -> None:
-    table = PAGE[PAGE.index(HEADINGS) + len(HEADINGS) :].split("\n\n")[0]
+    _, table, _ = parts(PAGE)
     assert re.findall(r"^\| `(\w+)`", table, re.MULTILINE) == list(FAMILIES)
+
+
+if __name__ == "__main__":
+    before, _, behind = parts(PAGE)
+    PATH.write_text("".join([before, *(f"{described(family)}\n" for family in FAMILIES), behind]))

@@ -4,7 +4,10 @@
 """
 
 import os
+import platform
 from collections.abc import Iterator
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
@@ -14,6 +17,7 @@ if not CUDA:
 
 import pytest  # noqa: E402
 
+import memstate  # noqa: E402
 from memstate.kernels.dispatch import Backend  # noqa: E402
 from tests.support.poison import Freed, fresh_memory  # noqa: E402
 from tests.support.sampling import PROOF, left_out  # noqa: E402
@@ -36,6 +40,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     skipped = left_out(items)
     config.hook.pytest_deselected(items=[item for item in items if item in skipped])
     items[:] = [item for item in items if item not in skipped]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Says in the log which versions ran; a header would be hidden by -q."""
+    found = []
+    for name in ("torch", "triton", "transformers"):
+        with suppress(PackageNotFoundError):
+            found.append(f"{name} {version(name)}")
+    python = f"Python {platform.python_version()}"
+    terminalreporter.write_line(", ".join(("tried with " + python, f"memstate {memstate.__version__}", *found)))
 
 
 @pytest.fixture(params=["reference", KERNEL_BACKEND])

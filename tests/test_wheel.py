@@ -1,19 +1,26 @@
-"""What is installed: the kernels are in it, and nothing else is."""
+"""What is installed: the files of the package are in it, nothing else is, and the examples run on it."""
 
+import os
 import subprocess
 import sys
 import tarfile
+from importlib.util import find_spec
 from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
 
+from tests.support.installed import EXAMPLES
+
 ROOT = Path(__file__).parent.parent
 
 
-def run(*command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Runs Python in a folder, which `-c` and `-m` put on its path before anything installed."""
-    return subprocess.run([sys.executable, *command], cwd=cwd, capture_output=True, text=True, check=False)
+def run(*command: str, cwd: Path, path: str = "") -> subprocess.CompletedProcess[str]:
+    """Runs Python in a folder, with another one before what is installed."""
+    env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "TRITON_INTERPRET")}
+    return subprocess.run(
+        [sys.executable, *command], cwd=cwd, env=env | {"PYTHONPATH": path}, capture_output=True, text=True, check=False
+    )
 
 
 @pytest.fixture(scope="module")
@@ -32,34 +39,66 @@ def wheel(built: Path) -> ZipFile:
     return ZipFile(path)
 
 
-def kernel_files() -> set[str]:
-    """The files under kernels/, as names inside the package."""
-    return {f"memstate/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / "kernels").rglob("*.py")}
-
-
-def test_wheel_contains_the_package_and_nothing_else(wheel: ZipFile) -> None:
-    names = set(wheel.namelist())
-    assert {"memstate/__init__.py", "memstate/py.typed", "memstate/kernels/tables.py"} <= names
-    assert kernel_files() <= names
-    package = {name for name in names if not name.split("/")[0].endswith(".dist-info")}
-    assert {name.split("/")[0] for name in package} == {"memstate"}
-    kinds = {Path(name).suffix for name in package if not name.startswith("memstate/viz/inspector/")}
-    assert kinds - {".json"} == {".py", ".typed"}  # .json: tuned configurations
-    assert not [name for name in package if "test" in Path(name).name or "__pycache__" in name]
-
-
-def test_wheel_contains_the_parts_of_the_page(wheel: ZipFile, tmp_path: Path) -> None:
-    folder = ROOT / "memstate" / "viz" / "inspector"
-    parts = {
-        path.relative_to(ROOT).as_posix() for kind in ("css", "html", "js", "py") for path in folder.rglob(f"*.{kind}")
+def files(*kinds: str) -> set[str]:
+    """The files of the package in the checkout, by their names in the package."""
+    folders = {"memstate": ROOT / "memstate", "memstate/kernels": ROOT / "kernels"}  # rglob does not follow the link
+    found = {
+        f"{name}/{path.relative_to(folder).as_posix()}"
+        for name, folder in folders.items()
+        for path in folder.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
     }
-    assert {name for name in wheel.namelist() if name.startswith("memstate/viz/inspector/")} == parts
-    wheel.extractall(tmp_path)
-    code = """import torch, memstate as ms; from memstate.viz.inspector import page
-layout = ms.StateLayout((ms.Plane("ssm", (2,), torch.float32),), 1)
-print(len(page(ms.StateManager(layout, slots=4, max_requests=2, backend="reference").inspect())))"""
-    done = run("-c", code, cwd=tmp_path)
-    assert int(done.stdout) > 10_000, done.stderr
+    return {name for name in found if not kinds or name.endswith(kinds)}
+
+
+def test_wheel_contains_every_file_of_the_package_and_nothing_else(wheel: ZipFile) -> None:
+    names = {name for name in wheel.namelist() if not name.split("/")[0].endswith(".dist-info")}
+    assert names == files()
+    data = {"memstate/py.typed", "memstate/kernels/tables.py", "memstate/viz/inspector/page.html"}
+    assert data <= names and files(".js") and files(".css")
+    assert {Path(name).suffix for name in names} - {".json"} == {
+        ".py",
+        ".typed",
+        ".html",
+        ".css",
+        ".js",
+    }  # .json: tuned
+    assert not [name for name in names if "test" in Path(name).name]
+
+
+def require_examples_run(installed: Path, folder: Path) -> None:
+    """Runs each example, and makes the inspector's page, with what is installed in a folder."""
+    if find_spec("transformers") is None:  # an import would take seconds
+        pytest.skip("Transformers is not installed")
+    assert {path.stem for path in (ROOT / "examples").glob("*.py")} == set(EXAMPLES)
+    script = str(ROOT / "tests" / "support" / "installed.py")
+    done = run("-P", script, str(ROOT), str(folder / "model"), cwd=folder, path=str(installed))
+    assert done.returncode == 0, done.stdout + done.stderr
+    first, *said = done.stdout.split("== ")
+    _, tables, page = first.split()
+    assert Path(tables) == installed / "memstate" / "kernels" / "tables.py"
+    assert int(page) > 10_000
+    for text, (name, (_, expected)) in zip(said, EXAMPLES.items(), strict=True):
+        assert text.startswith(name) and all(each in text for each in expected), text
+
+
+def test_examples_run_outside_the_checkout_on_an_unpacked_wheel(wheel: ZipFile, tmp_path: Path) -> None:
+    wheel.extractall(tmp_path / "unpacked")
+    require_examples_run(tmp_path / "unpacked", tmp_path)
+
+
+@pytest.mark.proof
+def test_examples_run_outside_the_checkout_on_an_installed_wheel(built: Path, tmp_path: Path) -> None:
+    (path,) = built.glob("*.whl")
+    target = tmp_path / "site"
+    done = run("-m", "pip", "install", "--no-deps", "--no-index", "--target", str(target), str(path), cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    require_examples_run(target, tmp_path)
+
+
+def test_examples_are_short() -> None:
+    lines = {path.name: len(path.read_text().splitlines()) for path in (ROOT / "examples").glob("*.py")}
+    assert max(lines.values()) < 40, lines
 
 
 def test_wheel_carries_the_licence(wheel: ZipFile) -> None:
@@ -70,12 +109,5 @@ def test_sdist_contains_files_where_the_checkout_has_a_link(built: Path) -> None
     (path,) = built.glob("*.tar.gz")
     with tarfile.open(path) as archive:
         members = {member.name.split("/", 1)[1]: member for member in archive.getmembers()}
-    assert kernel_files() <= members.keys()
+    assert files() <= members.keys()
     assert all(member.isfile() for member in members.values())
-
-
-def test_unpacked_wheel_imports_its_own_kernels(wheel: ZipFile, tmp_path: Path) -> None:
-    wheel.extractall(tmp_path)
-    code = "import memstate.kernels.tables as t; print(t.__file__)"
-    done = run("-c", code, cwd=tmp_path)
-    assert Path(done.stdout.strip()) == tmp_path / "memstate" / "kernels" / "tables.py", done.stderr

@@ -231,8 +231,8 @@ def capacity(
     ranks: int = 1,
     every: int = 256,
     page_size: int = 64,
-    ssm_dtype: torch.dtype = torch.float32,
-    conv_dtype: torch.dtype = torch.bfloat16,
+    ssm_dtype: torch.dtype | None = None,
+    conv_dtype: torch.dtype | None = None,
     kv_dtype: torch.dtype = torch.bfloat16,
     kv_bytes_per_token: int | None = None,
     overlap: bool = True,
@@ -258,8 +258,8 @@ def capacity(
         ranks: tensor-parallel ranks.
         every: tokens between two snapshots of decode, a multiple of `page_size`.
         page_size: tokens of a KV page.
-        ssm_dtype: of ssm planes.
-        conv_dtype: of convolution windows.
+        ssm_dtype: of ssm planes; None: as `presets.from_config`.
+        conv_dtype: of convolution windows; None: as `presets.from_config`.
         kv_dtype: of keys and values.
         kv_bytes_per_token: bytes of KV for one token on one rank. Default: what the configuration gives, and 0 for a
             `StateLayout`. With 0 this memory holds no KV.
@@ -323,13 +323,15 @@ def capacity(
 
 
 def _model(
-    model: object, ranks: int, page_size: int, ssm: torch.dtype, conv: torch.dtype, kv: torch.dtype,
+    model: object, ranks: int, page_size: int, ssm: torch.dtype | None, conv: torch.dtype | None, kv: torch.dtype,
     kv_bytes_per_token: int | None,
 ) -> tuple[str, StateLayout, StateLayout | None]:  # fmt: skip
     """Returns the name of a model, and on one rank the layouts of its state and of a KV page."""
     page_size = whole("page_size", page_size)
     for what, dtype in (("ssm_dtype", ssm), ("conv_dtype", conv), ("kv_dtype", kv)):
-        if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        if (dtype is not None or what == "kv_dtype") and not (
+            isinstance(dtype, torch.dtype) and dtype.is_floating_point
+        ):
             raise InvalidArgument(f"{what}={dtype!r}: expected a floating-point torch.dtype")
     if kv_bytes_per_token is not None and not is_count(kv_bytes_per_token):
         raise InvalidArgument(f"kv_bytes_per_token={kv_bytes_per_token!r}: expected a whole number of bytes, or None")

@@ -76,6 +76,14 @@ def test_C1_planned_bytes_are_the_bytes_that_a_manager_allocates(name: str, rank
         require_exact(plan, strategy)
 
 
+def test_dtypes_are_those_of_the_configuration_unless_the_caller_has_others() -> None:
+    config = CHECKPOINTS["qwen3_next"] | {"dtype": "float32"}
+    found = ms.capacity(config, 20 * GIB, **COARSE).layout
+    assert found == from_config(config) and {plane.dtype for plane in found.planes} == {torch.float32}
+    mine = ms.capacity(config, 20 * GIB, conv_dtype=torch.bfloat16, ssm_dtype=torch.float16, **COARSE).layout
+    assert [plane.dtype for plane in mine.planes] == [torch.bfloat16, torch.float16]
+
+
 @pytest.mark.parametrize("order", ["layer_major", "slot_major"])
 def test_C1_a_layout_of_ones_own_is_planned_to_the_byte(order: Any) -> None:
     planes = (
@@ -269,6 +277,7 @@ REFUSED: dict[str, tuple[type[ms.MemstateError], dict[str, Any], str]] = {
     "page size": (ms.InvalidArgument, {"page_size": 0}, "page_size.*0"),
     "layers of a rank": (ms.InvalidArgument, {"ranks": 0}, "ranks.*0"),
     "dtype": (ms.InvalidArgument, {"ssm_dtype": "float32"}, "ssm_dtype='float32': expected a floating-point"),
+    "no dtype": (ms.InvalidArgument, {"kv_dtype": None}, "kv_dtype=None: expected a floating-point"),
     "whole dtype": (ms.InvalidArgument, {"kv_dtype": torch.bool}, "kv_dtype=torch.bool: expected a floating-point"),
     "every": (ms.ConfigurationError, {"every": 100}, "every=100 is no multiple of page_size=64"),
     "rate": (ms.InvalidArgument, {"tokens_per_second": 0}, "tokens_per_second=0: expected a number above 0"),

@@ -17,11 +17,9 @@ import torch
 from torch import Tensor
 
 import memstate as ms
-from tests.support.tiny_models import FAMILIES, tiny, without_gpu_kernels
+from tests.support.tiny_models import FAMILIES, tiny
 
 pytest.importorskip("transformers")
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM
-
 import memstate.integrations.transformers as mst
 from memstate.integrations.transformers.layout import layout_of
 from memstate.integrations.transformers.on_slots import FUNCTIONS, _either, install
@@ -275,24 +273,6 @@ def test_states_in_bfloat16_are_handed_over_bit_for_bit(family: str) -> None:
             found = [apart([a], [b]) for a, b in zip(steps(model, cache, forwards), expected, strict=True)]
         # the median: one token may go to another expert
         assert max(found) == 0 if kernels == "gathered" else median(found[1:]) < 0.1
-
-
-@pytest.mark.parametrize(
-    ("family", "why"),
-    [
-        ("rwkv", "list of tensors"),
-        ("xlstm", "xLSTMCache"),
-        ("recurrent_gemma", "attributes of its modules"),
-        ("minimax", "MiniMaxCache"),
-        ("llama", "no layer left a recurrent state"),
-    ],
-)
-def test_models_without_a_state_in_a_cache_are_refused_by_name(family: str, why: str) -> None:
-    config = CONFIG_MAPPING[family](hidden_size=16, num_hidden_layers=2, intermediate_size=16, num_attention_heads=2)
-    with without_gpu_kernels(), torch.device("cpu" if family == "llama" else "meta"):
-        model = AutoModelForCausalLM.from_config(config)
-    with pytest.raises(ms.ConfigurationError, match=why):
-        mst.layout(model)
 
 
 def test_scans_that_start_from_zeros_are_known_and_refused_in_a_second_chunk() -> None:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import torch
 
-GPU_ONLY: Final = ("fla", "mamba_ssm", "causal_conv1d")
+GPU_ONLY: Final = ("fla", "mamba_ssm", "causal_conv1d")  # as in memstate.integrations.transformers.probe
 COMMON: Final[dict[str, Any]] = {
     "vocab_size": 97,
     "hidden_size": 32,

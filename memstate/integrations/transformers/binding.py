@@ -52,7 +52,8 @@ def manager(model: Any, *, slots: int, max_requests: int, tokens: int | None = N
         The manager, for `StateCache` and `serve`. With `tiers=`, KV goes down with the states.
 
     Raises:
-        ConfigurationError: the model keeps no recurrent state in a cache, or settings contradict each other.
+        ConfigurationError: the model keeps no recurrent state in a cache, settings contradict each other, or the model
+            is on a CPU with kernels for a GPU.
 
     Syncs: yes.
     """

@@ -5,6 +5,7 @@ Nothing here knows a family of models by name, except to say why one cannot work
 
 import inspect
 from collections.abc import Callable
+from traceback import walk_tb
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -22,8 +23,10 @@ ELSEWHERE: Final = {
     "rwkv": "takes and returns a list of tensors, `state=`",
     "xlstm": "has a cache class of its own, xLSTMCache, which is a dict of tensors",
     "recurrent_gemma": "keeps its states as attributes of its modules, so a model has room for one batch",
-    "minimax": "accepts only its own MiniMaxCache, which has no states for layers",
+    "minimax": "accepts only its own MiniMaxCache, which has its states in a list beside the layers",
 }
+
+GPU_ONLY: Final = ("fla", "mamba_ssm", "causal_conv1d")  # Transformers prefers their kernels wherever it finds them
 
 
 class Held(NamedTuple):
@@ -124,7 +127,7 @@ def probe(model: Any) -> Findings:
         model: a model of Transformers, with its weights.
 
     Raises:
-        ConfigurationError: the model keeps no recurrent state in a cache.
+        ConfigurationError: the model keeps no recurrent state in a cache, or is on a CPU with kernels for a GPU.
 
     Syncs: yes.
     """
@@ -140,9 +143,25 @@ def probe(model: Any) -> Findings:
         attended = tuple(kv for layer in range(len(cache.layers)) if (kv := _attended(layer, cache.layers[layer])))
         has_recurrent = any(one.kind == "recurrent" for one in held)  # windows always continue
         continues = not has_recurrent or felt(model, argument, TOKENS, _spoil_recurrent)
+    except Exception as error:
+        if model.device.type == "cpu" and (package := _kernels_in(error)):
+            raise ConfigurationError(
+                f"{type(model).__name__} is on a CPU, and Transformers gave it the kernels of {package}, which need a "
+                f"GPU: move the model to one, or use an environment without {package}"
+            ) from error
+        raise
     finally:
         model.train(training)
     return Findings(argument, len(cache.layers), held, attended, continues)
+
+
+def _kernels_in(error: Exception) -> str:
+    """Returns the package of kernels in which an exception was raised, or ""."""
+    for frame, _ in walk_tb(error.__traceback__):
+        package = str(frame.f_globals.get("__name__")).partition(".")[0]
+        if package in GPU_ONLY:
+            return package
+    return ""
 
 
 def states_of(layer: Any, kind: str) -> dict[int, Tensor | None]:

@@ -15,8 +15,8 @@ KNOWN: Final[WeakKeyDictionary[Any, dict[Any, ModelLayout]]] = WeakKeyDictionary
 def layout(model: Any) -> ModelLayout:
     """Returns what one state of a model is made of, read off its own cache.
 
-    The model runs on a few tokens, some ten times; the result is remembered. States of equal shape and dtype are one
-    plane. So no list of families is needed, and dtypes and window widths are those that the model really uses.
+    The model runs on a few tokens, fewer than twenty times; the result is remembered. States of equal shape and dtype
+    are one plane. So no list of families is needed, and dtypes and window widths are those that the model really uses.
 
     Then a trial decides whether memstate's kernels can decode on slots: each must give what the model's own function
     gives, on the same inputs. If they can, windows are one input shorter than in the model's own cache, which keeps one
@@ -29,7 +29,7 @@ def layout(model: Any) -> ModelLayout:
         The layout, with a map from layers to planes.
 
     Raises:
-        ConfigurationError: the model keeps no recurrent state in a cache.
+        ConfigurationError: the model keeps no recurrent state in a cache, or is on a CPU with kernels for a GPU.
 
     Syncs: yes.
     """

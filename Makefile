@@ -21,7 +21,7 @@ THREADS ?= 1
 TEST_ENV := OMP_NUM_THREADS=$(THREADS) MKL_NUM_THREADS=$(THREADS)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format compile compile-matrix docs proof soak gpu-proof clean
+.PHONY: help install demo test lint format compile compile-matrix docs wheel proof soak gpu-proof clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' Makefile
@@ -79,6 +79,11 @@ compile-matrix: $(TOOLS) ## compile with the oldest, the installed and the newes
 docs: $(TOOLS) ## write the pages that are made from the code, then build the site in build/site; a warning is an error
 	$(BIN)/python -m memstate.cli.support > docs/strategies.md.new && mv docs/strategies.md.new docs/strategies.md
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+wheel: $(TOOLS) ## build sdist and wheel in dist, install the wheel in an empty environment, run the README's example there
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+	MEMSTATE_PROOF=1 $(TEST_ENV) $(BIN)/python -m pytest -q tests/proof/test_installed.py
 
 proof: $(TOOLS) ## the long proofs: every case of every test, 1000 schedules for each kernel, every schedule of calls, an exception at every line, every mutant; hours
 	MEMSTATE_PROOF=1 $(TEST_ENV) $(BIN)/python -m pytest -q -n $(WORKERS) --deselect tests/proof/test_mutants.py::test_a_mutant_is_killed

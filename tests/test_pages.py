@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import memstate as ms
+from memstate.tiers import HandOver
 from memstate.tiers.stores import mooncake
 from tests.support.fake_cuda import FakeCuda, Stream, fake_cuda, launching
 from tests.support.sources import ROOT
@@ -187,6 +188,14 @@ def test_tiers_of_a_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     names |= {"kv": None, "rank": 1, "ranks": 2}
     exec(part("docs/tiers.md", "group = torch.distributed.new_group("), names)
     assert (names["tiers"].group, names["tiers"].rank) == ("gloo", 1)
+
+
+def test_a_hand_over(tmp_path: Path) -> None:
+    whole = ms.StateLayout([ms.Plane("ssm", (8, 2), torch.float32, parts=(ms.Part("head", 8),))], layers=2)
+    names: dict[str, Any] = {"HandOver": HandOver, "MODEL": "toy", "WHOLE": whole, "PAGE": 4}
+    names |= {"store": ms.FileStore(tmp_path), "prompt": list(range(9))}
+    exec(part("docs/machines.md", "move = HandOver(MODEL, WHOLE"), names)
+    assert names["handed"].length == 0  # nobody has written
 
 
 def test_settings_of_mooncake(monkeypatch: pytest.MonkeyPatch) -> None:

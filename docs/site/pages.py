@@ -14,7 +14,7 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = ("*.md", "docs/*.md", "benchmarks/*.md")
-BESIDE = ("docs/*.svg", "docs/images/*")  # what pages show
+BESIDE = ("docs/*.svg", "docs/images/*", "examples/*.py")  # what pages show and link to
 
 # A page for each folder of memstate/, in this order; folders that are not named here follow under their own names.
 TITLES = {
@@ -73,6 +73,7 @@ def title(area: str) -> str:
     return TITLES.get(area, area.capitalize())
 
 
+@cache
 def api() -> dict[str, list[Entry]]:
     """The public names of each folder of memstate/, each once: as memstate has it, otherwise as its package has it."""
     found: dict[str, str] = {}  # where the source defines it -> its public name
@@ -118,13 +119,21 @@ def named(node: ast.Assign, name: str) -> bool:
 
 def origin(module: str, name: str) -> str:
     """The dotted path of what a name of a module stands for, through all modules that pass it on."""
-    for node in ast.walk(parsed(module)):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("memstate"):
-            for alias in node.names:
-                if (alias.asname or alias.name) == name:
-                    deeper = f"{node.module}.{alias.name}"
-                    return deeper if module_path(deeper) else origin(node.module, alias.name)
-    return f"{module}.{name}"
+    found = imports(module).get(name)
+    if found is None:
+        return f"{module}.{name}"
+    return found if module_path(found) else origin(*found.rsplit(".", 1))
+
+
+@cache
+def imports(module: str) -> dict[str, str]:
+    """The names that a module imports from memstate, with their dotted paths."""
+    return {
+        alias.asname or alias.name: f"{node.module}.{alias.name}"
+        for node in ast.walk(parsed(module))
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("memstate")
+        for alias in node.names
+    }
 
 
 @cache

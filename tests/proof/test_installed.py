@@ -1,0 +1,68 @@
+"""The wheel in an environment of its own, with what the core requires and no extra: the first example runs."""
+
+import os
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from tests.support.sources import ROOT
+from tests.test_docs import BLOCK
+
+pytestmark = pytest.mark.proof
+LEFT_OUT = ("jupyterlab", "matplotlib", "mooncake", "pytest", "rich", "transformers", "typer")
+
+
+def run(*command: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Runs a command outside of the checkout, without its path."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "TRITON_INTERPRET")}
+    return subprocess.run(
+        [str(word) for word in command], cwd=cwd, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The interpreter of an environment that has the wheel and the torch of this environment."""
+    folder = tmp_path_factory.mktemp("installed")
+    done = run(sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", folder, ROOT, cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (wheel,) = folder.glob("*.whl")
+    done = run(sys.executable, "-m", "venv", folder / "venv", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    found = folder / "venv" / "bin" / "python"
+    install = (found, "-m", "pip", "install", "-q", "-c", ROOT / "constraints.txt")
+    done = run(*install, f"torch=={version('torch')}", cwd=folder)
+    if done.returncode:
+        pytest.skip(f"pip cannot install torch {version('torch')}: {done.stderr.strip().splitlines()[-1]}")
+    done = run(*install, wheel, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return found
+
+
+def test_the_example_of_the_readme_runs(python: Path, tmp_path: Path) -> None:
+    code, output = BLOCK.findall((ROOT / "README.md").read_text())[0]
+    done = run(python, "-c", code, cwd=tmp_path)
+    assert done.stdout == output, done.stderr
+
+
+def test_it_is_the_installed_library_without_extras(python: Path, tmp_path: Path) -> None:
+    code = """import sys, memstate; from importlib.util import find_spec
+print(memstate.__file__, [name for name in sys.argv[1:] if find_spec(name)])"""
+    done = run(python, "-c", code, *LEFT_OUT, cwd=tmp_path)
+    file, found = done.stdout.split(" ", 1)
+    assert Path(file).is_relative_to(python.parents[1]), done.stderr
+    assert found.strip() == "[]"
+
+
+def test_the_command_line_names_its_extra(python: Path, tmp_path: Path) -> None:
+    done = run(python.parent / "memstate", "--version", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "pip install '.[cli]' in a checkout of memstate" in done.stderr
+
+
+def test_every_public_name_can_be_imported(python: Path, tmp_path: Path) -> None:
+    done = run(python, "-c", "from memstate import *; print(StateManager.__name__, len(dir()))", cwd=tmp_path)
+    assert done.stdout.startswith("StateManager "), done.stderr

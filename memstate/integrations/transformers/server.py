@@ -10,10 +10,11 @@ from memstate.engine.manager import StateManager
 from memstate.errors import InvalidArgument
 from memstate.integrations.transformers.batch import Batches
 from memstate.integrations.transformers.binding import kv_for, layout_for, release_left
-from memstate.integrations.transformers.prompts import Event, Prompt, Served
+from memstate.integrations.transformers.prompts import Event, Prompt, Reason, Served
 from memstate.integrations.transformers.running import Running, Waiting
 from memstate.integrations.transformers.samples import BACK_PRESSURE, forked
 from memstate.integrations.transformers.sampling import Sampler, choose
+from memstate.integrations.transformers.speculation import Speculation, by_length
 from memstate.integrations.transformers.states import Kernels
 from memstate.requests.handles import Request
 
@@ -28,21 +29,26 @@ class Server:
             start from zeros read more: the first chunk of a prompt goes to its end, or to the first mark in it.
         tokenizer: for stop strings.
         kernels: how one token of decode runs, as for `StateCache`.
+        assistant: guesses the next tokens of every request that does not look them up in its own text: a smaller model
+            of the same vocabulary, or a function that gets all tokens and a number, and returns at most so many tokens.
 
     Raises:
         LayoutMismatch: the manager was made for another model.
-        ConfigurationError: there are no KV pages, or a layer keeps KV in a way that pages cannot hold.
+        ConfigurationError: there are no KV pages, or a layer keeps KV in a way that pages cannot hold; or the
+            assistant, the model or the manager cannot speculate.
         InvalidArgument: `chunk` is below 1.
     """
 
     def __init__(
-        self, model: Any, mem: StateManager, *, chunk: int = 256, tokenizer: Any = None, kernels: Kernels = "auto"
-    ) -> None:
+        self, model: Any, mem: StateManager, *, chunk: int = 256, tokenizer: Any = None, kernels: Kernels = "auto",
+        assistant: Any = None,
+    ) -> None:  # fmt: skip
         if chunk < 1:
             raise InvalidArgument(f"chunk={chunk}: expected at least 1 token")
         found = layout_for(model, mem)
         self.model, self.mem = model, mem
         self._batches = Batches(model, mem, found, kv_for(model, mem), kernels)
+        self._speculation = Speculation(self._batches, assistant)
         self._continues, self._chunk, self._tokenizer = found.continues, chunk, tokenizer
         self._waiting: deque[Waiting] = deque()
         self._running: list[Running] = []
@@ -75,6 +81,7 @@ class Server:
         Syncs: no.
         """
         first = Sampler(self.model, prompt, self._tokenizer)
+        self._speculation.draft(prompt.id, first)
         more = [Sampler(self.model, prompt, self._tokenizer, number) for number in range(1, first.samples)]
         tiers, fetch = self.mem.tiers, None
         if tiers is not None and tiers.settings.store is not None:
@@ -125,7 +132,7 @@ class Server:
             The new tokens, and the requests that have ended.
 
         Raises:
-            Exception: what the forward raised, or a processor of logits or a criterion that ends text. Its rows are
+            Exception: what the forward raised, or a processor of logits, a stop string or an assistant. Its rows are
                 gone; other requests go on in the next step, which also returns the events of this one. Several such
                 errors are an ExceptionGroup.
 
@@ -136,6 +143,8 @@ class Server:
         self._events += self._admit()
         budget, chunks = self._chunk, dict[tuple[int, bool], list[Running]]()
         running = [one for one in self._running if one.logits is None]
+        guesses = self._guesses(running)
+        running = [one for one in running if one not in guesses]
         for one in running:
             tokens = self._several(one)
             if self._continues:
@@ -150,6 +159,8 @@ class Server:
             self._forward(batch, tokens)
         if singles:
             self._forward(singles, 1)
+        for group in by_length(guesses):
+            self._verify(group)
         events, self._events = self._events, []
         return events
 
@@ -178,7 +189,8 @@ class Server:
                 continue
             self._waiting.popleft()
             cached = self.mem.length(row)
-            self._running.append(Running(prompt, one.samplers, row, tokens, cached, cached))
+            draft = self._speculation.draft(prompt.id, one.samplers[0])
+            self._running.append(Running(prompt, one.samplers, row, tokens, cached, cached, draft=draft))
 
     def _start_samples(self) -> None:
         """Forks the rows that wait for room to do so. If nothing else runs that could make room, one must go."""
@@ -198,6 +210,8 @@ class Server:
                     self._waiting.appendleft(Waiting(last.prompt, last.samplers))
                 continue
             assert logits is not None
+            for other in rows[1:]:
+                other.draft = self._speculation.draft(other.prompt.id, other.sampler)
             self._running += rows[1:]
             self._choose(rows, logits.expand(len(rows), -1))
 
@@ -224,6 +238,66 @@ class Server:
         if several:
             self._start_samples()
 
+    def _guesses(self, running: Sequence[Running]) -> dict[Running, list[int]]:
+        """Returns guesses for the rows that have any. Rows whose assistant raises are gone."""
+        found, errors = dict[Running, list[int]](), list[Exception]()
+        for one in running:
+            try:
+                if tokens := self._speculation.guesses(one):
+                    found[one] = tokens
+            except Exception as error:
+                self._drop([one])
+                errors.append(error)
+        _raise(errors)
+        return found
+
+    def _verify(self, guesses: dict[Running, list[int]]) -> None:
+        """Reads guesses of some rows, the same number of tokens for each, and keeps those that are right."""
+        batch, starts = list(guesses), [one.length for one in guesses]
+        given = [one.tokens[one.length :] + found for one, found in guesses.items()]
+        last = 1 + max(map(len, guesses.values()))
+        try:
+            logits, states = self._speculation.read([one.row for one in batch], given, starts, last)
+        except BaseException:
+            self._running = [one for one in self._running if one not in batch]
+            raise
+        largest, ends, errors = logits.argmax(-1).tolist(), dict[Running, Reason | None](), list[Exception]()
+        kept = list[int]()  # entries whose guesses were all right
+        try:
+            for entry, (one, found) in enumerate(guesses.items()):
+                at, before = last - 1 - len(found), len(one.tokens)
+                try:
+                    ends[one] = self._compare(one, found, largest[entry][at:], logits[entry, at:])
+                except Exception as error:
+                    self._drop([one])
+                    errors.append(error)
+                if one in ends and len(one.tokens) - before > len(found):
+                    kept.append(entry)
+            if kept:
+                self._speculation.keep([batch[entry].row for entry in kept], len(given[0]), states, kept)
+        except BaseException:
+            self._drop([one for one in batch if one in self._running])
+            raise
+        for entry in kept:
+            batch[entry].length += len(given[0])
+        for one, reason in ends.items():
+            if reason is not None:
+                self._release(one)
+                self._events.append(one.served(reason))
+        _raise(errors)
+
+    def _compare(self, one: Running, guesses: Sequence[int], largest: Sequence[int], logits: Tensor) -> Reason | None:
+        """Chooses tokens as long as they are those that were guessed, and the one behind. Returns why the row ended."""
+        one.guessed += len(guesses)
+        for guess, best, row in zip([*guesses, None], largest, logits, strict=True):
+            token = best if one.sampler.plain else one.sampler.choose(one.tokens, row)
+            event, reason = one.add(token)
+            self._events.append(event)
+            one.right += token == guess
+            if reason is not None or token != guess:
+                return reason
+        return None
+
     def _choose(self, batch: Sequence[Running], logits: Tensor) -> None:
         """Chooses a token for each row. Rows whose own code raises are gone; the others have their tokens."""
         errors = list[Exception]()
@@ -238,8 +312,7 @@ class Server:
         except BaseException:  # such as Ctrl-C
             self._drop([one for one in batch if one in self._running and one.length == len(one.tokens)])
             raise
-        if errors:
-            raise errors[0] if len(errors) == 1 else ExceptionGroup("tokens of several rows", errors)
+        _raise(errors)
 
     def _add(self, one: Running, token: int | Exception) -> None:
         if isinstance(token, Exception):
@@ -255,6 +328,11 @@ class Server:
         cached = self.mem.prefix is not None or one.prompt.session is not None
         self.mem.release([one.row], tokens=[one.tokens] if cached else None)
         self._running.remove(one)
+
+
+def _raise(errors: list[Exception]) -> None:
+    if errors:
+        raise errors[0] if len(errors) == 1 else ExceptionGroup("tokens of several rows", errors)
 
 
 def stream(model: Any, mem: StateManager, requests: Iterable[Any], **settings: Any) -> Iterator[Event]:

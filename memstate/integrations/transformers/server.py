@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from torch import Tensor
@@ -10,6 +11,7 @@ from memstate.engine.manager import StateManager
 from memstate.errors import InvalidArgument
 from memstate.integrations.transformers.batch import Batches
 from memstate.integrations.transformers.binding import kv_for, layout_for, release_left
+from memstate.integrations.transformers.progress import shown
 from memstate.integrations.transformers.prompts import Event, Prompt, Reason, Served
 from memstate.integrations.transformers.running import Running, Waiting
 from memstate.integrations.transformers.samples import BACK_PRESSURE, forked
@@ -68,6 +70,11 @@ class Server:
     def waiting(self) -> int:
         """Requests that have not started."""
         return len(self._waiting)
+
+    @property
+    def running(self) -> int:
+        """Rows that run: requests, and samples of requests."""
+        return len(self._running)
 
     def submit(self, prompt: Prompt) -> None:
         """Adds a request. It starts in a later step, in the order of submission.
@@ -140,7 +147,7 @@ class Server:
         """
         self.mem.poll()
         self._start_samples()
-        self._events += self._admit()
+        self.admit()
         budget, chunks = self._chunk, dict[tuple[int, bool], list[Running]]()
         running = [one for one in self._running if one.logits is None]
         guesses = self._guesses(running)
@@ -168,7 +175,8 @@ class Server:
         """Returns how many tokens a row can read in one forward."""
         return len(one.tokens) - one.length if self._continues or not one.length else 1
 
-    def _admit(self) -> Iterator[Served]:
+    def admit(self) -> None:
+        """Starts the requests that fit. `step` does it first. Syncs: no."""
         release_left(self.mem)
         while self._waiting and not any(one.logits is not None for one in self._running):
             one = self._waiting[0]
@@ -185,7 +193,7 @@ class Server:
                 if isinstance(error, BACK_PRESSURE) and self._running:
                     return  # later: a row that ends makes room
                 self._cancel([self._waiting.popleft()])
-                yield Served(prompt.id, [], "refused", error=str(error))
+                self._events.append(Served(prompt.id, [], "refused", error=str(error)))
                 continue
             self._waiting.popleft()
             cached = self.mem.length(row)
@@ -335,44 +343,55 @@ def _raise(errors: list[Exception]) -> None:
         raise errors[0] if len(errors) == 1 else ExceptionGroup("tokens of several rows", errors)
 
 
-def stream(model: Any, mem: StateManager, requests: Iterable[Any], **settings: Any) -> Iterator[Event]:
+def stream(
+    model: Any, mem: StateManager, requests: Iterable[Any], *, progress: Any = False, **settings: Any
+) -> Iterator[Event]:
     """Runs requests and yields every token as it is chosen, and every request as it ends.
 
     Args:
         model: the model, in evaluation mode.
         mem: its manager, made by `manager` with `tokens=` or `prefix=`.
         requests: prompts, or lists of tokens. It is read as there is room. None means that nothing has arrived yet.
+        progress: whether to show on the terminal what is done, runs and waits; also a console of rich.
         **settings: those of `Server`.
 
     Raises:
+        ConfigurationError: `progress` without rich; or as `Server`.
         Exception: as `Server` and `Server.step`; the requests that run are aborted then.
 
     Syncs: yes, for the tokens.
     """
     server, arrivals, number, more = Server(model, mem, **settings), iter(requests), 0, True
     arrived: Any
-    try:
-        while more or server.busy:
-            while more and not server.waiting:
-                arrived = next(arrivals, server)
-                more = arrived is not server
-                if arrived is None or not more:
-                    break
-                server.submit(arrived if isinstance(arrived, Prompt) else Prompt(arrived, number))
-                number += 1
-                yield from server._admit()
-            yield from server.step()
-    finally:
-        server.close()
+    with shown(server, progress) if progress else nullcontext() as line:
+        try:
+            while more or server.busy:
+                while more and not server.waiting:
+                    arrived = next(arrivals, server)
+                    more = arrived is not server
+                    if arrived is None or not more:
+                        break
+                    server.submit(arrived if isinstance(arrived, Prompt) else Prompt(arrived, number))
+                    number += 1
+                    server.admit()
+                events = server.step()
+                if line is not None:
+                    line.add(events)
+                yield from events
+        finally:
+            server.close()
 
 
-def serve(model: Any, mem: StateManager, requests: Iterable[Any], **settings: Any) -> Iterator[Served]:
+def serve(
+    model: Any, mem: StateManager, requests: Iterable[Any], *, progress: Any = False, **settings: Any
+) -> Iterator[Served]:
     """Runs requests by continuous batching and yields each as it ends.
 
     Args:
         model: the model, in evaluation mode.
         mem: its manager, made by `manager` with `tokens=` or `prefix=`.
         requests: prompts, or lists of tokens. It is read as there is room. None means that nothing has arrived yet.
+        progress: as for `stream`.
         **settings: those of `Server`.
 
     Raises:
@@ -380,4 +399,4 @@ def serve(model: Any, mem: StateManager, requests: Iterable[Any], **settings: An
 
     Syncs: yes, for the tokens.
     """
-    return (event for event in stream(model, mem, requests, **settings) if isinstance(event, Served))
+    return (event for event in stream(model, mem, requests, progress=progress, **settings) if isinstance(event, Served))

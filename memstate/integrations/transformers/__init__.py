@@ -5,10 +5,12 @@ layout      the planes of a state, and which layer has its state where
 binding     one manager for one model
 states      hands states to layers: gathered copies them, on_slots runs memstate's kernels where they are
 reading     `layout`: probe, then a trial on slots
-cache       `StateCache`, for `generate`: watch says when a forward begins, ended which tokens count
+cache       `StateCache`, for `generate`: watch says when a forward begins, ended which tokens count, prompted reads
+            prompts from cached states
 kv, paged   KV of attention layers in pages
 batch       one forward over any rows
-server      `serve` and `stream`: continuous batching; prompts says what goes in and out, sampling chooses tokens
+server      `serve` and `stream`: continuous batching; prompts says what goes in and out, sampling chooses tokens,
+            samples forks a request, drafts guesses tokens, speculation checks them, progress shows it all
 """
 
 try:

@@ -249,7 +249,7 @@ class Server:
     def _guesses(self, running: Sequence[Running]) -> dict[Running, list[int]]:
         """Returns guesses for the rows that have any. Rows whose assistant raises are gone."""
         found, errors = dict[Running, list[int]](), list[Exception]()
-        for one in running:
+        for one in [one for one in running if one.draft is not None]:
             try:
                 if tokens := self._speculation.guesses(one):
                     found[one] = tokens

@@ -34,8 +34,11 @@ def test_blocks_of_the_page_run_one_after_the_other(capsys: pytest.CaptureFixtur
     assert names["again"].shape == (2, 7 + 8 + 7 + 8)
     said = capsys.readouterr().out
     assert "Place(layer=0, kind='conv'" in said
-    assert said.splitlines()[-1].endswith("length 16")  # the second request for this prompt
-    assert len(blocks) == 4
+    assert "length 16\n" in said  # the second request for this prompt
+    assert "[16] tokens were there" in said.splitlines()
+    assert [line[0] for line in said.splitlines()[-4:-1]] == ["0", "1", "2"]
+    assert said.splitlines()[-1].endswith("guesses were right")
+    assert len(blocks) == 7
 
 
 def parts(page: str) -> tuple[str, str, str]:

@@ -18,6 +18,7 @@ from memstate.integrations.transformers.paged import Columns, PagedHybridLayer, 
 from memstate.integrations.transformers.probe import own_cache
 from memstate.integrations.transformers.states import Kernels, States
 from memstate.requests.handles import Row
+from memstate.requests.steps import Step
 
 KINDS: Final = (
     "full_attention", "sliding_attention", "indexed_attention", "linear_attention", "hybrid", "hybrid_sliding", "dummy",
@@ -91,7 +92,7 @@ class Batches:
         self.cache = PagedCache(model, kv)
         self.states = States(model, mem, found, self.cache.layers, kernels)
         parameters = inspect.signature(model.forward).parameters
-        self._fixed = {name: value for name, value in (("logits_to_keep", 1),) if name in parameters}
+        self._keep = [name for name in ("logits_to_keep",) if name in parameters]
         self._takes_positions = "position_ids" in parameters
 
     @torch.no_grad()
@@ -111,16 +112,10 @@ class Batches:
 
         Syncs: no.
         """
-        new = len(tokens[0])
-        try:
-            step = self.mem.plan(rows, new)
-        except BaseException:
-            with suppress(MemstateError):
-                self.mem.abort(rows)
-            raise
+        step = self.planned(rows, new := len(tokens[0]))
         try:
             self.states.begin(step, new)
-            logits: Tensor = self.model(**self._inputs(rows, tokens, lengths, new)).logits[:, -1]
+            logits = self.logits(rows, tokens, lengths)[:, -1]
         except BaseException:
             self.states.drop()
             self.mem.cancel(step)
@@ -129,11 +124,44 @@ class Batches:
         self.mem.settle(step)
         return logits
 
+    def planned(self, rows: Sequence[Row], tokens: int, window: bool = False) -> Step:
+        """Plans a step of some rows. If that fails, they end.
+
+        Args:
+            rows: the rows.
+            tokens: of each row.
+            window: whether the step is speculative.
+        """
+        try:
+            return self.mem.plan(rows, tokens, window=window)
+        except BaseException:
+            with suppress(MemstateError):
+                self.mem.abort(rows)
+            raise
+
+    def logits(
+        self, rows: Sequence[Row], tokens: Sequence[Sequence[int]], lengths: Sequence[int], last: int = 1
+    ) -> Tensor:
+        """Runs the forward of a planned step.
+
+        Args:
+            rows: the rows.
+            tokens: of each row, the same number.
+            lengths: tokens of each row before.
+            last: of how many last tokens the logits are wanted.
+
+        Returns:
+            `batch last vocabulary`.
+        """
+        given = self._inputs(rows, tokens, lengths, len(tokens[0])) | dict.fromkeys(self._keep, last)
+        found: Tensor = self.model(**given).logits[:, -last:]
+        return found
+
     def _inputs(
         self, rows: Sequence[Row], tokens: Sequence[Sequence[int]], lengths: Sequence[int], new: int
     ) -> dict[str, Any]:
         device, past, columns = self.model.device, max(lengths), None
-        inputs = {"input_ids": torch.tensor(tokens, device=device), "use_cache": True, **self._fixed}
+        inputs = {"input_ids": torch.tensor(tokens, device=device), "use_cache": True}
         before = torch.tensor(lengths, device=device)
         if self.kv is not None:
             index = torch.tensor([row.index for row in rows], device=device)

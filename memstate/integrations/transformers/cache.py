@@ -14,6 +14,7 @@ from memstate.errors import InvalidArgument
 from memstate.integrations.transformers.binding import layout_for, leave, release_left
 from memstate.integrations.transformers.ended import Counted, ends_of
 from memstate.integrations.transformers.probe import own_cache
+from memstate.integrations.transformers.prompted import Prompted, texts_of
 from memstate.integrations.transformers.states import Kernels, States
 from memstate.integrations.transformers.watch import Call, watch
 from memstate.requests.handles import Request, Row, Snapshot
@@ -35,32 +36,55 @@ class StateCache(Cache):
         mem: the manager, made by `manager`.
         kernels: how one token of decode runs. "slots": memstate's kernels on slots; "gathered": the model's own on
             copies of the states; "auto": slots on a GPU where the model can.
+        prompt: the ids that `generate` is going to get, `batch column`. The cache reads them at once, up to the last
+            column and from the longest cached states on, and `generate` reads the rest. KV then lies in the pages of
+            the manager, and `close` leaves states and KV in the prefix cache.
+        prompt_mask: which of them are tokens; None: all. Pads are at the left.
 
     Attributes:
         mem: the manager.
         rows: the requests of the batch; empty before the first forward.
+        cached: tokens of each prompt that were found in the prefix cache.
 
     Raises:
         LayoutMismatch: the manager was made for another model.
-        ConfigurationError: the model keeps no recurrent state in a cache, or cannot do what `kernels` asks for.
+        ConfigurationError: the model keeps no recurrent state in a cache, or cannot do what `kernels` asks for; or with
+            `prompt` the manager has no KV pages, or a layer keeps KV in a way that pages cannot hold.
+        InvalidArgument: prompt and mask are not a batch padded at the left.
+        OutOfSlots, OutOfRows, OutOfPages: back-pressure; there is no room for the prompt, and nothing was admitted.
 
     Example:
         with mst.StateCache(model, mem) as cache:
             model.generate(ids, past_key_values=cache)
     """
 
-    def __init__(self, model: Any, mem: StateManager, *, kernels: Kernels = "auto") -> None:
-        found = layout_for(model, mem)
-        super().__init__(layers=own_cache(model).layers)
-        self.mem, self.rows = mem, list[Row]()
+    def __init__(
+        self, model: Any, mem: StateManager, *, kernels: Kernels = "auto", prompt: Tensor | None = None,
+        prompt_mask: Tensor | None = None,
+    ) -> None:  # fmt: skip
+        found, texts = layout_for(model, mem), None if prompt is None else texts_of(prompt, prompt_mask)
+        self._prompted = None if texts is None else Prompted(model, mem, kernels)
+        super().__init__(layers=self._prompted.batches.cache.layers if self._prompted else own_cache(model).layers)
+        self.mem, self.rows, self.cached = mem, list[Row](), list[int]()
         self._found, self._model = found, model
-        self._states = States(model, mem, found, self.layers, kernels)
+        states = self._prompted.batches.states if self._prompted else None
+        self._states = states or States(model, mem, found, self.layers, kernels)
         self._counted = Counted(0, *ends_of(model))
         self._step: Step | None = None
         self._kept: list[Snapshot | None] = []  # of rows that are fed pads: their last state without a pad
         self._columns = 0
         self._closed = ""
+        self._last: list[int] | None = None  # the tokens that the first forward must read, behind a prompt
+        if self._prompted is not None and texts is not None and prompt is not None:
+            release_left(mem)
+            self.rows, self.cached = self._prompted.start(texts)
+            self._begin_batch(len(texts))
+            self._counted.tokens += [len(text) - 1 for text in texts]
+            self._columns, self._last = prompt.shape[1] - 1, [text[-1] for text in texts]
         self._stop = watch(model, self, found.argument)
+
+    def _begin_batch(self, batch: int) -> None:
+        self._counted, self._kept = Counted(batch, *ends_of(self._model)), [None] * batch
 
     def __repr__(self) -> str:
         return f"StateCache({len(self.rows)} rows, {self._columns} columns{', closed' if self._closed else ''})"
@@ -98,11 +122,12 @@ class StateCache(Cache):
         if self._closed:
             return  # the layers say why
         real = [call.columns] * call.batch if call.real is None else call.real.sum(1).tolist()
+        self._go_on(call)
         admitted = not self.rows
         if admitted:
             release_left(self.mem)
             self.rows = list(self.mem.admit([Request(f"generate {entry}") for entry in range(call.batch)]))
-            self._counted, self._kept = Counted(call.batch, *ends_of(self._model)), [None] * call.batch
+            self._begin_batch(call.batch)
         try:
             self._step = self._plan(call, real)
         except BaseException:
@@ -110,10 +135,33 @@ class StateCache(Cache):
                 self._release(False)
             raise
         for entry in self._counted.first_pads(call):  # before the state with the pad is confirmed
-            (self._kept[entry],) = self.mem.publish([self.rows[entry]])
+            if self._prompted is not None and self.mem.prefix is not None:
+                self.mem.publish([self.rows[entry]], tokens=[self._prompted.texts[entry]])
+            else:
+                (self._kept[entry],) = self.mem.publish([self.rows[entry]])
+        if self._prompted is not None:
+            self._prompted.add(call)
+            self._prompted.place(self.rows, self._columns, call.columns)
         self._states.begin(self._step, call.columns)
         self._counted.add(call, real)
         self._columns += call.columns
+
+    def _go_on(self, call: Call) -> None:
+        """Requires that the first forward behind a prompt reads its last tokens. Beams and samples repeat rows."""
+        if self._prompted is not None and call.ids is None:
+            raise InvalidArgument("a cache with prompt= needs token ids: give no embeddings")
+        if self._last is None:
+            return
+        times, rest = divmod(call.batch, len(self.rows))
+        ids = None if call.ids is None or rest or call.columns > 1 else call.ids[:, 0].tolist()
+        if not times or ids != [token for token in self._last for _ in range(times)]:
+            raise InvalidArgument(
+                f"a forward of {call.batch} x {call.columns} tokens behind a prompt of {len(self.rows)} rows: give "
+                "generate the ids that prompt= had"
+            )
+        if times > 1:
+            self.batch_repeat_interleave(times)
+        self._last = None
 
     def _plan(self, call: Call, real: Sequence[int]) -> Step:
         if call.batch != len(self.rows):
@@ -161,7 +209,8 @@ class StateCache(Cache):
             publish: publish the longest state of each row that stands for tokens alone, and not for pads.
 
         Returns:
-            With `publish`, one snapshot for each row, or None. You must drop them.
+            With `publish`, one snapshot for each row, or None. You must drop them. With `prompt=` the state of a row
+            that was fed pads went to the prefix cache before, and a snapshot shares the KV pages of its row.
 
         Syncs: no.
         """
@@ -173,15 +222,23 @@ class StateCache(Cache):
     def reset(self) -> None:
         """Releases the rows and forgets KV. The next forward begins another batch. Syncs: no."""
         self._release(False)
+        if self._prompted is not None:
+            self._prompted.texts = []
+            return
         for layer in self.layers:
             layer.reset()
 
     def _release(self, publish: bool) -> list[Snapshot | None]:
         rows, kept = self.rows, self._kept
-        self.rows, self._kept, self._columns = [], [], 0
+        self.rows, self._kept, self._columns, self._last = [], [], 0, None
         if not rows:
             return []
-        found = self.mem.release(rows, publish=self.lengths if publish else False)
+        texts = self._prompted.texts if self._prompted is not None and self.mem.prefix is not None else []
+        if len(texts) == len(rows) and not publish:  # else some rows ended in a forward that failed
+            known = zip(texts, self.lengths, strict=True)
+            found = self.mem.release(rows, tokens=[text[:length] for text, length in known])
+        else:
+            found = self.mem.release(rows, publish=self.lengths if publish else False)
         if publish:
             kept, found = [], [one or other for one, other in zip(kept, found, strict=True)]
         self.mem.drop(kept)
@@ -224,7 +281,10 @@ class StateCache(Cache):
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Returns the columns that the cache has read, tokens and pads."""
-        return self._columns if not self._found.attended else int(super().get_seq_length(layer_idx))
+        if self._prompted is not None and self._step is not None:
+            return self._prompted.batches.cache.get_seq_length(layer_idx)
+        own = self._found.attended and self._prompted is None
+        return int(super().get_seq_length(layer_idx)) if own else self._columns
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Makes entry i of the batch what entry `beam_idx[i]` was: rows that go on twice are forked.
@@ -248,11 +308,15 @@ class StateCache(Cache):
         self._take([entry for entry in range(len(self.rows)) for _ in range(repeats)])
 
     def _take(self, entries: list[int]) -> None:
-        self.rows = list(self.mem.reorder(self.rows, entries).rows)
+        fork = self.mem.reorder(self.rows, entries)
+        self.rows = list(fork.rows)
         self._counted.take(entries)
         kept = dict(enumerate(self._kept))
         self._kept = [kept.pop(entry, None) for entry in entries]
         self.mem.drop(list(kept.values()))
+        if self._prompted is not None:
+            self._prompted.reorder(entries, fork.page_copies)
+            return
         for layer in self.layers:
             if isinstance(layer, CacheLayerMixin):
                 layer.reorder_cache(torch.LongTensor(entries))

@@ -47,16 +47,20 @@ class Gathered:
 
         Syncs: no.
         """
+        for name, batch in self.collect().items():
+            self.mem.planes.scatter(name, step.write, batch)
+            if not isinstance(self.mem.tracking, Redirect | NoTracking):  # these never write a second slot
+                self.mem.planes.scatter(name, step.snapshot, batch)
+        self.drop()
+
+    def collect(self) -> dict[str, Tensor]:
+        """Returns the states that the layers left: plane name -> `layer batch ...`. Syncs: no."""
         for place in self.found.places:
             given = place.of(self._batch[place.plane])
             left = states_of(self.layers[place.layer], place.kind)[place.state]
             if left is not None and left.data_ptr() != given.data_ptr():
                 given.copy_(left)
-        for name, batch in self._batch.items():
-            self.mem.planes.scatter(name, step.write, batch)
-            if not isinstance(self.mem.tracking, Redirect | NoTracking):  # these never write a second slot
-                self.mem.planes.scatter(name, step.snapshot, batch)
-        self.drop()
+        return self._batch
 
     def drop(self) -> None:
         """Takes the states away from the layers."""

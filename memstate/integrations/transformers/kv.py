@@ -1,5 +1,8 @@
 """KV of attention layers in the pages of a StateManager: a tensor `page token ..` for keys, values and an index."""
 
+from collections.abc import Sequence
+
+import torch
 from torch import Tensor
 
 from memstate.errors import ConfigurationError
@@ -42,6 +45,18 @@ class KvPages:
         self.planes = Planes(layout, count, backend)
         self._places = {(place.layer, place.kind): place for place in places}
         self._axes = {kv.layer: kv.axes for kv in found.attended}
+
+    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copies pages.
+
+        Args:
+            pairs: (new page, old page) each, as forks name them.
+
+        Syncs: no.
+        """
+        if pairs:
+            new, old = torch.tensor(pairs, dtype=torch.int32, device=self.planes.device).t().contiguous()
+            self.planes.copy(new, old)
 
     def has(self, layer: int) -> bool:
         """Returns whether a layer keeps KV."""

@@ -64,6 +64,8 @@ class Served:
         cached: tokens of the prompt whose state was found: in the prefix cache, the session or the tiers.
         error: why it was refused; "" if it was not.
         sample: number of the sample, where a request has several.
+        guessed: new tokens that were guessed.
+        right: guesses that were right.
     """
 
     id: Hashable
@@ -72,6 +74,8 @@ class Served:
     cached: int = 0
     error: str = ""
     sample: int = 0
+    guessed: int = 0
+    right: int = 0
 
 
 Event = Token | Served

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from memstate.integrations.transformers.drafts import Draft
 from memstate.integrations.transformers.prompts import Prompt, Reason, Served, Token
 from memstate.integrations.transformers.sampling import Sampler
 from memstate.requests.handles import Row
@@ -37,7 +38,10 @@ class Running:
         cached: tokens of the prompt whose state was found.
         length: how many tokens its state stands for.
         sample: number of the sample.
+        draft: guesses its next tokens; None: nothing does.
         logits: behind the prompt, `vocabulary`, while its other samples wait for room; otherwise None.
+        guessed: tokens that were guessed.
+        right: guesses that were right.
     """
 
     prompt: Prompt
@@ -47,7 +51,10 @@ class Running:
     cached: int
     length: int
     sample: int = 0
+    draft: Draft | None = None
     logits: Tensor | None = None
+    guessed: int = 0
+    right: int = 0
 
     @property
     def sampler(self) -> Sampler:
@@ -79,4 +86,4 @@ class Running:
             reason: why it has ended.
             error: why it was refused.
         """
-        return Served(self.prompt.id, self.answer, reason, self.cached, error, self.sample)
+        return Served(self.prompt.id, self.answer, reason, self.cached, error, self.sample, self.guessed, self.right)

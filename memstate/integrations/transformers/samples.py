@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 
-import torch
-
 from memstate.engine.manager import StateManager
 from memstate.errors import OutOfPages, OutOfRows, OutOfSlots
 from memstate.integrations.transformers.kv import KvPages
@@ -33,9 +31,8 @@ def forked(mem: StateManager, kv: KvPages | None, one: Running) -> list[Running]
     try:
         if mem.page_table.numel():
             mem.extend(fork.rows, [len(one.tokens) + sampler.most - 1 for sampler in others])
-        if kv is not None and fork.page_copies:
-            new, old = torch.tensor(fork.page_copies, dtype=torch.int32, device=kv.planes.device).t().contiguous()
-            kv.planes.copy(new, old)
+        if kv is not None:
+            kv.copy(fork.page_copies)
     except BaseException:
         mem.abort(fork.rows)
         raise

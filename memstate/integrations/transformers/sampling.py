@@ -24,6 +24,9 @@ class Sampler:
     Attributes:
         most: new tokens at most.
         samples: samples of the request.
+        lookup: tokens to look up in the text so far; 0: none.
+        ngram: the most last tokens that must be equal for that; None: what Transformers takes.
+        guesses: tokens to guess at most.
 
     Raises:
         InvalidArgument: no tokens, stop strings without a tokenizer, beams, several samples that continue a session, or
@@ -50,6 +53,9 @@ class Sampler:
             raise InvalidArgument(
                 f"prompt {prompt.id!r}: {self.samples} samples, and a session goes on with one answer"
             )
+        self.lookup: int = config.prompt_lookup_num_tokens or 0
+        self.ngram: int | None = config.max_matching_ngram_size
+        self.guesses: int = self.lookup or config.num_assistant_tokens
         if config.stop_strings and tokenizer is None:
             raise InvalidArgument(f"prompt {prompt.id!r} has stop strings: give serve the tokenizer=")
         ends = config.eos_token_id

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from torch import Tensor
@@ -10,10 +11,12 @@ from memstate.engine.manager import StateManager
 from memstate.errors import InvalidArgument
 from memstate.integrations.transformers.batch import Batches
 from memstate.integrations.transformers.binding import kv_for, layout_for, release_left
-from memstate.integrations.transformers.prompts import Event, Prompt, Served
+from memstate.integrations.transformers.progress import shown
+from memstate.integrations.transformers.prompts import Event, Prompt, Reason, Served
 from memstate.integrations.transformers.running import Running, Waiting
 from memstate.integrations.transformers.samples import BACK_PRESSURE, forked
 from memstate.integrations.transformers.sampling import Sampler, choose
+from memstate.integrations.transformers.speculation import Speculation, by_length
 from memstate.integrations.transformers.states import Kernels
 from memstate.requests.handles import Request
 
@@ -28,21 +31,26 @@ class Server:
             start from zeros read more: the first chunk of a prompt goes to its end, or to the first mark in it.
         tokenizer: for stop strings.
         kernels: how one token of decode runs, as for `StateCache`.
+        assistant: guesses the next tokens of every request that does not look them up in its own text: a smaller model
+            of the same vocabulary, or a function that gets all tokens and a number, and returns at most so many tokens.
 
     Raises:
         LayoutMismatch: the manager was made for another model.
-        ConfigurationError: there are no KV pages, or a layer keeps KV in a way that pages cannot hold.
+        ConfigurationError: there are no KV pages, or a layer keeps KV in a way that pages cannot hold; or the
+            assistant, the model or the manager cannot speculate.
         InvalidArgument: `chunk` is below 1.
     """
 
     def __init__(
-        self, model: Any, mem: StateManager, *, chunk: int = 256, tokenizer: Any = None, kernels: Kernels = "auto"
-    ) -> None:
+        self, model: Any, mem: StateManager, *, chunk: int = 256, tokenizer: Any = None, kernels: Kernels = "auto",
+        assistant: Any = None,
+    ) -> None:  # fmt: skip
         if chunk < 1:
             raise InvalidArgument(f"chunk={chunk}: expected at least 1 token")
         found = layout_for(model, mem)
         self.model, self.mem = model, mem
         self._batches = Batches(model, mem, found, kv_for(model, mem), kernels)
+        self._speculation = Speculation(self._batches, assistant)
         self._continues, self._chunk, self._tokenizer = found.continues, chunk, tokenizer
         self._waiting: deque[Waiting] = deque()
         self._running: list[Running] = []
@@ -63,6 +71,11 @@ class Server:
         """Requests that have not started."""
         return len(self._waiting)
 
+    @property
+    def running(self) -> int:
+        """Rows that run: requests, and samples of requests."""
+        return len(self._running)
+
     def submit(self, prompt: Prompt) -> None:
         """Adds a request. It starts in a later step, in the order of submission.
 
@@ -75,6 +88,7 @@ class Server:
         Syncs: no.
         """
         first = Sampler(self.model, prompt, self._tokenizer)
+        self._speculation.draft(prompt.id, first)
         more = [Sampler(self.model, prompt, self._tokenizer, number) for number in range(1, first.samples)]
         tiers, fetch = self.mem.tiers, None
         if tiers is not None and tiers.settings.store is not None:
@@ -125,7 +139,7 @@ class Server:
             The new tokens, and the requests that have ended.
 
         Raises:
-            Exception: what the forward raised, or a processor of logits or a criterion that ends text. Its rows are
+            Exception: what the forward raised, or a processor of logits, a stop string or an assistant. Its rows are
                 gone; other requests go on in the next step, which also returns the events of this one. Several such
                 errors are an ExceptionGroup.
 
@@ -133,9 +147,11 @@ class Server:
         """
         self.mem.poll()
         self._start_samples()
-        self._events += self._admit()
+        self.admit()
         budget, chunks = self._chunk, dict[tuple[int, bool], list[Running]]()
         running = [one for one in self._running if one.logits is None]
+        guesses = self._guesses(running)
+        running = [one for one in running if one not in guesses]
         for one in running:
             tokens = self._several(one)
             if self._continues:
@@ -150,6 +166,8 @@ class Server:
             self._forward(batch, tokens)
         if singles:
             self._forward(singles, 1)
+        for group in by_length(guesses):
+            self._verify(group)
         events, self._events = self._events, []
         return events
 
@@ -157,7 +175,8 @@ class Server:
         """Returns how many tokens a row can read in one forward."""
         return len(one.tokens) - one.length if self._continues or not one.length else 1
 
-    def _admit(self) -> Iterator[Served]:
+    def admit(self) -> None:
+        """Starts the requests that fit. `step` does it first. Syncs: no."""
         release_left(self.mem)
         while self._waiting and not any(one.logits is not None for one in self._running):
             one = self._waiting[0]
@@ -174,11 +193,12 @@ class Server:
                 if isinstance(error, BACK_PRESSURE) and self._running:
                     return  # later: a row that ends makes room
                 self._cancel([self._waiting.popleft()])
-                yield Served(prompt.id, [], "refused", error=str(error))
+                self._events.append(Served(prompt.id, [], "refused", error=str(error)))
                 continue
             self._waiting.popleft()
             cached = self.mem.length(row)
-            self._running.append(Running(prompt, one.samplers, row, tokens, cached, cached))
+            draft = self._speculation.draft(prompt.id, one.samplers[0])
+            self._running.append(Running(prompt, one.samplers, row, tokens, cached, cached, draft=draft))
 
     def _start_samples(self) -> None:
         """Forks the rows that wait for room to do so. If nothing else runs that could make room, one must go."""
@@ -198,6 +218,8 @@ class Server:
                     self._waiting.appendleft(Waiting(last.prompt, last.samplers))
                 continue
             assert logits is not None
+            for other in rows[1:]:
+                other.draft = self._speculation.draft(other.prompt.id, other.sampler)
             self._running += rows[1:]
             self._choose(rows, logits.expand(len(rows), -1))
 
@@ -224,6 +246,66 @@ class Server:
         if several:
             self._start_samples()
 
+    def _guesses(self, running: Sequence[Running]) -> dict[Running, list[int]]:
+        """Returns guesses for the rows that have any. Rows whose assistant raises are gone."""
+        found, errors = dict[Running, list[int]](), list[Exception]()
+        for one in [one for one in running if one.draft is not None]:
+            try:
+                if tokens := self._speculation.guesses(one):
+                    found[one] = tokens
+            except Exception as error:
+                self._drop([one])
+                errors.append(error)
+        _raise(errors)
+        return found
+
+    def _verify(self, guesses: dict[Running, list[int]]) -> None:
+        """Reads guesses of some rows, the same number of tokens for each, and keeps those that are right."""
+        batch, starts = list(guesses), [one.length for one in guesses]
+        given = [one.tokens[one.length :] + found for one, found in guesses.items()]
+        last = 1 + max(map(len, guesses.values()))
+        try:
+            logits, states = self._speculation.read([one.row for one in batch], given, starts, last)
+        except BaseException:
+            self._running = [one for one in self._running if one not in batch]
+            raise
+        largest, ends, errors = logits.argmax(-1).tolist(), dict[Running, Reason | None](), list[Exception]()
+        kept = list[int]()  # entries whose guesses were all right
+        try:
+            for entry, (one, found) in enumerate(guesses.items()):
+                at, before = last - 1 - len(found), len(one.tokens)
+                try:
+                    ends[one] = self._compare(one, found, largest[entry][at:], logits[entry, at:])
+                except Exception as error:
+                    self._drop([one])
+                    errors.append(error)
+                if one in ends and len(one.tokens) - before > len(found):
+                    kept.append(entry)
+            if kept:
+                self._speculation.keep([batch[entry].row for entry in kept], len(given[0]), states, kept)
+        except BaseException:
+            self._drop([one for one in batch if one in self._running])
+            raise
+        for entry in kept:
+            batch[entry].length += len(given[0])
+        for one, reason in ends.items():
+            if reason is not None:
+                self._release(one)
+                self._events.append(one.served(reason))
+        _raise(errors)
+
+    def _compare(self, one: Running, guesses: Sequence[int], largest: Sequence[int], logits: Tensor) -> Reason | None:
+        """Chooses tokens as long as they are those that were guessed, and the one behind. Returns why the row ended."""
+        one.guessed += len(guesses)
+        for guess, best, row in zip([*guesses, None], largest, logits, strict=True):
+            token = best if one.sampler.plain else one.sampler.choose(one.tokens, row)
+            event, reason = one.add(token)
+            self._events.append(event)
+            one.right += token == guess
+            if reason is not None or token != guess:
+                return reason
+        return None
+
     def _choose(self, batch: Sequence[Running], logits: Tensor) -> None:
         """Chooses a token for each row. Rows whose own code raises are gone; the others have their tokens."""
         errors = list[Exception]()
@@ -238,8 +320,7 @@ class Server:
         except BaseException:  # such as Ctrl-C
             self._drop([one for one in batch if one in self._running and one.length == len(one.tokens)])
             raise
-        if errors:
-            raise errors[0] if len(errors) == 1 else ExceptionGroup("tokens of several rows", errors)
+        _raise(errors)
 
     def _add(self, one: Running, token: int | Exception) -> None:
         if isinstance(token, Exception):
@@ -257,44 +338,60 @@ class Server:
         self._running.remove(one)
 
 
-def stream(model: Any, mem: StateManager, requests: Iterable[Any], **settings: Any) -> Iterator[Event]:
+def _raise(errors: list[Exception]) -> None:
+    if errors:
+        raise errors[0] if len(errors) == 1 else ExceptionGroup("tokens of several rows", errors)
+
+
+def stream(
+    model: Any, mem: StateManager, requests: Iterable[Any], *, progress: Any = False, **settings: Any
+) -> Iterator[Event]:
     """Runs requests and yields every token as it is chosen, and every request as it ends.
 
     Args:
         model: the model, in evaluation mode.
         mem: its manager, made by `manager` with `tokens=` or `prefix=`.
         requests: prompts, or lists of tokens. It is read as there is room. None means that nothing has arrived yet.
+        progress: whether to show on the terminal what is done, runs and waits; also a console of rich.
         **settings: those of `Server`.
 
     Raises:
+        ConfigurationError: `progress` without rich; or as `Server`.
         Exception: as `Server` and `Server.step`; the requests that run are aborted then.
 
     Syncs: yes, for the tokens.
     """
     server, arrivals, number, more = Server(model, mem, **settings), iter(requests), 0, True
     arrived: Any
-    try:
-        while more or server.busy:
-            while more and not server.waiting:
-                arrived = next(arrivals, server)
-                more = arrived is not server
-                if arrived is None or not more:
-                    break
-                server.submit(arrived if isinstance(arrived, Prompt) else Prompt(arrived, number))
-                number += 1
-                yield from server._admit()
-            yield from server.step()
-    finally:
-        server.close()
+    with shown(server, progress) if progress else nullcontext() as line:
+        try:
+            while more or server.busy:
+                while more and not server.waiting:
+                    arrived = next(arrivals, server)
+                    more = arrived is not server
+                    if arrived is None or not more:
+                        break
+                    server.submit(arrived if isinstance(arrived, Prompt) else Prompt(arrived, number))
+                    number += 1
+                    server.admit()
+                events = server.step()
+                if line is not None:
+                    line.add(events)
+                yield from events
+        finally:
+            server.close()
 
 
-def serve(model: Any, mem: StateManager, requests: Iterable[Any], **settings: Any) -> Iterator[Served]:
+def serve(
+    model: Any, mem: StateManager, requests: Iterable[Any], *, progress: Any = False, **settings: Any
+) -> Iterator[Served]:
     """Runs requests by continuous batching and yields each as it ends.
 
     Args:
         model: the model, in evaluation mode.
         mem: its manager, made by `manager` with `tokens=` or `prefix=`.
         requests: prompts, or lists of tokens. It is read as there is room. None means that nothing has arrived yet.
+        progress: as for `stream`.
         **settings: those of `Server`.
 
     Raises:
@@ -302,4 +399,4 @@ def serve(model: Any, mem: StateManager, requests: Iterable[Any], **settings: An
 
     Syncs: yes, for the tokens.
     """
-    return (event for event in stream(model, mem, requests, **settings) if isinstance(event, Served))
+    return (event for event in stream(model, mem, requests, progress=progress, **settings) if isinstance(event, Served))

@@ -236,6 +236,7 @@ def calls(scene: Scene) -> dict[str, Callable[[], Call]]:
         "admit a snapshot": admit(ms.Request("resume", resume=s.kept)),
         "admit with evictions": many,
         "fork": fresh(lambda: lambda: mem.fork(s.second, ["x", "y"])),
+        "reorder": fresh(lambda: lambda: mem.reorder([s.second, s.idle], [0, 0, 0])),
         "arrived": lambda: lambda: mem.arrived([s.empty_row], [PAGE]),
         "read_slots": lambda: lambda: mem.read_slots([s.first, s.kept] if s.kept else [s.first]),
         "shortfall": lambda: lambda: mem.shortfall(rows, 1),

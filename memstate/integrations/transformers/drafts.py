@@ -1,0 +1,104 @@
+"""Guesses how an answer goes on: from its own text, by a smaller model, or by a function of the caller."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import torch
+from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
+
+from memstate.errors import ConfigurationError
+from memstate.integrations.transformers.probe import own_cache
+
+NGRAM: Final = 2  # as Transformers
+NO_LIMIT: Final = 2**31
+
+Draft = Callable[[Sequence[int], int], Sequence[int]]  # all tokens so far, and the most to guess -> guesses
+
+
+class Lookup:
+    """Looks the last tokens up in the text before them, as `prompt_lookup_num_tokens` of `generate` does.
+
+    Args:
+        most: tokens of a guess.
+        ngram: the most last tokens that must be equal; None: what Transformers takes.
+    """
+
+    def __init__(self, most: int, ngram: int | None) -> None:
+        self._found: Any = PromptLookupCandidateGenerator(
+            num_output_tokens=most, max_matching_ngram_size=ngram or NGRAM, max_length=NO_LIMIT
+        )
+
+    def __call__(self, tokens: Sequence[int], most: int) -> list[int]:
+        """Returns at most `most` tokens that may follow.
+
+        Args:
+            tokens: all so far.
+            most: tokens that there is room for.
+        """
+        ids, _ = self._found.get_candidates(torch.tensor([tokens]))
+        found: list[int] = ids[0, len(tokens) :].tolist()
+        return found[:most]
+
+
+class Assistant:
+    """The greedy answer of a smaller model, which keeps the KV of one row in a cache of its own.
+
+    Args:
+        model: the smaller model.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model, self._cache, self._read = model, own_cache(model), list[int]()
+
+    @torch.no_grad()
+    def __call__(self, tokens: Sequence[int], most: int) -> list[int]:
+        """Returns `most` tokens that may follow.
+
+        Args:
+            tokens: all so far.
+            most: tokens that there is room for.
+
+        Syncs: yes.
+        """
+        pairs = enumerate(zip(self._read, tokens[:-1], strict=False))
+        same = next((at for at, (old, new) in pairs if old != new), min(len(self._read), len(tokens) - 1))
+        if same < len(self._read):
+            self._cache.crop(same - len(self._read))
+            del self._read[same:]
+        given, found = list(tokens[same:]), list[int]()
+        while len(found) < most:
+            ids = torch.tensor([given], device=self._model.device)
+            logits = self._model(input_ids=ids, past_key_values=self._cache, use_cache=True).logits[0, -1]
+            self._read += given
+            found += (given := [int(logits.argmax())])
+        return found
+
+
+def require_assistant(assistant: Any, model: Any) -> None:
+    """Requires that an assistant can draft for a model.
+
+    Args:
+        assistant: a smaller model, or a function.
+        model: the model.
+
+    Raises:
+        ConfigurationError: it is neither; it has another vocabulary; or its cache cannot forget tokens.
+    """
+    if not isinstance(assistant, torch.nn.Module):
+        if not callable(assistant):
+            raise ConfigurationError(f"assistant={assistant!r}: expected a model, or a function of tokens and a number")
+        return
+    ours, theirs = vocabulary(model), vocabulary(assistant)
+    if ours != theirs:
+        raise ConfigurationError(f"the assistant has a vocabulary of {theirs} tokens, and the model one of {ours}")
+    if not own_cache(assistant).is_croppable:
+        raise ConfigurationError(
+            f"assistant {type(assistant).__name__}: its cache cannot forget rejected tokens; use a model whose layers "
+            "attend to all tokens, or a function"
+        )
+
+
+def vocabulary(model: Any) -> int:
+    """Returns how many tokens a model knows."""
+    size: int = model.config.get_text_config(decoder=True).vocab_size
+    return size

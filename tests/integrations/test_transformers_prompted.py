@@ -1,0 +1,169 @@
+"""`StateCache(prompt=)`: `generate` goes on from cached states and from KV in the manager's pages."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import memstate as ms
+from tests.support.tiny_models import FAMILIES, tiny
+from tests.support.tiny_served import TEXT, alone, managed
+
+pytest.importorskip("transformers")
+import memstate.integrations.transformers as mst
+
+QUIET = {"do_sample": False, "pad_token_id": 0, "max_new_tokens": 6}
+IDS = torch.tensor([TEXT[:19], TEXT[5:24]])
+MASK = torch.ones_like(IDS)
+MASK[0, :5] = 0
+FOUND = [family for family in FAMILIES if family not in ("mamba", "falcon_mamba", "mamba2")]
+ROOM = {"slots": 24, "max_requests": 8}
+
+
+def generated(model: Any, mem: ms.StateManager, kernels: Any = "auto", **settings: Any) -> tuple[Tensor, list[int]]:
+    with mst.StateCache(model, mem, kernels=kernels, prompt=IDS, prompt_mask=settings.get("attention_mask")) as cache:
+        return model.generate(IDS, past_key_values=cache, **QUIET, **settings), cache.cached
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("family", FOUND)
+def test_a_prompt_goes_on_from_what_an_earlier_one_left(family: str) -> None:
+    model = tiny(family)
+    mem, kernels = managed(model, **ROOM), "slots" if mst.layout(model).on_slots else "auto"
+    for settings, cached in (
+        ({}, [[0, 0], [16, 16]]), ({"attention_mask": MASK}, [[0, 16], [12, 16]]), ({"num_beams": 3}, [[16, 16]] * 2),
+    ):  # fmt: skip
+        expected = model.generate(IDS, **QUIET, **settings)
+        for way, lengths in zip((kernels, "auto"), cached, strict=True):
+            found, starts = generated(model, mem, way, **settings)
+            assert torch.equal(found, expected), (settings, way)
+            assert starts == lengths
+    mem.audit().raise_if_leaking()
+    assert mem.stats().rows_used == 0
+
+
+def test_a_spoiled_state_and_spoiled_kv_would_be_noticed() -> None:
+    model = tiny("qwen3_next")
+    plain = managed(model, **ROOM)
+    generated(model, plain)
+    expected = first_logits(model, plain)
+    for spoil in ("states", "kv"):
+        mem = managed(model, **ROOM)
+        generated(model, mem)
+        planes = mem.planes if spoil == "states" else mst.binding.kv_for(model, mem).planes  # type: ignore[union-attr]
+        for name in planes:
+            planes[name].neg_()
+        assert float((first_logits(model, mem) - expected).abs().max() / expected.abs().max()) > 1e-3
+
+
+def first_logits(model: Any, mem: ms.StateManager) -> Tensor:
+    with mst.StateCache(model, mem, prompt=IDS) as cache:
+        assert cache.cached == [16, 16]
+        found = model.generate(
+            IDS, past_key_values=cache, **QUIET, return_dict_in_generate=True, output_logits=True
+        )  # fmt: skip
+    return found.logits[0]
+
+
+def test_generate_and_serve_share_a_prefix_cache_and_turns_go_on() -> None:
+    model, more = tiny("lfm3"), torch.tensor([[3, 90, 14], [7, 7, 61]])
+    mem, runs = managed(model, **ROOM), list[Tensor]()
+    own = model.generate(IDS, **QUIET)
+    runs.append(model.generate(torch.cat([own, more], 1), **QUIET))
+    with mst.StateCache(model, mem, prompt=IDS) as cache:
+        turn = model.generate(IDS, past_key_values=cache, **QUIET)
+        runs.append(model.generate(torch.cat([turn, more], 1), past_key_values=cache, **QUIET))
+        assert cache.lengths == [19 + 6 + 3 + 6 - 1] * 2
+    assert torch.equal(*runs)
+    text = [*runs[0][0].tolist(), 5, 6]
+    (one,) = mst.serve(model, mem, [mst.Prompt(text, most=6)])
+    assert (one.cached, one.tokens) == (32, alone(model, text, {}))
+    longer = torch.tensor([[*text, *one.tokens, 9]])
+    with mst.StateCache(model, mem, prompt=longer) as cache:
+        assert cache.cached == [40]
+
+
+def test_samples_of_a_prompt_fork_its_rows() -> None:
+    model = tiny("falcon_h1")
+    settings = {"do_sample": True, "max_new_tokens": 6, "pad_token_id": 0, "num_return_sequences": 3}
+    torch.manual_seed(4)
+    expected = model.generate(IDS, **settings)
+    mem = managed(model, **ROOM)
+    torch.manual_seed(4)
+    with mst.StateCache(model, mem, prompt=IDS) as cache:
+        assert torch.equal(model.generate(IDS, past_key_values=cache, **settings), expected)
+        assert len(cache.rows) == 6
+
+
+def test_snapshots_have_kv_and_pads_behind_an_end_are_left_out() -> None:
+    model = tiny("bamba")
+    mem = managed(model, **ROOM, pages=ms.Pages(size=1, count=200, per_row=64), tracking=ms.Redirect(every=1))
+    ids = torch.tensor([TEXT[:19], TEXT[8:27]])
+    free = model.generate(ids, **QUIET)
+    end = int(free[0, 20])  # the second new token of the first row
+    assert end not in free[1, 19:].tolist()
+    model.generation_config.eos_token_id = end
+    try:
+        with mst.StateCache(model, mem, prompt=ids) as cache:
+            model.generate(ids, past_key_values=cache, **QUIET, eos_token_id=end)
+            assert cache.lengths == [21, 24]
+        with mst.StateCache(model, mem, prompt=free) as cache:
+            assert cache.cached == [21, 24]  # the first answer without what stood behind its end
+            model.generate(free, past_key_values=cache, **QUIET, eos_token_id=end)
+            kept = cache.close(publish=True)
+        snapshots = [one for one in kept if one]  # the state of a row that was fed a pad is in the prefix cache
+        assert [len(one.pages) for one in snapshots] == [one.length for one in snapshots] == [30]
+        mem.drop(kept)
+    finally:
+        model.generation_config.eos_token_id = None
+    mem.audit().raise_if_leaking()
+
+
+def test_what_a_prompt_cannot_be_is_refused_by_name() -> None:
+    model = tiny("qwen3_next")
+    mem = managed(model, **ROOM)
+    right = MASK.flip(1)
+    for settings, why in (
+        ({"prompt": IDS, "prompt_mask": right}, "pads at the left"), ({"prompt": IDS[0]}, "batch column"[:5]),
+        ({"prompt": IDS, "prompt_mask": MASK[:1]}, "the same shape"), ({"prompt": IDS.tolist()}, "ids of generate"),
+    ):  # fmt: skip
+        with pytest.raises(ms.InvalidArgument, match=why):
+            mst.StateCache(model, mem, **settings)
+    with pytest.raises(ms.ConfigurationError, match="use serve"):
+        mst.StateCache(tiny("mamba2"), managed(tiny("mamba2")), prompt=IDS)
+    with pytest.raises(ms.ConfigurationError, match="tokens="):
+        mst.StateCache(model, mst.manager(model, slots=4, max_requests=2), prompt=IDS)
+    with mst.StateCache(model, mem, prompt=IDS) as cache:
+        with pytest.raises(ms.InvalidArgument, match="the ids that prompt= had"):
+            model.generate(IDS + 1, past_key_values=cache, **QUIET)
+        with pytest.raises(ms.InvalidArgument, match="no embeddings"):
+            model(inputs_embeds=torch.zeros(2, 1, 32), past_key_values=cache)
+        assert torch.equal(model.generate(IDS, past_key_values=cache, **QUIET), model.generate(IDS, **QUIET))
+        cache.reset()
+        assert torch.equal(model.generate(IDS, past_key_values=cache, **QUIET), model.generate(IDS, **QUIET))
+
+
+def test_a_prompt_without_room_or_with_a_forward_that_raises_leaves_nothing() -> None:
+    model = tiny("qwen3_next")
+    mem = managed(model, slots=24, max_requests=1)
+    with pytest.raises(ms.OutOfRows):
+        mst.StateCache(model, mem, prompt=IDS)
+    mem = managed(model, **ROOM)
+
+    def broken(*_: Any) -> None:
+        raise ArithmeticError("in a layer")
+
+    hook = model.model.layers[2].register_forward_hook(broken)
+    try:
+        with pytest.raises(ArithmeticError):
+            mst.StateCache(model, mem, prompt=IDS)
+        with pytest.raises(ArithmeticError):  # rows of different lengths share no forward
+            mst.StateCache(model, mem, prompt=IDS, prompt_mask=MASK)
+    finally:
+        hook.remove()
+    assert mem.stats().rows_used == 0
+    assert mem.free_slots == 24
+    with mst.StateCache(model, mem, prompt=IDS) as cache:
+        model.generate(IDS, past_key_values=cache, **QUIET)
+    mem.audit().raise_if_leaking()

@@ -1,0 +1,240 @@
+"""Speculation in `serve`: guesses that are right or wrong anywhere change no token, and states are those without it."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import memstate as ms
+from tests.support.tiny_models import COMMON, FAMILIES, tiny, without_gpu_kernels
+from tests.support.tiny_served import TEXT, alone, managed
+
+pytest.importorskip("transformers")
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, GenerationConfig, LogitsProcessor
+
+import memstate.integrations.transformers as mst
+from memstate.integrations.transformers.drafts import Assistant
+from memstate.integrations.transformers.speculation import Speculation
+
+NEW = 14
+PROMPTS = (TEXT[:19], TEXT[:9], [11, 12], TEXT)
+GUESSING = {"forward": ms.Forward(speculation=True), "overlap": False, "tracking": ms.Redirect(every=8)}
+SINGLE = [family for family in FAMILIES if family in ("zamba", "mamba", "falcon_mamba", "jamba")]  # scans from zeros
+
+Answers = Sequence[Sequence[int]]
+
+
+def guessing(texts: Answers, answers: Answers, wrong: int) -> Callable[[Sequence[int], int], list[int]]:
+    """Guesses what follows in known answers, but for one wrong token in each guess; from 9 on none is wrong."""
+    known = [[*text, *answer] for text, answer in zip(texts, answers, strict=True)]
+
+    def guess(tokens: Sequence[int], most: int) -> list[int]:
+        found = next((one[len(tokens) :] for one in known if one[: len(tokens)] == list(tokens)), [])[:most]
+        if wrong < len(found):
+            found[wrong] = (found[wrong] + 1) % 97
+        return found
+
+    return guess
+
+
+def served(model: Any, mem: ms.StateManager, texts: Answers, most: int = NEW, **settings: Any) -> list[mst.Served]:
+    prompts = [mst.Prompt(text, number, most=most) for number, text in enumerate(texts)]
+    found = {one.id: one for one in mst.serve(model, mem, prompts, **settings)}
+    return [found[number] for number in range(len(texts))]
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("wrong", [0, 1, 2, 4, 9])
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in SINGLE])
+def test_guesses_change_no_token_and_no_state_that_others_start_from(family: str, wrong: int) -> None:
+    model = tiny(family)
+    expected = [alone(model, text, {}, NEW) for text in PROMPTS]
+    mem = managed(model, **GUESSING)
+    found = served(model, mem, PROMPTS, assistant=guessing(PROMPTS, expected, wrong))
+    assert [one.tokens for one in found] == expected
+    guessed, right = sum(one.guessed for one in found), sum(one.right for one in found)
+    assert right == guessed > 20 if wrong == 9 else right < guessed
+    assert right > 0 or wrong == 0
+    mem.audit().raise_if_leaking()
+    later = [[*text, *answer, 7, 8] for text, answer in zip(PROMPTS, expected, strict=True)]  # from states of answers
+    found = served(model, mem, later, 4)
+    assert [one.tokens for one in found] == [alone(model, text, {}, 4) for text in later]
+    assert all(one.cached >= 8 * (len(text) // 8) for one, text in zip(found, PROMPTS, strict=True))
+    assert found[0].cached > 24
+
+
+def test_states_behind_wrong_guesses_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, keep = tiny("qwen3_next"), Speculation.keep
+    expected = [alone(model, text, {}, NEW) for text in PROMPTS]
+
+    def spoiled(self: Any, rows: Any, tokens: int, states: dict[str, Tensor], entries: Any) -> None:
+        keep(self, rows, tokens, {name: state.neg() for name, state in states.items()}, entries)
+
+    monkeypatch.setattr(Speculation, "keep", spoiled)
+    found = served(model, managed(model, **GUESSING), PROMPTS, assistant=guessing(PROMPTS, expected, 3))
+    assert [one.tokens for one in found] != expected
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("wrong", [0, 2, 9])
+@pytest.mark.parametrize("settings", [
+    {"tracking": ms.PingPong(every=4)}, {"tracking": ms.LazyPingPong(every=8)}, {"tracking": ms.NoTracking(every=8)},
+    {"forward": ms.Forward(speculation=True, in_place=True)}, {"prefix": None}, {"slots": 5, "max_requests": 2},
+], ids=str)  # fmt: skip
+def test_every_strategy_speculates(settings: dict[str, Any], wrong: int) -> None:
+    model = tiny("lfm3")  # with a sliding window
+    expected = [alone(model, text, {}, NEW) for text in PROMPTS]
+    mem = managed(model, **{**GUESSING, **settings}, debug=True)
+    found = served(model, mem, PROMPTS, assistant=guessing(PROMPTS, expected, wrong))
+    assert [one.tokens for one in found] == expected
+    assert sum(one.guessed for one in found) > 0
+    mem.close()
+
+
+def test_right_guesses_save_forwards_and_copy_no_state() -> None:
+    model, forwards = tiny("qwen3_next"), []
+    expected = [alone(model, TEXT[:9], {}, NEW)]
+    mem = managed(model, **GUESSING)
+    hook = model.register_forward_pre_hook(lambda *_: forwards.append(1))
+    try:
+        (one,) = served(model, mem, [TEXT[:9]], assistant=guessing([TEXT[:9]], expected, 9))
+    finally:
+        hook.remove()
+    assert (one.tokens, one.guessed, one.right) == (expected[0], 11, 11)
+    assert len(forwards) == 2 + NEW - 1 - 11  # the prompt in two chunks, and a token behind each group of guesses
+    assert mem.stats().copied_bytes == 0
+
+
+def test_samples_are_those_without_guesses() -> None:
+    model = tiny("falcon_h1")
+    config = {"do_sample": True, "temperature": 0.3, "repetition_penalty": 1.2, "max_new_tokens": NEW}
+    prompt = [*TEXT[:9], *TEXT[:9]]
+    runs = []
+    for more in ({}, {"prompt_lookup_num_tokens": 3, "max_matching_ngram_size": 1}):
+        mem = managed(model, **GUESSING, max_requests=4)
+        settings = GenerationConfig(num_return_sequences=3, **config, **more)
+        runs.append(list(mst.serve(model, mem, [mst.Prompt(prompt, config=settings, seed=3)])))
+    plain, guessed = ({one.sample: one.tokens for one in run} for run in runs)
+    assert plain == guessed
+    assert len(set(map(tuple, plain.values()))) > 1
+    assert sum(one.guessed for one in runs[1]) > 0 == sum(one.guessed for one in runs[0])
+
+
+def test_text_that_repeats_is_looked_up() -> None:
+    model, config = tiny("lfm2"), GenerationConfig(prompt_lookup_num_tokens=4, max_new_tokens=40)
+    (one,) = mst.serve(model, managed(model, **GUESSING), [mst.Prompt(TEXT[:9], config=config)])
+    assert one.tokens == alone(model, TEXT[:9], {}, 40)
+    assert one.right > 0
+
+
+def small(vocabulary: int = 97) -> Any:
+    """A model whose cache can forget tokens."""
+    settings = {**COMMON, "vocab_size": vocabulary, "num_hidden_layers": 1, "eos_token_id": None}
+    with without_gpu_kernels():
+        torch.manual_seed(1)
+        return AutoModelForCausalLM.from_config(CONFIG_MAPPING["llama"](**settings)).eval()
+
+
+def test_a_smaller_model_guesses_its_own_greedy_answer_whatever_was_rejected() -> None:
+    model = small()
+    assistant = Assistant(model)
+    for text in (TEXT[:9], [*TEXT[:9], 3, 4], [*TEXT[:9], 3, 5, 6], TEXT[:4], TEXT[:4], [*TEXT[:4], 9]):
+        ids = torch.tensor([text])
+        expected = model.generate(ids, max_new_tokens=4, do_sample=False, pad_token_id=0)[0, len(text) :].tolist()
+        assert assistant(text, 4) == expected
+
+
+def test_a_smaller_model_changes_no_token() -> None:
+    model = tiny("qwen3_next")
+    found = served(model, managed(model, **GUESSING), PROMPTS, assistant=small())
+    assert [one.tokens for one in found] == [alone(model, text, {}, NEW) for text in PROMPTS]
+    assert all(one.guessed for one in found)
+
+
+@pytest.mark.parametrize("at", [2, 3, 4])
+def test_a_token_that_ends_text_may_be_guessed(at: int) -> None:
+    model = tiny("qwen3_next")
+    answer = alone(model, TEXT[:9], {}, NEW)
+    end = answer[at]
+    mem = managed(model, **GUESSING)
+    config = GenerationConfig(eos_token_id=end, max_new_tokens=NEW)
+    (one,) = mst.serve(
+        model, mem, [mst.Prompt(TEXT[:9], config=config)], assistant=guessing([TEXT[:9]], [answer], 9)
+    )  # fmt: skip
+    assert (one.tokens, one.reason) == (answer[: answer.index(end) + 1], "end")
+    mem.audit().raise_if_leaking()
+
+
+class Raises(LogitsProcessor):
+    """Raises behind 11 tokens."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        if input_ids.shape[1] == 11:
+            raise ArithmeticError("mine")
+        return scores
+
+
+@pytest.mark.parametrize("who", ["a processor", "the assistant", "no token", "the model", "the plan"])
+def test_what_raises_ends_its_own_rows_only(who: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny("bamba")
+    mem = managed(model, **GUESSING, max_requests=4)
+    texts = [TEXT[:9], TEXT[:9], [11, 12]]
+    expected = [alone(model, text, {}, NEW) for text in texts]
+    guess, read = guessing(texts, expected, 2), Speculation.read
+
+    def assistant(tokens: Sequence[int], most: int) -> list[int]:
+        found = guess(tokens, most)
+        if tokens[0] == TEXT[0] and who in ("the assistant", "no token"):
+            if who == "no token":
+                return [97]
+            raise ArithmeticError("mine")
+        return found
+
+    def broken(self: Any, rows: Any, tokens: Any, *rest: Any) -> Any:
+        if who in ("the model", "the plan") and list(tokens[0]) != [11, 12] and len(tokens[0]) > 3:
+            call = (mem, "plan") if who == "the plan" else (model, "forward")
+            with monkeypatch.context() as patch:
+                patch.setattr(*call, raising)
+                return read(self, rows, tokens, *rest)
+        return read(self, rows, tokens, *rest)
+
+    def raising(*_: Any, **__: Any) -> None:
+        raise ArithmeticError("mine")
+
+    monkeypatch.setattr(Speculation, "read", broken)
+    server = mst.Server(model, mem, assistant=assistant)
+    processors = [Raises()] if who == "a processor" else []
+    server.submit(mst.Prompt(texts[0], "raises", most=NEW, processors=processors))
+    server.submit(mst.Prompt(texts[2], "other", most=NEW))
+    events, errors = list[Any](), list[Exception]()
+    while server.busy:
+        try:
+            events += server.step()
+        except Exception as error:
+            errors.append(error)
+    assert [type(error) for error in errors][:1] == [ms.InvalidArgument if who == "no token" else ArithmeticError]
+    ended = {one.id: one.tokens for one in events if isinstance(one, mst.Served)}
+    if who not in ("the model", "the plan"):
+        assert ended == {"other": expected[2]}
+    assert "raises" not in ended
+    mem.audit().raise_if_leaking()
+    assert mem.stats().rows_used == 0
+
+
+def test_what_cannot_speculate_is_refused_by_name() -> None:
+    model = tiny("qwen3_next")
+    lookup = mst.Prompt(TEXT, config=GenerationConfig(prompt_lookup_num_tokens=3))
+    with pytest.raises(ms.InvalidArgument, match=r"Forward\(speculation=True\), overlap=False"):
+        list(mst.serve(model, managed(model), [lookup]))
+    with pytest.raises(ms.InvalidArgument, match="starts from zeros"):
+        list(mst.serve(tiny("jamba"), managed(tiny("jamba"), **GUESSING), [lookup]))
+    for mem, assistant, why in (
+        (managed(model), small(), r"Forward\(speculation=True\)"),
+        (managed(model, **GUESSING), small(98), "98 tokens, and the model one of 97"),
+        (managed(model, **GUESSING), model, "cannot forget rejected tokens"),
+        (managed(model, **GUESSING), 5, "expected a model, or a function"),
+    ):
+        with pytest.raises(ms.ConfigurationError, match=why):
+            mst.Server(model, mem, assistant=assistant)

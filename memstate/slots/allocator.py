@@ -93,6 +93,7 @@ class SlotAllocator(NotCopied):
         self.claimed = 0
         self._groups: list[ClaimGroup] = []
         self._recorders: list[ReferenceType[Recorder]] = []
+        self._readback: Readback | None = None
         self.reset()
 
     def __repr__(self) -> str:
@@ -116,7 +117,7 @@ class SlotAllocator(NotCopied):
         self.counters.copy_(torch.from_numpy(counters))
         self.free = self.capacity - len(taken)
         self._unverified = 0  # slots that were released by id, not yet confirmed by the device
-        self._reading: tuple[Readback, int, int] | None = None  # the device's count, with `free` and unverified of then
+        self._reading: tuple[int, int] | None = None  # `free` and unverified when the device's count was asked for
         for group in self._groups:
             group.void = True
         self._groups = []
@@ -154,18 +155,23 @@ class SlotAllocator(NotCopied):
 
         Syncs: no.
         """
-        if self._reading is not None and self._reading[0].ready:
-            (counters, free, unverified), self._reading = self._reading, None
-            self.free += int(counters.wait()[Count.FREE]) - free
-            self._unverified -= unverified
+        self._arrive()
         if self._unverified and self._reading is None:
             self._submit_recorded()
             released, claimed = self._withheld()
-            counters = Readback(COUNTERS, self.backend)
-            counters.begin(self.counters)
-            self._reading = counters, self.free - released + claimed, self._unverified
-            if counters.ready:
-                self.follow()
+            self._reading = self.free - released + claimed, self._unverified
+            if self.backend.device.type != "cpu":
+                self._readback = self._readback or Readback(COUNTERS, self.backend)
+                self._readback.begin(self.counters)
+            self._arrive()
+
+    def _arrive(self) -> None:
+        """Takes the count that was asked for, if it has arrived."""
+        if self._reading is not None and (self._readback is None or self._readback.ready):
+            (free, unverified), self._reading = self._reading, None
+            counters = self.counters.numpy() if self._readback is None else self._readback.wait()
+            self.free += int(counters[Count.FREE]) - free
+            self._unverified -= unverified
 
     @overload
     def claim(self, n: int, *, or_none: Literal[False] = False) -> Tensor: ...

@@ -52,6 +52,10 @@ class Side(Protocol):
         """Makes a call and returns how often it launches, uploads and waits for the device."""
         ...
 
+    def silence(self) -> None:
+        """Makes our launches do nothing, on a CPU, where they are no launches."""
+        ...
+
     def wrong(self) -> str:
         """Returns what is wrong after a turn; empty if nothing is."""
         ...
@@ -86,6 +90,11 @@ class Ours:
         before = self._counts()
         act()
         return self._counts() - before
+
+    def silence(self) -> None:
+        """See `Side`."""
+        for op in OPS:
+            setattr(self.mem.backend, op, lambda *_: None)
 
     def _counts(self) -> NDArray[np.int64]:
         counts = self.mem.backend.counts
@@ -203,13 +212,6 @@ class Decode(Ours):
         return "" if self._taken == self._due else f"{self._taken} snapshots of {self._due}"
 
 
-def _silence(side: Life | Decode, setting: Setting) -> None:
-    """Makes launches do nothing where they are no launches."""
-    if setting.device.type == "cpu":
-        for op in OPS:
-            setattr(side.mem.backend, op, lambda *_: None)
-
-
 def _check(make: Callable[[], Side]) -> str:
     """Two turns with kernels that work must leave nothing wrong."""
     side = make()
@@ -230,7 +232,7 @@ def _of_ops(side: Side, measure: Callable[[Callable[[], object]], Any]) -> dict[
 
 
 def _measure(
-    setting: Setting, case: str, make: Callable[[], Life | Decode], make_peer: Callable[[], Side] | None
+    setting: Setting, case: str, make: Callable[[], Side], make_peer: Callable[[], Side] | None
 ) -> list[Figure]:
     ours = make()
     sides: dict[str, Side] = {OURS: ours}
@@ -247,7 +249,8 @@ def _measure(
             found[name][key] = min(found[name].get(key, inf), seconds * 1e6)
 
     take_turns(sides, peers, 2, count, f"host, {case}")
-    _silence(ours, setting)
+    if setting.device.type == "cpu":
+        ours.silence()
     take_turns(sides, peers, TOY_TURNS if setting.toy else TURNS, spend, f"host, {case}")
     figures = []
     for (op, unit), value in found[OURS].items():
@@ -281,7 +284,7 @@ def tasks(setting: Setting) -> Iterator[Task]:
         for size, due in TOY_DECODES if setting.toy else DECODES:
             for form in FORMS if size > 1 and not due else ("",):
                 case = f"R={size} {name}, {due} due, {form}".removesuffix(", ")
-                decode = partial(Decode, setting, kind(every), size, due, form)
+                decode: Callable[[], Side] = partial(Decode, setting, kind(every), size, due, form)
                 other = partial(peer, size=size, due=due) if peer else None
                 yield Task(f"host, {case}", partial(_check, decode), partial(_measure, setting, case, decode, other))
         for size in TOY_LIVES if setting.toy else LIVES:

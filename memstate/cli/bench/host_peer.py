@@ -21,6 +21,9 @@ from numpy.typing import NDArray
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memstate.cli.bench.radix_peer import NAME, imported
+from memstate.integrations.sglang import MambaSlotAllocator
+from memstate.kernels.dispatch import Backend
+from memstate.kernels.tables import Count
 
 __all__ = ["NAME", "SglangStates", "load"]
 
@@ -94,20 +97,22 @@ class SglangStates:
         lazy: Whether a request gets its second slot for tracked states at a boundary only. Otherwise it holds both,
             which is SGLang's default.
         due: How many requests of a decode step are at a boundary. None: each turn is a life from admission to end.
+        adapted: Whether the pool is that of `memstate.integrations.sglang`, under SGLang's own scheduler code.
 
     Raises:
         ImportError: SGLang cannot be used.
     """
 
-    def __init__(self, size: int, every: int, lazy: bool, due: int | None = None) -> None:
+    def __init__(self, size: int, every: int, lazy: bool, due: int | None = None, adapted: bool = False) -> None:
         self._sgl = sgl = load()
         self._size, self._every, self._lazy, self._due = size, every, lazy, due
         shape = sgl.Mamba2StateShape.create(
             tp_world_size=1, intermediate_size=2, n_groups=1, num_heads=1, head_dim=2, state_size=2, conv_kernel=2
         )
         self._slots = 5 * size
+        kind = import_module("memstate.integrations.sglang.rows") if adapted else sgl
         with self._here():
-            self._pool = sgl.HybridReqToTokenPool(
+            self._pool = kind.HybridReqToTokenPool(
                 size=size, mamba_size=self._slots, mamba_spec_state_size=0, max_context_len=1, device="cpu",
                 enable_memory_saver=False, cache_params=sgl.Mamba2CacheParams(shape=shape, layers=[0]),
                 mamba_layer_ids=[0], enable_mamba_extra_buffer=True, enable_mamba_extra_buffer_lazy=lazy,
@@ -164,13 +169,36 @@ class SglangStates:
 
         modules = [import_module(f"sglang.srt.{NAMES[name]}") for name in ("ScheduleBatch", "HybridReqToTokenPool")]
         host = self._pool.req_generation, self._batch.seq_lens_cpu
+        ours = self._ours.counts if self._ours else None
+        before = (ours.total_launches, ours.uploads, ours.syncs) if ours else (0, 0, 0)
         with ExitStack() as stack:
             for module in modules:
                 stack.enter_context(patch.object(module, "async_h2d", sent(module.async_h2d)))
             stack.enter_context(patch.object(torch.Tensor, "pin_memory", sent(torch.Tensor.pin_memory)))
             counts = stack.enter_context(Counts(*(tensor for tensor in host if tensor is not None)))
             act()
-        return np.array([counts.launches, uploads, counts.syncs], np.int64)
+        found = np.array([counts.launches, uploads, counts.syncs], np.int64)
+        return found + np.subtract((ours.total_launches, ours.uploads, ours.syncs), before) if ours else found
+
+    @property
+    def _ours(self) -> Backend | None:
+        """What launches our operations; None where the pool is SGLang's."""
+        slots = self._pool.mamba_allocator
+        return slots.slots.backend if isinstance(slots, MambaSlotAllocator) else None
+
+    def silence(self) -> None:
+        """Makes our launches do nothing but count, as the host's count is compared with the device's."""
+        if backend := self._ours:
+            some = torch.arange(1, self._slots + 1, dtype=torch.int32)
+
+            def claim(bitmap: torch.Tensor, n: int, counters: torch.Tensor) -> torch.Tensor:
+                counters.numpy()[Count.FREE] -= n
+                return some[:n]
+
+            def release(bitmap: torch.Tensor, ids: torch.Tensor, capacity: int, counters: torch.Tensor) -> None:
+                counters.numpy()[Count.FREE] += ids.numel()
+
+            vars(backend).update(claim=claim, release=release)
 
     def _begin(self) -> None:
         sgl = self._sgl

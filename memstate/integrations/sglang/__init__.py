@@ -1,0 +1,50 @@
+"""Puts memstate under SGLang's own scheduler, tree and sessions: classes of the same names and methods.
+
+slots       `MambaSlotAllocator`: slot ids, without SGLang
+track       the track buffer of a request, entries on the host
+states      `MambaPool`: SGLang's tensors as planes
+rows        `HybridReqToTokenPool` and `HybridMambaDecodeReqToTokenPool`: rows of requests and their slots
+storage     a HiCache storage over a store
+in_place    puts these classes in the place of SGLang's, for a run
+names       SGLang's names and ours, as data
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from memstate.integrations.sglang.slots import MambaSlotAllocator
+
+if TYPE_CHECKING:
+    from memstate.integrations.sglang.in_place import in_place
+    from memstate.integrations.sglang.rows import HybridMambaDecodeReqToTokenPool, HybridReqToTokenPool
+    from memstate.integrations.sglang.states import MambaPool
+    from memstate.integrations.sglang.storage import StoreStorage
+
+__all__ = [
+    "HybridMambaDecodeReqToTokenPool",
+    "HybridReqToTokenPool",
+    "MambaPool",
+    "MambaSlotAllocator",
+    "StoreStorage",
+    "in_place",
+]
+
+NEED_SGLANG = {
+    "HybridMambaDecodeReqToTokenPool": "rows",
+    "HybridReqToTokenPool": "rows",
+    "MambaPool": "states",
+    "StoreStorage": "storage",
+    "in_place": "in_place",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Imports what needs SGLang when it is first used."""
+    if name not in NEED_SGLANG:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        return getattr(import_module(f"{__name__}.{NEED_SGLANG[name]}"), name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] != "sglang":
+            raise
+        raise ImportError(f"{name} needs SGLang: pip install sglang") from error

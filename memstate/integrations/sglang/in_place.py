@@ -1,0 +1,39 @@
+"""Puts classes of memstate in the place of SGLang's, in a process that runs SGLang."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from memstate.integrations.sglang.rows import HybridMambaDecodeReqToTokenPool, HybridReqToTokenPool
+from memstate.integrations.sglang.slots import MambaSlotAllocator
+from memstate.integrations.sglang.states import MambaPool
+
+OURS = (MambaSlotAllocator, MambaPool, HybridReqToTokenPool, HybridMambaDecodeReqToTokenPool)
+HOMES = (
+    "sglang.srt.mem_cache.allocator.mamba", "sglang.srt.mem_cache.memory_pool", "sglang.srt.disaggregation.decode",
+)  # fmt: skip
+MAKERS = (*HOMES, "sglang.srt.mem_cache.kv_cache_configurator")  # the modules that make objects of these classes
+
+
+@contextmanager
+def in_place() -> Iterator[None]:
+    """SGLang makes pools and allocators of memstate instead of its own, until the end of the `with` statement.
+
+    It changes names in SGLang's modules, those of this process alone. Modules of SGLang that only ask whether a pool is
+    hybrid keep asking for SGLang's class, of which ours are. Import them before.
+
+    Example:
+        >>> with in_place():
+        ...     run_scheduler_process(...)  # SGLang's
+    """
+    before = [(name, ours.__name__, getattr(sys.modules[name], ours.__name__, None)) for name in MAKERS
+              if name in sys.modules for ours in OURS]  # fmt: skip
+    changed = [(module, name, theirs) for module, name, theirs in before if theirs is not None]
+    ours = {each.__name__: each for each in OURS}
+    try:
+        for module, name, _ in changed:
+            setattr(sys.modules[module], name, ours[name])
+        yield
+    finally:
+        for module, name, theirs in changed:
+            setattr(sys.modules[module], name, theirs)

@@ -1,0 +1,241 @@
+"""SGLang's rows of requests with their slots, batched: one claim for an admission, one write for a step.
+
+SGLang asks for each request, and writes each change of a track buffer to the device. Here an admission claims all its
+slots at once. Changes of track buffers and freed slots are noted on the host, and reach the device together, before
+anything there reads them.
+"""
+
+from typing import Any
+
+import torch
+from sglang.srt.disaggregation import decode as theirs_decode
+from sglang.srt.mem_cache import memory_pool as theirs
+from torch import Tensor
+from torch.nn.functional import pad
+
+from memstate.errors import InvalidArgument, OutOfSlots
+from memstate.integrations.sglang.slots import MambaSlotAllocator
+from memstate.integrations.sglang.states import MambaPool
+from memstate.integrations.sglang.track import TrackBuffer
+
+ENDED = (
+    "mamba_next_track_idx", "mamba_last_track_idx", "mamba_last_track_seqlen", "mamba_prev_track_seqlen",
+    "mamba_cow_src_index",
+)  # fmt: skip
+
+
+class Batched:
+    """What both pools do in another way than SGLang's; a base class before one of SGLang's.
+
+    Example:
+        >>> pool = HybridReqToTokenPool(...)  # as SGLang's
+        >>> pool.alloc(reqs)  # one claim, whatever the number of requests
+    """
+
+    mamba_pool_cls = MambaPool
+    device: Any
+    mamba_pool: Any
+    mamba_initial_tracking_slots: int
+    mamba_ping_pong_track_buffer_size: int
+    enable_mamba_extra_buffer: bool
+    enable_mamba_extra_buffer_lazy: bool
+    req_index_to_mamba_index_mapping: Tensor
+
+    def _init_mamba_pool(self, mamba_size: int, *args: Any, **named: Any) -> None:
+        self._changes: list[tuple[int, int, Tensor]] = []  # of track buffers: row, entry, one id
+        super()._init_mamba_pool(mamba_size, *args, **named)  # type: ignore[misc]
+        self.mamba_allocator = MambaSlotAllocator(mamba_size, self.device, copy=False)
+        self._none = torch.full((1,), -1, dtype=torch.int64, device=self.device)
+
+    @property
+    def req_index_to_mamba_ping_pong_track_buffer_mapping(self) -> Tensor:
+        """The track buffers by row on the device, `row entry`, always the same tensor; noted changes are written first.
+
+        Syncs: no.
+        """
+        self._write_changes()
+        return self._tracks
+
+    @req_index_to_mamba_ping_pong_track_buffer_mapping.setter
+    def req_index_to_mamba_ping_pong_track_buffer_mapping(self, tracks: Tensor) -> None:
+        self._tracks = tracks
+
+    def _write_changes(self) -> None:
+        if self._changes:
+            last = {(row, entry): slot for row, entry, slot in self._changes}
+            self._changes.clear()  # the list is shared with clones of the pool
+            width = self._tracks.shape[1]
+            at = self._upload([row * width + entry for row, entry in last])
+            self._tracks.view(-1).index_copy_(0, at, torch.cat(list(last.values())))
+
+    def alloc(self, reqs: list[Any]) -> list[int] | None:
+        """Gives requests rows and slots, those that they do not have yet.
+
+        Args:
+            reqs: the requests.
+
+        Returns:
+            Their rows; None if too few rows are free.
+
+        Raises:
+            OutOfSlots: too few slots are free; nothing changed.
+
+        Syncs: no.
+        """
+        fresh = [req for req in reqs if req.kv.req_pool_idx is None]
+        if len(fresh) > self.available_size():  # type: ignore[attr-defined]
+            return None
+        stateless = [req for req in reqs if not req.kv.holds_mamba]
+        tracks = [req for req in reqs if req.kv.mamba_ping_pong_track_buffer is None] if self._tracking else []
+        ids = self._claim(len(stateless) + len(tracks) * self.mamba_initial_tracking_slots)
+        try:
+            rows: list[int] = super(theirs.HybridReqToTokenPool, self).alloc(reqs)  # type: ignore[misc]
+        except BaseException:
+            self.mamba_allocator.free(ids)
+            raise
+        states, lanes = ids[: len(stateless)], ids[len(stateless) :]
+        for req, slot in zip(stateless, states.unbind(), strict=True):
+            req.kv.mamba_pool_idx, req.kv.mamba_needs_clear = slot, True
+        self._start_rings(fresh, states)
+        self._start_tracks(tracks, lanes)
+        all_new = len(reqs) == len(stateless) == (len(tracks) if self._tracking else len(reqs))
+        self._enter(rows, *((states, self._padded(lanes)) if all_new else self._slots_of(reqs)))
+        return rows
+
+    @property
+    def _tracking(self) -> bool:
+        return self.enable_mamba_extra_buffer
+
+    def _upload(self, numbers: list[int]) -> Tensor:
+        """Returns numbers on the device: int64, axis `n`. Does not wait for the device."""
+        self.mamba_allocator.slots.backend.counts.uploads += 1
+        on_gpu = torch.device(self.device).type == "cuda"
+        return torch.tensor(numbers, dtype=torch.int64, pin_memory=on_gpu).to(self.device, non_blocking=True)
+
+    def _claim(self, n: int) -> Tensor:
+        ids = self.mamba_allocator.alloc(n)
+        if ids is None:
+            raise OutOfSlots(n, self.mamba_allocator.available_size())
+        return ids
+
+    def _start_rings(self, fresh: list[Any], slots: Tensor) -> None:
+        """Empties the rings of inputs, by slot and by row, that SGLang's replay of Mamba steps reads."""
+        pool = self.mamba_pool
+        by_row = getattr(pool, "replayssm_spec_write_pos", None)
+        if pool.replayssm_write_pos is not None and len(slots):
+            pool.replayssm_write_pos.index_fill_(0, slots, 0)
+            if by_row is None and getattr(pool, "replayssm_cache_base", None) is not None:
+                pool.replayssm_cache_base.index_fill_(0, slots, 0)
+                pool.replayssm_is_flush.index_fill_(0, slots, 0)
+        if by_row is not None and fresh:
+            rows = self._upload([req.kv.req_pool_idx for req in fresh])
+            for ring in (by_row, pool.replayssm_cache_base, pool.replayssm_is_flush):
+                ring.index_fill_(0, rows, 0)
+
+    def _start_tracks(self, reqs: list[Any], ids: Tensor) -> None:
+        """Gives requests their track buffers, from ids for each request side by side."""
+        n, size = self.mamba_initial_tracking_slots, self.mamba_ping_pong_track_buffer_size
+        last = 0 if self.enable_mamba_extra_buffer_lazy else size - 1
+        for i, req in enumerate(reqs):
+            buffer, kv = TrackBuffer(ids, i * n, n, size, self._none), req.kv
+            kv.mamba_ping_pong_track_buffer, kv.mamba_ping_pong_empty = buffer, buffer.empty
+            kv.mamba_prev_track_seqlen, kv.mamba_next_track_idx, kv.mamba_last_track_idx = None, 0, last
+
+    def _alloc_ping_pong_buffer(self, req: Any) -> None:
+        self._start_tracks([req], self._claim(self.mamba_initial_tracking_slots))
+
+    def _padded(self, lanes: Tensor) -> Tensor:
+        """Returns the slots of new track buffers, -1 in the entries without one: `request entry`."""
+        n, size = self.mamba_initial_tracking_slots, self.mamba_ping_pong_track_buffer_size
+        return pad(lanes.view(-1, n), (0, size - n), value=-1) if 0 < n < size else lanes.view(-1, size)
+
+    def _slots_of(self, reqs: list[Any]) -> tuple[Tensor, Tensor]:
+        """Returns the slots of requests, and those in their track buffers: `request entry`."""
+        states = torch.stack([req.kv.mamba_pool_idx for req in reqs]) if reqs else self._none[:0]
+        if not (self._tracking and reqs):
+            return states, self._none[:0]
+        entries = [entry for req in reqs for entry in req.kv.mamba_ping_pong_track_buffer.all()]
+        return states, torch.cat(entries).view(len(reqs), -1)
+
+    def _enter(self, rows: list[int], states: Tensor, tracks: Tensor) -> None:
+        """Writes the slots of requests to their rows on the device."""
+        if rows:
+            at = self._upload(rows)
+            self.req_index_to_mamba_index_mapping.index_copy_(0, at, states.to(torch.int32))
+            if self._tracking:
+                entered = set(rows)
+                self._changes[:] = [change for change in self._changes if change[0] not in entered]
+                self._tracks.index_copy_(0, at, tracks)
+
+    def set_mamba_ping_pong_slot(self, req: Any, idx: int, value: Tensor | int) -> None:
+        """Changes an entry of a request's track buffer.
+
+        Args:
+            req: the request.
+            idx: the entry.
+            value: its new slot, or -1 to empty it.
+
+        Syncs: no.
+        """
+        slot = req.kv.mamba_ping_pong_track_buffer.put(idx, value if isinstance(value, Tensor) else None)
+        self._changes.append((req.kv.req_pool_idx, idx, slot))
+
+    def donate_mamba_ping_pong_slot(self, req: Any, new_slot: Tensor) -> Tensor:
+        """Gives away the newest tracked state of a request, and puts another slot in its entry.
+
+        Args:
+            req: the request.
+            new_slot: one slot, axis `1`.
+
+        Returns:
+            The slot that was there, axis `1`.
+
+        Syncs: no.
+        """
+        at = self.get_mamba_ping_pong_keep_idx(req)  # type: ignore[attr-defined]
+        donated: Tensor = req.kv.mamba_ping_pong_track_buffer.entry(at)
+        self.set_mamba_ping_pong_slot(req, at, new_slot)
+        return donated
+
+    def free_mamba_cache(self, req: Any, mamba_ping_pong_track_buffer_to_keep: int | None = None) -> None:
+        """Frees the slots of a request.
+
+        Args:
+            req: the request.
+            mamba_ping_pong_track_buffer_to_keep: entry of the track buffer whose slot somebody else owns now.
+
+        Raises:
+            InvalidArgument: it has no slots, because they were freed before, or no such entry; nothing was freed.
+
+        Syncs: no.
+        """
+        kv, keep = req.kv, mamba_ping_pong_track_buffer_to_keep
+        if kv.mamba_pool_idx is None:
+            raise InvalidArgument(f"request {getattr(req, 'rid', req)!r} has no slots: they were freed before")
+        if keep is not None and not 0 <= keep < self.mamba_ping_pong_track_buffer_size:
+            raise InvalidArgument(f"entry {keep} of a track buffer of {self.mamba_ping_pong_track_buffer_size}")
+        self.mamba_allocator.free(kv.mamba_pool_idx)
+        kv.mamba_pool_idx = None
+        if self._tracking:
+            for slot in kv.mamba_ping_pong_track_buffer.held(keep):
+                self.mamba_allocator.free(slot)
+            kv.mamba_ping_pong_track_buffer = kv.mamba_ping_pong_empty = None
+            for name in ENDED:
+                setattr(kv, name, None)
+            kv.mamba_needs_clear = False
+
+    def clear(self) -> None:
+        """Frees all rows and slots.
+
+        Syncs: yes.
+        """
+        self._changes.clear()
+        super().clear()  # type: ignore[misc]
+
+
+class HybridReqToTokenPool(Batched, theirs.HybridReqToTokenPool):
+    """SGLang's `HybridReqToTokenPool`, batched; its arguments are SGLang's."""
+
+
+class HybridMambaDecodeReqToTokenPool(Batched, theirs_decode.HybridMambaDecodeReqToTokenPool):
+    """SGLang's pool of a decode server, batched: rows that are preallocated for requests on their way count as rows."""

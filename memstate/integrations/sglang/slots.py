@@ -1,0 +1,177 @@
+"""The slot ids of SGLang's recurrent states, over a `SlotAllocator`. It needs no SGLang."""
+
+import torch
+from torch import Tensor
+
+from memstate.checks import is_count
+from memstate.errors import InvalidArgument
+from memstate.kernels.dispatch import Backend
+from memstate.slots.allocator import SlotAllocator
+
+STOCK = 32  # slots that are claimed at once for calls that want one
+
+
+class MambaSlotAllocator:
+    """Hands out slot ids with the methods of SGLang's `MambaSlotAllocator`.
+
+    Two things save launches. Slots for calls that want one are claimed in stocks. Freed slots are kept until the next
+    claim, or until somebody asks for the count, and then released together.
+
+    Wrong frees are harmless: 0, negative ids and ids beyond the pool are ignored. An id that is free already is not
+    freed twice: the device counts a fault, which `check` raises. The free count is exact again at the next
+    `available_size`, on a GPU one call later.
+
+    Args:
+        size: number of slots; their ids are 1..size.
+        device: where the ids live.
+        copy: whether a freed tensor is copied, because its owner may write to it afterwards, as SGLang's own pool does.
+
+    Raises:
+        InvalidArgument: `size` is no number of slots.
+
+    Example:
+        >>> slots = MambaSlotAllocator(4, "cpu")
+        >>> ids = slots.alloc(3)
+        >>> ids.tolist(), slots.available_size(), slots.alloc(2)
+        ([1, 2, 3], 1, None)
+        >>> slots.free(ids)
+        >>> slots.available_size()
+        4
+    """
+
+    def __init__(self, size: int, device: str | torch.device, *, copy: bool = True) -> None:
+        self.size, self.device = size, device
+        self.slots = SlotAllocator(size, Backend("auto", device), dtype=torch.int64, verify=False)
+        self._copy = copy
+        self._none = torch.empty(0, dtype=torch.int64, device=device)
+        self._stock = self._group = self._none  # claimed and not handed out
+        self._freed: list[Tensor] = []
+
+    def __repr__(self) -> str:
+        return f"MambaSlotAllocator({self.slots.free + self._stock.numel()} of {self.size} slots free)"
+
+    def available_size(self) -> int:
+        """Returns the number of free slots, without those that an open group holds.
+
+        Syncs: no.
+        """
+        if self._freed:
+            self._release()
+        self.slots.follow()
+        return self.slots.free + self._stock.numel()
+
+    def schedulable_available_size(self) -> int:
+        """Returns the number of slots that a scheduler can plan with: those of an open group count.
+
+        Syncs: no.
+        """
+        return self.available_size() + self._group.numel()
+
+    @property
+    def free_slots(self) -> Tensor:
+        """The free slots: an int64 tensor on the device, without those that an open group holds.
+
+        Syncs: yes.
+        """
+        self._release()
+        return torch.tensor(self.slots.free_ids(), dtype=torch.int64, device=self.device)
+
+    def alloc(self, need_size: int) -> Tensor | None:
+        """Claims slots.
+
+        Args:
+            need_size: number of slots. One comes from the open group, where it has one left.
+
+        Returns:
+            The ids, an int64 tensor, axis `need_size`; None if fewer are free. The caller does not write to it.
+
+        Raises:
+            InvalidArgument: `need_size` is not a whole number of 0 or more.
+
+        Syncs: no.
+        """
+        if need_size == 1 and self._group.numel():
+            ids, self._group = self._group[:1], self._group[1:]
+            return ids
+        if not is_count(need_size):
+            raise InvalidArgument(f"alloc({need_size!r}): expected a number of slots, 0 or more")
+        if need_size > self._stock.numel():
+            self._stock = self._claim(need_size, STOCK)
+            if need_size > self._stock.numel():
+                return None
+        ids, self._stock = self._stock[:need_size], self._stock[need_size:]
+        return ids
+
+    def free(self, free_index: Tensor) -> None:
+        """Frees slots, at the next claim or count.
+
+        Args:
+            free_index: integers in any shape.
+
+        Raises:
+            InvalidArgument: the ids are not integers.
+
+        Syncs: no.
+        """
+        if not isinstance(free_index, Tensor) or free_index.is_floating_point() or free_index.dtype == torch.bool:
+            raise InvalidArgument(f"free({free_index!r}): expected slot ids, such as alloc() returned")
+        self._freed.append(free_index.clone() if self._copy else free_index)
+
+    def alloc_group_begin(self, num_reqs: int) -> None:
+        """Opens a group: claims a slot for each request, in one launch, for calls that want one.
+
+        What an earlier group has left is free again. Without enough free slots there is no group.
+
+        Args:
+            num_reqs: number of requests.
+
+        Syncs: no.
+        """
+        self.alloc_group_end()
+        if num_reqs > 0:
+            self._group = self._claim(num_reqs)
+
+    def alloc_group_end(self) -> None:
+        """Frees what the group has left.
+
+        Syncs: no.
+        """
+        if self._group.numel():
+            self._freed.append(self._group)
+            self._group = self._none
+
+    def clear(self) -> None:
+        """Makes every slot free, those of an open group too.
+
+        Syncs: yes.
+        """
+        self._stock, self._group, self._freed = self._none, self._none, []
+        self.slots.reset()
+
+    def check(self) -> None:
+        """Raises an error for the first wrong free since the last call.
+
+        Raises:
+            DoubleRelease: a slot was freed twice.
+            DeviceFault: another fault was counted.
+
+        Syncs: yes.
+        """
+        self._release()
+        self.slots.check()
+
+    def _claim(self, n: int, stock: int = 0) -> Tensor:
+        """Claims n slots, or up to `stock` where that is more; fewer than n only if fewer are free: then none."""
+        self._release()
+        n = max(n, min(stock, self.slots.free))
+        return self.slots.claim(n) if n <= self.slots.free else self._none
+
+    def _release(self) -> None:
+        """Releases what was freed, together with the stock: so the device sees a slot of the stock that was freed."""
+        single = [ids for ids in self._freed if ids.dim() == 0]
+        given = [self._stock, *(ids if ids.dim() == 1 else ids.reshape(-1) for ids in self._freed if ids.dim())]
+        self._stock, self._freed = self._none, []
+        ids = torch.cat([*given, torch.stack(single)] if single else given) if single or len(given) > 1 else given[0]
+        if ids.numel():
+            self.slots.release(ids)
+            self.slots.follow()

@@ -1,0 +1,83 @@
+"""The track buffer of a request: the slots that its tracked states alternate between."""
+
+import torch
+from torch import Tensor
+
+
+class TrackBuffer:
+    """Slots of one request for tracked states, -1 for an empty entry.
+
+    It takes the place of a small tensor. Its entries are views that the host holds, so that reading or changing one
+    launches nothing. Nothing writes to the views.
+
+    Args:
+        slots: ids, also those of other requests.
+        first: where this one's slots begin.
+        held: how many they are; they are in its first entries.
+        size: number of entries; those without a slot are empty.
+        none: the id of an empty entry: a tensor with -1.
+
+    Attributes:
+        empty: whether each entry is empty. The list is the request's, too.
+    """
+
+    __slots__ = ("_changed", "_first", "_held", "_none", "_slots", "empty")
+
+    def __init__(self, slots: Tensor, first: int, held: int, size: int, none: Tensor) -> None:
+        self._slots, self._first, self._held, self._none = slots, first, held, none
+        self._changed: dict[int, Tensor] = {}
+        self.empty = [at >= held for at in range(size)]
+
+    def entry(self, at: int) -> Tensor:
+        """Returns an entry as a tensor of one id."""
+        if self.empty[at]:
+            return self._none
+        changed = self._changed.get(at)
+        return self._slots[self._first + at : self._first + at + 1] if changed is None else changed
+
+    def put(self, at: int, slot: Tensor | None) -> Tensor:
+        """Changes an entry.
+
+        Args:
+            at: which one.
+            slot: its new slot, one id; None to empty it.
+
+        Returns:
+            What it holds now: one id.
+        """
+        self.empty[at] = slot is None
+        self._changed[at] = self._none if slot is None else slot.reshape(1)
+        return self._changed[at]
+
+    def held(self, keep: int | None = None) -> list[Tensor]:
+        """Returns the slots of entries that are not empty, without that of entry `keep`."""
+        if keep is None and not self._changed:
+            return [self._slots[self._first : self._first + self._held]]
+        return [self.entry(at) for at, empty in enumerate(self.empty) if at != keep and not empty]
+
+    def all(self) -> list[Tensor]:
+        """Returns all entries as tensors of one id."""
+        return [self.entry(at) for at in range(len(self.empty))]
+
+    def __getitem__(self, at: int | slice) -> Tensor:
+        if isinstance(at, slice):
+            return torch.cat([self.entry(each) for each in range(len(self.empty))[at]])
+        return self.entry(at)[0]
+
+    def __len__(self) -> int:
+        return len(self.empty)
+
+    def numel(self) -> int:
+        """Returns the number of entries."""
+        return len(self.empty)
+
+    def tolist(self) -> list[int]:
+        """Returns the slots.
+
+        Syncs: yes.
+        """
+        found: list[int] = torch.cat(self.all()).tolist()
+        return found
+
+    def __repr__(self) -> str:
+        return f"TrackBuffer({self.empty.count(False)} of {len(self)} entries hold a slot)"

@@ -1,0 +1,119 @@
+"""The allocator of slot ids for SGLang, which needs no SGLang."""
+
+import random
+
+import pytest
+import torch
+
+from memstate import DeviceFault, DoubleRelease, InvalidArgument
+from memstate.integrations.sglang import MambaSlotAllocator
+
+pytestmark = pytest.mark.sample(interpreter=0)
+
+
+@pytest.fixture
+def slots() -> MambaSlotAllocator:
+    return MambaSlotAllocator(5, "cpu")
+
+
+def ids(*numbers: int) -> torch.Tensor:
+    return torch.tensor(numbers, dtype=torch.int64)
+
+
+def test_all_slots_and_not_one_more(slots: MambaSlotAllocator) -> None:
+    found = [slots.alloc(1), slots.alloc(2), slots.alloc(0), slots.alloc(2)]
+    assert [each.tolist() for each in found if each is not None] == [[1], [2, 3], [], [4, 5]]
+    assert all(each is not None and each.dtype == torch.int64 for each in found)
+    assert (slots.alloc(1), slots.alloc(3), slots.available_size()) == (None, None, 0)
+    with pytest.raises(InvalidArgument):
+        slots.alloc(-1)
+
+
+def test_one_claim_for_many_that_want_one() -> None:
+    slots = MambaSlotAllocator(100, "cpu")
+    counts = slots.slots.backend.counts
+    found = [slots.alloc(1) for _ in range(32)]
+    assert sorted(int(each) for each in found if each is not None) == list(range(1, 33))
+    assert dict(counts.launches) == {"claim": 1}
+    for each in found[:20]:
+        assert each is not None
+        slots.free(each)
+    assert (slots.available_size(), dict(counts.launches), counts.syncs) == (88, {"claim": 1, "release": 1}, 0)
+
+
+@pytest.mark.parametrize("copy", [True, False])
+def test_what_is_freed_may_be_overwritten(copy: bool) -> None:
+    """Only where the allocator copies it."""
+    slots = MambaSlotAllocator(4, "cpu", copy=copy)
+    first = slots.alloc(2)
+    assert first is not None
+    mine = first.clone()
+    slots.free(mine)
+    mine.fill_(0)
+    assert slots.free_slots.tolist() == ([1, 2, 3, 4] if copy else [3, 4])
+
+
+def test_wrong_frees_change_nothing_and_are_found(slots: MambaSlotAllocator) -> None:
+    owned = slots.alloc(3)
+    assert owned is not None
+    for wrong in (ids(0), ids(-1), ids(99), ids(4), ids()):  # 4 was never claimed
+        slots.free(wrong)
+        assert slots.available_size() == 2
+    with pytest.raises(DeviceFault, match="out_of_range"):
+        slots.check()
+    slots.free(owned[:1])
+    slots.free(owned[:1])
+    assert (slots.available_size(), sorted(slots.free_slots.tolist())) == (3, [1, 4, 5])
+    one = slots.alloc(1)  # brings all free slots into the stock
+    assert one is not None
+    slots.free(ids(5))  # is in the stock
+    assert (slots.available_size(), slots.alloc(3)) == (2, None)
+    with pytest.raises(DoubleRelease):
+        slots.check()
+    for misuse in (torch.tensor([1.0]), torch.tensor([True]), [1], None):
+        with pytest.raises(InvalidArgument):
+            slots.free(misuse)  # type: ignore[arg-type]
+    slots.check()
+
+
+def test_groups(slots: MambaSlotAllocator) -> None:
+    slots.alloc_group_begin(3)
+    assert (slots.available_size(), slots.schedulable_available_size()) == (2, 5)
+    first = slots.alloc(1)
+    assert first is not None and first.tolist() == [1]
+    slots.alloc_group_begin(2)  # SGLang loses what the first has left
+    assert (slots.available_size(), slots.schedulable_available_size()) == (2, 4)
+    slots.alloc_group_end()
+    slots.alloc_group_end()
+    assert slots.available_size() == 4
+    slots.alloc_group_begin(5)  # too many: there is no group
+    assert (slots.available_size(), slots.schedulable_available_size()) == (4, 4)
+    slots.alloc_group_begin(2)
+    slots.clear()  # SGLang goes on handing out the group's slots, which are free now
+    assert (slots.available_size(), slots.schedulable_available_size()) == (5, 5)
+    assert sorted(int(slots.alloc(1)) for _ in range(5)) == [1, 2, 3, 4, 5]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_slot_has_two_owners(seed: int) -> None:
+    rng, size = random.Random(seed), 40
+    slots, owned = MambaSlotAllocator(size, "cpu"), []
+    for _ in range(300):
+        match rng.randrange(6):
+            case 0:
+                slots.alloc_group_begin(rng.randrange(12))
+            case 1:
+                slots.alloc_group_end()
+            case 2 | 3 if owned:
+                cut = rng.randrange(1, 4)
+                slots.free(ids(*owned[:cut]))
+                owned = owned[cut:]
+            case _:
+                n = rng.choice((1, 1, 1, 2, 5))
+                got, there = slots.alloc(n), slots.schedulable_available_size()
+                assert got is not None or there < n, (seed, n, there)
+                owned += [] if got is None else got.tolist()
+        rng.shuffle(owned)
+        assert len(set(owned)) == len(owned) and set(owned) <= set(range(1, size + 1)), seed
+        assert slots.schedulable_available_size() == size - len(owned), seed
+    slots.check()

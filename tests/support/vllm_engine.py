@@ -221,8 +221,8 @@ class Engine:
 
     @property
     def loading(self) -> bool:
-        """Whether a request waits for its load."""
-        return any(each.status == RequestStatus.WAITING_FOR_REMOTE_KVS for each in self.requests.values())
+        """Whether a load is under way, perhaps of a request that was aborted."""
+        return bool(self.connector.scheduler._loads)
 
     def forget(self) -> None:
         """Empties vLLM's own prefix cache."""

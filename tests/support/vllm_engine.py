@@ -221,8 +221,8 @@ class Engine:
 
     @property
     def loading(self) -> bool:
-        """Whether a load is under way, perhaps of a request that was aborted."""
-        return bool(self.connector.scheduler._loads)
+        """Whether requests that do not run have blocks: a load is under way, or its request has not been scheduled."""
+        return bool(self.connector.scheduler._loads) or bool(self.scheduler.kv_holding_waiting)
 
     def forget(self) -> None:
         """Empties vLLM's own prefix cache."""

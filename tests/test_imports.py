@@ -26,6 +26,7 @@ LAYERS = (
     ("requests",),
     ("prefix",),
     ("tiers",),
+    ("events",),
     ("engine",),
     ("viz",),
     (PACKAGE,),

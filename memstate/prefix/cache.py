@@ -410,6 +410,8 @@ class PrefixCache(Contents):
         if had * self._unit < len(key):
             self._pages.allocator.share(insertion.pages[had : len(key) // self._unit])
             self._grown(node)
+            if self.watcher:
+                self.watcher.pages_stored(node, had)
         return node
 
     def _grown(self, node: Node) -> None:
@@ -429,6 +431,8 @@ class PrefixCache(Contents):
         self._states.added(node, kind)
         if self.below:
             self.below.added(node)
+        if self.watcher:
+            self.watcher.state_stored(node)
         return snapshot
 
     def _to_holder(self, node: Node, insertion: Insertion) -> Snapshot | None:
@@ -468,6 +472,10 @@ class PrefixCache(Contents):
         self._commands.claim([snapshot.register])
         self._commands.label([snapshot.register], [length])
         self._counts["loaded"] += 1
+        if self.watcher:
+            if had < size:
+                self.watcher.pages_stored(node, had)
+            self.watcher.state_stored(node)
         return node, had, fresh
 
     def loaded(self, nodes: Sequence[tuple[Node, bool]]) -> None:

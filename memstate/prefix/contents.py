@@ -14,7 +14,7 @@ from typing import Any
 
 from memstate import logs
 from memstate.checks import NotCopied, shown
-from memstate.prefix.lease import Below, Branch
+from memstate.prefix.lease import Below, Branch, Watcher
 from memstate.prefix.settings import Prefix
 from memstate.prefix.tree import Node, Tree
 from memstate.requests.handles import Snapshot
@@ -42,6 +42,7 @@ class Contents(NotCopied, Shown):
         tree: The prefixes, to look at.
         nodes: Nodes with a state, by holder register, to look at.
         below: Hears of cached, used and evicted states; None where nothing lies below the device.
+        watcher: Hears of all that comes and goes; None for nobody.
     """
 
     def __init__(self, settings: Prefix, commands: CommandBuffer, pages: PageTable, snapshots: Snapshots) -> None:
@@ -52,6 +53,7 @@ class Contents(NotCopied, Shown):
             policy.belong(self)
         self._unit = BYTES * pages.page_size
         self.below: Below | None = None
+        self.watcher: Watcher | None = None
         self.tree = Tree(self._unit)
         self._counts: Counter[str] = Counter()
         self.reset()
@@ -93,6 +95,8 @@ class Contents(NotCopied, Shown):
                 self.below.added(node)
         for node in [node for _, node in tree.walk() if not node.carriers]:
             self._kv.leaf(node)
+        if self.watcher:
+            self.watcher.replaced()
 
     def surviving(self, sure: Mapping[int, Snapshot], pages: Set[int]) -> list[Branch]:
         """Returns the prefixes that are sound if only some states stay.
@@ -280,6 +284,8 @@ class Contents(NotCopied, Shown):
             self._superseded.pop(node, None)
             self._counts["evicted_states"] += 1
             self._states.dropped(node)
+            if self.watcher:
+                self.watcher.state_removed(node)
         return snapshot
 
     def _drop_bare_leaves(self, node: Node | None) -> None:
@@ -306,6 +312,8 @@ class Contents(NotCopied, Shown):
         elif 0 < pages < size:
             size = pages
         self._kv.dropped(leaf)
+        if self.watcher:
+            self.watcher.pages_removed(leaf, size)
         gone = self.tree.ghost(leaf, size)
         self._pages.allocator.release(gone)
         self._counts["evicted_pages"] += len(gone)

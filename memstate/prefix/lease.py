@@ -47,6 +47,43 @@ class Below(Protocol):
         """
 
 
+class Watcher(Protocol):
+    """Hears of all that comes to the prefix cache and goes, to tell others."""
+
+    def pages_stored(self, node: Node, first: int) -> None:
+        """Notes KV that is there now.
+
+        Args:
+            node: The node in which it ends.
+            first: Pages from the root that had KV before.
+        """
+
+    def pages_removed(self, node: Node, pages: int) -> None:
+        """Notes KV that goes right after this call.
+
+        Args:
+            node: A node without KV below it.
+            pages: How many pages go, from its end.
+        """
+
+    def state_stored(self, node: Node) -> None:
+        """Notes a state that is there now.
+
+        Args:
+            node: Its node.
+        """
+
+    def state_removed(self, node: Node) -> None:
+        """Notes a state that has gone.
+
+        Args:
+            node: Its node.
+        """
+
+    def replaced(self) -> None:
+        """Notes that everything may be different now."""
+
+
 @dataclass
 class Lease:
     """The part of the tree that a row or a session keeps.

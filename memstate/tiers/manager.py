@@ -66,8 +66,8 @@ class TierManager(NotCopied, Shown):
         self._memories = [each.memory for each in (planes, kv) if each is not None]
         self._layers = {"state": planes.layout.layers, "kv": kv.layout.layers if kv else 0}
         mark, states, of_kv, dense = _record_sets(settings, planes, pages)
-        digests = Digests(Keys(mark, pages.page_size))
-        self.host = HostTier(cache.tree, digests, commands, pages, states, of_kv, dense, settings.layerwise)
+        self.digests = Digests(Keys(mark, pages.page_size))
+        self.host = HostTier(cache.tree, self.digests, commands, pages, states, of_kv, dense, settings.layerwise)
         self._caches = [each for each in (self.host.states, self.host.kv) if each is not None]
         self._due: list[tuple[Node, Snapshot]] = []
         self._ahead = min(AHEAD, settings.host_slots // 16) if settings.ahead is None else settings.ahead

@@ -49,7 +49,7 @@ class RecordPool:
         self.records, self.nbytes = records, nbytes
         too_large = (
             f"{records} records of {nbytes} bytes are {format_bytes(records * nbytes)}, which {device} has not: "
-            "ask for less with host_slots, host_pages or dense_slots"
+            "ask for less with host_slots, host_pages, host_blocks or dense_slots"
         )
         if records * nbytes > memory(torch.device(device)):
             raise ConfigurationError(too_large)

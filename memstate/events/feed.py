@@ -1,0 +1,123 @@
+"""What comes to a prefix cache and goes, as events. Knows no socket.
+
+The cache tells the feed at once; `take` hands over what has gathered. Without a feed the cache tells nobody.
+"""
+
+import time
+from collections.abc import Hashable
+from typing import Any
+
+import numpy as np
+
+from memstate.errors import ConfigurationError
+from memstate.events.wire import (
+    KINDS,
+    KV,
+    STATES,
+    AllBlocksCleared,
+    Batch,
+    BlockRemoved,
+    BlockStored,
+    Event,
+    salt_tag,
+    shorten,
+)
+from memstate.prefix.cache import PrefixCache
+from memstate.prefix.tree import Node
+from memstate.tiers.digests import Digests
+from memstate.tiers.keys import Keys
+from memstate.tiers.records import DIGEST_BYTES
+from memstate.tokens import BYTES
+
+
+class Feed:
+    """Gathers the events of a manager's prefix cache.
+
+    A snapshot, all that the cache has behind an `AllBlocksCleared`, comes first, and where everything may be different:
+    after `reset` and `recover`. So it rebuilds what a reader knows, whatever that was.
+
+    Args:
+        mem: A manager with a prefix cache and no other feed.
+        rank: The worker's data-parallel rank, None for none.
+
+    Raises:
+        ConfigurationError: The manager has no prefix cache, or a feed already.
+    """
+
+    def __init__(self, mem: Any, rank: int | None = None) -> None:
+        cache: PrefixCache | None = getattr(mem, "prefix", None)
+        if cache is None:
+            raise ConfigurationError("events of a manager without a prefix cache: build it with prefix=ms.Prefix()")
+        if cache.watcher is not None:
+            raise ConfigurationError("this prefix cache has a feed: close it first")
+        self._cache, self._rank, self._size = cache, rank, cache.page_size
+        self._digests = mem.tiers.digests if mem.tiers is not None else Digests(Keys(bytes(DIGEST_BYTES), self._size))
+        self._events: list[Event] = []
+        self._whole = True
+        cache.watcher = self
+
+    def close(self) -> None:
+        """Ends the feed: the cache tells nobody from now on."""
+        if self._cache.watcher is self:
+            self._cache.watcher = None
+
+    def replaced(self) -> None:
+        """Makes the next batch a snapshot."""
+        self._whole, self._events = True, []
+
+    def take(self) -> Batch | None:
+        """Returns what has happened since the last call, None for nothing.
+
+        Syncs: no.
+        """
+        if self._whole:
+            self._whole, self._events = False, self._snapshot()
+        events, self._events = self._events, []
+        return Batch(time.time(), events, self._rank) if events else None
+
+    def pages_stored(self, node: Node, first: int) -> None:
+        """Notes KV that is there now; see `Watcher`."""
+        if not self._whole:
+            self._events += [self._stored(node, first, node.end, KV)]
+
+    def pages_removed(self, node: Node, pages: int) -> None:
+        """Notes KV that goes; see `Watcher`."""
+        if not self._whole:
+            self._events.append(BlockRemoved(self._hashes(node)[node.end - pages :], group_idx=KV))
+
+    def state_stored(self, node: Node) -> None:
+        """Notes a state that is there now; see `Watcher`."""
+        if not self._whole:
+            self._events.append(self._stored(node, node.end - 1, node.end, STATES))
+
+    def state_removed(self, node: Node) -> None:
+        """Notes a state that has gone; see `Watcher`."""
+        if not self._whole:
+            self._events.append(BlockRemoved(self._hashes(node)[-1:], group_idx=STATES))
+
+    def _snapshot(self) -> list[Event]:
+        events: list[Event] = [AllBlocksCleared()]
+        # A reader learns that there are states before the first comes: without them no prefix can be resumed.
+        events.append(BlockStored([], None, [], self._size, group_idx=STATES, kv_cache_spec_kind=KINDS[STATES]))
+        for _, node in self._cache.tree.walk():
+            if not node.ghost:
+                events.append(self._stored(node, node.end - len(node.key) // (self._size * BYTES), node.end, KV))
+            if node.snapshot is not None:
+                events.append(self._stored(node, node.end - 1, node.end, STATES))
+        return events
+
+    def _stored(self, node: Node, first: int, end: int, group: int) -> BlockStored:
+        hashes, tag = self._hashes(node), salt_tag(self._salt(node))
+        tokens = np.frombuffer(b"".join([step.key for step in node.path()][::-1]), np.int64)
+        extra = [(tag,), *[None] * (end - 1)] if tag is not None and not first else None
+        return BlockStored(
+            hashes[first:end], hashes[first - 1] if first else None,
+            tokens[first * self._size : end * self._size].tolist(), self._size, extra_keys=extra, group_idx=group,
+            kv_cache_spec_kind=KINDS[group], cache_salt=tag,
+        )  # fmt: skip
+
+    def _salt(self, node: Node) -> Hashable:
+        return self._cache.tree.salt(node)
+
+    def _hashes(self, node: Node) -> list[int | bytes]:
+        return [shorten(digest) for digest in self._digests.of_node(self._cache.tree, node)]

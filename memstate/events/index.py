@@ -1,0 +1,168 @@
+"""Which worker can resume a prompt, and how far. Knows no socket.
+
+    (block before, tokens of a block) ─▶ hash of the block ─▶ the groups that have it          for each worker
+
+A reader needs no hash function, because events name the tokens of each block and the block before. So the events of
+vLLM and SGLang fill an index as well.
+"""
+
+from collections.abc import Hashable
+from typing import NamedTuple
+
+from memstate.events.wire import RECURRENT, AllBlocksCleared, Batch, BlockRemoved, BlockStored, Hash, salt_tag
+from memstate.tokens import BYTES as TOKEN
+from memstate.tokens import Tokens, encode
+
+Above = Hash | tuple[str | None]  # the block before, or the tag of a salt for the start of a prompt
+
+
+class Resumable(NamedTuple):
+    """How far a worker has a prompt.
+
+    Attributes:
+        worker: The worker.
+        length: Tokens that it need not compute.
+        kv: Tokens whose KV it has.
+    """
+
+    worker: str
+    length: int
+    kv: int
+
+
+class Blocks:
+    """The blocks of one worker."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._recurrent: set[int] = set()  # groups of which the last block alone is read
+        self._reading: set[int] = set()  # other groups
+        self._next: dict[tuple[Above, bytes], Hash] = {}
+        self._step: dict[Hash, tuple[Above, bytes]] = {}
+        self._groups: dict[Hash, set[int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def clear(self) -> None:
+        """Forgets all blocks."""
+        self._next, self._step, self._groups = {}, {}, {}
+
+    def stored(self, event: BlockStored) -> None:
+        """Adds blocks."""
+        group, count = event.group_idx or 0, len(event.block_hashes)
+        (self._recurrent if event.kv_cache_spec_kind in RECURRENT else self._reading).add(group)
+        self.size = self.size or event.block_size
+        for block in event.block_hashes:
+            self._groups.setdefault(block, set()).add(group)
+        if event.block_size != self.size or len(event.token_ids) != count * self.size:
+            return  # blocks that were left out: their tokens come with another group
+        key, unit = encode(event.token_ids), self.size * TOKEN
+        above: Above = event.parent_block_hash if event.parent_block_hash is not None else (_tag(event),)
+        for at, block in enumerate(event.block_hashes):
+            step = above, key[at * unit : (at + 1) * unit]
+            self._next[step], self._step[block], above = block, step, block
+
+    def removed(self, event: BlockRemoved) -> None:
+        """Removes blocks."""
+        for block in event.block_hashes:
+            groups = self._groups.get(block)
+            if groups is None:
+                continue
+            groups -= {event.group_idx} if event.group_idx is not None else set(groups)
+            if not groups:
+                del self._groups[block]
+                step = self._step.pop(block, None)
+                if step is not None and self._next.get(step) == block:
+                    del self._next[step]
+
+    def reach(self, key: bytes, tag: str | None, most: int) -> tuple[int, int]:
+        """Returns how many tokens of a prompt can be resumed, and of how many there is KV.
+
+        Args:
+            key: The prompt's tokens, encoded.
+            tag: The tag of its salt.
+            most: Tokens that count at most.
+        """
+        above: Above = (tag,)
+        length = kv = 0
+        for end in range(self.size, most + 1, self.size) if self.size else ():
+            block = self._next.get((above, key[(end - self.size) * TOKEN : end * TOKEN]))
+            if block is None or not self._groups[block] >= self._reading:
+                break
+            above, kv = block, end
+            if self._groups[block] >= self._recurrent:
+                length = end
+        return length, kv
+
+
+def _tag(event: BlockStored) -> str | None:
+    """Returns what the events of memstate, vLLM and SGLang say of the salt at the start of a prompt."""
+    first = event.extra_keys[0] if event.extra_keys else None
+    return "\0".join(map(str, first)) if first else event.cache_salt
+
+
+class Index:
+    """Answers which worker can resume a prompt, from the events of all workers.
+
+    Example:
+        >>> from memstate.events import Batch, BlockStored
+        >>> index = Index()
+        >>> index.apply("a", Batch(0.0, [BlockStored([1, 2], None, [5, 6, 7, 8], block_size=2)]))
+        >>> index.find([5, 6, 7, 8, 9])
+        [Resumable(worker='a', length=4, kv=4)]
+    """
+
+    def __init__(self) -> None:
+        self._workers: dict[str, Blocks] = {}
+
+    def __repr__(self) -> str:
+        return f"Index({len(self._workers)} workers, {sum(map(len, self._workers.values()))} blocks)"
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """The workers that have told of themselves."""
+        return tuple(self._workers)
+
+    def apply(self, worker: str, batch: Batch) -> None:
+        """Takes in a batch of events.
+
+        Args:
+            worker: Who sent it.
+            batch: The events. Those of a worker come in order.
+        """
+        blocks = self._workers.setdefault(worker, Blocks())
+        for event in batch.events:
+            match event:
+                case BlockStored():
+                    blocks.stored(event)
+                case BlockRemoved():
+                    blocks.removed(event)
+                case AllBlocksCleared():
+                    blocks.clear()
+
+    def forget(self, worker: str) -> None:
+        """Forgets a worker: it has gone, or what it told is not certain any more."""
+        self._workers.pop(worker, None)
+
+    def find(self, tokens: Tokens, salt: Hashable = None, *, tag: str | None = None) -> list[Resumable]:
+        """Returns how far each worker can resume a prompt, the furthest first.
+
+        The last token of a prompt never counts, because a request always computes it.
+
+        Args:
+            tokens: The whole prompt.
+            salt: The salt of the request.
+            tag: What stands for the salt in the events of other engines, instead of `salt`: of vLLM the text of
+                `cache_salt`.
+
+        Returns:
+            The workers that have something of the prompt.
+
+        Raises:
+            InvalidArgument: These are no tokens, or it is no salt.
+        """
+        key = encode(tokens)
+        tag, most = tag or salt_tag(salt), max(0, len(key) // TOKEN - 1)
+        found = [Resumable(worker, *blocks.reach(key, tag, most)) for worker, blocks in self._workers.items()]
+        return sorted((each for each in found if each.kv), key=lambda each: (-each.length, -each.kv, each.worker))

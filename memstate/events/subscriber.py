@@ -1,0 +1,188 @@
+"""Receives the events of many workers in order, and fills an index with them.
+
+live batches, by number ──▶ the next one: applied
+                            a gap: kept, and the missing ones are asked for
+                            not kept any more: a snapshot comes, which needs nothing before it
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from memstate.errors import ConfigurationError, InvalidArgument
+from memstate.events.index import Index
+from memstate.events.wire import END, SEQUENCE, AllBlocksCleared, Batch, unpack
+
+
+@dataclass
+class Source:
+    """One worker's stream of batches.
+
+    Attributes:
+        sub: Its live batches.
+        monitor: Tells when `sub` is connected and when not.
+        replay: Address where it is asked again, None for nowhere.
+        dealer: Where it is asked again while it is connected.
+        next: Number of the batch that comes next.
+        held: Batches behind a gap, by number.
+        asked: Whether it has been asked for the gap.
+    """
+
+    sub: Any
+    monitor: Any
+    replay: str | None
+    dealer: Any = None
+    next: int = 0
+    held: dict[int, Batch] = field(default_factory=dict)
+    asked: bool = False
+
+
+class Subscriber:
+    """Keeps an index up to date.
+
+    Args:
+        index: The index.
+        topic: Topic of the messages.
+
+    Attributes:
+        faults: Messages that were no batches; what their worker had told is forgotten.
+
+    Example:
+        >>> subscriber = Subscriber(Index())
+        >>> subscriber.add("a", "tcp://127.0.0.1:5557")
+        >>> subscriber.poll()
+        0
+        >>> subscriber.close()
+    """
+
+    def __init__(self, index: Index, topic: str = "") -> None:
+        self.index, self._topic, self.faults = index, topic.encode(), 0
+        self._sources: dict[str, Source] = {}
+
+    def add(self, worker: str, endpoint: str, replay: str | None = None) -> None:
+        """Begins to listen to a worker, and asks it for all that it has told.
+
+        Args:
+            worker: Its name in the index.
+            endpoint: Where it publishes.
+            replay: Where it is asked again. None: what is missed is missed until its next snapshot.
+
+        Raises:
+            ConfigurationError: An address cannot be used, or there is a worker of this name.
+        """
+        if worker in self._sources:
+            raise ConfigurationError(f"worker {worker!r} is there already: remove it first")
+        for address in (endpoint, replay):
+            if address is not None:
+                self._connect(zmq.SUB, address).close()  # or a wrong address would show only later
+        sub: Any = zmq.Context.instance().socket(zmq.SUB)
+        monitor = sub.get_monitor_socket(zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED)
+        self._sources[worker] = Source(self._connect(zmq.SUB, endpoint, sub), monitor, replay)
+        sub.setsockopt(zmq.SUBSCRIBE, self._topic)
+
+    @staticmethod
+    def _connect(kind: int, endpoint: str, given: Any = None) -> Any:
+        socket: Any = given or zmq.Context.instance().socket(kind)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.RCVHWM, 0)
+        try:
+            socket.connect(endpoint)
+        except zmq.ZMQError as error:
+            socket.close()
+            raise ConfigurationError(f"events of {endpoint!r}: {error}; expected tcp://host:port") from error
+        return socket
+
+    def remove(self, worker: str) -> None:
+        """Ends listening to a worker, and forgets what it has told."""
+        source = self._sources.pop(worker, None)
+        if source is not None:
+            self._close(source)
+        self.index.forget(worker)
+
+    def poll(self) -> int:
+        """Takes in what has arrived. Never waits.
+
+        Returns:
+            How many batches went into the index.
+        """
+        return sum(self._poll(worker, source) for worker, source in self._sources.items())
+
+    def close(self) -> None:
+        """Closes the sockets. The index stays."""
+        for source in self._sources.values():
+            self._close(source)
+        self._sources = {}
+
+    @staticmethod
+    def _close(source: Source) -> None:
+        source.sub.disable_monitor()
+        for socket in (source.sub, source.monitor, source.dealer):
+            if socket is not None:
+                socket.close()
+
+    def _poll(self, worker: str, source: Source) -> int:
+        applied = 0
+        while source.monitor.poll(0):
+            self._reset(worker, source, recv_monitor_message(source.monitor)["event"] == zmq.EVENT_CONNECTED)
+        while source.dealer is not None and source.dealer.poll(0):
+            *_, number, payload = source.dealer.recv_multipart()
+            if number == END:
+                source.asked = False
+                if source.held and source.next not in source.held:
+                    self._skip(worker, source)
+            else:
+                self._hold(worker, source, number, payload)
+            applied += self._apply(worker, source)
+        while source.sub.poll(0):
+            *_, number, payload = source.sub.recv_multipart()
+            self._hold(worker, source, number, payload)
+            applied += self._apply(worker, source)
+        if source.held and not source.asked:
+            self._ask(source)
+        return applied
+
+    def _reset(self, worker: str, source: Source, connected: bool) -> None:
+        """Forgets a worker, and asks it for all that it has told if it is there."""
+        self.index.forget(worker)
+        source.next, source.held, source.asked = 0, {}, False
+        if source.dealer is not None:
+            source.dealer.close()  # a question may wait in it for a process that has gone
+            source.dealer = None
+        if connected and source.replay is not None:
+            source.dealer = self._connect(zmq.DEALER, source.replay)
+            self._ask(source)
+
+    def _hold(self, worker: str, source: Source, number: bytes, payload: bytes) -> None:
+        try:
+            if len(number) != SEQUENCE:
+                raise InvalidArgument(f"number {number!r} of a batch: expected {SEQUENCE} bytes")
+            source.held[int.from_bytes(number, "big")] = unpack(payload)
+        except InvalidArgument:
+            self.faults += 1
+            self.index.forget(worker)
+
+    def _apply(self, worker: str, source: Source) -> int:
+        applied = 0
+        for at in sorted(source.held):
+            batch = source.held[at]
+            whole = bool(batch.events) and isinstance(batch.events[0], AllBlocksCleared)
+            if at < source.next:
+                del source.held[at]
+            elif at == source.next or whole:
+                self.index.apply(worker, source.held.pop(at))
+                source.next = at + 1
+                applied += 1
+        return applied
+
+    def _skip(self, worker: str, source: Source) -> None:
+        """Goes on behind a gap that cannot be filled: what the worker told before is not certain any more."""
+        self.index.forget(worker)
+        source.next = min(source.held)
+
+    def _ask(self, source: Source) -> None:
+        if source.dealer is None:
+            return
+        source.asked = True
+        source.dealer.send_multipart((b"", source.next.to_bytes(SEQUENCE, "big")))

@@ -1,0 +1,12 @@
+"""Keeps vLLM's states and KV in host memory and in a store, as a KV connector.
+
+connector   `MemstateConnector`, which vLLM makes twice: in the scheduler and in each worker
+scheduler   what is in host memory by content, what a prompt can load, what a step saves
+worker      moves blocks between vLLM's memory, host memory and the store
+messages    what the two sides tell each other
+blocks      vLLM's memory as planes: a block is a slot, and vLLM's null block is slot 0
+naming      names of records: all of the configuration that two processes must share
+settings    `kv_connector_extra_config`
+
+Only `connector` imports vLLM.
+"""

@@ -1,0 +1,239 @@
+"""The KV connector that vLLM makes, once in the scheduler and once in each worker. It only passes calls on."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from memstate.errors import ConfigurationError
+from memstate.integrations.vllm.messages import Plan, Report
+from memstate.integrations.vllm.naming import configuration, with_seed
+from memstate.integrations.vllm.scheduler import Counts, SchedulerSide
+from memstate.integrations.vllm.settings import Settings
+from memstate.integrations.vllm.worker import WorkerSide
+
+try:
+    import vllm
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+        KVConnectorBase_V1,
+        KVConnectorMetadata,
+        KVConnectorRole,
+        KVConnectorTransferResults,
+        KVConnectorWorkerMetadata,
+        SupportsHMA,
+    )
+    from vllm.v1.core.kv_cache_utils import get_none_hash_seed, resolve_block_hashes, resolve_kv_cache_block_sizes
+    from vllm.v1.kv_cache_interface import MambaSpec
+    from vllm.v1.metrics.cache_hit_source import CacheHitSource
+except ImportError as error:
+    raise ImportError(f"this needs vLLM 0.33: {error}") from error
+
+
+class StepPlan(KVConnectorMetadata):
+    """A plan on its way to the workers.
+
+    Args:
+        plan: The plan.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+
+
+class WorkerReport(KVConnectorWorkerMetadata):
+    """A report on its way to the scheduler.
+
+    Args:
+        report: The report of one rank, or the sum of several.
+    """
+
+    def __init__(self, report: Report) -> None:
+        self.report = report
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> "WorkerReport":
+        """Adds the report of another rank."""
+        assert isinstance(other, WorkerReport)
+        self.report.add(other.report)
+        return self
+
+
+class MemstateConnector(KVConnectorBase_V1, SupportsHMA):
+    """Keeps KV and states of vLLM in host memory and in a store, and loads them again by content.
+
+    Configure it with `kv_connector="MemstateConnector"`,
+    `kv_connector_module_path="memstate.integrations.vllm.connector"`, `kv_role="kv_both"` and the settings of
+    `memstate.integrations.vllm.settings.Settings` as `kv_connector_extra_config`.
+
+    Args:
+        vllm_config: vLLM's configuration.
+        role: Whether this is the side of the scheduler or of a worker.
+        kv_cache_config: vLLM's configuration of the KV cache.
+
+    Attributes:
+        scheduler: The scheduler's side, None in a worker.
+        worker: The worker's side, None in the scheduler.
+
+    Raises:
+        ConfigurationError: vLLM caches no prefixes, or in a mode in which blocks cannot be found by content; or a
+            setting is not what it should be.
+    """
+
+    _cache_hit_source = CacheHitSource.HOST
+
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        require_supported(vllm_config, kv_cache_config)
+        settings = Settings.read(self._kv_transfer_config.kv_connector_extra_config or {})
+        self.scheduler: SchedulerSide | None = None
+        self.worker: WorkerSide | None = None
+        if role == KVConnectorRole.WORKER:
+            self.worker = WorkerSide(settings, vllm_config.parallel_config.rank, settings.open_store())
+            return
+        align, unit = resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)
+        configured = configuration(vllm_config, kv_cache_config, vllm.__version__, settings.model)
+
+        def hashes(request: Any, size: int) -> Sequence[bytes]:
+            found: Sequence[bytes] = resolve_block_hashes(request.block_hashes, unit, size)
+            return found
+
+        def digest() -> bytes:  # vLLM chooses the seed behind its scheduler's construction
+            return with_seed(configured, get_none_hash_seed().encode())
+
+        speculation = vllm_config.speculative_config
+        drop = (
+            speculation is not None and speculation.use_eagle_block_drop() and not vllm_config.num_hash_lookahead_tokens
+        )
+        self.scheduler = SchedulerSide(
+            settings, vllm_config.parallel_config.world_size, align, hashes, digest, drop, settings.open_store()
+        )
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """False: a save that does not happen costs a later hit and nothing else."""
+        return False
+
+    @property
+    def counts(self) -> Counts:
+        """What the connector has done since the start. Of the scheduler's side only."""
+        return self._scheduling.counts
+
+    @property
+    def _scheduling(self) -> SchedulerSide:
+        assert self.scheduler is not None, "a call of the scheduler in a worker"
+        return self.scheduler
+
+    @property
+    def _working(self) -> WorkerSide:
+        assert self.worker is not None, "a call of a worker in the scheduler"
+        return self.worker
+
+    # In the scheduler.
+
+    def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
+        """Takes vLLM's cache manager."""
+        super().bind_kv_cache_manager(kv_cache_manager)
+        self._scheduling.bind(kv_cache_manager, self._kv_cache_config.prefix_cacheable_group_ids)
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        """Returns how many tokens can be loaded, and that the load runs beside the steps."""
+        if request.skip_reading_prefix_cache:
+            return 0, False
+        tokens = self._scheduling.matched(request, num_computed_tokens)
+        return tokens, bool(tokens)
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        """Begins the load of a request into the blocks that vLLM has claimed."""
+        self._scheduling.allocated(request, blocks.get_block_ids(), num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: Any) -> StepPlan:
+        """Returns what this step saves, loads and writes."""
+        ended = set(scheduler_output.finished_req_ids) | set(scheduler_output.preempted_req_ids or ())
+        return StepPlan(self._scheduling.plan(scheduler_output.num_scheduled_tokens, ended))
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        """Notes what the workers have done."""
+        if (meta := connector_output.kv_connector_worker_meta) is not None:
+            self._scheduling.reported(meta.report)
+        self._scheduling.loaded(connector_output.finished_recving or (), connector_output.failed_recving)
+
+    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        """Keeps no block: what a step completes is saved behind that step."""
+        self._scheduling.ended(request.request_id)
+        return False, None
+
+    def request_finished_all_groups(
+        self, request: Any, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """Keeps no block, as `request_finished`."""
+        return self.request_finished(request, [])
+
+    def has_pending_push_work(self) -> bool:
+        """Whether vLLM must go on stepping, so that saves and writes end."""
+        return self._scheduling.busy
+
+    def reset_cache(self) -> bool:
+        """Forgets what is in host memory. The store keeps its records."""
+        return self._scheduling.reset()
+
+    # In a worker.
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        """Takes vLLM's memory, and allocates host memory."""
+        self._working.register(self._kv_cache_config, kv_caches)
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        """Begins the loads of a step."""
+        self._working.begin(self._step().plan)
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Waits for nothing: no request runs before its load is over."""
+
+    def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
+        """Saves nothing: a block goes down with all of its layers."""
+
+    def wait_for_save(self) -> None:
+        """Packs the blocks that the forward has completed. Waits for nothing."""
+        self._working.save(self._step().plan)
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        """Returns the loads that are over."""
+        finished, failed = self._working.finished()
+        return KVConnectorTransferResults(finished_recving=finished, failed_recving=failed)
+
+    def build_connector_worker_meta(self) -> WorkerReport | None:
+        """Returns the saves and writes that are over."""
+        report = self._working.report()
+        return WorkerReport(report) if report else None
+
+    def shutdown(self) -> None:
+        """Ends threads and closes the store."""
+        for side in (self.scheduler, self.worker):
+            if side is not None:
+                side.close()
+
+    def _step(self) -> StepPlan:
+        meta = self._get_connector_metadata()
+        assert isinstance(meta, StepPlan)
+        return meta
+
+
+def require_supported(vllm_config: Any, kv_cache_config: Any) -> None:
+    """Refuses configurations in which blocks cannot be found by content.
+
+    Raises:
+        ConfigurationError: With what to change.
+    """
+    if not vllm_config.cache_config.enable_prefix_caching:
+        raise ConfigurationError(
+            "vLLM without prefix caching: blocks are found by its hashes; set enable_prefix_caching"
+        )
+    for number, group in enumerate(kv_cache_config.kv_cache_groups):
+        spec = group.kv_cache_spec
+        if isinstance(spec, MambaSpec) and spec.mamba_cache_mode != "align":
+            raise ConfigurationError(
+                f"group {number} with mamba_cache_mode={spec.mamba_cache_mode!r}: states are kept at the ends of "
+                "blocks in 'align' alone"
+            )
+    parallel = vllm_config.parallel_config
+    if parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1:
+        raise ConfigurationError("context parallelism: a block has tokens of several ranks; this is not supported")

@@ -1,0 +1,98 @@
+"""Names of records: what two processes must share before one uses the records of the other.
+
+    configuration ─▶ digest ─▶ + rank + vLLM's hash of a block and its group ─▶ key of the record in the store
+
+vLLM's hash stands for all tokens up to the block's end, the salt, LoRA and the images; not for the model.
+"""
+
+import sys
+from collections.abc import Hashable, Sequence
+from hashlib import blake2b
+from typing import Any
+
+from memstate.tiers.keys import encode
+from memstate.tiers.records import DIGEST_BYTES, VERSION
+
+
+def configuration(vllm_config: Any, kv_cache_config: Any, version: str, model: str | None = None) -> bytes:
+    """Returns 32 bytes for all of vLLM's configuration that changes what is in a block.
+
+    These are the model, its revision, dtypes and quantisation, the ranks, the layers and block sizes of each group,
+    where they lie in a block, how vLLM hashes tokens, and its version.
+
+    Args:
+        vllm_config: vLLM's configuration.
+        kv_cache_config: vLLM's configuration of the KV cache.
+        version: vLLM's version: an update may change the layout of a block.
+        model: Name of the weights, where that in the configuration does not say which they are.
+    """
+    cache, parallel, weights = vllm_config.cache_config, vllm_config.parallel_config, vllm_config.model_config
+    parts: tuple[Hashable, ...] = (
+        ("memstate", VERSION, sys.byteorder, "vllm", version),
+        (model or weights.model, _text(weights.revision), _text(weights.dtype), _text(weights.quantization)),
+        (_text(cache.cache_dtype), _text(cache.mamba_cache_dtype), _text(cache.mamba_ssm_cache_dtype)),
+        (parallel.tensor_parallel_size, parallel.pipeline_parallel_size, parallel.decode_context_parallel_size),
+        (_text(cache.prefix_caching_hash_algo), _text(kv_cache_config.kv_cache_layout)),
+        tuple(_group(group) for group in kv_cache_config.kv_cache_groups),
+        tuple(
+            (
+                tuple(tensor.layers),
+                tensor.block_stride,
+                tensor.offset if packed(tensor, kv_cache_config.num_blocks) else 0,
+            )
+            for tensor in kv_cache_config.kv_cache_tensors
+        ),
+    )
+    return _digest(repr(parts).encode())
+
+
+def packed(tensor: Any, blocks: int) -> bool:
+    """Tells whether a block has the bytes of all layers in one run, instead of a region for each layer.
+
+    Args:
+        tensor: A `KVCacheTensor` of vLLM.
+        blocks: Blocks on the device.
+    """
+    return bool(tensor.layer_stride < blocks * tensor.block_stride)
+
+
+def with_seed(configured: bytes, seed: bytes) -> bytes:
+    """Returns the digest of a configuration under the hash that vLLM's hashes begin from.
+
+    It is random in each process where vLLM hashes with xxhash and PYTHONHASHSEED is not set: nothing is found then.
+    """
+    return _digest(configured, seed)
+
+
+def record_key(digest: bytes, rank: int, key: bytes) -> bytes:
+    """Returns the key of a record in the store, 32 bytes.
+
+    Args:
+        digest: What `with_seed` returned.
+        rank: The rank that writes and reads the record.
+        key: vLLM's hash of the block, with its group.
+    """
+    return _digest(digest, rank.to_bytes(4, "little"), key)
+
+
+def geometry(regions: Sequence[int], layers: Sequence[Hashable]) -> bytes:
+    """Returns 32 bytes for what a worker's memory looks like. They are in the header of its records.
+
+    Args:
+        regions: Bytes of a block in each region.
+        layers: What each layer's tensors look like.
+    """
+    return _digest(repr((tuple(regions), tuple(layers))).encode())
+
+
+def _group(group: Any) -> Hashable:
+    spec = group.kv_cache_spec
+    return (tuple(group.layer_names), type(spec).__name__, spec.block_size, spec.page_size_bytes)
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)
+
+
+def _digest(*parts: bytes) -> bytes:
+    return blake2b(encode(parts), digest_size=DIGEST_BYTES).digest()

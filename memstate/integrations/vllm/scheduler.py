@@ -1,0 +1,445 @@
+"""The scheduler's side: what host memory has by content, what a prompt can load, what a step saves.
+
+    question   how far can this prompt be loaded?        host memory answers at once, the store in a thread
+    load       vLLM has claimed blocks: which records fill them
+    plan       the blocks that this step completes get records; what is saved may go to the store
+
+A record is found by vLLM's own hash of a block. It stands for all tokens up to the block's end, so a state is found at
+the ends of blocks only, as vLLM's block-aligned mode keeps it. Null blocks are no blocks: nothing is saved for them.
+
+    claimed by a save ─▶ filled on each rank ─▶ found, least recently used first out ─▶ written to the store, pinned
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+from memstate.integrations.vllm.messages import Load, Plan, Record, Report, Save, Write
+from memstate.integrations.vllm.naming import record_key
+from memstate.integrations.vllm.settings import Settings
+from memstate.state.layout import Plane, StateLayout
+from memstate.tiers.host.cache import CachedRecord, RecordCache
+from memstate.tiers.host.pool import RecordPool
+from memstate.tiers.records import DIGEST_BYTES, RecordFormat
+from memstate.tiers.stores.base import Store
+from memstate.tiers.workers import Executor, Job, Threads, Workers
+from memstate.tiers.writeback import SHARE
+
+GROUP = 4  # bytes of a group's number behind a hash
+
+
+@dataclass
+class Counts:
+    """What the connector has done since the start.
+
+    Attributes:
+        saved: Blocks that reached host memory.
+        refused: Blocks that host memory or staging had no room for.
+        loaded: Blocks that came up, of these `fetched` from the store.
+        fetched: Blocks that came from the store.
+        lost: Loads that failed: vLLM computes these requests.
+        written: Blocks that the store was given.
+    """
+
+    saved: int = 0
+    refused: int = 0
+    loaded: int = 0
+    fetched: int = 0
+    lost: int = 0
+    written: int = 0
+
+
+@dataclass
+class Ongoing:
+    """A save or a write that not all ranks have reported.
+
+    Attributes:
+        records: Its records.
+        left: Ranks that have not reported it.
+        entries: The entries that a write has pinned.
+        refused: Records that a rank could not take.
+        dropped: The cache was reset meanwhile, so nothing of it may be found.
+    """
+
+    records: list[Record]
+    left: int
+    entries: list[CachedRecord] = field(default_factory=list)
+    refused: set[int] = field(default_factory=set)
+    dropped: bool = False
+
+
+class Fetching(NamedTuple):
+    """A load that not all ranks have reported."""
+
+    load: Load
+    pinned: list[CachedRecord]
+
+
+@dataclass
+class Question:
+    """What the store was asked for a request.
+
+    Attributes:
+        keys: The blocks.
+        job: Who asks.
+    """
+
+    keys: list[bytes]
+    job: Job
+
+    def answer(self) -> set[bytes]:
+        """Returns the blocks that the store has on each rank; none where it failed."""
+        there = self.job.result or ()
+        return {key for key, has in zip(self.keys, there, strict=False) if has}
+
+
+def has_all(store: Store, names: Sequence[Sequence[str]]) -> list[bool]:
+    """Tells of each block whether the store has it under the names of all ranks; runs in a thread.
+
+    Raises:
+        OSError: The store failed.
+    """
+    flat = store.exists([name for of_block in names for name in of_block])
+    ranks = len(names[0]) if names else 0
+    return [all(flat[at : at + ranks]) for at in range(0, len(flat), ranks or 1)]
+
+
+class SchedulerSide:
+    """Decides what is saved, loaded and written.
+
+    Args:
+        settings: Sizes.
+        ranks: Workers that hold a part of each block.
+        align: Tokens of which a hit is a multiple: vLLM's scheduler block size.
+        hashes: Returns a request's hashes of blocks of so many tokens; called with the request and that number.
+        digest: Returns the digest of the configuration; called when the first name is needed.
+        drop: Whether the last block of a hit is computed again, as drafters of the EAGLE family need it.
+        store: The store below host memory, None for none.
+        executor: Replaces the thread in tests.
+    """
+
+    def __init__(
+        self, settings: Settings, ranks: int, align: int, hashes: Callable[[Any, int], Sequence[bytes]],
+        digest: Callable[[], bytes], drop: bool = False, store: Store | None = None, executor: Executor | None = None,
+    ) -> None:  # fmt: skip
+        self.settings, self._ranks, self._align, self._hashes = settings, ranks, align, hashes
+        self._drop, self._store, self._make_digest, self._digest = drop, store, digest, b""
+        # Numbers alone: the bytes, and what they look like, are with the workers.
+        form = RecordFormat("kv", StateLayout((Plane("block", (1,), torch.uint8),), layers=1), bytes(DIGEST_BYTES))
+        self.cache = RecordCache(RecordPool(settings.host_blocks, nbytes=1), form)
+        self._threads = executor or Threads(1)
+        self._workers = Workers(self._threads)
+        self._groups: list[Any] = []
+        self._cursors: dict[str, list[int]] = {}
+        self._starts: dict[str, int] = {}  # request -> tokens that vLLM had when it asked
+        self._questions: dict[str, Question] = {}
+        self._unlucky: set[str] = set()  # the store failed these requests: it is not asked again
+        self._saves: dict[int, Ongoing] = {}
+        self._saving: set[bytes] = set()
+        self._writes: dict[int, Ongoing] = {}
+        self._to_write: deque[CachedRecord] = deque()
+        self._loads: dict[str, Fetching] = {}
+        self._next = Plan()
+        self._jobs = 0
+        self.counts = Counts()
+
+    def bind(self, manager: Any, groups: Sequence[int]) -> None:
+        """Takes vLLM's cache manager.
+
+        Args:
+            manager: Its `KVCacheManager`.
+            groups: The groups whose blocks are found by hash.
+        """
+        managers = manager.coordinator.single_type_managers
+        self._groups = [managers[group] for group in groups]
+
+    def matched(self, request: Any, computed: int) -> int | None:
+        """Returns how many tokens of a prompt can be loaded behind those that vLLM has.
+
+        Changes nothing in host memory.
+
+        Args:
+            request: vLLM's request.
+            computed: Tokens that vLLM has.
+
+        Returns:
+            The tokens; None while the store is being asked: ask again in the next step.
+        """
+        self._starts[request.request_id] = computed
+        limit = (request.num_tokens - 1) // self._align * self._align
+        if limit <= computed:
+            return 0
+        hashes = [self._hashes(request, group.block_size) for group in self._groups]
+        reach = self._reach(hashes, computed, limit, frozenset())
+        question = self._questions.get(request.request_id)
+        if question is None:
+            if not self._asks(request, limit - reach):
+                return reach - computed
+            question = self._ask(request, hashes, computed, limit)
+        if not question.job.done:
+            return None
+        return self._reach(hashes, computed, limit, question.answer()) - computed
+
+    def _reach(self, hashes: Sequence[Sequence[bytes]], computed: int, limit: int, stored: Iterable[bytes]) -> int:
+        """Returns the longest length at which each group has all blocks that its layers still read."""
+        below = frozenset(stored)
+
+        def has(at: int, block: int) -> bool:
+            key = self._key(at, hashes[at][block])
+            return key in self.cache or key in below
+
+        for at, group in enumerate(self._groups):
+            size = group.block_size
+            first, last = self._needed(group, computed, limit)
+            if first == computed // size:  # such as full attention: a gap ends what can be loaded
+                held = next((block for block in range(first, last) if not has(at, block)), last)
+                limit = min(limit, held * size // self._align * self._align)
+        if self._drop:
+            limit -= self._align
+        for length in range(limit, computed, -self._align):
+            if all(
+                has(at, block) for at, group in enumerate(self._groups)
+                for block in range(*self._needed(group, computed, length))
+            ):  # fmt: skip
+                return length
+        return computed
+
+    @staticmethod
+    def _needed(group: Any, computed: int, length: int) -> tuple[int, int]:
+        """Returns the blocks of a group that a request with so many tokens still reads, the first and the end.
+
+        Of full attention these are all, of a sliding window the last few, of a recurrent layer the last.
+        """
+        size = group.block_size
+        return max(computed, group.get_num_skipped_tokens(length)) // size, length // size
+
+    def _key(self, at: int, block_hash: bytes) -> bytes:
+        number: int = self._groups[at].kv_cache_group_id
+        return block_hash + number.to_bytes(GROUP, "big")
+
+    def _asks(self, request: Any, tokens: int) -> bool:
+        return self._store is not None and tokens >= self.settings.store_tokens and (
+            request.request_id not in self._unlucky
+        )  # fmt: skip
+
+    def _ask(self, request: Any, hashes: Sequence[Sequence[bytes]], computed: int, limit: int) -> Question:
+        keys = [
+            key for at, group in enumerate(self._groups)
+            for block in range(computed // group.block_size, limit // group.block_size)
+            if (key := self._key(at, hashes[at][block])) not in self.cache
+        ]  # fmt: skip
+        digest = self._digested()
+        name = self.cache.form.name
+        names = [[name(record_key(digest, rank, key)) for rank in range(self._ranks)] for key in keys]
+        question = Question(keys, self._workers.submit(has_all, self._store, names))
+        self._questions[request.request_id] = question
+        return question
+
+    def _digested(self) -> bytes:
+        self._digest = self._digest or self._make_digest()
+        return self._digest
+
+    def allocated(self, request: Any, blocks: Sequence[Sequence[int]], tokens: int) -> None:
+        """Decides which records fill the blocks that vLLM has claimed for a load.
+
+        Args:
+            request: vLLM's request.
+            blocks: Block ids of each of vLLM's groups.
+            tokens: Tokens to load; 0 for none.
+        """
+        name = request.request_id
+        start = self._starts.pop(name, 0)
+        self._questions.pop(name, None)
+        if not tokens:
+            return
+        load, pinned = Load(name, [], [], []), list[CachedRecord]()
+        for at, group in enumerate(self._groups):
+            size, hashes = group.block_size, self._hashes(request, group.block_size)
+            ids = blocks[group.kv_cache_group_id]
+            for block in range(start // size, (start + tokens) // size):
+                if not ids[block]:  # the null block: no layer reads it
+                    continue
+                key = self._key(at, hashes[block])
+                if entry := self.cache.get(key):
+                    self.cache.pin(entry)
+                    pinned.append(entry)
+                    load.records.append(Record(key, entry.record, entry.length))
+                elif self._store is not None and (number := self.cache.claim(1)):
+                    load.records.append(Record(key, number[0], (block + 1) * size))
+                    load.fetched.append(load.records[-1])
+                else:
+                    self._release(load, pinned)
+                    self._next.lost.append(name)
+                    self._loads[name] = Fetching(Load(name, [], [], []), [])
+                    return
+                load.blocks.append(ids[block])
+        self._loads[name] = Fetching(load, pinned)
+        self._next.loads.append(load)
+        self.cache.touch([record.key for record in load.records])
+
+    def _release(self, load: Load, pinned: Iterable[CachedRecord]) -> None:
+        for entry in pinned:
+            self.cache.unpin(entry)
+        self.cache.pool.release([record.number for record in load.fetched])
+
+    def plan(self, scheduled: Iterable[str], ended: Iterable[str]) -> Plan:
+        """Returns what this step does, and begins the next.
+
+        Args:
+            scheduled: Requests that the step's forward computes tokens of.
+            ended: Requests that have ended since the last step.
+        """
+        for name in ended:
+            self.ended(name)
+        plan, self._next = self._next, Plan()
+        plan.save = self._save(scheduled)
+        plan.writes = self._write()
+        if plan.writes or any(load.fetched for load in plan.loads):
+            plan.digest = self._digested()
+        return plan
+
+    def _save(self, scheduled: Iterable[str]) -> Save | None:
+        """Gives records to the blocks that this step completes, as far as there is room."""
+        save = Save(self._jobs, [], [])
+        for name in scheduled:
+            cursors = self._cursors.setdefault(name, [0] * len(self._groups))
+            for at, group in enumerate(self._groups):
+                known, now = cursors[at], group.num_cached_block.get(name, 0)
+                if known == now:
+                    continue
+                cursors[at] = now
+                for block in range(known if known < now else 0, now):
+                    self._save_block(save, group.req_to_blocks[name][block], (block + 1) * group.block_size)
+        if not save.blocks:
+            return None
+        self._jobs += 1
+        self._saves[save.job] = Ongoing(save.records, self._ranks)
+        return save
+
+    def _save_block(self, save: Save, block: Any, length: int) -> None:
+        key = block.block_hash
+        if block.is_null or key is None or block.block_hash_num_tokens != length or key in self._saving:
+            return
+        if key in self.cache:
+            self.cache.touch([key])
+            return
+        number = self.cache.claim(1)
+        if not number:
+            self.counts.refused += 1
+            return
+        self._saving.add(key)
+        save.blocks.append(block.block_id)
+        save.records.append(Record(key, number[0], length))
+
+    def _write(self) -> list[Write]:
+        """Takes records that wait for the store, as many as may be pinned at a time."""
+        pinned = sum(len(write.entries) for write in self._writes.values())
+        room = max(1, int(self.cache.pool.records * SHARE)) - pinned
+        entries: list[CachedRecord] = []
+        while self._to_write and len(entries) < room:
+            entry = self._to_write.popleft()
+            if self.cache.get(entry.key) is entry:
+                self.cache.pin(entry)
+                entries.append(entry)
+        if not entries:
+            return []
+        records = [Record(entry.key, entry.record, entry.length) for entry in entries]
+        job, self._jobs = self._jobs, self._jobs + 1
+        self._writes[job] = Ongoing(records, self._ranks, entries)
+        return [Write(job, records)]
+
+    def reported(self, report: Report) -> None:
+        """Notes what ranks have done.
+
+        Args:
+            report: The sum of what ranks report.
+        """
+        for job, numbers in report.refused.items():
+            self._saves[job].refused |= numbers
+        for job, ranks in report.saved.items():
+            if self._over(self._saves[job], ranks):
+                self._end_save(self._saves.pop(job))
+        for job, ranks in report.written.items():
+            if self._over(self._writes[job], ranks):
+                write = self._writes.pop(job)
+                self.counts.written += len(write.entries)
+                for entry in write.entries:
+                    self.cache.unpin(entry)
+
+    @staticmethod
+    def _over(ongoing: Ongoing, ranks: int) -> bool:
+        ongoing.left -= ranks
+        return ongoing.left == 0
+
+    def _end_save(self, save: Ongoing) -> None:
+        for record in save.records:
+            self._saving.discard(record.key)
+            if save.dropped or record.number in save.refused:
+                self.cache.pool.release([record.number])
+                self.counts.refused += not save.dropped
+                continue
+            entry = self.cache.add(record.key, record.number, record.length)
+            self.counts.saved += 1
+            if self._store is not None:
+                self._to_write.append(entry)
+
+    def loaded(self, finished: Iterable[str], failed: Iterable[str]) -> None:
+        """Notes loads that are over on each rank.
+
+        Args:
+            finished: The requests.
+            failed: Those of them that a rank could not load.
+        """
+        lost = frozenset(failed)
+        for name in finished:
+            if (fetching := self._loads.pop(name, None)) is None:
+                continue
+            load, pinned = fetching
+            if name in lost:
+                self.counts.lost += 1
+                self._unlucky.add(name)
+                self._release(load, pinned)
+                continue
+            for entry in pinned:
+                self.cache.unpin(entry)
+            for key, number, length in load.fetched:
+                self.cache.add(key, number, length, fetched=True)
+            self.counts.loaded += len(load.records)
+            self.counts.fetched += len(load.fetched)
+
+    def ended(self, name: str) -> None:
+        """Forgets a request. A load under way stays until each rank is done with it.
+
+        Args:
+            name: The request.
+        """
+        for known in (self._cursors, self._starts, self._questions):
+            known.pop(name, None)
+        self._unlucky.discard(name)
+
+    @property
+    def busy(self) -> bool:
+        """Whether saves or writes are under way, so that vLLM must go on stepping."""
+        return bool(self._saves or self._writes or self._to_write)
+
+    def reset(self) -> bool:
+        """Forgets what is in host memory; returns whether all of it could be forgotten.
+
+        The store keeps its records: they are found by content.
+        """
+        self._to_write.clear()
+        for save in self._saves.values():
+            save.dropped = True
+        for entry in [entry for entry in self.cache.entries() if not entry.pins]:
+            self.cache.drop(entry)
+        return not (len(self.cache) or self._loads)
+
+    def close(self) -> None:
+        """Ends the thread and closes the store."""
+        self._workers.drain()
+        self._threads.shutdown()
+        if self._store is not None:
+            self._store.close()

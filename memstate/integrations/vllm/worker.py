@@ -1,0 +1,198 @@
+"""The worker's side: moves blocks between vLLM's memory, host memory and the store. Knows no request but its name.
+
+    save    packed behind the step's forward, on its stream; the copy engine takes it to host memory
+    load    read from the store first, if it is there; then copied to its blocks, on a stream of its own
+    write   sealed and written by threads
+
+The scheduler's side says which record is whose, so nothing here is claimed or evicted. A saved block may change owners
+right behind `save`, because it has been packed on the stream that the next forward runs on.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from memstate.errors import InvalidArgument
+from memstate.integrations.vllm.blocks import blocks_of
+from memstate.integrations.vllm.messages import Load, Plan, Record, Report, Save, Write
+from memstate.integrations.vllm.naming import record_key
+from memstate.integrations.vllm.settings import Settings
+from memstate.tiers.host.cache import CachedRecord, RecordCache
+from memstate.tiers.host.packing import Packing
+from memstate.tiers.host.pool import RecordPool
+from memstate.tiers.host.transfers import Ticket, Transfers
+from memstate.tiers.prefetch.reading import Chunk, read
+from memstate.tiers.records import RecordFormat
+from memstate.tiers.stores.base import Store
+from memstate.tiers.workers import Executor, Flag, Job, Threads, Workers
+from memstate.tiers.writeback import BATCH, write
+
+
+class Saving(NamedTuple):
+    """A save on its way to host memory."""
+
+    save: Save
+    taken: list[Record]
+    ticket: Ticket
+
+
+class Loading(NamedTuple):
+    """A load on its way to its blocks."""
+
+    load: Load
+    ticket: Ticket
+
+
+class WorkerSide:
+    """Carries out the plans of the scheduler's side on one rank.
+
+    Args:
+        settings: Sizes.
+        rank: This worker's rank, from 0 on.
+        store: The store below host memory, None for none.
+        executor: Replaces the threads in tests.
+    """
+
+    def __init__(
+        self, settings: Settings, rank: int, store: Store | None = None, executor: Executor | None = None
+    ) -> None:
+        self.settings, self._rank, self._store = settings, rank, store
+        self._threads = executor or Threads(settings.threads)
+        self._workers = Workers(self._threads)
+        self._over = Flag()
+        self._transfers: Transfers | None = None
+        self._digest = b""
+        self._saving: list[Saving] = []
+        self._reading: list[tuple[Load, list[Job]]] = []
+        self._loading: list[Loading] = []
+        self._writing: list[tuple[int, list[Job]]] = []
+        self._failed: set[str] = set()
+        self._report = Report()
+
+    def register(self, kv_cache_config: Any, kv_caches: Mapping[str, Any]) -> None:
+        """Takes vLLM's memory, and allocates host memory for its blocks.
+
+        Args:
+            kv_cache_config: vLLM's configuration of this worker's KV cache.
+            kv_caches: Layer name -> its tensor or tensors.
+
+        Raises:
+            LayoutMismatch: The tensors do not fit the configuration.
+            ConfigurationError: There is not so much host memory.
+
+        Syncs: no.
+        """
+        planes, geometry = blocks_of(kv_cache_config, kv_caches)
+        packing, settings = Packing(planes), self.settings
+        form = RecordFormat("kv", packing.layout, geometry)
+        pool = RecordPool(settings.host_blocks, form.nbytes, pinned=planes.device.type == "cuda")
+        pool.claim(pool.records)  # the scheduler's side says which are free
+        self._cache = RecordCache(pool, form)
+        self._transfers = Transfers(planes, packing, pool, form.header_bytes, settings.staging, groups=1)
+        self._transfers.warm_up(None)
+        if self._store is not None:
+            self._store.register(pool.memory)
+
+    def begin(self, plan: Plan) -> None:
+        """Begins the loads and the writes of a step.
+
+        Args:
+            plan: What the scheduler's side wants.
+
+        Syncs: no.
+        """
+        self._digest = plan.digest or self._digest
+        self._failed.update(plan.lost)
+        for load in plan.loads:
+            jobs = [self._submit_read(load.fetched[at : at + BATCH]) for at in range(0, len(load.fetched), BATCH)]
+            self._reading.append((load, jobs))
+        for each in plan.writes:
+            self._writing.append((each.job, self._submit_write(each)))
+        self._advance_loads()
+
+    def save(self, plan: Plan) -> None:
+        """Packs what the step's forward has completed. Call it behind the forward, on its stream.
+
+        Args:
+            plan: The plan of this step.
+
+        Syncs: no.
+        """
+        if plan.save is None:
+            return
+        transfers, save = self._moving(), plan.save
+        room = min(transfers.room, len(save.blocks))
+        taken = save.records[:room]
+        if refused := {record.number for record in save.records[room:]}:
+            self._report.refused[save.job] = refused
+        ticket = transfers.out(None, save.blocks[:room], [record.number for record in taken]) if taken else Ticket([])
+        self._saving.append(Saving(save, taken, ticket))
+
+    def finished(self) -> tuple[set[str], set[str]]:
+        """Returns the requests whose load is over, and which of them have not got all of their blocks.
+
+        Syncs: no.
+        """
+        self._advance_loads()
+        done = [each for each in self._loading if each.ticket.done]
+        self._loading = [each for each in self._loading if each not in done]
+        for load, _ in done:
+            self._moving().end([record.number for record in load.records])
+        failed, self._failed = self._failed, set()
+        return {load.request for load, _ in done} | failed, failed
+
+    def report(self) -> Report:
+        """Returns what is done since the last report.
+
+        Syncs: no.
+        """
+        for each in [each for each in self._saving if each.ticket.done]:
+            self._saving.remove(each)
+            self._moving().end([record.number for record in each.taken])
+            self._report.saved[each.save.job] = 1
+        for entry in [entry for entry in self._writing if all(job.done for job in entry[1])]:
+            self._writing.remove(entry)
+            self._report.written[entry[0]] = 1
+        report, self._report = self._report, Report()
+        return report
+
+    def close(self) -> None:
+        """Waits for copies and for the store's calls under way, and ends the threads.
+
+        Syncs: yes.
+        """
+        self._over.set()
+        for ticket in [each.ticket for each in self._saving] + [each.ticket for each in self._loading]:
+            ticket.synchronize()
+        self._workers.drain()
+        self._threads.shutdown()
+        if self._store is not None:
+            self._store.close()
+
+    def _moving(self) -> Transfers:
+        if self._transfers is None:
+            raise InvalidArgument("a step before register_kv_caches: vLLM registers its memory first")
+        return self._transfers
+
+    def _advance_loads(self) -> None:
+        """Copies what is in host memory to its blocks; gives up what the store does not have."""
+        for entry in [entry for entry in self._reading if all(job.done for job in entry[1])]:
+            self._reading.remove(entry)
+            load, jobs = entry
+            fetched = sum(job.result.arrived for job in jobs if job.result is not None)
+            if fetched < len(load.fetched):
+                self._failed.add(load.request)
+            else:
+                ticket = self._moving().into(None, load.blocks, [record.number for record in load.records])
+                self._loading.append(Loading(load, ticket))
+
+    def _submit_read(self, records: Sequence[Record]) -> Job:
+        chunks = [Chunk(self._key(record), record.length, record.number) for record in records]
+        return self._workers.submit(read, self._store, self._cache.form, self._cache.pool.buffer, chunks, self._over)
+
+    def _submit_write(self, each: Write) -> list[Job]:
+        entries = [CachedRecord(self._key(record), record.number, record.length) for record in each.records]
+        parts = [entries[at : at + BATCH] for at in range(0, len(entries), BATCH)]
+        return [self._workers.submit(write, self._store, self._cache, part) for part in parts]
+
+    def _key(self, record: Record) -> bytes:
+        return record_key(self._digest, self._rank, record.key)

@@ -1,0 +1,215 @@
+"""Events over ZMQ on loopback: numbers, gaps, late readers, workers that begin again, and four processes."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import zmq
+
+from memstate.errors import ConfigurationError, InvalidArgument
+from memstate.events import AllBlocksCleared, Batch, BlockStored, Index, Publisher, Subscriber
+from memstate.events.wire import pack, unpack
+from tests.events.test_feed import manager, serve
+from tests.support.processes import ended, in_child
+
+ANY = "tcp://127.0.0.1:0"
+
+
+def until(done: Callable[[], bool], work: Callable[[], object]) -> None:
+    """Works until it is done; messages take their time."""
+    end = time.monotonic() + 30
+    while not done():
+        work()
+        assert time.monotonic() < end, "30 seconds, and it is not done"
+        time.sleep(0.001)
+
+
+class Pair:
+    """A manager that publishes, and an index that listens."""
+
+    def __init__(self, replay: str | None = ANY, **given: object) -> None:
+        self.mem = manager(slots=20)
+        self.events = Publisher(self.mem, ANY, replay, **given)
+        self.index = Index()
+        self.subscriber = Subscriber(self.index)
+
+    def listen(self, name: str = "w") -> None:
+        self.subscriber.add(name, self.events.endpoint, self.events.replay)
+
+    def turn(self) -> None:
+        self.events.publish()
+        self.subscriber.poll()
+
+    def knows(self, prompt: list[int]) -> bool:
+        return [each.length for each in self.index.find([*prompt, 0])] == [len(prompt)]
+
+    def close(self) -> None:
+        self.subscriber.close()
+        self.events.close()
+
+
+@pytest.fixture
+def make() -> Iterator[Callable[..., Pair]]:
+    """Pairs that are closed at the end."""
+    made: list[Pair] = []
+
+    def pair(**given: object) -> Pair:
+        made.append(Pair(**given))
+        return made[-1]
+
+    yield pair
+    for each in made:
+        each.close()
+
+
+def test_a_late_reader_learns_all(make: Callable[..., Pair]) -> None:
+    pair = make()
+    for n in range(3):
+        serve(pair.mem, [n] * 8)
+        pair.events.publish()
+    pair.listen()
+    until(lambda: all(pair.knows([n] * 8) for n in range(3)), pair.turn)
+
+
+def test_a_reader_later_than_the_kept_batches_gets_a_snapshot(make: Callable[..., Pair]) -> None:
+    pair = make(keep=2)
+    for n in range(5):
+        serve(pair.mem, [n] * 8)
+        pair.events.publish()
+    pair.listen()
+    until(lambda: all(pair.knows([n] * 8) for n in range(5)), pair.turn)
+
+
+def test_a_gap_is_filled_by_the_missing_batches(make: Callable[..., Pair]) -> None:
+    pair = make()
+    pair.listen()
+    until(lambda: pair.knows([]) or pair.index.workers == ("w",), pair.turn)
+    source = pair.subscriber._sources["w"]
+    serve(pair.mem, [1] * 8)
+    pair.events.publish()
+    until(lambda: bool(source.sub.poll(0)), lambda: None)
+    source.sub.recv_multipart()  # lost on its way
+    serve(pair.mem, [2] * 8)
+    until(lambda: pair.knows([1] * 8) and pair.knows([2] * 8), pair.turn)
+
+
+def test_a_gap_that_nobody_can_fill_forgets_what_came_before(make: Callable[..., Pair]) -> None:
+    """As with a publisher that keeps too little and sends no snapshots."""
+    pair = make()
+    pair.listen()
+    until(lambda: pair.index.workers == ("w",), pair.turn)
+    source = pair.subscriber._sources["w"]
+    late = Batch(0.0, [BlockStored([7], None, [5, 5, 5, 5], 4)])
+    pair.subscriber._hold("w", source, (9).to_bytes(8, "big"), pack(late))
+    until(lambda: source.next == 10, pair.turn)
+    assert pair.index.find([5, 5, 5, 5, 5])[0].kv == 4
+
+
+def test_a_worker_that_begins_again(make: Callable[..., Pair]) -> None:
+    pair = make()
+    pair.listen()
+    serve(pair.mem, [1] * 8)
+    until(lambda: pair.knows([1] * 8), pair.turn)
+    endpoint, replay = pair.events.endpoint, pair.events.replay
+    pair.events.close()
+    pair.mem = manager()
+    serve(pair.mem, [2] * 8)
+
+    def begin() -> None:
+        with suppress(ConfigurationError):  # the port is free a moment later
+            pair.events = Publisher(pair.mem, endpoint, replay)
+
+    until(lambda: bool(pair.events._feed._cache is pair.mem.prefix), begin)
+    until(lambda: pair.knows([2] * 8), pair.turn)
+    assert pair.index.find([1] * 9) == []
+
+
+def test_rubbish_is_counted_and_costs_what_its_worker_had_told(make: Callable[..., Pair]) -> None:
+    pair = make()
+    pair.listen()
+    serve(pair.mem, [1] * 8)
+    until(lambda: pair.knows([1] * 8), pair.turn)
+    pair.events._pub.send_multipart((b"", (7).to_bytes(8, "big"), b"rubbish"))
+    until(lambda: pair.subscriber.faults == 1, pair.turn)
+    assert pair.index.find([1] * 9) == []
+
+
+@pytest.mark.parametrize(
+    "payload", [b"", b"rubbish", b"\xc0", pack(Batch(0.0, []))[:-2], b"\x92\xff\x91\x80", b"\x91" * 5000]
+)
+def test_bytes_that_are_no_batch(payload: bytes) -> None:
+    with pytest.raises(InvalidArgument, match="no batch"):
+        unpack(payload)
+
+
+def test_unknown_fields_are_left_out() -> None:
+    """Those of another version."""
+    event = {
+        "type": "BlockStored",
+        "block_hashes": [1],
+        "parent_block_hash": None,
+        "token_ids": [1, 2],
+        "block_size": 2,
+    }
+    import msgspec
+
+    batch = unpack(msgspec.msgpack.encode([0.0, [event | {"session_id": "s"}, {"type": "AllBlocksCleared"}], 3]))
+    assert batch.data_parallel_rank == 3
+    assert [type(each) for each in batch.events] == [BlockStored, AllBlocksCleared]
+
+
+def test_addresses_that_cannot_be_used(make: Callable[..., Pair]) -> None:
+    mem = manager()
+    for endpoint, replay in (("nowhere", None), (ANY, "nowhere")):
+        with pytest.raises(ConfigurationError, match="events at"):
+            Publisher(mem, endpoint, replay)
+    pair = make()
+    with pytest.raises(ConfigurationError, match="events of 'nowhere'"):
+        pair.subscriber.add("x", "nowhere")
+    pair.listen()
+    with pytest.raises(ConfigurationError, match="there already"):
+        pair.listen()
+    pair.subscriber.remove("w")
+    pair.listen()
+
+
+def worker(number: int, place: Path, stop: Path) -> None:
+    """A process with a manager: it serves a few prompts, and publishes until it is told to stop."""
+    zmq.Context._instance = None  # that of the parent is not ours
+    mem = manager(slots=30)
+    events = Publisher(mem, ANY, ANY)
+    part = place / f"{number}.part"
+    part.write_text(f"{events.endpoint} {events.replay}")
+    part.rename(place / str(number))
+    stem = list(range(8 * (number + 1)))  # each a part of the next
+    for prompt in (stem, [90 + number] * 8):
+        serve(mem, prompt)
+        events.publish()
+    end = time.monotonic() + 60
+    while not stop.exists() and time.monotonic() < end:
+        events.publish()
+        time.sleep(0.005)
+    events.close()
+
+
+def test_four_processes(tmp_path: Path) -> None:
+    stop, index = tmp_path / "stop", Index()
+    children = [in_child(lambda number=number: worker(number, tmp_path, stop)) for number in range(4)]
+    subscriber = Subscriber(index)
+    try:
+        until(lambda: all((tmp_path / str(number)).exists() for number in range(4)), lambda: None)
+        for number in range(4):
+            subscriber.add(f"worker {number}", *(tmp_path / str(number)).read_text().split())
+        asked = list(range(33))
+        until(lambda: [each.length for each in index.find(asked)] == [32, 24, 16, 8], subscriber.poll)
+        assert [each.worker for each in index.find(asked)] == [f"worker {number}" for number in (3, 2, 1, 0)]
+        until(lambda: len(index.find([92] * 9)) == 1, subscriber.poll)
+        assert index.find([92] * 9)[0].worker == "worker 2"
+        subscriber.remove("worker 3")
+        assert [each.length for each in index.find(asked)] == [24, 16, 8]
+    finally:
+        stop.touch()
+        subscriber.close()
+    assert [ended(child) for child in children] == [0] * 4

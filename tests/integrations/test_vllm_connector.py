@@ -1,0 +1,268 @@
+"""vLLM's own scheduler and cache manager over the connector. Workers without a model check each byte that they read."""
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM cannot be imported: see docs/vllm.md", exc_type=ImportError)
+
+from memstate.errors import ConfigurationError
+from memstate.integrations.vllm import connector, naming
+from memstate.integrations.vllm.settings import Settings
+from memstate.tiers.host.transfers import Transfers
+from tests.support import vllm_engine
+from tests.support.virtual import MemoryStore
+from tests.support.vllm_engine import BLOCK, Engine
+
+HYBRID = ("attention", "state")
+KINDS = [("attention",), HYBRID, ("attention", "window", "state"), ("attention", "state", "state", "state")]
+PROMPT = list(range(30))
+FAULTS = ("vanished", "half", "garbage", "denied", "raises")
+
+Make = Callable[..., Engine]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    """Engines; at the end nothing is pinned, claimed or held."""
+    engines: list[Engine] = []
+
+    def engine(*kinds: str, **options: Any) -> Engine:
+        engines.append(Engine(tmp_path, kinds or HYBRID, **options))
+        return engines[-1]
+
+    yield engine
+    for each in engines:
+        each.require_clean()
+        each.close()
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> MemoryStore:
+    """A store that all engines share."""
+    found = MemoryStore()
+    monkeypatch.setattr(Settings, "open_store", lambda settings: found)
+    return found
+
+
+@pytest.mark.parametrize("kinds", KINDS, ids=" ".join)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_second_request_loads_what_the_first_saved(make: Make, kinds: tuple[str, ...], ranks: int) -> None:
+    engine = make(*kinds, ranks=ranks)
+    engine.serve("a", PROMPT, 3)
+    engine.forget()
+    assert engine.serve("b", [*PROMPT, 7, 7], 3) == 28  # whole blocks of the prompt, all bytes as the first wrote them
+    assert engine.counts.loaded >= 7
+
+
+def test_states_alone_are_saved_at_the_ends_of_chunks_and_null_blocks_never(make: Make) -> None:
+    engine = make(max_num_batched_tokens=12)
+    engine.serve("a", PROMPT, 1)
+    keys = [entry.key for entry in engine.connector.scheduler.cache.entries()]
+    states = sorted(engine.connector.scheduler.cache.get(key).length for key in keys if key.endswith(b"\1"))
+    assert states == [12, 24, 28]  # vLLM ends chunks of 12 there, and the prompt's last whole block
+    assert len(keys) == len(states) + 7  # and KV of seven blocks
+
+
+def test_tenants_do_not_meet(make: Make) -> None:
+    engine = make()
+    engine.serve("a", PROMPT, 1, salt="one")
+    engine.forget()
+    assert engine.serve("b", PROMPT, 1, salt="two") == 0
+    assert engine.serve("c", PROMPT, 1, salt="one") == 28
+
+
+def test_a_spoiled_record_is_seen_by_the_worker(make: Make) -> None:
+    """A control: the checks of the other tests can fail."""
+    engine = make()
+    engine.serve("a", PROMPT, 1)
+    engine.forget()
+    engine.workers[0].connector.worker._cache.pool.memory[:, -1] ^= 1
+    engine.add("b", PROMPT)
+    with pytest.raises(AssertionError, match="b "):
+        engine.run()
+    engine.workers[0].connector.worker._cache.pool.memory[:, -1] ^= 1
+    engine.abort("b")
+    engine.run()
+
+
+def test_aborted_while_it_loads(make: Make) -> None:
+    engine = make()
+    engine.serve("a", PROMPT, 1)
+    engine.forget()
+    engine.add("b", PROMPT)
+    output = engine.scheduler.schedule()  # its blocks are claimed, and the load is on its way
+    engine.abort("b")
+    engine.execute(output)
+    engine.run()
+    assert engine.serve("c", PROMPT, 1) == 28
+
+
+def test_preempted_requests_load_their_own_states_again(make: Make) -> None:
+    engine = make(blocks=24)
+    for name in "abc":
+        engine.add(name, [ord(name)] * 20, 24)
+    engine.run()
+    assert sum(request.num_preemptions for request in engine.requests.values()) > 0
+    assert engine.counts.loaded > 0
+
+
+def test_full_host_memory_saves_less_and_loses_nothing(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make(extra={"host_blocks": 3})
+    engine.serve("a", PROMPT, 3)  # more blocks than records, all on their way at once
+    assert engine.counts.refused > 0
+    assert engine.connector.scheduler.cache.pool.records == 3
+    engine.forget()
+    assert engine.serve("b", PROMPT, 3) % BLOCK == 0
+
+
+def test_full_staging_saves_less(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make(ranks=2)
+    rooms = iter([2, 0] * 100)  # the ranks differ: a block counts where both have it
+    monkeypatch.setattr(Transfers, "room", property(lambda transfers: next(rooms)))
+    engine.serve("a", PROMPT, 1)
+    assert engine.counts.saved == 0
+    assert engine.counts.refused > 0
+
+
+def test_the_store_outlives_the_engine(make: Make, store: MemoryStore) -> None:
+    extra = {"store_tokens": 4}
+    first = make(ranks=2, extra=extra)
+    first.serve("a", PROMPT, 1)
+    assert first.counts.written == first.counts.saved
+    assert len(store.records) == 2 * first.counts.written  # each rank has its own
+    second = make(ranks=2, extra=extra)
+    assert second.serve("b", PROMPT, 1) == 28
+    assert second.counts.fetched == 8
+    second.forget()
+    asked = len(store.calls)
+    assert second.serve("c", PROMPT, 1) == 28  # from host memory
+    assert len(store.calls) == asked
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_the_store_cannot_give_is_computed(make: Make, store: MemoryStore, fault: str) -> None:
+    extra = {"store_tokens": 4}
+    make(extra=extra).serve("a", PROMPT, 1)
+    store.faults |= dict.fromkeys(store.records, fault)
+    second = make(extra=extra)
+    assert second.serve("b", PROMPT, 1) == 0
+    assert (second.counts.lost, second.counts.fetched) == (1, 0)
+
+
+def test_a_broken_store_costs_hits_alone(make: Make, store: MemoryStore) -> None:
+    store.broken = True
+    engine = make(extra={"store_tokens": 4})
+    assert engine.serve("a", PROMPT, 1) == 0
+    engine.forget()
+    assert engine.serve("b", PROMPT, 1) == 28  # host memory needs no store
+
+
+def test_a_record_that_goes_between_question_and_load_is_computed(make: Make) -> None:
+    engine = make()
+    engine.serve("a", PROMPT, 1)
+    engine.forget()
+    side = engine.connector.scheduler
+    matched = side.matched
+
+    def and_gone(request: Any, computed: int) -> int | None:
+        found = matched(request, computed)
+        side.reset()
+        return found
+
+    side.matched = and_gone
+    assert engine.serve("b", PROMPT, 1) == 0
+    assert engine.counts.lost == 1
+
+
+def test_reset_while_saves_are_under_way(make: Make) -> None:
+    engine = make()
+    engine.add("a", PROMPT)
+    output = engine.scheduler.schedule()
+    assert engine.connector.reset_cache()
+    engine.execute(output)
+    engine.connector.reset_cache()
+    engine.run()
+    engine.forget()
+    assert engine.serve("b", PROMPT, 1) == 0  # the rest of the first chunk's blocks is missing
+
+
+CHANGES: dict[str, Callable[[Any, Any], None]] = {
+    "model": lambda config, caches: setattr(config.model_config, "model", "another"),
+    "dtype": lambda config, caches: setattr(config.model_config, "dtype", "bfloat16"),
+    "quantization": lambda config, caches: setattr(config.model_config, "quantization", "fp8"),
+    "KV dtype": lambda config, caches: setattr(config.cache_config, "cache_dtype", "fp8"),
+    "state dtype": lambda config, caches: setattr(config.cache_config, "mamba_ssm_cache_dtype", "bfloat16"),
+    "ranks": lambda config, caches: setattr(config.parallel_config, "tensor_parallel_size", 2),
+    "hash": lambda config, caches: setattr(config.cache_config, "prefix_caching_hash_algo", "sha256_cbor"),
+    "block size": lambda config, caches: object.__setattr__(caches.kv_cache_groups[0].kv_cache_spec, "block_size", 8),
+    "layers": lambda config, caches: caches.kv_cache_groups[0].layer_names.append("more"),
+    "layout": lambda config, caches: setattr(caches, "kv_cache_layout", "LBHNC"),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_names_tell_configurations_apart(tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def digest(change: Callable[[Any, Any], None] | None, blocks: int) -> bytes:
+        config, caches = vllm_engine.vllm_config(tmp_path, {}), vllm_engine.cache_config(HYBRID, blocks, own=True)
+        if change:
+            change(config, caches)
+        return naming.configuration(config, caches, "0.33.0")
+
+    assert digest(None, 8) == digest(None, 16)  # the number of blocks on the device changes nothing
+    assert digest(CHANGES[what], 8) != digest(None, 8)
+
+
+def test_names_tell_ranks_and_seeds_apart() -> None:
+    names = {
+        naming.record_key(naming.with_seed(bytes(32), seed), rank, b"k") for seed in (b"a", b"b") for rank in (0, 1)
+    }
+    assert len(names) == 4
+
+
+def test_what_cannot_be_found_by_content_is_refused(tmp_path: Path) -> None:
+    caches = vllm_engine.cache_config(HYBRID, 8, own=True)
+    config = vllm_engine.vllm_config(tmp_path, {})
+    object.__setattr__(caches.kv_cache_groups[1].kv_cache_spec, "mamba_cache_mode", "none")
+    with pytest.raises(ConfigurationError, match="group 1 with mamba_cache_mode='none'"):
+        connector.require_supported(config, caches)
+    config.cache_config.enable_prefix_caching = False
+    with pytest.raises(ConfigurationError, match="without prefix caching"):
+        connector.require_supported(config, caches)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_legal_schedules(make: Make, store: MemoryStore, seed: int) -> None:
+    """Whatever arrives, ends, fails and is forgotten in whatever step: each forward reads what it should."""
+    draw = random.Random(seed)
+    extra = {"host_blocks": draw.choice([6, 20, 60, 60]), "store_tokens": 4, "staging": draw.choice([0, 4])}
+    store.broken = draw.random() < 0.3
+    engine = make(
+        *draw.choice(KINDS), extra=extra, ranks=draw.choice([1, 1, 2]), blocks=draw.choice([22, 30, 60]),
+        max_num_batched_tokens=draw.choice([8, 13, 40]), max_num_seqs=draw.choice([2, 4]),
+    )  # fmt: skip
+    names, stems = list[str](), [[draw.randrange(50) for _ in range(draw.randrange(12, 30))] for _ in range(3)]
+    for _ in range(120):
+        action, live = draw.random(), [name for name in names if name in engine.scheduler.requests]
+        if action < 0.25 and len(live) < 6:
+            stem = draw.choice(stems)
+            prompt = stem[: draw.choice([len(stem), draw.randrange(4, 12)])]
+            prompt += [draw.randrange(50) for _ in range(draw.randrange(1, 12))]
+            names.append(str(len(names)))
+            engine.add(names[-1], prompt, draw.randrange(1, 16), salt=draw.choice([None, None, "tenant"]))
+        elif action < 0.29 and live:
+            engine.abort(draw.choice(live))
+        elif action < 0.37 and not engine.loading:  # vLLM refuses to reset while something loads
+            engine.scheduler.reset_prefix_cache(reset_running_requests=True, reset_connector=draw.random() < 0.3)
+        elif action < 0.39 and store.records:
+            store.faults[draw.choice(sorted(store.records))] = draw.choice(FAULTS)
+        elif action < 0.40:
+            store.broken = not store.broken
+        else:
+            engine.step()
+    engine.run()
+    assert all(request.is_finished() for request in engine.requests.values())
+    print(engine.counts, sum(request.num_preemptions for request in engine.requests.values()), "preemptions")

@@ -1,0 +1,285 @@
+"""Both sides of vLLM's connector without vLLM: what is decided, what is moved, what is refused."""
+
+import pickle
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from memstate.errors import ConfigurationError, InvalidArgument, LayoutMismatch
+from memstate.integrations.vllm.blocks import blocks_of
+from memstate.integrations.vllm.messages import Plan, Record, Report, Save
+from memstate.integrations.vllm.scheduler import SchedulerSide
+from memstate.integrations.vllm.settings import Settings
+from memstate.integrations.vllm.worker import WorkerSide
+from memstate.tiers.stores.base import Store
+from tests.support.tenants import AtOnce
+from tests.support.virtual import MemoryStore
+
+SIZE, BYTES, BLOCKS = 4, 48, 12
+
+
+def caches(*layers: tuple[list[str], int, int, int], blocks: int = BLOCKS) -> Any:
+    """What a worker needs of vLLM's configuration: names, layer stride, block stride and offset of each tensor."""
+    return SimpleNamespace(
+        num_blocks=blocks,
+        kv_cache_tensors=[
+            SimpleNamespace(layers=names, layer_stride=stride, block_stride=block, offset=offset)
+            for names, stride, block, offset in layers
+        ],
+    )
+
+
+ONE = caches((["a"], BLOCKS * BYTES, BYTES, 0), (["state"], BLOCKS * BYTES, BYTES, 0))
+
+
+class Group:
+    """A cache manager of vLLM: attention reads all blocks, a recurrent layer the last."""
+
+    def __init__(self, number: int, recurrent: bool) -> None:
+        self.kv_cache_group_id, self.recurrent, self.block_size = number, recurrent, SIZE
+        self.num_cached_block: dict[str, int] = {}
+        self.req_to_blocks: dict[str, list[Any]] = {}
+
+    def get_num_skipped_tokens(self, computed: int) -> int:
+        return computed - 1 if self.recurrent else 0
+
+
+class Case:
+    """A scheduler's side and its workers over two groups."""
+
+    def __init__(self, host_blocks: int = 20, ranks: int = 1, store: Store | None = None, drop: bool = False) -> None:
+        settings = Settings(host_blocks, store_tokens=1)
+        self.side = SchedulerSide(
+            settings, ranks, SIZE, lambda request, size: request.hashes, lambda: bytes(32), drop, store, AtOnce()
+        )
+        self.groups = [Group(0, False), Group(1, True)]
+        self.side.bind(SimpleNamespace(coordinator=SimpleNamespace(single_type_managers=self.groups)), (0, 1))
+        self.memory = [torch.zeros(BLOCKS, BYTES, dtype=torch.uint8) for _ in range(ranks)]
+        self.workers = [WorkerSide(settings, rank, store, AtOnce()) for rank in range(ranks)]
+        for worker, memory in zip(self.workers, self.memory, strict=True):
+            worker.register(ONE, {"a": memory, "state": [memory]})
+
+    def request(self, name: str, tokens: int) -> Any:
+        hashes = [bytes([prompt]) * 32 for prompt in range(tokens // SIZE)]
+        return SimpleNamespace(request_id=name, num_tokens=tokens, hashes=hashes)
+
+    def computed(self, name: str, *tables: Sequence[int]) -> None:
+        """vLLM has computed a request: block ids of each group, 0 for the null block."""
+        for group, ids in zip(self.groups, tables, strict=True):
+            group.num_cached_block[name] = len(ids)
+            group.req_to_blocks[name] = [
+                SimpleNamespace(
+                    block_id=block, is_null=not block, block_hash_num_tokens=(at + 1) * SIZE,
+                    block_hash=bytes([at]) * 32 + group.kv_cache_group_id.to_bytes(4, "big") if block else None,
+                )
+                for at, block in enumerate(ids)
+            ]  # fmt: skip
+
+    def step(self, *scheduled: str) -> Plan:
+        """A step on each rank, and what comes of it."""
+        plan = pickle.loads(pickle.dumps(self.side.plan(scheduled, ())))
+        report, finished, failed = Report(), set[str](), set[str]()
+        for worker in self.workers:
+            worker.begin(plan)
+            worker.save(plan)
+            done, lost = worker.finished()
+            report.add(worker.report())
+            finished, failed = finished | done, failed | lost
+        self.side.reported(report)
+        self.side.loaded(finished, failed)
+        return plan
+
+
+@pytest.fixture
+def case() -> Case:
+    """Three blocks of a prompt are saved, with the states after the second and the third."""
+    made = Case()
+    made.memory[0][1:6] = torch.arange(1, 6, dtype=torch.uint8)[:, None]
+    made.computed("a", [1, 2, 3], [0, 4, 5])
+    made.step("a")
+    return made
+
+
+def test_a_state_and_its_kv_are_loaded_and_null_blocks_are_left_alone(case: Case) -> None:
+    assert case.side.counts.saved == 5
+    asked = case.request("b", 14)
+    assert case.side.matched(asked, 0) == 12
+    case.memory[0][:] = 0
+    case.side.allocated(asked, ([6, 7, 8], [0, 0, 9]), 12)
+    case.step()
+    assert case.memory[0][:, 0].tolist() == [0, 0, 0, 0, 0, 0, 1, 2, 3, 5, 0, 0]
+    assert case.side.cache.evictable == 5
+
+
+@pytest.mark.parametrize(
+    ("tokens", "computed", "more"), [(13, 0, 12), (12, 0, 8), (9, 0, 8), (8, 0, 0), (13, 4, 8), (13, 12, 0)]
+)
+def test_how_far_a_prompt_can_be_loaded(case: Case, tokens: int, computed: int, more: int) -> None:
+    assert case.side.matched(case.request("b", tokens), computed) == more
+
+
+def test_a_drafter_computes_the_last_block_again() -> None:
+    case = Case(drop=True)
+    case.computed("a", [1, 2, 3], [0, 4, 5])
+    case.step("a")
+    assert case.side.matched(case.request("b", 13), 0) == 8
+
+
+def test_a_gap_in_kv_ends_what_can_be_loaded(case: Case) -> None:
+    case.side.cache.drop(case.side.cache.get(bytes([1]) * 32 + bytes(4)))
+    assert case.side.matched(case.request("b", 14), 0) == 0
+
+
+def test_a_block_is_saved_once(case: Case) -> None:
+    case.computed("b", [1, 2, 3], [0, 4, 5])
+    assert case.step("a", "b").save is None
+
+
+def test_a_load_that_lost_a_record_fails_and_pins_nothing(case: Case) -> None:
+    asked = case.request("b", 14)
+    assert case.side.matched(asked, 0) == 12
+    case.side.cache.drop(case.side.cache.get(bytes([2]) * 32 + bytes(4)))
+    case.side.allocated(asked, ([6, 7, 8], [0, 0, 9]), 12)
+    assert case.step().lost == ["b"]
+    assert (case.side.counts.lost, case.side.cache.evictable) == (1, 4)
+
+
+def test_what_is_being_loaded_is_not_evicted(case: Case) -> None:
+    asked = case.request("b", 14)
+    case.side.matched(asked, 0)
+    case.side.allocated(asked, ([6, 7, 8], [0, 0, 9]), 12)
+    assert case.side.cache.evict(9) == 1  # the state after the second block
+    case.step()
+    assert case.side.cache.evict(9) == 4
+
+
+def test_all_ranks_must_have_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(ranks=2)
+    case.computed("a", [1], [2])
+    plan = case.side.plan(["a"], ())
+    first, second = (
+        Report({plan.save.job: 1}),
+        Report({plan.save.job: 1}, {plan.save.job: {plan.save.records[0].number}}),
+    )
+    case.side.reported(first)
+    assert len(case.side.cache) == 0
+    case.side.reported(second)
+    assert [entry.record for entry in case.side.cache.entries()] == [plan.save.records[1].number]
+    assert case.side.cache.pool.free == 19
+
+
+def test_the_store_is_asked_once_and_read_into_host_memory() -> None:
+    store = MemoryStore()
+    first = Case(store=store)
+    first.memory[0][1:5] = torch.arange(1, 5, dtype=torch.uint8)[:, None]
+    first.computed("a", [1, 2], [3, 4])
+    first.step("a")
+    assert first.side.busy
+    first.step()
+    assert not first.side.busy
+    assert len(store.records) == 4
+    second, asked = Case(store=store), first.request("b", 11)
+    assert second.side.matched(asked, 0) == 8
+    second.side.allocated(asked, ([6, 7], [0, 8]), 8)
+    second.step()
+    assert second.memory[0][6:9, 0].tolist() == [1, 2, 4]
+    assert (second.side.counts.fetched, len(second.side.cache)) == (3, 3)
+
+
+def test_a_failed_request_does_not_ask_the_store_again() -> None:
+    store = MemoryStore()
+    first = Case(store=store)
+    first.computed("a", [1, 2], [3, 4])
+    first.step("a")
+    first.step()
+    store.faults |= dict.fromkeys(store.records, "garbage")
+    second, asked = Case(store=store), first.request("b", 11)
+    second.side.matched(asked, 0)
+    second.side.allocated(asked, ([6, 7], [0, 8]), 8)
+    second.step()
+    assert second.side.counts.lost == 1
+    assert second.side.matched(asked, 0) == 0
+    assert second.side.cache.pool.free == 20
+
+
+def test_writes_pin_a_quarter_of_host_memory() -> None:
+    case = Case(host_blocks=8, store=MemoryStore())
+    case.computed("a", [1, 2, 3], [4, 5, 6])
+    case.step("a")
+    assert [len(case.step().writes[0].records) for _ in range(3)] == [2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        ({}, "without host_blocks"),
+        ({"host_blocks": 0}, "host_blocks=0"),
+        ({"host_blocks": "many"}, "host_blocks='many'"),
+        ({"host_blocks": 1, "threads": 0}, "threads=0"),
+        ({"host_blocks": 1, "staging": -1}, "staging=-1"),
+        ({"host_blocks": 1, "store": 7}, "store=7"),
+        ({"host_blocks": 1, "cpu_bytes": 7}, "cpu_bytes"),
+    ],
+)
+def test_settings_that_cannot_be_meant(given: dict[str, Any], what: str) -> None:
+    with pytest.raises(ConfigurationError, match=what):
+        Settings.read(given)
+
+
+def test_a_worker_without_memory() -> None:
+    worker = WorkerSide(Settings(4), 0, None, AtOnce())
+    with pytest.raises(InvalidArgument, match="before register_kv_caches"):
+        worker.save(Plan(Save(0, [1], [Record(bytes(36), 0, 4)])))
+
+
+def layered(memory: Tensor, at: int, blocks: int = BLOCKS) -> Tensor:
+    return memory[at : at + blocks * BYTES].view(blocks, BYTES)
+
+
+WHOLE = 2 * BLOCKS * BYTES
+LAYOUTS: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
+    "a tensor a layer": lambda: (
+        caches((["a"], BLOCKS * BYTES, BYTES, 0), (["b"], BLOCKS * BYTES, BYTES, 0)),
+        {name: torch.zeros(BLOCKS, BYTES, dtype=torch.uint8) for name in "ab"},
+    ),
+    "layers in one allocation": lambda: (
+        caches((["a", "b"], BLOCKS * BYTES, BYTES, 0)),
+        dict(zip("ab", torch.zeros(WHOLE, dtype=torch.uint8).view(2, BLOCKS, BYTES), strict=True)),
+    ),
+    "all layers in a block": lambda: (
+        caches((["a", "b"], BYTES, 2 * BYTES, 0)),
+        dict(zip("ab", torch.zeros(WHOLE, dtype=torch.uint8).view(BLOCKS, 2, BYTES).transpose(0, 1), strict=True)),
+    ),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_block_has_the_bytes_of_all_layers(layout: str) -> None:
+    given, tensors = LAYOUTS[layout]()
+    blocks = blocks_of(given, tensors)
+    assert blocks.planes.slots == BLOCKS - 1
+    assert blocks.planes.layout.bytes_per_slot == 2 * BYTES
+    for at, tensor in enumerate(tensors.values()):
+        tensor[3] = at + 1
+    blocks.planes.copy(torch.tensor([7]), torch.tensor([3]))
+    assert [tensor[7].unique().tolist() for tensor in tensors.values()] == [[1], [2]]
+    assert [tensor[6].unique().tolist() for tensor in tensors.values()] == [[0], [0]]
+
+
+def test_geometries_differ_where_layers_do_and_not_by_blocks() -> None:
+    def of(blocks: int, dtype: torch.dtype) -> bytes:
+        tensor = torch.zeros(blocks, BYTES, dtype=torch.uint8).view(dtype)
+        return blocks_of(caches((["a"], blocks * BYTES, BYTES, 0), blocks=blocks), {"a": tensor}).geometry
+
+    assert of(5, torch.float32) == of(9, torch.float32) != of(9, torch.float16)
+
+
+def test_memory_that_does_not_fit_the_configuration() -> None:
+    with pytest.raises(LayoutMismatch, match="KV cache of a: 48 bytes"):
+        blocks_of(ONE, {"a": torch.zeros(1, BYTES, dtype=torch.uint8)})
+    with pytest.raises(LayoutMismatch, match="has none of them"):
+        blocks_of(ONE, {"z": torch.zeros(BLOCKS, BYTES, dtype=torch.uint8)})

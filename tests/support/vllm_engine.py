@@ -1,0 +1,297 @@
+"""An engine around vLLM's own scheduler and cache manager: a worker without a model, on a CPU, moves real bytes.
+
+What a forward writes into a block depends on all tokens up to its place. Before each forward all that a request reads
+is compared with that: a block that was loaded, saved or given to another in the wrong moment shows. Blocks that nobody
+holds and no prefix names are poisoned in every step.
+"""
+
+import json
+import random
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from vllm.config import (
+    CacheConfig,
+    DeviceConfig,
+    KVTransferConfig,
+    ModelConfig,
+    SchedulerConfig,
+    VllmConfig,
+)
+from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core.kv_cache_utils import (
+    get_request_block_hasher,
+    init_none_hash,
+    resolve_kv_cache_block_sizes,
+)
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheTensor,
+    MambaSpec,
+    SlidingWindowSpec,
+)
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output import StructuredOutputManager
+
+from memstate.integrations.vllm.connector import MemstateConnector
+from memstate.integrations.vllm.scheduler import Counts
+
+BLOCK, PAGE, POISON = 4, 64, 0xEE
+TINY = {
+    "architectures": ["OPTForCausalLM"], "model_type": "opt", "hidden_size": 64, "num_attention_heads": 4,
+    "num_hidden_layers": 2, "vocab_size": 1000, "max_position_embeddings": 2048, "ffn_dim": 64,
+    "word_embed_proj_dim": 64,
+}  # fmt: skip
+ATTENTION = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=2, head_size_v=2, dtype=torch.float32)
+WINDOW = SlidingWindowSpec(
+    block_size=BLOCK, num_kv_heads=1, head_size=2, head_size_v=2, dtype=torch.float32, sliding_window=10
+)
+STATE = MambaSpec(block_size=BLOCK, shapes=((16,),), dtypes=(torch.float32,), mamba_cache_mode="align")
+SPECS = {"attention": ATTENTION, "state": STATE, "window": WINDOW}
+
+
+def vllm_config(folder: Path, extra: dict[str, Any], **scheduling: Any) -> VllmConfig:
+    """A configuration without a model."""
+    (folder / "config.json").write_text(json.dumps(TINY))
+    chosen = {"max_num_seqs": 4, "max_num_batched_tokens": 24, "max_model_len": 256, **scheduling}
+    config = VllmConfig(
+        model_config=ModelConfig(model=str(folder), skip_tokenizer_init=True, dtype="float32", max_model_len=256),
+        cache_config=CacheConfig(block_size=BLOCK, enable_prefix_caching=True, mamba_cache_mode="align"),
+        scheduler_config=SchedulerConfig(
+            enable_chunked_prefill=True, is_encoder_decoder=False, async_scheduling=False, **chosen
+        ),
+        device_config=DeviceConfig(device="cpu"),
+        kv_transfer_config=KVTransferConfig(
+            kv_connector="MemstateConnector", kv_connector_module_path="memstate.integrations.vllm.connector",
+            kv_role="kv_both", kv_connector_extra_config=extra, kv_load_failure_policy="recompute",
+        ),
+    )  # fmt: skip
+    config.scheduler_config.disable_hybrid_kv_cache_manager = False
+    config.cache_config.mamba_cache_mode = "align"
+    return config
+
+
+def cache_config(kinds: Sequence[str], blocks: int, own: bool = False) -> KVCacheConfig:
+    """Two layers of each kind; the first layers of all groups share a tensor, and the second layers another.
+
+    own: with specs that a test may change.
+    """
+    groups = [
+        KVCacheGroupSpec([f"{kind}.{at}.{layer}" for layer in range(2)], replace(SPECS[kind]) if own else SPECS[kind])
+        for at, kind in enumerate(kinds)
+    ]
+    tensors = [
+        KVCacheTensor(
+            size=blocks * PAGE, layers=[group.layer_names[layer]], layer_stride=blocks * PAGE, block_stride=PAGE
+        )
+        for layer in range(2)
+        for group in groups
+    ]
+    return KVCacheConfig(num_blocks=blocks, kv_cache_tensors=tensors, kv_cache_groups=groups)
+
+
+def written(layer: str, tokens: Sequence[int], size: int) -> np.ndarray:
+    """What a layer has after these tokens."""
+    digest = blake2b(repr((layer, tuple(tokens))).encode(), digest_size=32).digest()
+    return np.resize(np.frombuffer(digest, np.uint8), size)
+
+
+class Worker:
+    """One rank: its memory and its connector."""
+
+    def __init__(self, config: VllmConfig, caches: KVCacheConfig, rank: int) -> None:
+        config.parallel_config.rank = rank
+        self.rank, self.caches = rank, caches
+        self.connector = MemstateConnector(config, KVConnectorRole.WORKER, caches)
+        self.memory = [np.full((caches.num_blocks, PAGE), POISON, np.uint8) for _ in range(2)]
+        named = dict[str, Any]()
+        for group in caches.kv_cache_groups:
+            for layer, name in enumerate(group.layer_names):
+                whole = torch.from_numpy(self.memory[layer]).view(torch.float32)
+                named[name] = [whole] if isinstance(group.kv_cache_spec, MambaSpec) else whole
+        self.connector.register_kv_caches(named)
+
+    def forward(self, name: str, tokens: list[int], before: int, blocks: Sequence[list[int]]) -> None:
+        """Reads what a request has, and writes what it computes from `before` on."""
+        for group, ids in zip(self.caches.kv_cache_groups, blocks, strict=True):
+            for layer, called in enumerate(group.layer_names):
+                self._layer(
+                    f"{called} of {self.rank}", group.kv_cache_spec, self.memory[layer], tokens, before, ids, name
+                )
+
+    def _layer(
+        self, called: str, spec: Any, memory: Any, tokens: list[int], before: int, ids: list[int], name: str
+    ) -> None:
+        if isinstance(spec, MambaSpec):
+            if before:
+                at = ids[(before - 1) // BLOCK]
+                assert at, f"{name}: the state after {before} tokens is in the null block"
+                assert (memory[at] == written(called, tokens[:before], PAGE)).all(), f"{name} {called} @{before}"
+            at = ids[(len(tokens) - 1) // BLOCK]
+            assert at, f"{name}: the state after {len(tokens)} tokens goes to the null block"
+            memory[at] = written(called, tokens, PAGE)
+            return
+        size = PAGE // BLOCK
+        first = max(0, before - spec.sliding_window + 1) if isinstance(spec, SlidingWindowSpec) else 0
+        for place in range(first, len(tokens)):
+            at, cell = ids[place // BLOCK], slice(place % BLOCK * size, (place % BLOCK + 1) * size)
+            if place < before:
+                assert at, f"{name}: KV of token {place} is in the null block"
+                assert (memory[at, cell] == written(called, tokens[: place + 1], size)).all(), (
+                    f"{name} {called} [{place}]"
+                )
+            else:
+                memory[at, cell] = written(called, tokens[: place + 1], size)
+
+    def end(self, output: Any) -> KVConnectorOutput:
+        """The connector's part of a step, behind its forward as where no load is synchronous."""
+        self.connector.bind_connector_metadata(output.kv_connector_metadata)
+        self.connector.start_load_kv(None)
+        self.connector.wait_for_save()
+        results = self.connector.get_transfer_results(output.finished_req_ids)
+        done = KVConnectorOutput(
+            finished_recving=results.finished_recving, failed_recving=results.failed_recving,
+            kv_connector_worker_meta=self.connector.build_connector_worker_meta(),
+        )  # fmt: skip
+        self.connector.clear_connector_metadata()
+        return done
+
+
+class Engine:
+    """vLLM's scheduler with our connector, and its workers."""
+
+    def __init__(
+        self, folder: Path, kinds: Sequence[str] = ("attention", "state"), blocks: int = 40, ranks: int = 1,
+        extra: dict[str, Any] | None = None, **scheduling: Any,
+    ) -> None:  # fmt: skip
+        self.config = vllm_config(folder, {"host_blocks": 64, **(extra or {})}, **scheduling)
+        self.config.cache_config.num_gpu_blocks = blocks
+        self.config.parallel_config.tensor_parallel_size = self.config.parallel_config.world_size = ranks
+        self.caches = cache_config(kinds, blocks)
+        block, unit = resolve_kv_cache_block_sizes(self.caches, self.config)
+        hashing = get_hash_fn_by_name("sha256")
+        init_none_hash(hashing)
+        self.hasher = get_request_block_hasher(unit, hashing)
+        self.scheduler = Scheduler(
+            self.config, self.caches, StructuredOutputManager(self.config), block_size=block, hash_block_size=unit
+        )
+        self.workers = [Worker(self.config, self.caches, rank) for rank in range(ranks)]
+        self.aggregator = KVOutputAggregator(ranks)
+        self.requests = dict[str, Request]()
+        self.random = random.Random(0)
+        self.loaded_tokens = 0
+
+    @property
+    def connector(self) -> MemstateConnector:
+        """The scheduler's side."""
+        return self.scheduler.connector
+
+    def add(self, name: str, prompt: Sequence[int], answer: int = 1, salt: str | None = None) -> Request:
+        """A request arrives."""
+        request = Request(
+            name, list(prompt), SamplingParams(max_tokens=answer, ignore_eos=True), None,
+            block_hasher=self.hasher, cache_salt=salt,
+        )  # fmt: skip
+        self.requests[name] = request
+        self.scheduler.add_request(request)
+        return request
+
+    def abort(self, name: str) -> None:
+        """A request is aborted."""
+        self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
+
+    @property
+    def counts(self) -> Counts:
+        """What the connector has done."""
+        return self.connector.counts
+
+    @property
+    def loading(self) -> bool:
+        """Whether requests that do not run have blocks: a load is under way, or its request has not been scheduled."""
+        return bool(self.connector.scheduler._loads) or bool(self.scheduler.kv_holding_waiting)
+
+    def forget(self) -> None:
+        """Empties vLLM's own prefix cache."""
+        assert self.scheduler.reset_prefix_cache()
+
+    def serve(self, name: str, prompt: Sequence[int], answer: int, salt: str | None = None) -> int:
+        """Runs one request to its end; returns how many tokens were loaded for it."""
+        before = self.loaded_tokens
+        self.add(name, prompt, answer, salt)
+        self.run()
+        return self.loaded_tokens - before
+
+    def step(self) -> None:
+        """One step."""
+        self.execute(self.scheduler.schedule())
+
+    def execute(self, output: Any) -> None:
+        """The forward of a step on each rank, and what comes of it."""
+        scheduler = self.scheduler
+        pool = scheduler.kv_cache_manager.block_pool
+        loose = [block.block_id for block in pool.blocks if not block.ref_cnt and block.block_hash is None]
+        for memory in (memory for worker in self.workers for memory in worker.memory):
+            memory[loose] = POISON
+        for name, count in output.num_scheduled_tokens.items():
+            request = self.requests[name]
+            after = request.num_computed_tokens  # the scheduler has counted them already
+            blocks = scheduler.kv_cache_manager.get_block_ids(name)
+            for worker in self.workers:
+                worker.forward(name, list(request.all_token_ids)[:after], after - count, blocks)
+        outputs = [worker.end(output) for worker in self.workers]
+        names = list(output.num_scheduled_tokens)
+        sampled = [[self.random.randrange(100)] if self._samples(self.requests[name]) else [] for name in names]
+        places = {name: at for at, name in enumerate(names)}
+        runner = [
+            ModelRunnerOutput(
+                req_ids=names, req_id_to_index=places, sampled_token_ids=sampled, kv_connector_output=each
+            )
+            for each in outputs
+        ]  # fmt: skip
+        merged = self.aggregator.aggregate(runner, 0)
+        loading = set(merged.kv_connector_output.finished_recving or ())
+        lost = merged.kv_connector_output.failed_recving
+        self.loaded_tokens += sum(self.requests[name].num_computed_tokens for name in loading - lost)
+        scheduler.update_from_output(output, merged)
+
+    @staticmethod
+    def _samples(request: Request) -> bool:
+        return request.num_computed_tokens == request.num_tokens
+
+    def run(self, most: int = 400) -> int:
+        """Steps until nothing is left to do; returns how many."""
+        for steps in range(most):
+            if not self.scheduler.has_requests():
+                return steps
+            self.step()
+            time.sleep(0.0005 if self.connector.scheduler._questions else 0)  # threads ask the store
+        raise AssertionError(f"{most} steps, and there are still requests")
+
+    def require_clean(self) -> None:
+        """Nothing is held: neither blocks of vLLM, nor records, nor pins."""
+        side, pool = self.connector.scheduler, self.scheduler.kv_cache_manager.block_pool
+        assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1
+        assert side.cache.miscounts(Counter(), 0) == []
+        assert not (side._saving or side._saves or side._writes or side._loads or side._cursors or side._questions)
+        for worker in (worker.connector.worker for worker in self.workers):
+            assert not (worker._saving or worker._reading or worker._loading or worker._writing or worker._failed)
+            assert not worker._cache.pool._users
+
+    def close(self) -> None:
+        """Ends threads."""
+        for connector in (self.connector, *(worker.connector for worker in self.workers)):
+            connector.shutdown()

@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[3]
 PROGRAMS = "stateful.py::test_random_programs_follow_the_rules"
 OWNERS = [
     "allocator", "groups", "shared_pool", "ownership", "commands", "counts", "audit", PROGRAMS, "tracking",
-    "tracking_ends", "redirect", "lazy", "fork", "arrivals", "in_place", "speculation", "accepted", "pages", "requests",
+    "tracking_ends", "redirect", "lazy", "fork", "arrivals", "in_place", "speculation", "accepted", "requests/pages", "requests",
     "shortfall", "mutant_gaps", "prefix_gaps", "gap",
 ]  # fmt: skip
 CACHED = [

@@ -177,6 +177,7 @@ def test_a_trial_chooses_alike_in_every_precision(family: str, dtype: torch.dtyp
     assert mst.layout(tiny(family, dtype=dtype)).on_slots == (family not in COPIES)
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
     ("family", "name", "mistake"),

@@ -25,6 +25,17 @@ AS_WIDE = {"zaya": ("conv",), "qwen4_exp_text": ("conv2", "conv3")}
 INDEXED = ("qwen4_exp_text", "glm5_next")  # keys of an index are no KV
 
 
+# A field that makes axes of a state unequal that are equal in the tiny models; those of Kimi's rule always are.
+UNEQUAL = {
+    **dict.fromkeys(
+        ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "qwen4_exp_text", "olmo_hybrid"), "linear_value_head_dim"
+    ),
+    **dict.fromkeys(("bamba", "granitemoehybrid", "falcon_h1", "zamba2"), "mamba_d_state"),
+    "nemotron_h": "ssm_state_size",
+    "mamba2": "state_size",
+}
+
+
 def planes(layout: Any) -> list[tuple[str, tuple[int, ...], torch.dtype]]:
     return [(plane.name, plane.shape, plane.dtype) for plane in layout.planes]
 
@@ -62,6 +73,14 @@ def test_a_preset_is_what_the_cache_of_the_model_holds(family: str) -> None:
     elements = sum(one.keys[0] * one.keys[1] + one.values[0] * one.values[1] for one in found.attended)
     assert (page.layers * sum(plane.elements for plane in page.planes) if page else 0) == elements
     assert any(one.indexed for one in found.attended) == (family in INDEXED)
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("family", UNEQUAL)
+def test_a_preset_has_the_axes_of_a_state_in_the_order_of_the_class(family: str) -> None:
+    found = compare(family, tiny(family, changes=((UNEQUAL[family], 16),)))
+    (ssm,) = {one.shape for one in found.held if one.kind == "recurrent"}
+    assert ssm[-2:] == (8, 16)
 
 
 @pytest.mark.sample(3)

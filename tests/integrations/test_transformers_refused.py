@@ -97,13 +97,16 @@ def test_models_without_any_recurrent_state_are_refused_by_name() -> None:
         mst.layout(model)
 
 
-def test_kernels_that_need_a_gpu_are_named_where_a_model_on_a_cpu_got_them(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("function", ["torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule"])
+def test_kernels_that_need_a_gpu_are_named_where_a_model_on_a_cpu_got_them(
+    function: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert probe.GPU_ONLY == GPU_ONLY
-    model = tiny("qwen3_next", seed=1)
+    model = tiny("qwen3_next", seed=3)
     inside: dict[str, Any] = {"__name__": "fla.ops.gated_delta_rule"}
     exec("def kernel(*args, **kwargs):\n    raise RuntimeError('0 active drivers')", inside)
     module = sys.modules[type(model).__module__]
-    monkeypatch.setattr(module, "torch_chunk_gated_delta_rule", inside["kernel"])
+    monkeypatch.setattr(module, function, inside["kernel"])
     with pytest.raises(ms.ConfigurationError, match=r"kernels of fla, which need a GPU: .* environment without fla"):
         mst.manager(model, slots=2, max_requests=1)
     inside["__name__"] = "another.module"  # what fails for another reason stays what it is

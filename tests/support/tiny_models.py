@@ -129,13 +129,18 @@ def without_gpu_kernels() -> Iterator[None]:
 
 
 @cache
-def tiny(family: str, seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:
-    """A model of a family with random weights, in evaluation mode. Nobody may change it."""
+def tiny(
+    family: str, seed: int = 0, dtype: torch.dtype = torch.float32, changes: tuple[tuple[str, int], ...] = ()
+) -> Any:
+    """A model of a family with random weights, in evaluation mode. Nobody may change it.
+
+    `changes` are fields of its configuration, by name.
+    """
     with without_gpu_kernels():
         from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText
 
         torch.manual_seed(seed)
-        settings = {**COMMON, **FAMILIES[family]}
+        settings = {**COMMON, **FAMILIES[family], **dict(changes)}
         if family in WITH_PICTURES:
             config = CONFIG_MAPPING[family](text_config=settings, vision_config=PICTURES)
             model = AutoModelForImageTextToText.from_config(config)

@@ -141,6 +141,7 @@ def probe(model: Any) -> Findings:
                 f"{type(model).__name__}: no layer left a recurrent state in the cache, so there is nothing to manage"
             )
         attended = tuple(kv for layer in range(len(cache.layers)) if (kv := _attended(layer, cache.layers[layer])))
+        model(input_ids=ids[:, TOKENS : TOKENS + 1], use_cache=True, **{argument: cache})  # decode has other kernels
         has_recurrent = any(one.kind == "recurrent" for one in held)  # windows always continue
         continues = not has_recurrent or felt(model, argument, TOKENS, _spoil_recurrent)
     except Exception as error:

@@ -29,7 +29,7 @@ def answers(model: Any, mem: ms.StateManager, prompts: Sequence[mst.Prompt], **s
     return {(one.id, one.sample): one.tokens for one in mst.serve(model, mem, prompts, **settings)}
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_samples_are_those_of_single_requests_and_their_prompt_is_read_once(family: str) -> None:
     model, read = tiny(family), []
@@ -54,7 +54,7 @@ def test_samples_are_those_of_single_requests_and_their_prompt_is_read_once(fami
     assert mem.free_slots == 16
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("tracking", [ms.Redirect(every=4), ms.PingPong(every=4)], ids=str)
 @pytest.mark.parametrize("settings", [
     {"max_requests": 3}, {"slots": 10, "max_requests": 8},
@@ -64,7 +64,7 @@ def test_samples_are_those_of_single_requests_and_their_prompt_is_read_once(fami
 def test_samples_wait_for_rows_slots_and_pages_and_none_is_lost(
     tracking: ms.Tracking, settings: dict[str, Any]
 ) -> None:
-    model = tiny("qwen3_next")
+    model = tiny("lfm2")
     prompts = [mst.Prompt(TEXT[n : n + 5 + n], n, config=sampled(1 + n % 3), seed=10 * n) for n in range(6)]
     roomy = {"slots": 60, "max_requests": 16, "pages": ms.Pages(size=4, count=200, per_row=16)}
     expected = answers(model, managed(model, tracking=tracking, **roomy), prompts)
@@ -75,7 +75,7 @@ def test_samples_wait_for_rows_slots_and_pages_and_none_is_lost(
 
 
 def test_samples_that_never_fit_are_refused_whole() -> None:
-    model = tiny("qwen3_next")
+    model = tiny("lfm2")
     mem = managed(model, max_requests=3, prefix=None)
     prompts = [mst.Prompt(TEXT[:9], n, config=sampled(4), seed=1) for n in range(2)]
     found = list(mst.serve(model, mem, [*prompts, mst.Prompt(TEXT[:9], "other", most=NEW)]))
@@ -105,7 +105,7 @@ def test_an_abort_ends_all_samples() -> None:
 
 
 def test_what_has_no_several_samples_is_refused_by_name() -> None:
-    model = tiny("qwen3_next")
+    model = tiny("lfm2")
     mem = managed(model)
     greedy = GenerationConfig()
     greedy.num_return_sequences = 2  # in the constructor Transformers refuses it itself
@@ -139,7 +139,7 @@ def steps(server: mst.Server) -> Iterator[mst.Event | BaseException]:
 
 @pytest.mark.parametrize("samples", [1, 2])
 def test_a_processor_that_raises_ends_its_own_rows_only(samples: int) -> None:
-    model = tiny("qwen3_next")
+    model = tiny("lfm2")
     mem = managed(model, max_requests=6, prefix=None)
     server = mst.Server(model, mem)
     raising = [Raises(11, ArithmeticError("mine"))]
@@ -159,7 +159,7 @@ def test_a_processor_that_raises_ends_its_own_rows_only(samples: int) -> None:
 
 
 def test_what_ends_text_may_raise(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = tiny("qwen3_next")
+    model = tiny("lfm2")
     mem = managed(model, prefix=None)
     server = mst.Server(model, mem)
     for name in ("raises", "other"):
@@ -177,7 +177,7 @@ def test_what_ends_text_may_raise(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_interrupt_while_tokens_are_chosen_ends_the_rows_that_have_none() -> None:
-    model = tiny("qwen3_next")
+    model = tiny("lfm2")
     mem = managed(model, prefix=None)
     server = mst.Server(model, mem)
     server.submit(mst.Prompt(TEXT[:9], "raises", most=NEW, processors=[Raises(9, KeyboardInterrupt())]))

@@ -28,7 +28,7 @@ TITLES = {
     "stats": "Figures",
     "errors": "Errors",
     "viz": "Pictures",
-    "integrations": "Transformers",
+    "integrations": "Integrations",
     "cli": "Programs, from Python",
 }
 # Public, and in no `__all__`.
@@ -140,7 +140,8 @@ def imports(module: str) -> dict[str, str]:
 def parsed(module: str) -> ast.Module:
     """The source of a module."""
     path = module_path(module)
-    assert path, module
+    if path is None:
+        raise FileNotFoundError(f"{module}: a module imports from it, and it does not exist")
     return ast.parse(path.read_text())
 
 

@@ -14,7 +14,7 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = ("*.md", "docs/*.md", "benchmarks/*.md")
-BESIDE = ("docs/*.svg", "docs/images/*", "examples/*.py", "examples/*/*.py")  # what pages show and link to
+BESIDE = ("docs/*.svg", "docs/*.json", "docs/images/*", "examples/*.py", "examples/*/*.py")  # beside pages
 
 # A page for each folder of memstate/, in this order; folders that are not named here follow under their own names.
 TITLES = {

@@ -14,7 +14,7 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = ("*.md", "docs/*.md", "benchmarks/*.md")
-BESIDE = ("docs/*.svg", "docs/images/*", "examples/*.py")  # what pages show and link to
+BESIDE = ("docs/*.svg", "docs/*.json", "docs/images/*", "examples/*.py", "examples/*/*.py")  # beside pages
 
 # A page for each folder of memstate/, in this order; folders that are not named here follow under their own names.
 TITLES = {
@@ -28,7 +28,7 @@ TITLES = {
     "stats": "Figures",
     "errors": "Errors",
     "viz": "Pictures",
-    "integrations": "Transformers",
+    "integrations": "Integrations",
     "cli": "Programs, from Python",
 }
 # Public, and in no `__all__`.
@@ -140,7 +140,8 @@ def imports(module: str) -> dict[str, str]:
 def parsed(module: str) -> ast.Module:
     """The source of a module."""
     path = module_path(module)
-    assert path, module
+    if path is None:
+        raise FileNotFoundError(f"{module}: a module imports from it, and it does not exist")
     return ast.parse(path.read_text())
 
 

@@ -63,6 +63,11 @@ def test_the_command_line_names_its_extra(python: Path, tmp_path: Path) -> None:
     assert "pip install '.[cli]' in a checkout of memstate" in done.stderr
 
 
+def test_many_machines_run_on_it(python: Path, tmp_path: Path) -> None:
+    done = run(python, ROOT / "examples" / "many_machines" / "run.py", tmp_path / "records", cwd=tmp_path)
+    assert done.stdout.count("requests start at") == 5, done.stderr
+
+
 def test_every_public_name_can_be_imported(python: Path, tmp_path: Path) -> None:
     done = run(python, "-c", "from memstate import *; print(StateManager.__name__, len(dir()))", cwd=tmp_path)
     assert done.stdout.startswith("StateManager "), done.stderr

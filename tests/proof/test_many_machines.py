@@ -1,4 +1,4 @@
-"""examples/many_machines.py prints what docs/machines.md says, over a folder and over Mooncake."""
+"""examples/many_machines prints what docs/machines.md says, over a folder and over Mooncake."""
 
 import os
 import re
@@ -13,7 +13,7 @@ from tests.support.mooncake_server import running_master
 from tests.support.sources import ROOT
 
 pytestmark = pytest.mark.proof
-(SAID,) = re.findall(r"many_machines.py records\n(.*?)```", (ROOT / "docs" / "machines.md").read_text(), re.DOTALL)
+(SAID,) = re.findall(r"many_machines/run.py records\n(.*?)```", (ROOT / "docs" / "machines.md").read_text(), re.DOTALL)
 
 
 @pytest.fixture(params=["folder", "mooncake"])
@@ -29,7 +29,7 @@ def run(place: str, folder: Path) -> list[str]:
     """The lines that the program prints; ranks print in any order."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / "many_machines.py"), place],
+        [sys.executable, str(ROOT / "examples" / "many_machines" / "run.py"), place],
         cwd=folder, env=environment | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -1,0 +1,69 @@
+"""A toy model and the loop that serves it, for every process of `run.py`."""
+
+import time
+
+import torch
+import torch.distributed as dist
+
+import memstate as ms
+from memstate.tiers import Store
+
+MODEL = "counting toy, weights of today"  # in the names of all records
+PAGE = 4
+WHOLE = ms.StateLayout(  # of all ranks; `parts` says that they cut the heads
+    planes=(ms.Plane("ssm", (8, 2), torch.float32, parts=(ms.Part("head", 8),)),), layers=2
+)
+
+
+def open_store(place: str) -> Store:
+    """Opens the store that the processes share."""
+    if place.startswith("mooncake://"):
+        address = place.removeprefix("mooncake://")
+        return ms.MooncakeStore(ms.Mooncake(address, segment_bytes=32 << 20))
+    return ms.FileStore(place)
+
+
+def manager(store: Store, rank: int = 0, ranks: int = 1) -> ms.StateManager:
+    """Makes the manager of a process, which has all of each state or the part of one rank."""
+    group = dist.group.WORLD if ranks > 1 else None
+    prefetch = ms.Prefetch(threshold=8, stop="wait_complete")
+    tiers = ms.Tiers(MODEL, host_slots=16, store=store, prefetch=prefetch, rank=rank, ranks=ranks, group=group)
+    pages = ms.Pages(size=PAGE)
+    return ms.StateManager(WHOLE.shard(ranks), slots=8, max_requests=2, pages=pages, prefix=ms.Prefix(), tiers=tiers)
+
+
+def folded(state: torch.Tensor, tokens: list[int], rank: int) -> torch.Tensor:
+    """Folds tokens into states of (.. head 2). It stands for a model; each head gives other numbers, all exact."""
+    heads = torch.arange(1, 1 + state.shape[-2])[:, None] + rank * state.shape[-2]
+    for token in tokens:
+        state = (state * 3 + token * heads) % 65521
+    return state
+
+
+def serve(mem: ms.StateManager, prompt: list[int], rank: int = 0) -> int:
+    """Reads a prompt, compares its state with that of an uncached run, and returns the tokens it need not compute."""
+    fetch = mem.prefetch(prompt)  # when the request arrives
+    while not mem.tiers.ready(fetch):
+        mem.poll()  # once in each iteration of a decode loop
+        time.sleep(0.001)
+    (row,) = mem.admit([ms.Request("r", tokens=prompt, fetch=fetch)])
+    start = done = mem.length(row)
+    while done < len(prompt):
+        step = mem.plan([row], mem.chunk(row, 16))
+        state = folded(mem.planes["ssm"][:, step.read], prompt[done : mem.length(row)], rank)
+        mem.planes["ssm"][:, step.write] = state
+        mem.settle(step)
+        mem.publish([row], tokens=[prompt])
+        mem.poll()
+        done = mem.length(row)
+    mem.release([row], tokens=[prompt])
+    assert torch.equal(state, folded(torch.zeros_like(state), prompt, rank)), "the state of another prompt"
+    return start
+
+
+def report(who: str, mem: ms.StateManager, store: Store, starts: list[int]) -> None:
+    """Prints where requests began, and the figures to watch."""
+    tiers = mem.stats().tiers
+    written = f"{tiers.written} records written, {tiers.write_failed} failed; faults {dict(store.faults)}"
+    line = f"{who}: requests start at {starts}; {tiers.storage_hit_tokens} tokens from the store, {written}\n"
+    print(line, end="", flush=True)  # in one piece: others print at the same time

@@ -297,9 +297,9 @@ def tasks(setting: Setting) -> Iterator[Task]:
 
 
 def _adapters(setting: Setting, every: int) -> Iterator[Task]:
-    """Yields the same under SGLang's own scheduler code, with the pool of `memstate.integrations.sglang` in its place."""
+    """Yields SGLang's own scheduler code over the pool of `memstate.integrations.sglang`, beside its own pool."""
     for name in ("ping-pong", "lazy"):
-        cases: list[tuple[str, dict[str, int]]] = [
+        cases: list[tuple[str, dict[str, Any]]] = [
             *((f"R={size} {name}, {due} due", {"size": size, "due": due})
               for size, due in (TOY_DECODES if setting.toy else DECODES)),
             *((f"R={size} {name}", {"size": size}) for size in (TOY_LIVES if setting.toy else LIVES)),

@@ -7,7 +7,7 @@ is returned, and the engine frees it.
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from memstate.checks import NotCopied, is_count, require_salt, shown
 from memstate.errors import InvalidArgument
@@ -146,8 +146,9 @@ class PrefixPart(NotCopied):
     ) -> None:  # fmt: skip
         if not is_count(page_size) or page_size < 1:
             raise InvalidArgument(f"page_size={page_size!r}: expected tokens of a page, 1 or more")
-        self._lent: Any = _Lent(page_size)
-        self._contents = Contents(settings or Prefix(), self._lent, self._lent, self._lent)
+        self._lent = _Lent(page_size)
+        stand_in = cast("Any", self._lent)
+        self._contents = Contents(settings or Prefix(), stand_in, stand_in, stand_in)
         self._states, self._kv = self._contents.settings.states, self._contents.settings.of_pages
         self._size, self._heard, self._uses = page_size, heard, 0
 
@@ -192,7 +193,7 @@ class PrefixPart(NotCopied):
         Syncs: no.
         """
         node, found = hit._node, hit._found
-        if node is not None:
+        if node is not None and hit.state is not None:
             if hit.state not in self._contents.nodes or self._contents.nodes[hit.state] is not node:
                 raise InvalidArgument(f"{hit} has been evicted since it was matched: match again")
             self._contents.tree.lease(node)
@@ -223,7 +224,7 @@ class PrefixPart(NotCopied):
         if not hit.locks:
             raise InvalidArgument(f"{hit} is not locked")
         hit.locks -= 1
-        if hit._node is not None:
+        if hit._node is not None and hit.state is not None:
             self._contents.tree.unlease(hit._node)
             self._lent.unpin(hit.state)
             self._contents._drop_bare_leaves(hit._node)

@@ -1,9 +1,12 @@
 """Our pool under SGLang's own scheduler code, beside SGLang's, with the same random calls."""
 
 import random
+import runpy
 from array import array
 from collections.abc import Iterator
 from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -307,3 +310,27 @@ def test_in_place_of_theirs() -> None:
     with in_place():
         assert isinstance(make_pool(theirs.HybridReqToTokenPool, 2, 4).mamba_allocator.slots, ms.SlotAllocator)
     assert theirs.HybridReqToTokenPool is not ours.HybridReqToTokenPool
+
+
+def test_the_example(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(Path(__file__).parents[2] / "examples" / "sglang_pool.py"), run_name="__main__")
+    assert capsys.readouterr().out.splitlines()[-1] == "MambaSlotAllocator(40 of 40 slots free)"
+
+
+def test_the_slots_of_a_streaming_session() -> None:
+    """A session keeps the record of its first turn, later turns borrow it, and its end frees the slots."""
+    sessions = import_module("sglang.srt.session.streaming_session")
+    for pool in pools(lazy=True):
+        (req,) = requests(1)
+        req.session = SimpleNamespace(session_id="chat", streaming=True)
+        pool.alloc([req])
+        cache = SimpleNamespace(req_to_token_pool=pool, unlock=lambda _: None, free_kv_row=lambda *_: None)
+        session = sessions.StreamingSession(cache)
+        session.take(req)
+        rows = torch.tensor([req.kv.req_pool_idx])
+        assert session.borrowed_slot(req) is not None and session.any_holding_kv()
+        assert pool.get_mamba_indices(rows).tolist() == [int(req.kv.mamba_pool_idx)]
+        pool.set_mamba_ping_pong_slot(req, 1, pool.mamba_allocator.alloc(1)[0])
+        assert pool.mamba_allocator.available_size() == 7
+        session.release_session("chat")
+        assert (pool.available_size(), pool.mamba_allocator.available_size()) == (4, 10)

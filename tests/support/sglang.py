@@ -24,6 +24,9 @@ class Anything(type):
             raise AttributeError(name)
         return Anything(name, (), {})
 
+    def __call__(cls, *given: Any, **named: Any) -> Any:
+        return object.__new__(cls)
+
 
 class StandIn(ModuleType):
     """A module of torchvision where that is left out: every name in it is such a class."""
@@ -59,6 +62,12 @@ def leave_out_torchvision() -> None:
 
             assert not is_torchvision_available()  # it remembers the answer
             sys.meta_path.append(Finder())
+            import transformers
+
+            try:
+                _ = transformers.AutoImageProcessor.register
+            except ImportError:  # older ones refuse without torchvision
+                transformers.AutoImageProcessor = Anything("AutoImageProcessor", (), {})
 
 
 class Engine:
@@ -117,13 +126,15 @@ class Engine:
                 req.kv.kv_committed_len += 1
 
         kv = patch.object(import_module("sglang.srt.managers.schedule_batch"), "alloc_for_decode", grow)
+        make = torch.tensor
         pin = patch.object(torch.Tensor, "pin_memory", lambda tensor: tensor)
+        pinned = patch.object(torch, "tensor", lambda *given, pin_memory=False, **named: make(*given, **named))
         switches = self.sgl.get_exec().mamba.override(
             enable_mamba_extra_buffer=True, enable_mamba_extra_buffer_lazy=self.lazy, mamba_track_interval=self.every
         )
         results = import_module(self.sgl.SchedulerBatchResultProcessor.__module__)
         end = patch.object(results, "release_kv_cache", lambda req, _, checkpoint: self._end(req, checkpoint))
-        with kv, pin, switches, end:
+        with kv, pin, pinned, switches, end:
             yield
 
     def admit(self, names: list[str]) -> None:

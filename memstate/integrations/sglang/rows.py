@@ -27,15 +27,15 @@ ENDED = (
 class Batched:
     """What both pools do in another way than SGLang's; a base class before one of SGLang's.
 
-    Example:
-        >>> pool = HybridReqToTokenPool(...)  # as SGLang's
-        >>> pool.alloc(reqs)  # one claim, whatever the number of requests
+    Example::
+
+        pool = HybridReqToTokenPool(...)  # as SGLang's
+        pool.alloc(reqs)  # one claim, whatever the number of requests
     """
 
     mamba_pool_cls = MambaPool
     device: Any
     mamba_pool: Any
-    mamba_initial_tracking_slots: int
     mamba_ping_pong_track_buffer_size: int
     enable_mamba_extra_buffer: bool
     enable_mamba_extra_buffer_lazy: bool
@@ -58,6 +58,7 @@ class Batched:
 
     @req_index_to_mamba_ping_pong_track_buffer_mapping.setter
     def req_index_to_mamba_ping_pong_track_buffer_mapping(self, tracks: Tensor) -> None:
+        """Sets the tensor, as SGLang does when it makes the pool."""
         self._tracks = tracks
 
     def _write_changes(self) -> None:
@@ -87,7 +88,7 @@ class Batched:
             return None
         stateless = [req for req in reqs if not req.kv.holds_mamba]
         tracks = [req for req in reqs if req.kv.mamba_ping_pong_track_buffer is None] if self._tracking else []
-        ids = self._claim(len(stateless) + len(tracks) * self.mamba_initial_tracking_slots)
+        ids = self._claim(len(stateless) + len(tracks) * self._first_slots)
         try:
             rows: list[int] = super(theirs.HybridReqToTokenPool, self).alloc(reqs)  # type: ignore[misc]
         except BaseException:
@@ -101,6 +102,11 @@ class Batched:
         all_new = len(reqs) == len(stateless) == (len(tracks) if self._tracking else len(reqs))
         self._enter(rows, *((states, self._padded(lanes)) if all_new else self._slots_of(reqs)))
         return rows
+
+    @property
+    def _first_slots(self) -> int:
+        """Slots in a new track buffer."""
+        return 1 if self.enable_mamba_extra_buffer_lazy else self.mamba_ping_pong_track_buffer_size
 
     @property
     def _tracking(self) -> bool:
@@ -134,7 +140,7 @@ class Batched:
 
     def _start_tracks(self, reqs: list[Any], ids: Tensor) -> None:
         """Gives requests their track buffers, from ids for each request side by side."""
-        n, size = self.mamba_initial_tracking_slots, self.mamba_ping_pong_track_buffer_size
+        n, size = self._first_slots, self.mamba_ping_pong_track_buffer_size
         last = 0 if self.enable_mamba_extra_buffer_lazy else size - 1
         for i, req in enumerate(reqs):
             buffer, kv = TrackBuffer(ids, i * n, n, size, self._none), req.kv
@@ -142,11 +148,11 @@ class Batched:
             kv.mamba_prev_track_seqlen, kv.mamba_next_track_idx, kv.mamba_last_track_idx = None, 0, last
 
     def _alloc_ping_pong_buffer(self, req: Any) -> None:
-        self._start_tracks([req], self._claim(self.mamba_initial_tracking_slots))
+        self._start_tracks([req], self._claim(self._first_slots))
 
     def _padded(self, lanes: Tensor) -> Tensor:
         """Returns the slots of new track buffers, -1 in the entries without one: `request entry`."""
-        n, size = self.mamba_initial_tracking_slots, self.mamba_ping_pong_track_buffer_size
+        n, size = self._first_slots, self.mamba_ping_pong_track_buffer_size
         return pad(lanes.view(-1, n), (0, size - n), value=-1) if 0 < n < size else lanes.view(-1, size)
 
     def _slots_of(self, reqs: list[Any]) -> tuple[Tensor, Tensor]:

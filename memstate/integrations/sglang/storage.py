@@ -37,10 +37,10 @@ class StoreStorage(theirs.HiCacheStorage):
         store: the store.
         identity: all else that bytes depend on, such as dtypes and the layout of a page.
 
-    Example:
-        >>> storage = StoreStorage(config, FileStore("/cache"), identity="bf16 page_first")
-        >>> storage.set("key", tensor), storage.exists("key")
-        (True, True)
+    Example::
+
+        storage = StoreStorage(config, FileStore("/cache"), identity="bf16 page_first")
+        storage.set("key", tensor), storage.exists("key")
     """
 
     def __init__(self, config: Any, store: Store, identity: str = "") -> None:

@@ -308,7 +308,9 @@ def test_every_name_is_there() -> None:
 def test_in_place_of_theirs() -> None:
     in_place = import_module("memstate.integrations.sglang").in_place
     with in_place():
-        assert isinstance(make_pool(theirs.HybridReqToTokenPool, 2, 4).mamba_allocator.slots, ms.SlotAllocator)
+        pool = make_pool(theirs.HybridReqToTokenPool, 2, 6)
+        assert isinstance(pool.mamba_allocator.slots, ms.SlotAllocator)
+        assert sorted(pool.alloc(requests(2))) == [1, 2]
     assert theirs.HybridReqToTokenPool is not ours.HybridReqToTokenPool
 
 
@@ -320,6 +322,8 @@ def test_the_example(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_slots_of_a_streaming_session() -> None:
     """A session keeps the record of its first turn, later turns borrow it, and its end frees the slots."""
     sessions = import_module("sglang.srt.session.streaming_session")
+    if not hasattr(sessions.StreamingSession, "take"):
+        pytest.skip("sessions of older versions take the record at the end of a turn")
     for pool in pools(lazy=True):
         (req,) = requests(1)
         req.session = SimpleNamespace(session_id="chat", streaming=True)

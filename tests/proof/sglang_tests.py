@@ -38,16 +38,21 @@ def main() -> int:
     leave_out_torchvision()
     import sglang.srt.disaggregation.decode
     import sglang.srt.managers.schedule_batch
-    import sglang.srt.mem_cache.unified_radix_cache  # noqa: F401 - asks for SGLang's own class
+    import sglang.srt.mem_cache.unified_radix_cache
+    import sglang.srt.utils
+    import torch
 
     from memstate.integrations.sglang import in_place
+
+    if not torch.cuda.is_available():
+        sglang.srt.utils.get_device = sglang.srt.utils.common.get_device = lambda *_: "cpu"
 
     args = sys.argv[1:]
     given = [arg for arg in args if arg != "--theirs"] or [
         f"{UNIT}/{file}" for file in FILES if Path(tree, UNIT, file).exists()
     ]
     with nullcontext() if "--theirs" in args else in_place():
-        options = ["-q", "-p", "no:cacheprovider", "--continue-on-collection-errors", "--rootdir", tree]
+        options = ["-q", "-rA", "-p", "no:cacheprovider", "--continue-on-collection-errors", "--rootdir", tree]
         return int(pytest.main([*options, *(str(Path(tree, file)) for file in given)]))
 
 

@@ -105,7 +105,7 @@ class Engine:
         )  # fmt: skip
         kind = type("Processor", (sgl.SchedulerBatchResultProcessor,), dict.fromkeys(unused, lambda *_: None))
         self._processor: Any = object.__new__(kind)
-        for name, value in (("tree_cache", tree), ("draft_worker", None)):
+        for name, value in (("tree_cache", tree), ("draft_worker", None), ("model_worker", None)):
             object.__setattr__(self._processor, name, value)
         self._batch = sgl.ScheduleBatch(
             reqs=[], req_to_token_pool=self.pool, tree_cache=tree, enable_overlap=overlap, device="cpu",
@@ -133,7 +133,7 @@ class Engine:
             enable_mamba_extra_buffer=True, enable_mamba_extra_buffer_lazy=self.lazy, mamba_track_interval=self.every
         )
         results = import_module(self.sgl.SchedulerBatchResultProcessor.__module__)
-        end = patch.object(results, "release_kv_cache", lambda req, _, checkpoint: self._end(req, checkpoint))
+        end = patch.object(results, "release_kv_cache", lambda req, _, **keeps: self._end(req, all(keeps.values())))
         with kv, pin, pinned, switches, end:
             yield
 

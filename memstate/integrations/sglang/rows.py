@@ -20,7 +20,7 @@ from memstate.integrations.sglang.track import TrackBuffer
 
 ENDED = (
     "mamba_next_track_idx", "mamba_last_track_idx", "mamba_last_track_seqlen", "mamba_prev_track_seqlen",
-    "mamba_cow_src_index",
+    "mamba_cow_src_index", "mamba_ping_pong_empty",
 )  # fmt: skip
 
 
@@ -90,7 +90,7 @@ class Batched:
         tracks = [req for req in reqs if req.kv.mamba_ping_pong_track_buffer is None] if self._tracking else []
         ids = self._claim(len(stateless) + len(tracks) * self._first_slots)
         try:
-            rows: list[int] = super(theirs.HybridReqToTokenPool, self).alloc(reqs)  # type: ignore[misc]
+            rows: list[int] = theirs.ReqToTokenPool.alloc(self, reqs)
         except BaseException:
             self.mamba_allocator.free(ids)
             raise
@@ -144,8 +144,9 @@ class Batched:
         last = 0 if self.enable_mamba_extra_buffer_lazy else size - 1
         for i, req in enumerate(reqs):
             buffer, kv = TrackBuffer(ids, i * n, n, size, self._none), req.kv
-            kv.mamba_ping_pong_track_buffer, kv.mamba_ping_pong_empty = buffer, buffer.empty
-            kv.mamba_prev_track_seqlen, kv.mamba_next_track_idx, kv.mamba_last_track_idx = None, 0, last
+            kv.mamba_ping_pong_track_buffer, kv.mamba_next_track_idx, kv.mamba_last_track_idx = buffer, 0, last
+            if hasattr(kv, "mamba_ping_pong_empty"):  # not in SGLang 0.5.21
+                kv.mamba_ping_pong_empty, kv.mamba_prev_track_seqlen = buffer.empty, None
 
     def _alloc_ping_pong_buffer(self, req: Any) -> None:
         self._start_tracks([req], self._claim(self._first_slots))
@@ -225,9 +226,10 @@ class Batched:
         if self._tracking:
             for slot in kv.mamba_ping_pong_track_buffer.held(keep):
                 self.mamba_allocator.free(slot)
-            kv.mamba_ping_pong_track_buffer = kv.mamba_ping_pong_empty = None
+            kv.mamba_ping_pong_track_buffer = None
             for name in ENDED:
-                setattr(kv, name, None)
+                if hasattr(kv, name):
+                    setattr(kv, name, None)
             kv.mamba_needs_clear = False
 
     def clear(self) -> None:

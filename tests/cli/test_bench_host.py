@@ -31,7 +31,7 @@ def toy(peer: str | None = None) -> BenchResult:
 class Spends:
     """Stands in for the peer. Every operation does nothing."""
 
-    def __init__(self, size: int, every: int, lazy: bool, due: int | None = None) -> None:
+    def __init__(self, size: int, every: int, lazy: bool, due: int | None = None, adapted: bool = False) -> None:
         self.ops = LIFE if due is None else {"decode"}
 
     def turn(self, timer: Callable[[str, Callable[[], object]], object]) -> None:
@@ -40,6 +40,9 @@ class Spends:
 
     def counted(self, act: Callable[[], object]) -> NDArray[np.int64]:
         return np.array([1, 0, 0])
+
+    def silence(self) -> None:
+        pass
 
     def wrong(self) -> str:
         return ""
@@ -58,6 +61,7 @@ def test_every_operation_is_measured_beside_the_peer(monkeypatch: pytest.MonkeyP
             assert entry.peer is None
         elif entry.peer_value:
             assert entry.peer == "sglang" and entry.ratio == pytest.approx(entry.value / entry.peer_value)
+    assert {entry.op for entry in outcome.entries if entry.case.endswith("adapters")} == {*LIFE, "decode", "together"}
     found = {(entry.op, entry.case, entry.unit): (entry.value, entry.peer_value) for entry in outcome.entries}
     assert found["admit", "toy R=3 redirect", "launches"] == (2, 1)
     assert found["together", "toy R=3 redirect", "launches"] == (2, 4)

@@ -292,3 +292,19 @@ def tasks(setting: Setting) -> Iterator[Task]:
             life = partial(Life, setting, kind(every), size)
             other = partial(peer, size=size) if peer else None
             yield Task(f"host, {case}", partial(_check, life), partial(_measure, setting, case, life, other))
+    if there:
+        yield from _adapters(setting, every)
+
+
+def _adapters(setting: Setting, every: int) -> Iterator[Task]:
+    """Yields SGLang's own scheduler code over the pool of `memstate.integrations.sglang`, beside its own pool."""
+    for name in ("ping-pong", "lazy"):
+        cases: list[tuple[str, dict[str, Any]]] = [
+            *((f"R={size} {name}, {due} due", {"size": size, "due": due})
+              for size, due in (TOY_DECODES if setting.toy else DECODES)),
+            *((f"R={size} {name}", {"size": size}) for size in (TOY_LIVES if setting.toy else LIVES)),
+        ]  # fmt: skip
+        for case, numbers in cases:
+            peer = partial(host_peer.SglangStates, lazy=name == "lazy", every=every, **numbers)
+            ours, case = partial(peer, adapted=True), f"{case}, adapters"
+            yield Task(f"host, {case}", partial(_check, ours), partial(_measure, setting, case, ours, peer))

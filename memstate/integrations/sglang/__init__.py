@@ -5,7 +5,7 @@ track       the track buffer of a request, entries on the host
 states      `MambaPool`: SGLang's tensors as planes
 rows        `HybridReqToTokenPool` and `HybridMambaDecodeReqToTokenPool`: rows of requests and their slots
 storage     a HiCache storage over a store
-in_place    puts these classes in the place of SGLang's, for a run
+replace     `in_place`: puts these classes in the place of SGLang's, for a run
 names       SGLang's names and ours, as data
 """
 
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from memstate.integrations.sglang.slots import MambaSlotAllocator
 
 if TYPE_CHECKING:
-    from memstate.integrations.sglang.in_place import in_place
+    from memstate.integrations.sglang.replace import in_place
     from memstate.integrations.sglang.rows import HybridMambaDecodeReqToTokenPool, HybridReqToTokenPool
     from memstate.integrations.sglang.states import MambaPool
     from memstate.integrations.sglang.storage import StoreStorage
@@ -34,7 +34,7 @@ NEED_SGLANG = {
     "HybridReqToTokenPool": "rows",
     "MambaPool": "states",
     "StoreStorage": "storage",
-    "in_place": "in_place",
+    "in_place": "replace",
 }
 
 

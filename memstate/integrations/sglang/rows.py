@@ -20,22 +20,22 @@ from memstate.integrations.sglang.track import TrackBuffer
 
 ENDED = (
     "mamba_next_track_idx", "mamba_last_track_idx", "mamba_last_track_seqlen", "mamba_prev_track_seqlen",
-    "mamba_cow_src_index",
+    "mamba_cow_src_index", "mamba_ping_pong_empty",
 )  # fmt: skip
 
 
 class Batched:
     """What both pools do in another way than SGLang's; a base class before one of SGLang's.
 
-    Example:
-        >>> pool = HybridReqToTokenPool(...)  # as SGLang's
-        >>> pool.alloc(reqs)  # one claim, whatever the number of requests
+    Example::
+
+        pool = HybridReqToTokenPool(...)  # as SGLang's
+        pool.alloc(reqs)  # one claim, whatever the number of requests
     """
 
     mamba_pool_cls = MambaPool
     device: Any
     mamba_pool: Any
-    mamba_initial_tracking_slots: int
     mamba_ping_pong_track_buffer_size: int
     enable_mamba_extra_buffer: bool
     enable_mamba_extra_buffer_lazy: bool
@@ -58,6 +58,7 @@ class Batched:
 
     @req_index_to_mamba_ping_pong_track_buffer_mapping.setter
     def req_index_to_mamba_ping_pong_track_buffer_mapping(self, tracks: Tensor) -> None:
+        """Sets the tensor, as SGLang does when it makes the pool."""
         self._tracks = tracks
 
     def _write_changes(self) -> None:
@@ -87,9 +88,9 @@ class Batched:
             return None
         stateless = [req for req in reqs if not req.kv.holds_mamba]
         tracks = [req for req in reqs if req.kv.mamba_ping_pong_track_buffer is None] if self._tracking else []
-        ids = self._claim(len(stateless) + len(tracks) * self.mamba_initial_tracking_slots)
+        ids = self._claim(len(stateless) + len(tracks) * self._first_slots)
         try:
-            rows: list[int] = super(theirs.HybridReqToTokenPool, self).alloc(reqs)  # type: ignore[misc]
+            rows: list[int] = theirs.ReqToTokenPool.alloc(self, reqs)
         except BaseException:
             self.mamba_allocator.free(ids)
             raise
@@ -101,6 +102,11 @@ class Batched:
         all_new = len(reqs) == len(stateless) == (len(tracks) if self._tracking else len(reqs))
         self._enter(rows, *((states, self._padded(lanes)) if all_new else self._slots_of(reqs)))
         return rows
+
+    @property
+    def _first_slots(self) -> int:
+        """Slots in a new track buffer."""
+        return 1 if self.enable_mamba_extra_buffer_lazy else self.mamba_ping_pong_track_buffer_size
 
     @property
     def _tracking(self) -> bool:
@@ -134,19 +140,20 @@ class Batched:
 
     def _start_tracks(self, reqs: list[Any], ids: Tensor) -> None:
         """Gives requests their track buffers, from ids for each request side by side."""
-        n, size = self.mamba_initial_tracking_slots, self.mamba_ping_pong_track_buffer_size
+        n, size = self._first_slots, self.mamba_ping_pong_track_buffer_size
         last = 0 if self.enable_mamba_extra_buffer_lazy else size - 1
         for i, req in enumerate(reqs):
             buffer, kv = TrackBuffer(ids, i * n, n, size, self._none), req.kv
-            kv.mamba_ping_pong_track_buffer, kv.mamba_ping_pong_empty = buffer, buffer.empty
-            kv.mamba_prev_track_seqlen, kv.mamba_next_track_idx, kv.mamba_last_track_idx = None, 0, last
+            kv.mamba_ping_pong_track_buffer, kv.mamba_next_track_idx, kv.mamba_last_track_idx = buffer, 0, last
+            if hasattr(kv, "mamba_ping_pong_empty"):  # not in SGLang 0.5.21
+                kv.mamba_ping_pong_empty, kv.mamba_prev_track_seqlen = buffer.empty, None
 
     def _alloc_ping_pong_buffer(self, req: Any) -> None:
-        self._start_tracks([req], self._claim(self.mamba_initial_tracking_slots))
+        self._start_tracks([req], self._claim(self._first_slots))
 
     def _padded(self, lanes: Tensor) -> Tensor:
         """Returns the slots of new track buffers, -1 in the entries without one: `request entry`."""
-        n, size = self.mamba_initial_tracking_slots, self.mamba_ping_pong_track_buffer_size
+        n, size = self._first_slots, self.mamba_ping_pong_track_buffer_size
         return pad(lanes.view(-1, n), (0, size - n), value=-1) if 0 < n < size else lanes.view(-1, size)
 
     def _slots_of(self, reqs: list[Any]) -> tuple[Tensor, Tensor]:
@@ -219,9 +226,10 @@ class Batched:
         if self._tracking:
             for slot in kv.mamba_ping_pong_track_buffer.held(keep):
                 self.mamba_allocator.free(slot)
-            kv.mamba_ping_pong_track_buffer = kv.mamba_ping_pong_empty = None
+            kv.mamba_ping_pong_track_buffer = None
             for name in ENDED:
-                setattr(kv, name, None)
+                if hasattr(kv, name):
+                    setattr(kv, name, None)
             kv.mamba_needs_clear = False
 
     def clear(self) -> None:

@@ -22,9 +22,10 @@ def in_place() -> Iterator[None]:
     It changes names in SGLang's modules, those of this process alone. Modules of SGLang that only ask whether a pool is
     hybrid keep asking for SGLang's class, of which ours are. Import them before.
 
-    Example:
-        >>> with in_place():
-        ...     run_scheduler_process(...)  # SGLang's
+    Example::
+
+        with in_place():
+            run_scheduler_process(...)  # SGLang's
     """
     before = [(name, ours.__name__, getattr(sys.modules[name], ours.__name__, None)) for name in MAKERS
               if name in sys.modules for ours in OURS]  # fmt: skip

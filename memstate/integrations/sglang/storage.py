@@ -1,0 +1,202 @@
+"""SGLang's HiCache over a store of memstate: pages of KV and states, by SGLang's keys, a batch in one call."""
+
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import Any
+
+import torch
+from sglang.srt.mem_cache import hicache_storage as theirs
+from torch import Tensor
+
+from memstate.errors import InvalidArgument
+from memstate.tiers.stores.base import Bytes, Outcome, Store
+
+KV = str(theirs.PoolName.KV.value)
+
+
+def bytes_of(tensor: Tensor) -> Bytes:
+    """Returns the bytes of a tensor in host memory, without a copy.
+
+    Raises:
+        InvalidArgument: the tensor is not contiguous, or not in host memory.
+    """
+    if tensor.device.type != "cpu" or not tensor.is_contiguous():
+        raise InvalidArgument(f"tensor of {tuple(tensor.shape)} on {tensor.device}: expected contiguous host memory")
+    found: Bytes = tensor.reshape(-1).view(torch.uint8).numpy()
+    return found
+
+
+class StoreStorage(theirs.HiCacheStorage):
+    """Keeps what SGLang's HiCache writes in a `Store`, such as `FileStore` or `MooncakeStore`.
+
+    A record's name is a hash of SGLang's key, the pool and `identity`. Records are written whole or not at all. A read
+    whose size differs from the record's finds nothing.
+
+    Args:
+        config: SGLang's settings: model and ranks become part of every name.
+        store: the store.
+        identity: all else that bytes depend on, such as dtypes and the layout of a page.
+
+    Example::
+
+        storage = StoreStorage(config, FileStore("/cache"), identity="bf16 page_first")
+        storage.set("key", tensor), storage.exists("key")
+    """
+
+    def __init__(self, config: Any, store: Store, identity: str = "") -> None:
+        self._store = store
+        shared = (config.model_name, config.pp_rank, config.pp_size, config.attn_cp_rank, config.attn_cp_size, identity)
+        shard = (config.tp_rank, config.tp_size)
+        self._shard = repr((*shared, *shard))
+        self._whole = repr(shared) if config.is_mla_model else self._shard  # KV of MLA is the same on every rank
+        self.registered_pools: dict[Any, Any] = {}
+
+    def name(self, key: str, pool: str = KV) -> str:
+        """Returns the name of a record.
+
+        Args:
+            key: SGLang's key of a page.
+            pool: which pool's page. States are kept apart by rank, KV of MLA is not.
+        """
+        whose = self._whole if pool == KV else self._shard
+        return f"{'kv' if pool == KV else 'state'}-{sha256(repr((whose, pool, key)).encode()).hexdigest()}"
+
+    def get(self, key: str, target_location: Tensor | None = None, target_sizes: Any = None) -> Tensor | None:
+        """Reads a record.
+
+        Args:
+            key: its key.
+            target_location: where to: contiguous host memory of its size.
+            target_sizes: unused.
+
+        Returns:
+            `target_location`; None where there is no such record.
+
+        Raises:
+            InvalidArgument: there is no place to read to.
+        """
+        if target_location is None:
+            raise InvalidArgument(f"get({key!r}): expected target_location, host memory to read to")
+        return self.batch_get([key], [target_location])[0]
+
+    def batch_get(
+        self, keys: list[str], target_locations: Any = None, target_sizes: Any = None
+    ) -> list[Tensor | None]:  # fmt: skip
+        """Reads records; see `get`."""
+        found = self._store.get([self.name(key) for key in keys], [bytes_of(each) for each in target_locations])
+        return [
+            place if outcome == Outcome.DONE else None for place, outcome in zip(target_locations, found, strict=True)
+        ]
+
+    def set(
+        self, key: str, value: Tensor | None = None, target_location: Any = None, target_sizes: Any = None
+    ) -> bool:  # fmt: skip
+        """Writes a record.
+
+        Args:
+            key: its key.
+            value: its bytes: a tensor in host memory.
+            target_location: unused.
+            target_sizes: unused.
+
+        Returns:
+            Whether it will be found from now on.
+        """
+        return self.batch_set([key], [value])
+
+    def batch_set(
+        self, keys: list[str], values: Any = None, target_locations: Any = None, target_sizes: Any = None
+    ) -> bool:  # fmt: skip
+        """Writes records; see `set`. Returns whether all will be found."""
+        data = [bytes_of(value.contiguous()) for value in values]
+        return all(outcome == Outcome.DONE for outcome in self._store.put([self.name(key) for key in keys], data))
+
+    def exists(self, key: str) -> bool:
+        """Returns whether there is a record."""
+        return self._store.exists([self.name(key)])[0]
+
+    def batch_exists(self, keys: list[str], extra_info: Any = None) -> int:
+        """Returns how many of the first records are there, without a gap."""
+        return self._without_gap(keys, KV)
+
+    def batch_exists_v2(
+        self, keys: list[str], pool_transfers: Sequence[Any] | None = None, extra_info: Any = None
+    ) -> Any:  # fmt: skip
+        """Returns how far a prefix can be restored from all pools.
+
+        Args:
+            keys: keys of its pages.
+            pool_transfers: the pools besides KV, each with its rule: all pages, or those at the end alone, as states.
+            extra_info: unused.
+
+        Returns:
+            SGLang's `PoolTransferResult`: the longest prefix, what each pool has, and every length that works.
+
+        Raises:
+            InvalidArgument: a pool has another rule.
+        """
+        pages = self._without_gap(keys, KV)
+        found = {theirs.PoolName.KV: pages} if pages else {}
+        lengths = list(range(1, pages + 1))
+        for transfer in pool_transfers or ():
+            if not lengths:
+                break
+            there = self._store.exists([self.name(key, str(transfer.name.value)) for key in keys[:pages]])
+            if transfer.hit_policy == theirs.PoolHitPolicy.ALL_PAGES:
+                works = [n for n in range(1, pages + 1) if all(there[:n])]
+            elif transfer.hit_policy == theirs.PoolHitPolicy.TRAILING_PAGES:
+                last = max(1, len(transfer.keys or ()))
+                works = [n for n in range(1, pages + 1) if all(there[max(0, n - last) : n])]
+            else:
+                raise InvalidArgument(f"{transfer.name}: the rule {transfer.hit_policy} is not known here")
+            if works:
+                found[transfer.name] = works[-1]
+            lengths = [n for n in lengths if n in works]
+        return theirs.PoolTransferResult(lengths[-1] if lengths else 0, found, lengths)
+
+    def batch_get_v2(self, transfers: Sequence[Any], extra_info: Any = None) -> dict[Any, list[bool]]:
+        """Reads pages of pools into host memory.
+
+        Args:
+            transfers: for each pool its keys, and where its pages begin.
+            extra_info: unused.
+
+        Returns:
+            Pool -> whether each page was read.
+        """
+        read: dict[Any, list[bool]] = {}
+        for transfer in transfers:
+            pool, places = self._places(transfer)
+            data = [pool.get_dummy_flat_data_page() for _ in places]
+            names = [self.name(key, str(transfer.name.value)) for key in (transfer.keys or ())[: len(places)]]
+            outcomes = self._store.get(names, [bytes_of(page) for page in data]) if names else []
+            for place, page, outcome in zip(places, data, outcomes, strict=True):
+                if outcome == Outcome.DONE:
+                    pool.set_from_flat_data_page(place, page)
+            read[transfer.name] = [outcome == Outcome.DONE for outcome in outcomes] or [False] * len(
+                transfer.keys or ()
+            )
+        return read
+
+    def batch_set_v2(self, transfers: Sequence[Any], extra_info: Any = None) -> dict[Any, list[bool]]:
+        """Writes pages of pools from host memory; see `batch_get_v2`."""
+        written: dict[Any, list[bool]] = {}
+        for transfer in transfers:
+            pool, places = self._places(transfer)
+            data = [bytes_of(pool.get_data_page(place, flat=True).contiguous()) for place in places]
+            names = [self.name(key, str(transfer.name.value)) for key in (transfer.keys or ())[: len(places)]]
+            outcomes = self._store.put(names, data) if names else []
+            written[transfer.name] = [each == Outcome.DONE for each in outcomes] or [False] * len(transfer.keys or ())
+        return written
+
+    def _without_gap(self, keys: list[str], pool: str) -> int:
+        there = self._store.exists([self.name(key, pool) for key in keys])
+        return there.index(False) if False in there else len(there)
+
+    def _places(self, transfer: Any) -> tuple[Any, list[int]]:
+        """Returns a pool, and where each page of a transfer begins; no places where they do not fit the keys."""
+        pool = self.registered_pools[transfer.name]
+        size = getattr(pool, "page_size", 1) or 1
+        at = transfer.host_indices
+        fits = at is not None and at.numel() == len(transfer.keys or ()) * size
+        return pool, at[::size].tolist() if fits else []

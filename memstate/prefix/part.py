@@ -1,0 +1,320 @@
+"""The prefix cache as a part, for an engine that owns its KV pages and its slots: ids come from it and go back to it.
+
+The tree, the policies and the order of eviction are those of a manager's cache. Here nothing is owned: what makes way
+is returned, and the engine frees it.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, cast
+
+from memstate.checks import NotCopied, is_count, require_salt, shown
+from memstate.errors import InvalidArgument
+from memstate.guard import Guard
+from memstate.prefix.contents import KEYS, Contents
+from memstate.prefix.policies import Place
+from memstate.prefix.settings import Prefix
+from memstate.prefix.tree import Found, Node
+from memstate.requests.handles import Snapshot
+from memstate.stats import PrefixStats
+from memstate.tokens import BYTES, Tokens, encode
+
+
+class Gone(NamedTuple):
+    """Ids that the cache gives back.
+
+    Attributes:
+        pages: KV pages.
+        states: States.
+    """
+
+    pages: list[int]
+    states: list[int]
+
+
+class Change(NamedTuple):
+    """What became of a prefix.
+
+    Attributes:
+        stored: Whether it came; otherwise it went.
+        salt: Its salt; None for what went, which is named by its ids.
+        length: Tokens up to its end; 0 for what went.
+        pages: Ids of the pages that came or went.
+        states: Ids of the states.
+    """
+
+    stored: bool
+    salt: Hashable
+    length: int
+    pages: list[int]
+    states: list[int]
+
+
+@dataclass(eq=False)
+class Hit:
+    """What was found for a prompt.
+
+    Attributes:
+        length: Tokens that a request can start from: those of the state.
+        pages: Ids of their KV pages.
+        state: Id of the state; None where nothing was found.
+        branch: Tokens, more than `length`, whose KV is there without a state: the prompt's own state is worth keeping
+            at this length. None where there are none.
+        locks: How often it is locked.
+    """
+
+    length: int
+    pages: list[int]
+    state: int | None
+    branch: int | None
+    locks: int = 0
+    _node: Node | None = field(default=None, repr=False)
+    _found: Found | None = field(default=None, repr=False)
+    _tokens: int = field(default=0, repr=False)
+
+
+class Inserted(NamedTuple):
+    """What became of an insertion.
+
+    Attributes:
+        had: Tokens whose KV was there. The pages for them stay the engine's, as before the call.
+        kept: Whether the state is the cache's now. Otherwise it stays the engine's.
+        gone: What made way for it.
+    """
+
+    had: int
+    kept: bool
+    gone: Gone
+
+
+class _Ones:
+    """Owners of pages that the engine lends: the tree alone."""
+
+    def __getitem__(self, page: int) -> int:
+        return 1
+
+
+class _Lent:
+    """Stands for a manager's pages, snapshots and commands: notes what the cache gives back."""
+
+    def __init__(self, page_size: int) -> None:
+        self.page_size, self.pages, self.holders = page_size, KEYS // page_size, _Ones()
+        self.allocator, self.guard = self, Guard()
+        self.gone = Gone([], [])
+        self.pinned: Counter[int] = Counter()
+
+    @property
+    def free(self) -> int:
+        return len(self.gone.pages)
+
+    def release(self, pages: Sequence[int]) -> None:
+        self.gone.pages.extend(pages)
+
+    def drop(self, snapshots: Sequence[Snapshot]) -> None:
+        self.gone.states.extend(snapshot.register for snapshot in snapshots)
+
+    def unpin(self, state: int) -> None:
+        self.pinned[state] -= 1
+        self.pinned += Counter()  # without those that are 0
+
+
+class PrefixPart(NotCopied):
+    """Finds states and KV again by token prefix; an engine owns both, by ids of its own.
+
+    Args:
+        page_size: Tokens of a KV page.
+        settings: Policies and limits. `placement` and `evict` mean nothing here.
+        heard: Is told of each change, such as for routers.
+
+    Raises:
+        InvalidArgument: `page_size` is not a whole number from 1 on.
+
+    Example:
+        >>> cache = PrefixPart(page_size=2)
+        >>> cache.insert([1, 2, 3, 4], pages=[10, 11], state=7).kept
+        True
+        >>> hit = cache.match([1, 2, 3, 4, 5])
+        >>> hit.length, hit.pages, hit.state
+        (4, [10, 11], 7)
+        >>> cache.evict(pages=2)
+        Gone(pages=[10, 11], states=[7])
+    """
+
+    def __init__(
+        self, page_size: int, settings: Prefix | None = None, heard: Callable[[Change], None] | None = None
+    ) -> None:  # fmt: skip
+        if not is_count(page_size) or page_size < 1:
+            raise InvalidArgument(f"page_size={page_size!r}: expected tokens of a page, 1 or more")
+        self._lent = _Lent(page_size)
+        stand_in = cast("Any", self._lent)
+        self._contents = Contents(settings or Prefix(), stand_in, stand_in, stand_in)
+        self._states, self._kv = self._contents.settings.states, self._contents.settings.of_pages
+        self._size, self._heard, self._uses = page_size, heard, 0
+
+    def __repr__(self) -> str:
+        tree = self._contents.tree
+        return f"PrefixPart({len(self._contents.nodes)} states, {tree.total_pages} pages, {tree.leased_pages} locked)"
+
+    def match(self, tokens: Tokens, salt: Hashable = None) -> Hit:
+        """Looks a prompt up. Changes nothing: what was found can be evicted until it is locked.
+
+        Args:
+            tokens: The prompt. At least its last token is computed in any case, so a hit is shorter.
+            salt: Keeps prefixes of tenants apart.
+
+        Returns:
+            What was found.
+
+        Raises:
+            InvalidArgument: The tokens or the salt are not what they should be.
+
+        Syncs: no.
+        """
+        require_salt(salt)
+        key = encode(tokens)
+        most = max(len(key) // BYTES - 1, 0) // self._size * self._size
+        found = self._contents.tree.find(key[: most * BYTES], salt)
+        node = found.stated
+        length, kv = (node.end if node else 0) * self._size, found.kv * self._size
+        state = node.snapshot.register if node and node.snapshot else None
+        pages = self._contents.tree.pages_to(node) if node else []
+        return Hit(length, pages, state, kv if kv > length else None, 0, node, found, len(key) // BYTES)
+
+    def lock(self, hit: Hit) -> None:
+        """Keeps what was found until `unlock`, and notes that a request starts from it.
+
+        Args:
+            hit: What `match` returned. It can be locked more than once.
+
+        Raises:
+            InvalidArgument: Its state has been evicted since: match again.
+
+        Syncs: no.
+        """
+        node, found = hit._node, hit._found
+        if node is not None and hit.state is not None:
+            if hit.state not in self._contents.nodes or self._contents.nodes[hit.state] is not node:
+                raise InvalidArgument(f"{hit} has been evicted since it was matched: match again")
+            self._contents.tree.lease(node)
+            self._lent.pinned[hit.state] += 1
+        hit.locks += 1
+        if found is not None and hit.locks == 1:
+            if not found.reach.is_root and found.reach.parent is not None and not found.reach.ghost:
+                self._kv.used(found.reach)
+            self._states.asked(found.known, hit._tokens // self._size)
+            if node is not None:
+                node.uses += 1
+                self._states.used(node)
+
+    def unlock(self, hit: Hit) -> Gone:
+        """Ends a lock.
+
+        Args:
+            hit: What was locked.
+
+        Returns:
+            KV that no request can use any more, where the policy gives it up.
+
+        Raises:
+            InvalidArgument: It is not locked.
+
+        Syncs: no.
+        """
+        if not hit.locks:
+            raise InvalidArgument(f"{hit} is not locked")
+        hit.locks -= 1
+        if hit._node is not None and hit.state is not None:
+            self._contents.tree.unlease(hit._node)
+            self._lent.unpin(hit.state)
+            self._contents._drop_bare_leaves(hit._node)
+        return self._given()
+
+    def insert(
+        self, tokens: Tokens, pages: Sequence[int], state: int | None = None, salt: Hashable = None
+    ) -> Inserted:  # fmt: skip
+        """Takes KV of a prefix, and its state as the policy says.
+
+        Args:
+            tokens: Tokens of whole pages.
+            pages: Ids of their pages, one for each.
+            state: Id of the state that stands for all these tokens, 1 or more. None for none.
+            salt: Keeps prefixes of tenants apart.
+
+        Returns:
+            What was there before, whether the state was taken, and what made way.
+
+        Raises:
+            InvalidArgument: Tokens, pages, state or salt do not fit; nothing changed.
+
+        Syncs: no.
+        """
+        require_salt(salt)
+        key, contents = encode(tokens), self._contents
+        unit = BYTES * self._size
+        if len(key) % unit or len(pages) != len(key) // unit or not key:
+            raise InvalidArgument(
+                f"{len(key) // BYTES} tokens and {len(pages)} pages of {self._size}: expected whole ones, an id each"
+            )
+        if state is not None and (not is_count(state) or not state or state in contents.nodes):
+            raise InvalidArgument(f"state {shown(state)}: expected an id from 1 on that the cache does not have")
+        found = contents.tree.find(key, salt)
+        above = found.stated.end if found.stated else 0
+        node, had = contents.tree.insert(key, list(pages), salt)
+        if had < len(pages):
+            if node.parent is not None:
+                self._kv.dropped(node.parent)
+            self._kv.leaf(node)
+        kept = state is not None and not node.snapshot and self._states.admits(Place(len(pages), above, "end"))
+        if kept:
+            assert state is not None
+            self._uses += 1
+            node.snapshot, node.evicted = Snapshot(state, self._uses, len(key) // BYTES), False
+            contents.nodes[state] = node
+            self._states.added(node, "end")
+        if self._heard and (kept or had < len(pages)):
+            new = [state] if kept and state is not None else []
+            self._heard(Change(True, salt, len(key) // BYTES, list(pages[had:]), new))
+        if contents.settings.most_states is not None:
+            contents.evict_states(len(contents.nodes) - contents.settings.most_states)
+        return Inserted(had * self._size, kept, self._given())
+
+    def evict(self, pages: int = 0, states: int = 0) -> Gone:
+        """Gives back the least valuable pages and states that are not locked.
+
+        Args:
+            pages: Pages to free; a leaf's state goes with its pages.
+            states: States to free; KV can go with them.
+
+        Returns:
+            The ids. They are fewer where fewer are without a lock.
+
+        Raises:
+            InvalidArgument: A number is not a whole number of 0 or more.
+
+        Syncs: no.
+        """
+        for number in (pages, states):
+            if not is_count(number):
+                raise InvalidArgument(f"evict({number!r}): expected a number, 0 or more")
+        self._contents.evict_states(states)
+        self._contents.evict_pages(max(pages - self._lent.free, 0))
+        return self._given()
+
+    @property
+    def evictable(self) -> tuple[int, int]:
+        """Pages and states that are not locked."""
+        return self._contents.evictable_pages, self._contents.evictable_states
+
+    def stats(self) -> PrefixStats:
+        """Returns what is held now; counts of lookups are the engine's own.
+
+        Syncs: no.
+        """
+        return self._contents.stats()
+
+    def _given(self) -> Gone:
+        gone, self._lent.gone = self._lent.gone, Gone([], [])
+        if self._heard and (gone.pages or gone.states):
+            self._heard(Change(False, None, 0, *gone))
+        return gone

@@ -1,0 +1,340 @@
+"""Our pool under SGLang's own scheduler code, beside SGLang's, with the same random calls."""
+
+import random
+import runpy
+from array import array
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import memstate as ms
+from tests.support.sglang import Engine, leave_out_torchvision, make_pool
+
+pytest.importorskip("sglang", reason="needs SGLang, see docs/sglang.md")
+leave_out_torchvision()
+theirs = import_module("sglang.srt.mem_cache.memory_pool")
+ours = import_module("memstate.integrations.sglang.rows")
+decode = import_module("sglang.srt.disaggregation.decode")
+batch = import_module("sglang.srt.managers.schedule_batch")
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+EVERY = 4
+KINDS = {"overlap": (False, True), "in turn": (False, False), "lazy": (True, True)}  # SGLang's lazy one needs overlap
+
+
+ROWS = 8
+
+
+class Managed:
+    """The same calls for a StateManager. A state is the number of tokens that it stands for."""
+
+    def __init__(self, tracking: ms.PingPong | ms.LazyPingPong | ms.Redirect, slots: int, overlap: bool) -> None:
+        layout = ms.StateLayout((ms.Plane("tokens", (1,), torch.float32),), layers=1)
+        self.mem = ms.StateManager(layout, slots=slots, max_requests=ROWS, tracking=tracking, overlap=overlap)
+        self.rows: dict[str, ms.Row] = {}
+        self.lengths: dict[str, int] = {}
+        self.kept: dict[str, ms.Snapshot] = {}
+        self._overlap = overlap
+        self._open: tuple[ms.Step, list[str], set[str]] | None = None
+
+    def _forward(self, rows: list[ms.Row]) -> ms.Step:
+        step, plane = self.mem.plan(rows), self.mem.planes["tokens"][0]
+        plane[step.write] = plane[step.snapshot] = plane[step.read] + 1
+        self.mem.submit(step)
+        return step
+
+    def admit(self, names: list[str]) -> None:
+        rows = self.mem.admit([ms.Request(name) for name in names])
+        self._next((self._forward(list(rows)), [], set()))
+        self.rows |= dict(zip(names, rows, strict=True))
+        self.lengths |= dict.fromkeys(names, 1)
+
+    def step(self, finished: set[str]) -> None:
+        names = list(self.rows)
+        self._next((self._forward([self.rows[name] for name in names]), names, finished) if names else None)
+
+    def _next(self, now: tuple[ms.Step, list[str], set[str]] | None) -> None:
+        """Settles the step before, or this one where steps do not overlap."""
+        due, self._open = (self._open, now) if self._overlap else (now, None)
+        if due is not None:
+            self._settle(*due)
+
+    def _settle(self, step: ms.Step, names: list[str], ends: set[str]) -> None:
+        alive = [name for name in names if name in self.rows]
+        self.mem.settle(step, [name in ends for name in names] if names else None)
+        for name in alive:
+            self.lengths[name] += 1
+        for name in (name for name in alive if name in ends):
+            (snapshot,) = self.mem.release([self.rows.pop(name)], publish=[self.lengths.pop(name)])
+            if snapshot is not None:
+                self.kept[name] = snapshot
+
+    def room(self) -> int:
+        """Requests that can be admitted."""
+        return self.mem.free_slots // (1 + self.mem.tracking.lanes_at_admission(self._overlap))
+
+    def drop(self, name: str) -> None:
+        self.mem.drop([self.kept.pop(name)])
+
+    def states(self) -> dict[str, float]:
+        """What the kept states stand for, by their bytes."""
+        slots = self.mem.read_slots(list(self.kept.values())).wait() if self.kept else []
+        return {name: float(self.mem.planes["tokens"][0, slot, 0]) for name, slot in zip(self.kept, slots, strict=True)}
+
+
+def drive(seed: int, scarce: bool) -> Iterator[tuple[int, float, list[str]]]:
+    """Random calls: how many come, a number that says who ends with this step, whether cached states go."""
+    rng = random.Random(seed)
+    for _ in range(60):
+        yield rng.randrange(4), rng.random(), rng.random() < (0.5 if scarce else 0.9)
+
+
+def run(seed: int, sides: list[Any], scarce: bool) -> Iterator[set[str]]:
+    """Makes the same calls on all sides; yields the names that ended before their states go."""
+    first, count, ending = sides[0], 0, set[str]()
+    for come, draw, clears in drive(seed, scarce):
+        room = min(side.room() for side in sides)
+        names = [f"r{count + i}" for i in range(min(come, room, ROWS - len(first.active)))]
+        count += len(names)
+        running = [name for name in first.active if name not in ending]
+        for side in sides:
+            if names:
+                side.admit(names)
+        ends = {name for i, name in enumerate(running) if (draw * 7 + i / 3) % 1 < 0.15}
+        for side in sides:
+            side.step(ends)
+        ending = {name for name in ending | ends if name in first.active}
+        yield ends
+        if clears:
+            for side in sides:
+                for name in list(side.kept):
+                    side.drop(name)
+
+
+def kept(engine: Engine) -> dict[str, tuple[int, int]]:
+    """The length of each kept state, and how many tokens its bytes stand for."""
+    return {name: (length, int(engine.lengths[slot])) for name, (slot, length) in engine.kept.items()}
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("scarce", [False, True], ids=["", "scarce"])
+@pytest.mark.parametrize(("lazy", "overlap"), KINDS.values(), ids=KINDS)
+def test_the_same_calls_give_the_same_lengths(lazy: bool, overlap: bool, scarce: bool, seed: int) -> None:
+    """The same rows, the same lengths, the same bytes at them, and no slot with two owners."""
+    slots = ROWS * (3 if overlap and not lazy else 2) + (2 if scarce else 40)
+    a, b = sides = [Engine(kind.HybridReqToTokenPool, ROWS, slots, EVERY, lazy, overlap) for kind in (theirs, ours)]
+    for _ in run(seed, sides, scarce):
+        for side in sides:
+            owned = side.owned()
+            assert len(set(owned)) == len(owned)
+            assert side.pool.mamba_allocator.available_size() == slots - len(owned)
+        assert kept(a) == kept(b)
+        for name, req in a.active.items():
+            kv, other = req.kv, b.active[name].kv
+            for field in ("req_pool_idx", "mamba_next_track_idx", "mamba_last_track_idx", "mamba_last_track_seqlen"):
+                assert getattr(kv, field) == getattr(other, field), (seed, name, field)
+            tracks = [each.mamba_ping_pong_track_buffer.tolist() for each in (kv, other)]
+            assert [slot < 0 for slot in tracks[0]] == [slot < 0 for slot in tracks[1]]
+    b.pool.mamba_allocator.check()
+
+
+TRACKING = {
+    "ping-pong": (ms.PingPong, False, True), "ping-pong in turn": (ms.PingPong, False, False),
+    "lazy": (ms.LazyPingPong, True, True), "redirect": (ms.Redirect, False, True),
+    "redirect in turn": (ms.Redirect, False, False), "redirect beside lazy": (ms.Redirect, True, True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("scarce", [False, True], ids=["", "scarce"])
+@pytest.mark.parametrize(("tracking", "lazy", "overlap"), TRACKING.values(), ids=TRACKING)
+def test_a_manager_keeps_as_much_or_more(tracking: Any, lazy: bool, overlap: bool, scarce: bool, seed: int) -> None:
+    """Of each request that ends: the same length as SGLang, or a longer one, and the bytes of just that length."""
+    slots = ROWS * (3 if overlap and not lazy else 2) + (2 if scarce else 40)
+    engine = Engine(theirs.HybridReqToTokenPool, ROWS, slots, EVERY, lazy, overlap)
+    managed = Managed(tracking(EVERY), slots, overlap)
+    longer = wrong = ended = 0
+    for _ in run(seed, [engine, managed], scarce):
+        found = {name: snapshot.length for name, snapshot in managed.kept.items()}
+        assert managed.states() == found
+        beside = kept(engine)
+        short = {
+            name: (found.get(name, 0), length) for name, (length, _) in beside.items() if found.get(name, 0) < length
+        }
+        assert not short, (seed, short)
+        longer += sum(length > beside.get(name, (0, 0))[0] for name, length in found.items())
+        wrong += sum(length != real for length, real in beside.values())
+        ended += len(found)
+    managed.mem.check()
+    print(f"of {ended} requests {longer} keep more here, and {wrong} have another state than its length says in SGLang")
+
+
+def requests(n: int) -> list[Any]:
+    return [batch.Req(str(i), "", array("q", [1]), theirs_sampling()) for i in range(n)]
+
+
+def theirs_sampling() -> Any:
+    return import_module("sglang.srt.sampling.sampling_params").SamplingParams()
+
+
+def pools(**named: Any) -> tuple[Any, Any]:
+    found = [make_pool(kind.HybridReqToTokenPool, 4, 10, **named) for kind in (theirs, ours)]
+    return found[0], found[1]
+
+
+def test_an_admission_without_enough_slots_changes_nothing() -> None:
+    """SGLang stops with an assertion, and has given rows and slots away by then."""
+    before, pool = pools()
+    first = requests(2)
+    assert pool.alloc(first) == before.alloc(requests(2))
+    more = requests(2)
+    with pytest.raises(ms.OutOfSlots):
+        pool.alloc(more)
+    assert (pool.available_size(), pool.mamba_allocator.available_size()) == (2, 4)
+    assert all(req.kv.req_pool_idx is None and not req.kv.holds_mamba for req in more)
+    with pytest.raises(AssertionError):
+        before.alloc(requests(2))
+    assert (before.available_size(), before.mamba_allocator.available_size()) != (2, 4)
+    assert pool.alloc(more[:1]) is not None
+    assert pool.alloc(requests(3)) is None  # rows
+
+
+@pytest.mark.parametrize("keep", [None, 0, 1])
+@pytest.mark.parametrize("lazy", [False, True])
+def test_the_end_of_a_request(lazy: bool, keep: int | None) -> None:
+    """The slot of the entry that the tree keeps stays owned; a second end is refused."""
+    for pool in pools(lazy=lazy):
+        (req,) = requests(1)
+        pool.alloc([req])
+        slot = req.kv.mamba_ping_pong_track_buffer.tolist()
+        pool.free_mamba_cache(req, mamba_ping_pong_track_buffer_to_keep=keep)
+        pool.free(req)
+        kept = [] if keep is None or slot[keep] < 0 else [slot[keep]]
+        assert sorted({*range(1, 11)} - {*pool.mamba_allocator.free_slots.tolist()}) == kept
+        assert (req.kv.mamba_ping_pong_track_buffer, req.kv.mamba_next_track_idx) == (None, None)
+    with pytest.raises(ms.InvalidArgument, match="freed before"):
+        pool.free_mamba_cache(req)
+    pool.alloc([req])
+    with pytest.raises(ms.InvalidArgument, match="entry 2"):
+        pool.free_mamba_cache(req, 2)
+    assert req.kv.holds_mamba
+
+
+def test_a_track_buffer_that_changes() -> None:
+    for pool in pools(lazy=True):
+        reqs = requests(2)
+        pool.alloc(reqs)
+        req, other = reqs
+        was = req.kv.mamba_ping_pong_track_buffer.tolist()
+        pool.set_mamba_ping_pong_slot(req, 1, pool.mamba_allocator.alloc(1)[0])
+        req.kv.mamba_last_track_idx = 1
+        assert pool.get_mamba_ping_pong_keep_idx(req) == 1
+        new = pool.mamba_allocator.alloc(1)
+        donated = pool.donate_mamba_ping_pong_slot(req, new)
+        pool.set_mamba_ping_pong_slot(req, 0, -1)
+        tracks = pool.req_index_to_mamba_ping_pong_track_buffer_mapping
+        assert tracks[req.kv.req_pool_idx].tolist() == [-1, int(new)] == req.kv.mamba_ping_pong_track_buffer.tolist()
+        assert tracks[other.kv.req_pool_idx].tolist() == other.kv.mamba_ping_pong_track_buffer.tolist()
+        assert (donated.shape, donated.tolist() != was) == ((1,), True)
+        pool.mamba_allocator.free(donated)
+        pool.clear()
+        assert (pool.available_size(), pool.mamba_allocator.available_size()) == (4, 10)
+
+
+def test_one_launch_for_all_changes_of_a_step() -> None:
+    _, pool = pools(lazy=True)
+    reqs = requests(3)
+    pool.alloc(reqs)
+    counts = pool.mamba_allocator.slots.backend.counts
+    before = counts.uploads, counts.total_launches
+    for req in reqs:
+        pool.set_mamba_ping_pong_slot(req, 1, pool.mamba_allocator.alloc(1)[0])
+    assert (counts.uploads, counts.total_launches) == before
+    assert pool.req_index_to_mamba_ping_pong_track_buffer_mapping[2:].min() > 0
+    assert (counts.uploads, counts.total_launches) == (before[0] + 1, before[1])
+
+
+def test_rows_of_a_decode_server() -> None:
+    """Rows for requests on their way, besides those that run."""
+    for kind in (decode, ours):
+        pool = make_pool(kind.HybridMambaDecodeReqToTokenPool, 2, 12, pre_alloc_size=2)
+        reqs = requests(4)
+        assert sorted(pool.alloc(reqs)) == [1, 2, 3, 4]
+        assert pool.alloc(requests(1)) is None
+        rows = torch.tensor([req.kv.req_pool_idx for req in reqs])
+        assert pool.get_mamba_indices(rows).tolist() == [int(req.kv.mamba_pool_idx) for req in reqs]
+        for req in reqs:
+            pool.free_mamba_cache(req)
+            pool.free(req)
+        assert (pool.available_size(), pool.mamba_allocator.available_size()) == (4, 12)
+
+
+def test_states_move_as_theirs_do() -> None:
+    generator = torch.Generator().manual_seed(1)
+    sides = pools()
+    for pool in sides:
+        cache = pool.mamba_pool.mamba_cache
+        for tensor in (*cache.conv, cache.temporal):
+            tensor[:, 1:] = torch.randn(tensor[:, 1:].shape, generator=generator.manual_seed(1)).to(tensor.dtype)
+    at, to = torch.tensor([1, 4]), torch.tensor([7, 2])
+    for slots in (at, torch.tensor(3)):
+        saved = [pool.mamba_pool.get_cpu_copy(slots) for pool in sides]
+        for left, right in zip(*((*conv, temporal) for conv, temporal in saved), strict=True):
+            assert left.shape == right.shape and torch.equal(left, right)
+    for pool, copies in zip(sides, saved, strict=True):
+        pool.mamba_pool.copy_from(at, to)
+        pool.mamba_pool.clear_slots(at)
+        pool.mamba_pool.load_cpu_copy(copies, torch.tensor(9))
+    caches = [(*pool.mamba_pool.mamba_cache.conv, pool.mamba_pool.mamba_cache.temporal) for pool in sides]
+    assert all(torch.equal(left, right) for left, right in zip(*caches, strict=True))
+
+
+def test_every_name_is_there() -> None:
+    names = import_module("memstate.integrations.sglang.names").NAMES
+    for theirs_name, adapter, manager in names:
+        for name in filter(None, (theirs_name, adapter, manager)):
+            module, _, inside = name.partition(":")
+            found: Any = import_module(module)
+            for part in inside.split("."):
+                found = getattr(found, part)
+
+
+def test_in_place_of_theirs() -> None:
+    in_place = import_module("memstate.integrations.sglang").in_place
+    with in_place():
+        pool = make_pool(theirs.HybridReqToTokenPool, 2, 6)
+        assert isinstance(pool.mamba_allocator.slots, ms.SlotAllocator)
+        assert sorted(pool.alloc(requests(2))) == [1, 2]
+    assert theirs.HybridReqToTokenPool is not ours.HybridReqToTokenPool
+
+
+def test_the_example(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(Path(__file__).parents[2] / "examples" / "sglang_pool.py"), run_name="__main__")
+    assert capsys.readouterr().out.splitlines()[-1] == "MambaSlotAllocator(40 of 40 slots free)"
+
+
+def test_the_slots_of_a_streaming_session() -> None:
+    """A session keeps the record of its first turn, later turns borrow it, and its end frees the slots."""
+    sessions = import_module("sglang.srt.session.streaming_session")
+    if not hasattr(sessions.StreamingSession, "take"):
+        pytest.skip("sessions of older versions take the record at the end of a turn")
+    for pool in pools(lazy=True):
+        (req,) = requests(1)
+        req.session = SimpleNamespace(session_id="chat", streaming=True)
+        pool.alloc([req])
+        cache = SimpleNamespace(req_to_token_pool=pool, unlock=lambda _: None, free_kv_row=lambda *_: None)
+        session = sessions.StreamingSession(cache)
+        session.take(req)
+        rows = torch.tensor([req.kv.req_pool_idx])
+        assert session.borrowed_slot(req) is not None and session.any_holding_kv()
+        assert pool.get_mamba_indices(rows).tolist() == [int(req.kv.mamba_pool_idx)]
+        pool.set_mamba_ping_pong_slot(req, 1, pool.mamba_allocator.alloc(1)[0])
+        assert pool.mamba_allocator.available_size() == 7
+        session.release_session("chat")
+        assert (pool.available_size(), pool.mamba_allocator.available_size()) == (4, 10)

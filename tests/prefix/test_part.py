@@ -1,0 +1,105 @@
+"""The prefix cache without a manager: ids of an engine go in, and come back."""
+
+import random
+from typing import Any
+
+import pytest
+
+from memstate import InvalidArgument, Prefix
+from memstate.prefix.part import Change, Gone, PrefixPart
+from memstate.prefix.policies import Lru
+
+
+def test_what_was_inserted_is_found() -> None:
+    cache = PrefixPart(2)
+    assert cache.insert([1, 2, 3, 4], [10, 11], 7) == (0, True, Gone([], []))
+    assert cache.insert([1, 2, 3, 4, 5, 6], [20, 21, 22]).had == 4  # 20 and 21 stay the engine's
+    hit = cache.match([1, 2, 3, 4, 5, 6, 7])
+    assert (hit.length, hit.pages, hit.state, hit.branch) == (4, [10, 11], 7, 6)
+    assert cache.insert([1, 2, 3, 4], [30, 31], 8).kept is False
+    short = cache.match([1, 2, 3, 4])  # its last token is computed in any case
+    assert (short.length, short.pages, short.state, short.branch) == (0, [], None, 2)
+    other = cache.match([1, 2, 3, 4, 5], salt="tenant")
+    assert (other.length, other.state, other.branch) == (0, None, None)
+    assert cache.evictable == (3, 1)
+
+
+def test_locks_keep_what_was_found() -> None:
+    cache = PrefixPart(1, Prefix(states=Lru()))
+    cache.insert([1, 2], [10, 11], 7)
+    cache.insert([1, 3], [10, 12], 8)
+    hit = cache.match([1, 2, 9])
+    cache.lock(hit)
+    cache.lock(hit)
+    assert cache.evict(pages=9, states=9) == Gone([12], [8])
+    assert cache.unlock(hit) == Gone([], [])
+    assert cache.evict(pages=9, states=9) == Gone([], [])
+    cache.unlock(hit)
+    with pytest.raises(InvalidArgument, match="not locked"):
+        cache.unlock(hit)
+    late = cache.match([1, 2, 9])
+    gone = cache.evict(pages=9, states=9)
+    assert (sorted(gone.pages), gone.states) == ([10, 11], [7])
+    with pytest.raises(InvalidArgument, match="match again"):
+        cache.lock(late)
+    nothing = cache.match([5, 6])
+    cache.lock(nothing)
+    cache.unlock(nothing)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: PrefixPart(0), lambda: PrefixPart(2).insert([1, 2, 3], [1], 1), lambda: PrefixPart(2).insert([], []),
+        lambda: PrefixPart(1).insert([1], [1], 0), lambda: PrefixPart(1).evict(pages=-1),
+        lambda: PrefixPart(1).insert([1, 2], [1]), lambda: PrefixPart(1).match([1], salt=[]),
+    ],
+)  # fmt: skip
+def test_misuse_is_refused(call: Any) -> None:
+    with pytest.raises(InvalidArgument):
+        call()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_calls_against_a_naive_search(seed: int) -> None:
+    """No id is lost or given back twice, and each hit is the longest prefix that has a state."""
+    rng, changes = random.Random(seed), list[Change]()
+    cache = PrefixPart(2, Prefix(states=Lru(), most_states=12), changes.append)
+    states: dict[tuple[int, ...], int] = {}
+    pages, owned, ids, hits = set[int](), set[int](), iter(range(1, 10**6)), []
+    for _ in range(300):
+        prompt = [rng.randrange(2) for _ in range(rng.randrange(2, 13))]
+        hit = cache.match(prompt)
+        known = [key for key in states if len(key) < len(prompt) and tuple(prompt[: len(key)]) == key]
+        best = max(known, key=len, default=())
+        assert (hit.length, hit.state) == (len(best), states.get(best))
+        assert len(hit.pages) * 2 == hit.length and set(hit.pages) <= pages
+        gone = []
+        if rng.random() < 0.5:
+            cache.lock(hit)
+            hits.append(hit)
+        if hits and rng.random() < 0.5:
+            gone.append(cache.unlock(hits.pop(rng.randrange(len(hits)))))
+        key = tuple(prompt[: len(prompt) // 2 * 2])
+        new = [next(ids) for _ in range(len(key) // 2)]
+        state = next(ids)
+        had, kept, evicted = cache.insert(key, new, state)
+        pages |= set(new[had // 2 :])
+        if kept:
+            states[key] = state
+            owned.add(state)
+        gone.append(evicted)
+        if rng.random() < 0.3:
+            gone.append(cache.evict(pages=rng.randrange(6), states=rng.randrange(3)))
+        for each in gone:
+            assert set(each.pages) <= pages and set(each.states) <= owned, seed
+            pages -= set(each.pages)
+            owned -= set(each.states)
+            states = {key: state for key, state in states.items() if state in owned}
+        held = {page for hit in hits for page in hit.pages}
+        assert held <= pages and {hit.state for hit in hits if hit.state} <= owned, seed
+        assert len(owned) <= 12 + len(hits) and cache.stats().pages == len(pages)
+    heard = [{*change.pages, *change.states} for change in changes if change.stored]
+    assert pages | owned == set().union(*heard) - {
+        each for change in changes if not change.stored for each in (*change.pages, *change.states)
+    }

@@ -1,8 +1,10 @@
 """vLLM's own scheduler and cache manager over the connector. Workers without a model check each byte that they read."""
 
 import random
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import pytest
@@ -232,6 +234,22 @@ def test_what_cannot_be_found_by_content_is_refused(tmp_path: Path) -> None:
     config.cache_config.enable_prefix_caching = False
     with pytest.raises(ConfigurationError, match="without prefix caching"):
         connector.require_supported(config, caches)
+
+
+def test_the_names_of_vllm_in_the_page_exist() -> None:
+    page = Path(__file__).parents[2] / "docs" / "vllm.md"
+    names = re.findall(r"^\| `(vllm\.[\w.]+)`", page.read_text(), re.MULTILINE)
+    assert len(names) == 13
+    assert [name for name in names if not found(name)] == []
+
+
+def found(name: str) -> bool:
+    """Whether a dotted name leads somewhere: a module, something in it, or an attribute that instances have."""
+    head, _, last = name.rpartition(".")
+    try:
+        return hasattr(resolve_name(head), last)
+    except AttributeError:
+        return False
 
 
 @pytest.mark.parametrize("seed", range(60))

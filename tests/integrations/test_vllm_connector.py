@@ -258,8 +258,10 @@ def test_random_legal_schedules(make: Make, store: MemoryStore, seed: int) -> No
     draw = random.Random(seed)
     extra = {"host_blocks": draw.choice([6, 20, 60, 60]), "store_tokens": 4, "staging": draw.choice([0, 4])}
     store.broken = draw.random() < 0.3
+    kinds = draw.choice(KINDS)
     engine = make(
-        *draw.choice(KINDS), extra=extra, ranks=draw.choice([1, 1, 2]), blocks=draw.choice([22, 30, 60]),
+        *kinds, extra=extra, ranks=draw.choice([1, 1, 2]), blocks=draw.choice([22, 30, 60]),
+        unit=draw.choice([None, 2]) if len(kinds) > 1 else None,
         max_num_batched_tokens=draw.choice([8, 13, 40]), max_num_seqs=draw.choice([2, 4]),
     )  # fmt: skip
     names, stems = list[str](), [[draw.randrange(50) for _ in range(draw.randrange(12, 30))] for _ in range(3)]

@@ -138,10 +138,10 @@ class Worker:
     ) -> None:
         if isinstance(spec, MambaSpec):
             if before:
-                at = ids[(before - 1) // BLOCK]
+                at = ids[(before - 1) // spec.block_size]
                 assert at, f"{name}: the state after {before} tokens is in the null block"
                 assert (memory[at] == written(called, tokens[:before], PAGE)).all(), f"{name} {called} @{before}"
-            at = ids[(len(tokens) - 1) // BLOCK]
+            at = ids[(len(tokens) - 1) // spec.block_size]
             assert at, f"{name}: the state after {len(tokens)} tokens goes to the null block"
             memory[at] = written(called, tokens, PAGE)
             return
@@ -176,11 +176,13 @@ class Engine:
 
     def __init__(
         self, folder: Path, kinds: Sequence[str] = ("attention", "state"), blocks: int = 40, ranks: int = 1,
+        unit: int | None = None,
         extra: dict[str, Any] | None = None, **scheduling: Any,
     ) -> None:  # fmt: skip
         self.config = vllm_config(folder, {"host_blocks": 64, **(extra or {})}, **scheduling)
         self.config.cache_config.num_gpu_blocks = blocks
         self.config.parallel_config.tensor_parallel_size = self.config.parallel_config.world_size = ranks
+        self.config.cache_config.prefix_match_unit = unit
         self.caches = cache_config(kinds, blocks)
         block, unit = resolve_kv_cache_block_sizes(self.caches, self.config)
         hashing = get_hash_fn_by_name("sha256")
@@ -246,6 +248,8 @@ class Engine:
         loose = [block.block_id for block in pool.blocks if not block.ref_cnt and block.block_hash is None]
         for memory in (memory for worker in self.workers for memory in worker.memory):
             memory[loose] = POISON
+            for source, target in output.kv_cache_block_copies or ():
+                memory[target] = memory[source]
         for name, count in output.num_scheduled_tokens.items():
             request = self.requests[name]
             after = request.num_computed_tokens  # the scheduler has counted them already

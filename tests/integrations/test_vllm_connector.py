@@ -263,6 +263,7 @@ def test_random_legal_schedules(make: Make, store: MemoryStore, seed: int) -> No
         *kinds, extra=extra, ranks=draw.choice([1, 1, 2]), blocks=draw.choice([22, 30, 60]),
         unit=draw.choice([None, 2]) if len(kinds) > 1 else None,
         max_num_batched_tokens=draw.choice([8, 13, 40]), max_num_seqs=draw.choice([2, 4]),
+        async_scheduling=draw.random() < 0.5,
     )  # fmt: skip
     names, stems = list[str](), [[draw.randrange(50) for _ in range(draw.randrange(12, 30))] for _ in range(3)]
     for _ in range(120):
@@ -275,7 +276,7 @@ def test_random_legal_schedules(make: Make, store: MemoryStore, seed: int) -> No
             engine.add(names[-1], prompt, draw.randrange(1, 16), salt=draw.choice([None, None, "tenant"]))
         elif action < 0.29 and live:
             engine.abort(draw.choice(live))
-        elif action < 0.37 and not engine.loading:  # vLLM refuses to reset while something loads
+        elif action < 0.37 and engine.quiet():  # vLLM refuses to reset while something loads, or a step is under way
             engine.scheduler.reset_prefix_cache(reset_running_requests=True, reset_connector=draw.random() < 0.3)
         elif action < 0.39 and store.records:
             store.faults[draw.choice(sorted(store.records))] = draw.choice(FAULTS)

@@ -148,6 +148,15 @@ def test_a_state_inside_a_block_is_not_saved() -> None:
     assert case.step("a").save.blocks == [1]
 
 
+def test_what_is_being_saved_during_a_reset_is_not_found_later() -> None:
+    case = Case()
+    case.computed("a", [1], [2])
+    plan = case.side.plan(["a"], ())
+    assert case.side.reset()
+    case.side.reported(Report({plan.save.job: 1}))
+    assert (len(case.side.cache), case.side.cache.pool.free, case.side.busy) == (0, 20, False)
+
+
 def test_a_load_that_lost_a_record_fails_and_pins_nothing(case: Case) -> None:
     asked = case.request("b", 14)
     assert case.side.matched(asked, 0) == 12

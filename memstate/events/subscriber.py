@@ -1,8 +1,9 @@
 """Receives the events of many workers in order, and fills an index with them.
 
-live batches, by number ──▶ the next one: applied
-                            a gap: kept, and the missing ones are asked for
-                            not kept any more: a snapshot comes, which needs nothing before it
+connected      asked for all batches that the worker keeps
+next batch     applied
+later batch    held, and the missing ones are asked for; if nobody has them, what the worker told before is forgotten
+disconnected   forgotten: the worker cannot resume anything for us, and may be another process when it is back
 """
 
 from dataclasses import dataclass, field
@@ -13,7 +14,9 @@ from zmq.utils.monitor import recv_monitor_message
 
 from memstate.errors import ConfigurationError, InvalidArgument
 from memstate.events.index import Index
-from memstate.events.wire import END, SEQUENCE, AllBlocksCleared, Batch, unpack
+from memstate.events.wire import END, SEQUENCE, Batch, unpack
+
+HELD = 10_000  # batches behind a gap; more, and the answer to the question is lost, too
 
 
 @dataclass
@@ -130,7 +133,7 @@ class Subscriber:
             *_, number, payload = source.dealer.recv_multipart()
             if number == END:
                 source.asked = False
-                if source.held and source.next not in source.held:
+                if source.held:
                     self._skip(worker, source)
             else:
                 self._hold(worker, source, number, payload)
@@ -139,7 +142,10 @@ class Subscriber:
             *_, number, payload = source.sub.recv_multipart()
             self._hold(worker, source, number, payload)
             applied += self._apply(worker, source)
-        if source.held and not source.asked:
+        if source.held and (source.replay is None or len(source.held) > HELD):
+            self._skip(worker, source)
+            applied += self._apply(worker, source)
+        elif source.held and not source.asked:
             self._ask(source)
         return applied
 
@@ -166,11 +172,9 @@ class Subscriber:
     def _apply(self, worker: str, source: Source) -> int:
         applied = 0
         for at in sorted(source.held):
-            batch = source.held[at]
-            whole = bool(batch.events) and isinstance(batch.events[0], AllBlocksCleared)
             if at < source.next:
                 del source.held[at]
-            elif at == source.next or whole:
+            elif at == source.next:
                 self.index.apply(worker, source.held.pop(at))
                 source.next = at + 1
                 applied += 1

@@ -8,7 +8,7 @@ import torch
 
 import memstate as ms
 from memstate.errors import ConfigurationError, OutOfPages, OutOfSlots
-from memstate.events import AllBlocksCleared, BlockRemoved, BlockStored, Feed, Index, salt_tag
+from memstate.events import AllBlocksCleared, Batch, BlockRemoved, BlockStored, Feed, Index, salt_tag
 from memstate.events.wire import KV, STATES, pack, unpack
 from memstate.tiers import Tiers
 from memstate.tokens import BYTES
@@ -94,10 +94,35 @@ def test_events_of_one_prompt() -> None:
     assert (kv.token_ids, kv.block_size, kv.extra_keys) == (list(range(8)), PAGE, [(salt_tag("a"),), None])
     assert (state.group_idx, state.kv_cache_spec_kind, state.block_hashes) == (STATES, "mamba", kv.block_hashes[-1:])
     assert (state.parent_block_hash, state.token_ids) == (kv.block_hashes[0], [4, 5, 6, 7])
+    assert kv.cache_salt == state.cache_salt == salt_tag("a")
+    serve(mem, list(range(16)), salt="a")
+    more = [event for event in read(feed, index) if isinstance(event, BlockStored) and event.group_idx == KV]
+    assert [event.token_ids for event in more] == [list(range(8, 16))]  # what is new, behind what was there
+    assert more[0].parent_block_hash == kv.block_hashes[-1]
     mem.prefix.clear()
     removed = [event for event in read(feed, index) if isinstance(event, BlockRemoved)]
     assert {event.group_idx for event in removed} == {KV, STATES}
     assert told(index) == {}
+
+
+def test_all_groups_that_are_read_must_have_a_block() -> None:
+    """As of a model with full attention and windows."""
+    index = Index()
+    for group, blocks in ((0, [1, 2, 3]), (1, [1, 2])):
+        tokens = [5] * (2 * len(blocks))
+        index.apply("w", Batch(0.0, [BlockStored(blocks, None, tokens, 2, group_idx=group)]))
+    assert index.find([5] * 9) == [("w", 4, 4)]
+    assert index.find([5] * 4) == [("w", 2, 2)]  # the last token is computed in any case
+    index.apply("w", Batch(0.0, [BlockRemoved([1])]))  # of all groups
+    assert index.find([5] * 9) == []
+
+
+def test_without_a_state_nothing_is_resumed() -> None:
+    """Also where a reader has seen no state yet."""
+    index = Index()
+    read(Feed(manager()), index)
+    index.apply("w", Batch(0.0, [BlockStored([1], None, [5] * PAGE, PAGE, group_idx=KV)]))
+    assert index.find([5] * 9) == [("w", 0, PAGE)]
 
 
 def test_tenants_with_equal_tokens_are_told_apart() -> None:

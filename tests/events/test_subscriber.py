@@ -107,6 +107,24 @@ def test_a_gap_that_nobody_can_fill_forgets_what_came_before(make: Callable[...,
     assert pair.index.find([5, 5, 5, 5, 5])[0].kv == 4
 
 
+def test_a_reader_that_cannot_ask_learns_what_it_hears(make: Callable[..., Pair]) -> None:
+    pair = make(replay=None)
+    serve(pair.mem, [1] * 8)
+    pair.events.publish()  # to nobody
+    pair.listen()
+
+    def more() -> None:
+        serve(pair.mem, [2] * 8)
+        pair.turn()
+        pair.mem.prefix.clear()
+
+    until(lambda: pair.knows([2] * 8), more)
+    assert pair.index.find([1] * 9) == []
+    pair.mem.reset()
+    serve(pair.mem, [3] * 8)
+    until(lambda: pair.knows([3] * 8), pair.turn)  # from a snapshot
+
+
 def test_a_worker_that_begins_again(make: Callable[..., Pair]) -> None:
     pair = make()
     pair.listen()

@@ -1,8 +1,10 @@
 """vLLM's own scheduler and cache manager over the connector. Workers without a model check each byte that they read."""
 
 import random
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import pytest
@@ -234,15 +236,34 @@ def test_what_cannot_be_found_by_content_is_refused(tmp_path: Path) -> None:
         connector.require_supported(config, caches)
 
 
+def test_the_names_of_vllm_in_the_page_exist() -> None:
+    page = Path(__file__).parents[2] / "docs" / "vllm.md"
+    names = re.findall(r"^\| `(vllm\.[\w.]+)`", page.read_text(), re.MULTILINE)
+    assert len(names) == 13
+    assert [name for name in names if not found(name)] == []
+
+
+def found(name: str) -> bool:
+    """Whether a dotted name leads somewhere: a module, something in it, or an attribute that instances have."""
+    head, _, last = name.rpartition(".")
+    try:
+        return hasattr(resolve_name(head), last)
+    except AttributeError:
+        return False
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_random_legal_schedules(make: Make, store: MemoryStore, seed: int) -> None:
     """Whatever arrives, ends, fails and is forgotten in whatever step: each forward reads what it should."""
     draw = random.Random(seed)
     extra = {"host_blocks": draw.choice([6, 20, 60, 60]), "store_tokens": 4, "staging": draw.choice([0, 4])}
     store.broken = draw.random() < 0.3
+    kinds = draw.choice(KINDS)
     engine = make(
-        *draw.choice(KINDS), extra=extra, ranks=draw.choice([1, 1, 2]), blocks=draw.choice([22, 30, 60]),
+        *kinds, extra=extra, ranks=draw.choice([1, 1, 2]), blocks=draw.choice([22, 30, 60]),
+        unit=draw.choice([None, 2]) if len(kinds) > 1 else None,
         max_num_batched_tokens=draw.choice([8, 13, 40]), max_num_seqs=draw.choice([2, 4]),
+        async_scheduling=draw.random() < 0.5,
     )  # fmt: skip
     names, stems = list[str](), [[draw.randrange(50) for _ in range(draw.randrange(12, 30))] for _ in range(3)]
     for _ in range(120):
@@ -255,7 +276,7 @@ def test_random_legal_schedules(make: Make, store: MemoryStore, seed: int) -> No
             engine.add(names[-1], prompt, draw.randrange(1, 16), salt=draw.choice([None, None, "tenant"]))
         elif action < 0.29 and live:
             engine.abort(draw.choice(live))
-        elif action < 0.37 and not engine.loading:  # vLLM refuses to reset while something loads
+        elif action < 0.37 and engine.quiet():  # vLLM refuses to reset while something loads, or a step is under way
             engine.scheduler.reset_prefix_cache(reset_running_requests=True, reset_connector=draw.random() < 0.3)
         elif action < 0.39 and store.records:
             store.faults[draw.choice(sorted(store.records))] = draw.choice(FAULTS)

@@ -15,6 +15,7 @@ from memstate.integrations.vllm.messages import Plan, Record, Report, Save
 from memstate.integrations.vllm.scheduler import SchedulerSide
 from memstate.integrations.vllm.settings import Settings
 from memstate.integrations.vllm.worker import WorkerSide
+from memstate.tiers.host.transfers import Transfers
 from memstate.tiers.stores.base import Store
 from tests.support.tenants import AtOnce
 from tests.support.virtual import MemoryStore
@@ -74,7 +75,7 @@ class Case:
             group.req_to_blocks[name] = [
                 SimpleNamespace(
                     block_id=block, is_null=not block, block_hash_num_tokens=(at + 1) * SIZE,
-                    block_hash=bytes([at]) * 32 + group.kv_cache_group_id.to_bytes(4, "big") if block else None,
+                    block_hash=bytes([at]) * 32 + group.kv_cache_group_id.to_bytes(4, "big"),
                 )
                 for at, block in enumerate(ids)
             ]  # fmt: skip
@@ -137,6 +138,23 @@ def test_a_gap_in_kv_ends_what_can_be_loaded(case: Case) -> None:
 def test_a_block_is_saved_once(case: Case) -> None:
     case.computed("b", [1, 2, 3], [0, 4, 5])
     assert case.step("a", "b").save is None
+
+
+def test_a_state_inside_a_block_is_not_saved() -> None:
+    """vLLM can keep one at a finer boundary; its hash is not that of the whole block."""
+    case = Case()
+    case.computed("a", [1], [2])
+    case.groups[1].req_to_blocks["a"][0].block_hash_num_tokens = SIZE - 1
+    assert case.step("a").save.blocks == [1]
+
+
+def test_what_is_being_saved_during_a_reset_is_not_found_later() -> None:
+    case = Case()
+    case.computed("a", [1], [2])
+    plan = case.side.plan(["a"], ())
+    assert case.side.reset()
+    case.side.reported(Report({plan.save.job: 1}))
+    assert (len(case.side.cache), case.side.cache.pool.free, case.side.busy) == (0, 20, False)
 
 
 def test_a_load_that_lost_a_record_fails_and_pins_nothing(case: Case) -> None:
@@ -211,6 +229,34 @@ def test_writes_pin_a_quarter_of_host_memory() -> None:
     case.computed("a", [1, 2, 3], [4, 5, 6])
     case.step("a")
     assert [len(case.step().writes[0].records) for _ in range(3)] == [2, 2, 2]
+    assert case.side.cache.evictable == 6
+
+
+def test_each_rank_has_records_of_its_own() -> None:
+    store = MemoryStore()
+    first, second = Case(ranks=2, store=store), Case(ranks=2, store=store)
+    for number, memory in enumerate(first.memory):
+        memory[1:3] = number + 1
+    first.computed("a", [1], [2])
+    first.step("a")
+    first.step()
+    assert len(store.records) == 4
+    asked = first.request("b", 7)
+    assert second.side.matched(asked, 0) == 4
+    second.side.allocated(asked, ([6], [7]), 4)
+    second.step()
+    assert [memory[6:8, 0].tolist() for memory in second.memory] == [[1, 1], [2, 2]]
+    del store.records[sorted(store.records)[0]]  # of one rank: the block is nowhere
+    assert Case(ranks=2, store=store).side.matched(asked, 0) == 0
+
+
+def test_what_staging_has_no_room_for_is_not_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case()
+    monkeypatch.setattr(Transfers, "room", property(lambda transfers: 2))
+    case.computed("a", [1, 2, 3], [0, 4, 5])
+    case.step("a")
+    assert (case.side.counts.saved, case.side.counts.refused, len(case.side.cache)) == (2, 3, 2)
+    assert case.side.cache.pool.free == 18
 
 
 @pytest.mark.parametrize(

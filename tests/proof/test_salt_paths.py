@@ -10,7 +10,10 @@ from tests.proof.mutation.catalogue import MUTANTS
 from tests.support.sources import ROOT, sources
 
 RULE = "memstate.checks"  # what a salt is: carries none anywhere
-FILES = "engine/test_salts", "tiers/test_salts_below", "engine/test_salt_values", "integrations/test_transformers_serve"
+FILES = (
+    "engine/test_salts", "tiers/test_salts_below", "engine/test_salt_values", "integrations/test_transformers_serve",
+    "events/test_feed",
+)  # fmt: skip
 TESTS = tuple(f"tests/{name}.py" for name in FILES)
 PICTURES = "memstate.viz."  # show a salt to people, and keep nothing
 KEEP_NOTHING = {"memstate.prefix.none.NoCache.on_miss", "memstate.tiers.load.NoLoader.find"}  # nothing to mix up

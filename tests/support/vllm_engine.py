@@ -34,6 +34,7 @@ from vllm.v1.core.kv_cache_utils import (
     init_none_hash,
     resolve_kv_cache_block_sizes,
 )
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
@@ -67,12 +68,18 @@ SPECS = {"attention": ATTENTION, "state": STATE, "window": WINDOW}
 def vllm_config(folder: Path, extra: dict[str, Any], **scheduling: Any) -> VllmConfig:
     """A configuration without a model."""
     (folder / "config.json").write_text(json.dumps(TINY))
-    chosen = {"max_num_seqs": 4, "max_num_batched_tokens": 24, "max_model_len": 256, **scheduling}
+    chosen = {
+        "async_scheduling": False,
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 24,
+        "max_model_len": 256,
+        **scheduling,
+    }
     config = VllmConfig(
         model_config=ModelConfig(model=str(folder), skip_tokenizer_init=True, dtype="float32", max_model_len=256),
         cache_config=CacheConfig(block_size=BLOCK, enable_prefix_caching=True, mamba_cache_mode="align"),
         scheduler_config=SchedulerConfig(
-            enable_chunked_prefill=True, is_encoder_decoder=False, async_scheduling=False, **chosen
+            enable_chunked_prefill=True, is_encoder_decoder=False, **chosen
         ),
         device_config=DeviceConfig(device="cpu"),
         kv_transfer_config=KVTransferConfig(
@@ -138,10 +145,10 @@ class Worker:
     ) -> None:
         if isinstance(spec, MambaSpec):
             if before:
-                at = ids[(before - 1) // BLOCK]
+                at = ids[(before - 1) // spec.block_size]
                 assert at, f"{name}: the state after {before} tokens is in the null block"
                 assert (memory[at] == written(called, tokens[:before], PAGE)).all(), f"{name} {called} @{before}"
-            at = ids[(len(tokens) - 1) // BLOCK]
+            at = ids[(len(tokens) - 1) // spec.block_size]
             assert at, f"{name}: the state after {len(tokens)} tokens goes to the null block"
             memory[at] = written(called, tokens, PAGE)
             return
@@ -176,17 +183,22 @@ class Engine:
 
     def __init__(
         self, folder: Path, kinds: Sequence[str] = ("attention", "state"), blocks: int = 40, ranks: int = 1,
+        unit: int | None = None,
         extra: dict[str, Any] | None = None, **scheduling: Any,
     ) -> None:  # fmt: skip
         self.config = vllm_config(folder, {"host_blocks": 64, **(extra or {})}, **scheduling)
         self.config.cache_config.num_gpu_blocks = blocks
         self.config.parallel_config.tensor_parallel_size = self.config.parallel_config.world_size = ranks
+        self.config.cache_config.prefix_match_unit = unit
         self.caches = cache_config(kinds, blocks)
         block, unit = resolve_kv_cache_block_sizes(self.caches, self.config)
         hashing = get_hash_fn_by_name("sha256")
         init_none_hash(hashing)
         self.hasher = get_request_block_hasher(unit, hashing)
-        self.scheduler = Scheduler(
+        self.ahead = bool(
+            scheduling.get("async_scheduling")
+        )  # the next step is scheduled before a step's outcome is known
+        self.scheduler = (AsyncScheduler if self.ahead else Scheduler)(
             self.config, self.caches, StructuredOutputManager(self.config), block_size=block, hash_block_size=unit
         )
         self.workers = [Worker(self.config, self.caches, rank) for rank in range(ranks)]
@@ -194,6 +206,8 @@ class Engine:
         self.requests = dict[str, Request]()
         self.random = random.Random(0)
         self.loaded_tokens = 0
+        self.tokens = dict[str, list[int]]()  # as the workers know them
+        self.pending: tuple[Any, Any] | None = None
 
     @property
     def connector(self) -> MemstateConnector:
@@ -219,10 +233,10 @@ class Engine:
         """What the connector has done."""
         return self.connector.counts
 
-    @property
-    def loading(self) -> bool:
-        """Whether requests that do not run have blocks: a load is under way, or its request has not been scheduled."""
-        return bool(self.connector.scheduler._loads) or bool(self.scheduler.kv_holding_waiting)
+    def quiet(self) -> bool:
+        """Drains; returns whether no load is under way, and no loaded request waits with its blocks."""
+        self.drain()
+        return not (self.connector.scheduler._loads or self.scheduler.kv_holding_waiting)
 
     def forget(self) -> None:
         """Empties vLLM's own prefix cache."""
@@ -246,15 +260,19 @@ class Engine:
         loose = [block.block_id for block in pool.blocks if not block.ref_cnt and block.block_hash is None]
         for memory in (memory for worker in self.workers for memory in worker.memory):
             memory[loose] = POISON
+            for source, target in output.kv_cache_block_copies or ():
+                memory[target] = memory[source]
         for name, count in output.num_scheduled_tokens.items():
             request = self.requests[name]
             after = request.num_computed_tokens  # the scheduler has counted them already
+            if name not in self.tokens or name in output.scheduled_cached_reqs.resumed_req_ids:
+                self.tokens[name] = list(request.all_token_ids)
             blocks = scheduler.kv_cache_manager.get_block_ids(name)
             for worker in self.workers:
-                worker.forward(name, list(request.all_token_ids)[:after], after - count, blocks)
+                worker.forward(name, self.tokens[name][:after], after - count, blocks)
         outputs = [worker.end(output) for worker in self.workers]
         names = list(output.num_scheduled_tokens)
-        sampled = [[self.random.randrange(100)] if self._samples(self.requests[name]) else [] for name in names]
+        sampled = [self._sample(name) for name in names]
         places = {name: at for at, name in enumerate(names)}
         runner = [
             ModelRunnerOutput(
@@ -266,11 +284,21 @@ class Engine:
         loading = set(merged.kv_connector_output.finished_recving or ())
         lost = merged.kv_connector_output.failed_recving
         self.loaded_tokens += sum(self.requests[name].num_computed_tokens for name in loading - lost)
-        scheduler.update_from_output(output, merged)
+        before, self.pending = self.pending if self.ahead else (output, merged), (output, merged)
+        if before is not None:
+            scheduler.update_from_output(*before)
 
-    @staticmethod
-    def _samples(request: Request) -> bool:
-        return request.num_computed_tokens == request.num_tokens
+    def drain(self) -> None:
+        """Takes in the outcome of the step that is under way."""
+        pending, self.pending = self.pending, None
+        if self.ahead and pending is not None:
+            self.scheduler.update_from_output(*pending)
+
+    def _sample(self, name: str) -> list[int]:
+        if self.requests[name].num_computed_tokens < len(self.tokens[name]):
+            return []
+        self.tokens[name].append(self.random.randrange(100))
+        return self.tokens[name][-1:]
 
     def run(self, most: int = 400) -> int:
         """Steps until nothing is left to do; returns how many."""
@@ -278,6 +306,8 @@ class Engine:
             if not self.scheduler.has_requests():
                 return steps
             self.step()
+            if not self.scheduler.has_unfinished_requests():
+                self.drain()
             time.sleep(0.0005 if self.connector.scheduler._questions else 0)  # threads ask the store
         raise AssertionError(f"{most} steps, and there are still requests")
 

@@ -78,6 +78,7 @@ compile-matrix: $(TOOLS) ## compile with the oldest, the installed and the newes
 
 docs: $(RUN) ## write the pages that are made from the code
 	$(BIN)/python -m memstate.cli.support > docs/strategies.md.new && mv docs/strategies.md.new docs/strategies.md
+	$(BIN)/python -m memstate.metrics.dashboard > docs/grafana.json.new && mv docs/grafana.json.new docs/grafana.json
 
 proof: $(TOOLS) ## the long proofs: every case of every test, 1000 schedules for each kernel, every schedule of calls, an exception at every line, every mutant; hours
 	MEMSTATE_PROOF=1 $(TEST_ENV) $(BIN)/python -m pytest -q -n $(WORKERS) --deselect tests/proof/test_mutants.py::test_a_mutant_is_killed

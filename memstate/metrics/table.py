@@ -98,13 +98,14 @@ def _slots(reading: Reading) -> Sequence[Sample]:
     return [((owner,), count) for owner, count in held.items()]
 
 
-def _used(section: Section, all_of: str, free: str) -> Callable[[Reading], Sequence[Sample]]:
-    def read(reading: Reading) -> Sequence[Sample]:
-        record = section(reading)
-        every, left = getattr(record, all_of), getattr(record, free)
-        return [(("used",), every - left), (("free",), left)] if every else []
+def _rows(reading: Reading) -> Sequence[Sample]:
+    stats = reading.stats
+    return [(("used",), stats.rows_used), (("free",), stats.rows - stats.rows_used)]
 
-    return read
+
+def _pages(reading: Reading) -> Sequence[Sample]:
+    every, free = reading.stats.pages, reading.stats.pages_free
+    return [(("used",), every - free), (("free",), free)] if every else []
 
 
 def _traffic(reading: Reading) -> Sequence[Sample]:
@@ -174,81 +175,62 @@ GONE: Final[Mapping[str, str]] = {
     why: f"gone_{why}" for why in ("superseded", "room", "pages", "limit", "taken", "cleared")
 }
 
+
+def _gauge(name: str, says: str, read: Callable[[Reading], Sequence[Sample]], *labels: str) -> Figure:
+    return Figure(name, "gauge", says, labels, read)
+
+
+def _counter(name: str, says: str, read: Callable[[Reading], Sequence[Sample]], *labels: str) -> Figure:
+    return Figure(name, "counter", says, labels, read)
+
+
 FIGURES: Final[tuple[Figure, ...]] = (
-    Figure("memstate_info", "gauge", "1; the labels say what the manager is.", ABOUT, _about),
-    Figure(
+    _gauge("memstate_info", "1; the labels say what the manager is.", _about, *ABOUT),
+    _gauge(
         "memstate_interrupted",
-        "gauge",
         "1 after an exception in the middle of a call, until recover or reset.",
-        (),
         _own("interrupted"),
     ),
-    Figure(
+    _gauge(
         "memstate_reading_age_seconds",
-        "gauge",
         "Age of these figures; above 0 if the loop left no moment between two calls for this scrape.",
-        (),
         _own("age"),
     ),
     # slots, rows, pages
-    Figure("memstate_slots", "gauge", "Slots by owner; all owners together are all slots.", ("owner",), _slots),
-    Figure(
-        "memstate_rows",
-        "gauge",
-        "Rows of the request table.",
-        ("state",),
-        lambda reading: [
-            (("used",), reading.stats.rows_used),
-            (("free",), reading.stats.rows - reading.stats.rows_used),
-        ],
-    ),
-    Figure("memstate_pages", "gauge", "KV pages.", ("state",), _used(_stats, "pages", "pages_free")),
-    Figure("memstate_sessions", "gauge", "Open sessions.", (), _one(_stats, "sessions")),
-    Figure(
-        "memstate_sessions_emptied",
-        "counter",
-        "Idle sessions that made way or expired.",
-        (),
-        _one(_stats, "sessions_emptied"),
-    ),
-    Figure("memstate_claims", "counter", "Slots that were claimed.", (), _one(_stats, "claimed")),
-    Figure(
+    _gauge("memstate_slots", "Slots by owner; all owners together are all slots.", _slots, "owner"),
+    _gauge("memstate_rows", "Rows of the request table.", _rows, "state"),
+    _gauge("memstate_pages", "KV pages.", _pages, "state"),
+    _gauge("memstate_sessions", "Open sessions.", _one(_stats, "sessions")),
+    _counter("memstate_sessions_emptied", "Idle sessions that made way or expired.", _one(_stats, "sessions_emptied")),
+    _counter("memstate_claims", "Slots that were claimed.", _one(_stats, "claimed")),
+    _counter(
         "memstate_refusals",
-        "counter",
         "Admissions, forks and extensions refused for lack of room: back-pressure.",
-        ("reason",),
         _of(_stats, slots="short_of_slots", rows="short_of_rows", pages="short_of_pages"),
+        "reason",
     ),
     # snapshots
-    Figure("memstate_snapshots", "counter", "Boundaries with a snapshot.", (), _one(_stats, "snapshots")),
-    Figure(
+    _counter("memstate_snapshots", "Boundaries with a snapshot.", _one(_stats, "snapshots")),
+    _counter(
         "memstate_degradations",
-        "counter",
         "Snapshots that were due and were not kept: no slot, no register, or no chunk that ended near the length.",
-        ("reason",),
         _of(_stats, no_slot="degraded", no_register="refused", no_chunk="missed"),
+        "reason",
     ),
-    Figure("memstate_snapshots_published", "counter", "Snapshots that were published.", (), _one(_stats, "published")),
-    Figure("memstate_snapshots_dropped", "counter", "Published snapshots that ended.", (), _one(_stats, "dropped")),
+    _counter("memstate_snapshots_published", "Snapshots that were published.", _one(_stats, "published")),
+    _counter("memstate_snapshots_dropped", "Published snapshots that ended.", _one(_stats, "dropped")),
     # what memstate asks of the device and the host
-    Figure("memstate_packets", "counter", "Packets of ownership changes that were sent.", (), _one(_stats, "packets")),
-    Figure("memstate_uploads", "counter", "Asynchronous copies to the device.", (), _one(_stats, "uploads")),
-    Figure("memstate_uploaded_bytes", "counter", "Bytes of these copies.", (), _one(_stats, "upload_bytes")),
-    Figure(
-        "memstate_upload_waits",
-        "counter",
-        "Times that the host waited for a pinned buffer.",
-        (),
-        _one(_stats, "upload_waits"),
-    ),
-    Figure("memstate_launches", "counter", "Launches of memstate.", (), _one(_stats, "launches")),
-    Figure("memstate_syncs", "counter", "Times that the host waited for the device.", (), _one(_stats, "syncs")),
-    Figure(
+    _counter("memstate_packets", "Packets of ownership changes that were sent.", _one(_stats, "packets")),
+    _counter("memstate_uploads", "Asynchronous copies to the device.", _one(_stats, "uploads")),
+    _counter("memstate_uploaded_bytes", "Bytes of these copies.", _one(_stats, "upload_bytes")),
+    _counter("memstate_upload_waits", "Times that the host waited for a pinned buffer.", _one(_stats, "upload_waits")),
+    _counter("memstate_launches", "Launches of memstate.", _one(_stats, "launches")),
+    _counter("memstate_syncs", "Times that the host waited for the device.", _one(_stats, "syncs")),
+    _counter(
         "memstate_moved_bytes",
-        "counter",
         "Bytes of states that memstate copied or zeroed on the device.",
-        ("how",),
         _of(_stats, copied="copied_bytes", zeroed="zeroed_bytes"),
+        "how",
     ),
     Figure(
         STEP,
@@ -257,162 +239,106 @@ FIGURES: Final[tuple[Figure, ...]] = (
         (),
         lambda reading: [],
     ),
-    Figure("memstate_call_seconds", "counter", "Host time by call; with steps=True only.", ("call",), _call_seconds),
+    _counter("memstate_call_seconds", "Host time by call; with steps=True only.", _call_seconds, "call"),
     # the prefix cache
-    Figure("memstate_prefix_states", "gauge", "Cached states.", (), _one(_prefix, "states")),
-    Figure("memstate_prefix_nodes", "gauge", "Nodes of the tree of prefixes.", (), _one(_prefix, "nodes")),
-    Figure("memstate_prefix_pages", "gauge", "KV pages in the tree.", (), _one(_prefix, "pages")),
-    Figure(
+    _gauge("memstate_prefix_states", "Cached states.", _one(_prefix, "states")),
+    _gauge("memstate_prefix_nodes", "Nodes of the tree of prefixes.", _one(_prefix, "nodes")),
+    _gauge("memstate_prefix_pages", "KV pages in the tree.", _one(_prefix, "pages")),
+    _gauge(
         "memstate_prefix_leased_pages",
-        "gauge",
         "Of these, pages that requests or sessions share.",
-        (),
         _one(_prefix, "leased_pages"),
     ),
-    Figure("memstate_prefix_lookups", "counter", "Requests with tokens.", (), _one(_prefix, "lookups")),
-    Figure("memstate_prompt_tokens", "counter", "Tokens of their prompts.", (), _one(_prefix, "prompt_tokens")),
-    Figure(
-        "memstate_hit_tokens", "counter", "Prompt tokens that were not computed again.", (), _one(_prefix, "hit_tokens")
-    ),
-    Figure(
+    _counter("memstate_prefix_lookups", "Requests with tokens.", _one(_prefix, "lookups")),
+    _counter("memstate_prompt_tokens", "Tokens of their prompts.", _one(_prefix, "prompt_tokens")),
+    _counter("memstate_hit_tokens", "Prompt tokens that were not computed again.", _one(_prefix, "hit_tokens")),
+    _counter(
         "memstate_lost_tokens",
-        "counter",
         "Prompt tokens that were computed; hit and lost add up to all.",
-        ("reason",),
         _of(_prefix, no_sharing="lost_no_sharing", evicted="lost_evicted", no_snapshot="lost_no_snapshot"),
+        "reason",
     ),
-    Figure(
+    _counter(
         "memstate_prefix_insertions",
-        "counter",
         "States that came to the cache, by what became of them.",
-        ("outcome",),
         _of(_prefix, inserted="inserted", duplicate="duplicates", declined="declined", refused="refused"),
+        "outcome",
     ),
-    Figure("memstate_prefix_loads", "counter", "States that came back from below.", (), _one(_prefix, "loaded")),
-    Figure(
-        "memstate_prefix_evictions", "counter", "Cached states that went, by reason.", ("reason",), _of(_prefix, **GONE)
-    ),
-    Figure(
-        "memstate_prefix_evicted_pages", "counter", "Cached KV pages that went.", (), _one(_prefix, "evicted_pages")
-    ),
+    _counter("memstate_prefix_loads", "States that came back from below.", _one(_prefix, "loaded")),
+    _counter("memstate_prefix_evictions", "Cached states that went, by reason.", _of(_prefix, **GONE), "reason"),
+    _counter("memstate_prefix_evicted_pages", "Cached KV pages that went.", _one(_prefix, "evicted_pages")),
     # host memory and storage
-    Figure("memstate_tier_records", "gauge", "Records below the slots.", ("place", "kind", "state"), _records),
-    Figure(
+    _gauge("memstate_tier_records", "Records below the slots.", _records, "place", "kind", "state"),
+    _gauge(
         "memstate_tier_bytes",
-        "gauge",
         "Memory that the tiers take.",
-        ("memory",),
         _of(_tiers, host="host_bytes", staging="staging_bytes"),
+        "memory",
     ),
-    Figure(
+    _counter(
         "memstate_tier_hit_tokens",
-        "counter",
         "Of the hit tokens, those beyond what the device had, by where their state was.",
-        ("place",),
         _of(_tiers, device="dense_hit_tokens", host="host_hit_tokens", storage="storage_hit_tokens"),
+        "place",
     ),
-    Figure(
-        "memstate_tier_copies",
-        "counter",
-        "States and pages copied between device and host.",
-        ("kind", "direction"),
-        _copies,
-    ),
-    Figure("memstate_tier_copied_bytes", "counter", "Bytes of these copies.", ("kind", "direction"), _traffic),
-    Figure(
+    _counter("memstate_tier_copies", "States and pages copied between device and host.", _copies, "kind", "direction"),
+    _counter("memstate_tier_copied_bytes", "Bytes of these copies.", _traffic, "kind", "direction"),
+    _counter(
         "memstate_tier_lost_saves",
-        "counter",
         "Evicted states that host memory did not get.",
-        ("reason",),
         _of(_tiers, no_room="refused", no_staging="unstaged"),
+        "reason",
     ),
-    Figure(
+    _counter(
         "memstate_tier_evictions",
-        "counter",
         "Records evicted from host memory.",
-        ("kind",),
         _of(_tiers, state="evicted_states", page="evicted_pages"),
+        "kind",
     ),
-    Figure(
+    _gauge(
         "memstate_tier_leaked_records",
-        "gauge",
         "Host records without an owner; 0, or memstate has a defect.",
-        (),
         _one(_tiers, "leaked_records"),
     ),
-    Figure(
+    _counter(
         "memstate_storage_writes",
-        "counter",
         "Records for storage, by what became of them.",
-        ("outcome",),
         _of(_tiers, written="written", failed="write_failed", missed="write_missed"),
+        "outcome",
     ),
-    Figure(
+    _gauge(
         "memstate_storage_writes_pending",
-        "gauge",
         "Records that wait for storage or are being written.",
-        (),
         _one(_tiers, "writes_pending"),
     ),
-    Figure(
-        "memstate_storage_failures",
-        "counter",
-        "Calls for prefetches that storage failed.",
-        (),
-        _one(_stored, "failures"),
+    _counter("memstate_storage_failures", "Calls for prefetches that storage failed.", _one(_stored, "failures")),
+    _counter("memstate_storage_flaws", "Records that were not what was asked for, by flaw.", _flaws, "flaw"),
+    _counter("memstate_prefetches_started", "Prefetches that began.", _one(_stored, "started")),
+    _counter("memstate_prefetches", "Prefetches that are over, by end.", _of(_stored, **ENDS), "outcome"),
+    _counter(
+        "memstate_prefetches_late", "Requests that were admitted before their prefetch was over.", _one(_stored, "late")
     ),
-    Figure(
-        "memstate_storage_flaws", "counter", "Records that were not what was asked for, by flaw.", ("flaw",), _flaws
-    ),
-    Figure("memstate_prefetches_started", "counter", "Prefetches that began.", (), _one(_stored, "started")),
-    Figure("memstate_prefetches", "counter", "Prefetches that are over, by end.", ("outcome",), _of(_stored, **ENDS)),
-    Figure(
-        "memstate_prefetches_late",
-        "counter",
-        "Requests that were admitted before their prefetch was over.",
-        (),
-        _one(_stored, "late"),
-    ),
-    Figure(
+    _counter(
         "memstate_prefetches_truncated",
-        "counter",
         "Prefetches that were cut to the host memory that was there.",
-        (),
         _one(_stored, "truncated"),
     ),
-    Figure(
-        "memstate_prefetch_truncated_tokens",
-        "counter",
-        "Tokens that were cut off.",
-        (),
-        _one(_stored, "truncated_tokens"),
-    ),
-    Figure(
-        "memstate_prefetch_tokens", "counter", "Tokens that prefetches made available.", (), _one(_stored, "tokens")
-    ),
-    Figure("memstate_prefetches_in_flight", "gauge", "Prefetches under way.", (), _one(_stored, "in_flight")),
-    Figure(
-        "memstate_prefetch_tokens_in_flight",
-        "gauge",
-        "Tokens that they are after.",
-        (),
-        _one(_stored, "in_flight_tokens"),
-    ),
-    Figure("memstate_prefetch_read", "counter", "Records that came whole.", (), _one(_stored, "read")),
-    Figure(
+    _counter("memstate_prefetch_truncated_tokens", "Tokens that were cut off.", _one(_stored, "truncated_tokens")),
+    _counter("memstate_prefetch_tokens", "Tokens that prefetches made available.", _one(_stored, "tokens")),
+    _gauge("memstate_prefetches_in_flight", "Prefetches under way.", _one(_stored, "in_flight")),
+    _gauge("memstate_prefetch_tokens_in_flight", "Tokens that they are after.", _one(_stored, "in_flight_tokens")),
+    _counter("memstate_prefetch_read", "Records that came whole.", _one(_stored, "read")),
+    _counter(
         "memstate_prefetch_kept",
-        "counter",
         "Of these, records that were kept.",
-        ("kind",),
         _of(_stored, state="states", page="pages"),
+        "kind",
     ),
-    Figure("memstate_agreements", "counter", "Agreements with other ranks.", (), _one(_stored, "rounds")),
-    Figure(
-        "memstate_agreement_waits", "counter", "Agreements that this rank had to wait for.", (), _one(_stored, "waits")
-    ),
+    _counter("memstate_agreements", "Agreements with other ranks.", _one(_stored, "rounds")),
+    _counter("memstate_agreement_waits", "Agreements that this rank had to wait for.", _one(_stored, "waits")),
     # tenants, faults
-    Figure("memstate_tenant_slots", "gauge", "Slots that a tenant holds.", ("tenant",), _tenants("slots")),
-    Figure("memstate_tenant_pages", "gauge", "KV pages that a tenant holds.", ("tenant",), _tenants("pages")),
-    Figure("memstate_tenant_tokens", "gauge", "Tokens whose KV a tenant holds.", ("tenant",), _tenants("tokens")),
-    Figure("memstate_injected_faults", "counter", "Faults of chaos.", ("kind",), _of(_chaos, **CHAOS)),
+    _gauge("memstate_tenant_slots", "Slots that a tenant holds.", _tenants("slots"), "tenant"),
+    _gauge("memstate_tenant_pages", "KV pages that a tenant holds.", _tenants("pages"), "tenant"),
+    _gauge("memstate_tenant_tokens", "Tokens whose KV a tenant holds.", _tenants("tokens"), "tenant"),
+    _counter("memstate_injected_faults", "Faults of chaos.", _of(_chaos, **CHAOS), "kind"),
 )

@@ -102,7 +102,7 @@ def test_the_dashboard_shows_what_is_more_than_detail() -> None:
     assert {figure.name for figure in FIGURES if not any(name.startswith(figure.name) for name in shown)} == detail
 
 
-def test_the_page_has_a_line_for_every_figure() -> None:
+def test_O4_the_page_has_a_line_for_every_figure() -> None:
     lines = {name: (kind, tuple(re.findall(r"`(\w+)`", labels))) for name, kind, labels in ROW.findall(PAGE)}
     assert lines == {figure.exposed: (figure.kind, figure.labels) for figure in FIGURES}
     assert len(ROW.findall(PAGE)) == len(FIGURES)

@@ -46,7 +46,7 @@ def values(found: Samples, name: str, label: str, manager: str = "main") -> dict
 
 
 def test_a_scrape_over_http_has_every_figure_and_the_official_parser_reads_it() -> None:
-    mem = manager(below=True, chaos=ms.Chaos(seed=3, admissions=0.1))
+    mem = manager(below=True, chaos=ms.Chaos(seed=3, admissions=0.1), debug=True)  # which refuses other threads
     with metrics.serve(mem, 0, tenant=str, steps=True) as server:
         talk = mem.open_session("talk")
         for who in range(8):
@@ -98,7 +98,7 @@ class Noted:
         return Noted(value, self._seen) if is_dataclass(value) else value
 
 
-def test_every_field_of_the_figures_is_exported() -> None:
+def test_O4_every_field_of_the_figures_is_exported() -> None:
     mem = manager(below=True, chaos=ms.Chaos())
     reading = Source(mem, str, 3, True).read()
     assert isinstance(reading, Reading)
@@ -189,7 +189,7 @@ def test_a_missing_client_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         metrics.serve(manager(), 0)
 
 
-def test_a_scrape_asks_nothing_of_the_device() -> None:
+def test_O2_a_scrape_asks_nothing_of_the_device() -> None:
     mem = manager(below=True)
     turn(mem, 1)
     mem.admit([ms.Request("waits", tokens=[1, 2, 3])])  # a packet that is not sent

@@ -66,7 +66,7 @@ def hammered(look: Callable[[], object], n: int = 2) -> Iterator[None]:
         raise raised[0]
 
 
-def test_a_scrape_never_sees_half_a_call() -> None:
+def test_O1_a_scrape_never_sees_half_a_call() -> None:
     mem = manager(slots=6)
     source, seen, fresh = Source(mem, str, 2, True), list[str](), list[float]()
 
@@ -125,7 +125,7 @@ def test_an_error_of_the_look_itself_is_raised() -> None:
         between_calls(Guard(), lambda: 1 // 0)
 
 
-def test_inside_of_a_long_call_the_last_figures_come_with_their_age(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_O1_inside_of_a_long_call_the_last_figures_come_with_their_age(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("memstate.metrics.reading.PATIENCE", 0.0)
     mem = manager()
     source = Source(mem, None, 1, False)

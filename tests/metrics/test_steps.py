@@ -43,7 +43,7 @@ def step_of(mem: ms.StateManager) -> Counter[str]:
     return found
 
 
-def test_a_step_makes_no_call_more_unless_it_is_timed() -> None:
+def test_O3_a_step_makes_no_call_more_unless_it_is_timed() -> None:
     plain = step_of(manager())
     mem = manager()
     made = metrics.collector(mem, tenant=str)  # exported, not timed

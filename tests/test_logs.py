@@ -151,6 +151,9 @@ def test_what_storage_and_host_memory_lose_is_an_event(told: Callable[[str], lis
     while not late.done:
         at.mem.poll()
     assert [each["outcome"] for each in told("prefetch ended")] == ["missed"]
+    over = at.fetch([*whole(3), 1])
+    at.admit(ms.Request("b", tokens=[*whole(3), 1], fetch=over))
+    assert at.tiers.prefetch.late == 1
 
 
 def test_O6_nothing_is_written_unless_logging_is_configured(capfd: pytest.CaptureFixture[str]) -> None:

@@ -76,25 +76,23 @@ def _timed(mem: StateManager) -> tuple[dict[str, Callable[..., Any]], Callable[[
     """
     clock, bounds, buckets = perf_counter, BOUNDS, [0] * (len(BOUNDS) + 1)
     own_plan, own_settle = mem.plan, mem.settle
-    planning = settling = rest = steps = before = 0.0
+    planning = settling = rest = 0.0
+    before = 0.0  # the sum of the three at the end of the last plan
     rare: defaultdict[str, float] = defaultdict(float)
 
     def plan(
         rows: Sequence[Row | None], tokens: int | Sequence[int] = 1, *, limit: int = NO_LIMIT, window: bool = False,
         replay: Callable[[], object] | None = None,
     ) -> Step:  # fmt: skip
-        nonlocal planning, steps, before
+        nonlocal planning, before
         begin = clock()
         try:
             return own_plan(rows, tokens, limit=limit, window=window, replay=replay)
         finally:
-            took = clock() - begin
-            planning += took
-            others = settling + rest
-            took += others - before
-            before = others
-            steps += took
-            buckets[bisect_left(bounds, took)] += 1
+            planning += clock() - begin
+            now = planning + settling + rest
+            buckets[bisect_left(bounds, now - before)] += 1
+            before = now
 
     def settle(step: Step, finished: Any = None) -> None:
         nonlocal settling
@@ -119,7 +117,7 @@ def _timed(mem: StateManager) -> tuple[dict[str, Callable[..., Any]], Callable[[
 
     def read() -> StepTimes:
         seconds = {"plan": planning, "settle": settling, **rare.copy()}
-        return StepTimes(seconds, buckets.copy(), steps)
+        return StepTimes(seconds, buckets.copy(), before)
 
     calls: dict[str, Callable[..., Any]] = {name: timed(name, getattr(mem, name)) for name in RARE}
     return {**calls, "plan": plan, "settle": settle}, read

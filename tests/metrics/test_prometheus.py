@@ -68,11 +68,10 @@ def test_a_scrape_over_http_has_every_figure_and_the_official_parser_reads_it() 
     lost = values(found, "memstate_lost_tokens_total", "reason")
     hit, asked = (found[f"memstate_{name}_tokens_total", main] for name in ("hit", "prompt"))
     assert hit + sum(lost.values()) == asked == stats.prefix.prompt_tokens
-    assert (
-        found["memstate_step_host_seconds_count", main]
-        == values(found, "memstate_step_host_seconds_bucket", "le")["+Inf"]
-    )
-    assert len(values(found, "memstate_step_host_seconds_bucket", "le")) == len(BOUNDS) + 1
+    buckets = values(found, "memstate_step_host_seconds_bucket", "le")
+    counts = [count for _, count in sorted((float(bound), count) for bound, count in buckets.items())]
+    assert len(counts) == len(BOUNDS) + 1 and counts == sorted(counts)
+    assert found["memstate_step_host_seconds_count", main] == buckets["+Inf"] == mem._stepping._log._serial
     assert {"plan", "settle", "admit", "poll"} <= values(found, "memstate_call_seconds_total", "call").keys()
     assert set(values(found, "memstate_tenant_slots", "tenant")) >= {"a", "b"}
 

@@ -120,6 +120,22 @@ def test_a_look_that_a_call_disturbs_is_repeated(stumbles: bool) -> None:
     assert between_calls(guard, look) == 2
 
 
+def test_a_look_that_begins_inside_of_a_call_does_not_count() -> None:
+    guard, looks = Guard(), list[str]()
+    guard.changing("plan").__enter__()
+
+    def look() -> str:
+        looks.append(guard.call)
+        if guard.call:
+            guard.__exit__(None, None, None)  # it ends meanwhile
+        return looks[-1]
+
+    thread = threading.Timer(0.01, lambda: guard.call and guard.__exit__(None, None, None))
+    thread.start()
+    assert between_calls(guard, look, 5.0) == ""
+    thread.join()
+
+
 def test_an_error_of_the_look_itself_is_raised() -> None:
     with pytest.raises(ZeroDivisionError):
         between_calls(Guard(), lambda: 1 // 0)

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import sys
 import time
 from collections.abc import Callable, Iterator
 from importlib.util import module_from_spec, spec_from_file_location
@@ -213,7 +214,6 @@ def example() -> ModuleType:
     return module
 
 
-@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("trouble", "before", "during", "says", "event"),
     [
@@ -256,3 +256,11 @@ def test_the_example_runs_as_it_is_called(capsys: pytest.CaptureFixture[str], mo
         root.handlers, root.level = handlers, level
     first, *lines = capsys.readouterr().out.splitlines()
     assert first.startswith("memstate top http://127.0.0.1:") and json.loads(lines[-1])["event"] == "refused"
+
+
+def test_a_missing_extra_is_named(served: tuple[ms.StateManager, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client.parser", None)
+    done = run(served[1], "--once")
+    assert (
+        done.exit_code == 2 and "memstate top needs prometheus_client" in done.stderr and "[cli,metrics]" in done.stderr
+    )

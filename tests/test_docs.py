@@ -10,7 +10,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = ("README.md", "docs/guide.md", "docs/prefill.md", "docs/sessions.md", "docs/capacity.md", "docs/inspector.md")
+PAGES = (
+    "README.md",
+    "docs/guide.md",
+    "docs/prefill.md",
+    "docs/sessions.md",
+    "docs/capacity.md",
+    "docs/inspector.md",
+    "docs/metrics.md",
+)
 LINKED = sorted(
     str(path.relative_to(ROOT)) for folder in (".", "docs", "benchmarks") for path in (ROOT / folder).glob("*.md")
 )

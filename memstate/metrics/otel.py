@@ -47,6 +47,8 @@ def observe(
     Counters have no ending `_total`; exporters add it. OpenTelemetry has no histogram that is read, so that of the
     steps is three counters: `memstate_step_host_seconds_bucket` by `le`, `_sum` and `_count`.
 
+    Instruments cannot be taken back: the figures, and the timing of calls, last as long as the manager.
+
     Args:
         mem: as for `collector`.
         meter: the meter; None: that of the global provider, under the name "memstate".

@@ -13,7 +13,7 @@ def advice(of: Mapping[str, Any]) -> list[str]:
     Args:
         of: one manager of a summary.
     """
-    return [*_faults(of), *_room(of), *_prompts(of), *_storage(of), *_tenants(of)]
+    return [*_faults(of), *_room(of), *_storage(of), *_prompts(of), *_tenants(of)]
 
 
 def _faults(of: Mapping[str, Any]) -> Iterator[str]:

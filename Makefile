@@ -78,6 +78,7 @@ compile-matrix: $(TOOLS) ## compile with the oldest, the installed and the newes
 
 docs: $(TOOLS) ## write the pages that are made from the code, then build the site in build/site; a warning is an error
 	$(BIN)/python -m memstate.cli.support > docs/strategies.md.new && mv docs/strategies.md.new docs/strategies.md
+	$(BIN)/python -m memstate.metrics.dashboard > docs/grafana.json.new && mv docs/grafana.json.new docs/grafana.json
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 wheel: $(TOOLS) ## build sdist and wheel in dist, install the wheel in an empty environment, run the README's example there

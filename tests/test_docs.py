@@ -18,6 +18,7 @@ PAGES = (
     "docs/capacity.md",
     "docs/inspector.md",
     "docs/events.md",
+    "docs/metrics.md",
 )
 LINKED = sorted(
     str(path.relative_to(ROOT)) for folder in (".", "docs", "benchmarks") for path in (ROOT / folder).glob("*.md")

@@ -41,7 +41,7 @@ def served(prompts: int, **settings: Any) -> Server:
 
 
 @pytest.mark.parametrize("why", ["room", "pages", "limit", "cleared", "superseded"])
-def test_every_evicted_state_is_counted_and_logged_with_its_reason(
+def test_O5_every_evicted_state_is_counted_and_logged_with_its_reason(
     why: str, told: Callable[[str], list[dict[str, Any]]]
 ) -> None:
     at = served(3, slots=3 if why == "room" else 6, prefix={"most_states": 2} if why == "limit" else {})
@@ -151,9 +151,12 @@ def test_what_storage_and_host_memory_lose_is_an_event(told: Callable[[str], lis
     while not late.done:
         at.mem.poll()
     assert [each["outcome"] for each in told("prefetch ended")] == ["missed"]
+    over = at.fetch([*whole(3), 1])
+    at.admit(ms.Request("b", tokens=[*whole(3), 1], fetch=over))
+    assert at.tiers.prefetch.late == 1
 
 
-def test_nothing_is_written_unless_logging_is_configured(capfd: pytest.CaptureFixture[str]) -> None:
+def test_O6_nothing_is_written_unless_logging_is_configured(capfd: pytest.CaptureFixture[str]) -> None:
     log = logs.logger("quiet")
     assert logs.logger("quiet") is log and len(log.handlers) == 1
     root = logging.getLogger()

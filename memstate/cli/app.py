@@ -15,7 +15,7 @@ except ModuleNotFoundError as error:
 
 from memstate import __version__
 from memstate.cli import output
-from memstate.cli.commands import capacity, demo, inspect, kernels, traces
+from memstate.cli.commands import capacity, demo, inspect, kernels, top, traces
 
 app = typer.Typer(
     pretty_exceptions_enable=False,
@@ -29,6 +29,7 @@ app.command()(kernels.bench)
 app.command()(kernels.tune)
 app.command()(capacity.capacity)
 app.command()(inspect.inspect)
+app.command()(top.top)
 app.command()(traces.replay)
 app.command()(traces.trace)
 

@@ -45,7 +45,8 @@ def picture(mem: StateManager) -> tuple[object, ...]:
     rows = mem._table
     table = (rows.used.tolist(), rows.generation.tolist(), rows.confirmed.tolist(), list(rows.ids))
     numbers = (mem.free_slots, mem.free_pages, mem._table.free, mem._snapshots.free, mem._snapshots.evictable)
-    stats = {name: value for name, value in dataclasses.asdict(mem.stats()).items() if "short_of" not in name}
+    figures = dataclasses.asdict(mem.stats())
+    stats = {name: n for name, n in figures.items() if not name.startswith("short_of_")}  # refused calls count
     return device, host, table, numbers, recorded(mem._commands), stats
 
 

@@ -1,0 +1,137 @@
+"""Four troubles of a server, to look at with metrics, logs and `memstate top`. docs/metrics.md has the answers.
+
+python examples/operate.py hit-rate      the hit rate falls: why?
+python examples/operate.py leak          slots run out: who has them?
+python examples/operate.py tenant        which tenant holds the pool?
+python examples/operate.py storage       is storage keeping up?
+
+Each serves its figures at http://127.0.0.1:9470/metrics. In another terminal: memstate top
+"""
+
+import logging
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+import memstate as ms
+from memstate import logs, metrics
+
+LAYOUT = ms.StateLayout((ms.Plane("ssm", (64,), torch.float32),), layers=2)
+PAGE, BACKEND = 16, "auto"
+
+
+class SlowStore(ms.FileStore):
+    """Files on a disk that takes 50 ms for each write."""
+
+    def put(self, names: Sequence[str], buffers: Sequence[Any]) -> Any:
+        """Writes records, late."""
+        time.sleep(0.05)
+        return super().put(names, buffers)
+
+
+def manager(tiers: ms.Tiers | None = None) -> ms.StateManager:
+    """A manager of toy states with a prefix cache. It has plenty of KV pages; with tiers, KV is the engine's own."""
+    pages = ms.Pages(size=PAGE) if tiers else ms.Pages(count=2000, size=PAGE, per_row=16)
+    return ms.StateManager(
+        LAYOUT, slots=32, max_requests=8, pages=pages, prefix=ms.Prefix(), tiers=tiers, backend=BACKEND
+    )
+
+
+def serve(mem: ms.StateManager, prompt: list[int], salt: str | None = None) -> None:
+    """Reads one prompt, decodes two tokens, and leaves its states in the cache."""
+    rows = mem.admit([ms.Request("request", tokens=prompt, salt=salt)])
+    while (length := mem.length(rows[0])) < len(prompt):
+        chunk = mem.chunk(rows[0], 4 * PAGE)
+        mem.extend(rows, [length + chunk])
+        mem.settle(mem.plan(rows, chunk))  # and the forward of a real engine
+    for length in range(len(prompt), len(prompt) + 2):
+        mem.extend(rows, [length + 1])
+        mem.settle(mem.plan(rows))
+    mem.release(rows, tokens=[[*prompt, 1, 2]])
+    mem.poll()
+
+
+def prompt_of(who: int) -> list[int]:
+    """A prompt of 81 tokens that nobody else sends. A hit covers all but the last."""
+    return [1000 * who + at for at in range(5 * PAGE + 1)]
+
+
+def hit_rate() -> Iterator[ms.StateManager]:
+    """Ten users come again and again, then sixty."""
+    mem = manager()
+    yield mem
+    for users, turns in (10, 100), (60, 10**9):
+        for turn in range(turns):
+            serve(mem, prompt_of(turn % users))
+            yield mem
+
+
+def leak() -> Iterator[ms.StateManager]:
+    """An engine keeps a snapshot of each request, and forgets to drop it."""
+    mem = manager()
+    yield mem
+    kept: list[ms.Snapshot | None] = []
+    while True:
+        try:
+            rows = mem.admit([ms.Request("request")])
+        except ms.OutOfSlots:  # the requests wait
+            yield mem
+            continue
+        mem.extend(rows, [PAGE])
+        mem.settle(mem.plan(rows, PAGE))
+        kept += mem.release(rows, publish=True)
+        yield mem
+
+
+def tenant() -> Iterator[ms.StateManager]:
+    """Five tenants: one of them sends nine of ten prompts, and never the same twice."""
+    mem = manager()
+    yield mem
+    turn = 0
+    while True:
+        turn += 1
+        if turn % 10:
+            serve(mem, prompt_of(turn), "greedy")
+        else:
+            serve(mem, prompt_of(0), f"tenant-{turn // 10 % 4}")
+        yield mem
+
+
+def storage() -> Iterator[ms.StateManager]:
+    """States go down faster than the disk takes them."""
+    with tempfile.TemporaryDirectory() as folder:
+        store = SlowStore(folder)
+        mem = manager(tiers=ms.Tiers(model="toy", host_slots=64, store=store, write="through", threads=1))
+        yield mem
+        try:
+            for turn in range(10**9):
+                serve(mem, prompt_of(turn))
+                yield mem
+        finally:
+            mem.reset()
+
+
+TROUBLES = {"hit-rate": hit_rate, "leak": leak, "tenant": tenant, "storage": storage}
+
+
+def main(trouble: str, steps: int = 10**9, pause: float = 0.02) -> None:
+    """Runs one trouble, with its figures at the usual port and its events on stdout."""
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(logs.JsonFormatter())
+    logging.getLogger("memstate").addHandler(handler)
+    logging.getLogger("memstate").setLevel(logging.INFO)
+    loop = TROUBLES[trouble]()
+    with metrics.serve(next(loop), tenant=str, steps=True) as server:
+        print(f"memstate top {server.url}", flush=True)
+        for _ in zip(range(steps), loop, strict=False):
+            time.sleep(pause)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2 or sys.argv[1] not in TROUBLES:
+        sys.exit(f"usage: python examples/operate.py {' | '.join(TROUBLES)}")
+    main(sys.argv[1])

@@ -1,0 +1,130 @@
+"""Fetches the figures of a process, and parses them with the parser of Prometheus's official client."""
+
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from memstate.cli.fetch import fetch
+from memstate.errors import ConfigurationError, InvalidArgument
+
+LARGEST = 16 << 20  # bytes of one scrape
+Labels = frozenset[tuple[str, str]]
+
+
+@dataclass
+class Figures:
+    """The samples of one manager.
+
+    Attributes:
+        values: name and labels -> value; without the labels `manager` and `rank`.
+    """
+
+    values: dict[tuple[str, Labels], float] = field(default_factory=dict)
+
+    def total(self, name: str, **labels: str) -> float:
+        """Returns the sum over all samples of a name that have these labels.
+
+        Args:
+            name: name of the samples.
+            labels: labels and their values.
+        """
+        wanted = set(labels.items())
+        return sum(value for (of, has), value in self.values.items() if of == name and wanted <= has)
+
+    def by(self, name: str, label: str, **labels: str) -> dict[str, float]:
+        """Returns the sums over all samples of a name, by the value of a label.
+
+        Args:
+            name: name of the samples.
+            label: the label.
+            labels: other labels and their values.
+        """
+        found: defaultdict[str, float] = defaultdict(float)
+        wanted = set(labels.items())
+        for (of, has), value in self.values.items():
+            if of == name and wanted <= has:
+                found[dict(has).get(label, "")] += value
+        return dict(found)
+
+    def label(self, name: str, label: str) -> str:
+        """Returns the value of a label of the first sample of a name; empty if there is none."""
+        return next((dict(has).get(label, "") for of, has in self.values if of == name), "")
+
+    def since(self, before: "Figures") -> "Figures":
+        """Returns how much each sample has grown. A counter that began again counts from 0.
+
+        Args:
+            before: an earlier scrape.
+        """
+        grown = {}
+        for key, value in self.values.items():
+            was = before.values.get(key, 0.0)
+            grown[key] = value - was if value >= was else value
+        return Figures(grown)
+
+
+@dataclass(frozen=True)
+class Scrape:
+    """What one scrape found.
+
+    Attributes:
+        at: when, in seconds of a monotonic clock.
+        managers: (manager, rank) -> its figures.
+    """
+
+    at: float
+    managers: Mapping[tuple[str, str], Figures]
+
+
+def parse(text: str, source: str, at: float = 0.0) -> Scrape:
+    """Parses the text of a scrape.
+
+    Args:
+        text: what the process exports, in Prometheus's text format.
+        source: where it is from, for errors.
+        at: when it was scraped.
+
+    Raises:
+        ConfigurationError: the official client is not installed.
+        InvalidArgument: the text has another format, or no figures of memstate.
+    """
+    try:
+        from prometheus_client.parser import text_string_to_metric_families
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            f"memstate top needs {error.name}: pip install 'memstate[cli,metrics]', or '.[cli,metrics]' in a checkout"
+        ) from error
+    managers: defaultdict[tuple[str, str], Figures] = defaultdict(Figures)
+    try:
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                labels = dict(sample.labels)
+                name = labels.pop("manager", ""), labels.pop("rank", "")
+                if sample.name.startswith("memstate_"):
+                    managers[name].values[sample.name, frozenset(labels.items())] = sample.value
+    except (ValueError, KeyError, IndexError) as error:
+        raise InvalidArgument(f"{source!r}: not the text format of Prometheus: {error}") from error
+    if not managers:
+        raise InvalidArgument(
+            f"{source!r}: no figures of memstate there; export them with memstate.metrics.serve(mem), and name its URL"
+        )
+    return Scrape(at, dict(sorted(managers.items())))
+
+
+def scrape(url: str) -> Scrape:
+    """Fetches and parses the figures at a URL.
+
+    Args:
+        url: such as http://127.0.0.1:9470/metrics.
+
+    Raises:
+        ConfigurationError: the official client is not installed.
+        InvalidArgument: there is nothing at the URL, or something else.
+    """
+    body = fetch(url, LARGEST)
+    try:
+        text = body.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidArgument(f"{url!r}: not the text format of Prometheus: {error}") from error
+    return parse(text, url, time.monotonic())

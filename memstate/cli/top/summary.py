@@ -1,0 +1,129 @@
+"""Turns scrapes into what is worth a look, as plain data: gauges of now, and what counters did between two scrapes."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from memstate.cli.top.advice import advice
+from memstate.cli.top.scrape import Figures, Scrape
+
+STEP = "memstate_step_host_seconds"
+
+
+def summary(now: Scrape, before: Scrape | None = None) -> dict[str, Any]:
+    """Returns the figures of all managers as plain data.
+
+    Args:
+        now: the last scrape.
+        before: the one before. None: counters count since the start of the process, and there are no rates.
+
+    Returns:
+        `seconds`: between the scrapes, None for one scrape. `managers`: a list, each as `_of` says.
+    """
+    seconds = now.at - before.at if before is not None else None
+    found = []
+    for (manager, rank), figures in now.managers.items():
+        earlier = before.managers.get((manager, rank), Figures()) if before is not None else Figures()
+        found.append({"manager": manager, "rank": rank, **_of(figures, figures.since(earlier))})
+    return {"seconds": seconds, "managers": found}
+
+
+def _of(now: Figures, grown: Figures) -> dict[str, Any]:
+    """Returns one manager: gauges from `now`, counters from `grown`."""
+    whole: dict[str, Any] = {
+        "version": now.label("memstate_info", "version"),
+        "strategy": now.label("memstate_info", "strategy"),
+        "age_seconds": now.total("memstate_reading_age_seconds"),
+        "interrupted": bool(now.total("memstate_interrupted")),
+        "slots": _whole(now.by("memstate_slots", "owner")),
+        "rows": _whole(now.by("memstate_rows", "state")),
+        "pages": _whole(now.by("memstate_pages", "state")),
+        "sessions": {
+            "open": int(now.total("memstate_sessions")), "emptied": int(grown.total("memstate_sessions_emptied_total")),
+        },
+        "refusals": _whole(grown.by("memstate_refusals_total", "reason")),
+        "claims": int(grown.total("memstate_claims_total")),
+        "snapshots": {
+            "taken": int(grown.total("memstate_snapshots_total")),
+            "published": int(grown.total("memstate_snapshots_published_total")),
+            "dropped": int(grown.total("memstate_snapshots_dropped_total")),
+        },
+        "degradations": _whole(grown.by("memstate_degradations_total", "reason")),
+        "prompts": _prompts(now, grown),
+        "evictions": _whole(grown.by("memstate_prefix_evictions_total", "reason")),
+        "tiers": _tiers(now, grown),
+        "steps": _steps(grown),
+        "tenants": {
+            tenant: {
+                what: int(now.total(f"memstate_tenant_{what}", tenant=tenant)) for what in ("slots", "pages", "tokens")
+            }
+            for tenant in now.by("memstate_tenant_slots", "tenant")
+        },
+    }  # fmt: skip
+    return whole | {"advice": advice(whole)}
+
+
+def _whole(found: Mapping[str, float]) -> dict[str, int]:
+    return {name: int(value) for name, value in found.items()}
+
+
+def _prompts(now: Figures, grown: Figures) -> dict[str, Any] | None:
+    if not now.by("memstate_prefix_lookups_total", "rank"):
+        return None
+    tokens, hit = grown.total("memstate_prompt_tokens_total"), grown.total("memstate_hit_tokens_total")
+    return {
+        "requests": int(grown.total("memstate_prefix_lookups_total")),
+        "tokens": int(tokens), "hit": int(hit), "hit_rate": hit / tokens if tokens else None,
+        "lost": _whole(grown.by("memstate_lost_tokens_total", "reason")),
+        "hit_below": _whole(grown.by("memstate_tier_hit_tokens_total", "place")),
+        "cached_states": int(now.total("memstate_prefix_states")),
+    }  # fmt: skip
+
+
+def _tiers(now: Figures, grown: Figures) -> dict[str, Any] | None:
+    kinds = [
+        (place, kind)
+        for place in now.by("memstate_tier_records", "place")
+        for kind in now.by("memstate_tier_records", "kind", place=place)
+    ]
+    if not kinds:
+        return None
+    records = {
+        f"{place} {kind}": _whole(now.by("memstate_tier_records", "state", place=place, kind=kind))
+        for place, kind in kinds
+    }
+    return {
+        "records": records,
+        "bytes": {
+            direction: _whole(grown.by("memstate_tier_copied_bytes_total", "kind", direction=direction))
+            for direction in ("out", "in")
+        },
+        "lost_saves": _whole(grown.by("memstate_tier_lost_saves_total", "reason")),
+        "leaked_records": int(now.total("memstate_tier_leaked_records")),
+        "writes": _whole(grown.by("memstate_storage_writes_total", "outcome")),
+        "writes_pending": int(now.total("memstate_storage_writes_pending")),
+        "failures": int(grown.total("memstate_storage_failures_total")),
+        "flaws": _whole(grown.by("memstate_storage_flaws_total", "flaw")),
+        "prefetches": {name: n for name, n in _whole(grown.by("memstate_prefetches_total", "outcome")).items() if n},
+        "late": int(grown.total("memstate_prefetches_late_total")),
+        "truncated": int(grown.total("memstate_prefetches_truncated_total")),
+        "in_flight": int(now.total("memstate_prefetches_in_flight")),
+    }
+
+
+def _steps(grown: Figures) -> dict[str, Any] | None:
+    count = grown.total(f"{STEP}_count")
+    if not count:
+        return None
+    buckets = sorted((float(bound), n) for bound, n in grown.by(f"{STEP}_bucket", "le").items())
+    calls = grown.by("memstate_call_seconds_total", "call")
+    return {
+        "count": int(count), "mean_seconds": grown.total(f"{STEP}_sum") / count,
+        **{f"p{round(100 * share)}_seconds": _within(buckets, share * count) for share in (0.5, 0.99)},
+        "calls": dict(sorted(calls.items(), key=lambda each: -each[1])),
+    }  # fmt: skip
+
+
+def _within(buckets: list[tuple[float, float]], wanted: float) -> float | None:
+    """Returns the least bound below which so many steps are; None: they took longer than all bounds."""
+    bound = next((bound for bound, count in buckets if count >= wanted), float("inf"))
+    return bound if bound < float("inf") else None

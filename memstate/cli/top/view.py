@@ -1,0 +1,123 @@
+"""Draws a summary in the terminal. Every name from the process is text, never markup."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+WIDTH = 30  # cells of a bar
+COLOURS = {
+    "live": "green", "lane": "cyan", "mark": "blue", "cached": "magenta", "session": "yellow", "snapshot": "red",
+    "by_id": "bright_red", "free": "bright_black", "hit": "green", "no_sharing": "bright_black", "evicted": "red",
+    "no_snapshot": "yellow", "used": "green",
+}  # fmt: skip
+
+
+def draw(summary: Mapping[str, Any], url: str) -> RenderableType:
+    """Returns what `memstate top` shows.
+
+    Args:
+        summary: the figures.
+        url: where they are from.
+    """
+    seconds = summary["seconds"]
+    since = "since the start of the process" if seconds is None else f"in the last {seconds:.1f} s"
+    return Group(Text(f"{url}   counters {since}", style="dim"), *(_manager(each) for each in summary["managers"]))
+
+
+def _manager(of: Mapping[str, Any]) -> RenderableType:
+    title = f"{of['manager']}, rank {of['rank']}: memstate {of['version']}, {of['strategy']}"
+    parts: list[RenderableType] = [_bars("slots", of["slots"])]
+    lines = [
+        _used("rows", of["rows"]), _used("KV pages", of["pages"]), _counts("refused for lack of", of["refusals"]),
+        _counts("snapshots", of["snapshots"]), _counts("snapshots not kept", of["degradations"]),
+        _counts("sessions", of["sessions"]),
+    ]  # fmt: skip
+    prompts = of["prompts"]
+    if prompts:
+        rate = "-" if prompts["hit_rate"] is None else f"{prompts['hit_rate']:.1%}"
+        name = f"prompt tokens of {prompts['requests']:,} requests, hit rate {rate}"
+        parts.append(_bars(name, {"hit": prompts["hit"], **prompts["lost"]}))
+        lines += [_counts("cached states that went", of["evictions"]), _counts("hit tokens from", prompts["hit_below"])]
+    if of["tiers"]:
+        lines += _tiers(of["tiers"])
+    if of["steps"]:
+        lines += _steps(of["steps"])
+    parts.append(_table(lines))
+    if of["tenants"]:
+        parts.append(_tenants(of["tenants"]))
+    parts += [Text(f"! {line}", style="yellow") for line in of["advice"]]
+    return Panel(Group(*parts), title=Text(title), title_align="left", border_style="red" if of["interrupted"] else "")
+
+
+def _bars(title: str, found: Mapping[str, int]) -> RenderableType:
+    """A line with a bar for each part that is not 0, all of them shares of one whole."""
+    whole = sum(found.values())
+    table = Table.grid(padding=(0, 1))
+    table.add_row(Text(title, style="bold"), "", Text(f"{whole:,}", style="bold", justify="right"))
+    for name, count in found.items():
+        if count:
+            share = count / whole
+            bar = Text("█" * max(1, round(WIDTH * share)), style=COLOURS.get(name, "white"))
+            table.add_row(Text(f"  {name}"), bar, Text(f"{count:,}", justify="right"), Text(f"{share:.0%}"))
+    return table
+
+
+def _used(name: str, found: Mapping[str, int]) -> tuple[str, str]:
+    whole = sum(found.values())
+    return name, f"{found.get('used', 0):,} of {whole:,} used" if whole else ""
+
+
+def _counts(name: str, found: Mapping[str, int]) -> tuple[str, str]:
+    return name, ", ".join(f"{count:,} {what}" for what, count in found.items() if count)
+
+
+def _tiers(tiers: Mapping[str, Any]) -> list[tuple[str, str]]:
+    lines = [_used(f"records, {name}", records) for name, records in tiers["records"].items()]
+    for direction in ("out", "in"):
+        copied = {f"MiB of {kind}s": round(n / 2**20, 1) for kind, n in tiers["bytes"][direction].items()}
+        lines.append(_counts(f"copied {direction}", copied))
+    writes = {"wait": tiers["writes_pending"], **tiers["writes"]}
+    ends = {
+        **tiers["prefetches"],
+        "late": tiers["late"],
+        "truncated": tiers["truncated"],
+        "under way": tiers["in_flight"],
+    }
+    return [
+        *lines, _counts("writes to storage", writes), _counts("prefetches", ends), _counts("flaws", tiers["flaws"]),
+        _counts("saves lost", tiers["lost_saves"]),
+    ]  # fmt: skip
+
+
+def _steps(steps: Mapping[str, Any]) -> list[tuple[str, str]]:
+    def shown(seconds: float | None) -> str:
+        return "more than 0.4 s" if seconds is None else f"{seconds * 1e6:,.0f} us"
+
+    whole = sum(steps["calls"].values()) or 1.0
+    calls = ", ".join(f"{call} {seconds / whole:.0%}" for call, seconds in steps["calls"].items() if seconds)
+    times = f"mean {shown(steps['mean_seconds'])}, half within {shown(steps['p50_seconds'])}"
+    return [
+        ("host time of a step", f"{times}, 99 of 100 within {shown(steps['p99_seconds'])}; {steps['count']:,} steps"),
+        ("host time by call", calls),
+    ]
+
+
+def _table(lines: list[tuple[str, str]]) -> RenderableType:
+    table = Table.grid(padding=(0, 2))
+    for name, value in lines:
+        if value:
+            table.add_row(Text(name, style="bold"), Text(value))
+    return table
+
+
+def _tenants(tenants: Mapping[str, Mapping[str, int]]) -> RenderableType:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for name in ("tenant", "slots", "pages", "tokens"):
+        table.add_column(name, justify="left" if name == "tenant" else "right")
+    for tenant, held in tenants.items():
+        table.add_row(Text(tenant), *(f"{held[what]:,}" for what in ("slots", "pages", "tokens")))
+    return table

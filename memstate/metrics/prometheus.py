@@ -1,0 +1,251 @@
+"""Exports figures through Prometheus's official client (extra `metrics`), and serves them over HTTP."""
+
+import threading
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from itertools import accumulate
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from memstate.checks import is_count
+from memstate.engine.manager import StateManager
+from memstate.errors import ConfigurationError, InvalidArgument
+from memstate.metrics.reading import Reading, Source
+from memstate.metrics.steps import BOUNDS
+from memstate.metrics.table import COMMON, FIGURES, Figure
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry, Metric
+
+PORT = 9470
+Managers = StateManager | Mapping[str, StateManager]
+
+
+def _client() -> Any:
+    """Imports the official client.
+
+    Raises:
+        ConfigurationError: it is not installed.
+    """
+    try:
+        import prometheus_client.core
+        import prometheus_client.exposition
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            f"metrics need {error.name}: pip install 'memstate[metrics]', or '.[metrics]' in a checkout"
+        ) from error
+    return prometheus_client
+
+
+def sources_of(mem: Managers, tenant: Callable[[Hashable], str] | None, top: int, steps: bool) -> dict[str, Source]:
+    """Returns what reads each manager, by name.
+
+    Args:
+        mem: a manager, or managers by name. One without a name is "main".
+        tenant: names the tenant of a salt, or None.
+        top: largest number of tenants that are named.
+        steps: whether to time calls.
+
+    Raises:
+        InvalidArgument: an argument is of another kind, or calls are timed already; nothing is timed.
+    """
+    named = mem if isinstance(mem, Mapping) else {"main": mem}
+    if not named or not all(isinstance(name, str) and isinstance(each, StateManager) for name, each in named.items()):
+        raise InvalidArgument(f"{mem!r}: expected a StateManager, or a mapping of names to StateManagers")
+    if tenant is not None and not callable(tenant):
+        raise InvalidArgument(f"tenant={tenant!r}: expected a function, salt -> name, or None")
+    if not is_count(top) or top < 1:
+        raise InvalidArgument(f"top={top!r}: expected a number of tenants, from 1 on")
+    made: dict[str, Source] = {}
+    try:
+        for name, each in named.items():
+            made[name] = Source(each, tenant, top, steps)
+    except Exception:
+        for source in made.values():
+            source.close()
+        raise
+    return made
+
+
+class Collector:
+    """Reads managers at each scrape: a custom collector for any registry of the official client.
+
+    It does not keep managers alive. One that is gone is left out.
+
+    Args:
+        sources: what reads each manager, by name.
+    """
+
+    def __init__(self, sources: Mapping[str, Source]) -> None:
+        self._sources, self._core = sources, _client().core
+
+    def describe(self) -> "Iterable[Metric]":
+        """Yields every metric without a sample, so that a registry can tell doubles."""
+        return (self._family(figure) for figure in FIGURES)
+
+    def collect(self) -> "Iterable[Metric]":
+        """Yields every metric that has a sample now.
+
+        Syncs: no.
+        """
+        readings = [
+            ((name, source.rank), reading)
+            for name, source in self._sources.items()
+            if (reading := source.read()) is not None
+        ]
+        for figure in FIGURES:
+            family = self._family(figure)
+            for labels, reading in readings:
+                if figure.kind == "histogram":
+                    _add_histogram(family, labels, reading)
+                    continue
+                for values, value in figure.read(reading):
+                    family.add_metric([*labels, *values], value)
+            if family.samples:
+                yield family
+
+    def _family(self, figure: Figure) -> Any:
+        kinds = {"gauge": "GaugeMetricFamily", "counter": "CounterMetricFamily", "histogram": "HistogramMetricFamily"}
+        return getattr(self._core, kinds[figure.kind])(figure.name, figure.help, labels=[*COMMON, *figure.labels])
+
+    def close(self) -> None:
+        """Ends the timing of calls."""
+        for source in self._sources.values():
+            source.close()
+
+
+def _add_histogram(family: Any, labels: Iterable[str], reading: Reading) -> None:
+    if reading.steps is not None:
+        bounds = [*map(str, BOUNDS), "+Inf"]
+        buckets = list(zip(bounds, accumulate(reading.steps.buckets), strict=True))
+        family.add_metric([*labels], buckets, reading.steps.total)
+
+
+def collector(
+    mem: Managers, *, tenant: Callable[[Hashable], str] | None = None, top: int = 10, steps: bool = False
+) -> Collector:
+    """Returns a collector of one or more managers, for a registry of your own.
+
+    Call it in the thread of the loop. Managers that lie in the same registry need one collector.
+
+    Args:
+        mem: the manager, or managers by name. The label `manager` is the name, "main" for one without. The label
+            `rank` is that of its tiers.
+        tenant: names the tenant of a salt, such as `str`. It adds what each tenant holds, which takes a walk over the
+            prefix cache at each scrape. None: no salt leaves the process.
+        top: tenants that get a name of their own; the others are "other".
+        steps: whether to time the calls of the manager: two looks at the clock in each.
+
+    Raises:
+        ConfigurationError: the official client is not installed.
+        InvalidArgument: an argument is not valid, or the calls are timed already.
+
+    Syncs: no.
+
+    Example:
+        >>> import torch, memstate as ms
+        >>> from prometheus_client import CollectorRegistry, generate_latest
+        >>> layout = ms.StateLayout([ms.Plane("ssm", (4,), torch.float32)], layers=1)
+        >>> mem = ms.StateManager(layout, slots=8, max_requests=2)
+        >>> registry = CollectorRegistry()
+        >>> registry.register(collector(mem))
+        >>> print([line for line in generate_latest(registry).decode().splitlines() if '"free"' in line][0])
+        memstate_slots{manager="main",owner="free",rank="0"} 8.0
+    """
+    _client()
+    return Collector(sources_of(mem, tenant, top, steps))
+
+
+def registry(
+    mem: Managers, *, tenant: Callable[[Hashable], str] | None = None, top: int = 10, steps: bool = False
+) -> "CollectorRegistry":
+    """Returns a new registry with the collector of these managers, such as for `make_asgi_app(registry)`.
+
+    Args:
+        mem: as for `collector`.
+        tenant: as for `collector`.
+        top: as for `collector`.
+        steps: as for `collector`.
+
+    Raises:
+        ConfigurationError: the official client is not installed.
+        InvalidArgument: as for `collector`.
+
+    Syncs: no.
+    """
+    made = collector(mem, tenant=tenant, top=top, steps=steps)
+    found: CollectorRegistry = _client().CollectorRegistry()
+    found.register(made)
+    return found
+
+
+class Server:
+    """Serves figures over HTTP in threads of its own, until `close`.
+
+    Attributes:
+        url: where the figures are.
+        port: its port.
+    """
+
+    def __init__(self, made: Collector, port: int, address: str) -> None:
+        client = _client()
+        own = client.CollectorRegistry()
+        own.register(made)
+        self._collector = made
+        self._server, self._thread = client.start_http_server(port, address, own)
+        self.port: int = self._server.server_port
+        host = f"[{address}]" if ":" in address else address
+        self.url = f"http://{host}:{self.port}/metrics"
+
+    def __repr__(self) -> str:
+        return f"Server({self.url})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the server, and the timing of calls. A second call does nothing."""
+        self._collector.close()
+        if self._thread is not threading.current_thread() and self._thread.is_alive():
+            self._server.shutdown()
+            self._server.server_close()
+            self._thread.join()
+
+
+def serve(
+    mem: Managers, port: int = PORT, *, address: str = "127.0.0.1", tenant: Callable[[Hashable], str] | None = None,
+    top: int = 10, steps: bool = False,
+) -> Server:  # fmt: skip
+    """Serves the figures of managers over HTTP, for Prometheus and for `memstate top`.
+
+    The server has no password and no encryption. By default only this machine reaches it.
+
+    Args:
+        mem: as for `collector`.
+        port: the port; 0: any free one, see `Server.port`.
+        address: the address to listen at; "0.0.0.0" is every one of this machine.
+        tenant: as for `collector`.
+        top: as for `collector`.
+        steps: as for `collector`.
+
+    Returns:
+        The server. `close` ends it; so does the end of a `with` block.
+
+    Raises:
+        ConfigurationError: the official client is not installed.
+        InvalidArgument: an argument is not valid, the port is taken, or the calls are timed already.
+
+    Syncs: no.
+    """
+    if not is_count(port) or port > 65535:
+        raise InvalidArgument(f"port={port!r}: expected 0 to 65535")
+    made = collector(mem, tenant=tenant, top=top, steps=steps)
+    try:
+        return Server(made, port, address)
+    except OSError as error:
+        made.close()
+        raise InvalidArgument(f"port={port}, address={address!r}: {error.strerror or error}; choose another") from error

@@ -1,0 +1,103 @@
+"""Counts what each tenant holds: slots, KV pages and tokens, by the salts of prompts. Knows no exporter."""
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from memstate.engine.manager import StateManager
+from memstate.kernels.tables import REGISTERS_PER_ROW
+from memstate.prefix.lease import Lease
+from memstate.tokens import BYTES
+
+OTHER, UNKNOWN = "other", "unknown"
+Tenant = Callable[[Hashable], str]
+
+
+@dataclass
+class Holding:
+    """What one tenant holds.
+
+    Attributes:
+        slots: of running requests, cached states and sessions.
+        pages: KV pages; a page counts once for each tenant that holds it.
+        tokens: tokens of these prompts and answers, those that requests share counted once.
+    """
+
+    slots: int = 0
+    pages: int = 0
+    tokens: int = 0
+
+    def add(self, slots: int, pages: int, tokens: int) -> None:
+        """Adds to all three.
+
+        Args:
+            slots: number of slots.
+            pages: number of KV pages.
+            tokens: number of tokens.
+        """
+        self.slots, self.pages, self.tokens = self.slots + slots, self.pages + pages, self.tokens + tokens
+
+
+def holdings(mem: StateManager, tenant: Tenant, most: int) -> Mapping[str, Holding]:
+    """Returns what each of the largest tenants holds.
+
+    What lies in the tree of the prefix cache is shared, and counts there. A request or session counts with its own
+    slots, and with the pages and tokens that it has beyond the tree. What belongs to no salt is the tenant "unknown":
+    published handles, slots claimed by id, and requests without tokens.
+
+    Args:
+        mem: the manager. Nothing may change it during the call.
+        tenant: names the tenant of a salt.
+        most: largest number of tenants; all others together are "other".
+
+    Syncs: no.
+    """
+    found: defaultdict[str, Holding] = defaultdict(Holding)
+    beyond: defaultdict[str, set[int]] = defaultdict(set)  # pages outside of the tree
+    cache, file, size = mem._cache, mem._registers, mem.page_size
+    names: dict[Hashable, str] = {}
+
+    def name_of(salt: Hashable) -> str:
+        if salt not in names:
+            names[salt] = str(tenant(salt))
+        return names[salt]
+
+    for salt, node in cache.tree.walk():
+        if not node.ghost:
+            found[name_of(salt)].add(node.snapshot is not None, len(node.pages), len(node.key) // BYTES)
+    for session in mem._sessions.opened.values():
+        if session.kept:
+            name, shared = name_of(session.salt), _shared(session.lease)
+            found[name].add(len(session.kept), 0, max(0, session.kept[0].length - shared * size))
+            beyond[name].update(session.pages[shared:])
+    for row in np.flatnonzero(mem._table.used).tolist():
+        lease = cache.leases.get(row)
+        name, shared = name_of(lease.salt) if lease is not None else UNKNOWN, _shared(lease)
+        slots = int(file.held[REGISTERS_PER_ROW * row : REGISTERS_PER_ROW * (row + 1)].sum())
+        length = int(mem._mirror.lengths(np.array([row]))[0])
+        found[name].add(slots + len(mem._marks.kept.get(row, ())), 0, max(0, length - shared * size))
+        beyond[name].update(mem._pages.of(row)[shared:])
+    for name, pages in beyond.items():
+        found[name].pages += len(pages)
+    pool = mem._pages.allocator
+    slots = mem._allocator.capacity - mem._allocator.free - sum(each.slots for each in found.values())
+    pages_left = pool.pages - pool.free - sum(each.pages for each in found.values()) if pool.pages else 0
+    if slots > 0 or pages_left > 0:
+        found[UNKNOWN].add(max(0, slots), max(0, pages_left), 0)
+    return _largest(found, most)
+
+
+def _shared(lease: Lease | None) -> int:
+    """Returns the pages at the start of a prompt that lie in the tree."""
+    return lease.node.end if lease is not None else 0
+
+
+def _largest(found: Mapping[str, Holding], most: int) -> dict[str, Holding]:
+    """Returns the tenants with most slots, then most pages; the others are one."""
+    order = sorted(found.items(), key=lambda each: (-each[1].slots, -each[1].pages, -each[1].tokens, each[0]))
+    kept = dict(order[:most])
+    for _, holding in order[most:]:
+        kept.setdefault(OTHER, Holding()).add(holding.slots, holding.pages, holding.tokens)
+    return kept

@@ -1,0 +1,266 @@
+"""`memstate top`: from a URL alone to figures, a view, and what to look at first; four troubles are found with it."""
+
+import json
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator
+from importlib.util import module_from_spec, spec_from_file_location
+from io import StringIO
+from itertools import islice
+from pathlib import Path
+from socketserver import BaseServer
+from types import ModuleType
+from typing import Any
+
+import pytest
+from prometheus_client import generate_latest
+from rich.console import Console
+from typer.testing import CliRunner
+
+import memstate as ms
+from memstate import metrics
+from memstate.cli import app as cli
+from memstate.cli.top.advice import advice
+from memstate.cli.top.scrape import Figures, parse
+from memstate.cli.top.summary import summary
+from memstate.cli.top.view import draw
+from tests.support.metered import manager, turn
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers look more often whether they are to end."""
+    monkeypatch.setattr(BaseServer.serve_forever, "__defaults__", (0.01,))
+
+
+def printed(found: Any) -> str:
+    console = Console(file=StringIO(), width=120, color_system=None)
+    console.print(draw(found, "http://x"))
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+# -- the command ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def served() -> Iterator[tuple[ms.StateManager, str]]:
+    mem = manager(below=True)
+    with metrics.serve(mem, 0, tenant=str, steps=True) as server:
+        turn(mem, 1, "[bold]acme")
+        yield mem, server.url
+
+
+def run(*arguments: str) -> Any:
+    return CliRunner().invoke(cli.app, ["top", *arguments])
+
+
+def test_one_frame_shows_slots_prompts_tiers_steps_and_tenants(served: tuple[ms.StateManager, str]) -> None:
+    done = run(served[1], "--once", "--every", "0")
+    assert done.exit_code == 0, done.output
+    for text in (
+        "since the start of the process", "main, rank 0", "Redirect(every=8)", "cached", "free", "rows",
+        "prompt tokens of 1 requests, hit rate 0.0%", "no_sharing", "records, host state", "writes to storage",
+        "host time of a step", "host time by call", "[bold]acme",
+    ):  # fmt: skip
+        assert text in done.output, text
+
+
+def test_json_has_what_happened_between_two_scrapes(
+    served: tuple[ms.StateManager, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mem, url = served
+    monkeypatch.setattr(time, "sleep", lambda seconds: turn(mem, 1, "[bold]acme") if seconds == 7 else None)
+    done = run(url, "--every", "7", "--json", "-")
+    found = json.loads(done.stdout)
+    (of,) = found["managers"]
+    assert found["seconds"] > 0 and of["prompts"]["requests"] == 1 and of["prompts"]["hit"] == 12
+    assert 0 < of["steps"]["count"] < 9 and of["slots"]["free"] == mem.free_slots
+    assert sum(of["slots"].values()) == 12 and of["tenants"]["[bold]acme"]["slots"] == 1
+
+
+def test_the_live_view_goes_on_until_it_is_interrupted(
+    served: tuple[ms.StateManager, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mem, url = served
+    sleeps: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        if seconds == 2:
+            sleeps.append(seconds)
+            turn(mem, len(sleeps))
+            if len(sleeps) == 3:
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    done = run(url)
+    assert len(sleeps) == 3 and "prompt tokens of 1 requests" in done.output and done.exit_code == 130
+
+
+def test_a_process_that_has_ended_is_one_line() -> None:
+    mem = manager()
+    with metrics.serve(mem, 0) as server:
+        url = server.url
+    done = run(url, "--once")
+    assert done.exit_code == 2 and url in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["ftp://x"], "expected http://"),
+        (["--every", "-1"], "--every"),
+        (["--every", "0"], "--every 0 needs --once"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_refused(arguments: list[str], says: str) -> None:
+    done = run(*arguments)
+    text = f"{done.output} {done.exception}"
+    assert done.exit_code != 0 and says in text
+
+
+@pytest.mark.parametrize("text", ["", "up 1\n", "# nothing\n", "<html>no</html>", 'memstate_slots{owner="live" 1\n'])
+def test_text_of_something_else_is_refused(text: str) -> None:
+    with pytest.raises(ms.InvalidArgument, match="'somewhere'"):
+        parse(text, "somewhere")
+
+
+# -- figures --------------------------------------------------------------------------------------
+
+
+def figures(**values: float) -> Figures:
+    return Figures({(name, frozenset({("x", "y")})): value for name, value in values.items()})
+
+
+def test_counters_grow_and_begin_again() -> None:
+    assert figures(a=7, b=2, c=1).since(figures(a=5, b=9)).values == figures(a=2, b=2, c=1).values
+    assert figures(a=7).total("a", x="y") == 7 and figures(a=7).total("a", x="z") == 0
+    assert figures(a=7).by("a", "x") == {"y": 7} and figures(a=7).label("a", "x") == "y"
+
+
+def test_two_managers_are_two_frames_and_a_name_is_no_markup() -> None:
+    both = {"[red]target": manager(), "draft": manager(slots=5)}
+    found = summary(parse(generate_latest(metrics.registry(both)).decode(), "x"))
+    text = printed(found)
+    assert "[red]target, rank 0" in text and "draft, rank 0" in text
+    assert [sum(each["slots"].values()) for each in found["managers"]] == [12, 5]
+
+
+def quiet() -> dict[str, Any]:
+    """A manager of which there is nothing to say."""
+    mem = manager(below=True)
+    turn(mem, 1)
+    turn(mem, 1)
+    (of,) = summary(parse(generate_latest(metrics.registry(mem, tenant=str, steps=True)).decode(), "x"))["managers"]
+    assert of["advice"] == []
+    return of
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "says"),
+    [
+        (["interrupted"], True, "A call was interrupted"),
+        (["age_seconds"], 40.0, "40 s old"),
+        (["tiers", "leaked_records"], 2, "2 host records have leaked"),
+        (["refusals", "pages"], 3, "3 calls were refused for lack of pages"),
+        (["slots", "snapshot"], 9, "published handles"),
+        (["slots", "by_id"], 9, "claimed by id"),
+        (["degradations", "no_slot"], 5, "no slot was free"),
+        (["degradations", "no_register"], 5, "raise snapshots="),
+        (["degradations", "no_chunk"], 5, "chunk()"),
+        (["prompts", "lost", "evicted"], 20, "had been evicted; more slots"),
+        (["prompts", "lost", "no_snapshot"], 20, "never had a state"),
+        (["prompts", "lost", "no_sharing"], 24, "look at salts"),
+        (["tiers", "writes", "missed"], 7, "Storage does not keep up: 7 records"),
+        (["tiers", "writes_pending"], 700, "700 records wait"),
+        (["tiers", "failures"], 2, "Storage failed 2 times"),
+        (["tiers", "late"], 2, "Prefetches come too late"),
+        (["tiers", "prefetches"], {"stopped": 3, "complete": 4}, "3 of 7 were stopped"),
+        (["tiers", "lost_saves", "no_staging"], 2, "raise Tiers(staging=)"),
+        (["tenants"], {"a": {"slots": 5}, "b": {"slots": 1}}, "Tenant 'a' holds 5 of the 6"),
+    ],
+)  # fmt: skip
+def test_advice_follows_from_one_figure(path: list[str], value: Any, says: str) -> None:
+    of = quiet()
+    inside = of
+    for name in path[:-1]:
+        inside = inside[name]
+    inside[path[-1]] = value
+    (line,) = advice(of)
+    assert says in line
+
+
+@pytest.mark.parametrize(
+    ("why", "says"),
+    [("room", "slots are short"), ("pages", "KV pages are short"), ("limit", "most_states"), ("cleared", "clears")],
+)
+def test_advice_names_why_states_went(why: str, says: str) -> None:
+    of = quiet()
+    of["prompts"]["lost"]["evicted"] = of["prompts"]["tokens"]
+    of["evictions"] |= {"superseded": 99, "taken": 99, why: 3}
+    assert says in advice(of)[0]
+
+
+# -- the four troubles of the example --------------------------------------------------------------
+
+
+def example() -> ModuleType:
+    path = Path(__file__).parents[2] / "examples" / "operate.py"
+    spec = spec_from_file_location("operate", path)
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.BACKEND = "reference"  # type: ignore[attr-defined]
+    return module
+
+
+@pytest.mark.parametrize(
+    ("trouble", "before", "during", "says", "event"),
+    [
+        ("hit-rate", 100, 140, "their state had been evicted; slots are short", "evicted"),
+        ("leak", 10, 40, "held by published handles: a leak", "refused"),
+        ("tenant", 1, 50, "Tenant 'greedy' holds", "evicted"),
+        ("storage", 1, 110, "Storage does not keep up", "evicted"),
+    ],
+)  # fmt: skip
+def test_a_trouble_is_found_from_two_scrapes_and_the_log(
+    trouble: str, before: int, during: int, says: str, event: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "memstate")
+    loop = example().TROUBLES[trouble]()
+    registry = metrics.registry(next(loop), tenant=str)
+
+    def scrape(turns: int) -> Any:
+        for _ in islice(loop, turns):
+            pass
+        return parse(generate_latest(registry).decode(), "x", time.monotonic())
+
+    first = scrape(before)
+    if trouble == "hit-rate":
+        assert summary(first)["managers"][0]["prompts"]["hit_rate"] > 0.7
+    found = summary(scrape(during), first)
+    assert any(says in line for line in found["managers"][0]["advice"]), found["managers"][0]["advice"]
+    assert says.split()[0] in printed(found)
+    assert event in {record.memstate["event"] for record in caplog.records if hasattr(record, "memstate")}
+    loop.close()
+
+
+def test_the_example_runs_as_it_is_called(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    module, root = example(), logging.getLogger("memstate")
+    serve: Callable[..., metrics.Server] = metrics.serve
+    monkeypatch.setattr(metrics, "serve", lambda mem, **settings: serve(mem, 0, **settings))
+    handlers, level = root.handlers[:], root.level
+    try:
+        module.main("leak", steps=40, pause=0.0)
+    finally:
+        root.handlers, root.level = handlers, level
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert first.startswith("memstate top http://127.0.0.1:") and json.loads(lines[-1])["event"] == "refused"
+
+
+def test_a_missing_extra_is_named(served: tuple[ms.StateManager, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client.parser", None)
+    done = run(served[1], "--once")
+    assert (
+        done.exit_code == 2 and "memstate top needs prometheus_client" in done.stderr and "[cli,metrics]" in done.stderr
+    )

@@ -1,0 +1,136 @@
+"""The dashboard and docs/metrics.md name figures that exist, with the labels that they have, and leave none out."""
+
+import json
+import logging
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from memstate.metrics.dashboard import SECTIONS, dashboard, queries
+from memstate.metrics.table import COMMON, FIGURES, GONE
+from tests.support.sources import ROOT
+
+PAGE = (ROOT / "docs" / "metrics.md").read_text()
+ROW = re.compile(r"^\| `(memstate_\w+)` \| (\w+) \| ([^|]*)\| ", re.MULTILINE)
+EXPOSED = {
+    name: {*COMMON, "instance", *figure.labels, *(["le"] if name.endswith("_bucket") else [])}
+    for figure in FIGURES
+    for name in (
+        [f"{figure.exposed}{ending}" for ending in ("_bucket", "_sum", "_count")]
+        if figure.kind == "histogram"
+        else [figure.exposed]
+    )
+}
+WORDS = {
+    "sum", "max", "by", "rate", "topk", "histogram_quantile", "ignoring", "group_left", "label_values",
+}  # fmt: skip
+
+
+def problems(query: str) -> Iterator[str]:
+    """What a PromQL query names that does not exist: metrics, labels, functions; and brackets without a pair."""
+    bare = re.sub(r'"[^"]*"', '""', query)  # values of labels
+    bare = re.sub(r"\[[^\]]*\]", "", bare)  # durations
+    if any(bare.count(a) != bare.count(b) for a, b in ("()", "{}")):
+        yield "brackets"
+    names = set(re.findall(r"\b[a-zA-Z_]\w*\b", re.sub(r"\{[^}]*\}|\b(?:by|ignoring) \([^)]*\)", "", bare)))
+    yield from sorted(names - WORDS - EXPOSED.keys())
+    metrics = names & EXPOSED.keys()
+    grouped = re.findall(r"\b(?:by|ignoring) \(([^)]*)\)", bare)
+    labels = {label.strip() for group in grouped for label in group.split(",")}
+    for name, chosen in re.findall(r"(\w+)\{([^}]*)\}", bare):
+        matched = {re.split(r"[=!]", each)[0].strip() for each in chosen.split(",") if each.strip()}
+        yield from sorted(f"{name} has no {label}" for label in matched - EXPOSED.get(name, set()))
+    for label in labels:
+        if not any(label in EXPOSED[name] for name in metrics):
+            yield f"no label {label}"
+    if not metrics:
+        yield "no metric"
+
+
+def test_queries_of_the_dashboard_name_figures_that_exist() -> None:
+    found = queries()
+    assert len(found) > 40 and {query: list(problems(query)) for query in found if list(problems(query))} == {}
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "sum(memstate_slot)",
+        'sum(memstate_slots{kind="live"})',
+        "sum by (reason) (memstate_slots)",
+        "sum(memstate_claims)",
+        "summ(memstate_slots)",
+        "sum(memstate_slots",
+        "sum(rate(memstate_step_host_seconds[5m]))",
+        "sum(up)",
+        "1",
+    ],
+)
+def test_a_query_of_something_else_is_found(query: str) -> None:
+    assert list(problems(query)) != []
+
+
+def test_the_dashboard_in_the_repository_is_the_one_of_the_code() -> None:
+    stored = json.loads((ROOT / "docs" / "grafana.json").read_text())
+    assert stored == json.loads(json.dumps(dashboard())), "make docs"
+    assert {target["expr"] for panel in stored["panels"] for target in panel.get("targets", ())} == set(queries())
+
+
+def test_panels_lie_side_by_side_and_have_numbers_of_their_own() -> None:
+    panels = dashboard()["panels"]
+    cells = [
+        (panel["gridPos"]["x"] + x, panel["gridPos"]["y"] + y)
+        for panel in panels
+        for x in range(panel["gridPos"]["w"])
+        for y in range(panel["gridPos"]["h"])
+    ]
+    assert len(cells) == len(set(cells)) and max(x for x, _ in cells) == 23
+    assert len({panel["id"] for panel in panels}) == len(panels) == sum(map(len, SECTIONS.values())) + len(SECTIONS)
+
+
+def test_the_dashboard_shows_what_is_more_than_detail() -> None:
+    detail = {
+        "memstate_info", "memstate_prefix_states", "memstate_prefix_nodes", "memstate_prefix_pages",
+        "memstate_prefix_leased_pages", "memstate_prefix_lookups", "memstate_prefix_evicted_pages",
+        "memstate_tier_bytes", "memstate_tier_copies", "memstate_tier_evictions", "memstate_prefetches_started",
+        "memstate_prefetch_truncated_tokens", "memstate_prefetch_tokens", "memstate_prefetches_in_flight",
+        "memstate_prefetch_tokens_in_flight", "memstate_prefetch_read", "memstate_prefetch_kept",
+        "memstate_agreements", "memstate_agreement_waits", "memstate_tenant_pages",
+    }  # fmt: skip
+    shown = {name for query in queries() for name in re.findall(r"memstate_\w+", query)}
+    assert {figure.name for figure in FIGURES if not any(name.startswith(figure.name) for name in shown)} == detail
+
+
+def test_O4_the_page_has_a_line_for_every_figure() -> None:
+    lines = {name: (kind, tuple(re.findall(r"`(\w+)`", labels))) for name, kind, labels in ROW.findall(PAGE)}
+    assert lines == {figure.exposed: (figure.kind, figure.labels) for figure in FIGURES}
+    assert len(ROW.findall(PAGE)) == len(FIGURES)
+
+
+def test_the_page_names_the_values_of_labels() -> None:
+    line = {name: text for text in PAGE.splitlines() for name in re.findall(r"^\| `(memstate_\w+)`", text)}
+    named = re.findall(r"`(\w+)`", line["memstate_prefix_evictions_total"])
+    assert set(GONE) <= set(named)
+    for owner in ("live", "lane", "mark", "cached", "session", "snapshot", "by_id", "free"):
+        assert f"`{owner}`" in line["memstate_slots"]
+
+
+def test_queries_of_the_page_name_figures_that_exist() -> None:
+    blocks = re.findall(r"^ *```promql\n(.*?)```", PAGE, re.DOTALL | re.MULTILINE)
+    found = [line.strip() for block in blocks for line in block.splitlines() if line.strip()]
+    alerts = [re.sub(r" > \d+$", "", query) for query in found]
+    assert len(alerts) >= 10 and {query: list(problems(query)) for query in alerts if list(problems(query))} == {}
+    prose = re.sub(r"```.*?```", "", PAGE, flags=re.DOTALL)
+    inline = set(re.findall(r"`(memstate_\w+)", prose))
+    assert inline - EXPOSED.keys() <= {"memstate_step_host_seconds"}
+
+
+def test_the_page_names_every_logger_and_event() -> None:
+    text = "\n".join(path.read_text() for path in (ROOT / "memstate").rglob("*.py") if path.name != "logs.py")
+    loggers = set(re.findall(r'logs\.logger\("(\w+)"\)', text)) | {"chaos"}
+    events = set(re.findall(r'logs\.event\(LOG, (?:logging\.\w+|level), "([\w ]+)"', text))
+    assert len(loggers) == 7 and len(events) >= 9
+    assert {name for name in loggers if f"| `memstate.{name}` |" not in PAGE} == set()
+    assert {name for name in events if f"`{name}`" not in PAGE} == set()
+    assert logging.getLogger("memstate.prefix").handlers, "loggers that write nothing by themselves"

@@ -1,0 +1,200 @@
+"""Figures through Prometheus's official client: over HTTP, from several managers, and each field of the figures."""
+
+import sys
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import fields, is_dataclass
+from socketserver import BaseServer
+from typing import Any
+
+import pytest
+from prometheus_client import REGISTRY, CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+
+import memstate as ms
+from memstate import metrics
+from memstate.metrics.reading import Reading, Source
+from memstate.metrics.steps import BOUNDS
+from memstate.metrics.table import COMMON, FIGURES
+from memstate.stats import ChaosStats, PrefetchStats, PrefixStats, Stats, TierStats
+from tests.support.metered import get, manager, turn
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers look more often whether they are to end."""
+    monkeypatch.setattr(BaseServer.serve_forever, "__defaults__", (0.01,))
+
+
+Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+def scraped(url: str) -> tuple[Samples, dict[str, str]]:
+    """The samples at a URL, and the kind of each metric, as the official parser sees them."""
+    families = list(text_string_to_metric_families(get(url)))
+    kinds = {family.name: family.type for family in families}
+    assert len(kinds) == len(families), "a metric twice"
+    samples = [sample for family in families for sample in family.samples]
+    found = {(sample.name, frozenset(sample.labels.items())): sample.value for sample in samples}
+    assert len(found) == len(samples), "a sample twice"
+    return found, kinds
+
+
+def values(found: Samples, name: str, label: str, manager: str = "main") -> dict[str, float]:
+    return {dict(has)[label]: value for (of, has), value in found.items() if of == name and ("manager", manager) in has}
+
+
+def test_a_scrape_over_http_has_every_figure_and_the_official_parser_reads_it() -> None:
+    mem = manager(below=True, chaos=ms.Chaos(seed=3, admissions=0.1), debug=True)  # which refuses other threads
+    with metrics.serve(mem, 0, tenant=str, steps=True) as server:
+        talk = mem.open_session("talk")
+        for who in range(8):
+            with suppress(ms.OutOfSlots):  # chaos
+                turn(mem, who % 5, "a" if who % 2 else "b", session=talk if who == 3 else None)
+        mem.prefetch([9] * 20)
+        mem.poll()
+        found, kinds = scraped(server.url)
+        stats = mem.stats()
+    assert stats.prefix and stats.tiers and stats.tiers.prefetch
+    silent = {"memstate_pages", "memstate_tenant_pages", "memstate_storage_flaws"}  # KV is elsewhere; no flaw
+    assert {figure.name for figure in FIGURES} - kinds.keys() <= silent
+    assert {name: kind for name, kind in kinds.items() if kind == "unknown"} == {}
+    assert all(kinds[figure.name] == figure.kind for figure in FIGURES if figure.name in kinds)
+    slots = values(found, "memstate_slots", "owner")
+    assert sum(slots.values()) == stats.capacity and slots["free"] == stats.free
+    assert slots["cached"] == stats.prefix.states and slots["session"] == stats.held_by_sessions == 1
+    main = frozenset({("manager", "main"), ("rank", "0")})
+    lost = values(found, "memstate_lost_tokens_total", "reason")
+    hit, asked = (found[f"memstate_{name}_tokens_total", main] for name in ("hit", "prompt"))
+    assert hit + sum(lost.values()) == asked == stats.prefix.prompt_tokens
+    buckets = values(found, "memstate_step_host_seconds_bucket", "le")
+    counts = [count for _, count in sorted((float(bound), count) for bound, count in buckets.items())]
+    assert len(counts) == len(BOUNDS) + 1 and counts == sorted(counts)
+    assert found["memstate_step_host_seconds_count", main] == buckets["+Inf"] == mem._stepping._log._serial
+    assert {"plan", "settle", "admit", "poll"} <= values(found, "memstate_call_seconds_total", "call").keys()
+    assert set(values(found, "memstate_tenant_slots", "tenant")) >= {"a", "b"}
+
+
+def test_the_text_says_what_kind_of_thing_a_counter_is() -> None:
+    text = metrics.collector(manager())
+    for family in text.collect():
+        figure = next(figure for figure in FIGURES if figure.name == family.name)
+        assert family.type == figure.kind and family.documentation == figure.help and figure.help.endswith(".")
+        ending = "_total" if figure.kind == "counter" else ""
+        assert {sample.name for sample in family.samples} == {figure.name + ending}
+
+
+class Noted:
+    """A record that notes which of its fields are read."""
+
+    def __init__(self, record: Any, seen: dict[type, set[str]]) -> None:
+        self._record, self._seen = record, seen
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._record, name)
+        self._seen[type(self._record)].add(name)
+        return Noted(value, self._seen) if is_dataclass(value) else value
+
+
+def test_O4_every_field_of_the_figures_is_exported() -> None:
+    mem = manager(below=True, chaos=ms.Chaos())
+    reading = Source(mem, str, 3, True).read()
+    assert isinstance(reading, Reading)
+    seen: dict[type, set[str]] = defaultdict(set)
+    for figure in FIGURES:
+        figure.read(Noted(reading, seen))  # type: ignore[arg-type]
+    sums = {"evicted_states"}  # of the reasons
+    for record in (Stats, PrefixStats, TierStats, PrefetchStats, ChaosStats):
+        assert {each.name for each in fields(record)} - seen[record] - sums == set()
+
+
+def test_names_follow_the_conventions() -> None:
+    names = [figure.name for figure in FIGURES]
+    assert len(names) == len(set(names)) and all(name.startswith("memstate_") for name in names)
+    assert not [name for name in names if name.endswith(("_total", "_ms", "_us", "_mib", "_count", "_sum"))]
+    assert not [figure.name for figure in FIGURES if set(figure.labels) & {*COMMON, "le", "job", "instance"}]
+
+
+def test_several_managers_share_a_scrape_and_one_that_is_gone_leaves_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = {"target": manager(), "draft": manager(slots=5)}
+    turn(both["target"], 1)
+    with metrics.serve(both, 0) as server:
+        (gone,) = [source for name, source in server._collector._sources.items() if name == "draft"]
+        found, _ = scraped(server.url)
+        assert sum(values(found, "memstate_slots", "owner", "target").values()) == 12
+        assert sum(values(found, "memstate_slots", "owner", "draft").values()) == 5
+        monkeypatch.setattr(gone, "_mem", lambda: None)
+        found, _ = scraped(server.url)
+        assert not values(found, "memstate_slots", "owner", "draft")
+        assert values(found, "memstate_slots", "owner", "target")
+
+
+def test_a_rank_is_that_of_the_tiers() -> None:
+    mem = manager(below=True)
+    assert mem.tiers is not None
+    object.__setattr__(mem.tiers.settings, "rank", 1)  # without a group of ranks
+    assert next(iter(metrics.collector(mem).collect())).samples[0].labels["rank"] == "1"
+
+
+def test_a_collector_goes_into_any_registry_once() -> None:
+    mem = manager()
+    found = metrics.registry(mem)
+    assert found.get_sample_value("memstate_claims_total", {"manager": "main", "rank": "0"}) == 0
+    with pytest.raises(ValueError, match="Duplicated timeseries"):
+        found.register(metrics.collector(mem))
+    assert not [name for name in REGISTRY._names_to_collectors if name.startswith("memstate")]
+
+
+def test_a_closed_server_leaves_port_and_calls_free() -> None:
+    mem = manager()
+    with metrics.serve(mem, 0, steps=True) as server:
+        assert "plan" in vars(mem) and repr(server) == f"Server({server.url})"
+        with pytest.raises(ms.InvalidArgument, match="timed already"):
+            metrics.collector(mem, steps=True)
+        with pytest.raises(ms.InvalidArgument, match=f"port={server.port}.*choose another"):
+            metrics.serve(mem, server.port)
+    server.close()
+    assert "plan" not in vars(mem)
+    with metrics.serve(mem, server.port, steps=True):
+        turn(mem, 1)
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda mem: metrics.serve(mem, -1), "port=-1: expected 0 to 65535"),
+        (lambda mem: metrics.serve(mem, 65536), "port=65536"),
+        (lambda mem: metrics.collector(None), "None: expected a StateManager"),
+        (lambda mem: metrics.collector({}), "expected a StateManager"),
+        (lambda mem: metrics.collector({"a": mem, "b": 3}), "expected a StateManager"),
+        (lambda mem: metrics.collector(mem, tenant="a"), "tenant='a': expected a function"),
+        (lambda mem: metrics.collector(mem, top=0), "top=0: expected a number of tenants"),
+        (lambda mem: metrics.collector({"a": mem, "b": mem}, steps=True), "timed already"),
+    ],
+)
+def test_a_wrong_argument_is_refused_and_nothing_is_timed(call: Callable[[Any], object], says: str) -> None:
+    mem = manager()
+    with pytest.raises(ms.InvalidArgument, match=says):
+        call(mem)
+    assert "plan" not in vars(mem)
+
+
+def test_a_missing_client_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with pytest.raises(
+        ms.ConfigurationError, match=r"metrics need prometheus_client: pip install 'memstate\[metrics\]'"
+    ):
+        metrics.serve(manager(), 0)
+
+
+def test_O2_a_scrape_asks_nothing_of_the_device() -> None:
+    mem = manager(below=True)
+    turn(mem, 1)
+    mem.admit([ms.Request("waits", tokens=[1, 2, 3])])  # a packet that is not sent
+    registry = CollectorRegistry()
+    before = mem.stats()
+    registry.register(metrics.collector(mem, tenant=str, steps=True))
+    for _ in range(3):
+        list(registry.collect())
+    assert mem.stats() == before and mem._commands.pending

@@ -1,0 +1,191 @@
+"""Reading from another thread while the loop runs: every reading is of one moment between two calls."""
+
+import gc
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+import memstate as ms
+from memstate.guard import Guard
+from memstate.metrics.reading import Source, between_calls
+from memstate.metrics.table import FIGURES
+from memstate.stats import Stats
+from tests.support.metered import manager, turn
+
+
+def wrong(stats: Stats) -> list[str]:
+    """What cannot be true at any moment between two calls."""
+    prefix = stats.prefix
+    assert prefix is not None
+    held = stats.held_by_live + stats.held_by_lanes + stats.held_by_snapshots + stats.held_by_sessions
+    gone = sum(n for name, n in vars(prefix).items() if name.startswith("gone_"))
+    lost = prefix.lost_no_sharing + prefix.lost_evicted + prefix.lost_no_snapshot
+    return [
+        name
+        for name, holds in {
+            "slots": held + stats.free == stats.capacity,
+            "cached states": prefix.states <= stats.held_by_snapshots,
+            "evictions": gone == prefix.evicted_states == prefix.inserted + prefix.loaded - prefix.states,
+            "tokens": prefix.hit_tokens + lost == prefix.prompt_tokens,
+        }.items()
+        if not holds
+    ]
+
+
+@contextmanager
+def hammered(look: Callable[[], object], n: int = 2) -> Iterator[None]:
+    """Threads that look again and again while the block runs. What they raise is raised at the end."""
+    over, raised = threading.Event(), list[BaseException]()
+
+    def run() -> None:
+        while not over.is_set():
+            try:
+                look()
+            except BaseException as error:
+                raised.append(error)
+                return
+
+    interval = sys.getswitchinterval()
+    threads = [threading.Thread(target=run) for _ in range(n)]
+    try:
+        sys.setswitchinterval(1e-5)
+        for thread in threads:
+            thread.start()
+        yield
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+        sys.setswitchinterval(interval)
+    if raised:
+        raise raised[0]
+
+
+def test_O1_a_scrape_never_sees_half_a_call() -> None:
+    mem = manager(slots=6)
+    source, seen, fresh = Source(mem, str, 2, True), list[str](), list[float]()
+
+    def look() -> None:
+        reading = source.read()
+        assert reading is not None and reading.steps is not None and not reading.interrupted
+        seen.extend(wrong(reading.stats))
+        fresh.append(reading.age)
+        for figure in FIGURES:
+            figure.read(reading)
+
+    with hammered(look):
+        for who in range(25):
+            turn(mem, who % 9, f"tenant {who % 3}")
+            time.sleep(0.001)  # as long as a forward of a toy takes: readers need a moment between two calls
+    assert seen == [] and 0.0 in fresh
+    mem.audit().raise_if_leaking()
+
+
+def test_in_the_middle_of_a_call_there_is_something_to_see(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control of the test above: figures of such a moment are wrong, and a reading does not have them."""
+    monkeypatch.setattr("memstate.metrics.reading.PATIENCE", 0.0)
+    mem = manager(slots=2)
+    turn(mem, 1)
+    source, drop, seen = Source(mem, None, 1, False), mem._snapshots.drop, list[str]()
+
+    def halfway(*given: Any) -> None:
+        drop(*given)
+        reading = source.read()
+        assert reading is not None and reading.age > 0 and wrong(reading.stats) == []
+        seen.extend(wrong(mem.stats()))
+
+    monkeypatch.setattr(mem._snapshots, "drop", halfway)
+    turn(mem, 2)
+    assert "cached states" in seen and wrong(mem.stats()) == []
+
+
+@pytest.mark.parametrize("stumbles", [False, True])
+def test_a_look_that_a_call_disturbs_is_repeated(stumbles: bool) -> None:
+    guard, looks = Guard(), list[int]()
+
+    def look() -> int:
+        looks.append(len(looks))
+        if len(looks) == 1:
+            with guard.changing("plan"):  # a whole call comes between
+                pass
+            if stumbles:
+                raise RuntimeError("dictionary changed size during iteration")
+        return len(looks)
+
+    assert between_calls(guard, look) == 2
+
+
+def test_a_look_that_begins_inside_of_a_call_does_not_count() -> None:
+    guard, looks = Guard(), list[str]()
+    guard.changing("plan").__enter__()
+
+    def look() -> str:
+        looks.append(guard.call)
+        if guard.call:
+            guard.__exit__(None, None, None)  # it ends meanwhile
+        return looks[-1]
+
+    thread = threading.Timer(0.01, lambda: guard.call and guard.__exit__(None, None, None))
+    thread.start()
+    assert between_calls(guard, look, 5.0) == ""
+    thread.join()
+
+
+def test_an_error_of_the_look_itself_is_raised() -> None:
+    with pytest.raises(ZeroDivisionError):
+        between_calls(Guard(), lambda: 1 // 0)
+
+
+def test_O1_inside_of_a_long_call_the_last_figures_come_with_their_age(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memstate.metrics.reading.PATIENCE", 0.0)
+    mem = manager()
+    source = Source(mem, None, 1, False)
+    with mem._guard.changing("plan"):
+        mem._allocator.free -= 5  # half done
+        reading = source.read()
+        assert reading is not None and reading.age > 0 and reading.stats.free == 12
+        mem._allocator.free += 5
+    turn(mem, 1)
+    reading = source.read()
+    assert reading is not None and reading.age == 0 and reading.stats == mem.stats()
+
+
+def test_a_broken_manager_says_so_and_shows_its_last_whole_figures() -> None:
+    mem = manager()
+    source = Source(mem, None, 1, False)
+    turn(mem, 1)
+    whole = source.read()
+    with pytest.raises(KeyboardInterrupt), mem._guard.changing("plan"):
+        mem._allocator.free -= 5
+        raise KeyboardInterrupt
+    broken = source.read()
+    assert whole and broken and broken.interrupted and broken.stats == whole.stats
+    mem.recover()
+    mended = source.read()
+    assert mended and not mended.interrupted and mended.stats == mem.stats()
+
+
+def test_a_reading_keeps_no_manager_alive() -> None:
+    mem = manager()
+    source = Source(mem, str, 1, False)
+    assert source.read() is not None
+    del mem
+    gc.collect()
+    assert source.read() is None
+    source.close()
+
+
+def test_counts_that_a_call_undoes_are_not_seen() -> None:
+    mem = manager(slots=1, prefix=None, pages=None)
+    rows = mem.admit([ms.Request("a")])
+    source = Source(mem, None, 1, False)
+    with pytest.raises(ms.OutOfSlots):
+        mem.admit([ms.Request("b")])
+    reading = source.read()
+    assert reading and reading.age == 0 and not reading.interrupted and reading.stats.short_of_slots == 1
+    mem.release(rows)

@@ -1,0 +1,149 @@
+"""Host time of steps: nothing is added where it is off, and every step counts where it is on."""
+
+import sys
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import memstate as ms
+from memstate import metrics
+from memstate.metrics import steps
+from tests.support.metered import manager, turn
+
+
+def called(call: Callable[[], object]) -> Counter[str]:
+    """Calls of functions, Python's and others, that a call makes."""
+    seen: Counter[str] = Counter()
+
+    def note(frame: Any, event: str, of: Any) -> None:
+        if event == "call":
+            seen[f"{frame.f_code.co_filename}:{frame.f_code.co_qualname}"] += 1
+        elif event == "c_call":
+            seen[getattr(of, "__qualname__", repr(of))] += 1
+
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return seen
+
+
+def step_of(mem: ms.StateManager) -> Counter[str]:
+    """Calls that a decode step makes, behind the first steps, which fill caches."""
+    rows = mem.admit([ms.Request("a")])
+    mem.extend(rows, [8])
+    for _ in range(3):
+        mem.settle(mem.plan(rows))
+    found = called(lambda: mem.settle(mem.plan(rows)))
+    mem.release(rows)
+    mem.submit()
+    return found
+
+
+def test_O3_a_step_makes_no_call_more_unless_it_is_timed() -> None:
+    plain = step_of(manager())
+    mem = manager()
+    made = metrics.collector(mem, tenant=str)  # exported, not timed
+    list(made.collect())
+    assert step_of(mem) == plain and plain.total() > 20
+    timed = metrics.collector(mem, steps=True)
+    added = step_of(mem) - plain
+    assert added == Counter(
+        {"perf_counter": 4, "bisect_left": 1, **{name: 1 for name in added if "metrics/steps.py" in name}}
+    )
+    assert len(added) == 4, "the clock, the histogram, plan and settle"
+    timed.close()
+    assert step_of(mem) == plain
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time in seconds, to set by hand."""
+    now = [0.0]
+    monkeypatch.setattr(steps, "perf_counter", lambda: now[0])
+    return now
+
+
+def test_a_step_is_all_calls_up_to_its_plan(clock: list[float]) -> None:
+    mem = manager(slots=2, prefix=None, pages=None)
+
+    class Slow(ms.StateManager):
+        """Calls that take as long as they say."""
+
+        def admit(self, requests: Any) -> Any:
+            clock[0] += 3e-3
+            return super().admit(requests)
+
+        def plan(self, *args: Any, **settings: Any) -> Any:
+            clock[0] += 3e-5
+            return super().plan(*args, **settings)
+
+        def settle(self, *args: Any, **settings: Any) -> None:
+            clock[0] += 1e-5
+            super().settle(*args, **settings)
+
+    mem.__class__ = Slow
+    read = steps.start(mem)
+    rows = mem.admit([ms.Request("a")])
+    step = mem.plan(rows)  # 3 ms and 30 us
+    clock[0] += 1.0  # the forward
+    mem.settle(step)
+    mem.settle(mem.plan(rows))  # 10 us and 30 us
+    with pytest.raises(ms.OutOfSlots):
+        mem.admit([ms.Request(n) for n in range(2)])
+    found = read()
+    assert {call: round(seconds, 9) for call, seconds in found.seconds.items()} == {
+        "plan": 6e-5, "settle": 2e-5, "admit": 6e-3,
+    }  # fmt: skip
+    assert round(found.total, 9) == 3.07e-3
+    counts = {bound: n for bound, n in zip((*steps.BOUNDS, "more"), found.buckets, strict=True) if n}
+    assert counts == {5e-5: 1, 3.2e-3: 1}, "the time of the forward counts nowhere"
+    clock[0] += 1.0
+    mem.plan(rows)  # the refused admission counts in the step that follows
+    assert {bound for bound, n in zip(steps.BOUNDS, read().buckets, strict=False) if n} == {5e-5, 3.2e-3}
+    assert read().buckets[steps.BOUNDS.index(3.2e-3)] == 2
+    steps.stop(mem)
+    steps.stop(mem)
+    assert "plan" not in vars(mem)
+
+
+def test_timed_calls_do_what_they_do() -> None:
+    mem, other = manager(), manager()
+    made = metrics.collector(mem, steps=True)
+    for who in range(6):
+        turn(mem, who)
+        turn(other, who)
+    assert mem.stats() == other.stats()
+    rows = mem.admit([ms.Request("a", tokens=[1, 2, 3])])
+    step = mem.plan(rows, tokens=2, limit=0)
+    mem.cancel(step)
+    with pytest.raises(TypeError):
+        mem.plan(rows, nonsense=1)  # type: ignore[call-arg]
+    made.close()
+
+
+def test_every_call_that_changes_something_is_timed() -> None:
+    """A public call that enters the guard, and is not timed, would be host time that no step has."""
+    outside = {
+        "close_session",
+        "open_session",
+        "sleep",
+        "wake",
+        "reset",
+        "recover",
+        "audit",
+        "check",
+        "inspect",
+        "close",
+    }
+    public = {
+        name for name in dir(ms.StateManager) if not name.startswith("_") and callable(getattr(ms.StateManager, name))
+    }
+    asks = {
+        "buffer_infos", "chunk", "confirmed", "launch", "length", "match", "next_boundary", "owner", "owners",
+        "scrub_null", "sessions", "shortfall", "slots_held", "stats", "use_stream",
+    }  # fmt: skip
+    assert public == {"plan", "settle", *steps.RARE} | outside | asks

@@ -1,0 +1,100 @@
+"""What tenants hold: every slot and page counts for one of them, and few of them have names."""
+
+from collections.abc import Hashable
+
+import pytest
+
+import memstate as ms
+from memstate.metrics.tenants import OTHER, UNKNOWN, Holding, holdings
+from tests.support.metered import PAGE, manager, turn
+
+
+def all_of(mem: ms.StateManager, most: int = 99) -> dict[str, tuple[int, int, int]]:
+    """What each tenant holds; all slots and pages that are held must be among it."""
+    found = holdings(mem, str, most)
+    stats = mem.stats()
+    assert sum(each.slots for each in found.values()) == stats.capacity - stats.free
+    assert sum(each.pages for each in found.values()) == stats.pages - stats.pages_free
+    return {name: (each.slots, each.pages, each.tokens) for name, each in found.items()}
+
+
+def test_cached_states_running_requests_and_sessions_count_for_their_salt() -> None:
+    mem = manager(slots=20)
+    assert all_of(mem) == {}
+    turn(mem, 1, "a")
+    assert all_of(mem) == {"a": (1, 3, 12)}
+    turn(mem, 1, "b")  # the same tokens, pages of its own
+    assert all_of(mem) == {"a": (1, 3, 12), "b": (1, 3, 12)}
+    rows = mem.admit([ms.Request("runs", tokens=[1000 + at for at in range(12)] + [7] * 5, salt="b")])
+    assert mem.length(rows[0]) == 12
+    assert all_of(mem)["b"] == (2, 5, 12), "what it found in the tree counts once"
+    mem.settle(mem.plan(rows, 5))
+    assert all_of(mem)["b"] == (2, 5, 17)
+    talk = mem.open_session("talk")
+    turn(mem, 3, "c", session=talk)
+    slots, pages, tokens = all_of(mem)["c"]
+    assert (pages, tokens) == (4, 14) and slots == mem.stats().held_by_sessions + 1
+    mem.abort(rows)
+    assert all_of(mem)["b"] == (1, 3, 12)
+
+
+def test_a_fork_shares_pages_and_has_slots_of_its_own() -> None:
+    mem = manager(slots=20)
+    rows = mem.admit([ms.Request("a", tokens=list(range(9)), salt="a")])
+    mem.settle(mem.plan(rows, 8))
+    mem.settle(mem.plan(rows, 1))
+    slots, pages, _ = all_of(mem)["a"]
+    rows += mem.fork(rows[0], ["b", "c"]).rows
+    assert all_of(mem) == {"a": (slots + 2, pages + 2, 27), UNKNOWN: (1, 0, 0)}, "each has a last page of its own"
+    mem.extend(rows, [10] * 3)
+    mem.settle(mem.plan(rows))  # the first step has read the slot that they shared
+    assert all_of(mem) == {"a": (slots + 2, pages + 2, 30)}
+
+
+def test_slots_without_a_salt_are_unknown() -> None:
+    mem = manager(prefix=None, pages=None)
+    rows = mem.admit([ms.Request("a"), ms.Request("b")])
+    mem.settle(mem.plan(rows, 8))
+    mem.settle(mem.plan(rows))
+    kept = mem.release(rows[:1], publish=True)
+    assert all(kept) and mem.stats().held_by_snapshots == 1
+    assert all_of(mem).keys() == {UNKNOWN}
+
+
+def test_a_default_salt_is_a_tenant_too() -> None:
+    mem = manager()
+    turn(mem, 1)
+    assert all_of(mem) == {"None": (1, 3, 12)}
+
+
+@pytest.mark.parametrize("most", [1, 2, 4, 5, 9])
+def test_only_the_largest_have_names(most: int) -> None:
+    mem = manager(slots=30)
+    for who in range(5):
+        for n in range(5 - who):
+            turn(mem, 10 * who + n, f"t{who}")
+    whole = holdings(mem, str, 99)
+    assert [(name, held.slots) for name, held in whole.items()] == [(f"t{who}", 5 - who) for who in range(5)]
+    found = all_of(mem, most)
+    assert list(found) == [f"t{who}" for who in range(min(most, 5))] + [OTHER] * (most < 5)
+    assert sum(tokens for _, _, tokens in found.values()) == sum(held.tokens for held in whole.values()) == 15 * 12
+
+
+def test_salts_map_to_tenants() -> None:
+    mem = manager(slots=20)
+    for n, salt in enumerate([("acme", 1), ("acme", 2), ("zoo", 1)]):
+        turn(mem, n, salt)
+    asked: list[Hashable] = []
+
+    def tenant(salt: Hashable) -> str:
+        asked.append(salt)
+        return salt[0]  # type: ignore[index]
+
+    assert holdings(mem, tenant, 9) == {"acme": Holding(2, 6, 24), "zoo": Holding(1, 3, 12)}
+    assert sorted(asked) == [("acme", 1), ("acme", 2), ("zoo", 1)], "once for each salt"
+
+
+def test_tokens_without_pages_of_memstate() -> None:
+    mem = manager(below=True)
+    turn(mem, 1, "a")
+    assert all_of(mem) == {"a": (1, 0, 3 * PAGE)}

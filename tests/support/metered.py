@@ -1,0 +1,39 @@
+"""Managers whose figures are exported, and a loop that makes figures move."""
+
+import urllib.request
+from typing import Any
+
+import torch
+
+import memstate as ms
+from tests.support.virtual import MemoryStore
+
+LAYOUT = ms.StateLayout((ms.Plane("ssm", (4,), torch.float32),), layers=2)
+PAGE = 4
+
+
+def manager(slots: int = 12, *, below: bool = False, **settings: Any) -> ms.StateManager:
+    """A small manager with a prefix cache; with `below` also host memory and storage, which keep no KV."""
+    if below:
+        settings["tiers"] = ms.Tiers(model="toy", host_slots=4, store=MemoryStore(), reserve=0.0)  # type: ignore[arg-type]
+    pages = ms.Pages(size=PAGE) if below else ms.Pages(count=60, size=PAGE, per_row=12)
+    usual: dict[str, Any] = {"max_requests": 4, "tracking": ms.Redirect(8), "prefix": ms.Prefix(), "pages": pages}
+    return ms.StateManager(LAYOUT, slots=slots, backend="reference", **usual | settings)
+
+
+def turn(mem: ms.StateManager, who: int, salt: object = None, length: int = 13, **more: Any) -> None:
+    """A request from its admission to its end; its states stay in the cache."""
+    prompt = [1000 * who + at for at in range(length)]
+    rows = mem.admit([ms.Request(who, tokens=prompt, salt=salt, **more)])  # type: ignore[arg-type]
+    while (at := mem.length(rows[0])) < length + 1:
+        chunk = mem.chunk(rows[0], 8) if at < length else 1
+        mem.extend(rows, [at + chunk])
+        mem.settle(mem.plan(rows, chunk))
+    mem.release(rows, tokens=[[*prompt, 1]])
+    mem.poll()
+
+
+def get(url: str) -> str:
+    """The body at a URL."""
+    with urllib.request.urlopen(url, timeout=10) as response:
+        return response.read().decode()

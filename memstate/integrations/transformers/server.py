@@ -155,16 +155,22 @@ class Server:
         self.mem.poll()
         events: list[Event] = list(self._admit())
         budget, chunks = self._chunk, dict[tuple[int, bool], list[_Running]]()
+        singles, later = list[_Running](), list[_Running]()
         for one in self._running:
             tokens = self._several(one)
+            if tokens < 2:
+                singles.append(one)
+                continue
             if self._continues:
                 tokens = min(tokens, budget)
-            if tokens > 1 and budget > 0:  # a scan that starts from zeros reads all it can, whatever the budget
+            if tokens < 2 or budget < 1:
+                later.append(one)
+            else:  # a scan that starts from zeros reads all it can, whatever the budget
                 tokens = self.mem.chunk(one.row, tokens)
                 chunks.setdefault((tokens, not one.length), []).append(one)
                 budget -= tokens
-        read = [one for batch in chunks.values() for one in batch]
-        singles = [one for one in self._running if one not in read and (self._several(one) < 2 or budget == 1)]
+        if budget == 1:
+            singles += later
         for (tokens, _), batch in chunks.items():  # chunks of one length share a forward
             events += self._forward(batch, tokens)
         return events + self._forward(singles, 1) if singles else events
@@ -207,10 +213,13 @@ class Server:
             raise
         for one in batch:
             one.length += tokens
-        read = [one for one, start in zip(batch, starts, strict=True) if start < len(one.prompt.tokens)]
-        if read and self.mem.prefix is not None:  # other requests can start from what was read so far
-            self.mem.publish([one.row for one in read], tokens=[one.tokens for one in read])
+        if self.mem.prefix is not None:  # other requests can start from what was read so far
+            read = [one for one, start in zip(batch, starts, strict=True) if start < len(one.prompt.tokens)]
+            if read:
+                self.mem.publish([one.row for one in read], tokens=[one.tokens for one in read])
         due = [entry for entry, one in enumerate(batch) if starts[entry] + tokens == len(one.tokens)]
+        if len(due) == len(batch):
+            return self._choose(batch, logits)
         return self._choose([batch[entry] for entry in due], logits[due]) if due else []
 
     def _choose(self, batch: list[_Running], logits: Tensor) -> list[Event]:
@@ -219,7 +228,7 @@ class Server:
         for one, token in zip(batch, chosen, strict=True):
             one.tokens.append(token)
             events.append(Token(one.prompt.id, token))
-            if (reason := one.sampler.reason(one.tokens, len(one.answer))) is not None:
+            if (reason := one.sampler.reason(one.tokens, len(one.tokens) - len(one.prompt.tokens))) is not None:
                 events.append(self._end(one, reason))
         return events
 

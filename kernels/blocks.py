@@ -17,6 +17,7 @@ from memstate.kernels.tables import ACCESS_BYTES
 
 LANES = 4096
 WORDS = {4: torch.int32, 2: torch.int16, 1: torch.int8}  # bytes -> dtype
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
 # What `cut` can come to, for compile cases: what is added to the name of a rare case, the word, words of a unit.
 WIDTHS = (
     ("", "i32", 4), (", 8 bytes", "i32", 2), (", 4 bytes", "i32", 1), (", 2 bytes", "i16", 1), (", 1 byte", "i8", 1),
@@ -130,6 +131,12 @@ def tiles_of(words: Cut, lanes: int) -> int:
 def block_bytes(plane: Tensor) -> int:
     """Bytes of one layer of one slot."""
     return prod(plane.shape[2:]) * plane.element_size()
+
+
+def as_integers(tensor: Tensor) -> Tensor:
+    """The same memory as integers, because a copy of floats may change a NaN; elements of 16 bytes get another axis."""
+    integers = INTEGERS.get(tensor.element_size())
+    return as_bytes(tensor) if integers is None else tensor.view(integers)
 
 
 def as_bytes(tensor: Tensor) -> Tensor:

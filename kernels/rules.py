@@ -147,6 +147,8 @@ def _keep_old(
         inside: the boundaries that lie inside a window. Their snapshot goes to the new slot, and live stays.
     """
     lanes = np.zeros(len(rows), np.int64)
+    if not wanted.any():
+        return lanes
     new = columns.source[rows] == 0  # not the state that the row started from
     at = np.flatnonzero(wanted & (new if inside is None else new | inside))
     if not at.size:

@@ -1,8 +1,8 @@
-"""Gathering slots entry by entry: the oracle of `memstate.kernels.gather` and the path without Triton."""
+"""Gathering slots: the oracle of `memstate.kernels.gather` and the path without Triton."""
 
 from torch import Tensor
 
-from memstate.kernels.blocks import as_bytes
+from memstate.kernels.blocks import as_integers
 from memstate.kernels.move_checks import check_gather
 
 
@@ -23,6 +23,7 @@ def gather_slots(plane: Tensor, slots: Tensor, out: Tensor) -> None:
     Syncs: no (the reference: yes, off the CPU).
     """
     check_gather(plane, slots, out)
-    source, target = as_bytes(plane), as_bytes(out)  # bytes, because a copy of floats may change a NaN
-    for entry, slot in enumerate(slots.tolist()):
-        target[:, entry] = source[:, slot] if 0 < slot < plane.shape[1] else 0
+    source, target = as_integers(plane), as_integers(out)
+    known = (slots > 0) & (slots < plane.shape[1])
+    target[:, ~known] = 0
+    target[:, known] = source[:, slots[known].long()]

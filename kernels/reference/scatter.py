@@ -1,12 +1,12 @@
-"""Scattering to slots entry by entry: the oracle of `memstate.kernels.scatter` and the path without Triton."""
+"""Scattering to slots: the oracle of `memstate.kernels.scatter` and the path without Triton."""
 
 from torch import Tensor
 
-from memstate.kernels.blocks import as_bytes
+from memstate.kernels.blocks import as_bytes, as_integers
 from memstate.kernels.move_checks import check_accepted, check_inputs, check_scatter
 
 
-def scatter_slots(plane: Tensor, slots: Tensor, batch: Tensor) -> None:
+def scatter_slots(plane: Tensor, slots: Tensor, batch: Tensor, trusted: bool = False) -> None:
     """Copies the entries of a batch to slots of a plane, bit for bit: plane[:, slots[b]] = batch[:, b].
 
     16 bytes move at a time where the address, strides and block of the plane and the address of `batch` are multiples
@@ -17,17 +17,20 @@ def scatter_slots(plane: Tensor, slots: Tensor, batch: Tensor) -> None:
             Changed.
         slots: int32 or int64 `batch`, distinct; entries with an id outside 1..slot-1 are skipped.
         batch: `layer batch ...`, contiguous, of the plane's dtype.
+        trusted: whether the caller knows that they fit, so that nothing is checked.
 
     Raises:
         ValueError: a shape, dtype, device or stride does not fit, slots share bytes, or the plane requires grad.
 
     Syncs: no (the reference: yes, off the CPU).
     """
-    check_scatter(plane, slots, batch)
-    source, target = as_bytes(batch), as_bytes(plane)  # bytes, because a copy of floats may change a NaN
-    for entry, slot in enumerate(slots.tolist()):
-        if 0 < slot < plane.shape[1]:
-            target[:, slot] = source[:, entry]
+    if not trusted:
+        check_scatter(plane, slots, batch)
+    source, target, into = as_integers(batch), as_integers(plane), slots.tolist()
+    if into and not 0 < min(into) <= max(into) < plane.shape[1]:
+        kept = [entry for entry, slot in enumerate(into) if 0 < slot < plane.shape[1]]
+        slots, source = slots[kept], source[:, kept]
+    target.index_copy_(1, slots.long(), source)
 
 
 def scatter_accepted(

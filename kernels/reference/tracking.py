@@ -98,7 +98,10 @@ def plan(registers: Registers, packet: Tensor, record: StepRecord, marks: Marks,
 
 def _resolve_marks(packet: Ints, batch: int, slots: Ints, count: Ints, entry: Ints, offset: Ints, slot: Ints) -> None:
     """Copies the marks of a packet, with the slots that their registers hold."""
-    given = int(packet[Section.MARKS]) if batch and int(packet[Section.BATCH]) == batch else 0
+    given = int(packet[Section.MARKS]) if batch and packet[Section.BATCH] == batch else 0
+    count[0] = 0
+    if not given:
+        return
     start, width = int(packet[8 + Section.MARKS]), (given + 3) // 4 * 4
     count[0] = kept = min(given, len(entry))
     entries, offsets, registers = (packet[start + at * width :][:kept] for at in range(3))

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from memstate.kernels import blocks
 from memstate.kernels.dispatch import Backend
+from memstate.kernels.reference import scatter
 from memstate.state.layout import Order, Plane, StateLayout
 from memstate.state.planes import Planes
 from tests.support.decode_case import far_apart
@@ -272,3 +273,22 @@ def test_misfits_are_named_and_change_nothing(
         backend.gather_slots(**(arguments | {name: spoil(arguments[name])}))
     plane.check()
     out.check()
+
+
+def test_what_gather_has_returned_is_not_checked_again_and_all_else_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = StateLayout((Plane("ssm", (2,), torch.float32),), layers=3)
+    planes, slots, checked = Planes(layout, 4, Backend("reference")), torch.tensor([2, 0, 1]), list[Tensor]()
+    planes["ssm"][:] = torch.arange(3 * 5 * 2.0).view(3, 5, 2)
+    check = scatter.check_scatter
+    monkeypatch.setattr(scatter, "check_scatter", lambda *given: [checked.append(given[2]), check(*given)])
+    batch, expected = planes.gather("ssm", slots), planes["ssm"].clone()
+    expected[:, 1:3] = -expected[:, 1:3]
+    planes.scatter("ssm", slots, batch.neg_())
+    assert torch.equal(planes["ssm"], expected) and not checked
+    planes.scatter("ssm", slots, other := batch.clone())
+    assert checked == [other]
+    with pytest.raises(ValueError, match="batch"):
+        planes.scatter("ssm", slots[:2], batch)
+    planes.gather("ssm", slots)
+    with pytest.raises(ValueError, match="batch"):
+        planes.scatter("ssm", slots, batch[:, :, :1])

@@ -2,6 +2,7 @@
 
 launches                counts what the library asks of a device: exact, the same on every machine
 host, prefix, tiers     host time: the ratios mean something on any machine
+transformers            a served model beside its own cache and beside `generate`
 alloc, track, copy      device time: needs a GPU
 """
 

@@ -15,6 +15,7 @@ from memstate.cli.bench import (
     tiers_stores,
     tiers_transfers,
     track,
+    transformers_serve,
 )
 from memstate.cli.bench.launches import launches
 from memstate.cli.bench.task import BenchResult, Figure, Progress, Setting, Task, carry_out
@@ -28,6 +29,7 @@ COURSES: dict[str, tuple[Callable[[Setting], Iterator[Task]], ...]] = {
     "state": (state.tasks,),
     "prefix": (prefix.tasks,),
     "tiers": (tiers_stores.tasks, tiers_transfers.tasks),
+    "transformers": (transformers_serve.tasks,),
 }
 NEED_DEVICE = ("alloc", "track", "copy", "state")  # timed there; elsewhere at toy sizes only
 NAMES = ("launches", *COURSES)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import Cache
@@ -43,13 +44,13 @@ class PagedCache(Cache):
     def __init__(self, model: Any, kv: KvPages | None) -> None:
         super().__init__(layers=[_paged(layer, number, kv) for number, layer in enumerate(own_cache(model).layers)])
         self.past = 0
+        self._paged = [layer for layer in self.layers if isinstance(layer, PagedLayer)]
 
-    def place(self, columns: Columns | None, past: int) -> None:
+    def place(self, columns: Columns) -> None:
         """Sets where the tokens of the next forward lie."""
-        self.past = past
-        for layer in self.layers:
-            if isinstance(layer, PagedLayer) and columns is not None:
-                layer.place(columns)
+        self.past = columns.past
+        for layer in self._paged:
+            layer.place(columns)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Returns the columns before the forward; of a layer that has read its keys, the new ones as well."""
@@ -90,12 +91,12 @@ class Batches:
     def __init__(self, model: Any, mem: StateManager, found: ModelLayout, kv: KvPages | None, kernels: Kernels) -> None:
         self.model, self.mem, self.found, self.kv = model, mem, found, kv
         self.cache = PagedCache(model, kv)
-        self.states = States(model, mem, found, self.cache.layers, kernels)
+        self.states = States(model, mem, found, self.cache.layers, kernels, keep=True)
         parameters = inspect.signature(model.forward).parameters
         self._keep = [name for name in ("logits_to_keep",) if name in parameters]
+        self._columns: Columns | None = None  # of the last forward
         self._takes_positions = "position_ids" in parameters
 
-    @torch.no_grad()
     def run(self, rows: Sequence[Row], tokens: Sequence[Sequence[int]], lengths: Sequence[int]) -> Tensor:
         """Reads the next tokens of some rows: the same number of tokens for each.
 
@@ -105,7 +106,7 @@ class Batches:
             lengths: tokens of each row before.
 
         Returns:
-            The logits behind the last token of each row, `batch vocabulary`.
+            The logits behind the last token of each row, `batch vocabulary`, a tensor of inference mode.
 
         Raises:
             Exception: what the plan or the forward raised. The rows have ended then.
@@ -113,14 +114,15 @@ class Batches:
         Syncs: no.
         """
         step = self.planned(rows, new := len(tokens[0]))
-        try:
-            self.states.begin(step, new)
-            logits = self.logits(rows, tokens, lengths)[:, -1]
-        except BaseException:
-            self.states.drop()
-            self.mem.cancel(step)
-            raise
-        self.states.end(step)
+        with torch.inference_mode():  # a tenth faster than no_grad
+            try:
+                goes_on = self.states.begin(step, new)
+                logits = self.logits(rows, tokens, lengths, goes_on=goes_on)[:, -1]
+            except BaseException:
+                self.states.drop()
+                self.mem.cancel(step)
+                raise
+            self.states.end(step)
         self.mem.settle(step)
         return logits
 
@@ -139,9 +141,11 @@ class Batches:
                 self.mem.abort(rows)
             raise
 
+    @torch.inference_mode()
     def logits(
-        self, rows: Sequence[Row], tokens: Sequence[Sequence[int]], lengths: Sequence[int], last: int = 1
-    ) -> Tensor:
+        self, rows: Sequence[Row], tokens: Sequence[Sequence[int]], lengths: Sequence[int], last: int = 1,
+        goes_on: bool = False,
+    ) -> Tensor:  # fmt: skip
         """Runs the forward of a planned step.
 
         Args:
@@ -149,26 +153,27 @@ class Batches:
             tokens: of each row, the same number.
             lengths: tokens of each row before.
             last: of how many last tokens the logits are wanted.
+            goes_on: whether the last forward was of these rows, and ended at these lengths.
 
         Returns:
-            `batch last vocabulary`.
+            `batch last vocabulary`, a tensor of inference mode.
         """
-        given = self._inputs(rows, tokens, lengths, len(tokens[0])) | dict.fromkeys(self._keep, last)
+        given = self._inputs(rows, lengths, len(tokens[0]), goes_on) | dict.fromkeys(self._keep, last)
+        given["input_ids"] = torch.from_numpy(np.array(tokens, np.int64)).to(self.mem.planes.device)
         found: Tensor = self.model(**given).logits[:, -last:]
         return found
 
-    def _inputs(
-        self, rows: Sequence[Row], tokens: Sequence[Sequence[int]], lengths: Sequence[int], new: int
-    ) -> dict[str, Any]:
-        device, past, columns = self.model.device, max(lengths), None
-        inputs = {"input_ids": torch.tensor(tokens, device=device), "use_cache": True}
-        before = torch.tensor(lengths, device=device)
-        if self.kv is not None:
-            index = torch.tensor([row.index for row in rows], device=device)
-            columns = Columns.of(self.mem.page_table, index, before, past, new, self.kv.size)
-            if min(lengths) < past:
-                inputs["attention_mask"] = columns.mask
+    def _inputs(self, rows: Sequence[Row], lengths: Sequence[int], new: int, goes_on: bool) -> dict[str, Any]:
+        """Returns what the forward gets beside the tokens."""
+        columns = self._columns if goes_on else None
+        if columns is None or not columns.move(new):
+            size, keep = self.mem.page_size, self.states.kernels == "gathered"
+            columns = Columns(self.mem.page_table, [row.index for row in rows], lengths, new, size, keep)
+        self._columns = columns
+        self.cache.place(columns)
+        inputs = {"use_cache": True, self.found.argument: self.cache}
         if self._takes_positions:
-            inputs["position_ids"] = before[:, None] + torch.arange(new, device=device)
-        self.cache.place(columns, past)
-        return {**inputs, self.found.argument: self.cache}
+            inputs["position_ids"] = columns.positions
+        if self.kv is not None and columns.mask is not None:
+            inputs["attention_mask"] = columns.mask
+        return inputs

@@ -2,55 +2,140 @@
 
 Rows of different lengths are aligned at the right, as a left-padded batch. Columns before the first token of a row read
 the null page, and the attention mask hides them.
+
+A step of decode adds one column for all rows. While the batch stays the same, layers can therefore keep the tensor,
+with room for columns to come. Every new column goes to the pages as well.
 """
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin, LinearAttentionLayer
 
-from memstate.integrations.transformers.kv import KvPages
+from memstate.integrations.transformers.kv import INDEX, KEYS, VALUES, KvPages
+
+ROOM: Final = 64  # columns to come in a tensor that a layer keeps; when they are full, the layer reads its pages again
 
 
-class Columns(NamedTuple):
-    """Where the tokens of a batch lie.
+class Columns:
+    """The columns of a batch: what lies where.
+
+    Args:
+        page_table: `row page`; without elements if no layer attends.
+        rows: row of each entry, `batch`.
+        lengths: tokens of each entry before the forward; below 0 by the pads among its new tokens.
+        new: tokens of each entry in the forward.
+        size: tokens of a page.
+        keep: whether layers keep their tensors for the forward behind this one.
+        past: columns before the new ones; None: the largest length.
 
     Attributes:
         past: columns before the new ones.
-        pages: page of each column, `batch column`; 0: no token.
-        offsets: token of the page, `batch column`.
-        positions: token of the row, `batch column`; 0 where there is none.
+        new: new columns.
+        end: columns that the tensors of the layers have room for.
+        keep: as the argument.
+        goes_on: whether layers have the tensors of these rows, with all columns but the new ones.
+        written: page and token of the page of each new column, each `batch column`.
+
+    Syncs: with `keep`, to see how far the pages of the rows reach.
     """
 
-    past: int
-    pages: Tensor
-    offsets: Tensor
-    positions: Tensor
+    def __init__(
+        self, page_table: Tensor, rows: Sequence[int], lengths: Sequence[int], new: int, size: int, keep: bool,
+        past: int | None = None,
+    ) -> None:  # fmt: skip
+        device, reach = page_table.device, new + (ROOM if keep else 0)
+        self.past, self.new, self.keep, self.goes_on = max(lengths) if past is None else past, new, keep, False
+        self._start, self._table, self._size = self.past, page_table, size
+        self._rows = torch.tensor(rows, device=device)[:, None]
+        before = torch.tensor(lengths, device=device)[:, None]
+        self._positions = before + torch.arange(reach, device=device)  # of the new tokens, and of those to come
+        self._pads = None if min(lengths) == self.past else self.past - before
+        self._mask: Tensor | None = None
+        self._read: dict[int, tuple[Tensor, Tensor]] = {}
+        known = (self._positions >= 0) & (self._positions < page_table.shape[1] * size)
+        self._pages, self._offsets = self._find(self._positions, known)
+        if keep and page_table.numel():  # no further than the rows have pages: a page to come is not in the table yet
+            reach = max(new, int((self._pages > 0).all(0).sum()))
+        self.end = self.past + reach
+        self.written = self._now(self._pages), self._now(self._offsets)
 
-    @classmethod
-    def of(cls, page_table: Tensor, rows: Tensor, lengths: Tensor, past: int, new: int, size: int) -> "Columns":
-        """Finds the columns of a batch.
+    def move(self, new: int) -> bool:
+        """Goes on to the next forward of the same rows.
 
         Args:
-            page_table: `row page`.
-            rows: row of each entry, `batch`.
-            lengths: tokens of each entry before the step, `batch`.
-            past: the largest of them.
-            new: tokens of each entry in the step.
-            size: tokens of a page.
+            new: tokens of each entry in it.
 
-        Syncs: no.
+        Returns:
+            Whether there is room for its columns. If not, nothing changed.
         """
-        position = torch.arange(past + new, device=rows.device) - past + lengths[:, None]
-        here = position.clamp(min=0)
-        pages = page_table[rows[:, None], here // size].long()
-        return cls(past, torch.where(position >= 0, pages, 0), here % size, here)
+        past = self.past + self.new
+        if not self.keep or past + new > self.end:
+            return False
+        self.past, self.new, self.goes_on = past, new, True
+        self.written, self._read = (self._now(self._pages), self._now(self._offsets)), {}
+        return True
 
     @property
-    def mask(self) -> Tensor:
-        """Which columns are tokens, `batch column`, as an attention mask."""
-        return (self.pages > 0).long()
+    def positions(self) -> Tensor:
+        """Positions of the new tokens, `batch column`."""
+        return self._now(self._positions)
+
+    @property
+    def past_positions(self) -> Tensor:
+        """Positions of the tokens before, `batch column`; 0 where there is none."""
+        return self._before(0, self.past).clamp(min=0)
+
+    @property
+    def mask(self) -> Tensor | None:
+        """Which columns are tokens, `batch column`, as an attention mask; None: all."""
+        if self._pads is None:
+            return None
+        if self._mask is None:
+            self._mask = (torch.arange(self.end, device=self._pads.device) >= self._pads).long()
+        return self._mask[:, : self.past + self.new]
+
+    def read(self, first: int) -> tuple[Tensor, Tensor]:
+        """Returns page and token of the page of each column up to the end, each `batch column`; null if it has none.
+
+        Args:
+            first: the first column.
+        """
+        if first not in self._read:
+            position = self._before(first, self.end)
+            self._read[first] = self._find(position, (position >= 0) & (position < self.positions[:, :1]))
+        return self._read[first]
+
+    def _now(self, columns: Tensor) -> Tensor:
+        """The part of the forward, of columns from the first forward on."""
+        at = self.past - self._start
+        return columns[:, at : at + self.new]
+
+    def _before(self, first: int, end: int) -> Tensor:
+        """Positions of columns; negative in pads."""
+        return torch.arange(first - self.past, end - self.past, device=self._rows.device) + self.positions[:, :1]
+
+    def _find(self, position: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
+        """Pages and tokens of the pages of positions; null where not known."""
+        position = torch.where(known, position, 0)
+        if not self._table.numel():  # no layer attends
+            return position, position
+        pages = self._table[self._rows, position // self._size].long()
+        return torch.where(known, pages, 0), position % self._size
+
+
+class Kept(NamedTuple):
+    """What a layer keeps for the next forward.
+
+    Attributes:
+        tensor: `batch head column value`.
+        first: its first column.
+    """
+
+    tensor: Tensor
+    first: int
 
 
 class PagedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
@@ -71,8 +156,10 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     def __init__(self, kv: KvPages, layer: int, window: int | None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._kv, self._layer, self.sliding_window = kv, layer, window
+        self._held = kv.of(layer)
         self.is_sliding = window is not None
         self._new = 0
+        self._kept: dict[str, Kept] = {}
 
     def place(self, columns: Columns) -> None:
         """Says where the tokens of the next forward lie.
@@ -81,6 +168,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             columns: of the batch.
         """
         self.columns, self._new = columns, 0
+        if not columns.goes_on:
+            self._kept = {}
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Does nothing: the pages are there."""
@@ -95,16 +184,23 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             **kwargs: ignored.
         """
         self._new = key_states.shape[2]
-        held = self._kv.of(self._layer)
-        keys, values = (self._exchange(*one) for one in zip(held, (key_states, value_states), strict=True))
-        return keys, values
+        keys, values = self._held
+        return self._exchange(KEYS, keys, key_states), self._exchange(VALUES, values, value_states)
 
-    def _exchange(self, held: Tensor, given: Tensor) -> Tensor:
+    def _exchange(self, name: str, held: Tensor, given: Tensor) -> Tensor:
         """Stores what is new, `batch head token value`, and returns what the layer attends to."""
-        pages, offsets, new = self.columns.pages, self.columns.offsets, given.shape[2]
-        seen, _ = self.get_mask_sizes(new)
-        held[pages[:, -new:], offsets[:, -new:]] = given.transpose(1, 2).to(held.dtype)
-        return held[pages[:, -seen:], offsets[:, -seen:]].transpose(1, 2)
+        columns = self.columns
+        _, first = self.get_mask_sizes(columns.new)
+        kept = self._kept.get(name) if columns.goes_on else None
+        if kept is None:
+            found = held[columns.read(first)].transpose(1, 2)
+            kept = Kept(found.contiguous() if columns.keep else found, first)
+            if columns.keep:
+                self._kept[name] = kept
+        held[columns.written] = given.transpose(1, 2).to(held.dtype)
+        past = columns.past - kept.first
+        kept.tensor[:, :, past : past + columns.new] = given
+        return kept.tensor[:, :, first - kept.first : past + columns.new]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Returns how many columns the layer attends to, and the first of them.
@@ -148,7 +244,7 @@ class PagedIndexedLayer(PagedLayer):  # type: ignore[no-untyped-call]
         """
         super().place(columns)
         if axes := self._kv.axes(self._layer):
-            self.indexer_position_ids = columns.positions[:, : columns.past].expand(axes, -1, -1)
+            self.indexer_position_ids = columns.past_positions.expand(axes, -1, -1)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Stores new keys and values, and returns all of the batch.
@@ -169,7 +265,7 @@ class PagedIndexedLayer(PagedLayer):  # type: ignore[no-untyped-call]
             indexer_key_states: `batch token value`.
         """
         held = self._kv.index_of(self._layer)
-        return self._exchange(held[:, :, None], indexer_key_states[:, None])[:, 0]
+        return self._exchange(INDEX, held[:, :, None], indexer_key_states[:, None])[:, 0]
 
 
 class PagedHybridLayer(LinearAttentionLayer, PagedLayer):  # type: ignore[no-untyped-call, override]

@@ -133,12 +133,10 @@ class Prompted:
 
         Syncs: no.
         """
-        columns, kv, device = None, self.batches.kv, self.mem.backend.device
-        if kv is not None:
-            index = torch.tensor([row.index for row in rows], device=device)
-            starts = torch.tensor([self.mem.length(row) - new for row in rows], device=device)  # below 0 at pads
-            columns = Columns.of(self.mem.page_table, index, starts, past, new, kv.size)
-        self.batches.cache.place(columns, past)
+        starts = [self.mem.length(row) - new for row in rows]  # below 0 at pads
+        numbers, size = [row.index for row in rows], self.mem.page_size
+        columns = Columns(self.mem.page_table, numbers, starts, new, size, keep=False, past=past)
+        self.batches.cache.place(columns)
 
     def reorder(self, entries: Sequence[int], page_copies: Sequence[tuple[int, int]]) -> None:
         """Makes entry i what entry `entries[i]` was.

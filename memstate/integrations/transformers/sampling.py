@@ -2,14 +2,17 @@
 
 from collections.abc import Sequence
 from copy import deepcopy
-from typing import Any
+from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from transformers import LogitsProcessorList, StopStringCriteria
+from transformers import GenerationConfig, LogitsProcessorList, StopStringCriteria
 
 from memstate.errors import InvalidArgument
 from memstate.integrations.transformers.prompts import Prompt, Reason
+
+LAST: Final[WeakKeyDictionary[Any, tuple[Any, GenerationConfig]]] = WeakKeyDictionary()  # by model: given and made
 
 
 class Sampler:
@@ -36,13 +39,10 @@ class Sampler:
     def __init__(self, model: Any, prompt: Prompt, tokenizer: Any = None, sample: int = 0) -> None:
         if not len(prompt.tokens):
             raise InvalidArgument(f"prompt {prompt.id!r} has no tokens")
-        given = deepcopy(prompt.config or model.generation_config)
-        given.max_new_tokens = given.max_new_tokens if prompt.most is None else prompt.most
         try:
-            config, _ = model._prepare_generation_config(given)
+            config = prepared(model, prompt.config or model.generation_config, prompt.most)
         except ValueError as error:  # settings that contradict each other, such as several greedy samples
             raise InvalidArgument(f"prompt {prompt.id!r}: {error}") from error
-        model._prepare_special_tokens(config, True, device=model.device)
         if (config.num_beams or 1) > 1:
             raise InvalidArgument(
                 f"prompt {prompt.id!r} asks for {config.num_beams} beams, which all end at once: use generate with a "
@@ -91,7 +91,7 @@ class Sampler:
         Syncs: yes.
         """
         ids = torch.tensor([tokens], device=logits.device)
-        scores = self._processors(ids, logits[None].float())
+        scores = self._processors(ids, logits[None].to(torch.float32, copy=True))  # which processors may change
         if not self._sample:
             return int(scores.argmax())
         return int(torch.multinomial(scores.softmax(-1), 1, generator=self._generator))
@@ -110,6 +110,24 @@ class Sampler:
         return "length" if new >= self.most else None
 
 
+def prepared(model: Any, config: GenerationConfig, most: int | None) -> GenerationConfig:
+    """Returns what `generate` makes of a config. To make it costs more than a small forward, so the last is remembered.
+
+    Args:
+        model: the model.
+        config: of the request.
+        most: new tokens at most; None: what the config says.
+    """
+    given = (vars(config), vars(model.generation_config), most, model.device)
+    if model not in LAST or LAST[model][0] != given:
+        mine = deepcopy(config)
+        mine.max_new_tokens = mine.max_new_tokens if most is None else most
+        made, _ = model._prepare_generation_config(mine)
+        model._prepare_special_tokens(made, True, device=model.device)
+        LAST[model] = deepcopy(given), made
+    return LAST[model][1]
+
+
 def choose(samplers: Sequence[Sampler], tokens: Sequence[Sequence[int]], logits: Tensor) -> list[int | Exception]:
     """Returns the next token of each row, or what its processors raised.
 
@@ -124,9 +142,9 @@ def choose(samplers: Sequence[Sampler], tokens: Sequence[Sequence[int]], logits:
     """
     largest = logits.argmax(-1).tolist()
     found: list[int | Exception] = []
-    for best, sampler, known, row in zip(largest, samplers, tokens, logits, strict=True):
+    for entry, sampler in enumerate(samplers):
         try:
-            found.append(best if sampler.plain else sampler.choose(known, row))
+            found.append(largest[entry] if sampler.plain else sampler.choose(tokens[entry], logits[entry]))
         except Exception as error:
             found.append(error)
     return found

@@ -149,19 +149,26 @@ class Server:
         self._start_samples()
         self.admit()
         budget, chunks = self._chunk, dict[tuple[int, bool], list[Running]]()
+        singles, later = list[Running](), list[Running]()
         running = [one for one in self._running if one.logits is None]
         guesses = self._guesses(running)
-        running = [one for one in running if one not in guesses]
         for one in running:
+            if one in guesses:
+                continue
             tokens = self._several(one)
+            if tokens < 2:
+                singles.append(one)
+                continue
             if self._continues:
                 tokens = min(tokens, budget)
-            if tokens > 1 and budget > 0:  # a scan that starts from zeros reads all it can, whatever the budget
+            if tokens < 2 or budget < 1:
+                later.append(one)
+            else:  # a scan that starts from zeros reads all it can, whatever the budget
                 tokens = self.mem.chunk(one.row, tokens)
                 chunks.setdefault((tokens, not one.length), []).append(one)
                 budget -= tokens
-        read = [one for batch in chunks.values() for one in batch]
-        singles = [one for one in running if one not in read and (self._several(one) < 2 or budget == 1)]
+        if budget == 1:
+            singles += later
         for (tokens, _), batch in chunks.items():  # chunks of one length share a forward
             self._forward(batch, tokens)
         if singles:
@@ -234,14 +241,18 @@ class Server:
             raise
         for one in batch:
             one.length += tokens
-        read = [one for one, start in zip(batch, starts, strict=True) if start < len(one.prompt.tokens)]
-        if read and self.mem.prefix is not None:  # other requests can start from what was read so far
-            self.mem.publish([one.row for one in read], tokens=[one.tokens for one in read])
+        if self.mem.prefix is not None:  # other requests can start from what was read so far
+            read = [one for one, start in zip(batch, starts, strict=True) if start < len(one.prompt.tokens)]
+            if read:
+                self.mem.publish([one.row for one in read], tokens=[one.tokens for one in read])
         due = [entry for entry, one in enumerate(batch) if one.length == len(one.tokens)]
         several = [entry for entry in due if len(batch[entry].samplers) > 1]
         for entry in several:
             batch[entry].logits = logits[entry].clone()
-        if due := [entry for entry in due if entry not in several]:
+        due = [entry for entry in due if entry not in several]
+        if len(due) == len(batch):
+            self._choose(batch, logits)
+        elif due:
             self._choose([batch[entry] for entry in due], logits[due])
         if several:
             self._start_samples()

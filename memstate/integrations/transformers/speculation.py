@@ -100,7 +100,7 @@ class Speculation:
             raise InvalidArgument(f"guesses {found}: expected tokens from 0 to {self._vocabulary - 1}")
         return found
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def read(
         self, rows: Sequence[Row], tokens: Sequence[Sequence[int]], lengths: Sequence[int], last: int
     ) -> tuple[Tensor, dict[str, Tensor]]:

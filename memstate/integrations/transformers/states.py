@@ -23,6 +23,7 @@ class States:
         layers: the layers of the cache.
         kernels: "slots": decode runs memstate's kernels on slots; "gathered": layers get copies; "auto": slots on a
             GPU where the model can, otherwise copies.
+        keep: whether layers keep the copies of a batch from step to step, where decode runs on copies.
 
     Attributes:
         kernels: "slots" or "gathered": how decode runs.
@@ -31,25 +32,30 @@ class States:
         ConfigurationError: the model cannot run on slots, or the strategy or the manager does not allow it.
     """
 
-    def __init__(self, model: Any, mem: StateManager, found: ModelLayout, layers: list[Any], kernels: Kernels) -> None:
+    def __init__(
+        self, model: Any, mem: StateManager, found: ModelLayout, layers: list[Any], kernels: Kernels, keep: bool = False
+    ) -> None:
         if kernels not in get_args(Kernels):
             raise ConfigurationError(f"kernels={kernels!r}: expected one of {get_args(Kernels)}")
         if kernels == "slots" and not found.on_slots:
             raise ConfigurationError(NO_KERNELS)
         wanted = found.on_slots and (kernels == "slots" or (kernels == "auto" and mem.backend.device.type == "cuda"))
         self.kernels: Kernels = "slots" if wanted else "gathered"
-        self._gathered = Gathered(mem, found, layers)
+        self._gathered = Gathered(mem, found, layers, keep and not wanted)
         self._direct = OnSlots(mem, found, layers) if wanted else None
         if wanted:
             install(model)
         self._now: OnSlots | None = None
 
-    def begin(self, step: Step, columns: int) -> None:
+    def begin(self, step: Step, columns: int) -> bool:
         """Hands the states of a step to the layers.
 
         Args:
             step: the planned step.
             columns: tokens and pads of each entry.
+
+        Returns:
+            Whether the layers had them, from the step before.
 
         Syncs: no.
         """
@@ -57,8 +63,8 @@ class States:
         self._now = self._direct if columns == 1 and not fresh else None
         if self._now is not None:
             self._now.begin(step)
-        else:
-            self._gathered.begin(step, fresh)
+            return False
+        return self._gathered.begin(step, fresh)
 
     def end(self, step: Step) -> None:
         """Stores what the layers left. Syncs: no."""

@@ -10,8 +10,8 @@ ROOT = Path(__file__).parents[3]
 PROGRAMS = "stateful.py::test_random_programs_follow_the_rules"
 OWNERS = [
     "allocator", "groups", "shared_pool", "ownership", "commands", "counts", "audit", PROGRAMS, "tracking",
-    "tracking_ends", "redirect", "lazy", "fork", "arrivals", "in_place", "speculation", "accepted", "requests/pages", "requests",
-    "shortfall", "mutant_gaps", "prefix_gaps", "gap",
+    "tracking_ends", "redirect", "lazy", "fork", "arrivals", "in_place", "speculation", "accepted", "requests/pages",
+    "requests", "shortfall", "mutant_gaps", "prefix_gaps", "gap",
 ]  # fmt: skip
 CACHED = [
     "prefix_tree", "prefix_ranking", "prefix_cache", "prefix_room", "prefix_wants", "prefix_cow", "prefix_refusals",

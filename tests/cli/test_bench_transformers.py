@@ -1,0 +1,40 @@
+"""`bench transformers` at toy sizes: what it measures, beside what, and that a wrong answer is not measured."""
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+from memstate.cli.bench import run, transformers_serve
+from memstate.cli.bench.task import Setting
+
+CPU = Setting("reference", torch.device("cpu"), toy=True)
+PARTS = {"plan", "settle", "states in", "states out", "columns", "KV", "choose", "forward, KV included"}
+
+
+def test_steps_and_batches_stand_beside_the_own_cache_and_generate() -> None:
+    outcome = run(["transformers"], "reference", toy=True)
+    assert outcome.wrong == []
+    compared = {(one.op, one.case, one.peer) for one in outcome.entries if one.peer}
+    assert compared == {
+        ("step", "toy R=2", "own-cache"), ("step", "toy R=2, both in inference mode", "own-cache"),
+        ("batch", "toy R=2, equal lengths", "generate"), ("batch", "toy R=2, mixed lengths", "generate"),
+    }  # fmt: skip
+    for one in outcome.entries:
+        assert one.value > 0 and (one.peer is None) == (one.ratio is None), one
+    found = {one.op: one.value for one in outcome.entries if one.op in PARTS}
+    assert found.keys() == PARTS and found["KV"] < found["forward, KV included"]
+
+
+def test_other_tokens_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transformers_serve.Sides, "generate", lambda self, most: [[0] * most] * 2)
+    checks = {task.name: task.check() for task in transformers_serve.tasks(CPU)}
+    assert set(checks.values()) == {"serve and generate choose other tokens"}
+
+
+def test_a_rate_is_higher_where_a_time_is_shorter() -> None:
+    sides = [0.1, 0.1, 0.2], [0.2, 0.2, 0.2]
+    (time, low, high), (rate, *_) = (transformers_serve.beside("x", "y", sides, "generate", n) for n in (0, 30))
+    assert (time.value, time.peer_value, time.ratio, time.unit) == (1e5, 2e5, 0.5, "host us")
+    assert (rate.value, rate.peer_value, rate.ratio, rate.unit) == (300, 150, 2, "tokens/s")
+    assert (low.value, high.value) == (0.5, 0.75)

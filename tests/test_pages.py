@@ -203,3 +203,9 @@ def test_settings_of_mooncake(monkeypatch: pytest.MonkeyPatch) -> None:
     names: dict[str, Any] = {}
     exec(part("docs/mooncake.md", "from memstate.tiers.stores.mooncake import"), names)
     assert names["store"].segment_bytes == 64 << 30
+
+
+def test_metrics() -> None:
+    names: dict[str, Any] = {"mem": manager(backend="reference")}
+    exec(part("docs/metrics.md", "from memstate import metrics").replace("9470", "0"), names)
+    names["server"].close()

@@ -14,7 +14,9 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = ("*.md", "docs/*.md", "benchmarks/*.md")
-BESIDE = ("docs/*.svg", "docs/*.json", "docs/images/*", "examples/*.py", "examples/*/*.py")  # beside pages
+BESIDE = (  # beside pages
+    "docs/*.svg", "docs/*.json", "docs/images/*", "benchmarks/results/*.json", "examples/*.py", "examples/*/*.py",
+)  # fmt: skip
 
 # A page for each folder of memstate/, in this order; folders that are not named here follow under their own names.
 TITLES = {
@@ -26,6 +28,8 @@ TITLES = {
     "kernels": "Kernels",
     "slots": "Slots and audits",
     "stats": "Figures",
+    "metrics": "Metrics",
+    "events": "Events",
     "errors": "Errors",
     "viz": "Pictures",
     "integrations": "Integrations",

@@ -5,7 +5,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterator
-from importlib.util import module_from_spec, spec_from_file_location
+from importlib import import_module
 from io import StringIO
 from itertools import islice
 from pathlib import Path
@@ -204,14 +204,11 @@ def test_advice_names_why_states_went(why: str, says: str) -> None:
 # -- the four troubles of the example --------------------------------------------------------------
 
 
-def example() -> ModuleType:
-    path = Path(__file__).parents[2] / "examples" / "operate.py"
-    spec = spec_from_file_location("operate", path)
-    assert spec is not None and spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    module.BACKEND = "reference"  # type: ignore[attr-defined]
-    return module
+@pytest.fixture
+def example(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "examples" / "operate")
+    monkeypatch.setattr(import_module("troubles"), "BACKEND", "reference")
+    return import_module("troubles")
 
 
 @pytest.mark.parametrize(
@@ -224,10 +221,10 @@ def example() -> ModuleType:
     ],
 )  # fmt: skip
 def test_a_trouble_is_found_from_two_scrapes_and_the_log(
-    trouble: str, before: int, during: int, says: str, event: str, caplog: pytest.LogCaptureFixture
+    trouble: str, before: int, during: int, says: str, event: str, example: ModuleType, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "memstate")
-    loop = example().TROUBLES[trouble]()
+    loop = example.TROUBLES[trouble]()
     registry = metrics.registry(next(loop), tenant=str)
 
     def scrape(turns: int) -> Any:
@@ -245,13 +242,15 @@ def test_a_trouble_is_found_from_two_scrapes_and_the_log(
     loop.close()
 
 
-def test_the_example_runs_as_it_is_called(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    module, root = example(), logging.getLogger("memstate")
+def test_the_example_runs_as_it_is_called(
+    example: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main, root = import_module("run").main, logging.getLogger("memstate")
     serve: Callable[..., metrics.Server] = metrics.serve
     monkeypatch.setattr(metrics, "serve", lambda mem, **settings: serve(mem, 0, **settings))
     handlers, level = root.handlers[:], root.level
     try:
-        module.main("leak", steps=40, pause=0.0)
+        main("leak", steps=40, pause=0.0)
     finally:
         root.handlers, root.level = handlers, level
     first, *lines = capsys.readouterr().out.splitlines()

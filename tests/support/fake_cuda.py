@@ -228,6 +228,7 @@ class OnDevice(torch.Tensor):
         return torch.device("cuda", self.index)
 
     is_cuda = True  # type: ignore[assignment]
+    is_cpu = False  # type: ignore[assignment]
 
     def numpy(self, *args: Any, **kwargs: Any) -> Any:
         raise TypeError("a tensor of a device has no numpy array")

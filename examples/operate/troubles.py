@@ -1,15 +1,5 @@
-"""Four troubles of a server, to look at with metrics, logs and `memstate top`. docs/metrics.md has the answers.
+"""Four troubles of a server, each a loop of requests that yields behind each turn; docs/metrics.md has the answers."""
 
-python examples/operate.py hit-rate      the hit rate falls: why?
-python examples/operate.py leak          slots run out: who has them?
-python examples/operate.py tenant        which tenant holds the pool?
-python examples/operate.py storage       is storage keeping up?
-
-Each serves its figures at http://127.0.0.1:9470/metrics. In another terminal: memstate top
-"""
-
-import logging
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -18,7 +8,6 @@ from typing import Any
 import torch
 
 import memstate as ms
-from memstate import logs, metrics
 
 LAYOUT = ms.StateLayout((ms.Plane("ssm", (64,), torch.float32),), layers=2)
 PAGE, BACKEND = 16, "auto"
@@ -116,22 +105,3 @@ def storage() -> Iterator[ms.StateManager]:
 
 
 TROUBLES = {"hit-rate": hit_rate, "leak": leak, "tenant": tenant, "storage": storage}
-
-
-def main(trouble: str, steps: int = 10**9, pause: float = 0.02) -> None:
-    """Runs one trouble, with its figures at the usual port and its events on stdout."""
-    handler = logging.StreamHandler(sys.stdout)
-    handler.setFormatter(logs.JsonFormatter())
-    logging.getLogger("memstate").addHandler(handler)
-    logging.getLogger("memstate").setLevel(logging.INFO)
-    loop = TROUBLES[trouble]()
-    with metrics.serve(next(loop), tenant=str, steps=True) as server:
-        print(f"memstate top {server.url}", flush=True)
-        for _ in zip(range(steps), loop, strict=False):
-            time.sleep(pause)
-
-
-if __name__ == "__main__":
-    if len(sys.argv) != 2 or sys.argv[1] not in TROUBLES:
-        sys.exit(f"usage: python examples/operate.py {' | '.join(TROUBLES)}")
-    main(sys.argv[1])

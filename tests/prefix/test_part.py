@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from memstate import InvalidArgument, Prefix
-from memstate.prefix.part import Change, Gone, PrefixPart
-from memstate.prefix.policies import Lru
+from memstate.prefix.part import Change, Gone, Hit, PrefixPart
+from memstate.prefix.policies import Lru, Place
 
 
 def test_what_was_inserted_is_found() -> None:
@@ -22,6 +22,35 @@ def test_what_was_inserted_is_found() -> None:
     other = cache.match([1, 2, 3, 4, 5], salt="tenant")
     assert (other.length, other.state, other.branch) == (0, None, None)
     assert cache.evictable == (3, 1)
+
+
+def found(hit: Hit) -> tuple[int, list[int], int | None]:
+    return hit.length, hit.pages, hit.state
+
+
+class Watched(Lru):
+    """Notes what it is asked to admit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[Place] = []
+
+    def admits(self, place: Place) -> bool:
+        self.asked.append(place)
+        return super().admits(place)
+
+
+def test_tenants_with_equal_tokens_have_ids_of_their_own() -> None:
+    states, changes = Watched(), list[Change]()
+    cache = PrefixPart(1, Prefix(states=states), changes.append)
+    assert cache.insert([1, 2], [10, 11], 7, salt="a") == (0, True, Gone([], []))
+    assert cache.insert([1, 2, 3], [20, 21, 22], 8, salt="b") == (0, True, Gone([], []))
+    assert found(cache.match([1, 2, 3, 4], salt="a")) == (2, [10, 11], 7)
+    assert found(cache.match([1, 2, 3, 4], salt="b")) == (3, [20, 21, 22], 8)
+    assert found(cache.match([1, 2, 3, 4])) == (0, [], None)
+    cache.insert([1, 2, 3, 4], [10, 11, 32, 33], 9, salt="a")
+    assert [place.above for place in states.asked] == [0, 0, 2], "states above are those of the same tenant"
+    assert [change.salt for change in changes] == ["a", "b", "a"]
 
 
 def test_locks_keep_what_was_found() -> None:
@@ -53,6 +82,7 @@ def test_locks_keep_what_was_found() -> None:
         lambda: PrefixPart(0), lambda: PrefixPart(2).insert([1, 2, 3], [1], 1), lambda: PrefixPart(2).insert([], []),
         lambda: PrefixPart(1).insert([1], [1], 0), lambda: PrefixPart(1).evict(pages=-1),
         lambda: PrefixPart(1).insert([1, 2], [1]), lambda: PrefixPart(1).match([1], salt=[]),
+        lambda: PrefixPart(1).insert([1], [1], salt=[]),
     ],
 )  # fmt: skip
 def test_misuse_is_refused(call: Any) -> None:

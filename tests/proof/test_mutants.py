@@ -50,6 +50,12 @@ def test_a_block_of_another_form_is_no_mutant(block: str) -> None:
         mutant_of(*next(parse(f"# comment\n\n{block}\n")))
 
 
+def test_each_changes_a_text_that_is_there_once() -> None:
+    root = Path(__file__).parents[2]
+    texts = {file: (root / file).read_text() for file in {mutant.file for mutant in MUTANTS}}
+    assert [mutant.name for mutant in MUTANTS if texts[mutant.file].count(mutant.old) != 1] == []
+
+
 def test_the_page_lists_the_mutants_that_there_are() -> None:
     assert stale(PAGE.read_text(), MUTANTS) == []
 

@@ -245,15 +245,23 @@ def test_a_trial_finds_a_state_that_no_kernel_updates(
     assert "no kernel updates the conv state 0 of layer 2" in caplog.text
 
 
+def test_a_model_that_reads_pads_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert probe(tiny("qwen3_next")).takes_pads
+    model = tiny("qwen3_next", seed=1)
+    module = sys.modules[type(model).__module__]
+    monkeypatch.setattr(module, "apply_mask_to_padding_states", lambda states, mask: states)
+    assert not probe(model).takes_pads
+
+
 def test_planes_of_unequal_numbers_of_states_share_their_layers() -> None:
     wide = [Held(layer, "conv", 0, (8, 4), torch.bfloat16) for layer in range(6)]
     deep = [Held(layer, "recurrent", 0, (2, 4), torch.float32) for layer in range(0, 6, 2)] * 1
     extra = [Held(5, "recurrent", 1, (3,), torch.float32)]
-    found = layout_of(Findings("past_key_values", 6, (*wide, *deep), (), True))
+    found = layout_of(Findings("past_key_values", 6, (*wide, *deep), (), True, True))
     assert [(plane.name, plane.shape) for plane in found.state.planes] == [("conv", (2, 8, 4)), ("ssm", (2, 4))]
     assert found.state.layers == 3
     assert [(place.number, place.part) for place in found.places[:3]] == [(0, 0), (0, 1), (1, 0)]
-    found = layout_of(Findings("past_key_values", 6, (*wide, *deep, *extra), (), True))
+    found = layout_of(Findings("past_key_values", 6, (*wide, *deep, *extra), (), True, True))
     assert [(plane.name, plane.shape) for plane in found.state.planes][1:] == [("ssm", (3, 2, 4)), ("ssm2", (3,))]
     assert found.state.layers == 1
 

@@ -21,6 +21,7 @@ from memstate.integrations.transformers.states import Kernels, States
 from memstate.requests.handles import Row
 from memstate.requests.steps import Step
 
+PAD: Final = 0  # any token: no layer sees it
 KINDS: Final = (
     "full_attention", "sliding_attention", "indexed_attention", "linear_attention", "hybrid", "hybrid_sliding", "dummy",
 )  # fmt: skip
@@ -98,11 +99,12 @@ class Batches:
         self._takes_positions = "position_ids" in parameters
 
     def run(self, rows: Sequence[Row], tokens: Sequence[Sequence[int]], lengths: Sequence[int]) -> Tensor:
-        """Reads the next tokens of some rows: the same number of tokens for each.
+        """Reads the next tokens of some rows.
 
         Args:
             rows: the rows.
-            tokens: of each row. With more than one token, all rows or none have a state already.
+            tokens: of each row, the same number; more or less only if the model takes pads and no row has a state yet.
+                With more than one token, all rows or none have a state already.
             lengths: tokens of each row before.
 
         Returns:
@@ -113,7 +115,11 @@ class Batches:
 
         Syncs: no.
         """
-        step = self.planned(rows, new := len(tokens[0]))
+        new, fewest = len(max(tokens, key=len)), len(min(tokens, key=len))
+        step = self.planned(rows, new if new == fewest else [len(one) for one in tokens])
+        if fewest < new:
+            lengths = [len(one) - new for one in tokens]
+            tokens = [[PAD] * (new - len(one)) + list(one) for one in tokens]
         with torch.inference_mode():  # a tenth faster than no_grad
             try:
                 goes_on = self.states.begin(step, new)
@@ -126,7 +132,7 @@ class Batches:
         self.mem.settle(step)
         return logits
 
-    def planned(self, rows: Sequence[Row], tokens: int, window: bool = False) -> Step:
+    def planned(self, rows: Sequence[Row], tokens: int | Sequence[int], window: bool = False) -> Step:
         """Plans a step of some rows. If that fails, they end.
 
         Args:
@@ -151,7 +157,7 @@ class Batches:
         Args:
             rows: the rows.
             tokens: of each row, the same number.
-            lengths: tokens of each row before.
+            lengths: tokens of each row before; below 0 by the pads among its new tokens.
             last: of how many last tokens the logits are wanted.
             goes_on: whether the last forward was of these rows, and ended at these lengths.
 
@@ -172,8 +178,9 @@ class Batches:
         self._columns = columns
         self.cache.place(columns)
         inputs = {"use_cache": True, self.found.argument: self.cache}
+        padded = min(lengths) < 0
         if self._takes_positions:
-            inputs["position_ids"] = columns.positions
-        if self.kv is not None and columns.mask is not None:
+            inputs["position_ids"] = columns.positions.clamp(min=0) if padded else columns.positions
+        if (padded or self.kv is not None) and columns.mask is not None:
             inputs["attention_mask"] = columns.mask
         return inputs

@@ -50,6 +50,7 @@ class ModelLayout:
         layers: number of layers of its cache.
         continues: whether a chunk of several tokens starts from the state before it. If not, all chunks of a prompt
             but the first must have one token.
+        takes_pads: whether prompts of several lengths can share a forward, with pads before the shorter ones.
         on_slots: whether decode can run memstate's kernels on slots.
     """
 
@@ -59,6 +60,7 @@ class ModelLayout:
     argument: str
     layers: int
     continues: bool
+    takes_pads: bool
     on_slots: bool
 
 
@@ -73,7 +75,9 @@ def layout_of(found: Findings, on_slots: bool = False) -> ModelLayout:
         one._replace(shape=(*one.shape[:-1], one.shape[-1] - (on_slots and one.kind == "conv"))) for one in found.held
     ]
     state, places = grouped(held)
-    return ModelLayout(state, places, found.attended, found.argument, found.layers, found.continues, on_slots)
+    return ModelLayout(
+        state, places, found.attended, found.argument, found.layers, found.continues, found.takes_pads, on_slots
+    )
 
 
 def grouped(held: Sequence[Held]) -> tuple[StateLayout, tuple[Place, ...]]:

@@ -26,6 +26,9 @@ ELSEWHERE: Final = {
     "minimax": "accepts only its own MiniMaxCache, which has its states in a list beside the layers",
 }
 
+NEAR: Final = 1e-5  # of the largest value, at least
+ROUNDED: Final = 4  # how often sums of another order may round
+
 GPU_ONLY: Final = ("fla", "mamba_ssm", "causal_conv1d")  # Transformers prefers their kernels wherever it finds them
 
 
@@ -78,6 +81,8 @@ class Findings(NamedTuple):
         held: the states, in the order of the layers.
         attended: the KV, in the order of the layers.
         continues: whether a chunk of several tokens starts from the state before it. Scans of Mamba-1 start from zeros.
+        takes_pads: whether a prompt leaves the same states behind pads, so that prompts of several lengths can share a
+            forward.
     """
 
     argument: str
@@ -85,6 +90,7 @@ class Findings(NamedTuple):
     held: tuple[Held, ...]
     attended: tuple[Attended, ...]
     continues: bool
+    takes_pads: bool
 
 
 def cache_argument(model: Any) -> str:
@@ -144,6 +150,7 @@ def probe(model: Any) -> Findings:
         model(input_ids=ids[:, TOKENS : TOKENS + 1], use_cache=True, **{argument: cache})  # decode has other kernels
         has_recurrent = any(one.kind == "recurrent" for one in held)  # windows always continue
         continues = not has_recurrent or felt(model, argument, TOKENS, _spoil_recurrent)
+        takes_pads = _takes_pads(model, argument)
     except Exception as error:
         if model.device.type == "cpu" and (package := _kernels_in(error)):
             raise ConfigurationError(
@@ -153,7 +160,7 @@ def probe(model: Any) -> Findings:
         raise
     finally:
         model.train(training)
-    return Findings(argument, len(cache.layers), held, attended, continues)
+    return Findings(argument, len(cache.layers), held, attended, continues, takes_pads)
 
 
 def _kernels_in(error: Exception) -> str:
@@ -192,6 +199,36 @@ def _attended(number: int, layer: Any) -> Attended | None:
         number, (keys.shape[1], keys.shape[3]), (values.shape[1], values.shape[3]), keys.dtype, window,
         None if index is None else (index.shape[2], index.dtype), 0 if positions is None else positions.shape[0],
     )  # fmt: skip
+
+
+def _takes_pads(model: Any, argument: str) -> bool:
+    """Whether 4 tokens leave the states and logits that they leave behind 4 pads."""
+    parameters = inspect.signature(model.forward).parameters
+    if "attention_mask" not in parameters:
+        return False
+    prompt, pads = sample(model).split(TOKENS, 1)
+    given: dict[str, Any] = {"attention_mask": torch.arange(-TOKENS, TOKENS, device=model.device)[None].ge(0).long()}
+    if "position_ids" in parameters:
+        given["position_ids"] = torch.arange(-TOKENS, TOKENS, device=model.device)[None].clamp(min=0)
+    alone, behind = own_cache(model), own_cache(model)
+    logits = model(input_ids=prompt, use_cache=True, **{argument: alone}).logits
+    padded = model(input_ids=torch.cat([pads, prompt], 1), use_cache=True, **given, **{argument: behind}).logits
+    return _near(padded[:, TOKENS:], logits) and all(
+        _near(found, expected)
+        for one, other in zip(behind.layers, alone.layers, strict=True)
+        if isinstance(one, LinearAttentionCacheLayerMixin)
+        for kind in KINDS
+        for found, expected in zip(states_of(one, kind).values(), states_of(other, kind).values(), strict=True)
+        if found is not None and expected is not None
+    )
+
+
+def _near(found: Tensor, expected: Tensor) -> bool:
+    """Whether sums in another order explain what differs. False with NaN."""
+    if not expected.is_floating_point():  # a window of tokens
+        return torch.equal(found, expected)
+    eps = torch.finfo(expected.dtype).eps
+    return bool((found - expected).abs().max() <= max(NEAR, ROUNDED * eps) * expected.abs().max())
 
 
 def _spoil_recurrent(layer: Any) -> bool:

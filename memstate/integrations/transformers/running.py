@@ -1,5 +1,6 @@
 """Requests of a server: those that wait, and the rows that run."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -87,3 +88,25 @@ class Running:
             error: why it was refused.
         """
         return Served(self.prompt.id, self.answer, reason, self.cached, error, self.sample, self.guessed, self.right)
+
+
+def sharing(chunks: Mapping[Running, int], pads: int) -> list[dict[Running, int]]:
+    """Returns which chunks share a forward: those of one length, and first chunks with pads before shorter ones.
+
+    Args:
+        chunks: tokens that each row reads next.
+        pads: in a forward at most.
+    """
+    same, found = dict[int, dict[Running, int]](), list[dict[Running, int]]()
+    longest = room = 0
+    for one in sorted(chunks, key=chunks.__getitem__, reverse=True):
+        tokens = chunks[one]
+        if one.length:
+            same.setdefault(tokens, {})[one] = tokens
+            continue
+        if not found or longest - tokens > room:
+            longest, room = tokens, pads
+            found.append({})
+        room -= longest - tokens
+        found[-1][one] = tokens
+    return [*same.values(), *found]

@@ -1,9 +1,9 @@
 """Continuous batching: requests join and leave a running batch, and prompts are read in chunks."""
 
 from collections import deque
-from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, Final
 
 from torch import Tensor
 
@@ -13,12 +13,14 @@ from memstate.integrations.transformers.batch import Batches
 from memstate.integrations.transformers.binding import kv_for, layout_for, release_left
 from memstate.integrations.transformers.progress import shown
 from memstate.integrations.transformers.prompts import Event, Prompt, Reason, Served
-from memstate.integrations.transformers.running import Running, Waiting
+from memstate.integrations.transformers.running import Running, Waiting, sharing
 from memstate.integrations.transformers.samples import BACK_PRESSURE, forked
 from memstate.integrations.transformers.sampling import Sampler, choose
 from memstate.integrations.transformers.speculation import Speculation, by_length
 from memstate.integrations.transformers.states import Kernels
 from memstate.requests.handles import Request
+
+PADS: Final = 256  # in a forward at most: so few columns more cost less than another forward
 
 
 class Server:
@@ -51,7 +53,8 @@ class Server:
         self.model, self.mem = model, mem
         self._batches = Batches(model, mem, found, kv_for(model, mem), kernels)
         self._speculation = Speculation(self._batches, assistant)
-        self._continues, self._chunk, self._tokenizer = found.continues, chunk, tokenizer
+        self._continues, self._takes_pads = found.continues, found.takes_pads
+        self._chunk, self._tokenizer = chunk, tokenizer
         self._waiting: deque[Waiting] = deque()
         self._running: list[Running] = []
         self._events: list[Event] = []  # that no step has returned
@@ -148,7 +151,7 @@ class Server:
         self.mem.poll()
         self._start_samples()
         self.admit()
-        budget, chunks = self._chunk, dict[tuple[int, bool], list[Running]]()
+        budget, chunks = self._chunk, dict[Running, int]()
         singles, later = list[Running](), list[Running]()
         running = [one for one in self._running if one.logits is None]
         guesses = self._guesses(running)
@@ -164,15 +167,14 @@ class Server:
             if tokens < 2 or budget < 1:
                 later.append(one)
             else:  # a scan that starts from zeros reads all it can, whatever the budget
-                tokens = self.mem.chunk(one.row, tokens)
-                chunks.setdefault((tokens, not one.length), []).append(one)
-                budget -= tokens
+                chunks[one] = self.mem.chunk(one.row, tokens)
+                budget -= chunks[one]
         if budget == 1:
             singles += later
-        for (tokens, _), batch in chunks.items():  # chunks of one length share a forward
-            self._forward(batch, tokens)
+        for batch in sharing(chunks, PADS if self._takes_pads else 0):
+            self._forward(batch)
         if singles:
-            self._forward(singles, 1)
+            self._forward(dict.fromkeys(singles, 1))
         for group in by_length(guesses):
             self._verify(group)
         events, self._events = self._events, []
@@ -230,16 +232,16 @@ class Server:
             self._running += rows[1:]
             self._choose(rows, logits.expand(len(rows), -1))
 
-    def _forward(self, batch: list[Running], tokens: int) -> None:
+    def _forward(self, chunks: Mapping[Running, int]) -> None:
         """Reads the next tokens of some rows, and chooses a token for each that has read all it had."""
-        starts = [one.length for one in batch]
-        given = [one.tokens[start : start + tokens] for one, start in zip(batch, starts, strict=True)]
+        batch, starts = list(chunks), [one.length for one in chunks]
+        given = [one.tokens[one.length : one.length + tokens] for one, tokens in chunks.items()]
         try:
             logits = self._batches.run([one.row for one in batch], given, starts)
         except BaseException:
             self._running = [one for one in self._running if one not in batch]
             raise
-        for one in batch:
+        for one, tokens in chunks.items():
             one.length += tokens
         if self.mem.prefix is not None:  # other requests can start from what was read so far
             read = [one for one, start in zip(batch, starts, strict=True) if start < len(one.prompt.tokens)]

@@ -6,6 +6,8 @@ nothing, also on stderr. An event is made only where its logger is enabled for i
 
 import json
 import logging
+import math
+import traceback
 from typing import Any
 
 FIELDS = "memstate"  # the attribute of a log record that has the fields of an event
@@ -26,6 +28,9 @@ def logger(name: str) -> logging.Logger:
 def event(log: logging.Logger, level: int, name: str, **fields: Any) -> None:
     """Writes one event, if the logger is enabled for the level.
 
+    What a handler raises goes no further, because it would end the call in the middle. It is written to stderr, as
+    `logging` does with what a handler notices itself (`logging.raiseExceptions`).
+
     Args:
         log: the logger.
         level: its level, such as `logging.INFO`.
@@ -33,10 +38,14 @@ def event(log: logging.Logger, level: int, name: str, **fields: Any) -> None:
         fields: what is known of it: numbers and short texts.
     """
     if log.isEnabledFor(level):
-        text = " ".join(
-            f"{key}={value!r}" if isinstance(value, str) else f"{key}={value}" for key, value in fields.items()
-        )
-        log.log(level, "%s", f"{name} {text}".rstrip(), extra={FIELDS: {"event": name, **fields}})
+        try:
+            text = " ".join(
+                f"{key}={value!r}" if isinstance(value, str) else f"{key}={value}" for key, value in fields.items()
+            )
+            log.log(level, "%s", f"{name} {text}".rstrip(), extra={FIELDS: {"event": name, **fields}})
+        except Exception:
+            if logging.raiseExceptions:
+                traceback.print_exc()
 
 
 class JsonFormatter(logging.Formatter):
@@ -68,4 +77,7 @@ class JsonFormatter(logging.Formatter):
         }  # fmt: skip
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str, ensure_ascii=False)
+        for name, value in line.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                line[name] = str(value)  # JSON has no such number
+        return json.dumps(line, default=str)

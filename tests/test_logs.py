@@ -168,6 +168,43 @@ def test_O6_nothing_is_written_unless_logging_is_configured(capfd: pytest.Captur
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.parametrize("raises", [True, False])
+def test_a_handler_that_raises_ends_no_call(
+    raises: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(logging, "raiseExceptions", raises)
+    log, handler = logging.getLogger("memstate.prefix"), logging.Handler()
+    handler.emit = lambda record: 1 // 0  # type: ignore[method-assign]
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        at = served(3, slots=3)
+        at.start([1, 2, 3])  # evicts in the middle of admit
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(logging.NOTSET)
+    stats = at.mem.stats().prefix
+    assert stats is not None and stats.evicted_states == 1
+    assert ("ZeroDivisionError" in capsys.readouterr().err) == raises
+
+
+def test_every_line_is_json_and_ascii() -> None:
+    record = logging.LogRecord("memstate.x", logging.INFO, "", 0, "", (), None)
+    record.memstate = {
+        "event": "odd",
+        "seconds": float("nan"),
+        "rate": float("-inf"),
+        "why": "\udcff\u2028é",
+        "n": b"\n",
+    }
+    line = logs.JsonFormatter().format(record)
+    assert line.isascii() and len(line.splitlines()) == 1
+    found = json.loads(line, parse_constant=lambda name: pytest.fail(name))
+    assert {key: found[key] for key in ("seconds", "rate", "why", "n")} == {
+        "seconds": "nan", "rate": "-inf", "why": "\udcff\u2028é", "n": "b'\\n'",
+    }  # fmt: skip
+
+
 def test_an_event_is_one_line_of_json_and_of_text(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "memstate")
     logs.event(logs.logger("x"), logging.INFO, "evicted", why="a\nb", tokens=8)

@@ -85,7 +85,6 @@ class Recovery(Reports):
         self._require_awake()
         with self._guard.mending("reset"):
             self._start_over(Survivors({}, {}, [], [], ()), "ended by reset()")
-            self._cache.reset()
 
     def recover(self, held: Tensor | Sequence[int] = ()) -> Recovered:
         """Puts the manager right after an interrupted call, and keeps what was published.

@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from memstate.errors import ConfigurationError
+from memstate.errors import ConfigurationError, InvalidArgument
 from memstate.metrics.prometheus import Managers, sources_of
 from memstate.metrics.reading import Reading, Source
 from memstate.metrics.steps import BOUNDS
@@ -58,16 +58,19 @@ def observe(
 
     Raises:
         ConfigurationError: OpenTelemetry is not installed.
-        InvalidArgument: as for `collector`.
+        InvalidArgument: as for `collector`, or this is no meter.
+        Broken: as for `collector`.
 
     Syncs: no.
     """
     try:
         from opentelemetry import metrics
-        from opentelemetry.metrics import Observation
+        from opentelemetry.metrics import Meter, Observation
     except ModuleNotFoundError as error:
         raise ConfigurationError(f"observe needs {error.name}: pip install opentelemetry-sdk") from error
     meter = meter if meter is not None else metrics.get_meter("memstate")
+    if not isinstance(meter, Meter):
+        raise InvalidArgument(f"meter={meter!r}: expected a Meter of OpenTelemetry, such as provider.get_meter(name)")
     readings = Readings(sources_of(mem, tenant, top, steps))
 
     def callback(names: Iterable[str], read: Callable[[Reading], Iterable[Sample]]) -> list[Callable[[Any], Any]]:

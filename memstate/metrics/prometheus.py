@@ -47,10 +47,14 @@ def sources_of(mem: Managers, tenant: Callable[[Hashable], str] | None, top: int
 
     Raises:
         InvalidArgument: an argument is of another kind, or calls are timed already; nothing is timed.
+        Broken: a call of a manager was interrupted; nothing is timed.
     """
     named = mem if isinstance(mem, Mapping) else {"main": mem}
     if not named or not all(isinstance(name, str) and isinstance(each, StateManager) for name, each in named.items()):
         raise InvalidArgument(f"{mem!r}: expected a StateManager, or a mapping of names to StateManagers")
+    for name in named:
+        if name != name.encode(errors="replace").decode():
+            raise InvalidArgument(f"name {name!r}: it has surrogates, which UTF-8 does not; use another")
     if tenant is not None and not callable(tenant):
         raise InvalidArgument(f"tenant={tenant!r}: expected a function, salt -> name, or None")
     if not is_count(top) or top < 1:
@@ -138,6 +142,7 @@ def collector(
     Raises:
         ConfigurationError: the official client is not installed.
         InvalidArgument: an argument is not valid, or the calls are timed already.
+        Broken: a call was interrupted: `recover` or `reset` first.
 
     Syncs: no.
 
@@ -169,6 +174,7 @@ def registry(
     Raises:
         ConfigurationError: the official client is not installed.
         InvalidArgument: as for `collector`.
+        Broken: as for `collector`.
 
     Syncs: no.
     """
@@ -238,14 +244,18 @@ def serve(
     Raises:
         ConfigurationError: the official client is not installed.
         InvalidArgument: an argument is not valid, the port is taken, or the calls are timed already.
+        Broken: as for `collector`.
 
     Syncs: no.
     """
     if not is_count(port) or port > 65535:
         raise InvalidArgument(f"port={port!r}: expected 0 to 65535")
+    if not isinstance(address, str):
+        raise InvalidArgument(f"address={address!r}: expected a text, such as '127.0.0.1' or '0.0.0.0'")
     made = collector(mem, tenant=tenant, top=top, steps=steps)
     try:
         return Server(made, port, address)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # UnicodeError: no name of a host
         made.close()
-        raise InvalidArgument(f"port={port}, address={address!r}: {error.strerror or error}; choose another") from error
+        why = getattr(error, "strerror", None) or error
+        raise InvalidArgument(f"port={port}, address={address!r}: {why}; choose another") from error

@@ -1,7 +1,7 @@
 """Times the calls of one manager: how much of the loop's time they take, step by step.
 
-A timed manager has attributes that hide its calls, and look at the clock before and after them. A manager that is not
-timed is not touched.
+A timed manager has a class of its own, whose calls look at the clock before and after those that they hide. A manager
+that is not timed is not touched.
 """
 
 from bisect import bisect_left
@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import Any, NamedTuple
+from weakref import ref
 
 from memstate.engine.manager import NO_LIMIT, StateManager
 from memstate.errors import InvalidArgument
@@ -37,77 +38,88 @@ class StepTimes(NamedTuple):
     total: float
 
 
-def start(mem: StateManager) -> Callable[[], StepTimes]:
-    """Times the calls of a manager until `stop`.
+class Timing(NamedTuple):
+    """What a `start` has begun.
+
+    Attributes:
+        read: returns the times so far. Any thread can call it.
+        stop: ends the timing. A second call does nothing, also if the calls are timed again by then.
+    """
+
+    read: Callable[[], StepTimes]
+    stop: Callable[[], None]
+
+
+class _Timed:
+    """Marks the class of a timed manager."""
+
+
+def start(mem: StateManager) -> Timing:
+    """Times the calls of a manager. It does not keep the manager alive.
 
     A step ends where its `plan` returns. Its time is that of all calls since the plan before it, that one left out.
 
     Args:
         mem: the manager.
 
-    Returns:
-        A function that returns the times so far. Any thread can call it.
-
     Raises:
         InvalidArgument: the calls are timed already.
     """
-    if "plan" in vars(mem):
+    if isinstance(mem, _Timed):
         raise InvalidArgument(f"the calls of {mem} are timed already: use one collector with steps=True")
-    calls, read = _timed(mem)
-    vars(mem).update(calls)
-    return read
+    kind, here = type(mem), ref(mem)
+    calls, read = _timed(kind)
+    timed = type(kind.__name__, (_Timed, kind), calls)
+
+    def stop() -> None:
+        found = here()
+        if type(found) is timed:
+            found.__class__ = kind
+
+    mem.__class__ = timed
+    return Timing(read, stop)
 
 
-def stop(mem: StateManager) -> None:
-    """Ends the timing, if there is one.
-
-    Args:
-        mem: the manager.
-    """
-    for name in ("plan", "settle", *RARE):
-        vars(mem).pop(name, None)
-
-
-def _timed(mem: StateManager) -> tuple[dict[str, Callable[..., Any]], Callable[[], StepTimes]]:
+def _timed(kind: type[StateManager]) -> tuple[dict[str, Any], Callable[[], StepTimes]]:
     """Returns timed calls by name, and what reads their times.
 
     The loop alone writes the sums. They are variables of closures, because nothing else is as fast. Plan and settle
     come in every step, so they have parameters of their own: passing on any arguments takes longer.
     """
     clock, bounds, buckets = perf_counter, BOUNDS, [0] * (len(BOUNDS) + 1)
-    own_plan, own_settle = mem.plan, mem.settle
+    own_plan, own_settle = kind.plan, kind.settle
     planning = settling = rest = 0.0
     before = 0.0  # the sum of the three at the end of the last plan
     rare: defaultdict[str, float] = defaultdict(float)
 
     def plan(
-        rows: Sequence[Row | None], tokens: int | Sequence[int] = 1, *, limit: int = NO_LIMIT, window: bool = False,
-        replay: Callable[[], object] | None = None,
+        self: StateManager, rows: Sequence[Row | None], tokens: int | Sequence[int] = 1, *, limit: int = NO_LIMIT,
+        window: bool = False, replay: Callable[[], object] | None = None,
     ) -> Step:  # fmt: skip
         nonlocal planning, before
         begin = clock()
         try:
-            return own_plan(rows, tokens, limit=limit, window=window, replay=replay)
+            return own_plan(self, rows, tokens, limit=limit, window=window, replay=replay)
         finally:
             planning += clock() - begin
             now = planning + settling + rest
             buckets[bisect_left(bounds, now - before)] += 1
             before = now
 
-    def settle(step: Step, finished: Any = None) -> None:
+    def settle(self: StateManager, step: Step, finished: Any = None) -> None:
         nonlocal settling
         begin = clock()
         try:
-            own_settle(step, finished)
+            own_settle(self, step, finished)
         finally:
             settling += clock() - begin
 
     def timed(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*args: Any, **settings: Any) -> Any:
+        def run(self: StateManager, *args: Any, **settings: Any) -> Any:
             nonlocal rest
             begin = clock()
             try:
-                return call(*args, **settings)
+                return call(self, *args, **settings)
             finally:
                 took = clock() - begin
                 rest += took
@@ -119,5 +131,5 @@ def _timed(mem: StateManager) -> tuple[dict[str, Callable[..., Any]], Callable[[
         seconds = {"plan": planning, "settle": settling, **rare.copy()}
         return StepTimes(seconds, buckets.copy(), before)
 
-    calls: dict[str, Callable[..., Any]] = {name: timed(name, getattr(mem, name)) for name in RARE}
+    calls = {name: timed(name, getattr(kind, name)) for name in RARE}
     return {**calls, "plan": plan, "settle": settle}, read

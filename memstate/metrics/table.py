@@ -1,7 +1,7 @@
 """The table of figures: every metric that is exported, its name, kind, labels, and where its value comes from.
 
 Prometheus, OpenTelemetry, the dashboard, `memstate top` and docs/metrics.md all follow it. A counter is one since the
-start of the manager: `reset` and `recover` set some back to 0, as a new process does. Knows no exporter.
+start of the manager; nothing sets it back. Knows no exporter.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -61,7 +61,7 @@ def holdings(mem: StateManager, tenant: Tenant, most: int) -> Mapping[str, Holdi
 
     def name_of(salt: Hashable) -> str:
         if salt not in names:
-            names[salt] = str(tenant(salt))
+            names[salt] = tenant(salt)
         return names[salt]
 
     for salt, node in cache.tree.walk():

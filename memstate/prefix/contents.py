@@ -55,13 +55,8 @@ class Contents(NotCopied, Shown):
         self.below: Below | None = None
         self.watcher: Watcher | None = None
         self.tree = Tree(self._unit)
-        self._counts: Counter[str] = Counter()
-        self.reset()
-
-    def reset(self) -> None:
-        """Forgets everything. Call it only where registers and pages are reset as well."""
-        self.keep(())
         self._counts = Counter(dict.fromkeys((each.name for each in fields(PrefixStats)), 0))
+        self.keep(())
 
     def keep(self, branches: Sequence[Branch]) -> None:
         """Forgets everything else. Call it only where registers and pages are set accordingly.

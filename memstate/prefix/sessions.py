@@ -131,9 +131,9 @@ class Sessions:
         """
         handle = Session(hashable("session", name), next(_SERIALS))
         now = self.limits.clock()
-        self.opened[handle] = Conversation(
-            handle, priority=priority, ttl=ttl, opened=now, since=now, turn=next(self._turns)
-        )
+        made = Conversation(handle, priority=priority, ttl=ttl, opened=now, since=now, turn=next(self._turns))
+        with self._commands.guard.changing("open_session"):  # another thread may be counting them
+            self.opened[handle] = made
         return handle
 
     def require(self, handle: Session) -> Conversation:

@@ -49,6 +49,10 @@ def test_without_opentelemetry_it_is_named(monkeypatch: pytest.MonkeyPatch) -> N
         metrics.observe(manager())
 
 
-def test_wrong_managers_are_refused() -> None:
+def test_wrong_managers_and_meters_are_refused_and_nothing_is_timed() -> None:
+    mem = manager()
+    with pytest.raises(ms.InvalidArgument, match="meter='x': expected a Meter"):
+        metrics.observe(mem, "x", steps=True)  # type: ignore[arg-type]
+    assert type(mem) is ms.StateManager
     with pytest.raises(ms.InvalidArgument, match="expected a StateManager"):
         metrics.observe("mem")  # type: ignore[arg-type]

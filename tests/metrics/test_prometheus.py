@@ -27,6 +27,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(BaseServer.serve_forever, "__defaults__", (0.01,))
 
 
+MAIN = frozenset({("manager", "main"), ("rank", "0")})
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
@@ -64,14 +65,13 @@ def test_a_scrape_over_http_has_every_figure_and_the_official_parser_reads_it() 
     slots = values(found, "memstate_slots", "owner")
     assert sum(slots.values()) == stats.capacity and slots["free"] == stats.free
     assert slots["cached"] == stats.prefix.states and slots["session"] == stats.held_by_sessions == 1
-    main = frozenset({("manager", "main"), ("rank", "0")})
     lost = values(found, "memstate_lost_tokens_total", "reason")
-    hit, asked = (found[f"memstate_{name}_tokens_total", main] for name in ("hit", "prompt"))
+    hit, asked = (found[f"memstate_{name}_tokens_total", MAIN] for name in ("hit", "prompt"))
     assert hit + sum(lost.values()) == asked == stats.prefix.prompt_tokens
     buckets = values(found, "memstate_step_host_seconds_bucket", "le")
     counts = [count for _, count in sorted((float(bound), count) for bound, count in buckets.items())]
     assert len(counts) == len(BOUNDS) + 1 and counts == sorted(counts)
-    assert found["memstate_step_host_seconds_count", main] == buckets["+Inf"] == mem._stepping._log._serial
+    assert found["memstate_step_host_seconds_count", MAIN] == buckets["+Inf"] == mem._stepping._log._serial
     assert {"plan", "settle", "admit", "poll"} <= values(found, "memstate_call_seconds_total", "call").keys()
     assert set(values(found, "memstate_tenant_slots", "tenant")) >= {"a", "b"}
 
@@ -149,15 +149,16 @@ def test_a_collector_goes_into_any_registry_once() -> None:
 def test_a_closed_server_leaves_port_and_calls_free() -> None:
     mem = manager()
     with metrics.serve(mem, 0, steps=True) as server:
-        assert "plan" in vars(mem) and repr(server) == f"Server({server.url})"
+        assert type(mem) is not ms.StateManager and repr(server) == f"Server({server.url})"
         with pytest.raises(ms.InvalidArgument, match="timed already"):
             metrics.collector(mem, steps=True)
         with pytest.raises(ms.InvalidArgument, match=f"port={server.port}.*choose another"):
             metrics.serve(mem, server.port)
-    server.close()
-    assert "plan" not in vars(mem)
-    with metrics.serve(mem, server.port, steps=True):
+    assert type(mem) is ms.StateManager
+    with metrics.serve(mem, server.port, steps=True) as other:
+        server.close()  # has ended, and ends nothing of the other
         turn(mem, 1)
+        assert scraped(other.url)[0]["memstate_step_host_seconds_count", MAIN] > 0
 
 
 @pytest.mark.parametrize(
@@ -165,6 +166,9 @@ def test_a_closed_server_leaves_port_and_calls_free() -> None:
     [
         (lambda mem: metrics.serve(mem, -1), "port=-1: expected 0 to 65535"),
         (lambda mem: metrics.serve(mem, 65536), "port=65536"),
+        (lambda mem: metrics.serve(mem, 0, address=None, steps=True), "address=None: expected a text"),
+        (lambda mem: metrics.serve(mem, 0, address="a" * 70, steps=True), "address='aaa.*choose another"),
+        (lambda mem: metrics.collector({"\ud800": mem}, steps=True), "it has surrogates"),
         (lambda mem: metrics.collector(None), "None: expected a StateManager"),
         (lambda mem: metrics.collector({}), "expected a StateManager"),
         (lambda mem: metrics.collector({"a": mem, "b": 3}), "expected a StateManager"),
@@ -177,7 +181,30 @@ def test_a_wrong_argument_is_refused_and_nothing_is_timed(call: Callable[[Any], 
     mem = manager()
     with pytest.raises(ms.InvalidArgument, match=says):
         call(mem)
-    assert "plan" not in vars(mem)
+    assert type(mem) is ms.StateManager
+
+
+def test_a_tenant_that_fails_costs_no_figure(caplog: pytest.LogCaptureFixture) -> None:
+    names: dict[object, Callable[[], Any]] = {"fails": lambda: 1 / 0, "number": lambda: 7, "odd": lambda: '\ud800"\n'}
+    mem = manager(slots=20)
+    turn(mem, 1, "fails")  # also before the export begins
+    with metrics.serve(mem, 0, tenant=lambda salt: names[salt]()) as server:
+        turn(mem, 2, "number")
+        turn(mem, 3, "odd")
+        found, _ = scraped(server.url)
+    assert values(found, "memstate_tenant_slots", "tenant") == {"unknown": 1, "7": 1, '\\ud800"\n': 1}
+    (event,) = [record.memstate for record in caplog.records if hasattr(record, "memstate")]
+    assert event == {"event": "tenant failed", "why": "ZeroDivisionError"}, "the salt stays here"
+
+
+def test_a_broken_manager_is_exported_once_it_is_mended() -> None:
+    mem = manager()
+    with pytest.raises(KeyboardInterrupt), mem._guard.changing("plan"):
+        raise KeyboardInterrupt
+    with pytest.raises(ms.Broken, match="recover"):
+        metrics.collector(mem, steps=True)
+    mem.recover()
+    assert type(mem) is ms.StateManager and list(metrics.collector(mem).collect())
 
 
 def test_a_missing_client_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ import memstate as ms
 from memstate.guard import Guard
 from memstate.metrics.reading import Source, between_calls
 from memstate.metrics.table import FIGURES
+from memstate.metrics.tenants import Holding
 from memstate.stats import Stats
 from tests.support.metered import manager, turn
 
@@ -172,12 +173,91 @@ def test_a_broken_manager_says_so_and_shows_its_last_whole_figures() -> None:
 
 def test_a_reading_keeps_no_manager_alive() -> None:
     mem = manager()
-    source = Source(mem, str, 1, False)
+    source = Source(mem, str, 1, True)
+    turn(mem, 1)
     assert source.read() is not None
-    del mem
-    gc.collect()
-    assert source.read() is None
+    gc.disable()  # the memory of the states is free at once
+    try:
+        del mem
+        assert source.read() is None
+    finally:
+        gc.enable()
     source.close()
+
+
+def test_sessions_that_open_meanwhile_disturb_no_walk() -> None:
+    mem = manager()
+    source, opened = Source(mem, str, 1, False), mem._sessions.opened
+    talk = mem.open_session("first")
+
+    class Opening(dict[Any, Any]):
+        def values(self) -> Any:  # the loop opens a session while a reader walks
+            mem._sessions.opened = opened
+            for one in opened.values():
+                mem.open_session("second")
+                yield one
+
+    mem._sessions.opened = Opening(opened)
+    reading = source.read()
+    assert reading is not None and reading.age == 0 and reading.stats.sessions == 2
+    mem.close_session(talk)
+
+
+def test_a_walk_that_fits_nowhere_leaves_the_other_figures_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memstate.metrics.reading.PATIENCE", 0.0)
+    monkeypatch.setattr(between_calls, "__defaults__", (0.0,))
+    mem = manager()
+    turn(mem, 1, "a")
+    source = Source(mem, lambda salt: (mem.submit(), str(salt))[1], 1, False)  # a call comes during each walk
+    source._last = source._last[0], (source._last[1][0], {"a": Holding(1, 3, 12)})
+    turn(mem, 2, "a")
+    reading = source.read()
+    assert reading is not None and reading.age == 0 and reading.stats == mem.stats()
+    assert reading.tenants == {"a": Holding(1, 3, 12)}, "of the last walk that fitted"
+
+
+def test_a_late_reader_takes_no_older_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Readers come one after the other, or the last figures could be those of the slower one."""
+    mem = manager()
+    source, inside = Source(mem, None, 1, False), list[int]()
+    own = Source._look
+
+    def look(self: Source, mem: ms.StateManager) -> Any:
+        inside.append(1)
+        time.sleep(0.001)
+        assert len(inside) == 1
+        found = own(self, mem)
+        inside.clear()
+        return found
+
+    monkeypatch.setattr(Source, "_look", look)
+    with hammered(source.read, 3):
+        turn(mem, 1)
+        time.sleep(0.02)
+
+
+def test_no_counter_falls_at_a_reset_or_recovery() -> None:
+    mem = manager(slots=3, below=True)
+    source = Source(mem, None, 1, True)
+
+    def counters() -> dict[Any, float]:
+        reading = source.read()
+        assert reading is not None and wrong(reading.stats) == []
+        return {
+            (figure.name, labels): value
+            for figure in FIGURES
+            if figure.kind == "counter"
+            for labels, value in figure.read(reading)
+        }
+
+    for start_over in (mem.reset, mem.recover, mem.reset):
+        for who in range(4):
+            turn(mem, who % 3)
+        before = counters()
+        start_over()
+        after = counters()
+        assert {key for key, value in before.items() if after[key] < value} == set()
+    assert after["memstate_prompt_tokens", ()] == 12 * 13 and after["memstate_prefix_evictions", ("cleared",)] > 0
 
 
 def test_counts_that_a_call_undoes_are_not_seen() -> None:

@@ -86,7 +86,7 @@ def test_a_step_is_all_calls_up_to_its_plan(clock: list[float]) -> None:
             super().settle(*args, **settings)
 
     mem.__class__ = Slow
-    read = steps.start(mem)
+    read, stop = steps.start(mem)
     rows = mem.admit([ms.Request("a")])
     step = mem.plan(rows)  # 3 ms and 30 us
     clock[0] += 1.0  # the forward
@@ -105,9 +105,13 @@ def test_a_step_is_all_calls_up_to_its_plan(clock: list[float]) -> None:
     mem.plan(rows)  # the refused admission counts in the step that follows
     assert {bound for bound, n in zip(steps.BOUNDS, read().buckets, strict=False) if n} == {5e-5, 3.2e-3}
     assert read().buckets[steps.BOUNDS.index(3.2e-3)] == 2
-    steps.stop(mem)
-    steps.stop(mem)
-    assert "plan" not in vars(mem)
+    stop()
+    assert type(mem) is Slow
+    again = steps.start(mem)
+    stop()  # is over, and ends no other
+    mem.cancel(mem.plan(rows))
+    assert sum(again.read().buckets) == 1 and sum(read().buckets) == 3
+    again.stop()
 
 
 def test_timed_calls_do_what_they_do() -> None:

@@ -73,10 +73,12 @@ class Cached(Tenants):
 
     def clear(self) -> None:
         super().clear()
+        before = vars(self)  # what was counted stays, and the states of before are gone
+        self.figures: Counter[str] = before.get("figures", Counter())
+        self.figures["evicted_states"] += len(before.get("stated", ()))
         self.entries: list[Entry] = []
         self.stated: list[Entry] = []  # those that have a state, in no order
         self.leases: list[Lease] = []
-        self.figures: Counter[str] = Counter()
 
     def beyond(self, entry: Entry) -> list[Entry]:
         return [one for one in self.entries if one is not entry and one.begins_with(entry)]

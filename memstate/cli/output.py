@@ -24,9 +24,14 @@ def complain(line: str) -> None:
     Console(stderr=True).print(line, style="red", highlight=False, soft_wrap=True, markup=False)
 
 
+def printable(text: str) -> str:
+    """Returns a text without what steers a terminal, such as escape sequences in names from elsewhere."""
+    return "".join(each if each.isprintable() else "\ufffd" for each in text)
+
+
 def fail(line: str, status: int = 2) -> NoReturn:
     """Prints one line to stderr and ends the command."""
-    complain(" ".join(line.split()))
+    complain(printable(" ".join(line.split())))  # it can quote what a server or a file says
     raise typer.Exit(status)
 
 

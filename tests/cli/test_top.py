@@ -110,6 +110,7 @@ def test_a_process_that_has_ended_is_one_line() -> None:
     [
         (["ftp://x"], "expected http://"),
         (["--every", "-1"], "--every"),
+        (["--every", "1e300"], "--every"),
         (["--every", "0"], "--every 0 needs --once"),
     ],
 )  # fmt: skip
@@ -117,6 +118,34 @@ def test_bad_input_is_refused(arguments: list[str], says: str) -> None:
     done = run(*arguments)
     text = f"{done.output} {done.exception}"
     assert done.exit_code != 0 and says in text
+
+
+def test_a_name_steers_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    mem = manager()
+    turn(mem, 1, "a\x1b]0;title\x07\x9b31m")
+    found = summary(parse(generate_latest(metrics.registry({"m\x1b[2J": mem}, tenant=str)).decode(), "x"))
+    text = printed(found)
+    assert "a\ufffd]0;title\ufffd\ufffd31m" in text and "m\ufffd[2J, rank 0" in text and "\x1b" not in text
+
+    def refuses(url: str, largest: int) -> bytes:
+        raise ms.InvalidArgument("the server answers 500 \x1b[2J")
+
+    monkeypatch.setattr("memstate.cli.top.scrape.fetch", refuses)
+    assert "500 \ufffd[2J" in run("http://x", "--once").stderr
+
+
+def test_figures_of_a_later_version_are_shown() -> None:
+    mem = manager()
+    text = generate_latest(metrics.registry(mem)).decode()
+    more = 'memstate_refusals_total{manager="main",rank="0",reason="more"} 3\n'
+    found = summary(parse(text + more, "x"))
+    assert found["managers"][0]["refusals"]["more"] == 3 and "3 more" in printed(found)
+
+
+@pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf"])
+def test_a_figure_that_is_no_number_is_refused(value: str) -> None:
+    with pytest.raises(ms.InvalidArgument, match=r"'somewhere': .*memstate_slots is"):
+        parse(f"memstate_slots {value}\n", "somewhere")
 
 
 @pytest.mark.parametrize("text", ["", "up 1\n", "# nothing\n", "<html>no</html>", 'memstate_slots{owner="live" 1\n'])

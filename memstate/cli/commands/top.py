@@ -16,7 +16,8 @@ WIDTH = 120  # of a frame that goes to a file or a pipe
 def top(
     url: Annotated[str, Argument(help="Where a process exports its figures: memstate.metrics.serve(mem).url.")] = URL,
     every: Annotated[
-        float, Option(min=0.0, help="Seconds between two scrapes. 0: one scrape, with counts since the start.")
+        float,
+        Option(min=0.0, max=86400.0, help="Seconds between two scrapes. 0: one scrape, with counts since the start."),
     ] = 2.0,
     once: Annotated[bool, Option("--once", metavar="", help="Show one frame and end.")] = False,
     json_path: Json = None,

@@ -28,8 +28,9 @@ def _faults(of: Mapping[str, Any]) -> Iterator[str]:
 def _room(of: Mapping[str, Any]) -> Iterator[str]:
     refused = {reason: n for reason, n in of["refusals"].items() if n}
     for reason, count in refused.items():
-        free = {"slots": of["slots"], "rows": of["rows"], "pages": of["pages"]}[reason].get("free", 0)
-        yield f"{count} calls were refused for lack of {reason} ({free} free now): requests wait."
+        if reason in ("slots", "rows", "pages"):  # a later version may have more
+            free = of[reason].get("free", 0)
+            yield f"{count} calls were refused for lack of {reason} ({free} free now): requests wait."
     slots = of["slots"]
     used = sum(slots.values()) - slots.get("free", 0)
     for owner, what in (

@@ -1,5 +1,6 @@
 """Fetches the figures of a process, and parses them with the parser of Prometheus's official client."""
 
+import math
 import time
 from collections import defaultdict
 from collections.abc import Mapping
@@ -102,6 +103,8 @@ def parse(text: str, source: str, at: float = 0.0) -> Scrape:
                 labels = dict(sample.labels)
                 name = labels.pop("manager", ""), labels.pop("rank", "")
                 if sample.name.startswith("memstate_"):
+                    if not math.isfinite(sample.value):
+                        raise ValueError(f"{sample.name} is {sample.value}, expected a number")
                     managers[name].values[sample.name, frozenset(labels.items())] = sample.value
     except (ValueError, KeyError, IndexError) as error:
         raise InvalidArgument(f"{source!r}: not the text format of Prometheus: {error}") from error

@@ -1,12 +1,14 @@
-"""Draws a summary in the terminal. Every name from the process is text, never markup."""
+"""Draws a summary in the terminal. Names from the process are text: no markup, no control of the terminal."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
+
+from memstate.cli.output import printable
 
 WIDTH = 30  # cells of a bar
 COLOURS = {
@@ -25,7 +27,7 @@ def draw(summary: Mapping[str, Any], url: str) -> RenderableType:
     """
     seconds = summary["seconds"]
     since = "since the start of the process" if seconds is None else f"in the last {seconds:.1f} s"
-    return Group(Text(f"{url}   counters {since}", style="dim"), *(_manager(each) for each in summary["managers"]))
+    return Group(_text(f"{url}   counters {since}", style="dim"), *(_manager(each) for each in summary["managers"]))
 
 
 def _manager(of: Mapping[str, Any]) -> RenderableType:
@@ -49,20 +51,20 @@ def _manager(of: Mapping[str, Any]) -> RenderableType:
     parts.append(_table(lines))
     if of["tenants"]:
         parts.append(_tenants(of["tenants"]))
-    parts += [Text(f"! {line}", style="yellow") for line in of["advice"]]
-    return Panel(Group(*parts), title=Text(title), title_align="left", border_style="red" if of["interrupted"] else "")
+    parts += [_text(f"! {line}", style="yellow") for line in of["advice"]]
+    return Panel(Group(*parts), title=_text(title), title_align="left", border_style="red" if of["interrupted"] else "")
 
 
 def _bars(title: str, found: Mapping[str, int]) -> RenderableType:
     """A line with a bar for each part that is not 0, all of them shares of one whole."""
     whole = sum(found.values())
     table = Table.grid(padding=(0, 1))
-    table.add_row(Text(title, style="bold"), "", Text(f"{whole:,}", style="bold", justify="right"))
+    table.add_row(_text(title, style="bold"), "", _text(f"{whole:,}", style="bold", justify="right"))
     for name, count in found.items():
         if count:
             share = count / whole
-            bar = Text("█" * max(1, round(WIDTH * share)), style=COLOURS.get(name, "white"))
-            table.add_row(Text(f"  {name}"), bar, Text(f"{count:,}", justify="right"), Text(f"{share:.0%}"))
+            bar = _text("█" * max(1, round(WIDTH * share)), style=COLOURS.get(name, "white"))
+            table.add_row(_text(f"  {name}"), bar, _text(f"{count:,}", justify="right"), _text(f"{share:.0%}"))
     return table
 
 
@@ -110,7 +112,7 @@ def _table(lines: list[tuple[str, str]]) -> RenderableType:
     table = Table.grid(padding=(0, 2))
     for name, value in lines:
         if value:
-            table.add_row(Text(name, style="bold"), Text(value))
+            table.add_row(_text(name, style="bold"), _text(value))
     return table
 
 
@@ -119,5 +121,10 @@ def _tenants(tenants: Mapping[str, Mapping[str, int]]) -> RenderableType:
     for name in ("tenant", "slots", "pages", "tokens"):
         table.add_column(name, justify="left" if name == "tenant" else "right")
     for tenant, held in tenants.items():
-        table.add_row(Text(tenant), *(f"{held[what]:,}" for what in ("slots", "pages", "tokens")))
+        table.add_row(_text(tenant), *(f"{held[what]:,}" for what in ("slots", "pages", "tokens")))
     return table
+
+
+def _text(words: str, style: str = "", justify: Literal["left", "right"] = "left") -> Text:
+    """Returns a text for the terminal; names can come from the requests of strangers."""
+    return Text(printable(words), style=style, justify=justify)

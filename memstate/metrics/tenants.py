@@ -64,12 +64,15 @@ def holdings(mem: StateManager, tenant: Tenant, most: int) -> Mapping[str, Holdi
             names[salt] = tenant(salt)
         return names[salt]
 
+    in_tree: set[int] = set()
     for salt, node in cache.tree.walk():
         if not node.ghost:
+            in_tree.update(node.pages)
             found[name_of(salt)].add(node.snapshot is not None, len(node.pages), len(node.key) // BYTES)
     for session in mem._sessions.opened.values():
         if session.kept:
-            name, shared = name_of(session.salt), _shared(session.lease)
+            name = name_of(session.salt)  # after `recover` a session has no lease on what it shares
+            shared = _shared(session.lease) or sum(page in in_tree for page in session.pages)
             found[name].add(len(session.kept), 0, max(0, session.kept[0].length - shared * size))
             beyond[name].update(session.pages[shared:])
     for row in np.flatnonzero(mem._table.used).tolist():

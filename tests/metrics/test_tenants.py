@@ -38,6 +38,14 @@ def test_cached_states_running_requests_and_sessions_count_for_their_salt() -> N
     assert all_of(mem)["b"] == (1, 3, 12)
 
 
+def test_after_a_recovery_what_a_session_shares_counts_once() -> None:
+    mem = manager(slots=20)
+    turn(mem, 3, "c", session=mem.open_session("talk"))
+    mem.recover()
+    assert mem.stats().held_by_sessions == mem.stats().prefix.states == 1  # type: ignore[union-attr]
+    assert all_of(mem)["c"][1:] == (4, 14)
+
+
 def test_a_fork_shares_pages_and_has_slots_of_its_own() -> None:
     mem = manager(slots=20)
     rows = mem.admit([ms.Request("a", tokens=list(range(9)), salt="a")])

@@ -3,6 +3,7 @@
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,9 +17,11 @@ PAGE, BACKEND = 16, "auto"
 class SlowStore(ms.FileStore):
     """Files on a disk that takes 50 ms for each write."""
 
+    busy = staticmethod(partial(time.sleep, 0.05))
+
     def put(self, names: Sequence[str], buffers: Sequence[Any]) -> Any:
         """Writes records, late."""
-        time.sleep(0.05)
+        self.busy()
         return super().put(names, buffers)
 
 

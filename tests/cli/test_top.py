@@ -10,6 +10,7 @@ from io import StringIO
 from itertools import islice
 from pathlib import Path
 from socketserver import BaseServer
+from threading import Event
 from types import ModuleType
 from typing import Any
 
@@ -250,15 +251,22 @@ def example(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     ],
 )  # fmt: skip
 def test_a_trouble_is_found_from_two_scrapes_and_the_log(
-    trouble: str, before: int, during: int, says: str, event: str, example: ModuleType, caplog: pytest.LogCaptureFixture
-) -> None:
+    trouble: str, before: int, during: int, says: str, event: str, example: ModuleType,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     caplog.set_level(logging.INFO, "memstate")
+    written = Event()
+    monkeypatch.setattr(example.SlowStore, "busy", staticmethod(written.wait))
     loop = example.TROUBLES[trouble]()
-    registry = metrics.registry(next(loop), tenant=str)
+    mem = next(loop)
+    registry = metrics.registry(mem, tenant=str)
 
     def scrape(turns: int) -> Any:
         for _ in islice(loop, turns):
             pass
+        if trouble == "storage" and turns == during:  # the disk has done nothing so far
+            written.set()
+            mem.tiers.flush()
         return parse(generate_latest(registry).decode(), "x", time.monotonic())
 
     first = scrape(before)

@@ -95,8 +95,10 @@ def _shared(lease: Lease | None) -> int:
 
 
 def _largest(found: Mapping[str, Holding], most: int) -> dict[str, Holding]:
-    """Returns the tenants with most slots, then most pages; the others are one."""
-    order = sorted(found.items(), key=lambda each: (-each[1].slots, -each[1].pages, -each[1].tokens, each[0]))
+    """Returns the tenants with the largest part of the slots or of the KV pages; the others are one."""
+    slots, pages = (max(1, sum(getattr(each, what) for each in found.values())) for what in ("slots", "pages"))
+    part = {name: max(each.slots / slots, each.pages / pages) for name, each in found.items()}
+    order = sorted(found.items(), key=lambda each: (-part[each[0]], -each[1].slots, -each[1].tokens, each[0]))
     kept = dict(order[:most])
     for _, holding in order[most:]:
         kept.setdefault(OTHER, Holding()).add(holding.slots, holding.pages, holding.tokens)

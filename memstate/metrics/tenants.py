@@ -49,7 +49,7 @@ def holdings(mem: StateManager, tenant: Tenant, most: int) -> Mapping[str, Holdi
 
     Args:
         mem: the manager. Nothing may change it during the call.
-        tenant: names the tenant of a salt.
+        tenant: names the tenant of a salt. A salt for which it raises belongs to "unknown".
         most: largest number of tenants; all others together are "other".
 
     Syncs: no.
@@ -61,7 +61,10 @@ def holdings(mem: StateManager, tenant: Tenant, most: int) -> Mapping[str, Holdi
 
     def name_of(salt: Hashable) -> str:
         if salt not in names:
-            names[salt] = str(tenant(salt))
+            try:
+                names[salt] = str(tenant(salt))
+            except Exception:  # one salt must not take all figures away
+                names[salt] = UNKNOWN
         return names[salt]
 
     for salt, node in cache.tree.walk():

@@ -76,7 +76,7 @@ class OutOfSlots(MemstateError):
         )
         wait += f"; {waiting} come free behind the newest step's forward: submit(step)" if waiting else ""
         hint = _never(capacity is not None and requested > capacity, f"there are {capacity}", wait)
-        super().__init__(f"{requested} slots requested, {free} free, {evictable} evictable: {hint}")
+        super().__init__(f"{requested} slots requested, {free} free, {evictable} held by snapshots: {hint}")
 
 
 class OutOfRows(MemstateError):

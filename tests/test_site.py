@@ -58,10 +58,16 @@ def test_site(tmp_path: Path) -> None:
     pages = {path: Page(path.read_text()) for path in tmp_path.rglob("*.html")}
     assert sorted(unnamed({anchor for page in pages.values() for anchor in page.anchors})) == []
     assert [(path, link) for path, page in pages.items() for link in page.fetched if "//" in link] == []
+    assert [(path, link) for path, page in pages.items() for link in page.fetched if not there(link, path)] == []
     assert [path for path in tmp_path.rglob("*.css") if re.search(r"url\(['\"]?https?:", path.read_text())] == []
     sources = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
     assert len(sources) >= 20
     assert [found for source in sources for found in differences(source, pages[at(source, tmp_path)])] == []
+
+
+def there(link: str, page: Path) -> bool:
+    """Whether a page can load a file of the site."""
+    return not link or link.startswith("/") or (page.parent / link.split("?")[0].split("#")[0]).exists()
 
 
 def built(folder: Path) -> list[str]:

@@ -165,7 +165,7 @@ SECTIONS: Final[dict[str, tuple[Panel, ...]]] = {
                 (f"sum by (flaw) (rate(memstate_storage_flaws_total{{$w}}[{RATE}]))", "flaw: {{flaw}}"),
                 (f"sum(rate(memstate_storage_failures_total{{$w}}[{RATE}]))", "failed calls"),
             ),
-            "no_staging: a larger staging=. no_room: host memory is pinned.",
+            "no_staging: a larger staging=. no_room: host memory is too small, or pinned.",
         ),
     ),
     "Cost and faults": (

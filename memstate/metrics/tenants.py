@@ -49,7 +49,7 @@ def holdings(mem: StateManager, tenant: Tenant, most: int) -> Mapping[str, Holdi
 
     Args:
         mem: the manager. Nothing may change it during the call.
-        tenant: names the tenant of a salt.
+        tenant: names the tenant of a salt. A salt for which it raises belongs to "unknown".
         most: largest number of tenants; all others together are "other".
 
     Syncs: no.
@@ -98,8 +98,10 @@ def _shared(lease: Lease | None) -> int:
 
 
 def _largest(found: Mapping[str, Holding], most: int) -> dict[str, Holding]:
-    """Returns the tenants with most slots, then most pages; the others are one."""
-    order = sorted(found.items(), key=lambda each: (-each[1].slots, -each[1].pages, -each[1].tokens, each[0]))
+    """Returns the tenants with the largest part of the slots or of the KV pages; the others are one."""
+    slots, pages = (max(1, sum(getattr(each, what) for each in found.values())) for what in ("slots", "pages"))
+    part = {name: max(each.slots / slots, each.pages / pages) for name, each in found.items()}
+    order = sorted(found.items(), key=lambda each: (-part[each[0]], -each[1].slots, -each[1].tokens, each[0]))
     kept = dict(order[:most])
     for _, holding in order[most:]:
         kept.setdefault(OTHER, Holding()).add(holding.slots, holding.pages, holding.tokens)

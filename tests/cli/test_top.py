@@ -176,6 +176,10 @@ def test_two_managers_are_two_frames_and_a_name_is_no_markup() -> None:
     assert [sum(each["slots"].values()) for each in found["managers"]] == [12, 5]
 
 
+def held(slots: int, pages: int) -> dict[str, int]:
+    return {"slots": slots, "pages": pages}
+
+
 def quiet() -> dict[str, Any]:
     """A manager of which there is nothing to say."""
     mem = manager(below=True)
@@ -196,18 +200,23 @@ def quiet() -> dict[str, Any]:
         (["slots", "snapshot"], 9, "published handles"),
         (["slots", "by_id"], 9, "claimed by id"),
         (["degradations", "no_slot"], 5, "no slot was free"),
+        (["refusals", "rows"], 3, "some were never released"),
         (["degradations", "no_register"], 5, "raise snapshots="),
         (["degradations", "no_chunk"], 5, "chunk()"),
         (["prompts", "lost", "evicted"], 20, "had been evicted; more slots"),
         (["prompts", "lost", "no_snapshot"], 20, "never had a state"),
-        (["prompts", "lost", "no_sharing"], 24, "look at salts"),
+        (["prompts", "lost", "no_sharing"], 24, "were new: look at salts"),
         (["tiers", "writes", "missed"], 7, "Storage does not keep up: 7 records"),
         (["tiers", "writes_pending"], 700, "700 records wait"),
         (["tiers", "failures"], 2, "Storage failed 2 times"),
         (["tiers", "late"], 2, "Prefetches come too late"),
         (["tiers", "prefetches"], {"stopped": 3, "complete": 4}, "3 of 7 were stopped"),
         (["tiers", "lost_saves", "no_staging"], 2, "raise Tiers(staging=)"),
-        (["tenants"], {"a": {"slots": 5}, "b": {"slots": 1}}, "Tenant 'a' holds 5 of the 6"),
+        (["tiers", "lost_saves", "no_room"], 2, "host_pages="),
+        (["tiers", "unwritten"], 2, "2 writes since the start, none just now"),
+        (["tiers", "truncated"], 2, "2 prefetches were cut"),
+        (["tenants"], {"a": held(5, 1), "b": held(1, 1)}, "Tenant 'a' holds 5 of the 6 slots"),
+        (["tenants"], {"a": held(1, 1), "b": held(1, 9)}, "Tenant 'b' holds 9 of the 10 KV pages"),
     ],
 )  # fmt: skip
 def test_advice_follows_from_one_figure(path: list[str], value: Any, says: str) -> None:
@@ -229,6 +238,38 @@ def test_advice_names_why_states_went(why: str, says: str) -> None:
     of["prompts"]["lost"]["evicted"] = of["prompts"]["tokens"]
     of["evictions"] |= {"superseded": 99, "taken": 99, why: 3}
     assert says in advice(of)[0]
+
+
+@pytest.mark.parametrize(
+    ("why", "pages", "says"),
+    [
+        ("pages", {"used": 9}, "\"uses\" above 0, KV pages are short"),
+        ("cleared", {"used": 9}, "states went with their KV; somebody clears"),
+        ("room", {}, "\"uses\" above 0, slots are short"),  # the engine's own KV
+        ("room", {"used": 9}, "were new: look at salts"),
+    ],
+)  # fmt: skip
+def test_states_that_went_with_their_kv_show_as_new_tokens(why: str, pages: dict[str, int], says: str) -> None:
+    of = quiet() | {"pages": pages}
+    of["prompts"]["lost"]["no_sharing"] = of["prompts"]["tokens"]
+    of["evictions"] |= {"superseded": 99, "taken": 99, why: 3}
+    (line,) = advice(of)
+    assert says in line
+
+
+@pytest.mark.parametrize(("emptied", "refused", "lines"), [(0, 0, 0), (3, 0, 1), (0, 3, 2)])
+def test_sessions_are_named_where_they_are_in_the_way(emptied: int, refused: int, lines: int) -> None:
+    of = quiet()
+    of["slots"]["session"], of["sessions"], of["refusals"]["slots"] = 9, {"open": 40, "emptied": emptied}, refused
+    found = advice(of)
+    assert len(found) == lines and ("40 are open" in found[-1] if lines else True)
+
+
+def test_what_has_no_tenant_is_none() -> None:
+    of = quiet() | {"tenants": {"unknown": held(9, 0), "a": held(1, 50)}}
+    assert advice(of) == []
+    of["tenants"]["b"] = held(1, 50)
+    assert advice(of) == [], "none has most of either"
 
 
 # -- the four troubles of the example --------------------------------------------------------------

@@ -88,6 +88,23 @@ def test_only_the_largest_have_names(most: int) -> None:
     assert sum(tokens for _, _, tokens in found.values()) == sum(held.tokens for held in whole.values()) == 15 * 12
 
 
+def test_a_salt_that_has_no_name_is_unknown() -> None:
+    mem = manager(slots=20)
+    for n, salt in enumerate([("acme", 1), None, 7]):
+        turn(mem, n, salt)
+    found = holdings(mem, lambda salt: salt[0], 9)  # type: ignore[index]
+    assert found == {UNKNOWN: Holding(2, 6, 24), "acme": Holding(1, 3, 12)}
+
+
+def test_a_tenant_with_most_of_the_pages_is_among_the_largest() -> None:
+    mem = manager(slots=30)
+    for n in range(3):
+        turn(mem, n, "many", length=5)
+        turn(mem, n, "more", length=5)
+    turn(mem, 9, "long", length=40)
+    assert all_of(mem, 1) == {"long": (1, 10, 40), OTHER: (6, 6, 24)}
+
+
 def test_salts_map_to_tenants() -> None:
     mem = manager(slots=20)
     for n, salt in enumerate([("acme", 1), ("acme", 2), ("zoo", 1)]):

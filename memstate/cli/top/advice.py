@@ -4,7 +4,19 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 MUCH = 0.2  # of prompt tokens, of prefetches
-MOST = 0.5  # of the slots in use
+MOST = 0.5  # of the slots or KV pages in use
+UNKNOWN = "unknown"  # what belongs to no tenant
+
+WENT = {
+    "room": "slots are short: more slots, host memory (Tiers), or fewer requests at a time",
+    "pages": "KV pages are short: more pages",
+    "limit": "Prefix(most_states=) is too low",
+    "cleared": "somebody clears the cache, or recovered it",
+}
+WITH_KV = (
+    "pages",
+    "cleared",
+)  # KV goes with the states, so their prompts count as new; the engine's own KV always does
 
 
 def advice(of: Mapping[str, Any]) -> list[str]:
@@ -28,9 +40,10 @@ def _faults(of: Mapping[str, Any]) -> Iterator[str]:
 def _room(of: Mapping[str, Any]) -> Iterator[str]:
     refused = {reason: n for reason, n in of["refusals"].items() if n}
     for reason, count in refused.items():
-        if reason in ("slots", "rows", "pages"):  # a later version may have more
-            free = of[reason].get("free", 0)
-            yield f"{count} calls were refused for lack of {reason} ({free} free now): requests wait."
+        if reason not in ("slots", "rows", "pages"):  # a later version may have more
+            continue
+        leak = "; if your engine runs fewer requests than that, some were never released" if reason == "rows" else ""
+        yield f"{count} calls were refused for lack of {reason} ({of[reason].get('free', 0)} free now): requests wait{leak}."
     slots = of["slots"]
     used = sum(slots.values()) - slots.get("free", 0)
     for owner, what in (
@@ -39,9 +52,15 @@ def _room(of: Mapping[str, Any]) -> Iterator[str]:
     ):
         if slots.get(owner, 0) > MUCH * used:
             yield f"{slots[owner]} of the {used} slots in use {what}."
+    sessions = of["sessions"]
+    if slots.get("session", 0) > MOST * used and (sessions["emptied"] or refused):
+        yield (
+            f"{slots['session']} of the {used} slots in use are held by idle sessions, {sessions['open']} are open and "
+            f"{sessions['emptied']} made way: close_session(), ttl=, SessionLimits(most_states=), or more slots."
+        )
     for reason, what in (
         ("no_slot", "no slot was free at their boundary: more slots, or reserve="),
-        ("no_register", "no register was free: raise snapshots="),
+        ("no_register", "no register was free, or no slot inside of a prompt: more slots, or raise snapshots="),
         ("no_chunk", "no chunk ended near their length: cut prompts with chunk()"),
     ):
         if count := of["degradations"].get(reason, 0):
@@ -53,20 +72,28 @@ def _prompts(of: Mapping[str, Any]) -> Iterator[str]:
     if not prompts or not prompts["tokens"]:
         return
     lost = {reason: n / prompts["tokens"] for reason, n in prompts["lost"].items()}
+    went = {why: n for why, n in of["evictions"].items() if n and why in WENT}
     if (share := lost.get("evicted", 0)) > MUCH:
-        reasons = {why: n for why, n in of["evictions"].items() if n and why not in ("superseded", "taken")}
-        why = max(reasons, key=lambda each: reasons[each], default="")
-        cure = {
-            "room": "slots are short: more slots, host memory (Tiers), or fewer requests at a time",
-            "pages": "KV pages are short: more pages",
-            "limit": "Prefix(most_states=) is too low",
-            "cleared": "somebody clears the cache, or recovered it",
-        }.get(why, "more slots, or host memory")
+        cure = WENT.get(_most(went), "more slots, or host memory")
         yield f"{share:.0%} of prompt tokens were lost because their state had been evicted; {cure}."
     if (share := lost.get("no_snapshot", 0)) > MUCH:
         yield f"{share:.0%} of prompt tokens have KV but never had a state: a finer placement, or a smaller every=."
-    if (share := lost.get("no_sharing", 0)) > 1 - MUCH:
-        yield f"{share:.0%} of prompt tokens were new, or their KV had gone: look at salts, templates and evictions."
+    share = lost.get("no_sharing", 0)
+    with_kv = {why: n for why, n in went.items() if why in WITH_KV or not any(of["pages"].values())}
+    if share > MUCH and (count := sum(with_kv.values())) > MUCH * prompts["requests"]:
+        cure = WENT[why := _most(with_kv)]
+        if why != "cleared":
+            cure = f'if the log has them with "uses" above 0, {cure}; otherwise look at salts and templates'
+        yield (
+            f"{share:.0%} of prompt tokens were new, or their KV had gone: {count} cached states went with their KV; "
+            f"{cure}."
+        )
+    elif share > 1 - MUCH:
+        yield f"{share:.0%} of prompt tokens were new: look at salts and templates."
+
+
+def _most(found: Mapping[str, int]) -> str:
+    return max(found, key=lambda each: found[each], default="")
 
 
 def _storage(of: Mapping[str, Any]) -> Iterator[str]:
@@ -83,6 +110,10 @@ def _storage(of: Mapping[str, Any]) -> Iterator[str]:
         yield f"{tiers['writes_pending']} records wait for storage: it does not keep up if the number grows."
     if failed := writes.get("failed", 0) + tiers["failures"]:
         yield f"Storage failed {failed} times: see the log (memstate.tiers), and store.faults."
+    elif unwritten := tiers["unwritten"]:
+        yield f"Storage failed {unwritten} writes since the start, none just now: flush() and close() try them again."
+    if tiers["truncated"]:
+        yield f"{tiers['truncated']} prefetches were cut to the host memory there: host_slots=, host_pages=."
     ended = {end: n for end, n in tiers["prefetches"].items() if end != "short"}
     slow = ended.get("stopped", 0) + ended.get("partial", 0)
     if tiers["late"] or (slow and slow > MUCH * sum(ended.values())):
@@ -90,14 +121,20 @@ def _storage(of: Mapping[str, Any]) -> Iterator[str]:
             f"Prefetches come too late: {slow} of {sum(ended.values())} were stopped early, and {tiers['late']} "
             "requests did not wait; start them earlier, or Prefetch(stop='timeout')."
         )
-    for reason, cure in (("no_staging", "raise Tiers(staging=)"), ("no_room", "host memory is pinned: more records")):
+    for reason, cure in (
+        ("no_staging", "raise Tiers(staging=)"),
+        ("no_room", "host memory is too small or pinned: host_slots=, host_pages="),
+    ):
         if count := tiers["lost_saves"].get(reason, 0):
             yield f"{count} evicted states did not reach host memory: {cure}."
 
 
 def _tenants(of: Mapping[str, Any]) -> Iterator[str]:
-    held = {tenant: each["slots"] for tenant, each in of["tenants"].items()}
-    if len(held) > 1 and (used := sum(held.values())):
-        largest = max(held, key=lambda tenant: held[tenant])
-        if held[largest] > MOST * used:
-            yield f"Tenant {largest!r} holds {held[largest]} of the {used} slots in use."
+    named = of["tenants"].keys() - {UNKNOWN}
+    if len(named) < 2:
+        return
+    for what, name in ("slots", "slots"), ("pages", "KV pages"):
+        held = {tenant: each[what] for tenant, each in of["tenants"].items()}
+        largest = max(sorted(named), key=lambda tenant: held[tenant])
+        if held[largest] > MOST * sum(held.values()):
+            yield f"Tenant {largest!r} holds {held[largest]} of the {sum(held.values())} {name} in use."

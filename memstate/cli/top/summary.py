@@ -101,6 +101,7 @@ def _tiers(now: Figures, grown: Figures) -> dict[str, Any] | None:
         "leaked_records": int(now.total("memstate_tier_leaked_records")),
         "writes": _whole(grown.by("memstate_storage_writes_total", "outcome")),
         "writes_pending": int(now.total("memstate_storage_writes_pending")),
+        "unwritten": int(now.total("memstate_storage_writes_total", outcome="failed")),
         "failures": int(grown.total("memstate_storage_failures_total")),
         "flaws": _whole(grown.by("memstate_storage_flaws_total", "flaw")),
         "prefetches": {name: n for name, n in _whole(grown.by("memstate_prefetches_total", "outcome")).items() if n},

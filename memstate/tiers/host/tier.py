@@ -295,7 +295,7 @@ class HostTier:
             kept = kept and self._add_record(self.states, digests[-1], length, register, due.states)
         self.refused += not kept
         if not kept and LOG.isEnabledFor(logging.INFO):
-            logs.event(LOG, logging.INFO, "save lost", why="host memory is full", tokens=length)
+            logs.event(LOG, logging.INFO, "save lost", why="host memory has no room", tokens=length)
         self._touch(digests)
         return fits or not kept
 

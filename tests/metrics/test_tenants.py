@@ -88,14 +88,6 @@ def test_only_the_largest_have_names(most: int) -> None:
     assert sum(tokens for _, _, tokens in found.values()) == sum(held.tokens for held in whole.values()) == 15 * 12
 
 
-def test_a_salt_that_has_no_name_is_unknown() -> None:
-    mem = manager(slots=20)
-    for n, salt in enumerate([("acme", 1), None, 7]):
-        turn(mem, n, salt)
-    found = holdings(mem, lambda salt: salt[0], 9)  # type: ignore[index]
-    assert found == {UNKNOWN: Holding(2, 6, 24), "acme": Holding(1, 3, 12)}
-
-
 def test_a_tenant_with_most_of_the_pages_is_among_the_largest() -> None:
     mem = manager(slots=30)
     for n in range(3):

@@ -43,7 +43,8 @@ def _room(of: Mapping[str, Any]) -> Iterator[str]:
         if reason not in ("slots", "rows", "pages"):  # a later version may have more
             continue
         leak = "; if your engine runs fewer requests than that, some were never released" if reason == "rows" else ""
-        yield f"{count} calls were refused for lack of {reason} ({of[reason].get('free', 0)} free now): requests wait{leak}."
+        free = of[reason].get("free", 0)
+        yield f"{count} calls were refused for lack of {reason} ({free} free now): requests wait{leak}."
     slots = of["slots"]
     used = sum(slots.values()) - slots.get("free", 0)
     for owner, what in (

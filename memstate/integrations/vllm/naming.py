@@ -10,7 +10,7 @@ from collections.abc import Hashable, Sequence
 from hashlib import blake2b
 from typing import Any
 
-from memstate.tiers.keys import encode
+from memstate.salts import encode
 from memstate.tiers.records import DIGEST_BYTES, VERSION
 
 

@@ -6,8 +6,11 @@ publisher    sends them over ZMQ, numbered, and again on request
 subscriber   receives the messages of many workers in order
 index        "which worker can resume this prompt, and how far?"
 
-`pip install memstate[events]` brings msgspec and pyzmq. Nothing here is imported by the rest of memstate.
+`pip install memstate[events]` brings msgspec and pyzmq. Nothing here is imported by the rest of memstate. Readers load
+no torch: `Feed` and `Publisher` are loaded when they are first used.
 """
+
+from typing import TYPE_CHECKING
 
 try:
     import msgspec as _msgspec  # noqa: F401
@@ -15,11 +18,13 @@ try:
 except ImportError as error:
     raise ImportError("events need msgspec and pyzmq: pip install memstate[events]") from error
 
-from memstate.events.feed import Feed
 from memstate.events.index import Index, Resumable
-from memstate.events.publisher import Publisher
 from memstate.events.subscriber import Subscriber
 from memstate.events.wire import AllBlocksCleared, Batch, BlockRemoved, BlockStored, salt_tag
+
+if TYPE_CHECKING:
+    from memstate.events.feed import Feed
+    from memstate.events.publisher import Publisher
 
 __all__ = [
     "AllBlocksCleared",
@@ -33,3 +38,15 @@ __all__ = [
     "Subscriber",
     "salt_tag",
 ]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name):
+        if name == "Feed":
+            from memstate.events.feed import Feed as found
+        elif name == "Publisher":
+            from memstate.events.publisher import Publisher as found
+        else:
+            raise AttributeError(f"module 'memstate.events' has no attribute {name!r}")
+        globals()[name] = found
+        return found

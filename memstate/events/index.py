@@ -3,7 +3,7 @@
     (block before, tokens of a block) ─▶ hash of the block ─▶ the groups that have it          for each worker
 
 A reader needs no hash function, because events name the tokens of each block and the block before. So the events of
-vLLM and SGLang fill an index as well.
+vLLM and SGLang fill an index as well. A block counts while any medium has it: engines tell of host memory, too.
 """
 
 from collections.abc import Hashable
@@ -39,7 +39,7 @@ class Blocks:
         self._reading: set[int] = set()  # other groups
         self._next: dict[tuple[Above, bytes], Hash] = {}
         self._step: dict[Hash, tuple[Above, bytes]] = {}
-        self._groups: dict[Hash, set[int]] = {}
+        self._groups: dict[Hash, dict[int, set[str | None]]] = {}  # block -> group -> where it is
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -54,27 +54,34 @@ class Blocks:
         (self._recurrent if event.kv_cache_spec_kind in RECURRENT else self._reading).add(group)
         self.size = self.size or event.block_size
         for block in event.block_hashes:
-            self._groups.setdefault(block, set()).add(group)
+            self._groups.setdefault(block, {}).setdefault(group, set()).add(event.medium)
         if event.block_size != self.size or len(event.token_ids) != count * self.size:
             return  # blocks that were left out: their tokens come with another group
         key, unit = encode(event.token_ids), self.size * TOKEN
         above: Above = event.parent_block_hash if event.parent_block_hash is not None else (_tag(event),)
         for at, block in enumerate(event.block_hashes):
             step = above, key[at * unit : (at + 1) * unit]
+            if self._step.get(block, step) != step:  # its sender has said something else of it before
+                self._unlink(block)
             self._next[step], self._step[block], above = block, step, block
 
     def removed(self, event: BlockRemoved) -> None:
         """Removes blocks."""
         for block in event.block_hashes:
-            groups = self._groups.get(block)
-            if groups is None:
-                continue
-            groups -= {event.group_idx} if event.group_idx is not None else set(groups)
-            if not groups:
+            groups = self._groups.get(block, {})
+            for group in [event.group_idx] if event.group_idx is not None else list(groups):
+                places = groups.get(group, set())
+                places -= {event.medium} if event.medium is not None else set(places)
+                if not places:
+                    groups.pop(group, None)
+            if block in self._groups and not groups:
                 del self._groups[block]
-                step = self._step.pop(block, None)
-                if step is not None and self._next.get(step) == block:
-                    del self._next[step]
+                self._unlink(block)
+
+    def _unlink(self, block: Hash) -> None:
+        step = self._step.pop(block, None)
+        if step is not None and self._next.get(step) == block:
+            del self._next[step]
 
     def reach(self, key: bytes, tag: str | None, most: int) -> tuple[int, int]:
         """Returns how many tokens of a prompt can be resumed, and of how many there is KV.
@@ -88,10 +95,10 @@ class Blocks:
         length = kv = 0
         for end in range(self.size, most + 1, self.size) if self.size else ():
             block = self._next.get((above, key[(end - self.size) * TOKEN : end * TOKEN]))
-            if block is None or not self._groups[block] >= self._reading:
+            if block is None or not self._groups[block].keys() >= self._reading:
                 break
             above, kv = block, end
-            if self._groups[block] >= self._recurrent:
+            if self._groups[block].keys() >= self._recurrent:
                 length = end
         return length, kv
 

@@ -16,6 +16,7 @@ from memstate.errors import ConfigurationError, InvalidArgument
 from memstate.events.index import Index
 from memstate.events.wire import END, SEQUENCE, Batch, unpack
 
+LAST = (2**63).to_bytes(SEQUENCE, "big")  # numbers from here on are negative ones, such as END
 HELD = 10_000  # batches behind a gap; more, and the answer to the question is lost, too
 
 
@@ -24,6 +25,7 @@ class Source:
     """One worker's stream of batches.
 
     Attributes:
+        endpoint: Address of its live batches.
         sub: Its live batches.
         monitor: Tells when `sub` is connected and when not.
         replay: Address where it is asked again, None for nowhere.
@@ -33,6 +35,7 @@ class Source:
         asked: Whether it has been asked for the gap.
     """
 
+    endpoint: str
     sub: Any
     monitor: Any
     replay: str | None
@@ -80,10 +83,13 @@ class Subscriber:
         for address in (endpoint, replay):
             if address is not None:
                 self._connect(zmq.SUB, address).close()  # or a wrong address would show only later
+        self._sources[worker] = self._listen(endpoint, replay)
+
+    def _listen(self, endpoint: str, replay: str | None) -> Source:
         sub: Any = zmq.Context.instance().socket(zmq.SUB)
         monitor = sub.get_monitor_socket(zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED)
-        self._sources[worker] = Source(self._connect(zmq.SUB, endpoint, sub), monitor, replay)
         sub.setsockopt(zmq.SUBSCRIBE, self._topic)
+        return Source(endpoint, self._connect(zmq.SUB, endpoint, sub), monitor, replay)
 
     @staticmethod
     def _connect(kind: int, endpoint: str, given: Any = None) -> Any:
@@ -110,7 +116,7 @@ class Subscriber:
         Returns:
             How many batches went into the index.
         """
-        return sum(self._poll(worker, source) for worker, source in self._sources.items())
+        return sum(self._poll(worker, source) for worker, source in list(self._sources.items()))
 
     def close(self) -> None:
         """Closes the sockets. The index stays."""
@@ -128,9 +134,16 @@ class Subscriber:
     def _poll(self, worker: str, source: Source) -> int:
         applied = 0
         while source.monitor.poll(0):
-            self._reset(worker, source, recv_monitor_message(source.monitor)["event"] == zmq.EVENT_CONNECTED)
+            if recv_monitor_message(source.monitor)["event"] == zmq.EVENT_CONNECTED:
+                self._begin(worker, source)
+                continue
+            # What waits in the sockets is from before: a process that begins again numbers its batches from 0 on.
+            self._close(source)
+            self.index.forget(worker)
+            self._sources[worker] = self._listen(source.endpoint, source.replay)
+            return 0
         while source.dealer is not None and source.dealer.poll(0):
-            *_, number, payload = source.dealer.recv_multipart()
+            number, payload = _received(source.dealer)
             if number == END:
                 source.asked = False
                 if source.held:
@@ -139,7 +152,7 @@ class Subscriber:
                 self._hold(worker, source, number, payload)
             applied += self._apply(worker, source)
         while source.sub.poll(0):
-            *_, number, payload = source.sub.recv_multipart()
+            number, payload = _received(source.sub)
             self._hold(worker, source, number, payload)
             applied += self._apply(worker, source)
         if source.held and (source.replay is None or len(source.held) > HELD):
@@ -149,21 +162,17 @@ class Subscriber:
             self._ask(source)
         return applied
 
-    def _reset(self, worker: str, source: Source, connected: bool) -> None:
-        """Forgets a worker, and asks it for all that it has told if it is there."""
+    def _begin(self, worker: str, source: Source) -> None:
+        """Asks a worker for all that it has told."""
         self.index.forget(worker)
-        source.next, source.held, source.asked = 0, {}, False
-        if source.dealer is not None:
-            source.dealer.close()  # a question may wait in it for a process that has gone
-            source.dealer = None
-        if connected and source.replay is not None:
+        if source.replay is not None:
             source.dealer = self._connect(zmq.DEALER, source.replay)
             self._ask(source)
 
     def _hold(self, worker: str, source: Source, number: bytes, payload: bytes) -> None:
         try:
-            if len(number) != SEQUENCE:
-                raise InvalidArgument(f"number {number!r} of a batch: expected {SEQUENCE} bytes")
+            if len(number) != SEQUENCE or number >= LAST:
+                raise InvalidArgument(f"number {number!r} of a batch: expected {SEQUENCE} bytes, the first below 128")
             source.held[int.from_bytes(number, "big")] = unpack(payload)
         except InvalidArgument:
             self.faults += 1
@@ -190,3 +199,9 @@ class Subscriber:
             return
         source.asked = True
         source.dealer.send_multipart((b"", source.next.to_bytes(SEQUENCE, "big")))
+
+
+def _received(socket: Any) -> tuple[bytes, bytes]:
+    """Returns the number and the batch of the next message; a message of one frame has no number."""
+    frames: list[bytes] = [b"", *socket.recv_multipart()]
+    return frames[-2], frames[-1]

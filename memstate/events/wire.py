@@ -9,12 +9,12 @@ tokens up to its end and of the salt, cut to 63 bits: vLLM's hashes are whole nu
 
 from collections.abc import Hashable
 from hashlib import blake2b
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from memstate.errors import InvalidArgument
-from memstate.tiers.keys import encode
+from memstate.salts import encode
 
 KV, STATES = 0, 1  # groups
 KINDS = ("full_attention", "mamba")  # what vLLM calls them
@@ -25,6 +25,8 @@ END = (-1).to_bytes(SEQUENCE, "big", signed=True)  # instead of a number: a repl
 HASH_BYTES = 8
 
 Hash = int | bytes
+Token = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+Size = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class BlockStored(msgspec.Struct, tag=True, gc=False):
@@ -46,12 +48,12 @@ class BlockStored(msgspec.Struct, tag=True, gc=False):
 
     block_hashes: list[Hash]
     parent_block_hash: Hash | None
-    token_ids: list[int]
-    block_size: int
+    token_ids: list[Token]
+    block_size: Size
     lora_id: int | None = None
     medium: str | None = DEVICE
     lora_name: str | None = None
-    extra_keys: list[Any] | None = None
+    extra_keys: list[tuple[Any, ...] | None] | None = None
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
     cache_salt: str | None = None

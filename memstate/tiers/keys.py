@@ -9,8 +9,9 @@ import sys
 from collections.abc import Hashable, Sequence
 from hashlib import blake2b
 
-from memstate.checks import require_salt, whole
+from memstate.checks import whole
 from memstate.errors import InvalidArgument
+from memstate.salts import encode, encode_plain
 from memstate.state.layout import Plane, StateLayout
 from memstate.tiers.records import DIGEST_BYTES, VERSION, require_digest
 from memstate.tokens import BYTES
@@ -90,38 +91,7 @@ def fingerprint(
     if whole("rank", rank, least=0) >= ranks:
         raise InvalidArgument(f"rank {rank}: expected 0 to {ranks - 1}")
     parts = ("memstate", VERSION, sys.byteorder, model, _planes(state), _planes(kv), page_tokens, int(rank), ranks)
-    return blake2b(_encode(parts), digest_size=DIGEST_BYTES).digest()
-
-
-def encode(salt: Hashable) -> bytes:
-    """Returns a salt as bytes that mean the same in every process and that no other salt has.
-
-    Each value carries its type and its size.
-
-    Raises:
-        InvalidArgument: The salt is not one that `require_salt` takes.
-    """
-    return _encode(require_salt(salt))
-
-
-def _encode(value: Hashable) -> bytes:
-    match value:
-        case None:
-            return b"n"
-        case int():
-            value = int(value)
-            return _sized(b"i", int.to_bytes(value, value.bit_length() // 8 + 1, "little", signed=True))
-        case str():
-            return _sized(b"s", str.encode(value, "utf-8", "surrogatepass"))
-        case bytes():
-            return _sized(b"y", value)
-        case tuple():
-            return _sized(b"t", b"".join(map(_encode, value)))
-    raise InvalidArgument(f"{value!r} of {type(value).__name__}: expected None, int, str, bytes, or a tuple of these")
-
-
-def _sized(tag: bytes, data: bytes) -> bytes:
-    return tag + len(data).to_bytes(8, "little") + data
+    return blake2b(encode_plain(parts), digest_size=DIGEST_BYTES).digest()
 
 
 def _planes(layout: StateLayout | None) -> Hashable:

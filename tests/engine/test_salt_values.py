@@ -14,7 +14,8 @@ import pytest
 
 import memstate as ms
 from memstate.checks import NESTED, require_salt, shown
-from memstate.tiers.keys import Keys, encode
+from memstate.salts import encode
+from memstate.tiers.keys import Keys
 from tests.support.splits import TOKENS, Model
 from tests.support.tenants import NOTHING, PAGE, House, T
 from tests.support.virtual import MemoryStore

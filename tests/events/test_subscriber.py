@@ -144,6 +144,33 @@ def test_a_worker_that_begins_again(make: Callable[..., Pair]) -> None:
     assert pair.index.find([1] * 9) == []
 
 
+def test_what_a_worker_told_before_it_began_again_is_not_heard_behind_it(make: Callable[..., Pair]) -> None:
+    """Its last batches wait in the socket while nobody polls, and have higher numbers than the new ones."""
+    pair = make()
+    pair.listen()
+    until(lambda: pair.index.workers == ("w",), pair.turn)
+    source = pair.subscriber._sources["w"]
+    for n in range(3, 8):
+        serve(pair.mem, [n] * 8)
+        pair.events.publish()
+    until(lambda: bool(source.sub.poll(0)), lambda: None)
+    pair.events.close()
+    pair.mem = manager()
+    serve(pair.mem, [2] * 8)
+
+    def begin() -> None:
+        with suppress(ConfigurationError):
+            pair.events = Publisher(pair.mem, pair.events.endpoint, pair.events.replay)
+            pair.events.publish()
+
+    until(lambda: pair.events._feed._cache is pair.mem.prefix, begin)
+    time.sleep(0.3)  # it connects again by itself, unless the reader does
+    until(lambda: pair.knows([2] * 8), pair.turn)
+    serve(pair.mem, [1] * 8)
+    until(lambda: pair.knows([1] * 8), pair.turn)
+    assert [pair.index.find([n] * 9) for n in range(3, 8)] == [[]] * 5
+
+
 def test_rubbish_is_counted_and_costs_what_its_worker_had_told(make: Callable[..., Pair]) -> None:
     pair = make()
     pair.listen()
@@ -152,6 +179,19 @@ def test_rubbish_is_counted_and_costs_what_its_worker_had_told(make: Callable[..
     pair.events._pub.send_multipart((b"", (7).to_bytes(8, "big"), b"rubbish"))
     until(lambda: pair.subscriber.faults == 1, pair.turn)
     assert pair.index.find([1] * 9) == []
+
+
+@pytest.mark.parametrize(
+    "frames", [[b"alone"], [b"", b"short", pack(Batch(0.0, []))], [b"", b"\xff" * 8, pack(Batch(0.0, []))]]
+)
+def test_messages_of_another_shape_are_counted(make: Callable[..., Pair], frames: list[bytes]) -> None:
+    pair = make()
+    pair.listen()
+    until(lambda: pair.index.workers == ("w",), pair.turn)
+    pair.events._pub.send_multipart(frames)
+    until(lambda: pair.subscriber.faults == 1, pair.turn)
+    serve(pair.mem, [1] * 8)
+    until(lambda: pair.knows([1] * 8), pair.turn)
 
 
 @pytest.mark.parametrize(

@@ -202,6 +202,7 @@ CHANGES: dict[str, Callable[[Any, Any], None]] = {
     "hash": lambda config, caches: setattr(config.cache_config, "prefix_caching_hash_algo", "sha256_cbor"),
     "block size": lambda config, caches: object.__setattr__(caches.kv_cache_groups[0].kv_cache_spec, "block_size", 8),
     "layers": lambda config, caches: caches.kv_cache_groups[0].layer_names.append("more"),
+    "overrides": lambda config, caches: setattr(config.model_config.hf_config, "rope_theta", 1e6),
     "layout": lambda config, caches: setattr(caches, "kv_cache_layout", "LBHNC"),
 }
 
@@ -214,6 +215,10 @@ def test_names_tell_configurations_apart(tmp_path: Path, what: str, monkeypatch:
             change(config, caches)
         return naming.configuration(config, caches, "0.33.0")
 
+    def moved(config: Any, caches: Any) -> None:
+        config.model_config.hf_config.name_or_path = "/elsewhere"
+
+    assert digest(moved, 8) == digest(None, 8)  # what the weights are called says `model`
     assert digest(None, 8) == digest(None, 16)  # the number of blocks on the device changes nothing
     assert digest(CHANGES[what], 8) != digest(None, 8)
 

@@ -249,9 +249,11 @@ class Engine:
         self.run()
         return self.loaded_tokens - before
 
-    def step(self) -> None:
-        """One step."""
-        self.execute(self.scheduler.schedule())
+    def step(self) -> bool:
+        """One step; returns whether it computed anything."""
+        output = self.scheduler.schedule()
+        self.execute(output)
+        return bool(output.total_num_scheduled_tokens)
 
     def execute(self, output: Any) -> None:
         """The forward of a step on each rank, and what comes of it."""
@@ -300,16 +302,16 @@ class Engine:
         self.tokens[name].append(self.random.randrange(100))
         return self.tokens[name][-1:]
 
-    def run(self, most: int = 400) -> int:
-        """Steps until nothing is left to do; returns how many."""
-        for steps in range(most):
-            if not self.scheduler.has_requests():
-                return steps
-            self.step()
+    def run(self, most: int = 400) -> None:
+        """Steps until nothing is left to do. Steps that wait for threads are not among the most."""
+        steps, end = 0, time.monotonic() + 60
+        while self.scheduler.has_requests():
+            assert steps < most and time.monotonic() < end, f"{steps} steps, and there are still requests"
+            computed = self.step()
+            steps += computed
             if not self.scheduler.has_unfinished_requests():
                 self.drain()
-            time.sleep(0.0005 if self.connector.scheduler._questions else 0)  # threads ask the store
-        raise AssertionError(f"{most} steps, and there are still requests")
+            time.sleep(0 if computed else 0.0005)  # threads ask, read and write the store
 
     def require_clean(self) -> None:
         """Nothing is held: neither blocks of vLLM, nor records, nor pins."""

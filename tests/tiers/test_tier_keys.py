@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from memstate import Plane, StateLayout
 from memstate.errors import InvalidArgument
+from memstate.salts import encode
 from memstate.tiers import keys as module
-from memstate.tiers.keys import Keys, encode, fingerprint
+from memstate.tiers.keys import Keys, fingerprint
 from memstate.tokens import encode as encode_tokens
 
 STATE = StateLayout((Plane("conv", (6, 3), torch.bfloat16), Plane("ssm", (2, 4, 4), torch.float32)), layers=3)

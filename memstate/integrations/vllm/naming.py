@@ -5,20 +5,23 @@
 vLLM's hash stands for all tokens up to the block's end, the salt, LoRA and the images; not for the model.
 """
 
+import json
 import sys
 from collections.abc import Hashable, Sequence
 from hashlib import blake2b
 from typing import Any
 
-from memstate.tiers.keys import encode
+from memstate.salts import encode
 from memstate.tiers.records import DIGEST_BYTES, VERSION
+
+LIBRARY = "transformers_version"  # it says nothing about the model
 
 
 def configuration(vllm_config: Any, kv_cache_config: Any, version: str, model: str | None = None) -> bytes:
     """Returns 32 bytes for all of vLLM's configuration that changes what is in a block.
 
-    These are the model, its revision, dtypes and quantisation, the ranks, the layers and block sizes of each group,
-    where they lie in a block, how vLLM hashes tokens, and its version.
+    These are the model, its revision and its own configuration, dtypes and quantisation, the ranks, the layers and
+    block sizes of each group, where they lie in a block, how vLLM hashes tokens, and its version.
 
     Args:
         vllm_config: vLLM's configuration.
@@ -30,6 +33,7 @@ def configuration(vllm_config: Any, kv_cache_config: Any, version: str, model: s
     parts: tuple[Hashable, ...] = (
         ("memstate", VERSION, sys.byteorder, "vllm", version),
         (model or weights.model, _text(weights.revision), _text(weights.dtype), _text(weights.quantization)),
+        _described(weights.hf_config),
         (_text(cache.cache_dtype), _text(cache.mamba_cache_dtype), _text(cache.mamba_ssm_cache_dtype)),
         (parallel.tensor_parallel_size, parallel.pipeline_parallel_size, parallel.decode_context_parallel_size),
         (_text(cache.prefix_caching_hash_algo), _text(kv_cache_config.kv_cache_layout)),
@@ -83,6 +87,12 @@ def geometry(regions: Sequence[int], layers: Sequence[Hashable]) -> bytes:
         layers: What each layer's tensors look like.
     """
     return _digest(repr((tuple(regions), tuple(layers))).encode())
+
+
+def _described(model: Any) -> str:
+    """Returns a model's configuration with what overrides changed in it, such as how positions are encoded."""
+    fields = {name: value for name, value in model.to_dict().items() if name not in ("_name_or_path", LIBRARY)}
+    return json.dumps(fields, sort_keys=True, default=str)
 
 
 def _group(group: Any) -> Hashable:

@@ -80,6 +80,7 @@ NEAR = {
     **dict.fromkeys(("memstate/engine/parts.py", "memstate/engine/pool.py"), OWNERS + STREAMS),
     "memstate/slots/inspect.py": ["audit", "audit_owners", "gap"],
     "memstate/checks.py": ["salt_values", "refusals", "misuse", "prefix_refusals", "tiers_gaps"],
+    "memstate/salts.py": ["tier_keys", "salt_values", "salts_below"],
     "memstate/tiers/keys.py": ["tier_keys", "salt_values", "salts_below", "tiers_gaps"],
     "memstate/tiers/handover/handover.py": ["resplit", "handover", "salts_below"],
     **{f"memstate/tiers/host/{name}.py": PREFETCH for name in ("cache", "pool")},

@@ -1,0 +1,43 @@
+"""Salts as bytes that mean the same in every process and on every machine."""
+
+from collections.abc import Hashable
+
+from memstate.checks import require_salt
+from memstate.errors import InvalidArgument
+
+
+def encode(salt: Hashable) -> bytes:
+    """Returns a salt as bytes that mean the same in every process and that no other salt has.
+
+    Raises:
+        InvalidArgument: The salt is not one that `require_salt` takes.
+    """
+    return encode_plain(require_salt(salt))
+
+
+def encode_plain(value: Hashable) -> bytes:
+    """Returns a plain value as bytes. Each carries its type and its size.
+
+    Args:
+        value: None, an int, a text, bytes, or a tuple of these.
+
+    Raises:
+        InvalidArgument: It is something else.
+    """
+    match value:
+        case None:
+            return b"n"
+        case int():
+            value = int(value)
+            return _sized(b"i", int.to_bytes(value, value.bit_length() // 8 + 1, "little", signed=True))
+        case str():
+            return _sized(b"s", str.encode(value, "utf-8", "surrogatepass"))
+        case bytes():
+            return _sized(b"y", value)
+        case tuple():
+            return _sized(b"t", b"".join(map(encode_plain, value)))
+    raise InvalidArgument(f"{value!r} of {type(value).__name__}: expected None, int, str, bytes, or a tuple of these")
+
+
+def _sized(tag: bytes, data: bytes) -> bytes:
+    return tag + len(data).to_bytes(8, "little") + data

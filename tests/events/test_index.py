@@ -1,0 +1,102 @@
+"""What an index does with events that nobody should send: it forgets no more than they say, and answers."""
+
+import subprocess
+import sys
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+
+from memstate.errors import InvalidArgument
+from memstate.events import Batch, BlockRemoved, BlockStored, Index
+from memstate.events.wire import unpack
+from tests.support.sources import ROOT
+
+STORED = {"type": "BlockStored", "block_hashes": [1], "parent_block_hash": None, "token_ids": [5, 6], "block_size": 2}
+
+
+def told(*events: Any) -> Index:
+    """An index of one worker."""
+    index = Index()
+    index.apply("w", Batch(0.0, list(events)))
+    return index
+
+
+def test_a_block_that_is_told_again_with_other_tokens() -> None:
+    index = told(BlockStored([1], None, [5, 6], 2), BlockStored([1], None, [7, 8], 2))
+    assert (index.find([5, 6, 9]), index.find([7, 8, 9])) == ([], [("w", 2, 2)])
+    index.apply("w", Batch(0.0, [BlockRemoved([1])]))
+    assert index.find([5, 6, 9]) == index.find([7, 8, 9]) == []
+    assert not (index._workers["w"]._next or index._workers["w"]._step)
+
+
+def test_a_block_stays_while_another_medium_has_it() -> None:
+    """Engines tell of blocks in host memory, too."""
+    index = told(BlockStored([1], None, [5, 6], 2), BlockStored([1], None, [5, 6], 2, medium="CPU"))
+    index.apply("w", Batch(0.0, [BlockRemoved([1], medium="GPU")]))
+    assert index.find([5, 6, 9]) == [("w", 2, 2)]
+    index.apply("w", Batch(0.0, [BlockRemoved([1], medium="GPU"), BlockRemoved([2], medium="CPU")]))
+    assert index.find([5, 6, 9]) == [("w", 2, 2)]
+    index.apply("w", Batch(0.0, [BlockRemoved([1], medium="CPU")]))
+    assert index.find([5, 6, 9]) == []
+    index = told(BlockStored([1], None, [5, 6], 2), BlockStored([1], None, [5, 6], 2, medium="CPU"))
+    index.apply("w", Batch(0.0, [BlockRemoved([1], medium=None)]))  # from everywhere
+    assert index.find([5, 6, 9]) == []
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"token_ids": [5, 2**63]},
+        {"block_size": 0},
+        {"block_size": -2},
+        {"extra_keys": [5]},
+        {"extra_keys": ["text"]},
+        {"block_hashes": [None]},
+        {"token_ids": [[5, 6], [6, 7]]},
+    ],
+    ids=str,
+)
+def test_fields_that_mean_nothing_are_no_batch(wrong: dict[str, Any]) -> None:
+    assert unpack(msgspec.msgpack.encode([0.0, [STORED]])).events
+    with pytest.raises(InvalidArgument, match="no batch"):
+        unpack(msgspec.msgpack.encode([0.0, [STORED | wrong]]))
+
+
+def drawn(draw: Random) -> dict[str, Any]:
+    """An event of the right shape that may mean anything."""
+    return {
+        "type": draw.choice(["BlockStored", "BlockStored", "BlockRemoved", "AllBlocksCleared"]),
+        "block_hashes": [draw.randrange(6) for _ in range(draw.randrange(4))],
+        "parent_block_hash": draw.choice([None, draw.randrange(6)]),
+        "token_ids": [draw.randrange(3) for _ in range(draw.choice([0, 2, 4, 6]))],
+        "block_size": draw.choice([2, 2, 2, 1, 4]),
+        "group_idx": draw.choice([None, 0, 1, -7]),
+        "kv_cache_spec_kind": draw.choice([None, "mamba", "full_attention", "z"]),
+        "extra_keys": draw.choice([None, [], [None], [[]], [["a"]], [["a", b"b", [1]]]]),
+        "cache_salt": draw.choice([None, "a"]),
+        "medium": draw.choice([None, "GPU", "CPU"]),
+    }
+
+
+def test_whatever_is_told_the_index_answers_and_keeps_no_more_than_it_was_told() -> None:
+    draw = Random(0)
+    for _ in range(60):
+        index = Index()
+        for _ in range(20):
+            batch = unpack(msgspec.msgpack.encode([0.0, [drawn(draw) for _ in range(draw.randrange(1, 4))]]))
+            index.apply("w", batch)
+            for tag in (None, "a"):
+                assert len(index.find([draw.randrange(3) for _ in range(9)], tag=tag)) <= 1
+            blocks = index._workers["w"]
+            assert set(blocks._step) <= set(blocks._groups)
+            assert set(blocks._next.values()) <= set(blocks._step)
+            assert all(blocks._step[block] == step for step, block in blocks._next.items())
+
+
+def test_readers_load_no_torch() -> None:
+    """A router needs none."""
+    code = "import sys; from memstate.events import Subscriber, salt_tag; salt_tag('a'); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False"]

@@ -195,12 +195,17 @@ class Batched:
         Syncs: no.
         """
         buffer = req.kv.mamba_ping_pong_track_buffer
-        if buffer is None or idx not in range(len(buffer)):
+        if buffer is None or not 0 <= idx < len(buffer.empty):
             raise InvalidArgument(f"entry {idx} of {buffer} of request {req.rid!r}: expected one of its entries")
-        one = isinstance(value, Tensor) and value.numel() == 1 and is_ids(value.dtype)
-        if not one and (isinstance(value, Tensor) or value != -1):
+        if isinstance(value, Tensor) and value.numel() == 1 and value.dtype is not torch.int64 and is_ids(value.dtype):
+            value = value.to(self._none)
+        if not isinstance(value, Tensor):
+            right = value == -1
+        else:
+            right = value.dtype is torch.int64 and value.numel() == 1
+        if not right:
             raise InvalidArgument(f"slot {value!r}: expected a tensor with one id, or -1")
-        slot = buffer.put(idx, value.to(self._none) if isinstance(value, Tensor) else None)
+        slot = buffer.put(idx, value if isinstance(value, Tensor) else None)
         self._changes.append((req.kv.req_pool_idx, idx, slot))
 
     def donate_mamba_ping_pong_slot(self, req: Any, new_slot: Tensor) -> Tensor:

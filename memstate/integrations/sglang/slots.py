@@ -49,9 +49,11 @@ class MambaSlotAllocator:
         self.slots = SlotAllocator(size, Backend("auto", device), dtype=torch.int64, verify=False)
         self._copy = copy
         self._none = torch.empty(0, dtype=torch.int64, device=device)
+        self._device = self._none.device
         self._stock = self._group = self._none  # claimed and not handed out
         self._freed: list[tuple[Tensor, int]] = []  # and how many slots had been handed out since the first of them
         self._handed: list[Tensor] = []
+        self._count_handed = 0
 
     def __repr__(self) -> str:
         return f"MambaSlotAllocator({self.slots.free + self._stock.numel()} of {self.size} slots free)"
@@ -119,12 +121,14 @@ class MambaSlotAllocator:
 
         Syncs: no.
         """
-        strided = isinstance(free_index, Tensor) and free_index.layout == torch.strided and not free_index.is_meta
-        if not strided or not is_ids(free_index.dtype):
+        strided = isinstance(free_index, Tensor) and free_index.layout is torch.strided
+        if strided and free_index.dtype is torch.int64 and free_index.device == self._device:
+            mine = free_index.clone() if self._copy else free_index
+        elif strided and not free_index.is_meta and is_ids(free_index.dtype):
+            mine = free_index.to(self._device, torch.int64)
+        else:
             raise InvalidArgument(f"free({free_index!r}): expected slot ids, such as alloc() returned")
-        mine = free_index.to(self._none.device, torch.int64)
-        handed = sum(ids.numel() for ids in self._handed) if self._handed else 0
-        self._freed.append((mine.clone() if self._copy and mine is free_index else mine, handed))
+        self._freed.append((mine, self._count_handed))
 
     def alloc_group_begin(self, num_reqs: int) -> None:
         """Opens a group: claims a slot for each request, in one launch, for calls that want one.
@@ -162,7 +166,7 @@ class MambaSlotAllocator:
         Syncs: yes.
         """
         self._stock, self._group, self._freed = self._none, self._none, []
-        self._handed = []
+        self._handed, self._count_handed = [], 0
         self.slots.reset()
 
     def check(self) -> None:
@@ -187,18 +191,20 @@ class MambaSlotAllocator:
         """Notes slots that are handed out while others wait for their release."""
         if self._freed:
             self._handed.append(ids)
+            self._count_handed += len(ids)
         return ids
 
     def _release(self) -> None:
         """Releases what was freed, together with the stock: so the device sees a slot of the stock that was freed."""
-        freed = sorted(self._freed, key=lambda each: each[0].dim() == 0)  # single ones last: they are stacked
-        many = [ids.reshape(-1) for ids, _ in freed if ids.dim()]
-        single = [ids for ids, _ in freed if not ids.dim()]
-        given = [*many, torch.stack(single)] if single else many
-        if given and (self._handed or self._group.numel()):
-            given = [self._owned(torch.cat(given), [at for ids, at in freed for _ in range(ids.numel())])]
+        many = [each for each in self._freed if each[0].dim()]
+        single = [each for each in self._freed if not each[0].dim()]
+        given = [ids if ids.dim() == 1 else ids.reshape(-1) for ids, _ in many]
+        given += [torch.stack([ids for ids, _ in single])] if single else []
+        if given and (self._handed or len(self._group)):
+            handed = [at for ids, at in many for _ in range(ids.numel())] + [at for _, at in single]
+            given = [self._owned(torch.cat(given), handed)]
         given = [self._stock, *given] if self._stock.numel() or not given else given
-        self._stock, self._freed, self._handed = self._none, [], []
+        self._stock, self._freed, self._handed, self._count_handed = self._none, [], [], 0
         ids = given[0] if len(given) == 1 else torch.cat(given)
         if ids.numel():
             self.slots.release(ids)

@@ -199,10 +199,8 @@ class Batched:
             raise InvalidArgument(f"entry {idx} of {buffer} of request {req.rid!r}: expected one of its entries")
         if isinstance(value, Tensor) and value.numel() == 1 and value.dtype is not torch.int64 and is_ids(value.dtype):
             value = value.to(self._none)
-        if not isinstance(value, Tensor):
-            right = value == -1
-        else:
-            right = value.dtype is torch.int64 and value.numel() == 1
+        one = isinstance(value, Tensor) and value.dtype is torch.int64 and value.numel() == 1
+        right = one or (not isinstance(value, Tensor) and value == -1)
         if not right:
             raise InvalidArgument(f"slot {value!r}: expected a tensor with one id, or -1")
         slot = buffer.put(idx, value if isinstance(value, Tensor) else None)

@@ -4,11 +4,13 @@ The tree, the policies and the order of eviction are those of a manager's cache.
 is returned, and the engine frees it.
 """
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
+from memstate import logs
 from memstate.checks import NotCopied, is_count, require_salt, shown
 from memstate.errors import InvalidArgument
 from memstate.guard import Guard
@@ -19,6 +21,8 @@ from memstate.prefix.tree import Found, Node
 from memstate.requests.handles import Snapshot
 from memstate.stats import PrefixStats
 from memstate.tokens import BYTES, Tokens, encode
+
+LOG = logs.logger("prefix")
 
 
 class Gone(NamedTuple):
@@ -72,6 +76,7 @@ class Hit:
     _node: Node | None = field(default=None, repr=False)
     _found: Found | None = field(default=None, repr=False)
     _tokens: int = field(default=0, repr=False)
+    _part: "PrefixPart | None" = field(default=None, repr=False)
 
 
 class Inserted(NamedTuple):
@@ -125,7 +130,7 @@ class PrefixPart(NotCopied):
     Args:
         page_size: Tokens of a KV page.
         settings: Policies and limits. `placement` and `evict` mean nothing here.
-        heard: Is told of each change, such as for routers.
+        heard: Is told of each change after it, such as for routers. Its errors are logged, and nothing is lost by them.
 
     Raises:
         InvalidArgument: `page_size` is not a whole number from 1 on.
@@ -179,7 +184,7 @@ class PrefixPart(NotCopied):
         length, kv = (node.end if node else 0) * self._size, found.kv * self._size
         state = node.snapshot.register if node and node.snapshot else None
         pages = self._contents.tree.pages_to(node) if node else []
-        return Hit(length, pages, state, kv if kv > length else None, 0, node, found, len(key) // BYTES)
+        return Hit(length, pages, state, kv if kv > length else None, 0, node, found, len(key) // BYTES, self)
 
     def lock(self, hit: Hit) -> None:
         """Keeps what was found until `unlock`, and notes that a request starts from it.
@@ -188,10 +193,11 @@ class PrefixPart(NotCopied):
             hit: What `match` returned. It can be locked more than once.
 
         Raises:
-            InvalidArgument: Its state has been evicted since: match again.
+            InvalidArgument: Its state has been evicted since: match again. Or another cache returned it.
 
         Syncs: no.
         """
+        self._require_own(hit)
         node, found = hit._node, hit._found
         if node is not None and hit.state is not None:
             if hit.state not in self._contents.nodes or self._contents.nodes[hit.state] is not node:
@@ -217,10 +223,11 @@ class PrefixPart(NotCopied):
             KV that no request can use any more, where the policy gives it up.
 
         Raises:
-            InvalidArgument: It is not locked.
+            InvalidArgument: It is not locked, or another cache returned it.
 
         Syncs: no.
         """
+        self._require_own(hit)
         if not hit.locks:
             raise InvalidArgument(f"{hit} is not locked")
         hit.locks -= 1
@@ -256,16 +263,21 @@ class PrefixPart(NotCopied):
             raise InvalidArgument(
                 f"{len(key) // BYTES} tokens and {len(pages)} pages of {self._size}: expected whole ones, an id each"
             )
+        if not ((set(map(type, pages)) <= {int} and min(pages) >= 0) or all(is_count(page) for page in pages)):
+            raise InvalidArgument(f"pages {shown(pages)}: expected ids, whole numbers of 0 or more")
+        if len(set(pages)) < len(pages):
+            raise InvalidArgument(f"pages {shown(pages)}: expected each id once")
         if state is not None and (not is_count(state) or not state or state in contents.nodes):
             raise InvalidArgument(f"state {shown(state)}: expected an id from 1 on that the cache does not have")
         found = contents.tree.find(key, salt)
         above = found.stated.end if found.stated else 0
+        new = state is not None and above != len(pages)
+        kept = new and self._states.admits(Place(len(pages), above, "end"))  # a policy may raise: nothing has changed
         node, had = contents.tree.insert(key, list(pages), salt)
         if had < len(pages):
             if node.parent is not None:
                 self._kv.dropped(node.parent)
             self._kv.leaf(node)
-        kept = state is not None and not node.snapshot and self._states.admits(Place(len(pages), above, "end"))
         if kept:
             assert state is not None
             self._uses += 1
@@ -273,8 +285,8 @@ class PrefixPart(NotCopied):
             contents.nodes[state] = node
             self._states.added(node, "end")
         if self._heard and (kept or had < len(pages)):
-            new = [state] if kept and state is not None else []
-            self._heard(Change(True, salt, len(key) // BYTES, list(pages[had:]), new))
+            came = [state] if kept and state is not None else []
+            self._tell(Change(True, salt, len(key) // BYTES, list(pages[had:]), came))
         if contents.settings.most_states is not None:
             contents.evict_states(len(contents.nodes) - contents.settings.most_states)
         return Inserted(had * self._size, kept, self._given())
@@ -316,5 +328,16 @@ class PrefixPart(NotCopied):
     def _given(self) -> Gone:
         gone, self._lent.gone = self._lent.gone, Gone([], [])
         if self._heard and (gone.pages or gone.states):
-            self._heard(Change(False, None, 0, *gone))
+            self._tell(Change(False, None, 0, *gone))
         return gone
+
+    def _tell(self, change: Change) -> None:
+        assert self._heard is not None
+        try:
+            self._heard(change)
+        except Exception as error:
+            logs.event(LOG, logging.ERROR, "not heard", why=f"{type(error).__name__}: {error}")
+
+    def _require_own(self, hit: Hit) -> None:
+        if hit._part is not self:
+            raise InvalidArgument(f"{hit} is of another cache: expected what match() of this one returned")

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 import memstate as ms
-from tests.support.sglang import Engine, leave_out_torchvision, make_pool
+from memstate.cli.bench.no_torchvision import leave_out_torchvision
+from tests.support.sglang import Engine, make_pool
 
 pytest.importorskip("sglang", reason="needs SGLang, see docs/sglang.md")
 leave_out_torchvision()
@@ -203,6 +204,41 @@ def test_an_admission_without_enough_slots_changes_nothing() -> None:
     assert (before.available_size(), before.mamba_allocator.available_size()) != (2, 4)
     assert pool.alloc(more[:1]) is not None
     assert pool.alloc(requests(3)) is None  # rows
+
+
+def test_an_admission_takes_the_slots_of_an_open_group() -> None:
+    """As SGLang's, whose requests claim one slot each: here the group has what they need."""
+    for pool in pools():
+        pool.mamba_allocator.alloc_group_begin(3)
+        assert pool.alloc(requests(3)) is not None
+        pool.mamba_allocator.alloc_group_end()
+        assert pool.mamba_allocator.available_size() == 1
+    _, pool = pools()
+    pool.mamba_allocator.alloc_group_begin(9)
+    with pytest.raises(ms.OutOfSlots):
+        pool.alloc(requests(4))
+    assert pool.mamba_allocator.schedulable_available_size() == 10
+
+
+def test_wrong_requests_and_slots_change_nothing() -> None:
+    _, pool = pools()
+    a, b = requests(2)
+    with pytest.raises(ms.InvalidArgument, match="each once"):
+        pool.alloc([a, b, a])
+    assert (pool.available_size(), pool.mamba_allocator.available_size()) == (4, 10)
+    pool.alloc([a, b])
+    before = pool.req_index_to_mamba_ping_pong_track_buffer_mapping.tolist()
+    for at, value in ((0, 7), (0, None), (0, torch.tensor([7, 8])), (0, torch.tensor(7.0)), (-1, -1), (2, -1)):
+        with pytest.raises(ms.InvalidArgument):
+            pool.set_mamba_ping_pong_slot(a, at, value)
+    assert pool.req_index_to_mamba_ping_pong_track_buffer_mapping.tolist() == before
+    pool.set_mamba_ping_pong_slot(a, 0, torch.tensor(9, dtype=torch.int32))
+    assert pool.req_index_to_mamba_ping_pong_track_buffer_mapping[a.kv.req_pool_idx, 0] == 9
+    pool.free_mamba_cache(a)
+    with pytest.raises(ms.InvalidArgument, match="entry 0"):
+        pool.set_mamba_ping_pong_slot(a, 0, -1)
+    with pytest.raises(ms.InvalidArgument, match="no tracked state"):
+        pool.donate_mamba_ping_pong_slot(a, torch.tensor([9]))
 
 
 @pytest.mark.parametrize("keep", [None, 0, 1])

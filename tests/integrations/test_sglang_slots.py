@@ -76,6 +76,50 @@ def test_wrong_frees_change_nothing_and_are_found(slots: MambaSlotAllocator) -> 
     slots.check()
 
 
+@pytest.mark.parametrize("grouped", [False, True], ids=["stock", "group"])
+def test_a_second_free_of_a_slot_that_waits_to_be_handed_out(slots: MambaSlotAllocator, grouped: bool) -> None:
+    """Its first free was right. Nobody owned it since, so the second one gives it to nobody."""
+    first = slots.alloc(3)
+    assert first is not None
+    slots.free(first)
+    assert slots.available_size() == 5
+    if grouped:
+        slots.alloc_group_begin(3)
+    owned = [slots.alloc(1)]
+    slots.free(first[1:2])  # waits in the stock or the group
+    owned += [slots.alloc(1) for _ in range(2)]
+    slots.free(first[1:2])  # this one is right
+    slots.alloc_group_end()
+    owned[1] = slots.alloc(1)
+    owned += [slots.alloc(1) for _ in range(3)]
+    assert sorted(int(each) for each in owned if each is not None) == [1, 2, 3, 4, 5]
+    assert slots.available_size() == 0
+    with pytest.raises(DeviceFault, match="the first on 7"):
+        slots.check()
+
+
+@pytest.mark.parametrize("kind", [torch.int8, torch.int32, torch.uint8, torch.uint16, torch.uint64])
+def test_ids_of_other_kinds(slots: MambaSlotAllocator, kind: torch.dtype) -> None:
+    owned = slots.alloc(4)
+    assert owned is not None
+    slots.free(owned[::2].to(kind))
+    slots.free(owned[1])
+    assert (slots.available_size(), slots.free_slots.tolist()) == (4, [1, 2, 3, 5])
+
+
+@pytest.mark.parametrize("wrong", [torch.empty(2, dtype=torch.int64, device="meta"), torch.tensor([1j])])
+def test_what_is_refused_loses_nothing(slots: MambaSlotAllocator, wrong: torch.Tensor) -> None:
+    owned = slots.alloc(1)
+    assert owned is not None
+    with pytest.raises(InvalidArgument):
+        slots.free(wrong)
+    for number in (None, -1, "1"):
+        with pytest.raises(InvalidArgument):
+            slots.alloc_group_begin(number)  # type: ignore[arg-type]
+    slots.free(owned)
+    assert (slots.available_size(), len(slots.free_slots)) == (5, 5)
+
+
 def test_groups(slots: MambaSlotAllocator) -> None:
     slots.alloc_group_begin(3)
     assert (slots.available_size(), slots.schedulable_available_size()) == (2, 5)

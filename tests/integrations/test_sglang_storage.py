@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import memstate as ms
-from tests.support.sglang import leave_out_torchvision
+from memstate.cli.bench.no_torchvision import leave_out_torchvision
 
 pytest.importorskip("sglang", reason="needs SGLang, see docs/sglang.md")
 leave_out_torchvision()
@@ -108,3 +108,67 @@ def test_names_keep_ranks_and_formats_apart(tmp_path: Path) -> None:
     assert cache.get("k", torch.zeros(3)) is None  # another size
     with pytest.raises(ms.InvalidArgument, match="target_location"):
         cache.get("k")
+
+
+@pytest.mark.parametrize("spoil", ["cut", "long", "changed", "foreign"])
+def test_damaged_records_are_not_found(tmp_path: Path, spoil: str) -> None:
+    """The place keeps its bytes. Another process that writes the record again mends it."""
+    cache, other = (storage.StoreStorage(config(), ms.FileStore(tmp_path / "s")) for _ in range(2))
+    assert cache.batch_set(["a", "b"], [torch.ones(4), torch.zeros(4)])
+    paths = {path.name: path for path in (tmp_path / "s").rglob("kv-*")}
+    path = paths[cache.name("a")]
+    raw = path.read_bytes()
+    changed = raw[:-1] + bytes([raw[-1] ^ 1])
+    path.write_bytes({"cut": raw[:-1], "long": raw + b"x", "changed": changed}.get(
+        spoil, paths[cache.name("b")].read_bytes()
+    ))  # fmt: skip
+    place = torch.full((4,), 7.0)
+    assert other.get("a", place) is None and place.tolist() == [7.0] * 4
+    assert torch.equal(cache.get("b", place), torch.zeros(4))
+
+
+class Registered(ms.FileStore):
+    """Takes buffers in registered memory alone, as Mooncake does."""
+
+    memory: list[torch.Tensor]
+
+    def register(self, memory: torch.Tensor) -> None:
+        self.memory = [*getattr(self, "memory", []), memory]
+
+    def get(self, names: Any, buffers: Any) -> Any:
+        self.require(buffers)
+        return super().get(names, buffers)
+
+    def put(self, names: Any, buffers: Any) -> Any:
+        self.require(buffers)
+        return super().put(names, buffers)
+
+    def require(self, buffers: Any) -> None:
+        for buffer in buffers:
+            inside = [each.data_ptr() <= buffer.ctypes.data for each in self.memory
+                      if buffer.ctypes.data + buffer.size <= each.data_ptr() + each.numel()]  # fmt: skip
+            assert any(inside)
+
+
+def test_records_pass_through_memory_that_the_store_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In parts, where they are too many for it; a record that is longer than all of it gets more."""
+    monkeypatch.setattr(import_module("memstate.integrations.sglang.staging"), "MOST", 64)
+    store = Registered(tmp_path / "s")
+    cache = storage.StoreStorage(config(), store)
+    values = [torch.arange(n, dtype=torch.uint8) for n in (20, 30, 8, 50, 1, 200, 60)]
+    keys = [str(i) for i in range(len(values))]
+    assert cache.batch_set(keys[:5], values[:5]) and cache.batch_set(keys, values)
+    found = cache.batch_get([*keys, "x"], [*(torch.zeros_like(value) for value in values), torch.zeros(3)])
+    assert found[-1] is None and all(map(torch.equal, found[:-1], values))
+    assert [memory.numel() for memory in store.memory] == [64, 256, 256]
+
+
+def test_wrong_values_and_pools_are_refused() -> None:
+    ours = storage.StoreStorage(config(), SimpleNamespace())
+    for call in (
+        lambda: ours.set("k"), lambda: ours.set("k", [1]), lambda: ours.batch_set(["k"]), lambda: ours.batch_get(["k"]),
+        lambda: ours.batch_set(["k", "l"], [torch.zeros(1)]),
+        lambda: ours.batch_get_v2([moved(PAGES, ["k"], [0])]), lambda: ours.batch_set_v2([moved(PAGES, ["k"], [0])]),
+    ):  # fmt: skip
+        with pytest.raises(ms.InvalidArgument):
+            call()

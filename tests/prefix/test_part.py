@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from memstate import InvalidArgument, Prefix
+from memstate import ConfigurationError, InvalidArgument, Prefix
 from memstate.prefix.part import Change, Gone, Hit, PrefixPart
-from memstate.prefix.policies import Lru, Place
+from memstate.prefix.policies import Lru, Place, ReturnRatePages
 
 
 def test_what_was_inserted_is_found() -> None:
@@ -82,12 +82,54 @@ def test_locks_keep_what_was_found() -> None:
         lambda: PrefixPart(0), lambda: PrefixPart(2).insert([1, 2, 3], [1], 1), lambda: PrefixPart(2).insert([], []),
         lambda: PrefixPart(1).insert([1], [1], 0), lambda: PrefixPart(1).evict(pages=-1),
         lambda: PrefixPart(1).insert([1, 2], [1]), lambda: PrefixPart(1).match([1], salt=[]),
-        lambda: PrefixPart(1).insert([1], [1], salt=[]),
+        lambda: PrefixPart(1).insert([1], [1], salt=[]), lambda: PrefixPart(1).insert([1], [-1]),
+        lambda: PrefixPart(1).insert([1], [None]), lambda: PrefixPart(1).insert([1], [1.0]),
+        lambda: PrefixPart(1).insert([1, 2], [3, 3]), lambda: PrefixPart(1).lock(PrefixPart(1).match([1])),
     ],
 )  # fmt: skip
 def test_misuse_is_refused(call: Any) -> None:
     with pytest.raises(InvalidArgument):
         call()
+
+
+def test_an_error_of_the_listener_loses_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    def heard(change: Change) -> None:
+        raise KeyError(change.stored)
+
+    cache = PrefixPart(1, heard=heard)
+    assert cache.insert([1, 2], [10, 11], 7).kept
+    assert cache.evict(pages=2) == Gone([10, 11], [7])
+    assert caplog.messages == ["not heard why='KeyError: True'", "not heard why='KeyError: False'"]
+
+
+class Refusing(Lru):
+    """Raises an error for each state."""
+
+    def admits(self, place: Place) -> bool:
+        raise KeyError(place)
+
+
+def test_an_error_of_the_policy_changes_nothing() -> None:
+    cache = PrefixPart(1, Prefix(states=Refusing()))
+    with pytest.raises(KeyError):
+        cache.insert([1, 2], [10, 11], 7)
+    assert (cache.match([1, 2, 3]).branch, cache.evictable) == (None, (0, 0))
+
+
+def test_pages_by_return_rate_need_states_by_return_rate() -> None:
+    with pytest.raises(ConfigurationError, match="Lru"):
+        ReturnRatePages(Lru())  # type: ignore[arg-type]
+
+
+def test_a_hit_of_another_cache_cannot_be_unlocked() -> None:
+    cache, other = PrefixPart(1), PrefixPart(1)
+    for each in (cache, other):
+        each.insert([1, 2], [10, 11], 7)
+    hit = cache.match([1, 2, 3])
+    cache.lock(hit)
+    with pytest.raises(InvalidArgument, match="another cache"):
+        other.unlock(hit)
+    assert (other.evictable, cache.evictable) == ((2, 1), (0, 0))
 
 
 @pytest.mark.parametrize("seed", range(4))

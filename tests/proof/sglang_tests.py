@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.sglang import leave_out_torchvision
+from memstate.cli.bench.no_torchvision import leave_out_torchvision
 
 FILES = (
     "mem_cache/test_mamba_slot_allocator.py",

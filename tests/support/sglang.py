@@ -1,73 +1,15 @@
-"""SGLang on a machine without a GPU: what its modules need to be imported, and pools and requests of it."""
+"""SGLang on a machine without a GPU: pools and requests of it."""
 
-import sys
 from array import array
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from copy import copy
 from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
-from importlib.util import find_spec
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import torch
-
-
-class Anything(type):
-    """A class that has every attribute: another such class."""
-
-    def __getattr__(cls, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return Anything(name, (), {})
-
-    def __call__(cls, *given: Any, **named: Any) -> Any:
-        return object.__new__(cls)
-
-
-class StandIn(ModuleType):
-    """A module of torchvision where that is left out: every name in it is such a class."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.__path__: list[str] = []
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return Anything(name, (), {})
-
-
-class Finder(MetaPathFinder, Loader):
-    """Finds torchvision and what is in it."""
-
-    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        return ModuleSpec(name, self, is_package=True) if name.split(".")[0] == "torchvision" else None
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        return StandIn(spec.name)
-
-    def exec_module(self, module: ModuleType) -> None:
-        pass
-
-
-def leave_out_torchvision() -> None:
-    """SGLang's models import it, and its build for a CPU does not always fit torch's."""
-    with suppress(ValueError):
-        if find_spec("torchvision") is None:
-            from transformers.utils.import_utils import is_torchvision_available
-
-            assert not is_torchvision_available()  # it remembers the answer
-            sys.meta_path.append(Finder())
-            import transformers
-
-            try:
-                _ = transformers.AutoImageProcessor.register
-            except ImportError:  # older ones refuse without torchvision
-                transformers.AutoImageProcessor = Anything("AutoImageProcessor", (), {})
 
 
 class Engine:

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from memstate.cli.bench.clock import host_seconds
+from memstate.cli.bench.no_torchvision import leave_out_torchvision
 
 NAME = "sglang"
 NAMES = {
@@ -52,12 +53,11 @@ def imported(names: Mapping[str, str]) -> SimpleNamespace:
         ImportError: In one line.
     """
     if importlib.util.find_spec("sglang") is None:
-        raise ImportError(
-            "sglang is not installed: pip install --no-deps sglang==0.5.23, torchvision, and what it then misses"
-        )
+        raise ImportError("sglang is not installed: pip install --no-deps sglang==0.5.23, and what it then misses")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            leave_out_torchvision()
             found = {name: getattr(import_module(f"sglang.srt.{at}"), name) for name, at in names.items()}
             context = import_module("sglang.srt.runtime_context").get_context()
             if not context.is_config_namespace_published("exec"):

@@ -5,6 +5,7 @@ track       the track buffer of a request, entries on the host
 states      `MambaPool`: SGLang's tensors as planes
 rows        `HybridReqToTokenPool` and `HybridMambaDecodeReqToTokenPool`: rows of requests and their slots
 storage     a HiCache storage over a store
+staging     the memory that its records pass through
 replace     `in_place`: puts these classes in the place of SGLang's, for a run
 names       SGLang's names and ours, as data
 """

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from memstate.errors import InvalidArgument, OutOfSlots
-from memstate.integrations.sglang.slots import MambaSlotAllocator
+from memstate.integrations.sglang.slots import MambaSlotAllocator, is_ids
 from memstate.integrations.sglang.states import MambaPool
 from memstate.integrations.sglang.track import TrackBuffer
 
@@ -80,9 +80,12 @@ class Batched:
 
         Raises:
             OutOfSlots: too few slots are free; nothing changed.
+            InvalidArgument: a request is there twice; nothing changed.
 
         Syncs: no.
         """
+        if len({id(req) for req in reqs}) < len(reqs):
+            raise InvalidArgument(f"requests {[req.rid for req in reqs]}: expected each once")
         fresh = [req for req in reqs if req.kv.req_pool_idx is None]
         if len(fresh) > self.available_size():  # type: ignore[attr-defined]
             return None
@@ -119,9 +122,13 @@ class Batched:
         return torch.tensor(numbers, dtype=torch.int64, pin_memory=on_gpu).to(self.device, non_blocking=True)
 
     def _claim(self, n: int) -> Tensor:
-        ids = self.mamba_allocator.alloc(n)
+        slots = self.mamba_allocator
+        ids = slots.alloc(n)
+        if ids is None and n <= slots.schedulable_available_size():
+            slots.alloc_group_end()  # the group was claimed for these requests
+            ids = slots.alloc(n)
         if ids is None:
-            raise OutOfSlots(n, self.mamba_allocator.available_size())
+            raise OutOfSlots(n, slots.available_size())
         return ids
 
     def _start_rings(self, fresh: list[Any], slots: Tensor) -> None:
@@ -180,11 +187,23 @@ class Batched:
         Args:
             req: the request.
             idx: the entry.
-            value: its new slot, or -1 to empty it.
+            value: its new slot, a tensor with one id; or -1 to empty it.
+
+        Raises:
+            InvalidArgument: the request has no such entry, or the value is neither; nothing changed.
 
         Syncs: no.
         """
-        slot = req.kv.mamba_ping_pong_track_buffer.put(idx, value if isinstance(value, Tensor) else None)
+        buffer = req.kv.mamba_ping_pong_track_buffer
+        if buffer is None or not 0 <= idx < len(buffer.empty):
+            raise InvalidArgument(f"entry {idx} of {buffer} of request {req.rid!r}: expected one of its entries")
+        if isinstance(value, Tensor) and value.numel() == 1 and value.dtype is not torch.int64 and is_ids(value.dtype):
+            value = value.to(self._none)
+        one = isinstance(value, Tensor) and value.dtype is torch.int64 and value.numel() == 1
+        right = one or (not isinstance(value, Tensor) and value == -1)
+        if not right:
+            raise InvalidArgument(f"slot {value!r}: expected a tensor with one id, or -1")
+        slot = buffer.put(idx, value if isinstance(value, Tensor) else None)
         self._changes.append((req.kv.req_pool_idx, idx, slot))
 
     def donate_mamba_ping_pong_slot(self, req: Any, new_slot: Tensor) -> Tensor:
@@ -197,8 +216,13 @@ class Batched:
         Returns:
             The slot that was there, axis `1`.
 
+        Raises:
+            InvalidArgument: the request has no track buffer, or `new_slot` is not one slot; nothing changed.
+
         Syncs: no.
         """
+        if req.kv.mamba_ping_pong_track_buffer is None:
+            raise InvalidArgument(f"request {req.rid!r} has no tracked state to give away")
         at = self.get_mamba_ping_pong_keep_idx(req)  # type: ignore[attr-defined]
         donated: Tensor = req.kv.mamba_ping_pong_track_buffer.entry(at)
         self.set_mamba_ping_pong_slot(req, at, new_slot)

@@ -11,6 +11,11 @@ from memstate.slots.allocator import SlotAllocator
 STOCK = 32  # slots that are claimed at once for calls that want one
 
 
+def is_ids(kind: torch.dtype) -> bool:
+    """Returns whether numbers of a dtype can be ids."""
+    return not (kind.is_floating_point or kind.is_complex or kind == torch.bool)
+
+
 class MambaSlotAllocator:
     """Hands out slot ids with the methods of SGLang's `MambaSlotAllocator`.
 
@@ -44,8 +49,11 @@ class MambaSlotAllocator:
         self.slots = SlotAllocator(size, Backend("auto", device), dtype=torch.int64, verify=False)
         self._copy = copy
         self._none = torch.empty(0, dtype=torch.int64, device=device)
+        self._device = self._none.device
         self._stock = self._group = self._none  # claimed and not handed out
-        self._freed: list[Tensor] = []
+        self._freed: list[tuple[Tensor, int]] = []  # and how many slots had been handed out since the first of them
+        self._handed: list[Tensor] = []
+        self._count_handed = 0
 
     def __repr__(self) -> str:
         return f"MambaSlotAllocator({self.slots.free + self._stock.numel()} of {self.size} slots free)"
@@ -92,7 +100,7 @@ class MambaSlotAllocator:
         """
         if need_size == 1 and self._group.numel():
             ids, self._group = self._group[:1], self._group[1:]
-            return ids
+            return self._hand(ids)
         if not is_count(need_size):
             raise InvalidArgument(f"alloc({need_size!r}): expected a number of slots, 0 or more")
         if need_size > self._stock.numel():
@@ -100,7 +108,7 @@ class MambaSlotAllocator:
             if need_size > self._stock.numel():
                 return None
         ids, self._stock = self._stock[:need_size], self._stock[need_size:]
-        return ids
+        return self._hand(ids)
 
     def free(self, free_index: Tensor) -> None:
         """Frees slots, at the next claim or count.
@@ -113,9 +121,14 @@ class MambaSlotAllocator:
 
         Syncs: no.
         """
-        if not isinstance(free_index, Tensor) or free_index.is_floating_point() or free_index.dtype == torch.bool:
+        strided = isinstance(free_index, Tensor) and free_index.layout is torch.strided
+        if strided and free_index.dtype is torch.int64 and free_index.device == self._device:
+            mine = free_index.clone() if self._copy else free_index
+        elif strided and not free_index.is_meta and is_ids(free_index.dtype):
+            mine = free_index.to(self._device, torch.int64)
+        else:
             raise InvalidArgument(f"free({free_index!r}): expected slot ids, such as alloc() returned")
-        self._freed.append(free_index.clone() if self._copy else free_index)
+        self._freed.append((mine, self._count_handed))
 
     def alloc_group_begin(self, num_reqs: int) -> None:
         """Opens a group: claims a slot for each request, in one launch, for calls that want one.
@@ -125,10 +138,15 @@ class MambaSlotAllocator:
         Args:
             num_reqs: number of requests.
 
+        Raises:
+            InvalidArgument: `num_reqs` is not a whole number of 0 or more; nothing changed.
+
         Syncs: no.
         """
+        if not is_count(num_reqs):
+            raise InvalidArgument(f"alloc_group_begin({num_reqs!r}): expected a number of requests, 0 or more")
         self.alloc_group_end()
-        if num_reqs > 0:
+        if num_reqs:
             self._group = self._claim(num_reqs)
 
     def alloc_group_end(self) -> None:
@@ -137,7 +155,9 @@ class MambaSlotAllocator:
         Syncs: no.
         """
         if self._group.numel():
-            self._freed.append(self._group)
+            if self._freed:
+                self._release()  # while it is known what the group holds
+            self._freed.append((self._group, 0))
             self._group = self._none
 
     def clear(self) -> None:
@@ -146,6 +166,7 @@ class MambaSlotAllocator:
         Syncs: yes.
         """
         self._stock, self._group, self._freed = self._none, self._none, []
+        self._handed, self._count_handed = [], 0
         self.slots.reset()
 
     def check(self) -> None:
@@ -166,12 +187,39 @@ class MambaSlotAllocator:
         n = max(n, min(stock, self.slots.free))
         return self.slots.claim(n) if n <= self.slots.free else self._none
 
+    def _hand(self, ids: Tensor) -> Tensor:
+        """Notes slots that are handed out while others wait for their release."""
+        if self._freed:
+            self._handed.append(ids)
+            self._count_handed += len(ids)
+        return ids
+
     def _release(self) -> None:
         """Releases what was freed, together with the stock: so the device sees a slot of the stock that was freed."""
-        single = [ids for ids in self._freed if ids.dim() == 0]
-        given = [self._stock, *(ids if ids.dim() == 1 else ids.reshape(-1) for ids in self._freed if ids.dim())]
-        self._stock, self._freed = self._none, []
-        ids = torch.cat([*given, torch.stack(single)] if single else given) if single or len(given) > 1 else given[0]
+        many = [each for each in self._freed if each[0].dim()]
+        single = [each for each in self._freed if not each[0].dim()]
+        given = [ids if ids.dim() == 1 else ids.reshape(-1) for ids, _ in many]
+        given += [torch.stack([ids for ids, _ in single])] if single else []
+        if given and (self._handed or len(self._group)):
+            handed = [at for ids, at in many for _ in range(ids.numel())] + [at for _, at in single]
+            given = [self._owned(torch.cat(given), handed)]
+        given = [self._stock, *given] if self._stock.numel() or not given else given
+        self._stock, self._freed, self._handed, self._count_handed = self._none, [], [], 0
+        ids = given[0] if len(given) == 1 else torch.cat(given)
         if ids.numel():
             self.slots.release(ids)
             self.slots.follow()
+
+    def _owned(self, ids: Tensor, handed: list[int]) -> Tensor:
+        """Returns freed slots; those that nobody owned when they were freed are moved out of range, a fault.
+
+        Args:
+            ids: freed slots, axis `n`.
+            handed: for each, how many slots had been handed out by then. Later ones, and those of the group, were not.
+        """
+        later = torch.cat([*self._handed, self._group])
+        pinned = later.device.type == "cuda"
+        since = torch.tensor(handed, pin_memory=pinned).to(later.device, non_blocking=True)
+        self.slots.backend.counts.uploads += 1
+        free = (ids[:, None] == later) & (since[:, None] <= torch.arange(len(later), device=later.device))
+        return torch.where(free.any(1), ids + self.size, ids)

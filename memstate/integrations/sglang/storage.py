@@ -2,15 +2,21 @@
 
 from collections.abc import Sequence
 from hashlib import sha256
+from itertools import compress
 from typing import Any
+from zlib import crc32
 
+import numpy as np
 import torch
 from sglang.srt.mem_cache import hicache_storage as theirs
 from torch import Tensor
 
+from memstate.checks import shown
 from memstate.errors import InvalidArgument
+from memstate.integrations.sglang.staging import Staging
 from memstate.tiers.stores.base import Bytes, Outcome, Store
 
+CRC = 4  # bytes
 KV = str(theirs.PoolName.KV.value)
 
 
@@ -18,19 +24,36 @@ def bytes_of(tensor: Tensor) -> Bytes:
     """Returns the bytes of a tensor in host memory, without a copy.
 
     Raises:
-        InvalidArgument: the tensor is not contiguous, or not in host memory.
+        InvalidArgument: it is no tensor, not contiguous, or not in host memory.
     """
+    if not isinstance(tensor, Tensor):
+        raise InvalidArgument(f"{shown(tensor)}: expected a tensor in contiguous host memory")
     if tensor.device.type != "cpu" or not tensor.is_contiguous():
         raise InvalidArgument(f"tensor of {tuple(tensor.shape)} on {tensor.device}: expected contiguous host memory")
     found: Bytes = tensor.reshape(-1).view(torch.uint8).numpy()
     return found
 
 
+def checksum(name: str, body: Bytes) -> bytes:
+    """Returns the bytes that a record ends with."""
+    return crc32(body.data, crc32(name.encode())).to_bytes(CRC, "little")
+
+
+def require_as_many(names: list[str], data: list[Bytes]) -> None:
+    """Requires a tensor for each key.
+
+    Raises:
+        InvalidArgument: they are more, or fewer.
+    """
+    if len(names) != len(data):
+        raise InvalidArgument(f"{len(names)} keys with {len(data)} tensors: expected one for each")
+
+
 class StoreStorage(theirs.HiCacheStorage):
     """Keeps what SGLang's HiCache writes in a `Store`, such as `FileStore` or `MooncakeStore`.
 
-    A record's name is a hash of SGLang's key, the pool and `identity`. Records are written whole or not at all. A read
-    whose size differs from the record's finds nothing.
+    A record's name is a hash of SGLang's key, the pool and `identity`. Records are written whole or not at all, and end
+    with a crc32 of name and bytes. A record that is damaged, of another size or of another name is not found by a read.
 
     Args:
         config: SGLang's settings: model and ranks become part of every name.
@@ -45,6 +68,7 @@ class StoreStorage(theirs.HiCacheStorage):
 
     def __init__(self, config: Any, store: Store, identity: str = "") -> None:
         self._store = store
+        self._reading, self._writing = Staging(store), Staging(store)
         shared = (config.model_name, config.pp_rank, config.pp_size, config.attn_cp_rank, config.attn_cp_size, identity)
         shard = (config.tp_rank, config.tp_size)
         self._shard = repr((*shared, *shard))
@@ -83,10 +107,10 @@ class StoreStorage(theirs.HiCacheStorage):
         self, keys: list[str], target_locations: Any = None, target_sizes: Any = None
     ) -> list[Tensor | None]:  # fmt: skip
         """Reads records; see `get`."""
-        found = self._store.get([self.name(key) for key in keys], [bytes_of(each) for each in target_locations])
-        return [
-            place if outcome == Outcome.DONE else None for place, outcome in zip(target_locations, found, strict=True)
-        ]
+        if target_locations is None:
+            raise InvalidArgument(f"batch_get of {len(keys)} keys: expected target_locations, host memory to read to")
+        read = self._read([self.name(key) for key in keys], [bytes_of(each) for each in target_locations])
+        return [place if done else None for place, done in zip(target_locations, read, strict=True)]
 
     def set(
         self, key: str, value: Tensor | None = None, target_location: Any = None, target_sizes: Any = None
@@ -108,8 +132,10 @@ class StoreStorage(theirs.HiCacheStorage):
         self, keys: list[str], values: Any = None, target_locations: Any = None, target_sizes: Any = None
     ) -> bool:  # fmt: skip
         """Writes records; see `set`. Returns whether all will be found."""
-        data = [bytes_of(value.contiguous()) for value in values]
-        return all(outcome == Outcome.DONE for outcome in self._store.put([self.name(key) for key in keys], data))
+        if values is None:
+            raise InvalidArgument(f"batch_set of {len(keys)} keys: expected values, tensors in host memory")
+        data = [bytes_of(each.contiguous() if isinstance(each, Tensor) else each) for each in values]
+        return all(self._write([self.name(key) for key in keys], data))
 
     def exists(self, key: str) -> bool:
         """Returns whether there is a record."""
@@ -169,13 +195,10 @@ class StoreStorage(theirs.HiCacheStorage):
             pool, places = self._places(transfer)
             data = [pool.get_dummy_flat_data_page() for _ in places]
             names = [self.name(key, str(transfer.name.value)) for key in (transfer.keys or ())[: len(places)]]
-            outcomes = self._store.get(names, [bytes_of(page) for page in data]) if names else []
-            for place, page, outcome in zip(places, data, outcomes, strict=True):
-                if outcome == Outcome.DONE:
-                    pool.set_from_flat_data_page(place, page)
-            read[transfer.name] = [outcome == Outcome.DONE for outcome in outcomes] or [False] * len(
-                transfer.keys or ()
-            )
+            done = self._read(names, [bytes_of(page) for page in data]) if names else []
+            for place, page in compress(zip(places, data, strict=True), done):
+                pool.set_from_flat_data_page(place, page)
+            read[transfer.name] = done or [False] * len(transfer.keys or ())
         return read
 
     def batch_set_v2(self, transfers: Sequence[Any], extra_info: Any = None) -> dict[Any, list[bool]]:
@@ -185,9 +208,36 @@ class StoreStorage(theirs.HiCacheStorage):
             pool, places = self._places(transfer)
             data = [bytes_of(pool.get_data_page(place, flat=True).contiguous()) for place in places]
             names = [self.name(key, str(transfer.name.value)) for key in (transfer.keys or ())[: len(places)]]
-            outcomes = self._store.put(names, data) if names else []
-            written[transfer.name] = [each == Outcome.DONE for each in outcomes] or [False] * len(transfer.keys or ())
+            done = self._write(names, data) if names else []
+            written[transfer.name] = done or [False] * len(transfer.keys or ())
         return written
+
+    def _read(self, names: list[str], places: list[Bytes]) -> list[bool]:
+        """Reads records; a place changes only where its record is as it was written."""
+        require_as_many(names, places)
+        done: list[bool] = []
+        with self._reading.lock:
+            for at, records in self._reading.parts([place.size + CRC for place in places]):
+                some, outcomes = names[at : at + len(records)], self._store.get(names[at : at + len(records)], records)
+                for name, place, record, outcome in zip(some, places[at:], records, outcomes, strict=False):
+                    body = record[:-CRC]
+                    sound = outcome == Outcome.DONE and bytes(record[-CRC:]) == checksum(name, body)
+                    if sound:
+                        place[:] = body
+                    done.append(sound)
+        return done
+
+    def _write(self, names: list[str], data: list[Bytes]) -> list[bool]:
+        require_as_many(names, data)
+        done: list[bool] = []
+        with self._writing.lock:
+            for at, records in self._writing.parts([body.size + CRC for body in data]):
+                some = names[at : at + len(records)]
+                for name, body, record in zip(some, data[at:], records, strict=False):
+                    record[:-CRC] = body
+                    record[-CRC:] = np.frombuffer(checksum(name, body), np.uint8)
+                done += [outcome == Outcome.DONE for outcome in self._store.put(some, records)]
+        return done
 
     def _without_gap(self, keys: list[str], pool: str) -> int:
         there = self._store.exists([self.name(key, pool) for key in keys])
@@ -195,6 +245,8 @@ class StoreStorage(theirs.HiCacheStorage):
 
     def _places(self, transfer: Any) -> tuple[Any, list[int]]:
         """Returns a pool, and where each page of a transfer begins; no places where they do not fit the keys."""
+        if transfer.name not in self.registered_pools:
+            raise InvalidArgument(f"pool {transfer.name!r}: expected one of {list(self.registered_pools)}")
         pool = self.registered_pools[transfer.name]
         size = getattr(pool, "page_size", 1) or 1
         at = transfer.host_indices

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from heapq import merge
 from operator import itemgetter
 
+from memstate.errors import ConfigurationError
 from memstate.prefix.policies.base import Place, StatePolicy
 from memstate.prefix.policies.learning import AGES, EDGES, ReturnRates
 from memstate.prefix.policies.lru import LruPages
@@ -275,6 +276,8 @@ class ReturnRatePages(LruPages):
     """
 
     def __init__(self, states: ReturnRate) -> None:
+        if not isinstance(states, ReturnRate):
+            raise ConfigurationError(f"ReturnRatePages({states!r}): expected the cache's ReturnRate")
         self.states = states
         super().__init__()
 

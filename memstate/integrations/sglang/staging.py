@@ -1,0 +1,53 @@
+"""Host memory that records pass through on their way to and from a store, which has to know it before."""
+
+from collections.abc import Iterator, Sequence
+from threading import Lock
+
+import torch
+
+from memstate.tiers.stores.base import Bytes, Store
+
+MOST = 2**26  # bytes, unless one record is longer
+
+
+class Staging:
+    """Memory that is registered with a store, and grows with the calls.
+
+    Args:
+        store: the store.
+
+    Attributes:
+        lock: is held by whoever uses the memory.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store, self.lock = store, Lock()
+        self._memory = torch.empty(0, dtype=torch.uint8)
+        self._before: list[torch.Tensor] = []  # stays registered, so it stays
+
+    def parts(self, sizes: Sequence[int]) -> Iterator[tuple[int, list[Bytes]]]:
+        """Divides records into parts that fit the memory.
+
+        Args:
+            sizes: bytes of each record, 1 or more.
+
+        Returns:
+            For each part its first record, and a buffer for each of its records. The next part uses the same memory.
+        """
+        need = min(sum(sizes), max(MOST, *sizes)) if sizes else 0
+        if need > self._memory.numel():
+            memory = torch.empty(1 << (need - 1).bit_length(), dtype=torch.uint8)
+            self._store.register(memory)
+            self._before.append(self._memory)
+            self._memory = memory
+        whole: Bytes = self._memory.numpy()
+        first = used = 0
+        buffers: list[Bytes] = []
+        for at, size in enumerate(sizes):
+            if used + size > len(whole):
+                yield first, buffers
+                first, used, buffers = at, 0, []
+            buffers.append(whole[used : used + size])
+            used += size
+        if buffers:
+            yield first, buffers

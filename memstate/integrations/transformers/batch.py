@@ -104,7 +104,7 @@ class Batches:
         Args:
             rows: the rows.
             tokens: of each row, the same number; more or less only if the model takes pads and no row has a state yet.
-                With more than one token, all rows or none have a state already.
+                All rows or none have a state already.
             lengths: tokens of each row before.
 
         Returns:

@@ -78,7 +78,7 @@ def manager(model: Any, *, slots: int, max_requests: int, tokens: int | None = N
 
 
 def _bound(model: Any, mem: StateManager) -> Bound:
-    if model.training and getattr(model, "is_gradient_checkpointing", False):
+    if model.training and getattr(model, "is_activation_checkpointing", False):
         raise ConfigurationError(
             "the model is in training mode with gradient checkpointing, where Transformers gives layers no cache: call "
             "model.eval()"

@@ -161,8 +161,8 @@ class Server:
         """
         if self._inside:
             raise InvalidArgument("a step is running: call step from one thread, and not from code that it calls")
-        self._inside = True
         try:
+            self._inside = True
             return self._step()
         except BaseException:
             self._drop([one for one in self._running if self._is_torn(one)])
@@ -205,10 +205,12 @@ class Server:
             singles += later
         for batch in sharing(chunks, PADS if self._takes_pads else 0):
             self._forward(batch)
-        if singles:
-            self._forward(dict.fromkeys(singles, 1))
-        for group in by_length(guesses):
-            self._verify(group)
+        # a window of tokens starts with a token of the model's own, and a slot with zeros
+        for group in ([one for one in singles if not one.length], [one for one in singles if one.length]):
+            if group:
+                self._forward(dict.fromkeys(group, 1))
+        for guessed in by_length(guesses):
+            self._verify(guessed)
         events, self._events = self._events, []
         return events
 

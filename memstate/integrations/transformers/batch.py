@@ -104,7 +104,7 @@ class Batches:
         Args:
             rows: the rows.
             tokens: of each row, the same number; more or less only if the model takes pads and no row has a state yet.
-                With more than one token, all rows or none have a state already.
+                All rows or none have a state already.
             lengths: tokens of each row before.
 
         Returns:
@@ -116,21 +116,32 @@ class Batches:
         Syncs: no.
         """
         new, fewest = len(max(tokens, key=len)), len(min(tokens, key=len))
-        step = self.planned(rows, new if new == fewest else [len(one) for one in tokens])
+        step, planned = None, new if new == fewest else [len(one) for one in tokens]
         if fewest < new:
             lengths = [len(one) - new for one in tokens]
             tokens = [[PAD] * (new - len(one)) + list(one) for one in tokens]
-        with torch.inference_mode():  # a tenth faster than no_grad
-            try:
+        try:
+            with torch.inference_mode():  # a tenth faster than no_grad
+                step = self.planned(rows, planned)
                 goes_on = self.states.begin(step, new)
                 logits = self.logits(rows, tokens, lengths, goes_on=goes_on)[:, -1]
-            except BaseException:
-                self.states.drop()
-                self.mem.cancel(step)
-                raise
-            self.states.end(step)
-        self.mem.settle(step)
+                self.states.end(step)
+            self.mem.settle(step)
+        except BaseException:
+            self.states.drop()
+            self.cancel(step)
+            raise
         return logits
+
+    def cancel(self, step: Step | None) -> None:
+        """Cancels a step that failed, unless it was settled, or a call of the manager was interrupted.
+
+        Args:
+            step: the step; None: there is none.
+        """
+        if step is not None:
+            with suppress(MemstateError):
+                self.mem.cancel(step)
 
     def planned(self, rows: Sequence[Row], tokens: int | Sequence[int], window: bool = False) -> Step:
         """Plans a step of some rows. If that fails, they end.

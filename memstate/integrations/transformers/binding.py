@@ -5,6 +5,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
+import torch
+
 from memstate.engine.manager import StateManager
 from memstate.engine.settings import Pages
 from memstate.errors import ConfigurationError, LayoutMismatch, StaleHandle
@@ -36,6 +38,7 @@ class Bound:
 _BOUND: WeakKeyDictionary[StateManager, Bound] = WeakKeyDictionary()
 
 
+@torch.inference_mode(False)  # tensors that are made in that mode cannot change outside it
 def manager(model: Any, *, slots: int, max_requests: int, tokens: int | None = None, **settings: Any) -> StateManager:
     """Makes a StateManager for a model: layout, dtypes and device are read off the model.
 
@@ -75,12 +78,21 @@ def manager(model: Any, *, slots: int, max_requests: int, tokens: int | None = N
 
 
 def _bound(model: Any, mem: StateManager) -> Bound:
-    if mem not in _BOUND:
-        found = layout(model)
-        if found.state.planes != mem.layout.planes or found.state.layers != mem.layout.layers:
-            raise LayoutMismatch(f"the manager has {mem.layout}, and the model needs {found.state}: use mst.manager")
-        _BOUND[mem] = Bound(found)
-    return _BOUND[mem]
+    if model.training and getattr(model, "is_activation_checkpointing", False):
+        raise ConfigurationError(
+            "the model is in training mode with gradient checkpointing, where Transformers gives layers no cache: call "
+            "model.eval()"
+        )
+    found = layout(model)
+    if found.state.planes != mem.layout.planes or found.state.layers != mem.layout.layers:
+        raise LayoutMismatch(f"the manager has {mem.layout}, and the model needs {found.state}: use mst.manager")
+    bound = _BOUND.setdefault(mem, Bound(found))
+    if bound.found != found:
+        raise LayoutMismatch(
+            f"the manager was made for a model with states or KV in other layers than {type(model).__name__}: use "
+            "mst.manager"
+        )
+    return bound
 
 
 def layout_for(model: Any, mem: StateManager) -> ModelLayout:
@@ -91,11 +103,13 @@ def layout_for(model: Any, mem: StateManager) -> ModelLayout:
         mem: a manager that `manager` made, or one with the layout of the model.
 
     Raises:
-        LayoutMismatch: the manager has other planes than the model.
+        LayoutMismatch: the manager has other planes than the model, or was made for a model with other layers.
+        ConfigurationError: the model checkpoints gradients, and so uses no cache.
     """
     return _bound(model, mem).found
 
 
+@torch.inference_mode(False)
 def kv_for(model: Any, mem: StateManager) -> KvPages | None:
     """Returns the KV pages of a manager, and makes them the first time.
 

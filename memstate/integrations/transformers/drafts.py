@@ -60,6 +60,13 @@ class Assistant:
 
         Syncs: yes.
         """
+        try:
+            return self._guess(tokens, most)
+        except BaseException:  # some layers may have read more than others
+            self._cache, self._read = own_cache(self._model), []
+            raise
+
+    def _guess(self, tokens: Sequence[int], most: int) -> list[int]:
         pairs = enumerate(zip(self._read, tokens[:-1], strict=False))
         same = next((at for at, (old, new) in pairs if old != new), min(len(self._read), len(tokens) - 1))
         if same < len(self._read):

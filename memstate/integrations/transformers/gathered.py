@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from memstate.engine.manager import StateManager
@@ -46,15 +47,17 @@ class Gathered:
         kept, self._kept = self._kept, None
         if kept is not None and goes_on(kept, step):
             return True
-        planes = self.mem.planes
+        planes, with_grad = self.mem.planes, torch.is_grad_enabled()
         self._batch = {name: planes.gather(name, step.read) for name in planes}
         self._given = []
         for place in self.found.places:
             tensor = place.of(self._batch[place.plane])
-            give(self.layers[place.layer], place, tensor, tensor, fresh)
+            state = tensor.clone() if with_grad else tensor  # layers change it in place, and a graph may need it
+            give(self.layers[place.layer], place, state, tensor, fresh)
             self._given.append((states_of(self.layers[place.layer], place.kind), place.state, tensor))
         return False
 
+    @torch.no_grad()
     def end(self, step: Step) -> None:
         """Stores the states that the layers left, in one launch for each plane, or two where a step takes snapshots.
 

@@ -204,7 +204,8 @@ def _either(theirs: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..
     @functools.wraps(theirs)
     def function(*args: Any, **kwargs: Any) -> Any:
         if any(isinstance(one, Reference) for one in (*args, *kwargs.values())):
-            return ours(*args, **{name: value for name, value in kwargs.items() if name in known})
+            with torch.no_grad():  # it changes slots
+                return ours(*args, **{name: value for name, value in kwargs.items() if name in known})
         return theirs(*args, **kwargs)
 
     function.takes_references = True  # type: ignore[attr-defined]

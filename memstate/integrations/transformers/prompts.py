@@ -16,7 +16,7 @@ class Prompt:
     """One request of `serve`.
 
     Args:
-        tokens: all tokens so far; of a conversation, the turns before as well.
+        tokens: all tokens so far; of a conversation, the turns before as well. A server copies them.
         id: a name, shown by audits and in results.
         config: how to sample, when to stop. None: the model's own.
         most: new tokens at most. None: what `config` says in `max_new_tokens`.

@@ -4,6 +4,8 @@ import logging
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
+import torch
+
 from memstate.integrations.transformers.layout import ModelLayout, layout_of
 from memstate.integrations.transformers.probe import probe
 from memstate.integrations.transformers.trial import why_copies
@@ -40,6 +42,11 @@ def layout(model: Any) -> ModelLayout:
 
 
 def _read(model: Any) -> ModelLayout:
+    with torch.autocast(model.device.type, enabled=False):  # states of the model's own dtypes hold what it rounds
+        return _found(model)
+
+
+def _found(model: Any) -> ModelLayout:
     found, training = probe(model), model.training
     short = layout_of(found, on_slots=True)
     model.eval()

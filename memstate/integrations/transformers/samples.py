@@ -1,7 +1,5 @@
 """Several samples of a request: its row is forked behind the prompt."""
 
-from collections.abc import Sequence
-
 from memstate.engine.manager import StateManager
 from memstate.errors import OutOfPages, OutOfRows, OutOfSlots
 from memstate.integrations.transformers.kv import KvPages
@@ -19,7 +17,7 @@ def forked(mem: StateManager, kv: KvPages | None, one: Running) -> list[Running]
         one: the row, which has read its prompt.
 
     Returns:
-        All samples of the request; the first is `one`.
+        All samples of the request; the first is `one`, which is as it was.
 
     Raises:
         OutOfSlots, OutOfRows, OutOfPages: back-pressure; nothing changed.
@@ -27,18 +25,19 @@ def forked(mem: StateManager, kv: KvPages | None, one: Running) -> list[Running]
     Syncs: no.
     """
     others = one.samplers[1:]
-    fork = mem.fork(one.row, [one.prompt.id] * len(others))
+    fork = None
     try:
+        fork = mem.fork(one.row, [one.prompt.id] * len(others))
         if mem.page_table.numel():
             mem.extend(fork.rows, [len(one.tokens) + sampler.most - 1 for sampler in others])
         if kv is not None:
             kv.copy(fork.page_copies)
+        rows = [
+            Running(one.prompt, [sampler], row, list(one.tokens), one.cached, one.length, number)
+            for number, (sampler, row) in enumerate(zip(others, fork.rows, strict=True), 1)
+        ]
     except BaseException:
-        mem.abort(fork.rows)
+        if fork is not None:
+            mem.abort(fork.rows)
         raise
-    one.samplers, one.logits = one.samplers[:1], None
-    rows: Sequence[Running] = [
-        Running(one.prompt, [sampler], row, list(one.tokens), one.cached, one.length, number)
-        for number, (sampler, row) in enumerate(zip(others, fork.rows, strict=True), 1)
-    ]
     return [one, *rows]

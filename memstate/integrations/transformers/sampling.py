@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 from copy import deepcopy
+from dataclasses import replace
+from operator import index
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -10,6 +12,7 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, StopStringCriteria
 
 from memstate.errors import InvalidArgument
+from memstate.integrations.transformers.drafts import vocabulary
 from memstate.integrations.transformers.prompts import Prompt, Reason
 
 LAST: Final[WeakKeyDictionary[Any, tuple[Any, GenerationConfig]]] = WeakKeyDictionary()  # by model: given and made
@@ -32,13 +35,11 @@ class Sampler:
         guesses: tokens to guess at most.
 
     Raises:
-        InvalidArgument: no tokens, stop strings without a tokenizer, beams, several samples that continue a session, or
+        InvalidArgument: stop strings without a tokenizer, beams, several samples that continue a session, or
             settings that contradict each other.
     """
 
     def __init__(self, model: Any, prompt: Prompt, tokenizer: Any = None, sample: int = 0) -> None:
-        if not len(prompt.tokens):
-            raise InvalidArgument(f"prompt {prompt.id!r} has no tokens")
         try:
             config = prepared(model, prompt.config or model.generation_config, prompt.most)
         except ValueError as error:  # settings that contradict each other, such as several greedy samples
@@ -108,6 +109,29 @@ class Sampler:
         if self._stop is not None and bool(self._stop(torch.tensor([tokens]), None)[0]):
             return "stop"
         return "length" if new >= self.most else None
+
+
+def copied(model: Any, prompt: Prompt) -> Prompt:
+    """Returns a request with a copy of its tokens, which the caller may go on to change.
+
+    Args:
+        model: the model.
+        prompt: the request.
+
+    Raises:
+        InvalidArgument: it is no `Prompt`, it has no tokens, or not only tokens that the model knows.
+    """
+    if not isinstance(prompt, Prompt):
+        raise InvalidArgument(f"{prompt!r}: expected a Prompt")
+    try:
+        tokens = [index(token) for token in prompt.tokens]
+    except TypeError as error:
+        raise InvalidArgument(f"prompt {prompt.id!r}: expected a list of tokens, such as [5, 17]: {error}") from error
+    if not tokens:
+        raise InvalidArgument(f"prompt {prompt.id!r} has no tokens")
+    if wrong := sorted({token for token in (min(tokens), max(tokens)) if not 0 <= token < vocabulary(model)}):
+        raise InvalidArgument(f"prompt {prompt.id!r}: tokens {wrong}: expected 0 to {vocabulary(model) - 1}")
+    return replace(prompt, tokens=tokens)
 
 
 def prepared(model: Any, config: GenerationConfig, most: int | None) -> GenerationConfig:

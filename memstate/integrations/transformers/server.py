@@ -2,20 +2,21 @@
 
 from collections import deque
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any, Final
 
 from torch import Tensor
 
+from memstate.checks import whole
 from memstate.engine.manager import StateManager
-from memstate.errors import InvalidArgument
+from memstate.errors import Broken, InvalidArgument, StaleHandle
 from memstate.integrations.transformers.batch import Batches
 from memstate.integrations.transformers.binding import kv_for, layout_for, release_left
 from memstate.integrations.transformers.progress import shown
 from memstate.integrations.transformers.prompts import Event, Prompt, Reason, Served
 from memstate.integrations.transformers.running import Running, Waiting, sharing
 from memstate.integrations.transformers.samples import BACK_PRESSURE, forked
-from memstate.integrations.transformers.sampling import Sampler, choose
+from memstate.integrations.transformers.sampling import Sampler, choose, copied
 from memstate.integrations.transformers.speculation import Speculation, by_length
 from memstate.integrations.transformers.states import Kernels
 from memstate.requests.handles import Request
@@ -47,8 +48,7 @@ class Server:
         self, model: Any, mem: StateManager, *, chunk: int = 256, tokenizer: Any = None, kernels: Kernels = "auto",
         assistant: Any = None,
     ) -> None:  # fmt: skip
-        if chunk < 1:
-            raise InvalidArgument(f"chunk={chunk}: expected at least 1 token")
+        whole("chunk", chunk)
         found = layout_for(model, mem)
         self.model, self.mem = model, mem
         self._batches = Batches(model, mem, found, kv_for(model, mem), kernels)
@@ -58,6 +58,7 @@ class Server:
         self._waiting: deque[Waiting] = deque()
         self._running: list[Running] = []
         self._events: list[Event] = []  # that no step has returned
+        self._inside = False  # whether a step is running
 
     @property
     def kernels(self) -> Kernels:
@@ -86,10 +87,11 @@ class Server:
             prompt: the request.
 
         Raises:
-            InvalidArgument: it has no tokens, or asks for what `serve` does not do.
+            InvalidArgument: it has no tokens, some that the model does not know, or asks for what `serve` does not do.
 
         Syncs: no.
         """
+        prompt = copied(self.model, prompt)
         first = Sampler(self.model, prompt, self._tokenizer)
         self._speculation.draft(prompt.id, first)
         more = [Sampler(self.model, prompt, self._tokenizer, number) for number in range(1, first.samples)]
@@ -118,16 +120,24 @@ class Server:
         return ended + [one.served("aborted") for one in running]
 
     def _drop(self, gone: Collection[Running]) -> None:
-        """Aborts rows."""
+        """Aborts rows. Some may have ended: by the manager's `reset`, or in a forward that failed."""
+        try:
+            self.mem.abort([one.row for one in gone])
+        except StaleHandle:
+            for one in gone:
+                with suppress(StaleHandle):
+                    self.mem.abort([one.row])
+        except Broken:
+            gone = self._running  # `recover` ends them all
         self._running = [one for one in self._running if one not in gone]
-        self.mem.abort([one.row for one in gone])
 
     def close(self) -> None:
-        """Aborts all requests. Syncs: no."""
-        self.mem.abort([one.row for one in self._running])
+        """Aborts all requests. Behind an interrupted call, the manager's `recover` ends their rows. Syncs: no."""
+        self._drop(self._running)
         waiting = self._waiting
-        self._running, self._waiting, self._events = [], deque(), []
-        self._cancel(waiting)
+        self._waiting, self._events = deque(), []
+        with suppress(Broken):
+            self._cancel(waiting)
 
     def _cancel(self, waiting: Iterable[Waiting]) -> None:
         """Cancels what storage reads for requests that never start: host memory is kept for it."""
@@ -142,12 +152,34 @@ class Server:
             The new tokens, and the requests that have ended.
 
         Raises:
+            InvalidArgument: a step is running.
             Exception: what the forward raised, or a processor of logits, a stop string or an assistant. Its rows are
                 gone; other requests go on in the next step, which also returns the events of this one. Several such
                 errors are an ExceptionGroup.
 
         Syncs: yes, for the tokens.
         """
+        if self._inside:
+            raise InvalidArgument("a step is running: call step from one thread, and not from code that it calls")
+        try:
+            self._inside = True
+            return self._step()
+        except BaseException:
+            self._drop([one for one in self._running if self._is_torn(one)])
+            raise
+        finally:
+            self._inside = False
+
+    def _is_torn(self, one: Running) -> bool:
+        """Whether an exception left a row between two tokens, or has ended it."""
+        try:
+            if self.mem.length(one.row) != one.length or (one.logits is None and one.length == len(one.tokens)):
+                return True
+            return bool(one.answer) and one.sampler.reason(one.tokens, len(one.answer)) is not None
+        except Exception:  # a row that has ended, or a stop string that raises
+            return True
+
+    def _step(self) -> list[Event]:
         self.mem.poll()
         self._start_samples()
         self.admit()
@@ -173,10 +205,12 @@ class Server:
             singles += later
         for batch in sharing(chunks, PADS if self._takes_pads else 0):
             self._forward(batch)
-        if singles:
-            self._forward(dict.fromkeys(singles, 1))
-        for group in by_length(guesses):
-            self._verify(group)
+        # a window of tokens starts with a token of the model's own, and a slot with zeros
+        for group in ([one for one in singles if not one.length], [one for one in singles if one.length]):
+            if group:
+                self._forward(dict.fromkeys(group, 1))
+        for guessed in by_length(guesses):
+            self._verify(guessed)
         events, self._events = self._events, []
         return events
 
@@ -198,16 +232,17 @@ class Server:
             )  # fmt: skip
             try:
                 (row,) = self.mem.admit([request])
-            except (*BACK_PRESSURE, InvalidArgument) as error:
+            except (*BACK_PRESSURE, InvalidArgument, StaleHandle) as error:  # the session may be closed by now
                 if isinstance(error, BACK_PRESSURE) and self._running:
                     return  # later: a row that ends makes room
                 self._cancel([self._waiting.popleft()])
                 self._events.append(Served(prompt.id, [], "refused", error=str(error)))
                 continue
+            started = Running(prompt, one.samplers, row, tokens, cached=0, length=0)
+            self._running.append(started)
             self._waiting.popleft()
-            cached = self.mem.length(row)
-            draft = self._speculation.draft(prompt.id, one.samplers[0])
-            self._running.append(Running(prompt, one.samplers, row, tokens, cached, cached, draft=draft))
+            started.cached = started.length = self.mem.length(row)
+            started.draft = self._speculation.draft(prompt.id, started.sampler)
 
     def _start_samples(self) -> None:
         """Forks the rows that wait for room to do so. If nothing else runs that could make room, one must go."""
@@ -227,20 +262,17 @@ class Server:
                     self._waiting.appendleft(Waiting(last.prompt, last.samplers))
                 continue
             assert logits is not None
+            self._running += rows[1:]
+            one.samplers, one.logits = one.samplers[:1], None
             for other in rows[1:]:
                 other.draft = self._speculation.draft(other.prompt.id, other.sampler)
-            self._running += rows[1:]
             self._choose(rows, logits.expand(len(rows), -1))
 
     def _forward(self, chunks: Mapping[Running, int]) -> None:
         """Reads the next tokens of some rows, and chooses a token for each that has read all it had."""
         batch, starts = list(chunks), [one.length for one in chunks]
         given = [one.tokens[one.length : one.length + tokens] for one, tokens in chunks.items()]
-        try:
-            logits = self._batches.run([one.row for one in batch], given, starts)
-        except BaseException:
-            self._running = [one for one in self._running if one not in batch]
-            raise
+        logits = self._batches.run([one.row for one in batch], given, starts)
         for one, tokens in chunks.items():
             one.length += tokens
         if self.mem.prefix is not None:  # other requests can start from what was read so far
@@ -277,34 +309,25 @@ class Server:
         batch, starts = list(guesses), [one.length for one in guesses]
         given = [one.tokens[one.length :] + found for one, found in guesses.items()]
         last = 1 + max(map(len, guesses.values()))
-        try:
-            logits, states = self._speculation.read([one.row for one in batch], given, starts, last)
-        except BaseException:
-            self._running = [one for one in self._running if one not in batch]
-            raise
+        logits, states = self._speculation.read([one.row for one in batch], given, starts, last)
         largest, ends, errors = logits.argmax(-1).tolist(), dict[Running, Reason | None](), list[Exception]()
         kept = list[int]()  # entries whose guesses were all right
-        try:
-            for entry, (one, found) in enumerate(guesses.items()):
-                at, before = last - 1 - len(found), len(one.tokens)
-                try:
-                    ends[one] = self._compare(one, found, largest[entry][at:], logits[entry, at:])
-                except Exception as error:
-                    self._drop([one])
-                    errors.append(error)
-                if one in ends and len(one.tokens) - before > len(found):
-                    kept.append(entry)
-            if kept:
-                self._speculation.keep([batch[entry].row for entry in kept], len(given[0]), states, kept)
-        except BaseException:
-            self._drop([one for one in batch if one in self._running])
-            raise
+        for entry, (one, found) in enumerate(guesses.items()):
+            at, before = last - 1 - len(found), len(one.tokens)
+            try:
+                ends[one] = self._compare(one, found, largest[entry][at:], logits[entry, at:])
+            except Exception as error:
+                self._drop([one])
+                errors.append(error)
+            if one in ends and len(one.tokens) - before > len(found):
+                kept.append(entry)
+        if kept:
+            self._speculation.keep([batch[entry].row for entry in kept], len(given[0]), states, kept)
         for entry in kept:
             batch[entry].length += len(given[0])
         for one, reason in ends.items():
             if reason is not None:
-                self._release(one)
-                self._events.append(one.served(reason))
+                self._end(one, reason)
         _raise(errors)
 
     def _compare(self, one: Running, guesses: Sequence[int], largest: Sequence[int], logits: Tensor) -> Reason | None:
@@ -322,17 +345,13 @@ class Server:
     def _choose(self, batch: Sequence[Running], logits: Tensor) -> None:
         """Chooses a token for each row. Rows whose own code raises are gone; the others have their tokens."""
         errors = list[Exception]()
-        try:
-            chosen = choose([one.sampler for one in batch], [one.tokens for one in batch], logits)
-            for one, token in zip(batch, chosen, strict=True):
-                try:
-                    self._add(one, token)
-                except Exception as error:
-                    self._drop([one])
-                    errors.append(error)
-        except BaseException:  # such as Ctrl-C
-            self._drop([one for one in batch if one in self._running and one.length == len(one.tokens)])
-            raise
+        chosen = choose([one.sampler for one in batch], [one.tokens for one in batch], logits)
+        for one, token in zip(batch, chosen, strict=True):
+            try:
+                self._add(one, token)
+            except Exception as error:
+                self._drop([one])
+                errors.append(error)
         _raise(errors)
 
     def _add(self, one: Running, token: int | Exception) -> None:
@@ -341,8 +360,11 @@ class Server:
         event, reason = one.add(token)
         self._events.append(event)
         if reason is not None:
-            self._release(one)
-            self._events.append(one.served(reason))
+            self._end(one, reason)
+
+    def _end(self, one: Running, reason: Reason) -> None:
+        self._events.append(one.served(reason))
+        self._release(one)
 
     def _release(self, one: Running) -> None:
         """Ends a row. What it has read stays for others, and for the next turn of its session."""
@@ -379,7 +401,7 @@ def stream(
     with shown(server, progress) if progress else nullcontext() as line:
         try:
             while more or server.busy:
-                while more and not server.waiting:
+                while more and not server.waiting and not server._events:
                     arrived = next(arrivals, server)
                     more = arrived is not server
                     if arrived is None or not more:

@@ -95,7 +95,7 @@ class Speculation:
         room = min(room, most, one.sampler.most - len(one.answer) - 1)
         if unread > most or room < 1:
             return []
-        found = [int(token) for token in one.draft(one.tokens, room)][:room]
+        found = [int(token) for token in one.draft(list(one.tokens), room)][:room]
         if not all(0 <= token < self._vocabulary for token in found):
             raise InvalidArgument(f"guesses {found}: expected tokens from 0 to {self._vocabulary - 1}")
         return found
@@ -121,17 +121,18 @@ class Speculation:
         Syncs: no.
         """
         self._batches.states.drop()
-        step = self._batches.planned(rows, 1, window=True)
+        step = None
         try:
+            step = self._batches.planned(rows, 1, window=True)
             self._gathered.begin(step, fresh=False)
             logits = self._batches.logits(rows, tokens, lengths, last)
             states = self._gathered.collect()
+            self._gathered.drop()
+            self._mem.accept(step, [0] * len(rows), {name: state[:, :, None] for name, state in states.items()})
         except BaseException:
             self._gathered.drop()
-            self._mem.cancel(step)
+            self._batches.cancel(step)
             raise
-        self._gathered.drop()
-        self._mem.accept(step, [0] * len(rows), {name: state[:, :, None] for name, state in states.items()})
         return logits, states
 
     def keep(self, rows: Sequence[Row], tokens: int, states: dict[str, Tensor], entries: Sequence[int]) -> None:
@@ -144,17 +145,22 @@ class Speculation:
             entries: their entries in its batch.
 
         Raises:
-            Exception: what the plan raised. The rows have ended then.
+            Exception: what the plan or a launch raised. The rows have ended then.
 
         Syncs: no.
         """
-        step = self._batches.planned(rows, tokens)
-        for name, state in states.items():
-            chosen = state[:, list(entries)]
-            self._mem.planes.scatter(name, step.write, chosen)
-            if not isinstance(self._mem.tracking, Redirect | NoTracking):
-                self._mem.planes.scatter(name, step.snapshot, chosen)
-        self._mem.settle(step)
+        step = None
+        try:
+            step = self._batches.planned(rows, tokens)
+            for name, state in states.items():
+                chosen = state[:, list(entries)]
+                self._mem.planes.scatter(name, step.write, chosen)
+                if not isinstance(self._mem.tracking, Redirect | NoTracking):
+                    self._mem.planes.scatter(name, step.snapshot, chosen)
+            self._mem.settle(step)
+        except BaseException:
+            self._batches.cancel(step)
+            raise
 
 
 def by_length(guesses: dict[Running, list[int]]) -> list[dict[Running, list[int]]]:

@@ -1,0 +1,361 @@
+"""A server under bad requests, exceptions and interrupts: others are served, and nothing is leaked."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from random import Random
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+
+import memstate as ms
+from tests.support.tiny_models import tiny
+from tests.support.tiny_served import NEW, TEXT, alone, managed
+
+pytest.importorskip("transformers")
+from transformers import GenerationConfig, LogitsProcessor
+
+import memstate.integrations.transformers as mst
+from memstate.integrations.transformers import paged
+from memstate.integrations.transformers.batch import Batches
+from memstate.integrations.transformers.gathered import Gathered
+
+PROMPT = TEXT[:9]
+CODE = str(Path(mst.__file__).parent)
+
+
+def prompt(id: Any, tokens: Any = PROMPT, most: int = NEW, **settings: Any) -> mst.Prompt:
+    return mst.Prompt(tokens, id, most=most, **settings)
+
+
+def ended(server: mst.Server, steps: int = 40) -> dict[Any, mst.Served]:
+    """The results of all steps. Those of a step that raises come with the next."""
+    found = []
+    for _ in range(steps):
+        found += server.step()
+        if not server.busy:
+            break
+    assert not server.busy
+    return {one.id: one for one in found if isinstance(one, mst.Served)}
+
+
+@pytest.fixture(scope="module")
+def answer() -> list[int]:
+    return alone(tiny("qwen3_next"), PROMPT, {})
+
+
+@pytest.mark.parametrize("tokens", [
+    [*TEXT[:8], 97], [*TEXT[:8], -1], [*TEXT[:8], 2**40], [1.5, 2.5], "text", None, torch.tensor([PROMPT]), [],
+], ids=lambda tokens: str(tokens)[:12])  # fmt: skip
+def test_what_are_no_tokens_is_refused_before_it_shares_a_forward(tokens: Any, answer: list[int]) -> None:
+    model = tiny("qwen3_next")
+    server = mst.Server(model, managed(model, prefix=None))
+    server.submit(prompt("good"))
+    with pytest.raises(ms.InvalidArgument, match="tokens"):
+        server.submit(prompt("bad", tokens))
+    with pytest.raises(ms.InvalidArgument, match="expected a Prompt"):
+        server.submit(PROMPT)  # type: ignore[arg-type]
+    assert ended(server)["good"].tokens == answer
+
+
+def test_rows_without_a_state_share_no_forward_with_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, run, seen = tiny("qwen3_next"), Batches.run, list[list[int]]()
+
+    def watched(self: Batches, rows: Any, tokens: Any, lengths: list[int]) -> torch.Tensor:
+        seen.append(lengths)
+        return run(self, rows, tokens, lengths)
+
+    monkeypatch.setattr(Batches, "run", watched)
+    server = mst.Server(model, managed(model, prefix=None))
+    server.submit(prompt("long"))
+    server.step()
+    server.submit(prompt("joins", [23]))
+    ended(server)
+    assert [0] in seen and all(all(lengths) or not any(lengths) for lengths in seen)
+
+
+@pytest.mark.proof
+def test_a_prompt_of_one_token_joins_a_running_batch_of_a_model_whose_windows_start_with_tokens() -> None:
+    model = tiny("qwen4_exp_text")  # keeps its last token ids, and starts with those that end text
+    server, texts = mst.Server(model, managed(model, prefix=None)), {"long": PROMPT, "joins": [23]}
+    server.submit(prompt("long"))
+    server.step()
+    server.submit(prompt("joins", [23]))
+    assert {id: one.tokens for id, one in ended(server).items()} == {
+        id: alone(model, text, {}) for id, text in texts.items()
+    }
+
+
+def test_a_list_of_tokens_may_grow_while_its_request_runs(answer: list[int]) -> None:
+    model, tokens = tiny("qwen3_next"), list(PROMPT)
+    for event in mst.stream(model, managed(model), [prompt("chat", tokens)]):
+        if isinstance(event, mst.Token):
+            tokens.append(event.token)
+        else:
+            assert (event.tokens, event.reason) == (answer, "length")
+    assert tokens == PROMPT + answer
+
+
+def test_a_session_that_was_closed_refuses_its_request_and_stops_no_other(answer: list[int]) -> None:
+    model, mem = tiny("qwen3_next"), managed(tiny("qwen3_next"))
+    server, chat = mst.Server(model, mem), mem.open_session("chat")
+    server.submit(prompt("late", session=chat))
+    server.submit(prompt("good"))
+    mem.close_session(chat)
+    found = ended(server)
+    assert (found["late"].reason, found["good"].tokens) == ("refused", answer)
+    assert "close_session" in found["late"].error
+
+
+def test_a_refusal_is_told_before_the_next_request_is_asked_for() -> None:
+    model, asked = tiny("qwen3_next"), []
+
+    def arrivals() -> Iterator[mst.Prompt]:
+        yield prompt("bad", most=1000)
+        asked.append(True)
+
+    results = mst.serve(model, managed(model), arrivals())
+    assert (next(results).reason, asked) == ("refused", [])
+    assert list(results) == []
+
+
+def test_a_manager_of_mst_serves_its_own_model_only() -> None:
+    mem = managed(tiny("qwen3_next"))
+    for other in (tiny("lfm2"), tiny("qwen3_next", dtype=torch.bfloat16)):
+        with pytest.raises(ms.LayoutMismatch, match=r"mst\.manager"):
+            mst.Server(other, mem)
+
+
+def test_gradients_reach_neither_slots_nor_the_next_step() -> None:
+    model = tiny("qwen3_next")
+    mem, ids, logits = managed(model, prefix=None), torch.tensor([PROMPT]), list[torch.Tensor]()
+    for grad in (False, True):
+        with torch.set_grad_enabled(grad), mst.StateCache(model, mem) as cache:
+            for part in (ids[:, :5], ids[:, 5:8], ids[:, 8:]):
+                found = model(input_ids=part, past_key_values=cache, use_cache=True).logits
+        logits.append(found.detach())
+        assert not any(mem.planes[name].requires_grad for name in mem.planes)
+    assert torch.equal(*logits)
+
+
+def test_a_manager_and_pages_made_in_inference_mode_work_outside(answer: list[int]) -> None:
+    model = tiny("qwen3_next")
+    with torch.inference_mode():
+        mem = managed(model, prefix=None)
+        mst.Server(model, mem)  # makes the pages
+    ids = torch.tensor([PROMPT])
+    with mst.StateCache(model, mem, prompt=ids) as cache:
+        assert model.generate(ids, past_key_values=cache, max_new_tokens=NEW)[0, 9:].tolist() == answer
+
+
+def test_a_layout_read_under_autocast_has_the_dtypes_of_the_model() -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        found = mst.layout(tiny("lfm2", seed=8))
+    assert {plane.dtype for plane in found.state.planes} == {torch.float32}
+
+
+def test_a_model_that_checkpoints_gradients_is_refused() -> None:
+    model = tiny("lfm2", seed=8)
+    mem = managed(model)
+    model.activation_checkpointing_enable()
+    model.train()
+    try:
+        for make in (mst.Server, mst.StateCache):
+            with pytest.raises(ms.ConfigurationError, match="gradient checkpointing"):
+                make(model, mem)
+    finally:
+        model.activation_checkpointing_disable()
+        model.eval()
+
+
+@pytest.mark.parametrize("how", ["reset", "recover"])
+def test_rows_that_the_manager_ended_stop_neither_abort_nor_close(how: str, answer: list[int]) -> None:
+    model, mem = tiny("qwen3_next"), managed(tiny("qwen3_next"), prefix=None)
+    server = mst.Server(model, mem)
+    server.submit(prompt("first"))
+    server.step()
+    getattr(mem, how)()
+    server.submit(prompt("second", TEXT[:4]))
+    server.admit()
+    assert [one.reason for one in server.abort("first")] == ["aborted"]
+    assert list(ended(server)) == ["second"]
+    server.submit(prompt("third"))
+    server.step()
+    getattr(mem, how)()
+    server.close()
+    assert not server.busy and mem.free_slots == 16
+    server.submit(prompt("fourth"))
+    assert ended(server)["fourth"].tokens == answer
+
+
+def test_a_step_inside_a_step_is_refused(answer: list[int]) -> None:
+    model, mem = tiny("qwen3_next"), managed(tiny("qwen3_next"), prefix=None)
+    server = mst.Server(model, mem)
+
+    class Steps(LogitsProcessor):
+        def __call__(self, ids: Any, scores: Any) -> Any:
+            server.step()
+
+    server.submit(prompt("good"))
+    server.submit(prompt("bad", processors=[Steps()]))
+    with pytest.raises(ms.InvalidArgument, match="a step is running"):
+        server.step()
+    assert {id: one.tokens for id, one in ended(server).items()} == {"good": answer}
+    assert mem.free_slots == 16
+
+
+def test_states_that_cannot_be_stored_end_their_rows_and_cancel_the_step(
+    monkeypatch: pytest.MonkeyPatch, answer: list[int]
+) -> None:
+    model, mem = tiny("qwen3_next"), managed(tiny("qwen3_next"), prefix=None)
+    server = mst.Server(model, mem)
+    for _ in range(2):
+        server.submit(prompt("bad"))
+        with monkeypatch.context() as patch:
+            patch.setattr(Gathered, "collect", raising(MemoryError))
+            with pytest.raises(MemoryError):
+                server.step()
+    assert (server.busy, mem.free_slots, mem.free_pages) == (False, 16, 60)
+    server.submit(prompt("good"))
+    assert ended(server)["good"].tokens == answer
+
+
+def raising(kind: type[BaseException]) -> Callable[..., Any]:
+    def raises(*_: Any, **__: Any) -> Any:
+        raise kind("here")
+
+    return raises
+
+
+class Interrupt:
+    """A tracer that raises KeyboardInterrupt before one line of the package, counted from the start."""
+
+    def __init__(self, line: int) -> None:
+        self.left, self.where = line, ""
+
+    def __call__(self, frame: FrameType, event: str, arg: Any) -> Any:
+        return self.line if not self.where and frame.f_code.co_filename.startswith(CODE) else None
+
+    def line(self, frame: FrameType, event: str, arg: Any) -> Any:
+        if event == "line" and not self.where:
+            self.left -= 1
+            if self.left < 0:
+                self.where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+                raise KeyboardInterrupt("injected")
+        return self.line
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("part", range(40))
+def test_an_interrupt_at_any_line_of_a_step_leaves_no_row_between_two_tokens(part: int) -> None:
+    model, random = tiny("qwen3_next"), Random(part)
+    texts = (TEXT[:3] * 3, PROMPT, PROMPT)
+    expected = [alone(model, text, {}) for text in texts]
+    sampled = GenerationConfig(do_sample=True, num_return_sequences=2, max_new_tokens=NEW)
+    guessed = GenerationConfig(prompt_lookup_num_tokens=3, max_new_tokens=NEW)
+    for line in (random.randrange(400), random.randrange(4000)):
+        speculates = line % 2 == 0
+        settings: dict[str, Any] = {"forward": ms.Forward(speculation=True), "overlap": False} if speculates else {}
+        mem = managed(model, prefix=None, **settings)
+        server, tracer, found = mst.Server(model, mem, chunk=6), Interrupt(line), []
+        for number, text in enumerate(texts):
+            server.submit(mst.Prompt(text, number, config=guessed if speculates else None, most=NEW))
+        server.submit(mst.Prompt(TEXT[:6], "sampled", config=sampled, seed=3))
+        before, steps = sys.gettrace(), 0
+        while server.busy and steps < 60:
+            steps += 1
+            sys.settrace(tracer)
+            try:
+                found += server.step()
+            except KeyboardInterrupt:
+                pass
+            finally:
+                sys.settrace(before)
+        server.close()
+        served = [one for one in found if isinstance(one, mst.Served)]
+        assert all(one.tokens == expected[one.id] for one in served if one.id != "sampled"), tracer.where
+        assert steps < 60 and len(served) >= 1, tracer.where
+        assert (mem.free_slots, mem.free_pages) == (16, 60), tracer.where
+
+
+class Raises(LogitsProcessor):
+    """A processor that fails at a call, and changes all that it is given before."""
+
+    def __init__(self, call: int) -> None:
+        self.left = call
+
+    def __call__(self, ids: Any, scores: Any) -> Any:
+        self.left -= 1
+        if not self.left:
+            raise ArithmeticError("in a processor")
+        found = scores.clone()
+        ids.zero_()
+        scores.zero_()
+        return found
+
+
+def drawn(random: Random, id: int, texts: list[list[int]], speculates: bool) -> mst.Prompt:
+    """A random request. Half of them start as another one does."""
+    tokens = random.choice(texts)[: random.choice([1, 2, 4, 7, 8, 12])] + random.sample(
+        range(3, 97), random.choice([0, 0, 2])
+    )
+    config: dict[str, Any] = {"max_new_tokens": random.randint(1, 12)}
+    if random.random() < 0.2:
+        config |= {"do_sample": True, "num_return_sequences": random.randint(1, 3)}
+    if speculates and random.random() < 0.7:
+        config["prompt_lookup_num_tokens"] = random.randint(1, 4)
+    processors = [Raises(random.randint(1, 12))] if random.random() < 0.15 else []
+    salt = random.choice([None, None, None, "tenant"])
+    return mst.Prompt(tokens, id, config=GenerationConfig(**config), seed=id, processors=processors, salt=salt)
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("family", ["qwen3_next", "lfm3", "jamba", "qwen4_exp_text", "glm5_next", "mamba2"])
+def test_what_random_servers_answer_is_what_the_model_answers_alone(
+    family: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, random = tiny(family), Random(f"{family} {seed}")
+    monkeypatch.setattr(paged, "ROOM", random.choice([1, 3, 64]))
+    speculates = mst.layout(model).continues and random.random() < 0.4
+    settings: dict[str, Any] = {"forward": ms.Forward(speculation=True), "overlap": False} if speculates else {}
+    rows, attends = random.choice([1, 2, 4]), bool(mst.layout(model).attended)
+    tracking = random.choice([ms.Redirect(every=4), ms.PingPong(every=4), ms.LazyPingPong(every=4)])
+    pages = ms.Pages(size=4, count=random.choice([8, 12, 40]), per_row=8) if attends else ms.Pages(size=4)
+    mem = managed(
+        model, slots=random.choice([4, 7, 16]) + 2 * rows, max_requests=rows, tracking=tracking, debug=True,
+        pages=pages, prefix=random.choice([None, ms.Prefix()]), **settings,
+    )  # fmt: skip
+    servers = [mst.Server(model, mem, chunk=random.choice([1, 3, 7, 64])) for _ in range(random.randint(1, 2))]
+    texts, prompts, found = [random.sample(range(3, 97), 12) for _ in range(2)], list[Any](), list[Any]()
+    for step in range(400):
+        if step < 8:
+            for _ in range(random.choice([0, 1, 2])):
+                prompts.append(drawn(random, len(prompts), texts, speculates))
+                random.choice(servers).submit(prompts[-1])
+            if random.random() < 0.1:
+                found += random.choice(servers).abort(random.randrange(len(prompts) + 1))
+        elif not any(server.busy for server in servers):
+            break
+        if random.random() < 0.1:
+            mem.sleep()
+            mem.wake()
+        for server in servers:
+            hook = model.register_forward_pre_hook(raising(ArithmeticError)) if random.random() < 0.04 else None
+            with suppress(ArithmeticError, ExceptionGroup):
+                found += server.step()
+            if hook is not None:
+                hook.remove()
+    assert not any(server.busy for server in servers)
+    results: list[Any] = [one for one in found if isinstance(one, mst.Served) and not prompts[one.id].config.do_sample]
+    for one in results:
+        expected = alone(model, prompts[one.id].tokens, {}, max(1, len(one.tokens)))
+        assert one.tokens == expected[: len(one.tokens)]
+        assert one.reason != "length" or len(one.tokens) == prompts[one.id].config.max_new_tokens
+    assert any(one.reason == "length" for one in results)
+    mem.close()  # looks for leaks
+    mem.reset()
+    assert mem.stats().rows_used == 0 and (not attends or mem.free_pages == pages.count)

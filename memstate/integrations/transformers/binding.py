@@ -75,11 +75,16 @@ def manager(model: Any, *, slots: int, max_requests: int, tokens: int | None = N
 
 
 def _bound(model: Any, mem: StateManager) -> Bound:
+    found = layout(model)
     if mem not in _BOUND:
-        found = layout(model)
         if found.state.planes != mem.layout.planes or found.state.layers != mem.layout.layers:
             raise LayoutMismatch(f"the manager has {mem.layout}, and the model needs {found.state}: use mst.manager")
         _BOUND[mem] = Bound(found)
+    if found != _BOUND[mem].found:
+        raise LayoutMismatch(
+            f"the manager was made for a model with {_BOUND[mem].found.state}, and {type(model).__name__} has "
+            f"{found.state}, or other KV: use a manager of its own"
+        )
     return _BOUND[mem]
 
 

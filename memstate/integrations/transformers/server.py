@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any, Final
 
 from torch import Tensor
@@ -12,7 +13,7 @@ from memstate.errors import InvalidArgument
 from memstate.integrations.transformers.batch import Batches
 from memstate.integrations.transformers.binding import kv_for, layout_for, release_left
 from memstate.integrations.transformers.progress import shown
-from memstate.integrations.transformers.prompts import Event, Prompt, Reason, Served
+from memstate.integrations.transformers.prompts import Event, Prompt, Reason, Served, checked
 from memstate.integrations.transformers.running import Running, Waiting, sharing
 from memstate.integrations.transformers.samples import BACK_PRESSURE, forked
 from memstate.integrations.transformers.sampling import Sampler, choose
@@ -86,10 +87,11 @@ class Server:
             prompt: the request.
 
         Raises:
-            InvalidArgument: it has no tokens, or asks for what `serve` does not do.
+            InvalidArgument: its tokens are not those of the model, or it asks for what `serve` does not do.
 
         Syncs: no.
         """
+        prompt = replace(prompt, tokens=checked(self.model, prompt.tokens, f"prompt {prompt.id!r}"))
         first = Sampler(self.model, prompt, self._tokenizer)
         self._speculation.draft(prompt.id, first)
         more = [Sampler(self.model, prompt, self._tokenizer, number) for number in range(1, first.samples)]
@@ -122,6 +124,12 @@ class Server:
         self._running = [one for one in self._running if one not in gone]
         self.mem.abort([one.row for one in gone])
 
+    def _failed(self, one: Running, error: Exception) -> Exception:
+        """Aborts a row whose own code has raised. Returns the error with a note of its request."""
+        self._drop([one])
+        error.add_note(f"the request {one.prompt.id!r} has ended")
+        return error
+
     def close(self) -> None:
         """Aborts all requests. Syncs: no."""
         self.mem.abort([one.row for one in self._running])
@@ -143,8 +151,8 @@ class Server:
 
         Raises:
             Exception: what the forward raised, or a processor of logits, a stop string or an assistant. Its rows are
-                gone; other requests go on in the next step, which also returns the events of this one. Several such
-                errors are an ExceptionGroup.
+                gone; a note of the error names their request. Other requests go on in the next step, which also returns
+                the events of this one. Several such errors are an ExceptionGroup.
 
         Syncs: yes, for the tokens.
         """
@@ -267,8 +275,7 @@ class Server:
                 if tokens := self._speculation.guesses(one):
                     found[one] = tokens
             except Exception as error:
-                self._drop([one])
-                errors.append(error)
+                errors.append(self._failed(one, error))
         _raise(errors)
         return found
 
@@ -290,8 +297,7 @@ class Server:
                 try:
                     ends[one] = self._compare(one, found, largest[entry][at:], logits[entry, at:])
                 except Exception as error:
-                    self._drop([one])
-                    errors.append(error)
+                    errors.append(self._failed(one, error))
                 if one in ends and len(one.tokens) - before > len(found):
                     kept.append(entry)
             if kept:
@@ -328,8 +334,7 @@ class Server:
                 try:
                     self._add(one, token)
                 except Exception as error:
-                    self._drop([one])
-                    errors.append(error)
+                    errors.append(self._failed(one, error))
         except BaseException:  # such as Ctrl-C
             self._drop([one for one in batch if one in self._running and one.length == len(one.tokens)])
             raise
@@ -384,7 +389,8 @@ def stream(
                     more = arrived is not server
                     if arrived is None or not more:
                         break
-                    server.submit(arrived if isinstance(arrived, Prompt) else Prompt(arrived, number))
+                    prompt = arrived if isinstance(arrived, Prompt) else Prompt(arrived)
+                    server.submit(replace(prompt, id=number) if prompt.id is None else prompt)
                     number += 1
                     server.admit()
                 events = server.step()

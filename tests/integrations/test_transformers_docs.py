@@ -4,6 +4,7 @@
 """
 
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -22,11 +23,12 @@ PAGE = PATH.read_text()
 TEXT = [5, 17, 40, 9, 33, 71, 8, 60, 4, 12, 88, 23, 51, 30, 7, 19, 90, 3]
 
 
-def test_blocks_of_the_page_run_one_after_the_other(capsys: pytest.CaptureFixture[str]) -> None:
+def test_blocks_of_the_page_run_one_after_the_other(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     names = {
         "ms": ms, "mst": mst, "torch": torch, "GenerationConfig": GenerationConfig, "model": tiny("qwen3_next"),
         "ids": torch.tensor([TEXT[:7], TEXT[7:14]]), "prompts": [TEXT, TEXT[:9]],
+        "folder": tmp_path,
     }  # fmt: skip
     for block in blocks:
         exec(block, names)
@@ -38,7 +40,8 @@ def test_blocks_of_the_page_run_one_after_the_other(capsys: pytest.CaptureFixtur
     assert "[16] tokens were there" in said.splitlines()
     assert [line[0] for line in said.splitlines()[-4:-1]] == ["0", "1", "2"]
     assert said.splitlines()[-1].endswith("guesses were right")
-    assert len(blocks) == 7
+    assert any(path.is_file() for path in tmp_path.rglob("*"))  # states that a store keeps
+    assert len(blocks) == 8
 
 
 def parts(page: str) -> tuple[str, str, str]:

@@ -87,6 +87,9 @@ class Batches:
         found: where its states lie.
         kv: its pages; None: no layer attends.
         kernels: as for `StateCache`.
+
+    Raises:
+        ConfigurationError: a layer keeps KV in a way that pages cannot hold, or the forward takes no positions.
     """
 
     def __init__(self, model: Any, mem: StateManager, found: ModelLayout, kv: KvPages | None, kernels: Kernels) -> None:
@@ -97,6 +100,11 @@ class Batches:
         self._keep = [name for name in ("logits_to_keep",) if name in parameters]
         self._columns: Columns | None = None  # of the last forward
         self._takes_positions = "position_ids" in parameters
+        if kv is not None and not self._takes_positions:
+            raise ConfigurationError(
+                f"{type(model).__name__}.forward names no argument position_ids, and rows of several lengths share a "
+                "forward: add it, or use generate with a StateCache without prompt="
+            )
 
     def run(self, rows: Sequence[Row], tokens: Sequence[Sequence[int]], lengths: Sequence[int]) -> Tensor:
         """Reads the next tokens of some rows.

@@ -62,7 +62,7 @@ class StateCache(Cache):
         self, model: Any, mem: StateManager, *, kernels: Kernels = "auto", prompt: Tensor | None = None,
         prompt_mask: Tensor | None = None,
     ) -> None:  # fmt: skip
-        found, texts = layout_for(model, mem), None if prompt is None else texts_of(prompt, prompt_mask)
+        found, texts = layout_for(model, mem), None if prompt is None else texts_of(model, prompt, prompt_mask)
         self._prompted = None if texts is None else Prompted(model, mem, kernels)
         super().__init__(layers=self._prompted.batches.cache.layers if self._prompted else own_cache(model).layers)
         self.mem, self.rows, self.cached = mem, list[Row](), list[int]()

@@ -11,20 +11,22 @@ from memstate.errors import ConfigurationError, InvalidArgument
 from memstate.integrations.transformers.batch import Batches
 from memstate.integrations.transformers.binding import kv_for, layout_for
 from memstate.integrations.transformers.paged import Columns
+from memstate.integrations.transformers.prompts import checked
 from memstate.integrations.transformers.states import Kernels
 from memstate.integrations.transformers.watch import Call
 from memstate.requests.handles import Request, Row
 
 
-def texts_of(prompt: Tensor, mask: Tensor | None) -> list[list[int]]:
+def texts_of(model: Any, prompt: Tensor, mask: Tensor | None) -> list[list[int]]:
     """Returns the tokens of each entry of a batch, pads left out.
 
     Args:
+        model: the model.
         prompt: the tokens, `batch column`, padded at the left.
         mask: which of them are tokens, `batch column`; None: all.
 
     Raises:
-        InvalidArgument: the shapes do not fit, an entry has no token, or pads are at the right.
+        InvalidArgument: the shapes do not fit, pads are at the right, or `checked` refuses the tokens of an entry.
 
     Syncs: yes.
     """
@@ -37,7 +39,8 @@ def texts_of(prompt: Tensor, mask: Tensor | None) -> list[list[int]]:
             "left, and a token at the end of each entry"
         )
     rows = zip(prompt.tolist(), known.tolist(), strict=True)
-    return [[token for token, real in zip(*row, strict=True) if real] for row in rows]
+    texts = [[token for token, real in zip(*row, strict=True) if real] for row in rows]
+    return [checked(model, text, f"entry {entry} of prompt=") for entry, text in enumerate(texts)]
 
 
 class Prompted:

@@ -2,12 +2,15 @@
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Final, Literal
 
+import numpy as np
 from transformers import GenerationConfig, LogitsProcessor
 
+from memstate.errors import InvalidArgument
 from memstate.requests.handles import Session
 
+MEDIA: Final = ("image_token_id", "video_token_id", "audio_token_id")  # of configurations: stand for other inputs
 Reason = Literal["end", "length", "stop", "aborted", "refused"]
 
 
@@ -17,9 +20,9 @@ class Prompt:
 
     Args:
         tokens: all tokens so far; of a conversation, the turns before as well. A server copies them.
-        id: a name, shown by audits and in results.
+        id: a name, shown by audits and in results. None: `serve` and `stream` take its number in `requests`.
         config: how to sample, when to stop. None: the model's own.
-        most: new tokens at most. None: what `config` says in `max_new_tokens`.
+        most: new tokens at most. None: what `config` says in `max_new_tokens` or `max_length`, or 20, as in `generate`.
         seed: of the sampling; sample n of the request has `seed + n`. None: torch's generator.
         session: the conversation whose next turn this is.
         salt: equal tokens under different salts never share states.
@@ -36,6 +39,44 @@ class Prompt:
     salt: Hashable = None
     snapshot_at: Sequence[int] = ()
     processors: Sequence[LogitsProcessor] = field(default=(), repr=False)
+
+
+def checked(model: Any, tokens: Any, of: str) -> list[int]:
+    """Returns the tokens of a prompt.
+
+    Args:
+        model: the model that is to read them.
+        tokens: a sequence, an array or a tensor, `token`.
+        of: what they belong to, for messages.
+
+    Raises:
+        InvalidArgument: they are no row of ids, there are none, the vocabulary lacks one, or one stands for an image.
+
+    Syncs: yes, if they are on a device.
+    """
+    try:
+        found = np.asarray(tokens.tolist() if hasattr(tokens, "tolist") else tokens)
+    except ValueError:  # rows of several lengths
+        found = np.empty((len(tokens), 0))
+    if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
+        raise InvalidArgument(
+            f"{of} is a {type(tokens).__name__} of shape {found.shape}: expected a row of ids, such as "
+            "tokenizer(text).input_ids"
+        )
+    if not found.size:
+        raise InvalidArgument(f"{of} has no tokens")
+    vocabulary = int(model.config.get_text_config(decoder=True).vocab_size)
+    for name in MEDIA:
+        if (media := getattr(model.config, name, None)) is not None and media in found:
+            raise InvalidArgument(
+                f"{of} has token {media}, the {name} of the model, and only text is read here: use generate with a "
+                "StateCache without prompt="
+            )
+    for token in (int(found.min()), int(found.max())):
+        if not 0 <= token < vocabulary:
+            raise InvalidArgument(f"{of} has token {token}: the vocabulary of the model has {vocabulary}")
+    whole: list[int] = found.tolist()
+    return whole
 
 
 @dataclass(frozen=True)

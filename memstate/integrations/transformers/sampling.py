@@ -1,9 +1,7 @@
 """Chooses the next token of each row as `generate` does, by the model's own processors of logits."""
 
 from collections.abc import Sequence
-from copy import deepcopy
-from dataclasses import replace
-from operator import index
+from copy import copy, deepcopy
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -12,7 +10,6 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, StopStringCriteria
 
 from memstate.errors import InvalidArgument
-from memstate.integrations.transformers.drafts import vocabulary
 from memstate.integrations.transformers.prompts import Prompt, Reason
 
 LAST: Final[WeakKeyDictionary[Any, tuple[Any, GenerationConfig]]] = WeakKeyDictionary()  # by model: given and made
@@ -35,11 +32,12 @@ class Sampler:
         guesses: tokens to guess at most.
 
     Raises:
-        InvalidArgument: stop strings without a tokenizer, beams, several samples that continue a session, or
-            settings that contradict each other.
+        InvalidArgument: stop strings without a tokenizer, beams, several samples that continue a session, a prompt that
+            leaves no room below `max_length`, or settings that contradict each other.
     """
 
     def __init__(self, model: Any, prompt: Prompt, tokenizer: Any = None, sample: int = 0) -> None:
+        length = len(prompt.tokens)
         try:
             config = prepared(model, prompt.config or model.generation_config, prompt.most)
         except ValueError as error:  # settings that contradict each other, such as several greedy samples
@@ -61,10 +59,16 @@ class Sampler:
             raise InvalidArgument(f"prompt {prompt.id!r} has stop strings: give serve the tokenizer=")
         ends = config.eos_token_id
         self._ends = frozenset(ends if isinstance(ends, list) else [] if ends is None else [ends])
-        limit = config.max_length - len(prompt.tokens) if config.max_length is not None else 20
-        self.most: int = max(1, config.max_new_tokens if config.max_new_tokens is not None else limit)
+        if config.max_new_tokens is None and config.max_length <= length:
+            raise InvalidArgument(
+                f"prompt {prompt.id!r} has {length} tokens, and max_length={config.max_length} counts them: give "
+                "max_new_tokens"
+            )
+        config = copy(config)  # which other requests share
+        config.max_length = config.max_length if config.max_new_tokens is None else length + config.max_new_tokens
+        self.most: int = max(1, config.max_length - length)
         self._sample = bool(config.do_sample)
-        ids = torch.tensor([list(prompt.tokens)], device=model.device)
+        ids = torch.tensor([prompt.tokens], device=model.device)
         self._processors = model._get_logits_processor(
             config,
             input_ids_seq_length=ids.shape[1],
@@ -111,29 +115,6 @@ class Sampler:
         return "length" if new >= self.most else None
 
 
-def copied(model: Any, prompt: Prompt) -> Prompt:
-    """Returns a request with a copy of its tokens, which the caller may go on to change.
-
-    Args:
-        model: the model.
-        prompt: the request.
-
-    Raises:
-        InvalidArgument: it is no `Prompt`, it has no tokens, or not only tokens that the model knows.
-    """
-    if not isinstance(prompt, Prompt):
-        raise InvalidArgument(f"{prompt!r}: expected a Prompt")
-    try:
-        tokens = [index(token) for token in prompt.tokens]
-    except TypeError as error:
-        raise InvalidArgument(f"prompt {prompt.id!r}: expected a list of tokens, such as [5, 17]: {error}") from error
-    if not tokens:
-        raise InvalidArgument(f"prompt {prompt.id!r} has no tokens")
-    if wrong := sorted({token for token in (min(tokens), max(tokens)) if not 0 <= token < vocabulary(model)}):
-        raise InvalidArgument(f"prompt {prompt.id!r}: tokens {wrong}: expected 0 to {vocabulary(model) - 1}")
-    return replace(prompt, tokens=tokens)
-
-
 def prepared(model: Any, config: GenerationConfig, most: int | None) -> GenerationConfig:
     """Returns what `generate` makes of a config. To make it costs more than a small forward, so the last is remembered.
 
@@ -146,7 +127,10 @@ def prepared(model: Any, config: GenerationConfig, most: int | None) -> Generati
     if model not in LAST or LAST[model][0] != given:
         mine = deepcopy(config)
         mine.max_new_tokens = mine.max_new_tokens if most is None else most
+        has_length = any(one.max_length is not None for one in (mine, model.generation_config))
         made, _ = model._prepare_generation_config(mine)
+        if made.max_new_tokens is None and not has_length:  # the default does not count the prompt
+            made.max_new_tokens = made.max_length
         model._prepare_special_tokens(made, True, device=model.device)
         LAST[model] = deepcopy(given), made
     return LAST[model][1]

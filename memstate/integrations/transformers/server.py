@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from typing import Any, Final
 
 from torch import Tensor
@@ -13,10 +14,10 @@ from memstate.errors import Broken, InvalidArgument, StaleHandle
 from memstate.integrations.transformers.batch import Batches
 from memstate.integrations.transformers.binding import kv_for, layout_for, release_left
 from memstate.integrations.transformers.progress import shown
-from memstate.integrations.transformers.prompts import Event, Prompt, Reason, Served
+from memstate.integrations.transformers.prompts import Event, Prompt, Reason, Served, checked
 from memstate.integrations.transformers.running import Running, Waiting, sharing
 from memstate.integrations.transformers.samples import BACK_PRESSURE, forked
-from memstate.integrations.transformers.sampling import Sampler, choose, copied
+from memstate.integrations.transformers.sampling import Sampler, choose
 from memstate.integrations.transformers.speculation import Speculation, by_length
 from memstate.integrations.transformers.states import Kernels
 from memstate.requests.handles import Request
@@ -87,11 +88,14 @@ class Server:
             prompt: the request.
 
         Raises:
-            InvalidArgument: it has no tokens, some that the model does not know, or asks for what `serve` does not do.
+            InvalidArgument: it is no `Prompt`, its tokens are not those of the model, or it asks for what `serve` does
+                not do.
 
         Syncs: no.
         """
-        prompt = copied(self.model, prompt)
+        if not isinstance(prompt, Prompt):
+            raise InvalidArgument(f"{prompt!r}: expected a Prompt")
+        prompt = replace(prompt, tokens=checked(self.model, prompt.tokens, f"prompt {prompt.id!r}"))
         first = Sampler(self.model, prompt, self._tokenizer)
         self._speculation.draft(prompt.id, first)
         more = [Sampler(self.model, prompt, self._tokenizer, number) for number in range(1, first.samples)]
@@ -131,6 +135,12 @@ class Server:
             gone = self._running  # `recover` ends them all
         self._running = [one for one in self._running if one not in gone]
 
+    def _failed(self, one: Running, error: Exception) -> Exception:
+        """Aborts a row whose own code has raised. Returns the error with a note of its request."""
+        self._drop([one])
+        error.add_note(f"the request {one.prompt.id!r} has ended")
+        return error
+
     def close(self) -> None:
         """Aborts all requests. Behind an interrupted call, the manager's `recover` ends their rows. Syncs: no."""
         self._drop(self._running)
@@ -154,8 +164,8 @@ class Server:
         Raises:
             InvalidArgument: a step is running.
             Exception: what the forward raised, or a processor of logits, a stop string or an assistant. Its rows are
-                gone; other requests go on in the next step, which also returns the events of this one. Several such
-                errors are an ExceptionGroup.
+                gone; a note of the error names their request. Other requests go on in the next step, which also returns
+                the events of this one. Several such errors are an ExceptionGroup.
 
         Syncs: yes, for the tokens.
         """
@@ -299,8 +309,7 @@ class Server:
                 if tokens := self._speculation.guesses(one):
                     found[one] = tokens
             except Exception as error:
-                self._drop([one])
-                errors.append(error)
+                errors.append(self._failed(one, error))
         _raise(errors)
         return found
 
@@ -317,8 +326,7 @@ class Server:
             try:
                 ends[one] = self._compare(one, found, largest[entry][at:], logits[entry, at:])
             except Exception as error:
-                self._drop([one])
-                errors.append(error)
+                errors.append(self._failed(one, error))
             if one in ends and len(one.tokens) - before > len(found):
                 kept.append(entry)
         if kept:
@@ -350,8 +358,7 @@ class Server:
             try:
                 self._add(one, token)
             except Exception as error:
-                self._drop([one])
-                errors.append(error)
+                errors.append(self._failed(one, error))
         _raise(errors)
 
     def _add(self, one: Running, token: int | Exception) -> None:
@@ -406,7 +413,8 @@ def stream(
                     more = arrived is not server
                     if arrived is None or not more:
                         break
-                    server.submit(arrived if isinstance(arrived, Prompt) else Prompt(arrived, number))
+                    prompt = arrived if isinstance(arrived, Prompt) else Prompt(arrived)
+                    server.submit(replace(prompt, id=number) if prompt.id is None else prompt)
                     number += 1
                     server.admit()
                 events = server.step()

@@ -1,0 +1,143 @@
+"""What a caller gives to `serve` for the first time: a model of its own, prompts of all kinds, no settings."""
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import memstate as ms
+from tests.support.tiny_models import tiny
+from tests.support.tiny_served import TEXT, managed
+
+pytest.importorskip("transformers")
+from transformers import GenerationConfig, LogitsProcessor
+
+import memstate.integrations.transformers as mst
+from memstate.integrations.transformers.prompts import checked
+from tests.support.own_model import OwnModel, own_model
+
+LENGTHS = (19, 2, 27)
+
+
+def own_answer(model: Any, tokens: Sequence[int], **settings: Any) -> list[int]:
+    ids = torch.tensor([tokens])
+    answer: list[int] = model.generate(ids, do_sample=False, **settings)[0, len(tokens) :].tolist()
+    return answer
+
+
+def test_a_model_that_nobody_knows_is_served_and_generates_as_with_its_own_cache() -> None:
+    model = own_model()
+    found = mst.layout(model)
+    assert [(place.layer, place.kind) for place in found.places] == [
+        (0, "conv"), (0, "recurrent"), (3, "conv"), (3, "recurrent")
+    ]  # fmt: skip
+    assert len(found.state.planes) == 4 and not found.on_slots and found.continues
+    mem, own = managed(model, max_requests=6), [own_answer(model, TEXT[:n], max_new_tokens=4) for n in LENGTHS]
+    for cached in (False, True):
+        done = list(mst.serve(model, mem, [mst.Prompt(TEXT[:n], most=4) for n in LENGTHS]))
+        assert [one.tokens for one in sorted(done, key=lambda one: one.id)] == own
+        assert any(one.cached for one in done) or not cached
+    ids = torch.tensor([TEXT[:9], [0, 0, *TEXT[:7]]])
+    mask = torch.ones_like(ids)
+    mask[1, :2] = 0
+    for beams in (1, 3):
+        settings = {"attention_mask": mask, "max_new_tokens": 4, "num_beams": beams, "do_sample": False}
+        with mst.StateCache(model, mem) as cache:
+            assert model.generate(ids, past_key_values=cache, **settings).tolist() == (
+                model.generate(ids, **settings).tolist()
+            )
+
+
+def test_a_forward_without_positions_would_give_all_rows_those_of_one_and_is_refused() -> None:
+    class Unplaced(OwnModel):
+        def forward(self, input_ids: Any, past_key_values: Any = None, attention_mask: Any = None, **rest: Any) -> Any:
+            return super().forward(input_ids, attention_mask, None, past_key_values)
+
+    class Unnamed(OwnModel):
+        def forward(self, input_ids: Any, **rest: Any) -> Any:
+            return super().forward(input_ids, **rest)
+
+    model = Unplaced(own_model().config).eval()
+    mem = mst.manager(model, slots=8, max_requests=2, tokens=64)
+    with pytest.raises(ms.ConfigurationError, match=r"Unplaced\.forward names no argument position_ids"):
+        mst.Server(model, mem)
+    with mst.StateCache(model, mem) as cache:  # all rows of generate are at one position
+        ids = torch.tensor([TEXT[:9]])
+        assert model.generate(ids, past_key_values=cache, max_new_tokens=4, do_sample=False)[0, 9:].tolist() == (
+            own_answer(model, TEXT[:9], max_new_tokens=4)
+        )
+    with pytest.raises(ms.ConfigurationError, match=r"Unnamed.forward names neither .* \*\*kwargs pass a cache on"):
+        mst.layout(Unnamed(own_model().config).eval())
+
+
+def test_a_manager_of_another_model_is_refused() -> None:
+    mem = mst.manager(tiny("lfm2"), slots=8, max_requests=2, tokens=64)
+    with pytest.raises(ms.LayoutMismatch, match=r"OwnModel has StateLayout.*a manager of its own"):
+        mst.StateCache(own_model(), mem)
+    with pytest.raises(ms.LayoutMismatch, match="made for a model with StateLayout"):
+        mst.Server(own_model(), mem)
+
+
+@pytest.mark.parametrize("tokens, why", [
+    ("Hello", "is a str of shape ()"),
+    (5, "is a int of shape ()"),
+    (torch.tensor([[5, 6]]), r"is a Tensor of shape \(1, 2\)"),
+    ([[5, 6], [7]], r"is a list of shape \(2, 0\)"),
+    ([0.5], "is a list of shape"),
+    ([], "no tokens"),
+    ([5, 97], "token 97: the vocabulary of the model has 97"),
+    ([5, -1], "token -1"),
+    ([5, 1000], "token 1000, the image_token_id of the model, and only text is read here"),
+])  # fmt: skip
+def test_what_is_no_prompt_is_refused_before_it_can_end_others(tokens: Any, why: str) -> None:
+    text = SimpleNamespace(vocab_size=97)
+    model = SimpleNamespace(config=SimpleNamespace(image_token_id=1000, get_text_config=lambda decoder: text))
+    with pytest.raises(ms.InvalidArgument, match=f"prompt 'a' .*{why}"):
+        checked(model, tokens, "prompt 'a'")
+
+
+def test_prompts_of_any_kind_are_numbered_and_find_the_states_of_each_other() -> None:
+    model = tiny("lfm2")
+    mem, given = managed(model), [TEXT, torch.tensor(TEXT), np.array(TEXT), tuple(TEXT)]
+    done = [next(mst.serve(model, mem, [mst.Prompt(one, most=2)])) for one in given]
+    assert len({tuple(one.tokens) for one in done}) == 1
+    assert done[0].cached == 0 and all(one.cached for one in done[1:])
+    named = mst.serve(model, mem, [mst.Prompt(TEXT, most=1), torch.tensor(TEXT[:3]), mst.Prompt(TEXT, "mine", most=1)])
+    assert {one.id for one in named} == {0, 1, "mine"}
+    with pytest.raises(ms.InvalidArgument, match="entry 1 of prompt= has token 97"):
+        mst.StateCache(model, mem, prompt=torch.tensor([[5, 6], [5, 97]]))
+
+
+@pytest.mark.filterwarnings("ignore:Using the model-agnostic default")
+def test_without_settings_an_answer_is_as_long_as_that_of_generate() -> None:
+    model = tiny("lfm2")
+    mem = managed(model)
+    (done,) = mst.serve(model, mem, [TEXT])
+    assert done.tokens == own_answer(model, TEXT) and len(done.tokens) == 20
+    for settings in ({"max_length": len(TEXT) + 3}, {"max_new_tokens": 4, "forced_eos_token_id": 9}):
+        (one,) = mst.serve(model, mem, [mst.Prompt(TEXT, config=GenerationConfig(**settings))])
+        assert one.tokens == own_answer(model, TEXT, **settings), settings
+    with pytest.raises(ms.InvalidArgument, match="27 tokens, and max_length=27 counts them"):
+        mst.Server(model, mem).submit(mst.Prompt(TEXT, config=GenerationConfig(max_length=27)))
+
+
+def test_an_error_of_a_processor_names_its_request() -> None:
+    class Broken(LogitsProcessor):
+        def __call__(self, input_ids: Any, scores: Any) -> Any:
+            raise ArithmeticError("mine")
+
+    server = mst.Server(tiny("lfm2"), managed(tiny("lfm2")))
+    server.submit(mst.Prompt(TEXT[:3], id="bad", processors=[Broken()]))
+    with pytest.raises(ArithmeticError, match=r"^mine\nthe request 'bad' has ended$"):
+        server.step()
+
+
+def test_states_that_decay_at_once_are_still_seen_to_continue() -> None:
+    model = tiny("qwen3_5_text", seed=1, dtype=torch.bfloat16)
+    for name, weight in model.named_parameters():
+        if name.endswith("A_log"):
+            torch.nn.init.constant_(weight, 8.0)
+    assert mst.layout(model).continues

@@ -1,0 +1,109 @@
+"""A hybrid model of our own, written as its author would: no function of it has a name that memstate knows."""
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import DynamicCache, GenerationMixin, PreTrainedConfig, PreTrainedModel
+from transformers.masking_utils import create_causal_mask
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+HEADS, SIZE, WIDTH = 2, 6, 3
+
+
+class OwnConfig(PreTrainedConfig):
+    """States of two sizes in two of four layers, one layer with attention and one with nothing to keep."""
+
+    model_type = "memstate_own"
+    vocab_size = 97
+    hidden_size = 24
+    num_hidden_layers = 4
+
+    def __init__(self, **settings: Any) -> None:
+        self.layer_types = ["linear_attention", "full_attention", "moe", "linear_attention"]
+        super().__init__(**settings)
+
+
+def norm(x: Tensor) -> Tensor:
+    """Scales each entry to length one in the mean."""
+    return nn.functional.rms_norm(x, x.shape[-1:])
+
+
+class Memory(nn.Module):
+    """A decaying sum of outer products behind a short convolution, one token after another."""
+
+    def __init__(self, hidden: int, number: int, values: int) -> None:
+        super().__init__()
+        self.number, self.sizes = number, [SIZE, SIZE, values]
+        self.inner, self.outer = nn.Linear(hidden, sum(self.sizes)), nn.Linear(values, hidden)
+        self.taps = nn.Parameter(torch.randn(sum(self.sizes), 1, WIDTH))
+
+    def forward(self, x: Tensor, real: Tensor | None, cache: Any) -> Tensor:
+        mixed = self.inner(x).mT if real is None else (self.inner(x) * real[..., None]).mT
+        state = cache.get_recurrent_state(self.number)
+        window = cache.update_conv_state(mixed, self.number, conv_kernel_size=WIDTH)
+        window = nn.functional.pad(window, (WIDTH - 1, 0))
+        mixed = nn.functional.conv1d(window, self.taps, groups=sum(self.sizes))[..., -x.shape[1] :]
+        q, k, v = mixed.mT.split(self.sizes, -1)
+        found = []
+        for at in range(x.shape[1]):
+            new = k[:, at, :, None] * v[:, at, None]
+            state = new if state is None else 0.9 * state + new
+            found.append((q[:, at, None] @ state)[:, 0])
+        cache.update_recurrent_state(state, self.number)
+        return self.outer(torch.stack(found, 1))
+
+
+class Attention(nn.Module):
+    """Two heads, and positions that are added to the keys."""
+
+    def __init__(self, hidden: int, number: int) -> None:
+        super().__init__()
+        self.number, self.inner, self.outer = number, nn.Linear(hidden, 3 * hidden), nn.Linear(hidden, hidden)
+
+    def forward(self, x: Tensor, mask: Tensor | None, positions: Tensor, cache: Any) -> Tensor:
+        x = x + torch.sin(positions[..., None] * torch.linspace(0.1, 1, x.shape[-1]))
+        q, k, v = (one.unflatten(-1, (HEADS, -1)).transpose(1, 2) for one in self.inner(x).chunk(3, -1))
+        k, v = cache.update(k, v, self.number)
+        found = nn.functional.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None and x.shape[1] > 1)
+        return self.outer(found.transpose(1, 2).flatten(2))
+
+
+class OwnModel(PreTrainedModel, GenerationMixin):
+    """The model, with its weights."""
+
+    config_class = OwnConfig
+    _supports_sdpa = True
+
+    def __init__(self, config: OwnConfig) -> None:
+        super().__init__(config)
+        hidden = config.hidden_size
+        self.embed, self.head = nn.Embedding(config.vocab_size, hidden), nn.Linear(hidden, config.vocab_size)
+        self.mixers = nn.ModuleList([Memory(hidden, 0, 4), Attention(hidden, 1), nn.Identity(), Memory(hidden, 3, 10)])
+        self.post_init()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, nn.Linear | nn.Embedding):
+            nn.init.normal_(module.weight, std=0.4)
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None,
+        past_key_values: Any = None, use_cache: bool = True, **_: Any,
+    ) -> CausalLMOutputWithPast:  # fmt: skip
+        x, cache = self.embed(input_ids), past_key_values or DynamicCache(config=self.config)
+        if position_ids is None:
+            position_ids = (cache.get_seq_length() + torch.arange(x.shape[1]))[None]
+        mask = create_causal_mask(self.config, x, attention_mask, cache, position_ids)
+        real = attention_mask if attention_mask is not None and attention_mask.shape == input_ids.shape else None
+        for mixer in self.mixers:
+            if isinstance(mixer, Memory):
+                x = x + norm(mixer(norm(x), real, cache))
+            elif isinstance(mixer, Attention):
+                x = x + norm(mixer(norm(x), mask, position_ids, cache))
+        return CausalLMOutputWithPast(logits=cast(Any, self.head(norm(x))), past_key_values=cache)
+
+
+def own_model() -> OwnModel:
+    """The model with random weights, in evaluation mode."""
+    torch.manual_seed(0)
+    return OwnModel(OwnConfig()).eval()

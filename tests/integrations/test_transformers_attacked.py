@@ -54,7 +54,7 @@ def test_what_are_no_tokens_is_refused_before_it_shares_a_forward(tokens: Any, a
     model = tiny("qwen3_next")
     server = mst.Server(model, managed(model, prefix=None))
     server.submit(prompt("good"))
-    with pytest.raises(ms.InvalidArgument, match="tokens"):
+    with pytest.raises(ms.InvalidArgument, match="prompt 'bad'"):
         server.submit(prompt("bad", tokens))
     with pytest.raises(ms.InvalidArgument, match="expected a Prompt"):
         server.submit(PROMPT)  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from tests.support.sources import ROOT, sources
 RULE = "memstate.checks"  # what a salt is: carries none anywhere
 FILES = (
     "engine/test_salts", "tiers/test_salts_below", "engine/test_salt_values", "integrations/test_transformers_serve",
-    "events/test_feed", "prefix/test_part", "metrics/test_tenants",
+    "events/test_feed", "prefix/test_part", "metrics/test_tenants", "metrics/test_prometheus",
 )  # fmt: skip
 TESTS = tuple(f"tests/{name}.py" for name in FILES)
 PICTURES = "memstate.viz."  # show a salt to people, and keep nothing

@@ -5,6 +5,7 @@ from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 import torch
+from torch.amp import is_autocast_available
 
 from memstate.integrations.transformers.layout import ModelLayout, layout_of
 from memstate.integrations.transformers.probe import probe
@@ -42,7 +43,8 @@ def layout(model: Any) -> ModelLayout:
 
 
 def _read(model: Any) -> ModelLayout:
-    with torch.autocast(model.device.type, enabled=False):  # states of the model's own dtypes hold what it rounds
+    kind = model.device.type if is_autocast_available(model.device.type) else "cpu"
+    with torch.autocast(kind, enabled=False):  # states of the model's own dtypes hold what it rounds
         return _found(model)
 
 

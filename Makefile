@@ -58,7 +58,7 @@ demo: $(RUN) ## run the decode loop and compare it with an uncached run
 	$(BIN)/memstate demo $(ARGS)
 
 test: lint ## check format, lints, types and spelling, then run the tests and a sample of the long ones
-	$(TEST_ENV) $(BIN)/python -m pytest -q -n $(WORKERS) $(ARGS)
+	$(TEST_ENV) $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal $(ARGS)
 
 lint: $(TOOLS) ## check format, lints, types and spelling
 	$(BIN)/ruff format --check

@@ -3,6 +3,7 @@
 `make test` runs a sample of the long tests and MEMSTATE_PROOF=1 all of them: see tests/support/sampling.py.
 """
 
+import gc
 import os
 import platform
 from collections.abc import Iterator
@@ -31,6 +32,18 @@ if not CUDA and not PROOF:  # full runs take the interpreter as it is
         install()
 
 KERNEL_BACKEND = pytest.param("cuda", marks=pytest.mark.gpu) if CUDA else "interpreter"
+
+
+def pytest_collection() -> None:
+    """Lets the garbage collector rest: it would look at thousands of tests again and again, and find nothing."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Keeps what was collected, modules and tests, out of the garbage collector's sight from now on."""
+    gc.enable()
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -29,7 +29,7 @@ def tiny(backend: Backend, **settings: Any) -> DemoReport:
     return demo(backend=backend.name, device=str(backend.device), requests=6, slots=7, track_every=8, **settings)
 
 
-@pytest.mark.sample(4, interpreter=0)
+@pytest.mark.sample(2, interpreter=0)
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_identical_to_uncached_with_failing_claims(backend: Backend, strategy: str, overlap: bool) -> None:
@@ -138,7 +138,7 @@ def test_a_run_repeats(default_run: DemoReport) -> None:
     assert again.answers == default_run.answers
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ["swap", "stale"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_sabotage_is_noticed(tmp_path: Path, strategy: str, kind: str) -> None:

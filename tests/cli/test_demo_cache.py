@@ -18,7 +18,7 @@ from tests.support.demo_talks import demo, write_talks
 EVERYBODY = 1000  # sessions: more than there are conversations
 
 
-@pytest.mark.sample
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("sessions", [0, 2, EVERYBODY])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_what_the_loop_counts_is_what_the_cache_counts(strategy: str, sessions: int) -> None:
@@ -36,7 +36,7 @@ def test_what_the_loop_counts_is_what_the_cache_counts(strategy: str, sessions: 
     assert table["sessions"].startswith(str(found["sessions"]))
 
 
-@pytest.mark.sample
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_B73_turns_of_sessions_are_identical_to_uncached(strategy: str, overlap: bool) -> None:

@@ -49,7 +49,7 @@ def require_as_it_must_be(report: DemoReport) -> None:
     assert (found["foreign_bytes"] > 0) == (config.engine == "arena") and found["foreign_bytes_changed"] == 0
 
 
-@pytest.mark.sample
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("strategy", "model", "engine", "layout", "overlap"),
     [

@@ -30,7 +30,7 @@ def twice(path: Path, **settings: Any) -> tuple[DemoReport, DemoReport]:
     return first, small(storage="file", storage_path=path, **settings)
 
 
-@pytest.mark.sample
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("write", ["through", "selective", "back"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_restart_hits_storage(strategy: str, write: str, tmp_path: Path) -> None:
@@ -46,7 +46,7 @@ def test_a_restart_hits_storage(strategy: str, write: str, tmp_path: Path) -> No
     assert again.answers == first.answers
 
 
-@pytest.mark.sample
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("layout", ["layer-major", "slot-major"])
 def test_engines_and_layouts_share_records(engine: str, layout: str, tmp_path: Path) -> None:

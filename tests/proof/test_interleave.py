@@ -336,7 +336,7 @@ def alone(op: str, variant: str, seed: int) -> Case:
     return getattr(register_cases, op)(make, variant) if variant else CASES[op](make)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("warps", [2, 3, 4] if PROOF else [4])
 @pytest.mark.parametrize(("op", "variant"), ALONE)
 def test_warps_may_hold_the_same_lanes(op: str, variant: str, warps: int) -> None:
@@ -416,7 +416,7 @@ def test_a_seed_is_a_schedule() -> None:
 # -- what is wrong on purpose ------------------------------------------------------------------------------------
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_kernel_with_a_defect_is_found_out(name: str, tmp_path: Path, generator: torch.Generator) -> None:
     mutant, found = MUTANTS[name], set()

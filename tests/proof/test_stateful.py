@@ -298,7 +298,7 @@ BREAKS = {
 MOST_PROGRAMS = 60
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", BREAKS)
 def test_a_broken_library_is_found_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = BREAKS[name]

@@ -53,8 +53,7 @@ EXPECTED = {
 }
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.proof)])
 def test_processes_take_the_same_decisions_in_the_same_polls(ranks: int, tmp_path: Path) -> None:
     """And a rank that goes away in the end is noticed by all others."""
     outputs = run_ranks("tests.support.agreement_rank", ranks, tmp_path / "meeting")

@@ -7,7 +7,7 @@ import torch
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
 from memstate.errors import ConfigurationError
-from memstate.integrations.transformers.probe import own_cache
+from memstate.integrations.transformers.probe import own_cache, vocabulary
 
 NGRAM: Final = 2  # as Transformers
 NO_LIMIT: Final = 2**31
@@ -103,9 +103,3 @@ def require_assistant(assistant: Any, model: Any) -> None:
             f"assistant {type(assistant).__name__}: its cache cannot forget rejected tokens; use a model whose layers "
             "attend to all tokens, or a function"
         )
-
-
-def vocabulary(model: Any) -> int:
-    """Returns how many tokens a model knows."""
-    size: int = model.config.get_text_config(decoder=True).vocab_size
-    return size

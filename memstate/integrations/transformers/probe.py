@@ -121,10 +121,14 @@ def own_cache(model: Any) -> DynamicCache:
     return DynamicCache(config=model.config.get_text_config(decoder=True))
 
 
+def vocabulary(model: Any) -> int:
+    """Returns how many tokens a model knows."""
+    return int(model.config.get_text_config(decoder=True).vocab_size)
+
+
 def sample(model: Any) -> Tensor:
     """Returns 8 tokens of one request, `1 token`."""
-    vocabulary = int(model.config.get_text_config(decoder=True).vocab_size)
-    return (torch.arange(3, 3 + 2 * TOKENS, device=model.device) % vocabulary)[None]
+    return (torch.arange(3, 3 + 2 * TOKENS, device=model.device) % vocabulary(model))[None]
 
 
 @torch.no_grad()

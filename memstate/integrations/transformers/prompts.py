@@ -8,6 +8,7 @@ import numpy as np
 from transformers import GenerationConfig, LogitsProcessor
 
 from memstate.errors import InvalidArgument
+from memstate.integrations.transformers.probe import vocabulary
 from memstate.requests.handles import Session
 
 MEDIA: Final = ("image_token_id", "video_token_id", "audio_token_id")  # of configurations: stand for other inputs
@@ -65,7 +66,7 @@ def checked(model: Any, tokens: Any, of: str) -> list[int]:
         )
     if not found.size:
         raise InvalidArgument(f"{of} has no tokens")
-    vocabulary = int(model.config.get_text_config(decoder=True).vocab_size)
+    known = vocabulary(model)
     for name in MEDIA:
         if (media := getattr(model.config, name, None)) is not None and media in found:
             raise InvalidArgument(
@@ -73,8 +74,8 @@ def checked(model: Any, tokens: Any, of: str) -> list[int]:
                 "StateCache without prompt="
             )
     for token in (int(found.min()), int(found.max())):
-        if not 0 <= token < vocabulary:
-            raise InvalidArgument(f"{of} has token {token}: the vocabulary of the model has {vocabulary}")
+        if not 0 <= token < known:
+            raise InvalidArgument(f"{of} has token {token}: the vocabulary of the model has {known}")
     whole: list[int] = found.tolist()
     return whole
 

@@ -222,3 +222,15 @@ def test_an_event_is_one_line_of_json_and_of_text(caplog: pytest.LogCaptureFixtu
         "time": 0, "level": "INFO", "logger": "memstate.x", "event": "evicted", "why": "a\nb", "tokens": 8,
     }  # fmt: skip
     assert found[2]["message"] == "fault 3" and "ValueError: no" in found[3]["exception"]
+
+
+def test_a_state_that_no_chunk_came_near_is_told_once(told: Callable[[str], list[dict[str, Any]]]) -> None:
+    """The counter has the number; the line names what to call."""
+    at = Server(CPU, "redirect", every=64, pages=30)
+    for n in range(2):
+        row = at.start([100 * n + i for i in range(7)])
+        at.mem.settle(at.step_to([row], [7]))  # one chunk, though mem.chunk() ends the first at 4
+        at.mem.abort([row])
+    (line,) = told("missed")
+    assert (line["wanted"], line["chunk"]) == (4, [0, 7]) and at.mem.stats().missed == 2
+    assert "mem.chunk()" in line["why"] and "Forward(grid=)" in line["why"]

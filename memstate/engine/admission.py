@@ -163,9 +163,7 @@ class Admission:
 
     def _admit(self, starts: Sequence[Start]) -> Rows:
         """Returns a row for each start, or raises an error and starts none."""
-        fresh = [0] * len(starts)
-        if self._pages.allocator.pages:
-            fresh = [max(0, self._pages.count(start.tokens) - len(start.origin.pages)) for start in starts]
+        fresh = sum(self._fresh(starts))
         found = [start for start in starts if start.key is not None]  # others have no session, match or lower state
         hits = [start.lower for start in found if start.lower]
         with self._guard.changing("admit"):
@@ -174,7 +172,7 @@ class Admission:
             back = [self._sessions.surplus(start.session, start.turn) for start in found if start.session]
             slots = self.per_request * len(starts)
             slots -= sum(min(self.per_request, len(start.turn.registers)) for start in found)
-            slots, pages = slots - sum(of for of, _ in back), sum(fresh) - sum(of for _, of in back)
+            slots, pages = slots - sum(of for of, _ in back), fresh - sum(of for _, of in back)
             more = self._loader.needs(hits) if hits else (0, 0)
             slots, pages = slots + more[0] - self._take_over(found, slots + more[0]), pages + more[1]
             if (lack := self._short_of_holders(more[0]) or self.make_room(len(starts), pages, slots)) is not None:
@@ -188,21 +186,56 @@ class Admission:
                     if start.session.kept:
                         self._room.give_way(start.session)
             if hits:
-                self._load_hits(found, hits)
+                self._load_hits([(start, start.lower) for start in found if start.lower])
             self._loader.begun([start.request.fetch for start in starts])
-            return self._carry_out(starts, found, fresh)
+            return self._carry_out(starts, found)
 
-    def _load_hits(self, starts: Sequence[Start], hits: Sequence[LowerHit]) -> None:
-        """Loads the states from host memory. Then they are matches in the prefix cache."""
-        self._room.free_registers(self._loader.needs(hits)[0])
-        self._cache.loaded(self._loader.bring(hits))
-        for start in starts:
-            if start.lower is not None and start.key is not None:
-                lower, start.lower = start.lower, None
-                start.match = self._cache.match(start.key, start.request.salt, len(start.key) // BYTES - 1)
-                start.origin = self._cached(start.match)._replace(moves=start.taken)
-                self._loader.release([lower])
-                self._hold([start])
+    def _fresh(self, starts: Sequence[Start]) -> list[int]:
+        """Returns the new pages of each start, beyond those that it shares. Count them again where an origin changes.
+
+        Raises:
+            InvalidArgument: the tokens of a request need more pages than a row can have.
+        """
+        if not self._pages.allocator.pages:
+            return [0] * len(starts)
+        return [max(0, self._pages.count(start.tokens) - len(start.origin.pages)) for start in starts]
+
+    def _load_hits(self, starts: Sequence[tuple[Start, LowerHit]]) -> None:
+        """Loads states from host memory. Then they are matches in the prefix cache.
+
+        A session that made way may have left a state there that serves a prompt as well. Such a request reads that
+        state and loads nothing, which takes no more room.
+
+        Args:
+            starts: requests, each with what it found in host memory.
+        """
+        loading = []
+        self._room.free_registers(self._loader.needs([lower for _, lower in starts])[0])
+        for start, lower in starts:
+            if (match := self._match(start)).length < lower.hit.length:
+                loading.append((start, lower))
+            else:
+                start.taken = False
+                self._begin_cached(start, lower, match)
+        if loading:
+            self._cache.loaded(self._loader.bring([lower for _, lower in loading]))
+        for start, lower in loading:
+            if (match := self._match(start)).length > lower.hit.length:  # another request of the call loads a longer
+                match = self._match(start, lower.hit.length)  # state; only the slot of its own load is counted
+            self._begin_cached(start, lower, match)
+
+    def _match(self, start: Start, most: int | None = None) -> Match:
+        """Returns the match of a prompt in the prefix cache, of at most so many tokens."""
+        assert start.key is not None
+        most = len(start.key) // BYTES - 1 if most is None else most
+        return self._cache.match(start.key, start.request.salt, most)
+
+    def _begin_cached(self, start: Start, lower: LowerHit, match: Match) -> None:
+        """Lets a request start from the prefix cache instead of host memory."""
+        start.lower, start.match = None, match
+        start.origin = self._cached(match)._replace(moves=start.taken)
+        self._loader.release([lower])
+        self._hold([start])
 
     def _short_of_holders(self, n: int) -> Lack | None:
         """Returns what to raise if n loaded states find no holders. Each must be free, or become free by making way.
@@ -212,11 +245,11 @@ class Admission:
         free, evictable = self._snapshots.free, self._room.states
         return OutOfSlots(n, free, evictable) if n > free + evictable else None
 
-    def _carry_out(self, starts: Sequence[Start], found: Sequence[Start], fresh: Sequence[int]) -> Rows:
+    def _carry_out(self, starts: Sequence[Start], found: Sequence[Start]) -> Rows:
         """Gives rows their pages, registers and states. The caller has checked that all of these are available."""
         rows = self._table.claim([start.request.id for start in starts])
         origins = [start.origin for start in starts]
-        self._pages.start(rows, [origin.pages for origin in origins], fresh)
+        self._pages.start(rows, [origin.pages for origin in origins], self._fresh(starts))
         if found:
             self._move(rows, starts)
         source = length = np.zeros(len(rows), np.int64)
@@ -289,7 +322,7 @@ class Admission:
             start.session = self._sessions.get(request.session)
             start.origin = self._sessions.find(start.session, key, request.salt)
         if self._cache.enabled:
-            start.match = match = self._cache.match(key, request.salt, known - 1)
+            start.match = match = self._match(start)
             if below:
                 start.lower = self._loader.find(key, request.salt, match, start.origin.length, request.fetch)
             if start.lower:  # zeros stand for the pages that the load brings; `_admit` counts them with `needs`

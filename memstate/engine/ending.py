@@ -172,6 +172,25 @@ class Ending:
         kind = self._marks.kind_of(row, label) or ("end" if ended else "boundary")
         return Insertion(self._cache.leases[row], key[: length * BYTES], pages, answer, label, kind)
 
+    def require_all(self, rows: Longs, known: Longs, keys: Sequence[bytes]) -> None:
+        """Refuses tokens that end before the states which they are to find.
+
+        Args:
+            rows: the row numbers.
+            known: tokens up to which the states of each row are kept.
+            keys: one key for each row.
+
+        Raises:
+            InvalidArgument: the tokens of a row are too few.
+        """
+        for row, n, key in zip(rows.tolist(), known.tolist(), keys, strict=True):
+            if len(key) // BYTES < n:
+                raise InvalidArgument(
+                    f"row {row} (request {self._table.ids[row]!r}): {len(key) // BYTES} tokens, and {n} are confirmed: "
+                    "hand over all of them, also those that the answer leaves out. To keep only states of fewer "
+                    "tokens, name the length with publish=[...]"
+                )
+
     def require_sessions_told(self, rows: Longs) -> None:
         """Refuses rows that are turns of sessions, because the caller gave no tokens for them.
 

@@ -797,6 +797,8 @@ class StateManager(Recovery):
             known = np.minimum(known, counts("publish", publish, len(numbers)))
         if keys is None:
             self._ending.require_sessions_told(numbers)
+        else:
+            self._ending.require_all(numbers, known, keys)
         before, told = self._stepping.lengths_before(numbers), self._told(numbers, known, keys)
         with self._guard.changing(call):
             snapshots = self._ending.end(numbers, known, keys, ENDED[call])

@@ -10,17 +10,19 @@ import numpy as np
 from memstate.engine.parts import Parts
 from memstate.kernels.tables import REGISTERS_PER_ROW
 from memstate.slots.inspect import Inspection
+from memstate.slots.registers import RegisterFile
 
 
 class Recount(Parts):
     """Finds counts of the host that do not agree with their owners, or with the device."""
 
-    def _miscounts(self, seen: Inspection, names: dict[int, tuple[str, str]]) -> list[str]:
+    def _miscounts(self, seen: Inspection, names: dict[int, tuple[str, str]], read: RegisterFile) -> list[str]:
         """Returns a sentence for each count that is wrong.
 
         Args:
             seen: what the device says, after all recorded changes.
             names: register -> (kind, owner), for the registers that hold a slot according to the host.
+            read: the registers that `seen` was read from.
         """
         leases = [session.lease for session in self._sessions.opened.values() if session.lease is not None]
         return [
@@ -33,6 +35,7 @@ class Recount(Parts):
             *self._cache.miscounts(leases),
             *(self.tiers.miscounts() if self.tiers is not None else ()),
             *self._wrong_labels(seen, names),
+            *(self._pages.miscounts(read.page_table.cpu().numpy()) if self._pages.allocator.pages else ()),
         ]
 
     def _wrong_rows(self) -> list[str]:

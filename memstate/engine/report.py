@@ -10,7 +10,8 @@ from memstate.engine.recount import Recount
 from memstate.errors import OutOfPages, OutOfRows, OutOfSlots
 from memstate.kernels.tables import REGISTERS_PER_ROW
 from memstate.slots.audit import AuditReport, audit
-from memstate.slots.inspect import Inspection, inspect
+from memstate.slots.inspect import Inspection, behind, inspect
+from memstate.slots.registers import RegisterFile
 from memstate.stats import Stats
 
 PER_ROW = REGISTERS_PER_ROW
@@ -68,15 +69,15 @@ class Reports(Recount):
         """Looks for leaked and doubly owned slots, and names their owners. Works while requests run.
 
         It also counts rows, KV pages, pins, leases, snapshot registers, sessions and host records at those who hold
-        them, and compares the lengths of states with the device's. It first sends the recorded changes that do not wait
-        for a forward. The other changes count as done.
+        them, and compares the lengths of states and the page table with the device's. It first sends the recorded
+        changes that do not wait for a forward. The other changes count as done.
 
         Syncs: yes.
         """
         return self._audit(*self._look())
 
-    def _audit(self, seen: Inspection, names: dict[int, tuple[str, str]]) -> AuditReport:
-        return audit(seen, names, self._miscounts(seen, names))
+    def _audit(self, seen: Inspection, names: dict[int, tuple[str, str]], read: RegisterFile) -> AuditReport:
+        return audit(seen, names, self._miscounts(seen, names, read))
 
     def inspect(self) -> Inspection:
         """Returns the owner of every slot, and what the host knows of requests and caches, as plain data.
@@ -86,10 +87,10 @@ class Reports(Recount):
 
         Syncs: yes.
         """
-        seen, names = self._look()
-        return replace(seen, faults=self._audit(seen, names).faults)
+        seen, names, read = self._look()
+        return replace(seen, faults=self._audit(seen, names, read).faults)
 
-    def _look(self) -> tuple[Inspection, dict[int, tuple[str, str]]]:
+    def _look(self) -> tuple[Inspection, dict[int, tuple[str, str]], RegisterFile]:
         self._enter()
         with self._guard.changing("audit"):
             self._commands.submit()
@@ -101,12 +102,13 @@ class Reports(Recount):
             for register in names
         }
         rows = self._running(np.flatnonzero(self._table.used).tolist())
+        read = behind(self._registers, self._commands.waiting)
         found = inspect(
-            self._registers, names, tags, rows=rows, prefix=self._cache.inspect(),
+            self._registers, names, tags, read, rows=rows, prefix=self._cache.inspect(),
             sessions=self._sessions.inspect(), changes=list(map(asdict, self.changes)),
-            stats=asdict(self.stats()), layout=self._described(), waiting=self._commands.waiting,
+            stats=asdict(self.stats()), layout=self._described(),
         )  # fmt: skip
-        return found, names
+        return found, names, read
 
     def _running(self, rows: Sequence[int]) -> list[dict[str, Any]]:
         """Running requests as plain data, from the host's counts."""

@@ -8,6 +8,7 @@ due        those that a step passes, moved down to what its forward can give    
 kept       a snapshot for each, until publish or the end of the row
 """
 
+import logging
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from math import gcd, lcm
@@ -15,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from memstate import logs
 from memstate.errors import InvalidArgument
 from memstate.kernels.tables import REGISTERS_PER_ROW
 from memstate.requests.handles import Snapshot
@@ -22,6 +24,7 @@ from memstate.requests.snapshots import Snapshots
 from memstate.slots.commands import CommandBuffer
 from memstate.slots.registers import Longs
 
+LOG = logs.logger("marks")
 RANKS = ("named", "again", "branch", "prompt")  # what is kept first where slots are short; other kinds come last
 
 
@@ -250,9 +253,17 @@ class Marks:
                     coming.floor = at if at == wanted else coming.floor
             if wanted > reach:
                 break
-            self.missed += wanted - coming.floor >= self._finest
+            if wanted - coming.floor >= self._finest:
+                self._miss(row, wanted, length, reach)
             del coming.wanted[0]
         return found
+
+    def _miss(self, row: int, wanted: int, length: int, reach: int) -> None:
+        """Counts a wanted length that no chunk came near. The first one is an event of the log."""
+        if not self.missed:
+            why = "the forward gives no state near it: plan chunks as mem.chunk() says, or say Forward(grid=)"
+            logs.event(LOG, logging.WARNING, "missed", row=row, wanted=wanted, chunk=[length, reach], why=why)
+        self.missed += 1
 
     def _keeps_before(self, wanted: int, reach: int, stores_end: bool, prompt: int) -> bool:
         """Returns whether a chunk keeps a state for a wanted length that lies behind it.

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from memstate.errors import InvalidArgument, OutOfPages
 from memstate.requests.pages import PageAllocator
@@ -76,11 +77,17 @@ class PageTable:
 
         Raises:
             OutOfPages: too few are free; nothing changed.
+            InvalidArgument: a row would have more pages than its table has entries; nothing changed.
         """
         if not self.allocator.pages:
             return
         if (lack := self.short_of(sum(fresh))) is not None:
             raise lack
+        counts = [len(prefix) + n for prefix, n in zip(shared, fresh, strict=True)]
+        if max(counts, default=0) > self._width:  # the next row's entries follow
+            raise InvalidArgument(
+                f"rows {rows.tolist()} would get {counts} pages, a row has {self._width}: raise Pages(per_row=)"
+            )
         for row, prefix, n in zip(rows.tolist(), shared, fresh, strict=True):
             self.allocator.share(prefix)
             self._rows[row] = [*prefix, *self.allocator.claim(n)]
@@ -171,6 +178,20 @@ class PageTable:
                 raise InvalidArgument(
                     f"row {row}: {length} tokens, pages for {room}: call extend([row], [length]) first"
                 )
+
+    def miscounts(self, device: NDArray[np.int32]) -> list[str]:
+        """Returns what the device's page table has other than the rows.
+
+        Args:
+            device: the device's page table, `row page`.
+        """
+        expected = np.zeros_like(device)
+        for row, pages in self.held.items():
+            expected[row, : len(pages)] = pages
+        return [
+            f"row {row}: KV page {at} is page {expected[row, at]} for the host, page {device[row, at]} for the device"
+            for row, at in np.argwhere(expected != device).tolist()
+        ]
 
     def _write(self, added: Sequence[tuple[int, int, Sequence[int]]]) -> None:
         """Notes pages in the device's table: (row, first column, pages) each."""

@@ -155,7 +155,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def inspect(
     file: RegisterFile, name: dict[int, tuple[str, str]], tags: dict[int, str] | None = None,
-    waiting: Sequence[Packet | Action] = (), **more: Any,
+    read: RegisterFile | None = None, **more: Any,
 ) -> Inspection:  # fmt: skip
     """Copies the registers, and the owners and free flag of each slot, to the host.
 
@@ -166,14 +166,13 @@ def inspect(
         file: the register file.
         name: register -> (kind, owner), for the registers whose owner is known.
         tags: register -> a short name of its owner.
-        waiting: changes that wait for a forward. They are applied to a copy, so that the inspection agrees with the
-            host.
+        read: the registers to read, if not those of the file itself; see `behind`.
         more: the other fields of an inspection.
 
     Syncs: yes.
     """
     file.backend.counts.syncs += 1
-    read = _behind(file, waiting) if waiting else file
+    read = read or file
     owners = read.owners()
     status = owners.cpu().numpy()
     slots, labels = read.table.slots.tolist(), read.table.labels.tolist()
@@ -194,8 +193,17 @@ def inspect(
     )
 
 
-def _behind(file: RegisterFile, waiting: Sequence[Packet | Action]) -> RegisterFile:
-    """Returns a copy of the register file in host memory, with these changes applied."""
+def behind(file: RegisterFile, waiting: Sequence[Packet | Action]) -> RegisterFile:
+    """Returns the register file as it is behind changes that wait for a forward, so that it agrees with the host.
+
+    Args:
+        file: the register file. It is returned itself where nothing waits; otherwise a copy in host memory.
+        waiting: the changes.
+
+    Syncs: yes, if something waits.
+    """
+    if not waiting:
+        return file
     copied = file.on_host()
     for entry in waiting:
         if isinstance(entry, Packet):

@@ -483,6 +483,8 @@ def plant(at: Scene, what: str) -> None:
         "are claimed": lambda: at.caches[1].pool.claim(1),
         "tokens for the host": lambda: np.add.at(mem._registers.labels, register, 1),
         "are counted as free": lambda: setattr(mem._allocator, "free", 3),
+        "KV page 0 is page": lambda: mem.page_table[at.first.index].fill_(7),
+        "KV page 4 is page 0 for the host": lambda: mem.page_table[table._free[0], 4].fill_(1),
         "states at marks": lambda: mem._marks._ends.update({table._free[0]: (8, "prompt")}),
     }
     plants[what]()
@@ -495,7 +497,8 @@ def plant(at: Scene, what: str) -> None:
         "counted for 2 holders and has 1", "noted as free, and these are not", "are pinned", "are not the",
         "holds a slot and no snapshot", "says that row", "runs a turn of session", "sessions keep registers", "leases",
         "leased pages are noted", "nodes are noted", "KV in", "states are cached in", "pins and", "are claimed",
-        "tokens for the host", "are counted as free", "states at marks",
+        "tokens for the host", "are counted as free", "KV page 0 is page", "KV page 4 is page 0 for the host",
+        "states at marks",
     ],
 )  # fmt: skip
 def test_an_audit_names_the_count_that_is_wrong(what: str) -> None:

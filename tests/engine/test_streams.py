@@ -56,6 +56,11 @@ def serve(mem: ms.StateManager, tokens: Sequence[int], answer: int = 3) -> ms.Ro
     return row
 
 
+def end(mem: ms.StateManager, prompt: Sequence[int]) -> None:
+    """Serves a request, and keeps states of its prompt alone."""
+    mem.release([serve(mem, prompt)], [len(prompt)], tokens=[[*prompt, 90, 91, 92]])
+
+
 def devices(work: Sequence[Work]) -> set[int]:
     return {each.device for each in work}
 
@@ -98,13 +103,13 @@ def test_the_tiers_stay_on_the_device_of_the_states(cuda: FakeCuda) -> None:
     """States and KV go down, are forgotten above and come up again; what reads them waits for them."""
     mem = tiered()
     prompt = list(range(2 * EVERY))
-    mem.release([serve(mem, prompt)], tokens=[prompt])
+    end(mem, prompt)
     mem.submit()
     for _ in range(2):
         mem.poll()
         cuda.synchronize(1)
     mem.prefix.clear()  # type: ignore[union-attr]
-    mem.release([serve(mem, [*prompt, 1, 2])], tokens=[[*prompt, 1, 2]])
+    end(mem, [*prompt, 1, 2])
     assert mem.stats().tiers.states_in == 1  # type: ignore[union-attr]
     assert {"pack_slots", "unpack_slots"} <= {work.what for work in cuda.work}
     assert devices(cuda.work) == {1}
@@ -173,7 +178,7 @@ CALLS: dict[str, Call] = {
 def open_step(mem: ms.StateManager) -> tuple[ms.Rows, ms.Step, Sequence[ms.Snapshot | None]]:
     """A cached state, running requests with a published snapshot, and a step whose forward was launched."""
     prompt = list(range(EVERY))
-    mem.release([serve(mem, prompt)], tokens=[prompt])
+    end(mem, prompt)
     rows = mem.admit([ms.Request("a", length=12), ms.Request("b", length=12)])
     for tokens in (EVERY, 1):
         step = mem.plan(rows, tokens)

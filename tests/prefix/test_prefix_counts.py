@@ -64,7 +64,7 @@ def test_any_mix_with_a_cache_is_one_submit(kind: str, n: int, backend: Backend)
     assert mem.prefix
     length = 12 if kind == "none" else 14  # a state at the end is all that there is
     for numbers in (range(n), range(n, 2 * n)):
-        mem.release(prefilled(mem, numbers, length), tokens=[prompt(i, 12) for i in numbers])
+        mem.release(prefilled(mem, numbers, length), [12] * n, tokens=[prompt(i, length) for i in numbers])
     rows = prefilled(mem, range(2 * n, 6 * n), length)
     keys = [text(mem, row, 2 * n + i) for i, row in enumerate(rows)]
     mem.submit()

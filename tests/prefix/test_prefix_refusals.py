@@ -120,3 +120,31 @@ def test_one_request_can_have_every_page_and_every_slot(policy: str, backend: Ba
     row = at.start(range(500, 537))  # ten pages
     assert (at.mem.free_slots, at.mem.free_pages, at.cache.evictable_pages) == (2, 0, 0)
     at.run([row])
+
+
+@pytest.mark.parametrize("how", ["release", "retract"])
+def test_tokens_that_end_before_the_confirmed_ones_are_refused(how: str) -> None:
+    """They would find no state, and nobody would notice. Who means fewer says so with a length."""
+    at = server(Backend("reference"))
+    row = at.start(T[:9])
+    at.prefill(row, publish=False)
+    before = held(at.mem)
+    with pytest.raises(ms.InvalidArgument, match=r"row 1 \(request 'of 9'\): 8 tokens, and 9 are confirmed"):
+        getattr(at.mem, how)([row], tokens=[T[:8]])
+    assert held(at.mem) == before
+    if how == "release":
+        at.mem.release([row], publish=[8], tokens=[T[:8]])
+    else:
+        at.mem.retract([row], tokens=[T[:9]])
+    assert at.mem.match(T[:9]).length == 8
+
+
+def test_a_session_is_told_all_tokens() -> None:
+    at = server(Backend("reference"))
+    session = at.mem.open_session("talk")
+    row = at.start(T[:9], session=session)
+    at.prefill(row, publish=False)
+    with pytest.raises(ms.InvalidArgument, match="8 tokens, and 9 are confirmed"):
+        at.mem.release([row], tokens=[T[:8]])
+    at.mem.release([row], tokens=[T[:9]])
+    assert at.mem.sessions()[0].tokens == 9

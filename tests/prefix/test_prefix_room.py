@@ -190,7 +190,8 @@ def test_without_pages_a_shorter_key_leaves_no_bare_leaf(backend: Backend) -> No
     at = server(backend, "none", spare=3, cached=0, pages=0)
     row = at.start([*PROMPTS[0], *PROMPTS[1]])
     at.prefill(row)
-    at.mem.release([row], tokens=[PROMPTS[0]])  # cut off at a stop word
+    all_tokens = [*PROMPTS[0], *PROMPTS[1]]
+    at.mem.release([row], publish=[len(PROMPTS[0])], tokens=[all_tokens])  # cut off at a stop word
     assert at.cache.tree.nodes == 0
 
 

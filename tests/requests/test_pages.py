@@ -3,6 +3,7 @@
 import random
 from contextlib import suppress
 
+import numpy as np
 import pytest
 import torch
 
@@ -105,6 +106,16 @@ def test_B17_extending_is_all_or_nothing(backend: Backend) -> None:
     mem.extend(rows, [12, 8])
     assert mem.free_pages == 0
     scan(mem)
+
+
+def test_a_row_gets_no_more_pages_than_its_table_has(backend: Backend) -> None:
+    """The next row's entries follow on the device."""
+    mem = manager(backend)
+    shared = mem._pages.allocator.claim(3)
+    before = table(mem), mem.free_pages
+    with pytest.raises(InvalidArgument, match=r"rows \[1, 2\] would get \[2, 6\] pages, a row has 5"):
+        mem._pages.start(np.array([1, 2]), [[], shared], [2, 3])
+    assert (table(mem), mem.free_pages) == before and not mem._pages.held
 
 
 def test_a_step_beyond_the_pages_is_refused(backend: Backend) -> None:

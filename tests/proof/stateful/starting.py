@@ -59,7 +59,8 @@ class Starting(Marking):
             size = self.floor(len(prompt)) if s.page_size > 1 else len(prompt) - 1
             distance = -(-s.placed // s.page_size) * s.page_size or len(prompt) + 1
             more = dict.fromkeys(range(distance, len(prompt) + 1, distance), "every") if s.lanes else {}
-            more |= {found.kv: "branch", size: "prompt"} if s.lanes else {}
+            again = self.floor(len(prompt) - 1)
+            more |= {again: "prompt", found.kv: "branch", size: "prompt"} if s.lanes else {}
             start.wants = sorted({**more, **dict(start.asked)}.items())
 
     def from_host(self, start: Start) -> Start | None:
@@ -76,13 +77,18 @@ class Starting(Marking):
         return replace(start, hit=hit, found=found, origin=None, length=0, moved=(), shared=shared, wants=start.asked)
 
     def _bring_up(self, starts: Sequence[Start]) -> None:
-        """What lies below becomes cached, and is found like anything else."""
+        """What lies below becomes cached, and is found like anything else. What is cached meanwhile is not brought."""
+        if not self.below:
+            return
+        self.free_some_holders(len({start.hit.state.key for start in starts if start.hit}))
+        for start in starts:
+            if start.hit and self.find(start.prompt or (), start.salt).length >= start.hit.length:
+                start.taken = False
+                self._start_cached(start)
         promoted = [start for start in starts if start.hit]
-        if not (promoted and self.below):
+        if not promoted:
             return
         registers, brought, ids, pages = [], [], [], []
-        needed = len({start.hit.state.key for start in promoted if start.hit})
-        self.free_some_holders(needed)
         distinct = {start.hit.state.key: start for start in promoted if start.hit}
         for start in sorted(distinct.values(), key=lambda start: start.hit.length if start.hit else 0):
             assert start.hit and start.prompt
@@ -97,15 +103,20 @@ class Starting(Marking):
             more = start.hit.length - start.found.length
             place = "dense" if start.hit.shelf is self.below.dense else "storage" if start.hit.state.fetched else "host"
             self.below.figures[f"{place} hit"] += more
-        hits, leases = [start.hit for start in promoted], [start.lease for start in promoted]
         for start in promoted:
-            start.hit = None
-            self._go_on_from(start, self.find(start.prompt or (), start.salt))
-            self._hold([start])
-        for hit, lease in zip(hits, leases, strict=True):
-            assert hit and lease
-            self.below.hold(hit, -1)
-            self.leases.remove(lease)
+            length = start.hit.length if start.hit else 0
+            self._start_cached(start)
+            assert start.length == length
+
+    def _start_cached(self, start: Start) -> None:
+        """The same request, which starts from the cache instead of from below."""
+        hit, lease = start.hit, start.lease
+        assert hit and lease and self.below
+        start.hit = None
+        self._go_on_from(start, self.find(start.prompt or (), start.salt))
+        self._hold([start])
+        self.below.hold(hit, -1)
+        self.leases.remove(lease)
 
     def _hold(self, starts: Sequence[Start]) -> None:
         """What was found stays while room is made for the rest; of what sessions share, only what they go on with."""

@@ -94,7 +94,7 @@ def parse(text: str, source: str, at: float = 0.0) -> Scrape:
         from prometheus_client.parser import text_string_to_metric_families
     except ModuleNotFoundError as error:
         raise ConfigurationError(
-            f"memstate top needs {error.name}: pip install 'memstate[cli,metrics]', or '.[cli,metrics]' in a checkout"
+            f"memstate top needs {error.name}: pip install '.[cli,metrics]' in a checkout of memstate"
         ) from error
     managers: defaultdict[tuple[str, str], Figures] = defaultdict(Figures)
     try:

@@ -6,12 +6,12 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import wraps
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 import torch
 from torch import Tensor
 
+from memstate.kernels import interpreter
 from memstate.kernels.reference import (
     bitmap,
     conv,
@@ -196,7 +196,7 @@ def choose(name: str, device: torch.device) -> str:
 
     Syncs: no.
     """
-    interpreted = _interpreted()
+    interpreted = interpreter.interpreted()
     if name == "auto":
         name = "cuda" if device.type == "cuda" else "interpreter" if interpreted else "reference"
         if interpreted is None:
@@ -219,13 +219,6 @@ def choose(name: str, device: torch.device) -> str:
         raise ValueError(
             "backend 'interpreter' needs TRITON_INTERPRET=1 in the environment before memstate is imported"
         )
+    if name == "interpreter":
+        interpreter.mend_bounds()
     return name
-
-
-def _interpreted() -> bool | None:
-    """Whether kernels of this process are interpreted; None without Triton."""
-    if find_spec("triton") is None:
-        return None
-    from triton import knobs  # imported late: Triton is optional
-
-    return bool(knobs.runtime.interpret)

@@ -52,6 +52,8 @@ if TYPE_CHECKING:
     from memstate.stats import ChaosStats, PrefetchStats, PrefixStats, Stats, TierStats
     from memstate.tiers import Fetch, FileStore, Mooncake, MooncakeStore, Prefetch, Tiers
 
+_import_module("memstate.alone")
+
 if not (_Path(__file__).parent / "kernels" / "tables.py").is_file():
     raise ImportError(
         "memstate.kernels is missing: it is a symbolic link to ../kernels, and this checkout has none; "

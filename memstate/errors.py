@@ -5,6 +5,8 @@ The call that raised one changed nothing, unless docs/promises.md names the exce
 
 from typing import Any
 
+import memstate.alone  # noqa: F401, refuses a folder that is shared with another package
+
 
 class MemstateError(Exception):
     """Everything that memstate raises on purpose. It can be pickled, and sent to another process."""

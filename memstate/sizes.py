@@ -15,7 +15,7 @@ from memstate.errors import InvalidArgument, MemstateError
 INT64_MAX = 2**63 - 1
 MOST_SLOTS = INT32_MAX - 31  # kernels number the bits of the bitmap, whole words of 32, with int32
 
-UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 UNITS |= {f"{unit}iB": 1 << 10 * at for at, unit in enumerate("KMGT", 1)}
 TOKEN_UNITS = {"": 1, "k": 1 << 10, "K": 1 << 10, "M": 1 << 20}
 
@@ -23,12 +23,14 @@ TOKEN_UNITS = {"": 1, "k": 1 << 10, "K": 1 << 10, "M": 1 << 20}
 def byte_count(what: str, value: int | str) -> int:
     """Returns a number of bytes: a whole number, or a text such as "80GiB" (2**30 bytes) or "141GB" (10**9 bytes).
 
+    A text names its unit: who writes "80" hardly means 80 bytes.
+
     Args:
         what: names the value in an error.
         value: the number or the text.
 
     Raises:
-        InvalidArgument: it is neither, or less than 1.
+        InvalidArgument: it is neither, without a unit, or less than 1.
 
     Example:
         >>> byte_count("memory", "1.5KiB")
@@ -56,8 +58,13 @@ def token_count(what: str, value: int | str) -> int:
 
 def _counted(what: str, value: int | str, units: Mapping[str, int], expected: str) -> int:
     found = re.fullmatch(r"\s*(\d{1,30}(?:\.\d{1,30})?)\s*([A-Za-z]*)\s*", value) if isinstance(value, str) else None
+    known = ", ".join(filter(None, units))
+    if found and not found[2] and "" not in units:
+        raise InvalidArgument(
+            f"{what}={shown(value)}: a number without a unit; write {found[1]}GiB or {found[1]}GB, or for so many "
+            f"bytes {found[1]}B (units: {known})"
+        )
     if found and found[2] not in units:
-        known = ", ".join(filter(None, units))
         raise InvalidArgument(f"{what}={shown(value)}: unknown unit {found[2]!r}, expected one of {known}")
     count = 0
     if found:

@@ -16,6 +16,8 @@ from tests.support.sources import ROOT, sources
 UNWANTED = {
     "a path of one machine": r"/([h]ome|[w]ork|[r]oot|[U]sers)/",
     "a package index": r"[p]ypi\.org|[p]ythonhosted|download\.[p]ytorch|[i]ndex-url",
+    "a package of another project": r"[p]ip install( -\S+)* [\\\"']*memstate(?![-\w])",
+    "an extra of another project's package": r"(?<![-.\w])[m]emstate\[\w+(,\w+)*\]",
     "a conflict of a merge": r"(?m)^[<>]{7} ",
     "a promise instead of code": r"\b([T]ODO|[F]IXME|[X]XX)\b",
 }
@@ -38,7 +40,14 @@ def test_no_file_contains(what: str) -> None:
 
 
 def test_unwanted_patterns_find_what_they_are_for() -> None:
-    samples = ("see /h_ome/someone/x", "pip install --i_ndex-url somewhere", "<<<_<<<< HEAD", "# T_ODO: later")
+    samples = (
+        "see /h_ome/someone/x",
+        "pip install --i_ndex-url somewhere",
+        "p_ip install -U memstate",
+        "'m_emstate[cli,viz]'",
+        "<<<_<<<< HEAD",
+        "# T_ODO: later",
+    )
     texts = [sample.replace("_", "") for sample in samples]
     assert all(re.search(pattern, text) for pattern, text in zip(UNWANTED.values(), texts, strict=True))
 

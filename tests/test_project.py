@@ -24,6 +24,7 @@ def test_the_citation_is_of_this_version() -> None:
     citation = read("CITATION.cff")
     assert (citation["version"], citation["license"]) == (memstate.__version__, METADATA["license"])
     assert {"cff-version", "message", "title", "authors"} <= citation.keys()
+    assert f"(package {METADATA['name']})" in citation["title"]
 
 
 def test_the_changelog_has_this_version() -> None:

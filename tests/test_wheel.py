@@ -112,3 +112,40 @@ def test_sdist_contains_files_where_the_checkout_has_a_link(built: Path) -> None
         members = {member.name.split("/", 1)[1]: member for member in archive.getmembers()}
     assert files() <= members.keys()
     assert all(member.isfile() for member in members.values())
+
+
+# Where another project's package called memstate puts its files; two of ours lie there as well.
+THEIRS = ("__init__", "backends/__init__", "constants", "exceptions", "integrations/__init__", "storage")
+IMPORTS = (
+    "import memstate",
+    "import memstate.errors",
+    "from memstate.engine import manager",
+    "import memstate.cli.app",
+)
+
+
+def test_the_distribution_has_a_name_of_its_own(built: Path, wheel: ZipFile) -> None:
+    assert {path.name.split("-")[0] for path in built.iterdir()} == {"recurrent_memstate"}
+    (metadata,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
+    assert "\nName: recurrent-memstate\n" in wheel.read(metadata).decode()
+    assert files() & {f"memstate/{name}.py" for name in THEIRS} == {
+        "memstate/__init__.py",
+        "memstate/integrations/__init__.py",
+    }
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_files_of_another_package_of_this_name_are_refused(replaced: bool, wheel: ZipFile, tmp_path: Path) -> None:
+    """In either order of installation: the later one has replaced files of the earlier one."""
+    wheel.extractall(tmp_path)
+    assert run("-c", IMPORTS[0], cwd=tmp_path, path=str(tmp_path)).returncode == 0
+    for name in THEIRS:
+        path = tmp_path / "memstate" / f"{name}.py"
+        path.parent.mkdir(exist_ok=True)
+        if replaced or not path.is_file():
+            path.write_text("'''Of the other package.'''\n")
+    for code in IMPORTS[replaced:]:
+        done = run("-c", code, cwd=tmp_path, path=str(tmp_path))
+        said = done.stderr.splitlines()[-1]
+        assert done.returncode == 1 and said.startswith("ImportError: ") and "pip uninstall memstate" in said, code
+        assert "another package called memstate: backends/__init__.py, constants.py, exceptions.py, storage.py" in said

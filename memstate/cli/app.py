@@ -13,7 +13,7 @@ try:
 except ModuleNotFoundError as error:
     raise SystemExit(f"the command line needs {error.name}: pip install '.[cli]' in a checkout of memstate") from error
 
-from memstate import __version__
+import memstate
 from memstate.cli import output
 from memstate.cli.commands import capacity, demo, inspect, kernels, top, traces
 
@@ -36,7 +36,7 @@ app.command()(traces.trace)
 
 def _show_version(asked: bool) -> None:
     if asked:
-        output.write_stdout(lambda: sys.stdout.write(f"memstate {__version__}\n"))
+        output.write_stdout(lambda: sys.stdout.write(f"memstate {memstate.__version__}\n"))
         raise typer.Exit
 
 

@@ -6,7 +6,7 @@ publisher    sends them over ZMQ, numbered, and again on request
 subscriber   receives the messages of many workers in order
 index        "which worker can resume this prompt, and how far?"
 
-`pip install memstate[events]` brings msgspec and pyzmq. Nothing here is imported by the rest of memstate. Readers load
+`pip install '.[events]'` brings msgspec and pyzmq. Nothing here is imported by the rest of memstate. Readers load
 no torch: `Feed` and `Publisher` are loaded when they are first used.
 """
 
@@ -16,7 +16,7 @@ try:
     import msgspec as _msgspec  # noqa: F401
     import zmq as _zmq  # noqa: F401
 except ImportError as error:
-    raise ImportError("events need msgspec and pyzmq: pip install memstate[events]") from error
+    raise ImportError("events need msgspec and pyzmq: pip install '.[events]' in a checkout of memstate") from error
 
 from memstate.events.index import Index, Resumable
 from memstate.events.subscriber import Subscriber

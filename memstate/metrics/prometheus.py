@@ -31,7 +31,7 @@ def _client() -> Any:
         import prometheus_client.exposition
     except ModuleNotFoundError as error:
         raise ConfigurationError(
-            f"metrics need {error.name}: pip install 'memstate[metrics]', or '.[metrics]' in a checkout"
+            f"metrics need {error.name}: pip install '.[metrics]' in a checkout of memstate"
         ) from error
     return prometheus_client
 

@@ -61,7 +61,10 @@ OTHERS: Final[Mapping[str, Kind]] = {
     kind.name: kind
     for kind in (
         Kind("used", "#4f89f1", INK, "in use"),
-        Kind("tables", "#7d8597", INK, "memstate's own tables"),
+        Kind("planes", "#4f89f1", INK, "states"),
+        Kind("KV pages", "#e48c14", INK, "keys and values"),
+        Kind("staging of tiers", "#2abcfa", INK, "on the way to host memory and back"),
+        Kind("tables", "#686868", LIGHT, "memstate's own tables"),
         Kind("null slot", "#b3a38c", INK, "slot 0, which nobody owns"),
         Kind("padding", "#d23b3b", LIGHT, "padding", hatched=True),
         Kind("hit", "#2d8154", LIGHT, "need not be computed"),

@@ -1,5 +1,6 @@
 """Describes what each shown object holds, as a `Sheet`, from what the host knows: no launch, no wait for the device."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from itertools import islice
@@ -9,7 +10,7 @@ from memstate.slots.audit import AuditReport
 from memstate.slots.inspect import Inspection
 from memstate.state.layout import StateLayout, format_bytes
 from memstate.stats import PrefixStats, Stats, TierStats
-from memstate.viz.kinds import KINDS
+from memstate.viz.kinds import KINDS, OTHERS
 from memstate.viz.owners import holdings
 from memstate.viz.sheet import MOST_ROWS, Bar, Part, Section, Sheet, bar, section, sheet
 
@@ -46,10 +47,14 @@ def _plane_table(layout: StateLayout) -> Section:
 
 
 def _capacity(plan: Any) -> Sheet:
-    parts = [_bytes(part.name, part.nbytes, f"plane {at}") for at, part in enumerate(plan.best.parts)]
+    found = Counter[str]()
+    for part in plan.best.parts:
+        found[part.name if part.name in OTHERS else "tables"] += part.nbytes
+    parts = [_bytes(kind, nbytes, kind) for kind, nbytes in found.items()]
     sections = [section(title, heads, rows) for title, heads, rows in plan.tables()]
     first = str(plan).partition("\n")[0]
-    return sheet(first, [bar("the recommended split", parts)], sections, notes=[plan.recommendation])
+    title = f"the recommended split, {format_bytes(plan.best.nbytes)}"
+    return sheet(first, [bar(title, parts)], sections, notes=[plan.recommendation])
 
 
 def _planes(planes: Any) -> Sheet:

@@ -174,7 +174,7 @@ def test_mooncake_is_measured_over_loopback() -> None:
 def test_without_its_client_one_line_says_so(no_mooncake: None, capsys: pytest.CaptureFixture[str]) -> None:
     outcome = toy()
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("tiers: measured without mooncake: ") and "pip install 'memstate[mooncake]'" in line
+    assert line.startswith("tiers: measured without mooncake: ") and "pip install '.[mooncake]' in a checkout" in line
     assert outcome.wrong == [] and {entry.op for entry in outcome.entries} == OPS
 
 

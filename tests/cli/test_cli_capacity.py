@@ -86,6 +86,8 @@ def test_C6_bad_input_is_one_clear_line(trace: Path, tmp_path: Path) -> None:
     for options, message in (
         (("gpt", "--memory", "1GiB", "--context", "1k"), "or one of the presets qwen3_next"),
         (("lfm2", "--memory", "1Gb", "--context", "1k"), "memory='1Gb': unknown unit 'Gb', expected one of B, KB"),
+        (("lfm2", "--memory", "40", "--context", "1k"), "memory='40': a number without a unit; write 40GiB or 40GB"),
+        (("lfm2", "--memory", "1GiB", "--context", "1k", "--host-memory", "40"), "host_memory='40': a number without"),
         (("qwen3_5", "--memory", "200MiB", "--context", "1k"), "1 request needs"),
         (("qwen3_5", "--memory", "9GiB", "--context", "1k", "--dtype", "int4"), "int4"),
         (("lfm2", "--context", "1k"), "Missing option '--memory'"),

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -143,10 +144,24 @@ def test_figures_of_a_later_version_are_shown() -> None:
     assert found["managers"][0]["refusals"]["more"] == 3 and "3 more" in printed(found)
 
 
-@pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf"])
-def test_a_figure_that_is_no_number_is_refused(value: str) -> None:
-    with pytest.raises(ms.InvalidArgument, match=r"'somewhere': .*memstate_slots is"):
+@pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf", "1e308", "1e18", "-1"])
+def test_a_figure_that_cannot_be_is_refused(value: str) -> None:
+    with pytest.raises(
+        ms.InvalidArgument, match=r"'somewhere': .*memstate_slots is .*, expected a number from 0 to 1e\+18"
+    ):
         parse(f"memstate_slots {value}\n", "somewhere")
+
+
+def test_the_largest_figures_are_shown() -> None:
+    """Their sums and shares are numbers, and they fit the width."""
+    mem = manager(below=True)
+    turn(mem, 1, "acme")
+    text = generate_latest(metrics.registry(mem, tenant=str, steps=True)).decode()
+    largest = "".join(
+        re.sub(r" [^ ]+$", " 9e17", line) + "\n" for line in text.splitlines() if not line.startswith("#")
+    )
+    shown = printed(summary(parse(largest, "x")))
+    assert "900,000,000,000,000,000" in shown and max(map(len, shown.splitlines())) <= 120
 
 
 @pytest.mark.parametrize("text", ["", "up 1\n", "# nothing\n", "<html>no</html>", 'memstate_slots{owner="live" 1\n'])

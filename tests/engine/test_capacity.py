@@ -311,10 +311,16 @@ def test_C6_the_bytes_that_an_error_asks_for_are_enough_and_no_byte_too_many() -
 
 
 def test_sizes_are_read_as_they_are_written() -> None:
-    assert [byte_count("m", text) for text in ("80GiB", "141GB", "1.5 KiB", "7", 7)] == [
+    assert [byte_count("m", text) for text in ("80GiB", "141GB", "1.5 KiB", "7B", 7)] == [
         80 * GIB, 141 * 10**9, 1536, 7, 7,
     ]  # fmt: skip
     assert [token_count("c", text) for text in ("32k", "128K", "1M", "500", 500)] == [32768, 131072, 2**20, 500, 500]
+    for bad in ("40", "1.5", " 42949672960 "):
+        said = re.escape(
+            f"m={bad!r}: a number without a unit; write {bad.strip()}GiB or {bad.strip()}GB, or for so many"
+        )
+        with pytest.raises(ms.InvalidArgument, match=said):
+            byte_count("m", bad)
     for bad in ("", "GiB", "-1", "1e3", "80 gib", True, 1.5, None, "9" * 30):
         with pytest.raises(ms.InvalidArgument):
             byte_count("m", bad)  # type: ignore[arg-type]

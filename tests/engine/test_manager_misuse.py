@@ -1,5 +1,6 @@
 """Misuse of a manager raises a named error and changes nothing: no row, no slot, no page, no label, no step."""
 
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -44,76 +45,86 @@ class Stage:
 
 
 Misuse = Callable[[Stage], object]
-MISUSE: dict[str, tuple[type[ms.MemstateError], Misuse]] = {
-    "a row twice": (ms.InvalidArgument, lambda s: s.mem.plan([s.row, s.row])),
-    "a row that is gone": (ms.StaleHandle, lambda s: s.mem.plan([s.row, s.gone])),
-    "a number for a row": (ms.InvalidArgument, lambda s: s.mem.plan([s.row, 2])),
-    "a batch too large": (ms.InvalidArgument, lambda s: s.mem.plan([s.row, None, None, None, None])),
-    "no tokens": (ms.InvalidArgument, lambda s: s.mem.plan([s.row], 0)),
-    "negative tokens": (ms.InvalidArgument, lambda s: s.mem.plan([s.row, s.other], [1, -1])),
-    "tokens for another batch": (ms.InvalidArgument, lambda s: s.mem.plan([s.row, s.other], [1, 1, 1])),
-    "tokens that are no numbers": (ms.InvalidArgument, lambda s: s.mem.plan([s.row], ["one"])),
-    "a fraction of a token": (ms.InvalidArgument, lambda s: s.mem.plan([s.row], [1.5])),
-    "a chunk across a boundary": (ms.InvalidArgument, lambda s: s.mem.plan([s.other, s.row], [3, 3])),
-    "settling twice": (ms.StaleHandle, lambda s: s.mem.settle(s.old)),
-    "cancelling what is settled": (ms.StaleHandle, lambda s: s.mem.cancel(s.old)),
-    "results of another batch": (ms.InvalidArgument, lambda s: s.mem.settle(s.first, [True])),
-    "releasing a row twice": (ms.InvalidArgument, lambda s: s.mem.release([s.row, s.row])),
-    "releasing what is gone": (ms.StaleHandle, lambda s: s.mem.release([s.row, s.gone], publish=True)),
-    "too few key lengths": (ms.InvalidArgument, lambda s: s.mem.release([s.row, s.other], publish=[4])),
-    "key lengths that are no numbers": (ms.InvalidArgument, lambda s: s.mem.release([s.row], publish=["4"])),
-    "publishing what is gone": (ms.StaleHandle, lambda s: s.mem.publish([s.gone])),
-    "publishing nothing strictly": (ms.InvalidArgument, lambda s: s.mem.publish([s.other, s.row], strict=True)),
-    "dropping twice at once": (ms.InvalidArgument, lambda s: s.mem.drop([s.kept, s.kept])),
-    "dropping what is dropped": (ms.StaleHandle, lambda s: s.mem.drop([s.kept, s.dropped])),
-    "dropping a row": (ms.InvalidArgument, lambda s: s.mem.drop([s.kept, s.row])),
-    "resuming what is dropped": (ms.StaleHandle, lambda s: s.mem.admit([ms.Request("d", resume=s.dropped)])),
-    "lengths for another batch": (ms.InvalidArgument, lambda s: s.mem.extend([s.row], [8, 9])),
-    "a state for a row that ran": (ms.InvalidArgument, lambda s: s.mem.arrived([s.row], [5])),
+Cases = dict[str, tuple[str, Misuse]]  # name -> what the error says, so that nothing else is the reason; the call
+MISUSE: Cases = {
+    "a row twice": ("a row is named twice in the batch", lambda s: s.mem.plan([s.row, s.row])),
+    "a number for a row": ("2 is no row: use the handles", lambda s: s.mem.plan([s.row, 2])),
+    "a batch too large": ("the limit is max_batch=4", lambda s: s.mem.plan([s.row, *[None] * 4])),
+    "no tokens": ("a row in the batch needs at least 1", lambda s: s.mem.plan([s.row], 0)),
+    "negative tokens": (r"tokens=\[1, -1\]: expected whole numbers", lambda s: s.mem.plan([s.row, s.other], [1, -1])),
+    "tokens for another batch": ("tokens has 3 entries, expected 2", lambda s: s.mem.plan([s.row, s.other], [1, 1, 1])),
+    "tokens that are no numbers": (r"tokens=\['one'\]: expected whole numbers", lambda s: s.mem.plan([s.row], ["one"])),
+    "a fraction of a token": (r"tokens=\[1.5\]: expected whole numbers", lambda s: s.mem.plan([s.row], [1.5])),
+    "a chunk beyond its pages": ("row 1: 9 tokens, pages for 8", lambda s: s.mem.plan([s.other, s.row], [3, 3])),
+    "results of another batch": ("expected 2 times True or False", lambda s: s.mem.settle(s.first, [True])),
+    "releasing a row twice": (r"a row is named twice in \[1, 1\]", lambda s: s.mem.release([s.row, s.row])),
+    "too few key lengths": (
+        "publish has 1 entries, expected 2", lambda s: s.mem.release([s.row, s.other], publish=[4]),
+    ),
+    "key lengths that are no numbers": (
+        r"publish=\['4'\]: expected whole numbers", lambda s: s.mem.release([s.row], publish=["4"]),
+    ),
+    "publishing nothing strictly": (
+        "have no snapshot to publish", lambda s: s.mem.publish([s.other, s.row], strict=True),
+    ),
+    "dropping twice at once": ("a snapshot is named twice", lambda s: s.mem.drop([s.kept, s.kept])),
+    "dropping a row": ("is no snapshot: use the handles", lambda s: s.mem.drop([s.kept, s.row])),
+    "lengths for another batch": ("lengths has 2 entries, expected 1", lambda s: s.mem.extend([s.row], [8, 9])),
+    "a state for a row that ran": (
+        "a state arrives in a row that has folded no token", lambda s: s.mem.arrived([s.row], [5]),
+    ),
 }  # fmt: skip
-KINDS: dict[str, Misuse] = {  # arguments of the wrong kind
-    "plan(row)": lambda s: s.mem.plan(s.row),
-    "plan(None)": lambda s: s.mem.plan(None),
-    "plan(generator)": lambda s: s.mem.plan(r for r in [s.row]),
-    "plan(text)": lambda s: s.mem.plan("row"),
-    "plan(forged)": lambda s: s.mem.plan([ms.Row(1.0, s.row.generation)]),
-    "plan(True)": lambda s: s.mem.plan([ms.Row(True, s.row.generation)]),
-    "abort(row)": lambda s: s.mem.abort(s.row),
-    "release(None)": lambda s: s.mem.release(None),
-    "publish(row)": lambda s: s.mem.publish(s.row),
-    "extend(row)": lambda s: s.mem.extend(s.row, [4]),
-    "arrived(row)": lambda s: s.mem.arrived(s.row, [4]),
-    "read_slots(row)": lambda s: s.mem.read_slots(s.row),
-    "read_slots(generator)": lambda s: s.mem.read_slots(r for r in [s.row]),
-    "admit(request)": lambda s: s.mem.admit(ms.Request("x")),
-    "fork(row, text)": lambda s: s.mem.fork(s.row, "ab"),
-    "reorder(rows, text)": lambda s: s.mem.reorder([s.other], "0"),
-    "reorder beyond": lambda s: s.mem.reorder([s.other], [1]),
-    "reorder from the end": lambda s: s.mem.reorder([s.other], [-1]),
-    "reorder of a row twice": lambda s: s.mem.reorder([s.other, s.other], [0]),
-    "drop(snapshot)": lambda s: s.mem.drop(s.kept),
-    "drop(None)": lambda s: s.mem.drop(None),
-    "drop(generator)": lambda s: s.mem.drop(snap for snap in [s.kept]),
-    "settle(None)": lambda s: s.mem.settle(None),
-    "settle([step])": lambda s: s.mem.settle([s.first]),
-    "cancel(None)": lambda s: s.mem.cancel(None),
-    "accept(None)": lambda s: s.mem.accept(None, [1], {}),
-    "finished ragged": lambda s: s.mem.settle(s.first, [[True], [True, False]]),
-    "finished elsewhere": lambda s: s.mem.settle(s.first, torch.ones(2, device="meta")),
-    "finished words": lambda s: s.mem.settle(s.first, ["False", "False"]),
-    "finished numbers": lambda s: s.mem.settle(s.first, [0.5, 0.5]),
-    "finished rows": lambda s: s.mem.settle(s.first, [s.row, s.row]),
-    "finished of three": lambda s: s.mem.settle(s.first, [True, False, False]),
+MISUSE |= {  # arguments of the wrong kind
+    "plan(row)": ("expected a sequence of rows", lambda s: s.mem.plan(s.row)),
+    "plan(None)": ("expected a sequence of rows", lambda s: s.mem.plan(None)),
+    "plan(generator)": ("expected a sequence of rows", lambda s: s.mem.plan(r for r in [s.row])),
+    "plan(text)": ("expected a sequence of rows", lambda s: s.mem.plan("row")),
+    "plan(forged)": ("this table has rows 1..4", lambda s: s.mem.plan([ms.Row(1.0, s.row.generation)])),
+    "plan(True)": ("this table has rows 1..4", lambda s: s.mem.plan([ms.Row(True, s.row.generation)])),
+    "abort(row)": ("expected a sequence of rows", lambda s: s.mem.abort(s.row)),
+    "release(None)": ("expected a sequence of rows", lambda s: s.mem.release(None)),
+    "publish(row)": ("expected a sequence of rows", lambda s: s.mem.publish(s.row)),
+    "extend(row)": ("expected a sequence of rows", lambda s: s.mem.extend(s.row, [4])),
+    "arrived(row)": ("expected a sequence of rows", lambda s: s.mem.arrived(s.row, [4])),
+    "read_slots(row)": ("expected a sequence of rows and snapshots", lambda s: s.mem.read_slots(s.row)),
+    "read_slots(generator)": ("expected a sequence of rows", lambda s: s.mem.read_slots(r for r in [s.row])),
+    "admit(request)": ("expected a sequence of requests", lambda s: s.mem.admit(ms.Request("x"))),
+    "fork(row, text)": ("expected a sequence of request ids", lambda s: s.mem.fork(s.row, "ab")),
+    "reorder(rows, text)": ("expected a sequence of entries", lambda s: s.mem.reorder([s.other], "0")),
+    "reorder beyond": (r"entries \[1\] of 1 rows: expected numbers below 1", lambda s: s.mem.reorder([s.other], [1])),
+    "reorder from the end": (r"entries \[-1\] of 1 rows", lambda s: s.mem.reorder([s.other], [-1])),
+    "reorder of a row twice": (r"a row is named twice in \[2, 2\]", lambda s: s.mem.reorder([s.other, s.other], [0])),
+    "drop(snapshot)": ("expected a sequence of snapshots", lambda s: s.mem.drop(s.kept)),
+    "drop(None)": ("expected a sequence of snapshots", lambda s: s.mem.drop(None)),
+    "drop(generator)": ("expected a sequence of snapshots", lambda s: s.mem.drop(snap for snap in [s.kept])),
+    "settle(None)": ("is no step: use what plan", lambda s: s.mem.settle(None)),
+    "settle([step])": ("is no step: use what plan", lambda s: s.mem.settle([s.first])),
+    "cancel(None)": ("is no step: use what plan", lambda s: s.mem.cancel(None)),
+    "accept(None)": ("is no step: use what plan", lambda s: s.mem.accept(None, [1], {})),
+    "finished ragged": ("expected 2 times True or False", lambda s: s.mem.settle(s.first, [[True], [True, False]])),
+    "finished elsewhere": ("device='meta'", lambda s: s.mem.settle(s.first, torch.ones(2, device="meta"))),
+    "finished words": ("expected 2 times True or False", lambda s: s.mem.settle(s.first, ["False", "False"])),
+    "finished numbers": ("expected 2 times True or False", lambda s: s.mem.settle(s.first, [0.5, 0.5])),
+    "finished rows": ("expected 2 times True or False", lambda s: s.mem.settle(s.first, [s.row, s.row])),
+    "finished of three": ("expected 2 times True or False", lambda s: s.mem.settle(s.first, [True, False, False])),
 }
-MISUSE |= {name: (ms.InvalidArgument, misuse) for name, misuse in KINDS.items()}
+STALE: Cases = {  # handles that have ended
+    "a row that is gone": ("request 'c' was released", lambda s: s.mem.plan([s.row, s.gone])),
+    "settling twice": ("it was settled, accepted or cancelled", lambda s: s.mem.settle(s.old)),
+    "cancelling what is settled": ("it was settled, accepted or cancelled", lambda s: s.mem.cancel(s.old)),
+    "releasing what is gone": ("request 'c' was released", lambda s: s.mem.release([s.row, s.gone], publish=True)),
+    "publishing what is gone": ("request 'c' was released", lambda s: s.mem.publish([s.gone])),
+    "dropping what is dropped": ("snapshot in register 15", lambda s: s.mem.drop([s.kept, s.dropped])),
+    "resuming what is dropped": ("snapshot in register 15", lambda s: s.mem.admit([ms.Request("d", resume=s.dropped)])),
+}
 
 
-@pytest.mark.parametrize("case", MISUSE)
+@pytest.mark.parametrize("case", MISUSE | STALE)
 def test_G1_misuse_raises_and_changes_nothing(case: str, backend: Backend) -> None:
     stage = Stage(backend)
-    error, misuse = MISUSE[case]
+    says, misuse = (MISUSE | STALE)[case]
     before = stage.observe()
-    with pytest.raises(error):
+    with pytest.raises(ms.StaleHandle if case in STALE else ms.InvalidArgument, match=says):
         misuse(stage)
     assert stage.observe() == before
     scan(stage.mem)
@@ -123,12 +134,12 @@ def test_G1_steps_are_settled_in_order_and_at_most_two_are_open(backend: Backend
     stage = Stage(backend)
     second = stage.second()
     before = stage.observe()
-    for error, misuse in (
-        (ms.InvalidArgument, lambda: stage.mem.plan([stage.row])),
-        (ms.InvalidArgument, lambda: stage.mem.settle(second)),
-        (ms.InvalidArgument, lambda: stage.mem.cancel(stage.first)),
+    for says, misuse in (
+        ("2 steps are unsettled, the limit before a plan is 1", lambda: stage.mem.plan([stage.row])),
+        ("step 6: step 5 comes first (oldest unsettled)", lambda: stage.mem.settle(second)),
+        ("step 5: step 6 comes first (newest unsettled)", lambda: stage.mem.cancel(stage.first)),
     ):
-        with pytest.raises(error):
+        with pytest.raises(ms.InvalidArgument, match=re.escape(says)):
             misuse()
         assert stage.observe() == before
     stage.mem.settle(stage.first)
@@ -140,7 +151,7 @@ def test_G1_in_turn_a_step_is_settled_before_the_next(backend: Backend) -> None:
     loop = Loop(backend, ms.LazyPingPong(4), overlap=False)
     (row,) = loop.admit()
     step = loop.step([row])
-    with pytest.raises(ms.InvalidArgument):
+    with pytest.raises(ms.InvalidArgument, match="1 steps are unsettled, the limit before a plan is 0"):
         loop.mem.plan([row])
     assert loop.mem.length(row) == 1
     loop.mem.settle(step, np.array([True]))
@@ -148,10 +159,22 @@ def test_G1_in_turn_a_step_is_settled_before_the_next(backend: Backend) -> None:
 
 
 @pytest.mark.parametrize("tokens", [2**31, 2**32 + 1])
-def test_G1_a_length_beyond_int32_is_refused(tokens: int, backend: Backend) -> None:
+def test_G1_more_tokens_than_int32_are_refused(tokens: int, backend: Backend) -> None:
     loop = Loop(backend, ms.NoTracking(4))
     (row,) = loop.admit()
-    with pytest.raises(ms.InvalidArgument):
+    with pytest.raises(ms.InvalidArgument, match=f"tokens={tokens}: expected whole numbers from 0 to 2147483647"):
         loop.mem.plan([row], tokens)
     assert loop.mem.length(row) == 0
+    scan(loop.mem)
+
+
+def test_G1_a_length_beyond_int32_is_refused(backend: Backend) -> None:
+    """By steps that are each small enough."""
+    loop = Loop(backend, ms.NoTracking(4))
+    (row,) = loop.admit()
+    for tokens in (2**31 - 2, 1):
+        loop.mem.settle(loop.mem.plan([row], tokens))
+    with pytest.raises(ms.InvalidArgument, match=r"lengths \[2147483648\] after this step: a label holds 2147483647"):
+        loop.mem.plan([row])
+    assert loop.mem.length(row) == 2**31 - 1
     scan(loop.mem)

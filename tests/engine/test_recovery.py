@@ -22,6 +22,7 @@ from memstate.prefix.policies import Lru, LruPages
 from memstate.prefix.tree import Node
 from memstate.requests.marks import Marks
 from memstate.requests.page_table import PageTable
+from memstate.slots.commands import Action
 from memstate.slots.registers import RegisterFile
 from memstate.tiers.host.transfers import Transfers
 from memstate.tiers.workers import Workers
@@ -405,6 +406,37 @@ def test_pages_of_a_load_that_waits_are_not_kept(plain: Backend) -> None:
     at.mem.recover()
     assert at.mem.match([*whole(1), 1]).kv_length == 0
     at.look(idle=True)
+
+
+@pytest.mark.parametrize("why", ["waiting work fills it", "the interrupted call took it"])
+def test_a_published_snapshot_keeps_only_pages_that_are_sure(why: str, plain: Backend) -> None:
+    """Its register is sure, and its handle holds the page. Without the KV of that page the state is of no use."""
+    at = Server(plain, prefix=False)
+    mem, rows = at.mem, [at.start(T), at.start(T[::-1]), at.start([*T, 1])]
+    for row in rows:
+        at.prefill(row, publish=False)
+        mem.settle(at.step([row]))
+    unsure, sure = mem.publish(rows[:2])
+    assert unsure is not None and sure is not None and len(unsure.pages) == len(sure.pages) == 2
+    mem.release(rows[:2])
+    mem.submit()
+    if why == "waiting work fills it":
+        mem.extend(rows[2:], [mem.length(rows[2]) + 1])
+        mem.plan(rows[2:])
+        mem.abort(rows[2:])  # waits for the forward, and so does what comes behind it
+        mem._commands.then(Action(lambda: None, pages=unsure.pages[1:]))
+    else:
+        with pytest.raises(MemoryError), mem._guard.changing("extend"):
+            mem._guard.pages += unsure.pages[1:]
+            raise MemoryError
+    assert not mem._commands.unsure()[[unsure.register, sure.register]].any()
+    kept = mem.recover()
+    assert (kept.lost, kept.snapshots) == ([unsure], [sure])
+    assert (mem.free_slots, mem.free_pages) == (16 - 1, 60 - 2)
+    with pytest.raises(ms.StaleHandle):
+        mem.admit([ms.Request("b", resume=unsure)])
+    mem.admit([ms.Request("b", resume=sure)])
+    mem.audit().raise_if_leaking()
 
 
 def test_a_clear_that_was_interrupted_does_not_end_the_saving(plain: Backend) -> None:

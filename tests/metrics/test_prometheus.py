@@ -210,7 +210,7 @@ def test_a_broken_manager_is_exported_once_it_is_mended() -> None:
 def test_a_missing_client_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(
-        ms.ConfigurationError, match=r"metrics need prometheus_client: pip install 'memstate\[metrics\]'"
+        ms.ConfigurationError, match=r"metrics need prometheus_client: pip install '\.\[metrics\]' in a checkout"
     ):
         metrics.serve(manager(), 0)
 

@@ -130,6 +130,17 @@ def test_B73_two_turns_at_once_are_refused(backend: Backend, overlap: bool, cach
     assert talks.whole([*TEXT, 1], session) == 15
 
 
+def test_two_open_sessions_with_one_name_keep_states_of_their_own(backend: Backend) -> None:
+    """A name is a label: the handle tells sessions apart."""
+    talks, mem, session = told(backend, "redirect", True, False, first=5)
+    other = mem.open_session(session.id)
+    assert other.id == session.id and other != session and len(mem.sessions()) == 2
+    assert talks.whole(TEXT, other) == 0  # nothing of the other session
+    assert talks.whole(TEXT[:9], session) == 5
+    mem.close_session(other)
+    assert talks.whole([*TEXT[:9], 1], session) == 9
+
+
 @pytest.mark.sample(interpreter=1)
 @every_strategy_and_order
 def test_B72_a_session_can_be_closed_whenever_no_turn_runs(backend: Backend, name: str, overlap: bool) -> None:

@@ -42,7 +42,17 @@ MOST_BYTES = 15 * 2**20  # of a file
 LOG_BYTES = 1_500_000  # of each part
 GRACE = 3.0  # seconds before its limit at which a part should have ended by itself
 LEAST = 0.2  # share of its own time below which a part is not started
-PACKAGES = ("torch", "triton", "numpy", "einops", "pytest", "pytest-xdist", "hypothesis", "fla-core", "memstate")
+PACKAGES = (
+    "torch",
+    "triton",
+    "numpy",
+    "einops",
+    "pytest",
+    "pytest-xdist",
+    "hypothesis",
+    "fla-core",
+    "recurrent-memstate",
+)
 CLOCKS = "name,driver_version,clocks.sm,clocks.max.sm,clocks.mem,clocks.max.mem,temperature.gpu,power.draw,memory.total"
 FILES = ("summary.json", "proofs.json", "gpu-tests.xml", "bench.json", "log.txt")
 PROGRAM = "{python} -m tests.proof.gpu.{name} --json {folder}/{name}.json --seconds {seconds}"

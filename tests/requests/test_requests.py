@@ -191,6 +191,18 @@ def test_B19_a_row_reused_makes_old_handles_stale(backend: Backend) -> None:
     scan(mem)
 
 
+def test_two_live_requests_with_one_id_are_two_rows(backend: Backend) -> None:
+    """An id is a label: the row tells requests apart, in handles, errors and audits."""
+    mem = manager(backend)
+    first, second = mem.admit([Request("a", length=8), Request("a", length=8)])
+    mem.settle(mem.plan([first, second], [4, 2]))
+    assert sorted(owner for _, owner in mem.owners().values()) == [f"row {n} (request 'a') live" for n in (1, 2)]
+    mem.release([first])
+    with pytest.raises(StaleHandle, match=r"^row 1: .* request 'a' was released"):
+        mem.length(first)
+    assert mem.length(second) == 2 and scan(mem).slots == {6: 2}
+
+
 def test_B19_a_row_released_and_not_reused_is_stale_as_well(backend: Backend) -> None:
     mem = manager(backend)
     rows = mem.admit(named(2))

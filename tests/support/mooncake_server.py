@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from memstate.tiers.stores.mooncake_client import EXTRA, LIBRARIES, Mooncake
+from memstate.tiers.stores.mooncake_client import INSTALL, LIBRARIES, Mooncake
 
 HOST = "127.0.0.1"
 PATIENCE_S = 60.0  # for a start that takes one second
@@ -25,7 +25,7 @@ LEASE_MS = 3000  # how long what was read is safe from eviction
 def missing() -> str:
     """Why Mooncake cannot be used here, or nothing."""
     if importlib.util.find_spec("mooncake") is None:
-        return f"the package is not installed: pip install '{EXTRA}'"
+        return f"the package is not installed: {INSTALL}"
     try:
         importlib.import_module("mooncake.store")
     except ImportError as error:

@@ -11,9 +11,12 @@ from typing import Any
 import triton.language as tl
 from triton.runtime import interpreter
 
+from memstate.kernels.interpreter import mend_bounds
+
 
 def install() -> None:
     """Makes the interpreter of this process faster; kernels compute what they computed before."""
+    mend_bounds()  # before anything is remembered
     _leave_out_unused_checks()
     _remember_types()
     _remember_blocks()

@@ -434,6 +434,7 @@ REFUSED = [({"shared": value}, ConfigurationError, "expected True or False") for
 REFUSED += [
     ({"path": path}, errors.InvalidArgument, "expected the folder of a file") for path in ("", None, 3, b"store")
 ]
+REFUSED += [({"path": path}, errors.InvalidArgument, "no null byte") for path in ("a\0b", "\0", Path("a\0", "b"))]
 REFUSED += [({"capacity": value}, errors.InvalidArgument, "capacity") for value in (0, -1, 1.5, "1 GiB")]
 
 

@@ -117,6 +117,32 @@ def test_durable_flushes_before_and_after_the_name(durable: bool, tmp_path: Path
     assert calls == [*folder, "write", *folder, "replace", *folder]
 
 
+@pytest.mark.parametrize("durable", [False, True])
+def test_durable_flushes_every_folder_that_has_a_new_name(durable: bool, tmp_path: Path, monkeypatch: Any) -> None:
+    """Behind the last name that it gets. A folder that another process has just made counts as new."""
+    calls: list[tuple[str, Path]] = []
+    mkdir, fsync = os.mkdir, os.fsync
+
+    def made(path: Any, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
+        mkdir(path, mode, dir_fd=dir_fd)
+        calls.append(("in", Path(os.readlink(f"/proc/self/fd/{dir_fd}") if dir_fd is not None else path.parent)))
+
+    def flushed(file: int) -> None:
+        fsync(file)
+        calls.append(("flush", Path(os.readlink(f"/proc/self/fd/{file}"))))
+
+    monkeypatch.setattr(os, "mkdir", lambda path, *a, **k: made(Path(path), *a, **k))
+    monkeypatch.setattr(os, "fsync", flushed)
+    FileStore(tmp_path / "a" / "b" / "store", durable=durable)
+    named = [tmp_path, tmp_path / "a", tmp_path / "a" / "b", tmp_path / "a" / "b" / "store"]
+    assert {folder for what, folder in calls if what == "in"} == set(named)
+    for folder in named:
+        assert [what for what, where in calls if where == folder] == ["in"] + ["flush"] * durable, folder
+    calls.clear()
+    FileStore(tmp_path / "a" / "b" / "store", durable=durable)
+    assert {folder for what, folder in calls if what == "flush"} == (set(named[2:]) if durable else set())
+
+
 def test_b67_a_truncated_record_is_a_miss_and_makes_room(store: FileStore) -> None:
     for size in [*range(100), 101, 5000]:
         place(store, "a").parent.mkdir(exist_ok=True)

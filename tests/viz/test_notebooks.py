@@ -151,6 +151,23 @@ def test_notebook_runs_and_says_what_is_stored(path: Path) -> None:
     assert kept == list(range(1, len(kept) + 1)), f"{path.name}: stored outputs are not those of one run in order"
 
 
+@pytest.mark.slow
+def test_the_notebook_that_can_use_transformers_runs_without(tmp_path: Path) -> None:
+    import nbformat
+
+    (sizing,) = (path for path in NOTEBOOKS if path.name.startswith("06"))
+    cells = [cell for cell in nbformat.read(sizing, as_version=4).cells if cell.cell_type == "code"]
+    last = max(at for at, cell in enumerate(cells) if "transformers" in cell.source)
+    missing = nbformat.v4.new_code_cell("import sys\nsys.modules['transformers'] = None")
+    target = tmp_path / "small.ipynb"
+    nbformat.write(nbformat.v4.new_notebook(cells=[missing, *cells[: last + 1]]), target)
+    book = fresh(target)
+    found = texts(book.cells)
+    assert [said for cell in found for said in cell if said[0] in ("error", "stderr")] == []
+    assert "pip install '.[transformers]' in a checkout" in found[-1][0][1] and "'weights': 0.0" in found[-1][0][1]
+    assert any("image/svg+xml" in output.get("data", {}) for output in book.cells[-1].outputs)
+
+
 def test_first_cell_says_purpose_time_and_gpu(path: Path) -> None:
     import nbformat
 

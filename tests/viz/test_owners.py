@@ -4,7 +4,7 @@ import inspect
 import random
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
 from itertools import combinations
 from typing import Any
@@ -20,7 +20,7 @@ from memstate import viz
 from memstate.prefix.policies import Lru
 from memstate.slots.journal import Change
 from memstate.slots.saved import KINDS
-from memstate.viz import Span, kinds
+from memstate.viz import Span, kinds, sheets
 from memstate.viz.owners import group_of
 from tests.support.build import build
 
@@ -280,15 +280,34 @@ def oklab(colour: np.ndarray) -> np.ndarray:
     return np.array(mixed) @ np.cbrt(np.array(cones) @ np.clip(colour, 0, 1))
 
 
+def alike(shown: Iterable[kinds.Kind], sight: str, page: str) -> dict[tuple[str, str], float]:
+    """Pairs of kinds whose colours such a reader does not tell apart on a light or a dark page."""
+    seen = {
+        kind.name: oklab(np.array(SIGHT[sight]) @ linear(kind.colour if page == "light" else kind.on_dark))
+        for kind in shown
+    }
+    near = {pair: float(np.linalg.norm(seen[pair[0]] - seen[pair[1]])) for pair in combinations(seen, 2)}
+    return {pair: far for pair, far in near.items() if far < 0.1}
+
+
 @pytest.mark.parametrize("sight", SIGHT)
 @pytest.mark.parametrize("page", ["light", "dark"])
 def test_colours_are_told_apart(sight: str, page: str) -> None:
-    seen = {
-        kind.name: oklab(np.array(SIGHT[sight]) @ linear(kind.colour if page == "light" else kind.on_dark))
-        for kind in kinds.KINDS.values()
-    }
-    near = {pair: float(np.linalg.norm(seen[pair[0]] - seen[pair[1]])) for pair in combinations(seen, 2)}
-    assert {pair: far for pair, far in near.items() if far < 0.1} == {}
+    assert alike(kinds.KINDS.values(), sight, page) == {}
+
+
+@pytest.mark.parametrize("sight", SIGHT)
+@pytest.mark.parametrize("page", ["light", "dark"])
+def test_the_bar_of_a_capacity_has_colours_that_are_told_apart(sight: str, page: str) -> None:
+    plan = ms.capacity("qwen3_next", "36GB", context="32k", concurrency=8, host_memory="64GiB")
+    (bar,) = sheets.of(plan).bars
+    shown = [kinds.kind(part.kind) for part in bar.parts]
+    assert [kind.name for kind in shown] == ["planes", "tables", "KV pages", "staging of tiers"]
+    assert alike(shown, sight, page) == {}
+    assert all(contrast(kind.colour, kinds.LIGHT if page == "light" else kinds.DARK) >= 1.5 for kind in shown)
+    assert all(contrast(kind.ink, kind.colour) >= 4.5 for kind in shown)
+    assert sum(part.size for part in bar.parts) == plan.best.nbytes
+    assert kinds.kind("planes").colour == kinds.kind("used").colour == kinds.kind("live").colour
 
 
 def test_text_and_cells_can_be_read() -> None:

@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager, suppress
 
 from memstate.errors import ConfigurationError
 from memstate.tiers.stores.mooncake import Mooncake, MooncakeStore
-from memstate.tiers.stores.mooncake_client import EXTRA, LIBRARIES
+from memstate.tiers.stores.mooncake_client import INSTALL, LIBRARIES
 
 HOST = "127.0.0.1"
 PATIENCE_S = 30.0  # for a start that takes one second
@@ -37,7 +37,7 @@ def loopback(segment_bytes: int) -> Iterator[MooncakeStore]:
     try:
         importlib.import_module("mooncake.store")
     except ImportError as error:
-        remedy = f"pip install '{EXTRA}', and on Debian apt-get install {' '.join(LIBRARIES)}"
+        remedy = f"{INSTALL}, and on Debian apt-get install {' '.join(LIBRARIES)}"
         raise Unavailable(f"{' '.join(str(error).split())}; {remedy}") from error
     with ExitStack() as processes:
         address = _start_master(processes)

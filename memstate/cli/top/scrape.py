@@ -1,6 +1,5 @@
 """Fetches the figures of a process, and parses them with the parser of Prometheus's official client."""
 
-import math
 import time
 from collections import defaultdict
 from collections.abc import Mapping
@@ -10,6 +9,7 @@ from memstate.cli.fetch import fetch
 from memstate.errors import ConfigurationError, InvalidArgument
 
 LARGEST = 16 << 20  # bytes of one scrape
+MOST = 1e18  # bytes, tokens or seconds of a figure: far more than any process counts, and sums stay numbers
 Labels = frozenset[tuple[str, str]]
 
 
@@ -94,7 +94,7 @@ def parse(text: str, source: str, at: float = 0.0) -> Scrape:
         from prometheus_client.parser import text_string_to_metric_families
     except ModuleNotFoundError as error:
         raise ConfigurationError(
-            f"memstate top needs {error.name}: pip install 'memstate[cli,metrics]', or '.[cli,metrics]' in a checkout"
+            f"memstate top needs {error.name}: pip install '.[cli,metrics]' in a checkout of memstate"
         ) from error
     managers: defaultdict[tuple[str, str], Figures] = defaultdict(Figures)
     try:
@@ -103,8 +103,8 @@ def parse(text: str, source: str, at: float = 0.0) -> Scrape:
                 labels = dict(sample.labels)
                 name = labels.pop("manager", ""), labels.pop("rank", "")
                 if sample.name.startswith("memstate_"):
-                    if not math.isfinite(sample.value):
-                        raise ValueError(f"{sample.name} is {sample.value}, expected a number")
+                    if not 0 <= sample.value < MOST:
+                        raise ValueError(f"{sample.name} is {sample.value}, expected a number from 0 to {MOST:.0e}")
                     managers[name].values[sample.name, frozenset(labels.items())] = sample.value
     except (ValueError, KeyError, IndexError) as error:
         raise InvalidArgument(f"{source!r}: not the text format of Prometheus: {error}") from error

@@ -17,7 +17,7 @@ server      `serve` and `stream`: continuous batching; prompts says what goes in
 try:
     import transformers as _transformers
 except ImportError as error:
-    raise ImportError("this needs Transformers: pip install memstate[transformers]") from error
+    raise ImportError("this needs Transformers: pip install '.[transformers]' in a checkout of memstate") from error
 
 if tuple(map(int, _transformers.__version__.split(".")[:2])) < (5, 23):
     raise ImportError(f"Transformers {_transformers.__version__}: 5.23 is the first with the caches that this needs")

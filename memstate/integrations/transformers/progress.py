@@ -79,7 +79,7 @@ def shown(server: Shown, console: Any) -> Iterator[Progress]:
     try:
         from rich.live import Live
     except ImportError as error:
-        raise ConfigurationError("progress= needs rich: pip install memstate[cli]") from error
+        raise ConfigurationError("progress= needs rich: pip install '.[cli]' in a checkout of memstate") from error
     progress = Progress(server)
     with Live(get_renderable=lambda: progress, console=None if console is True else console, refresh_per_second=4):
         yield progress

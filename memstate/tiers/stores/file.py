@@ -31,9 +31,9 @@ class FileStore:
         path: The folder. A leading `~` is the user's home; the last part must not be a link.
         capacity: Bytes of records, None for no limit. Beyond it the least recently used go. Each further process that
             writes at the same time may exceed it by a sixteenth.
-        durable: Whether records survive a power cut, for two flushes a record. Without it the last records may be
-            missing
-            or damaged after one, which a reader notices. A process that dies loses nothing either way.
+        durable: Whether records survive a power cut, for two flushes a record, and flushes of the folders that they lie
+            in. Without it the last records may be missing or damaged after one, which a reader notices. A process that
+            dies loses nothing either way.
         shared: Whether to take a folder and records that others own or may write. They can then read, delete and make
             up
             states, and nothing notices.
@@ -55,7 +55,7 @@ class FileStore:
     def __init__(
         self, path: str | os.PathLike[str], capacity: int | None = None, durable: bool = False, shared: bool = False
     ) -> None:
-        self.folder, self.durable = Folder(path, capacity, shared), durable
+        self.folder, self.durable = Folder(path, capacity, shared, durable), durable
 
     def __repr__(self) -> str:
         size = self.folder.capacity

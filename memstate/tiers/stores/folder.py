@@ -29,6 +29,7 @@ from memstate.tiers.stores.opening import (
     FILE_MODE,
     PRIVATE,
     explained,
+    flush,
     is_record,
     make_folder,
     open_folder,
@@ -49,6 +50,7 @@ class Folder:
         path: The folder; a leading `~` is the user's home.
         capacity: Bytes of records, None for no limit.
         shared: Whether others may own and write the folder.
+        durable: Whether the folder survives a power cut.
 
     Attributes:
         faults: Refusals of the system by the name of errno.
@@ -60,7 +62,9 @@ class Folder:
         InvalidArgument: A path or a capacity cannot be meant.
     """
 
-    def __init__(self, path: str | os.PathLike[str], capacity: int | None, shared: bool = False) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], capacity: int | None, shared: bool = False, durable: bool = False
+    ) -> None:
         require_descriptors()
         if not isinstance(shared, bool):
             raise ConfigurationError(f"shared={shared!r}: expected True or False")
@@ -79,15 +83,20 @@ class Folder:
         self._fresh: dict[str, int] = {}  # those, and all that came since the clean-up under way began: they stay
         self._leaving = ""  # the record that is being deleted; who writes the same one waits
         try:
-            self._prepare()
+            self._prepare(durable)
         except OSError as error:
             raise ConfigurationError(
                 f"file store in {self.path}: {error.strerror}; name a folder that can be made and written"
             ) from error
 
-    def _prepare(self) -> None:
-        """Makes the folder, checks the shards that are there, and tries to write."""
-        for missing in reversed([parent for parent in self.path.parents if not parent.exists()]):
+    def _prepare(self, durable: bool) -> None:
+        """Makes the folder, checks the shards that are there, and tries to write.
+
+        A new name is on the disk once the folder that it lies in has been flushed. The folder of the store may be new
+        although it is there: another process has just made it.
+        """
+        made = [parent for parent in self.path.parents if not parent.exists()]
+        for missing in reversed(made):
             missing.mkdir(PRIVATE, exist_ok=True)
         with explained(self._text, self.shared):
             root = make_folder(self._text, self.shared)
@@ -101,6 +110,11 @@ class Folder:
                 os.unlink(probe, dir_fd=first)
             finally:
                 shut(first)
+            if durable:
+                os.fsync(root)
+                for new in (self.path, *made):
+                    with suppress(PermissionError):  # a process that may not read there has made nothing there
+                        flush(new.parent)
         finally:
             shut(root)
 
@@ -296,8 +310,11 @@ def shard_of(name: str) -> str:
 
 def _expanded(path: str | os.PathLike[str]) -> Path:
     """Raises: InvalidArgument; ConfigurationError where `~` stands for no home."""
-    if not isinstance(path, str | os.PathLike) or not os.fspath(path):
+    text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
+    if not isinstance(text, str) or not text:
         raise InvalidArgument(f"path {path!r}: expected the folder of a file store, '.' for the current one")
+    if "\0" in text:
+        raise InvalidArgument(f"path {path!r}: the name of a folder has no null byte")
     expanded = os.path.expanduser(path)
     if expanded.startswith("~"):
         raise ConfigurationError(f"file store in {path}: there is no such home; write ./{path} for a folder here")

@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 from memstate.errors import ConfigurationError
 from memstate.state.layout import format_bytes
 
-EXTRA = "memstate[mooncake]"
+INSTALL = "pip install '.[mooncake]' in a checkout of memstate"
 LIBRARIES = ("libibverbs1", "librdmacm1", "libnuma1", "libcurl4", "liburing2")  # Debian's names
 P2P = "P2PHANDSHAKE"  # clients ask each other: no metadata server
 # Anything else makes the client's set-up end the process, or never end.
@@ -116,7 +116,7 @@ def connect(settings: Mooncake) -> tuple[Client, Any]:
         module = importlib.import_module("mooncake.store")
     except ImportError as error:
         raise ConfigurationError(
-            f"Mooncake's client cannot be loaded: {error}; pip install '{EXTRA}', and on Debian apt-get install "
+            f"Mooncake's client cannot be loaded: {error}; {INSTALL}, and on Debian apt-get install "
             f"{' '.join(LIBRARIES)}"
         ) from error
     hostname = settings.hostname

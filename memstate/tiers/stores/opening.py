@@ -66,6 +66,19 @@ def make_folder(path: str, shared: bool, at: int | None = None) -> int:
     return descriptor
 
 
+def flush(path: str | os.PathLike[str]) -> None:
+    """Writes the names in a folder to the disk. The path may be a link.
+
+    Raises:
+        OSError: It cannot be opened, or the disk refuses.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        shut(descriptor)
+
+
 @contextmanager
 def explained(path: str, shared: bool, at: int | None = None, inside: str = "") -> Iterator[None]:
     """Turns a refused folder into a named error.

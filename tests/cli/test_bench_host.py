@@ -8,15 +8,17 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from memstate.cli.bench import BenchResult, host, host_peer, run
+from memstate.cli.bench import BenchResult, host, host_peer, host_sides, online, run
 from memstate.cli.bench.task import Setting
 from memstate.engine.manager import StateManager
+from memstate.errors import InvalidArgument
 from memstate.requests.tracking import PingPong
 
 on_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="launches that do nothing")
 CPU = Setting("reference", torch.device("cpu"), toy=True)
 LIFE = {"admit", "publish", "release", "drop"}  # and all of them together
 STEP = {"plan", "settle", "decode"}
+ONLINE = {"step", "states"}
 
 
 def missing() -> None:
@@ -24,8 +26,8 @@ def missing() -> None:
     raise ImportError("it is not installed")
 
 
-def toy(peer: str | None = None) -> BenchResult:
-    return run(["host"], "reference", toy=True, peer=peer)
+def toy(peer: str | None = None, case: str = "") -> BenchResult:
+    return run(["host"], "reference", toy=True, peer=peer, case=case)
 
 
 class Spends:
@@ -48,12 +50,23 @@ class Spends:
         return ""
 
 
+class SpendsOnline(Spends):
+    """Launches 10 times in a step, 4 of these not for states."""
+
+    def __init__(self, size: int, every: int, lazy: bool, changes: int, prefix: bool, states: bool = True) -> None:
+        self.ops, self.launches = {"changes", "decode"}, 5 if states else 2
+
+    def counted(self, act: Callable[[], object]) -> NDArray[np.int64]:
+        return np.array([self.launches, 0, 0])
+
+
 @on_cpu
 def test_every_operation_is_measured_beside_the_peer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_peer, "load", lambda: None)
     monkeypatch.setattr(host_peer, "SglangStates", Spends)
+    monkeypatch.setattr(online, "SglangOnline", SpendsOnline)
     outcome = toy("sglang")
-    assert outcome.wrong == [] and {entry.op for entry in outcome.entries} == LIFE | STEP | {"together"}
+    assert outcome.wrong == [] and {entry.op for entry in outcome.entries} == LIFE | STEP | ONLINE | {"together"}
     assert len({(entry.op, entry.case, entry.unit) for entry in outcome.entries}) == len(outcome.entries)
     for entry in outcome.entries:
         assert entry.case.startswith("toy R=") and (entry.value > 0 or entry.unit != "host us")
@@ -66,6 +79,38 @@ def test_every_operation_is_measured_beside_the_peer(monkeypatch: pytest.MonkeyP
     assert found["admit", "toy R=3 redirect", "launches"] == (2, 1)
     assert found["together", "toy R=3 redirect", "launches"] == (2, 4)
     assert found["drop", "toy R=3 lazy", "uploads"] == (1, 0)
+    for cache in ("", ", prefix cache"):
+        case = f"toy R=3 lazy, 1 changed, online{cache}"
+        assert found["step", case, "uploads"] == (1, 0)
+        ours, theirs = found["step", case, "launches"]
+        assert (theirs, found["states", case, "launches"]) == (10, (ours, 6))
+
+
+@on_cpu
+def test_a_case_is_measured_alone() -> None:
+    outcome = toy("device-copy", "lazy, 1 changed, online")
+    cases = {"toy R=3 lazy, 1 changed, online", "toy R=3 lazy, 1 changed, online, prefix cache"}
+    assert outcome.wrong == [] and {entry.case for entry in outcome.entries} == cases
+    assert {entry.op for entry in outcome.entries} == {"step"}
+    with pytest.raises(InvalidArgument, match="case 'offline': no measurement of host has it in its name"):
+        toy("device-copy", "offline")
+
+
+@on_cpu
+@pytest.mark.parametrize("prefix", [False, True])
+@pytest.mark.parametrize("changes", [0, 1, 3])
+def test_requests_that_end_leave_as_many_states_as_go(changes: int, prefix: bool) -> None:
+    for kind in host.KINDS.values():
+        side = online.Online(CPU, kind(online.EVERY), 3, changes, prefix)
+        before = side.mem.stats()
+        for _ in range(4):
+            side.turn(lambda op, act: act())
+            assert side.wrong() == ""
+        stats, went = side.mem.stats(), 4 * changes
+        assert (stats.published - before.published, stats.dropped - before.dropped) == (went, went)
+        assert [side.mem.length(row) >= online.EVERY for _, row in side._running] == [True] * 3
+        side._size += 1
+        assert side.wrong() == "3 states of 4"
 
 
 @on_cpu
@@ -75,7 +120,7 @@ def test_without_the_peer_one_line_says_so(monkeypatch: pytest.MonkeyPatch, caps
     outcome = toy()
     assert outcome.wrong == [] and {entry.peer for entry in outcome.entries} == {None}
     assert capsys.readouterr().err == "host: measured without sglang: it is not installed\n"
-    assert not host._peer_can_run(Setting("reference", torch.device("cpu"), True, "device-copy"))
+    assert not host_sides.peer_can_run(Setting("reference", torch.device("cpu"), True, "device-copy"))
     assert capsys.readouterr().err == ""
 
 
@@ -94,6 +139,7 @@ def test_requests_that_leave_something_behind_are_not_timed(
     monkeypatch.setattr(host, "KINDS", {"ping-pong": PingPong})
     monkeypatch.setattr(host, "TOY_DECODES", ())
     monkeypatch.setattr(host, "TOY_LIVES", (3,))
+    monkeypatch.setattr(online, "TOY_CASES", ())
     outcome = toy("device-copy")
     assert outcome.entries == [] and len(outcome.wrong) == 1 and says in outcome.wrong[0]
 
@@ -113,8 +159,8 @@ def test_a_step_has_as_many_rows_at_a_boundary_as_it_says(due: int, form: str) -
 
 def test_time_is_that_of_the_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([1_000, 3_500])
-    monkeypatch.setattr(host, "time", SimpleNamespace(thread_time_ns=lambda: next(clock)))
-    assert host.cpu_seconds(lambda: None, torch.device("cpu")) == pytest.approx(2.5e-6)
+    monkeypatch.setattr(host_sides, "time", SimpleNamespace(thread_time_ns=lambda: next(clock)))
+    assert host_sides.cpu_seconds(lambda: None, torch.device("cpu")) == pytest.approx(2.5e-6)
 
 
 @pytest.mark.parametrize("lazy", [False, True])
@@ -125,7 +171,7 @@ def test_sglang_keeps_its_slots(lazy: bool) -> None:
         for _ in range(2):
             side.turn(lambda op, act: act())
             assert side.wrong() == ""
-        counts = {op: found.tolist() for op, found in host._of_ops(side, side.counted).items()}
+        counts = {op: found.tolist() for op, found in host_sides._of_ops(side, side.counted).items()}
         each = {"admit": [2 * 3 + 6, 1, 0], "publish": [9, 0, 0], "release": [6, 0, 0], "drop": [3, 0, 0]}
         if due is None:
             assert counts == each | {"together": [30, 1, 0]}
@@ -134,3 +180,24 @@ def test_sglang_keeps_its_slots(lazy: bool) -> None:
         batch = side._batch
         assert due is None or batch.mamba_track_mask_cpu == [True] * due + [False] * (3 - due)
         assert side._pool.mamba_pool.size == side._slots
+
+
+@pytest.mark.parametrize("prefix", [False, True])
+@pytest.mark.parametrize("lazy", [False, True])
+def test_sglang_keeps_its_slots_while_requests_end_and_come(lazy: bool, prefix: bool) -> None:
+    pytest.importorskip("sglang", reason="sglang is not installed: see benchmarks/README.md")
+    for changes in (0, 1, 3):
+        side, bare = (online.SglangOnline(3, online.EVERY, lazy, changes, prefix, states) for states in (True, False))
+        for one in (side, bare):
+            for _ in range(4):
+                one.turn(lambda op, act: act())
+                assert one.wrong() == "" and len(one._kept) == 3
+            free = 6 * online.EVERY  # of 12: the prompts of 3 requests run, those of 3 are cached
+            assert not prefix or one._pages.available_size() == free
+        assert {slot is None for slot in bare._kept} == {True}
+        slots = [int(slot) for slot in side._kept]
+        assert len(set(slots)) == 3
+        counts = [host_sides._of_ops(one, one.counted)["step"].tolist() for one in (side, bare)]
+        assert counts[0][2] == counts[1][2] == 0 and counts[0][0] > counts[1][0]
+        batch = side._batch
+        assert [req.kv.req_pool_idx for req in batch.reqs] == batch.req_pool_indices.tolist()

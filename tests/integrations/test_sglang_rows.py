@@ -174,6 +174,7 @@ def test_a_manager_keeps_as_much_or_more(tracking: Any, lazy: bool, overlap: boo
         ended += len(found)
     managed.mem.check()
     print(f"of {ended} requests {longer} keep more here, and {wrong} have another state than its length says in SGLang")
+    assert (wrong > 0) == (overlap and not lazy), "docs/sglang.md says where"
 
 
 def requests(n: int) -> list[Any]:

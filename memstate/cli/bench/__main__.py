@@ -1,7 +1,7 @@
 """Runs benchmarks where typer and rich are not installed.
 
-`python -m memstate.cli.bench NAME... [--peer NAME] [--toy] [--json PATH]`. The file is written after every measurement:
-a later failure loses nothing.
+`python -m memstate.cli.bench NAME... [--peer NAME] [--case TEXT] [--toy] [--json PATH]`. The file is written after
+every measurement: a later failure loses nothing.
 """
 
 import argparse
@@ -17,6 +17,7 @@ def main() -> int:
     parser = argparse.ArgumentParser("python -m memstate.cli.bench")
     parser.add_argument("names", nargs="+")
     parser.add_argument("--peer")
+    parser.add_argument("--case", default="")
     parser.add_argument("--toy", action="store_true")
     parser.add_argument("--json")
     given = parser.parse_args()
@@ -35,7 +36,7 @@ def main() -> int:
 
     names = list(NAMES) if given.names == ["all"] else given.names
     try:
-        outcome = run(names, "auto", "cuda" if on_gpu else "cpu", given.toy, given.peer, found=keep)
+        outcome = run(names, "auto", "cuda" if on_gpu else "cpu", given.toy, given.peer, found=keep, case=given.case)
     except InvalidArgument as error:
         print(error, file=sys.stderr)
         return 2

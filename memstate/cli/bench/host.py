@@ -1,104 +1,23 @@
-"""Counts and microseconds of the host for every scheduler operation, beside SGLang's own code where it is installed.
+"""Counts and microseconds of the host for every scheduler operation, beside SGLang's own code where it is installed."""
 
-Both sides run in one process and on one thread, in turns. A figure is the least CPU time of the thread in any turn:
-what the code costs where nothing disturbs it. On a CPU our launches do nothing, and neither do data moves. What the
-peer launches are small torch operations; on a GPU each would be a launch, so they count as its host time.
-"""
-
-import sys
-import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from math import inf
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 
-from memstate.cli.bench import host_peer
-from memstate.cli.bench.task import Figure, Setting, Task, take_turns
-from memstate.engine.manager import StateManager
-from memstate.kernels.dispatch import OPS
+from memstate.cli.bench import host_peer, online
+from memstate.cli.bench.host_peer import NAME
+from memstate.cli.bench.host_sides import EVERY, KINDS, TOY_EVERY, Ours, Side, Timer, peer_can_run, task
+from memstate.cli.bench.task import Setting, Task
 from memstate.requests.handles import Request, Row, Rows, Snapshot
-from memstate.requests.tracking import LazyPingPong, PingPong, Redirect, Tracking
+from memstate.requests.tracking import Tracking
 from memstate.slots.registers import Longs
-from memstate.state.layout import Plane, StateLayout
 
-EVERY, TOY_EVERY = 256, 16  # tokens between snapshots; 256 is the peer's default
 DECODES = ((1, 0), (256, 0), (256, 16), (256, 256))  # rows, rows at a boundary
 TOY_DECODES = ((1, 0), (3, 0), (3, 1), (3, 3))
 FORMS = ("", "other batch", "list")  # of the batch: that of the step before; others; a list of handles
 LIVES, TOY_LIVES = (1, 64, 256), (1, 3)  # rows that are admitted, published and released together
-TURNS, TOY_TURNS = 61, 2
-LAYOUT = StateLayout((Plane("ssm", (4,), torch.float32),), 1)
-KINDS: dict[str, type[PingPong | LazyPingPong | Redirect]] = {
-    "ping-pong": PingPong, "lazy": LazyPingPong, "redirect": Redirect,
-}  # fmt: skip
-OURS = "memstate"
-UNITS = ("launches", "uploads", "syncs")
-Timer = Callable[[str, Callable[[], object]], object]
-
-
-class Side(Protocol):
-    """Requests whose operations are timed."""
-
-    def turn(self, timer: Timer) -> None:
-        """Does everything once, each operation inside of a call of the timer."""
-        ...
-
-    def counted(self, act: Callable[[], object]) -> NDArray[np.int64]:
-        """Makes a call and returns how often it launches, uploads and waits for the device."""
-        ...
-
-    def silence(self) -> None:
-        """Makes our launches do nothing, on a CPU, where they are no launches."""
-        ...
-
-    def wrong(self) -> str:
-        """Returns what is wrong after a turn; empty if nothing is."""
-        ...
-
-
-def cpu_seconds(act: Callable[[], object], device: torch.device) -> float:
-    """Returns the CPU time that this thread spends in a call, after the device has finished what came before.
-
-    Syncs: yes, on a GPU.
-    """
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    begin = time.thread_time_ns()
-    act()
-    return (time.thread_time_ns() - begin) * 1e-9
-
-
-class Ours:
-    """A manager whose operations are timed.
-
-    Attributes:
-        mem: The manager.
-    """
-
-    def __init__(self, setting: Setting, tracking: Tracking, size: int) -> None:
-        self.mem = StateManager(
-            LAYOUT, slots=5 * size, max_requests=size, tracking=tracking, backend=setting.backend, device=setting.device
-        )
-
-    def counted(self, act: Callable[[], object]) -> NDArray[np.int64]:
-        """See `Side`."""
-        before = self._counts()
-        act()
-        return self._counts() - before
-
-    def silence(self) -> None:
-        """See `Side`."""
-        for op in OPS:
-            setattr(self.mem.backend, op, lambda *_: None)
-
-    def _counts(self) -> NDArray[np.int64]:
-        counts = self.mem.backend.counts
-        return np.array([counts.total_launches, counts.uploads, counts.syncs], np.int64)
 
 
 class Life(Ours):
@@ -212,73 +131,12 @@ class Decode(Ours):
         return "" if self._taken == self._due else f"{self._taken} snapshots of {self._due}"
 
 
-def _check(make: Callable[[], Side]) -> str:
-    """Two turns with kernels that work must leave nothing wrong."""
-    side = make()
-    for _ in range(2):
-        side.turn(lambda op, act: act())
-    return side.wrong()
-
-
-def _of_ops(side: Side, measure: Callable[[Callable[[], object]], Any]) -> dict[str, Any]:
-    """Returns what one turn costs, by operation."""
-    spent: dict[str, Any] = {}
-    side.turn(lambda op, act: spent.__setitem__(op, measure(act)))
-    if "plan" in spent:
-        spent["decode"] = spent["plan"] + spent["settle"]
-    elif "drop" in spent and "together" not in spent:  # the peer does one after the other
-        spent["together"] = sum(spent.values())
-    return spent
-
-
-def _measure(
-    setting: Setting, case: str, make: Callable[[], Side], make_peer: Callable[[], Side] | None
-) -> list[Figure]:
-    ours = make()
-    sides: dict[str, Side] = {OURS: ours}
-    peers: dict[str, Side] = {host_peer.NAME: make_peer()} if make_peer is not None else {}
-    found = defaultdict[str, dict[tuple[str, str], float]](dict)  # by side: operation, unit
-
-    def count(_: int, name: str, side: Side) -> None:
-        for op, numbers in _of_ops(side, side.counted).items():
-            found[name] |= {(op, unit): float(n) for unit, n in zip(UNITS, numbers, strict=True)}
-
-    def spend(_: int, name: str, side: Side) -> None:
-        for op, seconds in _of_ops(side, lambda act: cpu_seconds(act, setting.device)).items():
-            key = op, "host us"
-            found[name][key] = min(found[name].get(key, inf), seconds * 1e6)
-
-    take_turns(sides, peers, 2, count, f"host, {case}")
-    if setting.device.type == "cpu":
-        ours.silence()
-    take_turns(sides, peers, TOY_TURNS if setting.toy else TURNS, spend, f"host, {case}")
-    figures = []
-    for (op, unit), value in found[OURS].items():
-        other = found[host_peer.NAME].get((op, unit)) if peers else None
-        ratio = value / other if other else None
-        figures.append(
-            Figure(op, setting.case(case), value, unit, None if other is None else host_peer.NAME, other, ratio)
-        )
-    return figures
-
-
-def _peer_can_run(setting: Setting) -> bool:
-    if not setting.compares(host_peer.NAME) or setting.device.type != "cpu":
-        return False
-    try:
-        host_peer.load()
-    except ImportError as error:
-        print(f"host: measured without {host_peer.NAME}: {error}", file=sys.stderr)
-        return False
-    return True
-
-
 def tasks(setting: Setting) -> Iterator[Task]:
-    """Yields decode steps, then admissions with what follows them, for each strategy that takes snapshots.
+    """Yields decode steps, admissions with what follows them, for each strategy that takes snapshots; then whole steps.
 
     Lazy stands beside the peer's lazy strategy; the others stand beside the peer's default, which is ping-pong.
     """
-    there, every = _peer_can_run(setting), TOY_EVERY if setting.toy else EVERY
+    there, every = peer_can_run(setting), TOY_EVERY if setting.toy else EVERY
     for name, kind in KINDS.items():
         peer = partial(host_peer.SglangStates, lazy=name == "lazy", every=every) if there else None
         for size, due in TOY_DECODES if setting.toy else DECODES:
@@ -286,14 +144,15 @@ def tasks(setting: Setting) -> Iterator[Task]:
                 case = f"R={size} {name}, {due} due, {form}".removesuffix(", ")
                 decode: Callable[[], Side] = partial(Decode, setting, kind(every), size, due, form)
                 other = partial(peer, size=size, due=due) if peer else None
-                yield Task(f"host, {case}", partial(_check, decode), partial(_measure, setting, case, decode, other))
+                yield task(setting, case, decode, {NAME: other} if other else {})
         for size in TOY_LIVES if setting.toy else LIVES:
             case = f"R={size} {name}"
             life = partial(Life, setting, kind(every), size)
             other = partial(peer, size=size) if peer else None
-            yield Task(f"host, {case}", partial(_check, life), partial(_measure, setting, case, life, other))
+            yield task(setting, case, life, {NAME: other} if other else {})
     if there:
         yield from _adapters(setting, every)
+    yield from online.tasks(setting, there)
 
 
 def _adapters(setting: Setting, every: int) -> Iterator[Task]:
@@ -307,4 +166,4 @@ def _adapters(setting: Setting, every: int) -> Iterator[Task]:
         for case, numbers in cases:
             peer = partial(host_peer.SglangStates, lazy=name == "lazy", every=every, **numbers)
             ours, case = partial(peer, adapted=True), f"{case}, adapters"
-            yield Task(f"host, {case}", partial(_check, ours), partial(_measure, setting, case, ours, peer))
+            yield task(setting, case, ours, {NAME: peer})

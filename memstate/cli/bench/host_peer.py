@@ -7,6 +7,7 @@ with the first peer that is made.
 """
 
 from array import array
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache
@@ -34,6 +35,7 @@ NAMES = {
     "SamplingParams": "sampling.sampling_params",
     "SpeculativeAlgorithm": "speculative.spec_info",
     "HybridReqToTokenPool": "mem_cache.memory_pool",
+    "ReqToTokenPool": "mem_cache.memory_pool",
     "MambaComponent": "mem_cache.unified_cache.components.mamba",
     "FreeComponentDeviceSlot": "mem_cache.unified_cache.cache_action",
     "InsertParams": "mem_cache.base_prefix_cache",
@@ -98,24 +100,29 @@ class SglangStates:
             which is SGLang's default.
         due: How many requests of a decode step are at a boundary. None: each turn is a life from admission to end.
         adapted: Whether the pool is that of `memstate.integrations.sglang`, under SGLang's own scheduler code.
+        states: Whether requests have states. Without, the pool has rows alone, as for a model without states.
 
     Raises:
         ImportError: SGLang cannot be used.
     """
 
-    def __init__(self, size: int, every: int, lazy: bool, due: int | None = None, adapted: bool = False) -> None:
+    def __init__(
+        self, size: int, every: int, lazy: bool, due: int | None = None, adapted: bool = False, states: bool = True
+    ) -> None:
         self._sgl = sgl = load()
-        self._size, self._every, self._lazy, self._due = size, every, lazy, due
+        self._size, self._every, self._lazy, self._due, self._states = size, every, lazy, due, states
         shape = sgl.Mamba2StateShape.create(
             tp_world_size=1, intermediate_size=2, n_groups=1, num_heads=1, head_dim=2, state_size=2, conv_kernel=2
         )
         self._slots = 5 * size
+        self._kept: deque[Any] = deque()  # states in the cache
         kind = import_module("memstate.integrations.sglang.rows") if adapted else sgl
         with self._here():
-            self._pool = kind.HybridReqToTokenPool(
-                size=size, mamba_size=self._slots, mamba_spec_state_size=0, max_context_len=1, device="cpu",
-                enable_memory_saver=False, cache_params=sgl.Mamba2CacheParams(shape=shape, layers=[0]),
-                mamba_layer_ids=[0], enable_mamba_extra_buffer=True, enable_mamba_extra_buffer_lazy=lazy,
+            rows = {"size": size, "max_context_len": 1, "device": "cpu", "enable_memory_saver": False}
+            self._pool = sgl.ReqToTokenPool(**rows) if not states else kind.HybridReqToTokenPool(
+                **rows, mamba_size=self._slots, mamba_spec_state_size=0, mamba_layer_ids=[0],
+                cache_params=sgl.Mamba2CacheParams(shape=shape, layers=[0]), enable_mamba_extra_buffer=True,
+                enable_mamba_extra_buffer_lazy=lazy,
             )  # fmt: skip
         tree = SimpleNamespace(page_size=1, enable_mamba_extra_buffer=True, req_to_token_pool=self._pool)
         self._component = object.__new__(sgl.MambaComponent)  # without a tree
@@ -130,8 +137,7 @@ class SglangStates:
         if due is not None:
             with self._here():
                 self._begin()
-                self._admit()
-            self._batch.req_pool_indices = torch.tensor(self._rows)
+                self._admit(self._reqs)
 
     @contextmanager
     def _here(self) -> Iterator[None]:
@@ -141,8 +147,9 @@ class SglangStates:
         )
         pin = patch.object(torch.Tensor, "pin_memory", lambda tensor: tensor)
         switches = self._sgl.get_exec().mamba.override(
-            enable_mamba_extra_buffer=True, enable_mamba_extra_buffer_lazy=self._lazy, mamba_track_interval=self._every
-        )
+            enable_mamba_extra_buffer=self._states, enable_mamba_extra_buffer_lazy=self._states and self._lazy,
+            mamba_track_interval=self._every,
+        )  # fmt: skip
         with kv, pin, switches:
             yield
 
@@ -183,7 +190,7 @@ class SglangStates:
     @property
     def _ours(self) -> Backend | None:
         """What launches our operations; None where the pool is SGLang's."""
-        slots = self._pool.mamba_allocator
+        slots = getattr(self._pool, "mamba_allocator", None)
         return slots.slots.backend if isinstance(slots, MambaSlotAllocator) else None
 
     def silence(self) -> None:
@@ -200,16 +207,17 @@ class SglangStates:
 
             vars(backend).update(claim=claim, release=release)
 
-    def _begin(self) -> None:
-        sgl = self._sgl
-        self._reqs = [sgl.Req(str(i), "", array("q", [1]), sgl.SamplingParams()) for i in range(self._size)]
-        self._batch.reqs = self._reqs
+    def _request(self, name: int) -> Any:
+        return self._sgl.Req(str(name), "", array("q", [1]), self._sgl.SamplingParams())
 
-    def _admit(self) -> None:
-        """Rows and slots for the requests, and the list of states to zero."""
-        rows = self._sgl.alloc_req_slots(self._pool, self._reqs, None)
-        self._batch._collect_deferred_mamba_cow_and_clear(self._reqs)
-        self._rows = rows
+    def _begin(self) -> None:
+        self._reqs = self._batch.reqs = [self._request(i) for i in range(self._size)]
+
+    def _admit(self, reqs: list[Any]) -> None:
+        """Rows and slots for requests, and the list of states to zero."""
+        self._sgl.alloc_req_slots(self._pool, reqs, None)
+        if self._states:
+            self._batch._collect_deferred_mamba_cow_and_clear(reqs)
 
     def _place(self, due: int) -> None:
         """Puts requests where a step makes some reach a boundary; counts the token of the step, as its KV does."""
@@ -218,6 +226,7 @@ class SglangStates:
             req.origin_input_ids, req.output_ids = array("q", bytes(8 * length)), array("q", [1, 1])
             req.kv.kv_committed_len = length + 1
         batch = self._batch
+        batch.req_pool_indices = torch.tensor([req.kv.req_pool_idx for req in self._reqs])
         batch.seq_lens, batch.seq_lens_cpu = torch.tensor(lengths), torch.tensor(lengths)
         batch.orig_seq_lens = torch.tensor(lengths, dtype=torch.int32)
 
@@ -231,7 +240,7 @@ class SglangStates:
     def _live(self, timer: Timer) -> None:
         self._begin()
         given: list[Any] = []
-        timer("admit", self._admit)
+        timer("admit", lambda: self._admit(self._reqs))
         for req in self._reqs:
             req.kv.mamba_last_track_seqlen = self._every
             req.kv.kv_committed_len = self._every
@@ -257,8 +266,10 @@ class SglangStates:
 
     def wrong(self) -> str:
         """No slot may be lost or free twice."""
+        if not self._states:
+            return ""
         free = self._pool.mamba_allocator.free_slots.tolist()
-        held = 0 if self._due is None else self._size * (2 if self._lazy else 3)
+        held = len(self._kept) + (0 if self._due is None else self._size * (2 if self._lazy else 3))
         if len(set(free)) != len(free) or len(free) + held != self._slots:
             return f"{len(free)} free slots, {len(set(free))} distinct, {held} held, of {self._slots}"
         return ""

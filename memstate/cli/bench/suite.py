@@ -45,6 +45,7 @@ def run(
     found: Callable[[BenchResult], None] | None = None,
     end: float | None = None,
     measure: bool = True,
+    case: str = "",
 ) -> BenchResult:
     """Runs benchmarks one after the other; each of its measurements follows a check of what it measures.
 
@@ -58,9 +59,10 @@ def run(
         found: Called with the outcome so far, after every measurement.
         end: When no other measurement begins, by `time.monotonic`. None: never.
         measure: Whether anything is measured after its check.
+        case: Only measurements with this text in their names are made.
 
     Raises:
-        InvalidArgument: A name or the peer is unknown, or device time is asked for without a GPU.
+        InvalidArgument: A name, the peer or the case is unknown, or device time is asked for without a GPU.
 
     Syncs: yes.
     """
@@ -75,13 +77,16 @@ def run(
     outcome = BenchResult()
     for name in names:
         if name == "launches":
-            outcome.entries += launches(backend, device, progress)
+            outcome.entries += [one for one in launches(backend, device, progress) if case in f"{one.op}, {one.case}"]
         for course in COURSES.get(name, ()):
-            carry_out(course(setting), outcome, progress, found, end, measure)
+            tasks = (task for task in course(setting) if case in task.name)
+            carry_out(tasks, outcome, progress, found, end, measure)
             if on_gpu:
                 torch.cuda.empty_cache()  # what fits is asked of the driver
         if found:
             found(outcome)
+    if case and measure and outcome.complete and not (outcome.entries or outcome.wrong):
+        raise InvalidArgument(f"case {case!r}: no measurement of {', '.join(names)} has it in its name")
     return outcome
 
 

@@ -76,6 +76,7 @@ def print_estimates(json_path: str | None) -> None:
 def bench(
     name: Annotated[names.Benchmark, Argument(help="Benchmark to run.")],
     peer: Annotated[str | None, Option(help="Compare with this peer only. Default: all peers.")] = None,
+    case: Annotated[str, Option(help="Measure only what has this text in its name, such as online or R=64.")] = "",
     toy: Annotated[bool, Option("--toy", help="Run at tiny sizes on a CPU; the times mean nothing.")] = False,
     backend: BackendOption = "auto",
     json_path: Json = None,
@@ -92,7 +93,7 @@ def bench(
         chosen = tuple(one for one in chosen if one not in bench.NEED_DEVICE)
         complain(f"left out, because device time needs a GPU: {', '.join(bench.NEED_DEVICE)}")
     with one_line_errors(), progress(name) as report:
-        outcome = bench.run(chosen, backend, device, toy, peer, report)
+        outcome = bench.run(chosen, backend, device, toy, peer, report, case=case)
     if name == "launches":
         title, (columns, rows) = "launches, uploads and syncs of each operation", bench.by_unit(outcome.entries)
     else:

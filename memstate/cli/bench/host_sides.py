@@ -1,0 +1,182 @@
+"""Two sides of a host benchmark: ours and SGLang's, and how one operation of both is counted and timed.
+
+Both sides run in one process and on one thread, in turns. A figure is the least CPU time of the thread in any turn:
+what the code costs where nothing disturbs it. On a CPU our launches do nothing, and neither do data moves. What the
+peer launches are small torch operations; on a GPU each would be a launch, so they count as its host time.
+"""
+
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from functools import partial
+from math import inf
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from memstate.cli.bench import host_peer
+from memstate.cli.bench.task import Figure, Setting, Task, take_turns
+from memstate.engine.manager import StateManager
+from memstate.kernels.dispatch import OPS
+from memstate.requests.tracking import LazyPingPong, PingPong, Redirect, Tracking
+from memstate.state.layout import Plane, StateLayout
+
+EVERY, TOY_EVERY = 256, 16  # tokens between snapshots; 256 is the peer's default
+TURNS, TOY_TURNS = 61, 2
+LAYOUT = StateLayout((Plane("ssm", (4,), torch.float32),), 1)
+KINDS: dict[str, type[PingPong | LazyPingPong | Redirect]] = {
+    "ping-pong": PingPong, "lazy": LazyPingPong, "redirect": Redirect,
+}  # fmt: skip
+OURS, BARE = "memstate", f"{host_peer.NAME} without states"
+UNITS = ("launches", "uploads", "syncs")
+Timer = Callable[[str, Callable[[], object]], object]
+
+
+class Side(Protocol):
+    """Requests whose operations are timed."""
+
+    def turn(self, timer: Timer) -> None:
+        """Does everything once, each operation inside of a call of the timer."""
+        ...
+
+    def counted(self, act: Callable[[], object]) -> NDArray[np.int64]:
+        """Makes a call and returns how often it launches, uploads and waits for the device."""
+        ...
+
+    def silence(self) -> None:
+        """Makes our launches do nothing, on a CPU, where they are no launches."""
+        ...
+
+    def wrong(self) -> str:
+        """Returns what is wrong after a turn; empty if nothing is."""
+        ...
+
+
+def cpu_seconds(act: Callable[[], object], device: torch.device) -> float:
+    """Returns the CPU time that this thread spends in a call, after the device has finished what came before.
+
+    Syncs: yes, on a GPU.
+    """
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    begin = time.thread_time_ns()
+    act()
+    return (time.thread_time_ns() - begin) * 1e-9
+
+
+class Ours:
+    """A manager whose operations are timed.
+
+    Attributes:
+        mem: The manager.
+    """
+
+    def __init__(self, setting: Setting, tracking: Tracking, size: int, **settings: Any) -> None:
+        self.mem = StateManager(
+            LAYOUT, slots=5 * size, max_requests=size, tracking=tracking, backend=setting.backend,
+            device=setting.device, **settings,
+        )  # fmt: skip
+
+    def counted(self, act: Callable[[], object]) -> NDArray[np.int64]:
+        """See `Side`."""
+        before = self._counts()
+        act()
+        return self._counts() - before
+
+    def silence(self) -> None:
+        """See `Side`."""
+        for op in OPS:
+            setattr(self.mem.backend, op, lambda *_: None)
+
+    def _counts(self) -> NDArray[np.int64]:
+        counts = self.mem.backend.counts
+        return np.array([counts.total_launches, counts.uploads, counts.syncs], np.int64)
+
+
+def check(make: Callable[[], Side]) -> str:
+    """Returns what is wrong after two turns with kernels that work; empty if nothing is.
+
+    Syncs: yes.
+    """
+    side = make()
+    for _ in range(2):
+        side.turn(lambda op, act: act())
+    return side.wrong()
+
+
+def _of_ops(side: Side, measure: Callable[[Callable[[], object]], Any]) -> dict[str, Any]:
+    """Returns what one turn costs, by operation."""
+    spent: dict[str, Any] = {}
+    side.turn(lambda op, act: spent.__setitem__(op, measure(act)))
+    if "plan" in spent:
+        spent["decode"] = spent["plan"] + spent["settle"]
+    elif "drop" in spent and "together" not in spent:  # the peer does one after the other
+        spent["together"] = sum(spent.values())
+    if "changes" in spent:
+        spent = {"step": spent["changes"] + spent["decode"]}
+    return spent
+
+
+def measure(
+    setting: Setting, case: str, make: Callable[[], Side], make_peers: Mapping[str, Callable[[], Side]]
+) -> list[Figure]:
+    """Returns what our operations cost, beside those of the peer.
+
+    Args:
+        setting: Where it runs.
+        case: Names what is measured.
+        make: Makes our side.
+        make_peers: Makes `host_peer.NAME`, and `BARE` where the peer's steps are measured without states as well.
+
+    Syncs: yes.
+    """
+    ours = make()
+    sides: dict[str, Side] = {OURS: ours}
+    peers = {name: make_peer() for name, make_peer in make_peers.items()}
+    found = defaultdict[str, dict[tuple[str, str], float]](dict)  # by side: operation, unit
+
+    def count(_: int, name: str, side: Side) -> None:
+        for op, numbers in _of_ops(side, side.counted).items():
+            found[name] |= {(op, unit): float(n) for unit, n in zip(UNITS, numbers, strict=True)}
+
+    def spend(_: int, name: str, side: Side) -> None:
+        for op, seconds in _of_ops(side, lambda act: cpu_seconds(act, setting.device)).items():
+            key = op, "host us"
+            found[name][key] = min(found[name].get(key, inf), seconds * 1e6)
+
+    take_turns(sides, peers, 2, count, f"host, {case}")
+    if setting.device.type == "cpu":
+        ours.silence()
+    take_turns(sides, peers, TOY_TURNS if setting.toy else TURNS, spend, f"host, {case}")
+    if BARE in peers:
+        for (op, unit), value in found[BARE].items():
+            found[OURS]["states", unit] = found[OURS][op, unit]
+            found[host_peer.NAME]["states", unit] = found[host_peer.NAME][op, unit] - value
+    figures = []
+    for (op, unit), value in found[OURS].items():
+        other = found[host_peer.NAME].get((op, unit)) if host_peer.NAME in peers else None
+        ratio = value / other if other else None
+        figures.append(
+            Figure(op, setting.case(case), value, unit, None if other is None else host_peer.NAME, other, ratio)
+        )
+    return figures
+
+
+def peer_can_run(setting: Setting) -> bool:
+    """Whether SGLang is wanted and can run here; says on stderr why it cannot."""
+    if not setting.compares(host_peer.NAME) or setting.device.type != "cpu":
+        return False
+    try:
+        host_peer.load()
+    except ImportError as error:
+        print(f"host: measured without {host_peer.NAME}: {error}", file=sys.stderr)
+        return False
+    return True
+
+
+def task(setting: Setting, case: str, make: Callable[[], Side], make_peers: Mapping[str, Callable[[], Side]]) -> Task:
+    """Returns the task that checks our side and measures it beside the peers, see `measure`."""
+    return Task(f"host, {case}", partial(check, make), partial(measure, setting, case, make, make_peers))

@@ -3,6 +3,7 @@
 The window has 6 tokens: prompts and chunks are shorter and longer than it.
 """
 
+from itertools import permutations
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from tests.support.tiny_served import NEW, TEXT, alone, managed
 
 pytest.importorskip("transformers")
 import memstate.integrations.transformers as mst
+from tests.support.own_model import FULL, SLIDING, STATES, own_model
 
 PROMPTS = tuple([*TEXT, *TEXT][:length] for length in (20, 33, 5))
 CHUNKS = (256, 13, 3)
@@ -43,3 +45,13 @@ def test_a_mask_of_full_attention_is_not_sized_by_a_layer_with_a_window_and_stat
 @pytest.mark.parametrize(("family", "order"), [(family, order) for family in FAMILIES for order in orders(family)])
 def test_every_order_of_layers_answers_as_with_its_own_cache(family: str, order: str) -> None:
     check(in_order(family, order))
+
+
+@pytest.mark.sample(4)
+@pytest.mark.parametrize(
+    "kinds",
+    [" ".join(kinds) for kinds in permutations(dict.fromkeys((*STATES, *FULL, *SLIDING, "moe")), 3)
+     if {*kinds} & {*STATES} and {*kinds} & {*FULL, *SLIDING}],
+)  # fmt: skip
+def test_every_mixture_of_layers_answers_as_with_its_own_cache(kinds: str) -> None:
+    check(own_model(kinds.split()))

@@ -9,6 +9,7 @@ from memstate.cli.bench import run, transformers_serve
 from memstate.cli.bench.task import Setting
 
 CPU = Setting("reference", torch.device("cpu"), toy=True)
+SIZES = ("", ", 32 M parameters")
 PARTS = {"plan", "settle", "states in", "states out", "columns", "KV", "choose", "forward, KV included"}
 
 
@@ -17,7 +18,7 @@ def test_steps_and_batches_stand_beside_the_own_cache_and_generate() -> None:
     assert outcome.wrong == []
     compared = {(one.op, one.case, one.peer) for one in outcome.entries if one.peer}
     assert compared == {
-        ("step", "toy R=2", "own-cache"), ("step", "toy R=2, both in inference mode", "own-cache"),
+        *(("step", f"toy R=2{size}{mode}", "own-cache") for size in SIZES for mode in ("", ", both in inference mode")),
         ("batch", "toy R=2, equal lengths", "generate"), ("batch", "toy R=2, mixed lengths", "generate"),
     }  # fmt: skip
     for one in outcome.entries:

@@ -1,14 +1,18 @@
 """A hybrid model of our own, written as its author would: no function of it has a name that memstate knows."""
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, GenerationMixin, PreTrainedConfig, PreTrainedModel
-from transformers.masking_utils import create_causal_mask
+from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 HEADS, SIZE, WIDTH = 2, 6, 3
+STATES = ("linear_attention", "hybrid", "hybrid_sliding")  # layers with states, and with attention of two kinds
+FULL, SLIDING = ("full_attention", "hybrid"), ("sliding_attention", "hybrid_sliding")
+LAYERS = ("linear_attention", "full_attention", "moe", "linear_attention")
 
 
 class OwnConfig(PreTrainedConfig):
@@ -17,10 +21,10 @@ class OwnConfig(PreTrainedConfig):
     model_type = "memstate_own"
     vocab_size = 97
     hidden_size = 24
-    num_hidden_layers = 4
+    sliding_window = 6
 
-    def __init__(self, **settings: Any) -> None:
-        self.layer_types = ["linear_attention", "full_attention", "moe", "linear_attention"]
+    def __init__(self, layer_types: Sequence[str] = LAYERS, **settings: Any) -> None:
+        self.layer_types, self.num_hidden_layers = list(layer_types), len(layer_types)
         super().__init__(**settings)
 
 
@@ -79,7 +83,13 @@ class OwnModel(PreTrainedModel, GenerationMixin):
         super().__init__(config)
         hidden = config.hidden_size
         self.embed, self.head = nn.Embedding(config.vocab_size, hidden), nn.Linear(hidden, config.vocab_size)
-        self.mixers = nn.ModuleList([Memory(hidden, 0, 4), Attention(hidden, 1), nn.Identity(), Memory(hidden, 3, 10)])
+        kinds = list(enumerate(config.layer_types))
+        self.memories = nn.ModuleDict(
+            {str(number): Memory(hidden, number, 10 if number else 4) for number, kind in kinds if kind in STATES}
+        )
+        self.attentions = nn.ModuleDict(
+            {str(number): Attention(hidden, number) for number, kind in kinds if kind in (*FULL, *SLIDING)}
+        )
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -93,17 +103,18 @@ class OwnModel(PreTrainedModel, GenerationMixin):
         x, cache = self.embed(input_ids), past_key_values or DynamicCache(config=self.config)
         if position_ids is None:
             position_ids = (cache.get_seq_length() + torch.arange(x.shape[1]))[None]
-        mask = create_causal_mask(self.config, x, attention_mask, cache, position_ids)
+        given = (self.config, x, attention_mask, cache, position_ids)
+        masks = [create_causal_mask(*given), create_sliding_window_causal_mask(*given)]
         real = attention_mask if attention_mask is not None and attention_mask.shape == input_ids.shape else None
-        for mixer in self.mixers:
-            if isinstance(mixer, Memory):
-                x = x + norm(mixer(norm(x), real, cache))
-            elif isinstance(mixer, Attention):
-                x = x + norm(mixer(norm(x), mask, position_ids, cache))
+        for number, kind in enumerate(self.config.layer_types):
+            if kind in STATES:
+                x = x + norm(self.memories[str(number)](norm(x), real, cache))
+            if kind in (*FULL, *SLIDING):
+                x = x + norm(self.attentions[str(number)](norm(x), masks[kind in SLIDING], position_ids, cache))
         return CausalLMOutputWithPast(logits=cast(Any, self.head(norm(x))), past_key_values=cache)
 
 
-def own_model() -> OwnModel:
+def own_model(layer_types: Sequence[str] = LAYERS) -> OwnModel:
     """The model with random weights, in evaluation mode."""
     torch.manual_seed(0)
-    return OwnModel(OwnConfig()).eval()
+    return OwnModel(OwnConfig(layer_types)).eval()

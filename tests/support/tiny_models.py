@@ -5,9 +5,10 @@ they are hidden while the modelling code is loaded.
 """
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
+from itertools import permutations
 from typing import Any, Final
 
 import torch
@@ -108,6 +109,17 @@ FAMILIES: Final[Mapping[str, Mapping[str, Any]]] = {
     "inkling2_text": INKLING,
 }  # fmt: skip
 
+# The kinds of layers of a family that has more than one.
+KINDS: Final[Mapping[str, Sequence[str]]] = {
+    **{family: sorted({*given["layer_types"]}) for family, given in FAMILIES.items() if "layer_types" in given},
+    **{family: ["full_attention", "linear_attention"] for family in ("bamba", "jamba", "granitemoehybrid")},
+    **{family: ["hybrid", "linear_attention"] for family in ("zamba", "zamba2")},
+    "nemotron_h": ["full_attention", "linear_attention", "mlp", "moe"],
+}
+BLOCKS: Final = ("nemotron_h", "zamba", "zamba2")  # these call layers blocks
+NO_DEFAULT: Final = ("lfm2", "lfm2_moe", "bamba", "granitemoehybrid")  # all layers attend, or none does
+DEFAULT: Final = "default"
+
 WITH_PICTURES: Final = ("glm5_next",)
 PICTURES: Final = {
     "depth": 1, "hidden_size": 16, "num_heads": 2, "out_hidden_size": 32, "intermediate_size": 16,
@@ -130,8 +142,9 @@ def without_gpu_kernels() -> Iterator[None]:
 
 @cache
 def tiny(
-    family: str, seed: int = 0, dtype: torch.dtype = torch.float32, changes: tuple[tuple[str, int], ...] = ()
-) -> Any:
+    family: str, seed: int = 0, dtype: torch.dtype = torch.float32,
+    changes: tuple[tuple[str, int | tuple[str | int, ...]], ...] = (),
+) -> Any:  # fmt: skip
     """A model of a family with random weights, in evaluation mode. Nobody may change it.
 
     `changes` are fields of its configuration, by name.
@@ -140,7 +153,8 @@ def tiny(
         from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText
 
         torch.manual_seed(seed)
-        settings = {**COMMON, **FAMILIES[family], **dict(changes)}
+        changed = {name: list(value) if isinstance(value, tuple) else value for name, value in changes}
+        settings = {**COMMON, **FAMILIES[family], **changed}
         if family in WITH_PICTURES:
             config = CONFIG_MAPPING[family](text_config=settings, vision_config=PICTURES)
             model = AutoModelForImageTextToText.from_config(config)
@@ -149,6 +163,36 @@ def tiny(
     _spread(model)
     model.generation_config.eos_token_id = None
     return model.to(dtype).eval()
+
+
+def orders(family: str) -> list[str]:
+    """The orders of layers of a family: its default, where that works, and all orders of its kinds of layers."""
+    default = [] if family in NO_DEFAULT else [DEFAULT]
+    kinds = KINDS.get(family, ())
+    return default + [" ".join(order) for order in permutations(kinds) if kinds]
+
+
+def in_order(family: str, order: str) -> Any:
+    """A tiny model with its layers in an order. Every kind of layer comes twice or more."""
+    if family not in KINDS:  # all layers are alike
+        return tiny(family)
+    from transformers import CONFIG_MAPPING
+
+    layers = [] if order == DEFAULT else order.split() * 2
+    known = layers or CONFIG_MAPPING[family]().get_text_config().layer_types
+    while any(layers.count(kind) < 2 for kind in known):
+        layers.append(known[len(layers) % len(known)])
+    attends = [number for number, kind in enumerate(layers) if kind == "full_attention"]
+    named: dict[str, int | tuple[str | int, ...]] = {"layer_types": tuple(layers)}
+    if family == "bamba":
+        named = {"attn_layer_indices": tuple(attends)}
+    elif family == "jamba":
+        named = {"attn_layer_offset": attends[0], "attn_layer_period": attends[1] - attends[0]}
+    elif family in BLOCKS:
+        named = {"layers_block_type": tuple(layers)}
+    elif family == "qwen4_exp_text":
+        named["ple_layer_ids"] = (layers.index("linear_attention") + 1,)
+    return tiny(family, changes=(("num_hidden_layers", len(layers)), *named.items()))
 
 
 @torch.no_grad()

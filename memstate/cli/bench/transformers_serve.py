@@ -34,6 +34,12 @@ SETTINGS: Final[dict[str, Any]] = {
     "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16, "pad_token_id": 0, "bos_token_id": 1,
     "eos_token_id": 2,
 }  # fmt: skip
+LARGER: Final[dict[str, Any]] = {
+    "vocab_size": 8192, "hidden_size": 512, "num_hidden_layers": 8, "num_attention_heads": 8, "head_dim": 64,
+    "linear_key_head_dim": 64, "linear_value_head_dim": 64, "linear_num_key_heads": 4, "linear_num_value_heads": 8,
+    "layer_types": ["linear_attention", "full_attention"] * 4, "moe_intermediate_size": 256,
+    "shared_expert_intermediate_size": 256, "initializer_range": 0.05,
+}  # fmt: skip
 GPU_ONLY: Final = ("fla", "mamba_ssm", "causal_conv1d")
 Act = Callable[[], object]
 
@@ -52,13 +58,13 @@ def hidden(packages: Sequence[str]) -> Iterator[None]:
 
 
 @cache
-def model_on(device: str) -> Any:
-    """Returns a tiny Qwen3-Next with random weights, which never ends a text by itself."""
+def model_on(device: str, larger: bool = False) -> Any:
+    """Returns a Qwen3-Next with random weights, tiny or of 32 M parameters, which never ends a text by itself."""
     torch.manual_seed(0)
     with hidden(GPU_ONLY if device == "cpu" else ()):
         from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
 
-        model: Any = Qwen3NextForCausalLM(Qwen3NextConfig(**SETTINGS))
+        model: Any = Qwen3NextForCausalLM(Qwen3NextConfig(**SETTINGS | (LARGER if larger else {})))
     model.generation_config.eos_token_id = None
     return model.to(device).eval()
 
@@ -126,13 +132,14 @@ class Sides:
     Args:
         setting: where it runs.
         prompts: of the batch.
+        larger: whether the model has 32 M parameters, and is not tiny.
     """
 
-    def __init__(self, setting: Setting, prompts: Sequence[list[int]]) -> None:
+    def __init__(self, setting: Setting, prompts: Sequence[list[int]], larger: bool = False) -> None:
         import memstate.integrations.transformers as mst
 
         self.device, self.prompts, self._mst = setting.device, prompts, mst
-        self.model, rows = model_on(str(setting.device)), len(prompts)
+        self.model, rows = model_on(str(setting.device), larger), len(prompts)
         backend = "reference" if setting.device.type == "cpu" else setting.backend
         self.mem = mst.manager(
             self.model, slots=4 * rows, max_requests=rows, tokens=256, backend=backend, tracking=Redirect(every=EVERY)
@@ -220,8 +227,9 @@ class Parts:
         setattr(owner, name, timed)
 
 
-def _decode(setting: Setting, rows: int) -> list[Figure]:
-    sides, steps, case = Sides(setting, prompts_of(rows, False)), _turns(setting)[0], setting.case(f"R={rows}")
+def _decode(setting: Setting, rows: int, larger: bool) -> list[Figure]:
+    sides, steps = Sides(setting, prompts_of(rows, False), larger), _turns(setting)[0]
+    case = setting.case(f"R={rows}{', 32 M parameters' if larger else ''}")
     figures = []
     for mode, what in ((torch.no_grad, case), (torch.inference_mode, f"{case}, both in inference mode")):
         server = sides.server(2 * (WARM_UPS + steps))
@@ -261,11 +269,13 @@ def tasks(setting: Setting) -> Iterator[Task]:
         print(f"transformers: left out: {error}", file=sys.stderr)
         return
 
-    def check(rows: int, mixed: bool) -> str:
-        return Sides(setting, prompts_of(rows, mixed)).wrong(_new(setting))
+    def check(rows: int, mixed: bool, larger: bool = False) -> str:
+        return Sides(setting, prompts_of(rows, mixed), larger).wrong(_new(setting))
 
     for rows in TOY_ROWS if setting.toy else ROWS:
-        yield Task(f"transformers, step, R={rows}", partial(check, rows, False), partial(_decode, setting, rows))
+        for larger in (False, True):
+            name = f"transformers, step, R={rows}{', 32 M parameters' if larger else ''}"
+            yield Task(name, partial(check, rows, False, larger), partial(_decode, setting, rows, larger))
         for mixed in (False, True) if rows > 1 else (False,):
             name = f"transformers, batch, R={rows}{', mixed' if mixed else ''}"
             yield Task(name, partial(check, rows, mixed), partial(_batch, setting, rows, mixed))

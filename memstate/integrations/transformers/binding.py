@@ -13,6 +13,7 @@ from memstate.errors import ConfigurationError, LayoutMismatch, StaleHandle
 from memstate.integrations.transformers.kv import KvPages
 from memstate.integrations.transformers.layout import ModelLayout
 from memstate.integrations.transformers.reading import layout
+from memstate.integrations.transformers.weights import weights_of
 from memstate.kernels.dispatch import Backend
 from memstate.requests.handles import Row, Snapshot
 
@@ -26,11 +27,13 @@ class Bound:
 
     Attributes:
         found: where the states lie.
+        weights: name of the weights that the states were computed with.
         kv: the KV pages; None until a server attends to them.
         left: rows and snapshots of caches that were forgotten without `close`.
     """
 
     found: ModelLayout
+    weights: str
     kv: KvPages | None = None
     left: list[tuple[list[Row], list[Snapshot | None]]] = field(default_factory=list)
 
@@ -40,7 +43,7 @@ _BOUND: WeakKeyDictionary[StateManager, Bound] = WeakKeyDictionary()
 
 @torch.inference_mode(False)  # tensors that are made in that mode cannot change outside it
 def manager(model: Any, *, slots: int, max_requests: int, tokens: int | None = None, **settings: Any) -> StateManager:
-    """Makes a StateManager for a model: layout, dtypes and device are read off the model.
+    """Makes a StateManager for a model: layout, dtypes and device are read off the model, and all its weights once.
 
     Args:
         model: a model of Transformers with its weights, on the device where it is going to run.
@@ -52,7 +55,8 @@ def manager(model: Any, *, slots: int, max_requests: int, tokens: int | None = N
         **settings: all other arguments of `StateManager`.
 
     Returns:
-        The manager, for `StateCache` and `serve`. With `tiers=`, KV goes down with the states.
+        The manager, for `StateCache` and `serve`. With `tiers=`, KV goes down with the states, and the name of the
+        weights is added to `tiers.model`: records of other weights are not found.
 
     Raises:
         ConfigurationError: the model keeps no recurrent state in a cache, settings contradict each other, or the model
@@ -60,7 +64,7 @@ def manager(model: Any, *, slots: int, max_requests: int, tokens: int | None = N
 
     Syncs: yes.
     """
-    bound = Bound(layout(model))
+    bound = Bound(layout(model), weights_of(model))
     settings.setdefault("device", model.device)
     prefix, tiers = settings.get("prefix"), settings.get("tiers")
     if settings.get("pages") is None and (tokens is not None or prefix is not None):
@@ -68,10 +72,12 @@ def manager(model: Any, *, slots: int, max_requests: int, tokens: int | None = N
         count = per_row * max_requests * (1 if prefix is None else 2)
         settings["pages"] = Pages(size=PAGE, count=count, per_row=per_row) if bound.found.attended else Pages(size=PAGE)
     pages = settings.get("pages")
-    if tiers is not None and tiers.kv is None and pages is not None and pages.count and bound.found.attended:
-        backend = Backend(settings.get("backend", "auto"), settings["device"])
-        bound.kv = KvPages(bound.found, pages.count, pages.size, backend)
-        settings["tiers"] = replace(tiers, kv=bound.kv.planes)
+    if tiers is not None:
+        tiers = settings["tiers"] = replace(tiers, model=f"{tiers.model}, weights {bound.weights}")
+        if tiers.kv is None and pages is not None and pages.count and bound.found.attended:
+            backend = Backend(settings.get("backend", "auto"), settings["device"])
+            bound.kv = KvPages(bound.found, pages.count, pages.size, backend)
+            settings["tiers"] = replace(tiers, kv=bound.kv.planes)
     mem = StateManager(bound.found.state, slots=slots, max_requests=max_requests, **settings)
     _BOUND[mem] = bound
     return mem
@@ -86,11 +92,17 @@ def _bound(model: Any, mem: StateManager) -> Bound:
     found = layout(model)
     if found.state.planes != mem.layout.planes or found.state.layers != mem.layout.layers:
         raise LayoutMismatch(f"the manager has {mem.layout}, and the model needs {found.state}: use mst.manager")
-    bound = _BOUND.setdefault(mem, Bound(found))
+    weights = weights_of(model)
+    bound = _BOUND.setdefault(mem, Bound(found, weights))
     if bound.found != found:
         raise LayoutMismatch(
             f"the manager was made for a model with states or KV in other layers than {type(model).__name__}: use "
             "mst.manager"
+        )
+    if bound.weights != weights:
+        raise ConfigurationError(
+            f"the manager is for states of the weights {bound.weights}, and this {type(model).__name__} of the path "
+            f"{model.config.name_or_path!r} has the weights {weights}: make a manager for it with mst.manager"
         )
     return bound
 
@@ -104,7 +116,8 @@ def layout_for(model: Any, mem: StateManager) -> ModelLayout:
 
     Raises:
         LayoutMismatch: the manager has other planes than the model, or was made for a model with other layers.
-        ConfigurationError: the model checkpoints gradients, and so uses no cache.
+        ConfigurationError: the manager has states of other weights, or the model checkpoints gradients, and so uses no
+            cache.
     """
     return _bound(model, mem).found
 
@@ -121,7 +134,7 @@ def kv_for(model: Any, mem: StateManager) -> KvPages | None:
         The pages, or None if no layer attends.
 
     Raises:
-        ConfigurationError: the manager hands out no pages.
+        ConfigurationError: the manager hands out no pages, or has states of other weights.
         LayoutMismatch: the manager has other planes than the model.
     """
     bound = _bound(model, mem)

@@ -12,7 +12,11 @@ from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import CacheLayerMixin, LinearAttentionLayer
+from transformers.cache_utils import (
+    CacheLayerMixin,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionLayer,
+)
 
 from memstate.integrations.transformers.kv import INDEX, KEYS, VALUES, KvPages
 
@@ -268,8 +272,11 @@ class PagedIndexedLayer(PagedLayer):  # type: ignore[no-untyped-call]
         return self._exchange(INDEX, held[:, :, None], indexer_key_states[:, None])[:, 0]
 
 
-class PagedHybridLayer(LinearAttentionLayer, PagedLayer):  # type: ignore[no-untyped-call, override]
+class PagedHybridLayer(PagedLayer, LinearAttentionAndFullAttentionLayer):  # type: ignore[no-untyped-call, override, misc]
     """A layer that attends and has recurrent states as well.
+
+    Transformers sizes the mask of full attention by the first layer that attends to all tokens. Of a layer with states
+    it asks for its base class.
 
     Args:
         kv: the pages.
@@ -277,8 +284,6 @@ class PagedHybridLayer(LinearAttentionLayer, PagedLayer):  # type: ignore[no-unt
         window: tokens that a sliding window sees; None: all.
         number_of_states: recurrent states of the layer.
     """
-
-    is_compileable = False
 
     def __init__(self, kv: KvPages, layer: int, window: int | None, number_of_states: int) -> None:
         PagedLayer.__init__(self, kv, layer, window)
@@ -288,7 +293,3 @@ class PagedHybridLayer(LinearAttentionLayer, PagedLayer):  # type: ignore[no-unt
         """Makes a recurrent state, as Transformers does; pages are there."""
         if not args:
             LinearAttentionLayer.lazy_initialization(self, **kwargs)
-
-    def get_max_length(self) -> int:
-        """Returns the window, or -1."""
-        return PagedLayer.get_max_length(self)

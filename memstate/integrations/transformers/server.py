@@ -40,8 +40,8 @@ class Server:
 
     Raises:
         LayoutMismatch: the manager was made for another model.
-        ConfigurationError: there are no KV pages, or a layer keeps KV in a way that pages cannot hold; or the
-            assistant, the model or the manager cannot speculate.
+        ConfigurationError: the manager was made for other weights; there are no KV pages, or a layer keeps KV in a way
+            that pages cannot hold; or the assistant, the model or the manager cannot speculate.
         InvalidArgument: `chunk` is below 1.
     """
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         DeviceFault,
         DoubleRelease,
         EmptyRegister,
+        ForwardFault,
         InvalidArgument,
         LayoutMismatch,
         LeakFound,
@@ -81,6 +82,7 @@ __all__ = [
     "FileStore",
     "Fork",
     "Forward",
+    "ForwardFault",
     "InvalidArgument",
     "LayoutMismatch",
     "LazyPingPong",
@@ -144,8 +146,9 @@ _MODULES = {
     "memstate.engine.settings": "Forward Pages",
     "memstate.engine.warmup": "warm_up",
     "memstate.errors": (
-        "AgreementLost Asleep Broken ConfigurationError DeviceFault DoubleRelease EmptyRegister InvalidArgument "
-        "LayoutMismatch LeakFound MemstateError OutOfPages OutOfRows OutOfSlots RegisterInUse StaleHandle UnsafeFolder"
+        "AgreementLost Asleep Broken ConfigurationError DeviceFault DoubleRelease EmptyRegister ForwardFault "
+        "InvalidArgument LayoutMismatch LeakFound MemstateError OutOfPages OutOfRows OutOfSlots RegisterInUse "
+        "StaleHandle UnsafeFolder"
     ),
     "memstate.kernels.dispatch": "Backend",
     "memstate.prefix": "Match Prefix SessionInfo SessionLimits policies",

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from memstate.checks import counts, is_count, require_salt, sequence, whole
+from memstate.engine.canary import Canary
 from memstate.engine.chaos import Chaos, faults_of
 from memstate.engine.ending import Ending
 from memstate.engine.forking import Fork, Forking
@@ -92,7 +93,10 @@ class StateManager(Recovery):
         device: device of the states.
         backend: what runs the kernels: "auto", "reference", "interpreter" or "cuda".
         journal: how many changes of owners `changes` keeps; 0: none.
-        debug: whether to check the calling thread and overlapping copies, and to look for leaks in `close`.
+        debug: whether to check the calling thread and overlapping copies, to look for leaks in `close`, and to find
+            forwards that forget a store or change a slot that they may only read. Slots that a forward must store in
+            are filled before it, and the call that closes the step raises ForwardFault if it did not. This call waits
+            for the device then.
         chaos: faults to inject on purpose, to test an engine: refused claims and admissions, a store that fails or is
             slow, delayed polls. None: none, or those of the environment variable MEMSTATE_CHAOS, such as
             "seed=1,claims=0.1". `ms.Chaos()` injects none.
@@ -223,9 +227,18 @@ class StateManager(Recovery):
             self._commands, self._snapshots, pages.size, forward.grid or 0, forward.packed, bool(forward.direct_hits)
         )
         self._log = StepLog(max_batch or rows, int(overlap), self.backend.device, forward.speculation, holders)
+        canary = None
+        if debug:
+            canary = Canary(
+                self.planes, self._log, copied,
+                moves=bool(forward.direct_hits) or self.tracking.reads_old_slot,
+                snapshots=self._mirror.lanes > 0 and not self.tracking.reads_old_slot,
+                marks=forward.grid is not None,
+                guards=tiers is None or not tiers.layerwise,
+            )  # fmt: skip
         self._stepping = self._faults.stepping(
             self._commands, self._table, self._pages, self._mirror, self._snapshots, self._marks, self._log,
-            self.planes, copied, bool(forward.direct_hits),
+            self.planes, copied, bool(forward.direct_hits), canary,
         )  # fmt: skip
         self._admission = self._faults.admission(
             self._commands, self._table, self._pages, self._snapshots, self._cache, self._sessions, self._marks,
@@ -619,8 +632,9 @@ class StateManager(Recovery):
             StaleHandle: a request has ended; nothing changed.
             InvalidArgument: an older step must be settled first; the batch is too large; a row is named twice; or a
                 row has too few pages. Nothing changed.
+            ForwardFault: with `debug=True`, the forward of the step before did something wrong; nothing changed.
 
-        Syncs: no, unless it needs slots that `pool.release` freed by id.
+        Syncs: no, unless it needs slots that `pool.release` freed by id, or in debug mode.
         """
         self._enter()
         self._require_speculation("plan", window)
@@ -674,8 +688,9 @@ class StateManager(Recovery):
         Raises:
             StaleHandle: the step was settled before.
             InvalidArgument: the step is speculative or an older one is unsettled, or `finished` does not fit the batch.
+            ForwardFault: with `debug=True`, its forward did something wrong; nothing changed.
 
-        Syncs: no.
+        Syncs: in debug mode only.
         """
         self._enter()
         self._stepping.settle(step, finished)
@@ -705,8 +720,9 @@ class StateManager(Recovery):
             StaleHandle: the step was settled before; nothing changed.
             InvalidArgument: the step is not speculative or an older one is unsettled; `accepted`, `windows` or
                 `finished` do not fit it; or a window requires grad. Nothing changed.
+            ForwardFault: with `debug=True`, its forward changed a slot; nothing changed.
 
-        Syncs: no, unless it needs slots that `pool.release` freed by id.
+        Syncs: no, unless it needs slots that `pool.release` freed by id, or in debug mode.
         """
         self._enter()
         self._stepping.accept(step, accepted, windows, finished, _limit(limit))
@@ -1107,8 +1123,9 @@ class StateManager(Recovery):
         Raises:
             StaleHandle: the step was settled before; nothing changed.
             InvalidArgument: the step is not the newest; nothing changed.
+            ForwardFault: with `debug=True`, its forward did something wrong; nothing changed.
 
-        Syncs: no.
+        Syncs: in debug mode only.
         """
         self._enter()
         if step is not None:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from memstate.checks import INT32_MAX, counts, flags
+from memstate.engine.canary import Canary
 from memstate.errors import Asleep, InvalidArgument
 from memstate.kernels.tables import REGISTERS_PER_ROW, Rules, StepRecord, Strategy
 from memstate.prefix.room import Room
@@ -56,6 +57,7 @@ class Stepping:
             part. memstate copies such a plane in two cases: the step reads one slot and writes another, or a snapshot
             is due.
         direct_hits: whether the first step of a row can read a snapshot directly.
+        canary: looks at what forwards have done to their slots; None: nothing does.
 
     Attributes:
         open: the step whose forward is perhaps not launched yet, or None.
@@ -64,11 +66,12 @@ class Stepping:
 
     def __init__(
         self, commands: CommandBuffer, table: RequestTable, pages: PageTable, mirror: Mirror, snapshots: Snapshots,
-        marks: Marks, log: StepLog, planes: Planes, copied: tuple[str, ...], direct_hits: bool,
+        marks: Marks, log: StepLog, planes: Planes, copied: tuple[str, ...], direct_hits: bool, canary: Canary | None,
     ) -> None:  # fmt: skip
         self._commands, self._file, self._table = commands, commands.registers, table
         self._pages, self._mirror, self._snapshots, self._marks = pages, mirror, snapshots, marks
         self._log, self._planes, self._copied, self._guard = log, planes, copied, commands.guard
+        self._canary = canary
         self._moves = bool(copied) and (direct_hits or mirror.tracking.reads_old_slot)
         self.open: Step | None = None  # the step whose forward is perhaps not launched yet
         self.replaying: tuple[int, bool] | None = None
@@ -84,6 +87,8 @@ class Stepping:
         """Forgets every step."""
         self.open, self._uncopied, self._promised, self._last, self.replaying = None, None, [], None, None
         self._log.forget()
+        if self._canary is not None:
+            self._canary.forget()
 
     def launched(self, step: Step) -> None:
         """Notes that the forward of the newest step has been launched."""
@@ -127,13 +132,19 @@ class Stepping:
     def _close(self, step: Step | None, send: bool = False) -> None:
         """Closes the open step: its forward was launched or will never run.
 
-        It launches the copies of the step's snapshots. After this, waiting changes can be sent.
+        It launches the copies of the step's snapshots. After this, waiting changes can be sent. Before it changes
+        anything, it looks at what the forward has done, in debug mode.
 
         Args:
             step: the step to close; nothing happens if it is not the open step.
             send: submit at once if an action is queued. Perhaps a caller waits for the result of the action, and no
                 further plan comes to send it.
+
+        Raises:
+            ForwardFault: the forward did something wrong; nothing changed.
         """
+        if self._canary is not None and (fault := self._canary.fault(step, self._relied)):
+            raise self._guard.orderly(fault)
         if step is None or step is not self.open:
             return
         self.open, self._promised = None, []
@@ -245,6 +256,8 @@ class Stepping:
                 room.cache.below.planned(step.numbers, step.before, step.after)
             if replay is not None:  # its forward is launched
                 self._close(step, send=True)
+            if self._canary is not None:
+                self._canary.planned(step, bool(direct or taken or step.marked), replay is not None)
             return step
 
     def _make_room(self, marks: list[Mark], limit: int, room: Room) -> list[Mark]:
@@ -309,6 +322,8 @@ class Stepping:
         self._file.plan(self._commands.step, record, self._log.marks, self._rules(window))
         if self._moves and not window:
             self._planes.copy(record.write, record.read, planes=self._copied, due=0)
+        if self._canary is not None:
+            self._canary.fill(record, window)
         return record
 
     def _require_launch(self, batch: int, window: bool) -> None:
@@ -402,8 +417,8 @@ class Stepping:
             raise InvalidArgument(f"step {step.serial} is speculative: accept(step, accepted, windows) settles it")
         self._log.require_next(step)
         with self._guard.changing("settle"):
-            self._log.pop(step)
             self._close(step, send=True)
+            self._log.pop(step)
             table, batch = self._table, step.batch
             entries, rows = batch.real, batch.rows
             if batch.version == table.version:
@@ -440,8 +455,8 @@ class Stepping:
         require_windows(self._planes, windows, len(step.numbers), int(step.tokens_of.max(initial=0)))
         self._log.require_next(step)
         with self._guard.changing("accept"):
-            self._log.pop(step)
             self._close(step)
+            self._log.pop(step)
             same = self._same_request(step)
             rows, real = step.numbers[same], given[same]
             given = np.where(same, given, 0)
@@ -475,6 +490,10 @@ class Stepping:
         same: NDArray[np.bool_] = self._table.generation[step.numbers] == step.batch.generation
         same &= self._table.used[step.numbers]  # not row 0, which is padding
         return same
+
+    def _relied(self, step: Step) -> NDArray[np.bool_]:
+        """Returns for each entry of the open step whether its row goes on, or has published what the step computes."""
+        return self._same_request(step) | np.isin(step.numbers, self._promised)
 
     def current(self, step: Step) -> Longs:
         """Returns the row of each entry of a step; 0 for padding and for rows whose request has ended.
@@ -514,6 +533,8 @@ class Stepping:
         """
         self._log.pop(step)
         self._uncopied = None
+        if self._canary is not None:
+            self._canary.forget()
         self._close(step, send=True)
         entries = np.flatnonzero(self._same_request(step)).tolist()
         rows = step.numbers[entries]

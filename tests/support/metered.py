@@ -28,7 +28,10 @@ def turn(mem: ms.StateManager, who: int, salt: object = None, length: int = 13, 
     while (at := mem.length(rows[0])) < length + 1:
         chunk = mem.chunk(rows[0], 8) if at < length else 1
         mem.extend(rows, [at + chunk])
-        mem.settle(mem.plan(rows, chunk))
+        step = mem.plan(rows, chunk)
+        for state in mem.planes["ssm"]:
+            state[step.write] = state[step.read] + 1
+        mem.settle(step)
     mem.release(rows, tokens=[[*prompt, 1]])
     mem.poll()
 

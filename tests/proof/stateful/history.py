@@ -17,6 +17,7 @@ RING, TAPS = 3, 2
 WHOLE, FIRST_CELL, FIRST_TAP = 1, 2, 2 + RING
 SIZE = FIRST_TAP + TAPS
 EMPTY: History = (0,) * SIZE
+FILLED: History = (-2,)  # what the forward of a step in debug mode has to store over
 MASK = 2**64 - 1
 
 

@@ -17,11 +17,12 @@ from torch import Tensor
 
 import memstate as ms
 from tests.proof.stateful import history
-from tests.proof.stateful.history import EMPTY, FIRST_CELL, FIRST_TAP, RING, SIZE, TAPS, WHOLE, History
+from tests.proof.stateful.history import EMPTY, FILLED, FIRST_CELL, FIRST_TAP, RING, SIZE, TAPS, WHOLE, History
 from tests.proof.stateful.settings import Settings
 
 RUBBISH: History = (-1,)  # what in-place kernels leave in slot 0
 POISON, CANARY, JUNK = 0xA5, 0xC3, 0x77
+FILL = np.frombuffer(bytes.fromhex("c35a9e17d2864bf1396da0e87c25b40f"), np.uint8)
 FENCE = 64  # bytes before and behind
 UNSIGNED = {torch.int64: np.uint64, torch.int32: np.uint32, torch.int16: np.uint16}
 Bytes = NDArray[np.uint8]
@@ -300,9 +301,10 @@ class Memory:
             if shown == states and not stirred:
                 continue
             changed = [slot for slot, state in enumerate(states) if state != shown[slot] or (part, slot) in stirred]
-            known = [slot for slot in changed if states[slot] is not None and states[slot] is not RUBBISH]
+            known = [slot for slot in changed if states[slot] not in (None, RUBBISH, FILLED)]
             gone = [slot for slot in changed if states[slot] is None]
             junk = [slot for slot in changed if states[slot] is RUBBISH]
+            filled = [slot for slot in changed if states[slot] is FILLED]
             for layer, place in enumerate(self.places[part]):
                 if known:
                     place.image[known] = self.kinds[part].expected(layer, [states[slot] for slot in known])  # type: ignore[misc]
@@ -311,6 +313,8 @@ class Memory:
                     fresh = True
                 if junk:
                     place.image[junk] = JUNK
+                if filled:
+                    place.image[filled] = np.resize(FILL, place.image[0].nbytes).view(place.image.dtype)
             self.shown[part] = list(states)
         for block in self.blocks:
             if not self.given:

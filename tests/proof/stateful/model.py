@@ -7,7 +7,7 @@ import numpy as np
 
 from tests.proof.stateful.below import Below
 from tests.proof.stateful.cache import Text
-from tests.proof.stateful.history import fold
+from tests.proof.stateful.history import FILLED, fold
 from tests.proof.stateful.ledger import Later
 from tests.proof.stateful.marking import Mark
 from tests.proof.stateful.rows import Kept, Row
@@ -186,6 +186,8 @@ class Model(Starting):
             step.entries.append(entry)
             self.vectors[:, len(step.entries) - 1] = self._vector(entry, self.settings.pad)
         self.agree()
+        if self.settings.debug and not window:
+            self._fill(step)
         self.open = step
         slots = [slot for entry in step.entries for slot in (entry.read, entry.write, entry.snapshot)]
         marked = [kept.register for _, kept in inside]
@@ -205,6 +207,15 @@ class Model(Starting):
             self.unpin([entry.row for entry in step.entries if entry.row])
         self.steps.append(step)
         return step
+
+    def _fill(self, step: Planned) -> None:
+        """Debug mode: what the forward stores in slots that it does not read must replace what is there now."""
+        slots = [entry.write for entry in step.entries if entry.write != entry.read]
+        slots += [entry.snapshot for entry in step.entries if entry.snapshot]
+        slots += [self.slot[kept.register] for _, kept in step.marks]
+        for part, states in self.content.items():
+            for slot in slots if part not in self.settings.copied else ():
+                states[slot] = FILLED
 
     @staticmethod
     def _vector(entry: Entry, pad: int) -> list[int]:

@@ -1,0 +1,506 @@
+"""Debug mode finds forwards that forget a store, or change a slot that they may only read, and names the place."""
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import replace
+from math import nan
+from typing import Any
+
+import pytest
+import torch
+
+import memstate as ms
+from memstate.engine.canary import Canary
+from memstate.kernels.dispatch import Backend
+from tests.support.build import on
+from tests.support.planes import MAKERS, I, every_snapshot, every_strategy
+from tests.support.scan import scan
+from tests.support.watch import Watch
+
+pytestmark = pytest.mark.sample(interpreter=0)  # the same host code on every backend
+
+KINDS = {
+    "long": ((3,), torch.int64), "ssm": ((2, 4), torch.float32), "conv": ((6, 3), torch.bfloat16),
+    "small": ((5,), torch.float16), "tiny": ((1,), torch.bfloat16), "double": ((2,), torch.float64),
+    "pair": ((2,), torch.complex64), "eight": ((16,), torch.float8_e4m3fn), "short": ((9,), torch.int16),
+    "bytes": ((2, 9), torch.int8), "flags": ((20,), torch.bool), "none": ((0, 4), torch.float32),
+}  # fmt: skip
+PLANES = tuple(ms.Plane(name, *kind) for name, kind in KINDS.items())
+LAYOUT = ms.StateLayout(PLANES, layers=3)
+WRITTEN = [name for name in KINDS if name != "none"]
+Skipped = Callable[[str, str, int], bool]  # vector, plane, layer -> whether the forward forgets this store
+
+
+def manager(
+    backend: Backend, tracking: ms.Tracking, layout: ms.StateLayout = LAYOUT, **settings: Any
+) -> ms.StateManager:
+    return on(backend, layout, **{"slots": 24, "max_requests": 4, "tracking": tracking, "debug": True} | settings)
+
+
+def stored(state: torch.Tensor) -> torch.Tensor:
+    """What a forward makes of states: every element is another one, and none is NaN."""
+    if state.dtype == torch.bool:
+        return ~state
+    wide = state.to(torch.complex64 if state.is_complex() else torch.float64)
+    return ((wide.nan_to_num(1.0) if not state.is_complex() else wide) * 0.5 + 1).to(state.dtype)
+
+
+def forward(mem: ms.StateManager, step: Any, forgets: Skipped | None = None, marks: bool = True) -> None:
+    """One step of a model, slot by slot as a kernel does; slot 0 gets rubbish."""
+    vectors = [(name, getattr(step, name).long()) for name in ("write", "snapshot")]
+    for name in mem.planes:
+        for layer, plane in enumerate(mem.planes[name]):
+            new = stored(plane[step.read.long().clamp(min=0)])
+            for vector, slots in vectors:
+                if not (forgets and forgets(vector, name, layer)):
+                    plane[slots.clamp(min=0)] = new
+            count, entries, _, slots = mem.marks
+            if marks and not (forgets and forgets("mark", name, layer)):
+                plane[slots[: int(count)].long()] = new[entries[: int(count)].long()]
+
+
+def forgetting(vector: str, plane: str, layer: int) -> Skipped:
+    return lambda *store: store == (vector, plane, layer)
+
+
+def resumed(mem: ms.StateManager) -> list[ms.Row]:
+    """Two rows that go on from one snapshot: their first step reads it where it is, and writes another slot."""
+    (row,) = mem.admit([ms.Request("first")])
+    step = mem.plan([row], I)
+    forward(mem, step)
+    mem.settle(step)
+    (snapshot,) = mem.release([row], publish=True)
+    return list(mem.admit([ms.Request(name, resume=snapshot) for name in "ab"]))
+
+
+def named(error: pytest.ExceptionInfo[ms.ForwardFault], vector: str, plane: str, layer: int) -> bool:
+    found = error.value
+    return (found.vector, found.plane, found.layer) == (vector, plane, layer) and f"{plane!r}, layer {layer}" in str(
+        found
+    )
+
+
+@pytest.mark.parametrize("plane", WRITTEN)
+@every_strategy
+def test_a_forgotten_write_is_named(backend: Backend, name: str, plane: str) -> None:
+    """Where a step reads another slot than it writes: a direct hit, under every strategy."""
+    mem, layer = manager(backend, MAKERS[name](), direct_hits=True), WRITTEN.index(plane) % 3
+    rows = resumed(mem)
+    step = mem.plan([None, *rows])
+    forward(mem, step, forgetting("write", plane, layer))
+    with pytest.raises(ms.ForwardFault, match=r"store the new one of every plane and layer at step\.write") as error:
+        mem.settle(step)
+    assert named(error, "write", plane, layer) and error.value.places == 2
+    assert error.value.rows == [row.index for row in rows] and error.value.step == step.serial
+    mem.abort(rows)  # the manager goes on, and says it once
+    mem.settle(step)
+    scan(mem)
+
+
+@pytest.mark.parametrize("plane", WRITTEN)
+def test_a_write_forgotten_at_a_boundary_is_named(backend: Backend, plane: str) -> None:
+    mem = manager(backend, ms.Redirect(I))
+    rows = mem.admit([ms.Request("a"), ms.Request("b")])
+    for _ in range(I):
+        step = mem.plan(rows)
+        forward(mem, step)
+        mem.settle(step)
+    step = mem.plan(rows)
+    forward(mem, step, forgetting("write", plane, 1))
+    with pytest.raises(ms.ForwardFault) as error:
+        mem.plan(rows)  # the next plan closes a step, too
+    assert named(error, "write", plane, 1)
+    mem.settle(step)
+
+
+@pytest.mark.parametrize("plane", WRITTEN)
+@pytest.mark.parametrize("name", ["ping-pong", "lazy"])
+def test_a_forgotten_snapshot_is_named(backend: Backend, name: str, plane: str) -> None:
+    mem = manager(backend, MAKERS[name](), overlap=WRITTEN.index(plane) % 2 == 1)
+    a, b = mem.admit([ms.Request("a"), ms.Request("b")])
+    for tokens in ([1, 2], [2, 1]):
+        step = mem.plan([a, b], tokens)
+        forward(mem, step, forgetting("snapshot", plane, 2))
+        mem.settle(step)  # no snapshot is due
+    step = mem.plan([b, a])
+    forward(mem, step, forgetting("snapshot", plane, 2))
+    with pytest.raises(ms.ForwardFault, match=r"at step\.snapshot, too") as error:
+        mem.submit(step)
+    assert named(error, "snapshot", plane, 2) and error.value.row == b.index
+    mem.abort([a, b])
+    mem.submit(step)
+    mem.settle(step)
+    scan(mem)
+
+
+@pytest.mark.parametrize("plane", WRITTEN)
+@every_snapshot
+def test_a_forgotten_mark_is_named(backend: Backend, name: str, plane: str) -> None:
+    """Of a chunk with several marks, and a row beside it without any."""
+    mem = manager(backend, MAKERS[name](), page_size=2, grid=1)
+    rows = mem.admit([ms.Request("a"), ms.Request("b", snapshot_at=[4, 6, 10])])
+    step = mem.plan(rows, [1, 11])
+    assert step.marked == 3
+    forward(mem, step, forgetting("mark", plane, 1))
+    with pytest.raises(ms.ForwardFault, match=r"marks=step\.marks") as error:
+        mem.settle(step)
+    assert named(error, "mark", plane, 1) and error.value.row == rows[1].index and error.value.places == 3
+    mem.abort(rows)
+    mem.settle(step)
+    scan(mem)
+
+
+@pytest.mark.parametrize("forgotten", ["", "marks", "snapshot"])
+def test_decode_kernels_that_are_not_given_all_vectors_are_named(backend: Backend, forgotten: str) -> None:
+    """memstate's own: with all vectors they leave no canary; without one, the planes of the layer that lacked it do."""
+    planes = ms.Plane("conv", (3, 64), torch.bfloat16), ms.Plane("ssm", (4, 8, 8), torch.float32)
+    mem = manager(backend, ms.PingPong(I), ms.StateLayout(planes, layers=2), page_size=2, grid=1)
+    rows, ops = mem.admit([ms.Request("a", snapshot_at=[2]), ms.Request("b")]), Backend(backend.name, backend.device)
+    step = mem.plan([rows[0], None, rows[1]], I)
+    assert step.marked == 1 and (step.snapshot > 0).tolist() == [True, False, True]
+    x = torch.randn(3, I, 64, device=backend.device).bfloat16()
+    decay, beta = (torch.rand(3, I, 4, device=backend.device) for _ in range(2))
+    for layer in range(2):
+        lacks = forgotten if layer == 1 else ""
+        snapshot = torch.zeros_like(step.snapshot) if lacks == "snapshot" else step.snapshot
+        where: dict[str, Any] = {"marks": None if lacks == "marks" else step.marks}
+        vectors = step.read, step.write, snapshot, step.tokens
+        weight = torch.ones(64, 4, device=backend.device)
+        out = ops.conv_step(x, weight, None, mem.planes["conv"][layer], *vectors, "silu", **where)
+        q, k, v = (part.unflatten(-1, (-1, 8)) for part in out.split((16, 16, 32), -1))
+        ops.gated_delta_step(q, k, v, -decay, beta, mem.planes["ssm"][layer], *vectors, **where)
+    if not forgotten:
+        mem.settle(step)
+        return
+    with pytest.raises(ms.ForwardFault) as error:
+        mem.settle(step)
+    assert named(error, forgotten.removesuffix("s"), "conv", 1) and error.value.places == (2 if lacks == "marks" else 4)
+
+
+@every_strategy
+@pytest.mark.parametrize("order", ["layer_major", "slot_major"])
+@pytest.mark.parametrize("pad", [0, -1])
+def test_a_forward_that_stores_everything_passes(backend: Backend, name: str, order: Any, pad: int) -> None:
+    """Marks, direct hits, boundaries, chunks, padding, rows that end; slot 0 is not touched."""
+    layout = replace(LAYOUT, order=order)
+    mem = manager(backend, MAKERS[name](), layout, direct_hits=True, page_size=2, grid=1, pad=pad, prefix=ms.Prefix())
+    null = [block[:, 0].clone() for block in mem.planes.plane_map.blocks]
+    text, flying = list(range(30)), list[ms.Step]()
+    rows = list(mem.admit([ms.Request("a", tokens=text, snapshot_at=[4, 10]), ms.Request("b")]))
+    marked = moved = 0
+    for t in range(6 * I):
+        if t == 2 * I:
+            mem.release(rows[:1], tokens=[text[: mem.length(rows[0])]])
+            rows[0] = mem.admit([ms.Request("again", tokens=text)])[0]
+            assert mem.length(rows[0]) > 0
+        ahead = mem.plan([rows[0], None, rows[1]], [3 if mem.length(rows[0]) < len(text) - 2 else 1, 1, 1])
+        at = [slot > 0 for slot in ahead.write.tolist()]
+        assert at == [True, False, True]
+        for block, was in zip(mem.planes.plane_map.blocks, null, strict=True):
+            assert torch.equal(block[:, 0], was)  # nothing of the canary gets there
+        marked, moved = marked + ahead.marked, moved + int((ahead.read != ahead.write).sum())
+        forward(mem, ahead)
+        null = [block[:, 0].clone() for block in mem.planes.plane_map.blocks]
+        if flying:
+            mem.settle(flying.pop())
+        flying.append(ahead)
+    assert marked >= 1 and moved >= 1
+    mem.settle(flying.pop())
+    scan(mem)
+
+
+@pytest.mark.parametrize("slot", ["read", "write"])
+def test_an_in_place_kernel_under_redirect_is_named(backend: Backend, slot: str) -> None:
+    """Kernels that know one slot, while the manager was not told so."""
+    planes = ms.Plane("ssm", (2, 4), torch.float32), ms.Plane("conv", (8,), torch.bfloat16)
+    mem = manager(backend, ms.Redirect(I), ms.StateLayout(planes, layers=2))
+    rows = mem.admit([ms.Request("a"), ms.Request("b")])
+    for t in range(I + 1):
+        step = mem.plan(rows)
+        for state in (*mem.planes["ssm"], *mem.planes["conv"]):
+            at = getattr(step, slot).long()
+            state[at] = state[at] * 0.5 + 1
+        if t < I:
+            mem.settle(step)
+    with pytest.raises(ms.ForwardFault, match=r"Forward\(in_place=True\)") as error:
+        mem.settle(step)
+    assert named(error, slot, "ssm", 0) and error.value.places == 8 * (1 + (slot == "read"))  # then `write` lacks them
+    mem.abort(rows)
+    mem.settle(step)
+
+
+def test_a_kernel_that_shifts_its_window_in_place_is_named(backend: Backend) -> None:
+    """It moves what it finds in the slot to write: a part of the canary lies elsewhere then."""
+    mem = manager(backend, ms.Redirect(1), ms.StateLayout((ms.Plane("conv", (3, 4), torch.bfloat16),), layers=1))
+    rows = mem.admit([ms.Request("a")])
+    for t in range(2):
+        step = mem.plan(rows)
+        state, at = mem.planes["conv"][0], step.write.long()
+        state[at] = torch.cat([state[at][..., 1:], torch.ones(1, 3, 1, device=at.device).bfloat16()], -1)
+        if not t:
+            mem.settle(step)
+    with pytest.raises(ms.ForwardFault) as error:
+        mem.settle(step)
+    assert named(error, "write", "conv", 0)
+
+
+def test_a_snapshot_that_the_forward_changes_is_named(backend: Backend) -> None:
+    """It stores the new state, and damages the old one besides: one byte of one layer."""
+    mem = manager(backend, ms.Redirect(I))
+    rows = resumed(mem)
+    step = mem.plan(rows)
+    forward(mem, step)
+    block = mem.planes.memory.of("bytes")[0].blocks[2]
+    block[step.read[:1].long(), 17] ^= 1
+    with pytest.raises(ms.ForwardFault, match=r"store at step\.write, not at step\.read") as error:
+        mem.settle(step)
+    assert named(error, "read", "bytes", 2) and error.value.places == 2  # both rows read it
+    mem.abort(rows)
+    mem.settle(step)
+
+
+def test_a_speculative_step_that_stores_in_a_slot_is_named(backend: Backend) -> None:
+    layout = ms.StateLayout((ms.Plane("ssm", (2, 4), torch.float32),), layers=2)
+    mem = manager(backend, ms.Redirect(I), layout, overlap=False, speculation=True)
+    rows = mem.admit([ms.Request("a"), ms.Request("b")])
+    windows = {"ssm": torch.ones(2, 3, 4, 2, 4, device=mem.planes.device)}
+    for n in range(4):  # accept stores the states itself
+        step = mem.plan([rows[0], None, rows[1]], [4, 0, 3], window=True)
+        mem.accept(step, [n, 0, 3 - n], windows)
+    step = mem.plan([rows[0], None, rows[1]], 1, window=True)
+    mem.planes["ssm"][1, step.read[2:].long()] += 1
+    with pytest.raises(ms.ForwardFault, match="stores in its windows alone") as error:
+        mem.accept(step, [1, 0, 1], windows)
+    assert named(error, "read", "ssm", 1) and error.value.rows == [rows[1].index]
+    before = mem.length(rows[0])
+    mem.accept(step, [1, 0, 0], windows)
+    assert mem.length(rows[0]) == before + 1
+    scan(mem)
+
+
+def test_a_window_behind_a_direct_hit_stores_nothing_in_its_slot(backend: Backend) -> None:
+    """It reads one slot and names another, which only `accept` writes: also where no token is accepted."""
+    layout = ms.StateLayout((ms.Plane("ssm", (2, 4), torch.float32),), layers=2)
+    mem = manager(backend, ms.Redirect(I), layout, overlap=False, speculation=True)
+    rows = resumed(mem)
+    windows = {"ssm": torch.ones(2, 2, 3, 2, 4, device=mem.planes.device)}
+    for accepted in ([0, 2], [1, 0]):
+        step = mem.plan(rows, 3, window=True)
+        assert int(step.read[0]) != int(step.write[0])
+        mem.accept(step, accepted, windows)
+    scan(mem)
+
+
+@pytest.mark.parametrize("name", ["redirect", "ping-pong"])
+def test_a_replayed_step_is_looked_at(backend: Backend, name: str) -> None:
+    """`launch` fills the slots, and the first call after the plan tells."""
+    mem = manager(backend, MAKERS[name]())
+    rows, forgotten = mem.admit([ms.Request("a"), ms.Request("b")]), []
+
+    def replay() -> None:
+        forward(mem, mem.launch(2), lambda vector, plane, layer: (vector, plane, layer) in forgotten)
+
+    for _ in range(I - (name == "ping-pong")):
+        mem.settle(mem.plan(rows, replay=replay))
+    forgotten.append(("write" if name == "redirect" else "snapshot", "conv", 1))
+    step = mem.plan(rows, replay=replay)
+    assert mem.length(rows[0]) == step.after[0]
+    with pytest.raises(ms.ForwardFault) as error:
+        mem.settle(step)
+    assert named(error, *forgotten[0]) and error.value.step == step.serial
+    mem.abort(rows)
+    mem.settle(step)
+    mem.settle(mem.plan([None, None], replay=replay))
+    scan(mem)
+
+
+def test_a_step_is_not_looked_at_before_its_forward(backend: Backend) -> None:
+    """The step before is settled in the gap; other calls come there, too."""
+    mem = manager(backend, ms.Redirect(1))
+    rows = mem.admit([ms.Request("a")])
+    before = mem.plan(rows)
+    forward(mem, before)
+    for _ in range(4):
+        step = mem.plan(rows)
+        mem.settle(before)
+        mem.submit()
+        mem.publish(rows)
+        forward(mem, step)
+        before = step
+    mem.settle(before)
+    scan(mem)
+
+
+def test_a_graph_with_nothing_to_fill_changes_no_byte(backend: Backend) -> None:
+    """Neither the null slot, which padding names, nor another."""
+    mem = manager(backend, ms.Redirect(I), page_size=2, grid=1)
+    rows = mem.admit([ms.Request("a")])
+    mem.submit()
+    before = [block.clone() for block in mem.planes.plane_map.blocks]
+    mem.settle(mem.plan([*rows, None], replay=lambda: mem.launch(2)))
+    for block, was in zip(mem.planes.plane_map.blocks, before, strict=True):
+        assert torch.equal(block, was)
+
+
+def test_bytes_that_may_come_during_the_forward_are_not_looked_at(backend: Backend) -> None:
+    """With `layerwise`, a load may write a slot that the step reads. Stores are looked at all the same."""
+    tiers = ms.Tiers("a model", host_slots=4, layerwise=True)
+    layout = ms.StateLayout((ms.Plane("ssm", (2, 4), torch.float32),), layers=2)
+    mem = manager(backend, ms.Redirect(I), layout, page_size=2, prefix=ms.Prefix(), tiers=tiers)
+    for forgets in (None, forgetting("write", "ssm", 0)):
+        rows = resumed(mem)
+        step = mem.plan(rows)
+        forward(mem, step, forgets)
+        mem.planes["ssm"][0, step.read.long()] += 1
+        with pytest.raises(ms.ForwardFault) if forgets else nullcontext() as error:
+            mem.settle(step)
+        if error is not None:
+            assert named(error, "write", "ssm", 0) and error.value.places == 2
+        mem.abort(rows)
+
+
+@every_strategy
+def test_kernels_that_update_one_slot_pass_where_the_manager_knows(backend: Backend, name: str) -> None:
+    mem = manager(backend, MAKERS[name](), in_place=True)
+    rows = mem.admit([ms.Request("a"), ms.Request("b")])
+    for _ in range(3 * I):
+        step = mem.plan(rows)
+        for plane in WRITTEN:
+            for state in mem.planes[plane]:
+                state[step.write.long()] = stored(state[step.write.long()])
+        mem.settle(step)
+    scan(mem)
+
+
+def test_a_plane_written_in_part_holds_the_copy(backend: Backend) -> None:
+    """memstate copies such a plane; the other one gets the canary."""
+    ring = ms.Plane("ring", (I,), torch.int64, rewritten_each_step=False)
+    mem = manager(backend, ms.Redirect(I), ms.StateLayout((ring, ms.Plane("ssm", (2,), torch.float32)), layers=2))
+    (row,) = mem.admit([ms.Request("a")])
+    for t in range(3 * I):
+        step = mem.plan([row])
+        mem.planes["ring"][:, step.write.long(), t % I] = t + 1
+        mem.planes["ssm"][:, step.write.long()] = 1.0
+        mem.settle(step)
+    assert sorted(mem.planes["ring"][0, int(step.write)].tolist()) == list(range(2 * I + 1, 3 * I + 1))
+    step = mem.plan([row])
+    with pytest.raises(ms.ForwardFault) as error:
+        mem.settle(step)
+    assert named(error, "write", "ssm", 0)
+
+
+def test_a_state_of_any_numbers_is_a_state(backend: Backend) -> None:
+    """Zeros, one number, NaN from NaN. All NaN from numbers looks as if it was computed from the canary."""
+    mem = manager(backend, ms.Redirect(1))
+    rows = mem.admit([ms.Request("a")])
+    for value, passes in ((0.0, True), (0.0, True), (-38.0, True), (nan, False), (nan, True), (1.0, True)):
+        step = mem.plan(rows)
+        for name, plane in mem.planes.items():
+            of_nan = KINDS[name][1].is_floating_point or KINDS[name][1].is_complex
+            plane[:, step.write.long()] = torch.tensor(value if of_nan or value == value else 3.0).to(plane.dtype)
+        if not passes:
+            with pytest.raises(ms.ForwardFault, match=r"read the state at step\.read") as error:
+                mem.settle(step)
+            assert named(error, "write", "ssm", 0)
+        mem.settle(step)
+
+
+def test_a_row_that_ended_before_its_forward_is_nobody_s(backend: Backend) -> None:
+    """A forward that leaves out an aborted row, or fails: the row is aborted, then the step settled."""
+    mem = manager(backend, ms.Redirect(I))
+    rows = resumed(mem)
+    step = mem.plan(rows)
+    mem.abort(rows)
+    mem.settle(step)
+    scan(mem)
+
+
+def test_a_cancelled_step_has_no_forward(backend: Backend) -> None:
+    mem = manager(backend, ms.Redirect(I))
+    rows = resumed(mem)
+    mem.cancel(mem.plan(rows))
+    rows = resumed(mem)
+    mem.plan(rows)
+    mem.reset()
+    mem.settle(mem.plan([None]))
+    rows = resumed(mem)
+    mem.plan(rows, replay=lambda: mem.launch(2))  # without a forward
+    mem.recover()
+    mem.settle(mem.plan([None]))
+    scan(mem)
+
+
+def test_a_snapshot_published_in_the_gap_is_looked_at(backend: Backend) -> None:
+    """The row has ended, but somebody relies on what its step was to store."""
+    mem = manager(backend, ms.PingPong(I), overlap=False)
+    rows = mem.admit([ms.Request("a")])
+    step = mem.plan(rows, I)
+    (snapshot,) = mem.release(rows, publish=True)
+    forward(mem, step, forgetting("snapshot", "ssm", 0))
+    with pytest.raises(ms.ForwardFault) as error:
+        mem.settle(step)
+    assert named(error, "snapshot", "ssm", 0)
+    mem.drop([snapshot])
+    mem.settle(step)
+    scan(mem)
+
+
+def test_an_engine_s_tensors_of_any_strides(backend: Backend) -> None:
+    """One tensor a layer, blocks apart: what lies between is not touched."""
+    arena = torch.full((3, 25, 40), 7.0, device=backend.device)
+    tensors = {"ssm": [layer[:, 3:11] for layer in arena]}
+    mem = manager(
+        backend, ms.Redirect(1), ms.StateLayout((ms.Plane("ssm", (8,), torch.float32),), layers=3), tensors=tensors
+    )
+    rows = mem.admit([ms.Request("a")])
+    for forgets in (None, forgetting("write", "ssm", 2)):
+        step = mem.plan(rows)
+        forward(mem, step, forgets)
+        if forgets is None:
+            mem.settle(step)
+    with pytest.raises(ms.ForwardFault) as error:
+        mem.settle(step)
+    assert named(error, "write", "ssm", 2)
+    assert bool((arena[:, :, :3] == 7).all()) and bool((arena[:, :, 11:] == 7).all())
+
+
+@every_strategy
+@pytest.mark.parametrize("grid", [None, 1])
+def test_what_launch_fills_waits_for_nothing(backend: Backend, name: str, grid: int | None) -> None:
+    """So a CUDA graph can hold it: nothing in it has a shape or a branch that the device decides."""
+    mem, watch = manager(backend, MAKERS[name](), direct_hits=True, page_size=2, grid=grid), Watch()
+    rows = resumed(mem)
+    waits = {"nonzero", "_local_scalar_dense", "masked_select", "unique", "bincount", "equal", "item"}
+
+    def replay() -> None:
+        with watch:
+            vectors = mem.launch(2)
+        forward(mem, vectors)
+
+    mem.settle(mem.plan(rows, replay=replay))
+    assert watch.seen["index_put_"] >= 3 * len(WRITTEN) and not watch.seen.keys() & waits
+
+
+@every_strategy
+def test_without_debug_there_is_no_canary(backend: Backend, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No launch, no upload, no wait, no byte, and no code of it runs; with debug a step costs a wait at most."""
+
+    def never(*_: Any, **__: Any) -> None:
+        raise AssertionError
+
+    counts: list[Mapping[str, int]] = []
+    for debug in (True, False):
+        if not debug:
+            for method in ("__init__", "forget", "planned", "fill", "fault"):
+                monkeypatch.setattr(Canary, method, never)
+        mem = manager(backend, MAKERS[name](), debug=debug)
+        rows = mem.admit([ms.Request("a"), ms.Request("b")])
+        mem.backend.counts.reset()
+        for _ in range(2 * I + 1):
+            step = mem.plan(rows)
+            forward(mem, step)
+            mem.settle(step)
+        found = mem.backend.counts
+        assert found.syncs == 0 if not debug else found.syncs <= 2 * I + 1
+        counts.append({**found.launches, "uploads": found.uploads})
+    assert counts[0] == counts[1]

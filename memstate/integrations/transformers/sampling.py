@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from copy import copy, deepcopy
+from threading import Lock
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -12,6 +13,7 @@ from transformers import GenerationConfig, LogitsProcessorList, StopStringCriter
 from memstate.errors import InvalidArgument
 from memstate.integrations.transformers.prompts import Prompt, Reason
 
+MAKING: Final = Lock()  # of samplers: this module and Transformers remember things between them
 LAST: Final[WeakKeyDictionary[Any, tuple[Any, GenerationConfig]]] = WeakKeyDictionary()  # by model: given and made
 
 
@@ -39,7 +41,8 @@ class Sampler:
     def __init__(self, model: Any, prompt: Prompt, tokenizer: Any = None, sample: int = 0) -> None:
         length = len(prompt.tokens)
         try:
-            config = prepared(model, prompt.config or model.generation_config, prompt.most)
+            with MAKING:
+                config = prepared(model, prompt.config or model.generation_config, prompt.most)
         except ValueError as error:  # settings that contradict each other, such as several greedy samples
             raise InvalidArgument(f"prompt {prompt.id!r}: {error}") from error
         if (config.num_beams or 1) > 1:
@@ -69,14 +72,18 @@ class Sampler:
         self.most: int = max(1, config.max_length - length)
         self._sample = bool(config.do_sample)
         ids = torch.tensor([prompt.tokens], device=model.device)
-        self._processors = model._get_logits_processor(
-            config,
-            input_ids_seq_length=ids.shape[1],
-            encoder_input_ids=ids,
-            device=str(model.device),
-            logits_processor=LogitsProcessorList(prompt.processors),
-        )
-        self._stop = StopStringCriteria(tokenizer, config.stop_strings) if config.stop_strings else None
+        try:
+            self._processors = model._get_logits_processor(
+                config,
+                input_ids_seq_length=ids.shape[1],
+                encoder_input_ids=ids,
+                device=str(model.device),
+                logits_processor=LogitsProcessorList(prompt.processors),
+            )
+        except ValueError as error:  # a setting out of range, such as a temperature of 0
+            raise InvalidArgument(f"prompt {prompt.id!r}: {error}") from error
+        with MAKING:
+            self._stop = StopStringCriteria(tokenizer, config.stop_strings) if config.stop_strings else None
         self._generator = None
         if prompt.seed is not None:
             self._generator = torch.Generator(device=model.device).manual_seed(prompt.seed + sample)

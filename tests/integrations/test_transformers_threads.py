@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import SimpleQueue
-from threading import Thread
+from threading import Event, Thread
 from types import FrameType
 from typing import Any
 
@@ -213,6 +213,25 @@ def test_a_thread_that_has_ended_leaves_the_server_to_others() -> None:
     run(lambda: server.step() and None)
     assert [(one.reason, len(one.tokens)) for one in server.abort("one")] == [("aborted", 1)]
     assert (server.busy, mem.free_slots) == (False, 16)
+
+
+def test_a_stream_that_one_thread_reads_and_another_leaves_ends_its_requests() -> None:
+    model = tiny("qwen3_next")
+    mem = managed(model, prefix=None)
+    events, begun, left = mst.stream(model, mem, [mst.Prompt(PROMPTS[0], most=NEW)]), Event(), Event()
+
+    def reads() -> None:
+        assert isinstance(next(events), mst.Token)
+        begun.set()
+        assert left.wait(WAITS)  # as a thread of a pool stays
+
+    def leaves() -> None:
+        assert begun.wait(WAITS)
+        events.close()  # type: ignore[attr-defined]
+        left.set()
+
+    run(reads, leaves)
+    assert (mem.free_slots, mem.stats().rows_used) == (16, 0)
 
 
 @pytest.mark.usefixtures("eager")

@@ -160,12 +160,13 @@ class Server:
     def close(self) -> None:
         """Aborts all requests, without results. Behind an interrupted call, the manager's `recover` ends their rows.
 
-        Where another thread drives the server, or a step has called this code, the next step does it.
+        While a step runs, in another thread or because it has called this code, the next step does it. So end the loop
+        first, then close.
 
         Syncs: no.
         """
         self._asked.append(self._close)
-        if self._is_mine():
+        if self._call() is None:
             self._drive(self._take)
 
     def _close(self) -> None:

@@ -8,6 +8,7 @@ from queue import SimpleQueue
 from threading import Event, Thread
 from types import FrameType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
 
@@ -19,8 +20,9 @@ pytest.importorskip("transformers")
 from transformers import GenerationConfig, LogitsProcessor
 
 import memstate.integrations.transformers as mst
+from memstate.integrations.transformers import sampling
 from memstate.integrations.transformers import server as under_test
-from memstate.integrations.transformers.sampling import LAST
+from memstate.integrations.transformers.sampling import Sampler
 
 PROMPTS = [TEXT[:9], TEXT[:4], [*TEXT[:8], 77, 78], TEXT[5:16]]
 WAITS = 60  # seconds for a thread; only a defect takes as long
@@ -234,20 +236,24 @@ def test_a_stream_that_one_thread_reads_and_another_leaves_ends_its_requests() -
     assert (mem.free_slots, mem.stats().rows_used) == (16, 0)
 
 
-@pytest.mark.usefixtures("eager")
-def test_requests_of_several_threads_get_their_own_settings() -> None:
-    model, most = tiny("qwen3_next"), {}
-    LAST.clear()
+def test_requests_of_two_threads_get_their_own_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, found = tiny("qwen3_next"), dict[int, int]()
 
-    def client(number: int) -> None:
-        server = mst.Server(model, mem)
-        for turn in range(20):
-            config = GenerationConfig(max_new_tokens=1 + 20 * number + turn)
-            most[number, turn] = server._checked(mst.Prompt(PROMPTS[0], config=config)).samplers[0].most
+    def client(most: int) -> None:
+        found[most] = Sampler(model, mst.Prompt(PROMPTS[0], config=GenerationConfig(max_new_tokens=most))).most
 
-    mem = managed(model)
-    run(*[lambda number=number: client(number) for number in range(4)])
-    assert most == {(number, turn): 1 + 20 * number + turn for number in range(4) for turn in range(20)}
+    class Remembered(WeakKeyDictionary[Any, Any]):
+        """Another thread comes where the first one has just remembered its settings."""
+
+        def __setitem__(self, key: Any, value: Any) -> None:
+            super().__setitem__(key, value)
+            if 3 not in found:
+                found[3] = 0
+                run(lambda: client(3))
+
+    monkeypatch.setattr(sampling, "LAST", Remembered())
+    client(7)
+    assert found == {7: 7, 3: 3}
 
 
 @pytest.mark.parametrize("storage", [False, True], ids=["device", "storage"])

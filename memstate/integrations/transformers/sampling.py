@@ -13,7 +13,7 @@ from transformers import GenerationConfig, LogitsProcessorList, StopStringCriter
 from memstate.errors import InvalidArgument
 from memstate.integrations.transformers.prompts import Prompt, Reason
 
-MAKING: Final = Lock()  # of samplers: this module and Transformers remember things between them
+STOPS: Final = Lock()  # Transformers remembers the stop strings of the last few requests
 LAST: Final[WeakKeyDictionary[Any, tuple[Any, GenerationConfig]]] = WeakKeyDictionary()  # by model: given and made
 
 
@@ -41,8 +41,7 @@ class Sampler:
     def __init__(self, model: Any, prompt: Prompt, tokenizer: Any = None, sample: int = 0) -> None:
         length = len(prompt.tokens)
         try:
-            with MAKING:
-                config = prepared(model, prompt.config or model.generation_config, prompt.most)
+            config = prepared(model, prompt.config or model.generation_config, prompt.most)
         except ValueError as error:  # settings that contradict each other, such as several greedy samples
             raise InvalidArgument(f"prompt {prompt.id!r}: {error}") from error
         if (config.num_beams or 1) > 1:
@@ -82,7 +81,7 @@ class Sampler:
             )
         except ValueError as error:  # a setting out of range, such as a temperature of 0
             raise InvalidArgument(f"prompt {prompt.id!r}: {error}") from error
-        with MAKING:
+        with STOPS:
             self._stop = StopStringCriteria(tokenizer, config.stop_strings) if config.stop_strings else None
         self._generator = None
         if prompt.seed is not None:
@@ -131,7 +130,8 @@ def prepared(model: Any, config: GenerationConfig, most: int | None) -> Generati
         most: new tokens at most; None: what the config says.
     """
     given = (vars(config), vars(model.generation_config), most, model.device)
-    if model not in LAST or LAST[model][0] != given:
+    last = LAST.get(model)  # another thread may replace it at any time
+    if last is None or last[0] != given:
         mine = deepcopy(config)
         mine.max_new_tokens = mine.max_new_tokens if most is None else most
         has_length = any(one.max_length is not None for one in (mine, model.generation_config))
@@ -139,8 +139,8 @@ def prepared(model: Any, config: GenerationConfig, most: int | None) -> Generati
         if made.max_new_tokens is None and not has_length:  # the default does not count the prompt
             made.max_new_tokens = made.max_length
         model._prepare_special_tokens(made, True, device=model.device)
-        LAST[model] = deepcopy(given), made
-    return LAST[model][1]
+        last = LAST[model] = deepcopy(given), made
+    return last[1]
 
 
 def choose(samplers: Sequence[Sampler], tokens: Sequence[Sequence[int]], logits: Tensor) -> list[int | Exception]:

@@ -252,6 +252,15 @@ def test_a_tenant_finds_what_its_own_salt_has() -> None:
     assert cached == [0, 0, 0, 24]
 
 
+def test_a_salt_that_is_none_is_refused_with_its_prompt() -> None:
+    model = tiny("qwen3_next")
+    server = mst.Server(model, managed(model))
+    for salt in (1.0, True, ["a"]):
+        with pytest.raises(ms.InvalidArgument, match="salt"):
+            server.submit(mst.Prompt(TEXT, most=NEW, salt=salt))  # type: ignore[arg-type]
+    assert not server.busy
+
+
 @pytest.mark.parametrize(("salt", "cached"), [("a", 24), (None, 0), ("b", 0)])
 def test_a_tenant_finds_in_storage_what_its_own_salt_has(salt: str | None, cached: int, tmp_path: Path) -> None:
     assert stored_and_served(tmp_path, "a", salt) == [0, cached]

@@ -272,6 +272,14 @@ class StateManager(Recovery):
         return self._registers.page_table
 
     @property
+    def rows(self) -> Rows:
+        """Handles of all requests, finished ones too, in the order of their rows.
+
+        A caller that an exception has kept from the result of `admit` or `fork` finds the new rows here.
+        """
+        return self._table.handles(np.flatnonzero(self._table.used))
+
+    @property
     def live_slots(self) -> Tensor:
         """The slot of each row's live state: an int32 view on the device, axis `row`, always at one address.
 

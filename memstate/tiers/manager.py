@@ -40,6 +40,7 @@ from memstate.tiers.writeback import WriteBack
 from memstate.tokens import BYTES
 
 SECOND_HIT = 2
+LOOK_S = 0.1  # that a loop waits for storage before it looks at all else
 AHEAD = 64  # states at most that go down ahead of their eviction, unless settings say otherwise
 
 
@@ -211,6 +212,22 @@ class TierManager(NotCopied, Shown):
         self.require_own(fetch)
         with self._guard.changing("ready"), self._losing_ranks():
             return prefetcher.ready(fetch)
+
+    def wait(self, fetch: Fetch) -> None:
+        """Waits until storage has answered a call of a prefetch, at most a tenth of a second. It changes nothing.
+
+        Call it where nothing can run before the prefetch is ready, instead of asking again at once.
+
+        Args:
+            fetch: The handle that `prefetch` returned.
+
+        Raises:
+            InvalidArgument: The handle is not this manager's.
+
+        Syncs: waits for the store.
+        """
+        self.require_own(fetch)
+        self._workers.wait_for_one([op.job for op in fetch.ops], LOOK_S)
 
     @contextmanager
     def _losing_ranks(self) -> Iterator[None]:

@@ -197,6 +197,16 @@ class Workers:
         while not all(job.done for job in waited):
             time.sleep(PAUSE_S)
 
+    @staticmethod
+    def wait_for_one(jobs: Iterable[Job], seconds: float) -> None:
+        """Waits until one of some jobs is done, at most so many seconds.
+
+        Syncs: waits for the store's calls.
+        """
+        waited, until = list(jobs), time.monotonic() + seconds
+        while waited and not any(job.done for job in waited) and time.monotonic() < until:
+            time.sleep(PAUSE_S)
+
     def drain(self) -> None:
         """Waits for the work that runs, and makes sure that no other work handed in before begins.
 

@@ -3,7 +3,11 @@
 `python -m tests.integrations.test_transformers_docs` writes its table of families.
 """
 
+import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -42,6 +46,38 @@ def test_blocks_of_the_page_run_one_after_the_other(capsys: pytest.CaptureFixtur
     assert said.splitlines()[-1].endswith("guesses were right")
     assert any(path.is_file() for path in tmp_path.rglob("*"))  # states that a store keeps
     assert len(blocks) == 8
+
+
+PROCESS = """
+import json, re, sys
+from functools import partial
+
+import memstate as ms
+import memstate.integrations.transformers as mst
+from tests.support.tiny_models import tiny
+
+page, folder = sys.argv[1:]
+(block,) = [one for one in re.findall("```python\\n(.*?)```", open(page).read(), re.DOTALL) if "store=" in one]
+ms.Tiers = partial(ms.Tiers, clock=lambda: 0.0)  # a loaded machine is no slow storage
+names = {"ms": ms, "mst": mst, "model": tiny("qwen3_next"), "folder": folder}
+names["prompts"] = [[3 + number * number % 90 for number in range(700)]]
+exec(block, names)
+print(json.dumps([(one.cached, one.prefetch, one.tokens) for one in names["done"]]))
+"""
+
+
+def test_another_process_finds_what_the_page_has_stored(tmp_path: Path) -> None:
+    said = []
+    for _ in range(2):
+        command, env = [sys.executable, "-c", PROCESS, str(PATH), str(tmp_path / "states")], os.environ | {
+            "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1",
+        }  # fmt: skip
+        ended = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=240)
+        assert ended.returncode == 0, ended.stderr
+        said.append(json.loads(ended.stdout.splitlines()[-1]))
+    ((first, missed, answer),), ((second, complete, again),) = said
+    assert (first, missed, second, complete) == (0, "missed", 688, "complete")  # whole pages of 16 of 700 tokens
+    assert answer == again and len(answer) == 20
 
 
 def parts(page: str) -> tuple[str, str, str]:

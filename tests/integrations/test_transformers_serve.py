@@ -108,6 +108,32 @@ def test_what_never_fits_is_refused_and_the_others_are_served() -> None:
         list(mst.serve(model, mem, prompts([[]])))
 
 
+@pytest.mark.parametrize("call", [mst.serve, mst.stream])
+@pytest.mark.parametrize("bad", [[5, 97], mst.Prompt(TEXT, "long name", config=GenerationConfig(num_beams=2)),
+                                 mst.Prompt(TEXT, config=GenerationConfig(do_sample=True, temperature=0.0))],
+                         ids=["token", "beams", "temperature"])  # fmt: skip
+def test_a_wrong_request_in_a_list_is_named_before_anything_starts(call: Any, bad: Any) -> None:
+    model = tiny("qwen3_next")
+    mem = managed(model)
+    requests = [*PROMPTS, None, bad, TEXT]
+    with pytest.raises(ms.InvalidArgument, match=rf"^requests\[{len(PROMPTS) + 1}\]: prompt ('long name'|6)[ :]"):
+        next(call(model, mem, requests))
+    assert mem.stats().prefix.prompt_tokens == 0  # type: ignore[union-attr]
+    requests.pop(-2)
+    found = [one for one in call(model, mem, requests) if isinstance(one, mst.Served)]
+    assert sorted(one.id for one in found) == [*range(len(PROMPTS) + 1)]
+    assert len(mem.rows) == 0
+
+
+def test_a_wrong_request_of_an_iterator_is_named_and_what_ran_is_aborted() -> None:
+    model, mem = tiny("qwen3_next"), managed(tiny("qwen3_next"), prefix=None)
+    events = mst.stream(model, mem, iter([PROMPTS[0], PROMPTS[1], [97]]))
+    found = []
+    with pytest.raises(ms.InvalidArgument, match=r"^requests\[2\]: prompt 2 has token 97"):
+        found += list(events)
+    assert (mem.free_slots, len(mem.rows)) == (16, 0)
+
+
 def test_a_stream_yields_each_token_before_its_request_ends() -> None:
     model = tiny("bamba")
     tokens: dict[Any, list[int]] = {}
@@ -226,6 +252,15 @@ def test_a_tenant_finds_what_its_own_salt_has() -> None:
     assert cached == [0, 0, 0, 24]
 
 
+def test_a_salt_that_is_none_is_refused_with_its_prompt() -> None:
+    model = tiny("qwen3_next")
+    server = mst.Server(model, managed(model))
+    for salt in (1.0, True, ["a"]):
+        with pytest.raises(ms.InvalidArgument, match="salt"):
+            server.submit(mst.Prompt(TEXT, most=NEW, salt=salt))  # type: ignore[arg-type]
+    assert not server.busy
+
+
 @pytest.mark.parametrize(("salt", "cached"), [("a", 24), (None, 0), ("b", 0)])
 def test_a_tenant_finds_in_storage_what_its_own_salt_has(salt: str | None, cached: int, tmp_path: Path) -> None:
     assert stored_and_served(tmp_path, "a", salt) == [0, cached]
@@ -265,9 +300,22 @@ def stored_and_served(tmp_path: Path, *salts: str | None) -> list[int]:
         mem = managed(model, tiers=tiers)
         (one,) = mst.serve(model, mem, [mst.Prompt(TEXT, most=NEW, salt=salt)])
         starts.append(one.cached)
+        assert one.prefetch == ("complete" if one.cached else "missed")
         assert one.tokens == alone(model, TEXT, {})
         mem.close()
     return starts
+
+
+def test_a_prefetch_that_was_stopped_is_told_with_the_result(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = tiny("qwen3_next")
+    assert stored_and_served(tmp_path, None) == [0]
+    caplog.set_level("WARNING", "memstate.tiers")
+    late = ms.Prefetch(threshold=4, timeout=0.0, timeout_per_page=0.0)
+    mem = managed(model, tiers=ms.Tiers("tiny", host_slots=16, store=ms.FileStore(str(tmp_path)), prefetch=late))
+    (one,) = mst.serve(model, mem, [mst.Prompt(TEXT, most=NEW)])
+    assert (one.cached, one.prefetch, one.tokens) == (0, "stopped", alone(model, TEXT, {}))
+    assert "outcome='stopped'" in caplog.text and "stopped by timeout after" in caplog.text
+    mem.close()
 
 
 def test_sampling_is_that_of_generate() -> None:

@@ -269,3 +269,17 @@ def test_G1_a_forged_handle_is_not_dropped(backend: Backend, kind: type) -> None
         mem.drop([replace(snapshot, register=kind(snapshot.register))])
     mem.drop([snapshot])
     scan(mem)
+
+
+def test_rows_that_a_caller_has_lost_are_found_again(backend: Backend) -> None:
+    mem = manager(backend)
+    assert len(mem.rows) == 0
+    (first,) = mem.admit(named(1, 4))
+    mem.admit(named(2, 4))  # whose result is lost
+    assert first == mem.rows[0] and [row.index for row in mem.rows] == [1, 2, 3]
+    mem.release([first])
+    step = mem.plan(mem.rows)
+    mem.settle(step, finished=[True, False])
+    assert [row.index for row in mem.rows] == [2, 3]
+    mem.abort(mem.rows)
+    assert len(mem.rows) == 0 and mem.free_slots == 4

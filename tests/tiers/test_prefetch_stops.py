@@ -2,12 +2,21 @@
 back, whatever the moment.
 """
 
+import logging
 import random
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+from types import SimpleNamespace
 
 import pytest
+import torch
 
+from memstate import Pages, Prefix, StateManager
+from memstate.errors import InvalidArgument
+from memstate.state.layout import Plane, StateLayout
+from memstate.tiers import Tiers, workers
 from memstate.tiers.prefetch.fetch import Fetch
 from memstate.tiers.prefetch.settings import Prefetch
 from tests.support.prefetch_rig import KV, STATE, Rig, digests, outcome, record
@@ -62,6 +71,66 @@ def test_timeouts_grow_with_length(timeout: float, per_page: float) -> None:
         assert outcome(rig, fetch, keys) == ("partial", 2 * CHUNK * 16)
     rig.run()
     assert outcome(rig, fetch, keys) == (("partial", 256) if timeout < 100 else ("complete", 992))
+
+
+def test_a_prefetch_has_time_by_default_when_it_is_asked_for_at_once() -> None:
+    rig, keys, fetch = stocked(Prefetch(chunk=CHUNK), workers=1, latency=lambda: 0.01)
+    assert not rig.prefetcher.ready(fetch), "the state and 62 pages are still being read"
+    rig.clock.advance(0.5)
+    assert rig.prefetcher.ready(fetch)
+    assert (outcome(rig, fetch, keys), fetch.why) == (("complete", 992), "")
+
+
+@pytest.mark.parametrize(
+    ("settings", "level"), [(Prefetch(stop="timeout", chunk=CHUNK), "WARNING"), (BEST, "INFO")], ids=["timeout", "best"]
+)
+@pytest.mark.parametrize(("states", "expected"), [(4, ("stopped", 0)), (None, ("partial", CHUNK * 16))])
+def test_a_prefetch_that_was_stopped_says_so_in_the_log(
+    settings: Prefetch, level: str, states: int | None, expected: tuple[str, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "memstate.tiers")
+    rig, keys, fetch = stocked(settings, workers=1, states=states)
+    rig.clock.advance(1.0)  # reads a state or 8 pages, and 1.62 s are over
+    assert rig.prefetcher.ready(fetch)
+    assert outcome(rig, fetch, keys) == expected
+    (said,) = [one for one in caplog.records if one.getMessage().startswith("prefetch ended")]
+    assert (said.levelname, fetch.why) == (level, f"stopped by {settings.stop} after 2.000 s")
+    assert f"why={fetch.why!r}" in said.getMessage()
+
+
+def test_a_loop_waits_for_an_answer_of_storage_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time passes here only while the loop sleeps."""
+    now, gate, begun = [0.0], Event(), Event()
+
+    class Gated(MemoryStore):
+        def exists(self, names: Sequence[str]) -> list[bool]:
+            begun.set()
+            gate.wait()
+            return super().exists(names)
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+        if now[0] > 1.0:  # the tenth wait or so
+            gate.set()
+            real.sleep(seconds)  # lets the threads run
+
+    real = workers.time
+    monkeypatch.setattr(workers, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: now[0]))
+    layout, waits = StateLayout((Plane("s", (7,), torch.float32),), layers=1), 0
+    tiers = Tiers("m", host_slots=4, store=Gated(), prefetch=Prefetch(threshold=1, stop="wait_complete"))
+    mem = StateManager(layout, slots=4, max_requests=1, pages=Pages(size=4), prefix=Prefix(), tiers=tiers)
+    assert mem.tiers is not None
+    fetch = mem.prefetch(range(9))
+    begun.wait()
+    while not mem.tiers.ready(fetch):
+        before, waits = now[0], waits + 1
+        mem.tiers.wait(fetch)
+        assert gate.is_set() or 0.1 <= now[0] - before < 0.11
+    assert waits >= 9 and fetch.outcome == "missed"
+    mem.tiers.wait(fetch)  # at once
+    with pytest.raises(InvalidArgument, match="not what this manager"):
+        mem.tiers.wait(None)  # type: ignore[arg-type]
+    mem.close()
 
 
 @pytest.mark.parametrize("states", [None, 4])

@@ -120,7 +120,7 @@ def _storage(of: Mapping[str, Any]) -> Iterator[str]:
     if tiers["late"] or (slow and slow > MUCH * sum(ended.values())):
         yield (
             f"Prefetches come too late: {slow} of {sum(ended.values())} were stopped early, and {tiers['late']} "
-            "requests did not wait; start them earlier, or Prefetch(stop='timeout')."
+            "requests did not wait; start them earlier, or Prefetch(timeout=) longer, and not stop='best_effort'."
         )
     for reason, cure in (
         ("no_staging", "raise Tiers(staging=)"),

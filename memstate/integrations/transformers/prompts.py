@@ -108,6 +108,8 @@ class Served:
         sample: number of the sample, where a request has several.
         guessed: new tokens that were guessed.
         right: guesses that were right.
+        prefetch: how the prefetch from storage ended, in the words of `Fetch.outcome`: "complete", "partial", "stopped"
+            (it had no more time), "missed", "short" and others; "" if there was none.
     """
 
     id: Hashable
@@ -118,6 +120,7 @@ class Served:
     sample: int = 0
     guessed: int = 0
     right: int = 0
+    prefetch: str = ""
 
 
 Event = Token | Served

@@ -38,6 +38,7 @@ class Running:
         tokens: all so far, prompt and answer.
         cached: tokens of the prompt whose state was found.
         length: how many tokens its state stands for.
+        fetch: what storage has read for it, or None.
         sample: number of the sample.
         draft: guesses its next tokens; None: nothing does.
         logits: behind the prompt, `vocabulary`, while its other samples wait for room; otherwise None.
@@ -51,6 +52,7 @@ class Running:
     tokens: list[int]
     cached: int
     length: int
+    fetch: Fetch | None = None
     sample: int = 0
     draft: Draft | None = None
     logits: Tensor | None = None
@@ -87,7 +89,11 @@ class Running:
             reason: why it has ended.
             error: why it was refused.
         """
-        return Served(self.prompt.id, self.answer, reason, self.cached, error, self.sample, self.guessed, self.right)
+        outcome = self.fetch.outcome if self.fetch is not None else None
+        return Served(
+            self.prompt.id, self.answer, reason, self.cached, error, self.sample, self.guessed, self.right,
+            str(outcome or ""),
+        )  # fmt: skip
 
 
 def sharing(chunks: Mapping[Running, int], pads: int) -> list[dict[Running, int]]:

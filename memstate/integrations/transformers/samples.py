@@ -33,7 +33,7 @@ def forked(mem: StateManager, kv: KvPages | None, one: Running) -> list[Running]
         if kv is not None:
             kv.copy(fork.page_copies)
         rows = [
-            Running(one.prompt, [sampler], row, list(one.tokens), one.cached, one.length, number)
+            Running(one.prompt, [sampler], row, list(one.tokens), one.cached, one.length, one.fetch, number)
             for number, (sampler, row) in enumerate(zip(others, fork.rows, strict=True), 1)
         ]
     except BaseException:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from copy import copy, deepcopy
+from threading import Lock
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -12,6 +13,7 @@ from transformers import GenerationConfig, LogitsProcessorList, StopStringCriter
 from memstate.errors import InvalidArgument
 from memstate.integrations.transformers.prompts import Prompt, Reason
 
+STOPS: Final = Lock()  # Transformers remembers the stop strings of the last few requests
 LAST: Final[WeakKeyDictionary[Any, tuple[Any, GenerationConfig]]] = WeakKeyDictionary()  # by model: given and made
 
 
@@ -69,14 +71,18 @@ class Sampler:
         self.most: int = max(1, config.max_length - length)
         self._sample = bool(config.do_sample)
         ids = torch.tensor([prompt.tokens], device=model.device)
-        self._processors = model._get_logits_processor(
-            config,
-            input_ids_seq_length=ids.shape[1],
-            encoder_input_ids=ids,
-            device=str(model.device),
-            logits_processor=LogitsProcessorList(prompt.processors),
-        )
-        self._stop = StopStringCriteria(tokenizer, config.stop_strings) if config.stop_strings else None
+        try:
+            self._processors = model._get_logits_processor(
+                config,
+                input_ids_seq_length=ids.shape[1],
+                encoder_input_ids=ids,
+                device=str(model.device),
+                logits_processor=LogitsProcessorList(prompt.processors),
+            )
+        except ValueError as error:  # a setting out of range, such as a temperature of 0
+            raise InvalidArgument(f"prompt {prompt.id!r}: {error}") from error
+        with STOPS:
+            self._stop = StopStringCriteria(tokenizer, config.stop_strings) if config.stop_strings else None
         self._generator = None
         if prompt.seed is not None:
             self._generator = torch.Generator(device=model.device).manual_seed(prompt.seed + sample)
@@ -124,7 +130,8 @@ def prepared(model: Any, config: GenerationConfig, most: int | None) -> Generati
         most: new tokens at most; None: what the config says.
     """
     given = (vars(config), vars(model.generation_config), most, model.device)
-    if model not in LAST or LAST[model][0] != given:
+    last = LAST.get(model)  # another thread may replace it at any time
+    if last is None or last[0] != given:
         mine = deepcopy(config)
         mine.max_new_tokens = mine.max_new_tokens if most is None else most
         has_length = any(one.max_length is not None for one in (mine, model.generation_config))
@@ -132,8 +139,8 @@ def prepared(model: Any, config: GenerationConfig, most: int | None) -> Generati
         if made.max_new_tokens is None and not has_length:  # the default does not count the prompt
             made.max_new_tokens = made.max_length
         model._prepare_special_tokens(made, True, device=model.device)
-        LAST[model] = deepcopy(given), made
-    return LAST[model][1]
+        last = LAST[model] = deepcopy(given), made
+    return last[1]
 
 
 def choose(samplers: Sequence[Sampler], tokens: Sequence[Sequence[int]], logits: Tensor) -> list[int | Exception]:

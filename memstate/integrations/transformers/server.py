@@ -1,16 +1,19 @@
 """Continuous batching: requests join and leave a running batch, and prompts are read in chunks."""
 
 from collections import deque
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
-from typing import Any, Final
+from itertools import count
+from threading import RLock, Thread, current_thread
+from typing import Any, Final, TypeVar
+from weakref import ref
 
 from torch import Tensor
 
-from memstate.checks import whole
+from memstate.checks import require_salt, whole
 from memstate.engine.manager import StateManager
-from memstate.errors import Broken, InvalidArgument, StaleHandle
+from memstate.errors import Broken, InvalidArgument, MemstateError, StaleHandle
 from memstate.integrations.transformers.batch import Batches
 from memstate.integrations.transformers.binding import kv_for, layout_for, release_left
 from memstate.integrations.transformers.progress import shown
@@ -20,13 +23,26 @@ from memstate.integrations.transformers.samples import BACK_PRESSURE, forked
 from memstate.integrations.transformers.sampling import Sampler, choose
 from memstate.integrations.transformers.speculation import Speculation, by_length
 from memstate.integrations.transformers.states import Kernels
-from memstate.requests.handles import Request
+from memstate.requests.handles import Request, Row, Rows
+from memstate.tiers import Fetch
 
+T = TypeVar("T")
 PADS: Final = 256  # in a forward at most: so few columns more cost less than another forward
 
 
+class _Call:
+    """A call that drives a server. It lives as long as the call, wherever an exception leaves it."""
+
+
+def _none() -> None:
+    """Stands for no call."""
+
+
 class Server:
-    """Runs requests over a model. Call `step` until `busy` is False; submit and abort between any two steps.
+    """Runs requests over a model. Call `step` until `busy` is False; submit and abort at any time, from any thread.
+
+    One thread at a time drives it: its calls of `step` and `admit` use the manager. What other threads ask for is
+    noted, and the next step does it. The manager's own calls, such as `open_session`, belong to the driving thread.
 
     Args:
         model: the model, in evaluation mode.
@@ -56,10 +72,14 @@ class Server:
         self._speculation = Speculation(self._batches, assistant)
         self._continues, self._takes_pads = found.continues, found.takes_pads
         self._chunk, self._tokenizer = chunk, tokenizer
+        self._asked: deque[Waiting | Callable[[], None]] = deque()  # by any thread; a step does it, in this order
         self._waiting: deque[Waiting] = deque()
         self._running: list[Running] = []
+        self._left: list[Row] = []  # that could not be aborted yet
         self._events: list[Event] = []  # that no step has returned
-        self._inside = False  # whether a step is running
+        self._lock = RLock()  # of the driving thread; a second one after an interrupt opens it again
+        self._driver: Thread = current_thread()
+        self._call: Callable[[], _Call | None] = _none  # that drives now
 
     @property
     def kernels(self) -> Kernels:
@@ -68,13 +88,13 @@ class Server:
 
     @property
     def busy(self) -> bool:
-        """Whether a request waits or runs, or a step that failed has left results for the next."""
-        return bool(self._waiting or self._running or self._events)
+        """Whether a step has something to do: requests, results of a step that failed, calls of other threads."""
+        return bool(self._asked or self._waiting or self._running or self._events)
 
     @property
     def waiting(self) -> int:
         """Requests that have not started."""
-        return len(self._waiting)
+        return len(self._waiting) + sum(isinstance(one, Waiting) for one in list(self._asked))
 
     @property
     def running(self) -> int:
@@ -82,7 +102,9 @@ class Server:
         return len(self._running)
 
     def submit(self, prompt: Prompt) -> None:
-        """Adds a request. It starts in a later step, in the order of submission.
+        """Adds a request. It starts in a later step, in the order of submission. Any thread and any code can call it.
+
+        A turn of a session whose last turn has not ended waits for that; requests behind it go first.
 
         Args:
             prompt: the request.
@@ -93,46 +115,95 @@ class Server:
 
         Syncs: no.
         """
+        self._asked.append(self._checked(prompt))
+        if self._is_mine():
+            with suppress(MemstateError):  # it comes again in the next step
+                self._drive(self._take)
+
+    def _checked(self, prompt: Prompt) -> Waiting:
         if not isinstance(prompt, Prompt):
             raise InvalidArgument(f"{prompt!r}: expected a Prompt")
         prompt = replace(prompt, tokens=checked(self.model, prompt.tokens, f"prompt {prompt.id!r}"))
+        if prompt.salt is not None:
+            require_salt(prompt.salt)
         first = Sampler(self.model, prompt, self._tokenizer)
         self._speculation.draft(prompt.id, first)
         more = [Sampler(self.model, prompt, self._tokenizer, number) for number in range(1, first.samples)]
-        tiers, fetch = self.mem.tiers, None
-        if tiers is not None and tiers.settings.store is not None:
-            fetch = self.mem.prefetch(list(prompt.tokens), prompt.salt, prompt.session)
-        self._waiting.append(Waiting(prompt, [first, *more], fetch))
+        return Waiting(prompt, [first, *more])
 
     def abort(self, id: Hashable) -> list[Served]:
-        """Ends the requests of a name at once, with all their samples.
+        """Ends the requests of a name, with all their samples. Any thread and any code can call it.
 
         Args:
             id: of the requests.
 
         Returns:
-            What they had so far.
+            What they had so far. Nothing where another thread drives the server, or a step has called this code: the
+            next step ends the requests then, and returns their results with its events.
 
         Syncs: no.
         """
+        if not self._is_mine():
+            self._asked.append(lambda: self._events.extend(self._abort(id)))
+            return []
+        self._drive(self._take)
+        return self._drive(lambda: self._abort(id))
+
+    def _abort(self, id: Hashable) -> list[Served]:
+        running = [one for one in self._running if one.prompt.id == id]
+        self._drop(running)
         gone = [one for one in self._waiting if one.prompt.id == id]
         self._waiting = deque(one for one in self._waiting if one.prompt.id != id)
         self._cancel(gone)
-        ended = [Served(id, [], "aborted") for _ in gone]
-        running = [one for one in self._running if one.prompt.id == id]
-        self._drop(running)
-        return ended + [one.served("aborted") for one in running]
+        return [Served(id, [], "aborted") for _ in gone] + [one.served("aborted") for one in running]
+
+    def close(self) -> None:
+        """Aborts all requests, without results. Behind an interrupted call, the manager's `recover` ends their rows.
+
+        While a step runs, in another thread or because it has called this code, the next step does it. So end the loop
+        first, then close.
+
+        Syncs: no.
+        """
+        self._asked.append(self._close)
+        if self._call() is None:
+            self._drive(self._take)
+
+    def _close(self) -> None:
+        self._drop(self._running)
+        waiting, self._waiting, self._events = self._waiting, deque(), []
+        self._cancel(waiting)
+
+    def _is_mine(self) -> bool:
+        """Whether the caller can drive the server: no other thread does, and no code that a step calls."""
+        driver = self._driver
+        return self._call() is None if driver is current_thread() else not driver.is_alive()
+
+    def _take(self) -> None:
+        """Does what was asked for since the last step. After an interrupt, the last of it may come twice."""
+        while self._asked:
+            one = self._asked[0]
+            if not isinstance(one, Waiting):
+                one()
+            elif not self._waiting or self._waiting[-1] is not one:
+                one.fetch = self._prefetch(one.prompt)
+                self._waiting.append(one)
+            self._asked.popleft()
 
     def _drop(self, gone: Collection[Running]) -> None:
         """Aborts rows. Some may have ended: by the manager's `reset`, or in a forward that failed."""
+        rows = list(dict.fromkeys([*self._left, *(one.row for one in gone)]))
         try:
-            self.mem.abort([one.row for one in gone])
-        except StaleHandle:
-            for one in gone:
-                with suppress(StaleHandle):
-                    self.mem.abort([one.row])
-        except Broken:
-            gone = self._running  # `recover` ends them all
+            try:
+                self.mem.abort(rows)
+            except StaleHandle:
+                for row in rows:
+                    with suppress(StaleHandle):
+                        self.mem.abort([row])
+            self._left = []
+        except Broken:  # `recover` ends them all; if another thread's call was meant, a later step does
+            gone = self._running
+            self._left = list(dict.fromkeys([*rows, *(one.row for one in gone)]))
         self._running = [one for one in self._running if one not in gone]
 
     def _failed(self, one: Running, error: Exception) -> Exception:
@@ -141,44 +212,82 @@ class Server:
         error.add_note(f"the request {one.prompt.id!r} has ended")
         return error
 
-    def close(self) -> None:
-        """Aborts all requests. Behind an interrupted call, the manager's `recover` ends their rows. Syncs: no."""
-        self._drop(self._running)
-        waiting = self._waiting
-        self._waiting, self._events = deque(), []
-        with suppress(Broken):
-            self._cancel(waiting)
+    def _prefetch(self, prompt: Prompt) -> Fetch | None:
+        """Starts to read what storage has of a prompt. None: nothing to ask, or the session's last turn still runs."""
+        tiers = self.mem.tiers
+        if tiers is None or tiers.settings.store is None or self._turn_runs(prompt):
+            return None
+        try:
+            return self.mem.prefetch(list(prompt.tokens), prompt.salt, prompt.session)
+        except MemstateError:  # what is wrong, admission and the next step say too; a closed manager has no storage
+            return None
+
+    def _turn_runs(self, prompt: Prompt) -> bool:
+        """Whether the last turn of a request's session runs here."""
+        return prompt.session is not None and any(one.prompt.session == prompt.session for one in self._running)
 
     def _cancel(self, waiting: Iterable[Waiting]) -> None:
         """Cancels what storage reads for requests that never start: host memory is kept for it."""
         for one in waiting:
-            if one.fetch is not None and self.mem.tiers is not None:
-                self.mem.tiers.cancel(one.fetch)
+            if one.fetch is not None and not one.fetch.done and self.mem.tiers is not None:
+                with suppress(Broken):  # `recover` ends it
+                    self.mem.tiers.cancel(one.fetch)
 
     def step(self) -> list[Event]:
         """Admits what fits, reads chunks of prompts, and computes one token of each running answer.
+
+        Where nothing can run before storage has answered, it waits for that instead, at most a tenth of a second.
 
         Returns:
             The new tokens, and the requests that have ended.
 
         Raises:
-            InvalidArgument: a step is running.
+            InvalidArgument: code that a step calls has called it.
             Exception: what the forward raised, or a processor of logits, a stop string or an assistant. Its rows are
                 gone; a note of the error names their request. Other requests go on in the next step, which also returns
                 the events of this one. Several such errors are an ExceptionGroup.
 
         Syncs: yes, for the tokens.
         """
-        if self._inside:
-            raise InvalidArgument("a step is running: call step from one thread, and not from code that it calls")
-        try:
-            self._inside = True
-            return self._step()
-        except BaseException:
-            self._drop([one for one in self._running if self._is_torn(one)])
-            raise
-        finally:
-            self._inside = False
+        return self._drive(self._step)
+
+    def admit(self) -> None:
+        """Starts the requests that fit. `step` does it first.
+
+        Raises:
+            InvalidArgument: code that a step calls has called it.
+
+        Syncs: no.
+        """
+        self._drive(self._admit)
+
+    def _drive(self, work: Callable[[], T]) -> T:
+        """Runs work that uses the manager, and puts right what an exception leaves half done."""
+        if self._driver is current_thread() and self._call() is not None:
+            raise InvalidArgument("a step is running: call step and admit from no code that a step calls")
+        with self._lock:
+            here, before = _Call(), self.mem.rows
+            self._driver, self._call = current_thread(), ref(here)
+            try:
+                return work()
+            except BaseException:
+                self._mend(before)
+                raise
+            finally:
+                self._call = _none
+
+    def _mend(self, before: Rows) -> None:
+        """Ends rows that an exception left between two tokens or kept from the list. Keeps each request in one list.
+
+        Args:
+            before: all rows of the manager before the exception.
+        """
+        torn = [one for one in self._running if self._is_torn(one)]
+        known = {*before, *(one.row for one in self._running)}
+        self._left += [row for row in self.mem.rows if row not in known]
+        self._drop(torn)
+        running = {id(one.prompt) for one in self._running}
+        self._waiting = deque(one for one in self._waiting if id(one.prompt) not in running)
 
     def _is_torn(self, one: Running) -> bool:
         """Whether an exception left a row between two tokens, or has ended it."""
@@ -192,7 +301,9 @@ class Server:
     def _step(self) -> list[Event]:
         self.mem.poll()
         self._start_samples()
-        self.admit()
+        self._admit()
+        if not (self._running or self._events) and self._waiting and self._waiting[0].fetch and self.mem.tiers:
+            self.mem.tiers.wait(self._waiting[0].fetch)  # of the first request that can run
         budget, chunks = self._chunk, dict[Running, int]()
         singles, later = list[Running](), list[Running]()
         running = [one for one in self._running if one.logits is None]
@@ -228,14 +339,21 @@ class Server:
         """Returns how many tokens a row can read in one forward."""
         return len(one.tokens) - one.length if self._continues or not one.length else 1
 
-    def admit(self) -> None:
-        """Starts the requests that fit. `step` does it first. Syncs: no."""
+    def _admit(self) -> None:
+        """Does what was asked for, and starts the requests that fit."""
+        if self._left:
+            self._drop([])
         release_left(self.mem)
-        while self._waiting and not any(one.logits is not None for one in self._running):
-            one = self._waiting[0]
-            if one.fetch is not None and self.mem.tiers is not None and not self.mem.tiers.ready(one.fetch):
-                return
+        self._take()
+        for one in list(self._waiting):
             prompt, tokens = one.prompt, list(one.prompt.tokens)
+            if self._turn_runs(prompt):
+                continue  # others go first
+            if any(row.logits is not None for row in self._running):
+                return
+            one.fetch = one.fetch or self._prefetch(prompt)
+            if one.fetch is not None and not one.fetch.done and self.mem.tiers and not self.mem.tiers.ready(one.fetch):
+                return
             request = Request(
                 prompt.id, length=len(tokens) + one.samplers[0].most - 1, tokens=tokens, salt=prompt.salt,
                 session=prompt.session, snapshot_at=prompt.snapshot_at, fetch=one.fetch,
@@ -245,14 +363,24 @@ class Server:
             except (*BACK_PRESSURE, InvalidArgument, StaleHandle) as error:  # the session may be closed by now
                 if isinstance(error, BACK_PRESSURE) and self._running:
                     return  # later: a row that ends makes room
-                self._cancel([self._waiting.popleft()])
-                self._events.append(Served(prompt.id, [], "refused", error=str(error)))
+                self._waiting.remove(one)
+                self._cancel([one])
+                self._events.append(Served(prompt.id, [], "refused", error=self._why(error)))
                 continue
-            started = Running(prompt, one.samplers, row, tokens, cached=0, length=0)
-            self._running.append(started)
-            self._waiting.popleft()
-            started.cached = started.length = self.mem.length(row)
-            started.draft = self._speculation.draft(prompt.id, started.sampler)
+            length = self.mem.length(row)
+            draft = self._speculation.draft(prompt.id, one.samplers[0])
+            self._running.append(Running(prompt, one.samplers, row, tokens, length, length, one.fetch, draft=draft))
+            self._waiting.remove(one)
+
+    def _why(self, error: MemstateError) -> str:
+        """Returns why a request was refused while nothing runs here, and what to do where others have the room."""
+        others = len(self.mem.rows)
+        if not others or not isinstance(error, BACK_PRESSURE):
+            return str(error)
+        return (
+            f"{error}; {others} rows of the manager are not this server's: close the caches and servers that they "
+            "belong to, or call the manager's recover() if there are none"
+        )
 
     def _start_samples(self) -> None:
         """Forks the rows that wait for room to do so. If nothing else runs that could make room, one must go."""
@@ -268,8 +396,8 @@ class Server:
                     self._drop([one])
                     self._events.append(one.served("refused", str(error)))
                 else:  # it waits again, and what it has read goes to the prefix cache
-                    self._release(last)
                     self._waiting.appendleft(Waiting(last.prompt, last.samplers))
+                    self._release(last)
                 continue
             assert logits is not None
             self._running += rows[1:]
@@ -393,29 +521,30 @@ def stream(
     Args:
         model: the model, in evaluation mode.
         mem: its manager, made by `manager` with `tokens=` or `prefix=`.
-        requests: prompts, or lists of tokens. It is read as there is room. None means that nothing has arrived yet.
+        requests: prompts, or lists of tokens. A list or other collection is checked before any of it starts. Other
+            iterables are read as there is room; None in them means that nothing has arrived yet.
         progress: whether to show on the terminal what is done, runs and waits; also a console of rich.
         **settings: those of `Server`.
 
     Raises:
         ConfigurationError: `progress` without rich; or as `Server`.
+        InvalidArgument: a request is wrong, as for `Server.submit`; the error names its place. Of a collection nothing
+            has started then. If another iterable yields it, the requests that run are aborted.
         Exception: as `Server` and `Server.step`; the requests that run are aborted then.
 
     Syncs: yes, for the tokens.
     """
-    server, arrivals, number, more = Server(model, mem, **settings), iter(requests), 0, True
-    arrived: Any
+    server, more = Server(model, mem, **settings), True
+    arrivals = _arrivals(server, requests)
     with shown(server, progress) if progress else nullcontext() as line:
         try:
             while more or server.busy:
                 while more and not server.waiting and not server._events:
                     arrived = next(arrivals, server)
                     more = arrived is not server
-                    if arrived is None or not more:
+                    if not isinstance(arrived, Waiting):
                         break
-                    prompt = arrived if isinstance(arrived, Prompt) else Prompt(arrived)
-                    server.submit(replace(prompt, id=number) if prompt.id is None else prompt)
-                    number += 1
+                    server._asked.append(arrived)
                     server.admit()
                 events = server.step()
                 if line is not None:
@@ -423,6 +552,25 @@ def stream(
                 yield from events
         finally:
             server.close()
+
+
+def _arrivals(server: Server, requests: Iterable[Any]) -> Iterator[Waiting | None]:
+    """Returns requests that were checked: all of a list before the first one starts, others as they are read."""
+
+    def made() -> Iterator[Waiting | None]:
+        numbers = count()
+        for place, given in enumerate(requests):
+            if given is None:
+                yield None
+                continue
+            number, prompt = next(numbers), given if isinstance(given, Prompt) else Prompt(given)
+            try:
+                found = server._checked(replace(prompt, id=number) if prompt.id is None else prompt)
+            except InvalidArgument as error:
+                raise InvalidArgument(f"requests[{place}]: {error}") from error
+            yield found
+
+    return iter(list(made())) if isinstance(requests, Collection) else made()
 
 
 def serve(
@@ -433,7 +581,7 @@ def serve(
     Args:
         model: the model, in evaluation mode.
         mem: its manager, made by `manager` with `tokens=` or `prefix=`.
-        requests: prompts, or lists of tokens. It is read as there is room. None means that nothing has arrived yet.
+        requests: as for `stream`.
         progress: as for `stream`.
         **settings: those of `Server`.
 

@@ -176,9 +176,10 @@ class Prefetcher:
 
         Syncs: no.
         """
-        late = self._clock() - fetch.began >= self._settings.patience(-(-fetch.missing // self._page_size))
-        stop = self._settings.stop == "best_effort" or (self._settings.stop == "timeout" and late)
-        fetch.stop = fetch.stop or (stop and not fetch.done)
+        policy, seconds = self._settings.stop, self._clock() - fetch.began
+        late = seconds >= self._settings.patience(-(-fetch.missing // self._page_size))
+        if not (fetch.stop or fetch.done) and (policy == "best_effort" or (policy == "timeout" and late)):
+            fetch.stop, fetch.why = True, fetch.why or f"stopped by {policy} after {seconds:.3f} s"
         if self._agreement.ranks == 1 and not fetch.done:
             self.poll()
         return fetch.done
@@ -306,7 +307,8 @@ class Prefetcher:
         fetch.reservation.release()
         fetch.phase, fetch.outcome = Phase.DONE, outcome
         self._count[outcome.value] += 1
-        if LOG.isEnabledFor(level := logging.WARNING if outcome in FAULTY else logging.INFO):
+        slow = self._settings.stop == "timeout" and fetch.stop and outcome is not End.COMPLETE
+        if LOG.isEnabledFor(level := logging.WARNING if slow or outcome in FAULTY else logging.INFO):
             fields = {"outcome": outcome.value, "tokens": fetch.tokens, "usable": fetch.length, "why": fetch.why}
             logs.event(LOG, level, "prefetch ended", seconds=self._clock() - fetch.began, **fields)
         if fetch in self._fetches:

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 from memstate.checks import is_count
 from memstate.errors import ConfigurationError
 
-StopPolicy = Literal["best_effort", "wait_complete", "timeout"]
+StopPolicy = Literal["timeout", "wait_complete", "best_effort"]
 
 
 @dataclass(frozen=True)
@@ -19,9 +19,9 @@ class Prefetch:
         limit: Tokens that all prefetches together may fetch: a whole number, a part of the host memory that is no copy
             of the device's (from 0 to 1, as a float), or None for any number. Of a prompt that lacks more, the longest
             start that fits is fetched.
-        stop: What happens to a prefetch whose request could be admitted. `best_effort` stops it. `wait_complete` lets
-            it
-            end. `timeout` stops it after `timeout` seconds plus `timeout_per_page` for each page.
+        stop: What happens to a prefetch whose request could be admitted. `timeout` stops it once it has taken `timeout`
+            seconds plus `timeout_per_page` for each missing page. `wait_complete` lets it end. `best_effort` stops it
+            at once, so a request that could run when it arrives finds nothing in storage.
         timeout: Seconds.
         timeout_per_page: Seconds.
         chunk: Records that storage is asked for at a time.
@@ -30,13 +30,13 @@ class Prefetch:
         ConfigurationError: A setting is out of range.
 
     Example:
-        >>> Prefetch(threshold=64, stop="timeout").patience(pages=100)
+        >>> Prefetch(threshold=64).patience(pages=100)
         2.0
     """
 
     threshold: int = 256
     limit: int | float | None = 0.8
-    stop: StopPolicy = "best_effort"
+    stop: StopPolicy = "timeout"
     timeout: float = 1.0
     timeout_per_page: float = 0.01
     chunk: int = 32

@@ -196,6 +196,12 @@ class Admitting(Prompting):
         if "told" in how:
             tokens, texts, wrong = self.tell(d, rows)
             faults |= wrong
+            if not faults:
+                ends = zip(
+                    texts, [self.handles[row].confirmed for row in rows], given or [1 << 30] * len(rows), strict=True
+                )
+                if any(len(text) < min(confirmed, most) for text, confirmed, most in ends):
+                    faults.add(ms.InvalidArgument)
         elif how not in ("release", "abort") and any(row in self.handles and self.handles[row].talk for row in rows):
             faults.add(ms.InvalidArgument)
         call: dict[str, Callable[[], Any]] = {

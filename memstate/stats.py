@@ -92,6 +92,8 @@ class TierStats(Shown):
         state_bytes: copied for each state that goes out or comes in.
         page_bytes: copied for each page that goes out or comes in.
         leaked_records: 0, or something is wrong.
+        failures: what storage could not do, by reason: what `store.faults` counts, and calls that raised.
+        store_evicted: records that the store deleted to make room, as far as it counts them.
         prefetch: of storage, where there is one.
     """
 
@@ -121,6 +123,8 @@ class TierStats(Shown):
     state_bytes: int
     page_bytes: int
     leaked_records: int
+    failures: Mapping[str, int] = field(default_factory=dict)
+    store_evicted: int = 0
     prefetch: "PrefetchStats | None" = None
 
 

@@ -163,7 +163,8 @@ SECTIONS: Final[dict[str, tuple[Panel, ...]]] = {
             (
                 (f"sum by (reason) (rate(memstate_tier_lost_saves_total{{$w}}[{RATE}]))", "{{reason}}"),
                 (f"sum by (flaw) (rate(memstate_storage_flaws_total{{$w}}[{RATE}]))", "flaw: {{flaw}}"),
-                (f"sum(rate(memstate_storage_failures_total{{$w}}[{RATE}]))", "failed calls"),
+                (f"sum by (reason) (rate(memstate_storage_failures_total{{$w}}[{RATE}]))", "storage: {{reason}}"),
+                (f"sum(rate(memstate_storage_evictions_total{{$w}}[{RATE}]))", "evicted by the store"),
             ),
             "no_staging: a larger staging=. no_room: host memory is too small, or pinned.",
         ),

@@ -150,6 +150,11 @@ def _flaws(reading: Reading) -> Sequence[Sample]:
     return [((flaw,), count) for flaw, count in sorted(found.flaws.items())] if found is not None else []
 
 
+def _failures(reading: Reading) -> Sequence[Sample]:
+    tiers = reading.stats.tiers
+    return [((reason,), count) for reason, count in sorted(tiers.failures.items())] if tiers is not None else []
+
+
 def _tenants(what: str) -> Callable[[Reading], Sequence[Sample]]:
     return lambda reading: [((tenant,), getattr(held, what)) for tenant, held in reading.tenants.items()]
 
@@ -311,7 +316,11 @@ FIGURES: Final[tuple[Figure, ...]] = (
         "Records that wait for storage or are being written.",
         _one(_tiers, "writes_pending"),
     ),
-    _counter("memstate_storage_failures", "Calls for prefetches that storage failed.", _one(_stored, "failures")),
+    _counter("memstate_storage_failures", "What storage could not do, by reason.", _failures, "reason"),
+    _counter(
+        "memstate_storage_evictions", "Records that the store deleted to make room.", _one(_tiers, "store_evicted")
+    ),
+    _counter("memstate_prefetch_failures", "Calls for prefetches that raised.", _one(_stored, "failures")),
     _counter("memstate_storage_flaws", "Records that were not what was asked for, by flaw.", _flaws, "flaw"),
     _counter("memstate_prefetches_started", "Prefetches that began.", _one(_stored, "started")),
     _counter("memstate_prefetches", "Prefetches that are over, by end.", _of(_stored, **ENDS), "outcome"),

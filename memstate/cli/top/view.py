@@ -82,7 +82,7 @@ def _tiers(tiers: Mapping[str, Any]) -> list[tuple[str, str]]:
     for direction in ("out", "in"):
         copied = {f"MiB of {kind}s": round(n / 2**20, 1) for kind, n in tiers["bytes"][direction].items()}
         lines.append(_counts(f"copied {direction}", copied))
-    writes = {"wait": tiers["writes_pending"], **tiers["writes"]}
+    writes = {"wait": tiers["writes_pending"], **tiers["writes"], "evicted by the store": tiers["evicted"]}
     ends = {
         **tiers["prefetches"],
         "late": tiers["late"],
@@ -90,7 +90,8 @@ def _tiers(tiers: Mapping[str, Any]) -> list[tuple[str, str]]:
         "under way": tiers["in_flight"],
     }
     return [
-        *lines, _counts("writes to storage", writes), _counts("prefetches", ends), _counts("flaws", tiers["flaws"]),
+        *lines, _counts("writes to storage", writes), _counts("storage failed", tiers["failures"]),
+        _counts("prefetches", ends), _counts("flaws", tiers["flaws"]),
         _counts("saves lost", tiers["lost_saves"]),
     ]  # fmt: skip
 

@@ -74,6 +74,16 @@ SECTIONS: Final[dict[str, tuple[Panel, ...]]] = {
             ),
             "Sessions that are emptied start their next turn from the cache.",
         ),
+        Panel(
+            "Age of the oldest", "s",
+            (
+                ("max(memstate_row_age_seconds{$w})", "request"),
+                ("max(memstate_row_idle_seconds{$w})", "standstill of a request"),
+                ("max(memstate_session_age_seconds{$w})", "session"),
+                ("max(memstate_session_idle_seconds{$w})", "idle session"),
+            ),
+            "A standstill of minutes: a row that the engine has forgotten.",
+        ),
     ),
     "Prefix cache": (
         Panel(

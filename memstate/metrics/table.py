@@ -204,8 +204,18 @@ FIGURES: Final[tuple[Figure, ...]] = (
     # slots, rows, pages
     _gauge("memstate_slots", "Slots by owner; all owners together are all slots.", _slots, "owner"),
     _gauge("memstate_rows", "Rows of the request table.", _rows, "state"),
+    _gauge("memstate_row_age_seconds", "Since the oldest running request was admitted.", _one(_stats, "oldest_row")),
+    _gauge(
+        "memstate_row_idle_seconds",
+        "Since the length of a running request last changed, the longest of all, as scrapes saw it.",
+        _one(_stats, "idlest_row"),
+    ),
     _gauge("memstate_pages", "KV pages.", _pages, "state"),
     _gauge("memstate_sessions", "Open sessions.", _one(_stats, "sessions")),
+    _gauge("memstate_session_age_seconds", "Since the oldest session was opened.", _one(_stats, "oldest_session")),
+    _gauge(
+        "memstate_session_idle_seconds", "That a session is idle, the longest of all.", _one(_stats, "idlest_session")
+    ),
     _counter("memstate_sessions_emptied", "Idle sessions that made way or expired.", _one(_stats, "sessions_emptied")),
     _counter("memstate_claims", "Slots that were claimed.", _one(_stats, "claimed")),
     _counter(

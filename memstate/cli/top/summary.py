@@ -40,6 +40,10 @@ def _of(now: Figures, grown: Figures) -> dict[str, Any]:
         "sessions": {
             "open": int(now.total("memstate_sessions")), "emptied": int(grown.total("memstate_sessions_emptied_total")),
         },
+        "ages": {
+            what: now.total(f"memstate_{what}_seconds")
+            for what in ("row_age", "row_idle", "session_age", "session_idle")
+        },
         "refusals": _whole(grown.by("memstate_refusals_total", "reason")),
         "claims": int(grown.total("memstate_claims_total")),
         "snapshots": {

@@ -11,6 +11,10 @@ from rich.text import Text
 from memstate.cli.output import printable
 
 WIDTH = 30  # cells of a bar
+UNITS = (86400.0, "d"), (3600.0, "h"), (60.0, "min"), (0.0, "s")
+AGES = {
+    "row_age": "request", "row_idle": "standstill of one", "session_age": "session", "session_idle": "idle session",
+}  # fmt: skip
 COLOURS = {
     "live": "green", "lane": "cyan", "mark": "blue", "cached": "magenta", "session": "yellow", "snapshot": "red",
     "by_id": "bright_red", "free": "bright_black", "hit": "green", "no_sharing": "bright_black", "evicted": "red",
@@ -37,6 +41,7 @@ def _manager(of: Mapping[str, Any]) -> RenderableType:
         _used("rows", of["rows"]), _used("KV pages", of["pages"]), _counts("refused for lack of", of["refusals"]),
         _counts("snapshots", of["snapshots"]), _counts("snapshots not kept", of["degradations"]),
         _counts("sessions", of["sessions"]),
+        ("oldest", ", ".join(f"{name} {_span(of['ages'][what])}" for what, name in AGES.items() if of["ages"][what])),
     ]  # fmt: skip
     prompts = of["prompts"]
     if prompts:
@@ -75,6 +80,11 @@ def _used(name: str, found: Mapping[str, int]) -> tuple[str, str]:
 
 def _counts(name: str, found: Mapping[str, int]) -> tuple[str, str]:
     return name, ", ".join(f"{count:,} {what}" for what, count in found.items() if count)
+
+
+def _span(seconds: float) -> str:
+    size, unit = next((size, unit) for size, unit in UNITS if seconds >= size)
+    return f"{seconds / (size or 1):,.1f} {unit}"
 
 
 def _tiers(tiers: Mapping[str, Any]) -> list[tuple[str, str]]:

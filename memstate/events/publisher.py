@@ -21,6 +21,7 @@ ANSWERS: Final = 128  # batches that a call sends to readers that ask, and
 ANSWERED: Final = 1 << 20  # their bytes: one batch may go beyond
 QUESTION: Final = 1024  # bytes of a frame from a reader; who sends a longer one is disconnected
 WAITING: Final = 64  # questions of one reader, and answers to it, that wait in its socket
+LIVE: Final = 1000  # live batches that wait for one reader at least; it asks for what is lost beyond
 
 
 class Publisher:
@@ -82,7 +83,7 @@ class Publisher:
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.MAXMSGSIZE, QUESTION)
         socket.setsockopt(zmq.RCVHWM, WAITING)
-        socket.setsockopt(zmq.SNDHWM, WAITING if kind == zmq.ROUTER else self._keep)
+        socket.setsockopt(zmq.SNDHWM, WAITING if kind == zmq.ROUTER else max(self._keep, LIVE))
         if kind == zmq.ROUTER:
             socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # or what a full socket does not take would be lost
         try:

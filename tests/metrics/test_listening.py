@@ -130,7 +130,7 @@ def test_silent_clients_take_no_file_that_a_store_needs(tmp_path: Path) -> None:
         time.sleep(0.01)
     port = int((tmp_path / "port").read_text())
     with ExitStack() as stack:
-        for _ in range(6 * listening.CLIENTS):
+        for _ in range(3 * listening.CLIENTS + 2):
             stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30))
         # Connections are accepted in order, so all of these have been once the last one is asked for an answer.
         with suppress(OSError):

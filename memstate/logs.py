@@ -87,8 +87,9 @@ class Repeats:
         sums: fields whose values add up. Of the others a line has the last.
 
     Example:
-        >>> seconds = iter([0, 1, 2, 90])
-        >>> logging.getLogger("memstate.example").addHandler(handler := logging.StreamHandler(sys.stdout))
+        >>> import logging, sys
+        >>> seconds, handler = iter([0, 1, 2, 90]), logging.StreamHandler(sys.stdout)
+        >>> logging.getLogger("memstate.example").addHandler(handler)
         >>> told = Repeats(logger("example"), lambda: next(seconds), sums=["records"])
         >>> for records in (8, 3, 4):
         ...     told.event(logging.WARNING, "write failed", records=records, why="ENOSPC")

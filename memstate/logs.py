@@ -7,9 +7,16 @@ nothing, also on stderr. An event is made only where its logger is enabled for i
 import json
 import logging
 import math
+import re
+import time
 import traceback
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
 
+EVERY: Final = 60.0  # seconds between two lines about the same thing
+KINDS: Final = 32  # of events that are told apart
+OWN: Final = re.compile(r"\d+|\(.*", re.DOTALL)  # what texts of one kind may differ in
 FIELDS = "memstate"  # the attribute of a log record that has the fields of an event
 
 
@@ -46,6 +53,100 @@ def event(log: logging.Logger, level: int, name: str, **fields: Any) -> None:
         except Exception:
             if logging.raiseExceptions:
                 traceback.print_exc()
+
+
+@dataclass
+class Line:
+    """What will be one line.
+
+    Attributes:
+        level: Of its event.
+        name: Of its event.
+        until: When it is due.
+        times: Events that it stands for.
+        fields: Those of the last, or the sums of all.
+    """
+
+    level: int
+    name: str
+    until: float
+    times: int = 0
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+class Repeats:
+    """Writes what happens again and again as one line a minute, with how often it happened.
+
+    The first event of a kind is written at once. Those of the minute behind it become one line, with the field `times`.
+    It comes with `write_due`, or with the next event of its kind. Events are of one kind where their names and texts
+    are equal, apart from numbers and from what stands behind a bracket: an error's own words.
+
+    Args:
+        log: the logger.
+        clock: returns seconds.
+        sums: fields whose values add up. Of the others a line has the last.
+
+    Example:
+        >>> import logging, sys
+        >>> seconds, handler = iter([0, 1, 2, 90]), logging.StreamHandler(sys.stdout)
+        >>> logging.getLogger("memstate.example").addHandler(handler)
+        >>> told = Repeats(logger("example"), lambda: next(seconds), sums=["records"])
+        >>> for records in (8, 3, 4):
+        ...     told.event(logging.WARNING, "write failed", records=records, why="ENOSPC")
+        write failed records=8 why='ENOSPC'
+        >>> told.write_due()
+        write failed records=7 why='ENOSPC' times=2
+        >>> logging.getLogger("memstate.example").removeHandler(handler)
+    """
+
+    def __init__(
+        self, log: logging.Logger, clock: Callable[[], float] = time.monotonic, sums: Sequence[str] = ()
+    ) -> None:
+        self._log, self._clock, self._sums = log, clock, sums
+        self._lines: dict[tuple[str, ...], Line] = {}
+
+    def event(self, level: int, name: str, **fields: Any) -> None:
+        """Writes an event, or notes it for the line of its kind, if the logger is enabled for the level.
+
+        Args:
+            level: its level.
+            name: what happened.
+            fields: what is known of it.
+        """
+        if not self._log.isEnabledFor(level):
+            return
+        kind = (name, *(OWN.sub("", text) for text in fields.values() if isinstance(text, str)))
+        if kind not in self._lines and len(self._lines) >= KINDS:
+            kind = (name,)
+        now, line = self._clock(), self._lines.get(kind)
+        if line is None or (not line.times and line.until <= now):
+            self._lines[kind] = Line(level, name, now + EVERY)
+            event(self._log, level, name, **fields)
+            return
+        added = {key: line.fields.get(key, 0) + fields[key] for key in self._sums if key in fields}
+        line.times, line.fields = line.times + 1, fields | added
+        self._write(kind, line, now)
+
+    def write_due(self, now: float | None = None) -> None:
+        """Writes the lines whose minute is over. It costs nothing while there is none.
+
+        Args:
+            now: the time; infinity for all lines. None: that of the clock.
+        """
+        if self._lines:
+            now = self._clock() if now is None else now
+            for kind, line in list(self._lines.items()):
+                self._write(kind, line, now)
+
+    def _write(self, kind: tuple[str, ...], line: Line, now: float) -> None:
+        if line.until > now:
+            return
+        if not line.times:
+            del self._lines[kind]
+            return
+        times = {"times": line.times} if line.times > 1 else {}
+        self._lines[kind] = Line(line.level, line.name, now + EVERY)
+        event(self._log, line.level, line.name, **line.fields, **times)
 
 
 class JsonFormatter(logging.Formatter):

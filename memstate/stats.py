@@ -92,6 +92,8 @@ class TierStats(Shown):
         state_bytes: copied for each state that goes out or comes in.
         page_bytes: copied for each page that goes out or comes in.
         leaked_records: 0, or something is wrong.
+        failures: what storage could not do, by reason: what `store.faults` counts, and calls that raised.
+        store_evicted: records that the store deleted to make room, as far as it counts them.
         prefetch: of storage, where there is one.
     """
 
@@ -121,6 +123,8 @@ class TierStats(Shown):
     state_bytes: int
     page_bytes: int
     leaked_records: int
+    failures: Mapping[str, int] = field(default_factory=dict)
+    store_evicted: int = 0
     prefetch: "PrefetchStats | None" = None
 
 
@@ -159,10 +163,14 @@ class Stats(Shown):
         held_by_marks: of `held_by_snapshots`, states inside prompts of rows that still run.
         rows: rows of the request table.
         rows_used: rows that requests have.
+        oldest_row: seconds since the oldest of these requests was admitted or forked; 0 without one.
+        idlest_row: seconds that one of them has had the same length, the longest of all: at least, as figures saw it.
         pages: KV pages.
         pages_free: KV pages that are free.
         sessions: open sessions.
         sessions_emptied: idle sessions that made way or expired, since the start.
+        oldest_session: seconds since the oldest session was opened; 0 without one.
+        idlest_session: seconds that the longest idle session is idle; 0 without one.
         claimed: slots that were claimed, since the start.
         short_of_slots: admissions, forks and extensions refused for lack of slots, since the start: back-pressure.
         short_of_rows: the same, for lack of rows.
@@ -195,10 +203,14 @@ class Stats(Shown):
     held_by_marks: int
     rows: int
     rows_used: int
+    oldest_row: float = field(compare=False)
+    idlest_row: float = field(compare=False)
     pages: int
     pages_free: int
     sessions: int
     sessions_emptied: int
+    oldest_session: float = field(compare=False)
+    idlest_session: float = field(compare=False)
     claimed: int
     short_of_slots: int
     short_of_rows: int

@@ -111,6 +111,61 @@ def test_degradations_refusals_and_interrupted_calls_are_events(told: Callable[[
     assert told("interrupted") == [{"call": "plan", "why": "ZeroDivisionError()"}]
 
 
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    """The lines since the last call."""
+    caplog.set_level(logging.INFO, "memstate")
+
+    def found() -> list[str]:
+        texts = [record.getMessage() for record in caplog.records]
+        caplog.clear()
+        return texts
+
+    return found
+
+
+def test_what_repeats_is_one_line_a_minute(lines: Callable[[], list[str]]) -> None:
+    now = [0.0]
+    repeats = logs.Repeats(logs.logger("x"), lambda: now[0], ["n"])
+    for n in (1, 2, 3):
+        repeats.event(logging.INFO, "failed", why="E", n=n, at=n)
+    repeats.event(logging.INFO, "failed", why="F", n=9)
+    repeats.write_due()
+    assert lines() == ["failed why='E' n=1 at=1", "failed why='F' n=9"]
+    now[0] = 60.0
+    repeats.write_due()
+    assert lines() == ["failed why='E' n=5 at=3 times=2"]
+    repeats.event(logging.INFO, "failed", why="E", n=4, at=4)
+    repeats.event(logging.INFO, "failed", why="F", n=8)  # nothing for a minute: a new one
+    assert lines() == ["failed why='F' n=8"]
+    now[0] = 120.0
+    repeats.event(logging.INFO, "failed", why="E", n=1, at=5)  # the next of its kind says it, too
+    assert lines() == ["failed why='E' n=5 at=5 times=2"]
+    repeats.event(logging.INFO, "failed", why="E", n=7, at=6)
+    repeats.write_due(float("inf"))
+    assert lines() == ["failed why='E' n=7 at=6"]
+
+
+def test_an_error_s_own_words_and_numbers_make_no_kind_and_there_are_few(lines: Callable[[], list[str]]) -> None:
+    repeats = logs.Repeats(logs.logger("x"), lambda: 0.0)
+    for n in range(50):
+        repeats.event(logging.INFO, "failed", why=f"OSError('{chr(65 + n)}')")
+        repeats.event(logging.INFO, "refused", why=f"{n} rows of {n}")
+    assert len(lines()) == 2
+    for n in range(500):
+        repeats.event(logging.INFO, "failed", why="x" * n)
+    assert len(lines()) <= logs.KINDS
+
+
+def test_a_request_that_is_tried_again_and_again_is_one_line(told: Callable[[str], list[dict[str, Any]]]) -> None:
+    at = Server(CPU, "redirect", slots=2, rows=1, prefix=False).mem
+    at.admit([ms.Request("a")])
+    for _ in range(100):
+        with pytest.raises(ms.OutOfRows):
+            at.admit([ms.Request("b")])
+    assert at.stats().short_of_rows == 100 and len(told("refused")) == 1
+
+
 def test_slots_that_were_claimed_are_counted_by_whoever_claims() -> None:
     mem = Server(CPU, "redirect", slots=8, prefix=False).mem
     ids = mem.pool.claim(2)
@@ -142,7 +197,7 @@ def test_what_storage_and_host_memory_lose_is_an_event(told: Callable[[str], lis
     at.mem.poll()
     at.drain()
     failed = told("write failed")
-    assert at.tiers.write_failed == sum(each["records"] for each in failed) > 0
+    assert at.tiers.write_failed > sum(each["records"] for each in failed) > 0  # the rest is a line in a minute
     assert {each["why"] for each in failed} == {"OSError('disk is full')"}
     late = at.mem.prefetch([*whole(2), 1])
     at.note([*whole(2), 1])

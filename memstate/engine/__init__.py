@@ -6,6 +6,7 @@ stepping    plan, settle, accept, cancel
 ending      publish, release, retract: the states that rows leave behind
 capacity    plans memory: requests, cached states and KV pages that fit, as text, table or JSON
 planner     the arithmetic of these plans, by the functions that allocate
+ages        how long rows have run and stood still
 report      stats, inspect, audit: figures, and the owner of every slot
 chaos       faults injected on purpose: the parts of a manager, with claims, stores and polls that fail
 parts       the attributes of a manager, and the checks at the start of its calls

@@ -102,6 +102,7 @@ class Admission:
         self.per_request, self._direct_hits, self._tracks = 1 + lanes, direct_hits, tracks
         self._loader, self._room, self._guard = loader, room, commands.guard
         self.lacks: Counter[type[Lack]] = Counter()
+        self._told = logs.Repeats(LOG)
 
     def admit(self, requests: Sequence[Request]) -> Rows:
         """See `StateManager.admit`."""
@@ -134,7 +135,7 @@ class Admission:
             lack: the error that it raises.
         """
         self.lacks[type(lack)] += 1
-        logs.event(LOG, logging.INFO, "refused", call=call, error=type(lack).__name__, why=str(lack))
+        self._told.event(logging.INFO, "refused", call=call, error=type(lack).__name__, why=str(lack))
 
     def _try(self, starts: Sequence[Start]) -> Rows | None:
         """Returns a row for each start; None, and starts none, where room is short."""

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from memstate.checks import counts, is_count, require_salt, sequence, whole
+from memstate.engine.ages import Ages
 from memstate.engine.canary import Canary
 from memstate.engine.chaos import Chaos, faults_of
 from memstate.engine.ending import Ending
@@ -204,7 +205,8 @@ class StateManager(Recovery):
         else:
             self.planes = Planes.from_tensors(layout, tensors, self.backend, slots)
         self.pool = StatePool(self._allocator, self.planes, debug=debug)
-        self._table = RequestTable(rows)
+        limits = sessions or SessionLimits()
+        self._table = RequestTable(rows, limits.clock)
         self._registers = RegisterFile(self._allocator, rows, holders, pages.per_row)
         self._commands = CommandBuffer(self._registers, self.pool.run_data, max_batch or rows)
         self._pages = PageTable(pages.count, pages.size, self._commands)
@@ -221,7 +223,8 @@ class StateManager(Recovery):
             below = self._faults.tiers(tiers, self.planes, self._cache, self._commands, self._pages)
         self.tiers = below
         loader = Loader(below, self._cache, self._pages) if below is not None else NoLoader()
-        self._sessions = Sessions(*parts, self._mirror.lanes, sessions or SessionLimits())
+        self._ages = Ages(self._table, self._mirror)
+        self._sessions = Sessions(*parts, self._mirror.lanes, limits)
         self._room = Room(self._cache, self._sessions, self._allocator, self._pages, self._snapshots)
         self._marks = PromptMarks(
             self._commands, self._snapshots, pages.size, forward.grid or 0, forward.packed, bool(forward.direct_hits)

@@ -7,6 +7,7 @@ import torch
 
 from memstate.checks import NotCopied
 from memstate.engine.admission import Admission
+from memstate.engine.ages import Ages
 from memstate.engine.chaos import Faults, NoFaults
 from memstate.engine.pool import StatePool
 from memstate.engine.stepping import Stepping
@@ -46,6 +47,7 @@ class Parts(NotCopied, Shown):
     _registers: RegisterFile
     _commands: CommandBuffer
     _table: RequestTable
+    _ages: Ages
     _pages: PageTable
     _mirror: Mirror
     _snapshots: Snapshots

@@ -5,6 +5,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from memstate.engine.recount import Recount
 from memstate.errors import OutOfPages, OutOfRows, OutOfSlots
@@ -15,6 +16,11 @@ from memstate.slots.registers import RegisterFile
 from memstate.stats import Stats
 
 PER_ROW = REGISTERS_PER_ROW
+
+
+def _longest(seconds: ArrayLike) -> float:
+    """Returns the most seconds to the millisecond, 0 for none."""
+    return round(float(np.max(seconds, initial=0.0)), 3)
 
 
 class Reports(Recount):
@@ -28,6 +34,9 @@ class Reports(Recount):
         held, rows_end = self._registers.held, self._registers.first_holder
         live = int(held[:rows_end:PER_ROW].sum())
         asked, traffic = self.backend.counts, self.planes.traffic
+        now = self._table.clock()
+        (ages, idle), used = self._ages.look(now), self._table.used
+        session_age, session_idle = self._sessions.ages(now)
         return Stats(
             capacity=self._allocator.capacity,
             free=self._allocator.free,
@@ -38,10 +47,14 @@ class Reports(Recount):
             held_by_marks=len(self._marks.registers),
             rows=self._table.rows,
             rows_used=self._table.rows - self._table.free,
+            oldest_row=_longest(ages[used]),
+            idlest_row=_longest(idle[used]),
             pages=self._pages.allocator.pages,
             pages_free=self._pages.allocator.free,
             sessions=len(self._sessions.opened),
             sessions_emptied=self._sessions.emptied,
+            oldest_session=_longest([session_age]),
+            idlest_session=_longest([session_idle]),
             claimed=self._allocator.claimed,
             short_of_slots=self._admission.lacks[OutOfSlots],
             short_of_rows=self._admission.lacks[OutOfRows],
@@ -112,6 +125,7 @@ class Reports(Recount):
 
     def _running(self, rows: Sequence[int]) -> list[dict[str, Any]]:
         """Running requests as plain data, from the host's counts."""
+        ages, idle = self._ages.look(self._table.clock())
         return [
             {
                 "row": row,
@@ -120,6 +134,8 @@ class Reports(Recount):
                 "confirmed": int(self._table.confirmed[row]),
                 "finished": bool(self._table.finished[row]),
                 "unsettled": int(self._table.unsettled[row]),
+                "age": round(float(ages[row]), 3),
+                "idle": round(float(idle[row]), 3),
             }
             for row in rows
         ]

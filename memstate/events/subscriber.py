@@ -4,20 +4,23 @@ connected      asked for all batches that the worker keeps
 next batch     applied
 later batch    held, and the missing ones are asked for; if nobody has them, what the worker told before is forgotten
 disconnected   forgotten: the worker cannot resume anything for us, and may be another process when it is back
+too much held  as if disconnected: the answer does not come, so everything is asked for again
 """
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from memstate.errors import ConfigurationError, InvalidArgument
 from memstate.events.index import Index
-from memstate.events.wire import END, SEQUENCE, Batch, unpack
+from memstate.events.wire import END, SEQUENCE, unpack
 
-LAST = (2**63).to_bytes(SEQUENCE, "big")  # numbers from here on are negative ones, such as END
-HELD = 10_000  # batches behind a gap; more, and the answer to the question is lost, too
+LAST: Final = (2**63).to_bytes(SEQUENCE, "big")  # numbers from here on are negative ones, such as END
+HELD: Final = 1 << 28  # bytes of batches behind a gap; also of a message: who sends a larger one is disconnected
+ENTRY: Final = 200  # bytes that each of them takes besides its own
+MESSAGES: Final = 1000  # of a worker that a call takes in, and as many that wait in its socket
 
 
 @dataclass
@@ -31,8 +34,9 @@ class Source:
         replay: Address where it is asked again, None for nowhere.
         dealer: Where it is asked again while it is connected.
         next: Number of the batch that comes next.
-        held: Batches behind a gap, by number.
-        asked: Whether it has been asked for the gap.
+        held: Batches behind a gap, by number, as they came.
+        nbytes: Bytes that they take.
+        asked: From which number on it has been asked, None where no answer is under way.
     """
 
     endpoint: str
@@ -41,8 +45,9 @@ class Source:
     replay: str | None
     dealer: Any = None
     next: int = 0
-    held: dict[int, Batch] = field(default_factory=dict)
-    asked: bool = False
+    held: dict[int, bytes] = field(default_factory=dict)
+    nbytes: int = 0
+    asked: int | None = None
 
 
 class Subscriber:
@@ -95,7 +100,8 @@ class Subscriber:
     def _connect(kind: int, endpoint: str, given: Any = None) -> Any:
         socket: Any = given or zmq.Context.instance().socket(kind)
         socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.RCVHWM, 0)
+        socket.setsockopt(zmq.RCVHWM, MESSAGES)
+        socket.setsockopt(zmq.MAXMSGSIZE, HELD)
         try:
             socket.connect(endpoint)
         except zmq.ZMQError as error:
@@ -137,30 +143,35 @@ class Subscriber:
             if recv_monitor_message(source.monitor)["event"] == zmq.EVENT_CONNECTED:
                 self._begin(worker, source)
                 continue
-            # What waits in the sockets is from before: a process that begins again numbers its batches from 0 on.
-            self._close(source)
-            self.index.forget(worker)
-            self._sources[worker] = self._listen(source.endpoint, source.replay)
+            self._listen_again(worker, source)
             return 0
-        while source.dealer is not None and source.dealer.poll(0):
+        for _ in range(MESSAGES):
+            if source.dealer is None or source.nbytes > HELD or not source.dealer.poll(0):
+                break
             number, payload = _received(source.dealer)
             if number == END:
-                source.asked = False
-                if source.held:
-                    self._skip(worker, source)
+                if source.held and source.next == source.asked:
+                    applied += self._skip(worker, source)
+                source.asked = None
             else:
-                self._hold(worker, source, number, payload)
-            applied += self._apply(worker, source)
-        while source.sub.poll(0):
-            number, payload = _received(source.sub)
-            self._hold(worker, source, number, payload)
-            applied += self._apply(worker, source)
-        if source.held and (source.replay is None or len(source.held) > HELD):
-            self._skip(worker, source)
-            applied += self._apply(worker, source)
-        elif source.held and not source.asked:
+                applied += self._take(worker, source, number, payload)
+        for _ in range(MESSAGES):
+            if source.nbytes > HELD or not source.sub.poll(0):
+                break
+            applied += self._take(worker, source, *_received(source.sub))
+        if source.nbytes > HELD:
+            self._listen_again(worker, source)
+        elif source.held and source.replay is None:
+            applied += self._skip(worker, source)
+        elif source.held and source.asked is None:
             self._ask(source)
         return applied
+
+    def _listen_again(self, worker: str, source: Source) -> None:
+        """Drops what waits in the sockets: a process that begins again numbers its batches from 0 on."""
+        self._close(source)
+        self.index.forget(worker)
+        self._sources[worker] = self._listen(source.endpoint, source.replay)
 
     def _begin(self, worker: str, source: Source) -> None:
         """Asks a worker for all that it has told."""
@@ -169,35 +180,45 @@ class Subscriber:
             source.dealer = self._connect(zmq.DEALER, source.replay)
             self._ask(source)
 
-    def _hold(self, worker: str, source: Source, number: bytes, payload: bytes) -> None:
+    def _take(self, worker: str, source: Source, number: bytes, payload: bytes) -> int:
+        """Applies a batch and those that it leads to, or holds it; returns how many were applied."""
         try:
             if len(number) != SEQUENCE or number >= LAST:
                 raise InvalidArgument(f"number {number!r} of a batch: expected {SEQUENCE} bytes, the first below 128")
-            source.held[int.from_bytes(number, "big")] = unpack(payload)
+            batch, at = unpack(payload), int.from_bytes(number, "big")
         except InvalidArgument:
             self.faults += 1
             self.index.forget(worker)
+            return 0
+        if at == source.next:
+            self.index.apply(worker, batch)
+            source.next += 1
+            return 1 + self._apply(worker, source)
+        if at > source.next and at not in source.held:
+            source.held[at] = payload
+            source.nbytes += len(payload) + ENTRY
+        return 0
 
     def _apply(self, worker: str, source: Source) -> int:
+        """Applies the held batches that are next."""
         applied = 0
-        for at in sorted(source.held):
-            if at < source.next:
-                del source.held[at]
-            elif at == source.next:
-                self.index.apply(worker, source.held.pop(at))
-                source.next = at + 1
-                applied += 1
+        while (payload := source.held.pop(source.next, None)) is not None:
+            source.next += 1
+            source.nbytes -= len(payload) + ENTRY
+            self.index.apply(worker, unpack(payload))
+            applied += 1
         return applied
 
-    def _skip(self, worker: str, source: Source) -> None:
+    def _skip(self, worker: str, source: Source) -> int:
         """Goes on behind a gap that cannot be filled: what the worker told before is not certain any more."""
         self.index.forget(worker)
         source.next = min(source.held)
+        return self._apply(worker, source)
 
     def _ask(self, source: Source) -> None:
         if source.dealer is None:
             return
-        source.asked = True
+        source.asked = source.next
         source.dealer.send_multipart((b"", source.next.to_bytes(SEQUENCE, "big")))
 
 

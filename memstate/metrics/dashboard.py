@@ -74,6 +74,16 @@ SECTIONS: Final[dict[str, tuple[Panel, ...]]] = {
             ),
             "Sessions that are emptied start their next turn from the cache.",
         ),
+        Panel(
+            "Age of the oldest", "s",
+            (
+                ("max(memstate_row_age_seconds{$w})", "request"),
+                ("max(memstate_row_idle_seconds{$w})", "standstill of a request"),
+                ("max(memstate_session_age_seconds{$w})", "session"),
+                ("max(memstate_session_idle_seconds{$w})", "idle session"),
+            ),
+            "A standstill of minutes: a row that the engine has forgotten.",
+        ),
     ),
     "Prefix cache": (
         Panel(
@@ -163,7 +173,8 @@ SECTIONS: Final[dict[str, tuple[Panel, ...]]] = {
             (
                 (f"sum by (reason) (rate(memstate_tier_lost_saves_total{{$w}}[{RATE}]))", "{{reason}}"),
                 (f"sum by (flaw) (rate(memstate_storage_flaws_total{{$w}}[{RATE}]))", "flaw: {{flaw}}"),
-                (f"sum(rate(memstate_storage_failures_total{{$w}}[{RATE}]))", "failed calls"),
+                (f"sum by (reason) (rate(memstate_storage_failures_total{{$w}}[{RATE}]))", "storage: {{reason}}"),
+                (f"sum(rate(memstate_storage_evictions_total{{$w}}[{RATE}]))", "evicted by the store"),
             ),
             "no_staging: a larger staging=. no_room: host memory is too small, or pinned.",
         ),

@@ -96,6 +96,7 @@ class Source:
     def __init__(self, mem: StateManager, tenant: Tenant | None, top: int, timed: bool) -> None:
         self._mem, self._tenant, self._top = ref(mem), tenant, top
         self._failed = ""  # the error of `tenant` in this read
+        self._told = logs.Repeats(LOG)
         self._about = {
             "version": memstate.__version__, "strategy": repr(mem.tracking), "backend": mem.backend.name,
             "device": str(mem.backend.device), "slot_bytes": str(mem.layout.bytes_per_slot),
@@ -135,7 +136,7 @@ class Source:
         times = self._timing.read() if self._timing is not None else None
         age = 0.0 if found is not None else time.monotonic() - taken
         if self._failed:
-            logs.event(LOG, logging.WARNING, "tenant failed", why=self._failed)
+            self._told.event(logging.WARNING, "tenant failed", why=self._failed)
             self._failed = ""
         return Reading(stats, self._about, tenants, times, age, broken)
 

@@ -150,6 +150,11 @@ def _flaws(reading: Reading) -> Sequence[Sample]:
     return [((flaw,), count) for flaw, count in sorted(found.flaws.items())] if found is not None else []
 
 
+def _failures(reading: Reading) -> Sequence[Sample]:
+    tiers = reading.stats.tiers
+    return [((reason,), count) for reason, count in sorted(tiers.failures.items())] if tiers is not None else []
+
+
 def _tenants(what: str) -> Callable[[Reading], Sequence[Sample]]:
     return lambda reading: [((tenant,), getattr(held, what)) for tenant, held in reading.tenants.items()]
 
@@ -199,8 +204,18 @@ FIGURES: Final[tuple[Figure, ...]] = (
     # slots, rows, pages
     _gauge("memstate_slots", "Slots by owner; all owners together are all slots.", _slots, "owner"),
     _gauge("memstate_rows", "Rows of the request table.", _rows, "state"),
+    _gauge("memstate_row_age_seconds", "Since the oldest running request was admitted.", _one(_stats, "oldest_row")),
+    _gauge(
+        "memstate_row_idle_seconds",
+        "Since the length of a running request last changed, the longest of all, as scrapes saw it.",
+        _one(_stats, "idlest_row"),
+    ),
     _gauge("memstate_pages", "KV pages.", _pages, "state"),
     _gauge("memstate_sessions", "Open sessions.", _one(_stats, "sessions")),
+    _gauge("memstate_session_age_seconds", "Since the oldest session was opened.", _one(_stats, "oldest_session")),
+    _gauge(
+        "memstate_session_idle_seconds", "That a session is idle, the longest of all.", _one(_stats, "idlest_session")
+    ),
     _counter("memstate_sessions_emptied", "Idle sessions that made way or expired.", _one(_stats, "sessions_emptied")),
     _counter("memstate_claims", "Slots that were claimed.", _one(_stats, "claimed")),
     _counter(
@@ -311,7 +326,11 @@ FIGURES: Final[tuple[Figure, ...]] = (
         "Records that wait for storage or are being written.",
         _one(_tiers, "writes_pending"),
     ),
-    _counter("memstate_storage_failures", "Calls for prefetches that storage failed.", _one(_stored, "failures")),
+    _counter("memstate_storage_failures", "What storage could not do, by reason.", _failures, "reason"),
+    _counter(
+        "memstate_storage_evictions", "Records that the store deleted to make room.", _one(_tiers, "store_evicted")
+    ),
+    _counter("memstate_prefetch_failures", "Calls for prefetches that raised.", _one(_stored, "failures")),
     _counter("memstate_storage_flaws", "Records that were not what was asked for, by flaw.", _flaws, "flaw"),
     _counter("memstate_prefetches_started", "Prefetches that began.", _one(_stored, "started")),
     _counter("memstate_prefetches", "Prefetches that are over, by end.", _of(_stored, **ENDS), "outcome"),

@@ -156,6 +156,7 @@ class PrefixPart(NotCopied):
         self._contents = Contents(settings or Prefix(), stand_in, stand_in, stand_in)
         self._states, self._kv = self._contents.settings.states, self._contents.settings.of_pages
         self._size, self._heard, self._uses = page_size, heard, 0
+        self._told = logs.Repeats(LOG)
 
     def __repr__(self) -> str:
         tree = self._contents.tree
@@ -336,7 +337,7 @@ class PrefixPart(NotCopied):
         try:
             self._heard(change)
         except Exception as error:
-            logs.event(LOG, logging.ERROR, "not heard", why=f"{type(error).__name__}: {error}")
+            self._told.event(logging.ERROR, "not heard", why=f"{type(error).__name__}: {error}")
 
     def _require_own(self, hit: Hit) -> None:
         if hit._part is not self:

@@ -21,9 +21,10 @@ class SessionLimits:
             nothing while slots are free.
         per_session: states that one session keeps at most, the longest first. None: all that its row held, up to 3.
         most_states: states that all idle sessions keep at most. None: no limit.
-        clock: returns seconds, for `ttl`. Ranks of tensor parallelism need a clock that tells all of them the same
-            time, such as the number of the step. It must not raise: an error of the clock can interrupt a call that
-            ends a turn or makes room, and the manager is `Broken` then.
+        clock: returns seconds, for `ttl` and for the ages of requests and sessions in figures. Ranks of tensor
+            parallelism need a clock that tells all of them the same time, such as the number of the step. It must not
+            raise: an error of the clock can interrupt a call that ends a turn or makes room, and the manager is
+            `Broken` then. Threads that read figures call it, too.
 
     Raises:
         ConfigurationError: a setting is out of range.

@@ -42,7 +42,8 @@ class Sessions:
         limits: Limits of what idle sessions keep.
 
     Attributes:
-        opened: Open sessions by handle.
+        opened: Open sessions by handle, the oldest first.
+        idling: Those without a turn, the longest idle first.
         by_row: Sessions with a running turn, by row.
         refused: States lost for lack of a holder register.
         emptied: Idle sessions that made way or expired.
@@ -65,6 +66,9 @@ class Sessions:
             kept: sessions that stay open, without a turn.
         """
         self.opened: dict[Session, Conversation] = {session.handle: session for session in kept}
+        self.idling: dict[Session, Conversation] = {
+            session.handle: session for session in sorted(kept, key=lambda each: each.since)
+        }
         self.by_row: dict[int, Conversation] = {}
         self._starting: list[Conversation] = []  # their next turn is about to begin
         self._by_register: dict[int, tuple[Conversation, int]] = {
@@ -112,6 +116,9 @@ class Sessions:
             for row, session in self.by_row.items()
             if session.row != row or self.opened.get(session.handle) is not session
         ]
+        idle = [session.handle.id for session in self.opened.values() if not session.row]
+        if len(idle) != len(self.idling) or any(session.row for session in self.idling.values()):
+            found.append(f"sessions {idle} have no turn, noted are {[handle.id for handle in self.idling]}")
         kept = {s.register: s for session in self.opened.values() for s in session.kept}
         if kept.keys() != self._by_register.keys():
             found.append(f"sessions keep registers {sorted(kept)}, noted are {sorted(self._by_register)}")
@@ -133,7 +140,7 @@ class Sessions:
         now = self.limits.clock()
         made = Conversation(handle, priority=priority, ttl=ttl, opened=now, since=now, turn=next(self._turns))
         with self._commands.guard.changing("open_session"):  # another thread may be counting them
-            self.opened[handle] = made
+            self.opened[handle] = self.idling[handle] = made
         return handle
 
     def require(self, handle: Session) -> Conversation:
@@ -232,6 +239,7 @@ class Sessions:
             session.own.clear()  # nothing under this salt replaces what was left under another
         session.row, session.start, session.tokens, session.salt = row, start, key[: start * BYTES], salt
         self.by_row[row] = session
+        self.idling.pop(session.handle, None)
         self.starting([other for other in self._starting if other is not session])
 
     def _empty(self, session: Conversation) -> None:
@@ -279,6 +287,8 @@ class Sessions:
         session.row, session.since, session.turn = 0, self.limits.clock(), next(self._turns)
         if session.closing:
             del self.opened[session.handle]
+        else:
+            self.idling[session.handle] = session
         if not session.kept:
             return False
         session.pages = self._pages.of(row)[: self._pages.count(session.kept[0].length)]
@@ -314,7 +324,7 @@ class Sessions:
         if session.row:
             session.closing = True
             return None
-        del self.opened[handle]
+        del self.opened[handle], self.idling[handle]
         return self.empty(session)
 
     def empty(self, session: Conversation, handed: Collection[Snapshot] = ()) -> Lease | None:
@@ -414,12 +424,22 @@ class Sessions:
                 "over all of them, from the first on"
             )
 
+    def ages(self, now: float) -> tuple[float, float]:
+        """Returns the seconds since the oldest session was opened, and that the longest idle one is idle; 0 for none.
+
+        Args:
+            now: The time, in seconds of the clock.
+        """
+        oldest, idlest = next(iter(self.opened.values()), None), next(iter(self.idling.values()), None)
+        return now - oldest.opened if oldest is not None else 0.0, now - idlest.since if idlest is not None else 0.0
+
     def inspect(self, most: int | None = None) -> list[dict[str, Any]]:
         """Returns the open sessions as plain data.
 
         Args:
             most: how many at most; None for all.
         """
+        now = self.limits.clock()
         return [
             {
                 "id": str(session.handle.id),
@@ -427,6 +447,8 @@ class Sessions:
                 "tokens": len(session.tokens) // BYTES,
                 "states": [[snap.register, snap.length] for snap in session.kept],
                 "pages": len(session.pages),
+                "age": round(now - session.opened, 3),
+                "idle": round(0.0 if session.row else now - session.since, 3),
             }
             for session in islice(self.opened.values(), most)
         ]

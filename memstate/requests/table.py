@@ -4,7 +4,8 @@ It is sized by rows, never by slots, and knows no slot id and no plane.
 """
 
 import heapq
-from collections.abc import Hashable, Sequence
+import time
+from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 
@@ -19,6 +20,7 @@ class RequestTable:
 
     Args:
         rows: number of rows.
+        clock: returns seconds; one look at it for each call that takes rows.
 
     Attributes:
         generation: of each row, int32 `row`; one more at every end.
@@ -27,16 +29,17 @@ class RequestTable:
         unsettled: planned steps whose results are not known, `row`.
         confirmed: length up to which the row is known to be real, `row`.
         ids: the request of each row.
+        admitted: when its request took it, in seconds of the clock, `row`.
         version: counts the changes of which rows run; while it stays, checked handles stay valid.
 
     Raises:
         InvalidArgument: rows is less than 1.
     """
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, rows: int, clock: Callable[[], float] = time.monotonic) -> None:
         if rows < 1:
             raise InvalidArgument(f"{rows} rows: at least 1 is needed")
-        self.rows = rows
+        self.rows, self.clock = rows, clock
         self.generation = np.full(rows + 1, first_generation(), np.int32)
         self.used = np.zeros(rows + 1, bool)
         self.version = 0
@@ -60,6 +63,7 @@ class RequestTable:
         self.unsettled = np.zeros(self.rows + 1, np.int32)  # planned steps whose results are not known
         self.confirmed = np.zeros(self.rows + 1, np.int64)  # length up to which the row is known to be real
         self.ids: list[Hashable] = [None] * (self.rows + 1)
+        self.admitted = np.zeros(self.rows + 1)
 
     def miscounts(self) -> list[str]:
         """Returns what is wrong with the rows that are noted as free."""
@@ -81,6 +85,7 @@ class RequestTable:
         """
         if len(ids) > self.free:
             raise OutOfRows(len(ids), self.free, self.rows)
+        now = self.clock()  # first: it is the caller's, and could raise
         self.version += 1
         taken = [heapq.heappop(self._free) for _ in ids]
         rows = np.array(taken, np.int64)
@@ -88,6 +93,7 @@ class RequestTable:
         self.finished[rows] = False
         self.unsettled[rows] = 0
         self.confirmed[rows] = 0
+        self.admitted[rows] = now
         for row, name in zip(taken, ids, strict=True):
             self.ids[row] = name
         return rows

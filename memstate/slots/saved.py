@@ -1,6 +1,7 @@
 """Checks the fields of a saved inspection, one by one. The file may come from a stranger."""
 
 from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 from memstate.checks import INT32_MAX, shown
@@ -11,6 +12,7 @@ from memstate.kernels.tables import REGISTERS_PER_ROW
 INT64_MAX: Final = 2**63 - 1
 KINDS: Final = ("live", "lane", "cached", "session", "mark", "snapshot", "unknown")  # of owners
 CHANGES: Final = ("claim", "release", "move", "plan", "accept")  # of owners
+AGES: Final = ("oldest_row", "idlest_row", "oldest_session", "idlest_session")  # figures in seconds
 DIFFERENCES: Final = ("free", "held_by_snapshots", "leaked_records")  # figures that a fault can take below 0
 FIGURES_DEEP: Final = 4  # the tiers have prefetches, and these have flaws by name
 
@@ -59,6 +61,7 @@ def _checks(capacity: int, slots: list[int]) -> dict[str, Check]:
         "row": _whole(1, rows - 1), "id": _text, "length": count, "confirmed": count, "finished": _flag,
         "unsettled": count,
     }  # fmt: skip
+    ages: dict[str, Check] = {"age": _seconds, "idle": _seconds}  # which older files do not have
     session: dict[str, Check] = {
         "id": _text, "row": _whole(0, rows - 1), "tokens": count, "states": _list(_pair(register, count)),
         "pages": count,
@@ -82,9 +85,9 @@ def _checks(capacity: int, slots: list[int]) -> dict[str, Check]:
         "kinds": _by_register(_kind, held, complete=True),
         "tags": _by_register(_text, held, complete=False),
         "by_id": _ascending(_whole(0, capacity)),
-        "rows": _ascending(_record(request), "row"),
+        "rows": _ascending(_record(request, ages), "row"),
         "prefix": _below(_list(_stretch(_record(node)))),
-        "sessions": _list(_record(session)),
+        "sessions": _list(_record(session, ages)),
         "changes": _ascending(_record(change), "serial"),
         "stats": _figures(FIGURES_DEEP),
         "layout": _record(layout),
@@ -149,6 +152,12 @@ def _flag(value: Any) -> None:
         raise _refuse(value, "true or false")
 
 
+def _seconds(value: Any) -> None:
+    """Seconds of the manager's clock, which may be any."""
+    if type(value) not in (int, float) or not -INT64_MAX <= value <= INT64_MAX:  # no NaN either
+        raise _refuse(value, "a number of seconds")
+
+
 def _whole(least: int, most: int = INT32_MAX) -> Check:
     """A whole number. True is none, and neither is 1.0."""
 
@@ -201,11 +210,14 @@ def _pair(first: Check, second: Check) -> Check:
     return check
 
 
-def _record(checks: Mapping[str, Check]) -> Check:
+def _record(checks: Mapping[str, Check], since: Mapping[str, Check] = MappingProxyType({})) -> Check:
+    """An object with these fields, and perhaps all of those that later versions write."""
+
     def check_each(value: Any) -> None:
         _object(value)
-        _require_names(value, checks)
-        for name, check in checks.items():
+        every = {**checks, **since} if since.keys() & value.keys() else checks
+        _require_names(value, every)
+        for name, check in every.items():
             _within(f".{name}", check, value[name])
 
     return check_each
@@ -252,13 +264,13 @@ def _by_register(check: Check, held: set[str], complete: bool) -> Check:
 
 
 def _figures(deep: int) -> Check:
-    """Figures by name: whole numbers, null, or figures in turn."""
+    """Figures by name: whole numbers, seconds, null, or figures in turn."""
 
     def check_each(value: Any) -> None:
         _object(value)
         for name, each in value.items():
             number = _whole(-INT64_MAX if name in DIFFERENCES else 0, INT64_MAX)
-            inner = _figures(deep - 1) if type(each) is dict and deep > 1 else number
+            inner = _figures(deep - 1) if type(each) is dict and deep > 1 else _seconds if name in AGES else number
             if each is not None:
                 _within(f".{name}" if name.isidentifier() else f"[{shown(name)}]", inner, each)
 

@@ -34,7 +34,7 @@ from memstate.tiers.prefetch.prefetcher import Prefetcher
 from memstate.tiers.records import RecordFormat
 from memstate.tiers.settings import Tiers
 from memstate.tiers.sizing import pages_in_proportion, staged_pages
-from memstate.tiers.stores.base import NoStore
+from memstate.tiers.stores.base import NoStore, evicted_of, faults_of
 from memstate.tiers.workers import Threads, Workers
 from memstate.tiers.writeback import WriteBack
 from memstate.tokens import BYTES
@@ -81,7 +81,7 @@ class TierManager(NotCopied, Shown):
         if settings.store is not None:
             for records in self._caches:
                 settings.store.register(records.pool.memory)
-            self.writeback = WriteBack(settings.store, self._workers)
+            self.writeback = WriteBack(settings.store, self._workers, settings.clock)
         if settings.store is not None or settings.group is not None:
             self.agreed = AgreedHits(self.host, pages.page_size) if settings.group is not None else None
             kept = self.host.kv.pool.records * pages.page_size if self.host.kv is not None else 0
@@ -463,8 +463,14 @@ class TierManager(NotCopied, Shown):
             state_bytes=states.form.body_bytes,
             page_bytes=kv.form.body_bytes if kv else 0,
             leaked_records=self.leaked,
+            failures=self._failures(),
+            store_evicted=evicted_of(self.settings.store),
             prefetch=self.prefetcher.stats() if self.prefetcher else None,
         )
+
+    def _failures(self) -> dict[str, int]:
+        raised = [each.raised for each in (self.writeback, self.prefetcher) if each is not None]
+        return dict(sum(raised, faults_of(self.settings.store)))
 
     def miscounts(self) -> list[str]:
         """Returns what is wrong with pins and claimed host records, counted at those who hold them.
@@ -526,6 +532,9 @@ class TierManager(NotCopied, Shown):
 
     def _end(self) -> None:
         """Notes that everything is closed. An interrupted `close` does not get here, and can be repeated."""
+        for each in (self.writeback, self.prefetcher):
+            if each is not None:
+                each.close()
         self._closed, self._cache.below = True, None
 
 

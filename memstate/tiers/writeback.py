@@ -5,12 +5,15 @@ arrived in host memory -> waits, unpinned -> pinned while a thread seals and wri
 """
 
 import logging
-from collections import deque
-from collections.abc import Sequence
+import math
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError
 
 from memstate import logs
 from memstate.tiers.host.cache import CachedRecord, RecordCache
-from memstate.tiers.stores.base import Outcome, Store
+from memstate.tiers.stores.base import Outcome, Store, faults_of, reason_of, why_of
 from memstate.tiers.workers import Job, Workers
 
 BATCH = 32  # records a write
@@ -19,8 +22,11 @@ SHARE = 0.25  # of a cache's records that may be pinned here, so that a slow sto
 LOG = logs.logger("tiers")
 
 
-def write(store: Store, cache: RecordCache, entries: Sequence[CachedRecord]) -> list[Outcome]:
+def write(store: Store, cache: RecordCache, entries: Sequence[CachedRecord]) -> tuple[list[Outcome], str]:
     """Seals records and writes them; runs in a thread.
+
+    Returns:
+        What became of each, and the reasons that the store counted meanwhile, "" for none.
 
     Raises:
         OSError: The store failed; nothing is known of the records then.
@@ -28,10 +34,11 @@ def write(store: Store, cache: RecordCache, entries: Sequence[CachedRecord]) -> 
     buffers = [cache.pool.buffer(entry.record) for entry in entries]
     for buffer, entry in zip(buffers, entries, strict=True):
         cache.form.seal(buffer, entry.key, entry.length)
+    before = faults_of(store)
     outcomes = list(store.put([cache.form.name(entry.key) for entry in entries], buffers))
     if len(outcomes) != len(entries):
         raise OSError(f"storage was given {len(entries)} records and answered for {len(outcomes)}")
-    return outcomes
+    return outcomes, ", ".join(sorted(faults_of(store) - before))
 
 
 class WriteBack:
@@ -40,18 +47,21 @@ class WriteBack:
     Args:
         store: Where the records go.
         workers: Their threads write.
+        clock: Seconds, for the log.
 
     Attributes:
         written: Records that were stored.
         failed: Records that storage did not take.
         missed: Records that were evicted before their turn.
+        raised: Writes that raised, by reason; what a store without `faults` refuses is `refused`.
     """
 
-    def __init__(self, store: Store, workers: Workers) -> None:
-        self._store, self._workers = store, workers
+    def __init__(self, store: Store, workers: Workers, clock: Callable[[], float] = time.monotonic) -> None:
+        self._store, self._workers, self._told = store, workers, logs.Repeats(LOG, clock, ("records", "of"))
         self._waiting: deque[tuple[RecordCache, CachedRecord]] = deque()
         self._writing: list[tuple[RecordCache, list[CachedRecord], Job]] = []
         self.written = self.failed = self.missed = 0
+        self.raised: Counter[str] = Counter()
 
     @property
     def pending(self) -> int:
@@ -97,6 +107,11 @@ class WriteBack:
                 cache.pin(entry)
             cache.pool.use(entry.record for entry in entries)
             self._writing.append((cache, entries, self._workers.submit(write, self._store, cache, entries)))
+        self._told.write_due()
+
+    def close(self) -> None:
+        """Writes what is left to say into the log."""
+        self._told.write_due(math.inf)
 
     def _next(self) -> tuple[RecordCache, list[CachedRecord]] | None:
         """Returns the next records of one cache that may be pinned."""
@@ -119,12 +134,12 @@ class WriteBack:
         self._count(entries, job)
 
     def _count(self, entries: Sequence[CachedRecord], job: Job) -> None:
-        failed = job.cancelled or job.error is not None
-        outcomes: list[Outcome] = [Outcome.FAILED] * len(entries) if failed else job.result
-        lost = sum(outcome is not Outcome.DONE for outcome in outcomes)
-        if lost and LOG.isEnabledFor(logging.WARNING):
-            why = repr(job.error) if job.error is not None else "cancelled" if job.cancelled else "refused"
-            logs.event(LOG, logging.WARNING, "write failed", records=lost, of=len(entries), why=why)
+        error = job.error or (CancelledError() if job.cancelled else None)
+        outcomes, why = job.result if error is None else ([Outcome.FAILED] * len(entries), why_of(error))
+        if lost := sum(outcome is not Outcome.DONE for outcome in outcomes):
+            if error is not None or not why:
+                self.raised[reason_of(error) if error is not None else "refused"] += 1
+            self._told.event(logging.WARNING, "write failed", records=lost, of=len(entries), why=why or "refused")
         for entry, outcome in zip(entries, outcomes, strict=True):
             entry.stored = outcome is Outcome.DONE
             self.written += entry.stored

@@ -223,7 +223,7 @@ def quiet() -> dict[str, Any]:
         (["prompts", "lost", "no_sharing"], 24, "were new: look at salts"),
         (["tiers", "writes", "missed"], 7, "Storage does not keep up: 7 records"),
         (["tiers", "writes_pending"], 700, "700 records wait"),
-        (["tiers", "failures"], 2, "Storage failed 2 times"),
+        (["tiers", "failures"], {"ENOSPC": 2}, "Storage failed 2 times (ENOSPC)"),
         (["tiers", "late"], 2, "Prefetches come too late"),
         (["tiers", "prefetches"], {"stopped": 3, "complete": 4}, "3 of 7 were stopped"),
         (["tiers", "lost_saves", "no_staging"], 2, "raise Tiers(staging=)"),

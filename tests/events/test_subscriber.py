@@ -102,7 +102,7 @@ def test_a_gap_that_nobody_can_fill_forgets_what_came_before(make: Callable[...,
     until(lambda: pair.index.workers == ("w",), pair.turn)
     source = pair.subscriber._sources["w"]
     late = Batch(0.0, [BlockStored([7], None, [5, 5, 5, 5], 4)])
-    pair.subscriber._hold("w", source, (9).to_bytes(8, "big"), pack(late))
+    pair.subscriber._take("w", source, (9).to_bytes(8, "big"), pack(late))
     until(lambda: source.next == 10, pair.turn)
     assert pair.index.find([5, 5, 5, 5, 5])[0].kv == 4
 

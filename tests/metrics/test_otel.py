@@ -14,7 +14,7 @@ from tests.support.metered import manager, turn
 
 
 def test_a_meter_has_the_figures_that_prometheus_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    mem, reads = manager(below=True), list[Source]()
+    mem, reads = manager(below=True, sessions=ms.SessionLimits(clock=lambda: 0.0)), list[Source]()
     turn(mem, 1, "a")
     own = Source.read
     reader = InMemoryMetricReader()

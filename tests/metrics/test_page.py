@@ -96,7 +96,7 @@ def test_the_dashboard_shows_what_is_more_than_detail() -> None:
         "memstate_tier_bytes", "memstate_tier_copies", "memstate_tier_evictions", "memstate_prefetches_started",
         "memstate_prefetch_truncated_tokens", "memstate_prefetch_tokens", "memstate_prefetches_in_flight",
         "memstate_prefetch_tokens_in_flight", "memstate_prefetch_read", "memstate_prefetch_kept",
-        "memstate_agreements", "memstate_agreement_waits", "memstate_tenant_pages",
+        "memstate_agreements", "memstate_agreement_waits", "memstate_tenant_pages", "memstate_prefetch_failures",
     }  # fmt: skip
     shown = {name for query in queries() for name in re.findall(r"memstate_\w+", query)}
     assert {figure.name for figure in FIGURES if not any(name.startswith(figure.name) for name in shown)} == detail
@@ -129,7 +129,7 @@ def test_queries_of_the_page_name_figures_that_exist() -> None:
 def test_the_page_names_every_logger_and_event() -> None:
     text = "\n".join(path.read_text() for path in (ROOT / "memstate").rglob("*.py") if path.name != "logs.py")
     loggers = set(re.findall(r'logs\.logger\("(\w+)"\)', text)) | {"chaos"}
-    events = set(re.findall(r'logs\.event\(LOG, (?:logging\.\w+|level), "([\w ]+)"', text))
+    events = set(re.findall(r'(?:logs\.event\(LOG, |told\(|_told\.event\()(?:logging\.\w+|level), "([\w ]+)"', text))
     assert len(loggers) == 8 and len(events) >= 9
     assert {name for name in loggers if f"| `memstate.{name}` |" not in PAGE} == set()
     assert {name for name in events if f"`{name}`" not in PAGE} == set()

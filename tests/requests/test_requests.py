@@ -46,7 +46,8 @@ def picture(mem: StateManager) -> tuple[object, ...]:
     table = (rows.used.tolist(), rows.generation.tolist(), rows.confirmed.tolist(), list(rows.ids))
     numbers = (mem.free_slots, mem.free_pages, mem._table.free, mem._snapshots.free, mem._snapshots.evictable)
     figures = dataclasses.asdict(mem.stats())
-    stats = {name: n for name, n in figures.items() if not name.startswith("short_of_")}  # refused calls count
+    moves = ("short_of_", "oldest_", "idlest_")  # refused calls count, and time goes on
+    stats = {name: n for name, n in figures.items() if not name.startswith(moves)}
     return device, host, table, numbers, recorded(mem._commands), stats
 
 

@@ -109,8 +109,9 @@ def _storage(of: Mapping[str, Any]) -> Iterator[str]:
         )
     elif tiers["writes_pending"] > max(100, writes.get("written", 0)):
         yield f"{tiers['writes_pending']} records wait for storage: it does not keep up if the number grows."
-    if failed := writes.get("failed", 0) + tiers["failures"]:
-        yield f"Storage failed {failed} times: see the log (memstate.tiers), and store.faults."
+    if failed := sum(tiers["failures"].values()) or writes.get("failed", 0):
+        reasons = f" ({', '.join(tiers['failures'])})" if tiers["failures"] else ""
+        yield f"Storage failed {failed} times{reasons}: see the log (memstate.tiers)."
     elif unwritten := tiers["unwritten"]:
         yield f"Storage failed {unwritten} writes since the start, none just now: flush() and close() try them again."
     if tiers["truncated"]:

@@ -40,6 +40,10 @@ def _of(now: Figures, grown: Figures) -> dict[str, Any]:
         "sessions": {
             "open": int(now.total("memstate_sessions")), "emptied": int(grown.total("memstate_sessions_emptied_total")),
         },
+        "ages": {
+            what: now.total(f"memstate_{what}_seconds")
+            for what in ("row_age", "row_idle", "session_age", "session_idle")
+        },
         "refusals": _whole(grown.by("memstate_refusals_total", "reason")),
         "claims": int(grown.total("memstate_claims_total")),
         "snapshots": {
@@ -102,7 +106,8 @@ def _tiers(now: Figures, grown: Figures) -> dict[str, Any] | None:
         "writes": _whole(grown.by("memstate_storage_writes_total", "outcome")),
         "writes_pending": int(now.total("memstate_storage_writes_pending")),
         "unwritten": int(now.total("memstate_storage_writes_total", outcome="failed")),
-        "failures": int(grown.total("memstate_storage_failures_total")),
+        "failures": {name: n for name, n in _whole(grown.by("memstate_storage_failures_total", "reason")).items() if n},
+        "evicted": int(grown.total("memstate_storage_evictions_total")),
         "flaws": _whole(grown.by("memstate_storage_flaws_total", "flaw")),
         "prefetches": {name: n for name, n in _whole(grown.by("memstate_prefetches_total", "outcome")).items() if n},
         "late": int(grown.total("memstate_prefetches_late_total")),

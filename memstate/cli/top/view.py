@@ -11,6 +11,10 @@ from rich.text import Text
 from memstate.cli.output import printable
 
 WIDTH = 30  # cells of a bar
+UNITS = (86400.0, "d"), (3600.0, "h"), (60.0, "min"), (0.0, "s")
+AGES = {
+    "row_age": "request", "row_idle": "standstill of one", "session_age": "session", "session_idle": "idle session",
+}  # fmt: skip
 COLOURS = {
     "live": "green", "lane": "cyan", "mark": "blue", "cached": "magenta", "session": "yellow", "snapshot": "red",
     "by_id": "bright_red", "free": "bright_black", "hit": "green", "no_sharing": "bright_black", "evicted": "red",
@@ -37,6 +41,7 @@ def _manager(of: Mapping[str, Any]) -> RenderableType:
         _used("rows", of["rows"]), _used("KV pages", of["pages"]), _counts("refused for lack of", of["refusals"]),
         _counts("snapshots", of["snapshots"]), _counts("snapshots not kept", of["degradations"]),
         _counts("sessions", of["sessions"]),
+        ("oldest", ", ".join(f"{name} {_span(of['ages'][what])}" for what, name in AGES.items() if of["ages"][what])),
     ]  # fmt: skip
     prompts = of["prompts"]
     if prompts:
@@ -77,12 +82,17 @@ def _counts(name: str, found: Mapping[str, int]) -> tuple[str, str]:
     return name, ", ".join(f"{count:,} {what}" for what, count in found.items() if count)
 
 
+def _span(seconds: float) -> str:
+    size, unit = next((size, unit) for size, unit in UNITS if seconds >= size)
+    return f"{seconds / (size or 1):,.1f} {unit}"
+
+
 def _tiers(tiers: Mapping[str, Any]) -> list[tuple[str, str]]:
     lines = [_used(f"records, {name}", records) for name, records in tiers["records"].items()]
     for direction in ("out", "in"):
         copied = {f"MiB of {kind}s": round(n / 2**20, 1) for kind, n in tiers["bytes"][direction].items()}
         lines.append(_counts(f"copied {direction}", copied))
-    writes = {"wait": tiers["writes_pending"], **tiers["writes"]}
+    writes = {"wait": tiers["writes_pending"], **tiers["writes"], "evicted by the store": tiers["evicted"]}
     ends = {
         **tiers["prefetches"],
         "late": tiers["late"],
@@ -90,7 +100,8 @@ def _tiers(tiers: Mapping[str, Any]) -> list[tuple[str, str]]:
         "under way": tiers["in_flight"],
     }
     return [
-        *lines, _counts("writes to storage", writes), _counts("prefetches", ends), _counts("flaws", tiers["flaws"]),
+        *lines, _counts("writes to storage", writes), _counts("storage failed", tiers["failures"]),
+        _counts("prefetches", ends), _counts("flaws", tiers["flaws"]),
         _counts("saves lost", tiers["lost_saves"]),
     ]  # fmt: skip
 

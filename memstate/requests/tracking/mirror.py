@@ -51,6 +51,7 @@ class Mirror:
         self._columns = Columns(file.held, file.labels, file.tracked, file.source)
         self.snapshots = 0  # taken since the start
         self.degraded = 0  # optional claims refused since the start
+        self._told = logs.Repeats(LOG, sums=["refused"])
 
     def plan(self, rows: Longs, length: Longs, after: Longs, limit: int) -> int:
         """Plans distinct rows that hold a state.
@@ -99,7 +100,7 @@ class Mirror:
             self.degraded += wanted.size - granted
             if granted < wanted.size and LOG.isEnabledFor(logging.INFO):
                 room = {"free": allocator.free, "reserve": allocator.reserve, "limit": limit}
-                logs.event(LOG, logging.INFO, "degraded", refused=int(wanted.size - granted), **room)
+                self._told.event(logging.INFO, "degraded", refused=int(wanted.size - granted), **room)
             given = np.zeros(need.size, bool)
             given[wanted[:granted]] = True
             return given

@@ -121,6 +121,7 @@ class HostTier:
         self.backups: list[list[InFlight]] = []
         self.refused = 0  # states that found no room here
         self.unstaged = 0  # states that were evicted while staging was full
+        self._told = logs.Repeats(LOG, sums=["tokens"])
         self._unwritten: set[int] = set()  # KV pages that the newest step's forward completes
         commands.before_packet(self.await_loads)
 
@@ -237,7 +238,7 @@ class HostTier:
         for node in nodes:
             if node.snapshot is not None and not self._add(node, node.snapshot.register, due, self._room(due)):
                 self.unstaged += 1
-                logs.event(LOG, logging.INFO, "save lost", why="staging is full", tokens=node.snapshot.length)
+                self._told.event(logging.INFO, "save lost", why="staging is full", tokens=node.snapshot.length)
         self._send(due)
 
     def save_ahead(self, nodes: Sequence[Node]) -> int:
@@ -294,8 +295,8 @@ class HostTier:
         if fits:
             kept = kept and self._add_record(self.states, digests[-1], length, register, due.states)
         self.refused += not kept
-        if not kept and LOG.isEnabledFor(logging.INFO):
-            logs.event(LOG, logging.INFO, "save lost", why="host memory has no room", tokens=length)
+        if not kept:
+            self._told.event(logging.INFO, "save lost", why="host memory has no room", tokens=length)
         self._touch(digests)
         return fits or not kept
 

@@ -6,8 +6,10 @@ Two prefetches of one prefix read it twice; the second result is discarded. Know
 """
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from memstate import logs
 from memstate.errors import AgreementLost
@@ -21,7 +23,7 @@ from memstate.tiers.prefetch.reading import Answer, Question, Read
 from memstate.tiers.prefetch.reservation import Reservation
 from memstate.tiers.prefetch.settings import Prefetch
 from memstate.tiers.prefetch.votes import MOST_PAGES, Votes
-from memstate.tiers.stores.base import Store
+from memstate.tiers.stores.base import Store, reason_of, why_of
 from memstate.tiers.workers import Workers
 
 LOG = logs.logger("tiers")
@@ -43,6 +45,9 @@ class Prefetcher:
         workers: Their threads call the store; at most as many prefetches proceed at once.
         clock: Seconds.
         ended: Called with each prefetch that ends.
+
+    Attributes:
+        raised: Calls of the store that raised, by reason.
     """
 
     def __init__(
@@ -53,6 +58,7 @@ class Prefetcher:
         self._kv, self._states, self._settings, self._page_size = kv, states, settings, page_size
         self._ended = ended
         self._agreement, self._clock = agreement, clock
+        self._told = logs.Repeats(LOG, clock, ("tokens", "usable", "seconds"))
         self._background = Background(workers, store, kv, states, settings.chunk, page_size)
         self._candidates = Candidates(kv, states, page_size, settings.threshold, agreement.ranks)
         self._fetches: list[Fetch] = []  # in flight, in order of start
@@ -60,6 +66,7 @@ class Prefetcher:
         self._lost = False
         self._count: Counter[str] = Counter()
         self._flaws: Counter[str] = Counter()
+        self.raised: Counter[str] = Counter()
 
     def __repr__(self) -> str:
         return f"Prefetcher({len(self._fetches)} in flight, {self.in_flight_tokens} tokens)"
@@ -148,6 +155,7 @@ class Prefetcher:
         Syncs: only for a rank that has not polled as often as this one.
         """
         try:
+            self._told.write_due()
             self._collect()
             if self._votes is not None:
                 self._conclude(self._votes)
@@ -214,23 +222,29 @@ class Prefetcher:
         self._fetches, self._votes = [], None
         self._background.reset()
 
+    def close(self) -> None:
+        """Writes what is left to say into the log."""
+        self._told.write_due(math.inf)
+
     # -- what threads have found ----------------------------------------------------------------------
 
     def _collect(self) -> None:
         for op, result, error in self._background.collect():
             if error:
                 self._count["failures"] += 1
-                op.fetch.blame(End.FAILED, repr(error))
+                self.raised[reason_of(error)] += 1
+                op.fetch.blame(End.FAILED, why_of(error))
             if op.pool:
                 self._note(op, result or Read(0, ""))
             else:
                 op.fetch.answer = result or Answer()
+                op.fetch.why = op.fetch.why or op.fetch.answer.why
 
     def _note(self, op: Op, found: Read) -> None:
         self._count["read"] += found.arrived
         if found.flaw:
             self._flaws[found.flaw] += 1
-            op.fetch.blame(End.FAILED if found.flaw == "failed" else End.MISSED, found.flaw)
+            op.fetch.blame(End.FAILED if found.flaw == "failed" else End.MISSED, found.why or found.flaw)
         if op.pages:
             op.fetch.note_pages(op.pages, found.arrived)
         else:
@@ -309,8 +323,10 @@ class Prefetcher:
         self._count[outcome.value] += 1
         slow = self._settings.stop == "timeout" and fetch.stop and outcome is not End.COMPLETE
         if LOG.isEnabledFor(level := logging.WARNING if slow or outcome in FAULTY else logging.INFO):
+            seconds = self._clock() - fetch.began
             fields = {"outcome": outcome.value, "tokens": fetch.tokens, "usable": fetch.length, "why": fetch.why}
-            logs.event(LOG, level, "prefetch ended", seconds=self._clock() - fetch.began, **fields)
+            told = self._told.event if outcome in FAULTY else partial(logs.event, LOG)
+            told(level, "prefetch ended", seconds=seconds, **fields)
         if fetch in self._fetches:
             self._fetches.remove(fetch)
         if self._ended is not None:

@@ -1,10 +1,11 @@
 """The work of the background threads: ask storage what it has, and read records into host memory. Knows no cache."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 from memstate.tiers.records import RecordFormat
-from memstate.tiers.stores.base import Bytes, Outcome, Store
+from memstate.tiers.stores.base import Bytes, Outcome, Store, faults_of
 from memstate.tiers.workers import Flag
 
 T = TypeVar("T")
@@ -30,10 +31,12 @@ class Answer(NamedTuple):
     Attributes:
         found: How many of the pages asked for are there, from the first on.
         ends: Page ends with a state.
+        why: Why the store could not say it of some, "" for nothing.
     """
 
     found: int = 0
     ends: Sequence[int] = ()
+    why: str = ""
 
 
 class Chunk(NamedTuple):
@@ -56,10 +59,12 @@ class Read(NamedTuple):
     Attributes:
         arrived: Sound records, from the first on.
         flaw: What is wrong with the next record, "" for nothing.
+        why: Why the store could not read it, "" where it does not say so.
     """
 
     arrived: int
     flaw: str
+    why: str = ""
 
 
 def ask(
@@ -78,7 +83,7 @@ def ask(
     Raises:
         OSError: The store failed.
     """
-    keys, found = question.keys, 0
+    keys, found, before = question.keys, 0, faults_of(store)
     for pages in _parts(question.pages, chunk):
         there = _exist(store, kv, [keys[page] for page in pages])
         found += [*there, False].index(False)
@@ -91,7 +96,7 @@ def ask(
             break
         there = _exist(store, states, [keys[end - 1] for end in part])
         ends += [end for end, has in zip(part, there, strict=True) if has]
-    return Answer(found, ends)
+    return Answer(found, ends, _reasons(store, before))
 
 
 def _exist(store: Store, form: RecordFormat | None, keys: Sequence[bytes]) -> list[bool]:
@@ -114,7 +119,7 @@ def read(store: Store, form: RecordFormat, buffer: Callable[[int], Bytes], piece
     """
     if over.is_set():
         return Read(0, "unwanted")
-    buffers = [buffer(piece.record) for piece in pieces]
+    buffers, before = [buffer(piece.record) for piece in pieces], faults_of(store)
     outcomes = _answered(store.get([form.name(piece.key) for piece in pieces], buffers), len(pieces))
     for arrived, (outcome, piece) in enumerate(zip(outcomes, pieces, strict=True)):
         flaw = outcome.name.lower()
@@ -123,8 +128,13 @@ def read(store: Store, form: RecordFormat, buffer: Callable[[int], Bytes], piece
             if flaw:
                 store.discard([form.name(piece.key)])
         if flaw:
-            return Read(arrived, flaw)
+            return Read(arrived, flaw, _reasons(store, before) if flaw == "failed" else "")
     return Read(len(pieces), "")
+
+
+def _reasons(store: Store, before: Counter[str]) -> str:
+    """Returns the reasons that a store has counted since then."""
+    return ", ".join(sorted(faults_of(store) - before))
 
 
 def _parts(items: Sequence[int], size: int) -> Iterator[Sequence[int]]:

@@ -3,7 +3,9 @@
 Knows no state, no token and no host memory.
 """
 
+import errno
 import re
+from collections import Counter
 from collections.abc import Sequence
 from enum import IntEnum
 from typing import Protocol, runtime_checkable
@@ -12,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from memstate.checks import is_whole
 from memstate.errors import InvalidArgument
 
 Bytes = NDArray[np.uint8]
@@ -86,6 +89,9 @@ class Store(Protocol):
     a name that is there may keep the old record or the new one, because equal names mean equal bytes. Records may go at
     any
     time.
+
+    A store may also have `faults`, a `Counter` of what it could not do by reason, such as ENOSPC, and `evicted`, the
+    records that it deleted to make room. Log and metrics show both.
     """
 
     def register(self, memory: Tensor) -> None:
@@ -119,6 +125,30 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Ends what the backend has begun. Nothing is called after it."""
+
+
+def faults_of(store: Store | None) -> Counter[str]:
+    """Returns what a store could not do so far, by reason; nothing for a store that does not count."""
+    faults = getattr(store, "faults", None)
+    return Counter(faults if isinstance(faults, Counter) else ())
+
+
+def evicted_of(store: Store | None) -> int:
+    """Returns the records that a store deleted to make room; 0 for a store that does not count."""
+    evicted = getattr(store, "evicted", 0)
+    return int(evicted) if is_whole(evicted) else 0
+
+
+def reason_of(error: BaseException) -> str:
+    """Returns the reason of an error in a word: the name of its errno, else of its kind."""
+    number = error.errno if isinstance(error, OSError) else None
+    return errno.errorcode.get(number or 0, type(error).__name__)
+
+
+def why_of(error: BaseException) -> str:
+    """Returns what the log says of an error: its reason, and its own words."""
+    reason = reason_of(error)
+    return repr(error) if reason == type(error).__name__ else f"{reason}: {error!r}"
 
 
 class NoStore:

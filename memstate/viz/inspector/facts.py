@@ -49,6 +49,7 @@ def columns(inspection: Inspection, kinds: Sequence[str]) -> dict[str, Any]:
             [
                 text(session["id"]), session["row"], session["tokens"], session["pages"],
                 [[place.get(register, -1), length] for register, length in session["states"]],
+                session.get("age"), session.get("idle"),
             ]
             for session in inspection.sessions
         ],
@@ -61,7 +62,7 @@ def columns(inspection: Inspection, kinds: Sequence[str]) -> dict[str, Any]:
 
 
 def _requests(inspection: Inspection, held: Sequence[int], place: Mapping[int, int]) -> list[list[Any]]:
-    """Row, id, lengths, and the places of the owners that belong to the row: live, lanes, marks."""
+    """Row, id, lengths, the places of the owners that belong to the row: live, lanes, marks; and how old it is."""
     marks: dict[int, list[int]] = {}
     for register in held:
         if inspection.kinds[register] == "mark" and (found := OF_ROW.match(inspection.names[register])):
@@ -70,7 +71,7 @@ def _requests(inspection: Inspection, held: Sequence[int], place: Mapping[int, i
         [
             row["row"], text(row["id"]), row["length"], row["confirmed"], row["finished"], row["unsettled"],
             [place.get(row["row"] * REGISTERS_PER_ROW + part, -1) for part in range(REGISTERS_PER_ROW)],
-            marks.get(row["row"], []),
+            marks.get(row["row"], []), row.get("age"), row.get("idle"),
         ]
         for row in inspection.rows
     ]  # fmt: skip

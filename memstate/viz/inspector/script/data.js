@@ -38,6 +38,15 @@ owners.slots.forEach((slot, at) => {
 
 const tokens = (count) => `${count.toLocaleString("en")} ${count === 1 ? "token" : "tokens"}`;
 const counted = (count, one, many = `${one}s`) => `${count.toLocaleString("en")} ${count === 1 ? one : many}`;
+const UNITS = [
+  [86400, "d"],
+  [3600, "h"],
+  [60, "min"],
+];
+const seconds = (count) => {
+  const [size, unit] = UNITS.find(([size]) => count >= size) || [1, "s"];
+  return `${(count / size).toLocaleString("en", { maximumFractionDigits: 1 })} ${unit}`;
+};
 const ownerNames = (slot) => [
   ...(ownersOf.get(slot) || []).map((at) => owners.names[at]),
   ...(byId.has(slot) ? [GROUP] : []),

@@ -86,7 +86,11 @@ function track(length, sure, places) {
 const snapshots = owners.kinds.flatMap((kind, at) => (data.kinds[kind] === "snapshot" ? [at] : []));
 const origins = new Map(data.origins);
 
-function request([row, id, length, confirmed, finished, unsettled, registers, marks]) {
+// Files of earlier versions have no ages.
+const ages = (age, idle) =>
+  age === null ? [] : el("div", { class: "hint" }, `age ${seconds(age)}${idle ? `, idle ${seconds(idle)}` : ""}`);
+
+function request([row, id, length, confirmed, finished, unsettled, registers, marks, age, idle]) {
   const state = finished
     ? "finished"
     : unsettled
@@ -96,16 +100,16 @@ function request([row, id, length, confirmed, finished, unsettled, registers, ma
   const places = [...marks, ...registers.slice(1), registers[0]].filter((at) => at >= 0);
   return [
     [name(id), el("div", { class: "hint" }, `row ${row}`)],
-    state,
+    [state, ages(age, idle)],
     [tokens(length), el("div", { class: "hint" }, `${confirmed.toLocaleString("en")} confirmed`)],
     [chips, marks.map((at) => chip(at))],
     track(length, confirmed, places),
   ];
 }
 
-const session = ([id, row, length, pages, states]) => [
+const session = ([id, row, length, pages, states, age, idle]) => [
   name(id),
-  row ? `row ${row}` : "idle",
+  [row ? `row ${row}` : "idle", ages(age, idle)],
   tokens(length),
   counted(pages, "KV page"),
   states.map(([at, label]) => (at < 0 ? tokens(label) : chip(at, "state"))),

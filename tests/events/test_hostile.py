@@ -1,0 +1,391 @@
+"""Readers and workers that are strangers: what one call does for them is bounded, and a good reader gets everything.
+
+Each test counts at real sockets on loopback. None looks at a clock.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from memstate.events import AllBlocksCleared, Batch, BlockRemoved, BlockStored, Index, Publisher, Subscriber
+from memstate.events import publisher as sending
+from memstate.events import subscriber as reading
+from memstate.events.wire import END, pack
+from tests.events.test_feed import manager, serve
+from tests.events.test_subscriber import ANY, Pair, until
+
+FRAMES, BATCHES, BYTES = 256, 128, 1 << 20  # that a call reads, sends, and sends
+
+
+class Told:
+    """A feed with batches of one size, snapshots too."""
+
+    def __init__(self, size: int = 10) -> None:
+        self.size, self.whole, self.more, self.snapshots = size, True, False, 0
+
+    def take(self) -> Batch | None:
+        events: list[Any] = [AllBlocksCleared()] if self.whole else []
+        if not (self.whole or self.more):
+            return None
+        self.snapshots += self.whole
+        self.whole = self.more = False
+        return Batch(0.0, [*events, BlockRemoved([bytes(self.size)])])
+
+    def replaced(self) -> None:
+        self.whole = True
+
+    def close(self) -> None:
+        pass
+
+
+class Counted:
+    """The socket of questions, which counts what goes through it since `begin`."""
+
+    def __init__(self, socket: Any) -> None:
+        self._socket, self.sent = socket, dict[bytes, list[bytes]]()
+        self.begin()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._socket, name)
+
+    def begin(self) -> None:
+        self.frames = self.read = self.batches = self.bytes = 0
+
+    def recv(self, *given: Any, **more: Any) -> Any:
+        found = self._socket.recv(*given, **more)
+        self.frames, self.read = self.frames + 1, self.read + len(found)
+        return found
+
+    def recv_multipart(self, *given: Any, **more: Any) -> Any:
+        found = self._socket.recv_multipart(*given, **more)
+        self.frames, self.read = self.frames + len(found), self.read + sum(map(len, found))
+        return found
+
+    def send_multipart(self, frames: Any, *given: Any, **more: Any) -> Any:
+        self._socket.send_multipart(frames, *given, **more)
+        self.sent.setdefault(frames[0], []).append(frames[-2])
+        self.batches, self.bytes = self.batches + 1, self.bytes + len(frames[-1])
+
+
+class Rig:
+    """A publisher with batches to tell, and readers of any kind."""
+
+    def __init__(self, told: Told, keep: int = 10_000) -> None:
+        self.told = told
+        self.events = Publisher(manager(), ANY, ANY, keep=keep)
+        self.events._feed.close()
+        self.events._feed = told  # type: ignore[assignment]
+        self.router = self.events._router = Counted(self.events._router)
+        self.readers: list[Any] = []
+
+    def reader(self, **options: int) -> Any:
+        made: Any = zmq.Context.instance().socket(zmq.DEALER)
+        made.setsockopt(zmq.LINGER, 0)
+        for name, value in options.items():
+            made.setsockopt(getattr(zmq, name), value)
+        made.connect(self.events.replay)
+        self.readers.append(made)
+        return made
+
+    def tell(self, batches: int) -> None:
+        """Publishes batches while nobody has asked."""
+        for _ in range(batches):
+            self.told.more = True
+            self.events.publish()
+        self.router.begin()
+
+    def call(self) -> None:
+        """Publishes once, and checks what the call has done for readers."""
+        self.router.begin()
+        self.events.publish()
+        assert self.router.frames <= FRAMES
+        assert self.router.batches <= BATCHES
+        assert self.router.bytes <= BYTES + self.told.size + 100  # one batch may go beyond
+
+    def answer(self, reader: Any) -> list[int]:
+        """The numbers that a reader gets, up to the end of its answer."""
+        found: list[bytes] = []
+
+        def receive() -> None:
+            self.call()
+            while reader.poll(0) and END not in found:
+                found.append(reader.recv_multipart()[-2])
+
+        until(lambda: END in found, receive)
+        return [int.from_bytes(number, "big") for number in found[:-1]]
+
+    def close(self) -> None:
+        self.events.close()
+        for each in self.readers:
+            each.close()
+
+
+@pytest.fixture
+def make() -> Iterator[Callable[..., Rig]]:
+    """Rigs that are closed at the end."""
+    made: list[Rig] = []
+
+    def rig(*given: Any, **more: Any) -> Rig:
+        made.append(Rig(*given, **more))
+        return made[-1]
+
+    yield rig
+    for each in made:
+        each.close()
+
+
+def ask(reader: Any, number: int = 0) -> None:
+    reader.send_multipart((b"", number.to_bytes(8, "big")), zmq.NOBLOCK)
+
+
+def test_a_join_is_answered_over_several_calls(make: Callable[..., Rig]) -> None:
+    rig = make(Told())
+    rig.tell(1000)
+    reader = rig.reader()
+    ask(reader)
+    assert rig.answer(reader) == list(range(1000))
+
+
+def test_large_batches_are_answered_by_their_bytes(make: Callable[..., Rig]) -> None:
+    rig = make(Told(BYTES // 3))
+    rig.tell(20)
+    reader = rig.reader()
+    ask(reader)
+    assert rig.answer(reader) == list(range(20))
+
+
+def test_a_hundred_unread_questions_are_one_answer(make: Callable[..., Rig]) -> None:
+    """And another reader is answered beside it."""
+    rig = make(Told())
+    rig.tell(500)
+    greedy, good = rig.reader(RCVHWM=1), rig.reader()
+    for _ in range(100):
+        ask(greedy)
+    until(lambda: len(rig.router.sent) == 1, rig.call)
+    ask(good)
+    assert rig.answer(good) == list(range(500))
+    first = rig.router.sent[next(iter(rig.router.sent))]
+    assert len(first) <= 3 * 501  # the answer begins anew with the questions that come while it is under way
+
+
+@pytest.mark.parametrize("wrong", [[b"", b"short"], [b"alone"], [b"", bytes(8), b"more"], [b"", b"x" * 1000]])
+def test_wrong_questions_do_not_keep_a_call(make: Callable[..., Rig], wrong: list[bytes]) -> None:
+    rig = make(Told())
+    rig.tell(1)
+    crowd = [rig.reader(SNDHWM=5000) for _ in range(2)]
+    for each in crowd:
+        for _ in range(3000):
+            each.send_multipart(wrong, zmq.NOBLOCK)
+    until(lambda: bool(rig.events._router.poll(100)), lambda: None)
+    for _ in range(30):
+        rig.call()
+    good = rig.reader()
+    ask(good)
+    assert rig.answer(good) == [0]
+
+
+def test_a_message_of_many_frames_is_read_over_several_calls(make: Callable[..., Rig]) -> None:
+    rig = make(Told())
+    rig.tell(1)
+    reader = rig.reader()
+    reader.send_multipart([b"", bytes(8), *[b"x"] * 5000])
+    until(lambda: bool(rig.events._router.poll(100)), lambda: None)
+    for _ in range(5002 // FRAMES + 1):
+        rig.call()
+    ask(reader)
+    assert rig.answer(reader) == [0]
+
+
+def test_who_sends_a_giant_message_is_disconnected(make: Callable[..., Rig]) -> None:
+    rig = make(Told())
+    rig.tell(1)
+    reader = rig.reader()
+    monitor = reader.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+    reader.send_multipart((b"", bytes(10 << 20)))
+    ended: list[object] = []
+
+    def look() -> None:
+        rig.call()
+        assert not rig.router.read
+        if monitor.poll(0):
+            ended.append(recv_monitor_message(monitor))
+
+    until(lambda: bool(ended), look)
+    reader.disable_monitor()
+    good = rig.reader()
+    ask(good)
+    assert rig.answer(good) == [0]
+
+
+def test_a_reader_that_does_not_read_is_sent_no_more_than_waits_for_it(make: Callable[..., Rig]) -> None:
+    """The rest of its answer waits for it, and takes no memory. Another reader is answered meanwhile."""
+    size = 1 << 17
+    rig = make(Told(size))
+    rig.tell(400)
+    silent, good = rig.reader(RCVHWM=1, RCVBUF=1 << 16), rig.reader()
+    ask(silent)
+    until(lambda: len(rig.router.sent) == 1, rig.call)
+    ask(good)
+    assert rig.answer(good) == list(range(400))
+    for _ in range(400):
+        rig.call()
+    (most,) = (len(sent) for sent in rig.router.sent.values() if sent[-1] != END)
+    assert most < 300  # of 50 MiB; what waits in the sockets of the system is its own
+    assert rig.answer(silent) == list(range(400))
+
+
+def test_a_reader_that_has_gone_is_forgotten(make: Callable[..., Rig]) -> None:
+    rig = make(Told(BYTES))
+    rig.tell(50)
+    reader = rig.reader()
+    ask(reader)
+    until(lambda: bool(rig.events._answers), rig.call)
+    reader.close()
+    until(lambda: not rig.events._answers, rig.call)
+
+
+def test_old_questions_cost_one_snapshot_while_it_is_kept(make: Callable[..., Rig]) -> None:
+    """A snapshot takes a walk over the whole cache."""
+    rig = make(Told(), keep=4)
+    rig.tell(10)
+    reader = rig.reader()
+    for asked in range(3):
+        ask(reader, asked)
+        found = rig.answer(reader)
+        assert found[0] == 10 and rig.told.snapshots == 2
+    rig.tell(4)
+    ask(reader)
+    assert rig.answer(reader)[0] == 15 and rig.told.snapshots == 3
+
+
+def test_a_question_for_what_is_to_come_is_answered_by_the_end(make: Callable[..., Rig]) -> None:
+    rig = make(Told())
+    rig.tell(3)
+    reader = rig.reader()
+    for number in (3, 2**64 - 1):
+        ask(reader, number)
+        assert rig.answer(reader) == []
+
+
+@pytest.mark.parametrize("keep", [3, 10_000])
+def test_a_late_reader_is_whole_although_each_call_sends_one_batch(keep: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the loop goes on: its batches overtake the answer, and with few that are kept a snapshot replaces it."""
+    monkeypatch.setattr(sending, "ANSWERS", 1)
+    pair = Pair(keep=keep)
+    try:
+        for n in range(8):
+            serve(pair.mem, [n] * 8)
+            pair.events.publish()
+        pair.listen()
+        until(lambda: bool(pair.events._answers), pair.turn)
+        for n in range(8, 10):
+            serve(pair.mem, [n] * 8)
+            pair.turn()
+        until(lambda: all(pair.knows([n] * 8) for n in range(10)), pair.turn)
+    finally:
+        pair.close()
+
+
+# -- workers ------------------------------------------------------------------------------------------
+
+
+def batch(number: int, size: int = 0) -> bytes:
+    return pack(Batch(0.0, [BlockStored([number], None, [number] * 4, 4), BlockRemoved([bytes(size)])]))
+
+
+class Looked(dict[int, Any]):
+    """What a subscriber holds, which counts the entries that are looked through."""
+
+    seen = 0
+
+    def __iter__(self) -> Iterator[int]:
+        for each in super().__iter__():
+            self.seen += 1
+            yield each
+
+
+class Worker:
+    """A publisher that answers only when it is told to, and a subscriber that listens to it."""
+
+    def __init__(self) -> None:
+        self.events = Publisher(manager(), ANY, ANY)
+        self.events.publish()
+        self.index = Index()
+        self.subscriber = Subscriber(self.index)
+        self.subscriber.add("w", self.events.endpoint, self.events.replay)
+
+        def turn() -> None:
+            self.events.publish()
+            self.subscriber.poll()
+
+        until(lambda: self.source.next == 1 and not self.source.asked, turn)
+
+    @property
+    def source(self) -> Any:
+        return self.subscriber._sources["w"]
+
+    def send(self, number: int, payload: bytes) -> None:
+        self.events._pub.send_multipart((b"", number.to_bytes(8, "big"), payload))
+
+    def close(self) -> None:
+        self.subscriber.close()
+        self.events.close()
+
+
+@pytest.fixture
+def worker() -> Iterator[Worker]:
+    made = Worker()
+    yield made
+    made.close()
+
+
+def test_what_is_behind_a_gap_is_not_looked_through_at_each_message(worker: Worker) -> None:
+    worker.source.held = looked = Looked()
+    for number in range(3, 503):
+        worker.send(number, batch(number))
+    until(lambda: len(looked) == 500, worker.subscriber.poll)
+    assert looked.seen == 0
+    for number in (1, 2):
+        worker.send(number, batch(number))
+    until(lambda: worker.source.next == 503, worker.subscriber.poll)
+    assert looked.seen == 0 and not looked
+
+
+def test_what_is_held_is_bounded_by_bytes_and_more_is_asked_for_again(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = 10_000
+    monkeypatch.setattr(reading, "HELD", 20 * size)
+    before, numbers = worker.source, iter(range(3, 1000))
+
+    def more() -> None:
+        number = next(numbers)
+        worker.send(number, batch(number, size))
+        worker.subscriber.poll()
+        assert len(worker.source.held) <= 21
+
+    until(lambda: worker.source is not before, more)
+    until(lambda: worker.source.next == 1, lambda: (worker.events.publish(), worker.subscriber.poll()))
+    assert worker.index.workers == ("w",)
+
+
+def test_a_call_takes_in_a_part_of_what_a_worker_sends(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "MESSAGES", 10, raising=False)
+    for number in range(1, 101):
+        worker.send(number, batch(number))
+    until(lambda: bool(worker.source.sub.poll(100)), lambda: None)
+    taken: list[int] = []
+    until(lambda: worker.source.next == 101, lambda: taken.append(worker.subscriber.poll()))
+    assert sum(taken) == 100 and max(taken) <= 10
+
+
+def test_batches_that_are_lost_behind_an_answer_are_asked_for_again(worker: Worker) -> None:
+    """The answer has brought the index further, so nothing is forgotten."""
+    worker.send(3, batch(3))
+    until(lambda: worker.source.asked == 1, worker.subscriber.poll)
+    worker.subscriber._take("w", worker.source, (1).to_bytes(8, "big"), batch(1))  # of the answer
+    until(lambda: worker.source.asked == 2, lambda: (worker.events.publish(), worker.subscriber.poll()))
+    assert worker.index.find([1] * 5)

@@ -1,0 +1,205 @@
+"""What a store cannot do reaches the operator: its reason in the log and in the figures, and no flood of lines."""
+
+import errno
+import logging
+import shutil
+import subprocess
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memstate import logs, metrics
+from memstate.kernels.dispatch import Backend
+from memstate.tiers import FileStore
+from memstate.tiers.stores.base import evicted_of, faults_of, reason_of, why_of
+from tests.support.file_case import refuse
+from tests.support.tiered import Tiered, whole
+from tests.support.virtual import MemoryStore
+
+CPU = Backend("reference")
+Told = Callable[[str], list[dict[str, Any]]]
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def told(caplog: pytest.LogCaptureFixture) -> Told:
+    """Returns the fields of the warnings with a name."""
+    caplog.set_level(logging.WARNING, "memstate")
+    return lambda name: [
+        {key: value for key, value in fields.items() if key != "event"}
+        for record in caplog.records
+        if (fields := getattr(record, logs.FIELDS, {})).get("event") == name
+    ]
+
+
+@pytest.fixture
+def full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder on a disk with room for a few records: a real one where that can be mounted."""
+    folder = tmp_path / "disk"
+    folder.mkdir(mode=0o700)
+    made = (
+        shutil.which("mount")
+        and not subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=16k,mode=700", "tmpfs", folder], capture_output=True, check=False
+        ).returncode
+    )
+    if not made:
+        writes = iter(range(1_000_000))
+        refuse(monkeypatch, "write", errno.ENOSPC, lambda *_: next(writes) > 3)
+    yield folder
+    if made:
+        subprocess.run(["umount", folder], check=True)
+
+
+def served(store: Any, prompts: int, clock: Clock | None = None) -> Tiered:
+    """A server that has tried to write the states and pages of so many prompts, one after the other."""
+    at = Tiered(CPU, slots=6, tiers={"store": store, "clock": clock or Clock()})
+    for n in range(prompts):
+        write(at, n)
+    return at
+
+
+def write(at: Tiered, n: int) -> None:
+    at.pass_down(whole(n))
+    at.below.settle()
+    at.mem.poll()
+    at.drain()
+
+
+def samples(at: Tiered, name: str) -> dict[tuple[str, ...], float]:
+    """A metric's values by its own labels."""
+    (family,) = (each for each in metrics.collector(at.mem).collect() if f"{each.name}_total" == name)
+    return {
+        tuple(value for label, value in sample.labels.items() if label not in ("manager", "rank")): sample.value
+        for sample in family.samples
+    }
+
+
+def test_a_full_disk_is_named_in_the_log_and_in_the_figures(full: Path, told: Told) -> None:
+    store = FileStore(full)
+    at = served(store, 6)
+    assert at.tiers.written and at.tiers.write_failed
+    assert {each["why"] for each in told("write failed")} == {"ENOSPC"}
+    assert samples(at, "memstate_storage_failures_total") == {("ENOSPC",): store.faults["ENOSPC"]}
+    assert store.faults["ENOSPC"] == at.tiers.write_failed == at.tiers.failures["ENOSPC"]
+
+
+@pytest.mark.parametrize(("code", "call"), [("EACCES", "open"), ("EIO", "write"), ("EDQUOT", "write")])
+def test_what_the_system_refuses_is_named(
+    code: str, call: str, tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = FileStore(tmp_path)
+    refuse(monkeypatch, call, getattr(errno, code), lambda path, *_: call == "write" or str(path).endswith(".tmp"))
+    at = served(store, 1)
+    assert {each["why"] for each in told("write failed")} == {code}
+    assert samples(at, "memstate_storage_failures_total") == {(code,): at.tiers.write_failed}
+
+
+def test_a_folder_that_goes_away_is_named(tmp_path: Path, told: Told) -> None:
+    store = FileStore(tmp_path / "records")
+    at = served(store, 1)
+    assert not at.tiers.failures
+    shutil.rmtree(tmp_path / "records")
+    write(at, 1)
+    assert {each["why"] for each in told("write failed")} == {"ENOENT"}
+    assert at.tiers.failures == {"ENOENT": at.tiers.write_failed}
+
+
+@pytest.mark.parametrize("call", ["get", "exists"])
+def test_a_read_that_fails_is_named(call: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "memstate")
+    store = FileStore(tmp_path)
+    at = served(store, 1)
+    at.below.clear()
+    at.cache.clear()
+    with pytest.MonkeyPatch.context() as patch:
+        refuse(
+            patch, "open" if call == "get" else "stat", errno.EACCES, lambda path, *_: str(path)[:3] in ("sta", "kv-")
+        )
+        fetch = at.fetch([*whole(0), 1])
+    assert fetch.why == "EACCES"
+    assert at.tiers.failures.keys() == {"EACCES"}
+    (ended,) = (
+        record.memstate
+        for record in caplog.records
+        if getattr(record, logs.FIELDS, {}).get("event") == "prefetch ended"
+    )
+    assert ended["why"] == "EACCES" and ended["outcome"] == ("failed" if call == "get" else "missed")
+
+
+def test_a_store_that_raises_is_named_by_the_kind_of_its_error(told: Told) -> None:
+    store = MemoryStore()
+    full = OSError(errno.ENOSPC, "full")
+    errors = iter([full, OSError("no answer"), ZeroDivisionError("defect"), full])
+    store.put = lambda names, buffers: (_ for _ in ()).throw(next(errors))  # type: ignore[method-assign]
+    at = served(store, 1)
+    write(at, 1)
+    assert told("write failed")[0]["why"] == "ENOSPC: OSError(28, 'full')"
+    assert at.tiers.failures == {"ENOSPC": 2, "OSError": 1, "ZeroDivisionError": 1}
+    assert [why_of(OSError("no")), reason_of(OSError("no")), reason_of(KeyError(1))] == [
+        "OSError('no')", "OSError", "KeyError",
+    ]  # fmt: skip
+
+
+def test_a_store_that_refuses_without_a_word_is_counted(told: Told) -> None:
+    store = MemoryStore()
+    store.put = lambda names, buffers: [3] * len(names)  # type: ignore[assignment]
+    at = served(store, 1)
+    assert told("write failed")[0]["why"] == "refused" and at.tiers.failures.keys() == {"refused"}
+
+
+def test_repeated_failures_are_one_line_a_minute_with_their_count(full: Path, told: Told) -> None:
+    clock = Clock()
+    at = served(FileStore(full), 60, clock)
+    assert len(told("write failed")) == 1
+    clock.now = 61.0
+    at.mem.poll()
+    first, rest = told("write failed")
+    assert rest["times"] > 30 and rest["why"] == "ENOSPC"
+    assert first["records"] + rest["records"] == at.tiers.write_failed
+    write(at, 60)  # within the next minute
+    at.below.close()
+    assert sum(each["records"] for each in told("write failed")) == at.tiers.write_failed
+
+
+def test_repeated_prefetches_that_fail_are_one_line_a_minute(told: Told) -> None:
+    store, clock = MemoryStore(), Clock()
+    at = served(store, 1, clock)
+    store.broken = True
+    for n in range(1, 100):
+        at.fetch([*whole(n), 1])
+    assert len(told("prefetch ended")) == 1
+    at.below.close()
+    first, rest = told("prefetch ended")
+    assert (rest["times"], rest["outcome"], rest["tokens"]) == (98, "failed", 98 * first["tokens"])
+
+
+def test_what_a_store_deletes_to_make_room_is_a_figure(tmp_path: Path) -> None:
+    store = FileStore(tmp_path, capacity=6_000)
+    at = served(store, 12)
+    assert store.evicted and at.tiers.store_evicted == store.evicted
+    assert samples(at, "memstate_storage_evictions_total") == {(): store.evicted}
+
+
+def test_a_foreign_store_that_counts_otherwise_counts_as_none() -> None:
+    class Odd(MemoryStore):
+        def __init__(self) -> None:
+            super().__init__()
+            self.faults: Any = {"name": "vanished"}
+
+        def evicted(self) -> int:
+            return 3
+
+    assert (faults_of(Odd()), evicted_of(Odd()), faults_of(None), evicted_of(None)) == (Counter(), 0, Counter(), 0)
+    at = served(Odd(), 1)
+    assert at.tiers.failures == {}

@@ -241,6 +241,15 @@ def test_what_cannot_be_found_by_content_is_refused(tmp_path: Path) -> None:
         connector.require_supported(config, caches)
 
 
+@pytest.mark.parametrize("role", list(connector.KVConnectorRole))
+def test_the_policy_that_ends_requests_is_refused(tmp_path: Path, role: Any) -> None:
+    """vLLM's own default. A damaged record would cost a request its answer."""
+    config, caches = vllm_engine.vllm_config(tmp_path, {"host_blocks": 8}), vllm_engine.cache_config(HYBRID, 8)
+    config.kv_transfer_config.kv_load_failure_policy = "fail"
+    with pytest.raises(ConfigurationError, match=r"kv_load_failure_policy='fail': .* set it to 'recompute'"):
+        connector.MemstateConnector(config, role, caches)
+
+
 def test_the_names_of_vllm_in_the_page_exist() -> None:
     page = Path(__file__).parents[2] / "docs" / "vllm.md"
     names = re.findall(r"^\| `(vllm\.[\w.]+)`", page.read_text(), re.MULTILINE)

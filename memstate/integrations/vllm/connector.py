@@ -74,8 +74,8 @@ class MemstateConnector(KVConnectorBase_V1, SupportsHMA):
         worker: The worker's side, None in the scheduler.
 
     Raises:
-        ConfigurationError: vLLM caches no prefixes, or in a mode in which blocks cannot be found by content; or a
-            setting is not what it should be.
+        ConfigurationError: vLLM caches no prefixes, or in a mode in which blocks cannot be found by content; or ends
+            requests whose load fails; or a setting is not what it should be.
     """
 
     _cache_hit_source = CacheHitSource.HOST
@@ -218,7 +218,7 @@ class MemstateConnector(KVConnectorBase_V1, SupportsHMA):
 
 
 def require_supported(vllm_config: Any, kv_cache_config: Any) -> None:
-    """Refuses configurations in which blocks cannot be found by content.
+    """Refuses configurations in which blocks cannot be found by content, or a failed load ends a request.
 
     Raises:
         ConfigurationError: With what to change.
@@ -234,6 +234,11 @@ def require_supported(vllm_config: Any, kv_cache_config: Any) -> None:
                 f"group {number} with mamba_cache_mode={spec.mamba_cache_mode!r}: states are kept at the ends of "
                 "blocks in 'align' alone"
             )
+    if (policy := vllm_config.kv_transfer_config.kv_load_failure_policy) != "recompute":
+        raise ConfigurationError(
+            f"kv_load_failure_policy={policy!r}: vLLM would end each request of which a block does not come, such as "
+            "one that is damaged in the store; set it to 'recompute', then vLLM computes what does not come"
+        )
     parallel = vllm_config.parallel_config
     if parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1:
         raise ConfigurationError("context parallelism: a block has tokens of several ranks; this is not supported")

@@ -145,6 +145,32 @@ def test_the_store_outlives_the_engine(make: Make, store: MemoryStore) -> None:
     assert len(store.calls) == asked
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_failed_load_keeps_the_front(make: Make, store: MemoryStore, ranks: int) -> None:
+    """States are at 12, 24 and 28. A block of KV behind the first of them is damaged."""
+    extra = {"store_tokens": 4}
+    first = make(extra=extra, ranks=ranks, max_num_batched_tokens=12)
+    first.serve("a", PROMPT, 1)
+    side = first.connector.scheduler
+    [key] = [each.key for each in side.cache.entries() if each.length == 20]
+    store.faults[side.cache.form.name(naming.record_key(side._digest, ranks - 1, key))] = "garbage"
+    second = make(extra=extra, ranks=ranks)
+    assert second.serve("b", PROMPT, 1) == 12
+    assert (second.counts.lost, second.counts.loaded) == (1, 4)
+    second.forget()
+    assert second.serve("c", PROMPT, 1) == 28  # what was computed instead is there
+
+
+def test_a_reset_finds_nothing_from_before(make: Make, store: MemoryStore) -> None:
+    """vLLM resets the connector's cache when weights have changed in memory."""
+    extra = {"store_tokens": 4}
+    engine = make(extra=extra)
+    engine.serve("a", PROMPT, 1)
+    assert engine.scheduler.reset_prefix_cache(reset_connector=True)
+    assert engine.serve("b", PROMPT, 1) == 0
+    assert make(extra=extra).serve("c", PROMPT, 1) == 28  # of the weights that the files have
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 def test_what_the_store_cannot_give_is_computed(make: Make, store: MemoryStore, fault: str) -> None:
     extra = {"store_tokens": 4}

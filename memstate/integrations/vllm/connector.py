@@ -137,6 +137,7 @@ class MemstateConnector(KVConnectorBase_V1, SupportsHMA):
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         """Returns how many tokens can be loaded, and that the load runs beside the steps."""
         if request.skip_reading_prefix_cache:
+            self._scheduling.arrived(request)
             return 0, False
         tokens = self._scheduling.matched(request, num_computed_tokens)
         return tokens, bool(tokens)
@@ -158,7 +159,7 @@ class MemstateConnector(KVConnectorBase_V1, SupportsHMA):
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """Keeps no block: what a step completes is saved behind that step."""
-        self._scheduling.ended(request.request_id)
+        self._scheduling.finished(request.request_id)
         return False, None
 
     def request_finished_all_groups(
@@ -172,7 +173,7 @@ class MemstateConnector(KVConnectorBase_V1, SupportsHMA):
         return self._scheduling.busy
 
     def reset_cache(self) -> bool:
-        """Forgets what is in host memory. The store keeps its records."""
+        """Forgets what is in host memory, and finds nothing from before in the store."""
         return self._scheduling.reset()
 
     # In a worker.

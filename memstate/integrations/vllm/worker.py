@@ -1,7 +1,8 @@
 """The worker's side: moves blocks between vLLM's memory, host memory and the store. Knows no request but its name.
 
     save    packed behind the step's forward, on its stream; the copy engine takes it to host memory
-    load    read from the store first, if it is there; then copied to its blocks, on a stream of its own
+    load    read from the store first, if it is there; then copied to its blocks, on a stream of its own. What the store
+            does not give is reported, and nothing is copied: the records that came stay in host memory
     write   sealed and written by threads
 
 The scheduler's side says which record is whose, so nothing here is claimed or evicted. A saved block may change owners
@@ -174,13 +175,19 @@ class WorkerSide:
         return self._transfers
 
     def _advance_loads(self) -> None:
-        """Copies what is in host memory to its blocks; gives up what the store does not have."""
+        """Copies loads that are in host memory to their blocks; gives up those that the store has not all of."""
         for entry in [entry for entry in self._reading if all(job.done for job in entry[1])]:
             self._reading.remove(entry)
             load, jobs = entry
-            fetched = sum(job.result.arrived for job in jobs if job.result is not None)
-            if fetched < len(load.fetched):
+            came = [job.result.arrived if job.result is not None else 0 for job in jobs]
+            lost = {
+                record.number
+                for at, arrived in enumerate(came)
+                for record in load.fetched[at * BATCH + arrived : (at + 1) * BATCH]
+            }
+            if lost:
                 self._failed.add(load.request)
+                self._report.lost[load.request] = lost
             else:
                 ticket = self._moving().into(None, load.blocks, [record.number for record in load.records])
                 self._loading.append(Loading(load, ticket))

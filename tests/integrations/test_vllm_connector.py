@@ -145,6 +145,59 @@ def test_the_store_outlives_the_engine(make: Make, store: MemoryStore) -> None:
     assert len(store.calls) == asked
 
 
+def rewrite(folder: Path) -> None:
+    """New weights at the same path, of the same size."""
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes())
+
+
+def test_new_weights_at_the_same_path_find_nothing(make: Make, store: MemoryStore, tmp_path: Path) -> None:
+    extra = {"store_tokens": 4}
+    make(extra=extra).serve("a", PROMPT, 1)
+    rewrite(tmp_path)
+    assert make(extra=extra).serve("b", PROMPT, 1) == 0
+    assert make(extra=extra).serve("c", PROMPT, 1) == 28  # and then their own
+
+
+def test_a_name_stands_for_the_files(make: Make, store: MemoryStore, tmp_path: Path) -> None:
+    def named(model: str) -> Engine:
+        return make(extra={"store_tokens": 4, "model": model})
+
+    named("ours, of Monday").serve("a", PROMPT, 1)
+    rewrite(tmp_path)
+    assert named("ours, of Monday").serve("b", PROMPT, 1) == 28
+    assert named("ours, of Tuesday").serve("c", PROMPT, 1) == 0
+
+
+def test_new_weights_of_an_adapter_at_the_same_path_find_nothing(
+    make: Make, store: MemoryStore, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    extra, lora = {"store_tokens": 4}, tmp_path_factory.mktemp("adapter")
+    (lora / "adapter_model.safetensors").write_text("")
+    make(extra=extra).serve("a", PROMPT, 1, lora=lora)
+    engine = make(extra=extra)
+    assert [engine.serve("b", PROMPT, 1, lora=lora), engine.serve("c", PROMPT, 1)] == [28, 0]
+    (lora / "adapter_model.safetensors").write_text("")
+    engine = make(extra=extra)
+    assert [engine.serve("d", PROMPT, 1, lora=lora), engine.serve("e", PROMPT, 1)] == [0, 28]
+
+
+def test_weights_that_nothing_tells_apart_are_refused_with_a_store(make: Make, store: MemoryStore) -> None:
+    def loads_nothing(config: Any) -> None:
+        config.load_config.load_format = "dummy"
+
+    with pytest.raises(ConfigurationError, match=r"load_format='dummy'; .* set 'model'"):
+        make(change=loads_nothing)
+    make(extra={"model": "dummies"}, change=loads_nothing)
+
+
+def test_weights_without_files_need_no_name_without_a_store(make: Make) -> None:
+    engine = make(change=lambda config: setattr(config.load_config, "load_format", "dummy"))
+    engine.serve("a", PROMPT, 1)
+    engine.forget()
+    assert engine.serve("b", PROMPT, 1) == 28
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_failed_load_keeps_the_front(make: Make, store: MemoryStore, ranks: int) -> None:
     """States are at 12, 24 and 28. A block of KV behind the first of them is damaged."""
@@ -219,7 +272,10 @@ def test_reset_while_saves_are_under_way(make: Make) -> None:
 
 
 CHANGES: dict[str, Callable[[Any, Any], None]] = {
-    "model": lambda config, caches: setattr(config.model_config, "model", "another"),
+    "revision": lambda config, caches: setattr(config.model_config, "revision", "v2"),
+    "format": lambda config, caches: setattr(config.load_config, "load_format", "bitsandbytes"),
+    "attention": lambda config, caches: setattr(config.attention_config, "backend", "TRITON_ATTN"),
+    "state kernels": lambda config, caches: setattr(config.mamba_config, "backend", "flashinfer"),
     "dtype": lambda config, caches: setattr(config.model_config, "dtype", "bfloat16"),
     "quantization": lambda config, caches: setattr(config.model_config, "quantization", "fp8"),
     "KV dtype": lambda config, caches: setattr(config.cache_config, "cache_dtype", "fp8"),
@@ -235,18 +291,21 @@ CHANGES: dict[str, Callable[[Any, Any], None]] = {
 
 @pytest.mark.parametrize("what", CHANGES)
 def test_names_tell_configurations_apart(tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def digest(change: Callable[[Any, Any], None] | None, blocks: int) -> bytes:
+    def digest(
+        change: Callable[[Any, Any], None] | None, blocks: int, runs_on: str = "H200", weights: str = "w"
+    ) -> bytes:
         config, caches = vllm_engine.vllm_config(tmp_path, {}), vllm_engine.cache_config(HYBRID, blocks, own=True)
         if change:
             change(config, caches)
-        return naming.configuration(config, caches, "0.33.0")
+        return naming.configuration(config, caches, "0.33.0", [runs_on], weights)
 
     def moved(config: Any, caches: Any) -> None:
         config.model_config.hf_config.name_or_path = "/elsewhere"
 
-    assert digest(moved, 8) == digest(None, 8)  # what the weights are called says `model`
+    assert digest(moved, 8) == digest(None, 8)  # which weights they are says `weights`
     assert digest(None, 8) == digest(None, 16)  # the number of blocks on the device changes nothing
     assert digest(CHANGES[what], 8) != digest(None, 8)
+    assert len({digest(None, 8), digest(None, 8, "H100"), digest(None, 8, weights="v")}) == 3
 
 
 def test_names_tell_ranks_and_seeds_apart() -> None:

@@ -460,6 +460,15 @@ def test_geometries_differ_where_layers_do_and_not_by_blocks() -> None:
     assert of(5, torch.float32) == of(9, torch.float32) != of(9, torch.float16)
 
 
+def test_geometries_differ_where_backends_do() -> None:
+    memory = torch.zeros(BLOCKS, BYTES, dtype=torch.uint8)
+
+    def of(**backends: str) -> bytes:
+        return blocks_of(caches((["a"], BLOCKS * BYTES, BYTES, 0)), {"a": memory}, backends).geometry
+
+    assert len({of(), of(a="FLASH_ATTN"), of(a="TRITON_ATTN")}) == 3
+
+
 def test_memory_that_does_not_fit_the_configuration() -> None:
     with pytest.raises(LayoutMismatch, match="KV cache of a: 48 bytes"):
         blocks_of(ONE, {"a": torch.zeros(1, BYTES, dtype=torch.uint8)})

@@ -1,5 +1,6 @@
 """The KV connector that vLLM makes, once in the scheduler and once in each worker. It only passes calls on."""
 
+import platform
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from memstate.integrations.vllm.messages import Plan, Report
 from memstate.integrations.vllm.naming import configuration, with_seed
 from memstate.integrations.vllm.scheduler import Counts, SchedulerSide
 from memstate.integrations.vllm.settings import Settings
+from memstate.integrations.vllm.weights import Adapters, told
 from memstate.integrations.vllm.worker import WorkerSide
 
 try:
@@ -22,11 +24,12 @@ try:
         KVConnectorWorkerMetadata,
         SupportsHMA,
     )
+    from vllm.platforms import current_platform
     from vllm.v1.core.kv_cache_utils import get_none_hash_seed, resolve_block_hashes, resolve_kv_cache_block_sizes
     from vllm.v1.kv_cache_interface import MambaSpec
     from vllm.v1.metrics.cache_hit_source import CacheHitSource
 except ImportError as error:
-    raise ImportError(f"this needs vLLM 0.33: {error}") from error
+    raise ImportError(f"this needs vLLM 0.32 or 0.33: {error}") from error
 
 
 class StepPlan(KVConnectorMetadata):
@@ -75,7 +78,8 @@ class MemstateConnector(KVConnectorBase_V1, SupportsHMA):
 
     Raises:
         ConfigurationError: vLLM caches no prefixes, or in a mode in which blocks cannot be found by content; or ends
-            requests whose load fails; or a setting is not what it should be.
+            requests whose load fails; or nothing tells the weights apart, and there is a store; or a setting is not
+            what it should be.
     """
 
     _cache_hit_source = CacheHitSource.HOST
@@ -90,7 +94,11 @@ class MemstateConnector(KVConnectorBase_V1, SupportsHMA):
             self.worker = WorkerSide(settings, vllm_config.parallel_config.rank, settings.open_store())
             return
         align, unit = resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)
-        configured = configuration(vllm_config, kv_cache_config, vllm.__version__, settings.model)
+        store, adapters = settings.open_store(), Adapters()
+        configured = b""
+        if store is not None:
+            weights = told(vllm_config, settings.model)
+            configured = configuration(vllm_config, kv_cache_config, vllm.__version__, runs_on(), weights)
 
         def hashes(request: Any, size: int) -> Sequence[bytes]:
             found: Sequence[bytes] = resolve_block_hashes(request.block_hashes, unit, size)
@@ -99,13 +107,12 @@ class MemstateConnector(KVConnectorBase_V1, SupportsHMA):
         def digest() -> bytes:  # vLLM chooses the seed behind its scheduler's construction
             return with_seed(configured, get_none_hash_seed().encode())
 
-        speculation = vllm_config.speculative_config
-        drop = (
-            speculation is not None and speculation.use_eagle_block_drop() and not vllm_config.num_hash_lookahead_tokens
-        )
+        speculation, ahead = vllm_config.speculative_config, getattr(vllm_config, "num_hash_lookahead_tokens", 0)
+        drop = speculation is not None and speculation.use_eagle_block_drop() and not ahead  # 0.32 never looks ahead
         self.scheduler = SchedulerSide(
-            settings, vllm_config.parallel_config.world_size, align, hashes, digest, drop, settings.open_store()
-        )
+            settings, vllm_config.parallel_config.world_size, align, hashes, digest, drop, store,
+            adapter=adapters.told if store is not None else lambda request: b"",
+        )  # fmt: skip
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -180,7 +187,9 @@ class MemstateConnector(KVConnectorBase_V1, SupportsHMA):
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Takes vLLM's memory, and allocates host memory."""
-        self._working.register(self._kv_cache_config, kv_caches)
+        layers = self._vllm_config.compilation_config.static_forward_context
+        backends = {name: layers[name].get_attn_backend().get_name() for name in kv_caches if name in layers}
+        self._working.register(self._kv_cache_config, kv_caches, backends)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Begins the loads of a step."""
@@ -216,6 +225,15 @@ class MemstateConnector(KVConnectorBase_V1, SupportsHMA):
         meta = self._get_connector_metadata()
         assert isinstance(meta, StepPlan)
         return meta
+
+
+def runs_on() -> tuple[str, str, str]:
+    """Returns what vLLM runs on: the machine's architecture, the platform, the device."""
+    try:
+        device: str = current_platform.get_device_name()
+    except NotImplementedError:  # of platforms that do not know, such as vLLM's build for GPUs without one
+        device = ""
+    return platform.machine(), type(current_platform).__name__, device
 
 
 def require_supported(vllm_config: Any, kv_cache_config: Any) -> None:

@@ -69,12 +69,15 @@ class WorkerSide:
         self._failed: set[str] = set()
         self._report = Report()
 
-    def register(self, kv_cache_config: Any, kv_caches: Mapping[str, Any]) -> None:
+    def register(
+        self, kv_cache_config: Any, kv_caches: Mapping[str, Any], backends: Mapping[str, str] | None = None
+    ) -> None:
         """Takes vLLM's memory, and allocates host memory for its blocks.
 
         Args:
             kv_cache_config: vLLM's configuration of this worker's KV cache.
             kv_caches: Layer name -> its tensor or tensors.
+            backends: Layer name -> the backend that reads and writes them; None where nobody knows.
 
         Raises:
             LayoutMismatch: The tensors do not fit the configuration.
@@ -82,7 +85,7 @@ class WorkerSide:
 
         Syncs: no.
         """
-        planes, geometry = blocks_of(kv_cache_config, kv_caches)
+        planes, geometry = blocks_of(kv_cache_config, kv_caches, backends)
         packing, settings = Packing(planes), self.settings
         form = RecordFormat("kv", packing.layout, geometry)
         pool = RecordPool(settings.host_blocks, form.nbytes, pinned=planes.device.type == "cuda")

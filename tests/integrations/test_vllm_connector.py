@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from pkgutil import resolve_name
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -333,6 +334,17 @@ def test_the_policy_that_ends_requests_is_refused(tmp_path: Path, role: Any) -> 
     config.kv_transfer_config.kv_load_failure_policy = "fail"
     with pytest.raises(ConfigurationError, match=r"kv_load_failure_policy='fail': .* set it to 'recompute'"):
         connector.MemstateConnector(config, role, caches)
+
+
+@pytest.mark.parametrize("drops", [True, False])
+def test_a_drafter_that_computes_the_last_block_again(tmp_path: Path, drops: bool) -> None:
+    """0.33 has a field for drafters that hash ahead, 0.32 has none."""
+    config, caches = vllm_engine.vllm_config(tmp_path, {"host_blocks": 8}), vllm_engine.cache_config(HYBRID, 8)
+    config.speculative_config = SimpleNamespace(use_eagle_block_drop=lambda: drops)
+    assert not getattr(config, "num_hash_lookahead_tokens", 0)
+    made = connector.MemstateConnector(config, connector.KVConnectorRole.SCHEDULER, caches)
+    assert made.scheduler._drop is drops
+    made.shutdown()
 
 
 def test_the_names_of_vllm_in_the_page_exist() -> None:

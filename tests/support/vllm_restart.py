@@ -1,7 +1,7 @@
 """Makes a tiny hybrid model, or serves fourteen prompts with vLLM's own engine on a CPU, in a process of its own.
 
 python -m tests.support.vllm_restart make MODEL SEED
-python -m tests.support.vllm_restart serve MODEL ANSWERS [STORE]
+python -m tests.support.vllm_restart serve MODEL ANSWERS [STORE [FIRST]]
 """
 
 import json
@@ -41,8 +41,8 @@ def prompts() -> list[list[int]]:
     return [talk[:150] for talk in talks] + longer
 
 
-def serve(model: str, store: str | None) -> dict[str, Any]:
-    """Returns the tokens of each answer, and what the connector counted."""
+def serve(model: str, store: str | None = None, first: int = 0) -> dict[str, Any]:
+    """Returns the tokens of each answer from the first prompt on, and what the connector counted."""
     from vllm import LLM, SamplingParams
     from vllm.model_executor.layers.mamba.mamba_mixer2 import MambaMixer2
 
@@ -59,7 +59,7 @@ def serve(model: str, store: str | None) -> dict[str, Any]:
         max_model_len=1024, max_num_seqs=4, seed=0, kv_transfer_config=transfer if store else None,
     )  # fmt: skip
     greedy, answers = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, detokenize=False), []
-    for prompt in prompts():
+    for prompt in prompts()[first:]:
         [answer] = llm.generate([{"prompt_token_ids": prompt}], greedy, use_tqdm=False)
         answers.append(list(answer.outputs[0].token_ids))
         llm.reset_prefix_cache()  # vLLM's own
@@ -78,8 +78,8 @@ if __name__ == "__main__":
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1",
     }  # fmt: skip
-    what, where, other = sys.argv[1:4]
+    what, where, other, *more = sys.argv[1:]
     if what == "make":
         make(where, int(other))
     else:
-        Path(other).write_text(json.dumps(serve(where, (sys.argv[4:] or [None])[0])))
+        Path(other).write_text(json.dumps(serve(where, *more[:1], *map(int, more[1:]))))

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from pkgutil import resolve_name
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -145,6 +146,85 @@ def test_the_store_outlives_the_engine(make: Make, store: MemoryStore) -> None:
     assert len(store.calls) == asked
 
 
+def rewrite(folder: Path) -> None:
+    """New weights at the same path, of the same size."""
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes())
+
+
+def test_new_weights_at_the_same_path_find_nothing(make: Make, store: MemoryStore, tmp_path: Path) -> None:
+    extra = {"store_tokens": 4}
+    make(extra=extra).serve("a", PROMPT, 1)
+    rewrite(tmp_path)
+    assert make(extra=extra).serve("b", PROMPT, 1) == 0
+    assert make(extra=extra).serve("c", PROMPT, 1) == 28  # and then their own
+
+
+def test_a_name_stands_for_the_files(make: Make, store: MemoryStore, tmp_path: Path) -> None:
+    def named(model: str) -> Engine:
+        return make(extra={"store_tokens": 4, "model": model})
+
+    named("ours, of Monday").serve("a", PROMPT, 1)
+    rewrite(tmp_path)
+    assert named("ours, of Monday").serve("b", PROMPT, 1) == 28
+    assert named("ours, of Tuesday").serve("c", PROMPT, 1) == 0
+
+
+def test_new_weights_of_an_adapter_at_the_same_path_find_nothing(
+    make: Make, store: MemoryStore, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    extra, lora = {"store_tokens": 4}, tmp_path_factory.mktemp("adapter")
+    (lora / "adapter_model.safetensors").write_text("")
+    make(extra=extra).serve("a", PROMPT, 1, lora=lora)
+    engine = make(extra=extra)
+    assert [engine.serve("b", PROMPT, 1, lora=lora), engine.serve("c", PROMPT, 1)] == [28, 0]
+    (lora / "adapter_model.safetensors").write_text("")
+    engine = make(extra=extra)
+    assert [engine.serve("d", PROMPT, 1, lora=lora), engine.serve("e", PROMPT, 1)] == [0, 28]
+
+
+def test_weights_that_nothing_tells_apart_are_refused_with_a_store(make: Make, store: MemoryStore) -> None:
+    def loads_nothing(config: Any) -> None:
+        config.load_config.load_format = "dummy"
+
+    with pytest.raises(ConfigurationError, match=r"load_format='dummy'; .* set 'model'"):
+        make(change=loads_nothing)
+    make(extra={"model": "dummies"}, change=loads_nothing)
+
+
+def test_weights_without_files_need_no_name_without_a_store(make: Make) -> None:
+    engine = make(change=lambda config: setattr(config.load_config, "load_format", "dummy"))
+    engine.serve("a", PROMPT, 1)
+    engine.forget()
+    assert engine.serve("b", PROMPT, 1) == 28
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_failed_load_keeps_the_front(make: Make, store: MemoryStore, ranks: int) -> None:
+    """States are at 12, 24 and 28. A block of KV behind the first of them is damaged."""
+    extra = {"store_tokens": 4}
+    first = make(extra=extra, ranks=ranks, max_num_batched_tokens=12)
+    first.serve("a", PROMPT, 1)
+    side = first.connector.scheduler
+    [key] = [each.key for each in side.cache.entries() if each.length == 20]
+    store.faults[side.cache.form.name(naming.record_key(side._digest, ranks - 1, key))] = "garbage"
+    second = make(extra=extra, ranks=ranks)
+    assert second.serve("b", PROMPT, 1) == 12
+    assert (second.counts.lost, second.counts.loaded) == (1, 4)
+    second.forget()
+    assert second.serve("c", PROMPT, 1) == 28  # what was computed instead is there
+
+
+def test_a_reset_finds_nothing_from_before(make: Make, store: MemoryStore) -> None:
+    """vLLM resets the connector's cache when weights have changed in memory."""
+    extra = {"store_tokens": 4}
+    engine = make(extra=extra)
+    engine.serve("a", PROMPT, 1)
+    assert engine.scheduler.reset_prefix_cache(reset_connector=True)
+    assert engine.serve("b", PROMPT, 1) == 0
+    assert make(extra=extra).serve("c", PROMPT, 1) == 28  # of the weights that the files have
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 def test_what_the_store_cannot_give_is_computed(make: Make, store: MemoryStore, fault: str) -> None:
     extra = {"store_tokens": 4}
@@ -193,7 +273,10 @@ def test_reset_while_saves_are_under_way(make: Make) -> None:
 
 
 CHANGES: dict[str, Callable[[Any, Any], None]] = {
-    "model": lambda config, caches: setattr(config.model_config, "model", "another"),
+    "revision": lambda config, caches: setattr(config.model_config, "revision", "v2"),
+    "format": lambda config, caches: setattr(config.load_config, "load_format", "bitsandbytes"),
+    "attention": lambda config, caches: setattr(config.attention_config, "backend", "TRITON_ATTN"),
+    "state kernels": lambda config, caches: setattr(config.mamba_config, "backend", "flashinfer"),
     "dtype": lambda config, caches: setattr(config.model_config, "dtype", "bfloat16"),
     "quantization": lambda config, caches: setattr(config.model_config, "quantization", "fp8"),
     "KV dtype": lambda config, caches: setattr(config.cache_config, "cache_dtype", "fp8"),
@@ -209,18 +292,21 @@ CHANGES: dict[str, Callable[[Any, Any], None]] = {
 
 @pytest.mark.parametrize("what", CHANGES)
 def test_names_tell_configurations_apart(tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def digest(change: Callable[[Any, Any], None] | None, blocks: int) -> bytes:
+    def digest(
+        change: Callable[[Any, Any], None] | None, blocks: int, runs_on: str = "H200", weights: str = "w"
+    ) -> bytes:
         config, caches = vllm_engine.vllm_config(tmp_path, {}), vllm_engine.cache_config(HYBRID, blocks, own=True)
         if change:
             change(config, caches)
-        return naming.configuration(config, caches, "0.33.0")
+        return naming.configuration(config, caches, "0.33.0", [runs_on], weights)
 
     def moved(config: Any, caches: Any) -> None:
         config.model_config.hf_config.name_or_path = "/elsewhere"
 
-    assert digest(moved, 8) == digest(None, 8)  # what the weights are called says `model`
+    assert digest(moved, 8) == digest(None, 8)  # which weights they are says `weights`
     assert digest(None, 8) == digest(None, 16)  # the number of blocks on the device changes nothing
     assert digest(CHANGES[what], 8) != digest(None, 8)
+    assert len({digest(None, 8), digest(None, 8, "H100"), digest(None, 8, weights="v")}) == 3
 
 
 def test_names_tell_ranks_and_seeds_apart() -> None:
@@ -239,6 +325,26 @@ def test_what_cannot_be_found_by_content_is_refused(tmp_path: Path) -> None:
     config.cache_config.enable_prefix_caching = False
     with pytest.raises(ConfigurationError, match="without prefix caching"):
         connector.require_supported(config, caches)
+
+
+@pytest.mark.parametrize("role", list(connector.KVConnectorRole))
+def test_the_policy_that_ends_requests_is_refused(tmp_path: Path, role: Any) -> None:
+    """vLLM's own default. A damaged record would cost a request its answer."""
+    config, caches = vllm_engine.vllm_config(tmp_path, {"host_blocks": 8}), vllm_engine.cache_config(HYBRID, 8)
+    config.kv_transfer_config.kv_load_failure_policy = "fail"
+    with pytest.raises(ConfigurationError, match=r"kv_load_failure_policy='fail': .* set it to 'recompute'"):
+        connector.MemstateConnector(config, role, caches)
+
+
+@pytest.mark.parametrize("drops", [True, False])
+def test_a_drafter_that_computes_the_last_block_again(tmp_path: Path, drops: bool) -> None:
+    """0.33 has a field for drafters that hash ahead, 0.32 has none."""
+    config, caches = vllm_engine.vllm_config(tmp_path, {"host_blocks": 8}), vllm_engine.cache_config(HYBRID, 8)
+    config.speculative_config = SimpleNamespace(use_eagle_block_drop=lambda: drops)
+    assert not getattr(config, "num_hash_lookahead_tokens", 0)
+    made = connector.MemstateConnector(config, connector.KVConnectorRole.SCHEDULER, caches)
+    assert made.scheduler._drop is drops
+    made.shutdown()
 
 
 def test_the_names_of_vllm_in_the_page_exist() -> None:

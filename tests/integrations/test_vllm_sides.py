@@ -1,6 +1,7 @@
 """Both sides of vLLM's connector without vLLM: what is decided, what is moved, what is refused."""
 
 import pickle
+from collections import Counter
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor
 from memstate.errors import ConfigurationError, InvalidArgument, LayoutMismatch
 from memstate.integrations.vllm.blocks import blocks_of
 from memstate.integrations.vllm.messages import Plan, Record, Report, Save
+from memstate.integrations.vllm.naming import record_key
 from memstate.integrations.vllm.scheduler import SchedulerSide
 from memstate.integrations.vllm.settings import Settings
 from memstate.integrations.vllm.worker import WorkerSide
@@ -52,11 +54,15 @@ class Group:
 class Case:
     """A scheduler's side and its workers over two groups."""
 
-    def __init__(self, host_blocks: int = 20, ranks: int = 1, store: Store | None = None, drop: bool = False) -> None:
+    def __init__(
+        self, host_blocks: int = 20, ranks: int = 1, store: Store | None = None, drop: bool = False,
+        adapter: Callable[[Any], bytes] = lambda request: b"",
+    ) -> None:  # fmt: skip
         settings = Settings(host_blocks, store_tokens=1)
         self.side = SchedulerSide(
-            settings, ranks, SIZE, lambda request, size: request.hashes, lambda: bytes(32), drop, store, AtOnce()
-        )
+            settings, ranks, SIZE, lambda request, size: request.hashes, lambda: bytes(32), drop, store, AtOnce(),
+            adapter,
+        )  # fmt: skip
         self.groups = [Group(0, False), Group(1, True)]
         self.side.bind(SimpleNamespace(coordinator=SimpleNamespace(single_type_managers=self.groups)), (0, 1))
         self.memory = [torch.zeros(BLOCKS, BYTES, dtype=torch.uint8) for _ in range(ranks)]
@@ -224,6 +230,136 @@ def test_a_failed_request_does_not_ask_the_store_again() -> None:
     assert second.side.cache.pool.free == 20
 
 
+def filled(store: MemoryStore, ranks: int = 1) -> Case:
+    """A store that has five blocks of a prompt: KV of each, and the states after the second and the fifth."""
+    case = Case(store=store, ranks=ranks)
+    for number, memory in enumerate(case.memory):
+        memory[1:8] = torch.arange(1, 8, dtype=torch.uint8)[:, None] + 100 * number
+    case.computed("a", [1, 2, 3, 4, 5], [0, 6, 0, 0, 7])
+    case.step("a")
+    while case.side.busy:
+        case.step()
+    assert len(store.records) == 7 * ranks
+    return case
+
+
+def named(case: Case, prompt: int, group: int, rank: int = 0) -> str:
+    """What the store calls a block."""
+    key = bytes([prompt]) * 32 + group.to_bytes(4, "big")
+    return case.side.cache.form.name(record_key(bytes(32), rank, key))
+
+
+@pytest.mark.parametrize("fault", ["vanished", "half", "garbage", "denied", "raises"])
+@pytest.mark.parametrize(("prompt", "group"), [(2, 0), (3, 0), (4, 0), (4, 1)])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_failed_load_keeps_the_front(
+    fault: str, prompt: int, group: int, ranks: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is in front of the first loss is loaded with the next try, from the state that is there."""
+    caplog.set_level("WARNING", "memstate")
+    store = MemoryStore()
+    first = filled(store, ranks)
+    store.faults[named(first, prompt, group, ranks - 1)] = fault
+    case, asked = Case(store=store, ranks=ranks), first.request("b", 22)
+    assert case.side.matched(asked, 0) == 20
+    case.side.allocated(asked, ([1, 2, 3, 4, 5], [0, 0, 0, 0, 6]), 20)
+    case.step()
+    assert (case.side.counts.lost, case.side.counts.loaded) == (1, 0)
+    assert "load failed request='b'" in caplog.text
+    assert case.side.cache.evictable == len(case.side.cache)
+    if fault == "raises":  # nobody knows which record of the call it was: all of it is lost
+        assert case.side.matched(asked, 0) == 0
+        return
+    calls = len(store.calls)
+    assert case.side.matched(asked, 0) == 8
+    assert len(store.calls) == calls + 1
+    for memory in case.memory:
+        memory[:] = 0
+    case.side.allocated(asked, ([8, 9], [0, 10]), 8)
+    case.step()
+    for number, memory in enumerate(case.memory):
+        assert memory[8:11, 0].tolist() == [1 + 100 * number, 2 + 100 * number, 6 + 100 * number]
+    assert (case.side.counts.lost, case.side.counts.loaded, case.side.counts.fetched) == (1, 3, 1)
+
+
+def test_each_retry_asks_for_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that has everything and gives nothing but KV is asked once for each state, and no more."""
+    store = MemoryStore()
+    first = filled(store)
+    for prompt in (1, 4):
+        store.faults[named(first, prompt, 1)] = "denied"
+    case, asked = Case(store=store), first.request("b", 22)
+    reaches = []
+    while reach := case.side.matched(asked, 0):
+        reaches.append(reach)
+        blocks = list(range(1, reach // SIZE + 1))
+        case.side.allocated(asked, (blocks, [0] * (len(blocks) - 1) + [9]), reach)
+        case.step()
+    assert reaches == [20, 8]
+    assert (case.side.counts.lost, len(case.side.cache)) == (2, 5)  # KV came, and stays
+    case.side.finished("b")
+    assert not case.side._known
+
+
+def test_a_load_that_host_memory_has_no_room_for_loads_what_fits() -> None:
+    store = MemoryStore()
+    first = filled(store)
+    case, asked = Case(host_blocks=4, store=store), first.request("b", 22)
+    reaches = []
+    while (reach := case.side.matched(asked, 0)) and not case.side.counts.loaded:
+        reaches.append(reach)
+        blocks = list(range(1, reach // SIZE + 1))
+        case.side.allocated(asked, (blocks, [0] * (len(blocks) - 1) + [9]), reach)
+        case.step()
+    assert reaches == [20, 8]  # five blocks of KV and a state, then two and a state
+    assert (case.side.counts.lost, case.side.counts.loaded) == (1, 3)
+
+
+def test_a_request_that_ended_while_its_load_failed_is_forgotten() -> None:
+    store = MemoryStore()
+    first = filled(store)
+    store.faults[named(first, 2, 0)] = "denied"
+    case, asked = Case(store=store), first.request("b", 22)
+    case.side.matched(asked, 0)
+    case.side.allocated(asked, ([1, 2, 3, 4, 5], [0, 0, 0, 0, 6]), 20)
+    case.side.finished("b")
+    case.step()
+    assert (case.side.counts.lost, case.side._known, case.side._loads) == (1, {}, {})
+    assert case.side.cache.miscounts(Counter(), 0) == []
+
+
+def test_adapters_do_not_meet() -> None:
+    """vLLM's hashes are equal where an adapter's name and path are."""
+    store = MemoryStore()
+    for adapter, reach in ((b"one", 0), (b"two", 0), (b"one", 8), (b"", 0)):
+        case = Case(store=store, adapter=lambda request, adapter=adapter: adapter)
+        asked = case.request("a", 9)
+        assert case.side.matched(asked, 0) == reach
+        if not reach:
+            case.computed("a", [1, 2], [3, 4])
+            case.step("a")
+            case.step()
+        case.side.ended("a")  # preempted: the adapter is still its own
+        assert case.side._known["a"].adapter == adapter
+
+
+def test_nothing_from_before_a_reset_is_found() -> None:
+    """vLLM resets after new weights, which no file may tell of. Another process still finds what the store has."""
+    store = MemoryStore()
+    case = filled(store)
+    asked = case.request("b", 22)
+    assert case.side.matched(asked, 0) == 20
+    assert case.side.reset()
+    assert case.side.matched(asked, 0) == 0
+    case.computed("c", [1, 2], [0, 3])
+    case.step("c")
+    while case.side.busy:
+        case.step()
+    case.side.cache.evict(9)
+    assert case.side.matched(case.request("d", 22), 0) == 8  # what it has computed since
+    assert Case(store=store).side.matched(asked, 0) == 20
+
+
 def test_writes_pin_a_quarter_of_host_memory() -> None:
     case = Case(host_blocks=8, store=MemoryStore())
     case.computed("a", [1, 2, 3], [4, 5, 6])
@@ -322,6 +458,15 @@ def test_geometries_differ_where_layers_do_and_not_by_blocks() -> None:
         return blocks_of(caches((["a"], blocks * BYTES, BYTES, 0), blocks=blocks), {"a": tensor}).geometry
 
     assert of(5, torch.float32) == of(9, torch.float32) != of(9, torch.float16)
+
+
+def test_geometries_differ_where_backends_do() -> None:
+    memory = torch.zeros(BLOCKS, BYTES, dtype=torch.uint8)
+
+    def of(**backends: str) -> bytes:
+        return blocks_of(caches((["a"], BLOCKS * BYTES, BYTES, 0)), {"a": memory}, backends).geometry
+
+    assert len({of(), of(a="FLASH_ATTN"), of(a="TRITON_ATTN")}) == 3
 
 
 def test_memory_that_does_not_fit_the_configuration() -> None:

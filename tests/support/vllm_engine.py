@@ -9,7 +9,7 @@ import json
 import random
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
@@ -27,6 +27,7 @@ from vllm.config import (
 )
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import (
@@ -57,6 +58,7 @@ TINY = {
     "num_hidden_layers": 2, "vocab_size": 1000, "max_position_embeddings": 2048, "ffn_dim": 64,
     "word_embed_proj_dim": 64,
 }  # fmt: skip
+EMPTY = "\2" + "\0" * 7 + "{}"  # a file of safetensors without a tensor
 ATTENTION = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=2, head_size_v=2, dtype=torch.float32)
 WINDOW = SlidingWindowSpec(
     block_size=BLOCK, num_kv_heads=1, head_size=2, head_size_v=2, dtype=torch.float32, sliding_window=10
@@ -66,8 +68,10 @@ SPECS = {"attention": ATTENTION, "state": STATE, "window": WINDOW}
 
 
 def vllm_config(folder: Path, extra: dict[str, Any], **scheduling: Any) -> VllmConfig:
-    """A configuration without a model."""
-    (folder / "config.json").write_text(json.dumps(TINY))
+    """A configuration without a model. The files are there as a model's are: a test may change them."""
+    for name, text in (("config.json", json.dumps(TINY)), ("model.safetensors", EMPTY)):
+        if not (folder / name).exists():
+            (folder / name).write_text(text)
     chosen = {
         "async_scheduling": False,
         "max_num_seqs": 4,
@@ -184,9 +188,11 @@ class Engine:
     def __init__(
         self, folder: Path, kinds: Sequence[str] = ("attention", "state"), blocks: int = 40, ranks: int = 1,
         unit: int | None = None,
-        extra: dict[str, Any] | None = None, **scheduling: Any,
+        extra: dict[str, Any] | None = None, change: Callable[[VllmConfig], object] = lambda config: None,
+        **scheduling: Any,
     ) -> None:  # fmt: skip
         self.config = vllm_config(folder, {"host_blocks": 64, **(extra or {})}, **scheduling)
+        change(self.config)
         self.config.cache_config.num_gpu_blocks = blocks
         self.config.parallel_config.tensor_parallel_size = self.config.parallel_config.world_size = ranks
         self.config.cache_config.prefix_match_unit = unit
@@ -214,11 +220,14 @@ class Engine:
         """The scheduler's side."""
         return self.scheduler.connector
 
-    def add(self, name: str, prompt: Sequence[int], answer: int = 1, salt: str | None = None) -> Request:
+    def add(
+        self, name: str, prompt: Sequence[int], answer: int = 1, salt: str | None = None, lora: Path | None = None
+    ) -> Request:
         """A request arrives."""
         request = Request(
             name, list(prompt), SamplingParams(max_tokens=answer, ignore_eos=True), None,
             block_hasher=self.hasher, cache_salt=salt,
+            lora_request=LoRARequest("ours", 1, str(lora)) if lora else None,
         )  # fmt: skip
         self.requests[name] = request
         self.scheduler.add_request(request)
@@ -242,10 +251,12 @@ class Engine:
         """Empties vLLM's own prefix cache."""
         assert self.scheduler.reset_prefix_cache()
 
-    def serve(self, name: str, prompt: Sequence[int], answer: int, salt: str | None = None) -> int:
+    def serve(
+        self, name: str, prompt: Sequence[int], answer: int, salt: str | None = None, lora: Path | None = None
+    ) -> int:
         """Runs one request to its end; returns how many tokens were loaded for it."""
         before = self.loaded_tokens
-        self.add(name, prompt, answer, salt)
+        self.add(name, prompt, answer, salt, lora)
         self.run()
         return self.loaded_tokens - before
 
@@ -319,6 +330,7 @@ class Engine:
         assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1
         assert side.cache.miscounts(Counter(), 0) == []
         assert not (side._saving or side._saves or side._writes or side._loads or side._cursors or side._questions)
+        assert not side._known
         for worker in (worker.connector.worker for worker in self.workers):
             assert not (worker._saving or worker._reading or worker._loading or worker._writing or worker._failed)
             assert not worker._cache.pool._users

@@ -6,6 +6,7 @@ worker      moves blocks between vLLM's memory, host memory and the store
 messages    what the two sides tell each other
 blocks      vLLM's memory as planes: a block is a slot, and vLLM's null block is slot 0
 naming      names of records: all of the configuration that two processes must share
+weights     what tells weights apart: the files that they come from
 settings    `kv_connector_extra_config`
 
 Only `connector` imports vLLM.

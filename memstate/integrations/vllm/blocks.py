@@ -32,13 +32,14 @@ class Blocks(NamedTuple):
     geometry: bytes
 
 
-def blocks_of(kv_cache_config: Any, kv_caches: Mapping[str, Any]) -> Blocks:
+def blocks_of(kv_cache_config: Any, kv_caches: Mapping[str, Any], backends: Mapping[str, str] | None = None) -> Blocks:
     """Returns the blocks of a worker.
 
     Args:
         kv_cache_config: vLLM's configuration of this worker's KV cache.
         kv_caches: Layer name -> the tensor of an attention layer, or the tensors of a recurrent layer, as vLLM
             registers them.
+        backends: Layer name -> the backend that reads and writes them; None where nobody knows.
 
     Raises:
         LayoutMismatch: A tensor's memory is smaller than the configuration says, or there is none.
@@ -67,7 +68,7 @@ def blocks_of(kv_cache_config: Any, kv_caches: Mapping[str, Any]) -> Blocks:
     layout = StateLayout(tuple(planes), layers=1)
     given = {name: region.unsqueeze(0) for name, region in zip(names, regions, strict=True)}
     adopted = Planes.from_tensors(layout, given, Backend("auto", regions[0].device), slots=number - 1)
-    layers = [(name, *_shapes(kv_caches[name])) for name in sorted(kv_caches)]
+    layers = [(name, (backends or {}).get(name), *_shapes(kv_caches[name])) for name in sorted(kv_caches)]
     return Blocks(adopted, geometry([region.shape[1] for region in regions], layers))
 
 

@@ -1,5 +1,6 @@
 """The KV connector that vLLM makes, once in the scheduler and once in each worker. It only passes calls on."""
 
+import platform
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from memstate.integrations.vllm.messages import Plan, Report
 from memstate.integrations.vllm.naming import configuration, with_seed
 from memstate.integrations.vllm.scheduler import Counts, SchedulerSide
 from memstate.integrations.vllm.settings import Settings
+from memstate.integrations.vllm.weights import Adapters, told
 from memstate.integrations.vllm.worker import WorkerSide
 
 try:
@@ -22,11 +24,12 @@ try:
         KVConnectorWorkerMetadata,
         SupportsHMA,
     )
+    from vllm.platforms import current_platform
     from vllm.v1.core.kv_cache_utils import get_none_hash_seed, resolve_block_hashes, resolve_kv_cache_block_sizes
     from vllm.v1.kv_cache_interface import MambaSpec
     from vllm.v1.metrics.cache_hit_source import CacheHitSource
 except ImportError as error:
-    raise ImportError(f"this needs vLLM 0.33: {error}") from error
+    raise ImportError(f"this needs vLLM 0.32 or 0.33: {error}") from error
 
 
 class StepPlan(KVConnectorMetadata):
@@ -74,8 +77,9 @@ class MemstateConnector(KVConnectorBase_V1, SupportsHMA):
         worker: The worker's side, None in the scheduler.
 
     Raises:
-        ConfigurationError: vLLM caches no prefixes, or in a mode in which blocks cannot be found by content; or a
-            setting is not what it should be.
+        ConfigurationError: vLLM caches no prefixes, or in a mode in which blocks cannot be found by content; or ends
+            requests whose load fails; or nothing tells the weights apart, and there is a store; or a setting is not
+            what it should be.
     """
 
     _cache_hit_source = CacheHitSource.HOST
@@ -90,7 +94,11 @@ class MemstateConnector(KVConnectorBase_V1, SupportsHMA):
             self.worker = WorkerSide(settings, vllm_config.parallel_config.rank, settings.open_store())
             return
         align, unit = resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)
-        configured = configuration(vllm_config, kv_cache_config, vllm.__version__, settings.model)
+        store, adapters = settings.open_store(), Adapters()
+        configured = b""
+        if store is not None:
+            weights = told(vllm_config, settings.model)
+            configured = configuration(vllm_config, kv_cache_config, vllm.__version__, runs_on(), weights)
 
         def hashes(request: Any, size: int) -> Sequence[bytes]:
             found: Sequence[bytes] = resolve_block_hashes(request.block_hashes, unit, size)
@@ -99,13 +107,12 @@ class MemstateConnector(KVConnectorBase_V1, SupportsHMA):
         def digest() -> bytes:  # vLLM chooses the seed behind its scheduler's construction
             return with_seed(configured, get_none_hash_seed().encode())
 
-        speculation = vllm_config.speculative_config
-        drop = (
-            speculation is not None and speculation.use_eagle_block_drop() and not vllm_config.num_hash_lookahead_tokens
-        )
+        speculation, ahead = vllm_config.speculative_config, getattr(vllm_config, "num_hash_lookahead_tokens", 0)
+        drop = speculation is not None and speculation.use_eagle_block_drop() and not ahead  # 0.32 never looks ahead
         self.scheduler = SchedulerSide(
-            settings, vllm_config.parallel_config.world_size, align, hashes, digest, drop, settings.open_store()
-        )
+            settings, vllm_config.parallel_config.world_size, align, hashes, digest, drop, store,
+            adapter=adapters.told if store is not None else lambda request: b"",
+        )  # fmt: skip
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -137,6 +144,7 @@ class MemstateConnector(KVConnectorBase_V1, SupportsHMA):
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         """Returns how many tokens can be loaded, and that the load runs beside the steps."""
         if request.skip_reading_prefix_cache:
+            self._scheduling.arrived(request)
             return 0, False
         tokens = self._scheduling.matched(request, num_computed_tokens)
         return tokens, bool(tokens)
@@ -158,7 +166,7 @@ class MemstateConnector(KVConnectorBase_V1, SupportsHMA):
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """Keeps no block: what a step completes is saved behind that step."""
-        self._scheduling.ended(request.request_id)
+        self._scheduling.finished(request.request_id)
         return False, None
 
     def request_finished_all_groups(
@@ -172,14 +180,16 @@ class MemstateConnector(KVConnectorBase_V1, SupportsHMA):
         return self._scheduling.busy
 
     def reset_cache(self) -> bool:
-        """Forgets what is in host memory. The store keeps its records."""
+        """Forgets what is in host memory, and finds nothing from before in the store."""
         return self._scheduling.reset()
 
     # In a worker.
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Takes vLLM's memory, and allocates host memory."""
-        self._working.register(self._kv_cache_config, kv_caches)
+        layers = self._vllm_config.compilation_config.static_forward_context
+        backends = {name: layers[name].get_attn_backend().get_name() for name in kv_caches if name in layers}
+        self._working.register(self._kv_cache_config, kv_caches, backends)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Begins the loads of a step."""
@@ -217,8 +227,17 @@ class MemstateConnector(KVConnectorBase_V1, SupportsHMA):
         return meta
 
 
+def runs_on() -> tuple[str, str, str]:
+    """Returns what vLLM runs on: the machine's architecture, the platform, the device."""
+    try:
+        device: str = current_platform.get_device_name()
+    except NotImplementedError:  # of platforms that do not know, such as vLLM's build for GPUs without one
+        device = ""
+    return platform.machine(), type(current_platform).__name__, device
+
+
 def require_supported(vllm_config: Any, kv_cache_config: Any) -> None:
-    """Refuses configurations in which blocks cannot be found by content.
+    """Refuses configurations in which blocks cannot be found by content, or a failed load ends a request.
 
     Raises:
         ConfigurationError: With what to change.
@@ -234,6 +253,11 @@ def require_supported(vllm_config: Any, kv_cache_config: Any) -> None:
                 f"group {number} with mamba_cache_mode={spec.mamba_cache_mode!r}: states are kept at the ends of "
                 "blocks in 'align' alone"
             )
+    if (policy := vllm_config.kv_transfer_config.kv_load_failure_policy) != "recompute":
+        raise ConfigurationError(
+            f"kv_load_failure_policy={policy!r}: vLLM would end each request of which a block does not come, such as "
+            "one that is damaged in the store; set it to 'recompute', then vLLM computes what does not come"
+        )
     parallel = vllm_config.parallel_config
     if parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1:
         raise ConfigurationError("context parallelism: a block has tokens of several ranks; this is not supported")

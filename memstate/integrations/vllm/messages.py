@@ -90,11 +90,13 @@ class Report:
         saved: How many ranks are done with a save.
         refused: Which records of a save a rank could not take, by number.
         written: How many ranks are done with a write, whether or not the store took it.
+        lost: Which records of a request's load the store did not give a rank, by number.
     """
 
     saved: dict[int, int] = field(default_factory=dict)
     refused: dict[int, set[int]] = field(default_factory=dict)
     written: dict[int, int] = field(default_factory=dict)
+    lost: dict[str, set[int]] = field(default_factory=dict)
 
     def add(self, other: "Report") -> None:
         """Adds what other ranks have done."""
@@ -103,7 +105,9 @@ class Report:
                 mine[job] = mine.get(job, 0) + ranks
         for job, numbers in other.refused.items():
             self.refused.setdefault(job, set()).update(numbers)
+        for request, numbers in other.lost.items():
+            self.lost.setdefault(request, set()).update(numbers)
 
     def __bool__(self) -> bool:
         """Whether there is anything to report."""
-        return bool(self.saved or self.written)
+        return bool(self.saved or self.written or self.lost)

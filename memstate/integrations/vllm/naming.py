@@ -2,7 +2,7 @@
 
     configuration ─▶ digest ─▶ + rank + vLLM's hash of a block and its group ─▶ key of the record in the store
 
-vLLM's hash stands for all tokens up to the block's end, the salt, LoRA and the images; not for the model.
+vLLM's hash stands for all tokens up to the block's end, the salt, a LoRA's name and the images; not for the model.
 """
 
 import json
@@ -17,23 +17,28 @@ from memstate.tiers.records import DIGEST_BYTES, VERSION
 LIBRARY = "transformers_version"  # it says nothing about the model
 
 
-def configuration(vllm_config: Any, kv_cache_config: Any, version: str, model: str | None = None) -> bytes:
+def configuration(
+    vllm_config: Any, kv_cache_config: Any, version: str, platform: Sequence[str], weights: Hashable
+) -> bytes:
     """Returns 32 bytes for all of vLLM's configuration that changes what is in a block.
 
-    These are the model, its revision and its own configuration, dtypes and quantisation, the ranks, the layers and
-    block sizes of each group, where they lie in a block, how vLLM hashes tokens, and its version.
+    These are the weights, the model's revision and its own configuration, dtypes and quantisation, attention backends,
+    the platform, the ranks, the layers and block sizes of each group, where they lie in a block, how vLLM hashes
+    tokens, and its version.
 
     Args:
         vllm_config: vLLM's configuration.
         kv_cache_config: vLLM's configuration of the KV cache.
         version: vLLM's version: an update may change the layout of a block.
-        model: Name of the weights, where that in the configuration does not say which they are.
+        platform: What vLLM runs on, such as the names of the device and of the machine's architecture.
+        weights: What `weights.told` returned.
     """
-    cache, parallel, weights = vllm_config.cache_config, vllm_config.parallel_config, vllm_config.model_config
+    cache, parallel, model = vllm_config.cache_config, vllm_config.parallel_config, vllm_config.model_config
     parts: tuple[Hashable, ...] = (
-        ("memstate", VERSION, sys.byteorder, "vllm", version),
-        (model or weights.model, _text(weights.revision), _text(weights.dtype), _text(weights.quantization)),
-        _described(weights.hf_config),
+        ("memstate", VERSION, sys.byteorder, "vllm", version, *platform),
+        (weights, _text(model.revision), _text(model.dtype), _text(model.quantization)),
+        (_text(vllm_config.load_config.load_format), _described(model.hf_config)),
+        (_text(vllm_config.attention_config), _text(vllm_config.mamba_config)),
         (_text(cache.cache_dtype), _text(cache.mamba_cache_dtype), _text(cache.mamba_ssm_cache_dtype)),
         (parallel.tensor_parallel_size, parallel.pipeline_parallel_size, parallel.decode_context_parallel_size),
         (_text(cache.prefix_caching_hash_algo), _text(kv_cache_config.kv_cache_layout)),

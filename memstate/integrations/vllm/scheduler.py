@@ -7,16 +7,22 @@
 A record is found by vLLM's own hash of a block. It stands for all tokens up to the block's end, so a state is found at
 the ends of blocks only, as vLLM's block-aligned mode keeps it. Null blocks are no blocks: nothing is saved for them.
 
+A load that fails keeps the records that came, and the request asks again, without those that did not come: it loads
+what is left in front of them, or computes all.
+
     claimed by a save ─▶ filled on each rank ─▶ found, least recently used first out ─▶ written to the store, pinned
 """
 
+import logging
+import os
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 
+from memstate import logs
 from memstate.integrations.vllm.messages import Load, Plan, Record, Report, Save, Write
 from memstate.integrations.vllm.naming import record_key
 from memstate.integrations.vllm.settings import Settings
@@ -28,6 +34,7 @@ from memstate.tiers.stores.base import Store
 from memstate.tiers.workers import Executor, Job, Threads, Workers
 from memstate.tiers.writeback import SHARE
 
+LOG = logs.logger("vllm")
 GROUP = 4  # bytes of a group's number behind a hash
 
 
@@ -40,7 +47,7 @@ class Counts:
         refused: Blocks that host memory or staging had no room for.
         loaded: Blocks that came up, of these `fetched` from the store.
         fetched: Blocks that came from the store.
-        lost: Loads that failed: vLLM computes these requests.
+        lost: Loads that failed: their requests load what is in front of the first loss, and compute the rest.
         written: Blocks that the store was given.
     """
 
@@ -72,10 +79,30 @@ class Ongoing:
 
 
 class Fetching(NamedTuple):
-    """A load that not all ranks have reported."""
+    """A load that not all ranks have reported.
+
+    Attributes:
+        load: The load.
+        pinned: The entries that it has pinned.
+        lost: Numbers of the records that a rank has not got.
+    """
 
     load: Load
     pinned: list[CachedRecord]
+    lost: set[int]
+
+
+@dataclass
+class Known:
+    """What is known of a request.
+
+    Attributes:
+        adapter: What tells its LoRA adapter apart, empty for none.
+        gone: Keys of the blocks that it could not load: it does not ask the store for them again.
+    """
+
+    adapter: bytes
+    gone: set[bytes] = field(default_factory=set)
 
 
 @dataclass
@@ -119,14 +146,16 @@ class SchedulerSide:
         drop: Whether the last block of a hit is computed again, as drafters of the EAGLE family need it.
         store: The store below host memory, None for none.
         executor: Replaces the thread in tests.
+        adapter: Returns what tells the LoRA adapter of a request apart, empty for none.
     """
 
     def __init__(
         self, settings: Settings, ranks: int, align: int, hashes: Callable[[Any, int], Sequence[bytes]],
         digest: Callable[[], bytes], drop: bool = False, store: Store | None = None, executor: Executor | None = None,
+        adapter: Callable[[Any], bytes] = lambda request: b"",
     ) -> None:  # fmt: skip
         self.settings, self._ranks, self._align, self._hashes = settings, ranks, align, hashes
-        self._drop, self._store, self._make_digest, self._digest = drop, store, digest, b""
+        self._drop, self._store, self._adapter, self._make_digest, self._digest = drop, store, adapter, digest, b""
         # Numbers alone: the bytes, and what they look like, are with the workers.
         form = RecordFormat("kv", StateLayout((Plane("block", (1,), torch.uint8),), layers=1), bytes(DIGEST_BYTES))
         self.cache = RecordCache(RecordPool(settings.host_blocks, nbytes=1), form)
@@ -136,7 +165,7 @@ class SchedulerSide:
         self._cursors: dict[str, list[int]] = {}
         self._starts: dict[str, int] = {}  # request -> tokens that vLLM had when it asked
         self._questions: dict[str, Question] = {}
-        self._unlucky: set[str] = set()  # the store failed these requests: it is not asked again
+        self._known: dict[str, Known] = {}
         self._saves: dict[int, Ongoing] = {}
         self._saving: set[bytes] = set()
         self._writes: dict[int, Ongoing] = {}
@@ -156,6 +185,20 @@ class SchedulerSide:
         managers = manager.coordinator.single_type_managers
         self._groups = [managers[group] for group in groups]
 
+    def arrived(self, request: Any) -> Known:
+        """Notes a request. Call it before the first step that computes tokens of it.
+
+        Args:
+            request: vLLM's request.
+
+        Returns:
+            What is known of it.
+        """
+        name = request.request_id
+        if name not in self._known:
+            self._known[name] = Known(self._adapter(request))
+        return self._known[name]
+
     def matched(self, request: Any, computed: int) -> int | None:
         """Returns how many tokens of a prompt can be loaded behind those that vLLM has.
 
@@ -168,28 +211,38 @@ class SchedulerSide:
         Returns:
             The tokens; None while the store is being asked: ask again in the next step.
         """
-        self._starts[request.request_id] = computed
+        name, gone = request.request_id, self.arrived(request).gone
+        self._starts[name] = computed
         limit = (request.num_tokens - 1) // self._align * self._align
         if limit <= computed:
             return 0
-        hashes = [self._hashes(request, group.block_size) for group in self._groups]
-        reach = self._reach(hashes, computed, limit, frozenset())
-        question = self._questions.get(request.request_id)
+        keys = self._keys(request)
+        question = self._questions.get(name)
         if question is None:
-            if not self._asks(request, limit - reach):
+            reach = self._reach(keys, computed, limit, lambda key: False)
+            most = self._reach(keys, computed, limit, lambda key: key not in gone) if gone else limit
+            if self._store is None or most - reach < self.settings.store_tokens:
                 return reach - computed
-            question = self._ask(request, hashes, computed, limit)
+            question = self._questions[name] = self._ask(keys, computed, limit, gone)
         if not question.job.done:
             return None
-        return self._reach(hashes, computed, limit, question.answer()) - computed
+        return self._reach(keys, computed, limit, question.answer().__contains__) - computed
 
-    def _reach(self, hashes: Sequence[Sequence[bytes]], computed: int, limit: int, stored: Iterable[bytes]) -> int:
+    def _keys(self, request: Any) -> Callable[[int, int], bytes]:
+        """Returns what gives the key of a block, by the place of its group and its number in the request."""
+        adapter = self.arrived(request).adapter
+        hashes = [self._hashes(request, group.block_size) for group in self._groups]
+        numbers = [group.kv_cache_group_id.to_bytes(GROUP, "big") for group in self._groups]
+        return lambda at, block: hashes[at][block] + numbers[at] + adapter
+
+    def _reach(
+        self, keys: Callable[[int, int], bytes], computed: int, limit: int, below: Callable[[bytes], bool]
+    ) -> int:
         """Returns the longest length at which each group has all blocks that its layers still read."""
-        below = frozenset(stored)
 
         def has(at: int, block: int) -> bool:
-            key = self._key(at, hashes[at][block])
-            return key in self.cache or key in below
+            key = keys(at, block)
+            return key in self.cache or below(key)
 
         for at, group in enumerate(self._groups):
             size = group.block_size
@@ -216,27 +269,16 @@ class SchedulerSide:
         size = group.block_size
         return max(computed, group.get_num_skipped_tokens(length)) // size, length // size
 
-    def _key(self, at: int, block_hash: bytes) -> bytes:
-        number: int = self._groups[at].kv_cache_group_id
-        return block_hash + number.to_bytes(GROUP, "big")
-
-    def _asks(self, request: Any, tokens: int) -> bool:
-        return self._store is not None and tokens >= self.settings.store_tokens and (
-            request.request_id not in self._unlucky
-        )  # fmt: skip
-
-    def _ask(self, request: Any, hashes: Sequence[Sequence[bytes]], computed: int, limit: int) -> Question:
-        keys = [
+    def _ask(self, keys: Callable[[int, int], bytes], computed: int, limit: int, gone: set[bytes]) -> Question:
+        wanted = [
             key for at, group in enumerate(self._groups)
             for block in range(computed // group.block_size, limit // group.block_size)
-            if (key := self._key(at, hashes[at][block])) not in self.cache
+            if (key := keys(at, block)) not in self.cache and key not in gone
         ]  # fmt: skip
         digest = self._digested()
         name = self.cache.form.name
-        names = [[name(record_key(digest, rank, key)) for rank in range(self._ranks)] for key in keys]
-        question = Question(keys, self._workers.submit(has_all, self._store, names))
-        self._questions[request.request_id] = question
-        return question
+        names = [[name(record_key(digest, rank, key)) for rank in range(self._ranks)] for key in wanted]
+        return Question(wanted, self._workers.submit(has_all, self._store, names))
 
     def _digested(self) -> bytes:
         self._digest = self._digest or self._make_digest()
@@ -256,34 +298,33 @@ class SchedulerSide:
         if not tokens:
             return
         load, pinned = Load(name, [], [], []), list[CachedRecord]()
+        keys, wanted = self._keys(request), list[tuple[int, int, int, bytes]]()
         for at, group in enumerate(self._groups):
-            size, hashes = group.block_size, self._hashes(request, group.block_size)
-            ids = blocks[group.kv_cache_group_id]
+            size, ids = group.block_size, blocks[group.kv_cache_group_id]
             for block in range(start // size, (start + tokens) // size):
-                if not ids[block]:  # the null block: no layer reads it
-                    continue
-                key = self._key(at, hashes[block])
-                if entry := self.cache.get(key):
-                    self.cache.pin(entry)
-                    pinned.append(entry)
-                    load.records.append(Record(key, entry.record, entry.length))
-                elif self._store is not None and (number := self.cache.claim(1)):
-                    load.records.append(Record(key, number[0], (block + 1) * size))
-                    load.fetched.append(load.records[-1])
-                else:
-                    self._release(load, pinned)
-                    self._next.lost.append(name)
-                    self._loads[name] = Fetching(Load(name, [], [], []), [])
-                    return
-                load.blocks.append(ids[block])
-        self._loads[name] = Fetching(load, pinned)
+                if ids[block]:  # no layer reads the null block
+                    wanted.append(((block + 1) * size, at, ids[block], keys(at, block)))
+        wanted.sort()  # what does not come costs nothing in front of it
+        for place, (length, _, block_id, key) in enumerate(wanted):
+            if entry := self.cache.get(key):
+                self.cache.pin(entry)
+                pinned.append(entry)
+                load.records.append(Record(key, entry.record, entry.length))
+            elif self._store is not None and (number := self.cache.claim(1)):
+                load.records.append(Record(key, number[0], length))
+                load.fetched.append(load.records[-1])
+            else:
+                for entry in pinned:
+                    self.cache.unpin(entry)
+                self.cache.pool.release([record.number for record in load.fetched])
+                self.arrived(request).gone.update(key for *_, key in wanted[place:])
+                self._next.lost.append(name)
+                self._loads[name] = Fetching(Load(name, [], [], []), [], set())
+                return
+            load.blocks.append(block_id)
+        self._loads[name] = Fetching(load, pinned, set())
         self._next.loads.append(load)
         self.cache.touch([record.key for record in load.records])
-
-    def _release(self, load: Load, pinned: Iterable[CachedRecord]) -> None:
-        for entry in pinned:
-            self.cache.unpin(entry)
-        self.cache.pool.release([record.number for record in load.fetched])
 
     def plan(self, scheduled: Iterable[str], ended: Iterable[str]) -> Plan:
         """Returns what this step does, and begins the next.
@@ -306,22 +347,25 @@ class SchedulerSide:
         save = Save(self._jobs, [], [])
         for name in scheduled:
             cursors = self._cursors.setdefault(name, [0] * len(self._groups))
+            adapter = self._known[name].adapter if name in self._known else b""
             for at, group in enumerate(self._groups):
                 known, now = cursors[at], group.num_cached_block.get(name, 0)
                 if known == now:
                     continue
                 cursors[at] = now
                 for block in range(known if known < now else 0, now):
-                    self._save_block(save, group.req_to_blocks[name][block], (block + 1) * group.block_size)
+                    self._save_block(save, group.req_to_blocks[name][block], (block + 1) * group.block_size, adapter)
         if not save.blocks:
             return None
         self._jobs += 1
         self._saves[save.job] = Ongoing(save.records, self._ranks)
         return save
 
-    def _save_block(self, save: Save, block: Any, length: int) -> None:
-        key = block.block_hash
-        if block.is_null or key is None or block.block_hash_num_tokens != length or key in self._saving:
+    def _save_block(self, save: Save, block: Any, length: int, adapter: bytes) -> None:
+        if block.is_null or block.block_hash is None or block.block_hash_num_tokens != length:
+            return
+        key = block.block_hash + adapter
+        if key in self._saving:
             return
         if key in self.cache:
             self.cache.touch([key])
@@ -359,6 +403,8 @@ class SchedulerSide:
         """
         for job, numbers in report.refused.items():
             self._saves[job].refused |= numbers
+        for name, numbers in report.lost.items():
+            self._loads[name].lost.update(numbers)
         for job, ranks in report.saved.items():
             if self._over(self._saves[job], ranks):
                 self._end_save(self._saves.pop(job))
@@ -386,39 +432,49 @@ class SchedulerSide:
             if self._store is not None:
                 self._to_write.append(entry)
 
-    def loaded(self, finished: Iterable[str], failed: Iterable[str]) -> None:
+    def loaded(self, finished: Iterable[str], failed: Collection[str]) -> None:
         """Notes loads that are over on each rank.
 
         Args:
             finished: The requests.
             failed: Those of them that a rank could not load.
         """
-        lost = frozenset(failed)
         for name in finished:
             if (fetching := self._loads.pop(name, None)) is None:
                 continue
-            load, pinned = fetching
-            if name in lost:
-                self.counts.lost += 1
-                self._unlucky.add(name)
-                self._release(load, pinned)
-                continue
+            load, pinned, lost = fetching
             for entry in pinned:
                 self.cache.unpin(entry)
-            for key, number, length in load.fetched:
-                self.cache.add(key, number, length, fetched=True)
-            self.counts.loaded += len(load.records)
-            self.counts.fetched += len(load.fetched)
+            for key, number, length in reversed(load.fetched):
+                if number not in lost:
+                    self.cache.add(key, number, length, fetched=True)
+            if name not in failed:
+                self.counts.loaded += len(load.records)
+                self.counts.fetched += len(load.fetched)
+                continue
+            self.counts.lost += 1
+            self.cache.pool.release(list(lost))
+            if name in self._known:
+                self._known[name].gone.update(record.key for record in load.fetched if record.number in lost)
+            logs.event(LOG, logging.WARNING, "load failed", request=name, lost=len(lost), records=len(load.records))
 
     def ended(self, name: str) -> None:
-        """Forgets a request. A load under way stays until each rank is done with it.
+        """Forgets what a request has in vLLM. A load under way stays until each rank is done with it.
 
         Args:
-            name: The request.
+            name: A request that has ended or is preempted.
         """
         for known in (self._cursors, self._starts, self._questions):
             known.pop(name, None)
-        self._unlucky.discard(name)
+
+    def finished(self, name: str) -> None:
+        """Forgets a request.
+
+        Args:
+            name: A request that has ended.
+        """
+        self.ended(name)
+        self._known.pop(name, None)
 
     @property
     def busy(self) -> bool:
@@ -428,9 +484,12 @@ class SchedulerSide:
     def reset(self) -> bool:
         """Forgets what is in host memory; returns whether all of it could be forgotten.
 
-        The store keeps its records: they are found by content.
+        Nothing from before is found in the store either: vLLM resets where weights have changed in memory, and no file
+        says so. The store keeps its records for the next process that loads the weights from the files.
         """
         self._to_write.clear()
+        self._questions.clear()
+        self._digest = os.urandom(DIGEST_BYTES)
         for save in self._saves.values():
             save.dropped = True
         for entry in [entry for entry in self.cache.entries() if not entry.pins]:

@@ -24,7 +24,7 @@ class Settings:
         store_capacity: Bytes that the folder may take. None: until the disk is full.
         store_tokens: Tokens that the store must have beyond host memory to be read.
         threads: Threads that read and write the store.
-        model: Name of the weights, where that of vLLM's configuration does not say which they are.
+        model: Name of the weights, in place of their path and their files. None: these tell them apart.
 
     Raises:
         ConfigurationError: A value is out of range.

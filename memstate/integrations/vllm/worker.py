@@ -1,7 +1,8 @@
 """The worker's side: moves blocks between vLLM's memory, host memory and the store. Knows no request but its name.
 
     save    packed behind the step's forward, on its stream; the copy engine takes it to host memory
-    load    read from the store first, if it is there; then copied to its blocks, on a stream of its own
+    load    read from the store first, if it is there; then copied to its blocks, on a stream of its own. What the store
+            does not give is reported, and nothing is copied: the records that came stay in host memory
     write   sealed and written by threads
 
 The scheduler's side says which record is whose, so nothing here is claimed or evicted. A saved block may change owners
@@ -68,12 +69,15 @@ class WorkerSide:
         self._failed: set[str] = set()
         self._report = Report()
 
-    def register(self, kv_cache_config: Any, kv_caches: Mapping[str, Any]) -> None:
+    def register(
+        self, kv_cache_config: Any, kv_caches: Mapping[str, Any], backends: Mapping[str, str] | None = None
+    ) -> None:
         """Takes vLLM's memory, and allocates host memory for its blocks.
 
         Args:
             kv_cache_config: vLLM's configuration of this worker's KV cache.
             kv_caches: Layer name -> its tensor or tensors.
+            backends: Layer name -> the backend that reads and writes them; None where nobody knows.
 
         Raises:
             LayoutMismatch: The tensors do not fit the configuration.
@@ -81,7 +85,7 @@ class WorkerSide:
 
         Syncs: no.
         """
-        planes, geometry = blocks_of(kv_cache_config, kv_caches)
+        planes, geometry = blocks_of(kv_cache_config, kv_caches, backends)
         packing, settings = Packing(planes), self.settings
         form = RecordFormat("kv", packing.layout, geometry)
         pool = RecordPool(settings.host_blocks, form.nbytes, pinned=planes.device.type == "cuda")
@@ -174,13 +178,19 @@ class WorkerSide:
         return self._transfers
 
     def _advance_loads(self) -> None:
-        """Copies what is in host memory to its blocks; gives up what the store does not have."""
+        """Copies loads that are in host memory to their blocks; gives up those that the store has not all of."""
         for entry in [entry for entry in self._reading if all(job.done for job in entry[1])]:
             self._reading.remove(entry)
             load, jobs = entry
-            fetched = sum(job.result.arrived for job in jobs if job.result is not None)
-            if fetched < len(load.fetched):
+            came = [job.result.arrived if job.result is not None else 0 for job in jobs]
+            lost = {
+                record.number
+                for at, arrived in enumerate(came)
+                for record in load.fetched[at * BATCH + arrived : (at + 1) * BATCH]
+            }
+            if lost:
                 self._failed.add(load.request)
+                self._report.lost[load.request] = lost
             else:
                 ticket = self._moving().into(None, load.blocks, [record.number for record in load.records])
                 self._loading.append(Loading(load, ticket))

@@ -329,7 +329,7 @@ def test_a_speculative_step_is_replayed(backend: Backend) -> None:
     mem.recover()
     (row,) = mem.admit([ms.Request("b")])
     step = mem.plan([row], 3, window=True, replay=lambda: mem.launch(1, window=True))
-    windows = {plane.name: torch.ones(2, 1, 3, *plane.shape) for plane in PLANES}
+    windows = {plane.name: torch.ones(2, 1, 3, *plane.shape, device=backend.device) for plane in PLANES}
     mem.accept(step, [2], windows)
     assert mem.length(row) == 2 and mem.planes["ssm"][:, step.write].unique().tolist() == [1.0]
     scan(mem)

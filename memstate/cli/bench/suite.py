@@ -82,6 +82,8 @@ def run(
                 torch.cuda.empty_cache()  # what fits is asked of the driver
         if found:
             found(outcome)
+        if not outcome.complete:
+            break
     return outcome
 
 

@@ -140,6 +140,8 @@ class Twins:
         self.batch = batch
         self.random = random.Random(int(torch.randint(2**31, (), generator=generator)))
         self.rows = [list(mem.admit([ms.Request(i) for i in range(batch)])) for mem in self.managers]
+        for mem in self.managers:
+            mem.submit()  # or the first step would fill slots with zeros, those of rows that are not in it as well
         self.flying: list[deque[ms.Step]] = [deque(), deque()]
 
     @property

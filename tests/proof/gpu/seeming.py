@@ -5,41 +5,13 @@ torch says that there is a device. Packages that `packages.txt` neither names no
 
 import re
 import sys
-from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, packages_distributions, requires
-from pathlib import Path
+from importlib.metadata import packages_distributions
 
 import torch
 
-PACKAGES = Path(__file__).with_name("packages.txt")
-NAME = re.compile(r"[\w.-]+")
+from tests.proof.gpu.needs import PACKAGES, needed, plain
+
 VERSION = re.compile(r"^transformers==(.*)$", re.MULTILINE)
-
-
-def plain(requirement: str) -> str:
-    """The name of a package, as all spellings of it have it."""
-    found = NAME.match(requirement)
-    return re.sub(r"[-_.]+", "-", found[0]).lower() if found else ""
-
-
-def needed(listed: str) -> set[str]:
-    """The packages of a list, and what they need in turn."""
-    found: set[str] = set()
-    left = [plain(line) for line in listed.splitlines()]
-    while left:
-        package = left.pop()
-        if package and package not in found:
-            found.add(package)
-            left += _needs(package)
-    return found
-
-
-def _needs(package: str) -> Iterator[str]:
-    try:
-        lines = requires(package) or []
-    except PackageNotFoundError:
-        return
-    yield from (plain(line) for line in lines if "extra ==" not in line)
 
 
 def hidden(listed: str) -> set[str]:

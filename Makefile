@@ -96,9 +96,9 @@ soak: $(TOOLS) ## a million random operations on the reference, 20 000 on the in
 	$(TEST_ENV) $(BIN)/python -m tests.proof.stateful --backend reference --operations 1000000 --workers $(WORKERS) $(ARGS)
 	$(TEST_ENV) $(BIN)/python -m tests.proof.stateful --backend interpreter --operations 20000 --workers $(WORKERS) $(ARGS)
 
-# Installs nothing: the machine's own Python, with the checkout on its path.
+# Installs nothing: the machine's own Python. Without make: python3 -m tests.proof.gpu_proof --out DIR
 gpu-proof: ## prove on a GPU, with the machine's own Python, what only a GPU shows; results in OUT=dir
-	@PYTHONPATH="$(CURDIR)" $(PROOF_PYTHON) -m tests.proof.gpu_proof --out "$(OUT)" $(ARGS)
+	@$(PROOF_PYTHON) -m tests.proof.gpu_proof --out "$(OUT)" $(ARGS)
 
 clean: ## remove .venv and everything built
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -30,6 +30,7 @@ from memstate.kernels.tables import ACCESS_BYTES, Marks
 ACTIVATIONS = ("silu", None)
 LARGEST = torch.finfo(torch.float32).max
 MOST_TOKENS = 2**31  # that a kernel counts in 32 bits, padding too
+MOST_PROGRAMS = 65535  # along the second and the third axis of a grid, where heads and rows are
 
 
 def check(name: str, tensor: Tensor, pattern: str, shape: tuple[int, ...], device: torch.device) -> None:
@@ -83,6 +84,23 @@ def check_count(name: str, batch: int, token: int) -> None:
     """Refuses more tokens than a kernel counts, padding included."""
     if batch * token >= MOST_TOKENS:
         raise ValueError(f"{name}: expected fewer than 2**31 tokens in a batch, got {batch} x {token}")
+
+
+def check_grid(name: str, **sizes: int) -> None:
+    """Refuses more rows or heads than one launch has programs for.
+
+    Args:
+        name: of the tensor that has these axes.
+        sizes: of the axes.
+
+    Raises:
+        ValueError: naming the axis and its size.
+    """
+    for axis, size in sizes.items():
+        if size > MOST_PROGRAMS:
+            raise ValueError(
+                f"{name}: expected at most {MOST_PROGRAMS} of `{axis}` in one launch, got {size}: launch parts of it"
+            )
 
 
 def check_state(state: Tensor, pattern: str, shape: tuple[int, ...]) -> Blocks:
@@ -153,6 +171,7 @@ def check_conv(
     batch, token, channel = x.shape
     taps = weight.shape[1]
     check_sizes(channel=channel)
+    check_grid("x", batch=batch)
     x_distance, out_distance = check_tokens("x", x, "batch token channel", (batch, token, channel), device), channel
     check("weight", weight, "channel tap", (channel, taps), device)
     if bias is not None:
@@ -211,6 +230,7 @@ def check_gated_delta(
     batch, token, head, value = v.shape
     key_head, key = q.shape[2:]
     check_sizes(head=head, key=key, value=value)
+    check_grid("v", batch=batch, head=head)
     check_count("v", batch, token)
     by_key = decay.dim() == 4
     of_head, rates = ("head key", (head, key)) if by_key else ("head", (head,))
@@ -299,6 +319,7 @@ def check_selective(
     batch, token, head, dim = x.shape
     states = b.shape[3]
     check_sizes(head=head, dim=dim, state=states)
+    check_grid("x", batch=batch, head=head)
     check_count("x", batch, token)
     x_distance = check_tokens("x", x, "batch token head dim", (batch, token, head, dim), device)
     b_distance, c_distance = (

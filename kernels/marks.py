@@ -78,14 +78,15 @@ def _scatter_states(
             values = tl.load(tile_ptr + end * slot_stride, mask=tl.where(end > 0, inside, False), other=0.0)
             given = end > 0
             if h_ptr is not None:
-                at = offset.to(tl.int64)
-                piece = tl.zeros_like(at)
+                at = offset.to(tl.uint32)  # two numbers below 2^31: their sum needs no sign, and no division of 64 bits
                 if first_ptr is None:
-                    at += start
-                else:
+                    at += start.to(tl.uint32)
+                whole = at // chunk.to(tl.uint32)
+                piece = whole.to(tl.int64)
+                if first_ptr is not None:
                     piece += tl.load(first_ptr + entry, mask=slot > 0, other=0)
-                piece += at // chunk
-                kept = (slot > 0) & (offset < tokens) & (at % chunk == 0) & (piece >= 0) & (piece < pieces)
+                even = whole * chunk.to(tl.uint32) == at
+                kept = (slot > 0) & (offset < tokens) & even & (piece >= 0) & (piece < pieces)
                 place = col * ROWS + row if TRANSPOSED else row * COLS + col
                 h_at = (layer * pieces + tl.where(kept, piece, 0)) * (HEADS * ROWS * COLS) + head * (ROWS * COLS)
                 h = tl.load(h_ptr + h_at + place, mask=tl.where(kept, inside, False), other=0.0)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import memstate
+from tests.proof.gpu.needs import PACKAGES, needed
 from tests.support.sources import ROOT
 
 yaml = pytest.importorskip("yaml", reason="the extra `docs` is not installed")
@@ -40,6 +41,15 @@ def test_workflows_run_targets_that_exist_on_every_python() -> None:
     assert targets <= set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert len(PYTHONS) == 3
     assert [workflow["jobs"][name]["strategy"]["matrix"]["python"] for name in ("test", "wheel")] == [PYTHONS] * 2
+
+
+def test_a_workflow_collects_the_tests_for_a_gpu_with_the_packages_of_its_machine() -> None:
+    steps = [step.get("run", "") for step in read(".github/workflows/test.yml")["jobs"]["gpu-collect"]["steps"]]
+    install, collect = steps[-2:]
+    listed = ROOT / install.split()[-1]
+    assert not {"msgspec", "pyzmq", "fla-core", "mkdocs"} & needed(listed.read_text()) and listed == PACKAGES
+    plugins = re.findall(r"-p (\S+)", collect)
+    assert plugins == ["tests.proof.gpu.seeming", "tests.proof.gpu.collecting"] and " -m gpu " in collect
 
 
 @pytest.mark.parametrize("name", ["bug", "feature"])

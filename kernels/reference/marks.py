@@ -37,7 +37,8 @@ def scatter_states(
 
     Args:
         marks: of the step: int32 columns, ascending by entry.
-        starts: the first packed token of each entry, and at the end their number, int32 or int64 `batch+1`.
+        starts: the first packed token of each entry, and at the end their number, int32 or int64 `batch+1`; fewer than
+            2**31 tokens.
         read: slot that each entry's step read, int32 or int64 `batch`; null for zeros.
         write: slot that it wrote, int32 or int64 `batch`.
         plane: states, `layer slot ...`; fp32, bf16 or fp16; one layer of one slot is contiguous, layers and slots any

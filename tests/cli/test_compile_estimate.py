@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from memstate.cli import app as cli
 from memstate.cli import compile as compiling
 from memstate.cli.compile import KernelReport, cases_of
-from memstate.cli.compile.estimate import BATCHES, DEVICES, Device, estimates
+from memstate.cli.compile.estimate import BATCHES, DEVICES, Device, bandwidths, estimates
 from memstate.cli.compile.instructions import bytes_in_flight, of_a_token
 from memstate.cli.compile.work import Work, work_of
 from memstate.errors import InvalidArgument
@@ -144,3 +144,7 @@ def test_the_command_prints_estimates(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_unknown_targets_of_estimates_are_refused() -> None:
     with pytest.raises(InvalidArgument, match="sm_12"):
         compiling.compile_all(["sm_12"], None, "decode")
+
+
+def test_the_estimate_says_whose_bandwidth_it_takes() -> None:
+    assert bandwidths() == "H200 4.8 TB/s, B200 8 TB/s"

@@ -5,7 +5,7 @@ Ownership, plan and forward are in the graph. A twin manager takes the same call
 
 import random
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 
 import pytest
@@ -16,6 +16,7 @@ import memstate as ms
 from memstate.kernels.dispatch import OPS, Backend
 from memstate.kernels.tables import StepRecord
 from tests.support.decode_case import same_bits
+from tests.support.poison import fresh_memory
 
 CUDA = torch.cuda.is_available()
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not CUDA, reason="CUDA graphs need a CUDA device")]
@@ -33,6 +34,16 @@ LAYOUT = ms.StateLayout(
     layers=LAYERS,
 )
 TRACKING = [ms.LazyPingPong(4), ms.Redirect(4)]
+
+
+@pytest.fixture(autouse=True)
+def poison() -> Iterator[None]:
+    """Of fresh memory alone: which bytes a step changes is compared, and slots that a graph frees would be filled late.
+
+    They are noticed when the other manager sends a packet.
+    """
+    with fresh_memory():
+        yield
 
 
 @pytest.fixture
@@ -129,6 +140,8 @@ class Twins:
         self.batch = batch
         self.random = random.Random(int(torch.randint(2**31, (), generator=generator)))
         self.rows = [list(mem.admit([ms.Request(i) for i in range(batch)])) for mem in self.managers]
+        for mem in self.managers:
+            mem.submit()  # or the first step would fill slots with zeros, those of rows that are not in it as well
         self.flying: list[deque[ms.Step]] = [deque(), deque()]
 
     @property

@@ -382,3 +382,28 @@ def test_rows_outside_of_the_table_are_padding(backend: Backend, op: str, beyond
         results.append([desk.table.cells, desk.table.bitmap, desk.table.counters, *found])
     for left, right in zip(*results, strict=True):
         assert torch.equal(torch.where(left == beyond, 0, left), right)
+
+
+def test_more_rows_than_a_launch_has_programs_for_are_refused_by_number(backend: Backend) -> None:
+    """Rows are along an axis of the grid that holds 65 535 programs."""
+    batch, device = 65_536, backend.device
+    column = torch.zeros(batch, dtype=torch.int32, device=device)
+    where = {"read": column, "write": column, "snapshot": column, "tokens": column}
+
+    def of(*shape: int) -> torch.Tensor:
+        return torch.zeros(shape, device=device)
+
+    refused = r"expected at most 65535 of `batch` in one launch, got 65536: launch parts of it"
+    with pytest.raises(ValueError, match=f"x: {refused}"):
+        backend.conv_step(of(batch, 1, 2), of(2, 2), None, of(2, 1, 2), **where)
+    one = of(batch, 1, 1, 1)
+    with pytest.raises(ValueError, match=f"v: {refused}"):
+        backend.gated_delta_step(one, one, one, of(batch, 1, 1), of(batch, 1, 1), of(2, 1, 1, 1), **where)
+    with pytest.raises(ValueError, match=f"x: {refused}"):
+        backend.selective_step(one, of(batch, 1, 1), of(1), one, one, of(2, 1, 1, 1), **where)
+    heads = of(1, 1, 65_536, 1)
+    with pytest.raises(ValueError, match=r"x: expected at most 65535 of `head` in one launch, got 65536"):
+        backend.selective_step(
+            heads, of(1, 1, 65_536), of(65_536), of(1, 1, 1, 1), of(1, 1, 1, 1), of(2, 65_536, 1, 1),
+            **dict.fromkeys(where, column[:1]),
+        )  # fmt: skip

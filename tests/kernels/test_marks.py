@@ -137,6 +137,20 @@ def test_marks_get_their_states_and_no_other_byte_changes(
     assert backend.counts.launches == {"scatter_states": 1}
 
 
+@pytest.mark.parametrize("kind", [torch.int32, torch.int64])
+def test_a_piece_at_the_end_of_the_largest_batch_is_found(backend: Backend, kind: torch.dtype) -> None:
+    """One entry of two tokens and one of 2^31 - 3 before: a sum of two numbers below 2^31 is counted without a sign."""
+    last = 2**31 - 1
+    plane, h = (torch.arange(1.0, size + 1, device=backend.device).view(1, size, 1) for size in (4, 3))
+    wide = {"dtype": kind, "device": backend.device}
+    starts, slots = torch.tensor([0, last - 2, last], **wide), torch.tensor([0, 0], **wide)
+    given = {"starts": starts, "read": slots, "write": slots, "plane": plane, "h": h}
+    backend.scatter_states(columns([(1, 1, 2)], plane), **given, chunk=last - 1)
+    assert plane.flatten().tolist() == [1.0, 2.0, 2.0, 4.0]
+    backend.scatter_states(columns([(1, 1, 3)], plane), **given, chunk=2**30)
+    assert plane.flatten().tolist() == [1.0, 2.0, 2.0, 4.0], "the mark lies between two pieces"
+
+
 def test_no_marks_and_no_rows_change_nothing(backend: Backend, generator: torch.Generator) -> None:
     given = arguments(backend, generator, torch.float32, torch.float32)
     before = twin(given)

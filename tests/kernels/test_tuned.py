@@ -21,7 +21,7 @@ from memstate.state.planes import Planes
 from tests.kernels.test_copy import LAYOUTS, Poisoned, packet_of
 
 ROOT = Path(__file__).parents[2]
-DEVICE = torch.zeros(0, device="cuda" if torch.cuda.is_available() else "cpu").device
+DEVICE = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
 NAME = tuned.device_name(DEVICE)
 ODD = CopyConfig(entries=16, lanes=256, warps=2, programs_per_sm=3)
 UNIT, TILES = 16, 5

@@ -1,12 +1,12 @@
-"""Proves on a GPU what can only be shown there: `python -m tests.proof.gpu_proof --out DIR`, at most 9 minutes.
+"""Proves on a GPU what can only be shown there: `python3 -m tests.proof.gpu_proof --out DIR`, at most 9 minutes.
 
-Installs nothing and needs no network: torch, triton, numpy, einops, pytest and hypothesis, and the checkout as the
-working directory. Every part is a process with a limit of its own; what it found is in DIR as soon as it ends, and a
-part that fails or crashes does not keep the others from running. A part that runs out of time is incomplete, which is
-no failure: what it did until then counts. The first part compiles, in parallel, the kernels that the others launch;
-they load them from its cache. At most 6 files, of at most 16 MB each:
+Installs nothing and needs no network, make or git: torch, triton, numpy, einops, pytest and hypothesis, and the
+checkout as the working directory. Every part is a process with a limit of its own; what it found is in DIR as soon as
+it ends, and a part that fails or crashes does not keep the others from running. A part that runs out of time is
+incomplete, which is no failure: what it did until then counts. The first part compiles, in parallel, the kernels that
+the others launch; they load them from its cache. At most 6 files, of at most 16 MB each:
 
-    summary.json   machine, versions, commit, and how each part ended
+    summary.json   machine, versions, commit, a hash of the files, and how each part ended
     proofs.json    what the parts found, by the names of `PARTS`
     gpu-tests.xml  those of the tests marked `gpu` that were chosen
     bench.json     `memstate bench` alloc, copy, state and track
@@ -28,10 +28,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,8 @@ SECONDS = 525.0  # in all; 9 minutes with what it takes to find the device and t
 MOST_BYTES = 15 * 2**20  # of a file
 LOG_BYTES = 1_500_000  # of each part
 GRACE = 3.0  # seconds before its limit at which a part should have ended by itself
+ASKED = 3.0  # seconds that a process has from the end of its time until it is killed
+KILLED = 10.0  # seconds that a killed one is waited for: what hangs in the driver may not end at all
 LEAST = 0.2  # share of its own time below which a part is not started
 PACKAGES = (
     "torch",
@@ -54,6 +57,7 @@ PACKAGES = (
     "recurrent-memstate",
 )
 CLOCKS = "name,driver_version,clocks.sm,clocks.max.sm,clocks.mem,clocks.max.mem,temperature.gpu,power.draw,memory.total"
+RUNNING = ("kernels", "memstate", "tests")  # folders of the checkout
 FILES = ("summary.json", "proofs.json", "gpu-tests.xml", "bench.json", "log.txt")
 PROGRAM = "{python} -m tests.proof.gpu.{name} --json {folder}/{name}.json --seconds {seconds}"
 
@@ -99,8 +103,7 @@ class Proof:
         self._proofs: dict[str, Any] = {}
         self.summary: dict[str, Any] = {
             "ok": False, "complete": False, "toy": toy, "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "commit": commit(),
-            "gpu": gpu, "machine": machine(), "versions": versions(), "parts": {},
+            "commit": commit(), "tree": tree(), "gpu": gpu, "machine": machine(), "versions": versions(), "parts": {},
         }  # fmt: skip
         out.mkdir(parents=True, exist_ok=True)
         tuned = (read_json(out / "proofs.json") or {}).get("sweep", {}).get("file", "")
@@ -208,19 +211,30 @@ class Proof:
 
 def limited(command: Sequence[str], seconds: float, environment: dict[str, str], output: Any) -> int | None:
     """The exit status of a command, negative for a signal; None where it was ended at its limit, with all it began."""
-    process = subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-        start_new_session=True,
-    )  # fmt: skip
+    process = begin(command, environment, output)
     try:
         return process.wait(seconds)
     except subprocess.TimeoutExpired:
         return None
     finally:
+        end(process)
+
+
+def begin(command: Sequence[str], environment: Mapping[str, str], output: Any) -> subprocess.Popen[bytes]:
+    """A process in the root of the checkout that `end` ends with all it began."""
+    return subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )  # fmt: skip
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Ends a process of `begin`, first by asking: then it keeps what it found, and ends what it began itself."""
+    for sign, seconds in ((signal.SIGTERM, ASKED), (signal.SIGKILL, KILLED)):
         with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)  # the part itself, or what it has left behind
+            os.killpg(process.pid, sign)  # the process itself, or what it has left behind
         with suppress(subprocess.TimeoutExpired):
-            process.wait(10)  # a process that hangs in the driver may not end at all
+            process.wait(seconds)
 
 
 def read_json(path: Path) -> Any:
@@ -247,9 +261,22 @@ def said(*command: str) -> str:
 
 
 def commit() -> str:
-    """Of the checkout, marked where files differ from it."""
-    found = said("git", "rev-parse", "HEAD")
+    """Of the checkout, marked where files differ from it; "unknown" without git, where `tree` says what ran."""
+    found = said("git", "rev-parse", "HEAD") if (ROOT / ".git").exists() else ""
     return f"{found}{'-changed' if said('git', 'status', '--porcelain') else ''}" if found else "unknown"
+
+
+def tree(root: Path = ROOT) -> str:
+    """A hash of the files that run, whether git is here or not: equal files have equal hashes, in any checkout."""
+    files = {
+        path.relative_to(root).as_posix(): path
+        for folder in RUNNING for path in (root / folder).rglob("*")
+        if path.is_file() and path.suffix != ".pyc"
+    }  # fmt: skip
+    whole = sha256()
+    for name in sorted(files):
+        whole.update(f"{sha256(files[name].read_bytes()).hexdigest()} {name}\n".encode())
+    return whole.hexdigest()
 
 
 def nvidia_smi() -> list[dict[str, str]]:
@@ -297,7 +324,7 @@ def find_gpu() -> tuple[Any, str]:
 
 def main() -> int:
     """See the top of this file."""
-    parser = argparse.ArgumentParser("python -m tests.proof.gpu_proof")
+    parser = argparse.ArgumentParser("python3 -m tests.proof.gpu_proof")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=SECONDS, help="for all parts together")
     parser.add_argument("--toy", action="store_true")

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -106,6 +107,73 @@ def test_what_is_wrong_before_time_is_up_is_a_failure(tmp_path: Path, monkeypatc
     assert not proof.run([Part("a", 1)]) and proof.summary["parts"]["a"]["status"] == "failed"
 
 
+CHILD = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(600)"
+PART = f"""
+import sys
+from tests.proof.gpu.machine import main
+from tests.proof.gpu_proof import limited
+
+def prove(machine, result):
+    result["figure"] = 1
+    limited([sys.executable, "-c", {CHILD!r}, {{child!r}}], 600, None, None)
+
+main(prove)
+"""
+
+
+def test_a_part_that_is_ended_keeps_what_it_found_and_ends_what_it_began(tmp_path: Path) -> None:
+    program, child, found = tmp_path / "part.py", tmp_path / "child", tmp_path / "found.json"
+    program.write_text(PART.format(child=str(child)))
+    command = [sys.executable, str(program), "--json", str(found), "--toy"]
+    with (tmp_path / "log").open("wb") as log:
+        process = gpu_proof.begin(command, os.environ | {"PYTHONPATH": str(ROOT)}, log)
+        while process.poll() is None and not (child.exists() and child.read_text()):
+            time.sleep(0.05)
+        gpu_proof.end(process)
+    assert read(found)["figure"] == 1, (tmp_path / "log").read_text()
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(child.read_text()), 0)
+
+
+def test_the_tests_of_a_proof_that_is_ended_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ended(command: Any, seconds: float, environment: dict[str, str], output: Any) -> int:
+        Path(environment["PROOF_RESULTS"]).write_text('{"test": "a", "outcome": "failed", "why": "x"}\n')
+        raise SystemExit(143)
+
+    monkeypatch.setattr(marked, "limited", ended)
+    result: dict[str, Any] = {"failures": []}
+    with pytest.raises(SystemExit):
+        marked.prove(Machine(toy=True, file=tmp_path / "tests.json"), result)
+    assert result["failures"] == ["a: x"]
+
+
+def test_a_hash_says_which_files_ran_where_there_is_no_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("kernels/a.py", "memstate/b.py", "tests/proof/c.json", "docs/d.md"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    (tmp_path / "memstate" / "kernels").symlink_to("../kernels")
+    first = gpu_proof.tree(tmp_path)
+    (tmp_path / "docs" / "d.md").write_text("what does not run")
+    (tmp_path / "kernels" / "__pycache__").mkdir()
+    (tmp_path / "kernels" / "__pycache__" / "a.cpython-312.pyc").write_bytes(b"made while it ran")
+    assert gpu_proof.tree(tmp_path) == first
+    (tmp_path / "tests" / "proof" / "c.json").write_text("another")
+    assert gpu_proof.tree(tmp_path) != first
+    monkeypatch.setattr(gpu_proof, "ROOT", tmp_path)
+    assert gpu_proof.commit() == "unknown"
+
+
+def test_make_keeps_the_path_that_python_has_on_this_machine(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho "$PYTHONPATH $@"\n')
+    python.chmod(0o755)
+    done = subprocess.run(
+        ["make", "-s", "gpu-proof", f"PROOF_PYTHON={python}", "OUT=somewhere"], cwd=ROOT, capture_output=True,
+        text=True, check=False, env=os.environ | {"PYTHONPATH": "/packages/of/the/machine"},
+    )  # fmt: skip
+    assert done.stdout == "/packages/of/the/machine -m tests.proof.gpu_proof --out somewhere\n", done.stderr
+
+
 def test_what_is_not_begun_for_want_of_time_is_said(tmp_path: Path) -> None:
     proof = Proof(tmp_path / "out", seconds=0.5)
     assert proof.run(parts(tmp_path, "good"))
@@ -121,6 +189,7 @@ def test_a_part_whose_time_is_up_keeps_what_it_has(tmp_path: Path, monkeypatch: 
         machine.go_on("before the last case", needed=100)
 
     monkeypatch.setattr(sys, "argv", ["part", "--json", str(target), "--seconds", "9", "--toy", "--share", "1/2"])
+    monkeypatch.setattr(machine_module.signal, "signal", lambda *_: None)
     with pytest.raises(SystemExit) as left:
         machine_module.main(part)
     assert left.value.code == 0
@@ -383,13 +452,92 @@ def test_a_triton_without_gsan_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     assert sanitizer.no_gsan() == ""
 
 
-def test_files_whose_packages_are_missing_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    absent = ("typer", "rich", "nowhere")
-    monkeypatch.setattr(collecting, "missing", lambda package: package in absent)
-    assert collecting.lacking("import os, nowhere.inside\nfrom memstate import tuning") == ["nowhere"]
-    assert collecting.lacking("from memstate.cli import app") == ["rich", "typer"]
-    assert collecting.lacking("import memstate.cli.app") == ["rich", "typer"]
-    assert collecting.lacking("def f():\n    import nowhere") == []
+OURS = "cannot import name 'gone'"
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (ModuleNotFoundError("No module named 'zmq'", name="zmq"), "No module named 'zmq'"),
+        (ImportError("cannot import name 'New' from 'transformers'", name="transformers"), "cannot import name 'New'"),
+        (ImportError("Transformers 5.17.0: 5.23 is the first"), "Transformers 5.17.0: 5.23 is the first"),
+        (ImportError(f"{OURS} from 'memstate.engine'", name="memstate.engine"), ""),
+        (ModuleNotFoundError("No module named 'tests.gone'", name="tests.gone"), ""),
+        (ImportError(f"{OURS} from 'triton.language'", name="triton.language"), ""),
+    ],
+)
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_file_is_left_out_only_for_what_its_machine_lacks(error: Exception, why: str, wrapped: bool) -> None:
+    """Wrapped: a module of ours has caught the error, and says what it needs."""
+    collected = pytest.Module.CollectError("pytest says")
+    collected.__cause__ = ImportError("events need zmq") if wrapped else error
+    if wrapped:
+        collected.__cause__.__cause__ = error
+        why = why and "events need zmq"
+    assert collecting.lacking(collected).startswith(why) and bool(collecting.lacking(collected)) == bool(why)
+    assert collecting.lacking(ValueError("no error of an import")) == ""
+
+
+FILES = {
+    "test_good.py": "def test_a(): pass",
+    "test_lacks.py": "import nowhere\ndef test_b(): pass",
+    "test_ends.py": """
+try:
+    import nowhere
+except ImportError as error:
+    raise SystemExit("the command line needs nowhere") from error
+""",
+    "test_skips.py": "import pytest\npytest.importorskip('nowhere', reason='no nowhere here')",
+    "test_broken.py": "from memstate import gone",
+}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_files_that_cannot_be_imported_are_left_out_with_why(tmp_path: Path, workers: int) -> None:
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    results = tmp_path / "results"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tests.proof.gpu.collecting"]
+    command += [
+        "--import-mode=importlib",
+        "--continue-on-collection-errors",
+        *(["-n", str(workers)] if workers else []),
+    ]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PROOF_RESULTS": str(results)}
+    done = subprocess.run(
+        [*command, "--rootdir", str(tmp_path), str(tmp_path)], env=environment, capture_output=True, text=True,
+        check=False, cwd=tmp_path,
+    )  # fmt: skip
+    found = marked.summed_up([json.loads(line) for line in results.read_text().splitlines()])
+    assert found["left_out"] == {
+        "test_lacks.py": "No module named 'nowhere'", "test_ends.py": "No module named 'nowhere'",
+        "test_skips.py": "no nowhere here",
+    }, done.stdout  # fmt: skip
+    (failure,) = found["failures"]
+    assert failure.startswith("test_broken.py: ") and OURS in failure
+    assert found["passed"] == 1 and done.returncode == 1
+
+
+@pytest.mark.slow
+@on_cpu
+def test_the_tests_marked_gpu_are_collected_with_the_packages_of_such_a_machine(tmp_path: Path) -> None:
+    """As if it were here: a device, and no package but those of `packages.txt`. Only whole files are left out."""
+    results = tmp_path / "results"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tests.proof.gpu.seeming"]
+    command += ["-p", "tests.proof.gpu.collecting", "-m", "gpu", "--collect-only", "tests"]
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT), "PROOF_RESULTS": str(results), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        "PYTEST_ADDOPTS": "",
+    }  # fmt: skip
+    environment.pop("TRITON_INTERPRET", None)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
+    left_out = {line["left_out"]: line["why"] for line in map(json.loads, results.read_text().splitlines())}
+    assert "msgspec" in left_out["tests/events/test_index.py"]
+    assert "Transformers 5.17" in left_out["tests/integrations/test_transformers_serve.py"]
+    collected = {line.partition("::")[0] for line in done.stdout.splitlines() if "::" in line}
+    assert len(collected) > 60 and not collected & left_out.keys()
+    assert {"tests/kernels/test_marks.py", "tests/engine/test_graphs.py", "tests/tiers/test_tiers_hits.py"} <= collected
 
 
 def test_outcomes_are_summed_up_test_by_test() -> None:
@@ -399,11 +547,11 @@ def test_outcomes_are_summed_up_test_by_test() -> None:
         {"test": "b", "outcome": "failed", "why": "teardown"},
         {"test": "c", "outcome": "skipped", "why": ""},
         {"test": "d.py", "outcome": "error", "why": "import"},
-        {"left_out": "e.py", "needs": ["typer"]},
+        {"left_out": "e.py", "why": "No module named 'typer'"},
     ]
     assert marked.summed_up(lines) == {
         "passed": 1, "failed": 1, "skipped": 1, "error": 1, "failures": ["b: teardown", "d.py: import"],
-        "left_out": {"e.py": ["typer"]},
+        "left_out": {"e.py": "No module named 'typer'"},
     }  # fmt: skip
     told = marked.summed_up([*lines, {"chosen": 9, "marked": 30}, {"time_is_up": True}])
     assert told["incomplete"] == "4 of 9 tests" and (told["chosen"], told["marked"]) == (9, 30)

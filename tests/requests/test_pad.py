@@ -4,7 +4,7 @@ import pytest
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
-from tests.support.build import build
+from tests.support.build import on
 from tests.support.planes import LAYOUT, every_strategy
 from tests.support.serving import TRACKING
 
@@ -19,9 +19,7 @@ def test_D30_pad_is_null_or_minus_one(pad: object) -> None:
 @every_strategy
 def test_D30_pad_stands_where_there_is_no_slot(name: str, pad: int, backend: Backend) -> None:
     """In padding, for rows without a snapshot, and at no extra launch; slots are as ever."""
-    mem = build(
-        LAYOUT, slots=12, max_requests=3, max_batch=4, tracking=TRACKING[name](2), backend=backend.name, pad=pad
-    )
+    mem = on(backend, LAYOUT, slots=12, max_requests=3, max_batch=4, tracking=TRACKING[name](2), pad=pad)
     a, b = mem.admit([ms.Request("a"), ms.Request("b")])
     mem.submit()
     for tokens in (1, 1, 1):

@@ -41,6 +41,8 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 2
     print(f"{len(outcome.entries)} entries")
+    for line in outcome.too_slow:
+        print(f"not measured: {line}", file=sys.stderr)
     for line in outcome.wrong:
         print(f"not measured, because it is wrong: {line}", file=sys.stderr)
     return 1 if outcome.wrong else 0

@@ -15,6 +15,7 @@ RUNS, WARM_UPS = 21, 3
 FLUSH_BYTES = 256 * 2**20  # read before a run, or four times the cache if that is more
 SLEEP, LONGEST_SLEEP = 100e-6, 50e-3  # seconds that the device sleeps while the host queues a run
 CALIBRATION = 10**6  # cycles
+WARMING = 0.3  # seconds of work until an idle device has raised its clock, many times over
 GRAPH_SECONDS = 2e-3  # of a graph; longer graphs give the same figure
 IN_GRAPH = 20  # calls captured together, so that the launch of the graph hardly counts
 Act = Callable[[], object]
@@ -46,6 +47,13 @@ def host_seconds(act: Act, device: torch.device | None = None) -> float:
     begin = time.perf_counter()
     act()
     return time.perf_counter() - begin
+
+
+class TooSlow(RuntimeError):
+    """A call that waits for the device, or that the host queues too slowly: it has no device time of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(f"the call waits for the device, or takes the host over {LONGEST_SLEEP:g} s to queue")
 
 
 class Clock:
@@ -91,16 +99,17 @@ class DeviceClock(Clock):
         self._cycles = self._cycles_a_second()
 
     def _cycles_a_second(self) -> float:
-        """Returns the cycles that the device sleeps in a second, measured."""
-        seconds = 0.0
-        for _ in range(2):  # the first sleep loads the kernel
+        """Returns the cycles that the device sleeps in a second, measured at work: an idle one has a slow clock."""
+        fastest, until = 0.0, time.perf_counter() + WARMING
+        while not fastest or time.perf_counter() < until:
+            torch.sum(self._read, dim=0, out=self._sum)
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             begin.record(self._stream)
             torch.cuda._sleep(CALIBRATION)
             end.record(self._stream)
             end.synchronize()
-            seconds = float(begin.elapsed_time(end)) / 1000
-        return CALIBRATION / seconds
+            fastest = max(fastest, CALIBRATION * 1000 / float(begin.elapsed_time(end)))
+        return fastest
 
     def alone(self, act: Act, before: Act = nothing) -> Times:
         """See `Clock`. The call runs once more before, untimed, and compiles and loads what it needs."""
@@ -118,7 +127,7 @@ class DeviceClock(Clock):
         """Times one call; with `warm`, it has run just before.
 
         Raises:
-            RuntimeError: The call waits for the device, or the host needs too long to queue it.
+            TooSlow: The call waits for the device, or the host needs too long to queue it.
         """
         while True:
             before()
@@ -135,9 +144,7 @@ class DeviceClock(Clock):
             if hidden:
                 return Times(float(begin.elapsed_time(end)) / 1000, host)
             if self._sleep >= LONGEST_SLEEP:
-                raise RuntimeError(
-                    f"the call waits for the device, or takes the host over {LONGEST_SLEEP:g} s to queue"
-                )
+                raise TooSlow
             self._sleep = min(2 * max(self._sleep, host), LONGEST_SLEEP)
 
     def in_graph(self, act: Act) -> float:

@@ -85,6 +85,8 @@ def run(
                 torch.cuda.empty_cache()  # what fits is asked of the driver
         if found:
             found(outcome)
+        if not outcome.complete:
+            break
     if case and measure and outcome.complete and not (outcome.entries or outcome.wrong):
         raise InvalidArgument(f"case {case!r}: no measurement of {', '.join(names)} has it in its name")
     return outcome

@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
-from memstate.cli.bench.clock import Clock, DeviceClock, Times
+from memstate.cli.bench.clock import Clock, DeviceClock, Times, TooSlow
 from memstate.errors import InvalidArgument
 from memstate.kernels.dispatch import Backend
 
@@ -126,10 +126,18 @@ class Task(NamedTuple):
 
 @dataclass
 class BenchResult:
-    """Entries, what was not measured because it is wrong, and whether everything had its turn."""
+    """What was measured, and what was not.
+
+    Attributes:
+        entries: The figures.
+        wrong: What was not measured because it is wrong.
+        too_slow: What is right, and too slow for the clock of the device.
+        complete: Whether everything had its turn.
+    """
 
     entries: list[Figure] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
+    too_slow: list[str] = field(default_factory=list)
     complete: bool = True
 
 
@@ -141,7 +149,9 @@ def carry_out(
     tasks: Iterable[Task], outcome: BenchResult, progress: Progress | None = None,
     found: Callable[[BenchResult], None] | None = None, end: float | None = None, measure: bool = True,
 ) -> None:  # fmt: skip
-    """Checks and measures one task after the other, and adds to `outcome`. A task that raises is wrong as well.
+    """Checks and measures one task after the other, and adds to `outcome`.
+
+    A task that raises is wrong as well, unless it is too slow to time.
 
     Args:
         tasks: The tasks.
@@ -162,6 +172,8 @@ def carry_out(
                     raise Differs(why)
                 if measure:
                     outcome.entries += task.measure()
+            except TooSlow as error:
+                outcome.too_slow.append(f"{task.name}: {error}")
             except Exception as error:  # of whatever kind the device's libraries raise: the next task may still run
                 outcome.wrong.append(f"{task.name}: {_raised(error)}")
             done, before = done + 1, f"the task behind {task.name}"

@@ -57,7 +57,7 @@ def compile_kernels(
 def print_estimates(json_path: str | None) -> None:
     """Prints how long decode kernels take on paper: a line for each kernel and device."""
     from memstate.cli.compile import compile_all
-    from memstate.cli.compile.estimate import BATCHES, DEVICES, estimates
+    from memstate.cli.compile.estimate import BATCHES, DEVICES, bandwidths, estimates
 
     with one_line_errors(), progress("compile") as report:
         found = estimates(compile_all([device.target for device in DEVICES.values()], report, "decode"))
@@ -69,7 +69,7 @@ def print_estimates(json_path: str | None) -> None:
         waiting = (f"{item.bytes_in_flight / 1024:.0f} KB", item.dependent_loads)
         lines.append([item.kernel, item.device, *map(str, (*counts, *waiting)), *times])
     columns = ("kernel", "device", "registers", "warps", "instructions", "per 8 KB", "in flight", "loads")
-    title = "decode kernels on paper: microseconds of the bytes / estimate, by rows"
+    title = f"decode kernels on paper: microseconds of the bytes / estimate, by rows; data sheets: {bandwidths()}"
     emit(json_path, [asdict(item) for item in found], title, (*columns, *map(str, BATCHES)), lines)
 
 
@@ -99,6 +99,8 @@ def bench(
     else:
         title, (columns, rows) = f"bench {name}", bench.by_entry(outcome.entries)
     emit(json_path, [asdict(entry) for entry in outcome.entries], title, columns, rows)
+    for line in outcome.too_slow:
+        complain(f"not measured: {line}")
     for line in outcome.wrong:
         complain(f"not measured, because its result is wrong: {line}")
     if outcome.wrong:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
+from memstate.cli.bench.clock import TooSlow
 from memstate.cli.compile import TARGETS
 from memstate.cli.tune import cost
 from memstate.cli.tune.check import ROWS, wrong
@@ -246,8 +247,11 @@ class _Timing:
         bad, key = wrong(config, checked, self._backend, torch.seed() % 2**31), self.key(kernel)
         if bad:
             return Trial(kernel, key, config, False, None, self.unit, bad)
-        with trying(config):
-            timings = course.timings()
+        try:
+            with trying(config):
+                timings = course.timings()
+        except TooSlow as error:
+            return Trial(kernel, key, config, True, None, self.unit, str(error))
         rates = {name: timing.nbytes / timing.seconds for name, timing in timings.items()}
         micros = geometric_mean(timing.seconds for timing in timings.values()) * 1e6
         value = geometric_mean(rates.values())  # few and many slots weigh the same

@@ -1,4 +1,4 @@
-"""A plugin of pytest for machines that lack packages: leaves out test files whose imports are not there, by name.
+"""A plugin of pytest for machines that lack packages: leaves out test files that cannot be imported there, with why.
 
 It also chooses among the tests marked `gpu`, writes the result of every test as it comes, and ends the session when its
 time is up, so that reports are still written.
@@ -6,12 +6,10 @@ time is up, so that reports are still written.
 Read from the environment: PROOF_RESULTS, a file of JSON lines; PROOF_SECONDS; PROOF_CHOOSE, if tests are chosen.
 """
 
-import ast
 import json
 import os
 import time
-from functools import cache
-from importlib.util import find_spec
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -23,31 +21,19 @@ RULE = (
     "shapes; in tests/requests up to four cases of a test: each strategy; elsewhere one case of each test"
 )
 MOST = {"tests/kernels/": None, "tests/requests/": 4}
-ALSO_NEEDS = {"memstate.cli.app": ("typer", "rich")}  # which ends the process where one is missing
+# What every such machine has. A name that one of these lacks is a failure, as any other error of an import is.
+NEEDED = ("memstate", "tests", "torch", "triton", "numpy", "einops", "pytest", "hypothesis")
 BEGUN = time.monotonic()
 
 
-@cache
-def missing(package: str) -> bool:
-    """Whether a top-level package cannot be imported."""
-    try:
-        return find_spec(package) is None
-    except (ImportError, ValueError):
-        return True
-
-
-def lacking(source: str) -> list[str]:
-    """Packages that a test file imports at its top and that are not there."""
-    names = set()
-    for node in ast.parse(source).body:
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    packages = {name.split(".")[0] for name in names} | {
-        package for name in names for package in ALSO_NEEDS.get(name, ())
-    }
-    return sorted(package for package in packages if missing(package))
+def lacking(error: BaseException | None) -> str:
+    """Why a file cannot be imported on this machine; empty where that is a failure."""
+    found: list[ImportError] = []
+    while error:
+        found += [error] if isinstance(error, ImportError) else []
+        error = error.__cause__
+    ours = any((each.name or "").partition(".")[0] in NEEDED for each in found)
+    return str(found[0]) if found and not ours else ""
 
 
 def note(**line: object) -> None:
@@ -57,19 +43,31 @@ def note(**line: object) -> None:
             file.write(json.dumps(line) + "\n")
 
 
+class File(pytest.Module):
+    """A test file, skipped where it cannot be imported for want of a package or of a version of one."""
+
+    def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
+        """Notes why a file is left out: every process that collects, with the same words."""
+        try:
+            return super().collect()
+        except pytest.skip.Exception as skipped:
+            why = str(skipped)
+        except (self.CollectError, SystemExit) as error:
+            why = lacking(error)
+            if not why:
+                raise
+        note(left_out=self.nodeid, why=why)
+        pytest.skip(why, allow_module_level=True)
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> File:
+    """Collects test files as `File` does."""
+    return File.from_parent(parent, path=module_path)
+
+
 def is_worker(config: pytest.Config) -> bool:
     """Whether this process only runs tests for another one, which reports them."""
     return hasattr(config, "workerinput")
-
-
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leaves a file out, and says why."""
-    if collection_path.suffix != ".py" or not collection_path.name.startswith("test_"):
-        return None
-    found = lacking(collection_path.read_text(encoding="utf-8"))
-    if found:  # by every process that collects; the lines are the same
-        note(left_out=collection_path.name, needs=found)
-    return True if found else None
 
 
 def most_of(name: str) -> int | None:

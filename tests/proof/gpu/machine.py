@@ -8,6 +8,7 @@ Nth piece of its work, from piece I on.
 import argparse
 import json
 import os
+import signal
 import sys
 import time
 import traceback
@@ -66,7 +67,9 @@ class Machine:
     def keep(self, result: "Result") -> None:
         """Writes what is found so far: a part may be ended at any time."""
         if self._file:
-            self._file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+            new = self._file.with_suffix(".new")
+            new.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+            new.replace(self._file)
 
     def beside(self, name: str) -> Path:
         """A file beside the one that `keep` writes."""
@@ -130,7 +133,7 @@ Result = dict[str, Any]  # figures by name; `failures`: a list of lines; `incomp
 
 
 def main(part: Callable[[Machine, Result], None]) -> None:
-    """Runs a part, writes what it found, also where it raises, and exits with 1 where there are failures."""
+    """Runs a part, writes what it found, also where it raises or is ended, and exits with 1 if there are failures."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--json", type=Path)
     parser.add_argument("--seconds", type=float, default=600.0)
@@ -144,6 +147,7 @@ def main(part: Callable[[Machine, Result], None]) -> None:
     machine = Machine(given.toy, given.seconds, given.json, given.compile, (first, step))
     compilations = machine.compilations
     compilations.install()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         part(machine, result)
     except TimeIsUp as reached:
@@ -151,8 +155,9 @@ def main(part: Callable[[Machine, Result], None]) -> None:
     except Exception as error:
         traceback.print_exc()
         result["failures"].append(f"{type(error).__name__}: {error}"[:1000])
-    result["kernels"] = {"compiled": compilations.compiled.total(), "loaded": compilations.loaded.total()}
-    machine.keep(result)
+    finally:
+        result["kernels"] = {"compiled": compilations.compiled.total(), "loaded": compilations.loaded.total()}
+        machine.keep(result)
     print(json.dumps(result)[:2000])
     sys.exit(bool(result["failures"]))
 

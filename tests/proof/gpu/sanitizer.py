@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -22,6 +23,7 @@ if __name__ == "__main__":
     choose_backend()
 
 from tests.proof.gpu import touch
+from tests.proof.gpu_proof import begin, end
 
 ROOT = Path(__file__).parents[3]
 TOOLS = ("memcheck", "racecheck", "initcheck")
@@ -113,27 +115,26 @@ def prove(machine: Machine, result: Result) -> None:
         for name, command in commands.items():
             environment = os.environ | ENVIRONMENT.get(name, OF_OTHERS)
             log = Path(folder, name).open("w")  # noqa: SIM115
-            running[name] = (
-                subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT), log
-            )  # fmt: skip
-        ours = kernel_names()
-        for name, (process, log) in running.items():
-            try:
-                process.wait(max(1.0, machine.left - MARGIN))
-                finished = True
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-                finished = False
-            log.close()
-            text = Path(folder, name).read_text(errors="replace")
-            word, why = gsan_verdict(text, finished) if name == GSAN else verdict(text, finished, ours)
-            result[name] = f"{word}: {why}"
-            print(f"== {name}: {word}: {why}\n{text[-8000:]}", flush=True)
-            if word == "failed":
-                result["failures"].append(f"{name}: {why}")
-            elif word == "unfinished":
-                result["incomplete"] = f"{result.get('incomplete', '')} {name}: {why}".strip()
+            running[name] = begin(command, environment, log), log
+        try:
+            for name, (process, log) in running.items():
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(max(1.0, machine.left - MARGIN))
+                finished = process.poll() is not None
+                end(process)  # what a tool runs is a child of its own
+                log.close()
+                text = Path(folder, name).read_text(errors="replace")
+                word, why = gsan_verdict(text, finished) if name == GSAN else verdict(text, finished, kernel_names())
+                result[name] = f"{word}: {why}"
+                print(f"== {name}: {word}: {why}\n{text[-8000:]}", flush=True)
+                if word == "failed":
+                    result["failures"].append(f"{name}: {why}")
+                elif word == "unfinished":
+                    result["incomplete"] = f"{result.get('incomplete', '')} {name}: {why}".strip()
+                machine.keep(result)
+        finally:  # also where the part itself is ended
+            for process, _ in running.values():
+                end(process)
         said = [str(result[name]) for name in running]
         if all(text.startswith("unavailable") for text in said):
             result["unavailable"] = said[0]

@@ -10,16 +10,19 @@ if __name__ == "__main__":
     choose_backend()
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
 
 from memstate.cli import tune as tuning
+from memstate.cli.bench.clock import TooSlow
 from memstate.cli.tune.check import wrong
 from memstate.cli.tune.grid import model_for, one_at_a_time
 from memstate.cli.workload import toy_of
 from memstate.kernels.dispatch import Backend
+from memstate.kernels.tuned import Config
 
 MODEL, TOY_MODEL = "qwen3_next", "lfm2"
 TOY_KERNELS, TOY_LIMIT = ("copy", "gated_delta"), 2
@@ -30,6 +33,25 @@ def stopwatch(act: object) -> float:
     """At toy sizes nothing is timed: every run is said to have taken as long."""
     act()  # type: ignore[operator]
     return 1e-3
+
+
+class Kept:
+    """Trials as they are made: the part may be ended before the sweep is."""
+
+    def __init__(self, machine: Machine, result: Result) -> None:
+        result |= {"tried": 0, "trials": []}
+        self._machine, self._result = machine, result
+
+    def find(self, kernel: str, key: str, config: Config) -> None:
+        """None was made before."""
+
+    def add(self, trial: tuning.Trial) -> None:
+        """Notes one, and what is wrong with it."""
+        found = self._result
+        found["tried"] += 1
+        found["trials"].append(asdict(trial))
+        found["failures"] += [] if trial.checked else [f"wrong: {trial.config}: {trial.why}"]
+        self._machine.keep(found)
 
 
 def launch_all(machine: Machine, result: Result) -> None:
@@ -54,12 +76,15 @@ def prove(machine: Machine, result: Result) -> None:
         return
     toy = machine.toy
     given = {"device": machine.device, "stopwatch": stopwatch, "limit": TOY_LIMIT} if toy else {}
-    outcome = tuning.sweep(
-        TOY_MODEL if toy else MODEL, TOY_KERNELS if toy else tuning.KERNELS, stop=lambda: machine.left < LAST, **given
-    )
-    result["failures"] += [f"wrong: {trial.config}: {trial.why}" for trial in outcome.wrong]
-    result["tried"], result["yardstick"] = len(outcome.trials), outcome.yardstick
-    result["trials"] = tuning.document(outcome)["trials"]
+    kept = Kept(machine, result)
+    try:
+        outcome = tuning.sweep(
+            TOY_MODEL if toy else MODEL, TOY_KERNELS if toy else tuning.KERNELS, stop=lambda: machine.left < LAST,
+            log=lambda *_: kept, **given,
+        )  # fmt: skip
+    except TooSlow as error:  # the device's own copy, beside which trials stand
+        raise TimeIsUp(f"{result['tried']} configurations; {error}") from error
+    result["yardstick"], result["trials"] = outcome.yardstick, tuning.document(outcome)["trials"]
     if outcome.best and not outcome.wrong:
         with TemporaryDirectory() as folder:
             path = tuning.store(outcome, Path(folder))

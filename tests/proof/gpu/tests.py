@@ -5,7 +5,6 @@ There are about three thousand of them, which take longer than the part has. The
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -15,8 +14,8 @@ from xml.etree import ElementTree
 
 from tests.proof.gpu.collecting import RULE
 from tests.proof.gpu.machine import Machine, Result, main
+from tests.proof.gpu_proof import limited
 
-ROOT = Path(__file__).parents[3]
 PROCESSES = 12  # some tests take many gigabytes of a device
 TOY = "tests/state/test_split.py"  # what stands in for them on a CPU
 MARGIN = 12.0  # seconds in which the session ends and reports are written
@@ -48,7 +47,7 @@ def summed_up(lines: list[dict[str, object]]) -> Result:
     found |= {"chosen": told["chosen"], "marked": told["marked"], "rule": RULE} if told else {}
     return found | {
         "passed": len(passed), **counts, "failures": [f"{name}: {why.strip()[-300:]}" for name, why in bad.items()],
-        "left_out": {str(line["left_out"]): line["needs"] for line in lines if "left_out" in line},
+        "left_out": {str(line["left_out"]): line["why"] for line in lines if "left_out" in line},
     }  # fmt: skip
 
 
@@ -68,17 +67,6 @@ def cut(report: Path, most: int) -> None:
         length //= 4
 
 
-def run(command: list[str], environment: dict[str, str], seconds: float) -> int | None:
-    """The exit status of a command; None where its time was up. Its children end with the part."""
-    process = subprocess.Popen(command, cwd=ROOT, env=environment)
-    try:
-        return process.wait(max(1.0, seconds))
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-        return None
-
-
 def prove(machine: Machine, result: Result) -> None:
     """The report goes beside the part's own file, as gpu-tests.xml."""
     with tempfile.TemporaryDirectory() as folder:
@@ -87,11 +75,14 @@ def prove(machine: Machine, result: Result) -> None:
         if not machine.toy:
             environment.pop("TRITON_INTERPRET", None)
             environment |= {"MEMSTATE_PROOF": "1", "PROOF_CHOOSE": "1"}  # among all cases
-        status = run(command(machine, report), environment, machine.left)
+        status = None
+        try:
+            status = limited(command(machine, report), max(1.0, machine.left), environment, None)
+        finally:  # also where the part itself is ended
+            found = lines.read_text(encoding="utf-8").splitlines() if lines.exists() else []
+            result |= summed_up([json.loads(line) for line in found]) | {"status": status}
         if report.exists():
             cut(report, 12 * 2**20)
-        found = lines.read_text(encoding="utf-8").splitlines() if lines.exists() else []
-        result |= summed_up([json.loads(line) for line in found]) | {"status": status}
         if status is None:
             result.setdefault("incomplete", f"{result['passed']} tests passed, then time was up")
         if "incomplete" in result:

@@ -12,6 +12,6 @@ FOREIGN = ("backends/__init__.py", "constants.py", "exceptions.py", "storage.py"
 if found := [name for name in FOREIGN if (Path(__file__).parent / name).is_file()]:
     raise ImportError(
         f"{Path(__file__).parent} has files of another package called memstate: {', '.join(found)}; it is imported by "
-        "the same name as this one, recurrent-memstate: run `pip uninstall memstate recurrent-memstate`, then install "
-        "recurrent-memstate again"
+        "the same name as this one, recurrent-memstate: run `pip uninstall memstate recurrent-memstate`, then "
+        "`pip install .` in a checkout of this one"
     )

@@ -142,7 +142,7 @@ class Repeats:
         if line.until > now:
             return
         if not line.times:
-            del self._lines[kind]
+            self._lines.pop(kind, None)
             return
         times = {"times": line.times} if line.times > 1 else {}
         self._lines[kind] = Line(line.level, line.name, now + EVERY)

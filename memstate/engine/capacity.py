@@ -302,8 +302,7 @@ def capacity(
         )
     if not is_count(prefills):
         raise InvalidArgument(f"prefills={prefills!r}: expected a whole number of prompts")
-    odd = tokens + (tokens % page_size == 0)  # a context is a round number; few prompts end with a page
-    marks = placement.marks(Match(tokens=odd, length=0, kv_length=0, evicted_length=0), page_size)
+    marks = placement.marks(Match(tokens=tokens, length=0, kv_length=0, evicted_length=0), page_size)
     planner = Planner(
         layout=layout, kv=page, page_size=page_size, per_row=-(-tokens // page_size) if page else 0, overlap=overlap,
         in_place=in_place, memory=byte_count("memory", memory), placement=placement,

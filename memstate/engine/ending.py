@@ -188,7 +188,7 @@ class Ending:
                 raise InvalidArgument(
                     f"row {row} (request {self._table.ids[row]!r}): {len(key) // BYTES} tokens, and {n} are confirmed: "
                     "hand over all of them, also those that the answer leaves out. To keep only states of fewer "
-                    "tokens, name the length with publish=[...]"
+                    "tokens, name the length with release(publish=[...])"
                 )
 
     def require_sessions_told(self, rows: Longs) -> None:

@@ -33,9 +33,8 @@ class Ends(Placement):
     """Keeps a state where a prompt ends, where it leaves what is known, and now and then in between.
 
     The lengths are the last whole page of the prompt, the branch point (KV reached it and no state did), the length of
-    an evicted state, and the multiples of `every`. That is about one state a path, and more for long prompts. A request
-    computes its last token in any case. So a prompt of whole pages keeps a state one page before its end, too: the same
-    prompt hits there. With pages of one token, this is the only one of the two.
+    an evicted state, and the multiples of `every`. That is about one state a path, and more for long prompts. With
+    pages of one token, the last token is left out: a request computes it in any case, so the same prompt hits again.
 
     Args:
         every: Tokens between two states of a long prompt, rounded up to whole pages. None: no states in between.
@@ -45,7 +44,7 @@ class Ends(Placement):
 
     Example:
         >>> Ends(every=16).marks(Match(tokens=29, length=0, kv_length=8, evicted_length=0), page_size=8)
-        {16: 'every', 0: 'again', 24: 'prompt', 8: 'branch'}
+        {16: 'every', 0: 'again', 8: 'branch', 24: 'prompt'}
     """
 
     every: int | None = 8192
@@ -63,9 +62,8 @@ class Ends(Placement):
             found = dict.fromkeys(range(first, match.tokens + 1, distance), "every")
         if match.evicted_length not in found:
             found[match.evicted_length] = "again"
-        repeat = (match.tokens - 1) // page_size * page_size  # as far as the same prompt can hit
-        end = match.tokens // page_size * page_size if page_size > 1 else repeat
-        return found | {repeat: "prompt", match.kv_length: "branch", end: "prompt"}
+        end = match.tokens // page_size * page_size if page_size > 1 else match.tokens - 1
+        return found | {match.kv_length: "branch", end: "prompt"}
 
 
 @dataclass(frozen=True)

@@ -31,5 +31,5 @@ def test_a_line_without_rich_is_refused_by_name(monkeypatch: pytest.MonkeyPatch)
     model = tiny("lfm2")
     monkeypatch.setitem(sys.modules, "rich.live", None)
     assert [one.reason for one in mst.serve(model, managed(model), [mst.Prompt(TEXT, most=1)])] == ["length"]
-    with pytest.raises(ms.ConfigurationError, match=r"memstate\[cli\]"):
+    with pytest.raises(ms.ConfigurationError, match=r"'\.\[cli\]' in a checkout"):
         list(mst.serve(model, managed(model), [TEXT], progress=True))

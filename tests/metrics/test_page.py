@@ -130,7 +130,7 @@ def test_the_page_names_every_logger_and_event() -> None:
     text = "\n".join(path.read_text() for path in (ROOT / "memstate").rglob("*.py") if path.name != "logs.py")
     loggers = set(re.findall(r'logs\.logger\("(\w+)"\)', text)) | {"chaos"}
     events = set(re.findall(r'(?:logs\.event\(LOG, |told\(|_told\.event\()(?:logging\.\w+|level), "([\w ]+)"', text))
-    assert len(loggers) == 8 and len(events) >= 9
+    assert len(loggers) == 10 and len(events) >= 9
     assert {name for name in loggers if f"| `memstate.{name}` |" not in PAGE} == set()
     assert {name for name in events if f"`{name}`" not in PAGE} == set()
     assert logging.getLogger("memstate.prefix").handlers, "loggers that write nothing by themselves"

@@ -7,9 +7,7 @@ from memstate.prefix.placement import Ends
 
 CASES = {  # tokens, length, KV, evicted, page, every: lengths with their kinds
     "a new prompt": (29, 0, 0, 0, 8, None, {24: "prompt"}),
-    "whole pages, and their repeat": (24, 0, 0, 0, 8, None, {16: "prompt", 24: "prompt"}),
-    "one page, whose repeat can hit nothing": (8, 0, 0, 0, 8, None, {8: "prompt"}),
-    "a repeat of whole pages that a branch point serves": (24, 0, 16, 0, 8, None, {16: "branch", 24: "prompt"}),
+    "whole pages": (24, 0, 0, 0, 8, None, {24: "prompt"}),
     "a page of one token": (29, 0, 0, 0, 1, None, {28: "prompt"}),
     "a branch point, and a state that was evicted": (29, 0, 16, 8, 8, None, {8: "again", 16: "branch", 24: "prompt"}),
     "a long prompt": (42, 0, 0, 0, 8, 16, {16: "every", 32: "every", 40: "prompt"}),

@@ -11,7 +11,7 @@ import memstate as ms
 from memstate.prefix.policies import Lru, LruPages, ReturnRate
 from memstate.prefix.policies.names import POLICIES
 from memstate.prefix.tree import Node
-from tests.support.build import EndsOnce, build
+from tests.support.build import build
 from tests.support.held import held
 
 LAYOUT = ms.StateLayout((ms.Plane("ssm", (2,), torch.float32),), 1)
@@ -112,7 +112,7 @@ def test_leaves_that_a_policy_does_not_offer_are_room() -> None:
 
 @pytest.mark.parametrize("pages", [LruPages, Shy])
 def test_a_leaf_whose_end_somebody_else_has_is_given_up_from_there_on(pages: type[LruPages]) -> None:
-    mem = manager(ms.Prefix(states=Lru(), pages=pages(), placement=EndsOnce()), ends=True)
+    mem = manager(ms.Prefix(states=Lru(), pages=pages()), ends=True)
     turn(mem, T)
     assert mem.prefix and mem.prefix.evict_states(8) == 1
     ((_, leaf),) = mem.prefix.tree.walk()

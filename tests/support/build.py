@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from memstate import Forward, Match, Pages, Prefix, StateLayout, StateManager, Tracking
+from memstate import Forward, Pages, Prefix, StateLayout, StateManager, Tracking
 from memstate.kernels.dispatch import Backend
 from memstate.prefix.placement import Ends
 
@@ -11,29 +11,14 @@ PAGES = {"pages": "count", "page_size": "size", "pages_per_row": "per_row"}
 FORWARD = ("in_place", "speculation", "direct_hits", "grid", "packed", "pad")
 
 
-class EndsOnce(Ends):
-    """Keeps no state for a repeat of the prompt: a prompt of whole pages leaves one state, at its end."""
-
-    def marks(self, match: Match, page_size: int) -> dict[int, str]:
-        found = super().marks(match, page_size)
-        repeat = match.tokens - page_size
-        if found.get(match.tokens) == found.get(repeat) == "prompt":
-            found[repeat] = "every"
-            if self.every is None or repeat % (-(-self.every // page_size) * page_size):
-                del found[repeat]
-        return found
-
-
 def build(layout: StateLayout, **given: Any) -> StateManager:
     """A manager; pages, page_size and pages_per_row become `Pages`, what the forward can do becomes `Forward`.
 
-    With a prefix cache, prompts keep states at the multiples of `every` as well, unless `ends` is given, and none for
-    their repeat, unless `repeats` is given.
+    With a prefix cache, prompts keep states at the multiples of `every` as well, unless `ends` is given.
     """
-    ends = Ends if given.pop("repeats", False) else EndsOnce
     prefix, tracking = given.get("prefix"), given.get("tracking")
     if not given.pop("ends", False) and isinstance(prefix, Prefix) and isinstance(tracking, Tracking):
-        given["prefix"] = replace(prefix, placement=ends(tracking.every))
+        given["prefix"] = replace(prefix, placement=Ends(tracking.every))
     pages = {PAGES[name]: given.pop(name) for name in tuple(given) if name in PAGES}
     forward = {name: given.pop(name) for name in tuple(given) if name in FORWARD}
     if pages or given.get("prefix") is not None:

@@ -148,7 +148,7 @@ def test_closing_waits_for_calls_in_progress(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_client_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mooncake", None)
     monkeypatch.delitem(sys.modules, "mooncake.store", raising=False)
-    with pytest.raises(ConfigurationError, match=r"memstate\[mooncake\].*libibverbs1"):
+    with pytest.raises(ConfigurationError, match=r"'\.\[mooncake\]' in a checkout.*libibverbs1"):
         MooncakeStore(Mooncake(f"{HOST}:1"))
 
 

@@ -171,7 +171,7 @@ def served(journal: int, tracking: ms.Tracking, seed: int) -> Iterator[ms.StateM
             mem.extend(rows, [mem.length(rows[0]) + 1])
             mem.settle(mem.plan(rows, 1))
             yield mem
-        mem.abort(rows) if turn % 4 == 3 else mem.release(rows, tokens=[prompt])
+        mem.abort(rows) if turn % 4 == 3 else mem.release(rows, [len(prompt)], tokens=[prompt])
         yield mem
     mem.close_session(session)
     yield mem

@@ -64,7 +64,7 @@ class Online(Ours):
         mem, ended = self.mem, self._running[:changes]
         rows = [row for _, row in ended]
         if ended and self._prefix:
-            mem.release(rows, tokens=[_prompt(name) for name, _ in ended])
+            mem.release(rows, [EVERY] * changes, tokens=[_prompt(name) for name, _ in ended])
         elif ended:
             self._kept.extend(mem.release(rows, publish=[EVERY] * changes))
             mem.drop([self._kept.popleft() for _ in range(len(self._kept) - self._size)])

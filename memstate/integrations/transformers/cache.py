@@ -237,7 +237,7 @@ class StateCache(Cache):
         texts = self._prompted.texts if self._prompted is not None and self.mem.prefix is not None else []
         if len(texts) == len(rows) and not publish:  # else some rows ended in a forward that failed
             known = zip(texts, self.lengths, strict=True)
-            found = self.mem.release(rows, tokens=[text[:length] for text, length in known])
+            found = self.mem.release(rows, self.lengths, tokens=[text[:length] for text, length in known])
         else:
             found = self.mem.release(rows, publish=self.lengths if publish else False)
         if publish:

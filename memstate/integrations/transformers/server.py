@@ -11,7 +11,7 @@ from weakref import ref
 
 from torch import Tensor
 
-from memstate.checks import require_salt, whole
+from memstate.checks import hashable, require_salt, whole
 from memstate.engine.manager import StateManager
 from memstate.errors import Broken, InvalidArgument, MemstateError, StaleHandle
 from memstate.integrations.transformers.batch import Batches
@@ -23,10 +23,11 @@ from memstate.integrations.transformers.samples import BACK_PRESSURE, forked
 from memstate.integrations.transformers.sampling import Sampler, choose
 from memstate.integrations.transformers.speculation import Speculation, by_length
 from memstate.integrations.transformers.states import Kernels
-from memstate.requests.handles import Request, Row, Rows
+from memstate.requests.handles import Request, Row, Rows, Session
 from memstate.tiers import Fetch
 
 T = TypeVar("T")
+AHEAD: Final = 64  # requests that are read while they wait for storage or for a turn, which others need not wait for
 PADS: Final = 256  # in a forward at most: so few columns more cost less than another forward
 
 
@@ -76,6 +77,7 @@ class Server:
         self._waiting: deque[Waiting] = deque()
         self._running: list[Running] = []
         self._left: list[Row] = []  # that could not be aborted yet
+        self._full = False  # whether the first request that can start waits for room
         self._events: list[Event] = []  # that no step has returned
         self._lock = RLock()  # of the driving thread; a second one after an interrupt opens it again
         self._driver: Thread = current_thread()
@@ -123,6 +125,11 @@ class Server:
     def _checked(self, prompt: Prompt) -> Waiting:
         if not isinstance(prompt, Prompt):
             raise InvalidArgument(f"{prompt!r}: expected a Prompt")
+        hashable("id", prompt.id)
+        if not isinstance(prompt.session, Session | None):
+            raise InvalidArgument(
+                f"prompt {prompt.id!r}: session={prompt.session!r}: expected what open_session() returned"
+            )
         prompt = replace(prompt, tokens=checked(self.model, prompt.tokens, f"prompt {prompt.id!r}"))
         if prompt.salt is not None:
             require_salt(prompt.salt)
@@ -141,8 +148,12 @@ class Server:
             What they had so far. Nothing where another thread drives the server, or a step has called this code: the
             next step ends the requests then, and returns their results with its events.
 
+        Raises:
+            InvalidArgument: the name cannot be hashed.
+
         Syncs: no.
         """
+        hashable("id", id)
         if not self._is_mine():
             self._asked.append(lambda: self._events.extend(self._abort(id)))
             return []
@@ -184,7 +195,11 @@ class Server:
         while self._asked:
             one = self._asked[0]
             if not isinstance(one, Waiting):
-                one()
+                try:
+                    one()
+                except Exception:  # it would end the next step, too
+                    self._asked.popleft()
+                    raise
             elif not self._waiting or self._waiting[-1] is not one:
                 one.fetch = self._prefetch(one.prompt)
                 self._waiting.append(one)
@@ -341,6 +356,7 @@ class Server:
 
     def _admit(self) -> None:
         """Does what was asked for, and starts the requests that fit."""
+        self._full = False
         if self._left:
             self._drop([])
         release_left(self.mem)
@@ -350,6 +366,7 @@ class Server:
             if self._turn_runs(prompt):
                 continue  # others go first
             if any(row.logits is not None for row in self._running):
+                self._full = True
                 return
             one.fetch = one.fetch or self._prefetch(prompt)
             if one.fetch is not None and not one.fetch.done and self.mem.tiers and not self.mem.tiers.ready(one.fetch):
@@ -362,6 +379,7 @@ class Server:
                 (row,) = self.mem.admit([request])
             except (*BACK_PRESSURE, InvalidArgument, StaleHandle) as error:  # the session may be closed by now
                 if isinstance(error, BACK_PRESSURE) and self._running:
+                    self._full = True
                     return  # later: a row that ends makes room
                 self._waiting.remove(one)
                 self._cancel([one])
@@ -539,7 +557,7 @@ def stream(
     with shown(server, progress) if progress else nullcontext() as line:
         try:
             while more or server.busy:
-                while more and not server.waiting and not server._events:
+                while more and not (server._full or server._events) and server.waiting < AHEAD:
                     arrived = next(arrivals, server)
                     more = arrived is not server
                     if not isinstance(arrived, Waiting):

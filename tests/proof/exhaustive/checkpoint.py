@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from enum import Enum
 from itertools import count
+from logging import Logger
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 from weakref import ReferenceType
@@ -21,7 +22,7 @@ from memstate.state.layout import StateLayout
 # They never change, or, as the counts of a backend, no decision depends on them.
 FIXED = (
     str, int, float, bytes, slice, type(None), type, Enum, np.generic, torch.dtype, torch.device, FunctionType,
-    MethodType, BuiltinFunctionType, ModuleType, ReferenceType, Backend, StateLayout, count,
+    MethodType, BuiltinFunctionType, ModuleType, ReferenceType, Backend, StateLayout, count, Logger,
 )  # fmt: skip
 _fixed: set[type] = set(FIXED) | {bool}  # classes that were met, to ask once for each
 

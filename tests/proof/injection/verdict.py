@@ -47,6 +47,8 @@ def fingerprint(scene: Scene) -> dict[str, Any]:
     mem = scene.mem
     seen = asdict(mem.inspect())
     del seen["stats"], seen["changes"]
+    for one in seen["rows"] + seen["sessions"]:  # time goes on
+        del one["age"], one["idle"]
     table, file, below = mem._table, mem._registers, scene.below
     seen |= {
         name: getattr(table, name).tolist() for name in ("generation", "used", "finished", "unsettled", "confirmed")

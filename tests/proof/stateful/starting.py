@@ -59,8 +59,7 @@ class Starting(Marking):
             size = self.floor(len(prompt)) if s.page_size > 1 else len(prompt) - 1
             distance = -(-s.placed // s.page_size) * s.page_size or len(prompt) + 1
             more = dict.fromkeys(range(distance, len(prompt) + 1, distance), "every") if s.lanes else {}
-            again = self.floor(len(prompt) - 1)
-            more |= {again: "prompt", found.kv: "branch", size: "prompt"} if s.lanes else {}
+            more |= {found.kv: "branch", size: "prompt"} if s.lanes else {}
             start.wants = sorted({**more, **dict(start.asked)}.items())
 
     def from_host(self, start: Start) -> Start | None:

@@ -432,3 +432,68 @@ def test_an_interrupt_at_any_line_leaves_no_row_that_nobody_knows(part: int, ans
         assert (mem.stats().rows_used, mem.free_slots, server.running) == (0, 16, 0), tracer.where
         told, line = bool(tracer.where), line + 8
     assert line > 100
+
+
+class Odd:
+    """Compares with nothing."""
+
+    def __eq__(self, other: object) -> bool:
+        raise ValueError("odd")
+
+    __hash__ = object.__hash__
+
+
+def test_odd_sessions_and_names_are_refused_at_once(answers: list[list[int]]) -> None:
+    model = tiny("qwen3_next")
+    server = mst.Server(model, managed(model))
+    server.submit(mst.Prompt(PROMPTS[0], "good", most=NEW))
+    server.step()
+    for session in (Odd(), TEXT, 3):
+        with pytest.raises(
+            ms.InvalidArgument, match=r"prompt 'bad': session=.*expected what open_session\(\) returned"
+        ):
+            server.submit(mst.Prompt(PROMPTS[0], "bad", most=NEW, session=session))  # type: ignore[arg-type]
+    with pytest.raises(ms.InvalidArgument, match="hashable"):
+        server.submit(mst.Prompt(PROMPTS[0], [1], most=NEW))  # type: ignore[arg-type]
+    with pytest.raises(ms.InvalidArgument, match="hashable"):
+        server.abort([1])  # type: ignore[arg-type]
+    events = []
+    while server.busy:
+        events += server.step()
+    assert results(events)["good"].tokens == answers[0]
+
+
+def test_what_was_noted_and_raises_is_told_once(answers: list[list[int]]) -> None:
+    model = tiny("qwen3_next")
+    server = mst.Server(model, managed(model))
+    server.submit(mst.Prompt(PROMPTS[0], "good", most=NEW))
+    server.step()
+    run(lambda: server.abort(Odd()))
+    with pytest.raises(ValueError, match="odd"):
+        server.step()
+    events = []
+    while server.busy:
+        events += server.step()
+    assert results(events)["good"].tokens == answers[0]
+
+
+def test_serve_reads_on_while_a_turn_waits_for_the_one_before(answers: list[list[int]]) -> None:
+    """Requests behind it go first, as they do with a server. Of the others as many are read as there is room for."""
+    model = tiny("qwen3_next")
+    mem = managed(model, max_requests=2)
+    chat = mem.open_session("chat")
+    read = []
+
+    def arriving() -> Iterator[mst.Prompt]:
+        turns = [PROMPTS[0], [*PROMPTS[0], *answers[0], 77, 78]]
+        for number, tokens in enumerate([*turns, PROMPTS[1], PROMPTS[2], PROMPTS[3]]):
+            read.append(number)
+            yield mst.Prompt(tokens, number, most=NEW if number < 2 else 1, session=chat if number < 2 else None)
+
+    ended = []
+    for event in mst.stream(model, mem, arriving()):
+        if isinstance(event, mst.Served):
+            ended.append(event.id)
+        elif not ended:
+            assert len(read) <= 4, "the fourth has no room yet"
+    assert ended == [2, 3, 4, 0, 1]

@@ -45,7 +45,9 @@ def test_identical_to_uncached_with_failing_claims(backend: Backend, strategy: s
     assert found["slots_held_peak"] <= MOST_SLOTS[strategy]
     assert found["snapshot_bytes_copied"] == 0  # written in the same pass, or not at all
     assert found["host_syncs_per_decode_step"] == {"mean": 0, "max": 0}
-    assert {asked.step for asked in report.meter.decode} <= {1, 2}  # a plan, and at most a settle
+    replayed = {0} if backend.device.type == "cuda" else set()  # every other step: its graph launches the plan
+    launches = {asked.step for asked in report.meter.decode} - replayed
+    assert launches and launches <= {1, 2}  # a plan, and at most a settle
     assert json.loads(json.dumps(found)) == found
 
 

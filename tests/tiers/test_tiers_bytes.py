@@ -17,6 +17,7 @@ from memstate.tiers import FileStore, Prefetch, Tiers
 from tests.support.build import build
 from tests.support.given import FORMS, Engine
 from tests.support.tiered import whole
+from tests.support.tiered_late import wait_for_staging
 
 pytestmark = pytest.mark.sample
 
@@ -54,6 +55,8 @@ class Machine:
                 **settings,  # type: ignore[arg-type]
             ),
         )  # fmt: skip
+        if backend.device.type == "cuda":
+            wait_for_staging(self.mem)
 
     def blocks(self, storage: Planes, slot: int) -> Blocks:
         """Views of what a slot holds: `.view(uint8)` of each plane and layer."""

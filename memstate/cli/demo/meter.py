@@ -17,6 +17,8 @@ COPY = "copy_slots"
 class Asked:
     """What a part of the loop asked of the device.
 
+    What a replayed CUDA graph launches is not counted: the host has launched it once, where it was captured.
+
     Attributes:
         step: Launches of steps (plan, settle).
         copies: Copies around a forward.

@@ -82,6 +82,7 @@ def test_tune_stores_what_it_writes_unless_told_not_to(tmp_path: Path, monkeypat
     assert json.loads(Path(report["stored"]).read_text()) == stored
 
 
+@pytest.mark.proof
 def test_tune_shows_what_it_cannot_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEMSTATE_TUNED", str(tmp_path))
     (tmp_path / "sm-90.json").mkdir()  # where the file of a target that is not there would be

@@ -50,6 +50,7 @@ def test_B36_sessions_change_no_answer() -> None:
     assert all(given == answers[0] for given in answers) and sum(map(len, answers[0])) > 50
 
 
+@pytest.mark.proof
 def test_turns_of_sessions_end_in_every_way() -> None:
     """Aborted in the first turn and later, with steps and before any; retracted at random and for want of pages;
     cancelled; resumed after all of that.

@@ -107,6 +107,7 @@ def command(*options: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.proof
 def test_two_processes_share_files(tmp_path: Path) -> None:
     options = ("--host-slots", "8", "--storage", "file", "--storage-path", str(tmp_path))
     first, again = command(*options), command(*options)

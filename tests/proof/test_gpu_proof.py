@@ -518,6 +518,7 @@ def test_files_that_cannot_be_imported_are_left_out_with_why(tmp_path: Path, wor
     assert found["passed"] == 1 and done.returncode == 1
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 @on_cpu
 def test_the_tests_marked_gpu_are_collected_with_the_packages_of_such_a_machine(tmp_path: Path) -> None:

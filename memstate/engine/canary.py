@@ -173,7 +173,7 @@ class Canary:
 
         Args:
             step: the step whose forward is launched.
-            relied: says which entries of a step somebody relies on, `batch`.
+            relied: says which entries of a step later calls rely on, `batch`.
 
         Syncs: yes.
         """

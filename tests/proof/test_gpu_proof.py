@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -368,6 +369,30 @@ def test_a_kernel_that_serving_compiles_is_told_with_what_needed_it(monkeypatch:
     monkeypatch.setattr(serving, "scenario", scenario)
     serving.compiled_after_warm_up(machine, result)
     assert result["failures"] == ["redirect: compiled after warm_up: another: _pack"]
+
+
+@on_cpu
+@pytest.mark.parametrize("lost", [0, 1])
+def test_the_states_of_a_burst_are_all_on_their_way(monkeypatch: pytest.MonkeyPatch, lost: int) -> None:
+    """A state that finds no staging on a device is lost at once, and burdens no step that is timed."""
+    result: dict[str, Any] = {"failures": []}
+    asked, stats = ms.Tiers, ms.StateManager.stats
+    staged: list[int] = []
+
+    def tiers(*args: Any, **settings: Any) -> ms.Tiers:
+        staged.append(settings["staging"])
+        return asked(*args, **settings)
+
+    def told(mem: ms.StateManager) -> Any:
+        found = stats(mem)
+        return replace(found, tiers=replace(found.tiers, states_out=max(0, found.tiers.states_out - lost)))
+
+    monkeypatch.setattr(ms, "Tiers", tiers)
+    monkeypatch.setattr(ms.StateManager, "stats", told)
+    serving.latency(Machine(toy=True), result)
+    assert staged == [serving.TOY_CACHED]
+    said = [f"{serving.TOY_CACHED - lost} of {serving.TOY_CACHED} states reached host memory: few were on their way"]
+    assert result["failures"] == (said if lost else [])
 
 
 def test_latencies_are_percentiles() -> None:

@@ -24,10 +24,14 @@ class WorkStream:
 
     Args:
         device: where the slots are.
+
+    Attributes:
+        matters: whether the device has streams, so that `require` can refuse a call.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device if device.type == "cuda" else None
+        self.matters = device.type == "cuda"
+        self._device = device if self.matters else None
         self._stream: torch.cuda.Stream | None = torch.cuda.current_stream(device) if self._device else None
         self._decided = False
 

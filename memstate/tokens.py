@@ -1,7 +1,8 @@
 """Tokens as bytes: eight of them a token, so that a prefix is compared by one call and hashed without a loop."""
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +11,38 @@ from memstate.errors import InvalidArgument
 
 BYTES = 8  # of one token: ids may be hashes of images
 Tokens = Sequence[int] | npt.NDArray[np.integer]
+
+
+class Prompt(NamedTuple):
+    """Tokens and their salt, which go together wherever prefixes are compared.
+
+    Attributes:
+        key: The tokens, encoded.
+        salt: As `require_salt` takes it. Equal tokens under different salts share nothing.
+
+    Example:
+        >>> Prompt(encode([3, 1, 4]), "tenant").head(2).tokens
+        2
+    """
+
+    key: bytes
+    salt: Hashable
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens."""
+        return len(self.key) // BYTES
+
+    def head(self, tokens: int) -> "Prompt":
+        """Returns the first tokens under the same salt.
+
+        Args:
+            tokens: How many; all where there are fewer.
+        """
+        return Prompt(self.key[: tokens * BYTES], self.salt)
+
+
+EMPTY = Prompt(b"", None)
 
 
 def encode(tokens: Tokens) -> bytes:

@@ -20,6 +20,7 @@ import pytest  # noqa: E402
 
 import memstate  # noqa: E402
 from memstate.kernels.dispatch import Backend  # noqa: E402
+from tests.support import alike  # noqa: E402
 from tests.support.poison import Freed, fresh_memory  # noqa: E402
 from tests.support.sampling import PROOF, left_out  # noqa: E402
 
@@ -77,6 +78,12 @@ def generator() -> torch.Generator:
     seed = int(os.environ.get("MEMSTATE_SEED", torch.seed() % 2**31))
     print(f"MEMSTATE_SEED={seed}")
     return torch.Generator().manual_seed(seed)
+
+
+@pytest.fixture(autouse=True)
+def kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels that are launched without a look at their arguments get what they were compiled for."""
+    alike.hold(monkeypatch)
 
 
 @pytest.fixture(autouse=True)

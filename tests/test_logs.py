@@ -11,6 +11,7 @@ import memstate as ms
 from memstate import logs
 from memstate.kernels.dispatch import Backend
 from memstate.prefix.policies import Lru, LruPages
+from tests.support import owners
 from tests.support.serving import Server
 from tests.support.tiered import Tiered, whole
 from tests.support.virtual import MemoryStore
@@ -32,7 +33,7 @@ def told(caplog: pytest.LogCaptureFixture) -> Callable[[str], list[dict[str, Any
 def served(prompts: int, **settings: Any) -> Server:
     """A server whose cache has states of 8 tokens."""
     prefix = ms.Prefix(states=Lru(), pages=LruPages(), **settings.pop("prefix", {}))
-    at = Server(CPU, "redirect", every=64, prefix=prefix, **{"pages": 30, **settings})
+    at = Server(CPU, "redirect", every=64, prefix=prefix, **{"pages": 30, "whole": True, **settings})
     for n in range(prompts):
         row = at.start(whole(n))
         at.prefill(row, publish=False)
@@ -52,7 +53,7 @@ def test_O5_every_evicted_state_is_counted_and_logged_with_its_reason(
     elif why == "cleared":
         at.cache.clear()
     elif why == "superseded":
-        at.cache._note_superseded(next(iter(at.cache.nodes.values())))
+        at.cache._note_superseded(next(iter(owners.nodes(at.cache).values())))
         at.cache.evict_states(1)
     stats = at.mem.stats().prefix
     assert stats is not None and stats.evicted_states
@@ -73,7 +74,7 @@ def test_recover_counts_the_states_that_it_could_not_keep() -> None:
     at = served(2, slots=6)
     at.mem.submit()
     with pytest.raises(KeyboardInterrupt), at.mem._guard.changing("plan"):
-        at.mem._guard.registers.append(list(at.cache.nodes)[:1])
+        at.mem._guard.registers.append(list(owners.nodes(at.cache))[:1])
         raise KeyboardInterrupt
     at.mem.recover()
     stats = at.mem.stats().prefix

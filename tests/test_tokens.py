@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import memstate as ms
-from memstate.tokens import BYTES, common, encode
+from memstate.tokens import BYTES, Prompt, common, encode
 from tests.support.build import build
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -143,6 +143,14 @@ def test_tokens_of_a_request_are_read_at_once() -> None:
     key = encode(buffer)
     buffer[:] = 0
     assert key == encode(range(6))
+
+
+def test_the_first_tokens_of_a_prompt_keep_its_salt() -> None:
+    tokens, salt = [5, 6, 7], ("tenant", 1)
+    prompt = Prompt(encode(tokens), salt)
+    for n in range(5):
+        assert prompt.head(n) == Prompt(encode(tokens[:n]), salt) and prompt.head(n).tokens == min(n, 3)
+    assert prompt != Prompt(encode(tokens), None)
 
 
 @settings(max_examples=300)

@@ -20,15 +20,16 @@ from memstate.prefix.lease import Lease
 from memstate.prefix.room import Room
 from memstate.prefix.sessions import Sessions
 from memstate.requests.handles import Request, Row, Rows, Session, Snapshot
+from memstate.requests.holdings import Holdings
 from memstate.requests.marks import Marks, require_lengths
 from memstate.requests.origin import START, Origin
 from memstate.requests.page_table import PageTable
-from memstate.requests.snapshots import Snapshots
 from memstate.requests.table import RequestTable
 from memstate.slots.commands import CommandBuffer
 from memstate.slots.registers import Longs
-from memstate.tiers.load import LowerHit, NoLoader
-from memstate.tokens import BYTES, encode
+from memstate.tiers.host.tier import Hit
+from memstate.tiers.load import Loader
+from memstate.tokens import BYTES, Prompt, encode
 
 PER_ROW = REGISTERS_PER_ROW
 Lack = OutOfRows | OutOfPages | OutOfSlots
@@ -42,7 +43,7 @@ class Start:
     Attributes:
         request: the request.
         tokens: number of tokens that pages are taken for.
-        key: the tokens of the prompt, encoded as bytes; None if the request has no tokens.
+        prompt: the prompt, empty if the request has no tokens.
         origin: where the state comes from.
         session: the session, if the request is one of its turns. If the session makes way, None until there is room.
         match: the match of the prompt in the prefix cache.
@@ -54,12 +55,12 @@ class Start:
 
     request: Request
     tokens: int
-    key: bytes | None = None
+    prompt: Prompt
     origin: Origin = START
     session: Conversation | None = None
     match: Match | None = None
     lease: Lease | None = None
-    lower: LowerHit | None = None
+    lower: Hit | None = None
     wanted: list[tuple[int, str]] = field(default_factory=list)
     taken: bool = False
 
@@ -76,14 +77,14 @@ class Admission:
         commands: records the changes of owners.
         table: the request table.
         pages: KV pages of rows.
-        snapshots: published snapshots.
+        holdings: owners and readers of states.
         cache: the prefix cache, or its null object.
         sessions: open sessions.
         marks: states that steps keep of prompts.
         lanes: lanes that a row holds from its admission on.
         direct_hits: whether the first step reads the snapshot itself instead of a copy.
         tracks: whether the strategy takes snapshots.
-        loader: finds states in host memory and loads them, or its null object.
+        loader: finds states in host memory and loads them; None without tiers.
         room: makes cached states and idle sessions make way.
 
     Attributes:
@@ -92,12 +93,12 @@ class Admission:
     """
 
     def __init__(
-        self, commands: CommandBuffer, table: RequestTable, pages: PageTable, snapshots: Snapshots,
+        self, commands: CommandBuffer, table: RequestTable, pages: PageTable, holdings: Holdings,
         cache: PrefixCache, sessions: Sessions, marks: Marks, lanes: int, direct_hits: bool,
-        tracks: bool, loader: NoLoader, room: Room,
+        tracks: bool, loader: Loader | None, room: Room,
     ) -> None:  # fmt: skip
         self._commands, self._file, self._table = commands, commands.registers, table
-        self._pages, self._snapshots, self._cache = pages, snapshots, cache
+        self._pages, self._holdings, self._cache = pages, holdings, cache
         self._sessions, self._marks = sessions, marks
         self.per_request, self._direct_hits, self._tracks = 1 + lanes, direct_hits, tracks
         self._loader, self._room, self._guard = loader, room, commands.guard
@@ -108,7 +109,7 @@ class Admission:
         """See `StateManager.admit`."""
         given = sequence("requests", requests, "admit([request])")
         starts = self._starts_of(given)
-        if any(start.lower for start in starts):
+        if self._loader is not None and any(start.lower for start in starts):
             self._loader.require_awake()
             if (rows := self._try(starts)) is not None:
                 return rows
@@ -164,17 +165,23 @@ class Admission:
 
     def _admit(self, starts: Sequence[Start]) -> Rows:
         """Returns a row for each start, or raises an error and starts none."""
-        fresh = sum(self._fresh(starts))
-        found = [start for start in starts if start.key is not None]  # others have no session, match or lower state
-        hits = [start.lower for start in found if start.lower]
+        pages = sum(self._fresh(starts)) if self._pages.allocator.pages else 0
+        # others have no session, match, lower state or prefetch
+        found = [start for start in starts if start.request.tokens is not None or start.request.fetch is not None]
         with self._guard.changing("admit"):
+            slots, emptied = self.per_request * len(starts), self._sessions.emptied
+            if not found:
+                if (lack := self.make_room(len(starts), pages, slots)) is not None:
+                    raise self._guard.orderly(lack)
+                return self._carry_out(starts, found)
+            hits = [start.lower for start in found if start.lower]
             self._sessions.starting([start.session for start in found if start.session])
             self._hold(found)
             back = [self._sessions.surplus(start.session, start.turn) for start in found if start.session]
-            slots = self.per_request * len(starts)
             slots -= sum(min(self.per_request, len(start.turn.registers)) for start in found)
-            slots, pages = slots - sum(of for of, _ in back), fresh - sum(of for _, of in back)
-            more = self._loader.needs(hits) if hits else (0, 0)
+            slots, pages = slots - sum(of for of, _ in back), pages - sum(of for _, of in back)
+            # each state and page once, however many prompts start from it
+            more = len({hit.state.key for hit in hits}), len({page.key for hit in hits for page in hit.pages})
             slots, pages = slots + more[0] - self._take_over(found, slots + more[0]), pages + more[1]
             if (lack := self._short_of_holders(more[0]) or self.make_room(len(starts), pages, slots)) is not None:
                 self._undo(found)
@@ -186,9 +193,12 @@ class Admission:
                     start.session = self._sessions.get(start.request.session)
                     if start.session.kept:
                         self._room.give_way(start.session)
-            if hits:
-                self._load_hits([(start, start.lower) for start in found if start.lower])
-            self._loader.begun([start.request.fetch for start in starts])
+            if self._loader is not None:
+                if more[0] > self._holdings.free:
+                    self._room.free_registers(more[0])
+                loads = [start for start in found if start.lower]
+                self._load(self._loader, self._not_cached(loads) if self._sessions.emptied > emptied else loads)
+                self._loader.begun([start.request.fetch for start in starts])
             return self._carry_out(starts, found)
 
     def _fresh(self, starts: Sequence[Start]) -> list[int]:
@@ -197,60 +207,72 @@ class Admission:
         Raises:
             InvalidArgument: the tokens of a request need more pages than a row can have.
         """
-        if not self._pages.allocator.pages:
-            return [0] * len(starts)
         return [max(0, self._pages.count(start.tokens) - len(start.origin.pages)) for start in starts]
 
-    def _load_hits(self, starts: Sequence[tuple[Start, LowerHit]]) -> None:
-        """Loads states from host memory. Then they are matches in the prefix cache.
+    def _not_cached(self, starts: Sequence[Start]) -> list[Start]:
+        """Returns the starts that still have to load, once sessions have made way.
 
-        A session that made way may have left a state there that serves a prompt as well. Such a request reads that
+        A session may have left a state in the prefix cache that serves a prompt as well. Such a request reads that
         state and loads nothing, which takes no more room.
 
         Args:
-            starts: requests, each with what it found in host memory.
+            starts: requests that found a state in host memory.
         """
         loading = []
-        self._room.free_registers(self._loader.needs([lower for _, lower in starts])[0])
-        for start, lower in starts:
-            if (match := self._match(start)).length < lower.hit.length:
-                loading.append((start, lower))
+        for start in starts:
+            match = self._cache.match(start.prompt)
+            if start.lower is not None and match.length < start.lower.length:
+                loading.append(start)
             else:
                 start.taken = False
-                self._begin_cached(start, lower, match)
-        if loading:
-            self._cache.loaded(self._loader.bring([lower for _, lower in loading]))
-        for start, lower in loading:
-            if (match := self._match(start)).length > lower.hit.length:  # another request of the call loads a longer
-                match = self._match(start, lower.hit.length)  # state; only the slot of its own load is counted
-            self._begin_cached(start, lower, match)
+                self._begin_cached(start, match)
+        return loading
 
-    def _match(self, start: Start, most: int | None = None) -> Match:
-        """Returns the match of a prompt in the prefix cache, of at most so many tokens."""
-        assert start.key is not None
-        most = len(start.key) // BYTES - 1 if most is None else most
-        return self._cache.match(start.key, start.request.salt, most)
+    def _load(self, loader: Loader, starts: Sequence[Start]) -> None:
+        """Loads states from host memory. Then they are matches in the prefix cache.
 
-    def _begin_cached(self, start: Start, lower: LowerHit, match: Match) -> None:
+        Args:
+            loader: loads them.
+            starts: requests that found a state in host memory.
+        """
+        loads = [
+            (one.prompt, one.match, one.lower) for one in starts if one.match is not None and one.lower is not None
+        ]
+        if loads:
+            self._cache.loaded(loader.bring(loads))
+        for start, (prompt, _, hit) in zip(starts, loads, strict=True):
+            match = self._cache.match(prompt)
+            if match.length > hit.length:  # another request of the call loads a longer state; only the slot of its own
+                match = self._cache.match(prompt, hit.length)  # load is counted
+            self._begin_cached(start, match)
+
+    def _begin_cached(self, start: Start, match: Match) -> None:
         """Lets a request start from the prefix cache instead of host memory."""
+        self._release_lower(start)
         start.lower, start.match = None, match
         start.origin = self._cached(match)._replace(moves=start.taken)
-        self._loader.release([lower])
         self._hold([start])
+
+    def _release_lower(self, start: Start) -> None:
+        """Gives up what `_hold` keeps in host memory."""
+        if self._loader is not None and start.lower is not None and start.match is not None:
+            self._loader.release(start.lower, start.match)
 
     def _short_of_holders(self, n: int) -> Lack | None:
         """Returns what to raise if n loaded states find no holders. Each must be free, or become free by making way.
 
         Cached states that these requests will read are pinned, so they do not count.
         """
-        free, evictable = self._snapshots.free, self._room.states
-        return OutOfSlots(n, free, evictable) if n > free + evictable else None
+        if n <= (free := self._holdings.free):
+            return None
+        return OutOfSlots(n, free, evictable) if n > free + (evictable := self._room.states) else None
 
     def _carry_out(self, starts: Sequence[Start], found: Sequence[Start]) -> Rows:
         """Gives rows their pages, registers and states. The caller has checked that all of these are available."""
         rows = self._table.claim([start.request.id for start in starts])
         origins = [start.origin for start in starts]
-        self._pages.start(rows, [origin.pages for origin in origins], self._fresh(starts))
+        if self._pages.allocator.pages:
+            self._pages.start(rows, [origin.pages for origin in origins], self._fresh(starts))
         if found:
             self._move(rows, starts)
         source = length = np.zeros(len(rows), np.int64)
@@ -265,22 +287,22 @@ class Admission:
         self.start(rows, source, length, np.maximum(length, prompt))
         for row, start in zip(rows.tolist(), starts, strict=True):
             if start.wanted:
-                tokens = len(start.key) // BYTES if start.key is not None else 0
-                self._marks.start(row, start.wanted, start.origin.length, tokens)
+                self._marks.start(row, start.wanted, start.origin.length, len(start.prompt.key) // BYTES)
         for row, start in zip(rows.tolist(), starts, strict=True) if self._cache.enabled else ():
             if start.lease is None:
-                self._cache.on_miss(row, start.request.salt, start.key)
+                self._cache.on_miss(row, start.prompt)
                 continue
             self._cache.leases[row] = start.lease
-            self._cache.unpin(start.lease)
+            if not start.taken:
+                self._cache.unpin(start.lease)
             self._cache.use(start.lease)
         return self._table.handles(rows)
 
     def _start_of(self, request: Request, below: bool, away: Collection[Session]) -> Start:
         if not isinstance(request, Request):
             raise InvalidArgument(f"{request!r} is no Request: admit([Request(id, ...), ...])")
-        key = None if request.tokens is None else encode(request.tokens)
-        known = 0 if key is None else len(key) // BYTES
+        key = b"" if request.tokens is None else encode(request.tokens)
+        known = len(key) // BYTES
         length = known if request.length is None else request.length
         if request.length is not None and not is_count(length):
             raise InvalidArgument(f"request {request.id!r}: length={length!r}: expected a whole number from 0 on")
@@ -293,12 +315,16 @@ class Admission:
         if request.salt is not None:
             require_salt(request.salt)
         if request.fetch is not None:
+            if self._loader is None:
+                raise InvalidArgument(
+                    f"fetch={request.fetch!r}: this manager has no storage to fetch from: Tiers(store=) names one"
+                )
             self._loader.require_own(request.fetch)
-        start = Start(request, length, key, wanted=wanted)
+        start = Start(request, length, Prompt(key, request.salt), wanted=wanted)
         if request.resume is not None:
             self._resume(start, request.resume)
-        elif key is not None:
-            self._look(start, key, below, away)
+        elif request.tokens is not None:
+            self._look(start, below, away)
         elif request.session is not None:
             raise InvalidArgument(f"request {request.id!r}: a turn of a session needs tokens, to see where it goes on")
         return start
@@ -307,31 +333,31 @@ class Admission:
         request = start.request
         if request.session is not None:
             raise InvalidArgument(f"request {request.id!r}: resume a snapshot or a session, not both")
-        self._snapshots.require([snapshot])
-        self._cache.require_foreign([snapshot])
+        self._holdings.require([snapshot])
+        self._holdings.require_foreign([snapshot])
         start.origin = Origin(snapshot.length, [snapshot.register], snapshot.pages)
 
-    def _look(self, start: Start, key: bytes, below: bool, away: Collection[Session]) -> None:
+    def _look(self, start: Start, below: bool, away: Collection[Session]) -> None:
         """Finds the longest state for a prompt, in its session, in the prefix cache or in host memory.
 
         Adds the lengths at which the cache wants a snapshot.
         """
-        request, known = start.request, len(key) // BYTES
-        if not known:
+        request, prompt = start.request, start.prompt
+        if not prompt.key:
             raise InvalidArgument(f"request {request.id!r}: no tokens; a prompt has at least one")
         if request.session is not None and request.session not in away:
             start.session = self._sessions.get(request.session)
-            start.origin = self._sessions.find(start.session, key, request.salt)
+            start.origin = self._sessions.find(start.session, prompt)
         if self._cache.enabled:
-            start.match = match = self._match(start)
-            if below:
-                start.lower = self._loader.find(key, request.salt, match, start.origin.length, request.fetch)
-            if start.lower:  # zeros stand for the pages that the load brings; `_admit` counts them with `needs`
-                start.origin = Origin(pages=[0] * self._pages.count(start.lower.hit.length))
+            start.match = match = self._cache.match(prompt)
+            if below and self._loader is not None:
+                start.lower = self._loader.find(prompt, match, start.origin.length, request.fetch)
+            if start.lower:  # zeros stand for the pages that the load brings; `_admit` counts them apart
+                start.origin = Origin(pages=[0] * self._pages.count(start.lower.length))
             elif match.length > start.origin.length:
                 start.origin = self._cached(match)
             if self._tracks:
-                begun = start.lower.hit.length if start.lower else start.turn.length
+                begun = start.lower.length if start.lower else start.turn.length
                 wanted = dict(self._cache.marks(match.instead(begun) if begun else match)) | dict(start.wanted)
                 start.wanted = sorted(wanted.items())
 
@@ -343,26 +369,25 @@ class Admission:
     def _hold(self, starts: Sequence[Start]) -> None:
         """Leases the matched paths, so that no eviction frees them."""
         for start in starts:
-            if start.lower is not None:
-                self._loader.hold([start.lower])
-            if start.match is None or start.key is None or start.lower is not None:
+            if start.match is None:
+                continue
+            if self._loader is not None and start.lower is not None:
+                self._loader.hold(start.lower, start.match)
                 continue
             kept = start.session.lease if start.session else None
             turn = start.turn
             if turn.length:
                 start.match = start.match.instead(turn.length)
             if kept is not None and turn.length:  # the row has the session's pages
-                start.lease = self._cache.suspend(kept, turn.length, start.match, start.request.salt)
+                start.lease = self._cache.suspend(kept, turn.length, start.match, start.prompt)
             else:
-                start.lease = self._cache.hold(start.match, start.request.salt)
+                start.lease = self._cache.hold(start.match, start.prompt)
                 if kept is not None:
                     self._cache.tree.unlease(kept.node)
-            start.lease.key = start.key
 
     def _undo(self, starts: Sequence[Start]) -> None:
         for start in starts:
-            if start.lower is not None:
-                self._loader.release([start.lower])
+            self._release_lower(start)
             if start.lease is None:
                 continue
             if start.session is not None and start.session.lease is not None:
@@ -379,10 +404,12 @@ class Admission:
         Returns:
             Number of requests that take a state over.
         """
+        if slots <= self._file.allocator.free:
+            return 0
         short, taken = slots - self._file.allocator.free - self._room.states, 0
-        alone = self._loader.alone([start.lower for start in starts])
+        users = Counter(start.lower.state.key for start in starts if start.lower)
         for start in starts:
-            if taken < short and start.lower in alone and start.lower is not None:
+            if taken < short and start.lower and users[start.lower.state.key] == 1:  # no other starts from it
                 start.taken, taken = True, taken + 1
             elif taken < short and start.lease and self._cache.take_over(start.lease):
                 start.taken, taken = True, taken + 1
@@ -401,10 +428,12 @@ class Admission:
         allocator, room = self._file.allocator, self._room
         allocator.confirm(slots)
         missing = pages - self._pages.allocator.free
+        if missing <= 0 and slots <= allocator.free:
+            return None
         if missing > 0 and not room.can_free_pages(missing):
             return self._pages.short_of(pages)
         if slots > allocator.free + room.states:
-            evictable = self._snapshots.evictable - self._sessions.held - self._marks.idle
+            evictable = self._holdings.evictable + self._cache.evictable_states
             return OutOfSlots(slots, allocator.free, evictable, allocator.capacity, self._sessions.held)
         if missing > 0:
             room.free_pages(pages)
@@ -425,15 +454,14 @@ class Admission:
         """Moves the registers kept by sessions, and states that are taken over, to new rows."""
         for row, start in zip(rows.tolist(), starts, strict=True):
             if start.taken and start.lease is not None:
-                self._commands.move([PER_ROW * row], start.origin.registers)
-                self._cache.taken(start.lease)
-            if start.session is not None and start.key is not None:
+                self._cache.take(start.lease, row)
+            if start.session is not None:
                 if start.lease is not None:
                     start.lease.own = start.session.own
                 if start.session.lease is not None:
                     self._cache.release_suspended(start.session.lease)
                 length = start.origin.length
-                self._sessions.begin(start.session, row, start.turn, length, start.key, start.request.salt)
+                self._sessions.begin(start.session, row, start.turn, length, start.prompt)
                 if start.turn.length and start.lease is not None:
                     self._cache.shorten(start.lease, length)
 
@@ -458,8 +486,8 @@ class Admission:
         self._commands.write(np.concatenate(cells), np.concatenate(values))
         self._commands.zero(live[~hit & (length == 0)])
         if self._direct_hits:
-            for row, register in zip(rows[hit].tolist(), source[hit].tolist(), strict=True):
-                self._snapshots.read_first(row, register)
+            for register in source[hit].tolist():
+                self._holdings.begin_read(register)
         elif hit.any():
             self._commands.copy(live[hit], source[hit])
 

@@ -266,7 +266,7 @@ class FaultyAdmission(Admission):
         runs = self._table.free < self._table.rows  # else an engine may well take a refusal as final
         if runs and rows and self._faults.happens("admissions", f"{rows} requests find too few slots"):
             allocator, held = self._file.allocator, self._sessions.held
-            evictable = self._snapshots.evictable - held - self._marks.idle
+            evictable = self._holdings.evictable + self._cache.evictable_states
             error = OutOfSlots(slots, allocator.free, evictable, allocator.capacity, held)
             error.add_note("memstate: refused on purpose, see StateManager(chaos=...)")
             return error

@@ -5,6 +5,7 @@ becomes free. This module calls the parts that own slots and pages. It makes no 
 """
 
 from collections.abc import Sequence
+from itertools import repeat
 
 import numpy as np
 
@@ -16,10 +17,11 @@ from memstate.prefix.lease import Insertion
 from memstate.prefix.room import Room
 from memstate.prefix.sessions import Sessions
 from memstate.requests.handles import Snapshot
-from memstate.requests.marks import Kept, Marks
+from memstate.requests.holdings import PUBLISHED, Holdings, Marked
+from memstate.requests.marks import Marks
 from memstate.requests.page_table import PageTable
-from memstate.requests.snapshots import Snapshots
 from memstate.requests.table import RequestTable
+from memstate.requests.tracking.mirror import Mirror
 from memstate.slots.commands import CommandBuffer
 from memstate.slots.registers import Longs
 from memstate.tokens import BYTES, Tokens, encode
@@ -31,11 +33,11 @@ class Ending:
     """Publishes snapshots of rows, and ends rows."""
 
     def __init__(
-        self, commands: CommandBuffer, table: RequestTable, pages: PageTable, snapshots: Snapshots,
+        self, commands: CommandBuffer, table: RequestTable, pages: PageTable, mirror: Mirror, holdings: Holdings,
         cache: PrefixCache, sessions: Sessions, marks: Marks, room: Room,
     ) -> None:  # fmt: skip
         self._commands, self._file, self._table = commands, commands.registers, table
-        self._pages, self._snapshots, self._cache = pages, snapshots, cache
+        self._pages, self._mirror, self._holdings, self._cache = pages, mirror, holdings, cache
         self._sessions, self._marks, self._room = sessions, marks, room
 
     def keys(self, tokens: Sequence[Tokens | None] | None, rows: Longs) -> list[bytes] | None:
@@ -77,7 +79,7 @@ class Ending:
         Otherwise later requests would match a wrong state.
         """
         lease = self._cache.leases.get(row)
-        if lease and not (key.startswith(lease.key) or lease.key.startswith(key)):
+        if lease and not (key.startswith(lease.prompt.key) or lease.prompt.key.startswith(key)):
             raise InvalidArgument(
                 f"row {row} (request {self._table.ids[row]!r}): the tokens are not those of its prompt: hand over "
                 "all of them, from the first on"
@@ -100,14 +102,14 @@ class Ending:
             One snapshot for each row, or None.
         """
         if keys is None:
-            publish = self._handles if self._marks.kept else self._snapshots.publish
+            publish = self._newest if self._marks.kept else self._publish
             return publish(rows, known, ended)
         if not self._cache.enabled:
             return [None] * len(rows)
         known = np.minimum(known, [len(key) // BYTES for key in keys])
         insertions, last = [], []
         for row, n, key in zip(rows.tolist(), known.tolist(), keys, strict=True):
-            insertions += [self._filed(row, kept, key) for kept in self._marks.up_to(row, n)]
+            insertions += [self._filed(row, state, key) for state in self._marks.up_to(row, n)]
             insertions.append(self._insertion(row, n, key, ended))
             last.append(len(insertions))
         snapshots = self._cache.insert(insertions)
@@ -132,41 +134,67 @@ class Ending:
         for at, (row, n) in enumerate(zip(rows.tolist(), known.tolist(), strict=True)):
             if row not in ends and self._mark_of(row, n, ended=False) is None:
                 rest.append(at)
-        room = max(0, min(self._snapshots.free, self._file.allocator.free - self._file.allocator.reserve))
+        room = max(0, min(self._holdings.free, self._file.allocator.free - self._file.allocator.reserve))
         if len(ends) > room:
             raise InvalidArgument(
                 f"{len(ends)} states at marks to publish, room for {room}: drop snapshots, or raise slots="
             )
-        self._snapshots.require_answers(rows[rest], known[rest], len(ends))
+        rows, known = rows[rest], known[rest]
+        if len(rows) + len(ends) > self._holdings.free:
+            raise InvalidArgument(
+                f"{len(rows) + len(ends)} snapshots to publish, room for {self._holdings.free}: drop some, or raise "
+                "snapshots="
+            )
+        missing = rows[self._mirror.answers(rows, self._pages.floor(known), ended=False) == 0]
+        if missing.size:
+            raise InvalidArgument(
+                f"rows {missing.tolist()} have no snapshot to publish: none was due yet, or it was published before"
+            )
 
-    def _handles(self, rows: Longs, known: Longs, ended: bool) -> list[Snapshot | None]:
+    def _publish(self, rows: Longs, known: Longs, ended: bool) -> list[Snapshot | None]:
+        """Publishes the newest state in a register of each row, as a handle."""
+        answers = self._mirror.answers(rows, self._pages.floor(known), ended)
+        found, holdings = np.flatnonzero(answers), self._holdings
+        holdings.refused += max(0, len(found) - holdings.free)
+        found = found[: holdings.free]
+        lengths = self._file.labels[answers[found]].tolist()
+        shared = map(self._pages.share, rows[found].tolist(), lengths) if self._pages.allocator.pages else repeat(())
+        snapshots: list[Snapshot | None] = [None] * len(rows)
+        for at, state in zip(found.tolist(), holdings.move_in(answers[found], PUBLISHED, shared), strict=True):
+            snapshots[at] = state
+        holdings.published += len(lengths)
+        return snapshots
+
+    def _newest(self, rows: Longs, known: Longs, ended: bool) -> list[Snapshot | None]:
         """Publishes the newest state of each row, at a mark or in a lane, as a handle."""
         found = [self._mark_of(row, n, ended) for row, n in zip(rows.tolist(), known.tolist(), strict=True)]
         rest = [at for at, mark in enumerate(found) if mark is None]
         for at, (row, mark) in enumerate(zip(rows.tolist(), found, strict=True)):
             if mark is not None:
+                found[at] = self._holdings.give(mark, PUBLISHED, self._pages.share(row, mark.length))
                 self._marks.remove(row, mark)
-                found[at] = self._snapshots.with_pages(mark, self._pages.share(row, mark.length))
-        for at, snapshot in zip(rest, self._snapshots.publish(rows[rest], known[rest], ended), strict=True):
+        for at, snapshot in zip(rest, self._publish(rows[rest], known[rest], ended), strict=True):
             found[at] = snapshot
         return found
 
     def _mark_of(self, row: int, known: int, ended: bool) -> Snapshot | None:
         """Returns the row's newest state at a mark, None if a register of the row has a newer one."""
         mark = self._marks.newest(row, known)
-        answer = None if mark is None else self._snapshots.answer(row, self._pages.floor(known), ended)
+        answer = None if mark is None else self._mirror.answer(row, self._pages.floor(known), ended)
         newer = mark is not None and answer is not None and self._file.labels[answer] > mark.length
         return None if newer else mark
 
-    def _filed(self, row: int, kept: Kept, key: bytes) -> Insertion:
-        snap, length = kept.snapshot, kept.snapshot.length
+    def _filed(self, row: int, state: Snapshot, key: bytes) -> Insertion:
+        length, owner = state.length, self._holdings.owner[state.register]
+        assert isinstance(owner, Marked)
         pages = self._pages.of(row)[: length // self._pages.page_size]
-        return Insertion(self._cache.leases[row], key[: length * BYTES], pages, snap.register, length, kept.kind, snap)
+        head = key[: length * BYTES]
+        return Insertion(self._cache.leases[row], head, pages, state.register, length, owner.kind, state)
 
     def _insertion(self, row: int, known: int, key: bytes, ended: bool) -> Insertion:
         length = self._pages.floor(known)
         kept = ended and self._sessions.keeps(row)  # its states go to the session
-        answer = None if kept else self._snapshots.answer(row, length, ended)
+        answer = None if kept else self._mirror.answer(row, length, ended)
         pages = self._pages.of(row)[: length // self._pages.page_size]
         label = int(self._file.labels[answer]) if answer is not None else 0
         kind = self._marks.kind_of(row, label) or ("end" if ended else "boundary")
@@ -215,7 +243,8 @@ class Ending:
         """
         snapshots: list[Snapshot | None] = [None] * len(rows)
         # first: states that these rows were about to read can be evicted for what they leave
-        self._snapshots.first_steps_done(rows)
+        if self._holdings.reading:
+            self._holdings.reads_done(self._file.source[rows])
         if known is not None:
             snapshots = self.publish(rows, known, keys, ended=True)
         for at, row in enumerate(rows.tolist()) if self._sessions.by_row else ():

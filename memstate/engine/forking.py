@@ -17,10 +17,10 @@ from memstate.kernels.tables import REGISTERS_PER_ROW
 from memstate.prefix import PrefixCache
 from memstate.prefix.room import Room
 from memstate.prefix.sessions import Sessions
-from memstate.requests.handles import Row, Rows, Snapshot
+from memstate.requests.handles import Row, Rows
+from memstate.requests.holdings import LEAVING, Holdings
 from memstate.requests.marks import Marks
 from memstate.requests.page_table import PageTable
-from memstate.requests.snapshots import Snapshots
 from memstate.requests.table import RequestTable
 from memstate.slots.commands import CommandBuffer
 from memstate.slots.registers import Longs
@@ -61,7 +61,7 @@ class Forking:
         commands: records the changes of owners.
         table: the request table.
         pages: KV pages of rows.
-        snapshots: published snapshots.
+        holdings: owners and readers of states.
         cache: the prefix cache, or its null object.
         sessions: open sessions.
         marks: states that steps keep of prompts.
@@ -71,11 +71,11 @@ class Forking:
 
     def __init__(
         self, admission: Admission, ending: Ending, commands: CommandBuffer, table: RequestTable, pages: PageTable,
-        snapshots: Snapshots, cache: PrefixCache, sessions: Sessions, marks: Marks, direct_hits: bool, room: Room,
+        holdings: Holdings, cache: PrefixCache, sessions: Sessions, marks: Marks, direct_hits: bool, room: Room,
     ) -> None:  # fmt: skip
         self._admission, self._ending, self._direct_hits = admission, ending, direct_hits
         self._commands, self._file, self._table = commands, commands.registers, table
-        self._pages, self._snapshots, self._cache = pages, snapshots, cache
+        self._pages, self._holdings, self._cache = pages, holdings, cache
         self._sessions, self._marks, self._room, self._guard = sessions, marks, room, commands.guard
 
     def fork(self, row: Row, ids: Sequence[Hashable]) -> Fork:
@@ -150,7 +150,7 @@ class Forking:
                 )
             if self._direct_hits and not self._file.source[row]:
                 moved.append(row)
-        if len(moved) > self._snapshots.free + self._room.states:
+        if len(moved) > self._holdings.free + self._room.states:
             raise InvalidArgument(
                 "no register is free for the state that the rows share: drop a snapshot, or raise snapshots="
             )
@@ -168,10 +168,8 @@ class Forking:
                 self._ending.end(gone, None, None, "released")
             if not of:
                 return {}, []
-            ended = list[Snapshot]()
             for row in moved:
-                origins[row], snapshots = self._share_live(row, lengths[row])
-                ended += snapshots
+                origins[row] = self._share_live(row)
             shared = {row: self._pages.of(row) for row in ids}
             rows = self._table.claim([name for names in ids.values() for name in names])
             self._admission.claim(rows, ())
@@ -186,30 +184,30 @@ class Forking:
                     copies.append((self._pages.of(new)[kept[row]], shared[row][kept[row]]))
             for row, others in forks.items():
                 self._cache.fork(row, others, lengths[row])
-            # the register becomes free when each of these rows has planned its next step or has ended
-            self._snapshots.end(ended)
             return forks, copies
 
     def _left_by(self, rows: Longs) -> tuple[int, int]:
         """Returns the slots and pages that are free once these rows have ended: at least so many."""
         registers = (rows[:, None] * PER_ROW + np.arange(PER_ROW)).reshape(-1)
-        slots = int(self._file.held[registers].sum()) + self._snapshots.left_by(rows.tolist())
+        slots = int(self._file.held[registers].sum()) + self._holdings.left_by(self._file.source[rows])
         held = Counter(page for row in rows.tolist() for page in self._pages.of(row))
         return slots, sum(self._pages.allocator.holders[page] == times for page, times in held.items())
 
-    def _share_live(self, row: int, length: int) -> tuple[int, list[Snapshot]]:
-        """Moves a row's state to a holder. The next step of the row reads the state from there.
+    def _share_live(self, row: int) -> int:
+        """Moves a row's state to a holder, from which the row and its forks read it in their next steps.
 
         Returns:
-            The holder, and the snapshot to end once all who read it are known; none if the state is at a mark.
+            The holder. Unless it is at a mark, it is free again when each of these rows has planned its next step or
+            has ended.
         """
         self._room.free_registers(1)
         if marks := self._marks.shared(row):
             self._marks.keep(marks)
-            return int(self._file.source[row]), []
-        snapshot = self._snapshots.hold(PER_ROW * row, length)
-        self._commands.claim([PER_ROW * row])
-        self._file.source[row] = snapshot.register
-        self._commands.write(self._file.address("source", np.array([row])), [snapshot.register])
-        self._snapshots.read_first(row, snapshot.register)
-        return snapshot.register, [snapshot]
+            return int(self._file.source[row])
+        live = np.array([PER_ROW * row])
+        state = self._holdings.move_in(live, LEAVING)[0]
+        self._commands.claim(live)
+        self._file.source[row] = state.register
+        self._commands.write(self._file.address("source", np.array([row])), [state.register])
+        self._holdings.begin_read(state.register)
+        return state.register

@@ -45,9 +45,9 @@ from memstate.prefix.room import Room
 from memstate.prefix.session_settings import SessionLimits, is_duration
 from memstate.prefix.sessions import Sessions
 from memstate.requests.handles import Request, Row, Rows, Session, Snapshot
+from memstate.requests.holdings import Holdings
 from memstate.requests.marks import Marks as PromptMarks
 from memstate.requests.page_table import PageTable
-from memstate.requests.snapshots import Snapshots
 from memstate.requests.steps import Step, StepLog
 from memstate.requests.table import RequestTable
 from memstate.requests.tracking import Redirect, Tracking
@@ -61,8 +61,8 @@ from memstate.state.layout import StateLayout
 from memstate.state.planes import Planes
 from memstate.state.regions import BufferInfo
 from memstate.tiers import Fetch, Tiers
-from memstate.tiers.load import Loader, NoLoader
-from memstate.tokens import BYTES, Tokens, encode
+from memstate.tiers.load import Loader
+from memstate.tokens import BYTES, Prompt, Tokens, encode
 
 NO_LIMIT = 2**31 - 1
 TWO_STEPS = ": a depth of 0 or 1; with more unsettled steps a dead one could overwrite a live snapshot"
@@ -94,10 +94,10 @@ class StateManager(Recovery):
         device: device of the states.
         backend: what runs the kernels: "auto", "reference", "interpreter" or "cuda".
         journal: how many changes of owners `changes` keeps; 0: none.
-        debug: whether to check the calling thread and overlapping copies, to look for leaks in `close`, and to find
-            forwards that forget a store or change a slot that they may only read. Slots that a forward must store in
-            are filled before it, and the call that closes the step raises ForwardFault if it did not. This call waits
-            for the device then.
+        debug: whether to check the calling thread, overlapping copies and in each call the owners of all states, to
+            look for leaks in `close`, and to find forwards that forget a store or change a slot that they may only
+            read. Slots that a forward must store in are filled before it, and the call that closes the step raises
+            ForwardFault if it did not. This call waits for the device then.
         chaos: faults to inject on purpose, to test an engine: refused claims and admissions, a store that fails or is
             slow, delayed polls. None: none, or those of the environment variable MEMSTATE_CHAOS, such as
             "seed=1,claims=0.1". `ms.Chaos()` injects none.
@@ -211,8 +211,8 @@ class StateManager(Recovery):
         self._commands = CommandBuffer(self._registers, self.pool.run_data, max_batch or rows)
         self._pages = PageTable(pages.count, pages.size, self._commands)
         self._mirror = Mirror(self._registers, self.tracking, overlap, forward.pad)
-        self._snapshots = Snapshots(self._commands, self._pages, self._mirror)
-        parts = self._commands, self._pages, self._snapshots
+        self._holdings = Holdings(self._commands, self._pages.allocator)
+        parts = self._commands, self._pages, self._holdings
         self._cache = PrefixCache(prefix, *parts) if prefix is not None else NoCache(*parts)
         self.prefix = self._cache if self._cache.enabled else None
         copied = tuple(plane.name for plane in layout.planes if in_place or not plane.rewritten_each_step)
@@ -222,12 +222,12 @@ class StateManager(Recovery):
         if tiers is not None:
             below = self._faults.tiers(tiers, self.planes, self._cache, self._commands, self._pages)
         self.tiers = below
-        loader = Loader(below, self._cache, self._pages) if below is not None else NoLoader()
+        loader = Loader(below, self._cache, self._pages) if below is not None else None
         self._ages = Ages(self._table, self._mirror)
         self._sessions = Sessions(*parts, self._mirror.lanes, limits)
-        self._room = Room(self._cache, self._sessions, self._allocator, self._pages, self._snapshots)
+        self._room = Room(self._cache, self._sessions, self._allocator, self._pages, self._holdings)
         self._marks = PromptMarks(
-            self._commands, self._snapshots, pages.size, forward.grid or 0, forward.packed, bool(forward.direct_hits)
+            self._commands, self._holdings, pages.size, forward.grid or 0, forward.packed, bool(forward.direct_hits)
         )
         self._log = StepLog(max_batch or rows, int(overlap), self.backend.device, forward.speculation, holders)
         canary = None
@@ -240,20 +240,20 @@ class StateManager(Recovery):
                 guards=tiers is None or not tiers.layerwise,
             )  # fmt: skip
         self._stepping = self._faults.stepping(
-            self._commands, self._table, self._pages, self._mirror, self._snapshots, self._marks, self._log,
+            self._commands, self._table, self._pages, self._mirror, self._holdings, self._marks, self._log,
             self.planes, copied, bool(forward.direct_hits), canary,
         )  # fmt: skip
         self._admission = self._faults.admission(
-            self._commands, self._table, self._pages, self._snapshots, self._cache, self._sessions, self._marks,
+            self._commands, self._table, self._pages, self._holdings, self._cache, self._sessions, self._marks,
             self.tracking.lanes_at_admission(overlap), bool(forward.direct_hits), self._mirror.lanes > 0, loader,
             self._room,
         )  # fmt: skip
         self._ending = Ending(
-            self._commands, self._table, self._pages, self._snapshots, self._cache, self._sessions, self._marks,
-            self._room,
+            self._commands, self._table, self._pages, self._mirror, self._holdings, self._cache, self._sessions,
+            self._marks, self._room,
         )  # fmt: skip
         self._forking = Forking(
-            self._admission, self._ending, self._commands, self._table, self._pages, self._snapshots, self._cache,
+            self._admission, self._ending, self._commands, self._table, self._pages, self._holdings, self._cache,
             self._sessions, self._marks, bool(forward.direct_hits), self._room,
         )  # fmt: skip
         self._commands.journal = Journal(journal, self._registers, self.owner) if journal else None
@@ -544,7 +544,7 @@ class StateManager(Recovery):
         self._enter()
         sequence("rows and snapshots", handles, "[row, snapshot]")
         rows = [0 if isinstance(handle, Snapshot) else self._table.index(handle) for handle in handles]
-        self._snapshots.require(handle for handle in handles if isinstance(handle, Snapshot))
+        self._holdings.require(handle for handle in handles if isinstance(handle, Snapshot))
         origins = self._registers.origins(np.array(rows, np.int64)).tolist()
         registers = [
             handle.register if isinstance(handle, Snapshot) else origin
@@ -931,10 +931,10 @@ class StateManager(Recovery):
         """
         self._enter()
         given = [snap for snap in sequence("snapshots", snapshots, "[snapshot]") if snap is not None]
-        self._cache.require_foreign(given)
-        registers = self._snapshots.require_droppable(given)
+        self._holdings.require_foreign(given)
+        registers = self._holdings.require_droppable(given)
         with self._guard.changing("drop"):
-            self._snapshots.drop(given, registers)
+            self._holdings.end(given, registers)
 
     def match(self, tokens: Tokens, salt: Hashable = None, session: Session | None = None) -> Match:
         """Returns how much of a prompt the prefix cache has, and why it has no more. Changes nothing.
@@ -955,17 +955,16 @@ class StateManager(Recovery):
         Syncs: no.
         """
         self._enter()
-        found, kept = self._match(encode(tokens), require_salt(salt), session)
+        found, kept = self._match(Prompt(encode(tokens), require_salt(salt)), session)
         return found.instead(kept) if kept >= found.length and kept else found
 
-    def _match(self, key: bytes, salt: Hashable, session: Session | None) -> tuple[Match, int]:
+    def _match(self, prompt: Prompt, session: Session | None) -> tuple[Match, int]:
         """Returns what cache and host memory have, and the length that a session keeps."""
         if self.prefix is None:
             raise ConfigurationError("there is no prefix cache: build the manager with prefix=ms.Prefix()")
-        most = max(0, len(key) // BYTES - 1)
-        found = self.prefix.match(key, salt, most)
-        kept = self._sessions.find(self._sessions.get(session), key, salt).length if session is not None else 0
-        if self.tiers is not None and (hit := self.tiers.find(key, salt, found, max(kept, found.length), most)):
+        found = self.prefix.match(prompt)
+        kept = self._sessions.find(self._sessions.get(session), prompt).length if session is not None else 0
+        if self.tiers is not None and (hit := self.tiers.find(prompt, found, max(kept, found.length))):
             found = replace(found, host_length=hit.length)
         return found, kept
 
@@ -993,11 +992,11 @@ class StateManager(Recovery):
         self._enter()
         if self.tiers is None:
             raise ConfigurationError("there is no storage to fetch from: build the manager with tiers=ms.Tiers(...)")
-        key = encode(tokens)
-        found, kept = self._match(key, require_salt(salt), session)
+        prompt = Prompt(encode(tokens), require_salt(salt))
+        found, kept = self._match(prompt, session)
         # with several ranks, do not count this host memory: the other ranks do not know its contents
         own = found.host_length if self.tiers.settings.group is None else 0
-        return self.tiers.prefetch(key, salt, found, max(kept, found.length, own))
+        return self.tiers.prefetch(prompt, found, max(kept, found.length, own))
 
     def poll(self) -> None:
         """Advances the transfers between device, host memory and storage, and empties the sessions that have expired.

@@ -17,9 +17,9 @@ from memstate.kernels.dispatch import Backend
 from memstate.prefix import PrefixCache
 from memstate.prefix.room import Room
 from memstate.prefix.sessions import Sessions
+from memstate.requests.holdings import Holdings
 from memstate.requests.marks import Marks
 from memstate.requests.page_table import PageTable
-from memstate.requests.snapshots import Snapshots
 from memstate.requests.table import RequestTable
 from memstate.requests.tracking.mirror import Mirror
 from memstate.showing import Shown
@@ -50,7 +50,7 @@ class Parts(NotCopied, Shown):
     _ages: Ages
     _pages: PageTable
     _mirror: Mirror
-    _snapshots: Snapshots
+    _holdings: Holdings
     _sessions: Sessions
     _room: Room
     _cache: PrefixCache
@@ -112,11 +112,20 @@ class Parts(NotCopied, Shown):
         self._allocator.stream.use(stream)
 
     def _enter(self) -> None:
-        self._require_no_replay()
-        self._require_caller()
-        self._guard.require_whole()
-        if self.planes.asleep:
+        """Lets a public call in: the door of all calls. What can refuse a call is asked only where it might."""
+        if self._stepping.replaying is not None:
+            self._require_no_replay()
+        if self._thread is not None or self._allocator.stream.matters:
+            self._require_caller()
+        if self._guard.call:
+            self._guard.require_whole()
+        if self.planes.memory.asleep:
             raise Asleep()
+        if self._thread is not None:
+            self._require_owners()
+
+    def _require_owners(self) -> None:
+        """Requires that every state has the owner that its holder names; see `Recount`."""
 
     def _require_no_replay(self) -> None:
         """Refuses a call that the replay of a plan makes."""

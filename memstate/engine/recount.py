@@ -4,17 +4,66 @@ An audit of slots compares registers with the bitmap. This is the rest: what onl
 """
 
 from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from memstate.engine.parts import Parts
+from memstate.errors import LeakFound
 from memstate.kernels.tables import REGISTERS_PER_ROW
+from memstate.prefix.conversation import Conversation
+from memstate.prefix.tree import Node
+from memstate.requests.handles import Snapshot
+from memstate.requests.holdings import LEAVING, PUBLISHED, Marked, Owner
 from memstate.slots.inspect import Inspection
 from memstate.slots.registers import RegisterFile
 
 
+class Held(NamedTuple):
+    """What one owner has, as it says itself.
+
+    Attributes:
+        name: its name.
+        owner: who it is in the column of owners; None for a row, whose states are not in holders.
+        states: its states in holders.
+        pages: its KV pages.
+        lease: the end of the path that it leases in the prefix cache, None for none.
+    """
+
+    name: str
+    owner: Owner | None
+    states: Sequence[Snapshot] = ()
+    pages: Sequence[int] = ()
+    lease: Node | None = None
+
+
 class Recount(Parts):
     """Finds counts of the host that do not agree with their owners, or with the device."""
+
+    def _walk(self) -> Iterator[Held]:
+        """Yields everything that has states, pages or leases, by asking the owners themselves.
+
+        Only published and leaving states have no object besides their holder.
+        """
+        leases = self._cache.leases
+        for row in np.flatnonzero(self._table.used).tolist():
+            lease = leases[row].node if row in leases else None
+            yield Held(f"row {row} (request {self._table.ids[row]!r})", None, (), self._pages.of(row), lease)
+        for row, states in self._marks.kept.items():
+            for state in states:
+                owner = self._holdings.owner[state.register]
+                kind = owner.kind if isinstance(owner, Marked) else ""
+                yield Held(f"row {row} ({kind} of {state.length} tokens)", Marked(row, kind), [state])
+        for session in self._sessions.opened.values():
+            lease = session.lease.node if session.lease is not None else None
+            yield Held(f"session {session.handle.id!r}", session, session.kept, session.pages, lease)
+        for _, node in self._cache.tree.walk():
+            yield Held(repr(node), node, [node.snapshot] if node.snapshot else (), node.pages)
+        for published in self._holdings.of("snapshot"):
+            yield Held(self._holdings.name(published.register), PUBLISHED, [published], published.pages)
+        for leaving in self._holdings.of("leaving"):
+            yield Held(self._holdings.name(leaving.register), LEAVING, [leaving], leaving.pages)
 
     def _miscounts(self, seen: Inspection, names: dict[int, tuple[str, str]], read: RegisterFile) -> list[str]:
         """Returns a sentence for each count that is wrong.
@@ -24,15 +73,15 @@ class Recount(Parts):
             names: register -> (kind, owner), for the registers that hold a slot according to the host.
             read: the registers that `seen` was read from.
         """
-        leases = [session.lease for session in self._sessions.opened.values() if session.lease is not None]
+        held = list(self._walk())
         return [
             *self._table.miscounts(),
             *self._wrong_rows(),
-            *self._pages.allocator.miscounts(self._page_holders()),
-            *self._snapshots.miscounts(),
+            *self._pages.allocator.miscounts(Counter(page for each in held for page in each.pages)),
+            *self._wrong_owners(held),
             *self._wrong_holders(),
             *self._sessions.miscounts(),
-            *self._cache.miscounts(leases),
+            *self._cache.tree.miscounts(Counter(each.lease for each in held if each.lease is not None)),
             *(self.tiers.miscounts() if self.tiers is not None else ()),
             *self._wrong_labels(seen, names),
             *(self._pages.miscounts(read.page_table.cpu().numpy()) if self._pages.allocator.pages else ()),
@@ -47,33 +96,62 @@ class Recount(Parts):
             "a lease": self._cache.leases,
             "a turn of a session": self._sessions.by_row,
             "states at marks": self._marks.rows,
-            "a first read": self._snapshots.first_reads,
+            "a first read": np.flatnonzero(self._registers.source).tolist(),
         }
         used = set(np.flatnonzero(self._table.used).tolist())
         found = [f"row {row} has {what} and no request" for what, rows in has.items() for row in set(rows) - used]
         return found + [f"row {row} has a request and no slot" for row in sorted(used) if not held[row, 0]]
 
-    def _page_holders(self) -> Counter[int]:
-        """How many holders each KV page has."""
-        kept = [*self._snapshots.kept.values(), *self._snapshots.ending]
-        holders = Counter(page for pages in self._pages.held.values() for page in pages)
-        holders.update(page for snap in kept for page in snap.pages)
-        holders.update(page for session in self._sessions.opened.values() for page in session.pages)
-        holders.update(page for _, node in self._cache.tree.walk() for page in node.pages)
-        return holders
+    def _require_owners(self) -> None:
+        """Requires that every state has the owner that its holder names. Every call asks this in debug mode.
+
+        Raises:
+            LeakFound: an owner and a holder do not agree.
+        """
+        if wrong := self._wrong_owners(list(self._walk())):
+            raise LeakFound("; ".join(wrong))
+
+    def _wrong_owners(self, held: Sequence[Held]) -> list[str]:
+        """States whose owners and whose holders do not agree; and holders that are counted or read otherwise."""
+        holdings, seen, found = self._holdings, dict[int, Held](), list[str]()
+        for each in held:
+            for state in each.states:
+                register = state.register
+                if register in seen:
+                    found.append(f"{each.name} and {seen[register].name} both have the state in register {register}")
+                seen[register] = each
+                if holdings.owner[register] != each.owner or holdings.state(register) != state:
+                    found.append(f"{each.name} has the state in register {register}, noted is {self._named(register)}")
+        owned = {register: owner for register, owner in enumerate(holdings.owner) if owner is not None}
+        found += [
+            f"register {register} is noted for {self._named(register)}, which does not have it"
+            for register in sorted(owned.keys() - seen.keys())
+        ]
+        return found + holdings.miscounts()
+
+    def _named(self, register: int) -> str:
+        """Returns a name of the owner of a holder."""
+        owner, state = self._holdings.owner[register], self._holdings.state(register)
+        if state is not None and isinstance(owner, Node):
+            return f"cached prefix of {owner.end * self._pages.page_size} tokens in register {register}"
+        if state is not None and isinstance(owner, Conversation):
+            return f"session {owner.handle.id!r} ({state.length} tokens)"
+        if state is not None and isinstance(owner, Marked):
+            return f"row {owner.row} ({owner.kind} of {state.length} tokens)"
+        return self._holdings.name(register)
 
     def _wrong_holders(self) -> list[str]:
-        """Registers of snapshots that hold a slot without a snapshot, or a snapshot without a slot."""
-        first = self._registers.first_holder
+        """Holders with a slot and no owner, with an owner and no slot, or with a state of another length."""
+        first, states = self._registers.first_holder, self._holdings.held.values()
         held = set((np.flatnonzero(self._registers.held[first:]) + first).tolist())
-        kept = {snap.register: snap for snap in (*self._snapshots.ending, *self._snapshots.kept.values())}
-        found = [f"{self._snapshots.name(register)} has no slot" for register in sorted(kept.keys() - held)]
+        kept = {register: state for by in states for register, state in by.items()}
+        found = [f"{self._holdings.name(register)} has no slot" for register in sorted(kept.keys() - held)]
         found += [f"register {register} holds a slot and no snapshot" for register in sorted(held - kept.keys())]
         labels = self._registers.labels
         return found + [
-            f"{self._snapshots.name(register)} has a state of {labels[register]} tokens"
-            for register, snap in kept.items()
-            if register in held and labels[register] != snap.length
+            f"{self._holdings.name(register)} has a state of {labels[register]} tokens"
+            for register, each in kept.items()
+            if register in held and labels[register] != each.length
         ]
 
     def _wrong_labels(self, seen: Inspection, names: dict[int, tuple[str, str]]) -> list[str]:

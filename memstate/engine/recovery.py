@@ -17,6 +17,7 @@ from memstate.errors import Asleep, InvalidArgument
 from memstate.prefix.conversation import Conversation
 from memstate.prefix.lease import Branch
 from memstate.requests.handles import Snapshot
+from memstate.requests.holdings import KINDS, PUBLISHED, Owner
 
 # These calls can have put KV into the prefix cache that the open step must still write.
 PUBLISHING = frozenset(("publish", "release", "retract", "cancel"))
@@ -53,14 +54,14 @@ class Survivors(NamedTuple):
 
     Attributes:
         slots: register -> (slot, label).
-        snapshots: the snapshots of these registers.
+        published: published snapshots.
         sessions: open sessions.
         branches: prefixes in the cache, parents first.
         held: slots that the caller holds by id.
     """
 
     slots: dict[int, tuple[int, int]]
-    snapshots: dict[int, Snapshot]
+    published: list[Snapshot]
     sessions: list[Conversation]
     branches: list[Branch]
     held: Sequence[int]
@@ -84,7 +85,7 @@ class Recovery(Reports):
         self._require_caller()
         self._require_awake()
         with self._guard.mending("reset"):
-            self._start_over(Survivors({}, {}, [], [], ()), "ended by reset()")
+            self._start_over(Survivors({}, [], [], [], ()), "ended by reset()")
 
     def recover(self, held: Tensor | Sequence[int] = ()) -> Recovered:
         """Puts the manager right after an interrupted call, and keeps what was published.
@@ -122,17 +123,16 @@ class Recovery(Reports):
                 self._commands.submit()
         found = self._survivors(held)
         ended = [self._table.ids[row] for row in np.flatnonzero(self._table.used).tolist()]
-        owned = self._cache.registers | self._sessions.registers | self._marks.registers
-        published = [snap for register, snap in self._snapshots.kept.items() if register not in owned]
+        published = list(self._holdings.of("snapshot"))
         with self._guard.mending("recover"):
             self._start_over(found, "ended by recover()")
             self._cache.drop_bare_leaves()
-        stays = [snap for snap in published if found.snapshots.get(snap.register) == snap]
+        stays = [snap for snap in published if snap in found.published]
         return Recovered(
             ended,
             [snap for snap in published if snap not in stays],
             stays,
-            len(self._cache.nodes),
+            self._cache.states,
             sum(len(session.kept) for session in found.sessions),
         )
 
@@ -162,20 +162,19 @@ class Recovery(Reports):
         sure[:first] = False
         registers = [r for r in np.flatnonzero(sure).tolist() if taken[slots[r]] == 1 and not free[slots[r]]]
         unsure = self._commands.unsure_pages()
-        snapshots = {
-            r: snap
+        states = {
+            r: state
             for r in registers
-            if (snap := self._snapshots.kept.get(r)) and snap.length == labels[r] and unsure.isdisjoint(snap.pages)
+            if (state := self._holdings.state(r)) and state.length == labels[r] and unsure.isdisjoint(state.pages)
         }
-        handed = self._cache.registers  # also those that an interrupted session was just handing over
-        sessions = self._sessions.surviving({r: s for r, s in snapshots.items() if r not in handed}, unsure)
+        by = {kind: {r: s for r, s in states.items() if self._holdings.kind(r) == kind} for kind in KINDS}
+        sessions = self._sessions.surviving(by["session"], unsure)
         unwritten = self._stepping.open is not None and (self._stepping.promised or self._guard.call in PUBLISHING)
-        branches = [] if unwritten else self._cache.surviving(snapshots, unsure)
-        owned = self._cache.registers | self._sessions.registers | self._marks.registers
-        kept = {r: snap for r, snap in snapshots.items() if r not in owned}
-        kept |= {snap.register: snap for session in sessions for snap in session.kept}
-        kept |= {branch.snapshot.register: branch.snapshot for branch in branches if branch.snapshot}
-        return Survivors({r: (int(slots[r]), int(labels[r])) for r in kept}, kept, sessions, branches, by_id)
+        branches = [] if unwritten else self._cache.surviving(by["cached"], unsure)
+        kept = [state.register for session in sessions for state in session.kept]
+        kept += [*by["snapshot"], *(branch.snapshot.register for branch in branches if branch.snapshot)]
+        there = {r: (int(slots[r]), int(labels[r])) for r in kept}
+        return Survivors(there, list(by["snapshot"].values()), sessions, branches, by_id)
 
     def _start_over(self, kept: Survivors, how: str) -> None:
         """Forgets everything else. What an interrupted call left unsure is forgotten last, for a second try."""
@@ -184,14 +183,14 @@ class Recovery(Reports):
         self._allocator.reset([slot for slot, _ in kept.slots.values()] + list(kept.held))
         if self.tiers is not None:
             self.tiers.reset()
-        self._snapshots.reset(list(kept.snapshots.values()))
         self._sessions.reset(kept.sessions)
         self._cache.keep(kept.branches)
         self._marks.reset()
-        holders = Counter(page for snap in kept.snapshots.values() for page in snap.pages)
-        holders.update(page for session in kept.sessions for page in session.pages)
-        holders.update(page for _, node in self._cache.tree.walk() for page in node.pages)
-        self._pages.reset(holders)
+        owners: list[tuple[Snapshot, Owner]] = [(state, PUBLISHED) for state in kept.published]
+        owners += [(state, session) for session in kept.sessions for state in session.kept]
+        owners += [(node.snapshot, node) for _, node in self._cache.tree.walk() if node.snapshot]
+        self._holdings.restart(owners)
+        self._pages.reset(Counter(page for each in self._walk() for page in each.pages))
         self._stepping.reset()
         self._commands.discard()
 

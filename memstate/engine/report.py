@@ -1,5 +1,6 @@
 """Reports the state of a manager: figures, owners by name, and everything as plain data."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -44,7 +45,7 @@ class Reports(Recount):
             held_by_lanes=int(held[:rows_end].sum()) - live,
             held_by_snapshots=int(held[rows_end:].sum()) - self._sessions.held,
             held_by_sessions=self._sessions.held,
-            held_by_marks=len(self._marks.registers),
+            held_by_marks=len(self._holdings.held["mark"]),
             rows=self._table.rows,
             rows_used=self._table.rows - self._table.free,
             oldest_row=_longest(ages[used]),
@@ -61,9 +62,9 @@ class Reports(Recount):
             short_of_pages=self._admission.lacks[OutOfPages],
             snapshots=self._mirror.snapshots,
             degraded=self._mirror.degraded,
-            published=self._snapshots.published,
-            dropped=self._snapshots.dropped,
-            refused=self._snapshots.refused + self._sessions.refused + self._marks.refused,
+            published=self._holdings.published,
+            dropped=self._holdings.dropped,
+            refused=self._holdings.refused + self._sessions.refused + self._marks.refused,
             missed=self._marks.missed,
             copied_bytes=traffic.copied,
             zeroed_bytes=traffic.zeroed,
@@ -154,16 +155,11 @@ class Reports(Recount):
         Syncs: no.
         """
         file = self._registers
-        held = set((np.flatnonzero(file.held[file.first_holder :]) + file.first_holder).tolist())
-        cached = held & self._cache.nodes.keys()
-        session = held & self._sessions.registers - cached
-        mark = held & self._marks.registers - cached - session
+        held = (np.flatnonzero(file.held[file.first_holder :]) + file.first_holder).tolist()
+        kinds = Counter(self.owner(register)[0] for register in held)
         stats = self.stats()
-        slots = {
-            "live": stats.held_by_live, "lane": stats.held_by_lanes, "mark": len(mark), "cached": len(cached),
-            "session": len(session), "snapshot": len(held) - len(cached) - len(session) - len(mark),
-            "free": stats.free,
-        }  # fmt: skip
+        slots = {"live": stats.held_by_live, "lane": stats.held_by_lanes}
+        slots |= {kind: kinds[kind] for kind in ("mark", "cached", "session", "snapshot")} | {"free": stats.free}
         slots["by id"] = max(0, stats.capacity - sum(slots.values()))
         rows = self._running(np.flatnonzero(self._table.used)[:most].tolist())
         for row in rows:
@@ -219,10 +215,5 @@ class Reports(Recount):
             row, part = divmod(register, PER_ROW)
             what = ("live", "lane 0", "lane 1")[part]
             return what.split()[0], f"row {row} (request {self._table.ids[row]!r}) {what}"
-        if node := self._cache.nodes.get(register):
-            return "cached", f"cached prefix of {node.end * self._pages.page_size} tokens in register {register}"
-        if name := self._sessions.owner(register):
-            return "session", name
-        if name := self._marks.owner(register):
-            return "mark", name
-        return "snapshot", self._snapshots.name(register)
+        kind = self._holdings.kind(register)
+        return kind if kind in ("cached", "session", "mark") else "snapshot", self._named(register)

@@ -24,9 +24,9 @@ from memstate.errors import Asleep, InvalidArgument
 from memstate.kernels.tables import REGISTERS_PER_ROW, Rules, StepRecord, Strategy
 from memstate.prefix.room import Room
 from memstate.requests.handles import Row, Rows
+from memstate.requests.holdings import Holdings
 from memstate.requests.marks import Mark, Marks
 from memstate.requests.page_table import PageTable
-from memstate.requests.snapshots import Snapshots
 from memstate.requests.steps import Batch, Step, StepLog
 from memstate.requests.table import RequestTable
 from memstate.requests.tracking.mirror import Mirror
@@ -49,7 +49,7 @@ class Stepping:
         table: the request table.
         pages: KV pages of rows.
         mirror: the host's copy of held registers and labels.
-        snapshots: published snapshots.
+        holdings: owners and readers of states.
         marks: states that steps keep of prompts.
         log: unsettled steps.
         planes: the bytes of slots.
@@ -65,11 +65,11 @@ class Stepping:
     """
 
     def __init__(
-        self, commands: CommandBuffer, table: RequestTable, pages: PageTable, mirror: Mirror, snapshots: Snapshots,
+        self, commands: CommandBuffer, table: RequestTable, pages: PageTable, mirror: Mirror, holdings: Holdings,
         marks: Marks, log: StepLog, planes: Planes, copied: tuple[str, ...], direct_hits: bool, canary: Canary | None,
     ) -> None:  # fmt: skip
         self._commands, self._file, self._table = commands, commands.registers, table
-        self._pages, self._mirror, self._snapshots, self._marks = pages, mirror, snapshots, marks
+        self._pages, self._mirror, self._holdings, self._marks = pages, mirror, holdings, marks
         self._log, self._planes, self._copied, self._guard = log, planes, copied, commands.guard
         self._canary = canary
         self._moves = bool(copied) and (direct_hits or mirror.tracking.reads_old_slot)
@@ -149,7 +149,8 @@ class Stepping:
             return
         self.open, self._promised = None, []
         self._commands.lift()
-        self._copy_snapshots()
+        if self._uncopied is not None:
+            self._copy_snapshots(*self._uncopied)
         if send and self._commands.acts:
             self._commands.submit()
 
@@ -250,7 +251,8 @@ class Stepping:
                     self._table.confirmed[running[known]] = after[known]
                 else:
                     self._table.confirmed[running] = after
-                self._snapshots.first_steps_done(batch.numbers)
+                if direct:
+                    self._holdings.reads_done(sources)
                 self._copy_around(step, direct, taken, replay is not None)
             if room.cache.below is not None:
                 room.cache.below.planned(step.numbers, step.before, step.after)
@@ -268,13 +270,13 @@ class Stepping:
             limit: largest number of slots that they can take.
             room: makes room.
         """
-        allocator, snapshots = self._file.allocator, self._snapshots
+        allocator = self._file.allocator
         limit = min(limit, STEP_MARKS)
         wanted = min(len(marks), limit)
         allocator.confirm(allocator.reserve + wanted)
         if room.cache.settings.evict:
             room.for_marks(wanted, allocator.reserve)
-        return self._marks.choose(marks, min(snapshots.free, allocator.free - allocator.reserve, limit))
+        return self._marks.choose(marks, min(self._holdings.free, allocator.free - allocator.reserve, limit))
 
     def keep_ends(self, rows: Longs, known: Longs, room: Room, turns: Collection[int]) -> None:
         """Keeps the live states of rows that stand at a mark, for a publication before their next step.
@@ -380,11 +382,10 @@ class Stepping:
         if taken and not self._mirror.tracking.reads_old_slot:
             self._uncopied = (step, taken)
 
-    def _copy_snapshots(self) -> None:
+    def _copy_snapshots(self, of: Step, due: int) -> None:
         """Copies the snapshots of a step after its forward, for the planes in `copied`."""
-        if self._uncopied is not None:
-            (of, due), self._uncopied = self._uncopied, None
-            self._planes.copy(of.snapshot, of.write, planes=self._copied, due=due)
+        self._uncopied = None
+        self._planes.copy(of.snapshot, of.write, planes=self._copied, due=due)
 
     def _named(self, batch: Batch, sources: Ints | None, before: Longs, after: Longs, taken: int) -> Longs:
         """Returns the registers that, after the plan of a step, hold the slots which the step reads and writes.
@@ -435,7 +436,8 @@ class Stepping:
                 known = np.where(ended, step.after[entries], known)
                 table.finish(rows[ended])
             table.confirmed[rows] = known
-            self._release_lanes(rows, known)
+            if self._mirror.tracking.releases_at_settle:
+                self._release_lanes(rows, known)
 
     def accept(
         self, step: Step, accepted: Sequence[int], windows: Mapping[str, Tensor],
@@ -462,6 +464,7 @@ class Stepping:
             given = np.where(same, given, 0)
             self._commands.submit()  # first send the changes that were recorded earlier
             moved = rows[real > 0]
+            sources = self._file.source[moved]
             with self._commands.noting("accept"):
                 after = self._mirror.accept(moved, real[real > 0], limit)
             step.after[np.flatnonzero(same)[real > 0]] = after
@@ -474,7 +477,7 @@ class Stepping:
             self._table.confirmed[rows] = known
             if over.any():
                 self._table.finish(rows[over[same]])
-            self._snapshots.first_steps_done(moved)
+            self._holdings.reads_done(sources)
             self._release_lanes(rows, known)
 
     def _release_lanes(self, rows: Longs, known: NDArray[np.integer]) -> None:

@@ -71,13 +71,13 @@ def holdings(mem: StateManager, tenant: Tenant, most: int) -> Mapping[str, Holdi
             found[name_of(salt)].add(node.snapshot is not None, len(node.pages), len(node.key) // BYTES)
     for session in mem._sessions.opened.values():
         if session.kept:
-            name = name_of(session.salt)  # after `recover` a session has no lease on what it shares
+            name = name_of(session.prompt.salt)  # after `recover` a session has no lease on what it shares
             shared = _shared(session.lease) or sum(page in in_tree for page in session.pages)
             found[name].add(len(session.kept), 0, max(0, session.kept[0].length - shared * size))
             beyond[name].update(session.pages[shared:])
     for row in np.flatnonzero(mem._table.used).tolist():
         lease = cache.leases.get(row)
-        name, shared = name_of(lease.salt) if lease is not None else UNKNOWN, _shared(lease)
+        name, shared = name_of(lease.prompt.salt) if lease is not None else UNKNOWN, _shared(lease)
         slots = int(file.held[REGISTERS_PER_ROW * row : REGISTERS_PER_ROW * (row + 1)].sum())
         length = int(mem._mirror.lengths(np.array([row]))[0])
         found[name].add(slots + len(mem._marks.kept.get(row, ())), 0, max(0, length - shared * size))

@@ -4,12 +4,11 @@ insert   a row's snapshot moves to a holder that a node of the tree names; the r
 match    the deepest node with a state; a row starts from it and leases the path that leads to it
 evict    what makes way, see `memstate.prefix.contents`
 
-`Snapshots` keeps the pins: a first step is about to read the state. The tree keeps the leases: a row or a session
+`Holdings` keeps the readers: a first step is about to read the state. The tree keeps the leases: a row or a session
 shares the pages. Nothing here touches a tensor, and nothing is submitted.
 """
 
-from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Sequence
 
 from memstate.checks import shown
 from memstate.errors import InvalidArgument
@@ -19,7 +18,7 @@ from memstate.prefix.match import Match
 from memstate.prefix.policies import Place
 from memstate.prefix.tree import Node
 from memstate.requests.handles import Snapshot
-from memstate.tokens import BYTES
+from memstate.tokens import BYTES, Prompt
 
 DECODED = ("boundary", "end")  # kinds of states beyond the prompt
 
@@ -31,7 +30,7 @@ class PrefixCache(Contents):
         settings: Policies and limits.
         commands: Records the changes of owners.
         pages: KV pages of rows.
-        snapshots: Registers and pins of published states.
+        holdings: Owners and readers of states.
 
     Attributes:
         leases: Leases by row, to look at.
@@ -49,35 +48,22 @@ class PrefixCache(Contents):
         super().keep(branches)
 
     def __repr__(self) -> str:
-        held = f"{len(self.nodes)} states, {self.tree.total_pages} pages in {self.tree.nodes} nodes"
+        held = f"{self.states} states, {self.tree.total_pages} pages in {self.tree.nodes} nodes"
         return f"PrefixCache({held}, {self._states}, {self._kv})"
 
-    def miscounts(self, leases: Iterable[Lease]) -> list[str]:
-        """Returns what is wrong with the tree and the cached states.
-
-        Args:
-            leases: The leases of sessions.
-        """
-        found = self.tree.miscounts(Counter(lease.node for lease in (*self.leases.values(), *leases)))
-        stated = {node.snapshot.register: node for _, node in self.tree.walk() if node.snapshot}
-        if stated != self.nodes:
-            found.append(f"states are cached in registers {sorted(stated)}, noted are {sorted(self.nodes)}")
-        kept = self._snapshots.kept
-        found += [f"{node} has no snapshot" for r, node in stated.items() if kept.get(r) != node.snapshot]
-        return found
-
-    def match(self, key: bytes, salt: Hashable, most: int) -> Match:
+    def match(self, prompt: Prompt, most: int | None = None) -> Match:
         """Looks a prompt up and changes nothing.
 
         Args:
-            key: Its tokens, encoded.
-            salt: Its salt.
-            most: Tokens that a hit may cover; the rest is computed in any case.
+            prompt: The prompt.
+            most: Tokens that a hit may cover; the rest is computed in any case. None: all but the last.
 
         Returns:
             What was found, and how far it reaches.
         """
-        found = self.tree.find(key[: most * BYTES // self._unit * self._unit], salt)
+        key = prompt.key
+        most = max(0, len(key) // BYTES - 1) if most is None else most
+        found = self.tree.find(Prompt(key[: most * BYTES // self._unit * self._unit], prompt.salt))
         size, stated = self._pages.page_size, found.stated
         length = stated.end * size if stated else 0
         gone = found.evicted.end * size if found.evicted else length
@@ -85,14 +71,14 @@ class PrefixCache(Contents):
             len(key) // BYTES, length, found.kv * size, gone, stated.snapshot if stated else None, found=found
         )  # fmt: skip
 
-    def hold(self, match: Match, salt: Hashable) -> Lease:
+    def hold(self, match: Match, prompt: Prompt) -> Lease:
         """Keeps what was matched until `release`, whatever else is evicted.
 
         The state is pinned too, until `unpin`.
 
         Args:
             match: What `match` returned.
-            salt: Salt of the prompt.
+            prompt: The prompt.
 
         Returns:
             The lease.
@@ -100,8 +86,8 @@ class PrefixCache(Contents):
         node = match.found.stated if match.found and match.found.stated else NO_NODE
         self.tree.lease(node)
         if match.snapshot:
-            self._snapshots.pin(match.snapshot.register)
-        return Lease(node, salt, match)
+            self._holdings.begin_read(match.snapshot.register)
+        return Lease(node, prompt, match)
 
     def pages(self, match: Match) -> list[int]:
         """Returns the ids of the pages up to the matched state.
@@ -119,7 +105,7 @@ class PrefixCache(Contents):
             lease: What `hold` returned.
         """
         if lease.match.snapshot:
-            self._snapshots.unpin(lease.match.snapshot.register)
+            self._holdings.end_read(lease.match.snapshot.register)
 
     def release(self, lease: Lease) -> None:
         """Ends a lease, and evicts KV that no request can use any more, if the policy says so.
@@ -147,7 +133,7 @@ class PrefixCache(Contents):
             node = node.parent
         return node
 
-    def suspend(self, lease: Lease, length: int, match: Match, salt: Hashable) -> Lease:
+    def suspend(self, lease: Lease, length: int, match: Match, prompt: Prompt) -> Lease:
         """Opens a lease on the start of another lease's path, and releases that other path.
 
         `restore` takes the path again; `release_suspended` gives it up for good.
@@ -156,7 +142,7 @@ class PrefixCache(Contents):
             lease: The lease to suspend.
             length: Tokens that the new lease covers.
             match: Match of the new lease.
-            salt: Salt of the new lease.
+            prompt: Prompt of the new lease.
 
         Returns:
             The new lease.
@@ -164,7 +150,7 @@ class PrefixCache(Contents):
         node = self._up(lease.node, length)
         self.tree.lease(node)
         self.tree.unlease(lease.node)
-        return Lease(node, salt, match)
+        return Lease(node, prompt, match)
 
     def release_suspended(self, lease: Lease) -> None:
         """Gives up a suspended lease for good, and evicts KV that it leaves unused, if the policy says so.
@@ -182,15 +168,14 @@ class PrefixCache(Contents):
         """
         self.tree.lease(lease.node)
 
-    def on_miss(self, row: int, salt: Hashable, key: bytes | None) -> None:
+    def on_miss(self, row: int, prompt: Prompt) -> None:
         """Opens a lease for a row that found nothing, so that its states and KV are cached under its salt.
 
         Args:
             row: The row.
-            salt: Its salt.
-            key: Tokens of its prompt, encoded; None where they are not known.
+            prompt: Its prompt, without tokens where they are not known.
         """
-        self.leases[row] = Lease(NO_NODE, salt, NO_MATCH, key=key or b"")
+        self.leases[row] = Lease(NO_NODE, prompt, NO_MATCH)
 
     def fork(self, row: int, others: Sequence[int], length: int) -> None:
         """Gives the lease of one row to other rows, if it has one.
@@ -201,9 +186,10 @@ class PrefixCache(Contents):
             length: How many tokens they share.
         """
         if lease := self.leases.get(row):
+            prompt = lease.prompt.head(length)
             for other in others:
                 self.tree.lease(lease.node)
-                self.leases[other] = Lease(lease.node, lease.salt, lease.match, key=lease.key[: length * BYTES])
+                self.leases[other] = Lease(lease.node, prompt, lease.match)
 
     def end(self, rows: Sequence[int]) -> None:
         """Ends the leases of rows.
@@ -238,17 +224,20 @@ class PrefixCache(Contents):
         Args:
             lease: What `hold` returned.
         """
-        return lease.match.snapshot is not None and self._snapshots.pins(lease.match.snapshot.register) == 1
+        return lease.match.snapshot is not None and self._holdings.readers[lease.match.snapshot.register] == 1
 
-    def taken(self, lease: Lease) -> None:
-        """Detaches the state of a match that has moved to a row. A tombstone stays.
+    def take(self, lease: Lease, row: int) -> None:
+        """Moves the state of a match to a row, and ends the pin of `hold`. A tombstone stays.
 
         Args:
             lease: What `hold` returned.
+            row: A row without a state.
         """
         assert lease.match.found is not None and lease.match.found.stated is not None
-        if snapshot := self._detach(lease.match.found.stated, "taken"):
-            self._snapshots.end([snapshot])  # its register is freed with the pin
+        assert lease.match.snapshot is not None
+        self.unpin(lease)
+        self._holdings.take([lease.match.snapshot], row)
+        self._detach(lease.match.found.stated, "taken")
 
     def marks(self, match: Match) -> list[tuple[int, str]]:
         """Returns the lengths at which a prompt is to keep states, and why.
@@ -317,26 +306,25 @@ class PrefixCache(Contents):
         finally:  # also where a caller's policy raises: states that nodes have by then are moved
             self._record_moves()
         self.trim()
-        return [snapshot if snapshot and self._has(snapshot) else None for snapshot in snapshots]
+        return [snapshot if snapshot and self.has(snapshot) else None for snapshot in snapshots]
 
     def trim(self) -> None:
         """Evicts the states that are too many for `most_states`; the newest may be the least valuable."""
         if self.settings.most_states is not None:
-            self.evict_states(len(self.nodes) - self.settings.most_states, "limit")
+            self.evict_states(self.states - self.settings.most_states, "limit")
 
-    def adopt(self, snapshot: Snapshot, key: bytes, pages: list[int], salt: Hashable) -> Node | None:
+    def adopt(self, snapshot: Snapshot, prompt: Prompt, pages: list[int]) -> Node | None:
         """Takes over the state of a session that makes way, in the register where it is.
 
         Args:
             snapshot: The state.
-            key: Its tokens, encoded: whole pages.
+            prompt: What it stands for: whole pages of tokens.
             pages: Ids of these pages.
-            salt: Their salt.
 
         Returns:
             Its node, None where the cache has such a state or the policy does not want it: the caller keeps it then.
         """
-        found = self.tree.find(key, salt)
+        found, key = self.tree.find(prompt), prompt.key
         above = found.stated.end if found.stated else 0
         if above * self._unit == len(key):
             self._counts["duplicates"] += 1
@@ -344,22 +332,26 @@ class PrefixCache(Contents):
         if not self._states.admits(Place(len(key) // self._unit, above, "end")):
             self._counts["declined"] += 1
             return None
-        lease = Lease(NO_NODE, salt, NO_MATCH)
+        lease = Lease(NO_NODE, prompt, NO_MATCH)
         insertion = Insertion(lease, key, pages, None, snapshot.length, "end", snapshot)
         node = self._grow(key, insertion, None)
         self._attach(node, insertion, "end")
-        self._snapshots.published += 1
+        self._holdings.published += 1
         return node
 
-    def _has(self, snapshot: Snapshot) -> bool:
-        node = self.nodes.get(snapshot.register)
-        return node is not None and node.snapshot == snapshot
+    def has(self, snapshot: Snapshot) -> bool:
+        """Returns whether a state that was cached is cached still.
+
+        Args:
+            snapshot: Its handle.
+        """
+        return self._holdings.held["cached"].get(snapshot.register) is snapshot
 
     def _insert(self, insertion: Insertion) -> Snapshot | None:
         lease, snapshot, node = insertion.lease, None, None
         if insertion.register is not None:
             head = insertion.key[: insertion.length * BYTES]
-            found = self.tree.find(head, lease.salt)
+            found = self.tree.find(Prompt(head, lease.prompt.salt))
             kind, held = insertion.kind, insertion.held
             above = found.stated.end if found.stated else 0
             there = found.stated if found.stated and above * self._unit == len(head) else None
@@ -378,15 +370,15 @@ class PrefixCache(Contents):
             if snapshot and kind in DECODED:
                 self._supersede_decoded(lease, snapshot)
             if held is not None and snapshot is not held:
-                self._snapshots.drop([held])
+                self._holdings.end([held])
         self._move_lease(lease, self._shared(self._grow(insertion.key, insertion, node), insertion.pages))
         return snapshot
 
     def _supersede_decoded(self, lease: Lease, newer: Snapshot) -> None:
         """Marks the last state that the row left while it decoded as the first to evict. The newer one serves more."""
         older, lease.decoded = lease.decoded, newer
-        node = self.nodes.get(older.register) if older else None
-        if node and older != newer and node.snapshot == older and node.uses == lease.own.get(node):
+        node = self._holdings.owner[older.register] if older and older != newer else None
+        if isinstance(node, Node) and node.snapshot == older and node.uses == lease.own.get(node):
             self._note_superseded(node)
 
     @staticmethod
@@ -406,7 +398,7 @@ class PrefixCache(Contents):
         self._drop_bare_leaves(before)
 
     def _grow(self, key: bytes, insertion: Insertion, start: Node | None) -> Node:
-        node, had = self.tree.insert(key, insertion.pages, insertion.lease.salt, start)
+        node, had = self.tree.insert(Prompt(key, insertion.lease.prompt.salt), insertion.pages, start)
         if had * self._unit < len(key):
             self._pages.allocator.share(insertion.pages[had : len(key) // self._unit])
             self._grown(node)
@@ -421,12 +413,11 @@ class PrefixCache(Contents):
 
     def _attach(self, node: Node, insertion: Insertion, kind: str) -> Snapshot | None:
         """Gives the node a state. It moves to a holder first, if it is in none; one must be free, or become free."""
-        snapshot = insertion.held or self._to_holder(node, insertion)
+        snapshot = self._holdings.give(insertion.held, node) if insertion.held else self._to_holder(node, insertion)
         if snapshot is None:
             self._counts["refused"] += 1
             return None
         node.snapshot, node.evicted = snapshot, False
-        self.nodes[snapshot.register] = node
         self._counts["inserted"] += 1
         self._states.added(node, kind)
         if self.below:
@@ -437,38 +428,35 @@ class PrefixCache(Contents):
 
     def _to_holder(self, node: Node, insertion: Insertion) -> Snapshot | None:
         assert insertion.register is not None
-        if not self._snapshots.free:
+        if not self._holdings.free:
             self.tree.lease(node)  # or eviction could remove the node again
             self.evict_states(1)
             self.tree.unlease(node)
-        if not self._snapshots.free:
+        if not self._holdings.free:
             return None
-        snapshot = self._snapshots.add(insertion.length, ())
+        snapshot = self._holdings.add([insertion.length], node)[0]
         self._moves.append((snapshot.register, insertion.register))
-        self._snapshots.published += 1
+        self._holdings.published += 1
         return snapshot
 
-    def insert_loaded(self, key: bytes, salt: Hashable, length: int) -> tuple[Node, int, list[int]]:
+    def insert_loaded(self, prompt: Prompt) -> tuple[Node, int, list[int]]:
         """Takes in a state that is loaded from below, and pages for the path to it.
 
         Call it only where a holder, a slot and the pages are free. `loaded` tells the policies, once the bytes are on
         their way.
 
         Args:
-            key: The tokens that the state stands for, encoded.
-            salt: Their salt.
-            length: How many tokens these are.
+            prompt: What the state stands for.
 
         Returns:
             Its node, how many pages are on the device already, and the ids of the rest.
         """
-        size, allocator = len(key) // self._unit, self._pages.allocator
-        had = self.tree.find(key, salt).kv
+        length, size, allocator = len(prompt.key) // BYTES, len(prompt.key) // self._unit, self._pages.allocator
+        had = self.tree.find(prompt).kv
         fresh = allocator.claim(size - had) if allocator.pages else []
-        node, _ = self.tree.insert(key, [0] * had + fresh if fresh else [], salt)
-        snapshot = node.snapshot = self._snapshots.add(length, ())
+        node, _ = self.tree.insert(prompt, [0] * had + fresh if fresh else [])
+        snapshot = node.snapshot = self._holdings.add([length], node)[0]
         node.evicted = False
-        self.nodes[snapshot.register] = node
         self._commands.claim([snapshot.register])
         self._commands.label([snapshot.register], [length])
         self._counts["loaded"] += 1
@@ -488,18 +476,3 @@ class PrefixCache(Contents):
             self._states.added(node, "again")
             if grown:
                 self._grown(node)
-
-    def require_foreign(self, snapshots: Sequence[Snapshot]) -> None:
-        """Refuses snapshots that belong to the cache.
-
-        Args:
-            snapshots: Handles that a caller wants to drop.
-
-        Raises:
-            InvalidArgument: One of them is the cache's to drop.
-        """
-        for snapshot in snapshots:
-            if isinstance(snapshot, Snapshot) and self._has(snapshot):
-                raise InvalidArgument(
-                    f"{snapshot} is the prefix cache's: it drops it when the slot is needed, and finds it by tokens=..."
-                )

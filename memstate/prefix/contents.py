@@ -18,8 +18,8 @@ from memstate.prefix.lease import Below, Branch, Watcher
 from memstate.prefix.settings import Prefix
 from memstate.prefix.tree import Node, Tree
 from memstate.requests.handles import Snapshot
+from memstate.requests.holdings import Holdings
 from memstate.requests.page_table import PageTable
-from memstate.requests.snapshots import Snapshots
 from memstate.showing import Shown
 from memstate.slots.commands import CommandBuffer
 from memstate.stats import PrefixStats
@@ -36,18 +36,17 @@ class Contents(NotCopied, Shown):
         settings: Policies and limits.
         commands: Records the changes of owners.
         pages: KV pages of rows.
-        snapshots: Registers and pins of published states.
+        holdings: Owners and readers of states.
 
     Attributes:
         tree: The prefixes, to look at.
-        nodes: Nodes with a state, by holder register, to look at.
         below: Hears of cached, used and evicted states; None where nothing lies below the device.
         watcher: Hears of all that comes and goes; None for nobody.
     """
 
-    def __init__(self, settings: Prefix, commands: CommandBuffer, pages: PageTable, snapshots: Snapshots) -> None:
+    def __init__(self, settings: Prefix, commands: CommandBuffer, pages: PageTable, holdings: Holdings) -> None:
         self.settings = settings
-        self._commands, self._pages, self._snapshots = commands, pages, snapshots
+        self._commands, self._pages, self._holdings = commands, pages, holdings
         self._states, self._kv = settings.states, settings.of_pages
         for policy in (self._states, self._kv):
             policy.belong(self)
@@ -59,32 +58,31 @@ class Contents(NotCopied, Shown):
         self.keep(())
 
     def keep(self, branches: Sequence[Branch]) -> None:
-        """Forgets everything else. Call it only where registers and pages are set accordingly.
+        """Forgets everything else. Call it only where registers and pages are set, and holders will be.
 
         Args:
             branches: What stays, parents first.
         """
         pages, size = self._pages.allocator.pages, self._pages.page_size
         tree = Tree(self._unit, (pages or KEYS // size) if self._states.remembers else 0)
-        nodes: dict[int, Node] = {}
+        nodes: list[Node] = []
         for branch in branches:
-            node, _ = tree.insert(branch.key, branch.pages, branch.salt)
+            node, _ = tree.insert(branch.prompt, branch.pages)
             node.evicted, node.uses, node.snapshot = branch.node.evicted, branch.node.uses, branch.snapshot
             if branch.snapshot is not None:
-                nodes[branch.snapshot.register] = node
+                nodes.append(node)
             elif branch.node.snapshot is not None:
                 node.evicted = True
         self.tree.take(tree)
         gone = self._counts["inserted"] + self._counts["loaded"] - len(nodes)
         self._counts["gone_cleared"] += gone - self._counts["evicted_states"]
         self._counts["evicted_states"] = gone
-        self.nodes: dict[int, Node] = nodes
         self._superseded: dict[Node, None] = {}  # their row or session has a newer state, and no other uses them
         self._moves: list[tuple[int, int]] = []  # recorded with the next eviction, or at the end of a batch
         self._clearing = False
         self._states.reset()
         self._kv.reset()
-        for node in nodes.values():
+        for node in nodes:
             self._states.added(node, "again")
             if self.below:
                 self.below.added(node)
@@ -97,15 +95,15 @@ class Contents(NotCopied, Shown):
         """Returns the prefixes that are sound if only some states stay.
 
         Args:
-            sure: The snapshots that stay, by register.
+            sure: The cached states that stay, by register.
             pages: KV pages that do not stay.
         """
         found = []
-        for salt, key, path, node in self.tree.sound(self._pages.allocator.pages > 0):
+        for prompt, path, node in self.tree.sound(self._pages.allocator.pages > 0):
             snap = node.snapshot
-            stays = snap is not None and sure.get(snap.register) == snap and snap.length * BYTES == len(key)
+            stays = snap is not None and sure.get(snap.register) == snap and snap.length == prompt.tokens
             if pages.isdisjoint(path):
-                found.append(Branch(salt, key, path, snap if stays else None, node))
+                found.append(Branch(prompt, path, snap if stays else None, node))
         return found
 
     def drop_bare_leaves(self) -> None:
@@ -113,10 +111,15 @@ class Contents(NotCopied, Shown):
         for node in [node for _, node in self.tree.walk() if not node.carriers]:
             self._drop_bare_leaves(node)
 
+    def stated(self) -> Iterator[Node]:
+        """Yields the nodes with a state, in the order in which their states came."""
+        owners = [self._holdings.owner[register] for register in self._holdings.held["cached"]]
+        return (owner for owner in owners if isinstance(owner, Node))
+
     @property
-    def registers(self) -> set[int]:
-        """Registers of cached states."""
-        return self.nodes.keys() | {node.snapshot.register for _, node in self.tree.walk() if node.snapshot}
+    def states(self) -> int:
+        """Cached states."""
+        return len(self._holdings.held["cached"])
 
     def _note_superseded(self, node: Node) -> None:
         self._superseded.pop(node, None)
@@ -130,13 +133,13 @@ class Contents(NotCopied, Shown):
     @property
     def evictable_states(self) -> int:
         """States that no first step is about to read."""
-        return len(self.nodes) - sum(register in self.nodes for register in self._snapshots.pinned)
+        return len(self._holdings.held["cached"]) - self._holdings.read["cached"]
 
     @property
     def superseded_states(self) -> int:
         """States that can be evicted, and whose row or session has left or keeps a newer one."""
-        pinned = self._snapshots.pinned
-        return sum(node.snapshot is not None and node.snapshot.register not in pinned for node in self._superseded)
+        readers = self._holdings.readers
+        return sum(node.snapshot is not None and not readers[node.snapshot.register] for node in self._superseded)
 
     @property
     def evictable_pages(self) -> int:
@@ -183,15 +186,16 @@ class Contents(NotCopied, Shown):
         chosen: list[Node] = []
         if n <= 0:
             return 0
+        readers = self._holdings.readers
         for node in self._in_order(self._states.victims()):
-            if node.snapshot and node.snapshot.register not in self._snapshots.pinned:
+            if node.snapshot and not readers[node.snapshot.register]:
                 chosen.append(node)
                 if len(chosen) == n:
                     break
         self._record_moves()
         if self.below and chosen and not self._clearing:
             self.below.save(chosen)
-        self._snapshots.drop([node.snapshot for node in chosen if node.snapshot])
+        self._holdings.end([node.snapshot for node in chosen if node.snapshot])
         for node in chosen:
             self._detach(node, "superseded" if node in self._superseded else why)
             self._drop_bare_leaves(node)
@@ -199,9 +203,9 @@ class Contents(NotCopied, Shown):
 
     def next_states(self, n: int) -> list[Node]:
         """Returns up to n nodes whose states `evict_states` would take about next. Changes nothing."""
-        pinned = self._snapshots.pinned
+        readers = self._holdings.readers
         nodes = self._in_order(self._states.coming())
-        return list(islice((node for node in nodes if node.snapshot and node.snapshot.register not in pinned), n))
+        return list(islice((node for node in nodes if node.snapshot and not readers[node.snapshot.register]), n))
 
     def _in_order(self, victims: Iterable[Node]) -> Iterator[Node]:
         """Yields superseded states, then the others in the order of the policy."""
@@ -260,7 +264,7 @@ class Contents(NotCopied, Shown):
             self._clearing = False
 
     def _clear(self) -> None:
-        self.evict_states(len(self.nodes))
+        self.evict_states(self.states)
         nodes = [node for _, node in self.tree.walk() if not node.leases]
         for node in reversed(nodes):  # children first
             if not node.ghost:
@@ -275,7 +279,6 @@ class Contents(NotCopied, Shown):
             if LOG.isEnabledFor(logging.INFO):
                 logs.event(LOG, logging.INFO, "evicted", why=why, tokens=snapshot.length, uses=node.uses)
             node.evicted = True
-            del self.nodes[snapshot.register]
             self._superseded.pop(node, None)
             self._counts["evicted_states"] += 1
             self._states.dropped(node)
@@ -302,7 +305,7 @@ class Contents(NotCopied, Shown):
         if leaf.snapshot:
             if self.below and not self._clearing:
                 self.below.save([leaf])
-            self._snapshots.drop([leaf.snapshot])
+            self._holdings.end([leaf.snapshot])
             self._detach(leaf, "pages")
         elif 0 < pages < size:
             size = pages
@@ -361,6 +364,6 @@ class Contents(NotCopied, Shown):
         """
         kv = self._pages.allocator.pages
         return replace(
-            PrefixStats(**self._counts), states=len(self.nodes), nodes=self.tree.nodes,
+            PrefixStats(**self._counts), states=self.states, nodes=self.tree.nodes,
             pages=self.tree.total_pages if kv else 0, leased_pages=self.tree.leased_pages if kv else 0,
         )  # fmt: skip

@@ -1,11 +1,12 @@
 """What is known of one session. Plain data."""
 
-from collections.abc import Hashable
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from memstate.prefix.lease import Lease
 from memstate.prefix.tree import Node
 from memstate.requests.handles import Session, Snapshot
+from memstate.tokens import EMPTY, Prompt
 
 
 @dataclass(frozen=True)
@@ -39,16 +40,15 @@ class SessionInfo:
 
 @dataclass(eq=False)
 class Conversation:
-    """What a session holds while no turn runs, and which turn runs.
+    """What a session holds while no turn runs, and which turn runs. It is the owner of its states.
 
     Attributes:
         handle: The session's handle.
-        tokens: Tokens that its states and pages stand for, encoded; while a turn runs, those that it began with.
+        prompt: What its states and pages stand for; while a turn runs, what it began with.
         kept: Its states, longest first.
         pages: Ids of its KV pages.
         lease: Its lease in the prefix cache, None for none.
         own: Nodes of the prefix cache whose states it left there, with how often it used each itself.
-        salt: Salt of its tokens.
         row: Row of the turn that runs, 0 for none.
         start: Tokens that this turn began with.
         priority: The lowest makes way first.
@@ -59,13 +59,13 @@ class Conversation:
         closing: It closes when its turn ends.
     """
 
+    holds: ClassVar[str] = "session"
     handle: Session
-    tokens: bytes = b""
+    prompt: Prompt = EMPTY
     kept: list[Snapshot] = field(default_factory=list)
     pages: list[int] = field(default_factory=list)
     lease: Lease | None = None
     own: dict[Node, int] = field(default_factory=dict)
-    salt: Hashable = None
     row: int = 0
     start: int = 0
     priority: int = 0

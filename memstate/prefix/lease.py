@@ -1,6 +1,6 @@
 """What the prefix cache, its callers and the tiers hand each other: leases, insertions, branches. Plain data."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -8,6 +8,7 @@ from memstate.prefix.match import Match
 from memstate.prefix.tree import Node
 from memstate.requests.handles import Snapshot
 from memstate.slots.registers import Longs
+from memstate.tokens import Prompt
 
 NO_NODE = Node(None, b"", [], 0)  # the path of a lease that shares nothing
 NO_MATCH = Match(0, 0, 0, 0)
@@ -90,18 +91,17 @@ class Lease:
 
     Attributes:
         node: End of the path that is kept; what is below it is not.
-        salt: Salt of the prompt.
+        prompt: The prompt, without tokens where they are not known. All tokens that are handed over later must continue
+            it.
         match: What the lookup found.
         own: Nodes whose states came from here, with how often they were used from here.
-        key: The prompt's tokens, encoded. All tokens that are handed over later must continue it.
         decoded: The last state beyond the prompt that came from here.
     """
 
     node: Node
-    salt: Hashable
+    prompt: Prompt
     match: Match
     own: dict[Node, int] = field(default_factory=dict)
-    key: bytes = b""
     decoded: Snapshot | None = None
 
 
@@ -109,15 +109,13 @@ class Branch(NamedTuple):
     """A prefix that stays in the cache while everything else is forgotten.
 
     Attributes:
-        salt: Its salt.
-        key: Its tokens, encoded.
+        prompt: Its tokens and salt.
         pages: Ids of its pages.
         snapshot: The state at its end, None for none.
         node: What the tree had for it.
     """
 
-    salt: Hashable
-    key: bytes
+    prompt: Prompt
     pages: list[int]
     snapshot: Snapshot | None
     node: Node

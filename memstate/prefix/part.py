@@ -20,7 +20,7 @@ from memstate.prefix.settings import Prefix
 from memstate.prefix.tree import Found, Node
 from memstate.requests.handles import Snapshot
 from memstate.stats import PrefixStats
-from memstate.tokens import BYTES, Tokens, encode
+from memstate.tokens import BYTES, Prompt, Tokens, encode
 
 LOG = logs.logger("prefix")
 
@@ -101,13 +101,15 @@ class _Ones:
 
 
 class _Lent:
-    """Stands for a manager's pages, snapshots and commands: notes what the cache gives back."""
+    """Stands for a manager's pages, holders and commands: notes what the cache gives back."""
 
     def __init__(self, page_size: int) -> None:
         self.page_size, self.pages, self.holders = page_size, KEYS // page_size, _Ones()
         self.allocator, self.guard = self, Guard()
         self.gone = Gone([], [])
-        self.pinned: Counter[int] = Counter()
+        self.owner: dict[int, Node] = {}
+        self.held = {"cached": self.owner}
+        self.readers: Counter[int] = Counter()
 
     @property
     def free(self) -> int:
@@ -116,12 +118,14 @@ class _Lent:
     def release(self, pages: Sequence[int]) -> None:
         self.gone.pages.extend(pages)
 
-    def drop(self, snapshots: Sequence[Snapshot]) -> None:
-        self.gone.states.extend(snapshot.register for snapshot in snapshots)
+    def end(self, states: Sequence[Snapshot]) -> None:
+        self.gone.states.extend(state.register for state in states)
+        for state in states:
+            del self.owner[state.register]
 
-    def unpin(self, state: int) -> None:
-        self.pinned[state] -= 1
-        self.pinned += Counter()  # without those that are 0
+    @property
+    def read(self) -> dict[str, int]:
+        return {"cached": sum(self.readers[state] > 0 for state in self.owner)}
 
 
 class PrefixPart(NotCopied):
@@ -160,7 +164,7 @@ class PrefixPart(NotCopied):
 
     def __repr__(self) -> str:
         tree = self._contents.tree
-        return f"PrefixPart({len(self._contents.nodes)} states, {tree.total_pages} pages, {tree.leased_pages} locked)"
+        return f"PrefixPart({self._contents.states} states, {tree.total_pages} pages, {tree.leased_pages} locked)"
 
     def match(self, tokens: Tokens, salt: Hashable = None) -> Hit:
         """Looks a prompt up. Changes nothing: what was found can be evicted until it is locked.
@@ -180,7 +184,7 @@ class PrefixPart(NotCopied):
         require_salt(salt)
         key = encode(tokens)
         most = max(len(key) // BYTES - 1, 0) // self._size * self._size
-        found = self._contents.tree.find(key[: most * BYTES], salt)
+        found = self._contents.tree.find(Prompt(key[: most * BYTES], salt))
         node = found.stated
         length, kv = (node.end if node else 0) * self._size, found.kv * self._size
         state = node.snapshot.register if node and node.snapshot else None
@@ -201,10 +205,10 @@ class PrefixPart(NotCopied):
         self._require_own(hit)
         node, found = hit._node, hit._found
         if node is not None and hit.state is not None:
-            if hit.state not in self._contents.nodes or self._contents.nodes[hit.state] is not node:
+            if self._lent.owner.get(hit.state) is not node:
                 raise InvalidArgument(f"{hit} has been evicted since it was matched: match again")
             self._contents.tree.lease(node)
-            self._lent.pinned[hit.state] += 1
+            self._lent.readers[hit.state] += 1
         hit.locks += 1
         if found is not None and hit.locks == 1:
             if not found.reach.is_root and found.reach.parent is not None and not found.reach.ghost:
@@ -234,7 +238,7 @@ class PrefixPart(NotCopied):
         hit.locks -= 1
         if hit._node is not None and hit.state is not None:
             self._contents.tree.unlease(hit._node)
-            self._lent.unpin(hit.state)
+            self._lent.readers[hit.state] -= 1
             self._contents._drop_bare_leaves(hit._node)
         return self._given()
 
@@ -268,13 +272,13 @@ class PrefixPart(NotCopied):
             raise InvalidArgument(f"pages {shown(pages)}: expected ids, whole numbers of 0 or more")
         if len(set(pages)) < len(pages):
             raise InvalidArgument(f"pages {shown(pages)}: expected each id once")
-        if state is not None and (not is_count(state) or not state or state in contents.nodes):
+        if state is not None and (not is_count(state) or not state or state in self._lent.owner):
             raise InvalidArgument(f"state {shown(state)}: expected an id from 1 on that the cache does not have")
-        found = contents.tree.find(key, salt)
+        found = contents.tree.find(Prompt(key, salt))
         above = found.stated.end if found.stated else 0
         new = state is not None and above != len(pages)
         kept = new and self._states.admits(Place(len(pages), above, "end"))  # a policy may raise: nothing has changed
-        node, had = contents.tree.insert(key, list(pages), salt)
+        node, had = contents.tree.insert(Prompt(key, salt), list(pages))
         if had < len(pages):
             if node.parent is not None:
                 self._kv.dropped(node.parent)
@@ -283,13 +287,13 @@ class PrefixPart(NotCopied):
             assert state is not None
             self._uses += 1
             node.snapshot, node.evicted = Snapshot(state, self._uses, len(key) // BYTES), False
-            contents.nodes[state] = node
+            self._lent.owner[state] = node
             self._states.added(node, "end")
         if self._heard and (kept or had < len(pages)):
             came = [state] if kept and state is not None else []
             self._tell(Change(True, salt, len(key) // BYTES, list(pages[had:]), came))
         if contents.settings.most_states is not None:
-            contents.evict_states(len(contents.nodes) - contents.settings.most_states)
+            contents.evict_states(contents.states - contents.settings.most_states)
         return Inserted(had * self._size, kept, self._given())
 
     def evict(self, pages: int = 0, states: int = 0) -> Gone:

@@ -32,9 +32,9 @@ class Placement(ABC):
 class Ends(Placement):
     """Keeps a state where a prompt ends, where it leaves what is known, and now and then in between.
 
-    The lengths are the last whole page of the prompt, the branch point (KV reached it and no state did), the length of
-    an evicted state, and the multiples of `every`. That is about one state a path, and more for long prompts. With
-    pages of one token, the last token is left out: a request computes it in any case, so the same prompt hits again.
+    The lengths are the last whole page that leaves a token of the prompt to compute, the branch point (KV reached it
+    and no state did), the length of an evicted state, and the multiples of `every` up to that page. That is about one
+    state a path, and more for long prompts. A request computes the last token in any case, so the same prompt hits.
 
     Args:
         every: Tokens between two states of a long prompt, rounded up to whole pages. None: no states in between.
@@ -55,14 +55,14 @@ class Ends(Placement):
 
     def marks(self, match: Match, page_size: int) -> dict[int, str]:
         """See `Placement.marks`."""
+        end = (match.tokens - 1) // page_size * page_size
         found: dict[int, str] = {}
         if self.every is not None:
             distance = -(-self.every // page_size) * page_size
             first = match.length // distance * distance + distance
-            found = dict.fromkeys(range(first, match.tokens + 1, distance), "every")
+            found = dict.fromkeys(range(first, end + 1, distance), "every")
         if match.evicted_length not in found:
             found[match.evicted_length] = "again"
-        end = match.tokens // page_size * page_size if page_size > 1 else match.tokens - 1
         return found | {match.kv_length: "branch", end: "prompt"}
 
 

@@ -14,10 +14,9 @@ from memstate import logs
 from memstate.prefix.cache import PrefixCache
 from memstate.prefix.conversation import Conversation
 from memstate.prefix.sessions import Sessions
+from memstate.requests.holdings import Holdings
 from memstate.requests.page_table import PageTable
-from memstate.requests.snapshots import Snapshots
 from memstate.slots.allocator import SlotAllocator
-from memstate.tokens import BYTES
 
 LOG = logs.logger("sessions")
 
@@ -30,14 +29,14 @@ class Room:
         sessions: Open sessions. Those whose turn is about to begin make no room.
         allocator: The allocator of the slots.
         pages: KV pages of rows.
-        snapshots: Registers of published states.
+        holdings: Owners of states.
     """
 
     def __init__(
-        self, cache: PrefixCache, sessions: Sessions, allocator: SlotAllocator, pages: PageTable, snapshots: Snapshots
+        self, cache: PrefixCache, sessions: Sessions, allocator: SlotAllocator, pages: PageTable, holdings: Holdings
     ) -> None:
         self.cache, self._sessions = cache, sessions
-        self._allocator, self._pages, self._snapshots = allocator, pages, snapshots
+        self._allocator, self._pages, self._holdings = allocator, pages, holdings
 
     @property
     def states(self) -> int:
@@ -67,8 +66,8 @@ class Room:
 
     def free_registers(self, n: int) -> None:
         """Makes way until n registers of snapshots are free, or nothing is left that can make way."""
-        self._evict_superseded(n - self._snapshots.free)
-        self._free(lambda: n - self._snapshots.free, self.cache.evict_states)
+        self._evict_superseded(n - self._holdings.free)
+        self._free(lambda: n - self._holdings.free, self.cache.evict_states)
 
     def for_marks(self, n: int, reserve: int) -> None:
         """Evicts cached states until n states can be kept. No session makes way for them.
@@ -77,7 +76,7 @@ class Room:
             n: States to keep, each in a slot and a register.
             reserve: Slots that stay free.
         """
-        self.cache.evict_states(max(reserve + n - self._allocator.free, n - self._snapshots.free))
+        self.cache.evict_states(max(reserve + n - self._allocator.free, n - self._holdings.free))
 
     def _evict_superseded(self, n: int) -> None:
         if n > 0:
@@ -123,8 +122,8 @@ class Room:
             size = self._pages.page_size
             for snapshot in reversed(session.kept):
                 if snapshot.length % size == 0:
-                    key, pages = session.tokens[: snapshot.length * BYTES], session.pages[: snapshot.length // size]
-                    if node := self.cache.adopt(snapshot, key, pages, session.salt):
+                    prompt, pages = session.prompt.head(snapshot.length), session.pages[: snapshot.length // size]
+                    if node := self.cache.adopt(snapshot, prompt, pages):
                         handed.append(snapshot)
                         session.own[node] = node.uses
             self.cache.supersede(session.own, 0)

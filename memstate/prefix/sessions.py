@@ -13,6 +13,8 @@ from dataclasses import replace
 from itertools import count, islice
 from typing import Any
 
+import numpy as np
+
 from memstate.checks import hashable
 from memstate.errors import InvalidArgument, StaleHandle
 from memstate.kernels.tables import REGISTERS_PER_ROW
@@ -21,11 +23,11 @@ from memstate.prefix.conversation import Conversation, SessionInfo
 from memstate.prefix.lease import Lease
 from memstate.prefix.session_settings import SessionLimits
 from memstate.requests.handles import Session, Snapshot
+from memstate.requests.holdings import Holdings
 from memstate.requests.origin import START, Origin
 from memstate.requests.page_table import PageTable
-from memstate.requests.snapshots import Snapshots
 from memstate.slots.commands import CommandBuffer
-from memstate.tokens import BYTES, common
+from memstate.tokens import BYTES, EMPTY, Prompt, common
 
 PER_ROW = REGISTERS_PER_ROW
 _SERIALS = count(1)  # of all managers: another's handle is stale here
@@ -37,7 +39,7 @@ class Sessions:
     Args:
         commands: Records the changes of owners.
         pages: KV pages of rows.
-        snapshots: Gives and ends holder registers.
+        holdings: Gives and takes back holders.
         lanes: Lane registers that a row may fill.
         limits: Limits of what idle sessions keep.
 
@@ -50,9 +52,9 @@ class Sessions:
     """
 
     def __init__(
-        self, commands: CommandBuffer, pages: PageTable, snapshots: Snapshots, lanes: int, limits: SessionLimits
+        self, commands: CommandBuffer, pages: PageTable, holdings: Holdings, lanes: int, limits: SessionLimits
     ) -> None:
-        self._commands, self._file, self._pages, self._snapshots = commands, commands.registers, pages, snapshots
+        self._file, self._pages, self._holdings, self._guard = commands.registers, pages, holdings, commands.guard
         self._lanes, self.limits = lanes, limits
         self._share = limits.share * commands.registers.allocator.capacity
         self.refused = self.emptied = 0
@@ -71,16 +73,8 @@ class Sessions:
         }
         self.by_row: dict[int, Conversation] = {}
         self._starting: list[Conversation] = []  # their next turn is about to begin
-        self._by_register: dict[int, tuple[Conversation, int]] = {
-            snap.register: (session, snap.length) for session in kept for snap in session.kept
-        }
         self._expiry: float = math.inf
         self.note_expiries()
-
-    @property
-    def registers(self) -> set[int]:
-        """Registers of states that sessions keep."""
-        return self._by_register.keys() | {s.register for session in self.opened.values() for s in session.kept}
 
     def surviving(self, sure: Mapping[int, Snapshot], pages: Set[int]) -> list[Conversation]:
         """Returns the open sessions as they are if all turns end now and only some states stay.
@@ -93,16 +87,16 @@ class Sessions:
         return [self._survivor(session, sure, pages) for session in open_still]
 
     def _survivor(self, session: Conversation, sure: Mapping[int, Snapshot], pages: Set[int]) -> Conversation:
-        bare = replace(session, tokens=b"", kept=[], pages=[], lease=None, own={}, salt=None, row=0, start=0)
+        bare = replace(session, prompt=EMPTY, kept=[], pages=[], lease=None, own={}, row=0, start=0)
         if session.row:
             bare.since = self.limits.clock()
         kept = [snap for snap in session.kept if sure.get(snap.register) == snap]
         known = [] if session.row or not kept else session.pages[: (count := self._pages.count(kept[0].length))]
         if session.row or not kept or len(known) < count or not pages.isdisjoint(known):
             return bare
-        if len(session.tokens) < kept[0].length * BYTES:
+        if session.prompt.tokens < kept[0].length:
             return bare
-        return replace(bare, tokens=session.tokens, kept=kept, pages=known, salt=session.salt)
+        return replace(bare, prompt=session.prompt, kept=kept, pages=known)
 
     def miscounts(self) -> list[str]:
         """Returns what is wrong with running turns, and with the states of sessions."""
@@ -119,10 +113,6 @@ class Sessions:
         idle = [session.handle.id for session in self.opened.values() if not session.row]
         if len(idle) != len(self.idling) or any(session.row for session in self.idling.values()):
             found.append(f"sessions {idle} have no turn, noted are {[handle.id for handle in self.idling]}")
-        kept = {s.register: s for session in self.opened.values() for s in session.kept}
-        if kept.keys() != self._by_register.keys():
-            found.append(f"sessions keep registers {sorted(kept)}, noted are {sorted(self._by_register)}")
-        found += [f"{self.owner(r)} has no snapshot" for r, s in kept.items() if self._snapshots.kept.get(r) != s]
         return found
 
     def open(self, name: Hashable, priority: int, ttl: float | None) -> Session:
@@ -139,7 +129,7 @@ class Sessions:
         handle = Session(hashable("session", name), next(_SERIALS))
         now = self.limits.clock()
         made = Conversation(handle, priority=priority, ttl=ttl, opened=now, since=now, turn=next(self._turns))
-        with self._commands.guard.changing("open_session"):  # another thread may be counting them
+        with self._guard.changing("open_session"):  # another thread may be counting them
             self.opened[handle] = self.idling[handle] = made
         return handle
 
@@ -178,20 +168,19 @@ class Sessions:
             )
         return found
 
-    def find(self, session: Conversation, key: bytes, salt: Hashable) -> Origin:
+    def find(self, session: Conversation, prompt: Prompt) -> Origin:
         """Finds how far the session's states serve a prompt. At least its last token is left to compute.
 
         Args:
             session: The session.
-            key: Tokens of the prompt, encoded.
-            salt: Salt of the prompt.
+            prompt: The prompt.
 
         Returns:
             Where the turn can continue; `START` where no state serves it.
         """
-        if salt != session.salt:
+        if prompt.salt != session.prompt.salt:
             return START
-        shared = min(common(session.tokens, key, BYTES), len(key) - BYTES) // BYTES
+        shared = min(common(session.prompt.key, prompt.key, BYTES), len(prompt.key) - BYTES) // BYTES
         serving = [snap for snap in session.kept if snap.length <= shared][: 1 + self._lanes]
         if not serving:
             return START
@@ -217,36 +206,32 @@ class Sessions:
             session: The session.
             turn: Where the turn continues; `START` if it takes nothing from the session.
         """
-        self._commands.release([snap.register for snap in session.kept if snap.register not in turn.registers])
+        self._holdings.end([snap for snap in session.kept if snap.register not in turn.registers])
+        session.kept = [snap for snap in session.kept if snap.register in turn.registers]
         self._pages.allocator.release(session.pages[len(turn.pages) :])
         session.pages = session.pages[: len(turn.pages)]
 
-    def begin(self, session: Conversation, row: int, turn: Origin, start: int, key: bytes, salt: Hashable) -> None:
+    def begin(self, session: Conversation, row: int, turn: Origin, start: int, prompt: Prompt) -> None:
         """Moves what is left to a new row, which shares the pages already.
 
         Args:
             session: The session.
             row: The new row.
             turn: Where the turn continues; `START` if it takes nothing from the session.
-            start: Tokens of the key that the row begins with, from the session or from elsewhere.
-            key: Tokens of the prompt, encoded.
-            salt: Salt of the prompt.
+            start: Tokens of the prompt that the row begins with, from the session or from elsewhere.
+            prompt: The prompt.
         """
-        first = PER_ROW * row
-        self._commands.move(range(first, first + len(turn.registers)), turn.registers)
+        self._holdings.take(session.kept, row)
         self._empty(session)
-        if salt != session.salt:
+        if prompt.salt != session.prompt.salt:
             session.own.clear()  # nothing under this salt replaces what was left under another
-        session.row, session.start, session.tokens, session.salt = row, start, key[: start * BYTES], salt
+        session.row, session.start, session.prompt = row, start, prompt.head(start)
         self.by_row[row] = session
         self.idling.pop(session.handle, None)
         self.starting([other for other in self._starting if other is not session])
 
     def _empty(self, session: Conversation) -> None:
-        """Ends the states and releases the pages. The registers have been moved or released before."""
-        self._snapshots.end(session.kept)
-        for snap in session.kept:
-            del self._by_register[snap.register]
+        """Releases the pages. The states have been moved or have other owners."""
         self._pages.allocator.release(session.pages)
         session.kept, session.pages, session.lease = [], [], None
 
@@ -271,17 +256,16 @@ class Sessions:
         """
         session = self.by_row[row]
         known = min(known, session.start if key is None else len(key) // BYTES)
-        session.tokens = (session.tokens if key is None else key)[: known * BYTES]
+        session.prompt = session.prompt._replace(key=(session.prompt.key if key is None else key)[: known * BYTES])
         registers = [] if session.closing else self._real(row, known)[: self.limits.per_session]
+        if len(registers) <= self._holdings.free:
+            session.kept, registers = self._holdings.move_in(np.array(registers, np.int64), session), []
         for register in registers:
-            if not self._snapshots.free:
+            if not self._holdings.free:
                 (cache.evict_states if session.kept else free_registers)(1)  # no session makes way for a second state
-            self.refused += not self._snapshots.free
-            if self._snapshots.free:
-                snapshot = self._snapshots.add(int(self._file.labels[register]), ())
-                session.kept.append(snapshot)
-                self._by_register[snapshot.register] = (session, snapshot.length)
-                self._commands.move([snapshot.register], [register])
+            self.refused += not self._holdings.free
+            if self._holdings.free:
+                session.kept += self._holdings.move_in(np.array([register]), session)
         cache.supersede(session.own, session.kept[0].length if session.kept else 0)
         del self.by_row[row]
         session.row, session.since, session.turn = 0, self.limits.clock(), next(self._turns)
@@ -337,11 +321,8 @@ class Sessions:
         Returns:
             Its lease, which the caller ends; None for none.
         """
-        lease, loose = session.lease, [snap for snap in session.kept if snap not in handed]
-        for snap in handed:
-            del self._by_register[snap.register]
-        session.kept = loose
-        self._commands.release([snap.register for snap in loose])
+        lease = session.lease
+        self._holdings.end([snap for snap in session.kept if snap not in handed])
         self._empty(session)
         return lease
 
@@ -357,17 +338,15 @@ class Sessions:
 
     def idle(self) -> list[Conversation]:
         """Returns the sessions that can make way: expired ones first, then by priority, then by last use."""
-        idle = [
-            session
-            for session in {id(of): of for of, _ in self._by_register.values()}.values()
-            if not (session.row or session in self._starting)
-        ]
+        if not self.held:
+            return []
+        idle = [session for session in self.idling.values() if session.kept and session not in self._starting]
         return sorted(idle, key=lambda session: (not self.expired(session), session.priority, session.turn))
 
     @property
     def idle_states(self) -> int:
         """States of sessions that can make way."""
-        return len(self._by_register) - sum(len(session.kept) for session in self._starting)
+        return self.held - sum(len(session.kept) for session in self._starting)
 
     def expired(self, session: Conversation) -> bool:
         """Returns whether an idle session has kept its states for longer than its time to live."""
@@ -405,7 +384,7 @@ class Sessions:
     @property
     def held(self) -> int:
         """Slots that idle sessions hold."""
-        return len(self._by_register)
+        return len(self._holdings.held["session"])
 
     def require_continued(self, row: int, key: bytes) -> None:
         """Refuses tokens that do not continue those that the row's turn began with.
@@ -418,7 +397,7 @@ class Sessions:
             InvalidArgument: They do not.
         """
         session = self.by_row[row]
-        if not (key.startswith(session.tokens) or session.tokens.startswith(key)):
+        if not (key.startswith(session.prompt.key) or session.prompt.key.startswith(key)):
             raise InvalidArgument(
                 f"row {row}: the tokens are not those that the turn of session {session.handle.id!r} began with: hand "
                 "over all of them, from the first on"
@@ -444,7 +423,7 @@ class Sessions:
             {
                 "id": str(session.handle.id),
                 "row": session.row,
-                "tokens": len(session.tokens) // BYTES,
+                "tokens": session.prompt.tokens,
                 "states": [[snap.register, snap.length] for snap in session.kept],
                 "pages": len(session.pages),
                 "age": round(now - session.opened, 3),
@@ -452,12 +431,3 @@ class Sessions:
             }
             for session in islice(self.opened.values(), most)
         ]
-
-    def owner(self, register: int) -> str:
-        """Returns text that names the session which owns a holder register, "" where no session does.
-
-        Args:
-            register: The register.
-        """
-        session, length = self._by_register.get(register, (None, 0))
-        return f"session {session.handle.id!r} ({length} tokens)" if session else ""

@@ -9,14 +9,14 @@ root (salt)
 
 from collections import Counter
 from collections.abc import Hashable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from memstate.requests.handles import Snapshot
-from memstate.tokens import common
+from memstate.tokens import Prompt, common
 
 
 class Node:
-    """A run of whole pages below its parent.
+    """A run of whole pages below its parent. It is the owner of its state.
 
     Attributes:
         key: Tokens of its own pages, encoded.
@@ -37,6 +37,7 @@ class Node:
         "carriers", "children", "digests", "end", "evicted", "ghost", "key", "leases", "pages", "parent", "snapshot",
         "touched", "uses", "worth",
     )  # fmt: skip
+    holds: ClassVar[str] = "cached"
 
     def __init__(self, parent: "Node | None", key: bytes, pages: list[int], end: int) -> None:
         self.parent, self.key, self.pages, self.end = parent, key, pages, end
@@ -99,10 +100,10 @@ class Tree:
 
     Example:
         >>> tree = Tree(page=2)
-        >>> node, had = tree.insert(b"aabbcc", [1, 2, 3], salt=None)
-        >>> tree.insert(b"aabbdd", [1, 2, 4], salt=None)[1]  # two pages were there
+        >>> node, had = tree.insert(Prompt(b"aabbcc", salt=None), [1, 2, 3])
+        >>> tree.insert(Prompt(b"aabbdd", salt=None), [1, 2, 4])[1]  # two pages were there
         2
-        >>> found = tree.find(b"aabbccee", salt=None)
+        >>> found = tree.find(Prompt(b"aabbccee", salt=None))
         >>> found.kv, tree.pages_to(found.node)
         (3, [1, 2, 3])
     """
@@ -128,9 +129,9 @@ class Tree:
             self._salts[root] = salt
         return self.roots[salt]
 
-    def find(self, key: bytes, salt: Hashable) -> Found:
-        """Follows a key as far as whole pages agree. Linear in the key, whatever else is in the tree."""
-        root = self.roots.get(salt)
+    def find(self, prompt: Prompt) -> Found:
+        """Follows a prompt as far as whole pages agree. Linear in its key, whatever else is in the tree."""
+        key, root = prompt.key, self.roots.get(prompt.salt)
         if root is None:
             nowhere = Node(None, b"", [], 0)
             return Found(nowhere, 0, None, None, 0, nowhere)
@@ -149,19 +150,18 @@ class Tree:
                 gone = child
         return Found(node, inside, stated, gone, kv // page, reach)
 
-    def insert(self, key: bytes, pages: list[int], salt: Hashable, start: "Node | None" = None) -> tuple[Node, int]:
-        """Makes a node end where the key ends, with KV all the way.
+    def insert(self, prompt: Prompt, pages: list[int], start: "Node | None" = None) -> tuple[Node, int]:
+        """Makes a node end where the prompt ends, with KV all the way.
 
         Args:
-            key: Whole pages of tokens, encoded.
-            pages: Ids of the key's pages, or none at all. Those beyond what was there are the tree's from now on.
-            salt: The salt of the prefix.
-            start: A node on the key's path to begin from.
+            prompt: Whole pages of tokens.
+            pages: Ids of its pages, or none at all. Those beyond what was there are the tree's from now on.
+            start: A node on its path to begin from.
 
         Returns:
             The node, and how many pages were there before.
         """
-        page, node = self.page, start or self.root(salt)
+        key, page, node = prompt.key, self.page, start or self.root(prompt.salt)
         at = node.end * page
         had = at // page
         while at < len(key):
@@ -270,21 +270,26 @@ class Tree:
 
     def lease(self, node: Node) -> None:
         """Keeps a node and what leads to it."""
-        for step in node.path():
-            if not step.leases:
-                self.leased_pages += len(step.key) // self.page
-            step.leases += 1
+        while node.parent is not None:
+            if not node.leases:
+                self.leased_pages += len(node.key) // self.page
+            node.leases += 1
+            node = node.parent
 
     def unlease(self, node: Node) -> None:
         """Ends one lease."""
-        for step in node.path():
-            step.leases -= 1
-            if not step.leases:
-                self.leased_pages -= len(step.key) // self.page
+        while node.parent is not None:
+            node.leases -= 1
+            if not node.leases:
+                self.leased_pages -= len(node.key) // self.page
+            node = node.parent
 
     def pages_to(self, node: Node) -> list[int]:
         """Returns the ids of all pages from the root up to a node's end."""
-        parts = [step.pages for step in node.path()]
+        parts = []
+        while node.parent is not None:
+            parts.append(node.pages)
+            node = node.parent
         return [page for part in reversed(parts) for page in part]
 
     def salt(self, node: Node) -> Hashable:
@@ -297,27 +302,27 @@ class Tree:
         """Becomes what another tree is."""
         vars(self).update(vars(other))
 
-    def sound(self, kv: bool) -> "Iterator[tuple[Hashable, bytes, list[int], Node]]":
+    def sound(self, kv: bool) -> "Iterator[tuple[Prompt, list[int], Node]]":
         """Yields each node that agrees with all that leads to it, parents first. Ghosts are left out.
 
         Args:
             kv: Whether nodes have KV pages.
 
         Returns:
-            Salt, tokens from the start, ids of all pages, and node.
+            Tokens from the start with their salt, ids of all pages, and node.
         """
         for salt, root in self.roots.items():
-            waiting = [(b"", list[int](), root)]
+            waiting = [(Prompt(b"", salt), list[int](), root)]
             while waiting:
-                key, pages, node = waiting.pop()
+                (key, _), pages, node = waiting.pop()
                 for first, child in node.children.items():
                     size = len(child.key) // self.page
                     whole = size * self.page == len(child.key) and child.key[: self.page] == first
                     placed = child.parent is node and child.end * self.page == len(key) + len(child.key)
                     if child.ghost or not (whole and placed and len(child.pages) == (size if kv else 0)):
                         continue
-                    waiting.append((key + child.key, pages + child.pages, child))
-                    yield salt, *waiting[-1]
+                    waiting.append((Prompt(key + child.key, salt), pages + child.pages, child))
+                    yield waiting[-1]
 
     def miscounts(self, leased: "Counter[Node]") -> list[str]:
         """Returns what is wrong with the counts of nodes, pages and leases.

@@ -5,7 +5,7 @@ claims a register of its own for each. A state is real as soon as its step has r
 
 wanted     lengths that a request asks for, ascending                 admission
 due        those that a step passes, moved down to what its forward can give        plan
-kept       a snapshot for each, until publish or the end of the row
+kept       a state for each, until publish or the end of the row
 """
 
 import logging
@@ -20,7 +20,7 @@ from memstate import logs
 from memstate.errors import InvalidArgument
 from memstate.kernels.tables import REGISTERS_PER_ROW
 from memstate.requests.handles import Snapshot
-from memstate.requests.snapshots import Snapshots
+from memstate.requests.holdings import Holdings, Marked
 from memstate.slots.commands import CommandBuffer
 from memstate.slots.registers import Longs
 
@@ -43,18 +43,6 @@ class Mark(NamedTuple):
     row: int
     offset: int
     length: int
-    kind: str
-
-
-class Kept(NamedTuple):
-    """A state at a mark that a row holds.
-
-    Attributes:
-        snapshot: the state, without KV pages.
-        kind: why it was kept.
-    """
-
-    snapshot: Snapshot
     kind: str
 
 
@@ -92,7 +80,7 @@ class Marks:
 
     Args:
         commands: records the changes of owners.
-        snapshots: gives registers.
+        holdings: gives holders.
         page_size: tokens of a KV page. A state stands for whole pages.
         grid: the forward can give a state at each multiple of so many tokens inside its chunk; 0: only at the end.
         packed: whether multiples count from the start of the batch instead of the start of the row's chunk.
@@ -104,9 +92,9 @@ class Marks:
     """
 
     def __init__(
-        self, commands: CommandBuffer, snapshots: Snapshots, page_size: int, grid: int, packed: bool, direct_hits: bool
+        self, commands: CommandBuffer, holdings: Holdings, page_size: int, grid: int, packed: bool, direct_hits: bool
     ) -> None:
-        self._commands, self._file, self._snapshots = commands, commands.registers, snapshots
+        self._commands, self._file, self._holdings = commands, commands.registers, holdings
         self._page, self._grid, self._packed, self._direct_hits = page_size, grid, packed, direct_hits
         self._stores_ends = grid > 0 and not direct_hits
         self._finest = lcm(page_size, max(1, grid))
@@ -117,7 +105,7 @@ class Marks:
         """Forgets all marks and states. Call it only where registers are reset as well."""
         self._coming: dict[int, _Coming] = {}
         self._ends: dict[int, _End] = {}  # rows whose live state is to be kept
-        self.kept: dict[int, list[Kept]] = {}
+        self.kept: dict[int, list[Snapshot]] = {}
 
     def start(self, row: int, wanted: Sequence[tuple[int, str]], length: int, prompt: int = 0) -> None:
         """Notes what a new row is to keep.
@@ -144,30 +132,12 @@ class Marks:
                 self._coming.pop(row, None)
                 self._ends.pop(row, None)
                 if kept := self.kept.pop(row, None):
-                    self._snapshots.drop([one.snapshot for one in kept])
+                    self._holdings.end(kept)
 
     @property
     def rows(self) -> set[int]:
         """Rows with lengths to come, or with states."""
         return self._coming.keys() | self._ends.keys() | self.kept.keys()
-
-    @property
-    def registers(self) -> set[int]:
-        """Registers of the states that rows hold."""
-        return {one.snapshot.register for kept in self.kept.values() for one in kept}
-
-    @property
-    def idle(self) -> int:
-        """States that rows hold and that no first step is about to read."""
-        return len(self.registers - self._snapshots.pinned) if self.kept else 0
-
-    def owner(self, register: int) -> str:
-        """Returns text that names the row which holds a register, "" where no row does."""
-        for row, kept in self.kept.items():
-            for one in kept:
-                if one.snapshot.register == register:
-                    return f"row {row} ({one.kind} of {one.snapshot.length} tokens)"
-        return ""
 
     def next(self, row: int, length: int) -> int:
         """Returns the row's next wanted length beyond this one that a chunk must end at; 0 for none."""
@@ -312,10 +282,10 @@ class Marks:
         inside: list[tuple[Mark, int]] = []
         ends: list[tuple[Mark, int]] = []
         for mark in marks:
-            snapshot = self._snapshots.add(mark.length, ())
-            self.kept.setdefault(mark.row, []).append(Kept(snapshot, mark.kind))
-            (inside if mark.offset else ends).append((mark, snapshot.register))
-        self._snapshots.published += len(marks)
+            states = self._holdings.add([mark.length], Marked(mark.row, mark.kind))
+            self.kept.setdefault(mark.row, []).extend(states)
+            (inside if mark.offset else ends).append((mark, states[0].register))
+        self._holdings.published += len(marks)
         if ends:
             self._keep_ends(np.array([mark.row for mark, _ in ends]), np.array([register for _, register in ends]))
         if not inside:
@@ -335,8 +305,8 @@ class Marks:
         self._commands.claim(live)
         self._file.source[rows] = registers
         self._commands.write(self._file.address("source", rows), registers)
-        for row, register in zip(rows.tolist(), registers.tolist(), strict=True):
-            self._snapshots.read_first(row, register)
+        for register in registers.tolist():
+            self._holdings.begin_read(register)
 
     def at_ends(self, rows: Longs, known: Longs) -> list[int]:
         """Returns the rows whose live state, of at most `known` tokens, is to be kept. No chunk can come closer."""
@@ -364,26 +334,22 @@ class Marks:
 
     def newest(self, row: int, known: int) -> Snapshot | None:
         """Returns the row's longest state of at most `known` tokens."""
-        return max(
-            (one.snapshot for one in self.kept.get(row, ()) if one.snapshot.length <= known),
-            key=lambda snapshot: snapshot.length,
-            default=None,
-        )
+        return max(self.up_to(row, known), key=lambda state: state.length, default=None)
 
-    def up_to(self, row: int, known: int) -> list[Kept]:
+    def up_to(self, row: int, known: int) -> list[Snapshot]:
         """Returns the row's states of at most `known` tokens, ascending."""
-        return [one for one in self.kept.get(row, ()) if one.snapshot.length <= known]
+        return [state for state in self.kept.get(row, ()) if state.length <= known]
 
     def handed_over(self, row: int, known: int) -> None:
         """Notes that the row no longer holds the states of `up_to`."""
         if row in self.kept:
-            self._hold(row, [one for one in self.kept[row] if one.snapshot.length > known])
+            self._hold(row, [state for state in self.kept[row] if state.length > known])
 
-    def remove(self, row: int, snapshot: Snapshot) -> None:
+    def remove(self, row: int, state: Snapshot) -> None:
         """Takes one state from its row."""
-        self._hold(row, [one for one in self.kept[row] if one.snapshot != snapshot])
+        self._hold(row, [one for one in self.kept[row] if one.register != state.register])
 
-    def _hold(self, row: int, kept: list[Kept]) -> None:
+    def _hold(self, row: int, kept: list[Snapshot]) -> None:
         if kept:
             self.kept[row] = kept
         else:

@@ -27,6 +27,7 @@ class PageTable:
 
     Attributes:
         allocator: the free pages.
+        room: tokens that the pages of each row hold, int64 `row`.
     """
 
     def __init__(self, pages: int, page_size: int, commands: CommandBuffer) -> None:
@@ -45,6 +46,7 @@ class PageTable:
         """
         self.allocator.reset(holders)
         self._rows = [[] for _ in range(self._commands.registers.rows + 1)]
+        self.room = np.zeros(len(self._rows), np.int64)
 
     def count(self, length: int) -> int:
         """Returns the pages that `length` tokens need.
@@ -91,6 +93,7 @@ class PageTable:
         for row, prefix, n in zip(rows.tolist(), shared, fresh, strict=True):
             self.allocator.share(prefix)
             self._rows[row] = [*prefix, *self.allocator.claim(n)]
+        self.room[rows] = np.multiply(counts, self.page_size)
         self._write([(row, 0, self._rows[row]) for row in rows.tolist()])
 
     def missing(self, rows: Longs, lengths: Sequence[int]) -> int:
@@ -127,6 +130,7 @@ class PageTable:
             pages = self.allocator.claim(n)
             added.append((row, len(self._rows[row]), pages))
             self._rows[row] += pages
+            self.room[row] += n * self.page_size
         self._write([entry for entry in added if entry[2]])
 
     def end(self, rows: Longs) -> None:
@@ -137,6 +141,7 @@ class PageTable:
         for row in rows.tolist():
             self.allocator.release(self._rows[row])
             self._rows[row] = []
+        self.room[rows] = 0
 
     @property
     def held(self) -> dict[int, list[int]]:
@@ -172,15 +177,14 @@ class PageTable:
         """
         if not self.allocator.pages:
             return
-        for row, length in zip(rows.tolist(), lengths.tolist(), strict=True):
-            room = len(self._rows[row]) * self.page_size
-            if length > room:
-                raise InvalidArgument(
-                    f"row {row}: {length} tokens, pages for {room}: call extend([row], [length]) first"
-                )
+        if (short := lengths > self.room[rows]).any():
+            row, length = int(rows[short][0]), int(lengths[short][0])
+            raise InvalidArgument(
+                f"row {row}: {length} tokens, pages for {self.room[row]}: call extend([row], [length]) first"
+            )
 
     def miscounts(self, device: NDArray[np.int32]) -> list[str]:
-        """Returns what the device's page table has other than the rows.
+        """Returns what the device's page table, and the column `room`, have other than the rows.
 
         Args:
             device: the device's page table, `row page`.
@@ -188,7 +192,11 @@ class PageTable:
         expected = np.zeros_like(device)
         for row, pages in self.held.items():
             expected[row, : len(pages)] = pages
+        room = np.array([len(pages) * self.page_size for pages in self._rows], np.int64)
         return [
+            f"row {row}: pages for {room[row]} tokens, {self.room[row]} are noted"
+            for row in np.flatnonzero(room != self.room).tolist()
+        ] + [
             f"row {row}: KV page {at} is page {expected[row, at]} for the host, page {device[row, at]} for the device"
             for row, at in np.argwhere(expected != device).tolist()
         ]

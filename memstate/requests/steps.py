@@ -275,13 +275,11 @@ class StepLog:
             raise InvalidArgument(f"step {step.serial}: expected the newest, step {self.unsettled[-1].serial}")
 
     def require_next(self, step: Step, newest: bool = False) -> None:
-        """Requires the oldest unsettled step, or the newest for a cancel.
+        """Requires the oldest unsettled step, or the newest for a cancel. Call `require` first.
 
         Raises:
-            StaleHandle: the step was settled before.
             InvalidArgument: another step comes first.
         """
-        self.require(step)
         expected = self.unsettled[-1 if newest else 0]
         if step is not expected:
             raise InvalidArgument(

@@ -1,10 +1,8 @@
 """Digests of prompts and of nodes of the prefix cache, each computed once a page. Knows no record."""
 
-from collections.abc import Hashable
-
 from memstate.prefix.tree import Found, Node, Tree
 from memstate.tiers.keys import Keys
-from memstate.tokens import BYTES
+from memstate.tokens import BYTES, Prompt
 
 
 class Digests:
@@ -27,19 +25,18 @@ class Digests:
                 break
         else:
             return known
-        whole = self._keys.of(b"".join(step.key for step in steps), tree.salt(node), known)
+        whole = self._keys.of(Prompt(b"".join(step.key for step in steps), tree.salt(node)), known)
         for step in steps:
             step.digests = whole[step.end - len(step.key) // self._unit : step.end]
         return whole
 
-    def of_prompt(self, tree: Tree, key: bytes, salt: Hashable, found: Found | None) -> list[bytes]:
-        """Returns the digests of all whole pages of a key.
+    def of_prompt(self, tree: Tree, prompt: Prompt, found: Found | None) -> list[bytes]:
+        """Returns the digests of all whole pages of a prompt.
 
         Args:
-            tree: The tree in which the key was looked up.
-            key: The prompt's tokens, encoded.
-            salt: The request's salt.
-            found: What the tree had of the key.
+            tree: The tree in which the prompt was looked up.
+            prompt: The prompt.
+            found: What the tree had of it.
         """
         known = self.of_node(tree, found.known) if found is not None and not found.known.is_root else []
-        return self._keys.of(key, salt, known[: len(key) // self._unit])
+        return self._keys.of(prompt, known[: len(prompt.key) // self._unit])

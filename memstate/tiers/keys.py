@@ -14,7 +14,7 @@ from memstate.errors import InvalidArgument
 from memstate.salts import encode, encode_plain
 from memstate.state.layout import Plane, StateLayout
 from memstate.tiers.records import DIGEST_BYTES, VERSION, require_digest
-from memstate.tokens import BYTES
+from memstate.tokens import BYTES, Prompt
 
 
 class Keys:
@@ -30,7 +30,7 @@ class Keys:
     Example:
         >>> from memstate.tokens import encode as tokens
         >>> keys = Keys(bytes(32), page_tokens=2)
-        >>> short, long = keys.of(tokens([1, 2]), None), keys.of(tokens([1, 2, 3, 4, 5]), None)
+        >>> short, long = (keys.of(Prompt(tokens(given), None)) for given in ([1, 2], [1, 2, 3, 4, 5]))
         >>> len(long), long[0] == short[0]
         (2, True)
     """
@@ -43,19 +43,18 @@ class Keys:
     def __repr__(self) -> str:
         return f"Keys({self.fingerprint.hex()[:8]}.., {self.page_tokens} tokens a page)"
 
-    def of(self, key: bytes, salt: Hashable, known: Sequence[bytes] = ()) -> list[bytes]:
+    def of(self, prompt: Prompt, known: Sequence[bytes] = ()) -> list[bytes]:
         """Returns the digest of every whole page of a prefix, 32 bytes each.
 
         Args:
-            key: Tokens as `memstate.tokens.encode` returns them. Tokens after the last whole page do not count.
-            salt: As `require_salt` says. Only prefixes of one salt share digests.
+            prompt: The prefix. Tokens after the last whole page do not count. Only prefixes of one salt share digests.
             known: Digests of the first pages, from an earlier call for the same tokens and salt. They are not computed
                 again.
 
         Raises:
             InvalidArgument: The salt is not one that `require_salt` takes.
         """
-        page = self._page
+        page, (key, salt) = self._page, prompt
         whole = len(key) // page
         digests = list(known[:whole])
         digest = digests[-1] if digests else blake2b(self.fingerprint + encode(salt), digest_size=DIGEST_BYTES).digest()

@@ -4,7 +4,7 @@ Orchestrates; moves no byte itself.
 """
 
 from collections import Counter
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from weakref import WeakSet
 
@@ -37,7 +37,7 @@ from memstate.tiers.sizing import pages_in_proportion, staged_pages
 from memstate.tiers.stores.base import NoStore, evicted_of, faults_of
 from memstate.tiers.workers import Threads, Workers
 from memstate.tiers.writeback import WriteBack
-from memstate.tokens import BYTES
+from memstate.tokens import BYTES, Prompt
 
 SECOND_HIT = 2
 LOOK_S = 0.1  # that a loop waits for storage before it looks at all else
@@ -97,22 +97,20 @@ class TierManager(NotCopied, Shown):
         self._stream = commands.registers.allocator.stream
         cache.below = self
 
-    def find(self, key: bytes, salt: Hashable, match: Match, known: int, most: int) -> Hit | None:
+    def find(self, prompt: Prompt, match: Match, known: int) -> Hit | None:
         """Finds what host memory adds to the tokens that are known already.
 
         Args:
-            key: The prompt's tokens, encoded.
-            salt: The request's salt.
+            prompt: The prompt; a hit leaves its last token to compute.
             match: What the device has of the prompt.
             known: Tokens that the request can start from without host memory.
-            most: Tokens that a hit may cover.
 
         Returns:
             The hit, None where it would save fewer than `load_threshold` tokens.
         """
         if self._closed:
             return None
-        hit = self.host.find(key[: most * BYTES // self._unit * self._unit], salt, match, self._unit)
+        hit = self.host.find(prompt.head(max(0, len(prompt.key) // BYTES - 1)), match, self._unit)
         return hit if hit and hit.length - known >= self.settings.load_threshold else None
 
     def save(self, nodes: Sequence[Node]) -> None:
@@ -171,12 +169,11 @@ class TierManager(NotCopied, Shown):
         done = self.host.save_ahead([node for node, _ in ready])
         self._due = [*ready[done:], *waiting, *later]
 
-    def prefetch(self, key: bytes, salt: Hashable, match: Match, covered: int) -> Fetch:
+    def prefetch(self, prompt: Prompt, match: Match, covered: int) -> Fetch:
         """Starts a prefetch; see `StateManager.prefetch`.
 
         Args:
-            key: The prompt's tokens, encoded.
-            salt: The request's salt.
+            prompt: The prompt.
             match: What the device has of the prompt.
             covered: Tokens that need not be computed as things are.
 
@@ -186,10 +183,9 @@ class TierManager(NotCopied, Shown):
         Raises:
             ConfigurationError: There is no storage, or the manager is closed.
         """
-        most = max(0, len(key) // BYTES - 1)
+        most = max(0, len(prompt.key) // BYTES - 1)
         prefetcher = self._fetching()
-        whole = key[: most * BYTES // self._unit * self._unit]
-        digests = self.host.digests(whole, salt, match)
+        digests = self.host.digests(prompt.head(most), match)
         kv_pages = match.kv_length // (self._unit // BYTES)
         with self._guard.changing("prefetch"):
             fetch = prefetcher.start(most, digests, covered=covered, kv_pages=kv_pages)
@@ -370,7 +366,7 @@ class TierManager(NotCopied, Shown):
             for cache in reversed(self._caches):
                 self._write_back(list(cache.entries()))  # what storage could not take before, once more
             self._write_all()
-            nodes, room = list(self._cache.nodes.values()), max(1, self.host.states.pool.records // 2)
+            nodes, room = list(self._cache.stated()), max(1, self.host.states.pool.records // 2)
             for at in range(0, len(nodes), room):  # in turns: what storage has makes room for the next
                 chosen = nodes[at : at + room]
                 self._save_all(chosen)

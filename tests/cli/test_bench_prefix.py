@@ -17,6 +17,7 @@ from memstate.prefix import PrefixCache
 from memstate.prefix.tree import Found, Tree
 from memstate.requests.page_table import PageTable
 from memstate.slots.commands import CommandBuffer
+from tests.support import owners
 
 CASES = [f"{nodes} nodes, {pages} pages" for nodes, pages in prefix.TOY_TREES]
 CHAT = f"chat, S={prefix.TOY_CHAT[1]}"
@@ -240,7 +241,7 @@ def test_trees_have_one_shape_and_their_inserts_evict(small: None) -> None:
     tree = prefix._Tree(Setting("reference", torch.device("cpu"), True), (), 42, 8)
     assert tree.check() == "" and len(tree.keys) == 32 and {len(key) for key in tree.keys} == {8}
     for ours in tree.sides.ours.values():
-        depths = [len(list(node.path())) for node in ours.rig.cache.nodes.values()]
+        depths = [len(list(node.path())) for node in owners.nodes(ours.rig.cache).values()]
         assert depths == [3] * 32
     tree.measure()
     for ours in tree.sides.ours.values():
@@ -251,9 +252,9 @@ def test_trees_have_one_shape_and_their_inserts_evict(small: None) -> None:
 # -- what is wrong is not measured -----------------------------------------------------------------
 
 
-def _short(true: Any, tree: Tree, key: bytes, salt: Any) -> Found:
+def _short(true: Any, tree: Tree, prompt: Any) -> Found:
     """Forgets the deepest state."""
-    found = true(tree, key, salt)
+    found = true(tree, prompt)
     return found._replace(stated=None) if found.stated and found.stated.end == found.kv else found
 
 
@@ -266,7 +267,7 @@ def _emptied(true: Any, cache: PrefixCache, lease: Any) -> None:
     true(cache, lease)
     if cache._counts["inserted"] == 3:
         cache._commands.submit()
-        cache._commands.registers.table.slots[next(iter(cache.nodes))] = 0
+        cache._commands.registers.table.slots[next(iter(owners.nodes(cache)))] = 0
 
 
 @pytest.mark.parametrize(

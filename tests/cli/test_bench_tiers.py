@@ -38,7 +38,7 @@ from memstate.tiers.host.packing import Packing, in_records
 from memstate.tiers.keys import Keys, fingerprint
 from memstate.tiers.prefetch.fetch import End
 from memstate.tiers.records import FLAWS, RecordFormat
-from memstate.tokens import encode
+from memstate.tokens import Prompt, encode
 from tests.support.mooncake_server import missing
 
 ROOT = Path(__file__).parents[2]
@@ -297,7 +297,7 @@ def test_the_page_hands_over_what_another_split_wrote(tmp_path: Path, monkeypatc
     form = found["whole"].shard(4)
     for rank in range(2):  # those that rank 0 of 2 is made of
         mark = fingerprint("model", form, None, 4, rank, 4)
-        record, key = RecordFormat("state", form, mark), Keys(mark, 4).of(encode(prompt), None)[1]
+        record, key = RecordFormat("state", form, mark), Keys(mark, 4).of(Prompt(encode(prompt), None))[1]
         body = np.zeros(record.nbytes, np.uint8)
         record.seal(body, key, 8)
         assert found["old"].put([record.name(key)], [body]) == [Became.DONE]

@@ -40,7 +40,8 @@ def test_what_the_loop_counts_is_what_the_cache_counts(strategy: str, sessions: 
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_B73_turns_of_sessions_are_identical_to_uncached(strategy: str, overlap: bool) -> None:
-    report = demo(strategy=strategy, overlap=overlap, sessions=2, requests=16, slots=14, track_every=8, fail_claims=0.3)
+    settings = {"sessions": 2, "requests": 16, "slots": 14, "track_every": 8, "fail_claims": 0.3, "seed": 2}
+    report = demo(strategy=strategy, overlap=overlap, **settings)
     assert report.ok, report.failure()
     assert report.meter.session_hit_tokens > 0 and report.meter.session_turns["finished"] > 0
 

@@ -110,7 +110,7 @@ def test_a_branch_point_is_found_by_the_third_prompt() -> None:
 
 
 def test_the_last_token_of_a_prompt_is_computed_in_any_case() -> None:
-    assert run([request(1, 2)] * 2).block_hit_rate == 0  # the one state covers all of it
+    assert run([request(1, 2)] * 2).block_hit_rate == 1 / 4  # not the block with the last token
     assert run([request(1, 2, 3, rest=1)] * 2).block_hit_rate == 2 / 6
 
 

@@ -172,19 +172,19 @@ def test_C3_slots_of_a_request_are_those_that_a_manager_gives_it(overlap: bool) 
 
 def test_C3_a_prompt_keeps_as_many_marks_as_planned() -> None:
     """The states that a prompt holds until they are published are in the plan, for as many prompts as are read."""
-    plan = ms.capacity(PLAIN, "4MiB", context=40, page_size=8, placement=ms.Ends(every=16), kv_bytes_per_token=4)
+    plan = ms.capacity(PLAIN, "4MiB", context=44, page_size=8, placement=ms.Ends(every=16), kv_bytes_per_token=4)
     assert plan.marks == 3  # at 16, 32 and 40
     mem = ms.StateManager(
         PLAIN, slots=8, max_requests=1, pages=ms.Pages(size=8), prefix=ms.Prefix(placement=ms.Ends(every=16)),
         forward=ms.Forward(grid=8),
     )  # fmt: skip
-    (row,) = mem.admit([ms.Request("a", tokens=list(range(40)))])
-    mem.settle(mem.plan([row], [40]))
+    (row,) = mem.admit([ms.Request("a", tokens=list(range(44)))])
+    mem.settle(mem.plan([row], [44]))
     held = mem.slots_held(row)
     assert plan.of("redirect").slots - plan.of("redirect").cached_states == plan.concurrency + plan.marks
     assert held <= 1 + plan.marks
     two = ms.capacity(
-        PLAIN, "4MiB", context=40, page_size=8, placement=ms.Ends(every=16), kv_bytes_per_token=4, prefills=2,
+        PLAIN, "4MiB", context=44, page_size=8, placement=ms.Ends(every=16), kv_bytes_per_token=4, prefills=2,
         concurrency=4,
     )  # fmt: skip
     assert two.best.slots - two.best.cached_states == 4 + 2 * 3

@@ -10,6 +10,7 @@ import torch
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
+from tests.support import owners
 from tests.support.build import on
 from tests.support.planes import MAKERS, every_strategy
 from tests.support.scan import scan
@@ -332,7 +333,7 @@ def test_a_reset_forgets_what_waits_the_last_first() -> None:
         if mem.length(a) < 8:
             mem.settle(step)
     mem.publish([a], tokens=[prompt])  # of a step whose forward is not launched
-    assert mem.prefix and mem._snapshots.pinned, "the row goes on from the state that it published"
+    assert mem.prefix and owners.pinned(mem), "the row goes on from the state that it published"
     mem.abort([a])
     assert mem.prefix.evict_states(5) == 1 and mem._commands.waiting
     (b,) = mem.admit([ms.Request("b", tokens=[*prompt, 2])])

@@ -9,6 +9,7 @@ import torch
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
+from tests.support import owners
 from tests.support.planes import Loop
 from tests.support.scan import scan
 
@@ -41,7 +42,7 @@ class Stage:
         stats = mem.stats()
         counts = [stats.rows_used, stats.published, stats.dropped, stats.degraded]
         steps = (len(mem._log.unsettled), mem._table.unsettled.tolist(), mem._table.confirmed.tolist())
-        return [*device, rows, mem.free_slots, mem.free_pages, *counts, steps, mem._snapshots.free]
+        return [*device, rows, mem.free_slots, mem.free_pages, *counts, steps, owners.free(mem)]
 
 
 Misuse = Callable[[Stage], object]

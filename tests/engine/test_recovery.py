@@ -20,6 +20,7 @@ from memstate.kernels.dispatch import Backend
 from memstate.prefix import PrefixCache
 from memstate.prefix.policies import Lru, LruPages
 from memstate.prefix.tree import Node
+from memstate.requests.holdings import PUBLISHED
 from memstate.requests.marks import Marks
 from memstate.requests.page_table import PageTable
 from memstate.slots.commands import Action
@@ -27,6 +28,7 @@ from memstate.slots.registers import RegisterFile
 from memstate.tiers.host.transfers import Transfers
 from memstate.tiers.workers import Workers
 from tests.proof.injection.scene import A, C, Scene
+from tests.support import owners
 from tests.support.endings import Made
 from tests.support.serving import PAGE, Server
 from tests.support.tiered import Tiered, whole
@@ -226,7 +228,7 @@ def test_kv_that_the_open_step_must_still_write_is_not_kept(when: str, plain: Ba
 
 
 def test_slots_held_by_id_are_named(plain: Backend) -> None:
-    at = Server(plain)
+    at = Server(plain, whole=True)
     ids = at.mem.pool.claim(3).tolist()
     at.turn(T)
     cached = int(at.states()[8].register)
@@ -491,7 +493,7 @@ def plant(at: Scene, what: str) -> None:
     """Makes one count of the host wrong, as an interrupted call could."""
     mem, cache = at.mem, at.cache
     node = next(node for _, node in cache.tree.walk() if node.snapshot)
-    pages, snaps, table = mem._pages.allocator, mem._snapshots, mem._table
+    pages, holders, table = mem._pages.allocator, owners.holdings(mem), mem._table
     register = 3 * at.first.index
     plants: dict[str, Callable[[], object]] = {
         "are noted as free, and rows": lambda: table._free.pop(),
@@ -500,23 +502,27 @@ def plant(at: Scene, what: str) -> None:
         "a request and no slot": lambda: mem._registers.held.__setitem__(register, False),
         "counted for 2 holders and has 1": lambda: pages.share(mem._pages.of(at.idle.index)[:1]),
         "noted as free, and these are not": lambda: pages._free.pop(),
-        "are pinned": lambda: snaps.pin(node.snapshot.register),  # type: ignore[union-attr]
-        "are not the": lambda: snaps._free.pop(),
-        "holds a slot and no snapshot": lambda: snaps.kept.pop(at.kept.register),  # type: ignore[union-attr]
+        "are pinned": lambda: holders.begin_read(node.snapshot.register),  # type: ignore[union-attr]
+        "are not the": lambda: holders._free.pop(),
+        "holds a slot and no snapshot": lambda: holders.held["snapshot"].pop(at.kept.register),
+        "are noted as": lambda: holders.held["cached"].pop(node.snapshot.register),  # type: ignore[union-attr]
+        "are counted as": lambda: holders.read.update(cached=7),
         "says that row": lambda: mem._sessions.by_row.pop(at.talker.index),
         "runs a turn of session": lambda: setattr(mem._sessions.opened[at.talk], "row", 0),
-        "sessions keep registers": lambda: mem._sessions.opened[at.chat].kept.pop(),
+        "is noted for session": lambda: mem._sessions.opened[at.chat].kept.pop(),
+        "both have": lambda: mem._sessions.opened[at.chat].kept.append(node.snapshot),  # type: ignore[arg-type]
         "leases": lambda: cache.tree.lease(node),
         "leased pages are noted": lambda: setattr(cache.tree, "leased_pages", 77),
         "nodes are noted": lambda: setattr(cache.tree, "nodes", 77),
         "KV in": lambda: setattr(node, "carriers", 77),
-        "states are cached in": lambda: cache.nodes.pop(node.snapshot.register),  # type: ignore[union-attr]
+        "noted is snapshot": lambda: holders.give(node.snapshot, PUBLISHED),  # type: ignore[arg-type]
         "pins and": lambda: at.caches[0].pin(next(iter(at.caches[0].entries()))),
         "are claimed": lambda: at.caches[1].pool.claim(1),
         "tokens for the host": lambda: np.add.at(mem._registers.labels, register, 1),
         "are counted as free": lambda: setattr(mem._allocator, "free", 3),
         "KV page 0 is page": lambda: mem.page_table[at.first.index].fill_(7),
         "KV page 4 is page 0 for the host": lambda: mem.page_table[table._free[0], 4].fill_(1),
+        "tokens, ": lambda: np.add.at(mem._pages.room, at.first.index, 4),
         "states at marks": lambda: mem._marks._ends.update({table._free[0]: (8, "prompt")}),
     }
     plants[what]()
@@ -527,10 +533,12 @@ def plant(at: Scene, what: str) -> None:
     [
         "are noted as free, and rows", "KV pages and no request", "a lease and no request", "a request and no slot",
         "counted for 2 holders and has 1", "noted as free, and these are not", "are pinned", "are not the",
-        "holds a slot and no snapshot", "says that row", "runs a turn of session", "sessions keep registers", "leases",
-        "leased pages are noted", "nodes are noted", "KV in", "states are cached in", "pins and", "are claimed",
+        "holds a slot and no snapshot", "says that row", "runs a turn of session",
+        "is noted for session", "both have", "are noted as",
+        "are counted as", "leases",
+        "leased pages are noted", "nodes are noted", "KV in", "noted is snapshot", "pins and", "are claimed",
         "tokens for the host", "are counted as free", "KV page 0 is page", "KV page 4 is page 0 for the host",
-        "states at marks",
+        "tokens, ", "states at marks",
     ],
 )  # fmt: skip
 def test_an_audit_names_the_count_that_is_wrong(what: str) -> None:

@@ -14,6 +14,7 @@ import memstate as ms
 from memstate.kernels import tuned
 from memstate.kernels.dispatch import Backend
 from memstate.state.layout import Plane, StateLayout
+from tests.support import owners
 from tests.support.build import build
 from tests.support.loops import Speculator
 from tests.support.planes import Loop
@@ -81,9 +82,9 @@ def test_generations_wrap_around(backend: Backend) -> None:
     loop = Loop(backend, ms.Redirect(I))
     mem = loop.mem
     mem._table.generation[:] = 2**31 - 2
-    mem._snapshots.generation[:] = 2**31 - 1
+    owners.holdings(mem).generation[:] = 2**31 - 1
     mem.reset()
-    assert mem._table.generation.max() == 2**31 - 1 and mem._snapshots.generation.max() == 0
+    assert mem._table.generation.max() == 2**31 - 1 and owners.holdings(mem).generation.max() == 0
     for _ in range(2):
         (row,) = loop.admit()
         loop.advance([row], I)

@@ -16,6 +16,7 @@ import memstate as ms
 from memstate.checks import NESTED, require_salt, shown
 from memstate.salts import encode
 from memstate.tiers.keys import Keys
+from memstate.tokens import Prompt
 from tests.support.splits import TOKENS, Model
 from tests.support.tenants import NOTHING, PAGE, House, T
 from tests.support.virtual import MemoryStore
@@ -84,7 +85,7 @@ def test_salts_that_look_alike_do_not_meet(tiers: dict[str, object] | None) -> N
 
 def test_salts_that_look_alike_have_other_digests() -> None:
     keys, key = Keys(bytes(32), PAGE), ms.tokens.encode(T[:4])
-    assert len({encode(salt) for salt in ALIKE}) == len({keys.of(key, salt)[0] for salt in ALIKE}) == len(ALIKE)
+    assert len({encode(salt) for salt in ALIKE}) == len({keys.of(Prompt(key, salt))[0] for salt in ALIKE}) == len(ALIKE)
 
 
 def test_salts_are_told_apart_by_python_too() -> None:
@@ -124,7 +125,7 @@ def test_what_is_no_salt_is_refused(door: str, odd: str) -> None:
 def test_what_is_no_salt_has_no_digest(odd: str, tmp_path: Path) -> None:
     model, store = Model(), MemoryStore()
     hand_over = model.hand_over(store, 1, store, 1, 0)
-    for call in (lambda: Keys(bytes(32), PAGE).of(b"", ODD[odd]), lambda: hand_over.run(TOKENS, ODD[odd])):
+    for call in (lambda: Keys(bytes(32), PAGE).of(Prompt(b"", ODD[odd])), lambda: hand_over.run(TOKENS, ODD[odd])):
         with pytest.raises(ms.InvalidArgument, match="expected None, str, bytes, int, or a tuple"):
             call()
 

@@ -1,7 +1,4 @@
-"""Salts on the device: on every path that carries one, tenants with the same tokens never meet, and each finds its own.
-
-The list of paths, and which test is for which, is in `tests/proof/test_salt_paths.py`.
-"""
+"""Salts on the device: whatever requests do, tenants with the same tokens never meet, and each finds its own."""
 
 from collections.abc import Hashable
 
@@ -10,7 +7,7 @@ import pytest
 import memstate as ms
 from memstate.prefix.policies import Lru, LruPages, ReturnRate
 from memstate.prefix.tree import Tree
-from memstate.tokens import BYTES, encode
+from memstate.tokens import BYTES, Prompt, encode
 from tests.support.tenants import NOTHING, PAGE, House, T, two_tenants
 
 EDITED = [*T[:12], 98, 99, *T[14:]]  # another history from token 12 on
@@ -258,14 +255,15 @@ def test_what_recover_keeps_stays_under_its_salt(mine: Hashable, other: Hashable
 @two_tenants
 def test_the_tree_has_a_root_for_each_salt(mine: Hashable, other: Hashable) -> None:
     tree, key = Tree(PAGE * BYTES), encode(T[:8])
-    node, had = tree.insert(key, [1, 2], mine)
-    assert had == 0 and tree.salt(node) == mine and tree.find(key, other).kv == 0 and tree.find(key, mine).kv == 2
-    second, had = tree.insert(key, [3, 4], other)
+    ours, theirs = Prompt(key, mine), Prompt(key, other)
+    node, had = tree.insert(ours, [1, 2])
+    assert had == 0 and tree.salt(node) == mine and tree.find(theirs).kv == 0 and tree.find(ours).kv == 2
+    second, had = tree.insert(theirs, [3, 4])
     assert had == 0 and second is not node and (tree.pages_to(node), tree.pages_to(second)) == ([1, 2], [3, 4])
     assert {(salt, one) for salt, one in tree.walk()} == {(mine, node), (other, second)}
     assert tree.root(mine) is node.parent and tree.root(other) is second.parent
     tree.remove(second)
-    assert set(tree.roots) == {mine} and tree.find(key, mine).node is node and tree.find(key, other).known is not node
+    assert set(tree.roots) == {mine} and tree.find(ours).node is node and tree.find(theirs).known is not node
 
 
 @two_tenants

@@ -84,7 +84,7 @@ def test_the_first_batch_is_a_snapshot_and_nothing_is_told_twice() -> None:
 
 
 def test_events_of_one_prompt() -> None:
-    mem, index = manager(), Index()
+    mem, index = manager(whole=True), Index()
     feed = Feed(mem)
     read(feed, index)
     serve(mem, list(range(8)), salt="a")

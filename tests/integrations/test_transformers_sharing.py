@@ -46,9 +46,9 @@ def test_prompts_that_share_a_forward_leave_the_states_that_each_leaves_alone(
     for pads in (99, 0):
         monkeypatch.setattr(server, "PADS", pads)
         mem = managed(model)
-        assert shapes(model, mem, [5, 12, 9], chunk=64)[:2] == ([(3, 12), (3, 1)] if pads else [(1, 12), (1, 8)])
-        found = [mem.match([*TEXT[:length], 1]) for length in (5, 9, 12)]
-        (*rows,) = mem.admit([ms.Request(n, tokens=[*TEXT[:length], 1]) for n, length in enumerate((5, 9, 12))])
+        assert shapes(model, mem, [5, 13, 9], chunk=64)[:2] == ([(3, 12), (3, 1)] if pads else [(1, 12), (1, 8)])
+        found = [mem.match([*TEXT[:length], 1]) for length in (5, 9, 13)]
+        (*rows,) = mem.admit([ms.Request(n, tokens=[*TEXT[:length], 1]) for n, length in enumerate((5, 9, 13))])
         step = mem.plan(rows)
         states.append(
             ([one.length for one in found], {name: mem.planes.gather(name, step.read) for name in mem.planes})

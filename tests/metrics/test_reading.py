@@ -16,6 +16,7 @@ from memstate.metrics.reading import Source, between_calls
 from memstate.metrics.table import FIGURES
 from memstate.metrics.tenants import Holding
 from memstate.stats import Stats
+from tests.support import owners
 from tests.support.metered import manager, turn
 
 
@@ -92,7 +93,7 @@ def test_in_the_middle_of_a_call_there_is_something_to_see(monkeypatch: pytest.M
     monkeypatch.setattr("memstate.metrics.reading.PATIENCE", 0.0)
     mem = manager(slots=2)
     turn(mem, 1)
-    source, drop, seen = Source(mem, None, 1, False), mem._snapshots.drop, list[str]()
+    source, drop, seen = Source(mem, None, 1, False), owners.holdings(mem).end, list[str]()
 
     def halfway(*given: Any) -> None:
         drop(*given)
@@ -100,9 +101,9 @@ def test_in_the_middle_of_a_call_there_is_something_to_see(monkeypatch: pytest.M
         assert reading is not None and reading.age > 0 and wrong(reading.stats) == []
         seen.extend(wrong(mem.stats()))
 
-    monkeypatch.setattr(mem._snapshots, "drop", halfway)
+    monkeypatch.setattr(owners.holdings(mem), "end", halfway)
     turn(mem, 2)
-    assert "cached states" in seen and wrong(mem.stats()) == []
+    assert "evictions" in seen and wrong(mem.stats()) == []
 
 
 @pytest.mark.parametrize("stumbles", [False, True])

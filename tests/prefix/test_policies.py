@@ -14,7 +14,7 @@ from memstate.prefix.policies.learning import AGES, EDGES, OLDEST, PRIOR, SHRINK
 from memstate.prefix.policies.return_rate import BOUNDARY, BRANCH, NAMED, PASSED, POOLED, USED, USED_PASSED
 from memstate.prefix.tree import Node, Tree
 from memstate.requests.handles import Snapshot
-from memstate.tokens import BYTES, encode
+from memstate.tokens import BYTES, Prompt, encode
 
 
 class Forest:
@@ -27,7 +27,7 @@ class Forest:
             self.add(name, *blocks)
 
     def add(self, name: str, *blocks: int, kind: str = "prompt") -> Node:
-        node, _ = self.tree.insert(encode(blocks), list(blocks), None)
+        node, _ = self.tree.insert(Prompt(encode(blocks), None), list(blocks))
         node.snapshot = Snapshot(len(self.named), 0, len(blocks))
         self.named[name] = node
         self.policy.added(node, kind)
@@ -72,7 +72,7 @@ def test_a_look_at_what_comes_next_changes_nothing(make: Callable[[], StatePolic
         there, dropped = chance.random(), chance.random()
         for forest in (looking, blind):
             known = {tuple(node.path()): other for other, node in forest.named.items()}
-            node, _ = forest.tree.insert(encode(blocks), blocks, None)
+            node, _ = forest.tree.insert(Prompt(encode(blocks), None), blocks)
             forest.policy.asked(node, len(blocks))
             if node.snapshot is None:
                 forest.add(str(name), *blocks)
@@ -89,14 +89,14 @@ def test_a_look_at_what_comes_next_changes_nothing(make: Callable[[], StatePolic
 
 def test_pages_of_an_inner_run_are_as_recent_as_what_was_below_it() -> None:
     tree, policy = Tree(BYTES), LruPages()
-    (short, _), (long, _), (other, _) = (tree.insert(encode(key), list(key), None) for key in (C, A, D))
+    (short, _), (long, _), (other, _) = (tree.insert(Prompt(encode(key), None), list(key)) for key in (C, A, D))
     for node in (short, long, other):
         policy.leaf(node)
     assert list(policy.victims()) == [short, long, other]
     policy.used(short)
     assert list(policy.victims()) == [long, other, short]
     long.snapshot = Snapshot(1, 0, 4)
-    below, _ = tree.insert(encode(B), list(B), None)
+    below, _ = tree.insert(Prompt(encode(B), None), list(B))
     policy.dropped(long)
     policy.leaf(below)
     policy.used(below)
@@ -164,7 +164,7 @@ def test_flop_aware_takes_compute_from_a_function() -> None:
     long = (40, 41, 42, 43, 44, 45, 46)
     for flops, order in ((lambda start, end: end**2 - start**2, "c l b"), (lambda start, end: end - start, "c b l")):
         forest = Forest(FlopAware(1000.0, flops), b=B, l=long, c=C)
-        above, _ = forest.tree.insert(encode(A), list(A), None)
+        above, _ = forest.tree.insert(Prompt(encode(A), None), list(A))
         above.snapshot = Snapshot(9, 0, 4)
         assert forest.order() == order
 
@@ -198,7 +198,7 @@ def test_a_state_where_prompts_part_is_nobodys_past() -> None:
     forest = Forest(PathCap(1, Lru()), c=C, a=A, x=(*A, 90))
     assert forest.order() == "a c x"
     forest.use("a")
-    forest.tree.insert(encode((*A, 91)), [1, 2, 3, 4, 5], None)
+    forest.tree.insert(Prompt(encode((*A, 91)), None), [1, 2, 3, 4, 5])
     forest.add("y", *A, 90, 92)
     assert forest.order() == "x c a y"  # a has two continuations and does not count
 
@@ -236,7 +236,7 @@ def test_the_future_knows_where_known_parts_will_end() -> None:
             block: row[future.now] for block, row in table.items()
         }
         assert future.wanted() == wanted[future.now]
-    node, _ = Tree(BYTES).insert(encode([1, 2, 3]), [1, 2, 3], None)
+    node, _ = Tree(BYTES).insert(Prompt(encode([1, 2, 3]), None), [1, 2, 3])
     assert future.end(node) == 3
 
 
@@ -263,7 +263,9 @@ def test_the_clairvoyant_keeps_what_is_needed_soonest_and_nothing_that_never_is(
 def test_the_clairvoyant_gives_up_pages_that_are_needed_latest() -> None:
     future, tree = Future(REQUESTS), Tree(BYTES)
     policy = ForesightPages(future)
-    nodes = {name: tree.insert(encode(key), key, None)[0] for name, key in (("3", [1, 2, 3]), ("4", [4]), ("8", [8]))}
+    nodes = {
+        name: tree.insert(Prompt(encode(key), None), key)[0] for name, key in (("3", [1, 2, 3]), ("4", [4]), ("8", [8]))
+    }
     for node in nodes.values():
         policy.leaf(node)
     names = {node: name for name, node in nodes.items()}

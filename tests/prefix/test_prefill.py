@@ -18,6 +18,8 @@ from memstate.prefix.placement import Ends, Nowhere, Placement
 from memstate.prefix.policies import Lru, LruPages
 from memstate.slots.inspect import Inspection
 from memstate.slots.registers import RegisterFile
+from tests.support import owners
+from tests.support.build import Whole
 from tests.support.loops import Speculator
 from tests.support.planes import both_orders, every_snapshot, every_strategy
 from tests.support.prefill import GIVES, Prefill
@@ -83,7 +85,7 @@ def test_M3_answers_and_states_are_those_of_an_uncached_run(name: str, overlap: 
 @pytest.mark.sample(interpreter=1)
 @pytest.mark.parametrize("gives", ["1", "4 packed"])
 def test_a_batch_of_chunks_and_decodes_keeps_several_states_for_a_row(gives: str, backend: Backend) -> None:
-    at = server(backend, "redirect", gives, Ends(8))
+    at = server(backend, "redirect", gives, Whole(8))
     first = at.start(T[:9])
     at.go([first], 1000)
     at.land()
@@ -103,7 +105,7 @@ def test_a_batch_of_chunks_and_decodes_keeps_several_states_for_a_row(gives: str
 def test_M10_a_plan_with_any_number_of_marks_is_one_upload_and_two_launches(name: str, backend: Backend) -> None:
     """Changes of owners and the plan, nothing after the forward. Without a grid a copy comes with the next plan."""
     for gives in ("1", "4", "ends"):
-        at = server(backend, name, gives, Ends(PAGE), slots=60, rows=3, pages=120)
+        at = server(backend, name, gives, Whole(PAGE), slots=60, rows=3, pages=120)
         rows = at.admit(*(ms.Request(n, tokens=[n, *T[: 39 + n]]) for n in range(3)))
         at.mem.submit()
         counts, stored = at.mem.backend.counts, gives != "ends" and name != "redirect"  # the end as well
@@ -127,20 +129,45 @@ def test_M10_a_plan_with_any_number_of_marks_is_one_upload_and_two_launches(name
 
 @pytest.mark.parametrize(("chunk", "length"), [(48, 96), (63, 1008), (64, 1040), (1000, 1040)])
 def test_the_end_of_a_prompt_of_whole_pages_is_kept_whatever_the_chunks(chunk: int, length: int) -> None:
-    """A chunk ends there in any case, so nothing shorter stands in for it."""
+    """Where the request names it. A chunk ends there in any case, so nothing shorter stands in for it."""
     for grid in (None, 1, 64, 256):
         layout = ms.StateLayout([ms.Plane("ssm", (2,), torch.int64)], layers=1)
         mem = ms.StateManager(
-            layout, slots=20, max_requests=2, pages=ms.Pages(size=16), prefix=ms.Prefix(), forward=ms.Forward(grid=grid)
-        )
+            layout, slots=20, max_requests=2, pages=ms.Pages(size=16), prefix=ms.Prefix(placement=Nowhere()),
+            forward=ms.Forward(grid=grid),
+        )  # fmt: skip
         tokens = list(range(length))
-        (row,) = mem.admit([ms.Request("a", tokens=tokens)])
+        (row,) = mem.admit([ms.Request("a", tokens=tokens, snapshot_at=[length])])
         while (done := mem.length(row)) < length:
             mem.settle(mem.plan([row], min(chunk, length - done)))
         mem.settle(mem.plan([row]))
         mem.publish([row], tokens=[tokens])
-        assert mem.match([*tokens, 1]).length == length and len(mem._cache.nodes) == 1
+        assert mem.match([*tokens, 1]).length == length and mem._cache.states == 1
         mem.abort([row])
+
+
+@pytest.mark.parametrize("gives", ["1", "4", "ends", "in place"])
+@every_snapshot
+def test_M15_the_same_prompt_of_whole_pages_hits_all_but_its_last_page(name: str, gives: str, backend: Backend) -> None:
+    """At once. A prompt that goes on from there starts a page before it, and the next such prompt behind all of it."""
+
+    def started(tokens: list[int]) -> int:
+        row = at.start(tokens)
+        start = at.mem.length(row)
+        while len(at.text[row]) < len(tokens) + 2:  # one token of the answer is computed
+            at.go([row], 1000)
+        at.land()
+        assert at.text[row] == written(tokens, 2)
+        at.end([row])
+        at.look(idle=True)
+        return start
+
+    at = server(backend, name, gives)
+    assert [started(T[:24]) for _ in range(3)] == [0, 20, 20] and sorted(at.states()) == [20]
+    longer = [[*T[:24], 60 + n, 61] for n in range(3)]
+    assert at.mem.match(longer[0]).kv_length == 24
+    assert [started(tokens) for tokens in longer] == [20, 24, 24] and sorted(at.states()) == [20, 24]
+    at.empty()
 
 
 # -- the lengths of the issue ---------------------------------------------------------------------------
@@ -169,7 +196,7 @@ def test_M16_a_prompt_of_8_000_tokens_is_one_forward_and_leaves_three_states_at_
     figures = at.mem.stats().prefix
     assert figures and figures.inserted <= 3 and figures.states <= 3
     said = at.text[row]
-    assert len(said) == 8021 and at.mem.match([*said, 5]).length == 8000
+    assert len(said) == 8021 and at.mem.match([*said, 5]).length == at.mem.match(text).length == 7936
     again = at.start([*said, 5, 6], session=session)
     assert at.mem.length(again) == 8020, "its session has the end itself"
     at.mem.abort([again])
@@ -231,7 +258,9 @@ def test_M2_packed_rows_keep_states_where_the_batch_has_them(backend: Backend) -
     """Rows of 100 and 600 tokens, a grid of 256 over both: of the second row it meets 156 and 412."""
     at = long_prompt(backend, "redirect", page=4, grid=256, packed=True)
     first, second = [7 * n % 1001 for n in range(100)], [11 * n % 1001 for n in range(600)]
-    rows = at.admit(ms.Request("a", tokens=first), ms.Request("b", tokens=second, snapshot_at=[160, 512]))
+    rows = at.admit(
+        ms.Request("a", tokens=first, snapshot_at=[100]), ms.Request("b", tokens=second, snapshot_at=[160, 512, 600])
+    )
     at.go(rows, 1000)
     at.go(rows, 1000)
     at.land()
@@ -285,7 +314,7 @@ def test_M6_a_row_that_ends_hands_out_its_marks_or_gives_them_back(name: str, ho
             at.mem.settle(first)
         second = at.step([row], 5) if flying else None
         kept = at.mem._marks.kept[row.index]
-        assert [one.snapshot.length for one in kept] == [8, 16]
+        assert [one.length for one in kept] == [8, 16]
         if how == "finish" and second:  # the first step has said the last token, the second is dead
             at.mem.settle(first, [True])
             at.mem.release([row], tokens=[T[:18]])
@@ -397,7 +426,7 @@ def test_M13_forks_and_their_row_go_on_from_a_mark(name: str, parent: str, backe
     """The marks stay with the row; under Redirect it and its forks read the state that is kept."""
     for gives in ("ends", "1"):
         for first in (0, 1):
-            at = server(backend, name, gives, Ends(8), overlap=False, pages=200)
+            at = server(backend, name, gives, Whole(8), overlap=False, pages=200)
             row = at.start(T[:24])
             for end in (8, 16) if parent != "behind one" else (8, 16, 18):
                 at.mem.settle(at.step_to([row], [end]))
@@ -424,14 +453,14 @@ def test_M13_forks_and_their_row_go_on_from_a_mark(name: str, parent: str, backe
 def test_a_window_after_a_prompt_reads_the_state_that_it_leaves(backend: Backend) -> None:
     """The state at the end of a chunk is kept by the window that follows, which does not write it."""
     for name in ("ping-pong", "lazy", "redirect"):
-        loop = Speculator(backend, TRACKING[name](64), prefix=ms.Prefix(), page_size=4)
+        loop = Speculator(backend, TRACKING[name](64), prefix=ms.Prefix(), page_size=4, whole=True)
         text = list(range(loop._next, loop._next + 8))
         (row,) = loop.admit(ms.Request("a", tokens=text))
         loop.mem.settle(loop.step([row], 8))
         loop.window([row], [0])
         loop.window([row], [3])
         loop.mem.publish([row], tokens=[loop.fed[row]])
-        (node,) = loop.mem.prefix.nodes.values()  # type: ignore[union-attr]
+        (node,) = owners.nodes(loop.mem.prefix).values()  # type: ignore[union-attr]
         assert node.snapshot and node.snapshot.length == 8 and loop.holds(loop.node(node.snapshot), row, 8)
         assert loop.holds(loop.slot(row), row, 11)
         loop.mem.abort([row])
@@ -638,7 +667,7 @@ def test_a_length_that_a_request_and_a_placement_name_is_the_request_s(backend: 
     at = server(backend, "redirect", "1")
     (row,) = at.admit(ms.Request("a", tokens=T[:30], snapshot_at=[28]))
     at.run([row], publish=False)
-    assert [one.kind for one in at.mem._marks.kept[row.index]] == ["named"]
+    assert owners.kinds(at.mem, row) == ["named"]
     at.end([row])
 
 

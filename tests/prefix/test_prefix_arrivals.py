@@ -6,6 +6,7 @@ import torch
 import memstate as ms
 from memstate.kernels.dispatch import Backend
 from memstate.prefix.policies import Lru, LruPages
+from tests.support import owners
 from tests.support.loops import Speculator
 from tests.support.planes import every_snapshot, every_strategy, fold
 from tests.support.serving import EVERY, TRACKING, Server
@@ -32,12 +33,12 @@ def test_B51_windows_leave_and_find_the_same_states(name: str, direct: bool, bac
     assert loop.mem.length(again) == 2 * EVERY
     loop.window([again], [0])
     loop.mem.prefix.evict_states(9)  # type: ignore[union-attr]
-    assert len(loop.mem.prefix.nodes) == direct  # type: ignore[union-attr]
+    assert loop.mem.prefix.states == direct  # type: ignore[union-attr]
     loop.window([again], [3])
     assert loop.holds(loop.slot(again), again, 2 * EVERY + 3)
     loop.window([again], [6])
     assert loop.mem.publish([again], tokens=[loop.fed[again]]) != [None]
-    for node in loop.mem.prefix.nodes.values():  # type: ignore[union-attr]
+    for node in owners.nodes(loop.mem.prefix).values():  # type: ignore[union-attr]
         assert loop.holds(loop.node(node.snapshot), again, node.end)
     loop.mem.abort([again])
     loop.mem.prefix.clear()  # type: ignore[union-attr]
@@ -50,7 +51,7 @@ def test_B51_windows_leave_and_find_the_same_states(name: str, direct: bool, bac
 def test_states_that_arrive_are_cached_like_those_computed_here(name: str, backend: Backend) -> None:
     """Disaggregated: the prompt is computed elsewhere, its state written to the slot of a preallocated row."""
     prefix = ms.Prefix(Lru(), LruPages())
-    at = Server(backend, name, prefix=prefix, slots=12, rows=1, preallocated=2, pages=30)
+    at = Server(backend, name, whole=True, prefix=prefix, slots=12, rows=1, preallocated=2, pages=30)
     first, *others = ([100 * n + i for i in range(8)] for n in range(4))
     assert at.turn(first) == 0
     prompts = [[*others[0], 1, 2], others[1], [*others[2], 5]]

@@ -1,6 +1,6 @@
 """What the prefix cache keeps, finds and gives up, down to the bytes. Pages of 4 tokens; snapshots where requests ask.
 
-A request of whole pages that ends with its prompt leaves one state, at the end: `turn(T[:8])`.
+A request of whole pages that ends with its prompt leaves one state, at the end (`Whole`): `turn(T[:8])`.
 """
 
 from collections.abc import Hashable
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.sample(interpreter=0)  # without MEMSTATE_PROOF the ref
 
 
 T = [7 * n % 50 for n in range(60)]
-SIZES = {"every": 64, "slots": 12, "rows": 2, "pages": 24}
+SIZES = {"whole": True, "every": 64, "slots": 12, "rows": 2, "pages": 24}
 
 
 def server(backend: Backend, name: str = "redirect", tombstones: bool = True, **more: object) -> Server:

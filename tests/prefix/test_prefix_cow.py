@@ -1,6 +1,6 @@
 """Hits: a state is read directly or copied, is nobody's prey meanwhile, and stays what it was. Refusals change nothing.
 
-Pages of 4 tokens; every prompt of whole pages leaves one state, at its end.
+Pages of 4 tokens; every prompt of whole pages leaves one state, at its end (`Whole`).
 """
 
 from collections.abc import Sequence
@@ -11,6 +11,7 @@ import pytest
 import memstate as ms
 from memstate.kernels.dispatch import Backend
 from memstate.prefix.policies import Lru, LruPages
+from tests.support import owners
 from tests.support.held import held
 from tests.support.serving import Server
 
@@ -30,7 +31,7 @@ def server(
 ) -> Server:
     """A pool that is full of these states, oldest first, but for `spare` slots."""
     settings = {"every": 64, "rows": 4, "pages": 30, "prefix": ms.Prefix(states=Lru(), pages=LruPages())} | more
-    at = Server(backend, name, direct_hits=direct, slots=len(states) + spare, overlap=False, **settings)
+    at = Server(backend, name, whole=True, direct_hits=direct, slots=len(states) + spare, overlap=False, **settings)
     for tokens in states:
         row = at.start(tokens)
         at.prefill(row, publish=False)
@@ -84,13 +85,13 @@ def test_B50_a_row_given_up_before_its_first_step_lets_go(backend: Backend) -> N
     at = server(backend, "redirect", True, [X, Y], spare=2)
     row, other = at.admit(ms.Request("a", tokens=[*X, 1]), ms.Request("b", tokens=[*X, 2]))
     at.mem.abort([row])
-    assert at.cache.evict_states(9) == 1 and list(at.mem._snapshots.pinned)  # Y alone
+    assert at.cache.evict_states(9) == 1 and owners.pinned(at.mem)  # Y alone
     at.mem.retract([other], tokens=[[*X, 2]])
-    assert not at.mem._snapshots.pinned and at.cache.evictable_states == 1
+    assert not owners.pinned(at.mem) and at.cache.evictable_states == 1
     at.look(idle=True)
     row = at.start([*X, 3])
     at.mem.cancel(at.step([row], run=False))
-    assert not at.mem._snapshots.pinned
+    assert not owners.pinned(at.mem)
     at.look(idle=True)
     assert at.turn([*X, 4], publish=False) == 8
 
@@ -132,7 +133,7 @@ def test_B50_a_refusal_gives_pin_and_lease_and_slot_back(what: str, name: str, d
         assert everything(at) == before
     free = {"rows": 5, "slots": per_request(name), "pages": 24 - 6 - 1}[what]
     assert caught.value.requested > caught.value.free == free  # type: ignore[attr-defined]
-    assert not at.mem._snapshots.pinned and at.cache.evictable_states == 3
+    assert not owners.pinned(at.mem) and at.cache.evictable_states == 3
     row = at.start(prompts[0])  # one of them alone fits
     assert at.mem.length(row) == 8
     at.run([row, running], publish=False)
@@ -143,11 +144,11 @@ def test_B46_a_pinned_state_is_never_evicted_and_pins_balance(direct: bool, back
     at = server(backend, "redirect", direct, [X, Y], spare=1)
     row = at.start([*X, 1])
     pinned = at.states_by_prefix()[tuple(X)].register if direct else None
-    assert list(at.mem._snapshots.pinned) == ([pinned] if direct else [])
+    assert owners.pinned(at.mem) == ([pinned] if direct else [])
     for bad in ([row, row], [ms.Row(row.index, row.generation - 1)], ["row"]):
         with pytest.raises(ms.MemstateError):
             at.mem.plan(bad)  # type: ignore[arg-type]
-        assert list(at.mem._snapshots.pinned) == ([pinned] if direct else [])
+        assert owners.pinned(at.mem) == ([pinned] if direct else [])
     with pytest.raises(ms.OutOfSlots) as caught:  # what is read cannot be evicted
         at.mem.admit([ms.Request(n, tokens=[n]) for n in range(2 if direct else 3)])
     assert caught.value.evictable == (1 if direct else 2)
@@ -156,7 +157,7 @@ def test_B46_a_pinned_state_is_never_evicted_and_pins_balance(direct: bool, back
             at.mem.drop([snap])
     assert len(at.states_by_prefix()) == 2
     at.run([row], publish=False)
-    assert not at.mem._snapshots.pinned and at.cache.evictable_states == 2
+    assert not owners.pinned(at.mem) and at.cache.evictable_states == 2
     at.look()
     at.start([7])  # takes the slot of Y, which nobody used
     assert set(at.states_by_prefix()) == {tuple(X)}

@@ -19,7 +19,7 @@ from memstate.slots.commands import CommandBuffer
 from memstate.slots.journal import Change
 from memstate.slots.registers import RegisterFile
 from memstate.state.planes import Planes
-from memstate.tokens import encode
+from memstate.tokens import Prompt, encode
 from tests.support.command_bench import require_unordered
 from tests.support.scan import scan_registers
 from tests.support.serving import Server
@@ -33,7 +33,8 @@ PAGE = 8  # bytes of a page of one token
 
 def server(backend: Backend, **more: object) -> Server:
     prefix = ms.Prefix(states=Lru(), pages=LruPages())
-    return Server(backend, **({"every": 64, "slots": 12, "rows": 2, "pages": 24, "prefix": prefix} | more))  # type: ignore[arg-type]
+    sizes = {"every": 64, "slots": 12, "rows": 2, "pages": 24}
+    return Server(backend, whole=True, **(sizes | {"prefix": prefix} | more))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("call", ["publish", "release", "retract", "cancel"])
@@ -89,7 +90,7 @@ class Prompts:
         self.serial += 1
         key = b"".join(step.key for step in reversed(list(above.path()))) if above else b""
         key += encode([1000 * self.serial + i for i in range(pages)])
-        node, _ = self.tree.insert(key, [], None)
+        node, _ = self.tree.insert(Prompt(key, None), [])
         node.snapshot = Snapshot(self.serial, 0, node.end)
         return node
 

@@ -12,6 +12,7 @@ import torch
 import memstate as ms
 from memstate.prefix.policies import FlopAware, Lru, LruPages, PathCap, Place, ReturnRate
 from memstate.slots.inspect import Inspection
+from tests.support import owners
 from tests.support.build import build
 
 LAYOUT = ms.StateLayout((ms.Plane("ssm", (4,), torch.float32),), 1)
@@ -72,7 +73,7 @@ class Moody(Lru):
 @pytest.mark.parametrize("where", ["admits", "added"])
 def test_G1_after_a_policy_that_raises_recover_leaves_nothing_half_done(where: str) -> None:
     policy = Moody()
-    mem = manager(prefix=ms.Prefix(states=policy))
+    mem = manager(prefix=ms.Prefix(states=policy), whole=True)
     (row,) = mem.admit([ms.Request("a", tokens=T)])
     run(mem, row, T)
     mem.release([row], tokens=[T])
@@ -89,7 +90,7 @@ def test_G1_after_a_policy_that_raises_recover_leaves_nothing_half_done(where: s
     with pytest.raises(ms.StaleHandle, match="request 'b' was ended by recover"):
         mem.length(row)
     mem.audit().raise_if_leaking()
-    assert mem.match([*T, 1]).length == 16 and mem.prefix is not None and not mem._snapshots.pinned
+    assert mem.match([*T, 1]).length == 16 and mem.prefix is not None and not owners.pinned(mem)
     assert mem.match([*T[:12], 1, 2, 3, 4, 5]).length == (8 if where == "admits" else 12)
     mem.prefix.clear()
     mem.audit().raise_if_leaking()

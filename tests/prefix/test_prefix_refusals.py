@@ -9,6 +9,7 @@ from memstate.kernels.dispatch import Backend
 from memstate.prefix.policies import Lru, LruPages
 from memstate.prefix.policies.names import POLICIES
 from memstate.prefix.tree import Node
+from tests.support import owners
 from tests.support.held import held
 from tests.support.serving import Server
 
@@ -20,7 +21,8 @@ T = list(range(100, 116))
 
 def server(backend: Backend, policy: Lru | None = None, **more: object) -> Server:
     prefix = ms.Prefix(states=policy or Lru(), pages=LruPages())
-    return Server(backend, **({"every": 64, "slots": 6, "rows": 3, "pages": 8, "prefix": prefix} | more))  # type: ignore[arg-type]
+    sizes = {"every": 64, "slots": 6, "rows": 3, "pages": 8}
+    return Server(backend, whole=True, **(sizes | {"prefix": prefix} | more))  # type: ignore[arg-type]
 
 
 def figures(at: Server) -> object:
@@ -101,7 +103,7 @@ def test_a_salt_or_a_snapshot_that_cannot_be_meant_changes_nothing(backend: Back
     ):
         with pytest.raises(ms.InvalidArgument):
             call()
-        assert figures(at) == before and not at.mem._snapshots.pinned
+        assert figures(at) == before and not owners.pinned(at.mem)
 
 
 def of_pages(name: str) -> ms.Prefix:

@@ -1,6 +1,6 @@
 """Who gives way to whom: requests before snapshots that are due, both before what is cached, and never more than lacks.
 
-Pages of 4 tokens; every prompt of whole pages leaves one state, at its end.
+Pages of 4 tokens; every prompt of whole pages leaves one state, at its end (`Whole`).
 """
 
 from collections.abc import Sequence
@@ -11,6 +11,7 @@ import pytest
 import memstate as ms
 from memstate.kernels.dispatch import Backend
 from memstate.prefix.policies import Lru, LruPages
+from tests.support import owners
 from tests.support.planes import every_snapshot, every_strategy
 from tests.support.serving import Server
 
@@ -24,7 +25,7 @@ def server(backend: Backend, name: str, spare: int, cached: int = 3, every: int 
     """A pool with `cached` states, oldest first, and `spare` free slots."""
     prefix = {key: more.pop(key) for key in ("most_states", "evict") if key in more}
     settings = {"prefix": ms.Prefix(states=Lru(), pages=LruPages(), **prefix), "pages": 30, "rows": 4} | more
-    at = Server(backend, name, slots=cached + spare, every=every, **settings)
+    at = Server(backend, name, whole=True, slots=cached + spare, every=every, **settings)
     for tokens in PROMPTS[:cached]:
         row = at.start(tokens)
         at.prefill(row, publish=False)
@@ -159,7 +160,7 @@ def test_no_more_states_than_the_settings_allow(name: str, most: int, backend: B
     at = server(backend, name, spare=8, cached=0, most_states=most, pages=60)
     for n, tokens in enumerate(PROMPTS):
         assert at.turn(tokens, goal=5) == 0
-        assert min(most, n + 1) <= len(at.cache.nodes) <= most
+        assert min(most, n + 1) <= at.cache.states <= most
     at.look(idle=True)
     figures = at.mem.stats().prefix
     assert figures and figures.states == most and figures.pages == 3 * 6  # KV stays
@@ -179,7 +180,7 @@ def test_without_pages_no_leaf_stays_without_a_state(name: str, backend: Backend
         assert node.children or node.snapshot, f"{node} is a bare leaf"
     row = at.start([*PROMPTS[1], 5])
     at.cache.evict_states(99)
-    assert len(at.cache.nodes) == (name == "redirect")  # it is about to be read
+    assert at.cache.states == (name == "redirect")  # it is about to be read
     at.run([row])
     at.mem.abort([row])
     at.cache.evict_states(99)
@@ -208,9 +209,9 @@ def test_a_reset_forgets_everything(backend: Backend) -> None:
     row, other = at.admit(ms.Request("a", tokens=[*PROMPTS[0], 1]), ms.Request("b", tokens=PROMPTS[4][:5], salt="s"))
     at.run([other])
     at.mem.reset()
-    assert (at.mem.free_slots, at.mem.free_pages) == (7, 30) and not at.cache.nodes and not at.cache.leases
+    assert (at.mem.free_slots, at.mem.free_pages) == (7, 30) and not at.cache.states and not at.cache.leases
     held = at.mem.stats().prefix
-    assert (held.states, held.nodes) == (0, 0) and not at.mem._snapshots.pinned
+    assert (held.states, held.nodes) == (0, 0) and not owners.pinned(at.mem)
     assert at.mem.match([*PROMPTS[0], 1]).kv_length == 0
     for handle in (row, other):
         with pytest.raises(ms.StaleHandle):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from memstate.prefix.tree import Node, Tree
 from memstate.requests.handles import Snapshot
-from memstate.tokens import encode
+from memstate.tokens import Prompt, encode
 
 UNIT = 16  # bytes of a page of two tokens
 PAGES = [encode(page) for page in ((0, 0), (0, 1), (1, 0))]  # two of them agree in half
@@ -43,8 +43,8 @@ class Naive:
         """at: where a second look begins, as an insert with a state in the middle does it."""
         mine = [next(self.next) for _ in range(len(key) // UNIT)]
         there = [prefix in self.pages for prefix in self.prefixes(key, salt)]
-        start = self.tree.insert(key[: at * UNIT], mine[:at], salt)[0] if 0 < at < len(mine) else None
-        node, had = self.tree.insert(key, mine, salt, start)
+        start = self.tree.insert(Prompt(key[: at * UNIT], salt), mine[:at])[0] if 0 < at < len(mine) else None
+        node, had = self.tree.insert(Prompt(key, salt), mine, start)
         assert had == max(sum(there), at if start else 0) and there == sorted(there, reverse=True)
         for prefix, page in zip(self.prefixes(key, salt), mine, strict=True):
             self.pages.setdefault(prefix, page)
@@ -114,7 +114,7 @@ class Naive:
         assert tree.leased_pages == sum(leased.values())
 
     def find(self, key: bytes, salt: Hashable) -> None:
-        found, prefixes = self.tree.find(key, salt), self.prefixes(key, salt)
+        found, prefixes = self.tree.find(Prompt(key, salt)), self.prefixes(key, salt)
         there = [prefix for prefix in prefixes if prefix in self.pages]
         known = [prefix for prefix in prefixes if prefix in self.pages or prefix in self.ghost]
         stated = [prefix for prefix in there if prefix in self.states]
@@ -143,7 +143,7 @@ def test_the_tree_is_a_dictionary_of_prefixes(calls: list[tuple[str, list[bytes]
     naive = Naive()
     for action, pages, salt, at in calls:
         key = b"".join(pages)
-        node = naive.tree.find(key, salt).node
+        node = naive.tree.find(Prompt(key, salt)).node
         if action == "insert":
             naive.insert(key, salt, at)
         elif action == "state":
@@ -180,10 +180,10 @@ def key_of(*pages: int) -> bytes:
 
 def test_a_prompt_computed_bit_by_bit_is_one_node() -> None:
     tree = Tree(UNIT)
-    first, _ = tree.insert(key_of(1), [1], None)
+    first, _ = tree.insert(Prompt(key_of(1), None), [1])
     tree.lease(first)
     for n in range(2, 6):
-        node, had = tree.insert(key_of(*range(1, n + 1)), list(range(1, n + 1)), None)
+        node, had = tree.insert(Prompt(key_of(*range(1, n + 1)), None), list(range(1, n + 1)))
         assert node is first and had == n - 1
     assert (tree.nodes, tree.total_pages, tree.leased_pages) == (1, 5, 5)
     assert tree.pages_to(first) == [1, 2, 3, 4, 5]
@@ -194,40 +194,40 @@ def test_a_prompt_computed_bit_by_bit_is_one_node() -> None:
 @pytest.mark.parametrize("why", ["state", "evicted", "children"])
 def test_a_node_at_whose_end_something_happened_stays_as_long_as_it_is(why: str) -> None:
     tree = Tree(UNIT)
-    node, _ = tree.insert(key_of(1, 2), [1, 2], None)
+    node, _ = tree.insert(Prompt(key_of(1, 2), None), [1, 2])
     if why == "state":
         node.snapshot = Snapshot(1, 1, 4)
     elif why == "evicted":
         node.evicted = True
     else:
-        tree.insert(key_of(1, 2, 9), [1, 2, 9], None)
+        tree.insert(Prompt(key_of(1, 2, 9), None), [1, 2, 9])
         node = next(iter(tree.roots[None].children.values()))
-        tree.insert(key_of(1, 2, 8), [1, 2, 8], None)  # splits at 2, where the first key ended
+        tree.insert(Prompt(key_of(1, 2, 8), None), [1, 2, 8])  # splits at 2, where the first key ended
         node = next(iter(tree.roots[None].children.values()))
-    longer, had = tree.insert(key_of(1, 2, 3), [1, 2, 3], None)
+    longer, had = tree.insert(Prompt(key_of(1, 2, 3), None), [1, 2, 3])
     assert had == 2 and longer is not node and longer.parent is node and node.end == 2 and longer.pages == [3]
 
 
 def test_B43_the_upper_part_of_a_split_node_has_no_state_and_the_lower_one_keeps_it() -> None:
     tree = Tree(UNIT)
-    node, _ = tree.insert(key_of(1, 2, 3, 4), [1, 2, 3, 4], "salt")
+    node, _ = tree.insert(Prompt(key_of(1, 2, 3, 4), "salt"), [1, 2, 3, 4])
     snapshot = node.snapshot = Snapshot(7, 1, 8)
     node.uses = 3
     tree.lease(node)
-    other, had = tree.insert(key_of(1, 2, 5), [11, 12, 13], "salt")
+    other, had = tree.insert(Prompt(key_of(1, 2, 5), "salt"), [11, 12, 13])
     upper = node.parent
     assert had == 2 and upper is not None and upper is other.parent and not upper.is_root
     assert (upper.snapshot, upper.evicted, upper.uses, upper.leases, upper.pages) == (None, False, 0, 1, [1, 2])
     assert (node.snapshot, node.uses, node.leases, node.pages, node.end) == (snapshot, 3, 1, [3, 4], 4)
     assert (other.pages, other.leases, tree.leased_pages, tree.nodes) == ([13], 0, 4, 3)
-    found = tree.find(key_of(1, 2, 3, 4, 9), "salt")
+    found = tree.find(Prompt(key_of(1, 2, 3, 4, 9), "salt"))
     assert found.stated is node and tree.pages_to(node) == [1, 2, 3, 4]
-    assert tree.find(key_of(1, 2, 3), "salt").stated is None
+    assert tree.find(Prompt(key_of(1, 2, 3), "salt")).stated is None
 
 
 def test_a_tree_without_pages_counts_lengths_alone() -> None:
     tree = Tree(UNIT)
-    node, _ = tree.insert(key_of(1, 2, 3), [], None)
-    other, had = tree.insert(key_of(1, 2, 4, 5), [], None)
+    node, _ = tree.insert(Prompt(key_of(1, 2, 3), None), [])
+    other, had = tree.insert(Prompt(key_of(1, 2, 4, 5), None), [])
     assert (had, other.end, node.end, tree.nodes, tree.total_pages) == (2, 4, 3, 3, 5)
     assert tree.pages_to(other) == tree.pages_to(node) == []

@@ -75,12 +75,14 @@ CASES = {  # every, tokens whose KV is there, prompt: where its prefill stops, a
     "both": (64, 9, 22, [8, 20, 22], [8, 20]),
     "both, chunks at multiples": (8, 13, 22, [8, 12, 16, 20, 22], [8, 12, 16, 20]),
     "the branch point on a multiple": (8, 9, 22, [8, 16, 20, 22], [8, 16, 20]),
-    "the prompt's end on a multiple": (8, 13, 16, [8, 12, 16], [8, 12, 16]),
+    "the prompt's end on a multiple": (8, 13, 18, [8, 12, 16, 18], [8, 12, 16]),
+    "the whole prompt on a multiple": (8, 9, 16, [8, 12, 16], [8, 12]),
     "both on multiples": (8, 9, 17, [8, 16, 17], [8, 16]),
     "branch point and prompt's end in one": (64, 13, 15, [12, 15], [12]),
     "all three in one": (4, 13, 14, [4, 8, 12, 14], [4, 8, 12]),
     "neighbours": (64, 9, 13, [8, 12, 13], [8, 12]),
-    "the prompt ends at its end": (64, 9, 12, [8, 12], [8, 12]),
+    "the prompt ends at its end": (64, 9, 16, [8, 12, 16], [8, 12]),
+    "the prompt ends a page behind it": (64, 9, 12, [8, 12], [8]),
     "shorter than a page": (64, 0, 3, [3], []),
 }
 

@@ -4,6 +4,7 @@ import pytest
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
+from tests.support import owners
 from tests.support.planes import every_strategy
 from tests.support.talks import TEXT, Talks, counts, row_holds_nothing, told
 from tests.support.ways import every_strategy_and_order
@@ -26,7 +27,7 @@ def test_B71_a_first_turn_that_began_in_the_cache(backend: Backend, name: str) -
     assert talks.mem.length(row) == 8
     talks.mem.abort([row])
     talks.look()
-    assert talks.kept(session) == ([] if name == "redirect" else [8]) and not talks.mem._snapshots.pinned
+    assert talks.kept(session) == ([] if name == "redirect" else [8]) and not owners.pinned(talks.mem)
     assert talks.whole(TEXT, session) == 8
 
 
@@ -37,7 +38,7 @@ def test_B71_a_turn_aborted_before_it_ran_changes_nothing(backend: Backend, name
     def held() -> object:
         talk = talks.mem._sessions.opened[session]
         states = [(snap.length, talks.node(snap)) for snap in talk.kept]
-        return states, talk.pages, talk.tokens, talk.salt, talk.row, talk.lease and talk.lease.node
+        return states, talk.pages, talk.prompt, talk.row, talk.lease and talk.lease.node
 
     before = (held(), counts(talks))
     for submit in (False, True):

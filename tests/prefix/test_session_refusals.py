@@ -11,7 +11,8 @@ import memstate as ms
 from memstate.prefix.policies import Lru, LruPages, ReturnRate
 from memstate.prefix.policies.names import POLICIES
 from memstate.prefix.tree import Node
-from tests.support.build import build
+from tests.support import owners
+from tests.support.build import Whole, build
 from tests.support.held import held
 
 LAYOUT = ms.StateLayout((ms.Plane("ssm", (2,), torch.float32),), 1)
@@ -112,7 +113,7 @@ def test_leaves_that_a_policy_does_not_offer_are_room() -> None:
 
 @pytest.mark.parametrize("pages", [LruPages, Shy])
 def test_a_leaf_whose_end_somebody_else_has_is_given_up_from_there_on(pages: type[LruPages]) -> None:
-    mem = manager(ms.Prefix(states=Lru(), pages=pages()), ends=True)
+    mem = manager(ms.Prefix(states=Lru(), pages=pages(), placement=Whole(None)), ends=True)
     turn(mem, T)
     assert mem.prefix and mem.prefix.evict_states(8) == 1
     ((_, leaf),) = mem.prefix.tree.walk()
@@ -198,7 +199,7 @@ class Walk:
 
     def fork(self) -> None:
         row = self.any_row()
-        if self.mem.confirmed(row) and self.mem._snapshots.free:
+        if self.mem.confirmed(row) and owners.free(self.mem):
             for other in self.mem.fork(row, ["fork"]).rows:
                 self.rows[other] = None, self.rows[row][1]
 

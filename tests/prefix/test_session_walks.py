@@ -77,8 +77,8 @@ class Walk:
     def start(self, session: ms.Session | None, text: list[int], salt: str | None) -> int:
         """Where a request must begin: with the longest state, of session or cache, that its prompt begins with."""
         found = [self.mem.match(text, salt).length if self.mem.prefix else 0]
-        if session and self.mem._sessions.opened[session].salt == salt:
-            kept, tokens = self.talks.kept(session), self.mem._sessions.opened[session].tokens
+        if session and self.mem._sessions.opened[session].prompt.salt == salt:
+            kept, tokens = self.talks.kept(session), self.mem._sessions.opened[session].prompt.key
             found += [n for n in kept if n < len(text) and tokens[: 8 * n] == array("q", text[:n]).tobytes()]
         return max(found)
 

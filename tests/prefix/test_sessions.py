@@ -44,7 +44,7 @@ def test_B69_a_dead_step_in_flight_leaves_the_newest_answer(backend: Backend, na
 
     With a cache these are lengths of prompts, whose states it has; `live` is one token too far both times.
     """
-    talks, mem, session = told(backend, name, cache=cache)
+    talks, mem, session = told(backend, name, cache=cache, whole=True)
     for length, newest in ((11, 10 if cache else 8), (12, 12)):
         row = talks.turn(TEXT[:length], session)
         talks.run(row, TEXT[:length], dead=True)

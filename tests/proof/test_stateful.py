@@ -24,13 +24,14 @@ from memstate.kernels import rules
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.reference import copy, registers
 from memstate.prefix import cache, policies, sessions, tree
-from memstate.requests import marks, pages, snapshots
+from memstate.requests import holdings, marks, pages
 from memstate.requests import table as request_table
 from memstate.slots import commands, packet
 from memstate.tiers import load, records, writeback
 from memstate.tiers.host import cache as host_cache
 from memstate.tiers.host import pool as host_pool
 from memstate.tiers.prefetch import background, candidates, reservation
+from memstate.tokens import Prompt
 from tests.proof.stateful.operations import OPERATIONS
 from tests.proof.stateful.program import LARGEST, Difference, Program, difference, run, shrunk
 from tests.support.sampling import PROOF
@@ -199,6 +200,16 @@ def a_turn_leaves_its_last_state_only(end: Any) -> Any:
     return broken
 
 
+def pins_are_not_seen(evict: Any) -> Any:
+    def broken(self: Any, *given: Any) -> int:
+        readers, self._holdings.readers = self._holdings.readers, [0] * len(self._holdings.readers)
+        found = evict(self, *given)
+        self._holdings.readers = readers
+        return found
+
+    return broken
+
+
 def a_failed_write_is_never_tried_again(end: Any) -> Any:
     def broken(self: Any, shelf: Any, entries: Any, future: Any) -> None:
         end(self, shelf, entries, future)
@@ -218,7 +229,7 @@ BREAKS = {
         lambda real: lambda self, step: (step.numbers > 0) & self._table.used[step.numbers],
     ),
     "newest_lane_is_overwritten": Break("ping-pong", True, rules, "_write_lane", newest_lane_is_overwritten),
-    "nothing_is_pinned": Break("redirect", True, snapshots.Snapshots, "read_first", does()),
+    "nothing_is_pinned": Break("redirect", True, holdings.Holdings, "begin_read", does()),
     "release_forgets_one": Break(
         "none", False, Buffer, "release", lambda real: lambda self, given: real(self, list(given)[1:])
     ),
@@ -241,15 +252,14 @@ BREAKS = {
     ),
     "zeros_reach_one_byte_too_far": Break("none", False, copy, "_zero", zeros_reach_one_byte_too_far),
     "salts_are_ignored": Break(
-        "ping-pong", False, Cache, "match", lambda real: lambda self, key, salt, most: real(self, key, None, most)
+        "ping-pong", False, Cache, "match",
+        lambda real: lambda self, prompt, most=None: real(self, Prompt(prompt.key, None), most),
     ),
     "use_does_not_refresh": Break(
         "redirect", False, policies.Lru, "used", lambda real: lambda self, node: None if node.uses else real(self, node)
     ),
     "a_split_gives_the_state_to_both": Break("none", False, tree.Tree, "_split", a_split_gives_the_state_to_both),
-    "pins_are_not_seen": Break(
-        "redirect", False, snapshots.Snapshots, "pinned", lambda real: property(lambda self: {}.keys())
-    ),
+    "pins_are_not_seen": Break("redirect", False, Cache, "evict_states", pins_are_not_seen),
     "leases_are_forgotten": Break("lazy", False, Cache, "fork", does()),  # those of rows that were forked
     "marks_outlive_their_row": Break("ping-pong", True, marks.Marks, "end", does()),
     "a_wanted_length_is_kept_wherever_its_chunk_ends": Break(
@@ -263,12 +273,13 @@ BREAKS = {
     "a_turn_leaves_its_last_state_only": Break("lazy", False, Sessions, "end", a_turn_leaves_its_last_state_only),
     "an_aborted_turn_is_kept": Break(
         "redirect", True, Sessions, "begin",
-        lambda real: lambda self, session, row, turn, start, key, salt: real(
-            self, session, row, turn, len(key) // 8, key, salt
+        lambda real: lambda self, session, row, turn, start, prompt: real(
+            self, session, row, turn, prompt.tokens, prompt
         ),
     ),
     "a_hit_covers_the_last_token": Break(
-        "lazy", True, Cache, "match", lambda real: lambda self, key, salt, most: real(self, key, salt, most + 1)
+        "lazy", True, Cache, "match",
+        lambda real: lambda self, prompt, most=None: real(self, prompt, prompt.tokens if most is None else most + 1),
     ),
     "tombstones_stay_dead": Break("redirect", True, Cache, "_attach", tombstones_stay_dead),
     "uses_below_do_not_refresh": Break("lazy", False, Records, "touch", does()),

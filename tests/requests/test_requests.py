@@ -10,9 +10,11 @@ import torch
 import memstate as ms
 from memstate import InvalidArgument, MemstateError, Redirect, Request, Row, StaleHandle, StateManager
 from memstate.kernels.dispatch import Backend
-from memstate.kernels.tables import Marks, Rules, StepRecord, Strategy
+from memstate.kernels.tables import Rules, Strategy
+from memstate.requests.steps import StepLog
 from memstate.slots.commands import CommandBuffer
 from memstate.slots.registers import RegisterFile
+from tests.support import owners
 from tests.support.build import build
 from tests.support.command_bench import recorded
 from tests.support.scan import scan, scan_registers
@@ -44,7 +46,7 @@ def picture(mem: StateManager) -> tuple[object, ...]:
     host = [array.tolist() for array in (file.held, file.labels, file.tracked, file.source)]
     rows = mem._table
     table = (rows.used.tolist(), rows.generation.tolist(), rows.confirmed.tolist(), list(rows.ids))
-    numbers = (mem.free_slots, mem.free_pages, mem._table.free, mem._snapshots.free, mem._snapshots.evictable)
+    numbers = (mem.free_slots, mem.free_pages, mem._table.free, owners.free(mem), owners.holdings(mem).evictable)
     figures = dataclasses.asdict(mem.stats())
     moves = ("short_of_", "oldest_", "idlest_")  # refused calls count, and time goes on
     stats = {name: n for name, n in figures.items() if not name.startswith(moves)}
@@ -100,7 +102,7 @@ def test_B10_B12a_reset_zeroes_everything_preallocated_rows_too(backend: Backend
         mem.reset()
         assert group.left == 0
     assert scan(mem).free == list(range(1, 10))
-    assert (mem.free_pages, mem._table.free, mem._snapshots.free) == (8, 5, 9)
+    assert (mem.free_pages, mem._table.free, owners.free(mem)) == (8, 5, 9)
     stale = [lambda: mem.settle(step), lambda: mem.drop(snapshots), lambda: mem.length(rows[2])]
     for use in [*stale, lambda: mem.admit([Request("late", resume=snapshots[0])])]:
         with pytest.raises(StaleHandle):
@@ -119,9 +121,11 @@ def test_B13_tables_are_sized_by_rows_not_by_slots(backend: Backend) -> None:
     buffer.write(file.address("tracked", np.array([64])), [0])
     buffer.upload_step((np.array([64, 0]), np.array([3, 0])), 8)
     buffer.launch_changes()
-    record = StepRecord(*torch.full((5, 2), -1, dtype=torch.int32, device=backend.device))
-    marks = Marks(*torch.full((4, 1), -1, dtype=torch.int32, device=backend.device))
-    file.plan(buffer.step, record, marks, Rules(Strategy.NONE, 0, 256, False))
+    log = StepLog(2, 1, backend.device)
+    record = log.record(2)
+    for column in (*record, *log.marks):
+        column.fill_(-1)
+    file.plan(buffer.step, record, log.marks, Rules(Strategy.NONE, 0, 256, False))
     assert [column.tolist() for column in record] == [[64, 0], [3, 0], [1, 0], [1, 0], [0, 0]]
     file.labels[3 * 64] = 3
     assert scan_registers(file).labels[3 * 64] == 3

@@ -5,6 +5,7 @@ import torch
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
+from tests.support import owners
 from tests.support.build import on
 from tests.support.scan import scan
 
@@ -37,14 +38,14 @@ def test_B24_boundaries_proceed_whose_shortfall_was_dropped(
     mem, rows = crowded(backend, tracking, 9)
     lacking = mem.shortfall(rows)
     assert lacking == 2 - mem.free_slots > 0
-    kept = list(mem._snapshots.kept.values())
+    kept = list(owners.states(mem).values())
     mem.drop(kept[: lacking if drop else 0])
     assert mem.shortfall(rows) == (0 if drop else lacking)
     before = mem.stats()
     mem.settle(mem.plan(rows))
     after, without = mem.stats(), 0 if drop else lacking
     assert (after.degraded, after.snapshots - before.snapshots) == (without, 2 - without)
-    assert len(mem._snapshots.kept) == len(kept) - (lacking if drop else 0)
+    assert len(owners.states(mem)) == len(kept) - (lacking if drop else 0)
     scan(mem)
     mem.check()
 

@@ -5,6 +5,7 @@ import pytest
 import memstate as ms
 from memstate.kernels.dispatch import Backend
 from tests.slots.test_audit import nothing_but
+from tests.support import owners
 from tests.support.planes import both_orders, every_snapshot, every_strategy
 from tests.support.scan import scan_registers
 from tests.support.talks import TEXT, Talks
@@ -41,7 +42,7 @@ def test_B74_slots_of_idle_sessions_are_owned_by_name(backend: Backend, name: st
     sessions = [owner for kind, owner in mem.owners().values() if kind == "session"]
     assert sorted(sessions) == sorted(first + second)
     assert [owner for kind, owner in mem.owners().values() if kind == "cached"] == [
-        f"cached prefix of 8 tokens in register {next(iter(mem.prefix.nodes))}"
+        f"cached prefix of 8 tokens in register {next(iter(owners.nodes(mem.prefix)))}"
     ]
     turn = talks.turn([50 + token for token in TEXT], session)
     kinds = mem.audit().owned_by_kind
@@ -80,7 +81,7 @@ def test_B74_a_newer_turn_supersedes_the_conversations_older_snapshots(backend: 
     for other in others:
         talks.whole(other[:8], prompt=1)  # older than what follows
     talks.whole(TEXT[:13], session, prompt=1, publish=True)
-    assert sorted(snap.length for node in mem.prefix.nodes.values() if (snap := node.snapshot)) == [4, 8, 8, 8, 12]
+    assert sorted(owners.states(mem)[at].length for at in owners.nodes(mem.prefix)) == [4, 8, 8, 8, 12]
     mem.abort([talks.turn([*TEXT[:8], 60])])  # which goes on from 8
     talks.whole(TEXT, session)
     assert mem.prefix.evict_states(2) == 2
@@ -147,7 +148,7 @@ def test_B74_an_aborted_turn_keeps_no_pages_from_being_evicted(backend: Backend)
 
 def registers(talks: Talks, row: ms.Row, session: ms.Session) -> dict[str, tuple[int, str]]:
     """A register of each kind of owner, and its name."""
-    kept, cached = talks.mem._sessions.opened[session].kept[0].register, next(iter(talks.mem.prefix.nodes))
+    kept, cached = talks.mem._sessions.opened[session].kept[0].register, next(iter(owners.nodes(talks.mem.prefix)))
     return {
         "row": (3 * row.index, f"row {row.index} (request 'talk') live"),
         "cached": (cached, f"cached prefix of 8 tokens in register {cached}"),

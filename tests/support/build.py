@@ -5,20 +5,33 @@ from typing import Any
 
 from memstate import Forward, Pages, Prefix, StateLayout, StateManager, Tracking
 from memstate.kernels.dispatch import Backend
+from memstate.prefix.match import Match
 from memstate.prefix.placement import Ends
 
 PAGES = {"pages": "count", "page_size": "size", "pages_per_row": "per_row"}
 FORWARD = ("in_place", "speculation", "direct_hits", "grid", "packed", "pad")
 
 
+class Whole(Ends):
+    """Prompts of whole pages keep the state behind their last token, as a caller may who knows that they go on.
+
+    `Ends` keeps it a page before. This one is for tests of what becomes of a state, which say where it lies.
+    """
+
+    def marks(self, match: Match, page_size: int) -> dict[int, str]:
+        """The lengths that `Ends` names for one more token."""
+        return super().marks(replace(match, tokens=match.tokens + 1) if page_size > 1 else match, page_size)
+
+
 def build(layout: StateLayout, **given: Any) -> StateManager:
     """A manager; pages, page_size and pages_per_row become `Pages`, what the forward can do becomes `Forward`.
 
-    With a prefix cache, prompts keep states at the multiples of `every` as well, unless `ends` is given.
+    With a prefix cache, prompts keep states at the multiples of `every` as well, unless `ends` is given. With `whole`,
+    those of whole pages keep one behind their last token.
     """
-    prefix, tracking = given.get("prefix"), given.get("tracking")
+    prefix, tracking, placement = given.get("prefix"), given.get("tracking"), Whole if given.pop("whole", 0) else Ends
     if not given.pop("ends", False) and isinstance(prefix, Prefix) and isinstance(tracking, Tracking):
-        given["prefix"] = replace(prefix, placement=Ends(tracking.every))
+        given["prefix"] = replace(prefix, placement=placement(tracking.every))
     pages = {PAGES[name]: given.pop(name) for name in tuple(given) if name in PAGES}
     forward = {name: given.pop(name) for name in tuple(given) if name in FORWARD}
     if pages or given.get("prefix") is not None:

@@ -6,6 +6,7 @@ from typing import ClassVar, Protocol
 import pytest
 
 import memstate as ms
+from tests.support import owners
 
 
 class Ending(Protocol):
@@ -49,8 +50,8 @@ def finish(one: Ending) -> None:
     one.look()
     mem.abort(running(mem))
     close_idle(mem)
-    own = set(mem.prefix.nodes) if mem.prefix else set()
-    mem.drop([snap for register, snap in mem._snapshots.kept.items() if register not in own])
+    own = set(owners.nodes(mem.prefix)) if mem.prefix else set()
+    mem.drop([snap for register, snap in owners.states(mem).items() if register not in own])
     one.empty()
 
 

@@ -1,6 +1,7 @@
 """What a refusal may not change."""
 
 import memstate as ms
+from tests.support import owners
 
 
 def held(mem: ms.StateManager) -> tuple[object, ...]:
@@ -17,8 +18,9 @@ def held(mem: ms.StateManager) -> tuple[object, ...]:
         for salt, node in mem.prefix.tree.walk()
     ]
     return (
-        mem.prefix.inspect(), tree, dict(mem.prefix.nodes), mem.prefix.stats(), dict(mem.prefix.leases),
-        sessions, list(mem._sessions.idling), leases, list(mem._pages.allocator.holders), dict(mem._snapshots._pins),
-        mem._snapshots.free, mem.free_slots, mem.free_pages, mem._table.free, table.cells.tolist(),
+        mem.prefix.inspect(), tree, owners.nodes(mem.prefix), mem.prefix.stats(), dict(mem.prefix.leases),
+        sessions, list(mem._sessions.idling), leases, list(mem._pages.allocator.holders),
+        list(owners.holdings(mem).readers),
+        owners.free(mem), mem.free_slots, mem.free_pages, mem._table.free, table.cells.tolist(),
         table.bitmap.tolist(),
     )  # fmt: skip

@@ -26,7 +26,7 @@ class Scene:
         kv = ms.Planes(KV, pages, ms.Backend("reference", torch.device("cpu")))
         self.mem = build(
             LAYOUT, slots=slots, max_requests=requests, snapshots=2 * slots, pages=pages, page_size=PAGE,
-            pages_per_row=40, journal=300, tracking=tracking, prefix=ms.Prefix(),
+            pages_per_row=40, journal=300, tracking=tracking, prefix=ms.Prefix(), whole=True,
             tiers=ms.Tiers("toy", 6, host_pages=40, kv=kv), backend="reference",
         )  # fmt: skip
         self.random = random.Random(seed)

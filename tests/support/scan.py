@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from memstate import SlotAllocator, StateManager
 from memstate.slots.registers import RegisterFile
+from tests.support import owners
 from tests.support.packets import bits
 
 
@@ -123,7 +124,7 @@ def row_problems(mem: StateManager) -> list[str]:
 def page_problems(mem: StateManager) -> list[str]:
     """KV pages: a row's come without gaps, the null row has none, and those that somebody refers to are taken."""
     problems = []
-    referred = {page for snapshot in mem._snapshots.kept.values() for page in snapshot.pages}
+    referred = {page for snapshot in owners.states(mem).values() for page in snapshot.pages}
     total = mem.stats().pages
     for row, pages in enumerate(mem.page_table.tolist()):
         taken = [page for page in pages if page != 0]

@@ -12,6 +12,7 @@ import numpy as np
 import memstate as ms
 from memstate.kernels.dispatch import Backend
 from memstate.prefix.tree import Node
+from tests.support import owners
 from tests.support.build import build
 from tests.support.endings import made
 from tests.support.loops import InPlacePlanes
@@ -189,7 +190,7 @@ class Server:
         mem.audit().raise_if_leaking()
         mem.check()
         users: Counter[int] = Counter(page for row in range(1, mem._table.rows + 1) for page in mem._pages.of(row))
-        users.update(page for snap in mem._snapshots.kept.values() for page in snap.pages)
+        users.update(page for snap in owners.states(mem).values() for page in snap.pages)
         if mem.prefix is not None:
             users.update(self._look_at_tree(idle))
         holders = np.asarray(mem._pages.allocator.holders)
@@ -197,7 +198,7 @@ class Server:
         assert mem.free_pages == len(holders) - 1 - len(+users)
         self.kv[holders == 0] = STALE
         if idle:
-            assert not mem._snapshots.pinned and not mem._table.used.any()
+            assert not owners.pinned(mem) and not mem._table.used.any()
 
     def _look_at_tree(self, idle: bool) -> Iterable[int]:
         cache, leased = self.cache, Counter[Node]()
@@ -219,7 +220,7 @@ class Server:
                 assert int(self.mem._registers.table.labels[node.snapshot.register]) == len(tokens)
                 states[node.snapshot.register] = node
                 content[self.slot(node.snapshot.register)] = tuple(tokens)
-        assert states == cache.nodes and len(content) == len(states) and 0 not in content
+        assert states == owners.nodes(cache) and len(content) == len(states) and 0 not in content
         assert not self.planes.wrong(content), "a cached state is not what its tokens say"
         assert set(cache.tree.roots) == {salt for salt, _ in cache.tree.walk()}
         figures = self.mem.stats().prefix

@@ -7,6 +7,7 @@ import numpy as np
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
+from tests.support import owners
 from tests.support.endings import finish, made
 from tests.support.planes import MAKERS, History, Loop
 from tests.support.scan import row_problems, scan_registers
@@ -126,11 +127,11 @@ class Talks(Loop):
             content |= {self.slot(row, part): tuple(self.fed[row][:label]) for part, label in labels.items()}
         for talk in mem._sessions.opened.values():
             users.update(talk.pages)
-            tokens = key_tokens(talk.tokens)
+            tokens = key_tokens(talk.prompt.key)
             assert not (talk.row and (talk.kept or talk.pages or talk.lease))
             assert self.written(talk.pages, tokens[: talk.kept[0].length] if talk.kept else [])
             content |= {slots[snap.register]: tuple(tokens[: snap.length]) for snap in talk.kept}
-        for snap in [*mem._snapshots.kept.values(), *mem._snapshots._dropped.values()]:
+        for snap in [*owners.states(mem).values(), *owners.leaving(mem).values()]:
             users.update(snap.pages)
         if mem.prefix is not None:
             leased = Counter(node for lease in self.leases() for node in lease.node.path())
@@ -144,7 +145,7 @@ class Talks(Loop):
                     content[slots[node.snapshot.register]] = tuple(tokens)
             assert not leased
         assert list(mem._pages.allocator.holders) == [users[page] for page in range(mem.stats().pages + 1)]
-        assert set(mem._snapshots.pinned) == {source for source in mem._registers.source.tolist() if source}
+        assert set(owners.pinned(mem)) == {source for source in mem._registers.source.tolist() if source}
         assert self.planes.wrong(content) == []
 
     def leases(self) -> list[ms.prefix.cache.Lease]:
@@ -161,12 +162,12 @@ class Talks(Loop):
         if cache := self.mem.prefix:
             cache.clear()
             assert (cache.tree.leased_pages, cache.tree.total_pages, cache.tree.nodes) == (0, 0, 0)
-            assert not cache.leases and not cache.nodes and not cache.tree.roots
+            assert not cache.leases and not cache.states and not cache.tree.roots
         self.look()
         self.mem.check()
         stats = self.mem.stats()
-        free = (self.mem.free_slots, self.mem.free_pages, self.mem._snapshots.free)
-        assert free == (stats.capacity, stats.pages, self.mem._snapshots._count) and not self.mem._snapshots.pinned
+        free = (self.mem.free_slots, self.mem.free_pages, owners.free(self.mem))
+        assert free == (stats.capacity, stats.pages, self.mem._registers.holders) and not owners.pinned(self.mem)
 
 
 def key_tokens(key: bytes) -> list[int]:
@@ -198,7 +199,7 @@ def row_holds_nothing(mem: ms.StateManager, index: int) -> bool:
 
 def counts(talks: Talks) -> tuple[int, ...]:
     """What is free."""
-    return talks.mem.free_slots, talks.mem.free_pages, talks.mem._table.free, talks.mem._snapshots.free
+    return talks.mem.free_slots, talks.mem.free_pages, talks.mem._table.free, owners.free(talks.mem)
 
 
 def told(

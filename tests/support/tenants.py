@@ -16,6 +16,7 @@ from memstate.kernels.dispatch import Backend
 from memstate.prefix.policies import Lru, LruPages
 from memstate.state.planes import Planes
 from memstate.tiers import Fetch, Prefetch, Tiers
+from tests.support import owners
 from tests.support.build import build
 
 PAGE, EVERY, PAGES = 4, 8, 60
@@ -52,7 +53,7 @@ class House:
             usual |= {"kv": self.pages, "executor": AtOnce(), "prefetch": Prefetch(threshold=PAGE)}
             settings["tiers"] = Tiers(**usual | tiers)
         usual = {"prefix": ms.Prefix(Lru(), LruPages()), "tracking": ms.Redirect(EVERY), "max_requests": 4}
-        usual |= {"pages": PAGES, "page_size": PAGE, "pages_per_row": 12}
+        usual |= {"pages": PAGES, "page_size": PAGE, "pages_per_row": 12, "whole": True}
         self.mem = build(STATE, slots=slots, backend="reference", **(usual | settings))  # type: ignore[arg-type]
         self.tenants: dict[ms.Row, Hashable] = {}
         self._numbers: dict[tuple[type, Hashable], int] = {}
@@ -142,4 +143,4 @@ class House:
     def idle(self) -> None:
         """Nothing runs any more, and nothing is lost."""
         self.mem.audit().raise_if_leaking()
-        assert not self.mem._table.used.any() and not self.mem._snapshots.pinned
+        assert not self.mem._table.used.any() and not owners.pinned(self.mem)

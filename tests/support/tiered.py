@@ -19,7 +19,8 @@ from memstate.stats import TierStats
 from memstate.tiers import Prefetch, TierManager, Tiers
 from memstate.tiers.host.cache import CachedRecord, RecordCache
 from memstate.tiers.keys import Keys, fingerprint
-from memstate.tokens import encode
+from memstate.tokens import Prompt, encode
+from tests.support import owners
 from tests.support.held import held
 from tests.support.planes import LAYOUT, History, fold
 from tests.support.serving import PAGE, STALE, Server
@@ -39,7 +40,8 @@ def whole(n: int, pages: int = 2) -> list[int]:
 class Tiered(Server):
     """A server whose every read checks what it reads. tiers: settings, besides those that are usual here.
 
-    With `every` far away a prompt of whole pages leaves one state, at its end; the cache gives up what was used last.
+    With `every` far away a prompt of whole pages leaves one state, at its end (`Whole`). The cache gives up what was
+    used last.
     """
 
     def __init__(
@@ -51,7 +53,7 @@ class Tiered(Server):
         usual |= {"host_pages": HOST_PAGES} if pages else {}
         settled = usual | {"prefetch": Prefetch(threshold=PAGE, limit=None, stop="wait_complete")} | (tiers or {})
         super().__init__(
-            backend, name, pages=pages, every=every, prefix=prefix or ms.Prefix(Lru(), LruPages()),
+            backend, name, whole=True, pages=pages, every=every, prefix=prefix or ms.Prefix(Lru(), LruPages()),
             tiers=Tiers(**settled), **settings,  # type: ignore[arg-type]
         )  # fmt: skip
         if backend.device.type == "cuda":
@@ -76,7 +78,7 @@ class Tiered(Server):
 
     def note(self, tokens: Sequence[int], salt: object = None) -> None:
         """Remembers what the keys of a prompt mean."""
-        for at, key in enumerate(self._keys.of(encode(tokens), salt), 1):
+        for at, key in enumerate(self._keys.of(Prompt(encode(tokens), salt)), 1):
             assert self.known.setdefault(key, tuple(tokens[: at * self.page])) == tuple(tokens[: at * self.page])
 
     def admit(self, *requests: ms.Request) -> list[ms.Row]:
@@ -317,7 +319,7 @@ def everything(at: Tiered) -> tuple[object, ...]:
     """All that a refusal may not change, here and in host memory."""
     at.mem.submit()
     host = [[(entry.key, entry.record, entry.pins) for entry in cache.entries()] for cache in at.caches]  # by use
-    return held(at.mem), host, at.tiers, sorted(at.mem._snapshots.kept)
+    return held(at.mem), host, at.tiers, sorted(owners.states(at.mem))
 
 
 NEEDS = {"none": 1, "ping-pong": 3, "lazy": 2, "redirect": 1}  # slots that a request takes

@@ -10,7 +10,7 @@ from memstate.prefix.lease import NO_MATCH
 from memstate.tiers import FileStore, manager
 from memstate.tiers.keys import Keys
 from memstate.tiers.prefetch import agreement
-from memstate.tokens import encode
+from memstate.tokens import Prompt, encode
 from tests.support.splits import TOKENS, Model
 from tests.support.tenants import NOTHING, PAGE, House, T, two_tenants
 from tests.support.virtual import MemoryStore
@@ -146,8 +146,8 @@ def test_a_hand_over_brings_what_its_own_salt_has(mine: Hashable, other: Hashabl
 
 @two_tenants
 def test_digests_are_of_one_salt(mine: Hashable, other: Hashable) -> None:
-    keys, key = Keys(bytes(32), PAGE), encode(T[:8])
-    assert keys.of(key, mine) == keys.of(key, mine) and not set(keys.of(key, mine)) & set(keys.of(key, other))
+    keys, ours, theirs = Keys(bytes(32), PAGE), *(Prompt(encode(T[:8]), salt) for salt in (mine, other))
+    assert keys.of(ours) == keys.of(ours) and not set(keys.of(ours)) & set(keys.of(theirs))
 
 
 @two_tenants
@@ -158,8 +158,8 @@ def test_nodes_and_prompts_have_the_digests_of_their_salt(mine: Hashable, other:
     assert cache is not None
 
     def both(salt: Hashable) -> tuple[Sequence[bytes], Sequence[bytes]]:
-        key = encode(T[:16])
-        return host.digests(key, salt, cache.match(key, salt, 16)), host.digests(key, salt, NO_MATCH)
+        prompt = Prompt(encode(T[:16]), salt)
+        return host.digests(prompt, cache.match(prompt, 16)), host.digests(prompt, NO_MATCH)
 
     for salt in (mine, other):
         house.turn(8, salt)

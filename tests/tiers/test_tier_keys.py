@@ -16,6 +16,7 @@ from memstate.errors import InvalidArgument
 from memstate.salts import encode
 from memstate.tiers import keys as module
 from memstate.tiers.keys import Keys, fingerprint
+from memstate.tokens import Prompt
 from memstate.tokens import encode as encode_tokens
 
 STATE = StateLayout((Plane("conv", (6, 3), torch.bfloat16), Plane("ssm", (2, 4, 4), torch.float32)), layers=3)
@@ -30,7 +31,7 @@ def tokens(n: int, seed: int) -> bytes:
 def test_values_are_those_of_every_other_process() -> None:
     """Written down once: whoever changes them gives up everything that storage holds."""
     assert KEYS.fingerprint.hex() == "4ac088215539508cd7617a602fe921a3391aa7c1999c8715846ef3bd9cb7fd98"
-    digests = KEYS.of(encode_tokens(range(9)), ("tenant", 7, None, 1, b"\xff", -129))
+    digests = KEYS.of(Prompt(encode_tokens(range(9)), ("tenant", 7, None, 1, b"\xff", -129)))
     assert [digest.hex() for digest in digests] == [
         "8903c73b9b50f18f1dbb69d79c8a9dd3626146f57142bf350573e7d78341af9d",
         "32cee0323a69ac96663f01ae3fe3ba632e9dd1d30680a88b34610b4d8454a0bf",
@@ -46,19 +47,19 @@ def test_digests_chain_whole_pages(page: int, length: int) -> None:
         whole_page = key[number * page * 8 : (number + 1) * page * 8]
         digest = blake2b(digest + whole_page, digest_size=32).digest()
         expected.append(digest)
-    assert keys.of(key, "salt") == expected
+    assert keys.of(Prompt(key, "salt")) == expected
 
 
 def test_a_digest_stands_for_all_tokens_before_it() -> None:
     key = tokens(32, 1)
-    whole = KEYS.of(key, None)
+    whole = KEYS.of(Prompt(key, None))
     assert len(set(whole)) == 8
     for n in range(33):
-        assert KEYS.of(key[: n * 8], None) == whole[: n // 4]
+        assert KEYS.of(Prompt(key[: n * 8], None)) == whole[: n // 4]
     for changed in range(len(key)):  # one bit anywhere: this page and all after it
         other = bytearray(key)
         other[changed] ^= 1
-        found = KEYS.of(bytes(other), None)
+        found = KEYS.of(Prompt(bytes(other), None))
         page = changed // 32
         assert found[:page] == whole[:page] and not set(found[page:]) & set(whole)
 
@@ -66,7 +67,7 @@ def test_a_digest_stands_for_all_tokens_before_it() -> None:
 @pytest.mark.parametrize("known", range(10))
 def test_what_is_known_is_not_computed_again(known: int, monkeypatch: pytest.MonkeyPatch) -> None:
     key, calls = tokens(4 * 9 + 3, 2), []
-    whole = KEYS.of(key, "salt")
+    whole = KEYS.of(Prompt(key, "salt"))
 
     def counted(data: bytes, digest_size: int) -> object:
         calls.append(len(data))
@@ -74,16 +75,16 @@ def test_what_is_known_is_not_computed_again(known: int, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(module, "blake2b", counted)
     given_digests = tuple(whole[:known])
-    assert KEYS.of(key, "salt", given_digests) == whole
+    assert KEYS.of(Prompt(key, "salt"), given_digests) == whole
     assert len(calls) == 9 - known + (not known) and calls[not known :] == [32 + 4 * 8] * (9 - known)
 
 
 def test_more_may_be_known_than_is_asked_for() -> None:
     key = tokens(16, 3)
-    whole = KEYS.of(key, None)
-    assert KEYS.of(key[:71], None, whole) == whole[:2]
-    assert KEYS.of(b"", None, whole) == []
-    assert KEYS.of(key, None, whole) is not whole  # nobody else's list
+    whole = KEYS.of(Prompt(key, None))
+    assert KEYS.of(Prompt(key[:71], None), whole) == whole[:2]
+    assert KEYS.of(Prompt(b"", None), whole) == []
+    assert KEYS.of(Prompt(key, None), whole) is not whole  # nobody else's list
 
 
 SALTS = st.recursive(

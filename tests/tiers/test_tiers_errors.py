@@ -18,6 +18,7 @@ from memstate.tiers.keys import Keys, fingerprint
 from memstate.tiers.prefetch import agreement
 from memstate.tiers.settings import Tiers
 from memstate.tiers.stores.base import NoStore, Outcome
+from memstate.tokens import Prompt
 from tests.support.build import build
 from tests.support.planes import LAYOUT
 from tests.support.serving import PAGE
@@ -185,7 +186,7 @@ def test_records_of_one_axis_are_strangers_to_another(tmp_path: Path) -> None:
     for int8 in ({}, {"ssm": 0}, {"ssm": 1}, {"ssm": 2}):
         mem = build(layout, **usual, prefix=ms.Prefix(), tiers=Tiers("toy", 2, int8=int8, store=ms.FileStore(tmp_path)))
         assert mem.tiers is not None
-        marks.add(mem.tiers.host.digests(bytes(8 * PAGE), None, mem.match(range(PAGE)))[0])
+        marks.add(mem.tiers.host.digests(Prompt(bytes(8 * PAGE), None), mem.match(range(PAGE)))[0])
         mem.close()
     assert len(marks) == 4
 

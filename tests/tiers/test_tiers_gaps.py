@@ -5,6 +5,7 @@ import pytest
 import memstate as ms
 from memstate.kernels.dispatch import Backend
 from memstate.tiers import Tiers
+from tests.support import owners
 from tests.support.tiered import T, Tiered, below, everything, settle, whole
 from tests.support.virtual import ByHand, MemoryStore
 
@@ -52,9 +53,9 @@ def test_a_hit_is_worth_a_holder_that_the_cache_has(plain: Backend) -> None:
     settle(at)
     at.give_up(pages=60)
     at.cache_prompts(whole(2), whole(3))
-    assert at.mem._snapshots.free == 0
+    assert owners.free(at.mem) == 0
     row = at.start([*ONE, 1])
-    assert at.mem.length(row) == 8 and len(at.cache.nodes) == 2
+    assert at.mem.length(row) == 8 and at.cache.states == 2
     at.checked([row])
 
 

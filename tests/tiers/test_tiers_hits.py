@@ -121,7 +121,7 @@ def test_where_slots_are_short_the_state_becomes_the_row_s_own(name: str, plain:
     """No slot besides those that a request takes in any case."""
     at = below(plain, name, slots=NEEDS[name], kv_stays=True)
     row = at.start([*ONE, 1])
-    assert at.mem.length(row) == 8 and at.mem.free_slots == 0 and not at.cache.nodes
+    assert at.mem.length(row) == 8 and at.mem.free_slots == 0 and not at.cache.states
     at.checked([row])
     assert at.text[row] == written([*ONE, 1], 1)
     at.mem.abort([row])
@@ -133,7 +133,7 @@ def test_where_slots_are_short_the_state_becomes_the_row_s_own(name: str, plain:
 def test_where_slots_are_short_only_so_many_are_taken_over(name: str, plain: Backend) -> None:
     at = below(plain, name, whole(1), whole(2), slots=2 * NEEDS[name] + 1, kv_stays=True)
     rows = at.admit(*[ms.Request(n, tokens=[*whole(n), 1]) for n in (1, 2)])
-    assert [at.mem.length(row) for row in rows] == [8, 8] and len(at.cache.nodes) == 1
+    assert [at.mem.length(row) for row in rows] == [8, 8] and at.cache.states == 1
     at.checked(rows)
 
 

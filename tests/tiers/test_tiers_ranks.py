@@ -12,7 +12,7 @@ from memstate.kernels.dispatch import Backend
 from memstate.tiers import manager
 from memstate.tiers.keys import Keys, fingerprint
 from memstate.tiers.prefetch import agreement
-from memstate.tokens import encode
+from memstate.tokens import Prompt, encode
 from tests.support.planes import LAYOUT
 from tests.support.processes import run_ranks
 from tests.support.serving import PAGE
@@ -108,7 +108,7 @@ def test_what_was_agreed_on_is_nothing_once_a_record_is_gone(keyed: Tiered) -> N
     at = keyed
     at.give_up(pages=60)
     host = at.below.host
-    keys = at._keys.of(encode(PROMPT), None)
+    keys = at._keys.of(Prompt(encode(PROMPT), None))
     assert host.kv is not None
     hit = host.agreed_hit(4 * PAGE, keys, 1)
     assert hit is not None and len(hit.pages) == 3

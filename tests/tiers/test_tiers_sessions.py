@@ -4,6 +4,7 @@ import pytest
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
+from memstate.tokens import Prompt, encode
 from tests.support.planes import every_strategy
 from tests.support.scan import row_problems, scan_registers
 from tests.support.tiered import NEEDS, T, Tiered, everything, settle, whole
@@ -127,8 +128,8 @@ def test_a_prompt_that_host_memory_is_too_small_for_is_let_go(plain: Backend) ->
 def test_what_is_pinned_stays_and_the_rest_gives_way(plain: Backend) -> None:
     at = Tiered(plain, slots=8, tiers={"host_slots": 2, "host_pages": 4, "write": "back"})
     at.pass_down(whole(1), whole(2))
-    match = at.mem.prefix.match(ms.tokens.encode([*ONE, 1]), None, 8)  # type: ignore[union-attr]
-    hit = at.below.find(ms.tokens.encode([*ONE, 1]), None, match, 0, 8)
+    prompt = Prompt(encode([*ONE, 1]), None)
+    hit = at.below.find(prompt, at.mem.prefix.match(prompt), 0)  # type: ignore[union-attr]
     assert hit is not None and hit.length == 8
     at.below.host.pin([hit])
     for n in (3, 4):

@@ -180,7 +180,7 @@ def test_running_rows_publish_and_lose_states_to_each_other(name: str, plain: Ba
     settle(at)
     at.look(idle=True)
     states = at.mem.stats().prefix
-    assert states and len(at.cache.nodes) == 1 and at.tiers.refused == 0
+    assert states and at.cache.states == 1 and at.tiers.refused == 0
     assert len(at.keeps()) == at.moved[0] == (3 if name == "none" else 9), "each once, however often it was published"
 
 

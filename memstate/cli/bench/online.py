@@ -74,7 +74,9 @@ class Online(Ours):
             self._running = [*self._running[changes:], *zip(names, new, strict=True)]
 
     def _request(self, name: int) -> Request:
-        return Request(name, tokens=_prompt(name), length=2 * EVERY) if self._prefix else Request(name)
+        if not self._prefix:
+            return Request(name)
+        return Request(name, tokens=_prompt(name), length=2 * EVERY, snapshot_at=[EVERY])
 
     def _read(self, changes: int) -> None:
         """Takes the newest requests to the first boundary."""

@@ -14,7 +14,7 @@ from memstate.cli.replay.by_hand import REGISTERS, ROW, Rig
 from memstate.prefix import Prefix
 from memstate.prefix.lease import NO_MATCH, NO_NODE, Insertion, Lease
 from memstate.prefix.policies.names import POLICIES
-from memstate.tokens import encode
+from memstate.tokens import EMPTY, Prompt, encode
 
 OURS = ("lru", "return-rate")  # what the peer does, and the default
 BATCH = 32  # calls in a row before it is another's turn: what disturbs the machine disturbs all
@@ -50,30 +50,30 @@ class Ours:
         of_states, of_pages = POLICIES[policy]
         prefix = Prefix(of_states(), of_pages and of_pages(), most_states=states)
         self.rig = Rig(prefix, states, pages, longest)
-        self._key, self._match = b"", NO_MATCH
+        self._prompt, self._match = EMPTY, NO_MATCH
 
     @property
     def held(self) -> tuple[int, int]:
         """States and pages in use."""
-        return len(self.rig.cache.nodes), self.rig.cache.tree.total_pages
+        return self.rig.cache.states, self.rig.cache.tree.total_pages
 
     def match(self, ids: Key) -> int:
         """Returns the blocks up to the deepest state; notes the use, as a request's admission does."""
-        self._key = encode(ids)
-        self._match = self.rig.cache.match(self._key, None, len(ids))
-        self.rig.cache.use(Lease(NO_NODE, None, self._match, {}))  # one that keeps nothing: an insert may never come
+        self._prompt = Prompt(encode(ids), None)
+        self._match = self.rig.cache.match(self._prompt, len(ids))
+        self.rig.cache.use(Lease(NO_NODE, EMPTY, self._match))  # one that keeps nothing: an insert may never come
         return self._match.length
 
     def insert(self, ids: Key) -> float:
         """Inserts what was matched last, with a state at its end; returns the seconds of that and of evictions."""
         cache, pages, row = self.rig.cache, self.rig.pages, np.array([ROW])
-        lease, shared = cache.hold(self._match, None), cache.pages(self._match)
+        lease, shared = cache.hold(self._match, self._prompt), cache.pages(self._match)
         fresh = len(ids) - len(shared)
         spent = host_seconds(lambda: cache.evict_pages(fresh - pages.allocator.free))
         pages.start(row, [shared], [fresh])
         cache.unpin(lease)
         self.rig.state(REGISTERS[0], len(ids))
-        insertion = Insertion(lease, self._key, pages.of(ROW), REGISTERS[0], len(ids), "end")
+        insertion = Insertion(lease, self._prompt.key, pages.of(ROW), REGISTERS[0], len(ids), "end")
         self.rig.commands.submit()  # the state is computed by then
         spent += host_seconds(lambda: cache.insert([insertion]))
         self.rig.commands.release(REGISTERS)

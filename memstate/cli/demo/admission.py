@@ -95,7 +95,6 @@ class Admission:
         self.meter.prefix_hit_tokens += start
         self.meter.resumed += start > 0
         if cached:  # it is not there any more where the row took it over
-            node = self.cache.nodes.get(cached.register)
-            self.meter.read_cached += node is not None and node.snapshot == cached
+            self.meter.read_cached += self.cache.has(cached)
         self.meter.session_hit_tokens += 0 if cached else start
         return start

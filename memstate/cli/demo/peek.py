@@ -12,7 +12,7 @@ from torch import Tensor
 from memstate.engine.manager import StateManager
 from memstate.kernels.tables import REGISTERS_PER_ROW
 from memstate.requests.handles import Row, Session, Snapshot
-from memstate.tokens import encode
+from memstate.tokens import Prompt, encode
 
 
 def live_register(row: Row) -> int:
@@ -47,9 +47,14 @@ def empty_register(mem: StateManager, register: int) -> int:
     return slot
 
 
-def kept_snapshots(mem: StateManager) -> Mapping[int, Snapshot]:
-    """Returns the published snapshots that still exist, by register."""
-    return mem._snapshots.kept
+def states(mem: StateManager) -> list[Snapshot]:
+    """Returns the states that have an owner and a valid handle."""
+    return list(mem._holdings.of("snapshot", "cached", "session", "mark"))
+
+
+def exists(mem: StateManager, snapshot: Snapshot) -> bool:
+    """Returns whether a state still has an owner."""
+    return mem._holdings.has(snapshot)
 
 
 def session_snapshots(mem: StateManager, session: Session) -> list[Snapshot]:
@@ -59,7 +64,7 @@ def session_snapshots(mem: StateManager, session: Session) -> list[Snapshot]:
 
 def session_hit(mem: StateManager, session: Session, tokens: Sequence[int]) -> tuple[int, int]:
     """Returns length and register of the state that a session has for a prompt; zeros where it has none."""
-    found = mem._sessions.find(mem._sessions.get(session), encode(tokens), None)
+    found = mem._sessions.find(mem._sessions.get(session), Prompt(encode(tokens), None))
     return (found.length, found.registers[0]) if found.length else (0, 0)
 
 

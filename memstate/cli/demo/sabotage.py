@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from memstate.cli.demo.peek import kept_snapshots, session_hit, slot_and_label, state_bytes, write_state
+from memstate.cli.demo.peek import session_hit, slot_and_label, state_bytes, states, write_state
 from memstate.cli.demo.work import Work
 from memstate.engine.manager import StateManager
 from memstate.requests.handles import Row, Session
@@ -102,6 +102,6 @@ class Sabotage:
 
     def _neighbours(self, target: Target) -> list[int]:
         """Slots of the other states that are kept, nearest length first."""
-        others = [one for one in kept_snapshots(self.mem).values() if one.register != target.register]
+        others = [one for one in states(self.mem) if one.register != target.register]
         others.sort(key=lambda one: abs(one.length - target.length))
         return [slot_and_label(self.mem, one.register)[0] for one in others]

@@ -61,7 +61,7 @@ class Witness:
         Syncs: yes, where there are any.
         """
         for conversation, snapshot, what in self._waiting:
-            if peek.kept_snapshots(self.mem).get(snapshot.register) == snapshot:
+            if peek.exists(self.mem, snapshot):
                 self._see(conversation, snapshot.register, what)
             else:
                 self.missed += 1

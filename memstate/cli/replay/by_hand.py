@@ -21,16 +21,14 @@ from memstate.prefix import Prefix, PrefixCache
 from memstate.prefix.lease import Insertion, Lease
 from memstate.prefix.policies.foresight import Foresight, ForesightPages, Future
 from memstate.prefix.policies.names import POLICIES
+from memstate.requests.holdings import Holdings
 from memstate.requests.page_table import PageTable
-from memstate.requests.snapshots import Snapshots
-from memstate.requests.tracking import NoTracking
-from memstate.requests.tracking.mirror import Mirror
 from memstate.slots.allocator import SlotAllocator
 from memstate.slots.audit import audit
 from memstate.slots.commands import CommandBuffer
 from memstate.slots.inspect import inspect
 from memstate.slots.registers import RegisterFile
-from memstate.tokens import BYTES, encode
+from memstate.tokens import BYTES, Prompt, encode
 
 ROW = 1
 REGISTERS = range(REGISTERS_PER_ROW * ROW, REGISTERS_PER_ROW * (ROW + 1))
@@ -46,8 +44,7 @@ class Rig:
         self.file = RegisterFile(self.allocator, ROW, 2 * states + 4, width)
         self.commands = CommandBuffer(self.file)
         self.pages = PageTable(pages, 1, self.commands)
-        snapshots = Snapshots(self.commands, self.pages, Mirror(self.file, NoTracking(1), overlap=False))
-        self.cache = PrefixCache(prefix, self.commands, self.pages, snapshots)
+        self.cache = PrefixCache(prefix, self.commands, self.pages, Holdings(self.commands, self.pages.allocator))
 
     def state(self, register: int, length: int) -> None:
         """Puts a state of so many blocks into a register of the row, as if it had been computed."""
@@ -58,7 +55,8 @@ class Rig:
     def leaked(self) -> int:
         """Returns the slots that are leaked, doubly owned, or owned but free, once all is submitted."""
         self.commands.submit()
-        named = {register: ("cached", f"register {register}") for register in self.cache.nodes}
+        registers = [node.snapshot.register for node in self.cache.stated() if node.snapshot]
+        named = {register: ("cached", f"register {register}") for register in registers}
         report = audit(inspect(self.file, named), named)
         return self.allocator.capacity - report.free - len(named) + len(report.double_owned) + len(report.lost)
 
@@ -90,12 +88,12 @@ def replay(
     for at, (request, ids) in enumerate(zip(requests, keys, strict=True)):
         future.now = at
         begin = time.perf_counter()
-        key = encode(ids)
-        match = rig.cache.match(key, None, len(ids))
+        prompt = Prompt(encode(ids), None)
+        match = rig.cache.match(prompt, len(ids))
         matched = time.perf_counter()
-        lease = rig.cache.hold(match, None)
+        lease = rig.cache.hold(match, prompt)
         rig.cache.use(lease)
-        spent = _insert(rig, lease, key, len(ids))
+        spent = _insert(rig, lease, prompt.key, len(ids))
         hits[at >= first] += match.length
         asked[at >= first] += len(request.hash_ids)
         if at >= first:

@@ -155,7 +155,7 @@ class Serving:
         """Slots that neither the cache nor a row holds and that are not free."""
         assert self.mem.prefix is not None
         stats = self.mem.stats()
-        owned = len(self.mem.prefix.nodes) + stats.held_by_live + stats.held_by_lanes
+        owned = self.mem.prefix.states + stats.held_by_live + stats.held_by_lanes
         return stats.capacity - stats.free - owned
 
     @property

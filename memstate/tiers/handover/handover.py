@@ -19,7 +19,7 @@ from memstate.tiers.handover.resplit import Resplit
 from memstate.tiers.keys import Keys, fingerprint
 from memstate.tiers.records import FLAWS, Kind, RecordFormat
 from memstate.tiers.stores.base import Bytes, Outcome, Store
-from memstate.tokens import BYTES, Tokens, encode
+from memstate.tokens import Prompt, Tokens, encode
 
 T = TypeVar("T")
 ASKED = 256  # records that a store is asked about at a time
@@ -43,7 +43,7 @@ class Handed:
     faults: Counter[str] = field(default_factory=Counter)
 
 
-class Prompt(NamedTuple):
+class PromptDigests(NamedTuple):
     """Digests of a prompt's pages: those of the target rank, and those of each source rank."""
 
     own: list[bytes]
@@ -121,10 +121,9 @@ class HandOver:
         Raises:
             InvalidArgument: The tokens, the salt or `most` cannot be meant.
         """
-        key = encode(tokens)
-        most = max(0, len(key) // BYTES - 1) if most is None else whole("most", most, least=0)
-        key = key[: most * BYTES]
-        prompt = Prompt(self._own.of(key, salt), {of: keys.of(key, salt) for of, keys in self._theirs.items()})
+        given = Prompt(encode(tokens), salt)
+        given = given.head(max(0, given.tokens - 1) if most is None else whole("most", most, least=0))
+        prompt = PromptDigests(self._own.of(given), {of: keys.of(given) for of, keys in self._theirs.items()})
         handed, state, done = Handed(), None, 0
         reach = len(prompt.own) if self._kv is None else self._kv.reach(prompt, handed)
         for end in self._ends(prompt, reach, handed):
@@ -140,7 +139,7 @@ class HandOver:
             break  # a target that takes no state takes no other
         return handed
 
-    def _ends(self, prompt: Prompt, reach: int, handed: Handed) -> Sequence[int]:
+    def _ends(self, prompt: PromptDigests, reach: int, handed: Handed) -> Sequence[int]:
         """Returns the page ends where a request could start, the deepest first."""
         if self._state is None:
             return range(reach, 0, -1)
@@ -148,7 +147,7 @@ class HandOver:
         _count(handed, ["missing"] * sum(count for count in lacking if count < self._state.ranks))
         return [page + 1 for page in range(reach)[::-1] if not lacking[page]]
 
-    def _bring(self, prompt: Prompt, done: int, end: int, handed: Handed) -> int:
+    def _bring(self, prompt: PromptDigests, done: int, end: int, handed: Handed) -> int:
         """Brings the KV of pages done .. end-1 in order; returns how many leading pages the target has then."""
         while self._kv is not None and done < end:
             pages = range(done, min(end, done + self._kv.room))
@@ -188,7 +187,7 @@ class _Carrier:
         self._read = [_memory(source, room, form.nbytes) for form in self._forms]
         self._out = _memory(target, room, self._form.nbytes)
 
-    def lacking(self, prompt: Prompt, pages: Sequence[int]) -> list[int]:
+    def lacking(self, prompt: PromptDigests, pages: Sequence[int]) -> list[int]:
         """Returns how many source ranks have no record of each page; 0 where the target has one."""
         there = self._exist(self._target, self._form, prompt.own, pages)
         rest = [page for page, has in zip(pages, there, strict=True) if not has]
@@ -196,7 +195,7 @@ class _Carrier:
         lack = {page: self.ranks - sum(has) for page, *has in zip(rest, *found, strict=True)}
         return [lack.get(page, 0) for page in pages]
 
-    def reach(self, prompt: Prompt, handed: Handed) -> int:
+    def reach(self, prompt: PromptDigests, handed: Handed) -> int:
         """Returns the first page that a source rank lacks, or the number of pages."""
         pages = range(len(prompt.own))
         for at in range(0, len(pages), ASKED):
@@ -206,7 +205,7 @@ class _Carrier:
                     return page
         return len(pages)
 
-    def prepare(self, prompt: Prompt, pages: Sequence[int], handed: Handed) -> Ready:
+    def prepare(self, prompt: PromptDigests, pages: Sequence[int], handed: Handed) -> Ready:
         """Builds the records of up to `room` pages in order, up to the first that cannot be built."""
         found = self._present(prompt, pages, handed)
         here = {page for page, flaw in found.items() if not flaw}
@@ -214,7 +213,7 @@ class _Carrier:
         rest = [page for page in sure if page not in here]
         return Ready(pages, here, rest[: self._build(prompt, rest, handed)])
 
-    def finish(self, prompt: Prompt, ready: Ready, handed: Handed) -> int:
+    def finish(self, prompt: PromptDigests, ready: Ready, handed: Handed) -> int:
         """Writes the records that were built; returns how many leading pages the target has then."""
         names = self._names(self._form, prompt.own, ready.built)
         outcomes = _asked(self._target.put, Outcome.FAILED, names, self._out[: len(names)])
@@ -224,7 +223,7 @@ class _Carrier:
         _count(handed, ["failed"] * (len(names) - len(done)))
         return len(list(takewhile((done | ready.here).__contains__, ready.pages)))
 
-    def _present(self, prompt: Prompt, pages: Sequence[int], handed: Handed) -> dict[int, str]:
+    def _present(self, prompt: PromptDigests, pages: Sequence[int], handed: Handed) -> dict[int, str]:
         """Returns what is wrong with each record that the target has; flawed ones are deleted."""
         there = self._exist(self._target, self._form, prompt.own, pages)
         pages = [page for page, has in zip(pages, there, strict=True) if has]
@@ -239,7 +238,7 @@ class _Carrier:
         found |= {page: "failed" for page, has in zip(wrong, still, strict=True) if has}
         return found
 
-    def _build(self, prompt: Prompt, pages: Sequence[int], handed: Handed) -> int:
+    def _build(self, prompt: PromptDigests, pages: Sequence[int], handed: Handed) -> int:
         """Fills records of the target; returns how many leading pages could be built."""
         good = len(pages)
         for (form, keys), rows in zip(self._of_sources(prompt), self._read, strict=True):
@@ -253,7 +252,7 @@ class _Carrier:
             self._form.seal(self._out[row], prompt.own[page], (page + 1) * self._page_tokens)
         return good
 
-    def _of_sources(self, prompt: Prompt) -> list[tuple[RecordFormat, list[bytes]]]:
+    def _of_sources(self, prompt: PromptDigests) -> list[tuple[RecordFormat, list[bytes]]]:
         return [(form, prompt.theirs[of]) for form, of in zip(self._forms, self._sources, strict=True)]
 
     def _names(self, form: RecordFormat, keys: Sequence[bytes], pages: Sequence[int]) -> list[str]:

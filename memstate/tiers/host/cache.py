@@ -92,6 +92,15 @@ class RecordCache:
         """Returns the entry of a key, None for none."""
         return self._entries.get(key)
 
+    def reach(self, keys: Sequence[bytes]) -> list[CachedRecord]:
+        """Returns the entries of the first keys, up to one that is not there."""
+        found = []
+        for key in keys:
+            if (entry := self._entries.get(key)) is None:
+                break
+            found.append(entry)
+        return found
+
     def entries(self) -> Iterable[CachedRecord]:
         """Returns all entries, least recently used first."""
         return self._entries.values()
@@ -167,13 +176,15 @@ class RecordCache:
             if key in self._entries:
                 self._entries.move_to_end(key)
 
-    def pin(self, entry: CachedRecord) -> None:
-        """Keeps an entry until `unpin`."""
-        self._pinned += not entry.pins
-        entry.pins += 1
+    def pin(self, *entries: CachedRecord) -> None:
+        """Keeps entries until `unpin`."""
+        for entry in entries:
+            self._pinned += not entry.pins
+            entry.pins += 1
 
-    def unpin(self, entry: CachedRecord) -> None:
-        """Ends one pin."""
-        assert entry.pins > 0, f"{entry} is not pinned"
-        entry.pins -= 1
-        self._pinned -= not entry.pins
+    def unpin(self, *entries: CachedRecord) -> None:
+        """Ends one pin of each."""
+        for entry in entries:
+            assert entry.pins > 0, f"{entry} is not pinned"
+            entry.pins -= 1
+            self._pinned -= not entry.pins

@@ -9,7 +9,7 @@ below    dense records of states, on the device too, where there are any
 """
 
 import logging
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -27,6 +27,7 @@ from memstate.slots.registers import Longs
 from memstate.tiers.digests import Digests
 from memstate.tiers.host.cache import CachedRecord, RecordCache
 from memstate.tiers.host.transfers import Ticket, Transfers
+from memstate.tokens import Prompt
 
 LOG = logs.logger("tiers")
 Copy = tuple[int, CachedRecord]  # a register or a page, and the record it goes to or comes from
@@ -138,12 +139,11 @@ class HostTier:
             whole = np.flatnonzero(end > first).tolist()
             self._unwritten = {page for i in whole for page in self._pages_of(int(rows[i]))[first[i] : end[i]]}
 
-    def find(self, key: bytes, salt: Hashable, match: Match, unit: int) -> Hit | None:
+    def find(self, prompt: Prompt, match: Match, unit: int) -> Hit | None:
         """Finds a state that stands for more of a prompt than the tree's, with all KV in between.
 
         Args:
-            key: The part of the prompt that may be hit.
-            salt: The request's salt.
+            prompt: The part of the prompt that may be hit.
             match: What the device has of the prompt.
             unit: Bytes of a key that one page takes.
 
@@ -151,15 +151,11 @@ class HostTier:
             The deepest hit, None for none.
         """
         built = [record_set for record_set in (self._dense, self._of_states) if record_set and len(record_set.cache)]
-        if not built or len(key) // unit * self._page_size <= match.length:
+        if not built or len(prompt.key) // unit * self._page_size <= match.length:
             return None
-        digests = self.digests(key, salt, match)
+        digests = self._digests.of_prompt(self.tree, prompt, match.found)
         first = match.kv_length // self._page_size
-        pages: list[CachedRecord] = []
-        for digest in digests[first:] if self.kv is not None else ():
-            if (entry := self._pages.get(digest)) is None:
-                break
-            pages.append(entry)
+        pages = self.kv.reach(digests[first:]) if self.kv is not None else []
         reach = first + len(pages) if self.kv is not None else len(digests)
         for end in range(reach, match.length // self._page_size, -1):
             for record_set in built:
@@ -176,9 +172,9 @@ class HostTier:
         if self.kv is not None:
             self.kv.touch(digests)
 
-    def digests(self, key: bytes, salt: Hashable, match: Match) -> list[bytes]:
+    def digests(self, prompt: Prompt, match: Match) -> list[bytes]:
         """Returns the digests of a prompt's whole pages."""
-        return self._digests.of_prompt(self.tree, key, salt, match.found)
+        return self._digests.of_prompt(self.tree, prompt, match.found)
 
     def has(self, node: Node) -> bool:
         """Tells whether a node's state and all KV up to it are in host memory."""
@@ -209,15 +205,15 @@ class HostTier:
         """Keeps the records of hits until `unpin`."""
         for hit in hits:
             hit.record_set.cache.pin(hit.state)
-            for entry in hit.pages:
-                self._pages.pin(entry)
+            if hit.pages:
+                self._pages.pin(*hit.pages)
 
     def unpin(self, hits: Sequence[Hit]) -> None:
         """Ends `pin`."""
         for hit in hits:
             hit.record_set.cache.unpin(hit.state)
-            for entry in hit.pages:
-                self._pages.unpin(entry)
+            if hit.pages:
+                self._pages.unpin(*hit.pages)
 
     @property
     def _pages(self) -> RecordCache:
@@ -322,27 +318,26 @@ class HostTier:
         of = self.tree.pages_to(node) if missing else []
         if not missing or (self._commands.fencing and not self._unwritten.isdisjoint(of[at] for at in missing)):
             return not missing
-        present = [entry for digest in digests if (entry := self._pages.get(digest)) is not None]
-        with self._pinned(self._pages, present):
-            if len(missing) > self._pages.pool.free + self._pages.evictable:
+        kv = self._pages
+        present = [entry for digest in digests if (entry := kv.get(digest)) is not None]
+        with self._pinned(kv, present):
+            if len(missing) > kv.pool.free + kv.evictable:
                 return False
             chosen = missing[:most]
-            records = self._pages.claim(len(chosen))
+            records = kv.claim(len(chosen))
         for at, record in zip(chosen, records, strict=False):
-            due.append((of[at], self._pages.add(digests[at], record, (at + 1) * self._page_size)))
-            self._pages.pin(due[-1][1])
+            due.append((of[at], kv.add(digests[at], record, (at + 1) * self._page_size)))
+            kv.pin(due[-1][1])
         return len(records) == len(chosen)
 
     @staticmethod
     @contextmanager
     def _pinned(cache: RecordCache, entries: Sequence[CachedRecord]) -> Iterator[None]:
-        for entry in entries:
-            cache.pin(entry)
+        cache.pin(*entries)
         try:
             yield
         finally:
-            for entry in entries:
-                cache.unpin(entry)
+            cache.unpin(*entries)
 
     def _send(self, due: Due) -> None:
         """Fills the records of `due`, behind what is recorded of their registers.
@@ -412,8 +407,7 @@ class HostTier:
         due += [(self._of_kv, pages)] if pages and self._of_kv is not None else []
         kept = [entry for _, records in due for _, entry in records]
         for record_set, records in due:
-            for _, entry in records:
-                record_set.cache.pin(entry)
+            record_set.cache.pin(*[entry for _, entry in records])
 
         def begin() -> None:
             parts = [
@@ -475,8 +469,7 @@ class HostTier:
             self.loads.remove(load)
             for record_set, entries, _ in load.parts:
                 record_set.transfers.end([entry.record for entry in entries])
-                for entry in entries:
-                    record_set.cache.unpin(entry)
+                record_set.cache.unpin(*entries)
         arrived: list[CachedRecord] = []
         while self.backups and all(part.ticket.done for part in self.backups[0]):
             for record_set, entries, _ in reversed(self.backups.pop(0)):

@@ -5,12 +5,11 @@ may still be on another. So a rank starts a request from what all ranks had when
 states, which are the same everywhere.
 """
 
-from collections.abc import Hashable
-
 from memstate.errors import InvalidArgument
 from memstate.prefix import Match
 from memstate.tiers.host.tier import Hit, HostTier
 from memstate.tiers.prefetch.fetch import Fetch
+from memstate.tokens import Prompt
 
 
 class AgreedHits:
@@ -38,7 +37,7 @@ class AgreedHits:
             self._hits[fetch] = hit
             self._host.pin([hit])
 
-    def get(self, fetch: Fetch | None, key: bytes, salt: Hashable, match: Match, known: int) -> Hit | None:
+    def get(self, fetch: Fetch | None, prompt: Prompt, match: Match, known: int) -> Hit | None:
         """Returns what a request starts from, None for nothing.
 
         A hit of at most `known` tokens counts for nothing. So does one where the device has evicted KV that was not
@@ -46,8 +45,7 @@ class AgreedHits:
 
         Args:
             fetch: The request's prefetch, None for none.
-            key: Tokens of the prompt, encoded.
-            salt: Salt of the prompt.
+            prompt: The prompt.
             match: What the device has.
             known: Tokens that the request has a state for already.
 
@@ -57,7 +55,7 @@ class AgreedHits:
         hit = self._hits.get(fetch) if fetch is not None else None
         if hit is None or hit.length <= known or match.kv_length < hit.first * self._page_size:
             return None
-        digests = self._host.digests(key, salt, match)
+        digests = self._host.digests(prompt, match)
         at = hit.length // self._page_size
         if digests[at - 1 : at] != [hit.state.key]:
             raise InvalidArgument(f"{fetch} was begun for other tokens or another salt than the request's")

@@ -7,6 +7,7 @@ from typing import Any
 from memstate.kernels.tables import HEADER_INTS, LIMIT_CELL, REGISTERS_PER_ROW, Count, Section
 from memstate.slots.packet import DATA, MOVES, WRITES, Packet
 from tests.proof.exhaustive.world import DIGIT, NO_LIMIT, POISON, ROWS, SLOTS, World, encoded, require
+from tests.support import owners
 
 ALL = set(range(1, SLOTS + 1))
 FAULTS = slice(Count.DOUBLE_RELEASE, Count.OFFENDER_KIND + 1)
@@ -123,10 +124,10 @@ def drain(world: World) -> None:
     mem.submit()
     check(world)
     require(mem.free_slots == SLOTS and not world.slots.any(), "slots are owned after the end:", world.slots)
-    stats, snapshots = mem.stats(), mem._snapshots
-    require(stats.rows_used == 0 and not snapshots.kept and not snapshots._dropped and not snapshots._pins,
+    stats = mem.stats()
+    require(stats.rows_used == 0 and not owners.states(mem) and not owners.leaving(mem) and not owners.pinned(mem),
             "rows, snapshots or pins are left after the end:", stats)  # fmt: skip
-    require(len(snapshots._free) == snapshots._count, "a holder is lost")
+    require(owners.free(mem) == mem._registers.holders, "a holder is lost")
 
 
 # A state's name
@@ -141,7 +142,7 @@ def name(world: World) -> bytes:
     mem = world.mem
     file, commands, held = mem._registers, mem._commands, mem._registers.held.tolist()
     slots, labels, known = world.slots.tolist(), world.labels.tolist(), file.labels.tolist()
-    kept = mem._snapshots
+    readers, leaving = owners.holdings(mem).readers, owners.leaving(mem)
     sources, host_sources = world.device["source"].tolist(), file.source.tolist()
     tracked, host_tracked = world.device["tracked"].tolist(), file.tracked.tolist()
     fenced = commands._fenced.tolist()
@@ -153,7 +154,7 @@ def name(world: World) -> bytes:
         return slots[at] > 0, labels[at], held[at], known[at], fenced[at], length, ours
 
     def holder(at: int) -> tuple[Any, ...]:
-        return (*register(at, world.shared.get(at, ())), at in world.snaps, kept.pins(at), at in kept._dropped)
+        return (*register(at, world.shared.get(at, ())), at in world.snaps, readers[at], at in leaving)
 
     holders = list(range(file.first_holder, file.count))
     told = {at: holder(at) for at in holders}

@@ -13,6 +13,7 @@ import torch
 import memstate as ms
 from memstate.kernels.dispatch import Backend
 from memstate.tokens import BYTES
+from tests.support import owners
 from tests.support.endings import close_idle, finish, running
 from tests.support.serving import EVERY, PAGE
 from tests.support.tiered import Tiered, whole
@@ -101,11 +102,11 @@ class Scene(Tiered):
         """States of sessions and snapshots are what their tokens say, and their KV as well."""
         self.mem.submit()
         for session, talk in self.mem._sessions.opened.items():
-            tokens = np.frombuffer(talk.tokens, np.int64).tolist()
-            assert len(talk.tokens) % BYTES == 0 and session == talk.handle
+            tokens = np.frombuffer(talk.prompt.key, np.int64).tolist()
+            assert len(talk.prompt.key) % BYTES == 0 and session == talk.handle
             for snap in talk.kept:
                 self._look_at(snap, tokens[: snap.length], talk.pages)
-        if self.kept is not None and self.mem._snapshots.kept.get(self.kept.register) == self.kept:
+        if self.kept is not None and owners.states(self.mem).get(self.kept.register) == self.kept:
             self._look_at(self.kept, self.of_snapshot[: self.kept.length], self.kept.pages)
 
     def _look_at(self, snap: ms.Snapshot, tokens: list[int], pages: Any) -> None:

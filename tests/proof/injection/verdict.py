@@ -17,6 +17,7 @@ import torch
 import memstate as ms
 from tests.proof.injection.points import Tracer
 from tests.proof.injection.scene import Scene, calls, scene
+from tests.support import owners
 
 ERRORS: dict[str, Callable[[], BaseException]] = {
     "MemoryError": MemoryError,
@@ -55,11 +56,11 @@ def fingerprint(scene: Scene) -> dict[str, Any]:
     }
     seen |= {name: getattr(file, name).tolist() for name in ("held", "tracked", "source")}
     seen |= {"host labels": np.where(file.held, file.labels, 0).tolist(), "ids": list(table.ids)}
-    seen["kept"] = sorted(mem._snapshots.kept.values(), key=lambda snap: snap.register)
+    seen["kept"] = sorted(owners.states(mem).values(), key=lambda snap: snap.register)
     seen["pages"] = mem._pages.held, list(mem._pages.allocator.holders)
     seen["steps"] = [step.serial for step in mem._stepping._log.unsettled], mem._stepping.open is not None
     seen["host"] = [[(e.key, e.record, e.pins, e.stored) for e in cache.entries()] for cache in scene.caches]
-    seen["free"] = mem.free_slots, mem.free_pages, mem._snapshots.free
+    seen["free"] = mem.free_slots, mem.free_pages, owners.free(mem)
     seen["fetches"] = [fetch.done for fetch in (below.prefetcher._fetches if below.prefetcher else ())]
     seen["asleep"] = mem.planes.asleep
     return seen

@@ -16,6 +16,7 @@ from memstate.tiers.host import transfers
 from memstate.tiers.keys import Keys
 from memstate.tiers.stores.base import Bytes
 from memstate.tiers.workers import Job, Workers
+from memstate.tokens import Prompt
 from tests.proof.stateful.cache import Text
 from tests.proof.stateful.history import EMPTY, fold
 from tests.proof.stateful.kv import ELEMENTS, EngineKv, elements
@@ -148,7 +149,7 @@ class Lower:
     def digest(self, key: Key) -> bytes:
         if key not in self._digests:
             salt, tokens = key
-            found = self.keys.of(np.array(tokens, np.int64).tobytes(), salt)
+            found = self.keys.of(Prompt(np.array(tokens, np.int64).tobytes(), salt))
             for end, digest in enumerate(found, 1):
                 self._digests[salt, tokens[: end * self.settings.page_size]] = digest
         return self._digests[key]

@@ -20,6 +20,7 @@ from tests.proof.stateful.model import Model, Planned
 from tests.proof.stateful.rows import Kept, Row
 from tests.proof.stateful.settings import Settings
 from tests.proof.stateful.talking import Talk
+from tests.support import owners
 from tests.support.build import build
 from tests.support.fetches import Fetched
 
@@ -224,11 +225,13 @@ class Machine:
     def _look_at_who_has_what(self) -> None:
         """Owners by name, holders of each page, sessions, and the cache node by node."""
         model, mem = self.model, self.mem
+        mem._require_owners()
         self._same("owners", mem.owners(), {register: self.owner(register) for register in model.held})
         users = [int(n) for n in mem._pages.allocator.holders]
         self._same("holders of pages", users, _dense(model.page_users, self.settings.pages + 1))
         kept = {
-            h.id: (s.tokens, [one.register for one in s.kept], s.pages, s.row) for h, s in mem._sessions.opened.items()
+            h.id: (s.prompt.key, [one.register for one in s.kept], s.pages, s.row)
+            for h, s in mem._sessions.opened.items()
         }
         self._same("sessions", kept, {
             talk.name: (encoded(talk.text), [one.register for one in talk.kept], talk.pages, talk.row.number if talk.row
@@ -275,8 +278,8 @@ class Machine:
 
     def _chosen(self, free: set[int], length: int) -> int:
         """Which of some holders the library has taken; it is done already."""
-        taken = [one for one in sorted(free) if one in self.mem._snapshots.kept]
-        return next((one for one in taken if self.mem._snapshots.kept[one].length == length), min(taken or free))
+        taken = [one for one in sorted(free) if one in owners.states(self.mem)]
+        return next((one for one in taken if owners.states(self.mem)[one].length == length), min(taken or free))
 
     # What a caller keeps
 

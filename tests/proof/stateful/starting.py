@@ -56,9 +56,9 @@ class Starting(Marking):
             found = Found(found.tokens, far, max(found.kv, far), max(found.gone, far))
         start.found = found
         if found:
-            size = self.floor(len(prompt)) if s.page_size > 1 else len(prompt) - 1
+            size = self.floor(len(prompt) - 1)
             distance = -(-s.placed // s.page_size) * s.page_size or len(prompt) + 1
-            more = dict.fromkeys(range(distance, len(prompt) + 1, distance), "every") if s.lanes else {}
+            more = dict.fromkeys(range(distance, size + 1, distance), "every") if s.lanes else {}
             more |= {found.kv: "branch", size: "prompt"} if s.lanes else {}
             start.wants = sorted({**more, **dict(start.asked)}.items())
 

@@ -194,7 +194,12 @@ class Talking(Keeping):
     def give_back(self, start: Start) -> None:
         talk = start.talk
         assert talk
-        self.record_releases([one.register for one in talk.kept if one not in start.moved])
+        left = [one for one in talk.kept if one not in start.moved]
+        self.record_releases([one.register for one in left])
+        for one in left:
+            del self.kept[one.register]
+            self.free_holders.append({one.register})
+        talk.kept = list(start.moved)
         self._release_pages(talk, self._resumed(start))
 
     def _release_pages(self, talk: Talk, left: int) -> None:

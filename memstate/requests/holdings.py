@@ -1,0 +1,383 @@
+"""Keeps who has each holder: a register outside of the rows. This file knows no slot and no plane.
+
+A slot is in one register. The registers of a row belong to the row, by number. Every holder that is not free has one
+owner, and the column `owner` names it:
+
+snapshot   the caller, who has a handle            published, until it is dropped
+cached     a node of the prefix cache              until it is evicted
+session    an idle conversation                    until its next turn
+mark       a row, for a length of its prompt       until the row publishes it or ends
+leaving    nobody; a first step has still to read the state
+
+An owner changes in one of two ways. A state that leaves or enters a row is *moved*: the change is recorded, and the
+device carries it out. A state in a holder *changes hands*, and nothing is recorded. A holder has its owner before the
+change is recorded, so that the journal names it. Until then it is empty on the device: recovery gives it to nobody.
+"""
+
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import repeat
+from operator import is_
+from typing import ClassVar, Final, NamedTuple, Protocol
+
+import numpy as np
+
+from memstate.errors import InvalidArgument, StaleHandle
+from memstate.kernels.tables import REGISTERS_PER_ROW
+from memstate.requests.handles import Snapshot, first_generation, risen
+from memstate.requests.pages import PageAllocator
+from memstate.slots.commands import CommandBuffer
+from memstate.slots.registers import Ints, Longs
+
+KINDS: Final = ("snapshot", "cached", "session", "mark", "leaving")
+
+
+class Owner(Protocol):
+    """Who can have a holder. Its class says the kind, one of `KINDS`."""
+
+    holds: ClassVar[str]
+
+
+class Published:
+    """The owner of states whose handles the caller has."""
+
+    holds: ClassVar[str] = "snapshot"
+
+
+class Leaving:
+    """The owner of states whose owners have let them go, and which a first step still reads."""
+
+    holds: ClassVar[str] = "leaving"
+
+
+class _Marked(NamedTuple):
+    row: int
+    kind: str
+
+
+class Marked(_Marked):
+    """The owner of a state inside of a prompt.
+
+    Attributes:
+        row: the row that computes the prompt.
+        kind: why the state is kept; see `memstate.prefix.policies.base.Place`.
+    """
+
+    __slots__ = ()
+    holds: ClassVar[str] = "mark"
+
+
+PUBLISHED: Final = Published()
+LEAVING: Final = Leaving()
+
+
+class Holdings:
+    """Gives states to owners, and releases them. Handles are valid as long as their state has an owner.
+
+    A holder is used again as late as possible, so that a command buffer rarely sees it twice. A state that somebody
+    reads stays until the last reader is done, also if its owner ends it.
+
+    Args:
+        commands: records the changes of owners.
+        pages: KV pages, which published states share.
+
+    Attributes:
+        owner: by register; None for a free holder, and for the registers of rows.
+        readers: rows whose `source` it is, and admissions under way, by register.
+        reading: sum of `readers`.
+        held: kind -> register -> its state, in the order in which they came to owners of this kind.
+        read: kind -> holders with readers.
+        generation: by register, int32; one more each time that a state ends.
+        published: states since the start.
+        dropped: states since the start.
+        refused: states since the start, for lack of a holder.
+    """
+
+    def __init__(self, commands: CommandBuffer, pages: PageAllocator) -> None:
+        self._commands, self._file, self._pages = commands, commands.registers, pages
+        self.generation = np.full(self._file.count, first_generation(), np.int32)
+        self.published = self.dropped = self.refused = 0
+        self.restart(())
+
+    def restart(self, kept: Sequence[tuple[Snapshot, Owner]]) -> None:
+        """Forgets everything else; handles given out before become stale.
+
+        Args:
+            kept: states whose handles stay valid, each with its owner.
+        """
+        self.generation = risen(self.generation)
+        self.owner: list[Owner | None] = [None] * self._file.count
+        self.readers, self.reading = [0] * self._file.count, 0
+        self.held: dict[str, dict[int, Snapshot]] = {kind: {} for kind in KINDS}
+        self.read = dict.fromkeys(KINDS, 0)
+        for state, owner in kept:
+            self.generation[state.register] = state.generation
+            self._own(state.register, owner, state)
+        holders = range(self._file.first_holder, self._file.count)
+        self._free = deque(register for register in holders if self.owner[register] is None)
+
+    def _own(self, register: int, to: Owner, state: Snapshot) -> None:
+        """Lets a state in a holder change hands."""
+        before, read = self.owner[register], self.readers[register] > 0
+        if before is not None:
+            del self.held[before.holds][register]
+            self.read[before.holds] -= read
+        self.owner[register], self.held[to.holds][register] = to, state
+        self.read[to.holds] += read
+
+    def _forget(self, registers: list[int]) -> None:
+        """Makes holders of one kind of owner free, whose slots were released or moved, and which nobody reads."""
+        owner, held = self.owner, self.held[self.kind(registers[0])]
+        for register in registers:
+            del held[register]
+            owner[register] = None
+        at = np.array(registers, np.int64)
+        self.generation[at] = risen(self.generation[at])
+        self._free += registers
+
+    @property
+    def free(self) -> int:
+        """Holders without a state."""
+        return len(self._free)
+
+    @property
+    def evictable(self) -> int:
+        """Published states that no first step is about to read."""
+        return len(self.held["snapshot"]) - self.read["snapshot"]
+
+    def state(self, register: int) -> Snapshot | None:
+        """Returns the state in a register, None for none, and for registers of rows."""
+        return self.held[owner.holds].get(register) if (owner := self.owner[register]) is not None else None
+
+    def kind(self, register: int) -> str:
+        """Returns the kind of a register's owner, "" for none."""
+        owner = self.owner[register]
+        return "" if owner is None else owner.holds
+
+    # Owners
+
+    def add(self, lengths: Sequence[int], to: Owner, pages: Iterable[Sequence[int]] = repeat(())) -> list[Snapshot]:
+        """Gives an owner holders for states that a step, a load or a recorded move writes.
+
+        Call it only where `free` is large enough.
+
+        Args:
+            lengths: tokens that each state stands for.
+            to: the owner of all of them.
+            pages: KV pages that each shares.
+        """
+        registers = [self._free.popleft() for _ in lengths]
+        generations = map(self.generation.item, registers)
+        states = list(map(Snapshot, registers, generations, lengths, map(tuple, pages)))
+        owner, held = self.owner, self.held[to.holds]
+        for register, state in zip(registers, states, strict=True):
+            owner[register], held[register] = to, state
+        return states
+
+    def move_in(self, cells: Longs, to: Owner, pages: Iterable[Sequence[int]] = repeat(())) -> list[Snapshot]:
+        """Moves states out of rows to holders. Call it only where `free` is large enough.
+
+        Args:
+            cells: registers of rows, `state`.
+            to: the owner of all of them.
+            pages: KV pages that each shares.
+        """
+        states = self.add(self._file.labels[cells].tolist(), to, pages)
+        self._commands.move([state.register for state in states], cells)
+        return states
+
+    def give(self, state: Snapshot, to: Owner, pages: Sequence[int] = ()) -> Snapshot:
+        """Lets a state in a holder change hands.
+
+        Args:
+            state: the state.
+            to: its new owner.
+            pages: KV pages that it shares from now on.
+
+        Returns:
+            Its handle: with pages a new one, and the old one is not valid.
+        """
+        if pages:
+            state = replace(state, pages=tuple(pages))
+        self._own(state.register, to, state)
+        return state
+
+    def take(self, states: Sequence[Snapshot], row: int) -> None:
+        """Moves states to the registers of a row, the first to the live one. Their handles are stale then.
+
+        Args:
+            states: states in holders that nobody reads.
+            row: a row without states.
+        """
+        first = REGISTERS_PER_ROW * row
+        if states:
+            self._commands.move(range(first, first + len(states)), [state.register for state in states])
+            self._forget([state.register for state in states])
+
+    def end(self, states: Sequence[Snapshot], registers: list[int] | None = None) -> None:
+        """Ends states: their handles are stale. A state that is read goes with its last reader, the others at once.
+
+        Args:
+            states: distinct states of owners of one kind.
+            registers: their registers, if the caller has them.
+        """
+        registers = [state.register for state in states] if registers is None else registers
+        if not registers:
+            return
+        if self.kind(registers[0]) != "session":  # those were never published
+            self.dropped += len(registers)
+        if self.reading:
+            for register in registers:
+                if self.readers[register]:
+                    self._leave(register)
+            registers = [register for register in registers if not self.readers[register]]
+        self._release(registers)
+
+    def _leave(self, register: int) -> None:
+        """Takes the owner from a state that somebody reads."""
+        state = self.held[self.kind(register)][register]
+        self.generation[register] = risen(self.generation[register])
+        self._own(register, LEAVING, replace(state, generation=int(self.generation[register])))
+
+    def _release(self, registers: list[int]) -> None:
+        """Releases states that nobody reads, and their pages."""
+        if not registers:
+            return
+        self._commands.release(registers)
+        if self._pages.pages:
+            held = self.held[self.kind(registers[0])]
+            for register in registers:
+                if pages := held[register].pages:
+                    self._pages.release(pages)
+        self._forget(registers)
+
+    # Readers
+
+    def begin_read(self, register: int) -> None:
+        """Keeps a state until `end_read`, even if it is ended meanwhile."""
+        self.reading += 1
+        self.readers[register] += 1
+        if self.readers[register] == 1 and (owner := self.owner[register]) is not None:
+            self.read[owner.holds] += 1
+
+    def end_read(self, register: int) -> None:
+        """Ends one `begin_read`. A state that is leaving is released with its last reader."""
+        self.reading -= 1
+        self.readers[register] -= 1
+        if not self.readers[register] and (owner := self.owner[register]) is not None:
+            self.read[owner.holds] -= 1
+            if owner is LEAVING:
+                self._release([register])
+
+    def reads_done(self, sources: Ints) -> None:
+        """Notes that rows have no `source` any more: their steps were planned, or they end.
+
+        Args:
+            sources: what `source` was, `row`; 0 for none.
+        """
+        for register in sources[sources > 0].tolist():
+            self.end_read(register)
+
+    def left_by(self, sources: Ints) -> int:
+        """Returns how many states are released when rows end before their next step.
+
+        Args:
+            sources: `source` of these rows, `row`; 0 for none.
+        """
+        reads = Counter(sources[sources > 0].tolist())
+        return sum(self.owner[register] is LEAVING and self.readers[register] == n for register, n in reads.items())
+
+    # Handles
+
+    def require(self, states: Iterable[Snapshot]) -> None:
+        """Requires valid handles.
+
+        Raises:
+            StaleHandle: a snapshot was dropped.
+            InvalidArgument: something is not a snapshot.
+        """
+        for state in states:
+            if not isinstance(state, Snapshot) or type(state.register) is not int:
+                raise InvalidArgument(
+                    f"{state!r} is no snapshot: use the handles that publish() and release() returned"
+                )
+            if not self.has(state):
+                inside = self._file.first_holder <= state.register < self._file.count
+                now = int(self.generation[state.register]) if inside else 0
+                raise StaleHandle(f"snapshot in register {state.register}", state.generation, now)
+
+    def require_foreign(self, states: Sequence[Snapshot]) -> None:
+        """Refuses states that belong to the prefix cache.
+
+        Args:
+            states: handles that a caller wants to drop or to resume.
+
+        Raises:
+            InvalidArgument: one of them is the cache's to drop.
+        """
+        for state in states if self.held["cached"] else ():
+            if isinstance(state, Snapshot) and self.has(state) and self.kind(state.register) == "cached":
+                raise InvalidArgument(
+                    f"{state} is the prefix cache's: it drops it when the slot is needed, and finds it by tokens=..."
+                )
+
+    def has(self, state: Snapshot) -> bool:
+        """Returns whether a handle is valid."""
+        register = state.register
+        if type(register) is not int or not 0 <= register < self._file.count:
+            return False
+        found = self.state(register)
+        return found is state or found == state
+
+    def require_droppable(self, states: list[Snapshot]) -> list[int]:
+        """Requires distinct valid handles, and returns their registers.
+
+        Raises:
+            StaleHandle: a snapshot was dropped before.
+            InvalidArgument: a snapshot is named twice, or something is not a snapshot.
+        """
+        try:  # all at once
+            registers = [state.register for state in states]
+            valid = all(map(is_, map(self.held["snapshot"].get, registers), states))
+        except (AttributeError, TypeError):
+            valid = False
+        if not valid:
+            self.require(states)
+            registers = [state.register for state in states]
+        if len(set(registers)) != len(registers):
+            raise InvalidArgument("a snapshot is named twice")
+        return registers
+
+    # To look at
+
+    def of(self, *kinds: str) -> Iterator[Snapshot]:
+        """Yields the states whose owners are of these kinds, in the order in which they came to them."""
+        for kind in kinds:
+            yield from list(self.held[kind].values())
+
+    def miscounts(self) -> list[str]:
+        """Returns what is wrong with readers, free holders and counts."""
+        found, first = [], self._file.first_holder
+        reads = Counter(self._file.source[self._file.source > 0].tolist())
+        noted = {register: n for register, n in enumerate(self.readers) if n}
+        if noted != reads:
+            found.append(f"snapshot registers are pinned {noted}, and first steps read {dict(reads)}")
+        owned = [register for register, owner in enumerate(self.owner) if owner is not None]
+        if sorted([*self._free, *owned]) != list(range(first, self._file.count)):
+            found.append(
+                f"{len(self._free)} free registers and {len(owned)} snapshots are not the {self._file.count - first} "
+                "registers of snapshots"
+            )
+        kinds = {register: kind for kind, states in self.held.items() for register in states}
+        if kinds != {register: self.kind(register) for register in owned}:
+            found.append(f"the kinds of the states are noted as {kinds}, and their owners are of others")
+        read = Counter(self.kind(register) for register in owned if self.readers[register])
+        if self.read != {kind: read[kind] for kind in KINDS} or self.reading != sum(self.readers):
+            found.append(f"states that are read are counted as {self.read}, there are {dict(read)}")
+        return found
+
+    def name(self, register: int) -> str:
+        """Returns a name for the state in a holder, for audits."""
+        state = self.state(register)
+        return f"snapshot {register} of {state.length} tokens" if state else f"holder {register} (given up)"

@@ -1,0 +1,121 @@
+"""Who has each holder: changes in one place, asked of the owners by few, and kept while somebody reads."""
+
+import ast
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import memstate as ms
+from memstate.kernels.dispatch import Backend
+from tests.support import owners
+from tests.support.sources import sources
+
+LAYOUT = ms.StateLayout([ms.Plane("ssm", (4,), torch.float32)], layers=1)
+
+
+def manager(backend: Backend, **more: object) -> ms.StateManager:
+    return ms.StateManager(LAYOUT, slots=8, max_requests=4, backend=backend.name, device=backend.device, **more)  # type: ignore[arg-type]
+
+
+def published(mem: ms.StateManager, value: float = 5.0) -> ms.Snapshot:
+    """A snapshot of three tokens, whose bytes are of this value."""
+    rows = mem.admit([ms.Request("a")])
+    step = mem.plan(rows, [3])
+    mem.planes["ssm"][0][step.write.long()] = value
+    mem.settle(step)
+    (snapshot,) = mem.release(rows, publish=True)
+    assert snapshot is not None
+    return snapshot
+
+
+@pytest.mark.parametrize("readers", [1, 2])
+def test_a_snapshot_that_is_dropped_stays_until_its_last_reader_has_read_it(backend: Backend, readers: int) -> None:
+    mem = manager(backend)
+    snapshot = published(mem)
+    rows = list(mem.admit([ms.Request(i, resume=snapshot) for i in range(readers)]))
+    mem.drop([snapshot])
+    assert not owners.states(mem) and list(owners.leaving(mem)) == [snapshot.register] and mem.free_slots == 7 - readers
+    with pytest.raises(ms.StaleHandle):
+        mem.drop([snapshot])
+    for row in rows:
+        assert list(owners.leaving(mem)) == [snapshot.register]
+        step = mem.plan([row], [1])
+        assert mem.planes["ssm"][0][step.read.long()].tolist() == [[5.0] * 4]
+        mem.settle(step)
+    assert not owners.leaving(mem) and not owners.pinned(mem) and mem.free_slots == 8 - readers
+    mem.audit().raise_if_leaking()
+
+
+def test_a_holder_is_used_again_as_late_as_possible(backend: Backend) -> None:
+    mem = manager(backend, snapshots=3)
+    used = []
+    for _ in range(7):
+        snapshot = published(mem)
+        used.append(snapshot.register)
+        mem.drop([snapshot])
+    assert len(set(used[:3])) == 3 and used[3:6] == used[:3] and used[6] == used[0]
+
+
+def functions(tree: ast.Module) -> Iterator[ast.FunctionDef]:
+    return (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+
+
+def writes(function: ast.FunctionDef, table: str) -> bool:
+    """Whether a function sets an entry of a table called so, or the table."""
+    targets = [
+        target
+        for node in ast.walk(function)
+        if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Delete)
+        for target in (node.targets if isinstance(node, ast.Assign | ast.Delete) else [node.target])
+    ]
+    parts = [part for one in targets for part in (one.elts if isinstance(one, ast.Tuple) else [one])]
+    tables = [one.value if isinstance(one, ast.Subscript) else one for one in parts if not isinstance(one, ast.Name)]
+    names = {ast.unparse(one).rpartition(".")[2] for one in tables}
+    return table in names
+
+
+def test_an_owner_changes_in_one_place() -> None:
+    """Holdings writes the column: `add` and `_own` set an owner, `_forget` takes it, `restart` begins with none."""
+    found = {
+        f"{path.stem}.{function.name}"
+        for path, tree in sources("memstate").items()
+        if path.parts[1] in ("requests", "engine", "prefix", "tiers", "slots")
+        for function in functions(tree)
+        if writes(function, "owner") and path.stem != "part"  # whose ids are an engine's
+    }
+    assert found == {"holdings.add", "holdings._own", "holdings._forget", "holdings.restart"}
+
+
+def test_all_owners_are_asked_by_audit_inspect_recover_and_reset_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    asking = {
+        function.name
+        for tree in sources("memstate").values()
+        for function in functions(tree)
+        if any(isinstance(node, ast.Attribute) and node.attr == "_walk" for node in ast.walk(function))
+    }
+    assert asking == {"_miscounts", "_require_owners", "_start_over"}
+    mem, asked = manager(Backend("reference", torch.device("cpu"))), [0]
+    walk = mem._walk
+
+    def count() -> object:
+        asked[0] += 1
+        return walk()
+
+    object.__setattr__(mem, "_walk", count)
+    mem.drop([published(mem)])
+    rows = mem.admit([ms.Request("b")])
+    mem.stats(), mem.owners(), repr(mem), mem.abort(rows)
+    assert asked == [0]
+    for call in (mem.audit, mem.inspect, mem.recover, mem.reset):
+        before = asked[0]
+        call()  # type: ignore[operator]
+        assert asked[0] == before + 1
+
+
+def test_every_call_in_debug_mode_compares_owners_and_holders() -> None:
+    mem = manager(Backend("reference", torch.device("cpu")), debug=True)
+    snapshot = published(mem)
+    owners.holdings(mem).held["snapshot"].pop(snapshot.register)
+    with pytest.raises(ms.LeakFound, match="kinds of the states"):
+        mem.admit([ms.Request("b")])

@@ -16,14 +16,15 @@ from memstate.errors import InvalidArgument, OutOfPages, OutOfRows, OutOfSlots
 from memstate.kernels.tables import REGISTERS_PER_ROW
 from memstate.prefix import Match, PrefixCache
 from memstate.prefix.conversation import Conversation
-from memstate.prefix.lease import Lease
+from memstate.prefix.lease import NO_MATCH, NO_NODE, Lease
 from memstate.prefix.room import Room
 from memstate.prefix.sessions import Sessions
+from memstate.prefix.tree import Node
 from memstate.requests.handles import Request, Row, Rows, Session, Snapshot
-from memstate.requests.holdings import Holdings
+from memstate.requests.holdings import PUBLISHED, Holdings
 from memstate.requests.marks import Marks, require_lengths
-from memstate.requests.origin import START, Origin
 from memstate.requests.page_table import PageTable
+from memstate.requests.source import ZEROS, Source
 from memstate.requests.table import RequestTable
 from memstate.slots.commands import CommandBuffer
 from memstate.slots.registers import Longs
@@ -44,30 +45,21 @@ class Start:
         request: the request.
         tokens: number of tokens that pages are taken for.
         prompt: the prompt, empty if the request has no tokens.
-        origin: where the state comes from.
+        source: where the state comes from.
         session: the session, if the request is one of its turns. If the session makes way, None until there is room.
         match: the match of the prompt in the prefix cache.
         lease: keeps the matched path from eviction.
-        lower: a longer state in host memory. When it is loaded, `match` and `origin` are set from it.
         wanted: lengths at which states are kept, each with its kind, ascending.
-        taken: whether the row takes over the slot of a cached state, instead of reading or copying the state.
     """
 
     request: Request
     tokens: int
     prompt: Prompt
-    origin: Origin = START
+    source: Source = ZEROS
     session: Conversation | None = None
     match: Match | None = None
     lease: Lease | None = None
-    lower: Hit | None = None
     wanted: list[tuple[int, str]] = field(default_factory=list)
-    taken: bool = False
-
-    @property
-    def turn(self) -> Origin:
-        """The origin, if the state comes from the session; otherwise `START`."""
-        return self.origin if self.origin.moves and not self.taken else START
 
 
 class Admission:
@@ -108,25 +100,21 @@ class Admission:
     def admit(self, requests: Sequence[Request]) -> Rows:
         """See `StateManager.admit`."""
         given = sequence("requests", requests, "admit([request])")
-        starts = self._starts_of(given)
-        if self._loader is not None and any(start.lower for start in starts):
-            self._loader.require_awake()
-            if (rows := self._try(starts)) is not None:
+        below, away = self._loader is not None, list[Session]()
+        while True:
+            starts = self._starts_of(given, below, away)
+            loads = any(isinstance(start.source.of, Hit) for start in starts)
+            if isinstance(rows := self._admit(starts), Rows):
                 return rows
-            starts = self._starts_of(given, below=False)  # without the loads there is perhaps room
-        kept, away = [start for start in starts if start.session and start.session.kept], list[Session]()
-        for more in [one for one in kept if not one.turn.length], [one for one in kept if one.turn.length]:
-            if more:  # perhaps there is room once their sessions make way: first those that the turns do not need
-                if (rows := self._try(starts)) is not None:
-                    return rows
-                away += [start.request.session for start in more if start.request.session]
-                starts = self._starts_of(given, below=False, away=away)
-        try:
-            return self._admit(starts)
-        except (OutOfSlots, OutOfPages, OutOfRows) as lack:
-            if id(lack) == self._guard.undone:  # else a policy of the caller raised it, in the middle
-                self.refuse("admit", lack)
-            raise
+            # perhaps there is room without loads, or once sessions make way: first those that the turns do not need
+            kept = [start for start in starts if start.session is not None and start.session.kept]
+            if not loads:
+                if not kept:
+                    self.refuse("admit", rows)
+                    raise rows
+                idle = [start for start in kept if start.source.of is not start.session]
+                away += [start.request.session for start in idle or kept if start.request.session is not None]
+            below = False
 
     def refuse(self, call: str, lack: Lack) -> None:
         """Counts and logs a refused call.
@@ -138,18 +126,7 @@ class Admission:
         self.lacks[type(lack)] += 1
         self._told.event(logging.INFO, "refused", call=call, error=type(lack).__name__, why=str(lack))
 
-    def _try(self, starts: Sequence[Start]) -> Rows | None:
-        """Returns a row for each start; None, and starts none, where room is short."""
-        try:
-            return self._admit(starts)
-        except (OutOfSlots, OutOfPages, OutOfRows) as lack:
-            if id(lack) != self._guard.undone:
-                raise  # a policy of the caller raised it, in the middle
-            return None
-
-    def _starts_of(
-        self, requests: Sequence[Request], below: bool = True, away: Collection[Session] = ()
-    ) -> list[Start]:
+    def _starts_of(self, requests: Sequence[Request], below: bool, away: Collection[Session]) -> list[Start]:
         """Returns how requests start.
 
         Args:
@@ -163,43 +140,60 @@ class Admission:
             raise InvalidArgument(f"a session is named twice in {running}: one turn at a time")
         return starts
 
-    def _admit(self, starts: Sequence[Start]) -> Rows:
-        """Returns a row for each start, or raises an error and starts none."""
+    def _admit(self, starts: Sequence[Start]) -> Rows | Lack:
+        """Returns a row for each start; or what is lacking, and then it has started none."""
         pages = sum(self._fresh(starts)) if self._pages.allocator.pages else 0
-        # others have no session, match, lower state or prefetch
-        found = [start for start in starts if start.request.tokens is not None or start.request.fetch is not None]
+        # others have no session, state, match or prefetch
+        found = [start for start in starts if start.request.tokens is not None or start.source is not ZEROS]
         with self._guard.changing("admit"):
             slots, emptied = self.per_request * len(starts), self._sessions.emptied
             if not found:
-                if (lack := self.make_room(len(starts), pages, slots)) is not None:
-                    raise self._guard.orderly(lack)
-                return self._carry_out(starts, found)
-            hits = [start.lower for start in found if start.lower]
-            self._sessions.starting([start.session for start in found if start.session])
-            self._hold(found)
-            back = [self._sessions.surplus(start.session, start.turn) for start in found if start.session]
-            slots -= sum(min(self.per_request, len(start.turn.registers)) for start in found)
-            slots, pages = slots - sum(of for of, _ in back), pages - sum(of for _, of in back)
-            # each state and page once, however many prompts start from it
-            more = len({hit.state.key for hit in hits}), len({page.key for hit in hits for page in hit.pages})
-            slots, pages = slots + more[0] - self._take_over(found, slots + more[0]), pages + more[1]
-            if (lack := self._short_of_holders(more[0]) or self.make_room(len(starts), pages, slots)) is not None:
+                lack = self.make_room(len(starts), pages, slots)
+                return self._carry_out(starts, found) if lack is None else lack
+            if sessions := [start.session for start in found if start.session is not None]:
+                self._sessions.starting(sessions)
+            for start in found:
+                self._hold(start)
+            slots, holders, pages = self._needs(found, slots, pages)
+            if slots > self._file.allocator.free:
+                slots -= self._take_over(found, slots)
+            lack = self._short_of_holders(holders) if holders > self._holdings.free else None
+            if (lack := lack or self.make_room(len(starts), pages, slots)) is not None:
                 self._undo(found)
-                raise self._guard.orderly(lack)
+                return lack
             for start in found:
                 if start.session is not None:
-                    self._sessions.give_up(start.session, start.turn)
+                    self._sessions.give_up(start.session, start.source)
                 elif start.request.session is not None:
                     start.session = self._sessions.get(start.request.session)
                     if start.session.kept:
                         self._room.give_way(start.session)
-            if self._loader is not None:
-                if more[0] > self._holdings.free:
-                    self._room.free_registers(more[0])
-                loads = [start for start in found if start.lower]
-                self._load(self._loader, self._not_cached(loads) if self._sessions.emptied > emptied else loads)
-                self._loader.begun([start.request.fetch for start in starts])
+            if holders:
+                if holders > self._holdings.free:
+                    self._room.free_registers(holders)
+                self._fill(found, look_again=self._sessions.emptied > emptied)
             return self._carry_out(starts, found)
+
+    def _needs(self, starts: Sequence[Start], slots: int, pages: int) -> tuple[int, int, int]:
+        """Returns the slots, holders and pages that starts need, less those that their sources give.
+
+        Args:
+            starts: the starts that may have sources.
+            slots: slots that the rows of the call need.
+            pages: pages that the rows of the call need beyond shared ones.
+        """
+        states, loaded = set[object](), set[object]()  # each once, however many prompts start from it
+        for start in starts:
+            source, session = start.source, start.session
+            if source.takes:
+                slots -= min(self.per_request, len(source.states))
+            if session is not None:
+                of_states, of_pages = self._sessions.surplus(session, source)
+                slots, pages = slots - of_states, pages - of_pages
+            if isinstance(hit := source.of, Hit):
+                states.add(hit.state.key)
+                loaded.update(page.key for page in hit.pages)
+        return slots + len(states), len(states), pages + len(loaded)
 
     def _fresh(self, starts: Sequence[Start]) -> list[int]:
         """Returns the new pages of each start, beyond those that it shares. Count them again where an origin changes.
@@ -207,96 +201,114 @@ class Admission:
         Raises:
             InvalidArgument: the tokens of a request need more pages than a row can have.
         """
-        return [max(0, self._pages.count(start.tokens) - len(start.origin.pages)) for start in starts]
+        return [max(0, self._pages.count(start.tokens) - len(start.source.pages)) for start in starts]
 
-    def _not_cached(self, starts: Sequence[Start]) -> list[Start]:
-        """Returns the starts that still have to load, once sessions have made way.
+    def _fill(self, starts: Sequence[Start], look_again: bool) -> None:
+        """Fills holders from below the device. Then the starts read or take states of the prefix cache.
 
-        A session may have left a state in the prefix cache that serves a prompt as well. Such a request reads that
+        A session that made way may have left a state there that serves a prompt as well. Such a request reads that
         state and loads nothing, which takes no more room.
 
         Args:
-            starts: requests that found a state in host memory.
+            starts: the starts that may have sources.
+            look_again: whether a session has made way.
         """
-        loading = []
+        loads = list[tuple[Start, Match, Hit]]()
         for start in starts:
+            if isinstance(hit := start.source.of, Hit) and start.match is not None:
+                if look_again and (match := self._cache.match(start.prompt)).length >= hit.length:
+                    self._filled(start, hit, match, takes=False)
+                else:
+                    loads.append((start, start.match, hit))
+        if loads and self._loader is not None:
+            self._cache.loaded(self._loader.bring([(start.prompt, match, hit) for start, match, hit in loads]))
+        for start, _, hit in loads:
             match = self._cache.match(start.prompt)
-            if start.lower is not None and match.length < start.lower.length:
-                loading.append(start)
-            else:
-                start.taken = False
-                self._begin_cached(start, match)
-        return loading
-
-    def _load(self, loader: Loader, starts: Sequence[Start]) -> None:
-        """Loads states from host memory. Then they are matches in the prefix cache.
-
-        Args:
-            loader: loads them.
-            starts: requests that found a state in host memory.
-        """
-        loads = [
-            (one.prompt, one.match, one.lower) for one in starts if one.match is not None and one.lower is not None
-        ]
-        if loads:
-            self._cache.loaded(loader.bring(loads))
-        for start, (prompt, _, hit) in zip(starts, loads, strict=True):
-            match = self._cache.match(prompt)
             if match.length > hit.length:  # another request of the call loads a longer state; only the slot of its own
-                match = self._cache.match(prompt, hit.length)  # load is counted
-            self._begin_cached(start, match)
+                match = self._cache.match(start.prompt, hit.length)  # load is counted
+            self._filled(start, hit, match, start.source.takes)
 
-    def _begin_cached(self, start: Start, match: Match) -> None:
-        """Lets a request start from the prefix cache instead of host memory."""
-        self._release_lower(start)
-        start.lower, start.match = None, match
-        start.origin = self._cached(match)._replace(moves=start.taken)
-        self._hold([start])
-
-    def _release_lower(self, start: Start) -> None:
-        """Gives up what `_hold` keeps in host memory."""
-        if self._loader is not None and start.lower is not None and start.match is not None:
-            self._loader.release(start.lower, start.match)
+    def _filled(self, start: Start, hit: Hit, match: Match, takes: bool) -> None:
+        """Lets a request start from the prefix cache instead of host memory, and moves its lease there."""
+        reach, session = start.lease, start.session
+        start.source, start.match = self._cached(match)._replace(takes=takes), match
+        start.lease = self._cache.hold(match, start.prompt)
+        if reach is not None:
+            self._cache.tree.unlease(reach.node)
+        if session is not None:
+            self._cache.tree.unlease(session.path)
+        if self._loader is not None:
+            self._loader.release(hit)
 
     def _short_of_holders(self, n: int) -> Lack | None:
         """Returns what to raise if n loaded states find no holders. Each must be free, or become free by making way.
 
         Cached states that these requests will read are pinned, so they do not count.
         """
-        if n <= (free := self._holdings.free):
-            return None
-        return OutOfSlots(n, free, evictable) if n > free + (evictable := self._room.states) else None
+        free, evictable = self._holdings.free, self._room.states
+        return OutOfSlots(n, free, evictable) if n > free + evictable else None
 
     def _carry_out(self, starts: Sequence[Start], found: Sequence[Start]) -> Rows:
         """Gives rows their pages, registers and states. The caller has checked that all of these are available."""
         rows = self._table.claim([start.request.id for start in starts])
-        origins = [start.origin for start in starts]
+        sources = [start.source for start in starts]
         if self._pages.allocator.pages:
-            self._pages.start(rows, [origin.pages for origin in origins], self._fresh(starts))
+            self._pages.start(rows, [source.pages for source in sources], self._fresh(starts))
+        read = length = tracked = np.zeros(len(rows), np.int64)
         if found:
-            self._move(rows, starts)
-        source = length = np.zeros(len(rows), np.int64)
-        if origins.count(START) == len(origins):
-            self.claim(rows, ())
+            for row, start in zip(rows.tolist(), starts, strict=True):
+                if start.source.takes or start.session is not None:
+                    self._begin(row, start)
+            self.claim(rows, [len(source.states) if source.takes else 0 for source in sources])
+            states = [source.states[0].register if source.states and not source.takes else 0 for source in sources]
+            prompts = [start.match.tokens if start.match is not None else 0 for start in starts]
+            read, length = np.array(states, np.int64), np.array([source.length for source in sources], np.int64)
+            tracked = np.maximum(length, np.array(prompts, np.int64))
         else:
-            self.claim(rows, [len(origin.registers) if origin.moves else 0 for origin in origins])
-            read = [origin.registers[0] if origin.registers and not origin.moves else 0 for origin in origins]
-            source = np.array(read, np.int64)
-            length = np.array([origin.length for origin in origins], np.int64)
-        prompt = np.array([start.match.tokens if start.match else 0 for start in starts], np.int64) if found else length
-        self.start(rows, source, length, np.maximum(length, prompt))
+            self.claim(rows, ())
+        self.start(rows, read, length, tracked)
         for row, start in zip(rows.tolist(), starts, strict=True):
+            source = start.source
+            if source.states and not source.takes:
+                self._reads(source)
+            if start.lease is not None:
+                self._cache.leases[row] = start.lease
+                self._cache.use(start.lease)
+            elif self._cache.enabled:
+                self._cache.leases[row] = Lease(NO_NODE, start.prompt, NO_MATCH)
             if start.wanted:
-                self._marks.start(row, start.wanted, start.origin.length, len(start.prompt.key) // BYTES)
-        for row, start in zip(rows.tolist(), starts, strict=True) if self._cache.enabled else ():
-            if start.lease is None:
-                self._cache.on_miss(row, start.prompt)
-                continue
-            self._cache.leases[row] = start.lease
-            if not start.taken:
-                self._cache.unpin(start.lease)
-            self._cache.use(start.lease)
+                self._marks.start(row, start.wanted, source.length, len(start.prompt.key) // BYTES)
+        fetches = [start.request.fetch for start in starts if start.request.fetch is not None]
+        if fetches and self._loader is not None:
+            self._loader.begun(fetches)
         return self._table.handles(rows)
+
+    def _begin(self, row: int, start: Start) -> None:
+        """Moves the states that a start takes to its row, and begins the turn of its session."""
+        source, session = start.source, start.session
+        if source.takes:
+            if isinstance(source.of, Node):
+                self._holdings.end_read(source.states[0].register)
+            self._holdings.take(source.states, row)
+            if isinstance(source.of, Node):
+                self._cache.detach(source.of, "taken")
+        if session is not None:
+            self._cache.drop_bare(self._sessions.begin(session, row, start.prompt.head(source.length)))
+            if start.lease is not None:
+                start.lease.own = session.own
+                if source.of is session:
+                    self._cache.shorten(start.lease, source.length)
+
+    def _reads(self, source: Source) -> None:
+        """Notes that a row reads a state in its first step, or that its copy of the state is recorded.
+
+        A state of the prefix cache was held for that.
+        """
+        held, register = isinstance(source.of, Node), source.states[0].register
+        if self._direct_hits and not held:
+            self._holdings.begin_read(register)
+        elif held and not self._direct_hits:
+            self._holdings.end_read(register)
 
     def _start_of(self, request: Request, below: bool, away: Collection[Session]) -> Start:
         if not isinstance(request, Request):
@@ -335,7 +347,7 @@ class Admission:
             raise InvalidArgument(f"request {request.id!r}: resume a snapshot or a session, not both")
         self._holdings.require([snapshot])
         self._holdings.require_foreign([snapshot])
-        start.origin = Origin(snapshot.length, [snapshot.register], snapshot.pages)
+        start.source = Source(snapshot.length, [snapshot], snapshot.pages, PUBLISHED)
 
     def _look(self, start: Start, below: bool, away: Collection[Session]) -> None:
         """Finds the longest state for a prompt, in its session, in the prefix cache or in host memory.
@@ -347,53 +359,63 @@ class Admission:
             raise InvalidArgument(f"request {request.id!r}: no tokens; a prompt has at least one")
         if request.session is not None and request.session not in away:
             start.session = self._sessions.get(request.session)
-            start.origin = self._sessions.find(start.session, prompt)
+            start.source = self._sessions.find(start.session, prompt)
         if self._cache.enabled:
             start.match = match = self._cache.match(prompt)
+            hit, known = None, start.source.length
             if below and self._loader is not None:
-                start.lower = self._loader.find(prompt, match, start.origin.length, request.fetch)
-            if start.lower:  # zeros stand for the pages that the load brings; `_admit` counts them apart
-                start.origin = Origin(pages=[0] * self._pages.count(start.lower.length))
-            elif match.length > start.origin.length:
-                start.origin = self._cached(match)
+                hit = self._loader.find(prompt, match, known, request.fetch)
+            if hit is not None:
+                start.source = Source(hit.length, pages=[0] * self._pages.count(hit.length), of=hit)
+            elif match.length > known:
+                start.source = self._cached(match)
             if self._tracks:
-                begun = start.lower.length if start.lower else start.turn.length
-                wanted = dict(self._cache.marks(match.instead(begun) if begun else match)) | dict(start.wanted)
-                start.wanted = sorted(wanted.items())
+                elsewhere = start.source.length and not isinstance(start.source.of, Node)
+                seen = match.instead(start.source.length) if elsewhere else match
+                start.wanted = sorted((dict(self._cache.marks(seen)) | dict(start.wanted)).items())
 
-    def _cached(self, match: Match) -> Origin:
-        """Returns the cached state of a match as an origin."""
-        assert match.snapshot is not None
-        return Origin(match.length, [match.snapshot.register], self._cache.pages(match))
+    def _cached(self, match: Match) -> Source:
+        """Returns the cached state of a match as a source."""
+        assert match.snapshot is not None and match.found is not None and match.found.stated is not None
+        return Source(match.length, [match.snapshot], self._cache.tree.pages_to(match.found.stated), match.found.stated)
 
-    def _hold(self, starts: Sequence[Start]) -> None:
-        """Leases the matched paths, so that no eviction frees them."""
-        for start in starts:
-            if start.match is None:
-                continue
-            if self._loader is not None and start.lower is not None:
-                self._loader.hold(start.lower, start.match)
-                continue
-            kept = start.session.lease if start.session else None
-            turn = start.turn
-            if turn.length:
-                start.match = start.match.instead(turn.length)
-            if kept is not None and turn.length:  # the row has the session's pages
-                start.lease = self._cache.suspend(kept, turn.length, start.match, start.prompt)
-            else:
-                start.lease = self._cache.hold(start.match, start.prompt)
-                if kept is not None:
-                    self._cache.tree.unlease(kept.node)
+    def _hold(self, start: Start) -> None:
+        """Keeps what a request starts from, whatever else makes way, until it has its row or `_undo`."""
+        source, match, session = start.source, start.match, start.session
+        if match is None:
+            return
+        if isinstance(source.of, Hit):
+            assert match.found is not None and self._loader is not None
+            self._loader.hold(source.of)
+            start.lease = Lease(match.found.reach, start.prompt, match)
+            self._cache.tree.lease(start.lease.node)
+        elif source.of is session and session is not None:
+            node = self._cache.up(session.path, source.length)
+            start.lease = Lease(node, start.prompt, match.instead(source.length))
+            self._cache.tree.lease(node)
+            self._cache.tree.unlease(session.path)
+        else:
+            start.lease = self._cache.hold(match, start.prompt)
+            if session is not None:
+                self._cache.tree.unlease(session.path)
 
     def _undo(self, starts: Sequence[Start]) -> None:
+        """Ends what `_hold` keeps, where room is short."""
+        tree = self._cache.tree
         for start in starts:
-            self._release_lower(start)
-            if start.lease is None:
+            source, lease, session = start.source, start.lease, start.session
+            if lease is None:
                 continue
-            if start.session is not None and start.session.lease is not None:
-                self._cache.restore(start.session.lease)
-            self._cache.unpin(start.lease)
-            self._cache.release(start.lease)
+            if isinstance(source.of, Hit) and self._loader is not None:
+                self._loader.release(source.of)
+            elif session is not None:
+                if tree.has(session.path):
+                    tree.lease(session.path)
+                else:  # a policy of the caller gave it up, and was not able to free enough
+                    session.path = NO_NODE
+            if isinstance(source.of, Node):
+                self._holdings.end_read(source.states[0].register)
+            tree.unlease(lease.node)
         self._sessions.starting(())
 
     def _take_over(self, starts: Sequence[Start], slots: int) -> int:
@@ -404,16 +426,15 @@ class Admission:
         Returns:
             Number of requests that take a state over.
         """
-        if slots <= self._file.allocator.free:
-            return 0
         short, taken = slots - self._file.allocator.free - self._room.states, 0
-        users = Counter(start.lower.state.key for start in starts if start.lower)
-        for start in starts:
-            if taken < short and start.lower and users[start.lower.state.key] == 1:  # no other starts from it
-                start.taken, taken = True, taken + 1
-            elif taken < short and start.lease and self._cache.take_over(start.lease):
-                start.taken, taken = True, taken + 1
-                start.origin = start.origin._replace(moves=True)
+        loads = Counter(start.source.of.state.key for start in starts if isinstance(start.source.of, Hit))
+        for start in starts if short > 0 else ():
+            of = start.source.of
+            alone = (isinstance(of, Hit) and loads[of.state.key] == 1) or (
+                isinstance(of, Node) and self._holdings.readers[start.source.states[0].register] == 1
+            )
+            if alone and taken < short:  # no other starts from it
+                start.source, taken = start.source._replace(takes=True), taken + 1
         return taken
 
     def make_room(self, rows: int, pages: int, slots: int) -> Lack | None:
@@ -450,26 +471,11 @@ class Admission:
         else:
             self._commands.claim(registers.reshape(-1))
 
-    def _move(self, rows: Longs, starts: Sequence[Start]) -> None:
-        """Moves the registers kept by sessions, and states that are taken over, to new rows."""
-        for row, start in zip(rows.tolist(), starts, strict=True):
-            if start.taken and start.lease is not None:
-                self._cache.take(start.lease, row)
-            if start.session is not None:
-                if start.lease is not None:
-                    start.lease.own = start.session.own
-                if start.session.lease is not None:
-                    self._cache.release_suspended(start.session.lease)
-                length = start.origin.length
-                self._sessions.begin(start.session, row, start.turn, length, start.prompt)
-                if start.turn.length and start.lease is not None:
-                    self._cache.shorten(start.lease, length)
-
     def start(self, rows: Longs, source: Longs, length: Longs, tracked: Longs) -> None:
         """Fills the columns and the states of new rows.
 
-        Each state becomes zeros or a copy of its source, or the first step of the row reads the source itself. A state
-        that was moved to its row stays as it is.
+        Each state becomes zeros or a copy of its source, or the first step of the row reads the source itself: then the
+        caller has noted the reader. A state that was moved to its row stays as it is.
 
         Args:
             rows: the new rows.
@@ -485,10 +491,7 @@ class Admission:
         values = tracked, file.source[rows]
         self._commands.write(np.concatenate(cells), np.concatenate(values))
         self._commands.zero(live[~hit & (length == 0)])
-        if self._direct_hits:
-            for register in source[hit].tolist():
-                self._holdings.begin_read(register)
-        elif hit.any():
+        if not self._direct_hits and hit.any():
             self._commands.copy(live[hit], source[hit])
 
     def arrived(self, rows: Sequence[Row], lengths: Sequence[int]) -> None:

@@ -13,11 +13,10 @@ from memstate.checks import sequence
 from memstate.errors import ConfigurationError, InvalidArgument
 from memstate.kernels.tables import REGISTERS_PER_ROW
 from memstate.prefix import PrefixCache
-from memstate.prefix.lease import Insertion
 from memstate.prefix.room import Room
 from memstate.prefix.sessions import Sessions
 from memstate.requests.handles import Snapshot
-from memstate.requests.holdings import PUBLISHED, Holdings, Marked
+from memstate.requests.holdings import PUBLISHED, Holdings
 from memstate.requests.marks import Marks
 from memstate.requests.page_table import PageTable
 from memstate.requests.table import RequestTable
@@ -106,19 +105,13 @@ class Ending:
             return publish(rows, known, ended)
         if not self._cache.enabled:
             return [None] * len(rows)
-        known = np.minimum(known, [len(key) // BYTES for key in keys])
-        insertions, last = [], []
+        known, size = np.minimum(known, [len(key) // BYTES for key in keys]), self._pages.page_size
+        given = []
         for row, n, key in zip(rows.tolist(), known.tolist(), keys, strict=True):
-            insertions += [self._filed(row, state, key) for state in self._marks.up_to(row, n)]
-            insertions.append(self._insertion(row, n, key, ended))
-            last.append(len(insertions))
-        snapshots = self._cache.insert(insertions)
-        for row, n in zip(rows.tolist(), known.tolist(), strict=True) if self._marks.kept else ():
-            self._marks.handed_over(row, n)
-        if len(snapshots) == len(last):
-            return snapshots
-        rows_of = [snapshots[first:end] for first, end in zip([0, *last], last, strict=False)]
-        return [next((snap for snap in reversed(found) if snap), None) for found in rows_of]
+            length, lease = self._pages.floor(n), self._cache.leases[row]
+            prompt = lease.prompt._replace(key=key[: length * BYTES])
+            given.append((lease, prompt, self._pages.of(row)[: length // size], self._states_of(row, n, length, ended)))
+        return self._cache.file(given)
 
     def require_answers(self, rows: Longs, known: Longs) -> None:
         """Requires that every running row has a snapshot to publish, and a register and a slot for it.
@@ -184,21 +177,22 @@ class Ending:
         newer = mark is not None and answer is not None and self._file.labels[answer] > mark.length
         return None if newer else mark
 
-    def _filed(self, row: int, state: Snapshot, key: bytes) -> Insertion:
-        length, owner = state.length, self._holdings.owner[state.register]
-        assert isinstance(owner, Marked)
-        pages = self._pages.of(row)[: length // self._pages.page_size]
-        head = key[: length * BYTES]
-        return Insertion(self._cache.leases[row], head, pages, state.register, length, owner.kind, state)
+    def _states_of(self, row: int, known: int, whole: int, ended: bool) -> list[tuple[int, int, str]]:
+        """Returns what a row leaves to the prefix cache: register, length and kind of each state, ascending.
 
-    def _insertion(self, row: int, known: int, key: bytes, ended: bool) -> Insertion:
-        length = self._pages.floor(known)
-        kept = ended and self._sessions.keeps(row)  # its states go to the session
-        answer = None if kept else self._mirror.answer(row, length, ended)
-        pages = self._pages.of(row)[: length // self._pages.page_size]
-        label = int(self._file.labels[answer]) if answer is not None else 0
-        kind = self._marks.kind_of(row, label) or ("end" if ended else "boundary")
-        return Insertion(self._cache.leases[row], key[: length * BYTES], pages, answer, label, kind)
+        Args:
+            row: the row.
+            known: tokens up to which its states at marks are real.
+            whole: tokens up to which a state in its registers can be filed.
+            ended: whether the row has ended. Then the states in the registers of a turn go to its session.
+        """
+        found = self._marks.hand_over(row, known) if self._marks.kept else []
+        if ended and self._sessions.by_row and self._sessions.keeps(row):
+            return found
+        if (answer := self._mirror.answer(row, whole, ended)) is not None:
+            label = int(self._file.labels[answer])
+            found.append((answer, label, self._marks.kind_of(row, label) or ("end" if ended else "boundary")))
+        return found
 
     def require_all(self, rows: Longs, known: Longs, keys: Sequence[bytes]) -> None:
         """Refuses tokens that end before the states which they are to find.

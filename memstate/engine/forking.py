@@ -174,9 +174,11 @@ class Forking:
             rows = self._table.claim([name for names in ids.values() for name in names])
             self._admission.claim(rows, ())
             self._pages.start(rows, [shared[row][: kept[row]] for row in of], [partial[row] for row in of])
-            source = np.array([origins[row] for row in of], np.int64)
+            sources = [origins[row] for row in of]
             known = np.array([lengths[row] for row in of], np.int64)
-            self._admission.start(rows, source, known, np.maximum(known, self._file.tracked[of]))
+            self._admission.start(rows, np.array(sources, np.int64), known, np.maximum(known, self._file.tracked[of]))
+            for source in sources if self._direct_hits else ():
+                self._holdings.begin_read(source)
             forks, copies = {row: list[int]() for row in ids}, list[tuple[int, int]]()
             for row, new in zip(of, rows.tolist(), strict=True):
                 forks[row].append(new)

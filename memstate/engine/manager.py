@@ -1089,8 +1089,7 @@ class StateManager(Recovery):
         self._enter()
         self._sessions.require(session)
         with self._guard.changing("close_session"):
-            if lease := self._sessions.close(session):
-                self._cache.release(lease)
+            self._cache.release(self._sessions.close(session))
 
     def sessions(self) -> list[SessionInfo]:
         """Returns the open sessions, in the order in which they were opened.

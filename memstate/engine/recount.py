@@ -52,12 +52,10 @@ class Recount(Parts):
             yield Held(f"row {row} (request {self._table.ids[row]!r})", None, (), self._pages.of(row), lease)
         for row, states in self._marks.kept.items():
             for state in states:
-                owner = self._holdings.owner[state.register]
-                kind = owner.kind if isinstance(owner, Marked) else ""
+                kind = self._marks.kind(state)
                 yield Held(f"row {row} ({kind} of {state.length} tokens)", Marked(row, kind), [state])
         for session in self._sessions.opened.values():
-            lease = session.lease.node if session.lease is not None else None
-            yield Held(f"session {session.handle.id!r}", session, session.kept, session.pages, lease)
+            yield Held(f"session {session.handle.id!r}", session, session.kept, session.pages, session.path)
         for _, node in self._cache.tree.walk():
             yield Held(repr(node), node, [node.snapshot] if node.snapshot else (), node.pages)
         for published in self._holdings.of("snapshot"):

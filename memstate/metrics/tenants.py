@@ -8,7 +8,6 @@ import numpy as np
 
 from memstate.engine.manager import StateManager
 from memstate.kernels.tables import REGISTERS_PER_ROW
-from memstate.prefix.lease import Lease
 from memstate.tokens import BYTES
 
 OTHER, UNKNOWN = "other", "unknown"
@@ -72,12 +71,12 @@ def holdings(mem: StateManager, tenant: Tenant, most: int) -> Mapping[str, Holdi
     for session in mem._sessions.opened.values():
         if session.kept:
             name = name_of(session.prompt.salt)  # after `recover` a session has no lease on what it shares
-            shared = _shared(session.lease) or sum(page in in_tree for page in session.pages)
+            shared = session.path.end or sum(page in in_tree for page in session.pages)
             found[name].add(len(session.kept), 0, max(0, session.kept[0].length - shared * size))
             beyond[name].update(session.pages[shared:])
     for row in np.flatnonzero(mem._table.used).tolist():
         lease = cache.leases.get(row)
-        name, shared = name_of(lease.prompt.salt) if lease is not None else UNKNOWN, _shared(lease)
+        name, shared = (name_of(lease.prompt.salt), lease.node.end) if lease is not None else (UNKNOWN, 0)
         slots = int(file.held[REGISTERS_PER_ROW * row : REGISTERS_PER_ROW * (row + 1)].sum())
         length = int(mem._mirror.lengths(np.array([row]))[0])
         found[name].add(slots + len(mem._marks.kept.get(row, ())), 0, max(0, length - shared * size))
@@ -90,11 +89,6 @@ def holdings(mem: StateManager, tenant: Tenant, most: int) -> Mapping[str, Holdi
     if slots > 0 or pages_left > 0:
         found[UNKNOWN].add(max(0, slots), max(0, pages_left), 0)
     return _largest(found, most)
-
-
-def _shared(lease: Lease | None) -> int:
-    """Returns the pages at the start of a prompt that lie in the tree."""
-    return lease.node.end if lease is not None else 0
 
 
 def _largest(found: Mapping[str, Holding], most: int) -> dict[str, Holding]:

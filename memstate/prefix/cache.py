@@ -8,12 +8,12 @@ evict    what makes way, see `memstate.prefix.contents`
 shares the pages. Nothing here touches a tensor, and nothing is submitted.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from memstate.checks import shown
 from memstate.errors import InvalidArgument
 from memstate.prefix.contents import Contents
-from memstate.prefix.lease import NO_MATCH, NO_NODE, Branch, Insertion, Lease
+from memstate.prefix.lease import NO_NODE, Branch, Lease
 from memstate.prefix.match import Match
 from memstate.prefix.policies import Place
 from memstate.prefix.tree import Node
@@ -61,20 +61,20 @@ class PrefixCache(Contents):
         Returns:
             What was found, and how far it reaches.
         """
-        key = prompt.key
-        most = max(0, len(key) // BYTES - 1) if most is None else most
-        found = self.tree.find(Prompt(key[: most * BYTES // self._unit * self._unit], prompt.salt))
-        size, stated = self._pages.page_size, found.stated
+        size, known = self._pages.page_size, len(prompt.key) // BYTES
+        most = max(0, known - 1) if most is None else most
+        found = self.tree.find(Prompt(prompt.key[: most // size * self._unit], prompt.salt))
+        stated = found.stated
         length = stated.end * size if stated else 0
         gone = found.evicted.end * size if found.evicted else length
         return Match(
-            len(key) // BYTES, length, found.kv * size, gone, stated.snapshot if stated else None, found=found
+            known, length, found.kv * size, gone, stated.snapshot if stated else None, found=found
         )  # fmt: skip
 
     def hold(self, match: Match, prompt: Prompt) -> Lease:
         """Keeps what was matched until `release`, whatever else is evicted.
 
-        The state is pinned too, until `unpin`.
+        The state has a reader more, until the caller ends that.
 
         Args:
             match: What `match` returned.
@@ -83,38 +83,20 @@ class PrefixCache(Contents):
         Returns:
             The lease.
         """
-        node = match.found.stated if match.found and match.found.stated else NO_NODE
-        self.tree.lease(node)
         if match.snapshot:
             self._holdings.begin_read(match.snapshot.register)
+        node = (match.found and match.found.stated) or NO_NODE
+        self.tree.lease(node)
         return Lease(node, prompt, match)
 
-    def pages(self, match: Match) -> list[int]:
-        """Returns the ids of the pages up to the matched state.
-
-        Args:
-            match: What `match` returned.
-        """
-        stated = match.found.stated if match.found else None
-        return self.tree.pages_to(stated) if stated else []
-
-    def unpin(self, lease: Lease) -> None:
-        """Ends the pin of `hold`, once the reader has its own pin or its copy is recorded.
-
-        Args:
-            lease: What `hold` returned.
-        """
-        if lease.match.snapshot:
-            self._holdings.end_read(lease.match.snapshot.register)
-
-    def release(self, lease: Lease) -> None:
+    def release(self, node: Node) -> None:
         """Ends a lease, and evicts KV that no request can use any more, if the policy says so.
 
         Args:
-            lease: The lease to end.
+            node: Where the lease ends.
         """
-        self.tree.unlease(lease.node)
-        self._drop_bare_leaves(lease.node)
+        self.tree.unlease(node)
+        self.drop_bare(node)
 
     def shorten(self, lease: Lease, length: int) -> None:
         """Moves the end of a lease up the tree; the rest of its path is no longer shared.
@@ -123,59 +105,20 @@ class PrefixCache(Contents):
             lease: The lease to shorten.
             length: Tokens that it still covers.
         """
-        node, end = self._up(lease.node, length), length // self._pages.page_size
+        node, end = self.up(lease.node, length), length // self._pages.page_size
         self._move_lease(lease, self.tree.cut(node, end) if node.end > end else node)
 
-    def _up(self, node: Node, length: int) -> Node:
-        """Returns the node at or above `node` that has the last whole page of `length` tokens."""
+    def up(self, node: Node, length: int) -> Node:
+        """Returns the node at or above another that has the last whole page of a length.
+
+        Args:
+            node: The other node.
+            length: The length in tokens.
+        """
         end = length // self._pages.page_size
         while node.parent is not None and node.end - len(node.key) // self._unit >= end:
             node = node.parent
         return node
-
-    def suspend(self, lease: Lease, length: int, match: Match, prompt: Prompt) -> Lease:
-        """Opens a lease on the start of another lease's path, and releases that other path.
-
-        `restore` takes the path again; `release_suspended` gives it up for good.
-
-        Args:
-            lease: The lease to suspend.
-            length: Tokens that the new lease covers.
-            match: Match of the new lease.
-            prompt: Prompt of the new lease.
-
-        Returns:
-            The new lease.
-        """
-        node = self._up(lease.node, length)
-        self.tree.lease(node)
-        self.tree.unlease(lease.node)
-        return Lease(node, prompt, match)
-
-    def release_suspended(self, lease: Lease) -> None:
-        """Gives up a suspended lease for good, and evicts KV that it leaves unused, if the policy says so.
-
-        Args:
-            lease: The lease that `suspend` was called with.
-        """
-        self._drop_bare_leaves(lease.node)
-
-    def restore(self, lease: Lease) -> None:
-        """Undoes `suspend`: the lease covers its whole path again.
-
-        Args:
-            lease: The lease that `suspend` was called with.
-        """
-        self.tree.lease(lease.node)
-
-    def on_miss(self, row: int, prompt: Prompt) -> None:
-        """Opens a lease for a row that found nothing, so that its states and KV are cached under its salt.
-
-        Args:
-            row: The row.
-            prompt: Its prompt, without tokens where they are not known.
-        """
-        self.leases[row] = Lease(NO_NODE, prompt, NO_MATCH)
 
     def fork(self, row: int, others: Sequence[int], length: int) -> None:
         """Gives the lease of one row to other rows, if it has one.
@@ -199,7 +142,7 @@ class PrefixCache(Contents):
         """
         for row in rows:
             if lease := self.leases.pop(row, None):
-                self.release(lease)
+                self.release(lease.node)
 
     def supersede(self, own: dict[Node, int], length: int) -> None:
         """Marks a session's older states as the first to evict.
@@ -217,27 +160,6 @@ class PrefixCache(Contents):
         for node, uses in own.items():
             if node.end * size <= newest and node.uses == uses:
                 self._note_superseded(node)
-
-    def take_over(self, lease: Lease) -> bool:
-        """Returns whether the matched state can move to a row, because no other first step is about to read it.
-
-        Args:
-            lease: What `hold` returned.
-        """
-        return lease.match.snapshot is not None and self._holdings.readers[lease.match.snapshot.register] == 1
-
-    def take(self, lease: Lease, row: int) -> None:
-        """Moves the state of a match to a row, and ends the pin of `hold`. A tombstone stays.
-
-        Args:
-            lease: What `hold` returned.
-            row: A row without a state.
-        """
-        assert lease.match.found is not None and lease.match.found.stated is not None
-        assert lease.match.snapshot is not None
-        self.unpin(lease)
-        self._holdings.take([lease.match.snapshot], row)
-        self._detach(lease.match.found.stated, "taken")
 
     def marks(self, match: Match) -> list[tuple[int, str]]:
         """Returns the lengths at which a prompt is to keep states, and why.
@@ -290,23 +212,27 @@ class PrefixCache(Contents):
             if self.below:
                 self.below.used(match.found.stated)
 
-    def insert(self, insertions: Sequence[Insertion]) -> list[Snapshot | None]:
+    def file(
+        self, rows: Iterable[tuple[Lease, Prompt, list[int], Sequence[tuple[int, int, str]]]]
+    ) -> list[Snapshot | None]:
         """Takes KV of rows in any case, and their states as the policy says.
 
-        Each lease moves on to the end of its key.
+        Each lease moves on to the end of its prompt.
 
         Args:
-            insertions: What the rows have. A key of no tokens is skipped.
+            rows: Of each row its lease, its whole pages of tokens, their ids, and its states, ascending: register,
+                tokens that it stands for, and kind (see `memstate.prefix.policies.base.Place`). A state in a holder is
+                the cache's from then on. A row without tokens is skipped.
 
         Returns:
-            For each insertion the state that stands for its length now, None for none.
+            For each row the newest cached state that stands for one of its lengths, None for none.
         """
         try:
-            snapshots = [self._insert(insertion) if insertion.key else None for insertion in insertions]
+            found = [self._file(*row) if row[1].key else [] for row in rows]
         finally:  # also where a caller's policy raises: states that nodes have by then are moved
             self._record_moves()
         self.trim()
-        return [snapshot if snapshot and self.has(snapshot) else None for snapshot in snapshots]
+        return [next((state for state in reversed(states) if self.has(state)), None) for states in found]
 
     def trim(self) -> None:
         """Evicts the states that are too many for `most_states`; the newest may be the least valuable."""
@@ -324,18 +250,10 @@ class PrefixCache(Contents):
         Returns:
             Its node, None where the cache has such a state or the policy does not want it: the caller keeps it then.
         """
-        found, key = self.tree.find(prompt), prompt.key
-        above = found.stated.end if found.stated else 0
-        if above * self._unit == len(key):
-            self._counts["duplicates"] += 1
+        node = self._place(prompt, pages, "end")
+        if node is None or node.snapshot is not None:
             return None
-        if not self._states.admits(Place(len(key) // self._unit, above, "end")):
-            self._counts["declined"] += 1
-            return None
-        lease = Lease(NO_NODE, prompt, NO_MATCH)
-        insertion = Insertion(lease, key, pages, None, snapshot.length, "end", snapshot)
-        node = self._grow(key, insertion, None)
-        self._attach(node, insertion, "end")
+        self._attach(node, self._holdings.give(snapshot, node), "end")
         self._holdings.published += 1
         return node
 
@@ -347,32 +265,46 @@ class PrefixCache(Contents):
         """
         return self._holdings.held["cached"].get(snapshot.register) is snapshot
 
-    def _insert(self, insertion: Insertion) -> Snapshot | None:
-        lease, snapshot, node = insertion.lease, None, None
-        if insertion.register is not None:
-            head = insertion.key[: insertion.length * BYTES]
-            found = self.tree.find(Prompt(head, lease.prompt.salt))
-            kind, held = insertion.kind, insertion.held
-            above = found.stated.end if found.stated else 0
-            there = found.stated if found.stated and above * self._unit == len(head) else None
-            if there:
-                self._counts["duplicates"] += 1
-                if held is None:
-                    self._commands.release([insertion.register])
-                snapshot = there.snapshot
-            elif not self._states.admits(Place(len(head) // self._unit, above, kind)):
-                self._counts["declined"] += 1
-            else:
-                node = self._grow(head, insertion, None)
-                snapshot = self._attach(node, insertion, kind)
-                if snapshot:
+    def _file(
+        self, lease: Lease, prompt: Prompt, pages: list[int], states: Sequence[tuple[int, int, str]]
+    ) -> list[Snapshot]:
+        node, found = None, list[Snapshot]()
+        for register, length, kind in states:
+            held = self._holdings.state(register)  # None: the state is in a register of the row
+            node = self._place(prompt.head(length), pages, kind)
+            cached = node.snapshot if node is not None else None
+            if cached is not None and held is None:
+                self._commands.release([register])
+            elif cached is None and node is not None:
+                cached = self._holdings.give(held, node) if held else self._to_holder(node, register, length)
+                if cached is not None:
+                    self._attach(node, cached, kind)
                     lease.own[node] = node.uses
-            if snapshot and kind in DECODED:
-                self._supersede_decoded(lease, snapshot)
-            if held is not None and snapshot is not held:
+            if cached is not None:
+                found.append(cached)
+                if kind in DECODED:
+                    self._supersede_decoded(lease, cached)
+            if held is not None and cached is not held:
                 self._holdings.end([held])
-        self._move_lease(lease, self._shared(self._grow(insertion.key, insertion, node), insertion.pages))
-        return snapshot
+        if node is None or node.end * self._unit < len(prompt.key):
+            node = self._grow(prompt, pages, node)
+        self._move_lease(lease, self._shared(node, pages))
+        return found
+
+    def _place(self, prompt: Prompt, pages: list[int], kind: str) -> Node | None:
+        """Returns the node for a state of these tokens, None where the policy does not want one.
+
+        If the node has a state, it is that of the same tokens, and the caller keeps its own.
+        """
+        found = self.tree.find(prompt)
+        above = found.stated.end if found.stated is not None else 0
+        if above * self._unit == len(prompt.key):
+            self._counts["duplicates"] += 1
+            return found.stated
+        if not self._states.admits(Place(len(prompt.key) // self._unit, above, kind)):
+            self._counts["declined"] += 1
+            return None
+        return self._grow(prompt, pages, None)
 
     def _supersede_decoded(self, lease: Lease, newer: Snapshot) -> None:
         """Marks the last state that the row left while it decoded as the first to evict. The newer one serves more."""
@@ -395,12 +327,13 @@ class PrefixCache(Contents):
         before, lease.node = lease.node, node
         self.tree.lease(node)
         self.tree.unlease(before)
-        self._drop_bare_leaves(before)
+        self.drop_bare(before)
 
-    def _grow(self, key: bytes, insertion: Insertion, start: Node | None) -> Node:
-        node, had = self.tree.insert(Prompt(key, insertion.lease.prompt.salt), insertion.pages, start)
-        if had * self._unit < len(key):
-            self._pages.allocator.share(insertion.pages[had : len(key) // self._unit])
+    def _grow(self, prompt: Prompt, pages: list[int], start: Node | None) -> Node:
+        """Returns the node where a prompt ends, with KV all the way. A start is a node on its path."""
+        node, had = self.tree.insert(prompt, pages, start)
+        if had * self._unit < len(prompt.key):
+            self._pages.allocator.share(pages[had : len(prompt.key) // self._unit])
             self._grown(node)
             if self.watcher:
                 self.watcher.pages_stored(node, had)
@@ -411,33 +344,29 @@ class PrefixCache(Contents):
             self._kv.dropped(node.parent)
         self._kv.leaf(node)
 
-    def _attach(self, node: Node, insertion: Insertion, kind: str) -> Snapshot | None:
-        """Gives the node a state. It moves to a holder first, if it is in none; one must be free, or become free."""
-        snapshot = self._holdings.give(insertion.held, node) if insertion.held else self._to_holder(node, insertion)
-        if snapshot is None:
-            self._counts["refused"] += 1
-            return None
-        node.snapshot, node.evicted = snapshot, False
+    def _attach(self, node: Node, state: Snapshot, kind: str) -> None:
+        """Notes that a node has a state, which is the node's already."""
+        node.snapshot, node.evicted = state, False
         self._counts["inserted"] += 1
         self._states.added(node, kind)
         if self.below:
             self.below.added(node)
         if self.watcher:
             self.watcher.state_stored(node)
-        return snapshot
 
-    def _to_holder(self, node: Node, insertion: Insertion) -> Snapshot | None:
-        assert insertion.register is not None
+    def _to_holder(self, node: Node, register: int, length: int) -> Snapshot | None:
+        """Gives a node the state in a register of a row, None where no holder is free or becomes free."""
         if not self._holdings.free:
             self.tree.lease(node)  # or eviction could remove the node again
             self.evict_states(1)
             self.tree.unlease(node)
         if not self._holdings.free:
+            self._counts["refused"] += 1
             return None
-        snapshot = self._holdings.add([insertion.length], node)[0]
-        self._moves.append((snapshot.register, insertion.register))
+        state = self._holdings.add([length], node)[0]
+        self._moves.append((state.register, register))
         self._holdings.published += 1
-        return snapshot
+        return state
 
     def insert_loaded(self, prompt: Prompt) -> tuple[Node, int, list[int]]:
         """Takes in a state that is loaded from below, and pages for the path to it.
@@ -457,8 +386,7 @@ class PrefixCache(Contents):
         node, _ = self.tree.insert(prompt, [0] * had + fresh if fresh else [])
         snapshot = node.snapshot = self._holdings.add([length], node)[0]
         node.evicted = False
-        self._commands.claim([snapshot.register])
-        self._commands.label([snapshot.register], [length])
+        self._commands.claim([snapshot.register], [length])
         self._counts["loaded"] += 1
         if self.watcher:
             if had < size:

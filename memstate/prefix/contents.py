@@ -109,7 +109,7 @@ class Contents(NotCopied, Shown):
     def drop_bare_leaves(self) -> None:
         """Gives up the KV of all leaves without a state, if the policy says so."""
         for node in [node for _, node in self.tree.walk() if not node.carriers]:
-            self._drop_bare_leaves(node)
+            self.drop_bare(node)
 
     def stated(self) -> Iterator[Node]:
         """Yields the nodes with a state, in the order in which their states came."""
@@ -197,8 +197,8 @@ class Contents(NotCopied, Shown):
             self.below.save(chosen)
         self._holdings.end([node.snapshot for node in chosen if node.snapshot])
         for node in chosen:
-            self._detach(node, "superseded" if node in self._superseded else why)
-            self._drop_bare_leaves(node)
+            self.detach(node, "superseded" if node in self._superseded else why)
+            self.drop_bare(node)
         return len(chosen)
 
     def next_states(self, n: int) -> list[Node]:
@@ -271,7 +271,13 @@ class Contents(NotCopied, Shown):
                 self._give_up(node, len(node.pages))
         self._forget(0)
 
-    def _detach(self, node: Node, why: str) -> Snapshot | None:
+    def detach(self, node: Node, why: str) -> None:
+        """Notes that a node has lost its state. A tombstone stays.
+
+        Args:
+            node: The node.
+            why: What counts it: a `gone_` figure of `PrefixStats`.
+        """
         snapshot, node.snapshot = node.snapshot, None
         if snapshot:
             why = "cleared" if self._clearing else why
@@ -284,12 +290,14 @@ class Contents(NotCopied, Shown):
             self._states.dropped(node)
             if self.watcher:
                 self.watcher.state_removed(node)
-        return snapshot
 
-    def _drop_bare_leaves(self, node: Node | None) -> None:
+    def drop_bare(self, node: Node | None) -> None:
         """Gives up the KV of a leaf without a state, if the policy says so.
 
         Its parent follows where the same is true of it, and so on.
+
+        Args:
+            node: The leaf. Other nodes stay.
         """
         while node is not None and not (node.is_root or node.carriers or node.snapshot or node.leases or node.ghost):
             if self._kv.keeps(node) and self._pages.allocator.pages:
@@ -306,7 +314,7 @@ class Contents(NotCopied, Shown):
             if self.below and not self._clearing:
                 self.below.save([leaf])
             self._holdings.end([leaf.snapshot])
-            self._detach(leaf, "pages")
+            self.detach(leaf, "pages")
         elif 0 < pages < size:
             size = pages
         self._kv.dropped(leaf)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from memstate.prefix.lease import Lease
+from memstate.prefix.lease import NO_NODE
 from memstate.prefix.tree import Node
 from memstate.requests.handles import Session, Snapshot
 from memstate.tokens import EMPTY, Prompt
@@ -47,7 +47,7 @@ class Conversation:
         prompt: What its states and pages stand for; while a turn runs, what it began with.
         kept: Its states, longest first.
         pages: Ids of its KV pages.
-        lease: Its lease in the prefix cache, None for none.
+        path: The node of the prefix cache up to which it keeps KV there; `NO_NODE` for none.
         own: Nodes of the prefix cache whose states it left there, with how often it used each itself.
         row: Row of the turn that runs, 0 for none.
         start: Tokens that this turn began with.
@@ -64,7 +64,7 @@ class Conversation:
     prompt: Prompt = EMPTY
     kept: list[Snapshot] = field(default_factory=list)
     pages: list[int] = field(default_factory=list)
-    lease: Lease | None = None
+    path: Node = NO_NODE
     own: dict[Node, int] = field(default_factory=dict)
     row: int = 0
     start: int = 0

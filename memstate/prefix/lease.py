@@ -119,26 +119,3 @@ class Branch(NamedTuple):
     pages: list[int]
     snapshot: Snapshot | None
     node: Node
-
-
-@dataclass
-class Insertion:
-    """What a row hands to the tree.
-
-    Attributes:
-        lease: The row's lease.
-        key: Tokens of whole pages, encoded.
-        pages: Ids of these pages.
-        register: Register with a state, None for none.
-        length: Tokens that the state stands for.
-        kind: Why the state is there, see `memstate.prefix.policies.base.Place`.
-        held: The snapshot, if the register is a holder already. It is the cache's from then on.
-    """
-
-    lease: Lease
-    key: bytes
-    pages: list[int]
-    register: int | None
-    length: int
-    kind: str
-    held: Snapshot | None = None

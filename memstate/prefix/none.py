@@ -1,16 +1,11 @@
 """Stands in for the prefix cache of a manager without one, so that callers need not ask whether there is one."""
 
-from collections.abc import Sequence
-
 from memstate.prefix.cache import PrefixCache
-from memstate.prefix.lease import Insertion
 from memstate.prefix.policies import Lru, LruPages
 from memstate.prefix.settings import Prefix
-from memstate.requests.handles import Snapshot
 from memstate.requests.holdings import Holdings
 from memstate.requests.page_table import PageTable
 from memstate.slots.commands import CommandBuffer
-from memstate.tokens import Prompt
 
 
 class NoCache(PrefixCache):
@@ -26,10 +21,3 @@ class NoCache(PrefixCache):
 
     def __init__(self, commands: CommandBuffer, pages: PageTable, holdings: Holdings) -> None:
         super().__init__(Prefix(Lru(), LruPages(), evict=False), commands, pages, holdings)
-
-    def insert(self, insertions: Sequence[Insertion]) -> list[Snapshot | None]:
-        """Keeps nothing, and returns None for each insertion."""
-        return [None] * len(insertions)
-
-    def on_miss(self, row: int, prompt: Prompt) -> None:
-        """Opens no lease."""

@@ -239,7 +239,7 @@ class PrefixPart(NotCopied):
         if hit._node is not None and hit.state is not None:
             self._contents.tree.unlease(hit._node)
             self._lent.readers[hit.state] -= 1
-            self._contents._drop_bare_leaves(hit._node)
+            self._contents.drop_bare(hit._node)
         return self._given()
 
     def insert(

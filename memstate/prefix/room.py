@@ -53,7 +53,7 @@ class Room:
             return True
         if not (idle := self._sessions.idle()):
             return False
-        leases = Counter(node for session in idle if session.lease for node in session.lease.node.path())
+        leases = Counter(node for session in idle for node in session.path.path())
         held = Counter(page for session in idle for page in session.pages)
         held.update(page for _, node in self.cache.tree.walk() if node.leases == leases[node] for page in node.pages)
         holders = self._pages.allocator.holders
@@ -127,8 +127,7 @@ class Room:
                         handed.append(snapshot)
                         session.own[node] = node.uses
             self.cache.supersede(session.own, 0)
-        if lease := self._sessions.empty(session, handed):
-            self.cache.release(lease)
+        self.cache.release(self._sessions.empty(session, handed))
         self.cache.trim()
 
     def expire(self) -> None:

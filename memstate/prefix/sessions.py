@@ -20,12 +20,13 @@ from memstate.errors import InvalidArgument, StaleHandle
 from memstate.kernels.tables import REGISTERS_PER_ROW
 from memstate.prefix.cache import PrefixCache
 from memstate.prefix.conversation import Conversation, SessionInfo
-from memstate.prefix.lease import Lease
+from memstate.prefix.lease import NO_NODE, Lease
 from memstate.prefix.session_settings import SessionLimits
+from memstate.prefix.tree import Node
 from memstate.requests.handles import Session, Snapshot
 from memstate.requests.holdings import Holdings
-from memstate.requests.origin import START, Origin
 from memstate.requests.page_table import PageTable
+from memstate.requests.source import ZEROS, Source
 from memstate.slots.commands import CommandBuffer
 from memstate.tokens import BYTES, EMPTY, Prompt, common
 
@@ -87,7 +88,7 @@ class Sessions:
         return [self._survivor(session, sure, pages) for session in open_still]
 
     def _survivor(self, session: Conversation, sure: Mapping[int, Snapshot], pages: Set[int]) -> Conversation:
-        bare = replace(session, prompt=EMPTY, kept=[], pages=[], lease=None, own={}, row=0, start=0)
+        bare = replace(session, prompt=EMPTY, kept=[], pages=[], path=NO_NODE, own={}, row=0, start=0)
         if session.row:
             bare.since = self.limits.clock()
         kept = [snap for snap in session.kept if sure.get(snap.register) == snap]
@@ -168,7 +169,7 @@ class Sessions:
             )
         return found
 
-    def find(self, session: Conversation, prompt: Prompt) -> Origin:
+    def find(self, session: Conversation, prompt: Prompt) -> Source:
         """Finds how far the session's states serve a prompt. At least its last token is left to compute.
 
         Args:
@@ -176,64 +177,68 @@ class Sessions:
             prompt: The prompt.
 
         Returns:
-            Where the turn can continue; `START` where no state serves it.
+            Where the turn can continue; `ZEROS` where no state serves it.
         """
         if prompt.salt != session.prompt.salt:
-            return START
+            return ZEROS
         shared = min(common(session.prompt.key, prompt.key, BYTES), len(prompt.key) - BYTES) // BYTES
         serving = [snap for snap in session.kept if snap.length <= shared][: 1 + self._lanes]
         if not serving:
-            return START
+            return ZEROS
         length = serving[0].length
         pages = session.pages[: self._pages.count(length)]
-        return Origin(length, [snap.register for snap in serving], pages, moves=True)
+        return Source(length, serving, pages, session, takes=True)
 
-    def surplus(self, session: Conversation, turn: Origin) -> tuple[int, int]:
+    def surplus(self, session: Conversation, source: Source) -> tuple[int, int]:
         """Returns the slots and pages that a turn gives back before it takes any.
 
         Args:
             session: The session.
-            turn: Where the turn continues; `START` if it takes nothing from the session.
+            source: Where the turn starts, from the session or from elsewhere.
         """
-        pages = session.pages[len(turn.pages) :]
-        alone = sum(self._pages.allocator.holders[page] == 1 for page in pages)
-        return len(session.kept) - len(turn.registers), alone
+        states, pages = (len(source.states), len(source.pages)) if source.of is session else (0, 0)
+        holders = self._pages.allocator.holders
+        return len(session.kept) - states, sum(holders[page] == 1 for page in session.pages[pages:])
 
-    def give_up(self, session: Conversation, turn: Origin) -> None:
-        """Releases the states and pages that the turn does not continue from.
+    def give_up(self, session: Conversation, source: Source) -> None:
+        """Releases the states and pages that a turn does not start from.
 
         Args:
             session: The session.
-            turn: Where the turn continues; `START` if it takes nothing from the session.
+            source: Where the turn starts, from the session or from elsewhere.
         """
-        self._holdings.end([snap for snap in session.kept if snap.register not in turn.registers])
-        session.kept = [snap for snap in session.kept if snap.register in turn.registers]
+        turn = source if source.of is session else ZEROS
+        self._holdings.end([snap for snap in session.kept if snap not in turn.states])
+        session.kept = list(turn.states)
         self._pages.allocator.release(session.pages[len(turn.pages) :])
         session.pages = session.pages[: len(turn.pages)]
 
-    def begin(self, session: Conversation, row: int, turn: Origin, start: int, prompt: Prompt) -> None:
-        """Moves what is left to a new row, which shares the pages already.
+    def begin(self, session: Conversation, row: int, prompt: Prompt) -> Node:
+        """Begins a turn, whose row has the states and shares the pages already.
 
         Args:
             session: The session.
             row: The new row.
-            turn: Where the turn continues; `START` if it takes nothing from the session.
-            start: Tokens of the prompt that the row begins with, from the session or from elsewhere.
-            prompt: The prompt.
+            prompt: What the row begins with, from the session or from elsewhere.
+
+        Returns:
+            The end of its path in the prefix cache. The lease on it has ended.
         """
-        self._holdings.take(session.kept, row)
-        self._empty(session)
         if prompt.salt != session.prompt.salt:
             session.own.clear()  # nothing under this salt replaces what was left under another
-        session.row, session.start, session.prompt = row, start, prompt.head(start)
+        path = self._empty(session)
+        session.row, session.start, session.prompt = row, len(prompt.key) // BYTES, prompt
         self.by_row[row] = session
         self.idling.pop(session.handle, None)
         self.starting([other for other in self._starting if other is not session])
+        return path
 
-    def _empty(self, session: Conversation) -> None:
-        """Releases the pages. The states have been moved or have other owners."""
+    def _empty(self, session: Conversation) -> Node:
+        """Releases the pages. The states have been moved or have other owners. Returns the end of its path."""
+        path = session.path
         self._pages.allocator.release(session.pages)
-        session.kept, session.pages, session.lease = [], [], None
+        session.kept, session.pages, session.path = [], [], NO_NODE
+        return path
 
     def end(
         self, row: int, known: int, key: bytes | None, lease: Lease | None, cache: PrefixCache,
@@ -277,9 +282,9 @@ class Sessions:
             return False
         session.pages = self._pages.of(row)[: self._pages.count(session.kept[0].length)]
         self._pages.allocator.share(session.pages)
-        session.lease = lease
         if lease is not None:
             cache.shorten(lease, session.kept[0].length)
+            session.path = lease.node
         if session.ttl is not None:
             self._expiry = min(self._expiry, session.since + session.ttl)
         return lease is not None
@@ -291,14 +296,14 @@ class Sessions:
         registers = [r for r in registers if self._pages.own_partial(row, int(labels[r]))]
         return sorted(registers, key=lambda r: -int(labels[r]))
 
-    def close(self, handle: Session) -> Lease | None:
+    def close(self, handle: Session) -> Node:
         """Closes a session and releases what it holds; while a turn runs, at the end of that turn.
 
         Args:
             handle: What `open` returned.
 
         Returns:
-            Its lease, which the caller ends; None for none.
+            The end of its path in the prefix cache. The caller ends the lease on it.
 
         Raises:
             StaleHandle: The session is closed, or another manager's.
@@ -307,11 +312,11 @@ class Sessions:
         session = self.require(handle)
         if session.row:
             session.closing = True
-            return None
+            return NO_NODE
         del self.opened[handle], self.idling[handle]
         return self.empty(session)
 
-    def empty(self, session: Conversation, handed: Collection[Snapshot] = ()) -> Lease | None:
+    def empty(self, session: Conversation, handed: Collection[Snapshot] = ()) -> Node:
         """Takes everything from an idle session.
 
         Args:
@@ -319,12 +324,10 @@ class Sessions:
             handed: Its states that the prefix cache has taken over. The others are released.
 
         Returns:
-            Its lease, which the caller ends; None for none.
+            The end of its path in the prefix cache. The caller ends the lease on it.
         """
-        lease = session.lease
         self._holdings.end([snap for snap in session.kept if snap not in handed])
-        self._empty(session)
-        return lease
+        return self._empty(session)
 
     # -- who makes way ---------------------------------------------------------------------------------
 

@@ -284,6 +284,10 @@ class Tree:
                 self.leased_pages -= len(node.key) // self.page
             node = node.parent
 
+    def has(self, node: Node) -> bool:
+        """Returns whether a node has KV in the tree. A start of prefixes needs none."""
+        return not node.end or (node.parent is not None and not node.ghost)
+
     def pages_to(self, node: Node) -> list[int]:
         """Returns the ids of all pages from the root up to a node's end."""
         parts = []

@@ -291,8 +291,7 @@ class Marks:
         if not inside:
             return ()
         columns = np.array([(mark.entry, mark.offset, register) for mark, register in inside], np.int64).T
-        self._commands.claim(columns[2])
-        self._commands.label(columns[2], [mark.length for mark, _ in inside])
+        self._commands.claim(columns[2], [mark.length for mark, _ in inside])
         return tuple(columns)
 
     def _keep_ends(self, rows: Longs, registers: Longs) -> None:
@@ -332,18 +331,22 @@ class Marks:
         end = self._ends.get(row)
         return end.kind if end and end.length == length else ""
 
+    def kind(self, state: Snapshot) -> str:
+        """Returns why a state at a mark is kept."""
+        owner = self._holdings.owner[state.register]
+        return owner.kind if isinstance(owner, Marked) else ""
+
     def newest(self, row: int, known: int) -> Snapshot | None:
         """Returns the row's longest state of at most `known` tokens."""
-        return max(self.up_to(row, known), key=lambda state: state.length, default=None)
+        states = [state for state in self.kept.get(row, ()) if state.length <= known]
+        return max(states, key=lambda state: state.length, default=None)
 
-    def up_to(self, row: int, known: int) -> list[Snapshot]:
-        """Returns the row's states of at most `known` tokens, ascending."""
-        return [state for state in self.kept.get(row, ()) if state.length <= known]
-
-    def handed_over(self, row: int, known: int) -> None:
-        """Notes that the row no longer holds the states of `up_to`."""
-        if row in self.kept:
+    def hand_over(self, row: int, known: int) -> list[tuple[int, int, str]]:
+        """Takes a row's states of at most `known` tokens: register, length and kind of each, ascending."""
+        found = [state for state in self.kept.get(row, ()) if state.length <= known]
+        if found:
             self._hold(row, [state for state in self.kept[row] if state.length > known])
+        return [(state.register, state.length, self.kind(state)) for state in found]
 
     def remove(self, row: int, state: Snapshot) -> None:
         """Takes one state from its row."""

@@ -71,7 +71,7 @@ class PageAllocator:
         """
         if n < 0:
             raise InvalidArgument(f"claim of {n} pages: expected 0 or more")
-        if n > self.free:
+        if n > len(self._free):
             raise OutOfPages(n, self.free, self.pages)
         pages = [heapq.heappop(self._free) for _ in range(n)]
         if self._guard is not None:

@@ -83,7 +83,7 @@ class RequestTable:
         Raises:
             OutOfRows: too few are free; nothing changed.
         """
-        if len(ids) > self.free:
+        if len(ids) > len(self._free):
             raise OutOfRows(len(ids), self.free, self.rows)
         now = self.clock()  # first: it is the caller's, and could raise
         self.version += 1

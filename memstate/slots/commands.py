@@ -258,11 +258,13 @@ class CommandBuffer:
         packet.add(RELEASES, regs, regs, regs)
         return len(regs)
 
-    def claim(self, registers: Indices) -> None:
+    def claim(self, registers: Indices, lengths: Indices | None = None) -> None:
         """Fills empty registers with the lowest free slots, in the order given.
 
         Args:
             registers: no register twice.
+            lengths: tokens that the states stand for which are stored in the slots next, one for each register; None
+                for zeros.
 
         Raises:
             OutOfSlots: more registers are given than slots are free; nothing recorded.
@@ -285,6 +287,10 @@ class CommandBuffer:
         self.registers.allocator.claimed += len(regs)
         packet.add(CLAIMS, regs, regs, regs)
         self._note("claim", regs)
+        if lengths is not None:
+            cells, content = self._cells(self.registers.address("labels", regs), lengths)
+            packet.add(WRITES, cells, content, regs)
+            self.registers.labels[regs] = content
 
     def write(self, addresses: Indices, values: Indices) -> None:
         """Sets cells of columns in the register file. If a cell is written twice, the last value stays."""

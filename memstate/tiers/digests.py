@@ -38,5 +38,6 @@ class Digests:
             prompt: The prompt.
             found: What the tree had of it.
         """
-        known = self.of_node(tree, found.known) if found is not None and not found.known.is_root else []
+        node = found.known if found is not None else None
+        known = self.of_node(tree, node) if node is not None and not node.is_root else []
         return self._keys.of(prompt, known[: len(prompt.key) // self._unit])

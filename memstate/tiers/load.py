@@ -23,18 +23,15 @@ class Loader:
         tiers: What lies below the device.
         cache: The prefix cache that takes the loaded states.
         pages: KV pages of rows.
+
+    Attributes:
+        hold: Keeps the records of a hit until `release`.
+        release: Ends `hold`.
     """
 
     def __init__(self, tiers: TierManager, cache: PrefixCache, pages: PageTable) -> None:
         self._tiers, self._cache, self._page_size = tiers, cache, pages.page_size
-
-    def require_awake(self) -> None:
-        """Refuses to load while the manager sleeps.
-
-        Raises:
-            Asleep: What is loaded has nowhere to go.
-        """
-        self._tiers.require_awake("admit")
+        self.hold, self.release = tiers.host.pin, tiers.host.unpin
 
     def require_own(self, fetch: Fetch) -> None:
         """Refuses a prefetch that is another manager's.
@@ -64,46 +61,27 @@ class Loader:
 
         Raises:
             InvalidArgument: The prefetch was begun for another prompt.
+            Asleep: The memory that the hit would go to is released.
         """
         known = max(known, match.length)
-        if self._tiers.agreed is None:
-            return self._tiers.find(prompt, match, known)
-        return self._tiers.agreed.get(fetch, prompt, match, known)
+        agreed = self._tiers.agreed
+        hit = self._tiers.find(prompt, match, known) if agreed is None else agreed.get(fetch, prompt, match, known)
+        if hit is not None:
+            self._tiers.require_awake("admit")
+        return hit
 
-    def begun(self, fetches: Sequence[Fetch | None]) -> None:
+    def begun(self, fetches: Sequence[Fetch]) -> None:
         """Notes that the requests of these prefetches have rows now: what ranks agreed on for them is forgotten.
 
         Args:
-            fetches: Prefetches, None for requests without one.
+            fetches: Their prefetches.
         """
         agreed, prefetcher = self._tiers.agreed, self._tiers.prefetcher
         for fetch in fetches:
-            if fetch is not None and not fetch.done and prefetcher is not None:
+            if not fetch.done and prefetcher is not None:
                 prefetcher.note_late(fetch)
-            if fetch is not None and agreed is not None:
+            if agreed is not None:
                 agreed.forget(fetch)
-
-    def hold(self, hit: Hit, match: Match) -> None:
-        """Keeps what was found, here and on the device, until `release`.
-
-        Args:
-            hit: What `find` returned.
-            match: What the device has of the prompt.
-        """
-        self._tiers.host.pin([hit])
-        if match.found is not None:
-            self._cache.tree.lease(match.found.reach)
-
-    def release(self, hit: Hit, match: Match) -> None:
-        """Ends `hold`.
-
-        Args:
-            hit: What `find` returned.
-            match: What the device had of the prompt.
-        """
-        self._tiers.host.unpin([hit])
-        if match.found is not None:
-            self._cache.tree.unlease(match.found.reach)
 
     def bring(self, loads: Sequence[tuple[Prompt, Match, Hit]]) -> list[tuple[Node, bool]]:
         """Makes hits cached states of the device, whose bytes are on their way.

@@ -285,7 +285,8 @@ class TierManager(NotCopied, Shown):
             Asleep: The memory of one of them is released.
         """
         for memory in self._memories:
-            memory.require_awake(operation)
+            if memory.asleep:
+                memory.require_awake(operation)
 
     def wait_layer(self, kind: str, layer: int) -> None:
         """Makes the current stream wait for what is being loaded to one layer.

@@ -206,7 +206,7 @@ def test_the_figures_hold_what_they_say(monkeypatch: pytest.MonkeyPatch) -> None
         (PrefixCache, "match"): 1,
         (PrefixCache, "use"): 10,
         (PrefixCache, "evict_pages"): 100,
-        (PrefixCache, "insert"): 1000,
+        (PrefixCache, "file"): 1000,
         (PageTable, "start"): 10**5,
         (CommandBuffer, "submit"): 10**6,
         (PrefixCache, "hold"): 10**7,

@@ -38,7 +38,7 @@ def test_B71_a_turn_aborted_before_it_ran_changes_nothing(backend: Backend, name
     def held() -> object:
         talk = talks.mem._sessions.opened[session]
         states = [(snap.length, talks.node(snap)) for snap in talk.kept]
-        return states, talk.pages, talk.prompt, talk.row, talk.lease and talk.lease.node
+        return states, talk.pages, talk.prompt, talk.row, talk.path
 
     before = (held(), counts(talks))
     for submit in (False, True):

@@ -6,6 +6,7 @@ import pytest
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
+from memstate.prefix.lease import NO_NODE
 from tests.support.planes import every_strategy
 from tests.support.talks import TEXT, Talks, counts
 from tests.support.ways import with_and_without_cache
@@ -365,3 +366,28 @@ def test_S1_making_way_takes_no_upload_and_no_launch_of_its_own(backend: Backend
     counted = talks.mem.backend.counts
     assert left(talks, sessions) == [False] and counted.uploads == 1 and counted.total_launches <= 2
     talks.mem.abort(rows)
+
+
+def test_a_path_that_goes_while_room_is_made_is_no_lease_of_the_refused_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A turn that goes on from the cache gives up the session's path until it has room. Others may take its KV."""
+    talks = Talks(Backend("reference"), "redirect")
+    mem, text = talks.mem, list(range(1, 12))
+    session = mem.open_session("chat")
+    talks.whole(text, session, prompt=8)
+    talks.whole([*text, *range(50, 56)], session, prompt=14)
+    real, paths = mem._admission.make_room, []
+
+    def make_room(rows: int, pages: int, slots: int) -> Any:
+        paths.append(mem._sessions.opened[session].path)
+        if len(paths) > 1:
+            return real(rows, pages, slots)
+        mem._cache.evict_pages(80)
+        return ms.OutOfSlots(slots, 0, 0)
+
+    monkeypatch.setattr(mem._admission, "make_room", make_room)
+    row = talks.turn([*text[:8], 99, 98, 97], session)
+    before, after = paths
+    assert before.end == 8 and after is NO_NODE and mem.length(row) == 6
+    talks.run(row, [*text[:8], 99, 98, 97])
+    talks.end(row)
+    talks.all_free()

@@ -8,10 +8,7 @@ def held(mem: ms.StateManager) -> tuple[object, ...]:
     """Slots, pages, rows, pins, the prefix cache and all sessions as plain data."""
     assert mem.prefix is not None
     table, talks = mem._registers.table, mem._sessions.opened.values()
-    leases = [
-        (talk.lease.node if talk.lease else None, list(talk.own), list(talk.kept), talk.opened, talk.since)
-        for talk in talks
-    ]
+    leases = [(talk.path, list(talk.own), list(talk.kept), talk.opened, talk.since) for talk in talks]
     sessions = [{name: each[name] for name in each.keys() - {"age", "idle"}} for each in mem._sessions.inspect()]
     tree = [
         (salt, id(node), node.end, node.snapshot, node.leases, node.evicted, node.uses, list(node.pages))

@@ -3,7 +3,7 @@
 import memstate as ms
 from memstate.prefix import PrefixCache
 from memstate.prefix.tree import Node
-from memstate.requests.holdings import Holdings, Marked
+from memstate.requests.holdings import Holdings
 
 
 def holdings(mem: ms.StateManager) -> Holdings:
@@ -33,8 +33,7 @@ def nodes(cache: PrefixCache) -> dict[int, Node]:
 
 def kinds(mem: ms.StateManager, row: ms.Row) -> list[str]:
     """Why a row keeps its states at marks, in order."""
-    owners = [holdings(mem).owner[state.register] for state in mem._marks.kept.get(row.index, ())]
-    return [owner.kind for owner in owners if isinstance(owner, Marked)]
+    return [mem._marks.kind(state) for state in mem._marks.kept.get(row.index, ())]
 
 
 def free(mem: ms.StateManager) -> int:

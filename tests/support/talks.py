@@ -7,6 +7,8 @@ import numpy as np
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
+from memstate.prefix.lease import NO_NODE
+from memstate.prefix.tree import Node
 from tests.support import owners
 from tests.support.endings import finish, made
 from tests.support.planes import MAKERS, History, Loop
@@ -128,13 +130,13 @@ class Talks(Loop):
         for talk in mem._sessions.opened.values():
             users.update(talk.pages)
             tokens = key_tokens(talk.prompt.key)
-            assert not (talk.row and (talk.kept or talk.pages or talk.lease))
+            assert not (talk.row and (talk.kept or talk.pages or talk.path is not NO_NODE))
             assert self.written(talk.pages, tokens[: talk.kept[0].length] if talk.kept else [])
             content |= {slots[snap.register]: tuple(tokens[: snap.length]) for snap in talk.kept}
         for snap in [*owners.states(mem).values(), *owners.leaving(mem).values()]:
             users.update(snap.pages)
         if mem.prefix is not None:
-            leased = Counter(node for lease in self.leases() for node in lease.node.path())
+            leased = Counter(node for end in self.leases() for node in end.path())
             for _, node in mem.prefix.tree.walk():
                 assert not (node.ghost and (node.pages or node.snapshot or node.leases))
                 users.update(node.pages)
@@ -148,10 +150,10 @@ class Talks(Loop):
         assert set(owners.pinned(mem)) == {source for source in mem._registers.source.tolist() if source}
         assert self.planes.wrong(content) == []
 
-    def leases(self) -> list[ms.prefix.cache.Lease]:
-        """What rows and sessions have of the tree."""
-        of_sessions = [talk.lease for talk in self.mem._sessions.opened.values() if talk.lease]
-        return [*(self.mem.prefix.leases.values() if self.mem.prefix else ()), *of_sessions]
+    def leases(self) -> list[Node]:
+        """Where the leases of rows and sessions end in the tree."""
+        of_rows = [lease.node for lease in self.mem.prefix.leases.values()] if self.mem.prefix else []
+        return [*of_rows, *(talk.path for talk in self.mem._sessions.opened.values())]
 
     def all_free(self) -> bool:
         finish(self)

@@ -131,13 +131,13 @@ def test_what_is_pinned_stays_and_the_rest_gives_way(plain: Backend) -> None:
     prompt = Prompt(encode([*ONE, 1]), None)
     hit = at.below.find(prompt, at.mem.prefix.match(prompt), 0)  # type: ignore[union-attr]
     assert hit is not None and hit.length == 8
-    at.below.host.pin([hit])
+    at.below.host.pin(hit)
     for n in (3, 4):
         at.pass_down(whole(n))
         assert at.keeps() == {tuple(ONE), tuple(whole(n))}
     at.pass_down(whole(5, 3))
     assert at.tiers.refused == 1 and at.keeps() == {tuple(ONE), tuple(whole(4))}
-    at.below.host.unpin([hit])
+    at.below.host.unpin(hit)
     at.pass_down(whole(5, 3))
     assert tuple(whole(5, 3)) in at.keeps() and at.tiers.refused == 1
 

@@ -12,7 +12,7 @@ from memstate.cli.bench.clock import host_seconds
 from memstate.cli.bench.task import Differs, Figure, Setting, peer_left, take_turns
 from memstate.cli.replay.by_hand import REGISTERS, ROW, Rig
 from memstate.prefix import Prefix
-from memstate.prefix.lease import NO_MATCH, NO_NODE, Insertion, Lease
+from memstate.prefix.lease import NO_MATCH, NO_NODE, Lease
 from memstate.prefix.policies.names import POLICIES
 from memstate.tokens import EMPTY, Prompt, encode
 
@@ -67,18 +67,19 @@ class Ours:
     def insert(self, ids: Key) -> float:
         """Inserts what was matched last, with a state at its end; returns the seconds of that and of evictions."""
         cache, pages, row = self.rig.cache, self.rig.pages, np.array([ROW])
-        lease, shared = cache.hold(self._match, self._prompt), cache.pages(self._match)
+        lease = cache.hold(self._match, self._prompt)
+        shared = cache.tree.pages_to(lease.node)
         fresh = len(ids) - len(shared)
         spent = host_seconds(lambda: cache.evict_pages(fresh - pages.allocator.free))
         pages.start(row, [shared], [fresh])
-        cache.unpin(lease)
+        self.rig.read(lease)
         self.rig.state(REGISTERS[0], len(ids))
-        insertion = Insertion(lease, self._prompt.key, pages.of(ROW), REGISTERS[0], len(ids), "end")
+        filed = lease, self._prompt, pages.of(ROW), [(REGISTERS[0], len(ids), "end")]
         self.rig.commands.submit()  # the state is computed by then
-        spent += host_seconds(lambda: cache.insert([insertion]))
+        spent += host_seconds(lambda: cache.file([filed]))
         self.rig.commands.release(REGISTERS)
         pages.end(row)
-        cache.release(lease)
+        cache.release(lease.node)
         return spent
 
 

@@ -65,7 +65,7 @@ def session_snapshots(mem: StateManager, session: Session) -> list[Snapshot]:
 def session_hit(mem: StateManager, session: Session, tokens: Sequence[int]) -> tuple[int, int]:
     """Returns length and register of the state that a session has for a prompt; zeros where it has none."""
     found = mem._sessions.find(mem._sessions.get(session), Prompt(encode(tokens), None))
-    return (found.length, found.registers[0]) if found.length else (0, 0)
+    return (found.length, found.states[0].register) if found.length else (0, 0)
 
 
 def state_bytes(planes: Mapping[str, Tensor | Sequence[Tensor]], slot: int) -> bytes:

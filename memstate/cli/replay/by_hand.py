@@ -18,7 +18,7 @@ from memstate.cli.traces import BLOCK, TraceRequest
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import REGISTERS_PER_ROW
 from memstate.prefix import Prefix, PrefixCache
-from memstate.prefix.lease import Insertion, Lease
+from memstate.prefix.lease import Lease
 from memstate.prefix.policies.foresight import Foresight, ForesightPages, Future
 from memstate.prefix.policies.names import POLICIES
 from memstate.requests.holdings import Holdings
@@ -28,7 +28,7 @@ from memstate.slots.audit import audit
 from memstate.slots.commands import CommandBuffer
 from memstate.slots.inspect import inspect
 from memstate.slots.registers import RegisterFile
-from memstate.tokens import BYTES, Prompt, encode
+from memstate.tokens import Prompt, encode
 
 ROW = 1
 REGISTERS = range(REGISTERS_PER_ROW * ROW, REGISTERS_PER_ROW * (ROW + 1))
@@ -44,7 +44,13 @@ class Rig:
         self.file = RegisterFile(self.allocator, ROW, 2 * states + 4, width)
         self.commands = CommandBuffer(self.file)
         self.pages = PageTable(pages, 1, self.commands)
-        self.cache = PrefixCache(prefix, self.commands, self.pages, Holdings(self.commands, self.pages.allocator))
+        self._holdings = Holdings(self.commands, self.pages.allocator)
+        self.cache = PrefixCache(prefix, self.commands, self.pages, self._holdings)
+
+    def read(self, lease: Lease) -> None:
+        """Notes that the row has read the state of its lease."""
+        if lease.match.snapshot:
+            self._holdings.end_read(lease.match.snapshot.register)
 
     def state(self, register: int, length: int) -> None:
         """Puts a state of so many blocks into a register of the row, as if it had been computed."""
@@ -93,7 +99,7 @@ def replay(
         matched = time.perf_counter()
         lease = rig.cache.hold(match, prompt)
         rig.cache.use(lease)
-        spent = _insert(rig, lease, prompt.key, len(ids))
+        spent = _insert(rig, lease, prompt, len(ids))
         hits[at >= first] += match.length
         asked[at >= first] += len(request.hash_ids)
         if at >= first:
@@ -114,34 +120,31 @@ def replay(
     )  # fmt: skip
 
 
-def _insert(rig: Rig, lease: Lease, key: bytes, blocks: int) -> float:
+def _insert(rig: Rig, lease: Lease, prompt: Prompt, blocks: int) -> float:
     """Inserts a request's blocks with its states, and ends its row; returns the seconds that the inserts took."""
     cache, pages, row = rig.cache, rig.pages, np.array([ROW], np.int64)
-    shared = cache.pages(lease.match)
+    shared = cache.tree.pages_to(lease.node)
     cache.evict_pages(blocks - len(shared) - pages.allocator.free)
     pages.start(row, [shared], [blocks - len(shared)])
-    cache.unpin(lease)
+    rig.read(lease)
     kinds = dict(cache.marks(replace(lease.match, tokens=blocks + 1)))  # a part of a block follows
     wanted = list(kinds)
     if isinstance(cache.settings.states, Foresight):
         wanted = cache.settings.states.future.wanted()
     ids, spent = pages.of(ROW), 0.0
     for first in range(0, max(len(wanted), 1), len(REGISTERS)):
-        insertions = []
-        for register, length in zip(REGISTERS, wanted[first : first + len(REGISTERS)], strict=False):
+        chosen = wanted[first : first + len(REGISTERS)]
+        states = [(of, at, kinds.get(at, "boundary")) for of, at in zip(REGISTERS, chosen, strict=False)]
+        for register, length, _ in states:
             rig.state(register, length)
-            insertions.append(
-                Insertion(lease, key[: length * BYTES], ids[:length], register, length, kinds.get(length, "boundary"))
-            )
-        if first + len(REGISTERS) >= len(wanted) and (not insertions or insertions[-1].length < blocks):
-            insertions.append(Insertion(lease, key, ids, None, 0, "end"))
+        end = blocks if first + len(REGISTERS) >= len(wanted) else chosen[-1]
         rig.commands.submit()  # the states are computed by then
         begin = time.perf_counter()
-        cache.insert(insertions)
+        cache.file([(lease, prompt.head(end), ids[:end], states)])
         spent += time.perf_counter() - begin
         rig.commands.release(REGISTERS)
     pages.end(row)
-    cache.release(lease)
+    cache.release(lease.node)
     rig.commands.submit()
     return spent
 

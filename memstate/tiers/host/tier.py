@@ -201,24 +201,17 @@ class HostTier:
             return None
         return Hit(length, self._of_states, state, first, pages, keys)
 
-    def pin(self, hits: Sequence[Hit]) -> None:
-        """Keeps the records of hits until `unpin`."""
-        for hit in hits:
-            hit.record_set.cache.pin(hit.state)
-            if hit.pages:
-                self._pages.pin(*hit.pages)
+    def pin(self, hit: Hit) -> None:
+        """Keeps the records of a hit until `unpin`."""
+        hit.record_set.cache.pin(hit.state)
+        if self.kv is not None and hit.pages:
+            self.kv.pin(*hit.pages)
 
-    def unpin(self, hits: Sequence[Hit]) -> None:
+    def unpin(self, hit: Hit) -> None:
         """Ends `pin`."""
-        for hit in hits:
-            hit.record_set.cache.unpin(hit.state)
-            if hit.pages:
-                self._pages.unpin(*hit.pages)
-
-    @property
-    def _pages(self) -> RecordCache:
-        assert self.kv is not None  # entries of pages come from it
-        return self.kv
+        hit.record_set.cache.unpin(hit.state)
+        if self.kv is not None and hit.pages:
+            self.kv.unpin(*hit.pages)
 
     def save(self, nodes: Sequence[Node]) -> None:
         """Copies states of nodes, and the KV up to them, to host memory. Skips what is there, and what finds no room.
@@ -318,7 +311,8 @@ class HostTier:
         of = self.tree.pages_to(node) if missing else []
         if not missing or (self._commands.fencing and not self._unwritten.isdisjoint(of[at] for at in missing)):
             return not missing
-        kv = self._pages
+        assert self.kv is not None  # digests are missing there
+        kv = self.kv
         present = [entry for digest in digests if (entry := kv.get(digest)) is not None]
         with self._pinned(kv, present):
             if len(missing) > kv.pool.free + kv.evictable:

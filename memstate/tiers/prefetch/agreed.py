@@ -35,7 +35,7 @@ class AgreedHits:
             return
         if hit := self._host.agreed_hit(fetch.length, keys, min(fetch.kv_pages, len(keys))):
             self._hits[fetch] = hit
-            self._host.pin([hit])
+            self._host.pin(hit)
 
     def get(self, fetch: Fetch | None, prompt: Prompt, match: Match, known: int) -> Hit | None:
         """Returns what a request starts from, None for nothing.
@@ -68,7 +68,7 @@ class AgreedHits:
             fetch: The prefetch; without a hit, nothing happens.
         """
         if hit := self._hits.pop(fetch, None):
-            self._host.unpin([hit])
+            self._host.unpin(hit)
 
     def reset(self) -> None:
         """Forgets all hits. Host memory is emptied right after."""

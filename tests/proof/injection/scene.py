@@ -4,6 +4,7 @@ Every scene is made in the same way, so that a call meets the same manager each 
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -196,6 +197,48 @@ def calls(scene: Scene) -> dict[str, Callable[[], Call]]:
         s.by_id = torch.cat([s.by_id, mem.pool.claim(mem.free_slots - mem._admission.per_request + 1)])
         return lambda: mem.admit([ms.Request("room")])
 
+    def without_room() -> Call:
+        """Each kind of source is held, and then pages are short: all is undone."""
+        s.settled()
+        found = [
+            ms.Request("hit", tokens=[*A, 1]), ms.Request("below", tokens=[*C, 1]), ms.Request("kept", resume=s.kept),
+            ms.Request("turn", tokens=[*CHAT, 4], session=s.chat), ms.Request("long", length=40 * PAGE),
+            ms.Request("too long", length=40 * PAGE),
+        ]  # fmt: skip
+        for request in found:
+            s.note(request.tokens or [])
+
+        def admit() -> None:
+            with suppress(ms.OutOfPages):
+                mem.admit(found)
+
+        return admit
+
+    def short_of_slots(prompt: list[int], states: int) -> Callable[[], Call]:
+        """The state that a prompt finds becomes the row's own, because no other slot can be had for it.
+
+        Args:
+            prompt: the prompt.
+            states: cached states that stay.
+        """
+
+        def short() -> Call:
+            s.settled()
+            s.note([*prompt, 1])
+            mem.abort([s.first, s.second, s.talker])
+            mem.close_session(s.chat)
+            assert mem.prefix is not None
+            if not states:
+                mem.prefix.clear()  # nothing of it goes below, where it would take the prompt's place
+            while mem.prefix.states > states:
+                mem.prefix.evict_states(1)
+            mem.submit()
+            short_by = mem._admission.per_request - states
+            s.by_id = torch.cat([s.by_id, mem.pool.claim(mem.free_slots - short_by)])
+            return lambda: mem.admit([ms.Request("short", tokens=[*prompt, 1])])
+
+        return short
+
     def poll() -> Call:
         s.work_in_threads()
         return mem.poll
@@ -236,6 +279,9 @@ def calls(scene: Scene) -> dict[str, Callable[[], Call]]:
         "admit another turn": admit(ms.Request("other", tokens=[7, 7, 7], session=s.chat)),
         "admit a snapshot": admit(ms.Request("resume", resume=s.kept)),
         "admit with evictions": many,
+        "admit without room": without_room,
+        "admit to the slot of a cached state": short_of_slots(A, 1),
+        "admit to the slot of a loaded state": short_of_slots(C, 0),
         "fork": fresh(lambda: lambda: mem.fork(s.second, ["x", "y"])),
         "reorder": fresh(lambda: lambda: mem.reorder([s.second, s.idle], [0, 0, 0])),
         "arrived": lambda: lambda: mem.arrived([s.empty_row], [PAGE]),

@@ -13,6 +13,7 @@ from memstate.engine.parts import Parts
 from memstate.errors import LeakFound
 from memstate.kernels.tables import REGISTERS_PER_ROW
 from memstate.prefix.conversation import Conversation
+from memstate.prefix.lease import NO_NODE
 from memstate.prefix.tree import Node
 from memstate.requests.handles import Snapshot
 from memstate.requests.holdings import LEAVING, PUBLISHED, Marked, Owner
@@ -24,18 +25,16 @@ class Held(NamedTuple):
     """What one owner has, as it says itself.
 
     Attributes:
-        name: its name.
-        owner: who it is in the column of owners; None for a row, whose states are not in holders.
+        owner: who it is in the column of owners; for a row, whose states are not in holders, its number.
         states: its states in holders.
         pages: its KV pages.
-        lease: the end of the path that it leases in the prefix cache, None for none.
+        lease: the end of the path that it leases in the prefix cache.
     """
 
-    name: str
-    owner: Owner | None
+    owner: Owner | int
     states: Sequence[Snapshot] = ()
     pages: Sequence[int] = ()
-    lease: Node | None = None
+    lease: Node = NO_NODE
 
 
 class Recount(Parts):
@@ -48,20 +47,17 @@ class Recount(Parts):
         """
         leases = self._cache.leases
         for row in np.flatnonzero(self._table.used).tolist():
-            lease = leases[row].node if row in leases else None
-            yield Held(f"row {row} (request {self._table.ids[row]!r})", None, (), self._pages.of(row), lease)
+            yield Held(row, (), self._pages.of(row), leases[row].node if row in leases else NO_NODE)
         for row, states in self._marks.kept.items():
             for state in states:
-                kind = self._marks.kind(state)
-                yield Held(f"row {row} ({kind} of {state.length} tokens)", Marked(row, kind), [state])
+                yield Held(Marked(row, self._marks.kind(state)), [state])
         for session in self._sessions.opened.values():
-            yield Held(f"session {session.handle.id!r}", session, session.kept, session.pages, session.path)
+            yield Held(session, session.kept, session.pages, session.path)
         for _, node in self._cache.tree.walk():
-            yield Held(repr(node), node, [node.snapshot] if node.snapshot else (), node.pages)
-        for published in self._holdings.of("snapshot"):
-            yield Held(self._holdings.name(published.register), PUBLISHED, [published], published.pages)
-        for leaving in self._holdings.of("leaving"):
-            yield Held(self._holdings.name(leaving.register), LEAVING, [leaving], leaving.pages)
+            yield Held(node, [node.snapshot] if node.snapshot else (), node.pages)
+        for owner in (PUBLISHED, LEAVING):
+            for state in self._holdings.of(owner.holds):
+                yield Held(owner, [state], state.pages)
 
     def _miscounts(self, seen: Inspection, names: dict[int, tuple[str, str]], read: RegisterFile) -> list[str]:
         """Returns a sentence for each count that is wrong.
@@ -79,7 +75,7 @@ class Recount(Parts):
             *self._wrong_owners(held),
             *self._wrong_holders(),
             *self._sessions.miscounts(),
-            *self._cache.tree.miscounts(Counter(each.lease for each in held if each.lease is not None)),
+            *self._cache.tree.miscounts(Counter(each.lease for each in held if each.lease is not NO_NODE)),
             *(self.tiers.miscounts() if self.tiers is not None else ()),
             *self._wrong_labels(seen, names),
             *(self._pages.miscounts(read.page_table.cpu().numpy()) if self._pages.allocator.pages else ()),
@@ -111,15 +107,17 @@ class Recount(Parts):
 
     def _wrong_owners(self, held: Sequence[Held]) -> list[str]:
         """States whose owners and whose holders do not agree; and holders that are counted or read otherwise."""
-        holdings, seen, found = self._holdings, dict[int, Held](), list[str]()
+        holdings, seen, found = self._holdings, dict[int, Owner | int](), list[str]()
         for each in held:
             for state in each.states:
                 register = state.register
                 if register in seen:
-                    found.append(f"{each.name} and {seen[register].name} both have the state in register {register}")
-                seen[register] = each
+                    both = f"{self._name_of(each.owner, state)} and {self._name_of(seen[register], state)}"
+                    found.append(f"{both} both have the state in register {register}")
+                seen[register] = each.owner
                 if holdings.owner[register] != each.owner or holdings.state(register) != state:
-                    found.append(f"{each.name} has the state in register {register}, noted is {self._named(register)}")
+                    name = self._name_of(each.owner, state)
+                    found.append(f"{name} has the state in register {register}, noted is {self._named(register)}")
         owned = {register: owner for register, owner in enumerate(holdings.owner) if owner is not None}
         found += [
             f"register {register} is noted for {self._named(register)}, which does not have it"
@@ -130,13 +128,19 @@ class Recount(Parts):
     def _named(self, register: int) -> str:
         """Returns a name of the owner of a holder."""
         owner, state = self._holdings.owner[register], self._holdings.state(register)
-        if state is not None and isinstance(owner, Node):
-            return f"cached prefix of {owner.end * self._pages.page_size} tokens in register {register}"
-        if state is not None and isinstance(owner, Conversation):
+        return self._holdings.name(register) if owner is None or state is None else self._name_of(owner, state)
+
+    def _name_of(self, owner: Owner | int, state: Snapshot) -> str:
+        """Returns a name of who has a state."""
+        if isinstance(owner, int):
+            return f"row {owner} (request {self._table.ids[owner]!r})"
+        if isinstance(owner, Node):
+            return f"cached prefix of {owner.end * self._pages.page_size} tokens in register {state.register}"
+        if isinstance(owner, Conversation):
             return f"session {owner.handle.id!r} ({state.length} tokens)"
-        if state is not None and isinstance(owner, Marked):
+        if isinstance(owner, Marked):
             return f"row {owner.row} ({owner.kind} of {state.length} tokens)"
-        return self._holdings.name(register)
+        return self._holdings.name(state.register)
 
     def _wrong_holders(self) -> list[str]:
         """Holders with a slot and no owner, with an owner and no slot, or with a state of another length."""

@@ -52,10 +52,11 @@ class PageAllocator:
         Args:
             holders: page -> its number of holders, counted at the holders.
         """
+        noted = {page: times for page, times in enumerate(self.holders) if times}
         found = [
-            f"page {page} is counted for {self.holders[page]} holders and has {holders.get(page, 0)}"
-            for page in range(1, self.pages + 1)
-            if self.holders[page] != holders.get(page, 0)
+            f"page {page} is counted for {noted.get(page, 0)} holders and has {holders.get(page, 0)}"
+            for page in (sorted(noted.keys() | holders.keys()) if noted != dict(holders) else ())
+            if noted.get(page, 0) != holders.get(page, 0)
         ]
         free = sorted(self._free)
         if free != [page for page in range(1, self.pages + 1) if not self.holders[page]]:

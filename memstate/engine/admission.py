@@ -70,7 +70,7 @@ class Admission:
         table: the request table.
         pages: KV pages of rows.
         holdings: owners and readers of states.
-        cache: the prefix cache, or its null object.
+        cache: the prefix cache, which may be one that keeps nothing.
         sessions: open sessions.
         marks: states that steps keep of prompts.
         lanes: lanes that a row holds from its admission on.

@@ -62,7 +62,7 @@ class Forking:
         table: the request table.
         pages: KV pages of rows.
         holdings: owners and readers of states.
-        cache: the prefix cache, or its null object.
+        cache: the prefix cache, which may be one that keeps nothing.
         sessions: open sessions.
         marks: states that steps keep of prompts.
         direct_hits: whether the next steps read one state instead of copies of it.

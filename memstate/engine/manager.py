@@ -40,7 +40,6 @@ from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import REGISTERS_PER_ROW, Marks, StepRecord
 from memstate.prefix import Match, Prefix, PrefixCache
 from memstate.prefix.conversation import SessionInfo
-from memstate.prefix.none import NoCache
 from memstate.prefix.room import Room
 from memstate.prefix.session_settings import SessionLimits, is_duration
 from memstate.prefix.sessions import Sessions
@@ -213,7 +212,7 @@ class StateManager(Recovery):
         self._mirror = Mirror(self._registers, self.tracking, overlap, forward.pad)
         self._holdings = Holdings(self._commands, self._pages.allocator)
         parts = self._commands, self._pages, self._holdings
-        self._cache = PrefixCache(prefix, *parts) if prefix is not None else NoCache(*parts)
+        self._cache = PrefixCache(prefix, *parts)
         self.prefix = self._cache if self._cache.enabled else None
         copied = tuple(plane.name for plane in layout.planes if in_place or not plane.rewritten_each_step)
         if tiers is not None and copied:  # the plan copies whole states first, so they cannot arrive layer by layer

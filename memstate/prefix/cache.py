@@ -27,7 +27,7 @@ class PrefixCache(Contents):
     """Finds states again by token prefix.
 
     Args:
-        settings: Policies and limits.
+        settings: Policies and limits. None: an empty cache that stays empty, in which callers look nothing up.
         commands: Records the changes of owners.
         pages: KV pages of rows.
         holdings: Owners and readers of states.
@@ -35,8 +35,6 @@ class PrefixCache(Contents):
     Attributes:
         leases: Leases by row, to look at.
     """
-
-    enabled = True
 
     def keep(self, branches: Sequence[Branch]) -> None:
         """Forgets everything else, leases too. Call it only where registers and pages are set accordingly.

@@ -15,6 +15,7 @@ from typing import Any
 from memstate import logs
 from memstate.checks import NotCopied, shown
 from memstate.prefix.lease import Below, Branch, Watcher
+from memstate.prefix.policies import Lru, LruPages
 from memstate.prefix.settings import Prefix
 from memstate.prefix.tree import Node, Tree
 from memstate.requests.handles import Snapshot
@@ -33,19 +34,21 @@ class Contents(NotCopied, Shown):
     """Holds the prefixes and their states, and gives them up.
 
     Args:
-        settings: Policies and limits.
+        settings: Policies and limits. None: an empty cache that stays empty, in which callers look nothing up.
         commands: Records the changes of owners.
         pages: KV pages of rows.
         holdings: Owners and readers of states.
 
     Attributes:
+        enabled: Whether it keeps anything.
         tree: The prefixes, to look at.
         below: Hears of cached, used and evicted states; None where nothing lies below the device.
         watcher: Hears of all that comes and goes; None for nobody.
     """
 
-    def __init__(self, settings: Prefix, commands: CommandBuffer, pages: PageTable, holdings: Holdings) -> None:
-        self.settings = settings
+    def __init__(self, settings: Prefix | None, commands: CommandBuffer, pages: PageTable, holdings: Holdings) -> None:
+        self.enabled = settings is not None
+        self.settings = settings = settings or Prefix(Lru(), LruPages(), evict=False)
         self._commands, self._pages, self._holdings = commands, pages, holdings
         self._states, self._kv = settings.states, settings.of_pages
         for policy in (self._states, self._kv):

@@ -25,7 +25,7 @@ class Room:
     """Says how much room calls can get, and makes it.
 
     Args:
-        cache: The prefix cache, or its null object.
+        cache: The prefix cache, which may be one that keeps nothing.
         sessions: Open sessions. Those whose turn is about to begin make no room.
         allocator: The allocator of the slots.
         pages: KV pages of rows.

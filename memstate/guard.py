@@ -25,7 +25,6 @@ class Guard:
         call: name of the call inside the guard; "" if none is.
         registers: registers that this call changed, in arrays or sequences.
         pages: KV pages that this call took from the free ones.
-        undone: `id` of the last error that left the guard with everything in order.
         entered: calls that have entered the guard since the start. Another thread that finds `call` empty and the same
             number before and after a look at the manager has seen no half of a call.
 
@@ -39,7 +38,7 @@ class Guard:
     def __init__(self) -> None:
         self.call = self._next = self._why = ""
         self._orderly: BaseException | None = None
-        self.undone = self.entered = 0
+        self.entered = 0
         self.registers: list[object] = []
         self.pages: list[int] = []
 
@@ -108,7 +107,7 @@ class Guard:
             return
         harmless, self._orderly = error is self._orderly, None
         if harmless:
-            self.call, self.undone = "", id(error)
+            self.call = ""
         else:
             self._why = repr(error)
             logs.event(LOG, logging.ERROR, "interrupted", call=self.call, why=self._why)

@@ -87,7 +87,7 @@ class Watcher(Protocol):
 
 @dataclass
 class Lease:
-    """The part of the tree that a row or a session keeps.
+    """The part of the tree that a row keeps. Of a session it is `Conversation.path`.
 
     Attributes:
         node: End of the path that is kept; what is below it is not.

@@ -108,7 +108,8 @@ class Keeping(Cached):
                 self._outlive(row.lease, kept)
             if mark and kept is not mark:
                 self.drop([mark])
-        self._move_lease(row.lease, self._shared(self._grow(key, pages, salt), pages))
+        if not mark:  # the last state of the row, or none: its lease moves once
+            self._move_lease(row.lease, self._shared(self._grow(key, pages, salt), pages))
         return kept
 
     def _outlive(self, lease: Lease, newer: Kept) -> None:

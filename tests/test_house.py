@@ -1,4 +1,4 @@
-"""House rules that no tool checks: clean files, docstrings, one signature for each operation."""
+"""House rules that no tool checks: clean files, docstrings, one signature for each operation, few ways inside."""
 
 import ast
 import inspect
@@ -112,6 +112,20 @@ def free(): ...
 def _own(): ...
 """)
     assert undocumented({"a.py": tree}) == ["a.py: Child.stop", "a.py: free"]
+
+
+PRIVATE = r"_(allocator|cache|commands|holdings|marks|pages|registers|sessions|table)"
+WAYS = [ROOT / "tests" / "support" / name for name in ("inside.py", "owners.py")]
+
+
+def test_tests_reach_into_private_tables_through_two_files() -> None:
+    texts = {path: path.read_text() for path in (ROOT / "tests").rglob("*.py") if path not in WAYS}
+    assert [
+        f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node)}"
+        for path in texts if re.search(rf"\.{PRIVATE}\b", texts[path])
+        for node in ast.walk(ast.parse(texts[path]))
+        if isinstance(node, ast.Attribute) and re.fullmatch(PRIVATE, node.attr) and ast.unparse(node.value) != "self"
+    ] == []  # fmt: skip
 
 
 def signature(path: Path, name: str) -> str:

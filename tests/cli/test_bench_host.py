@@ -193,7 +193,7 @@ def test_sglang_keeps_its_slots_while_requests_end_and_come(lazy: bool, prefix: 
                 one.turn(lambda op, act: act())
                 assert one.wrong() == "" and len(one._kept) == 3
             free = 6 * online.EVERY  # of 12: the prompts of 3 requests run, those of 3 are cached
-            assert not prefix or one._pages.available_size() == free
+            assert not prefix or one._tree.token_to_kv_pool_allocator.available_size() == free
         assert {slot is None for slot in bare._kept} == {True}
         slots = [int(slot) for slot in side._kept]
         assert len(set(slots)) == 3

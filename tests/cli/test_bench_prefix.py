@@ -17,7 +17,7 @@ from memstate.prefix import PrefixCache
 from memstate.prefix.tree import Found, Tree
 from memstate.requests.page_table import PageTable
 from memstate.slots.commands import CommandBuffer
-from tests.support import owners
+from tests.support import inside, owners
 
 CASES = [f"{nodes} nodes, {pages} pages" for nodes, pages in prefix.TOY_TREES]
 CHAT = f"chat, S={prefix.TOY_CHAT[1]}"
@@ -266,8 +266,8 @@ def _emptied(true: Any, cache: PrefixCache, lease: Any) -> None:
     """Once a register of the cache is emptied by hand, and its slot is nobody's."""
     true(cache, lease)
     if cache._counts["inserted"] == 3:
-        cache._commands.submit()
-        cache._commands.registers.table.slots[next(iter(owners.nodes(cache)))] = 0
+        inside.commands(cache).submit()
+        inside.commands(cache).registers.table.slots[next(iter(owners.nodes(cache)))] = 0
 
 
 @pytest.mark.parametrize(

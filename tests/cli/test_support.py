@@ -133,12 +133,11 @@ def ring(backend: Backend, tracking: ms.Tracking, overlap: bool) -> None:
         mem.settle(step)
     snapshots = mem.publish([row])
     mem.submit()
-    slots = mem._registers.table.slots
-    assert mem.planes["ring"][0, int(slots[3 * row.index])].tolist() == [4, 5, 2, 3]
+    assert mem.planes["ring"][0, int(mem.live_slots[row.index])].tolist() == [4, 5, 2, 3]
     for snapshot in snapshots:
         assert (snapshot is None) == isinstance(tracking, ms.NoTracking)
         if snapshot:
-            assert mem.planes["ring"][0, int(slots[snapshot.register])].tolist() == [4, 1, 2, 3]
+            assert mem.planes["ring"][0, int(mem.read_slots([snapshot]).wait()[0])].tolist() == [4, 1, 2, 3]
 
 
 def forks(backend: Backend, tracking: ms.Tracking, overlap: bool) -> None:

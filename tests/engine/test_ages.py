@@ -16,6 +16,7 @@ from memstate.cli.top.view import draw
 from memstate.errors import InvalidArgument
 from memstate.slots.inspect import Inspection
 from memstate.viz.inspector import page
+from tests.support import owners
 
 LAYOUT = ms.StateLayout((ms.Plane("ssm", (4,), torch.float32),), layers=2)
 
@@ -144,7 +145,7 @@ def test_recovered_sessions_keep_their_ages(mem: ms.StateManager, clock: Clock) 
 
 def test_a_session_that_is_noted_wrongly_is_a_fault(mem: ms.StateManager) -> None:
     mem.open_session("one")
-    mem._sessions.idling.clear()
+    owners.sessions(mem).idling.clear()
     assert any("no turn" in fault for fault in mem.audit().faults)
 
 

@@ -148,12 +148,12 @@ def test_a_refused_admission_changes_nothing_and_needs_another_request_that_runs
     assert mem.admit([]) is not None
     (row,) = mem.admit([ms.Request("a")])
     mem.settle(mem.plan([row]))
-    before = mem.free_slots, mem._table.free, mem.length(row)
+    before = mem.free_slots, mem.stats().rows_used, mem.length(row)
     for call in (lambda: mem.admit([ms.Request("b")]), lambda: mem.fork(row, ["c"])):
         with pytest.raises(ms.OutOfSlots, match="requested, 15 free") as refused:
             call()
         assert refused.value.__notes__ == ["memstate: refused on purpose, see StateManager(chaos=...)"]
-        assert (mem.free_slots, mem._table.free, mem.length(row)) == before
+        assert (mem.free_slots, mem.stats().rows_used, mem.length(row)) == before
     mem.admit([])
     assert mem.stats().chaos == ms.ChaosStats(admissions=2)
     require_logged(told, mem.stats().chaos)

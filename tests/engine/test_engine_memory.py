@@ -89,10 +89,9 @@ def test_tensors_of_single_layers_serve_as_well(backend: Backend) -> None:
                 plane[step.write.long()] = 10 * layer + t
         mem.settle(step)
     snapshots = mem.publish(rows)
-    mem.submit()
     for snapshot in snapshots:
         assert snapshot and snapshot.length == I
-        slot = int(mem._registers.table.slots[snapshot.register])
+        (slot,) = mem.read_slots([snapshot]).wait().tolist()
         for layers in mem.planes.values():
             assert [set(plane[slot].tolist()) for plane in layers] == [{I}, {10 + I}]
     arena.check()

@@ -10,7 +10,7 @@ import torch
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
-from tests.support import owners
+from tests.support import inside, owners
 from tests.support.build import on
 from tests.support.planes import MAKERS, every_strategy
 from tests.support.scan import scan
@@ -46,7 +46,7 @@ def value(mem: ms.StateManager, slot: int) -> float:
 
 
 def live(mem: ms.StateManager, row: ms.Row) -> int:
-    return int(mem._registers.table.slots[3 * row.index])
+    return int(mem.live_slots[row.index])
 
 
 def given_up(mem: ms.StateManager, *more: str) -> tuple[ms.Step, ms.Row, *tuple[ms.Row, ...]]:
@@ -86,7 +86,7 @@ def test_G1_a_row_given_up_in_the_gap_keeps_its_slot_until_the_forward(backend: 
     CALLS[call](mem, [b])
     assert mem.free_slots == slots - mem.slots_held(b)
     named = named_by(step)
-    words = mem._allocator.bitmap.tolist()
+    words = mem.pool.allocator.bitmap.tolist()
     assert not any(words[slot // 32] >> slot % 32 & 1 for slot in named), "a slot that the step names is free already"
     forward(mem, step, GARBAGE)
     following = mem.plan([b])
@@ -106,7 +106,7 @@ def test_G1_what_waits_is_sent_once_the_forward_is_in_order(backend: Backend, ho
     step, a, b = given_up(mem, "b")
     (slot,) = step.write.tolist()
     mem.submit()
-    assert live(mem, a) == slot and mem._commands.waiting, "it was sent in front of the forward"
+    assert live(mem, a) == slot and inside.commands(mem).waiting, "it was sent in front of the forward"
     forward(mem, step)
     if how == "plan":
         mem.plan([b])
@@ -118,7 +118,7 @@ def test_G1_what_waits_is_sent_once_the_forward_is_in_order(backend: Backend, ho
         mem.submit()
     else:
         mem.submit(step)
-    assert live(mem, a) == 0 and not mem._commands.waiting
+    assert live(mem, a) == 0 and not inside.commands(mem).waiting
     scan(mem)
 
 
@@ -181,7 +181,7 @@ def test_B31_an_arrival_in_the_gap_waits_with_what_is_before_it(backend: Backend
     forward(mem, step, GARBAGE)
     mem.submit(step)
     assert slots.ready and slots.wait().tolist() == [live(mem, b), live(mem, c)]
-    assert mem.length(b) == 3 == int(mem._registers.table.labels[3 * b.index])
+    assert mem.length(b) == 3 == int(inside.registers(mem).table.labels[3 * b.index])
     scan(mem)
 
 
@@ -192,7 +192,7 @@ def test_a_slot_that_is_not_waited_for_is_read_back_at_once(backend: Backend) ->
     assert mem.read_slots([a, b]).wait().tolist() == [live(mem, a), live(mem, b)]
     mem.abort([b])
     mem.submit()
-    assert live(mem, b) == 0 and not mem._commands.waiting, "b is in no step"
+    assert live(mem, b) == 0 and not inside.commands(mem).waiting, "b is in no step"
 
 
 def test_a_fork_in_the_gap_reads_what_the_row_holds(backend: Backend) -> None:
@@ -335,11 +335,11 @@ def test_a_reset_forgets_what_waits_the_last_first() -> None:
     mem.publish([a], tokens=[prompt])  # of a step whose forward is not launched
     assert mem.prefix and owners.pinned(mem), "the row goes on from the state that it published"
     mem.abort([a])
-    assert mem.prefix.evict_states(5) == 1 and mem._commands.waiting
+    assert mem.prefix.evict_states(5) == 1 and inside.commands(mem).waiting
     (b,) = mem.admit([ms.Request("b", tokens=[*prompt, 2])])
     assert mem.length(b) == 8, "a hit in host memory that is not filled yet"
     mem.reset()
-    assert mem.free_slots == 8 and not mem._commands.waiting
+    assert mem.free_slots == 8 and not inside.commands(mem).waiting
     mem.settle(mem.plan(mem.admit([ms.Request("c")])))
     scan(mem)
     stats = mem.stats().tiers
@@ -373,7 +373,7 @@ def test_a_hit_from_below_waits_for_the_slot_that_it_gets(name: str) -> None:
     at.mem.abort([row])
     named = named_by(step)
     (other,) = at.admit(ms.Request("hit", tokens=[*ONE, 1]))
-    assert at.mem.length(other) == len(ONE) and at.mem._commands.waiting
+    assert at.mem.length(other) == len(ONE) and inside.commands(at.mem).waiting
     at.mem.submit()
     for plane in at.mem.planes.values():  # the forward of the row that was aborted
         plane[:, sorted(named)] = 0x55

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import memstate as ms
+from tests.support import inside
 from tests.support.build import build
 from tests.support.virtual import MemoryStore
 
@@ -57,8 +58,7 @@ def test_close_in_debug_mode_finds_a_slot_with_two_owners() -> None:
     mem = manager(debug=True)
     row, other = mem.admit([ms.Request("a"), ms.Request("b")])
     mem.submit()
-    slots = mem._registers.table.slots
-    slots[3 * row.index] = slots[3 * other.index]
+    mem.live_slots[row.index] = mem.live_slots[other.index]
     with pytest.raises(ms.LeakFound, match="has 2 owners"):
         mem.close()
 
@@ -90,8 +90,8 @@ def test_close_without_debug_reads_nothing_back() -> None:
 SHARED: dict[str, Callable[[ms.StateManager], object]] = {
     "StateManager": lambda mem: mem,
     "StatePool": lambda mem: mem.pool,
-    "SlotAllocator": lambda mem: mem._allocator,
-    "RegisterFile": lambda mem: mem._registers,
+    "SlotAllocator": lambda mem: mem.pool.allocator,
+    "RegisterFile": inside.registers,
     "Planes": lambda mem: mem.planes,
     "TierManager": lambda mem: mem.tiers,
     "PrefixCache": lambda mem: mem.prefix,

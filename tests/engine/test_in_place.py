@@ -7,6 +7,7 @@ import torch
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
+from tests.support import inside
 from tests.support.loops import InPlace
 from tests.support.planes import MAKERS, POISON, I, both_orders, every_snapshot, every_strategy
 from tests.support.scan import scan
@@ -106,11 +107,11 @@ def test_B26_also_before_anything_is_settled(backend: Backend) -> None:
 def test_submit_keeps_the_order_of_copies_and_owners(backend: Backend, name: str) -> None:
     """A lane released and claimed again right after the forward belongs to its new owner."""
     loop = InPlace(backend, MAKERS[name](), slots=6, rows=3, overlap=False)
-    first = loop.mem._allocator.claim(1)
+    first = loop.mem.pool.allocator.claim(1)
     (row,) = loop.admit()
     loop.advance([row], I - 1)
     lane = loop.slot(row, 1)
-    loop.mem._allocator.release(first)
+    loop.mem.pool.allocator.release(first)
     step = loop.step([row])  # at the boundary; its copy is still due
     loop.mem.abort([row])
     tenants = loop.admit(ms.Request("b"), ms.Request("c"))
@@ -154,7 +155,7 @@ def test_B36_random_loops_hold_what_was_fed(backend: Backend, name: str, overlap
         running = [row for row in running if row not in done]
         scan(loop.mem)
         assert not loop.planes.wrong({loop.node(snapshot): fed for snapshot, fed in kept})
-        begun = [row for row in running if not loop.mem._registers.source[row.index]]
+        begun = [row for row in running if not inside.registers(loop.mem).source[row.index]]
         assert not loop.planes.wrong({loop.slot(row): tuple(loop.fed[row]) for row in begun if loop.fed[row]})
         while len(kept) > 2:
             loop.mem.drop([kept.pop(0)[0]])
@@ -189,13 +190,12 @@ def test_only_planes_written_in_part_are_copied(backend: Backend, name: str) -> 
     assert stats.copied_bytes == stats.snapshots * ring
     mem.submit()
     for row in rows:
-        live = int(mem._registers.table.slots[3 * row.index])
+        live = int(mem.live_slots[row.index])
         assert mem.planes["ring"][1, live].tolist() == [8, 9, 6, 7] and mem.planes["ssm"][1, live].tolist() == [9, 9]
     for snapshot in mem.publish(rows):
         if name == "none":
             continue
         assert snapshot and snapshot.length == 2 * I
-        mem.submit()
-        slot = int(mem._registers.table.slots[snapshot.register])
+        (slot,) = mem.read_slots([snapshot]).wait().tolist()
         assert mem.planes["ring"][0, slot].tolist() == [8, 5, 6, 7] and mem.planes["ssm"][0, slot].tolist() == [8, 8]
     scan(mem)

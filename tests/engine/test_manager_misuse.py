@@ -9,7 +9,7 @@ import torch
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
-from tests.support import owners
+from tests.support import inside, owners
 from tests.support.planes import Loop
 from tests.support.scan import scan
 
@@ -36,12 +36,12 @@ class Stage:
 
     def observe(self) -> list[object]:
         self.mem.submit()
-        mem, table = self.mem, self.mem._registers.table
+        mem, table = self.mem, inside.registers(self.mem).table
         device = [tensor.tolist() for tensor in (table.cells, table.bitmap, table.counters, mem.page_table)]
         rows = [(mem.length(row), mem.confirmed(row), mem.slots_held(row)) for row in (self.row, self.other)]
         stats = mem.stats()
         counts = [stats.rows_used, stats.published, stats.dropped, stats.degraded]
-        steps = (len(mem._log.unsettled), mem._table.unsettled.tolist(), mem._table.confirmed.tolist())
+        steps = (len(mem._log.unsettled), owners.table(mem).unsettled.tolist(), owners.table(mem).confirmed.tolist())
         return [*device, rows, mem.free_slots, mem.free_pages, *counts, steps, owners.free(mem)]
 
 

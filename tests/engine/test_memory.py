@@ -5,6 +5,7 @@ import torch
 
 from memstate import LazyPingPong, Plane, Redirect, Request, StateLayout
 from memstate.kernels.dispatch import Backend
+from tests.support import inside
 from tests.support.build import on
 from tests.support.scan import scan
 from tests.support.watch import Watch
@@ -20,10 +21,9 @@ def bookkeeping(backend: Backend, slots: int, rows: int, pages_per_row: int = 0)
         backend, LAYOUT, slots=slots, max_requests=rows, max_batch=8, pages=8 if pages_per_row else 0, page_size=1,
         pages_per_row=pages_per_row,
     )  # fmt: skip
-    table = mem._registers.cells.nbytes - mem.page_table.nbytes
-    total = table + mem._allocator.bitmap.nbytes + mem._allocator.counters.nbytes
-    assert mem._registers.nbytes == total
-    return total
+    file, slots = inside.registers(mem), mem.pool.allocator
+    assert file.nbytes == file.cells.nbytes - mem.page_table.nbytes + slots.bitmap.nbytes + slots.counters.nbytes
+    return file.nbytes
 
 
 def test_bookkeeping_is_at_most_64_bytes_a_slot_and_64_a_row(backend: Backend) -> None:

@@ -28,7 +28,7 @@ from memstate.slots.registers import RegisterFile
 from memstate.tiers.host.transfers import Transfers
 from memstate.tiers.workers import Workers
 from tests.proof.injection.scene import A, C, Scene
-from tests.support import owners
+from tests.support import inside, owners
 from tests.support.endings import Made
 from tests.support.serving import PAGE, Server
 from tests.support.tiered import Tiered, whole
@@ -177,7 +177,7 @@ def test_a_snapshot_that_was_not_sent_is_lost() -> None:
     mem.drop([first])
     (snap,) = mem.publish(rows[1:])
     assert first is not None and snap is not None and (first.register, first.length) == (snap.register, snap.length)
-    assert mem._registers.table.labels[snap.register] == 8  # of the first state
+    assert inside.registers(mem).table.labels[snap.register] == 8  # of the first state
     with pytest.raises(MemoryError), mock.patch.object(PageTable, "extend", side_effect=MemoryError):
         mem.extend([other], [1])
     kept = mem.recover()
@@ -426,12 +426,12 @@ def test_a_published_snapshot_keeps_only_pages_that_are_sure(why: str, plain: Ba
         mem.extend(rows[2:], [mem.length(rows[2]) + 1])
         mem.plan(rows[2:])
         mem.abort(rows[2:])  # waits for the forward, and so does what comes behind it
-        mem._commands.then(Action(lambda: None, pages=unsure.pages[1:]))
+        inside.commands(mem).then(Action(lambda: None, pages=unsure.pages[1:]))
     else:
         with pytest.raises(MemoryError), mem._guard.changing("extend"):
             mem._guard.pages += unsure.pages[1:]
             raise MemoryError
-    assert not mem._commands.unsure()[[unsure.register, sure.register]].any()
+    assert not inside.commands(mem).unsure()[[unsure.register, sure.register]].any()
     kept = mem.recover()
     assert (kept.lost, kept.snapshots) == ([unsure], [sure])
     assert (mem.free_slots, mem.free_pages) == (16 - 1, 60 - 2)
@@ -493,24 +493,24 @@ def plant(at: Scene, what: str) -> None:
     """Makes one count of the host wrong, as an interrupted call could."""
     mem, cache = at.mem, at.cache
     node = next(node for _, node in cache.tree.walk() if node.snapshot)
-    pages, holders, table = mem._pages.allocator, owners.holdings(mem), mem._table
+    pages, holders, table = owners.kv_pages(mem), owners.holdings(mem), owners.table(mem)
     register = 3 * at.first.index
     plants: dict[str, Callable[[], object]] = {
         "are noted as free, and rows": lambda: table._free.pop(),
-        "KV pages and no request": lambda: mem._pages._rows[table._free[0]].append(pages.claim(1)[0]),
+        "KV pages and no request": lambda: owners.row_pages(mem)._rows[table._free[0]].append(pages.claim(1)[0]),
         "a lease and no request": lambda: cache.leases.update({table._free[0]: cache.leases[at.first.index]}),
-        "a request and no slot": lambda: mem._registers.held.__setitem__(register, False),
-        "counted for 2 holders and has 1": lambda: pages.share(mem._pages.of(at.idle.index)[:1]),
+        "a request and no slot": lambda: inside.registers(mem).held.__setitem__(register, False),
+        "counted for 2 holders and has 1": lambda: pages.share(owners.pages_of(mem, at.idle)[:1]),
         "noted as free, and these are not": lambda: pages._free.pop(),
         "are pinned": lambda: holders.begin_read(node.snapshot.register),  # type: ignore[union-attr]
         "are not the": lambda: holders._free.pop(),
         "holds a slot and no snapshot": lambda: holders.held["snapshot"].pop(at.kept.register),
         "are noted as": lambda: holders.held["cached"].pop(node.snapshot.register),  # type: ignore[union-attr]
         "are counted as": lambda: holders.read.update(cached=7),
-        "says that row": lambda: mem._sessions.by_row.pop(at.talker.index),
-        "runs a turn of session": lambda: setattr(mem._sessions.opened[at.talk], "row", 0),
-        "is noted for session": lambda: mem._sessions.opened[at.chat].kept.pop(),
-        "both have": lambda: mem._sessions.opened[at.chat].kept.append(node.snapshot),  # type: ignore[arg-type]
+        "says that row": lambda: owners.sessions(mem).by_row.pop(at.talker.index),
+        "runs a turn of session": lambda: setattr(owners.session(mem, at.talk), "row", 0),
+        "is noted for session": lambda: owners.session(mem, at.chat).kept.pop(),
+        "both have": lambda: owners.session(mem, at.chat).kept.append(node.snapshot),  # type: ignore[arg-type]
         "leases": lambda: cache.tree.lease(node),
         "leased pages are noted": lambda: setattr(cache.tree, "leased_pages", 77),
         "nodes are noted": lambda: setattr(cache.tree, "nodes", 77),
@@ -518,12 +518,12 @@ def plant(at: Scene, what: str) -> None:
         "noted is snapshot": lambda: holders.give(node.snapshot, PUBLISHED),  # type: ignore[arg-type]
         "pins and": lambda: at.caches[0].pin(next(iter(at.caches[0].entries()))),
         "are claimed": lambda: at.caches[1].pool.claim(1),
-        "tokens for the host": lambda: np.add.at(mem._registers.labels, register, 1),
-        "are counted as free": lambda: setattr(mem._allocator, "free", 3),
+        "tokens for the host": lambda: np.add.at(inside.registers(mem).labels, register, 1),
+        "are counted as free": lambda: setattr(mem.pool.allocator, "free", 3),
         "KV page 0 is page": lambda: mem.page_table[at.first.index].fill_(7),
         "KV page 4 is page 0 for the host": lambda: mem.page_table[table._free[0], 4].fill_(1),
-        "tokens, ": lambda: np.add.at(mem._pages.room, at.first.index, 4),
-        "states at marks": lambda: mem._marks._ends.update({table._free[0]: (8, "prompt")}),
+        "tokens, ": lambda: np.add.at(owners.row_pages(mem).room, at.first.index, 4),
+        "states at marks": lambda: owners.marks(mem)._ends.update({table._free[0]: (8, "prompt")}),
     }
     plants[what]()
 

@@ -14,7 +14,7 @@ import memstate as ms
 from memstate.kernels import tuned
 from memstate.kernels.dispatch import Backend
 from memstate.state.layout import Plane, StateLayout
-from tests.support import owners
+from tests.support import inside, owners
 from tests.support.build import build
 from tests.support.loops import Speculator
 from tests.support.planes import Loop
@@ -28,10 +28,10 @@ PLAIN = StateLayout((Plane("ssm", (4,), torch.float32),), layers=1)
 
 def state_of(mem: ms.StateManager) -> list[Any]:
     """Everything that a refused call must leave alone."""
-    file = mem._registers
-    device = [file.cells.tolist(), mem._allocator.bitmap.tolist(), mem._allocator.counters.tolist()]
+    file = inside.registers(mem)
+    device = [file.cells.tolist(), mem.pool.allocator.bitmap.tolist(), mem.pool.allocator.counters.tolist()]
     host = [array.tolist() for array in (file.held, file.labels, file.tracked, file.source)]
-    table = [mem._table.used.tolist(), mem._table.unsettled.tolist(), mem._table.confirmed.tolist()]
+    table = [getattr(owners.table(mem), name).tolist() for name in ("used", "unsettled", "confirmed")]
     blocks = [block.numpy(force=True).tobytes() for block in mem.planes.plane_map.blocks]
     return [device, host, table, blocks, len(mem._log.unsettled), mem.free_slots, mem.free_pages]
 
@@ -81,10 +81,10 @@ def test_generations_wrap_around(backend: Backend) -> None:
     """A row reused 2^31 times: its generation starts anew at 0, and the handle of before is stale."""
     loop = Loop(backend, ms.Redirect(I))
     mem = loop.mem
-    mem._table.generation[:] = 2**31 - 2
+    owners.table(mem).generation[:] = 2**31 - 2
     owners.holdings(mem).generation[:] = 2**31 - 1
     mem.reset()
-    assert mem._table.generation.max() == 2**31 - 1 and owners.holdings(mem).generation.max() == 0
+    assert owners.table(mem).generation.max() == 2**31 - 1 and owners.holdings(mem).generation.max() == 0
     for _ in range(2):
         (row,) = loop.admit()
         loop.advance([row], I)
@@ -94,7 +94,7 @@ def test_generations_wrap_around(backend: Backend) -> None:
         for stale in (lambda row=row: mem.length(row), lambda snapshot=snapshot: mem.drop([snapshot])):
             with pytest.raises(ms.StaleHandle):
                 stale()
-    assert mem._table.generation[1] == 1
+    assert owners.table(mem).generation[1] == 1
     scan(mem)
 
 

@@ -13,6 +13,7 @@ import torch
 
 import memstate as ms
 from memstate.kernels.dispatch import OPS, Backend
+from tests.support import inside
 from tests.support.build import on
 from tests.support.scan import scan
 
@@ -132,8 +133,8 @@ class Twins:
 
     def check(self) -> None:
         one, other = self.pair
-        assert torch.equal(one._registers.cells, other._registers.cells)
-        assert torch.equal(one._allocator.bitmap, other._allocator.bitmap)
+        assert torch.equal(inside.registers(one).cells, inside.registers(other).cells)
+        assert torch.equal(one.pool.allocator.bitmap, other.pool.allocator.bitmap)
         for a, b in zip(one.planes.plane_map.blocks, other.planes.plane_map.blocks, strict=True):
             assert torch.equal(a, b)
         assert one.stats().copied_bytes == other.stats().copied_bytes
@@ -204,7 +205,7 @@ def test_a_caller_cannot_change_the_batch_of_later_steps(backend: Backend) -> No
 def test_more_changes_than_the_packet_of_a_step_holds_take_an_upload_of_their_own(backend: Backend) -> None:
     mem = on(backend, LAYOUT, slots=8, max_requests=2)
     rows = mem.admit([ms.Request("a"), ms.Request("b")])
-    mem._commands.step = mem._commands.step[:30].clone()  # a batch of two and few changes
+    inside.commands(mem).step = inside.commands(mem).step[:30].clone()  # a batch of two and few changes
     mem.backend.counts.reset()
     step = mem.plan(rows)
     assert mem.backend.counts.uploads == 2 and step.write.tolist() == [1, 2]
@@ -275,9 +276,9 @@ def test_the_graph_of_another_batch_changes_no_state(backend: Backend) -> None:
     small = Graph(mem, 2)
     mem.settle(mem.plan(rows, replay=small.replay))
     mem.settle(mem.plan([*rows, None], replay=lambda: mem.launch(3)))
-    cells, states = mem._registers.cells.clone(), mem.planes["ssm"].clone()
+    cells, states = inside.registers(mem).cells.clone(), mem.planes["ssm"].clone()
     mem.settle(mem.plan([*rows, None], replay=small.replay))
-    assert torch.equal(cells, mem._registers.cells)
+    assert torch.equal(cells, inside.registers(mem).cells)
     assert torch.equal(states.view(torch.int32), mem.planes["ssm"].view(torch.int32))
     assert mem.audit().miscounts
 

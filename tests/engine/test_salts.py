@@ -8,6 +8,7 @@ import memstate as ms
 from memstate.prefix.policies import Lru, LruPages, ReturnRate
 from memstate.prefix.tree import Tree
 from memstate.tokens import BYTES, Prompt, encode
+from tests.support import owners
 from tests.support.tenants import NOTHING, PAGE, House, T, two_tenants
 
 EDITED = [*T[:12], 98, 99, *T[14:]]  # another history from token 12 on
@@ -203,7 +204,7 @@ def test_what_an_idle_session_gave_up_stays_under_its_salt(mine: Hashable, other
             house.turn(8, other)
         session = house.mem.open_session("talk")
         house.turn(8, mine, session=session)
-        house.mem._room.give_way(house.mem._sessions.opened[session])
+        house.mem._room.give_way(owners.session(house.mem, session))
         assert house.mem.stats().prefix.states == 1 + there  # type: ignore[union-attr]
         assert house.starts(9, mine) == 8 and house.starts(9, other) == 8 * there
         house.idle()

@@ -14,6 +14,7 @@ from memstate.engine.sizing import device_parts, require_fit
 from memstate.requests.steps import StepLog
 from memstate.slots.registers import RegisterFile
 from memstate.tiers.host.pool import RecordPool
+from tests.support import inside
 
 GIB = 2**30
 HUGE = 10**9
@@ -148,17 +149,17 @@ def test_what_fits_is_what_is_allocated() -> None:
         slots=100, max_requests=7, snapshots=900, max_batch=70, overlap=False, forward=ms.Forward(speculation=True),
         pages=ms.Pages(count=3, size=16, per_row=5),
     )  # fmt: skip
-    file = mem._registers
+    file = inside.registers(mem)
     assert parts["planes"] == mem.planes.nbytes
     assert parts["tile table"] == mem.planes.table_nbytes
-    assert parts["counters"] == mem._allocator.counters.nbytes
-    assert parts["upload buffer"] == mem._commands.ring._device.nbytes
+    assert parts["counters"] == mem.pool.allocator.counters.nbytes
+    assert parts["upload buffer"] == inside.commands(mem).ring._device.nbytes
     assert parts["registers, columns and page table"] == file.cells.nbytes
-    assert parts["bitmap"] == mem._allocator.bitmap.nbytes
+    assert parts["bitmap"] == mem.pool.allocator.bitmap.nbytes
     records = mem._log
     columns = records._columns.rows, records._outcome.accepted, records.marks.count
     assert parts["step records"] == sum(column.untyped_storage().nbytes() for column in columns)
-    assert parts["packet of a step"] == mem._commands.step.nbytes
+    assert parts["packet of a step"] == inside.commands(mem).step.nbytes
 
 
 def test_the_memory_of_this_machine_is_a_whole_number(monkeypatch: pytest.MonkeyPatch) -> None:

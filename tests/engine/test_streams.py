@@ -8,6 +8,7 @@ import torch
 import memstate as ms
 from memstate.prefix.policies import Lru, LruPages
 from memstate.streams import WorkStream
+from tests.support import inside, owners
 from tests.support.fake_cuda import FakeCuda, Stream, Work, fake_cuda
 
 LAYOUT = ms.StateLayout([ms.Plane("s", (4,), torch.float32)], layers=2)
@@ -94,7 +95,7 @@ def test_every_launch_and_copy_is_on_the_device_of_the_states(cuda: FakeCuda) ->
     mem.reset()
     assert {work.what for work in cuda.work} >= {"plan", "ownership", "run_data", "claim", "resolve", "copy_slots"}
     assert devices(cuda.work) == {1}
-    assert {event.device for event in mem._commands.ring._sent if event} == {torch.device("cuda:1")}
+    assert {event.device for event in inside.commands(mem).ring._sent if event} == {torch.device("cuda:1")}
     assert set(cuda.pinned_on) == {1}
     assert cuda.current == 0
 
@@ -192,9 +193,9 @@ def open_step(mem: ms.StateManager) -> tuple[ms.Rows, ms.Step, Sequence[ms.Snaps
 
 def figures(mem: ms.StateManager) -> object:
     """What the host keeps."""
-    file = mem._registers
-    host = (file.held, file.labels, file.tracked, mem._table.confirmed, mem._table.unsettled, mem._table.used)
-    return mem.stats(), [array.tolist() for array in host], len(mem._commands._queue), mem._stepping.open
+    file, table = inside.registers(mem), owners.table(mem)
+    host = (file.held, file.labels, file.tracked, table.confirmed, table.unsettled, table.used)
+    return mem.stats(), [array.tolist() for array in host], len(inside.commands(mem)._queue), mem._stepping.open
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -7,7 +7,7 @@ import torch
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
-from tests.support import warm_runs
+from tests.support import inside, warm_runs
 from tests.support.build import on
 from tests.support.kernel_runs import not_interpreted
 
@@ -25,9 +25,9 @@ def test_warm_up_changes_nothing_in_the_middle_of_a_run(backend: Backend, tracki
         ms.warm_up(mem)
     mem.submit(step)
     mem.planes["ssm"].fill_(torch.nan)
-    before = [t.clone() for t in (mem._registers.cells, mem._allocator.bitmap, mem._allocator.counters)]
+    before = [t.clone() for t in (inside.registers(mem).cells, mem.pool.allocator.bitmap, mem.pool.allocator.counters)]
     launched = ms.warm_up(mem)
-    after = (mem._registers.cells, mem._allocator.bitmap, mem._allocator.counters)
+    after = (inside.registers(mem).cells, mem.pool.allocator.bitmap, mem.pool.allocator.counters)
     assert launched > 4
     assert all(torch.equal(was, now) for was, now in zip(before, after, strict=True))
     assert mem.planes["ssm"].isnan().all()

@@ -139,7 +139,7 @@ def test_a_worker_that_begins_again(make: Callable[..., Pair]) -> None:
         with suppress(ConfigurationError):  # the port is free a moment later
             pair.events = Publisher(pair.mem, endpoint, replay)
 
-    until(lambda: bool(pair.events._feed._cache is pair.mem.prefix), begin)
+    until(lambda: pair.mem.prefix.watcher is pair.events._feed, begin)
     until(lambda: pair.knows([2] * 8), pair.turn)
     assert pair.index.find([1] * 9) == []
 
@@ -163,7 +163,7 @@ def test_what_a_worker_told_before_it_began_again_is_not_heard_behind_it(make: C
             pair.events = Publisher(pair.mem, pair.events.endpoint, pair.events.replay)
             pair.events.publish()
 
-    until(lambda: pair.events._feed._cache is pair.mem.prefix, begin)
+    until(lambda: pair.mem.prefix.watcher is pair.events._feed, begin)
     time.sleep(0.3)  # it connects again by itself, unless the reader does
     until(lambda: pair.knows([2] * 8), pair.turn)
     serve(pair.mem, [1] * 8)

@@ -16,7 +16,7 @@ from memstate.errors import ConfigurationError
 from memstate.integrations.vllm import connector, naming
 from memstate.integrations.vllm.settings import Settings
 from memstate.tiers.host.transfers import Transfers
-from tests.support import vllm_engine
+from tests.support import inside, vllm_engine
 from tests.support.virtual import MemoryStore
 from tests.support.vllm_engine import BLOCK, Engine
 
@@ -83,11 +83,11 @@ def test_a_spoiled_record_is_seen_by_the_worker(make: Make) -> None:
     engine = make()
     engine.serve("a", PROMPT, 1)
     engine.forget()
-    engine.workers[0].connector.worker._cache.pool.memory[:, -1] ^= 1
+    inside.records(engine.workers[0].connector.worker).pool.memory[:, -1] ^= 1
     engine.add("b", PROMPT)
     with pytest.raises(AssertionError, match="b "):
         engine.run()
-    engine.workers[0].connector.worker._cache.pool.memory[:, -1] ^= 1
+    inside.records(engine.workers[0].connector.worker).pool.memory[:, -1] ^= 1
     engine.abort("b")
     engine.run()
 

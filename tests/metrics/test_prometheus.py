@@ -18,6 +18,7 @@ from memstate.metrics.reading import Reading, Source
 from memstate.metrics.steps import BOUNDS
 from memstate.metrics.table import COMMON, FIGURES
 from memstate.stats import ChaosStats, PrefetchStats, PrefixStats, Stats, TierStats
+from tests.support import inside
 from tests.support.metered import get, manager, turn
 
 
@@ -225,4 +226,4 @@ def test_O2_a_scrape_asks_nothing_of_the_device() -> None:
     registry.register(metrics.collector(mem, tenant=str, steps=True))
     for _ in range(3):
         list(registry.collect())
-    assert mem.stats() == before and mem._commands.pending
+    assert mem.stats() == before and inside.commands(mem).pending

@@ -148,10 +148,10 @@ def test_O1_inside_of_a_long_call_the_last_figures_come_with_their_age(monkeypat
     mem = manager()
     source = Source(mem, None, 1, False)
     with mem._guard.changing("plan"):
-        mem._allocator.free -= 5  # half done
+        mem.pool.allocator.free -= 5  # half done
         reading = source.read()
         assert reading is not None and reading.age > 0 and reading.stats.free == 12
-        mem._allocator.free += 5
+        mem.pool.allocator.free += 5
     turn(mem, 1)
     reading = source.read()
     assert reading is not None and reading.age == 0 and reading.stats == mem.stats()
@@ -163,7 +163,7 @@ def test_a_broken_manager_says_so_and_shows_its_last_whole_figures() -> None:
     turn(mem, 1)
     whole = source.read()
     with pytest.raises(KeyboardInterrupt), mem._guard.changing("plan"):
-        mem._allocator.free -= 5
+        mem.pool.allocator.free -= 5
         raise KeyboardInterrupt
     broken = source.read()
     assert whole and broken and broken.interrupted and broken.stats == whole.stats
@@ -188,17 +188,17 @@ def test_a_reading_keeps_no_manager_alive() -> None:
 
 def test_sessions_that_open_meanwhile_disturb_no_walk() -> None:
     mem = manager()
-    source, opened = Source(mem, str, 1, False), mem._sessions.opened
+    source, opened = Source(mem, str, 1, False), owners.sessions(mem).opened
     talk = mem.open_session("first")
 
     class Opening(dict[Any, Any]):
         def values(self) -> Any:  # the loop opens a session while a reader walks
-            mem._sessions.opened = opened
+            owners.sessions(mem).opened = opened
             for one in opened.values():
                 mem.open_session("second")
                 yield one
 
-    mem._sessions.opened = Opening(opened)
+    owners.sessions(mem).opened = Opening(opened)
     reading = source.read()
     assert reading is not None and reading.age == 0 and reading.stats.sessions == 2
     mem.close_session(talk)

@@ -18,7 +18,7 @@ from memstate.prefix.placement import Ends, Nowhere, Placement
 from memstate.prefix.policies import Lru, LruPages
 from memstate.slots.inspect import Inspection
 from memstate.slots.registers import RegisterFile
-from tests.support import owners
+from tests.support import inside, owners
 from tests.support.build import Whole
 from tests.support.loops import Speculator
 from tests.support.planes import both_orders, every_snapshot, every_strategy
@@ -142,7 +142,7 @@ def test_the_end_of_a_prompt_of_whole_pages_is_kept_whatever_the_chunks(chunk: i
             mem.settle(mem.plan([row], min(chunk, length - done)))
         mem.settle(mem.plan([row]))
         mem.publish([row], tokens=[tokens])
-        assert mem.match([*tokens, 1]).length == length and mem._cache.states == 1
+        assert mem.match([*tokens, 1]).length == length and mem.prefix.states == 1
         mem.abort([row])
 
 
@@ -313,7 +313,7 @@ def test_M6_a_row_that_ends_hands_out_its_marks_or_gives_them_back(name: str, ho
         if not flying:
             at.mem.settle(first)
         second = at.step([row], 5) if flying else None
-        kept = at.mem._marks.kept[row.index]
+        kept = owners.marks(at.mem).kept[row.index]
         assert [one.length for one in kept] == [8, 16]
         if how == "finish" and second:  # the first step has said the last token, the second is dead
             at.mem.settle(first, [True])
@@ -325,7 +325,7 @@ def test_M6_a_row_that_ends_hands_out_its_marks_or_gives_them_back(name: str, ho
             assert how == "abort" or [snap.length for snap in left] == [16]
             at.mem.drop(left or [])
         given = how in ("release", "retract with tokens", "finish")
-        assert sorted(at.states())[:2] == ([8, 16] if given else []) and not at.mem._marks.rows
+        assert sorted(at.states())[:2] == ([8, 16] if given else []) and not owners.marks(at.mem).rows
         for step in at.mem._log.unsettled.copy():
             at.mem.settle(step)
         at.look(idle=True)
@@ -339,7 +339,7 @@ def test_M7_the_newest_mark_is_handed_out_as_a_snapshot(name: str, backend: Back
     at.run([row], 20, publish=False)
     assert at.mem.slots_held(row) == {"ping-pong": 3, "lazy": 2, "redirect": 1}[name] + 2
     (kept,) = at.mem.publish([row])
-    assert kept and kept.length == 16 and list(kept.pages) == at.mem._pages.of(row.index)[:4]
+    assert kept and kept.length == 16 and list(kept.pages) == owners.pages_of(at.mem, row)[:4]
     assert not at.planes.wrong({at.slot(kept.register): tuple(T[:16])})
     (resumed,) = at.mem.admit([ms.Request("b", length=20, resume=kept)])
     at.text[resumed] = [*T[:16], 90, 91]
@@ -370,7 +370,7 @@ def test_M12_a_state_that_its_row_goes_on_from_outlives_its_eviction(backend: Ba
     step = at.step_to([row], [8])
     at.publish([row])
     at.mem.settle(step)
-    assert at.mem._table.confirmed[row.index] == 8
+    assert at.mem.confirmed(row) == 8
     at.cache.evict_states(9)
     other = at.start([90, 91, 92, 93, 94])
     at.run([other])
@@ -399,7 +399,7 @@ def test_a_mark_that_is_dropped_before_its_forward_keeps_its_slot_until_then(bac
     assert kept and kept.length == 8
     at.mem.drop([kept])
     at.mem.submit()
-    slots = at.mem._registers.table.slots
+    slots = inside.registers(at.mem).table.slots
     assert int(slots[kept.register]), "the forward will write there"
     at._forward(step, [T[:20]])
     at.mem.submit(step)
@@ -435,8 +435,8 @@ def test_M13_forks_and_their_row_go_on_from_a_mark(name: str, parent: str, backe
             (fork,) = at.mem.fork(row, ["fork"]).rows
             at.text[fork] = [*at.text[row][: at.mem.length(row)], 70, 71, 72, 73, 74, 75]
             if parent == "behind one":
-                shared = at.mem._pages.of(row.index)[4]
-                at.kv[at.mem._pages.of(fork.index)[4]] = at.kv[shared]
+                shared = owners.pages_of(at.mem, row)[4]
+                at.kv[owners.pages_of(at.mem, fork)[4]] = at.kv[shared]
             order = [row, fork] if first else [fork, row]
             for one in order:
                 at.run([one], publish=False)
@@ -524,7 +524,7 @@ def test_marks_find_registers_or_are_given_up(backend: Backend) -> None:
         assert len(at.states_by_prefix()) == cached
         row = at.start(T[:23])
         at.mem.settle(at.step_to([row], [23]))
-        assert at.mem.stats().refused == 1 and len(at.mem._marks.kept[row.index]) == 2
+        assert at.mem.stats().refused == 1 and len(owners.marks(at.mem).kept[row.index]) == 2
         at.end([row])
         at.look(idle=True)
 
@@ -600,10 +600,10 @@ def test_M6_owners_and_audits_name_the_states_at_marks(name: str, backend: Backe
     at.mem.submit()
     audit = at.mem.audit()
     assert audit.clean and audit.owned_by_kind == before | {"mark": 2}
-    owners = sorted(text for kind, text in at.mem.owners().values() if kind == "mark")
-    assert owners == [f"row {row.index} (named of {length} tokens)" for length in (16, 8)]
+    said = sorted(text for kind, text in at.mem.owners().values() if kind == "mark")
+    assert said == [f"row {row.index} (named of {length} tokens)" for length in (16, 8)]
     held = [register for register, (kind, _) in at.mem.owners().items() if kind == "mark"]
-    lengths = [int(at.mem._registers.table.labels[register]) for register in held]
+    lengths = [int(inside.registers(at.mem).table.labels[register]) for register in held]
     assert sorted(lengths) == [8, 16]
     assert not at.planes.wrong({at.slot(r): tuple(T[:n]) for r, n in zip(held, lengths, strict=True)})
     assert at.mem.stats().held_by_snapshots == 2 and at.mem.stats().published == 2
@@ -634,7 +634,7 @@ def test_M18_an_interrupted_plan_leaves_no_mark(call: str, backend: Backend) -> 
     with mock.patch.object(RegisterFile, "plan", side_effect=MemoryError), pytest.raises(MemoryError):
         at.mem.plan([row], 14)
     getattr(at.mem, call)()
-    assert not at.mem._marks.rows and sorted(at.states()) == ([8, 16] if call == "recover" else [])
+    assert not owners.marks(at.mem).rows and sorted(at.states()) == ([8, 16] if call == "recover" else [])
     at.look(idle=True)
     assert at.turn(T[:40], most=1000) == (16 if call == "recover" else 0)
     at.empty()
@@ -682,9 +682,9 @@ def test_M19_named_lengths_and_those_of_a_placement_are_kept_once(backend: Backe
     assert sorted(at.states()) == [16, 24, 28]
     figures = at.mem.stats().prefix
     assert figures and (figures.inserted, figures.duplicates) == (3, 0)
-    assert at.mem.next_boundary(row) == 64 and at.mem._marks.rows == {row.index}
+    assert at.mem.next_boundary(row) == 64 and owners.marks(at.mem).rows == {row.index}
     at.end([row])
-    assert not at.mem._marks.rows
+    assert not owners.marks(at.mem).rows
 
 
 @every_strategy

@@ -61,7 +61,7 @@ def test_states_that_arrive_are_cached_like_those_computed_here(name: str, backe
         for plane_name, plane in at.mem.planes.items():
             plane[:, slot] = (fold(tuple(prompt)) * at.planes.weights[plane_name]).to(plane.dtype)
         for position, token in enumerate(prompt):
-            at.kv[at.mem._pages.of(row.index)[position // at.page], position % at.page] = token
+            at.kv[owners.pages_of(at.mem, row)[position // at.page], position % at.page] = token
         at.text[row].append(int(torch.randint(50, (1,))))  # the first token comes along
     at.mem.arrived(rows, [len(prompt) for prompt in prompts])
     assert [at.mem.length(row) for row in rows] == [10, 8, 9]

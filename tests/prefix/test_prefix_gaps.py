@@ -52,7 +52,7 @@ def test_tokens_that_are_not_the_rows_are_refused(call: str, backend: Backend) -
                 at.mem.cancel(step, tokens=[wrong])
             else:
                 getattr(at.mem, call)([row], tokens=[wrong])
-        assert (at.mem.stats(), at.mem.length(row)) == before and at.mem._table.alive(row)
+        assert (at.mem.stats(), at.mem.length(row)) == before and at.mem.rows.any_alive
     if step:
         at.mem.cancel(step, tokens=[T[:9]])
     else:
@@ -156,7 +156,7 @@ def test_the_journal_names_every_change_of_owners(backend: Backend) -> None:
     assert told == [("claim", live, 0, 0), ("move", kept.register, live, 8), ("release", kept.register, 0, 8)]
     assert changes[0].owner == changes[1].source_owner == f"row {row.index} (request 'of 8') live"
     assert str(kept.register) in changes[2].owner
-    assert [change.submit for change in changes] == [1, 2, 2] and at.mem._commands.packets == 1  # the next packet
+    assert [change.submit for change in changes] == [1, 2, 2] and at.mem.stats().packets == 1  # the next packet
     for n in range(60):
         at.mem.abort([at.start([n])])
     assert len(at.mem.changes) == 50 and at.mem.changes[-1].serial == 3 + 2 * 60

@@ -198,7 +198,7 @@ def test_refusals_say_how_much_idle_sessions_hold() -> None:
     with pytest.raises(ms.OutOfSlots) as refusal:
         mem.admit([ms.Request(name) for name in "cde"])
     assert refusal.value.in_sessions == 2 and refusal.value.evictable == 0
-    assert "waiting cannot help" in str(mem._pages.short_of(41))
+    assert "waiting cannot help" in str(owners.row_pages(mem).short_of(41))
 
 
 def test_match_counts_what_a_session_keeps() -> None:

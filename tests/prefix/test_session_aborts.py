@@ -4,7 +4,7 @@ import pytest
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
-from tests.support import owners
+from tests.support import inside, owners
 from tests.support.planes import every_strategy
 from tests.support.talks import TEXT, Talks, counts, row_holds_nothing, told
 from tests.support.ways import every_strategy_and_order
@@ -36,7 +36,7 @@ def test_B71_a_turn_aborted_before_it_ran_changes_nothing(backend: Backend, name
     talks, _, session = told(backend, name, overlap, first=9)
 
     def held() -> object:
-        talk = talks.mem._sessions.opened[session]
+        talk = owners.session(talks.mem, session)
         states = [(snap.length, talks.node(snap)) for snap in talk.kept]
         return states, talk.pages, talk.prompt, talk.row, talk.path
 
@@ -85,7 +85,7 @@ def test_B73_a_retracted_turn_comes_back_as_the_next(backend: Backend, name: str
     talks, mem, session = told(backend, name, overlap, first=5)
     row = talks.turn(TEXT, session)
     talks.run(row, TEXT[:7])
-    before = (counts(talks), mem._commands.pending)
+    before = (counts(talks), inside.commands(mem).pending)
     for refused in (
         lambda: mem.retract([row]),
         lambda: mem.release([row], publish=True),
@@ -94,7 +94,7 @@ def test_B73_a_retracted_turn_comes_back_as_the_next(backend: Backend, name: str
     ):
         with pytest.raises(ms.InvalidArgument):
             refused()
-        assert before == (counts(talks), mem._commands.pending) and mem._table.alive(row)
+        assert before == (counts(talks), inside.commands(mem).pending) and mem.rows.any_alive
     assert mem.retract([row], tokens=[TEXT[:7]]) == [None]
     talks.look()
     assert talks.kept(session)[0] == 7 and talks.whole(TEXT, session) == 7
@@ -180,7 +180,7 @@ def test_B70_sleep_keeps_idle_sessions_and_reset_voids_them(backend: Backend, na
     assert talks.whole(TEXT, session) == 9
     running = talks.turn([*TEXT, 1], session)
     mem.reset()
-    assert (mem.free_slots, mem.free_pages) == (24, 80) and not mem._sessions.opened and not mem._sessions.by_row
+    assert (mem.free_slots, mem.free_pages, mem.sessions(), owners.sessions(mem).by_row) == (24, 80, [], {})
     ended = (lambda: talks.turn(TEXT, session), lambda: mem.release([running], tokens=[TEXT]))
     for stale in (lambda: mem.close_session(session), *ended):
         with pytest.raises(ms.StaleHandle):

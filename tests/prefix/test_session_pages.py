@@ -3,6 +3,7 @@
 import pytest
 
 from memstate.kernels.dispatch import Backend
+from tests.support import owners
 from tests.support.planes import every_strategy
 from tests.support.talks import TEXT, fork, told
 from tests.support.ways import every_strategy_and_order
@@ -17,13 +18,13 @@ def test_B73_a_page_that_the_tree_has_is_not_written_again(backend: Backend, nam
     talks, _, session = told(backend, name, overlap, first=9)
     row = talks.turn(TEXT, session)
     assert talks.mem.length(row) == 9
-    filled = talks.mem._pages.of(row.index)[4]  # tokens 9 and 10
+    filled = owners.pages_of(talks.mem, row)[4]  # tokens 9 and 10
     talks.run(row, TEXT, publish=True)
     assert filled in talks.mem.prefix.tree.pages_to(talks.mem.prefix.leases[row.index].node)
     talks.mem.abort([row])
     talks.look()
     row = talks.turn(OTHER, session)
-    assert filled not in talks.mem._pages.of(row.index)
+    assert filled not in owners.pages_of(talks.mem, row)
     talks.run(row, OTHER, publish=True)
     talks.end(row)
     talks.look()
@@ -36,11 +37,11 @@ def test_B71_a_page_filled_in_part_that_somebody_else_has_is_not_gone_on_in(back
     talks, _, session = told(backend, name, cache=False, first=9)
     older = talks.kept(session)[1:]
     row = talks.turn(TEXT, session)
-    shared = talks.mem._pages.of(row.index)[4:5]
-    talks.mem._pages.allocator.share(shared)
+    shared = owners.pages_of(talks.mem, row)[4:5]
+    owners.kv_pages(talks.mem).share(shared)
     talks.mem.abort([row])
     assert talks.kept(session) == older
-    talks.mem._pages.allocator.release(shared)
+    owners.kv_pages(talks.mem).release(shared)
 
 
 @pytest.mark.sample(interpreter=1)
@@ -52,7 +53,7 @@ def test_B73_forks_and_the_conversation_go_on_in_pages_of_their_own(backend: Bac
     talks.run(row, TEXT[:11])
     (late,) = fork(talks, row, "late")
     for other, text in ((early, [*TEXT[:8], 77, 78]), (late, [*TEXT[:11], 88, 89])):
-        assert talks.mem._pages.of(other.index)[-1] not in talks.mem._pages.of(row.index)
+        assert owners.pages_of(talks.mem, other)[-1] not in owners.pages_of(talks.mem, row)
         talks.run(other, text, publish=True)
     talks.look()
     talks.end(row)

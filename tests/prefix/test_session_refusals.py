@@ -118,9 +118,9 @@ def test_a_leaf_whose_end_somebody_else_has_is_given_up_from_there_on(pages: typ
     assert mem.prefix and mem.prefix.evict_states(8) == 1
     ((_, leaf),) = mem.prefix.tree.walk()
     last = leaf.pages[-1:]
-    mem._pages.allocator.share(last)
+    owners.kv_pages(mem).share(last)
     assert room(mem) == mem.prefix.evict_pages(3) == 3
-    mem._pages.allocator.release(last)
+    owners.kv_pages(mem).release(last)
     assert mem.free_pages == PAGES
 
 

@@ -7,6 +7,7 @@ import pytest
 import memstate as ms
 from memstate.kernels.dispatch import Backend
 from memstate.prefix.lease import NO_NODE
+from tests.support import owners
 from tests.support.planes import every_strategy
 from tests.support.talks import TEXT, Talks, counts
 from tests.support.ways import with_and_without_cache
@@ -173,7 +174,7 @@ def test_S3_what_an_idle_session_gave_up_is_found_by_its_tokens(backend: Backend
     talks = Talks(backend, "lazy", cache=cache, slots=4)
     (session,) = talked(talks, "a")
     assert talks.kept(session) == [9, 8]
-    talks.mem._room.give_way(talks.mem._sessions.opened[session])
+    talks.mem._room.give_way(owners.session(talks.mem, session))
     talks.look()
     assert talks.kept(session) == [] and talks.mem.stats().held_by_sessions == 0
     assert talks.mem.free_slots == (3 if cache else 4)
@@ -190,7 +191,7 @@ def test_S3_a_state_that_was_being_handed_over_has_one_owner_after_recover(
     (session,) = talked(talks, "a")
     talks.mem.submit()
     with monkeypatch.context() as patch:
-        patch.setattr(talks.mem._sessions, "empty", lambda *_: 1 / 0)
+        patch.setattr(owners.sessions(talks.mem), "empty", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             talks.mem.admit([ms.Request(n) for n in range(2)])
     talks.mem.recover()
@@ -204,7 +205,7 @@ def test_S3_a_state_that_the_cache_has_is_released_once(backend: Backend) -> Non
     (session,) = talked(talks, "a")
     talks.whole(other(1, 8), prompt=1)
     free = talks.mem.free_slots
-    talks.mem._room.give_way(talks.mem._sessions.opened[session])
+    talks.mem._room.give_way(owners.session(talks.mem, session))
     assert talks.mem.free_slots == free + 2 and talks.mem.stats().prefix.duplicates >= 1  # type: ignore[union-attr]
     talks.look()
 
@@ -297,7 +298,7 @@ def test_S8_a_session_closed_during_a_turn_closes_at_its_end(backend: Backend, c
         mem.abort([row])
     else:
         getattr(mem, how)([row], tokens=[TEXT[:8]])
-    assert mem.sessions() == [] and mem.stats().held_by_sessions == 0 and not mem._sessions.by_row
+    assert mem.sessions() == [] and mem.stats().held_by_sessions == 0 and not owners.sessions(mem).by_row
     talks.look()
     if mem.prefix and how in ("release", "retract"):
         assert mem.match([*TEXT[:8], 1]).length == 8
@@ -378,10 +379,10 @@ def test_a_path_that_goes_while_room_is_made_is_no_lease_of_the_refused_turn(mon
     real, paths = mem._admission.make_room, []
 
     def make_room(rows: int, pages: int, slots: int) -> Any:
-        paths.append(mem._sessions.opened[session].path)
+        paths.append(owners.session(mem, session).path)
         if len(paths) > 1:
             return real(rows, pages, slots)
-        mem._cache.evict_pages(80)
+        mem.prefix.evict_pages(80)
         return ms.OutOfSlots(slots, 0, 0)
 
     monkeypatch.setattr(mem._admission, "make_room", make_room)

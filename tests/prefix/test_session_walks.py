@@ -10,6 +10,7 @@ import torch
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
+from tests.support import owners
 from tests.support.talks import TEXT, Talks, counts, fork, row_holds_nothing, told
 from tests.support.ways import every_way_and_cache
 
@@ -50,13 +51,13 @@ class Walk:
             self.history[self.mem.open_session(len(self.history))] = []
 
     def close(self) -> None:
-        for session in [s for s in self.history if not self.mem._sessions.opened[s].row][:1]:
+        for session in [one.session for one in self.mem.sessions() if not one.running][:1]:
             self.mem.close_session(session)
             del self.history[session]
 
     def begin(self) -> None:
         """A turn that goes on, one with an edited history, or a request without a session."""
-        idle = [session for session in self.history if not self.mem._sessions.opened[session].row]
+        idle = [one.session for one in self.mem.sessions() if not one.running]
         session = self.choose.choice([*idle, None])
         text = list(self.history[session]) if session else [1, 2, 3] * self.choose.randrange(5)
         if self.choose.random() < 0.2:
@@ -77,8 +78,8 @@ class Walk:
     def start(self, session: ms.Session | None, text: list[int], salt: str | None) -> int:
         """Where a request must begin: with the longest state, of session or cache, that its prompt begins with."""
         found = [self.mem.match(text, salt).length if self.mem.prefix else 0]
-        if session and self.mem._sessions.opened[session].prompt.salt == salt:
-            kept, tokens = self.talks.kept(session), self.mem._sessions.opened[session].prompt.key
+        if session and owners.session(self.mem, session).prompt.salt == salt:
+            kept, tokens = self.talks.kept(session), owners.session(self.mem, session).prompt.key
             found += [n for n in kept if n < len(text) and tokens[: 8 * n] == array("q", text[:n]).tobytes()]
         return max(found)
 
@@ -206,9 +207,9 @@ def test_B17_a_refusal_for_want_of_pages_gives_up_none(backend: Backend) -> None
     talks = Talks(backend, "none", pages=16, prefix=ms.Prefix(states=ms.policies.ReturnRate()))
     talks.whole(TEXT[:14])
     talks.whole([*TEXT[:8], 77, 78, 79, 80])
-    rows = talks.mem._table.free
+    rows = talks.mem.stats().rows_used
     assert talks.mem.free_pages == 7 and talks.mem.prefix.evictable_pages == 9
     try:
         talks.mem.abort([talks.turn(range(100, 132))])
     finally:
-        assert talks.mem._table.free == rows
+        assert talks.mem.stats().rows_used == rows

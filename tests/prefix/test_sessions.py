@@ -8,6 +8,7 @@ import pytest
 import memstate as ms
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import Count
+from tests.support import inside, owners
 from tests.support.planes import both_orders, every_strategy
 from tests.support.talks import TEXT, Talks, counts, row_holds_nothing, told
 from tests.support.ways import every_strategy_and_order, every_way_and_cache, with_and_without_cache
@@ -24,17 +25,17 @@ def test_B69_a_turn_that_ends_moves_everything_to_the_session(
     row = talks.turn(TEXT[:9], session, snapshot_at=[6])
     talks.run(row, TEXT[:9])
     held = sorted((talks.label(row, part), talks.slot(row, part)) for part in range(3) if talks.label(row, part))
-    pages = mem._pages.of(row.index)
+    pages = owners.pages_of(mem, row)
     talks.end(row)
     lanes = {"none": [], "ping-pong": [8, 4] if overlap else [8]}.get(name, [8]) if not cache else []
     marks = ([6] if name == "none" else [4, 6, 8]) if cache else []
     assert row_holds_nothing(mem, row.index) and talks.kept(session) == [9, *lanes] and talks.cached() == marks
-    talk = mem._sessions.opened[session]
+    talk = owners.session(mem, session)
     assert sorted((snap.length, talks.node(snap)) for snap in talk.kept) == held and talk.pages == pages
     owned = {"session": len(held)} | ({"cached": len(marks)} if marks else {})
     assert mem.free_slots == 24 - len(held) - len(marks) and mem.audit().owned_by_kind == owned
-    owners = {owner for owner in mem.owners().values() if owner[0] == "session"}
-    assert owners == {("session", f"session 'a' ({n} tokens)") for n, _ in held}
+    said = {owner for owner in mem.owners().values() if owner[0] == "session"}
+    assert said == {("session", f"session 'a' ({n} tokens)") for n, _ in held}
 
 
 @every_strategy
@@ -71,10 +72,10 @@ def test_B73_the_next_turn_goes_on_where_the_last_one_ended(
     talks, mem, session = told(backend, name, overlap, cache)
     assert talks.whole(TEXT[:7], session) == 0
     moved, spent = mem.stats(), mem.backend.counts.launches.copy()
-    pages, slots = mem._sessions.opened[session].pages, [talks.node(s) for s in mem._sessions.opened[session].kept]
+    pages, slots = owners.session(mem, session).pages, [talks.node(s) for s in owners.session(mem, session).kept]
     row = talks.turn(TEXT[:12], session)
     mem.submit()
-    assert mem.length(row) == mem.confirmed(row) == 7 and mem._pages.of(row.index)[:4] == pages
+    assert mem.length(row) == mem.confirmed(row) == 7 and owners.pages_of(mem, row)[:4] == pages
     assert [talks.slot(row, part) for part in range(len(slots))] == slots
     now = mem.stats()
     assert (now.copied_bytes, now.zeroed_bytes) == (moved.copied_bytes, moved.zeroed_bytes)
@@ -113,10 +114,10 @@ def test_B73_two_turns_at_once_are_refused(backend: Backend, overlap: bool, cach
     talks, mem, session = told(backend, "redirect", overlap, cache, first=5)
 
     def refused(*requests: ms.Request) -> None:
-        before = (*counts(talks), talks.kept(session), mem._commands.pending)
+        before = (*counts(talks), talks.kept(session), inside.commands(mem).pending)
         with pytest.raises(ms.InvalidArgument, match="one turn at a time"):
             mem.admit(requests)
-        assert before == (*counts(talks), talks.kept(session), mem._commands.pending)
+        assert before == (*counts(talks), talks.kept(session), inside.commands(mem).pending)
         talks.look()
 
     turn, other = ms.Request("turn", tokens=TEXT, session=session), ms.Request("other", tokens=TEXT)

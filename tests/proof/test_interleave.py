@@ -32,7 +32,7 @@ from memstate.slots.commands import CommandBuffer
 from memstate.slots.registers import RegisterFile
 from tests.kernels.test_plan_kernel import VARIANTS
 from tests.proof.mutation.interleaved import MUTANTS, OUTSIDE, mutated
-from tests.support import op_launches, register_cases
+from tests.support import inside, op_launches, register_cases
 from tests.support.addresses import LOAD, STORE, Bytes, Launch, Limits, Log, Stray, spans
 from tests.support.planes import MAKERS, Loop, every_strategy
 from tests.support.sampling import PROOF
@@ -472,7 +472,7 @@ def test_a_manager_serves_alike_under_every_schedule(name: str, generator: torch
         blocks = loop.mem.planes.plane_map.blocks
         with interleaved(Seeded(seed), Limits(reach=blocks, null=[block[:, 0] for block in blocks])) as log:
             serve(loop)
-        table = loop.mem._registers.table
+        table = inside.registers(loop.mem).table
         served[kernels] = [*table[:4], table.bitmap, table.counters, *(block[:, 1:] for block in blocks)]
     assert all(map(torch.equal, *served.values()))
     assert log.conflicts() == []

@@ -164,7 +164,7 @@ def test_a_window_of_a_row_given_up_says_nothing_of_its_next_request(backend: Ba
     assert [mem.length(row) for row in (a, c)] == [1, 0]
     step = mem.plan([a, c])
     assert step.before.tolist() == [1, 0] and not mem.planes["ssm"][:, step.read[1].long()].any()
-    assert mem._registers.table.labels[[3 * a.index, 3 * c.index]].tolist() == [2, 1]
+    assert [mem.inspect().labels[3 * row.index] for row in (a, c)] == [2, 1]
 
 
 def test_a_batch_is_looked_up_again_once_a_row_has_ended(backend: Backend) -> None:

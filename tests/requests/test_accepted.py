@@ -45,10 +45,9 @@ def test_B33_accepted_tokens_that_cross_a_multiple_leave_a_snapshot_of_it(
     if before == 256 and not isinstance(tracking, ms.Redirect):
         assert mem.stats().snapshots == taken == 1  # at 256 already: 256 -> 257 is no boundary
     (snapshot,) = mem.publish([row])
-    mem.submit()
     assert (snapshot and snapshot.length) == stands_for
     if snapshot:
-        slot = mem._registers.table.slots[snapshot.register].long()
+        (slot,) = mem.read_slots([snapshot]).wait().tolist()
         assert (mem.planes["ssm"][:, slot] == stands_for).all()
     scan(mem)
 
@@ -74,12 +73,10 @@ def test_G4_no_answer_depends_on_fresh_or_freed_memory(backend: Backend, trackin
     for turn in range(3):
         (row,) = mem.admit([ms.Request(turn)])
         fold(mem, row, 8)
-        live = mem._registers.table.slots[3 * row.index].long()
-        assert (mem.planes["ssm"][:, live] == 8).all()
+        assert (mem.planes["ssm"][:, mem.live_slots[row.index].long()] == 8).all()
         (snapshot,) = mem.release([row], publish=True)
         assert snapshot is not None and snapshot.length == 8
-        mem.submit()
-        slot = mem._registers.table.slots[snapshot.register].long()
+        (slot,) = mem.read_slots([snapshot]).wait().tolist()
         assert (mem.planes["ssm"][:, slot] == 8).all()
         mem.drop([snapshot])
         mem.submit()

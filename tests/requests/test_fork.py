@@ -4,6 +4,7 @@ import pytest
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
+from tests.support import owners
 from tests.support.planes import MAKERS, I, Loop, every_strategy
 from tests.support.scan import scan
 
@@ -81,7 +82,7 @@ def test_the_slot_for_the_row_itself_counts(backend: Backend) -> None:
         loop.mem.fork(row, ["b", "c"])
     assert (refusal.value.requested, refusal.value.free) == (3, 2)
     loop.advance([row])
-    assert loop.holds(loop.slot(row), row, 3) and loop.mem.slots_held(row) == 1 and loop.mem._table.free == 3
+    assert loop.holds(loop.slot(row), row, 3) and loop.mem.slots_held(row) == 1 and loop.mem.stats().rows_used == 1
     scan(loop.mem)
 
 
@@ -124,17 +125,17 @@ def test_B17_a_fork_is_made_whole_or_not_at_all(backend: Backend, name: str) -> 
     loop = Loop(backend, MAKERS[name](), slots=9, rows=3, pages=4, page_size=2, pages_per_row=2)
     (row,) = loop.admit(ms.Request("a", length=3))
     loop.advance([row], 3)
-    before = (loop.mem.free_slots, loop.mem.free_pages, loop.mem._table.free)
+    before = (loop.mem.free_slots, loop.mem.free_pages, loop.mem.stats().rows_used)
     with pytest.raises(ms.OutOfRows):
         loop.mem.fork(row, ["b", "c", "d"])
-    taken = loop.mem._pages.allocator.claim(2)
+    taken = owners.kv_pages(loop.mem).claim(2)
     with pytest.raises(ms.OutOfPages):
         loop.mem.fork(row, ["b"])
-    loop.mem._pages.allocator.release(taken)
-    group = loop.mem._allocator.claim(loop.mem.free_slots)
+    owners.kv_pages(loop.mem).release(taken)
+    group = loop.mem.pool.allocator.claim(loop.mem.free_slots)
     with pytest.raises(ms.OutOfSlots):
         loop.mem.fork(row, ["b"])
-    loop.mem._allocator.release(group)
+    loop.mem.pool.allocator.release(group)
     with pytest.raises(ms.InvalidArgument, match="sequence"):
         loop.mem.fork(row, "ab")
     step = loop.step([row])
@@ -146,7 +147,7 @@ def test_B17_a_fork_is_made_whole_or_not_at_all(backend: Backend, name: str) -> 
     loop.mem.abort([row])
     with pytest.raises(ms.StaleHandle):
         loop.mem.fork(row, ["b"])
-    loop.mem._allocator.check()
+    loop.mem.pool.allocator.check()
     scan(loop.mem)
     assert before[1] + 2 == loop.mem.free_pages and loop.mem.free_slots == 9
 
@@ -165,7 +166,7 @@ def test_without_a_holder_a_fork_is_refused_before_it_begins(backend: Backend) -
     loop.advance([row], 2)
     with pytest.raises(ms.InvalidArgument, match="no register is free"):
         loop.mem.fork(row, ["b"])
-    assert loop.mem.free_slots == 15 and loop.mem._table.free == 3
+    assert loop.mem.free_slots == 15 and loop.mem.stats().rows_used == 1
     loop.advance([row])
     assert loop.holds(loop.slot(row), row, 3)
     scan(loop.mem)

@@ -11,6 +11,7 @@ import memstate as ms
 from memstate import InvalidArgument, OutOfPages, OutOfRows, OutOfSlots, Plane, Redirect, Request, Snapshot
 from memstate.kernels.dispatch import Backend
 from memstate.requests.pages import PageAllocator
+from tests.support import owners
 from tests.support.build import on
 from tests.support.scan import scan
 
@@ -111,11 +112,11 @@ def test_B17_extending_is_all_or_nothing(backend: Backend) -> None:
 def test_a_row_gets_no_more_pages_than_its_table_has(backend: Backend) -> None:
     """The next row's entries follow on the device."""
     mem = manager(backend)
-    shared = mem._pages.allocator.claim(3)
+    shared = owners.kv_pages(mem).claim(3)
     before = table(mem), mem.free_pages
     with pytest.raises(InvalidArgument, match=r"rows \[1, 2\] would get \[2, 6\] pages, a row has 5"):
-        mem._pages.start(np.array([1, 2]), [[], shared], [2, 3])
-    assert (table(mem), mem.free_pages) == before and not mem._pages.held
+        owners.row_pages(mem).start(np.array([1, 2]), [[], shared], [2, 3])
+    assert (table(mem), mem.free_pages) == before and not owners.row_pages(mem).held
 
 
 def test_a_step_beyond_the_pages_is_refused(backend: Backend) -> None:

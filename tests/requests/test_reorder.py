@@ -6,6 +6,7 @@ import pytest
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
+from tests.support import owners
 from tests.support.planes import MAKERS, I, Loop, every_strategy
 from tests.support.scan import scan
 
@@ -76,15 +77,15 @@ def test_a_reorder_is_made_whole_or_not_at_all(backend: Backend, short: type[ms.
     loop = Loop(backend, ms.Redirect(I), slots=8, rows=4, pages=8, page_size=2, pages_per_row=2)
     rows = loop.admit(*(ms.Request(name, length=3) for name in "abc"))
     loop.advance(rows, 3)
-    taken = loop.mem._allocator.claim(4 if short is ms.OutOfSlots else 0)
-    pages = loop.mem._pages.allocator.claim(2 if short is ms.OutOfPages else 0)
-    before = [loop.mem.free_slots, loop.mem.free_pages, loop.mem._table.free]
+    taken = loop.mem.pool.allocator.claim(4 if short is ms.OutOfSlots else 0)
+    pages = owners.kv_pages(loop.mem).claim(2 if short is ms.OutOfPages else 0)
+    before = [loop.mem.free_slots, loop.mem.free_pages, loop.mem.stats().rows_used]
     entries = [0, 0, 1, 1, 1] if short is ms.OutOfRows else [0, 0, 1, 2]
     with pytest.raises(short):
         loop.mem.reorder(rows, entries)
-    assert [loop.mem.free_slots, loop.mem.free_pages, loop.mem._table.free] == before
-    loop.mem._allocator.release(taken)
-    loop.mem._pages.allocator.release(pages)
+    assert [loop.mem.free_slots, loop.mem.free_pages, loop.mem.stats().rows_used] == before
+    loop.mem.pool.allocator.release(taken)
+    owners.kv_pages(loop.mem).release(pages)
     loop.advance(rows)
     assert all(loop.holds(loop.slot(row), row, 4) for row in rows)
     scan(loop.mem)

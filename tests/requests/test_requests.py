@@ -14,7 +14,7 @@ from memstate.kernels.tables import Rules, Strategy
 from memstate.requests.steps import StepLog
 from memstate.slots.commands import CommandBuffer
 from memstate.slots.registers import RegisterFile
-from tests.support import owners
+from tests.support import inside, owners
 from tests.support.build import build
 from tests.support.command_bench import recorded
 from tests.support.scan import scan, scan_registers
@@ -41,16 +41,16 @@ def named(n: int, length: int = 0, **more: int) -> list[Request]:
 
 def picture(mem: StateManager) -> tuple[object, ...]:
     """Everything that a refused call must leave alone, what is recorded included. Only refusals are counted."""
-    file = mem._registers
-    device = (file.cells.tolist(), mem._allocator.bitmap.tolist(), mem._allocator.counters.tolist())
+    file = inside.registers(mem)
+    device = (file.cells.tolist(), mem.pool.allocator.bitmap.tolist(), mem.pool.allocator.counters.tolist())
     host = [array.tolist() for array in (file.held, file.labels, file.tracked, file.source)]
-    rows = mem._table
+    rows = owners.table(mem)
     table = (rows.used.tolist(), rows.generation.tolist(), rows.confirmed.tolist(), list(rows.ids))
-    numbers = (mem.free_slots, mem.free_pages, mem._table.free, owners.free(mem), owners.holdings(mem).evictable)
+    numbers = (mem.free_slots, mem.free_pages, mem.stats().rows_used, owners.free(mem), owners.holdings(mem).evictable)
     figures = dataclasses.asdict(mem.stats())
     moves = ("short_of_", "oldest_", "idlest_")  # refused calls count, and time goes on
     stats = {name: n for name, n in figures.items() if not name.startswith(moves)}
-    return device, host, table, numbers, recorded(mem._commands), stats
+    return device, host, table, numbers, recorded(inside.commands(mem)), stats
 
 
 @pytest.mark.parametrize("preallocated", [0, 2])
@@ -81,7 +81,7 @@ def test_B12a_the_null_row_stays_zero_through_every_table(backend: Backend, trac
             assert [column.tolist()[i] for i in padded] == [0] * len(padded)
         mem.settle(step)
     mem.submit()
-    file = mem._registers
+    file = inside.registers(mem)
     chain = torch.tensor([0, -1, 1, 2], dtype=torch.int32, device=backend.device)
     for _ in range(3):
         chain = file.resolve(chain) * (chain < 3)
@@ -98,16 +98,16 @@ def test_B10_B12a_reset_zeroes_everything_preallocated_rows_too(backend: Backend
     mem.settle(mem.plan(rows, 4))
     snapshots = mem.release(rows[:1], publish=True)
     step = mem.plan([None])
-    with mem._allocator.group(2) as group:
+    with mem.pool.allocator.group(2) as group:
         mem.reset()
         assert group.left == 0
     assert scan(mem).free == list(range(1, 10))
-    assert (mem.free_pages, mem._table.free, owners.free(mem)) == (8, 5, 9)
+    assert (mem.free_pages, mem.stats().rows_used, owners.free(mem)) == (8, 0, 9)
     stale = [lambda: mem.settle(step), lambda: mem.drop(snapshots), lambda: mem.length(rows[2])]
     for use in [*stale, lambda: mem.admit([Request("late", resume=snapshots[0])])]:
         with pytest.raises(StaleHandle):
             use()
-    cells = mem._registers.cells.tolist()
+    cells = inside.registers(mem).cells.tolist()
     assert not any(cells)
     assert not mem.page_table.any()
 
@@ -130,7 +130,7 @@ def test_B13_tables_are_sized_by_rows_not_by_slots(backend: Backend) -> None:
     file.labels[3 * 64] = 3
     assert scan_registers(file).labels[3 * 64] == 3
     mem = manager(backend, slots=8, max_requests=64, pages=0, page_size=1, pages_per_row=0)
-    assert mem._table.claim([f"r{i}" for i in range(64)]).tolist() == list(range(1, 65))
+    assert owners.table(mem).claim([f"r{i}" for i in range(64)]).tolist() == list(range(1, 65))
 
 
 SHORT = {

@@ -4,6 +4,7 @@ import pytest
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
+from tests.support import inside
 from tests.support.planes import MAKERS, I, Loop, both_orders, every_snapshot, every_strategy
 from tests.support.scan import scan
 
@@ -185,7 +186,7 @@ def test_B36b_a_late_settle_changes_nothing_for_a_new_tenant(name: str, backend:
     assert tenant.index == row.index
     other = loop.step([tenant], 4)  # its own snapshot at 4, or its first boundary
     assert loop.mem.confirmed(tenant) == 4
-    table = loop.mem._registers.table
+    table = inside.registers(loop.mem).table
     before = [table.cells.clone(), table.bitmap.clone(), table.counters.clone()]
     loop.mem.settle(dead, [True])
     assert [t.tolist() for t in (table.cells, table.bitmap, table.counters)] == [t.tolist() for t in before]
@@ -215,7 +216,7 @@ def test_B36b_a_cancelled_step_leaves_no_label(name: str, length: int, overlap: 
         with pytest.raises(ms.StaleHandle):
             loop.mem.length(handle)
     loop.mem.drop([snap] if snap else [])
-    assert all_free(loop) and not any(loop.mem._registers.table.labels.tolist())
+    assert all_free(loop) and not any(loop.mem.inspect().labels)
 
 
 def test_B36b_a_cancel_leaves_the_step_before_it_settleable(backend: Backend) -> None:

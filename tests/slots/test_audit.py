@@ -10,6 +10,7 @@ from memstate.slots.allocator import SlotAllocator
 from memstate.slots.audit import audit
 from memstate.slots.inspect import inspect
 from memstate.slots.registers import RegisterFile
+from tests.support import inside
 from tests.support.build import build
 from tests.support.scan import scan, scan_registers
 
@@ -34,7 +35,7 @@ def busy(mem: ms.StateManager) -> None:
 
 
 def problems(mem: ms.StateManager) -> list[str]:
-    return scan_registers(mem._registers, assert_clean=False).problems
+    return scan_registers(inside.registers(mem), assert_clean=False).problems
 
 
 def nothing_but(report: AuditReport, **found: object) -> None:
@@ -80,7 +81,7 @@ def test_B77_no_false_alarm_at_any_moment(backend: Backend, tracking, overlap: b
 def test_B77_open_groups_are_no_leaks(backend: Backend) -> None:
     mem = manager(backend)
     busy(mem)
-    with mem._allocator.group(3), mem._allocator.group(2) as inner:
+    with mem.pool.allocator.group(3), mem.pool.allocator.group(2) as inner:
         report = mem.audit()
         nothing_but(report)
         assert report.owned_by_kind["group"] == 5
@@ -116,7 +117,7 @@ def test_G3_a_slot_where_the_host_believes_there_is_none_is_lost_to_everyone(bac
     """One owner, so neither leaked nor shared; but nobody will ever release it: the report may not be clean."""
     mem = manager(backend)
     busy(mem)
-    mem._registers.table.slots[13] = mem.pool.claim(1)[0]
+    inside.registers(mem).table.slots[13] = mem.pool.claim(1)[0]
     assert any("register 13" in problem for problem in problems(mem))
     report = mem.audit()
     assert not report.clean
@@ -126,14 +127,14 @@ def test_G3_a_slot_where_the_host_believes_there_is_none_is_lost_to_everyone(bac
 def test_a_group_and_a_register(backend: Backend) -> None:
     mem = manager(backend)
     busy(mem)
-    with mem._allocator.group(2) as group:
+    with mem.pool.allocator.group(2) as group:
         slot = int(group.held[0])
-        gone = int(mem._registers.table.slots[3])
-        mem._registers.table.slots[3] = slot
+        gone = int(mem.live_slots[1])
+        mem.live_slots[1] = slot
         nothing_but(
             mem.audit(), leaked=[gone], double_owned={slot: ["row 1 (request 'alice') live", "open claim group"]}
         )
-        mem._registers.table.slots[3] = gone
+        mem.live_slots[1] = gone
 
 
 ALICE, LANE, CAROL = "row 1 (request 'alice') live", "row 1 (request 'alice') lane 0", "row 3 (request 'carol') live"
@@ -141,7 +142,7 @@ ALICE, LANE, CAROL = "row 1 (request 'alice') live", "row 1 (request 'alice') la
 
 def plant(mem: ms.StateManager, fault: str) -> dict[str, object]:
     """Does something wrong, and returns what the audit has to say of it. Alice has slots 4 and 1."""
-    slots, holder = mem._registers.table.slots, mem._registers.first_holder
+    slots, holder = inside.registers(mem).table.slots, inside.registers(mem).first_holder
     live, lane, carol, kept = (int(slots[register]) for register in (3, 4, 9, holder))
     assert (live, lane) == (4, 1)
     if fault == "emptied":  # what `memstate demo --plant-leak` does
@@ -160,7 +161,7 @@ def plant(mem: ms.StateManager, fault: str) -> dict[str, object]:
         mem.pool.release([1])
         return {"owned_but_free": {1: LANE}}
     if fault == "null slot free":
-        mem._allocator.bitmap[:1].bitwise_or_(1)
+        mem.pool.allocator.bitmap[:1].bitwise_or_(1)
         return {"null_slot_free": True}
     slots[3] = {"beyond the pool": 21, "negative": -1}[fault]
     return {"foreign": [ALICE], "leaked": [live]}
@@ -189,10 +190,10 @@ def test_reference_and_kernel_see_the_same_picture(backend: Backend) -> None:
         mem = manager(Backend(name, device))
         busy(mem)
         mem.pool.claim(3)
-        slots = mem._registers.table.slots
+        slots = inside.registers(mem).table.slots
         slots[13], slots[14], slots[12], slots[1] = int(slots[3]), 21, -5, 2
         mem.pool.release([1])
-        pictures.append((inspect(mem._registers, {}), str(mem.audit())))
+        pictures.append((inspect(inside.registers(mem), {}), str(mem.audit())))
     assert pictures[0] == pictures[1]
 
 

@@ -5,7 +5,7 @@ import pytest
 import memstate as ms
 from memstate.kernels.dispatch import Backend
 from tests.slots.test_audit import nothing_but
-from tests.support import owners
+from tests.support import inside, owners
 from tests.support.planes import both_orders, every_snapshot, every_strategy
 from tests.support.scan import scan_registers
 from tests.support.talks import TEXT, Talks
@@ -68,7 +68,7 @@ def test_B74_a_turn_leaves_nothing_of_the_turns_before_it(backend: Backend, name
         held = 24 - talks.mem.free_slots
         assert held == len(talks.kept(session)) <= talks.mem.tracking.most_slots(overlap)
         assert talks.kept(session)[0] == len(text)
-        assert len(talks.mem._sessions.opened[session].pages) == (len(text) + 1) // 2 == 80 - talks.mem.free_pages
+        assert len(owners.session(talks.mem, session).pages) == (len(text) + 1) // 2 == 80 - talks.mem.free_pages
     assert talks.all_free()
 
 
@@ -142,13 +142,13 @@ def test_B74_turns_that_go_on_from_the_cache_supersede_too(backend: Backend) -> 
 def test_B74_an_aborted_turn_keeps_no_pages_from_being_evicted(backend: Backend) -> None:
     """The session shares the pages of 8 tokens, and keeps those of 12."""
     talks, session = aborted(backend)
-    assert len(talks.mem._sessions.opened[session].pages) == 4
+    assert len(owners.session(talks.mem, session).pages) == 4
     assert talks.mem.prefix.tree.leased_pages == 4 and talks.mem.prefix.evictable_pages == 4 + 2
 
 
 def registers(talks: Talks, row: ms.Row, session: ms.Session) -> dict[str, tuple[int, str]]:
     """A register of each kind of owner, and its name."""
-    kept, cached = talks.mem._sessions.opened[session].kept[0].register, next(iter(owners.nodes(talks.mem.prefix)))
+    kept, cached = owners.session(talks.mem, session).kept[0].register, next(iter(owners.nodes(talks.mem.prefix)))
     return {
         "row": (3 * row.index, f"row {row.index} (request 'talk') live"),
         "cached": (cached, f"cached prefix of 8 tokens in register {cached}"),
@@ -161,7 +161,7 @@ def test_B75_what_is_emptied_or_taken_by_hand_is_named_and_nothing_else(backend:
     talks, row, session = busy(backend)
     nothing_but(talks.mem.audit())
     register, name = registers(talks, row, session)[owner]
-    slots = talks.mem._registers.table.slots
+    slots = inside.registers(talks.mem).table.slots
     taken, held = int(talks.mem.pool.claim(1)[0]), int(slots[register])
     nothing_but(talks.mem.audit(), leaked=[taken])
     slots[register] = 0
@@ -177,7 +177,7 @@ def test_B76_a_slot_planted_in_two_registers_is_named_with_both(backend: Backend
     """The first one's slot is planted with the second; what that had is a leak."""
     talks, row, session = busy(backend)
     (one, one_name), (other, other_name) = (registers(talks, row, session)[owner] for owner in pair)
-    slots = talks.mem._registers.table.slots
+    slots = inside.registers(talks.mem).table.slots
     planted, gone = int(slots[one]), int(slots[other])
     slots[other] = planted
     names = [name for _, name in sorted([(one, one_name), (other, other_name)])]
@@ -201,13 +201,13 @@ def test_B77_whatever_is_under_way_is_no_leak(backend: Backend, name: str, overl
     def look(value: object = None) -> object:
         report = mem.audit()
         nothing_but(report)
-        assert scan_registers(mem._registers).problems == [] and "unknown" not in report.owned_by_kind
+        assert scan_registers(inside.registers(mem)).problems == [] and "unknown" not in report.owned_by_kind
         assert sum(report.owned_by_kind.values()) + report.free == report.capacity
         kinds.update(report.owned_by_kind)
         return value
 
     look(talks.whole(TEXT[:9], session))
-    with mem._allocator.group(2):
+    with mem.pool.allocator.group(2):
         reader = talks.turn(TEXT[:4])
         talks.run(reader, TEXT[:4])
         look(talks.end(reader))

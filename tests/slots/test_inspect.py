@@ -46,7 +46,7 @@ def busy() -> Inspection:
         mem.release([row], tokens=[request.tokens])
     rows = mem.admit([ms.Request("c", tokens=T, salt="tenant"), ms.Request("d\ud800\n")])
     mem.plan(rows, 1)
-    with mem._allocator.group(2):
+    with mem.pool.allocator.group(2):
         return mem.inspect()
 
 

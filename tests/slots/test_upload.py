@@ -15,6 +15,7 @@ from memstate.kernels.dispatch import Backend
 from memstate.prefix.placement import Ends
 from memstate.prefix.policies import Lru, LruPages
 from memstate.slots.upload import RING, UploadRing
+from tests.support import inside
 
 
 class LaggingStream:
@@ -187,13 +188,13 @@ def sent_by_a_busy_loop(tracking: ms.Tracking) -> list[list[str]]:
     running: dict[ms.Row, list[int]] = {}
     flying: deque[tuple[ms.Step, list[ms.Row]]] = deque()
     steps: list[list[str]] = []
-    real, what = mem._commands.ring.send, ""
+    real, what = inside.commands(mem).ring.send, ""
 
     def send(sent: np.ndarray, to: torch.Tensor | None = None) -> torch.Tensor:
         steps[-1].append(what)
         return real(sent, to)
 
-    mem._commands.ring.send = send  # type: ignore[method-assign]
+    inside.commands(mem).ring.send = send  # type: ignore[method-assign]
     for t in range(32):
         steps.append([])
         over: list[ms.Row] = []

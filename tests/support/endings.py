@@ -38,17 +38,11 @@ def unchecked() -> None:
     Made.now.clear()
 
 
-def running(mem: ms.StateManager) -> list[ms.Row]:
-    """Handles of all rows in use."""
-    table = mem._table
-    return [ms.Row(row, int(table.generation[row])) for row in range(1, table.rows + 1) if table.used[row]]
-
-
 def finish(one: Ending) -> None:
     mem = one.mem
     close_idle(mem)
     one.look()
-    mem.abort(running(mem))
+    mem.abort(mem.rows)
     close_idle(mem)
     own = set(owners.nodes(mem.prefix)) if mem.prefix else set()
     mem.drop([snap for register, snap in owners.states(mem).items() if register not in own])
@@ -57,7 +51,7 @@ def finish(one: Ending) -> None:
 
 def close_idle(mem: ms.StateManager) -> None:
     """Closes the sessions without a running turn."""
-    for session in [session for session, talk in mem._sessions.opened.items() if not talk.row]:
+    for session in [one.session for one in mem.sessions() if not one.running]:
         mem.close_session(session)
 
 

@@ -10,6 +10,7 @@ import torch
 import memstate as ms
 from memstate.cli.demo.peek import empty_register
 from memstate.slots.inspect import Inspection
+from tests.support import inside
 from tests.support.build import build
 
 PAGE = 4
@@ -95,7 +96,7 @@ def scene(tracking: ms.Tracking, slots: int = 44, pages: int = 72) -> Scene:
 def served() -> Inspection:
     """An inspection with requests, lanes, marks, snapshots, sessions, evicted states, ghosts, tiers and a journal."""
     mem = scene(ms.PingPong(8)).mem
-    with mem._allocator.group(2):
+    with mem.pool.allocator.group(2):
         return mem.inspect()
 
 
@@ -105,7 +106,7 @@ def leaking() -> Inspection:
     mem = scene(ms.PingPong(8)).mem
     lanes = [register for register, (kind, _) in mem.owners().items() if kind == "lane"]
     empty_register(mem, lanes[0])
-    slots = mem._registers.table.slots
+    slots = inside.registers(mem).table.slots
     slots[lanes[2]] = slots[lanes[1]]
     return mem.inspect()
 

@@ -9,6 +9,7 @@ import torch
 import memstate as ms
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import Count
+from tests.support import inside
 from tests.support.build import build
 
 History = tuple[int, ...]
@@ -52,7 +53,7 @@ class Planes:
             name: torch.arange(1, 1 + plane[:, 0].numel(), device=plane.device).view(plane[:, 0].shape)
             for name, plane in mem.planes.items()
         }
-        self.poison(range(1, mem._allocator.capacity + 1))
+        self.poison(range(1, mem.stats().capacity + 1))
 
     def poison(self, slots: Sequence[int]) -> None:
         for block in self.mem.planes.plane_map.blocks:
@@ -143,10 +144,10 @@ class Loop:
 
     def slot(self, row: ms.Row, part: int = 0) -> int:
         """The slot on the device in a row's live (0) or lane (1, 2) register."""
-        return int(self.mem._registers.table.slots[3 * row.index + part])
+        return int(inside.registers(self.mem).table.slots[3 * row.index + part])
 
     def label(self, row: ms.Row, part: int = 0) -> int:
-        return int(self.mem._registers.table.labels[3 * row.index + part])
+        return int(inside.registers(self.mem).table.labels[3 * row.index + part])
 
     def labels(self, row: ms.Row) -> list[int]:
         """What the lanes stand for."""
@@ -155,7 +156,7 @@ class Loop:
     def node(self, snap: ms.Snapshot) -> int:
         """The slot on the device of a published snapshot."""
         self.mem.submit()
-        return int(self.mem._registers.table.slots[snap.register])
+        return int(inside.registers(self.mem).table.slots[snap.register])
 
     def holds(self, slot: int, row: ms.Row, length: int) -> bool:
         """Whether a slot stands for exactly the first `length` tokens of a request."""
@@ -163,4 +164,4 @@ class Loop:
 
     def count(self, counter: Count) -> int:
         """A counter of the device."""
-        return int(self.mem._registers.table.counters[counter])
+        return int(inside.registers(self.mem).table.counters[counter])

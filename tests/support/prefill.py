@@ -75,5 +75,5 @@ class Prefill(Server):
         for step in self.flying[:n]:
             self.mem.settle(step)
             numbers = set(step.numbers.tolist())
-            self.publish([row for row in self.text if self.mem._table.alive(row) and row.index in numbers])
+            self.publish([row for row in self.text if row in self.mem.rows and row.index in numbers])
         del self.flying[:n]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from memstate import SlotAllocator, StateManager
 from memstate.slots.registers import RegisterFile
-from tests.support import owners
+from tests.support import inside, owners
 from tests.support.packets import bits
 
 
@@ -28,7 +28,7 @@ def scan(mem: StateManager, by_id: Iterable[int] = ()) -> Found:
     in_hand: slots that the test claimed.
     """
     mem.submit(mem._stepping.open)
-    found = scan_registers(mem._registers, by_id, assert_clean=False)
+    found = scan_registers(inside.registers(mem), by_id, assert_clean=False)
     found.problems += row_problems(mem) + page_problems(mem)
     assert found.problems == []
     return found
@@ -107,7 +107,7 @@ def _ownership_problems(capacity: int, free: set[int], owners: dict[int, list[st
 def row_problems(mem: StateManager) -> list[str]:
     """Columns by row: the null row's are zero, the others are what the host believes; rows not in use hold nothing."""
     problems = []
-    file, table = mem._registers, mem._table
+    file, table = inside.registers(mem), owners.table(mem)
     for name in ("tracked", "source"):
         device, host = getattr(file.table, name).tolist(), getattr(file, name).tolist()
         for row in range(table.rows + 1):
@@ -130,7 +130,7 @@ def page_problems(mem: StateManager) -> list[str]:
         taken = [page for page in pages if page != 0]
         if pages[: len(taken)] != taken or len(set(taken)) != len(taken):
             problems.append(f"row {row} has gaps or repetitions in its pages: {pages}")
-        if taken and not mem._table.used[row]:
+        if taken and not owners.table(mem).used[row]:
             problems.append(f"row {row} is not in use and has pages {taken}")
         if not all(0 < page <= total for page in taken):
             problems.append(f"row {row} has pages that do not exist: {taken}")

@@ -8,6 +8,7 @@ import torch
 
 import memstate as ms
 from memstate.prefix.policies import Lru
+from tests.support import inside
 from tests.support.build import build
 
 LAYOUT = ms.StateLayout((ms.Plane("conv", (3, 5), torch.bfloat16), ms.Plane("ssm", (2, 8), torch.float32)), 2)
@@ -54,8 +55,8 @@ def serve(mem: ms.StateManager, request: ms.Request, more: int = 0, end: bool = 
 def faulty(mem: ms.StateManager) -> Iterator[None]:
     """Adds slots by id, a leaked slot, a slot with two owners, and one whose owner nobody knows, while it lasts."""
     lost, taken = mem.pool.claim(1), mem.pool.claim(1)
-    with mem._allocator.group(2):
-        slots = mem._registers.table.slots
+    with mem.pool.allocator.group(2):
+        slots = inside.registers(mem).table.slots
         slots[-1] = slots[3]  # the live state of row 1: two owners
         slots[-2] = taken[0]  # a register that the host takes for empty
         yield

@@ -12,7 +12,7 @@ import numpy as np
 import memstate as ms
 from memstate.kernels.dispatch import Backend
 from memstate.prefix.tree import Node
-from tests.support import owners
+from tests.support import inside, owners
 from tests.support.build import build
 from tests.support.endings import made
 from tests.support.loops import InPlacePlanes
@@ -110,18 +110,18 @@ class Server:
         mem = self.mem
         fed = [tokens if number else [] for tokens, number in zip(fed, step.numbers, strict=True)]
         self.planes.forward(step, [tuple(tokens) for tokens in fed])
-        by_number = {row.index: row for row in self.text if mem._table.alive(row)}
-        write, table = step.write.tolist(), mem.page_table.tolist()
+        by_number = {row.index: row for row in mem.rows}
+        write, table, pages = step.write.tolist(), mem.page_table.tolist(), owners.kv_pages(mem)
         for i, number in enumerate(step.numbers.tolist()):
             if not number:
                 continue
             text, before, after = self.text[by_number[number]], int(step.before[i]), int(step.after[i])
-            for at in range(before, after) if mem._pages.allocator.pages else ():
+            for at in range(before, after) if pages.pages else ():
                 page = table[number][at // self.page]
-                assert mem._pages.allocator.holders[page] == 1, "a page that others share is written"
+                assert pages.holders[page] == 1, "a page that others share is written"
                 self.kv[page, at % self.page] = text[at]
             assert not self.planes.wrong({write[i]: tuple(text[:after])}), f"row {number} at {after}"
-            if mem._pages.allocator.pages:
+            if pages.pages:
                 assert self.kv[table[number]].reshape(-1)[:after].tolist() == text[:after]
             if after == len(text):
                 text.append(chosen(int(mem.planes["long"][0, write[i], 0])))
@@ -180,25 +180,25 @@ class Server:
     def slot(self, register: int) -> int:
         """The slot on the device in a register, after submitting what is recorded."""
         self.mem.submit()
-        return int(self.mem._registers.table.slots[register])
+        return int(inside.registers(self.mem).table.slots[register])
 
     def look(self, idle: bool = False) -> None:
         """Submits what is recorded and holds everything against everything; idle: nothing runs."""
         mem = self.mem
         mem.submit()
-        assert scan_registers(mem._registers).problems + row_problems(mem) == []
+        assert scan_registers(inside.registers(mem)).problems + row_problems(mem) == []
         mem.audit().raise_if_leaking()
         mem.check()
-        users: Counter[int] = Counter(page for row in range(1, mem._table.rows + 1) for page in mem._pages.of(row))
+        users: Counter[int] = Counter(page for row in mem.rows for page in owners.pages_of(mem, row))
         users.update(page for snap in owners.states(mem).values() for page in snap.pages)
         if mem.prefix is not None:
             users.update(self._look_at_tree(idle))
-        holders = np.asarray(mem._pages.allocator.holders)
+        holders = np.asarray(owners.kv_pages(mem).holders)
         assert {page: int(n) for page, n in enumerate(holders) if n} == dict(+users)
         assert mem.free_pages == len(holders) - 1 - len(+users)
         self.kv[holders == 0] = STALE
         if idle:
-            assert not owners.pinned(mem) and not mem._table.used.any()
+            assert not owners.pinned(mem) and not mem.rows
 
     def _look_at_tree(self, idle: bool) -> Iterable[int]:
         cache, leased = self.cache, Counter[Node]()
@@ -213,11 +213,11 @@ class Server:
             assert not (node.snapshot and node.evicted)
             if node.ghost:  # remembered, without KV
                 assert not (node.pages or node.leases or node.snapshot or node.carriers)
-            elif self.mem._pages.allocator.pages:
+            elif self.mem.stats().pages:
                 assert self.kv[node.pages].reshape(-1).tolist() == tokens[-own * self.page :]
             if node.snapshot:
                 assert node.snapshot.length == len(tokens)
-                assert int(self.mem._registers.table.labels[node.snapshot.register]) == len(tokens)
+                assert int(inside.registers(self.mem).table.labels[node.snapshot.register]) == len(tokens)
                 states[node.snapshot.register] = node
                 content[self.slot(node.snapshot.register)] = tuple(tokens)
         assert states == owners.nodes(cache) and len(content) == len(states) and 0 not in content
@@ -243,6 +243,6 @@ class Server:
         self.look(idle=True)
         assert (self.mem.free_slots, self.mem.free_pages) == (
             self.mem.stats().capacity,
-            self.mem._pages.allocator.pages,
+            self.mem.stats().pages,
         )
         assert self.cache.tree.nodes == self.cache.tree.total_pages == 0 and not self.cache.tree.roots

@@ -9,7 +9,7 @@ import memstate as ms
 from memstate.kernels.dispatch import Backend
 from memstate.prefix.lease import NO_NODE
 from memstate.prefix.tree import Node
-from tests.support import owners
+from tests.support import inside, owners
 from tests.support.endings import finish, made
 from tests.support.planes import MAKERS, History, Loop
 from tests.support.scan import row_problems, scan_registers
@@ -108,7 +108,7 @@ class Talks(Loop):
 
     def kept(self, session: ms.Session) -> list[int]:
         """Lengths of a session's states."""
-        return [snap.length for snap in self.mem._sessions.opened[session].kept]
+        return [snap.length for snap in owners.session(self.mem, session).kept]
 
     def cached(self) -> list[int]:
         """Lengths of the states in the prefix cache, ascending."""
@@ -119,15 +119,15 @@ class Talks(Loop):
         """Everything adds up, slots, labels, page holders, leases, pins; all states and pages hold what they say."""
         mem, users, content = self.mem, Counter[int](), dict[int, History]()
         mem.audit().raise_if_leaking()
-        slots = scan_registers(mem._registers).slots
+        slots = scan_registers(inside.registers(mem)).slots
         assert row_problems(mem) == []
-        for row in (row for row in self.fed if mem._table.generation[row.index] == row.generation):
-            pages = mem._pages.of(row.index)
+        for row in (row for row in mem.rows if row in self.fed):
+            pages = owners.pages_of(mem, row)
             users.update(pages)
             assert [page for page in mem.page_table[row.index].tolist() if page] == pages
             labels = {part: self.label(row, part) for part in range(3) if self.label(row, part)}
             content |= {self.slot(row, part): tuple(self.fed[row][:label]) for part, label in labels.items()}
-        for talk in mem._sessions.opened.values():
+        for talk in owners.sessions(mem).opened.values():
             users.update(talk.pages)
             tokens = key_tokens(talk.prompt.key)
             assert not (talk.row and (talk.kept or talk.pages or talk.path is not NO_NODE))
@@ -146,14 +146,14 @@ class Talks(Loop):
                 if node.snapshot:
                     content[slots[node.snapshot.register]] = tuple(tokens)
             assert not leased
-        assert list(mem._pages.allocator.holders) == [users[page] for page in range(mem.stats().pages + 1)]
-        assert set(owners.pinned(mem)) == {source for source in mem._registers.source.tolist() if source}
+        assert list(owners.kv_pages(mem).holders) == [users[page] for page in range(mem.stats().pages + 1)]
+        assert set(owners.pinned(mem)) == {source for source in inside.registers(mem).source.tolist() if source}
         assert self.planes.wrong(content) == []
 
     def leases(self) -> list[Node]:
         """Where the leases of rows and sessions end in the tree."""
         of_rows = [lease.node for lease in self.mem.prefix.leases.values()] if self.mem.prefix else []
-        return [*of_rows, *(talk.path for talk in self.mem._sessions.opened.values())]
+        return [*of_rows, *(talk.path for talk in owners.sessions(self.mem).opened.values())]
 
     def all_free(self) -> bool:
         finish(self)
@@ -169,7 +169,7 @@ class Talks(Loop):
         self.mem.check()
         stats = self.mem.stats()
         free = (self.mem.free_slots, self.mem.free_pages, owners.free(self.mem))
-        assert free == (stats.capacity, stats.pages, self.mem._registers.holders) and not owners.pinned(self.mem)
+        assert free == (stats.capacity, stats.pages, inside.registers(self.mem).holders) and not owners.pinned(self.mem)
 
 
 def key_tokens(key: bytes) -> list[int]:
@@ -192,16 +192,16 @@ TEXT = list(range(1, 16))
 def row_holds_nothing(mem: ms.StateManager, index: int) -> bool:
     """Whether a row's registers, labels, columns and pages are all 0, on the device and in the mirror."""
     mem.submit()
-    file, first = mem._registers, 3 * index
+    file, first = inside.registers(mem), 3 * index
     cells = [file.table.slots[first : first + 3], file.table.labels[first : first + 3], mem.page_table[index]]
     columns = [getattr(of, name)[index] for of in (file, file.table) for name in ("tracked", "source")]
     mirror = [file.held[first : first + 3], file.labels[first : first + 3]]
-    return not any(bool(cell.any()) for cell in [*cells, *columns, *mirror]) and not mem._pages.of(index)
+    return not any(bool(cell.any()) for cell in [*cells, *columns, *mirror]) and not owners.row_pages(mem).of(index)
 
 
 def counts(talks: Talks) -> tuple[int, ...]:
     """What is free."""
-    return talks.mem.free_slots, talks.mem.free_pages, talks.mem._table.free, owners.free(talks.mem)
+    return talks.mem.free_slots, talks.mem.free_pages, talks.mem.stats().rows_used, owners.free(talks.mem)
 
 
 def told(

@@ -129,7 +129,7 @@ class House:
         self.mem.submit()
         self.mem.tiers.settle()
         self.mem.poll()
-        self.kv[[page for page, users in enumerate(self.mem._pages.allocator.holders) if not users]] = -1
+        self.kv[[page for page, users in enumerate(owners.kv_pages(self.mem).holders) if not users]] = -1
 
     def fetch(self, end: int, salt: Hashable) -> Fetch:
         """A prefetch that is over."""
@@ -143,4 +143,4 @@ class House:
     def idle(self) -> None:
         """Nothing runs any more, and nothing is lost."""
         self.mem.audit().raise_if_leaking()
-        assert not self.mem._table.used.any() and not owners.pinned(self.mem)
+        assert not self.mem.rows and not owners.pinned(self.mem)

@@ -100,7 +100,7 @@ class Tiered(Server):
 
     def _note_rows(self, rows: Iterable[ms.Row]) -> None:
         for row in rows:
-            self.note(self.text[row], self.salts.get(self.mem._table.ids[row.index]))
+            self.note(self.text[row], self.salts.get(owners.table(self.mem).ids[row.index]))
 
     def publish(self, rows: Sequence[ms.Row]) -> list[ms.Snapshot | None]:
         self._note_rows(rows)
@@ -112,7 +112,7 @@ class Tiered(Server):
 
     def _forward(self, step: ms.Step, fed: Sequence[Sequence[int]]) -> None:
         """KV besides the tokens themselves, checked up to where the step begins and written from there."""
-        table, by_number = self.mem.page_table.tolist(), {row.index: row for row in self.text if self.alive(row)}
+        table, by_number = self.mem.page_table.tolist(), {row.index: row for row in self.mem.rows}
         for i, number in enumerate(step.numbers.tolist() if self.pages_kv is not None else ()):
             if number and self.pages_kv is not None:
                 text, before, after = self.text[by_number[number]], int(step.before[i]), int(step.after[i])
@@ -129,9 +129,6 @@ class Tiered(Server):
                             :, at // self.page, at % self.page
                         ].to(self.kv.device)  # type: ignore[attr-defined]
         super()._forward(step, fed)
-
-    def alive(self, row: ms.Row) -> bool:
-        return self.mem._table.generation[row.index] == row.generation
 
     # -- scenarios ------------------------------------------------------------------------------------
 
@@ -150,7 +147,7 @@ class Tiered(Server):
         self.cache.evict_pages(pages)
         self.mem.poll()
         self.mem.submit()  # slots that are free by now are filled with rubbish
-        free = [page for page, users in enumerate(self.mem._pages.allocator.holders) if page and not users]
+        free = [page for page, users in enumerate(owners.kv_pages(self.mem).holders) if page and not users]
         for plane in self.pages_kv.values() if self.pages_kv is not None else ():
             plane[:, free] = STALE
 

@@ -12,6 +12,7 @@ from memstate.state.layout import Order, Plane, StateLayout
 from memstate.state.planes import Planes
 from memstate.tiers.host.packing import Packing
 from tests.kernels.test_copy import LAYOUTS, ORDERS, SMALL
+from tests.support import inside
 from tests.support.given import FORMS, Engine
 from tests.support.packed import PRESETS, Records, body, body_mask, filled, ids, toy
 
@@ -181,7 +182,7 @@ def test_tables_follow_addresses(backend: Backend, generator: torch.Generator, o
     """While asleep nothing moves; awake the same table holds the addresses of now."""
     storage = filled(StateLayout(SMALL, 2, order), 4, backend, generator)
     packing = Packing(storage)
-    records, table = Records(packing, generator), packing._table.map.tiles
+    records, table = Records(packing, generator), inside.record_table(packing).map.tiles
     column, rows = ids(storage, 1), table.clone()
     storage.sleep()
     for move in (packing.pack, packing.unpack):
@@ -192,7 +193,7 @@ def test_tables_follow_addresses(backend: Backend, generator: torch.Generator, o
     records.check()
     table.zero_()  # as good as addresses that have moved
     storage.wake()
-    assert packing._table.map.tiles is table and torch.equal(table[:, 1:], rows[:, 1:])
+    assert inside.record_table(packing).map.tiles is table and torch.equal(table[:, 1:], rows[:, 1:])
     round_trip(storage, generator)
     packing.pack(None, column, column, records.bodies)
     records.expected_bodies[1] = body(storage, 1)
@@ -204,7 +205,7 @@ def test_tables_follow_the_tensors_of_an_engine(backend: Backend, generator: tor
     engine = Engine(StateLayout(SMALL, 2), 4, backend, generator, form)
     storage = engine.storage()
     packing = Packing(storage)
-    records, rows = Records(packing, generator), packing._table.map.tiles.clone()
+    records, rows = Records(packing, generator), inside.record_table(packing).map.tiles.clone()
     storage.sleep()
     held = [whole.clone() for whole in engine.memory]
     for whole in engine.memory:
@@ -214,9 +215,9 @@ def test_tables_follow_the_tensors_of_an_engine(backend: Backend, generator: tor
         whole.untyped_storage().resize_(size)
     for whole, kept in zip(engine.memory, held, strict=False):
         whole.copy_(kept)
-    packing._table.map.tiles[:, 0] = -1
+    inside.record_table(packing).map.tiles[:, 0] = -1
     storage.wake()
-    assert torch.equal(packing._table.map.tiles[:, 1:], rows[:, 1:])
+    assert torch.equal(inside.record_table(packing).map.tiles[:, 1:], rows[:, 1:])
     packing.pack(None, ids(storage, 3), ids(storage, 2), records.bodies)
     records.expected_bodies[2] = body(storage, 3)
     records.check()
@@ -234,7 +235,7 @@ def test_memory_that_comes_back_less_aligned_is_refused(backend: Backend) -> Non
     for view in (region.blocks, region.tensor):
         view.set_(big.untyped_storage(), 8, (1, 3, 16), (48, 16, 1))
     with pytest.raises(LayoutMismatch, match="expected a multiple of 16 bytes"):
-        packing._table.require_alignment()
+        inside.record_table(packing).require_alignment()
     with pytest.raises(LayoutMismatch, match="expected a multiple of 16 bytes"):
         storage.wake()
     assert storage.asleep
@@ -246,4 +247,4 @@ def test_a_packing_that_nobody_uses_is_forgotten(backend: Backend) -> None:
     assert len(storage.memory._followers) == 3
     del packings[1:]
     gc.collect()
-    assert list(storage.memory._followers) == [packings[0]._table]
+    assert list(storage.memory._followers) == [inside.record_table(packings[0])]

@@ -5,6 +5,7 @@ import pytest
 import memstate as ms
 from memstate.kernels.dispatch import Backend
 from memstate.tokens import Prompt, encode
+from tests.support import inside, owners
 from tests.support.planes import every_strategy
 from tests.support.scan import row_problems, scan_registers
 from tests.support.tiered import NEEDS, T, Tiered, everything, settle, whole
@@ -18,7 +19,7 @@ ONE = whole(1)
 def check(at: Tiered) -> None:
     """As `look`, where sessions hold slots and pages too."""
     at.mem.submit()
-    assert scan_registers(at.mem._registers).problems + row_problems(at.mem) == []
+    assert scan_registers(inside.registers(at.mem)).problems + row_problems(at.mem) == []
     at.mem.audit().raise_if_leaking()
     at.mem.check()
     at.look_below()
@@ -32,7 +33,7 @@ def talk(at: Tiered, *computed: list[int]) -> ms.Session:
     at.cache_prompts(T[:8], session=session)
     at.give_up(pages=58)
     check(at)
-    assert at.mem._sessions.opened[session].kept[0].length == 8
+    assert owners.session(at.mem, session).kept[0].length == 8
     return session
 
 
@@ -72,7 +73,7 @@ def test_a_turn_that_came_from_host_memory_is_aborted(name: str, plain: Backend)
 def test_a_turn_that_is_refused_leaves_session_and_host_memory_alone(name: str, plain: Backend) -> None:
     at = Tiered(plain, name, slots=12, rows=3)
     session = talk(at, T[:16])
-    before, kept = everything(at), list(at.mem._sessions.opened[session].kept)
+    before, kept = everything(at), list(owners.session(at.mem, session).kept)
     turn = ms.Request("turn", tokens=T[:17], session=session)
     for error, others in (
         (ms.OutOfRows, [ms.Request(n, tokens=[n]) for n in range(3)]),
@@ -80,7 +81,7 @@ def test_a_turn_that_is_refused_leaves_session_and_host_memory_alone(name: str, 
     ):
         with pytest.raises(error):
             at.mem.admit([turn, *others])
-        assert everything(at) == before and at.mem._sessions.opened[session].kept == kept
+        assert everything(at) == before and owners.session(at.mem, session).kept == kept
     check(at)
     row = at.hit(16, T[:17], session=session)
     at.run([row], publish=False)
@@ -218,7 +219,7 @@ def test_a_state_that_makes_way_during_an_admission_serves_its_prompt(
     requests = [ms.Request(n, tokens=[*T[:17], n], length=(160, 20)[n]) for n in range(1 + others)]  # 160: a whole row
     rows = at.admit(*requests)
     assert [at.mem.length(row) for row in rows] == [length] * (1 + others)
-    assert [len(at.mem._pages.of(row.index)) for row in rows] == [40, 5][: 1 + others]
+    assert [len(owners.pages_of(at.mem, row)) for row in rows] == [40, 5][: 1 + others]
     assert not at.mem.sessions()[0].states
     check(at)
     at.run(rows, publish=False)

@@ -16,7 +16,7 @@ from memstate.state.planes import Planes
 from memstate.tiers.host.packing import Packing
 from memstate.tiers.host.pool import RecordPool
 from memstate.tiers.host.transfers import COPIES, Transfers
-from tests.support import owners
+from tests.support import inside, owners
 from tests.support.fake_cuda import FakeCuda, fake_cuda
 from tests.support.tiered_late import wait_for_staging
 
@@ -60,7 +60,7 @@ class Burst:
             self.mem.release(self.rows, tokens=self.prompts)
         self.mem.submit()
         self.number = dict[Node, int]()
-        slots = self.mem._registers.table.slots.tolist()
+        slots = inside.registers(self.mem).table.slots.tolist()
         for number, (register, node) in enumerate(owners.nodes(self.mem.prefix).items(), 1):  # type: ignore[union-attr]
             self.number[node] = number
             self.mem.planes["s"][:, slots[register]] = float(number)

@@ -6,6 +6,7 @@ import memstate as ms
 from memstate.kernels.dispatch import Backend
 from memstate.prefix.placement import Nowhere
 from memstate.prefix.policies import Lru, LruPages
+from tests.support import inside
 from tests.support.planes import every_strategy
 from tests.support.tiered import PAGE, T, Tiered, settle, whole
 from tests.support.ways import every_order_and_strategy
@@ -114,9 +115,9 @@ def test_a_state_that_is_published_and_evicted_in_one_packet_is_saved(name: str,
     at.prefill(row, publish=False)
     at.mem.submit()
     at.end([row])
-    submits = at.mem._commands.packets
-    assert at.mem._commands.pending and at.cache.evict_states(1) == 1
-    assert at.mem._commands.packets == submits + 1, "the move goes first, and nothing else is needed"
+    submits = at.mem.stats().packets
+    assert inside.commands(at.mem).pending and at.cache.evict_states(1) == 1
+    assert at.mem.stats().packets == submits + 1, "the move goes first, and nothing else is needed"
     rows = at.admit(*[ms.Request(i, tokens=[50 + i]) for i in range(4)])  # its slot goes to one of these
     at.run(rows, publish=False)
     assert at.keeps() == {ONE}
@@ -157,10 +158,10 @@ def test_a_state_at_a_mark_goes_down_while_the_step_that_reads_it_is_open(plain:
     at.mem.publish([row], tokens=[ONE[:PAGE]])
     free = at.mem.free_slots
     assert at.cache.evict_states(1) == 1 and at.moved == (1, 0, 1, 0) and at.keeps() == {ONE[:PAGE]}
-    assert at.mem._commands.waiting and at.mem.free_slots == free + 1
+    assert inside.commands(at.mem).waiting and at.mem.free_slots == free + 1
     at._forward(step, [ONE[PAGE:]])
     at.mem.submit(step)
-    assert not at.mem._commands.waiting
+    assert not inside.commands(at.mem).waiting
     at.mem.settle(step)
     at.mem.abort([row])
     at.look(idle=True)

@@ -7,7 +7,7 @@ from typing import Any
 from memstate.kernels.tables import HEADER_INTS, LIMIT_CELL, REGISTERS_PER_ROW, Count, Section
 from memstate.slots.packet import DATA, MOVES, WRITES, Packet
 from tests.proof.exhaustive.world import DIGIT, NO_LIMIT, POISON, ROWS, SLOTS, World, encoded, require
-from tests.support import owners
+from tests.support import inside, owners
 
 ALL = set(range(1, SLOTS + 1))
 FAULTS = slice(Count.DOUBLE_RELEASE, Count.OFFENDER_KIND + 1)
@@ -28,7 +28,7 @@ def check(world: World) -> None:
     require(not any(counters[FAULTS]), "the device counted a fault:", counters)
     world.bytes[list(free)] = POISON
     require(world.bytes[0] == 0, "slot 0 was written")
-    if not world.mem._commands.pending:
+    if not inside.commands(world.mem).pending:
         _same_on_host(world, len(free))
     _same_batch(world)
     if world.open:
@@ -39,7 +39,7 @@ def check(world: World) -> None:
 
 def _same_on_host(world: World, free: int) -> None:
     """With nothing recorded, the host's mirror says what the device has."""
-    file = world.mem._registers
+    file = inside.registers(world.mem)
     require(world.mem.free_slots == free, "the host counts", world.mem.free_slots, "free slots, the device", free)
     require(
         file.held.tolist() == [slot > 0 for slot in world.slots.tolist()],
@@ -55,7 +55,7 @@ def _same_on_host(world: World, free: int) -> None:
 
 def _same_batch(world: World) -> None:
     """The packet of the next plan has no changes, and the batch that the host believes to be there."""
-    stepping, packet = world.mem._stepping, world.mem._commands.step
+    stepping, packet = world.mem._stepping, inside.commands(world.mem).step
     if stepping._log._sent is not None:
         rows, tokens, limit = stepping._log._sent
         width = -(-len(rows) // 4) * 4
@@ -63,7 +63,7 @@ def _same_batch(world: World) -> None:
         told = [*rows.tolist(), *[0] * (width - len(rows)), *tokens.tolist(), *[0] * (width - len(rows))]
         require(found == told and header[LIMIT_CELL] == limit, "the device has batch", found, "the host sent", told)
         require(not any(header[: Section.BATCH]), "a packet would be carried out again:", header)
-    last, table = stepping._last, world.mem._table
+    last, table = stepping._last, owners.table(world.mem)
     if last is not None and last.version == table.version:
         numbers, _ = table.batch(stepping._last_rows)
         require(bool((numbers == last.numbers).all()), "a batch is looked up as", last.numbers, "expected", numbers)
@@ -72,7 +72,7 @@ def _same_batch(world: World) -> None:
 
 def _bytes(world: World, slots: list[int]) -> None:
     """Every labelled register holds the state of its label, except where the forward of the open step is to come."""
-    commands, labels, sources = world.mem._commands, world.labels.tolist(), world.device["source"].tolist()
+    commands, labels, sources = inside.commands(world.mem), world.labels.tolist(), world.device["source"].tolist()
     coming = world.open.slots if world.open and not world.open.ran else ()
     queued = commands.pending
 
@@ -115,7 +115,7 @@ def drain(world: World) -> None:
     if world.open:
         world.launched()
     mem.submit()
-    require(not mem._commands.pending, "changes still wait though no step is open")
+    require(not inside.commands(mem).pending, "changes still wait though no step is open")
     check(world)
     mem.abort([one.handle for one in world.rows.values()])
     mem.drop([snap for snap, _ in world.snaps.values()])
@@ -127,7 +127,7 @@ def drain(world: World) -> None:
     stats = mem.stats()
     require(stats.rows_used == 0 and not owners.states(mem) and not owners.leaving(mem) and not owners.pinned(mem),
             "rows, snapshots or pins are left after the end:", stats)  # fmt: skip
-    require(owners.free(mem) == mem._registers.holders, "a holder is lost")
+    require(owners.free(mem) == inside.registers(mem).holders, "a holder is lost")
 
 
 # A state's name
@@ -140,7 +140,7 @@ def name(world: World) -> bytes:
     that some equal states have two names; different states never share one.
     """
     mem = world.mem
-    file, commands, held = mem._registers, mem._commands, mem._registers.held.tolist()
+    file, commands, held = inside.registers(mem), inside.commands(mem), inside.registers(mem).held.tolist()
     slots, labels, known = world.slots.tolist(), world.labels.tolist(), file.labels.tolist()
     readers, leaving = owners.holdings(mem).readers, owners.leaving(mem)
     sources, host_sources = world.device["source"].tolist(), file.source.tolist()

@@ -17,6 +17,7 @@ from memstate.kernels.rules import last_boundary
 from memstate.kernels.tables import REGISTERS_PER_ROW, StepRecord
 from memstate.slots.packet import DATA
 from tests.proof.exhaustive.ownership import Launches
+from tests.support import inside
 from tests.support.build import build
 
 ROWS, SLOTS, EVERY = 3, 5, 2
@@ -126,7 +127,7 @@ class World:
 
     def __init__(self, case: Case) -> None:
         self.case, self.mem = case, case.build()
-        file = self.mem._registers
+        file = inside.registers(self.mem)
         self.device = {name: getattr(file.table, name).numpy() for name in COLUMNS}
         self.slots, self.labels = self.device["slots"], self.device["labels"]
         self.bytes = self.mem.planes["tokens"][0].numpy().reshape(-1)
@@ -158,7 +159,7 @@ class World:
         yield from (("drop", register) for register in self.snaps)
         if self.open:
             yield ("launched",)
-        if self.mem._commands.pending:
+        if inside.commands(self.mem).pending:
             yield ("submit",)
 
     def _settling(self) -> Iterator[Move]:
@@ -246,7 +247,7 @@ class World:
             (handle,) = self.mem.fork(one.handle, ["f"]).rows
         except ms.OutOfSlots:
             return False
-        source = int(self.mem._registers.source[row])
+        source = int(inside.registers(self.mem).source[row])
         if source:
             self.shared[source] = one.history
         self._begin(handle, one.history)
@@ -264,7 +265,7 @@ class World:
 
     def _plan(self, batch: Sequence[tuple[int, int]], limit: int, window: bool, replays: bool = False) -> None:
         self._close()
-        first = {row: self.mem._registers.source[row] != 0 for row, _ in batch}
+        first = {row: inside.registers(self.mem).source[row] != 0 for row, _ in batch}
         handles = [self.rows[row].handle for row, _ in batch]
         tenants = [self.rows[row] for row, _ in batch]
         entries = [
@@ -356,14 +357,15 @@ class World:
 
     def submit(self) -> None:
         self.mem.submit()
-        require(len(self.mem._commands.waiting) == len(self.mem._commands._queue), "a submit sent too little")
+        commands = inside.commands(self.mem)
+        require(len(commands.waiting) == len(commands._queue), "a submit sent too little")
         self._require_waits()
 
     def _require_waits(self) -> None:
         """What waits begins with a change of a slot that the open step uses."""
-        if self.mem._commands._waits is None:
+        if inside.commands(self.mem)._waits is None:
             return
-        waiting = self.mem._commands.waiting
+        waiting = inside.commands(self.mem).waiting
         section, _, second, registers = waiting[0].operations[0]  # type: ignore[union-attr]
         named = {*(() if registers is None else registers.tolist()), *(second.tolist() if section == DATA else ())}
         used = self.open.slots.values() if self.open else ()
@@ -391,7 +393,7 @@ class World:
         width = max(map(len, flight.states))
         states = [[*one, *[POISON] * (width - len(one))] for one in flight.states]
         windows = {"tokens": torch.tensor(states, dtype=torch.int64).reshape(1, len(states), width, 1)}
-        first = {row: bool(self.mem._registers.source[row]) for row, *_ in flight.entries}
+        first = {row: bool(inside.registers(self.mem).source[row]) for row, *_ in flight.entries}
         self.mem.accept(flight.step, list(accepted), windows, list(over), limit=limit)
         for entry, n, ended in zip(flight.entries, accepted, over, strict=True):
             if one := self._tenant(entry):
@@ -399,10 +401,10 @@ class World:
                 one.unsettled -= 1
                 one.history += (one.request,) * n
                 one.real, one.ended = len(one.history), ended
-                inside = int(last_boundary(length, one.real - redirect, EVERY))
-                if inside:
+                boundary = int(last_boundary(length, one.real - redirect, EVERY))
+                if boundary:
                     # the same check, as if a plain step had met this boundary
-                    self._require_snapshot(entry.row, inside, inside, False)
+                    self._require_snapshot(entry.row, boundary, boundary, False)
                 elif n and redirect:
                     self._require_snapshot(entry.row, length, length, first[entry.row])
 
@@ -444,7 +446,7 @@ class World:
         """The longest confirmed state among the row's registers that fills whole pages; 0 for none."""
         real = self.rows[row].real // self.case.page * self.case.page
         first = REGISTERS_PER_ROW * row
-        found = self.mem._registers.labels[first + (not ended) : first + 1 + self.rules.lanes].tolist()
+        found = inside.registers(self.mem).labels[first + (not ended) : first + 1 + self.rules.lanes].tolist()
         best = max((label for label in found if label <= real), default=0)
         newest = max((length for length in self.rows[row].taken if length <= real), default=0)
         # only a strategy that overwrites its one lane may lose the newest snapshot

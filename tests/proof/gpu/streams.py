@@ -8,6 +8,7 @@ only behind an event of the lane.
 """
 
 from tests.proof.gpu.machine import Lane, Machine, Result, choose_backend, main
+from tests.support import inside
 
 if __name__ == "__main__":
     choose_backend()
@@ -44,7 +45,7 @@ class Run:
             plane.normal_()
         self.mem.scrub_null()
         self.rows = list(self.mem.admit([ms.Request(i) for i in range(rows)]))
-        self.cold = self.mem._allocator.claim(2 * rows)
+        self.cold = self.mem.pool.allocator.claim(2 * rows)
         self.forward = Forward(self.mem.backend, self.mem.planes, rows)
         self.batches = [torch.empty_like(self.mem.planes["ssm"][:, :rows]) for _ in range(2)]
         self.host: list[Tensor] = []
@@ -98,14 +99,14 @@ class Run:
                 self.publish()
         self.machine.wait()
         mem.check()
-        live = mem._registers.table.slots[[3 * row.index for row in self.rows]]
+        live = mem.live_slots[[row.index for row in self.rows]]
         owned = {"cold": self.cold, "live": live}
         found = {f"host {number}": tensor for number, tensor in enumerate(self.host)}
         found |= {f"output {number}": tensor for number, tensor in enumerate(self.outs)}
         found |= {
             f"{name} {what}": plane[:, ids.long()] for what, ids in owned.items() for name, plane in mem.planes.items()
         }
-        return found | {"owners": mem._registers.owners()}
+        return found | {"owners": inside.registers(mem).owners()}
 
 
 def differing(a: dict[str, Tensor], b: dict[str, Tensor]) -> list[str]:

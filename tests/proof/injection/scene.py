@@ -15,7 +15,7 @@ import memstate as ms
 from memstate.kernels.dispatch import Backend
 from memstate.tokens import BYTES
 from tests.support import owners
-from tests.support.endings import close_idle, finish, running
+from tests.support.endings import close_idle, finish
 from tests.support.serving import EVERY, PAGE
 from tests.support.tiered import Tiered, whole
 from tests.support.virtual import ByHand, MemoryStore
@@ -102,7 +102,7 @@ class Scene(Tiered):
     def look_at_what_is_published(self) -> None:
         """States of sessions and snapshots are what their tokens say, and their KV as well."""
         self.mem.submit()
-        for session, talk in self.mem._sessions.opened.items():
+        for session, talk in owners.sessions(self.mem).opened.items():
             tokens = np.frombuffer(talk.prompt.key, np.int64).tolist()
             assert len(talk.prompt.key) % BYTES == 0 and session == talk.handle
             for snap in talk.kept:
@@ -124,16 +124,16 @@ class Scene(Tiered):
         """
         for step in list(self.mem._stepping._log.unsettled):
             self.mem.settle(step)
-        self.mem.abort([row for row in running(self.mem) if self.mem._table.ids[row.index] == "more"])
+        self.mem.abort([row for row in self.mem.rows if owners.table(self.mem).ids[row.index] == "more"])
         self.look_at_what_is_published()
         if not serve:
             self.mem.pool.release(self.mem.audit().leaked)
             close_idle(self.mem)
-            self.mem.abort(running(self.mem))
+            self.mem.abort(self.mem.rows)
             close_idle(self.mem)
             self.look()
             return
-        if self.mem._sessions.opened.get(self.chat) is not None and not self.mem._sessions.opened[self.chat].row:
+        if any(one.session == self.chat and not one.running for one in self.mem.sessions()):
             self.turn([*CHAT, 8, 8, 8], session=self.chat)
         for prompt in ([*A, 1], [*B, 2], [*C, 3], whole(9)):
             self.turn(prompt)
@@ -193,7 +193,7 @@ def calls(scene: Scene) -> dict[str, Callable[[], Call]]:
         s.settled()
         assert mem.prefix is not None
         mem.prefix.evict_states(99)
-        assert mem._sessions.idle_states
+        assert mem.stats().held_by_sessions
         s.by_id = torch.cat([s.by_id, mem.pool.claim(mem.free_slots - mem._admission.per_request + 1)])
         return lambda: mem.admit([ms.Request("room")])
 

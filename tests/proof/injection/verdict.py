@@ -17,7 +17,7 @@ import torch
 import memstate as ms
 from tests.proof.injection.points import Tracer
 from tests.proof.injection.scene import Scene, calls, scene
-from tests.support import owners
+from tests.support import inside, owners
 
 ERRORS: dict[str, Callable[[], BaseException]] = {
     "MemoryError": MemoryError,
@@ -50,14 +50,14 @@ def fingerprint(scene: Scene) -> dict[str, Any]:
     del seen["stats"], seen["changes"]
     for one in seen["rows"] + seen["sessions"]:  # time goes on
         del one["age"], one["idle"]
-    table, file, below = mem._table, mem._registers, scene.below
+    table, file, below = owners.table(mem), inside.registers(mem), scene.below
     seen |= {
         name: getattr(table, name).tolist() for name in ("generation", "used", "finished", "unsettled", "confirmed")
     }
     seen |= {name: getattr(file, name).tolist() for name in ("held", "tracked", "source")}
     seen |= {"host labels": np.where(file.held, file.labels, 0).tolist(), "ids": list(table.ids)}
     seen["kept"] = sorted(owners.states(mem).values(), key=lambda snap: snap.register)
-    seen["pages"] = mem._pages.held, list(mem._pages.allocator.holders)
+    seen["pages"] = owners.row_pages(mem).held, list(owners.kv_pages(mem).holders)
     seen["steps"] = [step.serial for step in mem._stepping._log.unsettled], mem._stepping.open is not None
     seen["host"] = [[(e.key, e.record, e.pins, e.stored) for e in cache.entries()] for cache in scene.caches]
     seen["free"] = mem.free_slots, mem.free_pages, owners.free(mem)
@@ -134,7 +134,7 @@ def judge(scene: Scene, name: str, call: Callable[[], Any], at: int, error: Base
 
 def held_by_id(scene: Scene) -> list[int]:
     """Slots that the caller holds by id and that are not free."""
-    free = scene.mem._allocator.free_slots()
+    free = scene.mem.pool.allocator.free_slots()
     return [slot for slot in scene.by_id.tolist() if not free[slot]]
 
 

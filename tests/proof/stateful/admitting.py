@@ -111,7 +111,7 @@ class Admitting(Prompting):
         if fork is REFUSED:
             return
         assert tenant
-        tenants, copies = model.fork(tenant, names, int(self.mem._registers.source[row.index]))
+        tenants, copies = model.fork(tenant, names, int(self.registers.source[row.index]))
         self.note_rows(fork.rows, tenants)
         if self.lower and self.lower.kv:
             self.lower.kv.copy(copies)

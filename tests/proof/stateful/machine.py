@@ -20,7 +20,7 @@ from tests.proof.stateful.model import Model, Planned
 from tests.proof.stateful.rows import Kept, Row
 from tests.proof.stateful.settings import Settings
 from tests.proof.stateful.talking import Talk
-from tests.support import owners
+from tests.support import inside, owners
 from tests.support.build import build
 from tests.support.fetches import Fetched
 
@@ -85,7 +85,7 @@ class Machine:
                 sessions=s.sessions(lambda: self.model.seconds),
             )  # fmt: skip
         self.memory.attach(self.mem)
-        self.model = Model(settings, self.mem._table.generation.tolist())
+        self.model = Model(settings, owners.table(self.mem).generation.tolist())
         if self.lower:
             self.lower.attach(self.mem, self.model, self.memory)
         self.model.choose = self._chosen
@@ -107,8 +107,8 @@ class Machine:
         self.calls = 0
         self.errors: Counter[str] = Counter()
         self.store: Tensor | None = None  # of the vectors of all steps, once there is a step
-        table, file = self.mem._registers.table, self.mem._registers
-        columns = {name: getattr(table, name) for name in ("slots", "labels", *COLUMNS)} | {"pages": file.page_table}
+        self.registers = file = inside.registers(self.mem)
+        columns = {n: getattr(file.table, n) for n in ("slots", "labels", *COLUMNS)} | {"pages": file.page_table}
         self.starts = {name: column.storage_offset() for name, column in columns.items()}
         self.expected = np.zeros(file.cells.numel(), np.int32)
         self.look()
@@ -153,7 +153,7 @@ class Machine:
 
     def look(self) -> None:
         """Compares the host's counts, the raw tensors of the device and every byte; sends nothing."""
-        model, mem, registers = self.model, self.mem, self.mem._registers
+        model, mem, registers = self.model, self.mem, self.registers
         count = model.register_count
         held, known = _dense(model.held_marks(), count), _dense(model.known, count)
         self._same("held on the host", registers.held.tolist(), held)
@@ -162,7 +162,7 @@ class Machine:
         for name in COLUMNS:
             told = [getattr(row, name) if row else 0 for row in rows]
             self._same(f"{name} on the host", getattr(registers, name).tolist(), told)
-        confirmed = mem._table.confirmed.tolist()
+        confirmed = owners.table(mem).confirmed.tolist()
         self._same("confirmed", [confirmed[row.number] for row in rows if row], [row.confirmed for row in rows if row])
         self._look_at_the_cells()
         self._look_at_the_rest()
@@ -180,7 +180,7 @@ class Machine:
 
     def _look_at_the_cells(self) -> None:
         """The one tensor of registers, columns and page table, with what lies between them."""
-        model, seen, told = self.model, raw(self.mem._registers.cells), self.expected
+        model, seen, told = self.model, raw(self.registers.cells), self.expected
         count = model.register_count
         columns = {
             "slots": _dense(model.slot, count), "labels": _dense(model.label, count), **model.columns,
@@ -195,11 +195,11 @@ class Machine:
 
     def _look_at_the_rest(self) -> None:
         model, mem = self.model, self.mem
-        words = raw(mem._allocator.bitmap).tolist()
+        words = raw(mem.pool.allocator.bitmap).tolist()
         free = sum(1 << slot for slot in model.free)
         self._same("bitmap", sum((word % 2**32) << (32 * i) for i, word in enumerate(words)), free)
         told = [len(model.free), self.settings.reserve, model.claimed, model.released, model.degraded, *[0] * 11]
-        self._same("device counters", raw(mem._allocator.counters).tolist(), told)
+        self._same("device counters", raw(mem.pool.allocator.counters).tolist(), told)
         if self.store is not None:
             store = raw(self.store).reshape(model.vectors.shape)
             if not np.array_equal(store, model.vectors):
@@ -227,11 +227,11 @@ class Machine:
         model, mem = self.model, self.mem
         mem._require_owners()
         self._same("owners", mem.owners(), {register: self.owner(register) for register in model.held})
-        users = [int(n) for n in mem._pages.allocator.holders]
+        users = [int(n) for n in owners.kv_pages(mem).holders]
         self._same("holders of pages", users, _dense(model.page_users, self.settings.pages + 1))
         kept = {
             h.id: (s.prompt.key, [one.register for one in s.kept], s.pages, s.row)
-            for h, s in mem._sessions.opened.items()
+            for h, s in owners.sessions(mem).opened.items()
         }
         self._same("sessions", kept, {
             talk.name: (encoded(talk.text), [one.register for one in talk.kept], talk.pages, talk.row.number if talk.row

@@ -126,8 +126,8 @@ class Scene(Tiered):
             self.mem.settle(step)
         self.mem.abort([row for row in self.mem.rows if owners.table(self.mem).ids[row.index] == "more"])
         self.look_at_what_is_published()
+        self.mem.pool.release(self.mem.audit().leaked)  # slots by id, which serving may need
         if not serve:
-            self.mem.pool.release(self.mem.audit().leaked)
             close_idle(self.mem)
             self.mem.abort(self.mem.rows)
             close_idle(self.mem)
@@ -138,7 +138,6 @@ class Scene(Tiered):
         for prompt in ([*A, 1], [*B, 2], [*C, 3], whole(9)):
             self.turn(prompt)
         self.work()
-        self.mem.pool.release(self.mem.audit().leaked)
         finish(self)
 
 
@@ -163,6 +162,8 @@ def calls(scene: Scene) -> dict[str, Callable[[], Call]]:
     mem, s = scene.mem, scene
 
     def plan() -> Call:
+        if not mem.overlap:
+            s.settled()
         rows, tokens = s.next_batch()
         return lambda: mem.plan(rows, tokens)
 

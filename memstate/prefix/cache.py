@@ -1,6 +1,6 @@
 """The prefix cache: a tree of token prefixes, policies that decide, and the command buffer that executes.
 
-insert   a row's snapshot moves to a holder that a node of the tree names; the row's KV pages get one more owner
+file     a row's snapshot moves to a holder that a node of the tree names; the row's KV pages get one more owner
 match    the deepest node with a state; a row starts from it and leases the path that leads to it
 evict    what makes way, see `memstate.prefix.contents`
 

@@ -57,8 +57,11 @@ install: $(TOOLS) ## create .venv and install memstate with its tools
 demo: $(RUN) ## run the decode loop and compare it with an uncached run
 	$(BIN)/memstate demo $(ARGS)
 
-test: lint ## check format, lints, types and spelling, then run the tests and a sample of the long ones
-	$(TEST_ENV) $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal $(ARGS)
+# Beside the tests, so that neither waits for the other.
+test: $(TOOLS) ## run the tests and a sample of the long ones; beside them check format, lints, types and spelling
+	@mkdir -p build; { $(MAKE) lint; echo $$? > build/lint.status; } > build/lint.log 2>&1 & \
+	$(TEST_ENV) $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal $(ARGS); tests=$$?; \
+	wait; cat build/lint.log; exit $$((tests + $$(cat build/lint.status)))
 
 lint: $(TOOLS) ## check format, lints, types and spelling
 	$(BIN)/ruff format --check

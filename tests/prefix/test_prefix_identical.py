@@ -143,7 +143,7 @@ class Load:
         for row in ended:
             job = self.running.pop(row)
             job.text = self.at.text[row][: job.total]
-            self.at.text[row] = self.at.text[row][: job.total]
+            self.at.text[row] = self.at.text[row][: max(job.total, self.at.mem.confirmed(row))]  # of a cut job, more
         self.at.end(ended)
 
 

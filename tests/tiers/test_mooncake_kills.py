@@ -11,7 +11,7 @@ from tests.support.mooncake_server import PATIENCE_S, Master, running_master
 from tests.support.sampling import PROOF
 from tests.support.tiered import Tiered
 
-KILLS = 25 if PROOF else 3
+KILLS = 25 if PROOF else 1
 WAIT_S = 0.2  # how long a request waits for its prefetch
 
 

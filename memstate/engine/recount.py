@@ -108,6 +108,7 @@ class Recount(Parts):
     def _wrong_owners(self, held: Sequence[Held]) -> list[str]:
         """States whose owners and whose holders do not agree; and holders that are counted or read otherwise."""
         holdings, seen, found = self._holdings, dict[int, Owner | int](), list[str]()
+        kept = {register: state for states in holdings.held.values() for register, state in states.items()}
         for each in held:
             for state in each.states:
                 register = state.register
@@ -115,7 +116,8 @@ class Recount(Parts):
                     both = f"{self._name_of(each.owner, state)} and {self._name_of(seen[register], state)}"
                     found.append(f"{both} both have the state in register {register}")
                 seen[register] = each.owner
-                if holdings.owner[register] != each.owner or holdings.state(register) != state:
+                there = kept.get(register)
+                if holdings.owner[register] != each.owner or (there is not state and there != state):
                     name = self._name_of(each.owner, state)
                     found.append(f"{name} has the state in register {register}, noted is {self._named(register)}")
         owned = {register: owner for register, owner in enumerate(holdings.owner) if owner is not None}

@@ -42,9 +42,10 @@ class PageAllocator:
         Args:
             holders: page -> its number of holders, for pages that are not free after it.
         """
-        holders = holders or {}
-        self._free = [page for page in range(1, self.pages + 1) if page not in holders]
-        self.holders = [holders.get(page, 0) for page in range(self.pages + 1)]
+        self.holders = [0] * (self.pages + 1)
+        for page, times in (holders or {}).items():
+            self.holders[page] = times
+        self._free = [page for page in range(1, self.pages + 1) if not self.holders[page]]
 
     def miscounts(self, holders: Mapping[int, int]) -> list[str]:
         """Returns what is wrong with counts and free pages, given who holds pages.

@@ -186,18 +186,18 @@ class Contents(NotCopied, Shown):
         Returns:
             How many slots this frees.
         """
-        chosen: list[Node] = []
+        chosen: dict[Node, None] = {}  # a policy may offer a node more than once
         if n <= 0:
             return 0
         readers = self._holdings.readers
         for node in self._in_order(self._states.victims()):
             if node.snapshot and not readers[node.snapshot.register]:
-                chosen.append(node)
+                chosen[node] = None
                 if len(chosen) == n:
                     break
         self._record_moves()
         if self.below and chosen and not self._clearing:
-            self.below.save(chosen)
+            self.below.save(list(chosen))
         self._holdings.end([node.snapshot for node in chosen if node.snapshot])
         for node in chosen:
             self.detach(node, "superseded" if node in self._superseded else why)

@@ -58,6 +58,23 @@ def test_a_policy_that_offers_nothing_costs_a_request_nothing(backend: Backend) 
     assert figures(at) == before
 
 
+class Twice(Lru):
+    """Offers each state twice."""
+
+    def victims(self) -> Iterator[Node]:
+        return (node for node in super().victims() for _ in range(2))
+
+
+def test_a_state_that_a_policy_offers_twice_is_evicted_once(backend: Backend) -> None:
+    at = server(backend, Twice(), slots=4)
+    for n in range(3):
+        at.turn([100 * n + token for token in T[:8]])
+    assert at.cache.states == 3
+    at.mem.abort(at.mem.admit([ms.Request(n) for n in range(3)]))
+    assert (at.cache.states, at.mem.free_slots) == (1, 3)
+    at.look()
+
+
 def test_the_settings_of_one_manager_are_no_other_managers(backend: Backend) -> None:
     prefix = ms.Prefix(states=Lru(), pages=LruPages())
     at = server(backend, slots=1, prefix=prefix)

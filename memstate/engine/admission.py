@@ -196,7 +196,7 @@ class Admission:
         return slots + len(states), len(states), pages + len(loaded)
 
     def _fresh(self, starts: Sequence[Start]) -> list[int]:
-        """Returns the new pages of each start, beyond those that it shares. Count them again where an origin changes.
+        """Returns the new pages of each start, beyond those that it shares. Count them again where a source changes.
 
         Raises:
             InvalidArgument: the tokens of a request need more pages than a row can have.

@@ -78,6 +78,15 @@ def counts(what: str, values: npt.ArrayLike, size: int) -> npt.NDArray[np.int64]
     return np.broadcast_to(given, (size,)).astype(np.int64)
 
 
+def numbers_of(what: str, values: npt.ArrayLike, size: int) -> list[int]:
+    """Whole numbers from 0 on that fit int32, as plain ones; see `counts`."""
+    given: Any = values
+    plain = type(given) is list and len(given) == size and set(map(type, given)) == {int}
+    if not (plain and min(given) >= 0 and max(given) <= INT32_MAX):
+        given = counts(what, values, size).tolist()
+    return list[int](given)
+
+
 def flags(what: str, values: Any, size: int) -> npt.NDArray[np.bool_]:
     """Truth values, one per entry of a step. Numbers and words are refused: their truth is rarely what was meant.
 

@@ -7,6 +7,7 @@ import logging
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 import numpy as np
 
@@ -27,7 +28,6 @@ from memstate.requests.page_table import PageTable
 from memstate.requests.source import ZEROS, Source
 from memstate.requests.table import RequestTable
 from memstate.slots.commands import CommandBuffer
-from memstate.slots.registers import Longs
 from memstate.tiers.host.tier import Hit
 from memstate.tiers.load import Loader
 from memstate.tokens import BYTES, Prompt, encode
@@ -143,8 +143,11 @@ class Admission:
     def _admit(self, starts: Sequence[Start]) -> Rows | Lack:
         """Returns a row for each start; or what is lacking, and then it has started none."""
         pages = sum(self._fresh(starts)) if self._pages.allocator.pages else 0
-        # others have no session, state, match or prefetch
-        found = [start for start in starts if start.request.tokens is not None or start.source is not ZEROS]
+        # others ask for nothing but a row
+        found = [
+            start for start in starts
+            if start.request.tokens is not None or start.source is not ZEROS or start.wanted
+        ]  # fmt: skip
         with self._guard.changing("admit"):
             slots, emptied = self.per_request * len(starts), self._sessions.emptied
             if not found:
@@ -254,20 +257,21 @@ class Admission:
         sources = [start.source for start in starts]
         if self._pages.allocator.pages:
             self._pages.start(rows, [source.pages for source in sources], self._fresh(starts))
-        read = length = tracked = np.zeros(len(rows), np.int64)
-        if found:
-            for row, start in zip(rows.tolist(), starts, strict=True):
+        if not found:
+            self.claim(rows, ())
+            self.start(rows, nothing := [0] * len(rows), nothing, nothing)
+        else:
+            for row, start in zip(rows, starts, strict=True):
                 if start.source.takes or start.session is not None:
                     self._begin(row, start)
             self.claim(rows, [len(source.states) if source.takes else 0 for source in sources])
-            states = [source.states[0].register if source.states and not source.takes else 0 for source in sources]
-            prompts = [start.match.tokens if start.match is not None else 0 for start in starts]
-            read, length = np.array(states, np.int64), np.array([source.length for source in sources], np.int64)
-            tracked = np.maximum(length, np.array(prompts, np.int64))
-        else:
-            self.claim(rows, ())
-        self.start(rows, read, length, tracked)
-        for row, start in zip(rows.tolist(), starts, strict=True):
+            self.start(
+                rows,
+                [source.states[0].register if source.states and not source.takes else 0 for source in sources],
+                [source.length for source in sources],
+                [max(start.source.length, start.match.tokens if start.match is not None else 0) for start in starts],
+            )
+        for row, start in zip(rows, starts, strict=True) if found or self._cache.enabled else ():
             source = start.source
             if source.states and not source.takes:
                 self._reads(source)
@@ -278,9 +282,8 @@ class Admission:
                 self._cache.leases[row] = Lease(NO_NODE, start.prompt, NO_MATCH)
             if start.wanted:
                 self._marks.start(row, start.wanted, source.length, len(start.prompt.key) // BYTES)
-        fetches = [start.request.fetch for start in starts if start.request.fetch is not None]
-        if fetches and self._loader is not None:
-            self._loader.begun(fetches)
+        if self._loader is not None:
+            self._loader.begun([start.request.fetch for start in found if start.request.fetch is not None])
         return self._table.handles(rows)
 
     def _begin(self, row: int, start: Start) -> None:
@@ -463,15 +466,12 @@ class Admission:
         room.free_slots(slots)
         return OutOfSlots(slots, allocator.free, 0, allocator.capacity) if slots > allocator.free else None
 
-    def claim(self, rows: Longs, moved: Sequence[int]) -> None:
+    def claim(self, rows: Sequence[int], moved: Sequence[int]) -> None:
         """Claims the registers that new rows start with, except the first ones that a move fills: `moved` of each."""
-        registers = rows[:, None] * PER_ROW + np.arange(self.per_request)
-        if any(moved):
-            self._commands.claim(registers[np.arange(self.per_request) >= np.array(moved, np.int64)[:, None]])
-        else:
-            self._commands.claim(registers.reshape(-1))
+        pairs = zip_longest(rows, moved, fillvalue=0)
+        self._commands.claim([PER_ROW * row + at for row, n in pairs for at in range(n, self.per_request)])
 
-    def start(self, rows: Longs, source: Longs, length: Longs, tracked: Longs) -> None:
+    def start(self, rows: Sequence[int], source: Sequence[int], length: Sequence[int], tracked: Sequence[int]) -> None:
         """Fills the columns and the states of new rows.
 
         Each state becomes zeros or a copy of its source, or the first step of the row reads the source itself: then the
@@ -483,31 +483,33 @@ class Admission:
             length: for each row, the tokens that it starts with.
             tracked: for each row, the length up to which no boundary is due: its prompt, at least.
         """
-        file, live, hit = self._file, rows * PER_ROW, source > 0
-        file.tracked[rows] = tracked
-        file.source[rows] = source if self._direct_hits else 0
-        self._table.confirmed[rows] = length
-        cells = [file.address(column, rows) for column in ("tracked", "source")]
-        values = tracked, file.source[rows]
-        self._commands.write(np.concatenate(cells), np.concatenate(values))
-        self._commands.zero(live[~hit & (length == 0)])
-        if not self._direct_hits and hit.any():
-            self._commands.copy(live[hit], source[hit])
+        file, confirmed = self._file, self._table.confirmed_at
+        read = source if self._direct_hits else [0] * len(rows)
+        fresh, copies = list[int](), dict[int, int]()
+        for at, row in enumerate(rows):
+            file.tracked_at[row], file.source_at[row], confirmed[row] = tracked[at], read[at], length[at]
+            if not source[at] and not length[at]:
+                fresh.append(PER_ROW * row)
+            elif source[at] and not read[at]:
+                copies[PER_ROW * row] = source[at]
+        self._commands.write([*file.address("tracked", rows), *file.address("source", rows)], [*tracked, *read])
+        self._commands.zero(fresh)
+        if copies:
+            self._commands.copy([*copies], [*copies.values()])
 
     def arrived(self, rows: Sequence[Row], lengths: Sequence[int]) -> None:
         """See `StateManager.arrived`."""
-        numbers = self._table.indices(rows)
-        tokens = counts("lengths", lengths, len(numbers))
-        live = numbers * PER_ROW
-        begun = self._file.labels[live].astype(bool) | self._file.source[numbers].astype(bool)
-        busy = self._table.unsettled[numbers].astype(bool) | self._table.finished[numbers]
-        if (begun | busy).any() or (tokens < 1).any():
+        numbers, table = self._table.indices(rows), self._table
+        known = counts("lengths", lengths, len(numbers))
+        tokens = known.tolist()
+        begun = [row for row in numbers if self._file.label_at[PER_ROW * row] or self._file.source_at[row]]
+        if begun or 0 in tokens or (table.unsettled[numbers].astype(bool) | table.finished[numbers]).any():
             raise InvalidArgument(
-                f"rows {numbers.tolist()} with lengths {tokens.tolist()}: a state arrives in a row that has folded no "
+                f"rows {numbers} with lengths {tokens}: a state arrives in a row that has folded no "
                 "token, is in no step and not finished, and stands for at least 1"
             )
-        self._pages.require_room(numbers, tokens)
+        self._pages.require_room(numbers, known)
         with self._guard.changing("arrived"):
-            self._commands.label(live, tokens)
+            self._commands.label([PER_ROW * row for row in numbers], tokens)
             self._marks.arrived(numbers, tokens)
-            self._table.confirmed[numbers] = tokens
+            table.confirmed[numbers] = tokens

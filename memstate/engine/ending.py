@@ -4,10 +4,8 @@ Snapshots are returned as handles or go to the prefix cache. The states of turns
 becomes free. This module calls the parts that own slots and pages. It makes no decision and does not know steps.
 """
 
-from collections.abc import Sequence
-from itertools import repeat
-
-import numpy as np
+from collections.abc import Iterable, Sequence
+from itertools import islice, repeat
 
 from memstate.checks import sequence
 from memstate.errors import ConfigurationError, InvalidArgument
@@ -22,7 +20,6 @@ from memstate.requests.page_table import PageTable
 from memstate.requests.table import RequestTable
 from memstate.requests.tracking.mirror import Mirror
 from memstate.slots.commands import CommandBuffer
-from memstate.slots.registers import Longs
 from memstate.tokens import BYTES, Tokens, encode
 
 PER_ROW = REGISTERS_PER_ROW
@@ -39,7 +36,7 @@ class Ending:
         self._pages, self._mirror, self._holdings, self._cache = pages, mirror, holdings, cache
         self._sessions, self._marks, self._room = sessions, marks, room
 
-    def keys(self, tokens: Sequence[Tokens | None] | None, rows: Longs) -> list[bytes] | None:
+    def keys(self, tokens: Sequence[Tokens | None] | None, rows: Sequence[int]) -> list[bytes] | None:
         """Encodes the tokens of each row as a key. Checks that they agree with the row's prompt as far as both go.
 
         Args:
@@ -57,12 +54,12 @@ class Ending:
             return None
         if len(sequence("token sequences", tokens, "tokens=[[1, 2, 3]], one per row")) != len(rows):
             raise InvalidArgument(f"tokens of {len(tokens)} rows, expected {len(rows)}: one sequence per row")
-        if not self._cache.enabled and not all(row in self._sessions.by_row for row in rows.tolist() if row):
+        if not self._cache.enabled and not all(row in self._sessions.by_row for row in rows if row):
             raise ConfigurationError(
                 "tokens are for a prefix cache: build the manager with prefix=ms.Prefix(), or publish without tokens"
             )
         keys = []
-        for row, given in zip(rows.tolist(), tokens, strict=True):
+        for row, given in zip(rows, tokens, strict=True):
             if row and given is None:
                 raise InvalidArgument(
                     f"row {row}: tokens are None; all that is known of the request, or no tokens= at all"
@@ -87,7 +84,7 @@ class Ending:
             self._sessions.require_continued(row, key)
 
     def publish(
-        self, rows: Longs, known: Longs, keys: Sequence[bytes] | None, ended: bool = False
+        self, rows: Sequence[int], known: Sequence[int], keys: Sequence[bytes] | None, ended: bool = False
     ) -> list[Snapshot | None]:
         """Moves the newest snapshot of each row to the prefix cache. Without keys, moves it to a holder.
 
@@ -105,15 +102,15 @@ class Ending:
             return publish(rows, known, ended)
         if not self._cache.enabled:
             return [None] * len(rows)
-        known, size = np.minimum(known, [len(key) // BYTES for key in keys]), self._pages.page_size
-        given = []
-        for row, n, key in zip(rows.tolist(), known.tolist(), keys, strict=True):
+        size, given = self._pages.page_size, []
+        for row, most, key in zip(rows, known, keys, strict=True):
+            n = min(most, len(key) // BYTES)
             length, lease = self._pages.floor(n), self._cache.leases[row]
             prompt = lease.prompt._replace(key=key[: length * BYTES])
             given.append((lease, prompt, self._pages.of(row)[: length // size], self._states_of(row, n, length, ended)))
         return self._cache.file(given)
 
-    def require_answers(self, rows: Longs, known: Longs) -> None:
+    def require_answers(self, rows: Sequence[int], known: Sequence[int]) -> None:
         """Requires that every running row has a snapshot to publish, and a register and a slot for it.
 
         Args:
@@ -123,59 +120,59 @@ class Ending:
         Raises:
             InvalidArgument: a snapshot, a register or a slot is missing.
         """
-        ends, rest = [row for row in self._marks.at_ends(rows, known) if row not in self._sessions.by_row], []
-        for at, (row, n) in enumerate(zip(rows.tolist(), known.tolist(), strict=True)):
-            if row not in ends and self._mark_of(row, n, ended=False) is None:
-                rest.append(at)
+        ends = [row for row in self._marks.at_ends(rows, known) if row not in self._sessions.by_row]
+        rest = {
+            row: self._mirror.answer(row, self._pages.floor(n), ended=False)
+            for row, n in zip(rows, known, strict=True)
+            if row not in ends and self._mark_of(row, n, ended=False) is None
+        }
         room = max(0, min(self._holdings.free, self._file.allocator.free - self._file.allocator.reserve))
         if len(ends) > room:
             raise InvalidArgument(
                 f"{len(ends)} states at marks to publish, room for {room}: drop snapshots, or raise slots="
             )
-        rows, known = rows[rest], known[rest]
-        if len(rows) + len(ends) > self._holdings.free:
+        if len(rest) + len(ends) > self._holdings.free:
             raise InvalidArgument(
-                f"{len(rows) + len(ends)} snapshots to publish, room for {self._holdings.free}: drop some, or raise "
+                f"{len(rest) + len(ends)} snapshots to publish, room for {self._holdings.free}: drop some, or raise "
                 "snapshots="
             )
-        missing = rows[self._mirror.answers(rows, self._pages.floor(known), ended=False) == 0]
-        if missing.size:
+        if missing := [row for row, answer in rest.items() if not answer]:
             raise InvalidArgument(
-                f"rows {missing.tolist()} have no snapshot to publish: none was due yet, or it was published before"
+                f"rows {missing} have no snapshot to publish: none was due yet, or it was published before"
             )
 
-    def _publish(self, rows: Longs, known: Longs, ended: bool) -> list[Snapshot | None]:
+    def _publish(self, rows: Sequence[int], known: Sequence[int], ended: bool) -> list[Snapshot | None]:
         """Publishes the newest state in a register of each row, as a handle."""
-        answers = self._mirror.answers(rows, self._pages.floor(known), ended)
-        found, holdings = np.flatnonzero(answers), self._holdings
-        holdings.refused += max(0, len(found) - holdings.free)
-        found = found[: holdings.free]
-        lengths = self._file.labels[answers[found]].tolist()
-        shared = map(self._pages.share, rows[found].tolist(), lengths) if self._pages.allocator.pages else repeat(())
-        snapshots: list[Snapshot | None] = [None] * len(rows)
-        for at, state in zip(found.tolist(), holdings.move_in(answers[found], PUBLISHED, shared), strict=True):
-            snapshots[at] = state
-        holdings.published += len(lengths)
-        return snapshots
+        holdings, answer, floor = self._holdings, self._mirror.answer, self._pages.floor
+        found = {row: answer(row, floor(n), ended) for row, n in zip(rows, known, strict=True)}
+        if 0 in found.values() or len(found) > holdings.free:
+            found = {row: register for row, register in found.items() if register}
+            holdings.refused += max(0, len(found) - holdings.free)
+            found = dict(islice(found.items(), holdings.free))
+        shared: Iterable[Sequence[int]] = repeat(())
+        if self._pages.allocator.pages:
+            shared = map(self._pages.share, found, map(self._file.label_at.__getitem__, found.values()))
+        states = dict(zip(found, holdings.move_in([*found.values()], PUBLISHED, shared), strict=True))
+        holdings.published += len(states)
+        return [states.get(row) for row in rows]
 
-    def _newest(self, rows: Longs, known: Longs, ended: bool) -> list[Snapshot | None]:
+    def _newest(self, rows: Sequence[int], known: Sequence[int], ended: bool) -> list[Snapshot | None]:
         """Publishes the newest state of each row, at a mark or in a lane, as a handle."""
-        found = [self._mark_of(row, n, ended) for row, n in zip(rows.tolist(), known.tolist(), strict=True)]
-        rest = [at for at, mark in enumerate(found) if mark is None]
-        for at, (row, mark) in enumerate(zip(rows.tolist(), found, strict=True)):
-            if mark is not None:
-                found[at] = self._holdings.give(mark, PUBLISHED, self._pages.share(row, mark.length))
+        found, rest = dict[int, Snapshot | None](), dict[int, int]()
+        for row, n in zip(rows, known, strict=True):
+            if (mark := self._mark_of(row, n, ended)) is None:
+                rest[row] = n
+            else:
+                found[row] = self._holdings.give(mark, PUBLISHED, self._pages.share(row, mark.length))
                 self._marks.remove(row, mark)
-        for at, snapshot in zip(rest, self._publish(rows[rest], known[rest], ended), strict=True):
-            found[at] = snapshot
-        return found
+        found.update(zip(rest, self._publish([*rest], [*rest.values()], ended), strict=True))
+        return [found[row] for row in rows]
 
     def _mark_of(self, row: int, known: int, ended: bool) -> Snapshot | None:
         """Returns the row's newest state at a mark, None if a register of the row has a newer one."""
         mark = self._marks.newest(row, known)
-        answer = None if mark is None else self._mirror.answer(row, self._pages.floor(known), ended)
-        newer = mark is not None and answer is not None and self._file.labels[answer] > mark.length
-        return None if newer else mark
+        answer = 0 if mark is None else self._mirror.answer(row, self._pages.floor(known), ended)
+        return None if mark is not None and self._file.label_at[answer] > mark.length else mark
 
     def _states_of(self, row: int, known: int, whole: int, ended: bool) -> list[tuple[int, int, str]]:
         """Returns what a row leaves to the prefix cache: register, length and kind of each state, ascending.
@@ -189,12 +186,12 @@ class Ending:
         found = self._marks.hand_over(row, known) if self._marks.kept else []
         if ended and self._sessions.by_row and self._sessions.keeps(row):
             return found
-        if (answer := self._mirror.answer(row, whole, ended)) is not None:
-            label = int(self._file.labels[answer])
+        if answer := self._mirror.answer(row, whole, ended):
+            label = self._file.label_at[answer]
             found.append((answer, label, self._marks.kind_of(row, label) or ("end" if ended else "boundary")))
         return found
 
-    def require_all(self, rows: Longs, known: Longs, keys: Sequence[bytes]) -> None:
+    def require_all(self, rows: Sequence[int], known: Sequence[int], keys: Sequence[bytes]) -> None:
         """Refuses tokens that end before the states which they are to find.
 
         Args:
@@ -205,7 +202,7 @@ class Ending:
         Raises:
             InvalidArgument: the tokens of a row are too few.
         """
-        for row, n, key in zip(rows.tolist(), known.tolist(), keys, strict=True):
+        for row, n, key in zip(rows, known, keys, strict=True):
             if len(key) // BYTES < n:
                 raise InvalidArgument(
                     f"row {row} (request {self._table.ids[row]!r}): {len(key) // BYTES} tokens, and {n} are confirmed: "
@@ -213,17 +210,19 @@ class Ending:
                     "tokens, name the length with release(publish=[...])"
                 )
 
-    def require_sessions_told(self, rows: Longs) -> None:
+    def require_sessions_told(self, rows: Sequence[int]) -> None:
         """Refuses rows that are turns of sessions, because the caller gave no tokens for them.
 
         Raises:
             InvalidArgument: a row is a turn of a session.
         """
-        turns = [row for row in rows.tolist() if row in self._sessions.by_row]
-        if turns:
+        by_row = self._sessions.by_row
+        if by_row and (turns := [row for row in rows if row in by_row]):
             raise InvalidArgument(f"rows {turns} are turns of sessions: give tokens=[...], so that the next turn fits")
 
-    def end(self, rows: Longs, known: Longs | None, keys: Sequence[bytes] | None, how: str) -> list[Snapshot | None]:
+    def end(
+        self, rows: Sequence[int], known: Sequence[int] | None, keys: Sequence[bytes] | None, how: str
+    ) -> list[Snapshot | None]:
         """Ends rows and frees what they hold.
 
         Args:
@@ -237,23 +236,23 @@ class Ending:
         """
         snapshots: list[Snapshot | None] = [None] * len(rows)
         # first: states that these rows were about to read can be evicted for what they leave
+        file, turns = self._file, self._sessions.by_row
         if self._holdings.reading:
-            self._holdings.reads_done(self._file.source[rows])
+            self._holdings.reads_done([file.source_at[row] for row in rows])
         if known is not None:
             snapshots = self.publish(rows, known, keys, ended=True)
-        for at, row in enumerate(rows.tolist()) if self._sessions.by_row else ():
-            if row in self._sessions.by_row:
-                real = int((self._table.confirmed[rows] if known is None else known)[at])
+        for at, row in enumerate(rows) if turns else ():
+            if row in turns:
+                real = self._table.confirmed_at[row] if known is None else known[at]
                 self._end_turn(row, real, keys[at] if keys is not None else None)
-        self._commands.release((rows[:, None] * PER_ROW + np.arange(PER_ROW)).reshape(-1))
-        self._cache.end(rows.tolist())
+        self._commands.release([PER_ROW * row + at for row in rows for at in range(PER_ROW)])
+        self._cache.end(rows)
         self._pages.end(rows)
-        self._marks.end(rows.tolist())
+        self._marks.end(rows)
         self._table.release(rows, how)
-        file = self._file
-        file.tracked[rows] = file.source[rows] = 0
-        cells = np.concatenate([file.address(column, rows) for column in ("tracked", "source")])
-        self._commands.write(cells, np.zeros(len(cells), np.int64))
+        for row in rows:
+            file.tracked_at[row] = file.source_at[row] = 0
+        self._commands.write([*file.address("tracked", rows), *file.address("source", rows)], [0] * (2 * len(rows)))
         return snapshots
 
     def _end_turn(self, row: int, known: int, key: bytes | None) -> None:

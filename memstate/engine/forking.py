@@ -7,8 +7,6 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from memstate.checks import is_count, sequence
 from memstate.engine.admission import Admission
 from memstate.engine.ending import Ending
@@ -23,10 +21,8 @@ from memstate.requests.marks import Marks
 from memstate.requests.page_table import PageTable
 from memstate.requests.table import RequestTable
 from memstate.slots.commands import CommandBuffer
-from memstate.slots.registers import Longs
 
 PER_ROW = REGISTERS_PER_ROW
-NOBODY = np.zeros(0, np.int64)
 
 
 class Fork(NamedTuple):
@@ -84,9 +80,9 @@ class Forking:
         sequence("request ids", ids, "fork(row, ['second', 'third'])")
         self._require_settled([index])
         if not ids:
-            return Fork(self._table.handles(np.zeros(0, np.int64)), [])
+            return Fork(self._table.handles(()), [])
         rows, copies = self._fork("fork", {index: ids})
-        return Fork(self._table.handles(np.array(rows[index], np.int64)), copies)
+        return Fork(self._table.handles(rows[index]), copies)
 
     def reorder(self, rows: Sequence[Row], entries: Sequence[int]) -> Fork:
         """See `StateManager.reorder`.
@@ -95,7 +91,7 @@ class Forking:
             rows: the rows.
             entries: for each new row, the entry of `rows` that it continues.
         """
-        numbers = self._table.indices(rows).tolist()
+        numbers = self._table.indices(rows)
         given = sequence("entries", entries, "reorder(rows, [0, 0, 1])")
         if not all(is_count(entry) and entry < len(numbers) for entry in given):
             raise InvalidArgument(
@@ -110,9 +106,9 @@ class Forking:
                 f"rows {turns} are turns of sessions: end them with release(rows, tokens=[...]) first"
             )
         groups = {row: [self._table.ids[row]] * (times - 1) for row, times in chosen.items() if times > 1}
-        found, copies = self._fork("reorder", groups, np.array(gone, np.int64))
+        found, copies = self._fork("reorder", groups, gone)
         left = {row: [row, *found.get(row, ())] for row in chosen}
-        return Fork(self._table.handles(np.array([left[row].pop(0) for row in order], np.int64)), copies)
+        return Fork(self._table.handles([left[row].pop(0) for row in order]), copies)
 
     def _require_settled(self, rows: Iterable[int], ended: Iterable[int] = ()) -> None:
         """Requires rows whose last step is settled and that run; those of `ended` may have finished."""
@@ -125,7 +121,7 @@ class Forking:
                 )
 
     def _fork(
-        self, call: str, ids: Mapping[int, Sequence[Hashable]], gone: Longs = NOBODY
+        self, call: str, ids: Mapping[int, Sequence[Hashable]], gone: Sequence[int] = ()
     ) -> tuple[dict[int, list[int]], list[tuple[int, int]]]:  # fmt: skip
         """Forks rows, and ends others for the room that they leave.
 
@@ -137,8 +133,8 @@ class Forking:
         Returns:
             The forks of each row, and the page copies to make.
         """
-        origins = {row: int(self._file.origins(np.array([row]))[0]) for row in ids}
-        lengths = {row: int(self._file.labels[origin]) for row, origin in origins.items()}
+        origins = {row: self._file.origin(row) for row in ids}
+        lengths = {row: self._file.label_at[origin] for row, origin in origins.items()}
         kept, partial, moved = dict[int, int](), dict[int, int](), list[int]()
         for row, length in lengths.items():
             kept[row] = self._pages.count(self._pages.floor(length))
@@ -164,7 +160,7 @@ class Forking:
             if lack is not None:
                 self._admission.refuse(call, lack)
                 raise self._guard.orderly(lack)
-            if len(gone):
+            if gone:
                 self._ending.end(gone, None, None, "released")
             if not of:
                 return {}, []
@@ -175,12 +171,14 @@ class Forking:
             self._admission.claim(rows, ())
             self._pages.start(rows, [shared[row][: kept[row]] for row in of], [partial[row] for row in of])
             sources = [origins[row] for row in of]
-            known = np.array([lengths[row] for row in of], np.int64)
-            self._admission.start(rows, np.array(sources, np.int64), known, np.maximum(known, self._file.tracked[of]))
+            known = [lengths[row] for row in of]
+            self._admission.start(
+                rows, sources, known, list(map(max, known, map(self._file.tracked_at.__getitem__, of)))
+            )
             for source in sources if self._direct_hits else ():
                 self._holdings.begin_read(source)
             forks, copies = {row: list[int]() for row in ids}, list[tuple[int, int]]()
-            for row, new in zip(of, rows.tolist(), strict=True):
+            for row, new in zip(of, rows, strict=True):
                 forks[row].append(new)
                 if partial[row]:
                     copies.append((self._pages.of(new)[kept[row]], shared[row][kept[row]]))
@@ -188,11 +186,12 @@ class Forking:
                 self._cache.fork(row, others, lengths[row])
             return forks, copies
 
-    def _left_by(self, rows: Longs) -> tuple[int, int]:
+    def _left_by(self, rows: Sequence[int]) -> tuple[int, int]:
         """Returns the slots and pages that are free once these rows have ended: at least so many."""
-        registers = (rows[:, None] * PER_ROW + np.arange(PER_ROW)).reshape(-1)
-        slots = int(self._file.held[registers].sum()) + self._holdings.left_by(self._file.source[rows])
-        held = Counter(page for row in rows.tolist() for page in self._pages.of(row))
+        held_at, source = self._file.held_at, self._file.source_at
+        slots = sum(held_at[register] for row in rows for register in range(PER_ROW * row, PER_ROW * (row + 1)))
+        slots += self._holdings.left_by(source[row] for row in rows)
+        held = Counter(page for row in rows for page in self._pages.of(row))
         return slots, sum(self._pages.allocator.holders[page] == times for page, times in held.items())
 
     def _share_live(self, row: int) -> int:
@@ -206,10 +205,10 @@ class Forking:
         if marks := self._marks.shared(row):
             self._marks.keep(marks)
             return int(self._file.source[row])
-        live = np.array([PER_ROW * row])
+        live = [PER_ROW * row]
         state = self._holdings.move_in(live, LEAVING)[0]
         self._commands.claim(live)
         self._file.source[row] = state.register
-        self._commands.write(self._file.address("source", np.array([row])), [state.register])
+        self._commands.write(self._file.address("source", [row]), [state.register])
         self._holdings.begin_read(state.register)
         return state.register

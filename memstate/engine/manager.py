@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from memstate.checks import counts, is_count, require_salt, sequence, whole
+from memstate.checks import is_count, numbers_of, require_salt, sequence, whole
 from memstate.engine.ages import Ages
 from memstate.engine.canary import Canary
 from memstate.engine.chaos import Chaos, faults_of
@@ -55,7 +55,7 @@ from memstate.slots.allocator import SlotAllocator
 from memstate.slots.commands import Action, CommandBuffer
 from memstate.slots.journal import Journal
 from memstate.slots.readback import Readback
-from memstate.slots.registers import Longs, RegisterFile
+from memstate.slots.registers import RegisterFile
 from memstate.state.layout import StateLayout
 from memstate.state.planes import Planes
 from memstate.state.regions import BufferInfo
@@ -279,7 +279,7 @@ class StateManager(Recovery):
 
         A caller that an exception has kept from the result of `admit` or `fork` finds the new rows here.
         """
-        return self._table.handles(np.flatnonzero(self._table.used))
+        return self._table.handles(np.flatnonzero(self._table.used).tolist())
 
     @property
     def live_slots(self) -> Tensor:
@@ -327,7 +327,7 @@ class StateManager(Recovery):
 
         Syncs: no.
         """
-        return int(self._mirror.lengths(np.array([self._index(row)]))[0])
+        return int(self._registers.label_at[self._registers.origin(self._index(row))])
 
     def confirmed(self, row: Row) -> int:
         """Returns the confirmed length of the row in tokens.
@@ -344,7 +344,7 @@ class StateManager(Recovery):
 
         Syncs: no.
         """
-        return int(self._table.confirmed[self._index(row)])
+        return int(self._table.confirmed_at[self._index(row)])
 
     def next_boundary(self, row: Row) -> int:
         """Returns the next length in tokens at which a chunk should end, so that a state can be kept there.
@@ -363,7 +363,7 @@ class StateManager(Recovery):
         Syncs: no.
         """
         index, length = self._index(row), self.length(row)
-        beyond = max(length, int(self._registers.tracked[index]))
+        beyond = max(length, self._registers.tracked_at[index])
         following = (beyond // self.tracking.every + 1) * self.tracking.every
         mark = self._marks.next(index, length)
         return min(mark, following) if mark else following
@@ -389,7 +389,7 @@ class StateManager(Recovery):
         Syncs: no.
         """
         index, length, most = self._index(row), self.length(row), whole("tokens of a chunk", most)
-        prompt = int(self._registers.tracked[index])
+        prompt = self._registers.tracked_at[index]
         if length >= prompt:
             return most
         return self._marks.chunk(index, length, min(length + most, prompt), prompt) - length
@@ -544,10 +544,9 @@ class StateManager(Recovery):
         sequence("rows and snapshots", handles, "[row, snapshot]")
         rows = [0 if isinstance(handle, Snapshot) else self._table.index(handle) for handle in handles]
         self._holdings.require(handle for handle in handles if isinstance(handle, Snapshot))
-        origins = self._registers.origins(np.array(rows, np.int64)).tolist()
         registers = [
-            handle.register if isinstance(handle, Snapshot) else origin
-            for handle, origin in zip(handles, origins, strict=True)
+            handle.register if isinstance(handle, Snapshot) else self._registers.origin(row)
+            for handle, row in zip(handles, rows, strict=True)
         ]
         found = Readback(len(registers), self.backend)
 
@@ -594,7 +593,7 @@ class StateManager(Recovery):
         """
         self._enter()
         numbers = self._table.indices(rows)
-        tokens = counts("lengths", lengths, len(numbers)).tolist()
+        tokens = numbers_of("lengths", lengths, len(numbers))
         missing = self._pages.missing(numbers, tokens)
         needed = self.free_pages + missing
         with self._guard.changing("extend"):
@@ -764,7 +763,7 @@ class StateManager(Recovery):
         Syncs: no.
         """
         self._enter()
-        current = self._stepping.current(step)
+        current = self._stepping.current(step).tolist()
         keys = self._ending.keys(tokens, current)
         keep = publish or keys is not None
         if keep and keys is None:
@@ -772,7 +771,7 @@ class StateManager(Recovery):
         self._stepping.require_cancellable(step)
         with self._guard.changing("cancel"):
             entries, rows = self._stepping.cancel(step)
-            known = self._table.confirmed[rows] if keep else None
+            known = [self._table.confirmed_at[row] for row in rows] if keep else None
             given = [keys[entry] for entry in entries] if keys is not None else None
             ended = self._ending.end(rows, known, given, "cancelled with its step")
             snapshots: list[Snapshot | None] = [None] * len(step.numbers)
@@ -818,17 +817,20 @@ class StateManager(Recovery):
         if publish is False and keys is None:
             with self._guard.changing(call):
                 return self._ending.end(numbers, None, None, ENDED[call])
-        known = self._table.confirmed[numbers]
+        confirmed = self._table.confirmed_at
+        known = [confirmed[row] for row in numbers]
         if not isinstance(publish, bool):
-            known = np.minimum(known, counts("publish", publish, len(numbers)))
+            known = list(map(min, known, numbers_of("publish", publish, len(numbers))))
         if keys is None:
             self._ending.require_sessions_told(numbers)
         else:
             self._ending.require_all(numbers, known, keys)
-        before, told = self._stepping.lengths_before(numbers), self._told(numbers, known, keys)
+        before = self._stepping.lengths_before()
+        told = self._told(numbers, known, keys) if before else None
         with self._guard.changing(call):
             snapshots = self._ending.end(numbers, known, keys, ENDED[call])
-            self._stepping.promise(numbers, told or [snap.length if snap else 0 for snap in snapshots], before)
+            if before:
+                self._stepping.promise(numbers, told or [snap.length if snap else 0 for snap in snapshots], before)
             return snapshots
 
     def abort(self, rows: Sequence[Row]) -> None:
@@ -894,24 +896,26 @@ class StateManager(Recovery):
         self._enter()
         numbers = self._table.indices(rows)
         keys = self._ending.keys(tokens, numbers)
-        known = self._table.confirmed[numbers]
+        known = [self._table.confirmed_at[row] for row in numbers]
         if strict:
-            bounds = known if keys is None else np.minimum(known, [len(key) // BYTES for key in keys])
+            bounds = known if keys is None else list(map(min, known, (len(key) // BYTES for key in keys)))
             self._ending.require_answers(numbers, bounds)
-        before, told = self._stepping.lengths_before(numbers), self._told(numbers, known, keys)
+        before = self._stepping.lengths_before()
+        told = self._told(numbers, known, keys) if before else None
         with self._guard.changing("publish"):
             self._stepping.keep_ends(numbers, known, self._room, self._sessions.by_row)
             snapshots = self._ending.publish(numbers, known, keys)
-            self._stepping.promise(numbers, told or [snap.length if snap else 0 for snap in snapshots], before)
+            if before:
+                self._stepping.promise(numbers, told or [snap.length if snap else 0 for snap in snapshots], before)
             return snapshots
 
-    def _told(self, rows: Longs, known: NDArray[np.integer], keys: Sequence[bytes] | None) -> list[int] | None:
+    def _told(self, rows: Sequence[int], known: Sequence[int], keys: Sequence[bytes] | None) -> list[int] | None:
         """Returns the length of each row that the cache or a session will use; None if handles are published."""
         if keys is None:
             return None
-        lengths = [min(n, len(key) // BYTES) for n, key in zip(known.tolist(), keys, strict=True)]
+        lengths = [min(n, len(key) // BYTES) for n, key in zip(known, keys, strict=True)]
         turns = self._sessions.by_row
-        return [n if row in turns else self._pages.floor(n) for row, n in zip(rows.tolist(), lengths, strict=True)]
+        return [n if row in turns else self._pages.floor(n) for row, n in zip(rows, lengths, strict=True)]
 
     def drop(self, snapshots: Sequence[Snapshot | None]) -> None:
         """Ends the handles of snapshots, and frees their slots and pages.

@@ -32,7 +32,7 @@ from memstate.requests.table import RequestTable
 from memstate.requests.tracking.mirror import Mirror
 from memstate.slots.commands import STEP_MARKS, CommandBuffer
 from memstate.slots.packet import Packet
-from memstate.slots.registers import Ints, Longs
+from memstate.slots.registers import Longs
 from memstate.state.planes import Planes
 from memstate.state.windows import require as require_windows
 from memstate.state.windows import scatter as scatter_windows
@@ -108,15 +108,14 @@ class Stepping:
         """Whether something that the open step must still compute was handed out."""
         return bool(self._promised)
 
-    def lengths_before(self, rows: Longs) -> list[int]:
-        """Returns, for each row, its length before the open step; INT32_MAX for rows that are not in this step."""
+    def lengths_before(self) -> dict[int, int]:
+        """Returns the length before the open step of each row that is in it."""
         if self.open is None:
-            return [INT32_MAX] * len(rows)
-        running = np.where(self._same_request(self.open), self.open.numbers, 0)
-        before = dict(zip(running.tolist(), self.open.before.tolist(), strict=True))
-        return [before.get(row, INT32_MAX) if row else INT32_MAX for row in rows.tolist()]
+            return {}
+        same = self._same_request(self.open)
+        return dict(zip(self.open.numbers[same].tolist(), self.open.before[same].tolist(), strict=True))
 
-    def promise(self, rows: Longs, lengths: Sequence[int], before: Sequence[int]) -> None:
+    def promise(self, rows: Sequence[int], lengths: Sequence[int], before: Mapping[int, int]) -> None:
         """Notes the rows that published something which the open step must still compute.
 
         If a published length is larger than the row's length before the open step, the step can no longer be cancelled.
@@ -124,10 +123,10 @@ class Stepping:
         Args:
             rows: the row numbers.
             lengths: for each row, the length that was published.
-            before: for each row, its length before the open step; see `lengths_before`.
+            before: what `lengths_before` returned before rows ended.
         """
-        pairs = zip(rows.tolist(), lengths, before, strict=True)
-        self._promised += [row for row, length, had in pairs if length > had]
+        pairs = zip(rows, lengths, strict=True)
+        self._promised += [row for row, length in pairs if length > before.get(row, INT32_MAX)]
 
     def _close(self, step: Step | None, send: bool = False) -> None:
         """Closes the open step: its forward was launched or will never run.
@@ -175,7 +174,7 @@ class Stepping:
         ):
             return last
         numbers, distinct = table.batch(rows)
-        batch = Batch.of(table, numbers, distinct, counts("tokens", tokens, len(numbers)))
+        batch = Batch.of(table, numbers, distinct, tokens)
         if type(rows) in (Rows, list) and type(tokens) is int:
             self._last, self._last_rows, self._last_tokens = batch, rows[:] if type(rows) is list else rows, tokens
         return batch
@@ -207,11 +206,10 @@ class Stepping:
         batch = self.batch(rows, tokens)
         if len(batch.numbers) > self._log.max_batch:
             raise InvalidArgument(f"a batch of {len(batch.numbers)}, the limit is max_batch={self._log.max_batch}")
-        running = batch.rows
-        elsewhere = self._file.source[running].any()  # rows that read another register than their live one
+        running, elsewhere = batch.rows, self._holdings.reading  # perhaps rows read another register than their own
         length = self._mirror.lengths(running) if elsewhere else self._file.labels[batch.live].astype(np.int64)
         after = length + batch.tokens
-        self._require_plannable(batch, length, after, window)
+        self._require_plannable(batch, after)
         with self._guard.changing("plan"):
             self._close(self.open)
             before, reached = batch.spread(length), batch.spread(length.copy() if window else after)
@@ -219,8 +217,9 @@ class Stepping:
             if marks := self._marks.due(batch.numbers, before, reached):
                 marks = self._make_room(marks, limit, room)
                 stored, limit = self._marks.keep(marks), limit - len(marks)
-            sources = self._file.source[running]
-            direct = int(np.count_nonzero(sources))
+            sources = list[int]()
+            if self._holdings.reading:  # also of states at marks, since just now
+                sources = list(filter(None, self._file.source[running].tolist()))
             allocator = self._file.allocator
             if room.cache.settings.evict and allocator.free - allocator.reserve < len(running):
                 room.free_slots(allocator.free + min(limit, self._shortfall(batch, length, window)))
@@ -230,8 +229,9 @@ class Stepping:
                 self._log.sent(batch.numbers, batch.tokens_of, limit)
             taken = 0
             if not window:
-                with self._commands.noting("plan"):
-                    taken = self._mirror.plan(running, length, after, limit)
+                held = self._commands.held_before()
+                taken = self._mirror.plan(running, length, after, limit)
+                self._commands.note_changes("plan", held)
             record = self._log.record(len(batch.numbers))
             if replay is None:
                 self._commands.launch_changes()
@@ -239,27 +239,25 @@ class Stepping:
             else:
                 self._replay(replay, (len(batch.numbers), window))
                 self._commands.launch_changes(replayed=True)
-            unsettled = self._table.unsettled[running]
-            self._table.unsettled[running] = unsettled + 1
+            table, overlapped = self._table, len(self._log.unsettled) > 0
             step = self.open = self._log.add(record, batch, before, reached, window, len(stored[0]) if stored else 0)
             if replay is None:
-                named = self._named(batch, sources if direct else None, length, after, taken)
+                named = self._named(batch, sources, length, after, taken)
                 self._commands.fence(named, stored[2] if stored else None)
             if not window:
-                if unsettled.any():
-                    known = unsettled == 0
-                    self._table.confirmed[running[known]] = after[known]
-                else:
-                    self._table.confirmed[running] = after
-                if direct:
+                known = table.unsettled[running] == 0 if overlapped else slice(None)
+                table.confirmed[running[known]] = after[known]
+                if sources:
                     self._holdings.reads_done(sources)
-                self._copy_around(step, direct, taken, replay is not None)
+                if self._copied:
+                    self._copy_around(step, len(sources), taken, replay is not None)
+            table.unsettled[running] += 1
             if room.cache.below is not None:
                 room.cache.below.planned(step.numbers, step.before, step.after)
             if replay is not None:  # its forward is launched
                 self._close(step, send=True)
             if self._canary is not None:
-                self._canary.planned(step, bool(direct or taken or step.marked), replay is not None)
+                self._canary.planned(step, bool(sources or taken or step.marked), replay is not None)
             return step
 
     def _make_room(self, marks: list[Mark], limit: int, room: Room) -> list[Mark]:
@@ -278,7 +276,7 @@ class Stepping:
             room.for_marks(wanted, allocator.reserve)
         return self._marks.choose(marks, min(self._holdings.free, allocator.free - allocator.reserve, limit))
 
-    def keep_ends(self, rows: Longs, known: Longs, room: Room, turns: Collection[int]) -> None:
+    def keep_ends(self, rows: Sequence[int], known: Sequence[int], room: Room, turns: Collection[int]) -> None:
         """Keeps the live states of rows that stand at a mark, for a publication before their next step.
 
         Args:
@@ -351,7 +349,7 @@ class Stepping:
     def _rules(self, window: bool) -> Rules:
         return self._mirror.rules._replace(strategy=Strategy.WINDOW) if window else self._mirror.rules
 
-    def _require_plannable(self, batch: Batch, length: Longs, after: Longs, window: bool) -> None:
+    def _require_plannable(self, batch: Batch, after: Longs) -> None:
         rows = batch.rows
         if not batch.distinct:
             raise InvalidArgument(f"a row is named twice in the batch {rows.tolist()}")
@@ -372,8 +370,6 @@ class Stepping:
             taken: number of snapshots that this step takes.
             replayed: whether the copies before the forward were in a captured graph.
         """
-        if not self._copied:
-            return
         moved = direct + (taken if self._mirror.tracking.reads_old_slot else 0)
         if moved and replayed:
             self._planes.count(self._copied, copied=moved)
@@ -387,22 +383,22 @@ class Stepping:
         self._uncopied = None
         self._planes.copy(of.snapshot, of.write, planes=self._copied, due=due)
 
-    def _named(self, batch: Batch, sources: Ints | None, before: Longs, after: Longs, taken: int) -> Longs:
+    def _named(self, batch: Batch, sources: list[int], before: Longs, after: Longs, taken: int) -> Longs:
         """Returns the registers that, after the plan of a step, hold the slots which the step reads and writes.
 
         The registers of the snapshots that the step takes are included.
 
         Args:
             batch: the rows.
-            sources: for each row, the register that it reads instead of its own; 0 = none.
+            sources: registers that rows read instead of their own.
             before: for each row, its length before the step.
             after: for each row, its length after the step.
             taken: number of snapshots that this step takes.
         """
         live = batch.live
-        if sources is None and not taken:
+        if not sources and not taken:
             return live
-        named: list[Longs] = [live] if sources is None else [live, sources[sources > 0].astype(np.int64)]
+        named: list[Longs] = [live, np.array(sources, np.int64)]
         if taken:
             label = before if self._mirror.tracking.reads_old_slot else after
             for lane in range(1, 1 + self._mirror.lanes):
@@ -430,8 +426,8 @@ class Stepping:
                 same &= ~table.finished[step.numbers]  # rows that ended in the previous step
                 entries = np.flatnonzero(same)
                 rows = step.numbers[entries]
-            direct = self._file.source[rows].any()  # rows whose state was kept where it is
-            known = self._mirror.lengths(rows) if direct else self._file.labels[rows * PER_ROW]
+            elsewhere = self._holdings.reading  # perhaps rows whose state was kept where it is
+            known = self._mirror.lengths(rows) if elsewhere else self._file.labels[rows * PER_ROW]
             if over is not None and (ended := over[entries]).any():
                 known = np.where(ended, step.after[entries], known)
                 table.finish(rows[ended])
@@ -464,12 +460,13 @@ class Stepping:
             given = np.where(same, given, 0)
             self._commands.submit()  # first send the changes that were recorded earlier
             moved = rows[real > 0]
-            sources = self._file.source[moved]
-            with self._commands.noting("accept"):
-                after = self._mirror.accept(moved, real[real > 0], limit)
+            sources = self._file.source[moved].tolist()
+            held = self._commands.held_before()
+            after = self._mirror.accept(moved, real[real > 0], limit)
+            self._commands.note_changes("accept", held)
             step.after[np.flatnonzero(same)[real > 0]] = after
             outcome = self._log.outcome(len(step.numbers))
-            sent = self._commands.ring.send(Packet(self._file).encode((given,), limit))
+            sent = self._commands.ring.send(Packet().encode((given,), limit))
             self._file.accept(sent, step.record, outcome, self._mirror.rules)
             scatter_windows(self._planes, windows, step.write, outcome.accepted, step.snapshot, outcome.crossed)
             known = self._mirror.lengths(rows)
@@ -526,7 +523,7 @@ class Stepping:
             raise InvalidArgument(f"step {step.serial}: its forward was launched: settle it")
         self._log.require_next(step, newest=True)
 
-    def cancel(self, step: Step) -> tuple[list[int], Longs]:
+    def cancel(self, step: Step) -> tuple[list[int], list[int]]:
         """Cancels a step that `require_cancellable` has let pass.
 
         If the confirmed length of a row is larger than its length before the step, it is reduced to that length.
@@ -542,4 +539,4 @@ class Stepping:
         entries = np.flatnonzero(self._same_request(step)).tolist()
         rows = step.numbers[entries]
         self._table.confirmed[rows] = np.minimum(self._table.confirmed[rows], step.before[entries])
-        return entries, rows
+        return entries, rows.tolist()

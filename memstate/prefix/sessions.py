@@ -13,8 +13,6 @@ from dataclasses import replace
 from itertools import count, islice
 from typing import Any
 
-import numpy as np
-
 from memstate.checks import hashable
 from memstate.errors import InvalidArgument, StaleHandle
 from memstate.kernels.tables import REGISTERS_PER_ROW
@@ -264,13 +262,13 @@ class Sessions:
         session.prompt = session.prompt._replace(key=(session.prompt.key if key is None else key)[: known * BYTES])
         registers = [] if session.closing else self._real(row, known)[: self.limits.per_session]
         if len(registers) <= self._holdings.free:
-            session.kept, registers = self._holdings.move_in(np.array(registers, np.int64), session), []
+            session.kept, registers = self._holdings.move_in(registers, session), []
         for register in registers:
             if not self._holdings.free:
                 (cache.evict_states if session.kept else free_registers)(1)  # no session makes way for a second state
             self.refused += not self._holdings.free
             if self._holdings.free:
-                session.kept += self._holdings.move_in(np.array([register]), session)
+                session.kept += self._holdings.move_in([register], session)
         cache.supersede(session.own, session.kept[0].length if session.kept else 0)
         del self.by_row[row]
         session.row, session.since, session.turn = 0, self.limits.clock(), next(self._turns)

@@ -116,6 +116,11 @@ class Row:
     generation: int
 
 
+def _fixed(values: NDArray[Any]) -> NDArray[Any]:
+    values.flags.writeable = False
+    return values
+
+
 class Table(Protocol):
     """Knows which handles are valid: a request table."""
 
@@ -130,8 +135,6 @@ class Rows(Sequence[Row]):
     A part of it, `rows[2:5]` or `rows[mask]`, and the sum of two are `Rows` too. One entry is a `Row`.
 
     Attributes:
-        indices: rows of the request table, int64 `batch`.
-        generations: of each handle, int32 `batch`.
         table: the request table.
         distinct: whether no row comes twice.
 
@@ -144,13 +147,40 @@ class Rows(Sequence[Row]):
         ([1, 2], True, 2)
     """
 
-    __slots__ = ("distinct", "generations", "indices", "table")
+    __slots__ = ("_generations", "_indices", "_rows", "distinct", "table")
 
     def __init__(self, indices: Longs, generations: Ints, table: "Table", distinct: bool | None = None) -> None:
-        self.indices, self.generations = np.array(indices, np.int64), np.array(generations, np.int32)
+        self._indices: Longs | None = _fixed(np.array(indices, np.int64))
+        self._generations: Ints | None = _fixed(np.array(generations, np.int32))
+        self._rows: list[Row] | None = None
         self.table = table
         self.distinct = np.unique(indices).size == indices.size if distinct is None else distinct
-        self.indices.flags.writeable = self.generations.flags.writeable = False
+
+    @classmethod
+    def of(cls, rows: list[Row], table: "Table", distinct: bool) -> "Rows":
+        """Returns these rows. The vectors are made where somebody asks for them."""
+        made = cls.__new__(cls)
+        made._rows, made._indices, made._generations, made.table, made.distinct = rows, None, None, table, distinct
+        return made
+
+    @property
+    def indices(self) -> Longs:
+        """Rows of the request table, int64 `batch`."""
+        if self._indices is None:
+            self._indices = _fixed(np.array([row.index for row in self._list()], np.int64))
+        return self._indices
+
+    @property
+    def generations(self) -> Ints:
+        """Generation of each handle, int32 `batch`."""
+        if self._generations is None:
+            self._generations = _fixed(np.array([row.generation for row in self._list()], np.int32))
+        return self._generations
+
+    def _list(self) -> list[Row]:
+        if self._rows is None:
+            self._rows = list(map(Row, self.indices.tolist(), self.generations.tolist()))
+        return self._rows
 
     @property
     def any_alive(self) -> bool:
@@ -158,23 +188,29 @@ class Rows(Sequence[Row]):
         return any(self.table.alive(row) for row in self)
 
     def __len__(self) -> int:
-        return self.indices.size
+        return len(self._list()) if self._indices is None else self._indices.size
 
     def __iter__(self) -> Iterator[Row]:
-        return map(Row, self.indices.tolist(), self.generations.tolist())
+        return iter(self._list())
 
     @overload
     def __getitem__(self, at: int) -> Row: ...
     @overload
     def __getitem__(self, at: slice) -> "Rows": ...
     def __getitem__(self, at: Any) -> Any:
-        if not isinstance(at, slice):
-            which = np.asarray(at)
-            if which.ndim == 0 and which.dtype.kind in "iu":
-                return Row(int(self.indices[which]), int(self.generations[which]))
-            if which.ndim != 1 or (which.size and which.dtype.kind not in "biu"):
-                raise InvalidArgument(f"rows[{at!r}]: expected a number, a slice, a list of numbers or a mask")
-            at = which if which.size else slice(0, 0)
+        if isinstance(at, slice):
+            distinct = self.distinct or None
+            if self._indices is None or self._generations is None:
+                return Rows.of(
+                    self._list()[at], self.table, distinct or len(set(part := self._list()[at])) == len(part)
+                )
+            return Rows(self._indices[at], self._generations[at], self.table, distinct)
+        which = np.asarray(at)
+        if which.ndim == 0 and which.dtype.kind in "iu":
+            return self._list()[int(which)]
+        if which.ndim != 1 or (which.size and which.dtype.kind not in "biu"):
+            raise InvalidArgument(f"rows[{at!r}]: expected a number, a slice, a list of numbers or a mask")
+        at = which if which.size else slice(0, 0)
         return Rows(self.indices[at], self.generations[at], self.table)
 
     def __reduce__(self) -> Any:

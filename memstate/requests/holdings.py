@@ -23,12 +23,12 @@ from typing import ClassVar, Final, NamedTuple, Protocol
 
 import numpy as np
 
+from memstate.checks import INT32_MAX
 from memstate.errors import InvalidArgument, StaleHandle
 from memstate.kernels.tables import REGISTERS_PER_ROW
 from memstate.requests.handles import Snapshot, first_generation, risen
 from memstate.requests.pages import PageAllocator
 from memstate.slots.commands import CommandBuffer
-from memstate.slots.registers import Ints, Longs
 
 KINDS: Final = ("snapshot", "cached", "session", "mark", "leaving")
 
@@ -107,6 +107,7 @@ class Holdings:
             kept: states whose handles stay valid, each with its owner.
         """
         self.generation = risen(self.generation)
+        self._generation_at = self.generation.data
         self.owner: list[Owner | None] = [None] * self._file.count
         self.readers, self.reading = [0] * self._file.count, 0
         self.held: dict[str, dict[int, Snapshot]] = {kind: {} for kind in KINDS}
@@ -128,12 +129,10 @@ class Holdings:
 
     def _forget(self, registers: list[int]) -> None:
         """Makes holders of one kind of owner free, whose slots were released or moved, and which nobody reads."""
-        owner, held = self.owner, self.held[self.kind(registers[0])]
+        owner, generation, held = self.owner, self._generation_at, self.held[self.kind(registers[0])]
         for register in registers:
             del held[register]
-            owner[register] = None
-        at = np.array(registers, np.int64)
-        self.generation[at] = risen(self.generation[at])
+            owner[register], generation[register] = None, (generation[register] + 1) & INT32_MAX
         self._free += registers
 
     @property
@@ -167,15 +166,15 @@ class Holdings:
             to: the owner of all of them.
             pages: KV pages that each shares.
         """
-        registers = [self._free.popleft() for _ in lengths]
-        generations = map(self.generation.item, registers)
-        states = list(map(Snapshot, registers, generations, lengths, map(tuple, pages)))
-        owner, held = self.owner, self.held[to.holds]
-        for register, state in zip(registers, states, strict=True):
+        states, owner, held, generation = list[Snapshot](), self.owner, self.held[to.holds], self._generation_at
+        for length, shared in zip(lengths, pages, strict=False):
+            register = self._free.popleft()
+            state = Snapshot(register, generation[register], length, tuple(shared))
             owner[register], held[register] = to, state
+            states.append(state)
         return states
 
-    def move_in(self, cells: Longs, to: Owner, pages: Iterable[Sequence[int]] = repeat(())) -> list[Snapshot]:
+    def move_in(self, cells: Sequence[int], to: Owner, pages: Iterable[Sequence[int]] = repeat(())) -> list[Snapshot]:
         """Moves states out of rows to holders. Call it only where `free` is large enough.
 
         Args:
@@ -183,7 +182,8 @@ class Holdings:
             to: the owner of all of them.
             pages: KV pages that each shares.
         """
-        states = self.add(self._file.labels[cells].tolist(), to, pages)
+        label = self._file.label_at
+        states = self.add([label[cell] for cell in cells], to, pages)
         self._commands.move([state.register for state in states], cells)
         return states
 
@@ -270,22 +270,23 @@ class Holdings:
             if owner is LEAVING:
                 self._release([register])
 
-    def reads_done(self, sources: Ints) -> None:
+    def reads_done(self, sources: Iterable[int]) -> None:
         """Notes that rows have no `source` any more: their steps were planned, or they end.
 
         Args:
-            sources: what `source` was, `row`; 0 for none.
+            sources: what `source` was, of each row; 0 for none.
         """
-        for register in sources[sources > 0].tolist():
-            self.end_read(register)
+        for register in sources:
+            if register:
+                self.end_read(register)
 
-    def left_by(self, sources: Ints) -> int:
+    def left_by(self, sources: Iterable[int]) -> int:
         """Returns how many states are released when rows end before their next step.
 
         Args:
-            sources: `source` of these rows, `row`; 0 for none.
+            sources: `source` of each of these rows; 0 for none.
         """
-        reads = Counter(sources[sources > 0].tolist())
+        reads = Counter(filter(None, sources))
         return sum(self.owner[register] is LEAVING and self.readers[register] == n for register, n in reads.items())
 
     # Handles

@@ -119,9 +119,9 @@ class Marks:
         if left := [(at, kind) for at, kind in wanted if at > length]:
             self._coming[row] = _Coming(left, length, prompt)
 
-    def arrived(self, rows: Longs, lengths: Longs) -> None:
+    def arrived(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
         """Notes the lengths of states that arrived from elsewhere. One of a wanted length is to be kept."""
-        for row, length in zip(rows.tolist(), lengths.tolist(), strict=True) if self._coming else ():
+        for row, length in zip(rows, lengths, strict=True) if self._coming else ():
             if (coming := self._coming.get(row)) and (kind := dict(coming.wanted).get(length)):
                 coming.floor, self._ends[row] = length, _End(length, kind, length)
 
@@ -287,15 +287,15 @@ class Marks:
             (inside if mark.offset else ends).append((mark, states[0].register))
         self._holdings.published += len(marks)
         if ends:
-            self._keep_ends(np.array([mark.row for mark, _ in ends]), np.array([register for _, register in ends]))
+            self._keep_ends([mark.row for mark, _ in ends], [register for _, register in ends])
         if not inside:
             return ()
         columns = np.array([(mark.entry, mark.offset, register) for mark, register in inside], np.int64).T
         self._commands.claim(columns[2], [mark.length for mark, _ in inside])
         return tuple(columns)
 
-    def _keep_ends(self, rows: Longs, registers: Longs) -> None:
-        live = rows * REGISTERS_PER_ROW
+    def _keep_ends(self, rows: list[int], registers: list[int]) -> None:
+        live = [REGISTERS_PER_ROW * row for row in rows]
         if not self._direct_hits:
             self._commands.claim(registers)
             self._commands.copy(registers, live)
@@ -304,17 +304,17 @@ class Marks:
         self._commands.claim(live)
         self._file.source[rows] = registers
         self._commands.write(self._file.address("source", rows), registers)
-        for register in registers.tolist():
+        for register in registers:
             self._holdings.begin_read(register)
 
-    def at_ends(self, rows: Longs, known: Longs) -> list[int]:
+    def at_ends(self, rows: Sequence[int], known: Sequence[int]) -> list[int]:
         """Returns the rows whose live state, of at most `known` tokens, is to be kept. No chunk can come closer."""
         if not self._ends:
             return []
-        pairs = zip(rows.tolist(), known.tolist(), strict=True)
+        pairs = zip(rows, known, strict=True)
         return [row for row, most in pairs if (end := self._ends.get(row)) and end.length == end.wanted <= most]
 
-    def ends(self, rows: Longs, known: Longs, but: Collection[int] = ()) -> list[Mark]:
+    def ends(self, rows: Sequence[int], known: Sequence[int], but: Collection[int] = ()) -> list[Mark]:
         """Returns the marks of the rows of `at_ends`, except some rows, for `keep`. The rows have them no longer."""
         taken = [(row, self._ends.pop(row)) for row in self.at_ends(rows, known) if row not in but]
         return [Mark(0, row, 0, end.length, end.kind) for row, end in taken]

@@ -69,11 +69,11 @@ class PageTable:
         """Returns what to raise if fewer than n pages are free; otherwise None."""
         return OutOfPages(n, self.allocator.free, self.allocator.pages) if n > self.allocator.free else None
 
-    def start(self, rows: Longs, shared: Sequence[Sequence[int]], fresh: Sequence[int]) -> None:
+    def start(self, rows: Sequence[int], shared: Sequence[Sequence[int]], fresh: Sequence[int]) -> None:
         """Fills rows that have no pages: first with shared pages, then with new ones.
 
         Args:
-            rows: `row`.
+            rows: the rows.
             shared: pages of each row that a snapshot or the cache has too.
             fresh: number of new pages of each row.
 
@@ -88,15 +88,15 @@ class PageTable:
         counts = [len(prefix) + n for prefix, n in zip(shared, fresh, strict=True)]
         if max(counts, default=0) > self._width:  # the next row's entries follow
             raise InvalidArgument(
-                f"rows {rows.tolist()} would get {counts} pages, a row has {self._width}: raise Pages(per_row=)"
+                f"rows {rows} would get {counts} pages, a row has {self._width}: raise Pages(per_row=)"
             )
-        for row, prefix, n in zip(rows.tolist(), shared, fresh, strict=True):
+        for row, prefix, n in zip(rows, shared, fresh, strict=True):
             self.allocator.share(prefix)
-            self._rows[row] = [*prefix, *self.allocator.claim(n)]
-        self.room[rows] = np.multiply(counts, self.page_size)
-        self._write([(row, 0, self._rows[row]) for row in rows.tolist()])
+            self._rows[row] = pages = [*prefix, *self.allocator.claim(n)]
+            self.room[row] = len(pages) * self.page_size
+        self._write([(row, 0, self._rows[row]) for row in rows])
 
-    def missing(self, rows: Longs, lengths: Sequence[int]) -> int:
+    def missing(self, rows: Sequence[int], lengths: Sequence[int]) -> int:
         """Returns the pages that rows lack for their lengths, beyond those that are free.
 
         Raises:
@@ -106,14 +106,11 @@ class PageTable:
             return 0
         return max(0, sum(self._lacking(rows, lengths)) - self.allocator.free)
 
-    def _lacking(self, rows: Longs, lengths: Sequence[int]) -> list[int]:
+    def _lacking(self, rows: Sequence[int], lengths: Sequence[int]) -> list[int]:
         """Returns the pages that each row lacks for its length."""
-        return [
-            max(0, self.count(length) - len(self._rows[row]))
-            for row, length in zip(rows.tolist(), lengths, strict=True)
-        ]
+        return [max(0, self.count(length) - len(self._rows[row])) for row, length in zip(rows, lengths, strict=True)]
 
-    def extend(self, rows: Longs, lengths: Sequence[int]) -> None:
+    def extend(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
         """Gives each row pages for its length, or changes nothing.
 
         Raises:
@@ -126,22 +123,22 @@ class PageTable:
         if (lack := self.short_of(sum(needed))) is not None:
             raise lack
         added = []
-        for row, n in zip(rows.tolist(), needed, strict=True):
+        for row, n in zip(rows, needed, strict=True):
             pages = self.allocator.claim(n)
             added.append((row, len(self._rows[row]), pages))
             self._rows[row] += pages
             self.room[row] += n * self.page_size
         self._write([entry for entry in added if entry[2]])
 
-    def end(self, rows: Longs) -> None:
+    def end(self, rows: Sequence[int]) -> None:
         """Gives back the pages of rows."""
         if not self.allocator.pages:
             return
-        self._write([(row, 0, [0] * len(self._rows[row])) for row in rows.tolist()])
-        for row in rows.tolist():
+        self._write([(row, 0, [0] * len(self._rows[row])) for row in rows])
+        for row in rows:
             self.allocator.release(self._rows[row])
             self._rows[row] = []
-        self.room[rows] = 0
+            self.room[row] = 0
 
     @property
     def held(self) -> dict[int, list[int]]:
@@ -169,7 +166,7 @@ class PageTable:
         partial = self.allocator.pages and length % self.page_size
         return not partial or self.allocator.holders[self._rows[row][page]] == 1
 
-    def require_room(self, rows: Longs, lengths: Longs) -> None:
+    def require_room(self, rows: Sequence[int] | Longs, lengths: Longs) -> None:
         """Requires pages for each row's length.
 
         Raises:
@@ -178,7 +175,8 @@ class PageTable:
         if not self.allocator.pages:
             return
         if (short := lengths > self.room[rows]).any():
-            row, length = int(rows[short][0]), int(lengths[short][0])
+            first = int(short.argmax())
+            row, length = int(rows[first]), int(lengths[first])
             raise InvalidArgument(
                 f"row {row}: {length} tokens, pages for {self.room[row]}: call extend([row], [length]) first"
             )
@@ -203,10 +201,8 @@ class PageTable:
 
     def _write(self, added: Sequence[tuple[int, int, Sequence[int]]]) -> None:
         """Notes pages in the device's table: (row, first column, pages) each."""
-        counts = np.array([len(pages) for _, _, pages in added], np.int64)
-        if not counts.any():
-            return
-        first = np.array([row * self._width + at for row, at, _ in added], np.int64)
-        within = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)
-        index = self._commands.registers.address("pages", np.repeat(first, counts) + within)
-        self._commands.write(index, [page for _, _, pages in added for page in pages])
+        cells, start = list[int](), self._commands.registers.starts["pages"]
+        for row, at, pages in added:
+            first = start + row * self._width + at
+            cells += range(first, first + len(pages))
+        self._commands.write(cells, [page for _, _, pages in added for page in pages])

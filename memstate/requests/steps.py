@@ -8,6 +8,7 @@ host      step 0 ............................ settle(0)
                                step 1 ................ settle(1)
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from memstate.checks import counts
 from memstate.errors import InvalidArgument, StaleHandle
 from memstate.kernels.tables import REGISTERS_PER_ROW, Accepted, Marks, StepRecord
 from memstate.requests.table import RequestTable
@@ -35,7 +37,6 @@ class Batch(NamedTuple):
         generation: of each entry's row, int32.
         distinct: whether no row comes twice.
         fewest: smallest number of tokens of a real entry.
-        most: largest number of tokens of a real entry.
         version: of the request table, when the batch was looked up.
     """
 
@@ -48,33 +49,34 @@ class Batch(NamedTuple):
     generation: Ints
     distinct: bool
     fewest: int
-    most: int
     version: int
 
     @classmethod
-    def of(cls, table: RequestTable, numbers: Longs, distinct: bool, tokens_of: Longs) -> "Batch":
+    def of(cls, table: RequestTable, numbers: Longs, distinct: bool, tokens: int | Sequence[int]) -> "Batch":
         """Looks up the rows of a batch.
 
         Args:
             table: the request table.
             numbers: for each entry, its row; 0 for padding.
             distinct: whether no row comes twice.
-            tokens_of: for each entry, its tokens.
+            tokens: for each entry its tokens, or one number for all.
+
+        Raises:
+            InvalidArgument: the tokens do not fit the rows.
         """
-        if (over := table.finished[numbers]).any():
+        tokens_of = counts("tokens", tokens, len(numbers))
+        if table.over and (over := table.finished[numbers]).any():
             numbers = np.where(over, 0, numbers)
             distinct = len(set(running := numbers[numbers > 0].tolist())) == len(running)
-        real = slice(None) if numbers.all() else np.flatnonzero(numbers)
-        tokens_of = tokens_of if isinstance(real, slice) else tokens_of * (numbers > 0)
-        rows, tokens = numbers[real], tokens_of[real]
-        columns = numbers, tokens_of, rows, tokens, rows * REGISTERS_PER_ROW, table.generation[numbers]
-        for column in columns:  # later steps use them too
+        real: slice | Longs = slice(None)
+        if not numbers.all():
+            real, tokens_of = np.flatnonzero(numbers), tokens_of * (numbers > 0)
+        rows, of_rows = numbers[real], tokens_of[real]
+        live, generation = rows * REGISTERS_PER_ROW, table.generation[numbers]
+        for column in (numbers, tokens_of, rows, of_rows, live, generation):  # later steps use them too
             column.flags.writeable = False
-        numbers, tokens_of, rows, tokens, live, generation = columns
-        return cls(
-            numbers, tokens_of, real, rows, tokens, live, generation, distinct,
-            int(tokens.min(initial=1)), int(tokens.max(initial=0)), table.version,
-        )  # fmt: skip
+        fewest = tokens if type(tokens) is int else int(of_rows.min(initial=1))
+        return cls(numbers, tokens_of, real, rows, of_rows, live, generation, distinct, fewest, table.version)
 
     def spread(self, values: Longs) -> Longs:
         """Takes one value for each real entry, and returns one for each entry; 0 for padding."""

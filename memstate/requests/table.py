@@ -5,11 +5,12 @@ It is sized by rows, never by slots, and knows no slot id and no plane.
 
 import heapq
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
-from memstate.checks import sequence
+from memstate.checks import INT32_MAX, sequence
 from memstate.errors import InvalidArgument, OutOfRows, StaleHandle
 from memstate.requests.handles import Row, Rows, first_generation, risen
 from memstate.slots.registers import Longs
@@ -24,10 +25,13 @@ class RequestTable:
 
     Attributes:
         generation: of each row, int32 `row`; one more at every end.
+        running: the handle of each row's request, None for a row without one.
         used: whether a request has the row, `row`.
-        finished: whether a settled step finished the row, `row`.
+        finished: whether a settled step finished the row, `row`; it stays so until the next request.
+        over: rows that a step finished and whose request has not ended.
         unsettled: planned steps whose results are not known, `row`.
         confirmed: length up to which the row is known to be real, `row`.
+        confirmed_at: the same memory, for one entry as a plain number.
         ids: the request of each row.
         admitted: when its request took it, in seconds of the clock, `row`.
         version: counts the changes of which rows run; while it stays, checked handles stay valid.
@@ -56,14 +60,19 @@ class RequestTable:
         self._ended: dict[int, tuple[int, Hashable, str]] = {  # by row: the last generation, its request, how it ended
             row: (int(self.generation[row]), self.ids[row], how) for row in ended
         }
+        self.running: list[Row | None] = [None] * (self.rows + 1)
         self.generation = risen(self.generation)
         self._free = list(range(1, self.rows + 1))
         self.used = np.zeros(self.rows + 1, bool)
+        self.over = 0
         self.finished = np.zeros(self.rows + 1, bool)
         self.unsettled = np.zeros(self.rows + 1, np.int32)  # planned steps whose results are not known
         self.confirmed = np.zeros(self.rows + 1, np.int64)  # length up to which the row is known to be real
         self.ids: list[Hashable] = [None] * (self.rows + 1)
         self.admitted = np.zeros(self.rows + 1)
+        columns = self.generation, self.used, self.finished, self.unsettled, self.confirmed, self.admitted
+        self._at: list[Any] = [column.data for column in columns]  # for one entry as a plain number
+        self.confirmed_at = self._at[4]
 
     def miscounts(self) -> list[str]:
         """Returns what is wrong with the rows that are noted as free."""
@@ -77,7 +86,7 @@ class RequestTable:
         """Rows without a request."""
         return len(self._free)
 
-    def claim(self, ids: Sequence[Hashable]) -> Longs:
+    def claim(self, ids: Sequence[Hashable]) -> list[int]:
         """Takes the lowest free rows for requests.
 
         Raises:
@@ -87,48 +96,40 @@ class RequestTable:
             raise OutOfRows(len(ids), self.free, self.rows)
         now = self.clock()  # first: it is the caller's, and could raise
         self.version += 1
-        taken = [heapq.heappop(self._free) for _ in ids]
-        rows = np.array(taken, np.int64)
-        self.used[rows] = True
-        self.finished[rows] = False
-        self.unsettled[rows] = 0
-        self.confirmed[rows] = 0
-        self.admitted[rows] = now
-        for row, name in zip(taken, ids, strict=True):
-            self.ids[row] = name
-        return rows
+        generation, used, finished, unsettled, confirmed, admitted = self._at
+        taken, free = [], self._free
+        for name in ids:
+            row = heapq.heappop(free)
+            used[row], finished[row], unsettled[row], confirmed[row], admitted[row] = True, False, 0, 0, now
+            self.ids[row], self.running[row] = name, Row(row, generation[row])
+            taken.append(row)
+        return taken
 
-    def release(self, rows: Longs, how: str = "released") -> None:
+    def release(self, rows: Iterable[int], how: str = "released") -> None:
         """Frees rows and makes every handle to them stale.
 
         Args:
-            rows: `row`.
+            rows: the rows.
             how: what ended them, for the errors of stale handles.
         """
         self.version += 1
-        numbers = rows.tolist()
-        for row, generation in zip(numbers, self.generation[rows].tolist(), strict=True):
-            self._ended[row] = generation, self.ids[row], how
-        self.used[rows] = False
-        self.generation[rows] = risen(self.generation[rows])
-        for row in numbers:
-            self.ids[row] = None
+        generation, used, finished, *_ = self._at
+        for row in rows:
+            self._ended[row] = generation[row], self.ids[row], how
+            self.over -= finished[row]
+            used[row], generation[row] = False, (generation[row] + 1) & INT32_MAX
+            self.ids[row] = self.running[row] = None
             heapq.heappush(self._free, row)
 
     def finish(self, rows: Longs) -> None:
         """Notes that a settled step finished rows; from now on they are padding in a batch."""
         self.version += 1
+        self.over += len(rows) - int(np.count_nonzero(self.finished[rows]))
         self.finished[rows] = True
-
-    def handle(self, row: int) -> Row:
-        """Returns the handle to a row in use."""
-        return Row(row, int(self.generation[row]))
 
     def alive(self, row: Row) -> bool:
         """Returns whether the handle's request still runs."""
-        return bool(
-            self.generation[row.index] == row.generation and self.used[row.index] and not self.finished[row.index]
-        )
+        return self.running[row.index] == row and not self.finished[row.index]
 
     def index(self, row: Row) -> int:
         """Returns the number of a handle's row.
@@ -141,7 +142,7 @@ class RequestTable:
             raise InvalidArgument(f"{row!r} is no row: use the handles that admit() returned")
         if type(row.index) is not int or not 0 < row.index <= self.rows:
             raise InvalidArgument(f"{row!r}: this table has rows 1..{self.rows}; it is another manager's")
-        if self.generation[row.index] != row.generation or not self.used[row.index]:
+        if self.running[row.index] != row:
             generation, name, how = self._ended.get(row.index, (0, None, ""))
             why = f"request {name!r} was {how}" if generation == row.generation and how else ""
             raise StaleHandle(f"row {row.index}", row.generation, int(self.generation[row.index]), why)
@@ -158,27 +159,35 @@ class RequestTable:
             numbers = rows.indices
             if ((self.generation[numbers] == rows.generations) & self.used[numbers]).all():
                 return numbers, rows.distinct
-        given = sequence("rows", rows, "[row]")
-        numbers = np.array([0 if row is None else self.index(row) for row in given], np.int64)
-        real = numbers[numbers > 0].tolist()
-        return numbers, len(set(real)) == len(real)
+        found = self._look_up(rows)
+        real = [row for row in found if row] if 0 in found else found
+        return np.array(found, np.int64), len(set(real)) == len(real)
 
-    def indices(self, rows: Sequence[Row]) -> Longs:
+    def _look_up(self, rows: Sequence[Row | None]) -> list[int]:
+        """Returns the number of each handle's row, 0 for None. Handles that this table has made are found at once."""
+        given = rows if type(rows) is list else list(sequence("rows", rows, "[row]"))
+        try:
+            found = [0 if row is None else row.index for row in given]
+            if list(map(self.running.__getitem__, found)) == given and set(map(type, found)) <= {int}:
+                return found
+        except (AttributeError, TypeError, IndexError):
+            pass
+        return [0 if row is None else self.index(row) for row in given]
+
+    def indices(self, rows: Sequence[Row]) -> list[int]:
         """Returns the numbers of distinct rows.
 
         Raises:
             StaleHandle: a request has ended.
             InvalidArgument: an entry is not a row of this table, or a row is named twice.
         """
-        if isinstance(rows, Rows):
-            numbers, distinct = self.batch(rows)
-        else:
-            numbers = np.array([self.index(row) for row in sequence("rows", rows, "[row]")], np.int64)
-            distinct = len(set(numbers.tolist())) == len(numbers)
-        if not distinct:
-            raise InvalidArgument(f"a row is named twice in {numbers.tolist()}")
+        numbers = self._look_up(rows)
+        if 0 in numbers:
+            self.index(None)  # type: ignore[arg-type]
+        if len(set(numbers)) != len(numbers):
+            raise InvalidArgument(f"a row is named twice in {numbers}")
         return numbers
 
-    def handles(self, rows: Longs) -> Rows:
+    def handles(self, rows: Iterable[int]) -> Rows:
         """Returns the handles to distinct rows in use."""
-        return Rows(rows, self.generation[rows], self, distinct=True)
+        return Rows.of([running for row in rows if (running := self.running[row])], self, distinct=True)

@@ -16,8 +16,8 @@ The first change of a fenced register waits for the forward, and so does every l
 changes that were recorded before the first waiting change.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from operator import index
 from typing import Any, NamedTuple, Protocol
 from weakref import WeakMethod
 
@@ -26,6 +26,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from memstate.checks import INT32_MAX
 from memstate.errors import EmptyRegister, InvalidArgument, OutOfSlots, RegisterInUse
 from memstate.kernels.tables import REGISTERS_PER_ROW, ZERO_SOURCE
 from memstate.slots.journal import Journal
@@ -94,6 +95,7 @@ class CommandBuffer:
         self._sending: Packet | Action | None = None  # taken from the queue, not yet sent as a whole
         self.step = torch.zeros(step_ints(max_batch), dtype=torch.int32, device=registers.backend.device)
         self._fenced = np.zeros(registers.count, bool)  # registers whose slots a coming forward uses
+        self._fenced_at = self._fenced.data
         self.fencing = False  # whether such a forward is expected
         self._unwritten: set[int] = set()  # of the fenced registers, those that it writes for the first time
         # where the first waiting change is: index in the queue, index in that packet
@@ -173,7 +175,7 @@ class CommandBuffer:
         found[list(self._unwritten)] = True
         for entry in [self._sending, *self._queue]:
             if isinstance(entry, Packet):
-                found |= entry.latest >= 0
+                found[list(entry.latest)] = True
         for registers in self.guard.registers if self.guard.call else ():
             found[np.asarray(registers, np.int64)] = True
         return found
@@ -197,7 +199,7 @@ class CommandBuffer:
         Also true if a coming forward has still to write the state of one.
         """
         regs = self._known(registers, "named", distinct=False)
-        if self._unwritten and not self._unwritten.isdisjoint(regs.tolist()):
+        if self._unwritten and not self._unwritten.isdisjoint(regs):
             return True
         return any(isinstance(entry, Packet) and entry.names(regs) for entry in self._queue)
 
@@ -221,18 +223,20 @@ class CommandBuffer:
         to, of = self._known(targets, "move"), self._known(sources, "move")
         if len(to) != len(of):
             raise InvalidArgument(f"move: {len(to)} targets for {len(of)} sources")
-        if not to.size:
+        if not to:
             return
-        if _overlap(to, of):
+        if len(set(regs := [*to, *of])) != len(regs):
             raise InvalidArgument("move: a register is target and source at once; record the moves one after the other")
         self._require_empty("move", to)
         self._require_held("move", of)
-        packet = self._packet_for(regs := np.concatenate([to, of]), MOVES)
-        r = self.registers
-        r.held[to], r.labels[to] = True, r.labels[of]
-        r.held[of], r.labels[of] = False, 0
+        packet = self._packet_for(regs, MOVES)
+        held, label = self.registers.held_at, self.registers.label_at
+        for target, source in zip(to, of, strict=True):
+            held[target], label[target] = True, label[source]
+            held[source], label[source] = False, 0
         packet.add(MOVES, to, of, regs)
-        self._note("move", to, of)
+        if self.journal is not None:
+            self._note("move", to, of)
 
     def release(self, registers: Indices) -> int:
         """Empties registers and frees their slots. Skips empty registers.
@@ -246,14 +250,15 @@ class CommandBuffer:
         Raises:
             InvalidArgument: registers are not valid, or one is named twice; nothing recorded.
         """
-        regs = self._known(registers, "release")
-        regs = regs[self.registers.held[regs]]
-        if not regs.size:
+        held, label = self.registers.held_at, self.registers.label_at
+        regs = [register for register in self._known(registers, "release") if held[register]]
+        if not regs:
             return 0
         packet = self._packet_for(regs, RELEASES)
-        self._note("release", regs)
-        self.registers.held[regs] = False
-        self.registers.labels[regs] = 0
+        if self.journal is not None:
+            self._note("release", regs)
+        for register in regs:
+            held[register], label[register] = False, 0
         self.registers.allocator.free += len(regs)
         packet.add(RELEASES, regs, regs, regs)
         return len(regs)
@@ -273,37 +278,37 @@ class CommandBuffer:
 
         Syncs: only if it needs slots released by id that the device has not confirmed.
         """
-        regs = self._known(registers, "claim")
+        regs, allocator = self._known(registers, "claim"), self.registers.allocator
         self._require_empty("claim", regs)
-        self.registers.allocator.confirm(len(regs))
-        if len(regs) > self.registers.allocator.free:
-            raise OutOfSlots(len(regs), self.registers.allocator.free)
-        if not regs.size:
+        allocator.confirm(len(regs))
+        if len(regs) > allocator.free:
+            raise OutOfSlots(len(regs), allocator.free)
+        if not regs:
             return
         packet = self._packet_for(regs, CLAIMS)
-        self.registers.held[regs] = True
-        self.registers.labels[regs] = 0
-        self.registers.allocator.free -= len(regs)
-        self.registers.allocator.claimed += len(regs)
+        held, label = self.registers.held_at, self.registers.label_at
+        for register in regs:
+            held[register], label[register] = True, 0
+        allocator.free -= len(regs)
+        allocator.claimed += len(regs)
         packet.add(CLAIMS, regs, regs, regs)
-        self._note("claim", regs)
+        if self.journal is not None:
+            self._note("claim", regs)
         if lengths is not None:
-            cells, content = self._cells(self.registers.address("labels", regs), lengths)
-            packet.add(WRITES, cells, content, regs)
-            self.registers.labels[regs] = content
+            self._label(packet, regs, lengths)
 
     def write(self, addresses: Indices, values: Indices) -> None:
         """Sets cells of columns in the register file. If a cell is written twice, the last value stays."""
         cells, content = self._cells(addresses, values)
-        if cells.size:
-            self._last().add(WRITES, cells, content, None)
+        if cells:
+            self._last().add(WRITES, cells, content, ())
 
     def label(self, registers: Indices, lengths: Indices) -> None:
         """Sets the lengths of states that were loaded into registers.
 
         Args:
             registers: no register twice.
-            lengths: lengths in tokens, one for each register or one for all.
+            lengths: lengths in tokens, one for each register.
 
         Raises:
             EmptyRegister: a register holds no slot; nothing recorded.
@@ -311,21 +316,24 @@ class CommandBuffer:
         """
         regs = self._known(registers, "label")
         self._require_held("label", regs)
-        cells, content = self._cells(self.registers.address("labels", regs), lengths)
-        if regs.size:
-            # with `regs`, later changes of these registers cannot run before this write
-            self._packet_for(regs, DATA).add(WRITES, cells, content, regs)
-            self.registers.labels[regs] = content
+        if regs:
+            self._label(self._packet_for(regs, DATA), regs, lengths)
 
-    def _cells(self, addresses: Indices, values: Indices) -> tuple[Longs, Longs]:
-        cells, content = np.asarray(addresses, np.int64), np.asarray(values, np.int64)
-        if content.shape not in ((), cells.shape):
-            raise InvalidArgument(f"write: {content.size} values for {cells.size} cells")
-        content = content if content.shape == cells.shape else np.broadcast_to(content, cells.shape)
+    def _label(self, packet: Packet, regs: list[int], lengths: Indices) -> None:
+        """Records the labels of registers; with the registers, later changes of them cannot run before this write."""
+        cells, content = self._cells(self.registers.address("labels", regs), lengths)
+        packet.add(WRITES, cells, content, regs)
+        for register, length in zip(regs, content, strict=True):
+            self.registers.label_at[register] = length
+
+    def _cells(self, addresses: Indices, values: Indices) -> tuple[list[int], list[int]]:
+        cells, content = _plain(addresses), _plain(values)
+        if cells is None or content is None or len(content) != len(cells):
+            raise InvalidArgument(f"write: values {values!r} for {len(addresses)} cells, expected a whole number each")
         size = self.registers.cells.numel()
-        if cells.size and (cells.min() < 0 or cells.max() >= size or abs(content).max() > 2**31 - 1):
+        if cells and (min(cells) < 0 or max(cells) >= size or min(content) < -INT32_MAX or max(content) > INT32_MAX):
             raise InvalidArgument(
-                f"write: cells {cells.min()}..{cells.max()} of {size}, values {content.tolist()}: expected int32"
+                f"write: cells {min(cells)}..{max(cells)} of {size}, values {content}: expected int32"
             )
         return cells, content
 
@@ -352,31 +360,32 @@ class CommandBuffer:
         of, to = self._known(sources, "copy", distinct=False), self._known(targets, "copy")
         if len(to) != len(of):
             raise InvalidArgument(f"copy: {len(to)} targets for {len(of)} sources")
-        if _overlap(to, of):
+        if not set(to).isdisjoint(of):
             raise InvalidArgument(
                 "copy: a register is target and source at once; record the copies one after the other"
             )
         self._require_held("copy", of)
         self._data(to, of)
 
-    def _data(self, to: Longs, of: Longs | None) -> None:
+    def _data(self, to: list[int], of: list[int] | None) -> None:
         self._require_held("zero" if of is None else "copy", to)
-        if not to.size:
+        if not to:
             return
-        packet = self._packet_for(to, DATA, of)
-        if of is not None:
-            self.registers.labels[to] = self.registers.labels[of]
-        packet.add(DATA, to, np.full(len(to), ZERO_SOURCE, np.int64) if of is None else of, to)
+        packet, label = self._packet_for(to, DATA, of or ()), self.registers.label_at
+        for target, source in zip(to, of or (), strict=of is not None):
+            label[target] = label[source]
+        packet.add(DATA, to, [ZERO_SOURCE] * len(to) if of is None else of, to)
 
-    def _note(self, what: str, registers: Longs, sources: Longs | None = None) -> None:
+    def _note(self, what: str, registers: list[int], sources: list[int] | None = None) -> None:
         if self.journal is not None:
-            self.journal.note(what, self._number, registers.tolist(), None if sources is None else sources.tolist())
+            self.journal.note(what, self._number, registers, sources)
 
-    @contextmanager
-    def noting(self, what: str) -> Iterator[None]:
-        """Writes to the journal which registers a launch inside this context fills or empties."""
-        before = self.registers.held.copy() if self.journal is not None else None
-        yield
+    def held_before(self) -> NDArray[np.bool_] | None:
+        """Returns what `note_changes` needs, if there is a journal: which registers hold a slot."""
+        return self.registers.held.copy() if self.journal is not None else None
+
+    def note_changes(self, what: str, before: NDArray[np.bool_] | None) -> None:
+        """Writes to the journal which registers a launch has filled or emptied since `held_before`."""
         if self.journal is not None and before is not None:
             carried = isinstance(self._sending, Packet) and bool(self._sending.operations)  # by the packet of this plan
             self.journal.note_changes(what, self._number - 1 + carried, before)
@@ -390,10 +399,10 @@ class CommandBuffer:
         """Returns the packet that is being recorded."""
         if self._queue and isinstance(last := self._queue[-1], Packet):
             return last
-        self._queue.append(packet := Packet(self.registers))
+        self._queue.append(packet := Packet())
         return packet
 
-    def _packet_for(self, regs: Longs, phase: int, sources: Longs | None = None) -> Packet:
+    def _packet_for(self, regs: list[int], phase: int, sources: Sequence[int] = ()) -> Packet:
         """Returns the packet for a change of registers. Starts another packet if the order of phases requires it.
 
         It also notes the first change that must wait for a forward. `sources` are registers that a copy reads.
@@ -402,11 +411,9 @@ class CommandBuffer:
             self.guard.registers.append(regs)
         packet = self._last()
         if packet.late(regs, phase, sources):
-            self._queue.append(packet := Packet(self.registers))
-        if self._waits is None and self.fencing:
-            fenced = self._fenced
-            if fenced[regs].any() or (sources is not None and fenced[sources].any()):
-                self._waits = len(self._queue) - 1, len(packet.operations)
+            self._queue.append(packet := Packet())
+        if self.fencing and self._waits is None and any(map(self._fenced_at.__getitem__, [*regs, *sources])):
+            self._waits = len(self._queue) - 1, len(packet.operations)
         return packet
 
     # Sending
@@ -452,13 +459,13 @@ class CommandBuffer:
         last = self._last()
         self._send_up_to(1)
         self._prepare(last)
-        encoded = last.encode(batch, limit, marks)
-        if encoded.size > self.step.numel():  # so many changes take an upload of their own
+        ints = last.encode(batch, limit, marks, self.ring.room).size
+        if ints > self.step.numel():  # so many changes take an upload of their own
             self._send_prepared(last)
-            encoded = (last := Packet(self.registers)).encode(batch, limit, marks)
+            ints = (last := Packet()).encode(batch, limit, marks, self.ring.room).size
         self._sending = last
         self._queue.clear()
-        self.ring.send(encoded, self.step)
+        self.ring.push(ints, self.step)
 
     def launch_changes(self, replayed: bool = False) -> None:
         """Carries out the changes in `step`, if it has any.
@@ -511,7 +518,7 @@ class CommandBuffer:
         self._send_prepared(packet)
 
     def _send_prepared(self, packet: Packet) -> None:
-        sent = self.ring.send(packet.encode())
+        sent = self.ring.push(packet.encode(room=self.ring.room).size)
         if packet.operations:
             self.packets += 1
             self._carry_out(sent, packet)
@@ -529,29 +536,37 @@ class CommandBuffer:
         self._queue, self._sending = [], None
         self.lift()
 
-    def _known(self, registers: Indices, operation: str, distinct: bool = True) -> Longs:
-        given = np.asarray(registers)
-        if given.size and given.dtype.kind not in "iu":
+    def _known(self, registers: Indices, operation: str, distinct: bool = True) -> list[int]:
+        """Returns registers as plain numbers. Requires that they are registers of rows or holders, each named once."""
+        if (regs := _plain(registers)) is None:
             raise InvalidArgument(f"{operation}: registers {registers!r}, expected integers")
-        regs = given.astype(np.int64)
-        listed = sorted(regs.tolist())
-        if listed and not (listed[0] >= REGISTERS_PER_ROW and listed[-1] < self.registers.count):
+        if regs and (min(regs) < REGISTERS_PER_ROW or max(regs) >= self.registers.count):
             raise InvalidArgument(
-                f"{operation}: registers {listed[0]}..{listed[-1]}, expected "
+                f"{operation}: registers {min(regs)}..{max(regs)}, expected "
                 f"{REGISTERS_PER_ROW}..{self.registers.count - 1}"
             )
-        if distinct and len(set(listed)) != len(listed):
-            raise InvalidArgument(f"{operation}: a register is named twice in {listed}")
+        if distinct and len(set(regs)) != len(regs):
+            raise InvalidArgument(f"{operation}: a register is named twice in {sorted(regs)}")
         return regs
 
-    def _require_empty(self, operation: str, regs: Longs) -> None:
-        if self.registers.held[regs].any():
-            raise RegisterInUse(operation, int(regs[self.registers.held[regs]][0]))
+    def _require_empty(self, operation: str, regs: list[int]) -> None:
+        held = self.registers.held_at
+        for register in regs:
+            if held[register]:
+                raise RegisterInUse(operation, register)
 
-    def _require_held(self, operation: str, regs: Longs) -> None:
-        if not self.registers.held[regs].all():
-            raise EmptyRegister(operation, int(regs[~self.registers.held[regs]][0]))
+    def _require_held(self, operation: str, regs: list[int]) -> None:
+        held = self.registers.held_at
+        for register in regs:
+            if not held[register]:
+                raise EmptyRegister(operation, register)
 
 
-def _overlap(one: Longs, other: Longs) -> bool:
-    return not set(one.tolist()).isdisjoint(other.tolist())
+def _plain(numbers: Indices) -> list[int] | None:
+    """Returns whole numbers as plain ones in a new list; None if something else is among them."""
+    if isinstance(numbers, np.ndarray):
+        return numbers.tolist() if numbers.dtype.kind in "iu" or not numbers.size else None
+    try:
+        return list(map(index, numbers))
+    except TypeError:
+        return None

@@ -1,62 +1,63 @@
 """Holds one packet of a command buffer: its operations, in the order of the calls, and its bytes in an upload.
 
-This module does not check the operations, and does not know which of them wait for a forward.
+This module does not check the operations, and does not know which of them wait for a forward. Registers and cells are
+plain integers in lists: most packets name a few, and numpy takes longer for those.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from array import array
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
 from memstate.kernels.tables import HEADER_INTS, LIMIT_CELL, ZERO_SOURCE, Section
-from memstate.slots.registers import Ints, Longs, RegisterFile
+from memstate.slots.registers import Ints, Longs
 
 PAIRS = (Section.MOVES, Section.WRITES, Section.DATA)
 MOVES, RELEASES, CLAIMS, WRITES, DATA, BATCH, MARKS = map(
     int, Section
 )  # plain ints: each access to an enumeration costs 1 us
-FEW = 8  # up to this number of registers, a Python loop is faster than numpy
+Operation = tuple[int, list[int], list[int], Sequence[int]]  # section, two columns, the registers that it changes
+Room = Callable[[int], Ints]  # where a packet of so many int32 goes
 
 
-class Operation(NamedTuple):
-    """One recorded call: its section with two columns, and the registers that it changes."""
-
-    section: int
-    first: Longs
-    second: Longs
-    registers: Longs | None
+def _zeros(ints: int) -> Ints:
+    return np.zeros(ints, np.int32)
 
 
 class Packet:
     """Operations that are sent together.
 
     Args:
-        registers: the register file.
         operations: the first operations.
+
+    Attributes:
+        latest: register -> the last phase that names it.
+        reads: registers that a copy reads.
+        sizes: number of entries of each section.
+        zeroed: number of entries of DATA that zero a state.
     """
 
-    def __init__(self, registers: RegisterFile, operations: Iterable[Operation] = ()) -> None:
-        self._file = registers
+    def __init__(self, operations: Iterable[Operation] = ()) -> None:
         self.operations: list[Operation] = []
-        self.latest = np.empty(registers.count, np.int8)  # the last phase that names a register
-        self.latest.fill(-1)
-        self.reads = np.zeros(registers.count, bool)  # registers that a copy reads
-        self.sizes = [0] * len(Section)  # number of entries of each section
-        self.zeroed = 0  # number of entries of DATA that zero a state
+        self.latest: dict[int, int] = {}
+        self.reads: set[int] = set()
+        self.sizes = [0] * len(Section)
+        self.zeroed = 0
         for operation in operations:
             self.add(*operation)
 
-    def add(self, section: int, first: Longs, second: Longs, registers: Longs | None) -> None:
+    def add(self, section: int, first: list[int], second: list[int], registers: Sequence[int]) -> None:
         """Adds an operation at the end."""
-        if registers is not None:
-            self.latest[registers] = DATA if section == WRITES else section
+        if registers:
+            self.latest.update(dict.fromkeys(registers, DATA if section == WRITES else section))
         if section == DATA:
-            self.reads[second[second != ZERO_SOURCE]] = True
-            self.zeroed += int(np.count_nonzero(second == ZERO_SOURCE))
+            self.reads.update(second)
+            self.reads.discard(ZERO_SOURCE)
+            self.zeroed += second.count(ZERO_SOURCE)
         self.sizes[section] += len(first)
-        self.operations.append(Operation(section, first, second, registers))
+        self.operations.append((section, first, second, registers))
 
-    def late(self, registers: Longs, phase: int, sources: Longs | None = None) -> bool:
+    def late(self, registers: Sequence[int], phase: int, sources: Sequence[int] = ()) -> bool:
         """Returns True if a new operation must start another packet, because it would run too early in this one.
 
         Zeros and copies of one packet run in no fixed order, and after its labels. So none of them may change a
@@ -67,73 +68,78 @@ class Packet:
             phase: phase of the operation.
             sources: registers whose states the operation reads.
         """
-        if not self.operations:
-            return False
         latest, reads = self.latest, self.reads
-        if sources is not None and (latest[sources] == DATA).any():
+        if sources and DATA in map(latest.get, sources):
             return True
-        if registers.size <= FEW:
-            return any(latest[r] >= phase or reads[r] for r in registers.tolist())
-        return bool((latest[registers] >= phase).any() or reads[registers].any())
+        if reads and not reads.isdisjoint(registers):
+            return True
+        if latest.keys().isdisjoint(registers):
+            return False
+        return max(latest.get(register, -1) for register in registers) >= phase
 
-    def names(self, registers: Longs) -> bool:
+    def names(self, registers: Iterable[int]) -> bool:
         """Returns whether an operation of this packet changes one of these registers or reads its state."""
-        return bool((self.latest[registers] >= 0).any() or self.reads[registers].any())
+        return any(register in self.latest or register in self.reads for register in registers)
 
     def tail(self, operations: int) -> "Packet":
         """Returns a packet without the first `operations` operations."""
-        return Packet(self._file, self.operations[operations:])
+        return Packet(self.operations[operations:])
 
     def split(self, operations: int) -> "tuple[Packet, Packet]":
         """Returns a packet of the first `operations` operations, and a packet of the others."""
-        return Packet(self._file, self.operations[:operations]), self.tail(operations)
+        return Packet(self.operations[:operations]), self.tail(operations)
 
-    def encode(self, batch: Sequence[Longs] = (), limit: int = 0, marks: Sequence[Longs] = ()) -> Ints:
+    def encode(
+        self, batch: Sequence[Longs] = (), limit: int = 0, marks: Sequence[Longs] = (),
+        room: Room = _zeros,
+    ) -> Ints:  # fmt: skip
         """Returns the packet as int32: a header, the batch, its marks, then one or two columns for each other section.
 
-        Each column is padded to 16 bytes. `memstate.kernels.tables.Section` has the layout.
+        Each column takes a multiple of 16 bytes; what is behind its entries means nothing.
+        `memstate.kernels.tables.Section` has the layout.
 
         Args:
             batch: the columns that the next plan or accept reads, axis `n`.
             limit: number of optional claims of that plan or accept.
             marks: entries of the batch, offsets and registers, axis `mark`; ascending by entry, then by offset.
+            room: returns where the packet goes, given its int32.
         """
-        columns: list[tuple[int, Sequence[Longs]]] = [(BATCH, batch)] if batch else []
-        if marks:
-            columns.append((MARKS, marks))
-        by_section: dict[int, list[Operation]] = {}
-        for operation in self.operations:
-            by_section.setdefault(operation.section, []).append(operation)
-        columns += [(section, _columns(section, by_section[section])) for section in sorted(by_section)]
-        ends = [HEADER_INTS]
-        for _, pair in columns:
-            ends.append(ends[-1] + len(pair) * (-(-len(pair[0]) // 4) * 4))
-        sent = np.zeros(ends[-1], np.int32)
-        sent[LIMIT_CELL] = limit
-        sent[8 : 8 + BATCH] = HEADER_INTS
-        for (section, pair), at in zip(columns, ends, strict=False):
-            size = sent[section] = len(pair[0])
-            sent[8 + section] = at
-            for column in pair:
-                sent[at : at + size] = column
-                at += -(-size // 4) * 4
+        header, body = [0] * HEADER_INTS, list[int]()
+        header[LIMIT_CELL] = limit
+        at, given = HEADER_INTS, list[tuple[int, Longs]]()
+        header[8 : 8 + BATCH] = [at] * BATCH
+        for section, columns in ((BATCH, batch), (MARKS, marks)):
+            if columns:
+                header[section], header[8 + section] = len(columns[0]), at
+                for column in columns:
+                    given.append((at, column))
+                    at += -(-len(column) // 4) * 4
+        first = at
+        for section, pair in sorted(self._sections().items()):
+            header[section], header[8 + section] = len(pair[0]), first + len(body)
+            for entries in pair if section in PAIRS else pair[:1]:
+                body += entries
+                body += [0] * (-len(entries) % 4)
+        sent = room(first + len(body))
+        to = sent.data
+        to[:HEADER_INTS] = array("i", header)
+        for start, values in given:
+            sent[start : start + len(values)] = values
+        if body:
+            to[first:] = array("i", body)
         return sent
 
-
-def _columns(section: int, operations: Sequence[Operation]) -> tuple[Longs, ...]:
-    """Returns the column, or both columns, of the operations of one section."""
-    if len(operations) == 1:
-        (_, first, second, _) = operations[0]
-    else:
-        first, second = (np.concatenate([operation[at] for operation in operations]) for at in (1, 2))
-    if section == WRITES:
-        return _newest(first, second)
-    return (first, second) if section in PAIRS else (first,)
-
-
-def _newest(cells: Longs, values: Longs) -> tuple[Longs, Longs]:
-    """Keeps only the last value of each cell."""
-    if (cells[1:] > cells[:-1]).all():
-        return cells, values
-    kept, newest = np.unique(cells[::-1], return_index=True)
-    return (cells, values) if len(kept) == len(cells) else (kept, values[::-1][newest])
+    def _sections(self) -> dict[int, tuple[list[int], list[int]]]:
+        """Returns both columns of each section with entries; of a cell that is written twice only the last value."""
+        found: dict[int, tuple[list[int], list[int]]] = {}
+        for section, first, second, _ in self.operations:
+            if (before := found.get(section)) is None:
+                found[section] = first, second
+            else:
+                found[section] = [*before[0], *first], [*before[1], *second]
+        if writes := found.get(WRITES):
+            newest = dict(zip(*writes, strict=True))
+            if len(newest) < len(writes[0]):
+                cells = sorted(newest)
+                found[WRITES] = cells, [newest[cell] for cell in cells]
+        return found

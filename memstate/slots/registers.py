@@ -9,7 +9,7 @@ The host keeps a copy (the *mirror*) of the labels, and of which registers hold 
 as the device, and reads nothing back. This module does not know planes or requests.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import accumulate
 
 import numpy as np
@@ -58,6 +58,15 @@ class RegisterFile(NotCopied):
         snapshots: number of holders.
         pages_per_row: width of the page table.
 
+    Attributes:
+        held: whether each register holds a slot, for the host: bool `register`.
+        labels: tokens of the state in each register, for the host: int32 `register`.
+        tracked: length of each row up to which no boundary is due, for the host: int32 `row`.
+        source: register that each row's first step reads, 0 for none, for the host: int32 `row`.
+        held_at, label_at, tracked_at, source_at: the same memory, for one entry as a plain number: that costs half of
+            what an array takes.
+        starts: first cell of each column.
+
     Raises:
         InvalidArgument: int32 cannot number the cells; nothing was allocated.
     """
@@ -82,11 +91,13 @@ class RegisterFile(NotCopied):
             self.cells, allocator.bitmap, allocator.counters, allocator.capacity, trusted=True,
         )  # fmt: skip
         self.page_table = pages.view(rows + 1, pages_per_row)
-        self._starts = dict(zip((*Registers._fields[:4], "pages"), starts, strict=False))
+        self.starts = dict(zip((*Registers._fields[:4], "pages"), starts, strict=False))
         self.held = np.zeros(self.count, bool)
         self.labels: Ints = np.zeros(self.count, np.int32)
         self.tracked: Ints = np.zeros(rows + 1, np.int32)
         self.source: Ints = np.zeros(rows + 1, np.int32)
+        self.held_at, self.label_at = self.held.data, self.labels.data
+        self.tracked_at, self.source_at = self.tracked.data, self.source.data
 
     @property
     def nbytes(self) -> int:
@@ -94,14 +105,19 @@ class RegisterFile(NotCopied):
         own = self.cells.nbytes - self.page_table.nbytes
         return own + self.allocator.bitmap.nbytes + self.allocator.counters.nbytes
 
-    def address(self, column: str, index: Longs) -> Longs:
+    def address(self, column: str, index: Iterable[int]) -> list[int]:
         """Returns cell numbers of a column.
 
         Args:
             column: "slots", "labels", "tracked", "source" or "pages".
             index: numbers of registers or rows; for "pages" the flat row-major index.
         """
-        return index + self._starts[column]
+        start = self.starts[column]
+        return [start + at for at in index]
+
+    def origin(self, row: int) -> int:
+        """Returns the register of a row's state; see `origins`."""
+        return self.source_at[row] or row * REGISTERS_PER_ROW
 
     def origins(self, rows: Longs) -> Longs:
         """Returns the register of each row's state.
@@ -124,7 +140,7 @@ class RegisterFile(NotCopied):
         registers = list(kept or {})
         pairs = np.array(list((kept or {}).values()), np.int32).reshape(-1, 2)
         for column, values in zip(("slots", "labels"), pairs.T, strict=True):
-            cells[torch.tensor(registers, dtype=torch.int64) + self._starts[column]] = torch.from_numpy(values.copy())
+            cells[torch.tensor(registers, dtype=torch.int64) + self.starts[column]] = torch.from_numpy(values.copy())
         self.cells.copy_(cells)
         for mirror in (self.held, self.labels, self.tracked, self.source):
             mirror[:] = 0

@@ -23,45 +23,58 @@ class UploadRing:
     def __init__(self, backend: Backend, ints: int = INTS) -> None:
         self.waits = 0  # times that the host waited because the ring was full
         self._backend = backend
-        self._turn = 0
+        self._cuda = backend.device.type == "cuda"
+        self._turn = 0  # whose buffer is filled next
         self._grow(ints)
 
     def _grow(self, ints: int) -> None:
-        device = self._backend.device
+        device, self._ints = self._backend.device, ints
         with on(device):
-            self._host = [torch.empty(ints, dtype=torch.int32, pin_memory=device.type == "cuda") for _ in range(RING)]
+            self._host = [torch.empty(ints, dtype=torch.int32, pin_memory=self._cuda) for _ in range(RING)]
         self._arrays = [buffer.numpy() for buffer in self._host]
         self._sent: list[torch.cuda.Event | None] = [None] * RING
         self._device = torch.empty(ints, dtype=torch.int32, device=device)
 
-    def send(self, packet: NDArray[np.int32], to: Tensor | None = None) -> Tensor:
-        """Copies a packet to the device asynchronously.
-
-        Args:
-            packet: int32 array, axis `n`.
-            to: int32 tensor for the packet, as long or longer. None: the ring's own, valid until the next `send`.
-
-        Returns:
-            The packet on the device: int32 tensor, axis `n`.
+    def room(self, ints: int) -> NDArray[np.int32]:
+        """Returns the host memory of the next packet, for the caller to fill before `push`: int32 `ints`.
 
         Syncs: only if the ring is full; `waits` counts this.
         """
-        if packet.size > self._host[0].numel():
-            if self._backend.device.type == "cuda":  # launches of this stream may still read it
+        if ints > self._ints:
+            if self._cuda:  # launches of this stream may still read it
                 self._device.record_stream(torch.cuda.current_stream(self._backend.device))
-            self._grow(2 * packet.size)
-        turn = self._turn = (self._turn + 1) % RING
-        event = self._sent[turn]
+            self._grow(2 * ints)
+        event = self._sent[self._turn]
         if event is not None and not event.query():
             event.synchronize()
             self.waits += 1
             self._backend.counts.syncs += 1
-        self._arrays[turn][: packet.size] = packet
-        buffer = self._host[turn][: packet.size]
-        target = (self._device if to is None else to)[: packet.size]
-        target.copy_(buffer, non_blocking=True)
-        if self._backend.device.type == "cuda":
+        return self._arrays[self._turn][:ints]
+
+    def push(self, ints: int, to: Tensor | None = None) -> Tensor:
+        """Copies the packet that the caller has put into `room` to the device asynchronously.
+
+        Args:
+            ints: its int32.
+            to: int32 tensor for the packet, as long or longer. None: the ring's own, valid until the next packet.
+
+        Returns:
+            The packet on the device: int32 tensor, axis `n`.
+
+        Syncs: no.
+        """
+        turn = self._turn
+        target = (self._device if to is None else to)[:ints]
+        target.copy_(self._host[turn][:ints], non_blocking=True)
+        if self._cuda:
             self._sent[turn] = mark(self._backend.device)
-        self._backend.counts.uploads += 1
-        self._backend.counts.upload_bytes += 4 * packet.size
+        self._turn = (turn + 1) % RING
+        counts = self._backend.counts
+        counts.uploads += 1
+        counts.upload_bytes += 4 * ints
         return target
+
+    def send(self, packet: NDArray[np.int32], to: Tensor | None = None) -> Tensor:
+        """Copies a packet to the device asynchronously; see `room` and `push`."""
+        self.room(packet.size)[:] = packet
+        return self.push(packet.size, to)

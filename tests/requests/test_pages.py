@@ -3,7 +3,6 @@
 import random
 from contextlib import suppress
 
-import numpy as np
 import pytest
 import torch
 
@@ -115,7 +114,7 @@ def test_a_row_gets_no_more_pages_than_its_table_has(backend: Backend) -> None:
     shared = owners.kv_pages(mem).claim(3)
     before = table(mem), mem.free_pages
     with pytest.raises(InvalidArgument, match=r"rows \[1, 2\] would get \[2, 6\] pages, a row has 5"):
-        owners.row_pages(mem).start(np.array([1, 2]), [[], shared], [2, 3])
+        owners.row_pages(mem).start([1, 2], [[], shared], [2, 3])
     assert (table(mem), mem.free_pages) == before and not owners.row_pages(mem).held
 
 

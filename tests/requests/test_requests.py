@@ -130,7 +130,7 @@ def test_B13_tables_are_sized_by_rows_not_by_slots(backend: Backend) -> None:
     file.labels[3 * 64] = 3
     assert scan_registers(file).labels[3 * 64] == 3
     mem = manager(backend, slots=8, max_requests=64, pages=0, page_size=1, pages_per_row=0)
-    assert owners.table(mem).claim([f"r{i}" for i in range(64)]).tolist() == list(range(1, 65))
+    assert owners.table(mem).claim([f"r{i}" for i in range(64)]) == list(range(1, 65))
 
 
 SHORT = {

@@ -137,7 +137,7 @@ def test_B36c_chains_of_moves(bench: Bench) -> None:
 
 
 def test_B36c_the_last_value_written_to_a_cell_wins_also_within_one_call(bench: Bench) -> None:
-    cell = int(bench.file.address("tracked", np.int64(1)))
+    (cell,) = bench.file.address("tracked", [1])
     bench.buffer.write([cell, cell], [1, 2])
     bench.buffer.write([cell], [3])
     bench.buffer.write([cell, cell, cell + 1], [4, 5, 6])

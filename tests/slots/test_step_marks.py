@@ -61,8 +61,8 @@ def test_changes_that_do_not_fit_beside_marks_go_before_them(backend: Backend, m
     monkeypatch.setattr(commands, "STEP_ROOM", HEADER_INTS + 12)
     host = Host(backend)
     host.buffer.claim([host.first, host.first + 1])
-    host.buffer.write(host.file.address("pages", np.zeros(0, np.int64)), [])
-    host.buffer.write(host.file.address("tracked", np.arange(1, 5)), [1, 2, 3, 4])
+    host.buffer.write(host.file.address("pages", []), [])
+    host.buffer.write(host.file.address("tracked", range(1, 5)), [1, 2, 3, 4])
     uploads = host.file.backend.counts.uploads
     assert host.step((0, 4, host.first), (1, 1, host.first + 1)) == [[0, 4, host.slot(0)], [1, 1, host.slot(1)]]
     assert host.file.backend.counts.uploads == uploads + 2 and host.slot(1)
@@ -70,7 +70,7 @@ def test_changes_that_do_not_fit_beside_marks_go_before_them(backend: Backend, m
 
 def test_a_packet_has_its_marks_behind_the_batch(backend: Backend) -> None:
     host = Host(backend)
-    packet = Packet(host.file)
+    packet = Packet()
     marks = tuple(np.array(column) for column in ([0, 0, 1], [1, 2, 1], [15, 16, 17]))
     sent = packet.encode((np.array([1, 2]), np.array([5, 6])), 7, marks).tolist()
     assert sent[LIMIT_CELL] == 7 and sent[Section.MARKS] == 3 and sent[8 + Section.MARKS] == HEADER_INTS + 8

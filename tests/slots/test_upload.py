@@ -188,13 +188,13 @@ def sent_by_a_busy_loop(tracking: ms.Tracking) -> list[list[str]]:
     running: dict[ms.Row, list[int]] = {}
     flying: deque[tuple[ms.Step, list[ms.Row]]] = deque()
     steps: list[list[str]] = []
-    real, what = inside.commands(mem).ring.send, ""
+    real, what = inside.commands(mem).ring.push, ""
 
-    def send(sent: np.ndarray, to: torch.Tensor | None = None) -> torch.Tensor:
+    def push(ints: int, to: torch.Tensor | None = None) -> torch.Tensor:
         steps[-1].append(what)
-        return real(sent, to)
+        return real(ints, to)
 
-    inside.commands(mem).ring.send = send  # type: ignore[method-assign]
+    inside.commands(mem).ring.push = push  # type: ignore[method-assign]
     for t in range(32):
         steps.append([])
         over: list[ms.Row] = []

@@ -1,6 +1,5 @@
 """A register file with bytes behind it, for tests of the command buffer; every packet is checked on its way."""
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -79,7 +78,7 @@ def perform(bench: Bench, operation: str, to: list[int], of: list[int]) -> None:
     if operation == "write":  # columns tracked and source, by row: what an engine writes
         pairs = list(zip(to, of, strict=False))
         places = [divmod((register - 3) % CELLS, ROWS + 1) for register, _ in pairs]
-        cells = [int(bench.file.address(("tracked", "source")[column], np.int64(row))) for column, row in places]
+        cells = [bench.file.starts[("tracked", "source")[column]] + row for column, row in places]
         bench.buffer.write(cells, [value for _, value in pairs])
     elif operation in ("copy", "move"):
         getattr(bench.buffer, operation)(to, of)

@@ -47,7 +47,7 @@ class Watch(TorchDispatchMode):
         for op in OPS:
             setattr(mem.backend, op, self.outside(getattr(mem.backend, op)))
         for ring in (inside.commands(mem).ring, *rings):
-            ring.send = self.outside(ring.send)  # type: ignore[method-assign,assignment]
+            ring.push = self.outside(ring.push)  # type: ignore[method-assign,assignment]
 
 
 @contextmanager

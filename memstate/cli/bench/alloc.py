@@ -16,7 +16,7 @@ from memstate.cli.bench.task import Figure, Setting, Task, differing
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import REGISTERS_PER_ROW
 from memstate.slots.allocator import SlotAllocator
-from memstate.slots.packet import CLAIMS, RELEASES, WRITES, Operation, Packet
+from memstate.slots.packet import CLAIMS, RELEASES, WRITES, Packet
 from memstate.slots.registers import Longs, RegisterFile
 
 SIZES, TOY_SIZES = (1, 64, 256), (3,)
@@ -38,10 +38,10 @@ class _Slots:
         self.allocator.release(ids[~held.to(ids.device)])
         self.allocator.check()
 
-    def packet(self, section: int, registers: Longs, cells: Longs, value: int) -> Tensor:
+    def packet(self, section: int, registers: Longs, cells: list[int], value: int) -> Tensor:
         """Registers that claim or release a slot, and cells that all get one value."""
-        written = Operation(WRITES, cells, np.full(len(cells), value), None)
-        packet = Packet(self.file, [Operation(section, registers, registers, None), written]).encode()
+        claimed, written = registers.tolist(), (WRITES, cells, [value] * len(cells), ())
+        packet = Packet([(section, claimed, claimed, ()), written]).encode()
         return torch.from_numpy(packet).to(self.file.cells.device)
 
     def wrong(self, twin: "_Slots") -> str:
@@ -95,7 +95,7 @@ def _ownership(setting: Setting, size: int, mine: _Slots, twin: _Slots) -> Task:
     """What an admission of so many rows sends: a claim each, and cells; then their release."""
     case, clock, rows = f"R={size}", setting.clock, np.arange(1, size + 1)
     registers = rows * REGISTERS_PER_ROW
-    cells = np.concatenate([mine.file.address(column, rows) for column in CELL_COLUMNS])
+    cells = [cell for column in CELL_COLUMNS for cell in mine.file.address(column, rows.tolist())]
     packets = {
         slots: (slots.packet(CLAIMS, registers, cells, 7), slots.packet(RELEASES, registers, cells, 0))
         for slots in (mine, twin)

@@ -5,8 +5,6 @@ from collections.abc import Callable, Collection, Sequence
 from statistics import median
 from typing import Protocol
 
-import numpy as np
-
 from memstate.cli.bench import radix_peer
 from memstate.cli.bench.clock import host_seconds
 from memstate.cli.bench.task import Differs, Figure, Setting, peer_left, take_turns
@@ -66,7 +64,7 @@ class Ours:
 
     def insert(self, ids: Key) -> float:
         """Inserts what was matched last, with a state at its end; returns the seconds of that and of evictions."""
-        cache, pages, row = self.rig.cache, self.rig.pages, np.array([ROW])
+        cache, pages, row = self.rig.cache, self.rig.pages, [ROW]
         lease = cache.hold(self._match, self._prompt)
         shared = cache.tree.pages_to(lease.node)
         fresh = len(ids) - len(shared)

@@ -52,7 +52,7 @@ class _Rows:
         self.outcome = self.mem._log.outcome(size) if window else None
 
     def _packet(self, *columns: Longs) -> Tensor:
-        return torch.from_numpy(Packet(self.file).encode(columns, NO_LIMIT)).to(self.mem.backend.device)
+        return torch.from_numpy(Packet().encode(columns, NO_LIMIT)).to(self.mem.backend.device)
 
     def plan(self) -> None:
         """What a decode step launches."""

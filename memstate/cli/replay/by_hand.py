@@ -11,8 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import median
 
-import numpy as np
-
 from memstate.cli.replay.report import Replayed, ideal
 from memstate.cli.traces import BLOCK, TraceRequest
 from memstate.kernels.dispatch import Backend
@@ -56,7 +54,7 @@ class Rig:
         """Puts a state of so many blocks into a register of the row, as if it had been computed."""
         self.commands.claim([register])
         self.file.labels[register] = length
-        self.commands.write(self.file.address("labels", np.array([register])), [length])
+        self.commands.write(self.file.address("labels", [register]), [length])
 
     def leaked(self) -> int:
         """Returns the slots that are leaked, doubly owned, or owned but free, once all is submitted."""
@@ -122,7 +120,7 @@ def replay(
 
 def _insert(rig: Rig, lease: Lease, prompt: Prompt, blocks: int) -> float:
     """Inserts a request's blocks with its states, and ends its row; returns the seconds that the inserts took."""
-    cache, pages, row = rig.cache, rig.pages, np.array([ROW], np.int64)
+    cache, pages, row = rig.cache, rig.pages, [ROW]
     shared = cache.tree.pages_to(lease.node)
     cache.evict_pages(blocks - len(shared) - pages.allocator.free)
     pages.start(row, [shared], [blocks - len(shared)])

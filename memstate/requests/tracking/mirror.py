@@ -4,7 +4,6 @@ It uses the lengths that the host knows.
 """
 
 import logging
-from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +19,8 @@ from memstate.kernels.rules import (
     plan_snapshots,
     superseded,
 )
-from memstate.kernels.tables import REGISTERS_PER_ROW, Rules
+from memstate.kernels.tables import REGISTERS_PER_ROW, Rules, Strategy
 from memstate.requests.tracking.base import Tracking
-from memstate.slots.packet import FEW
 from memstate.slots.registers import Longs, RegisterFile
 
 LOG = logs.logger("tracking")
@@ -66,7 +64,8 @@ class Mirror:
             Number of snapshots that the step takes.
         """
         taken = 0
-        if self.lanes:
+        every = self.rules.every
+        if self.lanes and not ((length if self.rules.strategy == Strategy.REDIRECT else after) % every).all():
             lanes = plan_snapshots(self._columns, self.rules, rows, length, after, self._claims(limit))
             taken = int(np.count_nonzero(lanes))
             self.snapshots += taken
@@ -149,22 +148,11 @@ class Mirror:
         both = self.file.held[lane] & self.file.held[lane + 1]  # one lane alone supersedes nothing
         return superseded(self._columns, rows[both], known[both]) if both.any() else NO_LANES
 
-    def answer(self, row: int, known: int, ended: bool) -> int | None:
-        """Returns the register with the most tokens in 1..known: a lane, or live too if the row has ended."""
-        first = REGISTERS_PER_ROW * row
-        candidates: Sequence[int] = range(first if ended else first + 1, first + 1 + self.lanes)
-        valid = [r for r in candidates if self.file.held[r] and 1 <= self.file.labels[r] <= known]
-        return max(valid, key=lambda r: int(self.file.labels[r]), default=None)
-
-    def answers(self, rows: Longs, known: Longs, ended: bool) -> Longs:
-        """Returns the `answer` of each row, 0 for none: `row`."""
-        if len(rows) <= FEW:
-            bounds = zip(rows.tolist(), known.tolist(), strict=True)
-            return np.array([self.answer(row, bound, ended) or 0 for row, bound in bounds], np.int64)
-        registers = rows[:, None] * REGISTERS_PER_ROW + np.arange(0 if ended else 1, 1 + self.lanes)
-        if not registers.size:
-            return np.zeros(len(rows), np.int64)
-        labels = self.file.labels[registers]
-        labels = np.where(self.file.held[registers] & (labels <= known[:, None]), labels, 0)
-        at = np.arange(len(rows)), labels.argmax(1)
-        return np.where(labels[at] > 0, registers[at], 0)
+    def answer(self, row: int, known: int, ended: bool) -> int:
+        """Returns the register with the most tokens in 1..known: a lane, or live too if the row has ended. 0: none."""
+        held, label, first = self.file.held_at, self.file.label_at, REGISTERS_PER_ROW * row
+        found, most = 0, 0
+        for register in range(first if ended else first + 1, first + 1 + self.lanes):
+            if held[register] and most < label[register] <= known:
+                found, most = register, label[register]
+        return found

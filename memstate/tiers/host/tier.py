@@ -431,7 +431,7 @@ class HostTier:
         for load in self.loads:
             if load.awaited:
                 continue
-            untouched = packet is None or not packet.names(np.asarray(load.registers, np.int64))
+            untouched = packet is None or not packet.names(load.registers)
             if not (self._layerwise and load.packets == self._commands.packets and untouched):
                 self._await(load)
 

@@ -221,6 +221,6 @@ def _changes(operations: list[Any], index: dict[int, int], rank: dict[int, int],
 
 
 def _cell(cell: int, value: int, index: dict[int, int], rank: dict[int, int], file: Any) -> tuple[Any, ...]:
-    column, start = max(((name, at) for name, at in file._starts.items() if at <= cell), key=lambda pair: pair[1])
+    column, start = max(((name, at) for name, at in file.starts.items() if at <= cell), key=lambda pair: pair[1])
     number = index[cell - start] if column in ("slots", "labels") else rank[cell - start]
     return column, number, index.get(value, 0) if column == "source" else value

@@ -66,7 +66,8 @@ def counts(what: str, values: npt.ArrayLike, size: int) -> npt.NDArray[np.int64]
     """
     number: object = values
     if type(number) is int and 0 <= number <= INT32_MAX:
-        return np.full(size, number, np.int64)
+        (same := np.empty(size, np.int64)).fill(number)
+        return same
     try:
         given = np.asarray(values)
     except (ValueError, TypeError) as error:  # a ragged list

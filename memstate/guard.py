@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import TypeVar
 
 from memstate import logs
 from memstate.errors import Broken
@@ -23,6 +23,7 @@ class Guard:
 
     Attributes:
         call: name of the call inside the guard; "" if none is.
+        why: the exception that ended it in the middle; "" if none did.
         registers: registers that this call changed, in arrays or sequences.
         pages: KV pages that this call took from the free ones.
         entered: calls that have entered the guard since the start. Another thread that finds `call` empty and the same
@@ -36,7 +37,7 @@ class Guard:
     """
 
     def __init__(self) -> None:
-        self.call = self._next = self._why = ""
+        self.call = self.why = ""
         self._orderly: BaseException | None = None
         self.entered = 0
         self.registers: list[object] = []
@@ -49,21 +50,20 @@ class Guard:
             Broken: one did.
         """
         if self.call:
-            raise Broken(self.call, self._why)
+            raise Broken(self.call, self.why)
 
     @property
     def interrupted(self) -> bool:
         """Whether an exception has left the guard, so that the call does not run any more."""
-        return bool(self._why)
+        return bool(self.why)
 
-    def changing(self, call: str) -> Self:
-        """Names the call for the `with` statement that follows.
+    def changing(self, call: str) -> "Changing":
+        """Returns the context in which a call makes its changes. A call that comes often keeps it.
 
         Args:
             call: name of the public call.
         """
-        self._next = call
-        return self
+        return Changing(self, call)
 
     def orderly(self, error: AnyError) -> AnyError:
         """Returns the error, after noting that the call has left everything in order, so that the guard opens.
@@ -86,28 +86,44 @@ class Guard:
         self.call = self.call or call
         self.entered += 1
         yield
-        self.call = self._why = ""
+        self.call = self.why = ""
 
-    def __enter__(self) -> Self:
-        if self.call:
-            self.require_whole()
-        if self.registers:
-            self.registers.clear()
-        if self.pages:
-            self.pages.clear()
-        self.call, self._why = self._next, ""
-        self.entered += 1  # behind `call`: a reader sees one of them
-        return self
+    def leave(self, error: BaseException) -> None:
+        """Opens the guard where a call ends with an error that leaves everything in order."""
+        harmless, self._orderly = error is self._orderly, None
+        if harmless:
+            self.call = ""
+        else:
+            self.why = repr(error)
+            logs.event(LOG, logging.ERROR, "interrupted", call=self.call, why=self.why)
+
+
+class Changing:
+    """The inside of a guard, for one call. It can be entered again and again.
+
+    Args:
+        guard: the guard.
+        call: name of the public call.
+    """
+
+    __slots__ = ("_call", "_guard")
+
+    def __init__(self, guard: Guard, call: str) -> None:
+        self._guard, self._call = guard, call
+
+    def __enter__(self) -> None:
+        guard = self._guard
+        if guard.call:
+            guard.require_whole()
+        guard.registers.clear()
+        guard.pages.clear()
+        guard.call, guard.why = self._call, ""
+        guard.entered += 1  # behind `call`: a reader sees one of them
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is None:
-            self.call = ""
-            return
-        harmless, self._orderly = error is self._orderly, None
-        if harmless:
-            self.call = ""
+            self._guard.call = ""
         else:
-            self._why = repr(error)
-            logs.event(LOG, logging.ERROR, "interrupted", call=self.call, why=self._why)
+            self._guard.leave(error)

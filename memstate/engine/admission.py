@@ -7,7 +7,6 @@ import logging
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
 
 import numpy as np
 
@@ -30,7 +29,7 @@ from memstate.requests.table import RequestTable
 from memstate.slots.commands import CommandBuffer
 from memstate.tiers.host.tier import Hit
 from memstate.tiers.load import Loader
-from memstate.tokens import BYTES, Prompt, encode
+from memstate.tokens import BYTES, EMPTY, Prompt, encode
 
 PER_ROW = REGISTERS_PER_ROW
 Lack = OutOfRows | OutOfPages | OutOfSlots
@@ -60,6 +59,11 @@ class Start:
     match: Match | None = None
     lease: Lease | None = None
     wanted: list[tuple[int, str]] = field(default_factory=list)
+
+    @property
+    def hit(self) -> Hit | None:
+        """The state below the device that it starts from, None for another source."""
+        return self.source.of if isinstance(self.source.of, Hit) else None
 
 
 class Admission:
@@ -94,6 +98,7 @@ class Admission:
         self._sessions, self._marks = sessions, marks
         self.per_request, self._direct_hits, self._tracks = 1 + lanes, direct_hits, tracks
         self._loader, self._room, self._guard = loader, room, commands.guard
+        self._admitting = commands.guard.changing("admit")
         self.lacks: Counter[type[Lack]] = Counter()
         self._told = logs.Repeats(LOG)
 
@@ -103,10 +108,11 @@ class Admission:
         below, away = self._loader is not None, list[Session]()
         while True:
             starts = self._starts_of(given, below, away)
-            loads = any(isinstance(start.source.of, Hit) for start in starts)
-            if isinstance(rows := self._admit(starts), Rows):
+            rows = self._admit(starts)
+            if isinstance(rows, Rows):
                 return rows
             # perhaps there is room without loads, or once sessions make way: first those that the turns do not need
+            loads = below and any(start.hit is not None for start in starts)
             kept = [start for start in starts if start.session is not None and start.session.kept]
             if not loads:
                 if not kept:
@@ -135,9 +141,10 @@ class Admission:
             away: sessions that make way; their turns start from the prefix cache or from zeros.
         """
         starts = [self._start_of(request, below, away) for request in requests]
-        running = [start.session.handle for start in starts if start.session]
-        if len(set(running)) != len(running):
-            raise InvalidArgument(f"a session is named twice in {running}: one turn at a time")
+        if self._sessions.opened:
+            running = [start.session.handle for start in starts if start.session]
+            if len(set(running)) != len(running):
+                raise InvalidArgument(f"a session is named twice in {running}: one turn at a time")
         return starts
 
     def _admit(self, starts: Sequence[Start]) -> Rows | Lack:
@@ -148,7 +155,7 @@ class Admission:
             start for start in starts
             if start.request.tokens is not None or start.source is not ZEROS or start.wanted
         ]  # fmt: skip
-        with self._guard.changing("admit"):
+        with self._admitting:
             slots, emptied = self.per_request * len(starts), self._sessions.emptied
             if not found:
                 lack = self.make_room(len(starts), pages, slots)
@@ -193,7 +200,7 @@ class Admission:
             if session is not None:
                 of_states, of_pages = self._sessions.surplus(session, source)
                 slots, pages = slots - of_states, pages - of_pages
-            if isinstance(hit := source.of, Hit):
+            if (hit := start.hit) is not None:
                 states.add(hit.state.key)
                 loaded.update(page.key for page in hit.pages)
         return slots + len(states), len(states), pages + len(loaded)
@@ -218,7 +225,7 @@ class Admission:
         """
         loads = list[tuple[Start, Match, Hit]]()
         for start in starts:
-            if isinstance(hit := start.source.of, Hit) and start.match is not None:
+            if (hit := start.hit) is not None and start.match is not None:
                 if look_again and (match := self._cache.match(start.prompt)).length >= hit.length:
                     self._filled(start, hit, match, takes=False)
                 else:
@@ -254,22 +261,21 @@ class Admission:
     def _carry_out(self, starts: Sequence[Start], found: Sequence[Start]) -> Rows:
         """Gives rows their pages, registers and states. The caller has checked that all of these are available."""
         rows = self._table.claim([start.request.id for start in starts])
-        sources = [start.source for start in starts]
         if self._pages.allocator.pages:
-            self._pages.start(rows, [source.pages for source in sources], self._fresh(starts))
+            self._pages.start(rows, [start.source.pages for start in starts], self._fresh(starts))
         if not found:
-            self.claim(rows, ())
             self.start(rows, nothing := [0] * len(rows), nothing, nothing)
         else:
             for row, start in zip(rows, starts, strict=True):
                 if start.source.takes or start.session is not None:
                     self._begin(row, start)
-            self.claim(rows, [len(source.states) if source.takes else 0 for source in sources])
+            sources = [start.source for start in starts]
             self.start(
                 rows,
                 [source.states[0].register if source.states and not source.takes else 0 for source in sources],
                 [source.length for source in sources],
                 [max(start.source.length, start.match.tokens if start.match is not None else 0) for start in starts],
+                [len(source.states) if source.takes else 0 for source in sources],
             )
         for row, start in zip(rows, starts, strict=True) if found or self._cache.enabled else ():
             source = start.source
@@ -316,10 +322,14 @@ class Admission:
     def _start_of(self, request: Request, below: bool, away: Collection[Session]) -> Start:
         if not isinstance(request, Request):
             raise InvalidArgument(f"{request!r} is no Request: admit([Request(id, ...), ...])")
-        key = b"" if request.tokens is None else encode(request.tokens)
-        known = len(key) // BYTES
-        length = known if request.length is None else request.length
-        if request.length is not None and not is_count(length):
+        prompt = EMPTY
+        if request.tokens is not None or request.salt is not None:
+            key = b"" if request.tokens is None else encode(request.tokens)
+            prompt = Prompt(key, require_salt(request.salt))
+        length = request.length
+        if length is None:
+            length = len(prompt.key) // BYTES
+        elif not is_count(length):
             raise InvalidArgument(f"request {request.id!r}: length={length!r}: expected a whole number from 0 on")
         wanted, lengths = [], request.snapshot_at
         if isinstance(lengths, np.ndarray):
@@ -327,15 +337,13 @@ class Admission:
         if lengths != ():
             named = require_lengths(request.id, lengths, self._pages.page_size)
             wanted = [(at, "named") for at in named]
-        if request.salt is not None:
-            require_salt(request.salt)
         if request.fetch is not None:
             if self._loader is None:
                 raise InvalidArgument(
                     f"fetch={request.fetch!r}: this manager has no storage to fetch from: Tiers(store=) names one"
                 )
             self._loader.require_own(request.fetch)
-        start = Start(request, length, Prompt(key, request.salt), wanted=wanted)
+        start = Start(request, length, prompt, wanted=wanted)
         if request.resume is not None:
             self._resume(start, request.resume)
         elif request.tokens is not None:
@@ -387,9 +395,9 @@ class Admission:
         source, match, session = start.source, start.match, start.session
         if match is None:
             return
-        if isinstance(source.of, Hit):
+        if (hit := start.hit) is not None:
             assert match.found is not None and self._loader is not None
-            self._loader.hold(source.of)
+            self._loader.hold(hit)
             start.lease = Lease(match.found.reach, start.prompt, match)
             self._cache.tree.lease(start.lease.node)
         elif source.of is session and session is not None:
@@ -409,8 +417,8 @@ class Admission:
             source, lease, session = start.source, start.lease, start.session
             if lease is None:
                 continue
-            if isinstance(source.of, Hit) and self._loader is not None:
-                self._loader.release(source.of)
+            if (hit := start.hit) is not None and self._loader is not None:
+                self._loader.release(hit)
             elif session is not None:
                 if tree.has(session.path):
                     tree.lease(session.path)
@@ -430,11 +438,11 @@ class Admission:
             Number of requests that take a state over.
         """
         short, taken = slots - self._file.allocator.free - self._room.states, 0
-        loads = Counter(start.source.of.state.key for start in starts if isinstance(start.source.of, Hit))
+        loads = Counter(start.hit.state.key for start in starts if start.hit is not None)
         for start in starts if short > 0 else ():
-            of = start.source.of
-            alone = (isinstance(of, Hit) and loads[of.state.key] == 1) or (
-                isinstance(of, Node) and self._holdings.readers[start.source.states[0].register] == 1
+            hit = start.hit
+            alone = (hit is not None and loads[hit.state.key] == 1) or (
+                isinstance(start.source.of, Node) and self._holdings.readers[start.source.states[0].register] == 1
             )
             if alone and taken < short:  # no other starts from it
                 start.source, taken = start.source._replace(takes=True), taken + 1
@@ -451,7 +459,7 @@ class Admission:
             return OutOfRows(rows, self._table.free, self._table.rows)
         allocator, room = self._file.allocator, self._room
         allocator.confirm(slots)
-        missing = pages - self._pages.allocator.free
+        missing = pages - self._pages.allocator.free if pages else 0
         if missing <= 0 and slots <= allocator.free:
             return None
         if missing > 0 and not room.can_free_pages(missing):
@@ -466,13 +474,11 @@ class Admission:
         room.free_slots(slots)
         return OutOfSlots(slots, allocator.free, 0, allocator.capacity) if slots > allocator.free else None
 
-    def claim(self, rows: Sequence[int], moved: Sequence[int]) -> None:
-        """Claims the registers that new rows start with, except the first ones that a move fills: `moved` of each."""
-        pairs = zip_longest(rows, moved, fillvalue=0)
-        self._commands.claim([PER_ROW * row + at for row, n in pairs for at in range(n, self.per_request)])
-
-    def start(self, rows: Sequence[int], source: Sequence[int], length: Sequence[int], tracked: Sequence[int]) -> None:
-        """Fills the columns and the states of new rows.
+    def start(
+        self, rows: Sequence[int], source: Sequence[int], length: Sequence[int], tracked: Sequence[int],
+        moved: Sequence[int] = (),
+    ) -> None:  # fmt: skip
+        """Claims slots for new rows, and fills their columns and states.
 
         Each state becomes zeros or a copy of its source, or the first step of the row reads the source itself: then the
         caller has noted the reader. A state that was moved to its row stays as it is.
@@ -482,20 +488,34 @@ class Admission:
             source: for each row, the register of the state to continue from; 0 = none.
             length: for each row, the tokens that it starts with.
             tracked: for each row, the length up to which no boundary is due: its prompt, at least.
+            moved: for each row, its first registers that a move has filled; empty for none.
         """
-        file, confirmed = self._file, self._table.confirmed_at
-        read = source if self._direct_hits else [0] * len(rows)
-        fresh, copies = list[int](), dict[int, int]()
+        file, confirmed, commands = self._file, self._table.confirmed_at, self._commands
+        first_tracked, first_source = file.starts["tracked"], file.starts["source"]
+        claimed, cells, values, fresh, copies = list[int](), list[int](), list[int](), list[int](), dict[int, int]()
         for at, row in enumerate(rows):
-            file.tracked_at[row], file.source_at[row], confirmed[row] = tracked[at], read[at], length[at]
-            if not source[at] and not length[at]:
-                fresh.append(PER_ROW * row)
-            elif source[at] and not read[at]:
-                copies[PER_ROW * row] = source[at]
-        self._commands.write([*file.address("tracked", rows), *file.address("source", rows)], [*tracked, *read])
-        self._commands.zero(fresh)
+            live, of, n, until = PER_ROW * row, source[at], length[at], tracked[at]
+            read = of if self._direct_hits else 0
+            claimed += range(live + moved[at] if moved else live, live + self.per_request)
+            if file.tracked_at[row] != until:  # the device has what the host has
+                file.tracked_at[row] = until
+                cells.append(first_tracked + row)
+                values.append(until)
+            if read:
+                file.source_at[row] = read
+                cells.append(first_source + row)
+                values.append(read)
+            confirmed[row] = n
+            if not of and not n:
+                fresh.append(live)
+            elif of and not read:
+                copies[live] = of
+        commands.claim(claimed)
+        commands.write(cells, values)
+        if fresh:
+            commands.zero(fresh)
         if copies:
-            self._commands.copy([*copies], [*copies.values()])
+            commands.copy([*copies], [*copies.values()])
 
     def arrived(self, rows: Sequence[Row], lengths: Sequence[int]) -> None:
         """See `StateManager.arrived`."""

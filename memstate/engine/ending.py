@@ -98,8 +98,7 @@ class Ending:
             One snapshot for each row, or None.
         """
         if keys is None:
-            publish = self._newest if self._marks.kept else self._publish
-            return publish(rows, known, ended)
+            return self._newest(rows, known, ended) if self._marks.kept else self._publish(rows, known, ended)
         if not self._cache.enabled:
             return [None] * len(rows)
         size, given = self._pages.page_size, []
@@ -143,18 +142,19 @@ class Ending:
 
     def _publish(self, rows: Sequence[int], known: Sequence[int], ended: bool) -> list[Snapshot | None]:
         """Publishes the newest state in a register of each row, as a handle."""
-        holdings, answer, floor = self._holdings, self._mirror.answer, self._pages.floor
-        found = {row: answer(row, floor(n), ended) for row, n in zip(rows, known, strict=True)}
-        if 0 in found.values() or len(found) > holdings.free:
-            found = {row: register for row, register in found.items() if register}
-            holdings.refused += max(0, len(found) - holdings.free)
+        holdings, answer, size, found = self._holdings, self._mirror.answer, self._pages.page_size, dict[int, int]()
+        for row, n in zip(rows, known, strict=True):
+            if register := answer(row, n // size * size, ended):
+                found[row] = register
+        if (over := len(found) - holdings.free) > 0:
+            holdings.refused += over
             found = dict(islice(found.items(), holdings.free))
         shared: Iterable[Sequence[int]] = repeat(())
         if self._pages.allocator.pages:
             shared = map(self._pages.share, found, map(self._file.label_at.__getitem__, found.values()))
         states = dict(zip(found, holdings.move_in([*found.values()], PUBLISHED, shared), strict=True))
         holdings.published += len(states)
-        return [states.get(row) for row in rows]
+        return list(map(states.get, rows))
 
     def _newest(self, rows: Sequence[int], known: Sequence[int], ended: bool) -> list[Snapshot | None]:
         """Publishes the newest state of each row, at a mark or in a lane, as a handle."""
@@ -216,8 +216,7 @@ class Ending:
         Raises:
             InvalidArgument: a row is a turn of a session.
         """
-        by_row = self._sessions.by_row
-        if by_row and (turns := [row for row in rows if row in by_row]):
+        if turns := [row for row in rows if row in self._sessions.by_row]:
             raise InvalidArgument(f"rows {turns} are turns of sessions: give tokens=[...], so that the next turn fits")
 
     def end(
@@ -245,14 +244,20 @@ class Ending:
             if row in turns:
                 real = self._table.confirmed_at[row] if known is None else known[at]
                 self._end_turn(row, real, keys[at] if keys is not None else None)
-        self._commands.release([PER_ROW * row + at for row in rows for at in range(PER_ROW)])
-        self._cache.end(rows)
+        registers, cells = list[int](), list[int]()
+        for row in rows:
+            registers += range(PER_ROW * row, PER_ROW * row + PER_ROW)
+            if file.tracked_at[row] or file.source_at[row]:
+                file.tracked_at[row] = file.source_at[row] = 0
+                cells += file.starts["tracked"] + row, file.starts["source"] + row
+        self._commands.release(registers)
+        if cells:
+            self._commands.write(cells, [0] * len(cells))
+        if self._cache.leases:
+            self._cache.end(rows)
         self._pages.end(rows)
         self._marks.end(rows)
         self._table.release(rows, how)
-        for row in rows:
-            file.tracked_at[row] = file.source_at[row] = 0
-        self._commands.write([*file.address("tracked", rows), *file.address("source", rows)], [0] * (2 * len(rows)))
         return snapshots
 
     def _end_turn(self, row: int, known: int, key: bytes | None) -> None:

@@ -168,7 +168,6 @@ class Forking:
                 origins[row] = self._share_live(row)
             shared = {row: self._pages.of(row) for row in ids}
             rows = self._table.claim([name for names in ids.values() for name in names])
-            self._admission.claim(rows, ())
             self._pages.start(rows, [shared[row][: kept[row]] for row in of], [partial[row] for row in of])
             sources = [origins[row] for row in of]
             known = [lengths[row] for row in of]

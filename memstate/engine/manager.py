@@ -199,6 +199,7 @@ class StateManager(Recovery):
         )  # fmt: skip
         self._allocator = SlotAllocator(slots, self.backend, reserve)
         self._guard = self._allocator.guard
+        self._ends, self._dropping = {call: self._guard.changing(call) for call in ENDED}, self._guard.changing("drop")
         if tensors is None:
             self.planes = Planes(layout, slots, self.backend)
         else:
@@ -207,7 +208,7 @@ class StateManager(Recovery):
         limits = sessions or SessionLimits()
         self._table = RequestTable(rows, limits.clock)
         self._registers = RegisterFile(self._allocator, rows, holders, pages.per_row)
-        self._commands = CommandBuffer(self._registers, self.pool.run_data, max_batch or rows)
+        self._commands = CommandBuffer(self._registers, self.pool.run_data, max_batch or rows, checked=debug)
         self._pages = PageTable(pages.count, pages.size, self._commands)
         self._mirror = Mirror(self._registers, self.tracking, overlap, forward.pad)
         self._holdings = Holdings(self._commands, self._pages.allocator)
@@ -436,7 +437,8 @@ class StateManager(Recovery):
         Syncs: no, unless it needs slots that `pool.release` freed by id.
         """
         self._enter()
-        self._expire_sessions("admit")
+        if self._sessions.opened:
+            self._expire_sessions("admit")
         return self._admission.admit(requests)
 
     def fork(self, row: Row, ids: Sequence[Hashable]) -> Fork:
@@ -646,10 +648,12 @@ class StateManager(Recovery):
         Syncs: no, unless it needs slots that `pool.release` freed by id, or in debug mode.
         """
         self._enter()
-        self._require_speculation("plan", window)
+        if window:
+            self._require_speculation("plan", window)
         if replay is not None and not callable(replay):
             raise InvalidArgument(f"replay={replay!r}: expected a function, such as graph.replay")
-        return self._stepping.plan(rows, tokens, _limit(limit), window, self._room, replay)
+        limit = limit if limit is NO_LIMIT else _limit(limit)
+        return self._stepping.plan(rows, tokens, limit, window, self._room, replay)
 
     def launch(self, batch: int, *, window: bool = False) -> StepRecord:
         """Launches all that comes before the forward of a step, for a CUDA graph that is replayed step by step.
@@ -813,21 +817,20 @@ class StateManager(Recovery):
     ) -> list[Snapshot | None]:
         self._enter()
         numbers = self._table.indices(rows)
-        keys = self._ending.keys(tokens, numbers)
+        keys = None if tokens is None else self._ending.keys(tokens, numbers)
         if publish is False and keys is None:
-            with self._guard.changing(call):
+            with self._ends[call]:
                 return self._ending.end(numbers, None, None, ENDED[call])
-        confirmed = self._table.confirmed_at
-        known = [confirmed[row] for row in numbers]
+        known = list(map(self._table.confirmed_at.__getitem__, numbers))
         if not isinstance(publish, bool):
             known = list(map(min, known, numbers_of("publish", publish, len(numbers))))
-        if keys is None:
-            self._ending.require_sessions_told(numbers)
-        else:
+        if keys is not None:
             self._ending.require_all(numbers, known, keys)
-        before = self._stepping.lengths_before()
+        elif self._sessions.by_row:
+            self._ending.require_sessions_told(numbers)
+        before = self._stepping.lengths_before() if self._stepping.open is not None else None
         told = self._told(numbers, known, keys) if before else None
-        with self._guard.changing(call):
+        with self._ends[call]:
             snapshots = self._ending.end(numbers, known, keys, ENDED[call])
             if before:
                 self._stepping.promise(numbers, told or [snap.length if snap else 0 for snap in snapshots], before)
@@ -933,10 +936,8 @@ class StateManager(Recovery):
         Syncs: no.
         """
         self._enter()
-        given = [snap for snap in sequence("snapshots", snapshots, "[snapshot]") if snap is not None]
-        self._holdings.require_foreign(given)
-        registers = self._holdings.require_droppable(given)
-        with self._guard.changing("drop"):
+        given, registers = self._holdings.droppable(sequence("snapshots", snapshots, "[snapshot]"))
+        with self._dropping:
             self._holdings.end(given, registers)
 
     def match(self, tokens: Tokens, salt: Hashable = None, session: Session | None = None) -> Match:

@@ -71,6 +71,7 @@ class Stepping:
         self._commands, self._file, self._table = commands, commands.registers, table
         self._pages, self._mirror, self._holdings, self._marks = pages, mirror, holdings, marks
         self._log, self._planes, self._copied, self._guard = log, planes, copied, commands.guard
+        self._planning, self._settling = self._guard.changing("plan"), self._guard.changing("settle")
         self._canary = canary
         self._moves = bool(copied) and (direct_hits or mirror.tracking.reads_old_slot)
         self.open: Step | None = None  # the step whose forward is perhaps not launched yet
@@ -150,7 +151,7 @@ class Stepping:
         self._commands.lift()
         if self._uncopied is not None:
             self._copy_snapshots(*self._uncopied)
-        if send and self._commands.acts:
+        if send and self._commands.queue and self._commands.acts:
             self._commands.submit()
 
     def batch(self, rows: Sequence[Row | None], tokens: int | Sequence[int]) -> Batch:
@@ -173,8 +174,7 @@ class Stepping:
             and (rows is self._last_rows or (type(rows) is type(self._last_rows) is list and rows == self._last_rows))
         ):
             return last
-        numbers, distinct = table.batch(rows)
-        batch = Batch.of(table, numbers, distinct, tokens)
+        batch = Batch.of(table, rows, tokens)
         if type(rows) in (Rows, list) and type(tokens) is int:
             self._last, self._last_rows, self._last_tokens = batch, rows[:] if type(rows) is list else rows, tokens
         return batch
@@ -202,17 +202,20 @@ class Stepping:
             room: makes way for snapshots that are due, with `Prefix(evict=True)`.
             replay: launches what `launch` has captured, and the forward. None: the plan launches by itself.
         """
-        self._log.require_room()
+        log, commands, table = self._log, self._commands, self._table
+        log.require_room()
         batch = self.batch(rows, tokens)
-        if len(batch.numbers) > self._log.max_batch:
-            raise InvalidArgument(f"a batch of {len(batch.numbers)}, the limit is max_batch={self._log.max_batch}")
+        if (size := len(batch.numbers)) > log.max_batch:
+            raise InvalidArgument(f"a batch of {size}, the limit is max_batch={log.max_batch}")
         running, elsewhere = batch.rows, self._holdings.reading  # perhaps rows read another register than their own
         length = self._mirror.lengths(running) if elsewhere else self._file.labels[batch.live].astype(np.int64)
         after = length + batch.tokens
         self._require_plannable(batch, after)
-        with self._guard.changing("plan"):
+        with self._planning:
             self._close(self.open)
-            before, reached = batch.spread(length), batch.spread(length.copy() if window else after)
+            before, reached = length, length.copy() if window else after
+            if type(batch.real) is not slice:
+                before, reached = batch.spread(before), batch.spread(reached)
             stored: tuple[Longs, ...] = ()
             if marks := self._marks.due(batch.numbers, before, reached):
                 marks = self._make_room(marks, limit, room)
@@ -224,29 +227,33 @@ class Stepping:
             if room.cache.settings.evict and allocator.free - allocator.reserve < len(running):
                 room.free_slots(allocator.free + min(limit, self._shortfall(batch, length, window)))
 
-            if self._commands.pending or not self._log.repeats(batch.numbers, batch.tokens_of, limit):
-                self._commands.upload_step((batch.numbers, batch.tokens_of), limit, stored)
-                self._log.sent(batch.numbers, batch.tokens_of, limit)
+            if commands.queue or not log.repeats(batch.numbers, batch.tokens_of, limit):
+                commands.upload_step((batch.numbers, batch.tokens_of), limit, stored)
+                log.sent(batch.numbers, batch.tokens_of, limit)
             taken = 0
             if not window:
-                held = self._commands.held_before()
-                taken = self._mirror.plan(running, length, after, limit)
-                self._commands.note_changes("plan", held)
-            record = self._log.record(len(batch.numbers))
+                held = self._file.held.copy() if commands.journal is not None else None
+                taken = self._mirror.plan(batch, length, after, limit)
+                if held is not None:
+                    commands.note_changes("plan", held)
+            record = log.record(size)
             if replay is None:
-                self._commands.launch_changes()
-                self._file.plan(self._commands.step, record, self._log.marks, self._rules(window))
+                commands.launch_changes()
+                self._file.plan(commands.step, record, log.marks, self._rules(window))
             else:
-                self._replay(replay, (len(batch.numbers), window))
-                self._commands.launch_changes(replayed=True)
-            table, overlapped = self._table, len(self._log.unsettled) > 0
-            step = self.open = self._log.add(record, batch, before, reached, window, len(stored[0]) if stored else 0)
+                self._replay(replay, (size, window))
+                commands.launch_changes(replayed=True)
+            overlapped = len(log.unsettled) > 0
+            step = self.open = log.add(record, batch, before, reached, window, len(stored[0]) if stored else 0)
             if replay is None:
-                named = self._named(batch, sources, length, after, taken)
-                self._commands.fence(named, stored[2] if stored else None)
+                named = self._named(batch, sources, length, after, taken) if sources or taken else batch.live
+                commands.fence(named, stored[2] if stored else None)
             if not window:
-                known = table.unsettled[running] == 0 if overlapped else slice(None)
-                table.confirmed[running[known]] = after[known]
+                if overlapped:
+                    known = table.unsettled[running] == 0
+                    table.confirmed[running[known]] = after[known]
+                else:
+                    table.confirmed[running] = after
                 if sources:
                     self._holdings.reads_done(sources)
                 if self._copied:
@@ -357,9 +364,14 @@ class Stepping:
             raise InvalidArgument(
                 f"tokens {batch.tokens.tolist()}: a row in the batch needs at least 1, padding is None"
             )
-        if rows.size and int(after.max()) > INT32_MAX:
-            raise InvalidArgument(f"lengths {after.tolist()} after this step: a label holds {INT32_MAX} tokens at most")
-        self._pages.require_room(rows, after)
+        if self._file.longest + batch.most > INT32_MAX:  # perhaps; each plan adds its tokens to `longest`
+            self._file.longest = int(self._file.labels.max())
+            if rows.size and after.max() > INT32_MAX:
+                raise InvalidArgument(
+                    f"lengths {after.tolist()} after this step: a label holds {INT32_MAX} tokens at most"
+                )
+        if self._pages.allocator.pages:
+            self._pages.require_room(rows, after)
 
     def _copy_around(self, step: Step, direct: int, taken: int, replayed: bool) -> None:
         """Copies states of the planes in `copied` before the forward, and notes the copies to make after it.
@@ -396,8 +408,6 @@ class Stepping:
             taken: number of snapshots that this step takes.
         """
         live = batch.live
-        if not sources and not taken:
-            return live
         named: list[Longs] = [live, np.array(sources, np.int64)]
         if taken:
             label = before if self._mirror.tracking.reads_old_slot else after
@@ -408,14 +418,17 @@ class Stepping:
 
     def settle(self, step: Step, finished: Sequence[bool] | NDArray[np.bool_] | None) -> None:
         """See `StateManager.settle`."""
-        self._log.require(step)
+        first = self._log.unsettled[0] if self._log.unsettled else None
+        if first is None or step is not first:
+            self._log.require(step)
         over = None if finished is None else flags("finished", finished, len(step.numbers))
         if step.window:
             raise InvalidArgument(f"step {step.serial} is speculative: accept(step, accepted, windows) settles it")
-        self._log.require_next(step)
-        with self._guard.changing("settle"):
+        if step is not first:
+            self._log.require_next(step)
+        with self._settling:
             self._close(step, send=True)
-            self._log.pop(step)
+            del self._log.unsettled[0]
             table, batch = self._table, step.batch
             entries, rows = batch.real, batch.rows
             if batch.version == table.version:
@@ -461,7 +474,7 @@ class Stepping:
             self._commands.submit()  # first send the changes that were recorded earlier
             moved = rows[real > 0]
             sources = self._file.source[moved].tolist()
-            held = self._commands.held_before()
+            held = self._file.held.copy()
             after = self._mirror.accept(moved, real[real > 0], limit)
             self._commands.note_changes("accept", held)
             step.after[np.flatnonzero(same)[real > 0]] = after
@@ -483,7 +496,7 @@ class Stepping:
         It never releases a slot that the open step uses: the snapshot of that step has the largest label of its row.
         """
         if (lanes := self._mirror.superseded(rows, known)).size:
-            self._commands.release(lanes)
+            self._commands.release(lanes.tolist())
 
     def _same_request(self, step: Step) -> NDArray[np.bool_]:
         """Returns for each entry of a step whether the row still belongs to the same request."""

@@ -63,7 +63,7 @@ def _packets(mem: StateManager) -> None:
     header = np.zeros(HEADER_INTS, np.int32)
     header[HEADER_INTS // 2 :] = HEADER_INTS
     mem._log.overwritten()
-    mem._commands.ring.send(header, mem._commands.step)
+    mem._commands.ring.send(header, mem._commands.step_views)
     mem._commands.capture_changes()
 
 

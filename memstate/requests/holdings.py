@@ -18,8 +18,8 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import repeat
-from operator import is_
-from typing import ClassVar, Final, NamedTuple, Protocol
+from operator import attrgetter, is_
+from typing import ClassVar, Final, NamedTuple, Protocol, cast
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from memstate.requests.handles import Snapshot, first_generation, risen
 from memstate.requests.pages import PageAllocator
 from memstate.slots.commands import CommandBuffer
 
+REGISTER: Final = attrgetter("register")
 KINDS: Final = ("snapshot", "cached", "session", "mark", "leaving")
 
 
@@ -127,9 +128,9 @@ class Holdings:
         self.owner[register], self.held[to.holds][register] = to, state
         self.read[to.holds] += read
 
-    def _forget(self, registers: list[int]) -> None:
+    def _forget(self, registers: list[int], kind: str) -> None:
         """Makes holders of one kind of owner free, whose slots were released or moved, and which nobody reads."""
-        owner, generation, held = self.owner, self._generation_at, self.held[self.kind(registers[0])]
+        owner, generation, held = self.owner, self._generation_at, self.held[kind]
         for register in registers:
             del held[register]
             owner[register], generation[register] = None, (generation[register] + 1) & INT32_MAX
@@ -174,7 +175,7 @@ class Holdings:
             states.append(state)
         return states
 
-    def move_in(self, cells: Sequence[int], to: Owner, pages: Iterable[Sequence[int]] = repeat(())) -> list[Snapshot]:
+    def move_in(self, cells: list[int], to: Owner, pages: Iterable[Sequence[int]] = repeat(())) -> list[Snapshot]:
         """Moves states out of rows to holders. Call it only where `free` is large enough.
 
         Args:
@@ -182,9 +183,8 @@ class Holdings:
             to: the owner of all of them.
             pages: KV pages that each shares.
         """
-        label = self._file.label_at
-        states = self.add([label[cell] for cell in cells], to, pages)
-        self._commands.move([state.register for state in states], cells)
+        states = self.add(list(map(self._file.label_at.__getitem__, cells)), to, pages)
+        self._commands.move(list(map(REGISTER, states)), cells)
         return states
 
     def give(self, state: Snapshot, to: Owner, pages: Sequence[int] = ()) -> Snapshot:
@@ -212,8 +212,9 @@ class Holdings:
         """
         first = REGISTERS_PER_ROW * row
         if states:
-            self._commands.move(range(first, first + len(states)), [state.register for state in states])
-            self._forget([state.register for state in states])
+            registers = list(map(REGISTER, states))
+            self._commands.move([*range(first, first + len(states))], registers)
+            self._forget(registers, self.kind(registers[0]))
 
     def end(self, states: Sequence[Snapshot], registers: list[int] | None = None) -> None:
         """Ends states: their handles are stale. A state that is read goes with its last reader, the others at once.
@@ -222,17 +223,18 @@ class Holdings:
             states: distinct states of owners of one kind.
             registers: their registers, if the caller has them.
         """
-        registers = [state.register for state in states] if registers is None else registers
+        registers = list(map(REGISTER, states)) if registers is None else registers
         if not registers:
             return
-        if self.kind(registers[0]) != "session":  # those were never published
+        kind = self.kind(registers[0])
+        if kind != "session":  # those were never published
             self.dropped += len(registers)
         if self.reading:
             for register in registers:
                 if self.readers[register]:
                     self._leave(register)
             registers = [register for register in registers if not self.readers[register]]
-        self._release(registers)
+        self._release(registers, kind)
 
     def _leave(self, register: int) -> None:
         """Takes the owner from a state that somebody reads."""
@@ -240,17 +242,17 @@ class Holdings:
         self.generation[register] = risen(self.generation[register])
         self._own(register, LEAVING, replace(state, generation=int(self.generation[register])))
 
-    def _release(self, registers: list[int]) -> None:
-        """Releases states that nobody reads, and their pages."""
+    def _release(self, registers: list[int], kind: str) -> None:
+        """Releases states of one kind of owner that nobody reads, and their pages."""
         if not registers:
             return
         self._commands.release(registers)
         if self._pages.pages:
-            held = self.held[self.kind(registers[0])]
+            held = self.held[kind]
             for register in registers:
                 if pages := held[register].pages:
                     self._pages.release(pages)
-        self._forget(registers)
+        self._forget(registers, kind)
 
     # Readers
 
@@ -268,7 +270,7 @@ class Holdings:
         if not self.readers[register] and (owner := self.owner[register]) is not None:
             self.read[owner.holds] -= 1
             if owner is LEAVING:
-                self._release([register])
+                self._release([register], "leaving")
 
     def reads_done(self, sources: Iterable[int]) -> None:
         """Notes that rows have no `source` any more: their steps were planned, or they end.
@@ -331,24 +333,27 @@ class Holdings:
         found = self.state(register)
         return found is state or found == state
 
-    def require_droppable(self, states: list[Snapshot]) -> list[int]:
-        """Requires distinct valid handles, and returns their registers.
+    def droppable(self, given: Sequence[Snapshot | None]) -> tuple[Sequence[Snapshot], list[int]]:
+        """Requires distinct valid handles of published states; returns those that are not None, and their registers.
 
         Raises:
             StaleHandle: a snapshot was dropped before.
-            InvalidArgument: a snapshot is named twice, or something is not a snapshot.
+            InvalidArgument: a snapshot is named twice, or something is not a snapshot, or it is the prefix cache's.
         """
+        states = cast("Sequence[Snapshot]", given)
         try:  # all at once
-            registers = [state.register for state in states]
+            registers = list(map(REGISTER, states))
             valid = all(map(is_, map(self.held["snapshot"].get, registers), states))
         except (AttributeError, TypeError):
             valid = False
         if not valid:
+            states = [state for state in given if state is not None]
+            self.require_foreign(states)
             self.require(states)
-            registers = [state.register for state in states]
+            registers = list(map(REGISTER, states))
         if len(set(registers)) != len(registers):
             raise InvalidArgument("a snapshot is named twice")
-        return registers
+        return states, registers
 
     # To look at
 

@@ -291,7 +291,7 @@ class Marks:
         if not inside:
             return ()
         columns = np.array([(mark.entry, mark.offset, register) for mark, register in inside], np.int64).T
-        self._commands.claim(columns[2], [mark.length for mark, _ in inside])
+        self._commands.claim([register for _, register in inside], [mark.length for mark, _ in inside])
         return tuple(columns)
 
     def _keep_ends(self, rows: list[int], registers: list[int]) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor
 from memstate.checks import counts
 from memstate.errors import InvalidArgument, StaleHandle
 from memstate.kernels.tables import REGISTERS_PER_ROW, Accepted, Marks, StepRecord
+from memstate.requests.handles import Row
 from memstate.requests.table import RequestTable
 from memstate.sizes import Part, require_memory
 from memstate.slots.registers import Ints, Longs
@@ -37,6 +38,7 @@ class Batch(NamedTuple):
         generation: of each entry's row, int32.
         distinct: whether no row comes twice.
         fewest: smallest number of tokens of a real entry.
+        most: largest number of tokens of a real entry.
         version: of the request table, when the batch was looked up.
     """
 
@@ -49,34 +51,37 @@ class Batch(NamedTuple):
     generation: Ints
     distinct: bool
     fewest: int
+    most: int
     version: int
 
     @classmethod
-    def of(cls, table: RequestTable, numbers: Longs, distinct: bool, tokens: int | Sequence[int]) -> "Batch":
+    def of(cls, table: RequestTable, rows: Sequence[Row | None], tokens: int | Sequence[int]) -> "Batch":
         """Looks up the rows of a batch.
 
         Args:
             table: the request table.
-            numbers: for each entry, its row; 0 for padding.
-            distinct: whether no row comes twice.
+            rows: the row of each entry; None and finished rows are padding.
             tokens: for each entry its tokens, or one number for all.
 
         Raises:
-            InvalidArgument: the tokens do not fit the rows.
+            StaleHandle: a request has ended.
+            InvalidArgument: an entry is not a row, or the tokens do not fit the rows.
         """
+        numbers, distinct, padded = table.batch(rows)
         tokens_of = counts("tokens", tokens, len(numbers))
         if table.over and (over := table.finished[numbers]).any():
-            numbers = np.where(over, 0, numbers)
+            numbers, padded = np.where(over, 0, numbers), True
             distinct = len(set(running := numbers[numbers > 0].tolist())) == len(running)
         real: slice | Longs = slice(None)
-        if not numbers.all():
+        if padded:
             real, tokens_of = np.flatnonzero(numbers), tokens_of * (numbers > 0)
-        rows, of_rows = numbers[real], tokens_of[real]
-        live, generation = rows * REGISTERS_PER_ROW, table.generation[numbers]
-        for column in (numbers, tokens_of, rows, of_rows, live, generation):  # later steps use them too
-            column.flags.writeable = False
-        fewest = tokens if type(tokens) is int else int(of_rows.min(initial=1))
-        return cls(numbers, tokens_of, real, rows, of_rows, live, generation, distinct, fewest, table.version)
+        numbers.flags.writeable = tokens_of.flags.writeable = False  # callers see them, and later steps use them too
+        running, of_rows = (numbers[real], tokens_of[real]) if padded else (numbers, tokens_of)
+        fewest, most = (tokens, tokens) if type(tokens) is int and running.size else (1, 0)
+        if type(tokens) is not int and running.size:
+            fewest, most = int(of_rows.min()), int(of_rows.max())
+        live, generation = running * REGISTERS_PER_ROW, table.generation[numbers]
+        return cls(numbers, tokens_of, real, running, of_rows, live, generation, distinct, fewest, most, table.version)
 
     def spread(self, values: Longs) -> Longs:
         """Takes one value for each real entry, and returns one for each entry; 0 for padding."""

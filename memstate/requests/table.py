@@ -148,20 +148,20 @@ class RequestTable:
             raise StaleHandle(f"row {row.index}", row.generation, int(self.generation[row.index]), why)
         return row.index
 
-    def batch(self, rows: Sequence[Row | None]) -> tuple[Longs, bool]:
-        """Returns the numbers of rows, 0 for None, and whether no row comes twice.
+    def batch(self, rows: Sequence[Row | None]) -> tuple[Longs, bool, bool]:
+        """Returns the numbers of rows, 0 for None; whether no row comes twice; and whether one is None.
 
         Raises:
             StaleHandle: a request has ended.
             InvalidArgument: an entry is not a row of this table.
         """
-        if isinstance(rows, Rows) and rows.table is self:
+        if type(rows) is Rows and rows.table is self:
             numbers = rows.indices
             if ((self.generation[numbers] == rows.generations) & self.used[numbers]).all():
-                return numbers, rows.distinct
+                return numbers, rows.distinct, False
         found = self._look_up(rows)
-        real = [row for row in found if row] if 0 in found else found
-        return np.array(found, np.int64), len(set(real)) == len(real)
+        padding = found.count(0)
+        return np.array(found, np.int64), len({0, *found}) == len(found) - padding + 1, padding > 0
 
     def _look_up(self, rows: Sequence[Row | None]) -> list[int]:
         """Returns the number of each handle's row, 0 for None. Handles that this table has made are found at once."""
@@ -190,4 +190,4 @@ class RequestTable:
 
     def handles(self, rows: Iterable[int]) -> Rows:
         """Returns the handles to distinct rows in use."""
-        return Rows.of([running for row in rows if (running := self.running[row])], self, distinct=True)
+        return Rows.of([*filter(None, map(self.running.__getitem__, rows))], self, distinct=True)

@@ -17,7 +17,6 @@ changes that were recorded before the first waiting change.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from operator import index
 from typing import Any, NamedTuple, Protocol
 from weakref import WeakMethod
 
@@ -32,11 +31,10 @@ from memstate.kernels.tables import REGISTERS_PER_ROW, ZERO_SOURCE
 from memstate.slots.journal import Journal
 from memstate.slots.packet import CLAIMS, DATA, MOVES, RELEASES, WRITES, Packet
 from memstate.slots.registers import Longs, RegisterFile
-from memstate.slots.upload import UploadRing
+from memstate.slots.upload import UploadRing, Views
 
 STEP_ROOM = 1 << 14
 STEP_MARKS = 1 << 12  # marks of one step; they fit beside any batch
-Indices = Sequence[int] | NDArray[np.integer]
 
 
 def step_ints(max_batch: int) -> int:
@@ -76,14 +74,19 @@ class CommandBuffer:
         registers: the register file.
         run_data: copies and zeroes the bytes of states; None for a register file without planes.
         max_batch: entries of the largest batch of a plan.
+        checked: whether each change requires registers and cells that exist, each once. The library computes them, so
+            that only tests and debug mode ask.
 
     Attributes:
+        queue: what is recorded and not sent, in the order of the calls; a new operation goes to the last packet.
         step: the packet of the newest plan on the device, int32. It has a fixed address, so a captured launch can read
             it again.
     """
 
-    def __init__(self, registers: RegisterFile, run_data: DataMover | None = None, max_batch: int = 0) -> None:
-        self.registers = registers
+    def __init__(
+        self, registers: RegisterFile, run_data: DataMover | None = None, max_batch: int = 0, checked: bool = True
+    ) -> None:
+        self.registers, self.checked = registers, checked
         self.ring = UploadRing(registers.backend)
         self.guard = registers.allocator.guard
         self.packets = 0  # sent since the start
@@ -91,9 +94,10 @@ class CommandBuffer:
         registers.allocator.send_before_use(self)
         self._run_data = run_data
         self._first: list[WeakMethod[Callable[[Packet | None], None]]] = []
-        self._queue: list[Packet | Action] = []  # in the order of the calls; a new operation goes to the last packet
+        self.queue: list[Packet | Action] = []
         self._sending: Packet | Action | None = None  # taken from the queue, not yet sent as a whole
         self.step = torch.zeros(step_ints(max_batch), dtype=torch.int32, device=registers.backend.device)
+        self.step_views = Views(self.step)
         self._fenced = np.zeros(registers.count, bool)  # registers whose slots a coming forward uses
         self._fenced_at = self._fenced.data
         self.fencing = False  # whether such a forward is expected
@@ -142,7 +146,7 @@ class CommandBuffer:
     @property
     def acts(self) -> bool:
         """Whether an action is queued, such as a readback that a caller waits for."""
-        return any(isinstance(entry, Action) for entry in self._queue)
+        return any(isinstance(entry, Action) for entry in self.queue)
 
     @property
     def waiting(self) -> list[Packet | Action]:
@@ -150,7 +154,7 @@ class CommandBuffer:
         if self._waits is None:
             return []
         at, operations = self._waits
-        first, *rest = self._queue[at:]
+        first, *rest = self.queue[at:]
         return [first.tail(operations) if isinstance(first, Packet) else first, *rest]
 
     @property
@@ -159,8 +163,8 @@ class CommandBuffer:
         released = claimed = 0
         for entry in self.waiting:
             if isinstance(entry, Packet):
-                released += entry.sizes[RELEASES]
-                claimed += entry.sizes[CLAIMS]
+                released += len(entry.columns[RELEASES][0])
+                claimed += len(entry.columns[CLAIMS][0])
             else:
                 released += entry.released
         return released, claimed
@@ -173,7 +177,7 @@ class CommandBuffer:
         """
         found = np.zeros(self.registers.count, bool)
         found[list(self._unwritten)] = True
-        for entry in [self._sending, *self._queue]:
+        for entry in [self._sending, *self.queue]:
             if isinstance(entry, Packet):
                 found[list(entry.latest)] = True
         for registers in self.guard.registers if self.guard.call else ():
@@ -186,29 +190,23 @@ class CommandBuffer:
         These are the pages that the interrupted call took, and those that waiting work would fill.
         """
         found = set(self.guard.pages) if self.guard.call else set()
-        for entry in [self._sending, *self._queue]:
+        for entry in [self._sending, *self.queue]:
             if isinstance(entry, Action):
                 found.update(entry.pages)
         return found
 
     # Recording
 
-    def named(self, registers: Indices) -> bool:
+    def named(self, registers: Sequence[int]) -> bool:
         """Returns whether an unsent operation changes one of these registers or reads its state.
 
         Also true if a coming forward has still to write the state of one.
         """
-        regs = self._known(registers, "named", distinct=False)
-        if self._unwritten and not self._unwritten.isdisjoint(regs):
+        if self._unwritten and not self._unwritten.isdisjoint(registers):
             return True
-        return any(isinstance(entry, Packet) and entry.names(regs) for entry in self._queue)
+        return any(isinstance(entry, Packet) and entry.names(registers) for entry in self.queue)
 
-    @property
-    def pending(self) -> bool:
-        """Whether recorded changes are not sent yet."""
-        return bool(self._queue)
-
-    def move(self, targets: Indices, sources: Indices) -> None:
+    def move(self, targets: list[int], sources: list[int]) -> None:
         """Moves slot and label from each source register to its target. Then the sources are empty.
 
         Args:
@@ -220,25 +218,28 @@ class CommandBuffer:
             EmptyRegister: a source holds no slot; nothing recorded.
             InvalidArgument: registers are not valid, or one is named twice; nothing recorded.
         """
-        to, of = self._known(targets, "move"), self._known(sources, "move")
-        if len(to) != len(of):
-            raise InvalidArgument(f"move: {len(to)} targets for {len(of)} sources")
-        if not to:
+        if not targets and not sources:
             return
-        if len(set(regs := [*to, *of])) != len(regs):
-            raise InvalidArgument("move: a register is target and source at once; record the moves one after the other")
-        self._require_empty("move", to)
-        self._require_held("move", of)
+        regs, held, label = targets + sources, self.registers.held_at, self.registers.label_at
+        if self.checked:
+            self._require_registers("move", targets)
+            self._require_registers("move", sources)
+            self._require_pairs("move", targets, sources)
+        for register in targets:
+            if held[register]:
+                raise RegisterInUse("move", register)
+        for register in sources:
+            if not held[register]:
+                raise EmptyRegister("move", register)
         packet = self._packet_for(regs, MOVES)
-        held, label = self.registers.held_at, self.registers.label_at
-        for target, source in zip(to, of, strict=True):
+        for target, source in zip(targets, sources, strict=True):
             held[target], label[target] = True, label[source]
             held[source], label[source] = False, 0
-        packet.add(MOVES, to, of, regs)
+        packet.add(MOVES, targets, sources, regs)
         if self.journal is not None:
-            self._note("move", to, of)
+            self._note("move", targets, sources)
 
-    def release(self, registers: Indices) -> int:
+    def release(self, registers: list[int]) -> int:
         """Empties registers and frees their slots. Skips empty registers.
 
         Args:
@@ -250,8 +251,12 @@ class CommandBuffer:
         Raises:
             InvalidArgument: registers are not valid, or one is named twice; nothing recorded.
         """
-        held, label = self.registers.held_at, self.registers.label_at
-        regs = [register for register in self._known(registers, "release") if held[register]]
+        if self.checked:
+            self._require_registers("release", registers)
+        held, label, regs = self.registers.held_at, self.registers.label_at, list[int]()
+        for register in registers:
+            if held[register]:
+                regs.append(register)
         if not regs:
             return 0
         packet = self._packet_for(regs, RELEASES)
@@ -263,7 +268,7 @@ class CommandBuffer:
         packet.add(RELEASES, regs, regs, regs)
         return len(regs)
 
-    def claim(self, registers: Indices, lengths: Indices | None = None) -> None:
+    def claim(self, registers: list[int], lengths: list[int] | None = None) -> None:
         """Fills empty registers with the lowest free slots, in the order given.
 
         Args:
@@ -278,32 +283,41 @@ class CommandBuffer:
 
         Syncs: only if it needs slots released by id that the device has not confirmed.
         """
-        regs, allocator = self._known(registers, "claim"), self.registers.allocator
-        self._require_empty("claim", regs)
-        allocator.confirm(len(regs))
-        if len(regs) > allocator.free:
-            raise OutOfSlots(len(regs), allocator.free)
-        if not regs:
+        if self.checked:
+            self._require_registers("claim", registers)
+        allocator, held, label = self.registers.allocator, self.registers.held_at, self.registers.label_at
+        for register in registers:
+            if held[register]:
+                raise RegisterInUse("claim", register)
+        n = len(registers)
+        allocator.confirm(n)
+        if n > allocator.free:
+            raise OutOfSlots(n, allocator.free)
+        if not n:
             return
-        packet = self._packet_for(regs, CLAIMS)
-        held, label = self.registers.held_at, self.registers.label_at
-        for register in regs:
+        packet = self._packet_for(registers, CLAIMS)
+        for register in registers:
             held[register], label[register] = True, 0
-        allocator.free -= len(regs)
-        allocator.claimed += len(regs)
-        packet.add(CLAIMS, regs, regs, regs)
+        allocator.free -= n
+        allocator.claimed += n
+        packet.add(CLAIMS, registers, registers, registers)
         if self.journal is not None:
-            self._note("claim", regs)
+            self._note("claim", registers)
         if lengths is not None:
-            self._label(packet, regs, lengths)
+            self._label(packet, registers, lengths)
 
-    def write(self, addresses: Indices, values: Indices) -> None:
-        """Sets cells of columns in the register file. If a cell is written twice, the last value stays."""
-        cells, content = self._cells(addresses, values)
+    def write(self, cells: list[int], values: list[int]) -> None:
+        """Sets cells of columns in the register file. If a cell is written twice, the last value stays.
+
+        Raises:
+            InvalidArgument: cells or values are not valid; nothing recorded.
+        """
+        if self.checked:
+            self._require_cells(cells, values)
         if cells:
-            self._last().add(WRITES, cells, content, ())
+            self._last().add(WRITES, cells, values, ())
 
-    def label(self, registers: Indices, lengths: Indices) -> None:
+    def label(self, registers: list[int], lengths: list[int]) -> None:
         """Sets the lengths of states that were loaded into registers.
 
         Args:
@@ -314,39 +328,39 @@ class CommandBuffer:
             EmptyRegister: a register holds no slot; nothing recorded.
             InvalidArgument: registers or lengths are not valid; nothing recorded.
         """
-        regs = self._known(registers, "label")
-        self._require_held("label", regs)
-        if regs:
-            self._label(self._packet_for(regs, DATA), regs, lengths)
+        if self.checked:
+            self._require_registers("label", registers)
+        self._require_held("label", registers)
+        if registers:
+            self._label(self._packet_for(registers, DATA), registers, lengths)
 
-    def _label(self, packet: Packet, regs: list[int], lengths: Indices) -> None:
+    def _label(self, packet: Packet, registers: list[int], lengths: list[int]) -> None:
         """Records the labels of registers; with the registers, later changes of them cannot run before this write."""
-        cells, content = self._cells(self.registers.address("labels", regs), lengths)
-        packet.add(WRITES, cells, content, regs)
-        for register, length in zip(regs, content, strict=True):
-            self.registers.label_at[register] = length
+        cells, label = self.registers.address("labels", registers), self.registers.label_at
+        if self.checked:
+            self._require_cells(cells, lengths)
+        packet.add(WRITES, cells, lengths, registers)
+        self.registers.longest = max(self.registers.longest, *lengths)
+        for register, length in zip(registers, lengths, strict=True):
+            label[register] = length
 
-    def _cells(self, addresses: Indices, values: Indices) -> tuple[list[int], list[int]]:
-        cells, content = _plain(addresses), _plain(values)
-        if cells is None or content is None or len(content) != len(cells):
-            raise InvalidArgument(f"write: values {values!r} for {len(addresses)} cells, expected a whole number each")
-        size = self.registers.cells.numel()
-        if cells and (min(cells) < 0 or max(cells) >= size or min(content) < -INT32_MAX or max(content) > INT32_MAX):
-            raise InvalidArgument(
-                f"write: cells {min(cells)}..{max(cells)} of {size}, values {content}: expected int32"
-            )
-        return cells, content
-
-    def zero(self, registers: Indices) -> None:
+    def zero(self, registers: list[int]) -> None:
         """Zeroes the states in registers.
 
         Raises:
             EmptyRegister: a register holds no slot; nothing recorded.
             InvalidArgument: registers are not valid, or one is named twice; nothing recorded.
         """
-        self._data(self._known(registers, "zero"), None)
+        if self.checked:
+            self._require_registers("zero", registers)
+        held = self.registers.held_at
+        for register in registers:
+            if not held[register]:
+                raise EmptyRegister("zero", register)
+        if registers:
+            self._packet_for(registers, DATA).add(DATA, registers, [ZERO_SOURCE] * len(registers), registers)
 
-    def copy(self, targets: Indices, sources: Indices) -> None:
+    def copy(self, targets: list[int], sources: list[int]) -> None:
         """Copies states and their labels between registers.
 
         Args:
@@ -357,49 +371,43 @@ class CommandBuffer:
             EmptyRegister: a register holds no slot; nothing recorded.
             InvalidArgument: registers are not valid, or one is target and source; nothing recorded.
         """
-        of, to = self._known(sources, "copy", distinct=False), self._known(targets, "copy")
-        if len(to) != len(of):
-            raise InvalidArgument(f"copy: {len(to)} targets for {len(of)} sources")
-        if not set(to).isdisjoint(of):
-            raise InvalidArgument(
-                "copy: a register is target and source at once; record the copies one after the other"
-            )
-        self._require_held("copy", of)
-        self._data(to, of)
-
-    def _data(self, to: list[int], of: list[int] | None) -> None:
-        self._require_held("zero" if of is None else "copy", to)
-        if not to:
-            return
-        packet, label = self._packet_for(to, DATA, of or ()), self.registers.label_at
-        for target, source in zip(to, of or (), strict=of is not None):
-            label[target] = label[source]
-        packet.add(DATA, to, [ZERO_SOURCE] * len(to) if of is None else of, to)
+        if self.checked:
+            self._require_registers("copy", targets)
+            self._require_registers("copy", sources, distinct=False)
+            self._require_pairs("copy", targets, sources)
+        self._require_held("copy", sources)
+        self._require_held("copy", targets)
+        if targets:
+            packet, label = self._packet_for(targets, DATA, sources), self.registers.label_at
+            for target, source in zip(targets, sources, strict=True):
+                label[target] = label[source]
+            packet.add(DATA, targets, sources, targets)
 
     def _note(self, what: str, registers: list[int], sources: list[int] | None = None) -> None:
         if self.journal is not None:
             self.journal.note(what, self._number, registers, sources)
 
-    def held_before(self) -> NDArray[np.bool_] | None:
-        """Returns what `note_changes` needs, if there is a journal: which registers hold a slot."""
-        return self.registers.held.copy() if self.journal is not None else None
+    def note_changes(self, what: str, before: NDArray[np.bool_]) -> None:
+        """Writes to the journal, if there is one, which registers a launch has filled or emptied.
 
-    def note_changes(self, what: str, before: NDArray[np.bool_] | None) -> None:
-        """Writes to the journal which registers a launch has filled or emptied since `held_before`."""
-        if self.journal is not None and before is not None:
+        Args:
+            what: the launch.
+            before: which registers held a slot before it, `register`.
+        """
+        if self.journal is not None:
             carried = isinstance(self._sending, Packet) and bool(self._sending.operations)  # by the packet of this plan
             self.journal.note_changes(what, self._number - 1 + carried, before)
 
     @property
     def _number(self) -> int:
         """Number that the packet being recorded gets, if no earlier packet is split."""
-        return self.packets + max(1, sum(isinstance(entry, Packet) for entry in self._queue))
+        return self.packets + max(1, sum(isinstance(entry, Packet) for entry in self.queue))
 
     def _last(self) -> Packet:
         """Returns the packet that is being recorded."""
-        if self._queue and isinstance(last := self._queue[-1], Packet):
+        if self.queue and isinstance(last := self.queue[-1], Packet):
             return last
-        self._queue.append(packet := Packet())
+        self.queue.append(packet := Packet())
         return packet
 
     def _packet_for(self, regs: list[int], phase: int, sources: Sequence[int] = ()) -> Packet:
@@ -409,11 +417,11 @@ class CommandBuffer:
         """
         if self.guard.call:
             self.guard.registers.append(regs)
-        packet = self._last()
-        if packet.late(regs, phase, sources):
-            self._queue.append(packet := Packet())
+        packet = self.queue[-1] if self.queue else None
+        if not isinstance(packet, Packet) or (packet.names([*regs, *sources]) and packet.late(regs, phase, sources)):
+            self.queue.append(packet := Packet())
         if self.fencing and self._waits is None and any(map(self._fenced_at.__getitem__, [*regs, *sources])):
-            self._waits = len(self._queue) - 1, len(packet.operations)
+            self._waits = len(self.queue) - 1, len(packet.operations)
         return packet
 
     # Sending
@@ -425,23 +433,23 @@ class CommandBuffer:
 
         Syncs: no.
         """
-        if not self._queue:
+        if not self.queue:
             self._prepare(None)
         if self._waits is None:
             self._send_up_to(0)
             return
         at, operations = self._waits
         if operations:
-            first = self._queue[at]
+            first = self.queue[at]
             assert isinstance(first, Packet)  # an action waits as a whole
-            self._queue[at : at + 1] = first.split(operations)
+            self.queue[at : at + 1] = first.split(operations)
             at += 1
-        rest = len(self._queue) - at
+        rest = len(self.queue) - at
         self._waits = None
         try:
             self._send_up_to(rest)
         finally:
-            self._waits = len(self._queue) - rest, 0
+            self._waits = len(self.queue) - rest, 0
 
     def upload_step(self, batch: Sequence[Longs], limit: int, marks: Sequence[Longs] = ()) -> None:
         """Sends all recorded changes. The last packet goes to `step`, with a batch; `launch_changes` carries it out.
@@ -457,15 +465,17 @@ class CommandBuffer:
         Syncs: no.
         """
         last = self._last()
-        self._send_up_to(1)
-        self._prepare(last)
+        if len(self.queue) > 1:
+            self._send_up_to(1)
+        if self._first:
+            self._prepare(last)
         ints = last.encode(batch, limit, marks, self.ring.room).size
         if ints > self.step.numel():  # so many changes take an upload of their own
             self._send_prepared(last)
             ints = (last := Packet()).encode(batch, limit, marks, self.ring.room).size
         self._sending = last
-        self._queue.clear()
-        self.ring.push(ints, self.step)
+        self.queue.clear()
+        self.ring.push(ints, self.step_views)
 
     def launch_changes(self, replayed: bool = False) -> None:
         """Carries out the changes in `step`, if it has any.
@@ -495,18 +505,18 @@ class CommandBuffer:
             reads: registers whose states it reads. It waits if a coming forward has still to write one.
         """
         if self._waits is None and not self._unwritten.isdisjoint(reads):
-            self._waits = len(self._queue), 0
+            self._waits = len(self.queue), 0
         if self._waits is None:
             self.submit()
             action.run()
         else:
-            self._queue.append(action)
+            self.queue.append(action)
 
     def _send_up_to(self, left: int) -> None:
         """Sends from the front of the queue, until `left` entries remain."""
-        while len(self._queue) > left:
-            entry = self._sending = self._queue[0]
-            del self._queue[0]
+        while len(self.queue) > left:
+            entry = self._sending = self.queue[0]
+            del self.queue[0]
             if isinstance(entry, Packet):
                 self._send(entry)
             else:
@@ -526,47 +536,45 @@ class CommandBuffer:
     def _carry_out(self, sent: Tensor, packet: Packet, replayed: bool = False) -> None:
         if not replayed:
             self.registers.ownership(sent)
-        moved, zeroed = packet.sizes[DATA], packet.zeroed
+        moved, zeroed = len(packet.columns[DATA][0]), packet.zeroed
         if moved and self._run_data:
             slots = self.registers.table.slots
             self._run_data(slots, sent, copied=moved - zeroed, zeroed=zeroed, replayed=replayed)
 
     def discard(self) -> None:
         """Forgets the recorded changes. Call it only in a reset, because a reset also frees all slots on the device."""
-        self._queue, self._sending = [], None
+        self.queue, self._sending = [], None
         self.lift()
 
-    def _known(self, registers: Indices, operation: str, distinct: bool = True) -> list[int]:
-        """Returns registers as plain numbers. Requires that they are registers of rows or holders, each named once."""
-        if (regs := _plain(registers)) is None:
-            raise InvalidArgument(f"{operation}: registers {registers!r}, expected integers")
-        if regs and (min(regs) < REGISTERS_PER_ROW or max(regs) >= self.registers.count):
+    # What `checked` asks
+
+    def _require_registers(self, operation: str, registers: list[int], distinct: bool = True) -> None:
+        """Requires numbers of registers of rows or holders, each named once."""
+        if type(registers) is not list or set(map(type, registers)) - {int}:
+            raise InvalidArgument(f"{operation}: registers {registers!r}, expected integers in a list")
+        if registers and (min(registers) < REGISTERS_PER_ROW or max(registers) >= self.registers.count):
             raise InvalidArgument(
-                f"{operation}: registers {min(regs)}..{max(regs)}, expected "
+                f"{operation}: registers {min(registers)}..{max(registers)}, expected "
                 f"{REGISTERS_PER_ROW}..{self.registers.count - 1}"
             )
-        if distinct and len(set(regs)) != len(regs):
-            raise InvalidArgument(f"{operation}: a register is named twice in {sorted(regs)}")
-        return regs
+        if distinct and len(set(registers)) != len(registers):
+            raise InvalidArgument(f"{operation}: a register is named twice in {sorted(registers)}")
 
-    def _require_empty(self, operation: str, regs: list[int]) -> None:
-        held = self.registers.held_at
-        for register in regs:
-            if held[register]:
-                raise RegisterInUse(operation, register)
+    @staticmethod
+    def _require_pairs(operation: str, targets: list[int], sources: list[int]) -> None:
+        if len(targets) != len(sources):
+            raise InvalidArgument(f"{operation}: {len(targets)} targets for {len(sources)} sources")
+        if not set(targets).isdisjoint(sources):
+            raise InvalidArgument(f"{operation}: a register is target and source at once; record one after the other")
 
-    def _require_held(self, operation: str, regs: list[int]) -> None:
-        held = self.registers.held_at
-        for register in regs:
-            if not held[register]:
+    def _require_cells(self, cells: list[int], values: list[int]) -> None:
+        if len(values) != len(cells):
+            raise InvalidArgument(f"write: {len(values)} values for {len(cells)} cells")
+        size = self.registers.cells.numel()
+        if cells and (min(cells) < 0 or max(cells) >= size or min(values) < -INT32_MAX or max(values) > INT32_MAX):
+            raise InvalidArgument(f"write: cells {min(cells)}..{max(cells)} of {size}, values {values}: expected int32")
+
+    def _require_held(self, operation: str, registers: list[int]) -> None:
+        for register in registers:
+            if not self.registers.held_at[register]:
                 raise EmptyRegister(operation, register)
-
-
-def _plain(numbers: Indices) -> list[int] | None:
-    """Returns whole numbers as plain ones in a new list; None if something else is among them."""
-    if isinstance(numbers, np.ndarray):
-        return numbers.tolist() if numbers.dtype.kind in "iu" or not numbers.size else None
-    try:
-        return list(map(index, numbers))
-    except TypeError:
-        return None

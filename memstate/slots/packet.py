@@ -12,10 +12,11 @@ import numpy as np
 from memstate.kernels.tables import HEADER_INTS, LIMIT_CELL, ZERO_SOURCE, Section
 from memstate.slots.registers import Ints, Longs
 
-PAIRS = (Section.MOVES, Section.WRITES, Section.DATA)
 MOVES, RELEASES, CLAIMS, WRITES, DATA, BATCH, MARKS = map(
     int, Section
 )  # plain ints: each access to an enumeration costs 1 us
+PAIRS = (MOVES, WRITES, DATA)  # sections with two columns
+NOTHING = (0, 0, 0, 0)
 Operation = tuple[int, list[int], list[int], Sequence[int]]  # section, two columns, the registers that it changes
 Room = Callable[[int], Ints]  # where a packet of so many int32 goes
 
@@ -31,9 +32,10 @@ class Packet:
         operations: the first operations.
 
     Attributes:
+        operations: in the order of the calls.
+        columns: both columns of each section but BATCH and MARKS.
         latest: register -> the last phase that names it.
         reads: registers that a copy reads.
-        sizes: number of entries of each section.
         zeroed: number of entries of DATA that zero a state.
     """
 
@@ -41,7 +43,7 @@ class Packet:
         self.operations: list[Operation] = []
         self.latest: dict[int, int] = {}
         self.reads: set[int] = set()
-        self.sizes = [0] * len(Section)
+        self.columns: list[tuple[list[int], list[int]]] = [([], []), ([], []), ([], []), ([], []), ([], [])]
         self.zeroed = 0
         for operation in operations:
             self.add(*operation)
@@ -54,7 +56,9 @@ class Packet:
             self.reads.update(second)
             self.reads.discard(ZERO_SOURCE)
             self.zeroed += second.count(ZERO_SOURCE)
-        self.sizes[section] += len(first)
+        columns = self.columns[section]
+        columns[0].extend(first)
+        columns[1].extend(second)
         self.operations.append((section, first, second, registers))
 
     def late(self, registers: Sequence[int], phase: int, sources: Sequence[int] = ()) -> bool:
@@ -68,18 +72,14 @@ class Packet:
             phase: phase of the operation.
             sources: registers whose states the operation reads.
         """
-        latest, reads = self.latest, self.reads
-        if sources and DATA in map(latest.get, sources):
+        latest = self.latest
+        if DATA in map(latest.get, sources) or not self.reads.isdisjoint(registers):
             return True
-        if reads and not reads.isdisjoint(registers):
-            return True
-        if latest.keys().isdisjoint(registers):
-            return False
-        return max(latest.get(register, -1) for register in registers) >= phase
+        return any(latest.get(register, -1) >= phase for register in registers)
 
     def names(self, registers: Iterable[int]) -> bool:
         """Returns whether an operation of this packet changes one of these registers or reads its state."""
-        return any(register in self.latest or register in self.reads for register in registers)
+        return not (self.latest.keys().isdisjoint(registers) and self.reads.isdisjoint(registers))
 
     def tail(self, operations: int) -> "Packet":
         """Returns a packet without the first `operations` operations."""
@@ -95,7 +95,7 @@ class Packet:
     ) -> Ints:  # fmt: skip
         """Returns the packet as int32: a header, the batch, its marks, then one or two columns for each other section.
 
-        Each column takes a multiple of 16 bytes; what is behind its entries means nothing.
+        Each column is padded to 16 bytes.
         `memstate.kernels.tables.Section` has the layout.
 
         Args:
@@ -114,32 +114,34 @@ class Packet:
                 for column in columns:
                     given.append((at, column))
                     at += -(-len(column) // 4) * 4
-        first = at
-        for section, pair in sorted(self._sections().items()):
-            header[section], header[8 + section] = len(pair[0]), first + len(body)
-            for entries in pair if section in PAIRS else pair[:1]:
-                body += entries
-                body += [0] * (-len(entries) % 4)
-        sent = room(first + len(body))
+        for section, (first, second) in enumerate(self.columns):
+            if first:
+                if section == WRITES:
+                    first, second = _newest(first, second)
+                header[section], header[8 + section] = size, _ = len(first), at + len(body)
+                filling = NOTHING[: -size % 4]
+                body += first
+                body += filling
+                if section in PAIRS:
+                    body += second
+                    body += filling
+        sent = room(at + len(body))
         to = sent.data
         to[:HEADER_INTS] = array("i", header)
         for start, values in given:
-            sent[start : start + len(values)] = values
+            end = start + len(values)
+            sent[start:end] = values
+            if gap := -len(values) % 4:
+                to[end : end + gap] = array("i", NOTHING[:gap])
         if body:
-            to[first:] = array("i", body)
+            to[at:] = array("i", body)
         return sent
 
-    def _sections(self) -> dict[int, tuple[list[int], list[int]]]:
-        """Returns both columns of each section with entries; of a cell that is written twice only the last value."""
-        found: dict[int, tuple[list[int], list[int]]] = {}
-        for section, first, second, _ in self.operations:
-            if (before := found.get(section)) is None:
-                found[section] = first, second
-            else:
-                found[section] = [*before[0], *first], [*before[1], *second]
-        if writes := found.get(WRITES):
-            newest = dict(zip(*writes, strict=True))
-            if len(newest) < len(writes[0]):
-                cells = sorted(newest)
-                found[WRITES] = cells, [newest[cell] for cell in cells]
-        return found
+
+def _newest(cells: list[int], values: list[int]) -> tuple[list[int], list[int]]:
+    """Keeps only the last value of each cell."""
+    newest = dict(zip(cells, values, strict=True))
+    if len(newest) == len(cells):
+        return cells, values
+    kept = sorted(newest)
+    return kept, [newest[cell] for cell in kept]

@@ -66,6 +66,7 @@ class RegisterFile(NotCopied):
         held_at, label_at, tracked_at, source_at: the same memory, for one entry as a plain number: that costs half of
             what an array takes.
         starts: first cell of each column.
+        longest: no state stands for more tokens than that.
 
     Raises:
         InvalidArgument: int32 cannot number the cells; nothing was allocated.
@@ -96,6 +97,7 @@ class RegisterFile(NotCopied):
         self.labels: Ints = np.zeros(self.count, np.int32)
         self.tracked: Ints = np.zeros(rows + 1, np.int32)
         self.source: Ints = np.zeros(rows + 1, np.int32)
+        self.longest = 0
         self.held_at, self.label_at = self.held.data, self.labels.data
         self.tracked_at, self.source_at = self.tracked.data, self.source.data
 

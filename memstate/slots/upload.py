@@ -14,7 +14,25 @@ from memstate.kernels.dispatch import Backend, on
 from memstate.streams import mark
 
 RING = 16
+VIEWS = 256  # of a tensor that are kept
 INTS = 4096  # of a buffer at first; it grows with the largest packet
+
+
+class Views(dict[int, Tensor]):
+    """Beginnings of a tensor, by length, each made once: slicing a tensor costs more than sending it.
+
+    Args:
+        whole: the tensor.
+    """
+
+    def __init__(self, whole: Tensor) -> None:
+        self.whole = whole
+
+    def __missing__(self, length: int) -> Tensor:
+        if len(self) == VIEWS:
+            self.clear()
+        view = self[length] = self.whole[:length]
+        return view
 
 
 class UploadRing:
@@ -30,10 +48,10 @@ class UploadRing:
     def _grow(self, ints: int) -> None:
         device, self._ints = self._backend.device, ints
         with on(device):
-            self._host = [torch.empty(ints, dtype=torch.int32, pin_memory=self._cuda) for _ in range(RING)]
-        self._arrays = [buffer.numpy() for buffer in self._host]
+            self._host = [Views(torch.empty(ints, dtype=torch.int32, pin_memory=self._cuda)) for _ in range(RING)]
+        self._arrays = [buffer.whole.numpy() for buffer in self._host]
         self._sent: list[torch.cuda.Event | None] = [None] * RING
-        self._device = torch.empty(ints, dtype=torch.int32, device=device)
+        self._device = Views(torch.empty(ints, dtype=torch.int32, device=device))
 
     def room(self, ints: int) -> NDArray[np.int32]:
         """Returns the host memory of the next packet, for the caller to fill before `push`: int32 `ints`.
@@ -42,7 +60,7 @@ class UploadRing:
         """
         if ints > self._ints:
             if self._cuda:  # launches of this stream may still read it
-                self._device.record_stream(torch.cuda.current_stream(self._backend.device))
+                self._device.whole.record_stream(torch.cuda.current_stream(self._backend.device))
             self._grow(2 * ints)
         event = self._sent[self._turn]
         if event is not None and not event.query():
@@ -51,12 +69,12 @@ class UploadRing:
             self._backend.counts.syncs += 1
         return self._arrays[self._turn][:ints]
 
-    def push(self, ints: int, to: Tensor | None = None) -> Tensor:
+    def push(self, ints: int, to: Views | None = None) -> Tensor:
         """Copies the packet that the caller has put into `room` to the device asynchronously.
 
         Args:
             ints: its int32.
-            to: int32 tensor for the packet, as long or longer. None: the ring's own, valid until the next packet.
+            to: where the packet goes, int32. None: the ring's own memory, valid until the next packet.
 
         Returns:
             The packet on the device: int32 tensor, axis `n`.
@@ -64,8 +82,8 @@ class UploadRing:
         Syncs: no.
         """
         turn = self._turn
-        target = (self._device if to is None else to)[:ints]
-        target.copy_(self._host[turn][:ints], non_blocking=True)
+        target = (self._device if to is None else to)[ints]
+        target.copy_(self._host[turn][ints], non_blocking=True)
         if self._cuda:
             self._sent[turn] = mark(self._backend.device)
         self._turn = (turn + 1) % RING
@@ -74,7 +92,7 @@ class UploadRing:
         counts.upload_bytes += 4 * ints
         return target
 
-    def send(self, packet: NDArray[np.int32], to: Tensor | None = None) -> Tensor:
+    def send(self, packet: NDArray[np.int32], to: Views | None = None) -> Tensor:
         """Copies a packet to the device asynchronously; see `room` and `push`."""
         self.room(packet.size)[:] = packet
         return self.push(packet.size, to)

@@ -283,7 +283,8 @@ class Planes(NotCopied, Shown, Mapping[str, Any]):
 
         Syncs: no.
         """
-        self.memory.require_awake("run_data")
+        if self.memory.asleep:
+            self.memory.require_awake("run_data")
         self.backend.run_data(self.plane_map, slots, packet)
         self._count(self.memory.whole.slot_bytes, copied=copied, zeroed=zeroed)
 

@@ -133,7 +133,7 @@ def test_a_decode_step_is_one_plan_and_a_settle_launches_nothing(backend: Backen
         mem.backend.counts.reset()
         mem.settle(step, [at == 7, False, False, False, False])
         assert cost(mem) == (0, {}, 0)
-        pending = inside.commands(mem).pending and at < 7
+        pending = bool(inside.commands(mem).queue) and at < 7
         released |= pending
     assert released == isinstance(tracking, ms.LazyPingPong)
     scan(mem)

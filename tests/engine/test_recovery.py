@@ -15,7 +15,7 @@ import torch
 
 import memstate as ms
 from memstate.engine.stepping import Stepping
-from memstate.guard import Guard
+from memstate.guard import Changing, Guard
 from memstate.kernels.dispatch import Backend
 from memstate.prefix import PrefixCache
 from memstate.prefix.policies import Lru, LruPages
@@ -126,7 +126,7 @@ def test_a_length_that_is_one_step_too_long_is_never_used(error: BaseException, 
 
 def test_an_interrupt_at_the_very_end_is_noticed() -> None:
     guard = Guard()
-    at_the_end = mock.patch.object(Guard, "__exit__", side_effect=KeyboardInterrupt)
+    at_the_end = mock.patch.object(Changing, "__exit__", side_effect=KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt), at_the_end, guard.changing("settle"):
         pass
     with pytest.raises(ms.Broken, match=r"settle\(\) was interrupted .*at its end"):

@@ -13,6 +13,7 @@ import torch
 
 import memstate as ms
 from memstate.kernels.dispatch import OPS, Backend
+from memstate.slots.upload import Views
 from tests.support import inside
 from tests.support.build import on
 from tests.support.scan import scan
@@ -206,6 +207,7 @@ def test_more_changes_than_the_packet_of_a_step_holds_take_an_upload_of_their_ow
     mem = on(backend, LAYOUT, slots=8, max_requests=2)
     rows = mem.admit([ms.Request("a"), ms.Request("b")])
     inside.commands(mem).step = inside.commands(mem).step[:30].clone()  # a batch of two and few changes
+    inside.commands(mem).step_views = Views(inside.commands(mem).step)
     mem.backend.counts.reset()
     step = mem.plan(rows)
     assert mem.backend.counts.uploads == 2 and step.write.tolist() == [1, 2]

@@ -195,7 +195,7 @@ def figures(mem: ms.StateManager) -> object:
     """What the host keeps."""
     file, table = inside.registers(mem), owners.table(mem)
     host = (file.held, file.labels, file.tracked, table.confirmed, table.unsettled, table.used)
-    return mem.stats(), [array.tolist() for array in host], len(inside.commands(mem)._queue), mem._stepping.open
+    return mem.stats(), [array.tolist() for array in host], len(inside.commands(mem).queue), mem._stepping.open
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -129,10 +129,10 @@ def test_a_look_that_begins_inside_of_a_call_does_not_count() -> None:
     def look() -> str:
         looks.append(guard.call)
         if guard.call:
-            guard.__exit__(None, None, None)  # it ends meanwhile
+            guard.changing("").__exit__(None, None, None)  # it ends meanwhile
         return looks[-1]
 
-    thread = threading.Timer(0.01, lambda: guard.call and guard.__exit__(None, None, None))
+    thread = threading.Timer(0.01, lambda: guard.call and guard.changing("").__exit__(None, None, None))
     thread.start()
     assert between_calls(guard, look, 5.0) == ""
     thread.join()

@@ -174,7 +174,7 @@ def test_the_order_of_record_is_kept_for_many_registers_too(backend: Backend) ->
         carry_out(table, packet)
 
     backend.ownership = guarded  # type: ignore[attr-defined]
-    one, two, three = (np.arange(n) + file.first_holder + i * n for i in range(3))
+    one, two, three = ([*range(first, first + n)] for first in range(file.first_holder, file.first_holder + 3 * n, n))
     buffer.claim(one)
     buffer.submit()
     slots = file.table.slots[one].long()

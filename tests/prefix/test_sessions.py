@@ -114,10 +114,10 @@ def test_B73_two_turns_at_once_are_refused(backend: Backend, overlap: bool, cach
     talks, mem, session = told(backend, "redirect", overlap, cache, first=5)
 
     def refused(*requests: ms.Request) -> None:
-        before = (*counts(talks), talks.kept(session), inside.commands(mem).pending)
+        before = (*counts(talks), talks.kept(session), bool(inside.commands(mem).queue))
         with pytest.raises(ms.InvalidArgument, match="one turn at a time"):
             mem.admit(requests)
-        assert before == (*counts(talks), talks.kept(session), inside.commands(mem).pending)
+        assert before == (*counts(talks), talks.kept(session), bool(inside.commands(mem).queue))
         talks.look()
 
     turn, other = ms.Request("turn", tokens=TEXT, session=session), ms.Request("other", tokens=TEXT)

@@ -215,7 +215,7 @@ def test_G1_every_change_of_a_fenced_register_waits(bench: Bench, change: str) -
     assert not done
     buffer.lift()
     buffer.submit()
-    assert done == [1] and not buffer.pending
+    assert done == [1] and not buffer.queue
     scan_registers(bench.file)
 
 

@@ -71,7 +71,7 @@ class Bench:
 
 def recorded(buffer: CommandBuffer) -> list[object]:
     """What has been recorded and not sent."""
-    return [entry.encode().tolist() if isinstance(entry, Packet) else entry for entry in buffer._queue]
+    return [entry.encode().tolist() if isinstance(entry, Packet) else entry for entry in buffer.queue]
 
 
 def perform(bench: Bench, operation: str, to: list[int], of: list[int]) -> None:

@@ -109,7 +109,7 @@ def test_sections_are_what_was_recorded() -> None:
         "data": {"to": [9], "from": [-1]},
     }
     assert [section.start for section in found] == [16, 24, 36, 44, 48, 52, 60] and found[-1].end == 68
-    assert viz.sections(Packet(register_file()).encode()) == []  # a numpy array, and nothing in it
+    assert viz.sections(Packet().encode()) == []  # a numpy array, and nothing in it
 
 
 def test_a_drawn_packet_has_every_word_once() -> None:

@@ -29,7 +29,7 @@ from memstate.slots.registers import RegisterFile
 from memstate.tokens import Prompt, encode
 
 ROW = 1
-REGISTERS = range(REGISTERS_PER_ROW * ROW, REGISTERS_PER_ROW * (ROW + 1))
+REGISTERS = [*range(REGISTERS_PER_ROW * ROW, REGISTERS_PER_ROW * (ROW + 1))]
 Progress = Callable[[int, int], None]
 
 

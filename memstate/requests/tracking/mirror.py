@@ -19,7 +19,8 @@ from memstate.kernels.rules import (
     plan_snapshots,
     superseded,
 )
-from memstate.kernels.tables import REGISTERS_PER_ROW, Rules, Strategy
+from memstate.kernels.tables import REGISTERS_PER_ROW, Rules
+from memstate.requests.steps import Batch
 from memstate.requests.tracking.base import Tracking
 from memstate.slots.registers import Longs, RegisterFile
 
@@ -51,11 +52,11 @@ class Mirror:
         self.degraded = 0  # optional claims refused since the start
         self._told = logs.Repeats(LOG, sums=["refused"])
 
-    def plan(self, rows: Longs, length: Longs, after: Longs, limit: int) -> int:
+    def plan(self, batch: Batch, length: Longs, after: Longs, limit: int) -> int:
         """Plans distinct rows that hold a state.
 
         Args:
-            rows: `row`.
+            batch: the rows.
             length: tokens before the step, `row`.
             after: tokens after the step, `row`.
             limit: number of optional claims.
@@ -64,12 +65,11 @@ class Mirror:
             Number of snapshots that the step takes.
         """
         taken = 0
-        every = self.rules.every
-        if self.lanes and not ((length if self.rules.strategy == Strategy.REDIRECT else after) % every).all():
-            lanes = plan_snapshots(self._columns, self.rules, rows, length, after, self._claims(limit))
+        if self.lanes and 0 in (length if self.tracking.reads_old_slot else after) % self.rules.every:
+            lanes = plan_snapshots(self._columns, self.rules, batch.rows, length, after, self._claims(limit))
             taken = int(np.count_nonzero(lanes))
             self.snapshots += taken
-        self._advance(rows, after)
+        self._advance(batch.rows, batch.live, after, batch.most)
         return taken
 
     def accept(self, rows: Longs, accepted: Longs, limit: int) -> Longs:
@@ -79,11 +79,12 @@ class Mirror:
         if self.lanes:
             lanes, _ = accept_snapshots(self._columns, self.rules, rows, length, after, self._claims(limit))
             self.snapshots += int(np.count_nonzero(lanes))
-        self._advance(rows, after)
+        self._advance(rows, rows * REGISTERS_PER_ROW, after, int(accepted.max(initial=0)))
         return after
 
-    def _advance(self, rows: Longs, after: Longs) -> None:
-        self.file.labels[rows * REGISTERS_PER_ROW] = after
+    def _advance(self, rows: Longs, live: Longs, after: Longs, most: int) -> None:
+        self.file.labels[live] = after
+        self.file.longest += most
         self.file.source[rows] = 0
 
     def _claims(self, limit: int) -> Claim:

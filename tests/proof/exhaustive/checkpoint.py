@@ -23,6 +23,7 @@ from memstate.state.layout import StateLayout
 FIXED = (
     str, int, float, bytes, slice, type(None), type, Enum, np.generic, torch.dtype, torch.device, FunctionType,
     MethodType, BuiltinFunctionType, ModuleType, ReferenceType, Backend, StateLayout, count, Logger,
+    memoryview,  # of an array that is put back
 )  # fmt: skip
 _fixed: set[type] = set(FIXED) | {bool}  # classes that were met, to ask once for each
 

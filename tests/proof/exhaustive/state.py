@@ -28,7 +28,7 @@ def check(world: World) -> None:
     require(not any(counters[FAULTS]), "the device counted a fault:", counters)
     world.bytes[list(free)] = POISON
     require(world.bytes[0] == 0, "slot 0 was written")
-    if not inside.commands(world.mem).pending:
+    if not inside.commands(world.mem).queue:
         _same_on_host(world, len(free))
     _same_batch(world)
     if world.open:
@@ -65,7 +65,7 @@ def _same_batch(world: World) -> None:
         require(not any(header[: Section.BATCH]), "a packet would be carried out again:", header)
     last, table = stepping._last, owners.table(world.mem)
     if last is not None and last.version == table.version:
-        numbers, _ = table.batch(stepping._last_rows)
+        numbers, *_ = table.batch(stepping._last_rows)
         require(bool((numbers == last.numbers).all()), "a batch is looked up as", last.numbers, "expected", numbers)
         require(not table.finished[last.numbers].any(), "a batch that is looked up has rows that ended:", last.numbers)
 
@@ -74,7 +74,7 @@ def _bytes(world: World, slots: list[int]) -> None:
     """Every labelled register holds the state of its label, except where the forward of the open step is to come."""
     commands, labels, sources = inside.commands(world.mem), world.labels.tolist(), world.device["source"].tolist()
     coming = world.open.slots if world.open and not world.open.ran else ()
-    queued = commands.pending
+    queued = commands.queue
 
     def holds(register: int, history: tuple[int, ...], whose: str) -> None:
         slot, label = slots[register], labels[register]
@@ -115,7 +115,7 @@ def drain(world: World) -> None:
     if world.open:
         world.launched()
     mem.submit()
-    require(not inside.commands(mem).pending, "changes still wait though no step is open")
+    require(not inside.commands(mem).queue, "changes still wait though no step is open")
     check(world)
     mem.abort([one.handle for one in world.rows.values()])
     mem.drop([snap for snap, _ in world.snaps.values()])
@@ -190,9 +190,9 @@ def name(world: World) -> bytes:
          [] if flight.ran else [[owner[s] for s in column.tolist()] for column in flight.step.record[2:5]])
         for flight in world.flights
     ]  # fmt: skip
-    waits = commands._waits or (len(commands._queue), 0)
+    waits = commands._waits or (len(commands.queue), 0)
     queue = [_queued(entry, waits[1] if i == waits[0] else 0, index, rank, file)
-             for i, entry in enumerate(commands._queue)]  # fmt: skip
+             for i, entry in enumerate(commands.queue)]  # fmt: skip
     rest = [
         [rows[at] for at in numbers], [told[at] for at in holders], equal, flights,
         world.open is not None, commands._waits is not None, waits[0], queue,
@@ -212,7 +212,7 @@ def _changes(operations: list[Any], index: dict[int, int], rank: dict[int, int],
     found: set[tuple[Any, ...]] = set()
     cells: dict[int, int] = {}
     for section, first, second, _ in operations:
-        for one, two in zip(first.tolist(), second.tolist(), strict=True):
+        for one, two in zip(first, second, strict=True):
             if section == WRITES:
                 cells[one] = two
             else:

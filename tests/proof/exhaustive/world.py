@@ -159,7 +159,7 @@ class World:
         yield from (("drop", register) for register in self.snaps)
         if self.open:
             yield ("launched",)
-        if inside.commands(self.mem).pending:
+        if inside.commands(self.mem).queue:
             yield ("submit",)
 
     def _settling(self) -> Iterator[Move]:
@@ -358,7 +358,7 @@ class World:
     def submit(self) -> None:
         self.mem.submit()
         commands = inside.commands(self.mem)
-        require(len(commands.waiting) == len(commands._queue), "a submit sent too little")
+        require(len(commands.waiting) == len(commands.queue), "a submit sent too little")
         self._require_waits()
 
     def _require_waits(self) -> None:
@@ -367,7 +367,7 @@ class World:
             return
         waiting = inside.commands(self.mem).waiting
         section, _, second, registers = waiting[0].operations[0]  # type: ignore[union-attr]
-        named = {*(() if registers is None else registers.tolist()), *(second.tolist() if section == DATA else ())}
+        named = {*registers, *(second if section == DATA else ())}
         used = self.open.slots.values() if self.open else ()
         require(not named.isdisjoint(used), "registers", named, "wait, and the open step uses", used)
 

@@ -1,5 +1,6 @@
 """`bench host`: what it measures, what it refuses to measure, and the peer."""
 
+import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -84,6 +85,9 @@ def test_every_operation_is_measured_beside_the_peer(monkeypatch: pytest.MonkeyP
         assert found["step", case, "uploads"] == (1, 0)
         ours, theirs = found["step", case, "launches"]
         assert (theirs, found["states", case, "launches"]) == (10, (ours, 6))
+        frames, calls = (found["step", case, unit] for unit in host_sides.CALLS)
+        assert 0 < frames[0] < calls[0] and frames[1] is calls[1] is None
+    assert {entry.op for entry in outcome.entries if entry.unit in host_sides.CALLS} == {"step"}
 
 
 @on_cpu
@@ -161,6 +165,23 @@ def test_time_is_that_of_the_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([1_000, 3_500])
     monkeypatch.setattr(host_sides, "time", SimpleNamespace(thread_time_ns=lambda: next(clock)))
     assert host_sides.cpu_seconds(lambda: None, torch.device("cpu")) == pytest.approx(2.5e-6)
+
+
+def test_frames_and_calls_are_those_of_the_call() -> None:
+    assert host_sides.python_calls(lambda: None).tolist() == [0, 0]
+    assert host_sides.python_calls(lambda: sorted([2, 1], key=lambda n: abs(n))).tolist() == [2, 5]
+    with pytest.raises(ZeroDivisionError):
+        host_sides.python_calls(lambda: 1 // 0)
+    assert sys.getprofile() is None
+
+
+@on_cpu
+@pytest.mark.parametrize("changes", [0, 1])
+def test_every_step_makes_the_same_calls(changes: int) -> None:
+    side = online.Online(CPU, PingPong(online.EVERY), 64, changes, prefix=False)
+    side.silence()
+    first, *others = [host_sides._of_ops(side, host_sides.python_calls)["step"].tolist() for _ in range(3)]
+    assert others == [first, first]
 
 
 @pytest.mark.parametrize("lazy", [False, True])

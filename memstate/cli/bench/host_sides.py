@@ -32,6 +32,7 @@ KINDS: dict[str, type[PingPong | LazyPingPong | Redirect]] = {
 }  # fmt: skip
 OURS, BARE = "memstate", f"{host_peer.NAME} without states"
 UNITS = ("launches", "uploads", "syncs")
+CALLS = ("frames", "calls")  # of Python
 Timer = Callable[[str, Callable[[], object]], object]
 
 
@@ -65,6 +66,21 @@ def cpu_seconds(act: Callable[[], object], device: torch.device) -> float:
     begin = time.thread_time_ns()
     act()
     return (time.thread_time_ns() - begin) * 1e-9
+
+
+def python_calls(act: Callable[[], object]) -> NDArray[np.int64]:
+    """Makes a call, and returns how many Python frames run in it and how many calls it makes, those of builtins too.
+
+    The call itself does not count, and a generator counts each time that it goes on.
+    """
+    before, events = sys.getprofile(), list[str]()
+    sys.setprofile(lambda frame, event, of: events.append(event))
+    try:
+        act()
+    finally:
+        sys.setprofile(before)
+    frames = events.count("call") - 1
+    return np.array([frames, frames + events.count("c_call") - 1], np.int64)  # one sets the profile back
 
 
 class Ours:
@@ -150,6 +166,9 @@ def measure(
     take_turns(sides, peers, 2, count, f"host, {case}")
     if setting.device.type == "cpu":
         ours.silence()
+        for op, numbers in _of_ops(ours, python_calls).items():
+            if op == "step":
+                found[OURS] |= {(op, unit): float(n) for unit, n in zip(CALLS, numbers, strict=True)}
     take_turns(sides, peers, TOY_TURNS if setting.toy else TURNS, spend, f"host, {case}")
     if BARE in peers:
         for (op, unit), value in found[BARE].items():

@@ -20,6 +20,7 @@ CPU = Setting("reference", torch.device("cpu"), toy=True)
 LIFE = {"admit", "publish", "release", "drop"}  # and all of them together
 STEP = {"plan", "settle", "decode"}
 ONLINE = {"step", "states"}
+IDLE = {"prefix cache", "sessions", "tiers"}
 
 
 def missing() -> None:
@@ -54,7 +55,7 @@ class Spends:
 class SpendsOnline(Spends):
     """Launches 10 times in a step, 4 of these not for states."""
 
-    def __init__(self, size: int, every: int, lazy: bool, changes: int, prefix: bool, states: bool = True) -> None:
+    def __init__(self, size: int, every: int, lazy: bool, changes: int, form: str, states: bool = True) -> None:
         self.ops, self.launches = {"changes", "decode"}, 5 if states else 2
 
     def counted(self, act: Callable[[], object]) -> NDArray[np.int64]:
@@ -80,41 +81,77 @@ def test_every_operation_is_measured_beside_the_peer(monkeypatch: pytest.MonkeyP
     assert found["admit", "toy R=3 redirect", "launches"] == (2, 1)
     assert found["together", "toy R=3 redirect", "launches"] == (2, 4)
     assert found["drop", "toy R=3 lazy", "uploads"] == (1, 0)
-    for cache in ("", ", prefix cache"):
-        case = f"toy R=3 lazy, 1 changed, online{cache}"
-        assert found["step", case, "uploads"] == (1, 0)
+    forms = [f", {form}".removesuffix(", ") for form, (beside, _) in online.FORMS.items() if beside]
+    for form in forms:
+        case = f"toy R=3 lazy, 1 changed, online{form}"
+        assert found["step", case, "uploads"] == (1 + ("prefill" in form or "sessions" in form), 0)
         ours, theirs = found["step", case, "launches"]
         assert (theirs, found["states", case, "launches"]) == (10, (ours, 6))
         frames, calls = (found["step", case, unit] for unit in host_sides.CALLS)
         assert 0 < frames[0] < calls[0] and frames[1] is calls[1] is None
     assert {entry.op for entry in outcome.entries if entry.unit in host_sides.CALLS} == {"step"}
+    assert not [entry for entry in outcome.entries if entry.case.endswith("0 changed, online, prefill")]
 
 
 @on_cpu
 def test_a_case_is_measured_alone() -> None:
-    outcome = toy("device-copy", "lazy, 1 changed, online")
-    cases = {"toy R=3 lazy, 1 changed, online", "toy R=3 lazy, 1 changed, online, prefix cache"}
+    outcome = toy("device-copy", "R=3 lazy, 1 changed, online, prefix cache")
+    cases = {f"toy R=3 lazy, 1 changed, online, {form}" for form in online.FORMS if form.startswith("prefix cache")}
     assert outcome.wrong == [] and {entry.case for entry in outcome.entries} == cases
-    assert {entry.op for entry in outcome.entries} == {"step"}
+    assert {(entry.op, entry.peer) for entry in outcome.entries} == {("step", None)}
     with pytest.raises(InvalidArgument, match="case 'offline': no measurement of host has it in its name"):
         toy("device-copy", "offline")
 
 
 @on_cpu
-@pytest.mark.parametrize("prefix", [False, True])
+def test_what_a_step_does_not_use_is_measured_beside_the_plain_step() -> None:
+    outcome = toy("plain-step", "R=3 redirect, 1 changed, online, idle")
+    assert outcome.wrong == [] and {entry.peer for entry in outcome.entries} == {"plain-step"}
+    assert {entry.unit for entry in outcome.entries} == {*host_sides.UNITS, *host_sides.CALLS, "host us"}
+    assert {entry.case.rpartition(", ")[2] for entry in outcome.entries} == {f"idle {what}" for what in IDLE}
+    for entry in outcome.entries:
+        assert entry.peer_value is not None
+        assert entry.unit not in host_sides.UNITS or entry.value == entry.peer_value
+        assert entry.unit not in host_sides.CALLS or entry.value >= entry.peer_value > 100
+
+
+@on_cpu
+@pytest.mark.parametrize("form", online.FORMS)
 @pytest.mark.parametrize("changes", [0, 1, 3])
-def test_requests_that_end_leave_as_many_states_as_go(changes: int, prefix: bool) -> None:
+def test_requests_that_end_leave_as_many_states_as_go(changes: int, form: str) -> None:
     for kind in host.KINDS.values():
-        side = online.Online(CPU, kind(online.EVERY), 3, changes, prefix)
+        side = online.Online(CPU, kind(online.FORMS[form][1]), 3, changes, form)
         before = side.mem.stats()
         for _ in range(4):
             side.turn(lambda op, act: act())
             assert side.wrong() == ""
         stats, went = side.mem.stats(), 4 * changes
-        assert (stats.published - before.published, stats.dropped - before.dropped) == (went, went)
+        if form != "sessions":  # their states move
+            assert (stats.published - before.published, stats.dropped - before.dropped) == (went, went)
         assert [side.mem.length(row) >= online.EVERY for _, row in side._running] == [True] * 3
         side._size += 1
         assert side.wrong() == "3 states of 4"
+
+
+@on_cpu
+def test_a_turn_goes_on_from_the_state_of_its_session() -> None:
+    side = online.Online(CPU, PingPong(online.FORMS["sessions"][1]), 3, 1, "sessions")
+    plans = side.mem.backend.counts.launches["plan"]
+    lengths = [side.mem.length(row) for _, row in side._running]
+    for _ in range(6):
+        side.turn(lambda op, act: act())
+    assert side.mem.backend.counts.launches["plan"] == plans + 6  # no prompt was read again
+    assert min(side.mem.length(row) for _, row in side._running) > max(lengths)
+
+
+@on_cpu
+def test_tiers_that_are_used_move_states_and_ask_their_store() -> None:
+    side = online.Online(CPU, PingPong(online.EVERY), 3, 1, "prefix cache, tiers, prefetch")
+    for _ in range(4):
+        side.turn(lambda op, act: act())
+    tiers = side.mem.stats().tiers
+    assert tiers is not None and tiers.prefetch is not None and tiers.written > 0
+    assert tiers.prefetch.started == tiers.prefetch.missed == online.FIRST + 4
 
 
 @on_cpu
@@ -122,7 +159,7 @@ def test_without_the_peer_one_line_says_so(monkeypatch: pytest.MonkeyPatch, caps
     monkeypatch.setattr(host_peer, "load", missing)
     monkeypatch.setattr(host, "KINDS", {"ping-pong": PingPong})
     outcome = toy()
-    assert outcome.wrong == [] and {entry.peer for entry in outcome.entries} == {None}
+    assert outcome.wrong == [] and {entry.peer for entry in outcome.entries} == {None, "plain-step"}
     assert capsys.readouterr().err == "host: measured without sglang: it is not installed\n"
     assert not host_sides.peer_can_run(Setting("reference", torch.device("cpu"), True, "device-copy"))
     assert capsys.readouterr().err == ""
@@ -178,7 +215,7 @@ def test_frames_and_calls_are_those_of_the_call() -> None:
 @on_cpu
 @pytest.mark.parametrize("changes", [0, 1])
 def test_every_step_makes_the_same_calls(changes: int) -> None:
-    side = online.Online(CPU, PingPong(online.EVERY), 64, changes, prefix=False)
+    side = online.Online(CPU, PingPong(online.EVERY), 64, changes)
     side.silence()
     first, *others = [host_sides._of_ops(side, host_sides.python_calls)["step"].tolist() for _ in range(3)]
     assert others == [first, first]
@@ -203,22 +240,40 @@ def test_sglang_keeps_its_slots(lazy: bool) -> None:
         assert side._pool.mamba_pool.size == side._slots
 
 
-@pytest.mark.parametrize("prefix", [False, True])
+@pytest.mark.parametrize("form", [form for form, (beside, _) in online.FORMS.items() if beside])
 @pytest.mark.parametrize("lazy", [False, True])
-def test_sglang_keeps_its_slots_while_requests_end_and_come(lazy: bool, prefix: bool) -> None:
+def test_sglang_keeps_its_slots_while_requests_end_and_come(lazy: bool, form: str) -> None:
     pytest.importorskip("sglang", reason="sglang is not installed: see benchmarks/README.md")
+    every, kept, counts = online.FORMS[form][1], 0 if form == "sessions" else 3, {}
     for changes in (0, 1, 3):
-        side, bare = (online.SglangOnline(3, online.EVERY, lazy, changes, prefix, states) for states in (True, False))
+        side, bare = (online.SglangOnline(3, every, lazy, changes, form, states) for states in (True, False))
         for one in (side, bare):
             for _ in range(4):
                 one.turn(lambda op, act: act())
-                assert one.wrong() == "" and len(one._kept) == 3
-            free = 6 * online.EVERY  # of 12: the prompts of 3 requests run, those of 3 are cached
-            assert not prefix or one._tree.token_to_kv_pool_allocator.available_size() == free
-        assert {slot is None for slot in bare._kept} == {True}
-        slots = [int(slot) for slot in side._kept]
-        assert len(set(slots)) == 3
-        counts = [host_sides._of_ops(one, one.counted)["step"].tolist() for one in (side, bare)]
-        assert counts[0][2] == counts[1][2] == 0 and counts[0][0] > counts[1][0]
+                assert one.wrong() == "" and len(one._kept) == kept
+            free = 6 * every  # of 12: the prompts of 3 requests run, those of 3 are cached
+            assert "prefix cache" not in form or one._tree.token_to_kv_pool_allocator.available_size() == free
+        assert {slot is None for slot in bare._kept} <= {True}
+        assert len({int(slot) for slot in side._kept}) == kept
+        with_states, without = (host_sides._of_ops(one, one.counted)["step"] for one in (side, bare))
+        assert with_states[2] == without[2] == 0 and with_states[0] > without[0]
+        counts[changes] = with_states.tolist()
         batch = side._batch
         assert [req.kv.req_pool_idx for req in batch.reqs] == batch.req_pool_indices.tolist()
+        if changes and "prefill" in form:  # which tracks the state of each whole prompt
+            assert side._extend.mamba_prefill_track_mask_cpu == [True] * changes
+            assert [req.kv.mamba_last_track_seqlen for req in batch.reqs[-changes:]] == [every] * changes
+    assert counts[0] == [3, 2, 0] and counts[3][1] == (11 if "prefill" in form else 3)
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_sessions_of_sglang_keep_what_they_hold(lazy: bool) -> None:
+    pytest.importorskip("sglang", reason="sglang is not installed: see benchmarks/README.md")
+    side = online.SglangOnline(3, online.EVERY, lazy, 1, "sessions")
+    held = {name: slot.kv for name, slot in side._streams.slots.items()}
+    rows = {name: kv.req_pool_idx for name, kv in held.items()}
+    for _ in range(6):
+        side.turn(lambda op, act: act())
+        assert [side._streams.slots[req.session.session_id].kv is req.kv for req in side._reqs] == [True] * 3
+    assert {name: slot.kv.req_pool_idx for name, slot in side._streams.slots.items()} == rows
+    assert len(set(rows.values())) == 6

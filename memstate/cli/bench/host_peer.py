@@ -31,6 +31,8 @@ __all__ = ["NAME", "SglangStates", "load"]
 NAMES = {
     "Req": "managers.schedule_batch",
     "ScheduleBatch": "managers.schedule_batch",
+    "Session": "session.session_controller",
+    "StreamingSession": "session.streaming_session",
     "SchedulerBatchResultProcessor": "managers.scheduler_components.batch_result_processor",
     "SamplingParams": "sampling.sampling_params",
     "SpeculativeAlgorithm": "speculative.spec_info",
@@ -44,6 +46,10 @@ NAMES = {
     "Mamba2StateShape": "configs.mamba_utils",
     "get_exec": "runtime_context",
 }  # of the modules in sglang.srt
+LEFT_OUT = (
+    "managers.schedule_batch.alloc_for_decode", "mem_cache.allocation.alloc_token_slots",
+    "mem_cache.allocation.write_cache_indices", "managers.schedule_batch.SamplingBatchInfo.from_schedule_batch",
+)  # fmt: skip
 
 Timer = Callable[[str, Callable[[], object]], object]
 
@@ -101,37 +107,43 @@ class SglangStates:
         due: How many requests of a decode step are at a boundary. None: each turn is a life from admission to end.
         adapted: Whether the pool is that of `memstate.integrations.sglang`, under SGLang's own scheduler code.
         states: Whether requests have states. Without, the pool has rows alone, as for a model without states.
+        idle: Sessions that hold rows and slots while they have no turn.
 
     Raises:
         ImportError: SGLang cannot be used.
     """
 
     def __init__(
-        self, size: int, every: int, lazy: bool, due: int | None = None, adapted: bool = False, states: bool = True
-    ) -> None:
+        self, size: int, every: int, lazy: bool, due: int | None = None, adapted: bool = False, states: bool = True,
+        idle: int = 0,
+    ) -> None:  # fmt: skip
         self._sgl = sgl = load()
         self._size, self._every, self._lazy, self._due, self._states = size, every, lazy, due, states
         shape = sgl.Mamba2StateShape.create(
             tp_world_size=1, intermediate_size=2, n_groups=1, num_heads=1, head_dim=2, state_size=2, conv_kernel=2
         )
-        self._slots = 5 * size
+        self._rows, self._slots = size + idle, 5 * size + idle
         self._kept: deque[Any] = deque()  # states in the cache
         kind = import_module("memstate.integrations.sglang.rows") if adapted else sgl
         with self._here():
-            rows = {"size": size, "max_context_len": 1, "device": "cpu", "enable_memory_saver": False}
+            rows = {"size": self._rows, "max_context_len": 1, "device": "cpu", "enable_memory_saver": False}
             self._pool = sgl.ReqToTokenPool(**rows) if not states else kind.HybridReqToTokenPool(
                 **rows, mamba_size=self._slots, mamba_spec_state_size=0, mamba_layer_ids=[0],
                 cache_params=sgl.Mamba2CacheParams(shape=shape, layers=[0]), enable_mamba_extra_buffer=True,
                 enable_mamba_extra_buffer_lazy=lazy,
             )  # fmt: skip
-        tree = SimpleNamespace(page_size=1, enable_mamba_extra_buffer=True, req_to_token_pool=self._pool)
+        tree = SimpleNamespace(
+            page_size=1, enable_mamba_extra_buffer=True, req_to_token_pool=self._pool, supports_swa=lambda: False,
+            supports_mamba=lambda: False, maybe_hand_to_session=lambda req: None,
+        )  # fmt: skip
         self._component = object.__new__(sgl.MambaComponent)  # without a tree
         self._component.cache = tree
         self._processor = object.__new__(sgl.SchedulerBatchResultProcessor)  # without a scheduler
         object.__setattr__(self._processor, "tree_cache", tree)
         self._batch = sgl.ScheduleBatch(
             reqs=[], req_to_token_pool=self._pool, tree_cache=tree, enable_overlap=True, device="cpu",
-            model_config=SimpleNamespace(is_encoder_decoder=False), spec_algorithm=sgl.SpeculativeAlgorithm.NONE,
+            model_config=SimpleNamespace(is_encoder_decoder=False, hf_text_config=None, vocab_size=0),
+            spec_algorithm=sgl.SpeculativeAlgorithm.NONE,
             sampling_info=SimpleNamespace(penalizer_orchestrator=SimpleNamespace(is_required=False)),
         )  # fmt: skip
         if due is not None:
@@ -142,15 +154,15 @@ class SglangStates:
     @contextmanager
     def _here(self) -> Iterator[None]:
         """Sets SGLang's switches. Nothing is pinned without a device; KV is not allocated, as on our side."""
-        kv = patch.object(
-            import_module("sglang.srt.managers.schedule_batch"), "alloc_for_decode", lambda *_, **__: None
-        )
-        pin = patch.object(torch.Tensor, "pin_memory", lambda tensor: tensor)
         switches = self._sgl.get_exec().mamba.override(
             enable_mamba_extra_buffer=self._states, enable_mamba_extra_buffer_lazy=self._states and self._lazy,
             mamba_track_interval=self._every,
         )  # fmt: skip
-        with kv, pin, switches:
+        with ExitStack() as stack:
+            for name in LEFT_OUT:
+                stack.enter_context(patch(f"sglang.srt.{name}", lambda *_, **__: None))
+            stack.enter_context(patch.object(torch.Tensor, "pin_memory", lambda tensor: tensor))
+            stack.enter_context(switches)
             yield
 
     def turn(self, timer: Timer) -> None:
@@ -164,24 +176,18 @@ class SglangStates:
 
     def counted(self, act: Callable[[], object]) -> NDArray[np.int64]:
         """Makes a call, and returns how often it would launch, upload and wait on a GPU."""
-        uploads = 0
+        uploads, to = 0, torch.Tensor.to
 
-        def sent(send: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-            def call(*given: Any, **named: Any) -> torch.Tensor:
-                nonlocal uploads
-                uploads += 1
-                return send(*given, **named)
+        def sent(*given: Any, **named: Any) -> torch.Tensor:
+            nonlocal uploads
+            uploads += "non_blocking" in named
+            return to(*given, **named)
 
-            return call
-
-        modules = [import_module(f"sglang.srt.{NAMES[name]}") for name in ("ScheduleBatch", "HybridReqToTokenPool")]
         host = self._pool.req_generation, self._batch.seq_lens_cpu
         ours = self._ours.counts if self._ours else None
         before = (ours.total_launches, ours.uploads, ours.syncs) if ours else (0, 0, 0)
         with ExitStack() as stack:
-            for module in modules:
-                stack.enter_context(patch.object(module, "async_h2d", sent(module.async_h2d)))
-            stack.enter_context(patch.object(torch.Tensor, "pin_memory", sent(torch.Tensor.pin_memory)))
+            stack.enter_context(patch.object(torch.Tensor, "to", sent))
             counts = stack.enter_context(Counts(*(tensor for tensor in host if tensor is not None)))
             act()
         found = np.array([counts.launches, uploads, counts.syncs], np.int64)
@@ -269,7 +275,7 @@ class SglangStates:
         if not self._states:
             return ""
         free = self._pool.mamba_allocator.free_slots.tolist()
-        held = len(self._kept) + (0 if self._due is None else self._size * (2 if self._lazy else 3))
+        held = len(self._kept) + (0 if self._due is None else self._rows * (2 if self._lazy else 3))
         if len(set(free)) != len(free) or len(free) + held != self._slots:
             return f"{len(free)} free slots, {len(set(free))} distinct, {held} held, of {self._slots}"
         return ""

@@ -31,6 +31,7 @@ KINDS: dict[str, type[PingPong | LazyPingPong | Redirect]] = {
     "ping-pong": PingPong, "lazy": LazyPingPong, "redirect": Redirect,
 }  # fmt: skip
 OURS, BARE = "memstate", f"{host_peer.NAME} without states"
+PLAIN = "plain-step"  # of ours, without what is measured
 UNITS = ("launches", "uploads", "syncs")
 CALLS = ("frames", "calls")  # of Python
 Timer = Callable[[str, Callable[[], object]], object]
@@ -91,10 +92,8 @@ class Ours:
     """
 
     def __init__(self, setting: Setting, tracking: Tracking, size: int, **settings: Any) -> None:
-        self.mem = StateManager(
-            LAYOUT, slots=5 * size, max_requests=size, tracking=tracking, backend=setting.backend,
-            device=setting.device, **settings,
-        )  # fmt: skip
+        given = {"slots": 5 * size, "max_requests": size, "tracking": tracking, **settings}
+        self.mem = StateManager(LAYOUT, backend=setting.backend, device=setting.device, **given)
 
     def counted(self, act: Callable[[], object]) -> NDArray[np.int64]:
         """See `Side`."""
@@ -145,7 +144,7 @@ def measure(
         setting: Where it runs.
         case: Names what is measured.
         make: Makes our side.
-        make_peers: Makes `host_peer.NAME`, and `BARE` where the peer's steps are measured without states as well.
+        make_peers: Makes the peer, and `BARE` where its steps are measured without states as well.
 
     Syncs: yes.
     """
@@ -165,22 +164,21 @@ def measure(
 
     take_turns(sides, peers, 2, count, f"host, {case}")
     if setting.device.type == "cpu":
-        ours.silence()
-        for op, numbers in _of_ops(ours, python_calls).items():
-            if op == "step":
-                found[OURS] |= {(op, unit): float(n) for unit, n in zip(CALLS, numbers, strict=True)}
+        for name, side in (sides | peers).items():
+            side.silence()
+            for op, numbers in _of_ops(side, python_calls).items() if isinstance(side, Ours) else ():
+                if op == "step":
+                    found[name] |= {(op, unit): float(n) for unit, n in zip(CALLS, numbers, strict=True)}
     take_turns(sides, peers, TOY_TURNS if setting.toy else TURNS, spend, f"host, {case}")
-    if BARE in peers:
+    if {host_peer.NAME, BARE} <= peers.keys():
         for (op, unit), value in found[BARE].items():
             found[OURS]["states", unit] = found[OURS][op, unit]
             found[host_peer.NAME]["states", unit] = found[host_peer.NAME][op, unit] - value
-    figures = []
+    figures, peer = [], next((name for name in peers if name != BARE), None)
     for (op, unit), value in found[OURS].items():
-        other = found[host_peer.NAME].get((op, unit)) if host_peer.NAME in peers else None
+        other = found[peer].get((op, unit)) if peer else None
         ratio = value / other if other else None
-        figures.append(
-            Figure(op, setting.case(case), value, unit, None if other is None else host_peer.NAME, other, ratio)
-        )
+        figures.append(Figure(op, setting.case(case), value, unit, None if other is None else peer, other, ratio))
     return figures
 
 

@@ -15,7 +15,7 @@ from memstate.kernels.dispatch import Backend
 
 PEERS = (
     "device-copy", "roofline", "torch-indexing", "fla", "sglang", "memory-copy", "pinned-copy", "plain-file",
-    "own-cache", "generate",
+    "own-cache", "generate", "plain-step",
 )  # fmt: skip
 Progress = Callable[[int, int], None]
 T = TypeVar("T")

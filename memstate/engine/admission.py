@@ -25,7 +25,9 @@ from memstate.requests.holdings import PUBLISHED, Holdings
 from memstate.requests.marks import Marks, require_lengths
 from memstate.requests.page_table import PageTable
 from memstate.requests.source import ZEROS, Source
+from memstate.requests.steps import StepLog
 from memstate.requests.table import RequestTable
+from memstate.requests.tracking.mirror import Mirror
 from memstate.slots.commands import CommandBuffer
 from memstate.tiers.host.tier import Hit
 from memstate.tiers.load import Loader
@@ -77,9 +79,9 @@ class Admission:
         cache: the prefix cache, which may be one that keeps nothing.
         sessions: open sessions.
         marks: states that steps keep of prompts.
-        lanes: lanes that a row holds from its admission on.
+        mirror: the strategy on the host.
+        log: unsettled steps.
         direct_hits: whether the first step reads the snapshot itself instead of a copy.
-        tracks: whether the strategy takes snapshots.
         loader: finds states in host memory and loads them; None without tiers.
         room: makes cached states and idle sessions make way.
 
@@ -90,13 +92,13 @@ class Admission:
 
     def __init__(
         self, commands: CommandBuffer, table: RequestTable, pages: PageTable, holdings: Holdings,
-        cache: PrefixCache, sessions: Sessions, marks: Marks, lanes: int, direct_hits: bool,
-        tracks: bool, loader: Loader | None, room: Room,
+        cache: PrefixCache, sessions: Sessions, marks: Marks, mirror: Mirror, log: StepLog, direct_hits: bool,
+        loader: Loader | None, room: Room,
     ) -> None:  # fmt: skip
         self._commands, self._file, self._table = commands, commands.registers, table
         self._pages, self._holdings, self._cache = pages, holdings, cache
-        self._sessions, self._marks = sessions, marks
-        self.per_request, self._direct_hits, self._tracks = 1 + lanes, direct_hits, tracks
+        self._sessions, self._marks, self._mirror, self._log = sessions, marks, mirror, log
+        self.per_request, self._direct_hits, self._tracks = 1 + mirror.lanes_at_admission, direct_hits, mirror.lanes > 0
         self._loader, self._room, self._guard = loader, room, commands.guard
         self._admitting = commands.guard.changing("admit")
         self.lacks: Counter[type[Lack]] = Counter()
@@ -510,10 +512,10 @@ class Admission:
                 fresh.append(live)
             elif of and not read:
                 copies[live] = of
-        commands.claim(claimed)
-        commands.write(cells, values)
-        if fresh:
-            commands.zero(fresh)
+        self._mirror.doubled |= len(moved) > 0
+        commands.claim(claimed, zeroed=fresh)
+        if cells:
+            commands.write(cells, values)
         if copies:
             commands.copy([*copies], [*copies.values()])
 
@@ -523,7 +525,7 @@ class Admission:
         known = counts("lengths", lengths, len(numbers))
         tokens = known.tolist()
         begun = [row for row in numbers if self._file.label_at[PER_ROW * row] or self._file.source_at[row]]
-        if begun or 0 in tokens or (table.unsettled[numbers].astype(bool) | table.finished[numbers]).any():
+        if begun or 0 in tokens or table.finished[numbers].any() or self._log.times(table)[numbers].any():
             raise InvalidArgument(
                 f"rows {numbers} with lengths {tokens}: a state arrives in a row that has folded no "
                 "token, is in no step and not finished, and stands for at least 1"

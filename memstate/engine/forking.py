@@ -19,6 +19,7 @@ from memstate.requests.handles import Row, Rows
 from memstate.requests.holdings import LEAVING, Holdings
 from memstate.requests.marks import Marks
 from memstate.requests.page_table import PageTable
+from memstate.requests.steps import StepLog
 from memstate.requests.table import RequestTable
 from memstate.slots.commands import CommandBuffer
 
@@ -61,18 +62,21 @@ class Forking:
         cache: the prefix cache, which may be one that keeps nothing.
         sessions: open sessions.
         marks: states that steps keep of prompts.
+        log: unsettled steps.
         direct_hits: whether the next steps read one state instead of copies of it.
         room: makes cached states and idle sessions make way.
     """
 
     def __init__(
         self, admission: Admission, ending: Ending, commands: CommandBuffer, table: RequestTable, pages: PageTable,
-        holdings: Holdings, cache: PrefixCache, sessions: Sessions, marks: Marks, direct_hits: bool, room: Room,
+        holdings: Holdings, cache: PrefixCache, sessions: Sessions, marks: Marks, log: StepLog, direct_hits: bool,
+        room: Room,
     ) -> None:  # fmt: skip
         self._admission, self._ending, self._direct_hits = admission, ending, direct_hits
         self._commands, self._file, self._table = commands, commands.registers, table
         self._pages, self._holdings, self._cache = pages, holdings, cache
         self._sessions, self._marks, self._room, self._guard = sessions, marks, room, commands.guard
+        self._log = log
 
     def fork(self, row: Row, ids: Sequence[Hashable]) -> Fork:
         """See `StateManager.fork`."""
@@ -112,9 +116,10 @@ class Forking:
 
     def _require_settled(self, rows: Iterable[int], ended: Iterable[int] = ()) -> None:
         """Requires rows whose last step is settled and that run; those of `ended` may have finished."""
+        times = self._log.times(self._table)
         for index in (*rows, *ended):
             finished = self._table.finished[index] and index not in ended
-            if self._table.unsettled[index] or finished:
+            if times[index] or finished:
                 raise InvalidArgument(
                     f"row {index} is {'finished' if finished else 'in an unsettled step'}: fork rows that run and "
                     "whose last step is settled"

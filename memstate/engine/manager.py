@@ -245,8 +245,7 @@ class StateManager(Recovery):
         )  # fmt: skip
         self._admission = self._faults.admission(
             self._commands, self._table, self._pages, self._holdings, self._cache, self._sessions, self._marks,
-            self.tracking.lanes_at_admission(overlap), bool(forward.direct_hits), self._mirror.lanes > 0, loader,
-            self._room,
+            self._mirror, self._log, bool(forward.direct_hits), loader, self._room,
         )  # fmt: skip
         self._ending = Ending(
             self._commands, self._table, self._pages, self._mirror, self._holdings, self._cache, self._sessions,
@@ -254,7 +253,7 @@ class StateManager(Recovery):
         )  # fmt: skip
         self._forking = Forking(
             self._admission, self._ending, self._commands, self._table, self._pages, self._holdings, self._cache,
-            self._sessions, self._marks, bool(forward.direct_hits), self._room,
+            self._sessions, self._marks, self._log, bool(forward.direct_hits), self._room,
         )  # fmt: skip
         self._commands.journal = Journal(journal, self._registers, self.owner) if journal else None
         self._thread = threading.get_ident() if debug else None

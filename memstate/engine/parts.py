@@ -20,6 +20,7 @@ from memstate.prefix.sessions import Sessions
 from memstate.requests.holdings import Holdings
 from memstate.requests.marks import Marks
 from memstate.requests.page_table import PageTable
+from memstate.requests.steps import StepLog
 from memstate.requests.table import RequestTable
 from memstate.requests.tracking.mirror import Mirror
 from memstate.showing import Shown
@@ -57,6 +58,7 @@ class Parts(NotCopied, Shown):
     _admission: Admission
     _stepping: Stepping
     _marks: Marks
+    _log: StepLog
     _guard: Guard
     _thread: int | None
 

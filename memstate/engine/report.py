@@ -126,15 +126,15 @@ class Reports(Recount):
 
     def _running(self, rows: Sequence[int]) -> list[dict[str, Any]]:
         """Running requests as plain data, from the host's counts."""
-        ages, idle = self._ages.look(self._table.clock())
+        (ages, idle), unsettled = self._ages.look(self._table.clock()), self._log.times(self._table)
         return [
             {
                 "row": row,
                 "id": str(self._table.ids[row]),
-                "length": int(self._mirror.lengths(np.array([row]))[0]),
+                "length": int(self._registers.label_at[self._registers.origin(row)]),
                 "confirmed": int(self._table.confirmed[row]),
                 "finished": bool(self._table.finished[row]),
-                "unsettled": int(self._table.unsettled[row]),
+                "unsettled": int(unsettled[row]),
                 "age": round(float(ages[row]), 3),
                 "idle": round(float(idle[row]), 3),
             }

@@ -81,12 +81,14 @@ class Stepping:
         self._last: Batch | None = None  # the batch that was looked up last, and what it was looked up for
         self._last_rows: Sequence[Row | None] = ()
         self._last_tokens: object = None
+        self._confirmed: Step | None = None  # the last step whose plan has noted the lengths of all of its rows
         self._promised: list[int] = []  # rows that published a state or KV of the open step
         self._uncopied: tuple[Step, int] | None = None  # snapshots to copy after the forward
 
     def reset(self) -> None:
         """Forgets every step."""
         self.open, self._uncopied, self._promised, self._last, self.replaying = None, None, [], None, None
+        self._confirmed = None
         self._log.forget()
         if self._canary is not None:
             self._canary.forget()
@@ -174,7 +176,7 @@ class Stepping:
             and (rows is self._last_rows or (type(rows) is type(self._last_rows) is list and rows == self._last_rows))
         ):
             return last
-        batch = Batch.of(table, rows, tokens)
+        batch = Batch.of(table, rows, tokens, last)
         if type(rows) in (Rows, list) and type(tokens) is int:
             self._last, self._last_rows, self._last_tokens = batch, rows[:] if type(rows) is list else rows, tokens
         return batch
@@ -233,7 +235,7 @@ class Stepping:
             taken = 0
             if not window:
                 held = self._file.held.copy() if commands.journal is not None else None
-                taken = self._mirror.plan(batch, length, after, limit)
+                taken = self._mirror.plan(batch, length, after, limit, len(sources) > 0)
                 if held is not None:
                     commands.note_changes("plan", held)
             record = log.record(size)
@@ -243,22 +245,22 @@ class Stepping:
             else:
                 self._replay(replay, (size, window))
                 commands.launch_changes(replayed=True)
-            overlapped = len(log.unsettled) > 0
+            earlier, self._confirmed = log.unsettled[-1] if log.unsettled else None, None
             step = self.open = log.add(record, batch, before, reached, window, len(stored[0]) if stored else 0)
             if replay is None:
                 named = self._named(batch, sources, length, after, taken) if sources or taken else batch.live
                 commands.fence(named, stored[2] if stored else None)
             if not window:
-                if overlapped:
-                    known = table.unsettled[running] == 0
-                    table.confirmed[running[known]] = after[known]
-                else:
+                if earlier is None:
                     table.confirmed[running] = after
+                    self._confirmed = step
+                elif earlier.batch is not batch:
+                    known = log.times(table)[running] == 1
+                    table.confirmed[running[known]] = after[known]
                 if sources:
                     self._holdings.reads_done(sources)
                 if self._copied:
                     self._copy_around(step, len(sources), taken, replay is not None)
-            table.unsettled[running] += 1
             if room.cache.below is not None:
                 room.cache.below.planned(step.numbers, step.before, step.after)
             if replay is not None:  # its forward is launched
@@ -429,13 +431,12 @@ class Stepping:
         with self._settling:
             self._close(step, send=True)
             del self._log.unsettled[0]
+            if step is self._confirmed and over is None and not self._mirror.releases:
+                return  # its plan has noted all lengths
             table, batch = self._table, step.batch
             entries, rows = batch.real, batch.rows
-            if batch.version == table.version:
-                table.unsettled[rows] -= 1
-            else:
+            if batch.version != table.version:
                 same = self._same_request(step)
-                table.unsettled[step.numbers[same]] -= 1
                 same &= ~table.finished[step.numbers]  # rows that ended in the previous step
                 entries = np.flatnonzero(same)
                 rows = step.numbers[entries]
@@ -445,7 +446,7 @@ class Stepping:
                 known = np.where(ended, step.after[entries], known)
                 table.finish(rows[ended])
             table.confirmed[rows] = known
-            if self._mirror.tracking.releases_at_settle:
+            if self._mirror.releases:
                 self._release_lanes(rows, known)
 
     def accept(
@@ -483,7 +484,6 @@ class Stepping:
             self._file.accept(sent, step.record, outcome, self._mirror.rules)
             scatter_windows(self._planes, windows, step.write, outcome.accepted, step.snapshot, outcome.crossed)
             known = self._mirror.lengths(rows)
-            self._table.unsettled[rows] -= 1
             self._table.confirmed[rows] = known
             if over.any():
                 self._table.finish(rows[over[same]])

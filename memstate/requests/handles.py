@@ -99,7 +99,7 @@ class Request:
     fetch: Any = field(default=None, repr=False, compare=False)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Row:
     """A handle to one running request: a row of the request table, until it is released.
 
@@ -114,6 +114,15 @@ class Row:
 
     index: int
     generation: int
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Row):
+            return NotImplemented
+        known = self.index == other.index and self.generation == other.generation
+        return known and type(self.index) is type(other.index)  # True and 1.0 are no rows
+
+    def __hash__(self) -> int:
+        return hash((self.index, self.generation))
 
 
 def _fixed(values: NDArray[Any]) -> NDArray[Any]:

@@ -55,20 +55,27 @@ class Batch(NamedTuple):
     version: int
 
     @classmethod
-    def of(cls, table: RequestTable, rows: Sequence[Row | None], tokens: int | Sequence[int]) -> "Batch":
+    def of(
+        cls, table: RequestTable, rows: Sequence[Row | None], tokens: int | Sequence[int], last: "Batch | None" = None
+    ) -> "Batch":
         """Looks up the rows of a batch.
 
         Args:
             table: the request table.
             rows: the row of each entry; None and finished rows are padding.
             tokens: for each entry its tokens, or one number for all.
+            last: the batch that was looked up before.
 
         Raises:
             StaleHandle: a request has ended.
             InvalidArgument: an entry is not a row, or the tokens do not fit the rows.
         """
         numbers, distinct, padded = table.batch(rows)
-        tokens_of = counts("tokens", tokens, len(numbers))
+        size = len(numbers)
+        if last is not None and last.most == last.fewest == tokens and len(last.tokens_of) == size == len(last.rows):
+            tokens_of = last.tokens_of
+        else:
+            tokens_of = counts("tokens", tokens, size)
         if table.over and (over := table.finished[numbers]).any():
             numbers, padded = np.where(over, 0, numbers), True
             distinct = len(set(running := numbers[numbers > 0].tolist())) == len(running)
@@ -231,6 +238,14 @@ class StepLog:
                 f"{len(self.unsettled)} steps are unsettled, the limit before a plan is {self.depth}: "
                 f"settle step {self.unsettled[0].serial} first"
             )
+
+    def times(self, table: RequestTable) -> Longs:
+        """Returns the number of unsettled steps that each row's request is in: int64 `row`."""
+        found = np.zeros(table.rows + 1, np.int64)
+        for step in self.unsettled:
+            same = (table.generation[step.numbers] == step.batch.generation) & table.used[step.numbers]
+            found[step.numbers[same]] += 1
+        return found
 
     def record(self, batch: int) -> StepRecord:
         """Returns the vectors of a batch of this size."""

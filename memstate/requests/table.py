@@ -5,6 +5,7 @@ It is sized by rows, never by slots, and knows no slot id and no plane.
 
 import heapq
 import time
+from array import array
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
@@ -29,7 +30,6 @@ class RequestTable:
         used: whether a request has the row, `row`.
         finished: whether a settled step finished the row, `row`; it stays so until the next request.
         over: rows that a step finished and whose request has not ended.
-        unsettled: planned steps whose results are not known, `row`.
         confirmed: length up to which the row is known to be real, `row`.
         confirmed_at: the same memory, for one entry as a plain number.
         ids: the request of each row.
@@ -66,13 +66,12 @@ class RequestTable:
         self.used = np.zeros(self.rows + 1, bool)
         self.over = 0
         self.finished = np.zeros(self.rows + 1, bool)
-        self.unsettled = np.zeros(self.rows + 1, np.int32)  # planned steps whose results are not known
         self.confirmed = np.zeros(self.rows + 1, np.int64)  # length up to which the row is known to be real
         self.ids: list[Hashable] = [None] * (self.rows + 1)
         self.admitted = np.zeros(self.rows + 1)
-        columns = self.generation, self.used, self.finished, self.unsettled, self.confirmed, self.admitted
+        columns = self.generation, self.used, self.finished, self.confirmed, self.admitted
         self._at: list[Any] = [column.data for column in columns]  # for one entry as a plain number
-        self.confirmed_at = self._at[4]
+        self.confirmed_at = self._at[3]
 
     def miscounts(self) -> list[str]:
         """Returns what is wrong with the rows that are noted as free."""
@@ -96,11 +95,11 @@ class RequestTable:
             raise OutOfRows(len(ids), self.free, self.rows)
         now = self.clock()  # first: it is the caller's, and could raise
         self.version += 1
-        generation, used, finished, unsettled, confirmed, admitted = self._at
+        generation, used, finished, confirmed, admitted = self._at
         taken, free = [], self._free
         for name in ids:
             row = heapq.heappop(free)
-            used[row], finished[row], unsettled[row], confirmed[row], admitted[row] = True, False, 0, 0, now
+            used[row], finished[row], confirmed[row], admitted[row] = True, False, 0, now
             self.ids[row], self.running[row] = name, Row(row, generation[row])
             taken.append(row)
         return taken
@@ -160,15 +159,15 @@ class RequestTable:
             if ((self.generation[numbers] == rows.generations) & self.used[numbers]).all():
                 return numbers, rows.distinct, False
         found = self._look_up(rows)
-        padding = found.count(0)
-        return np.array(found, np.int64), len({0, *found}) == len(found) - padding + 1, padding > 0
+        padded, numbers = 0 in found, np.frombuffer(array("q", found), np.int64)
+        return numbers, len({0, *found}) == len(found) + 1 - (found.count(0) if padded else 0), padded
 
     def _look_up(self, rows: Sequence[Row | None]) -> list[int]:
         """Returns the number of each handle's row, 0 for None. Handles that this table has made are found at once."""
         given = rows if type(rows) is list else list(sequence("rows", rows, "[row]"))
         try:
             found = [0 if row is None else row.index for row in given]
-            if list(map(self.running.__getitem__, found)) == given and set(map(type, found)) <= {int}:
+            if list(map(self.running.__getitem__, found)) == given:
                 return found
         except (AttributeError, TypeError, IndexError):
             pass

@@ -268,13 +268,14 @@ class CommandBuffer:
         packet.add(RELEASES, regs, regs, regs)
         return len(regs)
 
-    def claim(self, registers: list[int], lengths: list[int] | None = None) -> None:
+    def claim(self, registers: list[int], lengths: list[int] | None = None, zeroed: Sequence[int] = ()) -> None:
         """Fills empty registers with the lowest free slots, in the order given.
 
         Args:
             registers: no register twice.
             lengths: tokens that the states stand for which are stored in the slots next, one for each register; None
                 for zeros.
+            zeroed: those of the registers whose states are zeroed.
 
         Raises:
             OutOfSlots: more registers are given than slots are free; nothing recorded.
@@ -305,6 +306,8 @@ class CommandBuffer:
             self._note("claim", registers)
         if lengths is not None:
             self._label(packet, registers, lengths)
+        if zeroed:
+            packet.add(DATA, zeroed, [ZERO_SOURCE] * len(zeroed), zeroed)
 
     def write(self, cells: list[int], values: list[int]) -> None:
         """Sets cells of columns in the register file. If a cell is written twice, the last value stays.
@@ -418,7 +421,7 @@ class CommandBuffer:
         if self.guard.call:
             self.guard.registers.append(regs)
         packet = self.queue[-1] if self.queue else None
-        if not isinstance(packet, Packet) or (packet.names([*regs, *sources]) and packet.late(regs, phase, sources)):
+        if not isinstance(packet, Packet) or packet.late(regs, phase, sources):
             self.queue.append(packet := Packet())
         if self.fencing and self._waits is None and any(map(self._fenced_at.__getitem__, [*regs, *sources])):
             self._waits = len(self.queue) - 1, len(packet.operations)

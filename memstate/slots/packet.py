@@ -17,7 +17,7 @@ MOVES, RELEASES, CLAIMS, WRITES, DATA, BATCH, MARKS = map(
 )  # plain ints: each access to an enumeration costs 1 us
 PAIRS = (MOVES, WRITES, DATA)  # sections with two columns
 NOTHING = (0, 0, 0, 0)
-Operation = tuple[int, list[int], list[int], Sequence[int]]  # section, two columns, the registers that it changes
+Operation = tuple[int, Sequence[int], list[int], Sequence[int]]  # section, two columns, the registers that it changes
 Room = Callable[[int], Ints]  # where a packet of so many int32 goes
 
 
@@ -48,7 +48,7 @@ class Packet:
         for operation in operations:
             self.add(*operation)
 
-    def add(self, section: int, first: list[int], second: list[int], registers: Sequence[int]) -> None:
+    def add(self, section: int, first: Sequence[int], second: list[int], registers: Sequence[int]) -> None:
         """Adds an operation at the end."""
         if registers:
             self.latest.update(dict.fromkeys(registers, DATA if section == WRITES else section))
@@ -73,9 +73,11 @@ class Packet:
             sources: registers whose states the operation reads.
         """
         latest = self.latest
-        if DATA in map(latest.get, sources) or not self.reads.isdisjoint(registers):
+        if (sources and DATA in map(latest.get, sources)) or not self.reads.isdisjoint(registers):
             return True
-        return any(latest.get(register, -1) >= phase for register in registers)
+        if latest.keys().isdisjoint(registers):
+            return False
+        return max([latest.get(register, -1) for register in registers]) >= phase
 
     def names(self, registers: Iterable[int]) -> bool:
         """Returns whether an operation of this packet changes one of these registers or reads its state."""

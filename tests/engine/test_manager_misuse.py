@@ -41,7 +41,11 @@ class Stage:
         rows = [(mem.length(row), mem.confirmed(row), mem.slots_held(row)) for row in (self.row, self.other)]
         stats = mem.stats()
         counts = [stats.rows_used, stats.published, stats.dropped, stats.degraded]
-        steps = (len(mem._log.unsettled), owners.table(mem).unsettled.tolist(), owners.table(mem).confirmed.tolist())
+        steps = (
+            len(mem._log.unsettled),
+            mem._log.times(owners.table(mem)).tolist(),
+            owners.table(mem).confirmed.tolist(),
+        )
         return [*device, rows, mem.free_slots, mem.free_pages, *counts, steps, owners.free(mem)]
 
 

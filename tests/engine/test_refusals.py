@@ -31,7 +31,8 @@ def state_of(mem: ms.StateManager) -> list[Any]:
     file = inside.registers(mem)
     device = [file.cells.tolist(), mem.pool.allocator.bitmap.tolist(), mem.pool.allocator.counters.tolist()]
     host = [array.tolist() for array in (file.held, file.labels, file.tracked, file.source)]
-    table = [getattr(owners.table(mem), name).tolist() for name in ("used", "unsettled", "confirmed")]
+    rows = owners.table(mem)
+    table = [each.tolist() for each in (rows.used, mem._log.times(rows), rows.confirmed)]
     blocks = [block.numpy(force=True).tobytes() for block in mem.planes.plane_map.blocks]
     return [device, host, table, blocks, len(mem._log.unsettled), mem.free_slots, mem.free_pages]
 

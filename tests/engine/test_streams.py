@@ -194,7 +194,7 @@ def open_step(mem: ms.StateManager) -> tuple[ms.Rows, ms.Step, Sequence[ms.Snaps
 def figures(mem: ms.StateManager) -> object:
     """What the host keeps."""
     file, table = inside.registers(mem), owners.table(mem)
-    host = (file.held, file.labels, file.tracked, table.confirmed, table.unsettled, table.used)
+    host = (file.held, file.labels, file.tracked, table.confirmed, mem._log.times(table), table.used)
     return mem.stats(), [array.tolist() for array in host], len(inside.commands(mem).queue), mem._stepping.open
 
 

@@ -68,8 +68,7 @@ def test_changes_that_do_not_fit_beside_marks_go_before_them(backend: Backend, m
     assert host.file.backend.counts.uploads == uploads + 2 and host.slot(1)
 
 
-def test_a_packet_has_its_marks_behind_the_batch(backend: Backend) -> None:
-    host = Host(backend)
+def test_a_packet_has_its_marks_behind_the_batch() -> None:
     packet = Packet()
     marks = tuple(np.array(column) for column in ([0, 0, 1], [1, 2, 1], [15, 16, 17]))
     sent = packet.encode((np.array([1, 2]), np.array([5, 6])), 7, marks).tolist()

@@ -38,6 +38,8 @@ class Mirror:
 
     Attributes:
         lanes: lane registers of a row.
+        lanes_at_admission: those that are filled when a request is admitted.
+        doubled: whether a row may hold two lanes, so that one can supersede the other.
         rules: the strategy's settings for the kernels.
         snapshots: taken since the start.
         degraded: optional claims refused since the start.
@@ -45,14 +47,15 @@ class Mirror:
 
     def __init__(self, file: RegisterFile, tracking: Tracking, overlap: bool, pad: int = 0) -> None:
         self.file, self.tracking = file, tracking
-        self.lanes = tracking.lanes(overlap)
+        self.lanes, self.lanes_at_admission = tracking.lanes(overlap), tracking.lanes_at_admission(overlap)
+        self.doubled = self.lanes_at_admission > 1
         self.rules = Rules(int(tracking.strategy), self.lanes, int(tracking.every), tracking.in_place, pad)
         self._columns = Columns(file.held, file.labels, file.tracked, file.source)
         self.snapshots = 0  # taken since the start
         self.degraded = 0  # optional claims refused since the start
         self._told = logs.Repeats(LOG, sums=["refused"])
 
-    def plan(self, batch: Batch, length: Longs, after: Longs, limit: int) -> int:
+    def plan(self, batch: Batch, length: Longs, after: Longs, limit: int, reading: bool) -> int:
         """Plans distinct rows that hold a state.
 
         Args:
@@ -60,6 +63,7 @@ class Mirror:
             length: tokens before the step, `row`.
             after: tokens after the step, `row`.
             limit: number of optional claims.
+            reading: whether some rows read another register than their own.
 
         Returns:
             Number of snapshots that the step takes.
@@ -69,7 +73,9 @@ class Mirror:
             lanes = plan_snapshots(self._columns, self.rules, batch.rows, length, after, self._claims(limit))
             taken = int(np.count_nonzero(lanes))
             self.snapshots += taken
-        self._advance(batch.rows, batch.live, after, batch.most)
+        self._advance(batch.live, after, batch.most)
+        if reading:
+            self.file.source[batch.rows] = 0
         return taken
 
     def accept(self, rows: Longs, accepted: Longs, limit: int) -> Longs:
@@ -79,13 +85,13 @@ class Mirror:
         if self.lanes:
             lanes, _ = accept_snapshots(self._columns, self.rules, rows, length, after, self._claims(limit))
             self.snapshots += int(np.count_nonzero(lanes))
-        self._advance(rows, rows * REGISTERS_PER_ROW, after, int(accepted.max(initial=0)))
+        self._advance(rows * REGISTERS_PER_ROW, after, int(accepted.max(initial=0)))
+        self.file.source[rows] = 0
         return after
 
-    def _advance(self, rows: Longs, live: Longs, after: Longs, most: int) -> None:
+    def _advance(self, live: Longs, after: Longs, most: int) -> None:
         self.file.labels[live] = after
         self.file.longest += most
-        self.file.source[rows] = 0
 
     def _claims(self, limit: int) -> Claim:
         """Returns what takes the optional slots of one plan or accept, as far as its budget goes."""
@@ -103,6 +109,7 @@ class Mirror:
                 self._told.event(logging.INFO, "degraded", refused=int(wanted.size - granted), **room)
             given = np.zeros(need.size, bool)
             given[wanted[:granted]] = True
+            self.doubled |= granted > 0
             return given
 
         return claim
@@ -143,11 +150,18 @@ class Mirror:
             rows: `row`.
             known: length up to which each row is real, `row`.
         """
-        if not self.tracking.releases_at_settle:
+        if not self.releases:
             return NO_LANES
-        lane = rows * REGISTERS_PER_ROW + 1
-        both = self.file.held[lane] & self.file.held[lane + 1]  # one lane alone supersedes nothing
+        held, end = self.file.held, self.file.first_holder
+        both = held[1:end:REGISTERS_PER_ROW] & held[2:end:REGISTERS_PER_ROW]  # one lane alone supersedes nothing
+        self.doubled = bool(both.any())
+        both = both[rows]
         return superseded(self._columns, rows[both], known[both]) if both.any() else NO_LANES
+
+    @property
+    def releases(self) -> bool:
+        """Whether a settle can release lanes."""
+        return self.tracking.releases_at_settle and self.doubled
 
     def answer(self, row: int, known: int, ended: bool) -> int:
         """Returns the register with the most tokens in 1..known: a lane, or live too if the row has ended. 0: none."""

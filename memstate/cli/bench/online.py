@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from functools import partial
-from itertools import count
+from itertools import count, product
 from types import SimpleNamespace
 from typing import Any
 
@@ -178,6 +178,7 @@ class SglangOnline(SglangStates):
         form: As of `Online`. In a prefix cache, states and KV go to SGLang's tree. Otherwise the caller keeps the
             states, and there is no KV. Sessions are SGLang's streaming ones, which hold row and slots between turns.
         states: Whether requests have states. Without, the same functions do what is not about states.
+        adapted: As of `SglangStates`.
 
     Raises:
         ImportError: SGLang cannot be used.
@@ -187,10 +188,12 @@ class SglangOnline(SglangStates):
     _extend: Any = None  # batch of new requests
     _streams: Any = None  # what sessions hold
 
-    def __init__(self, size: int, every: int, lazy: bool, changes: int, form: str, states: bool = True) -> None:
+    def __init__(
+        self, size: int, every: int, lazy: bool, changes: int, form: str, states: bool = True, adapted: bool = False
+    ) -> None:
         idle = size if form == "sessions" else 0
         self._sessions = [load().Session(0, str(i), streaming=True) for i in range(2 * idle)]
-        super().__init__(size, every, lazy, due=0, states=states, idle=idle)
+        super().__init__(size, every, lazy, due=0, adapted=adapted, states=states, idle=idle)
         self._changes, self._names, self._cache = changes, count(size), radix_peer.load()
         self._kv: dict[str, torch.Tensor] = {}
         if idle:
@@ -299,7 +302,7 @@ class SglangOnline(SglangStates):
 
 
 def tasks(setting: Setting, there: bool) -> Iterator[Task]:
-    """Yields steps of each form, see `FORMS`.
+    """Yields steps of each form, see `FORMS`; then SGLang's over our pool.
 
     Args:
         setting: Where they run.
@@ -319,3 +322,7 @@ def tasks(setting: Setting, there: bool) -> Iterator[Task]:
                 elif not beside and setting.compares(PLAIN):
                     peers = {PLAIN: partial(Online, setting, kind(EVERY), size, changes)}
                 yield task(setting, case, ours, peers)
+    for name, (size, changes) in product(("ping-pong", "lazy"), TOY_CASES if setting.toy else CASES) if there else ():
+        peer = partial(SglangOnline, size, EVERY, name == "lazy", changes, "")
+        case = f"R={size} {name}, {changes} changed, online, adapters"
+        yield task(setting, case, partial(peer, adapted=True), {NAME: peer})

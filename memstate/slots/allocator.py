@@ -92,7 +92,7 @@ class SlotAllocator(NotCopied):
         self.counters = torch.empty(COUNTERS, dtype=torch.int32, device=backend.device)
         self.claimed = 0
         self._groups: list[ClaimGroup] = []
-        self._recorders: list[ReferenceType[Recorder]] = []
+        self._recorder: ReferenceType[Recorder] | None = None
         self._readback: Readback | None = None
         self.reset()
 
@@ -121,7 +121,7 @@ class SlotAllocator(NotCopied):
         for group in self._groups:
             group.void = True
         self._groups = []
-        if not self._recorders and self.guard.call:  # a manager opens its guard itself, once all its parts are right
+        if self._recorder is None and self.guard.call:  # a manager opens its guard itself, once all its parts are right
             with self.guard.mending("reset"):
                 pass
 
@@ -135,9 +135,9 @@ class SlotAllocator(NotCopied):
         Raises:
             ConfigurationError: the allocator has a recorder already. Two recorders would not know each other's changes.
         """
-        if any(reference() is not None for reference in self._recorders):
+        if self._recorder is not None and self._recorder() is not None:
             raise ConfigurationError("an allocator takes one command buffer, and this one has one already")
-        self._recorders = [ref(recorder)]
+        self._recorder = ref(recorder)
 
     def confirm(self, n: int) -> None:
         """Reads the device's count if a claim of n slots needs slots released by id that the device has not confirmed.
@@ -155,7 +155,8 @@ class SlotAllocator(NotCopied):
 
         Syncs: no.
         """
-        self._arrive()
+        if self._reading is not None:
+            self._arrive()
         if self._unverified and self._reading is None:
             self._submit_recorded()
             released, claimed = self._withheld()
@@ -217,7 +218,7 @@ class SlotAllocator(NotCopied):
         Raises:
             OutOfSlots: fewer than n slots are free; nothing changed.
         """
-        held = sum(group.left for group in self._groups)
+        held = sum(group.left for group in self._groups) if self._groups else 0
         self.confirm(n)
         coming = self._withheld()[0]
         there = max(0, self.free - coming)
@@ -235,14 +236,13 @@ class SlotAllocator(NotCopied):
 
     def _submit_recorded(self) -> None:
         """Sends earlier recorded changes first, so that device and host count in the same order."""
-        for reference in self._recorders:
-            if recorder := reference():
-                recorder.submit()
+        if self._recorder is not None and (recorder := self._recorder()):
+            recorder.submit()
 
     def _withheld(self) -> tuple[int, int]:
         """Returns two numbers of slots, (released, claimed), in changes that wait for a forward."""
-        pairs = [recorder.withheld for reference in self._recorders if (recorder := reference())]
-        return sum(released for released, _ in pairs), sum(claimed for _, claimed in pairs)
+        recorder = None if self._recorder is None else self._recorder()
+        return recorder.withheld if recorder else (0, 0)
 
     def release(self, ids: Tensor | Sequence[int]) -> None:
         """Frees slots by id.
@@ -277,11 +277,17 @@ class SlotAllocator(NotCopied):
             self.backend.counts.uploads += 1
             ids = ids.to(self.bitmap.device)
         with self.guard.changing("release"):
-            self._give(ids)
+            self.give(ids)
 
-    def _give(self, ids: Tensor) -> None:
-        self.free += ids.numel()
-        self._unverified += ids.numel()
+    def give(self, ids: Tensor) -> None:
+        """Frees slots by id as `release` does, for a caller that is inside the guard.
+
+        Args:
+            ids: int32 or int64, contiguous, on this device, axis `n`.
+        """
+        n = ids.numel()
+        self.free += n
+        self._unverified += n
         self.backend.release(self.bitmap, ids, self.capacity, self.counters)
 
     def _reconcile(self) -> list[int]:
@@ -493,6 +499,6 @@ class ClaimGroup:
         n = min(n, self.left)
         if n:
             end = self._ids.numel() - n
-            self._allocator._give(self._ids[end:])
+            self._allocator.give(self._ids[end:])
             self._ids = self._ids[:end]
         return n

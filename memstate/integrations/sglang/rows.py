@@ -11,17 +11,11 @@ import torch
 from sglang.srt.disaggregation import decode as theirs_decode
 from sglang.srt.mem_cache import memory_pool as theirs
 from torch import Tensor
-from torch.nn.functional import pad
 
 from memstate.errors import InvalidArgument, OutOfSlots
 from memstate.integrations.sglang.slots import MambaSlotAllocator, is_ids
 from memstate.integrations.sglang.states import MambaPool
 from memstate.integrations.sglang.track import TrackBuffer
-
-ENDED = (
-    "mamba_next_track_idx", "mamba_last_track_idx", "mamba_last_track_seqlen", "mamba_prev_track_seqlen",
-    "mamba_cow_src_index", "mamba_ping_pong_empty",
-)  # fmt: skip
 
 
 class Batched:
@@ -84,36 +78,37 @@ class Batched:
 
         Syncs: no.
         """
-        if len({id(req) for req in reqs}) < len(reqs):
+        if len(set(map(id, reqs))) < len(reqs):
             raise InvalidArgument(f"requests {[req.rid for req in reqs]}: expected each once")
-        fresh = [req for req in reqs if req.kv.req_pool_idx is None]
+        fresh, stateless, trackless = [], [], []
+        for req in reqs:
+            if req.kv.req_pool_idx is None:
+                fresh.append(req)
+            if req.kv.mamba_pool_idx is None:
+                stateless.append(req.kv)
+            if self.enable_mamba_extra_buffer and req.kv.mamba_ping_pong_track_buffer is None:
+                trackless.append(req.kv)
         if len(fresh) > self.available_size():  # type: ignore[attr-defined]
             return None
-        stateless = [req for req in reqs if not req.kv.holds_mamba]
-        tracks = [req for req in reqs if req.kv.mamba_ping_pong_track_buffer is None] if self._tracking else []
-        ids = self._claim(len(stateless) + len(tracks) * self._first_slots)
+        n = len(stateless)
+        ids = self._claim(n + len(trackless) * self._first_slots)
         try:
             rows: list[int] = theirs.ReqToTokenPool.alloc(self, reqs)
         except BaseException:
             self.mamba_allocator.free(ids)
             raise
-        states, lanes = ids[: len(stateless)], ids[len(stateless) :]
-        for req, slot in zip(stateless, states.unbind(), strict=True):
-            req.kv.mamba_pool_idx, req.kv.mamba_needs_clear = slot, True
-        self._start_rings(fresh, states)
-        self._start_tracks(tracks, lanes)
-        all_new = len(reqs) == len(stateless) == (len(tracks) if self._tracking else len(reqs))
-        self._enter(rows, *((states, self._padded(lanes)) if all_new else self._slots_of(reqs)))
+        for i, kv in enumerate(stateless):
+            kv.mamba_pool_idx, kv.mamba_needs_clear = ids[i], True
+        self._start_rings(fresh, ids[:n])
+        self._start_tracks(trackless, ids, n)
+        all_new = len(reqs) == n == (len(trackless) if self.enable_mamba_extra_buffer else n)
+        self._enter(rows, *((ids[:n], self._padded(ids[n:])) if all_new else self._slots_of(reqs)))
         return rows
 
     @property
     def _first_slots(self) -> int:
         """Slots in a new track buffer."""
         return 1 if self.enable_mamba_extra_buffer_lazy else self.mamba_ping_pong_track_buffer_size
-
-    @property
-    def _tracking(self) -> bool:
-        return self.enable_mamba_extra_buffer
 
     def _upload(self, numbers: list[int]) -> Tensor:
         """Returns numbers on the device: int64, axis `n`. Does not wait for the device."""
@@ -145,40 +140,46 @@ class Batched:
             for ring in (by_row, pool.replayssm_cache_base, pool.replayssm_is_flush):
                 ring.index_fill_(0, rows, 0)
 
-    def _start_tracks(self, reqs: list[Any], ids: Tensor) -> None:
-        """Gives requests their track buffers, from ids for each request side by side."""
+    def _start_tracks(self, records: list[Any], ids: Tensor, first: int = 0) -> None:
+        """Gives records of requests their track buffers, from ids for each side by side, beginning with the first."""
         n, size = self._first_slots, self.mamba_ping_pong_track_buffer_size
         last = 0 if self.enable_mamba_extra_buffer_lazy else size - 1
-        for i, req in enumerate(reqs):
-            buffer, kv = TrackBuffer(ids, i * n, n, size, self._none), req.kv
+        for i, kv in enumerate(records):
+            buffer = TrackBuffer(ids, first + i * n, n, size, self._none)
             kv.mamba_ping_pong_track_buffer, kv.mamba_next_track_idx, kv.mamba_last_track_idx = buffer, 0, last
             if hasattr(kv, "mamba_ping_pong_empty"):  # not in SGLang 0.5.21
                 kv.mamba_ping_pong_empty, kv.mamba_prev_track_seqlen = buffer.empty, None
 
     def _alloc_ping_pong_buffer(self, req: Any) -> None:
-        self._start_tracks([req], self._claim(self._first_slots))
+        self._start_tracks([req.kv], self._claim(self._first_slots))
 
     def _padded(self, lanes: Tensor) -> Tensor:
         """Returns the slots of new track buffers, -1 in the entries without one: `request entry`."""
-        n, size = self._first_slots, self.mamba_ping_pong_track_buffer_size
-        return pad(lanes.view(-1, n), (0, size - n), value=-1) if 0 < n < size else lanes.view(-1, size)
+        lanes = lanes.view(-1, self._first_slots)
+        n, size = len(lanes), self.mamba_ping_pong_track_buffer_size
+        return torch.cat((lanes, self._none.expand(n, size - lanes.shape[1])), 1) if lanes.shape[1] < size else lanes
 
     def _slots_of(self, reqs: list[Any]) -> tuple[Tensor, Tensor]:
         """Returns the slots of requests, and those in their track buffers: `request entry`."""
         states = torch.stack([req.kv.mamba_pool_idx for req in reqs]) if reqs else self._none[:0]
-        if not (self._tracking and reqs):
+        if not (self.enable_mamba_extra_buffer and reqs):
             return states, self._none[:0]
         entries = [entry for req in reqs for entry in req.kv.mamba_ping_pong_track_buffer.all()]
         return states, torch.cat(entries).view(len(reqs), -1)
 
     def _enter(self, rows: list[int], states: Tensor, tracks: Tensor) -> None:
         """Writes the slots of requests to their rows on the device."""
-        if rows:
+        if self._changes:
+            entered = set(rows)
+            self._changes[:] = [change for change in self._changes if change[0] not in entered]
+        if len(rows) == 1:  # the number of a row needs no upload
+            self.req_index_to_mamba_index_mapping[rows[0]] = states
+            if self.enable_mamba_extra_buffer:
+                self._tracks[rows[0]] = tracks
+        elif rows:
             at = self._upload(rows)
             self.req_index_to_mamba_index_mapping.index_copy_(0, at, states.to(torch.int32))
-            if self._tracking:
-                entered = set(rows)
-                self._changes[:] = [change for change in self._changes if change[0] not in entered]
+            if self.enable_mamba_extra_buffer:
                 self._tracks.index_copy_(0, at, tracks)
 
     def set_mamba_ping_pong_slot(self, req: Any, idx: int, value: Tensor | int) -> None:
@@ -247,13 +248,13 @@ class Batched:
             raise InvalidArgument(f"entry {keep} of a track buffer of {self.mamba_ping_pong_track_buffer_size}")
         self.mamba_allocator.free(kv.mamba_pool_idx)
         kv.mamba_pool_idx = None
-        if self._tracking:
+        if self.enable_mamba_extra_buffer:
             for slot in kv.mamba_ping_pong_track_buffer.held(keep):
                 self.mamba_allocator.free(slot)
-            kv.mamba_ping_pong_track_buffer = None
-            for name in ENDED:
-                if hasattr(kv, name):
-                    setattr(kv, name, None)
+            kv.mamba_ping_pong_track_buffer = kv.mamba_next_track_idx = kv.mamba_last_track_idx = None
+            kv.mamba_last_track_seqlen = kv.mamba_cow_src_index = None
+            if hasattr(kv, "mamba_ping_pong_empty"):  # not in SGLang 0.5.21
+                kv.mamba_ping_pong_empty = kv.mamba_prev_track_seqlen = None
             kv.mamba_needs_clear = False
 
     def clear(self) -> None:

@@ -50,13 +50,13 @@ class MambaSlotAllocator:
         self._copy = copy
         self._none = torch.empty(0, dtype=torch.int64, device=device)
         self._device = self._none.device
-        self._stock = self._group = self._none  # claimed and not handed out
-        self._freed: list[tuple[Tensor, int]] = []  # and how many slots had been handed out since the first of them
-        self._handed: list[Tensor] = []
-        self._count_handed = 0
+        self._stock = self._group = self._none  # claimed
+        self._left = 0  # of the stock, those not handed out; they are its last ones
+        self._freed: list[Tensor] = []
+        self._handed: list[tuple[Tensor, int]] = []  # since the first of them, and how many there were by then
 
     def __repr__(self) -> str:
-        return f"MambaSlotAllocator({self.slots.free + self._stock.numel()} of {self.size} slots free)"
+        return f"MambaSlotAllocator({self.slots.free + self._left} of {self.size} slots free)"
 
     def available_size(self) -> int:
         """Returns the number of free slots, without those that an open group holds.
@@ -66,7 +66,7 @@ class MambaSlotAllocator:
         if self._freed:
             self._release()
         self.slots.follow()
-        return self.slots.free + self._stock.numel()
+        return self.slots.free + self._left
 
     def schedulable_available_size(self) -> int:
         """Returns the number of slots that a scheduler can plan with: those of an open group count.
@@ -100,15 +100,20 @@ class MambaSlotAllocator:
         """
         if need_size == 1 and self._group.numel():
             ids, self._group = self._group[:1], self._group[1:]
-            return self._hand(ids)
-        if not is_count(need_size):
+        elif not is_count(need_size):
             raise InvalidArgument(f"alloc({need_size!r}): expected a number of slots, 0 or more")
-        if need_size > self._stock.numel():
-            self._stock = self._claim(need_size, STOCK)
-            if need_size > self._stock.numel():
-                return None
-        ids, self._stock = self._stock[:need_size], self._stock[need_size:]
-        return self._hand(ids)
+        else:
+            if need_size > self._left:
+                self._stock = self._claim(need_size, STOCK)
+                self._left = self._stock.numel()
+                if need_size > self._left:
+                    return None
+            first = self._stock.numel() - self._left
+            ids = self._stock[first : first + need_size]
+            self._left -= int(need_size)
+        if self._freed:
+            self._handed.append((ids, len(self._freed)))
+        return ids
 
     def free(self, free_index: Tensor) -> None:
         """Frees slots, at the next claim or count.
@@ -128,7 +133,7 @@ class MambaSlotAllocator:
             mine = free_index.to(self._device, torch.int64)
         else:
             raise InvalidArgument(f"free({free_index!r}): expected slot ids, such as alloc() returned")
-        self._freed.append((mine, self._count_handed))
+        self._freed.append(mine if mine.dim() == 1 else mine.reshape(-1))
 
     def alloc_group_begin(self, num_reqs: int) -> None:
         """Opens a group: claims a slot for each request, in one launch, for calls that want one.
@@ -157,7 +162,7 @@ class MambaSlotAllocator:
         if self._group.numel():
             if self._freed:
                 self._release()  # while it is known what the group holds
-            self._freed.append((self._group, 0))
+            self._freed.append(self._group)
             self._group = self._none
 
     def clear(self) -> None:
@@ -165,8 +170,8 @@ class MambaSlotAllocator:
 
         Syncs: yes.
         """
-        self._stock, self._group, self._freed = self._none, self._none, []
-        self._handed, self._count_handed = [], 0
+        self._stock = self._group = self._none
+        self._left, self._freed, self._handed = 0, [], []
         self.slots.reset()
 
     def check(self) -> None:
@@ -183,43 +188,37 @@ class MambaSlotAllocator:
 
     def _claim(self, n: int, stock: int = 0) -> Tensor:
         """Claims n slots, or up to `stock` where that is more; fewer than n only if fewer are free: then none."""
-        self._release()
-        n = max(n, min(stock, self.slots.free))
-        return self.slots.claim(n) if n <= self.slots.free else self._none
-
-    def _hand(self, ids: Tensor) -> Tensor:
-        """Notes slots that are handed out while others wait for their release."""
-        if self._freed:
-            self._handed.append(ids)
-            self._count_handed += len(ids)
-        return ids
+        if self._freed or self._left:
+            self._release()
+            self.slots.follow()
+        n = max(int(n), min(stock, self.slots.free))
+        if n > self.slots.free:
+            return self._none
+        with self.slots.guard.changing("claim"):
+            return self.slots.take(n)
 
     def _release(self) -> None:
         """Releases what was freed, together with the stock: so the device sees a slot of the stock that was freed."""
-        many = [each for each in self._freed if each[0].dim()]
-        single = [each for each in self._freed if not each[0].dim()]
-        given = [ids if ids.dim() == 1 else ids.reshape(-1) for ids, _ in many]
-        given += [torch.stack([ids for ids, _ in single])] if single else []
-        if given and (self._handed or len(self._group)):
-            handed = [at for ids, at in many for _ in range(ids.numel())] + [at for _, at in single]
-            given = [self._owned(torch.cat(given), handed)]
-        given = [self._stock, *given] if self._stock.numel() or not given else given
-        self._stock, self._freed, self._handed, self._count_handed = self._none, [], [], 0
-        ids = given[0] if len(given) == 1 else torch.cat(given)
+        given = self._freed
+        if given and (self._handed or self._group.numel()):
+            given = [self._owned()]
+        if self._left:
+            given = [self._stock[self._stock.numel() - self._left :], *given]
+        self._left, self._freed, self._handed = 0, [], []
+        ids = torch.cat(given) if len(given) > 1 else given[0].contiguous() if given else self._none
         if ids.numel():
-            self.slots.release(ids)
-            self.slots.follow()
+            with self.slots.guard.changing("release"):
+                self.slots.give(ids)
 
-    def _owned(self, ids: Tensor, handed: list[int]) -> Tensor:
-        """Returns freed slots; those that nobody owned when they were freed are moved out of range, a fault.
-
-        Args:
-            ids: freed slots, axis `n`.
-            handed: for each, how many slots had been handed out by then. Later ones, and those of the group, were not.
-        """
-        later = torch.cat([*self._handed, self._group])
+    def _owned(self) -> Tensor:
+        """Returns freed slots; those that nobody owned when they were freed are moved out of range, a fault."""
+        ids = torch.cat(self._freed)
+        later = torch.cat([*(each for each, _ in self._handed), self._group])
+        times = [at for at, each in enumerate(self._freed) for _ in range(each.numel())]
+        times += [by for each, by in self._handed for _ in range(each.numel())]
+        times += [len(self._freed)] * self._group.numel()
         pinned = later.device.type == "cuda"
-        since = torch.tensor(handed, pin_memory=pinned).to(later.device, non_blocking=True)
+        since = torch.tensor(times, pin_memory=pinned).to(later.device, non_blocking=True)
         self.slots.backend.counts.uploads += 1
-        free = (ids[:, None] == later) & (since[:, None] <= torch.arange(len(later), device=later.device))
+        free = (ids[:, None] == later) & (since[: len(ids), None] < since[len(ids) :])
         return torch.where(free.any(1), ids + self.size, ids)

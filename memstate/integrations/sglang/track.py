@@ -26,7 +26,7 @@ class TrackBuffer:
     def __init__(self, slots: Tensor, first: int, held: int, size: int, none: Tensor) -> None:
         self._slots, self._first, self._held, self._none = slots, first, held, none
         self._changed: dict[int, Tensor] = {}
-        self.empty = [at >= held for at in range(size)]
+        self.empty = [False] * held + [True] * (size - held)
 
     def entry(self, at: int) -> Tensor:
         """Returns an entry as a tensor of one id."""
@@ -62,7 +62,7 @@ class TrackBuffer:
     def __getitem__(self, at: int | slice) -> Tensor:
         if isinstance(at, slice):
             return torch.cat([self.entry(each) for each in range(len(self.empty))[at]])
-        return self.entry(at)[0]
+        return self.entry(at)[0] if self.empty[at] or self._changed else self._slots[self._first + at]
 
     def __len__(self) -> int:
         return len(self.empty)

@@ -99,10 +99,13 @@ class Batched:
             raise
         for i, kv in enumerate(stateless):
             kv.mamba_pool_idx, kv.mamba_needs_clear = ids[i], True
-        self._start_rings(fresh, ids[:n])
+        self._start_rings(fresh, ids, n)
         self._start_tracks(trackless, ids, n)
-        all_new = len(reqs) == n == (len(trackless) if self.enable_mamba_extra_buffer else n)
-        self._enter(rows, *((ids[:n], self._padded(ids[n:])) if all_new else self._slots_of(reqs)))
+        if len(reqs) == 1:
+            self._enter_one(rows[0], reqs[0].kv)
+        else:
+            all_new = len(reqs) == n == (len(trackless) if self.enable_mamba_extra_buffer else n)
+            self._enter(rows, *((ids[:n], self._padded(ids[n:])) if all_new else self._slots_of(reqs)))
         return rows
 
     @property
@@ -126,11 +129,12 @@ class Batched:
             raise OutOfSlots(n, slots.available_size())
         return ids
 
-    def _start_rings(self, fresh: list[Any], slots: Tensor) -> None:
-        """Empties the rings of inputs, by slot and by row, that SGLang's replay of Mamba steps reads."""
+    def _start_rings(self, fresh: list[Any], ids: Tensor, n: int) -> None:
+        """Empties the rings of inputs, by slot (the first n) and by row, that SGLang's replay of Mamba steps reads."""
         pool = self.mamba_pool
         by_row = getattr(pool, "replayssm_spec_write_pos", None)
-        if pool.replayssm_write_pos is not None and len(slots):
+        if pool.replayssm_write_pos is not None and n:
+            slots = ids[:n]
             pool.replayssm_write_pos.index_fill_(0, slots, 0)
             if by_row is None and getattr(pool, "replayssm_cache_base", None) is not None:
                 pool.replayssm_cache_base.index_fill_(0, slots, 0)
@@ -164,23 +168,28 @@ class Batched:
         states = torch.stack([req.kv.mamba_pool_idx for req in reqs]) if reqs else self._none[:0]
         if not (self.enable_mamba_extra_buffer and reqs):
             return states, self._none[:0]
-        entries = [entry for req in reqs for entry in req.kv.mamba_ping_pong_track_buffer.all()]
-        return states, torch.cat(entries).view(len(reqs), -1)
+        return states, torch.stack([req.kv.mamba_ping_pong_track_buffer.ids() for req in reqs])
 
     def _enter(self, rows: list[int], states: Tensor, tracks: Tensor) -> None:
         """Writes the slots of requests to their rows on the device."""
-        if self._changes:
-            entered = set(rows)
-            self._changes[:] = [change for change in self._changes if change[0] not in entered]
-        if len(rows) == 1:  # the number of a row needs no upload
-            self.req_index_to_mamba_index_mapping[rows[0]] = states
-            if self.enable_mamba_extra_buffer:
-                self._tracks[rows[0]] = tracks
-        elif rows:
+        if rows:
             at = self._upload(rows)
             self.req_index_to_mamba_index_mapping.index_copy_(0, at, states.to(torch.int32))
             if self.enable_mamba_extra_buffer:
+                self._forget(set(rows))
                 self._tracks.index_copy_(0, at, tracks)
+
+    def _enter_one(self, row: int, kv: Any) -> None:
+        """Writes the slots of a request to its row, whose number needs no upload."""
+        self.req_index_to_mamba_index_mapping[row] = kv.mamba_pool_idx
+        if self.enable_mamba_extra_buffer:
+            self._forget({row})
+            self._tracks[row] = kv.mamba_ping_pong_track_buffer.ids()
+
+    def _forget(self, rows: set[int]) -> None:
+        """Takes changes of rows back, which are written with all their slots."""
+        if self._changes:
+            self._changes[:] = [change for change in self._changes if change[0] not in rows]
 
     def set_mamba_ping_pong_slot(self, req: Any, idx: int, value: Tensor | int) -> None:
         """Changes an entry of a request's track buffer.
@@ -246,7 +255,7 @@ class Batched:
             raise InvalidArgument(f"request {getattr(req, 'rid', req)!r} has no slots: they were freed before")
         if keep is not None and not 0 <= keep < self.mamba_ping_pong_track_buffer_size:
             raise InvalidArgument(f"entry {keep} of a track buffer of {self.mamba_ping_pong_track_buffer_size}")
-        self.mamba_allocator.free(kv.mamba_pool_idx)
+        self.mamba_allocator.free(kv.mamba_pool_idx.unsqueeze(0))
         kv.mamba_pool_idx = None
         if self.enable_mamba_extra_buffer:
             for slot in kv.mamba_ping_pong_track_buffer.held(keep):

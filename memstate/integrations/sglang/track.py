@@ -55,13 +55,15 @@ class TrackBuffer:
             return [self._slots[self._first : self._first + self._held]]
         return [self.entry(at) for at, empty in enumerate(self.empty) if at != keep and not empty]
 
-    def all(self) -> list[Tensor]:
-        """Returns all entries as tensors of one id."""
-        return [self.entry(at) for at in range(len(self.empty))]
+    def ids(self) -> Tensor:
+        """Returns all entries."""
+        if self._held == len(self.empty) and not self._changed:
+            return self._slots[self._first : self._first + self._held]
+        return torch.cat([self.entry(at) for at in range(len(self.empty))])
 
     def __getitem__(self, at: int | slice) -> Tensor:
         if isinstance(at, slice):
-            return torch.cat([self.entry(each) for each in range(len(self.empty))[at]])
+            return self.ids()[at]
         return self.entry(at)[0] if self.empty[at] or self._changed else self._slots[self._first + at]
 
     def __len__(self) -> int:
@@ -76,7 +78,7 @@ class TrackBuffer:
 
         Syncs: yes.
         """
-        found: list[int] = torch.cat(self.all()).tolist()
+        found: list[int] = self.ids().tolist()
         return found
 
     def __repr__(self) -> str:

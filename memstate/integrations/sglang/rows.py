@@ -47,7 +47,8 @@ class Batched:
 
         Syncs: no.
         """
-        self._write_changes()
+        if self._changes:
+            self._write_changes()
         return self._tracks
 
     @req_index_to_mamba_ping_pong_track_buffer_mapping.setter
@@ -56,12 +57,11 @@ class Batched:
         self._tracks = tracks
 
     def _write_changes(self) -> None:
-        if self._changes:
-            last = {(row, entry): slot for row, entry, slot in self._changes}
-            self._changes.clear()  # the list is shared with clones of the pool
-            width = self._tracks.shape[1]
-            at = self._upload([row * width + entry for row, entry in last])
-            self._tracks.view(-1).index_copy_(0, at, torch.cat(list(last.values())))
+        last = {(row, entry): slot for row, entry, slot in self._changes}
+        self._changes.clear()  # the list is shared with clones of the pool
+        width = self._tracks.shape[1]
+        at = self._upload([row * width + entry for row, entry in last])
+        self._tracks.view(-1).index_copy_(0, at, torch.cat(list(last.values())))
 
     def alloc(self, reqs: list[Any]) -> list[int] | None:
         """Gives requests rows and slots, those that they do not have yet.
@@ -80,32 +80,36 @@ class Batched:
         """
         if len(set(map(id, reqs))) < len(reqs):
             raise InvalidArgument(f"requests {[req.rid for req in reqs]}: expected each once")
-        fresh, stateless, trackless = [], [], []
+        fresh, stateless, trackless = [], [], []  # the last two with where their ids begin
+        size, n = 0, self._first_slots
         for req in reqs:
             if req.kv.req_pool_idx is None:
                 fresh.append(req)
             if req.kv.mamba_pool_idx is None:
-                stateless.append(req.kv)
+                stateless.append((req.kv, size))
+                size += 1
             if self.enable_mamba_extra_buffer and req.kv.mamba_ping_pong_track_buffer is None:
-                trackless.append(req.kv)
+                trackless.append((req.kv, size))
+                size += n
         if len(fresh) > self.available_size():  # type: ignore[attr-defined]
             return None
-        n = len(stateless)
-        ids = self._claim(n + len(trackless) * self._first_slots)
+        ids = self._claim(size)
         try:
             rows: list[int] = theirs.ReqToTokenPool.alloc(self, reqs)
         except BaseException:
             self.mamba_allocator.free(ids)
             raise
-        for i, kv in enumerate(stateless):
-            kv.mamba_pool_idx, kv.mamba_needs_clear = ids[i], True
-        self._start_rings(fresh, ids, n)
-        self._start_tracks(trackless, ids, n)
+        for kv, at in stateless:
+            kv.mamba_pool_idx, kv.mamba_needs_clear = ids[at], True
+        self._start_rings(fresh, stateless)
+        self._start_tracks(trackless, ids)
         if len(reqs) == 1:
             self._enter_one(rows[0], reqs[0].kv)
+        elif len(reqs) == len(stateless) == (len(trackless) if self.enable_mamba_extra_buffer else len(reqs)) > 0:
+            table = ids.view(len(reqs), -1)
+            self._enter(rows, table[:, 0], table[:, 1:])
         else:
-            all_new = len(reqs) == n == (len(trackless) if self.enable_mamba_extra_buffer else n)
-            self._enter(rows, *((ids[:n], self._padded(ids[n:])) if all_new else self._slots_of(reqs)))
+            self._enter(rows, *self._slots_of(reqs))
         return rows
 
     @property
@@ -129,12 +133,12 @@ class Batched:
             raise OutOfSlots(n, slots.available_size())
         return ids
 
-    def _start_rings(self, fresh: list[Any], ids: Tensor, n: int) -> None:
-        """Empties the rings of inputs, by slot (the first n) and by row, that SGLang's replay of Mamba steps reads."""
+    def _start_rings(self, fresh: list[Any], stateless: list[tuple[Any, int]]) -> None:
+        """Empties the rings of inputs, by slot and by row, that SGLang's replay of Mamba steps reads."""
         pool = self.mamba_pool
         by_row = getattr(pool, "replayssm_spec_write_pos", None)
-        if pool.replayssm_write_pos is not None and n:
-            slots = ids[:n]
+        if pool.replayssm_write_pos is not None and stateless:
+            slots = torch.stack([kv.mamba_pool_idx for kv, _ in stateless])
             pool.replayssm_write_pos.index_fill_(0, slots, 0)
             if by_row is None and getattr(pool, "replayssm_cache_base", None) is not None:
                 pool.replayssm_cache_base.index_fill_(0, slots, 0)
@@ -144,24 +148,18 @@ class Batched:
             for ring in (by_row, pool.replayssm_cache_base, pool.replayssm_is_flush):
                 ring.index_fill_(0, rows, 0)
 
-    def _start_tracks(self, records: list[Any], ids: Tensor, first: int = 0) -> None:
-        """Gives records of requests their track buffers, from ids for each side by side, beginning with the first."""
+    def _start_tracks(self, trackless: list[tuple[Any, int]], ids: Tensor) -> None:
+        """Gives records of requests their track buffers, each with where its ids begin."""
         n, size = self._first_slots, self.mamba_ping_pong_track_buffer_size
         last = 0 if self.enable_mamba_extra_buffer_lazy else size - 1
-        for i, kv in enumerate(records):
-            buffer = TrackBuffer(ids, first + i * n, n, size, self._none)
+        for kv, at in trackless:
+            buffer = TrackBuffer(ids, at, n, size, self._none)
             kv.mamba_ping_pong_track_buffer, kv.mamba_next_track_idx, kv.mamba_last_track_idx = buffer, 0, last
             if hasattr(kv, "mamba_ping_pong_empty"):  # not in SGLang 0.5.21
                 kv.mamba_ping_pong_empty, kv.mamba_prev_track_seqlen = buffer.empty, None
 
     def _alloc_ping_pong_buffer(self, req: Any) -> None:
-        self._start_tracks([req.kv], self._claim(self._first_slots))
-
-    def _padded(self, lanes: Tensor) -> Tensor:
-        """Returns the slots of new track buffers, -1 in the entries without one: `request entry`."""
-        lanes = lanes.view(-1, self._first_slots)
-        n, size = len(lanes), self.mamba_ping_pong_track_buffer_size
-        return torch.cat((lanes, self._none.expand(n, size - lanes.shape[1])), 1) if lanes.shape[1] < size else lanes
+        self._start_tracks([(req.kv, 0)], self._claim(self._first_slots))
 
     def _slots_of(self, reqs: list[Any]) -> tuple[Tensor, Tensor]:
         """Returns the slots of requests, and those in their track buffers: `request entry`."""
@@ -171,12 +169,14 @@ class Batched:
         return states, torch.stack([req.kv.mamba_ping_pong_track_buffer.ids() for req in reqs])
 
     def _enter(self, rows: list[int], states: Tensor, tracks: Tensor) -> None:
-        """Writes the slots of requests to their rows on the device."""
+        """Writes the slots of requests to their rows on the device; -1 for entries that `tracks` does not have."""
         if rows:
             at = self._upload(rows)
             self.req_index_to_mamba_index_mapping.index_copy_(0, at, states.to(torch.int32))
             if self.enable_mamba_extra_buffer:
                 self._forget(set(rows))
+                if lacking := self._tracks.shape[1] - tracks.shape[1]:
+                    tracks = torch.cat((tracks, self._none.expand(len(rows), lacking)), 1)
                 self._tracks.index_copy_(0, at, tracks)
 
     def _enter_one(self, row: int, kv: Any) -> None:
@@ -255,16 +255,17 @@ class Batched:
             raise InvalidArgument(f"request {getattr(req, 'rid', req)!r} has no slots: they were freed before")
         if keep is not None and not 0 <= keep < self.mamba_ping_pong_track_buffer_size:
             raise InvalidArgument(f"entry {keep} of a track buffer of {self.mamba_ping_pong_track_buffer_size}")
-        self.mamba_allocator.free(kv.mamba_pool_idx.unsqueeze(0))
-        kv.mamba_pool_idx = None
-        if self.enable_mamba_extra_buffer:
-            for slot in kv.mamba_ping_pong_track_buffer.held(keep):
-                self.mamba_allocator.free(slot)
+        if not self.enable_mamba_extra_buffer:
+            self.mamba_allocator.free(kv.mamba_pool_idx)
+        else:
+            for slots in kv.mamba_ping_pong_track_buffer.owned(kv.mamba_pool_idx, keep):
+                self.mamba_allocator.free(slots)
             kv.mamba_ping_pong_track_buffer = kv.mamba_next_track_idx = kv.mamba_last_track_idx = None
             kv.mamba_last_track_seqlen = kv.mamba_cow_src_index = None
             if hasattr(kv, "mamba_ping_pong_empty"):  # not in SGLang 0.5.21
                 kv.mamba_ping_pong_empty = kv.mamba_prev_track_seqlen = None
             kv.mamba_needs_clear = False
+        kv.mamba_pool_idx = None
 
     def clear(self) -> None:
         """Frees all rows and slots.

@@ -49,11 +49,20 @@ class TrackBuffer:
         self._changed[at] = self._none if slot is None else slot.reshape(1)
         return self._changed[at]
 
-    def held(self, keep: int | None = None) -> list[Tensor]:
-        """Returns the slots of entries that are not empty, without that of entry `keep`."""
-        if keep is None and not self._changed:
-            return [self._slots[self._first : self._first + self._held]]
-        return [self.entry(at) for at, empty in enumerate(self.empty) if at != keep and not empty]
+    def owned(self, state: Tensor, keep: int | None = None) -> list[Tensor]:
+        """Returns the slots of the request, in as few tensors as they lie in.
+
+        Args:
+            state: the slot of its state.
+            keep: an entry whose slot somebody else owns.
+        """
+        end = 0
+        while end < self._held and end != keep and end not in self._changed:
+            end += 1
+        found = [self._slots[self._first - 1 : self._first + end]] if self._first and end else []
+        if not found or found[0].data_ptr() != state.data_ptr():  # the slots of both were not claimed side by side
+            found, end = [state.unsqueeze(0)], 0
+        return found + [self.entry(at) for at in range(end, len(self.empty)) if at != keep and not self.empty[at]]
 
     def ids(self) -> Tensor:
         """Returns all entries."""

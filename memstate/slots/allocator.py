@@ -219,8 +219,7 @@ class SlotAllocator(NotCopied):
             OutOfSlots: fewer than n slots are free; nothing changed.
         """
         held = sum(group.left for group in self._groups) if self._groups else 0
-        if self.verify:
-            self.confirm(n)
+        self.confirm(n)
         coming = self._withheld()[0]
         there = max(0, self.free - coming)
         if n > there + held:

@@ -55,7 +55,9 @@ class Spends:
 class SpendsOnline(Spends):
     """Launches 10 times in a step, 4 of these not for states."""
 
-    def __init__(self, size: int, every: int, lazy: bool, changes: int, form: str, states: bool = True) -> None:
+    def __init__(
+        self, size: int, every: int, lazy: bool, changes: int, form: str, states: bool = True, adapted: bool = False
+    ) -> None:
         self.ops, self.launches = {"changes", "decode"}, 5 if states else 2
 
     def counted(self, act: Callable[[], object]) -> NDArray[np.int64]:
@@ -76,7 +78,8 @@ def test_every_operation_is_measured_beside_the_peer(monkeypatch: pytest.MonkeyP
             assert entry.peer is None
         elif entry.peer_value:
             assert entry.peer == "sglang" and entry.ratio == pytest.approx(entry.value / entry.peer_value)
-    assert {entry.op for entry in outcome.entries if entry.case.endswith("adapters")} == {*LIFE, "decode", "together"}
+    adapted = {entry.op for entry in outcome.entries if entry.case.endswith("adapters")}
+    assert adapted == {*LIFE, "decode", "together", "step"}
     found = {(entry.op, entry.case, entry.unit): (entry.value, entry.peer_value) for entry in outcome.entries}
     assert found["admit", "toy R=3 redirect", "launches"] == (2, 1)
     assert found["together", "toy R=3 redirect", "launches"] == (2, 4)

@@ -295,6 +295,9 @@ def test_one_launch_for_all_changes_of_a_step() -> None:
     assert (counts.uploads, counts.total_launches) == before
     assert pool.req_index_to_mamba_ping_pong_track_buffer_mapping[2:].min() > 0
     assert (counts.uploads, counts.total_launches) == (before[0] + 1, before[1])
+    pool.free_mamba_cache(reqs[0])
+    assert pool.alloc(requests(1)) is not None
+    assert counts.uploads == before[0] + 1  # the row of one request needs none
 
 
 def test_rows_of_a_decode_server() -> None:

@@ -76,6 +76,13 @@ def test_wrong_frees_change_nothing_and_are_found(slots: MambaSlotAllocator) -> 
     slots.check()
 
 
+def test_a_claim_after_a_wrong_free_gets_no_null_slot(slots: MambaSlotAllocator) -> None:
+    owned = slots.alloc(4)
+    slots.free(ids(99))
+    assert slots.free_slots.tolist() == [5]  # this has released what was freed
+    assert owned is not None and slots.alloc(2) is None
+
+
 @pytest.mark.parametrize("grouped", [False, True], ids=["stock", "group"])
 def test_a_second_free_of_a_slot_that_waits_to_be_handed_out(slots: MambaSlotAllocator, grouped: bool) -> None:
     """Its first free was right. Nobody owned it since, so the second one gives it to nobody."""

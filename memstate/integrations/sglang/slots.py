@@ -190,7 +190,7 @@ class MambaSlotAllocator:
         """Claims n slots, or up to `stock` where that is more; fewer than n only if fewer are free: then none."""
         if self._freed or self._left:
             self._release()
-            self.slots.follow()
+        self.slots.follow()
         n = max(int(n), min(stock, self.slots.free))
         if n > self.slots.free:
             return self._none

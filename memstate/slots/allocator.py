@@ -155,8 +155,7 @@ class SlotAllocator(NotCopied):
 
         Syncs: no.
         """
-        if self._reading is not None:
-            self._arrive()
+        self._arrive()
         if self._unverified and self._reading is None:
             self._submit_recorded()
             released, claimed = self._withheld()
@@ -285,9 +284,8 @@ class SlotAllocator(NotCopied):
         Args:
             ids: int32 or int64, contiguous, on this device, axis `n`.
         """
-        n = ids.numel()
-        self.free += n
-        self._unverified += n
+        self.free += ids.numel()
+        self._unverified += ids.numel()
         self.backend.release(self.bitmap, ids, self.capacity, self.counters)
 
     def _reconcile(self) -> list[int]:

@@ -284,6 +284,27 @@ def test_a_track_buffer_that_changes() -> None:
         assert (pool.available_size(), pool.mamba_allocator.available_size()) == (4, 10)
 
 
+@pytest.mark.parametrize("lazy", [False, True])
+def test_requests_that_go_on_keep_their_slots(lazy: bool) -> None:
+    """A prompt in chunks is admitted once for each chunk, alone or among new requests."""
+    for pool in pools(lazy=lazy):
+        reqs = requests(3)
+        rows = pool.alloc(reqs[:2])
+        for req in reqs[:2]:
+            req.kv.kv_allocated_len = 1
+        before = [int(req.kv.mamba_pool_idx) for req in reqs[:2]]
+        assert pool.alloc(reqs[:1]) == rows[:1]
+        rows = pool.alloc(reqs)
+        assert [int(req.kv.mamba_pool_idx) for req in reqs[:2]] == before
+        assert pool.get_mamba_indices(torch.tensor(rows)).tolist() == [int(req.kv.mamba_pool_idx) for req in reqs]
+        tracks = pool.req_index_to_mamba_ping_pong_track_buffer_mapping[rows].tolist()
+        assert tracks == [req.kv.mamba_ping_pong_track_buffer.tolist() for req in reqs]
+        assert pool.mamba_allocator.available_size() == 10 - 3 * (2 if lazy else 3)
+        for req in reqs:
+            pool.free_mamba_cache(req)
+        assert pool.mamba_allocator.available_size() == 10
+
+
 def test_one_launch_for_all_changes_of_a_step() -> None:
     _, pool = pools(lazy=True)
     reqs = requests(3)

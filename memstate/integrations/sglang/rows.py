@@ -37,6 +37,7 @@ class Batched:
 
     def _init_mamba_pool(self, mamba_size: int, *args: Any, **named: Any) -> None:
         self._changes: list[tuple[int, int, Tensor]] = []  # of track buffers: row, entry, one id
+        self._first_slots = 1 if self.enable_mamba_extra_buffer_lazy else self.mamba_ping_pong_track_buffer_size
         super()._init_mamba_pool(mamba_size, *args, **named)  # type: ignore[misc]
         self.mamba_allocator = MambaSlotAllocator(mamba_size, self.device, copy=False)
         self._none = torch.full((1,), -1, dtype=torch.int64, device=self.device)
@@ -48,20 +49,17 @@ class Batched:
         Syncs: no.
         """
         if self._changes:
-            self._write_changes()
+            last = {(row, entry): slot for row, entry, slot in self._changes}
+            self._changes.clear()  # the list is shared with clones of the pool
+            width = self._tracks.shape[1]
+            at = self._upload([row * width + entry for row, entry in last])
+            self._tracks.view(-1).index_copy_(0, at, torch.cat(list(last.values())))
         return self._tracks
 
     @req_index_to_mamba_ping_pong_track_buffer_mapping.setter
     def req_index_to_mamba_ping_pong_track_buffer_mapping(self, tracks: Tensor) -> None:
         """Sets the tensor, as SGLang does when it makes the pool."""
         self._tracks = tracks
-
-    def _write_changes(self) -> None:
-        last = {(row, entry): slot for row, entry, slot in self._changes}
-        self._changes.clear()  # the list is shared with clones of the pool
-        width = self._tracks.shape[1]
-        at = self._upload([row * width + entry for row, entry in last])
-        self._tracks.view(-1).index_copy_(0, at, torch.cat(list(last.values())))
 
     def alloc(self, reqs: list[Any]) -> list[int] | None:
         """Gives requests rows and slots, those that they do not have yet.
@@ -81,14 +79,14 @@ class Batched:
         if len(set(map(id, reqs))) < len(reqs):
             raise InvalidArgument(f"requests {[req.rid for req in reqs]}: expected each once")
         fresh, stateless, trackless = [], [], []  # the last two with where their ids begin
-        size, n = 0, self._first_slots
+        size, n = 0, self._first_slots if self.enable_mamba_extra_buffer else 0
         for req in reqs:
             if req.kv.req_pool_idx is None:
                 fresh.append(req)
             if req.kv.mamba_pool_idx is None:
                 stateless.append((req.kv, size))
                 size += 1
-            if self.enable_mamba_extra_buffer and req.kv.mamba_ping_pong_track_buffer is None:
+            if n and req.kv.mamba_ping_pong_track_buffer is None:
                 trackless.append((req.kv, size))
                 size += n
         if len(fresh) > self.available_size():  # type: ignore[attr-defined]
@@ -103,30 +101,19 @@ class Batched:
             kv.mamba_pool_idx, kv.mamba_needs_clear = ids[at], True
         self._start_rings(fresh, stateless)
         self._start_tracks(trackless, ids)
-        if len(reqs) == 1:
-            self._enter_one(rows[0], reqs[0].kv)
-        elif len(reqs) == len(stateless) == (len(trackless) if self.enable_mamba_extra_buffer else len(reqs)) > 0:
-            table = ids.view(len(reqs), -1)
-            self._enter(rows, table[:, 0], table[:, 1:])
-        else:
-            self._enter(rows, *self._slots_of(reqs))
+        if rows:
+            self._enter(rows, reqs, ids.view(len(rows), -1) if size == len(rows) * (1 + n) > 1 + n else None)
         return rows
-
-    @property
-    def _first_slots(self) -> int:
-        """Slots in a new track buffer."""
-        return 1 if self.enable_mamba_extra_buffer_lazy else self.mamba_ping_pong_track_buffer_size
 
     def _upload(self, numbers: list[int]) -> Tensor:
         """Returns numbers on the device: int64, axis `n`. Does not wait for the device."""
         self.mamba_allocator.slots.backend.counts.uploads += 1
-        on_gpu = torch.device(self.device).type == "cuda"
-        return torch.tensor(numbers, dtype=torch.int64, pin_memory=on_gpu).to(self.device, non_blocking=True)
+        pinned = torch.tensor(numbers, dtype=torch.int64, pin_memory=self._none.is_cuda)
+        return pinned.to(self.device, non_blocking=True)
 
     def _claim(self, n: int) -> Tensor:
         slots = self.mamba_allocator
-        ids = slots.alloc(n)
-        if ids is None and n <= slots.schedulable_available_size():
+        if (ids := slots.alloc(n)) is None and n <= slots.schedulable_available_size():
             slots.alloc_group_end()  # the group was claimed for these requests
             ids = slots.alloc(n)
         if ids is None:
@@ -161,35 +148,31 @@ class Batched:
     def _alloc_ping_pong_buffer(self, req: Any) -> None:
         self._start_tracks([(req.kv, 0)], self._claim(self._first_slots))
 
-    def _slots_of(self, reqs: list[Any]) -> tuple[Tensor, Tensor]:
-        """Returns the slots of requests, and those in their track buffers: `request entry`."""
-        states = torch.stack([req.kv.mamba_pool_idx for req in reqs]) if reqs else self._none[:0]
-        if not (self.enable_mamba_extra_buffer and reqs):
-            return states, self._none[:0]
-        return states, torch.stack([req.kv.mamba_ping_pong_track_buffer.ids() for req in reqs])
+    def _enter(self, rows: list[int], reqs: list[Any], ids: Tensor | None) -> None:
+        """Writes the slots of requests to their rows on the device.
 
-    def _enter(self, rows: list[int], states: Tensor, tracks: Tensor) -> None:
-        """Writes the slots of requests to their rows on the device; -1 for entries that `tracks` does not have."""
-        if rows:
-            at = self._upload(rows)
-            self.req_index_to_mamba_index_mapping.index_copy_(0, at, states.to(torch.int32))
-            if self.enable_mamba_extra_buffer:
-                self._forget(set(rows))
-                if lacking := self._tracks.shape[1] - tracks.shape[1]:
-                    tracks = torch.cat((tracks, self._none.expand(len(rows), lacking)), 1)
-                self._tracks.index_copy_(0, at, tracks)
-
-    def _enter_one(self, row: int, kv: Any) -> None:
-        """Writes the slots of a request to its row, whose number needs no upload."""
-        self.req_index_to_mamba_index_mapping[row] = kv.mamba_pool_idx
-        if self.enable_mamba_extra_buffer:
-            self._forget({row})
-            self._tracks[row] = kv.mamba_ping_pong_track_buffer.ids()
-
-    def _forget(self, rows: set[int]) -> None:
-        """Takes changes of rows back, which are written with all their slots."""
+        Args:
+            rows: the rows.
+            reqs: the requests.
+            ids: their slots, `request slot`, where they are many and all new.
+        """
         if self._changes:
-            self._changes[:] = [change for change in self._changes if change[0] not in rows]
+            entered = set(rows)
+            self._changes[:] = [change for change in self._changes if change[0] not in entered]
+        if len(rows) == 1:  # the number of a row needs no upload
+            self.req_index_to_mamba_index_mapping[rows[0]] = reqs[0].kv.mamba_pool_idx
+            if self.enable_mamba_extra_buffer:
+                self._tracks[rows[0]] = reqs[0].kv.mamba_ping_pong_track_buffer.ids()
+            return
+        at = self._upload(rows)
+        states = torch.stack([req.kv.mamba_pool_idx for req in reqs]) if ids is None else ids[:, 0]
+        self.req_index_to_mamba_index_mapping.index_copy_(0, at, states.to(torch.int32))
+        if self.enable_mamba_extra_buffer:
+            buffers = [req.kv.mamba_ping_pong_track_buffer for req in reqs]
+            tracks = torch.stack([buffer.ids() for buffer in buffers]) if ids is None else ids[:, 1:]
+            if empty := self._tracks.shape[1] - tracks.shape[1]:
+                tracks = torch.cat((tracks, self._none.expand(len(rows), empty)), 1)
+            self._tracks.index_copy_(0, at, tracks)
 
     def set_mamba_ping_pong_slot(self, req: Any, idx: int, value: Tensor | int) -> None:
         """Changes an entry of a request's track buffer.
@@ -207,13 +190,12 @@ class Batched:
         buffer = req.kv.mamba_ping_pong_track_buffer
         if buffer is None or not 0 <= idx < len(buffer.empty):
             raise InvalidArgument(f"entry {idx} of {buffer} of request {req.rid!r}: expected one of its entries")
-        if isinstance(value, Tensor) and value.numel() == 1 and value.dtype is not torch.int64 and is_ids(value.dtype):
-            value = value.to(self._none)
-        one = isinstance(value, Tensor) and value.dtype is torch.int64 and value.numel() == 1
-        right = one or (not isinstance(value, Tensor) and value == -1)
-        if not right:
+        if isinstance(value, Tensor) and value.numel() == 1 and is_ids(value.dtype):
+            slot = buffer.put(idx, value.to(self._none))
+        elif not isinstance(value, Tensor) and value == -1:
+            slot = buffer.put(idx, None)
+        else:
             raise InvalidArgument(f"slot {value!r}: expected a tensor with one id, or -1")
-        slot = buffer.put(idx, value if isinstance(value, Tensor) else None)
         self._changes.append((req.kv.req_pool_idx, idx, slot))
 
     def donate_mamba_ping_pong_slot(self, req: Any, new_slot: Tensor) -> Tensor:
@@ -255,17 +237,16 @@ class Batched:
             raise InvalidArgument(f"request {getattr(req, 'rid', req)!r} has no slots: they were freed before")
         if keep is not None and not 0 <= keep < self.mamba_ping_pong_track_buffer_size:
             raise InvalidArgument(f"entry {keep} of a track buffer of {self.mamba_ping_pong_track_buffer_size}")
-        if not self.enable_mamba_extra_buffer:
-            self.mamba_allocator.free(kv.mamba_pool_idx)
-        else:
-            for slots in kv.mamba_ping_pong_track_buffer.owned(kv.mamba_pool_idx, keep):
-                self.mamba_allocator.free(slots)
+        buffer = kv.mamba_ping_pong_track_buffer
+        for slots in [kv.mamba_pool_idx] if buffer is None else buffer.owned(kv.mamba_pool_idx, keep):
+            self.mamba_allocator.free(slots)
+        kv.mamba_pool_idx = None
+        if self.enable_mamba_extra_buffer:
             kv.mamba_ping_pong_track_buffer = kv.mamba_next_track_idx = kv.mamba_last_track_idx = None
             kv.mamba_last_track_seqlen = kv.mamba_cow_src_index = None
             if hasattr(kv, "mamba_ping_pong_empty"):  # not in SGLang 0.5.21
                 kv.mamba_ping_pong_empty = kv.mamba_prev_track_seqlen = None
             kv.mamba_needs_clear = False
-        kv.mamba_pool_idx = None
 
     def clear(self) -> None:
         """Frees all rows and slots.

@@ -199,11 +199,8 @@ class MambaSlotAllocator:
 
     def _release(self) -> None:
         """Releases what was freed, together with the stock: so the device sees a slot of the stock that was freed."""
-        given = self._freed
-        if given and (self._handed or self._group.numel()):
-            given = [self._owned()]
-        if self._left:
-            given = [self._stock[self._stock.numel() - self._left :], *given]
+        given = [self._owned()] if self._freed and (self._handed or self._group.numel()) else self._freed
+        given = [self._stock[self._stock.numel() - self._left :], *given] if self._left else given
         self._left, self._freed, self._handed = 0, [], []
         ids = torch.cat(given) if len(given) > 1 else given[0].contiguous() if given else self._none
         if ids.numel():
@@ -212,13 +209,11 @@ class MambaSlotAllocator:
 
     def _owned(self) -> Tensor:
         """Returns freed slots; those that nobody owned when they were freed are moved out of range, a fault."""
-        ids = torch.cat(self._freed)
-        later = torch.cat([*(each for each, _ in self._handed), self._group])
+        later = [*self._handed, (self._group, len(self._freed))]
         times = [at for at, each in enumerate(self._freed) for _ in range(each.numel())]
-        times += [by for each, by in self._handed for _ in range(each.numel())]
-        times += [len(self._freed)] * self._group.numel()
-        pinned = later.device.type == "cuda"
-        since = torch.tensor(times, pin_memory=pinned).to(later.device, non_blocking=True)
+        times += [by for each, by in later for _ in range(each.numel())]
+        ids, others = torch.cat(self._freed), torch.cat([each for each, _ in later])
+        since = torch.tensor(times, pin_memory=ids.is_cuda).to(ids.device, non_blocking=True)
         self.slots.backend.counts.uploads += 1
-        free = (ids[:, None] == later) & (since[: len(ids), None] < since[len(ids) :])
+        free = (ids[:, None] == others) & (since[: len(ids), None] < since[len(ids) :])
         return torch.where(free.any(1), ids + self.size, ids)

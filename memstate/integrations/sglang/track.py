@@ -30,10 +30,9 @@ class TrackBuffer:
 
     def entry(self, at: int) -> Tensor:
         """Returns an entry as a tensor of one id."""
-        if self.empty[at]:
-            return self._none
-        changed = self._changed.get(at)
-        return self._slots[self._first + at : self._first + at + 1] if changed is None else changed
+        if self.empty[at] or at in self._changed:
+            return self._changed.get(at, self._none)
+        return self._slots[self._first + at : self._first + at + 1]
 
     def put(self, at: int, slot: Tensor | None) -> Tensor:
         """Changes an entry.

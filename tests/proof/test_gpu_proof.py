@@ -168,10 +168,10 @@ def test_make_keeps_the_path_that_python_has_on_this_machine(tmp_path: Path) -> 
     python = tmp_path / "python"
     python.write_text('#!/bin/sh\necho "$PYTHONPATH $@"\n')
     python.chmod(0o755)
-    others = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}  # `make test ARGS=..`
+    others = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
     done = subprocess.run(
-        ["make", "-s", "gpu-proof", f"PROOF_PYTHON={python}", "OUT=somewhere"], cwd=ROOT, capture_output=True,
-        text=True, check=False, env=others | {"PYTHONPATH": "/packages/of/the/machine"},
+        ["make", "-s", "gpu-proof", f"PROOF_PYTHON={python}", "OUT=somewhere", "ARGS="], cwd=ROOT,  # not of `make test`
+        capture_output=True, text=True, check=False, env=others | {"PYTHONPATH": "/packages/of/the/machine"},
     )  # fmt: skip
     assert done.stdout == "/packages/of/the/machine -m tests.proof.gpu_proof --out somewhere\n", done.stderr
 

@@ -18,7 +18,8 @@ TOOLS := .venv/.installed-tools
 
 # Two test processes with a thread each: torch would otherwise start a thread per core in both.
 THREADS ?= 1
-TEST_ENV := OMP_NUM_THREADS=$(THREADS) MKL_NUM_THREADS=$(THREADS)
+# Compiled Python is kept, whatever the environment says: without it every process compiles the tests and the library anew.
+TEST_ENV := OMP_NUM_THREADS=$(THREADS) MKL_NUM_THREADS=$(THREADS) PYTHONDONTWRITEBYTECODE=
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test lint format compile compile-matrix docs wheel proof soak gpu-proof clean

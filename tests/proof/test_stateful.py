@@ -102,13 +102,17 @@ def test_programs_use_every_public_operation_and_see_every_error(monkeypatch: py
 
 
 class Break(NamedTuple):
-    """An attribute of the library, and what to make of it."""
+    """An attribute of the library, and what to make of it; the seed of the program that is tried first.
+
+    Programs with smaller seeds see no difference, as long as neither they nor the library change; they come last.
+    """
 
     strategy: str
     overlap: bool
     owner: Any
     name: str
     make: Callable[[Any], Any]
+    first: int = 0
 
     def apply(self, patch: pytest.MonkeyPatch) -> None:
         patch.setattr(self.owner, self.name, self.make(getattr(self.owner, self.name)))
@@ -258,9 +262,11 @@ BREAKS = {
     "use_does_not_refresh": Break(
         "redirect", False, policies.Lru, "used", lambda real: lambda self, node: None if node.uses else real(self, node)
     ),
-    "a_split_gives_the_state_to_both": Break("none", False, tree.Tree, "_split", a_split_gives_the_state_to_both),
+    "a_split_gives_the_state_to_both": Break(
+        "none", False, tree.Tree, "_split", a_split_gives_the_state_to_both, first=5
+    ),
     "pins_are_not_seen": Break("redirect", False, Cache, "evict_states", pins_are_not_seen),
-    "leases_are_forgotten": Break("lazy", False, Cache, "fork", does()),  # those of rows that were forked
+    "leases_are_forgotten": Break("lazy", False, Cache, "fork", does(), first=13),  # those of rows that were forked
     "marks_outlive_their_row": Break("ping-pong", True, marks.Marks, "end", does()),
     "a_wanted_length_is_kept_wherever_its_chunk_ends": Break(
         "redirect", True, marks.Marks, "_give", lambda real: lambda self, wanted, length, reach, *_: reach
@@ -314,7 +320,8 @@ MOST_PROGRAMS = 60
 def test_a_broken_library_is_found_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = BREAKS[name]
     broken.apply(monkeypatch)
-    programs = (Program.random(seed, 150, broken.strategy, broken.overlap) for seed in range(MOST_PROGRAMS))
+    seeds = (*range(broken.first, MOST_PROGRAMS), *range(broken.first))
+    programs = (Program.random(seed, 150, broken.strategy, broken.overlap) for seed in seeds)
     found = next((one for program in programs if (one := difference(program, Backend("reference")))), None)
     assert found, f"{MOST_PROGRAMS} programs saw no difference"
     monkeypatch.undo()

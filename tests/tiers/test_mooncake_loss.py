@@ -87,7 +87,7 @@ def test_a_master_that_is_killed_and_comes_back(generator: torch.Generator) -> N
 
 def test_a_master_that_freezes_and_goes_on(generator: torch.Generator) -> None:
     with running_master() as own:
-        rig = Rig(own.settings(timeout=2.0))
+        rig = Rig(own.settings(timeout=1.0))
         name = fresh()
         wanted = rig.fill(generator, 0)
         assert rig.store.put([name], rig.buffers(0)) == [DONE]

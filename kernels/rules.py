@@ -29,7 +29,7 @@ class Columns(NamedTuple):
     """
 
     slots: NDArray[Any]
-    labels: NDArray[np.int32]
+    labels: NDArray[np.integer]
     tracked: NDArray[np.int32]
     source: NDArray[np.int32]
 

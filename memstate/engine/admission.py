@@ -107,7 +107,8 @@ class Admission:
     def admit(self, requests: Sequence[Request]) -> Rows:
         """See `StateManager.admit`."""
         given = sequence("requests", requests, "admit([request])")
-        below, away = self._loader is not None, list[Session]()
+        below = self._loader is not None
+        away: list[Session] = []
         while True:
             starts = self._starts_of(given, below, away)
             rows = self._admit(starts)
@@ -494,7 +495,11 @@ class Admission:
         """
         file, confirmed, commands = self._file, self._table.confirmed_at, self._commands
         first_tracked, first_source = file.starts["tracked"], file.starts["source"]
-        claimed, cells, values, fresh, copies = list[int](), list[int](), list[int](), list[int](), dict[int, int]()
+        claimed: list[int] = []
+        cells: list[int] = []
+        values: list[int] = []
+        fresh: list[int] = []
+        copies: dict[int, int] = {}
         for at, row in enumerate(rows):
             live, of, n, until = PER_ROW * row, source[at], length[at], tracked[at]
             read = of if self._direct_hits else 0

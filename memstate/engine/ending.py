@@ -142,7 +142,8 @@ class Ending:
 
     def _publish(self, rows: Sequence[int], known: Sequence[int], ended: bool) -> list[Snapshot | None]:
         """Publishes the newest state in a register of each row, as a handle."""
-        holdings, answer, size, found = self._holdings, self._mirror.answer, self._pages.page_size, dict[int, int]()
+        holdings, answer, size = self._holdings, self._mirror.answer, self._pages.page_size
+        found: dict[int, int] = {}
         for row, n in zip(rows, known, strict=True):
             if register := answer(row, n // size * size, ended):
                 found[row] = register
@@ -152,9 +153,9 @@ class Ending:
         shared: Iterable[Sequence[int]] = repeat(())
         if self._pages.allocator.pages:
             shared = map(self._pages.share, found, map(self._file.label_at.__getitem__, found.values()))
-        states = dict(zip(found, holdings.move_in([*found.values()], PUBLISHED, shared), strict=True))
+        states = holdings.move_in([*found.values()], PUBLISHED, shared)
         holdings.published += len(states)
-        return list(map(states.get, rows))
+        return list(map(dict(zip(found, states, strict=True)).get, rows))
 
     def _newest(self, rows: Sequence[int], known: Sequence[int], ended: bool) -> list[Snapshot | None]:
         """Publishes the newest state of each row, at a mark or in a lane, as a handle."""
@@ -244,7 +245,8 @@ class Ending:
             if row in turns:
                 real = self._table.confirmed_at[row] if known is None else known[at]
                 self._end_turn(row, real, keys[at] if keys is not None else None)
-        registers, cells = list[int](), list[int]()
+        registers: list[int] = []
+        cells: list[int] = []
         for row in rows:
             registers += range(PER_ROW * row, PER_ROW * row + PER_ROW)
             if file.tracked_at[row] or file.source_at[row]:
@@ -255,7 +257,8 @@ class Ending:
             self._commands.write(cells, [0] * len(cells))
         if self._cache.leases:
             self._cache.end(rows)
-        self._pages.end(rows)
+        if self._pages.allocator.pages:
+            self._pages.end(rows)
         self._marks.end(rows)
         self._table.release(rows, how)
         return snapshots

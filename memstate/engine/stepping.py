@@ -210,7 +210,7 @@ class Stepping:
         if (size := len(batch.numbers)) > log.max_batch:
             raise InvalidArgument(f"a batch of {size}, the limit is max_batch={log.max_batch}")
         running, elsewhere = batch.rows, self._holdings.reading  # perhaps rows read another register than their own
-        length = self._mirror.lengths(running) if elsewhere else self._file.labels[batch.live].astype(np.int64)
+        length = self._mirror.lengths(running) if elsewhere else self._file.labels[batch.live]
         after = length + batch.tokens
         self._require_plannable(batch, after)
         with self._planning:
@@ -222,7 +222,7 @@ class Stepping:
             if marks := self._marks.due(batch.numbers, before, reached):
                 marks = self._make_room(marks, limit, room)
                 stored, limit = self._marks.keep(marks), limit - len(marks)
-            sources = list[int]()
+            sources: list[int] = []
             if self._holdings.reading:  # also of states at marks, since just now
                 sources = list(filter(None, self._file.source[running].tolist()))
             allocator = self._file.allocator

@@ -167,7 +167,8 @@ class Holdings:
             to: the owner of all of them.
             pages: KV pages that each shares.
         """
-        states, owner, held, generation = list[Snapshot](), self.owner, self.held[to.holds], self._generation_at
+        states: list[Snapshot] = []
+        owner, held, generation = self.owner, self.held[to.holds], self._generation_at
         for length, shared in zip(lengths, pages, strict=False):
             register = self._free.popleft()
             state = Snapshot(register, generation[register], length, tuple(shared))

@@ -201,7 +201,8 @@ class PageTable:
 
     def _write(self, added: Sequence[tuple[int, int, Sequence[int]]]) -> None:
         """Notes pages in the device's table: (row, first column, pages) each."""
-        cells, start = list[int](), self._commands.registers.starts["pages"]
+        start = self._commands.registers.starts["pages"]
+        cells: list[int] = []
         for row, at, pages in added:
             first = start + row * self._width + at
             cells += range(first, first + len(pages))

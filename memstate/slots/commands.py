@@ -98,9 +98,9 @@ class CommandBuffer:
         self._sending: Packet | Action | None = None  # taken from the queue, not yet sent as a whole
         self.step = torch.zeros(step_ints(max_batch), dtype=torch.int32, device=registers.backend.device)
         self.step_views = Views(self.step)
-        self._fenced = np.zeros(registers.count, bool)  # registers whose slots a coming forward uses
-        self._fenced_at = self._fenced.data
-        self.fencing = False  # whether such a forward is expected
+        self.fencing = False  # whether a forward is expected
+        self._used: Longs | None = None  # registers whose slots it uses
+        self._fenced: set[int] | None = None  # the same and `_unwritten`, from the first change behind its plan on
         self._unwritten: set[int] = set()  # of the fenced registers, those that it writes for the first time
         # where the first waiting change is: index in the queue, index in that packet
         self._waits: tuple[int, int] | None = None
@@ -131,16 +131,13 @@ class CommandBuffer:
             registers: the registers.
             unwritten: more of them, whose states the forward has still to write. Actions that read them wait, too.
         """
-        self._fenced.fill(False)
-        self._fenced[registers] = self.fencing = True
+        self.fencing, self._used, self._fenced = True, registers, None
         if unwritten is not None:
-            self._fenced[unwritten] = True
             self._unwritten = set(unwritten.tolist())
 
     def lift(self) -> None:
         """Ends the wait, because the forward was launched or will never run. The next submit sends the changes."""
-        self._fenced.fill(False)
-        self.fencing, self._waits = False, None
+        self.fencing, self._used, self._fenced, self._waits = False, None, None, None
         self._unwritten.clear()
 
     @property
@@ -163,8 +160,8 @@ class CommandBuffer:
         released = claimed = 0
         for entry in self.waiting:
             if isinstance(entry, Packet):
-                released += len(entry.columns[RELEASES][0])
-                claimed += len(entry.columns[CLAIMS][0])
+                released += entry.size(RELEASES)
+                claimed += entry.size(CLAIMS)
             else:
                 released += entry.released
         return released, claimed
@@ -231,11 +228,10 @@ class CommandBuffer:
         for register in sources:
             if not held[register]:
                 raise EmptyRegister("move", register)
-        packet = self._packet_for(regs, MOVES)
+        self._record(MOVES, targets, sources, regs)
         for target, source in zip(targets, sources, strict=True):
             held[target], label[target] = True, label[source]
             held[source], label[source] = False, 0
-        packet.add(MOVES, targets, sources, regs)
         if self.journal is not None:
             self._note("move", targets, sources)
 
@@ -253,19 +249,16 @@ class CommandBuffer:
         """
         if self.checked:
             self._require_registers("release", registers)
-        held, label, regs = self.registers.held_at, self.registers.label_at, list[int]()
-        for register in registers:
-            if held[register]:
-                regs.append(register)
+        held, label = self.registers.held_at, self.registers.label_at
+        regs = [register for register in registers if held[register]]
         if not regs:
             return 0
-        packet = self._packet_for(regs, RELEASES)
+        self._record(RELEASES, regs, regs, regs)
         if self.journal is not None:
             self._note("release", regs)
         for register in regs:
             held[register], label[register] = False, 0
         self.registers.allocator.free += len(regs)
-        packet.add(RELEASES, regs, regs, regs)
         return len(regs)
 
     def claim(self, registers: list[int], lengths: list[int] | None = None, zeroed: Sequence[int] = ()) -> None:
@@ -296,12 +289,11 @@ class CommandBuffer:
             raise OutOfSlots(n, allocator.free)
         if not n:
             return
-        packet = self._packet_for(registers, CLAIMS)
+        packet = self._record(CLAIMS, registers, registers, registers)
         for register in registers:
             held[register], label[register] = True, 0
         allocator.free -= n
         allocator.claimed += n
-        packet.add(CLAIMS, registers, registers, registers)
         if self.journal is not None:
             self._note("claim", registers)
         if lengths is not None:
@@ -335,7 +327,7 @@ class CommandBuffer:
             self._require_registers("label", registers)
         self._require_held("label", registers)
         if registers:
-            self._label(self._packet_for(registers, DATA), registers, lengths)
+            self._label(self._packet(registers, DATA), registers, lengths)
 
     def _label(self, packet: Packet, registers: list[int], lengths: list[int]) -> None:
         """Records the labels of registers; with the registers, later changes of them cannot run before this write."""
@@ -361,7 +353,7 @@ class CommandBuffer:
             if not held[register]:
                 raise EmptyRegister("zero", register)
         if registers:
-            self._packet_for(registers, DATA).add(DATA, registers, [ZERO_SOURCE] * len(registers), registers)
+            self._record(DATA, registers, [ZERO_SOURCE] * len(registers), registers)
 
     def copy(self, targets: list[int], sources: list[int]) -> None:
         """Copies states and their labels between registers.
@@ -381,10 +373,10 @@ class CommandBuffer:
         self._require_held("copy", sources)
         self._require_held("copy", targets)
         if targets:
-            packet, label = self._packet_for(targets, DATA, sources), self.registers.label_at
+            self._record(DATA, targets, sources, targets, sources)
+            label = self.registers.label_at
             for target, source in zip(targets, sources, strict=True):
                 label[target] = label[source]
-            packet.add(DATA, targets, sources, targets)
 
     def _note(self, what: str, registers: list[int], sources: list[int] | None = None) -> None:
         if self.journal is not None:
@@ -413,7 +405,15 @@ class CommandBuffer:
         self.queue.append(packet := Packet())
         return packet
 
-    def _packet_for(self, regs: list[int], phase: int, sources: Sequence[int] = ()) -> Packet:
+    def _record(
+        self, phase: int, first: list[int], second: list[int], regs: list[int], sources: Sequence[int] = ()
+    ) -> Packet:
+        """Records a change of registers, and returns its packet; see `_packet`."""
+        packet = self._packet(regs, phase, sources)
+        packet.add(phase, first, second, regs)
+        return packet
+
+    def _packet(self, regs: list[int], phase: int, sources: Sequence[int] = ()) -> Packet:
         """Returns the packet for a change of registers. Starts another packet if the order of phases requires it.
 
         It also notes the first change that must wait for a forward. `sources` are registers that a copy reads.
@@ -423,8 +423,11 @@ class CommandBuffer:
         packet = self.queue[-1] if self.queue else None
         if not isinstance(packet, Packet) or packet.late(regs, phase, sources):
             self.queue.append(packet := Packet())
-        if self.fencing and self._waits is None and any(map(self._fenced_at.__getitem__, [*regs, *sources])):
-            self._waits = len(self.queue) - 1, len(packet.operations)
+        if self.fencing and self._waits is None:
+            if self._fenced is None and self._used is not None:
+                self._fenced = self._unwritten.union(self._used.tolist())
+            if self._fenced and not self._fenced.isdisjoint([*regs, *sources]):
+                self._waits = len(self.queue) - 1, len(packet.operations)
         return packet
 
     # Sending
@@ -539,7 +542,7 @@ class CommandBuffer:
     def _carry_out(self, sent: Tensor, packet: Packet, replayed: bool = False) -> None:
         if not replayed:
             self.registers.ownership(sent)
-        moved, zeroed = len(packet.columns[DATA][0]), packet.zeroed
+        moved, zeroed = packet.size(DATA), packet.zeroed
         if moved and self._run_data:
             slots = self.registers.table.slots
             self._run_data(slots, sent, copied=moved - zeroed, zeroed=zeroed, replayed=replayed)

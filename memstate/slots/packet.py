@@ -17,6 +17,7 @@ MOVES, RELEASES, CLAIMS, WRITES, DATA, BATCH, MARKS = map(
 )  # plain ints: each access to an enumeration costs 1 us
 PAIRS = (MOVES, WRITES, DATA)  # sections with two columns
 NOTHING = (0, 0, 0, 0)
+NO_SECTIONS = [HEADER_INTS] * BATCH  # where sections without entries start
 Operation = tuple[int, Sequence[int], list[int], Sequence[int]]  # section, two columns, the registers that it changes
 Room = Callable[[int], Ints]  # where a packet of so many int32 goes
 
@@ -33,7 +34,7 @@ class Packet:
 
     Attributes:
         operations: in the order of the calls.
-        columns: both columns of each section but BATCH and MARKS.
+        columns: section -> both columns of its entries.
         latest: register -> the last phase that names it.
         reads: registers that a copy reads.
         zeroed: number of entries of DATA that zero a state.
@@ -43,7 +44,7 @@ class Packet:
         self.operations: list[Operation] = []
         self.latest: dict[int, int] = {}
         self.reads: set[int] = set()
-        self.columns: list[tuple[list[int], list[int]]] = [([], []), ([], []), ([], []), ([], []), ([], [])]
+        self.columns: dict[int, tuple[list[int], list[int]]] = {}
         self.zeroed = 0
         for operation in operations:
             self.add(*operation)
@@ -56,10 +57,17 @@ class Packet:
             self.reads.update(second)
             self.reads.discard(ZERO_SOURCE)
             self.zeroed += second.count(ZERO_SOURCE)
-        columns = self.columns[section]
-        columns[0].extend(first)
-        columns[1].extend(second)
+        if section in self.columns:
+            columns = self.columns[section]
+            columns[0].extend(first)
+            columns[1].extend(second)
+        else:
+            self.columns[section] = [*first], [*second]
         self.operations.append((section, first, second, registers))
+
+    def size(self, section: int) -> int:
+        """Returns the number of entries of a section."""
+        return len(self.columns[section][0]) if section in self.columns else 0
 
     def late(self, registers: Sequence[int], phase: int, sources: Sequence[int] = ()) -> bool:
         """Returns True if a new operation must start another packet, because it would run too early in this one.
@@ -106,37 +114,33 @@ class Packet:
             marks: entries of the batch, offsets and registers, axis `mark`; ascending by entry, then by offset.
             room: returns where the packet goes, given its int32.
         """
-        header, body = [0] * HEADER_INTS, list[int]()
+        header, at = [0] * HEADER_INTS, HEADER_INTS
+        body: list[int] = []
         header[LIMIT_CELL] = limit
-        at, given = HEADER_INTS, list[tuple[int, Longs]]()
-        header[8 : 8 + BATCH] = [at] * BATCH
-        for section, columns in ((BATCH, batch), (MARKS, marks)):
+        header[8 : 8 + BATCH] = NO_SECTIONS
+        for section, columns in ((BATCH, batch), (MARKS, marks)) if marks else ((BATCH, batch),):
             if columns:
-                header[section], header[8 + section] = len(columns[0]), at
-                for column in columns:
-                    given.append((at, column))
-                    at += -(-len(column) // 4) * 4
-        for section, (first, second) in enumerate(self.columns):
-            if first:
-                if section == WRITES:
-                    first, second = _newest(first, second)
-                header[section], header[8 + section] = size, _ = len(first), at + len(body)
-                filling = NOTHING[: -size % 4]
-                body += first
+                header[section], header[8 + section] = size, _ = len(columns[0]), at
+                at += len(columns) * (size + -size % 4)
+        for section in sorted(self.columns):
+            first, second = _newest(*self.columns[section]) if section == WRITES else self.columns[section]
+            header[section], header[8 + section] = size, _ = len(first), at + len(body)
+            filling = NOTHING[: -size % 4]
+            body += first
+            body += filling
+            if section in PAIRS:
+                body += second
                 body += filling
-                if section in PAIRS:
-                    body += second
-                    body += filling
         sent = room(at + len(body))
-        to = sent.data
+        to, start = sent.data, HEADER_INTS
         to[:HEADER_INTS] = array("i", header)
-        for start, values in given:
+        to[at:] = array("i", body)
+        for values in (*batch, *marks):
             end = start + len(values)
             sent[start:end] = values
-            if gap := -len(values) % 4:
-                to[end : end + gap] = array("i", NOTHING[:gap])
-        if body:
-            to[at:] = array("i", body)
+            start = end + -len(values) % 4
+            if start > end:
+                sent[end:start] = 0
         return sent
 
 

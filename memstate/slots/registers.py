@@ -60,7 +60,7 @@ class RegisterFile(NotCopied):
 
     Attributes:
         held: whether each register holds a slot, for the host: bool `register`.
-        labels: tokens of the state in each register, for the host: int32 `register`.
+        labels: tokens of the state in each register, for the host: int64 `register`.
         tracked: length of each row up to which no boundary is due, for the host: int32 `row`.
         source: register that each row's first step reads, 0 for none, for the host: int32 `row`.
         held_at, label_at, tracked_at, source_at: the same memory, for one entry as a plain number: that costs half of
@@ -94,7 +94,7 @@ class RegisterFile(NotCopied):
         self.page_table = pages.view(rows + 1, pages_per_row)
         self.starts = dict(zip((*Registers._fields[:4], "pages"), starts, strict=False))
         self.held = np.zeros(self.count, bool)
-        self.labels: Ints = np.zeros(self.count, np.int32)
+        self.labels: Longs = np.zeros(self.count, np.int64)
         self.tracked: Ints = np.zeros(rows + 1, np.int32)
         self.source: Ints = np.zeros(rows + 1, np.int32)
         self.longest = 0

@@ -69,7 +69,8 @@ class Mirror:
             Number of snapshots that the step takes.
         """
         taken = 0
-        if self.lanes and 0 in (length if self.tracking.reads_old_slot else after) % self.rules.every:
+        past = (length if self.tracking.reads_old_slot else after) % self.rules.every  # the nearest boundary
+        if self.lanes and past.size and not past[past.argmin()]:
             lanes = plan_snapshots(self._columns, self.rules, batch.rows, length, after, self._claims(limit))
             taken = int(np.count_nonzero(lanes))
             self.snapshots += taken
@@ -137,11 +138,11 @@ class Mirror:
 
     def own_lengths(self, rows: Longs) -> Longs:
         """Returns the tokens folded into the states of rows that read their own register."""
-        return self.file.labels[rows * REGISTERS_PER_ROW].astype(np.int64)
+        return self.file.labels[rows * REGISTERS_PER_ROW]
 
     def lengths(self, rows: Longs) -> Longs:
         """Returns the tokens folded into the states of rows."""
-        return self.file.labels[self.file.origins(rows)].astype(np.int64)
+        return self.file.labels[self.file.origins(rows)]
 
     def superseded(self, rows: Longs, known: NDArray[np.integer]) -> Longs:
         """Returns the lanes that a settle of these rows releases.

@@ -50,7 +50,7 @@ def _same_on_host(world: World, free: int) -> None:
     )
     for name in ("labels", "tracked", "source"):
         host, device = getattr(file, name), world.device[name]
-        require(host.tobytes() == device.tobytes(), name, "on the host", host, "on the device", device)
+        require(host.tolist() == device.tolist(), name, "on the host", host, "on the device", device)
 
 
 def _same_batch(world: World) -> None:
@@ -145,7 +145,8 @@ def name(world: World) -> bytes:
     readers, leaving = owners.holdings(mem).readers, owners.leaving(mem)
     sources, host_sources = world.device["source"].tolist(), file.source.tolist()
     tracked, host_tracked = world.device["tracked"].tolist(), file.tracked.tolist()
-    fenced = commands._fenced.tolist()
+    used = commands._unwritten.union(() if commands._used is None else commands._used.tolist())
+    fenced = [at in used for at in range(file.count)]
 
     def register(at: int, history: tuple[int, ...]) -> tuple[Any, ...]:
         content = int(world.bytes[slots[at]])

@@ -106,7 +106,7 @@ class Admission:
 
     def admit(self, requests: Sequence[Request]) -> Rows:
         """See `StateManager.admit`."""
-        given = sequence("requests", requests, "admit([request])")
+        given = requests if type(requests) is list else sequence("requests", requests, "admit([request])")
         below = self._loader is not None
         away: list[Session] = []
         while True:
@@ -461,7 +461,8 @@ class Admission:
         if rows > self._table.free:
             return OutOfRows(rows, self._table.free, self._table.rows)
         allocator, room = self._file.allocator, self._room
-        allocator.confirm(slots)
+        if allocator.unconfirmed:
+            allocator.confirm(slots)
         missing = pages - self._pages.allocator.free if pages else 0
         if missing <= 0 and slots <= allocator.free:
             return None

@@ -935,7 +935,9 @@ class StateManager(Recovery):
         Syncs: no.
         """
         self._enter()
-        given, registers = self._holdings.droppable(sequence("snapshots", snapshots, "[snapshot]"))
+        if type(snapshots) is not list:
+            snapshots = sequence("snapshots", snapshots, "[snapshot]")
+        given, registers = self._holdings.droppable(snapshots)
         with self._dropping:
             self._holdings.end(given, registers)
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from memstate.checks import INT32_MAX, counts, flags
 from memstate.engine.canary import Canary
 from memstate.errors import Asleep, InvalidArgument
-from memstate.kernels.tables import REGISTERS_PER_ROW, Rules, StepRecord, Strategy
+from memstate.kernels.tables import REGISTERS_PER_ROW, StepRecord, Strategy
 from memstate.prefix.room import Room
 from memstate.requests.handles import Row, Rows
 from memstate.requests.holdings import Holdings
@@ -72,6 +72,7 @@ class Stepping:
         self._pages, self._mirror, self._holdings, self._marks = pages, mirror, holdings, marks
         self._log, self._planes, self._copied, self._guard = log, planes, copied, commands.guard
         self._planning, self._settling = self._guard.changing("plan"), self._guard.changing("settle")
+        self._rules = mirror.rules, mirror.rules._replace(strategy=Strategy.WINDOW)
         self._canary = canary
         self._moves = bool(copied) and (direct_hits or mirror.tracking.reads_old_slot)
         self.open: Step | None = None  # the step whose forward is perhaps not launched yet
@@ -205,7 +206,8 @@ class Stepping:
             replay: launches what `launch` has captured, and the forward. None: the plan launches by itself.
         """
         log, commands, table = self._log, self._commands, self._table
-        log.require_room()
+        if len(log.unsettled) > log.depth:
+            log.require_room()
         batch = self.batch(rows, tokens)
         if (size := len(batch.numbers)) > log.max_batch:
             raise InvalidArgument(f"a batch of {size}, the limit is max_batch={log.max_batch}")
@@ -214,7 +216,8 @@ class Stepping:
         after = length + batch.tokens
         self._require_plannable(batch, after)
         with self._planning:
-            self._close(self.open)
+            if self.open is not None or self._canary is not None:
+                self._close(self.open)
             before, reached = length, length.copy() if window else after
             if type(batch.real) is not slice:
                 before, reached = batch.spread(before), batch.spread(reached)
@@ -231,7 +234,7 @@ class Stepping:
 
             if commands.queue or not log.repeats(batch.numbers, batch.tokens_of, limit):
                 commands.upload_step((batch.numbers, batch.tokens_of), limit, stored)
-                log.sent(batch.numbers, batch.tokens_of, limit)
+                log.sent = batch.numbers, batch.tokens_of, limit
             taken = 0
             if not window:
                 held = self._file.held.copy() if commands.journal is not None else None
@@ -241,7 +244,7 @@ class Stepping:
             record = log.record(size)
             if replay is None:
                 commands.launch_changes()
-                self._file.plan(commands.step, record, log.marks, self._rules(window))
+                self._file.plan(commands.step, record, log.marks, self._rules[window])
             else:
                 self._replay(replay, (size, window))
                 commands.launch_changes(replayed=True)
@@ -328,7 +331,7 @@ class Stepping:
         self._captured.add((batch, window))
         record = self._log.record(batch)
         self._commands.capture_changes()
-        self._file.plan(self._commands.step, record, self._log.marks, self._rules(window))
+        self._file.plan(self._commands.step, record, self._log.marks, self._rules[window])
         if self._moves and not window:
             self._planes.copy(record.write, record.read, planes=self._copied, due=0)
         if self._canary is not None:
@@ -354,9 +357,6 @@ class Stepping:
             )
         elif self._launched:
             raise InvalidArgument("launch() twice in the replay of a step: the step would run twice, so call it once")
-
-    def _rules(self, window: bool) -> Rules:
-        return self._mirror.rules._replace(strategy=Strategy.WINDOW) if window else self._mirror.rules
 
     def _require_plannable(self, batch: Batch, after: Longs) -> None:
         rows = batch.rows

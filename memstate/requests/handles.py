@@ -200,7 +200,7 @@ class Rows(Sequence[Row]):
         return len(self._list()) if self._indices is None else self._indices.size
 
     def __iter__(self) -> Iterator[Row]:
-        return iter(self._list())
+        return iter(self._rows if self._rows is not None else self._list())
 
     @overload
     def __getitem__(self, at: int) -> Row: ...

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import repeat
 from operator import attrgetter, is_
-from typing import ClassVar, Final, NamedTuple, Protocol, cast
+from typing import Any, ClassVar, Final, NamedTuple, Protocol
 
 import numpy as np
 
@@ -341,7 +341,7 @@ class Holdings:
             StaleHandle: a snapshot was dropped before.
             InvalidArgument: a snapshot is named twice, or something is not a snapshot, or it is the prefix cache's.
         """
-        states = cast("Sequence[Snapshot]", given)
+        states: Any = given
         try:  # all at once
             registers = list(map(REGISTER, states))
             valid = all(map(is_, map(self.held["snapshot"].get, registers), states))

@@ -204,6 +204,7 @@ class StepLog:
 
     Attributes:
         unsettled: the steps.
+        sent: rows and tokens of the batch that is on the device, and its limit of claims; None if it is not known.
         marks: the marks of the newest plan on the device, at one address.
 
     Raises:
@@ -223,7 +224,7 @@ class StepLog:
         self._outcome = Accepted(*torch.zeros(2, width if speculation else 0, dtype=torch.int32, device=device))
         count, *places = torch.zeros(len(Marks._fields), _width(max(marks, 1)), dtype=torch.int32, device=device)
         self.marks = Marks(count[:1], *places)
-        self._sent: tuple[Longs, Longs, int] | None = None  # the batch that is on the device, and its limit
+        self.sent: tuple[Longs, Longs, int] | None = None
         self._serial = 0
         self.unsettled: list[Step] = []
 
@@ -259,18 +260,14 @@ class StepLog:
 
     def repeats(self, rows: Longs, tokens: Longs, limit: int) -> bool:
         """Returns whether the batch on the device is this one already."""
-        if self._sent is None:
+        if self.sent is None:
             return False
-        last_rows, last_tokens, last_limit = self._sent
+        last_rows, last_tokens, last_limit = self.sent
         return limit == last_limit and _same(rows, last_rows) and _same(tokens, last_tokens)
-
-    def sent(self, rows: Longs, tokens: Longs, limit: int) -> None:
-        """Notes the batch that an upload brings to the device."""
-        self._sent = rows, tokens, limit
 
     def overwritten(self) -> None:
         """Notes that the batch on the device is no longer that of the newest plan."""
-        self._sent = None
+        self.sent = None
 
     def add(
         self, record: StepRecord, batch: Batch, before: Longs, after: Longs, window: bool = False, marked: int = 0
@@ -315,5 +312,5 @@ class StepLog:
 
     def forget(self) -> None:
         """Forgets every step; the next plan uploads its batch again."""
-        self._sent = None
+        self.sent = None
         self.unsettled = []

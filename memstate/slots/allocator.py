@@ -58,6 +58,7 @@ class SlotAllocator(NotCopied):
             place, and counts a fault for `check`. No slot gets a second owner in either case.
 
     Attributes:
+        unconfirmed: slots that were released by id, and that the device has not confirmed.
         guard: notices calls that were interrupted; all parts of a manager share it.
 
     Raises:
@@ -116,7 +117,7 @@ class SlotAllocator(NotCopied):
         self.bitmap.copy_(torch.from_numpy(with_summary(words)))
         self.counters.copy_(torch.from_numpy(counters))
         self.free = self.capacity - len(taken)
-        self._unverified = 0  # slots that were released by id, not yet confirmed by the device
+        self.unconfirmed = 0
         self._reading: tuple[int, int] | None = None  # `free` and unverified when the device's count was asked for
         for group in self._groups:
             group.void = True
@@ -144,7 +145,7 @@ class SlotAllocator(NotCopied):
 
         Syncs: only if it reads the count.
         """
-        if self.verify and self._unverified and n > self.free - self._unverified:
+        if self.verify and self.unconfirmed and n > self.free - self.unconfirmed:
             self._reconcile()
 
     def follow(self) -> None:
@@ -156,10 +157,10 @@ class SlotAllocator(NotCopied):
         Syncs: no.
         """
         self._arrive()
-        if self._unverified and self._reading is None:
+        if self.unconfirmed and self._reading is None:
             self._submit_recorded()
             released, claimed = self._withheld()
-            self._reading = self.free - released + claimed, self._unverified
+            self._reading = self.free - released + claimed, self.unconfirmed
             if self.backend.device.type != "cpu":
                 self._readback = self._readback or Readback(COUNTERS, self.backend)
                 self._readback.begin(self.counters)
@@ -171,7 +172,7 @@ class SlotAllocator(NotCopied):
             (free, unverified), self._reading = self._reading, None
             counters = self.counters.numpy() if self._readback is None else self._readback.wait()
             self.free += int(counters[Count.FREE]) - free
-            self._unverified -= unverified
+            self.unconfirmed -= unverified
 
     @overload
     def claim(self, n: int, *, or_none: Literal[False] = False) -> Tensor: ...
@@ -285,7 +286,7 @@ class SlotAllocator(NotCopied):
             ids: int32 or int64, contiguous, on this device, axis `n`.
         """
         self.free += ids.numel()
-        self._unverified += ids.numel()
+        self.unconfirmed += ids.numel()
         self.backend.release(self.bitmap, ids, self.capacity, self.counters)
 
     def _reconcile(self) -> list[int]:
@@ -295,7 +296,7 @@ class SlotAllocator(NotCopied):
         counters: list[int] = self.counters.tolist()
         released, claimed = self._withheld()
         self.free = counters[Count.FREE] + released - claimed
-        self._unverified, self._reading = 0, None
+        self.unconfirmed, self._reading = 0, None
         return counters
 
     def group(self, n: int) -> "ClaimGroup":
@@ -353,11 +354,6 @@ class SlotAllocator(NotCopied):
         if self.bitmap.numel() == bitmap_words(self.capacity):
             return []
         return wrong_summary(self.bitmap.cpu().numpy())
-
-    @property
-    def unconfirmed(self) -> int:
-        """Slots that were released by id, and that the device has not confirmed."""
-        return self._unverified
 
     @property
     def open_groups(self) -> "tuple[ClaimGroup, ...]":

@@ -176,7 +176,7 @@ class CommandBuffer:
         found[list(self._unwritten)] = True
         for entry in [self._sending, *self.queue]:
             if isinstance(entry, Packet):
-                found[list(entry.latest)] = True
+                found[[register for changed in entry.named.values() for register in changed]] = True
         for registers in self.guard.registers if self.guard.call else ():
             found[np.asarray(registers, np.int64)] = True
         return found
@@ -261,14 +261,14 @@ class CommandBuffer:
         self.registers.allocator.free += len(regs)
         return len(regs)
 
-    def claim(self, registers: list[int], lengths: list[int] | None = None, zeroed: Sequence[int] = ()) -> None:
+    def claim(self, registers: list[int], lengths: list[int] | None = None, zeroed: list[int] | None = None) -> None:
         """Fills empty registers with the lowest free slots, in the order given.
 
         Args:
             registers: no register twice.
             lengths: tokens that the states stand for which are stored in the slots next, one for each register; None
                 for zeros.
-            zeroed: those of the registers whose states are zeroed.
+            zeroed: those of the registers whose states are zeroed, None for none.
 
         Raises:
             OutOfSlots: more registers are given than slots are free; nothing recorded.
@@ -284,12 +284,13 @@ class CommandBuffer:
             if held[register]:
                 raise RegisterInUse("claim", register)
         n = len(registers)
-        allocator.confirm(n)
+        if allocator.unconfirmed:
+            allocator.confirm(n)
         if n > allocator.free:
             raise OutOfSlots(n, allocator.free)
         if not n:
             return
-        packet = self._record(CLAIMS, registers, registers, registers)
+        self._record(CLAIMS, registers, registers, registers)
         for register in registers:
             held[register], label[register] = True, 0
         allocator.free -= n
@@ -297,9 +298,9 @@ class CommandBuffer:
         if self.journal is not None:
             self._note("claim", registers)
         if lengths is not None:
-            self._label(packet, registers, lengths)
+            self._label(registers, lengths)
         if zeroed:
-            packet.add(DATA, zeroed, [ZERO_SOURCE] * len(zeroed), zeroed)
+            self._record(DATA, zeroed, [ZERO_SOURCE] * len(zeroed), zeroed)
 
     def write(self, cells: list[int], values: list[int]) -> None:
         """Sets cells of columns in the register file. If a cell is written twice, the last value stays.
@@ -327,14 +328,14 @@ class CommandBuffer:
             self._require_registers("label", registers)
         self._require_held("label", registers)
         if registers:
-            self._label(self._packet(registers, DATA), registers, lengths)
+            self._label(registers, lengths)
 
-    def _label(self, packet: Packet, registers: list[int], lengths: list[int]) -> None:
+    def _label(self, registers: list[int], lengths: list[int]) -> None:
         """Records the labels of registers; with the registers, later changes of them cannot run before this write."""
         cells, label = self.registers.address("labels", registers), self.registers.label_at
         if self.checked:
             self._require_cells(cells, lengths)
-        packet.add(WRITES, cells, lengths, registers)
+        self._record(WRITES, cells, lengths, registers)
         self.registers.longest = max(self.registers.longest, *lengths)
         for register, length in zip(registers, lengths, strict=True):
             label[register] = length
@@ -406,29 +407,30 @@ class CommandBuffer:
         return packet
 
     def _record(
-        self, phase: int, first: list[int], second: list[int], regs: list[int], sources: Sequence[int] = ()
-    ) -> Packet:
-        """Records a change of registers, and returns its packet; see `_packet`."""
-        packet = self._packet(regs, phase, sources)
-        packet.add(phase, first, second, regs)
-        return packet
+        self, section: int, first: list[int], second: list[int], regs: list[int], sources: Sequence[int] = ()
+    ) -> None:
+        """Records a change of registers. Starts another packet if the order of phases requires it.
 
-    def _packet(self, regs: list[int], phase: int, sources: Sequence[int] = ()) -> Packet:
-        """Returns the packet for a change of registers. Starts another packet if the order of phases requires it.
+        It also notes the first change that must wait for a forward.
 
-        It also notes the first change that must wait for a forward. `sources` are registers that a copy reads.
+        Args:
+            section: the section of its entries.
+            first: their first column.
+            second: their second column.
+            regs: the registers that change.
+            sources: registers that a copy reads.
         """
         if self.guard.call:
             self.guard.registers.append(regs)
         packet = self.queue[-1] if self.queue else None
-        if not isinstance(packet, Packet) or packet.late(regs, phase, sources):
+        if not isinstance(packet, Packet) or packet.late(regs, DATA if section == WRITES else section, sources):
             self.queue.append(packet := Packet())
         if self.fencing and self._waits is None:
             if self._fenced is None and self._used is not None:
                 self._fenced = self._unwritten.union(self._used.tolist())
             if self._fenced and not self._fenced.isdisjoint([*regs, *sources]):
                 self._waits = len(self.queue) - 1, len(packet.operations)
-        return packet
+        packet.add(section, first, second, regs)
 
     # Sending
 

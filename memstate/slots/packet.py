@@ -18,7 +18,7 @@ MOVES, RELEASES, CLAIMS, WRITES, DATA, BATCH, MARKS = map(
 PAIRS = (MOVES, WRITES, DATA)  # sections with two columns
 NOTHING = (0, 0, 0, 0)
 NO_SECTIONS = [HEADER_INTS] * BATCH  # where sections without entries start
-Operation = tuple[int, Sequence[int], list[int], Sequence[int]]  # section, two columns, the registers that it changes
+Operation = tuple[int, list[int], list[int], Sequence[int]]  # section, two columns, the registers that it changes
 Room = Callable[[int], Ints]  # where a packet of so many int32 goes
 
 
@@ -35,24 +35,28 @@ class Packet:
     Attributes:
         operations: in the order of the calls.
         columns: section -> both columns of its entries.
-        latest: register -> the last phase that names it.
+        named: phase -> registers that an operation of it changes.
         reads: registers that a copy reads.
         zeroed: number of entries of DATA that zero a state.
     """
 
     def __init__(self, operations: Iterable[Operation] = ()) -> None:
         self.operations: list[Operation] = []
-        self.latest: dict[int, int] = {}
+        self.named: dict[int, set[int]] = {}
         self.reads: set[int] = set()
         self.columns: dict[int, tuple[list[int], list[int]]] = {}
         self.zeroed = 0
         for operation in operations:
             self.add(*operation)
 
-    def add(self, section: int, first: Sequence[int], second: list[int], registers: Sequence[int]) -> None:
+    def add(self, section: int, first: list[int], second: list[int], registers: Sequence[int]) -> None:
         """Adds an operation at the end."""
         if registers:
-            self.latest.update(dict.fromkeys(registers, DATA if section == WRITES else section))
+            phase = DATA if section == WRITES else section
+            if phase in self.named:
+                self.named[phase].update(registers)
+            else:
+                self.named[phase] = {*registers}
         if section == DATA:
             self.reads.update(second)
             self.reads.discard(ZERO_SOURCE)
@@ -80,16 +84,16 @@ class Packet:
             phase: phase of the operation.
             sources: registers whose states the operation reads.
         """
-        latest = self.latest
-        if (sources and DATA in map(latest.get, sources)) or not self.reads.isdisjoint(registers):
-            return True
-        if latest.keys().isdisjoint(registers):
-            return False
-        return max([latest.get(register, -1) for register in registers]) >= phase
+        for other, changed in self.named.items():
+            if other >= phase and not changed.isdisjoint(registers):
+                return True
+            if other == DATA and not changed.isdisjoint(sources):
+                return True
+        return not self.reads.isdisjoint(registers)
 
     def names(self, registers: Iterable[int]) -> bool:
         """Returns whether an operation of this packet changes one of these registers or reads its state."""
-        return not (self.latest.keys().isdisjoint(registers) and self.reads.isdisjoint(registers))
+        return not all(found.isdisjoint(registers) for found in (self.reads, *self.named.values()))
 
     def tail(self, operations: int) -> "Packet":
         """Returns a packet without the first `operations` operations."""

@@ -148,11 +148,11 @@ def by_id(mem: ms.StateManager) -> None:
             for some in (ids, ids[: n // 2 + 1].long()):
                 mem.planes.scatter(plane.name, some, mem.planes.gather(plane.name, some))
         mem.pool.release(ids if n % 2 else list(range(1, n + 1)))
-        mem.pool.allocator.free, mem.pool.allocator._unverified = 40, 0  # what the device would have confirmed
+        mem.pool.allocator.free, mem.pool.allocator.unconfirmed = 40, 0  # what the device would have confirmed
     with mem.pool.allocator.group(7) as group:
         group.claim(2)
         group.give_back(3)
-    mem.pool.allocator.free, mem.pool.allocator._unverified = 40, 0
+    mem.pool.allocator.free, mem.pool.allocator.unconfirmed = 40, 0
 
 
 def below(mem: ms.StateManager) -> None:

@@ -74,7 +74,8 @@ class Mirror:
             lanes = plan_snapshots(self._columns, self.rules, batch.rows, length, after, self._claims(limit))
             taken = int(np.count_nonzero(lanes))
             self.snapshots += taken
-        self._advance(batch.live, after, batch.most)
+        self.file.labels[batch.live] = after
+        self.file.longest += batch.most
         if reading:
             self.file.source[batch.rows] = 0
         return taken
@@ -86,13 +87,10 @@ class Mirror:
         if self.lanes:
             lanes, _ = accept_snapshots(self._columns, self.rules, rows, length, after, self._claims(limit))
             self.snapshots += int(np.count_nonzero(lanes))
-        self._advance(rows * REGISTERS_PER_ROW, after, int(accepted.max(initial=0)))
+        self.file.labels[rows * REGISTERS_PER_ROW] = after
+        self.file.longest += int(accepted.max(initial=0))
         self.file.source[rows] = 0
         return after
-
-    def _advance(self, live: Longs, after: Longs, most: int) -> None:
-        self.file.labels[live] = after
-        self.file.longest += most
 
     def _claims(self, limit: int) -> Claim:
         """Returns what takes the optional slots of one plan or accept, as far as its budget goes."""

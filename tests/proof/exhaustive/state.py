@@ -56,8 +56,8 @@ def _same_on_host(world: World, free: int) -> None:
 def _same_batch(world: World) -> None:
     """The packet of the next plan has no changes, and the batch that the host believes to be there."""
     stepping, packet = world.mem._stepping, inside.commands(world.mem).step
-    if stepping._log._sent is not None:
-        rows, tokens, limit = stepping._log._sent
+    if stepping._log.sent is not None:
+        rows, tokens, limit = stepping._log.sent
         width = -(-len(rows) // 4) * 4
         header, found = packet[:HEADER_INTS].tolist(), packet[HEADER_INTS : HEADER_INTS + 2 * width].tolist()
         told = [*rows.tolist(), *[0] * (width - len(rows)), *tokens.tolist(), *[0] * (width - len(rows))]

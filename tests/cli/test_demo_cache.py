@@ -87,7 +87,7 @@ def test_sabotage_strikes_what_is_cached_first(tmp_path: Path) -> None:
 
 
 def test_pages_that_are_not_given_back_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PageTable, "end", lambda self, rows: [self._rows.__setitem__(row, []) for row in rows.tolist()])
+    monkeypatch.setattr(PageTable, "end", lambda self, rows: [self._rows.__setitem__(row, []) for row in rows])
     with pytest.raises(LeakFound, match=r"page 1 is counted for \d+ holders and has"):
         demo(requests=2, pages=400)
 

@@ -107,7 +107,7 @@ def main() -> None:
         random.Random(3).shuffle(work)
         for batch, rules in work:
             rows = np.arange(1, batch + 1)
-            packet = torch.from_numpy(Packet(file).encode((rows, rows), 9)).clone()
+            packet = torch.from_numpy(Packet().encode((rows, rows), 9)).clone()
             record, outcome = log.record(batch), log.outcome(batch)
             both("plan", packet, record, log.marks, rules)
             if rules.strategy != Strategy.WINDOW:

@@ -51,9 +51,8 @@ def fingerprint(scene: Scene) -> dict[str, Any]:
     for one in seen["rows"] + seen["sessions"]:  # time goes on
         del one["age"], one["idle"]
     table, file, below = owners.table(mem), inside.registers(mem), scene.below
-    seen |= {
-        name: getattr(table, name).tolist() for name in ("generation", "used", "finished", "unsettled", "confirmed")
-    }
+    seen |= {name: getattr(table, name).tolist() for name in ("generation", "used", "finished", "confirmed")}
+    seen["unsettled"] = mem._log.times(table).tolist()
     seen |= {name: getattr(file, name).tolist() for name in ("held", "tracked", "source")}
     seen |= {"host labels": np.where(file.held, file.labels, 0).tolist(), "ids": list(table.ids)}
     seen["kept"] = sorted(owners.states(mem).values(), key=lambda snap: snap.register)

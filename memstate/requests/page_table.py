@@ -174,8 +174,9 @@ class PageTable:
         """
         if not self.allocator.pages:
             return
-        if (short := lengths > self.room[rows]).any():
-            first = int(short.argmax())
+        left = self.room[rows] - lengths
+        if left.size and left[left.argmin()] < 0:
+            first = int((left < 0).argmax())
             row, length = int(rows[first]), int(lengths[first])
             raise InvalidArgument(
                 f"row {row}: {length} tokens, pages for {self.room[row]}: call extend([row], [length]) first"

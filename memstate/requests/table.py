@@ -160,13 +160,14 @@ class RequestTable:
                 return numbers, rows.distinct, False
         found = self._look_up(rows)
         padded, numbers = 0 in found, np.frombuffer(array("q", found), np.int64)
-        return numbers, len({0, *found}) == len(found) + 1 - (found.count(0) if padded else 0), padded
+        rest = [row for row in found if row] if padded else found
+        return numbers, len(set(rest)) == len(rest), padded
 
     def _look_up(self, rows: Sequence[Row | None]) -> list[int]:
         """Returns the number of each handle's row, 0 for None. Handles that this table has made are found at once."""
         given = rows if type(rows) is list else list(sequence("rows", rows, "[row]"))
         try:
-            found = [0 if row is None else row.index for row in given]
+            found = [row.index if row is not None else 0 for row in given]
             if list(map(self.running.__getitem__, found)) == given:
                 return found
         except (AttributeError, TypeError, IndexError):

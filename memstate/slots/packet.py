@@ -17,7 +17,7 @@ MOVES, RELEASES, CLAIMS, WRITES, DATA, BATCH, MARKS = map(
 )  # plain ints: each access to an enumeration costs 1 us
 PAIRS = (MOVES, WRITES, DATA)  # sections with two columns
 NOTHING = (0, 0, 0, 0)
-NO_SECTIONS = [HEADER_INTS] * BATCH  # where sections without entries start
+NO_SECTIONS = [HEADER_INTS] * BATCH + [0] * (8 - BATCH)  # where sections without entries start
 Operation = tuple[int, list[int], list[int], Sequence[int]]  # section, two columns, the registers that it changes
 Room = Callable[[int], Ints]  # where a packet of so many int32 goes
 
@@ -58,9 +58,11 @@ class Packet:
             else:
                 self.named[phase] = {*registers}
         if section == DATA:
-            self.reads.update(second)
-            self.reads.discard(ZERO_SOURCE)
-            self.zeroed += second.count(ZERO_SOURCE)
+            zeroed = second.count(ZERO_SOURCE)
+            self.zeroed += zeroed
+            if zeroed < len(second):
+                self.reads.update(second)
+                self.reads.discard(ZERO_SOURCE)
         if section in self.columns:
             columns = self.columns[section]
             columns[0].extend(first)
@@ -118,20 +120,23 @@ class Packet:
             marks: entries of the batch, offsets and registers, axis `mark`; ascending by entry, then by offset.
             room: returns where the packet goes, given its int32.
         """
-        header, at = [0] * HEADER_INTS, HEADER_INTS
-        body: list[int] = []
+        header, at = [0] * 8 + NO_SECTIONS, HEADER_INTS
         header[LIMIT_CELL] = limit
-        header[8 : 8 + BATCH] = NO_SECTIONS
-        for section, columns in ((BATCH, batch), (MARKS, marks)) if marks else ((BATCH, batch),):
+        body: list[int] = []
+        for section, columns in ((BATCH, batch), (MARKS, marks)):
             if columns:
-                header[section], header[8 + section] = size, _ = len(columns[0]), at
+                size = header[section] = len(columns[0])
+                header[8 + section] = at
                 at += len(columns) * (size + -size % 4)
         for section in sorted(self.columns):
-            first, second = _newest(*self.columns[section]) if section == WRITES else self.columns[section]
-            header[section], header[8 + section] = size, _ = len(first), at + len(body)
-            filling = NOTHING[: -size % 4]
+            first, second = self.columns[section]
+            if section == WRITES:
+                first, second = _newest(first, second)
+            size = header[section] = len(first)
+            header[8 + section] = at + len(body)
             body += first
-            body += filling
+            if filling := NOTHING[: -size % 4]:
+                body += filling
             if section in PAIRS:
                 body += second
                 body += filling
@@ -142,8 +147,9 @@ class Packet:
         for values in (*batch, *marks):
             end = start + len(values)
             sent[start:end] = values
-            start = end + -len(values) % 4
-            if start > end:
+            start = end
+            if gap := -end % 4:
+                start += gap
                 sent[end:start] = 0
         return sent
 

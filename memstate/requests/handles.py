@@ -1,7 +1,9 @@
 """Defines handles and requests: what callers pass in and get back. This file knows no register file."""
 
+from array import array
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import count
 from typing import Any, Protocol, overload
 
@@ -125,11 +127,6 @@ class Row:
         return hash((self.index, self.generation))
 
 
-def _fixed(values: NDArray[Any]) -> NDArray[Any]:
-    values.flags.writeable = False
-    return values
-
-
 class Table(Protocol):
     """Knows which handles are valid: a request table."""
 
@@ -139,13 +136,14 @@ class Table(Protocol):
 
 
 class Rows(Sequence[Row]):
-    """The rows of a batch, as two numpy vectors. Every call that takes a list of rows takes one of these.
+    """The rows of a batch: handles, and two numpy vectors on demand. Every call that takes a list of rows takes them.
 
     A part of it, `rows[2:5]` or `rows[mask]`, and the sum of two are `Rows` too. One entry is a `Row`.
 
-    Attributes:
+    Args:
+        rows: the handles.
         table: the request table.
-        distinct: whether no row comes twice.
+        distinct: whether no row comes twice. None: it is looked up.
 
     Example:
         >>> import torch, memstate as ms
@@ -156,40 +154,19 @@ class Rows(Sequence[Row]):
         ([1, 2], True, 2)
     """
 
-    __slots__ = ("_generations", "_indices", "_rows", "distinct", "table")
+    def __init__(self, rows: Iterable[Row], table: "Table", distinct: bool | None = None) -> None:
+        self._rows, self.table = list(rows), table
+        self.distinct = len({row.index for row in self._rows}) == len(self._rows) if distinct is None else distinct
 
-    def __init__(self, indices: Longs, generations: Ints, table: "Table", distinct: bool | None = None) -> None:
-        self._indices: Longs | None = _fixed(np.array(indices, np.int64))
-        self._generations: Ints | None = _fixed(np.array(generations, np.int32))
-        self._rows: list[Row] | None = None
-        self.table = table
-        self.distinct = np.unique(indices).size == indices.size if distinct is None else distinct
-
-    @classmethod
-    def of(cls, rows: list[Row], table: "Table", distinct: bool) -> "Rows":
-        """Returns these rows. The vectors are made where somebody asks for them."""
-        made = cls.__new__(cls)
-        made._rows, made._indices, made._generations, made.table, made.distinct = rows, None, None, table, distinct
-        return made
-
-    @property
+    @cached_property
     def indices(self) -> Longs:
         """Rows of the request table, int64 `batch`."""
-        if self._indices is None:
-            self._indices = _fixed(np.array([row.index for row in self._list()], np.int64))
-        return self._indices
+        return np.frombuffer(array("q", [row.index for row in self._rows]).tobytes(), np.int64)
 
-    @property
+    @cached_property
     def generations(self) -> Ints:
         """Generation of each handle, int32 `batch`."""
-        if self._generations is None:
-            self._generations = _fixed(np.array([row.generation for row in self._list()], np.int32))
-        return self._generations
-
-    def _list(self) -> list[Row]:
-        if self._rows is None:
-            self._rows = list(map(Row, self.indices.tolist(), self.generations.tolist()))
-        return self._rows
+        return np.frombuffer(array("i", [row.generation for row in self._rows]).tobytes(), np.int32)
 
     @property
     def any_alive(self) -> bool:
@@ -197,10 +174,10 @@ class Rows(Sequence[Row]):
         return any(self.table.alive(row) for row in self)
 
     def __len__(self) -> int:
-        return len(self._list()) if self._indices is None else self._indices.size
+        return len(self._rows)
 
     def __iter__(self) -> Iterator[Row]:
-        return iter(self._rows if self._rows is not None else self._list())
+        return iter(self._rows)
 
     @overload
     def __getitem__(self, at: int) -> Row: ...
@@ -208,19 +185,14 @@ class Rows(Sequence[Row]):
     def __getitem__(self, at: slice) -> "Rows": ...
     def __getitem__(self, at: Any) -> Any:
         if isinstance(at, slice):
-            distinct = self.distinct or None
-            if self._indices is None or self._generations is None:
-                return Rows.of(
-                    self._list()[at], self.table, distinct or len(set(part := self._list()[at])) == len(part)
-                )
-            return Rows(self._indices[at], self._generations[at], self.table, distinct)
+            return Rows(self._rows[at], self.table, self.distinct or None)
         which = np.asarray(at)
         if which.ndim == 0 and which.dtype.kind in "iu":
-            return self._list()[int(which)]
+            return self._rows[int(which)]
         if which.ndim != 1 or (which.size and which.dtype.kind not in "biu"):
             raise InvalidArgument(f"rows[{at!r}]: expected a number, a slice, a list of numbers or a mask")
-        at = which if which.size else slice(0, 0)
-        return Rows(self.indices[at], self.generations[at], self.table)
+        chosen = np.arange(len(self))[which] if which.size else ()
+        return Rows([self._rows[entry] for entry in chosen], self.table)
 
     def __reduce__(self) -> Any:
         raise TypeError("rows belong to a manager of this process: send rows.indices and rows.generations instead")
@@ -233,8 +205,7 @@ class Rows(Sequence[Row]):
 
     def __add__(self, other: Iterable[Row]) -> Any:
         if isinstance(other, Rows) and other.table is self.table:
-            both = ((self.indices, other.indices), (self.generations, other.generations))
-            return Rows(np.concatenate(both[0]), np.concatenate(both[1]), self.table)
+            return Rows([*self, *other], self.table)
         return [*self, *other]
 
     def __radd__(self, other: Iterable[Row]) -> list[Row]:

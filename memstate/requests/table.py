@@ -190,4 +190,4 @@ class RequestTable:
 
     def handles(self, rows: Iterable[int]) -> Rows:
         """Returns the handles to distinct rows in use."""
-        return Rows.of([*filter(None, map(self.running.__getitem__, rows))], self, distinct=True)
+        return Rows(filter(None, map(self.running.__getitem__, rows)), self, distinct=True)

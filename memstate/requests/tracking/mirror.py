@@ -134,10 +134,6 @@ class Mirror:
             at = np.flatnonzero(due(self._columns, self.rules, rows, reached))
         return int(np.count_nonzero(needs_claim(self._columns, self.rules, rows[at], length[at], window)))
 
-    def own_lengths(self, rows: Longs) -> Longs:
-        """Returns the tokens folded into the states of rows that read their own register."""
-        return self.file.labels[rows * REGISTERS_PER_ROW]
-
     def lengths(self, rows: Longs) -> Longs:
         """Returns the tokens folded into the states of rows."""
         return self.file.labels[self.file.origins(rows)]

@@ -16,8 +16,8 @@ MOVES, RELEASES, CLAIMS, WRITES, DATA, BATCH, MARKS = map(
     int, Section
 )  # plain ints: each access to an enumeration costs 1 us
 PAIRS = (MOVES, WRITES, DATA)  # sections with two columns
-NOTHING = (0, 0, 0, 0)
-NO_SECTIONS = [HEADER_INTS] * BATCH + [0] * (8 - BATCH)  # where sections without entries start
+NOTHING = [0, 0, 0, 0]
+NO_SECTIONS = array("i", [0] * 8 + [HEADER_INTS] * BATCH + [0] * (8 - BATCH))  # a header without entries
 Operation = tuple[int, list[int], list[int], Sequence[int]]  # section, two columns, the registers that it changes
 Room = Callable[[int], Ints]  # where a packet of so many int32 goes
 
@@ -120,9 +120,8 @@ class Packet:
             marks: entries of the batch, offsets and registers, axis `mark`; ascending by entry, then by offset.
             room: returns where the packet goes, given its int32.
         """
-        header, at = [0] * 8 + NO_SECTIONS, HEADER_INTS
+        header, body, at = NO_SECTIONS[:], array("i"), HEADER_INTS
         header[LIMIT_CELL] = limit
-        body: list[int] = []
         for section, columns in ((BATCH, batch), (MARKS, marks)):
             if columns:
                 size = header[section] = len(columns[0])
@@ -134,16 +133,16 @@ class Packet:
                 first, second = _newest(first, second)
             size = header[section] = len(first)
             header[8 + section] = at + len(body)
-            body += first
-            if filling := NOTHING[: -size % 4]:
-                body += filling
+            filling = NOTHING[: -size % 4]
+            body.fromlist(first)
+            body.fromlist(filling)
             if section in PAIRS:
-                body += second
-                body += filling
+                body.fromlist(second)
+                body.fromlist(filling)
         sent = room(at + len(body))
         to, start = sent.data, HEADER_INTS
-        to[:HEADER_INTS] = array("i", header)
-        to[at:] = array("i", body)
+        to[:HEADER_INTS] = header
+        to[at:] = body
         for values in (*batch, *marks):
             end = start + len(values)
             sent[start:end] = values

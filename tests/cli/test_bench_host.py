@@ -1,5 +1,6 @@
 """`bench host`: what it measures, what it refuses to measure, and the peer."""
 
+import subprocess
 import sys
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -222,6 +223,33 @@ def test_every_step_makes_the_same_calls(changes: int) -> None:
     side.silence()
     first, *others = [host_sides._of_ops(side, host_sides.python_calls)["step"].tolist() for _ in range(3)]
     assert others == [first, first]
+
+
+COUNT = """
+import torch
+from memstate.cli.bench import host_sides, online
+from memstate.cli.bench.task import Setting
+from memstate.requests.tracking import LazyPingPong, PingPong
+
+for kind in PingPong, LazyPingPong:
+    side = online.Online(Setting("reference", torch.device("cpu"), False), kind(online.EVERY), 64, 1)
+    print(*host_sides._of_ops(side, side.counted)["step"])
+    side.silence()
+    print(*host_sides._of_ops(side, host_sides.python_calls)["step"])
+"""
+
+
+def test_a_step_in_which_one_request_changes_makes_few_calls() -> None:
+    """Of 64 rows, in a process of its own, as these tests watch launches and memory.
+
+    One upload, no sync, and two launches beside the plan; Python's frames and calls with those of the bench.
+    """
+    done = subprocess.run([sys.executable, "-c", COUNT], capture_output=True, text=True, check=True)
+    counts = [[int(word) for word in line.split()] for line in done.stdout.splitlines()]
+    assert counts[::2] == [[1 + 2, 1, 0]] * 2
+    for frames, calls in counts[1::2]:
+        assert frames <= 120
+        assert calls <= 300
 
 
 @pytest.mark.parametrize("lazy", [False, True])

@@ -7,6 +7,7 @@ from memstate import Forward, Pages, Prefix, StateLayout, StateManager, Tracking
 from memstate.kernels.dispatch import Backend
 from memstate.prefix.match import Match
 from memstate.prefix.placement import Ends
+from tests.support import inside
 
 PAGES = {"pages": "count", "page_size": "size", "pages_per_row": "per_row"}
 FORWARD = ("in_place", "speculation", "direct_hits", "grid", "packed", "pad")
@@ -38,7 +39,9 @@ def build(layout: StateLayout, **given: Any) -> StateManager:
         given["pages"] = Pages(**({"size": 1} | pages))
     if forward:
         given["forward"] = Forward(**forward)
-    return StateManager(layout, **given)
+    mem = StateManager(layout, **given)
+    inside.commands(mem).checked = True  # what the library computed is right, in every test
+    return mem
 
 
 def on(backend: Backend, layout: StateLayout, **given: Any) -> StateManager:

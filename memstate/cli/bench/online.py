@@ -66,7 +66,7 @@ class Online(Ours):
     """
 
     def __init__(self, setting: Setting, tracking: Tracking, size: int, changes: int, form: str = "") -> None:
-        self._size, self._changes, self._words = size, changes, frozenset(form.split(", "))
+        self._size, self._changes, self._words = size, changes, frozenset(filter(None, form.split(", ")))
         self._every, self._came = EVERY if "sessions" in self._words else int(tracking.every), 0
         self._tokens = self._every + ("prefetch" in self._words)  # of a prompt: its last one is never fetched
         self._fetches: list[Fetch | None] = [None] * size
@@ -81,7 +81,7 @@ class Online(Ours):
         if "sessions" in form:
             settings |= {"sessions": SessionLimits(per_session=1), "slots": 6 * size}
         super().__init__(setting, tracking, size, **settings)
-        self._running: list[tuple[int, Row]] = []
+        self._running: list[Row] = []  # in the order in which they came: the last one is request `_came - 1`
         self._kept: deque[Snapshot | None] = deque()
         self._sessions = [self.mem.open_session(i) for i in range(2 * size if "sessions" in form else 0)]
         self._length = [self._every - 1] * len(self._sessions)  # of each conversation
@@ -106,7 +106,7 @@ class Online(Ours):
             self.mem.poll()
 
     def _decode(self) -> None:
-        self.mem.settle(self.mem.plan([row for _, row in self._running]))
+        self.mem.settle(self.mem.plan(self._running))
         if self._polls:
             self.mem.poll()
         if "prefetch" in self._words:
@@ -115,42 +115,45 @@ class Online(Ours):
 
     def _texts(self, changes: int) -> list[range]:
         """All tokens of the requests that end next; those of a turn are what the next one goes on from."""
+        first = self._came - len(self._running)
+        names = range(first, first + min(changes, len(self._running)))
         if "sessions" not in self._words:
-            return [_prompt(name, self._tokens) for name, _ in self._running[:changes]]
-        ended = [(name % len(self._sessions), row) for name, row in self._running[:changes]]
-        for which, row in ended:
+            return [_prompt(name, self._tokens) for name in names]
+        ended = [name % len(self._sessions) for name in names]
+        for which, row in zip(ended, self._running, strict=False):
             self._length[which] = self.mem.length(row)
-        return [_prompt(which, self._length[which]) for which, _ in ended]
+        return [_prompt(which, self._length[which]) for which in ended]
 
     def _change(self, changes: int, texts: list[range]) -> None:
-        mem, rows = self.mem, [row for _, row in self._running[:changes]]
-        if rows and "sessions" in self._words:
+        mem, rows, words = self.mem, self._running[:changes], self._words
+        if rows and "sessions" in words:
             mem.release(rows, tokens=texts)
-        elif rows and "prefix cache" in self._words:
+        elif rows and "prefix cache" in words:
             mem.release(rows, [self._every] * changes, tokens=texts)
         elif rows:
             self._kept.extend(mem.release(rows, publish=[self._every] * changes))
             mem.drop([self._kept.popleft() for _ in range(len(self._kept) - self._size)])
         if changes:
-            names = range(self._came, self._came + changes)
-            new = mem.admit([self._request(*each) for each in zip(names, self._fetches, strict=False)])
+            names, plain = range(self._came, self._came + changes), not words
+            coming = [Request(name) if plain else self._request(name) for name in names]
+            new = mem.admit(coming)
             self._came += changes
-            self._running = [*self._running[changes:], *zip(names, new, strict=True)]
-            if "prefill" in self._words:
+            self._running = [*self._running[changes:], *new]
+            if "prefill" in words:
                 mem.settle(mem.plan(new, self._every))
 
-    def _request(self, name: int, fetch: Fetch | None) -> Request:
+    def _request(self, name: int) -> Request:
         if "sessions" in self._words:
             which = name % len(self._sessions)
             return Request(name, tokens=_prompt(which, self._length[which] + 1), session=self._sessions[which])
         if "prefix cache" not in self._words:
             return Request(name)
-        tokens = _prompt(name, self._tokens)
+        tokens, fetch = _prompt(name, self._tokens), self._fetches[name - self._came]
         return Request(name, tokens=tokens, length=2 * self._every, snapshot_at=[self._every], fetch=fetch)
 
     def _read(self, changes: int) -> None:
         """Takes the newest requests to the end of their prompts, where that is not timed."""
-        rows = [row for _, row in self._running[len(self._running) - changes :]]
+        rows = self._running[len(self._running) - changes :]
         if rows := [row for row in rows if self.mem.length(row) < self._every]:
             self.mem.settle(self.mem.plan(rows, [self._every - self.mem.length(row) for row in rows]))
 

@@ -204,6 +204,7 @@ class StateManager(Recovery):
             self.planes = Planes(layout, slots, self.backend)
         else:
             self.planes = Planes.from_tensors(layout, tensors, self.backend, slots)
+        self._memory, self._stream = self.planes.memory, self._allocator.stream
         self.pool = StatePool(self._allocator, self.planes, debug=debug)
         limits = sessions or SessionLimits()
         self._table = RequestTable(rows, limits.clock)

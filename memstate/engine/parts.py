@@ -28,7 +28,9 @@ from memstate.slots.allocator import SlotAllocator
 from memstate.slots.commands import CommandBuffer
 from memstate.slots.journal import Change
 from memstate.slots.registers import RegisterFile
+from memstate.state.memory import Memory
 from memstate.state.planes import Planes
+from memstate.streams import WorkStream
 from memstate.tiers import TierManager
 
 # Public attributes that the constructor sets, once.
@@ -59,6 +61,8 @@ class Parts(NotCopied, Shown):
     _stepping: Stepping
     _marks: Marks
     _log: StepLog
+    _memory: Memory
+    _stream: WorkStream
     _guard: Guard
     _thread: int | None
 
@@ -117,11 +121,11 @@ class Parts(NotCopied, Shown):
         """Lets a public call in: the door of all calls. What can refuse a call is asked only where it might."""
         if self._stepping.replaying is not None:
             self._require_no_replay()
-        if self._thread is not None or self._allocator.stream.matters:
+        if self._thread is not None or self._stream.matters:
             self._require_caller()
         if self._guard.call:
             self._guard.require_whole()
-        if self.planes.memory.asleep:
+        if self._memory.asleep:
             raise Asleep()
         if self._thread is not None:
             self._require_owners()

@@ -47,6 +47,7 @@ class Start:
         tokens: number of tokens that pages are taken for.
         prompt: the prompt, empty if the request has no tokens.
         source: where the state comes from.
+        hit: the state below the device, if it comes from there.
         session: the session, if the request is one of its turns. If the session makes way, None until there is room.
         match: the match of the prompt in the prefix cache.
         lease: keeps the matched path from eviction.
@@ -57,15 +58,11 @@ class Start:
     tokens: int
     prompt: Prompt
     source: Source = ZEROS
+    hit: Hit | None = None
     session: Conversation | None = None
     match: Match | None = None
     lease: Lease | None = None
     wanted: list[tuple[int, str]] = field(default_factory=list)
-
-    @property
-    def hit(self) -> Hit | None:
-        """The state below the device that it starts from, None for another source."""
-        return self.source.of if isinstance(self.source.of, Hit) else None
 
 
 class Admission:
@@ -244,7 +241,7 @@ class Admission:
     def _filled(self, start: Start, hit: Hit, match: Match, takes: bool) -> None:
         """Lets a request start from the prefix cache instead of host memory, and moves its lease there."""
         reach, session = start.lease, start.session
-        start.source, start.match = self._cached(match)._replace(takes=takes), match
+        start.source, start.match, start.hit = self._cached(match)._replace(takes=takes), match, None
         start.lease = self._cache.hold(match, start.prompt)
         if reach is not None:
             self._cache.tree.unlease(reach.node)
@@ -376,10 +373,10 @@ class Admission:
             start.source = self._sessions.find(start.session, prompt)
         if self._cache.enabled:
             start.match = match = self._cache.match(prompt)
-            hit, known = None, start.source.length
+            known = start.source.length
             if below and self._loader is not None:
-                hit = self._loader.find(prompt, match, known, request.fetch)
-            if hit is not None:
+                start.hit = self._loader.find(prompt, match, known, request.fetch)
+            if (hit := start.hit) is not None:
                 start.source = Source(hit.length, pages=[0] * self._pages.count(hit.length), of=hit)
             elif match.length > known:
                 start.source = self._cached(match)

@@ -173,12 +173,20 @@ def test_G1_more_tokens_than_int32_are_refused(tokens: int, backend: Backend) ->
     scan(loop.mem)
 
 
-def test_G1_a_length_beyond_int32_is_refused(backend: Backend) -> None:
+@pytest.mark.parametrize("how", ["steps", "an arrival", "a window"])
+def test_G1_a_length_beyond_int32_is_refused(backend: Backend, how: str) -> None:
     """By steps that are each small enough."""
-    loop = Loop(backend, ms.NoTracking(4))
+    loop = Loop(backend, ms.NoTracking(4), overlap=False, speculation=True)
     (row,) = loop.admit()
-    for tokens in (2**31 - 2, 1):
-        loop.mem.settle(loop.mem.plan([row], tokens))
+    if how == "steps":
+        for tokens in (2**31 - 2, 1):
+            loop.mem.settle(loop.mem.plan([row], tokens))
+    elif how == "an arrival":
+        loop.mem.arrived([row], [2**31 - 1])
+    else:
+        loop.mem.arrived([row], [2**31 - 3])
+        windows = {name: plane.new_zeros(len(plane), 1, 2, *plane.shape[2:]) for name, plane in loop.mem.planes.items()}
+        loop.mem.accept(loop.mem.plan([row], 2, window=True), [2], windows)
     with pytest.raises(ms.InvalidArgument, match=r"lengths \[2147483648\] after this step: a label holds 2147483647"):
         loop.mem.plan([row])
     assert loop.mem.length(row) == 2**31 - 1

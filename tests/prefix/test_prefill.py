@@ -363,13 +363,14 @@ def test_M5_a_mark_of_an_unsettled_step_is_no_snapshot_yet(backend: Backend) -> 
     at.mem.abort([row])
 
 
-def test_M12_a_state_that_its_row_goes_on_from_outlives_its_eviction(backend: Backend) -> None:
+@pytest.mark.parametrize("told", [False, True])
+def test_M12_a_state_that_its_row_goes_on_from_outlives_its_eviction(backend: Backend, told: bool) -> None:
     """Published and evicted between the forward and the settle of its step. Under Redirect the row reads it there."""
     at = server(backend, "redirect", "ends", Ends(8))
     row = at.start(T[:20])
     step = at.step_to([row], [8])
     at.publish([row])
-    at.mem.settle(step)
+    at.mem.settle(step, [False] if told else None)
     assert at.mem.confirmed(row) == 8
     at.cache.evict_states(9)
     other = at.start([90, 91, 92, 93, 94])

@@ -60,6 +60,16 @@ def test_tokens_that_are_not_the_rows_are_refused(call: str, backend: Backend) -
     assert at.mem.match(T[:9]).kv_length == 8
 
 
+def test_fewer_tokens_than_a_state_stands_for_do_not_find_it(backend: Backend) -> None:
+    at = server(backend, every=8)
+    row = at.start(T[:17])
+    at.prefill(row, publish=False)
+    for n, length in ((12, 8), (17, 16)):
+        (found,) = at.mem.publish([row], tokens=[T[:n]])
+        assert found and found.length == at.mem.match(T[: n + 1]).length == length
+    at.end([row])
+
+
 def test_one_page_that_a_handle_has_too_is_no_room(backend: Backend) -> None:
     at = server(backend, pages=8)
     row = at.start(T[:8])

@@ -85,6 +85,23 @@ def test_B73_the_next_turn_goes_on_where_the_last_one_ended(
     assert talks.whole(TEXT, session) == 12
 
 
+def test_a_turn_gives_up_the_older_of_the_two_lanes_that_it_goes_on_with(backend: Backend) -> None:
+    """The last one ended between the step to a boundary and its settle."""
+    talks, mem, session = told(backend, "lazy", overlap=False, cache=False)
+    row = talks.turn(TEXT[:8], session)
+    talks.run(row, TEXT[:7])
+    step = talks.feed([row], [TEXT[7:8]])
+    talks.end(row)
+    mem.settle(step)
+    assert talks.kept(session) == [8, 8, 4]
+    row = talks.turn(TEXT[:9], session)
+    assert mem.slots_held(row) == 3
+    talks.run(row, TEXT[:9])
+    mem.submit()
+    assert mem.slots_held(row) == 2 and sorted(talks.labels(row)) == [0, 8]
+    talks.end(row)
+
+
 @every_strategy
 @pytest.mark.parametrize(
     ("text", "expected"),

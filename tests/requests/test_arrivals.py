@@ -71,6 +71,18 @@ def test_an_arrival_that_makes_no_sense_is_refused(backend: Backend) -> None:
     scan(loop.mem)
 
 
+def test_a_state_arrives_in_a_row_whose_last_request_is_in_a_step(backend: Backend) -> None:
+    loop = Loop(backend, ms.PingPong(I))
+    (row,) = loop.admit(ms.Request("a"))
+    step = loop.step([row])
+    loop.mem.abort([row])
+    (again,) = loop.admit(ms.Request("b"))
+    loop.mem.arrived([again], [3])
+    loop.mem.settle(step)
+    assert again.index == row.index and loop.mem.length(again) == loop.mem.confirmed(again) == 3
+    scan(loop.mem)
+
+
 def test_a_state_does_not_arrive_in_a_row_whose_window_is_open(backend: Backend) -> None:
     loop = Loop(backend, ms.PingPong(I), overlap=False, speculation=True)
     (row,) = loop.admit(ms.Request("a"))

@@ -60,6 +60,17 @@ def test_the_shared_state_goes_with_its_last_reader(backend: Backend) -> None:
     scan(loop.mem)
 
 
+def test_forks_without_a_token_leave_nothing_to_read(backend: Backend) -> None:
+    loop = Loop(backend, ms.Redirect(I))
+    (row,) = loop.admit()
+    loop.mem.abort([*forked(loop, row, "b").rows, row])
+    scan(loop.mem)
+    rows = loop.admit(ms.Request("c"), ms.Request("d"))
+    loop.advance(rows)
+    assert all(loop.holds(loop.slot(r), r, 1) for r in rows)
+    scan(loop.mem)
+
+
 def test_the_row_itself_may_be_the_last_to_step(backend: Backend) -> None:
     loop = Loop(backend, ms.Redirect(I), slots=5)
     (row,) = loop.admit()

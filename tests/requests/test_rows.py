@@ -53,6 +53,37 @@ def test_a_batch_is_planned_settled_and_released_as_it_is(mem: ms.StateManager) 
     assert mem.free_slots == 12 and mem.audit().free == 12
 
 
+def test_a_row_in_use_again_runs_beside_a_finished_one(mem: ms.StateManager) -> None:
+    first, second = admitted(mem, 2)
+    mem.settle(mem.plan([first, second]), [True, True])
+    mem.release([first])
+    (again,) = mem.admit([ms.Request("again")])
+    assert again.index == first.index
+    assert mem.plan([again, second]).numbers.tolist() == [again.index, 0]
+
+
+@pytest.mark.parametrize("index", [True, 1.0, np.int64(1)], ids=repr)
+def test_what_only_equals_the_number_of_a_row_is_no_row(mem: ms.StateManager, index: object) -> None:
+    (row,) = mem.admit([ms.Request("a")])
+    forged = ms.Row(index, row.generation)  # type: ignore[arg-type]
+    for use in (lambda: mem.plan([forged]), lambda: mem.release([forged]), lambda: mem.length(forged)):
+        with pytest.raises(ms.InvalidArgument, match="this table has rows"):
+            use()
+    assert forged != row and mem.plan([row]).numbers.tolist() == [row.index]
+
+
+def test_a_batch_has_the_tokens_that_were_named_for_it(mem: ms.StateManager) -> None:
+    """What is known of the batch before serves only one of as many rows, with as many tokens."""
+    a, b, c = admitted(mem, 3)
+    for rows, tokens, expected in (
+        ([a, None], 1, [1, 0]), ([a, b], 1, [1, 1]), ([a, b], 3, [3, 3]), ([a, b, c], 3, [3, 3, 3]),
+        ([b, c], 3, [3, 3]), ([b, c], [3, 2], [3, 2]), ([c, b], 3, [3, 3]),
+    ):  # fmt: skip
+        step = mem.plan(rows, tokens)
+        assert step.tokens_of.tolist() == step.tokens.tolist() == expected
+        mem.settle(step)
+
+
 def test_batches_cannot_be_changed_or_sent_away(mem: ms.StateManager) -> None:
     rows = admitted(mem)
     made = ms.Rows(given := list(rows[:2]), rows.table)

@@ -136,6 +136,17 @@ def test_B36c_chains_of_moves(bench: Bench) -> None:
     assert bench.content(10) == 1.0
 
 
+def test_B36c_chains_of_copies(bench: Bench) -> None:
+    bench.fill(3, 1.0, 1)
+    bench.buffer.claim([4, 9])
+    bench.buffer.copy([4], [3])
+    bench.buffer.copy([9], [4])
+    bench.buffer.zero([3])
+    bench.buffer.submit()
+    assert [bench.content(register) for register in (3, 4, 9)] == [0.0, 1.0, 1.0]
+    assert scan_registers(bench.file).labels == {3: 1, 4: 1, 9: 1}
+
+
 def test_B36c_the_last_value_written_to_a_cell_wins_also_within_one_call(bench: Bench) -> None:
     (cell,) = bench.file.address("tracked", [1])
     bench.buffer.write([cell, cell], [1, 2])

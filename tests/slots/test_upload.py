@@ -169,6 +169,12 @@ def test_packets_arrive_whole_and_are_counted(backend: Backend) -> None:
     assert ring.waits == 0
 
 
+def test_a_ring_that_has_grown_sends_what_its_new_buffers_hold(backend: Backend) -> None:
+    ring = UploadRing(backend, ints=4)
+    for value, size in enumerate([*[4] * RING, 9, *[4] * RING]):
+        assert ring.send(packet(size, value)).tolist() == [value] * size
+
+
 # -- how many packets a step of a scheduler sends -------------------------------------------------------------------
 
 STATE = ms.StateLayout([ms.Plane("s", (4,), torch.float32)], layers=2)

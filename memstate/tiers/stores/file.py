@@ -15,7 +15,7 @@ from torch import Tensor
 from memstate.state.layout import format_bytes
 from memstate.tiers.stores.base import Bytes, Outcome, require_buffers, require_records
 from memstate.tiers.stores.folder import Folder
-from memstate.tiers.stores.opening import CREATE, FILE_MODE, READ, is_record, require_record, shut
+from memstate.tiers.stores.opening import CREATE, FILE_MODE, READ, closing, is_record, require_record, shut
 
 FRESH_S = 60.0  # a use is noted at most once in this time, so that reading writes next to nothing
 
@@ -139,36 +139,26 @@ class FileStore:
         return outcomes
 
     def _exists(self, root: int, name: str) -> Outcome:
-        shard = self.folder.shard(root, name)
-        try:
+        with closing(self.folder.shard(root, name)) as shard:
             found = os.stat(name, dir_fd=shard, follow_symlinks=False)
-        finally:
-            shut(shard)
         return Outcome.DONE if is_record(found, self.folder.shared) else Outcome.MISSING
 
     def _discard(self, root: int, name: str) -> Outcome:
-        shard = self.folder.shard(root, name)
-        try:
+        with closing(self.folder.shard(root, name)) as shard:
             os.unlink(name, dir_fd=shard)
-        finally:
-            shut(shard)
         return Outcome.DONE
 
     def _get(self, root: int, name: str, view: memoryview) -> Outcome:
-        shard = self.folder.shard(root, name)
-        try:
+        with closing(self.folder.shard(root, name)) as shard:
             whole = self._read(shard, name, view)
             if not whole:
                 with suppress(OSError):  # gone; or replaced just now, and then a sound record is lost
                     os.unlink(name, dir_fd=shard)
-        finally:
-            shut(shard)
         return Outcome.DONE if whole else Outcome.DAMAGED
 
     def _read(self, shard: int, name: str, view: memoryview) -> bool:
         """Tells whether a record came whole."""
-        file = os.open(name, READ, dir_fd=shard)
-        try:
+        with closing(os.open(name, READ, dir_fd=shard)) as file:
             found = os.fstat(file)
             require_record(found, self.folder.shared)
             whole = found.st_size == len(view)
@@ -177,21 +167,16 @@ class FileStore:
                 whole, view = bool(count), view[count:]  # nothing more: it has been cut since its size was asked
             if whole:
                 _note_use(file, found)
-        finally:
-            shut(file)
         return whole
 
     def _put(self, root: int, name: str, view: memoryview) -> Outcome:
-        shard = self._shard(root, name)
-        try:
+        with closing(self._shard(root, name)) as shard:
             if not self._is_there(shard, name, len(view)):
                 try:
                     self.folder.reserve(name, len(view))
                     self._write(shard, name, view)
                 finally:
                     self.folder.written(name)
-        finally:
-            shut(shard)
         return Outcome.DONE
 
     def _shard(self, root: int, name: str) -> int:

@@ -16,7 +16,7 @@ import zlib
 from array import array
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +28,7 @@ from memstate.tiers.stores.opening import (
     CREATE,
     FILE_MODE,
     PRIVATE,
+    closing,
     explained,
     flush,
     is_record,
@@ -99,24 +100,20 @@ class Folder:
         for missing in reversed(made):
             missing.mkdir(PRIVATE, exist_ok=True)
         with explained(self._text, self.shared):
-            root = make_folder(self._text, self.shared)
-        try:
+            opened = make_folder(self._text, self.shared)
+        with closing(opened) as root:
             for shard in SHARDS:
                 with explained(shard, self.shared, root, self._text), suppress(FileNotFoundError):
                     shut(open_folder(shard, self.shared, root))
-            first, probe = make_folder(SHARDS[0], self.shared, root), self.temporary()
-            try:
+            with closing(make_folder(SHARDS[0], self.shared, root)) as first:
+                probe = self.temporary()
                 os.close(os.open(probe, CREATE, FILE_MODE, dir_fd=first))
                 os.unlink(probe, dir_fd=first)
-            finally:
-                shut(first)
             if durable:
                 os.fsync(root)
                 for new in (self.path, *made):
                     with suppress(PermissionError):  # a process that may not read there has made nothing there
                         flush(new.parent)
-        finally:
-            shut(root)
 
     def root(self) -> int:
         """Opens the folder for one call.
@@ -256,14 +253,11 @@ class Folder:
             self._leaving = name
         gone = freed = 0
         try:
-            found = os.stat(name, dir_fd=shard, follow_symlinks=False)
-            if is_record(found, self.shared) and found.st_mtime_ns <= until_ns:
-                os.unlink(name, dir_fd=shard)
-                gone, freed = 1, found.st_size
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            self.fault(error)
+            with self._counted():
+                found = os.stat(name, dir_fd=shard, follow_symlinks=False)
+                if is_record(found, self.shared) and found.st_mtime_ns <= until_ns:
+                    os.unlink(name, dir_fd=shard)
+                    gone, freed = 1, found.st_size
         finally:
             with self._room:
                 self._leaving = ""
@@ -273,34 +267,27 @@ class Folder:
 
     def _files(self) -> Iterator[tuple[int, os.DirEntry[str], bool]]:
         """Yields files with names of ours, in no order: descriptor of the shard, entry, and whether it is a record."""
+        with self._counted(), closing(self.root()) as root:
+            for shard in SHARDS:
+                with (
+                    self._counted(),
+                    closing(open_folder(shard, self.shared, root)) as descriptor,
+                    os.scandir(descriptor) as entries,
+                ):
+                    for entry in entries:
+                        record = RECORD.fullmatch(entry.name) and shard_of(entry.name) == shard
+                        if record or TEMPORARY.fullmatch(entry.name):
+                            yield descriptor, entry, bool(record)
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Ends a block at a refusal of the system, and counts it, except for what is not there."""
         try:
-            root = self.root()
+            yield
         except FileNotFoundError:
-            return
+            pass
         except OSError as error:
             self.fault(error)
-            return
-        try:
-            for shard in SHARDS:
-                try:
-                    descriptor = open_folder(shard, self.shared, root)
-                except FileNotFoundError:
-                    continue
-                except OSError as error:
-                    self.fault(error)
-                    continue
-                try:
-                    with os.scandir(descriptor) as entries:
-                        for entry in entries:
-                            record = RECORD.fullmatch(entry.name) and shard_of(entry.name) == shard
-                            if record or TEMPORARY.fullmatch(entry.name):
-                                yield descriptor, entry, bool(record)
-                except OSError as error:
-                    self.fault(error)
-                finally:
-                    shut(descriptor)
-        finally:
-            shut(root)
 
 
 def shard_of(name: str) -> str:

@@ -72,11 +72,8 @@ def flush(path: str | os.PathLike[str]) -> None:
     Raises:
         OSError: It cannot be opened, or the disk refuses.
     """
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
+    with closing(os.open(path, os.O_RDONLY)) as descriptor:
         os.fsync(descriptor)
-    finally:
-        shut(descriptor)
 
 
 @contextmanager
@@ -140,6 +137,19 @@ def require_record(found: os.stat_result, shared: bool) -> None:
     if not is_record(found, shared):
         kinds = {stat.S_IFREG: errno.EPERM, stat.S_IFDIR: errno.EISDIR}
         raise OSError(kinds.get(stat.S_IFMT(found.st_mode), errno.ENXIO), "no record of this user")
+
+
+@contextmanager
+def closing(descriptor: int) -> Iterator[int]:
+    """Keeps a descriptor that is only read from open for a block.
+
+    Args:
+        descriptor: What `open_folder`, `make_folder` or `os.open` has just returned.
+    """
+    try:
+        yield descriptor
+    finally:
+        shut(descriptor)
 
 
 def shut(descriptor: int) -> None:

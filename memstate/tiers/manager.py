@@ -166,7 +166,7 @@ class TierManager(NotCopied, Shown):
         tried, later = due[: self.host.room], due[self.host.room :]
         waiting = [entry for entry in tried if self._commands.named([entry[1].register])]
         ready = [entry for entry in tried if entry not in waiting]
-        done = self.host.save_ahead([node for node, _ in ready])
+        done = self.host.save([node for node, _ in ready], ahead=True)
         self._due = [*ready[done:], *waiting, *later]
 
     def prefetch(self, prompt: Prompt, match: Match, covered: int) -> Fetch:
@@ -378,7 +378,7 @@ class TierManager(NotCopied, Shown):
     def _save_all(self, nodes: Sequence[Node]) -> None:
         """Copies states to host memory and on to storage, and waits for all of it."""
         while nodes:
-            nodes = nodes[self.host.save_ahead(nodes) :]
+            nodes = nodes[self.host.save(nodes, ahead=True) :]
             self._write_all()
 
     def _write_all(self) -> None:

@@ -9,8 +9,7 @@ below    dense records of states, on the device too, where there are any
 """
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -31,6 +30,7 @@ from memstate.tokens import Prompt
 
 LOG = logs.logger("tiers")
 Copy = tuple[int, CachedRecord]  # a register or a page, and the record it goes to or comes from
+Way = Callable[[Tensor | None, Sequence[int], Sequence[int]], Ticket]  # `Transfers.out` or `Transfers.into`
 
 
 class RecordSet(NamedTuple):
@@ -114,6 +114,7 @@ class HostTier:
     ) -> None:  # fmt: skip
         self.tree, self._digests = tree, digests
         self._of_states, self._of_kv, self._dense = states, kv, dense
+        self._built = [each for each in (dense, states, kv) if each is not None]
         self.states, self.kv = states.cache, kv.cache if kv else None
         self.dense = dense.cache if dense else None
         self._commands, self._slots = commands, commands.registers.table.slots
@@ -213,30 +214,16 @@ class HostTier:
         if self.kv is not None and hit.pages:
             self.kv.unpin(*hit.pages)
 
-    def save(self, nodes: Sequence[Node]) -> None:
+    def save(self, nodes: Sequence[Node], *, ahead: bool = False) -> int:
         """Copies states of nodes, and the KV up to them, to host memory. Skips what is there, and what finds no room.
 
         What is on the device may change owners right behind this call, so what finds no staging is lost. It is counted.
 
         Args:
             nodes: Nodes with a state; others are skipped.
-
-        Syncs: no.
-        """
-        due = Due([], [], [])
-        for node in nodes:
-            if node.snapshot is not None and not self._add(node, node.snapshot.register, due, self._room(due)):
-                self.unstaged += 1
-                self._told.event(logging.INFO, "save lost", why="staging is full", tokens=node.snapshot.length)
-        self._send(due)
-
-    def save_ahead(self, nodes: Sequence[Node]) -> int:
-        """Copies states of nodes as `save` does, in order, up to the first that finds no staging.
-
-        Of that one the KV goes as far as there is staging, so that the longest prompt goes down in several calls.
-
-        Args:
-            nodes: Nodes with a state; others are skipped.
+            ahead: Whether the device keeps the states, so that nothing is lost: it ends at the first that finds no
+                staging. Of that one the KV goes as far as there is staging, so that the longest prompt goes down in
+                several calls.
 
         Returns:
             How many of the nodes are done with.
@@ -245,9 +232,11 @@ class HostTier:
         """
         due, done = Due([], [], []), 0
         for node in nodes:
-            room = self._room(due)
-            if node.snapshot is not None and not self._add(node, node.snapshot.register, due, room, partly=True):
-                break
+            if node.snapshot is not None and not self._add(node, node.snapshot.register, due, partly=ahead):
+                if ahead:
+                    break
+                self.unstaged += 1
+                self._told.event(logging.INFO, "save lost", why="staging is full", tokens=node.snapshot.length)
             done += 1
         self._send(due)
         return done
@@ -260,27 +249,22 @@ class HostTier:
         """
         return self._of_states.transfers.room
 
-    def _room(self, due: Due) -> tuple[int, int]:
-        """Returns how many more states and KV pages find staging."""
-        pages = self._of_kv.transfers.room if self._of_kv is not None else 0
-        return self.room - len(due.states), pages - len(due.pages)
-
-    def _add(self, node: Node, register: int, due: Due, room: tuple[int, int], *, partly: bool = False) -> bool:
+    def _add(self, node: Node, register: int, due: Due, *, partly: bool) -> bool:
         """Adds records for what is missing of a node; returns False where it finds no staging.
 
         Args:
             node: The node.
             register: Its state.
             due: Where the records are added.
-            room: How many states and pages find staging.
-            partly: Add the pages that do.
+            partly: Add the pages that find staging.
         """
+        room = self._of_kv.transfers.room - len(due.pages) if self._of_kv is not None else 0
         digests, length = self._digests.of_node(self.tree, node), node.end * self._page_size
         if self.dense is not None:
             self._add_record(self.dense, digests[-1], length, register, due.dense)
         missing = [at for at, digest in enumerate(digests) if digest not in self.kv] if self.kv is not None else []
-        fits = len(missing) <= room[1] and (digests[-1] in self.states or room[0] > 0)
-        kept = not (fits or partly) or self._add_pages(node, digests, missing, room[1], due.pages)
+        fits = len(missing) <= room and (digests[-1] in self.states or self.room > len(due.states))
+        kept = not (fits or partly) or self._add_pages(node, digests, missing, room, due.pages)
         if fits:
             kept = kept and self._add_record(self.states, digests[-1], length, register, due.states)
         self.refused += not kept
@@ -314,24 +298,18 @@ class HostTier:
         assert self.kv is not None  # digests are missing there
         kv = self.kv
         present = [entry for digest in digests if (entry := kv.get(digest)) is not None]
-        with self._pinned(kv, present):
+        kv.pin(*present)
+        try:
             if len(missing) > kv.pool.free + kv.evictable:
                 return False
             chosen = missing[:most]
             records = kv.claim(len(chosen))
+        finally:
+            kv.unpin(*present)
         for at, record in zip(chosen, records, strict=False):
             due.append((of[at], kv.add(digests[at], record, (at + 1) * self._page_size)))
             kv.pin(due[-1][1])
         return len(records) == len(chosen)
-
-    @staticmethod
-    @contextmanager
-    def _pinned(cache: RecordCache, entries: Sequence[CachedRecord]) -> Iterator[None]:
-        cache.pin(*entries)
-        try:
-            yield
-        finally:
-            cache.unpin(*entries)
 
     def _send(self, due: Due) -> None:
         """Fills the records of `due`, behind what is recorded of their registers.
@@ -361,25 +339,25 @@ class HostTier:
                     self._await(load)
             for record_set, records in due:
                 record_set.transfers.reserve(-len(records))
-                parts.append(self._out(record_set, None if record_set is self._of_kv else self._slots, records))
+                parts.append(self._move(record_set, records, record_set.transfers.out))
         finally:
             self.backups += [parts] if parts else []
-            self._end_filling(due, parts)
+            for record_set, records in due:
+                sent = any(part.record_set is record_set for part in parts)
+                for _, entry in records:
+                    record_set.cache.unpin(entry)
+                    if not sent:  # nothing may be found that was never filled
+                        record_set.cache.drop(entry)
 
-    @staticmethod
-    def _end_filling(due: Sequence[tuple[RecordSet, list[Copy]]], parts: Sequence[InFlight]) -> None:
-        for record_set, records in due:
-            sent = any(part.record_set is record_set for part in parts)
-            for _, entry in records:
-                record_set.cache.unpin(entry)
-                if not sent:  # nothing may be found that was never filled
-                    record_set.cache.drop(entry)
-
-    @staticmethod
-    def _out(record_set: RecordSet, slots: Tensor | None, due: Sequence[Copy]) -> InFlight:
+    def _move(self, record_set: RecordSet, due: Sequence[Copy], way: Way) -> InFlight:
+        """Begins to copy records, out to host memory or in to slots."""
         entries = [entry for _, entry in due]
-        ticket = record_set.transfers.out(slots, [of for of, _ in due], [entry.record for entry in entries])
+        ticket = way(self._slots_of(record_set), [at for at, _ in due], [entry.record for entry in entries])
         return InFlight(record_set, entries, ticket)
+
+    def _slots_of(self, record_set: RecordSet) -> Tensor | None:
+        """Returns the slots of the registers that records of a set belong to; None for pages, which have none."""
+        return None if record_set is self._of_kv else self._slots
 
     def bring(self, states: Sequence[tuple[int, Hit]], pages: Sequence[Copy]) -> None:
         """Copies states of hits to registers, and KV pages to page ids, behind what is recorded so far.
@@ -394,29 +372,17 @@ class HostTier:
         """
         for _, hit in states:
             self._touch(hit.keys)
-        due: list[tuple[RecordSet, Sequence[Copy]]] = []
-        for record_set in (self._dense, self._of_states):
-            own = [(register, hit.state) for register, hit in states if hit.record_set is record_set]
-            due += [(record_set, own)] if record_set and own else []
-        due += [(self._of_kv, pages)] if pages and self._of_kv is not None else []
+        due = [(each, [(to, hit.state) for to, hit in states if hit.record_set is each]) for each in self._built]
+        due = [(each, list(pages) if each is self._of_kv else own) for each, own in due]
         kept = [entry for _, records in due for _, entry in records]
         for record_set, records in due:
             record_set.cache.pin(*[entry for _, entry in records])
 
         def begin() -> None:
-            parts = [
-                self._into(record_set, None if record_set is self._of_kv else self._slots, records)
-                for record_set, records in due
-            ]
+            parts = [self._move(each, records, each.transfers.into) for each, records in due if records]
             self.loads.append(Load(parts, [register for register, _ in states], self._commands.packets))
 
         self._commands.then(Action(begin, kept, [page for page, _ in pages]))
-
-    @staticmethod
-    def _into(record_set: RecordSet, slots: Tensor | None, due: Sequence[Copy]) -> InFlight:
-        entries = [entry for _, entry in due]
-        records = [entry.record for entry in entries]
-        return InFlight(record_set, entries, record_set.transfers.into(slots, [to for to, _ in due], records))
 
     def await_loads(self, packet: Packet | None) -> None:
         """Makes the stream of the steps wait for states on their way, before a packet.
@@ -476,9 +442,8 @@ class HostTier:
 
         Syncs: no.
         """
-        for record_set in (self._of_states, self._of_kv, self._dense):
-            if record_set is not None:
-                record_set.transfers.warm_up(None if record_set is self._of_kv else self._slots)
+        for record_set in self._built:
+            record_set.transfers.warm_up(self._slots_of(record_set))
 
     def reset(self) -> None:
         """Empties host memory and dense records, and forgets every transfer. A step in flight stays known.
@@ -486,18 +451,16 @@ class HostTier:
         Syncs: yes.
         """
         self.synchronize()
-        built = [each for each in (self._of_states, self._of_kv, self._dense) if each is not None]
-        for record_set in built:
+        for record_set in self._built:
             record_set.transfers.reset()
         self.loads, self.backups = [], []
-        for record_set in built:
+        for record_set in self._built:
             record_set.cache.reset()
 
     @property
     def staging_bytes(self) -> int:
         """Bytes of the staging buffers on the device."""
-        built = [record_set for record_set in (self._of_states, self._of_kv) if record_set]
-        return sum(record_set.transfers.staging_bytes for record_set in built)
+        return sum(record_set.transfers.staging_bytes for record_set in self._built)
 
     @property
     def moved(self) -> tuple[int, int, int, int]:

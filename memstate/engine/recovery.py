@@ -5,7 +5,7 @@ change that was not sent could have left a register different on both sides. All
 """
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Sequence, Set
 from typing import NamedTuple
 
 import numpy as np
@@ -14,8 +14,6 @@ from torch import Tensor
 from memstate.checks import counts, sequence
 from memstate.engine.report import Reports
 from memstate.errors import Asleep, InvalidArgument
-from memstate.prefix.conversation import Conversation
-from memstate.prefix.lease import Branch
 from memstate.requests.handles import Snapshot
 from memstate.requests.holdings import KINDS, PUBLISHED, Owner
 
@@ -49,21 +47,19 @@ class Recovered(NamedTuple):
     in_sessions: int
 
 
-class Survivors(NamedTuple):
-    """What stays while everything else is forgotten.
+class Sure(NamedTuple):
+    """What host and device agree on. Of it, each owner keeps what it still has.
 
     Attributes:
         slots: register -> (slot, label).
-        published: published snapshots.
-        sessions: open sessions.
-        branches: prefixes in the cache, parents first.
+        states: kind of owner -> register -> state. Owners of a kind that is missing keep nothing.
+        pages: KV pages that are not sure.
         held: slots that the caller holds by id.
     """
 
     slots: dict[int, tuple[int, int]]
-    published: list[Snapshot]
-    sessions: list[Conversation]
-    branches: list[Branch]
+    states: dict[str, dict[int, Snapshot]]
+    pages: Set[int]
     held: Sequence[int]
 
 
@@ -85,7 +81,7 @@ class Recovery(Reports):
         self._require_caller()
         self._require_awake()
         with self._guard.mending("reset"):
-            self._start_over(Survivors({}, [], [], [], ()), "ended by reset()")
+            self._start_over(Sure({}, {}, frozenset(), ()), "ended by reset()")
 
     def recover(self, held: Tensor | Sequence[int] = ()) -> Recovered:
         """Puts the manager right after an interrupted call, and keeps what was published.
@@ -121,26 +117,21 @@ class Recovery(Reports):
         if not self._guard.call:
             with self._guard.changing("recover"):
                 self._commands.submit()
-        found = self._survivors(held)
+        sure = self._sure(held)
         ended = [self._table.ids[row] for row in np.flatnonzero(self._table.used).tolist()]
         published = list(self._holdings.of("snapshot"))
         with self._guard.mending("recover"):
-            self._start_over(found, "ended by recover()")
+            self._start_over(sure, "ended by recover()")
             self._cache.drop_bare_leaves()
-        stays = [snap for snap in published if snap in found.published]
-        return Recovered(
-            ended,
-            [snap for snap in published if snap not in stays],
-            stays,
-            self._cache.states,
-            sum(len(session.kept) for session in found.sessions),
-        )
+        stays = list(self._holdings.of("snapshot"))
+        lost = [snap for snap in published if snap not in stays]
+        return Recovered(ended, lost, stays, self._cache.states, self._sessions.held)
 
     def _require_awake(self) -> None:
         if self.planes.asleep:
             raise Asleep()
 
-    def _survivors(self, held: Tensor | Sequence[int]) -> Survivors:
+    def _sure(self, held: Tensor | Sequence[int]) -> Sure:
         """Returns what host and device agree on. Changes nothing."""
         device = self._registers.on_host()
         slots, labels = device.table.slots.numpy(), device.table.labels.numpy()
@@ -162,33 +153,29 @@ class Recovery(Reports):
         sure[:first] = False
         registers = [r for r in np.flatnonzero(sure).tolist() if taken[slots[r]] == 1 and not free[slots[r]]]
         unsure = self._commands.unsure_pages()
-        states = {
-            r: state
-            for r in registers
-            if (state := self._holdings.state(r)) and state.length == labels[r] and unsure.isdisjoint(state.pages)
-        }
-        by = {kind: {r: s for r, s in states.items() if self._holdings.kind(r) == kind} for kind in KINDS}
-        sessions = self._sessions.surviving(by["session"], unsure)
-        unwritten = self._stepping.open is not None and (self._stepping.promised or self._guard.call in PUBLISHING)
-        branches = [] if unwritten else self._cache.surviving(by["cached"], unsure)
-        kept = [state.register for session in sessions for state in session.kept]
-        kept += [*by["snapshot"], *(branch.snapshot.register for branch in branches if branch.snapshot)]
-        there = {r: (int(slots[r]), int(labels[r])) for r in kept}
-        return Survivors(there, list(by["snapshot"].values()), sessions, branches, by_id)
+        states = {kind: dict[int, Snapshot]() for kind in KINDS}
+        for r in registers:
+            if (state := self._holdings.state(r)) and state.length == labels[r] and unsure.isdisjoint(state.pages):
+                states[self._holdings.kind(r)][r] = state
+        if self._stepping.open is not None and (self._stepping.promised or self._guard.call in PUBLISHING):
+            del states["cached"]  # the open step has still to write KV
+        return Sure({r: (int(slots[r]), int(labels[r])) for r in registers}, states, unsure, by_id)
 
-    def _start_over(self, kept: Survivors, how: str) -> None:
+    def _start_over(self, sure: Sure, how: str) -> None:
         """Forgets everything else. What an interrupted call left unsure is forgotten last, for a second try."""
         self._table.reset(how)
-        self._registers.reset(kept.slots)
-        self._allocator.reset([slot for slot, _ in kept.slots.values()] + list(kept.held))
         if self.tiers is not None:
             self.tiers.reset()
-        self._sessions.reset(kept.sessions)
-        self._cache.keep(kept.branches)
+        self._sessions.keep(sure.states.get("session"), sure.pages)
+        self._cache.keep(sure.states.get("cached"), sure.pages)
         self._marks.reset()
-        owners: list[tuple[Snapshot, Owner]] = [(state, PUBLISHED) for state in kept.published]
-        owners += [(state, session) for session in kept.sessions for state in session.kept]
+        published = sure.states.get("snapshot", {}).values()
+        owners: list[tuple[Snapshot, Owner]] = [(state, PUBLISHED) for state in published]
+        owners += [(state, session) for session in self._sessions.opened.values() for state in session.kept]
         owners += [(node.snapshot, node) for _, node in self._cache.tree.walk() if node.snapshot]
+        there = {state.register: sure.slots[state.register] for state, _ in owners}
+        self._registers.reset(there)
+        self._allocator.reset([slot for slot, _ in there.values()] + list(sure.held))
         self._holdings.restart(owners)
         self._pages.reset(Counter(page for each in self._walk() for page in each.pages))
         self._stepping.reset()

@@ -8,12 +8,12 @@ evict    what makes way, see `memstate.prefix.contents`
 shares the pages. Nothing here touches a tensor, and nothing is submitted.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 from memstate.checks import shown
 from memstate.errors import InvalidArgument
 from memstate.prefix.contents import Contents
-from memstate.prefix.lease import NO_NODE, Branch, Lease
+from memstate.prefix.lease import NO_NODE, Lease
 from memstate.prefix.match import Match
 from memstate.prefix.policies import Place
 from memstate.prefix.tree import Node
@@ -36,14 +36,15 @@ class PrefixCache(Contents):
         leases: Leases by row, to look at.
     """
 
-    def keep(self, branches: Sequence[Branch]) -> None:
-        """Forgets everything else, leases too. Call it only where registers and pages are set accordingly.
+    def keep(self, sure: Mapping[int, Snapshot] | None, unsure: Set[int] = frozenset()) -> None:
+        """See `Contents.keep`. All leases end.
 
         Args:
-            branches: What stays, parents first.
+            sure: The cached states that stay, by register. None: nothing stays.
+            unsure: KV pages that do not stay.
         """
         self.leases: dict[int, Lease] = {}
-        super().keep(branches)
+        super().keep(sure, unsure)
 
     def __repr__(self) -> str:
         held = f"{self.states} states, {self.tree.total_pages} pages in {self.tree.nodes} nodes"

@@ -7,14 +7,14 @@ Superseded states go first, then the policies decide. Nothing here touches a ten
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import fields, replace
 from itertools import islice
 from typing import Any
 
 from memstate import logs
 from memstate.checks import NotCopied, shown
-from memstate.prefix.lease import Below, Branch, Watcher
+from memstate.prefix.lease import Below, Watcher
 from memstate.prefix.policies import Lru, LruPages
 from memstate.prefix.settings import Prefix
 from memstate.prefix.tree import Node, Tree
@@ -58,24 +58,27 @@ class Contents(NotCopied, Shown):
         self.watcher: Watcher | None = None
         self.tree = Tree(self._unit)
         self._counts = Counter(dict.fromkeys((each.name for each in fields(PrefixStats)), 0))
-        self.keep(())
+        self.keep(None)
 
-    def keep(self, branches: Sequence[Branch]) -> None:
-        """Forgets everything else. Call it only where registers and pages are set, and holders will be.
+    def keep(self, sure: Mapping[int, Snapshot] | None, unsure: Set[int] = frozenset()) -> None:
+        """Forgets all but the prefixes that are sound. Call it only where registers, holders and pages will be set.
 
         Args:
-            branches: What stays, parents first.
+            sure: The cached states that stay, by register. None: nothing stays.
+            unsure: KV pages that do not stay.
         """
         pages, size = self._pages.allocator.pages, self._pages.page_size
         tree = Tree(self._unit, (pages or KEYS // size) if self._states.remembers else 0)
         nodes: list[Node] = []
-        for branch in branches:
-            node, _ = tree.insert(branch.prompt, branch.pages)
-            node.evicted, node.uses, node.snapshot = branch.node.evicted, branch.node.uses, branch.snapshot
-            if branch.snapshot is not None:
-                nodes.append(node)
-            elif branch.node.snapshot is not None:
-                node.evicted = True
+        for prompt, path, before in self.tree.sound(pages > 0) if sure is not None else ():
+            if unsure.isdisjoint(path):
+                node, _ = tree.insert(prompt, path)
+                node.evicted, node.uses, state = before.evicted, before.uses, before.snapshot
+                if sure and state and sure.get(state.register) == state and state.length == prompt.tokens:
+                    node.snapshot = state
+                    nodes.append(node)
+                else:
+                    node.evicted |= state is not None
         self.tree.take(tree)
         gone = self._counts["inserted"] + self._counts["loaded"] - len(nodes)
         self._counts["gone_cleared"] += gone - self._counts["evicted_states"]
@@ -93,21 +96,6 @@ class Contents(NotCopied, Shown):
             self._kv.leaf(node)
         if self.watcher:
             self.watcher.replaced()
-
-    def surviving(self, sure: Mapping[int, Snapshot], pages: Set[int]) -> list[Branch]:
-        """Returns the prefixes that are sound if only some states stay.
-
-        Args:
-            sure: The cached states that stay, by register.
-            pages: KV pages that do not stay.
-        """
-        found = []
-        for prompt, path, node in self.tree.sound(self._pages.allocator.pages > 0):
-            snap = node.snapshot
-            stays = snap is not None and sure.get(snap.register) == snap and snap.length == prompt.tokens
-            if pages.isdisjoint(path):
-                found.append(Branch(prompt, path, snap if stays else None, node))
-        return found
 
     def drop_bare_leaves(self) -> None:
         """Gives up the KV of all leaves without a state, if the policy says so."""

@@ -1,8 +1,8 @@
-"""What the prefix cache, its callers and the tiers hand each other: leases, insertions, branches. Plain data."""
+"""What the prefix cache, its callers and the tiers hand each other: leases, and who hears of what. Plain data."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from memstate.prefix.match import Match
 from memstate.prefix.tree import Node
@@ -103,19 +103,3 @@ class Lease:
     match: Match
     own: dict[Node, int] = field(default_factory=dict)
     decoded: Snapshot | None = None
-
-
-class Branch(NamedTuple):
-    """A prefix that stays in the cache while everything else is forgotten.
-
-    Attributes:
-        prompt: Its tokens and salt.
-        pages: Ids of its pages.
-        snapshot: The state at its end, None for none.
-        node: What the tree had for it.
-    """
-
-    prompt: Prompt
-    pages: list[int]
-    snapshot: Snapshot | None
-    node: Node

@@ -58,42 +58,33 @@ class Sessions:
         self._share = limits.share * commands.registers.allocator.capacity
         self.refused = self.emptied = 0
         self._turns = count(1)
-        self.reset()
+        self.opened: dict[Session, Conversation] = {}
+        self.keep(None)
 
-    def reset(self, kept: Sequence[Conversation] = ()) -> None:
-        """Closes all sessions and releases nothing. Call it only where registers and pages are reset as well.
+    def keep(self, sure: Mapping[int, Snapshot] | None, unsure: Set[int] = frozenset()) -> None:
+        """Ends all turns, and forgets what is not sure. Call it only where registers and pages are reset as well.
 
         Args:
-            kept: sessions that stay open, without a turn.
+            sure: the sessions' states that stay, by register. None: all sessions close.
+            unsure: KV pages that do not stay.
         """
-        self.opened: dict[Session, Conversation] = {session.handle: session for session in kept}
-        self.idling: dict[Session, Conversation] = {
-            session.handle: session for session in sorted(kept, key=lambda each: each.since)
-        }
+        still = [session for session in self.opened.values() if sure is not None and not session.closing]
+        kept = [self._survivor(session, sure or {}, unsure) for session in still]
+        self.opened = {session.handle: session for session in kept}
+        self.idling = {session.handle: session for session in sorted(kept, key=lambda each: each.since)}
         self.by_row: dict[int, Conversation] = {}
         self._starting: list[Conversation] = []  # their next turn is about to begin
         self._expiry: float = math.inf
         self.note_expiries()
 
-    def surviving(self, sure: Mapping[int, Snapshot], pages: Set[int]) -> list[Conversation]:
-        """Returns the open sessions as they are if all turns end now and only some states stay.
-
-        Args:
-            sure: the snapshots that stay, by register.
-            pages: KV pages that do not stay.
-        """
-        open_still = [session for session in self.opened.values() if not session.closing]
-        return [self._survivor(session, sure, pages) for session in open_still]
-
-    def _survivor(self, session: Conversation, sure: Mapping[int, Snapshot], pages: Set[int]) -> Conversation:
+    def _survivor(self, session: Conversation, sure: Mapping[int, Snapshot], unsure: Set[int]) -> Conversation:
         bare = replace(session, prompt=EMPTY, kept=[], pages=[], path=NO_NODE, own={}, row=0, start=0)
         if session.row:
             bare.since = self.limits.clock()
-        kept = [snap for snap in session.kept if sure.get(snap.register) == snap]
-        known = [] if session.row or not kept else session.pages[: (count := self._pages.count(kept[0].length))]
-        if session.row or not kept or len(known) < count or not pages.isdisjoint(known):
-            return bare
-        if session.prompt.tokens < kept[0].length:
+        kept = [] if session.row else [snap for snap in session.kept if sure.get(snap.register) == snap]
+        count = self._pages.count(kept[0].length if kept else 0)
+        known = session.pages[:count]
+        if not kept or session.prompt.tokens < kept[0].length or len(known) < count or not unsure.isdisjoint(known):
             return bare
         return replace(bare, prompt=session.prompt, kept=kept, pages=known)
 

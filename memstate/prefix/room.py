@@ -61,13 +61,11 @@ class Room:
 
     def free_slots(self, n: int) -> None:
         """Makes way until n slots are free, or nothing is left that can make way."""
-        self._evict_superseded(n - self._allocator.free)
-        self._free(lambda: n - self._allocator.free, self.cache.evict_states)
+        self._free_states(lambda: n - self._allocator.free)
 
     def free_registers(self, n: int) -> None:
         """Makes way until n registers of snapshots are free, or nothing is left that can make way."""
-        self._evict_superseded(n - self._holdings.free)
-        self._free(lambda: n - self._holdings.free, self.cache.evict_states)
+        self._free_states(lambda: n - self._holdings.free)
 
     def for_marks(self, n: int, reserve: int) -> None:
         """Evicts cached states until n states can be kept. No session makes way for them.
@@ -78,9 +76,10 @@ class Room:
         """
         self.cache.evict_states(max(reserve + n - self._allocator.free, n - self._holdings.free))
 
-    def _evict_superseded(self, n: int) -> None:
-        if n > 0:
+    def _free_states(self, lacking: Callable[[], int]) -> None:
+        if (n := lacking()) > 0:
             self.cache.evict_states(min(n, self.cache.superseded_states))
+            self._free(lacking, self.cache.evict_states)
 
     def free_pages(self, n: int) -> None:
         """Makes way until n KV pages are free, or nothing is left that can make way."""
@@ -113,21 +112,20 @@ class Room:
         Args:
             session: The session, which stays open.
         """
-        handed = []
         self._sessions.emptied += 1
         if LOG.isEnabledFor(logging.INFO):
             fields = {"states": len(session.kept), "pages": len(session.pages), "priority": session.priority}
             logs.event(LOG, logging.INFO, "session emptied", expired=self._sessions.expired(session), **fields)
         if self.cache.enabled and not self._sessions.expired(session):
             size = self._pages.page_size
-            for snapshot in reversed(session.kept):
+            for snapshot in session.kept[::-1]:
                 if snapshot.length % size == 0:
                     prompt, pages = session.prompt.head(snapshot.length), session.pages[: snapshot.length // size]
                     if node := self.cache.adopt(snapshot, prompt, pages):
-                        handed.append(snapshot)
+                        session.kept.remove(snapshot)
                         session.own[node] = node.uses
             self.cache.supersede(session.own, 0)
-        self.cache.release(self._sessions.empty(session, handed))
+        self.cache.release(self._sessions.empty(session))
         self.cache.trim()
 
     def expire(self) -> None:

@@ -8,7 +8,7 @@ closed          released, at the end of the turn that runs
 """
 
 import math
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from dataclasses import replace
 from itertools import count, islice
 from typing import Any
@@ -215,18 +215,12 @@ class Sessions:
         """
         if prompt.salt != session.prompt.salt:
             session.own.clear()  # nothing under this salt replaces what was left under another
-        path = self._empty(session)
+        session.kept = []  # its row has them
+        path = self.empty(session)
         session.row, session.start, session.prompt = row, len(prompt.key) // BYTES, prompt
         self.by_row[row] = session
         self.idling.pop(session.handle, None)
         self.starting([other for other in self._starting if other is not session])
-        return path
-
-    def _empty(self, session: Conversation) -> Node:
-        """Releases the pages. The states have been moved or have other owners. Returns the end of its path."""
-        path = session.path
-        self._pages.allocator.release(session.pages)
-        session.kept, session.pages, session.path = [], [], NO_NODE
         return path
 
     def end(
@@ -305,18 +299,21 @@ class Sessions:
         del self.opened[handle], self.idling[handle]
         return self.empty(session)
 
-    def empty(self, session: Conversation, handed: Collection[Snapshot] = ()) -> Node:
-        """Takes everything from an idle session.
+    def empty(self, session: Conversation) -> Node:
+        """Releases what an idle session has.
 
         Args:
             session: The session.
-            handed: Its states that the prefix cache has taken over. The others are released.
 
         Returns:
             The end of its path in the prefix cache. The caller ends the lease on it.
         """
-        self._holdings.end([snap for snap in session.kept if snap not in handed])
-        return self._empty(session)
+        path = session.path
+        if session.kept:
+            self._holdings.end(session.kept)
+        self._pages.allocator.release(session.pages)
+        session.kept, session.pages, session.path = [], [], NO_NODE
+        return path
 
     # -- who makes way ---------------------------------------------------------------------------------
 

@@ -106,8 +106,8 @@ class StatePolicy(Policy, ABC):
         return self.victims()
 
 
-class RankedStates(StatePolicy):
-    """Ranks states by their uses; a subclass says how, in `used`."""
+class Ranked:
+    """Has nodes in the order of their ranks; a subclass places them there."""
 
     def __init__(self) -> None:
         self.reset()
@@ -116,17 +116,21 @@ class RankedStates(StatePolicy):
         """Forgets every node."""
         self._order = Ranking()
 
-    def added(self, node: Node, kind: str) -> None:
-        """Hears that a node has a state now."""
-        self.used(node)
-
     def dropped(self, node: Node) -> None:
-        """Hears that the node has no state any more."""
+        """Hears that the node is none to rank any more."""
         self._order.remove(node)
 
     def victims(self) -> Iterator[Node]:
-        """Yields nodes with a state, the least worthy first. The cache skips those in use."""
+        """Yields the nodes, the least worthy first. The cache skips those in use."""
         return self._order.ascending()
+
+
+class RankedStates(Ranked, StatePolicy):
+    """Ranks states by their uses; a subclass says how, in `used`."""
+
+    def added(self, node: Node, kind: str) -> None:
+        """Hears that a node has a state now."""
+        self.used(node)
 
 
 class PagePolicy(Policy, ABC):

@@ -5,10 +5,9 @@ policies.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-from memstate.prefix.policies.base import PagePolicy, Place, RankedStates
-from memstate.prefix.ranking import Ranking
+from memstate.prefix.policies.base import PagePolicy, Place, Ranked, RankedStates
 from memstate.prefix.tree import Node
 from memstate.tokens import BYTES
 
@@ -68,16 +67,12 @@ class Foresight(RankedStates):
         self._order.place(node, -self.future.next(self.future.end(node)))
 
 
-class ForesightPages(PagePolicy):
+class ForesightPages(Ranked, PagePolicy):
     """Ranks leaves by the next use of their last block; the latest goes first."""
 
     def __init__(self, future: Future) -> None:
         self.future = future
-        self.reset()
-
-    def reset(self) -> None:
-        """Forgets every node."""
-        self._order = Ranking()
+        super().__init__()
 
     def leaf(self, node: Node) -> None:
         """Hears that a node is a leaf now: it is new, or its last child is gone."""
@@ -87,11 +82,3 @@ class ForesightPages(PagePolicy):
         """Hears that a prompt was followed down to this node, a leaf or not."""
         if node in self._order:
             self.leaf(node)
-
-    def dropped(self, node: Node) -> None:
-        """Hears that the node is no leaf any more, or gone."""
-        self._order.remove(node)
-
-    def victims(self) -> Iterator[Node]:
-        """Yields leaves, the least worthy first, some more than once if need be."""
-        return self._order.ascending()

@@ -1,9 +1,6 @@
 """Least recently used goes first. A use refreshes the state that was used, not what leads to it."""
 
-from collections.abc import Iterator
-
-from memstate.prefix.policies.base import PagePolicy, RankedStates
-from memstate.prefix.ranking import Ranking
+from memstate.prefix.policies.base import PagePolicy, Ranked, RankedStates
 from memstate.prefix.tree import Node
 
 
@@ -26,7 +23,7 @@ class Lru(RankedStates):
         self._order.place(node, self._clock)
 
 
-class LruPages(PagePolicy):
+class LruPages(Ranked, PagePolicy):
     """Ranks leaves by the last time a prompt was followed down to them.
 
     Args:
@@ -41,14 +38,14 @@ class LruPages(PagePolicy):
 
     def __init__(self, tombstones: bool = True) -> None:
         self.tombstones = tombstones
-        self.reset()
+        super().__init__()
 
     def __repr__(self) -> str:
         return f"LruPages(tombstones={self.tombstones})"
 
     def reset(self) -> None:
         """Forgets every node."""
-        self._order = Ranking()
+        super().reset()
         self._clock = 0
 
     def keeps(self, node: Node) -> bool:
@@ -79,7 +76,3 @@ class LruPages(PagePolicy):
         if node.parent is not None:  # which was on the way to it
             node.parent.touched = max(node.parent.touched, node.touched)
         self._order.remove(node)
-
-    def victims(self) -> Iterator[Node]:
-        """Yields leaves, the least worthy first, some more than once if need be."""
-        return self._order.ascending()

@@ -12,7 +12,7 @@ from typing import Any, NoReturn, SupportsIndex, TypeGuard
 import numpy as np
 import numpy.typing as npt
 
-from memstate.errors import InvalidArgument
+from memstate.errors import ConfigurationError, InvalidArgument
 
 INT32_MAX = 2**31 - 1
 PLAIN = frozenset((NoneType, str, bytes, int))  # types of salts whose values are equal only where their types are
@@ -31,6 +31,16 @@ class NotCopied:
             f"a {type(self).__name__} cannot be copied or pickled: each copy would change the same slots with counts "
             "of its own; pass the object itself, or mem.inspect(), which is plain data"
         )
+
+
+def require_switch(name: str, switch: object, why: str = "") -> None:
+    """Requires True or False.
+
+    Raises:
+        ConfigurationError: The value is something else.
+    """
+    if not isinstance(switch, bool):
+        raise ConfigurationError(f"{name}={switch!r}: expected True or False{why}")
 
 
 def is_whole(value: object) -> TypeGuard[int]:

@@ -8,9 +8,8 @@ from typing import Any, Final
 
 import torch
 
-from memstate.checks import is_count, shown, whole
+from memstate.checks import is_count, require_switch, shown, whole
 from memstate.engine.planner import Planner, Residency, Split
-from memstate.engine.settings import require_switch
 from memstate.errors import InvalidArgument
 from memstate.prefix import Match
 from memstate.prefix.placement import Ends, Placement

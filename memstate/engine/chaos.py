@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -135,6 +136,10 @@ class Faults:
 
     Args:
         chaos: how often each kind happens.
+
+    Attributes:
+        stepping: builds a `Stepping` whose claims can be refused.
+        admission: builds an `Admission` that can find too few slots.
     """
 
     def __init__(self, chaos: Chaos) -> None:
@@ -142,14 +147,7 @@ class Faults:
         self._lock = threading.RLock()  # threads call the store
         self._counts: Counter[str] = Counter()
         self._draws = {field.name: random.Random(f"{field.name} {chaos.seed}") for field in fields(ChaosStats)}
-
-    def stepping(self, *parts: Any) -> Stepping:
-        """Returns a `Stepping` whose claims can be refused."""
-        return FaultyStepping(self, *parts)
-
-    def admission(self, *parts: Any) -> Admission:
-        """Returns an `Admission` that can find too few slots."""
-        return FaultyAdmission(self, *parts)
+        self.stepping, self.admission = partial(FaultyStepping, self), partial(FaultyAdmission, self)
 
     def tiers(self, settings: Tiers, *parts: Any) -> TierManager:
         """Returns a `TierManager` whose polls can do nothing, on a store that can fail."""
@@ -229,12 +227,21 @@ class Faults:
         return place
 
 
-class FaultyStepping(Stepping):
-    """Plans and accepts steps, and refuses some of their optional claims."""
+class Faulty:
+    """A part of a manager that has faults.
+
+    Args:
+        faults: draws the faults.
+        parts: what the part is built from.
+    """
 
     def __init__(self, faults: Faults, *parts: Any) -> None:
         super().__init__(*parts)
         self._faults = faults
+
+
+class FaultyStepping(Faulty, Stepping):
+    """Plans and accepts steps, and refuses some of their optional claims."""
 
     def _refused(self) -> int:
         return self._mirror.degraded + self._marks.refused
@@ -254,12 +261,8 @@ class FaultyStepping(Stepping):
             super().accept(step, accepted, windows, finished, allowed)
 
 
-class FaultyAdmission(Admission):
+class FaultyAdmission(Faulty, Admission):
     """Starts requests, and sometimes finds too few slots."""
-
-    def __init__(self, faults: Faults, *parts: Any) -> None:
-        super().__init__(*parts)
-        self._faults = faults
 
     def make_room(self, rows: int, pages: int, slots: int) -> Lack | None:
         """See `Admission.make_room`."""
@@ -273,12 +276,8 @@ class FaultyAdmission(Admission):
         return super().make_room(rows, pages, slots)
 
 
-class FaultyTiers(TierManager):
+class FaultyTiers(Faulty, TierManager):
     """Moves states between the tiers, and sometimes lets a poll pass."""
-
-    def __init__(self, faults: Faults, *parts: Any) -> None:
-        super().__init__(*parts)
-        self._faults = faults
 
     def poll(self) -> None:
         """See `TierManager.poll`."""

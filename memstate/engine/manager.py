@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from memstate.checks import is_count, numbers_of, require_salt, sequence, whole
+from memstate.checks import is_count, numbers_of, require_salt, require_switch, sequence, whole
 from memstate.engine.ages import Ages
 from memstate.engine.canary import Canary
 from memstate.engine.chaos import Chaos, faults_of
@@ -26,14 +26,7 @@ from memstate.engine.ending import Ending
 from memstate.engine.forking import Fork, Forking
 from memstate.engine.pool import StatePool
 from memstate.engine.recovery import Recovery
-from memstate.engine.settings import (
-    Forward,
-    Pages,
-    require_switch,
-    validate_layout,
-    validate_sizes,
-    validate_tracking,
-)
+from memstate.engine.settings import Forward, Pages, validate_layout, validate_sizes, validate_tracking
 from memstate.engine.sizing import require_fit
 from memstate.errors import ConfigurationError, InvalidArgument
 from memstate.kernels.dispatch import Backend

@@ -13,7 +13,6 @@ from memstate.errors import OutOfPages, OutOfRows, OutOfSlots
 from memstate.kernels.tables import REGISTERS_PER_ROW
 from memstate.slots.audit import AuditReport, audit
 from memstate.slots.inspect import Inspection, behind, inspect
-from memstate.slots.registers import RegisterFile
 from memstate.stats import Stats
 
 PER_ROW = REGISTERS_PER_ROW
@@ -88,10 +87,7 @@ class Reports(Recount):
 
         Syncs: yes.
         """
-        return self._audit(*self._look())
-
-    def _audit(self, seen: Inspection, names: dict[int, tuple[str, str]], read: RegisterFile) -> AuditReport:
-        return audit(seen, names, self._miscounts(seen, names, read))
+        return self._look()[1]
 
     def inspect(self) -> Inspection:
         """Returns the owner of every slot, and what the host knows of requests and caches, as plain data.
@@ -101,10 +97,10 @@ class Reports(Recount):
 
         Syncs: yes.
         """
-        seen, names, read = self._look()
-        return replace(seen, faults=self._audit(seen, names, read).faults)
+        seen, report = self._look()
+        return replace(seen, faults=report.faults)
 
-    def _look(self) -> tuple[Inspection, dict[int, tuple[str, str]], RegisterFile]:
+    def _look(self) -> tuple[Inspection, AuditReport]:
         self._enter()
         with self._guard.changing("audit"):
             self._commands.submit()
@@ -122,7 +118,7 @@ class Reports(Recount):
             sessions=self._sessions.inspect(), changes=list(map(asdict, self.changes)),
             stats=asdict(self.stats()), layout=self._described(),
         )  # fmt: skip
-        return found, names, read
+        return found, audit(found, names, self._miscounts(found, names, read))
 
     def _running(self, rows: Sequence[int]) -> list[dict[str, Any]]:
         """Running requests as plain data, from the host's counts."""

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from memstate.checks import INT32_MAX, is_count, is_whole, shown
+from memstate.checks import INT32_MAX, is_count, is_whole, require_switch, shown
 from memstate.errors import ConfigurationError
 from memstate.requests.tracking import Tracking
 from memstate.sizes import INT64_MAX
@@ -75,9 +75,8 @@ class Forward:
     pad: int = 0
 
     def __post_init__(self) -> None:
-        for name, switch in (("in_place", self.in_place), ("speculation", self.speculation)):
-            require_switch(name, switch)
-        require_switch("packed", self.packed)
+        for name in ("in_place", "speculation", "packed"):
+            require_switch(name, getattr(self, name))
         if self.direct_hits is not None:
             require_switch("direct_hits", self.direct_hits)
         if self.grid is not None and (not is_count(self.grid) or self.grid < 1):
@@ -91,16 +90,6 @@ class Forward:
             raise ConfigurationError(f"pad={self.pad!r}: expected 0, the null slot, or -1, which other kernels skip")
         if self.packed and self.grid is None:
             raise ConfigurationError("packed=True says where multiples of grid count from: give grid as well")
-
-
-def require_switch(name: str, switch: object, why: str = "") -> None:
-    """Requires True or False.
-
-    Raises:
-        ConfigurationError: the value is something else.
-    """
-    if not isinstance(switch, bool):
-        raise ConfigurationError(f"{name}={switch!r}: expected True or False{why}")
 
 
 def validate_sizes(

@@ -148,21 +148,17 @@ class Contents(NotCopied, Shown):
         """
         if pages <= 0 or pages > self.evictable_pages:
             return pages <= 0
+        holders = self._pages.allocator.holders
         left, seen = pages, set[Node]()  # a policy may offer a node more than once
         for node in self._kv.victims():
             if not (node.leases or node in seen):
                 seen.add(node)
-                left -= self._alone(node)
+                left -= sum(holders[page] == 1 for page in node.pages)
                 if left <= 0:
                     return True
         held = Counter(page for _, node in self.tree.walk() if not node.leases for page in node.pages)
-        holders = self._pages.allocator.holders
         # Pages under two salts count as well.
         return pages <= sum(holders[page] == times for page, times in held.items())
-
-    def _alone(self, node: Node) -> int:
-        holders = self._pages.allocator.holders
-        return sum(holders[page] == 1 for page in node.pages)
 
     def evict_states(self, n: int, why: str = "room") -> int:
         """Evicts states: superseded ones first, then the least valuable. What lies below the device may keep them.
@@ -251,16 +247,13 @@ class Contents(NotCopied, Shown):
         """
         with self._commands.guard.changing("clear"):
             self._clearing = True
-            self._clear()
+            self.evict_states(self.states)
+            nodes = [node for _, node in self.tree.walk() if not node.leases]
+            for node in reversed(nodes):  # children first
+                if not node.ghost:
+                    self._give_up(node, len(node.pages))
+            self._forget(0)
             self._clearing = False
-
-    def _clear(self) -> None:
-        self.evict_states(self.states)
-        nodes = [node for _, node in self.tree.walk() if not node.leases]
-        for node in reversed(nodes):  # children first
-            if not node.ghost:
-                self._give_up(node, len(node.pages))
-        self._forget(0)
 
     def detach(self, node: Node, why: str) -> None:
         """Notes that a node has lost its state. A tombstone stays.

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from memstate.checks import is_count
+from memstate.checks import is_count, require_switch
 from memstate.errors import ConfigurationError
 from memstate.prefix.placement import Ends, Placement
 from memstate.prefix.policies import LruPages, PagePolicy, ReturnRate, StatePolicy
@@ -50,5 +50,4 @@ class Prefix:
             raise ConfigurationError(f"placement={self.placement!r}: expected a Placement, such as Ends()")
         if self.most_states is not None and not is_count(self.most_states):
             raise ConfigurationError(f"most_states={self.most_states!r}: expected a whole number from 0 on, or None")
-        if not isinstance(self.evict, bool):
-            raise ConfigurationError(f"evict={self.evict!r}: expected True or False")
+        require_switch("evict", self.evict)

@@ -109,12 +109,7 @@ class Tree:
     """
 
     def __init__(self, page: int, memory: int = 0) -> None:
-        self.page = page
-        self.reset(memory)
-
-    def reset(self, memory: int) -> None:
-        """Forgets every prefix."""
-        self.memory = memory
+        self.page, self.memory = page, memory
         self._ghosts: dict[Node, None] = {}  # oldest first: children before their parents
         self.ghost_pages = 0
         self.roots: dict[Hashable, Node] = {}

@@ -86,7 +86,7 @@ def _checks(capacity: int, slots: list[int]) -> dict[str, Check]:
         "tags": _by_register(_text, held, complete=False),
         "by_id": _ascending(_whole(0, capacity)),
         "rows": _ascending(_record(request, ages), "row"),
-        "prefix": _below(_list(_stretch(_record(node)))),
+        "prefix": _below(_list(_record(node))),
         "sessions": _list(_record(session, ages)),
         "changes": _ascending(_record(change), "serial"),
         "stats": _figures(FIGURES_DEEP),
@@ -223,23 +223,17 @@ def _record(checks: Mapping[str, Check], since: Mapping[str, Check] = MappingPro
     return check_each
 
 
-def _stretch(record: Check) -> Check:
-    """A node of the prefix cache, which does not end before its start."""
-
-    def check(value: Any) -> None:
-        record(value)
-        _within(".start", _whole(0, value["end"]), value["start"])
-
-    return check
-
-
 def _below(nodes: Check) -> Check:
-    """Nodes of the prefix cache: a parent comes before its children, and a child begins where its parent ends."""
+    """Nodes of the prefix cache: a parent comes before its children, and a child begins where its parent ends.
+
+    None of them ends before its start.
+    """
 
     def check(values: Any) -> None:
         nodes(values)
         for at, node in enumerate(values):
             parent = node["parent"]
+            _within(f"[{at}].start", _whole(0, node["end"]), node["start"])
             _within(f"[{at}].parent", _whole(-1, at - 1), parent)
             begin = values[parent]["end"] if parent >= 0 else 0
             _within(f"[{at}].start", _whole(begin, begin), node["start"])

@@ -27,22 +27,12 @@ class Loader:
     Attributes:
         hold: Keeps the records of a hit until `release`.
         release: Ends `hold`.
+        require_own: Refuses a prefetch that is another manager's; see `TierManager.require_own`.
     """
 
     def __init__(self, tiers: TierManager, cache: PrefixCache, pages: PageTable) -> None:
         self._tiers, self._cache, self._page_size = tiers, cache, pages.page_size
-        self.hold, self.release = tiers.host.pin, tiers.host.unpin
-
-    def require_own(self, fetch: Fetch) -> None:
-        """Refuses a prefetch that is another manager's.
-
-        Args:
-            fetch: A request's prefetch.
-
-        Raises:
-            InvalidArgument: It is not what this manager's `prefetch` returned.
-        """
-        self._tiers.require_own(fetch)
+        self.hold, self.release, self.require_own = tiers.host.pin, tiers.host.unpin, tiers.require_own
 
     def find(self, prompt: Prompt, match: Match, known: int, fetch: Fetch | None) -> Hit | None:
         """Finds a hit that reaches further than the device's match and `known` tokens.

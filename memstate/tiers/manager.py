@@ -17,7 +17,6 @@ from memstate.requests.handles import Snapshot
 from memstate.requests.page_table import PageTable
 from memstate.showing import Shown
 from memstate.slots.commands import Action, CommandBuffer
-from memstate.slots.registers import Longs
 from memstate.state.planes import Planes
 from memstate.stats import TierStats
 from memstate.tiers.digests import Digests
@@ -54,6 +53,9 @@ class TierManager(NotCopied, Shown):
         commands: The manager's command buffer.
         pages: The page table of all rows.
 
+    Attributes:
+        planned: Notes the KV pages that a step completes; see `HostTier.planned`.
+
     Raises:
         ConfigurationError: The settings do not fit the manager's pages or planes, or memory is short.
     """
@@ -69,6 +71,7 @@ class TierManager(NotCopied, Shown):
         mark, states, of_kv, dense = _record_sets(settings, planes, pages)
         self.digests = Digests(Keys(mark, pages.page_size))
         self.host = HostTier(cache.tree, self.digests, commands, pages, states, of_kv, dense, settings.layerwise)
+        self.planned = self.host.planned
         self._caches = [each for each in (self.host.states, self.host.kv) if each is not None]
         self._due: list[tuple[Node, Snapshot]] = []
         self._ahead = min(AHEAD, settings.host_slots // 16) if settings.ahead is None else settings.ahead
@@ -133,10 +136,6 @@ class TierManager(NotCopied, Shown):
         """Notes that a request started from a cached state."""
         if self.settings.write == "selective" and node.uses == SECOND_HIT and node.snapshot:
             self._due.append((node, node.snapshot))
-
-    def planned(self, rows: Longs, before: Longs, after: Longs) -> None:
-        """Notes the KV pages that a step completes; see `HostTier.planned`."""
-        self.host.planned(rows, before, after)
 
     def _look_ahead(self) -> None:
         """Makes the states due that the device evicts next, so that their eviction has nothing to copy."""

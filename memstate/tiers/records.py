@@ -22,9 +22,8 @@ Flaw = Literal["", "truncated", "magic", "version", "header", "foreign", "checks
 FLAWS: tuple[str, ...] = get_args(Flaw)[1:]
 
 _FIXED = struct.Struct("<8sHHI32s32sqQI")  # magic version kind header fingerprint key length body planes
-_SIZE = struct.Struct("<I")
 _SIZE_AT = 12
-_CRC = struct.Struct("<I")
+_NUMBER = struct.Struct("<I")
 _KINDS: dict[str, int] = {"state": 1, "kv": 2}
 
 
@@ -56,7 +55,7 @@ class RecordFormat:
             raise InvalidArgument(f"kind {kind!r}: expected {' or '.join(_KINDS)}")
         self.kind, self.fingerprint = kind, require_digest("fingerprint", fingerprint)
         self.layout = replace(layout, order="slot_major", alignment=MOVE_BYTES)
-        unpadded = _FIXED.size + _CRC.size * (len(layout.planes) + 1)
+        unpadded = _FIXED.size + _NUMBER.size * (len(layout.planes) + 1)
         self.header_bytes = -(-unpadded // HEADER_UNIT) * HEADER_UNIT
         self.body_bytes = self.layout.bytes_per_slot
         self._crcs = struct.Struct(f"<{len(layout.planes)}I")
@@ -122,7 +121,7 @@ class RecordFormat:
         _FIXED.pack_into(head, 0, *self._fixed(require_digest("key", key), length))
         self.zero_padding(buffer)
         self._crcs.pack_into(head, _FIXED.size, *self._checksums(buffer.data))
-        _CRC.pack_into(head, len(head) - _CRC.size, zlib.crc32(memoryview(head)[: -_CRC.size]))
+        _NUMBER.pack_into(head, len(head) - _NUMBER.size, zlib.crc32(memoryview(head)[: -_NUMBER.size]))
         buffer.data[: self.header_bytes] = head
 
     def flaw(self, buffer: Bytes, key: bytes, length: int) -> Flaw:
@@ -146,10 +145,10 @@ class RecordFormat:
             return "magic"
         if version != VERSION:
             return "version"
-        (size,) = _SIZE.unpack_from(data, _SIZE_AT)  # its own: a sound header of other planes is foreign, not broken
-        if not _FIXED.size + _CRC.size <= size <= len(data):
+        (size,) = _NUMBER.unpack_from(data, _SIZE_AT)  # its own: a sound header of other planes is foreign, not broken
+        if not _FIXED.size + _NUMBER.size <= size <= len(data):
             return "header"
-        if zlib.crc32(data[: size - _CRC.size]) != _CRC.unpack_from(data, size - _CRC.size)[0]:
+        if zlib.crc32(data[: size - _NUMBER.size]) != _NUMBER.unpack_from(data, size - _NUMBER.size)[0]:
             return "header"
         if _FIXED.unpack_from(data) != self._fixed(key, length):
             return "foreign"

@@ -6,7 +6,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from memstate.checks import INT32_MAX, is_count
+from memstate.checks import INT32_MAX, is_count, require_switch
 from memstate.errors import ConfigurationError
 from memstate.state.planes import Planes
 from memstate.tiers.prefetch.settings import Prefetch
@@ -126,5 +126,4 @@ class Tiers:
                 f"int8={self.int8!r}, executor={self.executor!r}, clock={self.clock!r}: expected axes by plane, an "
                 "Executor of concurrent.futures, and a function that gives seconds"
             )
-        if not isinstance(self.layerwise, bool):
-            raise ConfigurationError(f"layerwise={self.layerwise!r}: expected True or False")
+        require_switch("layerwise", self.layerwise)

@@ -159,8 +159,7 @@ class Packing:
         exact = [region for region in self._memory.regions if region.plane.name not in int8]
         self._table = RecordTable(exact, self.layout, self.device)
         self._scaled = [ScaledTable(self._memory.of(name), int8[name], self.layout, self.device) for name in int8]
-        self._memory.follow(self._table)
-        for table in self._scaled:
+        for table in (self._table, *self._scaled):
             self._memory.follow(table)
         layer_bytes = self.nbytes // self.layers
         offsets = [piece.offset for piece in self._table.map.pieces]

@@ -1,7 +1,7 @@
 """Agreement between ranks: the bitwise AND of the words of every rank. Knows nothing of what they mean."""
 
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -49,14 +49,12 @@ class Agreement(Protocol):
         """
 
 
-class _Settled:
-    done = True
-
-    def __init__(self, words: Words) -> None:
-        self._words = words
+class _Settled(NamedTuple):
+    words: Words
+    done: bool = True
 
     def result(self) -> Words:
-        return self._words
+        return self.words
 
 
 class Alone:

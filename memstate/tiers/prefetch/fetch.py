@@ -156,14 +156,6 @@ class Fetch:
         """Pages that it fetches."""
         return len(self.keys)
 
-    def narrow(self, end: int, page_size: int) -> None:
-        """Fetches fewer pages from now on."""
-        self.tokens, self.keys = end * page_size, self.keys[:end]
-
-    def propose(self, ends: Bits) -> None:
-        """Sets this rank's candidates, bool `page`."""
-        self.phase, self.vote = Phase.PROPOSED, ends
-
     def blame(self, reason: End, why: str) -> None:
         """Notes why this rank has less than it might; the first reason counts."""
         self.reason, self.why = self.reason or reason, self.why or why

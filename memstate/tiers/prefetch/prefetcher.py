@@ -255,13 +255,13 @@ class Prefetcher:
         if end := deepest(ends):
             self._count["truncated"] += end < most
             self._count["truncated_tokens"] += (most - end) * self._page_size
-        fetch.propose(ends)
+        fetch.phase, fetch.vote = Phase.PROPOSED, ends
 
     # -- reading --------------------------------------------------------------------------------------
 
     def _read(self, fetch: Fetch, end: int) -> None:
         """Begins to read up to an end that all ranks agree on, and releases the rest."""
-        fetch.narrow(end, self._page_size)
+        fetch.tokens, fetch.keys = end * self._page_size, fetch.keys[:end]
         fetch.reservation.trim(end, not fetch.hits.states[end - 1])
         fetch.reserved = fetch.tokens - fetch.covered
         fetch.begin()

@@ -69,7 +69,7 @@ class Votes:
         return self._exchange.done
 
     def verdicts(self) -> Iterator[Verdict]:
-        """Returns the verdicts in the order of the prefetches.
+        """Yields the verdicts in the order of the prefetches.
 
         Raises:
             AgreementLost: A rank does not answer, or runs other prefetches.
@@ -79,9 +79,7 @@ class Votes:
         words = self._exchange.result()
         if words[0] != self._check or words[1] != ~self._check:
             raise AgreementLost("they started or cancelled different prefetches")
-        return self._verdicts(words[HEADER:])
-
-    def _verdicts(self, words: Words) -> Iterator[Verdict]:
+        words = words[HEADER:]
         for fetch, phase in self._asked:
             ends = unpack(words[HEADER : _size(fetch)], fetch.pages) if words[0] else None
             yield Verdict(fetch, phase, ends, stop=not words[1])

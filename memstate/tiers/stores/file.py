@@ -5,7 +5,6 @@ Knows no record's contents: the reader checks them.
 
 import os
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -38,6 +37,9 @@ class FileStore:
             up
             states, and nothing notices.
 
+    Attributes:
+        faults: Refusals of the system by the name of errno. EFBIG: a record is larger than the capacity.
+
     Raises:
         UnsafeFolder: Others could write to the folder.
         ConfigurationError: The folder cannot be made or written.
@@ -56,16 +58,12 @@ class FileStore:
         self, path: str | os.PathLike[str], capacity: int | None = None, durable: bool = False, shared: bool = False
     ) -> None:
         self.folder, self.durable = Folder(path, capacity, shared, durable), durable
+        self.faults = self.folder.faults
 
     def __repr__(self) -> str:
         size = self.folder.capacity
         limit = "no limit" if size is None else f"at most {format_bytes(size)}"
         return f"FileStore({str(self.folder.path)!r}, {limit}, {self.faults.total()} faults)"
-
-    @property
-    def faults(self) -> Counter[str]:
-        """Refusals of the system by the name of errno. EFBIG: a record is larger than the capacity."""
-        return self.folder.faults
 
     @property
     def evicted(self) -> int:
@@ -183,7 +181,7 @@ class FileStore:
         """Opens the folder that a record goes to, and makes it where it is missing."""
         with suppress(FileNotFoundError):
             return self.folder.shard(root, name)
-        shard = self.folder.make_shard(root, name)
+        shard = self.folder.shard(root, name, make=True)
         try:
             if self.durable:
                 os.fsync(root)

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from memstate.checks import whole
+from memstate.checks import require_switch, whole
 from memstate.errors import ConfigurationError, InvalidArgument
 from memstate.tiers.stores.base import RECORD
 from memstate.tiers.stores.opening import (
@@ -67,8 +67,7 @@ class Folder:
         self, path: str | os.PathLike[str], capacity: int | None, shared: bool = False, durable: bool = False
     ) -> None:
         require_descriptors()
-        if not isinstance(shared, bool):
-            raise ConfigurationError(f"shared={shared!r}: expected True or False")
+        require_switch("shared", shared)
         self.path = _expanded(path).absolute()  # whatever becomes of the working directory
         self._text = str(self.path)
         self.capacity = None if capacity is None else whole("capacity", capacity)
@@ -123,20 +122,19 @@ class Folder:
         """
         return open_folder(self._text, self.shared)
 
-    def shard(self, root: int, name: str) -> int:
+    def shard(self, root: int, name: str, *, make: bool = False) -> int:
         """Opens the shard that a record lies in.
+
+        Args:
+            root: Descriptor of the folder.
+            name: The record.
+            make: Whether to make the shard where it is missing. Its parent is never made: nothing is written where a
+                disk is no longer mounted.
 
         Raises:
             OSError: It cannot be opened, or is not safe.
         """
-        return open_folder(shard_of(name), self.shared, root)
-
-    def make_shard(self, root: int, name: str) -> int:
-        """Opens the shard that a record lies in, and makes it where it is missing.
-
-        Its parent is never made: nothing is written where a disk is no longer mounted.
-        """
-        return make_folder(shard_of(name), self.shared, root)
+        return (make_folder if make else open_folder)(shard_of(name), self.shared, root)
 
     @staticmethod
     def temporary() -> str:

@@ -12,7 +12,7 @@ from hashlib import blake2b
 from memstate.checks import whole
 from memstate.errors import InvalidArgument
 from memstate.salts import encode, encode_plain
-from memstate.state.layout import Plane, StateLayout
+from memstate.state.layout import StateLayout
 from memstate.tiers.records import DIGEST_BYTES, VERSION, require_digest
 from memstate.tokens import BYTES, Prompt
 
@@ -96,9 +96,5 @@ def fingerprint(
 def _planes(layout: StateLayout | None) -> Hashable:
     if layout is None:
         return None
-    return (layout.layers, tuple(_plane(plane) for plane in layout.planes))
-
-
-def _plane(plane: Plane) -> Hashable:
-    named = (plane.name, plane.shape, str(plane.dtype))
-    return (*named, plane.order) if plane.order else named
+    named = [(plane.name, plane.shape, str(plane.dtype), plane.order) for plane in layout.planes]
+    return (layout.layers, tuple(each if each[-1] else each[:-1] for each in named))

@@ -76,6 +76,7 @@ class TierManager(NotCopied, Shown):
         self._due: list[tuple[Node, Snapshot]] = []
         self._ahead = min(AHEAD, settings.host_slots // 16) if settings.ahead is None else settings.ahead
         self._ahead *= settings.write != "through"  # where all states are due anyway
+        self._least_uses = 1 if settings.write == "selective" else 0  # of a state that goes down when it is evicted
         self._looked, self._foreseen = 0, set[Snapshot]()
         self._workers = Workers(settings.executor or Threads(settings.threads))
         self.agreed: AgreedHits | None = None
@@ -150,11 +151,6 @@ class TierManager(NotCopied, Shown):
                 self._foreseen.add(node.snapshot)
                 if node.snapshot not in known and not self.host.has_state(node):
                     self._due.append((node, node.snapshot))
-
-    @property
-    def _least_uses(self) -> int:
-        """Uses that a state needs to go down when it is evicted."""
-        return 1 if self.settings.write == "selective" else 0
 
     def _write_due(self) -> None:
         """Copies what is due to host memory, as far as staging is free.
@@ -284,8 +280,7 @@ class TierManager(NotCopied, Shown):
             Asleep: The memory of one of them is released.
         """
         for memory in self._memories:
-            if memory.asleep:
-                memory.require_awake(operation)
+            memory.require_awake(operation)
 
     def wait_layer(self, kind: str, layer: int) -> None:
         """Makes the current stream wait for what is being loaded to one layer.
@@ -481,7 +476,7 @@ class TierManager(NotCopied, Shown):
         if self.writeback is not None:
             pins.update(self.writeback.writing)
         if self.agreed is not None:
-            pins.update(entry for hit in self.agreed.hits for entry in (hit.state, *hit.pages))
+            pins.update(entry for hit in self.agreed.hits.values() for entry in (hit.state, *hit.pages))
         held = 0, 0
         if self.prefetcher is not None:
             held = self.prefetcher.held

@@ -15,28 +15,6 @@ from weakref import finalize
 PAUSE_S = 0.0005  # between two looks at the flags of work that is waited for
 
 
-class Flag:
-    """A flag that one thread sets and others look at.
-
-    Example:
-        >>> flag = Flag()
-        >>> flag.set()
-        >>> flag.is_set()
-        True
-    """
-
-    def __init__(self) -> None:
-        self._set = False
-
-    def set(self) -> None:
-        """Sets it for good."""
-        self._set = True
-
-    def is_set(self) -> bool:
-        """Returns whether it is set."""
-        return self._set
-
-
 class Job:
     """Work that was handed in.
 

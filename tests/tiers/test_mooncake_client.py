@@ -119,7 +119,7 @@ def test_what_nobody_answers_is_no_miss_of_a_prefetch(monkeypatch: pytest.Monkey
     store, _ = scripted(monkeypatch, Scripted(health=2), 1)
     form = RecordFormat("state", StateLayout((Plane("x", (4,), torch.float32),), 1), bytes(32))
     with pytest.raises(OSError, match="NO_MASTER"):
-        ask(store, form, form, Question([bytes(32)], [0], [1]), 8, threading.Event())
+        ask(store, form, form, Question([bytes(32)], [0], [1]), 8, lambda: False)
 
 
 def test_closing_waits_for_calls_in_progress(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from memstate.tiers.host.transfers import Ticket, Transfers
 from memstate.tiers.prefetch.reading import Chunk, read
 from memstate.tiers.records import RecordFormat
 from memstate.tiers.stores.base import Store
-from memstate.tiers.workers import Executor, Flag, Job, Threads, Workers
+from memstate.tiers.workers import Executor, Job, Threads, Workers
 from memstate.tiers.writeback import BATCH, write
 
 
@@ -59,7 +59,7 @@ class WorkerSide:
         self.settings, self._rank, self._store = settings, rank, store
         self._threads = executor or Threads(settings.threads)
         self._workers = Workers(self._threads)
-        self._over = Flag()
+        self._over = False
         self._transfers: Transfers | None = None
         self._digest = b""
         self._saving: list[Saving] = []
@@ -164,7 +164,7 @@ class WorkerSide:
 
         Syncs: yes.
         """
-        self._over.set()
+        self._over = True
         for ticket in [each.ticket for each in self._saving] + [each.ticket for each in self._loading]:
             ticket.synchronize()
         self._workers.drain()
@@ -197,7 +197,8 @@ class WorkerSide:
 
     def _submit_read(self, records: Sequence[Record]) -> Job:
         chunks = [Chunk(self._key(record), record.length, record.number) for record in records]
-        return self._workers.submit(read, self._store, self._cache.form, self._cache.pool.buffer, chunks, self._over)
+        form, buffer = self._cache.form, self._cache.pool.buffer
+        return self._workers.submit(read, self._store, form, buffer, chunks, lambda: self._over)
 
     def _submit_write(self, each: Write) -> list[Job]:
         entries = [CachedRecord(self._key(record), record.number, record.length) for record in each.records]

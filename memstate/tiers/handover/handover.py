@@ -144,7 +144,7 @@ class HandOver:
         if self._state is None:
             return range(reach, 0, -1)
         lacking = self._state.lacking(prompt, range(reach))
-        _count(handed, ["missing"] * sum(count for count in lacking if count < self._state.ranks))
+        handed.faults.update(["missing"] * sum(count for count in lacking if count < self._state.ranks))
         return [page + 1 for page in range(reach)[::-1] if not lacking[page]]
 
     def _bring(self, prompt: PromptDigests, done: int, end: int, handed: Handed) -> int:
@@ -201,7 +201,7 @@ class _Carrier:
         for at in range(0, len(pages), ASKED):
             for page, lack in zip(pages[at:], self.lacking(prompt, pages[at : at + ASKED]), strict=False):
                 if lack:
-                    _count(handed, ["missing"] * lack)
+                    handed.faults.update(["missing"] * lack)
                     return page
         return len(pages)
 
@@ -220,7 +220,7 @@ class _Carrier:
         done = {page for page, outcome in zip(ready.built, outcomes, strict=True) if outcome == Outcome.DONE}
         handed.written += len(done)
         handed.present += len(ready.here)
-        _count(handed, ["failed"] * (len(names) - len(done)))
+        handed.faults.update(["failed"] * (len(names) - len(done)))
         return len(list(takewhile((done | ready.here).__contains__, ready.pages)))
 
     def _present(self, prompt: PromptDigests, pages: Sequence[int], handed: Handed) -> dict[int, str]:
@@ -228,7 +228,7 @@ class _Carrier:
         there = self._exist(self._target, self._form, prompt.own, pages)
         pages = [page for page, has in zip(pages, there, strict=True) if has]
         flaws = self._get(self._target, self._form, prompt.own, pages, self._out)
-        _count(handed, [flaw for flaw in flaws if flaw != "missing"])  # gone since: no fault of its own
+        handed.faults.update(flaw for flaw in flaws if flaw not in ("", "missing"))  # gone since: no fault of its own
         found = dict(zip(pages, flaws, strict=True))
         wrong = [page for page, flaw in found.items() if flaw not in ("", "missing", "failed")]
         if read := [page for page in wrong if found[page] in FLAWS]:
@@ -243,7 +243,7 @@ class _Carrier:
         good = len(pages)
         for (form, keys), rows in zip(self._of_sources(prompt), self._read, strict=True):
             flaws = self._get(self._source, form, keys, pages[:good], rows)
-            _count(handed, flaws)
+            handed.faults.update(filter(None, flaws))
             good = [*map(bool, flaws), True].index(True)
         header = self._forms[0].header_bytes
         for row, page in enumerate(pages[:good]):
@@ -284,10 +284,6 @@ def _asked(call: Callable[..., list[T]], unknown: T, names: Sequence[str], *buff
     except OSError:
         answers = []
     return answers if len(answers) == len(names) else [unknown] * len(names)
-
-
-def _count(handed: Handed, flaws: Sequence[str]) -> None:
-    handed.faults.update(flaw for flaw in flaws if flaw)
 
 
 def _memory(store: Store, records: int, nbytes: int) -> list[Bytes]:

@@ -18,11 +18,14 @@ class AgreedHits:
     Args:
         host: Host memory.
         page_size: Tokens of a KV page.
+
+    Attributes:
+        hits: The hits that are kept, each with one pin, by prefetch.
     """
 
     def __init__(self, host: HostTier, page_size: int) -> None:
         self._host, self._page_size = host, page_size
-        self._hits: dict[Fetch, Hit] = {}
+        self.hits: dict[Fetch, Hit] = {}
 
     def ended(self, fetch: Fetch) -> None:
         """Keeps what has just been agreed on, before other records can take its place.
@@ -34,7 +37,7 @@ class AgreedHits:
         if fetch.length <= fetch.covered:
             return
         if hit := self._host.agreed_hit(fetch.length, keys, min(fetch.kv_pages, len(keys))):
-            self._hits[fetch] = hit
+            self.hits[fetch] = hit
             self._host.pin(hit)
 
     def get(self, fetch: Fetch | None, prompt: Prompt, match: Match, known: int) -> Hit | None:
@@ -52,7 +55,7 @@ class AgreedHits:
         Raises:
             InvalidArgument: The prefetch was begun for another prompt.
         """
-        hit = self._hits.get(fetch) if fetch is not None else None
+        hit = self.hits.get(fetch) if fetch is not None else None
         if hit is None or hit.length <= known or match.kv_length < hit.first * self._page_size:
             return None
         digests = self._host.digests(prompt, match)
@@ -67,14 +70,9 @@ class AgreedHits:
         Args:
             fetch: The prefetch; without a hit, nothing happens.
         """
-        if hit := self._hits.pop(fetch, None):
+        if hit := self.hits.pop(fetch, None):
             self._host.unpin(hit)
 
     def reset(self) -> None:
         """Forgets all hits. Host memory is emptied right after."""
-        self._hits = {}
-
-    @property
-    def hits(self) -> list[Hit]:
-        """The hits that are kept, each with one pin."""
-        return list(self._hits.values())
+        self.hits = {}

@@ -37,7 +37,7 @@ class Background:
         """Begins to ask storage, unless there is nothing to ask."""
         if question.pages or question.ends:
             forms = [cache.form if cache else None for cache in (self._kv, self._states)]
-            self._submit(Op(fetch), ask, self._store, *forms, question, self._chunk, fetch.over)
+            self._submit(Op(fetch), ask, self._store, *forms, question, self._chunk, lambda: fetch.over)
         else:
             fetch.answer = Answer()
 
@@ -56,7 +56,7 @@ class Background:
         assert cache is not None, "records were claimed from it"
         pieces = [Chunk(fetch.keys[page], (page + 1) * self._page_size, record) for page, record in wanted]
         op = Op(fetch, pool=cache.pool, records=[record for _, record in wanted], pages=pages)
-        self._submit(op, read, self._store, cache.form, cache.pool.buffer, pieces, fetch.over)
+        self._submit(op, read, self._store, cache.form, cache.pool.buffer, pieces, lambda: fetch.over)
 
     def _submit(self, op: Op, work: Callable[..., Any], *arguments: Any) -> None:
         """Starts an operation; its records are in use until `collect` finds its end."""
@@ -74,14 +74,14 @@ class Background:
             op.fetch.ops.remove(op)
             if op.pool:
                 op.pool.unuse(op.records)
-            if op.fetch.over.is_set():
+            if op.fetch.over:
                 continue
             error = op.job.error or (CancelledError() if op.job.cancelled else None)
             yield op, None if error else op.job.result, error
 
     def drop(self, fetch: Fetch) -> None:
         """Cancels what has not begun for a prefetch; results of the rest are ignored."""
-        fetch.over.set()
+        fetch.over = True
         for op in list(fetch.ops):
             self._workers.cancel(op.job)
 

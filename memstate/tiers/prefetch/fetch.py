@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from memstate.tiers.host.pool import RecordPool
 from memstate.tiers.prefetch.reading import Answer, Question
 from memstate.tiers.prefetch.reservation import Reservation
-from memstate.tiers.workers import Flag, Job
+from memstate.tiers.workers import Job
 
 Bits = NDArray[np.bool_]
 
@@ -129,7 +129,7 @@ class Fetch:
         self.outcome: End | None = None
         self.missing, self.reserved = tokens - covered, 0  # tokens: to begin with; of the limit
         self.stop = False  # this rank wants it stopped
-        self.over = Flag()  # threads need not go on
+        self.over = False  # threads need not go on
         self.vote: Bits | None = None
         self.asked_in = 0  # the last in which the ranks were asked about it
         self.ops: set[Op] = set()
@@ -168,16 +168,15 @@ class Fetch:
         self._targets = self.hits.able[: self.end] & self.hits.states[: self.end]
         self._advance()
 
-    def note_pages(self, pages: list[int], arrived: int) -> None:
-        """Notes that pages were read, of which the first `arrived` are sound."""
+    def note(self, pages: list[int], arrived: int) -> None:
+        """Notes that pages were read, of which the first `arrived` are sound. No pages: the state was read."""
+        if not pages:
+            self._state = arrived == 1
+            return
         self._arrived[pages[:arrived]] = True
         if arrived < len(pages):
             self._bad = min(self._bad, pages[arrived])
         self._advance()
-
-    def note_state(self, arrived: bool) -> None:
-        """Notes whether the state was read."""
-        self._state = arrived
 
     def _advance(self) -> None:
         while self._run < self.end and self._arrived[self._run]:

@@ -245,10 +245,7 @@ class Prefetcher:
         if found.flaw:
             self._flaws[found.flaw] += 1
             op.fetch.blame(End.FAILED if found.flaw == "failed" else End.MISSED, found.why or found.flaw)
-        if op.pages:
-            op.fetch.note_pages(op.pages, found.arrived)
-        else:
-            op.fetch.note_state(found.arrived == 1)
+        op.fetch.note(op.pages, found.arrived)
 
     def _propose(self, fetch: Fetch, question: Question, answer: Answer) -> None:
         ends, most = self._candidates.claim(fetch, question.pages, answer)

@@ -6,9 +6,9 @@ from typing import NamedTuple, TypeVar
 
 from memstate.tiers.records import RecordFormat
 from memstate.tiers.stores.base import Bytes, Outcome, Store, faults_of
-from memstate.tiers.workers import Flag
 
 T = TypeVar("T")
+Over = Callable[[], bool]  # whether what the work is for is over
 
 
 class Question(NamedTuple):
@@ -68,7 +68,7 @@ class Read(NamedTuple):
 
 
 def ask(
-    store: Store, kv: RecordFormat | None, states: RecordFormat | None, question: Question, chunk: int, over: Flag
+    store: Store, kv: RecordFormat | None, states: RecordFormat | None, question: Question, chunk: int, over: Over
 ) -> Answer:
     """Asks storage what it has of a prompt, as far as its KV has no gap; runs in a thread.
 
@@ -78,7 +78,7 @@ def ask(
         states: Format of states, None where no state is asked for.
         question: What to ask.
         chunk: Records a call of the store.
-        over: Set once the prefetch is over; ends the work early.
+        over: Tells whether the prefetch is over, which ends the work early.
 
     Raises:
         OSError: The store failed.
@@ -87,12 +87,12 @@ def ask(
     for pages in _parts(question.pages, chunk):
         there = _exist(store, kv, [keys[page] for page in pages])
         found += [*there, False].index(False)
-        if over.is_set() or not all(there):
+        if over() or not all(there):
             break
     reach = question.pages[found] if found < len(question.pages) else len(keys)
     ends: list[int] = []
     for part in _parts([end for end in question.ends if end <= reach], chunk):
-        if over.is_set():
+        if over():
             break
         there = _exist(store, states, [keys[end - 1] for end in part])
         ends += [end for end, has in zip(part, there, strict=True) if has]
@@ -104,7 +104,7 @@ def _exist(store: Store, form: RecordFormat | None, keys: Sequence[bytes]) -> li
     return _answered(store.exists([form.name(key) for key in keys]), len(keys))
 
 
-def read(store: Store, form: RecordFormat, buffer: Callable[[int], Bytes], pieces: Sequence[Chunk], over: Flag) -> Read:
+def read(store: Store, form: RecordFormat, buffer: Callable[[int], Bytes], pieces: Sequence[Chunk], over: Over) -> Read:
     """Reads records into host memory and checks them, up to the first flawed one, which is discarded; runs in a thread.
 
     Args:
@@ -112,12 +112,12 @@ def read(store: Store, form: RecordFormat, buffer: Callable[[int], Bytes], piece
         form: Format of the records.
         buffer: Returns the bytes of a host record.
         pieces: The records, and where they go.
-        over: Set once the prefetch is over; ends the work early.
+        over: Tells whether the prefetch is over, which ends the work early.
 
     Raises:
         OSError: The store failed.
     """
-    if over.is_set():
+    if over():
         return Read(0, "unwanted")
     buffers, before = [buffer(piece.record) for piece in pieces], faults_of(store)
     outcomes = _answered(store.get([form.name(piece.key) for piece in pieces], buffers), len(pieces))

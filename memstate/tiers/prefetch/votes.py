@@ -2,7 +2,6 @@
 
 import zlib
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -14,22 +13,6 @@ ALL = -1  # every bit, which agrees with anything
 WORDS = 4096  # of every exchange between ranks: of unequal sizes gloo ends the process
 HEADER = 2  # words in front of an exchange, and of each prefetch in it
 MOST_PAGES = (WORDS - 2 * HEADER) * 64
-
-
-class Verdict(NamedTuple):
-    """The result of a vote about one prefetch.
-
-    Attributes:
-        fetch: The prefetch.
-        phase: Its phase when the ranks were asked.
-        ends: Candidates of all ranks, bool `page`; None while a rank does not know yet.
-        stop: Whether a rank wants to stop.
-    """
-
-    fetch: Fetch
-    phase: Phase
-    ends: Bits | None
-    stop: bool
 
 
 class Votes:
@@ -68,8 +51,12 @@ class Votes:
         """Whether `verdicts` returns without waiting."""
         return self._exchange.done
 
-    def verdicts(self) -> Iterator[Verdict]:
-        """Yields the verdicts in the order of the prefetches.
+    def verdicts(self) -> Iterator[tuple[Fetch, Phase, Bits | None, bool]]:
+        """Yields what all ranks say of each prefetch, in order.
+
+        Yields:
+            The prefetch; its phase when the ranks were asked; the candidates of all ranks, bool `page`, None while a
+            rank does not know yet; and whether a rank wants to stop.
 
         Raises:
             AgreementLost: A rank does not answer, or runs other prefetches.
@@ -82,7 +69,7 @@ class Votes:
         words = words[HEADER:]
         for fetch, phase in self._asked:
             ends = unpack(words[HEADER : _size(fetch)], fetch.pages) if words[0] else None
-            yield Verdict(fetch, phase, ends, stop=not words[1])
+            yield fetch, phase, ends, not words[1]
             words = words[_size(fetch) :]
 
 

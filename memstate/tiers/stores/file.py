@@ -95,7 +95,7 @@ class FileStore:
         Raises:
             InvalidArgument: Names or buffers cannot be meant; nothing was written.
         """
-        return self._each(self._put, Outcome.FAILED, _pairs(names, buffers, written=False))
+        return self._each(self._put, Outcome.FAILED, _pairs(names, buffers, written=False), make=True)
 
     def discard(self, names: Sequence[str]) -> None:
         """Deletes records whose contents turned out to be wrong, so that they can be written again."""
@@ -109,21 +109,26 @@ class FileStore:
         """
         self.folder.clean()
 
-    def _each(self, work: Callable[..., Outcome], absent: Outcome, items: Iterable[tuple[Any, ...]]) -> list[Outcome]:
+    def _each(
+        self, work: Callable[..., Outcome], absent: Outcome, items: Iterable[tuple[Any, ...]], *, make: bool = False
+    ) -> list[Outcome]:
         """Does the work for each name. A refusal of the system is counted, and the next name follows.
 
         Args:
-            work: Called with the folder's descriptor and the item.
+            work: Called with the descriptor of the name's shard and the item.
             absent: Outcome where nothing is there; only MISSING is no fault.
             items: Arguments of each name.
+            make: Whether to make shards that are missing.
         """
         outcomes: list[Outcome] = []
+        shard = self._shard if make else self.folder.shard
         root: int | None = None
         try:
             for what in items:
                 try:
                     root = self.folder.root() if root is None else root
-                    outcomes.append(work(root, *what))
+                    with closing(shard(root, what[0])) as opened:
+                        outcomes.append(work(opened, *what))
                 except FileNotFoundError as error:
                     outcomes.append(absent)
                     if absent is not Outcome.MISSING:
@@ -136,22 +141,19 @@ class FileStore:
                 shut(root)
         return outcomes
 
-    def _exists(self, root: int, name: str) -> Outcome:
-        with closing(self.folder.shard(root, name)) as shard:
-            found = os.stat(name, dir_fd=shard, follow_symlinks=False)
+    def _exists(self, shard: int, name: str) -> Outcome:
+        found = os.stat(name, dir_fd=shard, follow_symlinks=False)
         return Outcome.DONE if is_record(found, self.folder.shared) else Outcome.MISSING
 
-    def _discard(self, root: int, name: str) -> Outcome:
-        with closing(self.folder.shard(root, name)) as shard:
-            os.unlink(name, dir_fd=shard)
+    def _discard(self, shard: int, name: str) -> Outcome:
+        os.unlink(name, dir_fd=shard)
         return Outcome.DONE
 
-    def _get(self, root: int, name: str, view: memoryview) -> Outcome:
-        with closing(self.folder.shard(root, name)) as shard:
-            whole = self._read(shard, name, view)
-            if not whole:
-                with suppress(OSError):  # gone; or replaced just now, and then a sound record is lost
-                    os.unlink(name, dir_fd=shard)
+    def _get(self, shard: int, name: str, view: memoryview) -> Outcome:
+        whole = self._read(shard, name, view)
+        if not whole:
+            with suppress(OSError):  # gone; or replaced just now, and then a sound record is lost
+                os.unlink(name, dir_fd=shard)
         return Outcome.DONE if whole else Outcome.DAMAGED
 
     def _read(self, shard: int, name: str, view: memoryview) -> bool:
@@ -167,14 +169,13 @@ class FileStore:
                 _note_use(file, found)
         return whole
 
-    def _put(self, root: int, name: str, view: memoryview) -> Outcome:
-        with closing(self._shard(root, name)) as shard:
-            if not self._is_there(shard, name, len(view)):
-                try:
-                    self.folder.reserve(name, len(view))
-                    self._write(shard, name, view)
-                finally:
-                    self.folder.written(name)
+    def _put(self, shard: int, name: str, view: memoryview) -> Outcome:
+        if not self._is_there(shard, name, len(view)):
+            try:
+                self.folder.reserve(name, len(view))
+                self._write(shard, name, view)
+            finally:
+                self.folder.written(name)
         return Outcome.DONE
 
     def _shard(self, root: int, name: str) -> int:

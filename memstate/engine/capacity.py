@@ -20,6 +20,7 @@ from memstate.state.layout import Plane, StateLayout, format_bytes
 from memstate.state.presets import CHECKPOINTS, from_config, kv_from_config
 from memstate.tiers.sizing import tier_bytes
 
+SETTINGS: Final = ("model", "memory", "context", "concurrency", "ranks", "every", "tokens_per_second")
 MOST_TOKENS = 1e12  # a second, of all requests
 STRATEGIES: Final[Mapping[str, type[Tracking]]] = {
     "none": NoTracking, "ping-pong": PingPong, "lazy": LazyPingPong, "redirect": Redirect,
@@ -138,13 +139,7 @@ class Capacity(Shown):
         best = self.best
         by = {one.strategy: one for one in self.residency}
         return {
-            "model": self.model,
-            "memory": self.memory,
-            "context": self.context,
-            "concurrency": self.concurrency,
-            "ranks": self.ranks,
-            "every": self.every,
-            "tokens_per_second": self.tokens_per_second,
+            **{name: getattr(self, name) for name in SETTINGS},
             "page_size": best.page_size,
             "marks_per_prompt": self.marks,
             "bytes_per_slot": self.layout.bytes_per_slot,
@@ -360,11 +355,7 @@ def _model(
 def _split_json(split: Split) -> dict[str, Any]:
     return {
         "strategy": next(name for name, kind in STRATEGIES.items() if type(split.tracking) is kind),
-        "slots": split.slots,
-        "pages": split.pages,
-        "cached_states": split.cached_states,
-        "cached_pages": split.cached_pages,
-        "balanced": split.balanced,
+        **{name: getattr(split, name) for name in ("slots", "pages", "cached_states", "cached_pages", "balanced")},
         "device_bytes": split.nbytes,
         "bytes_by_part": {part.name: part.nbytes for part in split.parts},
         "host": asdict(split.host) if split.host else None,

@@ -187,15 +187,19 @@ class Planner:
     host: int
     tokens: int
 
-    def parts(self, requests: int, slots: int, pages: int, tier: TierBytes | None) -> list[Part]:
-        """What is allocated on the device."""
+    def parts(self, requests: int, slots: int, pages: int, tier: TierBytes | None = None) -> list[Part]:
+        """What is allocated on the device; with tiers at most, unless `tier` says how much they take.
+
+        Few host pages take less staging.
+        """
         found = device_parts(
             self.layout, slots=slots, rows=requests, snapshots=slots + requests, per_row=self.per_row,
             max_batch=requests, speculation=False,
         )  # fmt: skip
         if self.kv is not None:
             found.append(Part("KV pages", sum(self.kv.arena_bytes(pages)), "context or concurrency"))
-        if tier is not None:
+        if self.host:
+            tier = tier or self.tier(1, INT32_MAX)
             table = table_bytes(self.kv) if self.kv is not None else 0
             found.append(Part("staging of tiers", tier.device + table, "Tiers(staging=)"))
         return found
@@ -205,9 +209,8 @@ class Planner:
         return tier_bytes(self.layout, self.kv, host_slots=host_slots, host_pages=host_pages, staging=STAGING)
 
     def needs(self, requests: int, slots: int, pages: int) -> int:
-        """Bytes on the device; with tiers at most, because few host pages take less staging."""
-        tier = self.tier(1, INT32_MAX) if self.host else None
-        return sum(part.nbytes for part in self.parts(requests, slots, pages, tier))
+        """Bytes on the device, at most."""
+        return sum(part.nbytes for part in self.parts(requests, slots, pages))
 
     def fits(self, requests: int, slots: int, pages: int) -> bool:
         """Whether it fits the memory, and int32 can number it."""
@@ -242,8 +245,7 @@ class Planner:
             return
         requests = requests if most else 1
         slots, pages = self.slots(tracking, requests), requests * self.per_row
-        tier = self.tier(1, INT32_MAX) if self.host else None
-        parts = sorted(self.parts(requests, slots, pages, tier), key=lambda part: -part.nbytes)
+        parts = sorted(self.parts(requests, slots, pages), key=lambda part: -part.nbytes)
         each = ", ".join(f"{part.name} {part.nbytes} bytes" for part in parts[:3])
         who = "1 request needs" if requests == 1 else f"{requests} requests need"
         total = sum(part.nbytes for part in parts)

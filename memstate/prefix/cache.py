@@ -66,9 +66,7 @@ class PrefixCache(Contents):
         stated = found.stated
         length = stated.end * size if stated else 0
         gone = found.evicted.end * size if found.evicted else length
-        return Match(
-            known, length, found.kv * size, gone, stated.snapshot if stated else None, found=found
-        )  # fmt: skip
+        return Match(known, length, found.kv * size, gone, stated.snapshot if stated else None, found=found)
 
     def hold(self, match: Match, prompt: Prompt) -> Lease:
         """Keeps what was matched until `release`, whatever else is evicted.

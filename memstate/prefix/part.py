@@ -242,9 +242,7 @@ class PrefixPart(NotCopied):
             self._contents.drop_bare(hit._node)
         return self._given()
 
-    def insert(
-        self, tokens: Tokens, pages: Sequence[int], state: int | None = None, salt: Hashable = None
-    ) -> Inserted:  # fmt: skip
+    def insert(self, tokens: Tokens, pages: Sequence[int], state: int | None = None, salt: Hashable = None) -> Inserted:
         """Takes KV of a prefix, and its state as the policy says.
 
         Args:

@@ -30,6 +30,9 @@ class Ranking:
     def __len__(self) -> int:
         return len(self._entries)
 
+    def __iter__(self) -> Iterator[Node]:
+        return iter(self._entries)
+
     def __contains__(self, node: Node) -> bool:
         return node in self._entries
 

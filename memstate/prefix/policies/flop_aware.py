@@ -8,8 +8,8 @@ last.
 from collections.abc import Callable, Iterator
 
 from memstate.errors import ConfigurationError
-from memstate.prefix.policies.base import StatePolicy
 from memstate.prefix.policies.greedy_dual import gain
+from memstate.prefix.policies.lru import Lru
 from memstate.prefix.tree import Node
 
 Flops = Callable[[int, int], float]
@@ -20,7 +20,7 @@ def linear(start: int, end: int) -> float:
     return float(end - start)
 
 
-class FlopAware(StatePolicy):
+class FlopAware(Lru):
     """Ranks states by recency + alpha x compute saved per byte.
 
     Every state has the same bytes here, so bytes cancel out. An eviction is linear in the number of states.
@@ -41,39 +41,22 @@ class FlopAware(StatePolicy):
         if not isinstance(alpha, int | float) or not 0 <= alpha < float("inf") or not callable(flops):
             raise ConfigurationError(f"alpha={alpha!r}, flops={flops!r}: expected a weight from 0 on, and a function")
         self.alpha, self.flops = alpha, flops
-        self.reset()
+        super().__init__()
 
     def __repr__(self) -> str:
         return f"FlopAware(alpha={self.alpha})"
 
-    def reset(self) -> None:
-        """Forgets every node."""
-        self._last: dict[Node, int] = {}
-        self._clock = 0
-
-    def added(self, node: Node, kind: str) -> None:
-        """Hears that a node has a state now."""
-        self.used(node)
-
-    def used(self, node: Node) -> None:
-        """Hears that a request starts from the node's state."""
-        self._clock += 1
-        self._last[node] = self._clock
-
-    def dropped(self, node: Node) -> None:
-        """Hears that the node has no state any more."""
-        self._last.pop(node, None)
-
     def victims(self) -> Iterator[Node]:
         """Yields nodes with a state, the least worthy first. The cache skips those in use."""
-        if not self._last:
+        last = {node: self._order.rank(node) for node in self._order}
+        if not last:
             return iter(())
-        saved = {node: self.flops(node.end - gain(node), node.end) for node in self._last}
-        most, oldest = max(saved.values()) or 1.0, min(self._last.values())
+        saved = {node: self.flops(node.end - gain(node), node.end) for node in last}
+        most, oldest = max(saved.values()) or 1.0, min(last.values())
         span = self._clock - oldest or 1
 
         def worth(node: Node) -> tuple[bool, float]:
             shared = len(node.children) > 1
-            return shared, (self._last[node] - oldest) / span + self.alpha * saved[node] / most
+            return shared, (last[node] - oldest) / span + self.alpha * saved[node] / most
 
-        return iter(sorted(self._last, key=worth))
+        return iter(sorted(last, key=worth))

@@ -10,7 +10,6 @@ Knows no store and no key.
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,15 +20,6 @@ from memstate.errors import InvalidArgument, LayoutMismatch
 from memstate.state.layout import MOVE_BYTES, Plane, StateLayout
 from memstate.state.sharding import Owned
 from memstate.tiers.stores.base import Bytes
-
-
-class Move(NamedTuple):
-    """One copy: elements `taken` along the axis of a plane of a source rank become elements `given` of the target."""
-
-    plane: int
-    source: int
-    taken: slice
-    given: slice
 
 
 class Resplit:
@@ -101,8 +91,8 @@ class Resplit:
         if not out.flags.writeable:
             raise InvalidArgument("out is read-only: expected memory that can be written")
         held, planes = {source: _planes(self._from, bodies[source]) for source in sources}, _planes(self._to, out)
-        for move in self._moves[rank]:
-            planes[move.plane][:, :, move.given] = held[move.source][move.plane][:, :, move.taken]
+        for plane, source, taken, given in self._moves[rank]:
+            planes[plane][:, :, given] = held[source][plane][:, :, taken]
         for _, padding in _blocks(self._to, out):
             padding[:] = 0
 
@@ -128,8 +118,12 @@ class Resplit:
                 taken.append(run.start)
         return taken[::-1]
 
-    def _cut(self, wanted: Sequence[Sequence[Owned]], sources: Sequence[int]) -> list[Move]:
-        """Returns the copies of each wanted piece, from the lowest source that has it."""
+    def _cut(self, wanted: Sequence[Sequence[Owned]], sources: Sequence[int]) -> list[tuple[int, int, slice, slice]]:
+        """Returns the copies of each wanted piece, from the lowest source that has it.
+
+        Returns:
+            Plane, source rank, and the elements along the axis that are cut: of the source, and of the target.
+        """
         moves = []
         for number, parts in enumerate(wanted):
             for place, want in enumerate(parts):
@@ -138,9 +132,7 @@ class Resplit:
                     have = self._held[source][number][place]
                     if have.whole.start <= at < min(have.whole.stop, want.whole.stop):
                         end, back = min(have.whole.stop, want.whole.stop), have.local.start - have.whole.start
-                        moves.append(
-                            Move(number, source, slice(at + back, end + back), slice(at + offset, end + offset))
-                        )
+                        moves.append((number, source, slice(at + back, end + back), slice(at + offset, end + offset)))
                         at = end
                 assert at == want.whole.stop, f"{want} is on none of the ranks {sources}"
         return moves

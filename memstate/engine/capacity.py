@@ -152,15 +152,9 @@ class Capacity(Shown):
             "device_bytes": best.nbytes,
             "slots_per_request_by_strategy": {name: one.slots_per_request for name, one in by.items()},
             "max_requests_by_strategy": {name: one.max_requests for name, one in by.items()},
-            "cached_states_by_strategy": {
-                name: one.split and one.split.cached_states for name, one in by.items()
-            },
-            "cached_pages_by_strategy": {
-                name: one.split and one.split.cached_pages for name, one in by.items()
-            },
-            "snapshot_bytes_per_second_by_strategy": {
-                name: one.snapshot_bytes_per_second for name, one in by.items()
-            },
+            "cached_states_by_strategy": {name: one.split and one.split.cached_states for name, one in by.items()},
+            "cached_pages_by_strategy": {name: one.split and one.split.cached_pages for name, one in by.items()},
+            "snapshot_bytes_per_second_by_strategy": {name: one.snapshot_bytes_per_second for name, one in by.items()},
             "splits": [_split_json(split) for split in self.splits],
             "best": _split_json(best),
             "host": asdict(best.host) if best.host else None,

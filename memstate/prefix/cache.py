@@ -331,15 +331,10 @@ class PrefixCache(Contents):
         node, had = self.tree.insert(prompt, pages, start)
         if had * self._unit < len(prompt.key):
             self._pages.allocator.share(pages[had : len(prompt.key) // self._unit])
-            self._grown(node)
+            self.grown(node)
             if self.watcher:
                 self.watcher.pages_stored(node, had)
         return node
-
-    def _grown(self, node: Node) -> None:
-        if node.parent is not None:
-            self._kv.dropped(node.parent)
-        self._kv.leaf(node)
 
     def _attach(self, node: Node, state: Snapshot, kind: str) -> None:
         """Notes that a node has a state, which is the node's already."""
@@ -400,4 +395,4 @@ class PrefixCache(Contents):
         for node, grown in nodes:
             self._states.added(node, "again")
             if grown:
-                self._grown(node)
+                self.grown(node)

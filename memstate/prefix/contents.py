@@ -97,6 +97,12 @@ class Contents(NotCopied, Shown):
         if self.watcher:
             self.watcher.replaced()
 
+    def grown(self, node: Node) -> None:
+        """Tells the policy for pages that KV has come, up to the end of a node."""
+        if node.parent is not None:
+            self._kv.dropped(node.parent)
+        self._kv.leaf(node)
+
     def drop_bare_leaves(self) -> None:
         """Gives up the KV of all leaves without a state, if the policy says so."""
         for node in [node for _, node in self.tree.walk() if not node.carriers]:

@@ -278,9 +278,7 @@ class PrefixPart(NotCopied):
         kept = new and self._states.admits(Place(len(pages), above, "end"))  # a policy may raise: nothing has changed
         node, had = contents.tree.insert(Prompt(key, salt), list(pages))
         if had < len(pages):
-            if node.parent is not None:
-                self._kv.dropped(node.parent)
-            self._kv.leaf(node)
+            contents.grown(node)
         if kept:
             assert state is not None
             self._uses += 1

@@ -6,10 +6,11 @@ exception such as KeyboardInterrupt, in the wrong place, would leave it taken fo
 
 import time
 from collections.abc import Callable, Iterable
+from concurrent import futures
 from functools import partial
 from queue import SimpleQueue
 from threading import Thread
-from typing import Any, Protocol
+from typing import Any
 from weakref import finalize
 
 PAUSE_S = 0.0005  # between two looks at the flags of work that is waited for
@@ -45,16 +46,6 @@ class Job:
         self.done = True
         if self._ended is not None:
             self._ended()
-
-
-class Executor(Protocol):
-    """Runs work in threads. An `Executor` of `concurrent.futures` is one, too."""
-
-    def submit(self, work: Callable[..., Any], /, *arguments: Any) -> Any:
-        """Hands work in. Raises: RuntimeError after `shutdown`, or if a thread cannot be started."""
-
-    def shutdown(self, wait: bool = True) -> None:
-        """Ends the threads once everything handed in has run."""
 
 
 class Threads:
@@ -95,6 +86,9 @@ def _run(queue: "SimpleQueue[Callable[[], Any] | None]") -> None:
         work()
         del work  # or it would stay until the next work comes
     queue.put(None)  # for the other threads, also for one whose start was interrupted
+
+
+Executor = Threads | futures.Executor  # runs work in threads
 
 
 class Token:

@@ -72,7 +72,12 @@ class Batch(NamedTuple):
         """
         numbers, distinct, padded = table.batch(rows)
         size = len(numbers)
-        if last is not None and last.most == last.fewest == tokens and len(last.tokens_of) == size == len(last.rows):
+        if (
+            last is not None
+            and type(tokens) is int
+            and last.most == last.fewest == tokens
+            and len(last.tokens_of) == size == len(last.rows)
+        ):
             tokens_of = last.tokens_of
         else:
             tokens_of = counts("tokens", tokens, size)

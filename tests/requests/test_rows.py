@@ -111,3 +111,18 @@ def test_errors_can_be_sent_to_another_process() -> None:
     for error in (ms.OutOfSlots(5, 4), ms.StaleHandle("row 3", 1, 2, "request 'a' was aborted"), ms.Asleep()):
         again = pickle.loads(pickle.dumps(error))
         assert type(again) is type(error) and str(again) == str(error) and vars(again) == vars(error)
+
+
+@pytest.mark.parametrize("tokens", [np.array([1, 2]), torch.tensor([1, 2])], ids=["numpy", "torch"])
+def test_tokens_in_an_array_are_taken_behind_a_plan_with_a_number(mem: ms.StateManager, tokens: object) -> None:
+    rows = admitted(mem)[:2]
+    mem.settle(mem.plan(rows, 1))
+    assert mem.plan(rows, tokens).tokens_of.tolist() == [1, 2]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("tokens", [True, 1.0, np.array([1])], ids=["True", "1.0", "one for two"])
+def test_what_only_equals_the_tokens_of_the_last_plan_is_refused(mem: ms.StateManager, tokens: object) -> None:
+    rows = admitted(mem)[:2]
+    mem.settle(mem.plan(rows, 1))
+    with pytest.raises(ms.InvalidArgument, match="tokens"):
+        mem.plan(rows, tokens)  # type: ignore[arg-type]

@@ -177,7 +177,7 @@ class Stepping:
             and (rows is self._last_rows or (type(rows) is type(self._last_rows) is list and rows == self._last_rows))
         ):
             return last
-        batch = Batch.of(table, rows, tokens, last)
+        batch = Batch.of(table, rows, tokens, last if type(tokens) is int else None)
         if type(rows) in (Rows, list) and type(tokens) is int:
             self._last, self._last_rows, self._last_tokens = batch, rows[:] if type(rows) is list else rows, tokens
         return batch

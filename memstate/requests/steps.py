@@ -64,7 +64,7 @@ class Batch(NamedTuple):
             table: the request table.
             rows: the row of each entry; None and finished rows are padding.
             tokens: for each entry its tokens, or one number for all.
-            last: the batch that was looked up before.
+            last: the batch that was looked up before, if the tokens are a plain number.
 
         Raises:
             StaleHandle: a request has ended.
@@ -72,12 +72,7 @@ class Batch(NamedTuple):
         """
         numbers, distinct, padded = table.batch(rows)
         size = len(numbers)
-        if (
-            last is not None
-            and type(tokens) is int
-            and last.most == last.fewest == tokens
-            and len(last.tokens_of) == size == len(last.rows)
-        ):
+        if last is not None and last.most == last.fewest == tokens and len(last.tokens_of) == size == len(last.rows):
             tokens_of = last.tokens_of
         else:
             tokens_of = counts("tokens", tokens, size)

@@ -191,7 +191,7 @@ def test_S3_a_state_that_was_being_handed_over_has_one_owner_after_recover(
     (session,) = talked(talks, "a")
     talks.mem.submit()
     with monkeypatch.context() as patch:
-        patch.setattr(owners.sessions(talks.mem), "empty", lambda *_: 1 / 0)
+        patch.setattr(talks.mem.prefix.settings.states, "added", lambda *_: 1 / 0)  # type: ignore[union-attr]
         with pytest.raises(ZeroDivisionError):
             talks.mem.admit([ms.Request(n) for n in range(2)])
     talks.mem.recover()

@@ -46,12 +46,13 @@ class UploadRing:
         self._grow(ints)
 
     def _grow(self, ints: int) -> None:
-        device, self._ints = self._backend.device, ints
+        device = self._backend.device
         with on(device):
-            self._host = [Views(torch.empty(ints, dtype=torch.int32, pin_memory=self._cuda)) for _ in range(RING)]
-        self._arrays = [buffer.whole.numpy() for buffer in self._host]
-        self._sent: list[torch.cuda.Event | None] = [None] * RING
+            host = [Views(torch.empty(ints, dtype=torch.int32, pin_memory=self._cuda)) for _ in range(RING)]
         self._device = Views(torch.empty(ints, dtype=torch.int32, device=device))
+        self._host, self._arrays = host, [buffer.whole.numpy() for buffer in host]
+        self._sent: list[torch.cuda.Event | None] = [None] * RING
+        self._ints = ints  # last: memory can be short
 
     def room(self, ints: int) -> NDArray[np.int32]:
         """Returns the host memory of the next packet, for the caller to fill before `push`: int32 `ints`.

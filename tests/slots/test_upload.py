@@ -4,6 +4,7 @@ import random
 from collections import deque
 from contextlib import nullcontext
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -245,3 +246,11 @@ def test_the_ring_holds_two_busy_steps(tracking: ms.Tracking) -> None:
     busiest = max(sent_by_a_busy_loop(tracking), key=len)
     assert {"evict", "claim", "admit", "read_slots", "plan"} <= set(busiest)
     assert 2 * len(busiest) <= RING, busiest
+
+
+def test_a_ring_that_found_no_memory_works_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    ring = UploadRing(Backend("reference"), ints=4)
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(torch, "empty", mock.Mock(side_effect=MemoryError))
+        ring.send(packet(8, 1))
+    assert ring.send(packet(8, 2)).tolist() == ring.send(packet(8, 2)).tolist() == packet(8, 2).tolist()

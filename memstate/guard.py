@@ -89,7 +89,7 @@ class Guard:
         self.call = self.why = ""
 
     def leave(self, error: BaseException) -> None:
-        """Opens the guard where a call ends with an error that leaves everything in order."""
+        """Ends a call with an error. The guard opens only if the call has left everything in order."""
         harmless, self._orderly = error is self._orderly, None
         if harmless:
             self.call = ""

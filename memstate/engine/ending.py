@@ -240,8 +240,7 @@ class Ending:
         if self._holdings.reading:
             self._holdings.reads_done([file.source_at[row] for row in rows])
         if known is not None:
-            simple = keys is None and not self._marks.kept
-            snapshots = self._publish(rows, known, True) if simple else self.publish(rows, known, keys, ended=True)
+            snapshots = self.publish(rows, known, keys, ended=True)
         for at, row in enumerate(rows) if turns else ():
             if row in turns:
                 real = self._table.confirmed_at[row] if known is None else known[at]

@@ -176,9 +176,8 @@ class Forking:
             self._pages.start(rows, [shared[row][: kept[row]] for row in of], [partial[row] for row in of])
             sources = [origins[row] for row in of]
             known = [lengths[row] for row in of]
-            self._admission.start(
-                rows, sources, known, list(map(max, known, map(self._file.tracked_at.__getitem__, of)))
-            )
+            tracked = [max(lengths[row], self._file.tracked_at[row]) for row in of]
+            self._admission.start(rows, sources, known, tracked)
             for source in sources if self._direct_hits else ():
                 self._holdings.begin_read(source)
             forks, copies = {row: list[int]() for row in ids}, list[tuple[int, int]]()

@@ -213,7 +213,7 @@ class CommandBuffer:
         Raises:
             RegisterInUse: a target holds a slot; nothing recorded.
             EmptyRegister: a source holds no slot; nothing recorded.
-            InvalidArgument: registers are not valid, or one is named twice; nothing recorded.
+            InvalidArgument: if `checked`, registers are not valid, or one is named twice; nothing recorded.
         """
         if not targets and not sources:
             return
@@ -245,7 +245,7 @@ class CommandBuffer:
             Number of slots that become free.
 
         Raises:
-            InvalidArgument: registers are not valid, or one is named twice; nothing recorded.
+            InvalidArgument: if `checked`, registers are not valid, or one is named twice; nothing recorded.
         """
         if self.checked:
             self._require_registers("release", registers)
@@ -273,7 +273,7 @@ class CommandBuffer:
         Raises:
             OutOfSlots: more registers are given than slots are free; nothing recorded.
             RegisterInUse: a register holds a slot; nothing recorded.
-            InvalidArgument: registers are not valid, or one is named twice; nothing recorded.
+            InvalidArgument: if `checked`, registers are not valid, or one is named twice; nothing recorded.
 
         Syncs: only if it needs slots released by id that the device has not confirmed.
         """
@@ -306,7 +306,7 @@ class CommandBuffer:
         """Sets cells of columns in the register file. If a cell is written twice, the last value stays.
 
         Raises:
-            InvalidArgument: cells or values are not valid; nothing recorded.
+            InvalidArgument: if `checked`, cells or values are not valid; nothing recorded.
         """
         if self.checked:
             self._require_cells(cells, values)
@@ -322,7 +322,7 @@ class CommandBuffer:
 
         Raises:
             EmptyRegister: a register holds no slot; nothing recorded.
-            InvalidArgument: registers or lengths are not valid; nothing recorded.
+            InvalidArgument: if `checked`, registers or lengths are not valid; nothing recorded.
         """
         if self.checked:
             self._require_registers("label", registers)
@@ -345,7 +345,7 @@ class CommandBuffer:
 
         Raises:
             EmptyRegister: a register holds no slot; nothing recorded.
-            InvalidArgument: registers are not valid, or one is named twice; nothing recorded.
+            InvalidArgument: if `checked`, registers are not valid, or one is named twice; nothing recorded.
         """
         if self.checked:
             self._require_registers("zero", registers)
@@ -365,7 +365,7 @@ class CommandBuffer:
 
         Raises:
             EmptyRegister: a register holds no slot; nothing recorded.
-            InvalidArgument: registers are not valid, or one is target and source; nothing recorded.
+            InvalidArgument: if `checked`, registers are not valid, or one is target and source; nothing recorded.
         """
         if self.checked:
             self._require_registers("copy", targets)

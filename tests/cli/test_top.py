@@ -246,7 +246,12 @@ def test_advice_follows_from_one_figure(path: list[str], value: Any, says: str) 
 
 @pytest.mark.parametrize(
     ("why", "says"),
-    [("room", "slots are short"), ("pages", "KV pages are short"), ("limit", "most_states"), ("cleared", "clears")],
+    [
+        ("room", "slots are short"),
+        ("pages", "KV pages are short"),
+        ("limit", "most_states"),
+        ("cleared", "a call of `clear`"),
+    ],
 )
 def test_advice_names_why_states_went(why: str, says: str) -> None:
     of = quiet()
@@ -259,7 +264,7 @@ def test_advice_names_why_states_went(why: str, says: str) -> None:
     ("why", "pages", "says"),
     [
         ("pages", {"used": 9}, "\"uses\" above 0, KV pages are short"),
-        ("cleared", {"used": 9}, "states went with their KV; somebody clears"),
+        ("cleared", {"used": 9}, "states went with their KV; a call of `clear`"),
         ("room", {}, "\"uses\" above 0, slots are short"),  # the engine's own KV
         ("room", {"used": 9}, "were new: look at salts"),
     ],

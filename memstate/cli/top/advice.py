@@ -11,7 +11,7 @@ WENT = {
     "room": "slots are short: more slots, host memory (Tiers), or fewer requests at a time",
     "pages": "KV pages are short: more pages",
     "limit": "Prefix(most_states=) is too low",
-    "cleared": "somebody clears the cache, or recovered it",
+    "cleared": "a call of `clear` or `recover` emptied the cache",
 }
 WITH_KV = (
     "pages",

@@ -225,7 +225,7 @@ class Batched:
 
         Args:
             req: the request.
-            mamba_ping_pong_track_buffer_to_keep: entry of the track buffer whose slot somebody else owns now.
+            mamba_ping_pong_track_buffer_to_keep: entry of the track buffer whose slot has another owner now.
 
         Raises:
             InvalidArgument: it has no slots, because they were freed before, or no such entry; nothing was freed.

@@ -105,7 +105,7 @@ def take_lowest(bitmap_ptr, words, n, rank, CHUNK: tl.constexpr):
         want = tl.minimum(n - taken, CHUNK)
         listed = size
         found = lane
-        at = lane
+        at = lane * 0  # not `lane`, which `found` is: what a first turn leaves as it was, Triton does not carry
         word = lane
         before = lane
         while shift >= 0:

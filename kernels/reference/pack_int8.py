@@ -41,7 +41,8 @@ def pack_int8(
             block = _layer(planes, layer)
             x = (block[slot] if slot else torch.zeros_like(block[0])).float()
             peak = x.abs().amax(planes.axis, keepdim=True)  # NaN where one of them is
-            scale = (peak / LEVELS).clamp(SMALLEST_SCALE, LARGEST_SCALE).masked_fill(peak == 0, 0.0)
+            scale = peak / torch.full_like(peak, LEVELS)  # by a number, a GPU multiplies with its inverse
+            scale = scale.clamp(SMALLEST_SCALE, LARGEST_SCALE).masked_fill(peak == 0, 0.0)
             scale = scale.masked_fill(~peak.isfinite(), torch.nan)
             is_number = scale > 0
             values = (x.where(is_number, 0.0) / scale.where(is_number, 1.0)).round()  # half to even

@@ -235,8 +235,8 @@ def test_a_kernel_that_shifts_its_window_in_place_is_named(backend: Backend) -> 
     rows = mem.admit([ms.Request("a")])
     for t in range(2):
         step = mem.plan(rows)
-        state, at = mem.planes["conv"][0], step.write.long()
-        state[at] = torch.cat([state[at][..., 1:], torch.ones(1, 3, 1, device=at.device).bfloat16()], -1)
+        state, at = mem.planes["conv"][0].view(torch.int16), step.write.long()  # as bits: see what the shift moves
+        state[at] = torch.cat([state[at][..., 1:], torch.ones(1, 3, 1, device=at.device, dtype=torch.int16)], -1)
         if not t:
             mem.settle(step)
     with pytest.raises(ms.ForwardFault) as error:

@@ -6,6 +6,7 @@ time is up, so that reports are still written.
 Read from the environment: PROOF_RESULTS, a file of JSON lines; PROOF_SECONDS; PROOF_CHOOSE, if tests are chosen.
 """
 
+import gc
 import json
 import os
 import time
@@ -13,6 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.support.sampling import covering
 
@@ -23,6 +25,7 @@ RULE = (
 MOST = {"tests/kernels/": None, "tests/requests/": 4}
 # What every such machine has. A name that one of these lacks is a failure, as any other error of an import is.
 NEEDED = ("memstate", "tests", "torch", "triton", "numpy", "einops", "pytest", "hypothesis")
+LARGE = "B38"  # in the names of tests whose states are gigabytes apart, all of them memory of a GPU: one at a time
 BEGUN = time.monotonic()
 
 
@@ -99,6 +102,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         note(chosen=len(kept), marked=marked)
     config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
     items[:] = kept
+    for item in items:
+        if LARGE in item.name:
+            item.add_marker(pytest.mark.xdist_group("large"))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """Leaves the memory of a large test to the other processes."""
+    if LARGE in item.name:
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 class Reporter:

@@ -16,7 +16,7 @@ from tests.proof.gpu.collecting import RULE
 from tests.proof.gpu.machine import Machine, Result, main
 from tests.proof.gpu_proof import limited
 
-PROCESSES = 12  # some tests take many gigabytes of a device
+PROCESSES = 12
 TOY = "tests/state/test_split.py"  # what stands in for them on a CPU
 MARGIN = 12.0  # seconds in which the session ends and reports are written
 NO_TESTS = 5  # exit status of pytest
@@ -32,7 +32,7 @@ def command(machine: Machine, report: Path) -> list[str]:
     if machine.toy:
         return [*given, TOY]
     workers = min(PROCESSES, os.cpu_count() or 1)
-    return [*given, *(("-n", str(workers)) if find_spec("xdist") else ()), "-m", "gpu", "tests"]
+    return [*given, *(("-n", str(workers), "--dist", "loadgroup") if find_spec("xdist") else ()), "-m", "gpu", "tests"]
 
 
 def summed_up(lines: list[dict[str, object]]) -> Result:

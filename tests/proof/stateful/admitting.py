@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
 import memstate as ms
 from tests.proof.stateful.history import EMPTY, fold
 from tests.proof.stateful.ledger import Later
@@ -130,6 +132,8 @@ class Admitting(Prompting):
             if slots is REFUSED:
                 return
             model.then(Later(lambda: None))
+            if self.memory.device.type == "cuda":  # the copy is over whenever somebody looks, as the model has it
+                torch.cuda.synchronize()
             assert slots.ready == (model.waits is None)
             if not slots.ready:  # nothing can come to a slot that is not known
                 return

@@ -1,0 +1,146 @@
+"""No kernel has a loop that forgets what it gave a name.
+
+Triton finds the names that a loop changes by going through its body once: a name that has another value behind that
+turn is carried from turn to turn and out of the loop. The body of
+
+    at = found = lane
+    while more:
+        at = found
+        found = next_of(at)
+
+leaves `at` as it was in the first turn, so the compiled loop drops it: behind the loop `at` is `lane`. The interpreter
+runs Python and shows nothing. A claim from a bitmap of more than 64 words once cleared the wrong word this way.
+
+Kernels are interpreted in the process of the tests. Run as a program, this file goes through every kernel as Triton's
+compiler does, and writes the names that are lost as JSON.
+"""
+
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton", reason="without Triton there are no kernels")
+
+import triton
+import triton.language as tl
+
+from memstate.kernels.catalog import CompileCase, all_cases
+from tests.support.kernel_runs import not_interpreted
+from tests.support.sampling import PROOF
+
+
+@triton.jit
+def _drops(next_ptr, out_ptr, n):
+    found = tl.arange(0, 64)
+    at = found
+    while n > 0:
+        at = found
+        found = tl.load(next_ptr + at)
+        n -= 1
+    tl.store(out_ptr + at, found)
+
+
+@triton.jit
+def _keeps(next_ptr, out_ptr, n):
+    found = tl.arange(0, 64)
+    at = found * 0
+    while n > 0:
+        at = found
+        found = tl.load(next_ptr + at)
+        n -= 1
+    tl.store(out_ptr + at, found)
+
+
+@triton.jit
+def _drops_in_a_range(next_ptr, out_ptr, n):
+    new = tl.arange(0, 64)
+    old = new
+    for at in range(n):
+        old = new
+        new = tl.load(next_ptr + at + old)
+    tl.store(out_ptr + old, new)
+
+
+SAMPLES = (_drops, _keeps, _drops_in_a_range)
+
+
+def test_what_a_loop_drops_is_seen(lost: dict[str, list[str]]) -> None:
+    assert lost["samples"] == ["_drops: at", "_drops_in_a_range: old"]
+
+
+def test_no_loop_of_a_kernel_drops_a_name(lost: dict[str, list[str]]) -> None:
+    assert lost["kernels"] == []
+
+
+@pytest.fixture(scope="module")
+def lost() -> dict[str, list[str]]:
+    found: dict[str, list[str]] = not_interpreted(__file__)
+    return found
+
+
+def branches(cases: Iterable[CompileCase]) -> list[CompileCase]:
+    """One case of each way through each kernel: constants that are something, and those that are nothing."""
+    ways = {(id(c.kernel), frozenset(name for name, value in c.constexprs.items() if value)): c for c in cases}
+    return list(ways.values())
+
+
+def watched() -> list[str]:
+    """From here on each function and name that a loop drops is added to this list."""
+    from triton.compiler.code_generator import CodeGenerator, _is_triton_value, flatten_values_to_ir
+
+    dropped: list[str] = []
+    loops: dict[int, Mapping[str, Any]] = {}  # body of a loop whose names are known -> those that are not carried
+    find, visit = CodeGenerator._find_carries, CodeGenerator.visit_compound_statement
+
+    def found(self: Any, node: Any, before: Mapping[str, Any], ignore: Any = frozenset()) -> Any:
+        values = {name: value for name, value in before.items() if _is_triton_value(value)}
+        carried = find(self, node, before, ignore)
+        loops[id(node.body)] = {name: values[name] for name in values if name not in (*carried[0], *ignore)}
+        return carried
+
+    def visited(self: Any, body: Any) -> None:
+        visit(self, body)
+        for name, value in loops.pop(id(body), {}).items():
+            if flatten_values_to_ir([self.lscope[name]]) != flatten_values_to_ir([value]):
+                line = f"{self.jit_fn.__name__}: {name}"
+                dropped.extend([line] if line not in dropped else [])
+
+    CodeGenerator._find_carries, CodeGenerator.visit_compound_statement = found, visited
+    return dropped
+
+
+def translate(case: CompileCase) -> None:
+    """Takes a kernel to Triton's first form, which has its loops."""
+    from triton._C.libtriton import ir
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource, make_backend
+
+    target = GPUTarget("cuda", 90, 32)
+    backend, context = make_backend(target), ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    types = {name: "constexpr" if name in case.constexprs else case.signature[name] for name in case.kernel.arg_names}
+    options = backend.parse_options({"num_warps": case.num_warps, **case.options})
+    functions, modules = backend.get_codegen_implementation(options), backend.get_module_map()
+    ASTSource(case.kernel, types, case.constexprs).make_ir(target, options, functions, modules, context)
+
+
+def main() -> None:
+    """Writes what the samples lose, and what the kernels of the library lose."""
+    dropped, lost = watched(), {}
+    ours = all_cases(every_shape=True) if PROOF else branches(all_cases())
+    types = {"next_ptr": "*i32", "out_ptr": "*i32", "n": "i32"}
+    samples = [CompileCase("", kernel, types, {}, (), 1, ()) for kernel in SAMPLES]
+    for name, cases in (("samples", samples), ("kernels", ours)):
+        for case in cases:
+            translate(case)
+        lost[name] = [*dropped]
+        dropped.clear()
+    json.dump(lost, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -10,12 +10,14 @@ A program keeps the number of its next item across chunks of entries, so the dea
 spread.
 """
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from memstate.kernels.catalog import CompileCase
 from memstate.kernels.checks import check_columns
+from memstate.kernels.kept import Kept
 from memstate.kernels.tables import ACCESS_BYTES, ZERO_SOURCE, PlaneMap, Section
 from memstate.kernels.tuned import CopyConfig, copy_launch
 
@@ -100,14 +102,18 @@ def _move(
         item -= count * tile_count
 
 
+KEPT = Kept(_move, {})
+
+
 def _launch(planes: PlaneMap, mode: int, first: Tensor, second: Tensor, n: int) -> None:
-    capacity = planes.blocks[0].shape[1] - 1
-    tiles = planes.tiles.shape[0]
-    programs, config = copy_launch(planes.tiles.device, planes.unit, tiles)
-    _move[(programs,)](
-        planes.tiles, first, second, n, tiles, capacity, MODE=mode, UNIT=planes.unit, WORD=WORDS[planes.unit],
-        ENTRIES=config.entries, LANES=config.lanes, num_warps=config.warps,
-    )  # fmt: skip
+    device, tiles = planes.tiles.device, planes.tiles.shape[0]
+    programs, config = copy_launch(device, planes.unit, tiles)
+    args = planes.tiles, first, second, n, tiles, planes.blocks[0].shape[1] - 1
+    sizes = {
+        "MODE": mode, "UNIT": planes.unit, "WORD": WORDS[planes.unit], "ENTRIES": config.entries, "LANES": config.lanes,
+    }  # fmt: skip
+    alike = mode == DATA.value and first.dtype == second.dtype == torch.int32  # packets and registers, of the library
+    KEPT.launch(args, sizes, config.warps, device, alike, programs)
 
 
 def copy_slots(planes: PlaneMap, dst: Tensor, src: Tensor) -> None:

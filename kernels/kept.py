@@ -1,4 +1,4 @@
-"""Launches a kernel of one program again without Triton's handling of its arguments. Knows no kernel.
+"""Launches a kernel again without Triton's handling of its arguments. Knows no kernel.
 
 `kernel[grid](..)` looks at each argument, and searches for the compiled kernel with what it found: tens of microseconds
 for the many columns of a plan. Where every launch passes tensors of the same kind, the compiled kernel of the first
@@ -10,36 +10,40 @@ from typing import Any
 
 import torch
 
-from memstate.kernels.warps import alone
+from memstate.kernels.warps import ALONE, limit
 
 
 class Kept:
-    """A kernel, and what it was compiled to: by device, warps and constants.
+    """A kernel, and how it is launched: by device, programs, warps and constants.
 
     Args:
-        kernel: a kernel of one program. Its constants come last, and it specialises on no integer.
+        kernel: a kernel. Its constants come last, and it specialises on no integer.
+        options: launch options, as `limit` takes them: those of one program that runs alone, unless told otherwise.
     """
 
-    def __init__(self, kernel: Any) -> None:
-        self._kernel = kernel
-        self._compiled: dict[tuple[object, ...], Any] = {}
+    def __init__(self, kernel: Any, options: Mapping[str, int] = ALONE) -> None:
+        self._kernel, self._options = kernel, dict(options)
+        self._launches: dict[tuple[object, ...], Any] = {}
 
     def launch(
-        self, args: tuple[object, ...], constants: Mapping[str, int], warps: int, device: torch.device, alike: bool
-    ) -> None:
+        self, args: tuple[object, ...], constants: Mapping[str, Any], warps: int, device: torch.device, alike: bool,
+        programs: int = 1,
+    ) -> None:  # fmt: skip
         """Launches the kernel on the current stream of the current device.
 
         Args:
             args: everything but the constants, in order.
             constants: by name, in the order of the kernel's arguments.
-            warps: of the program.
+            warps: of a program.
             device: the current device.
-            alike: whether all such launches pass int32 tensors on 16-byte boundaries and integers that fit int32.
+            alike: whether all such launches pass tensors of the same dtypes on 16-byte boundaries, and integers that
+                fit int32.
+            programs: how many.
         """
-        key = (device, warps, *constants.values())
-        if alike and (compiled := self._compiled.get(key)) is not None:
-            compiled[1, 1, 1](*args, *constants.values())
+        key = (device, programs, warps, *constants.values())
+        if alike and (launch := self._launches.get(key)) is not None:
+            launch(*args, *constants.values())
             return
-        made = self._kernel[(1,)](*args, **constants, num_warps=warps, **alone())
+        made = self._kernel[(programs,)](*args, **constants, num_warps=warps, **limit(self._options))
         if alike and made is not None:  # the interpreter compiles nothing
-            self._compiled[key] = made
+            self._launches[key] = made[programs, 1, 1]

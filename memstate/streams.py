@@ -5,6 +5,28 @@ import torch
 from memstate.errors import InvalidArgument
 from memstate.kernels.dispatch import on
 
+_STREAMS: dict[tuple[int | None, int], "torch.cuda.Stream"] = {}  # by device and handle
+
+
+def current_stream(device: torch.device) -> "torch.cuda.Stream":
+    """Returns the current stream of a CUDA device: for the same stream the same object.
+
+    A call of `torch.cuda.current_stream` takes 5 us of an H100's host, the handle of a stream 0.3 us.
+
+    Args:
+        device: with its index.
+
+    Syncs: no.
+    """
+    handle_of = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # what Triton asks before each launch
+    if handle_of is None:
+        return torch.cuda.current_stream(device)
+    key = device.index, handle_of(device.index)
+    stream = _STREAMS.get(key)
+    if stream is None:
+        stream = _STREAMS[key] = torch.cuda.current_stream(device)
+    return stream
+
 
 def mark(device: torch.device) -> "torch.cuda.Event":
     """Records an event on the current stream of a device.
@@ -12,7 +34,7 @@ def mark(device: torch.device) -> "torch.cuda.Event":
     Syncs: no.
     """
     event = torch.cuda.Event()
-    event.record(torch.cuda.current_stream(device))
+    event.record(current_stream(device))
     return event
 
 
@@ -32,7 +54,7 @@ class WorkStream:
     def __init__(self, device: torch.device) -> None:
         self.matters = device.type == "cuda"
         self._device = device if self.matters else None
-        self._stream: torch.cuda.Stream | None = torch.cuda.current_stream(device) if self._device else None
+        self._stream: torch.cuda.Stream | None = current_stream(device) if self._device else None
         self._decided = False
 
     def __repr__(self) -> str:
@@ -49,9 +71,9 @@ class WorkStream:
         if self._device is None:
             return
         self.refuse_capture()
-        current = torch.cuda.current_stream(self._device)
-        if current != self._stream:
-            if self._decided:
+        current = current_stream(self._device)
+        if current is not self._stream:
+            if current != self._stream and self._decided:
                 raise InvalidArgument(
                     f"this call comes on {current}, but the manager works on {self._stream}: call use_stream(...) "
                     "first, or make all calls under torch.cuda.stream(...) with one stream"

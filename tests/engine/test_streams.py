@@ -1,11 +1,13 @@
 """Devices and streams, on devices that are none: see `tests/support/fake_cuda.py`."""
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import pytest
 import torch
 
 import memstate as ms
+from memstate import streams
 from memstate.prefix.policies import Lru, LruPages
 from memstate.streams import WorkStream
 from tests.support import inside, owners
@@ -305,6 +307,28 @@ def test_a_cpu_has_no_streams_to_ask_for(monkeypatch: pytest.MonkeyPatch) -> Non
     mem.settle(step)
     mem.pool.release(mem.pool.claim(1))
     assert repr(WorkStream(torch.device("cpu"))) == "WorkStream(None)"
+
+
+def test_a_stream_whose_handle_is_known_is_not_asked_for_again(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where torch has handles of streams, a step asks for them alone, and another stream is still refused."""
+    asked: list[torch.device] = []
+
+    def ask(device: torch.device) -> Any:
+        asked.append(device)
+        return cuda.current_stream(device)
+
+    monkeypatch.setattr(streams, "_STREAMS", {})
+    monkeypatch.setattr(torch.cuda, "current_stream", ask)
+    handle_of = "_cuda_getCurrentRawStream"
+    monkeypatch.setattr(torch._C, handle_of, lambda index: id(cuda.current_stream(index)), raising=False)
+    mem = manager()
+    rows = mem.admit([ms.Request("a")])
+    mem.settle(mem.plan(rows))
+    assert asked == [torch.device("cuda:1")]
+    with torch.cuda.stream(cuda.new_stream(1)), pytest.raises(ms.InvalidArgument, match=r"call use_stream\("):
+        mem.plan(rows)
+    mem.settle(mem.plan(rows))
+    assert len(asked) == 2  # each stream once
 
 
 @pytest.mark.parametrize("beside", [False, True], ids=["one stream", "forward beside"])

@@ -1,4 +1,4 @@
-"""Launches of plan, accept and ownership on a stubbed driver, through Triton and kept.
+"""Launches of plan, accept, ownership and data on a stubbed driver, through Triton and kept.
 
 Run it with `python -m tests.support.kept_launches`. Triton compiles for a GPU that is not there. The stub takes what
 would be launched, and runs nothing.
@@ -6,6 +6,8 @@ would be launched, and runs nothing.
 
 import json
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,14 +16,18 @@ import torch
 from triton import knobs
 from triton.runtime.driver import driver
 
-from memstate.kernels import dispatch
+from memstate.kernels import copy, dispatch, registers, speculation, tracking
+from memstate.kernels.kept import Kept
 from memstate.kernels.tables import Rules, Strategy
 from memstate.requests.steps import StepLog
 from memstate.slots.allocator import SlotAllocator
 from memstate.slots.packet import Packet
 from memstate.slots.registers import RegisterFile
+from memstate.state.layout import Plane, StateLayout
+from memstate.state.planes import Planes
 from tests.support.launch_keys import TARGETS
 
+MODULES: tuple[Any, ...] = (tracking, speculation, registers, copy)
 LAUNCHED: list[list[Any]] = []
 BATCHES = (1, 33)
 RULES = (Rules(Strategy.LAZY, 2, 4, True), Rules(Strategy.LAZY, 2, 4, False), Rules(Strategy.WINDOW, 2, 4, False))
@@ -68,9 +74,15 @@ class Stub:
         return TARGETS["sm_90"]
 
 
-def through_triton(file: RegisterFile) -> Any:
-    """The same registers, whose launches always go through Triton."""
-    return file.table._replace(trusted=False)
+@contextmanager
+def through_triton() -> Iterator[None]:
+    """Meanwhile nothing is kept, so that every launch goes through Triton."""
+    kept = {module: module.KEPT for module in MODULES}
+    for module, usual in kept.items():
+        module.KEPT = Kept(usual._kernel, usual._options)
+    yield
+    for module, usual in kept.items():
+        module.KEPT = usual
 
 
 def main() -> None:
@@ -79,6 +91,7 @@ def main() -> None:
     dispatch.choose = lambda name, device: name  # kernels, although on a CPU and not interpreted
     backend = dispatch.Backend("interpreter")
     file = RegisterFile(SlotAllocator(900, backend), 300, 10)
+    planes = Planes(StateLayout((Plane("ssm", (40, 9), torch.float32),), 3), 900, backend)
     log = StepLog(256, 1, backend.device, speculation=True)
     differ, handled = [], 0
     runs = 0
@@ -87,16 +100,16 @@ def main() -> None:
         nonlocal handled
         handled += 1
 
-    for module in ("tracking", "speculation", "registers"):
-        kernel = __import__(f"memstate.kernels.{module}", fromlist=["KEPT"]).KEPT._kernel
-        kernel.add_pre_run_hook(hook)  # Triton's own path calls it at each launch
+    for module in MODULES:
+        module.KEPT._kernel.add_pre_run_hook(hook)  # Triton's own path calls it at each launch
 
     def both(op: str, *args: Any) -> None:
         nonlocal runs
         found = []
-        for table in (file.table, through_triton(file)):
+        for way in (nullcontext, through_triton):
             LAUNCHED.clear()
-            getattr(backend, op)(table, *args)
+            with way():
+                getattr(backend, op)(*args)
             found.append([*LAUNCHED])
         runs += 1
         if found[0] != found[1] or len(found[0]) != 1:
@@ -109,10 +122,11 @@ def main() -> None:
             rows = np.arange(1, batch + 1)
             packet = torch.from_numpy(Packet().encode((rows, rows), 9)).clone()
             record, outcome = log.record(batch), log.outcome(batch)
-            both("plan", packet, record, log.marks, rules)
+            both("plan", file.table, packet, record, log.marks, rules)
             if rules.strategy != Strategy.WINDOW:
-                both("accept", packet, record, outcome, rules)
-            both("ownership", packet)
+                both("accept", file.table, packet, record, outcome, rules)
+            both("ownership", file.table, packet)
+            both("run_data", planes.plane_map, file.table.slots, packet)
     print(json.dumps({"differ": differ[:3], "runs": runs, "handled": handled, "interpreted": knobs.runtime.interpret}))
 
 

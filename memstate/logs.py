@@ -127,6 +127,11 @@ class Repeats:
         line.times, line.fields = line.times + 1, fields | added
         self._write(kind, line, now)
 
+    @property
+    def idle(self) -> bool:
+        """Whether no minute is running, so that `write_due` has nothing to do."""
+        return not self._lines
+
     def write_due(self, now: float | None = None) -> None:
         """Writes the lines whose minute is over. It costs nothing while there is none.
 

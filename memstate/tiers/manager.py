@@ -138,13 +138,23 @@ class TierManager(NotCopied, Shown):
         if self.settings.write == "selective" and node.uses == SECOND_HIT and node.snapshot:
             self._due.append((node, node.snapshot))
 
+    @property
+    def _idle(self) -> bool:
+        """Whether `poll` has nothing to do."""
+        ours = not (self._due or self._looks_ahead) and self.host.idle
+        below = (self.writeback is None or self.writeback.idle) and (self.prefetcher is None or self.prefetcher.idle)
+        return ours and below
+
+    @property
+    def _looks_ahead(self) -> bool:
+        """Whether slots are short, and states were cached or evicted since the last look: a look walks over them."""
+        allocator = self._commands.registers.allocator
+        short = allocator.free - allocator.reserve < self._ahead
+        return short and abs(self._cache.turnover - self._looked) >= max(1, self._ahead // 4)
+
     def _look_ahead(self) -> None:
         """Makes the states due that the device evicts next, so that their eviction has nothing to copy."""
-        allocator, turnover = self._commands.registers.allocator, self._cache.turnover
-        short = allocator.free - allocator.reserve < self._ahead
-        if not short or abs(turnover - self._looked) < max(1, self._ahead // 4):  # each look costs a walk over them
-            return
-        self._looked, least = turnover, self._least_uses
+        self._looked, least = self._cache.turnover, self._least_uses
         known, self._foreseen = self._foreseen, set()
         for node in self._cache.next_states(self._ahead):
             if node.snapshot is not None and node.uses >= least:
@@ -321,12 +331,12 @@ class TierManager(NotCopied, Shown):
 
         Syncs: no, except for ranks that have not agreed yet.
         """
-        if self._closed:
+        if self._closed or self._idle:
             return
         if self._due:
             self.require_awake("poll")
         with self._guard.changing("poll"):
-            if not any(memory.asleep for memory in self._memories):
+            if self._looks_ahead and not any(memory.asleep for memory in self._memories):
                 self._look_ahead()
             self._write_due()
             self._write_back(self.host.advance())

@@ -69,6 +69,11 @@ class WriteBack:
         return len(self._waiting) + sum(len(entries) for _, entries, _ in self._writing)
 
     @property
+    def idle(self) -> bool:
+        """Whether `advance` has nothing to do."""
+        return not (self._waiting or self._writing) and self._told.idle
+
+    @property
     def jobs(self) -> list[Job]:
         """The writes that are under way."""
         return [job for _, _, job in self._writing]

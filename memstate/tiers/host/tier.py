@@ -417,6 +417,11 @@ class HostTier:
                 if (part.record_set is self._of_kv) == (kind == "kv"):
                     part.ticket.wait(layer)
 
+    @property
+    def idle(self) -> bool:
+        """Whether no transfer is under way, so that `advance` has nothing to do."""
+        return not (self.loads or self.backups)
+
     def advance(self) -> list[CachedRecord]:
         """Ends transfers that are done.
 

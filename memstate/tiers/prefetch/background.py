@@ -33,6 +33,11 @@ class Background:
         self._chunk, self._page_size = chunk, page_size
         self._forget()
 
+    @property
+    def idle(self) -> bool:
+        """Whether no operation has begun whose end `collect` has not found."""
+        return not self._running
+
     def ask(self, fetch: Fetch, question: Question) -> None:
         """Begins to ask storage, unless there is nothing to ask."""
         if question.pages or question.ends:

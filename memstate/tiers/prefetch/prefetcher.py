@@ -146,6 +146,11 @@ class Prefetcher:
         fits = min(pages, int(covered + limit - self.in_flight_tokens) // self._page_size)
         return fits if fits * self._page_size - covered >= max(self._settings.threshold, 1) else 0
 
+    @property
+    def idle(self) -> bool:
+        """Whether `poll` has nothing to do. Ranks that agree are idle together."""
+        return not self._fetches and self._votes is None and self._background.idle and self._told.idle
+
     def poll(self) -> None:
         """Advances every prefetch as far as it can. Call it once an iteration of the scheduler.
 

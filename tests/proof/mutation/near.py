@@ -34,7 +34,7 @@ STREAMS = ["streams"]
 BYTES = ["copy", "storage", "given_memory", "sleep", "layout"]
 
 NEAR = {
-    "kernels/bitmap.py": [*DEVICE, "bitmap", "allocator"],
+    "kernels/bitmap.py": [*DEVICE, "bitmap", "levels", "loops", "allocator"],
     "kernels/registers.py": [*DEVICE, "commands"],
     "kernels/tracking.py": DEVICE,
     "kernels/rules.py": [*OWNERS, "exhaustive"],

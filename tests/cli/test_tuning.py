@@ -23,6 +23,7 @@ from memstate.cli.tune.trials import SweepResult, Trial, own_target, sweep
 from memstate.errors import CompileFailed, ConfigurationError, InvalidArgument
 from memstate.kernels import copy, tuned
 from memstate.kernels.dispatch import Backend
+from memstate.kernels.kept import Kept
 from memstate.kernels.tuned import (
     CONFIGS,
     Config,
@@ -482,7 +483,7 @@ def test_a_timed_sweep_decides_what_is_launched(folder: Path, monkeypatch: pytes
         def __getitem__(self, grid_: tuple[int]) -> Any:
             return lambda *args, **given: seen.append((grid_[0], given["LANES"])) or kernel[grid_](*args, **given)
 
-    monkeypatch.setattr(copy, "_move", Seen())
+    monkeypatch.setattr(copy, "KEPT", Kept(Seen(), {}))
     storage.zero(torch.ones(1, dtype=torch.int32))
     assert seen == [(fast.programs_per_sm, fast.lanes)] and fast.programs_per_sm != tuned.PROGRAMS_ON_CPU
 

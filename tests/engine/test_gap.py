@@ -180,7 +180,7 @@ def test_B31_an_arrival_in_the_gap_waits_with_what_is_before_it(backend: Backend
     CALLS[call](mem, [b])
     forward(mem, step, GARBAGE)
     mem.submit(step)
-    assert slots.ready and slots.wait().tolist() == [live(mem, b), live(mem, c)]
+    assert slots.wait().tolist() == [live(mem, b), live(mem, c)] and slots.ready
     assert mem.length(b) == 3 == int(inside.registers(mem).table.labels[3 * b.index])
     scan(mem)
 
@@ -316,7 +316,7 @@ def test_what_is_asked_for_comes_without_another_plan(backend: Backend, overlap:
     assert not slots.ready
     forward(mem, step)
     mem.settle(step) if how == "settle" else mem.cancel(step)
-    assert slots.ready and slots.wait().tolist() == [live(mem, b)]
+    assert slots.wait().tolist() == [live(mem, b)] and slots.ready
     scan(mem)
 
 

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from memstate.kernels.catalog import CompileCase
 from memstate.kernels.checks import check_columns, check_count
+from memstate.kernels.kept import Kept
 from memstate.kernels.levels import TOP_WORDS as MOST_WORDS
 from memstate.kernels.levels import words_of
 from memstate.kernels.tables import Count
-from memstate.kernels.warps import ALONE, BLOCKS, LANES, all_loaded, alone, block_for, warps_for
+from memstate.kernels.warps import ALONE, BLOCKS, LANES, all_loaded, block_for, warps_for
 
 FREE = tl.constexpr(int(Count.FREE))
 CLAIMED = tl.constexpr(int(Count.CLAIMED))
@@ -230,6 +231,15 @@ def chunk_words(warps: int) -> int:
     return min(LANES * warps, 512)
 
 
+CLAIM = Kept(_claim)
+RELEASE = Kept(_release)
+
+
+def _alike(ids: Tensor, *ours: Tensor) -> bool:
+    """Whether a kept launch fits: int32 alone, and the others on 16-byte boundaries, as allocators have them."""
+    return ids.dtype == torch.int32 and all(one.dtype == torch.int32 and not one.data_ptr() % 16 for one in ours)
+
+
 def claim(bitmap: Tensor, n: int, counters: Tensor) -> Tensor:
     """Launches the op; see `memstate.kernels.reference.bitmap.claim`."""
     check_count(n)
@@ -237,9 +247,8 @@ def claim(bitmap: Tensor, n: int, counters: Tensor) -> Tensor:
     words = words_of(bitmap.numel())
     block = block_for(n)
     warps = warps_for(block)
-    _claim[(1,)](
-        bitmap, out, counters, words, n, BLOCK=block, CHUNK=chunk_words(warps), num_warps=warps, **alone()
-    )  # fmt: skip
+    args, sizes = (bitmap, out, counters, words, n), {"BLOCK": block, "CHUNK": chunk_words(warps)}
+    CLAIM.launch(args, sizes, warps, bitmap.device, _alike(out, out, bitmap, counters))
     return out
 
 
@@ -247,7 +256,8 @@ def release(bitmap: Tensor, ids: Tensor, capacity: int, counters: Tensor) -> Non
     """Launches the op; see `memstate.kernels.reference.bitmap.release`."""
     check_columns(bitmap.device, None, ids=ids)
     block = block_for(ids.numel())
-    _release[(1,)](bitmap, ids, counters, ids.numel(), capacity, BLOCK=block, num_warps=warps_for(block), **alone())
+    args = bitmap, ids, counters, ids.numel(), capacity
+    RELEASE.launch(args, {"BLOCK": block}, warps_for(block), bitmap.device, _alike(ids, bitmap, counters))
 
 
 def sized(name: str, block: int) -> str:

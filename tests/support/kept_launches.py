@@ -1,4 +1,4 @@
-"""Launches of plan, accept, ownership and data on a stubbed driver, through Triton and kept.
+"""Launches of plan, accept, ownership, data, claim and release on a stubbed driver, through Triton and kept.
 
 Run it with `python -m tests.support.kept_launches`. Triton compiles for a GPU that is not there. The stub takes what
 would be launched, and runs nothing.
@@ -12,11 +12,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from triton import knobs
 from triton.runtime.driver import driver
 
-from memstate.kernels import copy, dispatch, registers, speculation, tracking
+from memstate.kernels import bitmap, copy, dispatch, registers, speculation, tracking
 from memstate.kernels.kept import Kept
 from memstate.kernels.tables import Rules, Strategy
 from memstate.requests.steps import StepLog
@@ -27,7 +28,10 @@ from memstate.state.layout import Plane, StateLayout
 from memstate.state.planes import Planes
 from tests.support.launch_keys import TARGETS
 
-MODULES: tuple[Any, ...] = (tracking, speculation, registers, copy)
+KEPT: tuple[tuple[Any, str], ...] = (
+    (tracking, "KEPT"), (speculation, "KEPT"), (registers, "KEPT"), (copy, "KEPT"), (bitmap, "CLAIM"),
+    (bitmap, "RELEASE"),
+)  # fmt: skip
 LAUNCHED: list[list[Any]] = []
 BATCHES = (1, 33)
 RULES = (Rules(Strategy.LAZY, 2, 4, True), Rules(Strategy.LAZY, 2, 4, False), Rules(Strategy.WINDOW, 2, 4, False))
@@ -77,12 +81,11 @@ class Stub:
 @contextmanager
 def through_triton() -> Iterator[None]:
     """Meanwhile nothing is kept, so that every launch goes through Triton."""
-    kept = {module: module.KEPT for module in MODULES}
-    for module, usual in kept.items():
-        module.KEPT = Kept(usual._kernel, usual._options)
-    yield
-    for module, usual in kept.items():
-        module.KEPT = usual
+    with pytest.MonkeyPatch.context() as patch:
+        for module, name in KEPT:
+            usual = getattr(module, name)
+            patch.setattr(module, name, Kept(usual._kernel, usual._options))
+        yield
 
 
 def main() -> None:
@@ -100,8 +103,8 @@ def main() -> None:
         nonlocal handled
         handled += 1
 
-    for module in MODULES:
-        module.KEPT._kernel.add_pre_run_hook(hook)  # Triton's own path calls it at each launch
+    for module, name in KEPT:
+        getattr(module, name)._kernel.add_pre_run_hook(hook)  # Triton's own path calls it at each launch
 
     def both(op: str, *args: Any) -> None:
         nonlocal runs
@@ -109,8 +112,9 @@ def main() -> None:
         for way in (nullcontext, through_triton):
             LAUNCHED.clear()
             with way():
-                getattr(backend, op)(*args)
-            found.append([*LAUNCHED])
+                made = getattr(backend, op)(*args)
+            fresh = made.data_ptr() if op == "claim" else 0
+            found.append([["fresh" if seen == fresh else seen for seen in launch] for launch in LAUNCHED])
         runs += 1
         if found[0] != found[1] or len(found[0]) != 1:
             differ.append(f"{op} {args[-1]}: {found}")
@@ -126,6 +130,8 @@ def main() -> None:
             if rules.strategy != Strategy.WINDOW:
                 both("accept", file.table, packet, record, outcome, rules)
             both("ownership", file.table, packet)
+            both("claim", file.table.bitmap, batch, file.table.counters)
+            both("release", file.table.bitmap, torch.ones(batch, dtype=torch.int32), 900, file.table.counters)
             both("run_data", planes.plane_map, file.table.slots, packet)
     print(json.dumps({"differ": differ[:3], "runs": runs, "handled": handled, "interpreted": knobs.runtime.interpret}))
 

@@ -23,13 +23,13 @@ FLOAT, INTEGER = (0xFF, 0x5A)  # NaN in every float format; what `tests.support.
 @contextmanager
 def fresh_memory() -> Iterator[None]:
     """Tensors made without contents are filled meanwhile."""
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    before = torch.get_deterministic_debug_mode()
+    torch.set_deterministic_debug_mode("warn")  # what `use_deterministic_algorithms` does, without torch's compiler
     torch.utils.deterministic.fill_uninitialized_memory = True
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        torch.set_deterministic_debug_mode(before)
 
 
 class Freed:

@@ -106,7 +106,7 @@ def take_lowest(bitmap_ptr, words, n, rank, CHUNK: tl.constexpr):
         want = tl.minimum(n - taken, CHUNK)
         listed = size
         found = lane
-        at = lane * 0  # not `lane`, which `found` is: what a first turn leaves as it was, Triton does not carry
+        at = lane * 0  # begun as `lane`, as `found` is, Triton would not carry it through the loop
         word = lane
         before = lane
         while shift >= 0:
@@ -235,9 +235,9 @@ CLAIM = Kept(_claim)
 RELEASE = Kept(_release)
 
 
-def _alike(ids: Tensor, *ours: Tensor) -> bool:
-    """Whether a kept launch fits: int32 alone, and the others on 16-byte boundaries, as allocators have them."""
-    return ids.dtype == torch.int32 and all(one.dtype == torch.int32 and not one.data_ptr() % 16 for one in ours)
+def _alike(*tensors: Tensor) -> bool:
+    """Whether the launch can be kept: these tensors are int32 and begin on 16-byte boundaries."""
+    return all(one.dtype == torch.int32 and not one.data_ptr() % 16 for one in tensors)
 
 
 def claim(bitmap: Tensor, n: int, counters: Tensor) -> Tensor:
@@ -248,7 +248,7 @@ def claim(bitmap: Tensor, n: int, counters: Tensor) -> Tensor:
     block = block_for(n)
     warps = warps_for(block)
     args, sizes = (bitmap, out, counters, words, n), {"BLOCK": block, "CHUNK": chunk_words(warps)}
-    CLAIM.launch(args, sizes, warps, bitmap.device, _alike(out, out, bitmap, counters))
+    CLAIM.launch(args, sizes, warps, bitmap.device, _alike(out, bitmap, counters))
     return out
 
 

@@ -16,6 +16,7 @@ from memstate.errors import ConfigurationError, InvalidArgument
 
 INT32_MAX = 2**31 - 1
 PLAIN = frozenset((NoneType, str, bytes, int))  # types of salts whose values are equal only where their types are
+BOOLS = frozenset((bool, np.bool_))
 NESTED = 8  # tuples in tuples of a salt
 PARTS = 1000  # of a salt, tuples included
 SHOWN = 200  # characters of a value in a message
@@ -84,8 +85,14 @@ def counts(what: str, values: npt.ArrayLike, size: int) -> npt.NDArray[np.int64]
         raise InvalidArgument(f"{what}={values!r}: expected {size} whole numbers") from error
     if given.shape not in ((), (size,)):
         raise InvalidArgument(f"{what} has {given.size} entries, expected {size}, or one number for all")
-    if given.size and (given.dtype.kind not in "iu" or int(given.min()) < 0 or int(given.max()) > INT32_MAX):
-        raise InvalidArgument(f"{what}={values!r}: expected whole numbers from 0 to {INT32_MAX}")
+    if (  # numpy makes numbers of True and False among numbers
+        (given.size and (given.dtype.kind not in "iu" or int(given.min()) < 0 or int(given.max()) > INT32_MAX))
+        or (isinstance(number, list | tuple) and not BOOLS.isdisjoint(map(type, number)))
+    ):  # fmt: skip
+        each = list(number) if isinstance(number, list | tuple) else given.ravel().tolist()
+        at = next((at for at, one in enumerate(each) if not is_count(one)), 0)
+        named = f"{what}={values!r}" if given.ndim == 0 else f"{what}[{at}]={each[at]!r}"
+        raise InvalidArgument(f"{named}: expected whole numbers from 0 to {INT32_MAX}")
     return np.broadcast_to(given, (size,)).astype(np.int64)
 
 

@@ -212,6 +212,15 @@ def test_what_storage_and_host_memory_lose_is_an_event(told: Callable[[str], lis
     assert at.tiers.prefetch.late == 1
 
 
+def test_a_prefetch_of_a_request_without_tokens_is_late_too() -> None:
+    """The request names nothing else: the prefetch is told all the same, as what ranks agreed on for it ends here."""
+    at = Tiered(CPU, slots=6, tiers={"store": MemoryStore(), "host_slots": 2})
+    fetch = at.mem.prefetch([*whole(2), 1])
+    open_still = not fetch.done
+    at.mem.abort(at.mem.admit([ms.Request("a", fetch=fetch)]))
+    assert at.tiers.prefetch is not None and at.tiers.prefetch.late == open_still == 1
+
+
 def test_O6_nothing_is_written_unless_logging_is_configured(capfd: pytest.CaptureFixture[str]) -> None:
     log = logs.logger("quiet")
     assert logs.logger("quiet") is log and len(log.handlers) == 1

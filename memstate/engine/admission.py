@@ -154,6 +154,7 @@ class Admission:
         found = [
             start for start in starts
             if start.request.tokens is not None or start.source is not ZEROS or start.wanted
+            or start.request.fetch is not None
         ]  # fmt: skip
         with self._admitting:
             slots, emptied = self.per_request * len(starts), self._sessions.emptied
@@ -377,7 +378,7 @@ class Admission:
             if below and self._loader is not None:
                 start.hit = self._loader.find(prompt, match, known, request.fetch)
             if (hit := start.hit) is not None:
-                start.source = Source(hit.length, pages=[0] * self._pages.count(hit.length), of=hit)
+                start.source = Source(hit.length, pages=[0] * self._pages.count(hit.length))
             elif match.length > known:
                 start.source = self._cached(match)
             if self._tracks:
@@ -515,7 +516,7 @@ class Admission:
                 fresh.append(live)
             elif of and not read:
                 copies[live] = of
-        self._mirror.doubled |= len(moved) > 0
+        self._mirror.doubled |= max(moved, default=0) > 2
         commands.claim(claimed, zeroed=fresh)
         if cells:
             commands.write(cells, values)

@@ -646,7 +646,7 @@ class StateManager(Recovery):
         if replay is not None and not callable(replay):
             raise InvalidArgument(f"replay={replay!r}: expected a function, such as graph.replay")
         limit = limit if limit is NO_LIMIT else _limit(limit)
-        return self._stepping.plan(rows, tokens, limit, window, self._room, replay)
+        return self._stepping.plan(rows, tokens, limit, bool(window), self._room, replay)
 
     def launch(self, batch: int, *, window: bool = False) -> StepRecord:
         """Launches all that comes before the forward of a step, for a CUDA graph that is replayed step by step.
@@ -672,7 +672,7 @@ class StateManager(Recovery):
         """
         self._require_thread()
         self._require_speculation("launch", window)
-        return self._stepping.launch(whole("batch", batch, least=0), window)
+        return self._stepping.launch(whole("batch", batch, least=0), bool(window))
 
     def _require_speculation(self, call: str, window: bool) -> None:
         if window and not self.forward.speculation:

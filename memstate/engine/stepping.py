@@ -12,6 +12,7 @@ A step is open from its plan until one of these calls closes it: the next plan, 
 accept or cancel. While a step is open, the slots that it uses do not change owners.
 """
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
@@ -228,8 +229,8 @@ class Stepping:
             sources: list[int] = []
             if self._holdings.reading:  # also of states at marks, since just now
                 sources = list(filter(None, self._file.source[running].tolist()))
-            allocator = self._file.allocator
-            if room.cache.settings.evict and allocator.free - allocator.reserve < len(running):
+            allocator, due = self._file.allocator, not window and self._mirror.reaches(length, after)
+            if (due or window) and room.cache.settings.evict and allocator.free - allocator.reserve < len(running):
                 room.free_slots(allocator.free + min(limit, self._shortfall(batch, length, window)))
 
             if commands.queue or not log.repeats(batch.numbers, batch.tokens_of, limit):
@@ -238,7 +239,7 @@ class Stepping:
             taken = 0
             if not window:
                 held = self._file.held.copy() if commands.journal is not None else None
-                taken = self._mirror.plan(batch, length, after, limit, len(sources) > 0)
+                taken = self._mirror.plan(batch, length, after, limit, due, len(sources) > 0)
                 if held is not None:
                     commands.note_changes("plan", held)
             record = log.record(size)
@@ -361,10 +362,14 @@ class Stepping:
     def _require_plannable(self, batch: Batch, after: Longs) -> None:
         rows = batch.rows
         if not batch.distinct:
-            raise InvalidArgument(f"a row is named twice in the batch {rows.tolist()}")
-        if batch.fewest < 1:
+            row = next(row for row, times in Counter(rows.tolist()).items() if times > 1)
             raise InvalidArgument(
-                f"tokens {batch.tokens.tolist()}: a row in the batch needs at least 1, padding is None"
+                f"a row is named twice in the batch: row {row}, entries {np.flatnonzero(batch.numbers == row).tolist()}"
+            )
+        if batch.fewest < 1:
+            at = int(np.argmin(batch.tokens))
+            raise InvalidArgument(
+                f"tokens={batch.tokens[at]} of row {rows[at]}: a row in the batch needs at least 1, padding is None"
             )
         if self._file.longest + batch.most > INT32_MAX:  # perhaps; each plan adds its tokens to `longest`
             self._file.longest = int(self._file.labels.max())

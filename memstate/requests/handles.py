@@ -31,7 +31,7 @@ def risen(generation: Ints) -> Ints:
     return (generation + ONE) & LARGEST  # the sum may wrap to a negative number
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Snapshot:
     """A handle to a published state, which it keeps until it is dropped. It keeps the state's KV pages as well.
 
@@ -101,7 +101,7 @@ class Request:
     fetch: Any = field(default=None, repr=False, compare=False)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
 class Row:
     """A handle to one running request: a row of the request table, until it is released.
 

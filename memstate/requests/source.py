@@ -13,7 +13,7 @@ class Source(NamedTuple):
         length: tokens that the state stands for; 0 for zeros.
         states: states in holders, the longest first. None for zeros, and for a state that is still below the device.
         pages: ids of the KV pages of these tokens, which the row shares. For what is still below the device, zeros.
-        of: who has the states: a session, a node of the prefix cache, the caller, or a hit below the device.
+        of: who has the states: a session, a node of the prefix cache, or None: the caller, or nobody on the device.
         takes: whether the states move to the row. If not, the row reads or copies the first.
 
     Example:

@@ -99,7 +99,7 @@ class Batch(NamedTuple):
         return entries
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class Step:
     """One planned step: which slot each entry of the batch reads, writes and snapshots; 0 everywhere marks padding.
 

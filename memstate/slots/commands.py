@@ -100,7 +100,7 @@ class CommandBuffer:
         self.step_views = Views(self.step)
         self.fencing = False  # whether a forward is expected
         self._used: Longs | None = None  # registers whose slots it uses
-        self._fenced: set[int] | None = None  # the same and `_unwritten`, from the first change behind its plan on
+        self._fenced: set[int] | None = None  # both as one set, made at the first change after the plan
         self._unwritten: set[int] = set()  # of the fenced registers, those that it writes for the first time
         # where the first waiting change is: index in the queue, index in that packet
         self._waits: tuple[int, int] | None = None

@@ -111,8 +111,7 @@ class Packet:
     ) -> Ints:  # fmt: skip
         """Returns the packet as int32: a header, the batch, its marks, then one or two columns for each other section.
 
-        Each column is padded to 16 bytes.
-        `memstate.kernels.tables.Section` has the layout.
+        Each column is padded to 16 bytes. `memstate.kernels.tables.Section` has the layout.
 
         Args:
             batch: the columns that the next plan or accept reads, axis `n`.

@@ -331,7 +331,10 @@ class TierManager(NotCopied, Shown):
 
         Syncs: no, except for ranks that have not agreed yet.
         """
-        if self._closed or self._idle:
+        if self._closed:
+            return
+        self._guard.require_whole()
+        if self._idle:
             return
         if self._due:
             self.require_awake("poll")

@@ -52,14 +52,18 @@ class Stage:
 Misuse = Callable[[Stage], object]
 Cases = dict[str, tuple[str, Misuse]]  # name -> what the error says, so that nothing else is the reason; the call
 MISUSE: Cases = {
-    "a row twice": ("a row is named twice in the batch", lambda s: s.mem.plan([s.row, s.row])),
+    "a row twice": (r"named twice in the batch: row 1, entries \[0, 1\]", lambda s: s.mem.plan([s.row, s.row])),
     "a number for a row": ("2 is no row: use the handles", lambda s: s.mem.plan([s.row, 2])),
     "a batch too large": ("the limit is max_batch=4", lambda s: s.mem.plan([s.row, *[None] * 4])),
     "no tokens": ("a row in the batch needs at least 1", lambda s: s.mem.plan([s.row], 0)),
-    "negative tokens": (r"tokens=\[1, -1\]: expected whole numbers", lambda s: s.mem.plan([s.row, s.other], [1, -1])),
+    "negative tokens": (r"tokens\[1\]=-1: expected whole numbers", lambda s: s.mem.plan([s.row, s.other], [1, -1])),
     "tokens for another batch": ("tokens has 3 entries, expected 2", lambda s: s.mem.plan([s.row, s.other], [1, 1, 1])),
-    "tokens that are no numbers": (r"tokens=\['one'\]: expected whole numbers", lambda s: s.mem.plan([s.row], ["one"])),
-    "a fraction of a token": (r"tokens=\[1.5\]: expected whole numbers", lambda s: s.mem.plan([s.row], [1.5])),
+    "tokens that are no numbers": (r"tokens\[0\]='one': expected", lambda s: s.mem.plan([s.row], ["one"])),
+    "a fraction of a token": (r"tokens\[0\]=1.5: expected whole numbers", lambda s: s.mem.plan([s.row], [1.5])),
+    "True among tokens": (r"tokens\[1\]=True: expected", lambda s: s.mem.plan([s.row, s.other], [1, True])),
+    "True among lengths": (
+        r"publish\[0\]=True: expected", lambda s: s.mem.release([s.row, s.other], publish=[True, 1]),
+    ),
     "a chunk beyond its pages": ("row 1: 9 tokens, pages for 8", lambda s: s.mem.plan([s.other, s.row], [3, 3])),
     "results of another batch": ("expected 2 times True or False", lambda s: s.mem.settle(s.first, [True])),
     "releasing a row twice": (r"a row is named twice in \[1, 1\]", lambda s: s.mem.release([s.row, s.row])),
@@ -67,7 +71,7 @@ MISUSE: Cases = {
         "publish has 1 entries, expected 2", lambda s: s.mem.release([s.row, s.other], publish=[4]),
     ),
     "key lengths that are no numbers": (
-        r"publish=\['4'\]: expected whole numbers", lambda s: s.mem.release([s.row], publish=["4"]),
+        r"publish\[0\]='4': expected whole numbers", lambda s: s.mem.release([s.row], publish=["4"]),
     ),
     "publishing nothing strictly": (
         "have no snapshot to publish", lambda s: s.mem.publish([s.other, s.row], strict=True),

@@ -1,5 +1,6 @@
 """What cannot be meant is refused by name, and changes nothing: arguments, windows, memory, files, threads."""
 
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -169,3 +170,22 @@ def test_ops_of_a_backend_are_found_by_name() -> None:
     assert "state: one layer, `slot head key value`" in (ops.gated_delta_step.__doc__ or "")
     with pytest.raises(AttributeError, match="nonsense"):
         _ = ops.nonsense  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("window", [np.bool_(False), None, 0])
+def test_what_is_not_true_plans_no_window(window: Any) -> None:
+    loop = Loop(Backend("reference"), ms.NoTracking(4))
+    (row,) = loop.admit()
+    step = loop.mem.plan([row], window=window)
+    assert step.window is False
+    loop.mem.settle(step)
+    assert loop.mem.length(row) == 1
+
+
+def test_handles_and_steps_can_be_keys_of_a_weak_dictionary() -> None:
+    loop = Loop(Backend("reference"), ms.PingPong(1))
+    (row,) = loop.admit()
+    step = loop.mem.plan([row])
+    loop.mem.settle(step)
+    (snapshot,) = loop.mem.publish([row])
+    assert [ref() for ref in map(weakref.ref, (row, step, snapshot))] == [row, step, snapshot]

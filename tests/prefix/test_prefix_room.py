@@ -11,6 +11,7 @@ import pytest
 import memstate as ms
 from memstate.kernels.dispatch import Backend
 from memstate.prefix.policies import Lru, LruPages
+from memstate.requests.tracking.mirror import Mirror
 from tests.support import owners
 from tests.support.planes import every_snapshot, every_strategy
 from tests.support.serving import Server
@@ -218,3 +219,25 @@ def test_a_reset_forgets_everything(backend: Backend) -> None:
             at.mem.publish([handle], tokens=[PROMPTS[0]])
     at.look(idle=True)
     assert [at.turn(PROMPTS[0]), at.turn([*PROMPTS[0], 1])] == [0, 8]
+
+
+@every_snapshot
+def test_a_step_without_a_boundary_does_not_ask_what_a_full_pool_lacks(
+    name: str, backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cache keeps the pool full. Only a step that can take snapshots counts them."""
+    needs = NEEDS[name]
+    at = server(backend, name, spare=needs, every=8)
+    (row,) = at.admit(ms.Request("a", tokens=[900], length=20))
+    assert at.mem.free_slots == 0
+    asked: list[int] = []
+    claims = Mirror.claims
+
+    def counted(mirror: Mirror, rows: Any, length: Any, *more: Any) -> int:
+        asked.extend(length.tolist())
+        return claims(mirror, rows, length, *more)
+
+    monkeypatch.setattr(Mirror, "claims", counted)
+    for _ in range(16):
+        at.mem.settle(at.mem.plan([row]))
+    assert asked == ([0, 8] if name == "redirect" else [7, 15])

@@ -109,6 +109,8 @@ def test_a_policy_that_raises_leaves_right_bytes(plain: Backend) -> None:
     policy.broken = False
     with pytest.raises(ms.Broken, match="admit"):
         at.mem.poll()
+    with pytest.raises(ms.Broken, match="admit"):
+        at.below.poll()
     at.mem.recover()
     at.mem.audit().raise_if_leaking()
     at.mem.poll()

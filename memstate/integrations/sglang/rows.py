@@ -117,7 +117,7 @@ class Batched:
             slots.alloc_group_end()  # the group was claimed for these requests
             ids = slots.alloc(n)
         if ids is None:
-            raise OutOfSlots(n, slots.available_size())
+            raise OutOfSlots(n, slots.available_size(), capacity=slots.size)
         return ids
 
     def _start_rings(self, fresh: list[Any], stateless: list[tuple[Any, int]]) -> None:

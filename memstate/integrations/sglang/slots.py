@@ -53,7 +53,7 @@ class MambaSlotAllocator:
         self._stock = self._group = self._none  # claimed
         self._left = 0  # of the stock, those not handed out; they are its last ones
         self._freed: list[Tensor] = []
-        self._handed: list[tuple[Tensor, int]] = []  # since the first of them, and how many there were by then
+        self._handed: list[tuple[Tensor, int]] = []  # while frees wait; with each, how many tensors were freed by then
 
     def __repr__(self) -> str:
         return f"MambaSlotAllocator({self.slots.free + self._left} of {self.size} slots free)"

@@ -117,7 +117,7 @@ class Ranked:
         self._order = Ranking()
 
     def dropped(self, node: Node) -> None:
-        """Hears that the node is none to rank any more."""
+        """Hears that a node is no longer ranked."""
         self._order.remove(node)
 
     def victims(self) -> Iterator[Node]:

@@ -39,7 +39,7 @@ class Mirror:
     Attributes:
         lanes: lane registers of a row.
         lanes_at_admission: those that are filled when a request is admitted.
-        doubled: whether a row may hold two lanes, so that one can supersede the other.
+        doubled: False: no row holds two lanes. True: one may, and the next settle looks.
         rules: the strategy's settings for the kernels.
         snapshots: taken since the start.
         degraded: optional claims refused since the start.
@@ -55,7 +55,17 @@ class Mirror:
         self.degraded = 0  # optional claims refused since the start
         self._told = logs.Repeats(LOG, sums=["refused"])
 
-    def plan(self, batch: Batch, length: Longs, after: Longs, limit: int, reading: bool) -> int:
+    def reaches(self, length: Longs, after: Longs) -> bool:
+        """Returns whether a row stands at a boundary in a plan, where the strategy takes snapshots.
+
+        Args:
+            length: tokens before the step, `row`.
+            after: tokens after the step, `row`.
+        """
+        past = (length if self.tracking.reads_old_slot else after) % self.rules.every
+        return self.lanes > 0 and past.size > 0 and not past[past.argmin()]
+
+    def plan(self, batch: Batch, length: Longs, after: Longs, limit: int, due: bool, reading: bool) -> int:
         """Plans distinct rows that hold a state.
 
         Args:
@@ -63,14 +73,14 @@ class Mirror:
             length: tokens before the step, `row`.
             after: tokens after the step, `row`.
             limit: number of optional claims.
+            due: whether a row stands at a boundary, see `reaches`.
             reading: whether some rows read another register than their own.
 
         Returns:
             Number of snapshots that the step takes.
         """
         taken = 0
-        past = (length if self.tracking.reads_old_slot else after) % self.rules.every  # the nearest boundary
-        if self.lanes and past.size and not past[past.argmin()]:
+        if due:
             lanes = plan_snapshots(self._columns, self.rules, batch.rows, length, after, self._claims(limit))
             taken = int(np.count_nonzero(lanes))
             self.snapshots += taken

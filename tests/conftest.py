@@ -43,7 +43,6 @@ def pytest_collection() -> None:
 def pytest_collection_finish() -> None:
     """Keeps what was collected, modules and tests, out of the garbage collector's sight from now on."""
     gc.enable()
-    gc.collect()
     gc.freeze()
 
 

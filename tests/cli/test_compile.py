@@ -5,8 +5,6 @@ the samples below and writes what came out as JSON.
 """
 
 import json
-import os
-import subprocess
 import sys
 from contextlib import redirect_stdout
 from dataclasses import asdict
@@ -21,6 +19,7 @@ from memstate.cli.compile import KernelReport, compile_all, compile_elsewhere
 from memstate.cli.compile.build import build
 from memstate.errors import CompileFailed, InvalidArgument
 from memstate.kernels.catalog import CompileCase, all_cases
+from tests.support.kernel_runs import not_interpreted
 
 ROOT = Path(__file__).parents[2]
 SAMPLED = ("sm_80", "sm_90", "sm_100", "gfx942")
@@ -126,11 +125,7 @@ def main() -> None:
 
 @pytest.fixture(scope="module")
 def compiled() -> dict[str, Any]:
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), environment.get("PYTHONPATH", "")])
-    done = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
+    found: dict[str, Any] = not_interpreted(__file__)
     found["reports"] = {(report["kernel"], report["target"]): KernelReport(**report) for report in found["reports"]}
     return found
 

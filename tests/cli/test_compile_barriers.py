@@ -5,9 +5,7 @@ program, this file compiles them; kernels that are interpreted in a process cann
 """
 
 import json
-import os
 import re
-import subprocess
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -19,6 +17,7 @@ from memstate.cli.compile.assembly import BARRIER, PLACE, source_line
 from memstate.cli.compile.build import KERNELS, compile_case
 from memstate.cli.compile.chains import dependent_loads
 from memstate.kernels.catalog import CompileCase, all_cases
+from tests.support.kernel_runs import not_interpreted
 from tests.support.sampling import PROOF
 
 ROOT = Path(__file__).parents[2]
@@ -67,11 +66,7 @@ def main() -> None:
 
 @pytest.fixture(scope="module")
 def results() -> dict[str, Any]:
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), environment.get("PYTHONPATH", "")])
-    done = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
+    found: dict[str, Any] = not_interpreted(__file__)
     return found
 
 

@@ -1,21 +1,15 @@
 """A kept kernel is launched as Triton would launch it, and without Triton's handling of arguments."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
+
+from tests.support.kernel_runs import not_interpreted
 
 ROOT = Path(__file__).parents[2]
 
 
 def test_a_kept_kernel_is_launched_as_triton_would_launch_it() -> None:
     """Every kept operation, with two batch sizes, twice: the same kernel, grid, stream and arguments."""
-    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "tests.support.kept_launches"]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
+    said = not_interpreted("-m", "tests.support.kept_launches")
     assert said["differ"] == [] and not said["interpreted"]
     # Each run launches once through Triton; the kept way goes through it once for each compiled kernel.
     compiled = 2 * 3 + 2 * 2 + 1 + 1 + 2 + 2

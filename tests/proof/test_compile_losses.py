@@ -4,8 +4,6 @@ Run as a program, this file compiles; kernels that are interpreted in a process 
 """
 
 import json
-import os
-import subprocess
 import sys
 from contextlib import redirect_stdout
 from dataclasses import asdict
@@ -17,6 +15,7 @@ import pytest
 
 from memstate.cli.compile import KernelReport, compile_cases
 from tests.proof.compile_matrix import differences, faults, figures
+from tests.support.kernel_runs import not_interpreted
 
 ROOT = Path(__file__).parents[2]
 TARGETS = ("sm_90", "gfx942")
@@ -45,11 +44,7 @@ def main() -> None:
 
 @pytest.mark.proof
 def test_an_alignment_that_is_lost_is_noticed() -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), environment.get("PYTHONPATH", "")])
-    done = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    sound, lossy = ([KernelReport(**one) for one in side] for side in json.loads(done.stdout))
+    sound, lossy = ([KernelReport(**one) for one in side] for side in not_interpreted(__file__))
     places = [f"Triton 3.0: copy_slots on {target}: narrowest_bulk_access_bits 32" for target in TARGETS]
     found = set(differences("3.0", figures(sound), figures(lossy)))
     assert {f"{place}, recorded 128: width was lost" for place in places} <= found

@@ -1,10 +1,6 @@
 """What broken copies of the library showed that no other test looks at, or none that is quick."""
 
-import json
-import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -28,6 +24,7 @@ from tests.kernels.test_plan_kernel import (
     stale_marks,
     stale_record,
 )
+from tests.support.kernel_runs import not_interpreted
 
 ROOT = Path(__file__).parents[2]
 
@@ -55,12 +52,7 @@ def manager(
 
 @pytest.mark.proof  # in other runs the compile records count them
 def test_barriers_stand_between_what_phases_write_and_read() -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = str(ROOT)
-    command = [sys.executable, "-c", COUNT_BARRIERS]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == {
+    assert not_interpreted("-c", COUNT_BARRIERS) == {
         "claim": 2, "ownership": 8, "audit": 2,
         "plan[none]": 1, "plan[redirect]": 3, "accept[none]": 1, "accept[redirect]": 3,
     }  # fmt: skip

@@ -4,16 +4,24 @@ import json
 import os
 import subprocess
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
+from importlib import import_module
 from pathlib import Path
+from runpy import run_module, run_path
+from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
+from memstate.kernels.catalog import all_cases
+
 ROOT = Path(__file__).parents[2]
+INTERPRET = "TRITON_INTERPRET"
 
 
 @contextmanager
@@ -43,9 +51,71 @@ def grids_of(patch: pytest.MonkeyPatch, module: ModuleType, kernel: str) -> list
 
 
 def not_interpreted(*program: str) -> Any:
-    """What a program of Python writes as JSON in a process without Triton's interpreter, where kernels compile."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), environment.get("PYTHONPATH", "")])
-    done = subprocess.run([sys.executable, *program], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    """What a program of Python writes as JSON in a process without Triton's interpreter, where kernels compile.
+
+    Args:
+        program: as for Python itself: a file, "-c" and text, or "-m" and a module.
+    """
+    warm = _warm()
+    with TemporaryDirectory() as folder:
+        said = {name: str(Path(folder, name)) for name in ("stdout", "stderr")}
+        assert warm.stdin and warm.stdout
+        warm.stdin.write(json.dumps([program, dict(os.environ), said]) + "\n")
+        warm.stdin.flush()
+        status = json.loads(warm.stdout.readline())
+        assert status == 0, Path(said["stderr"]).read_text()
+        return json.loads(Path(said["stdout"]).read_text())
+
+
+@cache
+def _warm() -> "subprocess.Popen[str]":
+    """A process that has imported what takes seconds, and whose children run programs. It ends with this one."""
+    environment = {name: value for name, value in os.environ.items() if name != INTERPRET}
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.support.kernel_runs"], cwd=ROOT, env=environment, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def main() -> None:
+    """Runs each program that a line asks for in a child, and answers with its exit status."""
+    import_module("memstate.cli.compile.build")
+    all_cases()  # imports every kernel
+    answers = os.fdopen(os.dup(1), "w")
+    for line in sys.stdin:
+        program, environment, said = json.loads(line)
+        child = os.fork()
+        if child == 0:
+            os.environ.update(environment)
+            os.environ.pop(INTERPRET, None)
+            os._exit(_run(program, said))
+        answers.write(f"{os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}\n")
+        answers.flush()
+
+
+def _run(program: list[str], said: dict[str, str]) -> int:
+    """Runs a program in this process as Python would, with its output in files; returns the exit status."""
+    for at, name in ((1, "stdout"), (2, "stderr")):
+        os.dup2(os.open(said[name], os.O_WRONLY | os.O_CREAT, 0o600), at)
+    first, *rest = program
+    sys.argv = rest if first in ("-c", "-m") else program
+    try:
+        if first == "-c":
+            exec(compile(rest[0], "<string>", "exec"), {"__name__": "__main__"})
+        elif first == "-m":
+            run_module(rest[0], run_name="__main__", alter_sys=True)
+        else:
+            run_path(first, run_name="__main__")
+    except SystemExit as error:
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    main()

@@ -125,7 +125,7 @@ def page_problems(mem: StateManager) -> list[str]:
     """KV pages: a row's come without gaps, the null row has none, and those that somebody refers to are taken."""
     problems = []
     referred = {page for snapshot in owners.states(mem).values() for page in snapshot.pages}
-    total = mem.stats().pages
+    total = owners.kv_pages(mem).pages
     for row, pages in enumerate(mem.page_table.tolist()):
         taken = [page for page in pages if page != 0]
         if pages[: len(taken)] != taken or len(set(taken)) != len(taken):

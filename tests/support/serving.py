@@ -205,7 +205,7 @@ class Server:
         for lease in cache.leases.values():
             leased.update(lease.node.path())
         nodes = [node for _, node in cache.tree.walk()]
-        states, content = {}, {}
+        states, content, paged = {}, {}, self.mem.stats().pages > 0
         for node in nodes:
             tokens, own = prefix_of(node), len(node.key) // (8 * self.page)
             assert len(tokens) == node.end * self.page and own >= 1 and node.leases == leased[node]
@@ -213,7 +213,7 @@ class Server:
             assert not (node.snapshot and node.evicted)
             if node.ghost:  # remembered, without KV
                 assert not (node.pages or node.leases or node.snapshot or node.carriers)
-            elif self.mem.stats().pages:
+            elif paged:
                 assert self.kv[node.pages].reshape(-1).tolist() == tokens[-own * self.page :]
             if node.snapshot:
                 assert node.snapshot.length == len(tokens)

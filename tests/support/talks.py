@@ -57,7 +57,7 @@ class Talks(Loop):
     def written(self, pages: Sequence[int], tokens: Sequence[int]) -> bool:
         """Whether the KV of exactly these tokens stands in pages; where the caller has the KV, there is none to see."""
         there = [self.kv.get((page, offset)) for page in pages for offset in range(PAGE)]
-        return not self.mem.stats().pages or there[: len(tokens)] == list(tokens)
+        return owners.kv_pages(self.mem).pages == 0 or there[: len(tokens)] == list(tokens)
 
     def run(self, row: ms.Row, text: Sequence[int], dead: bool = False, publish: bool = False) -> None:
         """Computes what is left of a text and settles it; dead: its end ends the row, one step later is in flight."""

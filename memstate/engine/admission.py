@@ -516,7 +516,8 @@ class Admission:
                 fresh.append(live)
             elif of and not read:
                 copies[live] = of
-        self._mirror.doubled |= max(moved, default=0) > 2
+        if moved:
+            self._mirror.doubled |= max(moved) > 2
         commands.claim(claimed, zeroed=fresh)
         if cells:
             commands.write(cells, values)

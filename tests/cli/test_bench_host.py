@@ -99,7 +99,10 @@ def test_every_operation_is_measured_beside_the_peer(monkeypatch: pytest.MonkeyP
 
 @on_cpu
 def test_a_case_is_measured_alone() -> None:
-    outcome = toy("device-copy", "R=3 lazy, 1 changed, online, prefix cache")
+    """A whole one, whose name begins the names of others, or all that have a text."""
+    whole = "R=3 lazy, 1 changed, online, prefix cache"
+    assert {entry.case for entry in toy("device-copy", whole).entries} == {f"toy {whole}"}
+    outcome = toy("device-copy", whole.removesuffix("e"))
     cases = {f"toy R=3 lazy, 1 changed, online, {form}" for form in online.FORMS if form.startswith("prefix cache")}
     assert outcome.wrong == [] and {entry.case for entry in outcome.entries} == cases
     assert {(entry.op, entry.peer) for entry in outcome.entries} == {("step", None)}

@@ -1,6 +1,6 @@
 """Runs benchmarks by name. An entry exists only where its check was green in the same run."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import astuple, fields
 
 import torch
@@ -59,7 +59,7 @@ def run(
         found: Called with the outcome so far, after every measurement.
         end: When no other measurement begins, by `time.monotonic`. None: never.
         measure: Whether anything is measured after its check.
-        case: Only measurements with this text in their names are made.
+        case: Only measurements with this text in their names are made; if it is a whole case, that case alone.
 
     Raises:
         InvalidArgument: A name, the peer or the case is unknown, or device time is asked for without a GPU.
@@ -79,7 +79,7 @@ def run(
         if name == "launches":
             outcome.entries += [one for one in launches(backend, device, progress) if case in f"{one.op}, {one.case}"]
         for course in COURSES.get(name, ()):
-            tasks = (task for task in course(setting) if case in task.name)
+            tasks = _chosen(course(setting), case) if case else course(setting)
             carry_out(tasks, outcome, progress, found, end, measure)
             if on_gpu:
                 torch.cuda.empty_cache()  # what fits is asked of the driver
@@ -90,6 +90,12 @@ def run(
     if case and measure and outcome.complete and not (outcome.entries or outcome.wrong):
         raise InvalidArgument(f"case {case!r}: no measurement of {', '.join(names)} has it in its name")
     return outcome
+
+
+def _chosen(tasks: Iterable[Task], case: str) -> list[Task]:
+    """Returns the tasks that `case` chooses, see `run`."""
+    found = [task for task in tasks if case in task.name]
+    return [task for task in found if task.name.partition(", ")[2] == case] or found  # behind the operation
 
 
 def by_entry(entries: Sequence[Figure]) -> tuple[tuple[str, ...], list[list[str]]]:

@@ -76,7 +76,7 @@ def print_estimates(json_path: str | None) -> None:
 def bench(
     name: Annotated[names.Benchmark, Argument(help="Benchmark to run.")],
     peer: Annotated[str | None, Option(help="Compare with this peer only. Default: all peers.")] = None,
-    case: Annotated[str, Option(help="Measure only what has this text in its name, such as online or R=64.")] = "",
+    case: Annotated[str, Option(help="Measure only cases with this text, such as online; a whole case alone.")] = "",
     toy: Annotated[bool, Option("--toy", help="Run at tiny sizes on a CPU; the times mean nothing.")] = False,
     backend: BackendOption = "auto",
     json_path: Json = None,

@@ -25,6 +25,7 @@ from memstate.requests.tracking.base import Tracking
 from memstate.slots.registers import Longs, RegisterFile
 
 LOG = logs.logger("tracking")
+FEW = 8  # rows that cost less as plain integers than as an array
 NO_LANES: Longs = np.zeros(0, np.int64)
 
 
@@ -62,8 +63,11 @@ class Mirror:
             length: tokens before the step, `row`.
             after: tokens after the step, `row`.
         """
-        past = (length if self.tracking.reads_old_slot else after) % self.rules.every
-        return self.lanes > 0 and past.size > 0 and not past[past.argmin()]
+        at, every = length if self.tracking.reads_old_slot else after, self.rules.every
+        if not self.lanes or at.size <= FEW:
+            return self.lanes > 0 and 0 in map(every.__rmod__, at.tolist())
+        past = at % every
+        return not past[past.argmin()]
 
     def plan(self, batch: Batch, length: Longs, after: Longs, limit: int, due: bool, reading: bool) -> int:
         """Plans distinct rows that hold a state.

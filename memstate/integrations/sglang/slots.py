@@ -20,7 +20,7 @@ class MambaSlotAllocator:
     """Hands out slot ids with the methods of SGLang's `MambaSlotAllocator`.
 
     Two things save launches. Slots for calls that want one are claimed in stocks. Freed slots are kept until the next
-    claim, or until somebody asks for the count, and then released together.
+    claim, or until the count is asked for, and then released together.
 
     Wrong frees are harmless: 0, negative ids and ids beyond the pool are ignored. An id that is free already is not
     freed twice: the device counts a fault, which `check` raises. The free count is exact again at the next

@@ -17,7 +17,7 @@ class Staging:
         store: the store.
 
     Attributes:
-        lock: is held by whoever uses the memory.
+        lock: held while the memory is used.
     """
 
     def __init__(self, store: Store) -> None:

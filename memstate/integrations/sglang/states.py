@@ -48,7 +48,7 @@ class MambaPool(theirs.MambaPool):
 
         Args:
             src_indices: slots to read, axis `n`.
-            dst_indices: slots to write, distinct, and none of those that are read.
+            dst_indices: slots to write, distinct; a slot that is read is not among them.
 
         Syncs: no.
         """

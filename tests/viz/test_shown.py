@@ -106,9 +106,8 @@ def test_a_page_of_what_waited_before_does_not_wait_again() -> None:
 def test_every_shown_class_is_in_these_tests() -> None:
     mem, _kept = busy()
     names = {name.replace("PrefixCache", "Contents") for name in shown(mem)}
-    assert names | {"Inspection", "AuditReport", "Match", "Capacity"} == {
-        one.__name__ for one in Shown.__subclasses__()
-    }
+    names |= {"Inspection", "AuditReport", "Match", "Capacity"}
+    assert names == {each.__name__ for each in Shown.__subclasses__()}
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,7 @@ def test_a_forward_on_another_stream_lies_between_two_plans(cuda: FakeCuda) -> N
 
 def test_placements_and_chunks() -> None:
     names: dict[str, Any] = {"ms": ms}
-    exec(part("docs/prefill.md", "class Halves(ms.Placement):"), names)
+    exec(part("docs/prefill.md", "from memstate.prefix.placement import Placement"), names)
     mem = manager(pages=ms.Pages(size=4), prefix=ms.Prefix(placement=names["Halves"]()))
     names |= {"mem": mem, "row": mem.admit([ms.Request("r", tokens=range(32))])[0], "budget": 30}
     exec(part("docs/prefill.md", "tokens = mem.chunk(row, budget)"), names)

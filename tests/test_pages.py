@@ -112,7 +112,7 @@ def test_a_graph_holds_a_whole_step(cuda: FakeCuda, monkeypatch: pytest.MonkeyPa
         "ms": ms, "torch": torch, "mem": mem, "rows": rows, "sizes": (1, 2), "graphs": {},
         "forward": launching("forward", forward),
     }  # fmt: skip
-    block = part("docs/guide.md", "ms.warm_up(")
+    block = part("docs/guide.md", "ms.warm_up(mem)  # compiles")
     exec(block, names)
     for _ in range(2):
         exec(block[block.index("step = mem.plan") :], names)

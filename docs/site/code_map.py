@@ -11,8 +11,8 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent.parent
 # From the device up: a layer imports only from those before it. Folders that are not named here follow.
 LAYERS = (
-    "kernels", "memstate", "state", "slots", "requests", "prefix", "tiers", "events", "engine", "viz", "metrics",
-    "integrations", "cli",
+    "kernels", "memstate", "state", "slots", "requests", "prefix", "tiers", "events", "engine", "testing", "viz",
+    "metrics", "integrations", "cli",
 )  # fmt: skip
 HEAD = """# Map of the code
 

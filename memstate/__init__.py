@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from memstate.engine.capacity import capacity as capacity
     from memstate.engine.manager import StateManager as StateManager
-    from memstate.engine.pool import StatePool as StatePool
     from memstate.engine.settings import (
         Forward as Forward,
         Pages as Pages,
@@ -68,6 +67,7 @@ if TYPE_CHECKING:
         StateLayout as StateLayout,
     )
     from memstate.state.planes import Planes as Planes
+    from memstate.state.sharding import Part as Part
     from memstate.stats import Stats as Stats
     from memstate.tiers import (
         FileStore as FileStore,
@@ -89,7 +89,6 @@ __version__ = "0.2.0"  # pyproject.toml reads it here
 _MODULES = {
     "memstate.engine.capacity": "capacity",
     "memstate.engine.manager": "StateManager",
-    "memstate.engine.pool": "StatePool",
     "memstate.engine.settings": "Forward Pages",
     "memstate.engine.warmup": "warm_up",
     "memstate.errors": (
@@ -106,6 +105,7 @@ _MODULES = {
     "memstate.state": "presets",
     "memstate.state.layout": "Plane StateLayout",
     "memstate.state.planes": "Planes",
+    "memstate.state.sharding": "Part",
     "memstate.stats": "Stats",
     "memstate.tiers": "FileStore Mooncake Prefetch Tiers",
 }
@@ -116,13 +116,14 @@ _MOVED = {
     "memstate.engine.capacity": "Capacity",
     "memstate.engine.forking": "Fork",
     "memstate.engine.planner": "Split",
+    "memstate.engine.pool": "StatePool",
     "memstate.errors": "EmptyRegister RegisterInUse UnsafeFolder",
     "memstate.prefix": "SessionInfo",
     "memstate.prefix.placement": "Placement",
     "memstate.slots.allocator": "ClaimGroup",
     "memstate.slots.audit": "AuditReport",
     "memstate.slots.readback": "Readback",
-    "memstate.state.sharding": "Owned Part",
+    "memstate.state.sharding": "Owned",
     "memstate.stats": "ChaosStats PrefetchStats PrefixStats TierStats",
     "memstate.testing": "Chaos",
     "memstate.tiers": "Fetch MooncakeStore",

@@ -27,7 +27,7 @@ def layouts(given: Layouts) -> dict[str, StateLayout]:
         raise InvalidArgument(f"{given!r}: expected a StateLayout, or a dict of them by name")
     if not given:
         raise InvalidArgument("no layout to draw")
-    return {str(name): layout for name, layout in given.items()}
+    return dict(given)
 
 
 def inspections(given: Inspections) -> list[Inspection]:
@@ -42,7 +42,7 @@ def inspections(given: Inspections) -> list[Inspection]:
     return found
 
 
-def numbers(what: str, given: Any, known: range) -> list[int]:
+def ids(what: str, given: Any, known: range) -> list[int]:
     """Returns some of the whole numbers `known`.
 
     Raises:
@@ -57,63 +57,36 @@ def numbers(what: str, given: Any, known: range) -> list[int]:
     return [int(number) for number in found]
 
 
-def bars(given: Any, log: bool = False, *, least: float | None = None) -> dict[str, dict[str, float]]:
-    """Returns group -> name -> value, with the same names in every group.
+def groups(what: str, given: Any, alike: bool = True) -> list[Any]:
+    """Returns the names in the first of some groups.
 
     Args:
-        given: What a caller gave.
-        log: Whether the axis is logarithmic: no value is below 0 then.
-        least: The least value, None for any.
+        what: The picture.
+        given: Group -> name -> value.
+        alike: Whether every group must have the same names.
 
     Raises:
-        InvalidArgument: A value is no number, or groups differ in their names.
+        InvalidArgument: There is no group, one has no name, or the names are not alike.
     """
-    if not isinstance(given, Mapping) or not all(isinstance(group, Mapping) for group in given.values()):
-        raise InvalidArgument(f"bars: {given!r}, expected a dict of groups, each a dict of values by name")
-    found = {str(group): {str(name): value for name, value in each.items()} for group, each in given.items()}
-    names = list(next(iter(found.values()), {}))
-    if not names or any(list(each) != names for each in found.values()):
-        raise InvalidArgument(f"bars: expected the names {names} in every group of {list(found)}")
-    for group, each in found.items():
-        for name, value in each.items():
-            _require_number(f"bars: {group}, {name}", value, 0 if log else least)
-    return found
+    if (
+        not isinstance(given, Mapping)
+        or not given
+        or not all(isinstance(each, Mapping) and each for each in given.values())
+    ):
+        raise InvalidArgument(f"{what}: {given!r}, expected a dict of groups, each a dict of values by name")
+    names = list(next(iter(given.values())))
+    if alike and any(list(each) != names for each in given.values()):
+        raise InvalidArgument(f"{what}: expected the names {names} in every group of {list(given)}")
+    return names
 
 
-def series(given: Any, log: bool) -> dict[str, dict[int, float]]:
-    """Returns name -> place -> value, the places in order.
+def number(what: str, value: Any, *, least: float | None = None, above: float | None = None) -> None:
+    """Refuses what is no finite number, is below `least`, or is not above `above`.
 
     Raises:
-        InvalidArgument: A value is no number, a place is not 1 or more, or a name has no value.
+        InvalidArgument: It is.
     """
-    if not isinstance(given, Mapping) or not all(isinstance(each, Mapping) and each for each in given.values()):
-        raise InvalidArgument(f"lines: {given!r}, expected a dict of lines, each a dict of values by setting")
-    if not given:
-        raise InvalidArgument("no line to draw")
-    for name, each in given.items():
-        for place, value in each.items():
-            if not checks.is_whole(place) or place < 1:
-                raise InvalidArgument(f"lines: {name} at {place!r}, expected a whole number from 1 on")
-            _require_number(f"lines: {name} at {place}", value, None, above=log)
-    return {str(name): {int(place): each[place] for place in sorted(each)} for name, each in given.items()}
-
-
-def limits(given: Any, log: bool) -> dict[str, float]:
-    """Returns name -> value.
-
-    Raises:
-        InvalidArgument: A value is no number.
-    """
-    if not isinstance(given, Mapping):
-        raise InvalidArgument(f"limits: {given!r}, expected a dict of numbers by name")
-    for name, value in given.items():
-        _require_number(f"limits: {name}", value, None, above=log)
-    return {str(name): value for name, value in given.items()}
-
-
-def _require_number(what: str, value: Any, least: float | None, *, above: bool = False) -> None:
-    """Refuses what is no finite number, is below `least`, or, with `above`, is not above 0."""
-    number = isinstance(value, int | float | np.number) and isfinite(value)
-    if not number or (least is not None and value < least) or (above and value <= 0):
-        where = " above 0" if above else "" if least is None else f" from {least} on"
+    is_number = isinstance(value, int | float | np.number) and isfinite(value)
+    if not is_number or (least is not None and value < least) or (above is not None and value <= above):
+        where = f" above {above}" if above is not None else "" if least is None else f" from {least} on"
         raise InvalidArgument(f"{what} is {value!r}, expected a number{where}")

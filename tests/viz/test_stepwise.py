@@ -211,12 +211,12 @@ def test_curves_have_their_numbers_and_show_equal_lines() -> None:
         (lambda: viz.steps({"a": 5}), r"steps: \{'a': 5\}, expected a dict of lists"),
         (lambda: viz.curves({"a": {"x": 5}}), "expected a list of numbers for each name"),
         (lambda: viz.sections(5), "packet: 5, expected a list of words"),
-        (lambda: viz.curves({}), "curves: expected the names"),
-        (lambda: viz.curves([1]), r"curves: \[1\], expected a dict of units"),
-        (lambda: viz.curves({"a": {"x": [1]}, "b": {"y": [1]}}), "expected the names .'x'. in every unit"),
+        (lambda: viz.curves({}), "curves: .*expected a dict of groups"),
+        (lambda: viz.curves([1]), r"curves: \[1\], expected a dict of groups"),
+        (lambda: viz.curves({"a": {"x": [1]}, "b": {"y": [1]}}), "expected the names .'x'. in every group"),
         (lambda: viz.curves({"a": {"x": [1], "y": [1, 2]}}), r"lines of \[1, 2\] numbers and 0 labels"),
         (lambda: viz.curves({"a": {"x": [1]}}, ["0", "1"]), r"lines of \[1\] numbers and 2 labels"),
-        (lambda: viz.curves({"a": {"x": [float("nan")]}}), "a, x has nan, expected numbers"),
+        (lambda: viz.curves({"a": {"x": [float("nan")]}}), "a, x is nan, expected a number"),
     ],
 )  # fmt: skip
 def test_bad_input_is_refused_with_the_numbers(call: Any, message: str) -> None:

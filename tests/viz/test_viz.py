@@ -108,7 +108,7 @@ def test_pages_of_both_orders_by_hand() -> None:
         (lambda: viz.arena({"big": LAYOUT}, 500), "4509 blocks"),
         (lambda: viz.pages({}, 2, [1], 64), "no layout"),
         (lambda: viz.bars({"a": {"x": 1.0}, "b": {"y": 1.0}}, "MiB"), "names"),
-        (lambda: viz.bars({}, "MiB"), "names"),
+        (lambda: viz.bars({}, "MiB"), "expected a dict of groups"),
         (lambda: viz.blocks(LAYOUT, 4, 1), "slots 1: expected a list of 1..4"),
         (lambda: viz.blocks(LAYOUT, 4, [1.0]), r"slots \[1.0\]: expected 1..4"),
         (lambda: viz.runs(LAYOUT, 4.0, [1]), "slots 4.0: expected 1 or more"),

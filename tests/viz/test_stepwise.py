@@ -144,11 +144,7 @@ def test_steps_say_what_a_forward_does_with_each_slot() -> None:
             ["", "s 2", "2", "2", "", "s 6"],
             ["", "", "", "s 4", "4", "4"],
         ],
-        "Redirect": [
-            ["r w 1", "r w 2", "r 2", "2", "w 5", "r w 6"],
-            ["", "", "w 3", "r w 4", "r 4", "4"],
-            nothing,
-        ],
+        "Redirect": [["r w 1", "r w 2", "r 2", "2", "w 5", "r w 6"], ["", "", "w 3", "r w 4", "r 4", "4"], nothing],
     }
 
 

@@ -1,8 +1,8 @@
 """Runs one forward over rows of a manager: states from slots, KV from pages, logits of the last token of each row."""
 
 import inspect
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import numpy as np
@@ -124,46 +124,35 @@ class Batches:
         Syncs: no.
         """
         new, fewest = len(max(tokens, key=len)), len(min(tokens, key=len))
-        step, planned = None, new if new == fewest else [len(one) for one in tokens]
+        planned = new if new == fewest else [len(one) for one in tokens]
         if fewest < new:
             lengths = [len(one) - new for one in tokens]
             tokens = [[PAD] * (new - len(one)) + list(one) for one in tokens]
-        try:
+        with self.step(rows, planned) as step:
             with torch.inference_mode():  # a tenth faster than no_grad
-                step = self.planned(rows, planned)
                 goes_on = self.states.begin(step, new)
                 logits = self.logits(rows, tokens, lengths, goes_on=goes_on)[:, -1]
                 self.states.end(step)
             self.mem.settle(step)
-        except BaseException:
-            self.states.drop()
-            self.cancel(step)
-            raise
         return logits
 
-    def cancel(self, step: Step | None) -> None:
-        """Cancels a step that failed, unless it was settled, or a call of the manager was interrupted.
-
-        Args:
-            step: the step; None: there is none.
-        """
-        if step is not None:
-            with suppress(MemstateError):
-                self.mem.cancel(step)
-
-    def planned(self, rows: Sequence[Row], tokens: int | Sequence[int], window: bool = False) -> Step:
-        """Plans a step of some rows. If that fails, they end.
+    @contextmanager
+    def step(self, rows: Sequence[Row], tokens: int | Sequence[int], window: bool = False) -> Iterator[Step]:
+        """Plans a step of some rows. If the plan or the block fails, the step is cancelled and the rows end.
 
         Args:
             rows: the rows.
             tokens: of each row.
             window: whether the step is speculative.
         """
+        step = None
         try:
-            return self.mem.plan(rows, tokens, window=window)
+            step = self.mem.plan(rows, tokens, window=window)
+            yield step
         except BaseException:
-            with suppress(MemstateError):
-                self.mem.abort(rows)
+            self.states.drop()
+            with suppress(MemstateError):  # the step was settled, or a call of the manager was interrupted
+                self.mem.abort(rows) if step is None else self.mem.cancel(step)
             raise
 
     @torch.inference_mode()

@@ -1,7 +1,6 @@
 """`StateCache`: the cache that a model of Transformers gets for `generate`, with its states in slots."""
 
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any, NoReturn, Self
 
 import torch
@@ -253,9 +252,7 @@ class StateCache(Cache):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:

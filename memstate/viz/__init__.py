@@ -33,11 +33,12 @@ PICTURES: Final = {
     "words": ("bitmap", "packet"),
 }
 
+if not TYPE_CHECKING:  # a type checker reads the imports above, and reports a name that is not among them
 
-def __getattr__(name: str) -> Any:
-    """Loads the module of a picture when it is first used."""
-    for module, names in PICTURES.items():
-        if name in names:
-            import_module(f"{__name__}.figure")  # without matplotlib it says what to install
-            return getattr(import_module(f"{__name__}.{module}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    def __getattr__(name: str) -> Any:
+        """Loads the module of a picture when it is first used."""
+        for module, names in PICTURES.items():
+            if name in names:
+                import_module(f"{__name__}.figure")  # without matplotlib it says what to install
+                return getattr(import_module(f"{__name__}.{module}"), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -130,10 +130,6 @@ def test_what_a_prompt_cannot_be_is_refused_by_name() -> None:
     ):  # fmt: skip
         with pytest.raises(ms.InvalidArgument, match=why):
             mst.StateCache(model, mem, **settings)
-    with pytest.raises(ms.ConfigurationError, match="use serve"):
-        mst.StateCache(tiny("mamba2"), managed(tiny("mamba2")), prompt=IDS)
-    with pytest.raises(ms.ConfigurationError, match="tokens="):
-        mst.StateCache(model, mst.manager(model, slots=4, max_requests=2), prompt=IDS)
     with mst.StateCache(model, mem, prompt=IDS) as cache:
         with pytest.raises(ms.InvalidArgument, match="the ids that prompt= had"):
             model.generate(IDS + 1, past_key_values=cache, **QUIET)

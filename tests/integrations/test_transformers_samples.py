@@ -15,6 +15,7 @@ pytest.importorskip("transformers")
 from transformers import GenerationConfig, LogitsProcessor
 
 import memstate.integrations.transformers as mst
+from tests.integrations.servers import require_free, results, server_of, tokens
 
 Answers = dict[tuple[Any, int], list[int]]
 
@@ -88,9 +89,7 @@ def test_samples_that_never_fit_are_refused_whole() -> None:
 
 
 def test_an_abort_ends_all_samples() -> None:
-    model = tiny("bamba")
-    mem = managed(model, max_requests=4, prefix=None)
-    server = mst.Server(model, mem)
+    server = server_of("bamba", max_requests=4)
     server.submit(mst.Prompt(TEXT[:9], "three", config=sampled(3), seed=1))
     server.submit(mst.Prompt(TEXT[:5], "waits", config=sampled(3), seed=1))
     events = server.step() + server.step()
@@ -99,21 +98,7 @@ def test_an_abort_ends_all_samples() -> None:
     assert ended == [(n, "aborted", 2) for n in range(3)]
     server.step()
     assert [one.reason for one in server.abort("waits")] == ["aborted"] * 3
-    assert not server.busy
-    assert mem.free_slots == 16
-    assert mem.free_pages == 60
-
-
-def test_what_has_no_several_samples_is_refused_by_name() -> None:
-    model = tiny("lfm2")
-    mem = managed(model)
-    greedy = GenerationConfig()
-    greedy.num_return_sequences = 2  # in the constructor Transformers refuses it itself
-    with pytest.raises(ms.InvalidArgument, match="Greedy methods"):
-        list(mst.serve(model, mem, [mst.Prompt(TEXT, config=greedy)]))
-    chat = mem.open_session("chat")
-    with pytest.raises(ms.InvalidArgument, match="one answer"):
-        list(mst.serve(model, mem, [mst.Prompt(TEXT, config=sampled(2), session=chat)]))
+    require_free(server)
 
 
 class Raises(LogitsProcessor):
@@ -139,9 +124,7 @@ def steps(server: mst.Server) -> Iterator[mst.Event | BaseException]:
 
 @pytest.mark.parametrize("samples", [1, 2])
 def test_a_processor_that_raises_ends_its_own_rows_only(samples: int) -> None:
-    model = tiny("lfm2")
-    mem = managed(model, max_requests=6, prefix=None)
-    server = mst.Server(model, mem)
+    server = server_of("lfm2", max_requests=6)
     raising = [Raises(11, ArithmeticError("mine"))]
     server.submit(mst.Prompt(TEXT[:9], "first", most=NEW))
     server.submit(mst.Prompt(TEXT[:9], "raises", config=sampled(samples), processors=raising))
@@ -150,38 +133,30 @@ def test_a_processor_that_raises_ends_its_own_rows_only(samples: int) -> None:
     (error,) = [event for event in events if isinstance(event, BaseException)]
     assert isinstance(error, ArithmeticError if samples == 1 else ExceptionGroup)
     for name, text in (("first", TEXT[:9]), ("last", TEXT[:7])):
-        tokens = [event.token for event in events if isinstance(event, mst.Token) and event.id == name]
-        assert tokens == alone(model, text, {})  # no event is lost
-    assert sum(isinstance(event, mst.Token) and event.id == "raises" for event in events) == 2 * samples
-    assert [one.id for one in events if isinstance(one, mst.Served)] == ["first", "last"]
-    mem.audit().raise_if_leaking()
-    assert mem.free_slots == 16
+        assert tokens(events, name) == alone(server.model, text, {})  # no event is lost
+    assert len(tokens(events, "raises")) == 2 * samples
+    assert list(results(events)) == ["first", "last"]
+    require_free(server)
 
 
 def test_what_ends_text_may_raise(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = tiny("lfm2")
-    mem = managed(model, prefix=None)
-    server = mst.Server(model, mem)
+    server = server_of("lfm2")
     for name in ("raises", "other"):
         server.submit(mst.Prompt(TEXT[:9], name, most=NEW))
-    (one, _) = server._waiting
 
     def stop(*_: Any) -> Tensor:
         raise ArithmeticError("a stop string")
 
-    monkeypatch.setattr(one.samplers[0], "_stop", stop)
+    monkeypatch.setattr(server._waiting[0].samplers[0], "_stop", stop)
     events = list(steps(server))
     assert [type(event) for event in events if not isinstance(event, mst.Token)] == [ArithmeticError, mst.Served]
-    assert [event.token for event in events if isinstance(event, mst.Token)] == alone(model, TEXT[:9], {})
-    assert mem.free_slots == 16
+    assert tokens(events, "other") == alone(server.model, TEXT[:9], {}) and not tokens(events, "raises")
+    require_free(server)
 
 
 def test_an_interrupt_while_tokens_are_chosen_ends_the_rows_that_have_none() -> None:
-    model = tiny("lfm2")
-    mem = managed(model, prefix=None)
-    server = mst.Server(model, mem)
+    server = server_of("lfm2")
     server.submit(mst.Prompt(TEXT[:9], "raises", most=NEW, processors=[Raises(9, KeyboardInterrupt())]))
-    events = list(steps(server))
-    assert [type(event) for event in events] == [KeyboardInterrupt]
-    assert mem.free_slots == 16
+    assert [type(event) for event in steps(server)] == [KeyboardInterrupt]
+    require_free(server)
     assert torch.is_grad_enabled()

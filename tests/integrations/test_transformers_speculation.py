@@ -223,20 +223,3 @@ def test_what_raises_ends_its_own_rows_only(who: str, monkeypatch: pytest.Monkey
     assert "raises" not in ended
     mem.audit().raise_if_leaking()
     assert mem.stats().rows_used == 0
-
-
-def test_what_cannot_speculate_is_refused_by_name() -> None:
-    model = tiny("qwen3_next")
-    lookup = mst.Prompt(TEXT, config=GenerationConfig(prompt_lookup_num_tokens=3))
-    with pytest.raises(ms.InvalidArgument, match=r"Forward\(speculation=True\), overlap=False"):
-        list(mst.serve(model, managed(model), [lookup]))
-    with pytest.raises(ms.InvalidArgument, match="starts from zeros"):
-        list(mst.serve(tiny("jamba"), managed(tiny("jamba"), **GUESSING), [lookup]))
-    for mem, assistant, why in (
-        (managed(model), small(), r"Forward\(speculation=True\)"),
-        (managed(model, **GUESSING), small(98), "98 tokens, and the model one of 97"),
-        (managed(model, **GUESSING), model, "cannot forget rejected tokens"),
-        (managed(model, **GUESSING), 5, "expected a model, or a function"),
-    ):
-        with pytest.raises(ms.ConfigurationError, match=why):
-            mst.Server(model, mem, assistant=assistant)

@@ -8,7 +8,7 @@ import memstate as ms
 from memstate import viz
 from memstate.slots.journal import Change
 from memstate.viz import Span, kinds
-from memstate.viz.tracks import bounds, moves, sorted_lines
+from memstate.viz.tracks import bounds, sorted_lines
 from tests.support.scene import busy
 
 A, B = "row 1 (request 'a')", "row 2 (request '$b$')"
@@ -37,12 +37,6 @@ def test_bars_and_edges_of_a_story_by_hand() -> None:
     assert edges == [(2, 0), (2, 2), (6, 0), (6, 1), (6, 3), (10, 1)]  # none at an open end
     joined = [line for line in upright if list(line.get_ydata()) == [0, 3]]
     assert len(joined) == 1 and joined[0].get_xdata()[0] == 6  # the move from register 3 to 12
-
-
-def test_a_move_joins_the_span_that_it_ends_to_the_one_that_it_begins() -> None:
-    spans = viz.holdings_over(STORY)
-    assert [(one.register, other.register) for one, other in moves(spans)] == [(3, 12)]
-    assert [register for _, register in sorted_lines(spans)] == [3, 6, 9, 12]
 
 
 @pytest.mark.parametrize("journal", [100, 12])

@@ -83,18 +83,6 @@ def test_blocks_and_runs_lie_where_the_storage_has_them(order: str) -> None:
     assert bytes_of(viz.blocks(layout, slots, ids)) < bytes_of(whole)  # padding moves with a copy
 
 
-def test_pages_of_both_orders_by_hand() -> None:
-    """Blocks of 48 bytes on pages of 64: side by side in layer_major, three pages apart in slot_major."""
-    layout = StateLayout((Plane("ssm", (12,), torch.float32),), 4)
-    apart = replace(layout, order="slot_major")
-    assert viz.blocks(layout, 3, [1, 2], [1]) == [Block(0, 5 * 48, 48), Block(0, 6 * 48, 48)]
-    assert viz.blocks(apart, 3, [1, 2], [1]) == [Block(0, 5 * 48, 48), Block(0, 9 * 48, 48)]
-    assert viz.touched(viz.blocks(layout, 3, [1, 2], [1]), 64) == 3  # 240..336 on pages 3, 4, 5
-    assert viz.touched(viz.blocks(apart, 3, [1, 2], [1]), 64) == 4  # 240..288 on 3 and 4, 432..480 on 6 and 7
-    assert viz.touched(viz.runs(apart, 3, [1]), 64) == 3  # 192..384, one run
-    assert viz.touched(viz.runs(layout, 3, [1]), 64) == 8  # from 48, 240, 432 and 624, each over two pages
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [

@@ -37,11 +37,6 @@ class Figure:
     labels: tuple[str, ...]
     read: Read
 
-    @property
-    def exposed(self) -> str:
-        """The name that queries use; that of a histogram stands for its `_bucket`, `_sum` and `_count`."""
-        return f"{self.name}_total" if self.kind == "counter" else self.name
-
 
 def _figure(kind: Kind, name: str, says: str, source: str | Mapping[str, str] | Read, *labels: str) -> Figure:
     """Makes a figure.

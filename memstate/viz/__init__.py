@@ -13,9 +13,9 @@ from memstate.viz.touch import Block, blocks, joined, runs, shares, touched
 from memstate.viz.uploads import PacketSection, sections
 
 if TYPE_CHECKING:
-    from memstate.viz.cells import PlannedStep, occupancy, steps
     from memstate.viz.charts import bars, curves, lines, stacked
     from memstate.viz.memory import arena, pages, slot
+    from memstate.viz.stepwise import PlannedStep, occupancy, steps
     from memstate.viz.tracks import timeline
     from memstate.viz.words import bitmap, packet
 
@@ -26,7 +26,7 @@ __all__ = [
 ]  # fmt: skip
 
 PICTURES: Final = {
-    "cells": ("PlannedStep", "occupancy", "steps"),
+    "stepwise": ("PlannedStep", "occupancy", "steps"),
     "charts": ("bars", "curves", "lines", "stacked"),
     "memory": ("arena", "pages", "slot"),
     "tracks": ("timeline",),

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from memstate import checks
 from memstate.errors import InvalidArgument
-from memstate.viz import figure, given
+from memstate.viz import figure, inputs
 
 NARROW = 0.05  # of the longest bar: a part that is narrower has no number in it
 MARKERS = "osD^vX"
@@ -82,10 +82,10 @@ def stacked(numbers: Numbers, unit: str) -> Figure:
 
 
 def _groups(what: str, numbers: Numbers, least: float | None) -> list[str]:
-    names = given.groups(what, numbers)
+    names = inputs.groups(what, numbers)
     for group, each in numbers.items():
         for name, value in each.items():
-            given.number(f"{what}: {group}, {name}", value, least=least)
+            inputs.number(f"{what}: {group}, {name}", value, least=least)
     return names
 
 
@@ -116,13 +116,13 @@ def lines(
 
     Syncs: no.
     """
-    given.groups("lines", numbers, alike=False)
+    inputs.groups("lines", numbers, alike=False)
     limits, above = {} if limits is None else limits, 0 if log else None
     for name, points in numbers.items():
         for place, value in points.items():
             if not checks.is_whole(place) or place < 1:
                 raise InvalidArgument(f"lines: {name} at {place!r}, expected a whole number from 1 on")
-            given.number(f"lines: {name} at {place}", value, above=above)
+            inputs.number(f"lines: {name} at {place}", value, above=above)
     if not isinstance(limits, Mapping):
         raise InvalidArgument(f"limits: {limits!r}, expected a dict of numbers by name")
     colours = figure.plane_colours(numbers)
@@ -136,7 +136,7 @@ def lines(
             linewidth=width, markersize=4 + width, label=figure.plain(name),
         )  # fmt: skip
     for name, value in limits.items():
-        given.number(f"limits: {name}", value, above=above)
+        inputs.number(f"limits: {name}", value, above=above)
         axes.axhline(value, color=figure.EDGE, linestyle="--", linewidth=1)
         axes.text(0.01, value, figure.plain(name), transform=axes.get_yaxis_transform(), va="bottom", fontsize=8)
     places = sorted({place for points in numbers.values() for place in points})
@@ -169,7 +169,7 @@ def curves(numbers: Mapping[str, Mapping[str, Sequence[float]]], labels: Sequenc
 
     Syncs: no.
     """
-    names = given.groups("curves", numbers)
+    names = inputs.groups("curves", numbers)
     count = _length(numbers, labels)
     colours = figure.plane_colours(names)
     drawn = figure.drawing(9, 0.8 + 1.5 * len(numbers))
@@ -205,5 +205,5 @@ def _length(numbers: Mapping[str, Mapping[str, Sequence[float]]], labels: Sequen
     for unit, each in numbers.items():
         for name, values in each.items():
             for value in values:
-                given.number(f"curves: {unit}, {name}", value)
+                inputs.number(f"curves: {unit}, {name}", value)
     return counts.pop()

@@ -9,9 +9,9 @@ from matplotlib.figure import Figure
 from memstate import checks
 from memstate.errors import InvalidArgument
 from memstate.state.layout import StateLayout, format_bytes
-from memstate.viz import figure, given
+from memstate.viz import figure, inputs
 from memstate.viz.figure import Colour
-from memstate.viz.given import Layouts
+from memstate.viz.inputs import Layouts
 from memstate.viz.touch import blocks, shares, touched
 
 MOST_BLOCKS = 2000  # more can be neither seen nor told apart
@@ -33,7 +33,7 @@ def slot(layouts: Layouts) -> Figure:
 
     Syncs: no.
     """
-    layouts = given.layouts(layouts)
+    layouts = inputs.layouts(layouts)
     colours = figure.plane_colours(plane.name for layout in layouts.values() for plane in layout.planes)
     drawn = figure.drawing(9, 1.1 + 0.45 * len(layouts))
     left, right = drawn.subplots(1, 2, sharey=True, width_ratios=(3, 2))
@@ -89,8 +89,8 @@ def arena(layouts: Layouts, slots: int, ids: Sequence[int] = ()) -> Figure:
 
     Syncs: no.
     """
-    layouts, slots = given.layouts(layouts), checks.whole("slots", slots)
-    ids = given.ids("slots", ids, range(1, slots + 1))
+    layouts, slots = inputs.layouts(layouts), checks.whole("slots", slots)
+    ids = inputs.ids("slots", ids, range(1, slots + 1))
     most = max(len(layout.planes) * layout.layers for layout in layouts.values()) * (slots + 1)
     if most > MOST_BLOCKS:
         raise InvalidArgument(
@@ -154,7 +154,7 @@ def pages(
 
     Syncs: no.
     """
-    layouts, page_bytes = given.layouts(layouts), checks.whole("page_bytes", page_bytes)
+    layouts, page_bytes = inputs.layouts(layouts), checks.whole("page_bytes", page_bytes)
     chosen = None if layers is None else list(layers)
     most = sum(size // page_bytes for layout in layouts.values() for size in layout.arena_bytes(slots))
     if most > MOST_PAGES:

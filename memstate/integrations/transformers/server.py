@@ -326,7 +326,7 @@ class Server:
         for one in running:
             if one in guesses:
                 continue
-            tokens = self._several(one)
+            tokens = len(one.tokens) - one.length if self._continues or not one.length else 1  # in one forward at most
             if tokens < 2:
                 singles.append(one)
                 continue
@@ -349,10 +349,6 @@ class Server:
             self._verify(guessed)
         events, self._events = self._events, []
         return events
-
-    def _several(self, one: Running) -> int:
-        """Returns how many tokens a row can read in one forward."""
-        return len(one.tokens) - one.length if self._continues or not one.length else 1
 
     def _admit(self) -> None:
         """Does what was asked for, and starts the requests that fit."""

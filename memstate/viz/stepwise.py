@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 
 from memstate.errors import InvalidArgument
 from memstate.slots.inspect import Inspection
-from memstate.viz import figure, given, kinds
-from memstate.viz.given import Inspections
+from memstate.viz import figure, inputs, kinds
+from memstate.viz.inputs import Inspections
 from memstate.viz.owners import holdings
 
 WIDE = 16  # letters of a name at most; fewer where there are many moments
@@ -43,7 +43,7 @@ def occupancy(inspections: Inspections, steps: Sequence[str] = ()) -> Figure:
 
     Syncs: no.
     """
-    taken = given.inspections(inspections)
+    taken = inputs.inspections(inspections)
     capacities = {inspection.capacity for inspection in taken}
     if len(capacities) != 1 or isinstance(steps, str) or len(steps) not in (0, len(taken)):
         raise InvalidArgument(

@@ -43,7 +43,7 @@ def texts_of(model: Any, prompt: Tensor, mask: Tensor | None) -> list[list[int]]
     return [checked(model, text, f"entry {entry} of prompt=") for entry, text in enumerate(texts)]
 
 
-class Prompted:
+class Prefill:
     """Reads all of some prompts but their last tokens, and knows the tokens of each row from then on.
 
     Args:

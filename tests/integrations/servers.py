@@ -2,10 +2,13 @@
 
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
+
+from torch import Tensor
+from transformers import LogitsProcessor
 
 import memstate as ms
 import memstate.integrations.transformers as mst
@@ -47,6 +50,37 @@ def require_free(server: mst.Server, slots: int = 16, pages: int = 60) -> None:
     mem = server.mem
     assert (server.busy, server.running, mem.stats().rows_used) == (False, 0, 0)
     assert (mem.free_slots, mem.free_pages, mem.audit().clean) == (slots, pages, True)
+
+
+def raising(error: BaseException | type[BaseException]) -> Callable[..., Any]:
+    """A function that raises, whatever it is given."""
+
+    def raises(*_: Any, **__: Any) -> Any:
+        raise error
+
+    return raises
+
+
+@contextmanager
+def hooked(module: Any, call: Callable[..., Any]) -> Iterator[None]:
+    """In the block a function is called before each forward of a module."""
+    hook = module.register_forward_pre_hook(call, with_kwargs=True)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+class Raises(LogitsProcessor):
+    """A processor that raises where there are so many tokens."""
+
+    def __init__(self, length: int, error: BaseException) -> None:
+        self._length, self._error = length, error
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        if input_ids.shape[1] == self._length:
+            raise self._error
+        return scores
 
 
 class Interrupt:

@@ -24,6 +24,7 @@ import memstate.integrations.transformers as mst
 from memstate.integrations.transformers.layout import layout_of
 from memstate.integrations.transformers.on_slots import FUNCTIONS, _either, install
 from memstate.integrations.transformers.probe import Findings, Held, cache_argument, own_cache, probe
+from tests.integrations.servers import hooked, raising
 
 PROMPT = torch.tensor([[5, 17, 40, 9, 33, 71, 8], [60, 4, 12, 88, 23, 51, 30]])
 BOUND = 1e-5  # of the largest logit
@@ -360,16 +361,8 @@ def test_back_pressure_and_failures_leave_the_manager_usable() -> None:
         assert torch.equal(steps(model, cache, [PROMPT])[0], steps(model, own_cache(model), [PROMPT])[0])
         with pytest.raises(ms.InvalidArgument, match="a batch of 1"):
             steps(model, cache, [PROMPT[:1]])
-
-        def broken(*_: Any) -> None:
-            raise ArithmeticError("in a layer")
-
-        hook = model.model.layers[2].register_forward_hook(broken)
-        try:
-            with pytest.raises(ArithmeticError):
-                steps(model, cache, [PROMPT[:, :1]])
-        finally:
-            hook.remove()
+        with hooked(model.model.layers[2], raising(ArithmeticError)), pytest.raises(ArithmeticError):
+            steps(model, cache, [PROMPT[:, :1]])
         with pytest.raises(ms.InvalidArgument, match="raised an exception"):
             steps(model, cache, [PROMPT[:, :1]])
     assert mem.free_slots == 2

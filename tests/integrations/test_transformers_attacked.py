@@ -1,7 +1,7 @@
 """A server under bad requests, exceptions and interrupts: others are served, and nothing is leaked."""
 
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -20,7 +20,7 @@ import memstate.integrations.transformers as mst
 from memstate.integrations.transformers import paged
 from memstate.integrations.transformers.batch import Batches
 from memstate.integrations.transformers.gathered import Gathered
-from tests.integrations.servers import SPECULATING, Interrupt, require_free, rest, results, server_of
+from tests.integrations.servers import SPECULATING, Interrupt, hooked, raising, require_free, rest, results, server_of
 
 PROMPT = TEXT[:9]
 CODE = str(Path(mst.__file__).parent)
@@ -206,13 +206,6 @@ def test_states_that_cannot_be_stored_end_their_rows_and_cancel_the_step(
     assert answers_of(server) == {"good": answer}
 
 
-def raising(kind: type[BaseException]) -> Callable[..., Any]:
-    def raises(*_: Any, **__: Any) -> Any:
-        raise kind("here")
-
-    return raises
-
-
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("part", range(40))
 def test_an_interrupt_at_any_line_of_a_step_leaves_no_row_between_two_tokens(part: int) -> None:
@@ -239,7 +232,7 @@ def test_an_interrupt_at_any_line_of_a_step_leaves_no_row_between_two_tokens(par
         assert (server.mem.free_slots, server.mem.free_pages) == (16, 60), tracer.where
 
 
-class Raises(LogitsProcessor):
+class Spoils(LogitsProcessor):
     """A processor that fails at a call, and changes all that it is given before."""
 
     def __init__(self, call: int) -> None:
@@ -265,7 +258,7 @@ def drawn(random: Random, id: int, texts: list[list[int]], speculates: bool) -> 
         config |= {"do_sample": True, "num_return_sequences": random.randint(1, 3)}
     if speculates and random.random() < 0.7:
         config["prompt_lookup_num_tokens"] = random.randint(1, 4)
-    processors = [Raises(random.randint(1, 12))] if random.random() < 0.15 else []
+    processors = [Spoils(random.randint(1, 12))] if random.random() < 0.15 else []
     salt = random.choice([None, None, None, "tenant"])
     return mst.Prompt(tokens, id, config=GenerationConfig(**config), seed=id, processors=processors, salt=salt)
 
@@ -302,11 +295,9 @@ def test_what_random_servers_answer_is_what_the_model_answers_alone(
             mem.sleep()
             mem.wake()
         for server in servers:
-            hook = model.register_forward_pre_hook(raising(ArithmeticError)) if random.random() < 0.04 else None
-            with suppress(ArithmeticError, ExceptionGroup):
+            fails = hooked(model, raising(ArithmeticError)) if random.random() < 0.04 else nullcontext()
+            with suppress(ArithmeticError, ExceptionGroup), fails:
                 found += server.step()
-            if hook is not None:
-                hook.remove()
     assert not any(server.busy for server in servers)
     results: list[Any] = [one for one in found if isinstance(one, mst.Served) and not prompts[one.id].config.do_sample]
     for one in results:

@@ -12,6 +12,7 @@ from tests.support.tiny_served import TEXT, alone, managed
 
 pytest.importorskip("transformers")
 import memstate.integrations.transformers as mst
+from tests.integrations.servers import hooked, raising
 
 QUIET = {"do_sample": False, "pad_token_id": 0, "max_new_tokens": 6}
 IDS = torch.tensor([TEXT[:19], TEXT[5:24]])
@@ -146,18 +147,9 @@ def test_a_prompt_without_room_or_with_a_forward_that_raises_leaves_nothing() ->
     with pytest.raises(ms.OutOfRows):
         mst.StateCache(model, mem, prompt=IDS)
     mem = managed(model, **ROOM)
-
-    def broken(*_: Any) -> None:
-        raise ArithmeticError("in a layer")
-
-    hook = model.model.layers[2].register_forward_hook(broken)
-    try:
-        with pytest.raises(ArithmeticError):
-            mst.StateCache(model, mem, prompt=IDS)
-        with pytest.raises(ArithmeticError):  # rows of different lengths share no forward
-            mst.StateCache(model, mem, prompt=IDS, prompt_mask=MASK)
-    finally:
-        hook.remove()
+    for mask in (None, MASK):  # with a mask rows have different lengths, and share no forward
+        with hooked(model.model.layers[2], raising(ArithmeticError)), pytest.raises(ArithmeticError):
+            mst.StateCache(model, mem, prompt=IDS, prompt_mask=mask)
     assert mem.stats().rows_used == 0
     assert mem.free_slots == 24
     with mst.StateCache(model, mem, prompt=IDS) as cache:

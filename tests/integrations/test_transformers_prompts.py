@@ -13,10 +13,11 @@ from tests.support.tiny_models import tiny
 from tests.support.tiny_served import TEXT, managed
 
 pytest.importorskip("transformers")
-from transformers import GenerationConfig, LogitsProcessor
+from transformers import GenerationConfig
 
 import memstate.integrations.transformers as mst
 from memstate.integrations.transformers.prompts import checked
+from tests.integrations.servers import Raises, server_of
 from tests.support.own_model import OwnModel, own_model
 
 LENGTHS = (19, 2, 27)
@@ -115,12 +116,8 @@ def test_without_settings_an_answer_is_as_long_as_that_of_generate() -> None:
 
 
 def test_an_error_of_a_processor_names_its_request() -> None:
-    class Broken(LogitsProcessor):
-        def __call__(self, input_ids: Any, scores: Any) -> Any:
-            raise ArithmeticError("mine")
-
-    server = mst.Server(tiny("lfm2"), managed(tiny("lfm2")))
-    server.submit(mst.Prompt(TEXT[:3], id="bad", processors=[Broken()]))
+    server = server_of("lfm2")
+    server.submit(mst.Prompt(TEXT[:3], id="bad", processors=[Raises(3, ArithmeticError("mine"))]))
     with pytest.raises(ArithmeticError, match=r"^mine\nthe request 'bad' has ended$"):
         server.step()
 

@@ -5,17 +5,16 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import memstate as ms
 from tests.support.tiny_models import FAMILIES, tiny
 from tests.support.tiny_served import NEW, TEXT, alone, managed
 
 pytest.importorskip("transformers")
-from transformers import GenerationConfig, LogitsProcessor
+from transformers import GenerationConfig
 
 import memstate.integrations.transformers as mst
-from tests.integrations.servers import require_free, results, server_of, tokens
+from tests.integrations.servers import Raises, hooked, raising, require_free, results, server_of, tokens
 
 Answers = dict[tuple[Any, int], list[int]]
 
@@ -42,11 +41,8 @@ def test_samples_are_those_of_single_requests_and_their_prompt_is_read_once(fami
     def count(_: Any, args: Any, kwargs: Any) -> None:
         read.append(kwargs["input_ids"].numel())
 
-    hook = model.register_forward_pre_hook(count, with_kwargs=True)
-    try:
+    with hooked(model, count):
         found = answers(model, mem, [mst.Prompt(TEXT[:19], "three", config=sampled(3), seed=7), other])
-    finally:
-        hook.remove()
     assert [found["three", n] for n in range(3)] == [expected[("alone", n), 0] for n in range(3)]
     assert len(set(map(tuple, found.values()))) == 4  # seeds differ
     assert found["other", 0] == alone(model, TEXT[:9], {})
@@ -101,18 +97,6 @@ def test_an_abort_ends_all_samples() -> None:
     require_free(server)
 
 
-class Raises(LogitsProcessor):
-    """Raises behind some tokens."""
-
-    def __init__(self, length: int, error: BaseException) -> None:
-        self._length, self._error = length, error
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        if input_ids.shape[1] == self._length:
-            raise self._error
-        return scores
-
-
 def steps(server: mst.Server) -> Iterator[mst.Event | BaseException]:
     """All events, and what steps raise between them."""
     while server.busy:
@@ -125,9 +109,9 @@ def steps(server: mst.Server) -> Iterator[mst.Event | BaseException]:
 @pytest.mark.parametrize("samples", [1, 2])
 def test_a_processor_that_raises_ends_its_own_rows_only(samples: int) -> None:
     server = server_of("lfm2", max_requests=6)
-    raising = [Raises(11, ArithmeticError("mine"))]
+    processors = [Raises(11, ArithmeticError("mine"))]
     server.submit(mst.Prompt(TEXT[:9], "first", most=NEW))
-    server.submit(mst.Prompt(TEXT[:9], "raises", config=sampled(samples), processors=raising))
+    server.submit(mst.Prompt(TEXT[:9], "raises", config=sampled(samples), processors=processors))
     server.submit(mst.Prompt(TEXT[:7], "last", most=NEW))
     events = list(steps(server))
     (error,) = [event for event in events if isinstance(event, BaseException)]
@@ -143,11 +127,7 @@ def test_what_ends_text_may_raise(monkeypatch: pytest.MonkeyPatch) -> None:
     server = server_of("lfm2")
     for name in ("raises", "other"):
         server.submit(mst.Prompt(TEXT[:9], name, most=NEW))
-
-    def stop(*_: Any) -> Tensor:
-        raise ArithmeticError("a stop string")
-
-    monkeypatch.setattr(server._waiting[0].samplers[0], "_stop", stop)
+    monkeypatch.setattr(server._waiting[0].samplers[0], "_stop", raising(ArithmeticError("a stop string")))
     events = list(steps(server))
     assert [type(event) for event in events if not isinstance(event, mst.Token)] == [ArithmeticError, mst.Served]
     assert tokens(events, "other") == alone(server.model, TEXT[:9], {}) and not tokens(events, "raises")

@@ -24,7 +24,7 @@ from transformers.cache_utils import DYNAMIC_LAYER_TYPE_MAPPING, DynamicLayer
 
 import memstate.integrations.transformers as mst
 from memstate.integrations.transformers import server
-from tests.integrations.servers import require_free, rest, results, server_of
+from tests.integrations.servers import hooked, raising, require_free, rest, results, server_of
 
 BOUND = 1e-4
 PROMPTS = (TEXT[:19], TEXT[:9], [11, 12], TEXT, [*TEXT[:19], 7, 8], TEXT[:19])
@@ -191,10 +191,8 @@ def test_a_forward_that_fails_ends_its_rows_only() -> None:
             raise ArithmeticError("in a prompt")
 
     running.submit(prompts()[0])
-    hook = running.model.register_forward_pre_hook(broken, with_kwargs=True)
-    with pytest.raises(ArithmeticError):
+    with hooked(running.model, broken), pytest.raises(ArithmeticError):
         running.step()
-    hook.remove()
     found = results(events + rest(running))
     assert {id: one.tokens for id, one in found.items()} == {1: alone(running.model, PROMPTS[1], {})}
     require_free(running)
@@ -203,11 +201,7 @@ def test_a_forward_that_fails_ends_its_rows_only() -> None:
 def test_a_plan_that_fails_ends_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     running = server_of()
     running.submit(prompts()[0])
-
-    def refused(*_: Any, **__: Any) -> None:
-        raise ms.InvalidArgument("a plan")
-
-    monkeypatch.setattr(running.mem, "plan", refused)
+    monkeypatch.setattr(running.mem, "plan", raising(ms.InvalidArgument("a plan")))
     with pytest.raises(ms.InvalidArgument, match="a plan"):
         running.step()
     require_free(running)

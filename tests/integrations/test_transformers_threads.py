@@ -22,7 +22,7 @@ import memstate.integrations.transformers as mst
 from memstate.integrations.transformers import sampling
 from memstate.integrations.transformers import server as under_test
 from memstate.integrations.transformers.sampling import Sampler
-from tests.integrations.servers import Interrupt, require_free, rest, results, server_of
+from tests.integrations.servers import Interrupt, hooked, raising, require_free, rest, results, server_of
 
 PROMPTS = [TEXT[:9], TEXT[:4], [*TEXT[:8], 77, 78], TEXT[5:16]]
 WAITS = 60  # seconds for a thread; only a defect takes as long
@@ -119,9 +119,8 @@ def test_a_call_in_the_middle_of_a_step_takes_effect_in_the_next(name: str, answ
         "abort": lambda: said.append(server.abort(1)),
         "close": server.close,
     }
-    hook = server.model.register_forward_pre_hook(lambda *_: run(calls[name]))
-    events = server.step()
-    hook.remove()
+    with hooked(server.model, lambda *_: run(calls[name])):
+        events = server.step()
     assert [event.id for event in events] == [0, 1]  # as if nobody had called
     assert server.busy and server.running == 2 and server.waiting == (name == "submit")
     found = results(events + server.step() + rest(server))
@@ -269,13 +268,9 @@ def test_rows_that_could_not_be_aborted_are_aborted_later(monkeypatch: pytest.Mo
     for number in range(2):
         server.submit(prompt(number))
     server.step()
-
-    def busy(*_: Any) -> None:
-        raise ms.Broken("close_session")
-
     with monkeypatch.context() as patch:
-        patch.setattr(server.mem, "abort", busy)
-        patch.setattr(server.mem, "poll", busy)
+        for call in ("abort", "poll"):
+            patch.setattr(server.mem, call, raising(ms.Broken("close_session")))
         with pytest.raises(ms.Broken):
             server.step()
         assert server.abort(0) == []

@@ -13,8 +13,8 @@ from transformers.cache_utils import DYNAMIC_LAYER_TYPE_MAPPING
 
 from memstate.engine.manager import StateManager
 from memstate.errors import ConfigurationError, MemstateError
+from memstate.integrations.transformers.binding import kv_for, layout_for
 from memstate.integrations.transformers.kv import KvPages
-from memstate.integrations.transformers.layout import ModelLayout
 from memstate.integrations.transformers.paged import Columns, PagedHybridLayer, PagedIndexedLayer, PagedLayer
 from memstate.integrations.transformers.probe import own_cache
 from memstate.integrations.transformers.states import Kernels, States
@@ -84,23 +84,30 @@ class Batches:
     Args:
         model: the model.
         mem: its manager.
-        found: where its states lie.
-        kv: its pages; None: no layer attends.
         kernels: as for `StateCache`.
 
+    Attributes:
+        cache: what each forward gets.
+        states: the states of its layers.
+        found: where they lie.
+        kv: the KV pages; None: no layer attends.
+
     Raises:
-        ConfigurationError: a layer keeps KV in a way that pages cannot hold, or the forward takes no positions.
+        LayoutMismatch: the manager was made for another model.
+        ConfigurationError: it was made for other weights, or has no KV pages; a layer keeps KV in a way that pages
+            cannot hold; or the forward takes no positions.
     """
 
-    def __init__(self, model: Any, mem: StateManager, found: ModelLayout, kv: KvPages | None, kernels: Kernels) -> None:
-        self.model, self.mem, self.found, self.kv = model, mem, found, kv
-        self.cache = PagedCache(model, kv)
-        self.states = States(model, mem, found, self.cache.layers, kernels, keep=True)
+    def __init__(self, model: Any, mem: StateManager, kernels: Kernels) -> None:
+        self.model, self.mem = model, mem
+        self.found, self.kv = layout_for(model, mem), kv_for(model, mem)
+        self.cache = PagedCache(model, self.kv)
+        self.states = States(model, mem, self.found, self.cache.layers, kernels, keep=True)
         parameters = inspect.signature(model.forward).parameters
         self._keep = [name for name in ("logits_to_keep",) if name in parameters]
         self._columns: Columns | None = None  # of the last forward
         self._takes_positions = "position_ids" in parameters
-        if kv is not None and not self._takes_positions:
+        if self.kv is not None and not self._takes_positions:
             raise ConfigurationError(
                 f"{type(model).__name__}.forward names no argument position_ids, and rows of several lengths share a "
                 "forward: add it, or use generate with a StateCache without prompt="

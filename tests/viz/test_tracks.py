@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from matplotlib.colors import to_hex
 
 import memstate as ms
 from memstate import viz
@@ -50,8 +51,7 @@ def test_the_timeline_of_a_running_manager_has_every_span(journal: int) -> None:
         place = {line: at for at, line in enumerate(sorted_lines(spans))}
         first, last = bounds(spans)
         for span, bar in zip(spans, axes.patches, strict=True):
-            red, green, blue = (round(255 * part) for part in bar.get_facecolor()[:3])
-            assert f"#{red:02x}{green:02x}{blue:02x}" == kinds.kind(span.kind).colour
+            assert to_hex(bar.get_facecolor()) == kinds.kind(span.kind).colour
             assert round(bar.get_y() + 0.36) == place[span.group, span.register]
             assert bar.get_x() == pytest.approx(first if span.begin is None else span.begin)
             end = last if span.end is None else span.end

@@ -6,8 +6,8 @@ from io import StringIO
 from typing import Any, TypeVar
 from warnings import catch_warnings, filterwarnings
 
+from memstate.sheet import visible
 from memstate.viz import kinds
-from memstate.viz.sheet import visible
 
 try:
     from matplotlib import rc_context, rcParams

@@ -8,7 +8,8 @@ from matplotlib.figure import Figure
 
 from memstate import checks
 from memstate.errors import InvalidArgument
-from memstate.state.layout import StateLayout, format_bytes
+from memstate.sizes import format_bytes
+from memstate.state.layout import StateLayout
 from memstate.viz import figure, inputs
 from memstate.viz.figure import Colour
 from memstate.viz.inputs import Layouts

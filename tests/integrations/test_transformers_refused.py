@@ -186,7 +186,7 @@ def test_a_request_for_what_serve_does_not_do_is_refused(family: str, fields: di
     for name, value in fields.items():  # the constructor refuses some of them itself
         setattr(config, name, value)
     mem = managed(model)
-    server, chat = mst.Server(model, mem), mem.open_session("chat")
+    server, chat = mst.Server(model, mem), mem.sessions.open("chat")
     with pytest.raises(ms.InvalidArgument, match=f"prompt 'bad'.*{why}"):
         server.submit(mst.Prompt(TEXT[:9], "bad", config=config, session=chat))
     assert not server.busy

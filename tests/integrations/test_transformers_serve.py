@@ -91,7 +91,7 @@ def test_short_memory_evictions_and_faults_change_no_token(family: str, tracking
     expected = [alone(model, text, {}) for text in texts]
     mem = managed(
         model, slots=8, tracking=tracking, pages=ms.Pages(size=4, count=28, per_row=10), debug=True,
-        chaos=ms.Chaos(seed=3, admissions=0.3, claims=0.3),
+        chaos=ms.testing.Chaos(seed=3, admissions=0.3, claims=0.3),
     )  # fmt: skip
     served = {one.id: one for one in mst.serve(model, mem, prompts(texts), chunk=7)}
     assert [served[number].tokens for number in range(len(texts))] == expected
@@ -209,7 +209,7 @@ def test_a_plan_that_fails_ends_its_rows(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_session_continues_where_its_last_turn_ended() -> None:
     model, mem = tiny("qwen3_next"), managed(tiny("qwen3_next"))
-    chat = mem.open_session("chat")
+    chat = mem.sessions.open("chat")
     (first,) = mst.serve(model, mem, [mst.Prompt(TEXT[:9], most=NEW, session=chat)])
     turn = [*TEXT[:9], *first.tokens, 77, 78]
     (second,) = mst.serve(model, mem, [mst.Prompt(turn, most=NEW, session=chat)])

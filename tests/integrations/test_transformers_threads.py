@@ -220,7 +220,7 @@ def test_requests_of_two_threads_get_their_own_settings(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("storage", [False, True], ids=["device", "storage"])
 def test_a_turn_waits_for_the_last_turn_of_its_session(storage: bool, answers: list[list[int]], tmp_path: Path) -> None:
     server = server_of(prefix=ms.Prefix(), tiers=stored(tmp_path) if storage else None)
-    chat, model = server.mem.open_session("chat"), server.model
+    chat, model = server.mem.sessions.open("chat"), server.model
     turns = [PROMPTS[0], [*PROMPTS[0], *answers[0], 77, 78]]
     turns.append([*turns[1], *alone(model, turns[1], {}), 11])
     server.submit(mst.Prompt(turns[0], "turn 0", most=NEW, session=chat))
@@ -241,7 +241,7 @@ def test_a_turn_waits_for_the_last_turn_of_its_session(storage: bool, answers: l
 
 def test_a_turn_whose_session_is_busy_elsewhere_is_refused_by_name() -> None:
     first = server_of(prefix=ms.Prefix())
-    second, chat = mst.Server(first.model, first.mem), first.mem.open_session("chat")
+    second, chat = mst.Server(first.model, first.mem), first.mem.sessions.open("chat")
     first.submit(prompt(0, "one", session=chat))
     first.step()
     second.submit(prompt(0, "two", session=chat))
@@ -375,7 +375,7 @@ def test_serve_reads_on_while_a_turn_waits_for_the_one_before(answers: list[list
     """Requests behind it go first, as they do with a server. Of the others as many are read as there is room for."""
     model = tiny("qwen3_next")
     mem = managed(model, max_requests=2)
-    chat, read, ended = mem.open_session("chat"), list[int](), list[Any]()
+    chat, read, ended = mem.sessions.open("chat"), list[int](), list[Any]()
 
     def arriving() -> Iterator[mst.Prompt]:
         turns = [PROMPTS[0], [*PROMPTS[0], *answers[0], 77, 78]]

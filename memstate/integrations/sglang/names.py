@@ -12,6 +12,7 @@ RESULTS = f"{SRT}.managers.scheduler_components.batch_result_processor:Scheduler
 SLOTS, PLANES = "memstate.slots.allocator:SlotAllocator", "memstate.state.planes:Planes"
 PREFIX = "memstate.prefix.part:PrefixPart"
 MANAGER = "memstate.engine.manager:StateManager"
+DEVICE = "memstate.engine.device:DeviceCalls"
 
 # Of a class that has an adapter of the same name, the module of the adapter.
 ADAPTERS = {ALLOCATOR: "slots", POOL: "states", ROWS: "rows", f"{DECODE}:HybridMambaDecodeReqToTokenPool": "rows"}
@@ -29,15 +30,15 @@ NAMES = {  # SGLang's name -> what an engine that is written for memstate calls 
     f"{POOL}.copy_from": f"{PLANES}.copy",
     f"{POOL}.get_cpu_copy": f"{PLANES}.save",
     f"{POOL}.load_cpu_copy": f"{PLANES}.load",
-    f"{POOL}.get_contiguous_buf_infos": f"{MANAGER}.buffer_infos",
+    f"{POOL}.get_contiguous_buf_infos": f"{DEVICE}.buffer_infos",
     ROWS: MANAGER,
     f"{ROWS}.alloc": f"{MANAGER}.admit",
-    f"{ROWS}.free": f"{MANAGER}.release",
-    f"{ROWS}.free_mamba_cache": f"{MANAGER}.release",
-    f"{ROWS}.get_mamba_indices": f"{MANAGER}.live_slots",
+    f"{ROWS}.free": f"{MANAGER}.end",
+    f"{ROWS}.free_mamba_cache": f"{MANAGER}.end",
+    f"{ROWS}.get_mamba_indices": f"{DEVICE}.live_slots",
     f"{ROWS}.donate_mamba_ping_pong_slot": f"{MANAGER}.publish",
     f"{ROWS}.set_mamba_ping_pong_slot": f"{MANAGER}.plan",
-    f"{DECODE}:HybridMambaDecodeReqToTokenPool": f"{MANAGER}.arrived",
+    f"{DECODE}:HybridMambaDecodeReqToTokenPool": f"{DEVICE}.arrived",
     f"{BATCH}:ScheduleBatch.prepare_for_decode": f"{MANAGER}.plan",
     f"{BATCH}:ScheduleBatch.mamba_lazy_prealloc_at_boundary": f"{MANAGER}.plan",
     f"{RESULTS}.mamba_lazy_post_decode_at_boundary": f"{MANAGER}.settle",
@@ -47,6 +48,6 @@ NAMES = {  # SGLang's name -> what an engine that is written for memstate calls 
     f"{CACHE}.inc_lock_ref": f"{PREFIX}.lock",
     f"{CACHE}.dec_lock_ref": f"{PREFIX}.unlock",
     f"{COMPONENT}.prepare_for_caching_req": f"{MANAGER}.publish",
-    f"{SRT}.session.streaming_session:StreamingSession": f"{MANAGER}.open_session",
+    f"{SRT}.session.streaming_session:StreamingSession": "memstate.engine.conversations:SessionCalls.open",
     f"{SRT}.mem_cache.hicache_storage:HiCacheStorage": "memstate.tiers.stores.base:Store",
 }

@@ -159,7 +159,7 @@ class Batches:
         except BaseException:
             self.states.drop()
             with suppress(MemstateError):  # the step was settled, or a call of the manager was interrupted
-                self.mem.abort(rows) if step is None else self.mem.cancel(step)
+                self.mem.end(rows) if step is None else self.mem.cancel(step)
             raise
 
     @torch.inference_mode()
@@ -188,8 +188,8 @@ class Batches:
         """Returns what the forward gets beside the tokens."""
         columns = self._columns if goes_on else None
         if columns is None or not columns.move(new):
-            size, keep = self.mem.page_size, self.states.kernels == "gathered"
-            columns = Columns(self.mem.page_table, [row.index for row in rows], lengths, new, size, keep)
+            size, keep = self.mem.pages.size, self.states.kernels == "gathered"
+            columns = Columns(self.mem.device.page_table, [row.index for row in rows], lengths, new, size, keep)
         self._columns = columns
         self.cache.place(columns)
         inputs = {"use_cache": True, self.found.argument: self.cache}

@@ -191,9 +191,7 @@ def test_tiers_of_a_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_hand_over(tmp_path: Path) -> None:
-    whole = ms.StateLayout(
-        [ms.Plane("ssm", (8, 2), torch.float32, parts=(ms.Part("head", 8),))], layers=2
-    )
+    whole = ms.StateLayout([ms.Plane("ssm", (8, 2), torch.float32, parts=(ms.Part("head", 8),))], layers=2)
     names: dict[str, Any] = {"HandOver": HandOver, "MODEL": "toy", "WHOLE": whole, "PAGE": 4}
     names |= {"store": ms.FileStore(tmp_path), "prompt": list(range(9))}
     exec(part("docs/machines.md", "move = HandOver(MODEL, WHOLE"), names)

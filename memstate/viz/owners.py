@@ -83,8 +83,8 @@ def holdings_over(changes: Changes) -> list[Span]:
     journal has noted that packet already.
 
     Args:
-        changes: `mem.journal.changes`, or the `changes` of an inspection, oldest first. Or an inspection itself: it also has
-            the registers that no change names, the lengths, and the present names of owners.
+        changes: `mem.journal.changes`, or the `changes` of an inspection, oldest first. Or an inspection itself: it
+            also has the registers that no change names, the lengths, and the present names of owners.
 
     Raises:
         InvalidArgument: This is no list of changes.

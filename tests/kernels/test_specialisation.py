@@ -1,6 +1,6 @@
 """Serving never compiles: it asks Triton for no kernel under a key that warm-up had not asked for.
 
-The launches are those of `tests.support.op_launches` and of a manager, recorded in a process of its own without Triton's
+The launches are those of `tests.support.op_launches` and of a manager, recorded in a process without Triton's
 interpreter. Nothing runs on a recorder, so results of the device stay zero; the host's mirror is exact.
 """
 
@@ -40,7 +40,7 @@ EXPECTED = {
 }
 
 
-# -- in the process without the interpreter -----------------------------------------------------------------------------
+# -- in the process without the interpreter --------------------------------------------------------------------------
 
 
 def manager(most: int) -> ms.StateManager:

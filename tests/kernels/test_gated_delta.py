@@ -97,38 +97,6 @@ def test_G2_odd_sizes_and_grouped_heads(
     run(build(backend, generator, [Row(1, 2), Row(0, 3)], dims=dims, scale=0.3, per_key=per_key), backend)
 
 
-@per_key
-def test_G2_bounds_tell_fp32_from_less(generator: torch.Generator, per_key: bool) -> None:
-    """The bound follows the recurrence and is one of fp32; a state in bf16 or the gate in the wrong place breaks it."""
-    exactly, bounds = (kda, kda_bound) if per_key else (gated_delta, gated_delta_bound)
-    q, k, v = (torch.randn(3, 16, generator=generator).double().numpy() / 4 for _ in range(3))
-    decay = -torch.rand(3, 16, generator=generator).double().numpy() if per_key else np.full(3, -0.5)
-    beta, state = np.full(3, 0.5), torch.randn(16, 16, generator=generator).double().numpy()
-    exact, new = exactly(q, k, v, decay, beta, state, 1.0)
-    out, final = bounds(q, k, v, decay, beta, state, 1.0)
-    assert np.allclose(out.value, exact, rtol=0, atol=1e-13) and np.allclose(final.value, new, rtol=0, atol=1e-13)
-    assert out.error.max() < 1e-4
-    rounded, swapped, outputs = state, state, []
-    for t in range(3):
-        o, rounded = exactly(*(x[t : t + 1] for x in (q, k, v, decay, beta)), rounded, 1.0)
-        rounded = torch.from_numpy(rounded.copy()).bfloat16().double().numpy()
-        outputs.append(o[0])
-        swapped = swapped - beta[t] * np.outer(k[t], k[t] @ swapped - v[t])  # gated behind the delta
-        swapped = np.exp(np.broadcast_to(decay[t], 16))[:, None] * swapped
-    assert (np.abs(np.array(outputs) - exact) > out.error).any()
-    assert (np.abs(swapped - new) > final.error).any()
-
-
-def test_the_statements_agree_where_channels_do(generator: torch.Generator) -> None:
-    """Two statements, written down apart, of what is one recurrence when every channel has the same gate."""
-    q, k, v = (torch.randn(4, 8, generator=generator).double().numpy() for _ in range(3))
-    decay, beta = -torch.rand(4, generator=generator).double().numpy(), np.full(4, 0.7)
-    state = torch.randn(8, 8, generator=generator).double().numpy()
-    one_gate = gated_delta(q, k, v, decay, beta, state, 0.5)
-    per_channel = kda(q, k, v, np.repeat(decay[:, None], 8, axis=1), beta, state, 0.5)
-    assert all(np.allclose(a, b, rtol=1e-12, atol=1e-12) for a, b in zip(one_gate, per_channel, strict=True))
-
-
 @pytest.mark.parametrize("state", [torch.float32, torch.bfloat16])
 def test_G2_equal_channels_are_one_gate(backend: Backend, generator: torch.Generator, state: torch.dtype) -> None:
     """Element by element the two gates multiply the same numbers."""
@@ -138,18 +106,6 @@ def test_G2_equal_channels_are_one_gate(backend: Backend, generator: torch.Gener
     per_channel.inputs = one_gate.inputs | {"decay": one_gate.inputs["decay"][..., None].repeat(1, 1, 1, key)}
     assert same_bits(per_channel.step(backend), one_gate.step(backend))
     assert same_bits(per_channel.memory.whole, one_gate.memory.whole)
-
-
-def test_each_channel_has_its_own_gate(backend: Backend, generator: torch.Generator) -> None:
-    """Without a delta, a channel with gate 1 keeps its bits and one with gate 0 is gone, in every head."""
-    case = build(backend, generator, [Row(1, 2)], per_key=True)
-    case.inputs["beta"].zero_()
-    decay = case.inputs["decay"]
-    closed = torch.rand(decay.shape[2:], generator=generator).to(decay.device) < 0.5  # head key
-    decay.copy_(torch.where(closed, -torch.inf, 0.0))
-    old = case.memory.state[1].clone()
-    case.step(backend)
-    assert torch.equal(case.memory.state[2], torch.where(closed[:, :, None], 0.0, old))
 
 
 # -- orders of the state, and inputs that are slices ---------------------------------------------------------------
@@ -171,17 +127,6 @@ def test_D1_either_order_of_the_state_is_within_the_bound(
     rows = [Row(1, 2, 3, tokens=2), Row(0, 4, tokens=1)]
     case = build(backend, generator, rows, 2, state, inputs, dims, per_key=per_key, value_key=value_key)
     run(case, backend)
-
-
-def test_D1_an_order_that_is_both_is_one(backend: Backend, generator: torch.Generator) -> None:
-    """With one key, or one value, the two orders are the same bytes, and the same bits."""
-    for dims in ((2, 1, 1, 8), (2, 1, 8, 1)):
-        plain = build(backend, generator, dims=dims)
-        other = plain.twin()
-        state = other.memory.state
-        other.memory.state = state.as_strided(state.shape, (*state.stride()[:2], 1, dims[2]))
-        assert same_bits(plain.step(backend), other.step(backend))
-        assert same_bits(plain.memory.whole, other.memory.whole)
 
 
 def test_D4_an_output_that_lies_on_no_access_is_named(backend: Backend, generator: torch.Generator) -> None:

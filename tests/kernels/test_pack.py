@@ -15,7 +15,8 @@ from tests.conftest import CUDA
 from tests.kernels import test_pack_int8
 from tests.kernels.test_copy import vast
 from tests.kernels.test_gather import GUARD, Poisoned, strided
-from tests.support.kernel_runs import grids_of, nothing_allocated
+from tests.kernels.test_scatter import COLUMN
+from tests.support.kernel_runs import nothing_allocated
 
 SLOTS, RECORDS, LAYERS = 7, 6, 2  # slots with the null slot
 OPS = ("pack_slots", "unpack_slots")
@@ -29,7 +30,7 @@ every_op = pytest.mark.parametrize("op", OPS + INT8)
 
 
 class Memory:
-    """Planes of bytes and records, what all of their bytes should become, and the tiles that lead from one to the other.
+    """Planes of bytes and records, what all of their bytes should become, and the tiles between them.
 
     unit: bytes of one access. sizes: of the planes, in units; slots lie an odd number of units apart. tile: units of a
     tile. host: records lie in memory of the host.
@@ -99,11 +100,7 @@ def made(op: str, backend: Backend, generator: torch.Generator) -> Any:
     """Memory of either kind of record: the planes as they are, or one plane as int8, whose records have been packed."""
     if op not in INT8:
         return Memory(backend, generator, host=True)
-    memory = test_pack_int8.Memory(backend, generator)
-    memory.run("pack_int8", None, memory.ints([1, 2, 3, 4]), memory.ints([0, 1, 2, 3]))
-    memory.expect_all("pack_int8", {0: 1, 1: 2, 2: 3, 3: 4})
-    backend.counts.reset()
-    return memory
+    return test_pack_int8.packed(backend, generator)
 
 
 @each_op
@@ -216,18 +213,6 @@ def test_B39_nothing_to_move_launches_nothing(
     memory.check()
 
 
-@each_op
-def test_B39_planes_of_nothing_launch_nothing(
-    backend: Backend, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch, op: str
-) -> None:
-    monkeypatch.setattr(pack, "_move_records", None)
-    memory = Memory(backend, generator)
-    memory.records = RecordMap(memory.records.tiles[:0], (), (), 0)
-    memory.held, memory.pieces = memory.held[:, :0], []
-    memory.run(op, None, memory.ints([1]), memory.ints([1]))
-    memory.check()
-
-
 def test_a_kernel_that_reaches_into_host_memory_has_few_programs() -> None:
     cuda, other, cpu = torch.device("cuda", 0), torch.device("cuda", 1), torch.device("cpu")
     for tuned, planes, held, expected in (
@@ -239,21 +224,6 @@ def test_a_kernel_that_reaches_into_host_memory_has_few_programs() -> None:
         (64, cpu, cpu, 64),
     ):
         assert pack.programs_of(tuned, planes, held) == expected
-
-
-@every_op
-def test_the_launch_has_as_many_programs_as_that_says(
-    backend: Backend, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch, op: str
-) -> None:
-    if backend.name == "reference":
-        return
-    memory, asked = made(op, backend, generator), []
-    module, kernel = KERNEL[op[-4:]]
-    monkeypatch.setattr(module, "programs_of", lambda *arguments: asked.append(arguments) or 3)
-    grids = grids_of(monkeypatch, module, kernel)
-    memory.run(op, None, memory.ints([2]), memory.ints([3]))
-    memory.expect_all(op, {3: 2})
-    assert grids == [(3,)] and [devices for _, *devices in asked] == [[memory.backend.device, memory.held.device]]
 
 
 @each_op
@@ -283,55 +253,35 @@ def shifted(held: Tensor, stride: int = 1) -> Tensor:
     return whole.as_strided(held.shape, (length // 16 * 16 + step, 1), start)
 
 
-@every_op
-@pytest.mark.parametrize(
-    ("name", "spoil"),
-    [
-        ("slots", lambda t: t.long()),
-        ("slots", lambda t: t.tolist()),
-        ("slots", lambda t: t[None]),
-        ("slots", lambda t: t.repeat_interleave(2)[::2]),
-        ("slots", lambda t: t.to("meta")),
-        ("index", lambda t: t.short()),
-        ("index", lambda t: t.view(-1, 1)),
-        ("index", lambda t: None),
-        ("places", lambda t: t[:-1]),
-        ("places", lambda t: t.float()),
-        ("places", lambda t: t.repeat_interleave(2)[::2]),
-        ("places", lambda t: t.to("meta")),
-        ("held", lambda t: t.view(torch.int8)),
-        ("held", lambda t: t[0]),
-        ("held", lambda t: t[:, :-16]),
-        ("held", lambda t: torch.cat([t, t], 1)),
-        ("held", lambda t: t.tolist()),
-        ("held", lambda t: t.to("meta")),
-        ("held", spread),
-        ("held", shifted),
-        ("held", lambda t: shifted(t, 8)),
-        ("first", lambda _: -1),
-        ("first", lambda _: 9),
-        ("count", lambda _: -1),
-        ("count", lambda _: 10**6),
-        ("planes", lambda t: t._replace(tensors=(t.tensors[0].int(),))),
+SPOILED: dict[str, list[Callable[[Any], Any]]] = {
+    "slots": [*COLUMN, lambda t: t.long(), lambda t: t.tolist()],
+    "index": [*COLUMN, lambda t: None],
+    "places": [*COLUMN, lambda t: t[:-1]],
+    "held": [
+        lambda t: t.view(torch.int8), lambda t: t[0], lambda t: t[:, :-16], lambda t: torch.cat([t, t], 1),
+        lambda t: t.tolist(), lambda t: t.to("meta"), spread, shifted, lambda t: shifted(t, 8),
     ],
-)
-def test_misfits_are_named_and_change_nothing(
-    backend: Backend, generator: torch.Generator, op: str, name: str, spoil: Callable[[Any], Any]
-) -> None:
+    "first": [lambda _: -1, lambda _: 9],
+    "count": [lambda _: -1, lambda _: 10**6],
+    "planes": [lambda t: t._replace(tensors=(t.tensors[0].int(),))],
+}  # fmt: skip
+
+
+@every_op
+def test_misfits_are_named_and_change_nothing(backend: Backend, generator: torch.Generator, op: str) -> None:
     memory, int8 = made(op, backend, generator), op in INT8
-    if name == "planes" and not int8:
-        return
-    held = "source" if op.startswith("unpack") else "out"
+    held, part = "source" if op.startswith("unpack") else "out", "layers" if int8 else "tiles"
     arguments = {
         "slots": memory.ints([0, 4, 2]), "index": memory.ints([1, 2]), "places": memory.ints([0, 3]),
-        "held": memory.held, "first": 0, "count": 2,
+        held: memory.held, "first": 0, "count": 2,
     }  # fmt: skip
     arguments |= {"planes": memory.map} if int8 else {"records": memory.records}
-    arguments[name] = spoil(arguments[name])
-    arguments[held] = arguments.pop("held")
-    part = "layers" if int8 else "tiles"
-    with pytest.raises(ValueError, match=rf"^{ {'held': held, 'first': part, 'count': part}.get(name, name) }\b"):
-        getattr(backend, op)(**arguments)
+    for named, spoils in SPOILED.items():
+        name = held if named == "held" else named
+        for spoil in spoils if name in arguments else ():
+            told = part if name in ("first", "count") else name
+            with pytest.raises(ValueError, match=rf"^{told}\b"):
+                getattr(backend, op)(**(arguments | {name: spoil(arguments[name])}))
     memory.check()
 
 

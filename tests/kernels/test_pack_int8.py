@@ -136,6 +136,15 @@ class Memory:
         assert torch.equal(self.planes, self.before[0]) and torch.equal(self.whole, self.before[1])
 
 
+def packed(backend: Backend, generator: torch.Generator) -> Memory:
+    """Slots 1 to 4 are in the records 0 to 3."""
+    memory = Memory(backend, generator)
+    memory.run("pack_int8", None, memory.ints([1, 2, 3, 4]), memory.ints([0, 1, 2, 3]))
+    memory.expect_all("pack_int8", {0: 1, 1: 2, 2: 3, 3: 4})
+    backend.counts.reset()
+    return memory
+
+
 @pytest.mark.parametrize(
     ("shape", "axis", "dtype"),
     [*((*SHAPES[i], DTYPES[i % 3]) for i in range(len(SHAPES))), *((*SHAPES[0], dtype) for dtype in DTYPES[1:])],
@@ -239,9 +248,7 @@ def test_kernel_and_reference_store_the_same_bits(generator: torch.Generator, ba
 
 @each_op
 def test_b66_registers_padding_and_places(backend: Backend, generator: torch.Generator, op: str) -> None:
-    memory = Memory(backend, generator)
-    memory.run("pack_int8", None, memory.ints([1, 2, 3, 4]), memory.ints([0, 1, 2, 3]))
-    memory.expect_all("pack_int8", {0: 1, 1: 2, 2: 3, 3: 4})
+    memory = packed(backend, generator)
     slots = memory.ints([3, 2, 0, SLOTS, -4, 4])
     index = memory.ints([1, 0, 2, 3, -1, 2**31 - 1, 5, 5])
     places = memory.ints([3, 0, -1, 1, RECORDS, -7, 2, 2**31 - 1])
@@ -252,9 +259,7 @@ def test_b66_registers_padding_and_places(backend: Backend, generator: torch.Gen
 @each_op
 def test_due_entries_may_lie_anywhere_among_hundreds(backend: Backend, generator: torch.Generator, op: str) -> None:
     """More entries than a program looks at in one go, most of them padding."""
-    memory, n = Memory(backend, generator), 2 * ENTRIES + 90
-    memory.run("pack_int8", None, memory.ints([1, 2, 3, 4]), memory.ints([0, 1, 2, 3]))
-    memory.expect_all("pack_int8", {0: 1, 1: 2, 2: 3, 3: 4})
+    memory, n = packed(backend, generator), 2 * ENTRIES + 90
     at = torch.randperm(n, generator=generator)[:4].tolist()
     index, places = torch.ones(n, dtype=torch.int32), torch.full((n,), -1, dtype=torch.int32)
     index[at], places[at] = torch.tensor([4, 3, 2, 1], dtype=torch.int32), torch.arange(4, dtype=torch.int32)

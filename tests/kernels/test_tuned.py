@@ -1,14 +1,10 @@
 """Launch configurations: which one a launch takes, what a file must be, and the same bytes under all of them."""
 
 import json
-import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import Any
-from zipfile import ZipFile
 
 import pytest
 import torch
@@ -19,7 +15,7 @@ from memstate.kernels.kept import Kept
 from memstate.kernels.tuned import CopyConfig, copy_key, copy_launch, trying
 from memstate.state.layout import Plane, StateLayout
 from memstate.state.planes import Planes
-from tests.kernels.test_copy import LAYOUTS, Poisoned, packet_of
+from tests.kernels.test_copy import LAYOUTS, moved, packet_of
 
 ROOT = Path(__file__).parents[2]
 DEVICE = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
@@ -216,12 +212,6 @@ def test_a_folder_that_cannot_be_read_is_named(folders: tuple[Path, Path], monke
         taken()
 
 
-@pytest.mark.parametrize("changes", [{"lanes": 4000}, {"warps": True}, {"entries": 2.0}, {"programs_per_sm": -1}])
-def test_a_configuration_that_cannot_be_meant_is_refused(changes: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=f"{next(iter(changes))} .*: expected a"):
-        CopyConfig(**changes)
-
-
 # -- what is launched ------------------------------------------------------------------------------
 
 
@@ -291,44 +281,15 @@ def test_a_trial_ends_with_an_error_as_well(folders: tuple[Path, Path]) -> None:
 @pytest.mark.parametrize("planes", ["several tiles", "int8 and fp8"])
 def test_bytes_are_the_same_in_every_configuration(generator: torch.Generator, config: CopyConfig, planes: str) -> None:
     backend = Backend("auto", DEVICE)
-    poisoned = Poisoned(StateLayout(LAYOUTS[planes], 1), 9, backend, generator)
+    engine, plane_map = moved(backend, generator, LAYOUTS[planes], 9, "layer_major")
     n = 35  # of which more than one chunk is due
     dst, src = [0] * n, [7] * n
     for at, to, of in ((0, 3, 9), (15, 1, 7), (16, 4, 8), (34, 2, 9)):
         dst[at], src[at] = to, of
     with trying(config):
-        poisoned.storage.copy(poisoned.ids(dst), poisoned.ids(src))
-        poisoned.expect_all({3: 9, 1: 7, 4: 8, 2: 9})
-        poisoned.storage.zero(poisoned.ids([*dst[:20], -1, 10]))
-        poisoned.expect_all({3: None, 1: None, 4: None})
-        poisoned.storage.run_data(poisoned.ids([0, 5, 6, 8]), packet_of([(1, 3)] + [(0, 0)] * 20 + [(2, -1)], DEVICE))
-        poisoned.expect_all({5: 8, 6: None})
-
-
-# -- what is installed -----------------------------------------------------------------------------
-
-
-def test_the_wheel_has_files_of_devices_and_finds_them(tmp_path: Path) -> None:
-    project, out, installed = (tmp_path / name for name in ("project", "out", "installed"))
-    for name in ("memstate", "kernels"):
-        caches = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(ROOT / name, project / name, symlinks=True, ignore=caches)
-    for name in ("pyproject.toml", "README.md", "LICENSE", ".gitignore"):
-        shutil.copy(ROOT / name, project)
-    folder = project / "kernels" / "tuned"
-    folder.mkdir(exist_ok=True)
-    write(folder, record(device="cpu"), "cpu")
-    build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(project)]
-    done = subprocess.run(build, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-    (wheel,) = out.glob("*.whl")
-    ZipFile(wheel).extractall(installed)
-    code = (
-        "import torch; from memstate.kernels import tuned\n"
-        f"print(tuned.__file__); print(tuned.copy_launch(torch.device('cpu'), {UNIT}, {TILES}))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=installed, capture_output=True, text=True, check=False)
-    place, launch = done.stdout.splitlines() or [done.stderr, ""]
-    assert place == str(installed / "memstate" / "kernels" / "tuned.py")
-    assert launch == f"CopyLaunch(programs=3, config={ODD})"
+        backend.copy_slots(plane_map, engine.ids(*dst), engine.ids(*src))
+        engine.expect_all((3, 9), (1, 7), (4, 8), (2, 9))
+        backend.zero_slots(plane_map, engine.ids(*dst[:20], -1, 10))
+        engine.expect_all((3, None), (1, None), (4, None))
+        backend.run_data(plane_map, engine.ids(0, 5, 6, 8), packet_of([(1, 3)] + [(0, 0)] * 20 + [(2, -1)], DEVICE))
+        engine.expect_all((5, 8), (6, None))

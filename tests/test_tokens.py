@@ -121,15 +121,15 @@ def test_every_door_for_tokens_refuses_and_changes_nothing(what: str) -> None:
         lambda: mem.release([row], tokens=[bad]),
         lambda: mem.retract([row], tokens=[bad]),
     ):
-        with pytest.raises(ms.InvalidArgument):
+        with pytest.raises(ms.InvalidArgument, match=r"^tokens: .*expected whole numbers"):
             call()
         assert (mem.stats(), mem.length(row)) == before
     step = mem.plan([row])
-    with pytest.raises(ms.InvalidArgument):
+    with pytest.raises(ms.InvalidArgument, match=r"^tokens: .*expected whole numbers"):
         mem.cancel(step, tokens=[bad])
     mem.settle(step)
     for tokens in ([], [[1], [2]], [1]):  # one sequence a row
-        with pytest.raises(ms.InvalidArgument):
+        with pytest.raises(ms.InvalidArgument, match=r"^tokens\b"):
             mem.publish([row], tokens=tokens)  # type: ignore[arg-type]
     with pytest.raises(ms.InvalidArgument, match="no tokens"):
         mem.admit([ms.Request("d", tokens=[])])

@@ -87,16 +87,3 @@ def test_B33_accept_follows_the_rules(variant: str, seed: int) -> None:
         assert found == [entry.read, entry.write * real, entry.snapshot, n * real, crossed]
 
 
-@pytest.mark.parametrize("rows", [[0], [0, -1, 0]])
-def test_B14_padding_alone_changes_nothing(backend: Backend, rows: list[int]) -> None:
-    case = Case(backend, 3, "redirect", 4)
-    record, outcome = stale_record(len(rows), case.table.cells), stale_outcome(len(rows), case.table.cells)
-    like, nothing = case.table.cells, [0] * len(rows)
-    packet, rules = batch_packet((rows, nothing), NO_LIMIT, like), Rules(Strategy.WINDOW, 0, 4, False)
-    backend.plan(case.table, packet, record, stale_marks(1, like), rules)
-    before = copy_of(case.table)
-    packet = batch_packet(([3] * len(rows),), NO_LIMIT, like)
-    backend.accept(case.table, packet, record, outcome, Rules(Strategy.REDIRECT, 1, 4, False))
-    assert same(before, case.table)
-    for column in (*record, *outcome):
-        assert not column.any()

@@ -8,7 +8,7 @@ import torch
 import memstate as ms
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import Count
-from tests.support.planes import LAYOUT, MAKERS, I, Loop, both_orders, every_snapshot, every_strategy
+from tests.support.planes import LAYOUT, MAKERS, I, Loop, both_orders, every_snapshot, every_strategy, running
 from tests.support.scan import scan
 
 pytestmark = pytest.mark.sample(interpreter=0)  # the same host code on every backend
@@ -31,8 +31,7 @@ def test_B15_a_request_of_one_token_is_no_padding(name: str, backend: Backend) -
 
 @every_strategy
 def test_B18_chunks_of_a_prefill_keep_slots_and_claim_nothing(name: str, backend: Backend) -> None:
-    loop = Loop(backend, type(MAKERS[name]())(every=16), slots=6)
-    (row,) = loop.admit()
+    loop, row = running(backend, type(MAKERS[name]())(every=16), slots=6)
     loop.mem.submit()
     slots, free = [loop.slot(row, part) for part in range(3)], loop.mem.free_slots
     claimed, length = loop.count(Count.CLAIMED), 0
@@ -51,8 +50,7 @@ def test_B18_chunks_of_a_prefill_keep_slots_and_claim_nothing(name: str, backend
 @every_strategy
 @pytest.mark.parametrize("direct", [False, True], ids=["copied", "read directly"])
 def test_B20_a_fresh_state_is_zero_and_a_resumed_one_is_not_zeroed(name: str, direct: bool, backend: Backend) -> None:
-    loop = Loop(backend, MAKERS[name](), overlap=False, direct_hits=direct)
-    (row,) = loop.admit()
+    loop, row = running(backend, MAKERS[name](), overlap=False, direct_hits=direct)
     loop.mem.submit()
     assert loop.holds(loop.slot(row), row, 0)
     zeroed = loop.mem.stats().zeroed_bytes
@@ -115,8 +113,7 @@ def test_B21_what_each_strategy_costs(backend: Backend) -> None:
 
 @pytest.mark.sample(interpreter=1)
 def test_B22_ping_pong_alternates_and_touches_lanes_at_boundaries_only(backend: Backend) -> None:
-    loop = Loop(backend, ms.PingPong(I))
-    (row,) = loop.admit()
+    loop, row = running(backend, ms.PingPong(I))
     loop.mem.submit()
     lanes = [loop.slot(row, 1), loop.slot(row, 2)]
     for length, lane in ((4, 0), (8, 1), (12, 0), (16, 1)):  # label 0 first, then the smaller label

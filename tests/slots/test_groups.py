@@ -41,11 +41,11 @@ def test_B9_exception_inside(allocator: SlotAllocator) -> None:
 
 
 def test_B9_what_a_group_cannot_give_is_refused(allocator: SlotAllocator) -> None:
-    with pytest.raises(OutOfSlots), allocator.group(11):
+    with pytest.raises(OutOfSlots, match=r"^11 slots requested, 10 free"), allocator.group(11):
         pytest.fail("opened")
     with allocator.group(4) as group:
         for n in (-1, 1.5, True, None):
-            with pytest.raises(InvalidArgument):
+            with pytest.raises(InvalidArgument, match="expected a number of slots"):
                 group.claim(n)  # type: ignore[arg-type]
         assert group.left == 4
     with pytest.raises(OutOfSlots):

@@ -7,7 +7,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
-import numpy as np
 import pytest
 import torch
 
@@ -385,18 +384,6 @@ def test_lists_of_layers_that_a_class_derives_are_derived_from_what_it_writes(ki
         )  # fmt: skip
         with pytest.raises(InvalidArgument, match="attn_layer_offset = 8, attn_layer_period = 8"):
             from_config({**written, "attn_layer_offset": 8})
-
-
-def test_numbers_of_numpy_are_numbers():
-    lfm2 = presets.CHECKPOINTS["lfm2"]
-    fields = {name: np.int64(value) if isinstance(value, int) else value for name, value in lfm2.items()}
-    fields["full_attn_idxs"] = [np.int32(layer) for layer in fields["full_attn_idxs"]]
-    layout = from_config(fields, ranks=np.int64(2))
-    assert layout == presets.lfm2(ranks=2) and type(layout.layers) is type(layout.planes[0].shape[0]) is int
-    kimi = copy.deepcopy(presets.CHECKPOINTS["kimi_linear"])
-    del kimi["num_hidden_layers"]  # the range of layers has no end then
-    kimi["linear_attn_config"]["kda_layers"] = list(np.array(kimi["linear_attn_config"]["kda_layers"]))
-    assert from_config(kimi) == presets.kimi_linear()
 
 
 @pytest.mark.parametrize("name", KNOWN)

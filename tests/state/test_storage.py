@@ -76,11 +76,6 @@ def test_B37_views_share_no_byte_and_have_the_shape_of_the_plane(backend, order)
     assert max(int(arena.max()) for arena in storage.arenas if arena.numel()) == 1
 
 
-def test_a_plane_of_one_layer_is_dense_in_layer_major(backend):
-    storage = Planes(StateLayout([Plane("ssm", (2, 4), torch.float32)], 3), 4, backend)
-    assert storage["ssm"].is_contiguous()
-
-
 @pytest.mark.parametrize("order", ORDERS)
 def test_tiles_are_multiples_of_16_and_at_most_one_unit_of_work(backend, order):
     planes = [Plane("ssm", (TILE_BYTES // 2 + 5,), torch.float32), Plane("conv", (3,), torch.int8)]
@@ -92,38 +87,12 @@ def test_tiles_are_multiples_of_16_and_at_most_one_unit_of_work(backend, order):
     assert sum(length for _, _, length in table) == layout.bytes_per_slot
 
 
-@pytest.mark.sample
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize(
-    "dtype", [torch.float32, torch.float64, torch.float16, torch.int8, torch.float8_e5m2, torch.bool, torch.complex128]
-)
-def test_B37_any_dtype_and_a_scalar_plane(backend, order, dtype):
-    storage = Planes(StateLayout([Plane("one", (), dtype), Plane("few", (3,), dtype)], 2, order), 3, backend)
-    storage.zero(ids(backend, 1, 2, 3))
-    storage["one"][1, 2] = 1
-    storage.copy(ids(backend, 3), ids(backend, 2))
-    assert storage["one"].shape == (2, 4) and bool(storage["one"][1, 3].to(torch.bool))
-    assert not bool(storage["few"].view(torch.uint8).any())
-
-
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_layout_without_any_byte_works(backend, order):
     storage = Planes(StateLayout([Plane("none", (0,), torch.float32)], 2, order), 3, backend)
     storage.copy(ids(backend, 1), ids(backend, 2))
     storage.zero(ids(backend, 1, 2))
     assert storage.nbytes == 0 and storage["none"].shape == (2, 4, 0)
-
-
-@pytest.mark.parametrize("order", ORDERS)
-def test_B20_a_zeroed_slot_is_zero_in_every_plane_and_its_neighbours_keep_every_byte(backend, order, generator):
-    storage = Planes(hybrid(order), 5, backend)
-    random_bytes(storage, generator)
-    before = {name: plane.clone() for name, plane in storage.items()}
-    storage.zero(ids(backend, 4, 0, 2, -1, 6))
-    for name, plane in storage.items():
-        assert not bool(plane[:, [2, 4]].view(torch.uint8).any())
-        rest = [0, 1, 3, 5]
-        assert torch.equal(plane[:, rest].view(torch.uint8), before[name][:, rest].view(torch.uint8))
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -303,6 +272,6 @@ def test_what_is_loaded_must_fit(backend):
     for given in ({}, saved | {"other": ssm}, saved | {"ssm": ssm[:1]}, saved | {"ssm": ssm.half()}):
         with pytest.raises(InvalidArgument, match="saved plane"):
             planes.load(given, ids(backend, 2))
-    with pytest.raises(InvalidArgument):
+    with pytest.raises(InvalidArgument, match="saved plane 'conv'"):
         planes.load(saved, ids(backend, 1, 2))
     assert all(torch.equal(old, new) for old, new in zip(before, planes.arenas, strict=True))

@@ -85,5 +85,3 @@ def test_B33_accept_follows_the_rules(variant: str, seed: int) -> None:
         found = [int(column[i]) for column in (record.read, record.write, record.snapshot, *outcome)]
         crossed = labels[entry.snapshot] - entry.before if entry.snapshot else 0
         assert found == [entry.read, entry.write * real, entry.snapshot, n * real, crossed]
-
-

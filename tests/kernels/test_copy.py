@@ -1,7 +1,5 @@
 """Copy, zero and the data section: every byte of poisoned memory accounted for, on every layout."""
 
-import mmap
-
 import pytest
 import torch
 from torch import Tensor
@@ -10,6 +8,7 @@ from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import HEADER_INTS, TILE_BYTES, ZERO_SOURCE, PlaneMap, Section
 from memstate.state.layout import Plane, StateLayout
 from memstate.state.planes import Planes
+from tests.support.decode_case import vast
 from tests.support.given import FORMS, ORDERS, Engine
 from tests.support.kernel_runs import not_interpreted
 
@@ -80,15 +79,6 @@ def test_B37_nan_payloads_and_signed_zeros_survive(backend, dtype, bits, pattern
     storage["ssm"].view(bits)[0, 1] = payload
     storage.copy(torch.tensor([2], device=backend.device), torch.tensor([1], device=backend.device))
     assert torch.equal(storage["ssm"].view(bits)[0, 2], payload)
-
-
-def vast(nbytes: int, device: torch.device) -> Tensor:
-    """Address space of which only touched pages become memory; on a GPU, memory."""
-    if device.type != "cpu":
-        return torch.empty(nbytes, dtype=torch.uint8, device=device)
-    no_reserve = 0x4000
-    pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve)
-    return torch.frombuffer(pages, dtype=torch.uint8)
 
 
 @pytest.mark.parametrize("order", ORDERS)

@@ -13,9 +13,9 @@ from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import RecordMap, RecordPiece
 from tests.conftest import CUDA
 from tests.kernels import test_pack_int8
-from tests.kernels.test_copy import vast
 from tests.kernels.test_gather import GUARD, Poisoned, strided
 from tests.kernels.test_scatter import COLUMN
+from tests.support.decode_case import vast
 from tests.support.kernel_runs import nothing_allocated
 
 SLOTS, RECORDS, LAYERS = 7, 6, 2  # slots with the null slot

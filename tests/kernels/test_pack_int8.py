@@ -11,8 +11,7 @@ from torch import Tensor
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import ScaledMap
 from memstate.kernels.tuned import ENTRIES
-from tests.kernels.test_copy import vast
-from tests.support.decode_case import GUARD, rubbish
+from tests.support.decode_case import GUARD, rubbish, vast
 
 LAYERS, SLOTS, RECORDS = 2, 5, 4  # slots with the null slot
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

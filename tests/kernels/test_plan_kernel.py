@@ -221,8 +221,6 @@ def test_plan_is_the_rule_for_every_row(variant: str, batch: int, backend: Backe
         assert len(set(written)) == len(written)
 
 
-
-
 @pytest.mark.parametrize("first_free", [3, 32 * 1024 - 1, 70_000 - 40])
 def test_plan_finds_the_lowest_free_slots_of_a_large_pool(first_free: int, backend: Backend) -> None:
     """The scan reads 1024 words at a time; free slots may lie in any, and in two."""

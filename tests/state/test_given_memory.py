@@ -11,7 +11,8 @@ from memstate.errors import InvalidArgument, LayoutMismatch
 from memstate.state.layout import Plane, StateLayout
 from memstate.state.planes import Planes
 from memstate.state.regions import BufferInfo, _overlap, require_apart
-from tests.kernels.test_copy import SMALL, vast
+from tests.kernels.test_copy import SMALL
+from tests.support.decode_case import vast
 from tests.support.given import FORMS, ORDERS, Engine
 
 each_form = pytest.mark.parametrize("form", FORMS)

@@ -29,7 +29,7 @@ class NoDevice:
         return self.number
 
     def get_current_stream(self, device: int) -> int:
-        return 0
+        return 7
 
     def get_current_target(self) -> GPUTarget:
         return self.target

@@ -10,7 +10,7 @@ from tests.support.sources import sources
 
 # Which modules may ask a backend for which operations. claim, ownership, plan and accept hand out slots.
 MODEL = ("cli.demo.mixers", "cli.bench.forward", "cli.workload", "integrations.transformers.on_slots")
-ASKING = {
+CALLERS = {
     ("slots.allocator",): "claim release",
     ("slots.registers",): "ownership resolve audit plan accept",
     ("state.planes",): "copy_slots zero_slots run_data gather_slots scatter_slots scatter_accepted scatter_inputs "
@@ -18,7 +18,7 @@ ASKING = {
     MODEL: "conv_step gated_delta_step selective_step",
     ("tiers.host.packing",): "pack_slots unpack_slots pack_int8 unpack_int8",
 }
-CALLERS = {op: modules for modules, ops in ASKING.items() for op in ops.split()}
+ALLOWED = {op: modules for modules, ops in CALLERS.items() for op in ops.split()}
 BITMAP_OWNERS = ("slots.allocator", "slots.registers")  # bits and counts could also be changed by hand
 OWNERSHIP = tuple(f"slots.{name}" for name in ("upload", "allocator", "registers", "packet", "commands"))  # no plane
 
@@ -46,8 +46,8 @@ def claims(name: str, tree: ast.Module) -> list[str]:
     backends, found = _backends(tree), []
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute):
-            if node.attr in OPS and ast.unparse(node.value) in backends and name not in CALLERS.get(node.attr, ()):
-                callers = " and ".join(CALLERS.get(node.attr, ("nobody",)))
+            if node.attr in OPS and ast.unparse(node.value) in backends and name not in ALLOWED.get(node.attr, ()):
+                callers = " and ".join(ALLOWED.get(node.attr, ("nobody",)))
                 found.append(f"{name}:{node.lineno} asks for {node.attr}; only {callers} may")
             if node.attr in ("bitmap", "counters") and name not in BITMAP_OWNERS:
                 found.append(f"{name}:{node.lineno} touches {ast.unparse(node)}")
@@ -96,4 +96,4 @@ def test_library_keeps_the_rule(rule: Rule) -> None:
 
 
 def test_every_operation_has_a_caller() -> None:
-    assert sorted(CALLERS) == sorted(OPS)
+    assert sorted(ALLOWED) == sorted(OPS)

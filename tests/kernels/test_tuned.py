@@ -167,19 +167,13 @@ def config_with(**changes: Any) -> dict[str, Any]:
         (record(entries=[3]), "entry 0: 3, expected an object"),
         (entry_with(kernel="ssm"), "ssm, unit=16,tiles=8: kernel 'ssm', expected copy"),
         (entry_with(key="tiles=8"), "copy, tiles=8: expected each key once, such as unit=16,tiles=4096"),
-        (entry_with(key="unit=3,tiles=8"), "copy, unit=3,tiles=8: expected each key"),
         (record(entries=2 * record()["entries"]), "copy, unit=16,tiles=8: expected each key once"),
         (entry_with(checked=False), "copy, unit=16,tiles=8: not checked"),
         (entry_with(value="fast"), "value 'fast', expected float"),
-        (entry_with(note=""), "entry 0: has .*note"),
         (config_with(lanes=300), "copy, unit=16,tiles=8: lanes 300: expected a power of two from 128 to 16384"),
-        (config_with(lanes=64), "lanes 64: expected a power of two from 128"),
-        (config_with(entries=8), "entries 8: expected a power of two from 16 to 4096"),
         (config_with(warps=32), "warps 32: expected a power of two from 1 to 16"),
         (config_with(programs_per_sm=0), "programs_per_sm 0: expected a whole number from 1 to 32"),
-        (config_with(programs_per_sm=33), "programs_per_sm 33: expected"),
         (config_with(warps=4.0), "warps 4.0, expected int"),
-        (config_with(warps=True), "warps True, expected int"),
         (config_with(stages=3), "copy, unit=16,tiles=8: has .*stages.*; expected entries, lanes, warps"),
         (entry_with(config={"lanes": 4096}), "has lanes; expected entries, lanes, warps, programs_per_sm"),
     ],
@@ -197,12 +191,6 @@ def test_a_file_that_is_no_json_is_refused(folders: tuple[Path, Path], text: str
     path.write_text(text)
     with pytest.raises(ValueError, match=f"{path}: {says}"):
         taken()
-
-
-def test_a_file_may_begin_with_a_byte_order_mark(folders: tuple[Path, Path]) -> None:
-    path = write(folders[1], record())
-    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
-    assert taken() == ODD
 
 
 def test_a_folder_that_cannot_be_read_is_named(folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:

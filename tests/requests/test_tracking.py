@@ -85,32 +85,6 @@ def test_B21_slots_held_after_admission_and_at_most(name: str, overlap: bool, ba
     assert max(most) == (AT_MOST[name] if overlap or name != "ping-pong" else 2)
 
 
-def test_B21_what_each_strategy_costs(backend: Backend) -> None:
-    """Slots, bytes, launches and synchronisations over the same schedule."""
-    held: dict[str, list[int]] = {name: [] for name in MAKERS}
-    for name, maker in MAKERS.items():
-        loop = Loop(backend, maker(), rows=2, slots=12)
-        rows = loop.admit(ms.Request("a"), ms.Request("b"))
-        last = loop.step(rows)
-        counts = loop.mem.backend.counts
-        counts.reset()
-        releases = 0
-        for t in range(2, 6 * I):
-            step = loop.step(rows)
-            assert counts.launches == {"plan": t - 1} | ({"ownership": releases} if releases else {})
-            both = any(all(loop.slot(row, lane) for lane in (1, 2)) for row in rows)
-            held[name].append(12 - loop.mem.free_slots)
-            loop.mem.settle(last)
-            releases += name == "lazy" and both  # the next plan brings them to the device
-            last = step
-        assert (counts.syncs, counts.uploads) == (0, releases) and (releases > 0) == (name == "lazy")
-        assert loop.mem.stats().copied_bytes == 0
-        assert loop.mem.stats().snapshots == (0 if name == "none" else 10)
-    mean = {name: sum(slots) / len(slots) for name, slots in held.items()}
-    assert mean["none"] < mean["redirect"] < mean["lazy"] < mean["ping-pong"]
-    assert max(held["redirect"]) == 4 and max(held["lazy"]) == max(held["ping-pong"]) == 6
-
-
 @pytest.mark.sample(interpreter=1)
 def test_B22_ping_pong_alternates_and_touches_lanes_at_boundaries_only(backend: Backend) -> None:
     loop, row = running(backend, ms.PingPong(I))

@@ -113,7 +113,7 @@ def test_a_graph_holds_a_whole_step(cuda: FakeCuda, monkeypatch: pytest.MonkeyPa
     for _ in range(2):
         exec(block[block.index("step = mem.plan") :], names)
     assert [len(graph.launches) for graph in names["graphs"].values()] == [4, 4]
-    snapshots = mem.release(rows, publish=[2, 2])
+    snapshots = mem.end(rows, keep="handle", lengths=[2, 2])
     (row,) = mem.admit([ms.Request("c", resume=snapshots[0])])
     step = mem.plan([row])
     assert mem.planes["ssm"][0][step.read.long()].unique().tolist() == [2.0]

@@ -22,7 +22,7 @@ def published(mem: ms.StateManager, value: float = 5.0) -> ms.Snapshot:
     step = mem.plan(rows, [3])
     mem.planes["ssm"][0][step.write.long()] = value
     mem.settle(step)
-    (snapshot,) = mem.release(rows, publish=True)
+    (snapshot,) = mem.end(rows, keep="handle")
     assert snapshot is not None
     return snapshot
 
@@ -62,9 +62,9 @@ def test_all_owners_are_asked_by_audit_inspect_recover_and_reset_alone() -> None
     object.__setattr__(mem, "_walk", lambda: [asked.append(None), walk()][1])
     mem.drop([published(mem)])
     rows = mem.admit([ms.Request("b")])
-    mem.stats(), repr(mem), mem.abort(rows)
+    mem.stats(), repr(mem), mem.end(rows)
     assert not asked
-    for call in (mem.audit, mem.inspect, mem.recover, mem.reset):
+    for call in (mem.audit, mem.inspect, mem.recover, lambda: mem.recover(keep=False)):
         before = len(asked)
         call()  # type: ignore[operator]
         assert len(asked) == before + 1

@@ -31,7 +31,7 @@ def busy(mem: ms.StateManager) -> None:
     for tokens in (4, 1):
         mem.settle(mem.plan(rows, tokens))
     mem.publish(rows[2:])
-    mem.release(rows[1:2])
+    mem.end(rows[1:2])
     mem.submit()
 
 
@@ -60,7 +60,7 @@ def test_B77_open_groups_are_no_leaks(backend: Backend) -> None:
         assert report.owned_by_kind["group"] == 5
         inner.give_back()
         nothing_but(mem.audit())
-        mem.reset()
+        mem.recover(keep=False)
         nothing_but(mem.audit())
     nothing_but(mem.audit())
 
@@ -102,12 +102,12 @@ def test_a_group_and_a_register(backend: Backend) -> None:
     busy(mem)
     with mem.pool.allocator.group(2) as group:
         slot = int(group.held[0])
-        gone = int(mem.live_slots[1])
-        mem.live_slots[1] = slot
+        gone = int(mem.device.live_slots[1])
+        mem.device.live_slots[1] = slot
         nothing_but(
             mem.audit(), leaked=[gone], double_owned={slot: ["row 1 (request 'alice') live", "open claim group"]}
         )
-        mem.live_slots[1] = gone
+        mem.device.live_slots[1] = gone
 
 
 ALICE, LANE, CAROL = "row 1 (request 'alice') live", "row 1 (request 'alice') lane 0", "row 3 (request 'carol') live"

@@ -208,6 +208,8 @@ class Admitting(Prompting):
                     faults.add(ms.InvalidArgument)
         elif how not in ("release", "abort") and any(row in self.handles and self.handles[row].talk for row in rows):
             faults.add(ms.InvalidArgument)
+        keep: Any = "cache" if tokens is not None else None if given is False else "handle"
+        lengths = None if isinstance(given, bool) else given
         call: dict[str, Callable[[], Any]] = {
             "abort": lambda: self.mem.abort(rows),
             "retract": lambda: self.mem.retract(rows),

@@ -69,8 +69,7 @@ class Asking(Admitting):
         )
         if d(3) == 1 and not self.asleep:
             row = self.bad_row(d)
-            for call in (mem.length, mem.confirmed, mem.next_boundary, mem.slots_held):
-                self.attempt(self.row_faults([row]), lambda call=call: call(row))  # type: ignore[misc]
+            self.attempt(self.row_faults([row]), lambda: mem.info(row))
             most = d.pick(1, 7, 0, -1, "4", 2.0)
             faults = self.row_faults([row]) | (set() if most in (1, 7) else {ms.InvalidArgument})
             self.attempt(faults, lambda: mem.chunk(row, most))

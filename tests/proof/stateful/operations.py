@@ -123,7 +123,7 @@ class Operations(Tiering):
         if d(3) and not self.asleep:
             return  # rare, or nothing grows
         with self.lower.waiting() if self.lower else nullcontext():
-            if self.attempt(set(), self.mem.reset) is REFUSED:
+            if self.attempt(set(), lambda: self.mem.recover(keep=False)) is REFUSED:
                 return
         self.asked.clear()
         self.model.discard()

@@ -64,10 +64,6 @@ def test_every_block_runs(page: str) -> None:
         assert left_out(page) == [], "a program: name the page in PAGES of tests/test_docs.py; a part: run it here"
 
 
-def test_a_part_that_nothing_runs_is_found() -> None:
-    assert left_out("docs/tiers.md")[-1] == "whole = ms.StateLayout("  # test_bench_tiers.py runs it
-
-
 def test_layouts() -> None:
     config = {
         "model_type": "qwen3_next", "num_hidden_layers": 2, "layer_types": ["linear_attention"] * 2,

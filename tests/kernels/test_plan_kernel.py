@@ -221,20 +221,6 @@ def test_plan_is_the_rule_for_every_row(variant: str, batch: int, backend: Backe
         assert len(set(written)) == len(written)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_B14_a_batch_of_padding_moves_nothing(variant: str, backend: Backend) -> None:
-    strategy, lanes, in_place = VARIANTS[variant]
-    file = RandomFile(random.Random(variant), backend, 40, lanes)
-    table = file.file.table
-    before, record = copy_of(table), stale_record(40, table.cells)
-    rows = [0, -1, -3, 0] * 10
-    rules = tables.Rules(strategy, lanes, 1, in_place)
-    marks = stale_marks(4, table.cells)
-    backend.plan(table, batch_packet((rows, [1] * 40), NO_LIMIT, table.cells), record, marks, rules)
-    assert same(table, before)
-    assert all(column.tolist() == [0] * 40 for column in record)
-
-
 @pytest.mark.parametrize("first_free", [3, 32 * 1024 - 1, 70_000 - 40])
 def test_plan_finds_the_lowest_free_slots_of_a_large_pool(first_free: int, backend: Backend) -> None:
     """The scan reads 1024 words at a time; free slots may lie in any, and in two."""

@@ -210,8 +210,6 @@ class Admitting(Prompting):
             faults.add(ms.InvalidArgument)
         keep: Any = "cache" if tokens is not None else None if given is False else "handle"
         lengths = None if isinstance(given, bool) else given
-        keep: Any = "cache" if tokens is not None else None if given is False else "handle"
-        lengths = None if isinstance(given, bool) else given
         call: dict[str, Callable[[], Any]] = {
             "abort": lambda: self.mem.end(rows),
             "retract": lambda: self.mem.end(rows, keep="handle"),

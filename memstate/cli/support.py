@@ -43,7 +43,7 @@ class Use:
 
     def look(self, *rows: Row) -> None:
         """Notes how many slots rows hold."""
-        self.most = max(self.most, *map(self.mem.slots_held, rows))
+        self.most = max(self.most, *(self.mem.info(row).slots for row in rows))
 
     def decode(self, row: Row, until: int) -> None:
         """Plans single tokens up to a length."""

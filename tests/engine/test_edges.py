@@ -18,18 +18,18 @@ def mem(backend: Backend) -> ms.StateManager:
 def test_confirmed_lengths_do_not_move_on_while_an_earlier_step_is_unsettled(mem: ms.StateManager) -> None:
     a, b = mem.admit([ms.Request("a"), ms.Request("b")])
     first = mem.plan([a], 2)
-    assert (mem.confirmed(a), mem.confirmed(b)) == (2, 0)
+    assert (mem.info(a).confirmed, mem.info(b).confirmed) == (2, 0)
     second = mem.plan([a, b], [1, 3])
-    assert (mem.confirmed(a), mem.confirmed(b)) == (2, 3), "b is in one unsettled step, a in two"
+    assert (mem.info(a).confirmed, mem.info(b).confirmed) == (2, 3), "b is in one unsettled step, a in two"
     mem.settle(first)
-    assert (mem.confirmed(a), mem.confirmed(b)) == (3, 3)
+    assert (mem.info(a).confirmed, mem.info(b).confirmed) == (3, 3)
     third = mem.plan([a, b])
-    assert (mem.confirmed(a), mem.confirmed(b)) == (3, 3)
+    assert (mem.info(a).confirmed, mem.info(b).confirmed) == (3, 3)
     mem.settle(second)
     mem.plan([a, b])
-    assert (mem.confirmed(a), mem.confirmed(b)) == (4, 4)
+    assert (mem.info(a).confirmed, mem.info(b).confirmed) == (4, 4)
     mem.settle(third, [True, False])
-    assert (mem.confirmed(a), mem.confirmed(b)) == (4, 5)
+    assert (mem.info(a).confirmed, mem.info(b).confirmed) == (4, 5)
 
 
 def test_a_step_is_promised_by_a_length_beyond_its_start_alone(mem: ms.StateManager) -> None:
@@ -53,17 +53,17 @@ def test_an_idle_session_whose_pages_are_unsure_is_empty_after_a_recover(backend
     mem = on(
         backend, LAYOUT, slots=8, max_requests=2, tracking=ms.NoTracking(4), pages=12, page_size=2, pages_per_row=6
     )
-    sessions = [mem.open_session(name) for name in "ab"]
+    sessions = [mem.sessions.open(name) for name in "ab"]
     texts = [[at + 10 * n for at in range(6)] for n in range(2)]
     rows = mem.admit([ms.Request(n, tokens=texts[n], session=sessions[n]) for n in range(2)])
     mem.settle(mem.plan(rows, 6))
-    unsure = mem.page_table[rows[0].index].tolist()[2]
-    mem.release(rows, tokens=texts)
+    unsure = mem.device.page_table[rows[0].index].tolist()[2]
+    mem.end(rows, keep="cache", tokens=texts)
     mem.submit()
-    assert [info.tokens for info in mem.sessions()] == [6, 6]
-    with pytest.raises(MemoryError), mem._guard.changing("extend"):
-        mem._guard.pages += [unsure]
+    assert [info.tokens for info in mem.sessions.infos()] == [6, 6]
+    with pytest.raises(MemoryError), mem._parts.guard.changing("extend"):
+        mem._parts.guard.pages += [unsure]
         raise MemoryError
     assert mem.recover().in_sessions == 1
-    assert [(info.tokens, info.states, info.pages) for info in mem.sessions()] == [(0, 0, 0), (6, 1, 3)]
+    assert [(info.tokens, info.states, info.pages) for info in mem.sessions.infos()] == [(0, 0, 0), (6, 1, 3)]
     mem.audit().raise_if_leaking()

@@ -127,7 +127,7 @@ def test_sleep_keeps_who_owns_what_and_the_bytes(backend: Backend, name: str) ->
         loop.mem.submit,
         loop.mem.sleep,
         loop.mem.scrub_null,
-        loop.mem.reset,
+        lambda: loop.mem.recover(keep=False),
         loop.mem.audit,
     ):
         with pytest.raises(ms.Asleep, match="wake"):

@@ -24,7 +24,7 @@ def other(n: int, length: int) -> list[int]:
 def test_the_last_page_that_can_be_freed_counts_and_no_more(backend: Backend, cache: bool) -> None:
     """Of 18 pages a request has 2, idle sessions have 10, and 6 are free."""
     talks = Talks(backend, "none", cache=cache, slots=9, pages=18, pages_per_row=18)
-    sessions = [talks.mem.open_session(name) for name in "ab"]
+    sessions = [talks.mem.sessions.open(name) for name in "ab"]
     for n, session in enumerate(sessions, 1):
         talks.whole(other(n, 9), session)
     talks.run(talks.turn(other(3, 3)), other(3, 3))
@@ -44,11 +44,11 @@ def test_the_last_cached_page_that_can_be_evicted_counts_and_no_more(backend: Ba
     talks.whole(other(1, 6))
     row = talks.turn(other(1, 8))
     talks.run(row, other(1, 8))
-    talks.mem.release([row], publish=True)
+    talks.mem.end([row], keep="handle")
     for end in (50, 60):
         talks.whole([*other(2, 4), end, end])
     talks.run(row := talks.turn(other(3, 4)), other(3, 4))
-    talks.mem.publish([row], tokens=[talks.known(row)])
+    talks.mem.publish([row], keep="cache", tokens=[talks.known(row)])
     assert (talks.mem.free_pages, talks.cached()) == (6, [6, 6, 6])
     with pytest.raises(ms.OutOfPages):
         talks.turn(other(4, 2 * 10 + 1))
@@ -64,7 +64,7 @@ def test_the_last_cached_page_that_can_be_evicted_counts_and_no_more(backend: Ba
 def test_the_last_slot_of_a_turn_counts_and_no_more(backend: Backend, name: str, edited: bool, beyond: bool) -> None:
     """A turn gives slots of its session back, and needs those of a new row less the states that it goes on with."""
     talks = Talks(backend, name, cache=False, slots=12, pages=120, rows=16)
-    session = talks.mem.open_session("a")
+    session = talks.mem.sessions.open("a")
     talks.whole(text := other(1, 10), session)
     kept, each, free = talks.kept(session), AT_ADMISSION[name], talks.mem.free_slots
     start = max((length for length in kept if length <= (8 if edited else 10)), default=0)
@@ -75,8 +75,8 @@ def test_the_last_slot_of_a_turn_counts_and_no_more(backend: Backend, name: str,
     def admit(more: int) -> int:
         turn = ms.Request("turn", tokens=prompt, session=session)
         row, *others = talks.mem.admit([turn, *map(ms.Request, range(more))])
-        talks.fed |= {row: prompt[: talks.mem.length(row)], **{other: [] for other in others}}
-        return talks.mem.length(row)
+        talks.fed |= {row: prompt[: talks.mem.info(row).length], **{other: [] for other in others}}
+        return talks.mem.info(row).length
 
     if not beyond:
         assert admit(spare // each) == start, "it needs not make way for its own turn"

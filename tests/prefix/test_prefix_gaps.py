@@ -51,7 +51,7 @@ def test_tokens_that_are_not_the_rows_are_refused(call: str, backend: Backend) -
             if step:
                 at.mem.cancel(step, tokens=[wrong])
             else:
-                getattr(at.mem, call)([row], tokens=[wrong])
+                getattr(at.mem, call)([row], keep="cache", tokens=[wrong])
         assert (at.mem.stats(), at.mem.length(row)) == before and at.mem.rows.any_alive
     if step:
         at.mem.cancel(step, tokens=[T[:9]])

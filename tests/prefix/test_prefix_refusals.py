@@ -149,7 +149,7 @@ def test_tokens_that_end_before_the_confirmed_ones_are_refused(how: str) -> None
     at.prefill(row, publish=False)
     before = held(at.mem)
     with pytest.raises(ms.InvalidArgument, match=r"row 1 \(request 'of 9'\): 8 tokens, and 9 are confirmed"):
-        getattr(at.mem, how)([row], tokens=[T[:8]])
+        getattr(at.mem, how)([row], keep="cache", tokens=[T[:8]])
     assert held(at.mem) == before
     if how == "release":
         at.mem.release([row], publish=[8], tokens=[T[:8]])

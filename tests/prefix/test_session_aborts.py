@@ -134,7 +134,7 @@ def test_B73_a_cancelled_step_ends_the_turn_and_leaves_a_lane(
     step = mem.plan([None, row])
     expected = real_labels(talks, row, 9 if keep else 5)
     assert expected or name == "none" or not keep
-    assert mem.cancel(step, **({"tokens": [None, TEXT[:9]]} if keep else {})) == [None, None]  # type: ignore[arg-type]
+    assert mem.cancel(step, **({"keep": "cache", "tokens": [None, TEXT[:9]]} if keep else {})) == [None, None]  # type: ignore[arg-type]
     assert talks.kept(session) == expected and row_holds_nothing(mem, row.index)
     talks.look()
     assert talks.whole(TEXT, session) == max(expected, default=0)

@@ -297,7 +297,7 @@ def test_S8_a_session_closed_during_a_turn_closes_at_its_end(backend: Backend, c
     elif how == "abort":
         mem.abort([row])
     else:
-        getattr(mem, how)([row], tokens=[TEXT[:8]])
+        getattr(mem, how)([row], keep="cache", tokens=[TEXT[:8]])
     assert mem.sessions() == [] and mem.stats().held_by_sessions == 0 and not owners.sessions(mem).by_row
     talks.look()
     if mem.prefix and how in ("release", "retract"):

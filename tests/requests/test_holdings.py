@@ -107,7 +107,7 @@ def test_all_owners_are_asked_by_audit_inspect_recover_and_reset_alone(monkeypat
     rows = mem.admit([ms.Request("b")])
     mem.stats(), mem.owners(), repr(mem), mem.abort(rows)
     assert asked == [0]
-    for call in (mem.audit, mem.inspect, mem.recover, mem.reset):
+    for call in (mem.audit, mem.inspect, mem.recover, lambda: mem.recover(keep=False)):
         before = asked[0]
         call()  # type: ignore[operator]
         assert asked[0] == before + 1

@@ -95,7 +95,7 @@ def prompt(i: int, pages: int = LENGTH // PAGE) -> list[int]:
 
 
 def tokens_of(mem: ms.StateManager, *prompts: list[int]) -> dict[str, Any]:
-    return {"tokens": list(prompts)} if mem.prefix is not None else {}
+    return {"keep": "cache", "tokens": list(prompts)} if mem.prefix is not None else {}
 
 
 def request(mem: ms.StateManager, i: int, tokens: list[int], **more: Any) -> ms.Request:

@@ -172,7 +172,7 @@ class Serving:
         rows = [one.row for one in self._running]
         step = self.mem.plan(rows, [self._tokens(one) for one in self._running])
         self.mem.settle(step)
-        self.slots_held_peak = max(self.slots_held_peak, sum(map(self.mem.slots_held, rows)))
+        self.slots_held_peak = max(self.slots_held_peak, sum(self.mem.info(row).slots for row in rows))
         for one, length in zip(self._running, step.after.tolist(), strict=True):
             one.tally.forwards += one.length < one.request.prompt
             self._publish(one, length)

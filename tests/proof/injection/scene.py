@@ -313,7 +313,7 @@ def calls(scene: Scene) -> dict[str, Callable[[], Call]]:
         "ready": lambda: lambda: mem.tiers and mem.tiers.ready(s.fetched),
         "cancel a prefetch": lambda: lambda: mem.tiers and mem.tiers.cancel(s.fetched),
         "open_session": lambda: lambda: mem.open_session("third"),
-        "sessions": lambda: mem.sessions,
+        "sessions": lambda: mem.sessions.infos,
         "admit where an idle session makes way": idle_session,
         "close_session": lambda: lambda: mem.close_session(s.chat),
         "submit": lambda: lambda: mem.submit(s.steps[-1]),
@@ -329,7 +329,7 @@ def calls(scene: Scene) -> dict[str, Callable[[], Call]]:
         "release by id": lambda: lambda: mem.pool.release(s.by_id),
         "clear the cache": fresh(lambda: lambda: mem.prefix and mem.prefix.clear()),
         "clear host memory": fresh(lambda: lambda: mem.tiers and mem.tiers.clear()),
-        "reset": lambda: mem.reset,
+        "reset": lambda: lambda: mem.recover(keep=False),
         "recover": lambda: lambda: mem.recover(s.by_id),
         "lengths": lambda: lambda: [mem.length(s.first), mem.confirmed(s.first), mem.next_boundary(s.first)],
     }

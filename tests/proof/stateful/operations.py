@@ -142,11 +142,11 @@ class Operations(Machine):
             self.model.submit()
 
     def check(self, d: Digits) -> None:
-        if self.attempt(set(), self.mem.check) is not REFUSED:
+        if self.attempt(set(), self.mem.device.check) is not REFUSED:
             self.model.submit()
 
     def scrub_null(self, d: Digits) -> None:
-        if self.attempt(set(), self.mem.scrub_null) is not REFUSED:
+        if self.attempt(set(), self.mem.device.scrub_null) is not REFUSED:
             for states in self.model.content.values():
                 states[0] = EMPTY
 
@@ -156,7 +156,7 @@ class Operations(Machine):
             return
         keep = d(3) != 1
         faults: Faults = {ms.InvalidArgument} if not keep and (self.model.held or self.model.waits) else set()
-        if self.attempt(faults, lambda: self.mem.sleep(keep)) is REFUSED:
+        if self.attempt(faults, lambda: self.mem.device.sleep(keep)) is REFUSED:
             return
         self.model.submit()
         if self.model.below:
@@ -167,9 +167,9 @@ class Operations(Machine):
 
     def wake(self, d: Digits) -> None:
         if not self.asleep:
-            self.attempt({ms.InvalidArgument}, self.mem.wake)
+            self.attempt({ms.InvalidArgument}, self.mem.device.wake)
             return
-        self.mem.wake()
+        self.mem.device.wake()
         self.asleep = False
         self.memory.attach(self.mem)
         if not self.kept_bytes:
@@ -182,7 +182,7 @@ class Operations(Machine):
         if d(3) and not self.asleep:
             return  # rare, or nothing grows
         with self.lower.waiting() if self.lower else nullcontext():
-            if self.attempt(set(), self.mem.reset) is REFUSED:
+            if self.attempt(set(), lambda: self.mem.recover(keep=False)) is REFUSED:
                 return
         self.asked.clear()
         self.model.discard()
@@ -207,7 +207,7 @@ class Operations(Machine):
             self.wake(nothing)
         while self.flights:
             self.settle(nothing)
-        self.mem.abort(rows := list(self.handles))
+        self.mem.end(rows := list(self.handles))
         self.model.end([self.handles[row] for row in rows], None, [])
         self.forget_rows(rows)
         self.mem.drop(list(self.snaps))
@@ -216,7 +216,7 @@ class Operations(Machine):
         self.look()
         self._everything_can_be_had()
         for session, talk in self.talks.items():
-            self.mem.close_session(session)
+            self.mem.sessions.close(session)
             self.model.close_talk(talk)
         self.look()
         with self.lower.waiting() if self.lower else nullcontext():
@@ -247,7 +247,7 @@ class Operations(Machine):
         rows = self.admit_all(nothing, drawn)
         assert len(rows) == n, "idle sessions refuse a request for ever"
         self.look()
-        self.mem.abort(rows)
+        self.mem.end(rows)
         self.model.end([self.handles[row] for row in rows], None, [])
         self.forget_rows(rows)
 
@@ -353,7 +353,7 @@ class Operations(Machine):
         self._same("after", step.after.tolist(), [entry.after for entry in entries])
         assert step.window == window
         if replay is not None:
-            assert self.mem._stepping.open is None
+            assert self.mem._parts.stepping.open is None
             self._ran(flight)
             model.launched(planned, send=True)
             self.look()
@@ -460,7 +460,7 @@ class Operations(Machine):
 
     def _marks(self) -> list[tuple[int, int, int]]:
         """Entry, offset and slot of the marks of the newest plan, as the device has them."""
-        count, *columns = (column.tolist() for column in self.mem._log.marks)
+        count, *columns = (column.tolist() for column in self.mem._parts.log.marks)
         return list(zip(*(column[: count[0]] for column in columns), strict=True))
 
     def _same_marks(self, step: ms.Step, planned: Planned) -> None:
@@ -605,7 +605,7 @@ class Operations(Machine):
             tokens, texts, faults = self.tell(d, named)
         elif publish and any(entry.row and entry.row.talk for entry in entries):
             faults = {ms.InvalidArgument}
-        call = lambda: self.mem.cancel(flight.step, publish=publish, tokens=tokens)  # noqa: E731
+        call = lambda: self.mem.cancel(flight.step, keep="cache", tokens=tokens)  # noqa: E731
         promised = model.promised or flight.planned is not model.open  # its forward must run, or has been launched
         if promised:
             faults.add(ms.InvalidArgument)
@@ -735,7 +735,7 @@ class Operations(Machine):
         if d(30) == 1 and lengths:
             lengths[0] = 0
         if not self.row_faults(rows):
-            slots = self.attempt(set(), lambda: self.mem.read_slots(rows))
+            slots = self.attempt(set(), lambda: self.mem.device.read_slots(rows))
             if slots is REFUSED:
                 return
             model.then(Later(lambda: None))
@@ -761,7 +761,7 @@ class Operations(Machine):
                 self.memory.put(slot, state)
                 for contents in model.content.values():
                     contents[slot] = state
-        if self.attempt(faults, lambda: self.mem.arrived(rows, lengths)) is not REFUSED:
+        if self.attempt(faults, lambda: self.mem.device.arrived(rows, lengths)) is not REFUSED:
             model.arrive(tenants := [self.handles[row] for row in rows], states, texts)
             for tenant in tenants:
                 model.arrived_at(tenant)
@@ -816,11 +816,11 @@ class Operations(Machine):
         elif how not in ("release", "abort") and any(row in self.handles and self.handles[row].talk for row in rows):
             faults.add(ms.InvalidArgument)
         call: dict[str, Callable[[], Any]] = {
-            "abort": lambda: self.mem.abort(rows),
-            "retract": lambda: self.mem.retract(rows),
-            "retract told": lambda: self.mem.retract(rows, tokens=tokens),
+            "abort": lambda: self.mem.end(rows),
+            "retract": lambda: self.mem.end(rows, keep="handle"),
+            "retract told": lambda: self.mem.end(rows, keep="cache", tokens=tokens),
         }
-        snaps = self.attempt(faults, call.get(how, lambda: self.mem.release(rows, given, tokens=tokens)))
+        snaps = self.attempt(faults, call.get(how, lambda: self.mem.end(rows, keep="cache", lengths=given, tokens=tokens)))
         if snaps is REFUSED:
             return
         snaps = snaps or [None] * len(rows)
@@ -847,7 +847,7 @@ class Operations(Machine):
         if wrong == 1:
             handles.append(d.pick(foreign().snapshot, *self.dropped))
             faults.add(ms.StaleHandle)
-        found = self.attempt(faults, lambda: self.mem.read_slots(handles))
+        found = self.attempt(faults, lambda: self.mem.device.read_slots(handles))
         if found is REFUSED:
             return
         registers = []
@@ -881,7 +881,7 @@ class Operations(Machine):
         """What the host knows; it answers asleep as well."""
         mem, model = self.mem, self.model
         for row, tenant in self.handles.items():
-            seen = (mem.length(row), mem.confirmed(row), mem.next_boundary(row), mem.slots_held(row))
+            seen = (mem.info(row).length, mem.info(row).confirmed, mem.info(row).next_boundary, mem.info(row).slots)
             held = sum(tenant.live + k in model.held for k in range(3)) + len(tenant.marks)
             told = (model.length(tenant), tenant.confirmed, model.next_boundary(tenant), held)
             self._same(f"length, confirmed, next boundary, slots of row {row.index}", seen, told)
@@ -899,8 +899,8 @@ class Operations(Machine):
             faults = self.row_faults([row]) | (set() if most in (1, 7) else {ms.InvalidArgument})
             self.attempt(faults, lambda: mem.chunk(row, most))
         for register in list(model.held)[:2]:
-            self._same("owner", mem.owner(register), self.owner(register))
-        infos = self.attempt(set(), mem.buffer_infos)
+            self._same("owner", mem._reports.owner(register), self.owner(register))
+        infos = self.attempt(set(), mem.device.buffer_infos)
         if infos is not REFUSED:
             for info in infos:
                 layer = mem.planes[info.plane][info.layer]
@@ -987,7 +987,7 @@ class Operations(Machine):
         """To the cache; turns of sessions too, and without a cache they alone may say their tokens."""
         tokens, texts, faults = self.tell(d, rows)
         faults |= self.row_faults(rows)
-        snaps = self.attempt(faults, lambda: self.mem.publish(rows, tokens=tokens))
+        snaps = self.attempt(faults, lambda: self.mem.publish(rows, keep="cache", tokens=tokens))
         if snaps is not REFUSED:
             tenants = [self.handles[row] for row in rows]
             bounds = [tenant.confirmed for tenant in tenants]
@@ -1032,7 +1032,7 @@ class Operations(Machine):
             if d(30) == 1:
                 priority, ttl = d.pick((0.5, None), (0, -1), (0, "x"))
                 faults = {ms.InvalidArgument}
-            session = self.attempt(faults, lambda: self.mem.open_session(name, priority=priority, ttl=ttl))
+            session = self.attempt(faults, lambda: self.mem.sessions.open(name, priority=priority, ttl=ttl))
             if session is not REFUSED:
                 self.talks[session] = self.model.open_talk(name, priority, ttl)
 
@@ -1053,7 +1053,7 @@ class Operations(Machine):
         talk, faults = self.talks.get(session), set()
         if talk is None:
             faults = {ms.StaleHandle if isinstance(session, ms.Session) else ms.InvalidArgument}
-        if self.attempt(faults, lambda: self.mem.close_session(session)) is not REFUSED:
+        if self.attempt(faults, lambda: self.mem.sessions.close(session)) is not REFUSED:
             self.model.close_talk(self.talks.pop(session))
             self.closed.append(session)
 
@@ -1088,7 +1088,7 @@ class Operations(Machine):
         prompt, salt = self.draw_prompt(d, talk), self.draw_salt(d)
         self.prefetch_for(d, prompt, talk.salt if talk else salt, session)
 
-    def prefetch_for(self, d: Digits, prompt: Text, salt: Hashable, session: Any = None) -> ms.Fetch | None:
+    def prefetch_for(self, d: Digits, prompt: Text, salt: Hashable, session: Any = None) -> ms.tiers.Fetch | None:
         model, below, s = self.model, self.model.below, self.settings
         given, faults = spelled(d, prompt), set[type[ms.MemstateError]]()
         if not below or not s.storing:
@@ -1114,7 +1114,7 @@ class Operations(Machine):
         self.fetches[fetch] = below.start(keys, covered, found.kv // s.page_size)
         return fetch
 
-    def _open(self) -> list[ms.Fetch]:
+    def _open(self) -> list[ms.tiers.Fetch]:
         return [fetch for fetch, told in self.fetches.items() if not told.done]
 
     def ready(self, d: Digits) -> None:
@@ -1123,7 +1123,7 @@ class Operations(Machine):
         if below and (fetches := list(self.fetches)):
             self.ready_for(d.pick(*(self._open() or fetches), *fetches[-1:]))
 
-    def ready_for(self, fetch: ms.Fetch) -> None:
+    def ready_for(self, fetch: ms.tiers.Fetch) -> None:
         assert self.mem.tiers and self.model.below
         self._same("ready", self.mem.tiers.ready(fetch), self.model.below.ready(self.fetches[fetch]))
         self.look()

@@ -22,7 +22,7 @@ THREADS ?= 1
 TEST_ENV := OMP_NUM_THREADS=$(THREADS) MKL_NUM_THREADS=$(THREADS) PYTHONDONTWRITEBYTECODE=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format compile compile-matrix docs wheel proof soak gpu-proof clean
+.PHONY: help install demo test lint format compile compile-matrix docs wheel proof mutate soak gpu-proof clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' Makefile
@@ -96,6 +96,11 @@ proof: $(TOOLS) ## the long proofs: every case of every test, 1000 schedules for
 	$(TEST_ENV) $(BIN)/python -m tests.proof.injection --workers $(WORKERS)
 	$(TEST_ENV) $(BIN)/python -m tests.proof.mutation
 
+mutate: $(TOOLS) ## let mutmut change the tracking rules and the reference kernels, and list what no test notices; half an hour
+	$(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt -e ".[proof]"
+	rm -rf mutants; $(TEST_ENV) $(BIN)/mutmut run --max-children $(WORKERS)
+	$(BIN)/mutmut results
+
 soak: $(TOOLS) ## a million random operations on the reference, 20 000 on the interpreter; about half an hour
 	$(TEST_ENV) $(BIN)/python -m tests.proof.stateful --backend reference --operations 1000000 --workers $(WORKERS) $(ARGS)
 	$(TEST_ENV) $(BIN)/python -m tests.proof.stateful --backend interpreter --operations 20000 --workers $(WORKERS) $(ARGS)
@@ -105,5 +110,5 @@ gpu-proof: ## prove on a GPU, with the machine's own Python, what only a GPU sho
 	@$(PROOF_PYTHON) -m tests.proof.gpu_proof --out "$(OUT)" $(ARGS)
 
 clean: ## remove .venv and everything built
-	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv build dist mutants .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

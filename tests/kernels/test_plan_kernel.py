@@ -13,9 +13,8 @@ from memstate.kernels.reference import tracking as reference
 from memstate.kernels.tables import Count, Marks, Registers, StepRecord, Strategy
 from memstate.slots.allocator import SlotAllocator
 from memstate.slots.registers import RegisterFile
-from tests.proof.stateful.history import EMPTY
+from tests.proof.stateful.ledger import EMPTY, Row
 from tests.proof.stateful.model import Entry, Model
-from tests.proof.stateful.rows import Row
 from tests.proof.stateful.settings import Settings
 from tests.support.packets import bits
 

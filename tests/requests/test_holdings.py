@@ -62,10 +62,10 @@ def test_all_owners_are_asked_by_audit_inspect_recover_and_reset_alone() -> None
     object.__setattr__(mem, "_walk", lambda: [asked.append(None), walk()][1])
     mem.drop([published(mem)])
     rows = mem.admit([ms.Request("b")])
-    mem.stats(), repr(mem), mem.end(rows)
-    assert not asked
+    mem.stats(), mem.owners(), repr(mem), mem.abort(rows)
+    assert asked == [0]
     for call in (mem.audit, mem.inspect, mem.recover, lambda: mem.recover(keep=False)):
-        before = len(asked)
+        before = asked[0]
         call()  # type: ignore[operator]
         assert len(asked) == before + 1
 

@@ -4,11 +4,6 @@ The cheapest axis comes first, and every trial counts as soon as it is made: a s
 and the best that it found stands.
 """
 
-from tests.proof.gpu.machine import Machine, Result, TimeIsUp, choose_backend, main
-
-if __name__ == "__main__":
-    choose_backend()
-
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -23,6 +18,7 @@ from memstate.cli.tune.grid import model_for, one_at_a_time
 from memstate.cli.workload import toy_of
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tuned import Config
+from tests.proof.gpu.machine import Machine, Result, TimeIsUp, main
 
 MODEL, TOY_MODEL = "qwen3_next", "lfm2"
 TOY_KERNELS, TOY_LIMIT = ("copy", "gated_delta"), 2

@@ -605,7 +605,11 @@ class Operations(Machine):
             tokens, texts, faults = self.tell(d, named)
         elif publish and any(entry.row and entry.row.talk for entry in entries):
             faults = {ms.InvalidArgument}
-        call = lambda: self.mem.cancel(flight.step, keep="cache", tokens=tokens)  # noqa: E731
+
+        def call() -> Any:
+            keep: Any = "cache" if tokens is not None else "handle" if publish else None
+            return self.mem.cancel(flight.step, keep, tokens=tokens)
+
         promised = model.promised or flight.planned is not model.open  # its forward must run, or has been launched
         if promised:
             faults.add(ms.InvalidArgument)
@@ -815,15 +819,11 @@ class Operations(Machine):
                     faults.add(ms.InvalidArgument)
         elif how not in ("release", "abort") and any(row in self.handles and self.handles[row].talk for row in rows):
             faults.add(ms.InvalidArgument)
-        call: dict[str, Callable[[], Any]] = {
-            "abort": lambda: self.mem.end(rows),
-            "retract": lambda: self.mem.end(rows, keep="handle"),
-            "retract told": lambda: self.mem.end(rows, keep="cache", tokens=tokens),
-        }
-        snaps = self.attempt(faults, call.get(how, lambda: self.mem.end(rows, keep="cache", lengths=given, tokens=tokens)))
+        keep: Any = "cache" if tokens is not None else None if given is False else "handle"
+        lengths = None if isinstance(given, bool) else given
+        snaps = self.attempt(faults, lambda: self.mem.end(rows, keep, lengths=lengths, tokens=tokens))
         if snaps is REFUSED:
             return
-        snaps = snaps or [None] * len(rows)
         tenants = [self.handles[row] for row in rows]
         bounds = [tenant.confirmed for tenant in tenants]
         if how in ("keys", "key", "told keys"):
@@ -893,8 +893,7 @@ class Operations(Machine):
         )
         if d(3) == 1 and not self.asleep:
             row = self.bad_row(d)
-            for call in (mem.length, mem.confirmed, mem.next_boundary, mem.slots_held):
-                self.attempt(self.row_faults([row]), lambda call=call: call(row))  # type: ignore[misc]
+            self.attempt(self.row_faults([row]), lambda: mem.info(row))
             most = d.pick(1, 7, 0, -1, "4", 2.0)
             faults = self.row_faults([row]) | (set() if most in (1, 7) else {ms.InvalidArgument})
             self.attempt(faults, lambda: mem.chunk(row, most))

@@ -457,7 +457,7 @@ class TierManager(NotCopied, Shown):
         """
         pins = Counter[CachedRecord]()
         for load in self.host.loads:
-            pins.update(entry for part in load.parts for entry in part.entries)
+            pins.update(entry for part in load for entry in part.entries)
         for action in self._commands.waiting:
             pins.update(action.keeps if isinstance(action, Action) else ())
         if self.writeback is not None:

@@ -10,6 +10,7 @@ below    host records of states and of KV pages, by the digest of the tokens up 
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -72,21 +73,6 @@ class InFlight(NamedTuple):
     ticket: Ticket
 
 
-@dataclass
-class Load:
-    """States and pages on their way to slots.
-
-    Attributes:
-        parts: The transfers.
-        registers: Registers that receive the states.
-        awaited: Whether the stream of the steps waits for all of it.
-    """
-
-    parts: list[InFlight]
-    registers: list[int]
-    awaited: bool = False
-
-
 class HostTier:
     """Saves states and KV pages to host memory, and loads them again.
 
@@ -109,8 +95,9 @@ class HostTier:
         self.states, self.kv = states.cache, kv.cache if kv else None
         self._commands, self._slots = commands, commands.registers.table.slots
         self._pages_of, self._page_size = pages.of, pages.page_size
-        self.loads: list[Load] = []
+        self.loads: list[list[InFlight]] = []
         self.backups: list[list[InFlight]] = []
+        self._coming: list[InFlight] = []  # of the loads: what the stream of the steps has still to wait for
         self.refused = 0  # states that found no room here
         self.unstaged = 0  # states that were evicted while staging was full
         self._told = logs.Repeats(LOG, sums=["tokens"])
@@ -309,18 +296,15 @@ class HostTier:
         parts = [(record_set, of) for record_set, of in all_due if record_set and of]
         for record_set, of in parts:
             record_set.transfers.reserve(len(of))
-        fill = Action(lambda: self._fill(parts, registers), [entry for _, of in parts for _, entry in of])
+        fill = Action(lambda: self._fill(parts), [entry for _, of in parts for _, entry in of])
         if named:
             self._commands.then(fill, registers)
         elif parts:
             fill.run()
 
-    def _fill(self, due: Sequence[tuple[RecordSet, list[Copy]]], registers: set[int]) -> None:
+    def _fill(self, due: Sequence[tuple[RecordSet, list[Copy]]]) -> None:
         parts: list[InFlight] = []
         try:
-            for load in self.loads:  # what comes up may not go down before it is there
-                if not registers.isdisjoint(load.registers):
-                    self._await(load)
             for record_set, records in due:
                 record_set.transfers.reserve(-len(records))
                 parts.append(self._move(record_set, records, record_set.transfers.out))
@@ -362,8 +346,8 @@ class HostTier:
             record_set.cache.pin(*[entry for _, entry in records])
 
         def begin() -> None:
-            parts = [self._move(each, records, each.transfers.into) for each, records in due if records]
-            self.loads.append(Load(parts, [register for register, _ in states]))
+            self.loads.append([self._move(each, records, each.transfers.into) for each, records in due if records])
+            self._coming += self.loads[-1]
 
         self._commands.then(Action(begin, kept, [page for page, _ in pages]))
 
@@ -372,14 +356,9 @@ class HostTier:
 
         Syncs: no.
         """
-        for load in self.loads:
-            self._await(load)
-
-    @staticmethod
-    def _await(load: Load) -> None:
-        for part in load.parts if not load.awaited else ():
+        for part in self._coming:
             part.ticket.wait()
-        load.awaited = True
+        self._coming.clear()
 
     @property
     def idle(self) -> bool:
@@ -394,9 +373,9 @@ class HostTier:
 
         Syncs: no.
         """
-        for load in [load for load in self.loads if all(part.ticket.done for part in load.parts)]:
+        for load in [load for load in self.loads if all(part.ticket.done for part in load)]:
             self.loads.remove(load)
-            for record_set, entries, _ in load.parts:
+            for record_set, entries, _ in load:
                 record_set.transfers.end([entry.record for entry in entries])
                 record_set.cache.unpin(*entries)
         arrived: list[CachedRecord] = []
@@ -442,10 +421,6 @@ class HostTier:
 
         Syncs: yes.
         """
-        for load in self.loads:
-            self._await(load)
-            for part in load.parts:
-                part.ticket.synchronize()
-        for backup in self.backups:
-            for part in backup:
-                part.ticket.synchronize()
+        self.await_loads()
+        for part in chain(*self.loads, *self.backups):
+            part.ticket.synchronize()

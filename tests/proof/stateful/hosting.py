@@ -264,8 +264,6 @@ class Hosting(Prefetches):
                 item.filled = False
 
         def fill() -> None:
-            for load in self.loads:
-                load.awaited |= not packed.isdisjoint(load.registers)
             for shelf, due in given:
                 for of, item in due:
                     tokens, item.filled = item.key[1], True

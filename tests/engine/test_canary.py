@@ -1,7 +1,6 @@
 """Debug mode finds forwards that forget a store, or change a slot that they may only read, and names the place."""
 
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import replace
 from math import nan
 from typing import Any

@@ -17,9 +17,10 @@ from typing import Any
 import torch
 
 import memstate as ms
+from memstate.integrations.handover import HandOver
 from memstate.kernels import dispatch
 from memstate.prefix.policies import Lru, LruPages
-from memstate.tiers import FileStore, HandOver, Prefetch
+from memstate.tiers import FileStore, Prefetch
 from tests.support.build import build
 
 PAGE, EVERY, LENGTH = 2, 4, 8

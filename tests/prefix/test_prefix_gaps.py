@@ -197,8 +197,7 @@ def test_the_order_of_record_is_kept_for_many_registers_too(backend: Backend) ->
     buffer.claim(three)
     buffer.copy(three, one)
     buffer.release(one)
-    buffer.claim(two)
-    buffer.zero(two)  # in the slots that were released
+    buffer.claim(two, zeroed=two)  # in the slots that were released
     buffer.submit()
 
     expected = np.arange(n)[::-1]

@@ -50,7 +50,7 @@ def test_a_hit_is_worth_a_holder_that_the_cache_has(plain: Backend) -> None:
     at.cache_prompts(whole(2), whole(3))
     assert owners.free(at.mem) == 0
     row = at.start([*ONE, 1])
-    assert at.mem.length(row) == 8 and at.cache.states == 2
+    assert at.mem.info(row).length == 8 and at.cache.states == 2
     at.checked([row])
 
 
@@ -59,11 +59,11 @@ def test_a_manager_that_sleeps_gives_nothing_to_host_memory(call: str, plain: Ba
     """Refused before anything is filed under a key, or not needed: no record of a state that was never copied."""
     at = Tiered(plain, slots=6, tiers={"write": "back"})
     at.cache_prompts(ONE)
-    at.mem.sleep()
+    at.mem.device.sleep()
     with pytest.raises(ms.Asleep):
         getattr(at.below if call == "flush" else at.mem, call)()
     assert at.keeps() == set() and at.tiers.leaked_records == 0
-    at.mem.wake()
+    at.mem.device.wake()
 
 
 def test_flushing_more_than_host_memory_holds_writes_all_of_it(plain: Backend) -> None:

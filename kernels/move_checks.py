@@ -201,9 +201,8 @@ def check_packed(conv: Tensor, inputs: Tensor | None, device: torch.device) -> N
 
 
 def check_pack(
-    records: RecordMap, slots: Tensor | None, index: Tensor, places: Tensor, name: str, held: Tensor, first: int,
-    count: int,
-) -> None:  # fmt: skip
+    records: RecordMap, slots: Tensor | None, index: Tensor, places: Tensor, name: str, held: Tensor
+) -> None:
     """Refuses arguments of `pack_slots` and `unpack_slots` that do not fit each other.
 
     Args:
@@ -213,28 +212,16 @@ def check_pack(
         places: see `Backend.pack_slots`.
         name: of the argument `held`.
         held: the records.
-        first: the first tile.
-        count: how many tiles.
     """
     _check_entries(records.tiles.device, slots, index, places, name, held, records.nbytes)
-    _check_range("tiles", first, count, records.tiles.shape[0])
     _check_outside(name, held, records.blocks)
 
 
-def check_int8(
-    planes: ScaledMap, slots: Tensor | None, index: Tensor, places: Tensor, name: str, held: Tensor, first: int,
-    count: int,
-) -> None:  # fmt: skip
-    """Refuses arguments of `pack_int8` and `unpack_int8` that do not fit each other; `first`, `count`: layers."""
+def check_int8(planes: ScaledMap, slots: Tensor | None, index: Tensor, places: Tensor, name: str, held: Tensor) -> None:
+    """Refuses arguments of `pack_int8` and `unpack_int8` that do not fit each other."""
     check_float("planes", planes.tensors[0])
     _check_entries(planes.layers.device, slots, index, places, name, held, planes.nbytes)
-    _check_range("layers", first, count, planes.layers.shape[0])
     _check_outside(name, held, planes.tensors)
-
-
-def _check_range(what: str, first: int, count: int, total: int) -> None:
-    if not 0 <= first <= first + count <= total:
-        raise ValueError(f"{what} {first} to {first + count - 1}: expected from 0 to {total - 1}")
 
 
 def _check_entries(

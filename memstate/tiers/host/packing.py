@@ -161,7 +161,6 @@ class Packing:
         self._scaled = [ScaledTable(self._memory.of(name), int8[name], self.layout, self.device) for name in int8]
         for table in (self._table, *self._scaled):
             self._memory.follow(table)
-        self._tiles = len(self._table.map.pieces)
 
     def pack(self, slots: Tensor | None, index: Tensor, places: Tensor, out: Tensor) -> None:
         """Copies slots into the bodies of records; see `memstate.kernels.pack.pack_slots`.
@@ -181,10 +180,10 @@ class Packing:
         Syncs: no.
         """
         self._memory.require_awake("pack")
-        if self._tiles or not self._scaled:
-            self.backend.pack_slots(self._table.map, slots, index, places, out, 0, self._tiles)
+        if self._table.map.pieces or not self._scaled:
+            self.backend.pack_slots(self._table.map, slots, index, places, out)
         for table in self._scaled:
-            self.backend.pack_int8(table.map, slots, index, places, out, 0, self.layers)
+            self.backend.pack_int8(table.map, slots, index, places, out)
 
     def unpack(self, slots: Tensor | None, index: Tensor, places: Tensor, source: Tensor) -> None:
         """Copies the bodies of records into slots; see `memstate.kernels.pack.unpack_slots`. Launches as `pack`.
@@ -202,10 +201,10 @@ class Packing:
         Syncs: no.
         """
         self._memory.require_awake("unpack")
-        if self._tiles or not self._scaled:
-            self.backend.unpack_slots(self._table.map, slots, index, places, source, 0, self._tiles)
+        if self._table.map.pieces or not self._scaled:
+            self.backend.unpack_slots(self._table.map, slots, index, places, source)
         for table in self._scaled:
-            self.backend.unpack_int8(table.map, slots, index, places, source, 0, self.layers)
+            self.backend.unpack_int8(table.map, slots, index, places, source)
 
     def __repr__(self) -> str:
         planes = ", ".join(plane.name for plane in self.layout.planes)

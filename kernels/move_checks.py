@@ -35,11 +35,15 @@ def check_plane(plane: Tensor, beside: dict[str, Tensor]) -> Blocks:
     check_memory("plane", plane, plane.device)
     if plane.dim() < 2:
         raise ValueError(f"plane: expected `layer slot ...`, got {tuple(plane.shape)}")
+    _require_dense(plane)
+    return blocks_of(plane, 2)
+
+
+def _require_dense(plane: Tensor) -> None:
     if not is_dense(plane.shape[2:], plane.stride()[2:]):
         raise ValueError(
             f"plane: one layer of one slot must be contiguous, got {tuple(plane.shape)} with strides {plane.stride()}"
         )
-    return blocks_of(plane, 2)
 
 
 def check_beside(plane: Tensor, name: str, tensor: Tensor, pattern: str, shape: tuple[int, ...]) -> None:
@@ -171,10 +175,7 @@ def check_states(plane: Tensor, h: Tensor | None, transposed: bool, device: torc
     check_float("plane", plane)
     if plane.dim() < (4 if transposed else 3):
         raise ValueError(f"plane: expected `layer slot ...`{' with two axes or more' * transposed}, got {plane.shape}")
-    if not is_dense(plane.shape[2:], plane.stride()[2:]):
-        raise ValueError(
-            f"plane: one layer of one slot must be contiguous, got {tuple(plane.shape)} with strides {plane.stride()}"
-        )
+    _require_dense(plane)
     if h is not None:
         block = (*plane.shape[2:-2], plane.shape[-1], plane.shape[-2]) if transposed else tuple(plane.shape[2:])
         check_float("h", h)

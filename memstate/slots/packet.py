@@ -118,12 +118,12 @@ class Packet:
                 size = header[section] = len(columns[0])
                 header[8 + section] = at
                 at += len(columns) * (size + -size % 4)
-        columns: dict[int, tuple[list[int], list[int]]] = {}
+        sections: dict[int, tuple[list[int], list[int]]] = {}
         for section, first, second, _ in self.operations:
-            of_section = columns.setdefault(section, ([], []))
+            of_section = sections.setdefault(section, ([], []))
             of_section[0].extend(first)
             of_section[1].extend(second)
-        for section, (first, second) in sorted(columns.items()):
+        for section, (first, second) in sorted(sections.items()):
             if section == WRITES:
                 first, second = _newest(first, second)
             size = header[section] = len(first)

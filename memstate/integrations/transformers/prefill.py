@@ -9,7 +9,7 @@ from torch import Tensor
 from memstate.engine.manager import StateManager
 from memstate.errors import ConfigurationError, InvalidArgument
 from memstate.integrations.transformers.batch import Batches
-from memstate.integrations.transformers.binding import kv_for, layout_for
+from memstate.integrations.transformers.binding import layout_for
 from memstate.integrations.transformers.paged import Columns
 from memstate.integrations.transformers.prompts import checked
 from memstate.integrations.transformers.states import Kernels
@@ -43,7 +43,7 @@ def texts_of(model: Any, prompt: Tensor, mask: Tensor | None) -> list[list[int]]
     return [checked(model, text, f"entry {entry} of prompt=") for entry, text in enumerate(texts)]
 
 
-class Prompted:
+class Prefill:
     """Reads all of some prompts but their last tokens, and knows the tokens of each row from then on.
 
     Args:
@@ -66,7 +66,7 @@ class Prompted:
                 f"generate of {type(model).__name__} does not ask its cache what it has read, so prompt= has no "
                 "effect: use serve"
             )
-        self.batches = Batches(model, mem, layout_for(model, mem), kv_for(model, mem), kernels)
+        self.batches = Batches(model, mem, kernels)
         self.mem, self.texts = mem, list[list[int]]()
 
     def start(self, texts: list[list[int]]) -> tuple[list[Row], list[int]]:

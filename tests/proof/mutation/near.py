@@ -70,7 +70,7 @@ NEAR = {
     **{f"memstate/prefix/policies/{name}.py": [*PREFIX, "policies"] for name in ("return_rate", "learning")},
     **{
         f"memstate/tiers/prefetch/{name}.py": PREFETCH
-        for name in ("prefetcher", "fetch", "candidates", "reservation", "votes", "reading", "background")
+        for name in ("prefetcher", "fetch", "reservation", "votes", "reading")
     },
     **{
         f"memstate/tiers/{name}.py": HOST

@@ -185,7 +185,7 @@ def test_B19_a_row_reused_makes_old_handles_stale(backend: Backend) -> None:
     assert (new.index, new.generation) == (old.index, old.generation + 1)
     before = picture(mem)
     uses = [mem.info, lambda row: mem.chunk(row, 1)]
-    uses += [lambda row, f=f: f([row]) for f in (mem.plan, mem.release, mem.abort, mem.retract, mem.publish)]
+    uses += [lambda row, f=f: f([row]) for f in (mem.plan, mem.end, mem.publish)]
     uses += [lambda row: mem.extend([row], [8])]
     uses += [lambda row: mem.plan([new, None, row]), lambda row: mem.end([new, row])]
     for use in uses:
@@ -243,7 +243,7 @@ def test_B19_G1_a_handle_of_another_table_and_what_is_no_handle_raise(backend: B
     mem = manager(backend)
     mem.admit(named(3))
     before = picture(mem)
-    for use in (mem.info, lambda r: mem.plan([r]), lambda r: mem.release([r])):
+    for use in (mem.info, lambda r: mem.plan([r]), lambda r: mem.end([r])):
         with pytest.raises(MemstateError if row in FORGED else InvalidArgument):
             use(row)
     assert picture(mem) == before

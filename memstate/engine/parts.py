@@ -114,8 +114,6 @@ class Parts:
         self.cache = PrefixCache(prefix, *owners)
         self.prefix = self.cache if self.cache.enabled else None
         copied = tuple(plane.name for plane in layout.planes if in_place or not plane.rewritten_each_step)
-        if tiers is not None and copied:  # the plan copies whole states first, so they cannot arrive layer by layer
-            tiers = replace(tiers, layerwise=False)
         self.tiers: TierManager | None = None
         if tiers is not None:
             self.tiers = TierManager(tiers, self.planes, self.cache, self.commands, self.pages)
@@ -133,7 +131,6 @@ class Parts:
                 moves=direct_hits or self.tracking.reads_old_slot,
                 snapshots=self.mirror.lanes > 0 and not self.tracking.reads_old_slot,
                 marks=forward.grid is not None,
-                guards=tiers is None or not tiers.layerwise,
             )  # fmt: skip
         self.stepping = Stepping(
             self.commands, self.table, self.pages, self.mirror, self.holdings, self.marks, self.log, self.planes,

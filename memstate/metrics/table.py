@@ -96,9 +96,8 @@ def _used(used: int, whole: int, *labels: str) -> list[Sample]:
 def _records(reading: Reading) -> Sequence[Sample]:
     if (tiers := reading.stats.tiers) is None:
         return []
-    host = [*_used(tiers.host_states, tiers.host_state_records, "host", "state")]
-    host += _used(tiers.host_pages, tiers.host_page_records, "host", "page")
-    return [*host, *_used(tiers.dense_states, tiers.dense_records, "device", "state")]
+    states = _used(tiers.host_states, tiers.host_state_records, "host", "state")
+    return [*states, *_used(tiers.host_pages, tiers.host_page_records, "host", "page")]
 
 
 def _copies(reading: Reading, in_bytes: bool = False) -> Sequence[Sample]:
@@ -234,7 +233,7 @@ FIGURES: Final[tuple[Figure, ...]] = (
     _counter(
         "tier_hit_tokens",
         "Of the hit tokens, those beyond what the device had, by where their state was.",
-        {"device": "tiers.dense_hit_tokens", "host": "tiers.host_hit_tokens", "storage": "tiers.storage_hit_tokens"},
+        {"host": "tiers.host_hit_tokens", "storage": "tiers.storage_hit_tokens"},
         "place",
     ),
     _counter("tier_copies", "States and pages copied between device and host.", _copies, "kind", "direction"),

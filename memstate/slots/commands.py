@@ -93,7 +93,7 @@ class CommandBuffer:
         self.journal: Journal | None = None
         registers.allocator.send_before_use(self)
         self._run_data = run_data
-        self._first: list[WeakMethod[Callable[[Packet | None], None]]] = []
+        self._first: WeakMethod[Callable[[], None]] | None = None
         self.queue: list[Packet | Action] = []
         self._sending: Packet | Action | None = None  # taken from the queue, not yet sent as a whole
         self.step = torch.zeros(step_ints(max_batch), dtype=torch.int32, device=registers.backend.device)
@@ -105,20 +105,17 @@ class CommandBuffer:
         # where the first waiting change is: index in the queue, index in that packet
         self._waits: tuple[int, int] | None = None
 
-    def before_packet(self, call: Callable[[Packet | None], None]) -> None:
-        """Adds a method that is called before each packet is sent, with the packet as argument.
-
-        A submit calls it with None if nothing is recorded.
+    def before_packet(self, call: Callable[[], None]) -> None:
+        """Sets the method that is called before each packet is sent, and by a submit if nothing is recorded.
 
         Args:
             call: a bound method; the reference to it is weak.
         """
-        self._first.append(WeakMethod(call))
+        self._first = WeakMethod(call)
 
-    def _prepare(self, packet: Packet | None) -> None:
-        for method in self._first:
-            if call := method():
-                call(packet)
+    def _prepare(self) -> None:
+        if self._first is not None and (call := self._first()):
+            call()
 
     # The fence
 
@@ -233,7 +230,7 @@ class CommandBuffer:
             held[target], label[target] = True, label[source]
             held[source], label[source] = False, 0
         if self.journal is not None:
-            self._note("move", targets, sources)
+            self.journal.note("move", self._number, targets, sources)
 
     def release(self, registers: list[int]) -> int:
         """Empties registers and frees their slots. Skips empty registers.
@@ -255,7 +252,7 @@ class CommandBuffer:
             return 0
         self._record(RELEASES, regs, regs, regs)
         if self.journal is not None:
-            self._note("release", regs)
+            self.journal.note("release", self._number, regs)
         for register in regs:
             held[register], label[register] = False, 0
         self.registers.allocator.free += len(regs)
@@ -296,7 +293,7 @@ class CommandBuffer:
         allocator.free -= n
         allocator.claimed += n
         if self.journal is not None:
-            self._note("claim", registers)
+            self.journal.note("claim", self._number, registers)
         if lengths is not None:
             self._label(registers, lengths)
         if zeroed:
@@ -340,22 +337,6 @@ class CommandBuffer:
         for register, length in zip(registers, lengths, strict=True):
             label[register] = length
 
-    def zero(self, registers: list[int]) -> None:
-        """Zeroes the states in registers.
-
-        Raises:
-            EmptyRegister: a register holds no slot; nothing recorded.
-            InvalidArgument: if `checked`, registers are not valid, or one is named twice; nothing recorded.
-        """
-        if self.checked:
-            self._require_registers("zero", registers)
-        held = self.registers.held_at
-        for register in registers:
-            if not held[register]:
-                raise EmptyRegister("zero", register)
-        if registers:
-            self._record(DATA, registers, [ZERO_SOURCE] * len(registers), registers)
-
     def copy(self, targets: list[int], sources: list[int]) -> None:
         """Copies states and their labels between registers.
 
@@ -378,10 +359,6 @@ class CommandBuffer:
             label = self.registers.label_at
             for target, source in zip(targets, sources, strict=True):
                 label[target] = label[source]
-
-    def _note(self, what: str, registers: list[int], sources: list[int] | None = None) -> None:
-        if self.journal is not None:
-            self.journal.note(what, self._number, registers, sources)
 
     def note_changes(self, what: str, before: NDArray[np.bool_]) -> None:
         """Writes to the journal, if there is one, which registers a launch has filled or emptied.
@@ -442,7 +419,7 @@ class CommandBuffer:
         Syncs: no.
         """
         if not self.queue:
-            self._prepare(None)
+            self._prepare()
         if self._waits is None:
             self._send_up_to(0)
             return
@@ -475,8 +452,8 @@ class CommandBuffer:
         last = self._last()
         if len(self.queue) > 1:
             self._send_up_to(1)
-        if self._first:
-            self._prepare(last)
+        if self._first is not None:
+            self._prepare()
         ints = last.encode(batch, limit, marks, self.ring.room).size
         if ints > self.step.numel():  # so many changes take an upload of their own
             self._send_prepared(last)
@@ -532,7 +509,7 @@ class CommandBuffer:
             self._sending = None
 
     def _send(self, packet: Packet) -> None:
-        self._prepare(packet)
+        self._prepare()
         self._send_prepared(packet)
 
     def _send_prepared(self, packet: Packet) -> None:

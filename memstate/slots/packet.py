@@ -17,6 +17,7 @@ MOVES, RELEASES, CLAIMS, WRITES, DATA, BATCH, MARKS = map(
 )  # plain ints: each access to an enumeration costs 1 us
 PAIRS = (MOVES, WRITES, DATA)  # sections with two columns
 NOTHING = [0, 0, 0, 0]
+NO_ENTRIES: list[int] = []
 NO_SECTIONS = array("i", [0] * 8 + [HEADER_INTS] * BATCH + [0] * (8 - BATCH))  # a header without entries
 Operation = tuple[int, list[int], list[int], Sequence[int]]  # section, two columns, the registers that it changes
 Room = Callable[[int], Ints]  # where a packet of so many int32 goes
@@ -34,7 +35,6 @@ class Packet:
 
     Attributes:
         operations: in the order of the calls.
-        columns: section -> both columns of its entries.
         named: phase -> registers that an operation of it changes.
         reads: registers that a copy reads.
         zeroed: number of entries of DATA that zero a state.
@@ -44,7 +44,6 @@ class Packet:
         self.operations: list[Operation] = []
         self.named: dict[int, set[int]] = {}
         self.reads: set[int] = set()
-        self.columns: dict[int, tuple[list[int], list[int]]] = {}
         self.zeroed = 0
         for operation in operations:
             self.add(*operation)
@@ -63,17 +62,11 @@ class Packet:
             if zeroed < len(second):
                 self.reads.update(second)
                 self.reads.discard(ZERO_SOURCE)
-        if section in self.columns:
-            columns = self.columns[section]
-            columns[0].extend(first)
-            columns[1].extend(second)
-        else:
-            self.columns[section] = [*first], [*second]
         self.operations.append((section, first, second, registers))
 
     def size(self, section: int) -> int:
         """Returns the number of entries of a section."""
-        return len(self.columns[section][0]) if section in self.columns else 0
+        return sum(len(first) for kind, first, *_ in self.operations if kind == section)
 
     def late(self, registers: Sequence[int], phase: int, sources: Sequence[int] = ()) -> bool:
         """Returns True if a new operation must start another packet, because it would run too early in this one.
@@ -126,8 +119,11 @@ class Packet:
                 size = header[section] = len(columns[0])
                 header[8 + section] = at
                 at += len(columns) * (size + -size % 4)
-        for section in sorted(self.columns):
-            first, second = self.columns[section]
+        sections: dict[int, tuple[list[int], list[int]]] = {}
+        for section, first, second, _ in self.operations:
+            one, other = sections.get(section, (NO_ENTRIES, NO_ENTRIES))
+            sections[section] = one + first, other + second
+        for section, (first, second) in sorted(sections.items()):
             if section == WRITES:
                 first, second = _newest(first, second)
             size = header[section] = len(first)

@@ -3,14 +3,11 @@
 manager     joins the parts; settings: what a caller chooses
 keys        names of prefixes; digests: computed once a page; records: one state or page as bytes
 host/       host memory: which records are there, and their way to and from the slots
-load        brings hits up before rows start; writeback: writes host records to a store
+writeback   writes host records to a store
 prefetch/   from a store into host memory while a request waits, agreed on between ranks
 stores/     where records outlive the process
-handover/   records of one tensor-parallel split out of those of another
 """
 
-from memstate.tiers.handover.handover import Handed, HandOver
-from memstate.tiers.handover.resplit import Resplit
 from memstate.tiers.manager import TierManager
 from memstate.tiers.prefetch.fetch import Fetch
 from memstate.tiers.prefetch.settings import Prefetch
@@ -20,13 +17,10 @@ from memstate.tiers.stores import FileStore, Mooncake, MooncakeStore, Outcome, S
 __all__ = [
     "Fetch",
     "FileStore",
-    "HandOver",
-    "Handed",
     "Mooncake",
     "MooncakeStore",
     "Outcome",
     "Prefetch",
-    "Resplit",
     "Store",
     "TierManager",
     "Tiers",

@@ -1,7 +1,6 @@
 """Debug mode finds forwards that forget a store, or change a slot that they may only read, and names the place."""
 
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import replace
 from math import nan
 from typing import Any
@@ -340,23 +339,6 @@ def test_a_graph_with_nothing_to_fill_changes_no_byte(backend: Backend) -> None:
     mem.settle(mem.plan([*rows, None], replay=lambda: mem.launch(2)))
     for block, was in zip(mem.planes.plane_map.blocks, before, strict=True):
         assert torch.equal(block, was)
-
-
-def test_bytes_that_may_come_during_the_forward_are_not_looked_at(backend: Backend) -> None:
-    """With `layerwise`, a load may write a slot that the step reads. Stores are looked at all the same."""
-    tiers = ms.Tiers("a model", host_slots=4, layerwise=True)
-    layout = ms.StateLayout((ms.Plane("ssm", (2, 4), torch.float32),), layers=2)
-    mem = manager(backend, ms.Redirect(I), layout, page_size=2, prefix=ms.Prefix(), tiers=tiers)
-    for forgets in (None, forgetting("write", "ssm", 0)):
-        rows = resumed(mem)
-        step = mem.plan(rows)
-        forward(mem, step, forgets)
-        mem.planes["ssm"][0, step.read.long()] += 1
-        with pytest.raises(ms.ForwardFault) if forgets else nullcontext() as error:
-            mem.settle(step)
-        if error is not None:
-            assert named(error, "write", "ssm", 0) and error.value.places == 2
-        mem.end(rows)
 
 
 @every_strategy

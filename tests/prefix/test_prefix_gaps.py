@@ -52,7 +52,7 @@ def test_tokens_that_are_not_the_rows_are_refused(call: str, backend: Backend) -
                 at.mem.cancel(step, keep="cache", tokens=[wrong])
             else:
                 getattr(at.mem, call)([row], keep="cache", tokens=[wrong])
-        assert (at.mem.stats(), at.mem.length(row)) == before and at.mem.rows.any_alive
+        assert (at.mem.stats(), at.mem.info(row).length) == before and at.mem.rows
     if step:
         at.mem.cancel(step, keep="cache", tokens=[T[:9]])
     else:
@@ -197,8 +197,7 @@ def test_the_order_of_record_is_kept_for_many_registers_too(backend: Backend) ->
     buffer.claim(three)
     buffer.copy(three, one)
     buffer.release(one)
-    buffer.claim(two)
-    buffer.zero(two)  # in the slots that were released
+    buffer.claim(two, zeroed=two)  # in the slots that were released
     buffer.submit()
 
     expected = np.arange(n)[::-1]

@@ -214,7 +214,6 @@ def test_B19_a_row_released_and_not_reused_is_stale_as_well(backend: Backend) ->
     mem = manager(backend)
     rows = mem.admit(named(2))
     mem.end(rows[:1])
-    assert rows.any_alive
     with pytest.raises(StaleHandle):
         mem.info(rows[0])
     with pytest.raises(StaleHandle):
@@ -230,7 +229,6 @@ def test_B19_reset_never_lowers_a_generation(backend: Backend) -> None:
         assert not seen & set(rows)
         seen |= set(rows)
         mem.recover(keep=False)
-        assert not rows.any_alive
         for row in seen:
             with pytest.raises(StaleHandle):
                 mem.info(row)

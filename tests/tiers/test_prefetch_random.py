@@ -135,7 +135,7 @@ class Program:
         if not live:
             return "no job"
         at = self.rng.choice(live[:4])
-        job, work = rank.jobs[at], rig.prefetcher._background._workers.executor.jobs[at]  # type: ignore[attr-defined]
+        job, work = rank.jobs[at], rig.prefetcher._workers.executor.jobs[at]  # type: ignore[attr-defined]
         if not job.begun:
             assert work.begin()
             job.begun = True
@@ -266,7 +266,7 @@ class Program:
             assert (stats.in_flight, stats.in_flight_tokens) == (len(rank.fetches), rank.in_flight_tokens)
             held = [fetch.state is not None for fetch in rank.fetches], [len(fetch.pages) for fetch in rank.fetches]
             assert rig.prefetcher.held == tuple(map(sum, held))
-            jobs = rig.prefetcher._background._workers.executor.jobs  # type: ignore[attr-defined]
+            jobs = rig.prefetcher._workers.executor.jobs  # type: ignore[attr-defined]
             fates = ["cancelled" if job.future.cancelled() else "ended" if job.future.done() else "running"
                      if job.future.running() else "queued" for job in jobs[-30:]]  # fmt: skip
             assert fates == [job.fate for job in rank.jobs[-30:]]

@@ -55,8 +55,7 @@ def upload(file: RegisterFile) -> CommandBuffer:
     commands.submit()
     commands.move([15], [3])
     commands.release([6])
-    commands.claim([9])
-    commands.zero([9])
+    commands.claim([9], zeroed=[9])
     commands.label([12], [7])
     commands.upload_step(
         (np.array([4, 5]), np.array([1, 3])), limit=2, marks=(np.array([1]), np.array([2]), np.array([12]))

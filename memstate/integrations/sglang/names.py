@@ -10,7 +10,7 @@ COMPONENT = f"{SRT}.mem_cache.unified_cache.components.mamba:MambaComponent"
 BATCH = f"{SRT}.managers.schedule_batch"
 RESULTS = f"{SRT}.managers.scheduler_components.batch_result_processor:SchedulerBatchResultProcessor"
 SLOTS, PLANES = "memstate.slots.allocator:SlotAllocator", "memstate.state.planes:Planes"
-PREFIX = "memstate.prefix.part:PrefixPart"
+PREFIX = "memstate.integrations.sglang.prefix:PrefixPart"
 MANAGER = "memstate.engine.manager:StateManager"
 DEVICE = "memstate.engine.device:DeviceCalls"
 

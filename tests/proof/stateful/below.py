@@ -428,5 +428,5 @@ class Below(Prefetches):
         self.queue.clear()
         self.wait(self.writing)
         self.write()
-        for shelf in [*self.shelves, *([self.dense] if self.dense else [])]:
+        for shelf in self.shelves:
             shelf.evict(len(shelf.items))

@@ -313,7 +313,7 @@ class Ledger:
     def submit(self) -> None:
         """Sends what does not wait for a forward."""
         if not self.queue:
-            self.before_packet(None)
+            self.before_packet()
         at, ops = self.waits or (len(self.queue), 0)
         if ops:
             packet = self.queue[at]
@@ -356,7 +356,7 @@ class Ledger:
         if isinstance(entry, Later):
             entry.run()
             return
-        self.before_packet(entry)
+        self.before_packet()
         self.packets += bool(entry.ops)
         for op in sorted(entry.ops, key=lambda op: op.phase):
             [self._moved, self._released, self._claimed, self._written, self._filled][op.phase](op)

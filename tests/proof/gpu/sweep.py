@@ -22,7 +22,6 @@ from memstate.cli.tune.check import wrong
 from memstate.cli.tune.grid import model_for, one_at_a_time
 from memstate.cli.workload import toy_of
 from memstate.kernels.dispatch import Backend
-from memstate.kernels.tuned import Config
 
 MODEL, TOY_MODEL = "qwen3_next", "lfm2"
 TOY_KERNELS, TOY_LIMIT = ("copy", "gated_delta"), 2
@@ -41,9 +40,6 @@ class Kept:
     def __init__(self, machine: Machine, result: Result) -> None:
         result |= {"tried": 0, "trials": []}
         self._machine, self._result = machine, result
-
-    def find(self, kernel: str, key: str, config: Config) -> None:
-        """None was made before."""
 
     def add(self, trial: tuning.Trial) -> None:
         """Notes one, and what is wrong with it."""
@@ -80,7 +76,7 @@ def prove(machine: Machine, result: Result) -> None:
     try:
         outcome = tuning.sweep(
             TOY_MODEL if toy else MODEL, TOY_KERNELS if toy else tuning.KERNELS, stop=lambda: machine.left < LAST,
-            log=lambda *_: kept, **given,
+            found=kept.add, **given,
         )  # fmt: skip
     except TooSlow as error:  # the device's own copy, beside which trials stand
         raise TimeIsUp(f"{result['tried']} configurations; {error}") from error

@@ -4,13 +4,12 @@ A check compares memstate with the reference, and torch's indexing with the refe
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache, partial
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from memstate.cli.bench.clock import Act, Times
 from memstate.cli.bench.task import Figure, Setting, Task, differing
 from memstate.cli.due import BATCH, fitting, spread
 from memstate.state.layout import Plane, StateLayout
@@ -21,7 +20,6 @@ MODEL = "qwen3_next"
 PLANE = "ssm"  # the one that is gathered and scattered
 DUE, TOY_DUE = (1, 16, 64), (1, 2)
 TOY = StateLayout((Plane("conv", (48, 3), torch.bfloat16), Plane(PLANE, (2, 16, 8), torch.float32)), 2)
-SHORT = (("in_graph", ", in a graph"),)  # how else a call is timed that may take less time than its launch
 OVERHEAD = 9  # slots needed for each one due: two storages, the yardstick, batches and what torch allocates
 
 Operation = Callable[[Planes, Tensor], object]  # changes planes, or fills a batch
@@ -32,13 +30,13 @@ class Way(NamedTuple):
 
     Attributes:
         ours: By memstate, on planes and a batch.
-        peer: The same by torch's indexing.
-        nbytes: Bytes of the slots that are due, once.
+        peer: The same by torch's indexing. None: nothing is due, and it does nothing.
+        moved: Bytes that it reads and writes.
     """
 
     ours: Operation
-    peer: Operation
-    nbytes: int
+    peer: Operation | None
+    moved: int
 
 
 class _Copies:
@@ -46,29 +44,11 @@ class _Copies:
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
-        self.layout = TOY if setting.toy else qwen3_next()
-        free = 2**30 if setting.toy else torch.cuda.mem_get_info(setting.device)[0]
-        self.due = fitting(TOY_DUE if setting.toy else DUE, OVERHEAD * self.layout.bytes_per_slot, free)
-        most = max(self.due)
-        self.storage = Planes(self.layout, 2 * most, setting.make_backend())
-        self.twin = Planes(self.layout, 2 * most, setting.reference())
-        size = (2, most * self.layout.bytes_per_slot)
-        self.plain = torch.empty(size, dtype=torch.uint8, device=self.storage.device).random_(0, 256)
-        self.yardstick = cache(self._yardstick)
-
-    def _yardstick(self, timer: str, nbytes: int, op: str) -> float:
-        """Seconds of torch's copy_ of `nbytes` in one piece, or of its zero_."""
-        to, of = self.plain[:, :nbytes]
-        return self.time(timer, to.zero_ if op == "zero" else partial(to.copy_, of)).device
-
-    def time(self, timer: str, act: Act) -> Times:
-        """Returns the seconds of a call; in a graph, those of the device alone."""
-        clock = self.setting.clock
-        return clock.alone(act) if timer == "alone" else Times(clock.in_graph(act), 0.0)
-
-    def timed(self, op: str, case: str, times: Times) -> list[Figure]:
-        """Returns a device time, and the host's part if a call was launched alone."""
-        return self.setting.both(op, case, times) if times.host else [self.setting.micros(op, case, times.device)]
+        self.layout = setting.sizes(qwen3_next(), TOY)
+        self.due = fitting(setting.sizes(DUE, TOY_DUE), OVERHEAD * self.layout.bytes_per_slot, setting.free_bytes)
+        self.storage, self.twin = (
+            Planes(self.layout, 2 * max(self.due), backend) for backend in (setting.make_backend(), setting.reference())
+        )
 
     def wrong(self, act: Operation, right: Operation, outs: Sequence[Tensor]) -> str:
         """Names what an operation makes of fresh random bytes that the reference does not."""
@@ -96,68 +76,47 @@ class _Copies:
                 plane.index_fill_(1, to, 0)
 
         return {
-            "copy": Way(lambda planes, out: planes.copy(dst, src, due=due), indexed, slots),
+            "copy": Way(lambda planes, out: planes.copy(dst, src, due=due), indexed, 2 * slots),
             "gather": Way(
                 lambda planes, out: planes.gather(PLANE, ids, out=out),
-                lambda planes, out: torch.index_select(planes[PLANE], 1, to, out=out), batch.nbytes,
+                lambda planes, out: torch.index_select(planes[PLANE], 1, to, out=out), 2 * batch.nbytes,
             ),
             "scatter": Way(
                 lambda planes, out: planes.scatter(PLANE, ids, batch),
-                lambda planes, out: planes[PLANE].index_copy_(1, to, batch), batch.nbytes,
+                lambda planes, out: planes[PLANE].index_copy_(1, to, batch), 2 * batch.nbytes,
             ),
             "zero": Way(lambda planes, out: planes.zero(dst, due=due), zeroed, slots),
         }  # fmt: skip
 
     def task(self, op: str, due: int, way: Way) -> Task:
         setting, outs = self.setting, [torch.empty_like(self.twin[PLANE][:, :due]) for _ in range(2)]
-        case = f"{due} slots" if setting.toy else f"{due} slots of {MODEL}"
-        ours, peer = (partial(act, self.storage, outs[0]) for act in (way.ours, way.peer))
-        moved = way.nbytes if op == "zero" else 2 * way.nbytes  # read and written
+        case = setting.sizes(f"{due} slots of {MODEL}", f"{due} slots") if due else "nothing due"
+        ours = partial(way.ours, self.storage, outs[0])
 
         def check() -> str:
+            if way.peer is None:
+                return self.wrong(way.ours, lambda planes, out: None, outs)
             found = self.wrong(way.ours, way.ours, outs)
             return found or (self.wrong(way.peer, way.ours, outs) and "torch-indexing does something else")
 
         def measure() -> list[Figure]:
-            entries = []
-            for timer, suffix in (("alone", ""), *SHORT * (due == 1)):
-                times, plain = self.time(timer, ours), partial(self.yardstick, timer, way.nbytes, op)
-                time, *host = self.timed(op, case + suffix, times)
-                rate = Figure(op, setting.case(case + suffix), moved / times.device, "bytes/s")
-
-                def spent(timer: str = timer) -> float:
-                    return self.time(timer, peer).device
-
-                entries += [setting.beside(time, "torch-indexing", spent, lambda other: other * 1e6), *host]
-                entries.append(setting.beside(rate, "device-copy", plain, lambda other: moved / other))
-            return entries
+            peer = ("torch-indexing", partial(way.peer, self.storage, outs[0])) if way.peer else None
+            beside = {"peer": peer, "moved": way.moved, "zeros": op == "zero"}
+            found = setting.alone(op, case, ours, **beside)
+            # One slot may take less time than its launch.
+            return found if due > 1 else found + setting.in_graph(op, f"{case}, in a graph", ours, **beside)
 
         return Task(f"{op}, {case}", check, measure)
 
-    def idle(self) -> Task:
-        """A call with nothing due, which is what almost every step of a decode loop makes."""
-        ids = torch.zeros(BATCH, dtype=torch.int32, device=self.storage.device)
-        outs = [torch.empty(0)] * 2
-
-        def act(planes: Planes, out: Tensor) -> None:
-            planes.copy(ids, ids, due=0)
-
-        def measure() -> list[Figure]:
-            ours = partial(act, self.storage, outs[0])
-            timers = (("alone", ""), *SHORT)
-            return [
-                figure
-                for timer, suffix in timers
-                for figure in self.timed("copy", f"nothing due{suffix}", self.time(timer, ours))
-            ]
-
-        return Task("copy, nothing due", partial(self.wrong, act, lambda planes, out: None, outs), measure)
-
 
 def tasks(setting: Setting) -> Iterator[Task]:
-    """Yields copies, gathers, scatters and zeros of 1, 16 and 64 slots, and a copy with nothing due."""
+    """Yields copies, gathers, scatters and zeros of 1, 16 and 64 slots, and a copy with nothing due.
+
+    With nothing due is how almost every step of a decode loop calls it.
+    """
     bench = _Copies(setting)
-    yield bench.idle()
+    none = torch.zeros(BATCH, dtype=torch.int32, device=bench.storage.device)
+    yield bench.task("copy", 0, Way(lambda planes, out: planes.copy(none, none, due=0), None, 0))
     ways = {due: bench.ways(due) for due in bench.due}
     for op in ways[bench.due[0]]:
         for due in bench.due:

@@ -114,10 +114,10 @@ class Sides:
 
         take_turns(self.ours, self.peers, -(-len(keys) // BATCH), calls, f"prefix, {self.case}")
 
-    def fill(self, name: str, side: Side, key: Key) -> None:
-        """Matches and inserts a key."""
+    def fill(self, name: str, side: Side, key: Key) -> float:
+        """Matches and inserts a key. Returns the seconds of the insert."""
         side.match(key)
-        side.insert(key)
+        return side.insert(key)
 
     def match(self, name: str, side: Side, key: Key) -> None:
         """Times a match: it makes a key of a list, follows it through the tree, and notes the use."""
@@ -125,8 +125,7 @@ class Sides:
 
     def insert(self, name: str, side: Side, key: Key) -> None:
         """Times an insert; the match before it is not timed."""
-        side.match(key)
-        self.spent["insert"][name].append(side.insert(key))
+        self.spent["insert"][name].append(self.fill(name, side, key))
 
     def request(self, name: str, side: Side, key: Key) -> None:
         """Times a match and the insert that follows."""
@@ -145,11 +144,10 @@ class Sides:
 
     def figures(self, setting: Setting, warm: int = 0) -> list[Figure]:
         """Returns medians of all calls but the first `warm`: each of ours beside each peer that is left."""
-        found = []
+        found: list[Figure] = []
         for op, spent in self.spent.items():
             value = {name: median(spent[name][warm:]) * 1e6 for name in (*self.ours, *self.peers)}
+            peers = {name: value[name] for name in self.peers}
             for name in self.ours:
-                alone = (op, setting.case(f"{self.case}, {name}"), value[name], "host us")
-                beside = [(peer, value[peer], value[name] / value[peer]) for peer in self.peers]
-                found += [Figure(*alone, *each) for each in beside] or [Figure(*alone)]
+                found += setting.rows(op, f"{self.case}, {name}", value[name], "host us", peers)
         return found

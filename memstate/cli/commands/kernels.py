@@ -62,10 +62,8 @@ def bench(
     else:
         title, (columns, rows) = f"bench {name}", bench.by_entry(outcome.entries)
     emit(json_path, [asdict(entry) for entry in outcome.entries], title, columns, rows)
-    for line in outcome.too_slow:
-        complain(f"not measured: {line}")
-    for line in outcome.wrong:
-        complain(f"not measured, because its result is wrong: {line}")
+    for line in outcome.unmeasured:
+        complain(line)
     if outcome.wrong:
         raise typer.Exit(1)
 

@@ -1,8 +1,7 @@
 """Puts a demo run together: the same work cached and uncached, the comparison, the audit."""
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -24,6 +23,7 @@ from memstate.cli.demo.streams import Streams
 from memstate.cli.demo.tiers import storage_of
 from memstate.cli.demo.transcript import Witness
 from memstate.cli.demo.uncached import Uncached
+from memstate.cli.threads import one_thread
 from memstate.engine.manager import StateManager
 from memstate.requests.handles import Request
 from memstate.slots.audit import AuditReport
@@ -45,19 +45,8 @@ def run(config: DemoConfig, progress: Progress | None = None) -> DemoReport:
 
     Syncs: yes.
     """
-    with _one_thread(), torch.inference_mode(), storage_of(config) as store:
+    with one_thread(), torch.inference_mode(), storage_of(config) as store:
         return _run(config, store, progress or (lambda done, total: None))
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Tensors this small gain nothing from threads, and on a busy machine waiting for each other costs tenfold."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _run(given: DemoConfig, store: Store | None, report: Progress) -> DemoReport:

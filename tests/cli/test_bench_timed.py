@@ -29,7 +29,7 @@ from memstate.cli.bench import (
 )
 from memstate.cli.bench.clock import IN_GRAPH, RUNS, WARM_UPS, Clock, DeviceClock, Times, TooSlow, nothing
 from memstate.cli.bench.task import Setting, Task, carry_out
-from memstate.cli.due import BATCH, fitting, spread
+from memstate.cli.workload import fitting, model_of, toy_of
 from memstate.errors import InvalidArgument
 from memstate.kernels import bitmap, conv, gated_delta, gather, registers, scatter, speculation, tracking
 from memstate.kernels import copy as copy_kernel
@@ -46,7 +46,6 @@ OPS = {
         "conv",
     },
 }  # fmt: skip
-MOVING = {"copy", "gather", "scatter", "zero"}
 
 
 @lru_cache
@@ -81,10 +80,11 @@ def test_every_operation_is_checked_measured_and_marked_as_a_toy(name: str) -> N
 @on_cpu
 def test_copies_say_bytes_rate_and_share_of_a_plain_copy() -> None:
     found = {(entry.op, entry.case, entry.unit): entry for entry in toy("copy").entries}
-    slot, plane = copy.TOY.bytes_per_slot, copy.TOY.layers * copy.TOY.planes[1].nbytes
+    layout = toy_of(model_of(copy.MODEL), "copy").layout
+    slot, plane = layout.payload_bytes_per_slot, layout.layers * max(each.nbytes for each in layout.planes)
     for op, nbytes, factor in (("copy", slot, 2), ("gather", plane, 2), ("scatter", plane, 2), ("zero", slot, 1)):
         for due in copy.TOY_DUE:
-            case = f"toy {due} slots"
+            case = f"toy {due} slots of qwen3_next"
             rate, time = found[op, case, "bytes/s"], found[op, case, "us"]
             assert rate.value == pytest.approx(factor * due * nbytes / time.value * 1e6)
             assert (rate.peer, time.peer) == ("device-copy", "torch-indexing")
@@ -166,11 +166,17 @@ def _twice_the_first(true: Any, plane: Any, slots: Any, batch: Any) -> None:
 @pytest.mark.parametrize(
     ("course", "module", "op", "fault", "lost"),
     [
-        (copy.tasks, copy_kernel, "copy_slots", _skip_last, {"copy, 1 slots", "copy, 2 slots"}),
+        (
+            copy.tasks,
+            copy_kernel,
+            "copy_slots",
+            _skip_last,
+            {"copy, 1 slots of qwen3_next", "copy, 2 slots of qwen3_next"},
+        ),
         (copy.tasks, copy_kernel, "copy_slots", _idle, {"copy, nothing due"}),
-        (copy.tasks, copy_kernel, "zero_slots", _ones, {"zero, 1 slots"}),
-        (copy.tasks, gather, "gather_slots", _twice_the_first, {"gather, 2 slots"}),
-        (copy.tasks, scatter, "scatter_slots", _twice_the_first, {"scatter, 2 slots"}),
+        (copy.tasks, copy_kernel, "zero_slots", _ones, {"copy, 1 slots of qwen3_next"}),
+        (copy.tasks, gather, "gather_slots", _twice_the_first, {"gather, 2 slots of qwen3_next"}),
+        (copy.tasks, scatter, "scatter_slots", _twice_the_first, {"scatter, 2 slots of qwen3_next"}),
         (alloc.tasks, bitmap, "claim", _backwards, {"claim, R=3"}),
         (alloc.tasks, registers, "ownership", _forget, {"ownership, R=3"}),
         (track.tasks, tracking, "plan", _no_snapshot, {"plan, R=2 lazy", "plan, R=2 ping-pong"}),
@@ -195,8 +201,11 @@ def test_a_wrong_operation_has_no_entry(monkeypatch: pytest.MonkeyPatch) -> None
     true = copy_kernel.copy_slots
     monkeypatch.setattr(copy_kernel, "copy_slots", lambda *given: _skip_last(true, *given))
     outcome = run(["copy"], "auto", toy=True, peer="sglang")
-    assert [line.split(": ")[0] for line in outcome.wrong] == ["copy, 1 slots", "copy, 2 slots"]
-    assert {entry.op for entry in outcome.entries} == MOVING
+    assert [line.split(": ")[0] for line in outcome.wrong] == [
+        "copy, 1 slots of qwen3_next",
+        "copy, 2 slots of qwen3_next",
+    ]
+    assert {entry.op for entry in outcome.entries} == {"copy", "gather", "scatter"}  # zeros are a part of that task
     assert {entry.case for entry in outcome.entries if entry.op == "copy"} == {
         "toy nothing due",
         "toy nothing due, in a graph",
@@ -287,14 +296,6 @@ def test_the_program_without_a_command_line_writes_json(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("free", "due"), [(10**9, (1, 16, 64)), (2134, (1, 16)), (2133, (1,)), (0, (1,))])
 def test_what_fits_is_what_is_measured(free: int, due: tuple[int, ...]) -> None:
     assert fitting((1, 16, 64), 100, free) == due
-
-
-@pytest.mark.parametrize("due", [1, 8, 64])
-def test_slots_that_are_due_are_spread_evenly(due: int) -> None:
-    dst, src = spread(due, 64, CPU)
-    ids = torch.cat([dst[dst != 0], src[src != 0]]).tolist()
-    assert len(set(ids)) == 2 * due and max(ids) <= 128 and dst.numel() == BATCH
-    assert torch.equal(dst != 0, src != 0) and (dst != 0).nonzero().diff(dim=0).unique().numel() <= 1
 
 
 # -- a device's clock ------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from memstate.cli.compile import KernelReport
 from memstate.cli.tune import cost, grid, record, timing, trials
 from memstate.cli.tune.check import wrong
 from memstate.cli.tune.tasks import findings
-from memstate.cli.tune.trials import SweepResult, Trial, own_target, sweep
+from memstate.cli.tune.trials import SweepResult, Trial, sweep
 from memstate.errors import CompileFailed, ConfigurationError, InvalidArgument
 from memstate.kernels import copy, tuned
 from memstate.kernels.dispatch import Backend
@@ -426,10 +426,6 @@ def test_a_device_times_a_copy_and_a_sweep_stores_it(folder: Path) -> None:
     storage = Planes(workload.model_of("lfm2").layout, 1, Backend("cuda", "cuda"))
     planes = storage.plane_map
     assert copy_launch(storage.device, planes.unit, planes.tiles.shape[0]).config == outcome.best[0].config
-
-
-def test_a_cpu_is_no_target() -> None:
-    assert own_target(CPU) is None
 
 
 # -- a timed sweep, under a clock of the test ------------------------------------------------------

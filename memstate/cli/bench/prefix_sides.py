@@ -9,9 +9,8 @@ from memstate.cli.bench import radix_peer
 from memstate.cli.bench.clock import host_seconds
 from memstate.cli.bench.task import Differs, Figure, Setting, peer_left, take_turns
 from memstate.cli.replay.by_hand import REGISTERS, ROW, Rig
-from memstate.prefix import Prefix
+from memstate.cli.replay.policies import prefix_of
 from memstate.prefix.lease import NO_MATCH, NO_NODE, Lease
-from memstate.prefix.policies.names import POLICIES
 from memstate.tokens import EMPTY, Prompt, encode
 
 OURS = ("lru", "return-rate")  # what the peer does, and the default
@@ -45,9 +44,7 @@ class Ours:
     """The library's cache under one policy."""
 
     def __init__(self, states: int, pages: int, longest: int, policy: str) -> None:
-        of_states, of_pages = POLICIES[policy]
-        prefix = Prefix(of_states(), of_pages and of_pages(), most_states=states)
-        self.rig = Rig(prefix, states, pages, longest)
+        self.rig = Rig(prefix_of(policy, states), states, pages, longest)
         self._prompt, self._match = EMPTY, NO_MATCH
 
     @property

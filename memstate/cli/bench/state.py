@@ -36,28 +36,52 @@ def peak_bytes(device: torch.device) -> float | None:
     return EDGES * hertz * bits / BITS_A_BYTE or None
 
 
-def _task(setting: Setting, kernel: str, model: Model, batch: int, case: str) -> Task:
+def kernel_task(
+    setting: Setting, kernel: str, model: Model, batch: int, case: str, graph: bool = False
+) -> Task:  # fmt: skip
+    """Returns the task of one kernel: a check of every operation, and of torch's indexing where it does the same.
+
+    Args:
+        setting: Where it runs.
+        kernel: Name of the kernel.
+        model: Its states.
+        batch: Slots that are moved, or rows of a step.
+        case: Of the figures.
+        graph: Whether operations are timed in a graph as well.
+    """
     seed, peak = torch.seed() % 2**31, peak_bytes(setting.device)
 
     def check() -> str:
-        backends = setting.make_backend(), setting.reference()
-        mine, other = (make(kernel, model, min(batch, CHECKED), each, seed) for each in backends)
+        backends = setting.make_backend(), setting.reference(), setting.reference()
+        mine, other, indexed = (make(kernel, model, min(batch, CHECKED), each, seed) for each in backends)
         for op, act in mine.acts.items():
             act()
             other.acts[op]()
             if differ := mine.differing(other):
                 return f"{op}: {differ} differs from the reference"
+            indexed.indexing.get(op, indexed.acts[op])()
+            if indexed.differing(other):
+                return f"{op}: torch-indexing does something else"
         return ""
 
     def measure() -> list[Figure]:
         workload, found = make(kernel, model, batch, setting.make_backend(), seed), list[Figure]()
-        peer = fla_step(model, batch, setting.device) if kernel == "gated_delta" else None
+        peers = {op: ("torch-indexing", act) for op, act in workload.indexing.items()}
+        if kernel == "gated_delta" and (fla := fla_step(model, batch, setting.device)):
+            peers["gated delta"] = ("fla", fla)
         for op, act in workload.acts.items():
-            found += setting.alone(op, case, act, peer=peer and ("fla", peer), moved=workload.nbytes[op])
+            beside = {
+                "peer": peers.get(op),
+                "moved": workload.nbytes[op],
+                "zeros": op == "zero",
+            }
+            found += setting.alone(op, case, act, **beside)
             if peak is not None:
                 rate = next(figure for figure in found[::-1] if figure.unit == "bytes/s").value
                 share = Figure(op, setting.case(f"{case}, of the roofline"), rate, "bytes/s")
                 found.append(setting.beside(share, "roofline", lambda: peak))
+            if graph:
+                found += setting.in_graph(op, f"{case}, in a graph", act, **beside)
         return found
 
     return Task(f"{kernel}, {case}", check, measure)
@@ -107,4 +131,6 @@ def tasks(setting: Setting) -> Iterator[Task]:
             if batch > 1 and ROOM * batch * model.layout.bytes_per_slot > 0.75 * setting.free_bytes:
                 continue
             states = str(dtype).removeprefix("torch.")
-            yield _task(setting, kernel, model, batch, f"R={batch}, TP {ranks}, {states}, {name}, {LAYERS} layers")
+            yield kernel_task(
+                setting, kernel, model, batch, f"R={batch}, TP {ranks}, {states}, {name}, {LAYERS} layers"
+            )

@@ -5,8 +5,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from memstate.cli.bench.clock import DeviceClock
-from memstate.cli.due import fitting
-from memstate.cli.workload import Model, Workload, make
+from memstate.cli.workload import Model, Workload, fitting, make
 from memstate.kernels.dispatch import Backend
 
 BATCHES = (1, 8, 64)  # slots that move, or rows of a step: one, some, many

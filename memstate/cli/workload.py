@@ -276,20 +276,41 @@ def _step(
     return Workload({name: act}, {name: size}, {"out": out, plane: planes[plane]}, exact=False)
 
 
+def delta_inputs(
+    shape: tuple[int, ...], channels: int, batch: int, device: torch.device, generator: torch.Generator | None = None,
+    per_key: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Returns q, k, v, decay and beta of one token a row: keys of norm 1, decays below 0, betas between 0 and 1.
+
+    So states stay bounded however often a step is repeated.
+
+    Args:
+        shape: Heads, keys and values of a state.
+        channels: Of the convolution; what values leave is for q and k.
+        batch: Rows.
+        device: Of the result.
+        generator: Of the values.
+        per_key: Whether there is a decay for each key channel.
+    """
+    heads, key, value = shape
+    key_heads = max(1, (channels - heads * value) // (2 * key))
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn((batch, TOKENS, *shape), generator=generator, device=device)
+
+    q, k = (torch.nn.functional.normalize(random(key_heads, key), dim=-1).bfloat16() for _ in range(2))
+    decay = -(random(heads, key) if per_key else random(heads)).abs()
+    return q, k, random(heads, value).bfloat16(), decay, random(heads).sigmoid()
+
+
 def _gated_delta(model: Model, batch: int, backend: Backend, generator: torch.Generator) -> Workload:
     layout = replace(model.layout, layers=1)
     planes = _planes(layout, 2 * batch, backend, generator, numbers=True)
-    heads, key, value = model.plane("ssm").shape
-    key_heads = max(1, (max(model.plane("conv").shape) - heads * value) // (2 * key))  # what channels leave for q and k
-    random = partial(_random, backend, generator)
-    normal = partial(torch.nn.functional.normalize, dim=-1)
-    q, k = (normal(random(batch, TOKENS, key_heads, key)).bfloat16() for _ in range(2))
-    v = random(batch, TOKENS, heads, value).bfloat16()
-    gates = (batch, TOKENS, heads, key) if model.rule == "kda" else (batch, TOKENS, heads)
-    decay, beta, out = -random(*gates).abs(), random(batch, TOKENS, heads).sigmoid(), torch.zeros_like(v)
-    rows = _rows(batch, backend, generator)
-    act = partial(backend.gated_delta_step, q, k, v, decay, beta, planes["ssm"][0], *rows, None, out)
-    return _step("gated delta", planes, "ssm", batch, (q, k, v, decay, beta), out, act)
+    shape, channels = model.plane("ssm").shape, max(model.plane("conv").shape)
+    inputs = delta_inputs(shape, channels, batch, backend.device, generator, model.rule == "kda")
+    out, rows = torch.zeros_like(inputs[2]), _rows(batch, backend, generator)
+    act = partial(backend.gated_delta_step, *inputs, planes["ssm"][0], *rows, None, out)
+    return _step("gated delta", planes, "ssm", batch, inputs, out, act)
 
 
 def _selective(model: Model, batch: int, backend: Backend, generator: torch.Generator) -> Workload:

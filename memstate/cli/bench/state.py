@@ -10,10 +10,9 @@ from importlib.util import find_spec
 from itertools import product
 
 import torch
-from torch import Tensor
 
 from memstate.cli.bench.task import Figure, Setting, Task
-from memstate.cli.workload import Model, make, model_of, toy_of
+from memstate.cli.workload import Model, delta_inputs, make, model_of, toy_of
 from memstate.kernels.tuned import CONFIGS
 
 MODELS = {"selective": "nemotron_h"}  # the others: DEFAULT
@@ -97,14 +96,9 @@ def fla_step(model: Model, batch: int, device: torch.device) -> Callable[[], obj
         return None
     from fla.ops.gated_delta_rule import fused_recurrent_gated_delta_rule  # type: ignore[import-untyped]
 
-    heads, key, value = model.plane("ssm").shape
-
-    def random(*shape: int) -> Tensor:
-        return torch.randn(shape, device=device)
-
-    q, k = (torch.nn.functional.normalize(random(batch, 1, heads, key), dim=-1).bfloat16() for _ in range(2))
-    v, beta = random(batch, 1, heads, value).bfloat16(), random(batch, 1, heads).sigmoid()
-    states, gate = random(batch, heads, key, value), -random(batch, 1, heads).abs()
+    heads, key, value = shape = model.plane("ssm").shape
+    q, k, v, gate, beta = delta_inputs(shape, heads * (2 * key + value), batch, device)
+    states = torch.randn(batch, *shape, device=device)
 
     def step() -> object:
         with torch.no_grad():

@@ -5,8 +5,8 @@ from typing import get_args
 
 from memstate.checks import INT32_MAX
 from memstate.cli import names
-from memstate.cli.commands.demo import DemoOptions
 from memstate.cli.demo.sizes import ModelSize
+from memstate.cli.demo_options import DemoOptions
 from memstate.errors import InvalidArgument
 from memstate.prefix.placement import placement_of
 from memstate.state.layout import Order

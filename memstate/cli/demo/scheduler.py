@@ -149,7 +149,8 @@ class Scheduler:
         for call in self.chance.calls_between():
             self.meter.between[call] += 1
             if call != "admit" or not self.config.sabotage:  # which reads slots that may have to wait
-                calls[call]()
+                act = calls[call]
+                act()
         self._between = False
 
     def _with_pages(self) -> list[tuple[Work, int]]:

@@ -277,9 +277,13 @@ def _step(
 
 
 def delta_inputs(
-    shape: tuple[int, ...], channels: int, batch: int, device: torch.device, generator: torch.Generator | None = None,
+    shape: tuple[int, ...],
+    channels: int,
+    batch: int,
+    device: torch.device,
+    generator: torch.Generator | None = None,
     per_key: bool = False,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Returns q, k, v, decay and beta of one token a row: keys of norm 1, decays below 0, betas between 0 and 1.
 
     So states stay bounded however often a step is repeated.

@@ -88,10 +88,10 @@ class _Pools:
                 mine.release(held.pop())
 
         def check() -> str:
-            ids = [allocator.claim(size) for allocator in self.allocators]
-            lowest = (self.free.nonzero().flatten()[:size] + 1).to(ids[0])
-            found = differing([("ids", *ids), ("lowest first", ids[0], lowest)]) or self.wrong()
-            for allocator, each in zip(self.allocators, ids, strict=True):
+            ours, other = (allocator.claim(size) for allocator in self.allocators)
+            lowest = (self.free.nonzero().flatten()[:size] + 1).to(ours)
+            found = differing([("ids", ours, other), ("lowest first", ours, lowest)]) or self.wrong()
+            for allocator, each in zip(self.allocators, (ours, other), strict=True):
                 allocator.release(each)
                 allocator.check()
             return found or self.wrong()

@@ -79,7 +79,7 @@ def _tiers(size: int) -> dict[str, Any]:
     return _cache(size) | {"tiers": Tiers("bench", host_slots=4 * size, store=Sink())}
 
 
-LONG = {"prompt": 2 * EVERY, "every": 2 * EVERY, "prefill": True}
+LONG: dict[str, Any] = {"prompt": 2 * EVERY, "every": 2 * EVERY, "prefill": True}
 FORMS = {
     "": Form(_nothing, True),
     "prefill": Form(_nothing, True, **LONG),

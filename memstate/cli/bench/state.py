@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib.util import find_spec
 from itertools import product
+from typing import Any
 
 import torch
 
@@ -35,9 +36,7 @@ def peak_bytes(device: torch.device) -> float | None:
     return EDGES * hertz * bits / BITS_A_BYTE or None
 
 
-def kernel_task(
-    setting: Setting, kernel: str, model: Model, batch: int, case: str, graph: bool = False
-) -> Task:  # fmt: skip
+def kernel_task(setting: Setting, kernel: str, model: Model, batch: int, case: str, graph: bool = False) -> Task:
     """Returns the task of one kernel: a check of every operation, and of torch's indexing where it does the same.
 
     Args:
@@ -69,11 +68,7 @@ def kernel_task(
         if kernel == "gated_delta" and (fla := fla_step(model, batch, setting.device)):
             peers["gated delta"] = ("fla", fla)
         for op, act in workload.acts.items():
-            beside = {
-                "peer": peers.get(op),
-                "moved": workload.nbytes[op],
-                "zeros": op == "zero",
-            }
+            beside: dict[str, Any] = {"peer": peers.get(op), "moved": workload.nbytes[op], "zeros": op == "zero"}
             found += setting.alone(op, case, act, **beside)
             if peak is not None:
                 rate = next(figure for figure in found[::-1] if figure.unit == "bytes/s").value

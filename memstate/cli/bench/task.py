@@ -136,9 +136,15 @@ class Setting:
         return self._timed(op, case, self.clock.in_graph(act), self.clock.in_graph, **beside)
 
     def _timed(
-        self, op: str, case: str, seconds: float, clock: Callable[[Act], float], peer: tuple[str, Act] | None = None,
-        moved: int = 0, zeros: bool = False,
-    ) -> list[Figure]:  # fmt: skip
+        self,
+        op: str,
+        case: str,
+        seconds: float,
+        clock: Callable[[Act], float],
+        peer: tuple[str, Act] | None = None,
+        moved: int = 0,
+        zeros: bool = False,
+    ) -> list[Figure]:
         """Returns a device time beside that of a peer's call, and a rate beside that of a plain copy.
 
         Args:

@@ -76,7 +76,12 @@ def seconds(act: Act, device: torch.device) -> float:
     """
     if device.type == "cpu":
         return cpu_seconds(act, device)
-    return host_seconds(lambda: (act(), torch.cuda.synchronize(device)), device)
+
+    def until_done() -> None:
+        act()
+        torch.cuda.synchronize(device)
+
+    return host_seconds(until_done, device)
 
 
 def paired(ours: Act, other: Act, turns: int, device: torch.device) -> tuple[list[float], list[float]]:

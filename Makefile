@@ -43,7 +43,7 @@ PEERS_ENV := MAMBA_FORCE_BUILD=TRUE MAMBA_SKIP_CUDA_BUILD=TRUE CAUSAL_CONV1D_FOR
 # What tests and linters need besides. Mooncake goes last and may fail: not every platform has it, and it links to libraries that
 # only a system's packages bring.
 $(TOOLS): $(RUN)
-	$(BIN)/python -m pip install $(PIP_ARGS) -c constraints.txt -e ".[cli,test,dev,docs]"
+	$(BIN)/python -m pip install $(PIP_ARGS) -c constraints.txt -e ".[cli,test,proof,dev,docs]"
 	@$(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt -e ".[mooncake]" || true
 	@error=$$($(BIN)/python -c "import mooncake.store" 2>&1) || \
 		echo "Mooncake cannot be used here, its tests are skipped: $$(echo "$$error" | tail -n 1)"

@@ -112,12 +112,12 @@ def test_a_graph_holds_a_whole_step(cuda: FakeCuda, monkeypatch: pytest.MonkeyPa
         "ms": ms, "torch": torch, "mem": mem, "rows": rows, "sizes": (1, 2), "graphs": {},
         "forward": launching("forward", forward),
     }  # fmt: skip
-    block = part("docs/guide.md", "ms.warm_up(")
+    block = part("docs/guide.md", "ms.warm_up(mem)  # compiles")
     exec(block, names)
     for _ in range(2):
         exec(block[block.index("step = mem.plan") :], names)
     assert [len(graph.launches) for graph in names["graphs"].values()] == [4, 4]
-    snapshots = mem.release(rows, publish=[2, 2])
+    snapshots = mem.end(rows, keep="handle", lengths=[2, 2])
     (row,) = mem.admit([ms.Request("c", resume=snapshots[0])])
     step = mem.plan([row])
     assert mem.planes["ssm"][0][step.read.long()].unique().tolist() == [2.0]
@@ -141,7 +141,7 @@ def test_a_forward_on_another_stream_lies_between_two_plans(cuda: FakeCuda) -> N
 
 def test_placements_and_chunks() -> None:
     names: dict[str, Any] = {"ms": ms}
-    exec(part("docs/prefill.md", "class Halves(ms.Placement):"), names)
+    exec(part("docs/prefill.md", "from memstate.prefix.placement import Placement"), names)
     mem = manager(pages=ms.Pages(size=4), prefix=ms.Prefix(placement=names["Halves"]()))
     names |= {"mem": mem, "row": mem.admit([ms.Request("r", tokens=range(32))])[0], "budget": 30}
     exec(part("docs/prefill.md", "tokens = mem.chunk(row, budget)"), names)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.sources import ROOT
+from tests.support.sources import sources as modules
 
 pytest.importorskip("mkdocs", reason="the extra `docs` is not installed")
 
@@ -63,6 +64,7 @@ def test_site(tmp_path: Path) -> None:
     sources = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
     assert len(sources) >= 20
     assert [found for source in sources for found in differences(source, pages[at(source, tmp_path)])] == []
+    assert list(unmapped(pages[tmp_path / "docs" / "map" / "index.html"].content)) == []
 
 
 def there(link: str, page: Path) -> bool:
@@ -119,6 +121,20 @@ def differences(source: Path, page: Page) -> Iterator[str]:
     if ours != theirs:
         first = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), 0)
         yield f"{source.name}: {ours[first - 20 : first + 60]!r} instead of {theirs[first - 20 : first + 60]!r}"
+
+
+def unmapped(content: str) -> Iterator[str]:
+    """Modules that are not on the map with the first words of their docstrings."""
+    for path, tree in (*modules("kernels").items(), *modules("memstate").items()):
+        first = re.split(r"[.?:]\s", f"{ast.get_docstring(tree)}\n")[0]
+        said = re.sub(r"[\s`*]", "", first)[:20]
+        if f"{path.name}:{said}" not in content and (path.name != "__init__.py" or said not in content):
+            yield str(path)
+
+
+def test_a_module_that_is_not_on_the_map_is_found() -> None:
+    missing = list(unmapped("warps.py:Howmanywarpsaprogramgets"))
+    assert "kernels/warps.py" not in missing and "kernels/conv.py" in missing
 
 
 def test_a_name_that_is_nowhere_is_found() -> None:

@@ -30,6 +30,7 @@ from memstate.cli.bench import (
 from memstate.cli.bench.task import Setting, Task
 from memstate.cli.bench.tiers_turns import KIB, MIB, Side, rates
 from memstate.state import presets
+from memstate.state.sharding import Part
 from memstate.tiers import FileStore, HandOver
 from memstate.tiers import Outcome as Became
 from memstate.tiers.host.packing import Packing, in_records
@@ -288,7 +289,7 @@ def test_the_page_hands_over_what_another_split_wrote(tmp_path: Path, monkeypatc
     monkeypatch.chdir(tmp_path)
     prompt = list(range(9))
     found: dict[str, Any] = {"ms": memstate, "torch": torch, "FileStore": FileStore, "HandOver": HandOver}
-    found["prompt"] = prompt
+    found |= {"Part": Part, "prompt": prompt}
     exec(block, found)
     assert found["length"] == 0  # nobody has written
     form = found["whole"].shard(4)

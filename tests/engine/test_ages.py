@@ -51,7 +51,7 @@ def admit(mem: ms.StateManager, name: str, **more: Any) -> ms.Row:
 
 
 def step(mem: ms.StateManager, row: ms.Row, tokens: int = 1) -> None:
-    mem.extend([row], [mem.length(row) + tokens])
+    mem.extend([row], [mem.info(row).length + tokens])
     mem.settle(mem.plan([row], tokens))
 
 
@@ -69,10 +69,10 @@ def test_a_request_is_as_old_as_its_admission(mem: ms.StateManager, clock: Clock
     clock.now += 5
     assert {name: age for name, (age, _) in ages(mem).items()} == {"a": 65, "b": 5, "c": 5}
     assert mem.stats().oldest_row == 65
-    mem.release([first])
+    mem.end([first])
     assert mem.stats().oldest_row == 5
-    mem.abort([fork, *mem.admit([ms.Request("d")])])
-    mem.reset()
+    mem.end([fork, *mem.admit([ms.Request("d")])])
+    mem.recover(keep=False)
     assert mem.stats().oldest_row == mem.stats().idlest_row == 0
 
 
@@ -89,7 +89,7 @@ def test_a_request_is_idle_while_its_length_stays(mem: ms.StateManager, clock: C
     step(mem, still)
     clock.now += 2
     assert ages(mem)["still"] == (32, 0)
-    mem.release([still])
+    mem.end([still])
     admit(mem, "again")  # in the same row
     clock.now += 7
     assert ages(mem)["again"] == (7, 0)
@@ -99,14 +99,14 @@ def test_a_step_does_not_look_at_the_clock_and_an_admission_looks_once(mem: ms.S
     rows = mem.admit([ms.Request("a", tokens=[1]), ms.Request("b", tokens=[2])])
     assert clock.looks == 1
     for _ in range(20):
-        mem.extend(rows, [mem.length(row) + 1 for row in rows])
+        mem.extend(rows, [mem.info(row).length + 1 for row in rows])
         mem.settle(mem.plan(rows))
-    mem.release(rows)
+    mem.end(rows)
     assert clock.looks == 1
 
 
 def test_sessions_are_as_old_and_idle_as_they_say(mem: ms.StateManager, clock: Clock) -> None:
-    one, two = (mem.open_session(name) for name in ("one", "two"))
+    one, two = (mem.sessions.open(name) for name in ("one", "two"))
     clock.now += 100
     row = admit(mem, "turn", session=one)
     step(mem, row, 5)
@@ -114,28 +114,28 @@ def test_sessions_are_as_old_and_idle_as_they_say(mem: ms.StateManager, clock: C
     found = {each["id"]: (each["age"], each["idle"]) for each in mem.inspect().sessions}
     assert found == {"one": (110, 0), "two": (110, 110)}
     assert (mem.stats().oldest_session, mem.stats().idlest_session) == (110, 110)
-    mem.close_session(two)
+    mem.sessions.close(two)
     assert (mem.stats().oldest_session, mem.stats().idlest_session) == (110, 0)
-    mem.release([row], tokens=[[1, 2, 3, 4, 5]])
+    mem.end([row], keep="cache", tokens=[[1, 2, 3, 4, 5]])
     clock.now += 3
     assert (mem.stats().oldest_session, mem.stats().idlest_session) == (113, 3)
-    three = mem.open_session("three")
+    three = mem.sessions.open("three")
     row = admit(mem, "last", session=one)
     clock.now += 1
     assert mem.stats().idlest_session == 1
-    mem.close_session(one)  # at the end of its turn
-    mem.abort([row])
-    mem.close_session(three)
+    mem.sessions.close(one)  # at the end of its turn
+    mem.end([row])
+    mem.sessions.close(three)
     assert (mem.stats().oldest_session, mem.stats().idlest_session) == (0, 0)
     assert not mem.audit().faults
 
 
 def test_recovered_sessions_keep_their_ages(mem: ms.StateManager, clock: Clock) -> None:
-    one, _ = (mem.open_session(name) for name in ("one", "two"))
+    one, _ = (mem.sessions.open(name) for name in ("one", "two"))
     clock.now += 10
     admit(mem, "turn", session=one)
     clock.now += 10
-    with pytest.raises(ZeroDivisionError), mem._guard.changing("plan"):
+    with pytest.raises(ZeroDivisionError), mem._parts.guard.changing("plan"):
         raise ZeroDivisionError
     mem.recover()
     assert (mem.stats().oldest_session, mem.stats().idlest_session) == (20, 20)
@@ -144,7 +144,7 @@ def test_recovered_sessions_keep_their_ages(mem: ms.StateManager, clock: Clock) 
 
 
 def test_a_session_that_is_noted_wrongly_is_a_fault(mem: ms.StateManager) -> None:
-    mem.open_session("one")
+    mem.sessions.open("one")
     owners.sessions(mem).idling.clear()
     assert any("no turn" in fault for fault in mem.audit().faults)
 
@@ -154,7 +154,7 @@ def test_the_ages_are_metrics_and_in_the_terminal(mem: ms.StateManager, clock: C
     from rich.console import Console
 
     step(mem, admit(mem, "a"), 5)
-    mem.open_session("s")
+    mem.sessions.open("s")
     registry = CollectorRegistry()
     registry.register(metrics.collector(mem))
     clock.now += 7200
@@ -179,7 +179,7 @@ def saved(mem: ms.StateManager, path: Path, change: Callable[[dict[str, Any]], o
 def test_files_of_earlier_versions_are_read(mem: ms.StateManager, clock: Clock, tmp_path: Path) -> None:
     """They have no ages."""
     step(mem, admit(mem, "a"), 5)
-    mem.open_session("s")
+    mem.sessions.open("s")
     clock.now += 2.5
     new = Inspection.load(saved(mem, tmp_path / "new.json", lambda content: None))
     assert (new.rows[0]["age"], new.sessions[0]["idle"], new.stats["oldest_row"]) == (2.5, 2.5, 2.5)

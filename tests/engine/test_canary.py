@@ -54,7 +54,7 @@ def forward(mem: ms.StateManager, step: Any, forgets: Skipped | None = None, mar
             for vector, slots in vectors:
                 if not (forgets and forgets(vector, name, layer)):
                     plane[slots.clamp(min=0)] = new
-            count, entries, _, slots = mem.marks
+            count, entries, _, slots = mem.device.marks
             if marks and not (forgets and forgets("mark", name, layer)):
                 plane[slots[: int(count)].long()] = new[entries[: int(count)].long()]
 
@@ -69,7 +69,7 @@ def resumed(mem: ms.StateManager) -> list[ms.Row]:
     step = mem.plan([row], I)
     forward(mem, step)
     mem.settle(step)
-    (snapshot,) = mem.release([row], publish=True)
+    (snapshot,) = mem.end([row], keep="handle")
     return list(mem.admit([ms.Request(name, resume=snapshot) for name in "ab"]))
 
 
@@ -92,7 +92,7 @@ def test_a_forgotten_write_is_named(backend: Backend, name: str, plane: str) -> 
         mem.settle(step)
     assert named(error, "write", plane, layer) and error.value.places == 2
     assert error.value.rows == [row.index for row in rows] and error.value.step == step.serial
-    mem.abort(rows)  # the manager goes on, and says it once
+    mem.end(rows)  # the manager goes on, and says it once
     mem.settle(step)
     scan(mem)
 
@@ -127,7 +127,7 @@ def test_a_forgotten_snapshot_is_named(backend: Backend, name: str, plane: str) 
     with pytest.raises(ms.ForwardFault, match=r"at step\.snapshot, too") as error:
         mem.submit(step)
     assert named(error, "snapshot", plane, 2) and error.value.row == b.index
-    mem.abort([a, b])
+    mem.end([a, b])
     mem.submit(step)
     mem.settle(step)
     scan(mem)
@@ -145,7 +145,7 @@ def test_a_forgotten_mark_is_named(backend: Backend, name: str, plane: str) -> N
     with pytest.raises(ms.ForwardFault, match=r"marks=step\.marks") as error:
         mem.settle(step)
     assert named(error, "mark", plane, 1) and error.value.row == rows[1].index and error.value.places == 3
-    mem.abort(rows)
+    mem.end(rows)
     mem.settle(step)
     scan(mem)
 
@@ -190,10 +190,10 @@ def test_a_forward_that_stores_everything_passes(backend: Backend, name: str, or
     marked = moved = 0
     for t in range(6 * I):
         if t == 2 * I:
-            mem.release(rows[:1], tokens=[text[: mem.length(rows[0])]])
+            mem.end(rows[:1], keep="cache", tokens=[text[: mem.info(rows[0]).length]])
             rows[0] = mem.admit([ms.Request("again", tokens=text)])[0]
-            assert mem.length(rows[0]) > 0
-        ahead = mem.plan([rows[0], None, rows[1]], [3 if mem.length(rows[0]) < len(text) - 2 else 1, 1, 1])
+            assert mem.info(rows[0]).length > 0
+        ahead = mem.plan([rows[0], None, rows[1]], [3 if mem.info(rows[0]).length < len(text) - 2 else 1, 1, 1])
         at = [slot > 0 for slot in ahead.write.tolist()]
         assert at == [True, False, True]
         for block, was in zip(mem.planes.plane_map.blocks, null, strict=True):
@@ -225,7 +225,7 @@ def test_an_in_place_kernel_under_redirect_is_named(backend: Backend, slot: str)
     with pytest.raises(ms.ForwardFault, match=r"Forward\(in_place=True\)") as error:
         mem.settle(step)
     assert named(error, slot, "ssm", 0) and error.value.places == 8 * (1 + (slot == "read"))  # then `write` lacks them
-    mem.abort(rows)
+    mem.end(rows)
     mem.settle(step)
 
 
@@ -255,7 +255,7 @@ def test_a_snapshot_that_the_forward_changes_is_named(backend: Backend) -> None:
     with pytest.raises(ms.ForwardFault, match=r"store at step\.write, not at step\.read") as error:
         mem.settle(step)
     assert named(error, "read", "bytes", 2) and error.value.places == 2  # both rows read it
-    mem.abort(rows)
+    mem.end(rows)
     mem.settle(step)
 
 
@@ -272,9 +272,9 @@ def test_a_speculative_step_that_stores_in_a_slot_is_named(backend: Backend) -> 
     with pytest.raises(ms.ForwardFault, match="stores in its windows alone") as error:
         mem.accept(step, [1, 0, 1], windows)
     assert named(error, "read", "ssm", 1) and error.value.rows == [rows[1].index]
-    before = mem.length(rows[0])
+    before = mem.info(rows[0]).length
     mem.accept(step, [1, 0, 0], windows)
-    assert mem.length(rows[0]) == before + 1
+    assert mem.info(rows[0]).length == before + 1
     scan(mem)
 
 
@@ -304,11 +304,11 @@ def test_a_replayed_step_is_looked_at(backend: Backend, name: str) -> None:
         mem.settle(mem.plan(rows, replay=replay))
     forgotten.append(("write" if name == "redirect" else "snapshot", "conv", 1))
     step = mem.plan(rows, replay=replay)
-    assert mem.length(rows[0]) == step.after[0]
+    assert mem.info(rows[0]).length == step.after[0]
     with pytest.raises(ms.ForwardFault) as error:
         mem.settle(step)
     assert named(error, *forgotten[0]) and error.value.step == step.serial
-    mem.abort(rows)
+    mem.end(rows)
     mem.settle(step)
     mem.settle(mem.plan([None, None], replay=replay))
     scan(mem)
@@ -356,7 +356,7 @@ def test_bytes_that_may_come_during_the_forward_are_not_looked_at(backend: Backe
             mem.settle(step)
         if error is not None:
             assert named(error, "write", "ssm", 0) and error.value.places == 2
-        mem.abort(rows)
+        mem.end(rows)
 
 
 @every_strategy
@@ -410,7 +410,7 @@ def test_a_row_that_ended_before_its_forward_is_nobody_s(backend: Backend) -> No
     mem = manager(backend, ms.Redirect(I))
     rows = resumed(mem)
     step = mem.plan(rows)
-    mem.abort(rows)
+    mem.end(rows)
     mem.settle(step)
     scan(mem)
 
@@ -421,7 +421,7 @@ def test_a_cancelled_step_has_no_forward(backend: Backend) -> None:
     mem.cancel(mem.plan(rows))
     rows = resumed(mem)
     mem.plan(rows)
-    mem.reset()
+    mem.recover(keep=False)
     mem.settle(mem.plan([None]))
     rows = resumed(mem)
     mem.plan(rows, replay=lambda: mem.launch(2))  # without a forward
@@ -435,7 +435,7 @@ def test_a_snapshot_published_in_the_gap_is_looked_at(backend: Backend) -> None:
     mem = manager(backend, ms.PingPong(I), overlap=False)
     rows = mem.admit([ms.Request("a")])
     step = mem.plan(rows, I)
-    (snapshot,) = mem.release(rows, publish=True)
+    (snapshot,) = mem.end(rows, keep="handle")
     forward(mem, step, forgetting("snapshot", "ssm", 0))
     with pytest.raises(ms.ForwardFault) as error:
         mem.settle(step)

@@ -46,11 +46,11 @@ def storages(root: object, kind: str) -> dict[int, int]:
     return found
 
 
-def built(plan: ms.Capacity, split: ms.Split, **more: Any) -> ms.StateManager:
+def built(plan: ms.engine.capacity.Capacity, split: ms.engine.planner.Split, **more: Any) -> ms.StateManager:
     return ms.StateManager(plan.layout, **split.settings(), backend="reference", device="meta", **more)
 
 
-def kv_bytes(plan: ms.Capacity, split: ms.Split) -> int:
+def kv_bytes(plan: ms.engine.capacity.Capacity, split: ms.engine.planner.Split) -> int:
     if plan.kv is None:
         return 0
     return sum(torch.empty(size, dtype=torch.uint8, device="meta").nbytes for size in plan.kv.arena_bytes(split.pages))
@@ -59,7 +59,7 @@ def kv_bytes(plan: ms.Capacity, split: ms.Split) -> int:
 COARSE: dict[str, Any] = {"context": 16384, "every": 8192, "page_size": 8192}  # few pages, so that lists are short
 
 
-def require_exact(plan: ms.Capacity, strategy: str) -> None:
+def require_exact(plan: ms.engine.capacity.Capacity, strategy: str) -> None:
     """Builds the manager of a split, and compares its tensors with the plan."""
     split = plan.of(strategy)
     assert split is not None and type(split.tracking) is STRATEGIES[strategy] and split.requests == plan.concurrency
@@ -165,7 +165,7 @@ def test_C3_slots_of_a_request_are_those_that_a_manager_gives_it(overlap: bool) 
             PLAIN, slots=8, max_requests=2, tracking=one.tracking, pages=ms.Pages(size=8), overlap=overlap
         )
         (row,) = mem.admit([ms.Request("a")])
-        assert one.slots_per_request == mem.slots_held(row)
+        assert one.slots_per_request == mem.info(row).slots
         assert one.most_slots_per_request == one.tracking.most_slots(overlap)
     assert [one.slots_per_request for one in plan.residency] == [1, 3 if overlap else 2, 2, 1]
 
@@ -180,7 +180,7 @@ def test_C3_a_prompt_keeps_as_many_marks_as_planned() -> None:
     )  # fmt: skip
     (row,) = mem.admit([ms.Request("a", tokens=list(range(44)))])
     mem.settle(mem.plan([row], [44]))
-    held = mem.slots_held(row)
+    held = mem.info(row).slots
     assert plan.of("redirect").slots - plan.of("redirect").cached_states == plan.concurrency + plan.marks
     assert held <= 1 + plan.marks
     two = ms.capacity(
@@ -299,7 +299,7 @@ def test_C6_what_cannot_be_planned_is_refused_with_the_numbers(case: str) -> Non
 
 
 def test_C6_the_bytes_that_an_error_asks_for_are_enough_and_no_byte_too_many() -> None:
-    def plan(memory: int) -> ms.Capacity:
+    def plan(memory: int) -> ms.engine.capacity.Capacity:
         return ms.capacity("qwen3_next", memory, context="32k", concurrency=3)
 
     with pytest.raises(ms.ConfigurationError) as refused:

@@ -55,9 +55,9 @@ def test_any_mix_is_one_upload_and_two_launches(backend: Backend, tracking, n: i
     mem = manager(backend, tracking, n)
     rows = running(mem, n)
     snapshots = mem.publish(rows[: n // 4])
-    snapshots += mem.release(rows[n // 4 : n // 2], publish=True)
-    mem.abort(rows[n // 2 : 3 * n // 4])
-    snapshots += mem.retract(rows[3 * n // 4 :])
+    snapshots += mem.end(rows[n // 4 : n // 2], keep="handle")
+    mem.end(rows[n // 2 : 3 * n // 4])
+    snapshots += mem.end(rows[3 * n // 4 :], keep="handle")
     kept = [snapshot for snapshot in snapshots if snapshot]
     more = mem.admit([Request(f"new {i}", length=12, snapshot_at=[8]) for i in range(n - n // 4)])
     mem.admit([Request("back", length=12, resume=kept[-1])] if kept else [Request("fresh")])
@@ -67,7 +67,7 @@ def test_any_mix_is_one_upload_and_two_launches(backend: Backend, tracking, n: i
     mem.submit()
     assert cost(mem) == (1, {"ownership": 1, "run_data": 1}, 0)  # nothing left
     scan(mem)
-    mem.check()
+    mem.device.check()
 
 
 @pytest.mark.parametrize("n", [1, 32])
@@ -75,9 +75,9 @@ def test_any_mix_is_one_upload_and_two_launches(backend: Backend, tracking, n: i
 def test_the_batch_of_the_next_plan_travels_along(backend: Backend, tracking, n: int) -> None:  # type: ignore[no-untyped-def]
     mem = manager(backend, tracking, n)
     rows = running(mem, n)
-    mem.release(rows[: n // 2], publish=True)
+    mem.end(rows[: n // 2], keep="handle")
     more = mem.admit([Request(f"new {i}", length=4) for i in range(n)])
-    mem.plan([*rows[n // 2 :], *more][: mem._log.max_batch], 1)
+    mem.plan([*rows[n // 2 :], *more][: mem._parts.log.max_batch], 1)
     assert cost(mem) == (1, {"ownership": 1, "run_data": 1, "plan": 1}, 0)
 
 
@@ -86,7 +86,7 @@ def test_hits_cost_the_same_for_one_and_for_many(backend: Backend, direct: bool)
     seen = []
     for n in (1, 32):
         mem = manager(backend, Redirect(every=4), n, direct_hits=direct)
-        snapshots = mem.release(running(mem, n), publish=True)
+        snapshots = mem.end(running(mem, n), keep="handle")
         assert None not in snapshots
         rows = mem.admit([Request(i, length=8, resume=snapshot) for i, snapshot in enumerate(snapshots)])
         step = mem.plan(rows, 1)
@@ -99,13 +99,13 @@ def test_hits_cost_the_same_for_one_and_for_many(backend: Backend, direct: bool)
 def test_a_copy_that_is_submitted_orders_nothing_any_more(backend: Backend) -> None:
     """Dropping the source of a copy splits the buffer that holds the copy, and no later one."""
     mem = manager(backend, Redirect(every=4), 2, direct_hits=False)
-    snapshots = mem.release(running(mem, 2), publish=True)
+    snapshots = mem.end(running(mem, 2), keep="handle")
     rows = mem.admit([Request(i, length=8, resume=snapshot) for i, snapshot in enumerate(snapshots)])
     mem.submit()
     mem.backend.counts.reset()
     mem.admit([Request("new", length=4)])
     mem.drop([snapshot for snapshot in snapshots if snapshot])
-    mem.abort(rows)
+    mem.end(rows)
     mem.submit()
     assert cost(mem) == (1, {"ownership": 1, "run_data": 1}, 0)
     scan(mem)
@@ -128,7 +128,7 @@ def test_a_decode_step_is_one_plan_and_a_settle_launches_nothing(backend: Backen
         assert uploads == (at == 0 or pending)  # the same batch as before is on the device already
         if step is None:
             break
-        mem.extend(rows, [mem.length(row) + 4 for row in rows])
+        mem.extend(rows, [mem.info(row).length + 4 for row in rows])
         mem.submit()
         mem.backend.counts.reset()
         mem.settle(step, [at == 7, False, False, False, False])
@@ -146,9 +146,9 @@ def test_B4_nothing_to_do_costs_nothing(backend: Backend) -> None:
     mem.submit()
     mem.backend.counts.reset()
     assert mem.publish(rows) == [None, None]
-    assert mem.publish([]) == mem.release([]) == mem.retract([]) == []
+    assert mem.publish([]) == mem.end([]) == mem.end([], keep="handle") == []
     assert tuple(mem.admit([])) == ()
-    mem.abort([])
+    mem.end([])
     mem.drop([])
     mem.extend(rows, [4, 4])  # pages that they have
     mem.extend([], [])
@@ -162,13 +162,13 @@ def test_conflicts_are_counted_as_packets_and_others_cost_none(backend: Backend)
     rows = mem.admit([Request("a", length=8), Request("b", length=8)])
     mem.settle(mem.plan(rows))
     packets, uploads = mem.stats().packets, counts.uploads
-    mem.release(rows[:1])
+    mem.end(rows[:1])
     mem.admit([Request("c")])
     mem.settle(mem.plan(rows[1:]))
     assert (mem.stats().packets - packets, counts.uploads - uploads) == (1, 1)
     for _ in range(3):  # a row taken and given up again: a claim in front of a release of the same register
         (row,) = mem.admit([Request("d")])
-        mem.release([row])
+        mem.end([row])
     before = mem.stats().packets, counts.uploads, counts.total_launches
     assert before[0] - packets == 1, "recording has sent something"
     mem.settle(mem.plan(rows[1:]))
@@ -180,12 +180,12 @@ def busy(mem: ms.StateManager) -> None:
     """Everything a decode loop does, with hits, snapshots, retraction, a cancelled step and slots in hand."""
     rows = mem.admit([Request(i, length=8) for i in range(4)])
     for tokens in (4, 1, 1, 1, 1, 1):
-        mem.extend(rows, [mem.length(row) + 4 for row in rows])
+        mem.extend(rows, [mem.info(row).length + 4 for row in rows])
         mem.settle(mem.plan([*rows, None], tokens))
     published = [snapshot for snapshot in mem.publish(rows) if snapshot]
     step = mem.plan([*rows, None], 1)
     mem.settle(step, [True, False, False, False, False])
-    kept = [s for s in mem.retract(rows[:2]) if s] + published
+    kept = [s for s in mem.end(rows[:2], keep="handle") if s] + published
     again = mem.admit([Request("again", length=12, resume=kept[0]), Request("new", length=4)] if kept else [])
     mem.cancel(mem.plan([*again, *rows[2:]], 1))
     mem.drop(kept)
@@ -210,7 +210,7 @@ def test_counted_launches_are_the_launches(backend: Backend, tracking, monkeypat
 def test_nothing_but_launches_and_uploads_reaches_the_device(backend: Backend, tracking) -> None:  # type: ignore[no-untyped-def]
     mem = manager(backend, tracking, 4)
     busy(mem)  # what is made once is made
-    mem.reset()
+    mem.recover(keep=False)
     mem.submit()
     watch = Watch()
     watch.let_pass(mem)

@@ -65,10 +65,10 @@ def test_B39_a_manager_in_an_arena_touches_its_planes_only(backend: Backend, nam
             running += loop.admit()
         loop.advance([*running, None])
         for row in running:
-            assert loop.holds(loop.slot(row), row, loop.mem.length(row))
+            assert loop.holds(loop.slot(row), row, loop.mem.info(row).length)
         if rng.random() < 0.3:
             row = running.pop()
-            for snapshot in loop.mem.release([row], publish=True):
+            for snapshot in loop.mem.end([row], keep="handle"):
                 if snapshot:
                     assert loop.holds(loop.node(snapshot), row, snapshot.length)
                     loop.mem.drop([snapshot])
@@ -91,7 +91,7 @@ def test_tensors_of_single_layers_serve_as_well(backend: Backend) -> None:
     snapshots = mem.publish(rows)
     for snapshot in snapshots:
         assert snapshot and snapshot.length == I
-        (slot,) = mem.read_slots([snapshot]).wait().tolist()
+        (slot,) = mem.device.read_slots([snapshot]).wait().tolist()
         for layers in mem.planes.values():
             assert [set(plane[slot].tolist()) for plane in layers] == [{I}, {10 + I}]
     arena.check()
@@ -113,32 +113,32 @@ def test_sleep_keeps_who_owns_what_and_the_bytes(backend: Backend, name: str) ->
     loop.advance(rows, I + 1)
     kept = [snapshot for snapshot in loop.mem.publish(rows) if snapshot]
     loop.mem.submit()
-    before, infos = scan(loop.mem), loop.mem.buffer_infos()
-    loop.mem.sleep()
+    before, infos = scan(loop.mem), loop.mem.device.buffer_infos()
+    loop.mem.device.sleep()
     assert all(arena.untyped_storage().nbytes() == 0 for arena in loop.mem.planes.arenas)
     stats = loop.mem.stats()
     for call in (
         lambda: loop.mem.plan(rows),
         lambda: loop.mem.admit([ms.Request("c")]),
-        lambda: loop.mem.abort(rows),
+        lambda: loop.mem.end(rows),
         lambda: loop.mem.drop(kept),
-        lambda: loop.mem.read_slots(rows),
+        lambda: loop.mem.device.read_slots(rows),
         lambda: loop.mem.fork(rows[0], ["c"]),
         loop.mem.submit,
         loop.mem.sleep,
         loop.mem.scrub_null,
-        loop.mem.reset,
+        lambda: loop.mem.recover(keep=False),
         loop.mem.audit,
     ):
         with pytest.raises(ms.Asleep, match="wake"):
             call()
     assert loop.mem.stats() == stats
-    loop.mem.wake()
+    loop.mem.device.wake()
     with pytest.raises(ms.InvalidArgument):
-        loop.mem.wake()
+        loop.mem.device.wake()
     after = scan(loop.mem)
     assert (after.free, after.slots, after.labels) == (before.free, before.slots, before.labels)
-    assert [replace(i, address=0) for i in infos] == [replace(i, address=0) for i in loop.mem.buffer_infos()]
+    assert [replace(i, address=0) for i in infos] == [replace(i, address=0) for i in loop.mem.device.buffer_infos()]
     for row in rows:
         assert loop.holds(loop.slot(row), row, I + 1)
     loop.advance(rows, I)
@@ -151,11 +151,11 @@ def test_sleep_that_would_lose_a_state_is_refused(backend: Backend) -> None:
     (row,) = loop.admit()
     loop.advance([row], 2)
     with pytest.raises(ms.InvalidArgument, match="1 slots are held"):
-        loop.mem.sleep(keep=False)
+        loop.mem.device.sleep(keep=False)
     assert loop.holds(loop.slot(row), row, 2)
-    loop.mem.abort([row])
-    loop.mem.sleep(keep=False)
-    loop.mem.wake()
+    loop.mem.end([row])
+    loop.mem.device.sleep(keep=False)
+    loop.mem.device.wake()
     loop.planes.poison(range(1, 17))
     (row,) = loop.admit()
     loop.advance([row], 2)

@@ -154,7 +154,7 @@ class Twins:
         for mem, rows in zip(self.managers, self.rows, strict=True):
             ended, (rows[i],) = rows[i], mem.admit([ms.Request(("new", name))])
             mem.submit()  # or the slot that is released would be the one that is claimed
-            mem.abort([ended])
+            mem.end([ended])
 
     def plan(self, padding: bool) -> list[ms.Step]:
         """A step of the same batch for both, in a new order and with gaps; or of padding alone."""
@@ -164,7 +164,7 @@ class Twins:
         steps = []
         for mem, rows, flying in zip(self.managers, self.rows, self.flying, strict=True):
             batch = [None if i is None else rows[i] for i in chosen]
-            room = [mem.next_boundary(row) - mem.length(row) if row else 0 for row in batch]
+            room = [mem.info(row).next_boundary - mem.info(row).length if row else 0 for row in batch]
             tokens = [min(pair) for pair in zip(room, most, strict=True)]
             if mem is self.replayed.mem:
                 steps.append(self.replayed.plan(batch, tokens))
@@ -239,7 +239,7 @@ def test_replays_have_the_bits_of_eager_forwards(
     assert compiled() == versions
     for manager in twins.managers:
         manager.audit().raise_if_leaking()
-        manager.check()
+        manager.device.check()
 
 
 def test_one_manager_replays_graphs_of_every_batch_size(backend: Backend, generator: torch.Generator) -> None:
@@ -276,7 +276,7 @@ def test_captures_and_other_streams_are_refused(backend: Backend, generator: tor
     with torch.cuda.stream(side):
         with pytest.raises(ms.InvalidArgument, match=r"call use_stream\("):
             mem.settle(step)
-        mem.use_stream(side)
+        mem.device.use_stream(side)
         mem.settle(step)
         mem.audit().raise_if_leaking()
 
@@ -292,6 +292,6 @@ def test_states_of_a_device_that_is_not_current(tracking: ms.Tracking) -> None:
         for plane in mem.planes.values():
             plane[:, step.write] = plane[:, step.read] + 1
         mem.settle(step)
-    assert len(set(mem.read_slots(rows).wait().tolist())) == 2
+    assert len(set(mem.device.read_slots(rows).wait().tolist())) == 2
     mem.audit().raise_if_leaking()
-    mem.check()
+    mem.device.check()

@@ -40,7 +40,7 @@ def test_close_in_debug_mode_finds_leaks_after_it_has_closed(made: Callable[...,
     mem.pool.release(ids)
     mem.close()
     mem.settle(mem.plan([row]))  # requests continue
-    mem.release([row])
+    mem.end([row])
     mem.close()
 
 
@@ -58,7 +58,7 @@ def test_close_in_debug_mode_finds_a_slot_with_two_owners() -> None:
     mem = manager(debug=True)
     row, other = mem.admit([ms.Request("a"), ms.Request("b")])
     mem.submit()
-    mem.live_slots[row.index] = mem.live_slots[other.index]
+    mem.device.live_slots[row.index] = mem.device.live_slots[other.index]
     with pytest.raises(ms.LeakFound, match="has 2 owners"):
         mem.close()
 
@@ -68,10 +68,10 @@ def test_close_in_debug_mode_belongs_to_the_thread(made: Callable[..., ms.StateM
     mem = made(debug=True)
     with ThreadPoolExecutor(1) as other, pytest.raises(ms.MemstateError, match="one thread"):
         other.submit(mem.close).result()
-    mem.sleep()
+    mem.device.sleep()
     with pytest.raises(ms.Asleep):
         mem.close()
-    mem.wake()
+    mem.device.wake()
     mem.close()
 
 
@@ -80,7 +80,7 @@ def test_close_without_debug_reads_nothing_back() -> None:
     mem.pool.claim(2)
     before = mem.stats().syncs
     mem.close()
-    mem.sleep()
+    mem.device.sleep()
     mem.close()
     assert mem.stats().syncs == before + 1
 
@@ -118,7 +118,7 @@ def test_handles_settings_and_reports_are_copied() -> None:
     mem = tiered()
     rows = mem.admit([ms.Request("a", tokens=[1, 2, 3])])
     plain = [
-        rows[0], mem.open_session("chat"), ms.Request("b", tokens=[1, 2]), ms.Pages(size=4), ms.Forward(), PLAIN,
+        rows[0], mem.sessions.open("chat"), ms.Request("b", tokens=[1, 2]), ms.Pages(size=4), ms.Forward(), PLAIN,
         ms.Redirect(), ms.Prefetch(), mem.inspect(), mem.stats(), mem.audit(),
     ]  # fmt: skip
     bare = manager()
@@ -177,7 +177,7 @@ def test_windows_that_require_grad_are_refused() -> None:
     with pytest.raises(ms.InvalidArgument, match=r"window of plane ssm: .*requires grad"):
         mem.accept(step, [1], {"ssm": window})
     mem.accept(step, [1], {"ssm": window.detach()})
-    assert mem.length(row) == 4
+    assert mem.info(row).length == 4
 
 
 def test_a_gather_into_a_tensor_that_requires_grad_is_refused() -> None:

@@ -34,7 +34,7 @@ def test_a_hit_costs_one_copy_each(backend: Backend, name: str, direct: bool) ->
     loop = InPlace(backend, MAKERS[name](), direct_hits=direct)
     (row,) = loop.admit()
     loop.advance([row], I)
-    (snapshot,) = loop.mem.release([row], publish=True)
+    (snapshot,) = loop.mem.end([row], keep="handle")
     assert snapshot and snapshot.length == I
     before = loop.copied
     rows = loop.admit(ms.Request("b", resume=snapshot), ms.Request("c", resume=snapshot))
@@ -113,7 +113,7 @@ def test_submit_keeps_the_order_of_copies_and_owners(backend: Backend, name: str
     lane = loop.slot(row, 1)
     loop.mem.pool.allocator.release(first)
     step = loop.step([row])  # at the boundary; its copy is still due
-    loop.mem.abort([row])
+    loop.mem.end([row])
     tenants = loop.admit(ms.Request("b"), ms.Request("c"))
     loop.mem.submit()
     assert lane in [loop.slot(tenant) for tenant in tenants]  # what was a lane is live now
@@ -144,13 +144,15 @@ def test_B36_random_loops_hold_what_was_fed(backend: Backend, name: str, overlap
             loop.fed[row] = list(fed)
             running.append(row)
         batch = [*rng.sample(running, rng.randint(0, len(running))), None]
-        sizes = [rng.randint(1, loop.mem.next_boundary(row) - loop.mem.length(row)) if row else 0 for row in batch]
+        sizes = [
+            rng.randint(1, loop.mem.info(row).next_boundary - loop.mem.info(row).length) if row else 0 for row in batch
+        ]
         step = loop.step(batch, sizes, limit=rng.choice((0, 1, 99)))
         over = [row is not None and rng.random() < 0.15 for row in batch]
         loop.mem.settle(step, over)
         done = [row for row, is_over in zip(batch, over, strict=True) if is_over]
         for row in [row for row in running if row in done or rng.random() < 0.3]:
-            made = loop.mem.release([row], publish=True) if row in done else loop.mem.publish([row])
+            made = loop.mem.end([row], keep="handle") if row in done else loop.mem.publish([row])
             kept += [(snapshot, tuple(loop.fed[row][: snapshot.length])) for snapshot in made if snapshot]
         running = [row for row in running if row not in done]
         scan(loop.mem)
@@ -190,12 +192,12 @@ def test_only_planes_written_in_part_are_copied(backend: Backend, name: str) -> 
     assert stats.copied_bytes == stats.snapshots * ring
     mem.submit()
     for row in rows:
-        live = int(mem.live_slots[row.index])
+        live = int(mem.device.live_slots[row.index])
         assert mem.planes["ring"][1, live].tolist() == [8, 9, 6, 7] and mem.planes["ssm"][1, live].tolist() == [9, 9]
     for snapshot in mem.publish(rows):
         if name == "none":
             continue
         assert snapshot and snapshot.length == 2 * I
-        (slot,) = mem.read_slots([snapshot]).wait().tolist()
+        (slot,) = mem.device.read_slots([snapshot]).wait().tolist()
         assert mem.planes["ring"][0, slot].tolist() == [8, 5, 6, 7] and mem.planes["ssm"][0, slot].tolist() == [8, 8]
     scan(mem)

@@ -25,7 +25,7 @@ class Stage:
         self.row, self.other, self.gone = self.loop.admit(*[ms.Request(name, length=8) for name in "abc"])
         self.loop.advance([self.row, self.other, self.gone], 4)
         self.dropped, self.kept, _ = self.mem.publish([self.row, self.other, self.gone])
-        self.mem.release([self.gone])
+        self.mem.end([self.gone])
         self.mem.drop([self.dropped])
         self.old = self.loop.step([self.row])
         self.mem.settle(self.old)
@@ -37,13 +37,13 @@ class Stage:
     def observe(self) -> list[object]:
         self.mem.submit()
         mem, table = self.mem, inside.registers(self.mem).table
-        device = [tensor.tolist() for tensor in (table.cells, table.bitmap, table.counters, mem.page_table)]
-        rows = [(mem.length(row), mem.confirmed(row), mem.slots_held(row)) for row in (self.row, self.other)]
+        device = [tensor.tolist() for tensor in (table.cells, table.bitmap, table.counters, mem.device.page_table)]
+        rows = [(mem.info(row).length, mem.info(row).confirmed, mem.info(row).slots) for row in (self.row, self.other)]
         stats = mem.stats()
         counts = [stats.rows_used, stats.published, stats.dropped, stats.degraded]
         steps = (
-            len(mem._log.unsettled),
-            mem._log.times(owners.table(mem)).tolist(),
+            len(mem._parts.log.unsettled),
+            mem._parts.log.times(owners.table(mem)).tolist(),
             owners.table(mem).confirmed.tolist(),
         )
         return [*device, rows, mem.free_slots, mem.free_pages, *counts, steps, owners.free(mem)]
@@ -62,16 +62,16 @@ MISUSE: Cases = {
     "a fraction of a token": (r"tokens\[0\]=1.5: expected whole numbers", lambda s: s.mem.plan([s.row], [1.5])),
     "True among tokens": (r"tokens\[1\]=True: expected", lambda s: s.mem.plan([s.row, s.other], [1, True])),
     "True among lengths": (
-        r"publish\[0\]=True: expected", lambda s: s.mem.release([s.row, s.other], publish=[True, 1]),
+        r"publish\[0\]=True: expected", lambda s: s.mem.end([s.row, s.other], keep="handle", lengths=[True, 1]),
     ),
     "a chunk beyond its pages": ("row 1: 9 tokens, pages for 8", lambda s: s.mem.plan([s.other, s.row], [3, 3])),
     "results of another batch": ("expected 2 times True or False", lambda s: s.mem.settle(s.first, [True])),
-    "releasing a row twice": (r"a row is named twice in \[1, 1\]", lambda s: s.mem.release([s.row, s.row])),
+    "releasing a row twice": (r"a row is named twice in \[1, 1\]", lambda s: s.mem.end([s.row, s.row])),
     "too few key lengths": (
-        "publish has 1 entries, expected 2", lambda s: s.mem.release([s.row, s.other], publish=[4]),
+        "lengths has 1 entries, expected 2", lambda s: s.mem.release([s.row, s.other], publish=[4]),
     ),
     "key lengths that are no numbers": (
-        r"publish\[0\]='4': expected whole numbers", lambda s: s.mem.release([s.row], publish=["4"]),
+        r"lengths\[0\]='4': expected whole numbers", lambda s: s.mem.release([s.row], publish=["4"]),
     ),
     "publishing nothing strictly": (
         "have no snapshot to publish", lambda s: s.mem.publish([s.other, s.row], strict=True),
@@ -80,7 +80,7 @@ MISUSE: Cases = {
     "dropping a row": ("is no snapshot: use the handles", lambda s: s.mem.drop([s.kept, s.row])),
     "lengths for another batch": ("lengths has 2 entries, expected 1", lambda s: s.mem.extend([s.row], [8, 9])),
     "a state for a row that ran": (
-        "a state arrives in a row that has folded no token", lambda s: s.mem.arrived([s.row], [5]),
+        "a state arrives in a row that has folded no token", lambda s: s.mem.device.arrived([s.row], [5]),
     ),
 }  # fmt: skip
 MISUSE |= {  # arguments of the wrong kind
@@ -90,13 +90,13 @@ MISUSE |= {  # arguments of the wrong kind
     "plan(text)": ("expected a sequence of rows", lambda s: s.mem.plan("row")),
     "plan(forged)": ("this table has rows 1..4", lambda s: s.mem.plan([ms.Row(1.0, s.row.generation)])),
     "plan(True)": ("this table has rows 1..4", lambda s: s.mem.plan([ms.Row(True, s.row.generation)])),
-    "abort(row)": ("expected a sequence of rows", lambda s: s.mem.abort(s.row)),
-    "release(None)": ("expected a sequence of rows", lambda s: s.mem.release(None)),
+    "abort(row)": ("expected a sequence of rows", lambda s: s.mem.end(s.row)),
+    "release(None)": ("expected a sequence of rows", lambda s: s.mem.end(None)),
     "publish(row)": ("expected a sequence of rows", lambda s: s.mem.publish(s.row)),
     "extend(row)": ("expected a sequence of rows", lambda s: s.mem.extend(s.row, [4])),
-    "arrived(row)": ("expected a sequence of rows", lambda s: s.mem.arrived(s.row, [4])),
-    "read_slots(row)": ("expected a sequence of rows and snapshots", lambda s: s.mem.read_slots(s.row)),
-    "read_slots(generator)": ("expected a sequence of rows", lambda s: s.mem.read_slots(r for r in [s.row])),
+    "arrived(row)": ("expected a sequence of rows", lambda s: s.mem.device.arrived(s.row, [4])),
+    "read_slots(row)": ("expected a sequence of rows and snapshots", lambda s: s.mem.device.read_slots(s.row)),
+    "read_slots(generator)": ("expected a sequence of rows", lambda s: s.mem.device.read_slots(r for r in [s.row])),
     "admit(request)": ("expected a sequence of requests", lambda s: s.mem.admit(ms.Request("x"))),
     "fork(row, text)": ("expected a sequence of request ids", lambda s: s.mem.fork(s.row, "ab")),
     "reorder(rows, text)": ("expected a sequence of entries", lambda s: s.mem.reorder([s.other], "0")),
@@ -118,11 +118,11 @@ MISUSE |= {  # arguments of the wrong kind
     "finished of three": ("expected 2 times True or False", lambda s: s.mem.settle(s.first, [True, False, False])),
 }
 STALE: Cases = {  # handles that have ended
-    "a row that is gone": ("request 'c' was released", lambda s: s.mem.plan([s.row, s.gone])),
+    "a row that is gone": ("request 'c' was ended", lambda s: s.mem.plan([s.row, s.gone])),
     "settling twice": ("it was settled, accepted or cancelled", lambda s: s.mem.settle(s.old)),
     "cancelling what is settled": ("it was settled, accepted or cancelled", lambda s: s.mem.cancel(s.old)),
-    "releasing what is gone": ("request 'c' was released", lambda s: s.mem.release([s.row, s.gone], publish=True)),
-    "publishing what is gone": ("request 'c' was released", lambda s: s.mem.publish([s.gone])),
+    "releasing what is gone": ("request 'c' was ended", lambda s: s.mem.end([s.row, s.gone], keep="handle")),
+    "publishing what is gone": ("request 'c' was ended", lambda s: s.mem.publish([s.gone])),
     "dropping what is dropped": ("snapshot in register 15", lambda s: s.mem.drop([s.kept, s.dropped])),
     "resuming what is dropped": ("snapshot in register 15", lambda s: s.mem.admit([ms.Request("d", resume=s.dropped)])),
 }
@@ -162,7 +162,7 @@ def test_G1_in_turn_a_step_is_settled_before_the_next(backend: Backend) -> None:
     step = loop.step([row])
     with pytest.raises(ms.InvalidArgument, match="1 steps are unsettled, the limit before a plan is 0"):
         loop.mem.plan([row])
-    assert loop.mem.length(row) == 1
+    assert loop.mem.info(row).length == 1
     loop.mem.settle(step, np.array([True]))
     assert loop.step([row]).rows.tolist() == [0]  # it has ended: padding
 
@@ -173,7 +173,7 @@ def test_G1_more_tokens_than_int32_are_refused(tokens: int, backend: Backend) ->
     (row,) = loop.admit()
     with pytest.raises(ms.InvalidArgument, match=f"tokens={tokens}: expected whole numbers from 0 to 2147483647"):
         loop.mem.plan([row], tokens)
-    assert loop.mem.length(row) == 0
+    assert loop.mem.info(row).length == 0
     scan(loop.mem)
 
 
@@ -186,12 +186,12 @@ def test_G1_a_length_beyond_int32_is_refused(backend: Backend, how: str) -> None
         for tokens in (2**31 - 2, 1):
             loop.mem.settle(loop.mem.plan([row], tokens))
     elif how == "an arrival":
-        loop.mem.arrived([row], [2**31 - 1])
+        loop.mem.device.arrived([row], [2**31 - 1])
     else:
-        loop.mem.arrived([row], [2**31 - 3])
+        loop.mem.device.arrived([row], [2**31 - 3])
         windows = {name: plane.new_zeros(len(plane), 1, 2, *plane.shape[2:]) for name, plane in loop.mem.planes.items()}
         loop.mem.accept(loop.mem.plan([row], 2, window=True), [2], windows)
     with pytest.raises(ms.InvalidArgument, match=r"lengths \[2147483648\] after this step: a label holds 2147483647"):
         loop.mem.plan([row])
-    assert loop.mem.length(row) == 2**31 - 1
+    assert loop.mem.info(row).length == 2**31 - 1
     scan(loop.mem)

@@ -22,7 +22,7 @@ def bookkeeping(backend: Backend, slots: int, rows: int, pages_per_row: int = 0)
         pages_per_row=pages_per_row,
     )  # fmt: skip
     file, slots = inside.registers(mem), mem.pool.allocator
-    assert file.nbytes == file.cells.nbytes - mem.page_table.nbytes + slots.bitmap.nbytes + slots.counters.nbytes
+    assert file.nbytes == file.cells.nbytes - mem.device.page_table.nbytes + slots.bitmap.nbytes + slots.counters.nbytes
     return file.nbytes
 
 
@@ -78,7 +78,7 @@ def test_no_temporary_of_state_size_anywhere(backend: Backend, tracking) -> None
         rows = mem.admit([Request("a"), Request("b")])
         for tokens in (4, 1, 3, 1):
             mem.settle(mem.plan(rows, tokens))
-        snapshots = mem.release(rows, publish=True)
+        snapshots = mem.end(rows, keep="handle")
         mem.plan(mem.admit([Request("c", resume=snapshots[0]), Request("d")]), 1)
         ids = mem.pool.claim(1)
         mem.pool.copy(ids, ids)

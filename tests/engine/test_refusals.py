@@ -33,9 +33,9 @@ def state_of(mem: ms.StateManager) -> list[Any]:
     device = [file.cells.tolist(), mem.pool.allocator.bitmap.tolist(), mem.pool.allocator.counters.tolist()]
     host = [array.tolist() for array in (file.held, file.labels, file.tracked, file.source)]
     rows = owners.table(mem)
-    table = [each.tolist() for each in (rows.used, mem._log.times(rows), rows.confirmed)]
+    table = [each.tolist() for each in (rows.used, mem._parts.log.times(rows), rows.confirmed)]
     blocks = [block.numpy(force=True).tobytes() for block in mem.planes.plane_map.blocks]
-    return [device, host, table, blocks, len(mem._log.unsettled), mem.free_slots, mem.free_pages]
+    return [device, host, table, blocks, len(mem._parts.log.unsettled), mem.free_slots, mem.free_pages]
 
 
 BAD_WINDOWS: dict[str, Callable[[torch.Tensor], Any]] = {
@@ -64,18 +64,18 @@ def test_a_window_that_cannot_be_read_leaves_the_step_open(backend: Backend, bad
         loop.mem.accept(step, [2], None)  # type: ignore[arg-type]
     assert state_of(loop.mem) == before
     loop.mem.accept(step, [0], windows)
-    assert loop.mem.length(row) == 3
+    assert loop.mem.info(row).length == 3
     scan(loop.mem)
 
 
 def test_what_sleeps_gives_no_plane_and_no_slot(backend: Backend) -> None:
     loop = Loop(backend, ms.Redirect(I))
-    loop.mem.sleep()
+    loop.mem.device.sleep()
     free = loop.mem.free_slots
     for call in (lambda: loop.mem.pool.claim(3), lambda: next(iter(loop.mem.planes.values()))):
         with pytest.raises(ms.Asleep):
             call()
-    loop.mem.wake()
+    loop.mem.device.wake()
     assert loop.mem.free_slots == free and len(loop.mem.pool.claim(3)) == 3
 
 
@@ -85,15 +85,15 @@ def test_generations_wrap_around(backend: Backend) -> None:
     mem = loop.mem
     owners.table(mem).generation[:] = 2**31 - 2
     owners.holdings(mem).generation[:] = 2**31 - 1
-    mem.reset()
+    mem.recover(keep=False)
     assert owners.table(mem).generation.max() == 2**31 - 1 and owners.holdings(mem).generation.max() == 0
     for _ in range(2):
         (row,) = loop.admit()
         loop.advance([row], I)
-        (snapshot,) = mem.release([row], publish=True)
+        (snapshot,) = mem.end([row], keep="handle")
         assert snapshot
         mem.drop([snapshot])
-        for stale in (lambda row=row: mem.length(row), lambda snapshot=snapshot: mem.drop([snapshot])):
+        for stale in (lambda row=row: mem.info(row).length, lambda snapshot=snapshot: mem.drop([snapshot])):
             with pytest.raises(ms.StaleHandle):
                 stale()
     assert owners.table(mem).generation[1] == 1
@@ -158,10 +158,10 @@ def test_a_tuned_file_that_cannot_be_read_is_found_at_construction(
 
 def test_another_thread_may_not_wake_a_manager(backend: Backend) -> None:
     mem = Loop(backend, ms.Redirect(I), debug=True).mem
-    mem.sleep()
+    mem.device.sleep()
     with ThreadPoolExecutor(1) as other, pytest.raises(ms.MemstateError, match="one thread"):
-        other.submit(mem.wake).result()
-    mem.wake()
+        other.submit(mem.device.wake).result()
+    mem.device.wake()
 
 
 def test_ops_of_a_backend_are_found_by_name() -> None:
@@ -179,7 +179,7 @@ def test_what_is_not_true_plans_no_window(window: Any) -> None:
     step = loop.mem.plan([row], window=window)
     assert step.window is False
     loop.mem.settle(step)
-    assert loop.mem.length(row) == 1
+    assert loop.mem.info(row).length == 1
 
 
 def test_handles_and_steps_can_be_keys_of_a_weak_dictionary() -> None:

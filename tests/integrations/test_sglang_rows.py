@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from types import SimpleNamespace
 from typing import Any
 
@@ -72,7 +73,7 @@ class Managed:
         for name in alive:
             self.lengths[name] += 1
         for name in (name for name in alive if name in ends):
-            (snapshot,) = self.mem.release([self.rows.pop(name)], publish=[self.lengths.pop(name)])
+            (snapshot,) = self.mem.end([self.rows.pop(name)], keep="handle", lengths=[self.lengths.pop(name)])
             if snapshot is not None:
                 self.kept[name] = snapshot
 
@@ -85,7 +86,7 @@ class Managed:
 
     def states(self) -> dict[str, float]:
         """What the kept states stand for, by their bytes."""
-        slots = self.mem.read_slots(list(self.kept.values())).wait() if self.kept else []
+        slots = self.mem.device.read_slots(list(self.kept.values())).wait() if self.kept else []
         return {name: float(self.mem.planes["tokens"][0, slot, 0]) for name, slot in zip(self.kept, slots, strict=True)}
 
 
@@ -172,7 +173,7 @@ def test_a_manager_keeps_as_much_or_more(tracking: Any, lazy: bool, overlap: boo
         longer += sum(length > beside.get(name, (0, 0))[0] for name, length in found.items())
         wrong += sum(length != real for length, real in beside.values())
         ended += len(found)
-    managed.mem.check()
+    managed.mem.device.check()
     print(f"of {ended} requests {longer} keep more here, and {wrong} have another state than its length says in SGLang")
     assert (wrong > 0) == (overlap and not lazy), "docs/sglang.md says where"
 
@@ -357,13 +358,13 @@ def test_states_move_as_theirs_do() -> None:
 
 
 def test_every_name_is_there() -> None:
-    names = import_module("memstate.integrations.sglang.names").NAMES
-    for theirs_name, adapter, manager in names:
-        for name in filter(None, (theirs_name, adapter, manager)):
-            module, _, inside = name.partition(":")
-            found: Any = import_module(module)
-            for part in inside.split("."):
-                found = getattr(found, part)
+    names = import_module("memstate.integrations.sglang.names")
+    for name, manager in names.NAMES.items():
+        module, _, inside = name.partition(":")
+        adapter = names.ADAPTERS.get(f"{module}:{inside.partition('.')[0]}")
+        own = [f"memstate.integrations.sglang.{adapter}:{inside}"] if adapter else []
+        for each in (name, manager, *own):
+            resolve_name(each)
 
 
 def test_in_place_of_theirs() -> None:

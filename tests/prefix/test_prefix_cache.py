@@ -55,9 +55,9 @@ def test_B42_a_running_row_gives_up_the_state_that_is_there_already(name: str, b
     one, other = at.admit(ms.Request("a", tokens=T[:8]), ms.Request("b", tokens=T[:8]))
     for _ in range(2):
         at.run([one, other], publish=False)
-    (state,), free, held = at.publish([one]), at.mem.free_slots, at.mem.slots_held(other)
+    (state,), free, held = at.publish([one]), at.mem.free_slots, at.mem.info(other).slots
     assert state and at.publish([other]) == [state]
-    assert (at.mem.free_slots, at.mem.slots_held(other)) == (free + 1, held - 1)
+    assert (at.mem.free_slots, at.mem.info(other).slots) == (free + 1, held - 1)
     at.look()
     at.run([one, other])
     at.end([one, other])
@@ -130,12 +130,12 @@ def test_B45_only_what_nobody_uses_goes_up_the_path(backend: Backend) -> None:
     assert found(at, T[:17])[:2] == (8, 8) and at.mem.free_pages == 24 - 2
     at.turn(T[:16])
     row = at.start([*T[:8], 1])
-    assert at.mem.length(row) == 8
+    assert at.mem.info(row).length == 8
     at.run([row])
     assert at.cache.evict_states(2) == 2
     assert found(at, T[:17])[:2] == (0, 8)  # the row's lease keeps its pages, though nobody can go on from them
     at.look()
-    at.mem.abort([row])
+    at.mem.end([row])
     assert at.mem.free_pages == 24
 
 
@@ -186,11 +186,11 @@ def test_B53_equal_tokens_under_different_salts_never_match(name: str, backend: 
         assert found(at, T[:9], salt) == (0, 0, {"no_sharing": 9}, "no_sharing")
     assert at.turn(T[:16], salt="b") == 0
     row = at.start([*T[:8], 5, 6], salt="b")  # KV of its own salt, and no state there
-    assert (at.mem.length(row), at.mem.next_boundary(row)) == (0, 64 if name == "none" else 8)
+    assert (at.mem.info(row).length, at.mem.info(row).next_boundary) == (0, 64 if name == "none" else 8)
     at.prefill(row)
     at.run([row])
     assert found(at, T[:9], "a")[:2] == (8, 8) and found(at, T[:17], "a")[:2] == (8, 8)
     assert found(at, [*T[:8], 1], "b")[0] == (0 if name == "none" else 8)  # the branch point's
-    at.mem.retract([row], tokens=[at.text[row]])
+    at.mem.end([row], keep="cache", tokens=[at.text[row]])
     assert at.turn([*T[:8], 5, 6], salt="a") == 8
     assert {salt for salt, _ in at.cache.tree.walk()} == {"a", "b"}

@@ -45,16 +45,16 @@ def test_tokens_that_are_not_the_rows_are_refused(call: str, backend: Backend) -
     at.run([row], publish=False)
     others = ([*T[:5], 99, *T[6:12]], T[4:9], [99, *T[:9]])
     step = at.step([row], run=False) if call == "cancel" else None
-    before = (at.mem.stats(), at.mem.length(row))
+    before = (at.mem.stats(), at.mem.info(row).length)
     for wrong in others:
         with pytest.raises(ms.InvalidArgument, match="not those of its prompt"):
             if step:
-                at.mem.cancel(step, tokens=[wrong])
+                at.mem.cancel(step, keep="cache", tokens=[wrong])
             else:
-                getattr(at.mem, call)([row], tokens=[wrong])
+                getattr(at.mem, call)([row], keep="cache", tokens=[wrong])
         assert (at.mem.stats(), at.mem.length(row)) == before and at.mem.rows.any_alive
     if step:
-        at.mem.cancel(step, tokens=[T[:9]])
+        at.mem.cancel(step, keep="cache", tokens=[T[:9]])
     else:
         at.end([row])  # all of them, and what came after
     assert at.mem.match(T[:9]).kv_length == 8
@@ -65,7 +65,7 @@ def test_fewer_tokens_than_a_state_stands_for_do_not_find_it(backend: Backend) -
     row = at.start(T[:17])
     at.prefill(row, publish=False)
     for n, length in ((12, 8), (17, 16)):
-        (found,) = at.mem.publish([row], tokens=[T[:n]])
+        (found,) = at.mem.publish([row], keep="cache", tokens=[T[:n]])
         assert found and found.length == at.mem.match(T[: n + 1]).length == length
     at.end([row])
 
@@ -160,7 +160,7 @@ def test_the_journal_names_every_change_of_owners(backend: Backend) -> None:
     at.end([row])
     (kept,) = at.states().values()
     at.cache.evict_states(1)
-    changes: list[Change] = at.mem.changes
+    changes: list[Change] = at.mem.journal.changes
     assert [change.serial for change in changes] == list(range(1, len(changes) + 1))
     told = [(change.what, change.register, change.source, change.label) for change in changes]
     assert told == [("claim", live, 0, 0), ("move", kept.register, live, 8), ("release", kept.register, 0, 8)]
@@ -168,8 +168,8 @@ def test_the_journal_names_every_change_of_owners(backend: Backend) -> None:
     assert str(kept.register) in changes[2].owner
     assert [change.submit for change in changes] == [1, 2, 2] and at.mem.stats().packets == 1  # the next packet
     for n in range(60):
-        at.mem.abort([at.start([n])])
-    assert len(at.mem.changes) == 50 and at.mem.changes[-1].serial == 3 + 2 * 60
+        at.mem.end([at.start([n])])
+    assert len(at.mem.journal.changes) == 50 and at.mem.journal.changes[-1].serial == 3 + 2 * 60
 
 
 def test_the_order_of_record_is_kept_for_many_registers_too(backend: Backend) -> None:

@@ -94,13 +94,13 @@ class Load:
         """Retracts, or aborts and begins anew."""
         job = self.running.pop(row)
         if keep:
-            job.text = self.at.text[row][: max(len(job.text), self.at.mem.confirmed(row) + 1)]
+            job.text = self.at.text[row][: max(len(job.text), self.at.mem.info(row).confirmed + 1)]
         else:
             job.text = list(job.prompt)
         if keep and self.at.mem.prefix:
-            self.at.mem.retract([row], tokens=[self.at.text[row]])
+            self.at.mem.end([row], keep="cache", tokens=[self.at.text[row]])
         else:
-            self.at.mem.abort([row])
+            self.at.mem.end([row])
         waiting.append(job)
 
     def step(self, waiting: deque[Job], cancelled: bool) -> None:
@@ -127,7 +127,7 @@ class Load:
         except ms.OutOfPages:
             return
         tokens = [self.at.text[row] if row else None for row in rows] if self.at.mem.prefix else None
-        self.at.mem.cancel(step, tokens=tokens)
+        self.at.mem.cancel(step, keep="cache", tokens=tokens)
         for row in [row for row in rows if row]:
             job = self.running.pop(row)
             job.text = list(job.prompt)
@@ -143,7 +143,9 @@ class Load:
         for row in ended:
             job = self.running.pop(row)
             job.text = self.at.text[row][: job.total]
-            self.at.text[row] = self.at.text[row][: max(job.total, self.at.mem.confirmed(row))]  # of a cut job, more
+            self.at.text[row] = self.at.text[row][
+                : max(job.total, self.at.mem.info(row).confirmed)
+            ]  # of a cut job, more
         self.at.end(ended)
 
 
@@ -212,10 +214,12 @@ def test_B52_prompts_packed_into_one_batch_have_the_states_they_have_alone(
     at.turn(first[:16])
     prompts = [[*first[:16], 1, 2, 3], first[:11], first[:11], [*BASES[1][:23]], [*first[:16], 4]]
     rows = at.admit(*(ms.Request(n, tokens=prompt) for n, prompt in enumerate(prompts)))
-    starts = [at.mem.length(row) for row in rows]
+    starts = [at.mem.info(row).length for row in rows]
     assert starts == [16, 0 if name == "none" else 8, 0 if name == "none" else 8, 0, 16]
-    while any(at.mem.length(row) < len(prompt) for row, prompt in zip(rows, prompts, strict=True)):
-        left = [row if at.mem.length(row) < len(prompt) else None for row, prompt in zip(rows, prompts, strict=True)]
+    while any(at.mem.info(row).length < len(prompt) for row, prompt in zip(rows, prompts, strict=True)):
+        left = [
+            row if at.mem.info(row).length < len(prompt) else None for row, prompt in zip(rows, prompts, strict=True)
+        ]
         at.run([None, *left], CHUNK)
         at.look()
     alone = [server(backend, name, overlap, False, False) for _ in prompts]

@@ -35,7 +35,7 @@ def test_pages_of_a_row_that_published_a_shorter_key_are_no_room(backend: Backen
     row = at.start(T[:16])
     at.prefill(row, publish=False)
     at.publish([row])
-    at.mem.publish([row], tokens=[T[:4]])
+    at.mem.publish([row], keep="cache", tokens=[T[:4]])
     before = figures(at)
     with pytest.raises(ms.OutOfPages):
         at.mem.admit([ms.Request("b", length=20)])
@@ -70,7 +70,7 @@ def test_a_state_that_a_policy_offers_twice_is_evicted_once(backend: Backend) ->
     for n in range(3):
         at.turn([100 * n + token for token in T[:8]])
     assert at.cache.states == 3
-    at.mem.abort(at.mem.admit([ms.Request(n) for n in range(3)]))
+    at.mem.end(at.mem.admit([ms.Request(n) for n in range(3)]))
     assert (at.cache.states, at.mem.free_slots) == (1, 3)
     at.look()
 
@@ -90,17 +90,17 @@ def test_what_needs_a_cache_says_so_where_there_is_none(backend: Backend) -> Non
         at.mem.match(T)
     row = at.start(T[:5])  # tokens alone are no harm
     for call in (
-        lambda: at.mem.publish([row], tokens=[T]),
-        lambda: at.mem.release([row], tokens=[T]),
-        lambda: at.mem.retract([row], tokens=[T]),
+        lambda: at.mem.publish([row], keep="cache", tokens=[T]),
+        lambda: at.mem.end([row], keep="cache", tokens=[T]),
+        lambda: at.mem.end([row], keep="cache", tokens=[T]),
     ):
         with pytest.raises(ms.ConfigurationError, match="prefix=ms"):
             call()
     step = at.step([row], run=False)
     with pytest.raises(ms.ConfigurationError, match="prefix=ms"):
-        at.mem.cancel(step, tokens=[T])
+        at.mem.cancel(step, keep="cache", tokens=[T])
     at.mem.settle(step)
-    at.mem.abort([row])
+    at.mem.end([row])
     at.mem.audit().raise_if_leaking()
     assert at.mem.stats().prefix is None and at.mem.free_slots == 16
 
@@ -149,21 +149,21 @@ def test_tokens_that_end_before_the_confirmed_ones_are_refused(how: str) -> None
     at.prefill(row, publish=False)
     before = held(at.mem)
     with pytest.raises(ms.InvalidArgument, match=r"row 1 \(request 'of 9'\): 8 tokens, and 9 are confirmed"):
-        getattr(at.mem, how)([row], tokens=[T[:8]])
+        getattr(at.mem, how)([row], keep="cache", tokens=[T[:8]])
     assert held(at.mem) == before
     if how == "release":
-        at.mem.release([row], publish=[8], tokens=[T[:8]])
+        at.mem.end([row], keep="cache", lengths=[8], tokens=[T[:8]])
     else:
-        at.mem.retract([row], tokens=[T[:9]])
+        at.mem.end([row], keep="cache", tokens=[T[:9]])
     assert at.mem.match(T[:9]).length == 8
 
 
 def test_a_session_is_told_all_tokens() -> None:
     at = server(Backend("reference"))
-    session = at.mem.open_session("talk")
+    session = at.mem.sessions.open("talk")
     row = at.start(T[:9], session=session)
     at.prefill(row, publish=False)
     with pytest.raises(ms.InvalidArgument, match="8 tokens, and 9 are confirmed"):
-        at.mem.release([row], tokens=[T[:8]])
-    at.mem.release([row], tokens=[T[:9]])
-    assert at.mem.sessions()[0].tokens == 9
+        at.mem.end([row], keep="cache", tokens=[T[:8]])
+    at.mem.end([row], keep="cache", tokens=[T[:9]])
+    assert at.mem.sessions.infos()[0].tokens == 9

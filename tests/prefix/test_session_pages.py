@@ -17,11 +17,11 @@ def test_B73_a_page_that_the_tree_has_is_not_written_again(backend: Backend, nam
     """A turn begins in a page filled in part, fills it, gives it to the tree, is aborted; the next says otherwise."""
     talks, _, session = told(backend, name, overlap, first=9)
     row = talks.turn(TEXT, session)
-    assert talks.mem.length(row) == 9
+    assert talks.mem.info(row).length == 9
     filled = owners.pages_of(talks.mem, row)[4]  # tokens 9 and 10
     talks.run(row, TEXT, publish=True)
     assert filled in talks.mem.prefix.tree.pages_to(talks.mem.prefix.leases[row.index].node)
-    talks.mem.abort([row])
+    talks.mem.end([row])
     talks.look()
     row = talks.turn(OTHER, session)
     assert filled not in owners.pages_of(talks.mem, row)
@@ -39,7 +39,7 @@ def test_B71_a_page_filled_in_part_that_somebody_else_has_is_not_gone_on_in(back
     row = talks.turn(TEXT, session)
     shared = owners.pages_of(talks.mem, row)[4:5]
     owners.kv_pages(talks.mem).share(shared)
-    talks.mem.abort([row])
+    talks.mem.end([row])
     assert talks.kept(session) == older
     owners.kv_pages(talks.mem).release(shared)
 
@@ -73,5 +73,5 @@ def test_B74_pages_of_an_idle_session_stay_and_go_with_it(backend: Backend, name
     assert mem.prefix.tree.leased_pages == mem.prefix.tree.total_pages == 7
     assert mem.prefix.evictable_pages == mem.prefix.evict_pages(80) == 0
     talks.look()
-    mem.close_session(session)
+    mem.sessions.close(session)
     assert mem.prefix.tree.leased_pages == 0 and mem.prefix.evictable_pages == mem.prefix.evict_pages(80) == 7

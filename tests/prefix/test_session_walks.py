@@ -48,16 +48,16 @@ class Walk:
 
     def open(self) -> None:
         if len(self.history) < 4:
-            self.history[self.mem.open_session(len(self.history))] = []
+            self.history[self.mem.sessions.open(len(self.history))] = []
 
     def close(self) -> None:
-        for session in [one.session for one in self.mem.sessions() if not one.running][:1]:
-            self.mem.close_session(session)
+        for session in [one.session for one in self.mem.sessions.infos() if not one.running][:1]:
+            self.mem.sessions.close(session)
             del self.history[session]
 
     def begin(self) -> None:
         """A turn that goes on, one with an edited history, or a request without a session."""
-        idle = [one.session for one in self.mem.sessions() if not one.running]
+        idle = [one.session for one in self.mem.sessions.infos() if not one.running]
         session = self.choose.choice([*idle, None])
         text = list(self.history[session]) if session else [1, 2, 3] * self.choose.randrange(5)
         if self.choose.random() < 0.2:
@@ -71,7 +71,7 @@ class Walk:
             assert before == (counts(self.talks), session and self.talks.kept(session))
             self.refused += 1
             return
-        assert self.mem.length(row) == self.mem.confirmed(row) == expected
+        assert self.mem.info(row).length == self.mem.info(row).confirmed == expected
         self.resumed += session is not None and expected > 0
         self.rows[row] = session, text
 
@@ -87,14 +87,14 @@ class Walk:
         return [self.choose.randrange(1, 3) for _ in range(self.choose.randint(least, most))]
 
     def run(self, row: ms.Row, **how: bool) -> None:
-        if self.mem.length(row) < 36:
+        if self.mem.info(row).length < 36:
             text = self.rows[row][1]
-            told = text if len(text) > self.mem.length(row) else [*self.talks.fed[row], *self.tokens(1, 5)]
-            self.talks.run(row, told[: self.mem.length(row) + self.choose.randint(1, 12)], **how)
+            told = text if len(text) > self.mem.info(row).length else [*self.talks.fed[row], *self.tokens(1, 5)]
+            self.talks.run(row, told[: self.mem.info(row).length + self.choose.randint(1, 12)], **how)
 
     def publish(self, row: ms.Row) -> None:
         if self.mem.prefix:
-            self.mem.publish([row], tokens=[self.talks.fed[row]])
+            self.mem.publish([row], keep="cache", tokens=[self.talks.fed[row]])
 
     def finish(self, row: ms.Row) -> None:
         """The end with one step more in flight."""
@@ -105,18 +105,19 @@ class Walk:
         session, _ = self.rows.pop(row)
         if session:
             self.history[session] = self.talks.known(row)
-        self.talks.end(row) if session or self.mem.prefix else self.mem.release([row])
+        self.talks.end(row) if session or self.mem.prefix else self.mem.end([row])
         assert row_holds_nothing(self.mem, row.index)
 
     def abort(self, row: ms.Row) -> None:
         del self.rows[row]
-        self.mem.abort([row])
+        self.mem.end([row])
 
     def cancel(self, row: ms.Row) -> None:
         session, _ = self.rows[row]
         step, tokens = self.talks.feed([row], [[1]], run=False), self.talks.fed[row][:-1]
         del self.rows[row]
-        self.mem.cancel(step, tokens=[tokens] if session and self.choose.random() < 0.5 else None)
+        told = bool(session) and self.choose.random() < 0.5
+        self.mem.cancel(step, keep="cache" if told else None, tokens=[tokens] if told else None)
 
     def fork(self, row: ms.Row) -> None:
         for new in fork(self.talks, row, "fork"):
@@ -128,8 +129,8 @@ class Walk:
             self.mem.prefix.evict_pages(self.choose.randrange(5))
 
     def sleep(self) -> None:
-        self.mem.sleep()
-        self.mem.wake()
+        self.mem.device.sleep()
+        self.mem.device.wake()
 
 
 @pytest.mark.sample(6, interpreter=1)
@@ -162,7 +163,7 @@ def test_B73_a_turn_has_room_in_what_its_own_session_gives_up(backend: Backend, 
 def test_B19_a_session_of_another_manager_is_stale(backend: Backend) -> None:
     (talks, _), (_, foreign) = idle(backend), idle(backend)
     with pytest.raises(ms.StaleHandle):
-        talks.mem.close_session(foreign)
+        talks.mem.sessions.close(foreign)
 
 
 @pytest.mark.parametrize("how", ["release", "cancel", "new tokens alone"])
@@ -173,9 +174,9 @@ def test_G1_tokens_of_a_turn_that_are_none_are_refused(backend: Backend, how: st
     step = talks.feed([row], [[TEXT[9]]])
     with pytest.raises(ms.InvalidArgument):
         if how == "cancel":
-            talks.mem.cancel(step, tokens=[None])  # type: ignore[list-item]
+            talks.mem.cancel(step, keep="cache", tokens=[None])  # type: ignore[list-item]
         else:
-            talks.mem.release([row], tokens=[None if how == "release" else TEXT[9:]])  # type: ignore[list-item]
+            talks.mem.end([row], keep="cache", tokens=[None if how == "release" else TEXT[9:]])  # type: ignore[list-item]
 
 
 def test_B36b_a_cancelled_step_says_nothing_of_a_turn_that_has_one_of_its_rows_now(backend: Backend) -> None:
@@ -184,10 +185,10 @@ def test_B36b_a_cancelled_step_says_nothing_of_a_turn_that_has_one_of_its_rows_n
     first = talks.feed([ended, other], [[1], [1]])
     second = talks.mem.plan([ended, other])
     talks.mem.settle(first, [True, False])
-    talks.mem.release([ended])
+    talks.mem.end([ended])
     turn = talks.turn(TEXT, session)
     assert turn.index == ended.index
-    talks.mem.cancel(second, publish=True)
+    talks.mem.cancel(second, keep="handle")
 
 
 def test_B70_a_state_lost_for_want_of_a_holder_is_counted(backend: Backend) -> None:
@@ -210,6 +211,6 @@ def test_B17_a_refusal_for_want_of_pages_gives_up_none(backend: Backend) -> None
     rows = talks.mem.stats().rows_used
     assert talks.mem.free_pages == 7 and talks.mem.prefix.evictable_pages == 9
     try:
-        talks.mem.abort([talks.turn(range(100, 132))])
+        talks.mem.end([talks.turn(range(100, 132))])
     finally:
         assert talks.mem.stats().rows_used == rows

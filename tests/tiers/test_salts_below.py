@@ -62,10 +62,10 @@ def test_a_state_that_comes_up_shares_no_page_with_another_salt(mine: Hashable, 
     house = gone_down(mine)
     house.turn(8, other)
     row = house.start(T[:9], mine)
-    assert house.mem.length(row) == 8
+    assert house.mem.info(row).length == 8
     house.run(row, 9)
     assert house.starts(9, other) == 8
-    house.mem.abort([row])
+    house.mem.end([row])
     house.idle()
 
 
@@ -87,10 +87,10 @@ def test_a_turn_goes_on_from_host_memory_under_its_own_salt(mine: Hashable, othe
     house.turn(16, mine)
     house.go_down()
     for salt, start in ((other, 4), (mine, 16)):
-        session = house.mem.open_session("talk")
+        session = house.mem.sessions.open("talk")
         house.turn(4, salt, session=session)
         assert house.turn(17, salt, session=session) == start
-        house.mem.close_session(session)
+        house.mem.sessions.close(session)
 
 
 @two_tenants

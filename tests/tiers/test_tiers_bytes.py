@@ -76,19 +76,19 @@ class Machine:
         """A request from its admission to its end; returns the bytes of its state, then of its pages."""
         (row,) = self.mem.admit([ms.Request("one", tokens=tokens)])
         step = self.mem.plan([row], len(tokens))
-        pages = self.mem.page_table[row.index].tolist()[: len(tokens) // 4]
+        pages = self.mem.device.page_table[row.index].tolist()[: len(tokens) // 4]
         made = [self.fill(self.blocks(self.mem.planes, int(step.write[0])))]
         made += [self.fill(self.blocks(self.kv, page)) for page in pages]
         self.mem.settle(step)
-        self.mem.release([row], tokens=[tokens])
+        self.mem.end([row], keep="cache", tokens=[tokens])
         return made
 
     def recall(self, tokens: list[int]) -> list[Blocks]:
         """What a request that goes on from these tokens finds."""
         (row,) = self.mem.admit([ms.Request("two", tokens=[*tokens, 1])])
-        assert self.mem.length(row) == len(tokens)
+        assert self.mem.info(row).length == len(tokens)
         step = self.mem.plan([row], 1)
-        pages = self.mem.page_table[row.index].tolist()[: len(tokens) // 4]
+        pages = self.mem.device.page_table[row.index].tolist()[: len(tokens) // 4]
         found = [self.blocks(self.mem.planes, int(step.read[0]))] + [self.blocks(self.kv, page) for page in pages]
         return [{key: block.to("cpu", copy=True) for key, block in blocks.items()} for blocks in found]
 

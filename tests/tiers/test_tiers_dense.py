@@ -55,7 +55,7 @@ def test_a_dense_record_that_is_hit_stays_longer(backend: Backend) -> None:
     at = Tiered(backend, tiers={"write": "back", "dense_slots": 2}, slots=6, pages=40)
     one, two, three = (whole(n) for n in (1, 2, 3))
     at.pass_down(one, two)
-    at.mem.abort([at.hit(len(one), [*one, 7])])
+    at.mem.end([at.hit(len(one), [*one, 7])])
     at.pass_down(three)
     dense = at.below.host.dense
     assert dense is not None and {at.known[entry.key] for entry in dense.entries()} == {tuple(one), tuple(three)}
@@ -80,20 +80,20 @@ def manager(backend: Backend, **tiers: object) -> ms.StateManager:
 def compute(mem: ms.StateManager, prompt: list[int], backend: Backend) -> None:
     """Runs a prompt whose state is `value` of its whole pages."""
     (row,) = mem.admit([ms.Request("r", tokens=prompt)])
-    assert mem.length(row) == 0
+    assert mem.info(row).length == 0
     for n in (2 * PAGE, 1):
         step = mem.plan([row], n)
         ssm, conv = value(prompt[:n], backend)
         mem.planes["ssm"][:, step.write.long()], mem.planes["conv"][:, step.write.long()] = ssm[:, None], conv[:, None]
         mem.settle(step)
-    mem.release([row], tokens=[prompt])
+    mem.end([row], keep="cache", tokens=[prompt])
     mem.poll()
 
 
 def come_back(mem: ms.StateManager, prompt: list[int], backend: Backend) -> None:
     """The prompt is gone on from; what its step reads is its state, within half a step of each row's scale."""
     (row,) = mem.admit([ms.Request("r", tokens=prompt)])
-    assert mem.length(row) == 2 * PAGE
+    assert mem.info(row).length == 2 * PAGE
     step = mem.plan([row], 1)
     slot = int(step.read[0])
     ssm, conv = value(prompt[: 2 * PAGE], backend)
@@ -102,7 +102,7 @@ def come_back(mem: ms.StateManager, prompt: list[int], backend: Backend) -> None
     assert ((got - exact).abs() <= scale * (0.5 + 2**-14)).all() and not torch.equal(got, exact)
     assert torch.equal(mem.planes["conv"][:, slot], conv)
     mem.settle(step)
-    mem.release([row], tokens=[prompt])
+    mem.end([row], keep="cache", tokens=[prompt])
     mem.poll()
 
 

@@ -177,8 +177,8 @@ def test_B63_what_was_agreed_on_is_pinned_before_anything_takes_its_place(stocke
     assert [fetch.length for fetch in fetches].count(2 * PAGE) >= 1
     for prompt, fetch in zip(prompts, fetches, strict=True):
         (row,) = at.admit(ms.Request("r", tokens=prompt, fetch=fetch))
-        assert at.mem.length(row) == fetch.length
-        at.mem.abort([row])
+        assert at.mem.info(row).length == fetch.length
+        at.mem.end([row])
 
 
 def test_records_of_one_axis_are_strangers_to_another(tmp_path: Path) -> None:

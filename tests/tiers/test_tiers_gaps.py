@@ -25,7 +25,7 @@ def test_a_look_is_no_use(threshold: int, plain: Backend) -> None:
     assert at.mem.match([*ONE, 1]).host_length == (0 if threshold else 8) and order(at) == before
     row = at.start([*ONE, 1])
     if threshold:
-        assert at.mem.length(row) == 0 and order(at) == before
+        assert at.mem.info(row).length == 0 and order(at) == before
     else:
         assert order(at) != before and order(at)[0][-1] == before[0][0], "this is one"
 
@@ -55,7 +55,7 @@ def test_a_hit_is_worth_a_holder_that_the_cache_has(plain: Backend) -> None:
     at.cache_prompts(whole(2), whole(3))
     assert owners.free(at.mem) == 0
     row = at.start([*ONE, 1])
-    assert at.mem.length(row) == 8 and at.cache.states == 2
+    assert at.mem.info(row).length == 8 and at.cache.states == 2
     at.checked([row])
 
 
@@ -64,11 +64,11 @@ def test_a_manager_that_sleeps_gives_nothing_to_host_memory(call: str, plain: Ba
     """Refused before anything is filed under a key, or not needed: no record of a state that was never copied."""
     at = Tiered(plain, slots=6, tiers={"write": "back"})
     at.cache_prompts(ONE)
-    at.mem.sleep()
+    at.mem.device.sleep()
     with pytest.raises(ms.Asleep):
         getattr(at.below if call == "flush" else at.mem, call)()
     assert at.keeps() == set() and at.tiers.leaked_records == 0
-    at.mem.wake()
+    at.mem.device.wake()
 
 
 def test_flushing_more_than_host_memory_holds_writes_all_of_it(plain: Backend) -> None:

@@ -68,7 +68,7 @@ def test_host_memory_without_an_agreement_is_not_used(keyed: Tiered) -> None:
     at = keyed
     at.give_up(pages=60)
     row = at.hit(0, PROMPT)
-    at.mem.abort([row])
+    at.mem.end([row])
     at.below.cancel(at.fetch(PROMPT))  # and keeps nothing
 
 

@@ -19,7 +19,7 @@ from memstate.prefix.policies import Lru
 from memstate.requests import holdings
 from memstate.slots.journal import Change
 from memstate.slots.saved import KINDS
-from memstate.viz import Span, kinds, sheets
+from memstate.viz import Span, kinds
 from memstate.viz.owners import group_of
 from tests.support.build import build
 
@@ -44,12 +44,12 @@ STORY = [CLAIM, MOVE, AGAIN, PLAN, CACHED, GONE, END]
 
 def test_spans_of_a_story_by_hand() -> None:
     assert viz.holdings_over(STORY) == [
-        Span(3, "live", f"{A} live", A, 4, 1, 2, "claim", "move", target=12, first_kind="live", serials=(1, 2)),
-        Span(12, "cached", GONE.owner, "prefix cache", 4, 2, 4, "move", "release", source=3, first_kind="mark",
+        Span(3, "live", f"{A} live", A, 4, 1, 2, "claim", "move", target=12, serials=(1, 2)),
+        Span(12, "cached", GONE.owner, "prefix cache", 4, 2, 4, "move", "release", source=3,
              serials=(2, 6)),
-        Span(3, "live", f"{A} live", A, 9, 2, 5, "claim", "release", first_kind="live", serials=(3, 7)),
-        Span(4, "lane", f"{A} lane 0", A, 8, 2, 3, "plan", "move", target=13, first_kind="lane", serials=(4, 5)),
-        Span(13, "cached", CACHED.owner, "prefix cache", 8, 3, None, "move", source=4, first_kind="cached",
+        Span(3, "live", f"{A} live", A, 9, 2, 5, "claim", "release", serials=(3, 7)),
+        Span(4, "lane", f"{A} lane 0", A, 8, 2, 3, "plan", "move", target=13, serials=(4, 5)),
+        Span(13, "cached", CACHED.owner, "prefix cache", 8, 3, None, "move", source=4,
              serials=(5, 5)),
     ]  # fmt: skip
     assert viz.holdings_over([asdict(each) for each in STORY]) == viz.holdings_over(STORY)
@@ -57,9 +57,7 @@ def test_spans_of_a_story_by_hand() -> None:
 
 
 def test_a_journal_that_begins_in_the_middle_has_spans_without_a_begin() -> None:
-    assert viz.holdings_over([END]) == [
-        Span(3, "live", f"{A} live", A, 9, None, 5, "", "release", first_kind="live", serials=(7, 7))
-    ]
+    assert viz.holdings_over([END]) == [Span(3, "live", f"{A} live", A, 9, None, 5, "", "release", serials=(7, 7))]
     source, target = viz.holdings_over([CACHED])
     assert (source.register, source.kind, source.group, source.begin, source.end) == (4, "lane", A, None, 3)
     assert (target.register, target.begin, target.end, source.target, target.source) == (13, 3, None, 13, 4)
@@ -159,20 +157,20 @@ def served(journal: int, tracking: ms.Tracking, seed: int) -> Iterator[ms.StateM
         LAYOUT, slots=24, max_requests=3, snapshots=16, page_size=4, journal=journal, tracking=tracking,
         prefix=ms.Prefix(states=Lru()), backend="reference",
     )  # fmt: skip
-    session = mem.open_session("chat")
+    session = mem.sessions.open("chat")
     for turn in range(8):
         prompt = [rng.randrange(2) for _ in range(rng.randrange(1, 20))]
         rows = mem.admit([ms.Request(f"r{turn}", tokens=prompt, session=session if turn % 3 == 1 else None)])
         yield mem
-        while (length := mem.length(rows[0])) < len(prompt):
-            mem.settle(mem.plan(rows, [min(mem.next_boundary(rows[0]), len(prompt)) - length]))
+        while (length := mem.info(rows[0]).length) < len(prompt):
+            mem.settle(mem.plan(rows, [min(mem.info(rows[0]).next_boundary, len(prompt)) - length]))
         for _ in range(rng.randrange(6)):
-            mem.extend(rows, [mem.length(rows[0]) + 1])
+            mem.extend(rows, [mem.info(rows[0]).length + 1])
             mem.settle(mem.plan(rows, 1))
             yield mem
-        mem.abort(rows) if turn % 4 == 3 else mem.release(rows, [len(prompt)], tokens=[prompt])
+        mem.end(rows) if turn % 4 == 3 else mem.end(rows, keep="cache", lengths=[len(prompt)], tokens=[prompt])
         yield mem
-    mem.close_session(session)
+    mem.sessions.close(session)
     yield mem
 
 
@@ -184,14 +182,14 @@ TRACKINGS = [ms.Redirect(4), ms.PingPong(4), ms.LazyPingPong(4)]
 def test_spans_of_a_running_manager_end_where_its_registers_are(tracking: ms.Tracking, journal: int) -> None:
     for mem in served(journal, tracking, seed=journal):
         before = mem.stats()
-        owners, spans = mem.owners(), viz.holdings_over(mem.changes)
+        owners, spans = mem._reports.owners(), viz.holdings_over(mem.journal.changes)
         held = {span.register: span for span in spans if span.end is None}
         assert held.keys() <= owners.keys() and mem.stats() == before
         assert journal < 1000 or held.keys() == owners.keys()
         seen = mem.inspect()
         now = {span.register: (span.kind, span.owner) for span in viz.holdings_over(seen) if span.end is None}
         assert now == owners
-        shown = {kind: count for kind, count in mem._overview()["slots"].items() if count}
+        shown = {kind: count for kind, count in mem._reports.overview()["slots"].items() if count}
         assert shown == Counter(kind for kind, _ in viz.holdings(seen))
         rows = {f"row {row['row']} (request {row['id']!r})" for row in seen.rows}
         assert {span.group for span in viz.holdings_over(seen) if span.end is None} <= {
@@ -202,16 +200,18 @@ def test_spans_of_a_running_manager_end_where_its_registers_are(tracking: ms.Tra
 @pytest.mark.parametrize("tracking", TRACKINGS, ids=lambda each: type(each).__name__)
 def test_a_shorter_journal_gives_the_same_spans_as_far_as_it_goes(tracking: ms.Tracking) -> None:
     *_, mem = served(1000, tracking, seed=3)
-    whole = viz.holdings_over(mem.changes)
-    assert [one.submit for one in mem.changes] == sorted(one.submit for one in mem.changes)
-    for cut in range(len(mem.changes)):
-        first = mem.changes[cut].serial
+    whole = viz.holdings_over(mem.journal.changes)
+    assert [one.submit for one in mem.journal.changes] == sorted(one.submit for one in mem.journal.changes)
+    for cut in range(len(mem.journal.changes)):
+        first = mem.journal.changes[cut].serial
         expected = [
             (span.register, span.end, span.emptied, span.begin if span.serials[0] >= first else None)
             for span in whole
             if span.serials[1] >= first and (span.end is not None or span.serials[0] >= first)
         ]
-        found = [(span.register, span.end, span.emptied, span.begin) for span in viz.holdings_over(mem.changes[cut:])]
+        found = [
+            (span.register, span.end, span.emptied, span.begin) for span in viz.holdings_over(mem.journal.changes[cut:])
+        ]
         assert sorted(found, key=str) == sorted(expected, key=str)
 
 
@@ -222,13 +222,13 @@ def test_a_plan_is_noted_with_the_packet_that_goes_with_it() -> None:
     mem.settle(mem.plan([a], [4]))
     (b,) = mem.admit([ms.Request("b")])
     mem.plan([a, b])
-    assert [(each.what, each.submit) for each in mem.changes] == [("claim", 1), ("claim", 2), ("plan", 2)]
+    assert [(each.what, each.submit) for each in mem.journal.changes] == [("claim", 1), ("claim", 2), ("plan", 2)]
 
 
 def test_spans_end_with_a_reset() -> None:
     *_, mem = served(1000, ms.Redirect(4), seed=1)
-    mem.reset()
-    assert {span.end is None for span in viz.holdings_over(mem.changes)} == {True, False}
+    mem.recover(keep=False)
+    assert {span.end is None for span in viz.holdings_over(mem.journal.changes)} == {True, False}
     spans = viz.holdings_over(mem.inspect())
     assert all(span.end is not None for span in spans) and any(span.emptied == "" for span in spans)
 
@@ -298,7 +298,7 @@ def test_colours_are_told_apart(sight: str, page: str) -> None:
 @pytest.mark.parametrize("page", ["light", "dark"])
 def test_the_bar_of_a_capacity_has_colours_that_are_told_apart(sight: str, page: str) -> None:
     plan = ms.capacity("qwen3_next", "36GB", context="32k", concurrency=8, host_memory="64GiB")
-    (bar,) = sheets.of(plan).bars
+    (bar,) = plan.sheet().bars
     shown = [kinds.kind(part.kind) for part in bar.parts]
     assert [kind.name for kind in shown] == ["planes", "tables", "KV pages", "staging of tiers"]
     assert alike(shown, sight, page) == {}

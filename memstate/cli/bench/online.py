@@ -123,14 +123,14 @@ class Online(Ours):
         self._fetches: list[Fetch | None] = [None] * size
         self._running: list[Row] = []  # in the order in which they came: the last one is request `_came - 1`
         self._kept: deque[Snapshot | None] = deque()
-        self._sessions = [self.mem.open_session(i) for i in range(2 * size if "sessions" in settings else 0)]
+        self._sessions = [self.mem.sessions.open(i) for i in range(2 * size if "sessions" in settings else 0)]
         self._length = [EVERY - 1] * len(self._sessions)  # of each conversation
         self._idle = size if self._sessions and not self.form.uses else 0  # sessions with a state and no turn to come
         if self._idle:
             texts = [_prompt(i, EVERY) for i in range(size)]
             rows = self.mem.admit([Request(i, tokens=texts[i], session=self._sessions[i]) for i in range(size)])
             self.mem.settle(self.mem.plan(rows, EVERY))
-            self.mem.release(rows, tokens=texts)
+            self.mem.end(rows, keep="cache", tokens=texts)
         for _ in range(2):  # all come; all end, and as many come
             self._change(size, self._texts(size))
             self._read(size)
@@ -162,17 +162,17 @@ class Online(Ours):
             return [_prompt(name, self._tokens) for name in names]
         ended = [name % len(self._sessions) for name in names]
         for which, row in zip(ended, self._running, strict=False):
-            self._length[which] = self.mem.length(row)
+            self._length[which] = self.mem.info(row).length
         return [_prompt(which, self._length[which]) for which in ended]
 
     def _change(self, changes: int, texts: list[range]) -> None:
         mem, rows, uses = self.mem, self._running[:changes], self.form.uses
         if rows and uses == "sessions":
-            mem.release(rows, tokens=texts)
+            mem.end(rows, keep="cache", tokens=texts)
         elif rows and uses == "cache":
-            mem.release(rows, [self.form.prompt] * changes, tokens=texts)
+            mem.end(rows, keep="cache", lengths=[self.form.prompt] * changes, tokens=texts)
         elif rows:
-            self._kept.extend(mem.release(rows, publish=[self.form.prompt] * changes))
+            self._kept.extend(mem.end(rows, keep="handle", lengths=[self.form.prompt] * changes))
             mem.drop([self._kept.popleft() for _ in range(len(self._kept) - self._size)])
         if changes:
             names = range(self._came, self._came + changes)
@@ -192,14 +192,14 @@ class Online(Ours):
     def _read(self, changes: int) -> None:
         """Takes the newest requests to the end of their prompts, where that is not timed."""
         rows, end = self._running[len(self._running) - changes :], self.form.prompt
-        if rows := [row for row in rows if self.mem.length(row) < end]:
-            self.mem.settle(self.mem.plan(rows, [end - self.mem.length(row) for row in rows]))
+        if rows := [row for row in rows if self.mem.info(row).length < end]:
+            self.mem.settle(self.mem.plan(rows, [end - self.mem.info(row).length for row in rows]))
 
     def wrong(self) -> str:
         """As many states must be cached as requests run, and none may be lost."""
-        self.mem.check()
+        self.mem.device.check()
         report, cached = self.mem.audit(), self.mem.stats().prefix
-        states = sum(each is not None for each in self._kept) + sum(info.states for info in self.mem.sessions())
+        states = sum(each is not None for each in self._kept) + sum(info.states for info in self.mem.sessions.infos())
         states += (cached.states if cached else 0) - self._idle
         return str(report) if not report.clean else "" if states == self._size else f"{states} states of {self._size}"
 

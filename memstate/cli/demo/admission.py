@@ -94,7 +94,7 @@ class Admission:
         """Returns the session of a request's conversation, opened if need be; None where it runs without."""
         number = work.conversation.number
         if number < self.config.sessions and number not in self._sessions:
-            self._sessions[number] = self.mem.open_session(f"conversation {number}")
+            self._sessions[number] = self.mem.sessions.open(f"conversation {number}")
         return self._sessions.get(number)
 
     def kept(self, work: Work) -> list[Snapshot]:
@@ -105,7 +105,7 @@ class Admission:
     def close_session(self, work: Work) -> None:
         """Closes the session of a request's conversation, if it has one."""
         if session := self._sessions.pop(work.conversation.number, None):
-            self.mem.close_session(session)
+            self.mem.sessions.close(session)
 
     def _fetched(self, waiting: list[Work]) -> list[Work]:
         """Begins a prefetch for each request; returns those at the front whose prefetches are over."""
@@ -127,7 +127,7 @@ class Admission:
 
     def _count(self, work: Work, row: Row) -> int:
         """Counts an admission; returns the tokens that it starts with."""
-        start, cached = self.mem.length(row), self.cache.leases[row.index].match.snapshot
+        start, cached = self.mem.info(row).length, self.cache.leases[row.index].match.snapshot
         self.meter.admissions += 1
         self.meter.prompt_tokens += len(work.tokens)
         self.meter.prefix_hit_tokens += start

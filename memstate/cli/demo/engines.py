@@ -15,7 +15,6 @@ from memstate.cli.demo.config import STRATEGIES, DemoConfig
 from memstate.cli.demo.mixers import state_layout
 from memstate.cli.demo.model import HybridModel, Memory, Slots
 from memstate.cli.demo.tiers import tiers_of
-from memstate.engine.chaos import Chaos
 from memstate.engine.manager import StateManager
 from memstate.engine.settings import Forward, Pages
 from memstate.engine.warmup import warm_up
@@ -27,6 +26,7 @@ from memstate.prefix.placement import placement_of
 from memstate.requests.steps import Step
 from memstate.requests.tracking import LazyPingPong, NoTracking, PingPong, Redirect, Tracking
 from memstate.state.planes import Planes
+from memstate.testing import Chaos, Faults
 from memstate.tiers import Store
 
 TRACKING: dict[str, type[Tracking]] = dict(zip(STRATEGIES, (NoTracking, PingPong, LazyPingPong, Redirect), strict=True))
@@ -57,6 +57,11 @@ class Engine:
         _require_fit(config, tracking, pages, pages_per_row)
         states = state_layout(size, config.model, config.order, config.state_order)
         kv, device = size.page_layout(config.page_size), torch.device(config.device)
+        faults = Faults.from_environment()
+        if config.fail_claims:
+            faults = Faults(Chaos(seed=config.seed, claims=config.fail_claims))
+        if faults is not None and store is not None:
+            store = faults.store(store)
         self.arena = Arena(states, config.slots, kv, pages, device) if config.engine == "arena" else None
         try:
             backend = Backend(config.backend, config.device)  # what a run counts is the manager's own
@@ -68,8 +73,9 @@ class Engine:
                 pages=Pages(count=pages, size=config.page_size, per_row=pages_per_row),
                 forward=Forward(in_place=self.in_place, grid=None if self.in_place else 1),
                 prefix=Prefix(placement=placement_of(config.placement)), tiers=tiers_of(config, store, self.kv),
-                chaos=Chaos(seed=config.seed, claims=config.fail_claims) if config.fail_claims else None,
             )  # fmt: skip
+            if faults is not None:
+                faults.inject(self.mem)
         except ValueError as error:
             raise InvalidArgument(str(error)) from error
         self.model = HybridModel(
@@ -80,8 +86,8 @@ class Engine:
         for storage, first in ((self.mem.planes, 0 if self.in_place else 1), (self.kv, 1)):
             for layer in (layer for plane in storage.values() for layer in plane):
                 layer[first:] = float("nan")  # whatever reads fresh memory shows
-        self.memory = memory_of(self.mem.planes, self.kv, self.mem.page_table)
-        self.marks = None if self.in_place else self.mem.marks
+        self.memory = memory_of(self.mem.planes, self.kv, self.mem.device.page_table)
+        self.marks = None if self.in_place else self.mem.device.marks
         self._nowhere = torch.zeros(config.batch, dtype=torch.int32, device=self.mem.backend.device)
 
     def slots(self, step: Step | StepRecord) -> Slots:

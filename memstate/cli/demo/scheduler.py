@@ -142,7 +142,7 @@ class Scheduler:
             "admit": self._admit,
             "publish": self._publish_due,
             "submit": self.mem.submit,
-            "read_slots": lambda: self.mem.read_slots([work.handle for work in self.running]),
+            "read_slots": lambda: self.mem.device.read_slots([work.handle for work in self.running]),
             "audit": lambda: self.mem.audit().raise_if_leaking(),
             "poll": self.mem.poll,
         }
@@ -205,14 +205,16 @@ class Scheduler:
         """Gives whole pages of running requests to the cache once they are confirmed, and snapshots with them."""
         page, due = self.config.page_size, []
         for work in self.running:
-            confirmed = self.mem.confirmed(work.handle)
+            confirmed = self.mem.info(work.handle).confirmed
             whole = confirmed // page * page
             if whole > work.published:
                 due.append(work)
                 if confirmed > whole:  # Redirect has the snapshot one step after the boundary; later it never will
                     work.published = whole
         if due:
-            self._watch(due, self.mem.publish([work.handle for work in due], tokens=[work.tokens for work in due]))
+            self._watch(
+                due, self.mem.publish([work.handle for work in due], keep="cache", tokens=[work.tokens for work in due])
+            )
 
     def _watch(self, works: Sequence[Work], snapshots: Sequence[Snapshot | None]) -> None:
         for work, snapshot in zip(works, snapshots, strict=True):
@@ -221,7 +223,9 @@ class Scheduler:
 
     def _retract_at_random(self) -> None:
         page, mem = self.config.page_size, self.mem
-        unlucky = [w for w in self.running if self.chance.retracts(w.retractions, mem.confirmed(w.handle) % page == 0)]
+        unlucky = [
+            w for w in self.running if self.chance.retracts(w.retractions, mem.info(w.handle).confirmed % page == 0)
+        ]
         if unlucky:
             self._retract(unlucky, "at random")
 
@@ -234,33 +238,35 @@ class Scheduler:
 
     def _finish(self, works: Sequence[Work]) -> None:
         for work in works:
-            self.meter.dead_entries += self.mem.length(work.handle) > self.mem.confirmed(work.handle)
-        self._keep(works, self.mem.release, "finished")
+            info = self.mem.info(work.handle)
+            self.meter.dead_entries += info.length > info.confirmed
+        self._keep(works, "finished")
         for work in works:
             self._end(work, "finished")
 
     def _abort(self, work: Work) -> None:
         self._see(work, "aborted")
-        self.mem.abort([work.handle])
+        self.mem.end([work.handle])
         self._end(work, "aborted")
 
     def _retract(self, works: Sequence[Work], why: str) -> None:
-        self._keep(works, self.mem.retract, "retracted")
+        self._keep(works, "retracted")
         for work in works:
             self._send_back(work, f"retracted, {why}")
 
-    def _keep(self, works: Sequence[Work], end: Callable[..., Sequence[Snapshot | None]], why: str) -> None:
-        """Ends rows with a call that gives their states to the cache."""
+    def _keep(self, works: Sequence[Work], why: str) -> None:
+        """Ends rows, whose states go to the cache."""
         for work in works:
             self._see(work, why)
-        self._watch(works, end([work.handle for work in works], tokens=[work.tokens for work in works]))
+        rows, tokens = [work.handle for work in works], [work.tokens for work in works]
+        self._watch(works, self.mem.end(rows, keep="cache", tokens=tokens))
 
     def _cancel(self, step: Step, batch: Batch) -> None:
         """The rows of a step that never ran are gone; their requests start over from what was kept."""
         tokens: list[list[int] | None] = [None] * self.config.batch
         for entry in batch.entries:
             tokens[entry.place] = entry.work.tokens
-        snapshots = self.mem.cancel(step, tokens=tokens)
+        snapshots = self.mem.cancel(step, keep="cache", tokens=tokens)
         self._watch([entry.work for entry in batch.entries], [snapshots[entry.place] for entry in batch.entries])
         for entry in batch.entries:
             self._send_back(entry.work, "cancelled")

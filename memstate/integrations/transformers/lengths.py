@@ -17,7 +17,7 @@ def ends_of(model: Any) -> tuple[frozenset[int], int | None]:
     return ends, min(ends) if pad is None and ends else pad
 
 
-class Counted:
+class Lengths:
     """How many tokens of each row are certain to be its own.
 
     `generate` feeds pads to rows that have ended while others go on, and tells nobody. A row that is fed a pad stops

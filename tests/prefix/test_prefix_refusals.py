@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 import memstate as ms
-from memstate.cli.replay.policies import POLICIES
+from memstate.cli.policies import POLICIES
 from memstate.kernels.dispatch import Backend
 from memstate.prefix.policies import Lru, LruPages
 from memstate.prefix.tree import Node

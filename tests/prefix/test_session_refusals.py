@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import memstate as ms
-from memstate.cli.replay.policies import POLICIES
+from memstate.cli.policies import POLICIES
 from memstate.prefix.policies import Lru, LruPages, ReturnRate
 from memstate.prefix.tree import Node
 from tests.support import owners

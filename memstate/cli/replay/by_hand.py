@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import median
 
+from memstate.cli.policies import prefix_of
 from memstate.cli.replay.foresight import Foresight, ForesightPages, Future
-from memstate.cli.replay.policies import prefix_of
 from memstate.cli.replay.report import Replayed, ideal
 from memstate.cli.traces import BLOCK, TraceRequest
 from memstate.kernels.dispatch import Backend
@@ -75,7 +75,7 @@ def replay(
         requests: The trace; each fits the pages.
         states: States that fit.
         pages: KV pages that fit.
-        policy: A name of `memstate.cli.replay.policies.POLICIES`. None: the clairvoyant bound.
+        policy: A name of `memstate.cli.policies.POLICIES`. None: the clairvoyant bound.
         start: Fraction of the requests that only warm the cache up.
         progress: Called with requests done and to do.
 

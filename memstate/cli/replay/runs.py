@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from memstate.checks import INT32_MAX, is_count
+from memstate.cli.policies import POLICIES, prefix_of
 from memstate.cli.replay import by_hand
-from memstate.cli.replay.policies import POLICIES, prefix_of
 from memstate.cli.replay.report import Progress, Replayed, ideal, part_of
 from memstate.cli.replay.requests import Units, numbered, served
 from memstate.cli.replay.serving import InUnits, Serving, Tally

@@ -41,7 +41,7 @@ APART = {"state": "slots", "slots": "state"}  # one allocator can serve the plan
 VIEWS = {
     "viz": (
         "viz.", "slots.inspect.", "slots.journal.", "slots.audit.", "state.layout.", "stats.", "kernels.levels.",
-        "kernels.tables.", "checks.", "errors.",
+        "kernels.tables.", "checks.", "errors.", "sheet.", "sizes.",
     )
 }  # fmt: skip
 SHOWING = "sheet"  # what objects of every layer inherit to show themselves: it loads `viz` when one is shown
@@ -109,7 +109,7 @@ def direction(name: str, tree: ast.Module) -> list[str]:
 def early(name: str, tree: ast.Module) -> list[str]:
     """Imports of pictures that run before an object is shown."""
     found = [target for node in tree.body if not isinstance(node, ast.ClassDef) for target in imported(node)]
-    return [f"{name} imports {target} too early" for target in found if name == SHOWING and "memstate" in target]
+    return [f"{name} imports {target} too early" for target in found if name == SHOWING and "memstate.viz" in target]
 
 
 def kernel_direction(name: str, tree: ast.Module) -> list[str]:

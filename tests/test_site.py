@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import memstate
+
 from tests.support.sources import ROOT
 from tests.support.sources import sources as modules
 
@@ -107,7 +109,8 @@ def unnamed(anchors: set[str]) -> Iterator[str]:
 
 def exported() -> Iterator[tuple[str, str]]:
     """Every package of the library with the names in its `__all__`."""
-    for path in (ROOT / "memstate").rglob("__init__.py"):
+    yield from (("memstate", name) for name in memstate.__all__ if name != "__version__")
+    for path in (ROOT / "memstate").rglob("*/__init__.py"):
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
                 for name in ast.literal_eval(node.value):

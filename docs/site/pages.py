@@ -113,8 +113,10 @@ def ops() -> list[Entry]:
 
 
 def exported(module: str) -> list[str]:
-    """The names in `__all__` of a module; none without it."""
-    values = (node.value for node in parsed(module).body if isinstance(node, ast.Assign) and named(node, "__all__"))
+    """The names in `__all__` of a module; none without it. memstate computes its own from what it imports."""
+    values = [node.value for node in parsed(module).body if isinstance(node, ast.Assign) and named(node, "__all__")]
+    if module == "memstate":
+        return sorted(name for name, source in imports(module).items() if not name.startswith("_") and source)
     return [name for value in values for name in ast.literal_eval(value)]
 
 

@@ -83,8 +83,8 @@ def holdings_over(changes: Changes) -> list[Span]:
     journal has noted that packet already.
 
     Args:
-        changes: `mem.changes`, or the `changes` of an inspection, oldest first. Or an inspection itself: it also has
-            the registers that no change names, the lengths, and the present names of owners.
+        changes: `mem.journal.changes`, or the `changes` of an inspection, oldest first. Or an inspection itself: it
+            also has the registers that no change names, the lengths, and the present names of owners.
 
     Raises:
         InvalidArgument: This is no list of changes.
@@ -111,7 +111,7 @@ def group_of(kind: str, owner: str, rows: Mapping[str, str] | None = None) -> st
 
     Args:
         kind: Kind of the owner.
-        owner: Its name, as `StateManager.owner` gives it.
+        owner: Its name, as an inspection gives it.
         rows: `row 1` -> the group of the request there, to which the states at its marks belong.
     """
     if match := _REQUEST.fullmatch(owner):
@@ -207,7 +207,7 @@ def _kind_of(owner: str) -> str:
 
 def _read(changes: Iterable[Change | Mapping[str, Any]]) -> Sequence[Change]:
     """Returns changes in their order. Raises: InvalidArgument for anything else."""
-    expected = "expected `mem.changes`, the `changes` of an inspection, or an inspection"
+    expected = "expected `mem.journal.changes`, the `changes` of an inspection, or an inspection"
     if not isinstance(changes, Iterable) or isinstance(changes, str | Mapping):
         raise InvalidArgument(f"{changes!r}: {expected}")
     found = []

@@ -23,7 +23,7 @@ def timeline(changes: Changes) -> Figure:
     state in tokens, where there is room. A line joins a state that moved.
 
     Args:
-        changes: `mem.changes`, the `changes` of an inspection, or an inspection.
+        changes: `mem.journal.changes`, the `changes` of an inspection, or an inspection.
 
     Raises:
         InvalidArgument: This is no list of changes, there is none in it, or there are more than 200 lines.
@@ -40,7 +40,7 @@ def timeline(changes: Changes) -> Figure:
     if len(lines) > MOST_LINES:
         raise InvalidArgument(
             f"timeline: {len(lines)} registers of {len(spans)} spans, expected 1..{MOST_LINES}: draw a part of "
-            "mem.changes, such as mem.changes[-100:]"
+            "mem.journal.changes, such as mem.journal.changes[-100:]"
         )
     first, last = bounds(spans)
     inch = 0.26 if len(lines) <= TALL else 0.26 * TALL / len(lines)

@@ -48,7 +48,8 @@ def values(found: Samples, name: str, label: str, manager: str = "main") -> dict
 
 
 def test_a_scrape_over_http_has_every_figure_and_the_official_parser_reads_it() -> None:
-    mem = manager(below=True, chaos=ms.testing.Chaos(seed=3, admissions=0.1), debug=True)  # which refuses other threads
+    mem = manager(below=True, debug=True)  # which refuses other threads
+    ms.testing.Faults(ms.testing.Chaos(seed=3, admissions=0.1)).inject(mem)
     with metrics.serve(mem, 0, tenant=str, steps=True) as server:
         talk = mem.sessions.open("talk")
         for who in range(8):
@@ -92,7 +93,7 @@ class Noted:
 
 
 def test_O4_every_field_of_the_figures_is_exported() -> None:
-    mem = manager(below=True, chaos=ms.testing.Chaos())
+    mem = ms.testing.Faults(ms.testing.Chaos()).inject(manager(below=True))
     reading = Source(mem, str, 3, True).read()
     assert isinstance(reading, Reading)
     seen: dict[type, set[str]] = defaultdict(set)

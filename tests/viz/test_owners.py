@@ -99,7 +99,7 @@ def test_a_name_that_says_nothing_does_not_replace_one() -> None:
 
 @pytest.mark.parametrize("wrong", [7, "ab", [1], [{"serial": 1}], {"serial": 1}, None])
 def test_what_is_no_list_of_changes_is_refused(wrong: Any) -> None:
-    with pytest.raises(ms.InvalidArgument, match=r"expected `mem\.changes`"):
+    with pytest.raises(ms.InvalidArgument, match=r"expected `mem\.journal\.changes`"):
         viz.holdings_over(wrong)
 
 
@@ -189,7 +189,7 @@ def test_spans_of_a_running_manager_end_where_its_registers_are(tracking: ms.Tra
         seen = mem.inspect()
         now = {span.register: (span.kind, span.owner) for span in viz.holdings_over(seen) if span.end is None}
         assert now == owners
-        shown = {kind: count for kind, count in mem._reports.overview()["slots"].items() if count}
+        shown = {part.kind: part.size for part in mem.sheet().bars[0].parts}
         assert shown == Counter(kind for kind, _ in viz.holdings(seen))
         rows = {f"row {row['row']} (request {row['id']!r})" for row in seen.rows}
         assert {span.group for span in viz.holdings_over(seen) if span.end is None} <= {

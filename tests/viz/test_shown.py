@@ -19,7 +19,7 @@ from rich.console import Console
 import memstate as ms
 from memstate import viz
 from memstate.prefix.policies import Lru
-from memstate.sheet import Bar, Part, Section, Sheet
+from memstate.sheet import Bar, Part, Section, Sheet, Shown
 from memstate.slots.inspect import Inspection
 from memstate.viz import kinds
 from memstate.viz.text import widths
@@ -137,7 +137,7 @@ def legend(each: Any) -> dict[str, str]:
 def test_a_manager_shows_slots_bytes_tokens_and_records() -> None:
     mem, _kept = busy()
     found = [bar.title for bar in mem.sheet().bars]
-    whole = mem.planes.nbytes + mem._reports.overview()["tables"]
+    whole = mem.planes.nbytes + sum(part.size for part in mem.sheet().bars[1].parts if part.kind == "tables")
     assert found[0] == f"24 slots of {LAYOUT.bytes_per_slot} B" and found[2].endswith("prompt tokens of 4 requests")
     slots, memory, prompts, records = mem.sheet().bars
     assert sum(part.size for part in slots.parts) == 24 and sum(part.size for part in memory.parts) == whole

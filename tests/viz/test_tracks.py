@@ -71,7 +71,7 @@ def test_many_lines_fit_a_page() -> None:
     [
         ([], "timeline: no changes to draw: no slot had an owner yet, or the manager has no journal"),
         ([Change(at, 1, "claim", at, "live", "x", 0) for at in range(1, 202)], "timeline: 201 registers of 201 spans"),
-        ("ab", "expected `mem.changes`"),
+        ("ab", "expected `mem.journal.changes`"),
     ],
     ids=["none", "many", "text"],
 )

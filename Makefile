@@ -81,7 +81,7 @@ compile-matrix: $(TOOLS) ## compile with the oldest, the installed and the newes
 	$(BIN)/python -m tests.proof.compile_matrix $(ARGS)
 
 docs: $(TOOLS) ## write the pages that are made from the code, then build the site in build/site; a warning is an error
-	$(BIN)/python -m memstate.cli.support > docs/strategies.md.new && mv docs/strategies.md.new docs/strategies.md
+	$(BIN)/python docs/site/strategies.py > docs/strategies.md.new && mv docs/strategies.md.new docs/strategies.md
 	$(BIN)/python -m memstate.metrics.dashboard > docs/grafana.json.new && mv docs/grafana.json.new docs/grafana.json
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 

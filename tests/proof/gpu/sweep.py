@@ -38,9 +38,6 @@ class Kept:
         result |= {"tried": 0, "trials": []}
         self._machine, self._result = machine, result
 
-    def find(self, kernel: str, key: str, config: Config) -> None:
-        """None was made before."""
-
     def add(self, trial: tuning.Trial) -> None:
         """Notes one, and what is wrong with it."""
         found = self._result
@@ -76,7 +73,7 @@ def prove(machine: Machine, result: Result) -> None:
     try:
         outcome = tuning.sweep(
             TOY_MODEL if toy else MODEL, TOY_KERNELS if toy else tuning.KERNELS, stop=lambda: machine.left < LAST,
-            log=lambda *_: kept, **given,
+            found=kept.add, **given,
         )  # fmt: skip
     except TooSlow as error:  # the device's own copy, beside which trials stand
         raise TimeIsUp(f"{result['tried']} configurations; {error}") from error

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import memstate as ms
-from memstate.cli.support import FEATURES, STRATEGIES, Feature, cell, page
+from docs.site.strategies import FEATURES, STRATEGIES, Feature, cell, page
 from memstate.kernels.dispatch import Backend
 from memstate.prefix.placement import Ends
 from tests.support.build import build
@@ -16,7 +16,7 @@ from tests.support.planes import MAKERS, I, Loop, fold
 from tests.support.prefill import Prefill
 from tests.support.scan import scan
 
-PAGE = Path(__file__).parents[2] / "docs" / "strategies.md"
+PAGE = Path(__file__).parents[1] / "docs" / "strategies.md"
 
 
 def check(loop: Loop, rows: Sequence[ms.Row]) -> None:

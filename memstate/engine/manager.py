@@ -151,15 +151,25 @@ class StateManager(NotCopied, Shown):
         self._debug = debug
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if hasattr(self, name) and name != "__class__":
+        self._require_free(name)
+        super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        self._require_free(name)
+        super().__delattr__(name)
+
+    def _require_free(self, name: str) -> None:
+        """Refuses to change an attribute that is there. A method can be wrapped.
+
+        Raises:
+            AttributeError: the attribute is there.
+        """
+        method = getattr(type(self), name, None)
+        if isinstance(method, property) or (method is None and name in self.__dict__):
             raise AttributeError(
                 f"mem.{name} cannot be reassigned: all parts of the manager use what it has; change what is in it, or "
                 "build another StateManager"
             )
-        super().__setattr__(name, value)
-
-    def __delattr__(self, name: str) -> None:
-        raise AttributeError(f"mem.{name} cannot be deleted: all parts of the manager use it")
 
     if not TYPE_CHECKING:
 

@@ -157,19 +157,19 @@ def test_a_model_that_checkpoints_gradients_is_refused() -> None:
         model.eval()
 
 
-@pytest.mark.parametrize("how", ["reset", "recover"])
-def test_rows_that_the_manager_ended_stop_neither_abort_nor_close(how: str, answer: list[int]) -> None:
+@pytest.mark.parametrize("keep", [True, False])
+def test_rows_that_the_manager_ended_stop_neither_abort_nor_close(keep: bool, answer: list[int]) -> None:
     server = server_of()
     server.submit(prompt("first"))
     server.step()
-    getattr(server.mem, how)()
+    server.mem.recover(keep=keep)
     server.submit(prompt("second", TEXT[:4]))
     server.admit()
     assert [one.reason for one in server.abort("first")] == ["aborted"]
     assert list(answers_of(server)) == ["second"]
     server.submit(prompt("third"))
     server.step()
-    getattr(server.mem, how)()
+    server.mem.recover(keep=keep)
     server.close()
     require_free(server)
     server.submit(prompt("fourth"))

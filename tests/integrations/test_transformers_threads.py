@@ -269,7 +269,7 @@ def test_rows_that_could_not_be_aborted_are_aborted_later(monkeypatch: pytest.Mo
         server.submit(prompt(number))
     server.step()
     with monkeypatch.context() as patch:
-        for call in ("abort", "poll"):
+        for call in ("end", "poll"):
             patch.setattr(server.mem, call, raising(ms.Broken("close_session")))
         with pytest.raises(ms.Broken):
             server.step()

@@ -240,15 +240,6 @@ def test_launch_is_refused_where_it_would_run_a_step_again(backend: Backend) -> 
     scan(mem)
 
 
-def test_an_empty_batch_is_replayed(backend: Backend) -> None:
-    mem = on(backend, LAYOUT, slots=8, max_requests=2)
-    (row,) = mem.admit([ms.Request("a")])
-    mem.settle(mem.plan([], replay=lambda: mem.launch(0)))
-    mem.settle(mem.plan([row], replay=lambda: mem.launch(1)))
-    assert mem.length(row) == 1
-    scan(mem)
-
-
 @pytest.mark.parametrize("how", ["raises", "another batch"])
 def test_an_error_in_the_replay_breaks_the_manager_until_it_recovers(backend: Backend, how: str) -> None:
     mem = on(backend, LAYOUT, slots=8, max_requests=3)

@@ -54,16 +54,6 @@ def test_B9_a_group_among_recorded_commands(mem: StateManager) -> None:
     mem.check()
 
 
-def test_B5_checking_with_commands_recorded_keeps_the_count(mem: StateManager) -> None:
-    mem.admit(requests(3))
-    mem.pool.check()
-    assert mem.free_slots == 1
-    with pytest.raises(OutOfSlots):
-        mem.admit(requests(2))
-    scan(mem)
-    mem.check()
-
-
 def test_B5_a_claim_that_reconciles_keeps_what_is_recorded(mem: StateManager) -> None:
     """The claim has to ask the device for the count, which does not know yet of the rows just admitted."""
     ids = mem.pool.claim(2)

@@ -34,10 +34,10 @@ def manager(device: str = "cuda:1", **settings: object) -> ms.StateManager:
     return ms.StateManager(LAYOUT, device=device, backend="reference", **(usual | settings))  # type: ignore[arg-type]
 
 
-def tiered(device: str = "cuda:1", **settings: object) -> ms.StateManager:
+def tiered(device: str = "cuda:1") -> ms.StateManager:
     """With a prefix cache, and host memory below it that takes states as soon as they are cached."""
     kv = ms.Planes(KV, 24, ms.Backend("reference", device))
-    tiers = ms.Tiers(model="toy", host_slots=8, host_pages=24, kv=kv, write="through", load_threshold=1, **settings)  # type: ignore[arg-type]
+    tiers = ms.Tiers(model="toy", host_slots=8, host_pages=24, kv=kv, write="through")
     return manager(
         device, pages=ms.Pages(count=24, size=PAGE, per_row=8), prefix=ms.Prefix(Lru(), LruPages()), tiers=tiers
     )
@@ -240,17 +240,8 @@ def test_what_a_forward_calls_can_be_captured_and_comes_on_any_stream(cuda: Fake
         mem.planes.scrub_null()
         mem.scrub_null()
         ops.gather_slots(mem.planes["s"], step.read, out)
-        mem.tiers.wait_layer("state", 0)  # type: ignore[union-attr]
         assert mem.length(rows[0]) and mem.confirmed(rows[0]) and mem.stats() and mem.free_slots
     assert cuda.work[-1].stream is side
-
-
-def test_a_graph_cannot_hold_the_wait_for_a_layer(cuda: FakeCuda) -> None:
-    mem = tiered(layerwise=True)
-    with cuda.capture(cuda.new_stream(1)), pytest.raises(ms.InvalidArgument, match="captures a CUDA graph"):
-        mem.tiers.wait_layer("state", 0)  # type: ignore[union-attr]
-    with torch.cuda.stream(cuda.new_stream(1)):
-        mem.tiers.wait_layer("state", 0)  # type: ignore[union-attr]
 
 
 def test_the_first_call_decides_the_stream_behind_the_construction(cuda: FakeCuda) -> None:

@@ -3,8 +3,6 @@
 `Prefill` compares each state with the fold of its tokens, and KV with the tokens themselves. Pages of 4 tokens.
 """
 
-import random
-from collections.abc import Sequence
 from pathlib import Path
 from unittest import mock
 
@@ -266,14 +264,6 @@ def test_M2_packed_rows_keep_states_where_the_batch_has_them(backend: Backend) -
     at.land()
     assert {len(tokens) for tokens in at.states_by_prefix()} == {100, 156, 412, 600}
     at.look()
-
-
-def test_three_suffixes_behind_one_prefix_of_257(backend: Backend) -> None:
-    """The second finds KV and no state; it leaves one where they part, which the third starts from."""
-    for gives, start in (("1", 256), ("4", 256), ("8", 256)):
-        at = Prefill(backend, "redirect", gives, every=64, page=8, pages=200, slots=16)
-        shared = [7 * n % 1001 for n in range(257)]
-        assert [at.turn([*shared, *[2000 + n] * 40], most=1000) for n in range(3)] == [0, 0, start]
 
 
 # -- what happens between plan and settle ---------------------------------------------------------------
@@ -548,45 +538,6 @@ def test_a_limit_stops_marks_where_slots_are_free(backend: Backend) -> None:
         at.mem.cancel(step)
         (row,) = at.admit(ms.Request(limit, tokens=T[:23]))
     at.mem.abort([row])
-
-
-# -- at random ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_a_random_mix_of_prompts_decodes_and_ends(seed: int, backend: Backend) -> None:
-    """Chunks, grids, overlap, cancelled steps, forks, aborts, few slots; `look` after each round."""
-    choose = random.Random(seed)
-    name = ("ping-pong", "lazy", "redirect", "none")[seed]
-    gives = choose.choice(["1", "4", "8 packed", "ends"])
-    overlap = choose.random() < 0.5
-    more = {"overlap": overlap, "direct_hits": choose.choice([None, True, False])}
-    at = server(backend, name, gives, choose.choice([None, Ends(8)]), slots=14, rows=4, pages=80, **more)
-    rows: list[ms.Row] = []
-    for _ in range(60):
-        if len(rows) < 4 and choose.random() < 0.5:
-            tokens = [*T[: choose.randrange(1, 24)], *[choose.randrange(50, 53)] * choose.randrange(1, 9)]
-            try:
-                rows.append(at.start(tokens, snapshot_at=[choose.randrange(0, 9) * PAGE]))
-            except (ms.OutOfSlots, ms.OutOfPages):
-                assert rows
-        going: Sequence[ms.Row] = choose.sample(rows, choose.randrange(0, len(rows) + 1))
-        if going:
-            at.go(going, choose.choice(CHUNKS), obey=choose.random() < 0.5)
-        what = choose.random()
-        if rows and what < 0.3:
-            at.land()
-            row = rows.pop(choose.randrange(len(rows)))
-            if what < 0.1:
-                at.mem.abort([row])
-            elif what < 0.2:
-                at.end([row])
-            else:
-                at.mem.retract([row], tokens=[at.text[row]])
-        at.look()
-    at.land()
-    at.end(rows)
-    at.empty()
 
 
 # -- what else looks at marks ---------------------------------------------------------------------------

@@ -6,7 +6,6 @@ A hollow node is remembered, and its KV is gone.
 from collections.abc import Hashable
 from itertools import count
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -189,23 +188,6 @@ def test_a_prompt_computed_bit_by_bit_is_one_node() -> None:
     assert tree.pages_to(first) == [1, 2, 3, 4, 5]
     tree.unlease(first)
     assert tree.leased_pages == 0
-
-
-@pytest.mark.parametrize("why", ["state", "evicted", "children"])
-def test_a_node_at_whose_end_something_happened_stays_as_long_as_it_is(why: str) -> None:
-    tree = Tree(UNIT)
-    node, _ = tree.insert(Prompt(key_of(1, 2), None), [1, 2])
-    if why == "state":
-        node.snapshot = Snapshot(1, 1, 4)
-    elif why == "evicted":
-        node.evicted = True
-    else:
-        tree.insert(Prompt(key_of(1, 2, 9), None), [1, 2, 9])
-        node = next(iter(tree.roots[None].children.values()))
-        tree.insert(Prompt(key_of(1, 2, 8), None), [1, 2, 8])  # splits at 2, where the first key ended
-        node = next(iter(tree.roots[None].children.values()))
-    longer, had = tree.insert(Prompt(key_of(1, 2, 3), None), [1, 2, 3])
-    assert had == 2 and longer is not node and longer.parent is node and node.end == 2 and longer.pages == [3]
 
 
 def test_B43_the_upper_part_of_a_split_node_has_no_state_and_the_lower_one_keeps_it() -> None:

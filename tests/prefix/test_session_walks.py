@@ -1,149 +1,12 @@
-"""Conversations at random, several at once: whatever turns do, everything adds up and comes back at the end. Then
-misuse that would cost a conversation, and what is not to be counted twice.
-"""
-
-import random
-from array import array
+"""Misuse that would cost a conversation, and what is not to be counted twice. I = 4, pages of 2 tokens."""
 
 import pytest
-import torch
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
-from tests.support import owners
-from tests.support.talks import TEXT, Talks, counts, fork, row_holds_nothing, told
-from tests.support.ways import every_way_and_cache
+from tests.support.talks import TEXT, Talks, told
 
 pytestmark = pytest.mark.sample(interpreter=0)  # without MEMSTATE_PROOF the reference alone
-
-
-BACK_PRESSURE = (ms.OutOfSlots, ms.OutOfPages, ms.OutOfRows)
-WEIGHTS = {
-    "open": 2, "close": 1, "begin": 6, "run": 8, "publish": 2, "finish": 2, "end": 3, "abort": 2, "cancel": 1,
-    "fork": 1, "evict": 1, "sleep": 1,
-}  # fmt: skip
-
-
-class Walk:
-    """Sessions with their histories, and rows with their sessions and texts."""
-
-    def __init__(self, talks: Talks, choose: random.Random) -> None:
-        self.talks, self.mem, self.choose = talks, talks.mem, choose
-        self.history: dict[ms.Session, list[int]] = {}
-        self.rows: dict[ms.Row, tuple[ms.Session | None, list[int]]] = {}
-        self.resumed = self.refused = 0
-
-    def step(self) -> None:
-        """One operation; some need something to work on."""
-        (name,) = self.choose.choices(list(WEIGHTS), list(WEIGHTS.values()))
-        row = self.choose.choice(list(self.rows)) if self.rows else None
-        if name in ("open", "close", "begin", "evict", "sleep"):
-            getattr(self, name)()
-        elif row:
-            try:
-                getattr(self, name)(row)
-            except BACK_PRESSURE:
-                self.talks.land()
-        self.talks.look()
-
-    def open(self) -> None:
-        if len(self.history) < 4:
-            self.history[self.mem.open_session(len(self.history))] = []
-
-    def close(self) -> None:
-        for session in [one.session for one in self.mem.sessions() if not one.running][:1]:
-            self.mem.close_session(session)
-            del self.history[session]
-
-    def begin(self) -> None:
-        """A turn that goes on, one with an edited history, or a request without a session."""
-        idle = [one.session for one in self.mem.sessions() if not one.running]
-        session = self.choose.choice([*idle, None])
-        text = list(self.history[session]) if session else [1, 2, 3] * self.choose.randrange(5)
-        if self.choose.random() < 0.2:
-            text = text[: self.choose.randrange(len(text) + 1)]
-        text = [*text, *self.tokens(1, 7)][:30]
-        salt = self.choose.choice([None] * 9 + ["x"])
-        before, expected = (counts(self.talks), session and self.talks.kept(session)), self.start(session, text, salt)
-        try:
-            row = self.talks.turn(text, session, salt=salt)
-        except BACK_PRESSURE:
-            assert before == (counts(self.talks), session and self.talks.kept(session))
-            self.refused += 1
-            return
-        assert self.mem.length(row) == self.mem.confirmed(row) == expected
-        self.resumed += session is not None and expected > 0
-        self.rows[row] = session, text
-
-    def start(self, session: ms.Session | None, text: list[int], salt: str | None) -> int:
-        """Where a request must begin: with the longest state, of session or cache, that its prompt begins with."""
-        found = [self.mem.match(text, salt).length if self.mem.prefix else 0]
-        if session and owners.session(self.mem, session).prompt.salt == salt:
-            kept, tokens = self.talks.kept(session), owners.session(self.mem, session).prompt.key
-            found += [n for n in kept if n < len(text) and tokens[: 8 * n] == array("q", text[:n]).tobytes()]
-        return max(found)
-
-    def tokens(self, least: int, most: int) -> list[int]:
-        return [self.choose.randrange(1, 3) for _ in range(self.choose.randint(least, most))]
-
-    def run(self, row: ms.Row, **how: bool) -> None:
-        if self.mem.length(row) < 36:
-            text = self.rows[row][1]
-            told = text if len(text) > self.mem.length(row) else [*self.talks.fed[row], *self.tokens(1, 5)]
-            self.talks.run(row, told[: self.mem.length(row) + self.choose.randint(1, 12)], **how)
-
-    def publish(self, row: ms.Row) -> None:
-        if self.mem.prefix:
-            self.mem.publish([row], tokens=[self.talks.fed[row]])
-
-    def finish(self, row: ms.Row) -> None:
-        """The end with one step more in flight."""
-        self.run(row, dead=self.mem.overlap)
-        self.end(row)
-
-    def end(self, row: ms.Row) -> None:
-        session, _ = self.rows.pop(row)
-        if session:
-            self.history[session] = self.talks.known(row)
-        self.talks.end(row) if session or self.mem.prefix else self.mem.release([row])
-        assert row_holds_nothing(self.mem, row.index)
-
-    def abort(self, row: ms.Row) -> None:
-        del self.rows[row]
-        self.mem.abort([row])
-
-    def cancel(self, row: ms.Row) -> None:
-        session, _ = self.rows[row]
-        step, tokens = self.talks.feed([row], [[1]], run=False), self.talks.fed[row][:-1]
-        del self.rows[row]
-        self.mem.cancel(step, tokens=[tokens] if session and self.choose.random() < 0.5 else None)
-
-    def fork(self, row: ms.Row) -> None:
-        for new in fork(self.talks, row, "fork"):
-            self.rows[new] = None, self.rows[row][1]
-
-    def evict(self) -> None:
-        if self.mem.prefix:
-            self.mem.prefix.evict_states(self.choose.randrange(3))
-            self.mem.prefix.evict_pages(self.choose.randrange(5))
-
-    def sleep(self) -> None:
-        self.mem.sleep()
-        self.mem.wake()
-
-
-@pytest.mark.sample(6, interpreter=1)
-@every_way_and_cache
-def test_B70_open_run_close_leaves_the_counts_as_before(
-    backend: Backend, name: str, overlap: bool, cache: bool, generator: torch.Generator
-) -> None:
-    choose = random.Random(int(torch.randint(2**31, (1,), generator=generator)))
-    room = {"slots": choose.choice([10, 16, 24]), "pages": choose.choice([30, 80])}
-    talks = Talks(backend, name, overlap, cache, **room)
-    walk = Walk(talks, choose)
-    for _ in range(120 if backend.name == "reference" else 12):
-        walk.step()
-    talks.land()
 
 
 def idle(backend: Backend, cache: bool = False, **settings: object) -> tuple[Talks, ms.Session]:
@@ -193,13 +56,6 @@ def test_B36b_a_cancelled_step_says_nothing_of_a_turn_that_has_one_of_its_rows_n
 def test_B70_a_state_lost_for_want_of_a_holder_is_counted(backend: Backend) -> None:
     talks, session = idle(backend, snapshots=0)
     assert talks.kept(session) == [] and talks.mem.stats().refused == 1
-
-
-def test_B74_states_of_sessions_are_not_called_evictable(backend: Backend) -> None:
-    talks, _ = idle(backend, slots=1)
-    with pytest.raises(ms.OutOfSlots) as refusal:
-        talks.mem.admit([ms.Request("a"), ms.Request("b")])
-    assert refusal.value.evictable == 0 and refusal.value.in_sessions == 1
 
 
 def test_B17_a_refusal_for_want_of_pages_gives_up_none(backend: Backend) -> None:

@@ -66,15 +66,12 @@ class TierStats(Shown):
     """Host memory and storage: what is held now, and since the start what moved.
 
     Attributes:
-        dense_states: states in dense records on the device.
-        dense_records: dense records that exist.
         host_states: states in host memory.
         host_state_records: records for states that exist.
         host_pages: pages in host memory.
         host_page_records: records for pages that exist.
         host_bytes: memory of the host.
         staging_bytes: memory of the device.
-        dense_hit_tokens: prompt tokens beyond what the tree had, found in dense records.
         host_hit_tokens: the same, found in host memory.
         storage_hit_tokens: the same, found in storage; prefetched ones count here.
         states_out: copied from the device to host memory.
@@ -97,15 +94,12 @@ class TierStats(Shown):
         prefetch: of storage, where there is one.
     """
 
-    dense_states: int
-    dense_records: int
     host_states: int
     host_state_records: int
     host_pages: int
     host_page_records: int
     host_bytes: int
     staging_bytes: int
-    dense_hit_tokens: int
     host_hit_tokens: int
     storage_hit_tokens: int
     states_out: int

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import memstate as ms
-from memstate.tiers import HandOver
+from memstate.integrations.handover import HandOver
 from memstate.tiers.stores import mooncake
 from tests.support.fake_cuda import FakeCuda, Stream, fake_cuda, launching
 from tests.support.sources import ROOT

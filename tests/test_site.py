@@ -122,8 +122,8 @@ def differences(source: Path, page: Page) -> Iterator[str]:
 
 
 def test_a_name_that_is_nowhere_is_found() -> None:
-    anchors = {f"{package}.{name}" for package, name in exported()} - {"memstate.tiers.HandOver"}
-    assert list(unnamed(anchors)) == ["memstate.tiers.HandOver"]
+    anchors = {f"{package}.{name}" for package, name in exported()} - {"memstate.integrations.handover.HandOver"}
+    assert list(unnamed(anchors)) == ["memstate.integrations.handover.HandOver"]
 
 
 def test_a_list_that_the_site_does_not_see_is_found(tmp_path: Path) -> None:

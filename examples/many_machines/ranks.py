@@ -5,7 +5,7 @@ from multiprocessing.synchronize import Barrier
 import torch.distributed as dist
 from toy import MODEL, PAGE, WHOLE, manager, open_store, report, serve
 
-from memstate.tiers import HandOver
+from memstate.integrations.handover import HandOver
 
 LETTER = list(range(500, 532))  # tokens that the prompts begin with
 

@@ -210,8 +210,6 @@ class StateManager(Recovery):
         self._cache = PrefixCache(prefix, *parts)
         self.prefix = self._cache if self._cache.enabled else None
         copied = tuple(plane.name for plane in layout.planes if in_place or not plane.rewritten_each_step)
-        if tiers is not None and copied:  # the plan copies whole states first, so they cannot arrive layer by layer
-            tiers = replace(tiers, layerwise=False)
         below = None
         if tiers is not None:
             below = self._faults.tiers(tiers, self.planes, self._cache, self._commands, self._pages)
@@ -231,7 +229,7 @@ class StateManager(Recovery):
                 moves=bool(forward.direct_hits) or self.tracking.reads_old_slot,
                 snapshots=self._mirror.lanes > 0 and not self.tracking.reads_old_slot,
                 marks=forward.grid is not None,
-                guards=tiers is None or not tiers.layerwise,
+                guards=True,
             )  # fmt: skip
         self._stepping = self._faults.stepping(
             self._commands, self._table, self._pages, self._mirror, self._holdings, self._marks, self._log,

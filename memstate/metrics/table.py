@@ -136,7 +136,6 @@ def _records(reading: Reading) -> Sequence[Sample]:
     places = (
         ("host", "state", tiers.host_states, tiers.host_state_records),
         ("host", "page", tiers.host_pages, tiers.host_page_records),
-        ("device", "state", tiers.dense_states, tiers.dense_records),
     )
     return [
         sample
@@ -293,7 +292,7 @@ FIGURES: Final[tuple[Figure, ...]] = (
     _counter(
         "memstate_tier_hit_tokens",
         "Of the hit tokens, those beyond what the device had, by where their state was.",
-        _of(_tiers, device="dense_hit_tokens", host="host_hit_tokens", storage="storage_hit_tokens"),
+        _of(_tiers, host="host_hit_tokens", storage="storage_hit_tokens"),
         "place",
     ),
     _counter("memstate_tier_copies", "States and pages copied between device and host.", _copies, "kind", "direction"),

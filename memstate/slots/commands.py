@@ -93,7 +93,7 @@ class CommandBuffer:
         self.journal: Journal | None = None
         registers.allocator.send_before_use(self)
         self._run_data = run_data
-        self._first: list[WeakMethod[Callable[[Packet | None], None]]] = []
+        self._first: WeakMethod[Callable[[], None]] | None = None
         self.queue: list[Packet | Action] = []
         self._sending: Packet | Action | None = None  # taken from the queue, not yet sent as a whole
         self.step = torch.zeros(step_ints(max_batch), dtype=torch.int32, device=registers.backend.device)
@@ -105,20 +105,17 @@ class CommandBuffer:
         # where the first waiting change is: index in the queue, index in that packet
         self._waits: tuple[int, int] | None = None
 
-    def before_packet(self, call: Callable[[Packet | None], None]) -> None:
-        """Adds a method that is called before each packet is sent, with the packet as argument.
-
-        A submit calls it with None if nothing is recorded.
+    def before_packet(self, call: Callable[[], None]) -> None:
+        """Sets the method that is called before each packet is sent, and by a submit if nothing is recorded.
 
         Args:
             call: a bound method; the reference to it is weak.
         """
-        self._first.append(WeakMethod(call))
+        self._first = WeakMethod(call)
 
-    def _prepare(self, packet: Packet | None) -> None:
-        for method in self._first:
-            if call := method():
-                call(packet)
+    def _prepare(self) -> None:
+        if self._first is not None and (call := self._first()):
+            call()
 
     # The fence
 
@@ -442,7 +439,7 @@ class CommandBuffer:
         Syncs: no.
         """
         if not self.queue:
-            self._prepare(None)
+            self._prepare()
         if self._waits is None:
             self._send_up_to(0)
             return
@@ -475,8 +472,7 @@ class CommandBuffer:
         last = self._last()
         if len(self.queue) > 1:
             self._send_up_to(1)
-        if self._first:
-            self._prepare(last)
+        self._prepare()
         ints = last.encode(batch, limit, marks, self.ring.room).size
         if ints > self.step.numel():  # so many changes take an upload of their own
             self._send_prepared(last)
@@ -532,7 +528,7 @@ class CommandBuffer:
             self._sending = None
 
     def _send(self, packet: Packet) -> None:
-        self._prepare(packet)
+        self._prepare()
         self._send_prepared(packet)
 
     def _send_prepared(self, packet: Packet) -> None:

@@ -6,11 +6,8 @@ host/       host memory: which records are there, and their way to and from the 
 load        brings hits up before rows start; writeback: writes host records to a store
 prefetch/   from a store into host memory while a request waits, agreed on between ranks
 stores/     where records outlive the process
-handover/   records of one tensor-parallel split out of those of another
 """
 
-from memstate.tiers.handover.handover import Handed, HandOver
-from memstate.tiers.handover.resplit import Resplit
 from memstate.tiers.manager import TierManager
 from memstate.tiers.prefetch.fetch import Fetch
 from memstate.tiers.prefetch.settings import Prefetch
@@ -20,13 +17,10 @@ from memstate.tiers.stores import FileStore, Mooncake, MooncakeStore, Outcome, S
 __all__ = [
     "Fetch",
     "FileStore",
-    "HandOver",
-    "Handed",
     "Mooncake",
     "MooncakeStore",
     "Outcome",
     "Prefetch",
-    "Resplit",
     "Store",
     "TierManager",
     "Tiers",

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from weakref import WeakSet
 
-from memstate.checks import NotCopied, is_count
+from memstate.checks import NotCopied
 from memstate.errors import AgreementLost, ConfigurationError, InvalidArgument
 from memstate.kernels.dispatch import on
 from memstate.prefix import Match, PrefixCache
@@ -67,10 +67,9 @@ class TierManager(NotCopied, Shown):
         self.settings, self._cache, self._commands, self._guard = settings, cache, commands, commands.guard
         self._unit, self._closed = pages.page_size * BYTES, False
         self._memories = [each.memory for each in (planes, kv) if each is not None]
-        self._layers = {"state": planes.layout.layers, "kv": kv.layout.layers if kv else 0}
-        mark, states, of_kv, dense = _record_sets(settings, planes, pages)
+        mark, states, of_kv = _record_sets(settings, planes, pages)
         self.digests = Digests(Keys(mark, pages.page_size))
-        self.host = HostTier(cache.tree, self.digests, commands, pages, states, of_kv, dense, settings.layerwise)
+        self.host = HostTier(cache.tree, self.digests, commands, pages, states, of_kv)
         self.planned = self.host.planned
         self._caches = [each for each in (self.host.states, self.host.kv) if each is not None]
         self._due: list[tuple[Node, Snapshot]] = []
@@ -110,12 +109,12 @@ class TierManager(NotCopied, Shown):
             known: Tokens that the request can start from without host memory.
 
         Returns:
-            The hit, None where it would save fewer than `load_threshold` tokens.
+            The hit, None where it would save no token.
         """
         if self._closed:
             return None
         hit = self.host.find(prompt.head(max(0, len(prompt.key) // BYTES - 1)), match, self._unit)
-        return hit if hit and hit.length - known >= self.settings.load_threshold else None
+        return hit if hit and hit.length > known else None
 
     def save(self, nodes: Sequence[Node]) -> None:
         """Copies states that the device is about to evict to host memory, as far as `write` asks for it.
@@ -292,27 +291,6 @@ class TierManager(NotCopied, Shown):
         for memory in self._memories:
             memory.require_awake(operation)
 
-    def wait_layer(self, kind: str, layer: int) -> None:
-        """Makes the current stream wait for what is being loaded to one layer.
-
-        With `layerwise`, call it before the forward reads the layer, on the stream of the forward. A CUDA graph cannot
-        hold this call.
-
-        Args:
-            kind: "state" or "kv". KV that the caller keeps never waits.
-            layer: The layer, from 0 on.
-
-        Raises:
-            InvalidArgument: There is no such kind or layer, or with `layerwise` a CUDA graph is being captured.
-
-        Syncs: no.
-        """
-        if kind not in self._layers or not is_count(layer) or 0 < self._layers[kind] <= layer:
-            raise InvalidArgument(f"wait_layer({kind!r}, {layer!r}): there are {self._layers} layers, from 0 on")
-        if self.settings.layerwise:
-            self._stream.refuse_capture()
-        self.host.wait_layer(kind, layer)
-
     def settle(self) -> None:
         """Waits until no transfer between device and host is under way, for a caller that is inside the guard.
 
@@ -430,8 +408,7 @@ class TierManager(NotCopied, Shown):
             hits: Hits, each with the tokens that the device had.
         """
         for hit, had in hits:
-            place = "dense" if hit.record_set.cache is self.host.dense else "storage" if hit.state.fetched else "host"
-            self._hit_tokens[place] += hit.length - had
+            self._hit_tokens["storage" if hit.state.fetched else "host"] += hit.length - had
 
     def stats(self) -> TierStats:
         """Returns what is held now, and what has moved since the start.
@@ -445,11 +422,8 @@ class TierManager(NotCopied, Shown):
             host_state_records=states.pool.records,
             host_pages=len(kv) if kv else 0,
             host_page_records=kv.pool.records if kv else 0,
-            dense_states=len(host.dense) if host.dense else 0,
-            dense_records=host.dense.pool.records if host.dense else 0,
             host_bytes=sum(cache.pool.memory.nbytes for cache in self._caches),
             staging_bytes=host.staging_bytes,
-            dense_hit_tokens=self._hit_tokens["dense"],
             host_hit_tokens=self._hit_tokens["host"],
             storage_hit_tokens=self._hit_tokens["storage"],
             states_out=host.moved[0],
@@ -483,7 +457,7 @@ class TierManager(NotCopied, Shown):
         """
         pins = Counter[CachedRecord]()
         for load in self.host.loads:
-            pins.update(entry for part in load.parts for entry in part.entries)
+            pins.update(entry for part in load for entry in part.entries)
         for action in self._commands.waiting:
             pins.update(action.keeps if isinstance(action, Action) else ())
         if self.writeback is not None:
@@ -542,10 +516,8 @@ class TierManager(NotCopied, Shown):
         self._closed, self._cache.below = True, None
 
 
-def _record_sets(
-    settings: Tiers, planes: Planes, pages: PageTable
-) -> tuple[bytes, RecordSet, RecordSet | None, RecordSet | None]:
-    """The fingerprint in all records, and the records of states, of KV pages, and of states on the device."""
+def _record_sets(settings: Tiers, planes: Planes, pages: PageTable) -> tuple[bytes, RecordSet, RecordSet | None]:
+    """The fingerprint in all records, and the records of states and of KV pages."""
     kv, on_device = settings.kv, pages.allocator.pages
     if (kv is not None) != (on_device > 0) or (kv is not None and kv.slots != on_device):
         raise ConfigurationError(
@@ -558,23 +530,19 @@ def _record_sets(
     mark = fingerprint(
         settings.model, packing.layout, kv.layout if kv else None, pages.page_size, settings.rank, settings.ranks
     )
-    pinned, groups = planes.device.type == "cuda", settings.layer_groups
 
-    def made(packing: Packing, form: RecordFormat, records: int, staging: int, groups: int) -> RecordSet:
+    def made(packing: Packing, form: RecordFormat, records: int, staging: int) -> RecordSet:
         with on(planes.device):
-            pool = RecordPool(records, form.nbytes, pinned=pinned)
-        transfers = Transfers(planes, packing, pool, form.header_bytes, staging, groups)
+            pool = RecordPool(records, form.nbytes, pinned=planes.device.type == "cuda")
+        transfers = Transfers(planes, packing, pool, form.header_bytes, staging)
         return RecordSet(RecordCache(pool, form, int(records * settings.reserve)), transfers)
 
-    of_state, of_kv, dense = RecordFormat("state", packing.layout, mark), None, None
-    states = made(packing, of_state, settings.host_slots, settings.staging, groups)
+    of_kv = None
+    states = made(packing, RecordFormat("state", packing.layout, mark), settings.host_slots, settings.staging)
     if kv is not None:
         form, of_page = RecordFormat("kv", kv.layout, mark), Packing(kv)
         of_page.backend = planes.backend  # which counts what the manager launches
         count = settings.host_pages or pages_in_proportion(settings.host_slots, planes.slots, on_device)
         staged = staged_pages(settings.staging, packing.nbytes, form.body_bytes, count)
-        of_kv = made(of_page, form, count, staged, 1)  # groups of layers of pages would be thousands of copies
-    if settings.dense_slots:
-        pool = RecordPool(settings.dense_slots, packing.nbytes, device=planes.device)
-        dense = RecordSet(RecordCache(pool, of_state), Transfers(planes, packing, pool, 0, 0, groups))
-    return mark, states, of_kv, dense
+        of_kv = made(of_page, form, count, staged)
+    return mark, states, of_kv

@@ -6,7 +6,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from memstate.checks import INT32_MAX, is_count, require_switch
+from memstate.checks import INT32_MAX, is_count
 from memstate.errors import ConfigurationError
 from memstate.state.planes import Planes
 from memstate.tiers.prefetch.settings import Prefetch
@@ -15,8 +15,7 @@ from memstate.tiers.stores.base import Store
 Write = Literal["through", "selective", "back"]
 METHODS = ("register", "exists", "get", "put", "discard", "close")
 LEAST = {  # of every setting that is a whole number
-    "host_slots": 1, "host_pages": 1, "dense_slots": 0, "load_threshold": 0, "ahead": 0, "staging": 0, "rank": 0,
-    "threads": 1, "ranks": 1, "layer_groups": 1,
+    "host_slots": 1, "host_pages": 1, "ahead": 0, "staging": 1, "rank": 0, "threads": 1, "ranks": 1,
 }  # fmt: skip
 DERIVED = ("host_pages", "ahead")  # None: from other settings
 
@@ -30,8 +29,6 @@ class Tiers:
             name are never found.
         host_slots: States that host memory has room for, 1 or more.
         host_pages: KV pages that host memory has room for. None: in the device's proportion of pages to slots.
-        dense_slots: Records on the device for evicted states. With `int8` a record takes a quarter of
-            float32's bytes.
         reserve: Share of host memory, 0 to 1, that prefetches leave to what comes from the device.
         kv: Planes of the KV pages, with a page as a slot. None where KV is the caller's.
         write: When states go to host memory. "through": as soon as they are cached. "selective": with their second
@@ -43,14 +40,10 @@ class Tiers:
         rank: This process's place in tensor parallelism, from 0 on.
         ranks: Number of tensor-parallel ranks.
         group: gloo group of torch.distributed over which several ranks agree; nothing else may use it.
-        load_threshold: Tokens that a hit in host memory must save.
         ahead: With "selective" and "back": how many of the states that the device evicts next `poll` copies to host
             memory before, while fewer slots than that are free. None: a sixteenth of `host_slots`, at most 64.
-        staging: States that fit each of the two staging buffers on the device (KV pages: as many as fit the same
-            bytes, or 32 MiB a state). What the device evicts while they are full is lost. 0: kernels reach into host
-            memory.
-        layer_groups: Groups of layers in which a state arrives.
-        layerwise: Whether the forward calls `wait_layer` before it reads a layer.
+        staging: States that fit each of the two staging buffers on the device, 1 or more (KV pages: as many as fit the
+            same bytes, or 32 MiB a state). What the device evicts while they are full is lost.
         int8: Planes that are 8-bit integers below the slots: name -> axis over which values share a scale.
         executor: Replaces the threads in tests.
         clock: Replaces time.monotonic in tests; seconds.
@@ -66,7 +59,6 @@ class Tiers:
     model: str
     host_slots: int
     host_pages: int | None = None
-    dense_slots: int = 0
     reserve: float = 0.1
     kv: Planes | None = None
     write: Write = "through"
@@ -76,11 +68,8 @@ class Tiers:
     rank: int = 0
     ranks: int = 1
     group: Any = None
-    load_threshold: int = 1
     ahead: int | None = None
     staging: int = 2
-    layer_groups: int = 4
-    layerwise: bool = False
     int8: Mapping[str, int] = field(default_factory=dict)
     executor: Executor | None = None
     clock: Callable[[], float] = time.monotonic
@@ -103,10 +92,6 @@ class Tiers:
                 f"rank={self.rank}, ranks={self.ranks}, group={self.group!r}: ranks count from 0, and several of them "
                 "need a torch.distributed group to agree over"
             )
-        if self.dense_slots and self.ranks > 1:
-            raise ConfigurationError(
-                f"dense_slots={self.dense_slots} with {self.ranks} ranks: they do not agree on them"
-            )
         if not isinstance(self.kv, Planes | None) or not isinstance(self.prefetch, Prefetch):
             raise ConfigurationError(f"kv={self.kv!r}, prefetch={self.prefetch!r}: expected Planes and a Prefetch")
         if self.kv is not None and not self.kv.layout.payload_bytes_per_slot:
@@ -126,4 +111,3 @@ class Tiers:
                 f"int8={self.int8!r}, executor={self.executor!r}, clock={self.clock!r}: expected axes by plane, an "
                 "Executor of concurrent.futures, and a function that gives seconds"
             )
-        require_switch("layerwise", self.layerwise)

@@ -25,11 +25,11 @@ def staged_pages(staging: int, state: int, page: int, host_pages: int) -> int:
         host_pages: KV pages that host memory has room for.
     """
     staged = staging * max(state, KV_STAGING) // page
-    return max(min(staged, host_pages), min(staging, 1))
+    return max(min(staged, host_pages), 1)
 
 
 class TierBytes(NamedTuple):
-    """Bytes of tiers without dense records, int8 planes or a store.
+    """Bytes of tiers without int8 planes or a store.
 
     Attributes:
         state_record: Of a state in host memory, header included.

@@ -262,7 +262,6 @@ def _records(stats: TierStats) -> list[Bar]:
     sizes = {
         "records of states in host memory": (stats.host_states, stats.host_state_records),
         "records of KV pages in host memory": (stats.host_pages, stats.host_page_records),
-        "dense records on the device": (stats.dense_states, stats.dense_records),
     }
     return [bar(f"{each:,} {what}", _used(used, each)) for what, (used, each) in sizes.items() if each]
 

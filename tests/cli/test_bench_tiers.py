@@ -30,9 +30,10 @@ from memstate.cli.bench import (
 )
 from memstate.cli.bench.task import Setting, Task
 from memstate.cli.bench.tiers_turns import KIB, MIB, Side, rates
+from memstate.integrations.handover import HandOver
 from memstate.state import presets
 from memstate.stats import PrefetchStats, TierStats
-from memstate.tiers import FileStore, HandOver, Prefetch, Tiers
+from memstate.tiers import FileStore, Prefetch, Tiers
 from memstate.tiers import Outcome as Became
 from memstate.tiers.host.packing import Packing, in_records
 from memstate.tiers.keys import Keys, fingerprint

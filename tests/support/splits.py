@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from memstate.integrations.handover.handover import HandOver
 from memstate.state import presets
 from memstate.state.layout import Plane, StateLayout
 from memstate.state.sharding import Part
-from memstate.tiers.handover.handover import HandOver
 from memstate.tiers.keys import Keys, fingerprint
 from memstate.tiers.records import RecordFormat
 from memstate.tiers.stores.base import Bytes, Outcome

@@ -1,6 +1,6 @@
 """Transfers that take their time: what a device does behind the back of the host, on a CPU."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import torch
@@ -30,33 +30,32 @@ def wait_for_staging(mem: ms.StateManager) -> None:
 class LateTicket(Ticket):
     """Bytes that move as soon as a stream waits for them, and have arrived, for the host, when `land` says so.
 
-    left: groups that no stream has waited for. waits: what was asked for, in order.
+    left: whether no stream has waited for them. waits: how often one did.
     """
 
-    def __init__(self, groups: Sequence[range], move: Callable[[int], None]) -> None:
-        super().__init__(groups)
-        self._move, self.left, self.there = move, set(range(len(groups))), False
-        self.waits: list[int | None] = []
+    def __init__(self, move: Callable[[], None]) -> None:
+        super().__init__()
+        self._move, self.left, self.there, self.waits = move, True, False, 0
 
     @property
     def done(self) -> bool:
         return self.there
 
-    def wait(self, layer: int | None = None) -> None:
-        self.waits.append(layer)
-        self._reach([i for i, layers in enumerate(self.groups) if layer is None or layer in layers])
+    def wait(self) -> None:
+        self.waits += 1
+        self._reach()
 
     def synchronize(self) -> None:
         self.land()
 
     def land(self) -> None:
-        self._reach(range(len(self.groups)))
+        self._reach()
         self.there = True
 
-    def _reach(self, groups: Iterable[int]) -> None:
-        for group in sorted(self.left & set(groups)):
-            self._move(group)
-            self.left.discard(group)
+    def _reach(self) -> None:
+        if self.left:
+            self._move()
+        self.left = False
 
 
 class Late(Transfers):
@@ -66,10 +65,8 @@ class Late(Transfers):
 
     made: ClassVar[list["Late"]] = []
 
-    def __init__(
-        self, storage: Planes, packing: Packing, pool: RecordPool, header: int, staging: int, groups: int
-    ) -> None:
-        super().__init__(storage, packing, pool, header, staging, groups)
+    def __init__(self, storage: Planes, packing: Packing, pool: RecordPool, header: int, staging: int) -> None:
+        super().__init__(storage, packing, pool, header, staging)
         self.tickets: list[tuple[str, list[int], LateTicket]] = []
         self._body = pool.memory[:, header : header + packing.nbytes]
         Late.made.append(self)
@@ -80,10 +77,10 @@ class Late(Transfers):
         packed = torch.zeros((len(index), self.packing.nbytes), dtype=torch.uint8)
         self.packing.pack(slots, *self._columns(index, range(len(index))), packed)
 
-        def move(_: int) -> None:
+        def move() -> None:
             self._body[list(records)] = packed
 
-        return self._later("out", [range(self.packing.layers)], records, move)
+        return self._later("out", records, move)
 
     def into(self, slots: Tensor | None, index: Sequence[int], records: Sequence[int]) -> Ticket:
         for kind, of, ticket in self.tickets:
@@ -93,19 +90,18 @@ class Late(Transfers):
         self.moved_in += len(records)
         columns = self._columns(index, records)
 
-        def move(group: int) -> None:
-            layers = self._groups[group]
-            self.packing.unpack(slots, *columns, self._body, (layers[0], layers[-1]))
+        def move() -> None:
+            self.packing.unpack(slots, *columns, self._body)
 
-        return self._later("into", self._groups, records, move)
+        return self._later("into", records, move)
 
     @staticmethod
     def _columns(*columns: Sequence[int]) -> tuple[Tensor, Tensor]:
         one, two = (torch.tensor(column, dtype=torch.int32) for column in columns)
         return one, two
 
-    def _later(self, kind: str, groups: Sequence[range], records: Sequence[int], move: Callable[[int], None]) -> Ticket:
-        ticket = LateTicket(groups, move)
+    def _later(self, kind: str, records: Sequence[int], move: Callable[[], None]) -> Ticket:
+        ticket = LateTicket(move)
         self.tickets.append((kind, list(records), ticket))
         return ticket
 

@@ -17,9 +17,10 @@ from typing import Any
 import torch
 
 import memstate as ms
+from memstate.integrations.handover import HandOver
 from memstate.kernels import dispatch
 from memstate.prefix.policies import Lru, LruPages
-from memstate.tiers import FileStore, HandOver, Prefetch
+from memstate.tiers import FileStore, Prefetch
 from tests.support.build import build
 
 PAGE, EVERY, LENGTH = 2, 4, 8
@@ -57,7 +58,7 @@ class Kind:
         count, given = 120, dict[str, Any]()
         if self.tiers is not None:
             kv = ms.Planes(KV, count, ms.Backend("interpreter")) if self.kv else None
-            below = {"host_slots": 40, "host_pages": 200 if self.kv else None, "kv": kv, "load_threshold": 1}
+            below = {"host_slots": 40, "host_pages": 200 if self.kv else None, "kv": kv}
             stored = {"store": FileStore(folder), "prefetch": Prefetch(threshold=1, stop="wait_complete")}
             given["tiers"] = ms.Tiers("toy", **(below | stored | self.tiers))
         if self.apart:
@@ -74,14 +75,12 @@ class Kind:
 
 
 KINDS = {
-    "int8, dense records, write-through": Kind(
-        tiers={"int8": {"ssm": 2}, "dense_slots": 4, "layer_groups": 2}, settings={"overlap": True}
-    ),
+    "int8, write-through": Kind(tiers={"int8": {"ssm": 2}}, settings={"overlap": True}),
     "int8 alone, KV elsewhere": Kind((SSM,), ms.PingPong(EVERY), {"int8": {"ssm": 1}, "write": "back"}, kv=False),
-    "no staging": Kind(tracking=ms.LazyPingPong(EVERY), tiers={"staging": 0, "write": "selective", "layerwise": True}),
+    "selective": Kind(tracking=ms.LazyPingPong(EVERY), tiers={"write": "selective"}),
     "a plane written in part": Kind((CONV, RING), ms.LazyPingPong(EVERY), {"write": "back", "ahead": 30}),
-    "one slot a step": Kind(tiers={"dense_slots": 2}, settings={"in_place": True}),
-    "a tensor for each layer": Kind(tiers={"staging": 1, "layer_groups": 1}, apart=True),
+    "one slot a step": Kind(tiers={}, settings={"in_place": True}),
+    "a tensor for each layer": Kind(tiers={"staging": 1}, apart=True),
     "speculation": Kind(tiers={}, settings={"speculation": True, "overlap": False}),
     "speculation, a tensor for each layer": Kind(
         (CONV, RING), ms.PingPong(EVERY), apart=True, settings={"speculation": True, "overlap": False}
@@ -156,7 +155,7 @@ def by_id(mem: ms.StateManager) -> None:
 
 
 def below(mem: ms.StateManager) -> None:
-    """Down and up, from host memory, dense records and storage; sessions, forks and hits on the way."""
+    """Down and up, from host memory and storage; sessions, forks and hits on the way."""
     assert mem.prefix is not None and mem.tiers is not None
     for first in (0, 10):
         prompts = [prompt(first + i) for i in range(5)]
@@ -170,8 +169,6 @@ def below(mem: ms.StateManager) -> None:
         mem.poll()
         serve(mem, *([*tokens, 1] for tokens in prompts))  # loads
         (row,) = mem.admit([request(mem, 7, [*prompts[0], 1])])
-        for layer in range(2):
-            mem.tiers.wait_layer("state", layer)
         step = mem.plan([row, None], [1, 0])
         mem.settle(step)
         mem.abort([row])

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from memstate.errors import InvalidArgument, LayoutMismatch
-from memstate.tiers.handover.handover import HandOver
+from memstate.integrations.handover.handover import HandOver
 from memstate.tiers.stores.base import Bytes, Outcome
 from memstate.tiers.stores.file import FileStore
 from tests.support.splits import EVERY, HEAD, KV, PAGE, TOKENS, Model, toy

@@ -5,9 +5,8 @@ import gc
 import pytest
 import torch
 
-from memstate.errors import Asleep, InvalidArgument, LayoutMismatch
+from memstate.errors import Asleep, LayoutMismatch
 from memstate.kernels.dispatch import Backend
-from memstate.kernels.tables import TILE_BYTES
 from memstate.state.layout import Order, Plane, StateLayout
 from memstate.state.planes import Planes
 from memstate.tiers.host.packing import Packing
@@ -69,7 +68,7 @@ def test_b66_one_plane_of_3_bytes_in_many_layers(backend: Backend, generator: to
     storage = filled(layout, 4, backend, generator)
     round_trip(storage, generator)
     packing = Packing(storage)
-    assert (packing.nbytes, packing.layers, packing.tiles_of(69, 69)) == (70 * 16, 70, (69, 1))
+    assert (packing.nbytes, packing.layers) == (70 * 16, 70)
 
 
 def test_planes_without_bytes_make_records_without_bytes(backend: Backend, generator: torch.Generator) -> None:
@@ -108,53 +107,12 @@ def test_b66_registers_padding_and_places(backend: Backend, generator: torch.Gen
     assert all(torch.equal(after[slot], before[was]) for slot, was in enumerate((0, 1, 2, 3, 1)))
 
 
-@each_order
-def test_b66_groups_of_layers_one_after_the_other_are_all_at_once(
-    backend: Backend, generator: torch.Generator, order: Order
-) -> None:
-    storage = filled(StateLayout([*SMALL, Plane("no", (0,), torch.int8)], 5, order), 4, backend, generator)
-    packing, before = Packing(storage), [body(storage, slot) for slot in range(5)]
-    records, whole = Records(packing, generator), Records(packing, generator)
-    index, places = ids(storage, 2, 4), ids(storage, 3, 1)
-    packing.pack(None, index, places, whole.bodies)
-    layer = packing.nbytes // 5
-    for first, last in ((3, 4), (0, 0), (1, 2)):
-        packing.pack(None, index, places, records.bodies, (first, last))
-        for slot, place in ((2, 3), (4, 1)):
-            part = slice(first * layer, (last + 1) * layer)
-            records.expected_bodies[place, part] = before[slot][part]
-        records.check()
-    assert torch.equal(records.bodies, whole.bodies)
-    index = ids(storage, 1, 3)
-    for first, last in ((0, 1), (4, 4), (2, 3)):
-        packing.unpack(None, index, places, records.bodies, (first, last))
-        part = slice(first * layer, (last + 1) * layer)
-        before[1][part], before[3][part] = before[2][part], before[4][part]
-        assert all(torch.equal(body(storage, slot), before[slot]) for slot in range(5))
-
-
-def test_layers_are_ranges_of_tiles(backend: Backend) -> None:
-    planes = [Plane("a", (TILE_BYTES + 1,), torch.int8), Plane("no", (0,), torch.int8), Plane("b", (4,), torch.int8)]
-    packing = Packing(Planes(StateLayout(planes, 3), 1, backend))
-    assert [packing.tiles_of(layer, layer) for layer in range(3)] == [(0, 3), (3, 3), (6, 3)]
-    assert (packing.tiles_of(0, 2), packing.tiles_of(1, 2)) == ((0, 9), (3, 6))
-    for layers in ((-1, 0), (2, 1), (0, 3), (3, 3)):
-        with pytest.raises(InvalidArgument, match=rf"layers {layers[0]} to {layers[1]}: expected from 0 to 2"):
-            packing.tiles_of(*layers)
-    storage = Planes(StateLayout(SMALL, 2), 2, backend)
-    packing, column = Packing(storage), ids(storage, 1)
-    out = torch.zeros(2, packing.nbytes, dtype=torch.uint8, device=storage.device)
-    with pytest.raises(InvalidArgument, match="layers 1 to 2"):
-        packing.pack(None, column, column, out, (1, 2))
-    assert not out.any() and backend.counts.total_launches == 0
-
-
 def test_every_call_is_one_launch(backend: Backend, generator: torch.Generator) -> None:
     storage = filled(StateLayout(SMALL, 9), 4, backend, generator)
     packing = Packing(storage)
     records = Records(packing, generator)
     packing.pack(None, ids(storage, 1, 2, 3), ids(storage, 0, 1, 2), records.bodies)
-    packing.unpack(None, ids(storage, 4), ids(storage, 1), records.bodies, (2, 8))
+    packing.unpack(None, ids(storage, 4), ids(storage, 1), records.bodies)
     assert backend.counts.launches == {"pack_slots": 1, "unpack_slots": 1} and backend.counts.syncs == 0
 
 

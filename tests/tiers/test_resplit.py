@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memstate.errors import InvalidArgument, LayoutMismatch
+from memstate.integrations.handover.resplit import Resplit
 from memstate.kernels.dispatch import Backend
 from memstate.state.layout import Plane, StateLayout
 from memstate.state.planes import Planes
 from memstate.state.sharding import Part
-from memstate.tiers.handover.resplit import Resplit
 from memstate.tiers.host.packing import Packing
 from memstate.tiers.keys import fingerprint
 from memstate.tiers.stores.base import Bytes

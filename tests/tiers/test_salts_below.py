@@ -1,4 +1,4 @@
-"""Salts below the device: in host memory, in dense records, in storage and between ranks tenants never meet either."""
+"""Salts below the device: in host memory, in storage and between ranks tenants never meet either."""
 
 from collections.abc import Hashable, Sequence
 from pathlib import Path
@@ -46,14 +46,6 @@ def test_host_memory_gives_what_its_own_salt_has(mine: Hashable, other: Hashable
 def test_match_finds_what_host_memory_has_under_its_salt(mine: Hashable, other: Hashable) -> None:
     house = gone_down(mine)
     assert house.found(9, other) == NOTHING and house.found(9, mine) == BELOW
-
-
-@two_tenants
-def test_dense_records_give_what_their_own_salt_has(mine: Hashable, other: Hashable) -> None:
-    house = gone_down(mine, tiers={"dense_slots": 4})
-    assert house.starts(9, other) == 0 and house.starts(9, mine) == 8
-    figures = house.mem.stats().tiers
-    assert figures is not None and (figures.dense_hit_tokens, figures.host_hit_tokens) == (8, 0)
 
 
 @two_tenants

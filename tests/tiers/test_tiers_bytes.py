@@ -129,7 +129,7 @@ def test_B66_presets_come_back_from_host_memory(name: str, order: str, generator
     there_and_back(Machine(Backend("reference"), toy(name, order), generator))
 
 
-@pytest.mark.parametrize("staging", [0, 1])
+@pytest.mark.parametrize("staging", [1, 2])
 @pytest.mark.parametrize("form", FORMS)
 def test_B66_an_engine_s_own_memory_comes_back(
     form: str, staging: int, backend: Backend, generator: torch.Generator
@@ -137,7 +137,7 @@ def test_B66_an_engine_s_own_memory_comes_back(
     layout = toy("qwen3_next", "layer_major")
     engine = Engine(layout, 4, backend, generator, form)
     foreign = engine_gaps(engine)
-    there_and_back(Machine(backend, layout, generator, tensors=engine.tensors, staging=staging, layer_groups=2))
+    there_and_back(Machine(backend, layout, generator, tensors=engine.tensors, staging=staging))
     assert torch.equal(engine_gaps(engine), foreign), "bytes between the planes were touched"
 
 
@@ -150,9 +150,9 @@ def engine_gaps(engine: Engine) -> Tensor:
     return torch.cat([memory.cpu()[~mine] for memory, mine in zip(engine.memory, own, strict=True)])
 
 
-@pytest.mark.parametrize("staging", [0, 2])
+@pytest.mark.parametrize("staging", [1, 2])
 def test_B66_odd_sizes_come_back(staging: int, backend: Backend, generator: torch.Generator) -> None:
-    there_and_back(Machine(backend, ODD, generator, staging=staging, layer_groups=3))
+    there_and_back(Machine(backend, ODD, generator, staging=staging))
 
 
 @pytest.mark.parametrize("order", ["layer_major", "slot_major"])

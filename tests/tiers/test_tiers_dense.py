@@ -1,4 +1,4 @@
-"""Dense records on the device, and states kept as 8-bit integers: what comes back, from where, and how exact it is."""
+"""States kept as 8-bit integers: what comes back, and how exact it is."""
 
 import random
 from pathlib import Path
@@ -12,7 +12,6 @@ from memstate.kernels.dispatch import Backend
 from memstate.prefix.policies import Lru
 from tests.support.build import build
 from tests.support.serving import PAGE
-from tests.support.tiered import Tiered, whole
 
 pytestmark = pytest.mark.sample(None, interpreter=0)
 
@@ -20,45 +19,6 @@ HEADS, KEYS, VALUES, LAYERS = 2, 3, 16, 2
 LAYOUT = ms.StateLayout(
     (ms.Plane("ssm", (HEADS, KEYS, VALUES), torch.float32), ms.Plane("conv", (5,), torch.bfloat16)), layers=LAYERS
 )
-
-
-def test_dense_records_serve_what_host_memory_has_no_room_for(backend: Backend) -> None:
-    """Eight prompts in turn: two slots' worth of host memory, six dense records; every byte read is looked at."""
-    at = Tiered(backend, tiers={"dense_slots": 6, "host_slots": 2, "host_pages": 60}, slots=5, pages=40)
-    prompts = [[*whole(n, 2), 7] for n in range(6)]
-    at.cache_prompts(*prompts)
-    at.give_up()
-    assert (at.tiers.dense_states, at.tiers.host_states) == (6, 2)
-    for prompt in prompts:
-        assert at.turn(prompt, 0) == 2 * PAGE
-        at.mem.poll()
-        at.look()
-    assert at.tiers.states_in == 0 and at.tiers.dense_hit_tokens > 0  # from the device itself
-    at.empty()
-    assert at.tiers.dense_states == 0 and at.below.host.dense is not None
-    assert at.below.host.dense.pool.free == 6
-
-
-def test_dense_records_are_given_up_last_used_first(backend: Backend) -> None:
-    at = Tiered(backend, tiers={"dense_slots": 2, "host_slots": 1, "host_pages": 60}, slots=5, pages=40)
-    prompts = [[*whole(n, 2), 7] for n in range(4)]
-    at.cache_prompts(*prompts)
-    gone: list[int] = []
-    while len(gone) < len(prompts):
-        at.cache.evict_states(1)
-        at.mem.poll()
-        gone += [n for n, prompt in enumerate(prompts) if n not in gone and not at.mem.match(prompt).snapshot]
-    assert [n for n in gone if at.mem.match(prompts[n]).host_length] == gone[-2:]
-
-
-def test_a_dense_record_that_is_hit_stays_longer(backend: Backend) -> None:
-    at = Tiered(backend, tiers={"write": "back", "dense_slots": 2}, slots=6, pages=40)
-    one, two, three = (whole(n) for n in (1, 2, 3))
-    at.pass_down(one, two)
-    at.mem.abort([at.hit(len(one), [*one, 7])])
-    at.pass_down(three)
-    dense = at.below.host.dense
-    assert dense is not None and {at.known[entry.key] for entry in dense.entries()} == {tuple(one), tuple(three)}
 
 
 def value(tokens: list[int], backend: Backend) -> tuple[Tensor, Tensor]:
@@ -107,11 +67,10 @@ def come_back(mem: ms.StateManager, prompt: list[int], backend: Backend) -> None
 
 
 @pytest.mark.sample(None, interpreter=1)
-@pytest.mark.parametrize("dense", [0, 4])
-def test_b66_int8_states_come_back_within_half_a_step(backend: Backend, dense: int) -> None:
-    rng = random.Random(dense)
+def test_b66_int8_states_come_back_within_half_a_step(backend: Backend) -> None:
+    rng = random.Random(0)
     prompts = [[rng.randrange(1000) for _ in range(2 * PAGE + 1)] for _ in range(3)]
-    mem = manager(backend, host_slots=4, dense_slots=dense)
+    mem = manager(backend, host_slots=4)
     for prompt in prompts:
         compute(mem, prompt, backend)
     assert mem.prefix is not None and mem.tiers is not None
@@ -120,7 +79,7 @@ def test_b66_int8_states_come_back_within_half_a_step(backend: Backend, dense: i
         come_back(mem, prompt, backend)
     figures = mem.stats().tiers
     assert figures is not None and figures.leaked_records == 0
-    assert (figures.dense_hit_tokens if dense else figures.host_hit_tokens) == 3 * 2 * PAGE
+    assert figures.host_hit_tokens == 3 * 2 * PAGE
     assert mem.tiers.host.states.pool.nbytes < LAYOUT.bytes_per_slot
     mem.close()
 

@@ -37,15 +37,6 @@ def test_the_prefetches_of_others_are_refused(plain: Backend) -> None:
     assert fetch.outcome == "cancelled"
 
 
-@pytest.mark.parametrize(("kind", "layer"), [("states", 0), ("state", 2), ("state", -1), ("kv", 2), ("kv", None)])
-def test_a_layer_that_there_is_not_is_refused(kind: str, layer: Any, plain: Backend) -> None:
-    at = Tiered(plain, tiers={"layerwise": True})
-    at.below.wait_layer("state", 1)
-    at.below.wait_layer("kv", 1)
-    with pytest.raises(InvalidArgument, match="wait_layer"):
-        at.below.wait_layer(kind, layer)
-
-
 def test_a_closed_manager_goes_on_without_tiers(plain: Backend) -> None:
     at = Tiered(plain, tiers={"store": MemoryStore()}, slots=4)
     prompts = [[*whole(n, 2), 7] for n in range(6)]

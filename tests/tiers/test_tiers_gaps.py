@@ -17,17 +17,12 @@ def order(at: Tiered) -> list[list[bytes]]:
     return [[entry.key for entry in cache.entries()] for cache in at.caches]
 
 
-@pytest.mark.parametrize("threshold", [0, 9])
-def test_a_look_is_no_use(threshold: int, plain: Backend) -> None:
-    """Nor is a hit below the threshold."""
-    at = below(plain, "redirect", ONE, T[:16], pages=12, tiers={"load_threshold": threshold})
+def test_a_look_is_no_use(plain: Backend) -> None:
+    at = below(plain, "redirect", ONE, T[:16], pages=12)
     before = order(at)
-    assert at.mem.match([*ONE, 1]).host_length == (0 if threshold else 8) and order(at) == before
-    row = at.start([*ONE, 1])
-    if threshold:
-        assert at.mem.length(row) == 0 and order(at) == before
-    else:
-        assert order(at) != before and order(at)[0][-1] == before[0][0], "this is one"
+    assert at.mem.match([*ONE, 1]).host_length == 8 and order(at) == before
+    at.start([*ONE, 1])
+    assert order(at) != before and order(at)[0][-1] == before[0][0], "this is one"
 
 
 @pytest.mark.parametrize("salt", [1.5, frozenset({1}), (1, 2.0), Tiers])
@@ -100,7 +95,7 @@ def test_flushing_writes_kv_whose_state_is_here_already(plain: Backend) -> None:
 
 def test_a_load_ends_although_no_packet_is_sent(plain: Backend) -> None:
     """Plans without changes of owners: the step after the first waits for all of it, and its records are free then."""
-    at = Tiered(plain, slots=6, tiers={"layerwise": True})
+    at = Tiered(plain, slots=6)
     at.cache_prompts(ONE)
     settle(at)
     at.give_up(pages=60)

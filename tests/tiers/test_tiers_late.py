@@ -1,12 +1,10 @@
 """Bytes that take their time: nothing reads them before they are there, nothing takes their records meanwhile."""
 
-from collections.abc import Sequence
 
 import pytest
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
-from tests.support.endings import unchecked
 from tests.support.planes import every_strategy
 from tests.support.tiered import T, Tiered, below, settle, whole
 from tests.support.tiered_late import Late
@@ -15,18 +13,6 @@ from tests.support.ways import every_order_and_strategy
 pytestmark = pytest.mark.sample
 
 ONE = whole(1)
-
-
-class Layerwise(Tiered):
-    """An engine that waits for each layer right before it reads it. waited: for which, in the last step."""
-
-    lazy = False  # it forgets to
-
-    def _forward(self, step: ms.Step, fed: Sequence[Sequence[int]]) -> None:
-        for kind in ("state", "kv") if not self.lazy else ():
-            for layer in range(2):
-                self.below.wait_layer(kind, layer)
-        super()._forward(step, fed)
 
 
 TWO = (ONE, whole(2, 3))  # what only host memory has
@@ -84,23 +70,6 @@ def test_a_state_is_evicted_again_before_its_load_is_there(name: str, late: list
     at.checked(rows)
 
 
-def test_a_state_goes_down_behind_its_own_load(late: list[Late], plain: Backend) -> None:
-    """The load fills the register that a dense record is packed from. Packing waits for this load, and for no other."""
-    at = below(plain, "redirect", *TWO, tiers={"write": "back", "dense_slots": 2})
-    at.cache_prompts(whole(3))
-    settle(at)
-    dense = at.below.host.dense
-    assert dense is not None and dense.evict(9) == 2
-    at.mem.abort([at.start([*ONE, 1])])
-    (load,) = late[0].flying("into")
-    at.cache.evict_states(1)
-    assert len(dense) == 1 and load.waits == [], "the state of another prompt went down"
-    at.cache.evict_states(1)
-    assert len(dense) == 2 and load.waits == [None]
-    at.checked([at.hit(8, [*ONE, 1])])
-    assert at.tiers.dense_hit_tokens == 8
-
-
 @every_strategy
 def test_a_canceled_step_leaves_the_hit_where_it_is(name: str, late: list[Late], plain: Backend) -> None:
     at = below(plain, name, *TWO)
@@ -152,63 +121,6 @@ def test_a_hit_on_bytes_that_are_still_leaving_comes_back_right(late: list[Late]
     at.cache.evict_pages(60)
     assert late[0].flying("out") and late[1].flying("out")
     at.checked([at.hit(8, [*ONE, 1])])
-
-
-def test_a_caller_that_waits_for_layers_gets_them_one_by_one(late: list[Late], plain: Backend) -> None:
-    at = below(plain, "redirect", *TWO, kind=Layerwise, tiers={"layerwise": True, "layer_groups": 2})
-    row = at.start([*ONE, 1])
-    tickets = [ticket for each in late for ticket in each.flying("into")]
-    assert len(tickets) == 2 and [ticket.groups for ticket in tickets] == [[range(1), range(1, 2)], [range(2)]]
-    step = at.step([row], run=False)
-    assert [ticket.waits for ticket in tickets] == [[], []], "the plan does not wait for the copy engine"
-    at._forward(step, [[1]])
-    assert [ticket.waits for ticket in tickets] == [[0, 1], [0, 1]]
-    at.mem.settle(step)
-    rows = [row, at.start([9])]
-    at.run(rows, publish=False)
-    assert [ticket.waits for ticket in tickets] == [[0, 1, None], [0, 1, None]], "the next packet waits for the rest"
-
-
-@every_strategy
-def test_layerwise_engines_read_what_they_waited_for(name: str, late: list[Late], plain: Backend) -> None:
-    at = below(plain, name, *TWO, kind=Layerwise, tiers={"layerwise": True})
-    rows = at.admit(*[ms.Request(n, tokens=[*prompt, n]) for n, prompt in enumerate((ONE, whole(2, 3)))])
-    for _ in range(3):
-        at.run(rows)
-        at.mem.poll()
-        at.look()
-    at.end(rows)
-
-
-def test_a_layerwise_engine_that_does_not_wait_reads_rubbish(late: list[Late], plain: Backend) -> None:
-    """The harness would notice."""
-    at = below(plain, "redirect", *TWO, kind=Layerwise, tiers={"layerwise": True})
-    assert isinstance(at, Layerwise)
-    at.lazy = True
-    row = at.start([*ONE, 1])
-    with pytest.raises(AssertionError, match="not its prompt's"):
-        at.step([row])
-    unchecked()
-
-
-def test_states_and_kv_are_waited_for_apart(late: list[Late], plain: Backend) -> None:
-    at = below(plain, "redirect", *TWO, tiers={"layerwise": True, "layer_groups": 2})
-    at.start([*ONE, 1])
-    states, kv = (each.unread("into")[0] for each in late)
-    at.below.wait_layer("state", 1)
-    assert (states.waits, kv.waits, states.left) == ([1], [], {0})
-    at.below.wait_layer("kv", 0)
-    assert (states.waits, kv.waits, kv.left) == ([1], [0], set())
-
-
-def test_copies_on_write_wait_although_the_caller_waits_for_layers(late: list[Late], plain: Backend) -> None:
-    """The packet itself copies the state: it cannot wait for the forward."""
-    at = below(plain, "lazy", *TWO, kind=Layerwise, tiers={"layerwise": True})
-    row = at.start([*ONE, 1])
-    at.mem.submit()
-    loads = [ticket for each in late for kind, _, ticket in each.tickets if kind == "into"]
-    assert [ticket.waits for ticket in loads] == [[None], [None]]
-    at.checked([row])
 
 
 @pytest.mark.parametrize("ending", ["sleep", "reset", "clear", "close", "flush"])

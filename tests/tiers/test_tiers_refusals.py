@@ -108,21 +108,20 @@ def test_without_a_storage_there_is_nothing_to_fetch_from(plain: Backend) -> Non
 
 
 WHOLE_NUMBERS = [("host_slots", None), ("host_slots", 0), ("host_slots", 1.5), ("host_pages", True), ("host_pages", 0),
-                 ("threads", 0), ("ranks", 0), ("layer_groups", 0)]  # fmt: skip
+                 ("threads", 0), ("ranks", 0), ("staging", 0)]  # fmt: skip
 WRONG: list[tuple[dict[str, object], str]] = [
     *(({name: value}, "whole number from 1 to") for name, value in WHOLE_NUMBERS),
-    *(({name: -1}, "whole number from 0 to") for name in ("ahead", "load_threshold", "staging")),
+    ({"ahead": -1}, "whole number from 0 to"),
     *(({"reserve": value}, "share from 0") for value in (1, -0.1, "none")),
     ({"model": ""}, "names the weights"), ({"model": 3}, "names the weights"),
     ({"write": "never"}, "through, selective, back"), ({"rank": 1}, "ranks count from 0"),
     ({"ranks": 2}, "torch.distributed group"), ({"group": object()}, "torch.distributed group"),
-    ({"kv": KV}, "expected Planes"), ({"prefetch": None}, "a Prefetch"), ({"layerwise": 1}, "True or False"),
+    ({"kv": KV}, "expected Planes"), ({"prefetch": None}, "a Prefetch"),
     ({"store": "file"}, "store='file': expected a store, .* with register, exists, get, put, discard, close"),
     ({"store": ms.FileStore}, "expected a store"), ({"store": Five()}, "expected a store"),
     ({"int8": ["ssm"]}, "int8=.'ssm'.*: expected axes by plane"), ({"executor": 3}, "executor=3"),
     ({"host_slots": 10**12}, "host_slots=1000000000000: expected a whole number from 1 to 2147483647"),
     ({"host_pages": 10}, "host_pages=10 without kv"), ({"clock": 3}, "clock=3"),
-    ({"dense_slots": 2, "ranks": 2, "group": object()}, "dense_slots=2 with 2 ranks"),
 ]  # fmt: skip
 
 

@@ -256,7 +256,7 @@ def moved(cuda: FakeCuda, records: Sequence[int], staging: int = 64) -> tuple[li
     """What the streams are given to move pages 1.. to these records, and into other pages again; bytes are checked."""
     planes = Planes(KV, 2 * len(records), ms.Backend("reference", DEVICE))
     pool = RecordPool(256, planes.layout.bytes_per_slot + 64)
-    transfers = Transfers(planes, Packing(planes), pool, 64, staging, 1)
+    transfers = Transfers(planes, Packing(planes), pool, 64, staging)
     pages = list(range(1, len(records) + 1))
     for page in pages:
         planes["k"][:, page] = page
@@ -313,7 +313,7 @@ def test_no_staged_record_is_overwritten_on_its_way(cuda: FakeCuda, generator: t
 
     planes = Planes(KV, 200, ms.Backend("reference", DEVICE))
     pool = RecordPool(400, planes.layout.bytes_per_slot + 64)
-    transfers = Transfers(planes, Packing(planes), pool, 64, 16, 1)
+    transfers = Transfers(planes, Packing(planes), pool, 64, 16)
     down, main = transfers._streams[0], cuda.current_stream(1)
     cuda.lag(down)
     records, number = torch.randperm(400, generator=generator).tolist(), 0

@@ -21,7 +21,7 @@ from memstate.tiers.host.transfers import Transfers
 from memstate.tiers.records import RecordFormat
 
 LAYERS, TOY_LAYERS = 16, 4
-STAGING, GROUPS = 2, 4  # the defaults of `Tiers`
+STAGING = 2  # the default of `Tiers`
 
 
 def layout_of(nbytes: int, layers: int) -> StateLayout:
@@ -44,7 +44,7 @@ class _Ways:
         self.records = self.pool.claim(records)
         self.bodies = self.pool.memory[:, form.header_bytes :]
         packing = Packing(self.planes)
-        self.transfers = Transfers(self.planes, packing, self.pool, form.header_bytes, STAGING, GROUPS)
+        self.transfers = Transfers(self.planes, packing, self.pool, form.header_bytes, STAGING)
         slots = torch.cat([torch.zeros(1, dtype=torch.int32), torch.randperm(records, dtype=torch.int32) + 1])
         self.slots, self.registers = slots.to(self.planes.device), list(range(1, records + 1))
 

@@ -9,7 +9,7 @@ from memstate.errors import ConfigurationError
 from memstate.tiers.stores.base import Store
 from memstate.tiers.stores.file import FileStore
 
-LEAST = {"host_blocks": 1, "staging": 0, "threads": 1, "store_tokens": 1}
+LEAST = {"host_blocks": 1, "staging": 1, "threads": 1, "store_tokens": 1}
 
 
 @dataclass(frozen=True)
@@ -18,8 +18,8 @@ class Settings:
 
     Args:
         host_blocks: Blocks of vLLM that host memory has room for, on each rank.
-        staging: Blocks that fit each of the two staging buffers on the device. What a step saves beyond them is not
-            saved. 0: kernels reach into host memory.
+        staging: Blocks that fit each of the two staging buffers on the device, 1 or more. What a step saves beyond them
+            is not saved.
         store: Folder of a `FileStore` below host memory. None: no store.
         store_capacity: Bytes that the folder may take. None: until the disk is full.
         store_tokens: Tokens that the store must have beyond host memory to be read.

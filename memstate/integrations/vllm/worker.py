@@ -91,7 +91,7 @@ class WorkerSide:
         pool = RecordPool(settings.host_blocks, form.nbytes, pinned=planes.device.type == "cuda")
         pool.claim(pool.records)  # the scheduler's side says which are free
         self._cache = RecordCache(pool, form)
-        self._transfers = Transfers(planes, packing, pool, form.header_bytes, settings.staging, groups=1)
+        self._transfers = Transfers(planes, packing, pool, form.header_bytes, settings.staging)
         self._transfers.warm_up(None)
         if self._store is not None:
             self._store.register(pool.memory)
@@ -128,7 +128,7 @@ class WorkerSide:
         taken = save.records[:room]
         if refused := {record.number for record in save.records[room:]}:
             self._report.refused[save.job] = refused
-        ticket = transfers.out(None, save.blocks[:room], [record.number for record in taken]) if taken else Ticket([])
+        ticket = transfers.out(None, save.blocks[:room], [record.number for record in taken]) if taken else Ticket()
         self._saving.append(Saving(save, taken, ticket))
 
     def finished(self) -> tuple[set[str], set[str]]:

@@ -8,7 +8,6 @@ memory starts as zeros.
 """
 
 from abc import ABC, abstractmethod
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import gcd
@@ -161,29 +160,9 @@ class Packing:
         self._scaled = [ScaledTable(self._memory.of(name), int8[name], self.layout, self.device) for name in int8]
         for table in (self._table, *self._scaled):
             self._memory.follow(table)
-        layer_bytes = self.nbytes // self.layers
-        offsets = [piece.offset for piece in self._table.map.pieces]
-        self._starts = [bisect_left(offsets, layer * layer_bytes) for layer in range(self.layers)]
-        self._starts.append(len(offsets))
+        self._tiles = len(self._table.map.pieces)
 
-    def tiles_of(self, first_layer: int, last_layer: int) -> tuple[int, int]:
-        """Returns the first tile of a group of layers, and how many tiles it has.
-
-        Args:
-            first_layer: The first layer of the group.
-            last_layer: The last layer of the group.
-
-        Raises:
-            InvalidArgument: There are no such layers.
-        """
-        if not 0 <= first_layer <= last_layer < self.layers:
-            raise InvalidArgument(f"layers {first_layer} to {last_layer}: expected from 0 to {self.layers - 1}")
-        first = self._starts[first_layer]
-        return first, self._starts[last_layer + 1] - first
-
-    def pack(
-        self, slots: Tensor | None, index: Tensor, places: Tensor, out: Tensor, layers: tuple[int, int] | None = None
-    ) -> None:
+    def pack(self, slots: Tensor | None, index: Tensor, places: Tensor, out: Tensor) -> None:
         """Copies slots into the bodies of records; see `memstate.kernels.pack.pack_slots`.
 
         One launch, and one more for each plane of int8.
@@ -193,24 +172,20 @@ class Packing:
             index: Registers or slots, int32 `n`.
             places: Records, int32 `n`.
             out: The bodies, uint8 `record byte`; written.
-            layers: The first and the last layer of a group (default: all).
 
         Raises:
-            InvalidArgument: There are no such layers.
             Asleep: The planes' memory is released.
             ValueError: The tensors do not fit; nothing moved.
 
         Syncs: no.
         """
-        (first, last), tiles = self._require("pack", layers)
-        if self._starts[-1] or not self._scaled:
-            self.backend.pack_slots(self._table.map, slots, index, places, out, *tiles)
+        self._memory.require_awake("pack")
+        if self._tiles or not self._scaled:
+            self.backend.pack_slots(self._table.map, slots, index, places, out, 0, self._tiles)
         for table in self._scaled:
-            self.backend.pack_int8(table.map, slots, index, places, out, first, last + 1 - first)
+            self.backend.pack_int8(table.map, slots, index, places, out, 0, self.layers)
 
-    def unpack(
-        self, slots: Tensor | None, index: Tensor, places: Tensor, source: Tensor, layers: tuple[int, int] | None = None
-    ) -> None:
+    def unpack(self, slots: Tensor | None, index: Tensor, places: Tensor, source: Tensor) -> None:
         """Copies the bodies of records into slots; see `memstate.kernels.pack.unpack_slots`. Launches as `pack`.
 
         Args:
@@ -218,25 +193,18 @@ class Packing:
             index: Registers or slots, int32 `n`; their planes are written.
             places: Records, int32 `n`.
             source: The bodies, uint8 `record byte`.
-            layers: The first and the last layer of a group (default: all).
 
         Raises:
-            InvalidArgument: There are no such layers.
             Asleep: The planes' memory is released.
             ValueError: The tensors do not fit; nothing moved.
 
         Syncs: no.
         """
-        (first, last), tiles = self._require("unpack", layers)
-        if self._starts[-1] or not self._scaled:
-            self.backend.unpack_slots(self._table.map, slots, index, places, source, *tiles)
+        self._memory.require_awake("unpack")
+        if self._tiles or not self._scaled:
+            self.backend.unpack_slots(self._table.map, slots, index, places, source, 0, self._tiles)
         for table in self._scaled:
-            self.backend.unpack_int8(table.map, slots, index, places, source, first, last + 1 - first)
-
-    def _require(self, operation: str, layers: tuple[int, int] | None) -> tuple[tuple[int, int], tuple[int, int]]:
-        self._memory.require_awake(operation)
-        group = layers or (0, self.layers - 1)
-        return group, self.tiles_of(*group)
+            self.backend.unpack_int8(table.map, slots, index, places, source, 0, self.layers)
 
     def __repr__(self) -> str:
         planes = ", ".join(plane.name for plane in self.layout.planes)

@@ -25,7 +25,6 @@ class RecordPool:
         records: Number of records.
         nbytes: Bytes of a record.
         pinned: Whether to page-lock the memory, so that a device copies from and to it by itself.
-        device: Where the records are.
 
     Raises:
         ConfigurationError: There is not so much memory, or it cannot be page-locked.
@@ -43,23 +42,23 @@ class RecordPool:
         RecordPool(4 of 4 records free, 256 bytes each)
     """
 
-    def __init__(self, records: int, nbytes: int, pinned: bool = False, device: torch.device | str = "cpu") -> None:
+    def __init__(self, records: int, nbytes: int, pinned: bool = False) -> None:
         if records < 0 or nbytes < 1:
             raise InvalidArgument(f"records={records} of {nbytes} bytes: expected 0 or more of at least 1 byte")
         self.records, self.nbytes = records, nbytes
         too_large = (
-            f"{records} records of {nbytes} bytes are {format_bytes(records * nbytes)}, which {device} has not: "
-            "ask for less with host_slots, host_pages, host_blocks or dense_slots"
+            f"{records} records of {nbytes} bytes are {format_bytes(records * nbytes)}, which cpu has not: "
+            "ask for less with host_slots, host_pages or host_blocks"
         )
-        if records * nbytes > memory(torch.device(device)):
+        if records * nbytes > memory(torch.device("cpu")):
             raise ConfigurationError(too_large)
         try:
-            self.memory = torch.zeros((records, nbytes), dtype=torch.uint8, device=device)
-        except RuntimeError as error:  # what torch raises for want of memory, on any device
+            self.memory = torch.zeros((records, nbytes), dtype=torch.uint8)
+        except RuntimeError as error:  # what torch raises for want of memory
             raise ConfigurationError(too_large) from error
         if pinned and self.memory.numel():
             self._lock()
-        self._bytes: Bytes | None = self.memory.numpy() if self.memory.device.type == "cpu" else None
+        self._bytes: Bytes = self.memory.numpy()
         self.reset()
 
     def reset(self) -> None:
@@ -98,7 +97,6 @@ class RecordPool:
 
     def buffer(self, record: int) -> Bytes:
         """Returns the bytes of a record in host memory, uint8 `byte`."""
-        assert self._bytes is not None, "these records are on a device"
         buffer: Bytes = self._bytes[record]
         return buffer
 

@@ -4,13 +4,13 @@ Of rows it knows only the pages that a planned step completes.
 
 device   node of the prefix cache    state in a register      pages
            | save (evicted, or written through)     ^ load: a hit that reaches further than the tree's
-below    dense records of states, on the device too, where there are any
-         host records of states and of KV pages           all by the digest of the tokens up to where they stand
+below    host records of states and of KV pages, by the digest of the tokens up to where they stand
 """
 
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +21,6 @@ from memstate.prefix import Match
 from memstate.prefix.tree import Node, Tree
 from memstate.requests.page_table import PageTable
 from memstate.slots.commands import Action, CommandBuffer
-from memstate.slots.packet import Packet
 from memstate.slots.registers import Longs
 from memstate.tiers.digests import Digests
 from memstate.tiers.host.cache import CachedRecord, RecordCache
@@ -46,7 +45,6 @@ class Hit:
 
     Attributes:
         length: Tokens up to the state.
-        record_set: Where the state is.
         state: The state's entry.
         first: The first page that is not on the device.
         pages: Entries of the KV pages from `first` on.
@@ -54,7 +52,6 @@ class Hit:
     """
 
     length: int
-    record_set: RecordSet
     state: CachedRecord
     first: int
     pages: Sequence[CachedRecord]
@@ -64,7 +61,6 @@ class Hit:
 class Due(NamedTuple):
     """What a save copies: of each record its register or page, and where it goes."""
 
-    dense: list[Copy]
     states: list[Copy]
     pages: list[Copy]
 
@@ -77,25 +73,8 @@ class InFlight(NamedTuple):
     ticket: Ticket
 
 
-@dataclass
-class Load:
-    """States and pages on their way to slots.
-
-    Attributes:
-        parts: The transfers.
-        registers: Registers that receive the states.
-        packets: Packets that were sent before.
-        awaited: Whether the stream of the steps waits for all of it.
-    """
-
-    parts: list[InFlight]
-    registers: list[int]
-    packets: int
-    awaited: bool = False
-
-
 class HostTier:
-    """Saves states and KV pages to host memory, and states to dense records on the device, and loads them again.
+    """Saves states and KV pages to host memory, and loads them again.
 
     Args:
         tree: The prefix cache's tree.
@@ -104,23 +83,21 @@ class HostTier:
         pages: The page table of all rows.
         states: States in host memory.
         kv: KV pages in host memory, None where KV is the caller's.
-        dense: States in dense records, None for none.
-        layerwise: Whether the caller waits for layers itself, with `wait_layer`.
     """
 
     def __init__(
         self, tree: Tree, digests: Digests, commands: CommandBuffer, pages: PageTable, states: RecordSet,
-        kv: RecordSet | None, dense: RecordSet | None, layerwise: bool,
+        kv: RecordSet | None,
     ) -> None:  # fmt: skip
         self.tree, self._digests = tree, digests
-        self._of_states, self._of_kv, self._dense = states, kv, dense
-        self._built = [each for each in (dense, states, kv) if each is not None]
+        self._of_states, self._of_kv = states, kv
+        self._built = [each for each in (states, kv) if each is not None]
         self.states, self.kv = states.cache, kv.cache if kv else None
-        self.dense = dense.cache if dense else None
         self._commands, self._slots = commands, commands.registers.table.slots
-        self._pages_of, self._page_size, self._layerwise = pages.of, pages.page_size, layerwise
-        self.loads: list[Load] = []
+        self._pages_of, self._page_size = pages.of, pages.page_size
+        self.loads: list[list[InFlight]] = []
         self.backups: list[list[InFlight]] = []
+        self._coming: list[InFlight] = []  # of the loads: what the stream of the steps has still to wait for
         self.refused = 0  # states that found no room here
         self.unstaged = 0  # states that were evicted while staging was full
         self._told = logs.Repeats(LOG, sums=["tokens"])
@@ -151,25 +128,21 @@ class HostTier:
         Returns:
             The deepest hit, None for none.
         """
-        built = [record_set for record_set in (self._dense, self._of_states) if record_set and len(record_set.cache)]
-        if not built or len(prompt.key) // unit * self._page_size <= match.length:
+        if not len(self.states) or len(prompt.key) // unit * self._page_size <= match.length:
             return None
         digests = self._digests.of_prompt(self.tree, prompt, match.found)
         first = match.kv_length // self._page_size
         pages = self.kv.reach(digests[first:]) if self.kv is not None else []
         reach = first + len(pages) if self.kv is not None else len(digests)
         for end in range(reach, match.length // self._page_size, -1):
-            for record_set in built:
-                if (state := record_set.cache.get(digests[end - 1])) is not None:
-                    length, rest = end * self._page_size, pages[: max(0, end - first)]
-                    return Hit(length, record_set, state, min(first, end), rest, digests[:end])
+            if (state := self.states.get(digests[end - 1])) is not None:
+                rest = pages[: max(0, end - first)]
+                return Hit(end * self._page_size, state, min(first, end), rest, digests[:end])
         return None
 
     def _touch(self, digests: Sequence[bytes]) -> None:
         """Notes a use of the state at the end of these pages, and of their KV."""
-        for cache in (self.dense, self.states):
-            if cache is not None:
-                cache.touch(digests[-1:])
+        self.states.touch(digests[-1:])
         if self.kv is not None:
             self.kv.touch(digests)
 
@@ -200,17 +173,17 @@ class HostTier:
         pages = [entry for key in keys[first:] if kv is not None and (entry := kv.get(key)) is not None]
         if kv is not None and len(pages) < len(keys) - first:
             return None
-        return Hit(length, self._of_states, state, first, pages, keys)
+        return Hit(length, state, first, pages, keys)
 
     def pin(self, hit: Hit) -> None:
         """Keeps the records of a hit until `unpin`."""
-        hit.record_set.cache.pin(hit.state)
+        self.states.pin(hit.state)
         if self.kv is not None and hit.pages:
             self.kv.pin(*hit.pages)
 
     def unpin(self, hit: Hit) -> None:
         """Ends `pin`."""
-        hit.record_set.cache.unpin(hit.state)
+        self.states.unpin(hit.state)
         if self.kv is not None and hit.pages:
             self.kv.unpin(*hit.pages)
 
@@ -230,7 +203,7 @@ class HostTier:
 
         Syncs: no.
         """
-        due, done = Due([], [], []), 0
+        due, done = Due([], []), 0
         for node in nodes:
             if node.snapshot is not None and not self._add(node, node.snapshot.register, due, partly=ahead):
                 if ahead:
@@ -260,8 +233,6 @@ class HostTier:
         """
         room = self._of_kv.transfers.room - len(due.pages) if self._of_kv is not None else 0
         digests, length = self._digests.of_node(self.tree, node), node.end * self._page_size
-        if self.dense is not None:
-            self._add_record(self.dense, digests[-1], length, register, due.dense)
         missing = [at for at, digest in enumerate(digests) if digest not in self.kv] if self.kv is not None else []
         fits = len(missing) <= room and (digests[-1] in self.states or self.room > len(due.states))
         kept = not (fits or partly) or self._add_pages(node, digests, missing, room, due.pages)
@@ -316,27 +287,24 @@ class HostTier:
 
         Pages do not wait for a forward, because they may be given to others at once.
         """
-        registers = {register for register, _ in due.dense + due.states}
+        registers = {register for register, _ in due.states}
         named = bool(registers) and self._commands.named(sorted(registers))
         if named and due.pages and self._commands.waiting:
-            self._send(Due([], [], due.pages))
+            self._send(Due([], due.pages))
             due = due._replace(pages=[])
-        all_due = (self._dense, due.dense), (self._of_states, due.states), (self._of_kv, due.pages)
+        all_due = (self._of_states, due.states), (self._of_kv, due.pages)
         parts = [(record_set, of) for record_set, of in all_due if record_set and of]
         for record_set, of in parts:
             record_set.transfers.reserve(len(of))
-        fill = Action(lambda: self._fill(parts, registers), [entry for _, of in parts for _, entry in of])
+        fill = Action(lambda: self._fill(parts), [entry for _, of in parts for _, entry in of])
         if named:
             self._commands.then(fill, registers)
         elif parts:
             fill.run()
 
-    def _fill(self, due: Sequence[tuple[RecordSet, list[Copy]]], registers: set[int]) -> None:
+    def _fill(self, due: Sequence[tuple[RecordSet, list[Copy]]]) -> None:
         parts: list[InFlight] = []
         try:
-            for load in self.loads:  # what comes up may not go down before it is there
-                if not load.awaited and not registers.isdisjoint(load.registers):
-                    self._await(load)
             for record_set, records in due:
                 record_set.transfers.reserve(-len(records))
                 parts.append(self._move(record_set, records, record_set.transfers.out))
@@ -362,7 +330,7 @@ class HostTier:
     def bring(self, states: Sequence[tuple[int, Hit]], pages: Sequence[Copy]) -> None:
         """Copies states of hits to registers, and KV pages to page ids, behind what is recorded so far.
 
-        Nothing reads them before `await_loads` or `wait_layer`.
+        Nothing reads them before `await_loads`.
 
         Args:
             states: Register and hit of each state.
@@ -372,50 +340,25 @@ class HostTier:
         """
         for _, hit in states:
             self._touch(hit.keys)
-        due = [(each, [(to, hit.state) for to, hit in states if hit.record_set is each]) for each in self._built]
-        due = [(each, list(pages) if each is self._of_kv else own) for each, own in due]
+        due = list(zip(self._built, ([(to, hit.state) for to, hit in states], pages), strict=False))
         kept = [entry for _, records in due for _, entry in records]
         for record_set, records in due:
             record_set.cache.pin(*[entry for _, entry in records])
 
         def begin() -> None:
-            parts = [self._move(each, records, each.transfers.into) for each, records in due if records]
-            self.loads.append(Load(parts, [register for register, _ in states], self._commands.packets))
+            self.loads.append([self._move(each, records, each.transfers.into) for each, records in due if records])
+            self._coming += self.loads[-1]
 
         self._commands.then(Action(begin, kept, [page for page, _ in pages]))
 
-    def await_loads(self, packet: Packet | None) -> None:
+    def await_loads(self) -> None:
         """Makes the stream of the steps wait for states on their way, before a packet.
 
-        With `layerwise` it does not wait in front of the first packet behind them, unless that packet touches them.
-
-        Args:
-            packet: The packet, None for none.
-
         Syncs: no.
         """
-        for load in self.loads:
-            if load.awaited:
-                continue
-            untouched = packet is None or not packet.names(load.registers)
-            if not (self._layerwise and load.packets == self._commands.packets and untouched):
-                self._await(load)
-
-    @staticmethod
-    def _await(load: Load) -> None:
-        load.awaited = True
-        for part in load.parts:
+        for part in self._coming:
             part.ticket.wait()
-
-    def wait_layer(self, kind: str, layer: int) -> None:
-        """Makes the current stream wait for what is being loaded to one layer.
-
-        Syncs: no.
-        """
-        for load in self.loads:
-            for part in load.parts if not load.awaited else ():
-                if (part.record_set is self._of_kv) == (kind == "kv"):
-                    part.ticket.wait(layer)
+        self._coming.clear()
 
     @property
     def idle(self) -> bool:
@@ -430,16 +373,16 @@ class HostTier:
 
         Syncs: no.
         """
-        for load in [load for load in self.loads if all(part.ticket.done for part in load.parts)]:
+        for load in [load for load in self.loads if all(part.ticket.done for part in load)]:
             self.loads.remove(load)
-            for record_set, entries, _ in load.parts:
+            for record_set, entries, _ in load:
                 record_set.transfers.end([entry.record for entry in entries])
                 record_set.cache.unpin(*entries)
         arrived: list[CachedRecord] = []
         while self.backups and all(part.ticket.done for part in self.backups[0]):
             for record_set, entries, _ in reversed(self.backups.pop(0)):
                 record_set.transfers.end([entry.record for entry in entries])
-                arrived += entries if record_set is not self._dense else []
+                arrived += entries
         return arrived
 
     def warm_up(self) -> None:
@@ -451,7 +394,7 @@ class HostTier:
             record_set.transfers.warm_up(self._slots_of(record_set))
 
     def reset(self) -> None:
-        """Empties host memory and dense records, and forgets every transfer. A step in flight stays known.
+        """Empties host memory, and forgets every transfer. A step in flight stays known.
 
         Syncs: yes.
         """
@@ -478,10 +421,6 @@ class HostTier:
 
         Syncs: yes.
         """
-        for load in self.loads:
-            self._await(load)
-            for part in load.parts:
-                part.ticket.synchronize()
-        for backup in self.backups:
-            for part in backup:
-                part.ticket.synchronize()
+        self.await_loads()
+        for part in chain(*self.loads, *self.backups):
+            part.ticket.synchronize()

@@ -2,7 +2,7 @@
 
 out    slots --pack--> staging        on the stream of the caller: the slots may change owners right behind it
                        staging --copy engine--> host         on a stream of its own
-into   host --copy engine--> staging --unpack--> slots       on another, one group of layers after the other
+into   host --copy engine--> staging --unpack--> slots       on another
 
 A batch whose records are scattered over host memory takes one launch instead of a copy for each run of neighbours:
 out from staging to the host, into from the host to the slots, on the same streams, with few programs.
@@ -11,7 +11,6 @@ out from staging to the host, into from the host to the slots, on the same strea
 from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from itertools import pairwise
 
 import numpy as np
 import torch
@@ -39,21 +38,19 @@ def device_bytes(layout: StateLayout, record: int, staging: int) -> int:
         record: Bytes of a record, header and body.
         staging: Records that fit the device buffer of each direction.
     """
-    tiles = len(tiles_of(record)) if staging else 0
     buffers = 2 * staging * (record + NUMBER) + RINGS * RING_INTS * NUMBER
-    return table_bytes(layout) + buffers + tiles * (TILE_ROW + ROW)
+    return table_bytes(layout) + buffers + len(tiles_of(record)) * (TILE_ROW + ROW)
 
 
 class Ticket:
     """Tells when the bytes of a transfer have arrived.
 
     Args:
-        groups: Layers of each group, in the order in which they arrive.
-        events: An event for each group; none on a CPU.
+        event: Comes after the last byte; None on a CPU, where a copy is over when the call returns.
     """
 
-    def __init__(self, groups: Sequence[range], events: Sequence["torch.cuda.Event"] = ()) -> None:
-        self.groups, self._events = list(groups), list(events)
+    def __init__(self, event: "torch.cuda.Event | None" = None) -> None:
+        self._event = event
 
     @property
     def done(self) -> bool:
@@ -61,41 +58,23 @@ class Ticket:
 
         Syncs: no.
         """
-        return all(event.query() for event in self._events)
+        return self._event is None or self._event.query()
 
-    def wait(self, layer: int | None = None) -> None:
-        """Makes the current stream wait for a layer, or for everything.
-
-        Args:
-            layer: The layer, None for all.
+    def wait(self) -> None:
+        """Makes the current stream wait for all bytes.
 
         Syncs: no.
         """
-        for layers, event in zip(self.groups, self._events, strict=False):
-            if layer is None or layer in layers:
-                torch.cuda.current_stream(event.device).wait_event(event)
+        if self._event is not None:
+            torch.cuda.current_stream(self._event.device).wait_event(self._event)
 
     def synchronize(self) -> None:
         """Waits for all bytes.
 
         Syncs: yes.
         """
-        for event in self._events:
-            event.synchronize()
-
-    def __repr__(self) -> str:
-        return f"Ticket({len(self.groups)} groups of layers, {'done' if self.done else 'on its way'})"
-
-
-def layer_groups(layers: int, groups: int) -> list[range]:
-    """Returns the layers in at most so many groups of equal size, give or take one.
-
-    Example:
-        >>> layer_groups(5, 2)
-        [range(0, 2), range(2, 5)]
-    """
-    cuts = [layers * at // groups for at in range(groups + 1)]
-    return [range(start, end) for start, end in pairwise(cuts) if end > start]
+        if self._event is not None:
+            self._event.synchronize()
 
 
 def runs(to: Sequence[int], of: Sequence[int]) -> list[tuple[int, int, int]]:
@@ -132,21 +111,15 @@ class Transfers:
         packing: Where the bytes of a slot lie in a record.
         pool: The records.
         header: Bytes in front of each record's body in `pool`.
-        staging: Records that fit the device buffer of each direction. 0: kernels read and write host memory themselves,
-            with few programs.
-        groups: Groups of layers on the way in.
+        staging: Records that fit the device buffer of each direction, 1 or more.
     """
 
-    def __init__(
-        self, planes: Planes, packing: Packing, pool: RecordPool, header: int, staging: int, groups: int
-    ) -> None:
+    def __init__(self, planes: Planes, packing: Packing, pool: RecordPool, header: int, staging: int) -> None:
         self.packing, self.pool, self.staging = packing, pool, staging
         self.moved_out = self.moved_in = 0  # records
         self._bodies = pool.memory[:, header : header + packing.nbytes]
         device = planes.device
         self._device = device if device.type == "cuda" else None
-        self._layer_bytes = packing.nbytes // packing.layers
-        self._groups = layer_groups(packing.layers, groups)
         shape = (2 * staging, pool.nbytes)  # rows as the pool's: neighbours go in one copy
         both = torch.zeros(shape, dtype=torch.uint8, device=device)  # padding is never written
         self._inward, self._outward = both[:staging], both[staging:]
@@ -159,13 +132,12 @@ class Transfers:
         self._rings = [UploadRing(planes.backend, RING_INTS)]
         with self._on(1):  # memory belongs to the stream that uses it
             self._rings.append(UploadRing(planes.backend, RING_INTS))
-        if staging:
-            # Records that leave are slots 1 to `staging`: what lies before them stands for slot 0 and is not touched.
-            layout = StateLayout((Plane("record", (pool.nbytes,), torch.uint8),), layers=1)
-            staged = Planes.from_tensors(layout, {"record": both[staging - 1 :].unsqueeze(0)}, planes.backend)
-            self._staged = Packing(staged)
-            self._numbers = torch.arange(1, staging + 1, dtype=torch.int32, device=device)
-            self._targets = torch.zeros(staging, dtype=torch.int32, device=device)  # host record of each
+        # Records that leave are slots 1 to `staging`: what lies before them stands for slot 0 and is not touched.
+        layout = StateLayout((Plane("record", (pool.nbytes,), torch.uint8),), layers=1)
+        staged = Planes.from_tensors(layout, {"record": both[staging - 1 :].unsqueeze(0)}, planes.backend)
+        self._staged = Packing(staged)
+        self._numbers = torch.arange(1, staging + 1, dtype=torch.int32, device=device)
+        self._targets = torch.zeros(staging, dtype=torch.int32, device=device)  # host record of each
 
     @property
     def staging_bytes(self) -> int:
@@ -176,11 +148,11 @@ class Transfers:
     def room(self) -> int:
         """Records that can leave now without a wait for others, besides those reserved.
 
-        On a CPU, and without staging, any number: a copy is over when the call returns.
+        On a CPU any number: a copy is over when the call returns.
 
         Syncs: no.
         """
-        if self._device is None or not self.staging:
+        if self._device is None:
             return INT32_MAX
         return max(0, self._free() - self._reserved)
 
@@ -198,8 +170,6 @@ class Transfers:
 
     def _next(self, most: int) -> int:
         """Returns how many of `most` records leave together: free staged ones that are neighbours."""
-        if not self.staging:
-            return most
         while not (free := self._free()):
             self._leaving[0][0].synchronize()
         return min(most, free, self.staging - self._turn)
@@ -223,14 +193,9 @@ class Transfers:
             at = end
         self.pool.use(records)
         self.moved_out += len(records)
-        return Ticket([range(self.packing.layers)], [self._record(0)] if self._device else [])
+        return Ticket(self._record(0))
 
     def _out(self, slots: Tensor | None, index: Sequence[int], records: Sequence[int]) -> None:
-        if not self.staging:
-            entries, to = self._send(0, index, records)
-            self.packing.pack(slots, entries, to, self._bodies)
-            self._follow(0)
-            return
         places = range(self._turn, self._turn + len(index))
         self._turn = places.stop % self.staging
         neighbours = runs(records, places)
@@ -246,13 +211,12 @@ class Transfers:
                 self._staged.pack(None, self._numbers[staged], self._targets[staged], self.pool.memory)
             for at, of, size in neighbours if not scattered else ():
                 self.pool.memory[at : at + size].copy_(self._outward[of : of + size], non_blocking=True)
-            if self._device:
-                event = self._record(0)
+            if (event := self._record(0)) is not None:
                 self._leaving.append((event, len(places)))
                 self._arriving |= dict.fromkeys(records, event)
 
     def into(self, slots: Tensor | None, index: Sequence[int], records: Sequence[int]) -> Ticket:
-        """Copies host records to slots, layers in groups, behind everything that the current stream has been given.
+        """Copies host records to slots, behind everything that the current stream has been given.
 
         Nothing may touch the slots before the ticket says so.
 
@@ -265,12 +229,9 @@ class Transfers:
         """
         self.pool.use(records)
         self.moved_in += len(records)
-        whole = len(self._groups) == 1 and self._small
-        scattered = whole and len(runs(range(len(records)), records)) > COPIES
-        direct = scattered or not self.staging
-        step = len(index) if direct else self.staging
-        places = records if direct else [at % step for at in range(len(index))]
-        events: dict[int, torch.cuda.Event] = {}
+        scattered = self._small and len(runs(range(len(records)), records)) > COPIES
+        step = len(index) if scattered else self.staging
+        places = records if scattered else [at % step for at in range(len(index))]
         self._follow(1)
         with self._on(1):
             for record in records:
@@ -278,25 +239,14 @@ class Transfers:
                     self._streams[1].wait_event(event)
             entries, of = self._send(1, index, places)
             for at in range(0, len(index), step):
-                for number, layers in enumerate(self._groups):
-                    held = self._bodies if direct else self._stage(records[at : at + step], layers)
-                    group = layers[0], layers[-1]
-                    self.packing.unpack(slots, entries[at : at + step], of[at : at + step], held, group)
-                    if self._device:
-                        events[number] = self._record(1)
-        return Ticket(self._groups, list(events.values()))
+                bodies = self._bodies if scattered else self._stage(records[at : at + step])
+                self.packing.unpack(slots, entries[at : at + step], of[at : at + step], bodies)
+            return Ticket(self._record(1))
 
-    def _stage(self, records: Sequence[int], layers: range) -> Tensor:
-        """Copies some layers of host records to staging; returns the bodies there."""
-        if len(self._groups) == 1:
-            for at, of, size in runs(range(len(records)), records):
-                self._inward[at : at + size].copy_(self.pool.memory[of : of + size], non_blocking=True)
-        else:
-            span = slice(
-                self._header + layers.start * self._layer_bytes, self._header + layers.stop * self._layer_bytes
-            )
-            for place, record in enumerate(records):
-                self._inward[place, span].copy_(self.pool.memory[record, span], non_blocking=True)
+    def _stage(self, records: Sequence[int]) -> Tensor:
+        """Copies host records to staging; returns the bodies there."""
+        for at, of, size in runs(range(len(records)), records):
+            self._inward[at : at + size].copy_(self.pool.memory[of : of + size], non_blocking=True)
         return self._inward[:, self._header :]
 
     def warm_up(self, slots: Tensor | None) -> None:
@@ -310,8 +260,7 @@ class Transfers:
         nothing = torch.full((1,), -1, dtype=torch.int32, device=self.packing.device)
         self.packing.pack(slots, nothing, nothing, self._bodies)
         self.packing.unpack(slots, nothing, nothing, self._bodies)
-        if self.staging:
-            self._staged.pack(None, nothing, nothing, self.pool.memory)
+        self._staged.pack(None, nothing, nothing, self.pool.memory)
 
     def end(self, records: Sequence[int]) -> None:
         """Ends the use of records whose ticket is done."""
@@ -347,7 +296,10 @@ class Transfers:
     def _on(self, which: int) -> AbstractContextManager[object]:
         return torch.cuda.stream(self._streams[which]) if self._device else nullcontext()
 
-    def _record(self, which: int) -> "torch.cuda.Event":
+    def _record(self, which: int) -> "torch.cuda.Event | None":
+        """Returns an event after what a stream of transfers has been given, None on a CPU."""
+        if not self._device:
+            return None
         event = torch.cuda.Event()
         event.record(self._streams[which])
         return event

@@ -82,7 +82,7 @@ NEAR = {
     "memstate/checks.py": ["salt_values", "refusals", "misuse", "prefix_refusals", "tiers_gaps"],
     "memstate/salts.py": ["tier_keys", "salt_values", "salts_below"],
     "memstate/tiers/keys.py": ["tier_keys", "salt_values", "salts_below", "tiers_gaps"],
-    "memstate/tiers/handover/handover.py": ["resplit", "handover", "salts_below"],
+    "memstate/integrations/handover/handover.py": ["resplit", "handover", "salts_below"],
     **{f"memstate/tiers/host/{name}.py": PREFETCH for name in ("cache", "pool")},
     **{f"memstate/tiers/stores/{name}.py": FILES for name in ("base", "file", "folder", "opening")},
     **dict.fromkeys((f"memstate/state/{name}.py" for name in ("layout", "memory", "regions", "planes")), BYTES),

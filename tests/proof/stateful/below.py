@@ -56,5 +56,5 @@ class Below(Hosting):
         self.queue.clear()
         self.wait(self.writing)
         self.write()
-        for shelf in [*self.shelves, *([self.dense] if self.dense else [])]:
+        for shelf in self.shelves:
             shelf.evict(len(shelf.items))

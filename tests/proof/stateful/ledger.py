@@ -7,7 +7,7 @@ as nothing waits for a forward.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tests.proof.stateful.history import EMPTY, History
 from tests.proof.stateful.settings import Settings
@@ -74,7 +74,7 @@ class Ledger:
         self.packets = self.copied = self.zeroed = 0  # bytes
         self.content: dict[str, list[State]] = {part: [EMPTY, *[None] * self.capacity] for part in settings.parts}
         self.stirred: set[tuple[str, int]] = set()  # planes of slots that have lost a content since somebody looked
-        self.before_packet: Callable[[Any], None] = lambda packet: None
+        self.before_packet: Callable[[], None] = lambda: None
         self.clear()
 
     def clear(self) -> None:
@@ -205,7 +205,7 @@ class Ledger:
     def submit(self) -> None:
         """Sends what does not wait for a forward."""
         if not self.queue:
-            self.before_packet(None)
+            self.before_packet()
         at, ops = self.waits or (len(self.queue), 0)
         if ops:
             packet = self.queue[at]
@@ -248,7 +248,7 @@ class Ledger:
         if isinstance(entry, Later):
             entry.run()
             return
-        self.before_packet(entry)
+        self.before_packet()
         self.packets += bool(entry.ops)
         for op in sorted(entry.ops, key=lambda op: op.phase):
             [self._moved, self._released, self._claimed, self._written, self._filled][op.phase](op)

@@ -189,8 +189,6 @@ class Planning(Machine):
 
     def _replay(self, d: Digits, window: bool, starts: list[int], fed: list[list[int]]) -> dict[str, Tensor]:
         """What a captured graph does, launched one by one."""
-        if self.lower:
-            self.lower.wait()
         return self._run(d, self.mem.launch(len(fed), window=window), window, starts, fed)
 
     def _misuse_replay(self, handles: Handles, given: Any, window: bool) -> None:

@@ -67,11 +67,7 @@ class Settings:
     host_slots: int = 0
     host_pages: int = 0
     host_reserve: float = 0.0
-    dense_slots: int = 0
     staging: int = 2
-    layer_groups: int = 4
-    layerwise: bool = False
-    load_threshold: int = 1
     storing: bool = False
     stop: str = "wait_complete"
     timeout: float = 1.0
@@ -130,17 +126,13 @@ class Settings:
 
     @staticmethod
     def _below(d: Digits, chosen: "Settings") -> dict[str, Any]:
-        """Tiers, small enough to be full most of the time. Not layerwise where memstate itself copies a state for a
-        step, before its forward can wait for layers.
-        """
+        """Tiers, small enough to be full most of the time."""
         slots, pages = d.pick(3, 1, 2, 4, 6, 9), d.pick(8, 4, 12, 24, 2, 40)
         return {
             "pages": min(chosen.pages, d.pick(999, 999, 999, 20, 30)), "write": d.pick("through", "selective", "back"),
             "host_slots": slots,
             "host_pages": pages if chosen.pages else 0, "host_reserve": d.pick(0.0, 0.3, 0.5),
-            "dense_slots": d.pick(0, 0, 0, 1, 3),
-            "staging": d.pick(2, 0, 1), "layer_groups": d.pick(4, 1, 2), "layerwise": d(3) == 1 and not chosen.copied,
-            "load_threshold": d.pick(1, 1, 1, 3, 0), "storing": d(4) > 0,
+            "staging": d.pick(2, 1), "storing": d(4) > 0,
             "stop": d.pick("wait_complete", "best_effort", "timeout"), "timeout": float(d(3)),
             "timeout_per_page": d.pick(0.5, 0.0), "fetch_threshold": d.pick(1, 1, 4, 0, 7),
             "fetch_limit": d.pick(None, None, None, 30, 12), "chunk": d.pick(32, 1, 1, 2),
@@ -179,9 +171,7 @@ class Settings:
             return None
         return Tiers(
             "model", host_slots=self.host_slots, host_pages=self.host_pages or None, reserve=self.host_reserve, kv=kv,
-            dense_slots=self.dense_slots,
             write=self.write, store=store if self.storing else None, prefetch=self.prefetch, staging=self.staging,  # type: ignore[arg-type]
-            load_threshold=self.load_threshold, layer_groups=self.layer_groups, layerwise=self.layerwise,
             executor=executor, clock=clock,
         )  # fmt: skip
 

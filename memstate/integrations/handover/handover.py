@@ -14,8 +14,8 @@ import torch
 
 from memstate.checks import whole
 from memstate.errors import InvalidArgument
+from memstate.integrations.handover.resplit import Resplit
 from memstate.state.layout import StateLayout
-from memstate.tiers.handover.resplit import Resplit
 from memstate.tiers.keys import Keys, fingerprint
 from memstate.tiers.records import FLAWS, Kind, RecordFormat
 from memstate.tiers.stores.base import Bytes, Outcome, Store

@@ -1,1 +1,0 @@
-"""Makes records of one tensor-parallel split out of those of another."""

@@ -9,10 +9,8 @@ import pytest
 import torch
 
 import memstate as ms
-from memstate.errors import Asleep, InvalidArgument
+from memstate.errors import Asleep
 from memstate.kernels.dispatch import Backend
-from memstate.prefix.policies import Lru, LruPages
-from memstate.prefix.tree import Node
 from memstate.tiers import manager
 from memstate.tiers.keys import Keys, fingerprint
 from memstate.tiers.prefetch import agreement
@@ -24,17 +22,6 @@ from tests.support.planes import LAYOUT
 from tests.support.serving import PAGE
 from tests.support.tiered import KV, Tiered, whole
 from tests.support.virtual import ByHand, MemoryStore
-
-
-def test_the_prefetches_of_others_are_refused(plain: Backend) -> None:
-    one, other = (Tiered(plain, tiers={"store": MemoryStore()}) for _ in range(2))
-    fetch = one.mem.prefetch(whole(1, 4))
-    for wrong in (fetch, None, 3):
-        for call in (other.below.ready, other.below.cancel):
-            with pytest.raises(InvalidArgument, match="not what this manager's prefetch"):
-                call(wrong)  # type: ignore[arg-type]
-    one.below.cancel(fetch)
-    assert fetch.outcome == "cancelled"
 
 
 def test_a_closed_manager_goes_on_without_tiers(plain: Backend) -> None:
@@ -77,38 +64,6 @@ def test_kv_that_sleeps_is_not_filed(plain: Backend) -> None:
     assert (at.mem.free_slots, at.mem.free_pages) == before
     at.pages_kv.wake()
     assert at.turn([*whole(1), 1], publish=False) == 2 * PAGE
-
-
-class Fragile(Lru):
-    """A policy that fails where a state comes back."""
-
-    broken = False
-
-    def added(self, node: Node, kind: str) -> None:
-        if self.broken and kind == "again":
-            raise RuntimeError("policy")
-        super().added(node, kind)
-
-
-def test_a_policy_that_raises_leaves_right_bytes(plain: Backend) -> None:
-    policy = Fragile()
-    at = Tiered(plain, prefix=ms.Prefix(policy, LruPages()))
-    at.pass_down(whole(1))
-    policy.broken = True
-    with pytest.raises(RuntimeError, match="policy"):
-        at.mem.admit([ms.Request("r", tokens=[*whole(1), 1])])
-    policy.broken = False
-    with pytest.raises(ms.Broken, match="admit"):
-        at.mem.poll()
-    with pytest.raises(ms.Broken, match="admit"):
-        at.below.poll()
-    at.mem.recover()
-    at.mem.audit().raise_if_leaking()
-    at.mem.poll()
-    at.pass_down(whole(1))  # host memory is empty after it
-    assert at.turn([*whole(1), 1], publish=False) == 2 * PAGE  # reads, and looks at, every byte
-    at.mem.poll()
-    at.look_below(idle=True)
 
 
 @pytest.mark.parametrize("answer", [None, [], [Outcome.DONE] * 99, KeyError("x")])

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from memstate.kernels.dispatch import Backend
-from memstate.tiers import Outcome, Prefetch
 from tests.support.tiered import T, Tiered, filled, settle, whole
 from tests.support.virtual import ByHand, Clock, MemoryStore, Workers
 
@@ -56,16 +55,6 @@ def test_storage_that_fails_is_counted_and_host_memory_serves_on(plain: Backend)
     fetch = at.mem.prefetch(whole(9, 5))
     at.work()
     assert fetch.done and fetch.length == 0 and at.tiers.prefetch.failures == 1  # type: ignore[union-attr]
-
-
-def test_storage_that_refuses_some_records_is_counted(plain: Backend) -> None:
-    store = MemoryStore()
-    store.put = lambda names, _: [Outcome.DONE] + [Outcome.FAILED] * (len(names) - 1)  # type: ignore[method-assign]
-    at = virtual(plain, store)
-    at.cache_prompts(whole(1, 3))
-    settle(at)
-    at.drain()
-    assert (at.tiers.written, at.tiers.write_failed) == (2, 2)
 
 
 def test_what_is_evicted_before_its_turn_is_missed_and_not_written(plain: Backend) -> None:
@@ -152,15 +141,3 @@ def test_B65_a_prefetch_ends_at_any_moment(how: str, moment: int, plain: Backend
     while not fetch.done:
         at.work()
     assert at.turn(T[:17], publish=False) == 16
-
-
-def test_a_request_that_does_not_wait_gets_what_has_come(plain: Backend) -> None:
-    jobs, store = ByHand(), MemoryStore()
-    filled(plain, store, T[:16])
-    at = virtual(plain, store, jobs, tiers={"prefetch": Prefetch(4, stop="best_effort")})
-    at.note(T[:17])
-    fetch = at.mem.prefetch(T[:17])
-    at.work()
-    assert not fetch.done and at.below.ready(fetch) and fetch.done and fetch.length == 0
-    assert at.turn(T[:17], publish=False) == 0
-    at.work()

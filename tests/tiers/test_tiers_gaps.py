@@ -4,10 +4,9 @@ import pytest
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
-from memstate.tiers import Tiers
 from tests.support import owners
-from tests.support.tiered import T, Tiered, below, everything, settle, whole
-from tests.support.virtual import ByHand, MemoryStore
+from tests.support.tiered import T, Tiered, below, settle, whole
+from tests.support.virtual import MemoryStore
 
 ONE = whole(1)
 
@@ -23,22 +22,6 @@ def test_a_look_is_no_use(plain: Backend) -> None:
     assert at.mem.match([*ONE, 1]).host_length == 8 and order(at) == before
     at.start([*ONE, 1])
     assert order(at) != before and order(at)[0][-1] == before[0][0], "this is one"
-
-
-@pytest.mark.parametrize("salt", [1.5, frozenset({1}), (1, 2.0), Tiers])
-def test_a_salt_that_means_nothing_elsewhere_is_refused_at_the_door(salt: object, plain: Backend) -> None:
-    for prompts in ((), (ONE,)):
-        at = Tiered(plain, slots=6, tiers={"store": MemoryStore(), "executor": ByHand()})
-        at.cache_prompts(*prompts, poll=False)
-        before = everything(at)
-        for call in (
-            lambda at=at: at.mem.admit([ms.Request(0, tokens=[*ONE, 1]), ms.Request(1, tokens=[*ONE, 1], salt=salt)]),
-            lambda at=at: at.mem.match([*ONE, 1], salt=salt),
-            lambda at=at: at.mem.prefetch([*ONE, 1], salt=salt),
-        ):
-            with pytest.raises(ms.InvalidArgument, match="salt"):
-                call()
-            assert everything(at) == before
 
 
 def test_a_hit_is_worth_a_holder_that_the_cache_has(plain: Backend) -> None:
@@ -91,16 +74,3 @@ def test_flushing_writes_kv_whose_state_is_here_already(plain: Backend) -> None:
     at.below.flush()
     assert sum(name.startswith("kv") for name in store.records) == 6
     at.mem.close()
-
-
-def test_a_load_ends_although_no_packet_is_sent(plain: Backend) -> None:
-    """Plans without changes of owners: the step after the first waits for all of it, and its records are free then."""
-    at = Tiered(plain, slots=6)
-    at.cache_prompts(ONE)
-    settle(at)
-    at.give_up(pages=60)
-    row = at.start([*ONE, 1, 2, 3, 4])
-    for _ in range(3):
-        at.run([row], most=1, publish=False)
-    at.mem.poll()
-    assert not at.below.host.loads

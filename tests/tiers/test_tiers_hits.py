@@ -91,14 +91,6 @@ def test_the_longer_of_device_and_host_memory_counts(name: str, plain: Backend) 
     assert at.turn(T[:17], publish=False) == 16 and at.moved[1::2] == (1, 0)
 
 
-def test_at_least_the_last_token_is_computed(plain: Backend) -> None:
-    at = below(plain, "redirect", T[:8], T[:16], kv_stays=True)
-    assert [at.mem.match(T[:n]).host_length for n in (8, 9, 16, 17)] == [0, 8, 8, 16]
-    row = at.start(T[:16])
-    assert at.mem.length(row) == 8 and at.moved[1] == 1
-    at.checked([row])
-
-
 @every_strategy
 def test_where_slots_are_short_the_state_becomes_the_row_s_own(name: str, plain: Backend) -> None:
     """No slot besides those that a request takes in any case."""

@@ -13,10 +13,12 @@ from memstate.tiers import manager
 from memstate.tiers.keys import Keys, fingerprint
 from memstate.tiers.prefetch import agreement
 from memstate.tokens import Prompt, encode
+from tests.support.build import on
 from tests.support.planes import LAYOUT
 from tests.support.processes import run_ranks
 from tests.support.serving import PAGE
 from tests.support.tiered import KV, Tiered, whole
+from tests.support.virtual import MemoryStore
 
 PROMPT = [*whole(1, 4), 7]
 
@@ -72,27 +74,26 @@ def test_host_memory_without_an_agreement_is_not_used(keyed: Tiered) -> None:
     at.below.cancel(at.fetch(PROMPT))  # and keeps nothing
 
 
-def test_the_prefetch_of_another_prompt_is_refused(keyed: Tiered) -> None:
-    at = keyed
-    at.give_up(pages=60)
-    fetch = at.fetch(PROMPT)
-    at.note([*whole(2, 4), 7])
-    with pytest.raises(InvalidArgument, match="begun for other tokens"):
-        at.mem.admit([ms.Request("r", tokens=[*whole(2, 4), 7], fetch=fetch)])
-    with pytest.raises(InvalidArgument, match="is not what this manager"):
-        at.mem.admit([ms.Request("r", tokens=[*whole(2, 4), 7], fetch="fetch")])
-    at.below.cancel(fetch)
-
-
-def test_the_prefetch_of_another_manager_is_refused(keyed: Tiered) -> None:
-    fetch = keyed.fetch(PROMPT)
-    other = ms.StateManager(LAYOUT, slots=4, max_requests=2, prefix=ms.Prefix(), pages=ms.Pages(size=PAGE))
-    with pytest.raises(InvalidArgument, match="this manager has no storage to fetch from"):
-        other.admit([ms.Request("r", tokens=PROMPT, fetch=fetch)])
-    with pytest.raises(InvalidArgument, match="this manager has no storage to fetch from"):
-        other.admit([ms.Request("r", fetch=fetch)])
-    assert other.free_slots == 4 and other.stats().rows_used == 0
-    keyed.below.cancel(fetch)
+def test_the_prefetch_of_another_prompt_or_manager_is_refused(keyed: Tiered) -> None:
+    at, (mine, other) = keyed, (keyed.fetch(PROMPT), [*whole(2, 4), 7])
+    storing = Tiered(Backend("reference"), tiers={"store": MemoryStore()})
+    plain = on(Backend("reference"), LAYOUT, slots=4, max_requests=2, prefix=ms.Prefix(), page_size=PAGE)
+    before = plain.stats()
+    for call, says in (
+        (lambda: at.mem.admit([ms.Request("r", tokens=other, fetch=mine)]), "begun for other tokens"),
+        (lambda: at.mem.admit([ms.Request("r", tokens=other, fetch="fetch")]), "is not what this manager"),
+        (
+            lambda: plain.admit([ms.Request("r", tokens=PROMPT, fetch=mine)]),
+            "this manager has no storage to fetch from",
+        ),
+        (lambda: plain.admit([ms.Request("r", fetch=mine)]), "this manager has no storage to fetch from"),
+        (lambda: storing.below.ready(mine), "not what this manager's prefetch"),
+        (lambda: storing.below.cancel(None), "not what this manager's prefetch"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(InvalidArgument, match=says):
+            call()
+    assert plain.stats() == before
+    at.below.cancel(mine)
 
 
 def test_kv_that_the_device_lost_meanwhile_is_not_taken_for_granted(keyed: Tiered) -> None:

@@ -75,7 +75,9 @@ def test_host_memory_without_an_agreement_is_not_used(keyed: Tiered) -> None:
 
 
 def test_the_prefetch_of_another_prompt_or_manager_is_refused(keyed: Tiered) -> None:
-    at, (mine, other) = keyed, (keyed.fetch(PROMPT), [*whole(2, 4), 7])
+    at, other = keyed, [*whole(2, 4), 7]
+    at.give_up(pages=60)
+    mine = at.fetch(PROMPT)
     storing = Tiered(Backend("reference"), tiers={"store": MemoryStore()})
     plain = on(Backend("reference"), LAYOUT, slots=4, max_requests=2, prefix=ms.Prefix(), page_size=PAGE)
     before = plain.stats()

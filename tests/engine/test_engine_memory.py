@@ -2,13 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
-from tests.support.build import on
+from memstate.state.layout import Plane, StateLayout
+from tests.support.build import build, on
 from tests.support.loops import InPlace
 from tests.support.planes import LAYOUT, MAKERS, I, Loop, every_strategy
 from tests.support.scan import scan
@@ -134,3 +137,46 @@ def test_sleep_that_would_lose_a_state_is_refused(backend: Backend) -> None:
     loop.advance([row], 2)
     assert loop.holds(loop.slot(row), row, 2)
     scan(loop.mem)
+
+
+PLAIN = StateLayout((Plane("ssm", (4,), torch.float32),), layers=1)
+
+
+def test_what_sleeps_gives_no_plane_and_no_slot(backend: Backend) -> None:
+    loop = Loop(backend, ms.Redirect(I))
+    loop.mem.sleep()
+    free = loop.mem.free_slots
+    for call in (lambda: loop.mem.pool.claim(3), lambda: next(iter(loop.mem.planes.values()))):
+        with pytest.raises(ms.Asleep):
+            call()
+    loop.mem.wake()
+    assert loop.mem.free_slots == free and len(loop.mem.pool.claim(3)) == 3
+
+
+def test_memory_is_touched_only_when_it_is_taken(backend: Backend) -> None:
+    """Slot 0 of an engine's tensors becomes zero with a construction that succeeds, not with one that is refused."""
+    tensor = torch.full((1, 5, 4), 7.0, device=backend.device)
+    settings: dict[str, Any] = {"max_requests": 1, "backend": backend.name, "device": backend.device}
+    with pytest.raises(ms.LayoutMismatch, match=r"5 entries .* expected 10: the null slot and 9 slots"):
+        build(PLAIN, slots=9, tensors={"ssm": tensor}, **settings)
+    assert (tensor == 7).all()
+    build(PLAIN, slots=4, tensors={"ssm": tensor}, **settings)
+    assert (tensor[:, 0] == 0).all() and (tensor[:, 1:] == 7).all()
+
+
+def test_memory_that_is_no_tensor_is_refused(backend: Backend) -> None:
+    tensor = torch.zeros(1, 5, 4)
+    for given in (None, 3, [None], (x for x in ()), np.zeros((1, 5, 4), np.float32)):
+        with pytest.raises(ms.LayoutMismatch, match=r"plane ssm: .* expected a tensor"):
+            ms.Planes.from_tensors(PLAIN, {"ssm": given}, backend)  # type: ignore[dict-item]
+    with pytest.raises(ms.LayoutMismatch, match="expected a mapping"):
+        ms.Planes.from_tensors(PLAIN, [tensor], backend)  # type: ignore[arg-type]
+    with pytest.raises(ms.InvalidArgument, match="expected a Backend"):
+        ms.Planes.from_tensors(PLAIN, {"ssm": tensor}, "reference")  # type: ignore[arg-type]
+
+
+def test_arenas_that_share_bytes_are_refused(backend: Backend) -> None:
+    layout = StateLayout((Plane("a", (4,), torch.float32), Plane("b", (4,), torch.float32)), layers=1)
+    whole = torch.empty(1024, dtype=torch.uint8, device=backend.device)
+    with pytest.raises(ms.LayoutMismatch, match="share bytes"):
+        ms.Planes(layout, 4, backend, allocate=lambda n: whole[:n])

@@ -4,14 +4,20 @@ import copy
 import pickle
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import memstate as ms
+from memstate.kernels import tuned
+from memstate.kernels.dispatch import Backend
 from tests.support import inside
 from tests.support.build import build
+from tests.support.planes import Loop
 from tests.support.virtual import MemoryStore
 
 PLAIN = ms.StateLayout((ms.Plane("ssm", (4,), torch.float32),), layers=1)
@@ -150,3 +156,31 @@ def test_windows_that_require_grad_are_refused() -> None:
         mem.accept(step, [1], {"ssm": window})
     mem.accept(step, [1], {"ssm": window.detach()})
     assert mem.length(row) == 4
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"slots": "8"}, {"slots": None}, {"slots": True}, {"layout": None}, {"device": "nonsense"}, {"device": 1.5},
+        {"overlap": np.array([True, False])}, {"overlap": 1.0}, {"speculation": "yes"}, {"in_place": None},
+        {"debug": 0}, {"direct_hits": "no"}, {"tracking": ms.PingPong(4, lane_count=1.0), "overlap": False},
+    ],
+)  # fmt: skip
+def test_settings_of_the_wrong_kind_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ms.ConfigurationError, match=next(iter(settings)) if "tracking" not in settings else "lane"):
+        build(**({"layout": PLAIN, "slots": 8, "max_requests": 2, "backend": "reference"} | settings))
+
+
+@pytest.mark.sample(interpreter=1)
+def test_a_tuned_file_that_cannot_be_read_is_found_at_construction(
+    backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not in the first launch, when the packet with its zeros has been taken and would be lost."""
+    (tmp_path / tuned.file_name(tuned.device_name(backend.device))).write_text("{")
+    monkeypatch.setenv("MEMSTATE_TUNED", str(tmp_path))
+    tuned.forget()
+    launches = backend.name != "reference"  # which could be tuned
+    with pytest.raises(ValueError, match=str(tmp_path)) if launches else nullcontext():
+        Loop(backend, ms.Redirect(4))
+    monkeypatch.undo()
+    tuned.forget()

@@ -174,3 +174,24 @@ def test_G1_a_length_beyond_int32_is_refused(backend: Backend, how: str) -> None
         loop.mem.plan([row])
     assert loop.mem.length(row) == 2**31 - 1
     scan(loop.mem)
+
+
+def test_generations_wrap_around(backend: Backend) -> None:
+    """A row reused 2^31 times: its generation starts anew at 0, and the handle of before is stale."""
+    loop = Loop(backend, ms.Redirect(4))
+    mem = loop.mem
+    owners.table(mem).generation[:] = 2**31 - 2
+    owners.holdings(mem).generation[:] = 2**31 - 1
+    mem.reset()
+    assert owners.table(mem).generation.max() == 2**31 - 1 and owners.holdings(mem).generation.max() == 0
+    for _ in range(2):
+        (row,) = loop.admit()
+        loop.advance([row], 4)
+        (snapshot,) = mem.release([row], publish=True)
+        assert snapshot
+        mem.drop([snapshot])
+        for stale in (lambda row=row: mem.length(row), lambda snapshot=snapshot: mem.drop([snapshot])):
+            with pytest.raises(ms.StaleHandle):
+                stale()
+    assert owners.table(mem).generation[1] == 1
+    scan(mem)

@@ -448,3 +448,62 @@ def test_rates_are_the_best_over_all_horizons() -> None:
             best = max(best, (1 - alive) / waited)
         assert index(rates, 0, age) == pytest.approx(best, rel=0.05), age
     assert n > SHRINKAGE * 100  # or what was counted would not outweigh what is assumed
+
+
+class Prompts:
+    """Prompts that share nothing, each of so many pages, and a tree for them."""
+
+    def __init__(self) -> None:
+        self.tree, self.serial = Tree(BYTES), 0
+
+    def __call__(self, pages: int, above: Node | None = None) -> Node:
+        """A new node with a state that no policy knows of; above: what it goes on from."""
+        self.serial += 1
+        key = b"".join(step.key for step in reversed(list(above.path()))) if above else b""
+        key += encode([1000 * self.serial + i for i in range(pages)])
+        node, _ = self.tree.insert(Prompt(key, None), [])
+        node.snapshot = Snapshot(self.serial, 0, node.end)
+        return node
+
+
+@pytest.mark.parametrize("returning", ["branch", "prompt"])
+def test_return_rates_are_learned_by_kind(returning: str) -> None:
+    """Of two kinds one always comes back and the other never does: 64 requests later, the other one goes first.
+
+    Before, it is the older one.
+    """
+    policy, prompt = ReturnRate(), Prompts()
+    never = "prompt" if returning == "branch" else "branch"
+
+    def order() -> list[str]:
+        pair = {prompt(9): returning, prompt(9): never}
+        for node, kind in pair.items():
+            policy.added(node, kind)
+        return [pair[node] for node in policy.victims() if node in pair]
+
+    assert order() == [returning, never]
+    due: Node | None = None
+    for _ in range(65):
+        policy.asked(due or prompt.tree.root(None), 12)
+        due = prompt(9)
+        policy.added(due, returning)
+        policy.added(prompt(9), never)
+    assert order() == [never, returning]
+
+
+def test_a_state_inherits_the_requests_of_those_given_up_below_it() -> None:
+    """Two of the same length and age; what goes on from one of them was given up, and will be asked for there."""
+    policy, prompt = ReturnRate(), Prompts()
+    first, second = prompt(9), prompt(9)
+    below = [prompt(2, first), prompt(2, first)]
+    for node in (first, second, *below):
+        policy.added(node, "prompt")
+    assert policy.value(first.worth) == pytest.approx(policy.value(second.worth))
+    for node in below:
+        policy.dropped(node)
+        node.snapshot = None
+    assert list(policy.victims()) == [second, first]
+    assert policy.value(first.worth) == pytest.approx(3 * policy.value(second.worth))
+    for node in below:
+        policy.added(node, "prompt")  # it serves itself again
+    assert policy.value(first.worth) == pytest.approx(policy.value(second.worth))

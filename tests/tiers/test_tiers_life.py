@@ -109,3 +109,42 @@ def test_states_are_written_for_good_once_nothing_is_pending(plain: Backend) -> 
     assert len(store.asked("put")) == 5
     at.mem.close()
     assert len(store.asked("put")) == 5
+
+
+@pytest.mark.parametrize("call", ["flush", "close"])
+def test_a_manager_that_sleeps_gives_nothing_to_host_memory(call: str, plain: Backend) -> None:
+    """Refused before anything is filed under a key, or not needed: no record of a state that was never copied."""
+    at = Tiered(plain, slots=6, tiers={"write": "back"})
+    at.cache_prompts(ONE)
+    at.mem.sleep()
+    with pytest.raises(ms.Asleep):
+        getattr(at.below if call == "flush" else at.mem, call)()
+    assert at.keeps() == set() and at.tiers.leaked_records == 0
+    at.mem.wake()
+
+
+def test_flushing_more_than_host_memory_holds_writes_all_of_it(plain: Backend) -> None:
+    """In turns: what storage has by now makes room for the rest."""
+    store = MemoryStore()
+    at = Tiered(plain, slots=8, tiers={"store": store, "write": "back", "host_slots": 2, "host_pages": 4})
+    at.cache_prompts(*(whole(n) for n in range(1, 6)))
+    at.mem.submit()
+    at.below.flush()
+    assert sum(name.startswith("state") for name in store.records) == 5
+    assert sum(name.startswith("kv") for name in store.records) == 10 and at.tiers.refused == 0
+    at.mem.close()
+
+
+def test_flushing_writes_kv_whose_state_is_here_already(plain: Backend) -> None:
+    """Storage failed, and host memory gave up the KV. It has room for that of two states at a time."""
+    store = MemoryStore()
+    at = Tiered(plain, slots=8, tiers={"store": store, "host_pages": 4})
+    store.broken = True
+    at.cache_prompts(*(whole(n) for n in range(1, 4)))
+    settle(at)
+    at.drain()
+    store.broken = False
+    assert at.below.host.kv is not None and at.below.host.kv.evict(99) == 4 and len(at.keeps()) == 3
+    at.below.flush()
+    assert sum(name.startswith("kv") for name in store.records) == 6
+    at.mem.close()

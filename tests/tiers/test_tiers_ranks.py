@@ -1,6 +1,7 @@
 """Several ranks over tiers of their own start every request from the same length, whatever each of them has lost."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from tests.support.planes import LAYOUT
 from tests.support.processes import run_ranks
 from tests.support.serving import PAGE
 from tests.support.tiered import KV, Tiered, whole
-from tests.support.virtual import MemoryStore
+from tests.support.virtual import ByHand, MemoryStore
 
 PROMPT = [*whole(1, 4), 7]
 
@@ -120,3 +121,41 @@ def test_what_was_agreed_on_is_nothing_once_a_record_is_gone(keyed: Tiered) -> N
     assert host.agreed_hit(4 * PAGE, keys, 4) is not None, "the device has all KV"
     host.states.evict(99)
     assert host.agreed_hit(4 * PAGE, keys, 4) is None
+
+
+@pytest.fixture
+def stocked(plain: Backend, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tiered]:
+    """A rank whose fellow always agrees, with room for one prompt in host memory; two lie in storage."""
+    monkeypatch.setattr(manager, "Ranks", lambda group: agreement.Alone())
+    place = {"rank": 0, "ranks": 2, "group": object(), "store": MemoryStore()}
+    keys = Keys(fingerprint("toy", LAYOUT, KV, PAGE, 0, 2), PAGE)
+    first = Tiered(plain, tiers=place)
+    first._keys = keys
+    first.cache_prompts(whole(1), whole(2))
+    first.mem.close()
+    at = Tiered(plain, tiers=place | {"host_slots": 1, "host_pages": 2, "executor": ByHand()})
+    at._keys = keys
+    yield at
+    at.empty()
+
+
+@pytest.mark.parametrize("late", range(4))
+def test_B63_what_was_agreed_on_is_pinned_before_anything_takes_its_place(stocked: Tiered, late: int) -> None:
+    """The other prompt's answer comes in any of the polls around the one that ends the first prefetch."""
+    at, prompts = stocked, ([*whole(1), 1], [*whole(2), 1])
+    for prompt in prompts:
+        at.note(prompt)
+    fetches = [at.mem.prefetch(prompt) for prompt in prompts]
+    executor = at.below.settings.executor
+    assert isinstance(executor, ByHand)
+    held = [job for job in executor.jobs if not job.future.done()][1:]
+    for poll in range(12):
+        for job in [job for job in executor.jobs if not job.future.done()]:
+            if (job not in held or poll >= late) and job.begin():
+                job.finish()
+        at.mem.poll()
+    assert [fetch.length for fetch in fetches].count(2 * PAGE) >= 1
+    for prompt, fetch in zip(prompts, fetches, strict=True):
+        (row,) = at.admit(ms.Request("r", tokens=prompt, fetch=fetch))
+        assert at.mem.length(row) == fetch.length
+        at.mem.abort([row])

@@ -103,21 +103,6 @@ def test_B49_junction_and_prompt_end_are_both_taken(name: str, overlap: bool, ba
         at.end([row])
 
 
-@every_snapshot
-def test_B49_a_snapshot_is_asked_for_once(name: str, backend: Backend) -> None:
-    """What is there already when its length comes: the same state is kept, found to be there, and given back."""
-    at = server(backend, name)
-    kv_of(at, T[:9])
-    rows = at.admit(ms.Request("a", tokens=T[:13]), ms.Request("b", tokens=T[:14]))
-    for _ in range(4):
-        at.run(rows)
-    assert sorted(at.states()) == [8, 12]
-    figures = at.mem.stats().prefix
-    assert figures and (figures.inserted, figures.duplicates) == (2 + 1, 2)  # one was the KV's
-    at.end(rows)
-    assert at.turn(T[:13]) == 12  # nothing is due any more
-
-
 def test_B49_a_want_of_the_request_is_one_more(backend: Backend) -> None:
     at = server(backend, "redirect")
     kv_of(at, T[:9])

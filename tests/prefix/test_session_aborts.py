@@ -32,26 +32,6 @@ def test_B71_a_first_turn_that_began_in_the_cache(backend: Backend, name: str) -
 
 
 @every_strategy_and_order
-def test_B71_a_turn_aborted_before_it_ran_changes_nothing(backend: Backend, name: str, overlap: bool) -> None:
-    talks, _, session = told(backend, name, overlap, first=9)
-
-    def held() -> object:
-        talk = owners.session(talks.mem, session)
-        states = [(snap.length, talks.node(snap)) for snap in talk.kept]
-        return states, talk.pages, talk.prompt, talk.row, talk.path
-
-    before = (held(), counts(talks))
-    for submit in (False, True):
-        row = talks.turn(TEXT, session)
-        if submit:
-            talks.mem.submit()
-        talks.mem.abort([row])
-        assert (held(), counts(talks)) == before
-        talks.look()
-    assert talks.whole(TEXT, session) == 9
-
-
-@every_strategy_and_order
 def test_B71_an_aborted_turn_goes_back_to_where_it_began(backend: Backend, name: str, overlap: bool) -> None:
     """As far as a register still has a state of then; what the turn computed is nobody's."""
     talks, _, session = told(backend, name, overlap, cache=False)
@@ -119,25 +99,6 @@ def test_B73_a_cancelled_step_ends_the_turn(backend: Backend, name: str, overlap
     assert talks.cached() == marks  # the first turn left 4
     talks.look()
     assert talks.whole(TEXT, session) == max(marks, default=0)
-
-
-@every_strategy_and_order
-@pytest.mark.parametrize("keep", [True, False], ids=["with tokens", "aborted"])
-def test_B73_a_cancelled_step_ends_the_turn_and_leaves_a_lane(
-    backend: Backend, name: str, overlap: bool, keep: bool
-) -> None:
-    """The same without a cache: what is left is a lane."""
-    talks, mem, session = told(backend, name, overlap, cache=False, first=5)
-    row = talks.turn(TEXT, session)
-    talks.run(row, TEXT[:9])
-    mem.extend([row], [10])
-    step = mem.plan([None, row])
-    expected = real_labels(talks, row, 9 if keep else 5)
-    assert expected or name == "none" or not keep
-    assert mem.cancel(step, **({"tokens": [None, TEXT[:9]]} if keep else {})) == [None, None]  # type: ignore[arg-type]
-    assert talks.kept(session) == expected and row_holds_nothing(mem, row.index)
-    talks.look()
-    assert talks.whole(TEXT, session) == max(expected, default=0)
 
 
 @every_strategy

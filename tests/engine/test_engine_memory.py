@@ -1,8 +1,6 @@
 """A manager in an engine's memory: an arena of states and KV, whose other bytes never change; sleep and wake."""
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +9,8 @@ import torch
 import memstate as ms
 from memstate.kernels.dispatch import Backend
 from memstate.state.layout import Plane, StateLayout
-from tests.support.build import build, on
+from tests.support.build import on
+from tests.support.given import Engine
 from tests.support.loops import InPlace
 from tests.support.planes import LAYOUT, MAKERS, I, Loop, every_strategy
 from tests.support.scan import scan
@@ -19,40 +18,26 @@ from tests.support.scan import scan
 pytestmark = pytest.mark.sample(interpreter=0)  # the same host code on every backend
 
 SLOTS = 10
-RUBBISH = 0xA5
 
 
-class Arena:
-    """One block of bytes: for every slot its planes, layer by layer, between bytes that are the engine's KV."""
-
-    def __init__(self, device: torch.device, per_layer: bool) -> None:
-        gap, sizes = 48, [-(-plane.nbytes // 16) * 16 for plane in LAYOUT.planes]
-        stride = LAYOUT.layers * (sum(sizes) + gap * len(sizes))
-        self.bytes = torch.full(((SLOTS + 1) * stride + gap,), RUBBISH, dtype=torch.uint8, device=device)
-        self.tensors: dict[str, torch.Tensor | Sequence[torch.Tensor]] = {}
-        self.mine = torch.zeros(self.bytes.shape, dtype=torch.bool, device=device)
-        at = gap
-        for plane, size in zip(LAYOUT.planes, sizes, strict=True):
-            start, item = at // plane.dtype.itemsize, plane.dtype.itemsize
-            shape = (LAYOUT.layers, SLOTS + 1, *plane.shape)
-            strides = (stride // LAYOUT.layers // item, stride // item, 1)
-            whole = self.bytes.view(plane.dtype).as_strided(shape, strides, start)
-            self.tensors[plane.name] = list(whole) if per_layer else whole
-            owned = self.mine.as_strided((*shape[:2], plane.nbytes), (stride // LAYOUT.layers, stride, 1), at)
-            owned[:] = True
-            at += size + gap
-
-    def check(self) -> None:
-        """Nobody wrote where the engine's other bytes are."""
-        assert bool((self.bytes[~self.mine] == RUBBISH).all())
+def others(engine: Engine) -> torch.Tensor:
+    """All bytes of an engine that are not the planes'."""
+    own = [torch.zeros(memory.shape, dtype=torch.bool) for memory in engine.memory]
+    for (name, _), (memory, offset, stride) in engine.places.items():
+        for slot in range(engine.slots + 1):
+            own[memory][offset + slot * stride :][: engine.plane[name].nbytes] = True
+    return torch.cat([memory.cpu()[~mine] for memory, mine in zip(engine.memory, own, strict=True)])
 
 
 @every_strategy
 @pytest.mark.parametrize("in_place", [False, True])
-def test_B39_a_manager_in_an_arena_touches_its_planes_only(backend: Backend, name: str, in_place: bool) -> None:
-    arena = Arena(backend.device, per_layer=False)
-    loop = (InPlace if in_place else Loop)(backend, MAKERS[name](), slots=SLOTS, tensors=arena.tensors)
-    assert loop.mem.planes["long"].data_ptr() == arena.tensors["long"].data_ptr()  # type: ignore[union-attr]
+def test_B39_a_manager_in_an_arena_touches_its_planes_only(
+    backend: Backend, generator: torch.Generator, name: str, in_place: bool
+) -> None:
+    engine = Engine(LAYOUT, SLOTS, backend, generator, "pages")
+    before = others(engine)
+    loop = (InPlace if in_place else Loop)(backend, MAKERS[name](), slots=SLOTS, tensors=engine.tensors)
+    assert loop.mem.planes["long"].data_ptr() == engine.tensors["long"].data_ptr()  # type: ignore[union-attr]
     for t in range(6):
         row = loop.admit()[0]
         loop.advance([row, None], 1 + t % 3 * I)
@@ -62,12 +47,12 @@ def test_B39_a_manager_in_an_arena_touches_its_planes_only(backend: Backend, nam
                 assert loop.holds(loop.node(snapshot), row, snapshot.length)
                 loop.mem.drop([snapshot])
     scan(loop.mem)
-    arena.check()
+    assert torch.equal(others(engine), before)
 
 
-def test_tensors_of_single_layers_serve_as_well(backend: Backend) -> None:
-    arena = Arena(backend.device, per_layer=True)
-    given = {"tracking": ms.PingPong(I), "in_place": True, "tensors": arena.tensors}
+def test_tensors_of_single_layers_serve_as_well(backend: Backend, generator: torch.Generator) -> None:
+    engine = Engine(LAYOUT, SLOTS, backend, generator, "separate")
+    before, given = others(engine), {"tracking": ms.PingPong(I), "in_place": True, "tensors": engine.tensors}
     mem = on(backend, LAYOUT, slots=SLOTS, max_requests=2, **given)
     rows = mem.admit([ms.Request("a"), ms.Request("b")])
     for t in range(1, I + 1):
@@ -79,7 +64,7 @@ def test_tensors_of_single_layers_serve_as_well(backend: Backend) -> None:
     for slot in mem.read_slots(mem.publish(rows, strict=True)).wait().tolist():
         for layers in mem.planes.values():
             assert [set(plane[slot].tolist()) for plane in layers] == [{I}, {10 + I}]
-    arena.check()
+    assert torch.equal(others(engine), before)
 
 
 @every_strategy
@@ -156,11 +141,10 @@ def test_what_sleeps_gives_no_plane_and_no_slot(backend: Backend) -> None:
 def test_memory_is_touched_only_when_it_is_taken(backend: Backend) -> None:
     """Slot 0 of an engine's tensors becomes zero with a construction that succeeds, not with one that is refused."""
     tensor = torch.full((1, 5, 4), 7.0, device=backend.device)
-    settings: dict[str, Any] = {"max_requests": 1, "backend": backend.name, "device": backend.device}
     with pytest.raises(ms.LayoutMismatch, match=r"5 entries .* expected 10: the null slot and 9 slots"):
-        build(PLAIN, slots=9, tensors={"ssm": tensor}, **settings)
+        on(backend, PLAIN, slots=9, max_requests=1, tensors={"ssm": tensor})
     assert (tensor == 7).all()
-    build(PLAIN, slots=4, tensors={"ssm": tensor}, **settings)
+    on(backend, PLAIN, slots=4, max_requests=1, tensors={"ssm": tensor})
     assert (tensor[:, 0] == 0).all() and (tensor[:, 1:] == 7).all()
 
 

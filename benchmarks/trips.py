@@ -43,7 +43,7 @@ def cached(**more: Any) -> ms.StateManager:
 def computed(mem: ms.StateManager) -> ms.Rows:
     """Admits the prompt and computes it, in chunks that end where a state is kept."""
     rows = mem.admit([ms.Request("a", tokens=PROMPT)])
-    while (length := mem.length(rows[0])) < len(PROMPT):
+    while (length := mem.info(rows[0]).length) < len(PROMPT):
         mem.settle(mem.plan(rows, [mem.chunk(rows[0], len(PROMPT) - length)]))
     return rows
 
@@ -81,7 +81,7 @@ def build() -> Calls:
 def plain_admission() -> Calls:
     """A request that starts from zeros, without tokens, without a prefix cache."""
     mem, request = manager(), ms.Request("a")
-    mem.release(mem.admit([request]))
+    mem.end(mem.admit([request]))
     return counted(lambda: mem.admit([request]))
 
 
@@ -97,11 +97,11 @@ def settle() -> Calls:
 def release_into_cache() -> Calls:
     """A request ends, and its KV and states go to the prefix cache."""
     mem = cached()
-    mem.release(computed(mem), tokens=[PROMPT])
+    mem.end(computed(mem), keep="cache", tokens=[PROMPT])
     assert mem.prefix is not None
     mem.prefix.clear()
     rows = computed(mem)
-    return counted(lambda: mem.release(rows, tokens=[PROMPT]))
+    return counted(lambda: mem.end(rows, keep="cache", tokens=[PROMPT]))
 
 
 def prefetched_admission() -> Calls:
@@ -110,7 +110,7 @@ def prefetched_admission() -> Calls:
     mem = cached(tiers=ms.Tiers(model="toy", host_slots=8, host_pages=64, kv=kv))
     calls: Calls = Counter()
     for _ in range(2):
-        mem.release(computed(mem), tokens=[PROMPT])
+        mem.end(computed(mem), keep="cache", tokens=[PROMPT])
         assert mem.prefix is not None
         mem.prefix.evict_states(1)
         mem.prefix.evict_pages(64)
@@ -120,8 +120,8 @@ def prefetched_admission() -> Calls:
         request = ms.Request("a", tokens=PROMPT)
         assert mem.match(PROMPT).host_length == 4 * PAGE
         calls = counted(lambda request=request, rows=rows: rows.extend(mem.admit([request])))
-        assert mem.length(rows[0]) == 4 * PAGE
-        mem.abort(rows)
+        assert mem.info(rows[0]).length == 4 * PAGE
+        mem.end(rows)
         mem.prefix.clear()
     return calls
 

@@ -137,3 +137,11 @@ def _bytes(count: int) -> str:
     """Returns a number of bytes with its GiB, rounded down to a tenth."""
     tenths = count * 10 >> 30
     return f"{count} bytes ({tenths // 10}.{tenths % 10} GiB)"
+
+
+def format_bytes(count: int) -> str:
+    """A byte count for people, in binary units: 73.69 MiB."""
+    size, unit = float(count), 0
+    while abs(size) >= 1024 and unit < 4:
+        size, unit = size / 1024, unit + 1
+    return f"{size:.2f} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[unit]}" if unit else f"{count} B"

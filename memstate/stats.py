@@ -2,8 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any, Final
 
-from memstate.showing import Shown
+from memstate.sheet import Bar, Section, Sheet, Shown, bar, figures, of_slots, of_tokens, of_use, sheet
+from memstate.sizes import format_bytes
+
+LOST: Final = {"no sharing": "lost_no_sharing", "evicted": "lost_evicted", "no snapshot": "lost_no_snapshot"}
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,17 @@ class PrefixStats(Shown):
     gone_limit: int = 0
     gone_taken: int = 0
     gone_cleared: int = 0
+
+    def prompts(self) -> Bar:
+        """Returns what requests met of their prompts."""
+        parts = [of_tokens("hit", self.hit_tokens, "hit")]
+        parts += [of_tokens(reason, getattr(self, name), reason) for reason, name in LOST.items()]
+        return bar(f"{self.prompt_tokens:,} prompt tokens of {self.lookups:,} requests", parts)
+
+    def sheet(self) -> Sheet:
+        """See `Shown.sheet`."""
+        title = f"PrefixStats({self.states:,} states, {self.hit_tokens:,} of {self.prompt_tokens:,} tokens hit)"
+        return sheet(title, [self.prompts()], [figures("figures", self)])
 
 
 @dataclass(frozen=True)
@@ -121,6 +136,24 @@ class TierStats(Shown):
     store_evicted: int = 0
     prefetch: "PrefetchStats | None" = None
 
+    def records(self) -> list[Bar]:
+        """Returns how full the records of each kind are."""
+        sizes = {
+            "records of states in host memory": (self.host_states, self.host_state_records),
+            "records of KV pages in host memory": (self.host_pages, self.host_page_records),
+        }
+        return [bar(f"{each:,} {what}", of_use(used, each)) for what, (used, each) in sizes.items() if each]
+
+    def sheet(self) -> Sheet:
+        """See `Shown.sheet`."""
+        sections = [figures("figures", self)]
+        if self.prefetch is not None:
+            sections.append(figures("prefetches", self.prefetch))
+        wrong = [f"{self.leaked_records} host records leaked"] if self.leaked_records else []
+        notes = [f"{format_bytes(self.host_bytes)} of host memory, {format_bytes(self.staging_bytes)} of staging."]
+        title = f"TierStats({self.host_states} of {self.host_state_records} states in host memory)"
+        return sheet(title, self.records(), sections, wrong, notes)
+
 
 @dataclass(frozen=True)
 class ChaosStats(Shown):
@@ -139,6 +172,10 @@ class ChaosStats(Shown):
     store_fails: int = 0
     store_late: int = 0
     polls: int = 0
+
+    def sheet(self) -> Sheet:
+        """See `Shown.sheet`."""
+        return _of_figures(self)
 
 
 @dataclass(frozen=True)
@@ -227,6 +264,34 @@ class Stats(Shown):
     tiers: TierStats | None = None
     chaos: ChaosStats | None = None
 
+    def sheet(self) -> Sheet:
+        """See `Shown.sheet`."""
+        cached = min(self.prefix.states, self.held_by_snapshots) if self.prefix is not None else 0
+        held = {
+            "live": self.held_by_live, "lane": self.held_by_lanes, "snapshot": self.held_by_snapshots - cached,
+            "cached": cached, "session": self.held_by_sessions, "free": self.free,
+        }  # fmt: skip
+        held["by id"] = max(0, self.capacity - sum(held.values()))
+        parts = [part._replace(name="snapshot or mark") if part.kind == "snapshot" else part for part in of_slots(held)]
+        bars = [bar(f"{self.capacity:,} slots", parts)]
+        sections = [figures("counters", self)]
+        self.add_parts(bars, sections)
+        if self.chaos is not None:
+            sections.append(figures("injected faults", self.chaos))
+        title = f"Stats({self.free:,} of {self.capacity:,} slots free, {self.rows_used:,} of {self.rows:,} rows used)"
+        return sheet(title, bars, sections)
+
+    def add_parts(self, bars: list[Bar], sections: list[Section]) -> None:
+        """Adds what there is of KV pages, prefix cache and tiers, for the sheets of figures and of managers."""
+        if self.pages:
+            bars.append(bar(f"{self.pages:,} KV pages", of_use(self.pages - self.pages_free, self.pages)))
+        if self.prefix is not None:
+            bars.append(self.prefix.prompts())
+            sections.append(figures("prefix cache", self.prefix))
+        if self.tiers is not None:
+            bars += self.tiers.records()
+            sections.append(figures("tiers", self.tiers))
+
 
 @dataclass(frozen=True)
 class PrefetchStats(Shown):
@@ -287,3 +352,12 @@ class PrefetchStats(Shown):
     failures: int = 0
     rounds: int = 0
     waits: int = 0
+
+    def sheet(self) -> Sheet:
+        """See `Shown.sheet`."""
+        return _of_figures(self)
+
+
+def _of_figures(stats: Any) -> Sheet:
+    table = figures("figures", stats)
+    return sheet(f"{type(stats).__name__}{'' if table.rows else ': all figures are 0'}", sections=[table])

@@ -18,7 +18,7 @@ from tests.support.sources import ROOT, sources
 
 # Every folder of memstate/ is one layer: its modules import from their own folder and from those above it in this list.
 # BASE stands for the files beside the folders; PACKAGE for memstate/__init__.py.
-BASE, PACKAGE = "alone errors logs guard checks salts sizes streams tokens stats atomic showing", "memstate"
+BASE, PACKAGE = "alone errors logs guard checks salts sizes streams tokens stats atomic sheet", "memstate"
 LAYERS = (
     ("kernels",),
     (BASE,),
@@ -28,6 +28,7 @@ LAYERS = (
     ("tiers",),
     ("events",),
     ("engine",),
+    ("testing",),
     ("viz",),
     (PACKAGE,),
     ("metrics", "integrations"),
@@ -43,7 +44,7 @@ VIEWS = {
         "kernels.tables.", "checks.", "errors.",
     )
 }  # fmt: skip
-SHOWING = "showing"  # what objects of every layer inherit to show themselves: it loads `viz` when one is shown
+SHOWING = "sheet"  # what objects of every layer inherit to show themselves: it loads `viz` when one is shown
 
 # The others are reached through a Backend.
 OPEN_KERNEL_MODULES = ("dispatch", "rules", "tables", "levels", "catalog", "tuned", "warps")
@@ -178,10 +179,10 @@ def test_no_import_cycles() -> None:
         (direction, "engine.manager", "from memstate.viz import strips"),
         (direction, "viz.strips", "from memstate.state.planes import Storage"),
         (direction, "viz.strips", "from memstate.slots.registers import RegisterFile"),
-        (direction, "viz.sheets", "from memstate.engine.manager import StateManager"),
+        (direction, "viz.html", "from memstate.engine.manager import StateManager"),
         (direction, "state.layout", "def f():\n    from memstate.viz import html"),
-        (direction, "showing", "from memstate.engine import capacity"),
-        (early, "showing", "from memstate.viz import html"),
+        (direction, "sheet", "from memstate.engine import capacity"),
+        (early, "sheet", "from memstate.viz import html"),
         (kernel_direction, "kernels.copy", "from memstate.errors import OutOfSlots"),
         (kernel_direction, "kernels.copy", "import memstate"),
         (kernel_direction, "kernels.reference.copy", "from memstate.kernels.copy import copy_slots"),
@@ -202,8 +203,8 @@ def test_rule_finds_a_violation(rule: Rule, name: str, source: str) -> None:
         (direction, "engine.manager", "from memstate.engine.pool import StatePool"),
         (direction, "cli.app", "import memstate as ms\nfrom memstate import StateManager"),
         (direction, "viz.strips", "from memstate.state.layout import StateLayout\nfrom memstate.viz.touch import x"),
-        (direction, "showing", "class A:\n    def f():\n        from memstate.viz import html"),
-        (early, "showing", "class A:\n    def f():\n        from memstate.viz import html"),
+        (direction, "sheet", "class A:\n    def f():\n        from memstate.viz import html"),
+        (early, "sheet", "class A:\n    def f():\n        from memstate.viz import html"),
         (kernel_direction, "kernels.copy", "from memstate.kernels import tables\nimport triton"),
     ],
 )

@@ -66,15 +66,15 @@ def test_a_state_that_a_row_takes_over_is_no_loss(told: Callable[[str], list[dic
     at = served(1, slots=1)
     row = at.start([*whole(0), 7])
     stats = at.mem.stats().prefix
-    assert at.mem.length(row) == 8 and stats is not None
+    assert at.mem.info(row).length == 8 and stats is not None
     assert (stats.gone_taken, stats.evicted_states, [each["why"] for each in told("evicted")]) == (1, 1, ["taken"])
 
 
 def test_recover_counts_the_states_that_it_could_not_keep() -> None:
     at = served(2, slots=6)
     at.mem.submit()
-    with pytest.raises(KeyboardInterrupt), at.mem._guard.changing("plan"):
-        at.mem._guard.registers.append(list(owners.nodes(at.cache))[:1])
+    with pytest.raises(KeyboardInterrupt), at.mem._parts.guard.changing("plan"):
+        at.mem._parts.guard.registers.append(list(owners.nodes(at.cache))[:1])
         raise KeyboardInterrupt
     at.mem.recover()
     stats = at.mem.stats().prefix
@@ -97,7 +97,7 @@ def test_degradations_refusals_and_interrupted_calls_are_events(told: Callable[[
     ):
         with pytest.raises(error):
             call()
-    mem.release(rows[:1])
+    mem.end(rows[:1])
     mem.submit()
     mem.pool.claim(1)
     with pytest.raises(ms.OutOfSlots):
@@ -107,7 +107,7 @@ def test_degradations_refusals_and_interrupted_calls_are_events(told: Callable[[
     assert [(each["call"], each["error"]) for each in told("refused")] == [
         ("admit", "OutOfRows"), ("fork", "OutOfRows"), ("extend", "OutOfPages"), ("admit", "OutOfSlots"),
     ]  # fmt: skip
-    with pytest.raises(ZeroDivisionError), mem._guard.changing("plan"):
+    with pytest.raises(ZeroDivisionError), mem._parts.guard.changing("plan"):
         raise ZeroDivisionError
     assert told("interrupted") == [{"call": "plan", "why": "ZeroDivisionError()"}]
 
@@ -181,7 +181,7 @@ def test_slots_that_were_claimed_are_counted_by_whoever_claims() -> None:
 
 def test_sessions_that_make_way_are_counted(told: Callable[[str], list[dict[str, Any]]]) -> None:
     at = Server(CPU, "redirect", slots=2)
-    talk = at.mem.open_session("talk")
+    talk = at.mem.sessions.open("talk")
     at.turn([1] * 8, session=talk)
     assert at.mem.stats().sessions == 1 and at.mem.stats().held_by_sessions == 1
     at.admit(ms.Request("a", tokens=[2] * 5), ms.Request("b", tokens=[3] * 5))
@@ -217,7 +217,7 @@ def test_a_prefetch_of_a_request_without_tokens_is_late_too() -> None:
     at = Tiered(CPU, slots=6, tiers={"store": MemoryStore(), "host_slots": 2})
     fetch = at.mem.prefetch([*whole(2), 1])
     open_still = not fetch.done
-    at.mem.abort(at.mem.admit([ms.Request("a", fetch=fetch)]))
+    at.mem.end(at.mem.admit([ms.Request("a", fetch=fetch)]))
     assert at.tiers.prefetch is not None and at.tiers.prefetch.late == open_still == 1
 
 
@@ -295,7 +295,7 @@ def test_a_state_that_no_chunk_came_near_is_told_once(told: Callable[[str], list
     for n in range(2):
         row = at.start([100 * n + i for i in range(7)])
         at.mem.settle(at.step_to([row], [7]))  # one chunk, though mem.chunk() ends the first at 4
-        at.mem.abort([row])
+        at.mem.end([row])
     (line,) = told("missed")
     assert (line["wanted"], line["chunk"]) == (4, [0, 7]) and at.mem.stats().missed == 2
     assert "mem.chunk()" in line["why"] and "Forward(grid=)" in line["why"]

@@ -117,7 +117,7 @@ def test_a_graph_holds_a_whole_step(cuda: FakeCuda, monkeypatch: pytest.MonkeyPa
     for _ in range(2):
         exec(block[block.index("step = mem.plan") :], names)
     assert [len(graph.launches) for graph in names["graphs"].values()] == [4, 4]
-    snapshots = mem.release(rows, publish=[2, 2])
+    snapshots = mem.end(rows, keep="handle", lengths=[2, 2])
     (row,) = mem.admit([ms.Request("c", resume=snapshots[0])])
     step = mem.plan([row])
     assert mem.planes["ssm"][0][step.read.long()].unique().tolist() == [2.0]
@@ -191,7 +191,9 @@ def test_tiers_of_a_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_hand_over(tmp_path: Path) -> None:
-    whole = ms.StateLayout([ms.Plane("ssm", (8, 2), torch.float32, parts=(ms.Part("head", 8),))], layers=2)
+    whole = ms.StateLayout(
+        [ms.Plane("ssm", (8, 2), torch.float32, parts=(ms.state.sharding.Part("head", 8),))], layers=2
+    )
     names: dict[str, Any] = {"HandOver": HandOver, "MODEL": "toy", "WHOLE": whole, "PAGE": 4}
     names |= {"store": ms.FileStore(tmp_path), "prompt": list(range(9))}
     exec(part("docs/machines.md", "move = HandOver(MODEL, WHOLE"), names)

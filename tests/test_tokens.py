@@ -112,28 +112,28 @@ def test_every_door_for_tokens_refuses_and_changes_nothing(what: str) -> None:
         page_size=2, pages_per_row=4,
     )  # fmt: skip
     (row,) = mem.admit([ms.Request("a", tokens=[1, 2, 3])])
-    before = (mem.stats(), mem.length(row))
+    before = (mem.stats(), mem.info(row).length)
     bad = REFUSED[what]
     for call in (
         lambda: mem.match(bad),
         lambda: mem.admit([ms.Request("b", tokens=[1]), ms.Request("c", tokens=bad)]),
-        lambda: mem.publish([row], tokens=[bad]),
-        lambda: mem.release([row], tokens=[bad]),
-        lambda: mem.retract([row], tokens=[bad]),
+        lambda: mem.publish([row], keep="cache", tokens=[bad]),
+        lambda: mem.end([row], keep="cache", tokens=[bad]),
+        lambda: mem.end([row], keep="cache", tokens=[bad]),
     ):
         with pytest.raises(ms.InvalidArgument):
             call()
-        assert (mem.stats(), mem.length(row)) == before
+        assert (mem.stats(), mem.info(row).length) == before
     step = mem.plan([row])
     with pytest.raises(ms.InvalidArgument):
-        mem.cancel(step, tokens=[bad])
+        mem.cancel(step, keep="cache", tokens=[bad])
     mem.settle(step)
     for tokens in ([], [[1], [2]], [1]):  # one sequence a row
         with pytest.raises(ms.InvalidArgument):
-            mem.publish([row], tokens=tokens)  # type: ignore[arg-type]
+            mem.publish([row], keep="cache", tokens=tokens)  # type: ignore[arg-type]
     with pytest.raises(ms.InvalidArgument, match="no tokens"):
         mem.admit([ms.Request("d", tokens=[])])
-    mem.abort([row])
+    mem.end([row])
     mem.audit().raise_if_leaking()
 
 

@@ -17,7 +17,7 @@ def rank_of_two(place: str, barrier: Barrier, meeting: str, rank: int) -> None:
     mem = manager(store, rank, ranks=2)
     starts = [serve(mem, [*LETTER, 6, 7, 8], rank)]
     mem.tiers.flush()
-    mem.reset()  # forgets what only this process had, as a restart does
+    mem.recover(keep=False)  # forgets what only this process had, as a restart does
     dist.barrier()  # the other rank has written, too
     starts.append(serve(mem, [*LETTER, 9], rank))
     report(f"rank {rank} of 2", mem, store, starts)

@@ -11,7 +11,7 @@ from memstate.tiers import Store
 MODEL = "counting toy, weights of today"  # in the names of all records
 PAGE = 4
 WHOLE = ms.StateLayout(  # of all ranks; `parts` says that they cut the heads
-    planes=(ms.Plane("ssm", (8, 2), torch.float32, parts=(ms.Part("head", 8),)),), layers=2
+    planes=(ms.Plane("ssm", (8, 2), torch.float32, parts=(ms.state.sharding.Part("head", 8),)),), layers=2
 )
 
 
@@ -19,7 +19,7 @@ def open_store(place: str) -> Store:
     """Opens the store that the processes share."""
     if place.startswith("mooncake://"):
         address = place.removeprefix("mooncake://")
-        return ms.MooncakeStore(ms.Mooncake(address, segment_bytes=32 << 20))
+        return ms.tiers.MooncakeStore(ms.Mooncake(address, segment_bytes=32 << 20))
     return ms.FileStore(place)
 
 
@@ -47,16 +47,16 @@ def serve(mem: ms.StateManager, prompt: list[int], rank: int = 0) -> int:
         mem.poll()  # once in each iteration of a decode loop
         time.sleep(0.001)
     (row,) = mem.admit([ms.Request("r", tokens=prompt, fetch=fetch)])
-    start = done = mem.length(row)
+    start = done = mem.info(row).length
     while done < len(prompt):
         step = mem.plan([row], mem.chunk(row, 16))
-        state = folded(mem.planes["ssm"][:, step.read], prompt[done : mem.length(row)], rank)
+        state = folded(mem.planes["ssm"][:, step.read], prompt[done : mem.info(row).length], rank)
         mem.planes["ssm"][:, step.write] = state
         mem.settle(step)
-        mem.publish([row], tokens=[prompt])
+        mem.publish([row], keep="cache", tokens=[prompt])
         mem.poll()
-        done = mem.length(row)
-    mem.release([row], tokens=[prompt])
+        done = mem.info(row).length
+    mem.end([row], keep="cache", tokens=[prompt])
     assert torch.equal(state, folded(torch.zeros_like(state), prompt, rank)), "the state of another prompt"
     return start
 

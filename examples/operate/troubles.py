@@ -36,14 +36,14 @@ def manager(tiers: ms.Tiers | None = None) -> ms.StateManager:
 def serve(mem: ms.StateManager, prompt: list[int], salt: str | None = None) -> None:
     """Reads one prompt, decodes two tokens, and leaves its states in the cache."""
     rows = mem.admit([ms.Request("request", tokens=prompt, salt=salt)])
-    while (length := mem.length(rows[0])) < len(prompt):
+    while (length := mem.info(rows[0]).length) < len(prompt):
         chunk = mem.chunk(rows[0], 4 * PAGE)
         mem.extend(rows, [length + chunk])
         mem.settle(mem.plan(rows, chunk))  # and the forward of a real engine
     for length in range(len(prompt), len(prompt) + 2):
         mem.extend(rows, [length + 1])
         mem.settle(mem.plan(rows))
-    mem.release(rows, tokens=[[*prompt, 1, 2]])
+    mem.end(rows, keep="cache", tokens=[[*prompt, 1, 2]])
     mem.poll()
 
 
@@ -75,7 +75,7 @@ def leak() -> Iterator[ms.StateManager]:
             continue
         mem.extend(rows, [PAGE])
         mem.settle(mem.plan(rows, PAGE))
-        kept += mem.release(rows, publish=True)
+        kept += mem.end(rows, keep="handle")
         yield mem
 
 
@@ -104,7 +104,7 @@ def storage() -> Iterator[ms.StateManager]:
                 serve(mem, prompt_of(turn))
                 yield mem
         finally:
-            mem.reset()
+            mem.recover(keep=False)
 
 
 TROUBLES = {"hit-rate": hit_rate, "leak": leak, "tenant": tenant, "storage": storage}

@@ -43,11 +43,11 @@ class Use:
 
     def look(self, *rows: Row) -> None:
         """Notes how many slots rows hold."""
-        self.most = max(self.most, *map(self.mem.slots_held, rows))
+        self.most = max(self.most, *(self.mem.info(row).slots for row in rows))
 
     def decode(self, row: Row, until: int) -> None:
         """Plans single tokens up to a length."""
-        while self.mem.length(row) < until:
+        while self.mem.info(row).length < until:
             self.step(row)
 
     def settle(self, but: int = 0) -> None:
@@ -64,7 +64,7 @@ def _decode(use: Use) -> None:
 def _speculate(use: Use) -> None:
     (row,) = use.mem.admit([Request("a")])
     window = {"ssm": torch.zeros(LAYOUT.layers, 1, 3, 4)}
-    while use.mem.length(row) < 3 * EVERY + 1:
+    while use.mem.info(row).length < 3 * EVERY + 1:
         use.mem.accept(use.mem.plan([row], 3, window=True), [2], window)
         use.look(row)
 
@@ -72,7 +72,7 @@ def _speculate(use: Use) -> None:
 def _mixed(use: Use) -> None:
     decoding, filling = use.mem.admit([Request("decode"), Request("prefill")])
     for _ in range(3):
-        chunk = use.mem.next_boundary(filling) - use.mem.length(filling)
+        chunk = use.mem.info(filling).next_boundary - use.mem.info(filling).length
         use.step(decoding, filling, tokens=[1, chunk])
     use.decode(filling, 3 * EVERY + 1)
 
@@ -86,9 +86,9 @@ def _prompt(use: Use) -> None:
 def _sessions(use: Use) -> None:
     (row,) = use.mem.admit([Request("turn 0")])
     for turn in range(1, 4):
-        use.decode(row, use.mem.length(row) + EVERY)
+        use.decode(row, use.mem.info(row).length + EVERY)
         use.settle()
-        (snapshot,) = use.mem.release([row], publish=True)
+        (snapshot,) = use.mem.end([row], keep="handle")
         assert snapshot is not None  # the turn ends at a boundary
         (row,) = use.mem.admit([Request(f"turn {turn}", resume=snapshot)])
         use.mem.drop([snapshot])
@@ -97,7 +97,7 @@ def _sessions(use: Use) -> None:
 def _preallocated(use: Use) -> None:
     row, arriving = use.mem.admit([Request("a"), Request("arriving")])
     use.step(row)
-    use.mem.arrived([arriving], [EVERY - 1])
+    use.mem.device.arrived([arriving], [EVERY - 1])
     use.decode(arriving, 3 * EVERY + 1)
 
 

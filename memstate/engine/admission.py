@@ -5,14 +5,14 @@ A call gets everything that it needs, or it changes nothing. This module does no
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Hashable, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from memstate import logs
-from memstate.checks import counts, is_count, require_salt, sequence
-from memstate.errors import InvalidArgument, OutOfPages, OutOfRows, OutOfSlots
+from memstate.checks import counts, is_count, numbers_of, require_salt, sequence
+from memstate.errors import ConfigurationError, InvalidArgument, OutOfPages, OutOfRows, OutOfSlots
 from memstate.kernels.tables import REGISTERS_PER_ROW
 from memstate.prefix import Match, PrefixCache
 from memstate.prefix.conversation import Conversation
@@ -31,7 +31,9 @@ from memstate.requests.tracking.mirror import Mirror
 from memstate.slots.commands import CommandBuffer
 from memstate.tiers.host.tier import Hit
 from memstate.tiers.load import Loader
-from memstate.tokens import BYTES, EMPTY, Prompt, encode
+from memstate.tiers.manager import TierManager
+from memstate.tiers.prefetch.fetch import Fetch
+from memstate.tokens import BYTES, EMPTY, Prompt, Tokens, encode
 
 PER_ROW = REGISTERS_PER_ROW
 Lack = OutOfRows | OutOfPages | OutOfSlots
@@ -79,7 +81,7 @@ class Admission:
         mirror: the strategy on the host.
         log: unsettled steps.
         direct_hits: whether the first step reads the snapshot itself instead of a copy.
-        loader: finds states in host memory and loads them; None without tiers.
+        tiers: host memory and storage, or None.
         room: makes cached states and idle sessions make way.
 
     Attributes:
@@ -90,13 +92,14 @@ class Admission:
     def __init__(
         self, commands: CommandBuffer, table: RequestTable, pages: PageTable, holdings: Holdings,
         cache: PrefixCache, sessions: Sessions, marks: Marks, mirror: Mirror, log: StepLog, direct_hits: bool,
-        loader: Loader | None, room: Room,
+        tiers: TierManager | None, room: Room,
     ) -> None:  # fmt: skip
         self._commands, self._file, self._table = commands, commands.registers, table
         self._pages, self._holdings, self._cache = pages, holdings, cache
         self._sessions, self._marks, self._mirror, self._log = sessions, marks, mirror, log
         self.per_request, self._direct_hits, self._tracks = 1 + mirror.lanes_at_admission, direct_hits, mirror.lanes > 0
-        self._loader, self._room, self._guard = loader, room, commands.guard
+        self._tiers, self._room, self._guard = tiers, room, commands.guard
+        self._loader = Loader(tiers, cache, pages) if tiers is not None else None
         self._admitting = commands.guard.changing("admit")
         self.lacks: Counter[type[Lack]] = Counter()
         self._told = logs.Repeats(LOG)
@@ -121,6 +124,45 @@ class Admission:
                 idle = [start for start in kept if start.source.of is not start.session]
                 away += [start.request.session for start in idle or kept if start.request.session is not None]
             below = False
+
+    def extend(self, rows: Sequence[Row], lengths: Sequence[int]) -> None:
+        """See `StateManager.extend`."""
+        numbers = self._table.indices(rows)
+        tokens = numbers_of("lengths", lengths, len(numbers))
+        missing = self._pages.missing(numbers, tokens)
+        needed = self._pages.allocator.free + missing
+        with self._guard.changing("extend"):
+            if missing and self._room.can_free_pages(missing):
+                self._room.free_pages(needed)
+            if (lack := self._pages.short_of(needed)) is not None:
+                self.refuse("extend", lack)
+                raise self._guard.orderly(lack)
+            self._pages.extend(numbers, tokens)
+
+    def match(self, tokens: Tokens, salt: Hashable, session: Session | None) -> Match:
+        """See `StateManager.match`."""
+        match, length = self._matched(Prompt(encode(tokens), require_salt(salt)), session)
+        return match.instead(length) if length >= match.length and length else match
+
+    def prefetch(self, tokens: Tokens, salt: Hashable, session: Session | None) -> Fetch:
+        """See `StateManager.prefetch`."""
+        if self._tiers is None:
+            raise ConfigurationError("there is no storage to fetch from: build the manager with tiers=ms.Tiers(...)")
+        prompt = Prompt(encode(tokens), require_salt(salt))
+        match, length = self._matched(prompt, session)
+        # with several ranks, do not count this host memory: the other ranks do not know its contents
+        own = match.host_length if self._tiers.settings.group is None else 0
+        return self._tiers.prefetch(prompt, match, max(length, match.length, own))
+
+    def _matched(self, prompt: Prompt, session: Session | None) -> tuple[Match, int]:
+        """Returns what cache and host memory have, and the length that a session keeps."""
+        if not self._cache.enabled:
+            raise ConfigurationError("there is no prefix cache: build the manager with prefix=ms.Prefix()")
+        match = self._cache.match(prompt)
+        length = self._sessions.find(self._sessions.get(session), prompt).length if session is not None else 0
+        if self._tiers is not None and (hit := self._tiers.find(prompt, match, max(length, match.length))):
+            match = replace(match, host_length=hit.length)
+        return match, length
 
     def refuse(self, call: str, lack: Lack) -> None:
         """Counts and logs a refused call.
@@ -525,7 +567,7 @@ class Admission:
             commands.copy([*copies], [*copies.values()])
 
     def arrived(self, rows: Sequence[Row], lengths: Sequence[int]) -> None:
-        """See `StateManager.arrived`."""
+        """See `DeviceCalls.arrived`."""
         numbers, table = self._table.indices(rows), self._table
         known = counts("lengths", lengths, len(numbers))
         tokens = known.tolist()

@@ -95,14 +95,12 @@ class Canary:
         moves: whether a step can read another slot than it writes.
         snapshots: whether a step can have a vector of snapshots.
         marks: whether a step can have marks.
-        guards: whether the bytes of a slot that is only read are there when the step is planned.
     """
 
     def __init__(
-        self, planes: Planes, log: StepLog, copied: Sequence[str], *, moves: bool, snapshots: bool, marks: bool,
-        guards: bool,
-    ) -> None:  # fmt: skip
-        self._log, self._moves, self._snapshots, self._marks, self._guards = log, moves, snapshots, marks, guards
+        self, planes: Planes, log: StepLog, copied: Sequence[str], *, moves: bool, snapshots: bool, marks: bool
+    ) -> None:
+        self._log, self._moves, self._snapshots, self._marks = log, moves, snapshots, marks
         self._counts = planes.backend.counts
         self._blocks, self._stored = list[Block](), list[Block]()
         for region in planes.memory.regions:
@@ -193,7 +191,7 @@ class Canary:
 
     def _only_read(self, record: StepRecord, window: bool) -> Tensor | None:
         """The slots that a step reads and must not change, 0 for none: `batch`."""
-        if not self._guards or not (window or self._moves) or not len(record.read):
+        if not (window or self._moves) or not len(record.read):
             return None
         return (record.read * ((record.read > 0) & (window | (record.read != record.write)))).long()
 

@@ -1,5 +1,6 @@
 """Plans memory: how many requests, cached states and KV pages fit, and what their snapshots cost. Allocates nothing."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from os import PathLike
@@ -14,9 +15,9 @@ from memstate.errors import InvalidArgument
 from memstate.prefix import Match
 from memstate.prefix.placement import Ends, Placement
 from memstate.requests.tracking import LazyPingPong, NoTracking, PingPong, Redirect, Tracking
-from memstate.showing import Shown
-from memstate.sizes import byte_count, token_count
-from memstate.state.layout import Plane, StateLayout, format_bytes
+from memstate.sheet import MEMORY_KINDS, Sheet, Shown, bar, of_bytes, section, sheet
+from memstate.sizes import byte_count, format_bytes, token_count
+from memstate.state.layout import Plane, StateLayout
 from memstate.state.presets import CHECKPOINTS, from_config, kv_from_config
 from memstate.tiers.sizing import tier_bytes
 
@@ -208,6 +209,16 @@ class Capacity(Shown):
             fits = "no tier; "
         text += ["", f"host memory: {fits}{state} a state" + (f", {page_record} a KV page" if self.kv else "")]
         return "\n".join([*text, "", self.recommendation])
+
+    def sheet(self) -> Sheet:
+        """See `Shown.sheet`."""
+        sizes = Counter[str]()
+        for part in self.best.parts:
+            sizes[part.name if part.name in MEMORY_KINDS else "tables"] += part.nbytes
+        parts = [of_bytes(kind, nbytes, kind) for kind, nbytes in sizes.items()]
+        sections = [section(title, heads, rows) for title, heads, rows in self.tables()]
+        title = f"the recommended split, {format_bytes(self.best.nbytes)}"
+        return sheet(str(self).partition("\n")[0], [bar(title, parts)], sections, notes=[self.recommendation])
 
 
 def capacity(

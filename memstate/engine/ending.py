@@ -1,68 +1,190 @@
-"""Ends rows. Their snapshots, states and pages get new owners or become free.
+"""Ends rows and publishes their states: `end`, `publish` and `cancel` of the manager.
 
-Snapshots are returned as handles or go to the prefix cache. The states of turns go to their sessions. Everything else
-becomes free. This module calls the parts that own slots and pages. It makes no decision and does not know steps.
+A state that is kept becomes a handle, or goes to the prefix cache; the states of a turn go to its session. Everything
+else becomes free. This module calls the parts that own slots and pages, and makes no decision.
 """
 
 from collections.abc import Iterable, Sequence
 from itertools import islice, repeat
+from typing import Literal
 
-from memstate.checks import sequence
+from memstate.checks import numbers_of, sequence
+from memstate.engine.stepping import Stepping
 from memstate.errors import ConfigurationError, InvalidArgument
 from memstate.kernels.tables import REGISTERS_PER_ROW
 from memstate.prefix import PrefixCache
 from memstate.prefix.room import Room
 from memstate.prefix.sessions import Sessions
-from memstate.requests.handles import Snapshot
+from memstate.requests.handles import Row, Snapshot
 from memstate.requests.holdings import PUBLISHED, Holdings
 from memstate.requests.marks import Marks
 from memstate.requests.page_table import PageTable
+from memstate.requests.steps import Step
 from memstate.requests.table import RequestTable
 from memstate.requests.tracking.mirror import Mirror
 from memstate.slots.commands import CommandBuffer
 from memstate.tokens import BYTES, Tokens, encode
 
 PER_ROW = REGISTERS_PER_ROW
+Keep = Literal["handle", "cache"]
+
+
+def require_keep(keep: Keep | None, tokens: object, lengths: object = None) -> None:
+    """Requires that `keep` is known, and that what else is given fits it.
+
+    Raises:
+        InvalidArgument: it is not.
+    """
+    if keep is not None and (not isinstance(keep, str) or keep not in ("handle", "cache")):
+        raise InvalidArgument(f"keep={keep!r}: expected None, 'handle' or 'cache'")
+    if keep == "cache" and tokens is None:
+        raise InvalidArgument("keep='cache' needs tokens=[...]: all tokens of each request, one sequence per row")
+    if keep != "cache" and tokens is not None:
+        raise InvalidArgument(f"tokens= with keep={keep!r}: only keep='cache' takes tokens")
+    if keep is None and lengths is not None:
+        raise InvalidArgument("lengths= without keep=: say where the states go, 'handle' or 'cache'")
 
 
 class Ending:
-    """Publishes snapshots of rows, and ends rows."""
+    """Publishes states of rows, and ends rows.
+
+    Args:
+        commands: records the changes of owners.
+        table: the request table.
+        pages: KV pages of rows.
+        mirror: the strategy on the host.
+        holdings: owners and readers of states.
+        cache: the prefix cache, which may be one that keeps nothing.
+        sessions: open sessions.
+        marks: states that steps keep of prompts.
+        room: makes cached states and idle sessions make way.
+        stepping: knows the open step, which may have to compute what is published.
+    """
 
     def __init__(
         self, commands: CommandBuffer, table: RequestTable, pages: PageTable, mirror: Mirror, holdings: Holdings,
-        cache: PrefixCache, sessions: Sessions, marks: Marks, room: Room,
+        cache: PrefixCache, sessions: Sessions, marks: Marks, room: Room, stepping: Stepping,
     ) -> None:  # fmt: skip
         self._commands, self._file, self._table = commands, commands.registers, table
         self._pages, self._mirror, self._holdings, self._cache = pages, mirror, holdings, cache
-        self._sessions, self._marks, self._room = sessions, marks, room
+        self._sessions, self._marks, self._room, self._stepping = sessions, marks, room, stepping
+        self._guard, self._ends = commands.guard, commands.guard.changing("end")
+        self._dropping = commands.guard.changing("drop")
 
-    def keys(self, tokens: Sequence[Tokens | None] | None, rows: Sequence[int]) -> list[bytes] | None:
+    def end(
+        self, rows: Sequence[Row], keep: Keep | None, tokens: Sequence[Tokens] | None, lengths: Sequence[int] | None
+    ) -> list[Snapshot | None]:
+        """See `StateManager.end`."""
+        numbers = self._table.indices(rows)
+        if keep is None and tokens is None and lengths is None:
+            with self._ends:
+                return self.free(numbers, None, None, "ended")
+        require_keep(keep, tokens, lengths)
+        keys = None if tokens is None else self._keys(tokens, numbers)
+        known = list(map(self._table.confirmed_at.__getitem__, numbers))
+        if lengths is not None:
+            known = list(map(min, known, numbers_of("lengths", lengths, len(numbers))))
+        if keys is not None:
+            self._require_all(numbers, known, keys)
+        elif self._sessions.by_row:
+            self._require_no_turns(numbers)
+        before = self._stepping.lengths_before() if self._stepping.open is not None else {}
+        told = self._told(numbers, known, keys) if before else None
+        with self._ends:
+            snapshots = self.free(numbers, known, keys, "ended")
+            if before:
+                self._promise(numbers, told, snapshots, before)
+            return snapshots
+
+    def publish(
+        self, rows: Sequence[Row], keep: Keep, tokens: Sequence[Tokens] | None, strict: bool
+    ) -> list[Snapshot | None]:
+        """See `StateManager.publish`."""
+        numbers = self._table.indices(rows)
+        if keep is None:
+            raise InvalidArgument("keep=None: publish keeps states, as a 'handle' or in the 'cache'")
+        require_keep(keep, tokens)
+        keys = None if tokens is None else self._keys(tokens, numbers)
+        known = [self._table.confirmed_at[row] for row in numbers]
+        if strict:
+            bounds = known if keys is None else list(map(min, known, (len(key) // BYTES for key in keys)))
+            self._require_answers(numbers, bounds)
+        before = self._stepping.lengths_before()
+        told = self._told(numbers, known, keys) if before else None
+        with self._guard.changing("publish"):
+            self._stepping.keep_ends(numbers, known, self._room, self._sessions.by_row)
+            snapshots = self._leave(numbers, known, keys)
+            if before:
+                self._promise(numbers, told, snapshots, before)
+            return snapshots
+
+    def cancel(self, step: Step, keep: Keep | None, tokens: Sequence[Tokens | None] | None) -> list[Snapshot | None]:
+        """See `StateManager.cancel`."""
+        current = self._stepping.current(step).tolist()
+        require_keep(keep, tokens)
+        keys = None if tokens is None else self._keys(tokens, current)
+        if keep == "handle":
+            self._require_no_turns(current)
+        self._stepping.require_cancellable(step)
+        with self._guard.changing("cancel"):
+            entries, rows = self._stepping.cancel(step)
+            known = None if keep is None else [self._table.confirmed_at[row] for row in rows]
+            states = self.free(
+                rows, known, None if keys is None else [keys[entry] for entry in entries], "cancelled with its step"
+            )
+            snapshots: list[Snapshot | None] = [None] * len(step.numbers)
+            for entry, state in zip(entries, states, strict=True):
+                snapshots[entry] = state
+            return snapshots
+
+    def drop(self, snapshots: Sequence[Snapshot | None]) -> None:
+        """See `StateManager.drop`."""
+        if type(snapshots) is not list:
+            snapshots = sequence("snapshots", snapshots, "[snapshot]")
+        states, registers = self._holdings.droppable(snapshots)
+        with self._dropping:
+            self._holdings.end(states, registers)
+
+    def _told(self, rows: Sequence[int], known: Sequence[int], keys: Sequence[bytes] | None) -> list[int] | None:
+        """Returns the length of each row that the cache or a session will use; None if handles are published."""
+        if keys is None:
+            return None
+        lengths = [min(n, len(key) // BYTES) for n, key in zip(known, keys, strict=True)]
+        turns = self._sessions.by_row
+        return [n if row in turns else self._pages.floor(n) for row, n in zip(rows, lengths, strict=True)]
+
+    def _promise(
+        self, rows: Sequence[int], told: Sequence[int] | None, snapshots: Sequence[Snapshot | None],
+        before: dict[int, int],
+    ) -> None:  # fmt: skip
+        """Notes what the open step must still compute of what these rows published."""
+        self._stepping.promise(rows, told or [state.length if state else 0 for state in snapshots], before)
+
+    def _keys(self, tokens: Sequence[Tokens | None], rows: Sequence[int]) -> list[bytes]:
         """Encodes the tokens of each row as a key. Checks that they agree with the row's prompt as far as both go.
 
         Args:
-            tokens: one sequence for each row, or None.
+            tokens: one sequence for each row.
             rows: the row numbers. An entry of row 0 needs no tokens.
 
         Returns:
-            One key for each row; None if `tokens` is None.
+            One key for each row.
 
         Raises:
             InvalidArgument: a row has no tokens, or its tokens differ from its prompt.
             ConfigurationError: a row is not a turn of a session, and there is no prefix cache.
         """
-        if tokens is None:
-            return None
         if len(sequence("token sequences", tokens, "tokens=[[1, 2, 3]], one per row")) != len(rows):
             raise InvalidArgument(f"tokens of {len(tokens)} rows, expected {len(rows)}: one sequence per row")
         if not self._cache.enabled and not all(row in self._sessions.by_row for row in rows if row):
             raise ConfigurationError(
-                "tokens are for a prefix cache: build the manager with prefix=ms.Prefix(), or publish without tokens"
+                "keep='cache' needs a prefix cache: build the manager with prefix=ms.Prefix(), or use keep='handle'"
             )
         keys = []
         for row, given in zip(rows, tokens, strict=True):
             if row and given is None:
                 raise InvalidArgument(
-                    f"row {row}: tokens are None; all that is known of the request, or no tokens= at all"
+                    f"row {row}: tokens are None; give all that is known of the request, or another keep="
                 )
             keys.append(encode(given) if row and given is not None else b"")
             if row:
@@ -83,7 +205,7 @@ class Ending:
         if row in self._sessions.by_row:
             self._sessions.require_continued(row, key)
 
-    def publish(
+    def _leave(
         self, rows: Sequence[int], known: Sequence[int], keys: Sequence[bytes] | None, ended: bool = False
     ) -> list[Snapshot | None]:
         """Moves the newest snapshot of each row to the prefix cache. Without keys, moves it to a holder.
@@ -109,7 +231,7 @@ class Ending:
             given.append((lease, prompt, self._pages.of(row)[: length // size], self._states_of(row, n, length, ended)))
         return self._cache.file(given)
 
-    def require_answers(self, rows: Sequence[int], known: Sequence[int]) -> None:
+    def _require_answers(self, rows: Sequence[int], known: Sequence[int]) -> None:
         """Requires that every running row has a snapshot to publish, and a register and a slot for it.
 
         Args:
@@ -192,7 +314,7 @@ class Ending:
             found.append((answer, label, self._marks.kind_of(row, label) or ("end" if ended else "boundary")))
         return found
 
-    def require_all(self, rows: Sequence[int], known: Sequence[int], keys: Sequence[bytes]) -> None:
+    def _require_all(self, rows: Sequence[int], known: Sequence[int], keys: Sequence[bytes]) -> None:
         """Refuses tokens that end before the states which they are to find.
 
         Args:
@@ -208,19 +330,19 @@ class Ending:
                 raise InvalidArgument(
                     f"row {row} (request {self._table.ids[row]!r}): {len(key) // BYTES} tokens, and {n} are confirmed: "
                     "hand over all of them, also those that the answer leaves out. To keep only states of fewer "
-                    "tokens, name the length with release(publish=[...])"
+                    "tokens, name their lengths with lengths=[...]"
                 )
 
-    def require_sessions_told(self, rows: Sequence[int]) -> None:
-        """Refuses rows that are turns of sessions, because the caller gave no tokens for them.
+    def _require_no_turns(self, rows: Sequence[int]) -> None:
+        """Refuses rows that are turns of sessions: a session keeps states with their tokens.
 
         Raises:
             InvalidArgument: a row is a turn of a session.
         """
         if turns := [row for row in rows if row in self._sessions.by_row]:
-            raise InvalidArgument(f"rows {turns} are turns of sessions: give tokens=[...], so that the next turn fits")
+            raise InvalidArgument(f"rows {turns} are turns of sessions: use keep='cache' with tokens=[...]")
 
-    def end(
+    def free(
         self, rows: Sequence[int], known: Sequence[int] | None, keys: Sequence[bytes] | None, how: str
     ) -> list[Snapshot | None]:
         """Ends rows and frees what they hold.
@@ -229,7 +351,7 @@ class Ending:
             rows: the row numbers.
             known: the confirmed length of each row. None: nothing is kept, and turns are aborted.
             keys: one key for each row, or None.
-            how: how the rows ended, such as "released". Errors of stale handles show this word.
+            how: how the rows ended, such as "ended". Errors of stale handles show this word.
 
         Returns:
             One snapshot for each row, or None.
@@ -240,7 +362,7 @@ class Ending:
         if self._holdings.reading:
             self._holdings.reads_done([file.source_at[row] for row in rows])
         if known is not None:
-            snapshots = self.publish(rows, known, keys, ended=True)
+            snapshots = self._leave(rows, known, keys, ended=True)
         for at, row in enumerate(rows) if turns else ():
             if row in turns:
                 real = self._table.confirmed_at[row] if known is None else known[at]

@@ -107,7 +107,7 @@ class Forking:
         self._require_settled(chosen, gone)
         if turns := [row for row in gone if row in self._sessions.by_row]:
             raise InvalidArgument(
-                f"rows {turns} are turns of sessions: end them with release(rows, tokens=[...]) first"
+                f"rows {turns} are turns of sessions: end them with end(rows, keep='cache', tokens=[...]) first"
             )
         groups = {row: [self._table.ids[row]] * (times - 1) for row, times in chosen.items() if times > 1}
         found, copies = self._fork("reorder", groups, gone)
@@ -166,7 +166,7 @@ class Forking:
                 self._admission.refuse(call, lack)
                 raise self._guard.orderly(lack)
             if gone:
-                self._ending.end(gone, None, None, "released")
+                self._ending.free(gone, None, None, "ended")
             if not of:
                 return {}, []
             for row in moved:

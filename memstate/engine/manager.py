@@ -1,71 +1,54 @@
-"""Offers the calls of a decode loop as one object, `StateManager`.
+"""Offers the calls of a decode loop as one object, `StateManager`: a file of calls. The rules are in its parts.
 
-It joins the parts of `memstate.engine` and has no rules of its own. The rules are in the strategies, the allocators and
-the kernels.
-
-admit -> plan -> (your forward) -> settle | accept -> ... -> release | abort | retract
+admit -> plan -> (your forward) -> settle | accept -> ... -> end
               `-> cancel                      `-> publish -> (your index) -> admit([Request(resume=...)]) | drop
                                                         `-> prefix cache -> admit([Request(tokens=...)])
                                                              `-> host memory, storage -> prefetch -> poll ..
 """
 
-import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from memstate.checks import is_count, numbers_of, require_salt, require_switch, sequence, whole
-from memstate.engine.ages import Ages
-from memstate.engine.canary import Canary
-from memstate.engine.chaos import Chaos, faults_of
-from memstate.engine.ending import Ending
-from memstate.engine.forking import Fork, Forking
-from memstate.engine.pool import StatePool
-from memstate.engine.recovery import Recovery
-from memstate.engine.settings import Forward, Pages, validate_layout, validate_sizes, validate_tracking
-from memstate.engine.sizing import require_fit
+from memstate.checks import NotCopied, is_count, whole
+from memstate.engine import aliases
+from memstate.engine.conversations import SessionCalls
+from memstate.engine.device import DeviceCalls
+from memstate.engine.door import Door
+from memstate.engine.ending import Keep
+from memstate.engine.forking import Fork
+from memstate.engine.parts import Parts
+from memstate.engine.recount import Recount
+from memstate.engine.recovery import Recovered, Recovery
+from memstate.engine.report import Reports
+from memstate.engine.settings import Forward, Pages
 from memstate.errors import ConfigurationError, InvalidArgument
-from memstate.kernels.dispatch import Backend
-from memstate.kernels.tables import REGISTERS_PER_ROW, Marks, StepRecord
-from memstate.prefix import Match, Prefix, PrefixCache
-from memstate.prefix.conversation import SessionInfo
-from memstate.prefix.room import Room
-from memstate.prefix.session_settings import SessionLimits, is_duration
-from memstate.prefix.sessions import Sessions
-from memstate.requests.handles import Request, Row, Rows, Session, Snapshot
-from memstate.requests.holdings import Holdings
-from memstate.requests.marks import Marks as PromptMarks
-from memstate.requests.page_table import PageTable
-from memstate.requests.steps import Step, StepLog
-from memstate.requests.table import RequestTable
-from memstate.requests.tracking import Redirect, Tracking
-from memstate.requests.tracking.mirror import Mirror
-from memstate.slots.allocator import SlotAllocator
-from memstate.slots.commands import Action, CommandBuffer
+from memstate.kernels.tables import StepRecord
+from memstate.prefix import Match, Prefix
+from memstate.prefix.session_settings import SessionLimits
+from memstate.requests.handles import Request, Row, RowInfo, Rows, Session, Snapshot
+from memstate.requests.steps import Step
+from memstate.requests.tracking import Tracking
+from memstate.sheet import Sheet, Shown
+from memstate.slots.audit import AuditReport
+from memstate.slots.inspect import Inspection
 from memstate.slots.journal import Journal
-from memstate.slots.readback import Readback
-from memstate.slots.registers import RegisterFile
 from memstate.state.layout import StateLayout
-from memstate.state.planes import Planes
-from memstate.state.regions import BufferInfo
+from memstate.stats import Stats
 from memstate.tiers import Fetch, Tiers
-from memstate.tiers.load import Loader
-from memstate.tokens import BYTES, Prompt, Tokens, encode
+from memstate.tokens import Tokens
 
 NO_LIMIT = 2**31 - 1
-TWO_STEPS = ": a depth of 0 or 1; with more unsettled steps a dead one could overwrite a live snapshot"
-PER_ROW = REGISTERS_PER_ROW
-ENDED = {"release": "released", "abort": "aborted", "retract": "retracted"}
 
 
-class StateManager(Recovery):
+class StateManager(NotCopied, Shown):
     """Manages the states of all requests: their slots, their snapshots and the page ids of their KV.
 
-    On CUDA, all calls come on one stream, outside of graph captures; see `use_stream`.
+    On CUDA, all calls come on one stream, outside of graph captures; see `device.use_stream`.
 
     Args:
         layout: what one state is made of.
@@ -85,21 +68,21 @@ class StateManager(Recovery):
         tensors: plane name -> tensors that the engine has allocated; None: allocate. See `Planes.from_tensors`.
         device: device of the states.
         backend: what runs the kernels: "auto", "reference", "interpreter" or "cuda".
-        journal: how many changes of owners `changes` keeps; 0: none.
+        journal: how many changes of owners `journal` keeps; 0: none.
         debug: whether to check the calling thread, overlapping copies and in each call the owners of all states, to
             look for leaks in `close`, and to find forwards that forget a store or change a slot that they may only
             read. Slots that a forward must store in are filled before it, and the call that closes the step raises
             ForwardFault if it did not. This call waits for the device then.
-        chaos: faults to inject on purpose, to test an engine: refused claims and admissions, a store that fails or is
-            slow, delayed polls. None: none, or those of the environment variable MEMSTATE_CHAOS, such as
-            "seed=1,claims=0.1". `ms.Chaos()` injects none.
 
     Attributes:
         planes: the bytes of all slots, by plane, with gather and scatter.
-        layout: the argument `layout`. The arguments `forward`, `overlap` and `tracking` are attributes, too.
+        layout: the argument `layout`. The arguments `forward`, `overlap`, `pages` and `tracking` are attributes, too.
         pool: hands out slots by id, for callers that use slots outside of requests.
         prefix: the prefix cache, or None.
         tiers: host memory and storage, or None.
+        sessions: opens and closes conversations.
+        device: tensors at fixed addresses, slot ids, memory that sleeps, the stream.
+        journal: the last changes of owners, or None.
         backend: runs memstate's launches and counts them. Use another `Backend` for the kernels of your forward. If you
             use this one, it counts the launches of the forward, too.
 
@@ -116,7 +99,7 @@ class StateManager(Recovery):
         >>> rows = mem.admit([ms.Request("a")])
         >>> step = mem.plan(rows, [3])  # then the forward, which reads step.read and writes step.write
         >>> mem.settle(step)
-        >>> mem.length(rows[0])
+        >>> mem.info(rows[0]).length
         3
     """
 
@@ -142,128 +125,51 @@ class StateManager(Recovery):
         backend: str = "auto",
         journal: int = 0,
         debug: bool = False,
-        chaos: Chaos | None = None,
     ) -> None:
-        for name, given, kind in (
-            ("pages", pages, Pages),
-            ("forward", forward, Forward),
-            ("prefix", prefix, Prefix),
-            ("tiers", tiers, Tiers),
-            ("sessions", sessions, SessionLimits),
-        ):
-            if not isinstance(given, kind | None):
-                raise ConfigurationError(f"{name}={given!r}: expected ms.{kind.__name__}(...) or None")
-        if prefix is not None and pages is None:
-            raise ConfigurationError("a prefix cache needs the size of a page: pages=ms.Pages(size=16)")
-        if tiers is not None and prefix is None:
-            raise ConfigurationError("tiers without a prefix cache: build the manager with prefix=ms.Prefix()")
         if not is_count(journal):
             raise ConfigurationError(f"journal={journal!r}: expected a number of changes")
-        self._faults = faults_of(chaos)
-        validate_layout(layout)
-        require_switch("overlap", overlap, TWO_STEPS)
-        require_switch("debug", debug)
-        validate_sizes(slots, max_requests, preallocated, max_batch, snapshots)
-        pages, forward = pages or Pages(size=1), forward or Forward()
-        self.tracking = tracking if tracking is not None else Redirect()
-        validate_tracking(self.tracking, slots, pages.size, overlap, forward.speculation)
-        self.layout, self.overlap, in_place = layout, overlap, forward.in_place
-        partly = [plane.name for plane in layout.planes if not plane.rewritten_each_step]
-        if forward.grid is not None and partly:
-            raise ConfigurationError(
-                f"grid={forward.grid} with planes {partly} that a step writes only in part: the forward has no whole "
-                "state inside a chunk; leave grid out"
-            )
-        if forward.direct_hits is None:
-            forward = replace(forward, direct_hits=isinstance(self.tracking, Redirect) and not in_place)
-        self.forward = forward
-        try:
-            self.backend = Backend(backend, device)
-        except (ValueError, TypeError, RuntimeError) as error:  # torch raises these for an unknown device, and names it
-            raise ConfigurationError(str(error)) from error
-        # A prefix cache gets one more holder for each row. With fewer, a holder could be emptied and filled again
-        # before the next plan, and that takes another packet.
-        rows = int(max_requests) + int(preallocated)
-        holders = slots + (rows if prefix else 0) if snapshots is None else snapshots
-        require_fit(
-            layout if tensors is None else None, slots=slots, max_requests=max_requests, preallocated=preallocated,
-            snapshots=holders, pages=pages, max_batch=max_batch or rows, speculation=forward.speculation,
-            device=self.backend.device,
+        self._parts = parts = Parts(
+            layout, slots=slots, max_requests=max_requests, tracking=tracking, pages=pages, prefix=prefix, tiers=tiers,
+            sessions=sessions, forward=forward, overlap=overlap, max_batch=max_batch, preallocated=preallocated,
+            snapshots=snapshots, reserve=reserve, tensors=tensors, device=device, backend=backend, debug=debug,
         )  # fmt: skip
-        self._allocator = SlotAllocator(slots, self.backend, reserve)
-        self._guard = self._allocator.guard
-        self._ends, self._dropping = {call: self._guard.changing(call) for call in ENDED}, self._guard.changing("drop")
-        if tensors is None:
-            self.planes = Planes(layout, slots, self.backend)
-        else:
-            self.planes = Planes.from_tensors(layout, tensors, self.backend, slots)
-        self._memory, self._stream = self.planes.memory, self._allocator.stream
-        self.pool = StatePool(self._allocator, self.planes, debug=debug)
-        limits = sessions or SessionLimits()
-        self._table = RequestTable(rows, limits.clock)
-        self._registers = RegisterFile(self._allocator, rows, holders, pages.per_row)
-        self._commands = CommandBuffer(self._registers, self.pool.run_data, max_batch or rows, checked=debug)
-        self._pages = PageTable(pages.count, pages.size, self._commands)
-        self._mirror = Mirror(self._registers, self.tracking, overlap, forward.pad)
-        self._holdings = Holdings(self._commands, self._pages.allocator)
-        parts = self._commands, self._pages, self._holdings
-        self._cache = PrefixCache(prefix, *parts)
-        self.prefix = self._cache if self._cache.enabled else None
-        copied = tuple(plane.name for plane in layout.planes if in_place or not plane.rewritten_each_step)
-        below = None
-        if tiers is not None:
-            below = self._faults.tiers(tiers, self.planes, self._cache, self._commands, self._pages)
-        self.tiers = below
-        loader = Loader(below, self._cache, self._pages) if below is not None else None
-        self._ages = Ages(self._table, self._mirror)
-        self._sessions = Sessions(*parts, self._mirror.lanes, limits)
-        self._room = Room(self._cache, self._sessions, self._allocator, self._pages, self._holdings)
-        self._marks = PromptMarks(
-            self._commands, self._holdings, pages.size, forward.grid or 0, forward.packed, bool(forward.direct_hits)
+        self.layout, self.tracking, self.forward = parts.layout, parts.tracking, parts.forward
+        self.pages: Pages = parts.page_settings
+        self.overlap = parts.overlap
+        self.planes, self.pool, self.backend = parts.planes, parts.pool, parts.backend
+        self.prefix, self.tiers = parts.prefix, parts.tiers
+        recount = Recount(parts)
+        self._door = Door(
+            parts.guard, parts.stepping, parts.stream, parts.planes.memory, recount.require_owners if debug else None
         )
-        self._log = StepLog(max_batch or rows, int(overlap), self.backend.device, forward.speculation, holders)
-        canary = None
-        if debug:
-            canary = Canary(
-                self.planes, self._log, copied,
-                moves=bool(forward.direct_hits) or self.tracking.reads_old_slot,
-                snapshots=self._mirror.lanes > 0 and not self.tracking.reads_old_slot,
-                marks=forward.grid is not None,
-                guards=True,
-            )  # fmt: skip
-        self._stepping = self._faults.stepping(
-            self._commands, self._table, self._pages, self._mirror, self._holdings, self._marks, self._log,
-            self.planes, copied, bool(forward.direct_hits), canary,
-        )  # fmt: skip
-        self._admission = self._faults.admission(
-            self._commands, self._table, self._pages, self._holdings, self._cache, self._sessions, self._marks,
-            self._mirror, self._log, bool(forward.direct_hits), loader, self._room,
-        )  # fmt: skip
-        self._ending = Ending(
-            self._commands, self._table, self._pages, self._mirror, self._holdings, self._cache, self._sessions,
-            self._marks, self._room,
-        )  # fmt: skip
-        self._forking = Forking(
-            self._admission, self._ending, self._commands, self._table, self._pages, self._holdings, self._cache,
-            self._sessions, self._marks, self._log, bool(forward.direct_hits), self._room,
-        )  # fmt: skip
-        self._commands.journal = Journal(journal, self._registers, self.owner) if journal else None
-        self._thread = threading.get_ident() if debug else None
+        self._reports, self._recovery = Reports(parts, recount), Recovery(parts, recount)
+        self.device, self.sessions = DeviceCalls(parts, self._door), SessionCalls(parts, self._door)
+        self.journal: Journal | None = Journal(journal, parts.registers, self._reports.owner) if journal else None
+        parts.commands.journal = self.journal
+        self._enter, self._guard, self._table = self._door.enter, parts.guard, parts.table
+        self._admission, self._stepping, self._ending = parts.admission, parts.stepping, parts.ending
+        self._debug = debug
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if hasattr(self, name) and name != "__class__":
+            raise AttributeError(
+                f"mem.{name} cannot be reassigned: all parts of the manager use what it has; change what is in it, or "
+                "build another StateManager"
+            )
+        super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"mem.{name} cannot be deleted: all parts of the manager use it")
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:  # names of former versions
+            return aliases.of(self, name)
 
     def __repr__(self) -> str:
         requests = self._table.rows - self._table.free
-        slots = f"{self.free_slots} of {self._allocator.capacity} slots free"
+        slots = f"{self.free_slots} of {self._parts.allocator.capacity} slots free"
         return f"StateManager({slots}, {requests} requests, {self.tracking})"
-
-    @property
-    def page_size(self) -> int:
-        """Tokens of a KV page."""
-        return self._pages.page_size
-
-    @property
-    def page_table(self) -> Tensor:
-        """KV page ids of each row: int32 tensor on the device, axes `row page`; 0 = no page."""
-        return self._registers.page_table
 
     @property
     def rows(self) -> Rows:
@@ -274,41 +180,21 @@ class StateManager(Recovery):
         return self._table.handles(np.flatnonzero(self._table.used).tolist())
 
     @property
-    def live_slots(self) -> Tensor:
-        """The slot of each row's live state: an int32 view on the device, axis `row`, always at one address.
-
-        `mem.live_slots[numbers]` are the slots of a batch, where `numbers` are those of `step.rows` on the device. It
-        is 0 for row 0, which is padding, and for rows without a request. Changes that were recorded show after the next
-        `submit` or `plan`. Under Redirect the slot of a row changes at boundaries.
-        """
-        return self._registers.table.slots[: REGISTERS_PER_ROW * (self._registers.rows + 1) : REGISTERS_PER_ROW]
-
-    @property
-    def marks(self) -> Marks:
-        """The marks of the newest plan on the device, at one address, so that a captured forward can read them.
-
-        They are those of `step.marks`: the states inside of the step that are kept.
-        """
-        return self._log.marks
-
-    @property
     def free_slots(self) -> int:
         """Number of free slots.
 
         Admissions can get more if the prefix cache has states to evict. The number includes slots whose release waits
         for a forward. `pool.claim` cannot use these slots yet.
         """
-        return self._allocator.free
+        return self._parts.allocator.free
 
     @property
     def free_pages(self) -> int:
         """Number of free KV pages. Admissions can get more if the prefix cache has pages to evict."""
-        return self._pages.allocator.free
+        return self._parts.pages.allocator.free
 
-    def length(self, row: Row) -> int:
-        """Returns the length of the row's state in tokens.
-
-        All planned steps count. A speculative step counts after its `accept`.
+    def info(self, row: Row) -> RowInfo:
+        """Returns what the host knows of a row: its lengths, its next boundary, and its slots.
 
         Args:
             row: the request.
@@ -319,46 +205,8 @@ class StateManager(Recovery):
 
         Syncs: no.
         """
-        return int(self._registers.label_at[self._registers.origin(self._index(row))])
-
-    def confirmed(self, row: Row) -> int:
-        """Returns the confirmed length of the row in tokens.
-
-        The row is certain to reach this length, unless a step is cancelled. A planned step counts as soon as all
-        earlier steps of the row are settled. A speculative step counts after its `accept`.
-
-        Args:
-            row: the request.
-
-        Raises:
-            StaleHandle: the request has ended.
-            InvalidArgument: not a row of this manager.
-
-        Syncs: no.
-        """
-        return int(self._table.confirmed_at[self._index(row)])
-
-    def next_boundary(self, row: Row) -> int:
-        """Returns the next length in tokens at which a chunk should end, so that a state can be kept there.
-
-        This is the next multiple of `every` beyond the prompt, or the next mark that the forward cannot hand out from
-        inside a chunk. A chunk can go beyond; the state there is then not kept. For the chunks of a prompt, `chunk` is
-        simpler.
-
-        Args:
-            row: the request.
-
-        Raises:
-            StaleHandle: the request has ended.
-            InvalidArgument: not a row of this manager.
-
-        Syncs: no.
-        """
-        index, length = self._index(row), self.length(row)
-        beyond = max(length, self._registers.tracked_at[index])
-        following = (beyond // self.tracking.every + 1) * self.tracking.every
-        mark = self._marks.next(index, length)
-        return min(mark, following) if mark else following
+        self._door.require_whole()
+        return self._reports.info(self._table.index(row))
 
     def chunk(self, row: Row, most: int) -> int:
         """Returns how many tokens of its prompt the row's next chunk should read, so that no wanted state is lost.
@@ -380,32 +228,8 @@ class StateManager(Recovery):
 
         Syncs: no.
         """
-        index, length, most = self._index(row), self.length(row), whole("tokens of a chunk", most)
-        prompt = self._registers.tracked_at[index]
-        if length >= prompt:
-            return most
-        return self._marks.chunk(index, length, min(length + most, prompt), prompt) - length
-
-    def slots_held(self, row: Row) -> int:
-        """Returns how many slots the row holds, the states at its marks included.
-
-        Args:
-            row: the request.
-
-        Raises:
-            StaleHandle: the request has ended.
-            InvalidArgument: not a row of this manager.
-
-        Syncs: no.
-        """
-        index = self._index(row)
-        held = self._registers.held[PER_ROW * index : PER_ROW * (index + 1)]
-        return int(held.sum()) + len(self._marks.kept.get(index, ()))
-
-    def _index(self, row: Row) -> int:
-        self._require_no_replay()
-        self._guard.require_whole()
-        return self._table.index(row)
+        self._door.require_whole()
+        return self._reports.chunk(self._table.index(row), whole("tokens of a chunk", most))
 
     def admit(self, requests: Sequence[Request]) -> Rows:
         """Gives every request a row, slots and pages, or raises an error and changes nothing.
@@ -428,8 +252,8 @@ class StateManager(Recovery):
         Syncs: no, unless it needs slots that `pool.release` freed by id.
         """
         self._enter()
-        if self._sessions.opened:
-            self._expire_sessions("admit")
+        if self._parts.sessions.opened:
+            self.sessions.expire("admit")
         return self._admission.admit(requests)
 
     def fork(self, row: Row, ids: Sequence[Hashable]) -> Fork:
@@ -462,13 +286,13 @@ class StateManager(Recovery):
         Syncs: no, unless it needs slots that `pool.release` freed by id.
         """
         self._enter()
-        return self._forking.fork(row, ids)
+        return self._parts.forking.fork(row, ids)
 
     def reorder(self, rows: Sequence[Row], entries: Sequence[int]) -> Fork:
         """Makes row i of the result what `rows[entries[i]]` was: for beams, all rows in one call.
 
         A row that is named once goes on. One that is named several times goes on and is forked, as by `fork`, under
-        its own id. One that is not named ends, as by `release`, and its slots, pages and row count for the forks. All
+        its own id. One that is not named ends, as by `end`, and its slots, pages and row count for the forks. All
         of this is in one packet.
 
         Args:
@@ -489,67 +313,24 @@ class StateManager(Recovery):
         Syncs: no, unless it needs slots that `pool.release` freed by id.
         """
         self._enter()
-        return self._forking.reorder(rows, entries)
+        return self._parts.forking.reorder(rows, entries)
 
-    def arrived(self, rows: Sequence[Row], lengths: Sequence[int]) -> None:
-        """Tells the manager that states computed elsewhere have been written to the slots of newly admitted rows.
-
-        Use `read_slots` to learn which slots to write. Under Redirect, such a state becomes a snapshot if its length is
-        a boundary, like a state computed here. Under other strategies it becomes no snapshot. The first snapshot comes
-        at the next boundary.
+    def extend(self, rows: Sequence[Row], lengths: Sequence[int]) -> None:
+        """Gives rows the KV pages that they need for longer lengths. If pages are short, no row gets any.
 
         Args:
-            rows: rows of length 0.
-            lengths: length of each state in tokens, at least 1.
+            rows: the rows.
+            lengths: tokens that each row must have pages for.
 
         Raises:
+            OutOfPages: back-pressure, too few KV pages are free; nothing changed.
             StaleHandle: a request has ended; nothing changed.
-            InvalidArgument: a row has a length already; a row is in a step or has finished; or a row has too few pages
-                for its new length. Nothing changed.
+            InvalidArgument: a row is named twice, or a length needs more than `per_row` pages; nothing changed.
 
         Syncs: no.
         """
         self._enter()
-        self._admission.arrived(rows, lengths)
-
-    def read_slots(self, handles: Sequence[Row | Snapshot]) -> Readback:
-        """Asks the device which slot holds the state of each given row or snapshot, for RDMA or debugging.
-
-        It first sends the recorded changes. Then it takes one upload, one launch and one copy to the host.
-        `Readback.wait` waits for the copy.
-
-        The copy starts at once, or, if changes wait for a forward, after them. So the ids never name a slot that this
-        forward still uses for its former owner.
-
-        Args:
-            handles: rows and snapshots, in any order.
-
-        Returns:
-            A readback with one slot id for each handle. `Readback.wait` syncs.
-
-        Raises:
-            StaleHandle: a request has ended, or a snapshot was dropped.
-            InvalidArgument: a handle is neither a row nor a snapshot.
-
-        Syncs: no.
-        """
-        self._enter()
-        sequence("rows and snapshots", handles, "[row, snapshot]")
-        rows = [0 if isinstance(handle, Snapshot) else self._table.index(handle) for handle in handles]
-        self._holdings.require(handle for handle in handles if isinstance(handle, Snapshot))
-        registers = [
-            handle.register if isinstance(handle, Snapshot) else self._registers.origin(row)
-            for handle, row in zip(handles, rows, strict=True)
-        ]
-        found = Readback(len(registers), self.backend)
-
-        def resolve() -> None:
-            sent = self._commands.ring.send(np.asarray(registers, np.int32))
-            found.begin(self._registers.resolve(sent))
-
-        with self._guard.changing("read_slots"):
-            self._commands.then(Action(resolve))
-            return found
+        self._admission.extend(rows, lengths)
 
     def shortfall(self, rows: Sequence[Row | None], tokens: int | Sequence[int] = 1, *, window: bool = False) -> int:
         """Returns how many slots are missing for the snapshots that are due in the next plan of these rows.
@@ -570,33 +351,6 @@ class StateManager(Recovery):
         self._enter()
         return self._stepping.shortfall(self._stepping.batch(rows, tokens), window)
 
-    def extend(self, rows: Sequence[Row], lengths: Sequence[int]) -> None:
-        """Gives rows the KV pages that they need for longer lengths. If pages are short, no row gets any.
-
-        Args:
-            rows: the rows.
-            lengths: tokens that each row must have pages for.
-
-        Raises:
-            OutOfPages: back-pressure, too few KV pages are free; nothing changed.
-            StaleHandle: a request has ended; nothing changed.
-            InvalidArgument: a row is named twice, or a length needs more than `per_row` pages; nothing changed.
-
-        Syncs: no.
-        """
-        self._enter()
-        numbers = self._table.indices(rows)
-        tokens = numbers_of("lengths", lengths, len(numbers))
-        missing = self._pages.missing(numbers, tokens)
-        needed = self.free_pages + missing
-        with self._guard.changing("extend"):
-            if missing and self._room.can_free_pages(missing):
-                self._room.free_pages(needed)
-            if (lack := self._pages.short_of(needed)) is not None:
-                self._admission.refuse("extend", lack)
-                raise self._guard.orderly(lack)
-            self._pages.extend(numbers, tokens)
-
     def plan(
         self,
         rows: Sequence[Row | None],
@@ -609,7 +363,8 @@ class StateManager(Recovery):
         """Decides which slots the next step reads, writes and snapshots.
 
         It sends the recorded changes, then takes one launch. With in-place kernels, or planes that a step writes only
-        in part, it can take one more, for copies. Launch the forward before the next plan.
+        in part, it can take one more, for copies. Launch the forward before the next plan:
+        memstate takes the next plan as the sign that this forward has been launched.
 
         Between the plan and its forward, do not call `plan` again and do not settle this step. Nearly all other calls
         are allowed; a few raise InvalidArgument while changes wait for the forward. If a slot that this step uses
@@ -644,7 +399,7 @@ class StateManager(Recovery):
         if replay is not None and not callable(replay):
             raise InvalidArgument(f"replay={replay!r}: expected a function, such as graph.replay")
         limit = limit if limit is NO_LIMIT else _limit(limit)
-        return self._stepping.plan(rows, tokens, limit, bool(window), self._room, replay)
+        return self._stepping.plan(rows, tokens, limit, bool(window), self._parts.room, replay)
 
     def launch(self, batch: int, *, window: bool = False) -> StepRecord:
         """Launches all that comes before the forward of a step, for a CUDA graph that is replayed step by step.
@@ -668,7 +423,7 @@ class StateManager(Recovery):
 
         Syncs: no.
         """
-        self._require_thread()
+        self._door.require_thread()
         self._require_speculation("launch", window)
         return self._stepping.launch(whole("batch", batch, least=0), bool(window))
 
@@ -732,19 +487,17 @@ class StateManager(Recovery):
         self._stepping.accept(step, accepted, windows, finished, _limit(limit))
 
     def cancel(
-        self, step: Step, *, publish: bool = False, tokens: Sequence[Tokens | None] | None = None
+        self, step: Step, keep: Keep | None = None, *, tokens: Sequence[Tokens | None] | None = None
     ) -> list[Snapshot | None]:
         """Cancels a planned step whose forward never ran, and ends its rows.
 
         The rows end with the lengths that they had before the step. Rows that finished in the previous step end, too.
-        To keep the states of the finished rows only, release these rows with `publish=True` before `cancel`. To keep
-        the states of all rows, set `publish`.
+        To keep the states of the finished rows only, `end` these rows before `cancel`.
 
         Args:
             step: the newest step.
-            publish: publish the newest confirmed snapshot of each row. If the step is speculative, the state of the row
-                counts, too, as in `release`.
-            tokens: as for `release`, one sequence for each entry of the batch. With tokens, all rows are published.
+            keep: as for `end`. If the step is speculative, the state of the row counts, too.
+            tokens: as for `end`, one sequence for each entry of the batch.
 
         Returns:
             One snapshot for each entry of the batch; None where nothing was published.
@@ -752,128 +505,63 @@ class StateManager(Recovery):
         Raises:
             StaleHandle: the step was settled before; nothing changed.
             InvalidArgument: the step is not the newest; its forward was launched, by a replay or after `submit(step)`;
-                a state of this step was published; or the tokens do not fit. Nothing changed.
-            ConfigurationError: tokens without a prefix cache or a session; nothing changed.
+                a state of this step was published; or `keep` and `tokens` do not fit. Nothing changed.
+            ConfigurationError: `keep="cache"` without a prefix cache or a session; nothing changed.
 
         Syncs: no.
         """
         self._enter()
-        current = self._stepping.current(step).tolist()
-        keys = self._ending.keys(tokens, current)
-        keep = publish or keys is not None
-        if keep and keys is None:
-            self._ending.require_sessions_told(current)
-        self._stepping.require_cancellable(step)
-        with self._guard.changing("cancel"):
-            entries, rows = self._stepping.cancel(step)
-            known = [self._table.confirmed_at[row] for row in rows] if keep else None
-            given = [keys[entry] for entry in entries] if keys is not None else None
-            ended = self._ending.end(rows, known, given, "cancelled with its step")
-            snapshots: list[Snapshot | None] = [None] * len(step.numbers)
-            for entry, snap in zip(entries, ended, strict=True):
-                snapshots[entry] = snap
-            return snapshots
+        return self._ending.cancel(step, keep, tokens)
 
-    def release(
-        self, rows: Sequence[Row], publish: bool | Sequence[int] = False, *, tokens: Sequence[Tokens] | None = None
-    ) -> list[Snapshot | None]:
-        """Ends requests. With `publish`, publishes the longest confirmed state of each. Frees everything else.
+    def end(
+        self, rows: Sequence[Row], keep: Keep | None = None, *, tokens: Sequence[Tokens] | None = None,
+        lengths: Sequence[int] | None = None,
+    ) -> list[Snapshot | None]:  # fmt: skip
+        """Ends requests, also while a step is in flight. Keeps the longest confirmed state of each where `keep` says.
 
         The final state of a row counts if the row still holds it, and if its length is a multiple of the page size.
-
-        With tokens, KV and snapshot go to the prefix cache, and the states of a session's turn go to the session. A
-        turn without tokens and without `publish` is aborted. The cache owns the snapshots that it takes; `drop` refuses
-        them.
+        Everything that is not kept becomes free.
 
         Args:
             rows: the requests.
-            publish: False, True, or for each row the largest length that its snapshot can have.
-            tokens: all tokens of each request so far, prompt and answer.
+            keep: where the states go. None: nowhere; the session of a turn goes back to the state with which the turn
+                began, or to an older one if no slot holds that state any more. "handle": to the result, for
+                `Request(resume=...)` and `drop`. "cache": KV and state to the prefix cache, and the states of a turn to
+                its session; `drop` refuses what the cache owns.
+            tokens: all tokens of each request so far, prompt and answer. With `keep="cache"` only.
+            lengths: for each row, the largest length that its state can have. None: no limit.
 
         Returns:
             One snapshot for each row, or None.
 
         Raises:
             StaleHandle: a request has ended; nothing changed.
-            InvalidArgument: a row is named twice, tokens differ from the prompt of their row, or a turn is published
-                without tokens; nothing changed.
-            ConfigurationError: tokens without a prefix cache or a session; nothing changed.
+            InvalidArgument: a row is named twice, `keep`, `tokens` and `lengths` do not fit each other, tokens differ
+                from the prompt of their row, or a turn is to become a handle; nothing changed.
+            ConfigurationError: `keep="cache"` without a prefix cache or a session; nothing changed.
 
         Syncs: no.
         """
-        return self._end(rows, publish, tokens, "release")
-
-    def _end(
-        self, rows: Sequence[Row], publish: bool | Sequence[int], tokens: Sequence[Tokens] | None, call: str
-    ) -> list[Snapshot | None]:
         self._enter()
-        numbers = self._table.indices(rows)
-        keys = None if tokens is None else self._ending.keys(tokens, numbers)
-        if publish is False and keys is None:
-            with self._ends[call]:
-                return self._ending.end(numbers, None, None, ENDED[call])
-        known = list(map(self._table.confirmed_at.__getitem__, numbers))
-        if not isinstance(publish, bool):
-            known = list(map(min, known, numbers_of("publish", publish, len(numbers))))
-        if keys is not None:
-            self._ending.require_all(numbers, known, keys)
-        elif self._sessions.by_row:
-            self._ending.require_sessions_told(numbers)
-        before = self._stepping.lengths_before() if self._stepping.open is not None else None
-        told = self._told(numbers, known, keys) if before else None
-        with self._ends[call]:
-            snapshots = self._ending.end(numbers, known, keys, ENDED[call])
-            if before:
-                self._stepping.promise(numbers, told or [snap.length if snap else 0 for snap in snapshots], before)
-            return snapshots
-
-    def abort(self, rows: Sequence[Row]) -> None:
-        """Ends requests at once, also while a step is in flight, and publishes nothing.
-
-        The session of a turn goes back to the state with which the turn began. If no slot holds that state any more, it
-        goes back to an older state.
-
-        Args:
-            rows: the requests.
-
-        Raises:
-            StaleHandle: a request has ended.
-            InvalidArgument: a row is named twice, or is not a row of this manager.
-
-        Syncs: no.
-        """
-        self._end(rows, False, None, "abort")
-
-    def retract(self, rows: Sequence[Row], *, tokens: Sequence[Tokens] | None = None) -> list[Snapshot | None]:
-        """Ends requests that will resume later, and publishes the longest confirmed state of each, as `release` does.
-
-        Args:
-            rows: the requests.
-            tokens: as for `release`.
-
-        Returns:
-            One snapshot for each row, for `Request(resume=...)`, or None.
-
-        Raises:
-            StaleHandle: a request has ended.
-            InvalidArgument: as for `release`.
-            ConfigurationError: tokens without a prefix cache or a session.
-
-        Syncs: no.
-        """
-        return self._end(rows, True, tokens, "retract")
+        return self._ending.end(rows, keep, tokens, lengths)
 
     def publish(
-        self, rows: Sequence[Row], *, tokens: Sequence[Tokens] | None = None, strict: bool = False
+        self,
+        rows: Sequence[Row],
+        keep: Keep = "handle",
+        *,
+        tokens: Sequence[Tokens] | None = None,
+        strict: bool = False,
     ) -> list[Snapshot | None]:
         """Publishes the newest confirmed snapshot of each row. The rows continue to run.
 
         The snapshot moves with its slot from the row to a register of its own. It keeps the slot until it is dropped;
-        any number of requests can resume from it. With tokens, KV and snapshot go to the prefix cache.
+        any number of requests can resume from it.
 
         Args:
             rows: the requests.
-            tokens: all tokens of each request so far, prompt and answer.
+            keep: where the snapshots go: "handle" or "cache", as for `end`.
+            tokens: all tokens of each request so far, prompt and answer. With `keep="cache"` only.
             strict: if a row has no snapshot, or no register is free for it, raise an error and publish nothing.
 
         Returns:
@@ -881,35 +569,14 @@ class StateManager(Recovery):
 
         Raises:
             StaleHandle: a request has ended; nothing changed.
-            InvalidArgument: tokens differ from the prompt of their row, or with `strict` a snapshot is missing; nothing
-                changed.
-            ConfigurationError: tokens without a prefix cache or a session; nothing changed.
+            InvalidArgument: `keep` and `tokens` do not fit each other, tokens differ from the prompt of their row, or
+                with `strict` a snapshot is missing; nothing changed.
+            ConfigurationError: `keep="cache"` without a prefix cache or a session; nothing changed.
 
         Syncs: no.
         """
         self._enter()
-        numbers = self._table.indices(rows)
-        keys = self._ending.keys(tokens, numbers)
-        known = [self._table.confirmed_at[row] for row in numbers]
-        if strict:
-            bounds = known if keys is None else list(map(min, known, (len(key) // BYTES for key in keys)))
-            self._ending.require_answers(numbers, bounds)
-        before = self._stepping.lengths_before()
-        told = self._told(numbers, known, keys) if before else None
-        with self._guard.changing("publish"):
-            self._stepping.keep_ends(numbers, known, self._room, self._sessions.by_row)
-            snapshots = self._ending.publish(numbers, known, keys)
-            if before:
-                self._stepping.promise(numbers, told or [snap.length if snap else 0 for snap in snapshots], before)
-            return snapshots
-
-    def _told(self, rows: Sequence[int], known: Sequence[int], keys: Sequence[bytes] | None) -> list[int] | None:
-        """Returns the length of each row that the cache or a session will use; None if handles are published."""
-        if keys is None:
-            return None
-        lengths = [min(n, len(key) // BYTES) for n, key in zip(known, keys, strict=True)]
-        turns = self._sessions.by_row
-        return [n if row in turns else self._pages.floor(n) for row, n in zip(rows, lengths, strict=True)]
+        return self._ending.publish(rows, keep, tokens, strict)
 
     def drop(self, snapshots: Sequence[Snapshot | None]) -> None:
         """Ends the handles of snapshots, and frees their slots and pages.
@@ -918,7 +585,7 @@ class StateManager(Recovery):
         when that step is planned.
 
         Args:
-            snapshots: results of `publish`, `release`, `retract` or `cancel`; None is skipped.
+            snapshots: results of `publish`, `end` or `cancel`; None is skipped.
 
         Raises:
             StaleHandle: a snapshot was dropped before; nothing changed.
@@ -927,11 +594,7 @@ class StateManager(Recovery):
         Syncs: no.
         """
         self._enter()
-        if type(snapshots) is not list:
-            snapshots = sequence("snapshots", snapshots, "[snapshot]")
-        given, registers = self._holdings.droppable(snapshots)
-        with self._dropping:
-            self._holdings.end(given, registers)
+        self._ending.drop(snapshots)
 
     def match(self, tokens: Tokens, salt: Hashable = None, session: Session | None = None) -> Match:
         """Returns how much of a prompt the prefix cache has, and why it has no more. Changes nothing.
@@ -952,18 +615,7 @@ class StateManager(Recovery):
         Syncs: no.
         """
         self._enter()
-        found, kept = self._match(Prompt(encode(tokens), require_salt(salt)), session)
-        return found.instead(kept) if kept >= found.length and kept else found
-
-    def _match(self, prompt: Prompt, session: Session | None) -> tuple[Match, int]:
-        """Returns what cache and host memory have, and the length that a session keeps."""
-        if self.prefix is None:
-            raise ConfigurationError("there is no prefix cache: build the manager with prefix=ms.Prefix()")
-        found = self.prefix.match(prompt)
-        kept = self._sessions.find(self._sessions.get(session), prompt).length if session is not None else 0
-        if self.tiers is not None and (hit := self.tiers.find(prompt, found, max(kept, found.length))):
-            found = replace(found, host_length=hit.length)
-        return found, kept
+        return self._admission.match(tokens, salt, session)
 
     def prefetch(self, tokens: Tokens, salt: Hashable = None, session: Session | None = None) -> Fetch:
         """Starts to read the states of a prompt from storage to host memory, where `match` and `admit` find them.
@@ -987,13 +639,7 @@ class StateManager(Recovery):
         Syncs: no.
         """
         self._enter()
-        if self.tiers is None:
-            raise ConfigurationError("there is no storage to fetch from: build the manager with tiers=ms.Tiers(...)")
-        prompt = Prompt(encode(tokens), require_salt(salt))
-        found, kept = self._match(prompt, session)
-        # with several ranks, do not count this host memory: the other ranks do not know its contents
-        own = found.host_length if self.tiers.settings.group is None else 0
-        return self.tiers.prefetch(prompt, found, max(kept, found.length, own))
+        return self._admission.prefetch(tokens, salt, session)
 
     def poll(self) -> None:
         """Advances the transfers between device, host memory and storage, and empties the sessions that have expired.
@@ -1006,113 +652,13 @@ class StateManager(Recovery):
         Syncs: no; with several ranks it waits for late ranks.
         """
         self._enter()
-        self._expire_sessions("poll")
+        self.sessions.expire("poll")
         if self.tiers is not None:
             self.tiers.poll()
 
-    def close(self) -> None:
-        """Writes the cached states to storage, closes the storage, and ends the threads of the tiers.
-
-        If the manager has no tiers, `close` does nothing. After `close`, requests can continue, but without tiers:
-        `prefetch` raises ConfigurationError, `poll` does nothing, and all other calls work. A second `close` does
-        nothing.
-
-        With `debug=True`, `close` checks the calling thread. After everything is closed, it audits the slots, each time
-        that it is called. Slots that running requests hold are no leaks; slots from `pool.claim` are, so release them
-        first.
-
-        If an earlier call was interrupted (see `recover`), `close` writes nothing and audits nothing.
-
-        Raises:
-            Asleep: states or KV pages sleep; nothing changed.
-            InvalidArgument: a change waits for the newest step's forward; nothing changed.
-            MemstateError: with `debug=True`, another thread called; nothing changed.
-            LeakFound: with `debug=True`, slots are leaked, have two owners, or are owned and free. The tiers are
-                closed.
-
-        Syncs: yes.
-        """
-        broken = bool(self._guard.call)
-        if debug := self._thread is not None:
-            self._require_thread()
-            if not broken:
-                self._enter()
-        if self.tiers is not None:
-            self.tiers.close()
-        if debug and not broken:
-            self.audit().raise_if_leaking()
-
-    def open_session(self, name: Hashable, *, priority: int = 0, ttl: float | None = None) -> Session:
-        """Opens a conversation whose states and pages stay between its turns while there is room.
-
-        Where a request, a snapshot or a load needs the room, idle sessions make way: see `SessionLimits`. A session
-        that made way stays open. Its next turn starts from what the prefix cache or the tiers have of its tokens.
-
-        Args:
-            name: the name that audits show. Two open sessions can have the same name; each keeps its own states.
-            priority: sessions of a lower priority make way first.
-            ttl: seconds of `SessionLimits.clock` that the idle session keeps its states. After that the next `admit` or
-                `poll` releases them. None: no limit.
-
-        Returns:
-            The session, for `Request(session=...)`.
-
-        Raises:
-            InvalidArgument: the name is not hashable, or a number is not valid.
-
-        Syncs: no.
-        """
-        self._enter()
-        if isinstance(priority, bool) or not isinstance(priority, int):
-            raise InvalidArgument(f"priority={priority!r}: expected a whole number")
-        if ttl is not None and not is_duration(ttl):
-            raise InvalidArgument(f"ttl={ttl!r}: expected seconds from 0 on, or None")
-        return self._sessions.open(name, priority, ttl)
-
-    def close_session(self, session: Session) -> None:
-        """Closes a session and frees what it holds.
-
-        While a turn of the session runs, the handle becomes stale at once, and the session closes when the turn ends.
-        The states of that turn go to the prefix cache, as those of any other request.
-
-        Args:
-            session: what `open_session` returned.
-
-        Raises:
-            StaleHandle: the session was closed before.
-
-        Syncs: no.
-        """
-        self._enter()
-        self._sessions.require(session)
-        with self._guard.changing("close_session"):
-            self._cache.release(self._sessions.close(session))
-
-    def sessions(self) -> list[SessionInfo]:
-        """Returns the open sessions, in the order in which they were opened.
-
-        Syncs: no.
-        """
-        return self._sessions.infos()
-
-    def _expire_sessions(self, call: str) -> None:
-        """Empties the idle sessions whose time to live is over."""
-        if self._sessions.any_expired:
-            with self._guard.changing(call):
-                self._room.expire()
-
-    def scrub_null(self) -> None:
-        """Zeroes slot 0.
-
-        Call this before each forward if your kernels write to slot 0, read slot 0 later, and need zeros there. It runs
-        on the current stream, and a CUDA graph can hold it.
-
-        Syncs: no.
-        """
-        self._require_thread()
-        if self._stepping.replaying is None or self._guard.interrupted:
-            self._guard.require_whole()
-        self.planes.scrub_null()
+    def sheet(self) -> Sheet:
+        """See `Shown.sheet`."""
+        return self._reports.sheet(repr(self))
 
     def submit(self, step: Step | None = None) -> None:
         """Sends the recorded changes now, instead of with the next plan.
@@ -1139,57 +685,105 @@ class StateManager(Recovery):
         with self._guard.changing("submit"):
             if step is not None:
                 self._stepping.launched(step)
-            self._commands.submit()
+            self._parts.commands.submit()
 
-    def sleep(self, keep: bool = True) -> None:
-        """Releases the memory of the states, and remembers who owns each slot.
+    def stats(self) -> Stats:
+        """Returns figures that the host knows. Works while the states sleep, too.
 
-        Until `wake`, only lengths, counts and `stats` work. Other calls raise Asleep.
+        Syncs: no.
+        """
+        return self._reports.stats()
 
-        Args:
-            keep: keep the bytes in host memory. False is allowed only if no slot is held.
+    def audit(self) -> AuditReport:
+        """Looks for leaked and doubly owned slots, and names their owners. Works while requests run.
 
-        Raises:
-            InvalidArgument: slots are held and `keep` is False, or memory cannot be released; nothing changed.
-            Asleep: the states sleep already; nothing changed.
+        It also counts rows, KV pages, pins, leases, snapshot registers, sessions and host records at those who hold
+        them, and compares the lengths of states and the page table with the device's. It first sends the recorded
+        changes that do not wait for a forward. The other changes count as done.
 
         Syncs: yes.
         """
         self._enter()
-        # a slot whose release waits for a forward counts as held
-        held = self._allocator.capacity - self._allocator.free + self._commands.withheld[0]
-        if held and not keep:
-            raise InvalidArgument(
-                f"{held} slots are held: their states would be lost; use keep=True, or end them first, and settle the "
-                "newest step, whose forward may still need them"
-            )
-        with self._guard.changing("sleep"):
-            self._commands.submit()
-            if self.tiers is not None:
-                self.tiers.settle()
-        self.planes.sleep(keep=keep)
+        return self._reports.audit()
 
-    def wake(self) -> None:
-        """Restores the memory of the states, and the bytes that `sleep` kept.
+    def inspect(self) -> Inspection:
+        """Returns the owner of every slot, and what the host knows of requests and caches, as plain data.
 
-        Planes can have new addresses. If a CUDA graph uses the old addresses, capture it again.
-
-        Raises:
-            InvalidArgument: the states do not sleep.
-            Asleep: the engine has not restored its own tensors.
-            LayoutMismatch: the engine has restored its tensors with a smaller alignment.
+        It holds what `audit` finds, too. Use it for drawings and files. It first sends the recorded
+        changes that do not wait for a forward. The other changes count as done.
 
         Syncs: yes.
         """
-        self._require_caller()
-        self.planes.wake()
+        self._enter()
+        return self._reports.inspect()
 
-    def buffer_infos(self) -> list[BufferInfo]:
-        """Returns base address, slot stride and length of every plane and layer, in bytes, to register for RDMA.
+    def recover(self, held: Tensor | Sequence[int] = (), *, keep: bool = True) -> Recovered:
+        """Puts the manager right after an interrupted call, and keeps what was published.
 
-        Syncs: no.
+        If an exception that memstate did not raise on purpose leaves a call, such as MemoryError, KeyboardInterrupt or
+        an error of your policy, the call was completed, or it changed nothing, or it was interrupted while it changed
+        something. In the last case every later call that changes something raises `Broken`, except `close` and
+        `recover`.
+
+        `recover` reads the device's registers. It keeps published snapshots, idle sessions and the states and KV of
+        the prefix cache, as far as they are certain: what the interrupted call touched, and changes that were not sent
+        to the device, are lost. All requests end, and their handles and steps are stale. Sessions with a running turn
+        become empty. Host memory becomes empty; storage stays. Admit the requests again: they start from what is
+        cached.
+
+        After it, do not launch the forward of a step that was planned before it. End transfers that write to slots of
+        requests first. You can call `recover` at any time, and again if it was interrupted itself.
+
+        Args:
+            held: slots that you hold by id, from `pool.claim`. All other slots without an owner become free.
+            keep: False: nothing is certain. Every slot, row and page becomes free, every handle stale, and the prefix
+                cache and all sessions empty; the tables on the device become zero.
+
+        Returns:
+            What was ended and what was kept.
+
+        Raises:
+            Asleep: the states sleep; nothing changed.
+            InvalidArgument: a slot of `held` is out of range, named twice, free or owned, or given with
+                `keep=False`; nothing changed.
+
+        Syncs: yes.
         """
-        return self.planes.buffer_infos()
+        self._door.require_caller()
+        self._door.require_awake()
+        return self._recovery.recover(held, keep)
+
+    def close(self) -> None:
+        """Writes the cached states to storage, closes the storage, and ends the threads of the tiers.
+
+        If the manager has no tiers, `close` does nothing. After `close`, requests can continue, but without tiers:
+        `prefetch` raises ConfigurationError, `poll` does nothing, and all other calls work. A second `close` does
+        nothing.
+
+        With `debug=True`, `close` checks the calling thread. After everything is closed, it audits the slots, each time
+        that it is called. Slots that running requests hold are no leaks; slots from `pool.claim` are, so release them
+        first.
+
+        If an earlier call was interrupted (see `recover`), `close` writes nothing and audits nothing.
+
+        Raises:
+            Asleep: states or KV pages sleep; nothing changed.
+            InvalidArgument: a change waits for the newest step's forward; nothing changed.
+            MemstateError: with `debug=True`, another thread called; nothing changed.
+            LeakFound: with `debug=True`, slots are leaked, have two owners, or are owned and free. The tiers are
+                closed.
+
+        Syncs: yes.
+        """
+        broken = bool(self._guard.call)
+        if debug := self._debug:
+            self._door.require_thread()
+            if not broken:
+                self._enter()
+        if self.tiers is not None:
+            self.tiers.close()
+        if debug and not broken:
+            self.audit().raise_if_leaking()
 
 
 def _limit(limit: int) -> int:

@@ -1,151 +1,151 @@
-"""Declares the attributes of a manager, and the checks at the start of its calls."""
+"""Builds the parts of a manager from its settings, once. It has no calls and no rules."""
 
-import threading
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
+from torch import Tensor
 
-from memstate.checks import NotCopied
+from memstate.checks import require_switch
 from memstate.engine.admission import Admission
 from memstate.engine.ages import Ages
-from memstate.engine.chaos import Faults, NoFaults
+from memstate.engine.canary import Canary
+from memstate.engine.ending import Ending
+from memstate.engine.forking import Forking
 from memstate.engine.pool import StatePool
+from memstate.engine.settings import Forward, Pages, validate_layout, validate_sizes, validate_tracking
+from memstate.engine.sizing import require_fit
 from memstate.engine.stepping import Stepping
-from memstate.errors import Asleep, InvalidArgument, MemstateError
-from memstate.guard import Guard
+from memstate.errors import ConfigurationError
 from memstate.kernels.dispatch import Backend
-from memstate.prefix import PrefixCache
+from memstate.prefix import Prefix, PrefixCache
 from memstate.prefix.room import Room
+from memstate.prefix.session_settings import SessionLimits
 from memstate.prefix.sessions import Sessions
 from memstate.requests.holdings import Holdings
 from memstate.requests.marks import Marks
 from memstate.requests.page_table import PageTable
 from memstate.requests.steps import StepLog
 from memstate.requests.table import RequestTable
+from memstate.requests.tracking import Redirect, Tracking
 from memstate.requests.tracking.mirror import Mirror
-from memstate.showing import Shown
 from memstate.slots.allocator import SlotAllocator
 from memstate.slots.commands import CommandBuffer
-from memstate.slots.journal import Change
 from memstate.slots.registers import RegisterFile
-from memstate.state.memory import Memory
+from memstate.state.layout import StateLayout
 from memstate.state.planes import Planes
-from memstate.streams import WorkStream
-from memstate.tiers import TierManager
+from memstate.stats import ChaosStats
+from memstate.tiers import TierManager, Tiers
 
-# Public attributes that the constructor sets, once.
-FIXED = frozenset(("backend", "forward", "layout", "overlap", "planes", "pool", "prefix", "tiers", "tracking"))
+TWO_STEPS = ": a depth of 0 or 1; with more unsettled steps a dead one could overwrite a live snapshot"
 
 
-class Parts(NotCopied, Shown):
-    """The attributes of a manager. The constructor of `StateManager` sets them; the public ones are read-only."""
+class Parts:
+    """What a manager is made of. Its arguments are those of `StateManager`.
 
-    backend: Backend
-    planes: Planes
-    pool: StatePool
-    prefix: PrefixCache | None
-    tiers: TierManager | None
-    _faults: Faults | NoFaults
-    _allocator: SlotAllocator
-    _registers: RegisterFile
-    _commands: CommandBuffer
-    _table: RequestTable
-    _ages: Ages
-    _pages: PageTable
-    _mirror: Mirror
-    _holdings: Holdings
-    _sessions: Sessions
-    _room: Room
-    _cache: PrefixCache
-    _admission: Admission
-    _stepping: Stepping
-    _marks: Marks
-    _log: StepLog
-    _memory: Memory
-    _stream: WorkStream
-    _guard: Guard
-    _thread: int | None
+    Attributes:
+        chaos: returns the faults that were injected from outside, such as by `memstate.testing`; None: nothing does.
+    """
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        self._require_free(name)
-        super().__setattr__(name, value)
-
-    def __delattr__(self, name: str) -> None:
-        self._require_free(name)
-        super().__delattr__(name)
-
-    def _require_free(self, name: str) -> None:
-        """Refuses to change a public attribute.
-
-        Raises:
-            AttributeError: the attribute is set already, or the manager computes it.
-        """
-        if isinstance(getattr(type(self), name, None), property):
-            raise AttributeError(f"mem.{name} cannot be reassigned: the manager computes it")
-        if name in FIXED and name in self.__dict__:
-            raise AttributeError(
-                f"mem.{name} cannot be reassigned: all parts of the manager use the object that it has; change what "
-                "is in it, or build another StateManager"
+    def __init__(
+        self, layout: StateLayout, *, slots: int, max_requests: int, tracking: Tracking | None, pages: Pages | None,
+        prefix: Prefix | None, tiers: Tiers | None, sessions: SessionLimits | None, forward: Forward | None,
+        overlap: bool, max_batch: int | None, preallocated: int, snapshots: int | None, reserve: int,
+        tensors: Mapping[str, Tensor | Sequence[Tensor]] | None, device: torch.device | str, backend: str, debug: bool,
+    ) -> None:  # fmt: skip
+        for name, value, kind in (
+            ("pages", pages, Pages),
+            ("forward", forward, Forward),
+            ("prefix", prefix, Prefix),
+            ("tiers", tiers, Tiers),
+            ("sessions", sessions, SessionLimits),
+        ):
+            if not isinstance(value, kind | None):
+                raise ConfigurationError(f"{name}={value!r}: expected ms.{kind.__name__}(...) or None")
+        if prefix is not None and pages is None:
+            raise ConfigurationError("a prefix cache needs the size of a page: pages=ms.Pages(size=16)")
+        if tiers is not None and prefix is None:
+            raise ConfigurationError("tiers without a prefix cache: build the manager with prefix=ms.Prefix()")
+        validate_layout(layout)
+        require_switch("overlap", overlap, TWO_STEPS)
+        require_switch("debug", debug)
+        validate_sizes(slots, max_requests, preallocated, max_batch, snapshots)
+        self.page_settings, forward = pages or Pages(size=1), forward or Forward()
+        self.tracking = tracking if tracking is not None else Redirect()
+        validate_tracking(self.tracking, slots, self.page_settings.size, overlap, forward.speculation)
+        self.layout, self.overlap, in_place = layout, overlap, forward.in_place
+        partly = [plane.name for plane in layout.planes if not plane.rewritten_each_step]
+        if forward.grid is not None and partly:
+            raise ConfigurationError(
+                f"grid={forward.grid} with planes {partly} that a step writes only in part: the forward has no whole "
+                "state inside a chunk; leave grid out"
             )
-
-    @property
-    def changes(self) -> list[Change]:
-        """The last changes of owners, oldest first.
-
-        The argument `journal` of the manager limits their number. With `journal=0` the list is empty.
-        """
-        journal = self._commands.journal
-        return list(journal.changes) if journal else []
-
-    def use_stream(self, stream: "torch.cuda.Stream") -> None:
-        """Moves the device work of the manager to another stream, behind all its work so far.
-
-        All calls come on one stream, except lengths, counts, `stats` and `scrub_null`. The first call decides which; on
-        another current stream the others raise InvalidArgument. `use_stream` makes the new stream wait for the old one.
-        It does not make the new stream current: make the next calls under `torch.cuda.stream(stream)`.
-
-        Only the forward may run on another stream, ordered by events of the caller.
-
-        Args:
-            stream: a stream of the manager's device.
-
-        Raises:
-            InvalidArgument: not a stream of this device, or the current stream captures a CUDA graph; nothing changed.
-
-        Syncs: no.
-        """
-        self._require_thread()
-        self._allocator.stream.use(stream)
-
-    def _enter(self) -> None:
-        """Lets a public call in: the door of all calls. What can refuse a call is asked only where it might."""
-        if self._stepping.replaying is not None:
-            self._require_no_replay()
-        if self._thread is not None or self._stream.matters:
-            self._require_caller()
-        if self._guard.call:
-            self._guard.require_whole()
-        if self._memory.asleep:
-            raise Asleep()
-        if self._thread is not None:
-            self._require_owners()
-
-    def _require_owners(self) -> None:
-        """Requires that every state has the owner that its holder names; see `Recount`."""
-
-    def _require_no_replay(self) -> None:
-        """Refuses a call that the replay of a plan makes."""
-        if self._stepping.replaying is not None and not self._guard.interrupted:
-            raise InvalidArgument(
-                "this call comes inside the replay of a plan, while the manager changes: only launch and scrub_null "
-                "can be called there; make this call after the plan"
-            )
-
-    def _require_caller(self) -> None:
-        """Refuses a call from another thread, on another stream, or inside a graph capture."""
-        self._require_thread()
-        self._allocator.stream.require()
-
-    def _require_thread(self) -> None:
-        if self._thread is not None and self._thread != threading.get_ident():
-            raise MemstateError(f"a manager is driven by one thread ({self._thread}), this is {threading.get_ident()}")
+        if forward.direct_hits is None:
+            forward = replace(forward, direct_hits=isinstance(self.tracking, Redirect) and not in_place)
+        self.forward, direct_hits = forward, bool(forward.direct_hits)
+        try:
+            self.backend = Backend(backend, device)
+        except (ValueError, TypeError, RuntimeError) as error:  # torch raises these for an unknown device, and names it
+            raise ConfigurationError(str(error)) from error
+        # A prefix cache gets one more holder for each row. With fewer, a holder could be emptied and filled again
+        # before the next plan, and that takes another packet.
+        rows = int(max_requests) + int(preallocated)
+        holders = slots + (rows if prefix else 0) if snapshots is None else snapshots
+        require_fit(
+            layout if tensors is None else None, slots=slots, max_requests=max_requests, preallocated=preallocated,
+            snapshots=holders, pages=self.page_settings, max_batch=max_batch or rows, speculation=forward.speculation,
+            device=self.backend.device,
+        )  # fmt: skip
+        self.allocator = SlotAllocator(slots, self.backend, reserve)
+        self.guard, self.stream = self.allocator.guard, self.allocator.stream
+        if tensors is None:
+            self.planes = Planes(layout, slots, self.backend)
+        else:
+            self.planes = Planes.from_tensors(layout, tensors, self.backend, slots)
+        self.pool = StatePool(self.allocator, self.planes, debug=debug)
+        limits = sessions or SessionLimits()
+        self.table = RequestTable(rows, limits.clock)
+        self.registers = RegisterFile(self.allocator, rows, holders, self.page_settings.per_row)
+        self.commands = CommandBuffer(self.registers, self.pool.run_data, max_batch or rows, checked=debug)
+        self.pages = PageTable(self.page_settings.count, self.page_settings.size, self.commands)
+        self.mirror = Mirror(self.registers, self.tracking, overlap, forward.pad)
+        self.holdings = Holdings(self.commands, self.pages.allocator)
+        owners = self.commands, self.pages, self.holdings
+        self.cache = PrefixCache(prefix, *owners)
+        self.prefix = self.cache if self.cache.enabled else None
+        copied = tuple(plane.name for plane in layout.planes if in_place or not plane.rewritten_each_step)
+        self.tiers: TierManager | None = None
+        if tiers is not None:
+            self.tiers = TierManager(tiers, self.planes, self.cache, self.commands, self.pages)
+        self.ages = Ages(self.table, self.mirror)
+        self.sessions = Sessions(*owners, self.mirror.lanes, limits)
+        self.room = Room(self.cache, self.sessions, self.allocator, self.pages, self.holdings)
+        self.marks = Marks(
+            self.commands, self.holdings, self.page_settings.size, forward.grid or 0, forward.packed, direct_hits
+        )
+        self.log = StepLog(max_batch or rows, int(overlap), self.backend.device, forward.speculation, holders)
+        canary = None
+        if debug:
+            canary = Canary(
+                self.planes, self.log, copied,
+                moves=direct_hits or self.tracking.reads_old_slot,
+                snapshots=self.mirror.lanes > 0 and not self.tracking.reads_old_slot,
+                marks=forward.grid is not None,
+            )  # fmt: skip
+        self.stepping = Stepping(
+            self.commands, self.table, self.pages, self.mirror, self.holdings, self.marks, self.log, self.planes,
+            copied, direct_hits, canary,
+        )  # fmt: skip
+        self.admission = Admission(
+            self.commands, self.table, self.pages, self.holdings, self.cache, self.sessions, self.marks, self.mirror,
+            self.log, direct_hits, self.tiers, self.room,
+        )  # fmt: skip
+        self.ending = Ending(
+            self.commands, self.table, self.pages, self.mirror, self.holdings, self.cache, self.sessions, self.marks,
+            self.room, self.stepping,
+        )  # fmt: skip
+        self.forking = Forking(
+            self.admission, self.ending, self.commands, self.table, self.pages, self.holdings, self.cache,
+            self.sessions, self.marks, self.log, direct_hits, self.room,
+        )  # fmt: skip
+        self.chaos: Callable[[], ChaosStats] | None = None

@@ -15,9 +15,9 @@ from memstate.errors import ConfigurationError
 from memstate.prefix import Prefix
 from memstate.prefix.placement import Placement
 from memstate.requests.tracking import Tracking
-from memstate.sizes import MOST_SLOTS, Part
+from memstate.sizes import MOST_SLOTS, Part, format_bytes
 from memstate.slots.registers import cell_starts
-from memstate.state.layout import StateLayout, format_bytes
+from memstate.state.layout import StateLayout
 from memstate.state.memory import table_bytes
 from memstate.tiers.settings import Tiers
 from memstate.tiers.sizing import TierBytes, pages_in_proportion, tier_bytes

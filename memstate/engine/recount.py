@@ -37,10 +37,19 @@ class Held(NamedTuple):
     lease: Node = NO_NODE
 
 
-class Recount(Parts):
-    """Finds counts of the host that do not agree with their owners, or with the device."""
+class Recount:
+    """Finds counts of the host that do not agree with their owners, or with the device.
 
-    def _walk(self) -> Iterator[Held]:
+    Args:
+        parts: the parts of a manager.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        self._cache, self._table, self._pages = parts.cache, parts.table, parts.pages
+        self._marks, self._sessions, self._holdings = parts.marks, parts.sessions, parts.holdings
+        self._tiers, self._registers, self._allocator = parts.tiers, parts.registers, parts.allocator
+
+    def walk(self) -> Iterator[Held]:
         """Yields everything that has states, pages or leases, by asking the owners themselves.
 
         Only published and leaving states have no object besides their holder.
@@ -59,7 +68,7 @@ class Recount(Parts):
             for state in self._holdings.of(owner.holds):
                 yield Held(owner, [state], state.pages)
 
-    def _miscounts(self, seen: Inspection, names: dict[int, tuple[str, str]], read: RegisterFile) -> list[str]:
+    def miscounts(self, seen: Inspection, names: dict[int, tuple[str, str]], read: RegisterFile) -> list[str]:
         """Returns a sentence for each count that is wrong.
 
         Args:
@@ -67,7 +76,7 @@ class Recount(Parts):
             names: register -> (kind, owner), for the registers that hold a slot according to the host.
             read: the registers that `seen` was read from.
         """
-        held = list(self._walk())
+        held = list(self.walk())
         return [
             *self._table.miscounts(),
             *self._wrong_rows(),
@@ -76,7 +85,7 @@ class Recount(Parts):
             *self._wrong_holders(),
             *self._sessions.miscounts(),
             *self._cache.tree.miscounts(Counter(each.lease for each in held if each.lease is not NO_NODE)),
-            *(self.tiers.miscounts() if self.tiers is not None else ()),
+            *(self._tiers.miscounts() if self._tiers is not None else ()),
             *self._wrong_labels(seen, names),
             *(self._pages.miscounts(read.page_table.cpu().numpy()) if self._pages.allocator.pages else ()),
         ]
@@ -96,13 +105,13 @@ class Recount(Parts):
         found = [f"row {row} has {what} and no request" for what, rows in has.items() for row in set(rows) - used]
         return found + [f"row {row} has a request and no slot" for row in sorted(used) if not held[row, 0]]
 
-    def _require_owners(self) -> None:
+    def require_owners(self) -> None:
         """Requires that every state has the owner that its holder names. Every call asks this in debug mode.
 
         Raises:
             LeakFound: an owner and a holder do not agree.
         """
-        if wrong := self._wrong_owners(list(self._walk())):
+        if wrong := self._wrong_owners(list(self.walk())):
             raise LeakFound("; ".join(wrong))
 
     def _wrong_owners(self, held: Sequence[Held]) -> list[str]:
@@ -119,15 +128,15 @@ class Recount(Parts):
                 there = kept.get(register)
                 if holdings.owner[register] != each.owner or (there is not state and there != state):
                     name = self._name_of(each.owner, state)
-                    found.append(f"{name} has the state in register {register}, noted is {self._named(register)}")
+                    found.append(f"{name} has the state in register {register}, noted is {self.named(register)}")
         owned = {register: owner for register, owner in enumerate(holdings.owner) if owner is not None}
         found += [
-            f"register {register} is noted for {self._named(register)}, which does not have it"
+            f"register {register} is noted for {self.named(register)}, which does not have it"
             for register in sorted(owned.keys() - seen.keys())
         ]
         return found + holdings.miscounts()
 
-    def _named(self, register: int) -> str:
+    def named(self, register: int) -> str:
         """Returns a name of the owner of a holder."""
         owner, state = self._holdings.owner[register], self._holdings.state(register)
         return self._holdings.name(register) if owner is None or state is None else self._name_of(owner, state)

@@ -8,9 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from memstate.engine.parts import Parts
 from memstate.engine.recount import Recount
 from memstate.errors import OutOfPages, OutOfRows, OutOfSlots
 from memstate.kernels.tables import REGISTERS_PER_ROW
+from memstate.requests.handles import RowInfo
+from memstate.sheet import MOST_ROWS, Sheet, bar, figures, of_bytes, of_slots, section, sheet
+from memstate.sizes import format_bytes
 from memstate.slots.audit import AuditReport, audit
 from memstate.slots.inspect import Inspection, behind, inspect
 from memstate.stats import Stats
@@ -23,8 +27,50 @@ def _longest(seconds: ArrayLike) -> float:
     return round(float(np.max(seconds, initial=0.0)), 3)
 
 
-class Reports(Recount):
-    """The calls of a manager that only report. `audit` and `inspect` first send recorded changes."""
+class Reports:
+    """Says what a manager holds. `audit` and `inspect` first send recorded changes.
+
+    Args:
+        parts: the parts of the manager.
+        recount: asks the owners themselves.
+    """
+
+    def __init__(self, parts: Parts, recount: Recount) -> None:
+        self._parts, self._recount = parts, recount
+        self._registers, self._marks, self._tracking = parts.registers, parts.marks, parts.tracking
+        self._table, self._backend, self._planes = parts.table, parts.backend, parts.planes
+        self._ages, self._sessions, self._allocator = parts.ages, parts.sessions, parts.allocator
+        self._holdings, self._pages, self._admission = parts.holdings, parts.pages, parts.admission
+        self._mirror, self._commands, self._prefix = parts.mirror, parts.commands, parts.prefix
+        self._tiers, self._guard, self._cache = parts.tiers, parts.guard, parts.cache
+        self._log = parts.log
+
+    def info(self, row: int) -> RowInfo:
+        """See `StateManager.info`.
+
+        Args:
+            row: number of the row.
+        """
+        file, marks, every = self._registers, self._marks, self._tracking.every
+        length = int(file.label_at[file.origin(row)])
+        boundary = (max(length, file.tracked_at[row]) // every + 1) * every
+        if mark := marks.next(row, length):
+            boundary = min(mark, boundary)
+        slots = sum(file.held_at[PER_ROW * row : PER_ROW * (row + 1)]) + len(marks.kept.get(row, ()))
+        return RowInfo(length, int(self._table.confirmed_at[row]), boundary, slots)
+
+    def chunk(self, row: int, most: int) -> int:
+        """See `StateManager.chunk`.
+
+        Args:
+            row: number of the row.
+            most: tokens that the step has room for.
+        """
+        file = self._registers
+        length, prompt = int(file.label_at[file.origin(row)]), file.tracked_at[row]
+        if length >= prompt:
+            return most
+        return self._marks.chunk(row, length, min(length + most, prompt), prompt) - length
 
     def stats(self) -> Stats:
         """Returns figures that the host knows. Works while the states sleep, too.
@@ -33,7 +79,7 @@ class Reports(Recount):
         """
         held, rows_end = self._registers.held, self._registers.first_holder
         live = int(held[:rows_end:PER_ROW].sum())
-        asked, traffic = self.backend.counts, self.planes.traffic
+        asked, traffic = self._backend.counts, self._planes.traffic
         now = self._table.clock()
         (ages, idle), used = self._ages.look(now), self._table.used
         session_age, session_idle = self._sessions.ages(now)
@@ -73,9 +119,9 @@ class Reports(Recount):
             upload_waits=self._commands.ring.waits,
             launches=asked.total_launches,
             syncs=asked.syncs,
-            prefix=self.prefix.stats() if self.prefix is not None else None,
-            tiers=self.tiers.stats() if self.tiers is not None else None,
-            chaos=self._faults.stats(),
+            prefix=self._prefix.stats() if self._prefix is not None else None,
+            tiers=self._tiers.stats() if self._tiers is not None else None,
+            chaos=self._parts.chaos() if self._parts.chaos is not None else None,
         )
 
     def audit(self) -> AuditReport:
@@ -101,10 +147,9 @@ class Reports(Recount):
         return replace(seen, faults=report.faults)
 
     def _look(self) -> tuple[Inspection, AuditReport]:
-        self._enter()
         with self._guard.changing("audit"):
             self._commands.submit()
-        names = self.owners()
+        names, journal = self.owners(), self._commands.journal
         tags = {
             register: f"@{self._registers.labels[register]}"
             if register >= self._registers.first_holder
@@ -115,14 +160,17 @@ class Reports(Recount):
         read = behind(self._registers, self._commands.waiting)
         found = inspect(
             self._registers, names, tags, read, rows=rows, prefix=self._cache.inspect(),
-            sessions=self._sessions.inspect(), changes=list(map(asdict, self.changes)),
+            sessions=self._sessions.inspect(), changes=list(map(asdict, journal.changes if journal else ())),
             stats=asdict(self.stats()), layout=self._described(),
         )  # fmt: skip
-        return found, audit(found, names, self._miscounts(found, names, read))
+        return found, audit(found, names, self._recount.miscounts(found, names, read))
 
     def _running(self, rows: Sequence[int]) -> list[dict[str, Any]]:
         """Running requests as plain data, from the host's counts."""
-        (ages, idle), unsettled = self._ages.look(self._table.clock()), self._log.times(self._table)
+        (ages, idle), unsettled = (
+            self._ages.look(self._table.clock()),
+            self._log.times(self._table),
+        )
         return [
             {
                 "row": row,
@@ -137,41 +185,59 @@ class Reports(Recount):
             for row in rows
         ]
 
-    def _overview(self, most: int = 10) -> dict[str, Any]:
+    def sheet(self, title: str) -> Sheet:
         """Returns what the manager shows of itself, from the host's counts, at any time.
 
         Args:
-            most: requests and sessions to list.
-
-        Returns:
-            `slots`: kind of owner -> number of slots, with `by id` and `free`. `rows` and `sessions`: the first of
-            them, the requests also with the slots of their rows. `open_sessions`: number of sessions. `tables`: bytes
-            of memstate's tables on the device. `broken`: name of an interrupted call, "" for none.
-
-        Syncs: no.
+            title: one line.
         """
-        file = self._registers
+        file, stats, planes = self._registers, self.stats(), self._planes
+        layout, tables = planes.layout, file.nbytes + file.page_table.nbytes + planes.table_nbytes
         held = (np.flatnonzero(file.held[file.first_holder :]) + file.first_holder).tolist()
         kinds = Counter(self.owner(register)[0] for register in held)
-        stats = self.stats()
-        slots = {"live": stats.held_by_live, "lane": stats.held_by_lanes}
-        slots |= {kind: kinds[kind] for kind in ("mark", "cached", "session", "snapshot")} | {"free": stats.free}
+        slots = {"live": stats.held_by_live, "lane": stats.held_by_lanes, "free": stats.free, **kinds}
         slots["by id"] = max(0, stats.capacity - sum(slots.values()))
-        rows = self._running(np.flatnonzero(self._table.used)[:most].tolist())
-        for row in rows:
-            row["slots"] = int(file.held[PER_ROW * row["row"] : PER_ROW * (row["row"] + 1)].sum())
-        return {
-            "slots": slots,
-            "rows": rows,
-            "sessions": self._sessions.inspect(most),
-            "open_sessions": len(self._sessions.opened),
-            "tables": file.nbytes + file.page_table.nbytes + self.planes.table_nbytes,
-            "broken": self._guard.call,
-        }
+        payload, null = layout.payload_bytes_per_slot, planes.nbytes // (stats.capacity + 1)
+        memory = [
+            of_bytes("used", (stats.capacity - stats.free) * payload, "used"),
+            of_bytes("free", stats.free * payload, "free"),
+            of_bytes("padding", max(0, planes.nbytes - null - stats.capacity * payload), "padding"),
+            of_bytes("null slot", null, "null slot"),
+            of_bytes("tables", tables, "tables"),
+        ]
+        notes = []
+        if planes.asleep:
+            notes.append("The states sleep: their memory is released.")
+        if self._guard.call:
+            notes.append(f"A call of {self._guard.call} was interrupted: call recover().")
+        each, whole = layout.bytes_per_slot, format_bytes(planes.nbytes + tables)
+        bars = [
+            bar(f"{stats.capacity:,} slots of {format_bytes(each)}", of_slots(slots, each)),
+            bar(f"{whole} of states and tables on {planes.device}", memory),
+        ]
+        requests = [
+            (row["row"], row["id"], f"{row['length']:,}", f"{row['confirmed']:,}", row["unsettled"],
+             int(file.held[PER_ROW * row["row"] : PER_ROW * (row["row"] + 1)].sum()))
+            for row in self._running(np.flatnonzero(self._table.used)[:MOST_ROWS].tolist())
+        ]  # fmt: skip
+        sessions = [
+            (one["id"], f"{one['tokens']:,}", ", ".join(f"{length:,}" for _, length in one["states"][:4]),
+             one["row"] or "", one["pages"])
+            for one in self._sessions.inspect(MOST_ROWS)
+        ]  # fmt: skip
+        sections = [
+            section("requests", ("row", "request", "tokens", "confirmed", "unsettled", "slots"), requests,
+                    stats.rows_used),
+            section("sessions", ("session", "tokens", "states at", "row", "KV pages"), sessions,
+                    len(self._sessions.opened)),
+        ]  # fmt: skip
+        stats.add_parts(bars, sections)
+        sections.append(figures("counters", stats))
+        return sheet(title, bars, sections, notes=notes)
 
     def _described(self) -> dict[str, Any]:
         """The layout as plain data. Payload and padding of a plane are bytes of one layer of one slot."""
-        layout = self.planes.layout
+        layout = self._planes.layout
         planes = [
             {
                 "name": plane.name,
@@ -212,4 +278,4 @@ class Reports(Recount):
             what = ("live", "lane 0", "lane 1")[part]
             return what.split()[0], f"row {row} (request {self._table.ids[row]!r}) {what}"
         kind = self._holdings.kind(register)
-        return kind if kind in ("cached", "session", "mark") else "snapshot", self._named(register)
+        return kind if kind in ("cached", "session", "mark") else "snapshot", self._recount.named(register)

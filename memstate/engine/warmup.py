@@ -46,8 +46,8 @@ def warm_up(mem: StateManager) -> int:
     Syncs: yes.
     """
     mem._enter()
-    for step in mem._log.unsettled:
-        if step.window or step is mem._stepping.open:
+    for step in mem._parts.log.unsettled:
+        if step.window or step is mem._parts.stepping.open:
             raise InvalidArgument(
                 f"warm_up while step {step.serial} is open would overwrite its vectors: call it before the plan, or "
                 + ("after the accept" if step.window else "tell submit(step) that the forward is launched")
@@ -62,35 +62,35 @@ def warm_up(mem: StateManager) -> int:
 def _packets(mem: StateManager) -> None:
     header = np.zeros(HEADER_INTS, np.int32)
     header[HEADER_INTS // 2 :] = HEADER_INTS
-    mem._log.overwritten()
-    mem._commands.ring.send(header, mem._commands.step_views)
-    mem._commands.capture_changes()
+    mem._parts.log.overwritten()
+    mem._parts.commands.ring.send(header, mem._parts.commands.step_views)
+    mem._parts.commands.capture_changes()
 
 
 def _steps(mem: StateManager) -> None:
-    for batch in _sizes(mem._log.max_batch):
+    for batch in _sizes(mem._parts.log.max_batch):
         _plan(mem, batch)
 
 
 def _plan(mem: StateManager, batch: int) -> None:
     """Plans, and accepts, null rows."""
-    record = mem._log.record(batch)  # the next plan overwrites it
-    packet, rules = mem._commands.step, mem._mirror.rules
-    mem._registers.plan(packet, record, mem._log.marks, rules)
+    record = mem._parts.log.record(batch)  # the next plan overwrites it
+    packet, rules = mem._parts.commands.step, mem._parts.mirror.rules
+    mem._parts.registers.plan(packet, record, mem._parts.log.marks, rules)
     if mem.forward.speculation:
-        mem._registers.plan(packet, record, mem._log.marks, rules._replace(strategy=Strategy.WINDOW))
-        mem._registers.accept(packet, record, mem._log.outcome(batch), rules)
+        mem._parts.registers.plan(packet, record, mem._parts.log.marks, rules._replace(strategy=Strategy.WINDOW))
+        mem._parts.registers.accept(packet, record, mem._parts.log.outcome(batch), rules)
 
 
 def _readers(mem: StateManager) -> None:
-    mem._registers.resolve(_nothing(mem))
-    mem._registers.owners()
+    mem._parts.registers.resolve(_nothing(mem))
+    mem._parts.registers.owners()
 
 
 def _slots_by_id(mem: StateManager) -> None:
     """Claims and releases slots of allocators that nobody else uses."""
-    for n in _sizes(mem._allocator.capacity, alike=32):
-        scratch = SlotAllocator(mem._allocator.capacity, mem.backend)
+    for n in _sizes(mem._parts.allocator.capacity, alike=32):
+        scratch = SlotAllocator(mem._parts.allocator.capacity, mem.backend)
         scratch.release(scratch.claim(n))
         scratch.release(_nothing(mem, n, torch.int64))
 
@@ -100,7 +100,7 @@ def _copies(mem: StateManager) -> None:
         mem.planes.copy(_nothing(mem, 1, dst), _nothing(mem, 1, src), due=0)
     for ids in IDS:
         mem.planes.zero(_nothing(mem, 1, ids), due=0)
-    if copied := mem._stepping._copied:
+    if copied := mem._parts.stepping._copied:
         mem.planes.copy(_nothing(mem), _nothing(mem), planes=copied, due=0)
 
 
@@ -109,7 +109,9 @@ def _planes(mem: StateManager) -> None:
     for plane, ids in product(mem.layout.planes, IDS):
         slots = _nothing(mem, 1, ids)
         mem.planes.scatter(plane.name, slots, mem.planes.gather(plane.name, slots))
-    mem.planes.scatter_states({}, mem._log.marks, _nothing(mem, 2), _nothing(mem), _nothing(mem))  # without sources
+    mem.planes.scatter_states(
+        {}, mem._parts.log.marks, _nothing(mem, 2), _nothing(mem), _nothing(mem)
+    )  # without sources
 
 
 def _windows(mem: StateManager) -> None:

@@ -102,7 +102,7 @@ class Source:
             "device": str(mem.backend.device), "slot_bytes": str(mem.layout.bytes_per_slot),
         }  # fmt: skip
         self.rank = str(mem.tiers.settings.rank if mem.tiers is not None else 0)
-        mem._guard.require_whole()
+        mem._parts.guard.require_whole()
         self._last, self._one = (time.monotonic(), self._look(mem)), RLock()
         self._timing = steps.start(mem) if timed else None
 
@@ -123,7 +123,7 @@ class Source:
         mem = self._mem()
         if mem is None:
             return None
-        guard = mem._guard
+        guard = mem._parts.guard
         broken = bool(guard.call) and guard.interrupted
         began = time.monotonic()
         found = between_calls(guard, lambda: self._look(mem), 0.0 if broken else PATIENCE)

@@ -17,8 +17,7 @@ from memstate.requests.handles import Row
 from memstate.requests.steps import Step
 
 RARE = (
-    "abort", "accept", "admit", "arrived", "cancel", "drop", "extend", "fork", "poll", "prefetch", "publish",
-    "read_slots", "release", "reorder", "retract", "submit",
+    "accept", "admit", "cancel", "drop", "end", "extend", "fork", "poll", "prefetch", "publish", "reorder", "submit",
 )  # fmt: skip
 BOUNDS = tuple(2.5e-5 * 2**n for n in range(15))  # seconds: 25 us to 0.41 s
 

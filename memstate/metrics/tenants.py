@@ -55,7 +55,7 @@ def holdings(mem: StateManager, tenant: Tenant, most: int) -> Mapping[str, Holdi
     """
     found: defaultdict[str, Holding] = defaultdict(Holding)
     beyond: defaultdict[str, set[int]] = defaultdict(set)  # pages outside of the tree
-    cache, file, size = mem._cache, mem._registers, mem.page_size
+    cache, file, size = mem._parts.cache, mem._parts.registers, mem.pages.size
     names: dict[Hashable, str] = {}
 
     def name_of(salt: Hashable) -> str:
@@ -68,23 +68,23 @@ def holdings(mem: StateManager, tenant: Tenant, most: int) -> Mapping[str, Holdi
         if not node.ghost:
             in_tree.update(node.pages)
             found[name_of(salt)].add(node.snapshot is not None, len(node.pages), len(node.key) // BYTES)
-    for session in mem._sessions.opened.values():
+    for session in mem._parts.sessions.opened.values():
         if session.kept:
             name = name_of(session.prompt.salt)  # after `recover` a session has no lease on what it shares
             shared = session.path.end or sum(page in in_tree for page in session.pages)
             found[name].add(len(session.kept), 0, max(0, session.kept[0].length - shared * size))
             beyond[name].update(session.pages[shared:])
-    for row in np.flatnonzero(mem._table.used).tolist():
+    for row in np.flatnonzero(mem._parts.table.used).tolist():
         lease = cache.leases.get(row)
         name, shared = (name_of(lease.prompt.salt), lease.node.end) if lease is not None else (UNKNOWN, 0)
         slots = int(file.held[REGISTERS_PER_ROW * row : REGISTERS_PER_ROW * (row + 1)].sum())
-        length = int(mem._mirror.lengths(np.array([row]))[0])
-        found[name].add(slots + len(mem._marks.kept.get(row, ())), 0, max(0, length - shared * size))
-        beyond[name].update(mem._pages.of(row)[shared:])
+        length = int(mem._parts.mirror.lengths(np.array([row]))[0])
+        found[name].add(slots + len(mem._parts.marks.kept.get(row, ())), 0, max(0, length - shared * size))
+        beyond[name].update(mem._parts.pages.of(row)[shared:])
     for name, pages in beyond.items():
         found[name].pages += len(pages)
-    pool = mem._pages.allocator
-    slots = mem._allocator.capacity - mem._allocator.free - sum(each.slots for each in found.values())
+    pool = mem._parts.pages.allocator
+    slots = mem._parts.allocator.capacity - mem._parts.allocator.free - sum(each.slots for each in found.values())
     pages_left = pool.pages - pool.free - sum(each.pages for each in found.values()) if pool.pages else 0
     if slots > 0 or pages_left > 0:
         found[UNKNOWN].add(max(0, slots), max(0, pages_left), 0)

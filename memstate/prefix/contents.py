@@ -21,7 +21,7 @@ from memstate.prefix.tree import Node, Tree
 from memstate.requests.handles import Snapshot
 from memstate.requests.holdings import Holdings
 from memstate.requests.page_table import PageTable
-from memstate.showing import Shown
+from memstate.sheet import MOST_ROWS, Sheet, Shown, figures, section, sheet
 from memstate.slots.commands import CommandBuffer
 from memstate.stats import PrefixStats
 from memstate.tokens import BYTES
@@ -365,3 +365,21 @@ class Contents(NotCopied, Shown):
             PrefixStats(**self._counts), states=self.states, nodes=self.tree.nodes,
             pages=self.tree.total_pages if kv else 0, leased_pages=self.tree.leased_pages if kv else 0,
         )  # fmt: skip
+
+    def sheet(self) -> Sheet:
+        """See `Shown.sheet`."""
+        stats, size = self.stats(), self.page_size
+        rows = [
+            (
+                node["salt"] or "",
+                f"{node['start'] * size:,} .. {node['end'] * size:,}",
+                "held" if node["register"] else "evicted" if node["evicted"] else "none",
+                "ghost" if node["ghost"] else "held",
+                node["uses"],
+                node["leases"],
+            )
+            for node in self.inspect(MOST_ROWS)
+        ]
+        heads = ("salt", "tokens", "state", "KV", "uses", "leases")
+        sections = [section("nodes", heads, rows, stats.nodes), figures("figures", stats)]
+        return sheet(repr(self), [stats.prompts()], sections)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 
 from memstate.prefix.tree import Found
 from memstate.requests.handles import Snapshot
-from memstate.showing import Shown
+from memstate.sheet import Sheet, Shown, bar, of_tokens, sheet
 
 
 @dataclass(frozen=True)
@@ -75,3 +75,14 @@ class Match(Shown):
         why = ", ".join(f"{n} {reason.replace('_', ' ')}" for reason, n in self.lost.items() if n)
         found = f"{self.length} of {self.tokens} tokens by state, {self.kv_length} by KV{host}"
         return found + (f" ({why})" if why else "")
+
+    def sheet(self) -> Sheet:
+        """See `Shown.sheet`."""
+        host = max(0, self.host_length - self.length)
+        parts = [of_tokens("by state", self.length, "hit")]
+        for reason, count in self.lost.items():
+            parts.append(of_tokens(reason.replace("_", " "), count, reason.replace("_", " ")))
+        notes = [f"KV alone reaches {self.kv_length:,} tokens."]
+        notes += [f"Host memory has a state {host:,} tokens further."] if host else []
+        notes += [f"Reason: {self.reason.replace('_', ' ')}."] if self.reason else []
+        return sheet(f"Match({self})", [bar(f"{self.tokens:,} tokens of the prompt", parts)], notes=notes)

@@ -5,7 +5,7 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
-from typing import Any, Protocol, overload
+from typing import Any, NamedTuple, Protocol, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -125,6 +125,25 @@ class Row:
 
     def __hash__(self) -> int:
         return hash((self.index, self.generation))
+
+
+class RowInfo(NamedTuple):
+    """What the host knows of a row.
+
+    Attributes:
+        length: tokens of the row's state. All planned steps count; a speculative step counts after its `accept`.
+        confirmed: tokens that the row is certain to reach, unless a step is cancelled. A planned step counts as soon as
+            all earlier steps of the row are settled, a speculative step after its `accept`.
+        next_boundary: the next length at which a chunk should end, so that a state can be kept there: the next multiple
+            of `every` after the prompt, or the next mark that the forward cannot hand out from inside a chunk. A chunk
+            can go further; the state there is then not kept. `StateManager.chunk` is simpler for a prompt.
+        slots: slots that the row holds, the states at its marks included.
+    """
+
+    length: int
+    confirmed: int
+    next_boundary: int
+    slots: int
 
 
 class Table(Protocol):

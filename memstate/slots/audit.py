@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from memstate.errors import LeakFound
 from memstate.kernels.levels import summed_slots
-from memstate.showing import Shown
+from memstate.sheet import Sheet, Shown, bar, of_slots, sheet
 from memstate.slots.inspect import Inspection
 
 
@@ -98,6 +98,16 @@ class AuditReport(Shown):
     def __str__(self) -> str:
         first = f"{self.capacity} slots: {self.free} free, owned: {self.owned_by_kind or 'none'}"
         return "\n".join([first, *self.faults])
+
+    def sheet(self) -> Sheet:
+        """See `Shown.sheet`."""
+        owned = self.owned_by_kind
+        other = max(0, self.capacity - self.free - sum(owned.values()) - len(self.leaked))
+        counts = {**owned, "by id": owned.get("group", 0), "leaked": len(self.leaked), "free": self.free}
+        counts["unknown"] = owned.get("unknown", 0) + other
+        twice = len(self.double_owned.keys() | self.owned_but_free.keys())
+        title = f"{self.capacity:,} slots" + (f", {twice:,} of them counted more than once" if twice else "")
+        return sheet(repr(self), [bar(title, of_slots(counts))], faults=self.faults)
 
 
 def audit(

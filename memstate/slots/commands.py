@@ -230,7 +230,7 @@ class CommandBuffer:
             held[target], label[target] = True, label[source]
             held[source], label[source] = False, 0
         if self.journal is not None:
-            self._note("move", targets, sources)
+            self.journal.note("move", self._number, targets, sources)
 
     def release(self, registers: list[int]) -> int:
         """Empties registers and frees their slots. Skips empty registers.
@@ -252,7 +252,7 @@ class CommandBuffer:
             return 0
         self._record(RELEASES, regs, regs, regs)
         if self.journal is not None:
-            self._note("release", regs)
+            self.journal.note("release", self._number, regs)
         for register in regs:
             held[register], label[register] = False, 0
         self.registers.allocator.free += len(regs)
@@ -293,7 +293,7 @@ class CommandBuffer:
         allocator.free -= n
         allocator.claimed += n
         if self.journal is not None:
-            self._note("claim", registers)
+            self.journal.note("claim", self._number, registers)
         if lengths is not None:
             self._label(registers, lengths)
         if zeroed:
@@ -337,22 +337,6 @@ class CommandBuffer:
         for register, length in zip(registers, lengths, strict=True):
             label[register] = length
 
-    def zero(self, registers: list[int]) -> None:
-        """Zeroes the states in registers.
-
-        Raises:
-            EmptyRegister: a register holds no slot; nothing recorded.
-            InvalidArgument: if `checked`, registers are not valid, or one is named twice; nothing recorded.
-        """
-        if self.checked:
-            self._require_registers("zero", registers)
-        held = self.registers.held_at
-        for register in registers:
-            if not held[register]:
-                raise EmptyRegister("zero", register)
-        if registers:
-            self._record(DATA, registers, [ZERO_SOURCE] * len(registers), registers)
-
     def copy(self, targets: list[int], sources: list[int]) -> None:
         """Copies states and their labels between registers.
 
@@ -375,10 +359,6 @@ class CommandBuffer:
             label = self.registers.label_at
             for target, source in zip(targets, sources, strict=True):
                 label[target] = label[source]
-
-    def _note(self, what: str, registers: list[int], sources: list[int] | None = None) -> None:
-        if self.journal is not None:
-            self.journal.note(what, self._number, registers, sources)
 
     def note_changes(self, what: str, before: NDArray[np.bool_]) -> None:
         """Writes to the journal, if there is one, which registers a launch has filled or emptied.

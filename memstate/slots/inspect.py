@@ -16,7 +16,7 @@ from memstate.atomic import write
 from memstate.checks import shown
 from memstate.errors import InvalidArgument
 from memstate.kernels.tables import AUDIT_FREE
-from memstate.showing import Shown
+from memstate.sheet import MOST_ROWS, Sheet, Shown, bar, figures, of_slots, section, sheet
 from memstate.slots.commands import Action
 from memstate.slots.packet import Packet
 from memstate.slots.registers import RegisterFile
@@ -129,6 +129,59 @@ class Inspection(Shown):
         for keyed in ("names", "kinds", "tags"):
             found[keyed] = {int(register): text for register, text in found[keyed].items()}
         return cls(**found)
+
+    def by_slot(self) -> list[tuple[str, str]]:
+        """Returns kind and name, or tag, of the owner of each slot 1..capacity; see `memstate.viz.holdings`."""
+        owners: list[list[tuple[str, str]]] = [[] for _ in range(self.capacity + 1)]
+        for register, name in self.names.items():
+            if 0 < self.slots[register] <= self.capacity:
+                owners[self.slots[register]].append((self.kinds[register], self.tags.get(register, name)))
+        for slot in self.by_id:
+            owners[slot].append(("by id", ""))
+        slots = []
+        for free, mine in zip(self.free[1 : self.capacity + 1], owners[1:], strict=True):
+            if len(mine) + free > 1:
+                slots.append(("contested", ""))
+            elif free:
+                slots.append(("free", ""))
+            else:
+                slots.append(mine[0] if mine else ("leaked", ""))
+        return slots
+
+    def sheet(self) -> Sheet:
+        """See `Shown.sheet`."""
+        slots = of_slots(Counter(kind for kind, _ in self.by_slot()), int(self.layout.get("bytes_per_slot", 0)))
+        requests = [
+            (
+                row["row"],
+                row["id"],
+                f"{row['length']:,}",
+                f"{row['confirmed']:,}",
+                "finished" * bool(row["finished"]),
+            )
+            for row in self.rows[:MOST_ROWS]
+        ]
+        sessions = [
+            (one["id"], f"{one['tokens']:,}", len(one["states"]), one["pages"]) for one in self.sessions[:MOST_ROWS]
+        ]
+        changes = [
+            (one["serial"], one["submit"], one["what"], one["owner"], one["source_owner"], f"{one['label']:,}")
+            for one in reversed(self.changes[-MOST_ROWS:])
+        ]
+        planes = [
+            (plane["name"], f"{plane['shape']} {plane['dtype']}", f"{plane['payload']:,}", f"{plane['padding']:,}")
+            for plane in self.layout.get("planes", [])[:MOST_ROWS]
+        ]
+        sections = [
+            section("requests", ("row", "request", "tokens", "confirmed", ""), requests, len(self.rows)),
+            section("sessions", ("session", "tokens", "states", "KV pages"), sessions, len(self.sessions)),
+            section("changes of owners, newest first", ("change", "packet", "what", "owner", "from", "tokens"), changes,
+                    len(self.changes)),
+            section("planes", ("plane", "shape", "bytes of a layer of a slot", "padding"), planes,
+                    len(self.layout.get("planes", []))),
+            figures("figures", self.stats),
+        ]  # fmt: skip
+        return sheet(repr(self), [bar(f"{self.capacity:,} slots", slots)], sections, self.faults)
 
 
 @contextmanager

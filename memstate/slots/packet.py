@@ -34,7 +34,6 @@ class Packet:
 
     Attributes:
         operations: in the order of the calls.
-        columns: section -> both columns of its entries.
         named: phase -> registers that an operation of it changes.
         reads: registers that a copy reads.
         zeroed: number of entries of DATA that zero a state.
@@ -44,7 +43,6 @@ class Packet:
         self.operations: list[Operation] = []
         self.named: dict[int, set[int]] = {}
         self.reads: set[int] = set()
-        self.columns: dict[int, tuple[list[int], list[int]]] = {}
         self.zeroed = 0
         for operation in operations:
             self.add(*operation)
@@ -63,17 +61,11 @@ class Packet:
             if zeroed < len(second):
                 self.reads.update(second)
                 self.reads.discard(ZERO_SOURCE)
-        if section in self.columns:
-            columns = self.columns[section]
-            columns[0].extend(first)
-            columns[1].extend(second)
-        else:
-            self.columns[section] = [*first], [*second]
         self.operations.append((section, first, second, registers))
 
     def size(self, section: int) -> int:
         """Returns the number of entries of a section."""
-        return len(self.columns[section][0]) if section in self.columns else 0
+        return sum(len(first) for kind, first, *_ in self.operations if kind == section)
 
     def late(self, registers: Sequence[int], phase: int, sources: Sequence[int] = ()) -> bool:
         """Returns True if a new operation must start another packet, because it would run too early in this one.
@@ -126,8 +118,12 @@ class Packet:
                 size = header[section] = len(columns[0])
                 header[8 + section] = at
                 at += len(columns) * (size + -size % 4)
-        for section in sorted(self.columns):
-            first, second = self.columns[section]
+        columns: dict[int, tuple[list[int], list[int]]] = {}
+        for section, first, second, _ in self.operations:
+            of_section = columns.setdefault(section, ([], []))
+            of_section[0].extend(first)
+            of_section[1].extend(second)
+        for section, (first, second) in sorted(columns.items()):
             if section == WRITES:
                 first, second = _newest(first, second)
             size = header[section] = len(first)

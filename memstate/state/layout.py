@@ -16,8 +16,8 @@ import torch
 
 from memstate.checks import is_whole, items, require_name, whole
 from memstate.errors import InvalidArgument
-from memstate.showing import Shown
-from memstate.sizes import INT64_MAX
+from memstate.sheet import Section, Sheet, Shown, bar, of_bytes, section, sheet
+from memstate.sizes import INT64_MAX, format_bytes
 from memstate.state import sharding
 from memstate.state.sharding import Owned, Part
 
@@ -275,6 +275,21 @@ class StateLayout(Shown):
             f" with {format_bytes(padding)} padding)"
         )
 
+    def sheet(self) -> Sheet:
+        """See `Shown.sheet`."""
+        rows = self.table()
+        planes = [of_bytes(row.name, row.payload, f"plane {at}") for at, row in enumerate(rows)]
+        padding = of_bytes("padding", sum(row.padding for row in rows), "padding")
+        return sheet(repr(self), [bar("one layer of one slot", [*planes, padding])], [self.plane_section()])
+
+    def plane_section(self) -> Section:
+        """Returns a table of the planes, for the sheets of layouts and of planes."""
+        rows = [
+            (row.name, f"{list(row.shape)} {str(row.dtype)[6:]}", f"{row.payload:,}", f"{row.padding:,}")
+            for row in self.table()
+        ]
+        return section("planes", ("plane", "shape", "bytes of a layer of a slot", "padding"), rows)
+
 
 def _shape(plane: str, shape: Iterable[int]) -> tuple[int, ...]:
     """The sizes as ints. Raises: InvalidArgument with the plane's name."""
@@ -282,11 +297,3 @@ def _shape(plane: str, shape: Iterable[int]) -> tuple[int, ...]:
     if not all(is_whole(size) and size >= 0 for size in sizes):
         raise InvalidArgument(f"plane {plane}: shape {shape!r}, expected sizes of 0 or more")
     return tuple(int(size) for size in sizes)
-
-
-def format_bytes(count: int) -> str:
-    """A byte count for people, in binary units: 73.69 MiB."""
-    size, unit = float(count), 0
-    while abs(size) >= 1024 and unit < 4:
-        size, unit = size / 1024, unit + 1
-    return f"{size:.2f} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[unit]}" if unit else f"{count} B"

@@ -16,9 +16,9 @@ from memstate.errors import InvalidArgument
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import Marks, PlaneMap
 from memstate.kernels.tuned import copy_launch
-from memstate.showing import Shown
-from memstate.sizes import MOST_SLOTS, Part, require_memory
-from memstate.state.layout import Plane, StateLayout, format_bytes
+from memstate.sheet import Sheet, Shown, bar, of_bytes, sheet
+from memstate.sizes import MOST_SLOTS, Part, format_bytes, require_memory
+from memstate.state.layout import Plane, StateLayout
 from memstate.state.memory import Memory
 from memstate.state.regions import (
     BufferInfo,
@@ -583,6 +583,21 @@ class Planes(NotCopied, Shown, Mapping[str, Any]):
 
     def __repr__(self) -> str:
         return f"Planes({self.slots} slots + null, {format_bytes(self.nbytes)}, {self.layout.order}, {self.device})"
+
+    def sheet(self) -> Sheet:
+        """See `Shown.sheet`."""
+        layout, null = self.layout, self.nbytes // (self.slots + 1)
+        payload = {plane.name: plane.nbytes * layout.layers * self.slots for plane in layout.planes}
+        parts = [of_bytes(name, count, f"plane {at}") for at, (name, count) in enumerate(payload.items())]
+        parts.append(of_bytes("padding", self.nbytes - null - sum(payload.values()), "padding"))
+        parts.append(of_bytes("null slot", null, "null slot"))
+        moved = self.traffic
+        notes = ["The states sleep: their memory is released."] if self.asleep else []
+        notes.append(
+            f"Copied {format_bytes(moved.copied)}, zeroed {format_bytes(moved.zeroed)} by memstate's own launches."
+        )
+        title = f"{self.slots:,} slots of {format_bytes(layout.bytes_per_slot)} and the null slot"
+        return sheet(repr(self), [bar(title, parts)], [layout.plane_section()], notes=notes)
 
 
 def _holds_windows(plane: Plane, source: Tensor | None) -> bool:

@@ -15,7 +15,7 @@ from memstate.prefix import Match, PrefixCache
 from memstate.prefix.tree import Node
 from memstate.requests.handles import Snapshot
 from memstate.requests.page_table import PageTable
-from memstate.showing import Shown
+from memstate.sheet import Sheet, Shown
 from memstate.slots.commands import Action, CommandBuffer
 from memstate.state.planes import Planes
 from memstate.stats import TierStats
@@ -514,6 +514,14 @@ class TierManager(NotCopied, Shown):
             if each is not None:
                 each.close()
         self._closed, self._cache.below = True, None
+
+    def sheet(self) -> Sheet:
+        """See `Shown.sheet`."""
+        stats = self.stats()
+        sheet = stats.sheet()
+        title = f"{type(self).__name__}({stats.host_states} of {stats.host_state_records} states in host memory)"
+        notes = (*sheet.notes, "Closed: nothing is loaded or saved any more.") if self._closed else sheet.notes
+        return sheet._replace(title=title, notes=notes)
 
 
 def _record_sets(settings: Tiers, planes: Planes, pages: PageTable) -> tuple[bytes, RecordSet, RecordSet | None]:

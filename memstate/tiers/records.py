@@ -11,7 +11,8 @@ from dataclasses import replace
 from typing import Literal, get_args
 
 from memstate.errors import InvalidArgument
-from memstate.state.layout import MOVE_BYTES, StateLayout, format_bytes
+from memstate.sizes import format_bytes
+from memstate.state.layout import MOVE_BYTES, StateLayout
 from memstate.tiers.stores.base import Bytes
 
 MAGIC, VERSION = b"memstate", 1

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from memstate.state.layout import StateLayout, format_bytes
+from memstate.sizes import format_bytes
+from memstate.state.layout import StateLayout
 from memstate.viz import given
 from memstate.viz.given import Layouts
 

@@ -5,8 +5,8 @@ from colorsys import hls_to_rgb
 from io import StringIO
 from warnings import catch_warnings, filterwarnings
 
+from memstate.sheet import visible
 from memstate.viz import kinds
-from memstate.viz.sheet import visible
 
 try:
     from matplotlib import rc_context, rcParams

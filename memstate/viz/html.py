@@ -2,9 +2,9 @@
 
 from html import escape
 
+from memstate.sheet import Bar, Part, Section, Sheet
 from memstate.viz import kinds
 from memstate.viz.kinds import Kind
-from memstate.viz.sheet import Bar, Part, Section, Sheet
 
 # Colours come from the notebook where it has some, else from the reader's preference for light or dark.
 _STYLE = """<style>

@@ -75,21 +75,7 @@ def holdings(inspection: Inspection) -> list[tuple[str, str]]:
 
     Syncs: no.
     """
-    owners: list[list[tuple[str, str]]] = [[] for _ in range(inspection.capacity + 1)]
-    for register, name in inspection.names.items():
-        if 0 < inspection.slots[register] <= inspection.capacity:
-            owners[inspection.slots[register]].append((inspection.kinds[register], inspection.tags.get(register, name)))
-    for slot in inspection.by_id:
-        owners[slot].append(("by id", ""))
-    found = []
-    for free, mine in zip(inspection.free[1 : inspection.capacity + 1], owners[1:], strict=True):
-        if len(mine) + free > 1:
-            found.append(("contested", ""))
-        elif free:
-            found.append(("free", ""))
-        else:
-            found.append(mine[0] if mine else ("leaked", ""))
-    return found
+    return inspection.by_slot()
 
 
 def holdings_over(changes: Changes) -> list[Span]:

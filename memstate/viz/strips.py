@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from memstate import checks
 from memstate.errors import InvalidArgument
-from memstate.state.layout import StateLayout, format_bytes
+from memstate.sizes import format_bytes
+from memstate.state.layout import StateLayout
 from memstate.viz import given
 from memstate.viz.given import Layouts
 from memstate.viz.touch import blocks, shares, touched

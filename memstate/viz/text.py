@@ -1,7 +1,7 @@
 """Renders the sheet of an object as text for a terminal. The only place that imports rich."""
 
+from memstate.sheet import Bar, Section, Sheet
 from memstate.viz import kinds
-from memstate.viz.sheet import Bar, Section, Sheet
 
 try:
     from rich.box import SIMPLE_HEAD

@@ -135,7 +135,7 @@ def test_requests_that_end_leave_as_many_states_as_go(changes: int, form: str) -
         stats, went = side.mem.stats(), 4 * changes
         if form != "sessions":  # their states move
             assert (stats.published - before.published, stats.dropped - before.dropped) == (went, went)
-        assert [side.mem.length(row) >= online.EVERY for row in side._running] == [True] * 3
+        assert [side.mem.info(row).length >= online.EVERY for row in side._running] == [True] * 3
         side._size += 1
         assert side.wrong() == "3 states of 4"
 
@@ -144,11 +144,11 @@ def test_requests_that_end_leave_as_many_states_as_go(changes: int, form: str) -
 def test_a_turn_goes_on_from_the_state_of_its_session() -> None:
     side = online.Online(CPU, PingPong(online.FORMS["sessions"][1]), 3, 1, "sessions")
     plans = side.mem.backend.counts.launches["plan"]
-    lengths = [side.mem.length(row) for row in side._running]
+    lengths = [side.mem.info(row).length for row in side._running]
     for _ in range(6):
         side.turn(lambda op, act: act())
     assert side.mem.backend.counts.launches["plan"] == plans + 6  # no prompt was read again
-    assert min(side.mem.length(row) for row in side._running) > max(lengths)
+    assert min(side.mem.info(row).length for row in side._running) > max(lengths)
 
 
 @on_cpu

@@ -22,13 +22,13 @@ PAGE = Path(__file__).parents[2] / "docs" / "strategies.md"
 def check(loop: Loop, rows: Sequence[ms.Row]) -> None:
     """States and snapshots of rows hold what was fed, nothing leaks, and a snapshot was taken unless none ever is."""
     for row in rows:
-        assert loop.holds(loop.slot(row), row, loop.mem.length(row))
-        assert loop.mem.slots_held(row) <= loop.mem.tracking.most_slots(loop.mem.overlap)
+        assert loop.holds(loop.slot(row), row, loop.mem.info(row).length)
+        assert loop.mem.info(row).slots <= loop.mem.tracking.most_slots(loop.mem.overlap)
     snapshots = loop.mem.publish(rows)
     for row, snapshot in zip(rows, snapshots, strict=True):
         assert (snapshot is None) == isinstance(loop.mem.tracking, ms.NoTracking)
         if snapshot:
-            assert snapshot.length == loop.mem.length(row) // I * I or loop.mem.length(row) % I == 0
+            assert snapshot.length == loop.mem.info(row).length // I * I or loop.mem.info(row).length % I == 0
             assert loop.holds(loop.node(snapshot), row, snapshot.length)
     scan(loop.mem)
     loop.mem.audit().raise_if_leaking()
@@ -87,14 +87,14 @@ def sessions(backend: Backend, tracking: ms.Tracking, overlap: bool) -> None:
     for _ in range(3):
         advance(loop, [row], [1] * I)
         fed = loop.fed[row]
-        (snapshot,) = loop.mem.release([row], publish=True)
+        (snapshot,) = loop.mem.end([row], keep="handle")
         assert snapshot and snapshot.length == len(fed)
         (row,) = loop.admit(ms.Request("next turn", resume=snapshot))
         loop.mem.drop([snapshot])
         loop.fed[row] = list(fed)
     advance(loop, [row], [1] * (I + 1))
     check(loop, [row])
-    assert loop.mem.length(row) == 4 * I + 1
+    assert loop.mem.info(row).length == 4 * I + 1
 
 
 def preallocated(backend: Backend, tracking: ms.Tracking, overlap: bool) -> None:
@@ -104,7 +104,7 @@ def preallocated(backend: Backend, tracking: ms.Tracking, overlap: bool) -> None
     loop.mem.submit()
     for name, plane in loop.mem.planes.items():
         plane[:, loop.slot(there)] = (fold((5, 6)) * loop.planes.weights[name]).to(plane.dtype)
-    loop.mem.arrived([there], [2])
+    loop.mem.device.arrived([there], [2])
     advance(loop, [here, there], [1] * (2 * I))
     check(loop, [here, there])
 
@@ -133,11 +133,11 @@ def ring(backend: Backend, tracking: ms.Tracking, overlap: bool) -> None:
         mem.settle(step)
     snapshots = mem.publish([row])
     mem.submit()
-    assert mem.planes["ring"][0, int(mem.live_slots[row.index])].tolist() == [4, 5, 2, 3]
+    assert mem.planes["ring"][0, int(mem.device.live_slots[row.index])].tolist() == [4, 5, 2, 3]
     for snapshot in snapshots:
         assert (snapshot is None) == isinstance(tracking, ms.NoTracking)
         if snapshot:
-            assert mem.planes["ring"][0, int(mem.read_slots([snapshot]).wait()[0])].tolist() == [4, 1, 2, 3]
+            assert mem.planes["ring"][0, int(mem.device.read_slots([snapshot]).wait()[0])].tolist() == [4, 1, 2, 3]
 
 
 def forks(backend: Backend, tracking: ms.Tracking, overlap: bool) -> None:

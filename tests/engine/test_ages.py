@@ -55,7 +55,7 @@ def admit(mem: ms.StateManager, name: str, **more: Any) -> ms.Row:
 
 
 def step(mem: ms.StateManager, row: ms.Row, tokens: int = 1) -> None:
-    mem.extend([row], [mem.length(row) + tokens])
+    mem.extend([row], [mem.info(row).length + tokens])
     mem.settle(mem.plan([row], tokens))
 
 
@@ -73,9 +73,9 @@ def test_a_request_is_as_old_as_its_admission(mem: ms.StateManager, clock: Clock
     clock.now += 5
     assert {row["id"]: row["age"] for row in mem.inspect().rows} == {"a": 65, "b": 5, "c": 5}
     assert mem.stats().oldest_row == 65
-    mem.release([first])
+    mem.end([first])
     assert mem.stats().oldest_row == 5
-    mem.reset()
+    mem.recover(keep=False)
     assert mem.stats().oldest_row == mem.stats().idlest_row == 0
 
 
@@ -89,7 +89,7 @@ def test_a_request_is_idle_while_its_length_stays(mem: ms.StateManager, clock: C
         step(mem, busy)
         mem.stats()
     assert idle(mem) == {"still": 30, "busy": 0} and mem.stats().idlest_row == 30
-    mem.release([still])
+    mem.end([still])
     admit(mem, "again")  # in the same row
     clock.now += 7
     assert idle(mem)["again"] == 0
@@ -99,9 +99,9 @@ def test_a_step_does_not_look_at_the_clock_and_an_admission_looks_once(mem: ms.S
     rows = mem.admit([ms.Request("a", tokens=[1]), ms.Request("b", tokens=[2])])
     assert clock.looks == 1
     for _ in range(20):
-        mem.extend(rows, [mem.length(row) + 1 for row in rows])
+        mem.extend(rows, [mem.info(row).length + 1 for row in rows])
         mem.settle(mem.plan(rows))
-    mem.release(rows)
+    mem.end(rows)
     assert clock.looks == 1
 
 
@@ -109,7 +109,7 @@ def test_sessions_are_as_old_and_idle_as_they_say(mem: ms.StateManager, clock: C
     def oldest() -> tuple[float, float]:
         return mem.stats().oldest_session, mem.stats().idlest_session
 
-    one, two = (mem.open_session(name) for name in ("one", "two"))
+    one, two = (mem.sessions.open(name) for name in ("one", "two"))
     clock.now += 100
     row = admit(mem, "turn", session=one)
     clock.now += 10
@@ -117,28 +117,28 @@ def test_sessions_are_as_old_and_idle_as_they_say(mem: ms.StateManager, clock: C
     assert found == {"one": (110, 0), "two": (110, 110)} and oldest() == (110, 110)
     mem.recover()
     assert oldest() == (110, 110), "recovered sessions keep their ages"
-    mem.close_session(two)
+    mem.sessions.close(two)
     row = admit(mem, "turn", session=one)
     step(mem, row, 5)
     assert oldest() == (110, 0)
-    mem.release([row], tokens=[[1, 2, 3, 4, 5]])
+    mem.end([row], keep="cache", tokens=[[1, 2, 3, 4, 5]])
     clock.now += 3
     assert oldest() == (113, 3)
     row = admit(mem, "last", session=one)
-    mem.close_session(one)  # at the end of its turn
-    mem.abort([row])
+    mem.sessions.close(one)  # at the end of its turn
+    mem.end([row])
     assert oldest() == (0, 0) and not mem.audit().faults
 
 
 def test_a_session_that_is_noted_wrongly_is_a_fault(mem: ms.StateManager) -> None:
-    mem.open_session("one")
+    mem.sessions.open("one")
     owners.sessions(mem).idling.clear()
     assert any("no turn" in fault for fault in mem.audit().faults)
 
 
 def test_the_ages_are_metrics_and_in_the_terminal(mem: ms.StateManager, clock: Clock) -> None:
     step(mem, admit(mem, "a"), 5)
-    mem.open_session("s")
+    mem.sessions.open("s")
     registry = CollectorRegistry()
     registry.register(metrics.collector(mem))
     clock.now += 7200

@@ -59,7 +59,7 @@ def forward(mem: ms.StateManager, step: Any, forgets: Skipped | None = None, mar
             for vector, slots in vectors:
                 if not (forgets and forgets(vector, name, layer)):
                     plane[slots.clamp(min=0)] = new
-            count, entries, _, slots = mem.marks
+            count, entries, _, slots = mem.device.marks
             if marks and not (forgets and forgets("mark", name, layer)):
                 plane[slots[: int(count)].long()] = new[entries[: int(count)].long()]
 
@@ -74,7 +74,7 @@ def resumed(mem: ms.StateManager) -> list[ms.Row]:
     step = mem.plan([row], I)
     forward(mem, step)
     mem.settle(step)
-    (snapshot,) = mem.release([row], publish=True)
+    (snapshot,) = mem.end([row], keep="handle")
     return list(mem.admit([ms.Request(name, resume=snapshot) for name in "ab"]))
 
 
@@ -102,7 +102,7 @@ def test_a_forgotten_write_is_named(backend: Backend, name: str, plane: str) -> 
     says = r"store the new one of every plane and layer at step\.write"
     found = fails(close, "write", plane, layer, says)
     assert (found.rows, found.places, found.step) == ([row.index for row in rows], 2, step.serial)
-    mem.abort(rows)  # the manager goes on, and says it once
+    mem.end(rows)  # the manager goes on, and says it once
     mem.settle(step)
     scan(mem)
 
@@ -119,7 +119,7 @@ def test_a_forgotten_snapshot_is_named(backend: Backend, name: str, plane: str) 
     step = mem.plan([b, a])
     forward(mem, step, forgetting("snapshot", plane, 2))
     assert fails(lambda: mem.submit(step), "snapshot", plane, 2, r"at step\.snapshot, too").row == b.index
-    mem.abort([a, b])
+    mem.end([a, b])
     mem.settle(step)
     scan(mem)
 
@@ -135,7 +135,7 @@ def test_a_forgotten_mark_is_named(backend: Backend, name: str, plane: str) -> N
     forward(mem, step, forgetting("mark", plane, 1))
     found = fails(lambda: mem.settle(step), "mark", plane, 1, r"marks=step\.marks")
     assert (found.row, found.places) == (rows[1].index, 3)
-    mem.abort(rows)
+    mem.end(rows)
     mem.settle(step)
     scan(mem)
 
@@ -179,10 +179,10 @@ def test_a_forward_that_stores_everything_passes(backend: Backend, name: str, or
     marked = moved = 0
     for t in range(6 * I):
         if t == 2 * I:
-            mem.release(rows[:1], tokens=[text[: mem.length(rows[0])]])
+            mem.end(rows[:1], keep="cache", tokens=[text[: mem.info(rows[0]).length]])
             rows[0] = mem.admit([ms.Request("again", tokens=text)])[0]
-            assert mem.length(rows[0]) > 0
-        ahead = mem.plan([rows[0], None, rows[1]], [3 if mem.length(rows[0]) < len(text) - 2 else 1, 1, 1])
+            assert mem.info(rows[0]).length > 0
+        ahead = mem.plan([rows[0], None, rows[1]], [3 if mem.info(rows[0]).length < len(text) - 2 else 1, 1, 1])
         at = [slot > 0 for slot in ahead.write.tolist()]
         assert at == [True, False, True]
         for block, was in zip(mem.planes.plane_map.blocks, null, strict=True):
@@ -213,7 +213,7 @@ def test_an_in_place_kernel_under_redirect_is_named(backend: Backend, slot: str)
             mem.settle(step)
     found = fails(lambda: mem.settle(step), slot, "ssm", 0, r"Forward\(in_place=True\)")
     assert found.places == 8 * (1 + (slot == "read"))  # then `write` lacks them
-    mem.abort(rows)
+    mem.end(rows)
     mem.settle(step)
 
 
@@ -240,7 +240,7 @@ def test_a_snapshot_that_the_forward_changes_is_named(backend: Backend) -> None:
     block[step.read[:1].long(), 17] ^= 1
     found = fails(lambda: mem.settle(step), "read", "bytes", 2, r"store at step\.write, not at step\.read")
     assert found.places == 2  # both rows read it
-    mem.abort(rows)
+    mem.end(rows)
     mem.settle(step)
 
 
@@ -262,9 +262,9 @@ def test_a_speculative_step_that_stores_in_a_slot_is_named(backend: Backend) -> 
     mem.planes["ssm"][1, step.read[1:].long()] += 1
     accept = partial(mem.accept, step, [1, 0], windows)
     assert fails(accept, "read", "ssm", 1, "stores in its windows alone").rows == [rows[1].index]
-    before = mem.length(rows[0])
+    before = mem.info(rows[0]).length
     accept()
-    assert mem.length(rows[0]) == before + 1
+    assert mem.info(rows[0]).length == before + 1
     scan(mem)
 
 
@@ -292,9 +292,9 @@ def test_a_replayed_step_is_looked_at(backend: Backend, name: str) -> None:
         mem.settle(mem.plan(rows, replay=replay))
     forgotten.append(("write" if name == "redirect" else "snapshot", "conv", 1))
     step = mem.plan(rows, replay=replay)
-    assert mem.length(rows[0]) == step.after[0]
+    assert mem.info(rows[0]).length == step.after[0]
     assert fails(lambda: mem.settle(step), *forgotten[0]).step == step.serial
-    mem.abort(rows)
+    mem.end(rows)
     mem.settle(step)
     mem.settle(mem.plan([None, None], replay=replay))
     scan(mem)
@@ -371,9 +371,9 @@ def test_a_state_of_any_numbers_is_a_state(backend: Backend) -> None:
 
 
 GIVEN_UP: dict[str, Callable[[ms.StateManager, list[ms.Row]], object]] = {
-    "abort": lambda mem, rows: mem.settle([mem.plan(rows), mem.abort(rows)][0]),
+    "abort": lambda mem, rows: mem.settle([mem.plan(rows), mem.end(rows)][0]),
     "cancel": lambda mem, rows: mem.cancel(mem.plan(rows)),
-    "reset": lambda mem, rows: (mem.plan(rows), mem.reset()),
+    "reset": lambda mem, rows: (mem.plan(rows), mem.recover(keep=False)),
     "recover": lambda mem, rows: (mem.plan(rows, replay=lambda: mem.launch(2)), mem.recover()),
 }
 
@@ -392,7 +392,7 @@ def test_a_snapshot_published_in_the_gap_is_looked_at(backend: Backend) -> None:
     mem = manager(backend, ms.PingPong(I), overlap=False)
     rows = mem.admit([ms.Request("a")])
     step = mem.plan(rows, I)
-    (snapshot,) = mem.release(rows, publish=True)
+    (snapshot,) = mem.end(rows, keep="handle")
     forward(mem, step, forgetting("snapshot", "ssm", 0))
     fails(lambda: mem.settle(step), "snapshot", "ssm", 0)
     mem.drop([snapshot])

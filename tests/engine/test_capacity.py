@@ -11,8 +11,8 @@ import torch
 
 import memstate as ms
 from memstate import sizes
-from memstate.engine.capacity import STRATEGIES
-from memstate.engine.planner import snapshot_bytes
+from memstate.engine.capacity import STRATEGIES, Capacity
+from memstate.engine.planner import Split, snapshot_bytes
 from memstate.sizes import byte_count, token_count
 from memstate.state.presets import CHECKPOINTS, from_config
 
@@ -46,11 +46,11 @@ def storages(root: object, kind: str) -> dict[int, int]:
     return found
 
 
-def built(plan: ms.Capacity, split: ms.Split, **more: Any) -> ms.StateManager:
+def built(plan: Capacity, split: Split, **more: Any) -> ms.StateManager:
     return ms.StateManager(plan.layout, **split.settings(), backend="reference", device="meta", **more)
 
 
-def kv_bytes(plan: ms.Capacity, split: ms.Split) -> int:
+def kv_bytes(plan: Capacity, split: Split) -> int:
     if plan.kv is None:
         return 0
     return sum(torch.empty(size, dtype=torch.uint8, device="meta").nbytes for size in plan.kv.arena_bytes(split.pages))
@@ -59,7 +59,7 @@ def kv_bytes(plan: ms.Capacity, split: ms.Split) -> int:
 COARSE: dict[str, Any] = {"context": 16384, "every": 8192, "page_size": 8192}  # few pages, so that lists are short
 
 
-def require_exact(plan: ms.Capacity, strategy: str) -> None:
+def require_exact(plan: Capacity, strategy: str) -> None:
     """Builds the manager of a split, and compares its tensors with the plan."""
     split = plan.of(strategy)
     assert split is not None and type(split.tracking) is STRATEGIES[strategy] and split.requests == plan.concurrency
@@ -156,7 +156,7 @@ def test_C3_slots_of_a_request_are_those_that_a_manager_gives_it(overlap: bool) 
             PLAIN, slots=8, max_requests=2, tracking=one.tracking, pages=ms.Pages(size=8), overlap=overlap
         )
         (row,) = mem.admit([ms.Request("a")])
-        assert one.slots_per_request == mem.slots_held(row)
+        assert one.slots_per_request == mem.info(row).slots
         assert one.most_slots_per_request == one.tracking.most_slots(overlap)
     assert [one.slots_per_request for one in plan.residency] == [1, 3 if overlap else 2, 2, 1]
 
@@ -172,7 +172,7 @@ def test_C3_a_prompt_keeps_as_many_marks_as_planned() -> None:
     )  # fmt: skip
     (row,) = mem.admit([ms.Request("a", tokens=list(range(44)))])
     mem.settle(mem.plan([row], [44]))
-    assert mem.slots_held(row) <= 1 + plan.marks
+    assert mem.info(row).slots <= 1 + plan.marks
     assert plan.of("redirect").slots - plan.of("redirect").cached_states == plan.concurrency + plan.marks
     two = ms.capacity(PLAIN, "4MiB", **given, prefills=2, concurrency=4)
     assert two.best.slots - two.best.cached_states == 4 + 2 * 3
@@ -278,7 +278,7 @@ def test_C6_what_cannot_be_planned_is_refused_with_the_numbers(case: str) -> Non
 
 
 def test_C6_the_bytes_that_an_error_asks_for_are_enough_and_no_byte_too_many() -> None:
-    def plan(memory: int) -> ms.Capacity:
+    def plan(memory: int) -> Capacity:
         return ms.capacity("qwen3_next", memory, context="32k", concurrency=3)
 
     with pytest.raises(ms.ConfigurationError) as refused:

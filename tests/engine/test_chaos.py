@@ -13,7 +13,8 @@ import pytest
 import torch
 
 import memstate as ms
-from memstate.engine.chaos import Faults, FaultyStore
+from memstate.stats import ChaosStats
+from memstate.testing.chaos import Chaos, Faults, FaultyStore
 from memstate.tiers import Outcome, Store
 from tests.support.demo_talks import demo
 from tests.support.planes import I, Loop
@@ -36,7 +37,7 @@ def lines(log: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in log.records if record.levelno == logging.INFO]
 
 
-def require_logged(log: pytest.LogCaptureFixture, counted: ms.ChaosStats | None) -> None:
+def require_logged(log: pytest.LogCaptureFixture, counted: ChaosStats | None) -> None:
     """Every fault that was counted is a line, with a number of its own; lines after the count are more faults."""
     assert counted is not None
     logged, kinds = lines(log), asdict(counted)
@@ -69,7 +70,7 @@ def test_an_engine_computes_the_same_under_any_chaos(
 
 def test_right_bytes_and_no_leak_with_everything_failing(tmp_path: Path, told: pytest.LogCaptureFixture) -> None:
     """`Tiered` compares every byte that a step reads, and all records of host memory."""
-    store, chaos = MemoryStore(), ms.Chaos(seed=3, claims=0.3, store_fails=0.5, polls=0.5)
+    store, chaos = MemoryStore(), Chaos(seed=3, claims=0.3, store_fails=0.5, polls=0.5)
     for _ in range(2):
         at = Tiered(CPU, slots=8, tiers={"store": store}, chaos=chaos, every=8)
         for n in range(6):
@@ -88,11 +89,11 @@ def test_right_bytes_and_no_leak_with_everything_failing(tmp_path: Path, told: p
 
 
 def test_a_refused_claim_costs_a_snapshot_and_nothing_else(told: pytest.LogCaptureFixture) -> None:
-    loop = Loop(CPU, ms.Redirect(I), chaos=ms.Chaos(claims=1.0))
+    loop = Loop(CPU, ms.Redirect(I), chaos=Chaos(claims=1.0))
     rows = loop.admit(*map(ms.Request, "abc"))
     loop.advance(rows, 2 * I + 1)
     stats = loop.mem.stats()
-    assert stats.snapshots == 0 and stats.degraded == 6 and stats.chaos == ms.ChaosStats(claims=2)
+    assert stats.snapshots == 0 and stats.degraded == 6 and stats.chaos == ChaosStats(claims=2)
     assert all(loop.holds(loop.slot(row), row, 2 * I + 1) for row in rows)
     require_logged(told, stats.chaos)
     assert len(lines(told)) == 2 and "a step of 3 rows could make 0, 3 were refused" in lines(told)[0]
@@ -100,12 +101,12 @@ def test_a_refused_claim_costs_a_snapshot_and_nothing_else(told: pytest.LogCaptu
 
 @pytest.mark.parametrize("strategy", ["ping-pong", "lazy", "redirect"])
 def test_a_refused_mark_costs_a_state_and_nothing_else(strategy: str, told: pytest.LogCaptureFixture) -> None:
-    at = Server(CPU, strategy, every=64, chaos=ms.Chaos(claims=1.0))
+    at = Server(CPU, strategy, every=64, chaos=Chaos(claims=1.0))
     row = at.start(T[:12])
     at.prefill(row, publish=False)
     at.run([row])  # its plan finds the state of 12 tokens
     stats = at.mem.stats()
-    assert not at.states() and stats.refused == 1 and stats.degraded == 0 and stats.chaos == ms.ChaosStats(claims=1)
+    assert not at.states() and stats.refused == 1 and stats.degraded == 0 and stats.chaos == ChaosStats(claims=1)
     require_logged(told, stats.chaos)
     assert "a step of 1 rows could make 0, 1 were refused" in lines(told)[0]
     at.look()
@@ -113,57 +114,57 @@ def test_a_refused_mark_costs_a_state_and_nothing_else(strategy: str, told: pyte
 
 
 def test_claims_stay_below_the_caller_s_limit_and_count_only_where_chaos_refused() -> None:
-    def taken(chaos: ms.Chaos, limit: int) -> tuple[int, ms.ChaosStats | None]:
+    def taken(chaos: Chaos, limit: int) -> tuple[int, ChaosStats | None]:
         loop = Loop(CPU, ms.Redirect(I), slots=12, chaos=chaos)
         rows = loop.admit(*map(ms.Request, "abcd"))
         for _ in range(I + 1):
             loop.mem.settle(loop.step(rows, limit=limit))
         return loop.mem.stats().snapshots, loop.mem.stats().chaos
 
-    nothing = ms.ChaosStats()
-    assert taken(ms.Chaos(claims=0.0), 2) == (2, nothing)
-    assert taken(ms.Chaos(claims=1.0), 2) == (0, ms.ChaosStats(claims=1))
-    few = [taken(ms.Chaos(seed=seed, claims=0.4), 2) for seed in range(20)]
+    nothing = ChaosStats()
+    assert taken(Chaos(claims=0.0), 2) == (2, nothing)
+    assert taken(Chaos(claims=1.0), 2) == (0, ChaosStats(claims=1))
+    few = [taken(Chaos(seed=seed, claims=0.4), 2) for seed in range(20)]
     assert {made for made, _ in few} == {0, 1, 2}
-    assert all((made < 2) == (counted == ms.ChaosStats(claims=1)) for made, counted in few)
+    assert all((made < 2) == (counted == ChaosStats(claims=1)) for made, counted in few)
 
 
 def test_a_refused_admission_changes_nothing_and_needs_another_request_that_runs(
     told: pytest.LogCaptureFixture,
 ) -> None:
-    mem = Loop(CPU, ms.Redirect(I), chaos=ms.Chaos(admissions=1.0)).mem
+    mem = Loop(CPU, ms.Redirect(I), chaos=Chaos(admissions=1.0)).mem
     assert mem.admit([]) is not None
     (row,) = mem.admit([ms.Request("a")])
     mem.settle(mem.plan([row]))
-    before = mem.free_slots, mem.stats().rows_used, mem.length(row)
+    before = mem.free_slots, mem.stats().rows_used, mem.info(row).length
     for call in (lambda: mem.admit([ms.Request("b")]), lambda: mem.fork(row, ["c"])):
         with pytest.raises(ms.OutOfSlots, match="requested, 15 free") as refused:
             call()
-        assert refused.value.__notes__ == ["memstate: refused on purpose, see StateManager(chaos=...)"]
-        assert (mem.free_slots, mem.stats().rows_used, mem.length(row)) == before
+        assert refused.value.__notes__ == ["memstate: refused on purpose, see memstate.testing"]
+        assert (mem.free_slots, mem.stats().rows_used, mem.info(row).length) == before
     mem.admit([])
-    assert mem.stats().chaos == ms.ChaosStats(admissions=2)
+    assert mem.stats().chaos == ChaosStats(admissions=2)
     require_logged(told, mem.stats().chaos)
-    mem.release([row])
+    mem.end([row])
     mem.admit([ms.Request("b")])
     mem.audit().raise_if_leaking()
 
 
 def test_an_admission_that_would_load_tries_without_before_it_is_refused() -> None:
-    at = Tiered(CPU, slots=8, chaos=ms.Chaos(admissions=1.0))
+    at = Tiered(CPU, slots=8, chaos=Chaos(admissions=1.0))
     at.cache_prompts(whole(1))
     settle(at)
     at.give_up(pages=60)
     running = at.start(T[:9])
     with pytest.raises(ms.OutOfSlots):
         at.start([*whole(1), 1])
-    assert at.mem.stats().chaos == ms.ChaosStats(admissions=2)
+    assert at.mem.stats().chaos == ChaosStats(admissions=2)
     at.end([running])
     assert at.turn([*whole(1), 1]) == 8
 
 
 def test_a_delayed_poll_moves_nothing(told: pytest.LogCaptureFixture) -> None:
-    at = Tiered(CPU, slots=8, tiers={"store": MemoryStore(), "executor": ByHand()}, chaos=ms.Chaos(polls=0.5))
+    at = Tiered(CPU, slots=8, tiers={"store": MemoryStore(), "executor": ByHand()}, chaos=Chaos(polls=0.5))
     at.cache_prompts(whole(1), poll=False)
     at.mem.submit()
     seen = []
@@ -208,7 +209,7 @@ def outcome(store: Store, call: str, names: Sequence[str], *more: Any) -> Any:
 
 def test_a_store_without_faults_passes_everything_through() -> None:
     inner = Kept()
-    store = FaultyStore(inner, Faults(ms.Chaos(claims=1.0, polls=0.5, admissions=1.0)))
+    store = FaultyStore(inner, Faults(Chaos(claims=1.0, polls=0.5, admissions=1.0)))
     assert isinstance(store, Store)
     store.register(torch.zeros(7, dtype=torch.uint8))
     assert store.put(["a", "b"], buffers(1, 2)) == [Outcome.DONE] * 2
@@ -224,7 +225,7 @@ def test_a_store_without_faults_passes_everything_through() -> None:
 
 def test_a_store_that_always_fails_says_so_of_one_name_or_of_the_call() -> None:
     """Of three names one is answered wrongly, or the call raises. What was not touched is answered as it is."""
-    inner, faults = Kept(), Faults(ms.Chaos(seed=1, store_fails=1.0))
+    inner, faults = Kept(), Faults(Chaos(seed=1, store_fails=1.0))
     store, names = FaultyStore(inner, faults), list("abc")
     inner.put(names, buffers(1, 2, 3))
     seen: dict[str, list[Any]] = {call: [] for call in ("exists", "get", "put", "discard")}
@@ -233,7 +234,7 @@ def test_a_store_that_always_fails_says_so_of_one_name_or_of_the_call() -> None:
         seen["get"].append(outcome(store, "get", names, buffers(0, 0, 0)))
         seen["put"].append(outcome(store, "put", names, buffers(1, 2, 3)))
         seen["discard"].append(outcome(store, "discard", names))
-    assert faults.stats() == ms.ChaosStats(store_fails=240)
+    assert faults.stats() == ChaosStats(store_fails=240)
     for call, right, wrong in (
         ("exists", True, {False}),
         ("get", Outcome.DONE, {Outcome.MISSING, Outcome.FAILED}),
@@ -250,13 +251,13 @@ def test_a_store_that_always_fails_says_so_of_one_name_or_of_the_call() -> None:
 
 def test_a_store_is_late(told: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
-    monkeypatch.setattr("memstate.engine.chaos.time.sleep", slept.append)
-    faults = Faults(ms.Chaos(store_late_s=2.0))
+    monkeypatch.setattr("memstate.testing.chaos.time.sleep", slept.append)
+    faults = Faults(Chaos(store_late_s=2.0))
     store = FaultyStore(MemoryStore(), faults)
     for _ in range(20):
         assert store.exists(["a"]) == [False]
     assert len(set(slept)) == 20 and 0 <= min(slept) < 0.5 and 1.5 < max(slept) <= 2.0
-    assert faults.stats() == ms.ChaosStats(store_late=20)
+    assert faults.stats() == ChaosStats(store_late=20)
     require_logged(told, faults.stats())
 
 
@@ -266,7 +267,7 @@ def test_a_store_is_late(told: pytest.LogCaptureFixture, monkeypatch: pytest.Mon
 def test_the_same_seed_and_calls_give_the_same_faults(told: pytest.LogCaptureFixture) -> None:
     def faults(seed: int) -> list[str]:
         told.clear()
-        chaos = ms.Chaos(seed=seed, claims=0.5, admissions=0.3, store_fails=0.3, polls=0.4)
+        chaos = Chaos(seed=seed, claims=0.5, admissions=0.3, store_fails=0.3, polls=0.4)
         at = Tiered(CPU, slots=8, every=8, tiers={"store": MemoryStore(), "executor": ByHand()}, chaos=chaos)
         for n in range(4):
             at.turn([*whole(n), 1], goal=12)
@@ -276,22 +277,21 @@ def test_the_same_seed_and_calls_give_the_same_faults(told: pytest.LogCaptureFix
     assert faults(1) == faults(1) != faults(2)
 
 
-def test_the_environment_sets_what_no_argument_says(
-    told: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def chaos_of(**given: Any) -> Any:
-        faults = Loop(CPU, ms.Redirect(I), **given).mem._faults
-        return faults.chaos if isinstance(faults, Faults) else None
+def test_a_manager_gets_its_faults_once() -> None:
+    mem = Loop(CPU, ms.Redirect(I), chaos=Chaos()).mem
+    with pytest.raises(ms.InvalidArgument, match="has faults already"):
+        Faults(Chaos(claims=0.5)).inject(mem)
 
-    monkeypatch.setenv("MEMSTATE_CHAOS", "")
-    assert chaos_of() is None
-    monkeypatch.setenv("MEMSTATE_CHAOS", " seed=-1, claims=0.1 ,admissions=1,store_fails=.5,store_late_s=2,polls=0.2")
-    assert chaos_of() == ms.Chaos(seed=-1, claims=0.1, admissions=1.0, store_fails=0.5, store_late_s=2.0, polls=0.2)
+
+def test_the_environment_names_faults(told: pytest.LogCaptureFixture) -> None:
+    assert Faults.from_environment({"MEMSTATE_CHAOS": ""}) is None
+    text = " seed=-1, claims=0.1 ,admissions=1,store_fails=.5,store_late_s=2,polls=0.2"
+    faults = Faults.from_environment({"MEMSTATE_CHAOS": text})
+    assert faults is not None and faults.chaos == Chaos(-1, 0.1, 1.0, 0.5, 2.0, 0.2)
     assert [record.levelname for record in told.records] == ["WARNING"] and "on purpose" in told.messages[0]
-    assert chaos_of(chaos=ms.Chaos()) == ms.Chaos()
 
 
-REFUSED: list[tuple[str | dict[str, Any] | float, str]] = [  # of the environment, of Chaos(...), of chaos=
+REFUSED: list[tuple[str | dict[str, Any], str]] = [  # of the environment, of Chaos(...)
     ("claims=2", "claims=2.0: expected a probability from 0 to 1"),
     ("claims", "could not convert string to float: ''"),
     ("seed=1.5", "invalid literal"),
@@ -306,18 +306,11 @@ REFUSED: list[tuple[str | dict[str, Any] | float, str]] = [  # of the environmen
     ({"claims": "0.1"}, "claims='0.1': expected a probability"),
     ({"store_late_s": float("inf")}, "store_late_s=inf: expected 0 to 3600 seconds"),
     ({"seed": 1.0}, "seed=1.0: expected a whole number"),
-    (0.1, "chaos=0.1: expected ms.Chaos(...) or None"),
 ]
 
 
 @pytest.mark.parametrize(("given", "said"), REFUSED)
-def test_what_cannot_be_meant_is_refused(given: Any, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if isinstance(given, str):
-        monkeypatch.setenv("MEMSTATE_CHAOS", given)
-        said = f"MEMSTATE_CHAOS={given!r}: .*{re.escape(said)}"
-    with pytest.raises(ms.ConfigurationError, match=said if isinstance(given, str) else re.escape(said)):
-        Loop(
-            CPU,
-            ms.Redirect(I),
-            **({} if isinstance(given, str) else {"chaos": ms.Chaos(**given) if isinstance(given, dict) else given}),
-        )
+def test_what_cannot_be_meant_is_refused(given: Any, said: str) -> None:
+    start = f"MEMSTATE_CHAOS={given!r}: " if isinstance(given, str) else "chaos: "
+    with pytest.raises(ms.ConfigurationError, match=f"^{re.escape(start)}.*{re.escape(said)}"):
+        Faults.from_environment({"MEMSTATE_CHAOS": given}) if isinstance(given, str) else Chaos(**given)

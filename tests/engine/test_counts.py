@@ -55,9 +55,9 @@ def test_any_mix_is_one_upload_and_two_launches(backend: Backend, tracking: ms.T
     mem = manager(backend, tracking, n)
     rows = running(mem, n)
     snapshots = mem.publish(rows[: n // 4])
-    snapshots += mem.release(rows[n // 4 : n // 2], publish=True)
-    mem.abort(rows[n // 2 : 3 * n // 4])
-    snapshots += mem.retract(rows[3 * n // 4 :])
+    snapshots += mem.end(rows[n // 4 : n // 2], keep="handle")
+    mem.end(rows[n // 2 : 3 * n // 4])
+    snapshots += mem.end(rows[3 * n // 4 :], keep="handle")
     kept = [snapshot for snapshot in snapshots if snapshot]
     more = mem.admit([Request(f"new {i}", length=12, snapshot_at=[8]) for i in range(n - n // 4)])
     mem.admit([Request("back", length=12, resume=kept[-1])] if kept else [Request("fresh")])
@@ -66,7 +66,7 @@ def test_any_mix_is_one_upload_and_two_launches(backend: Backend, tracking: ms.T
         mem.submit()
         assert cost(mem) == (1, {"ownership": 1, "run_data": 1}, 0)
     scan(mem)
-    mem.check()
+    mem.device.check()
 
 
 @pytest.mark.parametrize("n", [1, 32])
@@ -74,9 +74,9 @@ def test_any_mix_is_one_upload_and_two_launches(backend: Backend, tracking: ms.T
 def test_the_batch_of_the_next_plan_travels_along(backend: Backend, tracking: ms.Tracking, n: int) -> None:
     mem = manager(backend, tracking, n)
     rows = running(mem, n)
-    mem.release(rows[: n // 2], publish=True)
+    mem.end(rows[: n // 2], keep="handle")
     more = mem.admit([Request(f"new {i}", length=4) for i in range(n)])
-    mem.plan([*rows[n // 2 :], *more][: mem._log.max_batch], 1)
+    mem.plan([*rows[n // 2 :], *more][: mem._parts.log.max_batch], 1)
     assert cost(mem) == (1, {"ownership": 1, "run_data": 1, "plan": 1}, 0)
 
 
@@ -85,7 +85,7 @@ def test_hits_cost_the_same_for_one_and_for_many(backend: Backend, direct: bool)
     seen = []
     for n in (1, 32):
         mem = manager(backend, Redirect(every=4), n, direct_hits=direct)
-        snapshots = mem.release(running(mem, n), publish=True)
+        snapshots = mem.end(running(mem, n), keep="handle")
         assert None not in snapshots
         rows = mem.admit([Request(i, length=8, resume=snapshot) for i, snapshot in enumerate(snapshots)])
         step = mem.plan(rows, 1)
@@ -98,13 +98,13 @@ def test_hits_cost_the_same_for_one_and_for_many(backend: Backend, direct: bool)
 def test_a_copy_that_is_submitted_orders_nothing_any_more(backend: Backend) -> None:
     """Dropping the source of a copy splits the buffer that holds the copy, and no later one."""
     mem = manager(backend, Redirect(every=4), 2, direct_hits=False)
-    snapshots = mem.release(running(mem, 2), publish=True)
+    snapshots = mem.end(running(mem, 2), keep="handle")
     rows = mem.admit([Request(i, length=8, resume=snapshot) for i, snapshot in enumerate(snapshots)])
     mem.submit()
     mem.backend.counts.reset()
     mem.admit([Request("new", length=4)])
     mem.drop([snapshot for snapshot in snapshots if snapshot])
-    mem.abort(rows)
+    mem.end(rows)
     mem.submit()
     assert cost(mem) == (1, {"ownership": 1, "run_data": 1}, 0)
     scan(mem)
@@ -127,7 +127,7 @@ def test_a_decode_step_is_one_plan_and_a_settle_launches_nothing(backend: Backen
         assert uploads == (at == 0 or pending)  # the same batch as before is on the device already
         if step is None:
             break
-        mem.extend(rows, [mem.length(row) + 4 for row in rows])
+        mem.extend(rows, [mem.info(row).length + 4 for row in rows])
         mem.submit()
         mem.backend.counts.reset()
         mem.settle(step, [at == 7, False, False, False, False])
@@ -145,9 +145,9 @@ def test_B4_nothing_to_do_costs_nothing(backend: Backend) -> None:
     mem.submit()
     mem.backend.counts.reset()
     assert mem.publish(rows) == [None, None]
-    assert mem.publish([]) == mem.release([]) == mem.retract([]) == []
+    assert mem.publish([]) == mem.end([]) == mem.end([], keep="handle") == []
     assert tuple(mem.admit([])) == ()
-    mem.abort([])
+    mem.end([])
     mem.drop([])
     mem.extend(rows, [4, 4])  # pages that they have
     mem.extend([], [])
@@ -161,13 +161,13 @@ def test_conflicts_are_counted_as_packets_and_others_cost_none(backend: Backend)
     rows = mem.admit([Request("a", length=8), Request("b", length=8)])
     mem.settle(mem.plan(rows))
     packets, uploads = mem.stats().packets, counts.uploads
-    mem.release(rows[:1])
+    mem.end(rows[:1])
     mem.admit([Request("c")])
     mem.settle(mem.plan(rows[1:]))
     assert (mem.stats().packets - packets, counts.uploads - uploads) == (1, 1)
     for _ in range(3):  # a row taken and given up again: a claim in front of a release of the same register
         (row,) = mem.admit([Request("d")])
-        mem.release([row])
+        mem.end([row])
     before = mem.stats().packets, counts.uploads, counts.total_launches
     assert before[0] - packets == 1, "recording has sent something"
     mem.settle(mem.plan(rows[1:]))
@@ -179,12 +179,12 @@ def busy(mem: ms.StateManager) -> None:
     """Everything a decode loop does, with hits, snapshots, retraction, a cancelled step and slots in hand."""
     rows = mem.admit([Request(i, length=8) for i in range(4)])
     for tokens in (4, 1, 1, 1, 1, 1):
-        mem.extend(rows, [mem.length(row) + 4 for row in rows])
+        mem.extend(rows, [mem.info(row).length + 4 for row in rows])
         mem.settle(mem.plan([*rows, None], tokens))
     published = [snapshot for snapshot in mem.publish(rows) if snapshot]
     step = mem.plan([*rows, None], 1)
     mem.settle(step, [True, False, False, False, False])
-    kept = [s for s in mem.retract(rows[:2]) if s] + published
+    kept = [s for s in mem.end(rows[:2], keep="handle") if s] + published
     again = mem.admit([Request("again", length=12, resume=kept[0]), Request("new", length=4)] if kept else [])
     mem.cancel(mem.plan([*again, *rows[2:]], 1))
     mem.drop(kept)
@@ -202,7 +202,7 @@ def test_launches_and_uploads_are_counted_and_nothing_else_reaches_the_device(
         busy(mem)  # what is made once is made
     assert len(seen) == (0 if backend.name == "reference" else mem.backend.counts.total_launches)
     assert mem.backend.counts.total_launches > 10
-    mem.reset()
+    mem.recover(keep=False)
     mem.submit()
     watch.let_pass(mem)
     with watch:
@@ -236,7 +236,7 @@ def bookkeeping(backend: Backend, slots: int, rows: int, pages_per_row: int = 0)
         pages_per_row=pages_per_row,
     )  # fmt: skip
     file, slots = inside.registers(mem), mem.pool.allocator
-    assert file.nbytes == file.cells.nbytes - mem.page_table.nbytes + slots.bitmap.nbytes + slots.counters.nbytes
+    assert file.nbytes == file.cells.nbytes - mem.device.page_table.nbytes + slots.bitmap.nbytes + slots.counters.nbytes
     return file.nbytes
 
 
@@ -292,7 +292,7 @@ def test_no_temporary_of_state_size_anywhere(backend: Backend, tracking) -> None
         rows = mem.admit([Request("a"), Request("b")])
         for tokens in (4, 1, 3, 1):
             mem.settle(mem.plan(rows, tokens))
-        snapshots = mem.release(rows, publish=True)
+        snapshots = mem.end(rows, keep="handle")
         mem.plan(mem.admit([Request("c", resume=snapshots[0]), Request("d")]), 1)
         ids = mem.pool.claim(1)
         mem.pool.copy(ids, ids)

@@ -41,8 +41,8 @@ def test_B39_a_manager_in_an_arena_touches_its_planes_only(
     for t in range(6):
         row = loop.admit()[0]
         loop.advance([row, None], 1 + t % 3 * I)
-        assert loop.holds(loop.slot(row), row, loop.mem.length(row))
-        for snapshot in loop.mem.release([row], publish=True):
+        assert loop.holds(loop.slot(row), row, loop.mem.info(row).length)
+        for snapshot in loop.mem.end([row], keep="handle"):
             if snapshot:
                 assert loop.holds(loop.node(snapshot), row, snapshot.length)
                 loop.mem.drop([snapshot])
@@ -61,7 +61,7 @@ def test_tensors_of_single_layers_serve_as_well(backend: Backend, generator: tor
             for layer, plane in enumerate(layers):
                 plane[step.write.long()] = 10 * layer + t
         mem.settle(step)
-    for slot in mem.read_slots(mem.publish(rows, strict=True)).wait().tolist():
+    for slot in mem.device.read_slots(mem.publish(rows, strict=True)).wait().tolist():
         for layers in mem.planes.values():
             assert [set(plane[slot].tolist()) for plane in layers] == [{I}, {10 + I}]
     assert torch.equal(others(engine), before)
@@ -74,32 +74,32 @@ def test_sleep_keeps_who_owns_what_and_the_bytes(backend: Backend, name: str) ->
     loop.advance(rows, I + 1)
     kept = [snapshot for snapshot in loop.mem.publish(rows) if snapshot]
     loop.mem.submit()
-    before, infos = scan(loop.mem), loop.mem.buffer_infos()
-    loop.mem.sleep()
+    before, infos = scan(loop.mem), loop.mem.device.buffer_infos()
+    loop.mem.device.sleep()
     assert all(arena.untyped_storage().nbytes() == 0 for arena in loop.mem.planes.arenas)
     stats = loop.mem.stats()
     for call in (
         lambda: loop.mem.plan(rows),
         lambda: loop.mem.admit([ms.Request("c")]),
-        lambda: loop.mem.abort(rows),
+        lambda: loop.mem.end(rows),
         lambda: loop.mem.drop(kept),
-        lambda: loop.mem.read_slots(rows),
+        lambda: loop.mem.device.read_slots(rows),
         lambda: loop.mem.fork(rows[0], ["c"]),
         loop.mem.submit,
-        loop.mem.sleep,
-        loop.mem.scrub_null,
-        loop.mem.reset,
+        loop.mem.device.sleep,
+        loop.mem.device.scrub_null,
+        lambda: loop.mem.recover(keep=False),
         loop.mem.audit,
     ):
         with pytest.raises(ms.Asleep, match="wake"):
             call()
     assert loop.mem.stats() == stats
-    loop.mem.wake()
+    loop.mem.device.wake()
     with pytest.raises(ms.InvalidArgument):
-        loop.mem.wake()
+        loop.mem.device.wake()
     after = scan(loop.mem)
     assert (after.free, after.slots, after.labels) == (before.free, before.slots, before.labels)
-    assert [replace(i, address=0) for i in infos] == [replace(i, address=0) for i in loop.mem.buffer_infos()]
+    assert [replace(i, address=0) for i in infos] == [replace(i, address=0) for i in loop.mem.device.buffer_infos()]
     for row in rows:
         assert loop.holds(loop.slot(row), row, I + 1)
     loop.advance(rows, I)
@@ -112,11 +112,11 @@ def test_sleep_that_would_lose_a_state_is_refused(backend: Backend) -> None:
     (row,) = loop.admit()
     loop.advance([row], 2)
     with pytest.raises(ms.InvalidArgument, match="1 slots are held"):
-        loop.mem.sleep(keep=False)
+        loop.mem.device.sleep(keep=False)
     assert loop.holds(loop.slot(row), row, 2)
-    loop.mem.abort([row])
-    loop.mem.sleep(keep=False)
-    loop.mem.wake()
+    loop.mem.end([row])
+    loop.mem.device.sleep(keep=False)
+    loop.mem.device.wake()
     loop.planes.poison(range(1, 17))
     (row,) = loop.admit()
     loop.advance([row], 2)
@@ -129,12 +129,12 @@ PLAIN = StateLayout((Plane("ssm", (4,), torch.float32),), layers=1)
 
 def test_what_sleeps_gives_no_plane_and_no_slot(backend: Backend) -> None:
     loop = Loop(backend, ms.Redirect(I))
-    loop.mem.sleep()
+    loop.mem.device.sleep()
     free = loop.mem.free_slots
     for call in (lambda: loop.mem.pool.claim(3), lambda: next(iter(loop.mem.planes.values()))):
         with pytest.raises(ms.Asleep):
             call()
-    loop.mem.wake()
+    loop.mem.device.wake()
     assert loop.mem.free_slots == free and len(loop.mem.pool.claim(3)) == 3
 
 

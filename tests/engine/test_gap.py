@@ -30,7 +30,7 @@ def forward(mem: ms.StateManager, step: ms.Step, more: float = 1.0) -> None:
     """A step of a model: each state becomes larger by `more`; the null slot is scrubbed."""
     for state in mem.planes["s"]:
         state[step.write] = state[step.snapshot] = state[step.read] + more
-    mem.scrub_null()
+    mem.device.scrub_null()
 
 
 def run(mem: ms.StateManager, rows: Sequence[ms.Row], tokens: int = 1, more: float = 1.0) -> None:
@@ -46,14 +46,14 @@ def value(mem: ms.StateManager, slot: int) -> float:
 
 
 def live(mem: ms.StateManager, row: ms.Row) -> int:
-    return int(mem.live_slots[row.index])
+    return int(mem.device.live_slots[row.index])
 
 
 def given_up(mem: ms.StateManager, *more: str) -> tuple[ms.Step, ms.Row, *tuple[ms.Row, ...]]:
     """A step in the gap whose row is aborted, that row, and rows that were admitted beside it."""
     a, *others = mem.admit([ms.Request(name) for name in ("a", *more)])
     step = mem.plan([a])
-    mem.abort([a])
+    mem.end([a])
     return step, a, *others
 
 
@@ -65,8 +65,8 @@ def named_by(step: ms.Step) -> set[int]:
 CALLS: dict[str, Callable[[ms.StateManager, Sequence[ms.Row]], object]] = {
     "nothing": lambda mem, rows: None, "submit": lambda mem, rows: mem.submit(),
     "submit twice": lambda mem, rows: (mem.submit(), mem.submit()),
-    "read_slots": lambda mem, rows: mem.read_slots(rows), "audit": lambda mem, rows: mem.audit().raise_if_leaking(),
-    "check": lambda mem, rows: mem.check(), "snapshot": lambda mem, rows: mem.inspect(),
+    "read_slots": lambda mem, rows: mem.device.read_slots(rows), "check": lambda mem, rows: mem.device.check(),
+    "audit": lambda mem, rows: mem.audit().raise_if_leaking(), "snapshot": lambda mem, rows: mem.inspect(),
     "pool.claim": lambda mem, rows: mem.pool.release(mem.pool.claim(0)),
 }  # fmt: skip
 every_call = pytest.mark.parametrize("call", CALLS)
@@ -82,9 +82,9 @@ def test_G1_a_row_given_up_in_the_gap_keeps_its_slot_until_the_forward(backend: 
     CALLS[call](mem, [])
     b, c = mem.admit([ms.Request("b"), ms.Request("c")])
     CALLS[call](mem, [b, c])
-    mem.abort([c])
+    mem.end([c])
     CALLS[call](mem, [b])
-    assert mem.free_slots == slots - mem.slots_held(b)
+    assert mem.free_slots == slots - mem.info(b).slots
     named = named_by(step)
     words = mem.pool.allocator.bitmap.tolist()
     assert not any(words[slot // 32] >> slot % 32 & 1 for slot in named), "a slot that the step names is free already"
@@ -96,7 +96,7 @@ def test_G1_a_row_given_up_in_the_gap_keeps_its_slot_until_the_forward(backend: 
     mem.settle(following)
     assert value(mem, live(mem, b)) == 1.0
     scan(mem)
-    mem.abort([b])
+    mem.end([b])
     scan(mem)
 
 
@@ -129,7 +129,7 @@ def test_G1_an_older_step_that_is_settled_says_nothing_of_the_newest(backend: Ba
     forward(mem, first)
     second = mem.plan([a])
     mem.settle(first, [True])
-    mem.abort([a])
+    mem.end([a])
     mem.submit()
     assert live(mem, a) == int(second.write[0])
     with pytest.raises(ms.StaleHandle):
@@ -150,16 +150,16 @@ def test_G1_a_cached_state_that_a_first_step_reads_is_dropped_behind_it(backend:
     """The slot that a step reads instead of its own is no more free than the one that it writes."""
     mem = manager(backend, name, slots=9)
     (a,) = mem.admit([ms.Request("a")])
-    while mem.length(a) < 8:
+    while mem.info(a).length < 8:
         run(mem, [a])
-    (snapshot,) = mem.release([a], publish=True)
+    (snapshot,) = mem.end([a], keep="handle")
     assert snapshot
     (b,) = mem.admit([ms.Request("b", resume=snapshot)])
     step = mem.plan([b])
     mem.drop([snapshot])
     tenants = mem.admit([ms.Request("c"), ms.Request("d")])
     mem.submit()
-    mem.abort(tenants)
+    mem.end(tenants)
     assert value(mem, int(step.read[0])) == 8.0
     forward(mem, step)
     assert value(mem, int(step.write[0])) == 9.0
@@ -172,16 +172,16 @@ def test_B31_an_arrival_in_the_gap_waits_with_what_is_before_it(backend: Backend
     mem = manager(backend, slots=2)
     step, _ = given_up(mem)
     b, c = mem.admit([ms.Request("b"), ms.Request("c")])
-    slots = mem.read_slots([b, c])
+    slots = mem.device.read_slots([b, c])
     assert not slots.ready
     with pytest.raises(ms.InvalidArgument, match="wait for the newest step's forward"):
         slots.wait()
-    mem.arrived([b], [3])
+    mem.device.arrived([b], [3])
     CALLS[call](mem, [b])
     forward(mem, step, GARBAGE)
     mem.submit(step)
     assert slots.wait().tolist() == [live(mem, b), live(mem, c)] and slots.ready
-    assert mem.length(b) == 3 == int(inside.registers(mem).table.labels[3 * b.index])
+    assert mem.info(b).length == 3 == int(inside.registers(mem).table.labels[3 * b.index])
     scan(mem)
 
 
@@ -189,8 +189,8 @@ def test_a_slot_that_is_not_waited_for_is_read_back_at_once(backend: Backend) ->
     mem = manager(backend)
     a, b = mem.admit([ms.Request("a"), ms.Request("b")])
     mem.plan([a])
-    assert mem.read_slots([a, b]).wait().tolist() == [live(mem, a), live(mem, b)]
-    mem.abort([b])
+    assert mem.device.read_slots([a, b]).wait().tolist() == [live(mem, a), live(mem, b)]
+    mem.end([b])
     mem.submit()
     assert live(mem, b) == 0 and not inside.commands(mem).waiting, "b is in no step"
 
@@ -202,7 +202,7 @@ def test_a_fork_in_the_gap_reads_what_the_row_holds(backend: Backend) -> None:
     for _ in range(3):
         run(mem, [a, b])
     step = mem.plan([a])
-    mem.abort([a])
+    mem.end([a])
     (child,) = mem.fork(b, ["child"]).rows
     mem.submit()
     forward(mem, step, GARBAGE)
@@ -222,13 +222,13 @@ def test_a_snapshot_of_an_in_place_engine_is_copied_behind_the_forward(backend: 
     for _ in range(MAKERS[name]().every):
         step = mem.plan([a])
         mem.submit()
-        mem.check()
+        mem.device.check()
         for state in mem.planes["s"]:
             state[step.write] += 1
         mem.settle(step)
     (snapshot,) = mem.publish([a])
     assert snapshot
-    slot = int(mem.read_slots([snapshot]).wait()[0])
+    slot = int(mem.device.read_slots([snapshot]).wait()[0])
     assert value(mem, slot) == snapshot.length
 
 
@@ -245,20 +245,20 @@ def test_B1_ids_in_hand_do_not_hang_on_a_release_that_waits(backend: Backend) ->
     with pytest.raises(ms.OutOfSlots) as short:
         mem.pool.claim(1)
     assert short.value.free == 0
-    mem.check()
+    mem.device.check()
     assert mem.free_slots == 0
     forward(mem, step)
     mem.submit(step)
     assert live(mem, c) == int(step.write[0])
     scan(mem, [free])
-    mem.check()
+    mem.device.check()
 
 
 def test_a_check_in_the_gap_keeps_the_count(backend: Backend) -> None:
     mem = manager(backend, slots=3)
     given_up(mem, "b")
     for free in (2, 0):
-        mem.check()
+        mem.device.check()
         assert mem.free_slots == free
         mem.admit([ms.Request(x) for x in range(free)])
     assert mem.audit().owned_by_kind == {"live": 3}
@@ -274,7 +274,7 @@ def test_a_step_is_not_cancelled_once_what_it_computes_was_published(backend: Ba
         mem.cancel(step)
     forward(mem, step)
     mem.settle(step)
-    assert value(mem, int(mem.read_slots([snapshot]).wait()[0])) == 1.0
+    assert value(mem, int(mem.device.read_slots([snapshot]).wait()[0])) == 1.0
     second = mem.plan([a], 2)
     assert mem.publish([a]) == [None]
     mem.cancel(second)  # nothing of it was handed out
@@ -292,14 +292,14 @@ def test_a_step_is_cancelled_beside_others_that_take_its_row(backend: Backend) -
     (old,) = mem.admit([ms.Request("old")])
     for tokens in (4, 4):
         run(mem, [old], tokens)
-    (kept,) = mem.release([old], publish=True)
+    (kept,) = mem.end([old], keep="handle")
     assert kept and kept.length == 8
     a, b = mem.admit([ms.Request("a"), ms.Request("b")])
     step = mem.plan([a, b])
-    mem.abort([a])
+    mem.end([a])
     (c,) = mem.admit([ms.Request("c", resume=kept)])
     assert c.index == a.index
-    (again,) = mem.release([c], publish=True)
+    (again,) = mem.end([c], keep="handle")
     assert again and again.length == 8
     mem.cancel(step)
     scan(mem)
@@ -312,7 +312,7 @@ def test_what_is_asked_for_comes_without_another_plan(backend: Backend, overlap:
     mem = manager(backend, slots=2, overlap=overlap)
     step, _ = given_up(mem)
     (b,) = mem.admit([ms.Request("b")])
-    slots = mem.read_slots([b])
+    slots = mem.device.read_slots([b])
     assert not slots.ready
     forward(mem, step)
     mem.settle(step) if how == "settle" else mem.cancel(step)
@@ -330,15 +330,15 @@ def test_a_reset_forgets_what_waits_the_last_first() -> None:
     (a,) = mem.admit([ms.Request("a", tokens=prompt)])
     for tokens in (4, 4):
         step = mem.plan([a], tokens)
-        if mem.length(a) < 8:
+        if mem.info(a).length < 8:
             mem.settle(step)
-    mem.publish([a], tokens=[prompt])  # of a step whose forward is not launched
+    mem.publish([a], keep="cache", tokens=[prompt])  # of a step whose forward is not launched
     assert mem.prefix and owners.pinned(mem), "the row goes on from the state that it published"
-    mem.abort([a])
+    mem.end([a])
     assert mem.prefix.evict_states(5) == 1 and inside.commands(mem).waiting
     (b,) = mem.admit([ms.Request("b", tokens=[*prompt, 2])])
-    assert mem.length(b) == 8, "a hit in host memory that is not filled yet"
-    mem.reset()
+    assert mem.info(b).length == 8, "a hit in host memory that is not filled yet"
+    mem.recover(keep=False)
     assert mem.free_slots == 8 and not inside.commands(mem).waiting
     mem.settle(mem.plan(mem.admit([ms.Request("c")])))
     scan(mem)
@@ -370,10 +370,10 @@ def test_a_hit_from_below_waits_for_the_slot_that_it_gets(name: str) -> None:
     row = at.start(TWO)
     at.mem.submit()
     step = at.step([row], run=False)
-    at.mem.abort([row])
+    at.mem.end([row])
     named = named_by(step)
     (other,) = at.admit(ms.Request("hit", tokens=[*ONE, 1]))
-    assert at.mem.length(other) == len(ONE) and inside.commands(at.mem).waiting
+    assert at.mem.info(other).length == len(ONE) and inside.commands(at.mem).waiting
     at.mem.submit()
     for plane in at.mem.planes.values():  # the forward of the row that was aborted
         plane[:, sorted(named)] = 0x55
@@ -387,11 +387,11 @@ def test_a_hit_from_below_waits_for_the_slot_that_it_gets(name: str) -> None:
 def test_a_state_published_and_evicted_in_the_gap_goes_down_behind_the_forward(name: str) -> None:
     at = tiered(plain(), name, every=4, slots=9)
     row = at.start(ONE)
-    while at.mem.length(row) + 4 < len(ONE):
+    while at.mem.info(row).length + 4 < len(ONE):
         at.run([row], 4, publish=False)
-    length = at.mem.length(row)
+    length = at.mem.info(row).length
     step = at.step([row], 4, run=False)
-    at.mem.release([row], tokens=[at.text[row]])
+    at.mem.end([row], keep="cache", tokens=[at.text[row]])
     evicted = at.cache.evict_states(9)
     assert evicted or name == "none"
     for refused in (at.mem.tiers.flush, at.mem.tiers.clear, at.mem.close):  # type: ignore[union-attr]
@@ -410,7 +410,7 @@ def test_a_fork_that_copies_a_page_is_refused_while_changes_wait(backend: Backen
     a, b = mem.admit([ms.Request("a", length=4), ms.Request("b", length=4)])
     run(mem, [b], 2)
     step = mem.plan([a], 1)
-    mem.abort([a])
+    mem.end([a])
     before = mem.free_slots, mem.free_pages
     with pytest.raises(ms.InvalidArgument, match=r"submit\(step\), then fork"):
         mem.fork(b, ["c"])
@@ -452,13 +452,13 @@ def test_states_sleep_with_their_bytes_while_a_slot_waits_for_a_forward(backend:
     step, _ = given_up(mem)
     assert mem.free_slots == 4
     with pytest.raises(ms.InvalidArgument, match="1 slots are held"):
-        mem.sleep(keep=False)
-    mem.sleep()
-    mem.wake()
+        mem.device.sleep(keep=False)
+    mem.device.sleep()
+    mem.device.wake()
     forward(mem, step)
     mem.settle(step)
-    mem.sleep(keep=False)
-    mem.wake()
+    mem.device.sleep(keep=False)
+    mem.device.wake()
     scan(mem)
 
 
@@ -475,10 +475,10 @@ def test_kv_that_the_forward_has_still_to_write_does_not_go_down(cleared: bool) 
     at.publish([x])
     if cleared:
         at.below.clear()
-    at.mem.release([y], tokens=[at.text[y][:8]])
+    at.mem.end([y], keep="cache", tokens=[at.text[y][:8]])
     assert at.mem.match([*ONE, 1]).length == 8
     assert at.cache.evict_states(1) == 1
     assert at.tiers.refused == 1 and not len(at.mem.tiers.host.states)  # type: ignore[union-attr]
     at.mem.settle(step)
-    at.mem.abort([x])
+    at.mem.end([x])
     at.mem.audit().raise_if_leaking()

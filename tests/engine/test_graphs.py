@@ -153,7 +153,7 @@ class Twins:
         for mem, rows in zip(self.managers, self.rows, strict=True):
             ended, (rows[i],) = rows[i], mem.admit([ms.Request(("new", name))])
             mem.submit()  # or the slot that is released would be the one that is claimed
-            mem.abort([ended])
+            mem.end([ended])
 
     def plan(self, padding: bool) -> list[ms.Step]:
         """A step of the same batch for both, in a new order and with gaps; or of padding alone."""
@@ -163,7 +163,7 @@ class Twins:
         steps = []
         for mem, rows, flying in zip(self.managers, self.rows, self.flying, strict=True):
             batch = [None if i is None else rows[i] for i in chosen]
-            room = [mem.next_boundary(row) - mem.length(row) if row else 0 for row in batch]
+            room = [mem.info(row).next_boundary - mem.info(row).length if row else 0 for row in batch]
             tokens = [min(pair) for pair in zip(room, most, strict=True)]
             if mem is self.replayed.mem:
                 steps.append(self.replayed.plan(batch, tokens))
@@ -226,7 +226,7 @@ def test_replays_have_the_bits_of_eager_forwards(
     assert mem.backend.counts.launches["plan"] == controlled["plan"] + 1  # in the capture
     for manager in twins.managers:
         manager.audit().raise_if_leaking()
-        manager.check()
+        manager.device.check()
 
 
 def test_one_manager_replays_graphs_of_every_batch_size(backend: Backend, generator: torch.Generator) -> None:
@@ -261,6 +261,6 @@ def test_captures_and_other_streams_are_refused(backend: Backend, generator: tor
     with torch.cuda.stream(side):
         with pytest.raises(ms.InvalidArgument, match=r"call use_stream\("):
             mem.settle(step)
-        mem.use_stream(side)
+        mem.device.use_stream(side)
         mem.settle(step)
         mem.audit().raise_if_leaking()

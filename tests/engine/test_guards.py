@@ -53,20 +53,20 @@ def test_close_in_debug_mode_finds_a_slot_with_two_owners() -> None:
     mem = manager(debug=True)
     row, other = mem.admit([ms.Request("a"), ms.Request("b")])
     mem.submit()
-    mem.live_slots[row.index] = mem.live_slots[other.index]
+    mem.device.live_slots[row.index] = mem.device.live_slots[other.index]
     with pytest.raises(ms.LeakFound, match="has 2 owners"):
         mem.close()
 
 
-@pytest.mark.parametrize("call", ["close", "wake"])
-def test_a_manager_in_debug_mode_belongs_to_its_thread(call: str) -> None:
+@pytest.mark.parametrize("call", [lambda mem: mem.close(), lambda mem: mem.device.wake()], ids=["close", "wake"])
+def test_a_manager_in_debug_mode_belongs_to_its_thread(call: Callable[[ms.StateManager], object]) -> None:
     mem = tiered(debug=True)
-    mem.sleep()
+    mem.device.sleep()
     with ThreadPoolExecutor(1) as other, pytest.raises(ms.MemstateError, match="one thread"):
-        other.submit(getattr(mem, call)).result()
+        other.submit(call, mem).result()
     with pytest.raises(ms.Asleep):
         mem.close()
-    mem.wake()
+    mem.device.wake()
     mem.close()
 
 
@@ -75,7 +75,7 @@ def test_close_without_debug_reads_nothing_back() -> None:
     mem.pool.claim(2)
     before = mem.stats().syncs
     mem.close()
-    mem.sleep()
+    mem.device.sleep()
     mem.close()
     assert mem.stats().syncs == before + 1
 
@@ -155,7 +155,7 @@ def test_windows_that_require_grad_are_refused() -> None:
     with pytest.raises(ms.InvalidArgument, match=r"window of plane ssm: .*requires grad"):
         mem.accept(step, [1], {"ssm": window})
     mem.accept(step, [1], {"ssm": window.detach()})
-    assert mem.length(row) == 4
+    assert mem.info(row).length == 4
 
 
 @pytest.mark.parametrize(

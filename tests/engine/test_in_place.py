@@ -32,7 +32,7 @@ def test_a_hit_costs_one_copy_each(backend: Backend, name: str, direct: bool) ->
     loop = InPlace(backend, MAKERS[name](), direct_hits=direct)
     (row,) = loop.admit()
     loop.advance([row], I)
-    (snapshot,) = loop.mem.release([row], publish=True)
+    (snapshot,) = loop.mem.end([row], keep="handle")
     assert snapshot and snapshot.length == I
     before = loop.copied
     rows = loop.admit(ms.Request("b", resume=snapshot), ms.Request("c", resume=snapshot))
@@ -88,7 +88,7 @@ def test_submit_keeps_the_order_of_copies_and_owners(backend: Backend, name: str
     lane = loop.slot(row, 1)
     loop.mem.pool.allocator.release(first)
     step = loop.step([row])  # at the boundary; its copy is still due
-    loop.mem.abort([row])
+    loop.mem.end([row])
     tenants = loop.admit(ms.Request("b"), ms.Request("c"))
     loop.mem.submit()
     assert lane in [loop.slot(tenant) for tenant in tenants]  # what was a lane is live now
@@ -116,16 +116,16 @@ def test_only_planes_written_in_part_are_copied(backend: Backend, name: str) -> 
         new = mem.planes["ssm"][:, step.read.long()] + 1
         for slots in (step.snapshot, step.write):
             mem.planes["ssm"][:, slots.long()] = new
-        mem.scrub_null()
+        mem.device.scrub_null()
         mem.settle(step)
     stats = mem.stats()
     assert stats.copied_bytes == stats.snapshots * RING.layers * RING.block_bytes(RING.planes[0])
     mem.submit()
     for row in rows:
-        live = int(mem.live_slots[row.index])
+        live = int(mem.device.live_slots[row.index])
         assert mem.planes["ring"][1, live].tolist() == [8, 9, 6, 7] and mem.planes["ssm"][1, live].tolist() == [9, 9]
     for snapshot in mem.publish(rows) if name != "none" else ():
         assert snapshot and snapshot.length == 2 * I
-        (slot,) = mem.read_slots([snapshot]).wait().tolist()
+        (slot,) = mem.device.read_slots([snapshot]).wait().tolist()
         assert mem.planes["ring"][0, slot].tolist() == [8, 5, 6, 7] and mem.planes["ssm"][0, slot].tolist() == [8, 8]
     scan(mem)

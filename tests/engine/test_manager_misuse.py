@@ -25,7 +25,7 @@ class Stage:
         self.row, self.other, self.gone = self.loop.admit(*[ms.Request(name, length=8) for name in "abc"])
         self.loop.advance([self.row, self.other, self.gone], 4)
         self.dropped, self.kept, _ = self.mem.publish([self.row, self.other, self.gone])
-        self.mem.release([self.gone])
+        self.mem.end([self.gone])
         self.mem.drop([self.dropped])
         self.old = self.loop.step([self.row])
         self.mem.settle(self.old)
@@ -37,13 +37,13 @@ class Stage:
     def observe(self) -> list[object]:
         self.mem.submit()
         mem, table = self.mem, inside.registers(self.mem).table
-        device = [tensor.tolist() for tensor in (table.cells, table.bitmap, table.counters, mem.page_table)]
-        rows = [(mem.length(row), mem.confirmed(row), mem.slots_held(row)) for row in (self.row, self.other)]
+        device = [tensor.tolist() for tensor in (table.cells, table.bitmap, table.counters, mem.device.page_table)]
+        rows = [(mem.info(row).length, mem.info(row).confirmed, mem.info(row).slots) for row in (self.row, self.other)]
         stats = mem.stats()
         counts = [stats.rows_used, stats.published, stats.dropped, stats.degraded]
         steps = (
-            len(mem._log.unsettled),
-            mem._log.times(owners.table(mem)).tolist(),
+            len(mem._parts.log.unsettled),
+            mem._parts.log.times(owners.table(mem)).tolist(),
             owners.table(mem).confirmed.tolist(),
         )
         return [*device, rows, mem.free_slots, mem.free_pages, *counts, steps, owners.free(mem)]
@@ -61,17 +61,17 @@ MISUSE: Cases = {
     "tokens that are no numbers": (r"tokens\[0\]='one': expected", lambda s: s.mem.plan([s.row], ["one"])),
     "True among tokens": (r"tokens\[1\]=True: expected", lambda s: s.mem.plan([s.row, s.other], [1, True])),
     "True among lengths": (
-        r"publish\[0\]=True: expected", lambda s: s.mem.release([s.row, s.other], publish=[True, 1]),
+        r"lengths\[0\]=True: expected", lambda s: s.mem.end([s.row, s.other], keep="handle", lengths=[True, 1]),
     ),
     "more tokens than int32": ("tokens=2147483648: expected whole numbers", lambda s: s.mem.plan([s.row], 2**31)),
     "a chunk beyond its pages": ("row 1: 9 tokens, pages for 8", lambda s: s.mem.plan([s.other, s.row], [3, 3])),
     "results of another batch": ("expected 2 times True or False", lambda s: s.mem.settle(s.first, [True])),
-    "releasing a row twice": (r"a row is named twice in \[1, 1\]", lambda s: s.mem.release([s.row, s.row])),
+    "releasing a row twice": (r"a row is named twice in \[1, 1\]", lambda s: s.mem.end([s.row, s.row])),
     "too few key lengths": (
-        "publish has 1 entries, expected 2", lambda s: s.mem.release([s.row, s.other], publish=[4]),
+        "lengths has 1 entries, expected 2", lambda s: s.mem.end([s.row, s.other], keep="handle", lengths=[4]),
     ),
     "key lengths that are no numbers": (
-        r"publish\[0\]='4': expected whole numbers", lambda s: s.mem.release([s.row], publish=["4"]),
+        r"lengths\[0\]='4': expected whole numbers", lambda s: s.mem.end([s.row], keep="handle", lengths=["4"]),
     ),
     "publishing nothing strictly": (
         "have no snapshot to publish", lambda s: s.mem.publish([s.other, s.row], strict=True),
@@ -80,18 +80,18 @@ MISUSE: Cases = {
     "dropping a row": ("is no snapshot: use the handles", lambda s: s.mem.drop([s.kept, s.row])),
     "lengths for another batch": ("lengths has 2 entries, expected 1", lambda s: s.mem.extend([s.row], [8, 9])),
     "a state for a row that ran": (
-        "a state arrives in a row that has folded no token", lambda s: s.mem.arrived([s.row], [5]),
+        "a state arrives in a row that has folded no token", lambda s: s.mem.device.arrived([s.row], [5]),
     ),
 }  # fmt: skip
 MISUSE |= {  # arguments of the wrong kind
     "plan(row)": ("expected a sequence of rows", lambda s: s.mem.plan(s.row)),
     "plan(forged)": ("this table has rows 1..4", lambda s: s.mem.plan([ms.Row(1.0, s.row.generation)])),
-    "abort(row)": ("expected a sequence of rows", lambda s: s.mem.abort(s.row)),
-    "release(None)": ("expected a sequence of rows", lambda s: s.mem.release(None)),
+    "abort(row)": ("expected a sequence of rows", lambda s: s.mem.end(s.row)),
+    "release(None)": ("expected a sequence of rows", lambda s: s.mem.end(None)),
     "publish(row)": ("expected a sequence of rows", lambda s: s.mem.publish(s.row)),
     "extend(row)": ("expected a sequence of rows", lambda s: s.mem.extend(s.row, [4])),
-    "arrived(row)": ("expected a sequence of rows", lambda s: s.mem.arrived(s.row, [4])),
-    "read_slots(row)": ("expected a sequence of rows and snapshots", lambda s: s.mem.read_slots(s.row)),
+    "arrived(row)": ("expected a sequence of rows", lambda s: s.mem.device.arrived(s.row, [4])),
+    "read_slots(row)": ("expected a sequence of rows and snapshots", lambda s: s.mem.device.read_slots(s.row)),
     "admit(request)": ("expected a sequence of requests", lambda s: s.mem.admit(ms.Request("x"))),
     "fork(row, text)": ("expected a sequence of request ids", lambda s: s.mem.fork(s.row, "ab")),
     "reorder(rows, text)": ("expected a sequence of entries", lambda s: s.mem.reorder([s.other], "0")),
@@ -107,11 +107,11 @@ MISUSE |= {  # arguments of the wrong kind
     "finished numbers": ("expected 2 times True or False", lambda s: s.mem.settle(s.first, [0.5, 0.5])),
 }
 STALE: Cases = {  # handles that have ended
-    "a row that is gone": ("request 'c' was released", lambda s: s.mem.plan([s.row, s.gone])),
+    "a row that is gone": ("request 'c' was ended", lambda s: s.mem.plan([s.row, s.gone])),
     "settling twice": ("it was settled, accepted or cancelled", lambda s: s.mem.settle(s.old)),
     "cancelling what is settled": ("it was settled, accepted or cancelled", lambda s: s.mem.cancel(s.old)),
-    "releasing what is gone": ("request 'c' was released", lambda s: s.mem.release([s.row, s.gone], publish=True)),
-    "publishing what is gone": ("request 'c' was released", lambda s: s.mem.publish([s.gone])),
+    "releasing what is gone": ("request 'c' was ended", lambda s: s.mem.end([s.row, s.gone], keep="handle")),
+    "publishing what is gone": ("request 'c' was ended", lambda s: s.mem.publish([s.gone])),
     "dropping what is dropped": ("snapshot in register 15", lambda s: s.mem.drop([s.kept, s.dropped])),
     "resuming what is dropped": ("snapshot in register 15", lambda s: s.mem.admit([ms.Request("d", resume=s.dropped)])),
 }
@@ -151,7 +151,7 @@ def test_G1_in_turn_a_step_is_settled_before_the_next(backend: Backend) -> None:
     step = loop.step([row])
     with pytest.raises(ms.InvalidArgument, match="1 steps are unsettled, the limit before a plan is 0"):
         loop.mem.plan([row])
-    assert loop.mem.length(row) == 1
+    assert loop.mem.info(row).length == 1
     loop.mem.settle(step, np.array([True]))
     assert loop.step([row]).rows.tolist() == [0]  # it has ended: padding
 
@@ -165,14 +165,14 @@ def test_G1_a_length_beyond_int32_is_refused(backend: Backend, how: str) -> None
         for tokens in (2**31 - 2, 1):
             loop.mem.settle(loop.mem.plan([row], tokens))
     elif how == "an arrival":
-        loop.mem.arrived([row], [2**31 - 1])
+        loop.mem.device.arrived([row], [2**31 - 1])
     else:
-        loop.mem.arrived([row], [2**31 - 3])
+        loop.mem.device.arrived([row], [2**31 - 3])
         windows = {name: plane.new_zeros(len(plane), 1, 2, *plane.shape[2:]) for name, plane in loop.mem.planes.items()}
         loop.mem.accept(loop.mem.plan([row], 2, window=True), [2], windows)
     with pytest.raises(ms.InvalidArgument, match=r"lengths \[2147483648\] after this step: a label holds 2147483647"):
         loop.mem.plan([row])
-    assert loop.mem.length(row) == 2**31 - 1
+    assert loop.mem.info(row).length == 2**31 - 1
     scan(loop.mem)
 
 
@@ -182,15 +182,15 @@ def test_generations_wrap_around(backend: Backend) -> None:
     mem = loop.mem
     owners.table(mem).generation[:] = 2**31 - 2
     owners.holdings(mem).generation[:] = 2**31 - 1
-    mem.reset()
+    mem.recover(keep=False)
     assert owners.table(mem).generation.max() == 2**31 - 1 and owners.holdings(mem).generation.max() == 0
     for _ in range(2):
         (row,) = loop.admit()
         loop.advance([row], 4)
-        (snapshot,) = mem.release([row], publish=True)
+        (snapshot,) = mem.end([row], keep="handle")
         assert snapshot
         mem.drop([snapshot])
-        for stale in (lambda row=row: mem.length(row), lambda snapshot=snapshot: mem.drop([snapshot])):
+        for stale in (lambda row=row: mem.info(row).length, lambda snapshot=snapshot: mem.drop([snapshot])):
             with pytest.raises(ms.StaleHandle):
                 stale()
     assert owners.table(mem).generation[1] == 1

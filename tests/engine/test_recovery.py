@@ -60,25 +60,24 @@ CALLS: dict[str, Callable[[ms.StateManager, ms.Row], object]] = {
     "admit": lambda mem, row: mem.admit([ms.Request("b")]),
     "fork": lambda mem, row: mem.fork(row, ["x"]),
     "reorder": lambda mem, row: mem.reorder([row], [0, 0]),
-    "arrived": lambda mem, row: mem.arrived([row], [4]),
-    "read_slots": lambda mem, row: mem.read_slots([row]),
+    "arrived": lambda mem, row: mem.device.arrived([row], [4]),
+    "read_slots": lambda mem, row: mem.device.read_slots([row]),
     "shortfall": lambda mem, row: mem.shortfall([row]),
     "extend": lambda mem, row: mem.extend([row], [8]),
     "plan": lambda mem, row: mem.plan([row]),
-    "release": lambda mem, row: mem.release([row]),
-    "abort": lambda mem, row: mem.abort([row]),
+    "end": lambda mem, row: mem.end([row]),
     "publish": lambda mem, row: mem.publish([row]),
     "drop": lambda mem, row: mem.drop([]),
     "match": lambda mem, row: mem.match(T),
     "poll": lambda mem, row: mem.poll(),
-    "open_session": lambda mem, row: mem.open_session("s"),
-    "scrub_null": lambda mem, row: mem.scrub_null(),
+    "open_session": lambda mem, row: mem.sessions.open("s"),
+    "scrub_null": lambda mem, row: mem.device.scrub_null(),
     "submit": lambda mem, row: mem.submit(),
-    "sleep": lambda mem, row: mem.sleep(),
-    "check": lambda mem, row: mem.check(),
+    "sleep": lambda mem, row: mem.device.sleep(),
+    "check": lambda mem, row: mem.device.check(),
     "audit": lambda mem, row: mem.audit(),
     "inspect": lambda mem, row: mem.inspect(),
-    "length": lambda mem, row: mem.length(row),
+    "length": lambda mem, row: mem.info(row).length,
     "pool.claim": lambda mem, row: mem.pool.claim(1),
     "pool.release": lambda mem, row: mem.pool.release([3]),
     "pool.check": lambda mem, row: mem.pool.check(),
@@ -98,13 +97,13 @@ def test_every_call_says_that_an_earlier_one_was_interrupted(name: str, plain: B
         CALLS[name](at.mem, row)
     assert (raised.value.call, raised.value.why) == ("plan", "MemoryError('no memory')")
     assert at.mem.stats().rows_used == 1
-    at.mem.reset()
+    at.mem.recover(keep=False)
     at.look(idle=True)
 
 
-@pytest.mark.parametrize("right", ["reset", "recover"])
+@pytest.mark.parametrize("keep", [True, False])
 @pytest.mark.parametrize("error", [MemoryError(), KeyboardInterrupt(), ms.OutOfSlots(1, 0)], ids=repr)
-def test_a_length_that_is_one_step_too_long_is_never_used(error: BaseException, right: str, plain: Backend) -> None:
+def test_a_length_that_is_one_step_too_long_is_never_used(error: BaseException, keep: bool, plain: Backend) -> None:
     """Without the guard the next release published a state under the length of a step that never ran."""
     at = Server(plain)
     row = at.start(T)
@@ -112,10 +111,10 @@ def test_a_length_that_is_one_step_too_long_is_never_used(error: BaseException, 
     at.mem.extend([row], [9])
     interrupted(at.mem, [row], error)
     with pytest.raises(ms.Broken):
-        at.mem.release([row], tokens=[at.text[row]])
-    getattr(at.mem, right)()
-    with pytest.raises(ms.StaleHandle, match=rf"request 'of 8' was ended by {right}"):
-        at.mem.length(row)
+        at.mem.end([row], keep="cache", tokens=[at.text[row]])
+    at.mem.recover(keep=keep)
+    with pytest.raises(ms.StaleHandle, match=r"request 'of 8' was ended by recover"):
+        at.mem.info(row)
     at.look(idle=True)
     assert at.turn(T) == 0
 
@@ -138,7 +137,7 @@ def test_what_was_published_stays_and_serves(plain: Backend) -> None:
     assert scene.mem.free_slots == scene.mem.stats().capacity - 2 - 1 - kept.cached - kept.in_sessions
     scene.look_at_what_is_published()
     (row,) = scene.admit(ms.Request("again", tokens=[*A, 1]))
-    assert scene.mem.length(row) == len(A)
+    assert scene.mem.info(row).length == len(A)
     scene.finish()
 
 
@@ -208,13 +207,13 @@ def test_kv_that_the_open_step_must_still_write_is_not_kept(when: str, plain: Ba
     step = at.mem.plan([row])  # its forward completes a page, and never runs
     tokens = [[*at.text[row]][:16]]
     if when == "before":
-        at.mem.publish([row], tokens=tokens)
+        at.mem.publish([row], keep="cache", tokens=tokens)
         assert step.after.tolist() == [16] and at.mem.match([*tokens[0], 1]).kv_length == 16
         with pytest.raises(MemoryError), mock.patch.object(PageTable, "extend", side_effect=MemoryError):
             at.mem.extend([row], [16])
     else:
         with pytest.raises(MemoryError), mock.patch.object(Stepping, "promise", side_effect=MemoryError):
-            at.mem.publish([row], tokens=tokens)
+            at.mem.publish([row], keep="cache", tokens=tokens)
     if when.endswith("recover"):
         with pytest.raises(KeyboardInterrupt), mock.patch.object(RegisterFile, "reset", side_effect=KeyboardInterrupt):
             at.mem.recover()
@@ -316,7 +315,7 @@ def test_work_whose_job_was_lost_never_begins_after_a_drain() -> None:
     assert done == [1, 3] and not given[2].cancelled
 
 
-@pytest.mark.parametrize("call", ["recover", "reset", "close"])
+@pytest.mark.parametrize("call", ["recover", "close"])
 def test_no_thread_waits_for_a_lock_that_an_interrupt_left(call: str, tmp_path: Path, plain: Backend) -> None:
     """Exceptions at the points of the standard library's threads that polls run through, on entering and leaving."""
     points = count(1)
@@ -365,7 +364,7 @@ def test_work_that_stays_in_the_queue_of_an_executor_that_raised_never_begins(pl
     assert done == []
 
 
-@pytest.mark.parametrize("call", ["clear", "reset", "recover", "close"])
+@pytest.mark.parametrize("call", ["clear", "recover", "close"])
 def test_an_executor_that_throws_work_away_is_not_waited_for(call: str, tmp_path: Path, plain: Backend) -> None:
     executor, hold = ThreadPoolExecutor(1), Event()
     executor.submit(hold.wait)
@@ -384,9 +383,9 @@ def test_pages_of_a_load_that_waits_are_not_kept(plain: Backend) -> None:
     at.pass_down(whole(1))
     row = at.start(whole(2))
     at.prefill(row, publish=False)
-    at.mem.extend([row], [at.mem.length(row) + 1])
+    at.mem.extend([row], [at.mem.info(row).length + 1])
     at.mem.plan([row])
-    at.mem.abort([row])
+    at.mem.end([row])
     at.mem.admit([ms.Request("b", tokens=[*whole(1), 1])])
     assert at.mem.match([*whole(1), 1]).kv_length == len(whole(1))
     at.mem.recover()
@@ -404,16 +403,16 @@ def test_a_published_snapshot_keeps_only_pages_that_are_sure(why: str, plain: Ba
         mem.settle(at.step([row]))
     unsure, sure = mem.publish(rows[:2])
     assert unsure is not None and sure is not None and len(unsure.pages) == len(sure.pages) == 2
-    mem.release(rows[:2])
+    mem.end(rows[:2])
     mem.submit()
     if why == "waiting work fills it":
-        mem.extend(rows[2:], [mem.length(rows[2]) + 1])
+        mem.extend(rows[2:], [mem.info(rows[2]).length + 1])
         mem.plan(rows[2:])
-        mem.abort(rows[2:])  # waits for the forward, and so does what comes behind it
+        mem.end(rows[2:])  # waits for the forward, and so does what comes behind it
         inside.commands(mem).then(Action(lambda: None, pages=unsure.pages[1:]))
     else:
-        with pytest.raises(MemoryError), mem._guard.changing("extend"):
-            mem._guard.pages += unsure.pages[1:]
+        with pytest.raises(MemoryError), mem._parts.guard.changing("extend"):
+            mem._parts.guard.pages += unsure.pages[1:]
             raise MemoryError
     assert not inside.commands(mem).unsure()[[unsure.register, sure.register]].any()
     kept = mem.recover()
@@ -454,7 +453,7 @@ def test_an_interrupted_sleep_or_wake_is_put_right_by_wake(call: str, plain: Bac
     at.prefill(row, publish=False)
     storage = type(at.mem.planes["long"].untyped_storage())
     if call == "wake":
-        at.mem.sleep()
+        at.mem.device.sleep()
     resize, left = storage.resize_, [1]
 
     def short(self: Any, size: int) -> Any:
@@ -465,10 +464,10 @@ def test_an_interrupted_sleep_or_wake_is_put_right_by_wake(call: str, plain: Bac
 
     with mock.patch.object(storage, "resize_", short), pytest.raises(MemoryError):
         left.clear()
-        getattr(at.mem, call)()
+        getattr(at.mem.device, call)()
     with pytest.raises(ms.Asleep):
         at.mem.plan([row])
-    at.mem.wake()
+    at.mem.device.wake()
     at.run([row], publish=False)
     at.look()
 
@@ -514,8 +513,8 @@ PLANTS: dict[str, Callable[[Planted], object]] = {
     "are claimed": lambda p: p.at.caches[1].pool.claim(1),
     "tokens for the host": lambda p: np.add.at(inside.registers(p.mem).labels, p.register, 1),
     "are counted as free": lambda p: setattr(p.mem.pool.allocator, "free", 3),
-    "KV page 0 is page": lambda p: p.mem.page_table[p.at.first.index].fill_(7),
-    "KV page 4 is page 0 for the host": lambda p: p.mem.page_table[p.empty, 4].fill_(1),
+    "KV page 0 is page": lambda p: p.mem.device.page_table[p.at.first.index].fill_(7),
+    "KV page 4 is page 0 for the host": lambda p: p.mem.device.page_table[p.empty, 4].fill_(1),
     "tokens, ": lambda p: np.add.at(owners.row_pages(p.mem).room, p.at.first.index, 4),
     "states at marks": lambda p: owners.marks(p.mem)._ends.update({p.empty: (8, "prompt")}),
 }
@@ -528,7 +527,7 @@ def test_an_audit_names_the_count_that_is_wrong(what: str) -> None:
     scene.work()
     scene.mem.pool.release(scene.by_id)
     scene.mem.audit().raise_if_leaking()
-    scene.mem.check()
+    scene.mem.device.check()
     PLANTS[what](Planted(scene))
     report = scene.mem.audit()
     assert not report.clean and any(what in text for text in report.miscounts), report.miscounts

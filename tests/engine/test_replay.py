@@ -107,7 +107,7 @@ class Twins:
                     rows.extend(mem.admit([ms.Request(name, resume=given)]))
             elif pick < 0.5:
                 kept += [snap for snap in mem.publish(rows[at % 4 : at % 4 + 1]) if snap]
-                mem.release([rows.pop(at % 4)])
+                mem.end([rows.pop(at % 4)])
             if len(kept) > 2:
                 mem.drop([kept.pop(0)])
 
@@ -155,7 +155,7 @@ def test_a_graph_of_one_step_serves_all_steps(backend: Backend, tracking: ms.Tra
     for mem in twins.pair:
         scan(mem)
         mem.audit().raise_if_leaking()
-        mem.check()
+        mem.device.check()
 
 
 @pytest.mark.parametrize("tracking", STRATEGIES, ids=repr)
@@ -170,7 +170,7 @@ def test_a_step_takes_at_most_one_upload_and_the_graph(backend: Backend, trackin
     uploads = []
     for t in range(12):
         if t == 5:  # claims, moves, releases, zeros and cells, all in the same upload
-            mem.release(rows[:1], publish=True)
+            mem.end(rows[:1], keep="handle")
             rows = rows[1:] + mem.admit([ms.Request("new")])
         counts.reset()
         mem.settle(mem.plan(rows, replay=graph.replay))
@@ -235,15 +235,15 @@ def test_launch_is_refused_where_it_would_run_a_step_again(pair: Pair) -> None:
         mem.launch(2, window=True)
     with pytest.raises(ms.InvalidArgument, match="expected a function"):
         mem.plan(rows, replay=3)  # type: ignore[arg-type]
-    mem.sleep()
+    mem.device.sleep()
     with pytest.raises(ms.Asleep):
         mem.launch(2)
-    mem.wake()
+    mem.device.wake()
     step = mem.plan(rows, replay=lambda: mem.launch(2))
     with pytest.raises(ms.InvalidArgument, match="its forward was launched"):
         mem.cancel(step)
     mem.settle(step)
-    assert mem.length(rows[0]) == 1
+    assert mem.info(rows[0]).length == 1
     scan(mem)
 
 
@@ -301,18 +301,18 @@ def test_a_graph_that_launches_nothing_is_found_by_an_audit(pair: Pair) -> None:
 def test_calls_in_a_replay_are_refused_by_name(pair: Pair, call: str) -> None:
     mem, rows = pair
     calls = {
-        "launch": lambda: mem.launch(2), "length": lambda: mem.length(rows[0]), "poll": mem.poll,
+        "launch": lambda: mem.launch(2), "length": lambda: mem.info(rows[0]).length, "poll": mem.poll,
         "admit": lambda: mem.admit([ms.Request("c")]), "plan": lambda: mem.plan(rows),
     }  # fmt: skip
 
     def replay() -> None:
-        mem.scrub_null()
+        mem.device.scrub_null()
         mem.launch(2)
         with pytest.raises(ms.InvalidArgument, match=r"twice in the replay|inside the replay of a plan"):
             calls[call]()
 
     mem.settle(mem.plan(rows, replay=replay))
-    assert mem.length(rows[0]) == 1
+    assert mem.info(rows[0]).length == 1
     scan(mem)
 
 
@@ -326,5 +326,5 @@ def test_a_speculative_step_is_replayed(backend: Backend) -> None:
     step = mem.plan([row], 3, window=True, replay=lambda: mem.launch(1, window=True))
     windows = {plane.name: torch.ones(2, 1, 3, *plane.shape, device=backend.device) for plane in PLANES}
     mem.accept(step, [2], windows)
-    assert mem.length(row) == 2 and mem.planes["ssm"][:, step.write].unique().tolist() == [1.0]
+    assert mem.info(row).length == 2 and mem.planes["ssm"][:, step.write].unique().tolist() == [1.0]
     scan(mem)

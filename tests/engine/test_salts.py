@@ -24,18 +24,18 @@ def test_admission_and_match_find_what_its_own_salt_has(mine: Hashable, other: H
     house.idle()
 
 
-@pytest.mark.parametrize("how", ["release", "publish", "retract", "cancel"])
+@pytest.mark.parametrize("how", ["end", "publish", "cancel"])
 @two_tenants
 def test_what_a_row_leaves_goes_under_its_salt(mine: Hashable, other: Hashable, how: str) -> None:
     house = House()
     row = house.start(T[:12], mine)
     house.run(row, 9)  # a step beyond the state, which a running row can give then
     if how == "cancel":
-        house.mem.cancel(house.step(row, 12), tokens=[T[:8]])
+        house.mem.cancel(house.step(row, 12), keep="cache", tokens=[T[:8]])
     else:
-        getattr(house.mem, how)([row], tokens=[T[:9]])
+        getattr(house.mem, how)([row], keep="cache", tokens=[T[:9]])
     assert house.found(9, other) == NOTHING and house.found(9, mine) == (8, 8, 8, 0)
-    assert house.starts(12, other) == 0 and house.starts(12, mine) == 8, "also where a retracted request comes back"
+    assert house.starts(12, other) == 0 and house.starts(12, mine) == 8, "also where the request comes back"
 
 
 @two_tenants
@@ -43,7 +43,7 @@ def test_a_row_that_resumes_a_handle_leaves_what_it_has_under_its_salt(mine: Has
     house = House()
     row = house.start(T[:8], mine)
     house.run(row, 8)
-    (kept,) = house.mem.release([row], publish=True)
+    (kept,) = house.mem.end([row], keep="handle")
     assert house.turn(16, mine, resume=kept) == 8
     assert house.found(17, other) == NOTHING and house.starts(17, other) == 0 and house.starts(17, mine) == 16
 
@@ -58,7 +58,7 @@ def test_a_state_that_another_salt_has_is_no_second_one(mine: Hashable, other: H
     rows = [house.start(T[:8], mine) for _ in range(2)]
     for row in rows:
         house.run(row, 8)
-    house.mem.release(rows, tokens=[T[:8]] * 2)
+    house.mem.end(rows, keep="cache", tokens=[T[:8]] * 2)
     assert (again := house.mem.stats().prefix) is not None and (again.states, again.duplicates) == (3, 3)
     assert [house.starts(8, salt) for salt in (mine, other)] == [4, 0], "the new one is where the KV of 8 tokens is met"
 
@@ -72,16 +72,16 @@ def test_forks_leave_what_they_have_under_the_salt_of_their_row(mine: Hashable, 
     row = house.start(None if parent == "without tokens" else T[:12], mine)  # type: ignore[arg-type]
     house.run(row, 12)
     first, second = house.fork(row, 2)
-    house.mem.abort([row])
+    house.mem.end([row])
     house.run(first, 16)
-    house.mem.release([first], tokens=[T[:16]])
+    house.mem.end([first], keep="cache", tokens=[T[:16]])
     assert house.found(17, other) == NOTHING and house.starts(17, other) == 0 and house.starts(17, mine) == 16
     (third,) = house.fork(second)  # a fork's fork
     house.run(third, 16)
-    house.mem.abort([second])
+    house.mem.end([second])
     house.run(third, 25)
-    house.mem.publish([third], tokens=[T[:24]])
-    house.mem.abort([third])
+    house.mem.publish([third], keep="cache", tokens=[T[:24]])
+    house.mem.end([third])
     assert house.found(25, other) == NOTHING and house.starts(25, other) == 0 and house.starts(25, mine) == 24
     house.idle()
 
@@ -92,9 +92,9 @@ def test_a_state_that_is_taken_over_goes_to_its_own_salt(mine: Hashable, other: 
     house = House(slots=1)
     house.turn(8, mine)
     row = house.start(T[:16], mine)
-    assert house.mem.length(row) == 8 and house.mem.free_slots == 0, "taken over"
+    assert house.mem.info(row).length == 8 and house.mem.free_slots == 0, "taken over"
     house.run(row, 16)
-    house.mem.release([row], tokens=[T[:16]])
+    house.mem.end([row], keep="cache", tokens=[T[:16]])
     assert house.found(17, other) == NOTHING and house.found(17, mine)[0] == 16
     assert house.starts(17, other) == 0, "which costs the state its slot"
     assert house.found(17, mine) == (0, 16, 16, 0)
@@ -103,7 +103,7 @@ def test_a_state_that_is_taken_over_goes_to_its_own_salt(mine: Hashable, other: 
 @two_tenants
 def test_a_later_turn_of_a_session_goes_on_under_its_own_salt(mine: Hashable, other: Hashable) -> None:
     house = House(prefix=None)
-    same, changed = (house.mem.open_session(name) for name in ("same", "changed"))
+    same, changed = (house.mem.sessions.open(name) for name in ("same", "changed"))
     assert [house.turn(end, mine, session=same) for end in (8, 16, 24)] == [0, 8, 16]
     assert house.turn(8, mine, session=changed) == 0
     assert house.turn(16, other, session=changed) == 0, "its states are those of the other salt"
@@ -115,15 +115,15 @@ def test_a_later_turn_of_a_session_goes_on_under_its_own_salt(mine: Hashable, ot
 def test_what_a_later_turn_leaves_goes_under_its_salt(mine: Hashable, other: Hashable) -> None:
     """States go to the session, KV to the cache; a state that a turn publishes goes there too."""
     house = House()
-    session = house.mem.open_session("talk")
+    session = house.mem.sessions.open("talk")
     for end, start in ((8, 0), (16, 8), (24, 16)):
         assert house.turn(end, mine, session=session) == start
         assert house.found(33, mine, session=session)[0] == end and house.found(33, other, session=session) == NOTHING
         assert house.found(end + 1, other) == NOTHING and house.found(end + 1, mine) == (0, end, 0, 0)
     row = house.start(T[:34], mine, session=session)
     house.run(row, 33)
-    house.mem.publish([row], tokens=[T[:32]])
-    house.mem.abort([row])
+    house.mem.publish([row], keep="cache", tokens=[T[:32]])
+    house.mem.end([row])
     assert house.starts(33, other) == 0 and house.starts(33, mine) == 32
 
 
@@ -131,15 +131,15 @@ def test_what_a_later_turn_leaves_goes_under_its_salt(mine: Hashable, other: Has
 def test_a_turn_after_an_abort_goes_on_under_its_own_salt(mine: Hashable, other: Hashable) -> None:
     house = House(prefix=None)
     for salt, start in ((other, 0), (mine, 8)):
-        session = house.mem.open_session("talk")
+        session = house.mem.sessions.open("talk")
         house.turn(8, mine, session=session)
         row = house.start(T[:16], mine, session=session)
-        assert house.mem.length(row) == 8
-        house.mem.abort([row])
+        assert house.mem.info(row).length == 8
+        house.mem.end([row])
         assert house.turn(16, salt, session=session) == start
     row = house.start(T[:24], other, session=session)
     house.run(row, 20)
-    house.mem.abort([row])  # of another salt: nothing is left, to either
+    house.mem.end([row])  # of another salt: nothing is left, to either
     assert house.starts(24, mine, session=session) == 0
 
 
@@ -147,12 +147,12 @@ def test_a_turn_after_an_abort_goes_on_under_its_own_salt(mine: Hashable, other:
 def test_an_edited_history_goes_on_under_its_own_salt(mine: Hashable, other: Hashable) -> None:
     house = House(prefix=None, tracking=ms.PingPong(4))
     for salt, start in ((other, 0), (mine, 12)):
-        session = house.mem.open_session("talk")
+        session = house.mem.sessions.open("talk")
         house.turn(14, mine, session=session)
         row = house.start(EDITED[:20], salt, session=session)
-        assert house.mem.length(row) == start
+        assert house.mem.info(row).length == start
         house.run(row, 20)
-        house.mem.release([row], tokens=[EDITED[:20]])
+        house.mem.end([row], keep="cache", tokens=[EDITED[:20]])
 
 
 @two_tenants
@@ -161,9 +161,9 @@ def test_what_an_idle_session_gave_up_stays_under_its_salt(mine: Hashable, other
         house = House()
         if there:
             house.turn(8, other)
-        session = house.mem.open_session("talk")
+        session = house.mem.sessions.open("talk")
         house.turn(8, mine, session=session)
-        house.mem._room.give_way(owners.session(house.mem, session))
+        house.mem._parts.room.give_way(owners.session(house.mem, session))
         assert house.mem.stats().prefix.states == 1 + there  # type: ignore[union-attr]
         assert house.starts(9, mine) == 8 and house.starts(9, other) == 8 * there
         house.idle()
@@ -176,11 +176,11 @@ def test_a_turn_supersedes_what_its_own_salt_left(mine: Hashable, other: Hashabl
         house = House(prefix=ms.Prefix(Lru(), LruPages()))
         cache = house.mem.prefix
         assert cache
-        session = house.mem.open_session("talk")
+        session = house.mem.sessions.open("talk")
         row = house.start(T[:12], mine, session=session)
         house.run(row, 9)
-        house.mem.publish([row], tokens=[T[:8]])
-        house.mem.abort([row])
+        house.mem.publish([row], keep="cache", tokens=[T[:8]])
+        house.mem.end([row])
         assert cache.superseded_states == 0
         house.turn(16, salt, session=session)
         assert [(cache.tree.salt(node), node.end) for node in cache._superseded] == [(salt, 2)]
@@ -190,7 +190,7 @@ def test_a_turn_supersedes_what_its_own_salt_left(mine: Hashable, other: Hashabl
 def test_what_recover_keeps_stays_under_its_salt(mine: Hashable, other: Hashable) -> None:
     house = House()
     house.turn(8, mine)
-    session = house.mem.open_session("chat")
+    session = house.mem.sessions.open("chat")
     house.turn(12, mine, session=session)
     house.mem.submit()
     house.mem.recover()

@@ -36,11 +36,11 @@ def test_B1_a_claim_in_hand_can_use_what_a_recorded_release_frees(mem: StateMana
     """The release is counted when it is recorded, so the slots it promises must be there."""
     rows = mem.admit(requests(4))
     mem.submit()
-    mem.release(rows)
+    mem.end(rows)
     ids = mem.pool.claim(2).tolist()
     assert sorted(ids) == [1, 2]
     scan(mem, ids)
-    mem.check()
+    mem.device.check()
 
 
 def test_B1_a_claim_in_hand_does_not_take_what_is_recorded_for_a_row(mem: StateManager) -> None:
@@ -49,18 +49,18 @@ def test_B1_a_claim_in_hand_does_not_take_what_is_recorded_for_a_row(mem: StateM
     with pytest.raises(OutOfSlots):
         mem.pool.claim(1)
     scan(mem, ids)
-    mem.check()
+    mem.device.check()
 
 
 def test_B9_a_group_among_recorded_commands(mem: StateManager) -> None:
     rows = mem.admit(requests(3))
     with mem.pool.allocator.group(1) as group:
-        mem.release(rows[:1])
+        mem.end(rows[:1])
         ids = group.claim(1).tolist() + mem.pool.allocator.claim(1).tolist()
         assert 0 not in ids
         scan(mem, ids)
     scan(mem, ids)
-    mem.check()
+    mem.device.check()
 
 
 def test_B5_a_claim_that_reconciles_keeps_what_is_recorded(mem: StateManager) -> None:
@@ -92,11 +92,11 @@ def test_B5_a_double_release_makes_no_room_for_a_snapshot(mem: StateManager) -> 
     rows = mem.admit(requests(4))
     for tokens in (4, 1):
         mem.settle(mem.plan(rows, tokens))
-    snapshots = mem.release(rows[:1], publish=True) + mem.release(rows[1:])
-    assert snapshots[0] is None or mem.read_slots(snapshots[:1]).wait().all()
+    snapshots = mem.end(rows[:1], keep="handle") + mem.end(rows[1:])
+    assert snapshots[0] is None or mem.device.read_slots(snapshots[:1]).wait().all()
     assert mem.audit().clean
     with pytest.raises(ms.DoubleRelease):
-        mem.check()
+        mem.device.check()
     scan(mem)
 
 
@@ -113,16 +113,16 @@ def test_B5_the_reserve_counts_real_slots(backend: Backend) -> None:
 def test_live_slots_are_a_view_by_row(backend: Backend) -> None:
     """For an engine that looks the slots of its rows up itself: one address, 0 where there is no request."""
     mem = on(backend, LAYOUT, slots=6, max_requests=3, tracking=Redirect(every=2))
-    at = mem.live_slots.data_ptr()
+    at = mem.device.live_slots.data_ptr()
     rows = mem.admit([Request("a"), Request("b")])
     for _ in range(3):
         step = mem.plan(rows)
-        assert torch.equal(mem.live_slots[step.rows], step.write)
+        assert torch.equal(mem.device.live_slots[step.rows], step.write)
         mem.settle(step)
-    assert mem.live_slots.tolist()[0] == 0
-    mem.release(rows)
+    assert mem.device.live_slots.tolist()[0] == 0
+    mem.end(rows)
     mem.submit()
-    assert (mem.live_slots.tolist(), mem.live_slots.data_ptr()) == ([0, 0, 0, 0], at)
+    assert (mem.device.live_slots.tolist(), mem.device.live_slots.data_ptr()) == ([0, 0, 0, 0], at)
 
 
 def test_the_order_of_record_is_kept_for_many_registers_too(backend: Backend) -> None:
@@ -150,8 +150,7 @@ def test_the_order_of_record_is_kept_for_many_registers_too(backend: Backend) ->
     buffer.claim(three)
     buffer.copy(three, one)
     buffer.release(one)
-    buffer.claim(two)
-    buffer.zero(two)  # in the slots that were released
+    buffer.claim(two, zeroed=two)  # in the slots that were released
     buffer.submit()
 
     expected = np.arange(n)[::-1]

@@ -137,7 +137,7 @@ def test_what_fits_is_what_is_allocated() -> None:
     assert parts["upload buffer"] == inside.commands(mem).ring._device.whole.nbytes
     assert parts["registers, columns and page table"] == file.cells.nbytes
     assert parts["bitmap"] == mem.pool.allocator.bitmap.nbytes
-    records = mem._log
+    records = mem._parts.log
     columns = records._columns.rows, records._outcome.accepted, records.marks.count
     assert parts["step records"] == sum(column.untyped_storage().nbytes() for column in columns)
     assert parts["packet of a step"] == inside.commands(mem).step.nbytes

@@ -33,14 +33,18 @@ def test_B41_the_accepted_state_is_the_row_s(backend: Backend, name: str) -> Non
     loop.window([a, None, b], [1, 0, 5])
     step = loop.window([a, None, b], [3, 0, 0])  # nothing accepted: b stays where it was
     assert step.after.tolist() == [4, 0, 5]
-    assert (loop.mem.length(a), loop.mem.length(b)) == (loop.mem.confirmed(a), loop.mem.confirmed(b)) == (4, 5)
+    assert (
+        (loop.mem.info(a).length, loop.mem.info(b).length)
+        == (loop.mem.info(a).confirmed, loop.mem.info(b).confirmed)
+        == (4, 5)
+    )
     for row in (a, b):
-        assert loop.holds(loop.slot(row), row, loop.mem.length(row))
+        assert loop.holds(loop.slot(row), row, loop.mem.info(row).length)
     assert not loop.planes.touched([s for s in scan(loop.mem).free if s > 12])
     loop.advance([a, b])  # plain steps and windows follow each other
     loop.window([a, b], [6, 6])
     for row in (a, b):
-        assert loop.holds(loop.slot(row), row, loop.mem.length(row))
+        assert loop.holds(loop.slot(row), row, loop.mem.info(row).length)
     scan(loop.mem)
 
 
@@ -61,7 +65,7 @@ def test_B33_a_boundary_inside_the_window_leaves_its_state(
     assert (snapshot and snapshot.length) == stands_for
     if snapshot:
         assert loop.holds(loop.node(snapshot), row, snapshot.length)
-    assert loop.holds(loop.slot(row), row, loop.mem.length(row))
+    assert loop.holds(loop.slot(row), row, loop.mem.info(row).length)
     scan(loop.mem)
 
 
@@ -72,7 +76,7 @@ def test_B29a_a_wanted_length_inside_the_window_is_lost_and_one_before_it_kept(b
     (row,) = loop.admit(ms.Request("a", snapshot_at=[3, 5, 10]))
     loop.mem.settle(loop.step([row], 3))
     loop.window([row], [4])  # 5 lies inside
-    assert loop.mem.length(row) == 7 and loop.mem.next_boundary(row) == 10
+    assert loop.mem.info(row).length == 7 and loop.mem.info(row).next_boundary == 10
     (snapshot,) = loop.mem.publish([row])
     assert snapshot and snapshot.length == 3 and loop.holds(loop.node(snapshot), row, 3)
     assert loop.mem.publish([row]) == [None]
@@ -99,7 +103,7 @@ def test_B23_lazy_goes_back_to_one_lane_with_the_window(backend: Backend) -> Non
     (row,) = loop.admit()
     for _ in range(4):
         loop.window([row], [5])
-        assert loop.mem.slots_held(row) == 2
+        assert loop.mem.info(row).slots == 2
     assert max(loop.labels(row)) == 20 and loop.holds(loop.slot(row), row, 20)
 
 
@@ -109,8 +113,8 @@ def test_a_row_that_ends_within_its_window_publishes_what_is_real(backend: Backe
     a, b = (loop.admit(ms.Request(x))[0] for x in "ab")
     loop.window([a, b], [6, 3], [True, False])
     assert not loop.mem.plan([a, None]).numbers.any()  # finished rows are padding
-    loop.mem.cancel(loop.mem._log.unsettled[0])
-    (snapshot,) = loop.mem.release([a], publish=True)
+    loop.mem.cancel(loop.mem._parts.log.unsettled[0])
+    (snapshot,) = loop.mem.end([a], keep="handle")
     if name != "none" or snapshot:
         assert snapshot and snapshot.length in (4, 6) and loop.holds(loop.node(snapshot), a, snapshot.length)
     scan(loop.mem)
@@ -126,15 +130,15 @@ def test_B29_a_window_given_up_leaves_nothing(backend: Backend, name: str, how: 
     if how == "cancel":
         loop.mem.cancel(step)
     else:
-        loop.mem.abort([row])
+        loop.mem.end([row])
         (tenant,) = loop.admit()  # in the same row
         slots = [loop.slot(tenant, part) for part in range(3)]
         scan(loop.mem)
         loop.mem.accept(step, [2, 0], zeros(loop, 2, 2))  # the row is another request's
-        assert loop.mem.length(tenant) == 0 and slots[1:] == [loop.slot(tenant, part) for part in (1, 2)]
+        assert loop.mem.info(tenant).length == 0 and slots[1:] == [loop.slot(tenant, part) for part in (1, 2)]
         loop.advance([tenant, None], 2)
         assert loop.holds(loop.slot(tenant), tenant, 2)
-        loop.mem.abort([tenant])
+        loop.mem.end([tenant])
     loop.mem.audit().raise_if_leaking()
     assert loop.mem.free_slots == 16
 
@@ -144,19 +148,19 @@ def test_a_window_may_be_the_first_step_after_a_hit(backend: Backend) -> None:
         loop = Speculator(backend, tracking)
         (row,) = loop.admit()
         loop.window([row], [4])
-        (snapshot,) = loop.mem.release([row], publish=True)
+        (snapshot,) = loop.mem.end([row], keep="handle")
         assert snapshot is not None
         (again,) = loop.admit(ms.Request("again", resume=snapshot))
         loop.fed[again] = loop.fed[row][:4]
         loop.mem.drop([snapshot])
         loop.window([again], [0])
-        assert loop.mem.length(again) == 4
+        assert loop.mem.info(again).length == 4
         loop.window([again], [5])
         loop.mem.submit()
-        assert loop.mem.free_slots + loop.mem.slots_held(again) == 16  # what was read directly went with its reader
+        assert loop.mem.free_slots + loop.mem.info(again).slots == 16  # what was read directly went with its reader
         assert loop.holds(loop.slot(again), again, 9)
         assert loop.mem.publish([again])[0].length == 8  # type: ignore[union-attr]
-        loop.mem.abort([again])
+        loop.mem.end([again])
         scan(loop.mem)
         assert loop.mem.free_slots == 15  # all but the last snapshot
 
@@ -222,7 +226,7 @@ def test_conv_inputs_that_do_not_reach_are_refused(backend: Backend) -> None:
         with pytest.raises(ms.InvalidArgument, match="conv"):
             mem.accept(step, [4], {"conv": conv, "ssm": ssm})
     mem.accept(step, [4], {"conv": torch.ones((2, 1, 7, 5), dtype=torch.bfloat16, device=backend.device), "ssm": ssm})
-    assert mem.length(row) == 4
+    assert mem.info(row).length == 4
 
 
 BAD_WINDOWS: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
@@ -268,4 +272,4 @@ def test_misuse_of_windows_is_named_and_changes_nothing(backend: Backend) -> Non
     with pytest.raises(ms.InvalidArgument, match="settle"):
         mem.accept(other, [1], good)
     mem.settle(other)
-    assert mem.length(row) == 3
+    assert mem.info(row).length == 3

@@ -52,8 +52,8 @@ def forward(mem: ms.StateManager, step: ms.Step) -> None:
 def serve(mem: ms.StateManager, tokens: Sequence[int], answer: int = 3) -> ms.Row:
     """One request from its admission to the step that is not settled yet."""
     (row,) = mem.admit([ms.Request(str(tokens), tokens=tokens, length=len(tokens) + answer)])
-    while (length := mem.length(row)) < len(tokens) + answer:
-        step = mem.plan([row], min(mem.next_boundary(row), len(tokens) + answer) - length)
+    while (length := mem.info(row).length) < len(tokens) + answer:
+        step = mem.plan([row], min(mem.info(row).next_boundary, len(tokens) + answer) - length)
         forward(mem, step)
         mem.settle(step)
     return row
@@ -61,7 +61,7 @@ def serve(mem: ms.StateManager, tokens: Sequence[int], answer: int = 3) -> ms.Ro
 
 def end(mem: ms.StateManager, prompt: Sequence[int]) -> None:
     """Serves a request, and keeps states of its prompt alone."""
-    mem.release([serve(mem, prompt)], [len(prompt)], tokens=[[*prompt, 90, 91, 92]])
+    mem.end([serve(mem, prompt)], keep="cache", lengths=[len(prompt)], tokens=[[*prompt, 90, 91, 92]])
 
 
 def devices(work: Sequence[Work]) -> set[int]:
@@ -83,18 +83,18 @@ def test_every_launch_and_copy_is_on_the_device_of_the_states(cuda: FakeCuda) ->
     ids = mem.pool.claim(2)
     mem.pool.copy(ids[:1], ids[1:])
     mem.pool.release(ids)
-    found = mem.read_slots(rows)
+    found = mem.device.read_slots(rows)
     assert not found.ready
     assert len(set(found.wait().tolist())) == 2 and found.ready
     kept = mem.publish(rows)
-    mem.abort(rows)
+    mem.end(rows)
     mem.drop(kept)
-    mem.check()
-    mem.sleep()
-    mem.wake()
-    mem.scrub_null()
+    mem.device.check()
+    mem.device.sleep()
+    mem.device.wake()
+    mem.device.scrub_null()
     mem.audit().raise_if_leaking()
-    mem.reset()
+    mem.recover(keep=False)
     assert {work.what for work in cuda.work} >= {"plan", "ownership", "run_data", "claim", "resolve", "copy_slots"}
     assert devices(cuda.work) == {1}
     assert {event.device for event in inside.commands(mem).ring._sent if event} == {torch.device("cuda:1")}
@@ -151,10 +151,9 @@ CALLS: dict[str, Call] = {
     "submit": lambda mem, rows, step, kept: mem.submit(),
     "submit(step)": lambda mem, rows, step, kept: mem.submit(step),
     "cancel": lambda mem, rows, step, kept: mem.cancel(step),
-    "read_slots": lambda mem, rows, step, kept: mem.read_slots(rows),
+    "read_slots": lambda mem, rows, step, kept: mem.device.read_slots(rows),
     "publish": lambda mem, rows, step, kept: mem.publish(rows),
-    "release": lambda mem, rows, step, kept: mem.release(rows),
-    "abort": lambda mem, rows, step, kept: mem.abort(rows),
+    "end": lambda mem, rows, step, kept: mem.end(rows),
     "extend": lambda mem, rows, step, kept: mem.extend(rows[:1], [8]),
     "drop": lambda mem, rows, step, kept: mem.drop(kept),
     "fork": lambda mem, rows, step, kept: mem.fork(rows[0], ["x"]),
@@ -169,10 +168,9 @@ CALLS: dict[str, Call] = {
     "pool.release": lambda mem, rows, step, kept: mem.pool.release([12]),
     "pool.check": lambda mem, rows, step, kept: mem.pool.check(),
     "audit": lambda mem, rows, step, kept: mem.audit(),
-    "check": lambda mem, rows, step, kept: mem.check(),
-    "sleep": lambda mem, rows, step, kept: mem.sleep(),
-    "wake": lambda mem, rows, step, kept: mem.wake(),
-    "reset": lambda mem, rows, step, kept: mem.reset(),
+    "check": lambda mem, rows, step, kept: mem.device.check(),
+    "sleep": lambda mem, rows, step, kept: mem.device.sleep(),
+    "wake": lambda mem, rows, step, kept: mem.device.wake(),
     "recover": lambda mem, rows, step, kept: mem.recover(),
     "warm_up": lambda mem, rows, step, kept: ms.warm_up(mem),
 }
@@ -196,8 +194,8 @@ def open_step(mem: ms.StateManager) -> tuple[ms.Rows, ms.Step, Sequence[ms.Snaps
 def figures(mem: ms.StateManager) -> object:
     """What the host keeps."""
     file, table = inside.registers(mem), owners.table(mem)
-    host = (file.held, file.labels, file.tracked, table.confirmed, mem._log.times(table), table.used)
-    return mem.stats(), [array.tolist() for array in host], len(inside.commands(mem).queue), mem._stepping.open
+    host = (file.held, file.labels, file.tracked, table.confirmed, mem._parts.log.times(table), table.used)
+    return mem.stats(), [array.tolist() for array in host], len(inside.commands(mem).queue), mem._parts.stepping.open
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -238,9 +236,9 @@ def test_what_a_forward_calls_can_be_captured_and_comes_on_any_stream(cuda: Fake
         mem.planes.copy(step.write, step.read)
         mem.planes.zero(step.snapshot)
         mem.planes.scrub_null()
-        mem.scrub_null()
+        mem.device.scrub_null()
         ops.gather_slots(mem.planes["s"], step.read, out)
-        assert mem.length(rows[0]) and mem.confirmed(rows[0]) and mem.stats() and mem.free_slots
+        assert mem.info(rows[0]).length and mem.info(rows[0]).confirmed and mem.stats() and mem.free_slots
     assert cuda.work[-1].stream is side
 
 
@@ -262,7 +260,7 @@ def test_a_new_stream_comes_behind_the_old_one(cuda: FakeCuda) -> None:
     step = mem.plan(rows)
     forward(mem, step)
     last, new = cuda.work[-1], cuda.new_stream(1)
-    mem.use_stream(new)  # type: ignore[arg-type]
+    mem.device.use_stream(new)  # type: ignore[arg-type]
     with pytest.raises(ms.InvalidArgument, match="use_stream"):
         mem.settle(step)  # it does not make the stream current
     with torch.cuda.stream(new):
@@ -270,7 +268,7 @@ def test_a_new_stream_comes_behind_the_old_one(cuda: FakeCuda) -> None:
         mem.plan(rows[:1])
     after = cuda.work[cuda.work.index(last) + 1 :]
     assert {work.stream for work in after} == {new} and all(work.behind(last) for work in after)
-    mem.use_stream(cuda.current_stream(1))  # type: ignore[arg-type]
+    mem.device.use_stream(cuda.current_stream(1))  # type: ignore[arg-type]
     mem.submit()
 
 
@@ -279,11 +277,11 @@ def test_a_stream_that_cannot_be_is_refused(cuda: FakeCuda) -> None:
     mem.submit()
     for wrong in (None, 0, cuda.new_stream(0)):
         with pytest.raises(ms.InvalidArgument, match=r"expected a torch.cuda.Stream of cuda:1"):
-            mem.use_stream(wrong)  # type: ignore[arg-type]
+            mem.device.use_stream(wrong)  # type: ignore[arg-type]
     with pytest.raises(ms.InvalidArgument, match="on the CPU, which has no streams"):
-        manager("cpu").use_stream(cuda.new_stream(1))  # type: ignore[arg-type]
+        manager("cpu").device.use_stream(cuda.new_stream(1))  # type: ignore[arg-type]
     with cuda.capture(cuda.new_stream(1)), pytest.raises(ms.InvalidArgument, match="captures a CUDA graph"):
-        mem.use_stream(cuda.new_stream(1))  # type: ignore[arg-type]
+        mem.device.use_stream(cuda.new_stream(1))  # type: ignore[arg-type]
     mem.submit()
 
 
@@ -342,13 +340,13 @@ def test_an_id_reaches_the_host_after_every_earlier_forward(
         mem.settle(step)
         if t % EVERY == EVERY - 1:
             (new,) = mem.admit([ms.Request(t)])  # into slots of others
-            found = mem.read_slots([new, rows[0]])
+            found = mem.device.read_slots([new, rows[0]])
             assert not any(cuda.host.get(work.stream, 0) >= work.number for work in forwards[-1:])
             assert len(found.wait()) == 2
             copied = cuda.given("copy_")[-1]
             assert all(cuda.host[work.stream] >= work.number for work in (*forwards, copied))
             assert all(copied.behind(work) for work in forwards)
-            mem.abort([new])
+            mem.end([new])
 
 
 @pytest.mark.parametrize("waits", [True, False], ids=["by events", "without the second wait"])
@@ -376,9 +374,9 @@ def test_what_sleep_keeps_is_what_the_last_forward_wrote(cuda: FakeCuda) -> None
     mem.plan(mem.admit([ms.Request("a")]))
     with torch.cuda.stream(side):
         last = cuda.launch("forward")
-    mem.sleep()
+    mem.device.sleep()
     assert cuda.given("to") and cuda.given("to")[-1].behind(last)
-    mem.wake()
+    mem.device.wake()
 
 
 def recorded(stream: Stream) -> torch.cuda.Event:

@@ -34,7 +34,7 @@ def test_warm_up_changes_nothing_in_the_middle_of_a_run(backend: Backend, tracki
     mem.settle(step)
     mem.settle(mem.plan(rows))
     mem.audit().raise_if_leaking()
-    mem.check()
+    mem.device.check()
 
 
 def test_warm_up_launches_every_operation_that_serving_launches(backend: Backend) -> None:
@@ -45,7 +45,7 @@ def test_warm_up_launches_every_operation_that_serving_launches(backend: Backend
     rows = mem.admit([ms.Request("a"), ms.Request("b")])
     for step in range(5):
         mem.settle(mem.plan(rows), [step == 4, False])
-    mem.release(rows, publish=True)
+    mem.end(rows, keep="handle")
     mem.audit()
     assert set(mem.backend.counts.launches) <= warm
 

@@ -31,9 +31,9 @@ def manager(pages: int = 40, below: int = 0, **given: object) -> ms.StateManager
 
 def serve(mem: ms.StateManager, prompt: list[int], salt: Hashable = None) -> None:
     (row,) = mem.admit([ms.Request("r", tokens=prompt, salt=salt)])
-    while mem.length(row) < len(prompt):
+    while mem.info(row).length < len(prompt):
         mem.settle(mem.plan([row], mem.chunk(row, 8)))
-    mem.release([row], tokens=[prompt])
+    mem.end([row], keep="cache", tokens=[prompt])
 
 
 def read(feed: Feed, index: Index) -> list[object]:
@@ -159,7 +159,7 @@ def test_after_reset_and_recover_a_snapshot_comes() -> None:
     mem.recover()
     assert isinstance(read(feed, index)[0], AllBlocksCleared)
     assert told(index) == held(mem) != {}
-    mem.reset()
+    mem.recover(keep=False)
     assert isinstance(read(feed, index)[0], AllBlocksCleared)
     assert told(index) == {}
 
@@ -198,16 +198,16 @@ def test_replaying_the_events_gives_the_tree(draw: Random) -> None:
                 rows[row] = prompt
             elif action < 0.75 and rows:
                 row = draw.choice(list(rows))
-                if mem.length(row) < len(rows[row]):
+                if mem.info(row).length < len(rows[row]):
                     mem.settle(mem.plan([row], mem.chunk(row, draw.randrange(1, 12))))
-                    mem.publish([row], tokens=[rows[row]])
+                    mem.publish([row], keep="cache", tokens=[rows[row]])
             elif action < 0.93 and rows:
                 row = draw.choice(list(rows))
-                known = rows.pop(row)[: mem.length(row)]
+                known = rows.pop(row)[: mem.info(row).length]
                 if known and draw.random() < 0.8:
-                    mem.release([row], tokens=[known])
+                    mem.end([row], keep="cache", tokens=[known])
                 else:
-                    mem.abort([row])
+                    mem.end([row])
             elif action < 0.95:
                 mem.prefix.clear()
             elif action < 0.96:

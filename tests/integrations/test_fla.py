@@ -120,7 +120,7 @@ def test_slots(
     loop = Loop(backend, generator, op, forward, tracking, in_place=in_place).run()
     assert bool(loop.copied) is in_place
     assert loop.null_written  # it stores what it makes of padding
-    loop.mem.scrub_null()
+    loop.mem.device.scrub_null()
     assert not loop.plane[0].any()
 
 

@@ -72,7 +72,7 @@ class Managed:
         for name in alive:
             self.lengths[name] += 1
         for name in (name for name in alive if name in ends):
-            (snapshot,) = self.mem.release([self.rows.pop(name)], publish=[self.lengths.pop(name)])
+            (snapshot,) = self.mem.end([self.rows.pop(name)], keep="handle", lengths=[self.lengths.pop(name)])
             if snapshot is not None:
                 self.kept[name] = snapshot
 
@@ -85,7 +85,7 @@ class Managed:
 
     def states(self) -> dict[str, float]:
         """What the kept states stand for, by their bytes."""
-        slots = self.mem.read_slots(list(self.kept.values())).wait() if self.kept else []
+        slots = self.mem.device.read_slots(list(self.kept.values())).wait() if self.kept else []
         return {name: float(self.mem.planes["tokens"][0, slot, 0]) for name, slot in zip(self.kept, slots, strict=True)}
 
 
@@ -172,7 +172,7 @@ def test_a_manager_keeps_as_much_or_more(tracking: Any, lazy: bool, overlap: boo
         longer += sum(length > beside.get(name, (0, 0))[0] for name, length in found.items())
         wrong += sum(length != real for length, real in beside.values())
         ended += len(found)
-    managed.mem.check()
+    managed.mem.device.check()
     print(f"of {ended} requests {longer} keep more here, and {wrong} have another state than its length says in SGLang")
     assert (wrong > 0) == (overlap and not lazy), "docs/sglang.md says where"
 

@@ -324,7 +324,7 @@ def test_snapshots_hold_what_a_run_up_to_them_leaves() -> None:
         assert [snapshot.length for snapshot in kept if snapshot] == [12, 12]
         with mst.StateCache(model, mem, kernels=kernels) as again:
             steps(model, again, forwards)
-            slots = torch.tensor(mem.read_slots([*kept, *again.rows]).wait())
+            slots = torch.tensor(mem.device.read_slots([*kept, *again.rows]).wait())
             for name in mem.planes:
                 assert torch.equal(mem.planes[name][:, slots[:2]], mem.planes[name][:, slots[2:]])
         mem.drop(kept)
@@ -393,7 +393,7 @@ def test_back_pressure_and_failures_leave_the_manager_usable() -> None:
         with pytest.raises(ms.InvalidArgument, match="raised an exception"):
             steps(model, cache, [PROMPT[:, :1]])
     assert mem.free_slots == 2
-    mem.release([held])
+    mem.end([held])
     with mst.StateCache(model, mem) as cache:
         steps(model, cache, [PROMPT])
     mem.audit().raise_if_leaking()
@@ -416,7 +416,7 @@ def test_rows_of_a_forgotten_cache_are_released_by_the_next() -> None:
         assert mem.stats().rows_used == 2
     assert len(model._forward_hooks) == before
     model.generate(PROMPT, **QUIET, past_key_values=mst.StateCache(model, mem))
-    mem.reset()  # ends the rows first
+    mem.recover(keep=False)  # ends the rows first
     with mst.StateCache(model, mem) as cache:
         model.generate(PROMPT, **caching(cache))
     assert mem.free_slots == 3

@@ -101,10 +101,10 @@ def test_a_list_of_tokens_may_grow_while_its_request_runs(answer: list[int]) -> 
 
 def test_a_session_that_was_closed_refuses_its_request_and_stops_no_other(answer: list[int]) -> None:
     model, mem = tiny("qwen3_next"), managed(tiny("qwen3_next"))
-    server, chat = mst.Server(model, mem), mem.open_session("chat")
+    server, chat = mst.Server(model, mem), mem.sessions.open("chat")
     server.submit(prompt("late", session=chat))
     server.submit(prompt("good"))
-    mem.close_session(chat)
+    mem.sessions.close(chat)
     found = ended(server)
     assert (found["late"].reason, found["good"].tokens) == ("refused", answer)
     assert "close_session" in found["late"].error
@@ -341,8 +341,8 @@ def test_what_random_servers_answer_is_what_the_model_answers_alone(
         elif not any(server.busy for server in servers):
             break
         if random.random() < 0.1:
-            mem.sleep()
-            mem.wake()
+            mem.device.sleep()
+            mem.device.wake()
         for server in servers:
             hook = model.register_forward_pre_hook(raising(ArithmeticError)) if random.random() < 0.04 else None
             with suppress(ArithmeticError, ExceptionGroup):
@@ -357,5 +357,5 @@ def test_what_random_servers_answer_is_what_the_model_answers_alone(
         assert one.reason != "length" or len(one.tokens) == prompts[one.id].config.max_new_tokens
     assert any(one.reason == "length" for one in results)
     mem.close()  # looks for leaks
-    mem.reset()
+    mem.recover(keep=False)
     assert mem.stats().rows_used == 0 and (not attends or mem.free_pages == pages.count)

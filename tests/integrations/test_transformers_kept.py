@@ -138,7 +138,7 @@ def test_a_step_goes_on_only_with_the_same_requests_in_the_same_order_at_the_sam
     assert goes_on(first, second)
     assert not goes_on(second, turned) and not goes_on(turned, last)
     assert not goes_on(last, fewer) and not goes_on(last, behind) and not goes_on(first, last)
-    mem.release(rows)
+    mem.end(rows)
     others = planned(list(mem.admit([ms.Request("c"), ms.Request("d")])))
     assert np.array_equal(others.numbers, first.numbers)
     assert not goes_on(replace(first, after=others.before), others)  # other requests in the same rows

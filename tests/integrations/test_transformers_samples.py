@@ -111,7 +111,7 @@ def test_what_has_no_several_samples_is_refused_by_name() -> None:
     greedy.num_return_sequences = 2  # in the constructor Transformers refuses it itself
     with pytest.raises(ms.InvalidArgument, match="Greedy methods"):
         list(mst.serve(model, mem, [mst.Prompt(TEXT, config=greedy)]))
-    chat = mem.open_session("chat")
+    chat = mem.sessions.open("chat")
     with pytest.raises(ms.InvalidArgument, match="one answer"):
         list(mst.serve(model, mem, [mst.Prompt(TEXT, config=sampled(2), session=chat)]))
 

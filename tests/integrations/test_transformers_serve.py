@@ -88,10 +88,8 @@ def test_short_memory_evictions_and_faults_change_no_token(family: str, tracking
     model, random = tiny(family), Random(5)
     texts = [TEXT[: random.randint(3, 20)] + random.sample(range(3, 97), random.randint(0, 6)) for _ in range(14)]
     expected = [alone(model, text, {}) for text in texts]
-    mem = managed(
-        model, slots=8, tracking=tracking, pages=ms.Pages(size=4, count=28, per_row=10), debug=True,
-        chaos=ms.Chaos(seed=3, admissions=0.3, claims=0.3),
-    )  # fmt: skip
+    mem = managed(model, slots=8, tracking=tracking, pages=ms.Pages(size=4, count=28, per_row=10), debug=True)
+    ms.testing.Faults(ms.testing.Chaos(seed=3, admissions=0.3, claims=0.3)).inject(mem)
     served = {one.id: one for one in mst.serve(model, mem, prompts(texts), chunk=7)}
     assert [served[number].tokens for number in range(len(texts))] == expected
     assert sum(one.cached for one in served.values()) > 0
@@ -221,7 +219,7 @@ def test_a_plan_that_fails_ends_its_rows(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_session_continues_where_its_last_turn_ended() -> None:
     model, mem = tiny("qwen3_next"), managed(tiny("qwen3_next"))
-    chat = mem.open_session("chat")
+    chat = mem.sessions.open("chat")
     (first,) = mst.serve(model, mem, [mst.Prompt(TEXT[:9], most=NEW, session=chat)])
     turn = [*TEXT[:9], *first.tokens, 77, 78]
     (second,) = mst.serve(model, mem, [mst.Prompt(turn, most=NEW, session=chat)])

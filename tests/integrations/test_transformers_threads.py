@@ -260,7 +260,7 @@ def test_requests_of_two_threads_get_their_own_settings(monkeypatch: pytest.Monk
 def test_a_turn_waits_for_the_last_turn_of_its_session(storage: bool, answers: list[list[int]], tmp_path: Path) -> None:
     model = tiny("qwen3_next")
     mem = managed(model, tiers=stored(tmp_path) if storage else None)
-    server, chat = mst.Server(model, mem), mem.open_session("chat")
+    server, chat = mst.Server(model, mem), mem.sessions.open("chat")
     turns = [PROMPTS[0], [*PROMPTS[0], *answers[0], 77, 78]]
     turns.append([*turns[1], *alone(model, turns[1], {}), 11])
     events = []
@@ -285,7 +285,7 @@ def test_a_turn_waits_for_the_last_turn_of_its_session(storage: bool, answers: l
 def test_a_turn_whose_session_is_busy_elsewhere_is_refused_by_name() -> None:
     model = tiny("qwen3_next")
     mem = managed(model)
-    chat = mem.open_session("chat")
+    chat = mem.sessions.open("chat")
     first, second = mst.Server(model, mem), mst.Server(model, mem)
     first.submit(mst.Prompt(PROMPTS[0], "one", most=NEW, session=chat))
     first.step()
@@ -481,7 +481,7 @@ def test_serve_reads_on_while_a_turn_waits_for_the_one_before(answers: list[list
     """Requests behind it go first, as they do with a server. Of the others as many are read as there is room for."""
     model = tiny("qwen3_next")
     mem = managed(model, max_requests=2)
-    chat = mem.open_session("chat")
+    chat = mem.sessions.open("chat")
     read = []
 
     def arriving() -> Iterator[mst.Prompt]:

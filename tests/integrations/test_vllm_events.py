@@ -34,7 +34,7 @@ def test_vllm_reads_our_events() -> None:
     feed.take()
     serve(mem, list(range(8)), salt="tenant")
     mem.prefix.clear()
-    mem.reset()
+    mem.recover(keep=False)
     mine = feed.take()
     serve(mem, list(range(8)), salt="tenant")
     mem.prefix.clear()

@@ -95,7 +95,7 @@ def speculate(mem: ms.StateManager, rows: Sequence[ms.Row], batch: int) -> None:
 
 def serve(mem: ms.StateManager) -> None:
     """Everything that a scheduler does, at every size of a batch, padded and not."""
-    most = mem._log.max_batch
+    most = mem._parts.log.max_batch
     for batch, padded in [(n, n) for n in range(1, most + 1)] + [(n, most) for n in range(1, most)]:
         mem.settle(mem.plan([None] * padded))
         rows = mem.admit([ms.Request((batch, i), length=2, snapshot_at=[6] * (i % 2)) for i in range(batch)])
@@ -123,7 +123,7 @@ def serve(mem: ms.StateManager) -> None:
 
 def every_size(mem: ms.StateManager) -> None:
     """Steps of every size that could compile anew, of rows that all supersede a lane; one row ends at each."""
-    most = mem._log.max_batch
+    most = mem._parts.log.max_batch
     rows = mem.admit([ms.Request(i, length=128) for i in range(most)])
     around = [2**k + near for k in range(9) for near in (-1, 0, 1)]
     for batch in sorted({n for n in (*around, most) if 1 <= n <= most}):
@@ -133,7 +133,9 @@ def every_size(mem: ms.StateManager) -> None:
 
 def shifted(mem: ms.StateManager) -> None:
     """A planted defect: the columns of step records lie one behind the other, aligned by chance."""
-    mem._log._columns = StepRecord(*torch.zeros(len(StepRecord._fields), mem._log.max_batch, dtype=torch.int32))
+    mem._parts.log._columns = StepRecord(
+        *torch.zeros(len(StepRecord._fields), mem._parts.log.max_batch, dtype=torch.int32)
+    )
     every_size(mem)
 
 

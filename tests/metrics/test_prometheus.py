@@ -48,9 +48,10 @@ def values(found: Samples, name: str, label: str, manager: str = "main") -> dict
 
 
 def test_a_scrape_over_http_has_every_figure_and_the_official_parser_reads_it() -> None:
-    mem = manager(below=True, chaos=ms.Chaos(seed=3, admissions=0.1), debug=True)  # which refuses other threads
+    mem = manager(below=True, debug=True)  # which refuses other threads
+    ms.testing.Faults(ms.testing.Chaos(seed=3, admissions=0.1)).inject(mem)
     with metrics.serve(mem, 0, tenant=str, steps=True) as server:
-        talk = mem.open_session("talk")
+        talk = mem.sessions.open("talk")
         for who in range(8):
             with suppress(ms.OutOfSlots):  # chaos
                 turn(mem, who % 5, "a" if who % 2 else "b", session=talk if who == 3 else None)
@@ -73,7 +74,7 @@ def test_a_scrape_over_http_has_every_figure_and_the_official_parser_reads_it() 
     buckets = values(found, "memstate_step_host_seconds_bucket", "le")
     counts = [count for _, count in sorted((float(bound), count) for bound, count in buckets.items())]
     assert len(counts) == len(BOUNDS) + 1 and counts == sorted(counts)
-    assert found["memstate_step_host_seconds_count", MAIN] == buckets["+Inf"] == mem._stepping._log._serial
+    assert found["memstate_step_host_seconds_count", MAIN] == buckets["+Inf"] == mem._parts.stepping._log._serial
     assert {"plan", "settle", "admit", "poll"} <= values(found, "memstate_call_seconds_total", "call").keys()
     assert set(values(found, "memstate_tenant_slots", "tenant")) >= {"a", "b"}
 
@@ -100,7 +101,7 @@ class Noted:
 
 
 def test_O4_every_field_of_the_figures_is_exported() -> None:
-    mem = manager(below=True, chaos=ms.Chaos())
+    mem = ms.testing.Faults(ms.testing.Chaos()).inject(manager(below=True))
     reading = Source(mem, str, 3, True).read()
     assert isinstance(reading, Reading)
     seen: dict[type, set[str]] = defaultdict(set)
@@ -201,7 +202,7 @@ def test_a_tenant_that_fails_costs_no_figure(caplog: pytest.LogCaptureFixture) -
 
 def test_a_broken_manager_is_exported_once_it_is_mended() -> None:
     mem = manager()
-    with pytest.raises(KeyboardInterrupt), mem._guard.changing("plan"):
+    with pytest.raises(KeyboardInterrupt), mem._parts.guard.changing("plan"):
         raise KeyboardInterrupt
     with pytest.raises(ms.Broken, match="recover"):
         metrics.collector(mem, steps=True)

@@ -147,7 +147,7 @@ def test_O1_inside_of_a_long_call_the_last_figures_come_with_their_age(monkeypat
     monkeypatch.setattr("memstate.metrics.reading.PATIENCE", 0.0)
     mem = manager()
     source = Source(mem, None, 1, False)
-    with mem._guard.changing("plan"):
+    with mem._parts.guard.changing("plan"):
         mem.pool.allocator.free -= 5  # half done
         reading = source.read()
         assert reading is not None and reading.age > 0 and reading.stats.free == 12
@@ -162,7 +162,7 @@ def test_a_broken_manager_says_so_and_shows_its_last_whole_figures() -> None:
     source = Source(mem, None, 1, False)
     turn(mem, 1)
     whole = source.read()
-    with pytest.raises(KeyboardInterrupt), mem._guard.changing("plan"):
+    with pytest.raises(KeyboardInterrupt), mem._parts.guard.changing("plan"):
         mem.pool.allocator.free -= 5
         raise KeyboardInterrupt
     broken = source.read()
@@ -189,19 +189,19 @@ def test_a_reading_keeps_no_manager_alive() -> None:
 def test_sessions_that_open_meanwhile_disturb_no_walk() -> None:
     mem = manager()
     source, opened = Source(mem, str, 1, False), owners.sessions(mem).opened
-    talk = mem.open_session("first")
+    talk = mem.sessions.open("first")
 
     class Opening(dict[Any, Any]):
         def values(self) -> Any:  # the loop opens a session while a reader walks
             owners.sessions(mem).opened = opened
             for one in opened.values():
-                mem.open_session("second")
+                mem.sessions.open("second")
                 yield one
 
     owners.sessions(mem).opened = Opening(opened)
     reading = source.read()
     assert reading is not None and reading.age == 0 and reading.stats.sessions == 2
-    mem.close_session(talk)
+    mem.sessions.close(talk)
 
 
 def test_a_walk_that_fits_nowhere_leaves_the_other_figures_new(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,7 +251,7 @@ def test_no_counter_falls_at_a_reset_or_recovery() -> None:
             for labels, value in figure.read(reading)
         }
 
-    for start_over in (mem.reset, mem.recover, mem.reset):
+    for start_over in (lambda: mem.recover(keep=False), mem.recover, lambda: mem.recover(keep=False)):
         for who in range(4):
             turn(mem, who % 3)
         before = counters()
@@ -269,4 +269,4 @@ def test_counts_that_a_call_undoes_are_not_seen() -> None:
         mem.admit([ms.Request("b")])
     reading = source.read()
     assert reading and reading.age == 0 and not reading.interrupted and reading.stats.short_of_slots == 1
-    mem.release(rows)
+    mem.end(rows)

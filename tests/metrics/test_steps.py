@@ -38,7 +38,7 @@ def step_of(mem: ms.StateManager) -> Counter[str]:
     for _ in range(3):
         mem.settle(mem.plan(rows))
     found = called(lambda: mem.settle(mem.plan(rows)))
-    mem.release(rows)
+    mem.end(rows)
     mem.submit()
     return found
 

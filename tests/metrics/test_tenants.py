@@ -26,21 +26,21 @@ def test_cached_states_running_requests_and_sessions_count_for_their_salt() -> N
     turn(mem, 1, "b")  # the same tokens, pages of its own
     assert all_of(mem) == {"a": (1, 3, 12), "b": (1, 3, 12)}
     rows = mem.admit([ms.Request("runs", tokens=[1000 + at for at in range(12)] + [7] * 5, salt="b")])
-    assert mem.length(rows[0]) == 12
+    assert mem.info(rows[0]).length == 12
     assert all_of(mem)["b"] == (2, 5, 12), "what it found in the tree counts once"
     mem.settle(mem.plan(rows, 5))
     assert all_of(mem)["b"] == (2, 5, 17)
-    talk = mem.open_session("talk")
+    talk = mem.sessions.open("talk")
     turn(mem, 3, "c", session=talk)
     slots, pages, tokens = all_of(mem)["c"]
     assert (pages, tokens) == (4, 14) and slots == mem.stats().held_by_sessions + 1
-    mem.abort(rows)
+    mem.end(rows)
     assert all_of(mem)["b"] == (1, 3, 12)
 
 
 def test_after_a_recovery_what_a_session_shares_counts_once() -> None:
     mem = manager(slots=20)
-    turn(mem, 3, "c", session=mem.open_session("talk"))
+    turn(mem, 3, "c", session=mem.sessions.open("talk"))
     mem.recover()
     assert mem.stats().held_by_sessions == mem.stats().prefix.states == 1  # type: ignore[union-attr]
     assert all_of(mem)["c"][1:] == (4, 14)
@@ -64,7 +64,7 @@ def test_slots_without_a_salt_are_unknown() -> None:
     rows = mem.admit([ms.Request("a"), ms.Request("b")])
     mem.settle(mem.plan(rows, 8))
     mem.settle(mem.plan(rows))
-    kept = mem.release(rows[:1], publish=True)
+    kept = mem.end(rows[:1], keep="handle")
     assert all(kept) and mem.stats().held_by_snapshots == 1
     assert all_of(mem).keys() == {UNKNOWN}
 

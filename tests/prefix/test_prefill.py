@@ -43,7 +43,7 @@ def serve(at: Prefill, most: int, obey: bool, goal: int = 2) -> list[int]:
     for batch in (prompts[:2], prompts[2:3], prompts[3:], prompts[:1]):
         for n, tokens in enumerate(batch):
             rows[at.start(tokens)] = tokens
-            starts.append(at.mem.length(list(rows)[-1]))
+            starts.append(at.mem.info(list(rows)[-1]).length)
             if n == 0 and len(batch) > 1:
                 at.go(list(rows), most, obey)  # so that one decodes while the other is in its prompt
         while rows:
@@ -110,7 +110,7 @@ def test_M10_a_plan_with_any_number_of_marks_is_one_upload_and_two_launches(name
         for end in (40, 41):
             at.mem.extend(rows, [end] * 3)
             counts.reset()
-            step = at.mem.plan(rows, [end - at.mem.length(row) for row in rows])
+            step = at.mem.plan(rows, [end - at.mem.info(row).length for row in rows])
             inside = 0 if name == "none" or gives == "ends" or end > 40 else 9 + stored
             left = 0 if name == "none" or end == 40 or stored else 1
             assert step.marked == 3 * inside and counts.uploads <= 1 and counts.syncs == 0
@@ -121,7 +121,7 @@ def test_M10_a_plan_with_any_number_of_marks_is_one_upload_and_two_launches(name
             at.mem.submit(step)
             at.mem.settle(step)
             assert not counts.launches and not counts.uploads
-        at.mem.abort(rows)
+        at.mem.end(rows)
         at.mem.audit().raise_if_leaking()
 
 
@@ -136,12 +136,12 @@ def test_the_end_of_a_prompt_of_whole_pages_is_kept_whatever_the_chunks(chunk: i
         )  # fmt: skip
         tokens = list(range(length))
         (row,) = mem.admit([ms.Request("a", tokens=tokens, snapshot_at=[length])])
-        while (done := mem.length(row)) < length:
+        while (done := mem.info(row).length) < length:
             mem.settle(mem.plan([row], min(chunk, length - done)))
         mem.settle(mem.plan([row]))
-        mem.publish([row], tokens=[tokens])
+        mem.publish([row], keep="cache", tokens=[tokens])
         assert mem.match([*tokens, 1]).length == length and mem.prefix.states == 1
-        mem.abort([row])
+        mem.end([row])
 
 
 @pytest.mark.parametrize("gives", ["1", "4", "ends", "in place"])
@@ -151,7 +151,7 @@ def test_M15_the_same_prompt_of_whole_pages_hits_all_but_its_last_page(name: str
 
     def started(tokens: list[int]) -> int:
         row = at.start(tokens)
-        start = at.mem.length(row)
+        start = at.mem.info(row).length
         while len(at.text[row]) < len(tokens) + 2:  # one token of the answer is computed
             at.go([row], 1000)
         at.land()
@@ -183,10 +183,10 @@ def test_M16_a_prompt_of_8_000_tokens_is_one_forward_and_leaves_three_states_at_
 ) -> None:
     at = long_prompt(backend, name)
     text = [7 * n % 1001 for n in range(8000)]
-    session = at.mem.open_session("chat")
+    session = at.mem.sessions.open("chat")
     row = at.start(text, session=session)
     at.go([row], 8192)
-    assert at.forwards == 1 and at.mem.length(row) == 8000
+    assert at.forwards == 1 and at.mem.info(row).length == 8000
     for _ in range(20):
         at.go([row], 8192)
     at.land()
@@ -196,8 +196,8 @@ def test_M16_a_prompt_of_8_000_tokens_is_one_forward_and_leaves_three_states_at_
     said = at.text[row]
     assert len(said) == 8021 and at.mem.match([*said, 5]).length == at.mem.match(text).length == 7936
     again = at.start([*said, 5, 6], session=session)
-    assert at.mem.length(again) == 8020, "its session has the end itself"
-    at.mem.abort([again])
+    assert at.mem.info(again).length == 8020, "its session has the end itself"
+    at.mem.end([again])
 
 
 TURNS = {  # strategy, page, every: least start of the next turn after a prompt of 30 and an answer of 21 tokens
@@ -221,8 +221,8 @@ def test_M21_the_next_turn_starts_at_the_newest_state_of_whole_pages(case: str, 
     said = at.text[row]
     assert len(said) == 51
     row = at.start([*said, 5, 6])
-    assert least <= at.mem.length(row) <= 50 and at.mem.length(row) % page == 0
-    assert case != "an answer without a boundary" or at.mem.length(row) == 28
+    assert least <= at.mem.info(row).length <= 50 and at.mem.info(row).length % page == 0
+    assert case != "an answer without a boundary" or at.mem.info(row).length == 28
     at.go([row], 1000)
     at.land()
     at.look()
@@ -244,7 +244,7 @@ def test_M4_states_inside_chunks_equal_those_of_runs_that_end_there(case: str, b
     at = long_prompt(backend, "redirect", page=page, **({"every": 256} | settings))
     text = [7 * n % 1001 for n in range(prompt)]
     row = at.start(text)
-    while at.mem.length(row) <= prompt:
+    while at.mem.info(row).length <= prompt:
         at.go([row], most)
     at.land()
     assert sorted(at.states()) == lengths
@@ -280,20 +280,20 @@ def test_M5_no_mark_is_found_before_its_step_is_settled(name: str, overlap: bool
     assert at.mem.match(T[:40]).length == 16
     at.mem.extend([row], [40])
     step = at.mem.plan([row], 40 - 17)
-    held = at.mem.slots_held(row)
+    held = at.mem.info(row).slots
     assert step.marked >= 2 and at.mem.match(T[:40]).length == 16
     other = at.start([*T[:36], 1])
-    assert at.mem.length(other) == 16, "not from a state of a step that may never run"
+    assert at.mem.info(other).length == 16, "not from a state of a step that may never run"
     assert held == {"redirect": 1, "lazy": 2, "ping-pong": 2 + overlap}[name] + step.marked, "a slot for each mark"
-    at.mem.cancel(step, tokens=[T[:40]])
+    at.mem.cancel(step, keep="cache", tokens=[T[:40]])
     assert at.mem.match(T[:40]).length == 16
     at.run([other], publish=False)
     at.look()
-    at.mem.abort([other])
+    at.mem.end([other])
     at.empty()
 
 
-@pytest.mark.parametrize("how", ["abort", "retract", "retract with tokens", "release", "finish"])
+@pytest.mark.parametrize("how", [None, "handle", "cache", "finish"])
 @every_snapshot
 def test_M6_a_row_that_ends_hands_out_its_marks_or_gives_them_back(name: str, how: str, backend: Backend) -> None:
     for flying in (False, True):
@@ -307,16 +307,16 @@ def test_M6_a_row_that_ends_hands_out_its_marks_or_gives_them_back(name: str, ho
         assert [one.length for one in kept] == [8, 16]
         if how == "finish" and second:  # the first step has said the last token, the second is dead
             at.mem.settle(first, [True])
-            at.mem.release([row], tokens=[T[:18]])
-        elif how in ("release", "retract with tokens", "finish"):
-            getattr(at.mem, how.split()[0] if how != "finish" else "release")([row], tokens=[T[:30]])
+            at.mem.end([row], keep="cache", tokens=[T[:18]])
+        elif how in ("cache", "finish"):
+            at.mem.end([row], keep="cache", tokens=[T[:30]])
         else:
-            left = getattr(at.mem, how)([row])
-            assert how == "abort" or [snap.length for snap in left] == [16]
-            at.mem.drop(left or [])
-        given = how in ("release", "retract with tokens", "finish")
+            left = at.mem.end([row], keep=how)
+            assert not how or [snap.length for snap in left] == [16]
+            at.mem.drop(left if how else [])
+        given = how in ("cache", "finish")
         assert sorted(at.states())[:2] == ([8, 16] if given else []) and not owners.marks(at.mem).rows
-        for step in at.mem._log.unsettled.copy():
+        for step in at.mem._parts.log.unsettled.copy():
             at.mem.settle(step)
         at.look(idle=True)
         at.empty()
@@ -327,7 +327,7 @@ def test_M7_the_newest_mark_is_handed_out_as_a_snapshot(name: str, backend: Back
     at = server(backend, name, "1", Nowhere())
     (row,) = at.admit(ms.Request("a", tokens=T[:30], snapshot_at=[8, 16, 28]))
     at.run([row], 20, publish=False)
-    assert at.mem.slots_held(row) == {"ping-pong": 3, "lazy": 2, "redirect": 1}[name] + 2
+    assert at.mem.info(row).slots == {"ping-pong": 3, "lazy": 2, "redirect": 1}[name] + 2
     (kept,) = at.mem.publish([row])
     assert kept and kept.length == 16 and list(kept.pages) == owners.pages_of(at.mem, row)[:4]
     assert not at.planes.wrong({at.slot(kept.register): tuple(T[:16])})
@@ -335,7 +335,7 @@ def test_M7_the_newest_mark_is_handed_out_as_a_snapshot(name: str, backend: Back
     at.text[resumed] = [*T[:16], 90, 91]
     at.run([resumed, row], publish=False)
     at.look()
-    at.mem.abort([row, resumed])
+    at.mem.end([row, resumed])
     at.mem.drop([kept])
 
 
@@ -350,7 +350,7 @@ def test_M5_a_mark_of_an_unsettled_step_is_no_snapshot_yet(backend: Backend) -> 
     found += at.mem.publish([row])
     assert [snap and snap.length for snap in found] == [8, None, 24]
     at.mem.drop(found)
-    at.mem.abort([row])
+    at.mem.end([row])
 
 
 @pytest.mark.parametrize("told", [False, True])
@@ -361,7 +361,7 @@ def test_M12_a_state_that_its_row_goes_on_from_outlives_its_eviction(backend: Ba
     step = at.step_to([row], [8])
     at.publish([row])
     at.mem.settle(step, [False] if told else None)
-    assert at.mem.confirmed(row) == 8
+    assert at.mem.info(row).confirmed == 8
     at.cache.evict_states(9)
     other = at.start([90, 91, 92, 93, 94])
     at.run([other])
@@ -374,12 +374,12 @@ def test_M7_a_newer_state_of_decode_is_handed_out_before_a_mark(backend: Backend
     for name in ("ping-pong", "lazy", "redirect"):
         at = server(backend, name, "1", Nowhere(), every=16)
         (row,) = at.admit(ms.Request("a", tokens=T[:10], snapshot_at=[8]))
-        while at.mem.length(row) < 17:
+        while at.mem.info(row).length < 17:
             at.run([row], publish=False)
         found = [at.mem.publish([row])[0] for _ in range(2)]
         assert [snap and snap.length for snap in found] == [16, 8], name
         at.mem.drop(found)
-        at.mem.abort([row])
+        at.mem.end([row])
 
 
 def test_a_mark_that_is_dropped_before_its_forward_keeps_its_slot_until_then(backend: Backend) -> None:
@@ -402,13 +402,13 @@ def test_a_mark_that_is_dropped_before_its_forward_keeps_its_slot_until_then(bac
 @every_snapshot
 def test_M14_a_turn_leaves_the_state_at_its_end_to_its_session(name: str, backend: Backend) -> None:
     at = server(backend, name, "ends", Nowhere())
-    session = at.mem.open_session("chat")
+    session = at.mem.sessions.open("chat")
     (row,) = at.admit(ms.Request("a", tokens=T[:12], snapshot_at=[8], session=session))
     at.run_to([row], [8])
     assert not at.states()
-    at.mem.release([row], tokens=[T[:8]])
-    assert [(info.states, info.tokens) for info in at.mem.sessions()] == [(1, 8)]
-    at.mem.close_session(session)
+    at.mem.end([row], keep="cache", tokens=[T[:8]])
+    assert [(info.states, info.tokens) for info in at.mem.sessions.infos()] == [(1, 8)]
+    at.mem.sessions.close(session)
 
 
 @pytest.mark.parametrize("parent", ["at a mark", "behind one", "after its publication"])
@@ -424,7 +424,7 @@ def test_M13_forks_and_their_row_go_on_from_a_mark(name: str, parent: str, backe
             if parent == "after its publication":
                 at.publish([row])
             (fork,) = at.mem.fork(row, ["fork"]).rows
-            at.text[fork] = [*at.text[row][: at.mem.length(row)], 70, 71, 72, 73, 74, 75]
+            at.text[fork] = [*at.text[row][: at.mem.info(row).length], 70, 71, 72, 73, 74, 75]
             if parent == "behind one":
                 shared = owners.pages_of(at.mem, row)[4]
                 at.kv[owners.pages_of(at.mem, fork)[4]] = at.kv[shared]
@@ -450,11 +450,11 @@ def test_a_window_after_a_prompt_reads_the_state_that_it_leaves(backend: Backend
         loop.mem.settle(loop.step([row], 8))
         loop.window([row], [0])
         loop.window([row], [3])
-        loop.mem.publish([row], tokens=[loop.fed[row]])
+        loop.mem.publish([row], keep="cache", tokens=[loop.fed[row]])
         (node,) = owners.nodes(loop.mem.prefix).values()  # type: ignore[union-attr]
         assert node.snapshot and node.snapshot.length == 8 and loop.holds(loop.node(node.snapshot), row, 8)
         assert loop.holds(loop.slot(row), row, 11)
-        loop.mem.abort([row])
+        loop.mem.end([row])
         loop.mem.prefix.clear()  # type: ignore[union-attr]
         loop.mem.audit().raise_if_leaking()
 
@@ -497,7 +497,7 @@ def test_M9_a_mark_evicts_what_is_cached_and_a_limit_stops_it(backend: Backend) 
 def test_marks_and_lanes_share_the_limit_of_a_plan(backend: Backend) -> None:
     at = server(backend, "redirect", "1", Ends(8), every=8)
     first = at.start(T[:5])
-    while at.mem.length(first) < 8:
+    while at.mem.info(first).length < 8:
         at.run([first], publish=False)
     rows = [first, at.start([60, *T[:9]])]
     at.mem.extend(rows, [9, 10])
@@ -537,7 +537,7 @@ def test_a_limit_stops_marks_where_slots_are_free(backend: Backend) -> None:
         assert step.marked == min(limit, 3)
         at.mem.cancel(step)
         (row,) = at.admit(ms.Request(limit, tokens=T[:23]))
-    at.mem.abort([row])
+    at.mem.end([row])
 
 
 # -- what else looks at marks ---------------------------------------------------------------------------
@@ -552,9 +552,9 @@ def test_M6_owners_and_audits_name_the_states_at_marks(name: str, backend: Backe
     at.mem.submit()
     audit = at.mem.audit()
     assert audit.clean and audit.owned_by_kind == before | {"mark": 2}
-    said = sorted(text for kind, text in at.mem.owners().values() if kind == "mark")
+    said = sorted(text for kind, text in at.mem._reports.owners().values() if kind == "mark")
     assert said == [f"row {row.index} (named of {length} tokens)" for length in (16, 8)]
-    held = [register for register, (kind, _) in at.mem.owners().items() if kind == "mark"]
+    held = [register for register, (kind, _) in at.mem._reports.owners().items() if kind == "mark"]
     lengths = [int(inside.registers(at.mem).table.labels[register]) for register in held]
     assert sorted(lengths) == [8, 16]
     assert not at.planes.wrong({at.slot(r): tuple(T[:n]) for r, n in zip(held, lengths, strict=True)})
@@ -571,12 +571,13 @@ def test_lengths_of_a_request_may_be_an_array(backend: Backend) -> None:
     given = ([8, 16], np.array([16, 8], np.uint16), np.array([]))
     rows = at.admit(*(ms.Request("a", tokens=T[:30], snapshot_at=lengths) for lengths in given))
     at.run(rows, 20, publish=False)
-    assert [sorted(text for _, text in at.mem.owners().values()).count(f"row {row.index} (named of {n} tokens)")
-            for row in rows for n in (8, 16)] == [1, 1, 1, 1, 0, 0]  # fmt: skip
+    said = [text for _, text in at.mem._reports.owners().values()]
+    counts = [said.count(f"row {row.index} (named of {n} tokens)") for row in rows for n in (8, 16)]
+    assert counts == [1, 1, 1, 1, 0, 0]
 
 
-@pytest.mark.parametrize("call", ["recover", "reset"])
-def test_M18_an_interrupted_plan_leaves_no_mark(call: str, backend: Backend) -> None:
+@pytest.mark.parametrize("keep", [True, False])
+def test_M18_an_interrupted_plan_leaves_no_mark(keep: bool, backend: Backend) -> None:
     """Of states at marks the published ones stay; those of the row, and of the step that never ran, go."""
     at = server(backend, "redirect", "1", Ends(8), overlap=False)
     row = at.start(T[:40])
@@ -585,10 +586,10 @@ def test_M18_an_interrupted_plan_leaves_no_mark(call: str, backend: Backend) -> 
     at.mem.extend([row], [40])
     with mock.patch.object(RegisterFile, "plan", side_effect=MemoryError), pytest.raises(MemoryError):
         at.mem.plan([row], 14)
-    getattr(at.mem, call)()
-    assert not owners.marks(at.mem).rows and sorted(at.states()) == ([8, 16] if call == "recover" else [])
+    at.mem.recover(keep=keep)
+    assert not owners.marks(at.mem).rows and sorted(at.states()) == ([8, 16] if keep else [])
     at.look(idle=True)
-    assert at.turn(T[:40], most=1000) == (16 if call == "recover" else 0)
+    assert at.turn(T[:40], most=1000) == (16 if keep else 0)
     at.empty()
 
 
@@ -628,13 +629,13 @@ def test_M19_named_lengths_and_those_of_a_placement_are_kept_once(backend: Backe
     at = server(backend, "redirect", "1")
     assert at.turn(T[:18], most=1000) == 0
     (row,) = at.admit(ms.Request("a", tokens=T[:26], snapshot_at=[8, 16, 24, 28, 200]))
-    assert at.mem.length(row) == 16
-    while at.mem.length(row) < 30:
+    assert at.mem.info(row).length == 16
+    while at.mem.info(row).length < 30:
         at.run([row], 1000)
     assert sorted(at.states()) == [16, 24, 28]
     figures = at.mem.stats().prefix
     assert figures and (figures.inserted, figures.duplicates) == (3, 0)
-    assert at.mem.next_boundary(row) == 64 and owners.marks(at.mem).rows == {row.index}
+    assert at.mem.info(row).next_boundary == 64 and owners.marks(at.mem).rows == {row.index}
     at.end([row])
     assert not owners.marks(at.mem).rows
 
@@ -646,9 +647,9 @@ def test_M11_next_boundary_says_where_a_chunk_should_end(name: str, backend: Bac
         at = server(backend, name, gives, every=16)
         (row,) = at.admit(ms.Request("a", tokens=T[:22], snapshot_at=[8]))
         found = list[int]()
-        while at.mem.length(row) < 32:
-            found.append(at.mem.next_boundary(row))
+        while at.mem.info(row).length < 32:
+            found.append(at.mem.info(row).next_boundary)
             at.run([row], 1000, publish=False)
         marks = seen if name != "none" or gives == "1" or gives == "8" else [8, 32]
         assert sorted(set(found)) == marks, gives
-        at.mem.abort([row])
+        at.mem.end([row])

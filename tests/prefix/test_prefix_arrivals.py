@@ -24,23 +24,23 @@ def test_B51_windows_leave_and_find_the_same_states(name: str, direct: bool, bac
     (row,) = loop.admit(ms.Request("a", tokens=[loop._next]))
     for accepted in (6, 6, 0, 6):
         loop.window([row], [accepted])
-        loop.mem.publish([row], tokens=[loop.fed[row]])
+        loop.mem.publish([row], keep="cache", tokens=[loop.fed[row]])
     text = list(loop.fed[row])
     assert loop.mem.match(text).length == 2 * EVERY
-    loop.mem.release([row], tokens=[text])
+    loop.mem.end([row], keep="cache", tokens=[text])
     (again,) = loop.admit(ms.Request("b", tokens=[*text[: 2 * EVERY], loop._next + 100]))  # of its second window
     loop.fed[again] = text[: 2 * EVERY]
-    assert loop.mem.length(again) == 2 * EVERY
+    assert loop.mem.info(again).length == 2 * EVERY
     loop.window([again], [0])
     loop.mem.prefix.evict_states(9)  # type: ignore[union-attr]
     assert loop.mem.prefix.states == direct  # type: ignore[union-attr]
     loop.window([again], [3])
     assert loop.holds(loop.slot(again), again, 2 * EVERY + 3)
     loop.window([again], [6])
-    assert loop.mem.publish([again], tokens=[loop.fed[again]]) != [None]
+    assert loop.mem.publish([again], keep="cache", tokens=[loop.fed[again]]) != [None]
     for node in owners.nodes(loop.mem.prefix).values():  # type: ignore[union-attr]
         assert loop.holds(loop.node(node.snapshot), again, node.end)
-    loop.mem.abort([again])
+    loop.mem.end([again])
     loop.mem.prefix.clear()  # type: ignore[union-attr]
     loop.mem.audit().raise_if_leaking()
     assert loop.mem.free_slots == 8
@@ -57,14 +57,14 @@ def test_states_that_arrive_are_cached_like_those_computed_here(name: str, backe
     prompts = [[*others[0], 1, 2], others[1], [*others[2], 5]]
     rows = at.admit(*(ms.Request(n, tokens=tokens) for n, tokens in enumerate(prompts)))
     at.mem.submit()
-    for row, prompt, slot in zip(rows, prompts, at.mem.read_slots(rows).wait().tolist(), strict=True):
+    for row, prompt, slot in zip(rows, prompts, at.mem.device.read_slots(rows).wait().tolist(), strict=True):
         for plane_name, plane in at.mem.planes.items():
             plane[:, slot] = (fold(tuple(prompt)) * at.planes.weights[plane_name]).to(plane.dtype)
         for position, token in enumerate(prompt):
             at.kv[owners.pages_of(at.mem, row)[position // at.page], position % at.page] = token
         at.text[row].append(int(torch.randint(50, (1,))))  # the first token comes along
-    at.mem.arrived(rows, [len(prompt) for prompt in prompts])
-    assert [at.mem.length(row) for row in rows] == [10, 8, 9]
+    at.mem.device.arrived(rows, [len(prompt) for prompt in prompts])
+    assert [at.mem.info(row).length for row in rows] == [10, 8, 9]
     for _ in range(8):
         at.run(rows)
         at.look()

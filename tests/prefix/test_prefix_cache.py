@@ -57,9 +57,9 @@ def test_B42_a_running_row_gives_up_the_state_that_is_there_already(name: str, b
     one, other = at.admit(ms.Request("a", tokens=T[:8]), ms.Request("b", tokens=T[:8]))
     for _ in range(2):
         at.run([one, other], publish=False)
-    (state,), free, held = at.publish([one]), at.mem.free_slots, at.mem.slots_held(other)
+    (state,), free, held = at.publish([one]), at.mem.free_slots, at.mem.info(other).slots
     assert state and at.publish([other]) == [state]
-    assert (at.mem.free_slots, at.mem.slots_held(other)) == (free + 1, held - 1)
+    assert (at.mem.free_slots, at.mem.info(other).slots) == (free + 1, held - 1)
     at.look()
     at.run([one, other])
     at.end([one, other])
@@ -132,12 +132,12 @@ def test_B45_only_what_nobody_uses_goes_up_the_path(backend: Backend) -> None:
     assert found(at, T[:17])[:2] == (8, 8) and at.mem.free_pages == 24 - 2
     at.turn(T[:16])
     row = at.start([*T[:8], 1])
-    assert at.mem.length(row) == 8
+    assert at.mem.info(row).length == 8
     at.run([row])
     assert at.cache.evict_states(2) == 2
     assert found(at, T[:17])[:2] == (0, 8)  # the row's lease keeps its pages, though nobody can go on from them
     at.look()
-    at.mem.abort([row])
+    at.mem.end([row])
     assert at.mem.free_pages == 24
 
 
@@ -188,17 +188,17 @@ def test_B53_equal_tokens_under_different_salts_never_match(name: str, backend: 
         assert found(at, T[:9], salt) == (0, 0, {"no_sharing": 9}, "no_sharing")
     assert at.turn(T[:16], salt="b") == 0
     row = at.start([*T[:8], 5, 6], salt="b")  # KV of its own salt, and no state there
-    assert (at.mem.length(row), at.mem.next_boundary(row)) == (0, 64 if name == "none" else 8)
+    assert (at.mem.info(row).length, at.mem.info(row).next_boundary) == (0, 64 if name == "none" else 8)
     at.prefill(row)
     at.run([row])
     assert found(at, T[:9], "a")[:2] == (8, 8) and found(at, T[:17], "a")[:2] == (8, 8)
     assert found(at, [*T[:8], 1], "b")[0] == (0 if name == "none" else 8)  # the branch point's
-    at.mem.retract([row], tokens=[at.text[row]])
+    at.mem.end([row], keep="cache", tokens=[at.text[row]])
     assert at.turn([*T[:8], 5, 6], salt="a") == 8
     assert {salt for salt, _ in at.cache.tree.walk()} == {"a", "b"}
 
 
-@pytest.mark.parametrize("call", ["publish", "release", "retract", "cancel"])
+@pytest.mark.parametrize("call", ["publish", "end", "cancel"])
 def test_tokens_that_are_not_the_rows_are_refused(call: str, backend: Backend) -> None:
     """A state would be found under what it does not stand for."""
     at = server(backend)
@@ -206,16 +206,16 @@ def test_tokens_that_are_not_the_rows_are_refused(call: str, backend: Backend) -
     at.run([row], publish=False)
     others = ([*T[:5], 99, *T[6:12]], T[4:9], [99, *T[:9]])
     step = at.step([row], run=False) if call == "cancel" else None
-    before = (at.mem.stats(), at.mem.length(row))
+    before = (at.mem.stats(), at.mem.info(row).length)
     for wrong in others:
         with pytest.raises(ms.InvalidArgument, match="not those of its prompt"):
             if step:
-                at.mem.cancel(step, tokens=[wrong])
+                at.mem.cancel(step, keep="cache", tokens=[wrong])
             else:
-                getattr(at.mem, call)([row], tokens=[wrong])
-        assert (at.mem.stats(), at.mem.length(row)) == before and at.mem.rows.any_alive
+                getattr(at.mem, call)([row], keep="cache", tokens=[wrong])
+        assert (at.mem.stats(), at.mem.info(row).length) == before and at.mem.rows.any_alive
     if step:
-        at.mem.cancel(step, tokens=[T[:9]])
+        at.mem.cancel(step, keep="cache", tokens=[T[:9]])
     else:
         at.end([row])  # all of them, and what came after
     assert at.mem.match(T[:9]).kv_length == 8
@@ -226,7 +226,7 @@ def test_fewer_tokens_than_a_state_stands_for_do_not_find_it(backend: Backend) -
     row = at.start(T[:17])
     at.prefill(row, publish=False)
     for n, length in ((12, 8), (17, 16)):
-        (found,) = at.mem.publish([row], tokens=[T[:n]])
+        (found,) = at.mem.publish([row], keep="cache", tokens=[T[:n]])
         assert found and found.length == at.mem.match(T[: n + 1]).length == length
     at.end([row])
 
@@ -256,7 +256,7 @@ def test_the_journal_names_every_change_of_owners(backend: Backend) -> None:
     at.end([row])
     (kept,) = at.states().values()
     at.cache.evict_states(1)
-    changes: list[Change] = at.mem.changes
+    changes: list[Change] = at.mem.journal.changes
     assert [change.serial for change in changes] == list(range(1, len(changes) + 1))
     told = [(change.what, change.register, change.source, change.label) for change in changes]
     assert told == [("claim", live, 0, 0), ("move", kept.register, live, 8), ("release", kept.register, 0, 8)]
@@ -264,5 +264,5 @@ def test_the_journal_names_every_change_of_owners(backend: Backend) -> None:
     assert str(kept.register) in changes[2].owner
     assert [change.submit for change in changes] == [1, 2, 2] and at.mem.stats().packets == 1  # the next packet
     for n in range(60):
-        at.mem.abort([at.start([n])])
-    assert len(at.mem.changes) == 50 and at.mem.changes[-1].serial == 3 + 2 * 60
+        at.mem.end([at.start([n])])
+    assert len(at.mem.journal.changes) == 50 and at.mem.journal.changes[-1].serial == 3 + 2 * 60

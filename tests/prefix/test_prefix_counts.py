@@ -43,15 +43,15 @@ def manager(backend: Backend, kind: str, n: int, **more: object) -> ms.StateMana
 
 
 def text(mem: ms.StateManager, row: ms.Row, first: int) -> list[int]:
-    return prompt(first, mem.length(row) + 1)
+    return prompt(first, mem.info(row).length + 1)
 
 
 def prefilled(mem: ms.StateManager, numbers: range, length: int = 14) -> ms.Rows:
     """Requests that have computed their prompts, with snapshots on the way."""
     rows = mem.admit([ms.Request(n, tokens=prompt(n, length)) for n in numbers])
-    while mem.length(rows[0]) < length:
+    while mem.info(rows[0]).length < length:
         mem.extend(rows, [20] * len(rows))
-        mem.settle(mem.plan(rows, [min(mem.next_boundary(row), length) - mem.length(row) for row in rows]))
+        mem.settle(mem.plan(rows, [min(mem.info(row).next_boundary, length) - mem.info(row).length for row in rows]))
     return rows
 
 
@@ -64,7 +64,9 @@ def test_any_mix_with_a_cache_is_one_submit(kind: str, n: int, backend: Backend)
     assert mem.prefix
     length = 12 if kind == "none" else 14  # a state at the end is all that there is
     for numbers in (range(n), range(n, 2 * n)):
-        mem.release(prefilled(mem, numbers, length), [12] * n, tokens=[prompt(i, length) for i in numbers])
+        mem.end(
+            prefilled(mem, numbers, length), keep="cache", lengths=[12] * n, tokens=[prompt(i, length) for i in numbers]
+        )
     rows = prefilled(mem, range(2 * n, 6 * n), length)
     keys = [text(mem, row, 2 * n + i) for i, row in enumerate(rows)]
     mem.submit()
@@ -74,17 +76,17 @@ def test_any_mix_with_a_cache_is_one_submit(kind: str, n: int, backend: Backend)
     mem.backend.counts.reset()
 
     per_request = 1 + mem.tracking.lanes_at_admission(True)
-    mem.publish(rows[:n], tokens=keys[:n])
-    mem.release(rows[n : 2 * n], tokens=keys[n : 2 * n])
-    mem.retract(rows[2 * n : 3 * n], tokens=keys[2 * n : 3 * n])
-    mem.abort(rows[3 * n :])
+    mem.publish(rows[:n], keep="cache", tokens=keys[:n])
+    mem.end(rows[n : 2 * n], keep="cache", tokens=keys[n : 2 * n])
+    mem.end(rows[2 * n : 3 * n], keep="cache", tokens=keys[2 * n : 3 * n])
+    mem.end(rows[3 * n :])
     going = [number for number in range(6 * n) if mem.match(prompt(number)).length]
     hits = [ms.Request(f"again {number}", tokens=prompt(number)) for number in going[-2 * n :]]
     fresh = max(1, mem.free_slots // per_request - len(hits) + 1)
     new = mem.admit(hits + [ms.Request(f"new {i}", tokens=prompt(100 + i, 2)) for i in range(fresh)])
     mem.extend(new[-1:], [4 * (mem.free_pages + 3)])
     batch = [*rows[:n], *new]
-    mem.plan(batch, [min(mem.next_boundary(row) - mem.length(row), 2) for row in batch])
+    mem.plan(batch, [min(mem.info(row).next_boundary - mem.info(row).length, 2) for row in batch])
 
     after = mem.stats().prefix
     assert before and after and mem.stats().packets - submits == 1
@@ -96,7 +98,7 @@ def test_any_mix_with_a_cache_is_one_submit(kind: str, n: int, backend: Backend)
     assert after.evicted_states > before.evicted_states and after.evicted_pages > before.evicted_pages
     assert scan_registers(inside.registers(mem)).problems == []
     mem.audit().raise_if_leaking()
-    mem.check()
+    mem.device.check()
 
 
 @every_kind
@@ -105,7 +107,7 @@ def test_a_plan_that_evicts_costs_one_submit(kind: str, backend: Backend) -> Non
     mem = manager(backend, kind, 4)
     assert mem.prefix
     rows = prefilled(mem, range(4))
-    mem.release(rows, tokens=[prompt(i) for i in range(4)])
+    mem.end(rows, keep="cache", tokens=[prompt(i) for i in range(4)])
     rows = mem.admit([ms.Request(i, tokens=prompt(50 + i, 3)) for i in range(4)])
     mem.extend(rows, [40] * 4)
     mem.settle(mem.plan(rows, 7))
@@ -123,7 +125,7 @@ def test_a_plan_that_evicts_costs_one_submit(kind: str, backend: Backend) -> Non
         mem.settle(step)
     assert spent["states"] == (0 if kind in ("none", "ping-pong") else 4)
     mem.pool.release(held)
-    mem.abort(rows)
+    mem.end(rows)
     mem.prefix.clear()
     mem.audit().raise_if_leaking()
     assert mem.free_slots == mem.stats().capacity
@@ -134,7 +136,7 @@ def test_looks_and_what_finds_nothing_to_do_cost_nothing(kind: str, backend: Bac
     mem = manager(backend, kind, 2)
     assert mem.prefix
     rows = prefilled(mem, range(2))
-    mem.publish(rows, tokens=[prompt(n) for n in range(2)])
+    mem.publish(rows, keep="cache", tokens=[prompt(n) for n in range(2)])
     mem.submit()
     mem.backend.counts.reset()
     submits = mem.stats().packets
@@ -142,8 +144,8 @@ def test_looks_and_what_finds_nothing_to_do_cost_nothing(kind: str, backend: Bac
         mem.match(prompt(n))
     mem.prefix.evict_states(0)
     mem.prefix.evict_pages(0)
-    mem.publish([], tokens=[])
-    mem.release([], tokens=[])
-    mem.stats(), mem.owners(), repr(mem.prefix)
+    mem.publish([], keep="cache", tokens=[])
+    mem.end([], keep="cache", tokens=[])
+    mem.stats(), mem._reports.owners(), repr(mem.prefix)
     mem.submit()
     assert mem.stats().packets == submits and not mem.backend.counts.launches and not mem.backend.counts.uploads

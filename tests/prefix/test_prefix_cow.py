@@ -55,13 +55,13 @@ def test_B50_the_source_of_a_hit_is_not_evicted_for_it(name: str, direct: bool, 
     needs = per_request(name)
     at = server(backend, name, direct, [X, Y, Z, W][: 2 + needs], spare=0 if needs == 1 else 1)
     row = at.start([*X, 5, 6])  # X is the oldest
-    assert at.mem.length(row) == 8
+    assert at.mem.info(row).length == 8
     kept = (X, Z) if needs == 1 else (X, Z, W)
     assert set(at.states_by_prefix()) == {tuple(tokens) for tokens in kept}  # exactly what was missing went
     for _ in range(3):
         at.run([row], publish=False)
         at.look()
-    at.mem.abort([row])
+    at.mem.end([row])
     assert at.turn([*X, 7], publish=False) == 8
 
 
@@ -84,9 +84,9 @@ def test_B50_what_a_first_step_is_to_read_cannot_go(name: str, direct: bool, bac
 def test_B50_a_row_given_up_before_its_first_step_lets_go(backend: Backend) -> None:
     at = server(backend, "redirect", True, [X, Y], spare=2)
     row, other = at.admit(ms.Request("a", tokens=[*X, 1]), ms.Request("b", tokens=[*X, 2]))
-    at.mem.abort([row])
+    at.mem.end([row])
     assert at.cache.evict_states(9) == 1 and owners.pinned(at.mem)  # Y alone
-    at.mem.retract([other], tokens=[[*X, 2]])
+    at.mem.end([other], keep="cache", tokens=[[*X, 2]])
     assert not owners.pinned(at.mem) and at.cache.evictable_states == 1
     at.look(idle=True)
     row = at.start([*X, 3])
@@ -107,7 +107,7 @@ def test_B50_a_fork_of_a_hit_reads_the_same_state(backend: Backend) -> None:
     at.run([new], publish=False)
     assert at.text[new] == at.text[row] and at.cache.evict_states(9) == 1
     at.look()
-    at.mem.abort([row])
+    at.mem.end([row])
 
 
 REFUSALS: dict[str, tuple[type[ms.MemstateError], list[list[int]]]] = {
@@ -135,7 +135,7 @@ def test_B50_a_refusal_gives_pin_and_lease_and_slot_back(what: str, name: str, d
     assert caught.value.requested > caught.value.free == free  # type: ignore[attr-defined]
     assert not owners.pinned(at.mem) and at.cache.evictable_states == 3
     row = at.start(prompts[0])  # one of them alone fits
-    assert at.mem.length(row) == 8
+    assert at.mem.info(row).length == 8
     at.run([row, running], publish=False)
 
 
@@ -168,11 +168,11 @@ def test_B46_a_snapshot_of_the_caller_and_one_of_the_cache_do_not_mix(backend: B
     at = server(backend, "redirect", True, [Y], spare=3)
     row = at.start(X)
     at.prefill(row, publish=False)
-    (mine,) = at.mem.release([row], publish=True)
+    (mine,) = at.mem.end([row], keep="handle")
     assert mine and mine.length == 8 and set(at.states_by_prefix()) == {tuple(Y)}
     at.look(idle=False)
     row = at.admit(ms.Request("b", tokens=[*X, 1], resume=mine))[0]
-    assert at.mem.length(row) == 8 and at.mem.stats().prefix.lookups == 2  # type: ignore[union-attr]
+    assert at.mem.info(row).length == 8 and at.mem.stats().prefix.lookups == 2  # type: ignore[union-attr]
     at.mem.drop([mine])
     at.run([row])
     at.look()

@@ -25,8 +25,8 @@ def manager(**settings: Any) -> ms.StateManager:
 def run(mem: ms.StateManager, row: ms.Row, tokens: list[int]) -> None:
     """Prefill to the end of the tokens, and a boundary at their end confirmed."""
     mem.extend([row], [len(tokens)])
-    while (done := mem.length(row)) < len(tokens):
-        mem.settle(mem.plan([row], min(mem.next_boundary(row), len(tokens)) - done))
+    while (done := mem.info(row).length) < len(tokens):
+        mem.settle(mem.plan([row], min(mem.info(row).next_boundary, len(tokens)) - done))
 
 
 class Moody(Lru):
@@ -51,19 +51,19 @@ def test_G1_after_a_policy_that_raises_recover_leaves_nothing_half_done(where: s
     mem = manager(prefix=ms.Prefix(states=policy), whole=True)
     (row,) = mem.admit([ms.Request("a", tokens=T)])
     run(mem, row, T)
-    mem.release([row], tokens=[T])
+    mem.end([row], keep="cache", tokens=[T])
     (row,) = mem.admit([ms.Request("b", tokens=[*T[:12], 1, 2, 3, 4])])
     run(mem, row, [*T[:12], 1, 2, 3, 4])
     policy.raises = where
     with pytest.raises(RuntimeError):
-        mem.publish([row], tokens=[[*T[:12], 1, 2, 3, 4]])
+        mem.publish([row], keep="cache", tokens=[[*T[:12], 1, 2, 3, 4]])
     policy.raises = ""
     with pytest.raises(ms.Broken, match=r"publish\(\) was interrupted .*RuntimeError.*recover\(\)"):
-        mem.release([row], tokens=[[*T[:12], 1, 2, 3, 4]])
+        mem.end([row], keep="cache", tokens=[[*T[:12], 1, 2, 3, 4]])
     kept = mem.recover()
     assert (kept.ended, kept.cached) == (["b"], 2 if where == "admits" else 3)  # the state of 12 tokens was filed first
     with pytest.raises(ms.StaleHandle, match="request 'b' was ended by recover"):
-        mem.length(row)
+        mem.info(row)
     mem.audit().raise_if_leaking()
     assert mem.match([*T, 1]).length == 16 and mem.prefix is not None and not owners.pinned(mem)
     assert mem.match([*T[:12], 1, 2, 3, 4, 5]).length == (8 if where == "admits" else 12)
@@ -72,7 +72,7 @@ def test_G1_after_a_policy_that_raises_recover_leaves_nothing_half_done(where: s
     assert (mem.free_slots, mem.free_pages, mem.prefix.tree.leased_pages) == (8, 40, 0)
 
 
-class Odd(ms.Placement):
+class Odd(ms.prefix.placement.Placement):
     """A placement of somebody's, with a fault."""
 
     def __init__(self, found: Any) -> None:
@@ -98,7 +98,7 @@ def test_M23_a_placement_is_heard_before_anything_changes() -> None:
     placement.found = {-3: "a", 0: "a", 8: "mine", len(T) + 1: "a"}  # the others are ignored
     (row,) = mem.admit([ms.Request("a", tokens=T)])
     run(mem, row, T)
-    mem.release([row], tokens=[T])
+    mem.end([row], keep="cache", tokens=[T])
     assert mem.match([*T[:8], 1]).length == 8
 
 
@@ -145,7 +145,7 @@ def test_the_default_policy_keeps_no_tokens_of_what_it_forgot() -> None:
         tokens = [100 * at + n for n in range(32)]
         (row,) = mem.admit([ms.Request(at, tokens=tokens)])
         run(mem, row, tokens)
-        mem.release([row], tokens=[tokens])
+        mem.end([row], keep="cache", tokens=[tokens])
     kept = {id(spot.node): len(spot.node.key) for _, spot, _ in policy._log}
     tree = mem.prefix.tree
     assert tree.ghost_pages <= 40 and len(policy._log) >= 60
@@ -155,10 +155,10 @@ def test_the_default_policy_keeps_no_tokens_of_what_it_forgot() -> None:
 def test_refusals_say_how_much_idle_sessions_hold() -> None:
     mem = manager(slots=2, prefix=None)
     for name in "ab":
-        session = mem.open_session(name)
+        session = mem.sessions.open(name)
         (row,) = mem.admit([ms.Request(name, tokens=T[:6], session=session)])
         run(mem, row, T[:6])
-        mem.release([row], tokens=[T[:6]])
+        mem.end([row], keep="cache", tokens=[T[:6]])
     assert mem.stats().held_by_sessions == 2 and mem.stats().held_by_snapshots == 0
     with pytest.raises(ms.OutOfSlots) as refusal:
         mem.admit([ms.Request(name) for name in "cde"])

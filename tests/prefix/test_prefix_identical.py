@@ -66,10 +66,12 @@ def test_B52_prompts_packed_into_one_batch_have_the_states_they_have_alone(
     at.turn(first[:16])
     prompts = [[*first[:16], 1, 2, 3], first[:11], first[:11], [*BASES[1][:23]], [*first[:16], 4]]
     rows = at.admit(*(ms.Request(n, tokens=prompt) for n, prompt in enumerate(prompts)))
-    starts = [at.mem.length(row) for row in rows]
+    starts = [at.mem.info(row).length for row in rows]
     assert starts == [16, 0 if name == "none" else 8, 0 if name == "none" else 8, 0, 16]
-    while any(at.mem.length(row) < len(prompt) for row, prompt in zip(rows, prompts, strict=True)):
-        left = [row if at.mem.length(row) < len(prompt) else None for row, prompt in zip(rows, prompts, strict=True)]
+    while any(at.mem.info(row).length < len(prompt) for row, prompt in zip(rows, prompts, strict=True)):
+        left = [
+            row if at.mem.info(row).length < len(prompt) else None for row, prompt in zip(rows, prompts, strict=True)
+        ]
         at.run([None, *left], CHUNK)
         at.look()
     alone = [server(backend, name, overlap, cache=False) for _ in prompts]

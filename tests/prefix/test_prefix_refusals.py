@@ -35,7 +35,7 @@ def test_pages_of_a_row_that_published_a_shorter_key_are_no_room(backend: Backen
     row = at.start(T[:16])
     at.prefill(row, publish=False)
     at.publish([row])
-    at.mem.publish([row], tokens=[T[:4]])
+    at.mem.publish([row], keep="cache", tokens=[T[:4]])
     before = figures(at)
     with pytest.raises(ms.OutOfPages):
         at.mem.admit([ms.Request("b", length=20)])
@@ -70,7 +70,7 @@ def test_a_state_that_a_policy_offers_twice_is_evicted_once(backend: Backend) ->
     for n in range(3):
         at.turn([100 * n + token for token in T[:8]])
     assert at.cache.states == 3
-    at.mem.abort(at.mem.admit([ms.Request(n) for n in range(3)]))
+    at.mem.end(at.mem.admit([ms.Request(n) for n in range(3)]))
     assert (at.cache.states, at.mem.free_slots) == (1, 3)
     at.look()
 
@@ -81,15 +81,15 @@ def test_what_needs_a_cache_says_so_where_there_is_none(backend: Backend) -> Non
     step = at.step([row], run=False)
     for call in (
         lambda: at.mem.match(T),
-        lambda: at.mem.publish([row], tokens=[T]),
-        lambda: at.mem.release([row], tokens=[T]),
-        lambda: at.mem.retract([row], tokens=[T]),
-        lambda: at.mem.cancel(step, tokens=[T]),
+        lambda: at.mem.publish([row], keep="cache", tokens=[T]),
+        lambda: at.mem.end([row], keep="cache", tokens=[T]),
+        lambda: at.mem.end([row], keep="cache", tokens=[T]),
+        lambda: at.mem.cancel(step, keep="cache", tokens=[T]),
     ):
         with pytest.raises(ms.ConfigurationError, match="prefix=ms"):
             call()
     at.mem.settle(step)
-    at.mem.abort([row])
+    at.mem.end([row])
     at.mem.audit().raise_if_leaking()
     assert at.mem.stats().prefix is None and at.mem.free_slots == 16
 
@@ -130,29 +130,25 @@ def test_one_request_can_have_every_page_and_every_slot(policy: str, backend: Ba
     at.run([row])
 
 
-@pytest.mark.parametrize("how", ["release", "retract"])
-def test_tokens_that_end_before_the_confirmed_ones_are_refused(how: str) -> None:
+def test_tokens_that_end_before_the_confirmed_ones_are_refused() -> None:
     """They would find no state, and nobody would notice. Who means fewer says so with a length."""
     at = server(Backend("reference"))
     row = at.start(T[:9])
     at.prefill(row, publish=False)
     before = held(at.mem)
     with pytest.raises(ms.InvalidArgument, match=r"row 1 \(request 'of 9'\): 8 tokens, and 9 are confirmed"):
-        getattr(at.mem, how)([row], tokens=[T[:8]])
+        at.mem.end([row], keep="cache", tokens=[T[:8]])
     assert held(at.mem) == before
-    if how == "release":
-        at.mem.release([row], publish=[8], tokens=[T[:8]])
-    else:
-        at.mem.retract([row], tokens=[T[:9]])
+    at.mem.end([row], keep="cache", lengths=[8], tokens=[T[:8]])
     assert at.mem.match(T[:9]).length == 8
 
 
 def test_a_session_is_told_all_tokens() -> None:
     at = server(Backend("reference"))
-    session = at.mem.open_session("talk")
+    session = at.mem.sessions.open("talk")
     row = at.start(T[:9], session=session)
     at.prefill(row, publish=False)
     with pytest.raises(ms.InvalidArgument, match="8 tokens, and 9 are confirmed"):
-        at.mem.release([row], tokens=[T[:8]])
-    at.mem.release([row], tokens=[T[:9]])
-    assert at.mem.sessions()[0].tokens == 9
+        at.mem.end([row], keep="cache", tokens=[T[:8]])
+    at.mem.end([row], keep="cache", tokens=[T[:9]])
+    assert at.mem.sessions.infos()[0].tokens == 9

@@ -86,7 +86,7 @@ def test_pages_come_from_the_leaves_that_were_followed_least_recently(backend: B
     assert cached(at) == [0] and at.mem.free_pages == 1
     at.look()
     hit = at.start([*PROMPTS[0], *range(3)])  # shares two pages, which its lease keeps
-    assert at.mem.length(hit) == 8 and at.cache.evictable_pages == 0
+    assert at.mem.info(hit).length == 8 and at.cache.evictable_pages == 0
     with pytest.raises(ms.OutOfPages):
         at.mem.extend([row], [32])
 
@@ -103,11 +103,11 @@ def test_a_leaf_given_up_for_its_pages_gives_its_slot_too(backend: Backend) -> N
 def test_B24a_one_cached_state_goes_for_the_snapshot_that_is_due(name: str, backend: Backend) -> None:
     at = server(backend, name, spare=NEEDS[name], every=8)
     row = at.start([9] * 3)
-    while at.mem.length(row) < 17:  # without publishing: both lanes are filled, or the one is
+    while at.mem.info(row).length < 17:  # without publishing: both lanes are filled, or the one is
         before = cached(at)
         at.run([row], publish=False)
         gone = len(before) - len(cached(at))
-        due = at.mem.length(row) == (9 if name == "redirect" else 16)
+        due = at.mem.info(row).length == (9 if name == "redirect" else 16)
         assert gone == due, "exactly one, and only where a claim is due"
     assert at.mem.stats().degraded == 0 and cached(at) == [1, 2]
     at.look()
@@ -123,7 +123,7 @@ def test_B24a_one_for_each_row_that_lacks_one(name: str, rows: int, backend: Bac
     running = at.admit(*fresh(rows, [9] * 6))
     marks, lanes = rows, {"ping-pong": 0, "lazy": rows, "redirect": rows}[name]
     for end, claims in ((4, 0), (7, marks), (17, marks + lanes)):
-        while at.mem.length(running[0]) < end:
+        while at.mem.info(running[0]).length < end:
             at.run(running, publish=False)
         assert len(cached(at)) == 6 - max(0, claims - 1), end
     assert at.mem.stats().degraded == at.mem.stats().refused == 0
@@ -134,21 +134,21 @@ def test_B24a_one_for_each_row_that_lacks_one(name: str, rows: int, backend: Bac
 def test_B24b_nothing_cached_goes_where_that_is_not_wanted(evict: bool, backend: Backend) -> None:
     at = server(backend, "lazy", spare=2, every=8, evict=evict)
     row = at.start([9] * 3)
-    while at.mem.length(row) < 17:
-        at.mem.extend([row], [at.mem.length(row) + 8])
-        step = at.mem.plan([row], 1 if at.mem.length(row) else 7, limit=0 if evict else 5)
+    while at.mem.info(row).length < 17:
+        at.mem.extend([row], [at.mem.info(row).length + 8])
+        step = at.mem.plan([row], 1 if at.mem.info(row).length else 7, limit=0 if evict else 5)
         at.mem.settle(step)
-    assert cached(at) == [0, 1, 2] and at.mem.slots_held(row) == 2  # the only lane was overwritten
+    assert cached(at) == [0, 1, 2] and at.mem.info(row).slots == 2  # the only lane was overwritten
     assert at.mem.stats().degraded == 1
-    at.mem.abort([row])
-    at.mem.reset()
+    at.mem.end([row])
+    at.mem.recover(keep=False)
 
 
 def test_the_reserve_is_evicted_for_too(backend: Backend) -> None:
     """A snapshot leaves the reserve free, whoever has to go for it."""
     at = server(backend, "redirect", spare=2, every=8, reserve=1)
     row = at.start([9] * 3)
-    while at.mem.length(row) < 10:
+    while at.mem.info(row).length < 10:
         at.run([row], publish=False)
     assert cached(at) == [1, 2] and at.mem.free_slots == 1 and at.mem.stats().degraded == 0
 
@@ -182,7 +182,7 @@ def test_without_pages_no_leaf_stays_without_a_state(name: str, backend: Backend
     at.cache.evict_states(99)
     assert at.cache.states == (name == "redirect")  # it is about to be read
     at.run([row])
-    at.mem.abort([row])
+    at.mem.end([row])
     at.cache.evict_states(99)
     assert at.cache.tree.nodes == 0 and not at.cache.tree.roots
 
@@ -192,7 +192,7 @@ def test_without_pages_a_shorter_key_leaves_no_bare_leaf(backend: Backend) -> No
     row = at.start([*PROMPTS[0], *PROMPTS[1]])
     at.prefill(row)
     all_tokens = [*PROMPTS[0], *PROMPTS[1]]
-    at.mem.release([row], publish=[len(PROMPTS[0])], tokens=[all_tokens])  # cut off at a stop word
+    at.mem.end([row], keep="cache", lengths=[len(PROMPTS[0])], tokens=[all_tokens])  # cut off at a stop word
     assert at.cache.tree.nodes == 0
 
 

@@ -27,7 +27,7 @@ def kv_of(at: Server, tokens: list[int]) -> None:
     row = at.start(tokens)
     at.prefill(row, publish=False)
     at.publish([row])
-    at.mem.abort([row])
+    at.mem.end([row])
     at.cache.evict_states(99)
     for _, node in at.cache.tree.walk():
         node.evicted = False  # as if there had never been one
@@ -36,9 +36,9 @@ def kv_of(at: Server, tokens: list[int]) -> None:
 def boundaries(at: Server, row: ms.Row) -> list[int]:
     """Prefills, publishing after each step, and one token more; returns where the steps of the prompt ended."""
     prompt, seen = len(at.text[row]), []
-    while at.mem.length(row) < prompt:
+    while at.mem.info(row).length < prompt:
         at.run([row])
-        seen.append(at.mem.length(row))
+        seen.append(at.mem.info(row).length)
         at.look()
     at.run([row])
     at.look()
@@ -57,12 +57,12 @@ def test_B49_the_second_of_three_requests_leaves_what_the_third_goes_on_from(
     match = at.mem.match([*shared, *tails[1]])
     assert (match.length, match.kv_length, match.reason) == (0, 8, "no_snapshot")
     row = at.start([*shared, *tails[1]])
-    assert (at.mem.length(row), at.mem.next_boundary(row)) == (0, 8)
+    assert (at.mem.info(row).length, at.mem.info(row).next_boundary) == (0, 8)
     at.prefill(row, most=6)
     at.run([row])
     assert tuple(T[:8]) in at.states_by_prefix()
     third = at.start([*shared, *tails[2]])
-    assert at.mem.length(third) == 8  # and nothing was computed twice since
+    assert at.mem.info(third).length == 8  # and nothing was computed twice since
     at.prefill(third, most=6)
     at.look()
     at.end([row, third])
@@ -109,7 +109,7 @@ def test_B49_a_want_of_the_request_is_one_more(backend: Backend) -> None:
     (row,) = at.admit(ms.Request("a", tokens=T[:22], snapshot_at=[16]))
     assert boundaries(at, row) == [8, 16, 20, 22] and sorted(at.states()) == [8, 16, 20]
     (same,) = at.admit(ms.Request("b", tokens=[*T[:20], 1, 2], snapshot_at=[20]))
-    assert at.mem.length(same) == 20 and boundaries(at, same) == [22]
+    assert at.mem.info(same).length == 20 and boundaries(at, same) == [22]
     at.end([row, same])
 
 
@@ -121,8 +121,8 @@ def test_B49_a_chunk_beyond_what_is_wanted_loses_that_state_alone(name: str, bac
         kv_of(at, T[:9])
         row, free = at.start(T[:22]), at.mem.free_slots
         for end in ends:
-            start = at.mem.length(row)
-            assert at.mem.next_boundary(row) == (8 if start < 8 else 20 if start < 20 else 64)
+            start = at.mem.info(row).length
+            assert at.mem.info(row).next_boundary == (8 if start < 8 else 20 if start < 20 else 64)
             at.run_to([row], [end])
             at.look()
         at.run([row], 1)
@@ -137,9 +137,9 @@ def test_a_strategy_without_snapshots_takes_any_chunk(backend: Backend) -> None:
     kv_of(at, T[:9])
     for tokens in (T[:22], [*T[30:50], 1, 2]):  # with a branch point, and without
         row = at.start(tokens)
-        assert at.mem.next_boundary(row) == 64
+        assert at.mem.info(row).next_boundary == 64
         at.mem.settle(at.mem.plan([row], 22))
-        at.mem.abort([row])
+        at.mem.end([row])
 
 
 class Picky(Lru):
@@ -167,13 +167,13 @@ def test_only_what_the_policy_would_keep_is_asked_for_and_kept(
     row = at.start(T[:13])
     at.run([row])
     at.publish([row])
-    at.mem.abort([row])
+    at.mem.end([row])
     at.cache.evict_states(9)
     policy.places.clear()
     row = at.start(T[:22], snapshot_at=[8])
     assert policy.places[:3] == [Place(3, 0, "branch"), Place(4, 0, "every"), Place(5, 0, "prompt")]
     assert boundaries(at, row) == ([*stops] if kind == "named" else sorted({8, *stops}))
-    while at.mem.length(row) < 36:
+    while at.mem.info(row).length < 36:
         at.run([row])
     at.end([row])
     at.look(idle=True)

@@ -24,8 +24,8 @@ def test_B71_a_first_turn_that_began_in_the_cache(backend: Backend, name: str) -
     talks, _, session = told(backend, name)
     talks.whole(TEXT[:8])
     row = talks.turn(TEXT, session)
-    assert talks.mem.length(row) == 8
-    talks.mem.abort([row])
+    assert talks.mem.info(row).length == 8
+    talks.mem.end([row])
     talks.look()
     assert talks.kept(session) == ([] if name == "redirect" else [8]) and not owners.pinned(talks.mem)
     assert talks.whole(TEXT, session) == 8
@@ -41,23 +41,23 @@ def test_B71_an_aborted_turn_goes_back_to_where_it_began(backend: Backend, name:
     ):
         talks.whole(TEXT[:9], session)
         row = talks.turn(TEXT, session)
-        assert talks.mem.length(row) == 9
+        assert talks.mem.info(row).length == 9
         talks.run(row, TEXT[: 8 + steps])
         talks.flying.append(talks.feed([row], [[TEXT[8 + steps]]]))
         if settled:
             talks.land()
         expected = real_labels(talks, row, 9)
         assert steps > 1 or expected == one_step
-        talks.mem.abort([row])
+        talks.mem.end([row])
         assert talks.kept(session) == expected and row_holds_nothing(talks.mem, row.index)
         talks.land()
         talks.look()
         row = talks.turn([*TEXT[:9], 70, 71], session)
-        assert talks.mem.length(row) == max(expected, default=0)
+        assert talks.mem.info(row).length == max(expected, default=0)
         talks.run(row, [*TEXT[:9], 70, 71])
         talks.end(row)
-        talks.mem.close_session(session)
-        session = talks.mem.open_session("b")
+        talks.mem.sessions.close(session)
+        session = talks.mem.sessions.open("b")
 
 
 @every_strategy_and_order
@@ -67,15 +67,15 @@ def test_B73_a_retracted_turn_comes_back_as_the_next(backend: Backend, name: str
     talks.run(row, TEXT[:7])
     before = (counts(talks), bool(inside.commands(mem).queue))
     for refused in (
-        lambda: mem.retract([row]),
-        lambda: mem.release([row], publish=True),
-        lambda: mem.release([row], publish=[4]),
-        lambda: mem.release([row], tokens=[]),
+        lambda: mem.end([row], keep="handle"),
+        lambda: mem.end([row], keep="handle"),
+        lambda: mem.end([row], keep="handle", lengths=[4]),
+        lambda: mem.end([row], keep="cache", tokens=[]),
     ):
         with pytest.raises(ms.InvalidArgument):
             refused()
         assert before == (counts(talks), bool(inside.commands(mem).queue)) and mem.rows.any_alive
-    assert mem.retract([row], tokens=[TEXT[:7]]) == [None]
+    assert mem.end([row], keep="cache", tokens=[TEXT[:7]]) == [None]
     talks.look()
     assert talks.kept(session)[0] == 7 and talks.whole(TEXT, session) == 7
 
@@ -92,8 +92,8 @@ def test_B73_a_cancelled_step_ends_the_turn(backend: Backend, name: str, overlap
     step = mem.plan([None, row])
     assert real_labels(talks, row, 9) == []
     with pytest.raises(ms.InvalidArgument, match="turns of sessions"):
-        mem.cancel(step, publish=True)
-    first, left = mem.cancel(step, tokens=[None, TEXT[:9]] if keep else None)
+        mem.cancel(step, keep="handle")
+    first, left = mem.cancel(step, keep="cache" if keep else None, tokens=[None, TEXT[:9]] if keep else None)
     assert first is None and (left.length if left else 0) == (8 if keep and name != "none" else 0)
     assert talks.kept(session) == [] and row_holds_nothing(mem, row.index)
     assert talks.cached() == marks  # the first turn left 4
@@ -106,7 +106,7 @@ def test_B73_a_cancelled_step_ends_the_turn(backend: Backend, name: str, overlap
 def test_B70_without_a_holder_a_state_is_let_go(backend: Backend, name: str, holders: int) -> None:
     """The longest first; for that the session that was used least recently makes way."""
     talks = Talks(backend, name, cache=False, snapshots=holders)
-    first, second = talks.mem.open_session("a"), talks.mem.open_session("b")
+    first, second = talks.mem.sessions.open("a"), talks.mem.sessions.open("b")
     kept = [9] if name == "none" else [9, 8]
     talks.whole(TEXT[:9], first)
     assert talks.kept(first) == kept[:holders]
@@ -131,22 +131,22 @@ def test_B70_a_cached_state_gives_way_to_a_session_unless_it_is_about_to_be_read
 def test_B70_sleep_keeps_idle_sessions_and_reset_voids_them(backend: Backend, name: str) -> None:
     talks, mem, session = told(backend, name, first=9)
     with pytest.raises(ms.InvalidArgument, match="slots are held"):
-        mem.sleep(keep=False)
-    mem.sleep()
-    for asleep in (lambda: mem.open_session("b"), lambda: mem.close_session(session), lambda: talks.turn(TEXT)):
+        mem.device.sleep(keep=False)
+    mem.device.sleep()
+    for asleep in (lambda: mem.sessions.open("b"), lambda: mem.sessions.close(session), lambda: talks.turn(TEXT)):
         with pytest.raises(ms.Asleep):
             asleep()
-    mem.wake()
+    mem.device.wake()
     talks.look()
     assert talks.whole(TEXT, session) == 9
     running = talks.turn([*TEXT, 1], session)
-    mem.reset()
-    assert (mem.free_slots, mem.free_pages, mem.sessions(), owners.sessions(mem).by_row) == (24, 80, [], {})
-    ended = (lambda: talks.turn(TEXT, session), lambda: mem.release([running], tokens=[TEXT]))
-    for stale in (lambda: mem.close_session(session), *ended):
+    mem.recover(keep=False)
+    assert (mem.free_slots, mem.free_pages, mem.sessions.infos(), owners.sessions(mem).by_row) == (24, 80, [], {})
+    ended = (lambda: talks.turn(TEXT, session), lambda: mem.end([running], keep="cache", tokens=[TEXT]))
+    for stale in (lambda: mem.sessions.close(session), *ended):
         with pytest.raises(ms.StaleHandle):
             stale()
-    again = mem.open_session("a")
+    again = mem.sessions.open("a")
     assert again != session and talks.whole(TEXT[:9], again) == 0 and talks.whole(TEXT, again) == 9
 
 
@@ -158,11 +158,11 @@ def test_B73_a_page_that_the_tree_has_is_not_written_again(backend: Backend, nam
     """A turn begins in a page filled in part, fills it, gives it to the tree, is aborted; the next says otherwise."""
     talks, _, session = told(backend, name, overlap, first=9)
     row = talks.turn(TEXT, session)
-    assert talks.mem.length(row) == 9
+    assert talks.mem.info(row).length == 9
     filled = owners.pages_of(talks.mem, row)[4]  # tokens 9 and 10
     talks.run(row, TEXT, publish=True)
     assert filled in talks.mem.prefix.tree.pages_to(talks.mem.prefix.leases[row.index].node)
-    talks.mem.abort([row])
+    talks.mem.end([row])
     talks.look()
     row = talks.turn(OTHER, session)
     assert filled not in owners.pages_of(talks.mem, row)
@@ -180,7 +180,7 @@ def test_B71_a_page_filled_in_part_that_somebody_else_has_is_not_gone_on_in(back
     row = talks.turn(TEXT, session)
     shared = owners.pages_of(talks.mem, row)[4:5]
     owners.kv_pages(talks.mem).share(shared)
-    talks.mem.abort([row])
+    talks.mem.end([row])
     assert talks.kept(session) == older
     owners.kv_pages(talks.mem).release(shared)
 
@@ -214,5 +214,5 @@ def test_B74_pages_of_an_idle_session_stay_and_go_with_it(backend: Backend, name
     assert mem.prefix.tree.leased_pages == mem.prefix.tree.total_pages == 7
     assert mem.prefix.evictable_pages == mem.prefix.evict_pages(80) == 0
     talks.look()
-    mem.close_session(session)
+    mem.sessions.close(session)
     assert mem.prefix.tree.leased_pages == 0 and mem.prefix.evictable_pages == mem.prefix.evict_pages(80) == 7

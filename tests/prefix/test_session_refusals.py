@@ -29,8 +29,8 @@ def manager(prefix: ms.Prefix, **settings: Any) -> ms.StateManager:
 
 def prefill(mem: ms.StateManager, row: ms.Row, tokens: list[int]) -> None:
     """To the end of the tokens, or as far as there are pages."""
-    while (done := mem.length(row)) < len(tokens):
-        end = min(mem.next_boundary(row), len(tokens))
+    while (done := mem.info(row).length) < len(tokens):
+        end = min(mem.info(row).next_boundary, len(tokens))
         mem.extend([row], [end])
         mem.settle(mem.plan([row], [end - done]))
 
@@ -38,8 +38,8 @@ def prefill(mem: ms.StateManager, row: ms.Row, tokens: list[int]) -> None:
 def turn(mem: ms.StateManager, tokens: list[int], session: ms.Session | None = None) -> None:
     (row,) = mem.admit([ms.Request("turn", tokens=tokens, session=session)])
     prefill(mem, row, tokens)
-    mem.publish([row], tokens=[tokens])
-    mem.release([row], tokens=[tokens])
+    mem.publish([row], keep="cache", tokens=[tokens])
+    mem.end([row], keep="cache", tokens=[tokens])
 
 
 def nobody_is_on_what_is_gone(mem: ms.StateManager) -> bool:
@@ -69,8 +69,8 @@ def test_B17_a_leaf_that_a_policy_offers_twice_is_room_once() -> None:
     assert mem.prefix and mem.prefix.evict_states(1) == 1
     (row,) = mem.admit([ms.Request("a", tokens=T)])
     prefill(mem, row, T)
-    mem.publish([row], tokens=[T])
-    assert mem.release([row], publish=True) != [None]  # this snapshot has the pages too
+    mem.publish([row], keep="cache", tokens=[T])
+    assert mem.end([row], keep="handle") != [None]  # this snapshot has the pages too
     before = held(mem)
     assert (mem.free_pages, room(mem)) == (1, 1)  # a request wants three
     with pytest.raises(ms.OutOfPages):
@@ -83,15 +83,15 @@ def test_leaves_whose_pages_others_have_too_hide_no_room_behind_them() -> None:
     mem = manager(ms.Prefix(states=ReturnRate()), pages=6)
     (row,) = mem.admit([ms.Request("a", tokens=T, salt="a")])
     prefill(mem, row, T)
-    mem.publish([row], tokens=[T])
-    (handle,) = mem.release([row], publish=True)
+    mem.publish([row], keep="cache", tokens=[T])
+    (handle,) = mem.end([row], keep="handle")
     assert handle
     (row,) = mem.admit([ms.Request("b", tokens=[*T, 16], salt="b", resume=handle)])
     mem.drop([handle])
-    mem.release([row], tokens=[T])
+    mem.end([row], keep="cache", tokens=[T])
     assert mem.prefix and mem.prefix.tree.total_pages == 8 and mem.free_pages == 2
     assert room(mem) == 4
-    mem.abort(mem.admit([ms.Request("c", length=6 * SIZE)]))
+    mem.end(mem.admit([ms.Request("c", length=6 * SIZE)]))
     assert mem.free_pages == 6
 
 
@@ -108,7 +108,7 @@ def test_leaves_that_a_policy_does_not_offer_are_room() -> None:
     turn(mem, [*T[:8], 77, 78, 79, 80])
     assert mem.prefix and mem.free_pages == 3 and room(mem) == 5
     assert mem.prefix.evict_pages(2) == 2 and mem.prefix.tree.total_pages == 3  # children before what leads to them
-    mem.abort(mem.admit([ms.Request("a", length=8 * SIZE)]))
+    mem.end(mem.admit([ms.Request("a", length=8 * SIZE)]))
 
 
 @pytest.mark.parametrize("pages", [LruPages, Shy])
@@ -130,7 +130,7 @@ class Walk:
     def __init__(self, mem: ms.StateManager, choose: random.Random) -> None:
         self.mem, self.choose = mem, choose
         self.texts = [[choose.randrange(3) for _ in range(40)] for _ in range(2)]
-        self.said: dict[ms.Session, list[int]] = {mem.open_session(at): [] for at in range(2)}
+        self.said: dict[ms.Session, list[int]] = {mem.sessions.open(at): [] for at in range(2)}
         self.rows: dict[ms.Row, tuple[ms.Session | None, list[int]]] = {}
         self.handles: list[ms.Snapshot] = []
         self.refused = 0
@@ -164,24 +164,24 @@ class Walk:
 
     def run(self) -> None:
         row = self.any_row()
-        end = min(self.mem.next_boundary(row), max(len(self.rows[row][1]), self.mem.length(row) + 1), 40)
-        if end > self.mem.length(row):
+        end = min(self.mem.info(row).next_boundary, max(len(self.rows[row][1]), self.mem.info(row).length + 1), 40)
+        if end > self.mem.info(row).length:
             self.mem.extend([row], [end])
             self.before = held(self.mem)
-            self.mem.settle(self.mem.plan([row], [end - self.mem.length(row)]))
+            self.mem.settle(self.mem.plan([row], [end - self.mem.info(row).length]))
 
     def known(self, row: ms.Row) -> list[int]:
         text = self.rows[row][1]
-        return [*text, *[7] * 40][: max(self.mem.confirmed(row), 1)]
+        return [*text, *[7] * 40][: max(self.mem.info(row).confirmed, 1)]
 
     def publish(self) -> None:
         row = self.any_row()
-        self.mem.publish([row], tokens=[self.known(row)])
+        self.mem.publish([row], keep="cache", tokens=[self.known(row)])
 
     def end(self) -> None:
         row = self.any_row()
         session, said = self.rows[row][0], self.known(row)
-        self.mem.release([row], tokens=[said])
+        self.mem.end([row], keep="cache", tokens=[said])
         del self.rows[row]
         if session:
             self.said[session] = said
@@ -189,17 +189,17 @@ class Walk:
     def handle(self) -> None:
         row = self.any_row()
         if self.rows[row][0] is None:
-            self.handles += [handle for handle in self.mem.release([row], publish=True) if handle]
+            self.handles += [handle for handle in self.mem.end([row], keep="handle") if handle]
             del self.rows[row]
 
     def abort(self) -> None:
         row = self.any_row()
-        self.mem.abort([row])
+        self.mem.end([row])
         del self.rows[row]
 
     def fork(self) -> None:
         row = self.any_row()
-        if self.mem.confirmed(row) and owners.free(self.mem):
+        if self.mem.info(row).confirmed and owners.free(self.mem):
             for other in self.mem.fork(row, ["fork"]).rows:
                 self.rows[other] = None, self.rows[row][1]
 
@@ -228,10 +228,10 @@ def test_B17_refusals_at_random_change_nothing(policy: str, generator: torch.Gen
         for _ in range(80):
             walk.step()
         refused += walk.refused
-        walk.mem.abort(list(walk.rows))
+        walk.mem.end(list(walk.rows))
         walk.mem.drop(walk.handles)
         for session in walk.said:
-            walk.mem.close_session(session)
+            walk.mem.sessions.close(session)
         walk.mem.prefix.clear()
         walk.mem.audit().raise_if_leaking()
         assert (walk.mem.free_slots, walk.mem.free_pages) == (8, PAGES)

@@ -7,6 +7,7 @@ import pytest
 import memstate as ms
 from memstate.kernels.dispatch import Backend
 from memstate.prefix.lease import NO_NODE
+from memstate.testing import Clock
 from tests.support import owners
 from tests.support.planes import every_strategy
 from tests.support.talks import TEXT, Talks, counts
@@ -15,15 +16,6 @@ from tests.support.ways import with_and_without_cache
 pytestmark = pytest.mark.sample(interpreter=0)  # without MEMSTATE_PROOF the reference alone
 
 SLOTS = {"none": 1, "ping-pong": 3, "lazy": 2, "redirect": 2}  # that a request with a snapshot takes
-
-
-class Clock:
-    """Seconds that a test sets."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def other(n: int, length: int = 9) -> list[int]:
@@ -35,7 +27,7 @@ def talked(talks: Talks, *names: Any, **how: Any) -> list[ms.Session]:
     """Sessions that have had a turn of 9 tokens each, one after the other: a prompt of 1 and an answer."""
     sessions = []
     for n, name in enumerate(names, 1):
-        sessions.append(talks.mem.open_session(name, **{key: value[n - 1] for key, value in how.items()}))
+        sessions.append(talks.mem.sessions.open(name, **{key: value[n - 1] for key, value in how.items()}))
         talks.whole(other(n), sessions[-1], prompt=1)
     return sessions
 
@@ -62,7 +54,7 @@ def test_S1_idle_sessions_refuse_no_request(backend: Backend, name: str, cache: 
     if few:
         return
     for row in rows:
-        talks.end(row) if cache else talks.mem.release([row])
+        talks.end(row) if cache else talks.mem.end([row])
     for n, session in enumerate(sessions, 1):
         start = talks.whole([*other(n), 1, 2], session)
         assert start in (0, 4, 8, 9), start
@@ -84,7 +76,7 @@ def test_S1_a_session_refuses_no_turn_of_its_own(
 ) -> None:
     """It holds most of the pages, and gives up its states where the turn finds no room beside them."""
     talks = Talks(backend, "redirect", cache=cache, slots=6, pages=8, pages_per_row=8)
-    session = talks.mem.open_session("a")
+    session = talks.mem.sessions.open("a")
     talks.whole(first, session)
     talks.whole(then, session)
     assert talks.kept(session)[0] == len(then)
@@ -97,9 +89,9 @@ def test_S1_a_turn_that_needs_its_session_keeps_it_where_another_makes_room(back
     assert talks.mem.free_pages == 6
     asked = [(list(range(500, 516)), edited), ([*other(2), 1, 2, 3], continued)]
     rows = talks.mem.admit([ms.Request(n, tokens=text, session=of) for n, (text, of) in enumerate(asked)])
-    assert [talks.mem.length(row) for row in rows] == [0, 9]
-    talks.mem.abort(rows)
-    assert talks.mem.sessions()[1].tokens == 9
+    assert [talks.mem.info(row).length for row in rows] == [0, 9]
+    talks.mem.end(rows)
+    assert talks.mem.sessions.infos()[1].tokens == 9
 
 
 def test_S1_sessions_that_make_way_for_their_turns_release_everything(backend: Backend) -> None:
@@ -110,9 +102,9 @@ def test_S1_sessions_that_make_way_for_their_turns_release_everything(backend: B
     rows = talks.mem.admit([ms.Request(n, tokens=texts[n], session=sessions[n]) for n in range(2)])
     talks.fed |= {row: [] for row in rows}
     talks.look()
-    talks.mem.abort(rows)
+    talks.mem.end(rows)
     talks.look()
-    assert [info.states for info in talks.mem.sessions()] == [0, 0]
+    assert [info.states for info in talks.mem.sessions.infos()] == [0, 0]
 
 
 @pytest.mark.parametrize("scarce", ["slots", "pages"])
@@ -143,7 +135,7 @@ def test_S2_a_session_makes_no_way_for_its_own_turn(backend: Backend, cache: boo
     first, second = talked(talks, *"ab")
     elsewhere = talks.mem.pool.claim(1)
     row = talks.turn([*other(1), *range(6)], first)
-    assert talks.mem.length(row) == 9 and not talks.kept(second)
+    assert talks.mem.info(row).length == 9 and not talks.kept(second)
     talks.run(row, [*other(1), *range(6)])
     talks.mem.pool.release(elsewhere)
     talks.end(row)
@@ -158,7 +150,7 @@ def test_S12_marks_and_states_of_older_turns_cost_no_session_its_state(backend: 
         prefix=ms.Prefix(ms.policies.Lru()),
     )  # fmt: skip
     texts = [other(n, 8) for n in range(6)]
-    sessions = [talks.mem.open_session(n) for n in range(6)]
+    sessions = [talks.mem.sessions.open(n) for n in range(6)]
     for turn in range(3):
         for text, session in zip(texts, sessions, strict=True):
             assert talks.whole(text, session) == (len(text) - 3 if turn else 0)
@@ -174,7 +166,7 @@ def test_S3_what_an_idle_session_gave_up_is_found_by_its_tokens(backend: Backend
     talks = Talks(backend, "lazy", cache=cache, slots=4)
     (session,) = talked(talks, "a")
     assert talks.kept(session) == [9, 8]
-    talks.mem._room.give_way(owners.session(talks.mem, session))
+    talks.mem._parts.room.give_way(owners.session(talks.mem, session))
     talks.look()
     assert talks.kept(session) == [] and talks.mem.stats().held_by_sessions == 0
     assert talks.mem.free_slots == (3 if cache else 4)
@@ -205,7 +197,7 @@ def test_S3_a_state_that_the_cache_has_is_released_once(backend: Backend) -> Non
     (session,) = talked(talks, "a")
     talks.whole(other(1, 8), prompt=1)
     free = talks.mem.free_slots
-    talks.mem._room.give_way(owners.session(talks.mem, session))
+    talks.mem._parts.room.give_way(owners.session(talks.mem, session))
     assert talks.mem.free_slots == free + 2 and talks.mem.stats().prefix.duplicates >= 1  # type: ignore[union-attr]
     talks.look()
 
@@ -216,7 +208,7 @@ def test_S4_sessions_beyond_their_share_go_before_cached_states(backend: Backend
         talks = Talks(backend, "none", slots=2, sessions=ms.SessionLimits(share=share))
         talks.whole(other(2, 8), prompt=1)
         sessions = talked(talks, "a")
-        talks.mem.abort([talks.turn(other(5))])
+        talks.mem.end([talks.turn(other(5))])
         assert left(talks, sessions) == [kept] and talks.mem.match(other(2)).length == cached
         talks.look()
 
@@ -235,7 +227,7 @@ def test_S5_an_expired_session_goes_first_and_at_the_next_poll(backend: Backend,
     if at == "poll":
         mem.poll()
     elif at == "admit":
-        mem.abort([talks.turn(TEXT[:1])])
+        mem.end([talks.turn(TEXT[:1])])
     else:
         clock.now = 0.0
         row = talks.turn(TEXT[:1])
@@ -245,7 +237,7 @@ def test_S5_an_expired_session_goes_first_and_at_the_next_poll(backend: Backend,
     assert left(talks, sessions) == [True, False, True]
     assert not mem.prefix or not mem.match([*other(2), 1]).length
     talks.look()
-    assert [info.idle for info in mem.sessions()] == [11.0] * 3
+    assert [info.idle for info in mem.sessions.infos()] == [11.0] * 3
     assert talks.whole([*other(2), 1], sessions[1]) == 0
 
 
@@ -254,18 +246,18 @@ def test_S5_sessions_are_listed(backend: Backend) -> None:
     talks = Talks(backend, "lazy", sessions=ms.SessionLimits(clock=clock))
     mem = talks.mem
     clock.now = 1.0
-    first, second = mem.open_session("a", priority=2, ttl=60), mem.open_session("b")
+    first, second = mem.sessions.open("a", priority=2, ttl=60), mem.sessions.open("b")
     clock.now = 3.0
     talks.whole(TEXT[:9], first, prompt=1)
     row = talks.turn(TEXT[:3], second)
     clock.now = 4.0
-    mem.close_session(second)
-    assert mem.sessions() == [
-        ms.SessionInfo(first, False, False, tokens=9, states=2, pages=5, priority=2, age=3.0, idle=1.0, ttl=60),
-        ms.SessionInfo(second, True, True, tokens=0, states=0, pages=0, priority=0, age=3.0, idle=0.0, ttl=None),
+    mem.sessions.close(second)
+    assert mem.sessions.infos() == [
+        ms.prefix.SessionInfo(first, False, False, tokens=9, states=2, pages=5, priority=2, age=3.0, idle=1.0, ttl=60),
+        ms.prefix.SessionInfo(second, True, True, tokens=0, states=0, pages=0, priority=0, age=3.0, idle=0.0, ttl=None),
     ]
-    mem.abort([row])
-    assert [info.session for info in mem.sessions()] == [first]
+    mem.end([row])
+    assert [info.session for info in mem.sessions.infos()] == [first]
 
 
 def test_S6_limits_of_states_hold_when_a_turn_ends(backend: Backend) -> None:
@@ -276,31 +268,31 @@ def test_S6_limits_of_states_hold_when_a_turn_ends(backend: Backend) -> None:
     talks.look()
 
 
-@pytest.mark.parametrize("how", ["release", "abort", "retract", "cancel"])
+@pytest.mark.parametrize("how", ["cache", "nothing", "cancel"])
 @with_and_without_cache
 def test_S8_a_session_closed_during_a_turn_closes_at_its_end(backend: Backend, cache: bool, how: str) -> None:
     talks = Talks(backend, "lazy", cache=cache)
     mem = talks.mem
-    session = mem.open_session("a")
+    session = mem.sessions.open("a")
     talks.whole(TEXT[:5], session)
     row = talks.turn(TEXT, session)
     talks.run(row, TEXT[:8])
-    mem.close_session(session)
-    for again in (lambda: mem.close_session(session), lambda: talks.turn(TEXT, session)):
+    mem.sessions.close(session)
+    for again in (lambda: mem.sessions.close(session), lambda: talks.turn(TEXT, session)):
         with pytest.raises(ms.StaleHandle):
             again()
-    assert mem.sessions()[0].closing
+    assert mem.sessions.infos()[0].closing
     talks.look()
     if how == "cancel":
         mem.extend([row], [9])
-        mem.cancel(mem.plan([row]), tokens=[TEXT[:8]])
-    elif how == "abort":
-        mem.abort([row])
+        mem.cancel(mem.plan([row]), keep="cache", tokens=[TEXT[:8]])
+    elif how == "nothing":
+        mem.end([row])
     else:
-        getattr(mem, how)([row], tokens=[TEXT[:8]])
-    assert mem.sessions() == [] and mem.stats().held_by_sessions == 0 and not owners.sessions(mem).by_row
+        mem.end([row], keep="cache", tokens=[TEXT[:8]])
+    assert mem.sessions.infos() == [] and mem.stats().held_by_sessions == 0 and not owners.sessions(mem).by_row
     talks.look()
-    if mem.prefix and how in ("release", "retract"):
+    if mem.prefix and how == "cache":
         assert mem.match([*TEXT[:8], 1]).length == 8
     elif not mem.prefix:
         assert counts(talks)[:2] == (24, 80)
@@ -349,8 +341,8 @@ def test_G1_limits_that_are_none_are_refused() -> None:
 def test_G1_numbers_of_a_session_are_checked(backend: Backend, wrong: dict[str, Any]) -> None:
     talks = Talks(backend, "none")
     with pytest.raises(ms.InvalidArgument):
-        talks.mem.open_session("a", **wrong)
-    assert talks.mem.sessions() == []
+        talks.mem.sessions.open("a", **wrong)
+    assert talks.mem.sessions.infos() == []
 
 
 @every_strategy
@@ -362,21 +354,23 @@ def test_S1_making_way_takes_no_upload_and_no_launch_of_its_own(backend: Backend
         talks.mem.prefix.evict_states(9)
     talks.mem.submit()
     talks.mem.backend.counts.reset()
-    rows = talks.mem.admit([ms.Request(n) for n in range(talks.mem.free_slots // talks.mem._admission.per_request + 1)])
+    rows = talks.mem.admit(
+        [ms.Request(n) for n in range(talks.mem.free_slots // talks.mem._parts.admission.per_request + 1)]
+    )
     talks.mem.submit()
     counted = talks.mem.backend.counts
     assert left(talks, sessions) == [False] and counted.uploads == 1 and counted.total_launches <= 2
-    talks.mem.abort(rows)
+    talks.mem.end(rows)
 
 
 def test_a_path_that_goes_while_room_is_made_is_no_lease_of_the_refused_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """A turn that goes on from the cache gives up the session's path until it has room. Others may take its KV."""
     talks = Talks(Backend("reference"), "redirect")
     mem, text = talks.mem, list(range(1, 12))
-    session = mem.open_session("chat")
+    session = mem.sessions.open("chat")
     talks.whole(text, session, prompt=8)
     talks.whole([*text, *range(50, 56)], session, prompt=14)
-    real, paths = mem._admission.make_room, []
+    real, paths = mem._parts.admission.make_room, []
 
     def make_room(rows: int, pages: int, slots: int) -> Any:
         paths.append(owners.session(mem, session).path)
@@ -385,10 +379,10 @@ def test_a_path_that_goes_while_room_is_made_is_no_lease_of_the_refused_turn(mon
         mem.prefix.evict_pages(80)
         return ms.OutOfSlots(slots, 0, 0)
 
-    monkeypatch.setattr(mem._admission, "make_room", make_room)
+    monkeypatch.setattr(mem._parts.admission, "make_room", make_room)
     row = talks.turn([*text[:8], 99, 98, 97], session)
     before, after = paths
-    assert before.end == 8 and after is NO_NODE and mem.length(row) == 6
+    assert before.end == 8 and after is NO_NODE and mem.info(row).length == 6
     talks.run(row, [*text[:8], 99, 98, 97])
     talks.end(row)
     talks.all_free()

@@ -34,7 +34,7 @@ def test_B69_a_turn_that_ends_moves_everything_to_the_session(
     assert sorted((snap.length, talks.node(snap)) for snap in talk.kept) == held and talk.pages == pages
     owned = {"session": len(held)} | ({"cached": len(marks)} if marks else {})
     assert mem.free_slots == 24 - len(held) - len(marks) and mem.audit().owned_by_kind == owned
-    said = {owner for owner in mem.owners().values() if owner[0] == "session"}
+    said = {owner for owner in mem._reports.owners().values() if owner[0] == "session"}
     assert said == {("session", f"session 'a' ({n} tokens)") for n, _ in held}
 
 
@@ -59,7 +59,7 @@ def test_B69_a_dead_step_in_flight_leaves_the_newest_answer(backend: Backend, na
         if cache:
             assert mem.match([*TEXT[:length], 1]).length == (0 if name == "none" else newest)
     row = talks.turn(TEXT, session)
-    assert talks.mem.length(row) == (0 if name == "none" else 12)
+    assert talks.mem.info(row).length == (0 if name == "none" else 12)
     talks.run(row, TEXT)
     talks.end(row)
 
@@ -75,7 +75,7 @@ def test_B73_the_next_turn_goes_on_where_the_last_one_ended(
     pages, slots = owners.session(mem, session).pages, [talks.node(s) for s in owners.session(mem, session).kept]
     row = talks.turn(TEXT[:12], session)
     mem.submit()
-    assert mem.length(row) == mem.confirmed(row) == 7 and owners.pages_of(mem, row)[:4] == pages
+    assert mem.info(row).length == mem.info(row).confirmed == 7 and owners.pages_of(mem, row)[:4] == pages
     assert [talks.slot(row, part) for part in range(len(slots))] == slots
     now = mem.stats()
     assert (now.copied_bytes, now.zeroed_bytes) == (moved.copied_bytes, moved.zeroed_bytes)
@@ -95,10 +95,10 @@ def test_a_turn_gives_up_the_older_of_the_two_lanes_that_it_goes_on_with(backend
     mem.settle(step)
     assert talks.kept(session) == [8, 8, 4]
     row = talks.turn(TEXT[:9], session)
-    assert mem.slots_held(row) == 3
+    assert mem.info(row).slots == 3
     talks.run(row, TEXT[:9])
     mem.submit()
-    assert mem.slots_held(row) == 2 and sorted(talks.labels(row)) == [0, 8]
+    assert mem.info(row).slots == 2 and sorted(talks.labels(row)) == [0, 8]
     talks.end(row)
 
 
@@ -151,11 +151,11 @@ def test_B73_two_turns_at_once_are_refused(backend: Backend, overlap: bool, cach
 def test_two_open_sessions_with_one_name_keep_states_of_their_own(backend: Backend) -> None:
     """A name is a label: the handle tells sessions apart."""
     talks, mem, session = told(backend, "redirect", True, False, first=5)
-    other = mem.open_session(session.id)
-    assert other.id == session.id and other != session and len(mem.sessions()) == 2
+    other = mem.sessions.open(session.id)
+    assert other.id == session.id and other != session and len(mem.sessions.infos()) == 2
     assert talks.whole(TEXT, other) == 0  # nothing of the other session
     assert talks.whole(TEXT[:9], session) == 5
-    mem.close_session(other)
+    mem.sessions.close(other)
     assert talks.whole([*TEXT[:9], 1], session) == 9
 
 
@@ -166,15 +166,15 @@ def test_B72_a_session_can_be_closed_whenever_no_turn_runs(backend: Backend, nam
     talks = Talks(backend, name, overlap)
     mem = talks.mem
     for turns in ([], [7], [7, 9], [3], [1]):
-        session = mem.open_session("a")
+        session = mem.sessions.open("a")
         for length in turns:
             row = talks.turn(TEXT[:length], session)
             talks.run(row, TEXT[:length], dead=overlap and length != 9)
             talks.end(row)
         free, held = mem.free_slots, len(talks.kept(session))
-        mem.close_session(session)
+        mem.sessions.close(session)
         assert mem.free_slots == free + held
-        for again in (lambda: mem.close_session(session), lambda: talks.turn(TEXT, session)):  # noqa: B023
+        for again in (lambda: mem.sessions.close(session), lambda: talks.turn(TEXT, session)):  # noqa: B023
             with pytest.raises(ms.StaleHandle, match=r"close_session\(\)"):
                 again()
         talks.look()
@@ -191,8 +191,8 @@ REFUSED: dict[str, Callable[[ms.StateManager, ms.Session, ms.Snapshot], object]]
     "a state as well": lambda mem, session, snap: ask(mem, tokens=TEXT, session=session, resume=snap),
     "a name": lambda mem, session, snap: ask(mem, tokens=TEXT, session="a"),
     "a salt that is no key": lambda mem, session, snap: ask(mem, tokens=TEXT, session=session, salt=["a"]),
-    "a name that is no key": lambda mem, session, snap: mem.open_session(["a"]),  # type: ignore[arg-type]
-    "a row": lambda mem, session, snap: mem.close_session(ms.Row(1, 1)),  # type: ignore[arg-type]
+    "a name that is no key": lambda mem, session, snap: mem.sessions.open(["a"]),  # type: ignore[arg-type]
+    "a row": lambda mem, session, snap: mem.sessions.close(ms.Row(1, 1)),  # type: ignore[arg-type]
 }
 
 
@@ -224,10 +224,10 @@ def test_B73_a_turn_has_room_in_what_its_own_session_gives_up(backend: Backend, 
 def test_B19_a_session_of_another_manager_is_stale(backend: Backend) -> None:
     (talks, _), (_, foreign) = idle(backend), idle(backend)
     with pytest.raises(ms.StaleHandle):
-        talks.mem.close_session(foreign)
+        talks.mem.sessions.close(foreign)
 
 
-@pytest.mark.parametrize("how", ["release", "cancel", "new tokens alone"])
+@pytest.mark.parametrize("how", ["end", "cancel", "new tokens alone"])
 def test_G1_tokens_of_a_turn_that_are_none_are_refused(backend: Backend, how: str) -> None:
     """Else the conversation is lost without a word, or a state stands for other tokens than the session believes."""
     talks, session = idle(backend)
@@ -235,9 +235,9 @@ def test_G1_tokens_of_a_turn_that_are_none_are_refused(backend: Backend, how: st
     step = talks.feed([row], [[TEXT[9]]])
     with pytest.raises(ms.InvalidArgument):
         if how == "cancel":
-            talks.mem.cancel(step, tokens=[None])  # type: ignore[list-item]
+            talks.mem.cancel(step, keep="cache", tokens=[None])  # type: ignore[list-item]
         else:
-            talks.mem.release([row], tokens=[None if how == "release" else TEXT[9:]])  # type: ignore[list-item]
+            talks.mem.end([row], keep="cache", tokens=[None if how == "end" else TEXT[9:]])  # type: ignore[list-item]
 
 
 def test_B36b_a_cancelled_step_says_nothing_of_a_turn_that_has_one_of_its_rows_now(backend: Backend) -> None:
@@ -246,10 +246,10 @@ def test_B36b_a_cancelled_step_says_nothing_of_a_turn_that_has_one_of_its_rows_n
     first = talks.feed([ended, other], [[1], [1]])
     second = talks.mem.plan([ended, other])
     talks.mem.settle(first, [True, False])
-    talks.mem.release([ended])
+    talks.mem.end([ended])
     turn = talks.turn(TEXT, session)
     assert turn.index == ended.index
-    talks.mem.cancel(second, publish=True)
+    talks.mem.cancel(second, keep="handle")
 
 
 def test_B70_a_state_lost_for_want_of_a_holder_is_counted(backend: Backend) -> None:
@@ -265,6 +265,6 @@ def test_B17_a_refusal_for_want_of_pages_gives_up_none(backend: Backend) -> None
     rows = talks.mem.stats().rows_used
     assert talks.mem.free_pages == 7 and talks.mem.prefix.evictable_pages == 9
     try:
-        talks.mem.abort([talks.turn(range(100, 132))])
+        talks.mem.end([talks.turn(range(100, 132))])
     finally:
         assert talks.mem.stats().rows_used == rows

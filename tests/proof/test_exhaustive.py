@@ -35,14 +35,19 @@ def test_a_checkpoint_brings_a_state_back() -> None:
     world = World(CASES[0])
     world.warm_up()
     here, before = Checkpoint(world), name(world)
-    text = repr(world.mem.owners()), repr(world.mem._mirror._columns), repr(world.device), world.bytes.tolist()
+    text = (
+        repr(world.mem._reports.owners()),
+        repr(world.mem._parts.mirror._columns),
+        repr(world.device),
+        world.bytes.tolist(),
+    )
     world.apply(("plan", ((1, 1), (2, 1)), NO_LIMIT))
     world.apply(("abort", 1))
     assert name(world) != before
     here.restore()
     assert name(world) == before
     assert text == (
-        repr(world.mem.owners()), repr(world.mem._mirror._columns), repr(world.device), world.bytes.tolist()
+        repr(world.mem._reports.owners()), repr(world.mem._parts.mirror._columns), repr(world.device), world.bytes.tolist()
     )  # fmt: skip
 
 

@@ -488,7 +488,7 @@ def serve(loop: Loop) -> None:
         flying.append(loop.step([*rows, None]))
         loop.mem.settle(flying.pop(0))
     loop.mem.settle(flying.pop(0), [True, False, False])
-    kept = [snap for snap in loop.mem.release(rows, publish=True) if snap]
+    kept = [snap for snap in loop.mem.end(rows, keep="handle") if snap]
     for request in [ms.Request("hit", length=kept[0].length + 4, resume=kept[0]) if kept else ms.Request("again")]:
         loop.advance(loop.admit(request))
     loop.mem.submit()

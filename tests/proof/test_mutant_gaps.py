@@ -78,7 +78,7 @@ def test_the_device_keeps_to_the_limit_of_a_plan(backend: Backend) -> None:
     mem.settle(mem.plan(rows, limit=1))
     assert (mem.stats().snapshots, mem.stats().degraded) == (1, 1)
     mem.audit().raise_if_leaking()
-    mem.check()
+    mem.device.check()
 
 
 def test_the_shortfall_counts_the_reserve(backend: Backend) -> None:
@@ -149,11 +149,11 @@ def test_a_window_of_a_row_given_up_says_nothing_of_its_next_request(backend: Ba
     a, b = mem.admit([ms.Request("a"), ms.Request("b")])
     step = mem.plan([a, b], 2, window=True)
     mem.submit(step)
-    mem.abort([b])
+    mem.end([b])
     (c,) = mem.admit([ms.Request("c")])
     assert c.index == b.index
     mem.accept(step, [1, 2], {"ssm": torch.ones(1, 2, 2, 4, device=backend.device)})
-    assert [mem.length(row) for row in (a, c)] == [1, 0]
+    assert [mem.info(row).length for row in (a, c)] == [1, 0]
     step = mem.plan([a, c])
     assert step.before.tolist() == [1, 0] and not mem.planes["ssm"][:, step.read[1].long()].any()
     assert [mem.inspect().labels[3 * row.index] for row in (a, c)] == [2, 1]
@@ -167,10 +167,10 @@ def test_a_batch_is_looked_up_again_once_a_row_has_ended(backend: Backend) -> No
     step = mem.plan(rows)
     assert step.rows.tolist() == [0, b.index]
     mem.settle(step)
-    mem.abort([b])
+    mem.end([b])
     with pytest.raises(ms.StaleHandle):
         mem.plan(rows)
-    assert mem.length(a) == 1
+    assert mem.info(a).length == 1
 
 
 @pytest.mark.parametrize("variant", ["none", "lazy in place", "redirect"])

@@ -20,9 +20,9 @@ def manager(backend: Backend, tracking: ms.Tracking) -> ms.StateManager:
 
 def fold(mem: ms.StateManager, row: ms.Row, tokens: int) -> None:
     """Folds tokens into a state that counts them, in steps that end at the boundaries inside."""
-    end = mem.length(row) + tokens
-    while mem.length(row) < end:
-        n = min(end, mem.next_boundary(row)) - mem.length(row)
+    end = mem.info(row).length + tokens
+    while mem.info(row).length < end:
+        n = min(end, mem.info(row).next_boundary) - mem.info(row).length
         step = mem.plan([row, None], [n, 0])
         real = step.write > 0
         for state in mem.planes["ssm"]:
@@ -47,7 +47,7 @@ def test_B33_accepted_tokens_that_cross_a_multiple_leave_a_snapshot_of_it(
     (snapshot,) = mem.publish([row])
     assert (snapshot and snapshot.length) == stands_for
     if snapshot:
-        (slot,) = mem.read_slots([snapshot]).wait().tolist()
+        (slot,) = mem.device.read_slots([snapshot]).wait().tolist()
         assert (mem.planes["ssm"][:, slot] == stands_for).all()
     scan(mem)
 
@@ -58,11 +58,11 @@ def test_B33_a_step_across_a_multiple_leaves_no_snapshot_of_it(backend: Backend,
     mem = manager(backend, tracking)
     (row,) = mem.admit([ms.Request("a")])
     fold(mem, row, 250)
-    held = mem.slots_held(row)
+    held = mem.info(row).slots
     step = mem.plan([row], 8)
     assert step.snapshot.tolist() == [0] and step.after.tolist() == [258]
     mem.settle(step)
-    assert (mem.length(row), mem.next_boundary(row), mem.slots_held(row)) == (258, 512, held)
+    assert (mem.info(row).length, mem.info(row).next_boundary, mem.info(row).slots) == (258, 512, held)
     assert mem.publish([row]) == [None] and mem.stats().snapshots == mem.stats().degraded == 0
     scan(mem)
 
@@ -73,10 +73,10 @@ def test_G4_no_answer_depends_on_fresh_or_freed_memory(backend: Backend, trackin
     for turn in range(3):
         (row,) = mem.admit([ms.Request(turn)])
         fold(mem, row, 8)
-        assert (mem.planes["ssm"][:, mem.live_slots[row.index].long()] == 8).all()
-        (snapshot,) = mem.release([row], publish=True)
+        assert (mem.planes["ssm"][:, mem.device.live_slots[row.index].long()] == 8).all()
+        (snapshot,) = mem.end([row], keep="handle")
         assert snapshot is not None and snapshot.length == 8
-        (slot,) = mem.read_slots([snapshot]).wait().tolist()
+        (slot,) = mem.device.read_slots([snapshot]).wait().tolist()
         assert (mem.planes["ssm"][:, slot] == 8).all()
         mem.drop([snapshot])
         mem.submit()

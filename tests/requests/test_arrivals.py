@@ -19,13 +19,13 @@ def test_B12_preallocated_rows_take_a_state_that_arrives(backend: Backend, name:
         loop.admit(ms.Request("one too many"))
     here, there = rows
     loop.fed[there] = [7, 8, 9]
-    slot = int(loop.mem.read_slots([there]).wait()[0])
+    slot = int(loop.mem.device.read_slots([there]).wait()[0])
     assert slot == loop.slot(there)
     for plane_name, plane in loop.mem.planes.items():
         plane[:, slot] = (fold((7, 8, 9)) * loop.planes.weights[plane_name]).to(plane.dtype)
     loop.advance([here])
-    loop.mem.arrived([there], [3])
-    assert loop.mem.length(there) == loop.mem.confirmed(there) == 3
+    loop.mem.device.arrived([there], [3])
+    assert loop.mem.info(there).length == loop.mem.info(there).confirmed == 3
     loop.advance([here, there], 2)
     assert loop.holds(loop.slot(there), there, 5)
     (snapshot,) = loop.mem.publish([there])
@@ -38,8 +38,8 @@ def test_redirect_keeps_what_arrived_at_a_boundary(backend: Backend) -> None:
     """The end of a prompt that was computed elsewhere: its slot becomes the snapshot, and nothing is copied."""
     loop = Loop(backend, ms.Redirect(I))
     (row,) = loop.admit()
-    (slot,) = loop.mem.read_slots([row]).wait().tolist()
-    loop.mem.arrived([row], [I])
+    (slot,) = loop.mem.device.read_slots([row]).wait().tolist()
+    loop.mem.device.arrived([row], [I])
     loop.advance([row])
     (snapshot,) = loop.mem.publish([row])
     assert snapshot and (snapshot.length, loop.node(snapshot)) == (I, slot) and loop.mem.stats().copied_bytes == 0
@@ -50,8 +50,8 @@ def test_B36c_an_arrival_given_up_at_once_leaves_no_label(backend: Backend) -> N
     loop = Loop(backend, ms.PingPong(I))
     (row,) = loop.admit()
     loop.mem.submit()
-    loop.mem.arrived([row], [3])
-    loop.mem.abort([row])
+    loop.mem.device.arrived([row], [3])
+    loop.mem.end([row])
     scan(loop.mem)
     assert not any(loop.mem.inspect().labels)
 
@@ -62,12 +62,12 @@ def test_an_arrival_that_makes_no_sense_is_refused(backend: Backend) -> None:
     loop.advance([begun])
     for rows, lengths in (([begun], [3]), ([fresh], [0]), ([fresh], [-1]), ([fresh, fresh], [1, 1]), ([fresh], [3])):
         with pytest.raises(ms.InvalidArgument):
-            loop.mem.arrived(rows, lengths)
+            loop.mem.device.arrived(rows, lengths)
     step = loop.step([fresh])
     with pytest.raises(ms.InvalidArgument):
-        loop.mem.arrived([fresh], [1])
+        loop.mem.device.arrived([fresh], [1])
     loop.mem.settle(step)
-    assert loop.mem.length(fresh) == 1
+    assert loop.mem.info(fresh).length == 1
     scan(loop.mem)
 
 
@@ -75,11 +75,11 @@ def test_a_state_arrives_in_a_row_whose_last_request_is_in_a_step(backend: Backe
     loop = Loop(backend, ms.PingPong(I))
     (row,) = loop.admit(ms.Request("a"))
     step = loop.step([row])
-    loop.mem.abort([row])
+    loop.mem.end([row])
     (again,) = loop.admit(ms.Request("b"))
-    loop.mem.arrived([again], [3])
+    loop.mem.device.arrived([again], [3])
     loop.mem.settle(step)
-    assert again.index == row.index and loop.mem.length(again) == loop.mem.confirmed(again) == 3
+    assert again.index == row.index and loop.mem.info(again).length == loop.mem.info(again).confirmed == 3
     scan(loop.mem)
 
 
@@ -88,7 +88,7 @@ def test_a_state_does_not_arrive_in_a_row_whose_window_is_open(backend: Backend)
     (row,) = loop.admit(ms.Request("a"))
     step = loop.mem.plan([row], 2, window=True)
     with pytest.raises(ms.InvalidArgument, match="in no step"):
-        loop.mem.arrived([row], [5])
+        loop.mem.device.arrived([row], [5])
     loop.mem.cancel(step)
     scan(loop.mem)
 
@@ -97,12 +97,12 @@ def test_the_slot_of_a_resumed_row_is_its_snapshot_until_its_first_step(backend:
     loop = Loop(backend, ms.Redirect(I))
     (row,) = loop.admit(ms.Request("a"))
     loop.advance([row], I)
-    (snapshot,) = loop.mem.release([row], publish=True)
+    (snapshot,) = loop.mem.end([row], keep="handle")
     assert snapshot
     (again,) = loop.admit(ms.Request("b", resume=snapshot))
-    assert loop.mem.read_slots([again]).wait().tolist() == [loop.node(snapshot)]
+    assert loop.mem.device.read_slots([again]).wait().tolist() == [loop.node(snapshot)]
     loop.advance([again], 1)
-    after = loop.mem.read_slots([again, snapshot]).wait().tolist()
+    after = loop.mem.device.read_slots([again, snapshot]).wait().tolist()
     assert after == [loop.slot(again), loop.node(snapshot)] and after[0] != after[1]
 
 
@@ -115,15 +115,15 @@ def test_slot_ids_come_back_in_the_order_asked(backend: Backend) -> None:
     counts = loop.mem.backend.counts
     loop.mem.submit()
     counts.reset()
-    back = loop.mem.read_slots([rows[2], snapshot, rows[0]])
+    back = loop.mem.device.read_slots([rows[2], snapshot, rows[0]])
     assert dict(counts.launches) == {"resolve": 1} and (counts.uploads, counts.syncs) == (1, 0)
     expected = [loop.slot(rows[2]), loop.node(snapshot), loop.slot(rows[0])]
-    loop.mem.abort(rows)
+    loop.mem.end(rows)
     loop.mem.submit()  # the answer is of the moment it was asked for
     assert back.wait().tolist() == expected and back.ready
-    assert loop.mem.read_slots([]).wait().tolist() == []
+    assert loop.mem.device.read_slots([]).wait().tolist() == []
     loop.mem.drop([snapshot])
     for stale in (rows[0], snapshot):
         with pytest.raises(ms.StaleHandle):
-            loop.mem.read_slots([stale])
+            loop.mem.device.read_slots([stale])
     assert torch.equal(torch.tensor(expected), torch.tensor(back.wait().tolist()))

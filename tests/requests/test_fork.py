@@ -11,7 +11,7 @@ from tests.support.scan import scan
 pytestmark = pytest.mark.sample(interpreter=0)  # the same host code on every backend
 
 
-def forked(loop: Loop, row: ms.Row, *names: str) -> ms.Fork:
+def forked(loop: Loop, row: ms.Row, *names: str) -> ms.engine.forking.Fork:
     fork = loop.mem.fork(row, names)
     for new in fork.rows:
         loop.fed[new] = list(loop.fed[row])
@@ -26,7 +26,7 @@ def test_continuations_go_their_own_ways(backend: Backend, name: str, length: in
     loop.advance([row], length)
     others = forked(loop, row, "b", "c").rows
     rows = [row, *others]
-    assert [loop.mem.length(r) for r in rows] == [loop.mem.confirmed(r) for r in rows] == [length] * 3
+    assert [loop.mem.info(r).length for r in rows] == [loop.mem.info(r).confirmed for r in rows] == [length] * 3
     loop.advance([others[1]])  # not all at once
     loop.advance([row, others[0]])
     loop.advance(rows, I)
@@ -39,7 +39,7 @@ def test_continuations_go_their_own_ways(backend: Backend, name: str, length: in
             loop.mem.drop([snapshot])
     assert name != "redirect" or loop.mem.stats().copied_bytes == 0
     scan(loop.mem)
-    loop.mem.abort(rows)
+    loop.mem.end(rows)
     scan(loop.mem)
     assert loop.mem.free_slots == 16
 
@@ -50,7 +50,7 @@ def test_the_shared_state_goes_with_its_last_reader(backend: Backend) -> None:
     loop.advance([row], 2)
     first, second = forked(loop, row, "b", "c").rows
     assert loop.mem.free_slots == 1  # three to write, one to read
-    loop.mem.abort([first])
+    loop.mem.end([first])
     loop.advance([row])
     loop.mem.submit()
     assert loop.mem.free_slots == 2
@@ -63,7 +63,7 @@ def test_the_shared_state_goes_with_its_last_reader(backend: Backend) -> None:
 def test_forks_without_a_token_leave_nothing_to_read(backend: Backend) -> None:
     loop = Loop(backend, ms.Redirect(I))
     (row,) = loop.admit()
-    loop.mem.abort([*forked(loop, row, "b").rows, row])
+    loop.mem.end([*forked(loop, row, "b").rows, row])
     scan(loop.mem)
     rows = loop.admit(ms.Request("c"), ms.Request("d"))
     loop.advance(rows)
@@ -93,7 +93,7 @@ def test_the_slot_for_the_row_itself_counts(backend: Backend) -> None:
         loop.mem.fork(row, ["b", "c"])
     assert (refusal.value.requested, refusal.value.free) == (3, 2)
     loop.advance([row])
-    assert loop.holds(loop.slot(row), row, 3) and loop.mem.slots_held(row) == 1 and loop.mem.stats().rows_used == 1
+    assert loop.holds(loop.slot(row), row, 3) and loop.mem.info(row).slots == 1 and loop.mem.stats().rows_used == 1
     scan(loop.mem)
 
 
@@ -118,15 +118,15 @@ def test_full_pages_are_shared_and_the_rest_is_named(backend: Backend, name: str
     loop.advance([row], 5)
     fork = forked(loop, row, "b", "c")
     loop.mem.submit()
-    table = loop.mem.page_table
+    table = loop.mem.device.page_table
     mine = table[row.index, :3].tolist()
     for new, (to, of) in zip(fork.rows, fork.page_copies, strict=True):
         theirs = table[new.index, :3].tolist()
         assert theirs[:2] == mine[:2] and theirs[2] == to != mine[2] == of
     assert len({to for to, _ in fork.page_copies}) == 2 and loop.mem.free_pages == 12 - 3 - 2
-    loop.mem.abort([row])
+    loop.mem.end([row])
     assert loop.mem.free_pages == 12 - 4
-    loop.mem.abort(fork.rows)
+    loop.mem.end(fork.rows)
     scan(loop.mem)
     assert loop.mem.free_pages == 12
 
@@ -155,7 +155,7 @@ def test_B17_a_fork_is_made_whole_or_not_at_all(backend: Backend, name: str) -> 
     loop.mem.settle(step, [True])
     with pytest.raises(ms.InvalidArgument, match="finished"):
         loop.mem.fork(row, ["b"])
-    loop.mem.abort([row])
+    loop.mem.end([row])
     with pytest.raises(ms.StaleHandle):
         loop.mem.fork(row, ["b"])
     loop.mem.pool.allocator.check()
@@ -167,7 +167,7 @@ def test_forking_nobody_is_nothing_and_needs_no_slot(backend: Backend) -> None:
     loop = Loop(backend, ms.Redirect(I), slots=1)
     (row,) = loop.admit()
     loop.advance([row], 2)
-    assert loop.mem.fork(row, []) == ((), []) == (loop.mem.admit([]), []) and loop.mem.slots_held(row) == 1
+    assert loop.mem.fork(row, []) == ((), []) == (loop.mem.admit([]), []) and loop.mem.info(row).slots == 1
     scan(loop.mem)
 
 

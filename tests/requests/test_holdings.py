@@ -24,7 +24,7 @@ def published(mem: ms.StateManager, value: float = 5.0) -> ms.Snapshot:
     step = mem.plan(rows, [3])
     mem.planes["ssm"][0][step.write.long()] = value
     mem.settle(step)
-    (snapshot,) = mem.release(rows, publish=True)
+    (snapshot,) = mem.end(rows, keep="handle")
     assert snapshot is not None
     return snapshot
 
@@ -92,22 +92,28 @@ def test_all_owners_are_asked_by_audit_inspect_recover_and_reset_alone(monkeypat
         function.name
         for tree in sources("memstate").values()
         for function in functions(tree)
-        if any(isinstance(node, ast.Attribute) and node.attr == "_walk" for node in ast.walk(function))
+        if any(
+            isinstance(node, ast.Attribute)
+            and node.attr == "walk"
+            and ast.unparse(node.value).endswith(("self", "recount"))
+            for node in ast.walk(function)
+        )
     }
-    assert asking == {"_miscounts", "_require_owners", "_start_over"}
+    assert asking == {"miscounts", "require_owners", "_start_over"}
     mem, asked = manager(Backend("reference", torch.device("cpu"))), [0]
-    walk = mem._walk
+    recount = mem._reports._recount
+    walk = recount.walk
 
     def count() -> object:
         asked[0] += 1
         return walk()
 
-    object.__setattr__(mem, "_walk", count)
+    monkeypatch.setattr(recount, "walk", count)
     mem.drop([published(mem)])
     rows = mem.admit([ms.Request("b")])
-    mem.stats(), mem.owners(), repr(mem), mem.abort(rows)
+    mem.stats(), mem._reports.owners(), repr(mem), mem.end(rows)
     assert asked == [0]
-    for call in (mem.audit, mem.inspect, mem.recover, mem.reset):
+    for call in (mem.audit, mem.inspect, mem.recover, lambda: mem.recover(keep=False)):
         before = asked[0]
         call()  # type: ignore[operator]
         assert asked[0] == before + 1

@@ -21,16 +21,16 @@ def test_B23_lazy_holds_two_lanes_from_a_boundary_to_the_settle_after_it(overlap
     assert step.snapshot.tolist() == [held] and loop.labels(row) == [4, 0] and loop.mem.free_slots == free
     loop.mem.settle(step)
     for boundary in (8, 12, 16):
-        loop.advance([row], boundary - 1 - loop.mem.length(row))
-        assert loop.mem.slots_held(row) == 2 and loop.mem.free_slots == free
+        loop.advance([row], boundary - 1 - loop.mem.info(row).length)
+        assert loop.mem.info(row).slots == 2 and loop.mem.free_slots == free
         flying = [loop.step([row])]
         assert sorted(loop.labels(row)) == [boundary - 4, boundary] and loop.mem.free_slots == free - 1
         if overlap:
             flying.append(loop.step([row]))
-        assert loop.mem.slots_held(row) == 3
+        assert loop.mem.info(row).slots == 3
         for step in flying:
             loop.mem.settle(step)
-            assert loop.mem.slots_held(row) == 2 and loop.mem.free_slots == free
+            assert loop.mem.info(row).slots == 2 and loop.mem.free_slots == free
         loop.mem.submit()
         assert sorted(loop.labels(row)) == [0, boundary]
         lane = loop.labels(row).index(boundary) + 1
@@ -46,14 +46,14 @@ def exhausted(backend: Backend, overwrite: bool = True, **settings: bool) -> tup
     (snap,) = loop.mem.publish([row])
     assert snap and snap.length == 4
     loop.advance([row], 6)
-    assert sorted(loop.labels(row)) == [0, 8] and loop.mem.free_slots == 0 and loop.mem.length(row) == 11
+    assert sorted(loop.labels(row)) == [0, 8] and loop.mem.free_slots == 0 and loop.mem.info(row).length == 11
     return loop, row, snap
 
 
 def claims_ahead(loop: Loop, rows: list[ms.Row]) -> int:
     """What the next decode step wants to claim under LazyPingPong, from what the manager says."""
-    at_boundary = [row for row in rows if loop.mem.next_boundary(row) == loop.mem.length(row) + 1]
-    return sum(loop.mem.slots_held(row) == 2 and any(loop.labels(row)) for row in at_boundary)
+    at_boundary = [row for row in rows if loop.mem.info(row).next_boundary == loop.mem.info(row).length + 1]
+    return sum(loop.mem.info(row).slots == 2 and any(loop.labels(row)) for row in at_boundary)
 
 
 @pytest.mark.sample(interpreter=1)
@@ -63,7 +63,7 @@ def test_B24a_with_eviction_exactly_one_snapshot_goes_and_the_boundary_proceeds(
     assert shortfall == 1
     loop.mem.drop([snap][:shortfall])
     step = loop.step([row])
-    assert sorted(loop.labels(row)) == [8, 12] and loop.mem.slots_held(row) == 3 and loop.mem.stats().degraded == 0
+    assert sorted(loop.labels(row)) == [8, 12] and loop.mem.info(row).slots == 3 and loop.mem.stats().degraded == 0
     loop.mem.settle(step)
     loop.mem.submit()
     assert sorted(loop.labels(row)) == [0, 12] and loop.mem.free_slots == 1
@@ -78,10 +78,12 @@ def test_B24b_without_eviction_no_slot_count_changes(overwrite: bool, backend: B
     assert step.snapshot.tolist() == [slot if overwrite else 0]
     assert loop.label(row, lane) == (12 if overwrite else 8) and loop.slot(row, lane) == slot
     assert loop.holds(slot, row, 12 if overwrite else 8)
-    assert loop.mem.free_slots == 0 and loop.mem.slots_held(row) == 2 and loop.mem.stats().degraded == 1
+    assert loop.mem.free_slots == 0 and loop.mem.info(row).slots == 2 and loop.mem.stats().degraded == 1
     loop.mem.settle(step)
     loop.advance([row], 3)
-    assert loop.mem.length(row) == 15 and loop.holds(loop.slot(row), row, 15) and loop.holds(loop.node(snap), row, 4)
+    assert (
+        loop.mem.info(row).length == 15 and loop.holds(loop.slot(row), row, 15) and loop.holds(loop.node(snap), row, 4)
+    )
     scan(loop.mem)
 
 
@@ -95,7 +97,7 @@ def test_B25_an_overwritten_lane_counts_only_if_its_step_was_real(dead: bool, ba
     loop.mem.settle(steps[0], [dead])
     if not dead:
         loop.mem.settle(steps[1], [True])
-    (snap,) = loop.mem.release([row], publish=True)
+    (snap,) = loop.mem.end([row], keep="handle")
     assert (snap is None) == dead and (snap is None or loop.holds(loop.node(snap), row, snap.length))
     assert snap is None or snap.length == 8
     loop.mem.drop([snap] if snap else [])
@@ -108,7 +110,7 @@ def test_B25_a_boundary_with_a_slot_available_is_insertable_again(backend: Backe
     loop.advance([row])
     loop.mem.drop([snap])
     loop.advance([row], 4)
-    (later,) = loop.mem.release([row], publish=True)
+    (later,) = loop.mem.end([row], keep="handle")
     assert later and later.length == 16 and loop.holds(loop.node(later), row, 16)
 
 
@@ -117,10 +119,10 @@ def test_B30_a_row_that_is_at_no_boundary_claims_nothing(backend: Backend) -> No
     decoding, filling, waiting = loop.admit(*[ms.Request(name) for name in ("decodes", "prefills", "waits")])
     loop.advance([decoding, waiting], 7)
     loop.mem.settle(loop.step([filling], 4))  # its first snapshot, in the lane it was admitted with
-    assert (loop.mem.length(decoding), loop.mem.length(waiting), loop.mem.free_slots) == (7, 7, 2)
+    assert (loop.mem.info(decoding).length, loop.mem.info(waiting).length, loop.mem.free_slots) == (7, 7, 2)
     step = loop.step([filling, decoding], [3, 1])
     assert loop.mem.free_slots == 1
-    assert [loop.mem.slots_held(row) for row in (decoding, filling, waiting)] == [3, 2, 2]
+    assert [loop.mem.info(row).slots for row in (decoding, filling, waiting)] == [3, 2, 2]
     assert step.snapshot.tolist() == [0, loop.slot(decoding, 2)] and loop.labels(filling) == [4, 0]
     loop.mem.settle(step)
     assert loop.mem.free_slots == 2

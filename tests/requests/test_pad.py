@@ -31,9 +31,9 @@ def test_D30_pad_stands_where_there_is_no_slot(name: str, pad: int, backend: Bac
             [read[at] for at in (0, 2)] == [write[at] for at in (0, 2)] == [snapshot[at] for at in (0, 2)] == [pad] * 2
         )
         assert all(slot > 0 for at in (1, 3) for slot in (read[at], write[at]))
-        due = name in ("ping-pong", "lazy") and mem.length(a) == 2
+        due = name in ("ping-pong", "lazy") and mem.info(a).length == 2
         assert [snapshot[at] > 0 for at in (1, 3)] == [due] * 2 and (due or snapshot == [pad] * 4)
         mem.submit(step)
         mem.settle(step)
-    mem.release([a, b])
+    mem.end([a, b])
     mem.audit().raise_if_leaking()

@@ -27,7 +27,7 @@ def manager(backend: Backend, pages: int = 10) -> ms.StateManager:
 
 def table(mem: ms.StateManager) -> list[list[int]]:
     mem.submit()
-    rows: list[list[int]] = mem.page_table.tolist()
+    rows: list[list[int]] = mem.device.page_table.tolist()
     return [[page for page in row if page] for row in rows[1:]]
 
 
@@ -36,7 +36,7 @@ def published(mem: ms.StateManager, name: str, length: int, room: int) -> Snapsh
     (row,) = mem.admit([Request(name, length=room)])
     for _ in range(length // 4):
         mem.settle(mem.plan([row], 4))
-    (snapshot,) = mem.release([row], publish=True)
+    (snapshot,) = mem.end([row], keep="handle")
     assert snapshot is not None
     assert snapshot.length == length
     return snapshot
@@ -137,10 +137,10 @@ def test_a_snapshot_keeps_the_pages_of_its_tokens(backend: Backend) -> None:
     rows = mem.admit([Request("b", length=12, resume=snapshot), Request("c", length=4, resume=snapshot)])
     assert table(mem)[:2] == [[1, 2, 3], [1, 2]]
     mem.drop([snapshot])
-    mem.abort(rows[:1])
+    mem.end(rows[:1])
     assert mem.free_pages == 8
     scan(mem)
-    mem.abort(rows[1:])
+    mem.end(rows[1:])
     assert mem.free_pages == 10
     scan(mem)
 
@@ -149,7 +149,7 @@ def test_the_pages_of_a_row_reused_are_its_own(backend: Backend) -> None:
     """Long before, short after: nothing of the old row's pages may be read behind the new ones."""
     mem = manager(backend)
     rows = mem.admit([Request("long", length=20), Request("other", length=8)])
-    mem.release(rows[:1])
+    mem.end(rows[:1])
     mem.admit([Request("short", length=4)])
     assert table(mem)[:2] == [[1], [6, 7]]
     scan(mem)
@@ -159,9 +159,9 @@ def test_without_pages_every_request_needs_none(backend: Backend) -> None:
     mem = ms.StateManager(LAYOUT, slots=2, max_requests=2, device=backend.device, backend=backend.name)
     (row,) = mem.admit([Request("a", length=10**6)])
     mem.extend([row], [10**7])
-    assert (mem.free_pages, mem.page_table.numel()) == (0, 0)
+    assert (mem.free_pages, mem.device.page_table.numel()) == (0, 0)
     mem.settle(mem.plan([row], 256))
-    (snapshot,) = mem.release([row], publish=True)
+    (snapshot,) = mem.end([row], keep="handle")
     assert snapshot is not None
     assert snapshot.pages == ()
     scan(mem)
@@ -180,18 +180,18 @@ def test_pages_follow_the_model_under_random_use(backend: Backend, generator: to
             elif kind == "extend" and rows:
                 mem.extend(rows, [rng.randint(0, 20) for _ in rows])
             elif kind == "step" and rows:
-                ready = [row for row in rows if mem.length(row) + 4 <= 20]
-                mem.extend(ready, [mem.length(row) + 4 for row in ready])
+                ready = [row for row in rows if mem.info(row).length + 4 <= 20]
+                mem.extend(ready, [mem.info(row).length + 4 for row in ready])
                 mem.settle(mem.plan(ready, 4))
             elif kind == "end" and rows:
-                snapshots += [s for s in mem.release([rows.pop(rng.randrange(len(rows)))], publish=True) if s]
+                snapshots += [s for s in mem.end([rows.pop(rng.randrange(len(rows)))], keep="handle") if s]
             elif kind == "publish" and rows:
                 snapshots += [s for s in mem.publish(rows) if s]
             elif kind == "drop" and snapshots:
                 mem.drop([snapshots.pop(rng.randrange(len(snapshots)))])
         scan(mem)
-    mem.abort(rows)
+    mem.end(rows)
     mem.drop(snapshots)
     scan(mem)
     assert (mem.free_pages, mem.free_slots) == (12, 6)
-    mem.check()
+    mem.device.check()

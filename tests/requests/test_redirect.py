@@ -37,12 +37,12 @@ def test_B36a_redirect_takes_no_snapshot_of_what_it_was_given(direct: bool, over
     loop.mem.settle(loop.step([row]))
     assert loop.slot(row, 1) == 0  # length 0 is a multiple of I
     loop.advance([row], 4)
-    (snap,) = loop.mem.release([row], publish=[4])  # the lane: live stands for 5 tokens
+    (snap,) = loop.mem.end([row], keep="handle", lengths=[4])  # the lane: live stands for 5 tokens
     assert snap and snap.length == 4
     (again,) = loop.admit(ms.Request("again", resume=snap))
     loop.fed[again] = loop.fed[row][:4]
     loop.advance([again])
-    assert loop.slot(again, 1) == 0 and loop.mem.length(again) == 5 and loop.mem.free_slots == 16 - 2
+    assert loop.slot(again, 1) == 0 and loop.mem.info(again).length == 5 and loop.mem.free_slots == 16 - 2
     loop.advance([again], 4)
     assert loop.label(again, 1) == 8 and loop.holds(loop.slot(again, 1), again, 8)
 
@@ -52,7 +52,7 @@ def test_B36a_a_request_that_ends_at_a_boundary_gives_its_own_state(backend: Bac
     (row,) = loop.admit()
     loop.advance([row], 4)
     live = loop.slot(row)
-    (snap,) = loop.mem.release([row], publish=True)
+    (snap,) = loop.mem.end([row], keep="handle")
     assert snap and (snap.length, loop.node(snap)) == (4, live) and loop.holds(live, row, 4)
 
 

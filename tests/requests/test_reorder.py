@@ -35,7 +35,7 @@ def test_every_row_goes_on_from_the_one_that_it_was(backend: Backend, name: str)
     loop.advance(rows)
     assert all(loop.holds(loop.slot(row), row, len(loop.fed[row])) for row in rows)
     assert name != "redirect" or loop.mem.stats().copied_bytes == 0
-    loop.mem.abort(rows)
+    loop.mem.end(rows)
     assert loop.mem.free_slots == 20
 
 
@@ -46,14 +46,14 @@ def test_rows_that_nobody_names_make_room_for_the_forks(backend: Backend) -> Non
     assert (loop.mem.free_slots, loop.mem.free_pages) == (1, 0)
     fork = loop.mem.reorder(rows, [1, 1, 1])
     assert fork.rows[0] == rows[1]
-    assert [loop.mem.length(row) for row in fork.rows] == [3] * 3
+    assert [loop.mem.info(row).length for row in fork.rows] == [3] * 3
     assert (loop.mem.free_slots, loop.mem.free_pages) == (0, 2)  # three to write and one to read; a page is shared
     loop.mem.submit()
-    old = loop.mem.page_table[rows[1].index, 1]
-    new = [int(loop.mem.page_table[row.index, 1]) for row in fork.rows[1:]]
+    old = loop.mem.device.page_table[rows[1].index, 1]
+    new = [int(loop.mem.device.page_table[row.index, 1]) for row in fork.rows[1:]]
     assert fork.page_copies == [(page, int(old)) for page in new]
     with pytest.raises(ms.StaleHandle):
-        loop.mem.length(rows[0])
+        loop.mem.info(rows[0])
     found = loop.mem.reorder(fork.rows, [2, 2, 0])  # before they have stepped: the shared state has its own slot
     assert found.rows[0] == fork.rows[2]
     scan(loop.mem)
@@ -93,7 +93,7 @@ def test_a_reorder_is_made_whole_or_not_at_all(backend: Backend, short: type[ms.
 
 def test_rows_that_cannot_be_forked_or_ended_are_refused(backend: Backend) -> None:
     loop = Loop(backend, ms.Redirect(I), pages=12, page_size=2, pages_per_row=3, prefix=ms.Prefix())
-    talk = loop.mem.open_session("talk")
+    talk = loop.mem.sessions.open("talk")
     a, b = loop.admit(ms.Request("a", length=6), ms.Request("b", tokens=[1, 2, 3], session=talk))
     loop.advance([a, b])
     with pytest.raises(ms.InvalidArgument, match="turns of sessions"):
@@ -107,7 +107,7 @@ def test_rows_that_cannot_be_forked_or_ended_are_refused(backend: Backend) -> No
         loop.mem.reorder([a, b], [1])
     assert loop.mem.reorder([a], [0]) == ((a,), []) and loop.mem.reorder([], []) == ((), [])
     assert len(loop.mem.reorder([a], []).rows) == 0
-    loop.mem.abort([b])
+    loop.mem.end([b])
     scan(loop.mem)
     assert loop.mem.free_slots == 16
 

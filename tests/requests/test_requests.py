@@ -63,7 +63,7 @@ def test_B12_a_table_of_n_has_rows_1_to_n(backend: Backend, preallocated: int) -
         mem.admit(named(1))
     assert (refused.value.requested, refused.value.free, refused.value.rows) == (1, 0, 3 + preallocated)
     assert picture(mem) == before
-    mem.abort([rows[1]])
+    mem.end([rows[1]])
     assert [row.index for row in mem.admit(named(1))] == [2]
 
 
@@ -86,7 +86,7 @@ def test_B12a_the_null_row_stays_zero_through_every_table(backend: Backend, trac
     for _ in range(3):
         chain = file.resolve(chain) * (chain < 3)
         assert chain.tolist() == [0, 0, 0, 0]
-    assert mem.page_table[0].tolist() == [0] * 4
+    assert mem.device.page_table[0].tolist() == [0] * 4
     assert [int(column[0]) for column in file.table[:5]] == [0] * 5
     assert all(not plane[:, 0].any() for plane in mem.planes.values())
     scan(mem)
@@ -96,20 +96,20 @@ def test_B10_B12a_reset_zeroes_everything_preallocated_rows_too(backend: Backend
     mem = manager(backend, slots=9, preallocated=2)
     rows = mem.admit(named(5, length=4, snapshot_at=[4]))
     mem.settle(mem.plan(rows, 4))
-    snapshots = mem.release(rows[:1], publish=True)
+    snapshots = mem.end(rows[:1], keep="handle")
     step = mem.plan([None])
     with mem.pool.allocator.group(2) as group:
-        mem.reset()
+        mem.recover(keep=False)
         assert group.left == 0
     assert scan(mem).free == list(range(1, 10))
     assert (mem.free_pages, mem.stats().rows_used, owners.free(mem)) == (8, 0, 9)
-    stale = [lambda: mem.settle(step), lambda: mem.drop(snapshots), lambda: mem.length(rows[2])]
+    stale = [lambda: mem.settle(step), lambda: mem.drop(snapshots), lambda: mem.info(rows[2]).length]
     for use in [*stale, lambda: mem.admit([Request("late", resume=snapshots[0])])]:
         with pytest.raises(StaleHandle):
             use()
     cells = inside.registers(mem).cells.tolist()
     assert not any(cells)
-    assert not mem.page_table.any()
+    assert not mem.device.page_table.any()
 
 
 def test_B13_tables_are_sized_by_rows_not_by_slots(backend: Backend) -> None:
@@ -180,14 +180,14 @@ def test_B19_a_row_reused_makes_old_handles_stale(backend: Backend) -> None:
     mem = manager(backend)
     (old,) = mem.admit(named(1, length=8))
     mem.settle(mem.plan([old], 4))
-    mem.release([old])
+    mem.end([old])
     (new,) = mem.admit(named(1, length=8))
     assert (new.index, new.generation) == (old.index, old.generation + 1)
     before = picture(mem)
-    uses = [mem.length, mem.confirmed, mem.next_boundary, mem.slots_held]
-    uses += [lambda row, f=f: f([row]) for f in (mem.plan, mem.release, mem.abort, mem.retract, mem.publish)]
+    uses = [mem.info, lambda row: mem.chunk(row, 1)]
+    uses += [lambda row, f=f: f([row]) for f in (mem.plan, mem.end, mem.publish)]
     uses += [lambda row: mem.extend([row], [8])]
-    uses += [lambda row: mem.plan([new, None, row]), lambda row: mem.release([new, row])]
+    uses += [lambda row: mem.plan([new, None, row]), lambda row: mem.end([new, row])]
     for use in uses:
         with pytest.raises(StaleHandle) as refused:
             use(old)
@@ -201,22 +201,24 @@ def test_two_live_requests_with_one_id_are_two_rows(backend: Backend) -> None:
     mem = manager(backend)
     first, second = mem.admit([Request("a", length=8), Request("a", length=8)])
     mem.settle(mem.plan([first, second], [4, 2]))
-    assert sorted(owner for _, owner in mem.owners().values()) == [f"row {n} (request 'a') live" for n in (1, 2)]
-    mem.release([first])
-    with pytest.raises(StaleHandle, match=r"^row 1: .* request 'a' was released"):
-        mem.length(first)
-    assert mem.length(second) == 2 and scan(mem).slots == {6: 2}
+    assert sorted(owner for _, owner in mem._reports.owners().values()) == [
+        f"row {n} (request 'a') live" for n in (1, 2)
+    ]
+    mem.end([first])
+    with pytest.raises(StaleHandle, match=r"^row 1: .* request 'a' was ended"):
+        mem.info(first)
+    assert mem.info(second).length == 2 and scan(mem).slots == {6: 2}
 
 
 def test_B19_a_row_released_and_not_reused_is_stale_as_well(backend: Backend) -> None:
     mem = manager(backend)
     rows = mem.admit(named(2))
-    mem.release(rows[:1])
+    mem.end(rows[:1])
     assert rows.any_alive
     with pytest.raises(StaleHandle):
-        mem.length(rows[0])
+        mem.info(rows[0])
     with pytest.raises(StaleHandle):
-        mem.release(rows)
+        mem.end(rows)
     assert scan(mem).slots == {6: 2}
 
 
@@ -227,11 +229,11 @@ def test_B19_reset_never_lowers_a_generation(backend: Backend) -> None:
         rows = mem.admit(named(3))
         assert not seen & set(rows)
         seen |= set(rows)
-        mem.reset()
+        mem.recover(keep=False)
         assert not rows.any_alive
         for row in seen:
             with pytest.raises(StaleHandle):
-                mem.length(row)
+                mem.info(row)
         scan(mem)
 
 
@@ -243,7 +245,7 @@ def test_B19_G1_a_handle_of_another_table_and_what_is_no_handle_raise(backend: B
     mem = manager(backend)
     mem.admit(named(3))
     before = picture(mem)
-    for use in (mem.length, lambda r: mem.plan([r]), lambda r: mem.release([r])):
+    for use in (mem.info, lambda r: mem.plan([r]), lambda r: mem.end([r])):
         with pytest.raises(MemstateError if row in FORGED else InvalidArgument):
             use(row)
     assert picture(mem) == before
@@ -268,7 +270,7 @@ def test_G1_a_forged_handle_is_not_dropped(backend: Backend, kind: type) -> None
     mem = manager(backend)
     (row,) = mem.admit(named(1, length=4))
     mem.settle(mem.plan([row], 4))
-    (snapshot,) = mem.release([row], publish=True)
+    (snapshot,) = mem.end([row], keep="handle")
     assert snapshot
     with pytest.raises(InvalidArgument, match="is no snapshot"):
         mem.drop([replace(snapshot, register=kind(snapshot.register))])
@@ -282,9 +284,9 @@ def test_rows_that_a_caller_has_lost_are_found_again(backend: Backend) -> None:
     (first,) = mem.admit(named(1, 4))
     mem.admit(named(2, 4))  # whose result is lost
     assert first == mem.rows[0] and [row.index for row in mem.rows] == [1, 2, 3]
-    mem.release([first])
+    mem.end([first])
     step = mem.plan(mem.rows)
     mem.settle(step, finished=[True, False])
     assert [row.index for row in mem.rows] == [2, 3]
-    mem.abort(mem.rows)
+    mem.end(mem.rows)
     assert len(mem.rows) == 0 and mem.free_slots == 4

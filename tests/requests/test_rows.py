@@ -41,22 +41,22 @@ def test_a_batch_is_planned_settled_and_released_as_it_is(mem: ms.StateManager) 
     rows = admitted(mem)
     mem.settle(mem.plan(rows, 3), [False, True, False, False])
     mem.settle(mem.plan(rows[[0, 2]] + rows[1:2] + rows[1:2]))  # the finished one is padding, however often it comes
-    assert [mem.length(row) for row in rows] == [4, 3, 4, 3]
+    assert [mem.info(row).length for row in rows] == [4, 3, 4, 3]
     with pytest.raises(ms.InvalidArgument, match="named twice"):
         mem.plan(rows[[0, 0]])
-    mem.release(rows[:2])
-    with pytest.raises(ms.StaleHandle, match="request 'r0' was released"):
+    mem.end(rows[:2])
+    with pytest.raises(ms.StaleHandle, match="request 'r0' was ended"):
         mem.plan(rows)
-    mem.abort(rows[2:])
-    with pytest.raises(ms.StaleHandle, match="request 'r3' was aborted"):
-        mem.length(rows[3])
+    mem.end(rows[2:])
+    with pytest.raises(ms.StaleHandle, match="request 'r3' was ended"):
+        mem.info(rows[3])
     assert mem.free_slots == 12 and mem.audit().free == 12
 
 
 def test_a_row_in_use_again_runs_beside_a_finished_one(mem: ms.StateManager) -> None:
     first, second = admitted(mem, 2)
     mem.settle(mem.plan([first, second]), [True, True])
-    mem.release([first])
+    mem.end([first])
     (again,) = mem.admit([ms.Request("again")])
     assert again.index == first.index
     assert mem.plan([again, second]).numbers.tolist() == [again.index, 0]
@@ -66,7 +66,7 @@ def test_a_row_in_use_again_runs_beside_a_finished_one(mem: ms.StateManager) -> 
 def test_what_only_equals_the_number_of_a_row_is_no_row(mem: ms.StateManager, index: object) -> None:
     (row,) = mem.admit([ms.Request("a")])
     forged = ms.Row(index, row.generation)  # type: ignore[arg-type]
-    for use in (lambda: mem.plan([forged]), lambda: mem.release([forged]), lambda: mem.length(forged)):
+    for use in (lambda: mem.plan([forged]), lambda: mem.end([forged]), lambda: mem.info(forged).length):
         with pytest.raises(ms.InvalidArgument, match="this table has rows"):
             use()
     assert forged != row and mem.plan([row]).numbers.tolist() == [row.index]

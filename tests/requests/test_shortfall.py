@@ -27,7 +27,7 @@ def crowded(backend: Backend, tracking: ms.Tracking, slots: int) -> tuple[ms.Sta
         except ms.OutOfSlots:
             return mem, rows
         mem.settle(mem.plan(ending))
-        mem.release(ending, publish=True)
+        mem.end(ending, keep="handle")
 
 
 @pytest.mark.parametrize("tracking", [ms.LazyPingPong(EVERY, overwrite=False), ms.Redirect(EVERY)], ids=repr)
@@ -47,7 +47,7 @@ def test_B24_boundaries_proceed_whose_shortfall_was_dropped(
     assert (after.degraded, after.snapshots - before.snapshots) == (without, 2 - without)
     assert len(owners.states(mem)) == len(kept) - (lacking if drop else 0)
     scan(mem)
-    mem.check()
+    mem.device.check()
 
 
 @pytest.mark.parametrize("tracking", [ms.NoTracking(EVERY), ms.PingPong(EVERY)], ids=repr)

@@ -23,9 +23,9 @@ def test_B15_a_request_of_one_token_is_no_padding(name: str, backend: Backend) -
     (row,) = loop.admit(ms.Request("short", length=1))
     step = loop.step([None, row])
     assert step.rows.tolist() == [0, row.index] and step.write.tolist() == [0, loop.slot(row)]
-    assert (loop.mem.length(row), loop.label(row)) == (1, 1)
+    assert (loop.mem.info(row).length, loop.label(row)) == (1, 1)
     loop.mem.settle(step, [False, True])
-    (snap,) = loop.mem.release([row], publish=True)
+    (snap,) = loop.mem.end([row], keep="handle")
     assert snap and snap.length == 1 and loop.holds(loop.node(snap), row, 1)
 
 
@@ -41,7 +41,7 @@ def test_B18_chunks_of_a_prefill_keep_slots_and_claim_nothing(name: str, backend
         length += chunk
         assert step.read.tolist() == step.write.tolist() == [slots[0]] and step.snapshot.tolist() == [0]
         assert [loop.slot(row, part) for part in range(3)] == slots and loop.labels(row) == [0, 0]
-        assert loop.mem.length(row) == loop.mem.confirmed(row) == length and loop.holds(slots[0], row, length)
+        assert loop.mem.info(row).length == loop.mem.info(row).confirmed == length and loop.holds(slots[0], row, length)
         loop.mem.settle(step)
     assert (loop.mem.free_slots, loop.count(Count.CLAIMED)) == (free, claimed)
     scan(loop.mem)
@@ -58,7 +58,7 @@ def test_B20_a_fresh_state_is_zero_and_a_resumed_one_is_not_zeroed(name: str, di
     zeroed = loop.mem.stats().zeroed_bytes
     assert zeroed == LAYOUT.bytes_per_slot  # lanes are written whole before they are read
     loop.advance([row], 5)
-    (snap,) = loop.mem.retract([row])
+    (snap,) = loop.mem.end([row], keep="handle")
     assert snap
     (again,) = loop.admit(ms.Request("again", resume=snap))
     loop.fed[again] = loop.fed[row][: snap.length]
@@ -75,12 +75,12 @@ def test_B21_slots_held_after_admission_and_at_most(name: str, overlap: bool, ba
     loop = Loop(backend, MAKERS[name](), rows=2, slots=12, overlap=overlap)
     rows = loop.admit(ms.Request("a"), ms.Request("b"))
     expected = ADMISSION[name][not overlap]
-    assert [loop.mem.slots_held(row) for row in rows] == [expected] * 2 and loop.mem.free_slots == 12 - 2 * expected
+    assert [loop.mem.info(row).slots for row in rows] == [expected] * 2 and loop.mem.free_slots == 12 - 2 * expected
     most = [expected]
     unsettled: list[ms.Step] = []
     for _ in range(4 * I):
         unsettled.append(loop.step(rows))
-        most.append(max(loop.mem.slots_held(row) for row in rows))
+        most.append(max(loop.mem.info(row).slots for row in rows))
         assert sum(slot > 0 for slot in scan(loop.mem).slots.values()) == 12 - loop.mem.free_slots
         if len(unsettled) > overlap:
             loop.mem.settle(unsettled.pop(0))
@@ -139,7 +139,7 @@ def test_B29a_a_wanted_length_is_a_boundary_once(name: str, backend: Backend) ->
     (row,) = loop.admit(ms.Request("junction", snapshot_at=[6]))
     taken = []
     for length in range(1, 10):
-        assert loop.mem.next_boundary(row) == next(n for n in (4, 6, 8, 12) if n >= length)
+        assert loop.mem.info(row).next_boundary == next(n for n in (4, 6, 8, 12) if n >= length)
         loop.advance([row])
         (snap,) = loop.mem.publish([row])
         if snap:
@@ -148,7 +148,7 @@ def test_B29a_a_wanted_length_is_a_boundary_once(name: str, backend: Backend) ->
     stats = loop.mem.stats()
     assert taken == [4, 6, 8] and stats.snapshots == 2 and stats.published == 3  # the named one needs no lane
     assert stats.copied_bytes == (0 if name == "redirect" else loop.mem.layout.bytes_per_slot)
-    loop.mem.abort([row])
+    loop.mem.end([row])
     assert stats.held_by_snapshots == 3 and loop.mem.free_slots == 16 - 3
 
 
@@ -182,4 +182,4 @@ def test_B35_what_cannot_work_is_refused_at_construction(reason: str) -> None:
 @pytest.mark.parametrize("tracking", [ms.PingPong(I, lane_count=2), *[maker() for maker in MAKERS.values()]], ids=repr)
 def test_B35_what_works_is_accepted(tracking: ms.Tracking, overlap: bool) -> None:
     loop = Loop(Backend("reference"), tracking, overlap=overlap)
-    assert loop.mem.slots_held(loop.admit()[0]) <= tracking.most_slots(overlap)
+    assert loop.mem.info(loop.admit()[0]).slots <= tracking.most_slots(overlap)

@@ -15,7 +15,7 @@ def all_free(loop: Loop) -> bool:
     """Whether every slot and page is free and nothing is held anywhere, by an independent scan."""
     found = scan(loop.mem)
     loop.mem.audit().raise_if_leaking()
-    loop.mem.check()
+    loop.mem.device.check()
     return found.slots == {} and len(found.free) == loop.mem.free_slots == loop.mem.stats().capacity
 
 
@@ -34,7 +34,7 @@ def test_B26_overlap_loses_nothing_and_overwrites_nothing_published(name: str, b
     loop.mem.settle(last)
     assert sorted(snap.length for snap, _ in kept) == [4, 4, 8, 8, 12, 12, 16, 16]
     assert all(loop.holds(loop.node(snap), row, snap.length) for snap, row in kept)
-    loop.mem.release(rows)
+    loop.mem.end(rows)
     loop.mem.drop([snap for snap, _ in kept])
     assert all_free(loop)
 
@@ -55,11 +55,11 @@ def test_B27_B28_a_dead_step_leaves_the_newest_snapshot_that_is_real(
     last, dead = loop.step([row]), loop.step([row])
     assert name in ("none", "redirect") or length != 6 or 8 in loop.labels(row)
     loop.mem.settle(last, [True])
-    held = loop.mem.slots_held(row)
+    held = loop.mem.info(row).slots
     if late:
         loop.mem.settle(dead)
-    assert loop.mem.confirmed(row) == length + 1 and loop.mem.slots_held(row) == held
-    (snap,) = loop.mem.release([row], publish=True)
+    assert loop.mem.info(row).confirmed == length + 1 and loop.mem.info(row).slots == held
+    (snap,) = loop.mem.end([row], keep="handle")
     assert (snap and snap.length) == (None if name == "none" else {2: None, 6: 4, 7: 8}[length])
     if not late:
         assert loop.mem.free_slots == loop.mem.stats().capacity - (snap is not None)
@@ -75,7 +75,7 @@ def test_B28_nothing_shorter_than_a_page_is_published(name: str, backend: Backen
     loop = Loop(backend, MAKERS[name](), overlap=False, pages=6, page_size=I, pages_per_row=3)
     (row,) = loop.admit(ms.Request("short", length=3))
     loop.advance([row], 3)
-    assert loop.mem.publish([row]) == [None] and loop.mem.release([row], publish=True) == [None]
+    assert loop.mem.publish([row]) == [None] and loop.mem.end([row], keep="handle") == [None]
     assert all_free(loop) and loop.mem.free_pages == 6
 
 
@@ -94,8 +94,8 @@ def test_B29_a_request_can_end_at_any_point(name: str, overlap: bool, how: str, 
                 flying.append(loop.step([None, row]))
             else:
                 loop.mem.settle(flying.pop(0))
-        known = loop.mem.confirmed(row)
-        (snap,) = loop.mem.retract([row]) if how == "retract" else loop.mem.abort([row]) or [None]
+        known = loop.mem.info(row).confirmed
+        (snap,) = loop.mem.end([row], keep="handle") if how == "retract" else loop.mem.end([row]) or [None]
         for step in flying:
             loop.mem.settle(step)
         with pytest.raises(ms.StaleHandle):
@@ -105,10 +105,10 @@ def test_B29_a_request_can_end_at_any_point(name: str, overlap: bool, how: str, 
         (again,) = loop.admit(ms.Request("again", length=12, resume=snap))
         assert again.index == row.index and again.generation > row.generation
         loop.fed[again] = loop.fed[row][: snap.length if snap else 0]
-        assert loop.mem.length(again) == loop.mem.confirmed(again) == len(loop.fed[again])
+        assert loop.mem.info(again).length == loop.mem.info(again).confirmed == len(loop.fed[again])
         loop.mem.settle(loop.step([other, again]))
         assert loop.holds(loop.slot(again), again, len(loop.fed[again])) and loop.labels(again) == [0, 0]
-        loop.mem.abort([again, other])
+        loop.mem.end([again, other])
         loop.mem.drop([snap] if snap else [])
         assert all_free(loop) and loop.mem.free_pages == 14
 
@@ -152,7 +152,7 @@ def test_B31_a_row_that_gave_away_its_live_state_is_gone(backend: Backend) -> No
     last, dead = loop.step([real, late]), loop.step([late])
     loop.mem.settle(last, [True, True])
     live = loop.slot(real)
-    snap, nothing = loop.mem.release([real, late], publish=True)
+    snap, nothing = loop.mem.end([real, late], keep="handle")
     assert nothing is None and snap and snap.length == 5 and loop.node(snap) == live and loop.holds(live, real, 5)
     loop.mem.settle(dead)
     loop.mem.drop([snap])
@@ -166,7 +166,7 @@ def test_B34_a_key_below_the_newest_snapshot(name: str, expected: int | None, ov
     loop = Loop(backend, tracking, overlap=overlap)
     (row,) = loop.admit()
     loop.advance([row], 10)
-    (snap,) = loop.mem.release([row], publish=[6])
+    (snap,) = loop.mem.end([row], keep="handle", lengths=[6])
     assert (snap and snap.length) == expected
     if snap:
         assert loop.holds(loop.node(snap), row, 4)
@@ -181,19 +181,19 @@ def test_B36b_a_late_settle_changes_nothing_for_a_new_tenant(name: str, backend:
     loop.advance([row], 6)
     last, dead = loop.step([row]), loop.step([row])  # to 7, and to 8 with a snapshot
     loop.mem.settle(last, [True])
-    loop.mem.abort([row])
+    loop.mem.end([row])
     (tenant,) = loop.admit(ms.Request("tenant"))
     assert tenant.index == row.index
     other = loop.step([tenant], 4)  # its own snapshot at 4, or its first boundary
-    assert loop.mem.confirmed(tenant) == 4
+    assert loop.mem.info(tenant).confirmed == 4
     table = inside.registers(loop.mem).table
     before = [table.cells.clone(), table.bitmap.clone(), table.counters.clone()]
     loop.mem.settle(dead, [True])
     assert [t.tolist() for t in (table.cells, table.bitmap, table.counters)] == [t.tolist() for t in before]
-    assert loop.mem.confirmed(tenant) == 4 and loop.mem.length(tenant) == 4
+    assert loop.mem.info(tenant).confirmed == 4 and loop.mem.info(tenant).length == 4
     loop.mem.settle(other)
     loop.advance([tenant], 2)
-    assert loop.mem.length(tenant) == 6 and loop.holds(loop.slot(tenant), tenant, 6)
+    assert loop.mem.info(tenant).length == 6 and loop.holds(loop.slot(tenant), tenant, 6)
 
 
 @both_orders
@@ -205,7 +205,7 @@ def test_B36b_a_cancelled_step_leaves_no_label(name: str, length: int, overlap: 
     row, other = loop.admit(ms.Request("a"), ms.Request("b"))
     loop.advance([row, other], 2)
     loop.advance([row], length - 2)
-    snap, padding, second = loop.mem.cancel(loop.step([row, None, other], run=False), publish=True)
+    snap, padding, second = loop.mem.cancel(loop.step([row, None, other], run=False), keep="handle")
     assert padding is None and second is None  # its live state says 3, and only 2 tokens were ever folded
     assert snap is None or loop.holds(loop.node(snap), row, snap.length)
     kept = None if name == "none" else 8 if length == 8 else 4
@@ -214,7 +214,7 @@ def test_B36b_a_cancelled_step_leaves_no_label(name: str, length: int, overlap: 
     assert (snap and snap.length) == kept
     for handle in (row, other):
         with pytest.raises(ms.StaleHandle):
-            loop.mem.length(handle)
+            loop.mem.info(handle)
     loop.mem.drop([snap] if snap else [])
     assert all_free(loop) and not any(loop.mem.inspect().labels)
 
@@ -229,5 +229,5 @@ def test_B36b_a_cancel_leaves_the_step_before_it_settleable(backend: Backend) ->
     loop.step([None, row])
     loop.mem.settle(boundary)
     loop.mem.submit()
-    assert loop.mem.slots_held(row) == 2 and sorted(loop.labels(row)) == [0, 8]
+    assert loop.mem.info(row).slots == 2 and sorted(loop.labels(row)) == [0, 8]
     scan(loop.mem)

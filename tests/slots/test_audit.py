@@ -30,7 +30,7 @@ def busy(mem: ms.StateManager) -> None:
     for tokens in (4, 1):
         mem.settle(mem.plan(rows, tokens))
     mem.publish(rows[2:])
-    mem.release(rows[1:2])
+    mem.end(rows[1:2])
     mem.submit()
 
 
@@ -74,8 +74,8 @@ def test_B77_no_false_alarm_at_any_moment(backend: Backend, tracking, overlap: b
         look(mem.settle(step, [True, False, False]))  # type: ignore[arg-type]
     if again:
         look(mem.cancel(mem.plan(again, 1)))  # type: ignore[arg-type]
-    look(mem.retract(rows))  # type: ignore[arg-type]
-    look(mem.reset())
+    look(mem.end(rows, keep="handle"))  # type: ignore[arg-type]
+    look(mem.recover(keep=False))
 
 
 def test_B77_open_groups_are_no_leaks(backend: Backend) -> None:
@@ -87,7 +87,7 @@ def test_B77_open_groups_are_no_leaks(backend: Backend) -> None:
         assert report.owned_by_kind["group"] == 5
         inner.give_back()
         nothing_but(mem.audit())
-        mem.reset()
+        mem.recover(keep=False)
         nothing_but(mem.audit())
     nothing_but(mem.audit())
 
@@ -129,12 +129,12 @@ def test_a_group_and_a_register(backend: Backend) -> None:
     busy(mem)
     with mem.pool.allocator.group(2) as group:
         slot = int(group.held[0])
-        gone = int(mem.live_slots[1])
-        mem.live_slots[1] = slot
+        gone = int(mem.device.live_slots[1])
+        mem.device.live_slots[1] = slot
         nothing_but(
             mem.audit(), leaked=[gone], double_owned={slot: ["row 1 (request 'alice') live", "open claim group"]}
         )
-        mem.live_slots[1] = gone
+        mem.device.live_slots[1] = gone
 
 
 ALICE, LANE, CAROL = "row 1 (request 'alice') live", "row 1 (request 'alice') lane 0", "row 3 (request 'carol') live"

@@ -20,7 +20,7 @@ def busy(backend: Backend, name: str = "redirect") -> tuple[Talks, ms.Row, ms.Se
     They are prompts of one token and answers, so that their states are in lanes.
     """
     talks = Talks(backend, name)
-    first, second = talks.mem.open_session("a"), talks.mem.open_session(("b", 1))
+    first, second = talks.mem.sessions.open("a"), talks.mem.sessions.open(("b", 1))
     talks.whole([50 + token for token in TEXT[:9]], first, prompt=1)
     talks.whole([90, 91, 92], second, prompt=1)
     talks.whole(TEXT[:8], prompt=1)
@@ -39,17 +39,17 @@ def test_B74_slots_of_idle_sessions_are_owned_by_name(backend: Backend, name: st
     second = ["session ('b', 1) (3 tokens)"]
     kinds = mem.audit().owned_by_kind
     assert (kinds["session"], kinds["cached"]) == (len(first + second), 1)
-    sessions = [owner for kind, owner in mem.owners().values() if kind == "session"]
+    sessions = [owner for kind, owner in mem._reports.owners().values() if kind == "session"]
     assert sorted(sessions) == sorted(first + second)
-    assert [owner for kind, owner in mem.owners().values() if kind == "cached"] == [
+    assert [owner for kind, owner in mem._reports.owners().values() if kind == "cached"] == [
         f"cached prefix of 8 tokens in register {next(iter(owners.nodes(mem.prefix)))}"
     ]
     turn = talks.turn([50 + token for token in TEXT], session)
     kinds = mem.audit().owned_by_kind
     assert kinds["session"] == len(second) and kinds["live"] == 2
-    assert mem.owners()[3 * turn.index] == ("live", f"row {turn.index} (request 'talk') live")
-    mem.abort([turn, row])
-    mem.close_session(session)
+    assert mem._reports.owners()[3 * turn.index] == ("live", f"row {turn.index} (request 'talk') live")
+    mem.end([turn, row])
+    mem.sessions.close(session)
     assert mem.audit().owned_by_kind == {"session": len(second), "cached": 1}
     assert str(mem.audit()).startswith(f"24 slots: {23 - len(second)} free, owned: ")
 
@@ -59,7 +59,7 @@ def test_B74_slots_of_idle_sessions_are_owned_by_name(backend: Backend, name: st
 def test_B74_a_turn_leaves_nothing_of_the_turns_before_it(backend: Backend, name: str, overlap: bool) -> None:
     """Without publications a conversation holds what one row holds, however long it gets."""
     talks = Talks(backend, name, overlap)
-    session = talks.mem.open_session("a")
+    session = talks.mem.sessions.open("a")
     text: list[int] = []
     for turn in range(5):
         known = len(text) + 1
@@ -76,13 +76,13 @@ def test_B74_a_turn_leaves_nothing_of_the_turns_before_it(backend: Backend, name
 def test_B74_a_newer_turn_supersedes_the_conversations_older_snapshots(backend: Backend, name: str) -> None:
     """They go before those of others, though these are older; but not what somebody else has gone on from."""
     talks = Talks(backend, name, prefix=ms.Prefix(states=ms.policies.Lru()))
-    mem, session = talks.mem, talks.mem.open_session("a")
+    mem, session = talks.mem, talks.mem.sessions.open("a")
     others = [OTHER, [90 + token for token in TEXT]]
     for other in others:
         talks.whole(other[:8], prompt=1)  # older than what follows
     talks.whole(TEXT[:13], session, prompt=1, publish=True)
     assert sorted(owners.states(mem)[at].length for at in owners.nodes(mem.prefix)) == [4, 8, 8, 8, 12]
-    mem.abort([talks.turn([*TEXT[:8], 60])])  # which goes on from 8
+    mem.end([talks.turn([*TEXT[:8], 60])])  # which goes on from 8
     talks.whole(TEXT, session)
     assert mem.prefix.evict_states(2) == 2
     assert [mem.match([*text, 1]).length for text in (*others, TEXT, TEXT[:7])] == [8, 8, 8, 0]
@@ -97,9 +97,9 @@ def test_M20_a_row_that_decodes_supersedes_the_last_state_that_it_left(backend: 
     row = talks.turn(TEXT[:1])
     for length in (5, 9, 13):
         talks.run(row, TEXT[:length])
-        talks.mem.publish([row], tokens=[TEXT[:length]])
+        talks.mem.publish([row], keep="cache", tokens=[TEXT[:length]])
         if length == 9:
-            talks.mem.abort([talks.turn([*TEXT[:8], 60])])  # which goes on from 8
+            talks.mem.end([talks.turn([*TEXT[:8], 60])])  # which goes on from 8
     assert talks.cached() == [4, 8, 8, 12]
     assert talks.mem.prefix.evict_states(1) == 1 and talks.cached() == [8, 8, 12]
     assert talks.mem.prefix.evict_states(1) == 1 and talks.cached() == [8, 12]
@@ -111,13 +111,13 @@ def test_M20_a_row_that_decodes_supersedes_the_last_state_that_it_left(backend: 
 def aborted(backend: Backend) -> tuple[Talks, ms.Session]:
     """A session that is back at 8 tokens, after a turn from 9 to 13 that left a cached state of 12 and was aborted."""
     talks = Talks(backend, "ping-pong", prefix=ms.Prefix(states=ms.policies.Lru()))
-    session = talks.mem.open_session("a")
+    session = talks.mem.sessions.open("a")
     talks.whole(OTHER[:8], prompt=1)
     talks.whole(TEXT[:9], session, prompt=1)
     row = talks.turn(TEXT[:10], session)
     talks.run(row, TEXT[:13])
-    talks.mem.publish([row], tokens=[TEXT[:13]])
-    talks.mem.abort([row])
+    talks.mem.publish([row], keep="cache", tokens=[TEXT[:13]])
+    talks.mem.end([row])
     assert talks.kept(session) == [8] and talks.mem.match(TEXT).length == 12
     return talks, session
 
@@ -131,7 +131,7 @@ def test_B74_a_session_that_went_back_supersedes_nothing_longer(backend: Backend
 def test_B74_turns_that_go_on_from_the_cache_supersede_too(backend: Backend) -> None:
     """With a step in flight and its snapshots published, a turn may leave the session itself with nothing."""
     talks = Talks(backend, "redirect", prefix=ms.Prefix(states=ms.policies.Lru()))
-    session = talks.mem.open_session("a")
+    session = talks.mem.sessions.open("a")
     talks.whole(OTHER[:8], prompt=1)
     assert talks.whole(TEXT[:9], session, prompt=1, publish=True, dead=True) == 0
     assert talks.kept(session) == [] and talks.whole(TEXT[:12], session, prompt=9, publish=True, dead=True) == 8
@@ -195,7 +195,7 @@ def test_B76_a_slot_planted_in_two_registers_is_named_with_both(backend: Backend
 def test_B77_whatever_is_under_way_is_no_leak(backend: Backend, name: str, overlap: bool) -> None:
     """After every call: requests that run, unsettled steps, groups, cached states, marks, pins, sessions, turns."""
     talks = Talks(backend, name, overlap)
-    mem, session = talks.mem, talks.mem.open_session("a")
+    mem, session = talks.mem, talks.mem.sessions.open("a")
     kinds: set[str] = set()
 
     def look(value: object = None) -> object:
@@ -214,17 +214,17 @@ def test_B77_whatever_is_under_way_is_no_leak(backend: Backend, name: str, overl
         (reader,) = look(mem.admit([ms.Request("reader", tokens=TEXT)]))  # type: ignore[misc]
         look(mem.prefix.evict_states(5))  # under Redirect the reader's is pinned
         turn = look(talks.turn(TEXT[:10], session))
-        talks.fed[reader] = TEXT[: mem.length(reader)]
+        talks.fed[reader] = TEXT[: mem.info(reader).length]
         rows = [turn, reader]
         for n in range(5):
-            step = look(talks.feed(rows, [[TEXT[mem.length(row)]] for row in rows]))
+            step = look(talks.feed(rows, [[TEXT[mem.info(row).length]] for row in rows]))
             look(None if overlap else mem.settle(step))
             look(mem.settle(step) if overlap else None)
-            look(mem.publish(rows, tokens=[talks.fed[row] for row in rows]) if n % 2 == 0 else None)
-    step = talks.feed(rows, [[TEXT[mem.length(row)]] for row in rows])
-    look(mem.release([turn], tokens=[talks.known(turn)]))
-    look(mem.abort([reader]))
+            look(mem.publish(rows, keep="cache", tokens=[talks.fed[row] for row in rows]) if n % 2 == 0 else None)
+    step = talks.feed(rows, [[TEXT[mem.info(row).length]] for row in rows])
+    look(mem.end([turn], keep="cache", tokens=[talks.known(turn)]))
+    look(mem.end([reader]))
     look(mem.settle(step))
-    look(mem.close_session(session))
+    look(mem.sessions.close(session))
     assert kinds == {"live", "cached", "session", "group"} | (set() if name == "none" else {"lane", "mark"})
     assert talks.all_free()

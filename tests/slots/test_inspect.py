@@ -37,13 +37,13 @@ def busy() -> Inspection:
         tracking=ms.Redirect(8), prefix=ms.Prefix(states=Lru()), tiers=ms.Tiers("toy", 4),
         backend="reference",
     )  # fmt: skip
-    session = mem.open_session("chat")
+    session = mem.sessions.open("chat")
     for request in (ms.Request("a", tokens=T, salt="tenant"), ms.Request("b", tokens=T[:9], session=session)):
         (row,) = mem.admit([request])
         mem.extend([row], [len(request.tokens)])  # type: ignore[arg-type]
-        while (done := mem.length(row)) < len(request.tokens):  # type: ignore[arg-type]
-            mem.settle(mem.plan([row], min(mem.next_boundary(row), len(request.tokens)) - done))  # type: ignore[arg-type]
-        mem.release([row], tokens=[request.tokens])
+        while (done := mem.info(row).length) < len(request.tokens):  # type: ignore[arg-type]
+            mem.settle(mem.plan([row], min(mem.info(row).next_boundary, len(request.tokens)) - done))  # type: ignore[arg-type]
+        mem.end([row], keep="cache", tokens=[request.tokens])
     rows = mem.admit([ms.Request("c", tokens=T, salt="tenant"), ms.Request("d\ud800\n")])
     mem.plan(rows, 1)
     with mem.pool.allocator.group(2):

@@ -33,8 +33,6 @@ MISUSE = {
     "move two to one": (InvalidArgument, lambda b: b.move([4, 4], [3, 9])),
     "move in a circle": (InvalidArgument, lambda b: b.move([3, 9], [9, 3])),
     "move from the null row": (InvalidArgument, lambda b: b.move([4], [0])),
-    "zero an empty register": (EmptyRegister, lambda b: b.zero([3, 4])),
-    "zero the null row": (InvalidArgument, lambda b: b.zero([0])),
     "copy to an empty register": (EmptyRegister, lambda b: b.copy([4], [3])),
     "copy from an empty one": (EmptyRegister, lambda b: b.copy([3], [4])),
     "copy from the null row": (MemstateError, lambda b: b.copy([3], [0])),

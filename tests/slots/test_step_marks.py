@@ -85,7 +85,7 @@ def test_a_step_says_what_its_forward_keeps(backend: Backend) -> None:
     mem = on(backend, layout, slots=4, max_requests=2)
     (row,) = mem.admit([ms.Request("a")])
     step = mem.plan([row])
-    assert step.marks is mem._log.marks and step.marked == 0 and step.marks.count.tolist() == [0]
+    assert step.marks is mem._parts.log.marks and step.marked == 0 and step.marks.count.tolist() == [0]
     log = StepLog(2, 1, backend.device, marks=70)
     assert log.marks.entry.numel() >= 70 and not any(column.data_ptr() % 16 for column in log.marks)
     marked = log.add(step.record, step.batch, step.before, step.after, marked=3)

@@ -211,13 +211,13 @@ def sent_by_a_busy_loop(tracking: ms.Tracking) -> list[list[str]]:
         if len(flying) > 1:
             what = "settle"
             step, rows = flying.popleft()
-            ended = [row in running and mem.length(row) >= 14 for row in rows]
+            ended = [row in running and mem.info(row).length >= 14 for row in rows]
             mem.settle(step, ended)
             over = [row for row, end in zip(rows, ended, strict=True) if end]
-        texts = {row: [*tokens, *range(20)][: mem.confirmed(row)] for row, tokens in running.items()}
+        texts = {row: [*tokens, *range(20)][: mem.info(row).confirmed] for row, tokens in running.items()}
         going = [row for row in running if row not in over]
-        mem.publish(going, tokens=[texts[row] for row in going])
-        mem.release(over, tokens=[texts[row] for row in over])
+        mem.publish(going, keep="cache", tokens=[texts[row] for row in going])
+        mem.end(over, keep="cache", tokens=[texts[row] for row in over])
         running = {row: running[row] for row in going}
         what = "evict"
         mem.prefix.evict_states(3)  # type: ignore[union-attr]
@@ -231,10 +231,13 @@ def sent_by_a_busy_loop(tracking: ms.Tracking) -> list[list[str]]:
             (row,) = mem.admit([ms.Request(t, tokens=tokens, length=20)])
             running[row] = tokens
             what = "read_slots"
-            mem.read_slots([row])
+            mem.device.read_slots([row])
         what = "plan"
         rows = list(running)
-        wanted = [min(mem.next_boundary(row), 8) - mem.length(row) if mem.length(row) < 8 else 1 for row in rows]
+        wanted = [
+            min(mem.info(row).next_boundary, 8) - mem.info(row).length if mem.info(row).length < 8 else 1
+            for row in rows
+        ]
         flying.append((mem.plan(rows, wanted), rows))
     assert mem.stats().tiers.states_in > 5  # type: ignore[union-attr]
     return steps

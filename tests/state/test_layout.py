@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memstate.errors import InvalidArgument
-from memstate.state.layout import Plane, StateLayout, format_bytes
+from memstate.sizes import format_bytes
+from memstate.state.layout import Plane, StateLayout
 from memstate.state.sharding import Part
 
 A = Plane("a", (1,), torch.int8)

@@ -7,6 +7,7 @@ from memstate import Forward, Pages, Prefix, StateLayout, StateManager, Tracking
 from memstate.kernels.dispatch import Backend
 from memstate.prefix.match import Match
 from memstate.prefix.placement import Ends
+from memstate.testing import Faults
 from tests.support import inside
 
 PAGES = {"pages": "count", "page_size": "size", "pages_per_row": "per_row"}
@@ -28,7 +29,7 @@ def build(layout: StateLayout, **given: Any) -> StateManager:
     """A manager; pages, page_size and pages_per_row become `Pages`, what the forward can do becomes `Forward`.
 
     With a prefix cache, prompts keep states at the multiples of `every` as well, unless `ends` is given. With `whole`,
-    those of whole pages keep one behind their last token.
+    those of whole pages keep one behind their last token. `chaos`: the faults that its calls meet.
     """
     prefix, tracking, placement = given.get("prefix"), given.get("tracking"), Whole if given.pop("whole", 0) else Ends
     if not given.pop("ends", False) and isinstance(prefix, Prefix) and isinstance(tracking, Tracking):
@@ -39,7 +40,13 @@ def build(layout: StateLayout, **given: Any) -> StateManager:
         given["pages"] = Pages(**({"size": 1} | pages))
     if forward:
         given["forward"] = Forward(**forward)
+    chaos, tiers = given.pop("chaos", None), given.get("tiers")
+    faults = Faults(chaos) if chaos is not None else None
+    if faults is not None and tiers is not None and tiers.store is not None:
+        given["tiers"] = replace(tiers, store=faults.store(tiers.store))
     mem = StateManager(layout, **given)
+    if faults is not None:
+        faults.inject(mem)
     inside.commands(mem).checked = True  # what the library computed is right, in every test
     return mem
 

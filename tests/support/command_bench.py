@@ -5,7 +5,7 @@ from torch import Tensor
 
 from memstate import Plane, Planes, SlotAllocator, StateLayout, StatePool
 from memstate.kernels.dispatch import Backend
-from memstate.kernels.tables import Registers, Section
+from memstate.kernels.tables import ZERO_SOURCE, Registers, Section
 from memstate.slots.commands import CommandBuffer
 from memstate.slots.packet import Packet
 from memstate.slots.registers import RegisterFile
@@ -82,5 +82,9 @@ def perform(bench: Bench, operation: str, to: list[int], of: list[int]) -> None:
         bench.buffer.write(cells, [value for _, value in pairs])
     elif operation in ("copy", "move"):
         getattr(bench.buffer, operation)(to, of)
+    elif operation == "zero":  # as a claim records it
+        if to:
+            bench.buffer._require_held("zero", to)
+            bench.buffer._record(Section.DATA, to, [ZERO_SOURCE] * len(to), to)
     else:
         getattr(bench.buffer, operation)(to)

@@ -42,7 +42,7 @@ def finish(one: Ending) -> None:
     mem = one.mem
     close_idle(mem)
     one.look()
-    mem.abort(mem.rows)
+    mem.end(mem.rows)
     close_idle(mem)
     own = set(owners.nodes(mem.prefix)) if mem.prefix else set()
     mem.drop([snap for register, snap in owners.states(mem).items() if register not in own])
@@ -51,8 +51,8 @@ def finish(one: Ending) -> None:
 
 def close_idle(mem: ms.StateManager) -> None:
     """Closes the sessions without a running turn."""
-    for session in [one.session for one in mem.sessions() if not one.running]:
-        mem.close_session(session)
+    for session in [one.session for one in mem.sessions.infos() if not one.running]:
+        mem.sessions.close(session)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -14,12 +14,12 @@ from memstate.tiers.host.packing import Packing, RecordTable
 
 def registers(mem: ms.StateManager) -> RegisterFile:
     """The registers of a manager: host mirror, and `table` on the device."""
-    return mem._registers
+    return mem._parts.registers
 
 
 def commands(of: ms.StateManager | ms.prefix.PrefixCache) -> CommandBuffer:
     """The recorded changes of owners, and what sends them."""
-    return of._commands
+    return of._parts.commands if isinstance(of, ms.StateManager) else of._commands
 
 
 def record_table(packing: Packing) -> RecordTable:

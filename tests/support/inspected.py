@@ -44,7 +44,7 @@ class Scene:
         return row
 
     def read(self, row: ms.Row, end: int) -> None:
-        while (length := self.mem.length(row)) < end:
+        while (length := self.mem.info(row).length) < end:
             self.step([row], min(self.mem.chunk(row, 16), end - length))
 
     def write(self, rows: Sequence[ms.Row], count: int) -> None:
@@ -55,11 +55,11 @@ class Scene:
             self.step(rows, 1)
 
     def step(self, rows: Sequence[ms.Row], count: int) -> None:
-        self.mem.extend(rows, [self.mem.length(row) + count for row in rows])
+        self.mem.extend(rows, [self.mem.info(row).length + count for row in rows])
         self.mem.settle(self.mem.plan(rows, count))
 
     def end(self, row: ms.Row, **more: object) -> object:
-        return self.mem.release([row], tokens=[self.text.pop(row)], **more)  # type: ignore[arg-type]
+        return self.mem.end([row], keep="cache", tokens=[self.text.pop(row)], **more)  # type: ignore[arg-type]
 
 
 def scene(tracking: ms.Tracking, slots: int = 44, pages: int = 72) -> Scene:
@@ -71,7 +71,7 @@ def scene(tracking: ms.Tracking, slots: int = 44, pages: int = 72) -> Scene:
         server.write([asked], 5)
         server.end(asked)
     for name in ("conversation-17", "support"):
-        chat, text = mem.open_session(name), [*system, *server.words(9)]
+        chat, text = mem.sessions.open(name), [*system, *server.words(9)]
         for turn in range(2):
             row = server.start(f"{name}/{turn}", text, session=chat)
             server.write([row], 6)
@@ -79,7 +79,7 @@ def scene(tracking: ms.Tracking, slots: int = 44, pages: int = 72) -> Scene:
             server.end(row)
     kept = server.start("fork", [*system, *server.words(8)])
     server.write([kept], 9)
-    mem.release([kept], publish=[mem.length(kept) // 8 * 8])
+    mem.end([kept], keep="handle", lengths=[mem.length(kept) // 8 * 8])
     rows = [
         server.start("req-7", [*system, *server.words(7)]),
         server.start("req-8", server.words(20), salt="tenant-a"),
@@ -87,7 +87,7 @@ def scene(tracking: ms.Tracking, slots: int = 44, pages: int = 72) -> Scene:
     server.write(rows, 18)
     reading = server.start("long-prompt", server.words(70), most=40, snapshot_at=[16, 32])
     running = [*rows, reading]
-    mem.extend(running, [mem.length(row) + count for row, count in zip(running, (1, 1, 8), strict=True)])
+    mem.extend(running, [mem.info(row).length + count for row, count in zip(running, (1, 1, 8), strict=True)])
     mem.plan(running, [1, 1, 8])  # not settled
     return server
 
@@ -104,7 +104,7 @@ def served() -> Inspection:
 def leaking() -> Inspection:
     """The same with faults: the slot of an emptied register leaks, and two registers hold one slot."""
     mem = scene(ms.PingPong(8)).mem
-    lanes = [register for register, (kind, _) in mem.owners().items() if kind == "lane"]
+    lanes = [register for register, (kind, _) in mem._reports.owners().items() if kind == "lane"]
     empty_register(mem, lanes[0])
     slots = inside.registers(mem).table.slots
     slots[lanes[2]] = slots[lanes[1]]

@@ -25,14 +25,14 @@ def turn(mem: ms.StateManager, who: int, salt: object = None, length: int = 13, 
     """A request from its admission to its end; its states stay in the cache."""
     prompt = [1000 * who + at for at in range(length)]
     rows = mem.admit([ms.Request(who, tokens=prompt, salt=salt, **more)])  # type: ignore[arg-type]
-    while (at := mem.length(rows[0])) < length + 1:
+    while (at := mem.info(rows[0]).length) < length + 1:
         chunk = mem.chunk(rows[0], 8) if at < length else 1
         mem.extend(rows, [at + chunk])
         step = mem.plan(rows, chunk)
         for state in mem.planes["ssm"]:
             state[step.write] = state[step.read] + 1
         mem.settle(step)
-    mem.release(rows, tokens=[[*prompt, 1]])
+    mem.end(rows, keep="cache", tokens=[[*prompt, 1]])
     mem.poll()
 
 

@@ -12,17 +12,17 @@ from memstate.requests.table import RequestTable
 
 def holdings(mem: ms.StateManager) -> Holdings:
     """Who has each holder."""
-    return mem._holdings
+    return mem._parts.holdings
 
 
 def table(mem: ms.StateManager) -> RequestTable:
     """Who has each row, and how far it is."""
-    return mem._table
+    return mem._parts.table
 
 
 def row_pages(mem: ms.StateManager) -> PageTable:
     """Which KV pages each row has."""
-    return mem._pages
+    return mem._parts.pages
 
 
 def kv_pages(mem: ms.StateManager) -> PageAllocator:
@@ -32,12 +32,12 @@ def kv_pages(mem: ms.StateManager) -> PageAllocator:
 
 def marks(mem: ms.StateManager) -> Marks:
     """Which lengths of its prompt each row keeps states for."""
-    return mem._marks
+    return mem._parts.marks
 
 
 def sessions(mem: ms.StateManager) -> Sessions:
     """Which sessions are open, and which rows run their turns."""
-    return mem._sessions
+    return mem._parts.sessions
 
 
 def states(mem: ms.StateManager) -> dict[int, ms.Snapshot]:

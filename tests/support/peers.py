@@ -235,7 +235,7 @@ class Loop:
         self.kept: dict[str, ms.Snapshot] = {}
         self.null_written = False  # whether the kernel stored something for padding
         self.mem.planes["states"].fill_(torch.nan)
-        self.mem.scrub_null()
+        self.mem.device.scrub_null()
 
     def run(self) -> "Loop":
         end: dict[str, int] = {}
@@ -243,17 +243,17 @@ class Loop:
             for request in REQUESTS:
                 if request.at == at:
                     self._admit(request)
-                    end[request.name] = self.mem.length(self.rows[request.name]) + request.tokens
+                    end[request.name] = self.mem.info(self.rows[request.name]).length + request.tokens
             self._step(at)
-            for name in [name for name, row in self.rows.items() if self.mem.length(row) == end[name]]:
+            for name in [name for name, row in self.rows.items() if self.mem.info(row).length == end[name]]:
                 boundary = end[name] // EVERY * EVERY
-                (kept,) = self.mem.release([self.rows.pop(name)], publish=[boundary])
+                (kept,) = self.mem.end([self.rows.pop(name)], keep="handle", lengths=[boundary])
                 assert kept is not None and kept.length == boundary
                 self.kept[name] = kept
         assert len(self.kept) == len(REQUESTS)
         self.mem.drop(list(self.kept.values()))
         self.mem.audit().raise_if_leaking()
-        self.mem.check()
+        self.mem.device.check()
         return self
 
     def _admit(self, request: Coming) -> None:

@@ -63,9 +63,11 @@ class Prefill(Server):
 
         obey: chunks end where the manager says, as a forward without a grid needs it.
         """
-        ends = [0 if row is None else min(len(self.text[row]), self.mem.length(row) + most) for row in rows]
+        ends = [0 if row is None else min(len(self.text[row]), self.mem.info(row).length + most) for row in rows]
         if obey:
-            ends = [min(end, self.mem.next_boundary(row)) if row else 0 for row, end in zip(rows, ends, strict=True)]
+            ends = [
+                min(end, self.mem.info(row).next_boundary) if row else 0 for row, end in zip(rows, ends, strict=True)
+            ]
         self.flying.append(self.step_to(rows, ends))
         if len(self.flying) > self.mem.overlap:
             self.land(1)

@@ -27,7 +27,7 @@ def scan(mem: StateManager, by_id: Iterable[int] = ()) -> Found:
     """Submits what is recorded and asserts that the whole manager adds up; the newest step's forward has been launched.
     in_hand: slots that the test claimed.
     """
-    mem.submit(mem._stepping.open)
+    mem.submit(mem._parts.stepping.open)
     found = scan_registers(inside.registers(mem), by_id, assert_clean=False)
     found.problems += row_problems(mem) + page_problems(mem)
     assert found.problems == []
@@ -126,7 +126,7 @@ def page_problems(mem: StateManager) -> list[str]:
     problems = []
     referred = {page for snapshot in owners.states(mem).values() for page in snapshot.pages}
     total = owners.kv_pages(mem).pages
-    for row, pages in enumerate(mem.page_table.tolist()):
+    for row, pages in enumerate(mem.device.page_table.tolist()):
         taken = [page for page in pages if page != 0]
         if pages[: len(taken)] != taken or len(set(taken)) != len(taken):
             problems.append(f"row {row} has gaps or repetitions in its pages: {pages}")

@@ -31,7 +31,7 @@ def busy(name: str = "", **given: Any) -> tuple[ms.StateManager, list[ms.Snapsho
     }  # fmt: skip
     mem = build(LAYOUT, **(settings | given))
     serve(mem, ms.Request(f"{name}first", tokens=PROMPT[:10]))
-    serve(mem, ms.Request(f"{name}chat", tokens=PROMPT[:9], session=mem.open_session(f"{name}session-17")), 5)
+    serve(mem, ms.Request(f"{name}chat", tokens=PROMPT[:9], session=mem.sessions.open(f"{name}session-17")), 5)
     row = serve(mem, ms.Request(f"{name}conversation-17", tokens=PROMPT[5:15], salt=f"{name}tenant"), 6, end=False)
     other = serve(mem, ms.Request(f"{name}b", tokens=PROMPT[20:30]), 5, end=False)
     return mem, [*mem.publish([other]), row]  # type: ignore[list-item]  # the row lives as long as its handle
@@ -42,12 +42,12 @@ def serve(mem: ms.StateManager, request: ms.Request, more: int = 0, end: bool = 
     (row,) = mem.admit([request])
     tokens = list(request.tokens)  # type: ignore[arg-type]
     mem.extend([row], [len(tokens) + more])
-    while (done := mem.length(row)) < len(tokens):
-        mem.settle(mem.plan([row], min(mem.next_boundary(row), len(tokens)) - done))
+    while (done := mem.info(row).length) < len(tokens):
+        mem.settle(mem.plan([row], min(mem.info(row).next_boundary, len(tokens)) - done))
     for _ in range(more):
         mem.settle(mem.plan([row], 1))
     if end:
-        mem.release([row], tokens=[tokens + [7] * more])
+        mem.end([row], keep="cache", tokens=[tokens + [7] * more])
     return row
 
 

@@ -79,7 +79,7 @@ class Server:
         rows = list(self.mem.admit(requests))
         for row, request in zip(rows, requests, strict=True):
             self.text[row] = list(request.tokens)  # type: ignore[arg-type]
-            assert self.mem.length(row) < len(self.text[row]), "a request computes its last token in any case"
+            assert self.mem.info(row).length < len(self.text[row]), "a request computes its last token in any case"
         return rows
 
     def start(self, tokens: Sequence[int], **more: object) -> ms.Row:
@@ -88,16 +88,16 @@ class Server:
 
     def step(self, rows: Sequence[ms.Row | None], most: int = 64, run: bool = True) -> ms.Step:
         """Plans a chunk or a token for each row and runs the forward; nothing is settled."""
-        lengths = [self.mem.length(row) if row else 0 for row in rows]
+        lengths = [self.mem.info(row).length if row else 0 for row in rows]
         ends = [
-            min(self.mem.next_boundary(row), len(self.text[row]), length + most) if row else 0
+            min(self.mem.info(row).next_boundary, len(self.text[row]), length + most) if row else 0
             for row, length in zip(rows, lengths, strict=True)
         ]
         return self.step_to(rows, ends, run)
 
     def step_to(self, rows: Sequence[ms.Row | None], ends: Sequence[int], run: bool = True) -> ms.Step:
         """Plans a chunk up to a length for each row, beyond boundaries too, and runs the forward."""
-        lengths = [self.mem.length(row) if row else 0 for row in rows]
+        lengths = [self.mem.info(row).length if row else 0 for row in rows]
         self.mem.extend([row for row in rows if row], [end for row, end in zip(rows, ends, strict=True) if row])
         step = self.mem.plan(rows, [end - length for end, length in zip(ends, lengths, strict=True)])
         if run:
@@ -111,7 +111,7 @@ class Server:
         fed = [tokens if number else [] for tokens, number in zip(fed, step.numbers, strict=True)]
         self.planes.forward(step, [tuple(tokens) for tokens in fed])
         by_number = {row.index: row for row in mem.rows}
-        write, table, pages = step.write.tolist(), mem.page_table.tolist(), owners.kv_pages(mem)
+        write, table, pages = step.write.tolist(), mem.device.page_table.tolist(), owners.kv_pages(mem)
         for i, number in enumerate(step.numbers.tolist()):
             if not number:
                 continue
@@ -140,22 +140,26 @@ class Server:
     def prefill(self, row: ms.Row, most: int = 64, publish: bool = True) -> None:
         """Everything of a prompt but what decoding adds."""
         prompt = len(self.text[row])
-        while self.mem.length(row) < prompt:
+        while self.mem.info(row).length < prompt:
             self.run([row], most, publish)
 
     def publish(self, rows: Sequence[ms.Row]) -> list[ms.Snapshot | None]:
         if self.mem.prefix is None:
             return [None] * len(rows)
-        return self.mem.publish(rows, tokens=[self.text[row] for row in rows])
+        return self.mem.publish(rows, keep="cache", tokens=[self.text[row] for row in rows])
 
     def end(self, rows: Sequence[ms.Row]) -> None:
         """Releases rows into the cache, as far as they are real."""
-        self.mem.release(rows, tokens=[self.text[row] for row in rows] if self.mem.prefix else None)
+        self.mem.end(
+            rows,
+            keep="cache" if self.mem.prefix else None,
+            tokens=[self.text[row] for row in rows] if self.mem.prefix else None,
+        )
 
     def turn(self, tokens: Sequence[int], goal: int = 1, most: int = 64, publish: bool = True, **more: object) -> int:
         """A request from its admission to its end; returns the length it started with."""
         row = self.start(tokens, **more)
-        start = self.mem.length(row)
+        start = self.mem.info(row).length
         while len(self.text[row]) < len(tokens) + goal:
             self.run([row], most, publish)
         assert self.text[row] == written(tokens, goal)
@@ -188,7 +192,7 @@ class Server:
         mem.submit()
         assert scan_registers(inside.registers(mem)).problems + row_problems(mem) == []
         mem.audit().raise_if_leaking()
-        mem.check()
+        mem.device.check()
         users: Counter[int] = Counter(page for row in mem.rows for page in owners.pages_of(mem, row))
         users.update(page for snap in owners.states(mem).values() for page in snap.pages)
         if mem.prefix is not None:

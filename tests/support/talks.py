@@ -34,16 +34,16 @@ class Talks(Loop):
     def turn(self, text: Sequence[int], session: ms.Session | None = None, **more: object) -> ms.Row:
         """Admits one request with this prompt."""
         (row,) = self.mem.admit([ms.Request("talk", tokens=text, session=session, **more)])  # type: ignore[arg-type]
-        self.fed[row] = list(text[: self.mem.length(row)])
+        self.fed[row] = list(text[: self.mem.info(row).length])
         return row
 
     def feed(self, rows: Sequence[ms.Row], fed: Sequence[Sequence[int]], run: bool = True) -> ms.Step:
         """Plans and runs one step; what it reads stands for exactly what its rows were fed, in states and in pages."""
-        self.mem.extend(rows, [self.mem.length(row) + len(new) for row, new in zip(rows, fed, strict=True)])
+        self.mem.extend(rows, [self.mem.info(row).length + len(new) for row, new in zip(rows, fed, strict=True)])
         step = self.mem.plan(rows, [len(new) for new in fed])
         if run:
             for row, new, slot in zip(rows, fed, step.read.tolist(), strict=True):
-                history, pages = self.fed[row], self.mem.page_table[row.index].tolist()
+                history, pages = self.fed[row], self.mem.device.page_table[row.index].tolist()
                 assert not history or (slot and not self.planes.wrong({slot: tuple(history)}))
                 assert self.written(pages, history)
                 for at, token in enumerate(new, len(history)) if pages else ():
@@ -61,15 +61,15 @@ class Talks(Loop):
 
     def run(self, row: ms.Row, text: Sequence[int], dead: bool = False, publish: bool = False) -> None:
         """Computes what is left of a text and settles it; dead: its end ends the row, one step later is in flight."""
-        left = list(text[self.mem.length(row) :])
+        left = list(text[self.mem.info(row).length :])
         while left:
-            n = min(3, self.mem.next_boundary(row) - self.mem.length(row), len(left))
+            n = min(3, self.mem.info(row).next_boundary - self.mem.info(row).length, len(left))
             self.flying.append(self.feed([row], [left[:n]]))
             left = left[n:]
             if len(self.flying) > self.mem.overlap:
                 self.mem.settle(self.flying.pop(0))
             if publish:
-                self.mem.publish([row], tokens=[self.fed[row]])
+                self.mem.publish([row], keep="cache", tokens=[self.fed[row]])
         if dead:
             self.flying.append(self.feed([row], [[DEAD]]))
             self.mem.settle(self.flying.pop(0), [True])
@@ -83,12 +83,12 @@ class Talks(Loop):
 
     def known(self, row: ms.Row) -> list[int]:
         """The tokens of a request that are real."""
-        return self.fed[row][: self.mem.confirmed(row)]
+        return self.fed[row][: self.mem.info(row).confirmed]
 
     def end(self, row: ms.Row) -> list[int]:
         """Ends a turn, and settles what it left in flight; returns its tokens."""
         tokens = self.known(row)
-        self.mem.release([row], tokens=[tokens])
+        self.mem.end([row], keep="cache", tokens=[tokens])
         self.land()
         return tokens
 
@@ -100,7 +100,7 @@ class Talks(Loop):
         prompt: tokens that are known when it is admitted, where the rest is its answer.
         """
         row = self.turn(text[:prompt], session)
-        start = self.mem.length(row)
+        start = self.mem.info(row).length
         self.run(row, text, **how)
         self.end(row)
         self.look()
@@ -124,7 +124,7 @@ class Talks(Loop):
         for row in (row for row in mem.rows if row in self.fed):
             pages = owners.pages_of(mem, row)
             users.update(pages)
-            assert [page for page in mem.page_table[row.index].tolist() if page] == pages
+            assert [page for page in mem.device.page_table[row.index].tolist() if page] == pages
             labels = {part: self.label(row, part) for part in range(3) if self.label(row, part)}
             content |= {self.slot(row, part): tuple(self.fed[row][:label]) for part, label in labels.items()}
         for talk in owners.sessions(mem).opened.values():
@@ -166,7 +166,7 @@ class Talks(Loop):
             assert (cache.tree.leased_pages, cache.tree.total_pages, cache.tree.nodes) == (0, 0, 0)
             assert not cache.leases and not cache.states and not cache.tree.roots
         self.look()
-        self.mem.check()
+        self.mem.device.check()
         stats = self.mem.stats()
         free = (self.mem.free_slots, self.mem.free_pages, owners.free(self.mem))
         assert free == (stats.capacity, stats.pages, inside.registers(self.mem).holders) and not owners.pinned(self.mem)
@@ -193,7 +193,7 @@ def row_holds_nothing(mem: ms.StateManager, index: int) -> bool:
     """Whether a row's registers, labels, columns and pages are all 0, on the device and in the mirror."""
     mem.submit()
     file, first = inside.registers(mem), 3 * index
-    cells = [file.table.slots[first : first + 3], file.table.labels[first : first + 3], mem.page_table[index]]
+    cells = [file.table.slots[first : first + 3], file.table.labels[first : first + 3], mem.device.page_table[index]]
     columns = [getattr(of, name)[index] for of in (file, file.table) for name in ("tracked", "source")]
     mirror = [file.held[first : first + 3], file.labels[first : first + 3]]
     return not any(bool(cell.any()) for cell in [*cells, *columns, *mirror]) and not owners.row_pages(mem).of(index)
@@ -209,7 +209,7 @@ def told(
 ) -> tuple[Talks, ms.StateManager, ms.Session]:
     """Conversations with one session, which has had a turn of so many tokens."""
     talks = Talks(backend, name, overlap, cache, **settings)
-    session = talks.mem.open_session("a")
+    session = talks.mem.sessions.open("a")
     if first:
         talks.whole(TEXT[:first], session)
     return talks, talks.mem, session

@@ -77,11 +77,11 @@ class House:
 
     def step(self, row: ms.Row, end: int) -> ms.Step:
         """Plans up to `end`, or the next boundary, and runs it; what is read must be the tenant's."""
-        before, number = self.mem.length(row), self.number(self.tenants[row])
-        end = min(end, self.mem.next_boundary(row))
+        before, number = self.mem.info(row).length, self.number(self.tenants[row])
+        end = min(end, self.mem.info(row).next_boundary)
         self.mem.extend([row], [end])
         step = self.mem.plan([row], end - before)
-        state, pages = self.mem.planes["state"][0], self.mem.page_table[row.index].tolist()
+        state, pages = self.mem.planes["state"][0], self.mem.device.page_table[row.index].tolist()
         read, write, snapshot = (int(column[0]) for column in (step.read, step.write, step.snapshot))
         assert not before or state[read].tolist() == [number, before], "a state of somebody else, or of other tokens"
         for at in range(before):
@@ -95,23 +95,23 @@ class House:
 
     def run(self, row: ms.Row, end: int) -> None:
         """Computes up to `end` tokens."""
-        while self.mem.length(row) < end:
+        while self.mem.info(row).length < end:
             self.mem.settle(self.step(row, end))
 
     def turn(self, end: int, salt: Hashable, tokens: Sequence[int] = T, **more: Any) -> int:
         """A request from admission to end, which leaves what it has; returns the length it started with."""
         row = self.start(tokens[:end], salt, **more)
-        start = self.mem.length(row)
+        start = self.mem.info(row).length
         self.run(row, end)
-        self.mem.release([row], tokens=[tokens[:end]])
+        self.mem.end([row], keep="cache", tokens=[tokens[:end]])
         return start
 
     def starts(self, end: int, salt: Hashable, tokens: Sequence[int] = T, **more: Any) -> int:
         """The length that a prompt of `end` tokens starts with; its first step reads it, and nothing is left."""
         row = self.start(tokens[:end], salt, **more)
-        start = self.mem.length(row)
+        start = self.mem.info(row).length
         self.run(row, start + 1)
-        self.mem.abort([row])
+        self.mem.end([row])
         return start
 
     def found(self, end: int, salt: Hashable, tokens: Sequence[int] = T, **more: Any) -> tuple[int, int, int, int]:

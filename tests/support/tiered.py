@@ -112,7 +112,7 @@ class Tiered(Server):
 
     def _forward(self, step: ms.Step, fed: Sequence[Sequence[int]]) -> None:
         """KV besides the tokens themselves, checked up to where the step begins and written from there."""
-        table, by_number = self.mem.page_table.tolist(), {row.index: row for row in self.mem.rows}
+        table, by_number = self.mem.device.page_table.tolist(), {row.index: row for row in self.mem.rows}
         for i, number in enumerate(step.numbers.tolist() if self.pages_kv is not None else ()):
             if number and self.pages_kv is not None:
                 text, before, after = self.text[by_number[number]], int(step.before[i]), int(step.after[i])
@@ -167,7 +167,7 @@ class Tiered(Server):
     def hit(self, length: int, tokens: Sequence[int], **more: object) -> ms.Row:
         """Admits a prompt, which must go on from so many tokens."""
         row = self.start(tokens, **more)
-        assert self.mem.length(row) == length
+        assert self.mem.info(row).length == length
         return row
 
     def pass_down(self, *prompts: Sequence[int], **more: object) -> None:
@@ -180,7 +180,7 @@ class Tiered(Server):
         self.run(rows, publish=False)
         self.look()
 
-    def fetch(self, tokens: Sequence[int], salt: object = None) -> ms.Fetch:
+    def fetch(self, tokens: Sequence[int], salt: object = None) -> ms.tiers.Fetch:
         """A prefetch that is over."""
         self.note(tokens, salt)
         fetch = self.mem.prefetch(tokens, salt)

@@ -56,7 +56,7 @@ def play(rank: int, ranks: int, folder: Path, life: int) -> dict[str, Any]:
             at.below.cancel(fetch)
             continue
         row = at.start(prompt, fetch=fetch)
-        starts.append((at.mem.length(row), fetch.length))
+        starts.append((at.mem.info(row).length, fetch.length))
         at.prefill(row)
         at.end([row])
         at.mem.poll()

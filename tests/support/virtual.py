@@ -1,39 +1,17 @@
-"""Time that a test turns by hand, threads that run when it says so, ranks in one process, and storage with faults."""
+"""Threads that run when a test says so, and ranks in one process; beside them `memstate.testing`."""
 
-import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
+from memstate.testing import Clock, MemoryStore
 from memstate.tiers.prefetch.agreement import Words
-from memstate.tiers.stores.base import Bytes, Outcome
 from memstate.tiers.workers import Job as Handed
 
-
-class Clock:
-    """Seconds, and what is due at which of them; in order of appointment where that is the same."""
-
-    def __init__(self) -> None:
-        self.now, self._numbers = 0.0, 0
-        self._due: list[tuple[float, int, Callable[[], None]]] = []
-
-    def __call__(self) -> float:
-        return self.now
-
-    def after(self, seconds: float, what: Callable[[], None]) -> None:
-        self._numbers += 1
-        heapq.heappush(self._due, (self.now + seconds, self._numbers, what))
-
-    def advance(self, seconds: float) -> None:
-        until = self.now + seconds
-        while self._due and self._due[0][0] <= until:
-            self.now, _, what = heapq.heappop(self._due)
-            what()
-        self.now = until
+__all__ = ["ByHand", "Clock", "Job", "MemoryStore", "Together", "Workers"]
 
 
 @dataclass(eq=False)
@@ -104,72 +82,6 @@ class Workers(ByHand):
         job.finish()
         self._idle += 1
         self._begin()
-
-
-class MemoryStore:
-    """Records in a dictionary.
-
-    faults: name -> `vanished` (there, and gone when it is read), `half`, `garbage` (read whole, wrong bytes), `denied`
-    (writes too), `raises` (whatever batch it is in). broken: every call raises. calls: what was asked, by whom it was
-    answered or not.
-    """
-
-    def __init__(self) -> None:
-        self.records: dict[str, bytes] = {}
-        self.faults: dict[str, str] = {}
-        self.broken = False
-        self.forgetful = False  # answers for one name less
-        self.calls: list[tuple[str, list[str]]] = []
-
-    def register(self, memory: Tensor) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-    def discard(self, names: Sequence[str]) -> None:
-        """Notes it alone: its records are as they should be, whatever it makes of them."""
-        self.calls.append(("discard", list(names)))
-
-    def asked(self, call: str) -> list[str]:
-        """All names of one kind of call, in order."""
-        return [name for called, names in self.calls if called == call for name in names]
-
-    def exists(self, names: Sequence[str]) -> list[bool]:
-        self._called("exists", names)
-        return [name in self.records for name in names][int(self.forgetful) :]
-
-    def get(self, names: Sequence[str], buffers: Sequence[Bytes]) -> list[Outcome]:
-        self._called("get", names)
-        if any(self.faults.get(name) == "raises" for name in names):
-            raise ConnectionResetError("storage went away")
-        return [self._get(name, buffer) for name, buffer in zip(names, buffers, strict=True)]
-
-    def put(self, names: Sequence[str], buffers: Sequence[Bytes]) -> list[Outcome]:
-        self._called("put", names)
-        taken = [self.faults.get(name) != "denied" for name in names]
-        self.records.update((n, b.tobytes()) for n, b, well in zip(names, buffers, taken, strict=True) if well)
-        return [Outcome.DONE if well else Outcome.FAILED for well in taken]
-
-    def _called(self, call: str, names: Sequence[str]) -> None:
-        self.calls.append((call, list(names)))
-        if self.broken:
-            raise OSError("storage is not there")
-
-    def _get(self, name: str, buffer: Bytes) -> Outcome:
-        fault, record = self.faults.get(name, ""), self.records.get(name)
-        if fault == "denied":
-            return Outcome.FAILED
-        if fault == "vanished" or record is None:
-            return Outcome.MISSING
-        if fault == "half" or len(record) != buffer.size:
-            half = min(len(record), buffer.size) // 2
-            buffer[:half] = np.frombuffer(record[:half], np.uint8)
-            return Outcome.DAMAGED
-        buffer[:] = np.frombuffer(record, np.uint8)
-        if fault == "garbage":
-            buffer[-1] ^= 0x5A
-        return Outcome.DONE
 
 
 class Together:

@@ -94,7 +94,7 @@ def prompt(i: int, pages: int = LENGTH // PAGE) -> list[int]:
 
 
 def tokens_of(mem: ms.StateManager, *prompts: list[int]) -> dict[str, Any]:
-    return {"tokens": list(prompts)} if mem.prefix is not None else {}
+    return {"keep": "cache", "tokens": list(prompts)} if mem.prefix is not None else {}
 
 
 def request(mem: ms.StateManager, i: int, tokens: list[int], **more: Any) -> ms.Request:
@@ -105,9 +105,9 @@ def serve(mem: ms.StateManager, *prompts: list[int], answer: int = 3, **more: An
     """Requests from admission to end, a snapshot published on the way, with padding and a dead step."""
     rows = mem.admit([request(mem, i, tokens, **more) for i, tokens in enumerate(prompts)])
     ends, steps = [len(tokens) + answer for tokens in prompts], list[ms.Step]()
-    while any(mem.length(row) < end for row, end in zip(rows, ends, strict=True)):
-        going = [row for row, end in zip(rows, ends, strict=True) if mem.length(row) < end]
-        most = [min(mem.next_boundary(row), ends[rows.index(row)]) - mem.length(row) for row in going]
+    while any(mem.info(row).length < end for row, end in zip(rows, ends, strict=True)):
+        going = [row for row, end in zip(rows, ends, strict=True) if mem.info(row).length < end]
+        most = [min(mem.info(row).next_boundary, ends[rows.index(row)]) - mem.info(row).length for row in going]
         steps.append(mem.plan([*going, None], [*most, 0]))
         mem.submit(steps[-1])
         while len(steps) > mem.overlap:
@@ -115,9 +115,9 @@ def serve(mem: ms.StateManager, *prompts: list[int], answer: int = 3, **more: An
         mem.poll()
     while steps:
         mem.settle(steps.pop(0), [True] * len(going) + [False])
-    texts = [[*tokens, *range(answer)][: mem.confirmed(row)] for tokens, row in zip(prompts, rows, strict=True)]
+    texts = [[*tokens, *range(answer)][: mem.info(row).confirmed] for tokens, row in zip(prompts, rows, strict=True)]
     mem.drop([each for each in mem.publish(rows, **tokens_of(mem, *texts)) if each and mem.prefix is None])
-    mem.release(rows, **tokens_of(mem, *texts))
+    mem.end(rows, **tokens_of(mem, *texts))
     mem.poll()
 
 
@@ -133,7 +133,7 @@ def speculate(mem: ms.StateManager) -> None:
                 shape = (3, batch, plane.shape[0] + tokens, plane.shape[1])
             windows[plane.name] = torch.zeros(shape, dtype=plane.dtype)
         mem.accept(step, [tokens] * batch, windows)
-    mem.abort(rows)
+    mem.end(rows)
 
 
 def by_id(mem: ms.StateManager) -> None:
@@ -171,7 +171,7 @@ def below(mem: ms.StateManager) -> None:
         (row,) = mem.admit([request(mem, 7, [*prompts[0], 1])])
         step = mem.plan([row, None], [1, 0])
         mem.settle(step)
-        mem.abort([row])
+        mem.end([row])
         mem.tiers.flush()
         mem.tiers.clear()  # the records that were held are free as well
         mem.prefix.clear()
@@ -181,10 +181,10 @@ def below(mem: ms.StateManager) -> None:
         serve(mem, [*prompts[1], 1], fetch=fetch)
     found = mem.stats().tiers
     assert found is not None and min(found.states_in, found.states_out, found.storage_hit_tokens) > 0, found
-    chat = mem.open_session("chat")
+    chat = mem.sessions.open("chat")
     for turn in (1, 2):
         serve(mem, prompt(40, 4 * turn), session=chat)
-    mem.close_session(chat)
+    mem.sessions.close(chat)
 
 
 def scatter(mem: ms.StateManager) -> None:
@@ -200,25 +200,25 @@ def everything(mem: ms.StateManager) -> None:
     if mem.tiers is not None:
         below(mem)
     (row,) = mem.admit([request(mem, 1, prompt(50))])
-    mem.settle(mem.plan([row], min(EVERY, mem.next_boundary(row) - mem.length(row))))
+    mem.settle(mem.plan([row], min(EVERY, mem.info(row).next_boundary - mem.info(row).length)))
     more = mem.fork(row, ["fork"]).rows
-    mem.read_slots([row])
+    mem.device.read_slots([row])
     mem.extend([row, *more], [LENGTH, LENGTH])
     mem.cancel(mem.plan([row, *more]))
     arrived = mem.admit([request(mem, 3, prompt(51))])
-    mem.arrived(arrived, [EVERY])
+    mem.device.arrived(arrived, [EVERY])
     mem.settle(mem.plan(arrived, 1))
-    mem.abort(arrived)
+    mem.end(arrived)
     if mem.forward.speculation:
         speculate(mem)
-    mem.scrub_null()
+    mem.device.scrub_null()
     with suppress(ms.MemstateError):  # what the device holds is rubbish
         mem.audit()
-    mem.sleep()
-    mem.wake()
-    mem.reset()
+    mem.device.sleep()
+    mem.device.wake()
+    mem.recover(keep=False)
     serve(mem, prompt(55))
-    mem.reset()
+    mem.recover(keep=False)
     by_id(mem)
 
 

@@ -237,20 +237,20 @@ def manager(backend: Backend, **tiers: object) -> ms.StateManager:
 def compute(mem: ms.StateManager, prompt: list[int], backend: Backend) -> None:
     """Runs a prompt whose state is `value` of its whole pages."""
     (row,) = mem.admit([ms.Request("r", tokens=prompt)])
-    assert mem.length(row) == 0
+    assert mem.info(row).length == 0
     for n in (2 * PAGE, 1):
         step = mem.plan([row], n)
         ssm, conv = value(prompt[:n], backend)
         mem.planes["ssm"][:, step.write.long()], mem.planes["conv"][:, step.write.long()] = ssm[:, None], conv[:, None]
         mem.settle(step)
-    mem.release([row], tokens=[prompt])
+    mem.end([row], keep="cache", tokens=[prompt])
     mem.poll()
 
 
 def come_back(mem: ms.StateManager, prompt: list[int], backend: Backend) -> None:
     """The prompt is gone on from; what its step reads is its state, within half a step of each row's scale."""
     (row,) = mem.admit([ms.Request("r", tokens=prompt)])
-    assert mem.length(row) == 2 * PAGE
+    assert mem.info(row).length == 2 * PAGE
     step = mem.plan([row], 1)
     slot = int(step.read[0])
     ssm, conv = value(prompt[: 2 * PAGE], backend)
@@ -259,7 +259,7 @@ def come_back(mem: ms.StateManager, prompt: list[int], backend: Backend) -> None
     assert ((got - exact).abs() <= scale * (0.5 + 2**-14)).all() and not torch.equal(got, exact)
     assert torch.equal(mem.planes["conv"][:, slot], conv)
     mem.settle(step)
-    mem.release([row], tokens=[prompt])
+    mem.end([row], keep="cache", tokens=[prompt])
     mem.poll()
 
 

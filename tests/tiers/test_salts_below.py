@@ -49,10 +49,10 @@ def test_a_state_that_comes_up_shares_no_page_with_another_salt(mine: Hashable, 
     house = gone_down(mine)
     house.turn(8, other)
     row = house.start(T[:9], mine)
-    assert house.mem.length(row) == 8
+    assert house.mem.info(row).length == 8
     house.run(row, 9)
     assert house.starts(9, other) == 8
-    house.mem.abort([row])
+    house.mem.end([row])
     house.idle()
 
 

@@ -13,22 +13,14 @@ import pytest
 
 from memstate import logs, metrics
 from memstate.kernels.dispatch import Backend
+from memstate.testing import Clock, MemoryStore
 from memstate.tiers import FileStore
 from memstate.tiers.stores.base import evicted_of, faults_of, reason_of, why_of
 from tests.support.file_case import refuse
 from tests.support.tiered import Tiered, whole
-from tests.support.virtual import MemoryStore
 
 CPU = Backend("reference")
 Told = Callable[[str], list[dict[str, Any]]]
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

@@ -99,7 +99,7 @@ def test_an_admission_of_hits(n: int, staging: int, plain: Backend) -> None:
     at.cache.evict_pages(60)
     spent = Spent(at)
     rows = at.admit(*[ms.Request(i, tokens=[*whole(i + 1), 1]) for i in range(n)])
-    assert [at.mem.length(row) for row in rows] == [8] * n
+    assert [at.mem.info(row).length for row in rows] == [8] * n
     assert spent() == (1, 1 + 2, {"ownership": 1, "unpack_slots": batches(n, staging) + 1})
     at.mem.plan(rows, 1)
     assert spent() == (1, 1, {"ownership": 1, "plan": 1}), "from there on a hit like any other"
@@ -141,9 +141,9 @@ def busy(at: Tiered) -> None:
     at.cache.evict_states(3)
     at.cache.evict_pages(60)
     rows = at.admit(*[ms.Request(i, tokens=[*tokens, 1]) for i, tokens in enumerate(prompts)])
-    assert all(at.mem.length(row) for row in rows)
+    assert all(at.mem.info(row).length for row in rows)
     at.mem.settle(at.step(rows, run=False))
-    at.mem.abort(rows)
+    at.mem.end(rows)
     at.cache.evict_states(9)
     at.mem.submit()
     at.mem.poll()

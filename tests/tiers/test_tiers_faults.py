@@ -139,7 +139,7 @@ def test_B65_a_prefetch_ends_at_any_moment(how: str, moment: int, plain: Backend
         for job in begun:  # they wait for threads
             job.finish()
         begun = []
-        at.mem.reset() if how == "reset" else at.below.clear()
+        at.mem.recover(keep=False) if how == "reset" else at.below.clear()
     assert fetch.done and at.tiers.leaked_records == 0 and at.keeps() == set()
     for job in begun:
         job.finish()

@@ -32,10 +32,10 @@ def test_a_prompt_goes_on_from_host_memory(name: str, overlap: bool, plain: Back
 def test_staging_of_any_size_carries_the_same_bytes(name: str, staging: int, plain: Backend) -> None:
     at = below(plain, name, *(whole(n, n) for n in range(1, 6)), tiers={"staging": staging})
     rows = [at.start([*whole(n, n), 1]) for n in (5, 3, 1)]
-    assert [at.mem.length(row) for row in rows] == [20, 12, 4]
+    assert [at.mem.info(row).length for row in rows] == [20, 12, 4]
     at.run(rows)
     at.look()
-    at.mem.abort(rows)
+    at.mem.end(rows)
     settle(at)
     assert at.tiers.staging_bytes == at.below.host.staging_bytes > 0
 
@@ -63,7 +63,7 @@ def test_B64_a_tombstone_gets_its_state_back(name: str, plain: Backend) -> None:
     (node,) = [node for _, node in at.cache.tree.walk()]
     assert node.evicted and node.snapshot is None and at.mem.match([*ONE, 1]).kv_length == 8
     row = at.start([*ONE, 1])
-    assert at.mem.length(row) == 8 and at.moved == (1, 1, 2, 0), "its KV was here"
+    assert at.mem.info(row).length == 8 and at.moved == (1, 1, 2, 0), "its KV was here"
     assert [each for _, each in at.cache.tree.walk()] == [node], "the same node"
     assert node.snapshot is not None and node.snapshot.length == 8 and not node.evicted
     at.checked([row])
@@ -75,7 +75,7 @@ def test_prefixes_of_one_another_come_up_in_one_admission(name: str, overlap: bo
     at = below(plain, name, T[:8], T[:20], T[:12], [*T[:8], *whole(9)], overlap=overlap, slots=18)
     prompts = [T[:21], T[:13], [*T[:8], 1], [*T[:8], *whole(9), 1]]
     rows = at.admit(*[ms.Request(n, tokens=tokens) for n, tokens in enumerate(prompts)])
-    assert [at.mem.length(row) for row in rows] == [20, 12, 8, 16]
+    assert [at.mem.info(row).length for row in rows] == [20, 12, 8, 16]
     assert at.moved == (4, 4, 7, 7), "pages that they share came once"
     at.checked(rows)
     at.end(rows)
@@ -97,10 +97,10 @@ def test_where_slots_are_short_the_state_becomes_the_row_s_own(name: str, plain:
     """No slot besides those that a request takes in any case."""
     at = below(plain, name, slots=NEEDS[name], kv_stays=True)
     row = at.start([*ONE, 1])
-    assert at.mem.length(row) == 8 and at.mem.free_slots == 0 and not at.cache.states
+    assert at.mem.info(row).length == 8 and at.mem.free_slots == 0 and not at.cache.states
     at.checked([row])
     assert at.text[row] == written([*ONE, 1], 1)
-    at.mem.abort([row])
+    at.mem.end([row])
     settle(at)
     assert at.mem.free_slots == NEEDS[name]
 
@@ -109,7 +109,7 @@ def test_where_slots_are_short_the_state_becomes_the_row_s_own(name: str, plain:
 def test_where_slots_are_short_only_so_many_are_taken_over(name: str, plain: Backend) -> None:
     at = below(plain, name, whole(1), whole(2), slots=2 * NEEDS[name] + 1, kv_stays=True)
     rows = at.admit(*[ms.Request(n, tokens=[*whole(n), 1]) for n in (1, 2)])
-    assert [at.mem.length(row) for row in rows] == [8, 8] and at.cache.states == 1
+    assert [at.mem.info(row).length for row in rows] == [8, 8] and at.cache.states == 1
     at.checked(rows)
 
 
@@ -119,7 +119,7 @@ def test_a_state_that_two_start_from_is_not_taken_over(name: str, plain: Backend
     at = below(plain, name, slots=2 * NEEDS[name], kv_stays=True)
     before = at.moved
     rows = at.admit(*[ms.Request(n, tokens=[*ONE, n]) for n in range(2)])
-    assert [at.mem.length(row) for row in rows] == [0, 0] and at.moved == before
+    assert [at.mem.info(row).length for row in rows] == [0, 0] and at.moved == before
     at.look()
     at.checked(rows)
 
@@ -128,7 +128,7 @@ def test_a_state_that_two_start_from_is_not_taken_over(name: str, plain: Backend
 def test_a_hit_that_requests_share_takes_one_slot_and_its_pages_once(name: str, plain: Backend) -> None:
     at = below(plain, name, ONE, slots=2 * NEEDS[name] + 1, pages=4)
     rows = at.admit(*[ms.Request(n, tokens=[*ONE, n]) for n in range(2)])
-    assert [at.mem.length(row) for row in rows] == [8, 8] and (at.mem.free_slots, at.mem.free_pages) == (0, 0)
+    assert [at.mem.info(row).length for row in rows] == [8, 8] and (at.mem.free_slots, at.mem.free_pages) == (0, 0)
     at.checked(rows)
 
 
@@ -154,5 +154,5 @@ def test_a_hit_is_worth_a_holder_that_the_cache_has(plain: Backend) -> None:
     at.cache_prompts(whole(2), whole(3))
     assert owners.free(at.mem) == 0
     row = at.start([*ONE, 1])
-    assert at.mem.length(row) == 8 and at.cache.states == 2
+    assert at.mem.info(row).length == 8 and at.cache.states == 2
     at.checked([row])

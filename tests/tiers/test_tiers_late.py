@@ -46,7 +46,7 @@ def test_a_request_that_ends_at_once_leaves_its_load_to_itself(name: str, late: 
     """The record stays in use until the bytes have arrived; the state is a cached one, and right."""
     at = below(plain, name, *TWO)
     row = at.start([*ONE, 1])
-    at.mem.abort([row])
+    at.mem.end([row])
     host = at.below.host
     assert host.states.evict(9) == 1 and at.keeps() == {tuple(ONE)}, "the one that is not being copied"
     at.mem.poll()
@@ -62,7 +62,7 @@ def test_a_request_that_ends_at_once_leaves_its_load_to_itself(name: str, late: 
 def test_a_state_is_evicted_again_before_its_load_is_there(name: str, late: list[Late], plain: Backend) -> None:
     """Its slot goes to others, whose bytes the load must not touch."""
     at = below(plain, name, *TWO, slots=4)
-    at.mem.abort([at.start([*ONE, 1])])
+    at.mem.end([at.start([*ONE, 1])])
     assert late[0].flying("into") and at.cache.evict_states(9) == 1 and at.moved[0] == 2
     rows = [at.start([60 + n]) for n in range(at.mem.free_slots // (3 if name == "ping-pong" else 2))]
     at.run(rows, publish=False)
@@ -104,14 +104,14 @@ def test_whatever_is_on_its_way_arrives_first(ending: str, late: list[Late], pla
     at.cache_prompts(whole(3))
     at.mem.submit()
     at.mem.poll()  # on its way down
-    at.mem.abort([at.start([*ONE, 1])])  # on its way up
+    at.mem.end([at.start([*ONE, 1])])  # on its way up
     assert [len(late[0].flying(kind)) for kind in ("out", "into")] == [1, 1]
     if ending == "sleep":
-        at.mem.sleep()
+        at.mem.device.sleep()
         assert at.landed
-        at.mem.wake()
+        at.mem.device.wake()
     elif ending == "reset":
-        at.mem.reset()
+        at.mem.recover(keep=False)
     elif ending == "close":
         at.mem.close()
     else:

@@ -23,7 +23,7 @@ def test_a_reset_empties_host_memory_and_leaves_storage(name: str, plain: Backen
     at.start([*ONE, 1])
     at.below.flush()
     there = len(store.records)
-    at.mem.reset()
+    at.mem.recover(keep=False)
     at.text.clear()
     at.look(idle=True)
     assert at.keeps() == set() and at.mem.free_slots == 12 and len(store.records) == there == 2 + 6
@@ -37,7 +37,7 @@ def test_a_reset_empties_host_memory_and_leaves_storage(name: str, plain: Backen
 def test_a_state_that_was_due_when_everything_was_reset_is_forgotten(plain: Backend) -> None:
     at = Tiered(plain, slots=6)
     at.cache_prompts(ONE, poll=False)
-    at.mem.reset()
+    at.mem.recover(keep=False)
     at.text.clear()
     at.cache_prompts(whole(2), poll=False)  # in the same register
     settle(at)
@@ -53,7 +53,7 @@ def test_clearing_host_memory_leaves_the_device(plain: Backend) -> None:
     at.run([row], publish=False)
     assert at.mem.match([*T[:16], 1]).length == 16
     at.look()
-    at.mem.abort([row])
+    at.mem.end([row])
     settle(at)
     assert at.moved == moved, "what is on the device goes down when it is evicted"
     at.give_up()
@@ -67,15 +67,15 @@ def test_host_memory_outlives_sleep(name: str, keep: bool, plain: Backend) -> No
     at.give_up()
     row = at.start([*ONE, 1]) if keep else None  # on its way up
     at.mem.submit()
-    at.mem.sleep(keep=keep)
+    at.mem.device.sleep(keep=keep)
     for call in (at.mem.poll, lambda: at.mem.match([*ONE, 1]), lambda: at.mem.prefetch([*ONE, 1])):
         with pytest.raises(ms.Asleep):
             call()
     assert at.tiers.leaked_records == 0 and at.keeps() == {tuple(ONE), tuple(T[:16])}
-    at.mem.wake()
+    at.mem.device.wake()
     if row:
         at.run([row], publish=False)
-        at.mem.abort([row])
+        at.mem.end([row])
     assert at.turn([*T[:16], 1], publish=False) == 16 and at.turn([*ONE, 1], publish=False) == 8
     at.give_up()
     settle(at)
@@ -116,11 +116,11 @@ def test_a_manager_that_sleeps_gives_nothing_to_host_memory(call: str, plain: Ba
     """Refused before anything is filed under a key, or not needed: no record of a state that was never copied."""
     at = Tiered(plain, slots=6, tiers={"write": "back"})
     at.cache_prompts(ONE)
-    at.mem.sleep()
+    at.mem.device.sleep()
     with pytest.raises(ms.Asleep):
         getattr(at.below if call == "flush" else at.mem, call)()
     assert at.keeps() == set() and at.tiers.leaked_records == 0
-    at.mem.wake()
+    at.mem.device.wake()
 
 
 def test_flushing_more_than_host_memory_holds_writes_all_of_it(plain: Backend) -> None:

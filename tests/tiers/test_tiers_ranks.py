@@ -71,7 +71,7 @@ def test_host_memory_without_an_agreement_is_not_used(keyed: Tiered) -> None:
     at = keyed
     at.give_up(pages=60)
     row = at.hit(0, PROMPT)
-    at.mem.abort([row])
+    at.mem.end([row])
     at.below.cancel(at.fetch(PROMPT))  # and keeps nothing
 
 
@@ -157,5 +157,5 @@ def test_B63_what_was_agreed_on_is_pinned_before_anything_takes_its_place(stocke
     assert [fetch.length for fetch in fetches].count(2 * PAGE) >= 1
     for prompt, fetch in zip(prompts, fetches, strict=True):
         (row,) = at.admit(ms.Request("r", tokens=prompt, fetch=fetch))
-        assert at.mem.length(row) == fetch.length
-        at.mem.abort([row])
+        assert at.mem.info(row).length == fetch.length
+        at.mem.end([row])

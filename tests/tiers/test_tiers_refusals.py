@@ -56,7 +56,7 @@ def test_a_hit_makes_room_for_itself(plain: Backend) -> None:
     settle(at)
     assert (at.mem.free_slots, at.mem.free_pages) == (0, 1)
     row = at.start([*T[:16], 1])
-    assert at.mem.length(row) == 16 and at.keeps() == {tuple(p) for p in (ONE, T[:16], whole(5), whole(6, 3))}
+    assert at.mem.info(row).length == 16 and at.keeps() == {tuple(p) for p in (ONE, T[:16], whole(5), whole(6, 3))}
     at.checked([row])
 
 
@@ -68,7 +68,7 @@ def test_making_room_for_a_hit_does_not_cost_the_hit(plain: Backend) -> None:
     at.cache_prompts(whole(5))
     assert at.keeps() == {tuple(T[:16])} and at.mem.free_slots == 0
     row = at.start([*T[:16], 1])
-    assert at.mem.length(row) == 16 and at.tiers.refused == 1 and at.keeps() == {tuple(T[:16])}
+    assert at.mem.info(row).length == 16 and at.tiers.refused == 1 and at.keeps() == {tuple(T[:16])}
     at.checked([row])
 
 

@@ -21,13 +21,13 @@ def check(at: Tiered) -> None:
     at.mem.submit()
     assert scan_registers(inside.registers(at.mem)).problems + row_problems(at.mem) == []
     at.mem.audit().raise_if_leaking()
-    at.mem.check()
+    at.mem.device.check()
     at.look_below()
 
 
 def talk(at: Tiered, *computed: list[int]) -> ms.Session:
     """A session that keeps a state of 8 tokens, and prompts that only host memory has."""
-    session = at.mem.open_session("talk")
+    session = at.mem.sessions.open("talk")
     at.cache_prompts(*computed)
     settle(at)
     at.cache_prompts(T[:8], session=session)
@@ -44,14 +44,14 @@ def test_a_turn_goes_on_from_the_longer_of_session_and_host_memory(name: str, ov
     assert at.mem.match(T[:13], session=session).length == 8 and at.mem.match(T[:9], session=session).host_length == 0
     assert at.mem.match(T[:17], session=session).host_length == 16
     row = at.start(T[:17], session=session)
-    assert at.mem.length(row) == 16 and at.moved[1] == 1
+    assert at.mem.info(row).length == 16 and at.moved[1] == 1
     at.run([row], publish=False)
     check(at)
     at.end([row])
     at.mem.poll()
     check(at)
     row = at.start(at.text[row][:18], session=session)  # on from its own state now
-    assert at.mem.length(row) >= 16 and at.moved[1] == 1
+    assert at.mem.info(row).length >= 16 and at.moved[1] == 1
     at.run([row], publish=False)
 
 
@@ -119,7 +119,7 @@ def test_S7_an_idle_session_s_state_goes_down_for_a_request_and_comes_up_by_its_
 ) -> None:
     """Of three sessions on little room, each finds its state again: in its session, on the device or below."""
     at = Tiered(plain, name, slots=NEEDS[name] + 1, tiers={"write": write})
-    sessions = [at.mem.open_session(n) for n in range(1, 4)]
+    sessions = [at.mem.sessions.open(n) for n in range(1, 4)]
     for n, session in enumerate(sessions, 1):
         at.cache_prompts(whole(n), session=session)
         settle(at)
@@ -141,7 +141,7 @@ def test_S7_a_load_makes_idle_sessions_give_way(plain: Backend) -> None:
     settle(at)
     at.give_up(pages=60)
     for n in (1, 2):
-        at.cache_prompts(whole(n), session=at.mem.open_session(n))
+        at.cache_prompts(whole(n), session=at.mem.sessions.open(n))
     settle(at)
     assert at.mem.stats().held_by_sessions == 2
     row = at.hit(16, T[:17])
@@ -161,16 +161,16 @@ def test_a_state_that_makes_way_during_an_admission_serves_its_prompt(
     at.cache_prompts(T[:8])
     settle(at)
     at.give_up(pages=58)
-    session = at.mem.open_session("talk")
+    session = at.mem.sessions.open("talk")
     at.cache_prompts(T[:length], session=session)
     at.give_up(pages=58)
     at.cache_prompts(ONE)
     check(at)
     requests = [ms.Request(n, tokens=[*T[:17], n], length=(160, 20)[n]) for n in range(1 + others)]  # 160: a whole row
     rows = at.admit(*requests)
-    assert [at.mem.length(row) for row in rows] == [length] * (1 + others)
+    assert [at.mem.info(row).length for row in rows] == [length] * (1 + others)
     assert [len(owners.pages_of(at.mem, row)) for row in rows] == [40, 5][: 1 + others]
-    assert not at.mem.sessions()[0].states
+    assert not at.mem.sessions.infos()[0].states
     check(at)
     at.run(rows, publish=False)
     at.end(rows)

@@ -24,7 +24,7 @@ def test_another_process_goes_on_from_files(name: str, overlap: bool, plain: Bac
     assert at.mem.match([*ONE, 1]).host_length == 0
     assert [at.fetch(tokens).length for tokens in ([*ONE, 1], [*T[:16], 1, 2])] == [8, 16]
     rows = at.admit(*[ms.Request(n, tokens=tokens) for n, tokens in enumerate(([*ONE, 1], [*T[:16], 1, 2]))])
-    assert [at.mem.length(row) for row in rows] == [8, 16]
+    assert [at.mem.info(row).length for row in rows] == [8, 16]
     at.run(rows)
     at.look()
     at.end(rows)
@@ -65,7 +65,7 @@ def test_B64_a_fetched_state_is_attached_to_a_node_that_had_lost_its_own(name: s
     assert at.fetch([*ONE, 1]).length == 8
     assert [name.split("-")[0] for name in store.asked("get")] == ["state"], "its KV is on the device"
     row = at.start([*ONE, 1])
-    assert at.mem.length(row) == 8 and node.snapshot is not None and not node.evicted
+    assert at.mem.info(row).length == 8 and node.snapshot is not None and not node.evicted
     assert [each for _, each in at.cache.tree.walk()] == [node] and at.moved[3] == 0
     at.checked([row])
 

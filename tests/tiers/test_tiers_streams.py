@@ -23,7 +23,7 @@ from tests.support.tiered_late import wait_for_staging
 DEVICE = "cuda:1"
 LAYOUT = ms.StateLayout([ms.Plane("s", (4,), torch.float32)], layers=2)
 KV = ms.StateLayout([ms.Plane("k", (2,), torch.int64)], layers=2)
-PAGE = EVERY = 2
+PAGE = 2
 BURST = 64
 
 
@@ -57,7 +57,7 @@ class Burst:
         self.rows = self.mem.admit([ms.Request(i, tokens=prompt) for i, prompt in enumerate(self.prompts)])
         self.mem.settle(self.mem.plan(self.rows, pages * PAGE))
         if over:
-            self.mem.release(self.rows, tokens=self.prompts)
+            self.mem.end(self.rows, keep="cache", tokens=self.prompts)
         self.mem.submit()
         self.number = dict[Node, int]()
         slots = inside.registers(self.mem).table.slots.tolist()
@@ -136,8 +136,8 @@ def test_a_save_that_waits_for_a_forward_keeps_its_staging(cuda: FakeCuda) -> No
     at = Burst(cuda, n=5, over=False, staging=2)
     at.mem.extend(at.rows[:1], [2 * PAGE])
     step = at.mem.plan(at.rows[:1], 1)
-    at.mem.abort(at.rows[:1])  # waits for the forward, and so does all that follows
-    at.mem.release(at.rows[1:], tokens=at.prompts[1:])
+    at.mem.end(at.rows[:1])  # waits for the forward, and so does all that follows
+    at.mem.end(at.rows[1:], keep="cache", tokens=at.prompts[1:])
     for lost in (0, 2):
         assert at.mem.prefix.evict_states(2) == 2  # type: ignore[union-attr]
         assert (at.stats.states_out, at.stats.unstaged) == (0, lost)
@@ -242,7 +242,7 @@ def test_a_load_is_waited_for_by_the_step_that_uses_it(cuda: FakeCuda) -> None:
     at.mem.prefix.evict_pages(99)  # type: ignore[union-attr]
     at.land()
     rows = at.mem.admit([ms.Request(i, tokens=[*prompt, 1]) for i, prompt in enumerate(at.prompts)])
-    assert [at.mem.length(row) for row in rows] == [2 * PAGE] * 4
+    assert [at.mem.info(row).length for row in rows] == [2 * PAGE] * 4
     loads = cuda.given("unpack_slots")
     assert loads and at.waits == 0
     at.mem.plan(rows, 1)
@@ -346,7 +346,7 @@ def test_states_go_ahead_before_the_first_eviction(policy: type[ms.policies.Stat
     texts = [[i] * 9 for i in range(18)]
     rows = mem.admit([ms.Request(i, tokens=text) for i, text in enumerate(texts)])
     mem.settle(mem.plan(rows, 8))
-    mem.release(rows, tokens=texts)
+    mem.end(rows, keep="cache", tokens=texts)
     mem.submit()
     mem.poll()
     assert mem.stats().tiers.states_out == 8 and mem.stats().prefix.evicted_states == 0

@@ -69,11 +69,11 @@ def test_selective_copies_with_the_second_hit(name: str, overlap: bool, plain: B
     at.cache_prompts(ONE)
     for hits in (1, 2, 3):
         row = at.start([*ONE, hits])
-        assert at.mem.length(row) == 8 and at.moved == ((0, 0, 0, 0) if hits < 3 else (1, 0, 2, 0))
+        assert at.mem.info(row).length == 8 and at.moved == ((0, 0, 0, 0) if hits < 3 else (1, 0, 2, 0))
         at.run([row], publish=False)
         at.mem.poll()
         assert at.moved == ((0, 0, 0, 0) if hits < 2 else (1, 0, 2, 0))
-        at.mem.abort([row])
+        at.mem.end([row])
     at.look(idle=True)
     at.give_up()
     assert at.moved == (1, 0, 2, 0) and at.keeps() == {ONE}
@@ -84,7 +84,7 @@ def test_selective_keeps_what_was_hit_once_and_lets_the_rest_go(name: str, plain
     at = make(plain, name, "selective")
     at.cache_prompts(ONE, TWO)
     row = at.start([*TWO, 1])
-    at.mem.abort([row])
+    at.mem.end([row])
     at.give_up()
     assert at.moved == (1, 0, 3, 0) and at.keeps() == {TWO}
     assert at.mem.match([*ONE, 1]).host_length == 0 and at.mem.match([*TWO, 1]).host_length == 12
@@ -95,14 +95,14 @@ def test_selective_keeps_what_was_hit_once_and_lets_the_rest_go(name: str, plain
 def test_what_comes_back_and_goes_again_is_not_copied_again(name: str, write: str, plain: Backend) -> None:
     at = make(plain, name, write)
     at.cache_prompts(ONE)
-    at.mem.abort([at.start([*ONE, 1])])
+    at.mem.end([at.start([*ONE, 1])])
     at.give_up(pages=60)
     for times in (1, 2, 3):
         assert at.moved == (1, times - 1, 2, 2 * times - 2)
         row = at.start([*ONE, 1])
-        assert at.mem.length(row) == 8 and at.moved == (1, times, 2, 2 * times)
+        assert at.mem.info(row).length == 8 and at.moved == (1, times, 2, 2 * times)
         at.checked([row])
-        at.mem.abort([row])
+        at.mem.end([row])
         at.give_up(pages=60)
         assert at.keeps() == {ONE}
         at.look(idle=True)
@@ -122,7 +122,7 @@ def test_a_state_that_is_published_and_evicted_in_one_packet_is_saved(name: str,
     at.run(rows, publish=False)
     assert at.keeps() == {ONE}
     at.look()
-    at.mem.abort(rows)
+    at.mem.end(rows)
     settle(at)
     assert at.turn([*ONE, 1]) == 8
 
@@ -133,19 +133,19 @@ def test_kv_goes_down_at_once_although_its_state_waits_for_a_forward(plain: Back
         plain, "redirect", "back", every=PAGE, prefix=ms.Prefix(Lru(), LruPages(), placement=Nowhere()), ends=True
     )
     row = at.start(ONE[:PAGE])
-    while at.mem.length(row) < 2 * PAGE:
+    while at.mem.info(row).length < 2 * PAGE:
         at.run([row], publish=False)
     text = at.text[row]
     step = at.step([row], run=False)  # its plan keeps the state of an answer in a lane, which the packet moves on
     at.note(text)
-    at.mem.publish([row], tokens=[text[: 2 * PAGE]])
+    at.mem.publish([row], keep="cache", tokens=[text[: 2 * PAGE]])
     assert at.cache.evict_states(1) == 1 and at.moved == (0, 0, 2, 0)
     at._forward(step, [text[2 * PAGE :]])
     at.mem.submit(step)
     settle(at)
     assert at.moved == (1, 0, 2, 0) and at.keeps() == {tuple(text[: 2 * PAGE])}
     at.mem.settle(step)
-    at.mem.abort([row])
+    at.mem.end([row])
     at.look(idle=True)
 
 
@@ -155,7 +155,7 @@ def test_a_state_at_a_mark_goes_down_while_the_step_that_reads_it_is_open(plain:
     row = at.start(ONE)
     at.run([row], PAGE, publish=False)
     step = at.step([row], PAGE, run=False)
-    at.mem.publish([row], tokens=[ONE[:PAGE]])
+    at.mem.publish([row], keep="cache", tokens=[ONE[:PAGE]])
     free = at.mem.free_slots
     assert at.cache.evict_states(1) == 1 and at.moved == (1, 0, 1, 0) and at.keeps() == {ONE[:PAGE]}
     assert inside.commands(at.mem).waiting and at.mem.free_slots == free + 1
@@ -163,7 +163,7 @@ def test_a_state_at_a_mark_goes_down_while_the_step_that_reads_it_is_open(plain:
     at.mem.submit(step)
     assert not inside.commands(at.mem).waiting
     at.mem.settle(step)
-    at.mem.abort([row])
+    at.mem.end([row])
     at.look(idle=True)
 
 

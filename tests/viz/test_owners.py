@@ -19,7 +19,7 @@ from memstate.prefix.policies import Lru
 from memstate.requests import holdings
 from memstate.slots.journal import Change
 from memstate.slots.saved import KINDS
-from memstate.viz import Span, kinds, sheets
+from memstate.viz import Span, kinds
 from memstate.viz.owners import group_of
 from tests.support.build import build
 
@@ -159,20 +159,20 @@ def served(journal: int, tracking: ms.Tracking, seed: int) -> Iterator[ms.StateM
         LAYOUT, slots=24, max_requests=3, snapshots=16, page_size=4, journal=journal, tracking=tracking,
         prefix=ms.Prefix(states=Lru()), backend="reference",
     )  # fmt: skip
-    session = mem.open_session("chat")
+    session = mem.sessions.open("chat")
     for turn in range(8):
         prompt = [rng.randrange(2) for _ in range(rng.randrange(1, 20))]
         rows = mem.admit([ms.Request(f"r{turn}", tokens=prompt, session=session if turn % 3 == 1 else None)])
         yield mem
-        while (length := mem.length(rows[0])) < len(prompt):
-            mem.settle(mem.plan(rows, [min(mem.next_boundary(rows[0]), len(prompt)) - length]))
+        while (length := mem.info(rows[0]).length) < len(prompt):
+            mem.settle(mem.plan(rows, [min(mem.info(rows[0]).next_boundary, len(prompt)) - length]))
         for _ in range(rng.randrange(6)):
-            mem.extend(rows, [mem.length(rows[0]) + 1])
+            mem.extend(rows, [mem.info(rows[0]).length + 1])
             mem.settle(mem.plan(rows, 1))
             yield mem
-        mem.abort(rows) if turn % 4 == 3 else mem.release(rows, [len(prompt)], tokens=[prompt])
+        mem.end(rows) if turn % 4 == 3 else mem.end(rows, keep="cache", lengths=[len(prompt)], tokens=[prompt])
         yield mem
-    mem.close_session(session)
+    mem.sessions.close(session)
     yield mem
 
 
@@ -184,14 +184,14 @@ TRACKINGS = [ms.Redirect(4), ms.PingPong(4), ms.LazyPingPong(4)]
 def test_spans_of_a_running_manager_end_where_its_registers_are(tracking: ms.Tracking, journal: int) -> None:
     for mem in served(journal, tracking, seed=journal):
         before = mem.stats()
-        owners, spans = mem.owners(), viz.holdings_over(mem.changes)
+        owners, spans = mem._reports.owners(), viz.holdings_over(mem.journal.changes)
         held = {span.register: span for span in spans if span.end is None}
         assert held.keys() <= owners.keys() and mem.stats() == before
         assert journal < 1000 or held.keys() == owners.keys()
         seen = mem.inspect()
         now = {span.register: (span.kind, span.owner) for span in viz.holdings_over(seen) if span.end is None}
         assert now == owners
-        shown = {kind: count for kind, count in mem._overview()["slots"].items() if count}
+        shown = {kind: count for kind, count in mem._reports.overview()["slots"].items() if count}
         assert shown == Counter(kind for kind, _ in viz.holdings(seen))
         rows = {f"row {row['row']} (request {row['id']!r})" for row in seen.rows}
         assert {span.group for span in viz.holdings_over(seen) if span.end is None} <= {
@@ -202,16 +202,18 @@ def test_spans_of_a_running_manager_end_where_its_registers_are(tracking: ms.Tra
 @pytest.mark.parametrize("tracking", TRACKINGS, ids=lambda each: type(each).__name__)
 def test_a_shorter_journal_gives_the_same_spans_as_far_as_it_goes(tracking: ms.Tracking) -> None:
     *_, mem = served(1000, tracking, seed=3)
-    whole = viz.holdings_over(mem.changes)
-    assert [one.submit for one in mem.changes] == sorted(one.submit for one in mem.changes)
-    for cut in range(len(mem.changes)):
-        first = mem.changes[cut].serial
+    whole = viz.holdings_over(mem.journal.changes)
+    assert [one.submit for one in mem.journal.changes] == sorted(one.submit for one in mem.journal.changes)
+    for cut in range(len(mem.journal.changes)):
+        first = mem.journal.changes[cut].serial
         expected = [
             (span.register, span.end, span.emptied, span.begin if span.serials[0] >= first else None)
             for span in whole
             if span.serials[1] >= first and (span.end is not None or span.serials[0] >= first)
         ]
-        found = [(span.register, span.end, span.emptied, span.begin) for span in viz.holdings_over(mem.changes[cut:])]
+        found = [
+            (span.register, span.end, span.emptied, span.begin) for span in viz.holdings_over(mem.journal.changes[cut:])
+        ]
         assert sorted(found, key=str) == sorted(expected, key=str)
 
 
@@ -222,13 +224,13 @@ def test_a_plan_is_noted_with_the_packet_that_goes_with_it() -> None:
     mem.settle(mem.plan([a], [4]))
     (b,) = mem.admit([ms.Request("b")])
     mem.plan([a, b])
-    assert [(each.what, each.submit) for each in mem.changes] == [("claim", 1), ("claim", 2), ("plan", 2)]
+    assert [(each.what, each.submit) for each in mem.journal.changes] == [("claim", 1), ("claim", 2), ("plan", 2)]
 
 
 def test_spans_end_with_a_reset() -> None:
     *_, mem = served(1000, ms.Redirect(4), seed=1)
-    mem.reset()
-    assert {span.end is None for span in viz.holdings_over(mem.changes)} == {True, False}
+    mem.recover(keep=False)
+    assert {span.end is None for span in viz.holdings_over(mem.journal.changes)} == {True, False}
     spans = viz.holdings_over(mem.inspect())
     assert all(span.end is not None for span in spans) and any(span.emptied == "" for span in spans)
 
@@ -298,7 +300,7 @@ def test_colours_are_told_apart(sight: str, page: str) -> None:
 @pytest.mark.parametrize("page", ["light", "dark"])
 def test_the_bar_of_a_capacity_has_colours_that_are_told_apart(sight: str, page: str) -> None:
     plan = ms.capacity("qwen3_next", "36GB", context="32k", concurrency=8, host_memory="64GiB")
-    (bar,) = sheets.of(plan).bars
+    (bar,) = plan.sheet().bars
     shown = [kinds.kind(part.kind) for part in bar.parts]
     assert [kind.name for kind in shown] == ["planes", "tables", "KV pages", "staging of tiers"]
     assert alike(shown, sight, page) == {}

@@ -18,9 +18,9 @@ from rich.console import Console
 import memstate as ms
 from memstate import viz
 from memstate.prefix.policies import Lru
+from memstate.sheet import Bar, Part, Section, Sheet, Shown
 from memstate.slots.inspect import Inspection
-from memstate.viz import kinds, sheets
-from memstate.viz.sheet import Bar, Part, Section, Sheet
+from memstate.viz import kinds
 from memstate.viz.text import widths
 from tests.support.build import build
 from tests.support.scene import LAYOUT, PROMPT, busy, faulty
@@ -38,8 +38,8 @@ def shown(mem: ms.StateManager) -> dict[str, Any]:
     return {
         "StateManager": mem, "Planes": mem.planes, "StateLayout": mem.layout, "PrefixCache": mem.prefix,
         "TierManager": mem.tiers, "Stats": stats, "PrefixStats": stats.prefix,
-        "TierStats": stats.tiers, "PrefetchStats": ms.PrefetchStats(started=3, flaws={"cut": 2}),
-        "ChaosStats": ms.ChaosStats(polls=1),
+        "TierStats": stats.tiers, "PrefetchStats": ms.stats.PrefetchStats(started=3, flaws={"cut": 2}),
+        "ChaosStats": ms.stats.ChaosStats(polls=1),
     }  # fmt: skip
 
 
@@ -73,12 +73,12 @@ def moments() -> Iterator[tuple[str, ms.StateManager]]:
     step = mem.plan([row], 1)
     yield "planned", mem
     mem.settle(step)
-    mem.sleep()
+    mem.device.sleep()
     yield "asleep", mem
-    mem.wake()
+    mem.device.wake()
     mem.close()
     yield "closed", mem
-    mem._guard.call = "admit"  # as an exception in the middle of this call leaves it
+    mem._parts.guard.call = "admit"  # as an exception in the middle of this call leaves it
     yield "broken", mem
 
 
@@ -106,7 +106,9 @@ def test_a_page_of_what_waited_before_does_not_wait_again() -> None:
 def test_every_shown_class_is_in_these_tests() -> None:
     mem, _kept = busy()
     names = {name.replace("PrefixCache", "Contents") for name in shown(mem)}
-    assert names | {"Inspection", "AuditReport", "Match", "Capacity"} == set(sheets.DESCRIBE)
+    assert names | {"Inspection", "AuditReport", "Match", "Capacity"} == {
+        one.__name__ for one in Shown.__subclasses__()
+    }
 
 
 @pytest.mark.parametrize(
@@ -129,15 +131,15 @@ def test_tiers_say_that_they_are_closed() -> None:
 
 def legend(each: Any) -> dict[str, str]:
     """Name -> text of every part of an object's bars."""
-    return {part.name: part.text for bar in sheets.of(each).bars for part in bar.parts}
+    return {part.name: part.text for bar in each.sheet().bars for part in bar.parts}
 
 
 def test_a_manager_shows_slots_bytes_tokens_and_records() -> None:
     mem, _kept = busy()
-    found = [bar.title for bar in sheets.of(mem).bars]
-    whole = mem.planes.nbytes + mem._overview()["tables"]
+    found = [bar.title for bar in mem.sheet().bars]
+    whole = mem.planes.nbytes + mem._reports.overview()["tables"]
     assert found[0] == f"24 slots of {LAYOUT.bytes_per_slot} B" and found[2].endswith("prompt tokens of 4 requests")
-    slots, memory, prompts, records = sheets.of(mem).bars
+    slots, memory, prompts, records = mem.sheet().bars
     assert sum(part.size for part in slots.parts) == 24 and sum(part.size for part in memory.parts) == whole
     assert {part.name: part.size for part in slots.parts} == {
         "live": 2, "lane": 3, "mark": 4, "snapshot": 1, "cached": 2, "session": 2, "free": 10,
@@ -147,7 +149,7 @@ def test_a_manager_shows_slots_bytes_tokens_and_records() -> None:
     stats = mem.stats().prefix
     assert stats is not None and sum(part.size for part in prompts.parts) == stats.prompt_tokens
     assert [part.text for part in records.parts] == ["4"]
-    rows = {row[1]: row for row in sheets.of(mem).sections[0].rows}
+    rows = {row[1]: row for row in mem.sheet().sections[0].rows}
     assert rows["conversation-17"][2] == "16" and set(rows) == {"conversation-17", "b"}
     text = " ".join(words(mem))
     assert "conversation-17" in text and "session-17" in text and "mark 4" in text and "padding" in text
@@ -161,19 +163,19 @@ def test_other_objects_show_their_figures() -> None:
         for name, count in {"by state": match.length, **{k.replace("_", " "): n for k, n in match.lost.items()}}.items()
         if count
     }
-    planes = sheets.of(mem.planes).bars[0]
+    planes = mem.planes.sheet().bars[0]
     assert sum(part.size for part in planes.parts) == mem.planes.nbytes
     assert [part.name for part in planes.parts] == ["conv", "ssm", "padding", "null slot"]
-    assert [row[:2] for row in sheets.of(mem.layout).sections[0].rows] == [
+    assert [row[:2] for row in mem.layout.sheet().sections[0].rows] == [
         ("conv", "[3, 5] bfloat16"), ("ssm", "[2, 8] float32"),
     ]  # fmt: skip
     assert legend(mem.layout) == {"conv": "30 B", "ssm": "64 B", "padding": "2 B"}
-    nodes = sheets.of(mem.prefix).sections[0]
+    nodes = mem.prefix.sheet().sections[0]
     assert nodes.rows[0][1] == "0 .. 4" and len(nodes.rows) + nodes.more == mem.stats().prefix.nodes  # type: ignore[union-attr]
     plan = ms.capacity("qwen3_next", "40GiB", context="32k", concurrency=16)
-    assert sum(part.size for part in sheets.of(plan).bars[0].parts) == plan.best.nbytes
+    assert sum(part.size for part in plan.sheet().bars[0].parts) == plan.best.nbytes
     assert plan.recommendation[:200] in " ".join(words(plan))
-    assert "cut" in " ".join(words(ms.PrefetchStats(flaws={"cut": 2})))
+    assert "cut" in " ".join(words(ms.stats.PrefetchStats(flaws={"cut": 2})))
 
 
 def test_faults_are_shown_first_in_red_and_named() -> None:
@@ -182,7 +184,7 @@ def test_faults_are_shown_first_in_red_and_named() -> None:
     assert 'ms-bad"' not in clean._repr_html_() and "clean" in repr(clean)
     with faulty(mem):
         report, seen = mem.audit(), mem.inspect()
-    counted = sheets.of(report).bars[0]
+    counted = report.sheet().bars[0]
     assert counted.title == "24 slots, 1 of them counted more than once" and sum(p.size for p in counted.parts) == 25
     assert [part.size for part in counted.parts if part.kind in ("leaked", "unknown", "by id")] == [2, 2, 1]
     for each in (report, seen):
@@ -247,7 +249,7 @@ def huge() -> ms.StateManager:
         mem.settle(mem.plan(rows, [4] * 1000))
         mem.settle(mem.plan(rows, [4] * 1000))
         if turn < 5:
-            mem.release(rows, tokens=[[turn, at, 0, 0, 1, 1, 1, 1] for at in range(1000)])
+            mem.end(rows, keep="cache", tokens=[[turn, at, 0, 0, 1, 1, 1, 1] for at in range(1000)])
     held.append(rows)
     return mem
 
@@ -261,7 +263,7 @@ def test_pages_stay_small_whatever_the_size_of_the_object() -> None:
     assert (stats.capacity, stats.rows_used) == (200_000, 1000) and stats.prefix is not None
     assert stats.prefix.nodes >= 10_000
     report = mem.audit()
-    leaking = ms.AuditReport(200_000, 0, {}, leaked=list(range(1, 200_001)))
+    leaking = ms.slots.audit.AuditReport(200_000, 0, {}, leaked=list(range(1, 200_001)))
     for each in (mem, mem.prefix, mem.planes, stats, mem.inspect(), report, leaking):
         assert len(each._repr_html_()) < MOST and len(printed(each)) < MOST and len(repr(each)) < 1000
     text = " ".join(words(mem))
@@ -315,8 +317,8 @@ SHEETS = st.builds(
 
 @given(SHEETS)
 def test_all_texts_of_a_sheet_are_on_its_page(made: Sheet) -> None:
+    from memstate.sheet import visible
     from memstate.viz import html
-    from memstate.viz.sheet import visible
 
     clean = Sheet(*(_map(visible, field) for field in made))  # as `sheet` and `section` make them
     everything = "".join(ElementTree.fromstring(html.render(clean)).itertext())

@@ -55,8 +55,7 @@ def upload(file: RegisterFile) -> CommandBuffer:
     commands.submit()
     commands.move([15], [3])
     commands.release([6])
-    commands.claim([9])
-    commands.zero([9])
+    commands.claim([9], zeroed=[9])
     commands.label([12], [7])
     commands.upload_step(
         (np.array([4, 5]), np.array([1, 3])), limit=2, marks=(np.array([1]), np.array([2]), np.array([12]))
@@ -81,7 +80,7 @@ def test_free_words_are_those_of_the_device(slots: int) -> None:
 def test_a_drawn_bitmap_has_a_bit_for_each_slot_and_each_word_of_a_level() -> None:
     mem = manager(slots=40, max_requests=33)
     rows = mem.admit([ms.Request(number) for number in range(33)])
-    mem.abort(rows[2:4])
+    mem.end(rows[2:4])
     (axes,) = viz.bitmap(mem.inspect()).axes
     bars = {(round(bar.get_y() + 0.45), round(bar.get_x()), round(bar.get_width())) for bar in axes.patches}
     assert bars == {(0, 0, 3), (0, 3, 2), (0, 5, 27), (1, 0, 2), (1, 2, 7)}

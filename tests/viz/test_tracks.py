@@ -48,7 +48,7 @@ def test_a_move_joins_the_span_that_it_ends_to_the_one_that_it_begins() -> None:
 @pytest.mark.parametrize("journal", [100, 12])
 def test_the_timeline_of_a_running_manager_has_every_span(journal: int) -> None:
     mem, _kept = busy(journal=journal)
-    for source in (mem.changes, mem.inspect()):
+    for source in (mem.journal.changes, mem.inspect()):
         before, spans = mem.stats(), viz.holdings_over(source)
         drawn = viz.timeline(source)
         (axes,) = drawn.axes

@@ -229,7 +229,7 @@ def test_holdings_of_a_running_manager_agree_with_its_audit() -> None:
     rows = mem.admit([Request("a"), Request("b")])
     for _ in range(4):
         mem.settle(mem.plan(rows))
-    mem.release(rows[1:], publish=True)
+    mem.end(rows[1:], keep="handle")
     kinds = mem.audit().owned_by_kind
     taken = mem.inspect()
     before = mem.stats()

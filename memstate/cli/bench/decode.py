@@ -43,7 +43,7 @@ class _Bench:
         )  # fmt: skip
         for plane in self.mem.planes.values():
             plane.normal_()
-        self.mem.scrub_null()
+        self.mem.device.scrub_null()
         self.rows = list(self.mem.admit([Request(i) for i in range(size)]))
         self.forward = Forward(self.mem.backend, self.mem.planes, size)
         self.replay: Act | None = None

@@ -51,21 +51,21 @@ class Life(Ours):
         def together() -> None:
             old = rows.pop()
             snapshots = mem.publish(old)
-            mem.release(old)
+            mem.end(old)
             mem.drop(snapshots)
             rows.append(mem.admit(requests))
 
         submitted("admit", lambda: rows.append(mem.admit(requests)))
         self._reach(rows[0])
         submitted("publish", lambda: kept.extend(mem.publish(rows[0])))
-        submitted("release", lambda: mem.release(rows.pop()))
+        submitted("release", lambda: mem.end(rows.pop()))
         self._published += sum(snapshot is not None for snapshot in kept)
         submitted("drop", lambda: mem.drop(kept))
 
         rows.append(mem.admit(requests))
         self._reach(rows[0])
         submitted("together", together)
-        mem.release(rows.pop())
+        mem.end(rows.pop())
         mem.submit()
 
     def _reach(self, rows: Rows) -> None:
@@ -75,7 +75,7 @@ class Life(Ours):
 
     def wrong(self) -> str:
         """Every request must have had a snapshot in each turn, and nothing may be left."""
-        self.mem.check()
+        self.mem.device.check()
         stats, report = self.mem.stats(), self.mem.audit()
         if not report.clean or stats.free != stats.capacity:
             return f"{stats.free} of {stats.capacity} slots free; {report}"
@@ -124,7 +124,7 @@ class Decode(Ours):
 
     def wrong(self) -> str:
         """The step must have taken as many snapshots as were due."""
-        self.mem.check()
+        self.mem.device.check()
         report = self.mem.audit()
         if not report.clean:
             return str(report)

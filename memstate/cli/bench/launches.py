@@ -56,7 +56,7 @@ class _Bench:
 
     def advance(self, rows: Rows, to: int) -> None:
         """Plans and settles until every row stands for `to` tokens."""
-        while self.mem.length(rows[0]) < to:
+        while self.mem.info(rows[0]).length < to:
             self.mem.settle(self.mem.plan(rows))
 
 
@@ -109,22 +109,22 @@ def _ownership(size: int, backend: str, device: str) -> list[Figure]:
     bench.count("admit", lambda: rows.append(bench.admit("a")))
     bench.advance(rows[0], EVERY + 1)
     bench.count("publish", lambda: mem.publish(rows[0]))
-    bench.count("release", lambda: mem.release(rows[0]))
+    bench.count("release", lambda: mem.end(rows[0]))
 
     old, ending = bench.admit("b"), bench.admit("c")
     bench.advance(old, EVERY + 1)
 
     def step() -> None:
         mem.publish(old)
-        mem.release(ending)
+        mem.end(ending)
         bench.admit("d")
 
     bench.count("step", step)
-    mem.reset()
+    mem.recover(keep=False)
 
     again = bench.admit("e")
     bench.advance(again, EVERY)
-    kept = [snap for snap in mem.release(again, publish=True) if snap]
+    kept = [snap for snap in mem.end(again, keep="handle") if snap]
     requests = [Request(("f", i), length=2 * EVERY, resume=snap) for i, snap in enumerate(kept)]
     bench.count("hit", lambda: mem.admit(requests))
     half = torch.arange(1, 2 * size + 1, dtype=torch.int32, device=mem.backend.device)

@@ -83,13 +83,13 @@ class Online(Ours):
         super().__init__(setting, tracking, size, **settings)
         self._running: list[Row] = []  # in the order in which they came: the last one is request `_came - 1`
         self._kept: deque[Snapshot | None] = deque()
-        self._sessions = [self.mem.open_session(i) for i in range(2 * size if "sessions" in form else 0)]
+        self._sessions = [self.mem.sessions.open(i) for i in range(2 * size if "sessions" in form else 0)]
         self._length = [self._every - 1] * len(self._sessions)  # of each conversation
         if "idle sessions" in self._words:
             texts = [_prompt(i, self._every) for i in range(size)]
             rows = self.mem.admit([Request(i, tokens=texts[i], session=self._sessions[i]) for i in range(size)])
             self.mem.settle(self.mem.plan(rows, self._every))
-            self.mem.release(rows, tokens=texts)
+            self.mem.end(rows, keep="cache", tokens=texts)
         for _ in range(2):  # all come; all end, and as many come
             self._change(size, self._texts(size))
             self._read(size)
@@ -121,17 +121,17 @@ class Online(Ours):
             return [_prompt(name, self._tokens) for name in names]
         ended = [name % len(self._sessions) for name in names]
         for which, row in zip(ended, self._running, strict=False):
-            self._length[which] = self.mem.length(row)
+            self._length[which] = self.mem.info(row).length
         return [_prompt(which, self._length[which]) for which in ended]
 
     def _change(self, changes: int, texts: list[range]) -> None:
         mem, rows, words = self.mem, self._running[:changes], self._words
         if rows and "sessions" in words:
-            mem.release(rows, tokens=texts)
+            mem.end(rows, keep="cache", tokens=texts)
         elif rows and "prefix cache" in words:
-            mem.release(rows, [self._every] * changes, tokens=texts)
+            mem.end(rows, keep="cache", lengths=[self._every] * changes, tokens=texts)
         elif rows:
-            self._kept.extend(mem.release(rows, publish=[self._every] * changes))
+            self._kept.extend(mem.end(rows, keep="handle", lengths=[self._every] * changes))
             mem.drop([self._kept.popleft() for _ in range(len(self._kept) - self._size)])
         if changes:
             names, plain = range(self._came, self._came + changes), not words
@@ -154,14 +154,14 @@ class Online(Ours):
     def _read(self, changes: int) -> None:
         """Takes the newest requests to the end of their prompts, where that is not timed."""
         rows = self._running[len(self._running) - changes :]
-        if rows := [row for row in rows if self.mem.length(row) < self._every]:
-            self.mem.settle(self.mem.plan(rows, [self._every - self.mem.length(row) for row in rows]))
+        if rows := [row for row in rows if self.mem.info(row).length < self._every]:
+            self.mem.settle(self.mem.plan(rows, [self._every - self.mem.info(row).length for row in rows]))
 
     def wrong(self) -> str:
         """As many states must be cached as requests run, and none may be lost."""
-        self.mem.check()
+        self.mem.device.check()
         report, cached = self.mem.audit(), self.mem.stats().prefix
-        states = sum(each is not None for each in self._kept) + sum(info.states for info in self.mem.sessions())
+        states = sum(each is not None for each in self._kept) + sum(info.states for info in self.mem.sessions.infos())
         states += (cached.states if cached else 0) - (len(self._sessions) // 2 if "idle sessions" in self._words else 0)
         return str(report) if not report.clean else "" if states == self._size else f"{states} states of {self._size}"
 

@@ -43,24 +43,24 @@ class _Rows:
         )  # fmt: skip
         rows = self.mem.admit([Request(i) for i in range(size)])
         self.mem.submit()
-        self.file = self.mem._registers
+        self.file = self.mem._parts.registers
         tokens = np.full(size, WINDOW if window else 1)
         self.batch = self._packet(rows.indices, tokens)
         self.accepted = self._packet(np.full(size, ACCEPTED))
-        self.rules = self.mem._mirror.rules
-        self.record = self.mem._log.record(size)
-        self.outcome = self.mem._log.outcome(size) if window else None
+        self.rules = self.mem._parts.mirror.rules
+        self.record = self.mem._parts.log.record(size)
+        self.outcome = self.mem._parts.log.outcome(size) if window else None
 
     def _packet(self, *columns: Longs) -> Tensor:
         return torch.from_numpy(Packet().encode(columns, NO_LIMIT)).to(self.mem.backend.device)
 
     def plan(self) -> None:
         """What a decode step launches."""
-        self.file.plan(self.batch, self.record, self.mem._log.marks, self.rules)
+        self.file.plan(self.batch, self.record, self.mem._parts.log.marks, self.rules)
 
     def draft(self) -> None:
         rules = self.rules._replace(strategy=Strategy.WINDOW)
-        self.file.plan(self.batch, self.record, self.mem._log.marks, rules)
+        self.file.plan(self.batch, self.record, self.mem._parts.log.marks, rules)
 
     def accept(self) -> None:
         assert self.outcome is not None
@@ -108,7 +108,7 @@ class _Bench:
             for name, times in alone.items():
                 entries += self.setting.both(name, case, times)
             entries.append(self.setting.micros(op, f"{case}, in a graph", in_graph))
-            rows.mem.check()
+            rows.mem.device.check()
         return entries
 
     def _plain(self, rows: _Rows) -> tuple[dict[str, Times], str, float]:

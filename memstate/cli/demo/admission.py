@@ -89,7 +89,7 @@ class Admission:
 
     def _count(self, work: Work, row: Row) -> int:
         """Counts an admission; returns the tokens that it starts with."""
-        start, cached = self.mem.length(row), self.cache.leases[row.index].match.snapshot
+        start, cached = self.mem.info(row).length, self.cache.leases[row.index].match.snapshot
         self.meter.admissions += 1
         self.meter.prompt_tokens += len(work.tokens)
         self.meter.prefix_hit_tokens += start

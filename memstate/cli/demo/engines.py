@@ -16,7 +16,6 @@ from memstate.cli.demo.config import STRATEGIES, DemoConfig
 from memstate.cli.demo.mixers import state_layout
 from memstate.cli.demo.model import HybridModel, Memory, Slots
 from memstate.cli.demo.tiers import tiers_of
-from memstate.engine.chaos import Chaos
 from memstate.engine.manager import StateManager
 from memstate.engine.settings import Forward, Pages
 from memstate.engine.warmup import warm_up
@@ -29,6 +28,7 @@ from memstate.requests.steps import Step
 from memstate.requests.tracking import LazyPingPong, NoTracking, PingPong, Redirect, Tracking
 from memstate.state.layout import StateLayout
 from memstate.state.planes import Planes
+from memstate.testing import Chaos, Faults
 from memstate.tiers import Store
 
 TRACKING: dict[str, type[Tracking]] = dict(zip(STRATEGIES, (NoTracking, PingPong, LazyPingPong, Redirect), strict=True))
@@ -58,6 +58,11 @@ class Engine:
             state_layout(size, config.model, config.order, config.state_order),
             size.page_layout(config.page_size),
         )
+        faults = Faults.from_environment()
+        if config.fail_claims:
+            faults = Faults(Chaos(seed=config.seed, claims=config.fail_claims))
+        if faults is not None and store is not None:
+            store = faults.store(store)
         given_states, given_kv = self.allocate(config, states, kv, pages)
         try:
             backend = Backend(config.backend, config.device)  # what a run counts is the manager's own
@@ -68,8 +73,9 @@ class Engine:
                 pages=Pages(count=pages, size=config.page_size, per_row=pages_per_row),
                 forward=Forward(in_place=self.in_place, grid=None if self.in_place else 1),
                 prefix=Prefix(placement=placement_of(config.placement)), tiers=tiers_of(config, store, self.kv),
-                chaos=Chaos(seed=config.seed, claims=config.fail_claims) if config.fail_claims else None,
             )  # fmt: skip
+            if faults is not None:
+                faults.inject(self.mem)
         except ValueError as error:
             raise InvalidArgument(str(error)) from error
         self.model = HybridModel(
@@ -80,7 +86,7 @@ class Engine:
         for storage in (self.mem.planes, self.kv):
             for layer in (layer for plane in storage.values() for layer in plane):
                 layer[1:] = float("nan")  # whatever reads fresh memory shows
-        self.memory = memory_of(self.mem.planes, self.kv, self.mem.page_table)
+        self.memory = memory_of(self.mem.planes, self.kv, self.mem.device.page_table)
 
     def allocate(self, config: DemoConfig, states: StateLayout, kv: StateLayout, pages: int) -> tuple[Given, Given]:
         """Returns the engine's memory for states and pages; None where memstate allocates."""
@@ -89,7 +95,7 @@ class Engine:
     @property
     def marks(self) -> Marks | None:
         """The marks of steps, for kernels that store states at them."""
-        return None if self.in_place else self.mem.marks
+        return None if self.in_place else self.mem.device.marks
 
     def slots(self, step: Step | StepRecord) -> Slots:
         """Returns what the kernels of the forward are told of a step.

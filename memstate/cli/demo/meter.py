@@ -115,7 +115,7 @@ class Meter:
 
         Syncs: no.
         """
-        held = [mem.slots_held(row) for row in rows]
+        held = [mem.info(row).slots for row in rows]
         if held:
             self.slots_held_peak = max(self.slots_held_peak, *held)
             self.slots_held_mean_sum += sum(held) / len(held)

@@ -25,7 +25,7 @@ def state_register(mem: StateManager, row: Row) -> int:
 
     Syncs: yes.
     """
-    return int(mem._registers.table.source[row.index]) or live_register(row)
+    return int(mem._parts.registers.table.source[row.index]) or live_register(row)
 
 
 def slot_and_label(mem: StateManager, register: int) -> tuple[int, int]:
@@ -33,7 +33,7 @@ def slot_and_label(mem: StateManager, register: int) -> tuple[int, int]:
 
     Syncs: yes.
     """
-    table = mem._registers.table
+    table = mem._parts.registers.table
     return int(table.slots[register]), int(table.labels[register])
 
 
@@ -43,28 +43,28 @@ def empty_register(mem: StateManager, register: int) -> int:
     Syncs: yes.
     """
     slot, _ = slot_and_label(mem, register)
-    mem._registers.table.slots[register] = 0
+    mem._parts.registers.table.slots[register] = 0
     return slot
 
 
 def states(mem: StateManager) -> list[Snapshot]:
     """Returns the states that have an owner and a valid handle."""
-    return list(mem._holdings.of("snapshot", "cached", "session", "mark"))
+    return list(mem._parts.holdings.of("snapshot", "cached", "session", "mark"))
 
 
 def exists(mem: StateManager, snapshot: Snapshot) -> bool:
     """Returns whether a state still has an owner."""
-    return mem._holdings.has(snapshot)
+    return mem._parts.holdings.has(snapshot)
 
 
 def session_snapshots(mem: StateManager, session: Session) -> list[Snapshot]:
     """Returns the states that a session keeps now."""
-    return list(mem._sessions.opened[session].kept)
+    return list(mem._parts.sessions.opened[session].kept)
 
 
 def session_hit(mem: StateManager, session: Session, tokens: Sequence[int]) -> tuple[int, int]:
     """Returns length and register of the state that a session has for a prompt; zeros where it has none."""
-    found = mem._sessions.find(mem._sessions.get(session), Prompt(encode(tokens), None))
+    found = mem._parts.sessions.find(mem._parts.sessions.get(session), Prompt(encode(tokens), None))
     return (found.length, found.states[0].register) if found.length else (0, 0)
 
 

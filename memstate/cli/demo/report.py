@@ -6,7 +6,7 @@ from typing import Any
 from memstate.cli.demo.compare import Comparison
 from memstate.cli.demo.config import DemoConfig
 from memstate.cli.demo.meter import Meter
-from memstate.state.layout import format_bytes
+from memstate.sizes import format_bytes
 from memstate.stats import Stats, TierStats
 
 CONFIG_KEYS = ("strategy", "chunk", "placement", "model", "layout", "state_order", "engine", "seed", "sabotage")

@@ -147,7 +147,7 @@ class Scheduler:
             elif call == "submit":
                 self.mem.submit()
             elif call == "read_slots":
-                self.mem.read_slots([work.handle for work in self.running])
+                self.mem.device.read_slots([work.handle for work in self.running])
             elif call == "audit":
                 self.mem.audit().raise_if_leaking()
             elif call == "poll":
@@ -206,14 +206,16 @@ class Scheduler:
         """Gives whole pages of running requests to the cache once they are confirmed, and snapshots with them."""
         page, due = self.config.page_size, []
         for work in self.running:
-            confirmed = self.mem.confirmed(work.handle)
+            confirmed = self.mem.info(work.handle).confirmed
             whole = confirmed // page * page
             if whole > work.published:
                 due.append(work)
                 if confirmed > whole:  # Redirect has the snapshot one step after the boundary; later it never will
                     work.published = whole
         if due:
-            self._watch(due, self.mem.publish([work.handle for work in due], tokens=[work.tokens for work in due]))
+            self._watch(
+                due, self.mem.publish([work.handle for work in due], keep="cache", tokens=[work.tokens for work in due])
+            )
 
     def _watch(self, works: Sequence[Work], snapshots: Sequence[Snapshot | None]) -> None:
         for work, snapshot in zip(works, snapshots, strict=True):
@@ -221,7 +223,7 @@ class Scheduler:
                 self.witness.watch(work.conversation.number, snapshot, "snapshot")
 
     def _retract_at_random(self) -> None:
-        page_ends = [self.mem.confirmed(work.handle) % self.config.page_size == 0 for work in self.running]
+        page_ends = [self.mem.info(work.handle).confirmed % self.config.page_size == 0 for work in self.running]
         unlucky = [
             work
             for work, end in zip(self.running, page_ends, strict=True)
@@ -240,22 +242,22 @@ class Scheduler:
     def _finish(self, works: Sequence[Work]) -> None:
         for work in works:
             self._see(work, "finished")
-            self.meter.dead_entries += self.mem.length(work.handle) > self.mem.confirmed(work.handle)
+            self.meter.dead_entries += self.mem.info(work.handle).length > self.mem.info(work.handle).confirmed
         rows, tokens = [work.handle for work in works], [work.tokens for work in works]
-        self._watch(works, self.mem.release(rows, tokens=tokens))
+        self._watch(works, self.mem.end(rows, keep="cache", tokens=tokens))
         for work in works:
             self._end(work, "finished")
 
     def _abort(self, work: Work) -> None:
         self._see(work, "aborted")
-        self.mem.abort([work.handle])
+        self.mem.end([work.handle])
         self._end(work, "aborted")
 
     def _retract(self, works: Sequence[Work], why: str) -> None:
         for work in works:
             self._see(work, "retracted")
         rows, tokens = [work.handle for work in works], [work.tokens for work in works]
-        self._watch(works, self.mem.retract(rows, tokens=tokens))
+        self._watch(works, self.mem.end(rows, keep="cache", tokens=tokens))
         for work in works:
             self._send_back(work, f"retracted, {why}")
 
@@ -264,7 +266,7 @@ class Scheduler:
         tokens: list[list[int] | None] = [None] * self.config.batch
         for entry in batch.entries:
             tokens[entry.place] = entry.work.tokens
-        snapshots = self.mem.cancel(step, tokens=tokens)
+        snapshots = self.mem.cancel(step, keep="cache", tokens=tokens)
         self._watch([entry.work for entry in batch.entries], [snapshots[entry.place] for entry in batch.entries])
         for entry in batch.entries:
             self._send_back(entry.work, "cancelled")

@@ -19,7 +19,7 @@ class Streams:
         if number >= self.count:
             return None
         if number not in self._open:
-            self._open[number] = self.mem.open_session(f"conversation {number}")
+            self._open[number] = self.mem.sessions.open(f"conversation {number}")
         return self._open[number]
 
     def kept(self, work: Work) -> list[Snapshot]:
@@ -30,4 +30,4 @@ class Streams:
     def close(self, work: Work) -> None:
         """Closes the session of a request's conversation, if it has one."""
         if session := self._open.pop(work.conversation.number, None):
-            self.mem.close_session(session)
+            self.mem.sessions.close(session)

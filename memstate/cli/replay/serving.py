@@ -172,7 +172,7 @@ class Serving:
         rows = [one.row for one in self._running]
         step = self.mem.plan(rows, [self._tokens(one) for one in self._running])
         self.mem.settle(step)
-        self.slots_held_peak = max(self.slots_held_peak, sum(map(self.mem.slots_held, rows)))
+        self.slots_held_peak = max(self.slots_held_peak, sum(self.mem.info(row).slots for row in rows))
         for one, length in zip(self._running, step.after.tolist(), strict=True):
             one.tally.forwards += one.length < one.request.prompt
             self._publish(one, length)
@@ -204,7 +204,7 @@ class Serving:
             self.longest_wait = max(self.longest_wait, self._waited)
             return False
         self._leave_queue()
-        per, length = self._units.per_block, self.mem.length(row)
+        per, length = self._units.per_block, self.mem.info(row).length
         hits = length // per
         tally.requests += 1
         tally.match_seconds.append(seconds)
@@ -235,10 +235,10 @@ class Serving:
         before, one.length = one.length, length
         if before < one.request.prompt and length < len(one.request.tokens):
             self._filing, begin = one.tally, time.perf_counter()
-            self.mem.publish([one.row], tokens=[one.request.tokens[:length]])
+            self.mem.publish([one.row], keep="cache", tokens=[one.request.tokens[:length]])
             one.seconds += time.perf_counter() - begin
 
     def _release(self, one: Running) -> None:
         self._filing, begin = one.tally, time.perf_counter()
-        self.mem.release([one.row], tokens=[one.request.tokens])
+        self.mem.end([one.row], keep="cache", tokens=[one.request.tokens])
         one.tally.file_seconds.append(one.seconds + time.perf_counter() - begin)

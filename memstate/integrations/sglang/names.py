@@ -17,6 +17,7 @@ OUR_ROWS = f"{OURS}.rows:HybridReqToTokenPool"
 SLOTS, PLANES = "memstate.slots.allocator:SlotAllocator", "memstate.state.planes:Planes"
 PREFIX = "memstate.prefix.part:PrefixPart"
 MANAGER = "memstate.engine.manager:StateManager"
+DEVICE = "memstate.engine.device:DeviceCalls"
 
 
 class Name(NamedTuple):
@@ -46,18 +47,18 @@ NAMES = (
     Name(f"{POOL}.copy_from", f"{OUR_POOL}.copy_from", f"{PLANES}.copy"),
     Name(f"{POOL}.get_cpu_copy", f"{OUR_POOL}.get_cpu_copy", f"{PLANES}.save"),
     Name(f"{POOL}.load_cpu_copy", f"{OUR_POOL}.load_cpu_copy", f"{PLANES}.load"),
-    Name(f"{POOL}.get_contiguous_buf_infos", "", f"{MANAGER}.buffer_infos"),
+    Name(f"{POOL}.get_contiguous_buf_infos", "", f"{DEVICE}.buffer_infos"),
     Name(ROWS, OUR_ROWS, MANAGER),
     Name(f"{ROWS}.alloc", f"{OUR_ROWS}.alloc", f"{MANAGER}.admit"),
-    Name(f"{ROWS}.free", f"{OUR_ROWS}.free", f"{MANAGER}.release"),
-    Name(f"{ROWS}.free_mamba_cache", f"{OUR_ROWS}.free_mamba_cache", f"{MANAGER}.release"),
-    Name(f"{ROWS}.get_mamba_indices", f"{OUR_ROWS}.get_mamba_indices", f"{MANAGER}.live_slots"),
+    Name(f"{ROWS}.free", f"{OUR_ROWS}.free", f"{MANAGER}.end"),
+    Name(f"{ROWS}.free_mamba_cache", f"{OUR_ROWS}.free_mamba_cache", f"{MANAGER}.end"),
+    Name(f"{ROWS}.get_mamba_indices", f"{OUR_ROWS}.get_mamba_indices", f"{DEVICE}.live_slots"),
     Name(f"{ROWS}.donate_mamba_ping_pong_slot", f"{OUR_ROWS}.donate_mamba_ping_pong_slot", f"{MANAGER}.publish"),
     Name(f"{ROWS}.set_mamba_ping_pong_slot", f"{OUR_ROWS}.set_mamba_ping_pong_slot", f"{MANAGER}.plan"),
     Name(
         f"{DECODE}:HybridMambaDecodeReqToTokenPool",
         f"{OURS}.rows:HybridMambaDecodeReqToTokenPool",
-        f"{MANAGER}.arrived",
+        f"{DEVICE}.arrived",
     ),
     Name(f"{BATCH}:ScheduleBatch.prepare_for_decode", "", f"{MANAGER}.plan"),
     Name(f"{BATCH}:ScheduleBatch.mamba_lazy_prealloc_at_boundary", "", f"{MANAGER}.plan"),
@@ -68,7 +69,7 @@ NAMES = (
     Name(f"{CACHE}.inc_lock_ref", "", f"{PREFIX}.lock"),
     Name(f"{CACHE}.dec_lock_ref", "", f"{PREFIX}.unlock"),
     Name(f"{COMPONENT}.prepare_for_caching_req", "", f"{MANAGER}.publish"),
-    Name(f"{SRT}.session.streaming_session:StreamingSession", "", f"{MANAGER}.open_session"),
+    Name(f"{SRT}.session.streaming_session:StreamingSession", "", "memstate.engine.conversations:SessionCalls.open"),
     Name(
         f"{SRT}.mem_cache.hicache_storage:HiCacheStorage",
         f"{OURS}.storage:StoreStorage",

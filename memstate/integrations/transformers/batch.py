@@ -163,7 +163,7 @@ class Batches:
             return self.mem.plan(rows, tokens, window=window)
         except BaseException:
             with suppress(MemstateError):
-                self.mem.abort(rows)
+                self.mem.end(rows)
             raise
 
     @torch.inference_mode()
@@ -192,8 +192,8 @@ class Batches:
         """Returns what the forward gets beside the tokens."""
         columns = self._columns if goes_on else None
         if columns is None or not columns.move(new):
-            size, keep = self.mem.page_size, self.states.kernels == "gathered"
-            columns = Columns(self.mem.page_table, [row.index for row in rows], lengths, new, size, keep)
+            size, keep = self.mem.pages.size, self.states.kernels == "gathered"
+            columns = Columns(self.mem.device.page_table, [row.index for row in rows], lengths, new, size, keep)
         self._columns = columns
         self.cache.place(columns)
         inputs = {"use_cache": True, self.found.argument: self.cache}

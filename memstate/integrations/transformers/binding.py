@@ -139,10 +139,10 @@ def kv_for(model: Any, mem: StateManager) -> KvPages | None:
     """
     bound = _bound(model, mem)
     if bound.kv is None and bound.found.attended:
-        if not mem.page_table.numel():
+        if not mem.device.page_table.numel():
             raise ConfigurationError("the manager has no KV pages: give mst.manager tokens=, of the longest request")
         count = mem.stats().pages
-        bound.kv = KvPages(bound.found, count, mem.page_size, mem.backend)
+        bound.kv = KvPages(bound.found, count, mem.pages.size, mem.backend)
     return bound.kv
 
 
@@ -163,5 +163,5 @@ def release_left(mem: StateManager) -> None:
     while mem in _BOUND and (left := _BOUND[mem].left):
         rows, snapshots = left.pop()
         with suppress(StaleHandle):  # a reset of the manager ended them
-            mem.abort(rows)
+            mem.end(rows)
             mem.drop(snapshots)

@@ -137,7 +137,7 @@ class StateCache(Cache):
             raise
         for entry in self._counted.first_pads(call):  # before the state with the pad is confirmed
             if self._prompted is not None and self.mem.prefix is not None:
-                self.mem.publish([self.rows[entry]], tokens=[self._prompted.texts[entry]])
+                self.mem.publish([self.rows[entry]], keep="cache", tokens=[self._prompted.texts[entry]])
             else:
                 (self._kept[entry],) = self.mem.publish([self.rows[entry]])
         if self._prompted is not None:
@@ -176,8 +176,8 @@ class StateCache(Cache):
             )
         # an entry whose columns are all pads keeps its state: it is padding in this step
         batch = [row if tokens else None for row, tokens in zip(self.rows, real, strict=True)]
-        if self.mem.page_table.numel():
-            lengths = [self.mem.length(row) + tokens for row, tokens in zip(self.rows, real, strict=True)]
+        if self.mem.device.page_table.numel():
+            lengths = [self.mem.info(row).length + tokens for row, tokens in zip(self.rows, real, strict=True)]
             self.mem.extend(self.rows, lengths)
         return self.mem.plan(batch, list(real))
 
@@ -237,9 +237,11 @@ class StateCache(Cache):
         texts = self._prompted.texts if self._prompted is not None and self.mem.prefix is not None else []
         if len(texts) == len(rows) and not publish:  # else some rows ended in a forward that failed
             known = zip(texts, self.lengths, strict=True)
-            found = self.mem.release(rows, self.lengths, tokens=[text[:length] for text, length in known])
+            found = self.mem.end(
+                rows, keep="cache", lengths=self.lengths, tokens=[text[:length] for text, length in known]
+            )
         else:
-            found = self.mem.release(rows, publish=self.lengths if publish else False)
+            found = self.mem.end(rows, keep="handle", lengths=self.lengths) if publish else self.mem.end(rows)
         if publish:
             kept, found = [], [one or other for one, other in zip(kept, found, strict=True)]
         self.mem.drop(kept)

@@ -85,17 +85,17 @@ class Prompted:
         Syncs: no.
         """
         rows = list(self.mem.admit([Request(f"generate {entry}", tokens=text) for entry, text in enumerate(texts)]))
-        cached, batch = [self.mem.length(row) for row in rows], list[int]()
+        cached, batch = [self.mem.info(row).length for row in rows], list[int]()
         try:
             while groups := self._chunks(rows, texts):
                 for tokens, _, *batch in groups:
-                    starts = [self.mem.length(rows[entry]) for entry in batch]
+                    starts = [self.mem.info(rows[entry]).length for entry in batch]
                     given = [texts[entry][start : start + tokens] for entry, start in zip(batch, starts, strict=True)]
                     self.batches.run([rows[entry] for entry in batch], given, starts)
                 if self.mem.prefix is not None:
-                    self.mem.publish(rows, tokens=texts)
+                    self.mem.publish(rows, keep="cache", tokens=texts)
         except BaseException:  # the rows of the batch have ended
-            self.mem.abort([row for entry, row in enumerate(rows) if entry not in batch])
+            self.mem.end([row for entry, row in enumerate(rows) if entry not in batch])
             raise
         self.batches.states.drop()
         self.texts = [text[:-1] for text in texts]
@@ -105,7 +105,7 @@ class Prompted:
         """Returns what to read next: tokens, whether there is no state yet, and the rows that share the forward."""
         groups = dict[tuple[int, int], list[int]]()
         for entry, (row, text) in enumerate(zip(rows, texts, strict=True)):
-            length = self.mem.length(row)
+            length = self.mem.info(row).length
             left = len(text) - 1 - length
             if left > 0:
                 tokens = self.mem.chunk(row, left) if self.batches.found.continues or not length else 1
@@ -136,9 +136,9 @@ class Prompted:
 
         Syncs: no.
         """
-        starts = [self.mem.length(row) - new for row in rows]  # below 0 at pads
-        numbers, size = [row.index for row in rows], self.mem.page_size
-        columns = Columns(self.mem.page_table, numbers, starts, new, size, keep=False, past=past)
+        starts = [self.mem.info(row).length - new for row in rows]  # below 0 at pads
+        numbers, size = [row.index for row in rows], self.mem.pages.size
+        columns = Columns(self.mem.device.page_table, numbers, starts, new, size, keep=False, past=past)
         self.batches.cache.place(columns)
 
     def reorder(self, entries: Sequence[int], page_copies: Sequence[tuple[int, int]]) -> None:

@@ -28,7 +28,7 @@ def forked(mem: StateManager, kv: KvPages | None, one: Running) -> list[Running]
     fork = None
     try:
         fork = mem.fork(one.row, [one.prompt.id] * len(others))
-        if mem.page_table.numel():
+        if mem.device.page_table.numel():
             mem.extend(fork.rows, [len(one.tokens) + sampler.most - 1 for sampler in others])
         if kv is not None:
             kv.copy(fork.page_copies)
@@ -38,6 +38,6 @@ def forked(mem: StateManager, kv: KvPages | None, one: Running) -> list[Running]
         ]
     except BaseException:
         if fork is not None:
-            mem.abort(fork.rows)
+            mem.end(fork.rows)
         raise
     return [one, *rows]

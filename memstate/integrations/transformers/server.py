@@ -210,11 +210,11 @@ class Server:
         rows = list(dict.fromkeys([*self._left, *(one.row for one in gone)]))
         try:
             try:
-                self.mem.abort(rows)
+                self.mem.end(rows)
             except StaleHandle:
                 for row in rows:
                     with suppress(StaleHandle):
-                        self.mem.abort([row])
+                        self.mem.end([row])
             self._left = []
         except Broken:  # `recover` ends them all; if another thread's call was meant, a later step does
             gone = self._running
@@ -307,7 +307,7 @@ class Server:
     def _is_torn(self, one: Running) -> bool:
         """Whether an exception left a row between two tokens, or has ended it."""
         try:
-            if self.mem.length(one.row) != one.length or (one.logits is None and one.length == len(one.tokens)):
+            if self.mem.info(one.row).length != one.length or (one.logits is None and one.length == len(one.tokens)):
                 return True
             return bool(one.answer) and one.sampler.reason(one.tokens, len(one.answer)) is not None
         except Exception:  # a row that has ended, or a stop string that raises
@@ -385,7 +385,7 @@ class Server:
                 self._cancel([one])
                 self._events.append(Served(prompt.id, [], "refused", error=self._why(error)))
                 continue
-            length = self.mem.length(row)
+            length = self.mem.info(row).length
             draft = self._speculation.draft(prompt.id, one.samplers[0])
             self._running.append(Running(prompt, one.samplers, row, tokens, length, length, one.fetch, draft=draft))
             self._waiting.remove(one)
@@ -434,7 +434,7 @@ class Server:
         if self.mem.prefix is not None:  # other requests can start from what was read so far
             read = [one for one, start in zip(batch, starts, strict=True) if start < len(one.prompt.tokens)]
             if read:
-                self.mem.publish([one.row for one in read], tokens=[one.tokens for one in read])
+                self.mem.publish([one.row for one in read], keep="cache", tokens=[one.tokens for one in read])
         due = [entry for entry, one in enumerate(batch) if one.length == len(one.tokens)]
         several = [entry for entry in due if len(batch[entry].samplers) > 1]
         for entry in several:
@@ -522,7 +522,7 @@ class Server:
     def _release(self, one: Running) -> None:
         """Ends a row. What it has read stays for others, and for the next turn of its session."""
         cached = self.mem.prefix is not None or one.prompt.session is not None
-        self.mem.release([one.row], tokens=[one.tokens] if cached else None)
+        self.mem.end([one.row], keep="cache" if cached else None, tokens=[one.tokens] if cached else None)
         self._running.remove(one)
 
 

@@ -92,7 +92,7 @@ class Speculation:
         if one.draft is None or len(one.tokens) == len(one.prompt.tokens):
             return []
         unread, most = len(one.tokens) - one.length, one.sampler.guesses
-        room = self._mem.next_boundary(one.row) - len(one.tokens)
+        room = self._mem.info(one.row).next_boundary - len(one.tokens)
         room = min(room, most, one.sampler.most - len(one.answer) - 1)
         if unread > most or room < 1:
             return []

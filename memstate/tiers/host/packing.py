@@ -18,7 +18,8 @@ from torch import Tensor
 from memstate.checks import is_count
 from memstate.errors import InvalidArgument, LayoutMismatch
 from memstate.kernels.tables import TILE_BYTES, RecordMap, RecordPiece, ScaledMap
-from memstate.state.layout import MOVE_BYTES, Plane, StateLayout, format_bytes
+from memstate.sizes import format_bytes
+from memstate.state.layout import MOVE_BYTES, Plane, StateLayout
 from memstate.state.memory import tiles_of
 from memstate.state.planes import Planes
 from memstate.state.regions import Region

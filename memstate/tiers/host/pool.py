@@ -13,8 +13,7 @@ from weakref import finalize
 import torch
 
 from memstate.errors import ConfigurationError, InvalidArgument
-from memstate.sizes import memory
-from memstate.state.layout import format_bytes
+from memstate.sizes import format_bytes, memory
 from memstate.tiers.stores.base import Bytes
 
 

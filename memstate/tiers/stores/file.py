@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from memstate.state.layout import format_bytes
+from memstate.sizes import format_bytes
 from memstate.tiers.stores.base import Bytes, Outcome, require_buffers, require_records
 from memstate.tiers.stores.folder import Folder
 from memstate.tiers.stores.opening import CREATE, FILE_MODE, READ, closing, is_record, require_record, shut

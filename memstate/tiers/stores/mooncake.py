@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from memstate.errors import InvalidArgument
-from memstate.state.layout import format_bytes
+from memstate.sizes import format_bytes
 from memstate.tiers.stores.base import Bytes, Outcome, require_buffers, require_names
 from memstate.tiers.stores.mooncake_client import ABSENT, EXISTS, INVALID, Mooncake, connect, name_of
 

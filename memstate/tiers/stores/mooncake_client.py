@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from memstate.errors import ConfigurationError
-from memstate.state.layout import format_bytes
+from memstate.sizes import format_bytes
 
 INSTALL = "pip install '.[mooncake]' in a checkout of memstate"
 LIBRARIES = ("libibverbs1", "librdmacm1", "libnuma1", "libcurl4", "liburing2")  # Debian's names

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any, Final
 
 from memstate.kernels.tables import REGISTERS_PER_ROW
+from memstate.sizes import format_bytes
 from memstate.slots.inspect import Inspection
-from memstate.state.layout import format_bytes
 from memstate.viz.inspector.texts import number, packed, runs, steps, text
 from memstate.viz.kinds import kind
 from memstate.viz.owners import holdings, holdings_over

@@ -55,7 +55,7 @@ def _same_on_host(world: World, free: int) -> None:
 
 def _same_batch(world: World) -> None:
     """The packet of the next plan has no changes, and the batch that the host believes to be there."""
-    stepping, packet = world.mem._stepping, inside.commands(world.mem).step
+    stepping, packet = world.mem._parts.stepping, inside.commands(world.mem).step
     if stepping._log.sent is not None:
         rows, tokens, limit = stepping._log.sent
         width = -(-len(rows) // 4) * 4
@@ -117,7 +117,7 @@ def drain(world: World) -> None:
     mem.submit()
     require(not inside.commands(mem).queue, "changes still wait though no step is open")
     check(world)
-    mem.abort([one.handle for one in world.rows.values()])
+    mem.end([one.handle for one in world.rows.values()])
     mem.drop([snap for snap, _ in world.snaps.values()])
     world.rows.clear()
     world.snaps.clear()

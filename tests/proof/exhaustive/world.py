@@ -132,7 +132,7 @@ class World:
         self.slots, self.labels = self.device["slots"], self.device["labels"]
         self.bytes = self.mem.planes["tokens"][0].numpy().reshape(-1)
         self.bytes[1:] = POISON
-        self.rules = self.mem._mirror.rules
+        self.rules = self.mem._parts.mirror.rules
         self.rows: dict[int, Tenant] = {}
         self.snaps: dict[int, tuple[ms.Snapshot, History]] = {}  # by register
         self.shared: dict[int, History] = {}  # of each holder, the state that was moved to it last
@@ -201,9 +201,9 @@ class World:
     def _batches(self, batch: tuple[tuple[int, int], ...], window: bool) -> Iterator[Move]:
         """A batch; in every order of the rows that claim slots, if these are too few; and without any claim."""
         rows, tokens = np.array([row for row, _ in batch], np.int64), np.array([n for _, n in batch], np.int64)
-        lengths = self.mem._mirror.lengths(rows)
+        lengths = self.mem._parts.mirror.lengths(rows)
         claims = [
-            bool(self.mem._mirror.claims(rows[i : i + 1], lengths[i : i + 1], tokens[i : i + 1], window))
+            bool(self.mem._parts.mirror.claims(rows[i : i + 1], lengths[i : i + 1], tokens[i : i + 1], window))
             for i in range(len(batch))
         ]
         first = [one for one, claim in zip(batch, claims, strict=True) if claim]
@@ -281,7 +281,7 @@ class World:
         self.flights.append(self.open)
         if replays:
             self.open.ran, self.open = True, None
-            require(self.mem._stepping.open is None, "the step of a replay is open")
+            require(self.mem._parts.stepping.open is None, "the step of a replay is open")
         self._require_waits()
         for row, n in batch:
             one = self.rows[row]
@@ -412,7 +412,7 @@ class World:
         flight = self.open
         assert flight
         try:
-            snaps = self.mem.cancel(flight.step, publish=publish)
+            snaps = self.mem.cancel(flight.step, keep="handle" if publish else None)
         except ms.InvalidArgument:
             require(flight.promised, "a cancel was refused")
             return False
@@ -427,7 +427,7 @@ class World:
         return True
 
     def abort(self, row: int) -> None:
-        self.mem.abort([self.rows.pop(row).handle])
+        self.mem.end([self.rows.pop(row).handle])
 
     def release(self, row: int) -> None:
         self._publish(row, ended=True)
@@ -439,7 +439,7 @@ class World:
     def _publish(self, row: int, ended: bool) -> None:
         one = self.rows[row]
         best = self._best(row, ended)
-        call = self.mem.release([one.handle], publish=True) if ended else self.mem.publish([one.handle])
+        call = self.mem.end([one.handle], keep="handle") if ended else self.mem.publish([one.handle])
         self._published(row, call[0], True, best)
 
     def _best(self, row: int, ended: bool) -> int:

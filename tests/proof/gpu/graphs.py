@@ -52,14 +52,14 @@ class Side:
 
     def turn_over(self, at: int, name: str, resume: bool) -> None:
         """Ends a request, and admits another in its place, from its snapshot if it has one."""
-        (snap,) = self.mem.release([self.rows[at]], publish=resume)
+        (snap,) = self.mem.end([self.rows[at]], keep="handle" if resume else None)
         (self.rows[at],) = self.mem.admit([ms.Request(name, resume=snap)])
         if snap:
             self.mem.drop([snap])
 
     def plan(self, chosen: list[int | None], most: list[int]) -> ms.Step:
         batch = [None if at is None else self.rows[at] for at in chosen]
-        room = [self.mem.next_boundary(row) - self.mem.length(row) if row else 0 for row in batch]
+        room = [self.mem.info(row).next_boundary - self.mem.info(row).length if row else 0 for row in batch]
         if self.replays and self.captured is None:
             self.captured = self.machine.capture(lambda: self.forward.eager(self.mem.launch(len(batch))))
         step = self.mem.plan(batch, [min(pair) for pair in zip(room, most, strict=True)], replay=self.captured)
@@ -111,7 +111,7 @@ def course(machine: Machine, tracking: ms.Tracking, batch: int, seed: int, repla
             replays = t + 1
             break
     for side in sides:
-        side.mem.check()
+        side.mem.device.check()
         side.mem.audit().raise_if_leaking()
     return replays, len(seen), ""
 

@@ -63,7 +63,7 @@ class Server:
         )  # fmt: skip
         for plane in self.mem.planes.values():
             plane.normal_()
-        self.mem.scrub_null()
+        self.mem.device.scrub_null()
         ms.warm_up(self.mem)
         self.forward = Forward(Backend(machine.backend, machine.device), self.mem.planes, rows)
         machine.wait()
@@ -78,7 +78,7 @@ class Server:
         rows = self.mem.admit([ms.Request(f"{tokens[0]}", tokens=[*tokens, 1]) for tokens in prompts])
         if self.window:
             return rows  # drafts begin with the first token
-        left = [PROMPT - self.mem.length(row) for row in rows]
+        left = [PROMPT - self.mem.info(row).length for row in rows]
         if max(left) > 0:
             self.mem.settle(self.mem.plan(rows, left))
         return rows
@@ -106,7 +106,7 @@ class Server:
         """Leaves a state of each prompt in the prefix cache."""
         for at in range(0, len(prompts), 2):
             some = prompts[at : at + 2]
-            self.mem.release(self.start(some), publish=True, tokens=[[*prompt, 1] for prompt in some])
+            self.mem.end(self.start(some), keep="cache", tokens=[[*prompt, 1] for prompt in some])
         self.mem.submit()
 
 
@@ -123,20 +123,20 @@ def scenario(server: Server) -> Iterator[str]:
     if kept:
         (again,) = mem.admit([ms.Request("again", resume=kept[0])])
         mem.submit()
-        mem.abort([again])
+        mem.end([again])
         mem.drop(kept)
     yield "slots by id"
     ids = mem.pool.claim(2)
     mem.pool.copy(ids[:1], ids[1:])
     mem.pool.zero(ids)
     mem.pool.release(ids)
-    mem.release(rows)
+    mem.end(rows)
     if server.window:
         return
     yield "the prefix cache"
     server.cache(prompts)
     rows = server.start(prompts[:1])
-    mem.release(rows)
+    mem.end(rows)
     yield "eviction to host memory"
     mem.prefix.evict_states(len(prompts))  # type: ignore[union-attr]
     mem.submit()
@@ -145,14 +145,14 @@ def scenario(server: Server) -> Iterator[str]:
     yield "hits in host memory"
     rows = server.start(prompts[1:2])
     mem.poll()
-    mem.release(rows)
+    mem.end(rows)
     yield "sleep and wake"
     mem.submit()
-    mem.sleep()
-    mem.wake()
+    mem.device.sleep()
+    mem.device.wake()
     yield "an audit"
     mem.audit().raise_if_leaking()
-    mem.check()
+    mem.device.check()
 
 
 def compiled_after_warm_up(machine: Machine, result: Result) -> None:

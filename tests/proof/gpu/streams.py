@@ -43,7 +43,7 @@ class Run:
         )  # fmt: skip
         for plane in self.mem.planes.values():
             plane.normal_()
-        self.mem.scrub_null()
+        self.mem.device.scrub_null()
         self.rows = list(self.mem.admit([ms.Request(i) for i in range(rows)]))
         self.cold = self.mem.pool.allocator.claim(2 * rows)
         self.forward = Forward(self.mem.backend, self.mem.planes, rows)
@@ -72,7 +72,7 @@ class Run:
     def publish(self) -> None:
         """Snapshots leave their rows and are read by the lane; old ones are given up behind its event."""
         snapshots = [snap for snap in self.mem.publish(self.rows) if snap]
-        slots = self.mem.read_slots(snapshots).wait()
+        slots = self.mem.device.read_slots(snapshots).wait()
         ids = torch.from_numpy(np.ascontiguousarray(slots)).to(self.machine.device)
         self.alive.append(ids)
         self.lane.after_main()
@@ -98,8 +98,8 @@ class Run:
             if t % EVERY == 1 and t > 1:
                 self.publish()
         self.machine.wait()
-        mem.check()
-        live = mem.live_slots[[row.index for row in self.rows]]
+        mem.device.check()
+        live = mem.device.live_slots[[row.index for row in self.rows]]
         owned = {"cold": self.cold, "live": live}
         found = {f"host {number}": tensor for number, tensor in enumerate(self.host)}
         found |= {f"output {number}": tensor for number, tensor in enumerate(self.outs)}

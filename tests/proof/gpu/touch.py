@@ -65,7 +65,7 @@ def serve(machine: Machine, tracking: ms.Tracking, speculation: bool) -> Backend
     )  # fmt: skip
     for arena in mem.planes.arenas:
         arena.random_(0, 256)
-    mem.scrub_null()
+    mem.device.scrub_null()
     rows = mem.admit([ms.Request(i) for i in range(3)])
     for _ in range(3):
         if speculation:
@@ -83,14 +83,14 @@ def serve(machine: Machine, tracking: ms.Tracking, speculation: bool) -> Backend
         again = mem.admit([ms.Request("again", resume=kept[0])])
         if not speculation:
             mem.settle(mem.plan(again))
-    mem.read_slots(rows).wait()
+    mem.device.read_slots(rows).wait()
     ids = mem.pool.claim(2)
     mem.planes.scatter("ssm", ids, mem.planes.gather("ssm", ids))
     mem.pool.copy(ids[:1], ids[1:])
     mem.pool.release(ids)
-    mem.release(rows)
+    mem.end(rows)
     mem.audit().raise_if_leaking()
-    mem.check()
+    mem.device.check()
     return mem.backend
 
 
@@ -109,7 +109,7 @@ def prefill(machine: Machine) -> Backend:
     starts, first = (torch.tensor([0, n], dtype=torch.int32, device=machine.device) for n in (6, 3))
     mem.planes.scatter_states(sources, step.marks, starts, step.read, step.write, first=first, chunk=2)
     mem.settle(step)
-    assert step.marked == 3 and [snap and snap.length for snap in mem.release([row], publish=True)] == [6]
+    assert step.marked == 3 and [snap and snap.length for snap in mem.end([row], keep="handle")] == [6]
     mem.audit().raise_if_leaking()
     return mem.backend
 

@@ -45,7 +45,7 @@ class Scene(Tiered):
         self.drain()
         for prompt in (A, B):
             self.turn(prompt)
-        self.chat, self.talk = mem.open_session("chat"), mem.open_session("talk")
+        self.chat, self.talk = mem.sessions.open("chat"), mem.sessions.open("talk")
         self.turn(CHAT, session=self.chat)
         self.turn(TALK, session=self.talk)
         self.talker = self.start([*TALK, 1, 2, 3], session=self.talk)
@@ -53,7 +53,7 @@ class Scene(Tiered):
         self.prefill(maker, publish=False)
         mem.settle(self.step([maker]))
         self.of_snapshot = list(self.text[maker])
-        (self.kept,) = mem.release([maker], publish=True)
+        (self.kept,) = mem.end([maker], keep="handle")
         self.idle, self.first = self.start(whole(7)), self.start([*A, 5, 6, 7])
         self.second = self.start([*B[: 4 * PAGE], 9, 9, 9, 9, 9])
         self.empty_row = mem.admit([ms.Request("remote", length=PAGE)])[0]
@@ -72,14 +72,17 @@ class Scene(Tiered):
         """A step is planned, and its forward is not launched."""
         self.settled()
         rows = [self.first, self.second]
-        self.mem.extend(rows, [self.mem.length(row) + EVERY for row in rows])
+        self.mem.extend(rows, [self.mem.info(row).length + EVERY for row in rows])
         self.steps.append(self.mem.plan(rows, [1, 1]))
         self.in_gap = True
         return self
 
     def land(self) -> None:
         """Launches the forward of the step in the gap."""
-        fed = [self.text[row][self.mem.length(row) - 1 : self.mem.length(row)] for row in (self.first, self.second)]
+        fed = [
+            self.text[row][self.mem.info(row).length - 1 : self.mem.info(row).length]
+            for row in (self.first, self.second)
+        ]
         self._forward(self.steps[-1], fed)
         self.mem.submit(self.steps[-1])
 
@@ -92,9 +95,9 @@ class Scene(Tiered):
     def next_batch(self) -> tuple[list[ms.Row | None], list[int]]:
         """Rows and tokens of a step that reaches boundaries."""
         rows = [self.first, self.second, self.idle]
-        ends = [min(self.mem.next_boundary(row), len(self.text[row])) for row in rows]
-        tokens = [max(1, end - self.mem.length(row)) for row, end in zip(rows, ends, strict=True)]
-        self.mem.extend(rows, [self.mem.length(row) + n for row, n in zip(rows, tokens, strict=True)])
+        ends = [min(self.mem.info(row).next_boundary, len(self.text[row])) for row in rows]
+        tokens = [max(1, end - self.mem.info(row).length) for row, end in zip(rows, ends, strict=True)]
+        self.mem.extend(rows, [self.mem.info(row).length + n for row, n in zip(rows, tokens, strict=True)])
         return [*rows, None], [*tokens, 0]
 
     # What an oracle asks
@@ -122,18 +125,18 @@ class Scene(Tiered):
         Args:
             serve: whether to serve once more from what is left before.
         """
-        for step in list(self.mem._stepping._log.unsettled):
+        for step in list(self.mem._parts.stepping._log.unsettled):
             self.mem.settle(step)
-        self.mem.abort([row for row in self.mem.rows if owners.table(self.mem).ids[row.index] == "more"])
+        self.mem.end([row for row in self.mem.rows if owners.table(self.mem).ids[row.index] == "more"])
         self.look_at_what_is_published()
         self.mem.pool.release(self.mem.audit().leaked)  # slots by id, which serving may need
         if not serve:
             close_idle(self.mem)
-            self.mem.abort(self.mem.rows)
+            self.mem.end(self.mem.rows)
             close_idle(self.mem)
             self.look()
             return
-        if any(one.session == self.chat and not one.running for one in self.mem.sessions()):
+        if any(one.session == self.chat and not one.running for one in self.mem.sessions.infos()):
             self.turn([*CHAT, 8, 8, 8], session=self.chat)
         for prompt in ([*A, 1], [*B, 2], [*C, 3], whole(9)):
             self.turn(prompt)
@@ -183,19 +186,19 @@ def calls(scene: Scene) -> dict[str, Callable[[], Call]]:
 
     def short_of_pages() -> None:
         s.settled()
-        mem.abort([s.second])
+        mem.end([s.second])
         mem.admit([ms.Request("more", length=PAGE * (mem.free_pages - 1))])
 
     def extend() -> Call:
         short_of_pages()
-        return lambda: mem.extend([s.first], [mem.length(s.first) + 4 * PAGE])
+        return lambda: mem.extend([s.first], [mem.info(s.first).length + 4 * PAGE])
 
     def idle_session() -> Call:
         s.settled()
         assert mem.prefix is not None
         mem.prefix.evict_states(99)
         assert mem.stats().held_by_sessions
-        s.by_id = torch.cat([s.by_id, mem.pool.claim(mem.free_slots - mem._admission.per_request + 1)])
+        s.by_id = torch.cat([s.by_id, mem.pool.claim(mem.free_slots - mem._parts.admission.per_request + 1)])
         return lambda: mem.admit([ms.Request("room")])
 
     def without_room() -> Call:
@@ -226,15 +229,15 @@ def calls(scene: Scene) -> dict[str, Callable[[], Call]]:
         def short() -> Call:
             s.settled()
             s.note([*prompt, 1])
-            mem.abort([s.first, s.second, s.talker])
-            mem.close_session(s.chat)
+            mem.end([s.first, s.second, s.talker])
+            mem.sessions.close(s.chat)
             assert mem.prefix is not None
             if not states:
                 mem.prefix.clear()  # nothing of it goes below, where it would take the prompt's place
             while mem.prefix.states > states:
                 mem.prefix.evict_states(1)
             mem.submit()
-            short_by = mem._admission.per_request - states
+            short_by = mem._parts.admission.per_request - states
             s.by_id = torch.cat([s.by_id, mem.pool.claim(mem.free_slots - short_by)])
             return lambda: mem.admit([ms.Request("short", tokens=[*prompt, 1])])
 
@@ -268,8 +271,8 @@ def calls(scene: Scene) -> dict[str, Callable[[], Call]]:
         return [list(s.text[row]) for row in rows]
 
     def asleep() -> Call:
-        mem.sleep()
-        return mem.wake
+        mem.device.sleep()
+        return mem.device.wake
 
     rows = [s.first, s.second]
     return {
@@ -285,8 +288,8 @@ def calls(scene: Scene) -> dict[str, Callable[[], Call]]:
         "admit to the slot of a loaded state": short_of_slots(C, 0),
         "fork": fresh(lambda: lambda: mem.fork(s.second, ["x", "y"])),
         "reorder": fresh(lambda: lambda: mem.reorder([s.second, s.idle], [0, 0, 0])),
-        "arrived": lambda: lambda: mem.arrived([s.empty_row], [PAGE]),
-        "read_slots": lambda: lambda: mem.read_slots([s.first, s.kept] if s.kept else [s.first]),
+        "arrived": lambda: lambda: mem.device.arrived([s.empty_row], [PAGE]),
+        "read_slots": lambda: lambda: mem.device.read_slots([s.first, s.kept] if s.kept else [s.first]),
         "shortfall": lambda: lambda: mem.shortfall(rows, 1),
         "extend": extend,
         "plan": plan,
@@ -295,16 +298,16 @@ def calls(scene: Scene) -> dict[str, Callable[[], Call]]:
         "settle": lambda: lambda: mem.settle(s.steps[0]),
         "settle and end": settle_and_end,
         "cancel": in_gap(lambda: lambda: mem.cancel(s.steps[-1])),
-        "cancel and publish": in_gap(lambda: lambda: mem.cancel(s.steps[-1], tokens=text(*rows))),
-        "release": fresh(lambda: lambda: mem.release(rows, tokens=text(*rows))),
-        "release in the gap": in_gap(lambda: lambda: mem.release(rows, tokens=text(*rows))),
-        "release without tokens": lambda: lambda: mem.release(rows, publish=True),
-        "release a turn": fresh(lambda: lambda: mem.release([s.talker], tokens=text(s.talker))),
-        "abort": lambda: lambda: mem.abort([s.first, s.talker]),
-        "abort in the gap": in_gap(lambda: lambda: mem.abort(rows)),
-        "retract": fresh(lambda: lambda: mem.retract([s.second, s.idle])),
-        "publish": fresh(lambda: lambda: mem.publish(rows, tokens=text(*rows))),
-        "publish in the gap": in_gap(lambda: lambda: mem.publish(rows, tokens=text(*rows))),
+        "cancel and publish": in_gap(lambda: lambda: mem.cancel(s.steps[-1], keep="cache", tokens=text(*rows))),
+        "release": fresh(lambda: lambda: mem.end(rows, keep="cache", tokens=text(*rows))),
+        "release in the gap": in_gap(lambda: lambda: mem.end(rows, keep="cache", tokens=text(*rows))),
+        "release without tokens": lambda: lambda: mem.end(rows, keep="handle"),
+        "release a turn": fresh(lambda: lambda: mem.end([s.talker], keep="cache", tokens=text(s.talker))),
+        "abort": lambda: lambda: mem.end([s.first, s.talker]),
+        "abort in the gap": in_gap(lambda: lambda: mem.end(rows)),
+        "retract": fresh(lambda: lambda: mem.end([s.second, s.idle], keep="handle")),
+        "publish": fresh(lambda: lambda: mem.publish(rows, keep="cache", tokens=text(*rows))),
+        "publish in the gap": in_gap(lambda: lambda: mem.publish(rows, keep="cache", tokens=text(*rows))),
         "publish without tokens": fresh(lambda: lambda: mem.publish(rows)),
         "drop": lambda: lambda: mem.drop([s.kept]),
         "match": lambda: lambda: mem.match([*A, 1], session=s.chat),
@@ -312,16 +315,16 @@ def calls(scene: Scene) -> dict[str, Callable[[], Call]]:
         "poll": poll,
         "ready": lambda: lambda: mem.tiers and mem.tiers.ready(s.fetched),
         "cancel a prefetch": lambda: lambda: mem.tiers and mem.tiers.cancel(s.fetched),
-        "open_session": lambda: lambda: mem.open_session("third"),
-        "sessions": lambda: mem.sessions,
+        "open_session": lambda: lambda: mem.sessions.open("third"),
+        "sessions": lambda: mem.sessions.infos,
         "admit where an idle session makes way": idle_session,
-        "close_session": lambda: lambda: mem.close_session(s.chat),
+        "close_session": lambda: lambda: mem.sessions.close(s.chat),
         "submit": lambda: lambda: mem.submit(s.steps[-1]),
         "submit after the gap": in_gap(lambda: lambda: mem.submit()),
-        "sleep": fresh(lambda: mem.sleep),
+        "sleep": fresh(lambda: mem.device.sleep),
         "wake": fresh(asleep),
-        "scrub_null": lambda: mem.scrub_null,
-        "check": lambda: mem.check,
+        "scrub_null": lambda: mem.device.scrub_null,
+        "check": lambda: mem.device.check,
         "audit": lambda: mem.audit,
         "inspect": lambda: mem.inspect,
         "stats": lambda: mem.stats,
@@ -329,7 +332,9 @@ def calls(scene: Scene) -> dict[str, Callable[[], Call]]:
         "release by id": lambda: lambda: mem.pool.release(s.by_id),
         "clear the cache": fresh(lambda: lambda: mem.prefix and mem.prefix.clear()),
         "clear host memory": fresh(lambda: lambda: mem.tiers and mem.tiers.clear()),
-        "reset": lambda: mem.reset,
+        "reset": lambda: lambda: mem.recover(keep=False),
         "recover": lambda: lambda: mem.recover(s.by_id),
-        "lengths": lambda: lambda: [mem.length(s.first), mem.confirmed(s.first), mem.next_boundary(s.first)],
+        "lengths": lambda: (
+            lambda: [mem.info(s.first).length, mem.info(s.first).confirmed, mem.info(s.first).next_boundary]
+        ),
     }

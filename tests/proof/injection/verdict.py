@@ -52,12 +52,12 @@ def fingerprint(scene: Scene) -> dict[str, Any]:
         del one["age"], one["idle"]
     table, file, below = owners.table(mem), inside.registers(mem), scene.below
     seen |= {name: getattr(table, name).tolist() for name in ("generation", "used", "finished", "confirmed")}
-    seen["unsettled"] = mem._log.times(table).tolist()
+    seen["unsettled"] = mem._parts.log.times(table).tolist()
     seen |= {name: getattr(file, name).tolist() for name in ("held", "tracked", "source")}
     seen |= {"host labels": np.where(file.held, file.labels, 0).tolist(), "ids": list(table.ids)}
     seen["kept"] = sorted(owners.states(mem).values(), key=lambda snap: snap.register)
     seen["pages"] = owners.row_pages(mem).held, list(owners.kv_pages(mem).holders)
-    seen["steps"] = [step.serial for step in mem._stepping._log.unsettled], mem._stepping.open is not None
+    seen["steps"] = [step.serial for step in mem._parts.stepping._log.unsettled], mem._parts.stepping.open is not None
     seen["host"] = [[(e.key, e.record, e.pins, e.stored) for e in cache.entries()] for cache in scene.caches]
     seen["free"] = mem.free_slots, mem.free_pages, owners.free(mem)
     seen["fetches"] = [fetch.done for fetch in (below.prefetcher._fetches if below.prefetcher else ())]
@@ -68,8 +68,8 @@ def fingerprint(scene: Scene) -> dict[str, Any]:
 def broken(mem: ms.StateManager) -> bool:
     """Whether the next call says that an earlier one was interrupted."""
     try:
-        mem.buffer_infos()
-        mem.scrub_null()
+        mem.device.buffer_infos()
+        mem.device.scrub_null()
     except ms.Broken:
         for call in (lambda: mem.admit([]), mem.poll, mem.audit, lambda: mem.pool.claim(1), lambda: mem.plan([])):
             try:
@@ -110,7 +110,7 @@ def judge(scene: Scene, name: str, call: Callable[[], Any], at: int, error: Base
             assert mem.stats().rows_used == 0 and not [s for s in recovered.lost if s in recovered.snapshots]
         else:
             if (name == "wake" and mem.planes.asleep) or (name == "sleep" and mem.planes.asleep):
-                mem.wake()
+                mem.device.wake()
             here = fingerprint(scene)
             before, after = marks
             kind = "undone" if here == before else "done" if here == after else "wrong"
@@ -183,7 +183,7 @@ def _outcomes(scene: Scene, name: str, error: str, chosen: Callable[[int], Seque
 
     def before() -> dict[str, Any]:
         if scene.mem.planes.asleep:
-            scene.mem.wake()
+            scene.mem.device.wake()
         return fingerprint(scene)
 
     count, done = forked(after)

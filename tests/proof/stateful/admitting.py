@@ -128,7 +128,7 @@ class Admitting(Prompting):
         if d(30) == 1 and lengths:
             lengths[0] = 0
         if not self.row_faults(rows):
-            slots = self.attempt(set(), lambda: self.mem.read_slots(rows))
+            slots = self.attempt(set(), lambda: self.mem.device.read_slots(rows))
             if slots is REFUSED:
                 return
             model.then(Later(lambda: None))
@@ -154,7 +154,7 @@ class Admitting(Prompting):
                 self.memory.put(slot, state)
                 for contents in model.content.values():
                     contents[slot] = state
-        if self.attempt(faults, lambda: self.mem.arrived(rows, lengths)) is not REFUSED:
+        if self.attempt(faults, lambda: self.mem.device.arrived(rows, lengths)) is not REFUSED:
             model.arrive(tenants := [self.handles[row] for row in rows], states, texts)
             for tenant in tenants:
                 model.arrived_at(tenant)
@@ -208,12 +208,16 @@ class Admitting(Prompting):
                     faults.add(ms.InvalidArgument)
         elif how not in ("release", "abort") and any(row in self.handles and self.handles[row].talk for row in rows):
             faults.add(ms.InvalidArgument)
+        keep: Any = "cache" if tokens is not None else None if given is False else "handle"
+        lengths = None if isinstance(given, bool) else given
+        keep: Any = "cache" if tokens is not None else None if given is False else "handle"
+        lengths = None if isinstance(given, bool) else given
         call: dict[str, Callable[[], Any]] = {
-            "abort": lambda: self.mem.abort(rows),
-            "retract": lambda: self.mem.retract(rows),
-            "retract told": lambda: self.mem.retract(rows, tokens=tokens),
+            "abort": lambda: self.mem.end(rows),
+            "retract": lambda: self.mem.end(rows, keep="handle"),
+            "retract told": lambda: self.mem.end(rows, keep="cache", tokens=tokens),
         }
-        snaps = self.attempt(faults, call.get(how, lambda: self.mem.release(rows, given, tokens=tokens)))
+        snaps = self.attempt(faults, call.get(how, lambda: self.mem.end(rows, keep, lengths=lengths, tokens=tokens)))
         if snaps is REFUSED:
             return
         snaps = snaps or [None] * len(rows)

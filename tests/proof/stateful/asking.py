@@ -23,7 +23,7 @@ class Asking(Admitting):
         if wrong == 1:
             handles.append(d.pick(foreign().snapshot, *self.dropped))
             faults.add(ms.StaleHandle)
-        found = self.attempt(faults, lambda: self.mem.read_slots(handles))
+        found = self.attempt(faults, lambda: self.mem.device.read_slots(handles))
         if found is REFUSED:
             return
         registers = []
@@ -57,7 +57,7 @@ class Asking(Admitting):
         """What the host knows; it answers asleep as well."""
         mem, model = self.mem, self.model
         for row, tenant in self.handles.items():
-            seen = (mem.length(row), mem.confirmed(row), mem.next_boundary(row), mem.slots_held(row))
+            seen = (mem.info(row).length, mem.info(row).confirmed, mem.info(row).next_boundary, mem.info(row).slots)
             held = sum(tenant.live + k in model.held for k in range(3)) + len(tenant.marks)
             told = (model.length(tenant), tenant.confirmed, model.next_boundary(tenant), held)
             self._same(f"length, confirmed, next boundary, slots of row {row.index}", seen, told)
@@ -69,14 +69,13 @@ class Asking(Admitting):
         )
         if d(3) == 1 and not self.asleep:
             row = self.bad_row(d)
-            for call in (mem.length, mem.confirmed, mem.next_boundary, mem.slots_held):
-                self.attempt(self.row_faults([row]), lambda call=call: call(row))  # type: ignore[misc]
+            self.attempt(self.row_faults([row]), lambda: mem.info(row))
             most = d.pick(1, 7, 0, -1, "4", 2.0)
             faults = self.row_faults([row]) | (set() if most in (1, 7) else {ms.InvalidArgument})
             self.attempt(faults, lambda: mem.chunk(row, most))
         for register in list(model.held)[:2]:
-            self._same("owner", mem.owner(register), self.owner(register))
-        infos = self.attempt(set(), mem.buffer_infos)
+            self._same("owner", mem._reports.owner(register), self.owner(register))
+        infos = self.attempt(set(), mem.device.buffer_infos)
         if infos is not REFUSED:
             for info in infos:
                 layer = mem.planes[info.plane][info.layer]

@@ -150,7 +150,7 @@ class Lower:
     def name(self, kind: str, key: Key) -> str:
         return f"{kind}-{self.digest(key).hex()}"
 
-    def look(self, fetches: Mapping[ms.Fetch, Fetched]) -> None:
+    def look(self, fetches: Mapping[ms.tiers.Fetch, Fetched]) -> None:
         real, below = self.real, self.below
         if self.memory.device.type == "cuda":
             torch.cuda.synchronize()

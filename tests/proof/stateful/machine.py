@@ -56,7 +56,7 @@ def foreign() -> Foreign:
     rows = mem.admit([ms.Request(name) for name in "abcdefghi"])
     for _ in range(2):
         mem.settle(step := mem.plan([rows[0]]))
-    (snapshot,) = mem.release([rows[0]], publish=True)
+    (snapshot,) = mem.end([rows[0]], keep="handle")
     assert snapshot
     window = mem.plan([rows[1]], 2, window=True)
     mem.cancel(window)
@@ -99,10 +99,12 @@ class Machine:
         self.flights: list[Flight] = []
         self.planned_last: list[Any] | None = None  # the batch that was planned last
         self.settled: deque[ms.Step] = deque(maxlen=3)
-        self.fetches: dict[ms.Fetch, Fetched] = {}
+        self.fetches: dict[ms.tiers.Fetch, Fetched] = {}
         self.asleep = False
         self.in_gap = False  # a step is planned, and its forward not launched
-        self.asked: deque[tuple[ms.Readback, list[list[int]]]] = deque(maxlen=5)  # and what it must answer
+        self.asked: deque[tuple[ms.slots.readback.Readback, list[list[int]]]] = deque(
+            maxlen=5
+        )  # and what it must answer
         self.fed = 1000  # tokens so far, each another number
         self.calls = 0
         self.errors: Counter[str] = Counter()
@@ -226,7 +228,7 @@ class Machine:
         """Owners by name, holders of each page, sessions, and the cache node by node."""
         model, mem = self.model, self.mem
         mem._require_owners()
-        self._same("owners", mem.owners(), {register: self.owner(register) for register in model.held})
+        self._same("owners", mem._reports.owners(), {register: self.owner(register) for register in model.held})
         users = [int(n) for n in owners.kv_pages(mem).holders]
         self._same("holders of pages", users, _dense(model.page_users, self.settings.pages + 1))
         kept = {
@@ -238,7 +240,7 @@ class Machine:
                         else 0) for talk in model.talks})  # fmt: skip
         self._same("listed sessions", [
             (one.session.id, one.running, one.closing, one.tokens, one.states, one.pages, one.priority, one.age,
-             one.idle, one.ttl) for one in mem.sessions()
+             one.idle, one.ttl) for one in mem.sessions.infos()
         ], [
             (talk.name, bool(talk.row), talk.closing, talk.kept[0].length if talk.kept else 0, len(talk.kept),
              len(talk.pages), talk.priority, model.seconds - talk.opened,

@@ -83,11 +83,11 @@ class Operations(Tiering):
             self.model.submit()
 
     def check(self, d: Digits) -> None:
-        if self.attempt(set(), self.mem.check) is not REFUSED:
+        if self.attempt(set(), self.mem.device.check) is not REFUSED:
             self.model.submit()
 
     def scrub_null(self, d: Digits) -> None:
-        if self.attempt(set(), self.mem.scrub_null) is not REFUSED:
+        if self.attempt(set(), self.mem.device.scrub_null) is not REFUSED:
             for states in self.model.content.values():
                 states[0] = EMPTY
 
@@ -97,7 +97,7 @@ class Operations(Tiering):
             return
         keep = d(3) != 1
         faults: Faults = {ms.InvalidArgument} if not keep and (self.model.held or self.model.waits) else set()
-        if self.attempt(faults, lambda: self.mem.sleep(keep)) is REFUSED:
+        if self.attempt(faults, lambda: self.mem.device.sleep(keep)) is REFUSED:
             return
         self.model.submit()
         if self.model.below:
@@ -108,9 +108,9 @@ class Operations(Tiering):
 
     def wake(self, d: Digits) -> None:
         if not self.asleep:
-            self.attempt({ms.InvalidArgument}, self.mem.wake)
+            self.attempt({ms.InvalidArgument}, self.mem.device.wake)
             return
-        self.mem.wake()
+        self.mem.device.wake()
         self.asleep = False
         self.memory.attach(self.mem)
         if not self.kept_bytes:
@@ -123,7 +123,7 @@ class Operations(Tiering):
         if d(3) and not self.asleep:
             return  # rare, or nothing grows
         with self.lower.waiting() if self.lower else nullcontext():
-            if self.attempt(set(), self.mem.reset) is REFUSED:
+            if self.attempt(set(), lambda: self.mem.recover(keep=False)) is REFUSED:
                 return
         self.asked.clear()
         self.model.discard()
@@ -148,7 +148,7 @@ class Operations(Tiering):
             self.wake(nothing)
         while self.flights:
             self.settle(nothing)
-        self.mem.abort(rows := list(self.handles))
+        self.mem.end(rows := list(self.handles))
         self.model.end([self.handles[row] for row in rows], None, [])
         self.forget_rows(rows)
         self.mem.drop(list(self.snaps))
@@ -157,7 +157,7 @@ class Operations(Tiering):
         self.look()
         self._everything_can_be_had()
         for session, talk in self.talks.items():
-            self.mem.close_session(session)
+            self.mem.sessions.close(session)
             self.model.close_talk(talk)
         self.look()
         with self.lower.waiting() if self.lower else nullcontext():
@@ -188,7 +188,7 @@ class Operations(Tiering):
         rows = self.admit_all(nothing, drawn)
         assert len(rows) == n, "idle sessions refuse a request for ever"
         self.look()
-        self.mem.abort(rows)
+        self.mem.end(rows)
         self.model.end([self.handles[row] for row in rows], None, [])
         self.forget_rows(rows)
 

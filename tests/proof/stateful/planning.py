@@ -170,7 +170,7 @@ class Planning(Machine):
         self._same("after", step.after.tolist(), [entry.after for entry in entries])
         assert step.window == window
         if replay is not None:
-            assert self.mem._stepping.open is None
+            assert self.mem._parts.stepping.open is None
             self._ran(flight)
             model.launched(planned, send=True)
             self.look()
@@ -275,7 +275,7 @@ class Planning(Machine):
 
     def _marks(self) -> list[tuple[int, int, int]]:
         """Entry, offset and slot of the marks of the newest plan, as the device has them."""
-        count, *columns = (column.tolist() for column in self.mem._log.marks)
+        count, *columns = (column.tolist() for column in self.mem._parts.log.marks)
         return list(zip(*(column[: count[0]] for column in columns), strict=True))
 
     def _same_marks(self, step: ms.Step, planned: Planned) -> None:

@@ -71,7 +71,7 @@ class Remembering(Asking):
         """To the cache; turns of sessions too, and without a cache they alone may say their tokens."""
         tokens, texts, faults = self.tell(d, rows)
         faults |= self.row_faults(rows)
-        snaps = self.attempt(faults, lambda: self.mem.publish(rows, tokens=tokens))
+        snaps = self.attempt(faults, lambda: self.mem.publish(rows, keep="cache", tokens=tokens))
         if snaps is not REFUSED:
             tenants = [self.handles[row] for row in rows]
             bounds = [tenant.confirmed for tenant in tenants]
@@ -116,7 +116,7 @@ class Remembering(Asking):
             if d(30) == 1:
                 priority, ttl = d.pick((0.5, None), (0, -1), (0, "x"))
                 faults = {ms.InvalidArgument}
-            session = self.attempt(faults, lambda: self.mem.open_session(name, priority=priority, ttl=ttl))
+            session = self.attempt(faults, lambda: self.mem.sessions.open(name, priority=priority, ttl=ttl))
             if session is not REFUSED:
                 self.talks[session] = self.model.open_talk(name, priority, ttl)
 
@@ -137,7 +137,7 @@ class Remembering(Asking):
         talk, faults = self.talks.get(session), set()
         if talk is None:
             faults = {ms.StaleHandle if isinstance(session, ms.Session) else ms.InvalidArgument}
-        if self.attempt(faults, lambda: self.mem.close_session(session)) is not REFUSED:
+        if self.attempt(faults, lambda: self.mem.sessions.close(session)) is not REFUSED:
             self.model.close_talk(self.talks.pop(session))
             self.closed.append(session)
 

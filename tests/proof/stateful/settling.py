@@ -139,7 +139,8 @@ class Settling(Planning):
             tokens, texts, faults = self.tell(d, named)
         elif publish and any(entry.row and entry.row.talk for entry in entries):
             faults = {ms.InvalidArgument}
-        call = lambda: self.mem.cancel(flight.step, publish=publish, tokens=tokens)  # noqa: E731
+        keep: Any = "cache" if tokens is not None else "handle" if publish else None
+        call = lambda: self.mem.cancel(flight.step, keep, tokens=tokens)  # noqa: E731
         promised = model.promised or flight.planned is not model.open  # its forward must run, or has been launched
         if promised:
             faults.add(ms.InvalidArgument)

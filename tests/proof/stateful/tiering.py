@@ -32,7 +32,7 @@ class Tiering(Remembering):
         prompt, salt = self.draw_prompt(d, talk), self.draw_salt(d)
         self.prefetch_for(d, prompt, talk.salt if talk else salt, session)
 
-    def prefetch_for(self, d: Digits, prompt: Text, salt: Hashable, session: Any = None) -> ms.Fetch | None:
+    def prefetch_for(self, d: Digits, prompt: Text, salt: Hashable, session: Any = None) -> ms.tiers.Fetch | None:
         model, below, s = self.model, self.model.below, self.settings
         given, faults = spelled(d, prompt), set[type[ms.MemstateError]]()
         if not below or not s.storing:
@@ -58,7 +58,7 @@ class Tiering(Remembering):
         self.fetches[fetch] = below.start(keys, covered, found.kv // s.page_size)
         return fetch
 
-    def _open(self) -> list[ms.Fetch]:
+    def _open(self) -> list[ms.tiers.Fetch]:
         return [fetch for fetch, told in self.fetches.items() if not told.done]
 
     def ready(self, d: Digits) -> None:
@@ -67,7 +67,7 @@ class Tiering(Remembering):
         if below and (fetches := list(self.fetches)):
             self.ready_for(d.pick(*(self._open() or fetches), *fetches[-1:]))
 
-    def ready_for(self, fetch: ms.Fetch) -> None:
+    def ready_for(self, fetch: ms.tiers.Fetch) -> None:
         assert self.mem.tiers and self.model.below
         self._same("ready", self.mem.tiers.ready(fetch), self.model.below.ready(self.fetches[fetch]))
         self.look()

@@ -1,10 +1,8 @@
-"""Injects faults into one manager on purpose, counts and logs them: to test an engine before production does.
+"""Injects faults into one manager from outside, counts and logs them: to test an engine before production does.
 
 claims, admissions     slots are short: snapshots are skipped, requests have to wait
 store_fails, ..late_s  storage fails or is slow
 polls                  transfers, writes and prefetches take longer
-
-A manager without chaos builds the plain parts and pays nothing.
 """
 
 import logging
@@ -15,21 +13,20 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
-from functools import partial
+from dataclasses import dataclass, fields
 from typing import Any
 
 from torch import Tensor
 
 from memstate.checks import is_whole
-from memstate.engine.admission import Admission, Lack
-from memstate.engine.stepping import Stepping
-from memstate.errors import ConfigurationError, OutOfSlots
+from memstate.engine.admission import Lack
+from memstate.engine.manager import StateManager
+from memstate.errors import ConfigurationError, InvalidArgument, OutOfSlots
 from memstate.prefix.room import Room
 from memstate.requests.handles import Row
 from memstate.requests.steps import Step
 from memstate.stats import ChaosStats
-from memstate.tiers import Store, TierManager, Tiers
+from memstate.tiers import Store
 from memstate.tiers.stores.base import Bytes, Outcome
 
 VARIABLE = "MEMSTATE_CHAOS"
@@ -122,24 +119,20 @@ def chaos_from(environment: Mapping[str, str]) -> Chaos | None:
     return chaos
 
 
-class NoFaults:
-    """Builds the parts of a manager without chaos."""
-
-    stepping, admission, tiers = Stepping, Admission, TierManager
-
-    def stats(self) -> None:
-        """Returns None: there is no chaos."""
-
-
 class Faults:
-    """Draws, counts and logs the faults of one manager, and builds the parts that have them.
+    """Draws, counts and logs the faults of one manager. The library knows nothing of it: it wraps what is there.
 
     Args:
         chaos: how often each kind happens.
 
-    Attributes:
-        stepping: builds a `Stepping` whose claims can be refused.
-        admission: builds an `Admission` that can find too few slots.
+    Example:
+        >>> import torch, memstate as ms
+        >>> from memstate.testing import Chaos, Faults
+        >>> layout = ms.StateLayout([ms.Plane("ssm", (4,), torch.float32)], layers=1)
+        >>> faults = Faults(Chaos(seed=1, admissions=0.5))
+        >>> mem = faults.inject(ms.StateManager(layout, slots=8, max_requests=4))
+        >>> mem.stats().chaos.admissions
+        0
     """
 
     def __init__(self, chaos: Chaos) -> None:
@@ -147,13 +140,83 @@ class Faults:
         self._lock = threading.RLock()  # threads call the store
         self._counts: Counter[str] = Counter()
         self._draws = {field.name: random.Random(f"{field.name} {chaos.seed}") for field in fields(ChaosStats)}
-        self.stepping, self.admission = partial(FaultyStepping, self), partial(FaultyAdmission, self)
 
-    def tiers(self, settings: Tiers, *parts: Any) -> TierManager:
-        """Returns a `TierManager` whose polls can do nothing, on a store that can fail."""
-        if settings.store is not None:
-            settings = replace(settings, store=FaultyStore(settings.store, self))
-        return FaultyTiers(self, settings, *parts)
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "Faults | None":
+        """Returns the faults that the variable MEMSTATE_CHAOS asks for, such as "seed=1,claims=0.1"; None for none.
+
+        Args:
+            environment: the variables of the process.
+
+        Raises:
+            ConfigurationError: the text is not a list of settings, or a value is out of range.
+        """
+        chaos = chaos_from(environment)
+        return cls(chaos) if chaos is not None else None
+
+    def store(self, store: Store) -> "FaultyStore":
+        """Returns a store that is slow and fails, for `ms.Tiers(store=...)`.
+
+        Args:
+            store: the store that keeps the records.
+        """
+        return FaultyStore(store, self)
+
+    def inject(self, mem: StateManager) -> StateManager:
+        """Lets the calls of a manager meet the faults. Call it before the first request.
+
+        Args:
+            mem: the manager.
+
+        Returns:
+            The manager.
+
+        Raises:
+            InvalidArgument: the manager has faults already.
+        """
+        parts = mem._parts
+        if parts.chaos is not None:
+            raise InvalidArgument("this manager has faults already: inject once, with all of them in one Chaos(...)")
+        parts.chaos = self.stats
+        stepping, admission, marks, mirror = parts.stepping, parts.admission, parts.marks, parts.mirror
+        plan, accept, make_room = stepping.plan, stepping.accept, admission.make_room
+
+        def refused() -> int:
+            return mirror.degraded + marks.refused
+
+        def faulty_plan(
+            rows: Sequence[Row | None], tokens: int | Sequence[int], limit: int, window: bool, room: Room,
+            replay: Callable[[], object] | None = None,
+        ) -> Step:  # fmt: skip
+            real = stepping.batch(rows, tokens).rows
+            with self.claims(len(real), limit, refused) as allowed:
+                return plan(rows, tokens, allowed, window, room, replay)
+
+        def faulty_accept(step: Step, accepted: Sequence[int], windows: Any, finished: Any, limit: int) -> None:
+            with self.claims(len(step.numbers), limit, refused) as allowed:
+                accept(step, accepted, windows, finished, allowed)
+
+        def faulty_room(rows: int, pages: int, slots: int) -> Lack | None:
+            runs = parts.table.free < parts.table.rows  # else an engine may well take a refusal as final
+            if runs and rows and self.happens("admissions", f"{rows} requests find too few slots"):
+                allocator, held = parts.allocator, parts.sessions.held
+                evictable = parts.holdings.evictable + parts.cache.evictable_states
+                error = OutOfSlots(slots, allocator.free, evictable, allocator.capacity, held)
+                error.add_note("memstate: refused on purpose, see memstate.testing")
+                return error
+            return make_room(rows, pages, slots)
+
+        stepping.plan, stepping.accept = faulty_plan, faulty_accept  # type: ignore[method-assign]
+        admission.make_room = faulty_room  # type: ignore[method-assign]
+        if (tiers := parts.tiers) is not None:
+            poll = tiers.poll
+
+            def faulty_poll() -> None:
+                if not self.happens("polls", "a poll does nothing"):
+                    poll()
+
+            tiers.poll = faulty_poll  # type: ignore[method-assign]
+        return mem
 
     def stats(self) -> ChaosStats:
         """Returns how many faults of each kind were injected since the start.
@@ -227,64 +290,6 @@ class Faults:
         return place
 
 
-class Faulty:
-    """A part of a manager that has faults.
-
-    Args:
-        faults: draws the faults.
-        parts: what the part is built from.
-    """
-
-    def __init__(self, faults: Faults, *parts: Any) -> None:
-        super().__init__(*parts)
-        self._faults = faults
-
-
-class FaultyStepping(Faulty, Stepping):
-    """Plans and accepts steps, and refuses some of their optional claims."""
-
-    def _refused(self) -> int:
-        return self._mirror.degraded + self._marks.refused
-
-    def plan(
-        self, rows: Sequence[Row | None], tokens: int | Sequence[int], limit: int, window: bool, room: Room,
-        replay: Callable[[], object] | None = None,
-    ) -> Step:  # fmt: skip
-        """See `Stepping.plan`."""
-        real = self.batch(rows, tokens).rows
-        with self._faults.claims(len(real), limit, self._refused) as allowed:
-            return super().plan(rows, tokens, allowed, window, room, replay)
-
-    def accept(self, step: Step, accepted: Sequence[int], windows: Any, finished: Any, limit: int) -> None:
-        """See `Stepping.accept`."""
-        with self._faults.claims(len(step.numbers), limit, self._refused) as allowed:
-            super().accept(step, accepted, windows, finished, allowed)
-
-
-class FaultyAdmission(Faulty, Admission):
-    """Starts requests, and sometimes finds too few slots."""
-
-    def make_room(self, rows: int, pages: int, slots: int) -> Lack | None:
-        """See `Admission.make_room`."""
-        runs = self._table.free < self._table.rows  # else an engine may well take a refusal as final
-        if runs and rows and self._faults.happens("admissions", f"{rows} requests find too few slots"):
-            allocator, held = self._file.allocator, self._sessions.held
-            evictable = self._holdings.evictable + self._cache.evictable_states
-            error = OutOfSlots(slots, allocator.free, evictable, allocator.capacity, held)
-            error.add_note("memstate: refused on purpose, see StateManager(chaos=...)")
-            return error
-        return super().make_room(rows, pages, slots)
-
-
-class FaultyTiers(Faulty, TierManager):
-    """Moves states between the tiers, and sometimes lets a poll pass."""
-
-    def poll(self) -> None:
-        """See `TierManager.poll`."""
-        if not self._faults.happens("polls", "a poll does nothing"):
-            super().poll()
-
-
 class FaultyStore:
     """Delays calls of a store and lets them fail. Everything else passes through.
 
@@ -337,18 +342,3 @@ class FaultyStore:
         self._store.discard(names)
         if wrong is not None:
             raise OSError(f"discard of {len(names)} records fails on purpose: chaos")
-
-
-def faults_of(chaos: Chaos | None) -> Faults | NoFaults:
-    """Returns the faults of a manager. Without an argument, the environment decides.
-
-    Args:
-        chaos: the manager's argument.
-
-    Raises:
-        ConfigurationError: the argument is something else, or the environment's value is not valid.
-    """
-    if not isinstance(chaos, Chaos | None):
-        raise ConfigurationError(f"chaos={chaos!r}: expected ms.Chaos(...) or None")
-    chaos = chaos or chaos_from(os.environ)
-    return NoFaults() if chaos is None else Faults(chaos)

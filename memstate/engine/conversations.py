@@ -1,0 +1,107 @@
+"""Offers the calls of `mem.sessions`: conversations whose states stay between their turns."""
+
+from collections.abc import Hashable
+from typing import TYPE_CHECKING
+
+from memstate.engine import aliases
+from memstate.engine.door import Door
+from memstate.engine.parts import Parts
+from memstate.errors import InvalidArgument
+from memstate.prefix.conversation import SessionInfo
+from memstate.prefix.session_settings import is_duration
+from memstate.requests.handles import Session
+
+
+class SessionCalls:
+    """Opens and closes sessions.
+
+    Where a request, a snapshot or a load needs the room, idle sessions make way: see `SessionLimits`. A session that
+    made way stays open. Its next turn starts from what the prefix cache or the tiers have of its tokens.
+
+    Args:
+        parts: the parts of the manager.
+        door: lets calls in.
+
+    Example:
+        >>> import torch, memstate as ms
+        >>> layout = ms.StateLayout([ms.Plane("ssm", (4,), torch.float32)], layers=1)
+        >>> mem = ms.StateManager(layout, slots=8, max_requests=2)
+        >>> talk = mem.sessions.open("alice")
+        >>> row = mem.admit([ms.Request("turn 1", tokens=[1, 2, 3], session=talk)])[0]
+        >>> mem.settle(mem.plan([row], [3]))
+        >>> _ = mem.end([row], keep="cache", tokens=[[1, 2, 3]])
+        >>> mem.sessions.infos()[0].tokens
+        3
+    """
+
+    def __init__(self, parts: Parts, door: Door) -> None:
+        self._parts, self._door = parts, door
+
+    def __repr__(self) -> str:
+        return f"SessionCalls({len(self._parts.sessions.opened)} open sessions)"
+
+    def open(self, name: Hashable, *, priority: int = 0, ttl: float | None = None) -> Session:
+        """Opens a session.
+
+        Args:
+            name: the name that audits show. Two open sessions can have the same name; each keeps its own states.
+            priority: sessions of a lower priority make way first.
+            ttl: seconds of `SessionLimits.clock` that the idle session keeps its states. After that the next `admit` or
+                `poll` releases them. None: no limit.
+
+        Returns:
+            The session, for `Request(session=...)`.
+
+        Raises:
+            InvalidArgument: the name is not hashable, or a number is not valid.
+
+        Syncs: no.
+        """
+        self._door.enter()
+        if isinstance(priority, bool) or not isinstance(priority, int):
+            raise InvalidArgument(f"priority={priority!r}: expected a whole number")
+        if ttl is not None and not is_duration(ttl):
+            raise InvalidArgument(f"ttl={ttl!r}: expected seconds from 0 on, or None")
+        return self._parts.sessions.open(name, priority, ttl)
+
+    def close(self, session: Session) -> None:
+        """Closes a session and frees what it holds.
+
+        While a turn of the session runs, the handle becomes stale at once, and the session closes when the turn ends.
+        The states of that turn go to the prefix cache, as those of any other request.
+
+        Args:
+            session: what `open` returned.
+
+        Raises:
+            StaleHandle: the session was closed before.
+
+        Syncs: no.
+        """
+        self._door.enter()
+        self._parts.sessions.require(session)
+        with self._parts.guard.changing("sessions.close"):
+            self._parts.cache.release(self._parts.sessions.close(session))
+
+    def infos(self) -> list[SessionInfo]:
+        """Returns the open sessions, in the order in which they were opened.
+
+        Syncs: no.
+        """
+        return self._parts.sessions.infos()
+
+    def expire(self, call: str) -> None:
+        """Empties the idle sessions whose time to live is over.
+
+        Args:
+            call: the public call in which this happens.
+        """
+        if self._parts.sessions.any_expired:
+            with self._parts.guard.changing(call):
+                self._parts.room.expire()
+
+    if not TYPE_CHECKING:
+
+        def __call__(self) -> list[SessionInfo]:
+            """Returns `infos()`: a name of former versions."""
+            return aliases.warned("sessions()", "mem.sessions.infos()", self.infos())

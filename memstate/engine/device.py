@@ -1,0 +1,215 @@
+"""Offers what engines need of the device: tensors at fixed addresses, slot ids, memory that sleeps, a stream."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from memstate.checks import sequence
+from memstate.engine.door import Door
+from memstate.engine.parts import Parts
+from memstate.errors import InvalidArgument
+from memstate.kernels.tables import REGISTERS_PER_ROW, Marks
+from memstate.requests.handles import Row, Snapshot
+from memstate.slots.commands import Action
+from memstate.slots.readback import Readback
+from memstate.state.regions import BufferInfo
+
+
+class DeviceCalls:
+    """The calls of `mem.device`. A decode loop needs none of them; transfers, captured graphs and other kernels do.
+
+    Args:
+        parts: the parts of the manager.
+        door: lets calls in.
+
+    Attributes:
+        page_table: KV page ids of each row: int32 tensor, axes `row page`; 0 = no page. Always at one address.
+        live_slots: the slot of each row's live state: int32 tensor, axis `row`, always at one address.
+            `mem.device.live_slots[numbers]` are the slots of a batch, where `numbers` are those of `step.rows` on the
+            device. It is 0 for row 0, which is padding, and for rows without a request. Recorded changes show after the
+            next `submit` or `plan`. Under Redirect the slot of a row changes at boundaries.
+        marks: the marks of the newest plan, as in `step.marks`: the states inside of the step that are kept. Always at
+            one address, so that a captured forward can read them.
+
+    Example:
+        >>> import torch, memstate as ms
+        >>> layout = ms.StateLayout([ms.Plane("ssm", (4,), torch.float32)], layers=1)
+        >>> mem = ms.StateManager(layout, slots=8, max_requests=2)
+        >>> rows = mem.admit([ms.Request("a")])
+        >>> mem.device.read_slots(rows).wait()
+        [1]
+        >>> mem.device.live_slots.tolist()
+        [0, 1, 0]
+    """
+
+    def __init__(self, parts: Parts, door: Door) -> None:
+        self._parts, self._door = parts, door
+        slots = parts.registers.table.slots
+        self.page_table: Tensor = parts.registers.page_table
+        self.live_slots: Tensor = slots[: REGISTERS_PER_ROW * (parts.registers.rows + 1) : REGISTERS_PER_ROW]
+        self.marks: Marks = parts.log.marks
+
+    def __repr__(self) -> str:
+        return f"DeviceCalls({self._parts.backend!r})"
+
+    def read_slots(self, handles: Sequence[Row | Snapshot]) -> Readback:
+        """Asks the device which slot holds the state of each given row or snapshot, for RDMA or debugging.
+
+        It first sends the recorded changes. Then it takes one upload, one launch and one copy to the host.
+        `Readback.wait` waits for the copy.
+
+        The copy starts at once, or, if changes wait for a forward, after them. So the ids never name a slot that this
+        forward still uses for its former owner.
+
+        Args:
+            handles: rows and snapshots, in any order.
+
+        Returns:
+            A readback with one slot id for each handle. `Readback.wait` syncs.
+
+        Raises:
+            StaleHandle: a request has ended, or a snapshot was dropped.
+            InvalidArgument: a handle is neither a row nor a snapshot.
+
+        Syncs: no.
+        """
+        self._door.enter()
+        parts = self._parts
+        sequence("rows and snapshots", handles, "[row, snapshot]")
+        rows = [0 if isinstance(handle, Snapshot) else parts.table.index(handle) for handle in handles]
+        parts.holdings.require(handle for handle in handles if isinstance(handle, Snapshot))
+        registers = [
+            handle.register if isinstance(handle, Snapshot) else parts.registers.origin(row)
+            for handle, row in zip(handles, rows, strict=True)
+        ]
+        answer = Readback(len(registers), parts.backend)
+
+        def resolve() -> None:
+            sent = parts.commands.ring.send(np.asarray(registers, np.int32))
+            answer.begin(parts.registers.resolve(sent))
+
+        with parts.guard.changing("read_slots"):
+            parts.commands.then(Action(resolve))
+            return answer
+
+    def arrived(self, rows: Sequence[Row], lengths: Sequence[int]) -> None:
+        """Tells the manager that states computed elsewhere have been written to the slots of newly admitted rows.
+
+        Use `read_slots` to learn which slots to write. Under Redirect, such a state becomes a snapshot if its length is
+        a boundary, like a state computed here. Under other strategies it becomes no snapshot. The first snapshot comes
+        at the next boundary.
+
+        Args:
+            rows: rows of length 0.
+            lengths: length of each state in tokens, at least 1.
+
+        Raises:
+            StaleHandle: a request has ended; nothing changed.
+            InvalidArgument: a row has a length already; a row is in a step or has finished; or a row has too few pages
+                for its new length. Nothing changed.
+
+        Syncs: no.
+        """
+        self._door.enter()
+        self._parts.admission.arrived(rows, lengths)
+
+    def scrub_null(self) -> None:
+        """Zeroes slot 0.
+
+        Call this before each forward if your kernels write to slot 0, read slot 0 later, and need zeros there. It runs
+        on the current stream, and a CUDA graph can hold it.
+
+        Syncs: no.
+        """
+        parts = self._parts
+        self._door.require_thread()
+        if parts.stepping.replaying is None or parts.guard.interrupted:
+            parts.guard.require_whole()
+        parts.planes.scrub_null()
+
+    def sleep(self, keep: bool = True) -> None:
+        """Releases the memory of the states, and remembers who owns each slot.
+
+        Until `wake`, only lengths, counts and `stats` work. Other calls raise Asleep.
+
+        Args:
+            keep: keep the bytes in host memory. False is allowed only if no slot is held.
+
+        Raises:
+            InvalidArgument: slots are held and `keep` is False, or memory cannot be released; nothing changed.
+            Asleep: the states sleep already; nothing changed.
+
+        Syncs: yes.
+        """
+        self._door.enter()
+        parts = self._parts
+        # a slot whose release waits for a forward counts as held
+        held = parts.allocator.capacity - parts.allocator.free + parts.commands.withheld[0]
+        if held and not keep:
+            raise InvalidArgument(
+                f"{held} slots are held: their states would be lost; use keep=True, or end them first, and settle the "
+                "newest step, whose forward may still need them"
+            )
+        with parts.guard.changing("sleep"):
+            parts.commands.submit()
+            if parts.tiers is not None:
+                parts.tiers.settle()
+        parts.planes.sleep(keep=keep)
+
+    def wake(self) -> None:
+        """Restores the memory of the states, and the bytes that `sleep` kept.
+
+        Planes can have new addresses. If a CUDA graph uses the old addresses, capture it again.
+
+        Raises:
+            InvalidArgument: the states do not sleep.
+            Asleep: the engine has not restored its own tensors.
+            LayoutMismatch: the engine has restored its tensors with a smaller alignment.
+
+        Syncs: yes.
+        """
+        self._door.require_caller()
+        self._parts.planes.wake()
+
+    def buffer_infos(self) -> list[BufferInfo]:
+        """Returns base address, slot stride and length of every plane and layer, in bytes, to register for RDMA.
+
+        Syncs: no.
+        """
+        return self._parts.planes.buffer_infos()
+
+    def use_stream(self, stream: "torch.cuda.Stream") -> None:
+        """Moves the device work of the manager to another stream, after all its work so far.
+
+        All calls come on one stream, except lengths, counts, `stats` and `scrub_null`. The first call decides which; on
+        another current stream the others raise InvalidArgument. `use_stream` makes the new stream wait for the old one.
+        It does not make the new stream current: make the next calls under `torch.cuda.stream(stream)`.
+
+        Only the forward may run on another stream, ordered by events of the caller.
+
+        Args:
+            stream: a stream of the manager's device.
+
+        Raises:
+            InvalidArgument: not a stream of this device, or the current stream captures a CUDA graph; nothing changed.
+
+        Syncs: no.
+        """
+        self._door.require_thread()
+        self._parts.stream.use(stream)
+
+    def check(self) -> None:
+        """Raises an error for the first fault that the device counted.
+
+        It first sends the recorded changes that do not wait for a forward.
+
+        Raises:
+            DoubleRelease: a slot was released that was free already.
+            DeviceFault: the device counted another invalid operation.
+
+        Syncs: yes.
+        """
+        self._door.enter()
+        self._parts.pool.check()

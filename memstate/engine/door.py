@@ -1,0 +1,69 @@
+"""Lets the calls of a manager in, or says why not: another thread or stream, a replay, a fault, sleeping states."""
+
+import threading
+from collections.abc import Callable
+
+from memstate.engine.stepping import Stepping
+from memstate.errors import Asleep, InvalidArgument, MemstateError
+from memstate.guard import Guard
+from memstate.state.memory import Memory
+from memstate.streams import WorkStream
+
+
+class Door:
+    """Asks what can refuse a call, and only where it might.
+
+    Args:
+        guard: knows an interrupted call.
+        stepping: knows whether a plan replays a graph.
+        stream: the stream of the manager.
+        memory: the memory of the states.
+        check: what each call asks first in debug mode, which also allows one thread only; None: no debug mode.
+    """
+
+    def __init__(
+        self, guard: Guard, stepping: Stepping, stream: WorkStream, memory: Memory, check: Callable[[], None] | None
+    ) -> None:
+        self._guard, self._stepping, self._stream, self._memory, self._check = guard, stepping, stream, memory, check
+        self._thread = threading.get_ident() if check is not None else None
+
+    def enter(self) -> None:
+        """Lets a call in that changes something, or that needs the device."""
+        if self._stepping.replaying is not None:
+            self.require_no_replay()
+        if self._check is not None or self._stream.matters:
+            self.require_caller()
+        if self._guard.call:
+            self._guard.require_whole()
+        if self._memory.asleep:
+            raise Asleep()
+        if self._check is not None:
+            self._check()
+
+    def require_whole(self) -> None:
+        """Lets a call in that asks the host only."""
+        self.require_no_replay()
+        self._guard.require_whole()
+
+    def require_no_replay(self) -> None:
+        """Refuses a call that the replay of a plan makes."""
+        if self._stepping.replaying is not None and not self._guard.interrupted:
+            raise InvalidArgument(
+                "this call comes inside the replay of a plan, while the manager changes: only launch and "
+                "device.scrub_null can be called there; make this call after the plan"
+            )
+
+    def require_caller(self) -> None:
+        """Refuses a call from another thread, on another stream, or inside a graph capture."""
+        self.require_thread()
+        self._stream.require()
+
+    def require_thread(self) -> None:
+        """Refuses a call from another thread, in debug mode."""
+        if self._thread is not None and self._thread != threading.get_ident():
+            raise MemstateError(f"a manager is driven by one thread ({self._thread}), this is {threading.get_ident()}")
+
+    def require_awake(self) -> None:
+        """Refuses a call that needs the bytes of states while they sleep."""
+        if self._memory.asleep:
+            raise Asleep()

@@ -1,0 +1,12 @@
+"""Helps engines test themselves: faults on purpose, a clock that a test turns, a store in a dictionary.
+
+chaos   Chaos and Faults: claims, admissions, stores and polls that fail
+clock   Clock: seconds that pass when the test says so
+store   MemoryStore: records in a dictionary, with faults of single records
+"""
+
+from memstate.testing.chaos import Chaos, Faults
+from memstate.testing.clock import Clock
+from memstate.testing.store import MemoryStore
+
+__all__ = ["Chaos", "Clock", "Faults", "MemoryStore"]

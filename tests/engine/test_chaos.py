@@ -287,7 +287,9 @@ def test_the_environment_names_faults(told: pytest.LogCaptureFixture) -> None:
     assert Faults.from_environment({"MEMSTATE_CHAOS": ""}) is None
     text = " seed=-1, claims=0.1 ,admissions=1,store_fails=.5,store_late_s=2,polls=0.2"
     faults = Faults.from_environment({"MEMSTATE_CHAOS": text})
-    assert faults is not None and faults.chaos == Chaos(-1, 0.1, 1.0, 0.5, 2.0, 0.2)
+    assert faults is not None and faults.chaos == Chaos(
+        seed=-1, claims=0.1, admissions=1.0, store_fails=0.5, store_late_s=2.0, polls=0.2
+    )
     assert [record.levelname for record in told.records] == ["WARNING"] and "on purpose" in told.messages[0]
 
 

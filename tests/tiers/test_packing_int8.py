@@ -58,7 +58,7 @@ def test_every_preset_with_a_state_has_an_axis() -> None:
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("name", AXES)
-def test_b66_int8_round_trip_of_every_preset(
+def test_B66_int8_round_trip_of_every_preset(
     backend: Backend, generator: torch.Generator, name: str, order: Order
 ) -> None:
     """Slot 1 to a record and on to slot 3: conv bit for bit, ssm within one step of the scale, indeed half of one."""
@@ -109,7 +109,7 @@ def test_the_body_has_values_and_scales_in_place_of_the_plane(backend: Backend, 
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_b66_int8_in_given_memory(backend: Backend, generator: torch.Generator, form: str) -> None:
+def test_B66_int8_in_given_memory(backend: Backend, generator: torch.Generator, form: str) -> None:
     """One tensor each or one a layer, blocks of any size, foreign bytes around them."""
     engine = Engine(TWO, 4, backend, generator, form, unit=4)
     storage = numbers(engine.storage(), generator, ("ssm", "m"))
@@ -151,7 +151,7 @@ def test_one_launch_for_bytes_and_one_for_each_plane(backend: Backend, generator
     assert backend.counts.launches == {"pack_int8": 1, "unpack_int8": 1}
 
 
-def test_b66_empty_registers_give_zeros_and_take_nothing(backend: Backend, generator: torch.Generator) -> None:
+def test_B66_empty_registers_give_zeros_and_take_nothing(backend: Backend, generator: torch.Generator) -> None:
     storage = numbers(filled(TWO, 4, backend, generator), generator, ("ssm", "m"))
     packing = Packing(storage, {"ssm": 2})
     slots, index, places = ids(storage, 1, 3, 0, 2), ids(storage, 1, 2, 0, 3), ids(storage, 2, 0, 3, -1)
@@ -264,7 +264,7 @@ def come_back(mem: ms.StateManager, prompt: list[int], backend: Backend) -> None
 
 
 @pytest.mark.sample(None, interpreter=1)
-def test_b66_int8_states_come_back_within_half_a_step(backend: Backend) -> None:
+def test_B66_int8_states_come_back_within_half_a_step(backend: Backend) -> None:
     rng = random.Random(0)
     prompts = [[rng.randrange(1000) for _ in range(2 * PAGE + 1)] for _ in range(3)]
     mem = manager(backend, host_slots=4)

@@ -78,26 +78,6 @@ def test_B26_a_copy_comes_before_the_next_forward(backend: Backend, name: str) -
     scan(loop.mem)
 
 
-@pytest.mark.parametrize("name", ["ping-pong", "lazy"])
-def test_submit_keeps_the_order_of_copies_and_owners(backend: Backend, name: str) -> None:
-    """A lane released and claimed again right after the forward belongs to its new owner."""
-    loop = InPlace(backend, MAKERS[name](), slots=6, rows=3, overlap=False)
-    first = loop.mem.pool.allocator.claim(1)
-    (row,) = loop.admit()
-    loop.advance([row], I - 1)
-    lane = loop.slot(row, 1)
-    loop.mem.pool.allocator.release(first)
-    step = loop.step([row])  # at the boundary; its copy is still due
-    loop.mem.end([row])
-    tenants = loop.admit(ms.Request("b"), ms.Request("c"))
-    loop.mem.submit()
-    assert lane in [loop.slot(tenant) for tenant in tenants]  # what was a lane is live now
-    loop.mem.settle(step)
-    for tenant in tenants:
-        assert not loop.planes.wrong({loop.slot(tenant): ()})  # zeroed, and not overwritten by the late copy
-    scan(loop.mem)
-
-
 RING = ms.StateLayout(
     (ms.Plane("ring", (I,), torch.int64, rewritten_each_step=False), ms.Plane("ssm", (2,), torch.int64)), 2
 )

@@ -143,28 +143,6 @@ def test_B29_a_window_given_up_leaves_nothing(backend: Backend, name: str, how: 
     assert loop.mem.free_slots == 16
 
 
-def test_a_window_may_be_the_first_step_after_a_hit(backend: Backend) -> None:
-    for tracking in (ms.Redirect(I), ms.PingPong(I)):
-        loop = Speculator(backend, tracking)
-        (row,) = loop.admit()
-        loop.window([row], [4])
-        (snapshot,) = loop.mem.end([row], keep="handle")
-        assert snapshot is not None
-        (again,) = loop.admit(ms.Request("again", resume=snapshot))
-        loop.fed[again] = loop.fed[row][:4]
-        loop.mem.drop([snapshot])
-        loop.window([again], [0])
-        assert loop.mem.info(again).length == 4
-        loop.window([again], [5])
-        loop.mem.submit()
-        assert loop.mem.free_slots + loop.mem.info(again).slots == 16  # what was read directly went with its reader
-        assert loop.holds(loop.slot(again), again, 9)
-        assert loop.mem.publish([again])[0].length == 8  # type: ignore[union-attr]
-        loop.mem.end([again])
-        scan(loop.mem)
-        assert loop.mem.free_slots == 15  # all but the last snapshot
-
-
 @pytest.mark.parametrize("name", ["lazy", "redirect"])
 def test_B36c_what_was_recorded_before_accept_comes_first(backend: Backend, name: str) -> None:
     """The last slot goes to the request that was admitted meanwhile, on the host and on the device."""

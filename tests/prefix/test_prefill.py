@@ -18,7 +18,6 @@ from memstate.slots.inspect import Inspection
 from memstate.slots.registers import RegisterFile
 from tests.support import inside, owners
 from tests.support.build import Whole
-from tests.support.loops import Speculator
 from tests.support.planes import both_orders, every_snapshot, every_strategy
 from tests.support.prefill import GIVES, Prefill
 from tests.support.serving import PAGE, TRACKING, written
@@ -439,24 +438,6 @@ def test_M13_forks_and_their_row_go_on_from_a_mark(name: str, parent: str, backe
             at.look(idle=True)
             assert {8, 16, 24} <= {len(tokens) for tokens in at.states_by_prefix()}
             at.empty()
-
-
-def test_a_window_after_a_prompt_reads_the_state_that_it_leaves(backend: Backend) -> None:
-    """The state at the end of a chunk is kept by the window that follows, which does not write it."""
-    for name in ("ping-pong", "lazy", "redirect"):
-        loop = Speculator(backend, TRACKING[name](64), prefix=ms.Prefix(), page_size=4, whole=True)
-        text = list(range(loop._next, loop._next + 8))
-        (row,) = loop.admit(ms.Request("a", tokens=text))
-        loop.mem.settle(loop.step([row], 8))
-        loop.window([row], [0])
-        loop.window([row], [3])
-        loop.mem.publish([row], keep="cache", tokens=[loop.fed[row]])
-        (node,) = owners.nodes(loop.mem.prefix).values()  # type: ignore[union-attr]
-        assert node.snapshot and node.snapshot.length == 8 and loop.holds(loop.node(node.snapshot), row, 8)
-        assert loop.holds(loop.slot(row), row, 11)
-        loop.mem.end([row])
-        loop.mem.prefix.clear()  # type: ignore[union-attr]
-        loop.mem.audit().raise_if_leaking()
 
 
 # -- where slots are short ------------------------------------------------------------------------------

@@ -132,16 +132,6 @@ def test_B49_a_chunk_beyond_what_is_wanted_loses_that_state_alone(name: str, bac
         at.empty()
 
 
-def test_a_strategy_without_snapshots_takes_any_chunk(backend: Backend) -> None:
-    at = server(backend, "none")
-    kv_of(at, T[:9])
-    for tokens in (T[:22], [*T[30:50], 1, 2]):  # with a branch point, and without
-        row = at.start(tokens)
-        assert at.mem.info(row).next_boundary == 64
-        at.mem.settle(at.mem.plan([row], 22))
-        at.mem.end([row])
-
-
 class Picky(Lru):
     """Keeps one kind of states."""
 

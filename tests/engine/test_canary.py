@@ -370,11 +370,11 @@ def test_a_state_of_any_numbers_is_a_state(backend: Backend) -> None:
         mem.settle(step)
 
 
-GIVEN_UP: dict[str, Callable[[ms.StateManager, list[ms.Row]], object]] = {
-    "abort": lambda mem, rows: mem.settle([mem.plan(rows), mem.end(rows)][0]),
-    "cancel": lambda mem, rows: mem.cancel(mem.plan(rows)),
-    "reset": lambda mem, rows: (mem.plan(rows), mem.recover(keep=False)),
-    "recover": lambda mem, rows: (mem.plan(rows, replay=lambda: mem.launch(2)), mem.recover()),
+GIVEN_UP: dict[str, Callable[[ms.StateManager, list[ms.Row], ms.Step], object]] = {
+    "end": lambda mem, rows, step: (mem.end(rows), mem.settle(step)),
+    "cancel": lambda mem, rows, step: mem.cancel(step),
+    "recover": lambda mem, rows, step: mem.recover(),
+    "recover and keep nothing": lambda mem, rows, step: mem.recover(keep=False),
 }
 
 
@@ -382,7 +382,8 @@ GIVEN_UP: dict[str, Callable[[ms.StateManager, list[ms.Row]], object]] = {
 def test_a_row_that_ended_before_its_forward_is_nobody_s(backend: Backend, how: str) -> None:
     """A forward that leaves out an aborted row, or fails; a step that is taken back."""
     mem = manager(backend, ms.Redirect(I))
-    GIVEN_UP[how](mem, resumed(mem))
+    rows, replay = resumed(mem), (lambda: mem.launch(2)) if how == "recover" else None  # without a forward
+    GIVEN_UP[how](mem, rows, mem.plan(rows, replay=replay))
     mem.settle(mem.plan([None]))
     scan(mem)
 

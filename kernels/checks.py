@@ -112,20 +112,6 @@ def check_columns(
             )
 
 
-def check_record(device: torch.device, batch: int, record: StepRecord | Accepted) -> None:
-    """Refuses a record with a column that is not one int32 per batch row, contiguous and on the device."""
-    shape = (batch,)
-    try:
-        fits = True
-        for column in record:
-            fits &= column.shape == shape and column.dtype is torch.int32
-            fits &= column.is_contiguous() and column.device == device
-    except AttributeError:  # not a tensor
-        fits = False
-    if not fits:
-        check_columns(device, batch, INT32, **record._asdict())
-
-
 def check_plan(registers: Registers, packet: Tensor, record: StepRecord, marks: Marks) -> None:
     """Refuses a plan with a column that does not fit the others, or a packet that is too short for them."""
     if not registers.trusted:

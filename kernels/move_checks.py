@@ -35,11 +35,15 @@ def check_plane(plane: Tensor, beside: dict[str, Tensor]) -> Blocks:
     check_memory("plane", plane, plane.device)
     if plane.dim() < 2:
         raise ValueError(f"plane: expected `layer slot ...`, got {tuple(plane.shape)}")
+    _require_dense(plane)
+    return blocks_of(plane, 2)
+
+
+def _require_dense(plane: Tensor) -> None:
     if not is_dense(plane.shape[2:], plane.stride()[2:]):
         raise ValueError(
             f"plane: one layer of one slot must be contiguous, got {tuple(plane.shape)} with strides {plane.stride()}"
         )
-    return blocks_of(plane, 2)
 
 
 def check_beside(plane: Tensor, name: str, tensor: Tensor, pattern: str, shape: tuple[int, ...]) -> None:
@@ -171,10 +175,7 @@ def check_states(plane: Tensor, h: Tensor | None, transposed: bool, device: torc
     check_float("plane", plane)
     if plane.dim() < (4 if transposed else 3):
         raise ValueError(f"plane: expected `layer slot ...`{' with two axes or more' * transposed}, got {plane.shape}")
-    if not is_dense(plane.shape[2:], plane.stride()[2:]):
-        raise ValueError(
-            f"plane: one layer of one slot must be contiguous, got {tuple(plane.shape)} with strides {plane.stride()}"
-        )
+    _require_dense(plane)
     if h is not None:
         block = (*plane.shape[2:-2], plane.shape[-1], plane.shape[-2]) if transposed else tuple(plane.shape[2:])
         check_float("h", h)
@@ -201,9 +202,8 @@ def check_packed(conv: Tensor, inputs: Tensor | None, device: torch.device) -> N
 
 
 def check_pack(
-    records: RecordMap, slots: Tensor | None, index: Tensor, places: Tensor, name: str, held: Tensor, first: int,
-    count: int,
-) -> None:  # fmt: skip
+    records: RecordMap, slots: Tensor | None, index: Tensor, places: Tensor, name: str, held: Tensor
+) -> None:
     """Refuses arguments of `pack_slots` and `unpack_slots` that do not fit each other.
 
     Args:
@@ -213,28 +213,16 @@ def check_pack(
         places: see `Backend.pack_slots`.
         name: of the argument `held`.
         held: the records.
-        first: the first tile.
-        count: how many tiles.
     """
     _check_entries(records.tiles.device, slots, index, places, name, held, records.nbytes)
-    _check_range("tiles", first, count, records.tiles.shape[0])
     _check_outside(name, held, records.blocks)
 
 
-def check_int8(
-    planes: ScaledMap, slots: Tensor | None, index: Tensor, places: Tensor, name: str, held: Tensor, first: int,
-    count: int,
-) -> None:  # fmt: skip
-    """Refuses arguments of `pack_int8` and `unpack_int8` that do not fit each other; `first`, `count`: layers."""
+def check_int8(planes: ScaledMap, slots: Tensor | None, index: Tensor, places: Tensor, name: str, held: Tensor) -> None:
+    """Refuses arguments of `pack_int8` and `unpack_int8` that do not fit each other."""
     check_float("planes", planes.tensors[0])
     _check_entries(planes.layers.device, slots, index, places, name, held, planes.nbytes)
-    _check_range("layers", first, count, planes.layers.shape[0])
     _check_outside(name, held, planes.tensors)
-
-
-def _check_range(what: str, first: int, count: int, total: int) -> None:
-    if not 0 <= first <= first + count <= total:
-        raise ValueError(f"{what} {first} to {first + count - 1}: expected from 0 to {total - 1}")
 
 
 def _check_entries(

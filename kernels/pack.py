@@ -91,17 +91,14 @@ def programs_of(tuned: int, planes: torch.device, held: torch.device) -> int:
     return min(tuned, HOST_PROGRAMS) if held.type == "cpu" != planes.type else tuned
 
 
-def _launch(
-    records: RecordMap, slots: Tensor | None, index: Tensor, places: Tensor, held: Tensor, first: int, count: int,
-    pack: bool,
-) -> None:  # fmt: skip
+def _launch(records: RecordMap, slots: Tensor | None, index: Tensor, places: Tensor, held: Tensor, pack: bool) -> None:
+    device, count = records.tiles.device, records.tiles.shape[0]
     if not (count and index.numel() and held.numel()):
         return
-    device = records.tiles.device
-    static = (PackConfig, device, records.unit, records.tiles.shape[0])
+    static = (PackConfig, device, records.unit, count)
     config, tuned = config_of(*static), programs_for(*static)
     _move_records[(programs_of(tuned, device, held.device),)](
-        records.tiles, slots, index, places, held, index.numel(), first, count,
+        records.tiles, slots, index, places, held, index.numel(), 0, count,
         0 if slots is None else slots.numel(), records.capacity, len(held),
         held.stride(0) // RECORD_ALIGNMENT if len(held) > 1 else 0,
         PACK=pack, UNIT=records.unit, WORD=WORDS[records.unit], ENTRIES=config.entries, LANES=config.lanes,
@@ -109,20 +106,16 @@ def _launch(
     )  # fmt: skip
 
 
-def pack_slots(
-    records: RecordMap, slots: Tensor | None, index: Tensor, places: Tensor, out: Tensor, first: int, count: int
-) -> None:
+def pack_slots(records: RecordMap, slots: Tensor | None, index: Tensor, places: Tensor, out: Tensor) -> None:
     """Launches the op; see `memstate.kernels.reference.pack.pack_slots`."""
-    check_pack(records, slots, index, places, "out", out, first, count)
-    _launch(records, slots, index, places, out, first, count, pack=True)
+    check_pack(records, slots, index, places, "out", out)
+    _launch(records, slots, index, places, out, pack=True)
 
 
-def unpack_slots(
-    records: RecordMap, slots: Tensor | None, index: Tensor, places: Tensor, source: Tensor, first: int, count: int
-) -> None:
+def unpack_slots(records: RecordMap, slots: Tensor | None, index: Tensor, places: Tensor, source: Tensor) -> None:
     """Launches the op; see `memstate.kernels.reference.pack.unpack_slots`."""
-    check_pack(records, slots, index, places, "source", source, first, count)
-    _launch(records, slots, index, places, source, first, count, pack=False)
+    check_pack(records, slots, index, places, "source", source)
+    _launch(records, slots, index, places, source, pack=False)
 
 
 def compile_cases(unit: int = 0, config: PackConfig = DEFAULT) -> list[CompileCase]:

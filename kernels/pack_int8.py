@@ -142,12 +142,9 @@ def _fits(reduced: int, block_r: int) -> bool:
     return 64 <= reduced <= min(block_r, 512)
 
 
-def _launch(
-    planes: ScaledMap, slots: Tensor | None, index: Tensor, places: Tensor, held: Tensor, first: int, count: int,
-    pack: bool,
-) -> None:  # fmt: skip
+def _launch(planes: ScaledMap, slots: Tensor | None, index: Tensor, places: Tensor, held: Tensor, pack: bool) -> None:
     device, shape = planes.layers.device, planes.tensors[0].shape[2:]
-    if not (count and index.numel() and held.numel()):
+    if not (index.numel() and held.numel()):
         return
     reduced, inner = shape[planes.axis], prod(shape[planes.axis + 1 :])
     columns = prod(shape) // reduced
@@ -156,8 +153,8 @@ def _launch(
     block_c, block_r = blocks(columns, reduced, inner, config)
     _move_int8[(programs_of(tuned, device, held.device),)](
         planes.layers, slots, index, places,
-        triton.reinterpret(held, torch.int8), triton.reinterpret(held, torch.float32), index.numel(), first, count,
-        0 if slots is None else slots.numel(), planes.capacity, len(held),
+        triton.reinterpret(held, torch.int8), triton.reinterpret(held, torch.float32), index.numel(), 0,
+        planes.layers.shape[0], 0 if slots is None else slots.numel(), planes.capacity, len(held),
         held.stride(0) // RECORD_ALIGNMENT if len(held) > 1 else 0, planes.values // RECORD_ALIGNMENT,
         planes.scales // RECORD_ALIGNMENT, planes.layer_bytes // RECORD_ALIGNMENT,
         PACK=pack, COLUMNS=columns, REDUCED=reduced, INNER=inner, DTYPE=DTYPES[planes.tensors[0].dtype],
@@ -166,20 +163,16 @@ def _launch(
     )  # fmt: skip
 
 
-def pack_int8(
-    planes: ScaledMap, slots: Tensor | None, index: Tensor, places: Tensor, out: Tensor, first: int, count: int
-) -> None:
+def pack_int8(planes: ScaledMap, slots: Tensor | None, index: Tensor, places: Tensor, out: Tensor) -> None:
     """Launches the op; see `memstate.kernels.reference.pack_int8.pack_int8`."""
-    check_int8(planes, slots, index, places, "out", out, first, count)
-    _launch(planes, slots, index, places, out, first, count, pack=True)
+    check_int8(planes, slots, index, places, "out", out)
+    _launch(planes, slots, index, places, out, pack=True)
 
 
-def unpack_int8(
-    planes: ScaledMap, slots: Tensor | None, index: Tensor, places: Tensor, source: Tensor, first: int, count: int
-) -> None:
+def unpack_int8(planes: ScaledMap, slots: Tensor | None, index: Tensor, places: Tensor, source: Tensor) -> None:
     """Launches the op; see `memstate.kernels.reference.pack_int8.unpack_int8`."""
-    check_int8(planes, slots, index, places, "source", source, first, count)
-    _launch(planes, slots, index, places, source, first, count, pack=False)
+    check_int8(planes, slots, index, places, "source", source)
+    _launch(planes, slots, index, places, source, pack=False)
 
 
 def compile_cases() -> list[CompileCase]:

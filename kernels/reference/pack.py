@@ -8,10 +8,8 @@ from memstate.kernels.move_checks import check_pack
 from memstate.kernels.tables import RecordMap
 
 
-def pack_slots(
-    records: RecordMap, slots: Tensor | None, index: Tensor, places: Tensor, out: Tensor, first: int, count: int
-) -> None:
-    """Copies slots into records over the tiles first .. first+count-1, bit for bit: `out[places[b]]` gets entry b.
+def pack_slots(records: RecordMap, slots: Tensor | None, index: Tensor, places: Tensor, out: Tensor) -> None:
+    """Copies slots into records, bit for bit: `out[places[b]]` gets entry b.
 
     An entry without a slot, or with an id outside 1..capacity, gives zeros. An entry whose place is outside 0..record-1
     is skipped. A slot may occur twice. A place may not: which of its entries it gets is not defined.
@@ -24,8 +22,6 @@ def pack_slots(
         places: int32 or int64 `batch`.
         out: uint8 `record byte`, bodies of records: `records.nbytes` contiguous bytes each, at multiples of 16, any
             stride apart; beside the planes or in pinned memory of the host. Changed, but for bytes of padding.
-        first: the first tile.
-        count: how many tiles.
 
     Raises:
         ValueError: a shape, dtype, device, stride or address does not fit; `out` shares bytes with another tensor; or
@@ -33,16 +29,14 @@ def pack_slots(
 
     Syncs: no (the reference: yes, off the CPU).
     """
-    check_pack(records, slots, index, places, "out", out, first, count)
-    for place, slot, offset, block in _moves(records, slots, index, places, out, first, count):
+    check_pack(records, slots, index, places, "out", out)
+    for place, slot, offset, block in _moves(records, slots, index, places, out):
         target = out[place, offset : offset + block.shape[1]]
         target.copy_(block[slot]) if slot else target.zero_()
 
 
-def unpack_slots(
-    records: RecordMap, slots: Tensor | None, index: Tensor, places: Tensor, source: Tensor, first: int, count: int
-) -> None:
-    """Copies records into slots over the tiles first .. first+count-1, bit for bit: entry b gets `source[places[b]]`.
+def unpack_slots(records: RecordMap, slots: Tensor | None, index: Tensor, places: Tensor, source: Tensor) -> None:
+    """Copies records into slots, bit for bit: entry b gets `source[places[b]]`.
 
     Entries without a slot or without a place are skipped. A place may occur twice, a slot may not.
 
@@ -52,16 +46,14 @@ def unpack_slots(
         index: as for `pack_slots`.
         places: as for `pack_slots`.
         source: the records, as `out` of `pack_slots`.
-        first: the first tile.
-        count: how many tiles.
 
     Raises:
         ValueError: as `pack_slots`.
 
     Syncs: no (the reference: yes, off the CPU).
     """
-    check_pack(records, slots, index, places, "source", source, first, count)
-    for place, slot, offset, block in _moves(records, slots, index, places, source, first, count):
+    check_pack(records, slots, index, places, "source", source)
+    for place, slot, offset, block in _moves(records, slots, index, places, source):
         if slot:
             block[slot].copy_(source[place, offset : offset + block.shape[1]])
 
@@ -76,10 +68,9 @@ def entries(slots: Tensor | None, index: Tensor, places: Tensor, held: int, capa
 
 
 def _moves(
-    records: RecordMap, slots: Tensor | None, index: Tensor, places: Tensor, held: Tensor, first: int, count: int
+    records: RecordMap, slots: Tensor | None, index: Tensor, places: Tensor, held: Tensor
 ) -> Iterator[tuple[int, int, int, Tensor]]:
     """Place, slot, offset in the body, and the bytes `slot byte` of every tile of every entry with a place."""
-    pieces = records.pieces[first : first + count]
-    for place, slot in entries(slots, index, places, len(held), records.capacity) if pieces else ():
-        for block, layer, start, length, offset in pieces:
+    for place, slot in entries(slots, index, places, len(held), records.capacity) if records.pieces else ():
+        for block, layer, start, length, offset in records.pieces:
             yield place, slot, offset, records.blocks[block][layer, :, start : start + length]

@@ -8,10 +8,8 @@ from memstate.kernels.reference.pack import entries
 from memstate.kernels.tables import LARGEST_SCALE, LEVELS, SMALLEST_SCALE, ScaledMap
 
 
-def pack_int8(
-    planes: ScaledMap, slots: Tensor | None, index: Tensor, places: Tensor, out: Tensor, first: int, count: int
-) -> None:
-    """Copies the layers first .. first+count-1 of a plane into records as int8: `out[places[b]]` gets entry b.
+def pack_int8(planes: ScaledMap, slots: Tensor | None, index: Tensor, places: Tensor, out: Tensor) -> None:
+    """Copies a plane into records as int8: `out[places[b]]` gets entry b.
 
     scale = max |x| / 127 over the axis;  q = x / scale, rounded half to even;  x' = q * scale. This is symmetric
     quantisation, as in Dettmers et al. 2022, arXiv:2208.07339, sec. 2. Arithmetic is float32.
@@ -27,17 +25,15 @@ def pack_int8(
         index: as for `pack_slots`.
         places: as for `pack_slots`.
         out: as for `pack_slots`. Changed.
-        first: the first layer.
-        count: how many layers.
 
     Raises:
         ValueError: as `pack_slots`.
 
     Syncs: no (the reference: yes, off the CPU).
     """
-    check_int8(planes, slots, index, places, "out", out, first, count)
+    check_int8(planes, slots, index, places, "out", out)
     for place, slot in entries(slots, index, places, len(out), planes.capacity):
-        for layer in range(first, first + count):
+        for layer in range(planes.layers.shape[0]):
             block = _layer(planes, layer)
             x = (block[slot] if slot else torch.zeros_like(block[0])).float()
             peak = x.abs().amax(planes.axis, keepdim=True)  # NaN where one of them is
@@ -50,10 +46,8 @@ def pack_int8(
             _scales(planes, out, place, layer).copy_(scale.reshape(-1).view(torch.uint8))
 
 
-def unpack_int8(
-    planes: ScaledMap, slots: Tensor | None, index: Tensor, places: Tensor, source: Tensor, first: int, count: int
-) -> None:
-    """Copies int8 of the layers first .. first+count-1 of records into a plane: entry b gets `source[places[b]]`.
+def unpack_int8(planes: ScaledMap, slots: Tensor | None, index: Tensor, places: Tensor, source: Tensor) -> None:
+    """Copies int8 of records into a plane: entry b gets `source[places[b]]`.
 
     x' = q * scale in float32, rounded to the plane's dtype. Entries without a slot or without a place are skipped.
 
@@ -63,17 +57,15 @@ def unpack_int8(
         index: as for `pack_slots`.
         places: as for `pack_slots`.
         source: as for `unpack_slots`.
-        first: the first layer.
-        count: how many layers.
 
     Raises:
         ValueError: as `pack_slots`.
 
     Syncs: no (the reference: yes, off the CPU).
     """
-    check_int8(planes, slots, index, places, "source", source, first, count)
+    check_int8(planes, slots, index, places, "source", source)
     for place, slot in entries(slots, index, places, len(source), planes.capacity):
-        for layer in range(first, first + count if slot else first):
+        for layer in range(planes.layers.shape[0] if slot else 0):
             block = _layer(planes, layer)[slot]
             values = _values(planes, source, place, layer).to(block.device).view(torch.int8).view(block.shape)
             scale = _scales(planes, source, place, layer).to(block.device).view(torch.float32)

@@ -30,7 +30,6 @@ from memstate.requests.table import RequestTable
 from memstate.requests.tracking.mirror import Mirror
 from memstate.slots.commands import CommandBuffer
 from memstate.tiers.host.tier import Hit
-from memstate.tiers.load import Loader
 from memstate.tiers.manager import TierManager
 from memstate.tiers.prefetch.fetch import Fetch
 from memstate.tokens import BYTES, EMPTY, Prompt, Tokens, encode
@@ -99,7 +98,6 @@ class Admission:
         self._sessions, self._marks, self._mirror, self._log = sessions, marks, mirror, log
         self.per_request, self._direct_hits, self._tracks = 1 + mirror.lanes_at_admission, direct_hits, mirror.lanes > 0
         self._tiers, self._room, self._guard = tiers, room, commands.guard
-        self._loader = Loader(tiers, cache, pages) if tiers is not None else None
         self._admitting = commands.guard.changing("admit")
         self.lacks: Counter[type[Lack]] = Counter()
         self._told = logs.Repeats(LOG)
@@ -107,7 +105,7 @@ class Admission:
     def admit(self, requests: Sequence[Request]) -> Rows:
         """See `StateManager.admit`."""
         given = requests if type(requests) is list else sequence("requests", requests, "admit([request])")
-        below = self._loader is not None
+        below = self._tiers is not None
         away: list[Session] = []
         while True:
             starts = self._starts_of(given, below, away)
@@ -273,8 +271,8 @@ class Admission:
                     self._filled(start, hit, match, takes=False)
                 else:
                     loads.append((start, start.match, hit))
-        if loads and self._loader is not None:
-            self._cache.loaded(self._loader.bring([(start.prompt, match, hit) for start, match, hit in loads]))
+        if loads and self._tiers is not None:
+            self._cache.loaded(self._tiers.bring([(start.prompt, match, hit) for start, match, hit in loads]))
         for start, _, hit in loads:
             match = self._cache.match(start.prompt)
             if match.length > hit.length:  # another request of the call loads a longer state; only the slot of its own
@@ -290,8 +288,8 @@ class Admission:
             self._cache.tree.unlease(reach.node)
         if session is not None:
             self._cache.tree.unlease(session.path)
-        if self._loader is not None:
-            self._loader.release(hit)
+        if self._tiers is not None:
+            self._tiers.host.unpin(hit)
 
     def _short_of_holders(self, n: int) -> Lack | None:
         """Returns what to raise if n loaded states find no holders. Each must be free, or become free by making way.
@@ -331,8 +329,8 @@ class Admission:
                 self._cache.leases[row] = Lease(NO_NODE, start.prompt, NO_MATCH)
             if start.wanted:
                 self._marks.start(row, start.wanted, source.length, len(start.prompt.key) // BYTES)
-        if self._loader is not None:
-            self._loader.begun([start.request.fetch for start in found if start.request.fetch is not None])
+        if self._tiers is not None:
+            self._tiers.admitted([start.request.fetch for start in found if start.request.fetch is not None])
         return self._table.handles(rows)
 
     def _begin(self, row: int, start: Start) -> None:
@@ -381,11 +379,11 @@ class Admission:
             named = require_lengths(request.id, lengths, self._pages.page_size)
             wanted = [(at, "named") for at in named]
         if request.fetch is not None:
-            if self._loader is None:
+            if self._tiers is None:
                 raise InvalidArgument(
                     f"fetch={request.fetch!r}: this manager has no storage to fetch from: Tiers(store=) names one"
                 )
-            self._loader.require_own(request.fetch)
+            self._tiers.require_own(request.fetch)
         start = Start(request, length, prompt, wanted=wanted)
         if request.resume is not None:
             self._resume(start, request.resume)
@@ -417,8 +415,8 @@ class Admission:
         if self._cache.enabled:
             start.match = match = self._cache.match(prompt)
             known = start.source.length
-            if below and self._loader is not None:
-                start.hit = self._loader.find(prompt, match, known, request.fetch)
+            if below and self._tiers is not None:
+                start.hit = self._tiers.offer(request.fetch, prompt, match, known)
             if (hit := start.hit) is not None:
                 start.source = Source(hit.length, pages=[0] * self._pages.count(hit.length))
             elif match.length > known:
@@ -439,8 +437,8 @@ class Admission:
         if match is None:
             return
         if (hit := start.hit) is not None:
-            assert match.found is not None and self._loader is not None
-            self._loader.hold(hit)
+            assert match.found is not None and self._tiers is not None
+            self._tiers.host.pin(hit)
             start.lease = Lease(match.found.reach, start.prompt, match)
             self._cache.tree.lease(start.lease.node)
         elif source.of is session and session is not None:
@@ -460,8 +458,8 @@ class Admission:
             source, lease, session = start.source, start.lease, start.session
             if lease is None:
                 continue
-            if (hit := start.hit) is not None and self._loader is not None:
-                self._loader.release(hit)
+            if (hit := start.hit) is not None and self._tiers is not None:
+                self._tiers.host.unpin(hit)
             elif session is not None:
                 if tree.has(session.path):
                     tree.lease(session.path)

@@ -3,8 +3,8 @@
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from memstate.checks import INT32_MAX, is_count
-from memstate.errors import ConfigurationError, InvalidArgument
+from memstate.checks import is_count
+from memstate.errors import ConfigurationError
 from memstate.prefix.match import Match
 
 
@@ -78,28 +78,3 @@ class Nowhere(Placement):
     def marks(self, match: Match, page_size: int) -> dict[int, str]:
         """See `Placement.marks`."""
         return {}
-
-
-PLACEMENTS = ("ends", "ends-only", "every-N", "nowhere")
-
-
-def placement_of(name: str) -> Placement:
-    """Returns the placement that a command line names.
-
-    Args:
-        name: One of `PLACEMENTS`, with a number of tokens for N.
-
-    Raises:
-        InvalidArgument: There is no such placement.
-
-    Example:
-        >>> placement_of("every-512")
-        Ends(every=512)
-    """
-    named = {"ends": Ends(), "ends-only": Ends(every=None), "nowhere": Nowhere()}
-    every, _, tokens = name.partition("-")
-    if every == "every" and tokens.isdecimal() and 1 <= int(tokens) <= INT32_MAX:
-        named[name] = Ends(every=int(tokens))
-    if name not in named:
-        raise InvalidArgument(f"placement {name!r}: expected {', '.join(PLACEMENTS)}, such as every-512")
-    return named[name]

@@ -3,10 +3,12 @@
 A span is what lies in one piece in every slot: a block of a region, or several that touch.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from functools import lru_cache
+from itertools import chain
 from math import gcd
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 from weakref import WeakSet
 
 import torch
@@ -34,16 +36,6 @@ class Span(NamedTuple):
         return self.blocks.data_ptr() + self.start
 
 
-class Addresses(Protocol):
-    """A table of addresses on the device that can be filled again when they have moved."""
-
-    def require_alignment(self) -> None:
-        """Raises: LayoutMismatch where addresses have moved to such that the launches would not fit any more."""
-
-    def fill(self) -> None:
-        """Writes the addresses of now into the table."""
-
-
 @lru_cache
 def table_bytes(layout: StateLayout) -> int:
     """Returns the bytes of the tile table of planes in arenas of their own, the same for any number of slots."""
@@ -55,29 +47,50 @@ def tiles_of(nbytes: int) -> range:
     return range(0, nbytes, TILE_BYTES)
 
 
-class PlaneTable:
-    """The tile table of some regions, on `device`, which can be filled again in place when addresses have moved."""
+class AddressTable(ABC):
+    """A table of addresses on the device, which can be filled again in place when they have moved.
 
-    def __init__(self, regions: Sequence[Region], device: torch.device) -> None:
-        self.spans = _spans(regions)
-        sizes = [size for span in self.spans for size in (span.address, span.slot_stride, span.nbytes)]
-        tiles = torch.tensor(self._tiles(), dtype=torch.int64).reshape(-1, 3).to(device)
-        self.map = PlaneMap(tiles, tuple(region.blocks for region in regions), gcd(MOVE_BYTES, *sizes))
-        self.slot_bytes = sum(region.blocks.shape[0] * region.blocks.shape[2] for region in regions)
+    Args:
+        columns: numbers of a row, which starts with its address.
+        device: where the table goes.
+
+    Attributes:
+        table: int64 `row column`.
+        unit: up to 16 bytes, of which all numbers are multiples.
+    """
+
+    def __init__(self, columns: int, device: torch.device) -> None:
+        rows = self.rows()
+        self.unit = gcd(MOVE_BYTES, *chain.from_iterable(rows))
+        self.table = torch.tensor(rows, dtype=torch.int64).reshape(-1, columns).to(device)
+
+    @abstractmethod
+    def rows(self) -> Sequence[tuple[int, ...]]:
+        """Returns the rows by the addresses of now."""
 
     def require_alignment(self) -> None:
         """Raises: LayoutMismatch where addresses have moved to such that the launches would not fit any more."""
-        for span in self.spans:
-            if span.address % self.map.unit:
-                raise LayoutMismatch(
-                    f"memory came back at address {span.address:#x}, expected a multiple of {self.map.unit} bytes"
-                )
+        for address, *_ in self.rows():
+            if address % self.unit:
+                where = f"memory came back at address {address:#x}"
+                raise LayoutMismatch(f"{where}, expected a multiple of {self.unit} bytes")
 
     def fill(self) -> None:
         """Writes the addresses of now into the table. Syncs: yes, off the CPU."""
-        self.map.tiles.copy_(torch.tensor(self._tiles(), dtype=torch.int64).reshape(-1, 3))
+        self.table.copy_(torch.tensor(self.rows(), dtype=torch.int64).reshape(self.table.shape))
 
-    def _tiles(self) -> list[tuple[int, int, int]]:
+
+class PlaneTable(AddressTable):
+    """The tile table of some regions, on `device`."""
+
+    def __init__(self, regions: Sequence[Region], device: torch.device) -> None:
+        self.spans = _spans(regions)
+        super().__init__(3, device)
+        self.map = PlaneMap(self.table, tuple(region.blocks for region in regions), self.unit)
+        self.slot_bytes = sum(region.blocks.shape[0] * region.blocks.shape[2] for region in regions)
+
+    def rows(self) -> list[tuple[int, int, int]]:
+        """Returns address, slot stride and length of each tile."""
         return [
             (span.address + at, span.slot_stride, min(TILE_BYTES, span.nbytes - at))
             for span in self.spans
@@ -105,7 +118,7 @@ class Memory:
         self._names = frozenset(region.plane.name for region in regions)
         self.whole = PlaneTable(regions, device)
         self._tables = {self._names: self.whole}
-        self._followers: WeakSet[Addresses] = WeakSet()
+        self._followers: WeakSet[AddressTable] = WeakSet()
 
     def require_awake(self, operation: str) -> None:
         """Raises: Asleep, between `sleep` and `wake`."""
@@ -123,7 +136,7 @@ class Memory:
             self._tables[key] = PlaneTable(chosen, self.whole.map.tiles.device)
         return self._tables[key]
 
-    def follow(self, table: Addresses) -> None:
+    def follow(self, table: AddressTable) -> None:
         """Has another table filled again by `wake`, as long as the table is used."""
         self._followers.add(table)
 

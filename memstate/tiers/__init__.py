@@ -3,7 +3,7 @@
 manager     joins the parts; settings: what a caller chooses
 keys        names of prefixes; digests: computed once a page; records: one state or page as bytes
 host/       host memory: which records are there, and their way to and from the slots
-load        brings hits up before rows start; writeback: writes host records to a store
+writeback   writes host records to a store
 prefetch/   from a store into host memory while a request waits, agreed on between ranks
 stores/     where records outlive the process
 """

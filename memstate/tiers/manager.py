@@ -116,6 +116,63 @@ class TierManager(NotCopied, Shown):
         hit = self.host.find(prompt.head(max(0, len(prompt.key) // BYTES - 1)), match, self._unit)
         return hit if hit and hit.length > known else None
 
+    def offer(self, fetch: Fetch | None, prompt: Prompt, match: Match, known: int) -> Hit | None:
+        """Finds what a request starts from: what `find` returns or, of several ranks, what all have agreed on.
+
+        Args:
+            fetch: The request's prefetch, None for none. Several ranks start from what they agreed on with it.
+            prompt: The prompt.
+            match: What the device has of the prompt.
+            known: Tokens of a state that the request has elsewhere.
+
+        Returns:
+            The hit, None where it would save no token.
+
+        Raises:
+            InvalidArgument: The prefetch was begun for another prompt.
+            Asleep: The memory that the hit would go to is released.
+        """
+        known, agreed = max(known, match.length), self.agreed
+        hit = self.find(prompt, match, known) if agreed is None else agreed.get(fetch, prompt, match, known)
+        if hit is not None:
+            self.require_awake("admit")
+        return hit
+
+    def admitted(self, fetches: Sequence[Fetch]) -> None:
+        """Notes that the requests of these prefetches have rows: what ranks agreed on for them is forgotten."""
+        for fetch in fetches:
+            if not fetch.done and self.prefetcher is not None:
+                self.prefetcher.note_late(fetch)
+            if self.agreed is not None:
+                self.agreed.forget(fetch)
+
+    def bring(self, loads: Sequence[tuple[Prompt, Match, Hit]]) -> list[tuple[Node, bool]]:
+        """Makes hits cached states of the device, whose bytes are on their way. Requests that share one share its load.
+
+        Call it only where there is room, and everything is awake. The policies do not know yet of these nodes, nor of
+        the KV that is loaded with some.
+
+        Args:
+            loads: Prompts, each with what the device has of it and the hit.
+
+        Returns:
+            The nodes, each with whether KV was loaded too.
+        """
+        nodes: list[tuple[Node, bool]] = []
+        states: list[tuple[int, Hit]] = []
+        pages: list[tuple[int, CachedRecord]] = []
+        distinct = {hit.state.key: (prompt, hit) for prompt, _, hit in loads}
+        for prompt, hit in sorted(distinct.values(), key=lambda each: each[1].length):
+            node, had, fresh = self._cache.insert_loaded(prompt.head(hit.length))
+            assert node.snapshot is not None
+            nodes.append((node, had * self._unit < hit.length * BYTES))
+            states.append((node.snapshot.register, hit))
+            pages += zip(fresh, hit.pages[had - hit.first :], strict=bool(fresh))
+        self.host.bring(states, pages)
+        for _, match, hit in loads:
+            self._hit_tokens["storage" if hit.state.fetched else "host"] += hit.length - match.length
+        return nodes
+
     def save(self, nodes: Sequence[Node]) -> None:
         """Copies states that the device is about to evict to host memory, as far as `write` asks for it.
 
@@ -400,15 +457,6 @@ class TierManager(NotCopied, Shown):
         if self.agreed is not None:
             self.agreed.reset()
         self.host.reset()
-
-    def note(self, hits: Sequence[tuple[Hit, int]]) -> None:
-        """Counts the tokens that requests start from.
-
-        Args:
-            hits: Hits, each with the tokens that the device had.
-        """
-        for hit, had in hits:
-            self._hit_tokens["storage" if hit.state.fetched else "host"] += hit.length - had
 
     def stats(self) -> TierStats:
         """Returns what is held now, and what has moved since the start.

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from memstate.cli.policies import POLICIES
 from memstate.cli.replay import CLAIRVOYANT, NAMES, Loop, Replayed, compare, ideal, replay, table
 from memstate.cli.replay.requests import Units, followed, served
 from memstate.cli.traces import BLOCK, TraceRequest
 from memstate.cli.traces.make import KINDS, make
 from memstate.errors import InvalidArgument
-from memstate.prefix.policies.names import POLICIES
 
 ENDS = Loop(every=16 * BLOCK)  # decode leaves no state before that length
 

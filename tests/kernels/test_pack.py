@@ -87,10 +87,10 @@ class Memory:
     def ints(self, values: list[int], dtype: torch.dtype = torch.int32) -> Tensor:
         return torch.tensor(values, dtype=dtype, device=self.backend.device)
 
-    def expect(self, op: str, place: int, slot: int, first: int = 0, count: int | None = None) -> None:
-        """These tiles of a slot, 0 for zeros, go to a record, or come from it."""
+    def expect(self, op: str, place: int, slot: int) -> None:
+        """All tiles of a slot, 0 for zeros, go to a record, or come from it."""
         planes, whole = self.expected
-        for piece in self.pieces[first : None if count is None else first + count]:
+        for piece in self.pieces:
             start, at = GUARD + place * self.stride + piece.offset, self.at(piece, slot)
             record, block = whole[start : start + piece.length], planes[at : at + piece.length]
             if op == "unpack_slots":
@@ -98,16 +98,15 @@ class Memory:
             else:
                 record[:] = block if slot else 0
 
-    def expect_all(self, op: str, found: dict[int, int], *tiles: int) -> None:
+    def expect_all(self, op: str, found: dict[int, int]) -> None:
         """The slot of each place, 0 for zeros: nothing goes to the null slot."""
         for place, slot in found.items():
             if slot or op == "pack_slots":
-                self.expect(op, place, slot, *tiles)
+                self.expect(op, place, slot)
         self.check()
 
-    def run(self, op: str, slots: Tensor | None, index: Tensor, places: Tensor, *tiles: int) -> None:
-        first, count = tiles or (0, len(self.pieces))
-        getattr(self.backend, op)(self.records, slots, index, places, self.held, first, count)
+    def run(self, op: str, slots: Tensor | None, index: Tensor, places: Tensor) -> None:
+        getattr(self.backend, op)(self.records, slots, index, places, self.held)
 
     def check(self) -> None:
         torch.testing.assert_close([self.planes.cpu(), self.whole.cpu()], self.expected, rtol=0, atol=0)
@@ -188,16 +187,6 @@ def test_b66_a_slot_to_many_records_and_a_record_to_many_slots(backend: Backend,
 
 
 @each_op
-def test_b66_ranges_of_tiles(backend: Backend, generator: torch.Generator, op: str) -> None:
-    """One, none, the last, and all one range after another."""
-    memory = Memory(backend, generator)
-    total, index, places = len(memory.pieces), memory.ints([4, 0, 2]), memory.ints([1, 3, 0])
-    for first, count in ((3, 1), (5, 0), (total, 0), (total - 1, 1), (0, 2), (2, total - 2)):
-        memory.run(op, None, index, places, first, count)
-        memory.expect_all(op, {1: 4, 3: 0, 0: 2}, first, count)
-
-
-@each_op
 @pytest.mark.parametrize("far", ["records", "slots"])
 def test_B38_records_and_slots_beyond_2_31_bytes(backend: Backend, op: str, far: str) -> None:
     """Bodies or slots 2**32 + 16 bytes apart: to 32-bit arithmetic the second lies 16 bytes behind the first."""
@@ -215,13 +204,13 @@ def test_B38_records_and_slots_beyond_2_31_bytes(backend: Backend, op: str, far:
     records = RecordMap(tiles, (plane,), (RecordPiece(0, 0, 0, 16, 0),), 16)
     column = torch.tensor([1], device=backend.device)
     expected = (plane[0, 2] if op == "pack_slots" else held[1]).tolist()
-    getattr(backend, op)(records, None, column + 1, column, held, 0, 1)
+    getattr(backend, op)(records, None, column + 1, column, held)
     assert memory[:48].tolist() == [99] * 48
     assert plane[0, 2].tolist() == held[1].tolist() == expected
 
 
 @every_op
-@pytest.mark.parametrize("what", ["entries", "tiles", "records"])
+@pytest.mark.parametrize("what", ["entries", "records"])
 def test_B39_nothing_to_move_launches_nothing(
     backend: Backend, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch, op: str, what: str
 ) -> None:
@@ -230,7 +219,7 @@ def test_B39_nothing_to_move_launches_nothing(
     column = memory.ints([] if what == "entries" else [1])
     if what == "records":
         memory.held = memory.held[:0]
-    memory.run(op, None, column, column, 0, 0 if what == "tiles" else 2)
+    memory.run(op, None, column, column)
     memory.check()
 
 
@@ -326,10 +315,6 @@ def shifted(held: Tensor, stride: int = 1) -> Tensor:
         ("held", spread),
         ("held", shifted),
         ("held", lambda t: shifted(t, 8)),
-        ("first", lambda _: -1),
-        ("first", lambda _: 9),
-        ("count", lambda _: -1),
-        ("count", lambda _: 10**6),
         ("planes", lambda t: t._replace(tensors=(t.tensors[0].int(),))),
     ],
 )
@@ -342,13 +327,12 @@ def test_misfits_are_named_and_change_nothing(
     held = "source" if op.startswith("unpack") else "out"
     arguments = {
         "slots": memory.ints([0, 4, 2]), "index": memory.ints([1, 2]), "places": memory.ints([0, 3]),
-        "held": memory.held, "first": 0, "count": 2,
+        "held": memory.held,
     }  # fmt: skip
     arguments |= {"planes": memory.map} if int8 else {"records": memory.records}
     arguments[name] = spoil(arguments[name])
     arguments[held] = arguments.pop("held")
-    part = "layers" if int8 else "tiles"
-    with pytest.raises(ValueError, match=rf"^{ {'held': held, 'first': part, 'count': part}.get(name, name) }\b"):
+    with pytest.raises(ValueError, match=rf"^{ {'held': held}.get(name, name) }\b"):
         getattr(backend, op)(**arguments)
     memory.check()
 
@@ -360,11 +344,11 @@ def test_records_lie_outside_of_planes_and_columns(backend: Backend, generator: 
     room = torch.zeros(4 * nbytes, dtype=torch.uint8, device=backend.device)
     places = room[:4].view(torch.int32)
     with pytest.raises(ValueError, match=rf"^places: bytes 0x.* {name}"):
-        getattr(backend, op)(memory.records, None, memory.ints([2]), places, room.view(4, nbytes), 0, 1)
+        getattr(backend, op)(memory.records, None, memory.ints([2]), places, room.view(4, nbytes))
     for start in (GUARD, GUARD + 16 * 30):
         inside = memory.planes.as_strided((1, nbytes), (nbytes, 1), start)
         with pytest.raises(ValueError, match=rf"^{name}: record 0 shares bytes"):
-            getattr(backend, op)(memory.records, None, memory.ints([2]), memory.ints([0]), inside, 0, 1)
+            getattr(backend, op)(memory.records, None, memory.ints([2]), memory.ints([0]), inside)
     memory.check()
 
 
@@ -387,9 +371,7 @@ def test_records_in_gaps_between_slots_are_fine(backend: Backend) -> None:
     plane, gaps = memory.as_strided((1, 4, 16), (16, 32, 1)), memory.as_strided((4, 16), (32, 1), 16)
     tiles = torch.tensor([[plane.data_ptr(), 32, 16, 0]], dtype=torch.int64, device=backend.device)
     column = torch.tensor([3], device=backend.device)
-    backend.pack_slots(
-        RecordMap(tiles, (plane,), (RecordPiece(0, 0, 0, 16, 0),), 16), None, column, column - 3, gaps, 0, 1
-    )
+    backend.pack_slots(RecordMap(tiles, (plane,), (RecordPiece(0, 0, 0, 16, 0),), 16), None, column, column - 3, gaps)
     assert memory.tolist() == [*range(16), *range(96, 112), *range(32, 128)]
 
 

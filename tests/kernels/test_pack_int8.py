@@ -70,10 +70,8 @@ class Memory:
     def ints(self, values: list[int], dtype: torch.dtype = torch.int32) -> Tensor:
         return torch.tensor(values, dtype=dtype, device=self.backend.device)
 
-    def run(
-        self, op: str, slots: Tensor | None, index: Tensor, places: Tensor, first: int = 0, n: int = LAYERS
-    ) -> None:
-        getattr(self.backend, op)(self.map, slots, index, places, self.held, first, n)
+    def run(self, op: str, slots: Tensor | None, index: Tensor, places: Tensor) -> None:
+        getattr(self.backend, op)(self.map, slots, index, places, self.held)
 
     def record(self, place: int, layer: int) -> tuple[Tensor, Tensor]:
         """Bytes of the values, and of the scales, in the record."""
@@ -262,18 +260,6 @@ def test_due_entries_may_lie_anywhere_among_hundreds(backend: Backend, generator
     memory.expect_all(op, {0: 4, 1: 3, 2: 2, 3: 1})
 
 
-def test_b66_groups_of_layers(backend: Backend, generator: torch.Generator) -> None:
-    memory = Memory(backend, generator)
-    for layer in (1, 0):
-        memory.run("pack_int8", None, memory.ints([2, 3]), memory.ints([1, 0]), layer, 1)
-        for place, slot in ((1, 2), (0, 3)):
-            memory.check_packed(place, slot, range(layer, layer + 1))
-        memory.check()
-        memory.run("unpack_int8", None, memory.ints([4]), memory.ints([1]), layer, 1)
-        memory.check_unpacked(1, 4, memory.tensor[:, 2], range(layer, layer + 1))
-        memory.check()
-
-
 @each_op
 def test_B38_slots_and_records_beyond_2_31_bytes(backend: Backend, op: str) -> None:
     stride = 2**32 + 16
@@ -287,7 +273,7 @@ def test_B38_slots_and_records_beyond_2_31_bytes(backend: Backend, op: str) -> N
     held[1, 16:20] = torch.tensor([2.0]).view(torch.uint8).to(backend.device)
     table = torch.tensor([[planes.data_ptr(), stride]], dtype=torch.int64, device=backend.device)
     column = torch.tensor([1], device=backend.device)
-    getattr(backend, op)(ScaledMap(table, (plane,), 1, 0, 16, 32, 32), None, column + 1, column, held, 0, 1)
+    getattr(backend, op)(ScaledMap(table, (plane,), 1, 0, 16, 32, 32), None, column + 1, column, held)
     assert planes[:48].tolist() == records[:48].tolist() == [0xFF] * 48
     values, scale = held[1, :4].view(torch.int8).tolist(), held[1, 16:20].clone().view(torch.float32).tolist()
     if op == "pack_int8":

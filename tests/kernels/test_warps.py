@@ -190,7 +190,7 @@ def test_narrow_accesses_have_the_registers_they_need(options: Given) -> None:
         plane, rows = (torch.zeros(2, n, size, dtype=torch.uint8) for n in (6, 1))
         gather.gather_slots(plane, index, rows)
         scatter.scatter_slots(plane, index, rows)
-        pack.pack_slots(op_launches.records(2, 8)._replace(unit=size), None, index, places, held, 0, 2)
+        pack.pack_slots(op_launches.records(2, 8)._replace(unit=size), None, index, places, held)
         assert [given.get("maxnreg") for given in options] == [limit] * 3, size
         options.clear()
 
@@ -216,7 +216,7 @@ def test_int8_of_short_or_long_columns_has_the_registers_it_needs(
     one, held = torch.zeros(2, 6, *shape), torch.zeros(2, 1 << 14, dtype=torch.uint8)
     planes = ScaledMap(torch.zeros(2, 2, dtype=torch.int64), (one,), axis, 0, 16, 32, 64)
     for op in (pack_int8.pack_int8, pack_int8.unpack_int8):
-        op(planes, None, ints(1), ints(1) - 1, held[:, :64], 0, 2)
+        op(planes, None, ints(1), ints(1) - 1, held[:, :64])
     assert [given.get("maxnreg") for given in options] == [limit] * 2
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from memstate import InvalidArgument, Prefix
-from memstate.prefix.part import Change, Gone, Hit, PrefixPart
+from memstate.integrations.sglang.prefix import Change, Gone, Hit, PrefixPart
 from memstate.prefix.policies import Lru, Place
 
 

@@ -8,8 +8,8 @@ from unittest.mock import Mock
 import pytest
 import torch
 
+from memstate.cli.replay.foresight import NEVER, Foresight, ForesightPages, Future
 from memstate.prefix.policies import FlopAware, GreedyDual, Lru, LruPages, PathCap, Place, ReturnRate, StatePolicy, gain
-from memstate.prefix.policies.foresight import NEVER, Foresight, ForesightPages, Future
 from memstate.prefix.policies.learning import AGES, EDGES, OLDEST, PRIOR, SHRINKAGE, WIDTHS, ReturnRates
 from memstate.prefix.policies.return_rate import BOUNDARY, BRANCH, NAMED, PASSED, POOLED, USED, USED_PASSED
 from memstate.prefix.tree import Node, Tree

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import pytest
 
 import memstate as ms
+from memstate.cli.policies import POLICIES
 from memstate.kernels.dispatch import Backend
 from memstate.prefix.policies import Lru, LruPages
-from memstate.prefix.policies.names import POLICIES
 from memstate.prefix.tree import Node
 from tests.support import owners
 from tests.support.held import held

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import memstate as ms
+from memstate.cli.policies import POLICIES
 from memstate.prefix.policies import Lru, LruPages, ReturnRate
-from memstate.prefix.policies.names import POLICIES
 from memstate.prefix.tree import Node
 from tests.support import owners
 from tests.support.build import Whole, build

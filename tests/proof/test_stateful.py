@@ -27,10 +27,11 @@ from memstate.prefix import cache, policies, sessions, tree
 from memstate.requests import holdings, marks, pages
 from memstate.requests import table as request_table
 from memstate.slots import commands, packet
-from memstate.tiers import load, records, writeback
+from memstate.tiers import records, writeback
 from memstate.tiers.host import cache as host_cache
 from memstate.tiers.host import pool as host_pool
-from memstate.tiers.prefetch import background, candidates, reservation
+from memstate.tiers.host import tier as host_tier
+from memstate.tiers.prefetch import prefetcher, reservation
 from memstate.tokens import Prompt
 from tests.proof.stateful.operations import OPERATIONS
 from tests.proof.stateful.program import LARGEST, Difference, Program, difference, run, shrunk
@@ -224,7 +225,7 @@ def a_failed_write_is_never_tried_again(end: Any) -> Any:
 
 
 Cache, Buffer, Stepping = cache.PrefixCache, commands.CommandBuffer, stepping.Stepping
-Sessions, Loader, Records = sessions.Sessions, load.Loader, host_cache.RecordCache
+Sessions, Records = sessions.Sessions, host_cache.RecordCache
 BREAKS = {
     "label_stays": Break("ping-pong", True, registers, "_move", label_stays),
     # On the host, where the next tenant would take over what the results say; lanes alone could not show it.
@@ -294,12 +295,9 @@ BREAKS = {
         "redirect", False, tree.Tree, "_split", a_split_leaves_digests_where_they_were
     ),
     "slots_are_packed_before_the_packet": Break("lazy", False, Buffer, "named", does(False)),
-    "a_load_is_pinned_for_good": Break("redirect", False, Loader, "release", does()),
-    "slots_of_states_from_below_are_not_counted": Break(
-        "redirect", False, Loader, "needs", lambda real: lambda self, given: (0, real(self, given)[1])
-    ),
+    "a_load_is_pinned_for_good": Break("redirect", False, host_tier.HostTier, "unpin", does()),
     "an_end_below_the_threshold_will_do": Break(
-        "none", False, candidates.Candidates, "_first", lambda real: lambda self, fetch, least: real(self, fetch, 1)
+        "none", False, prefetcher.Prefetcher, "_first", lambda real: lambda self, fetch, least: real(self, fetch, 1)
     ),
     "records_of_the_reserve_are_taken": Break(  # by prefetches
         "ping-pong", True, Records, "room", lambda real: lambda self, reserve=None: real(self, 0)
@@ -307,7 +305,7 @@ BREAKS = {
     "records_are_not_checked": Break("none", True, records.RecordFormat, "flaw", does("")),
     "a_cancelled_prefetch_keeps_its_records": Break("none", True, reservation.Reservation, "release", does()),
     # It is read into records that have another owner by then.
-    "what_was_cancelled_is_still_read": Break("lazy", False, background.Background, "drop", does()),
+    "what_was_cancelled_is_still_read": Break("lazy", False, prefetcher.Prefetcher, "_drop", does()),
     "a_failed_write_is_never_tried_again": Break(
         "ping-pong", False, writeback.WriteBack, "_end", a_failed_write_is_never_tried_again
     ),

@@ -296,12 +296,10 @@ def entries(make: Maker) -> tuple[dict[str, Any], list[tuple[int, int]]]:
 
 
 def _move_records(make: Maker, op: str, name: str) -> Case:
-    """A launch over some of the tiles."""
+    """A launch over all tiles."""
     record_map, (arguments, due) = records(make), entries(make)
     held = make.empty(7, record_map.nbytes + make.one(0, 16), dtype=torch.uint8)[:, : record_map.nbytes]
-    first = make.rng.randrange(len(record_map.pieces))
-    count = make.rng.randint(1, len(record_map.pieces) - first)
-    moved, blocks = record_map.pieces[first : first + count], record_map.blocks
+    moved, blocks = record_map.pieces, record_map.blocks
     if op == "pack_slots":
         changes = [held[place, p.offset : p.offset + p.length] for place, _ in due for p in moved]
     else:
@@ -309,7 +307,7 @@ def _move_records(make: Maker, op: str, name: str) -> Case:
             blocks[p.block][p.layer, slot, p.start : p.start + p.length] for _, slot in due if slot for p in moved
         ]
     limits = Limits(reach=blocks, null=[block[:, 0] for block in blocks], changes=changes)
-    arguments = {"records": record_map, **arguments, name: held, "first": first, "count": count}
+    arguments = {"records": record_map, **arguments, name: held}
     return Case(op, arguments, limits, copying=CopyConfig(entries=16, lanes=128, programs_per_sm=make.one(2, 3)))
 
 
@@ -334,20 +332,17 @@ def _move_int8(make: Maker, op: str, name: str) -> Case:
     record_map = ScaledMap(table, (plane,), axis, 16, 16 + at, layer_bytes, 16 + 2 * layer_bytes, 16)
     arguments, due = entries(make)
     held = make.empty(7, record_map.nbytes + make.one(0, 16), dtype=torch.uint8)[:, : record_map.nbytes]
-    first = make.one(0, 1)
-    count = make.rng.randint(1, 2 - first)
     stored = []
     for layer in range(2):
         start = 16 + layer * layer_bytes
         numbers = torch.randn(7, scales, generator=make.generator)
         held[:, start + at : start + at + 4 * scales] = numbers.view(torch.uint8).view(7, -1)
-        if first <= layer < first + count:
-            stored += [held[:, start : start + values], held[:, start + at : start + at + 4 * scales]]
+        stored += [held[:, start : start + values], held[:, start + at : start + at + 4 * scales]]
     if op == "pack_int8":
         changes = [part[place] for place, _ in due for part in stored]
     else:
-        changes = [plane[layer, slot] for _, slot in due if slot for layer in range(first, first + count)]
-    arguments = {"planes": record_map, **arguments, name: held, "first": first, "count": count}
+        changes = [plane[layer, slot] for _, slot in due if slot for layer in range(2)]
+    arguments = {"planes": record_map, **arguments, name: held}
     return Case(op, arguments, Limits(reach=[plane], null=[plane[:, 0]], changes=changes))
 
 

@@ -249,31 +249,28 @@ def records(tiles: int, capacity: int) -> RecordMap:
 
 
 def _move_records(op: Callable[..., Any]) -> None:
-    """Slots in registers, and slots named directly; groups of tiles, and records any stride apart."""
+    """Slots in registers, and slots named directly; records any stride apart."""
     for n in SIZES:
         for value in VALUES:
             held = torch.zeros(2, 16 * value, dtype=torch.uint8)[:, :16]
             slots = ints(value) if n % 2 else None
-            op(
-                records(value, 4096 // value), slots, ints(n, start=1), nowhere(n, start=3), held, value // 2,
-                value // 4,
-            )  # fmt: skip
-            op(records(2, 8), slots, ints(n), nowhere(n), held[:1], 0, 2)
-            op(records(2, 8), slots, ints(n), nowhere(n), held[1:], 1, 1)
+            op(records(value, 4096 // value), slots, ints(n, start=1), nowhere(n, start=3), held)
+            op(records(2, 8), slots, ints(n), nowhere(n), held[:1])
+            op(records(2, 8), slots, ints(n), nowhere(n), held[1:])
 
 
 pack_slots = unpack_slots = _move_records
 
 
 def _move_int8(op: Callable[..., Any]) -> None:
-    """Slots in registers, and slots named directly; groups of layers, planes and records any stride apart."""
+    """Slots in registers, and slots named directly; planes and records any stride apart."""
     for batch, _, units, start in steps():
         one = plane(2, 4, units=max(2, units))
         map_of = ScaledMap(torch.zeros(2, 2, dtype=torch.int64), (one,), 1, 16 * units, 16 * units + 16, 48, 160, 16)
         held = torch.zeros(2, 16 * max(10, units), dtype=torch.uint8)[:, :160]
         slots = ints(units) if batch % 2 else None
-        op(map_of, slots, ints(batch, start), nowhere(batch, start + 1), held, 0, 2)
-        op(map_of, slots, ints(batch), nowhere(batch), held[1:], 1, 1)
+        op(map_of, slots, ints(batch, start), nowhere(batch, start + 1), held)
+        op(map_of, slots, ints(batch), nowhere(batch), held[1:])
 
 
 pack_int8 = unpack_int8 = _move_int8

@@ -116,7 +116,7 @@ class Program:
         rig, rank = self.rng.choice(self.ranks)
         if live := [at for at, job in enumerate(rank.jobs) if not job.ended]:
             at = self.rng.choice(live[:4])
-            job, work = rank.jobs[at], rig.prefetcher._background._workers.executor.jobs[at]  # type: ignore[attr-defined]
+            job, work = rank.jobs[at], rig.prefetcher._workers.executor.jobs[at]  # type: ignore[attr-defined]
             if job.begun:
                 work.finish()
                 rank.finish(job)
@@ -222,7 +222,7 @@ class Program:
             assert (stats.in_flight, stats.in_flight_tokens) == (len(rank.fetches), rank.in_flight_tokens)
             held = [fetch.state is not None for fetch in rank.fetches], [len(fetch.pages) for fetch in rank.fetches]
             assert rig.prefetcher.held == tuple(map(sum, held))
-            jobs = rig.prefetcher._background._workers.executor.jobs  # type: ignore[attr-defined]
+            jobs = rig.prefetcher._workers.executor.jobs  # type: ignore[attr-defined]
             fates = ["cancelled" if job.future.cancelled() else "ended" if job.future.done() else "running"
                      if job.future.running() else "queued" for job in jobs[-30:]]  # fmt: skip
             assert fates == [job.fate for job in rank.jobs[-30:]]

@@ -8,10 +8,10 @@ from typing import Protocol
 from memstate.cli.bench import radix_peer
 from memstate.cli.bench.clock import host_seconds
 from memstate.cli.bench.task import Differs, Figure, Setting, peer_left, take_turns
+from memstate.cli.policies import POLICIES
 from memstate.cli.replay.by_hand import REGISTERS, ROW, Rig
 from memstate.prefix import Prefix
 from memstate.prefix.lease import NO_MATCH, NO_NODE, Lease
-from memstate.prefix.policies.names import POLICIES
 from memstate.tokens import EMPTY, Prompt, encode
 
 OURS = ("lru", "return-rate")  # what the peer does, and the default

@@ -7,8 +7,8 @@ from typing import get_args
 from memstate.checks import INT32_MAX
 from memstate.cli import names
 from memstate.cli.demo.sizes import ModelSize
+from memstate.cli.policies import placement_of
 from memstate.errors import InvalidArgument
-from memstate.prefix.placement import placement_of
 from memstate.state.layout import Order
 from memstate.tiers.settings import Write
 

@@ -16,6 +16,7 @@ from memstate.cli.demo.config import STRATEGIES, DemoConfig
 from memstate.cli.demo.mixers import state_layout
 from memstate.cli.demo.model import HybridModel, Memory, Slots
 from memstate.cli.demo.tiers import tiers_of
+from memstate.cli.policies import placement_of
 from memstate.engine.manager import StateManager
 from memstate.engine.settings import Forward, Pages
 from memstate.engine.warmup import warm_up
@@ -23,7 +24,6 @@ from memstate.errors import InvalidArgument
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import Marks, StepRecord
 from memstate.prefix import Prefix
-from memstate.prefix.placement import placement_of
 from memstate.requests.steps import Step
 from memstate.requests.tracking import LazyPingPong, NoTracking, PingPong, Redirect, Tracking
 from memstate.state.layout import StateLayout

@@ -3,6 +3,7 @@
 requests   a trace as prompts and answers in tokens
 serving    the loop: admit, plan of chunks, settle, publish, release
 by_hand    the prefix cache alone, with states where an ideal engine would have them
+foresight  the clairvoyant bound that by_hand prints beside the policies
 runs       every policy and number of states, and what is refused
 report     the figures and their table
 plans      the splits of a plan of memory, each with the hit rate of a trace

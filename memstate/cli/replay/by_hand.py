@@ -11,14 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import median
 
+from memstate.cli.policies import POLICIES
+from memstate.cli.replay.foresight import Foresight, ForesightPages, Future
 from memstate.cli.replay.report import Replayed, ideal
 from memstate.cli.traces import BLOCK, TraceRequest
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import REGISTERS_PER_ROW
 from memstate.prefix import Prefix, PrefixCache
 from memstate.prefix.lease import Lease
-from memstate.prefix.policies.foresight import Foresight, ForesightPages, Future
-from memstate.prefix.policies.names import POLICIES
 from memstate.requests.holdings import Holdings
 from memstate.requests.page_table import PageTable
 from memstate.slots.allocator import SlotAllocator

@@ -15,7 +15,7 @@ OURS = "memstate.integrations.sglang"
 OUR_SLOTS, OUR_POOL = f"{OURS}.slots:MambaSlotAllocator", f"{OURS}.states:MambaPool"
 OUR_ROWS = f"{OURS}.rows:HybridReqToTokenPool"
 SLOTS, PLANES = "memstate.slots.allocator:SlotAllocator", "memstate.state.planes:Planes"
-PREFIX = "memstate.prefix.part:PrefixPart"
+PREFIX = "memstate.integrations.sglang.prefix:PrefixPart"
 MANAGER = "memstate.engine.manager:StateManager"
 DEVICE = "memstate.engine.device:DeviceCalls"
 

@@ -7,61 +7,28 @@ A record is the same beside the planes, in host memory and in storage. Padding i
 memory starts as zeros.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import gcd
 
 import torch
 from torch import Tensor
 
 from memstate.checks import is_count
-from memstate.errors import InvalidArgument, LayoutMismatch
+from memstate.errors import InvalidArgument
 from memstate.kernels.tables import TILE_BYTES, RecordMap, RecordPiece, ScaledMap
 from memstate.sizes import format_bytes
 from memstate.state.layout import MOVE_BYTES, Plane, StateLayout
-from memstate.state.memory import tiles_of
+from memstate.state.memory import AddressTable, tiles_of
 from memstate.state.planes import Planes
 from memstate.state.regions import Region
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-
-
 ROW = 32  # bytes of a tile in the table of a record: four int64
 
 
 def table_bytes(layout: StateLayout) -> int:
     """Returns the bytes of the tile table between planes of a layout and a record that holds them exactly."""
     return ROW * layout.layers * sum(len(tiles_of(plane.nbytes)) for plane in layout.planes)
-
-
-class AddressTable(ABC):
-    """A table of addresses on the device, which can be filled again in place. A row starts with its address."""
-
-    unit: int  # bytes that every address is a multiple of
-    table: Tensor  # int64 `row column`
-
-    def require_alignment(self) -> None:
-        """Checks that the addresses of now still fit the launches.
-
-        Raises:
-            LayoutMismatch: Memory has moved to a less aligned address.
-        """
-        for address, *_ in self.rows():
-            if address % self.unit:
-                where = f"memory came back at address {address:#x}"
-                raise LayoutMismatch(f"{where}, expected a multiple of {self.unit} bytes")
-
-    def fill(self) -> None:
-        """Writes the addresses of now into the table.
-
-        Syncs: yes, off the CPU.
-        """
-        self.table.copy_(torch.tensor(self.rows(), dtype=torch.int64).reshape(self.table.shape))
-
-    @abstractmethod
-    def rows(self) -> Sequence[tuple[int, ...]]:
-        """Returns the rows by the addresses of now."""
 
 
 class RecordTable(AddressTable):
@@ -76,8 +43,7 @@ class RecordTable(AddressTable):
     def __init__(self, regions: Sequence[Region], layout: StateLayout, device: torch.device) -> None:
         self._blocks = tuple(region.blocks for region in regions)
         self._pieces = _pieces(regions, layout)
-        self.unit = gcd(MOVE_BYTES, *(size for tile in self.rows() for size in tile))
-        self.table = torch.tensor(self.rows(), dtype=torch.int64).reshape(-1, 4).to(device)
+        super().__init__(4, device)
         self.map = RecordMap(self.table, self._blocks, self._pieces, layout.bytes_per_slot, self.unit)
 
     def rows(self) -> list[tuple[int, int, int, int]]:
@@ -103,8 +69,7 @@ class ScaledTable(AddressTable):
         self._tensors = tuple(region.tensor for region in regions)
         rows = {row.name: row for row in layout.table()}
         values, scales = (rows[name] for name in (regions[0].plane.name, scales_of(regions[0].plane.name)))
-        self.unit = gcd(MOVE_BYTES, *(size for row in self.rows() for size in row))
-        self.table = torch.tensor(self.rows(), dtype=torch.int64).to(device)
+        super().__init__(2, device)
         self.map = ScaledMap(
             self.table, self._tensors, axis, values.offset, scales.offset, values.layer_stride, layout.bytes_per_slot,
             self.unit,
@@ -161,7 +126,6 @@ class Packing:
         self._scaled = [ScaledTable(self._memory.of(name), int8[name], self.layout, self.device) for name in int8]
         for table in (self._table, *self._scaled):
             self._memory.follow(table)
-        self._tiles = len(self._table.map.pieces)
 
     def pack(self, slots: Tensor | None, index: Tensor, places: Tensor, out: Tensor) -> None:
         """Copies slots into the bodies of records; see `memstate.kernels.pack.pack_slots`.
@@ -181,10 +145,10 @@ class Packing:
         Syncs: no.
         """
         self._memory.require_awake("pack")
-        if self._tiles or not self._scaled:
-            self.backend.pack_slots(self._table.map, slots, index, places, out, 0, self._tiles)
+        if self._table.map.pieces or not self._scaled:
+            self.backend.pack_slots(self._table.map, slots, index, places, out)
         for table in self._scaled:
-            self.backend.pack_int8(table.map, slots, index, places, out, 0, self.layers)
+            self.backend.pack_int8(table.map, slots, index, places, out)
 
     def unpack(self, slots: Tensor | None, index: Tensor, places: Tensor, source: Tensor) -> None:
         """Copies the bodies of records into slots; see `memstate.kernels.pack.unpack_slots`. Launches as `pack`.
@@ -202,10 +166,10 @@ class Packing:
         Syncs: no.
         """
         self._memory.require_awake("unpack")
-        if self._tiles or not self._scaled:
-            self.backend.unpack_slots(self._table.map, slots, index, places, source, 0, self._tiles)
+        if self._table.map.pieces or not self._scaled:
+            self.backend.unpack_slots(self._table.map, slots, index, places, source)
         for table in self._scaled:
-            self.backend.unpack_int8(table.map, slots, index, places, source, 0, self.layers)
+            self.backend.unpack_int8(table.map, slots, index, places, source)
 
     def __repr__(self) -> str:
         planes = ", ".join(plane.name for plane in self.layout.planes)

@@ -2,7 +2,6 @@
 
 prefetcher    drives all of it from `poll`
 fetch         one prefetch and its phases; settings: when it pays and when it stops
-candidates    the lengths that this rank could have; reservation: the host memory that a fetch holds
-background    what threads do; reading: the calls of the store
+reservation   the host memory that a fetch holds; reading: the calls of the store, in threads
 votes         what ranks tell each other; agreement: the exchange; agreed: the results, kept until requests come
 """

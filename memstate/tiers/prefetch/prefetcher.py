@@ -7,19 +7,22 @@ Two prefetches of one prefix read it twice; the second result is discarded. Know
 
 import logging
 import math
+import queue
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError
 from functools import partial
+from typing import Any
+
+import numpy as np
 
 from memstate import logs
 from memstate.errors import AgreementLost
 from memstate.stats import PrefetchStats
 from memstate.tiers.host.cache import CachedRecord, RecordCache
 from memstate.tiers.prefetch.agreement import Agreement
-from memstate.tiers.prefetch.background import Background
-from memstate.tiers.prefetch.candidates import Candidates
-from memstate.tiers.prefetch.fetch import End, Fetch, Op, Phase, deepest
-from memstate.tiers.prefetch.reading import Answer, Question, Read
+from memstate.tiers.prefetch.fetch import Bits, End, Fetch, Hits, Op, Phase, deepest
+from memstate.tiers.prefetch.reading import Answer, Chunk, Question, Read, ask, read
 from memstate.tiers.prefetch.reservation import Reservation
 from memstate.tiers.prefetch.settings import Prefetch
 from memstate.tiers.prefetch.votes import MOST_PAGES, Votes
@@ -59,8 +62,8 @@ class Prefetcher:
         self._ended = ended
         self._agreement, self._clock = agreement, clock
         self._told = logs.Repeats(LOG, clock, ("tokens", "usable", "seconds"))
-        self._background = Background(workers, store, kv, states, settings.chunk, page_size)
-        self._candidates = Candidates(kv, states, page_size, settings.threshold, agreement.ranks)
+        self._workers, self._store = workers, store
+        self._forget()
         self._fetches: list[Fetch] = []  # in flight, in order of start
         self._votes: Votes | None = None
         self._lost = False
@@ -129,8 +132,7 @@ class Prefetcher:
             self._count["truncated_tokens"] += (pages - fits) * self._page_size
             fetch.reserved = fetch.missing
             self._fetches.append(fetch)
-            fetch.question = self._candidates.question(fetch)
-            self._background.ask(fetch, fetch.question)
+            self._ask(fetch)
         return fetch
 
     def _within_limit(self, pages: int, covered: int) -> int:
@@ -149,7 +151,7 @@ class Prefetcher:
     @property
     def idle(self) -> bool:
         """Whether `poll` has nothing to do. Ranks that agree are idle together."""
-        return not self._fetches and self._votes is None and self._background.idle and self._told.idle
+        return not self._fetches and self._votes is None and not self._running and self._told.idle
 
     def poll(self) -> None:
         """Advances every prefetch as far as it can. Call it once an iteration of the scheduler.
@@ -221,20 +223,80 @@ class Prefetcher:
         Syncs: waits for the calls of the store that have begun.
         """
         for fetch in self._fetches:
-            self._background.drop(fetch)
+            self._drop(fetch)
             fetch.phase, fetch.outcome = Phase.DONE, End.CANCELLED
         self._count[End.CANCELLED.value] += len(self._fetches)
         self._fetches, self._votes = [], None
-        self._background.reset()
+        self._workers.wait([op.job for op in self._running if not self._workers.cancel(op.job)])
+        self._forget()
+
+    def _forget(self) -> None:
+        self._running: set[Op] = set()
+        self._over: queue.SimpleQueue[Op] = queue.SimpleQueue()  # filled by any thread
 
     def close(self) -> None:
         """Writes what is left to say into the log."""
         self._told.write_due(math.inf)
 
+    # -- what threads do -------------------------------------------------------------------------------
+
+    def _ask(self, fetch: Fetch) -> None:
+        """Begins to ask storage, unless there is nothing to ask."""
+        question = fetch.question = self._question(fetch)
+        if question.pages or question.ends:
+            forms = [cache.form if cache else None for cache in (self._kv, self._states)]
+            self._submit(Op(fetch), ask, self._store, *forms, question, self._settings.chunk, lambda: fetch.over)
+        else:
+            fetch.answer = Answer()
+
+    def _begin_reading(self, fetch: Fetch) -> None:
+        """Begins to read the records that a prefetch has reserved host memory for."""
+        if fetch.reservation.state is not None:  # first: without it the pages are of no use
+            self._read_chunk(fetch, self._states, [(fetch.end - 1, fetch.reservation.state)], [])
+        pages = list(fetch.reservation.records.items())
+        for at in range(0, len(pages), self._settings.chunk):
+            part = pages[at : at + self._settings.chunk]
+            self._read_chunk(fetch, self._kv, part, [page for page, _ in part])
+
+    def _read_chunk(
+        self, fetch: Fetch, cache: RecordCache | None, wanted: Sequence[tuple[int, int]], pages: list[int]
+    ) -> None:
+        assert cache is not None, "records were claimed from it"
+        pieces = [Chunk(fetch.keys[page], (page + 1) * self._page_size, record) for page, record in wanted]
+        op = Op(fetch, pool=cache.pool, records=[record for _, record in wanted], pages=pages)
+        self._submit(op, read, self._store, cache.form, cache.pool.buffer, pieces, lambda: fetch.over)
+
+    def _submit(self, op: Op, work: Callable[..., Any], *arguments: Any) -> None:
+        """Starts an operation; its records are in use until `collect` finds its end."""
+        if op.pool:
+            op.pool.use(op.records)
+        op.fetch.ops.add(op)
+        self._running.add(op)
+        op.job = self._workers.submit(work, *arguments, ended=partial(self._over.put, op))
+
+    def _finished(self) -> Iterator[tuple[Op, Any, BaseException | None]]:
+        """Yields the operations that have ended, with result or error, as long as their prefetch is not over."""
+        while not self._over.empty():
+            op = self._over.get()
+            self._running.remove(op)
+            op.fetch.ops.remove(op)
+            if op.pool:
+                op.pool.unuse(op.records)
+            if op.fetch.over:
+                continue
+            error = op.job.error or (CancelledError() if op.job.cancelled else None)
+            yield op, None if error else op.job.result, error
+
+    def _drop(self, fetch: Fetch) -> None:
+        """Cancels what has not begun for a prefetch; results of the rest are ignored."""
+        fetch.over = True
+        for op in list(fetch.ops):
+            self._workers.cancel(op.job)
+
     # -- what threads have found ----------------------------------------------------------------------
 
     def _collect(self) -> None:
-        for op, result, error in self._background.collect():
+        for op, result, error in self._finished():
             if error:
                 self._count["failures"] += 1
                 self.raised[reason_of(error)] += 1
@@ -252,12 +314,70 @@ class Prefetcher:
             op.fetch.blame(End.FAILED if found.flaw == "failed" else End.MISSED, found.why or found.flaw)
         op.fetch.note(op.pages, found.arrived)
 
-    def _propose(self, fetch: Fetch, question: Question, answer: Answer) -> None:
-        ends, most = self._candidates.claim(fetch, question.pages, answer)
+    # -- the page ends that this rank could start a prompt from ----------------------------------------
+
+    def _question(self, fetch: Fetch) -> Question:
+        """Returns what to ask storage: the pages and states that are nowhere else."""
+        keys, kv, states = fetch.keys, self._kv, self._states
+        pages = [page for page in range(fetch.kv_pages, fetch.pages) if kv is not None and keys[page] not in kv]
+        gaining = range(self._first(fetch, self._settings.threshold), fetch.pages + 1)
+        ends = [end for end in gaining if states is not None and keys[end - 1] not in states]
+        return Question(keys, pages, ends)
+
+    def _propose(self, fetch: Fetch, asked: Sequence[int], answer: Answer) -> None:
+        """Claims host memory for the deepest candidate that fits, and proposes what this rank could have.
+
+        Args:
+            fetch: The prefetch.
+            asked: Pages that storage was asked for.
+            answer: What storage has.
+        """
+        hits = fetch.hits = self._hits(fetch, asked, answer)
+        most = deepest(hits.ends)
+        ends = self._claim(fetch, hits, most) if most else hits.ends
         if end := deepest(ends):
             self._count["truncated"] += end < most
             self._count["truncated_tokens"] += (most - end) * self._page_size
+        else:
+            fetch.reservation.release()
+            fetch.blame(End.NO_ROOM if most else End.MISSED, "")
         fetch.phase, fetch.vote = Phase.PROPOSED, ends
+
+    def _hits(self, fetch: Fetch, asked: Sequence[int], answer: Answer) -> Hits:
+        keys, pages = fetch.keys, np.arange(fetch.pages)
+        kv, states = self._kv, self._states
+        here = (pages < fetch.kv_pages) | np.array([kv is None or key in kv for key in keys])
+        stated = np.array([states is None or key in states for key in keys])
+        reached, able = here.copy(), stated.copy()
+        reached[list(asked[: answer.found])] = True
+        able[[end - 1 for end in answer.ends]] = True
+        able &= np.logical_and.accumulate(reached) & (pages + 1 >= self._first(fetch, 1))
+        return Hits(here, stated, able & (pages + 1 >= self._first(fetch, self._settings.threshold)), able)
+
+    def _first(self, fetch: Fetch, least: int) -> int:
+        """Returns the first page end that gains so many tokens, and at least one."""
+        return -(-(fetch.covered + max(least, 1)) // self._page_size)
+
+    def _claim(self, fetch: Fetch, hits: Hits, most: int) -> Bits:
+        kv, states, reservation = self._kv, self._states, fetch.reservation
+        stated = np.flatnonzero(hits.able & hits.states) + 1
+        reservation.pin(range(fetch.kv_pages, most), stated[stated <= most].tolist())
+        ends = hits.cut(kv.room() if kv is not None else 0, states is None or states.room() > 0)
+        if self._reads_state(hits, ends) and not reservation.claim_state():
+            ends &= hits.states
+        if not reservation.claim_pages(hits.missing(deepest(ends))) and kv is not None:
+            # Some of what could be evicted is being copied: what is free has to do, and nothing more is evicted.
+            ends &= hits.cut(max(0, kv.pool.free - kv.reserve), True)
+            reservation.claim_pages(hits.missing(deepest(ends)))
+            if self._reads_state(hits, ends) and reservation.state is None and not reservation.claim_state():
+                ends &= hits.states
+        reservation.trim(deepest(ends), self._reads_state(hits, ends))
+        return ends
+
+    def _reads_state(self, hits: Hits, ends: Bits) -> bool:
+        """Tells whether a state must be read. With several ranks it may be that of an end before the last one."""
+        end = deepest(ends)
+        return end > 0 and bool((ends & ~hits.states)[end - 1 if self._agreement.ranks == 1 else 0 :].any())
 
     # -- reading --------------------------------------------------------------------------------------
 
@@ -267,11 +387,11 @@ class Prefetcher:
         fetch.reservation.trim(end, not fetch.hits.states[end - 1])
         fetch.reserved = fetch.tokens - fetch.covered
         fetch.begin()
-        self._background.read(fetch)
+        self._begin_reading(fetch)
 
     def _arrive(self, fetch: Fetch) -> None:
         """Proposes what has arrived; nothing more is waited for."""
-        self._background.drop(fetch)
+        self._drop(fetch)
         fetch.phase, fetch.vote = Phase.ARRIVED, fetch.usable()
 
     # -- deciding -------------------------------------------------------------------------------------
@@ -280,7 +400,7 @@ class Prefetcher:
         """Advances prefetches by what this rank knows by itself."""
         for fetch in self._fetches:
             if fetch.phase is Phase.ASKING and fetch.answer is not None:
-                self._propose(fetch, fetch.question, fetch.answer)
+                self._propose(fetch, fetch.question.pages, fetch.answer)
             if fetch.phase is Phase.READING and fetch.hopeless:
                 self._arrive(fetch)
 
@@ -319,7 +439,7 @@ class Prefetcher:
 
     def _end(self, fetch: Fetch, outcome: End) -> None:
         """Ends a prefetch, and releases everything that is not in a cache by now."""
-        self._background.drop(fetch)
+        self._drop(fetch)
         fetch.reservation.release()
         fetch.phase, fetch.outcome = Phase.DONE, outcome
         self._count[outcome.value] += 1

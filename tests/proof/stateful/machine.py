@@ -227,7 +227,7 @@ class Machine:
     def _look_at_who_has_what(self) -> None:
         """Owners by name, holders of each page, sessions, and the cache node by node."""
         model, mem = self.model, self.mem
-        mem._require_owners()
+        mem._reports._recount.require_owners()
         self._same("owners", mem._reports.owners(), {register: self.owner(register) for register in model.held})
         users = [int(n) for n in owners.kv_pages(mem).holders]
         self._same("holders of pages", users, _dense(model.page_users, self.settings.pages + 1))

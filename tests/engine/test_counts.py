@@ -1,4 +1,7 @@
-"""What a scheduler step costs: counted launches are real, nothing else reaches the device, and nothing waits for it."""
+"""What a scheduler step costs: counted launches are real, nothing else reaches the device, and nothing waits for it.
+
+And what bookkeeping costs in device memory.
+"""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""A manager guards itself: its close in debug mode, copies of it, its attributes, and tensors of autograd."""
+"""A manager guards itself: its close in debug mode, copies of it, its attributes, its settings, tensors of autograd."""
 
 import copy
 import pickle

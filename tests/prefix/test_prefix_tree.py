@@ -1,4 +1,4 @@
-"""The radix tree alone, beside dictionaries of every single prefix.
+"""The radix tree alone, beside dictionaries of every single prefix; the ranking, beside one that is sorted.
 
 A hollow node is remembered, and its KV is gone.
 """

@@ -1,4 +1,4 @@
-"""Turns that do not come to their end: aborted, retracted, cancelled, or refused for want of room."""
+"""Turns that do not come to their end: aborted, retracted, cancelled, or refused for want of room; and their pages."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Storage that is slow or fails, and prefetches that end early: what is lost is a hit, and nothing stays taken."""
+"""Storage that is slow, fails or is closed, and prefetches that end early: a hit is lost, and nothing stays taken."""
 
 import threading
 from collections.abc import Callable

@@ -4,6 +4,7 @@ Each test counts at real sockets on loopback. None looks at a clock.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
 from typing import Any
 
 import pytest
@@ -132,15 +133,8 @@ class Rig:
 @pytest.fixture
 def make() -> Iterator[Callable[..., Rig]]:
     """Rigs that are closed at the end."""
-    made: list[Rig] = []
-
-    def rig(*given: Any, **more: Any) -> Rig:
-        made.append(Rig(*given, **more))
-        return made[-1]
-
-    yield rig
-    for each in made:
-        each.close()
+    with ExitStack() as stack:
+        yield lambda *given, **more: stack.enter_context(closing(Rig(*given, **more)))
 
 
 def ask(reader: Any, number: int = 0) -> None:
@@ -251,8 +245,7 @@ def test_a_question_for_what_is_to_come_is_answered_by_the_end(make: Callable[..
 def test_a_late_reader_is_whole_although_each_call_sends_one_batch(keep: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the loop goes on: its batches overtake the answer, and with few that are kept a snapshot replaces it."""
     monkeypatch.setattr(sending, "ANSWERS", 1)
-    pair = Pair(keep=keep)
-    try:
+    with closing(Pair(keep=keep)) as pair:
         for n in range(8):
             serve(pair.mem, [n] * 8)
             pair.events.publish()
@@ -262,8 +255,6 @@ def test_a_late_reader_is_whole_although_each_call_sends_one_batch(keep: int, mo
             serve(pair.mem, [n] * 8)
             pair.turn()
         until(lambda: all(pair.knows([n] * 8) for n in range(10)), pair.turn)
-    finally:
-        pair.close()
 
 
 # -- workers ------------------------------------------------------------------------------------------
@@ -314,9 +305,8 @@ class Worker:
 
 @pytest.fixture
 def worker() -> Iterator[Worker]:
-    made = Worker()
-    yield made
-    made.close()
+    with closing(Worker()) as made:
+        yield made
 
 
 def test_what_is_behind_a_gap_is_not_looked_through_at_each_message(worker: Worker) -> None:

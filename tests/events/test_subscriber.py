@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import pytest
@@ -66,15 +66,8 @@ class Pair:
 @pytest.fixture
 def make() -> Iterator[Callable[..., Pair]]:
     """Pairs that are closed at the end."""
-    made: list[Pair] = []
-
-    def pair(**given: object) -> Pair:
-        made.append(Pair(**given))
-        return made[-1]
-
-    yield pair
-    for each in made:
-        each.close()
+    with ExitStack() as stack:
+        yield lambda **given: stack.enter_context(closing(Pair(**given)))
 
 
 @pytest.mark.parametrize("keep", [10_000, 2], ids=["from what is kept", "from a snapshot"])

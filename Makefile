@@ -22,7 +22,7 @@ THREADS ?= 1
 TEST_ENV := OMP_NUM_THREADS=$(THREADS) MKL_NUM_THREADS=$(THREADS) PYTHONDONTWRITEBYTECODE=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format compile compile-matrix docs wheel proof soak gpu-proof clean
+.PHONY: help install demo test lint format compile compile-matrix docs wheel proof mutate soak gpu-proof clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' Makefile
@@ -43,7 +43,7 @@ PEERS_ENV := MAMBA_FORCE_BUILD=TRUE MAMBA_SKIP_CUDA_BUILD=TRUE CAUSAL_CONV1D_FOR
 # What tests and linters need besides. Mooncake goes last and may fail: not every platform has it, and it links to libraries that
 # only a system's packages bring.
 $(TOOLS): $(RUN)
-	$(BIN)/python -m pip install $(PIP_ARGS) -c constraints.txt -e ".[cli,test,dev,docs]"
+	$(BIN)/python -m pip install $(PIP_ARGS) -c constraints.txt -e ".[cli,test,proof,dev,docs]"
 	@$(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt -e ".[mooncake]" || true
 	@error=$$($(BIN)/python -c "import mooncake.store" 2>&1) || \
 		echo "Mooncake cannot be used here, its tests are skipped: $$(echo "$$error" | tail -n 1)"
@@ -81,7 +81,7 @@ compile-matrix: $(TOOLS) ## compile with the oldest, the installed and the newes
 	$(BIN)/python -m tests.proof.compile_matrix $(ARGS)
 
 docs: $(TOOLS) ## write the pages that are made from the code, then build the site in build/site; a warning is an error
-	$(BIN)/python -m memstate.cli.support > docs/strategies.md.new && mv docs/strategies.md.new docs/strategies.md
+	$(BIN)/python docs/site/strategies.py > docs/strategies.md.new && mv docs/strategies.md.new docs/strategies.md
 	$(BIN)/python -m memstate.metrics.dashboard > docs/grafana.json.new && mv docs/grafana.json.new docs/grafana.json
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
@@ -96,6 +96,11 @@ proof: $(TOOLS) ## the long proofs: every case of every test, 1000 schedules for
 	$(TEST_ENV) $(BIN)/python -m tests.proof.injection --workers $(WORKERS)
 	$(TEST_ENV) $(BIN)/python -m tests.proof.mutation
 
+mutate: $(TOOLS) ## let mutmut change the tracking rules and the reference kernels, and list what no test notices; half an hour
+	$(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt -e ".[proof]"
+	rm -rf mutants; $(TEST_ENV) $(BIN)/mutmut run --max-children $(WORKERS)
+	$(BIN)/mutmut results
+
 soak: $(TOOLS) ## a million random operations on the reference, 20 000 on the interpreter; about half an hour
 	$(TEST_ENV) $(BIN)/python -m tests.proof.stateful --backend reference --operations 1000000 --workers $(WORKERS) $(ARGS)
 	$(TEST_ENV) $(BIN)/python -m tests.proof.stateful --backend interpreter --operations 20000 --workers $(WORKERS) $(ARGS)
@@ -105,5 +110,5 @@ gpu-proof: ## prove on a GPU, with the machine's own Python, what only a GPU sho
 	@$(PROOF_PYTHON) -m tests.proof.gpu_proof --out "$(OUT)" $(ARGS)
 
 clean: ## remove .venv and everything built
-	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv build dist mutants .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -3,46 +3,78 @@
 A name is loaded when it is first used, so `import memstate` alone does not load torch.
 """
 
+# ruff: isort: skip_file
 from importlib import import_module as _import_module
 from importlib.util import find_spec as _find_spec
 from pathlib import Path as _Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from memstate.engine.capacity import capacity
-    from memstate.engine.manager import StateManager
-    from memstate.engine.pool import StatePool
-    from memstate.engine.settings import Forward, Pages
-    from memstate.engine.warmup import warm_up
-    from memstate.errors import (
-        AgreementLost,
-        Asleep,
-        Broken,
-        ConfigurationError,
-        DeviceFault,
-        DoubleRelease,
-        ForwardFault,
-        InvalidArgument,
-        LayoutMismatch,
-        LeakFound,
-        MemstateError,
-        OutOfPages,
-        OutOfRows,
-        OutOfSlots,
-        StaleHandle,
+    from memstate.engine.capacity import capacity as capacity
+    from memstate.engine.manager import StateManager as StateManager
+    from memstate.engine.settings import (
+        Forward as Forward,
+        Pages as Pages,
     )
-    from memstate.kernels.dispatch import Backend
-    from memstate.prefix import Match, Prefix, SessionLimits, policies
-    from memstate.prefix.placement import Ends, Nowhere
-    from memstate.requests.handles import Request, Row, Rows, Session, Snapshot
-    from memstate.requests.steps import Step
-    from memstate.requests.tracking import LazyPingPong, NoTracking, PingPong, Redirect, Tracking
-    from memstate.slots.allocator import SlotAllocator
-    from memstate.state import presets
-    from memstate.state.layout import Plane, StateLayout
-    from memstate.state.planes import Planes
-    from memstate.stats import Stats
-    from memstate.tiers import FileStore, Mooncake, Prefetch, Tiers
+    from memstate.engine.warmup import warm_up as warm_up
+    from memstate.errors import (
+        AgreementLost as AgreementLost,
+        Asleep as Asleep,
+        Broken as Broken,
+        ConfigurationError as ConfigurationError,
+        DeviceFault as DeviceFault,
+        DoubleRelease as DoubleRelease,
+        ForwardFault as ForwardFault,
+        InvalidArgument as InvalidArgument,
+        LayoutMismatch as LayoutMismatch,
+        LeakFound as LeakFound,
+        MemstateError as MemstateError,
+        OutOfPages as OutOfPages,
+        OutOfRows as OutOfRows,
+        OutOfSlots as OutOfSlots,
+        StaleHandle as StaleHandle,
+    )
+    from memstate.kernels.dispatch import Backend as Backend
+    from memstate.prefix import (
+        Match as Match,
+        Prefix as Prefix,
+        SessionLimits as SessionLimits,
+        policies as policies,
+    )
+    from memstate.prefix.placement import (
+        Ends as Ends,
+        Nowhere as Nowhere,
+    )
+    from memstate.requests.handles import (
+        Request as Request,
+        Row as Row,
+        Rows as Rows,
+        Session as Session,
+        Snapshot as Snapshot,
+    )
+    from memstate.requests.steps import Step as Step
+    from memstate.requests.tracking import (
+        LazyPingPong as LazyPingPong,
+        NoTracking as NoTracking,
+        PingPong as PingPong,
+        Redirect as Redirect,
+        Tracking as Tracking,
+    )
+    from memstate.slots.allocator import SlotAllocator as SlotAllocator
+    from memstate.state import presets as presets
+    from memstate.state.layout import (
+        Plane as Plane,
+        StateLayout as StateLayout,
+    )
+    from memstate.state.planes import Planes as Planes
+    from memstate.state.sharding import Part as Part
+    from memstate.stats import Stats as Stats
+    from memstate.tiers import (
+        FileStore as FileStore,
+        Mooncake as Mooncake,
+        Prefetch as Prefetch,
+        Tiers as Tiers,
+    )
 
 _import_module("memstate.alone")
 
@@ -54,63 +86,9 @@ if not (_Path(__file__).parent / "kernels" / "tables.py").is_file():
 
 __version__ = "0.2.0"  # pyproject.toml reads it here
 
-__all__ = [
-    "AgreementLost",
-    "Asleep",
-    "Backend",
-    "Broken",
-    "ConfigurationError",
-    "DeviceFault",
-    "DoubleRelease",
-    "Ends",
-    "FileStore",
-    "Forward",
-    "ForwardFault",
-    "InvalidArgument",
-    "LayoutMismatch",
-    "LazyPingPong",
-    "LeakFound",
-    "Match",
-    "MemstateError",
-    "Mooncake",
-    "NoTracking",
-    "Nowhere",
-    "OutOfPages",
-    "OutOfRows",
-    "OutOfSlots",
-    "Pages",
-    "PingPong",
-    "Plane",
-    "Planes",
-    "Prefetch",
-    "Prefix",
-    "Redirect",
-    "Request",
-    "Row",
-    "Rows",
-    "Session",
-    "SessionLimits",
-    "SlotAllocator",
-    "Snapshot",
-    "StaleHandle",
-    "StateLayout",
-    "StateManager",
-    "StatePool",
-    "Stats",
-    "Step",
-    "Tiers",
-    "Tracking",
-    "__version__",
-    "capacity",
-    "policies",
-    "presets",
-    "warm_up",
-]
-
 _MODULES = {
     "memstate.engine.capacity": "capacity",
     "memstate.engine.manager": "StateManager",
-    "memstate.engine.pool": "StatePool",
     "memstate.engine.settings": "Forward Pages",
     "memstate.engine.warmup": "warm_up",
     "memstate.errors": (
@@ -127,21 +105,25 @@ _MODULES = {
     "memstate.state": "presets",
     "memstate.state.layout": "Plane StateLayout",
     "memstate.state.planes": "Planes",
+    "memstate.state.sharding": "Part",
     "memstate.stats": "Stats",
     "memstate.tiers": "FileStore Mooncake Prefetch Tiers",
 }
+__all__ = ["__version__", *sorted(name for names in _MODULES.values() for name in names.split())]
+
 # Names that left this level with 0.2. They warn once, and go with 0.3.
 _MOVED = {
     "memstate.engine.capacity": "Capacity",
     "memstate.engine.forking": "Fork",
     "memstate.engine.planner": "Split",
+    "memstate.engine.pool": "StatePool",
     "memstate.errors": "EmptyRegister RegisterInUse UnsafeFolder",
     "memstate.prefix": "SessionInfo",
     "memstate.prefix.placement": "Placement",
     "memstate.slots.allocator": "ClaimGroup",
     "memstate.slots.audit": "AuditReport",
     "memstate.slots.readback": "Readback",
-    "memstate.state.sharding": "Owned Part",
+    "memstate.state.sharding": "Owned",
     "memstate.stats": "ChaosStats PrefetchStats PrefixStats TierStats",
     "memstate.testing": "Chaos",
     "memstate.tiers": "Fetch MooncakeStore",

@@ -104,7 +104,7 @@ class WorkStream:
             )
 
     def use(self, stream: "torch.cuda.Stream") -> None:
-        """See `StateManager.use_stream`."""
+        """See `DeviceCalls.use_stream`."""
         if self._device is None or self._stream is None:
             raise InvalidArgument(f"use_stream({stream!r}): the states are on the CPU, which has no streams")
         if not isinstance(stream, torch.cuda.Stream) or stream.device != self._device:

@@ -1,7 +1,4 @@
-"""Who may launch, and who may claim: read from the source. The allocator knows no plane, and nobody claims past it.
-
-Every rule is a function of one module's source, and is tried on sources that break it.
-"""
+"""Who may launch, and who may claim: read from the source. The allocator knows no plane, and nobody claims past it."""
 
 import ast
 from collections.abc import Callable
@@ -11,35 +8,18 @@ import pytest
 from memstate.kernels.dispatch import OPS
 from tests.support.sources import sources
 
-# Which module may ask the backend for which operation. claim, ownership, plan and accept hand out slots.
-ALLOCATOR, REGISTERS, STORAGE = ("slots.allocator",), ("slots.registers",), ("state.planes",)
+# Which modules may ask a backend for which operations. claim, ownership, plan and accept hand out slots.
 MODEL = ("cli.demo.mixers", "cli.bench.forward", "cli.workload", "integrations.transformers.on_slots")
-PACKING = ("tiers.host.packing",)
 CALLERS = {
-    "claim": ALLOCATOR,
-    "release": ALLOCATOR,
-    "ownership": REGISTERS,
-    "resolve": REGISTERS,
-    "audit": REGISTERS,
-    "plan": REGISTERS,
-    "accept": REGISTERS,
-    "copy_slots": STORAGE,
-    "zero_slots": STORAGE,
-    "run_data": STORAGE,
-    "conv_step": MODEL,
-    "gated_delta_step": MODEL,
-    "selective_step": MODEL,
-    "gather_slots": STORAGE,
-    "scatter_slots": STORAGE,
-    "scatter_accepted": STORAGE,
-    "scatter_inputs": STORAGE,
-    "scatter_states": STORAGE,
-    "pack_slots": PACKING,
-    "unpack_slots": PACKING,
-    "pack_int8": PACKING,
-    "unpack_int8": PACKING,
+    ("slots.allocator",): "claim release",
+    ("slots.registers",): "ownership resolve audit plan accept",
+    ("state.planes",): "copy_slots zero_slots run_data gather_slots scatter_slots scatter_accepted scatter_inputs "
+    "scatter_states",
+    MODEL: "conv_step gated_delta_step selective_step",
+    ("tiers.host.packing",): "pack_slots unpack_slots pack_int8 unpack_int8",
 }
-BITMAP_OWNERS = (*ALLOCATOR, *REGISTERS)  # bits and counts could also be changed by hand
+ALLOWED = {op: modules for modules, ops in CALLERS.items() for op in ops.split()}
+BITMAP_OWNERS = ("slots.allocator", "slots.registers")  # bits and counts could also be changed by hand
 OWNERSHIP = tuple(f"slots.{name}" for name in ("upload", "allocator", "registers", "packet", "commands"))  # no plane
 
 Rule = Callable[[str, ast.Module], list[str]]
@@ -66,8 +46,8 @@ def claims(name: str, tree: ast.Module) -> list[str]:
     backends, found = _backends(tree), []
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute):
-            if node.attr in OPS and ast.unparse(node.value) in backends and name not in CALLERS.get(node.attr, ()):
-                callers = " and ".join(CALLERS.get(node.attr, ("nobody",)))
+            if node.attr in OPS and ast.unparse(node.value) in backends and name not in ALLOWED.get(node.attr, ()):
+                callers = " and ".join(ALLOWED.get(node.attr, ("nobody",)))
                 found.append(f"{name}:{node.lineno} asks for {node.attr}; only {callers} may")
             if node.attr in ("bitmap", "counters") and name not in BITMAP_OWNERS:
                 found.append(f"{name}:{node.lineno} touches {ast.unparse(node)}")
@@ -116,36 +96,4 @@ def test_library_keeps_the_rule(rule: Rule) -> None:
 
 
 def test_every_operation_has_a_caller() -> None:
-    assert sorted(CALLERS) == sorted(OPS)
-
-
-@pytest.mark.parametrize(
-    ("rule", "name", "source"),
-    [
-        (launches, "engine", "_plan[(1,)](rows)"),
-        (launches, "engine", "self.kernels.plan[grid](rows)"),
-        (claims, "engine", "ids = self.pool.backend.claim(bitmap, 1, 9, counters)"),
-        (claims, "state.planes", "backend.ownership(registers, packet)"),
-        (claims, "engine", "b = self._backend\nb.claim(bitmap, 1, 9, counters)"),
-        (claims, "engine", "a, b = 1, backend\nb.claim(bitmap, 1, 9, counters)"),
-        (claims, "engine", "Backend('cuda').plan()"),
-        (claims, "engine", "getattr(self.backend, name)(bitmap)"),
-        (claims, "engine", "self.allocator.bitmap[0] = 0"),
-        (planes, "slots.allocator", "def claim(self, plane_map): ..."),
-        (planes, "slots.commands", "self.planes = {}"),
-    ],
-)
-def test_rule_finds_a_violation(rule: Rule, name: str, source: str) -> None:
-    assert rule(name, ast.parse(source)) != []
-
-
-@pytest.mark.parametrize(
-    ("rule", "name", "source"),
-    [
-        (launches, "engine", "Counter[str]()\nhandlers['a']\nnames = dict[str, int]()"),
-        (claims, "slots.allocator", "self.backend.claim(self.bitmap, n, 9, self.counters)"),
-        (claims, "engine", "self.allocator.claim(3)\nself.file.plan(rows)"),
-    ],
-)
-def test_rule_lets_the_rest_pass(rule: Rule, name: str, source: str) -> None:
-    assert rule(name, ast.parse(source)) == []
+    assert sorted(ALLOWED) == sorted(OPS)

@@ -19,20 +19,14 @@ INT64 = st.integers(-(2**63), 2**63 - 1)
 SMALL = st.integers(0, 127)
 FORMS: dict[str, Callable[[list[int]], Any]] = {
     "tuple": tuple,
-    "int64": lambda tokens: np.array(tokens, np.int64),
     "int32": lambda tokens: np.array(tokens, np.int32),
-    "uint8": lambda tokens: np.array(tokens, np.uint8),
     "uint64": lambda tokens: np.array(tokens, np.uint64),
     "big-endian": lambda tokens: np.array(tokens, ">i4"),
-    "every second": lambda tokens: np.array([x for token in tokens for x in (token, 99)], np.int64)[::2],
     "backwards": lambda tokens: np.array(tokens[::-1], np.int64)[::-1],
     "read-only": lambda tokens: np.frombuffer(np.array(tokens, np.int64).tobytes() + bytes(8), np.int64)[: len(tokens)],
     "array of longs": lambda tokens: array("q", tokens),
-    "array of bytes": lambda tokens: array("B", tokens),
     "bytes": bytes,
-    "bytearray": bytearray,
     "tensor": lambda tokens: torch.tensor(tokens, dtype=torch.int64),
-    "int32 tensor": lambda tokens: torch.tensor(tokens, dtype=torch.int32),
     "every second of a tensor": lambda tokens: torch.tensor([x for t in tokens for x in (t, 99)], dtype=torch.int16)[
         ::2
     ],
@@ -75,22 +69,14 @@ REFUSED: dict[str, Any] = {
     "a word": "abc",
     "nothing": None,
     "one number": 5,
-    "a float": [1.0],
     "a float among numbers": [1, 2, 3.5],
-    "a word among numbers": [1, "2"],
     "a list in a list": [[1, 2]],
     "too large": [2**63],
-    "too small": (-(2**63) - 1,),
     "too large without a sign": np.array([1, 2**63], np.uint64),
-    "floats": np.array([1.0, 2.0]),
-    "truths": np.array([True, False]),
     "objects": np.array([1, 2**70], dtype=object),
     "two dimensions": np.zeros((2, 2), np.int64),
-    "no dimension": np.array(7),
     "an array of doubles": array("d", [1.0]),
     "a tensor of floats": torch.tensor([1.0]),
-    "a tensor that wants a gradient": torch.tensor([1.0], requires_grad=True),
-    "a tensor of half floats": torch.zeros(2, dtype=torch.bfloat16),
     "a tensor elsewhere": torch.zeros(2, dtype=torch.int64, device="meta"),
     "a set": {1, 2},
     "a mapping": {1: 2},
@@ -104,7 +90,9 @@ def test_what_is_no_sequence_of_whole_numbers_is_refused(what: str) -> None:
         encode(REFUSED[what])
 
 
-@pytest.mark.parametrize("what", ["a word", "a float", "too large", "two dimensions", "a tensor of floats"])
+@pytest.mark.parametrize(
+    "what", ["a word", "a float among numbers", "too large", "two dimensions", "a tensor of floats"]
+)
 def test_every_door_for_tokens_refuses_and_changes_nothing(what: str) -> None:
     layout = ms.StateLayout([ms.Plane("s", (4,), torch.float32)], layers=1)
     mem = build(
@@ -121,15 +109,15 @@ def test_every_door_for_tokens_refuses_and_changes_nothing(what: str) -> None:
         lambda: mem.end([row], keep="cache", tokens=[bad]),
         lambda: mem.end([row], keep="cache", tokens=[bad]),
     ):
-        with pytest.raises(ms.InvalidArgument):
+        with pytest.raises(ms.InvalidArgument, match=r"^tokens: .*expected whole numbers"):
             call()
         assert (mem.stats(), mem.info(row).length) == before
     step = mem.plan([row])
-    with pytest.raises(ms.InvalidArgument):
+    with pytest.raises(ms.InvalidArgument, match=r"^tokens: .*expected whole numbers"):
         mem.cancel(step, keep="cache", tokens=[bad])
     mem.settle(step)
     for tokens in ([], [[1], [2]], [1]):  # one sequence a row
-        with pytest.raises(ms.InvalidArgument):
+        with pytest.raises(ms.InvalidArgument, match=r"^tokens\b"):
             mem.publish([row], keep="cache", tokens=tokens)  # type: ignore[arg-type]
     with pytest.raises(ms.InvalidArgument, match="no tokens"):
         mem.admit([ms.Request("d", tokens=[])])

@@ -1,4 +1,4 @@
-"""What the site shows: the Markdown files of the repository where they lie, and the API, read from the source.
+"""What the site shows: the Markdown files of the repository where they lie; the API and a map, read from the source.
 
 mkdocs calls `on_config` and `on_files`. Paths on the site are those of the repository, so links lead to the same pages
 here and on a code host. The library is not imported. Public are the names in `__all__` of memstate and of its packages.
@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from code_map import code_map  # beside this file
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
@@ -62,13 +63,14 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the pages of the repository, and those of the API, to the site's own files."""
+    """Adds the pages of the repository, those of the API and the map of the code to the site's own files."""
     for pattern in PAGES + BESIDE:
         for path in sorted(ROOT.glob(pattern)):
             files.append(File.generated(config, path.relative_to(ROOT).as_posix(), abs_src_path=str(path)))
     for area, entries in api().items():
         text = "\n".join(map(str, entries))
         files.append(File.generated(config, f"docs/api/{area}.md", content=f"# {title(area)}\n\n{text}"))
+    files.append(File.generated(config, "docs/map.md", content=code_map()))
     return files
 
 
@@ -111,8 +113,10 @@ def ops() -> list[Entry]:
 
 
 def exported(module: str) -> list[str]:
-    """The names in `__all__` of a module; none without it."""
-    values = (node.value for node in parsed(module).body if isinstance(node, ast.Assign) and named(node, "__all__"))
+    """The names in `__all__` of a module; none without it. memstate computes its own from what it imports."""
+    values = [node.value for node in parsed(module).body if isinstance(node, ast.Assign) and named(node, "__all__")]
+    if module == "memstate":
+        return sorted(name for name, source in imports(module).items() if not name.startswith("_") and source)
     return [name for value in values for name in ast.literal_eval(value)]
 
 

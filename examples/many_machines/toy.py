@@ -11,7 +11,7 @@ from memstate.tiers import Store
 MODEL = "counting toy, weights of today"  # in the names of all records
 PAGE = 4
 WHOLE = ms.StateLayout(  # of all ranks; `parts` says that they cut the heads
-    planes=(ms.Plane("ssm", (8, 2), torch.float32, parts=(ms.state.sharding.Part("head", 8),)),), layers=2
+    planes=(ms.Plane("ssm", (8, 2), torch.float32, parts=(ms.Part("head", 8),)),), layers=2
 )
 
 

@@ -99,12 +99,14 @@ class Workload(NamedTuple):
         nbytes: Operation -> bytes that the call reads and writes.
         written: Name -> what the calls write.
         exact: Whether results are those of the reference bit for bit, and not only within `BOUNDS`.
+        indexing: Operation -> the same by torch's indexing, where there is such a thing.
     """
 
     acts: dict[str, Act]
     nbytes: dict[str, int]
     written: dict[str, Tensor]
     exact: bool = True
+    indexing: dict[str, Act] = {}  # noqa: RUF012  (never written to)
 
     def differing(self, other: "Workload") -> str:
         """Returns the names of what was written and differs; empty if nothing does.
@@ -118,6 +120,17 @@ class Workload(NamedTuple):
             return not torch.equal(_bytes(mine), _bytes(other))
         distance = float((mine.double() - other.double()).norm())
         return not distance <= BOUNDS[mine.dtype] * float(other.double().norm())
+
+
+def fitting(sizes: tuple[int, ...], bytes_each: int, free_bytes: int) -> tuple[int, ...]:
+    """Returns the sizes of batches that fit three quarters of the memory; the smallest one in any case.
+
+    Args:
+        sizes: Numbers of slots, the smallest first.
+        bytes_each: Memory needed for each slot.
+        free_bytes: Memory of the device that is free.
+    """
+    return tuple(n for n in sizes if bytes_each * n <= 0.75 * free_bytes) or sizes[:1]
 
 
 def make(kernel: str, model: Model, batch: int, backend: Backend, seed: int) -> Workload:
@@ -173,10 +186,21 @@ def _copies(model: Model, batch: int, backend: Backend, generator: torch.Generat
     planes = _planes(model.layout, 2 * batch, backend, generator, numbers=False)
     dst, src = _slots(batch, backend, generator)
     size = batch * model.layout.payload_bytes_per_slot
+    to, of = dst.long(), src.long()
+
+    def indexed() -> None:
+        for plane in planes.values():
+            plane[:, to] = plane[:, of]
+
+    def zeroed() -> None:
+        for plane in planes.values():
+            plane.index_fill_(1, to, 0)
+
     acts: dict[str, Act] = {
         "copy": partial(planes.copy, dst, src, due=batch), "zero": partial(planes.zero, dst, due=batch),
     }  # fmt: skip
-    return Workload(acts, {"copy": 2 * size, "zero": size}, _arenas(planes))
+    indexing: dict[str, Act] = {"copy": indexed, "zero": zeroed}
+    return Workload(acts, {"copy": 2 * size, "zero": size}, _arenas(planes), indexing=indexing)
 
 
 def _batch_of(model: Model, batch: int, planes: Planes, generator: torch.Generator) -> tuple[str, Tensor]:
@@ -191,16 +215,19 @@ def _gather(model: Model, batch: int, backend: Backend, generator: torch.Generat
     planes = _planes(model.layout, 2 * batch, backend, generator, numbers=False)
     name, out = _batch_of(model, batch, planes, generator)
     ids, _ = _slots(batch, backend, generator)
-    return Workload({"gather": partial(planes.gather, name, ids, out=out)}, {"gather": 2 * out.nbytes}, {"out": out})
+    act, indexed = (
+        partial(planes.gather, name, ids, out=out),
+        partial(torch.index_select, planes[name], 1, ids, out=out),
+    )
+    return Workload({"gather": act}, {"gather": 2 * out.nbytes}, {"out": out}, indexing={"gather": indexed})
 
 
 def _scatter(model: Model, batch: int, backend: Backend, generator: torch.Generator) -> Workload:
     planes = _planes(model.layout, 2 * batch, backend, generator, numbers=False)
     name, values = _batch_of(model, batch, planes, generator)
     ids, _ = _slots(batch, backend, generator)
-    return Workload(
-        {"scatter": partial(planes.scatter, name, ids, values)}, {"scatter": 2 * values.nbytes}, _arenas(planes)
-    )
+    act, indexed = partial(planes.scatter, name, ids, values), partial(planes[name].index_copy_, 1, ids.long(), values)
+    return Workload({"scatter": act}, {"scatter": 2 * values.nbytes}, _arenas(planes), indexing={"scatter": indexed})
 
 
 def _pack(model: Model, batch: int, backend: Backend, generator: torch.Generator, int8: int | None = None) -> Workload:
@@ -249,20 +276,45 @@ def _step(
     return Workload({name: act}, {name: size}, {"out": out, plane: planes[plane]}, exact=False)
 
 
+def delta_inputs(
+    shape: tuple[int, ...],
+    channels: int,
+    batch: int,
+    device: torch.device,
+    generator: torch.Generator | None = None,
+    per_key: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Returns q, k, v, decay and beta of one token a row: keys of norm 1, decays below 0, betas between 0 and 1.
+
+    So states stay bounded however often a step is repeated.
+
+    Args:
+        shape: Heads, keys and values of a state.
+        channels: Of the convolution; what values leave is for q and k.
+        batch: Rows.
+        device: Of the result.
+        generator: Of the values.
+        per_key: Whether there is a decay for each key channel.
+    """
+    heads, key, value = shape
+    key_heads = max(1, (channels - heads * value) // (2 * key))
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn((batch, TOKENS, *shape), generator=generator, device=device)
+
+    q, k = (torch.nn.functional.normalize(random(key_heads, key), dim=-1).bfloat16() for _ in range(2))
+    decay = -(random(heads, key) if per_key else random(heads)).abs()
+    return q, k, random(heads, value).bfloat16(), decay, random(heads).sigmoid()
+
+
 def _gated_delta(model: Model, batch: int, backend: Backend, generator: torch.Generator) -> Workload:
     layout = replace(model.layout, layers=1)
     planes = _planes(layout, 2 * batch, backend, generator, numbers=True)
-    heads, key, value = model.plane("ssm").shape
-    key_heads = max(1, (max(model.plane("conv").shape) - heads * value) // (2 * key))  # what channels leave for q and k
-    random = partial(_random, backend, generator)
-    normal = partial(torch.nn.functional.normalize, dim=-1)
-    q, k = (normal(random(batch, TOKENS, key_heads, key)).bfloat16() for _ in range(2))
-    v = random(batch, TOKENS, heads, value).bfloat16()
-    gates = (batch, TOKENS, heads, key) if model.rule == "kda" else (batch, TOKENS, heads)
-    decay, beta, out = -random(*gates).abs(), random(batch, TOKENS, heads).sigmoid(), torch.zeros_like(v)
-    rows = _rows(batch, backend, generator)
-    act = partial(backend.gated_delta_step, q, k, v, decay, beta, planes["ssm"][0], *rows, None, out)
-    return _step("gated delta", planes, "ssm", batch, (q, k, v, decay, beta), out, act)
+    shape, channels = model.plane("ssm").shape, max(model.plane("conv").shape)
+    inputs = delta_inputs(shape, channels, batch, backend.device, generator, model.rule == "kda")
+    out, rows = torch.zeros_like(inputs[2]), _rows(batch, backend, generator)
+    act = partial(backend.gated_delta_step, *inputs, planes["ssm"][0], *rows, None, out)
+    return _step("gated delta", planes, "ssm", batch, inputs, out, act)
 
 
 def _selective(model: Model, batch: int, backend: Backend, generator: torch.Generator) -> Workload:

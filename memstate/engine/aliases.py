@@ -6,11 +6,7 @@ Version 0.3 takes this file out, and `StateManager.__getattr__` with it.
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
-
-if TYPE_CHECKING:
-    from memstate.engine.manager import StateManager
-    from memstate.requests.handles import Row, Snapshot
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 _WARNED: set[str] = set()
@@ -31,7 +27,7 @@ def warned(name: str, instead: str, value: T) -> T:
     return value
 
 
-def of(mem: "StateManager", name: str) -> Any:
+def of(mem: Any, name: str) -> Any:
     """Returns what a name of a former version means.
 
     Args:
@@ -52,19 +48,17 @@ def of(mem: "StateManager", name: str) -> Any:
     raise AttributeError(f"{type(mem).__name__!r} object has no attribute {name!r}")
 
 
-def _release(
-    mem: "StateManager", rows: "Sequence[Row]", publish: bool | Sequence[int] = False, *, tokens: Any = None
-) -> "list[Snapshot | None]":
+def _release(mem: Any, rows: Any, publish: bool | Sequence[int] = False, *, tokens: Any = None) -> Any:
     lengths = None if isinstance(publish, bool) else publish
     keep = "cache" if tokens is not None else None if publish is False else "handle"
-    return mem.end(rows, keep, tokens=tokens, lengths=lengths)  # type: ignore[arg-type]
+    return mem.end(rows, keep, tokens=tokens, lengths=lengths)
 
 
-def _retract(mem: "StateManager", rows: "Sequence[Row]", *, tokens: Any = None) -> "list[Snapshot | None]":
+def _retract(mem: Any, rows: Any, *, tokens: Any = None) -> Any:
     return mem.end(rows, "handle" if tokens is None else "cache", tokens=tokens)
 
 
-def _abort(mem: "StateManager", rows: "Sequence[Row]") -> None:
+def _abort(mem: Any, rows: Any) -> None:
     mem.end(rows)
 
 
@@ -80,9 +74,9 @@ _CALLS: dict[str, tuple[Callable[..., Any], str]] = {
     "close_session": (lambda mem, session: mem.sessions.close(session), "mem.sessions.close(session)"),
     "reset": (lambda mem: mem.recover(keep=False) and None, "mem.recover(keep=False)"),
 }
-_VALUES: dict[str, tuple[Callable[["StateManager"], Any], str]] = {
+_VALUES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "page_size": (lambda mem: mem.pages.size, "mem.pages.size"),
-    "changes": (lambda mem: list(mem.journal.changes) if mem.journal is not None else [], "mem.journal.changes"),
+    "changes": (lambda mem: mem.journal.changes if mem.journal is not None else [], "mem.journal.changes"),
 }
 _DEVICE = {"page_table", "live_slots", "marks", "read_slots", "arrived", "scrub_null", "sleep", "wake", "buffer_infos"}
 _DEVICE |= {"use_stream", "check"}

@@ -183,9 +183,9 @@ class DeviceCalls:
     def use_stream(self, stream: "torch.cuda.Stream") -> None:
         """Moves the device work of the manager to another stream, after all its work so far.
 
-        All calls come on one stream, except lengths, counts, `stats` and `scrub_null`. The first call decides which; on
-        another current stream the others raise InvalidArgument. `use_stream` makes the new stream wait for the old one.
-        It does not make the new stream current: make the next calls under `torch.cuda.stream(stream)`.
+        All calls come on one stream, except `info`, `chunk`, counts, `stats` and `scrub_null`. The first call decides
+        which; on another current stream the others raise InvalidArgument. `use_stream` makes the new stream wait for
+        the old one. It does not make the new stream current: make the next calls under `torch.cuda.stream(stream)`.
 
         Only the forward may run on another stream, ordered by events of the caller.
 

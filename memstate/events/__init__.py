@@ -10,7 +10,8 @@ index        "which worker can resume this prompt, and how far?"
 no torch: `Feed` and `Publisher` are loaded when they are first used.
 """
 
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 try:
     import msgspec as _msgspec  # noqa: F401
@@ -41,12 +42,8 @@ __all__ = [
 
 if not TYPE_CHECKING:
 
-    def __getattr__(name):
-        if name == "Feed":
-            from memstate.events.feed import Feed as found
-        elif name == "Publisher":
-            from memstate.events.publisher import Publisher as found
-        else:
-            raise AttributeError(f"module 'memstate.events' has no attribute {name!r}")
-        globals()[name] = found
-        return found
+    def __getattr__(name: str) -> Any:
+        """Loads what needs torch when it is first used."""
+        if name not in ("Feed", "Publisher"):
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(f"{__name__}.{name.lower()}"), name)

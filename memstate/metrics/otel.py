@@ -2,20 +2,24 @@
 
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from itertools import accumulate
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from memstate.errors import ConfigurationError, InvalidArgument
 from memstate.metrics.prometheus import Managers, sources_of
 from memstate.metrics.reading import Reading, Source
-from memstate.metrics.steps import BOUNDS
-from memstate.metrics.table import COMMON, FIGURES, STEP, Figure, Sample
+from memstate.metrics.steps import StepTimes
+from memstate.metrics.table import COMMON, FIGURES, Figure, Sample
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import Meter
 
 FRESH = 0.1  # seconds for which one reading serves the instruments of one collection
-NO_HISTOGRAM = (("le",), (), ())  # labels of `_bucket`, `_sum` and `_count`
+HISTOGRAM: Mapping[str, tuple[tuple[str, ...], Callable[[StepTimes], list[Sample]]]] = {  # counter -> labels, samples
+    "bucket": (("le",), lambda times: [((bound,), count) for bound, count in times.cumulative]),
+    "sum": ((), lambda times: [((), times.total)]),
+    "count": ((), lambda times: [((), sum(times.buckets))]),
+}
 
 
 class Readings:
@@ -86,33 +90,18 @@ def observe(
         return [observed]
 
     for figure in FIGURES:
-        if figure.name == STEP:
-            for ending, names in zip(("bucket", "sum", "count"), NO_HISTOGRAM, strict=True):
-                meter.create_observable_counter(
-                    f"{STEP}_{ending}", callback(names, _HISTOGRAM[ending]), description=figure.help
-                )
+        if figure.kind != "histogram":
+            create = meter.create_observable_gauge if figure.kind == "gauge" else meter.create_observable_counter
+            create(figure.name, callback(figure.labels, figure.read), _unit(figure), figure.help)
             continue
-        create = meter.create_observable_gauge if figure.kind == "gauge" else meter.create_observable_counter
-        create(figure.name, callback(figure.labels, figure.read), _unit(figure), figure.help)
+        for ending, (names, of) in HISTOGRAM.items():
+            read = partial(_timed, of)
+            meter.create_observable_counter(f"{figure.name}_{ending}", callback(names, read), description=figure.help)
+
+
+def _timed(of: Callable[[StepTimes], list[Sample]], reading: Reading) -> list[Sample]:
+    return of(reading.steps) if reading.steps is not None else []
 
 
 def _unit(figure: Figure) -> str:
     return "s" if "seconds" in figure.name else "By" if "bytes" in figure.name else "1"
-
-
-def _buckets(reading: Reading) -> Iterable[Sample]:
-    if reading.steps is None:
-        return []
-    bounds = [*map(str, BOUNDS), "+Inf"]
-    return [((bound,), count) for bound, count in zip(bounds, accumulate(reading.steps.buckets), strict=True)]
-
-
-def _sum(reading: Reading) -> Iterable[Sample]:
-    return [((), reading.steps.total)] if reading.steps is not None else []
-
-
-def _count(reading: Reading) -> Iterable[Sample]:
-    return [((), sum(reading.steps.buckets))] if reading.steps is not None else []
-
-
-_HISTOGRAM: Mapping[str, Callable[[Reading], Iterable[Sample]]] = {"bucket": _buckets, "sum": _sum, "count": _count}

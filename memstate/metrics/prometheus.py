@@ -2,16 +2,13 @@
 
 import threading
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from itertools import accumulate
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from memstate.checks import is_count
 from memstate.engine.manager import StateManager
 from memstate.errors import ConfigurationError, InvalidArgument
 from memstate.metrics.listening import Listener
-from memstate.metrics.reading import Reading, Source
-from memstate.metrics.steps import BOUNDS
+from memstate.metrics.reading import Source
 from memstate.metrics.table import COMMON, FIGURES, Figure
 
 if TYPE_CHECKING:
@@ -100,29 +97,21 @@ class Collector:
         for figure in FIGURES:
             family = self._family(figure)
             for labels, reading in readings:
-                if figure.kind == "histogram":
-                    _add_histogram(family, labels, reading)
-                    continue
+                if figure.kind == "histogram" and reading.steps is not None:
+                    family.add_metric([*labels], reading.steps.cumulative, reading.steps.total)
                 for values, value in figure.read(reading):
                     family.add_metric([*labels, *values], value)
             if family.samples:
                 yield family
 
     def _family(self, figure: Figure) -> Any:
-        kinds = {"gauge": "GaugeMetricFamily", "counter": "CounterMetricFamily", "histogram": "HistogramMetricFamily"}
-        return getattr(self._core, kinds[figure.kind])(figure.name, figure.help, labels=[*COMMON, *figure.labels])
+        family = getattr(self._core, f"{figure.kind.capitalize()}MetricFamily")
+        return family(figure.name, figure.help, labels=[*COMMON, *figure.labels])
 
     def close(self) -> None:
         """Ends the timing of calls."""
         for source in self._sources.values():
             source.close()
-
-
-def _add_histogram(family: Any, labels: Iterable[str], reading: Reading) -> None:
-    if reading.steps is not None:
-        bounds = [*map(str, BOUNDS), "+Inf"]
-        buckets = list(zip(bounds, accumulate(reading.steps.buckets), strict=True))
-        family.add_metric([*labels], buckets, reading.steps.total)
 
 
 def collector(
@@ -211,9 +200,7 @@ class Server:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ that is not timed is not touched.
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from time import perf_counter
 from typing import Any, NamedTuple
 from weakref import ref
@@ -35,6 +36,11 @@ class StepTimes(NamedTuple):
     seconds: Mapping[str, float]
     buckets: Sequence[int]
     total: float
+
+    @property
+    def cumulative(self) -> list[tuple[str, int]]:
+        """The bound of each bucket as a text, and how many steps took at most so long."""
+        return list(zip([*map(str, BOUNDS), "+Inf"], accumulate(self.buckets), strict=True))
 
 
 class Timing(NamedTuple):

@@ -6,14 +6,15 @@ start of the manager; nothing sets it back. Knows no exporter.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Literal
 
 from memstate.metrics.reading import Reading
-from memstate.stats import ChaosStats, PrefetchStats, PrefixStats, TierStats
 from memstate.tiers.prefetch.fetch import End
 
 Kind = Literal["gauge", "counter", "histogram"]
 Sample = tuple[tuple[str, ...], float]
+Read = Callable[[Reading], Sequence[Sample]]
 COMMON: Final = ("manager", "rank")  # labels of every figure
 STEP: Final = "memstate_step_host_seconds"
 
@@ -34,55 +35,45 @@ class Figure:
     kind: Kind
     help: str
     labels: tuple[str, ...]
-    read: Callable[[Reading], Sequence[Sample]]
-
-    @property
-    def exposed(self) -> str:
-        """The name that queries use; that of a histogram stands for its `_bucket`, `_sum` and `_count`."""
-        return f"{self.name}_total" if self.kind == "counter" else self.name
+    read: Read
 
 
-Section = Callable[[Reading], Any]
+def _figure(kind: Kind, name: str, says: str, source: str | Mapping[str, str] | Read, *labels: str) -> Figure:
+    """Makes a figure.
 
-
-def _prefix(reading: Reading) -> PrefixStats | None:
-    return reading.stats.prefix
-
-
-def _tiers(reading: Reading) -> TierStats | None:
-    return reading.stats.tiers
-
-
-def _stored(reading: Reading) -> PrefetchStats | None:
-    return reading.stats.tiers.prefetch if reading.stats.tiers is not None else None
-
-
-def _chaos(reading: Reading) -> ChaosStats | None:
-    return reading.stats.chaos
-
-
-def _stats(reading: Reading) -> Any:
-    return reading.stats
-
-
-def _of(section: Section, **fields: str) -> Callable[[Reading], Sequence[Sample]]:
-    """Reads fields of one record. The names of the arguments are the values of the one label."""
+    Args:
+        kind: its kind.
+        name: its name behind `memstate_`.
+        says: what it counts.
+        source: a field of `Stats`, with the records that it lies in: `tiers.prefetch.late`; or value of the one label
+            -> field; or a function that returns the samples. A field that is a mapping has a sample for each entry.
+        *labels: its labels.
+    """
+    if callable(source):
+        return Figure(f"memstate_{name}", kind, says, labels, source)
+    fields = {(): source} if isinstance(source, str) else {(label,): path for label, path in source.items()}
 
     def read(reading: Reading) -> Sequence[Sample]:
-        record = section(reading)
-        return [] if record is None else [((label,), getattr(record, name)) for label, name in fields.items()]
+        found: list[Sample] = []
+        for values, path in fields.items():
+            value = _field(reading.stats, path)
+            if isinstance(value, Mapping):
+                found += [((entry,), count) for entry, count in sorted(value.items())]
+            elif value is not None:
+                found.append((values, value))
+        return found
 
-    return read
+    return Figure(f"memstate_{name}", kind, says, labels, read)
 
 
-def _one(section: Section, name: str) -> Callable[[Reading], Sequence[Sample]]:
-    """Reads one field of a record, without a label."""
+def _field(record: Any, path: str) -> Any:
+    """Returns a field; None where one of the records that it lies in is not there."""
+    for name in path.split("."):
+        record = getattr(record, name) if record is not None else None
+    return record
 
-    def read(reading: Reading) -> Sequence[Sample]:
-        record = section(reading)
-        return [] if record is None else [((), getattr(record, name))]
 
-    return read
+_gauge, _counter = partial(_figure, "gauge"), partial(_figure, "counter")
 
 
 def _slots(reading: Reading) -> Sequence[Sample]:
@@ -98,152 +89,94 @@ def _slots(reading: Reading) -> Sequence[Sample]:
     return [((owner,), count) for owner, count in held.items()]
 
 
-def _rows(reading: Reading) -> Sequence[Sample]:
-    stats = reading.stats
-    return [(("used",), stats.rows_used), (("free",), stats.rows - stats.rows_used)]
-
-
-def _pages(reading: Reading) -> Sequence[Sample]:
-    every, free = reading.stats.pages, reading.stats.pages_free
-    return [(("used",), every - free), (("free",), free)] if every else []
-
-
-def _traffic(reading: Reading) -> Sequence[Sample]:
-    tiers = reading.stats.tiers
-    if tiers is None:
-        return []
-    return [
-        (("state", "out"), tiers.states_out * tiers.state_bytes),
-        (("state", "in"), tiers.states_in * tiers.state_bytes),
-        (("page", "out"), tiers.pages_out * tiers.page_bytes), (("page", "in"), tiers.pages_in * tiers.page_bytes),
-    ]  # fmt: skip
-
-
-def _copies(reading: Reading) -> Sequence[Sample]:
-    tiers = reading.stats.tiers
-    if tiers is None:
-        return []
-    return [
-        (("state", "out"), tiers.states_out), (("state", "in"), tiers.states_in),
-        (("page", "out"), tiers.pages_out), (("page", "in"), tiers.pages_in),
-    ]  # fmt: skip
+def _used(used: int, whole: int, *labels: str) -> list[Sample]:
+    return [((*labels, "used"), used), ((*labels, "free"), whole - used)] if whole else []
 
 
 def _records(reading: Reading) -> Sequence[Sample]:
-    tiers = reading.stats.tiers
-    if tiers is None:
+    if (tiers := reading.stats.tiers) is None:
         return []
-    places = (
-        ("host", "state", tiers.host_states, tiers.host_state_records),
-        ("host", "page", tiers.host_pages, tiers.host_page_records),
-    )
+    states = _used(tiers.host_states, tiers.host_state_records, "host", "state")
+    return [*states, *_used(tiers.host_pages, tiers.host_page_records, "host", "page")]
+
+
+def _copies(reading: Reading, in_bytes: bool = False) -> Sequence[Sample]:
+    if (tiers := reading.stats.tiers) is None:
+        return []
+    state, page = (tiers.state_bytes, tiers.page_bytes) if in_bytes else (1, 1)
     return [
-        sample
-        for place, kind, used, records in places if records
-        for sample in (((place, kind, "used"), used), ((place, kind, "free"), records - used))
+        (("state", "out"), tiers.states_out * state), (("state", "in"), tiers.states_in * state),
+        (("page", "out"), tiers.pages_out * page), (("page", "in"), tiers.pages_in * page),
     ]  # fmt: skip
 
 
-def _flaws(reading: Reading) -> Sequence[Sample]:
-    found = _stored(reading)
-    return [((flaw,), count) for flaw, count in sorted(found.flaws.items())] if found is not None else []
-
-
-def _failures(reading: Reading) -> Sequence[Sample]:
-    tiers = reading.stats.tiers
-    return [((reason,), count) for reason, count in sorted(tiers.failures.items())] if tiers is not None else []
-
-
-def _tenants(what: str) -> Callable[[Reading], Sequence[Sample]]:
+def _tenants(what: str) -> Read:
     return lambda reading: [((tenant,), getattr(held, what)) for tenant, held in reading.tenants.items()]
 
 
-def _call_seconds(reading: Reading) -> Sequence[Sample]:
-    return [((call,), seconds) for call, seconds in reading.steps.seconds.items()] if reading.steps else []
-
-
-def _about(reading: Reading) -> Sequence[Sample]:
-    return [(tuple(reading.about[name] for name in ABOUT), 1)]
-
-
-def _own(name: str) -> Callable[[Reading], Sequence[Sample]]:
-    return lambda reading: [((), float(getattr(reading, name)))]
-
-
 ABOUT: Final = ("version", "strategy", "backend", "device", "slot_bytes")
-CHAOS: Final[Mapping[str, str]] = {
-    name: name for name in ("claims", "admissions", "store_fails", "store_late", "polls")
-}
-ENDS: Final[Mapping[str, str]] = {end.value: end.value for end in End}
-GONE: Final[Mapping[str, str]] = {
-    why: f"gone_{why}" for why in ("superseded", "room", "pages", "limit", "taken", "cleared")
-}
-
-
-def _gauge(name: str, says: str, read: Callable[[Reading], Sequence[Sample]], *labels: str) -> Figure:
-    return Figure(name, "gauge", says, labels, read)
-
-
-def _counter(name: str, says: str, read: Callable[[Reading], Sequence[Sample]], *labels: str) -> Figure:
-    return Figure(name, "counter", says, labels, read)
-
+CHAOS: Final = ("claims", "admissions", "store_fails", "store_late", "polls")
+GONE: Final = ("superseded", "room", "pages", "limit", "taken", "cleared")
 
 FIGURES: Final[tuple[Figure, ...]] = (
-    _gauge("memstate_info", "1; the labels say what the manager is.", _about, *ABOUT),
     _gauge(
-        "memstate_interrupted",
-        "1 after an exception in the middle of a call, until recover or reset.",
-        _own("interrupted"),
+        "info",
+        "1; the labels say what the manager is.",
+        lambda reading: [(tuple(reading.about[name] for name in ABOUT), 1)],
+        *ABOUT,
     ),
     _gauge(
-        "memstate_reading_age_seconds",
+        "interrupted",
+        "1 after an exception in the middle of a call, until recover or reset.",
+        lambda reading: [((), float(reading.interrupted))],
+    ),
+    _gauge(
+        "reading_age_seconds",
         "Age of these figures; above 0 if the loop left no moment between two calls for this scrape.",
-        _own("age"),
+        lambda reading: [((), reading.age)],
     ),
     # slots, rows, pages
-    _gauge("memstate_slots", "Slots by owner; all owners together are all slots.", _slots, "owner"),
-    _gauge("memstate_rows", "Rows of the request table.", _rows, "state"),
-    _gauge("memstate_row_age_seconds", "Since the oldest running request was admitted.", _one(_stats, "oldest_row")),
+    _gauge("slots", "Slots by owner; all owners together are all slots.", _slots, "owner"),
+    _gauge("rows", "Rows of the request table.", lambda at: _used(at.stats.rows_used, at.stats.rows), "state"),
+    _gauge("row_age_seconds", "Since the oldest running request was admitted.", "oldest_row"),
     _gauge(
-        "memstate_row_idle_seconds",
+        "row_idle_seconds",
         "Since the length of a running request last changed, the longest of all, as scrapes saw it.",
-        _one(_stats, "idlest_row"),
+        "idlest_row",
     ),
-    _gauge("memstate_pages", "KV pages.", _pages, "state"),
-    _gauge("memstate_sessions", "Open sessions.", _one(_stats, "sessions")),
-    _gauge("memstate_session_age_seconds", "Since the oldest session was opened.", _one(_stats, "oldest_session")),
-    _gauge(
-        "memstate_session_idle_seconds", "That a session is idle, the longest of all.", _one(_stats, "idlest_session")
-    ),
-    _counter("memstate_sessions_emptied", "Idle sessions that made way or expired.", _one(_stats, "sessions_emptied")),
-    _counter("memstate_claims", "Slots that were claimed.", _one(_stats, "claimed")),
+    _gauge("pages", "KV pages.", lambda at: _used(at.stats.pages - at.stats.pages_free, at.stats.pages), "state"),
+    _gauge("sessions", "Open sessions.", "sessions"),
+    _gauge("session_age_seconds", "Since the oldest session was opened.", "oldest_session"),
+    _gauge("session_idle_seconds", "That a session is idle, the longest of all.", "idlest_session"),
+    _counter("sessions_emptied", "Idle sessions that made way or expired.", "sessions_emptied"),
+    _counter("claims", "Slots that were claimed.", "claimed"),
     _counter(
-        "memstate_refusals",
+        "refusals",
         "Admissions, forks and extensions refused for lack of room: back-pressure.",
-        _of(_stats, slots="short_of_slots", rows="short_of_rows", pages="short_of_pages"),
+        {"slots": "short_of_slots", "rows": "short_of_rows", "pages": "short_of_pages"},
         "reason",
     ),
     # snapshots
-    _counter("memstate_snapshots", "Boundaries with a snapshot.", _one(_stats, "snapshots")),
+    _counter("snapshots", "Boundaries with a snapshot.", "snapshots"),
     _counter(
-        "memstate_degradations",
+        "degradations",
         "Snapshots that were due and were not kept: no slot, no register, or no chunk that ended near the length.",
-        _of(_stats, no_slot="degraded", no_register="refused", no_chunk="missed"),
+        {"no_slot": "degraded", "no_register": "refused", "no_chunk": "missed"},
         "reason",
     ),
-    _counter("memstate_snapshots_published", "Snapshots that were published.", _one(_stats, "published")),
-    _counter("memstate_snapshots_dropped", "Published snapshots that ended.", _one(_stats, "dropped")),
+    _counter("snapshots_published", "Snapshots that were published.", "published"),
+    _counter("snapshots_dropped", "Published snapshots that ended.", "dropped"),
     # what memstate asks of the device and the host
-    _counter("memstate_packets", "Packets of ownership changes that were sent.", _one(_stats, "packets")),
-    _counter("memstate_uploads", "Asynchronous copies to the device.", _one(_stats, "uploads")),
-    _counter("memstate_uploaded_bytes", "Bytes of these copies.", _one(_stats, "upload_bytes")),
-    _counter("memstate_upload_waits", "Times that the host waited for a pinned buffer.", _one(_stats, "upload_waits")),
-    _counter("memstate_launches", "Launches of memstate.", _one(_stats, "launches")),
-    _counter("memstate_syncs", "Times that the host waited for the device.", _one(_stats, "syncs")),
+    _counter("packets", "Packets of ownership changes that were sent.", "packets"),
+    _counter("uploads", "Asynchronous copies to the device.", "uploads"),
+    _counter("uploaded_bytes", "Bytes of these copies.", "upload_bytes"),
+    _counter("upload_waits", "Times that the host waited for a pinned buffer.", "upload_waits"),
+    _counter("launches", "Launches of memstate.", "launches"),
+    _counter("syncs", "Times that the host waited for the device.", "syncs"),
     _counter(
-        "memstate_moved_bytes",
+        "moved_bytes",
         "Bytes of states that memstate copied or zeroed on the device.",
-        _of(_stats, copied="copied_bytes", zeroed="zeroed_bytes"),
+        {"copied": "copied_bytes", "zeroed": "zeroed_bytes"},
         "how",
     ),
     Figure(
@@ -251,112 +184,115 @@ FIGURES: Final[tuple[Figure, ...]] = (
         "histogram",
         "Host time that a step takes in calls of the manager; with steps=True only.",
         (),
-        lambda reading: [],
+        lambda _: [],
     ),
-    _counter("memstate_call_seconds", "Host time by call; with steps=True only.", _call_seconds, "call"),
-    # the prefix cache
-    _gauge("memstate_prefix_states", "Cached states.", _one(_prefix, "states")),
-    _gauge("memstate_prefix_nodes", "Nodes of the tree of prefixes.", _one(_prefix, "nodes")),
-    _gauge("memstate_prefix_pages", "KV pages in the tree.", _one(_prefix, "pages")),
-    _gauge(
-        "memstate_prefix_leased_pages",
-        "Of these, pages that requests or sessions share.",
-        _one(_prefix, "leased_pages"),
-    ),
-    _counter("memstate_prefix_lookups", "Requests with tokens.", _one(_prefix, "lookups")),
-    _counter("memstate_prompt_tokens", "Tokens of their prompts.", _one(_prefix, "prompt_tokens")),
-    _counter("memstate_hit_tokens", "Prompt tokens that were not computed again.", _one(_prefix, "hit_tokens")),
     _counter(
-        "memstate_lost_tokens",
+        "call_seconds",
+        "Host time by call; with steps=True only.",
+        lambda reading: [((call,), took) for call, took in reading.steps.seconds.items()] if reading.steps else [],
+        "call",
+    ),
+    # the prefix cache
+    _gauge("prefix_states", "Cached states.", "prefix.states"),
+    _gauge("prefix_nodes", "Nodes of the tree of prefixes.", "prefix.nodes"),
+    _gauge("prefix_pages", "KV pages in the tree.", "prefix.pages"),
+    _gauge("prefix_leased_pages", "Of these, pages that requests or sessions share.", "prefix.leased_pages"),
+    _counter("prefix_lookups", "Requests with tokens.", "prefix.lookups"),
+    _counter("prompt_tokens", "Tokens of their prompts.", "prefix.prompt_tokens"),
+    _counter("hit_tokens", "Prompt tokens that were not computed again.", "prefix.hit_tokens"),
+    _counter(
+        "lost_tokens",
         "Prompt tokens that were computed; hit and lost add up to all.",
-        _of(_prefix, no_sharing="lost_no_sharing", evicted="lost_evicted", no_snapshot="lost_no_snapshot"),
+        {why: f"prefix.lost_{why}" for why in ("no_sharing", "evicted", "no_snapshot")},
         "reason",
     ),
     _counter(
-        "memstate_prefix_insertions",
+        "prefix_insertions",
         "States that came to the cache, by what became of them.",
-        _of(_prefix, inserted="inserted", duplicate="duplicates", declined="declined", refused="refused"),
+        {
+            "inserted": "prefix.inserted",
+            "duplicate": "prefix.duplicates",
+            "declined": "prefix.declined",
+            "refused": "prefix.refused",
+        },
         "outcome",
     ),
-    _counter("memstate_prefix_loads", "States that came back from below.", _one(_prefix, "loaded")),
-    _counter("memstate_prefix_evictions", "Cached states that went, by reason.", _of(_prefix, **GONE), "reason"),
-    _counter("memstate_prefix_evicted_pages", "Cached KV pages that went.", _one(_prefix, "evicted_pages")),
+    _counter("prefix_loads", "States that came back from below.", "prefix.loaded"),
+    _counter(
+        "prefix_evictions", "Cached states that went, by reason.", {why: f"prefix.gone_{why}" for why in GONE}, "reason"
+    ),
+    _counter("prefix_evicted_pages", "Cached KV pages that went.", "prefix.evicted_pages"),
     # host memory and storage
-    _gauge("memstate_tier_records", "Records below the slots.", _records, "place", "kind", "state"),
+    _gauge("tier_records", "Records below the slots.", _records, "place", "kind", "state"),
     _gauge(
-        "memstate_tier_bytes",
+        "tier_bytes",
         "Memory that the tiers take.",
-        _of(_tiers, host="host_bytes", staging="staging_bytes"),
+        {"host": "tiers.host_bytes", "staging": "tiers.staging_bytes"},
         "memory",
     ),
     _counter(
-        "memstate_tier_hit_tokens",
+        "tier_hit_tokens",
         "Of the hit tokens, those beyond what the device had, by where their state was.",
-        _of(_tiers, host="host_hit_tokens", storage="storage_hit_tokens"),
+        {"host": "tiers.host_hit_tokens", "storage": "tiers.storage_hit_tokens"},
         "place",
     ),
-    _counter("memstate_tier_copies", "States and pages copied between device and host.", _copies, "kind", "direction"),
-    _counter("memstate_tier_copied_bytes", "Bytes of these copies.", _traffic, "kind", "direction"),
+    _counter("tier_copies", "States and pages copied between device and host.", _copies, "kind", "direction"),
+    _counter("tier_copied_bytes", "Bytes of these copies.", lambda at: _copies(at, True), "kind", "direction"),
     _counter(
-        "memstate_tier_lost_saves",
+        "tier_lost_saves",
         "Evicted states that host memory did not get.",
-        _of(_tiers, no_room="refused", no_staging="unstaged"),
+        {"no_room": "tiers.refused", "no_staging": "tiers.unstaged"},
         "reason",
     ),
     _counter(
-        "memstate_tier_evictions",
+        "tier_evictions",
         "Records evicted from host memory.",
-        _of(_tiers, state="evicted_states", page="evicted_pages"),
+        {"state": "tiers.evicted_states", "page": "tiers.evicted_pages"},
         "kind",
     ),
     _gauge(
-        "memstate_tier_leaked_records",
-        "Host records without an owner; 0, or memstate has a defect.",
-        _one(_tiers, "leaked_records"),
+        "tier_leaked_records", "Host records without an owner; 0, or memstate has a defect.", "tiers.leaked_records"
     ),
     _counter(
-        "memstate_storage_writes",
+        "storage_writes",
         "Records for storage, by what became of them.",
-        _of(_tiers, written="written", failed="write_failed", missed="write_missed"),
+        {"written": "tiers.written", "failed": "tiers.write_failed", "missed": "tiers.write_missed"},
         "outcome",
     ),
-    _gauge(
-        "memstate_storage_writes_pending",
-        "Records that wait for storage or are being written.",
-        _one(_tiers, "writes_pending"),
-    ),
-    _counter("memstate_storage_failures", "What storage could not do, by reason.", _failures, "reason"),
+    _gauge("storage_writes_pending", "Records that wait for storage or are being written.", "tiers.writes_pending"),
+    _counter("storage_failures", "What storage could not do, by reason.", "tiers.failures", "reason"),
+    _counter("storage_evictions", "Records that the store deleted to make room.", "tiers.store_evicted"),
+    _counter("prefetch_failures", "Calls for prefetches that raised.", "tiers.prefetch.failures"),
+    _counter("storage_flaws", "Records that were not what was asked for, by flaw.", "tiers.prefetch.flaws", "flaw"),
+    _counter("prefetches_started", "Prefetches that began.", "tiers.prefetch.started"),
     _counter(
-        "memstate_storage_evictions", "Records that the store deleted to make room.", _one(_tiers, "store_evicted")
+        "prefetches",
+        "Prefetches that are over, by end.",
+        {end.value: f"tiers.prefetch.{end.value}" for end in End},
+        "outcome",
     ),
-    _counter("memstate_prefetch_failures", "Calls for prefetches that raised.", _one(_stored, "failures")),
-    _counter("memstate_storage_flaws", "Records that were not what was asked for, by flaw.", _flaws, "flaw"),
-    _counter("memstate_prefetches_started", "Prefetches that began.", _one(_stored, "started")),
-    _counter("memstate_prefetches", "Prefetches that are over, by end.", _of(_stored, **ENDS), "outcome"),
+    _counter("prefetches_late", "Requests that were admitted before their prefetch was over.", "tiers.prefetch.late"),
     _counter(
-        "memstate_prefetches_late", "Requests that were admitted before their prefetch was over.", _one(_stored, "late")
-    ),
-    _counter(
-        "memstate_prefetches_truncated",
+        "prefetches_truncated",
         "Prefetches that were cut to the host memory that was there.",
-        _one(_stored, "truncated"),
+        "tiers.prefetch.truncated",
     ),
-    _counter("memstate_prefetch_truncated_tokens", "Tokens that were cut off.", _one(_stored, "truncated_tokens")),
-    _counter("memstate_prefetch_tokens", "Tokens that prefetches made available.", _one(_stored, "tokens")),
-    _gauge("memstate_prefetches_in_flight", "Prefetches under way.", _one(_stored, "in_flight")),
-    _gauge("memstate_prefetch_tokens_in_flight", "Tokens that they are after.", _one(_stored, "in_flight_tokens")),
-    _counter("memstate_prefetch_read", "Records that came whole.", _one(_stored, "read")),
+    _counter("prefetch_truncated_tokens", "Tokens that were cut off.", "tiers.prefetch.truncated_tokens"),
+    _counter("prefetch_tokens", "Tokens that prefetches made available.", "tiers.prefetch.tokens"),
+    _gauge("prefetches_in_flight", "Prefetches under way.", "tiers.prefetch.in_flight"),
+    _gauge("prefetch_tokens_in_flight", "Tokens that they are after.", "tiers.prefetch.in_flight_tokens"),
+    _counter("prefetch_read", "Records that came whole.", "tiers.prefetch.read"),
     _counter(
-        "memstate_prefetch_kept",
+        "prefetch_kept",
         "Of these, records that were kept.",
-        _of(_stored, state="states", page="pages"),
+        {"state": "tiers.prefetch.states", "page": "tiers.prefetch.pages"},
         "kind",
     ),
-    _counter("memstate_agreements", "Agreements with other ranks.", _one(_stored, "rounds")),
-    _counter("memstate_agreement_waits", "Agreements that this rank had to wait for.", _one(_stored, "waits")),
+    _counter("agreements", "Agreements with other ranks.", "tiers.prefetch.rounds"),
+    _counter("agreement_waits", "Agreements that this rank had to wait for.", "tiers.prefetch.waits"),
     # tenants, faults
-    _gauge("memstate_tenant_slots", "Slots that a tenant holds.", _tenants("slots"), "tenant"),
-    _gauge("memstate_tenant_pages", "KV pages that a tenant holds.", _tenants("pages"), "tenant"),
-    _gauge("memstate_tenant_tokens", "Tokens whose KV a tenant holds.", _tenants("tokens"), "tenant"),
-    _counter("memstate_injected_faults", "Faults of chaos.", _of(_chaos, **CHAOS), "kind"),
+    _gauge("tenant_slots", "Slots that a tenant holds.", _tenants("slots"), "tenant"),
+    _gauge("tenant_pages", "KV pages that a tenant holds.", _tenants("pages"), "tenant"),
+    _gauge("tenant_tokens", "Tokens whose KV a tenant holds.", _tenants("tokens"), "tenant"),
+    _counter("injected_faults", "Faults of chaos.", {name: f"chaos.{name}" for name in CHAOS}, "kind"),
 )

@@ -5,7 +5,7 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
-from typing import Any, NamedTuple, Protocol, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -146,14 +146,6 @@ class RowInfo(NamedTuple):
     slots: int
 
 
-class Table(Protocol):
-    """Knows which handles are valid: a request table."""
-
-    def alive(self, row: Row) -> bool:
-        """Whether the handle's request still runs."""
-        ...
-
-
 class Rows(Sequence[Row]):
     """The rows of a batch: handles, and two numpy vectors on demand. Every call that takes a list of rows takes them.
 
@@ -161,7 +153,7 @@ class Rows(Sequence[Row]):
 
     Args:
         rows: the handles.
-        table: the request table.
+        table: the request table that made the handles.
         distinct: whether no row comes twice. None: it is looked up.
 
     Example:
@@ -173,7 +165,7 @@ class Rows(Sequence[Row]):
         ([1, 2], True, 2)
     """
 
-    def __init__(self, rows: Iterable[Row], table: "Table", distinct: bool | None = None) -> None:
+    def __init__(self, rows: Iterable[Row], table: object, distinct: bool | None = None) -> None:
         self._rows, self.table = list(rows), table
         self.distinct = len({row.index for row in self._rows}) == len(self._rows) if distinct is None else distinct
 
@@ -186,11 +178,6 @@ class Rows(Sequence[Row]):
     def generations(self) -> Ints:
         """Generation of each handle, int32 `batch`."""
         return np.frombuffer(array("i", [row.generation for row in self._rows]).tobytes(), np.int32)
-
-    @property
-    def any_alive(self) -> bool:
-        """Whether at least one of them is neither finished nor released."""
-        return any(self.table.alive(row) for row in self)
 
     def __len__(self) -> int:
         return len(self._rows)

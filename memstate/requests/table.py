@@ -126,10 +126,6 @@ class RequestTable:
         self.over += len(rows) - int(np.count_nonzero(self.finished[rows]))
         self.finished[rows] = True
 
-    def alive(self, row: Row) -> bool:
-        """Returns whether the handle's request still runs."""
-        return self.running[row.index] == row and not self.finished[row.index]
-
     def index(self, row: Row) -> int:
         """Returns the number of a handle's row.
 

@@ -452,7 +452,8 @@ class CommandBuffer:
         last = self._last()
         if len(self.queue) > 1:
             self._send_up_to(1)
-        self._prepare()
+        if self._first is not None:
+            self._prepare()
         ints = last.encode(batch, limit, marks, self.ring.room).size
         if ints > self.step.numel():  # so many changes take an upload of their own
             self._send_prepared(last)

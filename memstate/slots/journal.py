@@ -55,9 +55,14 @@ class Journal:
     """
 
     def __init__(self, size: int, registers: RegisterFile, owner: Owner) -> None:
-        self.changes: deque[Change] = deque(maxlen=size)
+        self._changes: deque[Change] = deque(maxlen=size)
         self._file, self._owner_now = registers, WeakMethod(owner)
         self._serial = 0
+
+    @property
+    def changes(self) -> list[Change]:
+        """The last changes of owners, oldest first."""
+        return list(self._changes)
 
     def note(self, what: str, submit: int, registers: Iterable[int], sources: Iterable[int] | None = None) -> None:
         """Notes changes that the command buffer records. Call it before a release, and after a claim or a move."""
@@ -67,7 +72,7 @@ class Journal:
             label = int(self._file.labels[register])
             self._serial += 1
             kind, owner = self._owner(register)
-            self.changes.append(Change(self._serial, submit, what, register, kind, owner, label, source, of))
+            self._changes.append(Change(self._serial, submit, what, register, kind, owner, label, source, of))
 
     def _owner(self, register: int) -> tuple[str, str]:
         owner = self._owner_now()

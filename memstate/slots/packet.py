@@ -17,6 +17,7 @@ MOVES, RELEASES, CLAIMS, WRITES, DATA, BATCH, MARKS = map(
 )  # plain ints: each access to an enumeration costs 1 us
 PAIRS = (MOVES, WRITES, DATA)  # sections with two columns
 NOTHING = [0, 0, 0, 0]
+NO_ENTRIES: list[int] = []
 NO_SECTIONS = array("i", [0] * 8 + [HEADER_INTS] * BATCH + [0] * (8 - BATCH))  # a header without entries
 Operation = tuple[int, list[int], list[int], Sequence[int]]  # section, two columns, the registers that it changes
 Room = Callable[[int], Ints]  # where a packet of so many int32 goes
@@ -118,12 +119,11 @@ class Packet:
                 size = header[section] = len(columns[0])
                 header[8 + section] = at
                 at += len(columns) * (size + -size % 4)
-        columns: dict[int, tuple[list[int], list[int]]] = {}
+        sections: dict[int, tuple[list[int], list[int]]] = {}
         for section, first, second, _ in self.operations:
-            of_section = columns.setdefault(section, ([], []))
-            of_section[0].extend(first)
-            of_section[1].extend(second)
-        for section, (first, second) in sorted(columns.items()):
+            one, other = sections.get(section, (NO_ENTRIES, NO_ENTRIES))
+            sections[section] = one + first, other + second
+        for section, (first, second) in sorted(sections.items()):
             if section == WRITES:
                 first, second = _newest(first, second)
             size = header[section] = len(first)

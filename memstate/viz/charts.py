@@ -1,83 +1,22 @@
-"""Slots to scale, and bars of numbers."""
+"""Numbers side by side, numbers that make up a whole, and numbers that change with a setting or from step to step."""
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
-from memstate.sizes import format_bytes
-from memstate.state.layout import StateLayout
-from memstate.viz import given
-from memstate.viz.given import Layouts
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from memstate import checks
+from memstate.errors import InvalidArgument
+from memstate.viz import figure, inputs
 
-    from memstate.viz.figure import Colour
-
-
-def slot(layouts: Layouts) -> "Figure":
-    """Draws one slot of each layout to one scale: the blocks of a layer beside the slot over all layers.
-
-    Padding is hatched.
-
-    Args:
-        layouts: Name -> layout, or one layout.
-
-    Raises:
-        InvalidArgument: These are no layouts.
-        ImportError: matplotlib is not installed.
-
-    Syncs: no.
-    """
-    from memstate.viz import figure
-
-    layouts = given.layouts(layouts)
-    colours = figure.plane_colours(plane.name for layout in layouts.values() for plane in layout.planes)
-    drawn = figure.drawing(9, 1.1 + 0.45 * len(layouts))
-    left, right = drawn.subplots(1, 2, sharey=True, width_ratios=(3, 2))
-    for axes, what in ((left, "one layer of one slot"), (right, "one slot, all layers")):
-        layers = [layout.layers if axes is right else 1 for layout in layouts.values()]
-        sizes = [layout.bytes_per_slot // layout.layers * n for layout, n in zip(layouts.values(), layers, strict=True)]
-        unit, name = _unit(max(sizes))
-        for at, layout in enumerate(layouts.values()):
-            _stack(axes, at, layout, layers[at], unit, colours)
-            if axes is right:
-                label = f" {layout.layers} layers, {format_bytes(layout.bytes_per_slot)}"
-                axes.text(sizes[at] / unit, at, label, va="center", fontsize=8)
-        axes.set_xlim(0, (1.9 if axes is right else 1.02) * max(*sizes, 1) / unit)
-        axes.set_xlabel(f"{what}, {name}")
-        axes.spines[["top", "right"]].set_visible(False)
-    left.set_yticks(range(len(layouts)), [figure.plain(name) for name in layouts])
-    left.invert_yaxis()
-    padded = any(layout.bytes_per_slot > layout.payload_bytes_per_slot for layout in layouts.values())
-    handles = figure.key(colours, padded)
-    drawn.legend(handles=handles, loc="outside upper right", ncols=min(len(handles), figure.COLUMNS), frameon=False)
-    return drawn
+NARROW = 0.05  # of the longest bar: a part that is narrower has no number in it
+MARKERS = "osD^vX"
+THICKER = 1.3  # points: each line is thinner than the one below it, so that equal numbers show them all
+LABELS = 24  # steps that have room for a label
+Numbers = Mapping[str, Mapping[str, float]]  # group -> name -> value
 
 
-def _stack(axes: "Axes", at: int, layout: StateLayout, layers: int, unit: int, colours: "Mapping[str, Colour]") -> None:
-    """Draws a layout's planes one behind the other, each with its padding."""
-    from memstate.viz import figure
-
-    start = 0.0
-    for row in layout.table():
-        size, padding = row.payload * layers / unit, row.padding * layers / unit
-        axes.barh(at, size, left=start, height=0.6, color=colours[row.name], edgecolor=figure.EDGE, linewidth=0.4)
-        if padding:
-            axes.barh(
-                at, padding, left=start + size, height=0.6, facecolor="white", edgecolor=figure.PADDING,
-                hatch=figure.HATCH, linewidth=0.6,
-            )  # fmt: skip
-        start += size + padding
-
-
-def _unit(most: int) -> tuple[int, str]:
-    """Returns the unit in which so many bytes are a readable number: its bytes and its name."""
-    power = min(3, max(0, most.bit_length() - 1) // 10)
-    return 1024**power, ("bytes", "KiB", "MiB", "GiB")[power]
-
-
-def bars(numbers: Mapping[str, Mapping[str, float]], unit: str, *, log: bool = False) -> "Figure":
+def bars(numbers: Numbers, unit: str, *, log: bool = False) -> Figure:
     """Draws numbers as groups of bars with their values, such as MiB of several models by dtype.
 
     Args:
@@ -91,32 +30,180 @@ def bars(numbers: Mapping[str, Mapping[str, float]], unit: str, *, log: bool = F
 
     Syncs: no.
     """
-    from memstate.viz import figure
-
-    groups = given.bars(numbers, log)
-    names = list(next(iter(groups.values())))
+    names = _groups("bars", numbers, least=0 if log else None)
     colours = figure.plane_colours(names)
-    drawn = figure.drawing(9, 0.9 + 0.2 * (len(names) + 0.5) * len(groups))
+    drawn = figure.drawing(9, 0.9 + 0.2 * (len(names) + 0.5) * len(numbers))
     axes = drawn.subplots()
     height = 0.8 / len(names)
-    logarithmic = log and any(value > 0 for group in groups.values() for value in group.values())
+    logarithmic = log and any(value > 0 for group in numbers.values() for value in group.values())
     for turn, name in enumerate(names):
-        places = [at + (turn - (len(names) - 1) / 2) * height for at in range(len(groups))]
-        container = axes.barh(
-            places, [group[name] for group in groups.values()], height=0.92 * height, color=colours[name]
-        )
+        places = [at + (turn - (len(names) - 1) / 2) * height for at in range(len(numbers))]
+        values = [group[name] for group in numbers.values()]
+        container = axes.barh(places, values, height=0.92 * height, color=colours[name])
         axes.bar_label(container, fmt=" {:,.6g}", fontsize=7)
         for at, bar in zip(places, container, strict=True):
             if logarithmic and bar.get_width() == 0:  # which has no place on the axis, and so no label either
                 axes.text(0, at, " 0", transform=axes.get_yaxis_transform(), va="center", fontsize=7)
-    axes.set_yticks(range(len(groups)), [figure.plain(group) for group in groups])
-    axes.invert_yaxis()
-    axes.set_xlabel(figure.plain(str(unit)))
     axes.margins(x=0.12)
     if logarithmic:
         axes.set_xscale("log")
-    axes.spines[["top", "right"]].set_visible(False)
-    drawn.legend(
-        handles=figure.key(colours), loc="outside upper right", ncols=min(len(names), figure.COLUMNS), frameon=False
-    )
+    _finish(drawn, axes, numbers, unit, colours)
     return drawn
+
+
+def stacked(numbers: Numbers, unit: str) -> Figure:
+    """Draws one bar for each group, made of its parts, such as the bytes of a plan or the tokens of a trace.
+
+    Args:
+        numbers: Group -> part -> value from 0 on, with the same parts in every group.
+        unit: Unit of the values, for the axis.
+
+    Raises:
+        InvalidArgument: A value is no number from 0 on, or groups differ in their parts.
+        ImportError: matplotlib is not installed.
+
+    Syncs: no.
+    """
+    colours = figure.plane_colours(_groups("bars", numbers, least=0))
+    drawn = figure.drawing(9, 0.9 + 0.36 * len(numbers))
+    axes = drawn.subplots()
+    longest = max(sum(group.values()) for group in numbers.values()) or 1
+    for at, group in enumerate(numbers.values()):
+        start = 0.0
+        for part, value in group.items():
+            axes.barh(at, value, left=start, height=0.7, color=colours[part], edgecolor="white", linewidth=0.5)
+            if value >= NARROW * longest:
+                text = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+                axes.text(start + value / 2, at, text, ha="center", va="center", fontsize=7, color="white")
+            start += value
+    axes.set_xlim(0, longest)
+    _finish(drawn, axes, numbers, unit, colours)
+    return drawn
+
+
+def _groups(what: str, numbers: Numbers, least: float | None) -> list[str]:
+    names = inputs.groups(what, numbers)
+    for group, each in numbers.items():
+        for name, value in each.items():
+            inputs.number(f"{what}: {group}, {name}", value, least=least)
+    return names
+
+
+def _finish(drawn: Figure, axes: Axes, groups: Numbers, unit: str, colours: Mapping[str, figure.Colour]) -> None:
+    """Names groups, unit and colours."""
+    figure.name_lines(axes, groups)
+    axes.set_xlabel(figure.plain(unit))
+    figure.half_frame(axes)
+    figure.legend(drawn, figure.key(colours))
+
+
+def lines(
+    numbers: Mapping[str, Mapping[int, float]], setting: str, unit: str, *, log: bool = False,
+    limits: Mapping[str, float] | None = None,
+) -> Figure:  # fmt: skip
+    """Draws a line for each name over a setting, such as the hit rate of each policy over the number of states.
+
+    Args:
+        numbers: Name -> value of the setting, from 1 on -> number. The setting's axis is logarithmic.
+        setting: What the setting is, for its axis.
+        unit: Unit of the numbers, for their axis.
+        log: Whether the axis of the numbers is logarithmic; they are above 0 then.
+        limits: Name -> number of each dashed line over the whole width.
+
+    Raises:
+        InvalidArgument: A value is no number, or none is there to draw.
+        ImportError: matplotlib is not installed.
+
+    Syncs: no.
+    """
+    inputs.groups("lines", numbers, alike=False)
+    limits, above = {} if limits is None else limits, 0 if log else None
+    for name, points in numbers.items():
+        for place, value in points.items():
+            if not checks.is_whole(place) or place < 1:
+                raise InvalidArgument(f"lines: {name} at {place!r}, expected a whole number from 1 on")
+            inputs.number(f"lines: {name} at {place}", value, above=above)
+    if not isinstance(limits, Mapping):
+        raise InvalidArgument(f"limits: {limits!r}, expected a dict of numbers by name")
+    colours = figure.plane_colours(numbers)
+    drawn = figure.drawing(9, 3.4)
+    axes = drawn.subplots()
+    for at, (name, points) in enumerate(numbers.items()):
+        places = sorted(points)
+        width = 1.5 + THICKER * (len(numbers) - 1 - at)  # the first is the widest: a line under another stays visible
+        axes.plot(
+            places, [points[place] for place in places], color=colours[name], marker=MARKERS[at % len(MARKERS)],
+            linewidth=width, markersize=4 + width, label=figure.plain(name),
+        )  # fmt: skip
+    for name, value in limits.items():
+        inputs.number(f"limits: {name}", value, above=above)
+        axes.axhline(value, color=figure.EDGE, linestyle="--", linewidth=1)
+        axes.text(0.01, value, figure.plain(name), transform=axes.get_yaxis_transform(), va="bottom", fontsize=8)
+    places = sorted({place for points in numbers.values() for place in points})
+    axes.set_xscale("log")
+    axes.set_xticks(places, [f"{place:,}" for place in places])
+    axes.set_xticks([], minor=True)
+    if log:
+        axes.set_yscale("log")
+    else:
+        axes.margins(y=0.1)
+        axes.set_ylim(bottom=min(0, *(value for points in numbers.values() for value in points.values())))
+    axes.set_xlabel(figure.plain(setting))
+    axes.set_ylabel(figure.plain(unit))
+    axes.grid(alpha=0.25)
+    figure.half_frame(axes)
+    figure.legend(drawn, axes.get_legend_handles_labels()[0])
+    return drawn
+
+
+def curves(numbers: Mapping[str, Mapping[str, Sequence[float]]], labels: Sequence[str] = ()) -> Figure:
+    """Draws a panel for each unit: a line for each name, one number a step.
+
+    Args:
+        numbers: Unit -> name -> its numbers, with the same names and as many numbers everywhere.
+        labels: A label for each step (default: 0, 1, ...).
+
+    Raises:
+        InvalidArgument: There is nothing to draw, names or lengths differ, or a value is no number.
+        ImportError: matplotlib is not installed.
+
+    Syncs: no.
+    """
+    names = inputs.groups("curves", numbers)
+    count = _length(numbers, labels)
+    colours = figure.plane_colours(names)
+    drawn = figure.drawing(9, 0.8 + 1.5 * len(numbers))
+    grid = drawn.subplots(len(numbers), 1, squeeze=False, sharex=True)[:, 0]
+    for axes, (unit, each) in zip(grid, numbers.items(), strict=True):
+        for turn, (name, values) in enumerate(each.items()):
+            axes.plot(
+                range(count), values, color=colours[name], drawstyle="steps-mid", label=figure.plain(name),
+                linewidth=1.4 + THICKER * (len(names) - 1 - turn), solid_joinstyle="miter",
+            )  # fmt: skip
+        axes.set_ylabel(figure.plain(unit), fontsize=8)
+        found = [value for values in each.values() for value in values]
+        axes.set_ylim(bottom=min(0, *found))
+        axes.yaxis.get_major_locator().set_params(integer=all(value == int(value) for value in found))
+        figure.half_frame(axes)
+        axes.tick_params(labelsize=8)
+    every = -(-count // LABELS)
+    shown = [figure.plain(label) for label in (labels or range(count))]
+    grid[-1].set_xticks(range(0, count, every), shown[::every])
+    figure.legend(drawn, grid[0].get_legend_handles_labels()[0])
+    return drawn
+
+
+def _length(numbers: Mapping[str, Mapping[str, Sequence[float]]], labels: Sequence[str]) -> int:
+    """Returns how many numbers each line has."""
+    if not all(isinstance(values, Sequence) for each in numbers.values() for values in each.values()):
+        raise InvalidArgument(f"curves: {numbers!r}, expected a list of numbers for each name")
+    counts = {len(values) for each in numbers.values() for values in each.values()}
+    if len(counts) != 1 or 0 in counts or isinstance(labels, str) or len(labels) not in (0, *counts):
+        raise InvalidArgument(
+            f"curves: lines of {sorted(counts)} numbers and {len(labels)} labels, expected as many everywhere"
+        )
+    for unit, each in numbers.items():
+        for name, values in each.items():
+            for value in values:
+                inputs.number(f"curves: {unit}, {name}", value)
+    return counts.pop()

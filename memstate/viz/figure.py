@@ -1,8 +1,9 @@
 """The figure that all pictures are drawn on, and their colours. The only place that imports matplotlib."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from colorsys import hls_to_rgb
 from io import StringIO
+from typing import Any, TypeVar
 from warnings import catch_warnings, filterwarnings
 
 from memstate.sheet import visible
@@ -10,6 +11,8 @@ from memstate.viz import kinds
 
 try:
     from matplotlib import rc_context, rcParams
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
     from matplotlib.colors import to_rgb
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
@@ -18,6 +21,7 @@ except ModuleNotFoundError as error:
     raise ImportError("pictures need matplotlib: pip install '.[viz]' in a checkout of memstate") from error
 
 Colour = str | tuple[float, float, float]
+Name = TypeVar("Name")
 
 PADDING = kinds.kind("padding").colour  # hatched, so that it is told from a plane in print as well
 HATCH = "/////"
@@ -43,7 +47,7 @@ def drawing(width: float, height: float) -> Drawing:
     return Drawing(figsize=(width, height), dpi=80, layout="constrained")
 
 
-def plane_colours(names: Iterable[str]) -> dict[str, Colour]:
+def plane_colours(names: Iterable[Name]) -> dict[Name, Colour]:
     """Returns a colour for each plane, the same one in every layout of a picture, and no two alike."""
     return {name: _colour(at) for at, name in enumerate(dict.fromkeys(names))}
 
@@ -59,9 +63,9 @@ def inches(text: str) -> float:
         return TextPath((0, 0), f"|{plain(text)}", size=rcParams["font.size"]).get_extents().width / 72
 
 
-def plain(name: str) -> str:
+def plain(name: object) -> str:
     """Returns a name that draws as it is: matplotlib takes `$` for a formula, and control characters break an SVG."""
-    return visible(name).replace("$", r"\$")
+    return visible(str(name)).replace("$", r"\$")
 
 
 def lighter(colour: Colour, part: float) -> Colour:
@@ -70,24 +74,55 @@ def lighter(colour: Colour, part: float) -> Colour:
     return red, green, blue
 
 
-def key(colours: Mapping[str, Colour], padding: bool = False) -> list[Patch]:
+def cell(
+    axes: Axes, at: float, line: float, kind: kinds.Kind, *, wide: float = 1, tall: float = 1, edge: float = 0.8
+) -> None:
+    """Draws what an owner of a kind has, from `at` on, around a line; a faulty kind is hatched."""
+    axes.barh(
+        line, wide, left=at, height=tall, facecolor=kind.colour, edgecolor="white", linewidth=edge, zorder=2,
+        hatch=HATCH if kind.faulty else "",
+    )  # fmt: skip
+
+
+def name_lines(axes: Axes, names: Iterable[object], size: float | None = None) -> None:
+    """Names the lines of a picture, the first at the top."""
+    labels = [plain(name) for name in names]
+    axes.set_yticks(range(len(labels)), labels, fontsize=size)
+    axes.invert_yaxis()
+
+
+def half_frame(axes: Axes) -> None:
+    """Leaves the two axes of the frame."""
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def no_frame(axes: Axes) -> None:
+    """Leaves nothing of the frame but labels."""
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+
+
+def legend(drawn: Figure, handles: Sequence[Artist], columns: int = COLUMNS) -> None:
+    """Adds a legend above the picture; of more columns it would be wider than the picture."""
+    drawn.legend(handles=handles, loc="outside upper right", ncols=min(len(handles), columns), frameon=False)
+
+
+def key(colours: Mapping[Any, Colour], padding: bool = False) -> list[Patch]:
     """Returns the entries of a legend.
 
     Args:
         colours: Name -> colour.
         padding: Whether to add one for padding, hatched as it is drawn.
     """
-    shown = [
-        Patch(facecolor=colour, edgecolor=EDGE, linewidth=0.5, label=plain(name)) for name, colour in colours.items()
-    ]
-    hatched = Patch(facecolor="white", edgecolor=PADDING, hatch=HATCH, linewidth=0.5, label="padding")
-    return [*shown, hatched] if padding else shown
+    shown = [_patch(colour, plain(name)) for name, colour in colours.items()]
+    return [*shown, _patch("white", "padding", PADDING, HATCH)] if padding else shown
 
 
 def kind_key(names: Iterable[str]) -> list[Patch]:
     """Returns the entries of a legend for kinds of owners, in the order of the table of kinds; faulty ones hatched."""
     found = [kinds.kind(name) for name in kinds.KINDS if name in set(names)]
-    return [
-        Patch(facecolor=kind.colour, edgecolor=EDGE, linewidth=0.5, label=kind.name, hatch=HATCH if kind.faulty else "")
-        for kind in found
-    ]
+    return [_patch(kind.colour, kind.name, hatch=HATCH if kind.faulty else None) for kind in found]
+
+
+def _patch(colour: Colour, label: str, edge: Colour = EDGE, hatch: str | None = None) -> Patch:
+    return Patch(facecolor=colour, edgecolor=edge, hatch=hatch, linewidth=0.5, label=label)

@@ -2,7 +2,7 @@
 
 from html import escape
 
-from memstate.sheet import Bar, Part, Section, Sheet
+from memstate.sheet import Bar, Section, Sheet
 from memstate.viz import kinds
 from memstate.viz.kinds import Kind
 
@@ -60,15 +60,11 @@ def _bar(bar: Bar) -> str:
     for part in bar.parts:
         kind = kinds.kind(part.kind)
         share = part.size / whole
-        told = escape(f"{part.name}: {part.text}, {share:.1%}")
-        pieces += f'<i style="flex-grow:{share:.5f};{_fill(kind)}" title="{told}"></i>'
-        key += f'<li><i style="{_fill(kind)}"></i>{_told(part)}</li>'
+        name, size = escape(part.name), escape(part.text)
+        pieces += f'<i style="flex-grow:{share:.5f};{_fill(kind)}" title="{name}: {size}, {share:.1%}"></i>'
+        key += f'<li><i style="{_fill(kind)}"></i>{name} <span class="ms-pale">{size}</span></li>'
     title = f'<div class="ms-pale">{escape(bar.title)}</div>'
     return f'{title}<div class="ms-bar">{pieces}</div><ul class="ms-key">{key}</ul>'
-
-
-def _told(part: Part) -> str:
-    return f'{escape(part.name)} <span class="ms-pale">{escape(part.text)}</span>'
 
 
 def _fill(kind: Kind) -> str:

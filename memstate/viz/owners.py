@@ -45,7 +45,6 @@ class Span:
             emptied without a change, as by `reset`.
         source: Register that it was moved from, 0 for none.
         target: Register that it was moved to, 0 for none.
-        first_kind: Kind of the owner at the begin of the span.
         serials: The first and the last change that the span is known from; (0, 0): no change names it.
     """
 
@@ -60,7 +59,6 @@ class Span:
     emptied: str = ""
     source: int = 0
     target: int = 0
-    first_kind: str = ""
     serials: tuple[int, int] = (0, 0)
 
 
@@ -85,8 +83,8 @@ def holdings_over(changes: Changes) -> list[Span]:
     journal has noted that packet already.
 
     Args:
-        changes: `mem.changes`, or the `changes` of an inspection, oldest first. Or an inspection itself: it also has
-            the registers that no change names, the lengths, and the present names of owners.
+        changes: `mem.journal.changes`, or the `changes` of an inspection, oldest first. Or an inspection itself: it
+            also has the registers that no change names, the lengths, and the present names of owners.
 
     Raises:
         InvalidArgument: This is no list of changes.
@@ -113,7 +111,7 @@ def group_of(kind: str, owner: str, rows: Mapping[str, str] | None = None) -> st
 
     Args:
         kind: Kind of the owner.
-        owner: Its name, as `StateManager.owner` gives it.
+        owner: Its name, as an inspection gives it.
         rows: `row 1` -> the group of the request there, to which the states at its marks belong.
     """
     if match := _REQUEST.fullmatch(owner):
@@ -144,10 +142,8 @@ class _Track:
             return
         self._lose(change.register)
         self._begin(
-            Span(
-                change.register, change.kind, change.owner, self._group(change.kind, change.owner), change.label,
-                self._now, filled=change.what, source=change.source, first_kind=change.kind, serials=serial,
-            )
+            change.register, change.kind, change.owner, change.label, self._now, filled=change.what,
+            source=change.source, serials=serial,
         )  # fmt: skip
 
     def close_with(self, inspected: Inspection) -> None:
@@ -157,7 +153,7 @@ class _Track:
         for register, owner in inspected.names.items():
             kind, label = inspected.kinds[register], inspected.labels[register]
             if register not in self._open:
-                self._begin(Span(register, kind, owner, self._group(kind, owner), label, None, first_kind=kind))
+                self._begin(register, kind, owner, label)
             else:
                 self._rename(register, kind, owner, label)
 
@@ -167,9 +163,9 @@ class _Track:
             self._rows[row[0]] = group
         return group
 
-    def _begin(self, span: Span) -> None:
-        self._open[span.register] = len(self.spans)
-        self.spans.append(span)
+    def _begin(self, register: int, kind: str, owner: str, label: int, begin: int | None = None, **more: Any) -> None:
+        self._open[register] = len(self.spans)
+        self.spans.append(Span(register, kind, owner, self._group(kind, owner), label, begin, **more))
 
     def _rename(self, register: int, kind: str, owner: str, label: int) -> None:
         """Gives an open span its newest name and length. A name that says nothing changes nothing."""
@@ -186,16 +182,11 @@ class _Track:
     def _empty(self, register: int, kind: str, owner: str, change: Change, target: int = 0) -> None:
         """Ends the span of a register; one that began before the first change is added first."""
         if register not in self._open:
-            group = self._group(kind, owner)
-            self._begin(
-                Span(register, kind, owner, group, change.label, None, first_kind=kind, serials=(change.serial,) * 2)
-            )
+            self._begin(register, kind, owner, change.label, serials=(change.serial,) * 2)
         self._rename(register, kind, owner, change.label)
         at = self._open.pop(register)
         serials = (self.spans[at].serials[0], change.serial)
-        self.spans[at] = replace(
-            self.spans[at], end=self._now, emptied=change.what, target=target, serials=serials
-        )  # fmt: skip
+        self.spans[at] = replace(self.spans[at], end=self._now, emptied=change.what, target=target, serials=serials)
 
     def _lose(self, register: int) -> None:
         """Ends the span of a register that is empty, or filled again, without a change that emptied it."""
@@ -216,7 +207,7 @@ def _kind_of(owner: str) -> str:
 
 def _read(changes: Iterable[Change | Mapping[str, Any]]) -> Sequence[Change]:
     """Returns changes in their order. Raises: InvalidArgument for anything else."""
-    expected = "expected `mem.changes`, the `changes` of an inspection, or an inspection"
+    expected = "expected `mem.journal.changes`, the `changes` of an inspection, or an inspection"
     if not isinstance(changes, Iterable) or isinstance(changes, str | Mapping):
         raise InvalidArgument(f"{changes!r}: {expected}")
     found = []

@@ -1,24 +1,117 @@
-"""What each step of a decode loop reads, writes and keeps, slot by slot, and how numbers go from step to step."""
+"""Slots from top to bottom and moments from left to right: who owned them, and what each step did with them."""
 
-from collections.abc import Mapping, Sequence
-from math import isfinite
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import NamedTuple
 
-import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from memstate.errors import InvalidArgument
 from memstate.slots.inspect import Inspection
-from memstate.viz import kinds
+from memstate.viz import figure, inputs, kinds
+from memstate.viz.inputs import Inspections
 from memstate.viz.owners import holdings
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-MOST_CELLS = 4000  # slots times moments, over all panels
+WIDE = 16  # letters of a name at most; fewer where there are many moments
+WIDTH = 10.4  # inches of all cells
+KEY = 1.45  # inches of a column of the legend
+MOST_CELLS = 20_000  # slots times moments
+LEGIBLE = (100, 48)  # slots and moments up to which a cell has room for its edges and a name
+LABELS = 24  # moments that have room for a label
+BETWEEN = 0.04  # inches between two labels at least
+LONGEST = 30  # letters of a label that stands upright
+MOST_STEP_CELLS = 4000  # slots times steps, over all panels
 MOST_STEPS = 24  # that have room for what a cell says
 NARROWEST = 6.5  # inches: a legend of all kinds of owners fits
-THINNEST, THICKER = 1.4, 1.3  # points: each line is thinner than the one below it, so that equal numbers show them all
+
+
+def occupancy(inspections: Inspections, steps: Sequence[str] = ()) -> Figure:
+    """Draws slots from top to bottom and moments from left to right, coloured by the kind of owner, with names.
+
+    `viz.kinds.KINDS` has the colours. What an audit finds wrong is hatched. A long name is cut to its end, such as
+    `..n-17`. Beyond 100 slots or 48 moments names are left out, and neighbours of a kind are drawn as one. Beyond
+    20,000 cells nothing is drawn.
+
+    Args:
+        inspections: One, or several of one manager in the order they were taken.
+        steps: A label for each (default: 0, 1, ...). Labels stand upright where they do not fit a line.
+
+    Raises:
+        InvalidArgument: Inspections differ in their slots, labels do not fit, or there are too many cells.
+        ImportError: matplotlib is not installed.
+
+    Syncs: no.
+    """
+    taken = inputs.inspections(inspections)
+    capacities = {inspection.capacity for inspection in taken}
+    if len(capacities) != 1 or isinstance(steps, str) or len(steps) not in (0, len(taken)):
+        raise InvalidArgument(
+            f"occupancy: {len(taken)} pictures of {sorted(capacities)} slots and {len(steps)} labels, "
+            "expected one or more of the same number of slots, and a label for each or none"
+        )
+    capacity = capacities.pop()
+    if capacity * len(taken) > MOST_CELLS:
+        raise InvalidArgument(
+            f"occupancy: {len(taken)} pictures of {capacity} slots cannot be told apart, draw fewer"
+            f" (<= {MOST_CELLS} cells)"
+        )
+    columns = [holdings(inspection) for inspection in taken]
+    legible = capacity <= LEGIBLE[0] and len(columns) <= LEGIBLE[1]
+    longest = max((len(name) for column in columns for _, name in column), default=0) if legible else 0
+    inch = max(0.3, min(0.075 * min(longest, WIDE) + 0.12, WIDTH / len(columns)))  # width of a cell
+    shown_steps = range(0, len(columns), -(-len(columns) // LABELS))
+    labels = [str(steps[at]) if steps else str(at) for at in shown_steps]
+    widest = max(map(figure.inches, labels)) + BETWEEN
+    upright = widest * len(labels) > WIDTH
+    if upright:
+        labels = [kinds.short(label, LONGEST) for label in labels]
+    else:
+        inch = max(inch, widest / shown_steps.step)
+    letters = max(3, int((inch - 0.1) / 0.075))
+    tall = max(map(figure.inches, labels)) if upright else 0.0
+    width = min(12.0, max(5.0, 1.6 + inch * len(columns)))
+    drawn = figure.drawing(width, 1.3 + tall + 0.24 * min(capacity, LEGIBLE[0]))
+    axes = drawn.subplots()
+    for at, column in enumerate(columns):
+        for slot, count, kind, name in _cells(column, joined=not legible):
+            look = kinds.kind(kind)
+            figure.cell(axes, at, slot + (count - 1) / 2, look, tall=count, edge=0.8 if legible else 0)
+            if legible and name:
+                text = figure.plain(kinds.short(name, letters))
+                axes.text(at + 0.5, slot, text, ha="center", va="center", fontsize=7, color=look.ink)
+    _slots(axes, capacity, len(columns), -(-capacity // LEGIBLE[0]))
+    axes.set_ylabel("slot")
+    names = [figure.plain(label) for label in labels]
+    axes.set_xticks([at + 0.5 for at in shown_steps], names, rotation=90 if upright else 0)
+    entries = max(2, int(drawn.get_size_inches()[0] / KEY))  # a legend of more columns would be wider than the figure
+    figure.legend(drawn, figure.kind_key({kind for column in columns for kind, _ in column}), entries)
+    return drawn
+
+
+def _cells(column: Sequence[tuple[str, str]], joined: bool) -> Iterator[tuple[int, int, str, str]]:
+    """Yields first slot, number of slots, kind and name of what is not free.
+
+    Args:
+        column: Kind and name of each slot's owner.
+        joined: Whether to join neighbours of a kind, unnamed.
+    """
+    cells = list(enumerate(column, 1))
+    for kind, run in groupby(cells, key=lambda cell: cell[1][0]):
+        here = [] if kind == "free" else list(run)
+        if here and joined:
+            yield here[0][0], len(here), kind, ""
+        else:
+            yield from ((slot, 1, kind, name) for slot, (_, name) in here)
+
+
+def _slots(axes: Axes, capacity: int, moments: int, every: int = 1) -> None:
+    """Sets a picture up: slots from top to bottom, free ones in the colour of the page."""
+    axes.set_facecolor(kinds.kind("free").colour)
+    axes.set_yticks(range(1, capacity + 1, every))
+    axes.set_ylim(capacity + 0.5, 0.5)
+    axes.set_xlim(0, moments)
+    figure.no_frame(axes)
 
 
 class PlannedStep(NamedTuple):
@@ -39,7 +132,7 @@ class PlannedStep(NamedTuple):
     snapshot: Sequence[int] = ()
 
 
-def steps(runs: Mapping[str, Sequence[PlannedStep]]) -> "Figure":
+def steps(runs: Mapping[str, Sequence[PlannedStep]]) -> Figure:
     """Draws a panel for each run: slots from top to bottom, steps from left to right, coloured by the kind of owner.
 
     A cell says what the forward does with the slot (r reads, w writes, s writes as a snapshot), and the length in
@@ -54,30 +147,24 @@ def steps(runs: Mapping[str, Sequence[PlannedStep]]) -> "Figure":
 
     Syncs: no.
     """
-    from memstate.viz import figure
-
-    taken = _checked(runs)
-    slots = {name: moments[0].inspection.capacity for name, moments in taken.items()}
-    longest = max(map(len, taken.values()))
-    drawn = figure.drawing(
-        max(NARROWEST, 1.2 + 0.56 * longest), 0.7 + sum(0.65 + 0.24 * count for count in slots.values())
-    )
-    grid = drawn.subplots(len(taken), 1, squeeze=False, height_ratios=[1 + count for count in slots.values()])[:, 0]
+    _require_steps(runs)
+    slots = [moments[0].inspection.capacity for moments in runs.values()]
+    longest = max(map(len, runs.values()))
+    drawn = figure.drawing(max(NARROWEST, 1.2 + 0.56 * longest), 0.7 + sum(0.65 + 0.24 * count for count in slots))
+    grid = drawn.subplots(len(runs), 1, squeeze=False, height_ratios=[1 + count for count in slots])[:, 0]
     seen: set[str] = set()
-    for axes, (name, moments) in zip(grid, taken.items(), strict=True):
+    for axes, (name, moments) in zip(grid, runs.items(), strict=True):
         seen |= _panel(axes, moments, longest)
         axes.set_title(figure.plain(name), fontsize=9, loc="left")
-    handles = figure.kind_key(seen)
-    drawn.legend(handles=handles, loc="outside upper right", ncols=min(len(handles), figure.COLUMNS), frameon=False)
+    figure.legend(drawn, figure.kind_key(seen))
     return drawn
 
 
-def _checked(runs: Mapping[str, Sequence[PlannedStep]]) -> dict[str, list[PlannedStep]]:
+def _require_steps(runs: Mapping[str, Sequence[PlannedStep]]) -> None:
     lists = isinstance(runs, Mapping) and all(isinstance(moments, Sequence) and moments for moments in runs.values())
     if not runs or not lists:
         raise InvalidArgument(f"steps: {runs!r}, expected a dict of lists of `viz.PlannedStep`, none of them empty")
-    taken = {str(name): list(moments) for name, moments in runs.items()}
-    for name, moments in taken.items():
+    for name, moments in runs.items():
         if not all(isinstance(moment, PlannedStep) and isinstance(moment.inspection, Inspection) for moment in moments):
             raise InvalidArgument(f"steps: {name}: expected a list of `viz.PlannedStep`, each with its inspection")
         capacities = sorted({moment.inspection.capacity for moment in moments})
@@ -86,98 +173,30 @@ def _checked(runs: Mapping[str, Sequence[PlannedStep]]) -> dict[str, list[Planne
                 f"steps: {name}: {len(moments)} steps of {capacities} slots, expected at most {MOST_STEPS} steps of "
                 "the same number of slots"
             )
-    cells = sum(len(moments) * moments[0].inspection.capacity for moments in taken.values())
-    if cells > MOST_CELLS:
-        raise InvalidArgument(f"steps: {cells} cells cannot be told apart, draw fewer slots or steps (<= {MOST_CELLS})")
-    return taken
+    cells = sum(len(moments) * moments[0].inspection.capacity for moments in runs.values())
+    if cells > MOST_STEP_CELLS:
+        raise InvalidArgument(
+            f"steps: {cells} cells cannot be told apart, draw fewer slots or steps (<= {MOST_STEP_CELLS})"
+        )
 
 
-def _panel(axes: "Axes", moments: Sequence[PlannedStep], longest: int) -> set[str]:
+def _panel(axes: Axes, moments: Sequence[PlannedStep], longest: int) -> set[str]:
     """Draws one run, and returns the kinds of owner that it has."""
-    from memstate.viz import figure
-
-    seen, capacity = set(), moments[0].inspection.capacity
-    axes.set_facecolor(kinds.kind("free").colour)
+    seen = set()
     for at, moment in enumerate(moments):
         taken = moment.inspection
         lengths = {slot: taken.labels[register] for register, slot in enumerate(taken.slots) if slot}
         uses = {"r": moment.read, "w": moment.write, "s": moment.snapshot}
         for slot, (kind, _) in enumerate(holdings(taken), 1):
             seen.add(kind)
-            used = " ".join(letter for letter, slots in uses.items() if slot in slots)
             look = kinds.kind(kind)
             if kind != "free":
-                axes.barh(
-                    slot, 1, left=at, height=1, facecolor=look.colour, edgecolor="white", linewidth=0.8,
-                    hatch=figure.HATCH if look.faulty else "",
-                )  # fmt: skip
-            said = " ".join(filter(None, (used, str(lengths.get(slot) or ""))))
-            axes.text(at + 0.5, slot, said, ha="center", va="center", fontsize=8, color=look.ink)
-    axes.set_xticks([at + 0.5 for at in range(len(moments))], [figure.plain(str(each.label)) for each in moments])
-    axes.set_yticks(range(1, capacity + 1))
-    axes.set_ylim(capacity + 0.5, 0.5)
-    axes.set_xlim(0, longest)
+                figure.cell(axes, at, slot, look)
+            said = [*(letter for letter, slots in uses.items() if slot in slots), str(lengths.get(slot) or "")]
+            text = " ".join(filter(None, said))
+            axes.text(at + 0.5, slot, text, ha="center", va="center", fontsize=8, color=look.ink)
+    _slots(axes, moments[0].inspection.capacity, longest)
+    axes.set_xticks([at + 0.5 for at in range(len(moments))], [figure.plain(each.label) for each in moments])
     axes.set_ylabel("slot", fontsize=8)
-    axes.tick_params(length=0, labelsize=8)
-    axes.spines[:].set_visible(False)
+    axes.tick_params(labelsize=8)
     return seen
-
-
-def curves(numbers: Mapping[str, Mapping[str, Sequence[float]]], labels: Sequence[str] = ()) -> "Figure":
-    """Draws a panel for each unit: a line for each name, one number a step.
-
-    Args:
-        numbers: Unit -> name -> its numbers, with the same names and as many numbers everywhere.
-        labels: A label for each step (default: 0, 1, ...).
-
-    Raises:
-        InvalidArgument: There is nothing to draw, names or lengths differ, or a value is no number.
-        ImportError: matplotlib is not installed.
-
-    Syncs: no.
-    """
-    from memstate.viz import figure
-
-    names, count = _named(numbers, labels)
-    colours = figure.plane_colours(names)
-    drawn = figure.drawing(9, 0.8 + 1.5 * len(numbers))
-    grid = drawn.subplots(len(numbers), 1, squeeze=False, sharex=True)[:, 0]
-    for axes, (unit, lines) in zip(grid, numbers.items(), strict=True):
-        for turn, (name, values) in enumerate(lines.items()):
-            axes.plot(
-                range(count), values, color=colours[name], drawstyle="steps-mid", label=figure.plain(name),
-                linewidth=THINNEST + THICKER * (len(names) - 1 - turn), solid_joinstyle="miter",
-            )  # fmt: skip
-        axes.set_ylabel(figure.plain(str(unit)), fontsize=8)
-        found = [value for values in lines.values() for value in values]
-        axes.set_ylim(bottom=min(0, *found))
-        axes.yaxis.get_major_locator().set_params(integer=all(value == int(value) for value in found))
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.tick_params(labelsize=8)
-    shown = [str(label) for label in labels] or [str(at) for at in range(count)]
-    every = -(-count // 24)
-    grid[-1].set_xticks(range(0, count, every), [figure.plain(label) for label in shown[::every]])
-    drawn.legend(*grid[0].get_legend_handles_labels(), loc="outside upper right", ncols=len(names), frameon=False)
-    return drawn
-
-
-def _named(numbers: Mapping[str, Mapping[str, Sequence[float]]], labels: Sequence[str]) -> tuple[list[str], int]:
-    """Returns the names of the lines and how many numbers each has."""
-    if not isinstance(numbers, Mapping) or not all(isinstance(lines, Mapping) and lines for lines in numbers.values()):
-        raise InvalidArgument(f"curves: {numbers!r}, expected a dict of units, each a dict of numbers by name")
-    if not all(isinstance(values, Sequence) for lines in numbers.values() for values in lines.values()):
-        raise InvalidArgument(f"curves: {numbers!r}, expected a list of numbers for each name")
-    names = list(next(iter(numbers.values()), {}))
-    counts = {len(values) for lines in numbers.values() for values in lines.values()}
-    if not names or any(list(lines) != names for lines in numbers.values()):
-        raise InvalidArgument(f"curves: expected the names {names} in every unit of {list(numbers)}")
-    if len(counts) != 1 or 0 in counts or isinstance(labels, str) or len(labels) not in (0, *counts):
-        raise InvalidArgument(
-            f"curves: lines of {sorted(counts)} numbers and {len(labels)} labels, expected as many everywhere"
-        )
-    for unit, lines in numbers.items():
-        for name, values in lines.items():
-            wrong = [v for v in values if not isinstance(v, int | float | np.number) or not isfinite(v)]
-            if wrong:
-                raise InvalidArgument(f"curves: {unit}, {name} has {wrong[0]!r}, expected numbers")
-    return names, counts.pop()

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from memstate import checks
 from memstate.state.layout import StateLayout
-from memstate.viz import given
+from memstate.viz import inputs
 
 
 class Block(NamedTuple):
@@ -37,8 +37,8 @@ def blocks(layout: StateLayout, slots: int, ids: Sequence[int], layers: Iterable
 
     Syncs: no.
     """
-    ids = given.numbers("slots", ids, range(1, checks.whole("slots", slots) + 1))
-    chosen = given.numbers("layers", range(layout.layers) if layers is None else layers, range(layout.layers))
+    ids = inputs.ids("slots", ids, range(1, checks.whole("slots", slots) + 1))
+    chosen = inputs.ids("layers", range(layout.layers) if layers is None else layers, range(layout.layers))
     return [
         Block(place.arena, place.offset + layer * place.layer_stride + slot * place.slot_stride, plane.nbytes)
         for plane, place in zip(layout.planes, layout.placements(slots), strict=True)
@@ -61,7 +61,7 @@ def runs(layout: StateLayout, slots: int, ids: Sequence[int]) -> list[Block]:
 
     Syncs: no.
     """
-    ids = given.numbers("slots", ids, range(1, checks.whole("slots", slots) + 1))
+    ids = inputs.ids("slots", ids, range(1, checks.whole("slots", slots) + 1))
     return [
         Block(run.arena, run.offset + slot * run.slot_stride, run.nbytes) for slot in ids for run in layout.runs(slots)
     ]

@@ -1,15 +1,13 @@
 """Who held what over time, drawn from the journal: a line for each register, and packets from left to right."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from memstate.errors import InvalidArgument
-from memstate.viz import kinds
+from memstate.viz import figure, kinds
 from memstate.viz.owners import Changes, Span, holdings_over
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 MOST_LINES = 200
 TALL = 60  # lines that have their full height
@@ -17,7 +15,7 @@ WIDE = 40  # letters of a group at most
 FEW = 0.004  # of the width: a span that is no longer is still seen
 
 
-def timeline(changes: Changes) -> "Figure":
+def timeline(changes: Changes) -> Figure:
     """Draws who held what: a line for each register, grouped by request, session and cache, from packet to packet.
 
     A span begins at the packet that filled the register, and ends at the packet that emptied it. An open end has no
@@ -25,7 +23,7 @@ def timeline(changes: Changes) -> "Figure":
     state in tokens, where there is room. A line joins a state that moved.
 
     Args:
-        changes: `mem.changes`, the `changes` of an inspection, or an inspection.
+        changes: `mem.journal.changes`, the `changes` of an inspection, or an inspection.
 
     Raises:
         InvalidArgument: This is no list of changes, there is none in it, or there are more than 200 lines.
@@ -33,8 +31,6 @@ def timeline(changes: Changes) -> "Figure":
 
     Syncs: no.
     """
-    from memstate.viz import figure
-
     spans = holdings_over(changes)
     lines = sorted_lines(spans)
     if not lines:
@@ -44,7 +40,7 @@ def timeline(changes: Changes) -> "Figure":
     if len(lines) > MOST_LINES:
         raise InvalidArgument(
             f"timeline: {len(lines)} registers of {len(spans)} spans, expected 1..{MOST_LINES}: draw a part of "
-            "mem.changes, such as mem.changes[-100:]"
+            "mem.journal.changes, such as mem.journal.changes[-100:]"
         )
     first, last = bounds(spans)
     inch = 0.26 if len(lines) <= TALL else 0.26 * TALL / len(lines)
@@ -71,8 +67,7 @@ def timeline(changes: Changes) -> "Figure":
     axes.set_axisbelow(True)
     axes.tick_params(axis="y", length=0)
     axes.spines[["top", "right", "left"]].set_visible(False)
-    handles = figure.kind_key({kinds.kind(span.kind).name for span in spans})
-    drawn.legend(handles=handles, loc="outside upper right", ncols=8, frameon=False)
+    figure.legend(drawn, figure.kind_key({kinds.kind(span.kind).name for span in spans}))
     return drawn
 
 
@@ -99,15 +94,10 @@ def moves(spans: Sequence[Span]) -> list[tuple[Span, Span]]:
     return [(span, other) for span, other in pairs if other is not None]
 
 
-def _draw(axes: "Axes", span: Span, line: int, begin: float, width: float, whole: float) -> None:
+def _draw(axes: Axes, span: Span, line: int, begin: float, width: float, whole: float) -> None:
     """Draws a span, with edges where it begins and ends, and its length where there is room."""
-    from memstate.viz import figure
-
     kind = kinds.kind(span.kind)
-    axes.barh(
-        line, width, left=begin, height=0.72, facecolor=kind.colour, linewidth=0, zorder=2,
-        hatch=figure.HATCH if kind.faulty else "",
-    )  # fmt: skip
+    figure.cell(axes, begin, line, kind, wide=width, tall=0.72, edge=0)
     for at, closed in ((begin, span.begin is not None), (begin + width, span.end is not None)):
         if closed:
             axes.plot([at, at], [line - 0.36, line + 0.36], color=figure.EDGE, linewidth=0.8, zorder=3)
@@ -116,10 +106,8 @@ def _draw(axes: "Axes", span: Span, line: int, begin: float, width: float, whole
         axes.text(begin + width / 2, line, text, ha="center", va="center", fontsize=7, color=kind.ink, zorder=5)
 
 
-def _name(axes: "Axes", lines: Sequence[tuple[str, int]]) -> None:
+def _name(axes: Axes, lines: Sequence[tuple[str, int]]) -> None:
     """Writes the register beside each line, and the group beside its first line; a rule parts the groups."""
-    from memstate.viz import figure
-
     labels = []
     for at, (group, register) in enumerate(lines):
         new = at == 0 or lines[at - 1][0] != group

@@ -10,7 +10,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from memstate.cli.bench import BenchResult, host, host_peer, host_sides, online, run
+from memstate.cli.bench import BenchResult, clock, host, host_peer, host_sides, online, run
 from memstate.cli.bench.task import Setting
 from memstate.engine.manager import StateManager
 from memstate.errors import InvalidArgument
@@ -85,7 +85,7 @@ def test_every_operation_is_measured_beside_the_peer(monkeypatch: pytest.MonkeyP
     assert found["admit", "toy R=3 redirect", "launches"] == (2, 1)
     assert found["together", "toy R=3 redirect", "launches"] == (2, 4)
     assert found["drop", "toy R=3 lazy", "uploads"] == (1, 0)
-    forms = [f", {form}".removesuffix(", ") for form, (beside, _) in online.FORMS.items() if beside]
+    forms = [f", {form}".removesuffix(", ") for form, has in online.FORMS.items() if has.beside]
     for form in forms:
         case = f"toy R=3 lazy, 1 changed, online{form}"
         assert found["step", case, "uploads"] == (1 + ("prefill" in form or "sessions" in form), 0)
@@ -127,7 +127,7 @@ def test_what_a_step_does_not_use_is_measured_beside_the_plain_step() -> None:
 @pytest.mark.parametrize("changes", [0, 1, 3])
 def test_requests_that_end_leave_as_many_states_as_go(changes: int, form: str) -> None:
     for kind in host.KINDS.values():
-        side = online.Online(CPU, kind(online.FORMS[form][1]), 3, changes, form)
+        side = online.Online(CPU, kind(online.FORMS[form].every), 3, changes, form)
         before = side.mem.stats()
         for _ in range(4):
             side.turn(lambda op, act: act())
@@ -142,7 +142,7 @@ def test_requests_that_end_leave_as_many_states_as_go(changes: int, form: str) -
 
 @on_cpu
 def test_a_turn_goes_on_from_the_state_of_its_session() -> None:
-    side = online.Online(CPU, PingPong(online.FORMS["sessions"][1]), 3, 1, "sessions")
+    side = online.Online(CPU, PingPong(online.FORMS["sessions"].every), 3, 1, "sessions")
     plans = side.mem.backend.counts.launches["plan"]
     lengths = [side.mem.info(row).length for row in side._running]
     for _ in range(6):
@@ -206,9 +206,9 @@ def test_a_step_has_as_many_rows_at_a_boundary_as_it_says(due: int, form: str) -
 
 
 def test_time_is_that_of_the_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter([1_000, 3_500])
-    monkeypatch.setattr(host_sides, "time", SimpleNamespace(thread_time_ns=lambda: next(clock)))
-    assert host_sides.cpu_seconds(lambda: None, torch.device("cpu")) == pytest.approx(2.5e-6)
+    now = iter([1_000, 3_500])
+    monkeypatch.setattr(clock, "time", SimpleNamespace(thread_time_ns=lambda: next(now)))
+    assert clock.cpu_seconds(lambda: None, torch.device("cpu")) == pytest.approx(2.5e-6)
 
 
 def test_frames_and_calls_are_those_of_the_call() -> None:
@@ -274,11 +274,11 @@ def test_sglang_keeps_its_slots(lazy: bool) -> None:
         assert side._pool.mamba_pool.size == side._slots
 
 
-@pytest.mark.parametrize("form", [form for form, (beside, _) in online.FORMS.items() if beside])
+@pytest.mark.parametrize("form", [form for form, has in online.FORMS.items() if has.beside])
 @pytest.mark.parametrize("lazy", [False, True])
 def test_sglang_keeps_its_slots_while_requests_end_and_come(lazy: bool, form: str) -> None:
     pytest.importorskip("sglang", reason="sglang is not installed: see benchmarks/README.md")
-    every, kept, counts = online.FORMS[form][1], 0 if form == "sessions" else 3, {}
+    every, kept, counts = online.FORMS[form].every, 0 if form == "sessions" else 3, {}
     for changes in (0, 1, 3):
         side, bare = (online.SglangOnline(3, every, lazy, changes, form, states) for states in (True, False))
         for one in (side, bare):

@@ -70,12 +70,6 @@ def results() -> dict[str, Any]:
     return found
 
 
-@pytest.fixture
-def compiled(results: dict[str, Any]) -> dict[str, list[tuple[str, list[str]]]]:
-    found: dict[str, list[tuple[str, list[str]]]] = results["steps"]
-    return found
-
-
 def bare(found: list[tuple[str, list[str]]]) -> set[str]:
     """Arguments that are stored to with no barrier behind a load of the same."""
     loaded: set[str] = set()
@@ -90,9 +84,9 @@ def bare(found: list[tuple[str, list[str]]]) -> set[str]:
     return stored & set(SHARED)
 
 
-def test_a_barrier_stands_between_loads_and_the_first_store(compiled: dict[str, list[tuple[str, list[str]]]]) -> None:
+def test_a_barrier_stands_between_loads_and_the_first_store(results: dict[str, Any]) -> None:
     changed: dict[str, set[str]] = {}
-    for name, found in compiled.items():
+    for name, found in results["steps"].items():
         kernel = re.split(r"\W", name)[0]
         assert bare(found) == EXCEPTED.get(kernel, set()), name
         stored = {argument for kind, arguments in found if kind != "ld" for argument in arguments}

@@ -18,12 +18,8 @@ def test_docstring_conversations_have_as_many_turns_as_asked(requests: int) -> N
     conversations = from_docstrings(requests, 0)
     assert sum(len(conversation.turns) for conversation in conversations) == requests
     assert [conversation.number for conversation in conversations] == list(range(len(conversations)))
-    assert all(conversation.system and all(conversation.turns) for conversation in conversations)
-
-
-def test_docstring_conversations_depend_on_the_seed_alone() -> None:
-    assert from_docstrings(30, 5) == from_docstrings(30, 5)
-    assert from_docstrings(30, 5) != from_docstrings(30, 6)
+    assert all(b"Python" in conversation.system and all(conversation.turns) for conversation in conversations)
+    assert from_docstrings(requests, 0) == conversations
 
 
 def test_system_prompts_are_shared_and_lengths_vary() -> None:
@@ -32,12 +28,6 @@ def test_system_prompts_are_shared_and_lengths_vary() -> None:
     assert len(systems) == 3 and min(systems.values()) > 1
     assert len({conversation.prompt_bytes % 8 for conversation in conversations}) > 4
     assert max(len(conversation.turns) for conversation in conversations) > 2
-
-
-def test_the_text_is_real() -> None:
-    for conversation in from_docstrings(10, 0):
-        assert b"Python" in conversation.system
-        assert all(b"?" in turn[:40] or turn[:1].isalpha() for turn in conversation.turns)
 
 
 def test_a_python_without_docstrings_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:

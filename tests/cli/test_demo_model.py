@@ -1,6 +1,5 @@
 """The demo's model: a row's numbers do not depend on its place, its neighbours, the batch, or how its prompt is cut."""
 
-from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
@@ -20,7 +19,7 @@ from memstate.cli.demo.arithmetic import (
 )
 from memstate.cli.demo.corpus import Conversation
 from memstate.cli.demo.engines import memory_of
-from memstate.cli.demo.mixers import MIXERS, Mamba2, state_layout
+from memstate.cli.demo.mixers import MIXERS, state_layout
 from memstate.cli.demo.model import VOCABULARY, HybridModel, Slots
 from memstate.cli.demo.sizes import ModelSize
 from memstate.cli.demo.uncached import Uncached
@@ -201,13 +200,3 @@ def test_ssm_remembers_the_first_token_and_conv_the_last_three(backend: Backend,
         states.append([plane[: len(plane) // SIZE.recurrent_layers] for plane in contents[:2]])
     (conv, ssm), (other_conv, other_ssm) = states
     assert conv == other_conv and ssm != other_ssm and any(conv)
-
-
-def test_mamba2_keeps_its_conv_window_as_channel_tap() -> None:
-    conv, ssm = state_layout(SIZE, "mamba2").planes
-    assert conv.shape == (Mamba2.channels(SIZE), SIZE.taps - 1) and ssm.shape == (SIZE.heads, SIZE.value, SIZE.key)
-    narrow = replace(SIZE, key=SIZE.value // 2)
-    assert state_layout(narrow, state_order="value-key").planes[1].shape == (narrow.heads, narrow.value, narrow.key)
-    assert state_layout(SIZE, "kda").planes[1].shape == state_layout(SIZE).planes[1].shape
-    plane = torch.arange(2 * conv.elements).view(2, *conv.shape)
-    assert Mamba2.window(plane).shape == (2, *conv.shape[::-1]) and Mamba2.window(plane)[1, 1, 3] == plane[1, 3, 1]

@@ -4,24 +4,19 @@ import ast
 import os
 import subprocess
 import sys
-from dataclasses import fields
-from inspect import signature
 from pathlib import Path
 from typing import get_args
 
 import pytest
-from typer.testing import CliRunner
 
 import memstate
-from memstate.cli import app as cli
 from memstate.cli import bench, names
-from memstate.cli.commands import demo
-from memstate.cli.demo import DemoConfig
-from memstate.cli.demo.engines import ENGINES, TRACKING
+from memstate.cli.demo.engines import TRACKING
 from memstate.cli.demo.mixers import MIXERS
 from memstate.cli.traces.make import KINDS
 from memstate.kernels.dispatch import NAMES
 from memstate.tiers.settings import Write
+from tests.support.command import memstate as command
 
 ROOT = Path(__file__).parents[2]
 
@@ -83,32 +78,37 @@ def test_parsing_loads_no_torch(arguments: str) -> None:
     assert run(code).endswith("loaded: set()\n")
 
 
-def test_the_shell_completes_commands_and_choices() -> None:
-    code = "import sys; sys.argv = ['memstate']; from memstate.cli.app import main; main()"
-    for typed, offered in (("memstate ", "replay"), ("memstate demo --strategy ", "ping-pong")):
-        given = {"COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
-        assert offered in run(code, _MEMSTATE_COMPLETE="complete_bash", **given).split()
-
-
 def test_choices_are_what_the_code_knows() -> None:
     assert get_args(names.Strategy) == tuple(TRACKING)
     assert get_args(names.Backend) == ("auto", *NAMES)
     assert get_args(names.Model) == tuple(MIXERS)
-    assert get_args(names.Engine) == tuple(ENGINES)
     assert get_args(names.Write) == get_args(Write)
     assert set(get_args(names.Benchmark)) == {"all", *bench.NAMES}
     assert get_args(names.TraceKind) == KINDS
 
 
-def test_every_setting_of_the_demo_has_an_option_with_its_default() -> None:
-    options = {name: each.default for name, each in signature(demo.demo).parameters.items()}
-    for field in fields(DemoConfig):
-        if field.name not in ("device", "batch", "size"):  # no options of their own
-            assert options.pop(field.name) == field.default, field.name
-    assert options == {"json_path": None}
+# -- completion ------------------------------------------------------------------------------------
 
 
-def test_help_is_written_for_every_option() -> None:
-    for command in ("demo", "compile", "bench", "tune", "replay", "trace"):
-        done = CliRunner().invoke(cli.app, [command, "--help"])
-        assert done.exit_code == 0 and "--help" in done.stdout
+def completed(shell: str, words: str, patch: pytest.MonkeyPatch) -> str:
+    """What a shell is told when the cursor stands behind these words."""
+    last = len(words.split(" ")) - 1
+    asked = {
+        "bash": {"COMP_WORDS": words, "COMP_CWORD": str(last)},
+        "zsh": {"_TYPER_COMPLETE_ARGS": words},
+        "fish": {"_TYPER_COMPLETE_ARGS": words, "_TYPER_COMPLETE_FISH_ACTION": "get-args"},
+        "powershell": {"_TYPER_COMPLETE_ARGS": words, "_TYPER_COMPLETE_WORD_TO_COMPLETE": words.split(" ")[last]},
+    }[shell]
+    for name, value in {"_MEMSTATE_COMPLETE": f"complete_{shell}", **asked}.items():
+        patch.setenv(name, value)
+    return command().out
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish", "powershell"])
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [("memstate cap", "capacity"), ("memstate bench --pe", "--peer"), ("memstate bench lau", "launches")],
+)
+def test_shells_complete(shell: str, words: str, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert found in completed(shell, words, monkeypatch)
+    assert found not in completed(shell, "memstate replay ", monkeypatch)

@@ -5,10 +5,9 @@ import hashlib
 import os
 import random
 import re
-import subprocess
-import sys
 import tempfile
 import threading
+import tracemalloc
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -22,6 +21,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memstate.cli import files
 from memstate.cli.traces import BLOCK, TraceRequest, form
 from memstate.cli.traces import make as making
 from memstate.cli.traces.make import CONTEXT, KINDS, Context, Numbering, make
@@ -33,10 +33,10 @@ REQUEST = TraceRequest(27, 1025, 52, (46, 47, 2353))
 MIXED = [REQUEST, TraceRequest(0, 0, 0, ()), TraceRequest(99, 512, 1, (2**70,)), TraceRequest(99, 513, 1, (0, 0))]
 
 
-def refusal(of: Callable[[], Any]) -> str:
+def refusal(of: Callable[..., Any], *given: Any) -> str:
     """What is said, in one line that can be read."""
     with pytest.raises(InvalidArgument) as caught:
-        of()
+        of(*given)
     text = str(caught.value)
     assert "\n" not in text and text.isprintable() and len(text) < 500
     return text
@@ -213,13 +213,13 @@ BAD_LINES = {
 def test_bad_lines_are_named(tmp_path: Path, bad: bytes, why: str) -> None:
     packed = gzip.compress if len(bad) % 2 else bytes  # both are read in the same way
     path = stored(tmp_path / "tra\nce.jsonl", packed(line() + b"\n" + bad))
-    text = refusal(lambda: form.read(path))
+    text = refusal(form.read, path)
     assert text.startswith(f"{str(path)!r}, line 3: ") and why in text
 
 
 @pytest.mark.parametrize("content", [b"", b" \n\n", gzip.compress(b"")], ids=["empty", "blank", "compressed"])
 def test_files_without_a_request(tmp_path: Path, content: bytes) -> None:
-    assert "no request in it" in refusal(lambda: form.read(stored(tmp_path / "x", content)))
+    assert "no request in it" in refusal(form.read, stored(tmp_path / "x", content))
 
 
 @pytest.mark.parametrize(
@@ -260,7 +260,7 @@ def test_gzip_with_a_wrong_byte_is_refused_or_means_the_same(tmp_path: Path, gen
         except InvalidArgument as error:
             assert "\n" not in str(error)
     assert set(harmless) <= {3, *range(4, 10)} and {4, 5, 6, 7} <= set(harmless)
-    assert "Not a gzipped file" in refusal(lambda: form.read(stored(tmp_path / "x", whole + b"more")))
+    assert "Not a gzipped file" in refusal(form.read, stored(tmp_path / "x", whole + b"more"))
 
 
 @pytest.mark.parametrize(
@@ -268,6 +268,72 @@ def test_gzip_with_a_wrong_byte_is_refused_or_means_the_same(tmp_path: Path, gen
 )
 def test_no_request_can_be_made_that_could_not_be_read(values: tuple[Any, ...]) -> None:
     assert "expected" in refusal(lambda: TraceRequest(*values))
+
+
+# Lines of strangers: a line has a limit; bombs and deep nesting are not read into memory.
+
+PACKED = pytest.mark.parametrize("packed", [bytes, gzip.compress], ids=["plain", "gzip"])
+
+
+@PACKED
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b""], ids=["LF", "CRLF", "no end"])
+def test_a_line_has_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packed: Callable[[bytes], bytes], end: bytes
+) -> None:
+    monkeypatch.setattr(files, "LONGEST_LINE", size := 300)
+    longest = LINE.rstrip().ljust(size - len(end)) + end
+    assert form.read(stored(tmp_path / "x", packed(LINE + longest))) == [REQUEST] * 2
+    for more in (LINE.rstrip().ljust(size - len(end) + 1) + end, b" " * (size + 1), b"x" * 10 * size):
+        path = stored(tmp_path / "x", packed(LINE + b"\n" + more + LINE))
+        assert refusal(form.read, path).startswith(f"{str(path)!r}, line 3: longer than 300 bytes")
+        assert form.read(path, limit=1) == [REQUEST]
+
+
+def test_the_limit_has_room_for_the_longest_contexts() -> None:
+    """Ten million tokens, with an id of 64 bits for each block, take an eighth of it."""
+    blocks = 10_000_000 // BLOCK
+    longest = form._line(TraceRequest(2**40, blocks * BLOCK, 2**20, (2**64 - 1,) * blocks))
+    assert 8 * len(longest) < files.LONGEST_LINE
+
+
+BOMB = 1 << 26  # bytes of one line
+
+
+@PACKED
+@pytest.mark.parametrize("text", [b"[", b"[],", b" ", b"1", b'{"a":'], ids=repr)
+def test_a_line_that_is_too_long_is_not_read_into_memory(
+    tmp_path: Path, text: bytes, packed: Callable[[bytes], bytes]
+) -> None:
+    """64 MiB in one line; as a file of a few kilobytes, or with a hole of that size."""
+    path = tmp_path / "x"
+    if packed is bytes:
+        stored(path, LINE + text * 9)
+        os.truncate(path, BOMB)
+    else:
+        with gzip.open(path, "wb", 9) as file:
+            file.write(LINE)
+            for _ in range(BOMB >> 20):
+                file.write((text * (1 << 20))[: 1 << 20])
+        assert path.stat().st_size < BOMB >> 9
+    tracemalloc.start()
+    try:
+        assert "line 2: longer than" in refusal(form.read, path)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 4 * files.LONGEST_LINE
+
+
+@PACKED
+@pytest.mark.parametrize("depth", [20, 900, 990, 1000, 5_000, 500_000])
+@pytest.mark.parametrize(("opens", "closes"), [(b"[", b"]"), (b'{"a": ', b"}")], ids=["lists", "objects"])
+def test_nesting_is_refused_by_its_line(
+    tmp_path: Path, depth: int, opens: bytes, closes: bytes, packed: Callable[[bytes], bytes]
+) -> None:
+    nested = opens * depth + b"1" + closes * depth
+    for bad in (nested, LINE.replace(b"[46, 47, 2353]", nested), LINE.replace(b"27", nested, 1)):
+        path = stored(tmp_path / "x", packed(LINE + b"\n" + bad))
+        assert refusal(form.read, path).startswith(f"{str(path)!r}, line 3: ")
 
 
 # What is made.
@@ -368,13 +434,6 @@ def test_the_same_seed_gives_the_same_trace_and_a_longer_one_goes_on(kind: str) 
     assert all(make(kind, size, 7) == longer[:size] for size in (1, 2, 33, 120))
     assert make(kind, 20, 8) != longer[:20]
     assert make(kind, 20, -7) != longer[:20]
-
-
-def test_the_same_seed_gives_the_same_trace_in_another_process() -> None:
-    code = "from memstate.cli.traces.make import KINDS, make; print([make(kind, 50, 3) for kind in KINDS])"
-    environment = os.environ | {"PYTHONHASHSEED": "1234", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == str([make(kind, 50, 3) for kind in KINDS])
 
 
 def by_session(requests: list[TraceRequest], shared: int) -> list[list[TraceRequest]]:

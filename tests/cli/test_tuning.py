@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from memstate.cli.compile import KernelReport
 from memstate.cli.tune import cost, grid, record, timing, trials
 from memstate.cli.tune.check import wrong
 from memstate.cli.tune.tasks import findings
-from memstate.cli.tune.trials import SweepResult, Trial, own_target, sweep
+from memstate.cli.tune.trials import SweepResult, Trial, sweep
 from memstate.errors import CompileFailed, ConfigurationError, InvalidArgument
 from memstate.kernels import copy, tuned
 from memstate.kernels.dispatch import Backend
@@ -49,13 +50,13 @@ on_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="what a machine wi
 
 
 @pytest.fixture
-def cli() -> Any:
-    """The command line, where its packages are."""
+def cli() -> Callable[..., Any]:
+    """The command, where its packages are."""
     for package in ("typer", "rich"):
         pytest.importorskip(package)
-    from memstate.cli.commands import kernels as cli
+    from tests.support.command import memstate
 
-    return cli
+    return lambda *given: memstate("tune", *given)
 
 
 @pytest.fixture(autouse=True)
@@ -114,16 +115,19 @@ def test_the_key_is_the_one_that_a_launch_asks_for(kernel: str, model: str, monk
     assert (kernel, grid.key_of(kernel, toy)) in asked and {name for name, _ in asked} <= {"copy", kernel}
 
 
-def test_bad_requests_are_refused() -> None:
-    for refused, says in (
+@pytest.mark.parametrize(
+    ("refused", "says"),
+    [
         ({"kernels": ["copy", "ssm"]}, "kernels ssm: expected copy, gather"),
         ({"kernels": []}, "kernels missing: expected copy, gather"),
         ({"model": "gpt"}, "model 'gpt': expected one of qwen3_next, "),
         ({"target": "sm_1"}, "target 'sm_1': expected one of sm_80, "),
         ({"limit": 0}, "limit 0: at least 1"),
-    ):
-        with pytest.raises(InvalidArgument, match=says):
-            sweep(**refused)
+    ],
+)
+def test_bad_requests_are_refused(refused: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidArgument, match=says):
+        sweep(**refused)
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -266,7 +270,7 @@ def test_a_wrong_kernel_is_noticed(name: str, fault: Any, says: str, monkeypatch
 
 @on_cpu
 def test_a_wrong_configuration_is_excluded_and_nothing_is_stored(
-    cli: Any, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    cli: Any, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     second = grid.one_at_a_time("copy", timed=False)[1]
 
@@ -279,10 +283,9 @@ def test_a_wrong_configuration_is_excluded_and_nothing_is_stored(
     fine = asdict(cost.Cost(64, 0, 32, 128, weight=2.0))
     monkeypatch.setattr(trials, "findings", _with_costs(fine))
     report = tmp_path / "report.json"
-    with pytest.raises(pytest.importorskip("typer").Exit) as left:
-        cli.tune(kernels="copy", model="lfm2", limit=3, json_path=str(report))
-    assert left.value.exit_code == 1 and not (folder / "sm-90.json").exists()
-    assert "differs from the reference: copy_slots" in capsys.readouterr().err
+    done = cli("--kernels", "copy", "--model", "lfm2", "--limit", 3, "--json", report)
+    assert done.status == 1 and not (folder / "sm-90.json").exists()
+    assert "differs from the reference: copy_slots" in done.err
     found = json.loads(report.read_text())
     assert [trial["checked"] for trial in found["trials"]] == [True, False, True]
     assert [one["config"] for one in found["trials"] if one["why"]] == [asdict(second)] and found["stored"] is None
@@ -330,12 +333,10 @@ def test_a_case_of_more_warps_has_the_registers_that_they_leave() -> None:
 
 
 def test_code_that_does_not_compile_is_excluded(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(case: Any, target: str) -> None:
-        raise CompileFailed("copy_slots", target, "too large")
-
+    error = CompileFailed("copy_slots", "sm_90", "too large")
     monkeypatch.setattr(cost, "compile_cases", lambda config: CASES)
-    monkeypatch.setattr(cost, "build", fails)
-    assert cost._cost.__wrapped__(DEFAULT, "sm_90").why == "does not compile: copy_slots for sm_90: too large"
+    monkeypatch.setattr(cost, "build", Mock(side_effect=error))
+    assert cost._cost.__wrapped__(DEFAULT, "sm_90").why == f"does not compile: {error}"
 
 
 @pytest.mark.parametrize(("target", "lanes"), [("sm_90", 32), ("gfx942", 64)])
@@ -372,12 +373,9 @@ def test_a_process_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @on_cpu
-def test_the_command_ranks_checks_and_stores_where_there_is_no_gpu(
-    cli: Any, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_ranks_checks_and_stores_where_there_is_no_gpu(cli: Any, folder: Path, tmp_path: Path) -> None:
     target = tmp_path / "report.json"
-    cli.tune(kernels="copy", model="qwen3_next", limit=2, json_path=str(target))
-    printed = " ".join(capsys.readouterr().out.split())
+    printed = " ".join(cli("--kernels", "copy", "--model", "qwen3_next", "--limit", 2, "--json", target).out.split())
     assert "NOT timed (no GPU): ranked by compiled code, launches keep their defaults" in printed
 
     found = json.loads(target.read_text())
@@ -393,13 +391,12 @@ def test_the_command_ranks_checks_and_stores_where_there_is_no_gpu(
     assert found["stored"] == str(folder / "sm-90.json")
     stored = tuned.read(folder / "sm-90.json")
     assert stored == {name: found[name] for name in stored} and set(stored) == KEYS - {"trials", "complete"}
-    assert [path.name for path in folder.iterdir()] == ["sm-90.json"]  # and no log of a sweep that is over
 
 
 # -- how copies are timed --------------------------------------------------------------------------
 
 
-def test_a_course_times_what_it_counts() -> None:
+def test_what_is_timed_is_what_is_counted() -> None:
     layout, backend = StateLayout([Plane("ssm", (5,), torch.float32)], layers=2), backend_here()
     run: list[Any] = []
 
@@ -409,10 +406,9 @@ def test_a_course_times_what_it_counts() -> None:
         return 1e-6
 
     model = workload.Model(layout, "")
-    course = timing.Course("copy", model, backend, stopwatch, 6000)
+    batches = timing.workloads("copy", model, backend, 6000)
     assert layout.payload_bytes_per_slot == 40
-    found = {name: (each.seconds, each.nbytes) for name, each in course.timings().items()}
-    assert found == {
+    assert timing.timings(batches, stopwatch) == {
         f"{op}, {due}": (1e-6, factor * 40 * due) for due in (1, 8) for op, factor in (("copy", 2), ("zero", 1))
     }
     assert backend.counts.launches == {"copy_slots": 2, "zero_slots": 2}
@@ -430,10 +426,6 @@ def test_a_device_times_a_copy_and_a_sweep_stores_it(folder: Path) -> None:
     storage = Planes(workload.model_of("lfm2").layout, 1, Backend("cuda", "cuda"))
     planes = storage.plane_map
     assert copy_launch(storage.device, planes.unit, planes.tiles.shape[0]).config == outcome.best[0].config
-
-
-def test_a_cpu_is_no_target() -> None:
-    assert own_target(CPU) is None
 
 
 # -- a timed sweep, under a clock of the test ------------------------------------------------------
@@ -510,81 +502,8 @@ def test_a_wrong_configuration_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> 
         tuning.store(outcome)
 
 
-# -- a sweep that is interrupted -------------------------------------------------------------------
-
-
-class Interrupted(Exception):
-    """The process ends."""
-
-
 def steady(act: Callable[[], object]) -> float:
     return 1e-6
-
-
-@on_cpu
-def test_an_interrupted_sweep_goes_on_where_it_was(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    checked: list[CopyConfig] = []
-    monkeypatch.setattr(trials, "wrong", lambda config, *given: checked.append(config) or "")
-
-    def at_the_third(done: int, most: int) -> None:
-        if done == 3:
-            raise Interrupted
-
-    with pytest.raises(Interrupted):
-        timed_sweep(steady, limit=5, log=tuning.SweepLog, progress=at_the_third)
-    path = tuning.log_path("cpu")
-    with path.open("a") as file:
-        file.write('{"kernel": "co')  # the process ended in the middle of a line
-    first, checked[:] = list(checked), []
-    outcome = timed_sweep(steady, limit=5, log=tuning.SweepLog)
-    configs = grid.one_at_a_time("copy", timed=True, limit=5)
-    assert first == configs[:3] and checked == configs[3:] and [trial.config for trial in outcome.trials] == configs
-    assert len(tuning.SweepLog("cpu", True, "lfm2")) == 5
-    assert len(tuning.SweepLog("cpu", True, "mamba")) == 0, "trials on other states"
-
-
-def test_a_log_of_other_kernels_or_versions_is_not_continued(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def kept() -> int:
-        return len(tuning.SweepLog("cpu", True, "lfm2"))
-
-    good, bad = outcome_of(1.0, 2.0).trials
-    for trial in (good, replace(bad, checked=False)):
-        tuning.SweepLog("cpu", True, "lfm2").add(trial)
-    assert kept() == 1 and tuning.SweepLog("cpu", True, "lfm2").find("copy", good.key, good.config) == good
-    monkeypatch.setattr(record, "_sources", lambda: 0)
-    assert kept() == 0
-
-
-@pytest.mark.parametrize(
-    "damage",
-    ["{}", "null", "[]", '{"key": []}', "[" * 100_000, "lanes", "value", "nan", "kernel"],
-    ids=["empty", "null", "list", "key", "deep", "lanes", "value", "nan", "kernel"],
-)  # fmt: skip
-def test_a_damaged_line_of_a_log_is_tried_again(folder: Path, damage: str) -> None:
-    log, (good, spoiled) = tuning.SweepLog("cpu", True, "lfm2"), outcome_of(1.0, 2.0).trials
-    log.add(good)
-    entry = record._line(spoiled)
-    changes: dict[str, Any] = {
-        "lanes": {"config": entry["config"] | {"lanes": 4095}}, "value": {"value": "1.5"},
-        "nan": {"value": float("nan")}, "kernel": {"kernel": "copi"},
-    }  # fmt: skip
-    line = json.dumps(entry | changes[damage]) if damage in changes else damage
-    with log.path.open("a") as file:
-        file.write(line + "\n")
-    kept = list(tuning.SweepLog("cpu", True, "lfm2")._known.values())
-    assert kept == ([] if damage[0] == "[" and len(damage) > 2 else [good])
-
-
-def test_the_end_of_a_sweep_keeps_the_trials_of_other_kernels(folder: Path) -> None:
-    copied, other = outcome_of(1.0, 2.0), outcome_of(1.0)
-    gathered = replace(other.trials[0], kernel="gather", config=tuned.CONFIGS["gather"]())
-    log = tuning.SweepLog("cpu", True, "lfm2")
-    for trial in (*copied.trials, gathered):
-        log.add(trial)
-    tuning.end_log(copied)
-    assert list(tuning.SweepLog("cpu", True, "lfm2")._known.values()) == [gathered]
-    tuning.end_log(replace(other, trials=(gathered,)))
-    assert not tuning.log_path("cpu").exists()
 
 
 @on_cpu
@@ -715,21 +634,22 @@ def test_the_picture_marks_the_chosen_and_the_default(tmp_path: Path) -> None:
     assert [bar.get_width() for bar in axes.patches] == [1.0, 2.0, 3.0]
     (axes,) = plot.plot(outcome_of(2.0, 3.0)).axes
     assert axes.get_xlabel() == "device time of a call, us"
-    plot.save(outcome, tmp_path / "sweep.svg")
+    plot.plot(outcome).savefig(tmp_path / "sweep.svg")
     assert (tmp_path / "sweep.svg").stat().st_size > 1000
 
 
 def test_a_picture_that_cannot_be_drawn_is_refused_before_the_sweep(
-    cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tuning, "sweep", lambda *given, **more: pytest.fail("the work began"))
-    exit_of = pytest.importorskip("typer").Exit
-    for path, says in ((tmp_path / "a.txt", "ends with .svg"), (tmp_path / "no" / "a.svg", "there is no folder")):
-        with pytest.raises(exit_of):
-            cli.tune(plot=str(path), dry_run=True)
-        assert says in " ".join(capsys.readouterr().err.split())
+
+    def refusal(path: Path) -> str:
+        done = cli("--plot", path, "--dry-run")
+        assert done.status == 2
+        return " ".join(done.err.split())
+
+    assert "ends with .svg" in refusal(tmp_path / "a.txt")
+    assert "there is no folder" in refusal(tmp_path / "no" / "a.svg")
     for name in ("matplotlib", "memstate.viz.figure"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(exit_of):
-        cli.tune(plot=str(tmp_path / "a.svg"), dry_run=True)
-    assert capsys.readouterr().err.strip()
+    assert refusal(tmp_path / "a.svg")

@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from types import SimpleNamespace
 from typing import Any
 
@@ -357,13 +358,13 @@ def test_states_move_as_theirs_do() -> None:
 
 
 def test_every_name_is_there() -> None:
-    names = import_module("memstate.integrations.sglang.names").NAMES
-    for theirs_name, adapter, manager in names:
-        for name in filter(None, (theirs_name, adapter, manager)):
-            module, _, inside = name.partition(":")
-            found: Any = import_module(module)
-            for part in inside.split("."):
-                found = getattr(found, part)
+    names = import_module("memstate.integrations.sglang.names")
+    for name, manager in names.NAMES.items():
+        module, _, inside = name.partition(":")
+        adapter = names.ADAPTERS.get(f"{module}:{inside.partition('.')[0]}")
+        own = [f"memstate.integrations.sglang.{adapter}:{inside}"] if adapter else []
+        for each in (name, manager, *own):
+            resolve_name(each)
 
 
 def test_in_place_of_theirs() -> None:

@@ -1,11 +1,9 @@
 """A server under bad requests, exceptions and interrupts: others are served, and nothing is leaked."""
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from random import Random
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -22,6 +20,7 @@ import memstate.integrations.transformers as mst
 from memstate.integrations.transformers import paged
 from memstate.integrations.transformers.batch import Batches
 from memstate.integrations.transformers.gathered import Gathered
+from tests.integrations.servers import SPECULATING, Interrupt, hooked, raising, require_free, rest, results, server_of
 
 PROMPT = TEXT[:9]
 CODE = str(Path(mst.__file__).parent)
@@ -31,15 +30,8 @@ def prompt(id: Any, tokens: Any = PROMPT, most: int = NEW, **settings: Any) -> m
     return mst.Prompt(tokens, id, most=most, **settings)
 
 
-def ended(server: mst.Server, steps: int = 40) -> dict[Any, mst.Served]:
-    """The results of all steps. Those of a step that raises come with the next."""
-    found = []
-    for _ in range(steps):
-        found += server.step()
-        if not server.busy:
-            break
-    assert not server.busy
-    return {one.id: one for one in found if isinstance(one, mst.Served)}
+def answers_of(server: mst.Server) -> dict[Any, list[int]]:
+    return {id: one.tokens for id, one in results(rest(server)).items()}
 
 
 @pytest.fixture(scope="module")
@@ -47,45 +39,46 @@ def answer() -> list[int]:
     return alone(tiny("qwen3_next"), PROMPT, {})
 
 
-@pytest.mark.parametrize("tokens", [
-    [*TEXT[:8], 97], [*TEXT[:8], -1], [*TEXT[:8], 2**40], [1.5, 2.5], "text", None, torch.tensor([PROMPT]), [],
-], ids=lambda tokens: str(tokens)[:12])  # fmt: skip
+@pytest.mark.parametrize(
+    "tokens", [[*TEXT[:8], 97], "text", torch.tensor([PROMPT]), []], ids=["id", "", "rows", "none"]
+)
 def test_what_are_no_tokens_is_refused_before_it_shares_a_forward(tokens: Any, answer: list[int]) -> None:
-    model = tiny("qwen3_next")
-    server = mst.Server(model, managed(model, prefix=None))
+    server = server_of()
     server.submit(prompt("good"))
     with pytest.raises(ms.InvalidArgument, match="prompt 'bad'"):
         server.submit(prompt("bad", tokens))
     with pytest.raises(ms.InvalidArgument, match="expected a Prompt"):
         server.submit(PROMPT)  # type: ignore[arg-type]
-    assert ended(server)["good"].tokens == answer
+    assert answers_of(server) == {"good": answer}
 
 
 def test_rows_without_a_state_share_no_forward_with_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, run, seen = tiny("qwen3_next"), Batches.run, list[list[int]]()
+    run, seen = Batches.run, list[list[int]]()
 
     def watched(self: Batches, rows: Any, tokens: Any, lengths: list[int]) -> torch.Tensor:
         seen.append(lengths)
         return run(self, rows, tokens, lengths)
 
     monkeypatch.setattr(Batches, "run", watched)
-    server = mst.Server(model, managed(model, prefix=None))
+    server = server_of()
     server.submit(prompt("long"))
     server.step()
     server.submit(prompt("joins", [23]))
-    ended(server)
+    rest(server)
     assert [0] in seen and all(all(lengths) or not any(lengths) for lengths in seen)
 
 
 @pytest.mark.proof
 def test_a_prompt_of_one_token_joins_a_running_batch_of_a_model_whose_windows_start_with_tokens() -> None:
-    model = tiny("qwen4_exp_text")  # keeps its last token ids, and starts with those that end text
-    server, texts = mst.Server(model, managed(model, prefix=None)), {"long": PROMPT, "joins": [23]}
-    server.submit(prompt("long"))
-    server.step()
-    server.submit(prompt("joins", [23]))
-    assert {id: one.tokens for id, one in ended(server).items()} == {
-        id: alone(model, text, {}) for id, text in texts.items()
+    server = server_of("qwen4_exp_text")  # keeps its last token ids, and starts with those that end text
+    texts = {"long": PROMPT, "joins": [23]}
+    events = []
+    for id, text in texts.items():
+        server.submit(prompt(id, text))
+        events += server.step()
+    found = results(events + rest(server))
+    assert {id: one.tokens for id, one in found.items()} == {
+        id: alone(server.model, text, {}) for id, text in texts.items()
     }
 
 
@@ -100,12 +93,12 @@ def test_a_list_of_tokens_may_grow_while_its_request_runs(answer: list[int]) -> 
 
 
 def test_a_session_that_was_closed_refuses_its_request_and_stops_no_other(answer: list[int]) -> None:
-    model, mem = tiny("qwen3_next"), managed(tiny("qwen3_next"))
-    server, chat = mst.Server(model, mem), mem.sessions.open("chat")
+    server = server_of(prefix=ms.Prefix())
+    chat = server.mem.sessions.open("chat")
     server.submit(prompt("late", session=chat))
     server.submit(prompt("good"))
-    mem.sessions.close(chat)
-    found = ended(server)
+    server.mem.sessions.close(chat)
+    found = results(rest(server))
     assert (found["late"].reason, found["good"].tokens) == ("refused", answer)
     assert "close_session" in found["late"].error
 
@@ -120,13 +113,6 @@ def test_a_refusal_is_told_before_the_next_request_is_asked_for() -> None:
     results = mst.serve(model, managed(model), arrivals())
     assert (next(results).reason, asked) == ("refused", [])
     assert list(results) == []
-
-
-def test_a_manager_of_mst_serves_its_own_model_only() -> None:
-    mem = managed(tiny("qwen3_next"))
-    for other in (tiny("lfm2"), tiny("qwen3_next", dtype=torch.bfloat16)):
-        with pytest.raises(ms.LayoutMismatch, match=r"mst\.manager"):
-            mst.Server(other, mem)
 
 
 def test_gradients_reach_neither_slots_nor_the_next_step() -> None:
@@ -173,27 +159,25 @@ def test_a_model_that_checkpoints_gradients_is_refused() -> None:
 
 @pytest.mark.parametrize("how", ["reset", "recover"])
 def test_rows_that_the_manager_ended_stop_neither_abort_nor_close(how: str, answer: list[int]) -> None:
-    model, mem = tiny("qwen3_next"), managed(tiny("qwen3_next"), prefix=None)
-    server = mst.Server(model, mem)
+    server = server_of()
     server.submit(prompt("first"))
     server.step()
-    getattr(mem, how)()
+    getattr(server.mem, how)()
     server.submit(prompt("second", TEXT[:4]))
     server.admit()
     assert [one.reason for one in server.abort("first")] == ["aborted"]
-    assert list(ended(server)) == ["second"]
+    assert list(answers_of(server)) == ["second"]
     server.submit(prompt("third"))
     server.step()
-    getattr(mem, how)()
+    getattr(server.mem, how)()
     server.close()
-    assert not server.busy and mem.free_slots == 16
+    require_free(server)
     server.submit(prompt("fourth"))
-    assert ended(server)["fourth"].tokens == answer
+    assert answers_of(server) == {"fourth": answer}
 
 
 def test_a_step_inside_a_step_is_refused(answer: list[int]) -> None:
-    model, mem = tiny("qwen3_next"), managed(tiny("qwen3_next"), prefix=None)
-    server = mst.Server(model, mem)
+    server = server_of()
 
     class Steps(LogitsProcessor):
         def __call__(self, ids: Any, scores: Any) -> Any:
@@ -203,49 +187,23 @@ def test_a_step_inside_a_step_is_refused(answer: list[int]) -> None:
     server.submit(prompt("bad", processors=[Steps()]))
     with pytest.raises(ms.InvalidArgument, match="a step is running"):
         server.step()
-    assert {id: one.tokens for id, one in ended(server).items()} == {"good": answer}
-    assert mem.free_slots == 16
+    assert answers_of(server) == {"good": answer}
+    require_free(server)
 
 
 def test_states_that_cannot_be_stored_end_their_rows_and_cancel_the_step(
     monkeypatch: pytest.MonkeyPatch, answer: list[int]
 ) -> None:
-    model, mem = tiny("qwen3_next"), managed(tiny("qwen3_next"), prefix=None)
-    server = mst.Server(model, mem)
+    server = server_of()
     for _ in range(2):
         server.submit(prompt("bad"))
         with monkeypatch.context() as patch:
             patch.setattr(Gathered, "collect", raising(MemoryError))
             with pytest.raises(MemoryError):
                 server.step()
-    assert (server.busy, mem.free_slots, mem.free_pages) == (False, 16, 60)
+    require_free(server)
     server.submit(prompt("good"))
-    assert ended(server)["good"].tokens == answer
-
-
-def raising(kind: type[BaseException]) -> Callable[..., Any]:
-    def raises(*_: Any, **__: Any) -> Any:
-        raise kind("here")
-
-    return raises
-
-
-class Interrupt:
-    """A tracer that raises KeyboardInterrupt before one line of the package, counted from the start."""
-
-    def __init__(self, line: int) -> None:
-        self.left, self.where = line, ""
-
-    def __call__(self, frame: FrameType, event: str, arg: Any) -> Any:
-        return self.line if not self.where and frame.f_code.co_filename.startswith(CODE) else None
-
-    def line(self, frame: FrameType, event: str, arg: Any) -> Any:
-        if event == "line" and not self.where:
-            self.left -= 1
-            if self.left < 0:
-                self.where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
-                raise KeyboardInterrupt("injected")
-        return self.line
+    assert answers_of(server) == {"good": answer}
 
 
 @pytest.mark.sample(1)
@@ -258,30 +216,23 @@ def test_an_interrupt_at_any_line_of_a_step_leaves_no_row_between_two_tokens(par
     guessed = GenerationConfig(prompt_lookup_num_tokens=3, max_new_tokens=NEW)
     for line in (random.randrange(400), random.randrange(4000)):
         speculates = line % 2 == 0
-        settings: dict[str, Any] = {"forward": ms.Forward(speculation=True), "overlap": False} if speculates else {}
-        mem = managed(model, prefix=None, **settings)
-        server, tracer, found = mst.Server(model, mem, chunk=6), Interrupt(line), []
+        server, tracer, found = server_of(chunk=6, **SPECULATING if speculates else {}), Interrupt(line, CODE), []
         for number, text in enumerate(texts):
             server.submit(mst.Prompt(text, number, config=guessed if speculates else None, most=NEW))
         server.submit(mst.Prompt(TEXT[:6], "sampled", config=sampled, seed=3))
-        before, steps = sys.gettrace(), 0
+        steps = 0
         while server.busy and steps < 60:
             steps += 1
-            sys.settrace(tracer)
-            try:
+            with tracer.tracing():
                 found += server.step()
-            except KeyboardInterrupt:
-                pass
-            finally:
-                sys.settrace(before)
         server.close()
         served = [one for one in found if isinstance(one, mst.Served)]
         assert all(one.tokens == expected[one.id] for one in served if one.id != "sampled"), tracer.where
         assert steps < 60 and len(served) >= 1, tracer.where
-        assert (mem.free_slots, mem.free_pages) == (16, 60), tracer.where
+        assert (server.mem.free_slots, server.mem.free_pages) == (16, 60), tracer.where
 
 
-class Raises(LogitsProcessor):
+class Spoils(LogitsProcessor):
     """A processor that fails at a call, and changes all that it is given before."""
 
     def __init__(self, call: int) -> None:
@@ -307,7 +258,7 @@ def drawn(random: Random, id: int, texts: list[list[int]], speculates: bool) -> 
         config |= {"do_sample": True, "num_return_sequences": random.randint(1, 3)}
     if speculates and random.random() < 0.7:
         config["prompt_lookup_num_tokens"] = random.randint(1, 4)
-    processors = [Raises(random.randint(1, 12))] if random.random() < 0.15 else []
+    processors = [Spoils(random.randint(1, 12))] if random.random() < 0.15 else []
     salt = random.choice([None, None, None, "tenant"])
     return mst.Prompt(tokens, id, config=GenerationConfig(**config), seed=id, processors=processors, salt=salt)
 
@@ -321,7 +272,7 @@ def test_what_random_servers_answer_is_what_the_model_answers_alone(
     model, random = tiny(family), Random(f"{family} {seed}")
     monkeypatch.setattr(paged, "ROOM", random.choice([1, 3, 64]))
     speculates = mst.layout(model).continues and random.random() < 0.4
-    settings: dict[str, Any] = {"forward": ms.Forward(speculation=True), "overlap": False} if speculates else {}
+    settings = SPECULATING if speculates else {}
     rows, attends = random.choice([1, 2, 4]), bool(mst.layout(model).attended)
     tracking = random.choice([ms.Redirect(every=4), ms.PingPong(every=4), ms.LazyPingPong(every=4)])
     pages = ms.Pages(size=4, count=random.choice([8, 12, 40]), per_row=8) if attends else ms.Pages(size=4)
@@ -344,11 +295,9 @@ def test_what_random_servers_answer_is_what_the_model_answers_alone(
             mem.device.sleep()
             mem.device.wake()
         for server in servers:
-            hook = model.register_forward_pre_hook(raising(ArithmeticError)) if random.random() < 0.04 else None
-            with suppress(ArithmeticError, ExceptionGroup):
+            fails = hooked(model, raising(ArithmeticError)) if random.random() < 0.04 else nullcontext()
+            with suppress(ArithmeticError, ExceptionGroup), fails:
                 found += server.step()
-            if hook is not None:
-                hook.remove()
     assert not any(server.busy for server in servers)
     results: list[Any] = [one for one in found if isinstance(one, mst.Served) and not prompts[one.id].config.do_sample]
     for one in results:

@@ -4,7 +4,7 @@ Slots and pages are written in every step. So a run that keeps nothing must come
 ends, is aborted or fails in between. Freed slots and fresh tensors hold poison.
 """
 
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -16,6 +16,7 @@ from torch import Tensor
 
 import memstate as ms
 from tests.support.tiny_models import tiny
+from tests.support.tiny_served import managed
 
 pytest.importorskip("transformers")
 
@@ -23,27 +24,11 @@ import memstate.integrations.transformers as mst
 from memstate.integrations.transformers import paged, server
 from memstate.integrations.transformers.gathered import goes_on
 from memstate.integrations.transformers.paged import Columns
+from tests.integrations.servers import hooked, raising, server_of
 
 CLOSE = 1e-5  # of the largest logit: copies are bit for bit, but tensors with room have other strides
-FAMILIES = (
-    "qwen3_next",
-    "lfm3",
-    "inkling_text",
-    "glm5_next",
-    "mamba2",
-)  # all tokens, windows, hybrids, an index, no KV
+FAMILIES = ("qwen3_next", "lfm3", "inkling_text", "glm5_next", "mamba2")  # all, windows, hybrids, an index, no KV
 LAYOUT = ms.StateLayout((ms.Plane("ssm", (2,), torch.float32),), layers=1)
-
-
-def managed(model: Any, **settings: Any) -> ms.StateManager:
-    pages = ms.Pages(size=4, count=60, per_row=16) if mst.layout(model).attended else ms.Pages(size=4)
-    given = {"slots": 16, "max_requests": 3, "tracking": ms.Redirect(every=4), "pages": pages, "prefix": ms.Prefix(),
-             "backend": "reference"}  # fmt: skip
-    return mst.manager(model, **{**given, **settings})
-
-
-def broken(*_: Any) -> None:
-    raise ArithmeticError("in a forward")
 
 
 def played(family: str, seed: int, keep: bool, tracking: Any) -> tuple[list[Any], list[Tensor]]:
@@ -66,11 +51,11 @@ def played(family: str, seed: int, keep: bool, tracking: Any) -> tuple[list[Any]
             if random.random() < 0.08:
                 events += at.abort(5 * random.randint(0, step // 5))
             fails = random.random() < 0.06 and at.busy
-            hook = model.register_forward_pre_hook(broken) if fails else None
-            with pytest.raises(ArithmeticError) if fails else nullcontext():
+            with ExitStack() as stack:
+                if fails:
+                    stack.enter_context(hooked(model, raising(ArithmeticError)))
+                    stack.enter_context(pytest.raises(ArithmeticError))
                 events += at.step()
-            if hook is not None:
-                hook.remove()
     at.close()
     mem.audit().raise_if_leaking()
     return events, logits
@@ -89,9 +74,8 @@ def test_what_is_kept_is_what_slots_and_pages_have(family: str, seed: int, monke
 
 
 def test_a_batch_that_stays_reads_neither_slots_nor_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = tiny("qwen3_next")
-    mem = managed(model, prefix=None)
-    at = mst.Server(model, mem)
+    at = server_of()
+    mem = at.mem
     for number in range(2):
         at.submit(mst.Prompt([5, 17, 40 + number], number, most=12))
     at.step()
@@ -107,14 +91,13 @@ def test_a_batch_that_stays_reads_neither_slots_nor_pages(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("how", ["another joins", "dropped"])
 def test_states_that_somebody_changes_in_slots_are_read_again(how: str) -> None:
-    model, found = tiny("qwen3_next"), list[list[int]]()
+    found = list[list[int]]()
     for spoil in (False, True):
-        mem = managed(model, prefix=None)
-        at = mst.Server(model, mem)
+        at = server_of()
         at.submit(mst.Prompt([5, 17, 40, 9], "stays", most=12))
         at.step()
-        for name in mem.planes if spoil else ():
-            mem.planes[name].neg_()
+        for plane in at.mem.planes.values() if spoil else ():
+            plane.neg_()
         if how == "dropped":  # as after a forward that failed
             at._batches.states.drop()
         else:

@@ -12,6 +12,7 @@ from tests.support.tiny_served import TEXT, alone, managed
 
 pytest.importorskip("transformers")
 import memstate.integrations.transformers as mst
+from tests.integrations.servers import hooked, raising
 
 QUIET = {"do_sample": False, "pad_token_id": 0, "max_new_tokens": 6}
 IDS = torch.tensor([TEXT[:19], TEXT[5:24]])
@@ -130,10 +131,6 @@ def test_what_a_prompt_cannot_be_is_refused_by_name() -> None:
     ):  # fmt: skip
         with pytest.raises(ms.InvalidArgument, match=why):
             mst.StateCache(model, mem, **settings)
-    with pytest.raises(ms.ConfigurationError, match="use serve"):
-        mst.StateCache(tiny("mamba2"), managed(tiny("mamba2")), prompt=IDS)
-    with pytest.raises(ms.ConfigurationError, match="tokens="):
-        mst.StateCache(model, mst.manager(model, slots=4, max_requests=2), prompt=IDS)
     with mst.StateCache(model, mem, prompt=IDS) as cache:
         with pytest.raises(ms.InvalidArgument, match="the ids that prompt= had"):
             model.generate(IDS + 1, past_key_values=cache, **QUIET)
@@ -150,18 +147,9 @@ def test_a_prompt_without_room_or_with_a_forward_that_raises_leaves_nothing() ->
     with pytest.raises(ms.OutOfRows):
         mst.StateCache(model, mem, prompt=IDS)
     mem = managed(model, **ROOM)
-
-    def broken(*_: Any) -> None:
-        raise ArithmeticError("in a layer")
-
-    hook = model.model.layers[2].register_forward_hook(broken)
-    try:
-        with pytest.raises(ArithmeticError):
-            mst.StateCache(model, mem, prompt=IDS)
-        with pytest.raises(ArithmeticError):  # rows of different lengths share no forward
-            mst.StateCache(model, mem, prompt=IDS, prompt_mask=MASK)
-    finally:
-        hook.remove()
+    for mask in (None, MASK):  # with a mask rows have different lengths, and share no forward
+        with hooked(model.model.layers[2], raising(ArithmeticError)), pytest.raises(ArithmeticError):
+            mst.StateCache(model, mem, prompt=IDS, prompt_mask=mask)
     assert mem.stats().rows_used == 0
     assert mem.free_slots == 24
     with mst.StateCache(model, mem, prompt=IDS) as cache:

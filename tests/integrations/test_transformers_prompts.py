@@ -13,10 +13,11 @@ from tests.support.tiny_models import tiny
 from tests.support.tiny_served import TEXT, managed
 
 pytest.importorskip("transformers")
-from transformers import GenerationConfig, LogitsProcessor
+from transformers import GenerationConfig
 
 import memstate.integrations.transformers as mst
 from memstate.integrations.transformers.prompts import checked
+from tests.integrations.servers import Raises, server_of
 from tests.support.own_model import OwnModel, own_model
 
 LENGTHS = (19, 2, 27)
@@ -73,14 +74,6 @@ def test_a_forward_without_positions_would_give_all_rows_those_of_one_and_is_ref
         mst.layout(Unnamed(own_model().config).eval())
 
 
-def test_a_manager_of_another_model_is_refused() -> None:
-    mem = mst.manager(tiny("lfm2"), slots=8, max_requests=2, tokens=64)
-    with pytest.raises(ms.LayoutMismatch, match=r"the manager has StateLayout.*: use mst\.manager"):
-        mst.StateCache(own_model(), mem)
-    with pytest.raises(ms.LayoutMismatch, match=r"the manager has StateLayout.*: use mst\.manager"):
-        mst.Server(own_model(), mem)
-
-
 @pytest.mark.parametrize("tokens, why", [
     ("Hello", "is a str of shape ()"),
     (5, "is a int of shape ()"),
@@ -120,17 +113,11 @@ def test_without_settings_an_answer_is_as_long_as_that_of_generate() -> None:
     for settings in ({"max_length": len(TEXT) + 3}, {"max_new_tokens": 4, "forced_eos_token_id": 9}):
         (one,) = mst.serve(model, mem, [mst.Prompt(TEXT, config=GenerationConfig(**settings))])
         assert one.tokens == own_answer(model, TEXT, **settings), settings
-    with pytest.raises(ms.InvalidArgument, match="27 tokens, and max_length=27 counts them"):
-        mst.Server(model, mem).submit(mst.Prompt(TEXT, config=GenerationConfig(max_length=27)))
 
 
 def test_an_error_of_a_processor_names_its_request() -> None:
-    class Broken(LogitsProcessor):
-        def __call__(self, input_ids: Any, scores: Any) -> Any:
-            raise ArithmeticError("mine")
-
-    server = mst.Server(tiny("lfm2"), managed(tiny("lfm2")))
-    server.submit(mst.Prompt(TEXT[:3], id="bad", processors=[Broken()]))
+    server = server_of("lfm2")
+    server.submit(mst.Prompt(TEXT[:3], id="bad", processors=[Raises(3, ArithmeticError("mine"))]))
     with pytest.raises(ArithmeticError, match=r"^mine\nthe request 'bad' has ended$"):
         server.step()
 

@@ -1,4 +1,4 @@
-"""What cannot run: families whose state is elsewhere, tried without weights, and kernels for a GPU on a CPU."""
+"""What cannot run: states elsewhere, kernels for a GPU on a CPU, managers and requests that do not fit a model."""
 
 import subprocess
 import sys
@@ -12,14 +12,17 @@ from torch import Tensor
 import memstate as ms
 from tests.support.sources import ROOT
 from tests.support.tiny_models import GPU_ONLY, tiny, without_gpu_kernels
+from tests.support.tiny_served import TEXT, managed
 
 pytest.importorskip("transformers")
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, Cache, DynamicCache
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, Cache, DynamicCache, GenerationConfig
 from transformers.cache_utils import LinearAttentionCacheLayerMixin
 from transformers.models.xlstm.modeling_xlstm import xLSTMCache
 
 import memstate.integrations.transformers as mst
 from memstate.integrations.transformers import probe
+from tests.integrations.servers import SPECULATING
+from tests.support.own_model import own_model
 
 IDS = torch.zeros(3, 5, dtype=torch.long, device="meta")
 
@@ -112,6 +115,81 @@ def test_kernels_that_need_a_gpu_are_named_where_a_model_on_a_cpu_got_them(
     inside["__name__"] = "another.module"  # what fails for another reason stays what it is
     with pytest.raises(RuntimeError, match=r"^0 active drivers$"):
         mst.manager(model, slots=2, max_requests=1)
+
+
+PROMPT, FEW = torch.tensor([TEXT[:9]]), {"slots": 4, "max_requests": 2}
+NO_PAGES = {"pages": None, "prefix": None}
+OTHER = r"the manager has .*: use mst\.manager"
+
+
+@pytest.mark.parametrize(("make", "family", "other", "manager", "settings", "error", "why"), [
+    ("Server", "lfm2", "qwen3_next", {}, {}, ms.LayoutMismatch, OTHER),
+    ("StateCache", "lfm2", "qwen3_next", {}, {}, ms.LayoutMismatch, OTHER),
+    ("StateCache", "zaya", "zaya", {}, {"kernels": "slots"}, ms.ConfigurationError, "does not call the functions"),
+    ("StateCache", "lfm2", "lfm2", {}, {"kernels": "other"}, ms.ConfigurationError, "expected one of"),
+    ("Server", "lfm2", "lfm2", NO_PAGES, {}, ms.ConfigurationError, "tokens="),
+    ("StateCache", "lfm2", "lfm2", NO_PAGES, {"prompt": PROMPT}, ms.ConfigurationError, "tokens="),
+    ("StateCache", "mamba2", "mamba2", {}, {"prompt": PROMPT}, ms.ConfigurationError, "use serve"),
+    ("Server", "lfm2", "lfm2", {}, {"chunk": 0}, ms.InvalidArgument, "chunk 0"),
+    ("Server", "lfm2", "lfm2", SPECULATING, {"assistant": 5}, ms.ConfigurationError, "a model, or a function"),
+])  # fmt: skip
+def test_what_does_not_fit_a_model_is_refused(
+    make: str, family: str, other: str, manager: dict[str, Any], settings: dict[str, Any], error: Any, why: str
+) -> None:
+    mem = managed(tiny(other), **manager)
+    with pytest.raises(error, match=why):
+        getattr(mst, make)(tiny(family), mem, **settings)
+
+
+def test_a_model_of_another_dtype_or_of_ones_own_is_refused() -> None:
+    mem = managed(tiny("qwen3_next"))
+    for model in (tiny("qwen3_next", dtype=torch.bfloat16), own_model()):
+        with pytest.raises(ms.LayoutMismatch, match=OTHER):
+            mst.Server(model, mem)
+
+
+def test_an_assistant_that_cannot_draft_is_refused() -> None:
+    model = tiny("qwen3_next")
+
+    def small(vocabulary: int) -> Any:
+        sizes = {"hidden_size": 16, "num_hidden_layers": 1, "intermediate_size": 16, "num_attention_heads": 2}
+        return AutoModelForCausalLM.from_config(CONFIG_MAPPING["llama"](vocab_size=vocabulary, **sizes))
+
+    for mem, assistant, why in (
+        (managed(model), small(97), r"Forward\(speculation=True\)"),
+        (managed(model, **SPECULATING), small(98), "98 tokens, and the model one of 97"),
+        (managed(model, **SPECULATING), model, "cannot forget rejected tokens"),
+    ):
+        with pytest.raises(ms.ConfigurationError, match=why):
+            mst.Server(model, mem, assistant=assistant)
+
+
+def test_managers_that_fit_are_taken() -> None:
+    mem = ms.StateManager(mst.layout(tiny("qwen3_next")).state, **FEW)
+    mst.StateCache(tiny("qwen3_next"), mem).close()
+    mst.Server(tiny("mamba2"), mst.manager(tiny("mamba2"), **FEW))  # no layer attends
+    mst.Server(tiny("lfm2"), mst.manager(tiny("lfm2"), **FEW, tokens=64))
+
+
+@pytest.mark.parametrize(("family", "fields", "why"), [
+    ("lfm2", {"num_beams": 2}, "2 beams"),
+    ("lfm2", {"num_return_sequences": 2}, "Greedy methods"),
+    ("lfm2", {"num_return_sequences": 2, "do_sample": True}, "one answer"),
+    ("lfm2", {"stop_strings": ["a"]}, "tokenizer="),
+    ("lfm2", {"max_length": 9}, "9 tokens, and max_length=9 counts them"),
+    ("lfm2", {"do_sample": True, "temperature": 0.0}, "temperature"),
+    ("lfm2", {"prompt_lookup_num_tokens": 3}, r"Forward\(speculation=True\), overlap=False"),
+    ("jamba", {"prompt_lookup_num_tokens": 3}, "starts from zeros"),
+])  # fmt: skip
+def test_a_request_for_what_serve_does_not_do_is_refused(family: str, fields: dict[str, Any], why: str) -> None:
+    config, model = GenerationConfig(), tiny(family)
+    for name, value in fields.items():  # the constructor refuses some of them itself
+        setattr(config, name, value)
+    mem = managed(model)
+    server, chat = mst.Server(model, mem), mem.sessions.open("chat")
+    with pytest.raises(ms.InvalidArgument, match=f"prompt 'bad'.*{why}"):
+        server.submit(mst.Prompt(TEXT[:9], "bad", config=config, session=chat))
+    assert not server.busy
 
 
 REAL = """

@@ -5,16 +5,16 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import memstate as ms
 from tests.support.tiny_models import FAMILIES, tiny
 from tests.support.tiny_served import NEW, TEXT, alone, managed
 
 pytest.importorskip("transformers")
-from transformers import GenerationConfig, LogitsProcessor
+from transformers import GenerationConfig
 
 import memstate.integrations.transformers as mst
+from tests.integrations.servers import Raises, hooked, raising, require_free, results, server_of, tokens
 
 Answers = dict[tuple[Any, int], list[int]]
 
@@ -41,11 +41,8 @@ def test_samples_are_those_of_single_requests_and_their_prompt_is_read_once(fami
     def count(_: Any, args: Any, kwargs: Any) -> None:
         read.append(kwargs["input_ids"].numel())
 
-    hook = model.register_forward_pre_hook(count, with_kwargs=True)
-    try:
+    with hooked(model, count):
         found = answers(model, mem, [mst.Prompt(TEXT[:19], "three", config=sampled(3), seed=7), other])
-    finally:
-        hook.remove()
     assert [found["three", n] for n in range(3)] == [expected[("alone", n), 0] for n in range(3)]
     assert len(set(map(tuple, found.values()))) == 4  # seeds differ
     assert found["other", 0] == alone(model, TEXT[:9], {})
@@ -88,9 +85,7 @@ def test_samples_that_never_fit_are_refused_whole() -> None:
 
 
 def test_an_abort_ends_all_samples() -> None:
-    model = tiny("bamba")
-    mem = managed(model, max_requests=4, prefix=None)
-    server = mst.Server(model, mem)
+    server = server_of("bamba", max_requests=4)
     server.submit(mst.Prompt(TEXT[:9], "three", config=sampled(3), seed=1))
     server.submit(mst.Prompt(TEXT[:5], "waits", config=sampled(3), seed=1))
     events = server.step() + server.step()
@@ -99,33 +94,7 @@ def test_an_abort_ends_all_samples() -> None:
     assert ended == [(n, "aborted", 2) for n in range(3)]
     server.step()
     assert [one.reason for one in server.abort("waits")] == ["aborted"] * 3
-    assert not server.busy
-    assert mem.free_slots == 16
-    assert mem.free_pages == 60
-
-
-def test_what_has_no_several_samples_is_refused_by_name() -> None:
-    model = tiny("lfm2")
-    mem = managed(model)
-    greedy = GenerationConfig()
-    greedy.num_return_sequences = 2  # in the constructor Transformers refuses it itself
-    with pytest.raises(ms.InvalidArgument, match="Greedy methods"):
-        list(mst.serve(model, mem, [mst.Prompt(TEXT, config=greedy)]))
-    chat = mem.sessions.open("chat")
-    with pytest.raises(ms.InvalidArgument, match="one answer"):
-        list(mst.serve(model, mem, [mst.Prompt(TEXT, config=sampled(2), session=chat)]))
-
-
-class Raises(LogitsProcessor):
-    """Raises behind some tokens."""
-
-    def __init__(self, length: int, error: BaseException) -> None:
-        self._length, self._error = length, error
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        if input_ids.shape[1] == self._length:
-            raise self._error
-        return scores
+    require_free(server)
 
 
 def steps(server: mst.Server) -> Iterator[mst.Event | BaseException]:
@@ -139,49 +108,35 @@ def steps(server: mst.Server) -> Iterator[mst.Event | BaseException]:
 
 @pytest.mark.parametrize("samples", [1, 2])
 def test_a_processor_that_raises_ends_its_own_rows_only(samples: int) -> None:
-    model = tiny("lfm2")
-    mem = managed(model, max_requests=6, prefix=None)
-    server = mst.Server(model, mem)
-    raising = [Raises(11, ArithmeticError("mine"))]
+    server = server_of("lfm2", max_requests=6)
+    processors = [Raises(11, ArithmeticError("mine"))]
     server.submit(mst.Prompt(TEXT[:9], "first", most=NEW))
-    server.submit(mst.Prompt(TEXT[:9], "raises", config=sampled(samples), processors=raising))
+    server.submit(mst.Prompt(TEXT[:9], "raises", config=sampled(samples), processors=processors))
     server.submit(mst.Prompt(TEXT[:7], "last", most=NEW))
     events = list(steps(server))
     (error,) = [event for event in events if isinstance(event, BaseException)]
     assert isinstance(error, ArithmeticError if samples == 1 else ExceptionGroup)
     for name, text in (("first", TEXT[:9]), ("last", TEXT[:7])):
-        tokens = [event.token for event in events if isinstance(event, mst.Token) and event.id == name]
-        assert tokens == alone(model, text, {})  # no event is lost
-    assert sum(isinstance(event, mst.Token) and event.id == "raises" for event in events) == 2 * samples
-    assert [one.id for one in events if isinstance(one, mst.Served)] == ["first", "last"]
-    mem.audit().raise_if_leaking()
-    assert mem.free_slots == 16
+        assert tokens(events, name) == alone(server.model, text, {})  # no event is lost
+    assert len(tokens(events, "raises")) == 2 * samples
+    assert list(results(events)) == ["first", "last"]
+    require_free(server)
 
 
 def test_what_ends_text_may_raise(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = tiny("lfm2")
-    mem = managed(model, prefix=None)
-    server = mst.Server(model, mem)
+    server = server_of("lfm2")
     for name in ("raises", "other"):
         server.submit(mst.Prompt(TEXT[:9], name, most=NEW))
-    (one, _) = server._waiting
-
-    def stop(*_: Any) -> Tensor:
-        raise ArithmeticError("a stop string")
-
-    monkeypatch.setattr(one.samplers[0], "_stop", stop)
+    monkeypatch.setattr(server._waiting[0].samplers[0], "_stop", raising(ArithmeticError("a stop string")))
     events = list(steps(server))
     assert [type(event) for event in events if not isinstance(event, mst.Token)] == [ArithmeticError, mst.Served]
-    assert [event.token for event in events if isinstance(event, mst.Token)] == alone(model, TEXT[:9], {})
-    assert mem.free_slots == 16
+    assert tokens(events, "other") == alone(server.model, TEXT[:9], {}) and not tokens(events, "raises")
+    require_free(server)
 
 
 def test_an_interrupt_while_tokens_are_chosen_ends_the_rows_that_have_none() -> None:
-    model = tiny("lfm2")
-    mem = managed(model, prefix=None)
-    server = mst.Server(model, mem)
+    server = server_of("lfm2")
     server.submit(mst.Prompt(TEXT[:9], "raises", most=NEW, processors=[Raises(9, KeyboardInterrupt())]))
-    events = list(steps(server))
-    assert [type(event) for event in events] == [KeyboardInterrupt]
-    assert mem.free_slots == 16
+    assert [type(event) for event in steps(server)] == [KeyboardInterrupt]
+    require_free(server)
     assert torch.is_grad_enabled()

@@ -15,6 +15,7 @@ pytest.importorskip("transformers")
 import memstate.integrations.transformers as mst
 from memstate.integrations.transformers import server
 from memstate.integrations.transformers.running import sharing
+from tests.integrations.servers import hooked
 
 NEAR = 1e-4  # of the largest value
 
@@ -22,14 +23,9 @@ NEAR = 1e-4  # of the largest value
 def shapes(model: Any, mem: ms.StateManager, lengths: list[int], **settings: Any) -> list[tuple[int, ...]]:
     """The forwards of a run; every answer must be that of the prompt alone."""
     seen: list[tuple[int, ...]] = []
-    hook = model.register_forward_pre_hook(
-        lambda _, __, given: seen.append((*given["input_ids"].shape,)), with_kwargs=True
-    )
-    try:
-        prompts = [mst.Prompt(TEXT[:length], length, most=NEW) for length in lengths]
+    prompts = [mst.Prompt(TEXT[:length], length, most=NEW) for length in lengths]
+    with hooked(model, lambda _, __, given: seen.append((*given["input_ids"].shape,))):
         found = {one.id: one.tokens for one in mst.serve(model, mem, prompts, **settings)}
-    finally:
-        hook.remove()
     assert found == {length: alone(model, TEXT[:length], {}) for length in lengths}
     mem.audit().raise_if_leaking()
     return seen

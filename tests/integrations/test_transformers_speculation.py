@@ -12,15 +12,16 @@ from tests.support.tiny_models import COMMON, FAMILIES, tiny, without_gpu_kernel
 from tests.support.tiny_served import TEXT, alone, managed
 
 pytest.importorskip("transformers")
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, GenerationConfig, LogitsProcessor
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, GenerationConfig
 
 import memstate.integrations.transformers as mst
 from memstate.integrations.transformers.drafts import Assistant
 from memstate.integrations.transformers.speculation import Speculation
+from tests.integrations.servers import SPECULATING, Raises, hooked, raising
 
 NEW = 14
 PROMPTS = (TEXT[:19], TEXT[:9], [11, 12])
-GUESSING = {"forward": ms.Forward(speculation=True), "overlap": False, "tracking": ms.Redirect(every=8)}
+GUESSING = {**SPECULATING, "tracking": ms.Redirect(every=8)}
 SINGLE = [family for family in FAMILIES if family in ("zamba", "mamba", "falcon_mamba", "jamba")]  # scans from zeros
 
 Answers = Sequence[Sequence[int]]
@@ -97,11 +98,8 @@ def test_right_guesses_save_forwards_and_copy_no_state() -> None:
     model, forwards = tiny("lfm2"), []
     expected = [alone(model, TEXT[:9], {}, NEW)]
     mem = managed(model, **GUESSING)
-    hook = model.register_forward_pre_hook(lambda *_: forwards.append(1))
-    try:
+    with hooked(model, lambda *_: forwards.append(1)):
         (one,) = served(model, mem, [TEXT[:9]], assistant=guessing([TEXT[:9]], expected, 9))
-    finally:
-        hook.remove()
     assert (one.tokens, one.guessed, one.right) == (expected[0], 11, 11)
     assert len(forwards) == 2 + NEW - 1 - 11  # the prompt in two chunks, and a token behind each group of guesses
     assert mem.stats().copied_bytes == 0
@@ -168,15 +166,6 @@ def test_a_token_that_ends_text_may_be_guessed(at: int) -> None:
     mem.audit().raise_if_leaking()
 
 
-class Raises(LogitsProcessor):
-    """Raises behind 11 tokens."""
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        if input_ids.shape[1] == 11:
-            raise ArithmeticError("mine")
-        return scores
-
-
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("who", ["a processor", "the assistant", "no token", "the model", "the plan"])
 def test_what_raises_ends_its_own_rows_only(who: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,16 +187,13 @@ def test_what_raises_ends_its_own_rows_only(who: str, monkeypatch: pytest.Monkey
         if who in ("the model", "the plan") and list(tokens[0]) != [11, 12] and len(tokens[0]) > 3:
             call = (mem, "plan") if who == "the plan" else (model, "forward")
             with monkeypatch.context() as patch:
-                patch.setattr(*call, raising)
+                patch.setattr(*call, raising(ArithmeticError("mine")))
                 return read(self, rows, tokens, *rest)
         return read(self, rows, tokens, *rest)
 
-    def raising(*_: Any, **__: Any) -> None:
-        raise ArithmeticError("mine")
-
     monkeypatch.setattr(Speculation, "read", broken)
     server = mst.Server(model, mem, assistant=assistant)
-    processors = [Raises()] if who == "a processor" else []
+    processors = [Raises(11, ArithmeticError("mine"))] if who == "a processor" else []
     server.submit(mst.Prompt(texts[0], "raises", most=NEW, processors=processors))
     server.submit(mst.Prompt(texts[2], "other", most=NEW))
     events, errors = list[Any](), list[Exception]()
@@ -223,20 +209,3 @@ def test_what_raises_ends_its_own_rows_only(who: str, monkeypatch: pytest.Monkey
     assert "raises" not in ended
     mem.audit().raise_if_leaking()
     assert mem.stats().rows_used == 0
-
-
-def test_what_cannot_speculate_is_refused_by_name() -> None:
-    model = tiny("qwen3_next")
-    lookup = mst.Prompt(TEXT, config=GenerationConfig(prompt_lookup_num_tokens=3))
-    with pytest.raises(ms.InvalidArgument, match=r"Forward\(speculation=True\), overlap=False"):
-        list(mst.serve(model, managed(model), [lookup]))
-    with pytest.raises(ms.InvalidArgument, match="starts from zeros"):
-        list(mst.serve(tiny("jamba"), managed(tiny("jamba"), **GUESSING), [lookup]))
-    for mem, assistant, why in (
-        (managed(model), small(), r"Forward\(speculation=True\)"),
-        (managed(model, **GUESSING), small(98), "98 tokens, and the model one of 97"),
-        (managed(model, **GUESSING), model, "cannot forget rejected tokens"),
-        (managed(model, **GUESSING), 5, "expected a model, or a function"),
-    ):
-        with pytest.raises(ms.ConfigurationError, match=why):
-            mst.Server(model, mem, assistant=assistant)

@@ -1,12 +1,11 @@
 """A server that several threads use, and code that its own steps call: every request is answered once, and rightly."""
 
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
-from threading import Event, Thread
-from types import FrameType
+from threading import Event
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -23,14 +22,19 @@ import memstate.integrations.transformers as mst
 from memstate.integrations.transformers import sampling
 from memstate.integrations.transformers import server as under_test
 from memstate.integrations.transformers.sampling import Sampler
+from tests.integrations.servers import Interrupt, hooked, raising, require_free, rest, results, server_of
 
 PROMPTS = [TEXT[:9], TEXT[:4], [*TEXT[:8], 77, 78], TEXT[5:16]]
 WAITS = 60  # seconds for a thread; only a defect takes as long
 
 
+def prompt(number: int, id: Any = None, most: int = NEW, **settings: Any) -> mst.Prompt:
+    return mst.Prompt(PROMPTS[number], number if id is None else id, most=most, **settings)
+
+
 @pytest.fixture(scope="module")
 def answers() -> list[list[int]]:
-    return [alone(tiny("qwen3_next"), prompt, {}) for prompt in PROMPTS]
+    return [alone(tiny("qwen3_next"), tokens, {}) for tokens in PROMPTS]
 
 
 @pytest.fixture
@@ -46,30 +50,14 @@ def stored(folder: Path) -> ms.Tiers:
     return ms.Tiers("tiny", host_slots=16, store=ms.FileStore(str(folder)), prefetch=ms.Prefetch(threshold=4))
 
 
-def run(*works: Callable[[], None]) -> None:
-    """Runs each in a thread of its own, and raises what one of them raised."""
-    raised: SimpleQueue[BaseException] = SimpleQueue()
-
-    def guarded(work: Callable[[], None]) -> None:
-        try:
-            work()
-        except BaseException as error:
-            raised.put(error)
-
-    threads = [Thread(target=guarded, args=[work], daemon=True) for work in works]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(WAITS)
-        assert not thread.is_alive(), "a call does not come back"
-    if not raised.empty():
-        raise raised.get()
-
-
-def results(events: list[Any]) -> dict[Any, mst.Served]:
-    served = [one for one in events if isinstance(one, mst.Served)]
-    assert max(Counter(one.id for one in served).values(), default=1) == 1, "a request has one result"
-    return {one.id: one for one in served}
+def run(*works: Callable[[], object], here: Callable[[], object] = lambda: None) -> None:
+    """Runs each in a thread of its own, and one in this thread; raises what one of them raised."""
+    threads = ThreadPoolExecutor(len(works))
+    jobs = [threads.submit(work) for work in works]
+    here()
+    for job in jobs:
+        job.result(WAITS)
+    threads.shutdown()
 
 
 @pytest.mark.usefixtures("eager")
@@ -78,14 +66,14 @@ def results(events: list[Any]) -> dict[Any, mst.Served]:
 def test_threads_submit_and_abort_while_another_one_steps(
     storage: bool, drives: str, answers: list[list[int]], tmp_path: Path
 ) -> None:
-    model = tiny("qwen3_next")
-    mem = managed(model, tiers=stored(tmp_path) if storage else None, debug=drives == "main")
-    server, events, news = mst.Server(model, mem, chunk=5), list[Any](), SimpleQueue[bool]()
+    tiers = stored(tmp_path) if storage else None
+    server = server_of(chunk=5, tiers=tiers, prefix=ms.Prefix(), debug=drives == "main")
+    events, news = list[Any](), SimpleQueue[bool]()
 
     def client(number: int) -> None:
         try:
             for turn in range(8):
-                server.submit(mst.Prompt(PROMPTS[(number + turn) % 4], (number, turn), most=NEW))
+                server.submit(prompt((number + turn) % 4, (number, turn)))
                 news.put(False)
                 if turn % 3 == 2:
                     for name in ((number, turn), (number, turn - 1), (number, turn - 1)):
@@ -106,52 +94,36 @@ def test_threads_submit_and_abort_while_another_one_steps(
         assert not server.busy
 
     clients = [lambda number=number: client(number) for number in range(4)]
-    if drives == "main":
-        threads = [Thread(target=one, daemon=True) for one in clients]
-        for thread in threads:
-            thread.start()
-        driver()
-        for thread in threads:
-            thread.join(WAITS)
-    else:
-        run(driver, *clients)
+    run(*clients, here=driver) if drives == "main" else run(driver, *clients)
     found = results(events)
     assert found.keys() == {(number, turn) for number in range(4) for turn in range(8)}
     for (number, turn), one in found.items():
         assert one.tokens == answers[(number + turn) % 4][: len(one.tokens)]
         assert one.reason == "aborted" or (one.reason, len(one.tokens)) == ("length", NEW)
         assert one.reason != "aborted" or turn % 3
-    assert (server.busy, server.running, mem.stats().rows_used) == (False, 0, 0)
-    assert mem.audit().clean
-    mem.prefix.clear()  # type: ignore[union-attr]
-    assert (mem.free_slots, mem.free_pages) == (16, 60)
+    server.mem.prefix.clear()  # type: ignore[union-attr]
+    require_free(server)
     if drives == "main":
-        mem.close()  # debug: looks for leaks
+        server.mem.close()  # debug: looks for leaks
 
 
 @pytest.mark.parametrize("name", ["submit", "abort", "close"])
 def test_a_call_in_the_middle_of_a_step_takes_effect_in_the_next(name: str, answers: list[list[int]]) -> None:
     """Another thread calls while the forward runs, and comes back while it runs."""
-    model, said = tiny("qwen3_next"), list[Any]()
-    mem = managed(model, prefix=None)
-    server = mst.Server(model, mem)
+    server, said = server_of(), list[Any]()
     for number in range(2):
-        server.submit(mst.Prompt(PROMPTS[number], number, most=NEW))
+        server.submit(prompt(number))
     server.step()
-    calls = {
-        "submit": lambda: server.submit(mst.Prompt(PROMPTS[2], 2, most=NEW)),
+    calls: dict[str, Callable[[], object]] = {
+        "submit": lambda: server.submit(prompt(2)),
         "abort": lambda: said.append(server.abort(1)),
         "close": server.close,
     }
-    hook = model.register_forward_pre_hook(lambda *_: run(calls[name]))
-    events = server.step()
-    hook.remove()
+    with hooked(server.model, lambda *_: run(calls[name])):
+        events = server.step()
     assert [event.id for event in events] == [0, 1]  # as if nobody had called
     assert server.busy and server.running == 2 and server.waiting == (name == "submit")
-    events += server.step()
-    while server.busy:
-        events += server.step()
-    found = results(events)
+    found = results(events + server.step() + rest(server))
     ids = {"submit": [0, 1, 2], "abort": [0, 1], "close": []}[name]
     assert sorted(found) == ids
     for number in ids:
@@ -159,68 +131,57 @@ def test_a_call_in_the_middle_of_a_step_takes_effect_in_the_next(name: str, answ
         assert found[number].tokens == answers[number][: 2 if aborted else NEW]
         assert found[number].reason == ("aborted" if aborted else "length")
     assert said == ([[]] if name == "abort" else [])
-    assert (mem.free_slots, mem.stats().rows_used) == (16, 0)
+    require_free(server)
 
 
 def test_code_that_a_step_calls_can_submit_and_abort_but_not_step(answers: list[list[int]]) -> None:
-    model = tiny("qwen3_next")
-    mem = managed(model, prefix=None)
-    server, calls = mst.Server(model, mem), list[Any]()
+    server, calls = server_of(), list[Any]()
 
     class Calls(LogitsProcessor):
         def __call__(self, ids: Any, scores: Any) -> Any:
             if not calls:
-                server.submit(mst.Prompt(PROMPTS[1], "new", most=NEW))
+                server.submit(prompt(1, "new"))
                 calls.append(server.abort("old"))
                 for call in (server.step, server.admit):
                     with pytest.raises(ms.InvalidArgument, match="a step is running"):
                         call()
             return scores
 
-    server.submit(mst.Prompt(PROMPTS[0], "calls", most=NEW, processors=[Calls()]))
-    server.submit(mst.Prompt(PROMPTS[2], "old", most=NEW))
+    server.submit(prompt(0, "calls", processors=[Calls()]))
+    server.submit(prompt(2, "old"))
     events = server.step()
     assert calls == [[]] and server.waiting == 1
-    while server.busy:
-        events += server.step()
-    found = results(events)
+    found = results(events + rest(server))
     assert (found["calls"].tokens, found["new"].tokens) == (answers[0], answers[1])
     assert (found["old"].tokens, found["old"].reason) == (answers[2][:1], "aborted")
-    assert mem.free_slots == 16
+    require_free(server)
 
 
 def test_an_abort_of_another_thread_ends_what_came_before_it_and_no_more(answers: list[list[int]]) -> None:
-    model = tiny("qwen3_next")
-    mem = managed(model)
-    server = mst.Server(model, mem)
+    server = server_of()
 
     def client() -> None:
-        server.submit(mst.Prompt(PROMPTS[0], "one", most=NEW))
+        server.submit(prompt(0, "one"))
         assert server.abort("one") == []
-        server.submit(mst.Prompt(PROMPTS[1], "one", most=NEW))
+        server.submit(prompt(1, "one"))
 
     run(client)
-    events = []
-    while server.busy:
-        events += server.step()
-    ended = [(one.reason, one.tokens) for one in events if isinstance(one, mst.Served)]
+    ended = [(one.reason, one.tokens) for one in rest(server) if isinstance(one, mst.Served)]
     assert ended == [("aborted", []), ("length", answers[1])]
 
 
 def test_a_thread_that_has_ended_leaves_the_server_to_others() -> None:
-    model = tiny("qwen3_next")
-    mem = managed(model, prefix=None)
-    server = mst.Server(model, mem)
-    server.submit(mst.Prompt(PROMPTS[0], "one", most=NEW))
-    run(lambda: server.step() and None)
+    server = server_of()
+    server.submit(prompt(0, "one"))
+    run(server.step)
     assert [(one.reason, len(one.tokens)) for one in server.abort("one")] == [("aborted", 1)]
-    assert (server.busy, mem.free_slots) == (False, 16)
+    require_free(server)
 
 
 def test_a_stream_that_one_thread_reads_and_another_leaves_ends_its_requests() -> None:
     model = tiny("qwen3_next")
     mem = managed(model, prefix=None)
-    events, begun, left = mst.stream(model, mem, [mst.Prompt(PROMPTS[0], most=NEW)]), Event(), Event()
+    events, begun, left = mst.stream(model, mem, [prompt(0)]), Event(), Event()
 
     def reads() -> None:
         assert isinstance(next(events), mst.Token)
@@ -258,120 +219,75 @@ def test_requests_of_two_threads_get_their_own_settings(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("storage", [False, True], ids=["device", "storage"])
 def test_a_turn_waits_for_the_last_turn_of_its_session(storage: bool, answers: list[list[int]], tmp_path: Path) -> None:
-    model = tiny("qwen3_next")
-    mem = managed(model, tiers=stored(tmp_path) if storage else None)
-    server, chat = mst.Server(model, mem), mem.sessions.open("chat")
+    server = server_of(prefix=ms.Prefix(), tiers=stored(tmp_path) if storage else None)
+    chat, model = server.mem.sessions.open("chat"), server.model
     turns = [PROMPTS[0], [*PROMPTS[0], *answers[0], 77, 78]]
     turns.append([*turns[1], *alone(model, turns[1], {}), 11])
-    events = []
     server.submit(mst.Prompt(turns[0], "turn 0", most=NEW, session=chat))
-    events += server.step()
+    events = server.step()
     while server.waiting:  # it waits for storage
         events += server.step()
     for number in (1, 2):
         server.submit(mst.Prompt(turns[number], f"turn {number}", most=NEW, session=chat))
-    server.submit(mst.Prompt(PROMPTS[1], "other", most=1))
-    while server.busy:
-        events += server.step()
-    found = results(events)
+    server.submit(prompt(1, "other", most=1))
+    found = results(events + rest(server))
     assert list(found) == ["other", "turn 0", "turn 1", "turn 2"]
     assert found["other"].tokens == answers[1][:1]
     for number, before in ((0, 0), (1, len(turns[0]) + NEW - 1), (2, len(turns[1]) + NEW - 1)):
         one = found[f"turn {number}"]
         assert (one.reason, one.tokens, one.cached) == ("length", alone(model, turns[number], {}), before)
-    assert mem.audit().clean
+    assert server.mem.audit().clean
 
 
 def test_a_turn_whose_session_is_busy_elsewhere_is_refused_by_name() -> None:
-    model = tiny("qwen3_next")
-    mem = managed(model)
-    chat = mem.sessions.open("chat")
-    first, second = mst.Server(model, mem), mst.Server(model, mem)
-    first.submit(mst.Prompt(PROMPTS[0], "one", most=NEW, session=chat))
+    first = server_of(prefix=ms.Prefix())
+    second, chat = mst.Server(first.model, first.mem), first.mem.sessions.open("chat")
+    first.submit(prompt(0, "one", session=chat))
     first.step()
-    second.submit(mst.Prompt(PROMPTS[0], "two", most=NEW, session=chat))
-    (refused,) = second.step()
-    assert isinstance(refused, mst.Served)
+    second.submit(prompt(0, "two", session=chat))
+    refused = results(second.step())["two"]
     assert refused.reason == "refused" and "has a turn running" in refused.error
 
 
 def test_a_server_whose_room_others_have_says_what_to_do(answers: list[list[int]]) -> None:
-    model = tiny("qwen3_next")
-    mem = managed(model, max_requests=2, prefix=None)
-    lost = mem.admit([ms.Request(name, length=8) for name in ("a", "b")])
-    server = mst.Server(model, mem)
-    server.submit(mst.Prompt(PROMPTS[0], "one", most=NEW))
-    (refused,) = server.step()
-    assert isinstance(refused, mst.Served)
+    server = server_of(max_requests=2)
+    lost = server.mem.admit([ms.Request(name, length=8) for name in ("a", "b")])
+    server.submit(prompt(0, "one"))
+    refused = results(server.step())["one"]
     assert refused.reason == "refused"
     assert "2 rows of the manager are not this server's" in refused.error and "recover()" in refused.error
     del lost
-    mem.recover()
-    server.submit(mst.Prompt(PROMPTS[0], "two", most=NEW))
-    events = []
-    while server.busy:
-        events += server.step()
-    assert results(events)["two"].tokens == answers[0]
+    server.mem.recover()
+    server.submit(prompt(0, "two"))
+    assert results(rest(server))["two"].tokens == answers[0]
 
 
 def test_rows_that_could_not_be_aborted_are_aborted_later(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread of the caller's own is inside a call of the manager when a step fails."""
-    model = tiny("qwen3_next")
-    mem = managed(model, max_requests=2, prefix=None)
-    server = mst.Server(model, mem)
+    server = server_of(max_requests=2)
     for number in range(2):
-        server.submit(mst.Prompt(PROMPTS[number], number, most=NEW))
+        server.submit(prompt(number))
     server.step()
-
-    def busy(*_: Any) -> None:
-        raise ms.Broken("close_session")
-
     with monkeypatch.context() as patch:
-        patch.setattr(mem, "abort", busy)
-        patch.setattr(mem, "poll", busy)
+        for call in ("abort", "poll"):
+            patch.setattr(server.mem, call, raising(ms.Broken("close_session")))
         with pytest.raises(ms.Broken):
             server.step()
         assert server.abort(0) == []
-    assert (server.running, mem.stats().rows_used) == (0, 2)
-    server.submit(mst.Prompt(PROMPTS[2], 2, most=NEW))
-    events = []
-    while server.busy:
-        events += server.step()
-    assert [one.reason for one in results(events).values()] == ["length"]
-    assert (mem.free_slots, mem.stats().rows_used) == (16, 0)
+    assert (server.running, server.mem.stats().rows_used) == (0, 2)
+    server.submit(prompt(2))
+    assert [one.reason for one in results(rest(server)).values()] == ["length"]
+    require_free(server)
 
 
 def test_a_manager_that_was_closed_serves_without_its_storage(answers: list[list[int]], tmp_path: Path) -> None:
-    model = tiny("qwen3_next")
-    mem = managed(model, tiers=stored(tmp_path))
-    server = mst.Server(model, mem)
-    server.submit(mst.Prompt(PROMPTS[0], 0, most=NEW))
-    server.submit(mst.Prompt(PROMPTS[1], "gone", most=NEW))
-    mem.close()
+    server = server_of(prefix=ms.Prefix(), tiers=stored(tmp_path))
+    server.submit(prompt(0))
+    server.submit(prompt(1, "gone"))
+    server.mem.close()
     assert [one.reason for one in server.abort("gone")] == ["aborted"]
-    server.submit(mst.Prompt(PROMPTS[1], 1, most=NEW))
-    events = []
-    while server.busy:
-        events += server.step()
-    assert {name: one.tokens for name, one in results(events).items()} == {0: answers[0], 1: answers[1]}
-
-
-class Interrupt:
-    """A tracer that raises KeyboardInterrupt before one line of the server's module, counted from the start."""
-
-    def __init__(self, line: int) -> None:
-        self.left, self.where = line, ""
-
-    def __call__(self, frame: FrameType, event: str, arg: Any) -> Any:
-        return self.line if not self.where and frame.f_code.co_filename == under_test.__file__ else None
-
-    def line(self, frame: FrameType, event: str, arg: Any) -> Any:
-        if event == "line" and not self.where:
-            self.left -= 1
-            if self.left < 0:
-                self.where = f"{frame.f_code.co_name}:{frame.f_lineno}"
-                raise KeyboardInterrupt("injected")
-        return self.line
+    server.submit(prompt(1))
+    assert {name: one.tokens for name, one in results(rest(server)).items()} == {0: answers[0], 1: answers[1]}
 
 
 @pytest.mark.parametrize("call", ["admit", "fork"])
@@ -379,9 +295,8 @@ def test_rows_whose_admission_was_interrupted_are_given_back(
     call: str, answers: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C behind the manager's call, and before the server knows the rows."""
-    model = tiny("qwen3_next")
-    mem = managed(model, prefix=None)
-    server, real = mst.Server(model, mem), getattr(mem, call)
+    server = server_of()
+    real = getattr(server.mem, call)
     config = GenerationConfig(do_sample=True, top_k=1, num_return_sequences=3, max_new_tokens=NEW)
     server.submit(mst.Prompt(PROMPTS[0], "one", config=config, seed=1))
 
@@ -390,46 +305,36 @@ def test_rows_whose_admission_was_interrupted_are_given_back(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(mem, call, interrupted)
+        patch.setattr(server.mem, call, interrupted)
         for _ in range(4):  # 3 rows would be lost by then
             with pytest.raises(KeyboardInterrupt):
                 server.step()
-    events = []
-    while server.busy:
-        events += server.step()
-    assert [one.tokens for one in events if isinstance(one, mst.Served)] == [answers[0]] * 3
-    assert (mem.free_slots, mem.stats().rows_used) == (16, 0)
+    assert [one.tokens for one in rest(server) if isinstance(one, mst.Served)] == [answers[0]] * 3
+    require_free(server)
 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("part", range(8))
 def test_an_interrupt_at_any_line_leaves_no_row_that_nobody_knows(part: int, answers: list[list[int]]) -> None:
     """Each line of the calls that start and end requests; a row that nobody knows would keep its slot for ever."""
-    model, line, told = tiny("qwen3_next"), part, True
+    line, told = part, True
     while told:
-        mem = managed(model, prefix=None)
-        server, tracer, events = mst.Server(model, mem), Interrupt(line), list[Any]()
+        server, tracer, events = server_of(), Interrupt(line, under_test.__file__), list[Any]()
 
         def calls(server: mst.Server = server, events: list[Any] = events) -> Iterator[Callable[[], Any]]:
             for number in range(3):
-                yield lambda number=number: server.submit(mst.Prompt(PROMPTS[number], number, most=1))
+                yield lambda number=number: server.submit(prompt(number, most=1))
             yield server.admit
             yield lambda: events.extend(server.abort(1))
             while server.busy:
                 yield lambda: events.extend(server.step())
 
-        before = sys.gettrace()
         for call in calls():
-            sys.settrace(tracer)
-            try:
+            with tracer.tracing():
                 call()
-            except KeyboardInterrupt:
-                pass
-            finally:
-                sys.settrace(before)
         for number, one in results(events).items():
             assert (one.reason, one.tokens) in [("length", answers[number][:1]), ("aborted", [])], tracer.where
-        assert (mem.stats().rows_used, mem.free_slots, server.running) == (0, 16, 0), tracer.where
+        assert (server.mem.stats().rows_used, server.mem.free_slots, server.running) == (0, 16, 0), tracer.where
         told, line = bool(tracer.where), line + 8
     assert line > 100
 
@@ -444,45 +349,33 @@ class Odd:
 
 
 def test_odd_sessions_and_names_are_refused_at_once(answers: list[list[int]]) -> None:
-    model = tiny("qwen3_next")
-    server = mst.Server(model, managed(model))
-    server.submit(mst.Prompt(PROMPTS[0], "good", most=NEW))
+    server = server_of()
+    server.submit(prompt(0, "good"))
     server.step()
     for session in (Odd(), TEXT, 3):
-        with pytest.raises(
-            ms.InvalidArgument, match=r"prompt 'bad': session=.*expected what open_session\(\) returned"
-        ):
-            server.submit(mst.Prompt(PROMPTS[0], "bad", most=NEW, session=session))  # type: ignore[arg-type]
-    with pytest.raises(ms.InvalidArgument, match="hashable"):
-        server.submit(mst.Prompt(PROMPTS[0], [1], most=NEW))  # type: ignore[arg-type]
-    with pytest.raises(ms.InvalidArgument, match="hashable"):
-        server.abort([1])  # type: ignore[arg-type]
-    events = []
-    while server.busy:
-        events += server.step()
-    assert results(events)["good"].tokens == answers[0]
+        with pytest.raises(ms.InvalidArgument, match=r"prompt 'bad': session=.*what open_session\(\) returned"):
+            server.submit(prompt(0, "bad", session=session))
+    for call in (lambda: server.submit(prompt(0, [1])), lambda: server.abort([1])):  # type: ignore[arg-type]
+        with pytest.raises(ms.InvalidArgument, match="hashable"):
+            call()
+    assert results(rest(server))["good"].tokens == answers[0]
 
 
 def test_what_was_noted_and_raises_is_told_once(answers: list[list[int]]) -> None:
-    model = tiny("qwen3_next")
-    server = mst.Server(model, managed(model))
-    server.submit(mst.Prompt(PROMPTS[0], "good", most=NEW))
+    server = server_of()
+    server.submit(prompt(0, "good"))
     server.step()
     run(lambda: server.abort(Odd()))
     with pytest.raises(ValueError, match="odd"):
         server.step()
-    events = []
-    while server.busy:
-        events += server.step()
-    assert results(events)["good"].tokens == answers[0]
+    assert results(rest(server))["good"].tokens == answers[0]
 
 
 def test_serve_reads_on_while_a_turn_waits_for_the_one_before(answers: list[list[int]]) -> None:
     """Requests behind it go first, as they do with a server. Of the others as many are read as there is room for."""
     model = tiny("qwen3_next")
     mem = managed(model, max_requests=2)
-    chat = mem.sessions.open("chat")
-    read = []
+    chat, read, ended = mem.sessions.open("chat"), list[int](), list[Any]()
 
     def arriving() -> Iterator[mst.Prompt]:
         turns = [PROMPTS[0], [*PROMPTS[0], *answers[0], 77, 78]]
@@ -490,7 +383,6 @@ def test_serve_reads_on_while_a_turn_waits_for_the_one_before(answers: list[list
             read.append(number)
             yield mst.Prompt(tokens, number, most=NEW if number < 2 else 1, session=chat if number < 2 else None)
 
-    ended = []
     for event in mst.stream(model, mem, arriving()):
         if isinstance(event, mst.Served):
             ended.append(event.id)

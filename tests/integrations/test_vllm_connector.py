@@ -367,7 +367,7 @@ def found(name: str) -> bool:
 def test_random_legal_schedules(make: Make, store: MemoryStore, seed: int) -> None:
     """Whatever arrives, ends, fails and is forgotten in whatever step: each forward reads what it should."""
     draw = random.Random(seed)
-    extra = {"host_blocks": draw.choice([6, 20, 60, 60]), "store_tokens": 4, "staging": draw.choice([0, 4])}
+    extra = {"host_blocks": draw.choice([6, 20, 60, 60]), "store_tokens": 4, "staging": draw.choice([1, 4])}
     store.broken = draw.random() < 0.3
     kinds = draw.choice(KINDS)
     engine = make(

@@ -86,6 +86,29 @@ class Case:
                 for at, block in enumerate(ids)
             ]  # fmt: skip
 
+    def load(self, asked: Any, reach: int, *blocks: Sequence[int]) -> Plan:
+        """vLLM asks how far a request can be loaded, and loads it into blocks."""
+        assert self.side.matched(asked, 0) == reach
+        self.side.allocated(asked, blocks, reach)
+        return self.step()
+
+    def reaches(self, asked: Any) -> list[int]:
+        """How far each try to load a request reaches, until one loads it or none is left."""
+        found = []
+        while (reach := self.side.matched(asked, 0)) and not self.side.counts.loaded:
+            blocks = range(1, reach // SIZE + 1)
+            self.load(asked, reach, list(blocks), [0] * (len(blocks) - 1) + [9])
+            found.append(reach)
+        return found
+
+    def save(self, name: str, *tables: Sequence[int]) -> Plan:
+        """Computes a request, saves what its step completes, and writes it to the store."""
+        self.computed(name, *tables)
+        plan = self.step(name)
+        while self.side.busy:
+            self.step()
+        return plan
+
     def step(self, *scheduled: str) -> Plan:
         """A step on each rank, and what comes of it."""
         plan = pickle.loads(pickle.dumps(self.side.plan(scheduled, ())))
@@ -106,18 +129,14 @@ def case() -> Case:
     """Three blocks of a prompt are saved, with the states after the second and the third."""
     made = Case()
     made.memory[0][1:6] = torch.arange(1, 6, dtype=torch.uint8)[:, None]
-    made.computed("a", [1, 2, 3], [0, 4, 5])
-    made.step("a")
+    made.save("a", [1, 2, 3], [0, 4, 5])
     return made
 
 
 def test_a_state_and_its_kv_are_loaded_and_null_blocks_are_left_alone(case: Case) -> None:
     assert case.side.counts.saved == 5
-    asked = case.request("b", 14)
-    assert case.side.matched(asked, 0) == 12
     case.memory[0][:] = 0
-    case.side.allocated(asked, ([6, 7, 8], [0, 0, 9]), 12)
-    case.step()
+    case.load(case.request("b", 14), 12, [6, 7, 8], [0, 0, 9])
     assert case.memory[0][:, 0].tolist() == [0, 0, 0, 0, 0, 0, 1, 2, 3, 5, 0, 0]
     assert case.side.cache.evictable == 5
 
@@ -131,8 +150,7 @@ def test_how_far_a_prompt_can_be_loaded(case: Case, tokens: int, computed: int, 
 
 def test_a_drafter_computes_the_last_block_again() -> None:
     case = Case(drop=True)
-    case.computed("a", [1, 2, 3], [0, 4, 5])
-    case.step("a")
+    case.save("a", [1, 2, 3], [0, 4, 5])
     assert case.side.matched(case.request("b", 13), 0) == 8
 
 
@@ -198,33 +216,22 @@ def test_all_ranks_must_have_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_store_is_asked_once_and_read_into_host_memory() -> None:
     store = MemoryStore()
-    first = Case(store=store)
+    first, second = Case(store=store), Case(store=store)
     first.memory[0][1:5] = torch.arange(1, 5, dtype=torch.uint8)[:, None]
-    first.computed("a", [1, 2], [3, 4])
-    first.step("a")
-    assert first.side.busy
-    first.step()
-    assert not first.side.busy
+    first.save("a", [1, 2], [3, 4])
     assert len(store.records) == 4
-    second, asked = Case(store=store), first.request("b", 11)
-    assert second.side.matched(asked, 0) == 8
-    second.side.allocated(asked, ([6, 7], [0, 8]), 8)
-    second.step()
+    second.load(first.request("b", 11), 8, [6, 7], [0, 8])
     assert second.memory[0][6:9, 0].tolist() == [1, 2, 4]
     assert (second.side.counts.fetched, len(second.side.cache)) == (3, 3)
 
 
 def test_a_failed_request_does_not_ask_the_store_again() -> None:
     store = MemoryStore()
-    first = Case(store=store)
-    first.computed("a", [1, 2], [3, 4])
-    first.step("a")
-    first.step()
+    first, second = Case(store=store), Case(store=store)
+    first.save("a", [1, 2], [3, 4])
     store.faults |= dict.fromkeys(store.records, "garbage")
-    second, asked = Case(store=store), first.request("b", 11)
-    second.side.matched(asked, 0)
-    second.side.allocated(asked, ([6, 7], [0, 8]), 8)
-    second.step()
+    asked = first.request("b", 11)
+    second.load(asked, 8, [6, 7], [0, 8])
     assert second.side.counts.lost == 1
     assert second.side.matched(asked, 0) == 0
     assert second.side.cache.pool.free == 20
@@ -235,10 +242,7 @@ def filled(store: MemoryStore, ranks: int = 1) -> Case:
     case = Case(store=store, ranks=ranks)
     for number, memory in enumerate(case.memory):
         memory[1:8] = torch.arange(1, 8, dtype=torch.uint8)[:, None] + 100 * number
-    case.computed("a", [1, 2, 3, 4, 5], [0, 6, 0, 0, 7])
-    case.step("a")
-    while case.side.busy:
-        case.step()
+    case.save("a", [1, 2, 3, 4, 5], [0, 6, 0, 0, 7])
     assert len(store.records) == 7 * ranks
     return case
 
@@ -261,9 +265,7 @@ def test_a_failed_load_keeps_the_front(
     first = filled(store, ranks)
     store.faults[named(first, prompt, group, ranks - 1)] = fault
     case, asked = Case(store=store, ranks=ranks), first.request("b", 22)
-    assert case.side.matched(asked, 0) == 20
-    case.side.allocated(asked, ([1, 2, 3, 4, 5], [0, 0, 0, 0, 6]), 20)
-    case.step()
+    case.load(asked, 20, [1, 2, 3, 4, 5], [0, 0, 0, 0, 6])
     assert (case.side.counts.lost, case.side.counts.loaded) == (1, 0)
     assert "load failed request='b'" in caplog.text
     assert case.side.cache.evictable == len(case.side.cache)
@@ -271,31 +273,23 @@ def test_a_failed_load_keeps_the_front(
         assert case.side.matched(asked, 0) == 0
         return
     calls = len(store.calls)
-    assert case.side.matched(asked, 0) == 8
-    assert len(store.calls) == calls + 1
     for memory in case.memory:
         memory[:] = 0
-    case.side.allocated(asked, ([8, 9], [0, 10]), 8)
-    case.step()
+    case.load(asked, 8, [8, 9], [0, 10])
+    assert len(store.calls) > calls
     for number, memory in enumerate(case.memory):
         assert memory[8:11, 0].tolist() == [1 + 100 * number, 2 + 100 * number, 6 + 100 * number]
     assert (case.side.counts.lost, case.side.counts.loaded, case.side.counts.fetched) == (1, 3, 1)
 
 
-def test_each_retry_asks_for_less(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_retry_asks_for_less() -> None:
     """A store that has everything and gives nothing but KV is asked once for each state, and no more."""
     store = MemoryStore()
     first = filled(store)
     for prompt in (1, 4):
         store.faults[named(first, prompt, 1)] = "denied"
-    case, asked = Case(store=store), first.request("b", 22)
-    reaches = []
-    while reach := case.side.matched(asked, 0):
-        reaches.append(reach)
-        blocks = list(range(1, reach // SIZE + 1))
-        case.side.allocated(asked, (blocks, [0] * (len(blocks) - 1) + [9]), reach)
-        case.step()
-    assert reaches == [20, 8]
+    case = Case(store=store)
+    assert case.reaches(first.request("b", 22)) == [20, 8]
     assert (case.side.counts.lost, len(case.side.cache)) == (2, 5)  # KV came, and stays
     case.side.finished("b")
     assert not case.side._known
@@ -304,14 +298,8 @@ def test_each_retry_asks_for_less(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_load_that_host_memory_has_no_room_for_loads_what_fits() -> None:
     store = MemoryStore()
     first = filled(store)
-    case, asked = Case(host_blocks=4, store=store), first.request("b", 22)
-    reaches = []
-    while (reach := case.side.matched(asked, 0)) and not case.side.counts.loaded:
-        reaches.append(reach)
-        blocks = list(range(1, reach // SIZE + 1))
-        case.side.allocated(asked, (blocks, [0] * (len(blocks) - 1) + [9]), reach)
-        case.step()
-    assert reaches == [20, 8]  # five blocks of KV and a state, then two and a state
+    case = Case(host_blocks=4, store=store)
+    assert case.reaches(first.request("b", 22)) == [20, 8]  # five blocks of KV and a state, then two and a state
     assert (case.side.counts.lost, case.side.counts.loaded) == (1, 3)
 
 
@@ -336,9 +324,7 @@ def test_adapters_do_not_meet() -> None:
         asked = case.request("a", 9)
         assert case.side.matched(asked, 0) == reach
         if not reach:
-            case.computed("a", [1, 2], [3, 4])
-            case.step("a")
-            case.step()
+            case.save("a", [1, 2], [3, 4])
         case.side.ended("a")  # preempted: the adapter is still its own
         assert case.side._known["a"].adapter == adapter
 
@@ -351,10 +337,7 @@ def test_nothing_from_before_a_reset_is_found() -> None:
     assert case.side.matched(asked, 0) == 20
     assert case.side.reset()
     assert case.side.matched(asked, 0) == 0
-    case.computed("c", [1, 2], [0, 3])
-    case.step("c")
-    while case.side.busy:
-        case.step()
+    case.save("c", [1, 2], [0, 3])
     case.side.cache.evict(9)
     assert case.side.matched(case.request("d", 22), 0) == 8  # what it has computed since
     assert Case(store=store).side.matched(asked, 0) == 20
@@ -373,14 +356,10 @@ def test_each_rank_has_records_of_its_own() -> None:
     first, second = Case(ranks=2, store=store), Case(ranks=2, store=store)
     for number, memory in enumerate(first.memory):
         memory[1:3] = number + 1
-    first.computed("a", [1], [2])
-    first.step("a")
-    first.step()
+    first.save("a", [1], [2])
     assert len(store.records) == 4
     asked = first.request("b", 7)
-    assert second.side.matched(asked, 0) == 4
-    second.side.allocated(asked, ([6], [7]), 4)
-    second.step()
+    second.load(asked, 4, [6], [7])
     assert [memory[6:8, 0].tolist() for memory in second.memory] == [[1, 1], [2, 2]]
     del store.records[sorted(store.records)[0]]  # of one rank: the block is nowhere
     assert Case(ranks=2, store=store).side.matched(asked, 0) == 0
@@ -452,21 +431,13 @@ def test_a_block_has_the_bytes_of_all_layers(layout: str) -> None:
     assert [tensor[6].unique().tolist() for tensor in tensors.values()] == [[0], [0]]
 
 
-def test_geometries_differ_where_layers_do_and_not_by_blocks() -> None:
-    def of(blocks: int, dtype: torch.dtype) -> bytes:
+def test_geometries_differ_where_layers_and_backends_do_and_not_by_blocks() -> None:
+    def of(blocks: int = 5, dtype: torch.dtype = torch.float32, **backends: str) -> bytes:
         tensor = torch.zeros(blocks, BYTES, dtype=torch.uint8).view(dtype)
-        return blocks_of(caches((["a"], blocks * BYTES, BYTES, 0), blocks=blocks), {"a": tensor}).geometry
+        return blocks_of(caches((["a"], blocks * BYTES, BYTES, 0), blocks=blocks), {"a": tensor}, backends).geometry
 
-    assert of(5, torch.float32) == of(9, torch.float32) != of(9, torch.float16)
-
-
-def test_geometries_differ_where_backends_do() -> None:
-    memory = torch.zeros(BLOCKS, BYTES, dtype=torch.uint8)
-
-    def of(**backends: str) -> bytes:
-        return blocks_of(caches((["a"], BLOCKS * BYTES, BYTES, 0)), {"a": memory}, backends).geometry
-
-    assert len({of(), of(a="FLASH_ATTN"), of(a="TRITON_ATTN")}) == 3
+    assert of(9) == of()
+    assert len({of(), of(dtype=torch.float16), of(a="FLASH_ATTN"), of(a="TRITON_ATTN")}) == 4
 
 
 def test_memory_that_does_not_fit_the_configuration() -> None:

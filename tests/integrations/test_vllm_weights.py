@@ -13,7 +13,7 @@ import pytest
 
 from memstate.errors import ConfigurationError
 from memstate.integrations.vllm import weights
-from memstate.integrations.vllm.weights import Adapters, files, told
+from memstate.integrations.vllm.weights import Adapters, files, identity
 
 COMMIT = "c" * 40
 
@@ -180,17 +180,21 @@ def test_weights_that_no_file_tells_apart_are_refused_unless_they_are_named(fold
     with pytest.raises(
         ConfigurationError, match=f"model with load_format='{how}'; .* set 'model' in kv_connector_extra"
     ):
-        told(config(folder, how))
-    assert told(config(folder, how), "mine") == told(config("/elsewhere"), "mine") != told(config(folder, how), "his")
+        identity(config(folder, how))
+    assert (
+        identity(config(folder, how), "mine")
+        == identity(config("/elsewhere"), "mine")
+        != identity(config(folder, how), "his")
+    )
 
 
 def test_weights_from_afar_are_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="s3://bucket/model with load_format='runai_streamer'"):
-        told(config(folder, "runai_streamer", model_weights="s3://bucket/model"))
+        identity(config(folder, "runai_streamer", model_weights="s3://bucket/model"))
     (tmp_path / "nothing").mkdir()
     for place in (tmp_path / "nothing", tmp_path / "missing"):
         with pytest.raises(ConfigurationError, match=str(place)):
-            told(config(place))
+            identity(config(place))
 
 
 def test_the_drafter_counts(folder: Path, tmp_path: Path) -> None:
@@ -199,15 +203,15 @@ def test_the_drafter_counts(folder: Path, tmp_path: Path) -> None:
     safetensors(draft / "model.safetensors", 1)
     both = config(folder)
     both.speculative_config = SimpleNamespace(draft_model_config=config(draft).model_config, draft_load_config=None)
-    before = told(both)
-    assert before != told(config(folder))
+    before = identity(both)
+    assert before != identity(config(folder))
     safetensors(draft / "model.safetensors", 2)
-    assert told(both) != before
+    assert identity(both) != before
     both.speculative_config.draft_load_config = config(draft, "dummy").load_config
     with pytest.raises(ConfigurationError, match="draft with load_format='dummy'"):
-        told(both)
+        identity(both)
     both.speculative_config.draft_model_config = None  # such as n-grams
-    assert told(both) == told(config(folder))
+    assert identity(both) == identity(config(folder))
 
 
 def asks(path: Path | str, number: int = 1) -> Any:
@@ -216,11 +220,11 @@ def asks(path: Path | str, number: int = 1) -> Any:
 
 
 def test_adapters_are_told_apart_by_their_files(folder: Path) -> None:
-    first, same = Adapters().told(asks(folder)), Adapters().told(asks(folder))
+    first, same = Adapters().identity(asks(folder)), Adapters().identity(asks(folder))
     assert first == same != b""
     safetensors(folder / "model-00001-of-00002.safetensors", 7)
-    assert Adapters().told(asks(folder)) != first
-    assert Adapters().told(SimpleNamespace(lora_request=None)) == b""
+    assert Adapters().identity(asks(folder)) != first
+    assert Adapters().identity(SimpleNamespace(lora_request=None)) == b""
 
 
 def test_an_adapter_that_changed_after_the_engine_began_is_its_own(
@@ -230,22 +234,22 @@ def test_an_adapter_that_changed_after_the_engine_began_is_its_own(
     caplog.set_level("WARNING", "memstate")
     began = max(path.stat().st_ctime for path in folder.iterdir()) - 1
     one, other = Adapters(began), Adapters(began)
-    assert one.told(asks(folder)) == one.told(asks(folder)) != other.told(asks(folder))
+    assert one.identity(asks(folder)) == one.identity(asks(folder)) != other.identity(asks(folder))
     said = [record.getMessage() for record in caplog.records]
     assert said == ["adapter not told apart adapter='ours' why='changed after the engine began'"] * 2  # once by each
-    assert Adapters(time.time() + 1).told(asks(folder)) != one.told(asks(folder))
+    assert Adapters(time.time() + 1).identity(asks(folder)) != one.identity(asks(folder))
 
 
 def test_an_adapter_without_files_is_its_own(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("WARNING", "memstate")
     one = Adapters()
-    assert one.told(asks(tmp_path / "missing")) not in (b"", Adapters().told(asks(tmp_path / "missing")))
+    assert one.identity(asks(tmp_path / "missing")) not in (b"", Adapters().identity(asks(tmp_path / "missing")))
     assert "why='has no files'" in caplog.text
 
 
 def test_an_adapter_stays_what_it_was_while_the_engine_runs(folder: Path) -> None:
     """vLLM has loaded it: what is written over its files comes with the next start, or under another number."""
     adapters = Adapters(time.time() + 60)
-    before = adapters.told(asks(folder))
+    before = adapters.identity(asks(folder))
     safetensors(folder / "model-00001-of-00002.safetensors", 7)
-    assert adapters.told(asks(folder)) == before != adapters.told(asks(folder, number=2))
+    assert adapters.identity(asks(folder)) == before != adapters.identity(asks(folder, number=2))

@@ -8,13 +8,14 @@ from torch import Tensor
 
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.reference import tracking
-from memstate.kernels.tables import Accepted, Count, Registers, Rules, StepRecord, Strategy
+from memstate.kernels.tables import Accepted, Registers, Rules, StepRecord, Strategy
 from tests.kernels import test_plan_kernel as plans
 from tests.kernels.test_plan_kernel import (
     BATCHES,
     NO_LIMIT,
     POISON,
     VARIANTS,
+    assert_follows,
     batch_packet,
     copy_of,
     same,
@@ -68,69 +69,19 @@ def test_G2_kernel_and_reference_accept_alike(backend: Backend, variant: str, ba
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("seed", range(30))
 def test_B33_accept_follows_the_rules(variant: str, seed: int) -> None:
-    """Row by row: labels, lanes and slots are what the rules say, told from the state before."""
+    """Row by row labels, lanes and slots are what the model makes of the state before."""
     case = Case(Backend("reference"), seed, variant, 24)
-    before, after = copy_of(case.table), case.table
-    record, outcome = case.run(Backend("reference"), after)
-    free, every = case.file.free(), case.rules.every
-    left = min(int(before.counters[Count.FREE]) - int(before.counters[Count.RESERVE]), case.limit)  # optional claims
-    lowest = sorted(slot for slot in range(1, before.capacity + 1) if int(before.bitmap[slot // 32]) >> (slot % 32) & 1)
-    for i, row in enumerate(record.rows.tolist()):
-        n = min(case.accepted[i], int(case.record.tokens[i]))
-        got = {name: int(column[i]) for name, column in (record._asdict() | outcome._asdict()).items()}
-        if n <= 0 or not row:
-            assert [got[k] for k in ("write", "snapshot", "accepted", "crossed")] == [0] * 4
-            continue
-        slots, labels = ([int(v) for v in column[3 * row : 3 * row + 3]] for column in (before.slots, before.labels))
-        source, tracked = (int(column[row]) for column in (before.source, before.tracked))
-        length = int(before.labels[source]) if source else labels[0]
-        end = length + n
-        reach = end - (case.rules.strategy == Strategy.REDIRECT)
-        inside = [m for m in range(length + 1, reach + 1) if m % every == 0]
-        mark = inside[-1] if inside and case.rules.lanes else 0
-        lanes = list(range(1, 1 + case.rules.lanes))
-        write, snapshot, new = slots[0], 0, tracked
-        turns = case.rules.strategy == Strategy.REDIRECT and not mark and not source
-        turns = turns and length % every == 0 and length > tracked
-        lane = None
-        if mark or turns:
-            idle = [k for k in lanes if slots[k] and labels[k] == 0 and case.rules.strategy != Strategy.REDIRECT]
-            empty = [k for k in lanes if not slots[k]]
-            if idle:
-                lane = idle[0]
-            elif empty and left > 0:
-                lane, left = empty[0], left - 1
-                slots[lane] = lowest.pop(0)
-            elif not empty:
-                lane = min(lanes, key=lambda k: labels[k])
-            elif case.rules.in_place and len(empty) < len(lanes):
-                lane = next(k for k in lanes if slots[k])
-        if lane and turns:
-            slots[0], slots[lane] = slots[lane], slots[0]
-            labels[lane], new, write = length, length, slots[0]
-        elif lane:
-            snapshot, labels[lane] = slots[lane], mark
-            new = mark if case.rules.strategy == Strategy.REDIRECT else tracked
-        labels[0] = end
-        assert [int(v) for v in after.slots[3 * row : 3 * row + 3]] == slots
-        assert [int(v) for v in after.labels[3 * row : 3 * row + 3]] == labels
-        assert (int(after.tracked[row]), int(after.source[row])) == (new, 0)
-        assert got["read"] == int(before.slots[source or 3 * row])
-        assert (got["write"], got["snapshot"]) == (write, snapshot)
-        assert (got["accepted"], got["crossed"]) == (n, mark - length if snapshot else 0)
-    assert sorted(free) == lowest and int(after.counters[Count.FREE]) == len(lowest)
-
-
-@pytest.mark.parametrize("rows", [[0], [0, -1, 0]])
-def test_B14_padding_alone_changes_nothing(backend: Backend, rows: list[int]) -> None:
-    case = Case(backend, 3, "redirect", 4)
-    record, outcome = stale_record(len(rows), case.table.cells), stale_outcome(len(rows), case.table.cells)
-    like, nothing = case.table.cells, [0] * len(rows)
-    packet, rules = batch_packet((rows, nothing), NO_LIMIT, like), Rules(Strategy.WINDOW, 0, 4, False)
-    backend.plan(case.table, packet, record, stale_marks(1, like), rules)
-    before = copy_of(case.table)
-    packet = batch_packet(([3] * len(rows),), NO_LIMIT, like)
-    backend.accept(case.table, packet, record, outcome, Rules(Strategy.REDIRECT, 1, 4, False))
-    assert same(before, case.table)
-    for column in (*record, *outcome):
-        assert not column.any()
+    _, lanes, in_place = VARIANTS[variant]
+    model = case.file.model(variant.split(" ")[0], lanes, in_place)
+    rows, tokens = case.record.rows.tolist(), case.record.tokens.tolist()
+    step = model.plan([(model.rows.get(row), [7] * n) for row, n in zip(rows, tokens, strict=True)], case.limit, True)
+    accepted = [min(n, most) for n, most in zip(case.accepted, tokens, strict=True)]
+    model.accept(step, accepted, [False] * len(rows), case.limit)
+    record, outcome = case.run(Backend("reference"), case.table)
+    assert_follows(model, case.file)
+    labels = {slot: model.label[register] for register, slot in model.slot.items()}
+    for i, (entry, n) in enumerate(zip(step.entries, accepted, strict=True)):
+        real = bool(entry.row and n)
+        found = [int(column[i]) for column in (record.read, record.write, record.snapshot, *outcome)]
+        crossed = labels[entry.snapshot] - entry.before if entry.snapshot else 0
+        assert found == [entry.read, entry.write * real, entry.snapshot, n * real, crossed]

@@ -10,7 +10,7 @@ from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import COUNTERS, Count
 from tests.support.packets import bits
 
-SIZES = (1, 31, 32, 33, 63, 64, 1000, 65535, 65536, 1_000_000)
+SIZES = (1, 31, 32, 33, 63, 64, 1000, 2047, 2048, 65535, 65536, 1_000_000)  # on both sides of a level more
 SMALL = tuple(size for size in SIZES if size <= 1000)
 PATTERNS = ("all free", "none free", "odd", "last only", "first and last", "sparse", "dense", "runs")
 

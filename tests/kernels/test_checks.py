@@ -82,11 +82,14 @@ def test_a_state_without_slots_is_all_null(backend: Backend, generator: torch.Ge
 
 
 @each_step
-def test_no_graph_is_built(backend: Backend, generator: torch.Generator, op: str) -> None:
+def test_no_graph_is_built_and_none_is_written_to(backend: Backend, generator: torch.Generator, op: str) -> None:
     case = build(op, backend, generator)
     learnt = {name: t.requires_grad_() for name, t in case.arguments().items() if name in case.inputs}
-    assert not run(case, backend, **learnt).requires_grad
-    assert not case.memory.state.requires_grad and case.memory.state.grad_fn is None
+    assert not run(case, backend, **learnt).requires_grad and not case.memory.state.requires_grad
+    case = build(op, backend, generator)
+    written = {"state": case.memory.state, "out": torch.empty_like(case.inputs[case.like]), "window": window_of(case)}
+    for name, tensor in written.items():
+        refused(case, backend, rf"^{name}: requires grad.*\.detach\(\)", **{name: tensor.detach().requires_grad_()})
 
 
 # -- tensors of decode steps -------------------------------------------------------------------------------------------
@@ -145,55 +148,31 @@ def test_sizes_of_nothing_are_named(
 # -- memory that is shared ---------------------------------------------------------------------------------------------
 
 
-def half_shared(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    """The tensor, and one of its shape and dtype that begins in the middle of it."""
-    step = tensor.numel() // 2 // 8 * 8
-    memory = tensor.new_zeros(tensor.numel() + step)
-    memory[: tensor.numel()] = tensor.flatten()
-    return memory[: tensor.numel()].view(tensor.shape), memory[step:].view(tensor.shape)
-
-
 @each_step
-def test_output_in_an_input_is_refused(backend: Backend, generator: torch.Generator, op: str) -> None:
+def test_D4_D12_what_is_written_shares_no_byte_with_anything(
+    backend: Backend, generator: torch.Generator, op: str
+) -> None:
+    """With an input, a column of slots, the last slot, and each other. Beside the slots it lies well."""
     case = build(op, backend, generator)
-    arguments = case.arguments()
-    like = case.inputs[case.like]
-    refused(case, backend, rf"^out: bytes 0x.* {case.like} at 0x", out=arguments[case.like])
-    whole, late = half_shared(like)
-    for given, out in ((whole, late), (late, whole)):
-        refused(case, backend, rf"^out: .*\b{case.like}\b", **{case.like: given}, out=out)
-    ints = torch.zeros(like.numel() + 16, dtype=like.dtype, device=like.device)  # beneath the column of slots
-    rows = ints[like.numel() - 1 :].view(torch.int32)[:2]
-    refused(case, backend, r"^out: .*\bread\b", out=ints[: like.numel()].view(like.shape), read=rows)
-    assert run(case.twin(), backend, out=ints[: like.numel()].view(like.shape)).isfinite().all()
-
-
-@each_step
-def test_windows_and_outputs_in_the_state_are_refused(backend: Backend, generator: torch.Generator, op: str) -> None:
-    """Also in its last slot and where it is padded; beside the slots they lie well."""
-    case = build(op, backend, generator)
-    state, out, window = case.memory.state, torch.zeros_like(case.inputs[case.like]), window_of(case)
+    state, window, like = case.memory.state, window_of(case), case.inputs[case.like]
+    refused(case, backend, rf"^out: bytes 0x.* {case.like} at 0x", out=like)
+    memory = torch.zeros(window.numel() + like.numel() + 16, dtype=like.dtype, device=like.device)
+    out, rows = memory[: like.numel()].view(like.shape), memory[like.numel() - 1 :].view(torch.int32)[:2]
+    refused(case, backend, r"^out: .*\bread\b", out=out, read=rows)
+    early, late = memory[: window.numel()].view(window.shape), memory[window.numel() - 4 :][: like.numel()]
+    refused(case, backend, r"^(out|window): .*\b(out|window)\b", out=late.view(like.shape), window=early)
     elements = case.memory.whole[: case.memory.whole.numel() // 4 * 4].view(torch.float32)
     start = (state.data_ptr() - elements.data_ptr()) // 4
-    last = start + 7 * state.stride(0)
-    for at in (start, start + state.stride(0), last):
+    for at in (start, start + 7 * state.stride(0)):
         refused(case, backend, r"^out: .*\bstate\b", out=elements[at : at + out.numel()].view(out.shape))
     inside = elements[start : start + window.numel()].view(window.shape)
     refused(case, backend, r"^window: .*\bstate\b", window=inside)
-    refused(case, backend, r"^(out|window): .*\b(out|window)\b", out=out, window=half_in(window, out))
     first = case.memory.twin()
     roomy = torch.zeros(4, 2 * state[0].numel() + out.numel() + 16, device=state.device)
     slots = roomy.as_strided((4, *state.shape[1:]), (roomy.stride(0), *state.stride()[1:]))
     slots.copy_(state[:4])
     beside = roomy[1, state[0].numel() :][: out.numel()].view(out.shape)
     assert same_bits(run(case, backend, state=slots, out=beside), run(case, backend, state=first.state))
-
-
-def half_in(window: Tensor, out: Tensor) -> Tensor:
-    """A window whose last byte is the first of `out`: `out` moves into its memory."""
-    memory = window.new_zeros(window.numel() + out.numel())
-    out.set_(memory.untyped_storage(), window.numel() - 4, out.shape, out.stride())
-    return memory[: window.numel()].view(window.shape)
 
 
 @each_step
@@ -237,6 +216,11 @@ def test_what_is_gathered_or_scattered_lies_outside_of_the_plane(backend: Backen
         with pytest.raises(ValueError, match=r"^batch: bytes 0x.* plane"):
             backend.scatter_slots(plane, ids, batch)
     assert memory.tolist() == list(range(64))
+    for name, call in (("out", backend.gather_slots), ("plane", backend.scatter_slots)):
+        given = [plane.clone(), ids, torch.zeros(2, 2, 8, device=backend.device)]
+        given[2 if name == "out" else 0].requires_grad_()
+        with pytest.raises(ValueError, match=rf"^{name}: requires grad"):
+            call(*given)
     early = memory.as_strided((2, 2, 8), (32, 8, 1))  # two slots of each layer: behind them is room
     gap = memory[16:32].view(2, 1, 8)
     backend.gather_slots(early, ids[:1], gap)
@@ -384,26 +368,17 @@ def test_rows_outside_of_the_table_are_padding(backend: Backend, op: str, beyond
         assert torch.equal(torch.where(left == beyond, 0, left), right)
 
 
-def test_more_rows_than_a_launch_has_programs_for_are_refused_by_number(backend: Backend) -> None:
-    """Rows are along an axis of the grid that holds 65 535 programs."""
-    batch, device = 65_536, backend.device
-    column = torch.zeros(batch, dtype=torch.int32, device=device)
-    where = {"read": column, "write": column, "snapshot": column, "tokens": column}
-
-    def of(*shape: int) -> torch.Tensor:
-        return torch.zeros(shape, device=device)
-
-    refused = r"expected at most 65535 of `batch` in one launch, got 65536: launch parts of it"
-    with pytest.raises(ValueError, match=f"x: {refused}"):
-        backend.conv_step(of(batch, 1, 2), of(2, 2), None, of(2, 1, 2), **where)
-    one = of(batch, 1, 1, 1)
-    with pytest.raises(ValueError, match=f"v: {refused}"):
-        backend.gated_delta_step(one, one, one, of(batch, 1, 1), of(batch, 1, 1), of(2, 1, 1, 1), **where)
-    with pytest.raises(ValueError, match=f"x: {refused}"):
-        backend.selective_step(one, of(batch, 1, 1), of(1), one, one, of(2, 1, 1, 1), **where)
-    heads = of(1, 1, 65_536, 1)
-    with pytest.raises(ValueError, match=r"x: expected at most 65535 of `head` in one launch, got 65536"):
-        backend.selective_step(
-            heads, of(1, 1, 65_536), of(65_536), of(1, 1, 1, 1), of(1, 1, 1, 1), of(2, 65_536, 1, 1),
-            **dict.fromkeys(where, column[:1]),
-        )  # fmt: skip
+@each_step
+def test_more_rows_than_a_launch_has_programs_for_are_refused(
+    backend: Backend, generator: torch.Generator, op: str
+) -> None:
+    """Rows, and heads of a selective update, are along axes of the grid that hold 65 535 programs."""
+    case = build(op, backend, generator, [Row(1, 1, tokens=1)], 1)
+    given = {name: x for name, x in case.arguments().items() if name in (*case.inputs, *Row._fields)}
+    many = {name: x.new_zeros(65_536, *x.shape[1:]) for name, x in given.items()}
+    told = r"expected at most 65535 of `{}` in one launch, got 65536"
+    refused(case, backend, f"^{case.like}: {told.format('batch')}: launch parts of it", **many)
+    if op == "selective_step":
+        many = {name: x[:, :, :1].repeat(1, 1, 65_536, *[1] * (x.dim() - 3)) for name, x in case.inputs.items()}
+        many |= {name: x[:1].repeat(65_536) for name, x in case.shared.items() if isinstance(x, Tensor)}
+        refused(case, backend, f"^x: {told.format('head')}", **many, state=torch.zeros(2, 65_536, 8, 8).to(many["x"]))

@@ -1,7 +1,5 @@
 """Copy, zero and the data section: every byte of poisoned memory accounted for, on every layout."""
 
-import mmap
-
 import pytest
 import torch
 from torch import Tensor
@@ -10,9 +8,10 @@ from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import HEADER_INTS, TILE_BYTES, ZERO_SOURCE, PlaneMap, Section
 from memstate.state.layout import Plane, StateLayout
 from memstate.state.planes import Planes
+from tests.support.decode_case import vast
+from tests.support.given import FORMS, ORDERS, Engine
 from tests.support.kernel_runs import not_interpreted
 
-CANARY = 64  # bytes before and behind every arena
 LAYOUTS = {
     "fp32 and bf16, odd shapes": [Plane("conv", (3, 5), torch.bfloat16), Plane("ssm", (2, 3, 5), torch.float32)],
     "fp16, width first": [Plane("conv", (3, 9), torch.float16), Plane("ssm", (2, 2, 2), torch.float16)],
@@ -31,44 +30,15 @@ LAYOUTS = {
     ],
     "several tiles": [Plane("conv", (3,), torch.int8), Plane("ssm", (TILE_BYTES // 4 + 9,), torch.float32)],
 }
-ORDERS = ("layer_major", "slot_major")
 SMALL = [Plane("conv", (3, 3), torch.bfloat16), Plane("ssm", (2, 3), torch.float32)]
 
 
-class Poisoned:
-    """A storage in memory full of random bytes, with canaries around every arena, and what its memory should become."""
-
-    def __init__(self, layout: StateLayout, slots: int, backend: Backend, generator: torch.Generator) -> None:
-        self.memory: list[Tensor] = []
-        self.layout, self.slots, self.device = layout, slots, backend.device
-        self.storage = Planes(layout, slots, backend, self._allocate)
-        for whole in self.memory:
-            whole.copy_(torch.randint(0, 256, whole.shape, dtype=torch.uint8, generator=generator))
-        self.expected = [whole.to("cpu", copy=True) for whole in self.memory]
-
-    def _allocate(self, nbytes: int) -> Tensor:
-        self.memory.append(torch.empty(nbytes + 2 * CANARY, dtype=torch.uint8, device=self.device))
-        return self.memory[-1][CANARY : CANARY + nbytes]
-
-    def expect(self, dst: int, src: int | None) -> None:
-        """Slot dst will hold what slot src holds, or zeros. Written from the two orders alone."""
-        for whole, size in zip(self.expected, self.layout.arena_bytes(self.slots), strict=True):
-            layers = self.layout.layers if self.layout.order == "layer_major" else 1
-            blocks = whole[CANARY : CANARY + size].view(layers, self.slots + 1, size // layers // (self.slots + 1))
-            blocks[:, dst] = 0 if src is None else blocks[:, src]
-
-    def expect_all(self, moves: dict[int, int | None]) -> None:
-        """What these slots hold now; all other bytes are as before."""
-        for dst, src in moves.items():
-            self.expect(dst, src)
-        self.check()
-
-    def check(self) -> None:
-        for whole, expected in zip(self.memory, self.expected, strict=True):
-            assert torch.equal(whole.cpu(), expected)
-
-    def ids(self, slots: list[int], dtype: torch.dtype = torch.int32) -> Tensor:
-        return torch.tensor(slots, dtype=dtype, device=self.device)
+def moved(
+    backend: Backend, generator: torch.Generator, planes: list[Plane], slots: int, form: str, layers: int = 1
+) -> tuple[Engine, PlaneMap]:
+    """Memory of random bytes, and the planes in it."""
+    engine = Engine(StateLayout(planes, layers), slots, backend, generator, form, unit=4)
+    return engine, engine.storage().plane_map
 
 
 def packet_of(entries: list[tuple[int, int]], device: torch.device) -> Tensor:
@@ -82,14 +52,16 @@ def packet_of(entries: list[tuple[int, int]], device: torch.device) -> Tensor:
     return torch.tensor(header + moves + columns, dtype=torch.int32, device=device)
 
 
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("form", (*ORDERS, *FORMS))
 @pytest.mark.parametrize("planes", LAYOUTS.values(), ids=LAYOUTS.keys())
-def test_B37_copies_and_zeros_are_exact_for_every_layout(backend, generator, planes, order):
-    poisoned = Poisoned(StateLayout(planes, 2, order), 6, backend, generator)
-    backend.copy_slots(poisoned.storage.plane_map, poisoned.ids([5, 1]), poisoned.ids([2, 6]))
-    poisoned.expect_all({5: 2, 1: 6})
-    backend.zero_slots(poisoned.storage.plane_map, poisoned.ids([3, 5]))
-    poisoned.expect_all({3: None, 5: None})
+def test_B37_copies_and_zeros_are_exact_in_memory_of_every_form(backend, generator, planes, form):
+    engine, plane_map = moved(backend, generator, planes, 5, form, layers=2)
+    backend.copy_slots(plane_map, engine.ids(5, 1, 0), engine.ids(2, 4, 3))
+    engine.expect_all((5, 2), (1, 4))
+    backend.zero_slots(plane_map, engine.ids(3, 0))
+    engine.expect_all((3, None))
+    backend.run_data(plane_map, engine.ids(0, 1, 5, 2), packet_of([(1, 2), (3, ZERO_SOURCE)], backend.device))
+    engine.expect_all((1, 5), (2, None))
 
 
 @pytest.mark.parametrize(
@@ -107,15 +79,6 @@ def test_B37_nan_payloads_and_signed_zeros_survive(backend, dtype, bits, pattern
     storage["ssm"].view(bits)[0, 1] = payload
     storage.copy(torch.tensor([2], device=backend.device), torch.tensor([1], device=backend.device))
     assert torch.equal(storage["ssm"].view(bits)[0, 2], payload)
-
-
-def vast(nbytes: int, device: torch.device) -> Tensor:
-    """Address space of which only touched pages become memory; on a GPU, memory."""
-    if device.type != "cpu":
-        return torch.empty(nbytes, dtype=torch.uint8, device=device)
-    no_reserve = 0x4000
-    pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve)
-    return torch.frombuffer(pages, dtype=torch.uint8)
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -150,68 +113,66 @@ def test_B38_slot_strides_beyond_2_31_elements_are_right(backend):
     assert blocks[0, 1].tolist() == [0] * 16 and memory[:48].tolist() == [1] * 48
 
 
-@pytest.mark.parametrize(("order", "n"), [("layer_major", 257), ("slot_major", 1)])
-def test_B39_everything_due(backend, generator, order, n):
-    poisoned = Poisoned(StateLayout(SMALL, 1, order), 2 * n, backend, generator)
+def test_B39_everything_due(backend, generator):
+    n = 257
+    engine, plane_map = moved(backend, generator, SMALL, 2 * n, "layer_major")
     shuffled = (torch.randperm(2 * n, generator=generator) + 1).tolist()
     dst, src = shuffled[:n], shuffled[n:]
-    backend.copy_slots(poisoned.storage.plane_map, poisoned.ids(dst), poisoned.ids(src, torch.int64))
-    poisoned.expect_all(dict(zip(dst, src, strict=True)))
-    backend.zero_slots(poisoned.storage.plane_map, poisoned.ids(dst))
-    poisoned.expect_all(dict.fromkeys(dst))
+    backend.copy_slots(plane_map, engine.ids(*dst), engine.ids(*src).long())
+    engine.expect_all(*zip(dst, src, strict=True))
+    backend.zero_slots(plane_map, engine.ids(*dst))
+    engine.expect_all(*((slot, None) for slot in dst))
 
 
 @pytest.mark.parametrize("n", [0, 257])
 def test_B39_nothing_due(backend, generator, n):
-    poisoned = Poisoned(StateLayout(SMALL, 1), 5, backend, generator)
-    backend.copy_slots(poisoned.storage.plane_map, poisoned.ids([0] * n), poisoned.ids([3] * n))
-    backend.zero_slots(poisoned.storage.plane_map, poisoned.ids([0] * n))
-    backend.run_data(poisoned.storage.plane_map, poisoned.ids([0, 4, 5]), packet_of([(0, 1)] * n, backend.device))
-    poisoned.check()
+    engine, plane_map = moved(backend, generator, SMALL, 5, "layer_major")
+    backend.copy_slots(plane_map, engine.ids(*[0] * n), engine.ids(*[3] * n))
+    backend.zero_slots(plane_map, engine.ids(*[0] * n))
+    backend.run_data(plane_map, engine.ids(0, 4, 5), packet_of([(0, 1)] * n, backend.device))
+    engine.check()
 
 
 def test_B39_few_due_among_thousands(backend, generator):
-    poisoned = Poisoned(StateLayout(SMALL, 2), 30, backend, generator)
+    engine, plane_map = moved(backend, generator, SMALL, 30, "layer_major", layers=2)
     n = 5000
     dst, src = [0] * n, [1] * n
     for at, to in zip((0, 255, 256, 257, 511, 2049, 4863, 4864, 4999), range(2, 11), strict=True):
         dst[at], src[at] = to, to + 20
-        poisoned.expect(to, to + 20)
-    backend.copy_slots(poisoned.storage.plane_map, poisoned.ids(dst), poisoned.ids(src))
-    poisoned.check()
+    backend.copy_slots(plane_map, engine.ids(*dst), engine.ids(*src))
+    engine.expect_all(*((to, to + 20) for to in range(2, 11)))
 
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_B40_null_negative_unknown_and_identical_ids_move_nothing(backend, generator, order):
     """Beside them one source serves two destinations."""
-    poisoned = Poisoned(StateLayout(SMALL, 2, order), 6, backend, generator)
-    dst = [0, 1, -1, 2, 3, 7, 4, 2**31 - 1, 5, 2]
-    src = [1, 0, 2, -5, 3, 4, 7, 6, 6, 6]
-    backend.copy_slots(poisoned.storage.plane_map, poisoned.ids(dst), poisoned.ids(src))
-    poisoned.expect_all({5: 6, 2: 6})
-    backend.zero_slots(poisoned.storage.plane_map, poisoned.ids([0, -3, 7, 2**40, 2**32 + 1, 2], torch.int64))
-    poisoned.expect_all({2: None})
+    engine, plane_map = moved(backend, generator, SMALL, 6, order, layers=2)
+    dst = engine.ids(0, 1, -1, 2, 3, 7, 4, 2**31 - 1, 5, 2)
+    backend.copy_slots(plane_map, dst, engine.ids(1, 0, 2, -5, 3, 4, 7, 6, 6, 6))
+    engine.expect_all((5, 6), (2, 6))
+    backend.zero_slots(plane_map, torch.tensor([0, -3, 7, 2**40, 2**32 + 1, 2], device=backend.device))
+    engine.expect_all((2, None))
 
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_B40_a_packet_names_registers_and_skips_empty_ones(backend, generator, order):
-    poisoned = Poisoned(StateLayout(SMALL, 2, order), 8, backend, generator)
-    slots = poisoned.ids([1, 5, 6, 0, 7, 5, 2, 99])  # what register 0 says must not matter
+    engine, plane_map = moved(backend, generator, SMALL, 8, order, layers=2)
+    slots = engine.ids(1, 5, 6, 0, 7, 5, 2, 99)  # what register 0 says must not matter
     # Slot 6 to slot 5; an empty destination or source; both hold slot 5; rows that are none; slot 2, and an empty
     # register; a register that holds no slot of this storage.
     entries = [(1, 2), (3, 2), (4, 3), (1, 5), (0, 4), (4, 0), (-2, 4), (4, -2)]
     entries += [(6, ZERO_SOURCE), (3, ZERO_SOURCE), (7, 4)]
-    backend.run_data(poisoned.storage.plane_map, slots, packet_of(entries, backend.device))
-    poisoned.expect_all({5: 6, 2: None})
+    backend.run_data(plane_map, slots, packet_of(entries, backend.device))
+    engine.expect_all((5, 6), (2, None))
 
 
 @pytest.mark.parametrize("n", [2, 257])
 def test_B39_a_packet_of_copies_and_zeros(backend, generator, n):
-    poisoned = Poisoned(StateLayout(SMALL, 1), 2 * n, backend, generator)
+    engine, plane_map = moved(backend, generator, SMALL, 2 * n, "layer_major")
     held = [0, *(torch.randperm(2 * n, generator=generator) + 1).tolist()]
     entries = [(i, ZERO_SOURCE if i % 3 == 2 else i + n) for i in range(1, n + 1)]
-    backend.run_data(poisoned.storage.plane_map, poisoned.ids(held), packet_of(entries, backend.device))
-    poisoned.expect_all({held[to]: None if of == ZERO_SOURCE else held[of] for to, of in entries})
+    backend.run_data(plane_map, engine.ids(*held), packet_of(entries, backend.device))
+    engine.expect_all(*((held[to], None if of == ZERO_SOURCE else held[of]) for to, of in entries))
     assert backend.counts.launches == {"run_data": 1}
 
 

@@ -1,8 +1,5 @@
 """Bytes that a decode step of one token moves, counted from the addresses of its loads and stores."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import numpy as np
 import pytest
 import torch
@@ -30,26 +27,13 @@ HEADS, KEY_HEADS, KEY, VALUE = 4, 2, 16, 48
 GROUPS, DIM, STATE = 2, 24, 16
 
 
-@contextmanager
-def accesses() -> Iterator[Log]:
-    with interleaved(stock) as log:
-        yield log
-
-
-def times(log: Log, kind: str, tensor: Tensor) -> list[int]:
-    """How often each byte of a tensor was loaded or stored. Lanes of one access that want the same byte are one."""
+def often(log: Log, kind: str, tensor: Tensor) -> list[set[int]]:
+    """Of each row, how often its bytes were loaded or stored. Lanes of one access that want the same byte are one."""
     start, counts = tensor.data_ptr(), np.zeros(tensor.nbytes, np.int64)
-    for access in (access for launch in log.launches for access in launch.accesses):
+    for access in (access for launch in log.launches for access in launch.accesses if access.kind == kind):
         at = np.unique(access.bytes()) - start
-        if access.kind == kind:
-            np.add.at(counts, at[(at >= 0) & (at < len(counts))], 1)
-    return counts.tolist()
-
-
-def slots_of(log: Log, kind: str, state: Tensor) -> list[set[int]]:
-    """Of each slot, how often its bytes were loaded or stored."""
-    counts = np.array(times(log, kind, state)).reshape(state.shape[0], -1)
-    return [set(slot.tolist()) for slot in counts]
+        np.add.at(counts, at[(at >= 0) & (at < len(counts))], 1)
+    return [set(row.tolist()) for row in counts.reshape(tensor.shape[0], -1)]
 
 
 def columns() -> dict[str, Tensor]:
@@ -57,16 +41,16 @@ def columns() -> dict[str, Tensor]:
     return {name: torch.tensor(column, dtype=torch.int32) for name, column in named.items()}
 
 
-def of_rows(log: Log, kind: str, tensor: Tensor) -> list[set[int]]:
-    """Of each row, how often its bytes were loaded or stored."""
-    counts = np.array(times(log, kind, tensor)).reshape(tensor.shape[0], -1)
-    return [set(row.tolist()) for row in counts]
+def check(log: Log, state: Tensor, out: Tensor, *loaded: tuple[Tensor, int]) -> None:
+    """Slots 1 and 2 are read once, 1, 3 and the snapshot 4 are written once, and so is all output; nothing else is.
 
-
-def expect_state(log: Log, state: Tensor) -> None:
-    """Slots 1 and 2 are read once, 1, 3 and the snapshot 4 are written once; nothing else is touched."""
-    assert slots_of(log, LOAD, state) == [{0}, {1}, {1}, {0}, {0}]
-    assert slots_of(log, STORE, state) == [{0}, {1}, {0}, {1}, {1}]
+    loaded: inputs, and how often each byte of a real row is loaded.
+    """
+    assert often(log, LOAD, state) == [{0}, {1}, {1}, {0}, {0}]
+    assert often(log, STORE, state) == [{0}, {1}, {0}, {1}, {1}]
+    assert often(log, STORE, out) == [{1}, {1}, {1}] and often(log, LOAD, out) == [{0}] * 3
+    for tensor, times in loaded:
+        assert often(log, LOAD, tensor) == [{times}, {0}, {times}]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
@@ -80,14 +64,11 @@ def test_D25_a_delta_step_moves_each_byte_of_a_state_once(dtype: torch.dtype, tr
     plane = torch.randn(SLOTS, HEADS, *((VALUE, KEY) if transposed else (KEY, VALUE))).to(dtype)
     out = torch.empty_like(v)
     state = plane.mT if transposed else plane
-    with accesses() as log:
+    with interleaved(stock) as log:
         gated_delta_step(q, k, v, decay, beta, state, **columns(), out=out)
-    expect_state(log, plane)
     tiles = -(-VALUE // delta_blocks(KEY, VALUE, plane.element_size(), 16 // plane.element_size())[1])
     shared = tiles * HEADS // KEY_HEADS
-    for tensor, often in ((q, shared), (k, shared), (v, 1), (decay, tiles), (beta, tiles)):
-        assert of_rows(log, LOAD, tensor) == [{often}, {0}, {often}]
-    assert of_rows(log, STORE, out) == [{1}, {1}, {1}] and of_rows(log, LOAD, out) == [{0}] * 3
+    check(log, plane, out, (q, shared), (k, shared), (v, 1), (decay, tiles), (beta, tiles))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
@@ -97,14 +78,11 @@ def test_D25_a_mamba_step_moves_each_byte_of_a_state_once(dtype: torch.dtype) ->
     b, c = torch.randn(2, rows, 1, GROUPS, STATE).to(torch.bfloat16)
     dt, a = torch.rand(rows, 1, HEADS), -torch.rand(HEADS)
     state, out = torch.randn(SLOTS, HEADS, DIM, STATE).to(dtype), torch.empty_like(x)
-    with accesses() as log:
+    with interleaved(stock) as log:
         selective_step(x, dt, a, b, c, state, **columns(), z=z, out=out)
-    expect_state(log, state)
     tiles = -(-DIM // selective_blocks(DIM, STATE, True)[0])
     shared = tiles * HEADS // GROUPS
-    for tensor, often in ((x, 1), (z, 1), (b, shared), (c, shared), (dt, tiles)):
-        assert of_rows(log, LOAD, tensor) == [{often}, {0}, {often}]
-    assert of_rows(log, STORE, out) == [{1}, {1}, {1}] and of_rows(log, LOAD, out) == [{0}] * 3
+    check(log, state, out, (x, 1), (z, 1), (b, shared), (c, shared), (dt, tiles))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
@@ -114,8 +92,7 @@ def test_D25_a_convolution_moves_each_byte_of_a_window_once(dtype: torch.dtype, 
     x, weight = torch.randn(rows, 1, channels).to(torch.bfloat16), torch.randn(channels, taps).to(torch.bfloat16)
     plane = torch.randn(SLOTS, *((channels, taps - 1) if taps_fastest else (taps - 1, channels))).to(dtype)
     out = torch.empty_like(x)
-    with accesses() as log:
+    with interleaved(stock) as log:
         conv_step(x, weight, None, plane.mT if taps_fastest else plane, **columns(), out=out)
-    expect_state(log, plane)
-    assert of_rows(log, LOAD, x) == [{1}, {0}, {1}] and of_rows(log, LOAD, weight) == [{2}] * channels
-    assert of_rows(log, STORE, out) == [{1}, {1}, {1}] and of_rows(log, LOAD, out) == [{0}] * 3
+    check(log, plane, out, (x, 1))
+    assert often(log, LOAD, weight) == [{2}] * channels

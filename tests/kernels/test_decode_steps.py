@@ -187,57 +187,45 @@ def test_empty_batch(backend: Backend, generator: torch.Generator, kind: str) ->
     assert made(kind, backend, generator, rows=[]).step(backend).shape[0] == 0
 
 
+@pytest.mark.parametrize("kind", ["gdn", "mamba2"])
+@pytest.mark.parametrize("dims", [(2, 1, 1, 8), (2, 1, 8, 1)], ids=str)
+def test_D1_D18_an_order_of_the_state_that_is_both_is_one(
+    backend: Backend, generator: torch.Generator, kind: str, dims: tuple[int, int, int, int]
+) -> None:
+    """With one key, value, dim or state, the two orders are the same bytes, and the same bits."""
+    plain = made(kind, backend, generator, dims=dims)
+    other = plain.twin()
+    state = other.memory.state
+    other.memory.state = state.as_strided(state.shape, (*state.stride()[:2], 1, dims[2]))
+    assert same_bits(plain.step(backend), other.step(backend))
+    assert same_bits(plain.memory.whole, other.memory.whole)
+
+
 @pytest.mark.parametrize(
     ("of", "name", "spoil"),
     [
-        ("conv", "x", lambda t: t.transpose(1, 2)),
-        ("conv", "x", lambda t: t[0]),
-        ("conv", "weight", lambda t: t[:, :1]),
-        ("conv", "weight", lambda t: t.t().contiguous().t()),
-        ("conv", "bias", lambda t: t[:1]),
-        ("conv", "bias", lambda t: t.int()),
-        ("conv", "state", lambda t: t[:, :1]),
-        ("conv", "state", lambda t: t.transpose(1, 2)),
-        ("conv", "state", lambda t: t.double()),
-        ("conv", "state", lambda t: t[:, :1].expand_as(t)),
-        ("conv", "write", lambda t: t[:1]),
-        ("conv", "snapshot", lambda t: t.float()),
-        ("conv", "activation", lambda t: "relu"),
-        ("gdn", "q", lambda t: t.double()),
-        ("gdn", "k", lambda t: t[:, :2].contiguous()),
-        ("gdn", "v", lambda t: t.transpose(2, 3)),
-        ("gdn", "v", lambda t: t[0]),
-        ("gdn", "decay", lambda t: t.int()),
-        ("gdn", "beta", lambda t: t[:1]),
-        ("gdn", "state", lambda t: t[:, :1]),
+        ("conv", "x", lambda t: t.transpose(1, 2)), ("conv", "x", lambda t: t[0]),
+        ("conv", "weight", lambda t: t[:, :1]), ("conv", "weight", lambda t: t.t().contiguous().t()),
+        ("conv", "bias", lambda t: t[:1]), ("conv", "bias", lambda t: t.int()),
+        ("conv", "state", lambda t: t[:, :1]), ("conv", "state", lambda t: t.double()),
+        ("conv", "state", lambda t: t[:, :1].expand_as(t)), ("conv", "write", lambda t: t[:1]),
+        ("gdn", "q", lambda t: t.double()), ("gdn", "k", lambda t: t[:, :2].contiguous()),
+        ("gdn", "v", lambda t: t.transpose(2, 3)), ("gdn", "v", lambda t: t[0]), ("gdn", "decay", lambda t: t.int()),
+        ("gdn", "beta", lambda t: t[:1]), ("gdn", "state", lambda t: t[:, :1]),
         ("gdn", "state", lambda t: t.transpose(1, 3).contiguous().transpose(1, 3)),
-        ("gdn", "read", lambda t: t[:1]),
-        ("gdn", "tokens", lambda t: t.float()),
-        ("kda", "decay", lambda t: t[..., :-1].contiguous()),
-        ("kda", "decay", lambda t: torch.cat([t, t[..., :1]], dim=-1)),
-        ("kda", "decay", lambda t: t[..., :1].contiguous()),
+        ("gdn", "read", lambda t: t[:1]), ("kda", "decay", lambda t: t[..., :-1].contiguous()),
         ("kda", "decay", lambda t: t.transpose(2, 3).contiguous().transpose(2, 3)),
-        ("kda", "decay", lambda t: t[..., None]),
-        ("kda", "decay", lambda t: t[:, :2].contiguous()),
-        ("kda", "decay", lambda t: t.double()),
-        ("mamba", "x", lambda t: t.double()),
-        ("mamba", "x", lambda t: t[0]),
-        ("mamba", "dt", lambda t: t[:, :2].contiguous()),
-        ("mamba", "dt", lambda t: t[0, 0]),
-        ("mamba", "a", lambda t: t[..., None]),
-        ("mamba", "a", lambda t: t.int()),
-        ("mamba", "b", lambda t: t.transpose(1, 3)),
-        ("mamba", "c", lambda t: t[:, :, :, :1]),
-        ("mamba", "d", lambda t: t[:0]),
-        ("mamba", "z", lambda t: t[:1]),
-        ("mamba", "dt_bias", lambda t: t[..., None]),
-        ("mamba", "state", lambda t: t[:, :, :1]),
-        ("mamba", "state", lambda t: t.transpose(1, 2)),
-        ("mamba", "read", lambda t: t[:1]),
-        ("mamba", "tokens", lambda t: t.float()),
-        ("mamba", "out", lambda t: torch.empty(1)),
+        ("kda", "decay", lambda t: t[..., None]), ("kda", "decay", lambda t: t[:, :2].contiguous()),
+        ("mamba1", "a", lambda t: torch.cat([t.flatten()[:1], t.flatten()])[1:].view(t.shape)),
+        ("mamba1", "a", lambda t: t[0, 0, 0]), ("mamba", "x", lambda t: t.double()), ("mamba", "x", lambda t: t[0]),
+        ("mamba", "dt", lambda t: t[:, :2].contiguous()), ("mamba", "dt", lambda t: t[0, 0]),
+        ("mamba", "a", lambda t: t[..., None]), ("mamba", "a", lambda t: t.int()),
+        ("mamba", "b", lambda t: t.transpose(1, 3)), ("mamba", "c", lambda t: t[:, :, :, :1]),
+        ("mamba", "d", lambda t: t[:0]), ("mamba", "z", lambda t: t[:1]), ("mamba", "dt_bias", lambda t: t[..., None]),
+        ("mamba", "state", lambda t: t[:, :, :1]), ("mamba", "state", lambda t: t.transpose(1, 2)),
+        ("mamba", "read", lambda t: t[:1]), ("mamba", "out", lambda t: torch.empty(1)),
     ],
-)
+)  # fmt: skip
 def test_G1_misfits_are_named_and_change_nothing(
     backend: Backend, generator: torch.Generator, of: str, name: str, spoil: Callable[[Any], Any]
 ) -> None:

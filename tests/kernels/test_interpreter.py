@@ -53,11 +53,6 @@ def of_version_3_6(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
-def test_a_loop_over_an_argument_runs() -> None:
-    choose("interpreter", CPU)
-    assert [count(n) for n in (1, 7, 8)] == [1, 4, 4]
-
-
 def test_a_loop_over_an_argument_runs_in_triton_3_6(of_version_3_6: None) -> None:
     if np.lib.NumpyVersion(np.__version__) >= "2.4.0":
         with pytest.raises(interpreter.InterpreterError, match="only 0-dimensional arrays"):

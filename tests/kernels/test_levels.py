@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.levels import (
@@ -16,74 +15,36 @@ from memstate.kernels.levels import (
     words_of,
     wrong_summary,
 )
-from memstate.kernels.tables import COUNTERS, Count
+from memstate.kernels.tables import Count
+from tests.kernels.test_bitmap import Pool
 from tests.support.packets import bits
 
 LEVELS = {2_000: 1, 64_000: 2, 1_000_000: 3}  # slots -> loads of the bitmap that wait for each other
 PLACES = ("first", "last", "spread", "one a word", "across words", "few", "none")
 
 
-def some(place: str, capacity: int) -> NDArray[np.int64]:
+def some(place: str, capacity: int) -> set[int]:
     """Free slots, as far apart as they can be."""
-    last = np.arange(capacity + 1 - 64, capacity + 1)
-    return {
-        "first": np.arange(1, 65), "last": last, "none": last[:0], "few": last[[3, 63]],
-        "spread": np.linspace(1, capacity, 64).astype(np.int64),
-        "one a word": np.arange(capacity // 32 - 62, capacity // 32) * 32 + 1,
-        "across words": capacity // 64 * 32 + np.arange(-40, 40),
-    }[place]  # fmt: skip
-
-
-class Pool:
-    """A bitmap on a backend, with numpy beside it."""
-
-    def __init__(self, backend: Backend, capacity: int, free: NDArray[np.int64]) -> None:
-        self.backend, self.capacity, self.free = backend, capacity, np.unique(free)
-        self.bitmap = torch.tensor(self.expected(), device=backend.device)
-        self.counters = torch.zeros(COUNTERS, dtype=torch.int32, device=backend.device)
-
-    def expected(self) -> NDArray[np.int32]:
-        flags = np.zeros(32 * bitmap_words(self.capacity), bool)
-        flags[self.free] = True
-        return with_summary(np.packbits(flags, bitorder="little").view("<i4").astype(np.int32))
-
-    def claim(self, n: int) -> None:
-        ids = self.backend.claim(self.bitmap, n, self.counters)
-        there = self.free[:n]
-        self.free = self.free[n:]
-        assert ids.tolist() == [*there.tolist(), *[0] * (n - len(there))]
-        assert np.array_equal(self.bitmap.cpu().numpy(), self.expected())
-
-    def release(self, ids: NDArray[np.int64]) -> None:
-        self.free = np.union1d(self.free, ids)
-        self.backend.release(self.bitmap, torch.from_numpy(ids).to(self.bitmap.device), self.capacity, self.counters)
-        assert np.array_equal(self.bitmap.cpu().numpy(), self.expected())
+    last = range(capacity + 1 - 64, capacity + 1)
+    return set({
+        "first": range(1, 65), "last": last, "none": (), "few": (last[3], last[63]),
+        "spread": np.linspace(1, capacity, 64).astype(int).tolist(),
+        "one a word": range(32 * (capacity // 32 - 62) + 1, capacity // 32 * 32, 32),
+        "across words": range(capacity // 64 * 32 - 40, capacity // 64 * 32 + 40),
+    }[place])  # fmt: skip
 
 
 @pytest.mark.parametrize("capacity", LEVELS)
 @pytest.mark.parametrize("place", PLACES)
 def test_a_claim_finds_the_lowest_wherever_they_lie(backend: Backend, capacity: int, place: str) -> None:
-    pool = Pool(backend, capacity, some(place, capacity))
-    pool.claim(3)
-    pool.claim(61)
-    pool.claim(40)  # short
-    assert int(pool.counters[Count.CLAIM_SHORT]) == max(0, 104 - len(np.unique(some(place, capacity))))
-    pool.release(some(place, capacity)[::-1].copy())
-    pool.claim(64)
-
-
-@pytest.mark.parametrize(
-    ("capacity", "share"), [(2_047, 0.3), (2_048, 1.0), (2_048, 0.02), (65_535, 0.002), (65_536, 0.5), (200_000, 0.9)]
-)
-def test_random_pools_follow_numpy(backend: Backend, generator: torch.Generator, capacity: int, share: float) -> None:
-    """Nearly full ones, fragmented ones and empty ones, claimed and released at random."""
-    rng = np.random.default_rng(generator.initial_seed())
-    pool = Pool(backend, capacity, 1 + np.flatnonzero(rng.random(capacity) < share))
-    held = np.setdiff1d(np.arange(1, capacity + 1), pool.free)
-    for n in (1, 600, 33):
+    free = some(place, capacity)
+    pool = Pool(capacity, free, backend)
+    for n in (3, 61, 40):  # the last one is short
         pool.claim(n)
-        given, held = np.split(rng.permutation(held), [100])
-        pool.release(given)
+        pool.check()
+    pool.release(sorted(free, reverse=True))
+    pool.claim(64)
+    pool.check()
 
 
 @pytest.mark.parametrize("capacity", LEVELS)
@@ -94,7 +55,7 @@ def test_a_claim_reads_one_list_of_words_a_level(capacity: int, place: str) -> N
     interleaver = pytest.importorskip("tests.proof.interleaver")
     if interleaver.misfit():
         pytest.skip(interleaver.misfit())
-    pool = Pool(Backend("interpreter"), capacity, some(place, capacity))
+    pool = Pool(capacity, some(place, capacity), Backend("interpreter"))
     start = pool.bitmap.data_ptr()
     with interleaver.interleaved(interleaver.stock) as log:
         pool.claim(64)
@@ -111,7 +72,7 @@ def test_a_summary_that_is_wrong_hangs_nothing(backend: Backend) -> None:
     """Bits for words that are empty, and for words that are not there: the claim is short, and counted so."""
     words = bitmap_words(3_000)
     for n, found in ((3, 2 if backend.name == "reference" else 1), (96, 2)):
-        pool = Pool(backend, 3_000, np.array([5, 2_999]))
+        pool = Pool(3_000, {5, 2_999}, backend)
         pool.bitmap[words:] = -1
         ids = pool.backend.claim(pool.bitmap, n, pool.counters).tolist()
         assert ids == [*[5, 2_999][:found], *[0] * (n - found)]

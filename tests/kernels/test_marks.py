@@ -1,6 +1,5 @@
 """States from a forward with kernels of its own: those of runs that end at the marks, and no other byte changes."""
 
-import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,10 +10,9 @@ from torch import Tensor
 
 from memstate.kernels.dispatch import Backend
 from tests.kernels.test_decode_marks import Mark, columns
-from tests.support.chunked import before_pieces, first_of, gated_delta_piece, selective_piece, starts_of
+from tests.support.chunked import first_of, starts_of
 from tests.support.decode_case import rubbish
 from tests.support.kernel_runs import nothing_allocated
-from tests.support.recurrences import float64, gated_delta
 
 LAYERS, SLOTS, TAPS, CHANNELS = 2, 15, 3, 20
 BLOCK = (2, 5, 7)  # head key value
@@ -195,116 +193,3 @@ def test_arguments_that_do_not_fit_are_named(backend: Backend, generator: torch.
         with pytest.raises(ValueError, match="expected"):
             backend.scatter_states(**(given | absent))
     assert same(given, before)
-
-
-# -- chunked forwards ----------------------------------------------------------------------------------------------
-
-# How far the fp32 states of a chunked forward may be from the float64 recurrence, as a part of the largest number in
-# the state: 2^-24 for each rounding, and a few hundred of these behind each other. A chunked forward also takes the
-# exponential of sums of log decays over a piece: a sum of size x is off by up to 3 roundings of x, and its exponential
-# by as large a part (4 allowed).
-CHUNKED = 2.0**-16
-SUMMED = 2.0**-22
-HEADS, KEY, VALUE = 1, 8, 6
-
-
-class Forward:
-    """A forward over packed rows from random states, by the gated delta rule or as Mamba-2, in fp32."""
-
-    def __init__(self, kind: str, lengths: Sequence[int], generator: torch.Generator) -> None:
-        self.kind, self.lengths = kind, lengths
-        tokens = sum(lengths)
-
-        def normal(*shape: int) -> Tensor:
-            return torch.randn(shape, generator=generator)
-
-        if kind == "gdn":
-            self.initial = normal(len(lengths), HEADS, KEY, VALUE)
-            self.k = torch.nn.functional.normalize(normal(tokens, HEADS, KEY), dim=-1)
-            self.v, self.decay = normal(tokens, HEADS, VALUE), -0.1 * normal(tokens, HEADS).abs()
-            self.beta = normal(tokens, HEADS).sigmoid()
-            self.advance = gated_delta_piece(self.k, self.v, self.decay, self.beta)
-        else:
-            self.initial = normal(len(lengths), HEADS, VALUE, KEY)
-            self.x, self.b = normal(tokens, HEADS, VALUE), normal(tokens, HEADS, KEY)
-            self.dt, self.a = normal(tokens, HEADS).abs(), -normal(HEADS).abs() - 0.01
-            self.advance = selective_piece(self.x, self.dt, self.a, self.b)
-
-    def bound(self, chunk: int) -> float:
-        """How far states may be from `exact`, as a part of the largest number in the state."""
-        log_decay = self.decay if self.kind == "gdn" else self.dt * self.a
-        total, chunk = torch.nn.functional.pad(log_decay[:, 0].double().cumsum(0), (1, 0)), min(chunk, len(log_decay))
-        return CHUNKED + SUMMED * float((total[chunk:] - total[: len(total) - chunk]).abs().max())
-
-    def exact(self, row: int, length: int) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """The state of a row after so many tokens, token by token in float64."""
-        at = slice(starts_of(self.lengths)[row], starts_of(self.lengths)[row] + length)
-        state = float64(self.initial[row, 0])
-        if self.kind == "gdn":
-            k, v, decay, beta = (float64(t[at, 0]) for t in (self.k, self.v, self.decay, self.beta))
-            return gated_delta(k, k, v, decay, beta, state, 1.0)[1]
-        x, dt, b = (float64(t[at, 0]) for t in (self.x, self.dt, self.b))
-        for t in range(length):
-            state = np.exp(dt[t] * float(self.a[0])) * state + dt[t] * np.outer(x[t], b[t])
-        return state
-
-
-def kept(
-    backend: Backend, forward: Forward, given: Sequence[Mark], chunk: int, flat: bool, dtype: torch.dtype
-) -> Tensor:
-    """The slots of a plane `slot ...` of fp32 behind the forward, NaN where nothing was stored; rows write 1, 2 .."""
-    rows, device = len(forward.lengths), backend.device
-    h, last = before_pieces(forward.advance, forward.initial, forward.lengths, chunk, flat)
-    plane = torch.full((1, 1 + rows + len(given), *last.shape[1:]), torch.nan)
-    plane[0, 1 : 1 + rows] = last
-    plane = plane.to(device)
-    slots = torch.arange(1, 1 + rows, dtype=torch.int32, device=device)
-    first = None if flat else torch.tensor(first_of(forward.lengths, chunk), dtype=torch.int32, device=device)
-    starts = torch.tensor(starts_of(forward.lengths), dtype=torch.int32, device=device)
-    backend.scatter_states(
-        columns(given, plane), starts, slots, slots, plane, h[None].to(dtype).to(device), first, chunk
-    )  # fmt: skip
-    return plane[0].cpu()
-
-
-def assert_near(found: Tensor, exact: Any, bound: float, dtype: torch.dtype = torch.float32) -> None:
-    bound = (bound + (2.0**-8 if dtype == torch.bfloat16 else 0)) * np.abs(exact).max()
-    assert (np.abs(float64(found[0]) - exact) <= bound).all()
-
-
-@pytest.mark.sample(12)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-@pytest.mark.parametrize("flat", [False, True], ids=["of rows", "of the batch"])
-@pytest.mark.parametrize("kind", ["gdn", "mamba2"])
-@pytest.mark.parametrize("seed", range(3))
-def test_a_state_of_a_chunked_forward_is_that_of_a_run_that_ends_there(
-    backend: Backend, generator: torch.Generator, seed: int, kind: str, flat: bool, dtype: torch.dtype
-) -> None:
-    """Random packed lengths, decode rows among them; every length on the grid, and the ends."""
-    rng, chunk = random.Random(seed), (16, 64)[seed % 2]
-    lengths = [rng.choice((0, 1, 1, chunk - 1, chunk, chunk + 1, rng.randint(2, 150))) for _ in range(4)]
-    forward = Forward(kind, lengths, generator)
-    places = [
-        (row, n) for row, length in enumerate(lengths) for n in range(1, length + 1)
-        if n == length or (n + flat * starts_of(lengths)[row]) % chunk == 0
-    ]  # fmt: skip
-    given = [(row, n, 5 + at) for at, (row, n) in enumerate(places)]
-    plane = kept(backend, forward, given, chunk, flat, dtype)
-    for row, n, slot in given:
-        assert_near(
-            plane[slot], forward.exact(row, n), forward.bound(chunk), torch.float32 if n == lengths[row] else dtype
-        )
-
-
-def test_the_cases_that_went_wrong_elsewhere(backend: Backend, generator: torch.Generator) -> None:
-    """300 tokens on a grid of 64 have 256; 63 have none; a packed row has its own states, whatever lies before it."""
-    forward = Forward("gdn", [300, 63, 200], generator)
-    plane = kept(backend, forward, [(0, 256, 4), (0, 300, 5), (1, 60, 6), (2, 128, 7)], 64, False, torch.float32)
-    assert plane[6].isnan().all()
-    for row, n, slot in ((0, 256, 4), (0, 300, 5), (2, 128, 7)):
-        assert_near(plane[slot], forward.exact(row, n), forward.bound(64))
-    forward = Forward("mamba2", [100, 600], generator)
-    plane = kept(backend, forward, [(0, 64, 3), (1, 156, 4), (1, 412, 5), (1, 512, 6)], 256, True, torch.float32)
-    assert plane[3].isnan().all() and plane[6].isnan().all()  # the packed batch has its own grid
-    for row, n, slot in ((1, 156, 4), (1, 412, 5)):
-        assert_near(plane[slot], forward.exact(row, n), forward.bound(256))

@@ -8,9 +8,7 @@ import torch
 from memstate import DeviceFault, SlotAllocator
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import AUDIT_FREE, Count
-from memstate.slots.registers import RegisterFile
 from tests.support.packets import Device, Model, Packet
-from tests.support.scan import scan_registers
 
 KINDS = (Count.DOUBLE_RELEASE, Count.OUT_OF_RANGE, Count.CLAIM_FULL, Count.CLAIM_SHORT, Count.MOVE_FULL)
 
@@ -75,33 +73,43 @@ def test_ownership_carries_all_sections_across_blocks(backend: Backend, n: int) 
     assert model.counts[Count.CLAIM_SHORT] == max(0, 2 * n - (2 * n + 40 - n + (n + 1) // 2))
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name.lower())
-@pytest.mark.parametrize("n", [1, 300])
-def test_G1_faults_on_the_device_are_counted_and_change_nothing_else(backend: Backend, kind: Count, n: int) -> None:
-    model = Model(700, 3 + 3 * n + 6, 1)
-    packet = {
-        Count.DOUBLE_RELEASE: Packet(releases=list(range(3, 3 + n))),
-        Count.OUT_OF_RANGE: Packet(releases=list(range(3, 3 + n))),
-        Count.CLAIM_FULL: Packet(claims=list(range(3, 3 + n))),
-        Count.CLAIM_SHORT: Packet(claims=list(range(3 + n, 3 + 2 * n))),
-        Count.MOVE_FULL: Packet(moves=[(3 + k, 3 + n + k) for k in range(n)]),
-    }[kind]
-    for register in range(3, 3 + 2 * n):
+def faulty(kind: Count, n: int) -> tuple[Model, Packet]:
+    """A file of which half the registers hold slots, and a packet with n faults of a kind."""
+    model, first, second = Model(700, 3 + 3 * n + 6, 1), range(3, 3 + n), range(3 + n, 3 + 2 * n)
+    for register in (*first, *second):
         model.slots[register], model.labels[register] = register, 9
         model.free.discard(register)
     if kind == Count.DOUBLE_RELEASE:
-        model.free |= set(range(3, 3 + n))
+        model.free |= set(first)
     if kind == Count.OUT_OF_RANGE:
         model.slots[3 : 3 + n] = [701 + k for k in range(n)]
     if kind == Count.CLAIM_SHORT:
         model.slots[3 + n : 3 + 2 * n] = model.labels[3 + n : 3 + 2 * n] = [0] * n
         model.free = set()
     model.counts[Count.FREE] = len(model.free)
+    if kind == Count.MOVE_FULL:
+        return model, Packet(moves=list(zip(first, second, strict=True)))
+    if kind in (Count.CLAIM_FULL, Count.CLAIM_SHORT):
+        return model, Packet(claims=list(first if kind == Count.CLAIM_FULL else second))
+    return model, Packet(releases=list(first))
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name.lower())
+@pytest.mark.parametrize("n", [1, 300])
+def test_G1_faults_on_the_device_are_counted_and_change_nothing_else(backend: Backend, kind: Count, n: int) -> None:
+    """And raised by name, once, with the register or slot at fault."""
+    model, packet = faulty(kind, n)
     device = Device(model, backend)
     model.run(packet)
     device.run(packet)
     device.check(model)
     assert {k: model.counts[k] for k in KINDS} == dict.fromkeys(KINDS, 0) | {kind: n}
+    allocator = SlotAllocator(model.capacity, backend)
+    allocator.counters.copy_(device.table.counters)
+    with pytest.raises(DeviceFault, match=kind.name.lower().replace("_", " ")) as found:
+        allocator.check()
+    assert (found.value.count, found.value.offender) == (n, model.counts[Count.OFFENDER])
+    allocator.check()
 
 
 def test_G1_a_negative_slot_in_a_register_is_out_of_range(backend: Backend) -> None:
@@ -113,35 +121,6 @@ def test_G1_a_negative_slot_in_a_register_is_out_of_range(backend: Backend) -> N
     model.run(packet)
     device.run(packet)
     device.check(model)
-
-
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name.lower())
-def test_G1_check_raises_what_the_device_counted(backend: Backend, kind: Count) -> None:
-    """Once, by name, with the register or slot at fault; the host's count is the device's afterwards."""
-    allocator = SlotAllocator(3, backend)
-    file = RegisterFile(allocator, rows=3, snapshots=2)
-    file.ownership(Packet(claims=[3, 6]).pack(backend.device))
-    offender = {Count.DOUBLE_RELEASE: 1, Count.OUT_OF_RANGE: 9, Count.CLAIM_SHORT: 12}.get(kind, 3)
-    if kind == Count.OUT_OF_RANGE:
-        file.table.slots[3] = 9
-    packets = {
-        Count.DOUBLE_RELEASE: Packet(releases=[3, 12]),
-        Count.OUT_OF_RANGE: Packet(releases=[3]),
-        Count.CLAIM_FULL: Packet(claims=[3]),
-        Count.CLAIM_SHORT: Packet(claims=[9, 12]),
-        Count.MOVE_FULL: Packet(moves=[(3, 6)]),
-    }
-    if kind == Count.DOUBLE_RELEASE:
-        file.table.slots[12] = 1
-    file.ownership(packets[kind].pack(backend.device))
-    with pytest.raises(DeviceFault, match=kind.name.lower().replace("_", " ")) as found:
-        allocator.check()
-    assert (found.value.count, found.value.offender) == (1, offender)
-    allocator.check()
-    held = [register for register, slot in enumerate(file.table.slots.tolist()) if slot]
-    file.held[held] = True  # the packets were made by hand: the mirror follows
-    by_id = [1] if kind == Count.OUT_OF_RANGE else []
-    scan_registers(file, by_id)
 
 
 def test_an_empty_packet_changes_nothing(backend: Backend) -> None:

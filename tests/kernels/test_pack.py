@@ -1,7 +1,7 @@
 """Slots to records and back, tile by tile: every byte of poisoned memory accounted for."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 import pytest
@@ -13,10 +13,11 @@ from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import RecordMap, RecordPiece
 from tests.conftest import CUDA
 from tests.kernels import test_pack_int8
-from tests.kernels.test_copy import vast
-from tests.support.kernel_runs import grids_of, nothing_allocated
+from tests.kernels.test_gather import GUARD, Poisoned, strided
+from tests.kernels.test_scatter import COLUMN
+from tests.support.decode_case import vast
+from tests.support.kernel_runs import nothing_allocated
 
-GUARD = 48  # bytes before and behind everything; a multiple of 16 that is no power of two
 SLOTS, RECORDS, LAYERS = 7, 6, 2  # slots with the null slot
 OPS = ("pack_slots", "unpack_slots")
 UNITS = (16, 8, 4, 2, 1)
@@ -28,71 +29,52 @@ each_op = pytest.mark.parametrize("op", OPS)
 every_op = pytest.mark.parametrize("op", OPS + INT8)
 
 
-@dataclass
 class Memory:
-    """Planes and records in random bytes, and what all of these bytes should become.
+    """Planes of bytes and records, what all of their bytes should become, and the tiles between them.
 
-    The addresses of tiles come from offsets into one allocation, as do the bytes that are expected to move.
+    unit: bytes of one access. sizes: of the planes, in units; slots lie an odd number of units apart. tile: units of a
+    tile. host: records lie in memory of the host.
     """
 
-    backend: Backend
-    generator: torch.Generator
-    unit: int = 16
-    sizes: tuple[int, ...] = (10, 3)  # of the planes in units
-    tile: int = 4  # in units
-    gap: int = 32  # between bodies
-    host: bool = False  # records in memory of the host
-    pieces: list[RecordPiece] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        device, unit = self.backend.device, self.unit
-        self.bytes = [size * unit for size in self.sizes]
-        # Odd distances between slots, layers and planes, in units; slots of a plane lie inside of their layer.
-        self.slot_strides = [size + unit * (3 + plane) for plane, size in enumerate(self.bytes)]
-        self.layer_strides = [SLOTS * stride + 5 * unit for stride in self.slot_strides]
-        self.starts, at = [], GUARD
-        for stride in self.layer_strides:
-            self.starts.append(at)
-            at += LAYERS * stride + unit
-        self.planes = self._random(at + GUARD, device)
-        blocks, body = [], 0
-        for start, size, *strides in zip(self.starts, self.bytes, self.layer_strides, self.slot_strides, strict=True):
-            blocks.append(self.planes.as_strided((LAYERS, SLOTS, size), (*strides, 1), start))
-        for layer in range(LAYERS):
-            for plane, size in enumerate(self.bytes):
-                for byte in range(0, size, self.tile * unit):
-                    self.pieces.append(RecordPiece(plane, layer, byte, min(self.tile * unit, size - byte), body + byte))
-                body += -(-size // 16) * 16
-        self.stride = body + self.gap
-        self.whole = self._random(2 * GUARD + RECORDS * self.stride, torch.device("cpu") if self.host else device)
-        if self.host and device.type == "cuda":
-            self.whole = self.whole.pin_memory()
-        self.held = self.whole[GUARD:].as_strided((RECORDS, body), (self.stride, 1))
+    def __init__(
+        self, backend: Backend, generator: torch.Generator, unit: int = 16, sizes: tuple[int, ...] = (10, 3),
+        tile: int = 4, host: bool = False,
+    ) -> None:  # fmt: skip
+        self.backend, device, self.planes, body = backend, backend.device, list[Poisoned](), 0
+        for plane, size in enumerate(sizes):
+            slot = unit * (size + 3 + plane)
+            shape, strides = (LAYERS, SLOTS, unit * size), (SLOTS * slot + 5 * unit, slot, 1)
+            self.planes.append(strided(backend, generator, torch.uint8, shape, strides, unit))
+        self.pieces: list[RecordPiece] = []
+        for layer, (plane, size) in product(range(LAYERS), enumerate(sizes)):
+            for at in range(0, unit * size, unit * tile):
+                length = min(tile * unit, size * unit - at)
+                self.pieces.append(RecordPiece(plane, layer, at, length, body + at))
+            body += -(-unit * size // 16) * 16
+        whole = torch.empty(2 * GUARD + RECORDS * (body + 32), dtype=torch.uint8, device="cpu" if host else device)
+        whole = whole.pin_memory() if host and device.type == "cuda" else whole
+        self.record = Poisoned(whole, whole[GUARD:].as_strided((RECORDS, body), (body + 32, 1)), generator)
+        self.held = self.record.tensor
+        tensors = tuple(plane.tensor for plane in self.planes)
         tiles = [
-            (self.planes.data_ptr() + self.at(piece, 0), self.slot_strides[piece.block], piece.length, piece.offset)
-            for piece in self.pieces
+            (tensors[p.block][p.layer, 0].data_ptr() + p.start, tensors[p.block].stride(1), p.length, p.offset)
+            for p in self.pieces
         ]
         table = torch.tensor(tiles, dtype=torch.int64).to(device)
-        self.records = RecordMap(table, tuple(blocks), tuple(self.pieces), body, unit)
-        self.expected = [self.planes.cpu().clone(), self.whole.cpu().clone()]
-
-    def _random(self, nbytes: int, device: torch.device) -> Tensor:
-        return torch.randint(0, 256, (nbytes,), dtype=torch.uint8, generator=self.generator).to(device)
-
-    def at(self, piece: RecordPiece, slot: int) -> int:
-        """Where a tile lies in `planes`."""
-        start, layer, step = (of[piece.block] for of in (self.starts, self.layer_strides, self.slot_strides))
-        return start + piece.layer * layer + slot * step + piece.start
+        self.records = RecordMap(table, tensors, tuple(self.pieces), body, unit)
 
     def ints(self, values: list[int], dtype: torch.dtype = torch.int32) -> Tensor:
         return torch.tensor(values, dtype=dtype, device=self.backend.device)
 
-    def expect(self, op: str, place: int, slot: int) -> None:
-        """All tiles of a slot, 0 for zeros, go to a record, or come from it."""
-        planes, whole = self.expected
-        for piece in self.pieces:
-            start, at = GUARD + place * self.stride + piece.offset, self.at(piece, slot)
-            record, block = whole[start : start + piece.length], planes[at : at + piece.length]
+    def expect(self, op: str, place: int, slot: int, first: int = 0, count: int | None = None) -> None:
+        """These tiles of a slot, 0 for zeros, go to a record, or come from it."""
+        for piece in self.pieces[first : None if count is None else first + count]:
+            plane = self.planes[piece.block]
+            start, at = (
+                plane.block(piece.layer, slot).start + piece.start,
+                self.record.block(place).start + piece.offset,
+            )
+            block, record = plane.expected[start:][: piece.length], self.record.expected[at:][: piece.length]
             if op == "unpack_slots":
                 block[:] = record
             else:
@@ -109,18 +91,15 @@ class Memory:
         getattr(self.backend, op)(self.records, slots, index, places, self.held)
 
     def check(self) -> None:
-        torch.testing.assert_close([self.planes.cpu(), self.whole.cpu()], self.expected, rtol=0, atol=0)
+        for part in (*self.planes, self.record):
+            part.check()
 
 
 def made(op: str, backend: Backend, generator: torch.Generator) -> Any:
     """Memory of either kind of record: the planes as they are, or one plane as int8, whose records have been packed."""
     if op not in INT8:
         return Memory(backend, generator, host=True)
-    memory = test_pack_int8.Memory(backend, generator)
-    memory.run("pack_int8", None, memory.ints([1, 2, 3, 4]), memory.ints([0, 1, 2, 3]))
-    memory.expect_all("pack_int8", {0: 1, 1: 2, 2: 3, 3: 4})
-    backend.counts.reset()
-    return memory
+    return test_pack_int8.packed(backend, generator)
 
 
 @each_op
@@ -223,18 +202,6 @@ def test_B39_nothing_to_move_launches_nothing(
     memory.check()
 
 
-@each_op
-def test_B39_planes_of_nothing_launch_nothing(
-    backend: Backend, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch, op: str
-) -> None:
-    monkeypatch.setattr(pack, "_move_records", None)
-    memory = Memory(backend, generator)
-    memory.records = RecordMap(memory.records.tiles[:0], (), (), 0)
-    memory.held, memory.pieces = memory.held[:, :0], []
-    memory.run(op, None, memory.ints([1]), memory.ints([1]))
-    memory.check()
-
-
 def test_a_kernel_that_reaches_into_host_memory_has_few_programs() -> None:
     cuda, other, cpu = torch.device("cuda", 0), torch.device("cuda", 1), torch.device("cpu")
     for tuned, planes, held, expected in (
@@ -246,21 +213,6 @@ def test_a_kernel_that_reaches_into_host_memory_has_few_programs() -> None:
         (64, cpu, cpu, 64),
     ):
         assert pack.programs_of(tuned, planes, held) == expected
-
-
-@every_op
-def test_the_launch_has_as_many_programs_as_that_says(
-    backend: Backend, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch, op: str
-) -> None:
-    if backend.name == "reference":
-        return
-    memory, asked = made(op, backend, generator), []
-    module, kernel = KERNEL[op[-4:]]
-    monkeypatch.setattr(module, "programs_of", lambda *arguments: asked.append(arguments) or 3)
-    grids = grids_of(monkeypatch, module, kernel)
-    memory.run(op, None, memory.ints([2]), memory.ints([3]))
-    memory.expect_all(op, {3: 2})
-    assert grids == [(3,)] and [devices for _, *devices in asked] == [[memory.planes.device, memory.whole.device]]
 
 
 @each_op
@@ -290,50 +242,35 @@ def shifted(held: Tensor, stride: int = 1) -> Tensor:
     return whole.as_strided(held.shape, (length // 16 * 16 + step, 1), start)
 
 
-@every_op
-@pytest.mark.parametrize(
-    ("name", "spoil"),
-    [
-        ("slots", lambda t: t.long()),
-        ("slots", lambda t: t.tolist()),
-        ("slots", lambda t: t[None]),
-        ("slots", lambda t: t.repeat_interleave(2)[::2]),
-        ("slots", lambda t: t.to("meta")),
-        ("index", lambda t: t.short()),
-        ("index", lambda t: t.view(-1, 1)),
-        ("index", lambda t: None),
-        ("places", lambda t: t[:-1]),
-        ("places", lambda t: t.float()),
-        ("places", lambda t: t.repeat_interleave(2)[::2]),
-        ("places", lambda t: t.to("meta")),
-        ("held", lambda t: t.view(torch.int8)),
-        ("held", lambda t: t[0]),
-        ("held", lambda t: t[:, :-16]),
-        ("held", lambda t: torch.cat([t, t], 1)),
-        ("held", lambda t: t.tolist()),
-        ("held", lambda t: t.to("meta")),
-        ("held", spread),
-        ("held", shifted),
-        ("held", lambda t: shifted(t, 8)),
-        ("planes", lambda t: t._replace(tensors=(t.tensors[0].int(),))),
+SPOILED: dict[str, list[Callable[[Any], Any]]] = {
+    "slots": [*COLUMN, lambda t: t.long(), lambda t: t.tolist()],
+    "index": [*COLUMN, lambda t: None],
+    "places": [*COLUMN, lambda t: t[:-1]],
+    "held": [
+        lambda t: t.view(torch.int8), lambda t: t[0], lambda t: t[:, :-16], lambda t: torch.cat([t, t], 1),
+        lambda t: t.tolist(), lambda t: t.to("meta"), spread, shifted, lambda t: shifted(t, 8),
     ],
-)
-def test_misfits_are_named_and_change_nothing(
-    backend: Backend, generator: torch.Generator, op: str, name: str, spoil: Callable[[Any], Any]
-) -> None:
+    "first": [lambda _: -1, lambda _: 9],
+    "count": [lambda _: -1, lambda _: 10**6],
+    "planes": [lambda t: t._replace(tensors=(t.tensors[0].int(),))],
+}  # fmt: skip
+
+
+@every_op
+def test_misfits_are_named_and_change_nothing(backend: Backend, generator: torch.Generator, op: str) -> None:
     memory, int8 = made(op, backend, generator), op in INT8
-    if name == "planes" and not int8:
-        return
-    held = "source" if op.startswith("unpack") else "out"
+    held, part = "source" if op.startswith("unpack") else "out", "layers" if int8 else "tiles"
     arguments = {
         "slots": memory.ints([0, 4, 2]), "index": memory.ints([1, 2]), "places": memory.ints([0, 3]),
-        "held": memory.held,
+        held: memory.held, "first": 0, "count": 2,
     }  # fmt: skip
     arguments |= {"planes": memory.map} if int8 else {"records": memory.records}
-    arguments[name] = spoil(arguments[name])
-    arguments[held] = arguments.pop("held")
-    with pytest.raises(ValueError, match=rf"^{ {'held': held}.get(name, name) }\b"):
-        getattr(backend, op)(**arguments)
+    for named, spoils in SPOILED.items():
+        name = held if named == "held" else named
+        for spoil in spoils if name in arguments else ():
+            told = part if name in ("first", "count") else name
+            with pytest.raises(ValueError, match=rf"^{told}\b"):
+                getattr(backend, op)(**(arguments | {name: spoil(arguments[name])}))
     memory.check()
 
 
@@ -346,7 +283,7 @@ def test_records_lie_outside_of_planes_and_columns(backend: Backend, generator: 
     with pytest.raises(ValueError, match=rf"^places: bytes 0x.* {name}"):
         getattr(backend, op)(memory.records, None, memory.ints([2]), places, room.view(4, nbytes))
     for start in (GUARD, GUARD + 16 * 30):
-        inside = memory.planes.as_strided((1, nbytes), (nbytes, 1), start)
+        inside = memory.planes[0].whole.as_strided((1, nbytes), (nbytes, 1), start)
         with pytest.raises(ValueError, match=rf"^{name}: record 0 shares bytes"):
             getattr(backend, op)(memory.records, None, memory.ints([2]), memory.ints([0]), inside)
     memory.check()

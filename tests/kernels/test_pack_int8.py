@@ -11,8 +11,8 @@ from torch import Tensor
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import ScaledMap
 from memstate.kernels.tuned import ENTRIES
-from tests.kernels.test_copy import vast
-from tests.support.decode_case import GUARD, rubbish
+from tests.kernels.test_gather import GUARD, Poisoned, strided
+from tests.support.decode_case import vast
 
 LAYERS, SLOTS, RECORDS = 2, 5, 4  # slots with the null slot
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -31,32 +31,30 @@ each_dtype = pytest.mark.parametrize("dtype", DTYPES)
 
 
 class Memory:
-    """A plane whose slots lie apart and records with canaries, in bytes that are NaN as floats."""
+    """A plane whose slots lie apart and records with canaries, and what all of their bytes should be."""
 
     def __init__(
         self, backend: Backend, generator: torch.Generator, shape: tuple[int, ...] = (2, 3, 5), axis: int = 2,
         dtype: torch.dtype = torch.float32,
     ) -> None:  # fmt: skip
-        self.backend, self.shape, self.axis, device = backend, shape, axis, backend.device
+        self.backend, self.shape, self.axis = backend, shape, axis
         self.size, self.columns = prod(shape), prod(shape) // shape[axis]
-        slot = -(-self.size * dtype.itemsize // 16) * 16 + GUARD
-        self.planes = rubbish(GUARD + LAYERS * SLOTS * slot, device, generator)
-        strides = (SLOTS * slot // dtype.itemsize, slot // dtype.itemsize, *torch.empty(shape).stride())
-        self.tensor = self.planes[GUARD:].view(dtype).as_strided((LAYERS, SLOTS, *shape), strides)
-        for at in range(1, SLOTS):
-            self.fill(at, self.random(generator))
+        slot = (-(-self.size * dtype.itemsize // 16) * 16 + GUARD) // dtype.itemsize
+        strides = (SLOTS * slot, slot, *torch.empty(shape).stride())
+        self.planes = strided(backend, generator, dtype, (LAYERS, SLOTS, *shape), strides)
+        self.tensor = self.planes.tensor
         # A body: 16 bytes of another plane, the values, 32 bytes of a third one, the scales.
         self.scales = 16 + -(-self.size // 16) * 16 + 32
         self.layer_bytes = self.scales + -(-4 * self.columns // 16) * 16
         self.nbytes = LAYERS * self.layer_bytes
-        self.whole = rubbish(2 * GUARD + RECORDS * (self.nbytes + GUARD), device, generator)
-        self.held = self.whole[GUARD:].as_strided((RECORDS, self.nbytes), (self.nbytes + GUARD, 1))
-        table = [(layer.data_ptr(), slot) for layer in self.tensor]
+        self.records = strided(backend, generator, torch.uint8, (RECORDS, self.nbytes), (self.nbytes + GUARD, 1))
+        self.held = self.records.tensor
+        table = torch.tensor([(layer.data_ptr(), slot * dtype.itemsize) for layer in self.tensor], dtype=torch.int64)
         self.map = ScaledMap(
-            torch.tensor(table, dtype=torch.int64).to(device), (self.tensor,), axis, 16, self.scales, self.layer_bytes,
-            self.nbytes,
-        )  # fmt: skip
-        self.before = [self.planes.clone(), self.whole.clone()]
+            table.to(backend.device), (self.tensor,), axis, 16, self.scales, self.layer_bytes, self.nbytes
+        )
+        for at in range(1, SLOTS):
+            self.fill(at, self.random(generator))
 
     def random(self, generator: torch.Generator) -> Tensor:
         """Columns of very different sizes, `layer ...`."""
@@ -65,7 +63,9 @@ class Memory:
         return x * 10.0 ** (torch.rand(LAYERS, *each, generator=generator) * 6 - 4)
 
     def fill(self, slot: int, values: Tensor) -> None:
+        """Sets a slot, and takes all bytes as they now are for what was there before."""
         self.tensor[:, slot] = values.to(self.tensor)
+        self.planes.expected = self.planes.whole.cpu().clone()
 
     def ints(self, values: list[int], dtype: torch.dtype = torch.int32) -> Tensor:
         return torch.tensor(values, dtype=dtype, device=self.backend.device)
@@ -100,7 +100,7 @@ class Memory:
             far = np.abs(exact - np.floor(exact) - 0.5) > 2**-16  # where float32 cannot round to the other side
             assert np.array_equal(values[far], np.rint(exact)[far])
             assert (np.abs(x - values * scale) <= scale * (0.5 + 2**-17)).all()
-            self._take(self.whole, self.record(place, layer), 1)
+            self._take(self.records, *self.record(place, layer))
 
     def check_unpacked(self, place: int, slot: int, was: Tensor | None = None, layers: range = range(LAYERS)) -> None:
         """A slot has what a record says, exactly, and what had been packed, to half a step; as before from here on."""
@@ -113,12 +113,14 @@ class Memory:
                 x, y = was[layer].double().cpu().numpy(), found.double().numpy()
                 bound = scale * (0.5 + 2**-16) + np.abs(values * scale) * HALF[found.dtype] + DENSE[found.dtype]
                 assert (np.abs(x - y) <= bound).all()
-            self._take(self.planes, (self.tensor[layer, slot],), 0)
+            self._take(self.planes, self.tensor[layer, slot])
 
-    def _take(self, whole: Tensor, parts: tuple[Tensor, ...], which: int) -> None:
+    @staticmethod
+    def _take(held: Poisoned, *parts: Tensor) -> None:
+        """From here on these bytes are what was there before."""
         for part in parts:
-            start = part.data_ptr() - whole.data_ptr()
-            self.before[which][start : start + part.nbytes] = whole[start : start + part.nbytes]
+            start = part.data_ptr() - held.whole.data_ptr()
+            held.expected[start : start + part.nbytes] = held.whole[start : start + part.nbytes].cpu()
 
     def expect_all(self, op: str, found: dict[int, int]) -> None:
         """The slot of each place, 0 for zeros, and nothing else: nothing goes to the null slot."""
@@ -131,7 +133,17 @@ class Memory:
 
     def check(self) -> None:
         """Whatever has not been looked at is as before."""
-        assert torch.equal(self.planes, self.before[0]) and torch.equal(self.whole, self.before[1])
+        self.planes.check()
+        self.records.check()
+
+
+def packed(backend: Backend, generator: torch.Generator) -> Memory:
+    """Slots 1 to 4 are in the records 0 to 3."""
+    memory = Memory(backend, generator)
+    memory.run("pack_int8", None, memory.ints([1, 2, 3, 4]), memory.ints([0, 1, 2, 3]))
+    memory.expect_all("pack_int8", {0: 1, 1: 2, 2: 3, 3: 4})
+    backend.counts.reset()
+    return memory
 
 
 @pytest.mark.parametrize(
@@ -162,7 +174,7 @@ def test_b66_any_bytes_unpack_to_value_times_scale(
         values, scales = memory.record(1, layer)
         values.copy_(torch.randperm(512, generator=generator).to(torch.uint8))
         scales.copy_((torch.rand(2, generator=generator) * 2.0 ** torch.tensor([-18.0, 8.0])).view(torch.uint8))
-    memory.before[1] = memory.whole.clone()
+    memory.records.expected = memory.records.whole.cpu().clone()
     memory.run("unpack_int8", None, memory.ints([2]), memory.ints([1]))
     memory.check_unpacked(1, 2)
     memory.check()
@@ -231,15 +243,13 @@ def test_kernel_and_reference_store_the_same_bits(generator: torch.Generator, ba
         memory.tensor[0, 2, 7, 5] = torch.nan
         memory.run("pack_int8", None, memory.ints([2, 0, 4]), memory.ints([1, 2, 0]))
         memory.run("unpack_int8", None, memory.ints([3, 1]), memory.ints([0, 2]))
-        found.append(torch.cat([memory.planes.cpu(), memory.whole.cpu()]))
+        found.append(torch.cat([memory.planes.whole.cpu(), memory.records.whole.cpu()]))
     assert torch.equal(*found)
 
 
 @each_op
 def test_b66_registers_padding_and_places(backend: Backend, generator: torch.Generator, op: str) -> None:
-    memory = Memory(backend, generator)
-    memory.run("pack_int8", None, memory.ints([1, 2, 3, 4]), memory.ints([0, 1, 2, 3]))
-    memory.expect_all("pack_int8", {0: 1, 1: 2, 2: 3, 3: 4})
+    memory = packed(backend, generator)
     slots = memory.ints([3, 2, 0, SLOTS, -4, 4])
     index = memory.ints([1, 0, 2, 3, -1, 2**31 - 1, 5, 5])
     places = memory.ints([3, 0, -1, 1, RECORDS, -7, 2, 2**31 - 1])
@@ -250,9 +260,7 @@ def test_b66_registers_padding_and_places(backend: Backend, generator: torch.Gen
 @each_op
 def test_due_entries_may_lie_anywhere_among_hundreds(backend: Backend, generator: torch.Generator, op: str) -> None:
     """More entries than a program looks at in one go, most of them padding."""
-    memory, n = Memory(backend, generator), 2 * ENTRIES + 90
-    memory.run("pack_int8", None, memory.ints([1, 2, 3, 4]), memory.ints([0, 1, 2, 3]))
-    memory.expect_all("pack_int8", {0: 1, 1: 2, 2: 3, 3: 4})
+    memory, n = packed(backend, generator), 2 * ENTRIES + 90
     at = torch.randperm(n, generator=generator)[:4].tolist()
     index, places = torch.ones(n, dtype=torch.int32), torch.full((n,), -1, dtype=torch.int32)
     index[at], places[at] = torch.tensor([4, 3, 2, 1], dtype=torch.int32), torch.arange(4, dtype=torch.int32)
@@ -285,7 +293,7 @@ def test_B38_slots_and_records_beyond_2_31_bytes(backend: Backend, op: str) -> N
 @each_op
 def test_records_lie_outside_of_the_plane(backend: Backend, generator: torch.Generator, op: str) -> None:
     memory = Memory(backend, generator)
-    memory.held = memory.planes.as_strided((1, memory.nbytes), (memory.nbytes, 1), GUARD)
+    memory.held = memory.planes.whole.as_strided((1, memory.nbytes), (memory.nbytes, 1), GUARD)
     with pytest.raises(ValueError, match=r"^(out|source): record 0 shares bytes with a plane"):
         memory.run(op, None, memory.ints([2]), memory.ints([0]))
     memory.check()

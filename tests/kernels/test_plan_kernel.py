@@ -13,9 +13,8 @@ from memstate.kernels.reference import tracking as reference
 from memstate.kernels.tables import Count, Marks, Registers, StepRecord, Strategy
 from memstate.slots.allocator import SlotAllocator
 from memstate.slots.registers import RegisterFile
-from tests.proof.stateful.history import EMPTY
+from tests.proof.stateful.ledger import EMPTY, Row
 from tests.proof.stateful.model import Entry, Model
-from tests.proof.stateful.rows import Row
 from tests.proof.stateful.settings import Settings
 from tests.support.packets import bits
 
@@ -219,20 +218,6 @@ def test_plan_is_the_rule_for_every_row(variant: str, batch: int, backend: Backe
         assert after[Count.CLAIMED] - before[Count.CLAIMED] == before[Count.FREE] - after[Count.FREE]
         written = [slot for e in entries for slot in (e.write, e.snapshot) if slot]
         assert len(set(written)) == len(written)
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_B14_a_batch_of_padding_moves_nothing(variant: str, backend: Backend) -> None:
-    strategy, lanes, in_place = VARIANTS[variant]
-    file = RandomFile(random.Random(variant), backend, 40, lanes)
-    table = file.file.table
-    before, record = copy_of(table), stale_record(40, table.cells)
-    rows = [0, -1, -3, 0] * 10
-    rules = tables.Rules(strategy, lanes, 1, in_place)
-    marks = stale_marks(4, table.cells)
-    backend.plan(table, batch_packet((rows, [1] * 40), NO_LIMIT, table.cells), record, marks, rules)
-    assert same(table, before)
-    assert all(column.tolist() == [0] * 40 for column in record)
 
 
 @pytest.mark.parametrize("first_free", [3, 32 * 1024 - 1, 70_000 - 40])

@@ -15,6 +15,7 @@ from tests.support.decode_case import far_apart
 from tests.support.kernel_runs import nothing_allocated
 
 STEP = 3
+OPS = ("gather_slots", "scatter_slots", "scatter_accepted", "scatter_inputs")
 Kind = tuple[torch.dtype, tuple[int, ...]]
 
 
@@ -201,80 +202,75 @@ def test_B38_windows_beyond_2_31_elements(backend: Backend, generator: torch.Gen
     assert torch.equal(plane[0, 2], inputs[0, 0, 3:]) and bool((plane[:, :2] == 7).all())
 
 
-# -- at the door -------------------------------------------------------------------------------------
+# -- at the door, all four -----------------------------------------------------------------------------
 
 
+def arguments(backend: Backend, op: str, plane: Tensor, batch: int = 2, step: int = STEP) -> dict[str, Tensor]:
+    """What an operation takes beside a plane `layer slot tap channel`: nothing of it is due."""
+    layers, _, *inner = plane.shape
+    given = columns(backend, [Row(0, 1)] * batch)
+    if op in ("gather_slots", "scatter_slots"):
+        name = "out" if op == "gather_slots" else "batch"
+        return {"plane": plane, "slots": given["write"], name: plane.new_ones(layers, batch, *inner)}
+    if op == "scatter_accepted":
+        return {"plane": plane, "window": plane.new_ones(layers, batch, step, *inner), **given}
+    return {"plane": plane, "inputs": plane.new_ones(layers, batch, inner[0] + step, inner[1]), **given}
+
+
+@pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize(
-    ("shape", "batch", "step"), [((2, 6, 3, 0), 2, 3), ((2, 6, 0, 4), 2, 3), ((0, 6, 3, 4), 2, 3), ((2, 6, 3, 4), 0, 3)]
+    ("shape", "batch"), [((2, 6, 3, 0), 2), ((2, 6, 0, 4), 2), ((0, 6, 3, 4), 2), ((2, 6, 3, 4), 0)]
 )
-def test_B39_nothing_to_scatter_launches_nothing(
-    backend: Backend, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], batch: int, step: int
+def test_B39_nothing_to_move_launches_nothing(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], batch: int, op: str
 ) -> None:
     monkeypatch.setattr("memstate.kernels.scatter._scatter", None)
+    monkeypatch.setattr("memstate.kernels.gather._gather_slots", None)
     plane = torch.zeros(shape, device=backend.device)
-    layers, _, taps, channels = shape
-    given = columns(backend, [Row(1, 1, 2, 2)] * batch)
-    backend.scatter_slots(plane, given["write"], plane.new_ones(layers, batch, taps, channels))
-    backend.scatter_accepted(plane, plane.new_ones(layers, batch, step, taps, channels), **given)
-    backend.scatter_inputs(plane, plane.new_ones(layers, batch, taps + step, channels), **given)
+    getattr(backend, op)(**arguments(backend, op, plane, batch))
     assert not plane.any()
 
 
-def test_B41_a_step_of_no_tokens_changes_nothing(backend: Backend, generator: torch.Generator) -> None:
+@pytest.mark.parametrize("op", ["scatter_accepted", "scatter_inputs"])
+def test_B41_a_step_of_no_tokens_changes_nothing(backend: Backend, generator: torch.Generator, op: str) -> None:
     plane = stored(backend, generator, (torch.float32, (3, 4)), "layer_major")
-    given = columns(backend, [Row(1, 0, 2, 1)])
-    backend.scatter_accepted(plane.tensor, plane.tensor.new_ones(LAYERS, 1, 0, 3, 4), **given)
-    backend.scatter_inputs(plane.tensor, plane.tensor.new_ones(LAYERS, 1, 3, 4), **given)
+    given = arguments(backend, op, plane.tensor, 1, 0)
+    getattr(backend, op)(**(given | columns(backend, [Row(1, 0, 2, 1)])))
     plane.check()
 
 
-def test_nothing_is_allocated(backend: Backend, generator: torch.Generator) -> None:
+@pytest.mark.parametrize("op", OPS)
+def test_nothing_is_allocated(backend: Backend, generator: torch.Generator, op: str) -> None:
     if backend.name == "reference":
         return  # makes views
-    plane, given = stored(backend, generator, (torch.float32, (3, 4)), "layer_major"), columns(backend, [Row(0, 1)])
-    batch, window = plane.tensor.new_ones(LAYERS, 1, 3, 4), plane.tensor.new_ones(LAYERS, 1, 6, 3, 4)
-    inputs = window[:, :, :, 0].contiguous()
+    plane = stored(backend, generator, (torch.float32, (3, 4)), "layer_major")
+    given = arguments(backend, op, plane.tensor)
     with nothing_allocated():
-        backend.scatter_slots(plane.tensor, given["write"], batch)
-        backend.scatter_accepted(plane.tensor, window, **given)
-        backend.scatter_inputs(plane.tensor, inputs, **given)
+        getattr(backend, op)(**given)
     plane.check()
 
 
-SPOILED: list[tuple[str, str, Callable[[Tensor], Tensor]]] = [
-    ("scatter_slots", "plane", lambda t: t.transpose(2, 3)), ("scatter_slots", "plane", lambda t: t[0, :, 0, 0]),
-    ("scatter_slots", "slots", lambda t: t.float()), ("scatter_slots", "slots", lambda t: t.to("meta")),
-    ("scatter_slots", "batch", lambda t: t[:, :1].contiguous()), ("scatter_slots", "batch", lambda t: t.half()),
-    ("scatter_slots", "batch", lambda t: t.transpose(2, 3).contiguous().transpose(2, 3)),
-    ("scatter_accepted", "plane", lambda t: t[..., ::2]), ("scatter_accepted", "window", lambda t: t[0, 0]),
-    ("scatter_accepted", "window", lambda t: t[..., :2].contiguous()),
-    ("scatter_accepted", "window", lambda t: t.int()), ("scatter_accepted", "window", lambda t: t[:, :, ::2]),
-    ("scatter_accepted", "write", lambda t: t[:1]), ("scatter_accepted", "accepted", lambda t: t.short()),
-    ("scatter_accepted", "snapshot", lambda t: t.repeat_interleave(2)[::2]),
-    ("scatter_accepted", "crossed", lambda t: t.to("meta")), ("scatter_inputs", "plane", lambda t: t[:, :, 0]),
-    ("scatter_inputs", "plane", lambda t: t[..., ::2]),
-    ("scatter_inputs", "plane", lambda t: t.repeat_interleave(2, dim=2)[:, :, ::2]),
-    ("scatter_inputs", "inputs", lambda t: t[:, :, :2].contiguous()),
-    ("scatter_inputs", "inputs", lambda t: t[..., :2].contiguous()),
-    ("scatter_inputs", "inputs", lambda t: t.double()),
-    ("scatter_inputs", "inputs", lambda t: t.transpose(2, 3).contiguous().transpose(2, 3)),
-    ("scatter_inputs", "crossed", lambda t: t[:1]),
+COLUMN: list[Callable[[Tensor], Tensor]] = [
+    lambda t: t.short(), lambda t: t[None], lambda t: t.repeat_interleave(2)[::2], lambda t: t.to("meta"),
 ]  # fmt: skip
+WHOLE: list[Callable[[Tensor], Tensor]] = [
+    lambda t: t.half(), lambda t: t.to("meta"), lambda t: t.transpose(0, 1).contiguous().transpose(0, 1),
+    lambda t: t[..., :2].contiguous(), lambda t: t[0, 0],
+]  # fmt: skip
+SPOILED = {
+    "plane": [lambda t: t[0, :, 0, 0], lambda t: t[..., ::2]], "slots": COLUMN,
+    **{name: [*COLUMN, lambda t: t[:1]] for name in Row._fields},
+    **{name: [*WHOLE, lambda t: t[:, :1].contiguous()] for name in ("out", "batch")},
+    "window": [*WHOLE, lambda t: t[:, :, ::2]], "inputs": [*WHOLE, lambda t: t[:, :, :2].contiguous()],
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("op", "name", "spoil"), SPOILED, ids=[f"{op} {name}" for op, name, _ in SPOILED])
-def test_misfits_are_named_and_change_nothing(
-    backend: Backend, generator: torch.Generator, op: str, name: str, spoil: Callable[[Tensor], Tensor]
-) -> None:
+@pytest.mark.parametrize("op", OPS)
+def test_misfits_are_named_and_change_nothing(backend: Backend, generator: torch.Generator, op: str) -> None:
     plane = stored(backend, generator, (torch.float32, (3, 4)), "layer_major")
-    given = columns(backend, [Row(1, 1, 2, 2), Row(3, 1, 4, 2)])
-    arguments = {"plane": plane.tensor}
-    if op == "scatter_slots":
-        arguments |= {"slots": given["write"], "batch": plane.tensor.new_ones(LAYERS, 2, 3, 4)}
-    elif op == "scatter_accepted":
-        arguments |= {"window": plane.tensor.new_ones(LAYERS, 2, STEP, 3, 4), **given}
-    else:
-        arguments |= {"inputs": plane.tensor.new_ones(LAYERS, 2, 3 + STEP, 4), **given}
-    with pytest.raises(ValueError, match=rf"\b{name}\b"):
-        getattr(backend, op)(**(arguments | {name: spoil(arguments[name])}))
+    given = arguments(backend, op, plane.tensor)
+    for name, tensor in given.items():
+        for spoil in SPOILED[name]:
+            with pytest.raises(ValueError, match=rf"\b{name}\b"):
+                getattr(backend, op)(**(given | {name: spoil(tensor)}))
     plane.check()

@@ -15,10 +15,8 @@ from tests.support.decode_case import (
     Pairs,
     Row,
     check_chunks,
-    check_misfit,
     check_step,
     fill_rows,
-    same_bits,
 )  # fmt: skip
 from tests.support.recurrences import Array, float64, selective, selective_bound
 
@@ -155,17 +153,6 @@ def test_D18_a_prompt_in_chunks_has_the_same_bits(
     check_chunks(case, backend, [0, 1, 3])
 
 
-def test_D18_an_order_that_is_both_is_one(backend: Backend, generator: torch.Generator) -> None:
-    """With one dim, or one state, the two orders are the same bytes, and the same bits."""
-    for dims in ((2, 1, 1, 8), (2, 1, 8, 1)):
-        plain = build(backend, generator, dims=dims)
-        other = plain.twin()
-        state = other.memory.state
-        other.memory.state = state.as_strided(state.shape, (*state.stride()[:2], 1, dims[2]))
-        assert same_bits(plain.step(backend), other.step(backend))
-        assert same_bits(plain.memory.whole, other.memory.whole)
-
-
 def test_D19_states_of_one_decay_a_channel_have_one_order(backend: Backend, generator: torch.Generator) -> None:
     """Their `a` lies as `head dim state`, and a state in the other order is refused by name."""
     case = build(backend, generator, "mamba1", [Row(1, 1)], state_dim=True)
@@ -204,69 +191,3 @@ def test_G2_softplus_of_steps_of_every_size(
     """Relative precision where exp(dt) is lost beside 1, both branches, and no overflow. From nothing, so that the
     state is as small as its step."""
     run(build(backend, generator, kind, [Row(0, 1), Row(2, 3)], steps=steps, without=("dt_bias",)), backend)
-
-
-def some_head(generator: torch.Generator, dt: float) -> dict[str, Any]:
-    """Three tokens of 8 channels with 16 states each, a gate, and softplus steps about `dt`."""
-    x, z, jitter = (torch.randn(3, 8, generator=generator).double().numpy() for _ in range(3))
-    b, c = (torch.randn(3, 16, generator=generator).double().numpy() for _ in range(2))
-    a, state = (torch.randn(8, 16, generator=generator).double().numpy() for _ in range(2))
-    step = {"dt": dt + 0.1 * jitter, "dt_bias": np.zeros(8), "softplus": True}
-    return {"x": x, "z": z, "b": b, "c": c, "a": -np.exp(a), "d": np.ones(8), "state": state} | step
-
-
-def test_G2_bounds_tell_fp32_from_less(generator: torch.Generator) -> None:
-    """The bound follows the recurrence, is one of fp32, and rounding the state to bf16 between tokens breaks it."""
-    head = some_head(generator, -1)
-    y, states = exact(head)
-    y_bounds, state_bounds = bounds(head)
-    values = [bound.value for bound in y_bounds], [bound.value for bound in state_bounds]
-    assert np.allclose(values[0], y, rtol=0, atol=1e-12) and np.allclose(values[1], states, rtol=0, atol=1e-12)
-    assert max(bound.error.max() for bound in y_bounds) < 2e-4
-    outputs = []
-    for t in range(3):
-        token = {name: head[name][t : t + 1] for name in ("x", "z", "b", "c", "dt")}
-        (o,), (_, state) = exact(head | token)
-        head["state"] = torch.from_numpy(state).bfloat16().double().numpy()
-        outputs.append(np.abs(o - y[t]) > y_bounds[t].error)
-    assert np.any(outputs)
-
-
-def test_G2_bounds_tell_a_careless_softplus(generator: torch.Generator) -> None:
-    """log(1 + exp(dt)) as it stands, in fp32, is outside: a small step would have half its digits."""
-    head = some_head(generator, -7) | {"state": np.zeros((8, 16))}
-    _, states = exact(head)
-    _, state_bounds = bounds(head)
-    careless = np.log(np.float32(1) + np.exp(head["dt"].astype(np.float32))).astype(np.float64)
-    _, spoilt = exact(head | {"dt": careless, "softplus": False})
-    assert (np.abs(spoilt[1] - states[1]) > state_bounds[1].error).mean() > 0.5
-
-
-@each_kind
-@pytest.mark.parametrize("odd", [False, True])
-def test_G2_bits_do_not_depend_on_where_inputs_lie(
-    backend: Backend, generator: torch.Generator, kind: str, odd: bool
-) -> None:
-    """Inputs whose tokens are whole accesses wide lie on 16 bytes, and any such place; others anywhere."""
-    case = build(backend, generator, kind, [Row(1, 2)], dims=(1, 1, 5, 7) if odd else None)
-    moved = case.twin()
-
-    def shifted(tensor: Tensor, by: int = 1) -> Tensor:
-        return torch.cat([tensor.flatten()[:by], tensor.flatten()])[by:].view(tensor.shape)
-
-    moved.inputs = {
-        name: shifted(tensor, 4 if tensor[0, 0].numel() % 4 == 0 else 1) for name, tensor in case.inputs.items()
-    }
-    fixed = ("softplus",) if kind == "mamba2" else ("softplus", "a")
-    moved.shared = {name: value if name in fixed else shifted(value) for name, value in case.shared.items()}
-    assert moved.inputs["b"].data_ptr() % 64 and moved.shared["d"].data_ptr() % 16
-    assert same_bits(moved.step(backend), case.step(backend))
-    assert same_bits(moved.memory.whole, case.memory.whole)
-
-
-def test_G1_misfits_of_one_kind_are_named(backend: Backend, generator: torch.Generator) -> None:
-    """Decays of channels that lanes cannot move whole, and steps of one kind with weights of the other."""
-    case = build(backend, generator, "mamba1", [Row(1, 1)])
-    a = case.shared["a"]
-    check_misfit(case, backend, "a", torch.cat([a.flatten()[:1], a.flatten()])[1:].view(a.shape))
-    check_misfit(case, backend, "a", torch.zeros(1, device=backend.device))

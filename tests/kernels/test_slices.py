@@ -9,26 +9,28 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from memstate.kernels.dispatch import Backend
 from tests.kernels.test_decode_marks import columns
-from tests.kernels.test_decode_steps import DTYPES, KINDS, each_dtype, made
-from tests.support.decode_case import Case, Memory, Row, rubbish, same_bits
+from tests.kernels.test_decode_steps import DTYPES, KINDS, each_dtype, each_kind, made
+from tests.support.decode_case import Case, Row, rubbish, same_bits
 from tests.support.kernel_runs import not_interpreted
-from tests.support.recurrences import Rounded, causal_conv, causal_conv_bound, float64, selective, selective_bound
 from tests.support.slices import operations, packed, sliced
 
-each_kind = pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("gdn", "kda")])
 TWO = [Row(1, 1), Row(2, 3, 4, 2)]
 
 
 def apart(case: Case, generator: torch.Generator) -> Case:
     """The same step on inputs that are each a slice of a tensor of its own, between rubbish."""
     return replace(case.twin(), inputs={name: sliced(x, generator)[0] for name, x in case.inputs.items()})
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All bytes of the memory that a tensor is a slice of."""
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
 
 
 def run(case: Case, backend: Backend, **given: Any) -> Tensor:
@@ -38,7 +40,7 @@ def run(case: Case, backend: Backend, **given: Any) -> Tensor:
 
 @each_kind
 @each_dtype
-def test_D10_slices_of_a_projection_have_the_bits_of_contiguous_inputs(
+def test_D2_D10_slices_of_a_projection_have_the_bits_of_contiguous_inputs(
     backend: Backend, generator: torch.Generator, kind: str, dtype: str
 ) -> None:
     """Whatever lies between tokens; inputs of padding are NaN."""
@@ -46,7 +48,9 @@ def test_D10_slices_of_a_projection_have_the_bits_of_contiguous_inputs(
     case = made(kind, backend, generator, state=state, inputs=inputs, **KINDS[kind].small)
     step = apart(case, generator)
     assert not any(x.is_contiguous() for x in step.inputs.values())
+    around = [whole(x).clone() for x in step.inputs.values()]
     assert same_bits(step.step(backend), case.step(backend)) and same_bits(step.memory.whole, case.memory.whole)
+    assert all(torch.equal(was, whole(x)) for was, x in zip(around, step.inputs.values(), strict=True))
 
 
 ODD: list[tuple[str, dict[str, Any]]] = [
@@ -59,11 +63,15 @@ ODD: list[tuple[str, dict[str, Any]]] = [
     ("mamba2, state dim", {"dims": (3, 3, 12, 20), "inputs": torch.bfloat16}),
     ("mamba1", {"dims": (1, 1, 70, 16)}),
     ("mamba1", {"dims": (4, 2, 3, 5), "inputs": torch.float16}),
+    ("gdn", {"dims": (3, 3, 5, 7), "inputs": torch.bfloat16}),
+    ("gdn, value key", {"dims": (2, 1, 64, 8), "inputs": torch.bfloat16}),
+    ("kda", {"dims": (3, 3, 5, 7)}),
+    ("kda, gates", {"dims": (2, 1, 64, 8), "inputs": torch.float16}),
 ]
 
 
 @pytest.mark.parametrize(("kind", "sizes"), ODD)
-def test_D10_slices_of_odd_sizes(
+def test_D2_D10_slices_of_odd_sizes(
     backend: Backend, generator: torch.Generator, kind: str, sizes: dict[str, Any]
 ) -> None:
     """Also of steps of one token, whose rows alone lie apart, and of one row."""
@@ -88,6 +96,24 @@ def test_D10_slices_with_a_window_and_with_marks(backend: Backend, generator: to
     assert same_bits(case.memory.whole, step.memory.whole)
 
 
+@each_kind
+def test_D3_nothing_is_made_or_copied_around_slices(
+    backend: Backend, generator: torch.Generator, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without `out` the output alone is made."""
+    if backend.name == "reference":
+        return  # works on one row at a time in fp32
+    step = apart(made(kind, backend, generator, rows=TWO, **KINDS[kind].small), generator)
+    out, arguments = torch.empty_like(step.step(backend)), step.arguments()
+    if backend.name == "interpreter":
+        monkeypatch.setattr("triton.runtime.interpreter.GridExecutor.__call__", lambda *_, **__: None)
+    with operations() as made_:
+        getattr(backend, step.op)(**arguments, out=out)
+        assert made_ == []
+        getattr(backend, step.op)(**arguments)
+        assert made_ in (["new_empty"], ["empty"])
+
+
 @pytest.mark.parametrize("kind", ["conv", "conv, channel major"])
 @pytest.mark.parametrize("channels", [24, 5])
 def test_D11_the_output_of_a_convolution_may_be_a_slice(
@@ -97,12 +123,12 @@ def test_D11_the_output_of_a_convolution_may_be_a_slice(
     case = made(kind, backend, generator, channels=channels)
     step, expected = apart(case, generator), case.step(backend)
     x = step.inputs["x"]
-    out, whole = sliced(torch.full_like(expected, torch.nan), generator)
-    kept = whole.clone()
+    out, around = sliced(torch.full_like(expected, torch.nan), generator)
+    kept = around.clone()
     assert run(step, backend, out=out) is out and same_bits(out, expected)
     out.fill_(torch.nan)
     kept.view(x.dtype).as_strided(out.shape, out.stride(), out.storage_offset()).fill_(torch.nan)
-    assert same_bits(whole, kept) and same_bits(step.memory.whole, case.memory.whole)
+    assert same_bits(around, kept) and same_bits(step.memory.whole, case.memory.whole)
     beside = packed({"x": x.shape[2:], "out": x.shape[2:]} if channels == 24 else {"x": (5,)}, x, generator)
     if channels == 24:
         again = made(kind, backend, generator, channels=channels)
@@ -113,7 +139,7 @@ def test_D11_the_output_of_a_convolution_may_be_a_slice(
 
 
 @each_kind
-def test_D12_slices_that_do_not_fit_are_named(backend: Backend, generator: torch.Generator, kind: str) -> None:
+def test_D4_D12_slices_that_do_not_fit_are_named(backend: Backend, generator: torch.Generator, kind: str) -> None:
     """Tokens at unequal distances, spread within a token, overlapping, or off 16 bytes although they are as wide."""
     case = made(kind, backend, generator, rows=TWO, **KINDS[kind].small)
     given, device = case.arguments(), case.memory.state.device
@@ -157,91 +183,6 @@ def test_D12_slices_that_share_bytes_with_what_is_written_are_named(
     assert not wide[..., 8:].any()
     backend.conv_step(**(given | {"state": state}), out=slices)
     assert bool(slices[0, 0].any())
-
-
-HEADS, GROUPS, DIM, STATE, TAPS = 4, 2, 16, 8, 4
-PARTS = {"z": (HEADS, DIM), "x": (HEADS, DIM), "b": (GROUPS, STATE), "c": (GROUPS, STATE), "dt": (HEADS,)}
-ROWS = [Row(1, 1, tokens=1), Row(2, 3, 4, 1), Row(0, 5, 0, 1), Row(0, 0, 0, 1)]
-CHANNELS = HEADS * DIM + 2 * GROUPS * STATE
-
-
-class Layer:
-    """A Mamba-2 layer at one token: its projection `z | x | B | C | dt`, its weights and its two planes."""
-
-    def __init__(self, backend: Backend, generator: torch.Generator, dtype: torch.dtype) -> None:
-        self.backend, device = backend, backend.device
-
-        def random(*shape: int) -> Tensor:
-            return torch.randn(*shape, generator=generator).to(device)
-
-        whole = random(len(ROWS), 1, HEADS * DIM + CHANNELS + HEADS + 4).to(dtype)
-        whole[-1] = torch.nan  # padding
-        self.projection = whole
-        self.windows = Memory((TAPS - 1, CHANNELS), dtype, device, generator)
-        self.states = Memory((HEADS, DIM, STATE), torch.float32, device, generator)
-        for memory in (self.windows, self.states):
-            for slot in (1, 2):
-                memory.fill(slot, random(*memory.state.shape[1:]))
-        self.weight, self.bias = random(CHANNELS, TAPS).to(dtype), random(CHANNELS).to(dtype)
-        self.a, self.d, self.dt_bias = -random(HEADS).exp(), random(HEADS), random(HEADS)
-        columns = ([getattr(row, name) for row in ROWS] for name in Row._fields)
-        self.where = [torch.tensor(column, dtype=torch.int32, device=device) for column in columns]
-
-    def step(self) -> tuple[Tensor, Tensor]:
-        """The mixed `x | B | C`, and what the recurrence reads."""
-        z, mixed, dt, _ = self.projection.split([HEADS * DIM, CHANNELS, HEADS, 4], -1)
-        mixed = self.backend.conv_step(mixed, self.weight, self.bias, self.windows.state, *self.where)
-        x, b, c = mixed.split([HEADS * DIM, GROUPS * STATE, GROUPS * STATE], -1)
-        y = self.backend.selective_step(
-            x.unflatten(-1, (HEADS, DIM)), dt, self.a, b.unflatten(-1, (GROUPS, STATE)),
-            c.unflatten(-1, (GROUPS, STATE)), self.states.state, *self.where, self.d, z.unflatten(-1, (HEADS, DIM)),
-            self.dt_bias, True,
-        )  # fmt: skip
-        return mixed, y
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_D13_a_layer_of_mamba2_makes_two_outputs_from_one_projection_and_copies_nothing(
-    backend: Backend, generator: torch.Generator, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A convolution and a recurrence are two launches and two tensors. Each is within its bound of float64."""
-    layer = Layer(backend, generator, dtype)
-    windows, states = float64(layer.windows.state), float64(layer.states.state)
-    mixed, y = layer.step()
-    z, inputs, dt, _ = (float64(part) for part in layer.projection.split([HEADS * DIM, CHANNELS, HEADS, 4], -1))
-    x, b, c = (float64(part) for part in mixed.split([HEADS * DIM, GROUPS * STATE, GROUPS * STATE], -1))
-    weights = [float64(weight) for weight in (layer.weight, layer.bias, layer.a, layer.d, layer.dt_bias)]
-
-    def close(got: Tensor, exact: object, bound: Rounded) -> None:
-        assert bool((np.abs(float64(got) - exact) <= bound.stored(got.dtype, backend.name).error).all())
-
-    for i, row in enumerate(ROWS[:-1]):
-        window = windows[row.read] if row.read else np.zeros(windows.shape[1:])
-        arguments = (inputs[i], *weights[:2], window, True)
-        close(mixed[i], causal_conv(*arguments)[0], causal_conv_bound(*arguments))
-        assert same_bits(layer.windows.state[row.write, -1], layer.projection[i, 0, HEADS * DIM :][:CHANNELS])
-        for h in range(HEADS):
-            group, part = h // (HEADS // GROUPS), slice(h * DIM, (h + 1) * DIM)
-            head = {
-                "x": x[i][:, part], "z": z[i][:, part], "b": b[i][:, group * STATE :][:, :STATE],
-                "c": c[i][:, group * STATE :][:, :STATE], "a": np.full((DIM, STATE), weights[2][h]),
-                "d": np.full(DIM, weights[3][h]), "softplus": True,
-                "state": states[row.read, h] if row.read else np.zeros((DIM, STATE)),
-            }  # fmt: skip
-            step, bias = np.full((1, DIM), dt[i, 0, h]), np.full(DIM, weights[4][h])
-            (out,), (_, new) = selective(**head, dt=step + bias)
-            (out_bound,), (_, new_bound) = selective_bound(**head, dt=step, bias=bias)
-            close(y[i, 0, h], out, out_bound)
-            close(layer.states.state[row.write, h], new, new_bound)
-    assert not mixed[-1].any() and not y[-1].any()
-    layer.windows.check_changed_only({1, 3, 4, 5})
-    layer.states.check_changed_only({1, 3, 4, 5})
-    if backend.name != "reference":  # which works on one row at a time in fp32
-        if backend.name == "interpreter":
-            monkeypatch.setattr("triton.runtime.interpreter.GridExecutor.__call__", lambda *_, **__: None)
-        with operations() as made_:
-            layer.step()
-        assert made_ == ["new_empty", "new_empty"] or made_ == ["empty", "empty"]
 
 
 def test_D14_inputs_move_in_wide_pieces() -> None:

@@ -34,7 +34,7 @@ from memstate.kernels import (
 )
 from memstate.kernels.bitmap import chunk_words
 from memstate.kernels.blocks import cut
-from memstate.kernels.catalog import CompileCase, all_cases
+from memstate.kernels.catalog import all_cases
 from memstate.kernels.levels import TOP_WORDS
 from memstate.kernels.tables import HEADER_INTS, Accepted, Rules, ScaledMap, StepRecord, Strategy
 from memstate.kernels.warps import ALONE, MOST, roomy, warps_for
@@ -159,17 +159,6 @@ def test_every_unit_of_bytes_is_in_the_catalogue() -> None:
         assert {c.constexprs["UNIT"] for c in cases if c.kernel.fn.__name__ == kernel} == {16, 8, 4, 2, 1}
 
 
-def test_no_compile_case_has_more_warps_than_lanes() -> None:
-    """Those of one program, among them the smallest launch there is."""
-    seen: dict[str, set[int]] = {}
-    for case in (case for case in all_cases() if case.kernel.fn.__name__ in ONE_PROGRAM):
-        lanes = [case.constexprs[size] for size in ("BLOCK", "CHUNK") if size in case.constexprs]
-        assert case.num_warps * 32 <= min(lanes), case.name
-        seen.setdefault(case.kernel.fn.__name__, set()).add(case.constexprs["BLOCK"])
-    assert set(seen) == ONE_PROGRAM
-    assert all(32 in blocks for name, blocks in seen.items() if name not in ("_ownership", "_audit"))
-
-
 Given = list[dict[str, Any]]
 
 
@@ -229,35 +218,6 @@ def test_convolutions_of_four_taps_have_no_limit(taps: int, limit: int | None, o
     assert [given.get("maxnreg") for given in options] == [limit, 255]
 
 
-def needs_room(case: CompileCase) -> bool:
-    """Whether a launch of this shape has a limit of registers."""
-    kernel, constants = case.kernel.fn.__name__, case.constexprs
-    if kernel in ("_gather_slots", "_scatter"):
-        return int(case.signature["plane_ptr"].removeprefix("*i")) * constants["UNIT"] < 128
-    if kernel == "_move_records":
-        return bool(constants["UNIT"] < 16)
-    marked = constants.get("mark_count_ptr", 0) is not None and "mark_count_ptr" in case.signature
-    if kernel == "_move_int8":
-        return not 64 <= constants["REDUCED"] <= min(512, constants["BLOCK_R"])
-    if kernel == "_selective_step":
-        half = constants["TIED"] and case.signature["state_ptr"] != "*fp32"
-        return bool(half or marked or not constants["STATE_FASTEST"])
-    return (kernel == "_conv_step" and constants["TAPS"] != 4) or kernel == "_gated_delta_step" or marked
-
-
-def test_cases_have_the_options_of_their_launches() -> None:
-    kernels = {"_gather_slots", "_scatter", "_move_records", "_move_int8"}
-    kernels |= {"_conv_step", "_selective_step", "_gated_delta_step"}
-    cases = [case for case in all_cases(every_shape=True) if case.kernel.fn.__name__ in kernels]
-    wrong = []
-    for case in cases:
-        wide = case.signature.get("state_ptr") == "*fp32" and case.constexprs["UNIT"] == 4
-        most = 168 if case.kernel.fn.__name__ == "_gated_delta_step" and wide and case.num_warps == 1 else 255
-        if case.options.get("maxnreg") != (most if needs_room(case) else None):
-            wrong.append(case.name)
-    assert wrong == [] and len({needs_room(case) for case in cases}) == 2
-
-
 @pytest.mark.parametrize(("warps", "most"), [(1, 255), (4, 255), (8, 255), (16, 128)])
 def test_a_program_can_have_the_registers_of_its_threads(warps: int, most: int) -> None:
     """More than 65536 in a program could not be launched."""
@@ -276,10 +236,3 @@ def test_warps_of_a_number_of_lanes(lanes: int, warps: int) -> None:
 def test_a_warp_has_32_lanes(lanes: int) -> None:
     with pytest.raises(ValueError, match=f"{lanes} lanes: expected 32 or more"):
         warps_for(lanes)
-
-
-def test_a_claim_of_every_size_is_the_lowest_slots() -> None:
-    """Blocks and chunks of every shape that a launch can have."""
-    for n in (1, 32, 65, 130, 300, 600, 1100):
-        free = torch.full((40,), -1, dtype=torch.int32)  # no summary
-        assert bitmap.claim(free, n, torch.zeros(16, dtype=torch.int32)).tolist() == list(range(n))

@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -42,30 +43,22 @@ def wrong(stats: Stats) -> list[str]:
 @contextmanager
 def hammered(look: Callable[[], object], n: int = 2) -> Iterator[None]:
     """Threads that look again and again while the block runs. What they raise is raised at the end."""
-    over, raised = threading.Event(), list[BaseException]()
+    over, interval = threading.Event(), sys.getswitchinterval()
 
     def run() -> None:
         while not over.is_set():
-            try:
-                look()
-            except BaseException as error:
-                raised.append(error)
-                return
+            look()
 
-    interval = sys.getswitchinterval()
-    threads = [threading.Thread(target=run) for _ in range(n)]
-    try:
+    with ThreadPoolExecutor(n) as threads:
         sys.setswitchinterval(1e-5)
-        for thread in threads:
-            thread.start()
-        yield
-    finally:
-        over.set()
-        for thread in threads:
-            thread.join()
-        sys.setswitchinterval(interval)
-    if raised:
-        raise raised[0]
+        jobs = [threads.submit(run) for _ in range(n)]
+        try:
+            yield
+        finally:
+            over.set()
+            sys.setswitchinterval(interval)
+    for job in jobs:
+        job.result()
 
 
 def test_O1_a_scrape_never_sees_half_a_call() -> None:

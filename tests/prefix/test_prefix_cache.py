@@ -213,7 +213,7 @@ def test_tokens_that_are_not_the_rows_are_refused(call: str, backend: Backend) -
                 at.mem.cancel(step, keep="cache", tokens=[wrong])
             else:
                 getattr(at.mem, call)([row], keep="cache", tokens=[wrong])
-        assert (at.mem.stats(), at.mem.info(row).length) == before and at.mem.rows.any_alive
+        assert (at.mem.stats(), at.mem.info(row).length) == before and at.mem.rows
     if step:
         at.mem.cancel(step, keep="cache", tokens=[T[:9]])
     else:

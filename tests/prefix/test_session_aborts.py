@@ -74,7 +74,7 @@ def test_B73_a_retracted_turn_comes_back_as_the_next(backend: Backend, name: str
     ):
         with pytest.raises(ms.InvalidArgument):
             refused()
-        assert before == (counts(talks), bool(inside.commands(mem).queue)) and mem.rows.any_alive
+        assert before == (counts(talks), bool(inside.commands(mem).queue)) and mem.rows
     assert mem.end([row], keep="cache", tokens=[TEXT[:7]]) == [None]
     talks.look()
     assert talks.kept(session)[0] == 7 and talks.whole(TEXT, session) == 7

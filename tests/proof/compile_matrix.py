@@ -13,7 +13,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import triton
@@ -28,23 +28,12 @@ TRITONS = ROOT / "build" / "triton"
 INSTALLED: str = triton.__version__
 VERSIONS = ("3.6.0", "installed", "newest")
 
-# Figures as recorded -> how much of a difference is none, what fewer mean, what more mean. Compiling again gives the
-# same registers too; but hardware deals them out by eight, so that less is no reason to ask about a change to a kernel.
+# Figures as recorded -> how much of a difference is none. Compiling again gives the same registers too; but hardware
+# deals them out by eight, so that less is no reason to ask about a change to a kernel.
 FIGURES = {
-    "registers": (8, "fewer", "more"),
-    "spill_bytes": (0, "spills less", "spills more"),
-    "shared_bytes": (0, "less shared memory", "more shared memory"),
-    "narrowest_bulk_access_bits": (0, "width was lost", "it became wider"),
-    "barriers": (0, "a barrier was lost", "a new barrier"),
-    "source_barriers": (0, "a barrier of the source was lost", "a new barrier in the source"),
-    "dependent_loads": (0, "fewer loads wait for each other", "more loads wait for each other"),
-    "instructions": (8, "fewer for a token", "more for a token"),
-    "bytes_in_flight": (0, "fewer wait at a time", "more wait at a time"),
-}
-
-# (Triton, kernel, target, "spill_bytes" or "narrowest_bulk_access_bits") -> why it is accepted that this kernel spills,
-# or moves planes in narrow pieces, there and nowhere else. One that is no longer so has to go.
-EXCEPTIONS: dict[tuple[str, str, str, str], str] = {}
+    "registers": 8, "spill_bytes": 0, "shared_bytes": 0, "narrowest_bulk_access_bits": 0, "barriers": 0,
+    "source_barriers": 0, "dependent_loads": 0, "instructions": 8, "bytes_in_flight": 0,
+}  # fmt: skip
 
 Figures = dict[str, int | None]
 Record = dict[tuple[str, str], Figures]  # (kernel, target) -> figures
@@ -90,41 +79,27 @@ def differences(version: str, recorded: Record, found: Record) -> list[str]:
 
 
 def _changes(recorded: Figures, found: Figures) -> Iterable[str]:
-    for name, (tolerance, fewer, more) in FIGURES.items():
+    for name, tolerance in FIGURES.items():
         before, now = recorded.get(name), found[name]
-        if before is None or now is None:
-            if before is not now:
-                yield f"{name} {_text(now)}, recorded {_text(before)}"
-        elif abs(now - before) > tolerance:
-            yield f"{name} {now}, recorded {before}: {fewer if now < before else more}"
+        same = before is now if before is None or now is None else abs(now - before) <= tolerance
+        if not same:
+            yield f"{name} {_text(now)}, recorded {_text(before)}"
 
 
 def _text(figure: int | None) -> str:
     return "none" if figure is None else str(figure)
 
 
-def faults(
-    version: str, reports: Iterable[KernelReport], exceptions: Mapping[tuple[str, str, str, str], str] = EXCEPTIONS
-) -> list[str]:
-    """A line for each kernel that spills or moves planes in narrow pieces, whatever is recorded, unless excepted."""
-    lines, unused = [], {key for key in exceptions if key[0] == version}
+def faults(version: str, reports: Iterable[KernelReport]) -> list[str]:
+    """A line for each kernel that spills or moves planes in narrow pieces, whatever is recorded."""
+    lines = []
     for report in reports:
-        bits = report.narrowest_bulk_access_bits
-        bad = {"spill_bytes": report.spill_bytes} if report.spill_bytes else {}
-        if (bits is not None and bits < WIDE_BITS) or not (report.ok or bad):
-            bad["narrowest_bulk_access_bits"] = bits
-        for name, figure in bad.items():
-            key = (version, report.kernel, report.target, name)
-            unused.discard(key)
-            if key not in exceptions:
-                allowed = 0 if name == "spill_bytes" else WIDE_BITS
-                lines.append(
-                    f"Triton {version}: {report.kernel} on {report.target}: {name} {_text(figure)}, must be {allowed}"
-                )
-    return lines + [
-        f"Triton {version}: {key[1]} on {key[2]}: {key[3]} is as it must be; remove it from EXCEPTIONS"
-        for key in sorted(unused)
-    ]
+        place, bits = f"Triton {version}: {report.kernel} on {report.target}", report.narrowest_bulk_access_bits
+        if report.spill_bytes:
+            lines.append(f"{place}: spill_bytes {report.spill_bytes}, must be 0")
+        if (bits is not None and bits < WIDE_BITS) or not (report.ok or report.spill_bytes):
+            lines.append(f"{place}: narrowest_bulk_access_bits {_text(bits)}, must be {WIDE_BITS}")
+    return lines
 
 
 def advice(version: str) -> str:
@@ -169,16 +144,11 @@ def _pip(*arguments: str, failing: str) -> str:
 
 
 def progress(version: str) -> Callable[[int, int], None]:
-    """Shows how far a version is: in place on a terminal, otherwise four times."""
-
-    terminal = sys.stderr.isatty()
+    """Shows how far a version is, four times."""
 
     def show(done: int, total: int) -> None:
-        text = f"Triton {version}: {done} of {total} compiled"
-        if terminal:
-            print(f"\r{text}", end="\n" if done == total else "", file=sys.stderr, flush=True)
-        elif done * 4 // total > (done - 1) * 4 // total:
-            print(text, file=sys.stderr)
+        if done * 4 // total > (done - 1) * 4 // total:
+            print(f"Triton {version}: {done} of {total} compiled", file=sys.stderr)
 
     return show
 

@@ -174,7 +174,7 @@ class Proof:
         environment["MEMSTATE_TUNED"] = str(self._folder / "tuned")
         environment.pop("TRITON_INTERPRET", None)
         if self.toy:
-            environment |= {"CUDA_VISIBLE_DEVICES": ""}
+            environment |= {"CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "1"}
         return environment
 
     def _collect(self, part: Part, found: Any) -> None:

@@ -39,7 +39,7 @@ def test_a_call_is_done_or_undone_or_noticed(name: str, error: str) -> None:
 def test_every_public_call_has_its_points() -> None:
     public = {
         name
-        for kind in (ms.StateManager, ms.StatePool)
+        for kind in (ms.StateManager, ms.engine.pool.StatePool)
         for name in dir(kind)
         if not name.startswith("_") and callable(getattr(kind, name))
     }

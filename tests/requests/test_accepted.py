@@ -9,7 +9,9 @@ from tests.support.build import on
 from tests.support.scan import scan
 
 LAYOUT = ms.StateLayout(planes=(ms.Plane("ssm", (4,), torch.float32),), layers=2)
-TRACKED = [ms.PingPong(256), ms.LazyPingPong(256), ms.Redirect(256)]
+each_tracking = pytest.mark.parametrize(
+    "tracking", [ms.PingPong(256), ms.LazyPingPong(256), ms.Redirect(256)], ids=repr
+)
 
 
 def manager(backend: Backend, tracking: ms.Tracking) -> ms.StateManager:
@@ -32,7 +34,7 @@ def fold(mem: ms.StateManager, row: ms.Row, tokens: int) -> None:
         mem.settle(step)
 
 
-@pytest.mark.parametrize("tracking", TRACKED, ids=repr)
+@each_tracking
 @pytest.mark.parametrize(("before", "accepted", "stands_for"), [(250, 8, 256), (250, 5, None), (256, 1, 256)])
 def test_B33_accepted_tokens_that_cross_a_multiple_leave_a_snapshot_of_it(
     backend: Backend, tracking: ms.Tracking, before: int, accepted: int, stands_for: int | None
@@ -52,7 +54,7 @@ def test_B33_accepted_tokens_that_cross_a_multiple_leave_a_snapshot_of_it(
     scan(mem)
 
 
-@pytest.mark.parametrize("tracking", TRACKED, ids=repr)
+@each_tracking
 def test_B33_a_step_across_a_multiple_leaves_no_snapshot_of_it(backend: Backend, tracking: ms.Tracking) -> None:
     """The state of the multiple is lost, and no other state is given out for it."""
     mem = manager(backend, tracking)

@@ -5,7 +5,7 @@ import torch
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
-from tests.support.planes import MAKERS, I, Loop, every_strategy, fold
+from tests.support.planes import MAKERS, I, Loop, every_strategy, fold, running
 from tests.support.scan import scan
 
 pytestmark = pytest.mark.sample(interpreter=0)  # the same host code on every backend
@@ -36,8 +36,7 @@ def test_B12_preallocated_rows_take_a_state_that_arrives(backend: Backend, name:
 
 def test_redirect_keeps_what_arrived_at_a_boundary(backend: Backend) -> None:
     """The end of a prompt that was computed elsewhere: its slot becomes the snapshot, and nothing is copied."""
-    loop = Loop(backend, ms.Redirect(I))
-    (row,) = loop.admit()
+    loop, row = running(backend, ms.Redirect(I))
     (slot,) = loop.mem.device.read_slots([row]).wait().tolist()
     loop.mem.device.arrived([row], [I])
     loop.advance([row])
@@ -47,8 +46,7 @@ def test_redirect_keeps_what_arrived_at_a_boundary(backend: Backend) -> None:
 
 
 def test_B36c_an_arrival_given_up_at_once_leaves_no_label(backend: Backend) -> None:
-    loop = Loop(backend, ms.PingPong(I))
-    (row,) = loop.admit()
+    loop, row = running(backend, ms.PingPong(I))
     loop.mem.submit()
     loop.mem.device.arrived([row], [3])
     loop.mem.end([row])
@@ -60,11 +58,17 @@ def test_an_arrival_that_makes_no_sense_is_refused(backend: Backend) -> None:
     loop = Loop(backend, ms.Redirect(I), pages=4, page_size=1, pages_per_row=4)
     fresh, begun = loop.admit(ms.Request("a", length=2), ms.Request("b", length=2))
     loop.advance([begun])
-    for rows, lengths in (([begun], [3]), ([fresh], [0]), ([fresh], [-1]), ([fresh, fresh], [1, 1]), ([fresh], [3])):
-        with pytest.raises(ms.InvalidArgument):
+    for rows, lengths, told in (
+        ([begun], [3], "that has folded no token"),
+        ([fresh], [0], "at least 1"),
+        ([fresh], [-1], r"lengths\[0\]=-1"),
+        ([fresh, fresh], [1, 1], "named twice"),
+        ([fresh], [3], "3 tokens, pages for 2"),
+    ):
+        with pytest.raises(ms.InvalidArgument, match=told):
             loop.mem.device.arrived(rows, lengths)
     step = loop.step([fresh])
-    with pytest.raises(ms.InvalidArgument):
+    with pytest.raises(ms.InvalidArgument, match="is in no step"):
         loop.mem.device.arrived([fresh], [1])
     loop.mem.settle(step)
     assert loop.mem.info(fresh).length == 1

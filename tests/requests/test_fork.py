@@ -5,7 +5,7 @@ import pytest
 import memstate as ms
 from memstate.kernels.dispatch import Backend
 from tests.support import owners
-from tests.support.planes import MAKERS, I, Loop, every_strategy
+from tests.support.planes import MAKERS, I, Loop, every_strategy, running
 from tests.support.scan import scan
 
 pytestmark = pytest.mark.sample(interpreter=0)  # the same host code on every backend
@@ -21,9 +21,7 @@ def forked(loop: Loop, row: ms.Row, *names: str) -> ms.engine.forking.Fork:
 @every_strategy
 @pytest.mark.parametrize("length", [0, 3, I])
 def test_continuations_go_their_own_ways(backend: Backend, name: str, length: int) -> None:
-    loop = Loop(backend, MAKERS[name]())
-    (row,) = loop.admit()
-    loop.advance([row], length)
+    loop, row = running(backend, MAKERS[name](), length)
     others = forked(loop, row, "b", "c").rows
     rows = [row, *others]
     assert [loop.mem.info(r).length for r in rows] == [loop.mem.info(r).confirmed for r in rows] == [length] * 3
@@ -45,9 +43,7 @@ def test_continuations_go_their_own_ways(backend: Backend, name: str, length: in
 
 
 def test_the_shared_state_goes_with_its_last_reader(backend: Backend) -> None:
-    loop = Loop(backend, ms.Redirect(I), slots=5)
-    (row,) = loop.admit()
-    loop.advance([row], 2)
+    loop, row = running(backend, ms.Redirect(I), 2, slots=5)
     first, second = forked(loop, row, "b", "c").rows
     assert loop.mem.free_slots == 1  # three to write, one to read
     loop.mem.end([first])
@@ -61,8 +57,7 @@ def test_the_shared_state_goes_with_its_last_reader(backend: Backend) -> None:
 
 
 def test_forks_without_a_token_leave_nothing_to_read(backend: Backend) -> None:
-    loop = Loop(backend, ms.Redirect(I))
-    (row,) = loop.admit()
+    loop, row = running(backend, ms.Redirect(I))
     loop.mem.end([*forked(loop, row, "b").rows, row])
     scan(loop.mem)
     rows = loop.admit(ms.Request("c"), ms.Request("d"))
@@ -71,43 +66,13 @@ def test_forks_without_a_token_leave_nothing_to_read(backend: Backend) -> None:
     scan(loop.mem)
 
 
-def test_the_row_itself_may_be_the_last_to_step(backend: Backend) -> None:
-    loop = Loop(backend, ms.Redirect(I), slots=5)
-    (row,) = loop.admit()
-    loop.advance([row], 2)
-    others = forked(loop, row, "b", "c").rows
-    loop.advance(others)
-    (filler,) = loop.admit(ms.Request("d"))
-    loop.advance([filler], 2)
-    loop.advance([row])
-    for r in (row, *others):
-        assert loop.holds(loop.slot(r), r, 3)
-    scan(loop.mem)
-
-
 def test_the_slot_for_the_row_itself_counts(backend: Backend) -> None:
-    loop = Loop(backend, ms.Redirect(I), slots=3)
-    (row,) = loop.admit()
-    loop.advance([row], 2)
+    loop, row = running(backend, ms.Redirect(I), 2, slots=3)
     with pytest.raises(ms.OutOfSlots) as refusal:
         loop.mem.fork(row, ["b", "c"])
     assert (refusal.value.requested, refusal.value.free) == (3, 2)
     loop.advance([row])
     assert loop.holds(loop.slot(row), row, 3) and loop.mem.info(row).slots == 1 and loop.mem.stats().rows_used == 1
-    scan(loop.mem)
-
-
-def test_a_fork_of_a_fork_before_its_first_step(backend: Backend) -> None:
-    loop = Loop(backend, ms.Redirect(I))
-    (row,) = loop.admit()
-    loop.advance([row], 2)
-    (child,) = forked(loop, row, "b").rows
-    (grandchild,) = forked(loop, child, "c").rows
-    loop.advance([row, child, grandchild])
-    for r in (row, child, grandchild):
-        assert loop.holds(loop.slot(r), r, 3)
-    loop.mem.submit()
-    assert loop.mem.free_slots == 13
     scan(loop.mem)
 
 
@@ -164,17 +129,13 @@ def test_B17_a_fork_is_made_whole_or_not_at_all(backend: Backend, name: str) -> 
 
 
 def test_forking_nobody_is_nothing_and_needs_no_slot(backend: Backend) -> None:
-    loop = Loop(backend, ms.Redirect(I), slots=1)
-    (row,) = loop.admit()
-    loop.advance([row], 2)
+    loop, row = running(backend, ms.Redirect(I), 2, slots=1)
     assert loop.mem.fork(row, []) == ((), []) == (loop.mem.admit([]), []) and loop.mem.info(row).slots == 1
     scan(loop.mem)
 
 
 def test_without_a_holder_a_fork_is_refused_before_it_begins(backend: Backend) -> None:
-    loop = Loop(backend, ms.Redirect(I), snapshots=0)
-    (row,) = loop.admit()
-    loop.advance([row], 2)
+    loop, row = running(backend, ms.Redirect(I), 2, snapshots=0)
     with pytest.raises(ms.InvalidArgument, match="no register is free"):
         loop.mem.fork(row, ["b"])
     assert loop.mem.free_slots == 15 and loop.mem.stats().rows_used == 1

@@ -4,7 +4,7 @@ import pytest
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
-from tests.support.planes import I, Loop, both_orders
+from tests.support.planes import I, Loop, both_orders, running
 from tests.support.scan import scan
 
 pytestmark = pytest.mark.sample(interpreter=0)  # the same host code on every backend
@@ -12,8 +12,7 @@ pytestmark = pytest.mark.sample(interpreter=0)  # the same host code on every ba
 
 @both_orders
 def test_B23_lazy_holds_two_lanes_from_a_boundary_to_the_settle_after_it(overlap: bool, backend: Backend) -> None:
-    loop = Loop(backend, ms.LazyPingPong(I), overlap=overlap)
-    (row,) = loop.admit()
+    loop, row = running(backend, ms.LazyPingPong(I), overlap=overlap)
     loop.mem.submit()
     held, free = loop.slot(row, 1), loop.mem.free_slots
     loop.advance([row], 3)
@@ -40,9 +39,7 @@ def test_B23_lazy_holds_two_lanes_from_a_boundary_to_the_settle_after_it(overlap
 
 def exhausted(backend: Backend, overwrite: bool = True, **settings: bool) -> tuple[Loop, ms.Row, ms.Snapshot]:
     """A lazy row at length 11 with a snapshot at 8 in its only lane, another at 4 published, and nothing free."""
-    loop = Loop(backend, ms.LazyPingPong(I, overwrite=overwrite), slots=3, **settings)
-    (row,) = loop.admit()
-    loop.advance([row], 5)
+    loop, row = running(backend, ms.LazyPingPong(I, overwrite=overwrite), 5, slots=3, **settings)
     (snap,) = loop.mem.publish([row])
     assert snap and snap.length == 4
     loop.advance([row], 6)
@@ -89,9 +86,7 @@ def test_B24b_without_eviction_no_slot_count_changes(overwrite: bool, backend: B
 
 @pytest.mark.parametrize("dead", [True, False])
 def test_B25_an_overwritten_lane_counts_only_if_its_step_was_real(dead: bool, backend: Backend) -> None:
-    loop = Loop(backend, ms.LazyPingPong(I), slots=2)
-    (row,) = loop.admit()
-    loop.advance([row], 6)
+    loop, row = running(backend, ms.LazyPingPong(I), 6, slots=2)
     steps = [loop.step([row]), loop.step([row])]  # to 7, and to 8, the second boundary: overwrites the snapshot of 4
     assert loop.labels(row)[0] == 8 and loop.holds(loop.slot(row, 1), row, 8)
     loop.mem.settle(steps[0], [dead])

@@ -76,7 +76,7 @@ def test_G1_misuse_of_pages_raises_and_changes_nothing() -> None:
     misuses += [lambda given=given: pages.release(given) for given in ([3], [0], [1, 9], [-1], [1, 2, 1])]
     misuses += [lambda given=given: pages.share(given) for given in ([1, 3], [0], [4])]
     for misuse in misuses:
-        with pytest.raises(InvalidArgument):
+        with pytest.raises(InvalidArgument, match=r"^(claim of -1 pages|page -?\d is (held by nobody|named 2 times))"):
             misuse()
         assert (pages.free, list(pages.holders)) == before
     assert pages.claim(1) == [3]
@@ -97,11 +97,15 @@ def test_B17_extending_is_all_or_nothing(backend: Backend) -> None:
     mem = manager(backend, pages=5)
     rows = mem.admit([Request("a", length=8), Request("b", length=4)])
     before = table(mem)
-    for lengths, error in (([12, 12], OutOfPages), ([12, 21], InvalidArgument), ([12], InvalidArgument)):
-        with pytest.raises(error):
+    for lengths, error, told in (
+        ([12, 12], OutOfPages, "3 KV pages requested, 2 of 5 free"),
+        ([12, 21], InvalidArgument, "21 tokens need 6 pages, a row has 5"),
+        ([12], InvalidArgument, "lengths has 1 entries, expected 2"),
+    ):
+        with pytest.raises(error, match=told):
             mem.extend(rows, lengths)
         assert (table(mem), mem.free_pages) == (before, 2)
-    with pytest.raises(InvalidArgument):
+    with pytest.raises(InvalidArgument, match="named twice"):
         mem.extend([rows[0], rows[0]], [12, 12])
     mem.extend(rows, [12, 8])
     assert mem.free_pages == 0

@@ -6,7 +6,7 @@ import torch
 import memstate as ms
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import Count
-from tests.support.planes import I, Loop, both_orders
+from tests.support.planes import I, Loop, both_orders, running
 
 pytestmark = pytest.mark.sample(interpreter=0)  # the same host code on every backend
 
@@ -32,8 +32,7 @@ def test_B32_redirect_snapshots_without_moving_a_byte(backend: Backend) -> None:
 @both_orders
 @pytest.mark.parametrize("direct", [False, True], ids=["copied", "read directly"])
 def test_B36a_redirect_takes_no_snapshot_of_what_it_was_given(direct: bool, overlap: bool, backend: Backend) -> None:
-    loop = Loop(backend, ms.Redirect(I), direct_hits=direct, overlap=overlap)
-    (row,) = loop.admit()
+    loop, row = running(backend, ms.Redirect(I), direct_hits=direct, overlap=overlap)
     loop.mem.settle(loop.step([row]))
     assert loop.slot(row, 1) == 0  # length 0 is a multiple of I
     loop.advance([row], 4)
@@ -48,18 +47,14 @@ def test_B36a_redirect_takes_no_snapshot_of_what_it_was_given(direct: bool, over
 
 
 def test_B36a_a_request_that_ends_at_a_boundary_gives_its_own_state(backend: Backend) -> None:
-    loop = Loop(backend, ms.Redirect(I))
-    (row,) = loop.admit()
-    loop.advance([row], 4)
+    loop, row = running(backend, ms.Redirect(I), 4)
     live = loop.slot(row)
     (snap,) = loop.mem.end([row], keep="handle")
     assert snap and (snap.length, loop.node(snap)) == (4, live) and loop.holds(live, row, 4)
 
 
 def test_B36a_boundaries_without_a_publish_rotate_and_claim_nothing(backend: Backend) -> None:
-    loop = Loop(backend, ms.Redirect(I))
-    (row,) = loop.admit()
-    loop.advance([row], 5)
+    loop, row = running(backend, ms.Redirect(I), 5)
     slots, claimed = {loop.slot(row), loop.slot(row, 1)}, loop.count(Count.CLAIMED)
     for boundary in (8, 12, 16):
         live, lane = loop.slot(row), loop.slot(row, 1)

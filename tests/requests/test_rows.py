@@ -33,7 +33,7 @@ def test_parts_and_sums_are_batches_of_the_same_handles(mem: ms.StateManager) ->
 
 @pytest.mark.parametrize("at", [None, True, [[0, 1], [2, 3]], 1.0, "a", ...], ids=repr)
 def test_what_is_no_place_in_a_batch_is_refused(mem: ms.StateManager, at: object) -> None:
-    with pytest.raises(ms.InvalidArgument):
+    with pytest.raises(ms.InvalidArgument, match=r"^rows\[.*: expected a number, a slice"):
         admitted(mem)[at]  # type: ignore[call-overload]
 
 
@@ -45,10 +45,10 @@ def test_a_batch_is_planned_settled_and_released_as_it_is(mem: ms.StateManager) 
     with pytest.raises(ms.InvalidArgument, match="named twice"):
         mem.plan(rows[[0, 0]])
     mem.end(rows[:2])
-    with pytest.raises(ms.StaleHandle, match="request 'r0' was ended"):
+    with pytest.raises(ms.StaleHandle, match="request 'r0' was released"):
         mem.plan(rows)
     mem.end(rows[2:])
-    with pytest.raises(ms.StaleHandle, match="request 'r3' was ended"):
+    with pytest.raises(ms.StaleHandle, match="request 'r3' was aborted"):
         mem.info(rows[3])
     assert mem.free_slots == 12 and mem.audit().free == 12
 
@@ -93,18 +93,6 @@ def test_batches_cannot_be_changed_or_sent_away(mem: ms.StateManager) -> None:
         rows.indices[0] = 2
     with pytest.raises(TypeError, match="belong to a manager"):
         pickle.dumps(rows)
-
-
-def test_figures_are_plain_numbers_after_windows_under_redirect(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    mem = ms.StateManager(
-        LAYOUT, slots=12, max_requests=6, tracking=ms.Redirect(every=2), overlap=False, backend="reference",
-        forward=ms.Forward(speculation=True),
-    )  # fmt: skip
-    rows = mem.admit([ms.Request("a")])
-    for _ in range(4):
-        mem.accept(mem.plan(rows, 2, window=True), [1], {"ssm": torch.zeros(1, 1, 2, 2, dtype=torch.float64)})
-    assert type(mem.stats().snapshots) is int
-    mem.inspect().save(tmp_path / "inspection.json")
 
 
 def test_errors_can_be_sent_to_another_process() -> None:

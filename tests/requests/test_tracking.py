@@ -8,7 +8,7 @@ import torch
 import memstate as ms
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import Count
-from tests.support.planes import LAYOUT, MAKERS, I, Loop, both_orders, every_snapshot, every_strategy
+from tests.support.planes import LAYOUT, MAKERS, I, Loop, both_orders, every_snapshot, every_strategy, running
 from tests.support.scan import scan
 
 pytestmark = pytest.mark.sample(interpreter=0)  # the same host code on every backend
@@ -31,8 +31,7 @@ def test_B15_a_request_of_one_token_is_no_padding(name: str, backend: Backend) -
 
 @every_strategy
 def test_B18_chunks_of_a_prefill_keep_slots_and_claim_nothing(name: str, backend: Backend) -> None:
-    loop = Loop(backend, type(MAKERS[name]())(every=16), slots=6)
-    (row,) = loop.admit()
+    loop, row = running(backend, type(MAKERS[name]())(every=16), slots=6)
     loop.mem.submit()
     slots, free = [loop.slot(row, part) for part in range(3)], loop.mem.free_slots
     claimed, length = loop.count(Count.CLAIMED), 0
@@ -51,8 +50,7 @@ def test_B18_chunks_of_a_prefill_keep_slots_and_claim_nothing(name: str, backend
 @every_strategy
 @pytest.mark.parametrize("direct", [False, True], ids=["copied", "read directly"])
 def test_B20_a_fresh_state_is_zero_and_a_resumed_one_is_not_zeroed(name: str, direct: bool, backend: Backend) -> None:
-    loop = Loop(backend, MAKERS[name](), overlap=False, direct_hits=direct)
-    (row,) = loop.admit()
+    loop, row = running(backend, MAKERS[name](), overlap=False, direct_hits=direct)
     loop.mem.submit()
     assert loop.holds(loop.slot(row), row, 0)
     zeroed = loop.mem.stats().zeroed_bytes
@@ -87,36 +85,9 @@ def test_B21_slots_held_after_admission_and_at_most(name: str, overlap: bool, ba
     assert max(most) == (AT_MOST[name] if overlap or name != "ping-pong" else 2)
 
 
-def test_B21_what_each_strategy_costs(backend: Backend) -> None:
-    """Slots, bytes, launches and synchronisations over the same schedule."""
-    held: dict[str, list[int]] = {name: [] for name in MAKERS}
-    for name, maker in MAKERS.items():
-        loop = Loop(backend, maker(), rows=2, slots=12)
-        rows = loop.admit(ms.Request("a"), ms.Request("b"))
-        last = loop.step(rows)
-        counts = loop.mem.backend.counts
-        counts.reset()
-        releases = 0
-        for t in range(2, 6 * I):
-            step = loop.step(rows)
-            assert counts.launches == {"plan": t - 1} | ({"ownership": releases} if releases else {})
-            both = any(all(loop.slot(row, lane) for lane in (1, 2)) for row in rows)
-            held[name].append(12 - loop.mem.free_slots)
-            loop.mem.settle(last)
-            releases += name == "lazy" and both  # the next plan brings them to the device
-            last = step
-        assert (counts.syncs, counts.uploads) == (0, releases) and (releases > 0) == (name == "lazy")
-        assert loop.mem.stats().copied_bytes == 0
-        assert loop.mem.stats().snapshots == (0 if name == "none" else 10)
-    mean = {name: sum(slots) / len(slots) for name, slots in held.items()}
-    assert mean["none"] < mean["redirect"] < mean["lazy"] < mean["ping-pong"]
-    assert max(held["redirect"]) == 4 and max(held["lazy"]) == max(held["ping-pong"]) == 6
-
-
 @pytest.mark.sample(interpreter=1)
 def test_B22_ping_pong_alternates_and_touches_lanes_at_boundaries_only(backend: Backend) -> None:
-    loop = Loop(backend, ms.PingPong(I))
-    (row,) = loop.admit()
+    loop, row = running(backend, ms.PingPong(I))
     loop.mem.submit()
     lanes = [loop.slot(row, 1), loop.slot(row, 2)]
     for length, lane in ((4, 0), (8, 1), (12, 0), (16, 1)):  # label 0 first, then the smaller label

@@ -5,7 +5,7 @@ import pytest
 import memstate as ms
 from memstate.kernels.dispatch import Backend
 from tests.support import inside
-from tests.support.planes import MAKERS, I, Loop, both_orders, every_snapshot, every_strategy
+from tests.support.planes import MAKERS, I, Loop, both_orders, every_snapshot, every_strategy, running
 from tests.support.scan import scan
 
 pytestmark = pytest.mark.sample(interpreter=0)  # the same host code on every backend
@@ -49,9 +49,7 @@ def test_B27_B28_a_dead_step_leaves_the_newest_snapshot_that_is_real(
 
     late: a loop that releases after the results of the dead step gets what a loop that releases at once gets.
     """
-    loop = Loop(backend, MAKERS[name]())
-    (row,) = loop.admit()
-    loop.advance([row], length)
+    loop, row = running(backend, MAKERS[name](), length)
     last, dead = loop.step([row]), loop.step([row])
     assert name in ("none", "redirect") or length != 6 or 8 in loop.labels(row)
     loop.mem.settle(last, [True])
@@ -115,16 +113,15 @@ def test_B29_a_request_can_end_at_any_point(name: str, overlap: bool, how: str, 
 
 @every_snapshot
 def test_B31_the_cache_gets_the_tracked_slot_and_the_row_goes_on_with_another(name: str, backend: Backend) -> None:
-    loop = Loop(backend, MAKERS[name]())
-    (row,) = loop.admit()
-    with pytest.raises(ms.InvalidArgument):
+    loop, row = running(backend, MAKERS[name]())
+    with pytest.raises(ms.InvalidArgument, match="have no snapshot to publish"):
         loop.mem.publish([row], strict=True)
     loop.advance([row], 5)
     lane = loop.labels(row).index(4) + 1
     tracked = loop.slot(row, lane)
     (snap,) = loop.mem.publish([row], strict=True)
     assert snap and loop.node(snap) == tracked and loop.slot(row, lane) == 0
-    with pytest.raises(ms.InvalidArgument):
+    with pytest.raises(ms.InvalidArgument, match="have no snapshot to publish"):
         loop.mem.publish([row], strict=True)
     assert loop.mem.publish([row]) == [None]
     loop.advance([row], 4)
@@ -134,9 +131,7 @@ def test_B31_the_cache_gets_the_tracked_slot_and_the_row_goes_on_with_another(na
 
 
 def test_B31_a_strict_publication_moves_a_snapshot_where_the_reserve_is_short(backend: Backend) -> None:
-    loop = Loop(backend, MAKERS["ping-pong"](), slots=4, reserve=2)
-    (row,) = loop.admit()
-    loop.advance([row], 5)
+    loop, row = running(backend, MAKERS["ping-pong"](), 5, slots=4, reserve=2)
     assert loop.mem.free_slots == 1
     (snap,) = loop.mem.publish([row], strict=True)
     assert snap and snap.length == 4
@@ -147,7 +142,7 @@ def test_B31_a_row_that_gave_away_its_live_state_is_gone(backend: Backend) -> No
     loop = Loop(backend, ms.NoTracking(I))
     real, late = loop.admit(ms.Request("real"), ms.Request("late"))
     loop.advance([real, late], 4)
-    with pytest.raises(ms.InvalidArgument):
+    with pytest.raises(ms.InvalidArgument, match="have no snapshot to publish"):
         loop.mem.publish([real], strict=True)
     last, dead = loop.step([real, late]), loop.step([late])
     loop.mem.settle(last, [True, True])
@@ -163,9 +158,7 @@ def test_B31_a_row_that_gave_away_its_live_state_is_gone(backend: Backend) -> No
 @pytest.mark.parametrize(("name", "expected"), [("ping-pong", 4), ("lazy", None), ("redirect", None), ("none", None)])
 def test_B34_a_key_below_the_newest_snapshot(name: str, expected: int | None, overlap: bool, backend: Backend) -> None:
     tracking = ms.PingPong(I, lane_count=2) if name == "ping-pong" else MAKERS[name]()
-    loop = Loop(backend, tracking, overlap=overlap)
-    (row,) = loop.admit()
-    loop.advance([row], 10)
+    loop, row = running(backend, tracking, 10, overlap=overlap)
     (snap,) = loop.mem.end([row], keep="handle", lengths=[6])
     assert (snap and snap.length) == expected
     if snap:
@@ -176,9 +169,7 @@ def test_B34_a_key_below_the_newest_snapshot(name: str, expected: int | None, ov
 
 @every_strategy
 def test_B36b_a_late_settle_changes_nothing_for_a_new_tenant(name: str, backend: Backend) -> None:
-    loop = Loop(backend, MAKERS[name](), rows=1)
-    (row,) = loop.admit()
-    loop.advance([row], 6)
+    loop, row = running(backend, MAKERS[name](), 6, rows=1)
     last, dead = loop.step([row]), loop.step([row])  # to 7, and to 8 with a snapshot
     loop.mem.settle(last, [True])
     loop.mem.end([row])

@@ -1,12 +1,10 @@
 """SlotAllocator: slots in hand. What it hands out, what it refuses, what it counts, and what misuse cannot break."""
 
-import random
-
 import numpy as np
 import pytest
 import torch
 
-from memstate import DeviceFault, DoubleRelease, InvalidArgument, MemstateError, OutOfSlots, SlotAllocator
+from memstate import DeviceFault, DoubleRelease, InvalidArgument, OutOfSlots, SlotAllocator
 from memstate.kernels.dispatch import Backend
 from tests.support.scan import scan_bitmap
 
@@ -35,22 +33,6 @@ def test_B1_capacity_slots_and_not_one_more(backend: Backend, capacity: int) -> 
     scan_bitmap(allocator, ids[free:])
 
 
-@pytest.mark.parametrize("capacity", [32, 1000])
-def test_B2_B11_lowest_free_slots_whatever_was_released_in_which_order(
-    backend: Backend, generator: torch.Generator, capacity: int
-) -> None:
-    rng = random.Random(generator.initial_seed())
-    allocator = SlotAllocator(capacity, backend)
-    held = allocator.claim(capacity).tolist()
-    rng.shuffle(held)
-    free = sorted(held[: capacity // 2])
-    for start in range(0, capacity // 2, 7):
-        allocator.release(held[start : min(start + 7, capacity // 2)])
-    assert allocator.claim(5).tolist() == free[:5]
-    assert allocator.claim(len(free) - 5).tolist() == free[5:]
-    scan_bitmap(allocator, range(1, capacity + 1))
-
-
 def test_B3_claim_of_nothing_launches_nothing(backend: Backend) -> None:
     allocator = SlotAllocator(4, backend)
     ids = allocator.claim(0)
@@ -65,14 +47,14 @@ def test_B3_a_count_that_is_none_raises(n: object) -> None:
     allocator = SlotAllocator(4, Backend("reference"))
     before = picture(allocator)
     for misuse in (allocator.claim, allocator.group):
-        with pytest.raises(InvalidArgument):
+        with pytest.raises(InvalidArgument, match=r"^claim\(.*: expected a number of slots"):
             misuse(n)
     assert picture(allocator) == before
 
 
 def test_G1_a_pool_that_cannot_be_is_refused() -> None:
     for capacity, *reserve in ((0,), (-1,), (2.5,), (True,), (4, 5), (4, -1)):
-        with pytest.raises(InvalidArgument):
+        with pytest.raises(InvalidArgument, match=r"^(slots=|reserve )[-\dT]"):
             SlotAllocator(capacity, Backend("reference"), *reserve)
 
 
@@ -82,15 +64,6 @@ def test_B4_releasing_nothing_does_nothing(backend: Backend, nothing: object) ->
     before = picture(allocator)
     allocator.release(nothing)  # type: ignore[arg-type]
     assert picture(allocator) == before
-
-
-@pytest.mark.parametrize("capacity", SIZES)
-def test_B4_released_slots_come_back_once_each(backend: Backend, capacity: int) -> None:
-    allocator = SlotAllocator(capacity, backend)
-    allocator.release(allocator.claim(capacity).flip(0))
-    scan_bitmap(allocator, [])
-    assert allocator.claim(capacity).tolist() == list(range(1, capacity + 1))
-    allocator.check()
 
 
 def test_B5_double_releases_are_counted_and_told_once(backend: Backend) -> None:
@@ -185,7 +158,7 @@ def test_B7_ids_that_are_none_raise(backend: Backend, ids: object) -> None:
     allocator = SlotAllocator(7, backend)
     allocator.claim(3)
     before = picture(allocator)
-    with pytest.raises(MemstateError):
+    with pytest.raises(InvalidArgument, match=r"^slot ids .*: expected integers"):
         allocator.release(ids)  # type: ignore[arg-type]
     assert picture(allocator) == before
 
@@ -209,7 +182,7 @@ def test_B1_none_instead_of_an_error(backend: Backend) -> None:
     before = picture(allocator)
     assert allocator.claim(2, or_none=True) is None
     assert picture(allocator) == before
-    with pytest.raises(InvalidArgument):
+    with pytest.raises(InvalidArgument, match=r"^claim\(-1\)"):
         allocator.claim(-1, or_none=True)
     allocator.check()  # no call was left in the middle
 

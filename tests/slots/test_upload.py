@@ -1,7 +1,6 @@
 """The upload ring on a stream that lags behind: a host buffer is not touched before the copy out of it has happened."""
 
 import random
-from collections import deque
 from contextlib import nullcontext
 from types import SimpleNamespace
 from unittest import mock
@@ -10,13 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-import memstate as ms
 import memstate.slots.upload
 from memstate.kernels.dispatch import Backend
-from memstate.prefix.placement import Ends
-from memstate.prefix.policies import Lru, LruPages
 from memstate.slots.upload import RING, UploadRing
-from tests.support import inside
 
 
 class LaggingStream:
@@ -174,81 +169,6 @@ def test_a_ring_that_has_grown_sends_what_its_new_buffers_hold(backend: Backend)
     ring = UploadRing(backend, ints=4)
     for value, size in enumerate([*[4] * RING, 9, *[4] * RING]):
         assert ring.send(packet(size, value)).tolist() == [value] * size
-
-
-# -- how many packets a step of a scheduler sends -------------------------------------------------------------------
-
-STATE = ms.StateLayout([ms.Plane("s", (4,), torch.float32)], layers=2)
-KV = ms.StateLayout([ms.Plane("k", (2,), torch.int64)], layers=2)
-
-
-def sent_by_a_busy_loop(tracking: ms.Tracking) -> list[list[str]]:
-    """What each overlapped step sends, by the call. In every step one request ends, a turn is cached, states and pages
-    go down, one request starts from host memory, and a slot id is read for a peer and one is claimed.
-    """
-    kv = ms.Planes(KV, 200, Backend("reference"))
-    mem = ms.StateManager(
-        STATE, slots=40, max_requests=8, overlap=True, tracking=tracking, backend="reference",
-        pages=ms.Pages(count=200, size=2, per_row=12), prefix=ms.Prefix(Lru(), LruPages(), placement=Ends(4)),
-        tiers=ms.Tiers("toy", host_slots=60, host_pages=200, kv=kv, write="back", ahead=0),
-    )  # fmt: skip
-    running: dict[ms.Row, list[int]] = {}
-    flying: deque[tuple[ms.Step, list[ms.Row]]] = deque()
-    steps: list[list[str]] = []
-    real, what = inside.commands(mem).ring.push, ""
-
-    def push(ints: int, to: torch.Tensor | None = None) -> torch.Tensor:
-        steps[-1].append(what)
-        return real(ints, to)
-
-    inside.commands(mem).ring.push = push  # type: ignore[method-assign]
-    for t in range(32):
-        steps.append([])
-        over: list[ms.Row] = []
-        what = "submit"
-        if flying:
-            mem.submit(flying[-1][0])
-        if len(flying) > 1:
-            what = "settle"
-            step, rows = flying.popleft()
-            ended = [row in running and mem.info(row).length >= 14 for row in rows]
-            mem.settle(step, ended)
-            over = [row for row, end in zip(rows, ended, strict=True) if end]
-        texts = {row: [*tokens, *range(20)][: mem.info(row).confirmed] for row, tokens in running.items()}
-        going = [row for row in running if row not in over]
-        mem.publish(going, keep="cache", tokens=[texts[row] for row in going])
-        mem.end(over, keep="cache", tokens=[texts[row] for row in over])
-        running = {row: running[row] for row in going}
-        what = "evict"
-        mem.prefix.evict_states(3)  # type: ignore[union-attr]
-        mem.prefix.evict_pages(200)  # type: ignore[union-attr]
-        mem.poll()
-        what = "claim"
-        mem.pool.release(mem.pool.claim(1))
-        if len(running) < 7:
-            what = "admit"
-            tokens = [*range(100 * (t % 10), 100 * (t % 10) + 8), 1]
-            (row,) = mem.admit([ms.Request(t, tokens=tokens, length=20)])
-            running[row] = tokens
-            what = "read_slots"
-            mem.device.read_slots([row])
-        what = "plan"
-        rows = list(running)
-        wanted = [
-            min(mem.info(row).next_boundary, 8) - mem.info(row).length if mem.info(row).length < 8 else 1
-            for row in rows
-        ]
-        flying.append((mem.plan(rows, wanted), rows))
-    assert mem.stats().tiers.states_in > 5  # type: ignore[union-attr]
-    return steps
-
-
-@pytest.mark.parametrize("tracking", [ms.LazyPingPong(4), ms.Redirect(4)], ids=repr)
-def test_the_ring_holds_two_busy_steps(tracking: ms.Tracking) -> None:
-    """With overlap the host records a step while the device has not begun with the one before."""
-    busiest = max(sent_by_a_busy_loop(tracking), key=len)
-    assert {"evict", "claim", "admit", "read_slots", "plan"} <= set(busiest)
-    assert 2 * len(busiest) <= RING, busiest
 
 
 def test_a_ring_that_found_no_memory_works_as_before(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
-import numpy as np
 import pytest
 import torch
 
@@ -255,23 +254,19 @@ class SelfNested:
             {"model_type": "llama"},
             "model_type 'llama': the known ones are bailing_hybrid, .*, zaya; for another .*layout, or a",
         ),
-        (object(), "model_type None: the known ones are"),
         ({"model_type": ["qwen3_next"]}, r"model_type \['qwen3_next'\]: the known ones are"),
         (
             "Qwen/Qwen3-Next-80B-A3B-Instruct",
             "'Qwen/.*': No such file or directory: expected the path of a config.json",
         ),
         (None, "None: expected a configuration object or a dict"),
-        ([presets.CHECKPOINTS["lfm2"]], "expected a configuration object or a dict"),
         (Path("config.json"), "'config.json': No such file .*: expected the path of a config.json"),
         (__file__, "Extra data: .*: expected the path of a config.json"),
-        (SimpleNamespace, "expected a configuration object or a dict"),
         ({"model_type": "two", "text_config": "qwen3_next"}, "'qwen3_next': expected a configuration object or a dict"),
         (SelfNested(), "model_type 'two': the known ones are"),
         ({"model_type": "qwen3_next", "num_hidden_layers": 48}, "qwen3_next without layer_types, .*full_attention_int"),
         ({"model_type": "mamba"}, "mamba with num_hidden_layers = None"),
         ({**presets.CHECKPOINTS["lfm2"], "conv_L_cache": 0}, "lfm2 with conv_L_cache = 0: expected a number"),
-        ({**presets.CHECKPOINTS["lfm2"], "hidden_size": True}, "lfm2 with hidden_size = True"),
         ({**presets.CHECKPOINTS["lfm2"], "layer_types": ["full_attention"] * 16}, "no layer of this configuration"),
         ({"model_type": "kimi_linear", "layer_types": ["linear_attention"]}, "linear_attn_config.num_heads = None"),
     ],
@@ -335,17 +330,12 @@ def test_kv_of_a_configuration_object_is_that_of_its_fields(kind):
     [
         # which layers
         ("granite_hybrid", {"num_hidden_layers": 39}, "num_hidden_layers = 39: expected the 40 that layer_types"),
-        ("nemotron_h", {"num_hidden_layers": 53}, "num_hidden_layers = 53: expected the 52 that hybrid_override_pat"),
-        ("falcon_h1", {"layers_block_type": ["hybrid"] * 31}, "num_hidden_layers = 32: expected the 31 that layers_b"),
         ("lfm2", {"layer_types": []}, "num_hidden_layers = 16: expected the 0 that layer_types"),
-        ("lfm2", {"layer_types": "conv"}, "num_hidden_layers = 16: expected the 4"),
         ("lfm2", {"layer_types": [1] * 16}, "layer_types = .*: expected a list with the kind of each layer"),
         ("lfm2", {"num_hidden_layers": 4}, r"full_attn_idxs = \[2, 5, .*: .* 0 to 3, because num_hidden_layers = 4"),
         ("lfm2", {"full_attn_idxs": 6}, "full_attn_idxs = 6: expected a list of numbers from 0 to 15"),
         ("lfm2", {"full_attn_idxs": [2, 2]}, r"full_attn_idxs = \[2, 2\]: expected each number once"),
-        ("bamba", {"attn_layer_indices": [9, 32]}, r"attn_layer_indices = \[9, 32\]: expected .* from 0 to 31"),
         ("nemotron_h", {"hybrid_override_pattern": 7}, "hybrid_override_pattern = 7: expected a text"),
-        ("kimi_linear", {"linear_attn_config": {"kda_layers": 20}}, "kda_layers = 20: expected a list"),
         ("kimi_linear", {"num_hidden_layers": 20}, r"kda_layers = \[1, .*: expected a list of numbers from 1 to 20"),
         (
             "kimi_linear",
@@ -360,8 +350,6 @@ def test_kv_of_a_configuration_object_is_that_of_its_fields(kind):
         ("falcon_h1", {"mamba_d_ssm": 1000, "mamba_d_head": "auto"}, "mamba_d_ssm = 1000: expected heads of one size"),
         ("granite_hybrid", {"mamba_d_head": None, "hidden_size": 2047}, "mamba_expand = 2, hidden_size = 2047"),
         ("bamba", {"mamba_d_head": 32}, "mamba_d_head = 32, mamba_expand = 2, hidden_size = 4096: .* 8192 channels"),
-        ("codestral_mamba", {"expand": 3}, "num_heads = 128, head_dim = 64, expand = 3, hidden_size = 4096"),
-        ("bamba", {"mamba_d_head": None, "hidden_size": None}, "mamba_d_head = None: expected a number of 1 or more"),
     ],
 )
 def test_what_contradicts_itself_is_refused_by_its_fields(name, changes, message):
@@ -385,18 +373,6 @@ def test_lists_of_layers_that_a_class_derives_are_derived_from_what_it_writes(ki
         )  # fmt: skip
         with pytest.raises(InvalidArgument, match="attn_layer_offset = 8, attn_layer_period = 8"):
             from_config({**written, "attn_layer_offset": 8})
-
-
-def test_numbers_of_numpy_are_numbers():
-    lfm2 = presets.CHECKPOINTS["lfm2"]
-    fields = {name: np.int64(value) if isinstance(value, int) else value for name, value in lfm2.items()}
-    fields["full_attn_idxs"] = [np.int32(layer) for layer in fields["full_attn_idxs"]]
-    layout = from_config(fields, ranks=np.int64(2))
-    assert layout == presets.lfm2(ranks=2) and type(layout.layers) is type(layout.planes[0].shape[0]) is int
-    kimi = copy.deepcopy(presets.CHECKPOINTS["kimi_linear"])
-    del kimi["num_hidden_layers"]  # the range of layers has no end then
-    kimi["linear_attn_config"]["kda_layers"] = list(np.array(kimi["linear_attn_config"]["kda_layers"]))
-    assert from_config(kimi) == presets.kimi_linear()
 
 
 @pytest.mark.parametrize("name", KNOWN)

@@ -85,8 +85,8 @@ def test_sources_that_do_not_fit_are_refused(backend: Backend) -> None:
     held = planes(backend, channel_major=False, apart=False)
     before = whole(held, "ssm")
     h = torch.randn(LAYERS, 4, *SSM, device=held.device)
-    for sources in ({"kv": h}, {"ssm": h[:1]}):
-        with pytest.raises(InvalidArgument):
+    for sources, told in (({"kv": h}, "no plane 'kv'"), ({"ssm": h[:1]}, "expected 2 layers first")):
+        with pytest.raises(InvalidArgument, match=told):
             scatter(held, sources)
     for wrong in (h[:, :, :1], h.int(), h[0]):
         with pytest.raises(InvalidArgument, match=r"scatter_states of Plane\(ssm\[2,3,4\] float32"):

@@ -1,7 +1,5 @@
 """Storage: exact bytes, views that share no byte, zeroing, checks at the door, and no temporaries."""
 
-import ctypes
-
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -78,11 +76,6 @@ def test_B37_views_share_no_byte_and_have_the_shape_of_the_plane(backend, order)
     assert max(int(arena.max()) for arena in storage.arenas if arena.numel()) == 1
 
 
-def test_a_plane_of_one_layer_is_dense_in_layer_major(backend):
-    storage = Planes(StateLayout([Plane("ssm", (2, 4), torch.float32)], 3), 4, backend)
-    assert storage["ssm"].is_contiguous()
-
-
 @pytest.mark.parametrize("order", ORDERS)
 def test_tiles_are_multiples_of_16_and_at_most_one_unit_of_work(backend, order):
     planes = [Plane("ssm", (TILE_BYTES // 2 + 5,), torch.float32), Plane("conv", (3,), torch.int8)]
@@ -94,38 +87,12 @@ def test_tiles_are_multiples_of_16_and_at_most_one_unit_of_work(backend, order):
     assert sum(length for _, _, length in table) == layout.bytes_per_slot
 
 
-@pytest.mark.sample
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize(
-    "dtype", [torch.float32, torch.float64, torch.float16, torch.int8, torch.float8_e5m2, torch.bool, torch.complex128]
-)
-def test_B37_any_dtype_and_a_scalar_plane(backend, order, dtype):
-    storage = Planes(StateLayout([Plane("one", (), dtype), Plane("few", (3,), dtype)], 2, order), 3, backend)
-    storage.zero(ids(backend, 1, 2, 3))
-    storage["one"][1, 2] = 1
-    storage.copy(ids(backend, 3), ids(backend, 2))
-    assert storage["one"].shape == (2, 4) and bool(storage["one"][1, 3].to(torch.bool))
-    assert not bool(storage["few"].view(torch.uint8).any())
-
-
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_layout_without_any_byte_works(backend, order):
     storage = Planes(StateLayout([Plane("none", (0,), torch.float32)], 2, order), 3, backend)
     storage.copy(ids(backend, 1), ids(backend, 2))
     storage.zero(ids(backend, 1, 2))
     assert storage.nbytes == 0 and storage["none"].shape == (2, 4, 0)
-
-
-@pytest.mark.parametrize("order", ORDERS)
-def test_B20_a_zeroed_slot_is_zero_in_every_plane_and_its_neighbours_keep_every_byte(backend, order, generator):
-    storage = Planes(hybrid(order), 5, backend)
-    random_bytes(storage, generator)
-    before = {name: plane.clone() for name, plane in storage.items()}
-    storage.zero(ids(backend, 4, 0, 2, -1, 6))
-    for name, plane in storage.items():
-        assert not bool(plane[:, [2, 4]].view(torch.uint8).any())
-        rest = [0, 1, 3, 5]
-        assert torch.equal(plane[:, rest].view(torch.uint8), before[name][:, rest].view(torch.uint8))
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -163,53 +130,12 @@ def test_traffic_counts_the_bytes_that_the_host_knows(backend):
     assert (traffic.copied, traffic.zeroed, traffic.uncounted) == (size, 3 * size, 1)
 
 
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("names", [("conv",), ("ssm",), ("none",), ("conv", "none"), ("none", "ssm", "conv")])
-def test_B37_some_planes_are_copied_alone_and_counted_exactly(backend, order, names, generator):
-    layout = hybrid(order)
-    storage = Planes(layout, 4, backend)
-    random_bytes(storage, generator)
-    expected = {name: plane.view(torch.uint8).clone() for name, plane in storage.items()}
-    backend.counts.reset()
-    storage.copy(ids(backend, 4, 2, 0), ids(backend, 1, 2, 3), planes=names, due=1)
-    for name in names:
-        expected[name][:, 4] = expected[name][:, 1]
-    assert all(torch.equal(plane.view(torch.uint8), expected[name]) for name, plane in storage.items())
-    assert storage.traffic.copied == 2 * sum(layout.block_bytes(p) for p in layout.planes if p.name in names)
-    assert backend.counts.launches == {"copy_slots": 1}
-    assert storage.only(names) is storage.only(set(names)) and storage.only(names).unit == 16
-    assert (storage.only(names) is storage.plane_map) == (len(names) == 3)
-
-
-@pytest.mark.parametrize("order", ORDERS)
-def test_buffer_infos_say_where_every_slot_lies(backend, order, generator):
-    storage = Planes(hybrid(order), 4, backend)
-    random_bytes(storage, generator)
-    infos = storage.buffer_infos()
-    assert sorted((info.plane, info.layer) for info in infos) == [("conv", 0), ("conv", 1), ("ssm", 0), ("ssm", 1)]
-    for info in infos:
-        layer = storage[info.plane][info.layer]
-        assert info.nbytes == layer[0].nbytes and info.slots == 4
-        for slot in range(5):
-            assert info.address + slot * info.slot_stride == layer[slot].data_ptr()
-            if backend.device.type == "cpu":
-                found = ctypes.string_at(info.address + slot * info.slot_stride, info.nbytes)
-                assert found == bytes(layer[slot].view(torch.uint8).flatten().tolist())
-
-
-@pytest.mark.parametrize("order", ORDERS)
-def test_planes_are_gathered_and_scattered_in_one_launch(backend, order):
-    storage = Planes(hybrid(order), 4, backend)
-    plane = storage["ssm"]
-    plane[:, 1:] = torch.arange(2 * 4 * 18, device=backend.device).view(2, 4, 2, 3, 3)
-    backend.counts.reset()
+def test_a_batch_is_gathered_into_the_memory_that_is_given(backend):
+    storage = Planes(hybrid("slot_major"), 4, backend)
     batch = storage.gather("ssm", ids(backend, 3, 0, 1))
-    assert torch.equal(batch, plane[:, [3, 0, 1]])
-    same = torch.full_like(batch, torch.nan)
-    assert storage.gather("ssm", ids(backend, 3, 5, 1), same) is same and torch.equal(same, batch)
-    storage.scatter("ssm", ids(backend, 2, 4, 0), batch + 1)
-    assert torch.equal(plane[:, [2, 4]], batch[:, :2] + 1) and not bool(plane[:, 0].any())
-    assert backend.counts.launches == {"gather_slots": 2, "scatter_slots": 1}
+    same = torch.full_like(batch, 7)
+    assert storage.gather("ssm", ids(backend, 3, 5, 1), same) is same
+    assert torch.equal(same.view(torch.uint8), batch.view(torch.uint8))
 
 
 def test_what_does_not_fit_a_plane_is_refused_with_its_name_shape_and_dtype(backend):
@@ -346,6 +272,6 @@ def test_what_is_loaded_must_fit(backend):
     for given in ({}, saved | {"other": ssm}, saved | {"ssm": ssm[:1]}, saved | {"ssm": ssm.half()}):
         with pytest.raises(InvalidArgument, match="saved plane"):
             planes.load(given, ids(backend, 2))
-    with pytest.raises(InvalidArgument):
+    with pytest.raises(InvalidArgument, match="saved plane 'conv'"):
         planes.load(saved, ids(backend, 1, 2))
     assert all(torch.equal(old, new) for old, new in zip(before, planes.arenas, strict=True))

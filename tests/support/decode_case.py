@@ -86,15 +86,18 @@ class Memory:
         assert bool(same.all()), f"changed at bytes {torch.nonzero(~same).flatten()[:8].tolist()}, stride {self.stride}"
 
 
+def vast(nbytes: int, device: torch.device) -> Tensor:
+    """Zeros: on a CPU addresses, of which only touched pages become memory."""
+    if device.type != "cpu":
+        return torch.zeros(nbytes, dtype=torch.uint8, device=device)
+    no_reserve = 0x4000  # Linux's MAP_NORESERVE, which Python 3.11 does not name
+    pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve)
+    return torch.frombuffer(pages, dtype=torch.uint8)
+
+
 def far_apart(slots: int, slot: Tensor, stride: int) -> Tensor:
-    """States like `slot`, `stride` elements apart: on a CPU addresses, of which only touched pages become memory."""
-    nbytes = ((slots - 1) * stride + slot.numel()) * slot.element_size()
-    if slot.device.type == "cpu":
-        no_reserve = 0x4000  # Linux's MAP_NORESERVE, which Python 3.11 does not name
-        pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve)
-        elements = torch.frombuffer(pages, dtype=slot.dtype)
-    else:
-        elements = torch.zeros(nbytes, dtype=torch.uint8, device=slot.device).view(slot.dtype)  # as pages are
+    """States like `slot`, `stride` elements apart."""
+    elements = vast(((slots - 1) * stride + slot.numel()) * slot.element_size(), slot.device).view(slot.dtype)
     return elements.as_strided((slots, *slot.shape), (stride, *slot.stride()))
 
 

@@ -120,8 +120,8 @@ class FakeCuda:
         kept: tensors that `record_stream` named, with the stream.
     """
 
-    def __init__(self, devices: int = 2) -> None:
-        self.current, self.devices = 0, devices
+    def __init__(self) -> None:
+        self.current, self.devices = 0, 2
         self.streams: list[Stream] = []
         self.capturing: set[Stream] = set()
         self.work: list[Work] = []
@@ -310,12 +310,12 @@ class Placing(TorchFunctionMode):
 
 
 @contextmanager
-def fake_cuda(monkeypatch: pytest.MonkeyPatch, devices: int = 2) -> Iterator[FakeCuda]:
+def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
     """Two devices, of which 0 is current.
 
     With the backend "reference", an op counts as a launch on the current device.
     """
-    CUDA.__init__(devices)  # type: ignore[misc]
+    CUDA.__init__()  # type: ignore[misc]
     for name in ("current_stream", "device", "stream", "is_current_stream_capturing", "synchronize", "cudart"):
         monkeypatch.setattr(torch.cuda, name, getattr(CUDA, name))
     monkeypatch.setattr(torch.cuda, "Stream", Stream)

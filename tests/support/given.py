@@ -1,9 +1,13 @@
-"""Memory as engines allocate it: planes of all layers between things that are not memstate's, byte by byte.
+"""Memory of planes, byte by byte: as engines allocate it, between things that are not memstate's, and as memstate does.
 
 pages      layer slot (page: all planes of the layer, then the rest of the page)   one tensor per plane
 slots      slot layer plane, each followed by foreign bytes                        one tensor per plane and layer
 separate   an allocation per plane and layer, slots with foreign bytes behind      one tensor per plane and layer
+
+The orders of memstate's own arenas, whose blocks are padded to 16 bytes: `layer_major` and `slot_major`.
 """
+
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -13,6 +17,7 @@ from memstate.state.layout import Plane, StateLayout
 from memstate.state.planes import Planes
 
 FORMS = ("pages", "slots", "separate")
+ORDERS = ("layer_major", "slot_major")
 KEY = tuple[str, int]
 
 
@@ -29,6 +34,8 @@ class Engine:
         self.layout, self.slots, self.backend, self.form = layout, slots, backend, form
         keys = [(plane.name, layer) for layer in range(layout.layers) for plane in layout.planes]
         self.plane = {plane.name: plane for plane in layout.planes}
+        self.own = form in ORDERS
+        unit, gap = (16, 0) if self.own else (unit, gap)
         room = {name: -(-(plane.nbytes + gap) // unit) * unit for name, plane in self.plane.items()}
         self.places: dict[KEY, tuple[int, int, int]] = {}  # memory, offset, slot stride
         at = unit
@@ -37,6 +44,11 @@ class Engine:
             for number, (name, layer) in enumerate(keys):
                 self.places[name, layer] = (number, unit, room[name])
                 sizes.append(unit + (slots + 1) * room[name] + unit)
+        elif form == "layer_major":
+            for name, layer in keys:
+                start = unit + layer * (slots + 1) * room[name]
+                self.places[name, layer] = (list(room).index(name), start, room[name])
+            sizes = [2 * unit + layout.layers * (slots + 1) * size for size in room.values()]
         elif form == "pages":
             page = sum(room.values())
             for name, layer in keys:
@@ -53,7 +65,8 @@ class Engine:
         for whole in self.memory:
             whole.copy_(torch.randint(0, 256, whole.shape, dtype=torch.uint8, generator=generator))
         self.expected = [whole.to("cpu", copy=True) for whole in self.memory]
-        self.tensors = {plane.name: self._tensor(plane) for plane in layout.planes}
+        self.tensors = {} if self.own else {plane.name: self._tensor(plane) for plane in layout.planes}
+        self.room = {name: room[name] if self.own else plane.nbytes for name, plane in self.plane.items()}
 
     def _tensor(self, plane: Plane) -> Tensor | list[Tensor]:
         layers = [self._layer(plane, layer) for layer in range(self.layout.layers)]
@@ -74,7 +87,12 @@ class Engine:
 
     def storage(self) -> Planes:
         """A storage in this memory; its null slot is zero from here on."""
-        storage = Planes.from_tensors(self.layout, self.tensors, self.backend)
+        if self.own:
+            memory = iter(self.memory)
+            layout = replace(self.layout, order=self.form)
+            storage = Planes(layout, self.slots, self.backend, lambda nbytes: next(memory)[16 : 16 + nbytes])
+        else:
+            storage = Planes.from_tensors(self.layout, self.tensors, self.backend)
         self.expect(0, None)
         return storage
 
@@ -82,7 +100,7 @@ class Engine:
         """The bytes that one block should hold."""
         memory, offset, stride = self.places[name, layer]
         start = offset + slot * stride
-        return self.expected[memory][start : start + self.plane[name].nbytes]
+        return self.expected[memory][start : start + self.room[name]]
 
     def expect(self, dst: int, src: int | None, names: tuple[str, ...] | None = None) -> None:
         """Slot dst will hold what slot src holds, or zeros."""

@@ -23,14 +23,14 @@ KV = ms.StateLayout((ms.Plane("kv", (PAGE, 4), torch.float32),), layers=1)
 class Scene:
     """A manager and its running requests, fed by hand."""
 
-    def __init__(self, slots: int, requests: int, tracking: ms.Tracking, pages: int, seed: int = 5) -> None:
-        kv = ms.Planes(KV, pages, ms.Backend("reference", torch.device("cpu")))
+    def __init__(self) -> None:
+        kv = ms.Planes(KV, 72, ms.Backend("reference", torch.device("cpu")))
         self.mem = build(
-            LAYOUT, slots=slots, max_requests=requests, snapshots=2 * slots, pages=pages, page_size=PAGE,
-            pages_per_row=40, journal=300, tracking=tracking, prefix=ms.Prefix(), whole=True,
+            LAYOUT, slots=44, max_requests=4, snapshots=88, pages=72, page_size=PAGE, pages_per_row=40, journal=300,
+            tracking=ms.PingPong(8), prefix=ms.Prefix(), whole=True,
             tiers=ms.Tiers("toy", 6, host_pages=40, kv=kv), backend="reference",
         )  # fmt: skip
-        self.random = random.Random(seed)
+        self.random = random.Random(5)
         self.text: dict[ms.Row, list[int]] = {}
 
     def words(self, count: int) -> list[int]:
@@ -62,9 +62,9 @@ class Scene:
         return self.mem.end([row], keep="cache", tokens=[self.text.pop(row)], **more)  # type: ignore[arg-type]
 
 
-def scene(tracking: ms.Tracking, slots: int = 44, pages: int = 72) -> Scene:
+def scene() -> Scene:
     """Three requests run, one of them in its prompt; two conversations wait; the cache has been short of room."""
-    server = Scene(slots, 4, tracking, pages)
+    server = Scene()
     mem, system = server.mem, server.words(16)
     for at in range(6):
         asked = server.start(f"ask-{at}", [*system, *server.words(12)], salt="tenant-a" if at % 2 else None)
@@ -95,7 +95,7 @@ def scene(tracking: ms.Tracking, slots: int = 44, pages: int = 72) -> Scene:
 @cache
 def served() -> Inspection:
     """An inspection with requests, lanes, marks, snapshots, sessions, evicted states, ghosts, tiers and a journal."""
-    mem = scene(ms.PingPong(8)).mem
+    mem = scene().mem
     with mem.pool.allocator.group(2):
         return mem.inspect()
 
@@ -103,7 +103,7 @@ def served() -> Inspection:
 @cache
 def leaking() -> Inspection:
     """The same with faults: the slot of an emptied register leaks, and two registers hold one slot."""
-    mem = scene(ms.PingPong(8)).mem
+    mem = scene().mem
     lanes = [register for register, (kind, _) in mem._reports.owners().items() if kind == "lane"]
     empty_register(mem, lanes[0])
     slots = inside.registers(mem).table.slots
@@ -111,9 +111,9 @@ def leaking() -> Inspection:
     return mem.inspect()
 
 
-def large(capacity: int, requests: int = 1000, nodes: int = 10_000, seed: int = 0) -> Inspection:
+def large(capacity: int, requests: int = 1000, nodes: int = 10_000) -> Inspection:
     """The fields of `served` made as large as a deployment's: every slot has an owner, at a random place."""
-    chance, small = random.Random(seed), served()
+    chance, small = random.Random(0), served()
     slots = list(range(1, capacity + 1))
     chance.shuffle(slots)
     first = 3 * (requests + 1)  # the registers of holders are behind those of rows

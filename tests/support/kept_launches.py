@@ -26,7 +26,7 @@ from memstate.slots.packet import Packet
 from memstate.slots.registers import RegisterFile
 from memstate.state.layout import Plane, StateLayout
 from memstate.state.planes import Planes
-from tests.support.launch_keys import TARGETS
+from tests.support.launch_keys import NoDevice
 
 KEPT: tuple[tuple[Any, str], ...] = (
     (tracking, "KEPT"), (speculation, "KEPT"), (registers, "KEPT"), (copy, "KEPT"), (bitmap, "CLAIM"),
@@ -53,12 +53,13 @@ class Launcher:
         LAUNCHED.append([_seen(arg) for arg in args])
 
 
-class Stub:
+class Stub(NoDevice):
     """A driver that loads every kernel, under a number of its own, and launches none."""
 
     launcher_cls = Launcher
 
     def __init__(self) -> None:
+        super().__init__("sm_90")
         self.loaded = 0
         self.utils = SimpleNamespace(
             get_device_properties=lambda device: {"max_shared_mem": 2**17}, load_binary=self._load
@@ -67,15 +68,6 @@ class Stub:
     def _load(self, name: str, *_: Any) -> tuple[int, int, int, int, int]:
         self.loaded += 1
         return self.loaded, self.loaded, 32, 0, 1024
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return 7
-
-    def get_current_target(self) -> Any:
-        return TARGETS["sm_90"]
 
 
 @contextmanager

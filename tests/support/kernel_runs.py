@@ -12,7 +12,6 @@ from importlib import import_module
 from pathlib import Path
 from runpy import run_module, run_path
 from tempfile import TemporaryDirectory
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -35,19 +34,6 @@ def nothing_allocated() -> Iterator[None]:
         for name in ("empty", "empty_like", "zeros", "zeros_like", "tensor"):
             patch.setattr(torch, name, refuse)
         yield
-
-
-def grids_of(patch: pytest.MonkeyPatch, module: ModuleType, kernel: str) -> list[tuple[int, ...]]:
-    """The grids with which a kernel is launched from here on."""
-    grids, launched = [], getattr(module, kernel)
-
-    class Watched:
-        def __getitem__(self, grid: tuple[int, ...]) -> Any:
-            grids.append(grid)
-            return launched[grid]
-
-    patch.setattr(module, kernel, Watched())
-    return grids
 
 
 def not_interpreted(*program: str) -> Any:

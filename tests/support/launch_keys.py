@@ -8,10 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 import triton
-import triton.language as tl
-from torch import Tensor
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
@@ -32,7 +29,7 @@ class NoDevice:
         return self.number
 
     def get_current_stream(self, device: int) -> int:
-        return 0
+        return 7
 
     def get_current_target(self) -> GPUTarget:
         return self.target
@@ -63,29 +60,3 @@ class Recorder:
         keys: Keys = {}
         yield keys
         keys |= {kernel: sorted(seen) for kernel, seen in self._seen.items()}
-
-
-@triton.jit(do_not_specialize=["free"])
-def planted(data_ptr, free, n, BLOCK: tl.constexpr):
-    """A kernel with a defect: `n` and the alignment of `data_ptr` are compiled in."""
-    tl.store(data_ptr + tl.arange(0, BLOCK), free + n)
-
-
-def planted_launches(recorder: Recorder) -> dict[str, int]:
-    """How many keys a kernel with a defect has, by what varies."""
-    data = torch.zeros(64)
-    runs: dict[str, list[tuple[Tensor, int, int, int]]] = {
-        "nothing": [(data, 2, 2, 32)] * 3,
-        "not specialised": [(data, value, 2, 32) for value in VALUES],
-        "beyond int32": [(data, value, 2, 32) for value in (2, 2**31)],
-        "specialised": [(data, 2, value, 32) for value in VALUES],
-        "alignment": [(data[start:], 2, 2, 32) for start in range(8)],
-        "constant": [(data, 2, 2, block) for block in (32, 64)],
-    }
-    found = {}
-    for name, launches in runs.items():
-        with recorder.recorded() as keys:
-            for *arguments, block in launches:
-                planted[(1,)](*arguments, BLOCK=block)
-        (found[name],) = map(len, keys.values())
-    return found

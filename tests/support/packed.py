@@ -52,14 +52,14 @@ def body(storage: Planes, slot: int) -> Tensor:
 class Records:
     """Records of zeros behind headers of rubbish."""
 
-    def __init__(self, packing: Packing, generator: torch.Generator, header: int = CANARY) -> None:
+    def __init__(self, packing: Packing, generator: torch.Generator) -> None:
         device = packing.backend.device
-        shape = (RECORDS, header + packing.nbytes + CANARY)
+        shape = (RECORDS, CANARY + packing.nbytes + CANARY)
         self.whole = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator).to(device)
-        self.bodies = self.whole[:, header : header + packing.nbytes]
+        self.bodies = self.whole[:, CANARY : CANARY + packing.nbytes]
         self.bodies.zero_()
         self.expected = self.whole.cpu().clone()
-        self.expected_bodies = self.expected[:, header : header + packing.nbytes]
+        self.expected_bodies = self.expected[:, CANARY : CANARY + packing.nbytes]
 
     def check(self) -> None:
         assert torch.equal(self.whole.cpu(), self.expected)

@@ -165,3 +165,11 @@ class Loop:
     def count(self, counter: Count) -> int:
         """A counter of the device."""
         return int(inside.registers(self.mem).table.counters[counter])
+
+
+def running(backend: Backend, tracking: ms.Tracking, length: int = 0, **settings: object) -> tuple[Loop, ms.Row]:
+    """A loop with one row, which has taken so many tokens."""
+    loop = Loop(backend, tracking, **settings)  # type: ignore[arg-type]
+    (row,) = loop.admit()
+    loop.advance([row], length)
+    return loop, row

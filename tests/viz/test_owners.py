@@ -44,12 +44,12 @@ STORY = [CLAIM, MOVE, AGAIN, PLAN, CACHED, GONE, END]
 
 def test_spans_of_a_story_by_hand() -> None:
     assert viz.holdings_over(STORY) == [
-        Span(3, "live", f"{A} live", A, 4, 1, 2, "claim", "move", target=12, first_kind="live", serials=(1, 2)),
-        Span(12, "cached", GONE.owner, "prefix cache", 4, 2, 4, "move", "release", source=3, first_kind="mark",
+        Span(3, "live", f"{A} live", A, 4, 1, 2, "claim", "move", target=12, serials=(1, 2)),
+        Span(12, "cached", GONE.owner, "prefix cache", 4, 2, 4, "move", "release", source=3,
              serials=(2, 6)),
-        Span(3, "live", f"{A} live", A, 9, 2, 5, "claim", "release", first_kind="live", serials=(3, 7)),
-        Span(4, "lane", f"{A} lane 0", A, 8, 2, 3, "plan", "move", target=13, first_kind="lane", serials=(4, 5)),
-        Span(13, "cached", CACHED.owner, "prefix cache", 8, 3, None, "move", source=4, first_kind="cached",
+        Span(3, "live", f"{A} live", A, 9, 2, 5, "claim", "release", serials=(3, 7)),
+        Span(4, "lane", f"{A} lane 0", A, 8, 2, 3, "plan", "move", target=13, serials=(4, 5)),
+        Span(13, "cached", CACHED.owner, "prefix cache", 8, 3, None, "move", source=4,
              serials=(5, 5)),
     ]  # fmt: skip
     assert viz.holdings_over([asdict(each) for each in STORY]) == viz.holdings_over(STORY)
@@ -57,9 +57,7 @@ def test_spans_of_a_story_by_hand() -> None:
 
 
 def test_a_journal_that_begins_in_the_middle_has_spans_without_a_begin() -> None:
-    assert viz.holdings_over([END]) == [
-        Span(3, "live", f"{A} live", A, 9, None, 5, "", "release", first_kind="live", serials=(7, 7))
-    ]
+    assert viz.holdings_over([END]) == [Span(3, "live", f"{A} live", A, 9, None, 5, "", "release", serials=(7, 7))]
     source, target = viz.holdings_over([CACHED])
     assert (source.register, source.kind, source.group, source.begin, source.end) == (4, "lane", A, None, 3)
     assert (target.register, target.begin, target.end, source.target, target.source) == (13, 3, None, 13, 4)
@@ -101,7 +99,7 @@ def test_a_name_that_says_nothing_does_not_replace_one() -> None:
 
 @pytest.mark.parametrize("wrong", [7, "ab", [1], [{"serial": 1}], {"serial": 1}, None])
 def test_what_is_no_list_of_changes_is_refused(wrong: Any) -> None:
-    with pytest.raises(ms.InvalidArgument, match=r"expected `mem\.changes`"):
+    with pytest.raises(ms.InvalidArgument, match=r"expected `mem\.journal\.changes`"):
         viz.holdings_over(wrong)
 
 
@@ -191,7 +189,7 @@ def test_spans_of_a_running_manager_end_where_its_registers_are(tracking: ms.Tra
         seen = mem.inspect()
         now = {span.register: (span.kind, span.owner) for span in viz.holdings_over(seen) if span.end is None}
         assert now == owners
-        shown = {kind: count for kind, count in mem._reports.overview()["slots"].items() if count}
+        shown = {part.kind: part.size for part in mem.sheet().bars[0].parts}
         assert shown == Counter(kind for kind, _ in viz.holdings(seen))
         rows = {f"row {row['row']} (request {row['id']!r})" for row in seen.rows}
         assert {span.group for span in viz.holdings_over(seen) if span.end is None} <= {

@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.colors import to_hex
 from rich.console import Console
 
 import memstate as ms
@@ -106,9 +107,8 @@ def test_a_page_of_what_waited_before_does_not_wait_again() -> None:
 def test_every_shown_class_is_in_these_tests() -> None:
     mem, _kept = busy()
     names = {name.replace("PrefixCache", "Contents") for name in shown(mem)}
-    assert names | {"Inspection", "AuditReport", "Match", "Capacity"} == {
-        one.__name__ for one in Shown.__subclasses__()
-    }
+    names |= {"Inspection", "AuditReport", "Match", "Capacity"}
+    assert names == {each.__name__ for each in Shown.__subclasses__()}
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def legend(each: Any) -> dict[str, str]:
 def test_a_manager_shows_slots_bytes_tokens_and_records() -> None:
     mem, _kept = busy()
     found = [bar.title for bar in mem.sheet().bars]
-    whole = mem.planes.nbytes + mem._reports.overview()["tables"]
+    whole = mem.planes.nbytes + sum(part.size for part in mem.sheet().bars[1].parts if part.kind == "tables")
     assert found[0] == f"24 slots of {LAYOUT.bytes_per_slot} B" and found[2].endswith("prompt tokens of 4 requests")
     slots, memory, prompts, records = mem.sheet().bars
     assert sum(part.size for part in slots.parts) == 24 and sum(part.size for part in memory.parts) == whole
@@ -213,8 +213,7 @@ def test_every_kind_of_owner_is_drawn_from_a_real_manager() -> None:
     for slot, (kind, _) in enumerate(viz.holdings(seen), 1):
         assert (kind == "free") == (slot not in cells)
         if kind != "free":
-            red, green, blue = (round(255 * part) for part in cells[slot].get_facecolor()[:3])
-            assert f"#{red:02x}{green:02x}{blue:02x}" == kinds.kind(kind).colour
+            assert to_hex(cells[slot].get_facecolor()) == kinds.kind(kind).colour
             assert bool(cells[slot].get_hatch()) == kinds.kind(kind).faulty
     names = {text.get_text() for text in axes.texts}
     assert {"conversation-17", "b", "@4", "@8"} <= names

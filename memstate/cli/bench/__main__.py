@@ -19,7 +19,7 @@ def main() -> int:
     parser.add_argument("--peer")
     parser.add_argument("--case", default="")
     parser.add_argument("--toy", action="store_true")
-    parser.add_argument("--json")
+    parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     import torch
 
@@ -32,7 +32,7 @@ def main() -> int:
     def keep(outcome: BenchResult) -> None:
         if given.json:
             text = json.dumps([asdict(entry) for entry in outcome.entries], indent=1)
-            Path(given.json).write_text(text + "\n", encoding="utf-8")
+            given.json.write_text(text + "\n", encoding="utf-8")
 
     names = list(NAMES) if given.names == ["all"] else given.names
     try:
@@ -40,11 +40,7 @@ def main() -> int:
     except InvalidArgument as error:
         print(error, file=sys.stderr)
         return 2
-    print(f"{len(outcome.entries)} entries")
-    for line in outcome.too_slow:
-        print(f"not measured: {line}", file=sys.stderr)
-    for line in outcome.wrong:
-        print(f"not measured, because it is wrong: {line}", file=sys.stderr)
+    print(f"{len(outcome.entries)} entries", *outcome.unmeasured, sep="\n")
     return 1 if outcome.wrong else 0
 
 

@@ -49,6 +49,18 @@ def host_seconds(act: Act, device: torch.device | None = None) -> float:
     return time.perf_counter() - begin
 
 
+def cpu_seconds(act: Act, device: torch.device) -> float:
+    """Returns the CPU time that this thread spends in a call, after the device has finished what came before.
+
+    Syncs: yes, on a GPU.
+    """
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    begin = time.thread_time_ns()
+    act()
+    return (time.thread_time_ns() - begin) * 1e-9
+
+
 class TooSlow(RuntimeError):
     """A call that waits for the device, or that the host queues too slowly: it has no device time of its own."""
 

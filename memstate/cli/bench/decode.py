@@ -14,7 +14,7 @@ from torch import Tensor
 from memstate.cli.bench.clock import Act
 from memstate.cli.bench.copy import OVERHEAD, TOY
 from memstate.cli.bench.forward import Forward
-from memstate.cli.bench.task import Figure, Setting, Task
+from memstate.cli.bench.task import MOST_COPIED, Figure, Setting, Task
 from memstate.cli.bench.track import ALWAYS, DUE, NEVER, SIZES, STRATEGIES
 from memstate.engine.manager import StateManager
 from memstate.requests.handles import Request
@@ -24,7 +24,6 @@ from memstate.state.presets import qwen3_next
 
 MODEL, TOY_SIZES = "qwen3_next", (2,)
 BOUND = {"conv": 1e-2, "delta": 1e-2, "state": 1e-5}  # of |got - expected| / |expected|: outputs are bf16, states fp32
-MOST_COPIED = 2 * 2**30  # bytes of the yardstick
 FILLED = 3  # steps until every strategy has taken its lanes
 
 
@@ -58,11 +57,6 @@ class _Bench:
             self.forward(step.record)
         self.mem.settle(step)
 
-    def capture(self) -> None:
-        """From here on whole steps are replayed: ownership, plan and forward in one graph."""
-        act = lambda: self.forward(self.mem.launch(self.size))  # noqa: E731
-        self.replay = self.setting.clock.captured(act)
-
     def check(self) -> str:
         """What the kernels and the reference make of one step of the first and the last layer."""
         record, planes = self.planned.record, self.mem.planes
@@ -93,22 +87,12 @@ class _Bench:
 
     def measure(self) -> list[Figure]:
         """The forward of this plan beside a plain copy of as many bytes, and a whole step."""
-        setting, clock, case = self.setting, self.setting.clock, self.case
-        forward = clock.in_graph(partial(self.forward, self.planned.record))
+        setting, moved = self.setting, self.moved
+        found = setting.in_graph("forward", self.case, partial(self.forward, self.planned.record), moved=moved)
         self.mem.settle(self.planned)
-        self.capture()
-        size = min(self.moved // 2, MOST_COPIED)  # enough to fill the device
-
-        def plain() -> float:
-            to, of = torch.empty(2, size, dtype=torch.uint8, device=setting.device).random_(0, 256)
-            return clock.alone(partial(to.copy_, of)).device
-
-        rate = Figure("forward", setting.case(case), self.moved / forward, "bytes/s")
-        return [
-            setting.micros("forward", case, forward),
-            setting.beside(rate, "device-copy", plain, lambda seconds: 2 * size / seconds),
-            *setting.both("decode step", case, clock.alone(self.step)),
-        ]
+        # From here on whole steps are replayed: ownership, plan and forward in one graph.
+        self.replay = setting.clock.captured(lambda: self.forward(self.mem.launch(self.size)))
+        return [*found, *setting.alone("decode step", self.case, self.step)]
 
     @property
     def moved(self) -> int:
@@ -134,10 +118,9 @@ def _task(setting: Setting, layout: StateLayout, name: str, size: int, every: in
 
 def tasks(setting: Setting) -> Iterator[Task]:
     """Yields every strategy, for the batches of 1, 64 and 256 rows whose states fit."""
-    layout = TOY if setting.toy else qwen3_next()
-    free = 2**40 if setting.toy else torch.cuda.mem_get_info(setting.device)[0]
-    for size, (name, strategy) in product(TOY_SIZES if setting.toy else SIZES, STRATEGIES.items()):
-        if size > 1 and (3 * size + OVERHEAD) * layout.bytes_per_slot + 2 * MOST_COPIED > 0.75 * free:
+    layout = setting.sizes(qwen3_next(), TOY)
+    for size, (name, strategy) in product(setting.sizes(SIZES, TOY_SIZES), STRATEGIES.items()):
+        if size > 1 and (3 * size + OVERHEAD) * layout.bytes_per_slot + 2 * MOST_COPIED > 0.75 * setting.free_bytes:
             continue
         for every in (NEVER,) if strategy is NoTracking else (NEVER, ALWAYS):
             yield _task(setting, layout, name, size, every)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from memstate.cli.workload import delta_inputs
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import StepRecord
 
@@ -15,8 +16,7 @@ from memstate.kernels.tables import StepRecord
 class Forward:
     """Convolution and gated delta rule, layer by layer, over the planes conv `channel tap-1` and ssm `head key value`.
 
-    Inputs are random and stay as they are. Keys have norm 1, decays are negative and gates lie between 0 and 1, so that
-    states stay bounded however often a step is repeated.
+    Inputs are random and stay as they are.
 
     Args:
         ops: Carries out the two operations.
@@ -25,24 +25,13 @@ class Forward:
     """
 
     def __init__(self, ops: Backend, planes: Mapping[str, Tensor], batch: int) -> None:
+        self.ops, self.planes = ops, planes
         conv, ssm = planes["conv"], planes["ssm"]
         channels, taps = conv.shape[2], conv.shape[3] + 1
-        heads, key, value = ssm.shape[2:]
-        key_heads = (channels - heads * value) // (2 * key)  # what is left of the channels are queries and keys
-        device = ssm.device
-        self.ops, self.planes = ops, planes
-
-        def random(*shape: int) -> Tensor:
-            return torch.randn(shape, device=device)
-
-        def half(values: Tensor) -> Tensor:
-            return values.to(torch.bfloat16)
-
-        norm = torch.nn.functional.normalize
-        self.x, self.weight = half(random(batch, 1, channels)), half(random(channels, taps))
-        self.q, self.k = (half(norm(random(batch, 1, key_heads, key), dim=-1)) for _ in range(2))
-        self.v = half(random(batch, 1, heads, value))
-        self.decay, self.beta = -random(batch, 1, heads).abs(), random(batch, 1, heads).sigmoid()
+        self.x, self.weight = (
+            torch.randn(of, device=ssm.device).bfloat16() for of in ((batch, 1, channels), (channels, taps))
+        )
+        self.q, self.k, self.v, self.decay, self.beta = delta_inputs(ssm.shape[2:], channels, batch, ssm.device)
         self.mixed, self.out = torch.empty_like(self.x), torch.empty_like(self.v)
 
     def __call__(self, record: StepRecord) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -134,36 +133,25 @@ class Decode(Ours):
 def tasks(setting: Setting) -> Iterator[Task]:
     """Yields decode steps, admissions with what follows them, for each strategy that takes snapshots; then whole steps.
 
-    Lazy stands beside the peer's lazy strategy; the others stand beside the peer's default, which is ping-pong.
+    Lazy stands beside the peer's lazy strategy; the others stand beside the peer's default, which is ping-pong. Where
+    the peer can run, its own scheduler code runs over the pool of `memstate.integrations.sglang` as well.
     """
-    there, every = peer_can_run(setting), TOY_EVERY if setting.toy else EVERY
+    there, every = peer_can_run(setting), setting.sizes(EVERY, TOY_EVERY)
+    decodes, lives = setting.sizes(DECODES, TOY_DECODES), setting.sizes(LIVES, TOY_LIVES)
     for name, kind in KINDS.items():
-        peer = partial(host_peer.SglangStates, lazy=name == "lazy", every=every) if there else None
-        for size, due in TOY_DECODES if setting.toy else DECODES:
+        peer = partial(host_peer.SglangStates, lazy=name == "lazy", every=every)
+        cases: list[tuple[str, Callable[[], Side], dict[str, int]]] = []
+        for size, due in decodes:
             for form in FORMS if size > 1 and not due else ("",):
                 case = f"R={size} {name}, {due} due, {form}".removesuffix(", ")
-                decode: Callable[[], Side] = partial(Decode, setting, kind(every), size, due, form)
-                other = partial(peer, size=size, due=due) if peer else None
-                yield task(setting, case, decode, {NAME: other} if other else {})
-        for size in TOY_LIVES if setting.toy else LIVES:
-            case = f"R={size} {name}"
-            life = partial(Life, setting, kind(every), size)
-            other = partial(peer, size=size) if peer else None
-            yield task(setting, case, life, {NAME: other} if other else {})
-    if there:
-        yield from _adapters(setting, every)
+                cases.append((case, partial(Decode, setting, kind(every), size, due, form), {"size": size, "due": due}))
+        cases += [(f"R={size} {name}", partial(Life, setting, kind(every), size), {"size": size}) for size in lives]
+        for case, ours, numbers in cases:
+            yield task(setting, case, ours, {NAME: partial(peer, **numbers)} if there else {})
+    for name in ("ping-pong", "lazy") if there else ():
+        peer = partial(host_peer.SglangStates, lazy=name == "lazy", every=every)
+        given = [(f"R={size} {name}, {due} due", partial(peer, size=size, due=due)) for size, due in decodes]
+        given += [(f"R={size} {name}", partial(peer, size=size)) for size in lives]
+        for case, theirs in given:
+            yield task(setting, f"{case}, adapters", partial(theirs, adapted=True), {NAME: theirs})
     yield from online.tasks(setting, there)
-
-
-def _adapters(setting: Setting, every: int) -> Iterator[Task]:
-    """Yields SGLang's own scheduler code over the pool of `memstate.integrations.sglang`, beside its own pool."""
-    for name in ("ping-pong", "lazy"):
-        cases: list[tuple[str, dict[str, Any]]] = [
-            *((f"R={size} {name}, {due} due", {"size": size, "due": due})
-              for size, due in (TOY_DECODES if setting.toy else DECODES)),
-            *((f"R={size} {name}", {"size": size}) for size in (TOY_LIVES if setting.toy else LIVES)),
-        ]  # fmt: skip
-        for case, numbers in cases:
-            peer = partial(host_peer.SglangStates, lazy=name == "lazy", every=every, **numbers)
-            ours, case = partial(peer, adapted=True), f"{case}, adapters"
-            yield task(setting, case, ours, {NAME: peer})

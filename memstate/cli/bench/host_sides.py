@@ -6,7 +6,6 @@ peer launches are small torch operations; on a GPU each would be a launch, so th
 """
 
 import sys
-import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -18,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from memstate.cli.bench import host_peer
+from memstate.cli.bench.clock import cpu_seconds
 from memstate.cli.bench.task import Figure, Setting, Task, take_turns
 from memstate.engine.manager import StateManager
 from memstate.kernels.dispatch import OPS
@@ -55,18 +55,6 @@ class Side(Protocol):
     def wrong(self) -> str:
         """Returns what is wrong after a turn; empty if nothing is."""
         ...
-
-
-def cpu_seconds(act: Callable[[], object], device: torch.device) -> float:
-    """Returns the CPU time that this thread spends in a call, after the device has finished what came before.
-
-    Syncs: yes, on a GPU.
-    """
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    begin = time.thread_time_ns()
-    act()
-    return (time.thread_time_ns() - begin) * 1e-9
 
 
 def python_calls(act: Callable[[], object]) -> NDArray[np.int64]:
@@ -169,16 +157,15 @@ def measure(
             for op, numbers in _of_ops(side, python_calls).items() if isinstance(side, Ours) else ():
                 if op == "step":
                     found[name] |= {(op, unit): float(n) for unit, n in zip(CALLS, numbers, strict=True)}
-    take_turns(sides, peers, TOY_TURNS if setting.toy else TURNS, spend, f"host, {case}")
+    take_turns(sides, peers, setting.sizes(TURNS, TOY_TURNS), spend, f"host, {case}")
     if {host_peer.NAME, BARE} <= peers.keys():
         for (op, unit), value in found[BARE].items():
             found[OURS]["states", unit] = found[OURS][op, unit]
             found[host_peer.NAME]["states", unit] = found[host_peer.NAME][op, unit] - value
-    figures, peer = [], next((name for name in peers if name != BARE), None)
+    figures, peer = list[Figure](), next((name for name in peers if name != BARE), "")
     for (op, unit), value in found[OURS].items():
-        other = found[peer].get((op, unit)) if peer else None
-        ratio = value / other if other else None
-        figures.append(Figure(op, setting.case(case), value, unit, None if other is None else peer, other, ratio))
+        other = found[peer].get((op, unit))
+        figures += setting.rows(op, case, value, unit, {} if other is None else {peer: other})
     return figures
 
 

@@ -5,6 +5,7 @@ Counts are the same on every backend, because the orchestration is the same code
 """
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 
@@ -18,6 +19,7 @@ from memstate.state.layout import Plane, StateLayout
 SIZES = (1, 64, 256)
 EVERY = 4
 LAYOUT = StateLayout(planes=(Plane("ssm", (2, 4, 4), torch.float32),), layers=1)
+T = TypeVar("T")
 UNITS = ("launches", "uploads", "syncs", "bytes")
 STRATEGIES: dict[str, Tracking] = {
     "none": NoTracking(EVERY), "ping-pong": PingPong(EVERY), "lazy": LazyPingPong(EVERY), "redirect": Redirect(EVERY),
@@ -27,24 +29,23 @@ STRATEGIES: dict[str, Tracking] = {
 class _Bench:
     """One manager, and the counts of one operation at a time."""
 
-    def __init__(self, tracking: Tracking, size: int, backend: str, device: str) -> None:
+    def __init__(self, tracking: Tracking, size: int, backend: str, device: str, suffix: str = "") -> None:
         self.mem = StateManager(
             LAYOUT, slots=8 * size, max_requests=3 * size, tracking=tracking, backend=backend, device=device,
-            max_batch=2 * size,
-            pages=Pages(count=32 * size, size=EVERY, per_row=8),
+            max_batch=2 * size, pages=Pages(count=32 * size, size=EVERY, per_row=8),
         )  # fmt: skip
-        self.size = size
+        self.size, self.case = size, f"R={size}{suffix}"
         self.entries: list[Figure] = []
-        self.case = f"R={size}"
 
-    def count(self, op: str, act: Callable[[], object], case: str | None = None) -> None:
-        """Runs `act` and submits what it recorded, and notes what that took."""
+    def count(self, op: str, act: Callable[[], T]) -> T:
+        """Runs `act`, submits what it recorded, and notes what that took."""
         self.mem.submit()
         before = self._counts()
-        act()
+        result = act()
         self.mem.submit()
         for unit, was, now in zip(UNITS, before, self._counts(), strict=True):
-            self.entries.append(Figure(op, case or self.case, now - was, unit))
+            self.entries.append(Figure(op, self.case, now - was, unit))
+        return result
 
     def _counts(self) -> tuple[int, ...]:
         counts = self.mem.backend.counts
@@ -81,14 +82,15 @@ def launches(
     """
     entries: list[Figure] = []
     for done, size in enumerate(SIZES):
-        entries += _ownership(size, backend, device)
-        steps = [
-            entry for name, tracking in STRATEGIES.items() for entry in _steps(name, tracking, size, backend, device)
-        ]
-        most: dict[tuple[str, str], float] = {}
-        for entry in steps:
-            most[entry.op, entry.unit] = max(entry.value, most.get((entry.op, entry.unit), 0))
-        entries += [Figure(op, f"R={size}", value, unit) for (op, unit), value in most.items()] + steps
+        entries += _ownership(_Bench(Redirect(every=EVERY), size, backend, device))
+        steps: list[Figure] = []
+        for name, tracking in STRATEGIES.items():
+            steps += _steps(_Bench(tracking, size, backend, device, f" {name}"))
+        keys = dict.fromkeys((entry.op, entry.unit) for entry in steps)
+        for op, unit in keys:
+            most = max(entry.value for entry in steps if (entry.op, entry.unit) == (op, unit))
+            entries.append(Figure(op, f"R={size}", most, unit))
+        entries += steps
         if progress:
             progress(done + 1, len(SIZES))
     return entries
@@ -102,14 +104,12 @@ def by_unit(entries: list[Figure]) -> tuple[tuple[str, ...], list[list[str]]]:
     return ("op", "case", *UNITS), [[*key, *(row[unit] for unit in UNITS)] for key, row in cells.items()]
 
 
-def _ownership(size: int, backend: str, device: str) -> list[Figure]:
-    bench = _Bench(Redirect(every=EVERY), size, backend, device)
+def _ownership(bench: _Bench) -> list[Figure]:
     mem = bench.mem
-    rows: list[Rows] = []
-    bench.count("admit", lambda: rows.append(bench.admit("a")))
-    bench.advance(rows[0], EVERY + 1)
-    bench.count("publish", lambda: mem.publish(rows[0]))
-    bench.count("release", lambda: mem.end(rows[0]))
+    rows = bench.count("admit", lambda: bench.admit("a"))
+    bench.advance(rows, EVERY + 1)
+    bench.count("publish", lambda: mem.publish(rows))
+    bench.count("release", lambda: mem.end(rows))
 
     old, ending = bench.admit("b"), bench.admit("c")
     bench.advance(old, EVERY + 1)
@@ -127,19 +127,16 @@ def _ownership(size: int, backend: str, device: str) -> list[Figure]:
     kept = [snap for snap in mem.end(again, keep="handle") if snap]
     requests = [Request(("f", i), length=2 * EVERY, resume=snap) for i, snap in enumerate(kept)]
     bench.count("hit", lambda: mem.admit(requests))
-    half = torch.arange(1, 2 * size + 1, dtype=torch.int32, device=mem.backend.device)
-    bench.count("copy", lambda: mem.pool.copy(half[:size], half[size:], due=size))
+    half = torch.arange(1, 2 * bench.size + 1, dtype=torch.int32, device=mem.backend.device)
+    bench.count("copy", lambda: mem.pool.copy(half[: bench.size], half[bench.size :], due=bench.size))
     return bench.entries
 
 
-def _steps(name: str, tracking: Tracking, size: int, backend: str, device: str) -> list[Figure]:
-    bench = _Bench(tracking, size, backend, device)
-    mem = bench.mem
-    rows = bench.admit("a")
-    mem.extend(rows, [4 * EVERY] * size)
-    bench.advance(rows, 2 * EVERY - (0 if tracking.reads_old_slot else 1))
-    case = f"{bench.case} {name}"
-    steps = []
-    bench.count("plan", lambda: steps.append(mem.plan(rows)), case)
-    bench.count("settle", lambda: mem.settle(steps[0]), case)
+def _steps(bench: _Bench) -> list[Figure]:
+    """Plan and settle at a boundary of every row."""
+    mem, rows = bench.mem, bench.admit("a")
+    mem.extend(rows, [4 * EVERY] * bench.size)
+    bench.advance(rows, 2 * EVERY - (0 if mem.tracking.reads_old_slot else 1))
+    step = bench.count("plan", lambda: mem.plan(rows))
+    bench.count("settle", lambda: mem.settle(step))
     return bench.entries

@@ -13,7 +13,7 @@ from copy import copy
 from functools import partial
 from itertools import count, product
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -35,14 +35,64 @@ CASES = ((1, 0), (1, 1), (8, 0), (8, 1), (64, 0), (64, 1), (64, 4), (256, 0), (2
 ALONE = ((1, 0), (1, 1), (64, 0), (64, 1))  # of forms that SGLang does not stand beside
 TOY_CASES = ((3, 0), (3, 1))
 PROMPT = array("q", [1])  # stands for one of any length, where only the length counts
-# What the manager has and requests use -> whether SGLang stands beside it, else a step with nothing; tokens between
-# snapshots, so many that no row reaches a boundary while it decodes.
+
+
+class Form(NamedTuple):
+    """What a manager has, and what requests use of it.
+
+    Attributes:
+        has: Its settings, by the number of requests.
+        beside: Whether SGLang stands beside it, else a step with nothing.
+        uses: Where states of requests that end go: "cache" or "sessions". With "", the caller keeps them, and there is
+            no KV.
+        prompt: Tokens of a prompt.
+        every: Tokens between snapshots, so many that no row reaches a boundary while it decodes.
+        prefill: Whether prompts are read in a step that is timed.
+        polls: Whether each step polls.
+        fetches: Whether each step prefetches the prompts that come next.
+    """
+
+    has: Callable[[int], dict[str, Any]]
+    beside: bool = False
+    uses: str = ""
+    prompt: int = EVERY
+    every: int = EVERY
+    prefill: bool = False
+    polls: bool = False
+    fetches: bool = False
+
+
+def _nothing(size: int) -> dict[str, Any]:
+    return {}
+
+
+def _cache(size: int, page: int = EVERY, pages: int | None = None) -> dict[str, Any]:
+    per_row = {"count": pages * size, "per_row": 2} if pages else {}
+    return {"prefix": Prefix(Lru(), most_states=size), "pages": Pages(size=page, **per_row)}
+
+
+def _sessions(size: int) -> dict[str, Any]:
+    return {"sessions": SessionLimits(per_session=1), "slots": 6 * size}
+
+
+def _tiers(size: int) -> dict[str, Any]:
+    return _cache(size) | {"tiers": Tiers("bench", host_slots=4 * size, store=Sink())}
+
+
+LONG: dict[str, Any] = {"prompt": 2 * EVERY, "every": 2 * EVERY, "prefill": True}
 FORMS = {
-    "": (True, EVERY), "prefill": (True, 2 * EVERY), "prefix cache": (True, EVERY),
-    "prefix cache, prefill": (True, 2 * EVERY), "sessions": (True, 64 * EVERY), "poll": (False, EVERY),
-    "idle prefix cache": (False, EVERY), "idle sessions": (False, EVERY), "idle tiers": (False, EVERY),
-    "prefix cache, tiers": (False, EVERY), "prefix cache, tiers, prefetch": (False, EVERY),
-}  # fmt: skip
+    "": Form(_nothing, True),
+    "prefill": Form(_nothing, True, **LONG),
+    "prefix cache": Form(partial(_cache, pages=6), True, "cache"),
+    "prefix cache, prefill": Form(partial(_cache, page=2 * EVERY, pages=6), True, "cache", **LONG),
+    "sessions": Form(_sessions, True, "sessions", every=64 * EVERY),
+    "poll": Form(_nothing, polls=True),
+    "idle prefix cache": Form(_cache),
+    "idle sessions": Form(_sessions),
+    "idle tiers": Form(_tiers, polls=True),
+    "prefix cache, tiers": Form(_tiers, uses="cache", polls=True),
+    "prefix cache, tiers, prefetch": Form(_tiers, uses="cache", polls=True, fetches=True),
+}
 
 
 class Sink(NoStore):
@@ -61,34 +111,25 @@ class Online(Ours):
         tracking: The strategy.
         size: Number of requests.
         changes: How many of them end in a step, and how many come.
-        form: What the manager has and what requests use, see `FORMS`. With nothing, the caller keeps the states, and
-            there is no KV.
+        form: One of `FORMS`.
     """
 
     def __init__(self, setting: Setting, tracking: Tracking, size: int, changes: int, form: str = "") -> None:
-        self._size, self._changes, self._words = size, changes, frozenset(filter(None, form.split(", ")))
-        self._every, self._came = EVERY if "sessions" in self._words else int(tracking.every), 0
-        self._tokens = self._every + ("prefetch" in self._words)  # of a prompt: its last one is never fetched
-        self._fetches: list[Fetch | None] = [None] * size
-        settings: dict[str, Any] = {}
-        if "prefix cache" in form or "tiers" in form:
-            settings["prefix"], settings["pages"] = Prefix(Lru(), most_states=size), Pages(size=self._every)
-        if "tiers" in form:
-            settings["tiers"] = Tiers("bench", host_slots=4 * size, store=Sink())
-        elif "prefix cache" in self._words:
-            settings["pages"] = Pages(count=6 * size, size=self._every, per_row=2)
-        self._polls = "tiers" in form or form == "poll"
-        if "sessions" in form:
-            settings |= {"sessions": SessionLimits(per_session=1), "slots": 6 * size}
+        self.form = FORMS[form]
+        settings = self.form.has(size)
         super().__init__(setting, tracking, size, **settings)
+        self._size, self._changes, self._came = size, changes, 0
+        self._tokens = self.form.prompt + self.form.fetches  # the last one of a prompt is never fetched
+        self._fetches: list[Fetch | None] = [None] * size
         self._running: list[Row] = []  # in the order in which they came: the last one is request `_came - 1`
         self._kept: deque[Snapshot | None] = deque()
-        self._sessions = [self.mem.sessions.open(i) for i in range(2 * size if "sessions" in form else 0)]
-        self._length = [self._every - 1] * len(self._sessions)  # of each conversation
-        if "idle sessions" in self._words:
-            texts = [_prompt(i, self._every) for i in range(size)]
+        self._sessions = [self.mem.sessions.open(i) for i in range(2 * size if "sessions" in settings else 0)]
+        self._length = [EVERY - 1] * len(self._sessions)  # of each conversation
+        self._idle = size if self._sessions and not self.form.uses else 0  # sessions with a state and no turn to come
+        if self._idle:
+            texts = [_prompt(i, EVERY) for i in range(size)]
             rows = self.mem.admit([Request(i, tokens=texts[i], session=self._sessions[i]) for i in range(size)])
-            self.mem.settle(self.mem.plan(rows, self._every))
+            self.mem.settle(self.mem.plan(rows, EVERY))
             self.mem.end(rows, keep="cache", tokens=texts)
         for _ in range(2):  # all come; all end, and as many come
             self._change(size, self._texts(size))
@@ -107,9 +148,9 @@ class Online(Ours):
 
     def _decode(self) -> None:
         self.mem.settle(self.mem.plan(self._running))
-        if self._polls:
+        if self.form.polls:
             self.mem.poll()
-        if "prefetch" in self._words:
+        if self.form.fetches:
             coming = range(self._came, self._came + self._changes)
             self._fetches = [self.mem.prefetch(_prompt(name, self._tokens)) for name in coming]
 
@@ -117,7 +158,7 @@ class Online(Ours):
         """All tokens of the requests that end next; those of a turn are what the next one goes on from."""
         first = self._came - len(self._running)
         names = range(first, first + min(changes, len(self._running)))
-        if "sessions" not in self._words:
+        if self.form.uses != "sessions":
             return [_prompt(name, self._tokens) for name in names]
         ended = [name % len(self._sessions) for name in names]
         for which, row in zip(ended, self._running, strict=False):
@@ -125,44 +166,41 @@ class Online(Ours):
         return [_prompt(which, self._length[which]) for which in ended]
 
     def _change(self, changes: int, texts: list[range]) -> None:
-        mem, rows, words = self.mem, self._running[:changes], self._words
-        if rows and "sessions" in words:
+        mem, rows, uses = self.mem, self._running[:changes], self.form.uses
+        if rows and uses == "sessions":
             mem.end(rows, keep="cache", tokens=texts)
-        elif rows and "prefix cache" in words:
-            mem.end(rows, keep="cache", lengths=[self._every] * changes, tokens=texts)
+        elif rows and uses == "cache":
+            mem.end(rows, keep="cache", lengths=[self.form.prompt] * changes, tokens=texts)
         elif rows:
-            self._kept.extend(mem.end(rows, keep="handle", lengths=[self._every] * changes))
+            self._kept.extend(mem.end(rows, keep="handle", lengths=[self.form.prompt] * changes))
             mem.drop([self._kept.popleft() for _ in range(len(self._kept) - self._size)])
         if changes:
-            names, plain = range(self._came, self._came + changes), not words
-            coming = [Request(name) if plain else self._request(name) for name in names]
-            new = mem.admit(coming)
+            names = range(self._came, self._came + changes)
+            new = mem.admit([self._request(name) if uses else Request(name) for name in names])
             self._came += changes
             self._running = [*self._running[changes:], *new]
-            if "prefill" in words:
-                mem.settle(mem.plan(new, self._every))
+            if self.form.prefill:
+                mem.settle(mem.plan(new, self.form.prompt))
 
     def _request(self, name: int) -> Request:
-        if "sessions" in self._words:
+        if self.form.uses == "sessions":
             which = name % len(self._sessions)
             return Request(name, tokens=_prompt(which, self._length[which] + 1), session=self._sessions[which])
-        if "prefix cache" not in self._words:
-            return Request(name)
-        tokens, fetch = _prompt(name, self._tokens), self._fetches[name - self._came]
-        return Request(name, tokens=tokens, length=2 * self._every, snapshot_at=[self._every], fetch=fetch)
+        tokens, fetch, end = _prompt(name, self._tokens), self._fetches[name - self._came], self.form.prompt
+        return Request(name, tokens=tokens, length=2 * end, snapshot_at=[end], fetch=fetch)
 
     def _read(self, changes: int) -> None:
         """Takes the newest requests to the end of their prompts, where that is not timed."""
-        rows = self._running[len(self._running) - changes :]
-        if rows := [row for row in rows if self.mem.info(row).length < self._every]:
-            self.mem.settle(self.mem.plan(rows, [self._every - self.mem.info(row).length for row in rows]))
+        rows, end = self._running[len(self._running) - changes :], self.form.prompt
+        if rows := [row for row in rows if self.mem.info(row).length < end]:
+            self.mem.settle(self.mem.plan(rows, [end - self.mem.info(row).length for row in rows]))
 
     def wrong(self) -> str:
         """As many states must be cached as requests run, and none may be lost."""
         self.mem.device.check()
         report, cached = self.mem.audit(), self.mem.stats().prefix
         states = sum(each is not None for each in self._kept) + sum(info.states for info in self.mem.sessions.infos())
-        states += (cached.states if cached else 0) - (len(self._sessions) // 2 if "idle sessions" in self._words else 0)
+        states += (cached.states if cached else 0) - self._idle
         return str(report) if not report.clean else "" if states == self._size else f"{states} states of {self._size}"
 
 
@@ -194,7 +232,8 @@ class SglangOnline(SglangStates):
     def __init__(
         self, size: int, every: int, lazy: bool, changes: int, form: str, states: bool = True, adapted: bool = False
     ) -> None:
-        idle = size if form == "sessions" else 0
+        self._form = FORMS[form]
+        idle = size if self._form.uses == "sessions" else 0
         self._sessions = [load().Session(0, str(i), streaming=True) for i in range(2 * idle)]
         super().__init__(size, every, lazy, due=0, adapted=adapted, states=states, idle=idle)
         self._changes, self._names, self._cache = changes, count(size), radix_peer.load()
@@ -202,9 +241,9 @@ class SglangOnline(SglangStates):
         if idle:
             self._streams = self._sgl.StreamingSession(self._batch.tree_cache)
             self._borrow(self._reqs)
-        if "prefix cache" in form:
+        if self._form.uses == "cache":
             self._grow_tree()
-        if "prefill" in form:
+        if self._form.prefill:
             self._extend = copy(self._batch)
         for changed in (size, size, *[changes] * FIRST):  # the first requests have no prompt
             self._step(changed, lambda op, act: act())
@@ -311,21 +350,21 @@ def tasks(setting: Setting, there: bool) -> Iterator[Task]:
         setting: Where they run.
         there: Whether SGLang stands beside them.
     """
-    for form, (beside, length) in FORMS.items():
-        for name, kind in KINDS.items():
-            for size, changes in TOY_CASES if setting.toy else CASES if beside else ALONE:
-                if "prefill" in form and not changes:
-                    continue
-                case = f"R={size} {name}, {changes} changed, online, {form}".removesuffix(", ")
-                ours: Callable[[], Side] = partial(Online, setting, kind(length), size, changes, form)
-                peers: dict[str, Callable[[], Side]] = {}
-                if there and beside:
-                    peer = partial(SglangOnline, size, length, name == "lazy", changes, form)
-                    peers = {NAME: peer, BARE: partial(peer, states=False)}
-                elif not beside and setting.compares(PLAIN):
-                    peers = {PLAIN: partial(Online, setting, kind(EVERY), size, changes)}
-                yield task(setting, case, ours, peers)
-    for name, (size, changes) in product(("ping-pong", "lazy"), TOY_CASES if setting.toy else CASES) if there else ():
-        peer = partial(SglangOnline, size, EVERY, name == "lazy", changes, "")
-        case = f"R={size} {name}, {changes} changed, online, adapters"
+    cases = setting.sizes(CASES, TOY_CASES)
+    for (name, form), (label, kind) in product(FORMS.items(), KINDS.items()):
+        for size, changes in cases if form.beside else setting.sizes(ALONE, cases):
+            if form.prefill and not changes:
+                continue
+            case = f"R={size} {label}, {changes} changed, online, {name}".removesuffix(", ")
+            ours: Callable[[], Side] = partial(Online, setting, kind(form.every), size, changes, name)
+            peers: dict[str, Callable[[], Side]] = {}
+            if there and form.beside:
+                peer = partial(SglangOnline, size, form.every, label == "lazy", changes, name)
+                peers = {NAME: peer, BARE: partial(peer, states=False)}
+            elif not form.beside and setting.compares(PLAIN):
+                peers = {PLAIN: partial(Online, setting, kind(EVERY), size, changes)}
+            yield task(setting, case, ours, peers)
+    for label, (size, changes) in product(("ping-pong", "lazy"), cases) if there else ():
+        peer = partial(SglangOnline, size, EVERY, label == "lazy", changes, "")
+        case = f"R={size} {label}, {changes} changed, online, adapters"
         yield task(setting, case, partial(peer, adapted=True), {NAME: peer})

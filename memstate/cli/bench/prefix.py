@@ -49,7 +49,7 @@ class _Tree:
 
     def measure(self) -> list[Figure]:
         """Matches of known keys; inserts of keys of which the first half is known, each of which evicts a state."""
-        matches, inserts = (TOY_MATCHES, TOY_INSERTS) if self.setting.toy else (MATCHES, INSERTS)
+        matches, inserts = self.setting.sizes((MATCHES, INSERTS), (TOY_MATCHES, TOY_INSERTS))
         known, half = self.random.choices(self.keys, k=matches), self.pages // 2
         new = [key[:half] + self._fresh(half) for key in self.random.choices(self.keys, k=inserts)]
         self.sides.take(known, self.sides.match)
@@ -75,7 +75,7 @@ class _Tree:
 
 def _chat(setting: Setting, peers: Collection[str]) -> Task:
     """The synthetic conversations of `memstate trace chat`, with room for some of their states."""
-    requests, states, pages = TOY_CHAT if setting.toy else CHAT
+    requests, states, pages = setting.sizes(CHAT, TOY_CHAT)
     cut = [list(each.hash_ids[: each.input_length // BLOCK]) for each in make("chat", requests, 0)]
     keys, case = [key for key in cut if key], f"chat, S={states}"
     longest, left = max(map(len, keys)), list(peers)
@@ -114,6 +114,6 @@ def tasks(setting: Setting) -> Iterator[Task]:
         print(f"prefix: measured without {radix_peer.NAME}: {error}", file=sys.stderr)
         peers = []
     yield _chat(setting, peers)
-    for nodes, pages in TOY_TREES if setting.toy else TREES:
+    for nodes, pages in setting.sizes(TREES, TOY_TREES):
         tree = _Tree(setting, peers, nodes, pages)
         yield Task(f"prefix, {tree.sides.case}", tree.check, tree.measure)

@@ -10,7 +10,6 @@ from memstate.cli.bench.clock import host_seconds
 from memstate.cli.bench.task import Differs, Figure, Setting, peer_left, take_turns
 from memstate.cli.policies import POLICIES
 from memstate.cli.replay.by_hand import REGISTERS, ROW, Rig
-from memstate.prefix import Prefix
 from memstate.prefix.lease import NO_MATCH, NO_NODE, Lease
 from memstate.tokens import EMPTY, Prompt, encode
 
@@ -45,9 +44,7 @@ class Ours:
     """The library's cache under one policy."""
 
     def __init__(self, states: int, pages: int, longest: int, policy: str) -> None:
-        of_states, of_pages = POLICIES[policy]
-        prefix = Prefix(of_states(), of_pages and of_pages(), most_states=states)
-        self.rig = Rig(prefix, states, pages, longest)
+        self.rig = Rig(prefix_of(policy, states), states, pages, longest)
         self._prompt, self._match = EMPTY, NO_MATCH
 
     @property
@@ -114,10 +111,10 @@ class Sides:
 
         take_turns(self.ours, self.peers, -(-len(keys) // BATCH), calls, f"prefix, {self.case}")
 
-    def fill(self, name: str, side: Side, key: Key) -> None:
-        """Matches and inserts a key."""
+    def fill(self, name: str, side: Side, key: Key) -> float:
+        """Matches and inserts a key. Returns the seconds of the insert."""
         side.match(key)
-        side.insert(key)
+        return side.insert(key)
 
     def match(self, name: str, side: Side, key: Key) -> None:
         """Times a match: it makes a key of a list, follows it through the tree, and notes the use."""
@@ -125,8 +122,7 @@ class Sides:
 
     def insert(self, name: str, side: Side, key: Key) -> None:
         """Times an insert; the match before it is not timed."""
-        side.match(key)
-        self.spent["insert"][name].append(side.insert(key))
+        self.spent["insert"][name].append(self.fill(name, side, key))
 
     def request(self, name: str, side: Side, key: Key) -> None:
         """Times a match and the insert that follows."""
@@ -145,11 +141,10 @@ class Sides:
 
     def figures(self, setting: Setting, warm: int = 0) -> list[Figure]:
         """Returns medians of all calls but the first `warm`: each of ours beside each peer that is left."""
-        found = []
+        found: list[Figure] = []
         for op, spent in self.spent.items():
             value = {name: median(spent[name][warm:]) * 1e6 for name in (*self.ours, *self.peers)}
+            peers = {name: value[name] for name in self.peers}
             for name in self.ours:
-                alone = (op, setting.case(f"{self.case}, {name}"), value[name], "host us")
-                beside = [(peer, value[peer], value[name] / value[peer]) for peer in self.peers]
-                found += [Figure(*alone, *each) for each in beside] or [Figure(*alone)]
+                found += setting.rows(op, f"{self.case}, {name}", value[name], "host us", peers)
         return found

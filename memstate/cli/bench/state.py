@@ -6,15 +6,14 @@ Batches of 1, 16, 64 and 256, tensor-parallel shares of 1 and 8 ranks, states of
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cache, partial
 from importlib.util import find_spec
 from itertools import product
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from memstate.cli.bench.task import Figure, Setting, Task
-from memstate.cli.workload import Model, Workload, make, model_of, toy_of
+from memstate.cli.workload import Model, delta_inputs, make, model_of, toy_of
 from memstate.kernels.tuned import CONFIGS
 
 MODELS = {"selective": "nemotron_h"}  # the others: DEFAULT
@@ -37,59 +36,49 @@ def peak_bytes(device: torch.device) -> float | None:
     return EDGES * hertz * bits / BITS_A_BYTE or None
 
 
-class _Bench:
-    """Kernels on one device, and what they are compared with: a copy of as many bytes, the roofline, `fla`."""
+def kernel_task(setting: Setting, kernel: str, model: Model, batch: int, case: str, graph: bool = False) -> Task:
+    """Returns the task of one kernel: a check of every operation, and of torch's indexing where it does the same.
 
-    def __init__(self, setting: Setting) -> None:
-        self.setting = setting
-        self.peak = peak_bytes(setting.device)
-        self.plain = cache(self._plain)
+    Args:
+        setting: Where it runs.
+        kernel: Name of the kernel.
+        model: Its states.
+        batch: Slots that are moved, or rows of a step.
+        case: Of the figures.
+        graph: Whether operations are timed in a graph as well.
+    """
+    seed, peak = torch.seed() % 2**31, peak_bytes(setting.device)
 
-    def _plain(self, nbytes: int) -> float:
-        """Bytes a second that torch's copy_ reads and writes, if it moves `nbytes` in all."""
-        size = max(nbytes // 2, 1)
-        to, of = torch.zeros(2, size, dtype=torch.uint8, device=self.setting.device).random_(0, 256)
-        return 2 * size / self.setting.clock.alone(partial(to.copy_, of)).device
+    def check() -> str:
+        backends = setting.make_backend(), setting.reference(), setting.reference()
+        mine, other, indexed = (make(kernel, model, min(batch, CHECKED), each, seed) for each in backends)
+        for op, act in mine.acts.items():
+            act()
+            other.acts[op]()
+            if differ := mine.differing(other):
+                return f"{op}: {differ} differs from the reference"
+            indexed.indexing.get(op, indexed.acts[op])()
+            if indexed.differing(other):
+                return f"{op}: torch-indexing does something else"
+        return ""
 
-    def task(self, kernel: str, model: Model, batch: int, case: str) -> Task:
-        setting = self.setting
-        seed = torch.seed() % 2**31
+    def measure() -> list[Figure]:
+        workload, found = make(kernel, model, batch, setting.make_backend(), seed), list[Figure]()
+        peers = {op: ("torch-indexing", act) for op, act in workload.indexing.items()}
+        if kernel == "gated_delta" and (fla := fla_step(model, batch, setting.device)):
+            peers["gated delta"] = ("fla", fla)
+        for op, act in workload.acts.items():
+            beside: dict[str, Any] = {"peer": peers.get(op), "moved": workload.nbytes[op], "zeros": op == "zero"}
+            found += setting.alone(op, case, act, **beside)
+            if peak is not None:
+                rate = next(figure for figure in found[::-1] if figure.unit == "bytes/s").value
+                share = Figure(op, setting.case(f"{case}, of the roofline"), rate, "bytes/s")
+                found.append(setting.beside(share, "roofline", lambda: peak))
+            if graph:
+                found += setting.in_graph(op, f"{case}, in a graph", act, **beside)
+        return found
 
-        def check() -> str:
-            rows = min(batch, CHECKED)
-            mine, other = (
-                make(kernel, model, rows, each, seed) for each in (setting.make_backend(), setting.reference())
-            )
-            for op, act in mine.acts.items():
-                act()
-                other.acts[op]()
-                if differ := mine.differing(other):
-                    return f"{op}: {differ} differs from the reference"
-            return ""
-
-        def measure() -> list[Figure]:
-            workload = make(kernel, model, batch, setting.make_backend(), seed)
-            return [figure for op in workload.acts for figure in self.figures(op, workload, case, kernel, model, batch)]
-
-        return Task(f"{kernel}, {case}", check, measure)
-
-    def figures(
-        self, op: str, workload: Workload, case: str, kernel: str, model: Model, batch: int
-    ) -> Iterator[Figure]:
-        setting, nbytes = self.setting, workload.nbytes[op]
-        times = setting.clock.alone(workload.acts[op])
-        rate = Figure(op, setting.case(case), nbytes / times.device, "bytes/s")
-        time, host = setting.both(op, case, times)
-        if kernel == "gated_delta" and (peer := fla_step(model, batch, setting.device)):
-            time = setting.beside(time, "fla", lambda: setting.clock.alone(peer).device, lambda seconds: seconds * 1e6)
-        yield time
-        yield host
-        plain = self.plain(nbytes)
-        yield setting.beside(rate, "device-copy", lambda: plain, lambda value: value)
-        peak = self.peak
-        if peak is not None:
-            share = Figure(op, f"{rate.case}, of the roofline", rate.value, rate.unit)
-            yield setting.beside(share, "roofline", lambda: peak, lambda value: value)
+    return Task(f"{kernel}, {case}", check, measure)
 
 
 def fla_step(model: Model, batch: int, device: torch.device) -> Callable[[], object] | None:
@@ -102,14 +91,9 @@ def fla_step(model: Model, batch: int, device: torch.device) -> Callable[[], obj
         return None
     from fla.ops.gated_delta_rule import fused_recurrent_gated_delta_rule  # type: ignore[import-untyped]
 
-    heads, key, value = model.plane("ssm").shape
-
-    def random(*shape: int) -> Tensor:
-        return torch.randn(shape, device=device)
-
-    q, k = (torch.nn.functional.normalize(random(batch, 1, heads, key), dim=-1).bfloat16() for _ in range(2))
-    v, beta = random(batch, 1, heads, value).bfloat16(), random(batch, 1, heads).sigmoid()
-    states, gate = random(batch, heads, key, value), -random(batch, 1, heads).abs()
+    heads, key, value = shape = model.plane("ssm").shape
+    q, k, v, gate, beta = delta_inputs(shape, heads * (2 * key + value), batch, device)
+    states = torch.randn(batch, *shape, device=device)
 
     def step() -> object:
         with torch.no_grad():
@@ -120,30 +104,22 @@ def fla_step(model: Model, batch: int, device: torch.device) -> Callable[[], obj
     return step
 
 
-def _say_what_is_missing(bench: _Bench) -> None:
-    if find_spec("fla") is None:
-        print("fla is not installed: the gated delta step has no peer", file=sys.stderr)
-    if bench.peak is None:
-        print("torch does not tell clock and bus of the memory: there is no roofline", file=sys.stderr)
-
-
-def _cut(model: Model, layers: int) -> Model:
-    return model._replace(layout=replace(model.layout, layers=min(model.layout.layers, layers)))
-
-
 def tasks(setting: Setting) -> Iterator[Task]:
     """Yields every kernel for every batch, share and dtype whose states fit."""
-    bench, toy = _Bench(setting), setting.toy
-    shapes = (TOY_BATCHES, TOY_RANKS, TOY_DTYPES) if toy else (BATCHES, RANKS, DTYPES)
-    if not toy:
-        _say_what_is_missing(bench)
-    free = 2**40 if toy else torch.cuda.mem_get_info(setting.device)[0]
+    if not setting.toy and find_spec("fla") is None:
+        print("fla is not installed: the gated delta step has no peer", file=sys.stderr)
+    if not setting.toy and peak_bytes(setting.device) is None:
+        print("torch does not tell clock and bus of the memory: there is no roofline", file=sys.stderr)
+    shapes = setting.sizes((BATCHES, RANKS, DTYPES), (TOY_BATCHES, TOY_RANKS, TOY_DTYPES))
     for kernel in CONFIGS:
         name = MODELS.get(kernel, DEFAULT)
         for batch, ranks, dtype in product(*shapes):
-            model = _cut(model_of(name, ranks, dtype), LAYERS)
-            model = toy_of(model, kernel) if toy else model
-            if batch > 1 and ROOM * batch * model.layout.bytes_per_slot > 0.75 * free:
+            model = model_of(name, ranks, dtype)
+            model = model._replace(layout=replace(model.layout, layers=min(model.layout.layers, LAYERS)))
+            model = setting.sizes(model, toy_of(model, kernel))
+            if batch > 1 and ROOM * batch * model.layout.bytes_per_slot > 0.75 * setting.free_bytes:
                 continue
             states = str(dtype).removeprefix("torch.")
-            yield bench.task(kernel, model, batch, f"R={batch}, TP {ranks}, {states}, {name}, {LAYERS} layers")
+            yield kernel_task(
+                setting, kernel, model, batch, f"R={batch}, TP {ranks}, {states}, {name}, {LAYERS} layers"
+            )

@@ -101,8 +101,8 @@ def _chosen(tasks: Iterable[Task], case: str) -> list[Task]:
 def by_entry(entries: Sequence[Figure]) -> tuple[tuple[str, ...], list[list[str]]]:
     """Returns entries as a table: headings and rows."""
     columns = tuple(each.name.replace("_", " ") for each in fields(Figure))
-    return columns, [["" if cell is None else _text(cell) for cell in astuple(entry)] for entry in entries]
+    return columns, [[_text(cell) for cell in astuple(entry)] for entry in entries]
 
 
-def _text(cell: str | float) -> str:
-    return f"{cell:.4g}" if isinstance(cell, float) else str(cell)
+def _text(cell: str | float | None) -> str:
+    return "" if cell is None else f"{cell:.4g}" if isinstance(cell, float) else str(cell)

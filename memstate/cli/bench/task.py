@@ -3,13 +3,13 @@
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import NamedTuple, TypeVar
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from memstate.cli.bench.clock import Clock, DeviceClock, Times, TooSlow
+from memstate.cli.bench.clock import Act, Clock, DeviceClock, TooSlow, nothing
 from memstate.errors import InvalidArgument
 from memstate.kernels.dispatch import Backend
 
@@ -17,6 +17,7 @@ PEERS = (
     "device-copy", "roofline", "torch-indexing", "fla", "sglang", "memory-copy", "pinned-copy", "plain-file",
     "own-cache", "generate", "plain-step",
 )  # fmt: skip
+MOST_COPIED = 2 * 2**30  # bytes of a plain copy
 Progress = Callable[[int, int], None]
 T = TypeVar("T")
 
@@ -32,7 +33,7 @@ class Figure:
         unit: Its unit.
         peer: What it is compared with, one of `PEERS`.
         peer_value: The peer's value.
-        ratio: value / peer_value.
+        ratio: value / peer_value, unless it is given.
     """
 
     op: str
@@ -42,6 +43,10 @@ class Figure:
     peer: str | None = None
     peer_value: float | None = None
     ratio: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.ratio is None and self.peer_value:
+            object.__setattr__(self, "ratio", self.value / self.peer_value)
 
 
 @dataclass(frozen=True)
@@ -88,26 +93,82 @@ class Setting:
         """Whether a peer is to be measured."""
         return self.peer in (None, peer)
 
-    def micros(self, op: str, case: str, seconds: float, unit: str = "us") -> Figure:
-        """Returns a time beside no peer, in microseconds."""
-        return Figure(op, self.case(case), seconds * 1e6, unit)
+    def sizes(self, real: T, toy: T) -> T:
+        """Returns what is measured here: at real sizes, or at toy sizes."""
+        return toy if self.toy else real
 
-    def both(self, op: str, case: str, times: Times) -> list[Figure]:
-        """Returns what a call takes on the device and on the host, apart."""
-        return [self.micros(op, case, times.device), self.micros(op, case, times.host, "host us")]
+    @property
+    def free_bytes(self) -> int:
+        """Memory of the device that is free; toys fit anyway."""
+        return 2**40 if self.toy else torch.cuda.mem_get_info(self.device)[0]
 
-    def beside(
-        self, figure: Figure, peer: str, seconds: Callable[[], float], value: Callable[[float], float]
-    ) -> Figure:  # fmt: skip
-        """Returns a figure beside a peer's, of which `seconds` are measured only where that peer is wanted."""
+    def rows(self, op: str, case: str, value: float, unit: str, peers: Mapping[str, float]) -> list[Figure]:
+        """Returns a figure beside each peer, or one beside none."""
+        alone = (op, self.case(case), value, unit)
+        return [Figure(*alone, *peer) for peer in peers.items()] or [Figure(*alone)]
+
+    def beside(self, figure: Figure, peer: str, value: Callable[[], float]) -> Figure:
+        """Returns a figure beside a peer's, which is measured only where that peer is wanted."""
         if not self.compares(peer):
             return figure
         try:
-            other = value(seconds())
+            return replace(figure, peer=peer, peer_value=value())
         except Exception as error:  # a peer that cannot run here takes nothing from what was measured
             peer_left(f"{figure.op}, {figure.case}", peer, error)
             return figure
-        return Figure(figure.op, figure.case, figure.value, figure.unit, peer, other, figure.value / other)
+
+    def alone(self, op: str, case: str, act: Act, before: Act = nothing, **beside: Any) -> list[Figure]:
+        """Times a call that is submitted alone, on the device and on the host.
+
+        Args:
+            op: Operation of the figures.
+            case: Their case.
+            act: The call.
+            before: Called before each run, not timed.
+            **beside: Peer and bytes, as of `_timed`.
+        """
+        device, host = self.clock.alone(act, before)
+        timed = self._timed(op, case, device, lambda act: self.clock.alone(act).device, **beside)
+        return [*timed, Figure(op, self.case(case), host * 1e6, "host us")]
+
+    def in_graph(self, op: str, case: str, act: Act, **beside: Any) -> list[Figure]:
+        """Times one of many calls in a CUDA graph; the arguments are those of `alone`."""
+        return self._timed(op, case, self.clock.in_graph(act), self.clock.in_graph, **beside)
+
+    def _timed(
+        self,
+        op: str,
+        case: str,
+        seconds: float,
+        clock: Callable[[Act], float],
+        peer: tuple[str, Act] | None = None,
+        moved: int = 0,
+        zeros: bool = False,
+    ) -> list[Figure]:
+        """Returns a device time beside that of a peer's call, and a rate beside that of a plain copy.
+
+        Args:
+            op: Operation.
+            case: Its case.
+            seconds: What it took.
+            clock: What times the others.
+            peer: Name and call.
+            moved: Bytes that are read and written; 0 for none that count.
+            zeros: Whether they are only written, with zeros.
+        """
+        found = [Figure(op, self.case(case), seconds * 1e6, "us")]
+        if peer is not None:
+            found = [self.beside(found[0], peer[0], lambda: clock(peer[1]) * 1e6)]
+        if moved:
+            size = max(1, min(moved if zeros else moved // 2, MOST_COPIED))  # enough to fill the device
+
+            def plain() -> float:
+                to, of = torch.empty(2, size, dtype=torch.uint8, device=self.device).random_(0, 256)
+                return size / clock(to.zero_) if zeros else 2 * size / clock(partial(to.copy_, of))
+
+            rate = Figure(op, self.case(case), moved / seconds, "bytes/s")
+            found.append(self.beside(rate, "device-copy", plain))
+        return found
 
 
 class Task(NamedTuple):
@@ -139,6 +200,12 @@ class BenchResult:
     wrong: list[str] = field(default_factory=list)
     too_slow: list[str] = field(default_factory=list)
     complete: bool = True
+
+    @property
+    def unmeasured(self) -> list[str]:
+        """A line for each that was not measured, and why."""
+        wrong = [f"not measured, because its result is wrong: {line}" for line in self.wrong]
+        return [*(f"not measured: {line}" for line in self.too_slow), *wrong]
 
 
 class Differs(Exception):

@@ -114,7 +114,7 @@ def tasks(setting: Setting) -> Iterator[Task]:
     with tempfile.TemporaryDirectory(prefix="memstate-bench-") as folder:
         yield from _batches(setting, "file", FileStore(Path(folder) / "store"), memory, Path(folder))
     try:
-        with loopback(TOY_SEGMENT if setting.toy else SEGMENT) as store:
+        with loopback(setting.sizes(SEGMENT, TOY_SEGMENT)) as store:
             yield from _batches(setting, "mooncake", store, memory, None)
     except Unavailable as error:
         print(f"tiers: measured without mooncake: {error}", file=sys.stderr)

@@ -36,7 +36,7 @@ class _Ways:
 
     def __init__(self, setting: Setting, records: int, nbytes: int) -> None:
         self.setting, self.case, self.total = setting, sized(records, nbytes), records * nbytes
-        layout = layout_of(nbytes, TOY_LAYERS if setting.toy else LAYERS)
+        layout = layout_of(nbytes, setting.sizes(LAYERS, TOY_LAYERS))
         self.planes = Planes(layout, records, setting.make_backend())
         form = RecordFormat("state", layout, bytes(32))
         on_gpu = setting.device.type == "cuda"

@@ -19,7 +19,7 @@ COLD = 64 * MIB  # overwritten before every call, so that no side finds the byte
 
 def cases(setting: Setting) -> tuple[tuple[int, int], ...]:
     """Returns batches of records: how many, and the bytes of each."""
-    return TOY_CASES if setting.toy else CASES
+    return setting.sizes(CASES, TOY_CASES)
 
 
 def sized(records: int, nbytes: int) -> str:
@@ -66,8 +66,6 @@ def rates(
         spent[name].append(host_seconds(side.act, setting.device))
         side.undo()
 
-    take_turns({"": ours}, wanted, 1 + (TOY_ROUNDS if setting.toy else ROUNDS), act, f"{op}, {case}")
+    take_turns({"": ours}, wanted, 1 + setting.sizes(ROUNDS, TOY_ROUNDS), act, f"{op}, {case}")
     value = {name: nbytes / median(spent[name][1:]) for name in ("", *wanted)}  # the first round may compile
-    alone = (op, setting.case(case), value[""], "bytes/s")
-    beside = [(name, value[name], value[""] / value[name]) for name in wanted]
-    return [Figure(*alone, *each) for each in beside] or [Figure(*alone)]
+    return setting.rows(op, case, value[""], "bytes/s", {name: value[name] for name in wanted})

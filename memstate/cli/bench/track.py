@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from memstate.cli.bench.clock import Times, nothing
 from memstate.cli.bench.task import Figure, Setting, Task, differing
 from memstate.engine.manager import NO_LIMIT, StateManager
 from memstate.engine.settings import Forward
@@ -80,48 +79,40 @@ class _Rows:
         return differing([*pairs, ("owners", self.file.owners(), twin.file.owners())])
 
 
-class _Bench:
+def _task(setting: Setting, name: str, size: int, window: bool) -> Task:
     """One strategy, batch size and kind of step: plain steps, or windows of drafted tokens."""
+    backends, case = (setting.make_backend(), setting.reference()), f"R={size} {name}"
+    pairs = {
+        every: [_Rows(backend, STRATEGIES[name](every), size, window) for backend in backends]
+        for every in ((NEVER,) if name == "none" else (NEVER, ALWAYS))
+    }
 
-    def __init__(self, setting: Setting, name: str, size: int, window: bool) -> None:
-        self.setting, self.window, self.case = setting, window, f"R={size} {name}"
-        backends = (setting.make_backend(), setting.reference())
-        self.pairs = {
-            every: [_Rows(backend, STRATEGIES[name](every), size, window) for backend in backends]
-            for every in ((NEVER,) if name == "none" else (NEVER, ALWAYS))
-        }
-
-    def check(self) -> str:
-        for every, (mine, twin) in self.pairs.items():
+    def check() -> str:
+        for every, (mine, twin) in pairs.items():
             for _ in range(STEPS):
                 for rows in (mine, twin):
-                    (rows.speculate if self.window else rows.plan)()
+                    (rows.speculate if window else rows.plan)()
                 if found := mine.wrong(twin):
                     return f"{DUE[every]}: {found}"
         return ""
 
-    def measure(self) -> list[Figure]:
-        entries = []
-        for every, (rows, _) in self.pairs.items():
-            case = f"{self.case}, {DUE[every]}"
-            alone, op, in_graph = self._windows(rows) if self.window else self._plain(rows)
-            for name, times in alone.items():
-                entries += self.setting.both(name, case, times)
-            entries.append(self.setting.micros(op, f"{case}, in a graph", in_graph))
+    def measure() -> list[Figure]:
+        found: list[Figure] = []
+        for every, (rows, _) in pairs.items():
+            due = f"{case}, {DUE[every]}"
+            if window:
+                found += setting.alone("accept", due, rows.accept, rows.draft)
+                found += setting.in_graph("window and accept", f"{due}, in a graph", rows.speculate)
+            else:
+                found += setting.alone("plan", due, rows.plan)
+                found += setting.in_graph("step", f"{due}, in a graph", rows.plan)
             rows.mem.device.check()
-        return entries
+        return found
 
-    def _plain(self, rows: _Rows) -> tuple[dict[str, Times], str, float]:
-        clock = self.setting.clock
-        return {"plan": clock.alone(rows.plan, nothing)}, "step", clock.in_graph(rows.plan)
-
-    def _windows(self, rows: _Rows) -> tuple[dict[str, Times], str, float]:
-        clock = self.setting.clock
-        return {"accept": clock.alone(rows.accept, rows.draft)}, "window and accept", clock.in_graph(rows.speculate)
+    return Task(f"{'accept' if window else 'plan'}, {case}", check, measure)
 
 
 def tasks(setting: Setting) -> Iterator[Task]:
     """Yields plain and speculative steps of every strategy, for 1, 64 and 256 rows."""
-    for size, name, window in product(TOY_SIZES if setting.toy else SIZES, STRATEGIES, (False, True)):
-        bench = _Bench(setting, name, size, window)
-        yield Task(f"{'accept' if window else 'plan'}, {bench.case}", bench.check, bench.measure)
+    for size, name, window in product(setting.sizes(SIZES, TOY_SIZES), STRATEGIES, (False, True)):
+        yield _task(setting, name, size, window)

@@ -5,7 +5,6 @@ time of this thread. What is compared is always of one turn, and the ratio is th
 """
 
 import sys
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +15,9 @@ from typing import Any, Final
 
 import torch
 
-from memstate.cli.bench.task import Figure, Setting, Task
+from memstate.cli.bench.clock import Act, cpu_seconds, host_seconds
+from memstate.cli.bench.task import Figure, Setting, Task, take_turns
+from memstate.cli.threads import one_thread
 from memstate.requests.tracking import Redirect
 
 OWN, GENERATE = "own-cache", "generate"
@@ -41,7 +42,6 @@ LARGER: Final[dict[str, Any]] = {
     "shared_expert_intermediate_size": 256, "initializer_range": 0.05,
 }  # fmt: skip
 GPU_ONLY: Final = ("fla", "mamba_ssm", "causal_conv1d")
-Act = Callable[[], object]
 
 
 @contextmanager
@@ -75,42 +75,31 @@ def seconds(act: Act, device: torch.device) -> float:
     Syncs: yes, on a GPU.
     """
     if device.type == "cpu":
-        begin = time.thread_time_ns()
+        return cpu_seconds(act, device)
+
+    def until_done() -> None:
         act()
-        return (time.thread_time_ns() - begin) * 1e-9
-    torch.cuda.synchronize(device)
-    start = time.perf_counter()
-    act()
-    torch.cuda.synchronize(device)
-    return time.perf_counter() - start
+        torch.cuda.synchronize(device)
 
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Lets torch use one thread."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    return host_seconds(until_done, device)
 
 
 def paired(ours: Act, other: Act, turns: int, device: torch.device) -> tuple[list[float], list[float]]:
     """Returns the seconds of both calls in each turn; they take turns in being first."""
-    found: tuple[list[float], list[float]] = [], []
+    found: dict[str, list[float]] = {"ours": [], "other": []}
     with one_thread():
-        for turn in range(WARM_UPS + turns):
-            for side in (0, 1) if turn % 2 else (1, 0):
-                found[side].append(seconds((ours, other)[side], device))
-    return found[0][WARM_UPS:], found[1][WARM_UPS:]
+        take_turns(
+            {"ours": ours, "other": other}, {}, WARM_UPS + turns,
+            lambda turn, name, act: found[name].append(seconds(act, device)), "transformers",
+        )  # fmt: skip
+    return found["ours"][WARM_UPS:], found["other"][WARM_UPS:]
 
 
 def beside(op: str, case: str, sides: tuple[list[float], list[float]], peer: str, tokens: int = 0) -> list[Figure]:
     """Returns a time beside a peer's, or with `tokens` a rate, and the quartiles of the ratio."""
-    unit, rate = ("tokens/s", True) if tokens else ("host us", False)
-    value, peers = (tokens / median(side) if rate else median(side) * 1e6 for side in sides)
-    ratios = [other / mine if rate else mine / other for mine, other in zip(*sides, strict=True)]
+    unit = "tokens/s" if tokens else "host us"
+    value, peers = (tokens / median(side) if tokens else median(side) * 1e6 for side in sides)
+    ratios = [other / mine if tokens else mine / other for mine, other in zip(*sides, strict=True)]
     low, middle, high = quantiles(ratios, n=4, method="inclusive")
     return [
         Figure(op, case, value, unit, peer, peers, middle),
@@ -131,49 +120,53 @@ class Sides:
 
     Args:
         setting: where it runs.
-        prompts: of the batch.
+        rows: prompts of the batch.
+        mixed: whether they have mixed lengths.
         larger: whether the model has 32 M parameters, and is not tiny.
     """
 
-    def __init__(self, setting: Setting, prompts: Sequence[list[int]], larger: bool = False) -> None:
+    def __init__(self, setting: Setting, rows: int, mixed: bool = False, larger: bool = False) -> None:
         import memstate.integrations.transformers as mst
 
-        self.device, self.prompts, self._mst = setting.device, prompts, mst
-        self.model, rows = model_on(str(setting.device), larger), len(prompts)
+        self.setting, self.device, self.prompts, self._mst = setting, setting.device, prompts_of(rows, mixed), mst
+        self.model, self.new = model_on(str(setting.device), larger), setting.sizes(NEW, TOY_NEW)
         backend = "reference" if setting.device.type == "cpu" else setting.backend
         self.mem = mst.manager(
             self.model, slots=4 * rows, max_requests=rows, tokens=256, backend=backend, tracking=Redirect(every=EVERY)
         )
-        longest = max(map(len, prompts))
-        padded = [[0] * (longest - len(one)) + one for one in prompts]
-        self.ids = torch.tensor(padded, device=self.device)
-        self.mask = torch.tensor([[0] * (longest - len(one)) + [1] * len(one) for one in prompts], device=self.device)
+        longest = max(map(len, self.prompts))
+        padded = [
+            ([0] * (longest - len(one)) + one, [0] * (longest - len(one)) + [1] * len(one)) for one in self.prompts
+        ]
+        self.ids, self.mask = torch.tensor(padded, device=self.device).unbind(1)
 
-    def serve(self, most: int) -> list[list[int]]:
+    def serve(self) -> list[list[int]]:
         """Returns the answers of `serve`."""
-        given = [self._mst.Prompt(one, number, most=most) for number, one in enumerate(self.prompts)]
+        given = [self._mst.Prompt(one, number, most=self.new) for number, one in enumerate(self.prompts)]
         found = {one.id: one.tokens for one in self._mst.serve(self.model, self.mem, given, chunk=CHUNK)}
         return [found[number] for number in range(len(given))]
 
-    def generate(self, most: int) -> list[list[int]]:
+    def generate(self) -> list[list[int]]:
         """Returns the answers of `generate`."""
         out = self.model.generate(
-            self.ids, attention_mask=self.mask, max_new_tokens=most, do_sample=False, pad_token_id=0
+            self.ids, attention_mask=self.mask, max_new_tokens=self.new, do_sample=False, pad_token_id=0
         )
         answers: list[list[int]] = out[:, self.ids.shape[1] :].tolist()
         return answers
 
-    def wrong(self, most: int) -> str:
+    def wrong(self) -> str:
         """Compares the answers."""
-        return "" if self.serve(most) == self.generate(most) else "serve and generate choose other tokens"
+        return "" if self.serve() == self.generate() else "serve and generate choose other tokens"
 
-    def server(self, most: int) -> Any:
-        """Returns a server whose requests have read their prompts."""
+    @contextmanager
+    def server(self, steps: int) -> Iterator[Any]:
+        """Yields a server whose requests have read their prompts and go on for so many steps, and for warm-ups."""
         server = self._mst.Server(self.model, self.mem, chunk=CHUNK)
         for number, one in enumerate(self.prompts):
-            server.submit(self._mst.Prompt(one, number, most=most))
+            server.submit(self._mst.Prompt(one, number, most=2 * (WARM_UPS + steps)))
         server.step()
-        return server
+        yield server
+        server.close()
 
     def own(self, mode: Callable[[], Any]) -> Act:
         """Returns a call that runs the next token of each row with the model's own cache, behind the prompts."""
@@ -192,73 +185,51 @@ class Sides:
         forward(self.ids)
         return lambda: forward(token)
 
+    def parts(self, steps: int) -> dict[str, float]:
+        """Returns the seconds that each part of so many steps takes."""
+        spent = defaultdict[str, float](float)
 
-class Parts:
-    """What the parts of a step take.
+        def time(part: str, owner: Any, name: str) -> None:
+            call = getattr(owner, name)
 
-    Args:
-        server: whose parts are timed from now on.
-        device: where it runs.
-    """
+            def timed(*args: Any, **kwargs: Any) -> Any:
+                out: list[Any] = []
+                spent[part] += seconds(lambda: out.append(call(*args, **kwargs)), self.device)
+                return out[0]
 
-    def __init__(self, server: Any, device: torch.device) -> None:
-        self.spent = defaultdict[str, float](float)
-        self._device = device
-        batches = server._batches
-        self._time("plan", server.mem, "plan")
-        self._time("settle", server.mem, "settle")
-        self._time("states in", batches.states, "begin")
-        self._time("states out", batches.states, "end")
-        self._time("columns", batches, "_inputs")
-        self._time("choose", server, "_choose")
-        self._time("forward, KV included", batches, "model")
-        for layer in batches.cache.layers:
-            if hasattr(layer, "place"):
-                self._time("KV", layer, "update")
+            setattr(owner, name, timed)
 
-    def _time(self, part: str, owner: Any, name: str) -> None:
-        call = getattr(owner, name)
+        with self.server(steps) as server, one_thread():
+            for _ in range(WARM_UPS):
+                server.step()
+            batches = server._batches
+            for part, owner, name in (
+                ("plan", server.mem, "plan"), ("settle", server.mem, "settle"), ("states in", batches.states, "begin"),
+                ("states out", batches.states, "end"), ("columns", batches, "_inputs"), ("choose", server, "_choose"),
+                ("forward, KV included", batches, "model"),
+                *(("KV", layer, "update") for layer in batches.cache.layers if hasattr(layer, "place")),
+            ):  # fmt: skip
+                time(part, owner, name)
+            for _ in range(steps):
+                server.step()
+        return spent
 
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            out: list[Any] = []
-            self.spent[part] += seconds(lambda: out.append(call(*args, **kwargs)), self._device)
-            return out[0]
+    def steps(self, case: str) -> list[Figure]:
+        """Times decode steps beside those with the own cache, and their parts."""
+        steps, figures, case = self.setting.sizes(STEPS, TOY_STEPS), list[Figure](), self.setting.case(case)
+        for mode, what in ((torch.no_grad, case), (torch.inference_mode, f"{case}, both in inference mode")):
+            with self.server(steps) as server:
+                figures += beside("step", what, paired(server.step, self.own(mode), steps, self.device), OWN)
+        return figures + [Figure(part, case, s / steps * 1e6, "host us") for part, s in self.parts(steps).items()]
 
-        setattr(owner, name, timed)
-
-
-def _decode(setting: Setting, rows: int, larger: bool) -> list[Figure]:
-    sides, steps = Sides(setting, prompts_of(rows, False), larger), _turns(setting)[0]
-    case = setting.case(f"R={rows}{', 32 M parameters' if larger else ''}")
-    figures = []
-    for mode, what in ((torch.no_grad, case), (torch.inference_mode, f"{case}, both in inference mode")):
-        server = sides.server(2 * (WARM_UPS + steps))
-        figures += beside("step", what, paired(server.step, sides.own(mode), steps, sides.device), OWN)
-        server.close()
-    server = sides.server(2 * (WARM_UPS + steps))
-    for _ in range(WARM_UPS):
-        server.step()
-    parts = Parts(server, sides.device)
-    with one_thread():
-        for _ in range(steps):
-            server.step()
-    server.close()
-    return figures + [Figure(part, case, spent / steps * 1e6, "host us") for part, spent in parts.spent.items()]
+    def batches(self, case: str) -> list[Figure]:
+        """Times whole batches beside `generate`."""
+        times = paired(self.serve, self.generate, self.setting.sizes(BATCHES, TOY_BATCHES), self.device)
+        return beside("batch", self.setting.case(case), times, GENERATE, len(self.prompts) * self.new)
 
 
-def _batch(setting: Setting, rows: int, mixed: bool) -> list[Figure]:
-    sides, (_, turns), new = Sides(setting, prompts_of(rows, mixed)), _turns(setting), _new(setting)
-    times = paired(lambda: sides.serve(new), lambda: sides.generate(new), turns, sides.device)
-    case = setting.case(f"R={rows}, {'mixed' if mixed else 'equal'} lengths")
-    return beside("batch", case, times, GENERATE, rows * new)
-
-
-def _turns(setting: Setting) -> tuple[int, int]:
-    return (TOY_STEPS, TOY_BATCHES) if setting.toy else (STEPS, BATCHES)
-
-
-def _new(setting: Setting) -> int:
-    return TOY_NEW if setting.toy else NEW
+def _task(kind: str, case: str, make: Callable[[], Sides], measure: Callable[[Sides, str], list[Figure]]) -> Task:
+    return Task(f"transformers, {kind}, {case}", lambda: make().wrong(), lambda: measure(make(), case))
 
 
 def tasks(setting: Setting) -> Iterator[Task]:
@@ -268,14 +239,10 @@ def tasks(setting: Setting) -> Iterator[Task]:
     except ImportError as error:
         print(f"transformers: left out: {error}", file=sys.stderr)
         return
-
-    def check(rows: int, mixed: bool, larger: bool = False) -> str:
-        return Sides(setting, prompts_of(rows, mixed), larger).wrong(_new(setting))
-
-    for rows in TOY_ROWS if setting.toy else ROWS:
+    for rows in setting.sizes(ROWS, TOY_ROWS):
         for larger in (False, True):
-            name = f"transformers, step, R={rows}{', 32 M parameters' if larger else ''}"
-            yield Task(name, partial(check, rows, False, larger), partial(_decode, setting, rows, larger))
+            case = f"R={rows}{', 32 M parameters' * larger}"
+            yield _task("step", case, partial(Sides, setting, rows, larger=larger), Sides.steps)
         for mixed in (False, True) if rows > 1 else (False,):
-            name = f"transformers, batch, R={rows}{', mixed' if mixed else ''}"
-            yield Task(name, partial(check, rows, mixed), partial(_batch, setting, rows, mixed))
+            case = f"R={rows}, {'mixed' if mixed else 'equal'} lengths"
+            yield _task("batch", case, partial(Sides, setting, rows, mixed), Sides.batches)

@@ -1,82 +1,30 @@
 """`memstate demo`."""
 
-from pathlib import Path
-from typing import Annotated, Any
+from inspect import signature
+from typing import Any
 
-from typer import Option
-
-from memstate.cli import names
-from memstate.cli.options import BackendOption, Json, choose_backend, output_file
+from memstate.cli.demo_options import DemoOptions
+from memstate.cli.options import Json, choose_backend
 from memstate.cli.output import device_of, emit, fail, one_line_errors, progress
 
 
-def demo(
-    strategy: Annotated[names.Strategy, Option(help="When snapshots are taken.")] = "redirect",
-    backend: BackendOption = "auto",
-    requests: Annotated[
-        int | None, Option(help="Requests to run, counted over all conversations. Default: 20.")
-    ] = None,
-    slots: Annotated[int, Option(help="Capacity of the state pool.")] = 12,
-    track_every: Annotated[int, Option(help="Tokens between snapshots; a multiple of the page size.")] = 16,
-    fail_claims: Annotated[float, Option(help="Share of the optional claims that fail, from 0 to 1.")] = 0.0,
-    input: Annotated[
-        Path | None,
-        Option(help='Conversations to run: a file with lines of {"system": "text", "turns": ["text", ..]}.'),
-    ] = None,
-    model: Annotated[names.Model, Option(help="Kind of the model's recurrent layers.")] = "gdn",
-    layout: Annotated[names.Layout, Option(help="Order of the state planes in memory.")] = "layer-major",
-    state_order: Annotated[
-        names.StateOrder | None,
-        Option(help="Order of a recurrent state in memory, dim-state or state-dim of mamba2; default: the first one."),
-    ] = None,
-    engine: Annotated[
-        names.Engine,
-        Option(
-            help="own: memstate allocates. in-place: kernels use one slot a row. "
-            "arena: the engine allocates states and KV pages in one block."
-        ),
-    ] = "own",
-    overlap: Annotated[int, Option(help="1: plan the next step before the last one is settled.", min=0, max=1)] = 1,
-    inspect: Annotated[
-        str | None,
-        Option(
-            metavar="PATH",
-            callback=output_file,
-            help="Write the owners of all slots after the last request to this file.",
-        ),
-    ] = None,
-    sessions: Annotated[int, Option(help="Conversations that run as streaming sessions.", min=0)] = 0,
-    host_slots: Annotated[int | None, Option(help="States that fit in host memory. Default: no host memory.")] = None,
-    storage: Annotated[names.Storage, Option(help="Where states are stored below host memory.")] = "none",
-    storage_path: Annotated[
-        Path | None, Option(metavar="DIR", help="Folder for --storage file. Default: a temporary one.")
-    ] = None,
-    mooncake_master: Annotated[str, Option(help="host:port of the master for --storage mooncake.")] = "127.0.0.1:50051",
-    mooncake_segment: Annotated[int, Option(help="Bytes that this process gives to the Mooncake store.", min=0)] = 0,
-    write: Annotated[names.Write, Option(help="When states are written to host memory.")] = "through",
-    pages: Annotated[int | None, Option(help="KV pages. Default: few enough that they run out now and then.")] = None,
-    page_size: Annotated[int, Option(help="Tokens in a page.")] = 8,
-    chunk: Annotated[int, Option(help="Tokens of a prompt in one step, at most.")] = 64,
-    placement: Annotated[str, Option(help="Where prompts keep states: ends, ends-only, every-N or nowhere.")] = "ends",
-    plant_leak: Annotated[
-        bool, Option("--plant-leak", metavar="", help="Empty a register by hand; pass if the audit names it.")
-    ] = False,
-    sabotage: Annotated[
-        names.Sabotage | None, Option(help="Put a wrong state in place of a snapshot; pass if the comparison fails.")
-    ] = None,
-    seed: Annotated[int, Option(help="Seed of conversations, arrivals and weights.")] = 0,
-    json_path: Json = None,
-) -> None:
+def demo(*, json_path: Json = None, **options: Any) -> None:
     """Run a decode loop over conversations, run each conversation again uncached, and compare the results."""
-    given: dict[str, Any] = {name: value for name, value in locals().items() if name != "json_path"}
-    choose_backend(backend)
+    choose_backend(options["backend"])
     from memstate.cli.demo import DemoConfig, run  # after the backend is chosen: kernels are imported with it
 
-    given |= {"overlap": bool(overlap), "inspect": Path(inspect) if inspect else None, "device": device_of(backend)}
     with one_line_errors():
-        config = DemoConfig(**given)
+        config = DemoConfig(device=device_of(options["backend"]), **options)
         with progress("demo") as report:
             result = run(config, report)
     emit(json_path, result.to_json(), "demo", ("figure", "value"), result.table())
     if not result.ok:
         fail(result.failure(), status=1)
+
+
+# Each field is an option.
+_parameters = [*signature(DemoOptions).parameters.values(), signature(demo).parameters["json_path"]]
+vars(demo).update(
+    __signature__=signature(demo).replace(parameters=_parameters),
+    __annotations__={each.name: each.annotation for each in _parameters},
+)

@@ -38,30 +38,34 @@ def inspect(
         raise typer.BadParameter("expected a FILE or --url, one of the two")
     if out == "-" and json_path is not None:
         raise typer.BadParameter("--out - and --json: stdout has the page, and there is no path to report")
+    report = Path(json_path) if json_path not in (None, "-") else None
     with one_line_errors():
         target = Path(out) if out else file.with_suffix(".html") if file else DEFAULT
-        report = None if json_path in (None, "-") else Path(json_path)
-        if out != "-":
+        written = None if out == "-" else target
+        for name, path, replaced, other, remedy in (
+            (f"{str(target)!r}: the page", written, "inspection", file, "--out"),
+            (f"--json {json_path!r}", report, "inspection", file, "path"),
+            (f"--json {json_path!r}", report, "page", target, "path"),
+        ):
+            if path and other and _same(path, other):
+                raise InvalidArgument(f"{name} would replace the {replaced}; choose another {remedy}")
+        if written:
             writable(str(target))
-            if file is not None and _same(target, file):
-                raise InvalidArgument(f"{str(target)!r}: the page would replace the inspection; choose another --out")
-        if report is not None and file is not None and _same(report, file):
-            raise InvalidArgument(f"--json {json_path!r} would replace the inspection; choose another path")
-        if report is not None and _same(report, target):
-            raise InvalidArgument(f"--json {json_path!r} would replace the page; choose another path")
-        inspection, name = _given(file, url)
+        inspection = _given(file, url)
         from memstate.viz.inspector import page
 
-        content = page(inspection, name).encode()
-        if out != "-":
-            _write(target, content)
-    if out == "-":
+        content = page(inspection, file.name if file else url or "").encode()
+        if written:
+            try:
+                atomic.write(target, content)
+            except OSError as error:  # that of a full disk does not name the file
+                raise InvalidArgument(f"{str(target)!r}: {error.strerror or error}") from error
+    if not written:
         write_stdout(lambda: sys.stdout.buffer.write(content))
         return
     faults = len(inspection.faults)
     found = {"page": str(target), "bytes": len(content), "capacity": inspection.capacity, "faults": faults}
-    said = f"{target}: {inspection.capacity} slots, {faults} faults, {len(content)} bytes"
-    emit_text(json_path, found, said)
+    emit_text(json_path, found, f"{target}: {inspection.capacity} slots, {faults} faults, {len(content)} bytes")
 
 
 def _same(one: Path, other: Path) -> bool:
@@ -69,21 +73,11 @@ def _same(one: Path, other: Path) -> bool:
     return one.resolve() == other.resolve() or (one.exists() and other.exists() and one.samefile(other))
 
 
-def _write(target: Path, content: bytes) -> None:
-    """Writes the page. Raises: InvalidArgument with its name; the error of a full disk has none."""
-    try:
-        atomic.write(target, content)
-    except OSError as error:
-        raise InvalidArgument(f"{str(target)!r}: {error.strerror or error}") from error
-
-
-def _given(file: Path | None, url: str | None) -> "tuple[Inspection, str]":
-    """Returns the inspection and a name for it."""
+def _given(file: Path | None, url: str | None) -> "Inspection":
     from memstate.slots.inspect import LARGEST, Inspection
 
     if file is not None:
-        return Inspection.load(file), file.name
-    assert url is not None
+        return Inspection.load(file)
     from memstate.cli.fetch import fetch
 
-    return Inspection.parse(fetch(url, LARGEST), url), url
+    return Inspection.parse(fetch(url or "", LARGEST), url or "")

@@ -1,9 +1,8 @@
 """`memstate compile`, `memstate bench` and `memstate tune`."""
 
 from dataclasses import asdict, fields
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from typer import Argument, Option
@@ -12,37 +11,20 @@ from memstate.cli import names
 from memstate.cli.options import BackendOption, Json, choose_backend, split_names
 from memstate.cli.output import complain, device_of, emit, fail, one_line_errors, progress, text_of
 
-if TYPE_CHECKING:
-    from memstate.cli.tune import SweepLog, SweepResult
-
-
-TARGETS = "sm_80,sm_90,sm_100,sm_120,gfx942,gfx950"
-
 
 def compile_kernels(
-    targets: Annotated[str, Option(help="Comma separated GPU targets.")] = TARGETS,
+    targets: Annotated[str, Option(help="Comma separated GPU targets.")] = "sm_80,sm_90,sm_100,sm_120,gfx942,gfx950",
     every_shape: Annotated[
         bool, Option("--every-shape", help="Also compile every other shape that can be launched; takes minutes.")
-    ] = False,
-    estimate: Annotated[
-        bool,
-        Option(
-            "--estimate", help="Only what a decode step launches, with its time on H200 and B200 as far as paper tells."
-        ),
     ] = False,
     json_path: Json = None,
 ) -> None:
     """Compile every kernel for every target. Needs no GPU. Targets that this Triton does not know are left out."""
     from memstate.cli.compile import compile_all
 
-    if estimate:
-        if every_shape or targets != TARGETS:
-            fail("--estimate: takes no --targets and no --every-shape")
-        print_estimates(json_path)
-        return
     wanted = split_names(targets)
     with one_line_errors(), progress("compile") as report:
-        reports = compile_all(wanted, report, "every" if every_shape else "common")
+        reports = compile_all(wanted, report, every_shape)
     if unknown := [name for name in wanted if name not in {item.target for item in reports}]:
         complain(f"left out, because this Triton does not know them: {', '.join(unknown)}")
         if not reports:
@@ -52,25 +34,6 @@ def compile_kernels(
     emit(json_path, rows, "compiled kernels", columns, [[text_of(row[c]) for c in columns] for row in rows])
     if bad := [f"{item.kernel} on {item.target}" for item in reports if not item.ok]:
         fail(f"not ok: {', '.join(bad)}", status=1)
-
-
-def print_estimates(json_path: str | None) -> None:
-    """Prints how long decode kernels take on paper: a line for each kernel and device."""
-    from memstate.cli.compile import compile_all
-    from memstate.cli.compile.estimate import BATCHES, DEVICES, bandwidths, estimates
-
-    with one_line_errors(), progress("compile") as report:
-        found = estimates(compile_all([device.target for device in DEVICES.values()], report, "decode"))
-    lines = []
-    for at in range(0, len(found), len(BATCHES)):
-        item, batches = found[at], found[at : at + len(BATCHES)]
-        counts = (item.registers, item.warps_per_sm, item.instructions, item.instructions_per_8_kb)
-        times = [f"{one.floor_us:.1f} / {one.estimate_us:.1f}" for one in batches]
-        waiting = (f"{item.bytes_in_flight / 1024:.0f} KB", item.dependent_loads)
-        lines.append([item.kernel, item.device, *map(str, (*counts, *waiting)), *times])
-    columns = ("kernel", "device", "registers", "warps", "instructions", "per 8 KB", "in flight", "loads")
-    title = f"decode kernels on paper: microseconds of the bytes / estimate, by rows; data sheets: {bandwidths()}"
-    emit(json_path, [asdict(item) for item in found], title, (*columns, *map(str, BATCHES)), lines)
 
 
 def bench(
@@ -99,10 +62,8 @@ def bench(
     else:
         title, (columns, rows) = f"bench {name}", bench.by_entry(outcome.entries)
     emit(json_path, [asdict(entry) for entry in outcome.entries], title, columns, rows)
-    for line in outcome.too_slow:
-        complain(f"not measured: {line}")
-    for line in outcome.wrong:
-        complain(f"not measured, because its result is wrong: {line}")
+    for line in outcome.unmeasured:
+        complain(line)
     if outcome.wrong:
         raise typer.Exit(1)
 
@@ -113,71 +74,39 @@ def tune(
     target: Annotated[str, Option(help="Target to compile for where there is no GPU.")] = "sm_90",
     limit: Annotated[int | None, Option(help="Number of configurations of each kernel. Default: all.")] = None,
     plot: Annotated[str | None, Option(help="Draw the result into this file (.svg, .png or .pdf).")] = None,
-    fresh: Annotated[bool, Option("--fresh", help="Do not go on with an interrupted sweep.")] = False,
     dry_run: Annotated[bool, Option("--dry-run", metavar="", help="Store nothing.")] = False,
     json_path: Json = None,
 ) -> None:
     """Find the best launch configuration of each kernel and store it for this device.
 
     Every configuration is checked against the reference first. A GPU times them; without a GPU they are ranked by
-    compiled cost. One axis at a time is changed first, the cheapest axis first; then the best values are combined. A
-    sweep that was interrupted goes on where it was. Results are stored in $MEMSTATE_TUNED, or in memstate/tuned under
-    $XDG_CONFIG_HOME or ~/.config. Launches on this device use what was timed. What was only ranked, without a GPU, is
-    stored to be looked at and changes none.
+    compiled cost. One axis at a time is changed first, the cheapest axis first; then the best values are combined.
+    Results are stored in $MEMSTATE_TUNED, or in memstate/tuned under $XDG_CONFIG_HOME or ~/.config. Launches on this
+    device use what was timed. What was only ranked, without a GPU, is stored to be looked at and changes none.
     """
     from memstate.cli import tune as tuning
+    from memstate.cli.tune import plot as drawing
 
     stored, failure = None, ""
     with one_line_errors(), progress("tune") as report:
         if not dry_run:
             tuning.require_folder()
         if plot:
-            require_plot(Path(plot))
+            drawing.require_plot(Path(plot))
         names = tuning.KERNELS if kernels == "all" else split_names(kernels)
-        log = None if dry_run else partial(open_log, fresh)
-        outcome = tuning.sweep(model, names, target=target, limit=limit, progress=report, log=log)
+        outcome = tuning.sweep(model, names, target=target, limit=limit, progress=report)
         data = tuning.document(outcome)
     if not dry_run and not outcome.wrong:
         try:
             stored = str(tuning.store(outcome))
-            tuning.end_log(outcome)
         except (OSError, ValueError) as error:  # the sweep took long: show its result all the same
             failure = f"nothing stored: {error}; set MEMSTATE_TUNED to another folder"
     (title, columns), rows = tuning.table(outcome, stored)
     emit(json_path, data | {"stored": stored}, title, columns, rows)
     if plot:
         with one_line_errors():
-            draw(outcome, Path(plot))
+            drawing.plot(outcome).savefig(plot)
     if failure:
         fail(failure)
     if outcome.wrong:
         fail(f"differs from the reference: {outcome.wrong[0].why}; nothing stored", status=1)
-
-
-def require_plot(path: Path) -> None:
-    """Ends the command if no picture can be drawn into a file."""
-    from memstate.cli.tune import plot
-
-    try:
-        plot.require_plot(path)
-    except ImportError as error:
-        fail(str(error))
-
-
-def draw(outcome: "SweepResult", path: Path) -> None:
-    """Draws a sweep into a file."""
-    from memstate.cli.tune import plot
-
-    plot.save(outcome, path)
-
-
-def open_log(fresh: bool, device: str, timed: bool, model: str) -> "SweepLog":
-    """Opens the trials of an interrupted sweep, or starts anew, and says how many there are."""
-    from memstate.cli import tune as tuning
-
-    if fresh:
-        tuning.log_path(device).unlink(missing_ok=True)
-    log = tuning.SweepLog(device, timed, model)
-    if len(log):
-        complain(f"goes on with an interrupted sweep: {len(log)} configurations from {log.path}; --fresh starts anew")
-    return log

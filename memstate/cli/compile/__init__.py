@@ -6,35 +6,26 @@ Where kernels are interpreted in this process, a second process compiles them.
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal, get_args
 
 from memstate.cli.compile.build import TARGETS, KernelReport, build, known_targets
-from memstate.cli.compile.work import work_of
 from memstate.cli.worker import WorkerFailed, run_module
 from memstate.errors import CompileFailed, ConfigurationError, InvalidArgument
 from memstate.kernels.catalog import CompileCase, all_cases
 
-__all__ = ["SHAPES", "TARGETS", "KernelReport", "cases_of", "compile_all", "compile_cases", "compile_elsewhere"]
+__all__ = ["TARGETS", "KernelReport", "compile_all", "compile_cases", "compile_elsewhere"]
 
 Progress = Callable[[int, int], None]
-Shapes = Literal["common", "every", "decode"]
-SHAPES: tuple[Shapes, ...] = get_args(Shapes)
-
-
-def cases_of(shapes: Shapes) -> list[CompileCase]:
-    """Returns what to compile: common shapes, every shape that can be launched, or what a decode step launches."""
-    return [case for case in all_cases(shapes == "every") if shapes != "decode" or work_of(case)]
 
 
 def compile_all(
-    targets: Sequence[str] = tuple(TARGETS), progress: Progress | None = None, shapes: Shapes = "common"
+    targets: Sequence[str] = tuple(TARGETS), progress: Progress | None = None, every_shape: bool = False
 ) -> list[KernelReport]:
     """Compiles every kernel of the library for every target: one report each, kernel by kernel.
 
     Args:
         targets: Names in `TARGETS`. Those that the installed Triton does not know are left out.
         progress: Called with (done, total) after each report.
-        shapes: Which of `SHAPES`.
+        every_shape: Every shape that can be launched, and not the common ones alone.
 
     Raises:
         InvalidArgument: A target is unknown.
@@ -49,8 +40,8 @@ def compile_all(
     from triton import knobs
 
     if knobs.runtime.interpret:
-        return compile_elsewhere(targets, progress, shapes=shapes)
-    return compile_cases(cases_of(shapes), known_targets(targets), progress)
+        return compile_elsewhere(targets, progress, every_shape=every_shape)
+    return compile_cases(all_cases(every_shape), known_targets(targets), progress)
 
 
 def compile_cases(
@@ -74,7 +65,7 @@ def compile_elsewhere(
     targets: Sequence[str],
     progress: Progress | None = None,
     triton: Path | None = None,
-    shapes: Shapes = "common",
+    every_shape: bool = False,
 ) -> list[KernelReport]:
     """Compiles every kernel of the library in a second process, `python -m memstate.cli.compile`.
 
@@ -82,19 +73,20 @@ def compile_elsewhere(
         targets: Names in `TARGETS`.
         progress: Called with (done, total) after each report.
         triton: A folder with the Triton to use, as `pip install --target` makes it. Default: the installed one.
-        shapes: Which of `SHAPES`.
+        every_shape: As of `compile_all`.
 
     Raises:
         CompileFailed: A kernel does not compile, or the process failed.
     """
     reports: list[KernelReport] = []
+    shapes = ("--every-shape",) if every_shape else ()
     try:
-        for message in run_module("memstate.cli.compile", shapes, *targets, interpret=False, path=triton):
+        for message in run_module("memstate.cli.compile", *targets, *shapes, interpret=False, path=triton):
             if "failed" in message:
                 raise CompileFailed(**message["failed"])
             reports.append(KernelReport(**message["report"]))
             if progress is not None:
-                progress(message["done"], message["total"])
+                progress(len(reports), message["total"])
     except WorkerFailed as error:
         raise CompileFailed("every kernel", ", ".join(targets), str(error)) from error
     return reports

@@ -1,6 +1,6 @@
 """Compiles for the targets named as arguments, one line of JSON per report: the process that has no interpreter.
 
-The first argument says which shapes, see `SHAPES`. Targets that Triton does not know are left out.
+With `--every-shape` every shape that can be launched. Targets that Triton does not know are left out.
 """
 
 import sys
@@ -8,23 +8,22 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from memstate.cli.compile import SHAPES, cases_of, compile_cases
-from memstate.cli.compile.build import known_targets
+from memstate.cli.compile.build import build, known_targets
 from memstate.cli.worker import serve
 from memstate.errors import CompileFailed
+from memstate.kernels.catalog import all_cases
 
 
 def work(arguments: list[str]) -> Iterator[dict[str, Any]]:
-    """Yields {"done", "total", "report"} per kernel and target, or {"failed"} at the first that does not compile."""
-    (shapes,), done = [known for known in SHAPES if known == arguments[0]], 0
-    cases, targets = cases_of(shapes), known_targets(arguments[1:])
+    """Yields {"total", "report"} per kernel and target, or {"failed"} at the first that does not compile."""
+    every = "--every-shape"
+    cases, known = all_cases(every in arguments), known_targets([name for name in arguments if name != every])
     try:
         for case in cases:
-            for report in compile_cases([case], targets):
-                done += 1
-                yield {"done": done, "total": len(cases) * len(targets), "report": asdict(report)}
+            for target in known:
+                yield {"total": len(cases) * len(known), "report": asdict(build(case, target))}
     except CompileFailed as failure:
-        yield {"failed": {"kernel": failure.kernel, "target": failure.target, "reason": failure.reason}}
+        yield {"failed": vars(failure)}
 
 
 if __name__ == "__main__":

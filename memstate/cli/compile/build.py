@@ -9,7 +9,6 @@ from memstate.cli.compile.accesses import WIDE_BITS, accesses, plane_accesses
 from memstate.cli.compile.assembly import barriers, resources
 from memstate.cli.compile.chains import dependent_loads
 from memstate.cli.compile.instructions import bytes_in_flight, disassemble, of_a_token
-from memstate.cli.compile.work import work_of
 from memstate.errors import CompileFailed
 from memstate.kernels import catalog
 from memstate.kernels.catalog import CompileCase
@@ -125,7 +124,7 @@ def inspect(case: CompileCase, target: str, compiled: Any) -> KernelReport:
     folders = (Path(case.kernel.fn.__code__.co_filename).parent, KERNELS)
     found, of_source = barriers(compiled.asm.get("amdgcn") or compiled.asm["ptx"], folders)
     wide = narrowest is not None and narrowest >= WIDE_BITS
-    token = of_a_token(disassemble(compiled.asm["cubin"])) if "ptx" in compiled.asm and work_of(case) else None
+    token = of_a_token(disassemble(compiled.asm["cubin"])) if "ptx" in compiled.asm and _decodes(case) else None
     return KernelReport(
         kernel=case.name,
         target=target,
@@ -140,3 +139,10 @@ def inspect(case: CompileCase, target: str, compiled: Any) -> KernelReport:
         instructions=len(token) if token else None,
         bytes_in_flight=bytes_in_flight(token) if token else None,
     )
+
+
+def _decodes(case: CompileCase) -> bool:
+    """Whether it is an ordinary launch of a decode kernel: one that stores to slots, of a state in fp32 or bf16."""
+    if case.rare or "fp16" in case.name or case.name.endswith(("_window", "_marks")):
+        return False
+    return case.name.startswith(("gated_delta_step_", "selective_step_", "conv_step_"))

@@ -6,11 +6,11 @@ is the shortest way from the entry to the exit that passes the longest block, wh
 
 import heapq
 import re
-import subprocess
-import tempfile
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
+
+from memstate.cli.compile.assembly import of_binary
 
 LABEL = re.compile(r"(\.L_\w+):")
 INSTRUCTION = re.compile(
@@ -34,14 +34,8 @@ Blocks = dict[str, list[Instruction]]  # label -> its instructions, in the order
 
 def disassemble(cubin: bytes) -> str:
     """Returns the assembly of a binary, with labels."""
-    from triton import knobs
-
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        # Dataflow names targets of jumps by a branch stack, which these targets do not have, and takes a quarter longer
-        command = [knobs.nvidia.nvdisasm.path, "-c", "--no-dataflow", file.name]
-        return subprocess.check_output(command, text=True, stderr=subprocess.DEVNULL)
+    # Dataflow names targets of jumps by a branch stack, which these targets do not have, and takes a quarter longer
+    return of_binary("nvdisasm", cubin, "-c", "--no-dataflow")
 
 
 def of_a_token(assembly: str) -> list[Instruction]:

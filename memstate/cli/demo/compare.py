@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 from memstate.cli.demo.corpus import Conversation
 from memstate.cli.demo.transcript import Sighting, Transcript
@@ -58,30 +59,27 @@ def compare(
     """
     out, done = Comparison(), 0
     for conversation in conversations:
+        number, given = f"conversation {conversation.number}", cached[conversation.number]
         seen = [sighting for sighting in sightings if sighting.conversation == conversation.number]
         alone = uncached.answer(conversation, [sighting.length for sighting in seen])
-        _compare_tokens(out, conversation.number, cached[conversation.number], alone)
-        _compare_logits(out, conversation.number, cached[conversation.number], alone)
+        for turn, (mine, other) in enumerate(zip(given.answers, alone.answers, strict=True)):
+            wrong = sum(a != b for a, b in zip_longest(mine, other))
+            out.tokens += max(len(mine), len(other))
+            out.wrong_tokens += wrong
+            if wrong:
+                out.note(f"{number}, turn {turn}: {wrong} of {max(len(mine), len(other))} tokens differ")
+        _compare_logits(out, number, given, alone)
         for sighting in seen:
             out.states += 1
             if alone.states.get(sighting.length) != sighting.data:
                 out.wrong_states += 1
-                out.note(f"conversation {conversation.number}: {sighting.what} at {sighting.length} tokens differs")
+                out.note(f"{number}: {sighting.what} at {sighting.length} tokens differs")
         done += len(conversation.turns)
         progress(done)
     return out
 
 
-def _compare_tokens(out: Comparison, number: int, cached: Transcript, alone: Transcript) -> None:
-    for turn, (given, expected) in enumerate(zip(cached.answers, alone.answers, strict=True)):
-        wrong = sum(a != b for a, b in zip(given, expected, strict=False)) + abs(len(given) - len(expected))
-        out.tokens += max(len(given), len(expected))
-        out.wrong_tokens += wrong
-        if wrong:
-            out.note(f"conversation {number}, turn {turn}: {wrong} of {max(len(given), len(expected))} tokens differ")
-
-
-def _compare_logits(out: Comparison, number: int, cached: Transcript, alone: Transcript) -> None:
+def _compare_logits(out: Comparison, number: str, cached: Transcript, alone: Transcript) -> None:
     positions = sorted(cached.logits.keys() | alone.logits.keys())
     given, expected = ({at: row.tobytes() for at, row in run.logits.items()} for run in (cached, alone))
     wrong = [at for at in positions if given.get(at) != expected.get(at)]
@@ -89,4 +87,4 @@ def _compare_logits(out: Comparison, number: int, cached: Transcript, alone: Tra
     out.wrong_logits += len(wrong)
     if wrong:
         where = f"{len(wrong)} of {len(positions)} positions, first after {wrong[0]} tokens"
-        out.note(f"conversation {number}: logits differ at {where}")
+        out.note(f"{number}: logits differ at {where}")

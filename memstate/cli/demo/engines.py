@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from memstate.cli.demo.arena import Arena
-from memstate.cli.demo.config import ENGINES as NAMES
 from memstate.cli.demo.config import STRATEGIES, DemoConfig
 from memstate.cli.demo.mixers import state_layout
 from memstate.cli.demo.model import HybridModel, Memory, Slots
@@ -22,21 +21,21 @@ from memstate.engine.settings import Forward, Pages
 from memstate.engine.warmup import warm_up
 from memstate.errors import InvalidArgument
 from memstate.kernels.dispatch import Backend
-from memstate.kernels.tables import Marks, StepRecord
+from memstate.kernels.tables import StepRecord
 from memstate.prefix import Prefix
 from memstate.requests.steps import Step
 from memstate.requests.tracking import LazyPingPong, NoTracking, PingPong, Redirect, Tracking
-from memstate.state.layout import StateLayout
 from memstate.state.planes import Planes
 from memstate.testing import Chaos, Faults
 from memstate.tiers import Store
 
 TRACKING: dict[str, type[Tracking]] = dict(zip(STRATEGIES, (NoTracking, PingPong, LazyPingPong, Redirect), strict=True))
-Given = Mapping[str, Sequence[Tensor]] | None
 
 
 class Engine:
-    """`own`: a manager, a model, and the memory that both work on. Memory that was never written holds NaN.
+    """A manager, a model, and the memory that both work on. Memory that was never written holds NaN.
+
+    Kernels in place leave garbage in the null slot.
 
     Args:
         config: Settings of the run.
@@ -44,32 +43,33 @@ class Engine:
         pages_per_row: KV pages of the longest request.
         store: Storage below host memory.
 
+    Attributes:
+        arena: The engine's memory; None where memstate allocates.
+        marks: The marks of steps, for kernels that store states at them.
+
     Raises:
         InvalidArgument: Not even one request fits.
     """
 
-    in_place = False
-
     def __init__(self, config: DemoConfig, pages: int, pages_per_row: int, store: Store | None = None) -> None:
-        size, self._batch = config.size, config.batch
+        size, self._batch, self.in_place = config.size, config.batch, config.engine == "in-place"
         tracking = TRACKING[config.strategy](every=config.track_every)
         _require_fit(config, tracking, pages, pages_per_row)
-        states, kv = (
-            state_layout(size, config.model, config.order, config.state_order),
-            size.page_layout(config.page_size),
-        )
+        states = state_layout(size, config.model, config.order, config.state_order)
+        kv, device = size.page_layout(config.page_size), torch.device(config.device)
         faults = Faults.from_environment()
         if config.fail_claims:
             faults = Faults(Chaos(seed=config.seed, claims=config.fail_claims))
         if faults is not None and store is not None:
             store = faults.store(store)
-        given_states, given_kv = self.allocate(config, states, kv, pages)
+        self.arena = Arena(states, config.slots, kv, pages, device) if config.engine == "arena" else None
         try:
             backend = Backend(config.backend, config.device)  # what a run counts is the manager's own
-            self.kv = Planes.from_tensors(kv, given_kv, backend) if given_kv else Planes(kv, pages, backend)
+            self.kv = Planes.from_tensors(kv, self.arena.kv, backend) if self.arena else Planes(kv, pages, backend)
             self.mem = StateManager(
                 states, slots=config.slots, max_requests=config.batch - 1, max_batch=config.batch, tracking=tracking,
-                device=config.device, backend=config.backend, overlap=config.overlap, tensors=given_states,
+                device=config.device, backend=config.backend, overlap=bool(config.overlap),
+                tensors=self.arena.states if self.arena else None,
                 pages=Pages(count=pages, size=config.page_size, per_row=pages_per_row),
                 forward=Forward(in_place=self.in_place, grid=None if self.in_place else 1),
                 prefix=Prefix(placement=placement_of(config.placement)), tiers=tiers_of(config, store, self.kv),
@@ -83,25 +83,20 @@ class Engine:
         )
         if self.mem.backend.name == "cuda":  # elsewhere nothing is compiled
             warm_up(self.mem)
-        for storage in (self.mem.planes, self.kv):
+        for storage, first in ((self.mem.planes, 0 if self.in_place else 1), (self.kv, 1)):
             for layer in (layer for plane in storage.values() for layer in plane):
-                layer[1:] = float("nan")  # whatever reads fresh memory shows
+                layer[first:] = float("nan")  # whatever reads fresh memory shows
         self.memory = memory_of(self.mem.planes, self.kv, self.mem.device.page_table)
-
-    def allocate(self, config: DemoConfig, states: StateLayout, kv: StateLayout, pages: int) -> tuple[Given, Given]:
-        """Returns the engine's memory for states and pages; None where memstate allocates."""
-        return None, None
-
-    @property
-    def marks(self) -> Marks | None:
-        """The marks of steps, for kernels that store states at them."""
-        return None if self.in_place else self.mem.device.marks
+        self.marks = None if self.in_place else self.mem.device.marks
+        self._nowhere = torch.zeros(config.batch, dtype=torch.int32, device=self.mem.backend.device)
 
     def slots(self, step: Step | StepRecord) -> Slots:
         """Returns what the kernels of the forward are told of a step.
 
         Syncs: no.
         """
+        if self.in_place:
+            return Slots(step.rows, step.tokens, step.write, step.write, self._nowhere)
         return Slots(step.rows, step.tokens, step.read, step.write, step.snapshot, self.marks)
 
     def launch(self) -> Slots:
@@ -110,55 +105,6 @@ class Engine:
         Syncs: no.
         """
         return self.slots(self.mem.launch(self._batch))
-
-    @property
-    def foreign_bytes(self) -> int:
-        """Bytes of the engine's memory that are neither state nor page."""
-        return 0
-
-    def foreign_changed(self) -> list[int]:
-        """Returns the offsets of foreign bytes that were written to.
-
-        Syncs: yes.
-        """
-        return []
-
-
-class InPlace(Engine):
-    """Kernels that update the one slot they are told. The null slot holds garbage, as such kernels leave it."""
-
-    in_place = True
-
-    def __init__(self, config: DemoConfig, pages: int, pages_per_row: int, store: Store | None = None) -> None:
-        super().__init__(config, pages, pages_per_row, store)
-        self._nowhere = torch.zeros(config.batch, dtype=torch.int32, device=self.mem.backend.device)
-        for plane in self.mem.planes.values():
-            plane[:, 0] = float("nan")
-
-    def slots(self, step: Step | StepRecord) -> Slots:
-        """See `Engine`."""
-        return Slots(step.rows, step.tokens, step.write, step.write, self._nowhere)
-
-
-class InArena(Engine):
-    """One block of memory with the engine's own strides, and its own bytes in between."""
-
-    def allocate(self, config: DemoConfig, states: StateLayout, kv: StateLayout, pages: int) -> tuple[Given, Given]:
-        """See `Engine`."""
-        self.arena = Arena(states, config.slots, kv, pages, torch.device(config.device))
-        return self.arena.states, self.arena.kv
-
-    @property
-    def foreign_bytes(self) -> int:
-        """Bytes of the block that are neither state nor page."""
-        return int(self.arena.foreign().sum())
-
-    def foreign_changed(self) -> list[int]:
-        """See `Engine`."""
-        return self.arena.changed()
-
-
-ENGINES: dict[str, type[Engine]] = dict(zip(NAMES, (Engine, InPlace, InArena), strict=True))
 
 
 def memory_of(planes: Mapping[str, Tensor | Sequence[Tensor]], kv: Planes, page_table: Tensor) -> Memory:
@@ -172,6 +118,6 @@ def _require_fit(config: DemoConfig, tracking: Tracking, pages: int, pages_per_r
         raise InvalidArgument(
             f"pages {pages}: the longest conversation alone needs {pages_per_row} pages of {config.page_size} tokens"
         )
-    needed = 1 + tracking.lanes_at_admission(config.overlap)
+    needed = 1 + tracking.lanes_at_admission(bool(config.overlap))
     if config.slots < needed:
         raise InvalidArgument(f"slots {config.slots}: one request under {config.strategy} needs {needed}")

@@ -45,25 +45,24 @@ class Gauge:
 
     def __init__(self, counts: Counts) -> None:
         self._counts = counts
-        self._copies = counts.launches[COPY]
+        self._copies = self._now().copies
+
+    def _now(self) -> Asked:
+        launches = self._counts.launches
+        copies, ownership = launches[COPY], sum(launches[op] for op in OWNERSHIP)
+        return Asked(self._counts.total_launches - copies - ownership, copies, ownership, self._counts.syncs)
 
     @contextmanager
     def adding_to(self, asked: Asked) -> Iterator[None]:
         """Adds what a block asks of the device."""
-        counts, copies = self._counts, self._copies
-        launches, ownership, syncs = counts.total_launches, self._ownership, counts.syncs
-        already = counts.launches[COPY]
+        before = self._now()
         yield
-        self._copies = counts.launches[COPY]
-        changed = self._ownership - ownership
-        asked.copies += self._copies - copies
-        asked.ownership += changed
-        asked.step += counts.total_launches - launches - changed - (self._copies - already)
-        asked.syncs += counts.syncs - syncs
-
-    @property
-    def _ownership(self) -> int:
-        return sum(self._counts.launches[op] for op in OWNERSHIP)
+        now = self._now()
+        asked.step += now.step - before.step
+        asked.copies += now.copies - self._copies
+        asked.ownership += now.ownership - before.ownership
+        asked.syncs += now.syncs - before.syncs
+        self._copies = now.copies
 
 
 @dataclass
@@ -129,8 +128,9 @@ class Meter:
         return self.slots_held_mean_sum / max(1, self.slots_held_looks)
 
     def per_decode_step(self, what: str) -> dict[str, float]:
-        """Mean and maximum of a figure of `Asked` over all decode steps."""
-        return mean_and_max([getattr(asked, what) for asked in self.decode])
+        """Mean and maximum of a figure of `Asked` over all decode steps; zeros of none."""
+        values = [getattr(asked, what) for asked in self.decode]
+        return {"mean": sum(values) / max(1, len(values)), "max": max(values, default=0)}
 
     @property
     def slots_held_by_kind(self) -> dict[str, float]:
@@ -149,8 +149,3 @@ def held_by_kind(mem: StateManager) -> dict[str, int]:
         "live": stats.held_by_live, "lane": stats.held_by_lanes, "snapshot": stats.held_by_snapshots - cached,
         "cached": cached, "session": stats.held_by_sessions,
     }  # fmt: skip
-
-
-def mean_and_max(values: list[int]) -> dict[str, float]:
-    """Mean and maximum; zeros of nothing."""
-    return {"mean": sum(values) / max(1, len(values)), "max": max(values, default=0)}

@@ -57,7 +57,7 @@ class Mixer(ABC):
     @abstractmethod
     def advance(
         self, mixed: Tensor, rates: Tensor, ssm: Tensor, where: Where, out: Tensor, marks: Marks | None
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Runs the recurrence over what the conv mixed; fills out `batch token head value` and changes ssm."""
 
     def __call__(self, x: Tensor, where: Where, conv: Tensor, ssm: Tensor, marks: Marks | None = None) -> Tensor:
@@ -75,32 +75,6 @@ class Mixer(ABC):
         return linear(rms_norm(out).flatten(2) * gate(linear(x, self.gate)), self.outward)
 
 
-class GatedDelta(Mixer):
-    """Formula and source: `memstate.kernels.gated_delta`."""
-
-    @staticmethod
-    def channels(size: ModelSize) -> int:
-        """See `Mixer`."""
-        return 2 * size.key + size.heads * size.value
-
-    @staticmethod
-    def rate_count(size: ModelSize) -> int:
-        """See `Mixer`."""
-        return 2 * size.heads
-
-    def advance(
-        self, mixed: Tensor, rates: Tensor, ssm: Tensor, where: Where, out: Tensor, marks: Marks | None
-    ) -> None:  # fmt: skip
-        """See `Mixer`."""
-        s = self.size
-        q, k, v = mixed.split((s.key, s.key, s.heads * s.value), -1)
-        forget, learn = rates.split(s.heads, -1)
-        self.backend.gated_delta_step(
-            unit_norm(q).unsqueeze(2), unit_norm(k).unsqueeze(2), v.unflatten(-1, (s.heads, s.value)),
-            -0.1 * gate(forget), gate(learn), ssm, *where, 1.0, out, marks=marks,
-        )  # fmt: skip
-
-
 class KimiDelta(Mixer):
     """The gated delta rule with one decay a key channel: `memstate.kernels.gated_delta`."""
 
@@ -116,18 +90,31 @@ class KimiDelta(Mixer):
 
     def advance(
         self, mixed: Tensor, rates: Tensor, ssm: Tensor, where: Where, out: Tensor, marks: Marks | None
-    ) -> None:  # fmt: skip
+    ) -> None:
         """See `Mixer`."""
         s = self.size
-        q, k, v = (
-            part.unflatten(-1, (s.heads, -1))
-            for part in mixed.split((s.heads * s.key, s.heads * s.key, s.heads * s.value), -1)
-        )
-        forget, learn = rates.split((s.heads * s.key, s.heads), -1)
-        decay = -0.1 * gate(forget.unflatten(-1, (s.heads, s.key)))
-        self.backend.gated_delta_step(
-            unit_norm(q), unit_norm(k), v, decay, gate(learn), ssm, *where, 1.0, out, marks=marks
-        )
+        values, learning = s.heads * s.value, s.heads  # channels of v, and rates to learn; q and k share the rest
+        keys, forgetting = (mixed.shape[-1] - values) // 2, rates.shape[-1] - learning
+        q, k, v = mixed.split((keys, keys, values), -1)
+        q, k = (unit_norm(part.unflatten(-1, (-1, s.key))) for part in (q, k))
+        forget, learn = rates.split((forgetting, learning), -1)
+        decay = -0.1 * gate(forget if forgetting == s.heads else forget.unflatten(-1, (s.heads, s.key)))
+        v = v.unflatten(-1, (s.heads, s.value))
+        self.backend.gated_delta_step(q, k, v, decay, gate(learn), ssm, *where, 1.0, out, marks=marks)
+
+
+class GatedDelta(KimiDelta):
+    """The same with one decay a head, and with q and k that all heads share."""
+
+    @staticmethod
+    def channels(size: ModelSize) -> int:
+        """See `Mixer`."""
+        return 2 * size.key + size.heads * size.value
+
+    @staticmethod
+    def rate_count(size: ModelSize) -> int:
+        """See `Mixer`."""
+        return 2 * size.heads
 
 
 class Mamba2(Mixer):
@@ -161,13 +148,13 @@ class Mamba2(Mixer):
 
     def advance(
         self, mixed: Tensor, rates: Tensor, ssm: Tensor, where: Where, out: Tensor, marks: Marks | None
-    ) -> None:  # fmt: skip
+    ) -> None:
         """See `Mixer`."""
         s = self.size
         x, b, c = mixed.split((s.heads * s.value, s.key, s.key), -1)
+        x, b, c = x.unflatten(-1, (s.heads, s.value)), unit_norm(b).unsqueeze(2), unit_norm(c).unsqueeze(2)
         self.backend.selective_step(
-            x.unflatten(-1, (s.heads, s.value)), rates, self.decay, unit_norm(b).unsqueeze(2),
-            unit_norm(c).unsqueeze(2), ssm, *where, d=self.skip, dt_bias=self.rate_bias, softplus=True, out=out,
+            x, rates, self.decay, b, c, ssm, *where, d=self.skip, dt_bias=self.rate_bias, softplus=True, out=out,
             marks=marks,
         )  # fmt: skip
 

@@ -1,8 +1,7 @@
 """Puts a demo run together: the same work cached and uncached, the comparison, the audit."""
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -14,16 +13,16 @@ from memstate.cli.demo.chance import Chance
 from memstate.cli.demo.compare import compare
 from memstate.cli.demo.config import DemoConfig
 from memstate.cli.demo.corpus import Conversation, first_requests, from_docstrings, from_file
-from memstate.cli.demo.engines import ENGINES
+from memstate.cli.demo.engines import Engine
 from memstate.cli.demo.meter import Meter
 from memstate.cli.demo.report import DemoReport
 from memstate.cli.demo.sabotage import Sabotage
 from memstate.cli.demo.scheduler import Scheduler
 from memstate.cli.demo.stepper import Stepper
-from memstate.cli.demo.streams import Streams
 from memstate.cli.demo.tiers import storage_of
 from memstate.cli.demo.transcript import Witness
 from memstate.cli.demo.uncached import Uncached
+from memstate.cli.threads import one_thread
 from memstate.engine.manager import StateManager
 from memstate.requests.handles import Request
 from memstate.slots.audit import AuditReport
@@ -45,19 +44,8 @@ def run(config: DemoConfig, progress: Progress | None = None) -> DemoReport:
 
     Syncs: yes.
     """
-    with _one_thread(), torch.inference_mode(), storage_of(config) as store:
+    with one_thread(), torch.inference_mode(), storage_of(config) as store:
         return _run(config, store, progress or (lambda done, total: None))
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Tensors this small gain nothing from threads, and on a busy machine waiting for each other costs tenfold."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _run(given: DemoConfig, store: Store | None, report: Progress) -> DemoReport:
@@ -67,30 +55,25 @@ def _run(given: DemoConfig, store: Store | None, report: Progress) -> DemoReport
     config = replace(given, chunk=min(given.chunk, longest))  # every prefill step is padded to a chunk
     pages_per_row = -(-longest // config.page_size)
     pages = config.pages if config.pages is not None else 2 * pages_per_row
-    engine = ENGINES[config.engine](config, pages, pages_per_row, store)
+    engine = Engine(config, pages, pages_per_row, store)
     mem = engine.mem
     uncached = Uncached(engine.model, config.chunk, pages_per_row, config.page_size, config.seed)
 
     witness, meter = Witness(mem), Meter()
-    streams = Streams(mem, config.sessions)
     sabotage = Sabotage(config.sabotage, mem, uncached.state_after) if config.sabotage else None
-    admission = Admission(config, mem, streams, meter, witness, sabotage)
+    admission = Admission(config, mem, meter, witness, sabotage)
     audits: list[AuditReport] = []
 
-    def step_done(done: int) -> None:
+    def request_done(done: int) -> None:
         report(done, 2 * requests)
         if done in (requests // 3, 2 * requests // 3):
             audits.append(mem.audit())  # while requests run: no false alarm allowed
 
     stepper = Stepper(engine.model, engine.memory, config.batch, config.chunk, engine.launch, engine.marks)
-    scheduler = Scheduler(
-        config, engine, stepper, admission,
-        Chance(config.seed), meter, witness, step_done,
-    )  # fmt: skip
-    started = time.perf_counter()
-    transcripts = scheduler.run(conversations)
+    chance, started = Chance(config.seed), time.perf_counter()
+    transcripts = Scheduler(config, engine, stepper, admission, chance, meter, witness, request_done).run(conversations)
     witness.look_now()
-    if config.inspect is not None:
+    if config.inspect:
         mem.inspect().save(config.inspect)
     if mem.tiers is not None:
         mem.tiers.flush()
@@ -117,7 +100,6 @@ def _run(given: DemoConfig, store: Store | None, report: Progress) -> DemoReport
         meter=meter,
         comparison=comparison,
         answers=answers,
-        distinct_tokens=len({token for answer in answers for token in answer}),
         stats=stats,
         snapshots_unseen=witness.missed,
         snapshot_bytes_copied=stats.copied_bytes - _copied_by_hits(mem, meter),
@@ -129,8 +111,8 @@ def _run(given: DemoConfig, store: Store | None, report: Progress) -> DemoReport
         astray=[*last.foreign, *last.unexpected],
         audits_running_clean=unclean is None,
         audit_text=str(unclean or last),
-        foreign_bytes=engine.foreign_bytes,
-        foreign_changed=engine.foreign_changed(),
+        foreign_bytes=int(engine.arena.foreign().sum()) if engine.arena else 0,
+        foreign_changed=engine.arena.changed() if engine.arena else [],
         strikes=sabotage.strikes if sabotage else 0,
         strikes_at_sessions=sabotage.strikes_at_sessions if sabotage else 0,
         planted=planted,

@@ -47,7 +47,7 @@ class Scheduler:
     ) -> None:  # fmt: skip
         self.config, self.engine, self.mem, self.stepper = config, engine, engine.mem, stepper
         self.admission, self.chance, self.gauge = admission, chance, Gauge(engine.mem.backend.counts)
-        self.meter, self.witness, self.streams, self.progress = meter, witness, admission.streams, progress
+        self.meter, self.witness, self.progress = meter, witness, progress
         self.running: list[Work] = []
         self.transcripts: dict[int, Transcript] = {}
         self._arrivals: list[tuple[int, Work]] = []
@@ -85,15 +85,13 @@ class Scheduler:
         self.admission.waiting += [work for at, work in self._arrivals if at <= self._clock]
         self._arrivals = [(at, work) for at, work in self._arrivals if at > self._clock]
         self._retract_at_random()
-        admitted = self.admission.admit(self.running)
-        self.running += admitted
-        self._break_off(admitted)
+        self._admit()
         self._publish_due()
         flight = self._launch()
         if flight is None:
             self.mem.poll()
             if self.admission.waiting and not self.running:
-                self.admission.fetches.nap()  # the first in the queue waits for storage
+                self.admission.nap()
         if self.config.overlap:
             flight, self._flight = self._flight, flight
         if flight:
@@ -131,27 +129,28 @@ class Scheduler:
         self.meter.mixed_steps += not batch.decode_only
         return Flight(step, results, batch.entries, batch.decode_only, asked)
 
+    def _admit(self) -> None:
+        admitted = self.admission.admit(self.running)
+        self.running += admitted
+        self._break_off(admitted)
+
     def _meddle(self) -> None:
         """Calls that come between a plan and its forward."""
         self._between = True
+        calls: dict[str, Callable[[], object]] = {
+            "retract": lambda: self._retract(self.chance.retracts_one(self.running), "between plan and forward"),
+            "admit": self._admit,
+            "publish": self._publish_due,
+            "submit": self.mem.submit,
+            "read_slots": lambda: self.mem.device.read_slots([work.handle for work in self.running]),
+            "audit": lambda: self.mem.audit().raise_if_leaking(),
+            "poll": self.mem.poll,
+        }
         for call in self.chance.calls_between():
             self.meter.between[call] += 1
-            if call == "retract":
-                self._retract(self.chance.retracts_one(self.running), "between plan and forward")
-            elif call == "admit" and not self.config.sabotage:  # which reads slots that may have to wait
-                admitted = self.admission.admit(self.running)
-                self.running += admitted
-                self._break_off(admitted)
-            elif call == "publish":
-                self._publish_due()
-            elif call == "submit":
-                self.mem.submit()
-            elif call == "read_slots":
-                self.mem.device.read_slots([work.handle for work in self.running])
-            elif call == "audit":
-                self.mem.audit().raise_if_leaking()
-            elif call == "poll":
-                self.mem.poll()
+            if call != "admit" or not self.config.sabotage:  # which reads slots that may have to wait
+                act = calls[call]
+                act()
         self._between = False
 
     def _with_pages(self) -> list[tuple[Work, int]]:
@@ -223,11 +222,9 @@ class Scheduler:
                 self.witness.watch(work.conversation.number, snapshot, "snapshot")
 
     def _retract_at_random(self) -> None:
-        page_ends = [self.mem.info(work.handle).confirmed % self.config.page_size == 0 for work in self.running]
+        page, mem = self.config.page_size, self.mem
         unlucky = [
-            work
-            for work, end in zip(self.running, page_ends, strict=True)
-            if self.chance.retracts(work.retractions, end)
+            w for w in self.running if self.chance.retracts(w.retractions, mem.info(w.handle).confirmed % page == 0)
         ]
         if unlucky:
             self._retract(unlucky, "at random")
@@ -241,10 +238,9 @@ class Scheduler:
 
     def _finish(self, works: Sequence[Work]) -> None:
         for work in works:
-            self._see(work, "finished")
-            self.meter.dead_entries += self.mem.info(work.handle).length > self.mem.info(work.handle).confirmed
-        rows, tokens = [work.handle for work in works], [work.tokens for work in works]
-        self._watch(works, self.mem.end(rows, keep="cache", tokens=tokens))
+            info = self.mem.info(work.handle)
+            self.meter.dead_entries += info.length > info.confirmed
+        self._keep(works, "finished")
         for work in works:
             self._end(work, "finished")
 
@@ -254,12 +250,16 @@ class Scheduler:
         self._end(work, "aborted")
 
     def _retract(self, works: Sequence[Work], why: str) -> None:
-        for work in works:
-            self._see(work, "retracted")
-        rows, tokens = [work.handle for work in works], [work.tokens for work in works]
-        self._watch(works, self.mem.end(rows, keep="cache", tokens=tokens))
+        self._keep(works, "retracted")
         for work in works:
             self._send_back(work, f"retracted, {why}")
+
+    def _keep(self, works: Sequence[Work], why: str) -> None:
+        """Ends rows, whose states go to the cache."""
+        for work in works:
+            self._see(work, why)
+        rows, tokens = [work.handle for work in works], [work.tokens for work in works]
+        self._watch(works, self.mem.end(rows, keep="cache", tokens=tokens))
 
     def _cancel(self, step: Step, batch: Batch) -> None:
         """The rows of a step that never ran are gone; their requests start over from what was kept."""
@@ -290,13 +290,13 @@ class Scheduler:
         if turn < len(conversation.turns):
             self._arrive(self._clock + self.chance.gap(REPLY_GAP), conversation, turn, work.tokens)
         else:
-            self.streams.close(work)
+            self.admission.close_session(work)
         self._done += 1
         self.progress(self._done)
 
     def _leave(self, work: Work, how: str) -> None:
         self.meter.ended[how] += 1
-        if self.streams.of(work):
+        if self.admission.session_of(work):
             self._note_turn(work, how)
         work.stop()
         self.running.remove(work)
@@ -306,5 +306,5 @@ class Scheduler:
         aborted = "turn" if work.begun else "turn before any step"
         which = "first" if work.turn == 0 else "later"
         self.meter.session_turns[f"{how}, {which} {aborted}" if how == "aborted" else how] += 1
-        for snapshot in self.streams.kept(work):
+        for snapshot in self.admission.kept(work):
             self.witness.watch(work.conversation.number, snapshot, "state of a session")

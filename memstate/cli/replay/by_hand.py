@@ -75,7 +75,7 @@ def replay(
         requests: The trace; each fits the pages.
         states: States that fit.
         pages: KV pages that fit.
-        policy: A name of `POLICIES`. None: the clairvoyant bound.
+        policy: A name of `memstate.cli.policies.POLICIES`. None: the clairvoyant bound.
         start: Fraction of the requests that only warm the cache up.
         progress: Called with requests done and to do.
 
@@ -83,7 +83,11 @@ def replay(
     """
     keys = [list(request.hash_ids[: request.input_length // BLOCK]) for request in requests]
     future = Future(keys)
-    rig = Rig(_prefix(policy, states, future), states, pages, max(map(len, keys)))
+    if policy is None:
+        prefix = Prefix(Foresight(future), ForesightPages(future), most_states=states)
+    else:
+        prefix = prefix_of(policy, states)
+    rig = Rig(prefix, states, pages, max(map(len, keys)))
     first = int(len(requests) * start)
     matches: list[float] = []
     inserts: list[float] = []
@@ -145,10 +149,3 @@ def _insert(rig: Rig, lease: Lease, prompt: Prompt, blocks: int) -> float:
     cache.release(lease.node)
     rig.commands.submit()
     return spent
-
-
-def _prefix(policy: str | None, states: int, future: Future) -> Prefix:
-    if policy is None:
-        return Prefix(Foresight(future), ForesightPages(future), most_states=states)
-    of_states, of_pages = POLICIES[policy]
-    return Prefix(of_states(), of_pages and of_pages(), most_states=states)

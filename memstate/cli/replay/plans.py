@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from memstate.cli.replay.runs import Loop, Progress, replay
+from memstate.cli.replay.report import Progress, part_of
+from memstate.cli.replay.runs import Loop, replay
 from memstate.cli.traces import BLOCK, TraceRequest
 from memstate.engine.capacity import Capacity
 from memstate.errors import InvalidArgument
@@ -40,12 +41,9 @@ def rated(
         if not split.cached_states:
             rates.append(0.0)
             continue
-
-        def so_far(done: int, of: int, before: int = at) -> None:
-            if report:
-                report(before * of + done, len(plan.splits) * of)
-
         pages = split.pages * split.page_size // BLOCK if plan.kv is not None else everything
-        found = replay(requests, split.cached_states, pages, "return-rate", start, so_far, loop)
+        found = replay(
+            requests, split.cached_states, pages, "return-rate", start, part_of(report, at, len(plan.splits)), loop
+        )
         rates.append(found.block_hit_rate)
     return plan.with_hit_rates(rates)

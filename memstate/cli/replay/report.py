@@ -1,9 +1,16 @@
 """The figures of replays and their table."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from memstate.cli.traces import BLOCK, TraceRequest
+
+COSTS = {  # heading -> figure of `Replayed`
+    "forwards a prompt": "forwards_per_prompt", "states filed": "states_filed_per_request",
+    "recomputed a turn": "recomputed_tokens_per_turn", "longest wait": "longest_wait", "us a match": "us_per_match",
+    "us an insert": "us_per_insert",
+}  # fmt: skip
+Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,20 +84,22 @@ def table(replayed: Sequence[Replayed]) -> tuple[tuple[str, ...], list[list[str]
     rows = []
     for policy in dict.fromkeys(one.policy for one in replayed):
         mine = {one.states: one for one in replayed if one.policy == policy}
-        last = mine[sizes[-1]]
-        loop = (last.forwards_per_prompt, last.states_filed_per_request, last.recomputed_tokens_per_turn)
-        costs = [
-            *("" if figure is None else f"{figure:.1f}" for figure in loop),
-            "" if last.longest_wait is None else str(last.longest_wait),
-            f"{last.us_per_match:.1f}",
-            f"{last.us_per_insert:.1f}",
-            str(max(one.leaked_slots for one in mine.values())),
-        ]
-        rows.append([policy, *(f"{mine[size].block_hit_rate:.3f}" for size in sizes), *costs])
-    rows.append(["room for everything", *(f"{replayed[0].ideal_hit_rate:.3f}" for _ in sizes), *[""] * 7])
-    of_loop = ("forwards a prompt", "states filed", "recomputed a turn", "longest wait")
-    figures = (*of_loop, "us a match", "us an insert", "leaked")
-    return ("policy", *map(str, sizes), *figures), rows
+        last, leaked = mine[sizes[-1]], max(one.leaked_slots for one in mine.values())
+        costs = [_text(getattr(last, name)) for name in COSTS.values()]
+        rows.append([policy, *(f"{mine[size].block_hit_rate:.3f}" for size in sizes), *costs, str(leaked)])
+    rows.append(
+        ["room for everything", *(f"{replayed[0].ideal_hit_rate:.3f}" for _ in sizes), *[""] * (len(COSTS) + 1)]
+    )
+    return ("policy", *map(str, sizes), *COSTS, "leaked"), rows
+
+
+def _text(figure: float | None) -> str:
+    return "" if figure is None else f"{figure:.1f}" if isinstance(figure, float) else str(figure)
+
+
+def part_of(progress: Progress | None, run: int, runs: int) -> Progress:
+    """Returns what counts the requests of one of several replays among those of all."""
+    return lambda done, total: progress(run * total + done, runs * total) if progress else None
 
 
 def ideal(requests: Sequence[TraceRequest], start: float = 0.0) -> float:

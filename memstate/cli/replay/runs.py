@@ -1,13 +1,13 @@
 """Replays a trace under policies and sizes, and refuses what cannot be replayed before the first run."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from memstate.checks import INT32_MAX, is_count
 from memstate.cli.policies import PLACEMENTS, POLICIES, placement_of
 from memstate.cli.replay import by_hand
-from memstate.cli.replay.report import Replayed, ideal
+from memstate.cli.replay.report import Progress, Replayed, ideal, part_of
 from memstate.cli.replay.requests import Units, numbered, served
 from memstate.cli.replay.serving import InUnits, Serving, Tally
 from memstate.cli.traces import BLOCK, TraceRequest
@@ -19,8 +19,8 @@ MOST_RUNNING = 4096
 CLAIRVOYANT = "clairvoyant"
 BY_HAND = "by-hand"
 NAMES = (*POLICIES, CLAIRVOYANT)
+EVERY = f"a multiple of {BLOCK} tokens, a page of the replay, at most {INT32_MAX}"
 PLACEMENT_NAMES = (*PLACEMENTS, BY_HAND)
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,10 +67,8 @@ def replay(
     requests = numbered(requests)
     if _by_hand(policy, loop):
         return by_hand.replay(requests, states, pages, None if policy == CLAIRVOYANT else policy, start, progress)
-    of_states, of_pages = POLICIES[policy]
     units, first = Units.of(loop.chunk), int(len(requests) * start)
-    placement = InUnits(placement_of(loop.placement), units)
-    prefix = Prefix(of_states(), of_pages and of_pages(), most_states=states, placement=placement)
+    prefix = prefix_of(policy, states, placement=InUnits(placement_of(loop.placement), units))
     serving = Serving(
         prefix, served(requests, units), units, first=first, pages=pages, chunk=loop.chunk, every=loop.every,
         running=loop.running, launches=launches,
@@ -127,15 +125,10 @@ def compare(
     runs = [(policy, size) for policy in policies for size in states]
     for policy, size in runs:
         _require(requests, size, pages, policy, start, loop)
-    replayed = []
-    for at, (policy, size) in enumerate(runs):
-
-        def done_so_far(done: int, of: int, before: int = at) -> None:
-            if progress:
-                progress(before * of + done, len(runs) * of)
-
-        replayed.append(replay(requests, size, pages, policy, start, done_so_far, loop))
-    return replayed
+    return [
+        replay(requests, size, pages, policy, start, part_of(progress, at, len(runs)), loop)
+        for at, (policy, size) in enumerate(runs)
+    ]
 
 
 def _require(requests: Sequence[TraceRequest], states: int, pages: int, policy: str, start: float, loop: Loop) -> None:
@@ -147,32 +140,27 @@ def _require(requests: Sequence[TraceRequest], states: int, pages: int, policy: 
         except InvalidArgument as error:
             names = ", ".join(PLACEMENT_NAMES)
             raise InvalidArgument(f"placement {loop.placement!r}: expected {names}, such as every-512") from error
-    if not (is_count(states) and is_count(pages) and 1 <= states <= MOST and 1 <= pages <= MOST):
-        raise InvalidArgument(f"states {states!r}, pages {pages!r}: expected at least 1 of each, at most {MOST}")
-    if not (is_count(loop.chunk) and loop.chunk >= 1):
-        raise InvalidArgument(f"chunk {loop.chunk!r}: expected at least 1 token, at most {INT32_MAX}")
-    if not is_count(loop.every) or loop.every < 1 or loop.every % BLOCK:
-        raise InvalidArgument(
-            f"every {loop.every!r}: expected a multiple of {BLOCK} tokens, a page of the replay, at most {INT32_MAX}"
-        )
-    if not (is_count(loop.running) and 1 <= loop.running <= MOST_RUNNING):
-        raise InvalidArgument(f"running {loop.running!r}: expected from 1 to {MOST_RUNNING} requests at a time")
+    for name, value, least, most, expected in (
+        ("states", states, 1, MOST, f"at least 1, at most {MOST}"),
+        ("pages", pages, 1, MOST, f"at least 1, at most {MOST}"),
+        ("chunk", loop.chunk, 1, INT32_MAX, f"at least 1 token, at most {INT32_MAX}"),
+        ("every", loop.every, BLOCK, INT32_MAX, EVERY),
+        ("running", loop.running, 1, MOST_RUNNING, f"from 1 to {MOST_RUNNING} requests at a time"),
+    ):
+        if not is_count(value) or not least <= value <= most or (name == "every" and value % BLOCK):
+            raise InvalidArgument(f"{name} {value!r}: expected {expected}")
     if not requests:
         raise InvalidArgument("nothing to replay: no request")
     if not 0.0 <= start < 1.0:
         raise InvalidArgument(f"from {start}: expected a fraction from 0 to below 1")
-    longest = max(map(_filled if _by_hand(policy, loop) else _needed, requests))
+    answers = not _by_hand(policy, loop)  # a partly filled block counts only with its answer
+    longest = max(
+        -(-(one.input_length + one.output_length) // BLOCK) if answers else one.input_length // BLOCK
+        for one in requests
+    )
     if longest > pages:
         raise InvalidArgument(f"pages {pages}: the longest request needs {longest}")
 
 
 def _by_hand(policy: str, loop: Loop) -> bool:
     return policy == CLAIRVOYANT or loop.placement == BY_HAND
-
-
-def _filled(request: TraceRequest) -> int:
-    return request.input_length // BLOCK
-
-
-def _needed(request: TraceRequest) -> int:
-    return -(-(request.input_length + request.output_length) // BLOCK)

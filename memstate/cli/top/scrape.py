@@ -33,6 +33,10 @@ class Figures:
         wanted = set(labels.items())
         return sum(value for (of, has), value in self.values.items() if of == name and wanted <= has)
 
+    def count(self, name: str, **labels: str) -> int:
+        """Returns the same as a whole number."""
+        return int(self.total(name, **labels))
+
     def by(self, name: str, label: str, **labels: str) -> dict[str, float]:
         """Returns the sums over all samples of a name, by the value of a label.
 
@@ -48,6 +52,10 @@ class Figures:
                 found[dict(has).get(label, "")] += value
         return dict(found)
 
+    def counts(self, name: str, label: str, **labels: str) -> dict[str, int]:
+        """Returns the same as whole numbers."""
+        return {value: int(total) for value, total in self.by(name, label, **labels).items()}
+
     def label(self, name: str, label: str) -> str:
         """Returns the value of a label of the first sample of a name; empty if there is none."""
         return next((dict(has).get(label, "") for of, has in self.values if of == name), "")
@@ -58,11 +66,8 @@ class Figures:
         Args:
             before: an earlier scrape.
         """
-        grown = {}
-        for key, value in self.values.items():
-            was = before.values.get(key, 0.0)
-            grown[key] = value - was if value >= was else value
-        return Figures(grown)
+        was = {key: before.values.get(key, 0.0) for key in self.values}
+        return Figures({key: value - was[key] if value >= was[key] else value for key, value in self.values.items()})
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """Turns scrapes into what is worth a look, as plain data: gauges of now, and what counters did between two scrapes."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from memstate.cli.top.advice import advice
@@ -34,31 +33,31 @@ def _of(now: Figures, grown: Figures) -> dict[str, Any]:
         "strategy": now.label("memstate_info", "strategy"),
         "age_seconds": now.total("memstate_reading_age_seconds"),
         "interrupted": bool(now.total("memstate_interrupted")),
-        "slots": _whole(now.by("memstate_slots", "owner")),
-        "rows": _whole(now.by("memstate_rows", "state")),
-        "pages": _whole(now.by("memstate_pages", "state")),
+        "slots": now.counts("memstate_slots", "owner"),
+        "rows": now.counts("memstate_rows", "state"),
+        "pages": now.counts("memstate_pages", "state"),
         "sessions": {
-            "open": int(now.total("memstate_sessions")), "emptied": int(grown.total("memstate_sessions_emptied_total")),
+            "open": now.count("memstate_sessions"), "emptied": grown.count("memstate_sessions_emptied_total"),
         },
         "ages": {
             what: now.total(f"memstate_{what}_seconds")
             for what in ("row_age", "row_idle", "session_age", "session_idle")
         },
-        "refusals": _whole(grown.by("memstate_refusals_total", "reason")),
-        "claims": int(grown.total("memstate_claims_total")),
+        "refusals": grown.counts("memstate_refusals_total", "reason"),
+        "claims": grown.count("memstate_claims_total"),
         "snapshots": {
-            "taken": int(grown.total("memstate_snapshots_total")),
-            "published": int(grown.total("memstate_snapshots_published_total")),
-            "dropped": int(grown.total("memstate_snapshots_dropped_total")),
+            "taken": grown.count("memstate_snapshots_total"),
+            "published": grown.count("memstate_snapshots_published_total"),
+            "dropped": grown.count("memstate_snapshots_dropped_total"),
         },
-        "degradations": _whole(grown.by("memstate_degradations_total", "reason")),
+        "degradations": grown.counts("memstate_degradations_total", "reason"),
         "prompts": _prompts(now, grown),
-        "evictions": _whole(grown.by("memstate_prefix_evictions_total", "reason")),
+        "evictions": grown.counts("memstate_prefix_evictions_total", "reason"),
         "tiers": _tiers(now, grown),
         "steps": _steps(grown),
         "tenants": {
             tenant: {
-                what: int(now.total(f"memstate_tenant_{what}", tenant=tenant)) for what in ("slots", "pages", "tokens")
+                what: now.count(f"memstate_tenant_{what}", tenant=tenant) for what in ("slots", "pages", "tokens")
             }
             for tenant in now.by("memstate_tenant_slots", "tenant")
         },
@@ -66,20 +65,16 @@ def _of(now: Figures, grown: Figures) -> dict[str, Any]:
     return whole | {"advice": advice(whole)}
 
 
-def _whole(found: Mapping[str, float]) -> dict[str, int]:
-    return {name: int(value) for name, value in found.items()}
-
-
 def _prompts(now: Figures, grown: Figures) -> dict[str, Any] | None:
     if not now.by("memstate_prefix_lookups_total", "rank"):
         return None
     tokens, hit = grown.total("memstate_prompt_tokens_total"), grown.total("memstate_hit_tokens_total")
     return {
-        "requests": int(grown.total("memstate_prefix_lookups_total")),
+        "requests": grown.count("memstate_prefix_lookups_total"),
         "tokens": int(tokens), "hit": int(hit), "hit_rate": hit / tokens if tokens else None,
-        "lost": _whole(grown.by("memstate_lost_tokens_total", "reason")),
-        "hit_below": _whole(grown.by("memstate_tier_hit_tokens_total", "place")),
-        "cached_states": int(now.total("memstate_prefix_states")),
+        "lost": grown.counts("memstate_lost_tokens_total", "reason"),
+        "hit_below": grown.counts("memstate_tier_hit_tokens_total", "place"),
+        "cached_states": now.count("memstate_prefix_states"),
     }  # fmt: skip
 
 
@@ -92,27 +87,26 @@ def _tiers(now: Figures, grown: Figures) -> dict[str, Any] | None:
     if not kinds:
         return None
     records = {
-        f"{place} {kind}": _whole(now.by("memstate_tier_records", "state", place=place, kind=kind))
-        for place, kind in kinds
+        f"{place} {kind}": now.counts("memstate_tier_records", "state", place=place, kind=kind) for place, kind in kinds
     }
     return {
         "records": records,
         "bytes": {
-            direction: _whole(grown.by("memstate_tier_copied_bytes_total", "kind", direction=direction))
+            direction: grown.counts("memstate_tier_copied_bytes_total", "kind", direction=direction)
             for direction in ("out", "in")
         },
-        "lost_saves": _whole(grown.by("memstate_tier_lost_saves_total", "reason")),
-        "leaked_records": int(now.total("memstate_tier_leaked_records")),
-        "writes": _whole(grown.by("memstate_storage_writes_total", "outcome")),
-        "writes_pending": int(now.total("memstate_storage_writes_pending")),
-        "unwritten": int(now.total("memstate_storage_writes_total", outcome="failed")),
-        "failures": {name: n for name, n in _whole(grown.by("memstate_storage_failures_total", "reason")).items() if n},
-        "evicted": int(grown.total("memstate_storage_evictions_total")),
-        "flaws": _whole(grown.by("memstate_storage_flaws_total", "flaw")),
-        "prefetches": {name: n for name, n in _whole(grown.by("memstate_prefetches_total", "outcome")).items() if n},
-        "late": int(grown.total("memstate_prefetches_late_total")),
-        "truncated": int(grown.total("memstate_prefetches_truncated_total")),
-        "in_flight": int(now.total("memstate_prefetches_in_flight")),
+        "lost_saves": grown.counts("memstate_tier_lost_saves_total", "reason"),
+        "leaked_records": now.count("memstate_tier_leaked_records"),
+        "writes": grown.counts("memstate_storage_writes_total", "outcome"),
+        "writes_pending": now.count("memstate_storage_writes_pending"),
+        "unwritten": now.count("memstate_storage_writes_total", outcome="failed"),
+        "failures": {name: n for name, n in grown.counts("memstate_storage_failures_total", "reason").items() if n},
+        "evicted": grown.count("memstate_storage_evictions_total"),
+        "flaws": grown.counts("memstate_storage_flaws_total", "flaw"),
+        "prefetches": {name: n for name, n in grown.counts("memstate_prefetches_total", "outcome").items() if n},
+        "late": grown.count("memstate_prefetches_late_total"),
+        "truncated": grown.count("memstate_prefetches_truncated_total"),
+        "in_flight": now.count("memstate_prefetches_in_flight"),
     }
 
 

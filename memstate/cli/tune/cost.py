@@ -54,9 +54,9 @@ def shaped(case: CompileCase, config: Config) -> Shaped:
     """Returns a compile case as the launcher would shape it under a configuration."""
     from memstate.kernels.warps import roomy
 
-    kernel = KERNEL_OF[type(config)]
-    constexprs, warps, nbytes = SHAPES[kernel](case, config)
-    wide = OF_64[kernel](case, config, 64)[0] if case.of_64 else {}
+    shape = SHAPES[KERNEL_OF[type(config)]]
+    constexprs, warps, nbytes = shape(case, config, 32)
+    wide, _, _ = shape(case, config, 64)
     of_64 = {name: wide[name] for name in case.of_64}
     options = dict(case.options)
     if "maxnreg" in options:
@@ -65,19 +65,19 @@ def shaped(case: CompileCase, config: Config) -> Shaped:
     return Shaped(case._replace(constexprs=constexprs, num_warps=warps, options=options, of_64=of_64), nbytes)
 
 
-def _moves(case: CompileCase, config: Any) -> tuple[dict[str, Any], int, int]:
+def _moves(case: CompileCase, config: Any, threads: int) -> tuple[dict[str, Any], int, int]:
     known = {"ENTRIES": "entries", "LANES": "lanes"}
     changed = {name: getattr(config, field) for name, field in known.items() if hasattr(config, field)}
     return changed, config.warps, config.lanes * WORD_BYTES
 
 
-def _int8(case: CompileCase, config: Any) -> tuple[dict[str, Any], int, int]:
+def _int8(case: CompileCase, config: Any, threads: int) -> tuple[dict[str, Any], int, int]:
     given = case.constexprs
     block_c, block_r = config.blocks(given["COLUMNS"], given["REDUCED"], given["INNER"])
     return {"BLOCK_C": block_c, "BLOCK_R": block_r}, config.warps, block_c * block_r * WORD_BYTES
 
 
-def _delta(case: CompileCase, config: Any, threads: int = 32) -> tuple[dict[str, Any], int, int]:
+def _delta(case: CompileCase, config: Any, threads: int) -> tuple[dict[str, Any], int, int]:
     given = case.constexprs
     itemsize = 4 if case.signature["state_ptr"] == "*fp32" else 2
     block_k, block_v, warps = config.blocks(given["KEY"], given["VALUE"], itemsize)
@@ -86,7 +86,7 @@ def _delta(case: CompileCase, config: Any, threads: int = 32) -> tuple[dict[str,
     return changed, warps, block_k * block_v * WORD_BYTES
 
 
-def _selective(case: CompileCase, config: Any, threads: int = 32) -> tuple[dict[str, Any], int, int]:
+def _selective(case: CompileCase, config: Any, threads: int) -> tuple[dict[str, Any], int, int]:
     given = case.constexprs
     itemsize = 4 if case.signature["state_ptr"] == "*fp32" else 2
     dim_fastest = not given["STATE_FASTEST"]
@@ -98,25 +98,18 @@ def _selective(case: CompileCase, config: Any, threads: int = 32) -> tuple[dict[
     return changed, warps, block_d * block_n * WORD_BYTES
 
 
-def _conv(case: CompileCase, config: Any, threads: int = 32) -> tuple[dict[str, Any], int, int]:
+def _conv(case: CompileCase, config: Any, threads: int) -> tuple[dict[str, Any], int, int]:
     given = case.constexprs
     itemsize = 4 if case.signature["state_ptr"] == "*fp32" else 2
     block, lane = config.blocks(given["CHANNELS"], given["TAPS"], itemsize, threads)
     return {"BLOCK": block, "LANE": lane}, config.warps, prod((block, given["TAPS"] - 1, itemsize))
 
 
-Shape = Callable[[CompileCase, Any], tuple[dict[str, Any], int, int]]
+Shape = Callable[[CompileCase, Any, int], tuple[dict[str, Any], int, int]]
 SHAPES: dict[str, Shape] = {
     **dict.fromkeys(("copy", "gather", "scatter", "pack"), _moves),
     "pack_int8": _int8, "gated_delta": _delta, "selective": _selective, "conv": _conv,
 }  # fmt: skip
-
-
-OF_64: dict[str, Callable[[CompileCase, Any, int], tuple[dict[str, Any], int, int]]] = {
-    "gated_delta": _delta,
-    "selective": _selective,
-    "conv": _conv,
-}
 
 
 def compile_cases(config: Config) -> list[Shaped]:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from memstate.cli.tune.record import in_order, marks, text_of
 from memstate.cli.tune.trials import SweepResult, Trial
+from memstate.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,16 +22,16 @@ def require_plot(path: Path) -> None:
         path: Where it goes; .svg, .png or .pdf.
 
     Raises:
-        ImportError: matplotlib is not installed; with what to install.
-        ValueError: The name ends with nothing that can be drawn.
-        OSError: There is no such folder.
+        InvalidArgument: matplotlib is not installed, with what to install; or nothing can be drawn into such a file.
     """
-    import memstate.viz.figure  # noqa: F401
-
+    try:
+        import memstate.viz.figure  # noqa: F401
+    except ImportError as error:
+        raise InvalidArgument(str(error)) from error
     if path.suffix not in (".svg", ".png", ".pdf"):
-        raise ValueError(f"{path}: expected a name that ends with .svg, .png or .pdf")
+        raise InvalidArgument(f"{path}: expected a name that ends with .svg, .png or .pdf")
     if not path.absolute().parent.is_dir():
-        raise OSError(f"{path}: there is no folder {path.absolute().parent}")
+        raise InvalidArgument(f"{path}: there is no folder {path.absolute().parent}")
 
 
 def plot(outcome: SweepResult) -> "Figure":
@@ -79,8 +80,3 @@ def _said(found: list[str]) -> str:
 def _length(trial: Trial) -> float:
     """Less is better in either case."""
     return trial.micros if trial.micros is not None else trial.value or 0.0
-
-
-def save(outcome: SweepResult, path: Path) -> None:
-    """Draws a sweep into a file."""
-    plot(outcome).savefig(path)

@@ -4,12 +4,12 @@ It goes in two rounds. The first changes one axis of the default at a time, the 
 the best values of all axes.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from itertools import groupby
 from statistics import geometric_mean
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -19,8 +19,8 @@ from memstate.cli.tune import cost
 from memstate.cli.tune.check import ROWS, wrong
 from memstate.cli.tune.grid import combinations, key_of, model_for, most_trials, one_at_a_time
 from memstate.cli.tune.tasks import findings
-from memstate.cli.tune.timing import COPIES, Course, Stopwatch, stopwatch_of, yardstick
-from memstate.cli.workload import Model, model_of, toy_of
+from memstate.cli.tune.timing import COPIES, Stopwatch, stopwatch_of, timings, workloads, yardstick
+from memstate.cli.workload import Model, Workload, model_of, toy_of
 from memstate.errors import ConfigurationError, InvalidArgument
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tuned import CONFIGS, KERNEL_OF, Config, device_name, trying
@@ -103,16 +103,6 @@ class SweepResult:
         return [trial for trial in self.trials if not trial.checked]
 
 
-class Log(Protocol):
-    """Trials of an earlier sweep that was interrupted, and a place for those of this one."""
-
-    def find(self, kernel: str, key: str, config: Config) -> Trial | None:
-        """Returns the trial of a configuration, None if there was none."""
-
-    def add(self, trial: Trial) -> None:
-        """Keeps a trial."""
-
-
 def is_default(trial: Trial) -> bool:
     """Whether a trial is that of the default."""
     return trial.config == CONFIGS[trial.kernel]()
@@ -126,7 +116,7 @@ def sweep(
     progress: Progress | None = None,
     device: torch.device | None = None,
     stopwatch: Stopwatch | None = None,
-    log: Callable[[str, bool, str], Log] | None = None,
+    found: Callable[[Trial], None] | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> SweepResult:
     """Tries launch configurations for the states of a model.
@@ -142,8 +132,7 @@ def sweep(
         progress: Called with (done, most).
         device: Where to try them. Default: the GPU if there is one.
         stopwatch: Measures a call. Default: a clock of the device. With one, launches are timed wherever they run.
-        log: Opens the trials of an interrupted sweep, by the device's name, whether it is timed, and the model.
-            Default: every trial is made anew, and none is kept.
+        found: Called with each trial once it is made.
         stop: Asked before each trial; the sweep ends where it says True.
 
     Raises:
@@ -160,18 +149,37 @@ def sweep(
     if find_spec("triton") is None:
         raise ConfigurationError("tuning kernels needs Triton, which is not installed; it exists for Linux only")
     model_of(model)
-    for kernel in kernels:
-        one_at_a_time(kernel, timed=True, limit=limit)  # refuses the limit before anything runs
+    kernels = tuple(dict.fromkeys(kernels))
     device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cuda":
         stopwatch = stopwatch or stopwatch_of(device)
     bench = _Ranking(model, target) if stopwatch is None else _Timing(model, device, stopwatch)
-    course = _Sweep(bench, kernels, limit, progress, log and log(bench.device, bench.timed, model), stop)
-    before = bench.yardstick()
-    trials = course.run()
+    first = [config for kernel in kernels for config in one_at_a_time(kernel, bench.timed, limit)]
+    most = sum(most_trials(kernel, bench.timed, limit) for kernel in kernels)
+    before, trials = bench.yardstick(), list[Trial]()
+
+    def run(configs: Sequence[Config]) -> bool:
+        """Tries configurations one after the other. Returns whether it came to the end."""
+        made = bench.trials(configs)
+        for _ in configs:
+            if stop and stop():
+                return False
+            trials.append(next(made))
+            if found:
+                found(trials[-1])
+            if progress:
+                progress(len(trials), most)
+        return True
+
+    complete, second = run(first), list[Config]()
+    for kernel in kernels if complete else ():
+        goodness = {trial.config: trial.goodness for trial in trials if trial.kernel == kernel and trial.value}
+        second += combinations(kernel, bench.timed, goodness, limit)
+    most = len(trials) + len(second)
+    complete = complete and run(second)
     after = bench.yardstick()
     rates = {name: [before[name], after[name]] for name in before}
-    return SweepResult(bench.device, bench.timed, tuple(trials), rates, course.complete)
+    return SweepResult(bench.device, bench.timed, tuple(trials), rates, complete)
 
 
 class _Ranking:
@@ -229,10 +237,10 @@ class _Timing:
             states = self._states(kernel)
             free = self._free
             checked = states if 2 * COPIES * ROWS * states.layout.bytes_per_slot < free else toy_of(states, kernel)
-            course = Course(kernel, states, self._backend, self._stopwatch, free)
+            batches = workloads(kernel, states, self._backend, free)
             default = 0.0
             for config in group:
-                trial = self._trial(kernel, config, checked, course)
+                trial = self._trial(kernel, config, checked, batches)
                 default = trial.value or 0.0 if is_default(trial) else default
                 if trial.value and trial.value >= default:  # what may be chosen must neither spill nor move few bytes
                     trial = self._inspected(trial)
@@ -243,63 +251,19 @@ class _Timing:
         why = cost.cost(trial.config, self._target).why if self._target else ""
         return replace(trial, value=None, micros=None, why=why) if why else trial
 
-    def _trial(self, kernel: str, config: Config, checked: Model, course: Course) -> Trial:
+    def _trial(self, kernel: str, config: Config, checked: Model, batches: Mapping[int, Workload]) -> Trial:
         bad, key = wrong(config, checked, self._backend, torch.seed() % 2**31), self.key(kernel)
         if bad:
             return Trial(kernel, key, config, False, None, self.unit, bad)
         try:
             with trying(config):
-                timings = course.timings()
+                spent = timings(batches, self._stopwatch)
         except TooSlow as error:
             return Trial(kernel, key, config, True, None, self.unit, str(error))
-        rates = {name: timing.nbytes / timing.seconds for name, timing in timings.items()}
-        micros = geometric_mean(timing.seconds for timing in timings.values()) * 1e6
+        rates = {name: nbytes / seconds for name, (seconds, nbytes) in spent.items()}
+        micros = geometric_mean(seconds for seconds, _ in spent.values()) * 1e6
         value = geometric_mean(rates.values())  # few and many slots weigh the same
         return Trial(kernel, key, config, True, value, self.unit, "", rates, micros)
-
-
-class _Sweep:
-    """Two rounds over all kernels; what a log knows already is not tried again."""
-
-    def __init__(
-        self, bench: _Ranking | _Timing, kernels: Sequence[str], limit: int | None, progress: Progress | None,
-        log: Log | None, stop: Callable[[], bool] | None,
-    ) -> None:  # fmt: skip
-        self._bench, self._kernels, self._limit = bench, tuple(dict.fromkeys(kernels)), limit
-        self._progress, self._log, self._stop = progress, log, stop
-        self._most = sum(most_trials(kernel, bench.timed, limit) for kernel in self._kernels)
-        self._done: list[Trial] = []
-        self.complete = True
-
-    def run(self) -> list[Trial]:
-        timed, limit = self._bench.timed, self._limit
-        self._round(config for kernel in self._kernels for config in one_at_a_time(kernel, timed, limit))
-        second = []
-        for kernel in self._kernels if self.complete else ():
-            found = {trial.config: trial.goodness for trial in self._done if trial.kernel == kernel and trial.value}
-            second += combinations(kernel, timed, found, limit)
-        self._most = len(self._done) + len(second)
-        self._round(second)
-        return self._done
-
-    def _round(self, configs: Iterable[Config]) -> None:
-        wanted = [(KERNEL_OF[type(config)], config) for config in configs]
-        known = [
-            self._log.find(kernel, self._bench.key(kernel), config) if self._log is not None else None
-            for kernel, config in wanted
-        ]
-        fresh = self._bench.trials([config for (_, config), trial in zip(wanted, known, strict=True) if trial is None])
-        for trial in known:
-            if self._stop and self._stop():
-                self.complete = False
-                return
-            if trial is None:
-                trial = next(fresh)
-                if self._log is not None:
-                    self._log.add(trial)
-            self._done.append(trial)
-            if self._progress:
-                self._progress(len(self._done), max(self._most, len(self._done)))
 
 
 def _key(trial: Trial) -> tuple[str, str]:

@@ -1,7 +1,5 @@
 """SGLang's names for recurrent states, and what they are here. Data for a test and for docs/sglang.md."""
 
-from typing import NamedTuple
-
 SRT = "sglang.srt"
 ALLOCATOR = f"{SRT}.mem_cache.allocator.mamba:MambaSlotAllocator"
 POOL = f"{SRT}.mem_cache.memory_pool:MambaPool"
@@ -11,14 +9,13 @@ CACHE = f"{SRT}.mem_cache.unified_radix_cache:UnifiedRadixCache"
 COMPONENT = f"{SRT}.mem_cache.unified_cache.components.mamba:MambaComponent"
 BATCH = f"{SRT}.managers.schedule_batch"
 RESULTS = f"{SRT}.managers.scheduler_components.batch_result_processor:SchedulerBatchResultProcessor"
-OURS = "memstate.integrations.sglang"
-OUR_SLOTS, OUR_POOL = f"{OURS}.slots:MambaSlotAllocator", f"{OURS}.states:MambaPool"
-OUR_ROWS = f"{OURS}.rows:HybridReqToTokenPool"
 SLOTS, PLANES = "memstate.slots.allocator:SlotAllocator", "memstate.state.planes:Planes"
 PREFIX = "memstate.integrations.sglang.prefix:PrefixPart"
 MANAGER = "memstate.engine.manager:StateManager"
 DEVICE = "memstate.engine.device:DeviceCalls"
 
+# Of a class that has an adapter of the same name, the module of the adapter.
+ADAPTERS = {ALLOCATOR: "slots", POOL: "states", ROWS: "rows", f"{DECODE}:HybridMambaDecodeReqToTokenPool": "rows"}
 
 class Name(NamedTuple):
     """A name of SGLang's and the one here.

@@ -192,10 +192,9 @@ class StoreStorage(theirs.HiCacheStorage):
         """
         read: dict[Any, list[bool]] = {}
         for transfer in transfers:
-            pool, places = self._places(transfer)
+            pool, places, names = self._places(transfer)
             data = [pool.get_dummy_flat_data_page() for _ in places]
-            names = [self.name(key, str(transfer.name.value)) for key in (transfer.keys or ())[: len(places)]]
-            done = self._read(names, [bytes_of(page) for page in data]) if names else []
+            done = self._read(names, [bytes_of(page) for page in data])
             for place, page in compress(zip(places, data, strict=True), done):
                 pool.set_from_flat_data_page(place, page)
             read[transfer.name] = done or [False] * len(transfer.keys or ())
@@ -205,10 +204,8 @@ class StoreStorage(theirs.HiCacheStorage):
         """Writes pages of pools from host memory; see `batch_get_v2`."""
         written: dict[Any, list[bool]] = {}
         for transfer in transfers:
-            pool, places = self._places(transfer)
-            data = [bytes_of(pool.get_data_page(place, flat=True).contiguous()) for place in places]
-            names = [self.name(key, str(transfer.name.value)) for key in (transfer.keys or ())[: len(places)]]
-            done = self._write(names, data) if names else []
+            pool, places, names = self._places(transfer)
+            done = self._write(names, [bytes_of(pool.get_data_page(at, flat=True).contiguous()) for at in places])
             written[transfer.name] = done or [False] * len(transfer.keys or ())
         return written
 
@@ -243,12 +240,13 @@ class StoreStorage(theirs.HiCacheStorage):
         there = self._store.exists([self.name(key, pool) for key in keys])
         return there.index(False) if False in there else len(there)
 
-    def _places(self, transfer: Any) -> tuple[Any, list[int]]:
-        """Returns a pool, and where each page of a transfer begins; no places where they do not fit the keys."""
+    def _places(self, transfer: Any) -> tuple[Any, list[int], list[str]]:
+        """Returns a pool, where each page of a transfer begins, and its name; none where places do not fit the keys."""
         if transfer.name not in self.registered_pools:
             raise InvalidArgument(f"pool {transfer.name!r}: expected one of {list(self.registered_pools)}")
         pool = self.registered_pools[transfer.name]
         size = getattr(pool, "page_size", 1) or 1
-        at = transfer.host_indices
-        fits = at is not None and at.numel() == len(transfer.keys or ()) * size
-        return pool, at[::size].tolist() if fits else []
+        keys, at = transfer.keys or (), transfer.host_indices
+        if at is None or at.numel() != len(keys) * size:
+            return pool, [], []
+        return pool, at[::size].tolist(), [self.name(key, str(transfer.name.value)) for key in keys]

@@ -7,12 +7,12 @@ binding     one manager for one model
 states      hands states to layers: gathered copies them, on_slots runs memstate's kernels where they are
 trial       whether a model can decode on slots
 reading     `layout`: probe, then a trial
-cache       `StateCache`, for `generate`: watch says when a forward begins, ended which tokens count, prompted reads
+cache       `StateCache`, for `generate`: watch says when a forward begins, lengths which tokens count, prefill reads
             prompts from cached states
 kv, paged   KV of attention layers in pages
 batch       one forward over any rows
 server      `serve` and `stream`: continuous batching; prompts says what goes in and out, sampling chooses tokens,
-            samples forks a request, drafts guesses tokens, speculation checks them, progress shows it all
+            drafts guesses tokens, speculation checks them, progress shows it all
 """
 
 try:

@@ -1,8 +1,8 @@
 """Runs one forward over rows of a manager: states from slots, KV from pages, logits of the last token of each row."""
 
 import inspect
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import numpy as np
@@ -13,8 +13,8 @@ from transformers.cache_utils import DYNAMIC_LAYER_TYPE_MAPPING
 
 from memstate.engine.manager import StateManager
 from memstate.errors import ConfigurationError, MemstateError
+from memstate.integrations.transformers.binding import kv_for, layout_for
 from memstate.integrations.transformers.kv import KvPages
-from memstate.integrations.transformers.layout import ModelLayout
 from memstate.integrations.transformers.paged import Columns, PagedHybridLayer, PagedIndexedLayer, PagedLayer
 from memstate.integrations.transformers.probe import own_cache
 from memstate.integrations.transformers.states import Kernels, States
@@ -84,23 +84,30 @@ class Batches:
     Args:
         model: the model.
         mem: its manager.
-        found: where its states lie.
-        kv: its pages; None: no layer attends.
         kernels: as for `StateCache`.
 
+    Attributes:
+        cache: what each forward gets.
+        states: the states of its layers.
+        found: where they lie.
+        kv: the KV pages; None: no layer attends.
+
     Raises:
-        ConfigurationError: a layer keeps KV in a way that pages cannot hold, or the forward takes no positions.
+        LayoutMismatch: the manager was made for another model.
+        ConfigurationError: it was made for other weights, or has no KV pages; a layer keeps KV in a way that pages
+            cannot hold; or the forward takes no positions.
     """
 
-    def __init__(self, model: Any, mem: StateManager, found: ModelLayout, kv: KvPages | None, kernels: Kernels) -> None:
-        self.model, self.mem, self.found, self.kv = model, mem, found, kv
-        self.cache = PagedCache(model, kv)
-        self.states = States(model, mem, found, self.cache.layers, kernels, keep=True)
+    def __init__(self, model: Any, mem: StateManager, kernels: Kernels) -> None:
+        self.model, self.mem = model, mem
+        self.found, self.kv = layout_for(model, mem), kv_for(model, mem)
+        self.cache = PagedCache(model, self.kv)
+        self.states = States(model, mem, self.found, self.cache.layers, kernels, keep=True)
         parameters = inspect.signature(model.forward).parameters
         self._keep = [name for name in ("logits_to_keep",) if name in parameters]
         self._columns: Columns | None = None  # of the last forward
         self._takes_positions = "position_ids" in parameters
-        if kv is not None and not self._takes_positions:
+        if self.kv is not None and not self._takes_positions:
             raise ConfigurationError(
                 f"{type(model).__name__}.forward names no argument position_ids, and rows of several lengths share a "
                 "forward: add it, or use generate with a StateCache without prompt="
@@ -124,46 +131,35 @@ class Batches:
         Syncs: no.
         """
         new, fewest = len(max(tokens, key=len)), len(min(tokens, key=len))
-        step, planned = None, new if new == fewest else [len(one) for one in tokens]
+        planned = new if new == fewest else [len(one) for one in tokens]
         if fewest < new:
             lengths = [len(one) - new for one in tokens]
             tokens = [[PAD] * (new - len(one)) + list(one) for one in tokens]
-        try:
+        with self.step(rows, planned) as step:
             with torch.inference_mode():  # a tenth faster than no_grad
-                step = self.planned(rows, planned)
                 goes_on = self.states.begin(step, new)
                 logits = self.logits(rows, tokens, lengths, goes_on=goes_on)[:, -1]
                 self.states.end(step)
             self.mem.settle(step)
-        except BaseException:
-            self.states.drop()
-            self.cancel(step)
-            raise
         return logits
 
-    def cancel(self, step: Step | None) -> None:
-        """Cancels a step that failed, unless it was settled, or a call of the manager was interrupted.
-
-        Args:
-            step: the step; None: there is none.
-        """
-        if step is not None:
-            with suppress(MemstateError):
-                self.mem.cancel(step)
-
-    def planned(self, rows: Sequence[Row], tokens: int | Sequence[int], window: bool = False) -> Step:
-        """Plans a step of some rows. If that fails, they end.
+    @contextmanager
+    def step(self, rows: Sequence[Row], tokens: int | Sequence[int], window: bool = False) -> Iterator[Step]:
+        """Plans a step of some rows. If the plan or the block fails, the step is cancelled and the rows end.
 
         Args:
             rows: the rows.
             tokens: of each row.
             window: whether the step is speculative.
         """
+        step = None
         try:
-            return self.mem.plan(rows, tokens, window=window)
+            step = self.mem.plan(rows, tokens, window=window)
+            yield step
         except BaseException:
-            with suppress(MemstateError):
-                self.mem.end(rows)
+            self.states.drop()
+            with suppress(MemstateError):  # the step was settled, or a call of the manager was interrupted
+                self.mem.end(rows) if step is None else self.mem.cancel(step)
             raise
 
     @torch.inference_mode()

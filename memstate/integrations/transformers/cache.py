@@ -1,7 +1,6 @@
 """`StateCache`: the cache that a model of Transformers gets for `generate`, with its states in slots."""
 
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any, NoReturn, Self
 
 import torch
@@ -12,9 +11,9 @@ from transformers.cache_utils import CacheLayerMixin
 from memstate.engine.manager import StateManager
 from memstate.errors import InvalidArgument
 from memstate.integrations.transformers.binding import layout_for, leave, release_left
-from memstate.integrations.transformers.ended import Counted, ends_of
+from memstate.integrations.transformers.lengths import Lengths, ends_of
+from memstate.integrations.transformers.prefill import Prefill, texts_of
 from memstate.integrations.transformers.probe import own_cache
-from memstate.integrations.transformers.prompted import Prompted, texts_of
 from memstate.integrations.transformers.states import Kernels, States
 from memstate.integrations.transformers.watch import Call, watch
 from memstate.requests.handles import Request, Row, Snapshot
@@ -64,28 +63,28 @@ class StateCache(Cache):
         prompt_mask: Tensor | None = None,
     ) -> None:  # fmt: skip
         found, texts = layout_for(model, mem), None if prompt is None else texts_of(model, prompt, prompt_mask)
-        self._prompted = None if texts is None else Prompted(model, mem, kernels)
-        super().__init__(layers=self._prompted.batches.cache.layers if self._prompted else own_cache(model).layers)
+        self._prefill = None if texts is None else Prefill(model, mem, kernels)
+        super().__init__(layers=self._prefill.batches.cache.layers if self._prefill else own_cache(model).layers)
         self.mem, self.rows, self.cached = mem, list[Row](), list[int]()
         self._found, self._model = found, model
-        states = self._prompted.batches.states if self._prompted else None
+        states = self._prefill.batches.states if self._prefill else None
         self._states = states or States(model, mem, found, self.layers, kernels)
-        self._counted = Counted(0, *ends_of(model))
+        self._lengths = Lengths(0, *ends_of(model))
         self._step: Step | None = None
         self._kept: list[Snapshot | None] = []  # of rows that are fed pads: their last state without a pad
         self._columns = 0
         self._closed = ""
         self._last: list[int] | None = None  # the tokens that the first forward must read, behind a prompt
-        if self._prompted is not None and texts is not None and prompt is not None:
+        if self._prefill is not None and texts is not None and prompt is not None:
             release_left(mem)
-            self.rows, self.cached = self._prompted.start(texts)
+            self.rows, self.cached = self._prefill.start(texts)
             self._begin_batch(len(texts))
-            self._counted.tokens += [len(text) - 1 for text in texts]
+            self._lengths.tokens += [len(text) - 1 for text in texts]
             self._columns, self._last = prompt.shape[1] - 1, [text[-1] for text in texts]
         self._stop = watch(model, self, found.argument)
 
     def _begin_batch(self, batch: int) -> None:
-        self._counted, self._kept = Counted(batch, *ends_of(self._model)), [None] * batch
+        self._lengths, self._kept = Lengths(batch, *ends_of(self._model)), [None] * batch
 
     def __repr__(self) -> str:
         return f"StateCache({len(self.rows)} rows, {self._columns} columns{', closed' if self._closed else ''})"
@@ -103,8 +102,8 @@ class StateCache(Cache):
     @property
     def lengths(self) -> list[int]:
         """Tokens of each row, pads left out."""
-        counted: list[int] = self._counted.tokens.tolist()
-        return counted
+        lengths: list[int] = self._lengths.tokens.tolist()
+        return lengths
 
     def begin(self, call: Call) -> None:
         """Plans the step of a forward and hands the states of its rows to the layers.
@@ -135,21 +134,21 @@ class StateCache(Cache):
             if admitted:
                 self._release(False)
             raise
-        for entry in self._counted.first_pads(call):  # before the state with the pad is confirmed
-            if self._prompted is not None and self.mem.prefix is not None:
-                self.mem.publish([self.rows[entry]], keep="cache", tokens=[self._prompted.texts[entry]])
+        for entry in self._lengths.first_pads(call):  # before the state with the pad is confirmed
+            if self._prefill is not None and self.mem.prefix is not None:
+                self.mem.publish([self.rows[entry]], keep="cache", tokens=[self._prefill.texts[entry]])
             else:
                 (self._kept[entry],) = self.mem.publish([self.rows[entry]])
-        if self._prompted is not None:
-            self._prompted.add(call)
-            self._prompted.place(self.rows, self._columns, call.columns)
+        if self._prefill is not None:
+            self._prefill.add(call)
+            self._prefill.place(self.rows, self._columns, call.columns)
         self._states.begin(self._step, call.columns)
-        self._counted.add(call, real)
+        self._lengths.add(call, real)
         self._columns += call.columns
 
     def _go_on(self, call: Call) -> None:
         """Requires that the first forward behind a prompt reads its last tokens. Beams and samples repeat rows."""
-        if self._prompted is not None and call.ids is None:
+        if self._prefill is not None and call.ids is None:
             raise InvalidArgument("a cache with prompt= needs token ids: give no embeddings")
         if self._last is None:
             return
@@ -223,8 +222,8 @@ class StateCache(Cache):
     def reset(self) -> None:
         """Releases the rows and forgets KV. The next forward begins another batch. Syncs: no."""
         self._release(False)
-        if self._prompted is not None:
-            self._prompted.texts = []
+        if self._prefill is not None:
+            self._prefill.texts = []
             return
         for layer in self.layers:
             layer.reset()
@@ -234,7 +233,7 @@ class StateCache(Cache):
         self.rows, self._kept, self._columns, self._last = [], [], 0, None
         if not rows:
             return []
-        texts = self._prompted.texts if self._prompted is not None and self.mem.prefix is not None else []
+        texts = self._prefill.texts if self._prefill is not None and self.mem.prefix is not None else []
         if len(texts) == len(rows) and not publish:  # else some rows ended in a forward that failed
             known = zip(texts, self.lengths, strict=True)
             found = self.mem.end(
@@ -255,9 +254,7 @@ class StateCache(Cache):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
@@ -284,9 +281,9 @@ class StateCache(Cache):
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Returns the columns that the cache has read, tokens and pads."""
-        if self._prompted is not None and self._step is not None:
-            return self._prompted.batches.cache.get_seq_length(layer_idx)
-        own = self._found.attended and self._prompted is None
+        if self._prefill is not None and self._step is not None:
+            return self._prefill.batches.cache.get_seq_length(layer_idx)
+        own = self._found.attended and self._prefill is None
         return int(super().get_seq_length(layer_idx)) if own else self._columns
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
@@ -313,12 +310,12 @@ class StateCache(Cache):
     def _take(self, entries: list[int]) -> None:
         fork = self.mem.reorder(self.rows, entries)
         self.rows = list(fork.rows)
-        self._counted.take(entries)
+        self._lengths.take(entries)
         kept = dict(enumerate(self._kept))
         self._kept = [kept.pop(entry, None) for entry in entries]
         self.mem.drop(list(kept.values()))
-        if self._prompted is not None:
-            self._prompted.reorder(entries, fork.page_copies)
+        if self._prefill is not None:
+            self._prefill.reorder(entries, fork.page_copies)
             return
         for layer in self.layers:
             if isinstance(layer, CacheLayerMixin):

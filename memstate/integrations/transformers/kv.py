@@ -25,6 +25,7 @@ class KvPages:
 
     Attributes:
         planes: the bytes, with a page as a slot, so that tiers can save them.
+        axes: layer -> axes of the positions that it keeps beside its index; 0: it keeps none.
 
     Raises:
         ConfigurationError: no layer attends.
@@ -44,7 +45,7 @@ class KvPages:
         self.size = size
         self.planes = Planes(layout, count, backend)
         self._places = {(place.layer, place.kind): place for place in places}
-        self._axes = {kv.layer: kv.axes for kv in found.attended}
+        self.axes = {kv.layer: kv.axes for kv in found.attended}
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copies pages.
@@ -62,18 +63,7 @@ class KvPages:
         """Returns whether a layer keeps KV."""
         return (layer, KEYS) in self._places
 
-    def axes(self, layer: int) -> int:
-        """Returns the axes of the positions that a layer keeps beside its index; 0: it keeps none."""
-        return self._axes[layer]
-
-    def of(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Returns keys and values of all pages of a layer, each `page token head value`."""
-        return self._plane(layer, KEYS), self._plane(layer, VALUES)
-
-    def index_of(self, layer: int) -> Tensor:
-        """Returns the index of all pages of a layer, `page token value`."""
-        return self._plane(layer, INDEX)
-
-    def _plane(self, layer: int, kind: str) -> Tensor:
+    def plane(self, layer: int, kind: str) -> Tensor:
+        """Returns keys, values or index of all pages of a layer, `page token ..`."""
         place = self._places[layer, kind]
         return place.of(self.planes[place.plane])

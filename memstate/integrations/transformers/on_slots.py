@@ -16,10 +16,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from memstate.engine.manager import StateManager
 from memstate.errors import InvalidArgument
-from memstate.integrations.transformers.gathered import drop, give
-from memstate.integrations.transformers.layout import ModelLayout
 from memstate.kernels.dispatch import Backend
 from memstate.requests.steps import Step
 
@@ -210,27 +207,3 @@ def _either(theirs: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..
 
     function.takes_references = True  # type: ignore[attr-defined]
     return function
-
-
-class OnSlots:
-    """Hands references to the layers of a cache, for steps of one token.
-
-    Args:
-        mem: the manager.
-        found: where the states of the model lie.
-        layers: the layers of the cache.
-    """
-
-    def __init__(self, mem: StateManager, found: ModelLayout, layers: list[Any]) -> None:
-        self.mem, self.found, self.layers = mem, found, layers
-        self._backend = Backend(mem.backend.name, mem.backend.device)
-
-    def begin(self, step: Step) -> None:
-        """Gives every layer references to the states of a batch. Syncs: no."""
-        for place in self.found.places:
-            plane = place.of(self.mem.planes[place.plane])
-            give(self.layers[place.layer], place, Reference(plane, step, self._backend), plane, fresh=False)
-
-    def end(self) -> None:
-        """Takes the references away: the kernels have stored the states."""
-        drop(self.layers, self.found)

@@ -12,11 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import (
-    CacheLayerMixin,
-    LinearAttentionAndFullAttentionLayer,
-    LinearAttentionLayer,
-)
+from transformers.cache_utils import CacheLayerMixin, LinearAttentionAndFullAttentionLayer, LinearAttentionLayer
 
 from memstate.integrations.transformers.kv import INDEX, KEYS, VALUES, KvPages
 
@@ -160,7 +156,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     def __init__(self, kv: KvPages, layer: int, window: int | None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._kv, self._layer, self.sliding_window = kv, layer, window
-        self._held = kv.of(layer)
+        self._held = (kv.plane(layer, KEYS), kv.plane(layer, VALUES))
         self.is_sliding = window is not None
         self._new = 0
         self._kept: dict[str, Kept] = {}
@@ -247,7 +243,7 @@ class PagedIndexedLayer(PagedLayer):  # type: ignore[no-untyped-call]
             columns: of the batch.
         """
         super().place(columns)
-        if axes := self._kv.axes(self._layer):
+        if axes := self._kv.axes[self._layer]:
             self.indexer_position_ids = columns.past_positions.expand(axes, -1, -1)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -268,7 +264,7 @@ class PagedIndexedLayer(PagedLayer):  # type: ignore[no-untyped-call]
         Args:
             indexer_key_states: `batch token value`.
         """
-        held = self._kv.index_of(self._layer)
+        held = self._kv.plane(self._layer, INDEX)
         return self._exchange(INDEX, held[:, :, None], indexer_key_states[:, None])[:, 0]
 
 

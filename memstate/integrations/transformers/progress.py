@@ -3,27 +3,13 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from memstate.errors import ConfigurationError
 from memstate.integrations.transformers.prompts import Event, Served, Token
 
 if TYPE_CHECKING:
     from rich.text import Text
-
-
-class Shown(Protocol):
-    """A server."""
-
-    @property
-    def running(self) -> int:
-        """Rows that run."""
-        ...
-
-    @property
-    def waiting(self) -> int:
-        """Requests that have not started."""
-        ...
 
 
 class Progress:
@@ -33,7 +19,7 @@ class Progress:
         server: the server.
     """
 
-    def __init__(self, server: Shown) -> None:
+    def __init__(self, server: Any) -> None:
         self._server, self._start = server, monotonic()
         self._done = self._tokens = self._cached = self._guessed = self._right = 0
 
@@ -66,7 +52,7 @@ class Progress:
 
 
 @contextmanager
-def shown(server: Shown, console: Any) -> Iterator[Progress]:
+def shown(server: Any, console: Any) -> Iterator[Progress]:
     """Shows a line about a server while the block runs, and leaves it there.
 
     Args:

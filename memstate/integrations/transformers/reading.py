@@ -45,19 +45,15 @@ def layout(model: Any) -> ModelLayout:
 def _read(model: Any) -> ModelLayout:
     kind = model.device.type if is_autocast_available(model.device.type) else "cpu"
     with torch.autocast(kind, enabled=False):  # states of the model's own dtypes hold what it rounds
-        return _found(model)
-
-
-def _found(model: Any) -> ModelLayout:
-    found, training = probe(model), model.training
-    short = layout_of(found, on_slots=True)
-    model.eval()
-    try:
-        refused = why_copies(model, short)
-    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        refused = f"a layer computes with a state by itself: {error}"
-    finally:
-        model.train(training)
+        found, training = probe(model), model.training
+        short = layout_of(found, on_slots=True)
+        model.eval()
+        try:
+            refused = why_copies(model, short)
+        except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            refused = f"a layer computes with a state by itself: {error}"
+        finally:
+            model.train(training)
     if not refused:
         return short
     LOG.info("%s decodes on copies of its states: %s", type(model).__name__, refused)

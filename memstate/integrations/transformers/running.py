@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from memstate.integrations.transformers.drafts import Draft
-from memstate.integrations.transformers.prompts import Prompt, Reason, Served, Token
+from memstate.integrations.transformers.prompts import Prompt, Reason, Served
 from memstate.integrations.transformers.sampling import Sampler
 from memstate.requests.handles import Row
 from memstate.tiers import Fetch
@@ -68,19 +68,6 @@ class Running:
     def answer(self) -> list[int]:
         """The new tokens."""
         return self.tokens[len(self.prompt.tokens) :]
-
-    def add(self, token: int) -> tuple[Token, Reason | None]:
-        """Adds a new token.
-
-        Args:
-            token: the token.
-
-        Returns:
-            The event, and why the row has ended, or None.
-        """
-        self.tokens.append(token)
-        event = Token(self.prompt.id, token, self.sample)
-        return event, self.sampler.reason(self.tokens, len(self.tokens) - len(self.prompt.tokens))
 
     def served(self, reason: Reason, error: str = "") -> Served:
         """Returns the result.

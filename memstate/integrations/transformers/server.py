@@ -13,13 +13,12 @@ from torch import Tensor
 
 from memstate.checks import hashable, require_salt, whole
 from memstate.engine.manager import StateManager
-from memstate.errors import Broken, InvalidArgument, MemstateError, StaleHandle
+from memstate.errors import Broken, InvalidArgument, MemstateError, OutOfPages, OutOfRows, OutOfSlots, StaleHandle
 from memstate.integrations.transformers.batch import Batches
-from memstate.integrations.transformers.binding import kv_for, layout_for, release_left
+from memstate.integrations.transformers.binding import release_left
 from memstate.integrations.transformers.progress import shown
-from memstate.integrations.transformers.prompts import Event, Prompt, Reason, Served, checked
+from memstate.integrations.transformers.prompts import Event, Prompt, Reason, Served, Token, checked
 from memstate.integrations.transformers.running import Running, Waiting, sharing
-from memstate.integrations.transformers.samples import BACK_PRESSURE, forked
 from memstate.integrations.transformers.sampling import Sampler, choose
 from memstate.integrations.transformers.speculation import Speculation, by_length
 from memstate.integrations.transformers.states import Kernels
@@ -28,6 +27,7 @@ from memstate.tiers import Fetch
 
 T = TypeVar("T")
 AHEAD: Final = 64  # requests that are read while they wait for storage or for a turn, which others need not wait for
+BACK_PRESSURE: Final = (OutOfSlots, OutOfRows, OutOfPages)
 PADS: Final = 256  # in a forward at most: so few columns more cost less than another forward
 
 
@@ -67,11 +67,10 @@ class Server:
         assistant: Any = None,
     ) -> None:  # fmt: skip
         whole("chunk", chunk)
-        found = layout_for(model, mem)
         self.model, self.mem = model, mem
-        self._batches = Batches(model, mem, found, kv_for(model, mem), kernels)
+        self._batches = Batches(model, mem, kernels)
         self._speculation = Speculation(self._batches, assistant)
-        self._continues, self._takes_pads = found.continues, found.takes_pads
+        self._continues, self._takes_pads = self._batches.found.continues, self._batches.found.takes_pads
         self._chunk, self._tokenizer = chunk, tokenizer
         self._asked: deque[Waiting | Callable[[], None]] = deque()  # by any thread; a step does it, in this order
         self._waiting: deque[Waiting] = deque()
@@ -326,7 +325,7 @@ class Server:
         for one in running:
             if one in guesses:
                 continue
-            tokens = self._several(one)
+            tokens = len(one.tokens) - one.length if self._continues or not one.length else 1  # in one forward at most
             if tokens < 2:
                 singles.append(one)
                 continue
@@ -349,10 +348,6 @@ class Server:
             self._verify(guessed)
         events, self._events = self._events, []
         return events
-
-    def _several(self, one: Running) -> int:
-        """Returns how many tokens a row can read in one forward."""
-        return len(one.tokens) - one.length if self._continues or not one.length else 1
 
     def _admit(self) -> None:
         """Does what was asked for, and starts the requests that fit."""
@@ -405,7 +400,7 @@ class Server:
         while parked := [one for one in self._running if one.logits is not None]:
             one, logits = parked[0], parked[0].logits
             try:
-                rows = forked(self.mem, self._batches.kv, one)
+                rows = self._fork(one)
             except (*BACK_PRESSURE, InvalidArgument) as error:
                 if isinstance(error, BACK_PRESSURE) and len(parked) < len(self._running):
                     return  # later: a row that ends makes room
@@ -418,11 +413,29 @@ class Server:
                     self._release(last)
                 continue
             assert logits is not None
-            self._running += rows[1:]
+            self._running += rows
             one.samplers, one.logits = one.samplers[:1], None
-            for other in rows[1:]:
+            for other in rows:
                 other.draft = self._speculation.draft(other.prompt.id, other.sampler)
-            self._choose(rows, logits.expand(len(rows), -1))
+            self._choose([one, *rows], logits.expand(1 + len(rows), -1))
+
+    def _fork(self, one: Running) -> list[Running]:
+        """Forks a row for the other samples of its request, all or none. Full KV pages are shared, the last copied."""
+        others, kv, fork = one.samplers[1:], self._batches.kv, None
+        try:
+            fork = self.mem.fork(one.row, [one.prompt.id] * len(others))
+            if self.mem.device.page_table.numel():
+                self.mem.extend(fork.rows, [len(one.tokens) + sampler.most - 1 for sampler in others])
+            if kv is not None:
+                kv.copy(fork.page_copies)
+            return [
+                replace(one, samplers=[sampler], row=row, tokens=list(one.tokens), sample=number, logits=None)
+                for number, (sampler, row) in enumerate(zip(others, fork.rows, strict=True), 1)
+            ]
+        except BaseException:
+            if fork is not None:
+                self.mem.end(fork.rows)
+            raise
 
     def _forward(self, chunks: Mapping[Running, int]) -> None:
         """Reads the next tokens of some rows, and chooses a token for each that has read all it had."""
@@ -480,8 +493,7 @@ class Server:
         for entry in kept:
             batch[entry].length += len(given[0])
         for one, reason in ends.items():
-            if reason is not None:
-                self._end(one, reason)
+            self._end(one, reason)
         _raise(errors)
 
     def _compare(self, one: Running, guesses: Sequence[int], largest: Sequence[int], logits: Tensor) -> Reason | None:
@@ -489,8 +501,7 @@ class Server:
         one.guessed += len(guesses)
         for guess, best, row in zip([*guesses, None], largest, logits, strict=True):
             token = best if one.sampler.plain else one.sampler.choose(one.tokens, row)
-            event, reason = one.add(token)
-            self._events.append(event)
+            reason = self._add(one, token)
             one.right += token == guess
             if reason is not None or token != guess:
                 return reason
@@ -502,22 +513,25 @@ class Server:
         chosen = choose([one.sampler for one in batch], [one.tokens for one in batch], logits)
         for one, token in zip(batch, chosen, strict=True):
             try:
-                self._add(one, token)
+                if isinstance(token, Exception):
+                    raise token
+                self._end(one, self._add(one, token))
             except Exception as error:
                 errors.append(self._failed(one, error))
         _raise(errors)
 
-    def _add(self, one: Running, token: int | Exception) -> None:
-        if isinstance(token, Exception):
-            raise token
-        event, reason = one.add(token)
-        self._events.append(event)
-        if reason is not None:
-            self._end(one, reason)
+    def _add(self, one: Running, token: int) -> Reason | None:
+        """Adds a token to a row, and returns why the row has ended, or None."""
+        one.tokens.append(token)
+        reason = one.sampler.reason(one.tokens, len(one.tokens) - len(one.prompt.tokens))
+        self._events.append(Token(one.prompt.id, token, one.sample))  # not of a row whose stop string raises
+        return reason
 
-    def _end(self, one: Running, reason: Reason) -> None:
-        self._events.append(one.served(reason))
-        self._release(one)
+    def _end(self, one: Running, reason: Reason | None) -> None:
+        """Ends a row that has a reason to."""
+        if reason is not None:
+            self._events.append(one.served(reason))
+            self._release(one)
 
     def _release(self, one: Running) -> None:
         """Ends a row. What it has read stays for others, and for the next turn of its session."""

@@ -122,18 +122,14 @@ class Speculation:
         Syncs: no.
         """
         self._batches.states.drop()
-        step = None
-        try:
-            step = self._batches.planned(rows, 1, window=True)
-            self._gathered.begin(step, fresh=False)
-            logits = self._batches.logits(rows, tokens, lengths, last)
-            states = self._gathered.collect()
-            self._gathered.drop()
+        with self._batches.step(rows, 1, window=True) as step:
+            try:
+                self._gathered.begin(step, fresh=False)
+                logits = self._batches.logits(rows, tokens, lengths, last)
+                states = self._gathered.collect()
+            finally:
+                self._gathered.drop()
             self._mem.accept(step, [0] * len(rows), {name: state[:, :, None] for name, state in states.items()})
-        except BaseException:
-            self._gathered.drop()
-            self._batches.cancel(step)
-            raise
         return logits, states
 
     def keep(self, rows: Sequence[Row], tokens: int, states: dict[str, Tensor], entries: Sequence[int]) -> None:
@@ -150,18 +146,13 @@ class Speculation:
 
         Syncs: no.
         """
-        step = None
-        try:
-            step = self._batches.planned(rows, tokens)
+        with self._batches.step(rows, tokens) as step:
             for name, state in states.items():
                 chosen = state[:, list(entries)]
                 self._mem.planes.scatter(name, step.write, chosen)
                 if not isinstance(self._mem.tracking, Redirect | NoTracking):
                     self._mem.planes.scatter(name, step.snapshot, chosen)
             self._mem.settle(step)
-        except BaseException:
-            self._batches.cancel(step)
-            raise
 
 
 def by_length(guesses: dict[Running, list[int]]) -> list[dict[Running, list[int]]]:

@@ -4,9 +4,10 @@ from typing import Any, Final, Literal, get_args
 
 from memstate.engine.manager import StateManager
 from memstate.errors import ConfigurationError
-from memstate.integrations.transformers.gathered import Gathered
+from memstate.integrations.transformers.gathered import Gathered, drop, give
 from memstate.integrations.transformers.layout import ModelLayout
-from memstate.integrations.transformers.on_slots import OnSlots, install
+from memstate.integrations.transformers.on_slots import Reference, install
+from memstate.kernels.dispatch import Backend
 from memstate.requests.steps import Step
 
 Kernels = Literal["auto", "slots", "gathered"]
@@ -42,10 +43,11 @@ class States:
         wanted = found.on_slots and (kernels == "slots" or (kernels == "auto" and mem.backend.device.type == "cuda"))
         self.kernels: Kernels = "slots" if wanted else "gathered"
         self._gathered = Gathered(mem, found, layers, keep and not wanted)
-        self._direct = OnSlots(mem, found, layers) if wanted else None
+        self._mem, self._found, self._layers = mem, found, layers
+        self._backend = Backend(mem.backend.name, mem.backend.device)
+        self._in_place = False  # whether the layers have references
         if wanted:
             install(model)
-        self._now: OnSlots | None = None
 
     def begin(self, step: Step, columns: int) -> bool:
         """Hands the states of a step to the layers.
@@ -60,16 +62,18 @@ class States:
         Syncs: no.
         """
         fresh = not step.before.any()
-        self._now = self._direct if columns == 1 and not fresh else None
-        if self._now is not None:
-            self._now.begin(step)
-            return False
-        return self._gathered.begin(step, fresh)
+        self._in_place = self.kernels == "slots" and columns == 1 and not fresh
+        if not self._in_place:
+            return self._gathered.begin(step, fresh)
+        for place in self._found.places:
+            plane = place.of(self._mem.planes[place.plane])
+            give(self._layers[place.layer], place, Reference(plane, step, self._backend), plane, fresh=False)
+        return False
 
     def end(self, step: Step) -> None:
         """Stores what the layers left. Syncs: no."""
-        if self._now is not None:
-            self._now.end()
+        if self._in_place:
+            drop(self._layers, self._found)  # the kernels have stored the states
         else:
             self._gathered.end(step)
 

@@ -3,7 +3,7 @@
 import inspect
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,44 +25,34 @@ class Call(NamedTuple):
     real: Tensor | None
 
 
-class Watched(Protocol):
-    """A cache that wants to know."""
-
-    def begin(self, call: Call) -> None:
-        """A forward with this cache begins."""
-        ...
-
-    def end(self, failed: bool) -> None:
-        """The forward that began has ended, perhaps with an exception."""
-        ...
-
-
-def watch(model: Any, cache: Watched, argument: str) -> Callable[[], None]:
+def watch(model: Any, cache: Any, argument: str) -> Callable[[], None]:
     """Calls a cache before and after every forward of a model that is given this cache. Does not keep it alive.
 
     Args:
         model: the model.
-        cache: the cache.
+        cache: the cache: `begin(call)` is called before a forward, and `end(failed)` after it.
         argument: the name under which the forward takes a cache.
 
     Returns:
         A function that ends this.
     """
     signature = inspect.signature(model.forward)
-    found: weakref.ref[Watched] = weakref.ref(cache)
+    watched = weakref.ref(cache)
 
-    def mine(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Watched, dict[str, Any]] | None:
-        inputs, watched = signature.bind_partial(*args, **kwargs).arguments, found()
-        same = inputs.get(argument) is watched
-        return (watched, inputs) if same and watched is not None else None
+    def inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """The cache, if the forward is given it, otherwise None; and all that the forward is given."""
+        given, mine = signature.bind_partial(*args, **kwargs).arguments, watched()
+        return mine if given.get(argument) is mine else None, given
 
     def before(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if told := mine(args, kwargs):
-            told[0].begin(_call(told[1]))
+        mine, given = inputs(args, kwargs)
+        if mine is not None:
+            mine.begin(_call(given))
 
     def after(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if told := mine(args, kwargs):
-            told[0].end(output is None)
+        mine, _ = inputs(args, kwargs)
+        if mine is not None:
+            mine.end(output is None)
 
     hooks = (
         model.register_forward_pre_hook(before, with_kwargs=True),

@@ -11,7 +11,7 @@ from memstate.integrations.vllm.messages import Plan, Report
 from memstate.integrations.vllm.naming import configuration, with_seed
 from memstate.integrations.vllm.scheduler import Counts, SchedulerSide
 from memstate.integrations.vllm.settings import Settings
-from memstate.integrations.vllm.weights import Adapters, told
+from memstate.integrations.vllm.weights import Adapters, identity
 from memstate.integrations.vllm.worker import WorkerSide
 
 try:
@@ -97,7 +97,7 @@ class MemstateConnector(KVConnectorBase_V1, SupportsHMA):
         store, adapters = settings.open_store(), Adapters()
         configured = b""
         if store is not None:
-            weights = told(vllm_config, settings.model)
+            weights = identity(vllm_config, settings.model)
             configured = configuration(vllm_config, kv_cache_config, vllm.__version__, runs_on(), weights)
 
         def hashes(request: Any, size: int) -> Sequence[bytes]:
@@ -111,7 +111,7 @@ class MemstateConnector(KVConnectorBase_V1, SupportsHMA):
         drop = speculation is not None and speculation.use_eagle_block_drop() and not ahead  # 0.32 never looks ahead
         self.scheduler = SchedulerSide(
             settings, vllm_config.parallel_config.world_size, align, hashes, digest, drop, store,
-            adapter=adapters.told if store is not None else lambda request: b"",
+            adapter=adapters.identity if store is not None else lambda request: b"",
         )  # fmt: skip
 
     @property

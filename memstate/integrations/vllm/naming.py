@@ -31,7 +31,7 @@ def configuration(
         kv_cache_config: vLLM's configuration of the KV cache.
         version: vLLM's version: an update may change the layout of a block.
         platform: What vLLM runs on, such as the names of the device and of the machine's architecture.
-        weights: What `weights.told` returned.
+        weights: What `weights.identity` returned.
     """
     cache, parallel, model = vllm_config.cache_config, vllm_config.parallel_config, vllm_config.model_config
     parts: tuple[Hashable, ...] = (

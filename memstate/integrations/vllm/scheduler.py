@@ -99,10 +99,16 @@ class Known:
     Attributes:
         adapter: What tells its LoRA adapter apart, empty for none.
         gone: Keys of the blocks that it could not load: it does not ask the store for them again.
+        start: Tokens that vLLM had when it asked.
+        question: What the store was asked, None for nothing.
+        cursors: Of each group, the blocks that were looked at for a save; empty for none.
     """
 
     adapter: bytes
     gone: set[bytes] = field(default_factory=set)
+    start: int = 0
+    question: "Question | None" = None
+    cursors: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -162,9 +168,6 @@ class SchedulerSide:
         self._threads = executor or Threads(1)
         self._workers = Workers(self._threads)
         self._groups: list[Any] = []
-        self._cursors: dict[str, list[int]] = {}
-        self._starts: dict[str, int] = {}  # request -> tokens that vLLM had when it asked
-        self._questions: dict[str, Question] = {}
         self._known: dict[str, Known] = {}
         self._saves: dict[int, Ongoing] = {}
         self._saving: set[bytes] = set()
@@ -211,22 +214,21 @@ class SchedulerSide:
         Returns:
             The tokens; None while the store is being asked: ask again in the next step.
         """
-        name, gone = request.request_id, self.arrived(request).gone
-        self._starts[name] = computed
+        known = self.arrived(request)
+        known.start, gone = computed, known.gone
         limit = (request.num_tokens - 1) // self._align * self._align
         if limit <= computed:
             return 0
         keys = self._keys(request)
-        question = self._questions.get(name)
-        if question is None:
+        if known.question is None:
             reach = self._reach(keys, computed, limit, lambda key: False)
             most = self._reach(keys, computed, limit, lambda key: key not in gone) if gone else limit
             if self._store is None or most - reach < self.settings.store_tokens:
                 return reach - computed
-            question = self._questions[name] = self._ask(keys, computed, limit, gone)
-        if not question.job.done:
+            known.question = self._ask(keys, computed, limit, gone)
+        if not known.question.job.done:
             return None
-        return self._reach(keys, computed, limit, question.answer().__contains__) - computed
+        return self._reach(keys, computed, limit, known.question.answer().__contains__) - computed
 
     def _keys(self, request: Any) -> Callable[[int, int], bytes]:
         """Returns what gives the key of a block, by the place of its group and its number in the request."""
@@ -292,9 +294,8 @@ class SchedulerSide:
             blocks: Block ids of each of vLLM's groups.
             tokens: Tokens to load; 0 for none.
         """
-        name = request.request_id
-        start = self._starts.pop(name, 0)
-        self._questions.pop(name, None)
+        name, known = request.request_id, self.arrived(request)
+        start, known.start, known.question = known.start, 0, None
         if not tokens:
             return
         load, pinned = Load(name, [], [], []), list[CachedRecord]()
@@ -317,7 +318,7 @@ class SchedulerSide:
                 for entry in pinned:
                     self.cache.unpin(entry)
                 self.cache.pool.release([record.number for record in load.fetched])
-                self.arrived(request).gone.update(key for *_, key in wanted[place:])
+                known.gone.update(key for *_, key in wanted[place:])
                 self._next.lost.append(name)
                 self._loads[name] = Fetching(Load(name, [], [], []), [], set())
                 return
@@ -346,15 +347,17 @@ class SchedulerSide:
         """Gives records to the blocks that this step completes, as far as there is room."""
         save = Save(self._jobs, [], [])
         for name in scheduled:
-            cursors = self._cursors.setdefault(name, [0] * len(self._groups))
-            adapter = self._known[name].adapter if name in self._known else b""
+            if (known := self._known.get(name)) is None:
+                known = self._known[name] = Known(b"")
+            cursors = known.cursors = known.cursors or [0] * len(self._groups)
             for at, group in enumerate(self._groups):
-                known, now = cursors[at], group.num_cached_block.get(name, 0)
-                if known == now:
+                seen, now = cursors[at], group.num_cached_block.get(name, 0)
+                if seen == now:
                     continue
                 cursors[at] = now
-                for block in range(known if known < now else 0, now):
-                    self._save_block(save, group.req_to_blocks[name][block], (block + 1) * group.block_size, adapter)
+                for block in range(seen if seen < now else 0, now):
+                    length = (block + 1) * group.block_size
+                    self._save_block(save, group.req_to_blocks[name][block], length, known.adapter)
         if not save.blocks:
             return None
         self._jobs += 1
@@ -464,8 +467,8 @@ class SchedulerSide:
         Args:
             name: A request that has ended or is preempted.
         """
-        for known in (self._cursors, self._starts, self._questions):
-            known.pop(name, None)
+        if known := self._known.get(name):
+            known.cursors, known.start, known.question = [], 0, None
 
     def finished(self, name: str) -> None:
         """Forgets a request.
@@ -488,7 +491,8 @@ class SchedulerSide:
         says so. The store keeps its records for the next process that loads the weights from the files.
         """
         self._to_write.clear()
-        self._questions.clear()
+        for known in self._known.values():
+            known.question = None
         self._digest = os.urandom(DIGEST_BYTES)
         for save in self._saves.values():
             save.dropped = True

@@ -43,7 +43,7 @@ class Files(NamedTuple):
     changed: float
 
 
-def told(vllm_config: Any, name: str | None = None) -> Hashable:
+def identity(vllm_config: Any, name: str | None = None) -> Hashable:
     """Returns what tells the weights of a model, and of its drafter, from others at the same path.
 
     Args:
@@ -59,10 +59,10 @@ def told(vllm_config: Any, name: str | None = None) -> Hashable:
     models = [(vllm_config.model_config, vllm_config.load_config)]
     if drafted is not None and drafted.draft_model_config is not None:
         models.append((drafted.draft_model_config, drafted.draft_load_config or vllm_config.load_config))
-    return tuple((model.model, _told(model, load)) for model, load in models)
+    return tuple((model.model, _identity(model, load)) for model, load in models)
 
 
-def _told(model: Any, load: Any) -> bytes:
+def _identity(model: Any, load: Any) -> bytes:
     how, away = str(load.load_format), getattr(model, "model_weights", "")
     found = None
     if how in FROM_FOLDER and not away:
@@ -151,7 +151,7 @@ class Adapters:
         self._own = os.urandom(DIGEST_BYTES)
         self._known: dict[tuple[int, str], bytes] = {}
 
-    def told(self, request: Any) -> bytes:
+    def identity(self, request: Any) -> bytes:
         """Returns what tells the adapter of a request apart, empty for none.
 
         Args:

@@ -3,17 +3,13 @@
 Host time and device time of each operation are entries of their own, `host us` and `us`.
 """
 
-from tests.proof.gpu.machine import Machine, Result, TimeIsUp, choose_backend, main
-
-if __name__ == "__main__":
-    choose_backend()
-
 import json
 import time
 from dataclasses import asdict
 from importlib.util import find_spec
 
 from memstate.cli.bench import BenchResult, run
+from tests.proof.gpu.machine import Machine, Result, TimeIsUp, main
 
 NAMES = ("alloc", "copy", "state", "track")
 TOY_NAMES = NAMES[:3]  # the last one takes an interpreter 20 seconds; tests/cli/test_bench_timed.py goes through it

@@ -4,11 +4,6 @@ Repeated: every decode kernel, claims and plans, from the same memory. Neighbour
 the same rows alone, in small batches and in another order.
 """
 
-from tests.proof.gpu.machine import Machine, Result, choose_backend, main
-
-if __name__ == "__main__":
-    choose_backend()
-
 from collections.abc import Callable
 from copy import copy
 from functools import partial
@@ -25,6 +20,7 @@ from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import StepRecord
 from memstate.state.presets import qwen3_next
 from tests.kernels import test_conv, test_gated_delta, test_selective
+from tests.proof.gpu.machine import Machine, Result, main
 from tests.support.decode_case import Case, check_rows_alone, same_bits
 
 TIMES, TOY_TIMES = 100, 2

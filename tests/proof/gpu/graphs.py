@@ -5,11 +5,6 @@ other launches everything anew every time. Requests end, come back from snapshot
 every tenth step is padding alone.
 """
 
-from tests.proof.gpu.machine import Machine, Result, TimeIsUp, choose_backend, main
-
-if __name__ == "__main__":
-    choose_backend()
-
 import random
 from collections import deque
 from typing import Any
@@ -19,6 +14,7 @@ import torch
 import memstate as ms
 from memstate.kernels.dispatch import Backend
 from tests.engine.test_graphs import LAYOUT, WIDTH, Forward, Inputs
+from tests.proof.gpu.machine import Machine, Result, TimeIsUp, main
 from tests.support.decode_case import same_bits
 
 EVERY = 4

@@ -2,12 +2,11 @@
 
 A part is a program: `python -m tests.proof.gpu.PART --json FILE --seconds N [--toy] [--compile] [--share I/N]`. With
 --compile it only launches what it will launch later, so that the kernels are in the cache; with --share it takes every
-Nth piece of its work, from piece I on.
+Nth piece of its work, from piece I on. With --toy TRITON_INTERPRET=1 has to be set, and otherwise not.
 """
 
 import argparse
 import json
-import os
 import signal
 import sys
 import time
@@ -160,11 +159,3 @@ def main(part: Callable[[Machine, Result], None]) -> None:
         machine.keep(result)
     print(json.dumps(result)[:2000])
     sys.exit(bool(result["failures"]))
-
-
-def choose_backend() -> None:
-    """Kernels of this process are interpreted or compiled, which Triton asks when they are imported."""
-    if "--toy" in sys.argv:
-        os.environ["TRITON_INTERPRET"] = "1"
-    else:
-        os.environ.pop("TRITON_INTERPRET", None)

@@ -17,12 +17,8 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
-from tests.proof.gpu.machine import Machine, Result, choose_backend, main
-
-if __name__ == "__main__":
-    choose_backend()
-
 from tests.proof.gpu import touch
+from tests.proof.gpu.machine import Machine, Result, main
 from tests.proof.gpu_proof import begin, end
 
 ROOT = Path(__file__).parents[3]

@@ -5,11 +5,6 @@ and in host memory, eviction, int8 records, speculation, sleep and wake. Latency
 without 64 states on their way to host memory.
 """
 
-from tests.proof.gpu.machine import Machine, Result, choose_backend, main
-
-if __name__ == "__main__":
-    choose_backend()
-
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -24,6 +19,7 @@ from memstate.cli.bench.copy import TOY
 from memstate.cli.bench.forward import Forward
 from memstate.kernels.dispatch import Backend
 from memstate.state.presets import qwen3_next
+from tests.proof.gpu.machine import Machine, Result, main
 
 PAGE, EVERY = 4, 8
 PROMPT = EVERY  # tokens: a prompt ends at a boundary, and leaves one state there

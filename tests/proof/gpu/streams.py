@@ -7,12 +7,6 @@ The lane works on slots that decode leaves alone: cold ones, held in hand, and p
 only behind an event of the lane.
 """
 
-from tests.proof.gpu.machine import Lane, Machine, Result, choose_backend, main
-from tests.support import inside
-
-if __name__ == "__main__":
-    choose_backend()
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -21,6 +15,8 @@ import memstate as ms
 from memstate.cli.bench.copy import TOY
 from memstate.cli.bench.forward import Forward
 from memstate.state.presets import qwen3_next
+from tests.proof.gpu.machine import Lane, Machine, Result, main
+from tests.support import inside
 
 EVERY = 4
 STEPS, TOY_STEPS = 60, 6

@@ -4,11 +4,6 @@ A program of a small batch has more threads than rows. Where several warps hold 
 not decide by what another one has stored already: slots would be owned twice, or lost, and lengths would be wrong.
 """
 
-from tests.proof.gpu.machine import Machine, Result, TimeIsUp, choose_backend, main
-
-if __name__ == "__main__":
-    choose_backend()
-
 from itertools import product
 
 import torch
@@ -18,6 +13,7 @@ from memstate.cli.bench.track import _Rows
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import AUDIT_FREE, REGISTERS_PER_ROW, Count
 from memstate.slots.allocator import FAULTS
+from tests.proof.gpu.machine import Machine, Result, TimeIsUp, main
 
 PLANS, TOY_PLANS = 1_000_000, 200
 IN_GRAPH, TOY_IN_GRAPH = 250, 25

@@ -4,11 +4,6 @@ The cheapest axis comes first, and every trial counts as soon as it is made: a s
 and the best that it found stands.
 """
 
-from tests.proof.gpu.machine import Machine, Result, TimeIsUp, choose_backend, main
-
-if __name__ == "__main__":
-    choose_backend()
-
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -23,6 +18,7 @@ from memstate.cli.tune.grid import model_for, one_at_a_time
 from memstate.cli.workload import toy_of
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tuned import Config
+from tests.proof.gpu.machine import Machine, Result, TimeIsUp, main
 
 MODEL, TOY_MODEL = "qwen3_next", "lfm2"
 TOY_KERNELS, TOY_LIMIT = ("copy", "gated_delta"), 2
@@ -41,9 +37,6 @@ class Kept:
     def __init__(self, machine: Machine, result: Result) -> None:
         result |= {"tried": 0, "trials": []}
         self._machine, self._result = machine, result
-
-    def find(self, kernel: str, key: str, config: Config) -> None:
-        """None was made before."""
 
     def add(self, trial: tuning.Trial) -> None:
         """Notes one, and what is wrong with it."""
@@ -80,7 +73,7 @@ def prove(machine: Machine, result: Result) -> None:
     try:
         outcome = tuning.sweep(
             TOY_MODEL if toy else MODEL, TOY_KERNELS if toy else tuning.KERNELS, stop=lambda: machine.left < LAST,
-            log=lambda *_: kept, **given,
+            found=kept.add, **given,
         )  # fmt: skip
     except TooSlow as error:  # the device's own copy, beside which trials stand
         raise TimeIsUp(f"{result['tried']} configurations; {error}") from error

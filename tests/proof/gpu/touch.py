@@ -3,11 +3,6 @@
 Nothing is compared here but ends: the checker watches the accesses.
 """
 
-from tests.proof.gpu.machine import Machine, Result, choose_backend, main
-
-if __name__ == "__main__":
-    choose_backend()
-
 import sys
 from contextlib import AbstractContextManager, nullcontext
 
@@ -18,6 +13,7 @@ from memstate.kernels.dispatch import OPS, Backend
 from memstate.state.planes import Planes
 from memstate.tiers.host.packing import Packing
 from tests.kernels import test_conv, test_gated_delta, test_selective
+from tests.proof.gpu.machine import Machine, Result, main
 from tests.support.build import build
 
 LAYOUT = ms.StateLayout((ms.Plane("conv", (3, 40), torch.bfloat16), ms.Plane("ssm", (2, 16, 8), torch.float32)), 2)

@@ -1,9 +1,9 @@
 """Broken copies of the library: each has one text replaced, and a test must fail for it.
 
-    catalogue   reads the mutants from mutants/*.txt; interleaved reads those that only schedules of programs show
+    catalogue   what a mutant is; the mutants of mutants/*.txt
     runner      a tree of files with one mutant in it, and the tests that are run there
-    warm        the process that runs them
-    table       docs/mutants.md: who kills whom
+    interleaved kernels of interleaved.txt, whose faults only a schedule of programs shows
 
-`tests.proof.test_mutants` runs every mutant against one test; `python -m tests.proof.mutation` against all near it.
+`tests.proof.test_mutants` runs the test that each mutant names. `python -m tests.proof.mutation` writes results.tsv:
+what else of that test's file fails. `make mutate` lets a generator change the tracking rules and the reference kernels.
 """

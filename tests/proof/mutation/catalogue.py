@@ -1,8 +1,8 @@
-"""All mutants, in the order of docs/mutants.md, read from `mutants/*.txt`. Every name is unique.
+"""The mutants that were written by hand, one for a rule. Every name is unique.
 
-A block of a file is one mutant. Blocks are separated by an empty line; a block that starts with `#` is a comment:
+A block of mutants/*.txt is one mutant. Blocks are separated by an empty line; one that starts with `#` is a comment:
 
-    name | category | file            and ` | crashed` where that is the fate of the run
+    name | file
     -text that stands exactly once in the file
     +text in its place; no such line: the old lines go, with their end
     tests/folder/test_file.py::test_that_must_fail
@@ -10,10 +10,17 @@ A block of a file is one mutant. Blocks are separated by an empty line; a block 
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
-from tests.proof.mutation.mutant import Mutant
 
-FILES = ("kernels", "owners", "places", "prefix", "marks", "tiers", "host", "salts", "streams", "chaos", "guard")
+class Mutant(NamedTuple):
+    """One text of one file replaced by another. killer: the test that must fail, by its node id."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    killer: str
 
 
 def parse(text: str) -> Iterator[tuple[list[str], str, str, list[str]]]:
@@ -26,19 +33,12 @@ def parse(text: str) -> Iterator[tuple[list[str], str, str, list[str]]]:
             yield head.split(" | "), "\n".join(old) + "\n" * (not new), "\n".join(new), others
 
 
-def blocks(name: str) -> Iterator[tuple[list[str], str, str, list[str]]]:
-    """What each block of `mutants/{name}.txt` has."""
-    return parse((Path(__file__).parent / "mutants" / f"{name}.txt").read_text())
-
-
 def mutant_of(head: list[str], old: str, new: str, others: list[str]) -> Mutant:
     """Raises: ValueError where a block has another form."""
-    if len(head) not in (3, 4) or not old.strip() or len(others) != 1 or not others[0].startswith("tests/"):
-        raise ValueError(
-            f"no mutant: {' | '.join(head)}: expected three or four fields, lines with - and +, and a test"
-        )
-    name, category, file, *fate = head
-    return Mutant(name, category, file, old, new, *others, *fate)
+    if len(head) != 2 or not old.strip() or len(others) != 1 or not others[0].startswith("tests/"):
+        raise ValueError(f"no mutant: {' | '.join(head)}: expected a name and a file, lines with - and +, and a test")
+    return Mutant(*head, old, new, *others)
 
 
-MUTANTS = [mutant_of(*block) for name in FILES for block in blocks(name)]
+FILES = sorted((Path(__file__).parent / "mutants").glob("*.txt"))
+MUTANTS = [mutant_of(*block) for path in FILES for block in parse(path.read_text())]

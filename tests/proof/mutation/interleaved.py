@@ -1,6 +1,6 @@
 """The kernels with one thing wrong each, made from their source; `tests.proof.test_interleave` must find them all.
 
-`mutants/interleaved.txt` has a block for each: a name, the operation, and a word of `SAID`, or several joined by "or".
+`interleaved.txt` has a block for each: a name, the operation, and a word of `SAID`, or several joined by "or".
 """
 
 from importlib.util import module_from_spec, spec_from_file_location
@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import NamedTuple
 
 from memstate.kernels.dispatch import OPS
-from tests.proof.mutation.catalogue import blocks
+from tests.proof.mutation.catalogue import parse
 
 KERNELS = Path(__file__).parents[3] / "kernels"
 OUTSIDE = "outside the tensors"
@@ -30,7 +30,7 @@ class Mutant(NamedTuple):
 
 MUTANTS = {
     name: Mutant(op, old, new, "|".join(SAID[word] for word in said.split(" or ")))
-    for (name, op, said), old, new, _ in blocks("interleaved")
+    for (name, op, said), old, new, _ in parse(Path(__file__).with_name("interleaved.txt").read_text())
 }
 
 

@@ -1,24 +1,28 @@
 """Runs tests on a copy of the project with one mutant in it, and says what became of the mutant."""
 
 import difflib
-import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from tempfile import mkdtemp
-from types import TracebackType
 from typing import NamedTuple
+from xml.etree import ElementTree
 
-from tests.proof.mutation.mutant import Mutant
+from tests.proof.mutation.catalogue import Mutant
 
 ROOT = Path(__file__).resolve().parents[3]
 COPIED = ("memstate", "kernels", "tests", "pyproject.toml")
-NOT_LINKED = {".git", ".venv", ".hypothesis", "build", "dist", "shared", *COPIED}
+OPTIONS = "-q", "-p", "no:cacheprovider", "-p", "no:xdist"
+SAID, TAIL = 300, 2000  # characters kept of what a failing test says, and of the output
+NOT_LINKED = {".git", ".venv", ".hypothesis", "build", "dist", "mutants", "shared", *COPIED}
 SEED = 7  # whether the one test kills a mutant may not be chance
+DEAD = "killed", "crashed"  # an address outside of the process may end it
 # A mutant that is no Python, or names what is not there, says nothing of the tests that notice it.
 BROKEN = ("SyntaxError", "IndentationError", "NameError", "ImportError", "ModuleNotFoundError", "UnboundLocalError")
 
@@ -39,14 +43,19 @@ class Verdict(NamedTuple):
     seconds: float
     output: str
 
+    @property
+    def finished(self) -> bool:
+        """Whether the tests have run to their end."""
+        return self.fate in ("killed", "survived")
+
     def __str__(self) -> str:
         said = [f"  {test}: {message}" for test, message in self.failed[:5]]
-        tail = [] if self.fate in ("killed", "survived") else [self.output]
+        tail = [] if self.finished else [self.output]
         return "\n".join([f"{self.fate} after {self.seconds:.1f} s, {self.passed} tests passed", *said, *tail])
 
 
-class Tree:
-    """A copy of the files that tests read, in a folder that goes with it."""
+class Runner:
+    """A copy of the files that tests read, in a folder that goes with it, where tests run."""
 
     def __init__(self, root: Path = ROOT) -> None:
         self.scratch = Path(mkdtemp(prefix="memstate-mutants-"))
@@ -60,6 +69,12 @@ class Tree:
                 shutil.copy2(path, target)
             elif path.name not in NOT_LINKED and not path.name.endswith("_cache"):
                 target.symlink_to(path)
+
+    def __enter__(self) -> "Runner":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        shutil.rmtree(self.scratch)
 
     def source(self, mutant: Mutant) -> str:
         """The text that a mutant changes. Raises: Stale."""
@@ -92,66 +107,50 @@ class Tree:
             path.write_text(text)
             os.utime(path, (at, at))
 
-    def remove(self) -> None:
-        """Deletes the copy."""
-        shutil.rmtree(self.scratch)
-
-
-class Runner:
-    """A tree and a warm process, its own or that of another runner, which asks one thing at a time as well."""
-
-    def __init__(self, root: Path = ROOT, beside: "Runner | None" = None) -> None:
-        self.tree, self._beside = Tree(root), beside
-        if beside:
-            self._process = beside._process
-            return
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        program = str(Path(__file__).with_name("warm.py"))
-        self._process = subprocess.Popen(
-            [sys.executable, program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-        )
-
-    def __enter__(self) -> "Runner":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        assert self._process.stdin and self._process.stdout
-        if not self._beside:
-            self._process.stdin.close()
-            self._process.wait()
-            self._process.stdout.close()
-        self.tree.remove()
-
     def killer(self, mutant: Mutant, limit: float) -> Verdict:
         """Runs the one test that must fail for a mutant, with random inputs that are the same every time.
 
         limit: seconds. Raises: Stale.
         """
-        with self.tree.mutated(mutant):
-            return self._ask(["-x", f"--hypothesis-seed={SEED}", mutant.killer], limit, SEED)
+        with self.mutated(mutant):
+            return self._pytest(["-x", f"--hypothesis-seed={SEED}", mutant.killer], limit, SEED)
 
     def run(self, mutant: Mutant | None, tests: Sequence[str], limit: float) -> Verdict:
         """Runs tests with a mutant in the tree, or without one, with fresh random inputs.
 
         limit: seconds. Raises: Stale.
         """
-        with self.tree.mutated(mutant) if mutant else nullcontext():
-            return self._ask(tests, limit, None)
+        with self.mutated(mutant) if mutant else nullcontext():
+            return self._pytest(tests, limit)
 
-    def _ask(self, arguments: Sequence[str], limit: float, seed: int | None) -> Verdict:
-        assert self._process.stdin and self._process.stdout
-        asked = {"root": str(self.tree.root), "scratch": str(self.tree.scratch), "arguments": arguments, "limit": limit}
-        asked["seed"] = None if seed is None else str(seed)
-        print(json.dumps(asked), file=self._process.stdin, flush=True)
-        found = json.loads(self._process.stdout.readline())
-        failed = [(test, said) for test, said in found["failed"]]
-        fate = "timed out" if found["timed_out"] else "crashed" if found["crashed"] else "error"
-        if found["exit"] == 0 and found["passed"]:
+    def _pytest(self, arguments: Sequence[str], limit: float, seed: int | None = None) -> Verdict:
+        """Runs pytest in the tree; when the limit runs out, it is ended with all that it has begun."""
+        report, began = self.scratch / "report.xml", time.monotonic()
+        report.unlink(missing_ok=True)
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "MEMSTATE"))}
+        environment |= {"PYTHONPATH": str(self.root), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        environment["PYTHONDONTWRITEBYTECODE"] = "1"  # files change and change back within one second
+        if seed is not None:
+            environment["MEMSTATE_SEED"] = str(seed)
+        places = f"--rootdir={self.root}", f"--basetemp={self.scratch / 'pytest'}", f"--junitxml={report}"
+        process = subprocess.Popen(
+            [sys.executable, "-m", "pytest", *OPTIONS, *places, *arguments], cwd=self.root, env=environment, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+        fate = "error"
+        try:
+            output, _ = process.communicate(timeout=limit)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            output, fate = process.communicate()[0], "timed out"
+        cases = list(ElementTree.parse(report).iter("testcase")) if report.exists() else []
+        failed = [(case, bad) for case in cases for bad in (*case.findall("failure"), *case.findall("error"))]
+        said = [(f"{case.get('classname')}::{case.get('name')}", bad.get("message", "")[:SAID]) for case, bad in failed]
+        passed = sum(not list(case) for case in cases)
+        if process.returncode == 0 and passed:
             fate = "survived"
-        elif found["exit"] == 1 and failed:
-            fate = "killed"
-            if all(any(name in said for name in BROKEN) for _, said in failed):
-                fate = "broken"
-        return Verdict(fate, failed, found["passed"], found["seconds"], found["output"])
+        elif process.returncode == 1 and said:
+            fate = "broken" if all(any(name in text for name in BROKEN) for _, text in said) else "killed"
+        elif process.returncode < 0 and fate == "error":
+            fate = "crashed"
+        return Verdict(fate, said, passed, time.monotonic() - began, output[-TAIL:])

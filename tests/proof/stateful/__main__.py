@@ -11,7 +11,8 @@ import multiprocessing
 import os
 import sys
 import time
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures import ProcessPoolExecutor
+from itertools import repeat
 
 CHUNK = 10  # programs a worker runs before it reports
 
@@ -37,40 +38,27 @@ def main() -> int:
         os.environ["TRITON_INTERPRET"] = "1"  # before the workers import Triton
     from tests.proof.stateful.program import work
 
-    device = "cuda" if chosen.backend == "cuda" else "cpu"
     programs = -(-chosen.operations // chosen.length)
-    total = programs * chosen.length
-    print(f"{total} operations in {programs} programs, seeds {chosen.seed} to {chosen.seed + programs - 1}, "
+    seeds = range(chosen.seed, chosen.seed + programs)
+    chunks = [seeds[at : at + CHUNK] for at in range(0, programs, CHUNK)]
+    print(f"{programs * chosen.length} operations in {programs} programs, seeds {seeds[0]} to {seeds[-1]}, "
           f"{chosen.backend}, {chosen.workers} workers", flush=True)  # fmt: skip
     started = told = time.monotonic()
     done = calls = 0
-    seeds = iter(range(0, programs, CHUNK))
     with ProcessPoolExecutor(chosen.workers, multiprocessing.get_context("spawn")) as pool:
-
-        def send(first: int) -> tuple:  # type: ignore[type-arg]
-            size = min(CHUNK, programs - first)
-            given = (chosen.seed + first, size, chosen.length, chosen.backend, device, not chosen.no_shrink)
-            return pool.submit(work, *given), size
-
-        running = dict(send(first) for first, _ in zip(seeds, range(2 * chosen.workers), strict=False))
-        while running:
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
-                made, difference = future.result()
-                done, calls = done + running.pop(future), calls + made
-                if difference:
-                    print(difference, flush=True)
-                    seed = str(difference).partition(":")[0].removeprefix("seed ")
-                    print(f"again: python -m tests.proof.stateful --backend {chosen.backend} "
-                          f"--operations {chosen.length} --length {chosen.length} --seed {seed}",
-                          flush=True)  # fmt: skip
-                    pool.shutdown(cancel_futures=True)
-                    return 1
-                running |= dict([send(first)]) if (first := next(seeds, None)) is not None else {}
-            now = time.monotonic()
-            if now - told > 5 or not running:
-                told, rate = now, done * chosen.length / (now - started)
-                print(f"{done * chosen.length} operations, {calls} calls, {rate:.0f} operations a second", flush=True)
-    print(f"{total} operations, no difference")
+        given = (chosen.length, chosen.backend, not chosen.no_shrink)
+        for chunk, (made, difference) in zip(chunks, pool.map(work, chunks, *map(repeat, given)), strict=True):
+            done, calls = done + len(chunk) * chosen.length, calls + made
+            if difference:
+                again = f"--backend {chosen.backend} --operations {chosen.length} --length {chosen.length}"
+                seed, _, _ = difference.partition(":")
+                print(f"seed {difference}\nagain: python -m tests.proof.stateful {again} --seed {seed}", flush=True)
+                pool.shutdown(cancel_futures=True)
+                return 1
+            if time.monotonic() - told > 5 or chunk is chunks[-1]:
+                told, rate = time.monotonic(), done / (time.monotonic() - started)
+                print(f"{done} operations, {calls} calls, {rate:.0f} operations a second", flush=True)
+    print(f"{done} operations, no difference")
     return 0
 
 

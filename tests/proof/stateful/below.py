@@ -1,11 +1,383 @@
-"""What a caller does with what lies below the device: polls, flushes, and empties it."""
+"""The rules of what lies below the device: host memory, what goes from there to storage, and what comes up again.
 
-from tests.proof.stateful.hosting import Hosting
-from tests.support.shelves import Key
+Knows no library and no byte. Prefetches: tests/support/model_prefetch.py.
+"""
+
+from collections import Counter, deque
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tests.proof.stateful.cache import Entry, Found
+from tests.proof.stateful.ledger import EMPTY, WHOLE, Kept, Later, Packet, Row, Text, fold
+from tests.support.fetches import Job
+from tests.support.model_prefetch import Prefetches
+from tests.support.shelves import Item, Key, Shelf
+
+if TYPE_CHECKING:
+    from tests.proof.stateful.model import Model
+
+BATCH = 32  # records a write
+Due = list[tuple[int, Item]]  # the register or page that an item is filled from
+SHARE = 0.25  # of a shelf that writes may pin
 
 
-class Below(Hosting):
-    """Host memory, storage and prefetches of one rank."""
+@dataclass(frozen=True)
+class Hit:
+    """What host memory adds: a state, and pages from `first` on."""
+
+    length: int
+    first: int
+    state: Item
+    pages: Sequence[Item]
+    shelf: Shelf  # of the state
+
+
+@dataclass(eq=False)
+class Way:
+    """Records on their way, by shelf. registers: of states that go to slots."""
+
+    parts: list[tuple[Shelf, list[Item]]]
+    registers: Sequence[int] = ()
+    packets: int = 0
+    awaited: bool = False
+
+
+@dataclass
+class Planes:
+    """What is there by kind and key, and what goes wrong with it."""
+
+    records: set[tuple[str, Key]] = field(default_factory=set)
+    faults: dict[tuple[str, Key], str] = field(default_factory=dict)
+    broken: bool = False
+    forgetful: bool = False
+
+    def has(self, kind: str, key: Key) -> bool:
+        return (kind, key) in self.records
+
+    def fault(self, kind: str, key: Key) -> str:
+        return self.faults.get((kind, key), "")
+
+    def put(self, kind: str, keys: Sequence[Key]) -> list[bool]:
+        if self.broken:
+            return [False] * len(keys)
+        done = [self.faults.get((kind, key)) != "denied" for key in keys]
+        self.records.update((kind, key) for key, well in zip(keys, done, strict=True) if well)
+        return done
+
+
+class Below(Prefetches):
+    """Host memory, what is written from it, and prefetches into it, of one rank."""
+
+    states: Shelf
+    storage: "Planes"
+
+    def __init__(self, model: "Model") -> None:
+        s = self.settings = model.settings
+        self.model = model
+        model.below, model.before_packet = self, self.prepare
+        pages = Shelf("kv", s.host_pages, int(s.host_pages * s.host_reserve)) if s.pages else None
+        states = Shelf("state", s.host_slots, int(s.host_slots * s.host_reserve))
+        super().__init__(s.page_size, s.prefetch, pages, states, Planes())
+        self.dense = Shelf("dense", s.dense_slots, 0) if s.dense_slots else None
+        self.shelves = [self.states, *([self.pages] if self.pages else [])]
+        self.kv: list[list[int | None]] = [[None] * s.page_size for _ in range(s.pages + 1)]  # numbers, by page
+        self.figures: Counter[str] = Counter()
+        self.loads: list[Way] = []
+        self.backups: list[Way] = []
+        self.due: list[tuple[Entry, Kept]] = []
+        self.queue: deque[tuple[Shelf, Item]] = deque()
+        self.writing: list[Job] = []
+        self.off = False  # nothing is kept
+        self.unwritten: set[int] = set()  # pages that the newest step completes
+
+    def keys(self, tokens: Text, salt: Hashable) -> list[Key]:
+        size = self.settings.page_size
+        return [(salt, tokens[: end * size]) for end in range(1, len(tokens) // size + 1)]
+
+    # What is in the engine's KV
+
+    def number(self, tokens: Text) -> int:
+        """What KV of the last of these tokens is made of."""
+        return fold(EMPTY, tokens)[WHOLE]
+
+    def write_kv(self, row: Row, start: int, n: int) -> list[tuple[int, int, int]]:
+        """A forward's: (page, place in it, number) each."""
+        if not self.settings.pages:
+            return []
+        places = []
+        for at in range(start, start + n):
+            page, place = row.pages[at // self.settings.page_size], at % self.settings.page_size
+            self.kv[page][place] = row.truth[at + 1][WHOLE]
+            places.append((page, place, row.truth[at + 1][WHOLE]))
+        return places
+
+    def require_kv(self, row: Row, length: int) -> None:
+        """What a forward reads."""
+        if self.settings.pages:
+            history, size = EMPTY, self.settings.page_size
+            for at in range(length):
+                history = fold(history, [row.text[at]])
+                seen = self.kv[row.pages[at // size]][at % size]
+                assert seen == history[WHOLE], f"row {row.number} reads KV of other tokens at {at}"
+
+    def lose_kv(self) -> None:
+        """Nobody's."""
+        for page, places in enumerate(self.kv):
+            if not self.model.page_users[page]:
+                places[:] = [None] * len(places)
+
+    # Up
+
+    def find(self, tokens: Text, salt: Hashable, found: Found) -> Hit | None:
+        """The longest state beyond the device's with all KV in between."""
+        size = self.settings.page_size
+        keys = self.keys(tokens[: max(0, len(tokens) - 1)], salt)
+        shelves = [shelf for shelf in (self.dense, self.states) if shelf and shelf.items]
+        if not shelves:
+            return None
+        first, reach, pages = found.kv // size, len(keys), []
+        if self.pages:
+            reach = first
+            while reach < len(keys) and (item := self.pages.get(keys[reach])):
+                pages.append(item)
+                reach += 1
+        for end in range(reach, found.length // size, -1):
+            for shelf in shelves:
+                if state := shelf.get(keys[end - 1]):
+                    return Hit(end * size, min(first, end), state, pages[: max(0, end - first)], shelf)
+        return None
+
+    def _touch(self, keys: Sequence[Key]) -> None:
+        for shelf in (self.dense, self.states):
+            if shelf:
+                shelf.touch(keys[-1:])
+        if self.pages:
+            self.pages.touch(keys)
+
+    def worth(self, hit: Hit | None, known: int) -> Hit | None:
+        return hit if hit and hit.length - known >= self.settings.load_threshold else None
+
+    def hold(self, hit: Hit, by: int = 1) -> None:
+        Shelf.pin([hit.state, *hit.pages], by)
+
+    def bring(self, registers: Sequence[int], hits: Sequence[Hit], ids: Sequence[int], pages: Sequence[Item]) -> None:
+        model = self.model
+        for hit in hits:
+            self._touch(self.keys(hit.state.key[1], hit.state.key[0]))
+
+        def begin() -> None:
+            for register, hit in zip(registers, hits, strict=True):
+                for contents in model.content.values():
+                    contents[model.slot[register]] = fold(EMPTY, hit.state.key[1])
+            for page, item in zip(ids, pages, strict=True):
+                tokens, size = item.key[1], self.settings.page_size
+                self.kv[page] = [self.number(tokens[: len(tokens) - size + at + 1]) for at in range(size)]
+            self._move(of, "in")
+            self.loads.append(Way(of, registers, model.packets))
+
+        of = [
+            (shelf, [hit.state for hit in hits if hit.shelf is shelf]) for shelf in (self.dense, self.states) if shelf
+        ]
+        if self.pages:
+            of.append((self.pages, list(pages)))
+        for _, items in of:
+            Shelf.pin(items)
+        model.then(Later(begin, lambda: [Shelf.pin(items, -1) for _, items in of] and None))
+
+    def _move(self, parts: list[tuple[Shelf, list[Item]]], way: str) -> None:
+        for shelf, items in parts:
+            shelf.use(item.record for item in items)
+            self.figures[f"{shelf.kind} {way}"] += len(items)
+
+    def planned(self, rows: Sequence[tuple[Row, int, int]]) -> None:
+        """(row, before, after) each: pages that the step completes hold other bytes until its forward is launched."""
+        size = self.settings.page_size
+        self.unwritten = {page for row, before, after in rows for page in row.pages[before // size : after // size]}
+
+    def prepare(self, packet: Packet | None) -> None:
+        """A packet is about to be sent."""
+        for load in self.loads:
+            touched = packet is not None and any(packet.names(register) for register in load.registers)
+            load.awaited |= not self.settings.layerwise or load.packets != self.model.packets or touched
+
+    def require_arrived(self, slot: int) -> None:
+        """Before memstate itself reads a slot: nothing may still be on its way there."""
+        for load in self.loads:
+            slots = [self.model.slot.get(register) for register in load.registers]
+            assert load.awaited or slot not in slots, f"slot {slot} is read before its state has arrived"
+
+    # Down
+
+    def added(self, entry: Entry) -> None:
+        if self.settings.write == "through" and entry.state:
+            self.due.append((entry, entry.state))
+
+    def used(self, entry: Entry) -> None:
+        if self.settings.write == "selective" and entry.uses == 2 and entry.state:
+            self.due.append((entry, entry.state))
+
+    def given_up(self, entries: Iterable[Entry]) -> None:
+        """The device gives up states."""
+        if not self.off:
+            self.keep([entry for entry in entries if entry.uses or self.settings.write != "selective"])
+
+    def keep(self, entries: Iterable[Entry]) -> None:
+        dense: Due = []
+        states: Due = []
+        pages: Due = []
+        for entry in entries:
+            assert entry.state
+            keys = self.keys(entry.tokens, entry.salt)
+            if self.dense:
+                self._keep_state(self.dense, entry, dense)
+            kept = not self.pages or self._keep_pages(self.pages, entry, keys, pages)
+            kept = kept and self._keep_state(self.states, entry, states)
+            self.figures["refused"] += not kept
+            self._touch(keys)
+        self._send([(self.dense, dense), (self.states, states), (self.pages, pages)])
+
+    @staticmethod
+    def _keep_state(shelf: Shelf, entry: Entry, due: Due) -> bool:
+        if shelf.get(key := (entry.salt, entry.tokens)):
+            return True
+        if record := shelf.take(1):
+            assert entry.state
+            due.append((entry.state.register, item := shelf.add(key, *record)))
+            Shelf.pin([item])
+        return bool(record)
+
+    def _keep_pages(self, shelf: Shelf, entry: Entry, keys: Sequence[Key], due: Due) -> bool:
+        present = [item for key in keys if (item := shelf.get(key))]
+        missing = [at for at, key in enumerate(keys) if not shelf.get(key)]
+        if self.model.fencing and self.unwritten & {entry.pages[at] for at in missing}:
+            return False
+        Shelf.pin(present)
+        records = shelf.take(len(missing))
+        Shelf.pin(present, -1)
+        if len(records) < len(missing):
+            return False
+        for at, record in zip(missing, records, strict=True):
+            due.append((entry.pages[at], item := shelf.add(keys[at], record)))
+            Shelf.pin([item])
+        return True
+
+    def _send(self, given: Sequence[tuple[Shelf | None, Due]]) -> None:
+        model, size = self.model, self.settings.page_size
+        packed = {register for shelf, due in given if shelf is not self.pages for register, _ in due}
+        named = any(model.named(register) for register in packed)
+        if named and model.waits:  # pages do not wait
+            self._send([(shelf, due) for shelf, due in given if shelf is self.pages])
+            given = [(shelf, due) for shelf, due in given if shelf is not self.pages]
+        parts = [(shelf, [item for _, item in due]) for shelf, due in given if shelf and due]
+        if not parts:
+            return
+        for _, items in parts:
+            for item in items:
+                item.filled = False
+
+        def fill() -> None:
+            for load in self.loads:
+                load.awaited |= not packed.isdisjoint(load.registers)
+            for shelf, due in given:
+                for of, item in due:
+                    tokens, item.filled = item.key[1], True
+                    if shelf is self.pages:
+                        told = [self.number(tokens[: len(tokens) - size + at + 1]) for at in range(size)]
+                        assert self.kv[of] == told, f"page {of} is not that of {item}"
+                        continue
+                    self.require_arrived(model.slot[of])
+                    for contents in model.content.values():
+                        assert contents[model.slot[of]] == fold(EMPTY, tokens), f"{item} is another state"
+            self._move(parts, "out")
+            for _, items in parts:
+                Shelf.pin(items, -1)
+            self.backups.append(Way(parts))
+
+        def forget() -> None:
+            for shelf, items in parts:
+                Shelf.pin(items, -1)
+                for item in items:
+                    shelf.items.remove(item)
+                    shelf.give(item.record)
+                    shelf.evicted += 1  # a reset counts everything that was there
+
+        if named:
+            model.then(Later(fill, forget), packed)
+        else:
+            fill()
+
+    def write_due(self) -> None:
+        due = [(entry, state) for entry, state in self.due if entry.state is state]
+        self.due = [(entry, state) for entry, state in due if self.model.named(state.register)]
+        self.keep([entry for entry, state in due if (entry, state) not in self.due])
+
+    def advance(self) -> None:
+        """Whatever is on its way has arrived by the time somebody looks."""
+        loads, self.loads = self.loads, []
+        for load in loads:
+            self._arrived(load)
+            for _, items in load.parts:
+                Shelf.pin(items, -1)
+        backups, self.backups = self.backups, []
+        for backup in backups:
+            self._arrived(backup)
+        for wanted in (self.pages, self.states):  # KV first: a state without it is of no use
+            for shelf, items in [part for way in backups for part in way.parts if part[0] is wanted]:
+                self.enqueue(shelf, [item for item in items if shelf.get(item.key) is item])
+
+    def enqueue(self, shelf: Shelf, items: Iterable[Item]) -> None:
+        for item in items:
+            if self.settings.storing and not self.off and not item.stored:
+                item.stored = True
+                self.queue.append((shelf, item))
+
+    @staticmethod
+    def _arrived(way: Way) -> None:
+        for shelf, items in way.parts:
+            shelf.unuse(item.record for item in items)
+
+    def settle(self) -> None:
+        self.advance()
+
+    # To storage
+
+    def write(self) -> None:
+        """Looks after writes, and begins others."""
+        for job in [job for job in self.writing if job.ended]:
+            self.writing.remove(job)
+            assert job.shelf
+            job.shelf.unuse(job.records)
+            Shelf.pin(job.items, -1)
+            for item, well in zip(job.items, job.result, strict=True):
+                item.stored = well
+                self.figures["written" if well else "write_failed"] += 1
+        while self.queue:
+            shelf = self.queue[0][0]
+            room = max(1, int(shelf.records * SHARE)) - sum(
+                len(job.items) for job in self.writing if job.shelf is shelf
+            )
+            batch: list[Item] = []
+            while self.queue and self.queue[0][0] is shelf and len(batch) < min(BATCH, room):
+                _, item = self.queue.popleft()
+                if shelf.get(item.key) is item:
+                    batch.append(item)
+                else:
+                    self.figures["write_missed"] += 1
+            if not batch:
+                break
+            Shelf.pin(batch)
+            keys, kind = [item.key for item in batch], shelf.kind
+            job = Job(lambda kind=kind, keys=keys: self.storage.put(kind, keys), None, shelf,
+                      [item.record for item in batch], items=batch)  # type: ignore[misc] # fmt: skip
+            self.writing.append(self.submit(job))
+
+    def wait(self, jobs: Iterable[Job]) -> None:
+        """Somebody waits until they have ended."""
+        for job in [job for job in self.jobs if job in list(jobs) and not job.ended]:
+            self.finish(job)
+
+    # What a caller does
 
     def poll(self) -> None:
         """All that moves by itself."""

@@ -1,20 +1,20 @@
-"""The prefix cache as one list of entries. There is no tree: every question is a search through the list.
+"""The prefix cache as one list of entries, and sessions: what is kept between requests, and how it makes way.
 
-An entry says that KV is kept for its tokens, all of them from the start, and perhaps a state at their end. It shares
-the pages of the longest entry that it starts with, and has the rest to itself.
+There is no tree: every question is a search through the list. An entry says that KV is kept for its tokens, all of them
+from the start, and perhaps a state at their end. It shares the pages of the longest entry that it starts with, and has
+the rest to itself. Of the least recently used, times of uses are all that is remembered.
 """
 
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tests.proof.stateful.rows import Kept, Tenants
+from tests.proof.stateful.ledger import EMPTY, Kept, Ledger, Row, Text, fold
 
 if TYPE_CHECKING:
-    from tests.proof.stateful.below import Below
-
-Text = tuple[int, ...]
+    from tests.proof.stateful.below import Below, Hit
 
 
 @dataclass(eq=False)
@@ -66,10 +66,65 @@ class Found:
         return self.tokens - self.kv, self.gone - self.length, self.kv - self.gone
 
 
-class Cached(Tenants):
-    """Entries and leases, and what can be asked about them. below: host memory and storage, where there are any."""
+@dataclass(eq=False)
+class Talk:
+    """A session. text: what its states and pages stand for, or what its turn began with; told: all that the caller said
+    of it. kept: longest first. start: tokens that the turn began with. since: when its last turn ended. turn: the
+    number of that event. closing: it closes with its turn.
+    """
+
+    name: Hashable
+    text: Text = ()
+    told: Text = ()
+    kept: list[Kept] = field(default_factory=list)
+    pages: list[int] = field(default_factory=list)
+    lease: Lease | None = None
+    own: dict[Entry, int] = field(default_factory=dict)
+    salt: Hashable = None
+    row: Row | None = None
+    start: int = 0
+    priority: int = 0
+    ttl: float | None = None
+    opened: float = 0
+    since: float = 0
+    turn: int = 0
+    closing: bool = False
+
+
+@dataclass(eq=False)
+class Start:
+    """What a new row begins with. size: tokens that pages are taken for. origin: whose state is read or copied; moved:
+    states of a session that become the row's; taken: the origin itself does. asked: wants of the request alone. hit: a
+    longer state in host memory, which is brought up first. away: the session, where it makes way for its own turn.
+    """
+
+    name: object
+    size: int = 0
+    wants: Sequence[tuple[int, str]] = ()
+    origin: Kept | Row | None = None
+    length: int = 0
+    prompt: Text | None = None
+    salt: Hashable = None
+    talk: Talk | None = None
+    moved: Sequence[Kept] = ()
+    shared: Sequence[int] = ()
+    found: Found | None = None
+    lease: Lease | None = None
+    taken: bool = False
+    asked: Sequence[tuple[int, str]] = ()
+    hit: "Hit | None" = None
+    away: Talk | None = None
+
+
+class Cache(Ledger):
+    """Entries, leases and sessions. below: host memory and storage, where there are any. seconds: the time.
+
+    starting: sessions whose turn is about to begin.
+    """
 
     below: "Below | None" = None
+    seconds = 0.0
+    turns = 0
 
     def clear(self) -> None:
         super().clear()
@@ -79,6 +134,10 @@ class Cached(Tenants):
         self.entries: list[Entry] = []
         self.stated: list[Entry] = []  # those that have a state, in no order
         self.leases: list[Lease] = []
+        self.time = 0
+        self._attached: list[tuple[int, int]] = []  # (holder, register): recorded together
+        self.talks: list[Talk] = []
+        self.starting: list[Talk] = []
 
     def beyond(self, entry: Entry) -> list[Entry]:
         return [one for one in self.entries if one is not entry and one.begins_with(entry)]
@@ -145,3 +204,470 @@ class Cached(Tenants):
         leased, sizes = sum(self.own_size(one) for one in ours if self.leased(one)), sum(map(self.own_size, ours))
         return {"states": len(self.stated), "nodes": len(self.entries), "pages": sizes, "leased_pages": leased,
                 **self.figures}  # fmt: skip
+
+    # Insertions, uses, evictions
+
+    def use(self, found: Found, lease: Lease) -> None:
+        """A request starts from what was found."""
+        self.figures["lookups"] += 1
+        self.figures["prompt_tokens"] += found.tokens
+        self.figures["hit_tokens"] += found.length
+        for name, lost in zip(("no_sharing", "evicted", "no_snapshot"), found.lost(), strict=True):
+            self.figures[f"lost_{name}"] += lost
+        if found.reached in self.entries:
+            self._touch(found.reached)
+        if found.stated:
+            found.stated.uses += 1
+            if found.stated in lease.own:
+                lease.own[found.stated] += 1
+            self._rank(found.stated)
+            if self.below:
+                self.below.used(found.stated)
+
+    def _rank(self, entry: Entry, superseded: bool = False) -> None:
+        self.time += 1
+        entry.last = 0 if superseded else self.time, self.time
+
+    def supersede(self, own: dict[Entry, int], length: int) -> None:
+        """A session has a newer state than those that it left here: they go first, unless others have used them. Where
+        it has none, that is the longest of them.
+        """
+        for entry in [entry for entry in own if not entry.state]:
+            del own[entry]
+        newest = length or max((len(entry.tokens) for entry in own), default=0) - 1
+        for entry, uses in own.items():
+            if len(entry.tokens) <= newest and entry.uses == uses:
+                self._rank(entry, superseded=True)
+
+    def _touch(self, entry: Entry | None) -> None:
+        assert entry
+        self.time += 1
+        entry.used = self.time
+
+    @contextmanager
+    def leasing(self, entry: Entry | None) -> Iterator[None]:
+        self.leases.append(lease := Lease(entry, None))
+        yield
+        self.leases.remove(lease)
+
+    def end_lease(self, lease: Lease) -> None:
+        self.leases.remove(lease)
+        self.prune(lease.entry)
+
+    def up(self, entry: Entry | None, length: int) -> Entry | None:
+        """What an entry begins with, no further than whole pages of the first so many tokens need."""
+        end = self.floor(length)
+        if not entry or not end:
+            return None
+        holding = [one for one in self.entries if entry.begins_with(one) and len(one.tokens) >= end]
+        return min(holding, key=lambda one: len(one.tokens), default=entry)
+
+    def shorten(self, lease: Lease, length: int) -> None:
+        """What is beyond the first so many tokens is not kept any longer."""
+        entry, end = self.up(lease.entry, length), self.floor(length)
+        longer = entry is not None and len(entry.tokens) > end
+        self._move_lease(lease, self._cut(entry.tokens[:end], entry.salt) if entry and longer else entry)
+
+    def _move_lease(self, lease: Lease, entry: Entry | None) -> None:
+        before, lease.entry = lease.entry, entry
+        self.prune(before)
+
+    def insert(
+        self, row: Row, key: Text, pages: Sequence[int], register: int, mark: Kept | None, decoded: bool
+    ) -> Kept | None:
+        """KV for a key of whole pages, and the state in a register of the row, 0 for none; mark: it is in a holder;
+        decoded: it lies beyond the prompt.
+        """
+        if not key:
+            return None
+        if row.lease is None:
+            row.lease = Lease(None, None)
+            self.leases.append(row.lease)
+        kept, salt = None, row.lease.salt
+        if register:
+            head = key[: self.known[register]]
+            there = self.ending_at(head, salt)
+            if there and there.state:
+                kept = there.state
+                self.figures["duplicates"] += 1
+                if not mark:
+                    self.record_releases([register])
+            else:
+                kept = self._attach(self._grow(head, pages, salt), row, register, mark)
+            if kept and decoded:
+                self._outlive(row.lease, kept)
+            if mark and kept is not mark:
+                self.drop([mark])
+        if not mark:  # the last state of the row, or none: its lease moves once
+            self._move_lease(row.lease, self._shared(self._grow(key, pages, salt), pages))
+        return kept
+
+    def _outlive(self, lease: Lease, newer: Kept) -> None:
+        """What a row left before, while it decoded, goes first, unless others have used it."""
+        older, lease.decoded = lease.decoded, newer
+        for entry in self.stated if older and older is not newer else ():
+            if entry.state is older and lease.own.get(entry) == entry.uses:
+                self._rank(entry, superseded=True)
+
+    def _shared(self, entry: Entry, pages: Sequence[int]) -> Entry | None:
+        """The longest entry there whose last page is the row's too; else another brought it first."""
+        if not self.settings.pages:
+            return entry
+        ends = [one for one in self.entries if entry.begins_with(one) and one.pages[-1] == pages[len(one.pages) - 1]]
+        return max(ends, key=lambda one: len(one.tokens), default=None)
+
+    def _grow(self, key: Text, pages: Sequence[int], salt: Hashable) -> Entry:
+        had = self.reach(key, salt)
+        end = self._cut(key[:had], salt) if had else None
+        if end and had == len(key):
+            return end
+        at = had // self.settings.page_size
+        fresh = list(pages[at : len(key) // self.settings.page_size])
+        self.page_users.update(fresh)
+        if end and not (end.state or end.evicted or self.beyond(end)):  # nothing happens there: it becomes longer
+            end.tokens, end.pages = key, end.pages + fresh
+            return end
+        self.entries.append(new := Entry(salt, key, (end.pages if end else []) + fresh))
+        self._touch(new)
+        return new
+
+    def _cut(self, tokens: Text, salt: Hashable) -> Entry:
+        """An entry that ends here, where there is KV."""
+        if there := self.ending_at(tokens, salt):
+            return there
+        longer = next(one for one in self.entries if one.salt == salt and one.tokens[: len(tokens)] == tokens)
+        self.entries.append(new := Entry(salt, tokens, longer.pages[: len(tokens) // self.settings.page_size]))
+        return new
+
+    def _attach(self, entry: Entry, row: Row, register: int, mark: Kept | None) -> Kept | None:
+        length = self.known[register]
+        if not mark and not self.free_holders:
+            with self.leasing(entry):
+                self.evict_states(1)
+        if not mark and not self.free_holders:
+            self.figures["refused"] += 1
+            return None
+        assert row.truth[length] == fold(EMPTY, entry.tokens), f"{entry} gets another state"
+        if mark:
+            mark.owner, entry.state = "cached", mark
+        else:
+            entry.state = self.hold(
+                self.next_holder(length), length, (), row.truth[length], row.text[:length], "cached"
+            )
+            self._attached.append((entry.state.register, register))
+            self.published += 1
+        entry.evicted = False
+        self.stated.append(entry)
+        self._rank(entry)
+        if self.below:
+            self.below.added(entry)
+        assert row.lease
+        row.lease.own[entry] = entry.uses
+        self.figures["inserted"] += 1
+        return entry.state
+
+    def trim(self) -> None:
+        """As many states as there may be at most."""
+        self.record_attached()
+        if self.settings.most_states is not None:
+            self.evict_states(len(self.stated) - self.settings.most_states)
+
+    def record_attached(self) -> None:
+        pairs, self._attached = self._attached, []
+        self.record_moves(pairs)
+
+    def evict_states(self, n: int) -> int:
+        """The states least recently used, but for those that a first step is about to read."""
+        order = sorted(self.stated, key=lambda one: one.last)
+        chosen = [one for one in order if one.state and not self.pins[one.state.register]][: max(0, n)]
+        self.record_attached()
+        if self.below:
+            self.below.given_up(chosen)
+        self.drop([self.give_up(one) for one in chosen])
+        for one in chosen:
+            self.prune(one)
+        return len(chosen)
+
+    def evict_pages(self, n: int) -> int:
+        """The entries least recently used that nothing goes on from and nobody leases, until n pages are free; of one
+        without a state, no more than are needed, from its end on.
+        """
+        self.record_attached()
+        before = self.free_pages
+        while n > self.free_pages - before:
+            ends = [one for one in self.entries if not self.beyond(one) and not self.leased(one)]
+            if not ends:
+                break
+            entry, need = min(ends, key=lambda one: one.used), n - (self.free_pages - before)
+            if entry.state or need >= len(self.own_pages(entry)):
+                self._remove(entry)
+            else:
+                self._shorten(entry, need)
+        return self.free_pages - before
+
+    def plant(self, tokens: Text, salt: Hashable) -> tuple[Kept, int, list[int]]:
+        """A state from host memory: with how many pages are here already, and pages for the rest."""
+        had, fresh = self.reach(tokens, salt) // self.settings.page_size, []
+        if self.settings.pages:
+            free = [page for page in range(1, self.settings.pages + 1) if not self.page_users[page]]
+            fresh = free[: len(tokens) // self.settings.page_size - had]
+        entry, length = self._grow(tokens, [0] * had + fresh, salt), len(tokens)
+        truth = fold(EMPTY, tokens)
+        entry.state = self.hold(self.next_holder(length), length, (), truth, tokens, "cached")
+        entry.evicted = False
+        self.stated.append(entry)
+        self._rank(entry)
+        self.record_claims([entry.state.register])
+        self.record_labels([(entry.state.register, length)])
+        self.figures["loaded"] += 1
+        return entry.state, had, fresh
+
+    def clear_cache(self) -> None:
+        """For good: nothing below keeps it."""
+        if self.below:
+            self.below.off = True
+        self.evict_states(len(self.stated))
+        while ends := [one for one in self.entries if not self.beyond(one) and not self.leased(one)]:
+            self._remove(ends[0])
+        if self.below:
+            self.below.off = False
+
+    def give_up(self, entry: Entry) -> Kept:
+        state, entry.state, entry.evicted = entry.state, None, True
+        assert state
+        self.stated.remove(entry)
+        self.figures["evicted_states"] += 1
+        return state
+
+    def prune(self, entry: Entry | None) -> None:
+        """Ends that can serve no hit go, where they are to."""
+        while entry and entry in self.entries and not (entry.state or self.beyond(entry) or self.leased(entry)):
+            if self.settings.pages and (self.settings.tombstones or not entry.evicted):
+                return
+            entry = self._remove(entry)
+
+    def _remove(self, entry: Entry) -> Entry | None:
+        before, pages = self.before(entry), self.own_pages(entry)
+        if entry.state:
+            if self.below:
+                self.below.given_up([entry])
+            self.drop([self.give_up(entry)])
+        self.entries.remove(entry)
+        self.page_users -= Counter(pages)
+        self.figures["evicted_pages"] += len(pages)
+        if before:
+            before.used = max(before.used, entry.used)
+        return before
+
+    def _shorten(self, entry: Entry, n: int) -> None:
+        """What is left is another entry, of which nothing is known but when it was used."""
+        gone = entry.pages[-n:]
+        left = Entry(entry.salt, entry.tokens[: -n * self.settings.page_size], entry.pages[:-n], entry.used)
+        self.entries[self.entries.index(entry)] = left
+        self.page_users -= Counter(gone)
+        self.figures["evicted_pages"] += n
+
+    # Turns of sessions
+
+    def open_talk(self, name: Hashable, priority: int, ttl: float | None) -> Talk:
+        self.turns += 1
+        now = self.seconds
+        talk = Talk(name, priority=priority, ttl=ttl, opened=now, since=now, turn=self.turns)
+        self.talks.append(talk)
+        return talk
+
+    # Who makes way
+
+    def expired(self, talk: Talk) -> bool:
+        return talk.ttl is not None and self.seconds - talk.since > talk.ttl
+
+    def idle(self) -> list[Talk]:
+        there = [talk for talk in self.talks if talk.kept and not talk.row and talk not in self.starting]
+        return sorted(there, key=lambda talk: (not self.expired(talk), talk.priority, talk.turn))
+
+    @property
+    def in_talks(self) -> int:
+        return sum(len(talk.kept) for talk in self.talks)
+
+    @property
+    def ready_to_go(self) -> int:
+        """States that make way where room is short."""
+        return self.evictable_states + sum(len(talk.kept) for talk in self.idle())
+
+    @property
+    def pages_ready_to_go(self) -> int:
+        """Pages that are free once the idle sessions are empty, and everything without a lease is gone."""
+        given, idle = Counter[int](), self.idle()
+        given.update(page for talk in idle for page in talk.pages)
+        leases = [talk.lease for talk in idle if talk.lease]
+        self.leases = [lease for lease in self.leases if lease not in leases]
+        given.update(page for one in self.entries if not self.leased(one) for page in self.own_pages(one))
+        self.leases += leases
+        return sum(self.page_users[page] == users for page, users in given.items())
+
+    def free_slots(self, n: int) -> None:
+        self._evict_superseded(n - self.free_count)
+        self._free(lambda: n - self.free_count, self.evict_states)
+
+    def _evict_superseded(self, n: int) -> None:
+        """What has a newer one goes before anybody's session."""
+        self.evict_states(
+            min(n, sum(not one.last[0] and not self.pins[one.state.register] for one in self.stated if one.state))
+        )
+
+    def free_some_holders(self, n: int) -> None:
+        self._evict_superseded(n - sum(map(len, self.free_holders)))
+        self._free(lambda: n - sum(map(len, self.free_holders)), self.evict_states)
+
+    def free_some_pages(self, n: int) -> None:
+        self._free(lambda: n - self.free_pages, self.evict_pages)
+
+    def _free(self, lacking: Callable[[], int], evict: Callable[[int], object]) -> None:
+        """Expired sessions and those beyond their share, then what is cached, then the other sessions."""
+        for everyone in (False, True):
+            for talk in self.idle():
+                beyond = self.in_talks > self.settings.share * self.settings.slots
+                if lacking() > 0 and (everyone or self.expired(talk) or beyond):
+                    self.give_way(talk)
+                    evict(max(0, lacking()))
+            evict(max(0, lacking()))
+
+    def give_way(self, talk: Talk) -> None:
+        """Whole pages become cached, the rest is free."""
+        handed = []
+        if self.settings.prefix and not self.expired(talk):
+            for one in [one for one in reversed(talk.kept) if self.floor(one.length) == one.length]:
+                if entry := self._adopt(one, talk):
+                    handed.append(one)
+                    talk.own[entry] = entry.uses
+            self.supersede(talk.own, 0)
+        talk.kept = [one for one in talk.kept if one not in handed]
+        self.record_releases([one.register for one in talk.kept])
+        lease = talk.lease
+        self._empty(talk)
+        if lease:
+            self.end_lease(lease)
+        self.trim()
+
+    def _adopt(self, one: Kept, talk: Talk) -> Entry | None:
+        key = talk.text[: one.length]
+        there = self.ending_at(key, talk.salt)
+        if there and there.state:
+            self.figures["duplicates"] += 1
+            return None
+        entry = self._grow(key, talk.pages[: one.length // self.settings.page_size], talk.salt)
+        entry.state, entry.evicted, one.owner = one, False, "cached"
+        self.stated.append(entry)
+        self._rank(entry)
+        if self.below:
+            self.below.added(entry)
+        self.figures["inserted"] += 1
+        self.published += 1
+        return entry
+
+    def expire(self) -> None:
+        for talk in [talk for talk in self.idle() if self.expired(talk)]:
+            self.give_way(talk)
+
+    def _hold_to_limit(self) -> None:
+        most = self.settings.most_kept
+        for talk in self.idle():
+            if most is not None and self.in_talks > most:
+                self.give_way(talk)
+
+    def surplus(self, start: Start) -> tuple[int, int]:
+        """Slots and pages that a session gives back before its turn takes any."""
+        if not start.talk:
+            return 0, 0
+        alone = sum(self.page_users[page] == 1 for page in start.talk.pages[self._resumed(start) :])
+        return len(start.talk.kept) - len(start.moved), alone
+
+    def _resumed(self, start: Start) -> int:
+        """How many of a session's pages its turn goes on with."""
+        return self.pages_for(start.length) if start.moved else 0
+
+    def give_back(self, start: Start) -> None:
+        talk = start.talk
+        assert talk
+        left = [one for one in talk.kept if one not in start.moved]
+        self.record_releases([one.register for one in left])
+        for one in left:
+            del self.kept[one.register]
+            self.free_holders.append({one.register})
+        talk.kept = list(start.moved)
+        self._release_pages(talk, self._resumed(start))
+
+    def _release_pages(self, talk: Talk, left: int) -> None:
+        self.page_users -= Counter(talk.pages[left:])
+        talk.pages = talk.pages[:left]
+
+    def begin_turn(self, row: Row, talk: Talk, start: Start) -> None:
+        """What is left of its states becomes the row's; the lease has gone to the row, or is gone."""
+        assert start.prompt is not None
+        if talk.lease:
+            self.prune(talk.lease.entry)
+        self.record_moves([(row.live + k, one.register) for k, one in enumerate(start.moved)])
+        self._empty(talk)
+        if start.salt != talk.salt:
+            talk.own.clear()
+        talk.row, row.talk = row, talk
+        talk.start, talk.text, talk.salt = start.length, start.prompt[: start.length], start.salt
+        self.starting = [other for other in self.starting if other is not talk]
+
+    def end_turn(self, row: Row, talk: Talk, known: int, key: Text | None) -> None:
+        known = min(known, talk.start if key is None else len(key))
+        if key is not None:
+            talk.text = talk.told = key
+        talk.text = talk.text[:known]
+        registers = [row.live + k for k in range(1 + self.settings.lanes)]
+        real = [r for r in registers if 1 <= self.known.get(r, 0) <= known and self._whole(row, self.known[r])]
+        longest = sorted(real, key=lambda r: -self.known[r])
+        for register in [] if talk.closing else longest[: self.settings.per_session]:
+            if not self.free_holders and talk.kept:
+                self.evict_states(1)
+            elif not self.free_holders:
+                self.free_some_holders(1)
+            self.refused += not self.free_holders
+            if self.free_holders:
+                length = self.known[register]
+                one = self.hold(self.next_holder(length), length, (), row.truth[length], row.text[:length], "session")
+                talk.kept.append(one)
+                self.record_moves([(one.register, register)])
+        if self.settings.prefix:
+            self.supersede(talk.own, talk.kept[0].length if talk.kept else 0)
+        talk.row = row.talk = None
+        self.turns += 1
+        talk.since, talk.turn = self.seconds, self.turns
+        if talk.closing:
+            self.talks.remove(talk)
+        if talk.kept:
+            assert talk.kept[0].text == talk.text[: talk.kept[0].length]
+            talk.pages = row.pages[: self.pages_for(talk.kept[0].length)]
+            self.page_users.update(talk.pages)
+            talk.lease, row.lease = row.lease, None
+            if talk.lease:
+                self.shorten(talk.lease, talk.kept[0].length)
+        self._hold_to_limit()
+
+    def _whole(self, row: Row, length: int) -> bool:
+        """Whether nobody else has the page that the next tokens would be written to."""
+        page, filled = divmod(length, self.settings.page_size)
+        return not filled or not self.settings.pages or self.page_users[row.pages[page]] == 1
+
+    def _empty(self, talk: Talk) -> None:
+        for one in talk.kept:
+            del self.kept[one.register]
+            self.free_holders.append({one.register})
+        self._release_pages(talk, 0)
+        talk.kept, talk.lease = [], None
+
+    def close_talk(self, talk: Talk) -> None:
+        if talk.row:
+            talk.closing = True
+            return
+        self.talks.remove(talk)
+        self.record_releases([one.register for one in talk.kept])
+        lease = talk.lease
+        self._empty(talk)
+        if lease:
+            self.end_lease(lease)

@@ -1,11 +1,12 @@
-"""A manager beside its model: calls that raise what they may raise, and everything compared after each of them."""
+"""A manager beside its model: what programs draw, what calls may raise, and everything compared after each of them."""
 
+from array import array
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -13,16 +14,16 @@ from torch import Tensor
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
-from tests.proof.stateful.ledger import COLUMNS
-from tests.proof.stateful.lower import Lower
-from tests.proof.stateful.memory import Memory, raw, same
-from tests.proof.stateful.model import Model, Planned
-from tests.proof.stateful.rows import Kept, Row
-from tests.proof.stateful.settings import Settings
-from tests.proof.stateful.talking import Talk
+from tests.proof.stateful.cache import Start, Talk
+from tests.proof.stateful.ledger import COLUMNS, Kept, Row, Text
+from tests.proof.stateful.memory import Lower, Memory, raw, same
+from tests.proof.stateful.settings import Digits, Settings
 from tests.support import inside, owners
 from tests.support.build import build
 from tests.support.fetches import Fetched
+
+if TYPE_CHECKING:
+    from tests.proof.stateful.model import Model, Planned
 
 Faults = set[type[ms.MemstateError]]
 REFUSED = object()  # the answer of a call that raised what it had to
@@ -33,7 +34,7 @@ class Flight:
     """A planned step on both sides. tokens: those of each entry; windows: of a speculative one."""
 
     step: ms.Step
-    planned: Planned
+    planned: "Planned"
     tokens: list[list[int]]
     windows: dict[str, Tensor]
 
@@ -63,12 +64,30 @@ def foreign() -> Foreign:
     return Foreign(tuple(rows[1:]), snapshot, step, window)
 
 
+STEMS: tuple[Text, ...] = (
+    (0, 1, 2, 0, 1, 1, 2, 2, 0, 0, 1, 2, 1, 0),
+    (0, 1, 2, 0, 1, 1, 2, 1, 1, 0, 2, 2, 0, 1),
+    (2, 0, 0, 1, 2, 1, 0, 0, 2, 1, 1, 2, 0, 2),
+)  # fmt: skip
+NO_TOKENS: tuple[Any, ...] = ([], [0.5], [[1, 2]], [2**64], "text", 5, torch.zeros(2))
+SALTS = (None, None, None, "salt")
+
+Handles = list[Any]
+
+
 class Machine:
-    """One manager, one model, one memory; `handles` and `snaps` are what a caller would keep."""
+    """One manager, one model, one memory; `handles` and `snaps` are what a caller would keep.
+
+    model: makes the model, of settings and the generations of rows.
+    """
+
+    salts: tuple[Any, ...] = ()  # of the prompt drawn last
 
     _same = staticmethod(same)
 
-    def __init__(self, settings: Settings, backend: Backend) -> None:
+    def __init__(
+        self, settings: Settings, backend: Backend, model: "Callable[[Settings, Sequence[int]], Model]"
+    ) -> None:
         s = self.settings = settings
         self.memory = Memory(settings, backend.device)
         self.lower = Lower(settings, backend) if s.tiered else None
@@ -85,7 +104,7 @@ class Machine:
                 sessions=s.sessions(lambda: self.model.seconds),
             )  # fmt: skip
         self.memory.attach(self.mem)
-        self.model = Model(settings, owners.table(self.mem).generation.tolist())
+        self.model = model(settings, owners.table(self.mem).generation.tolist())
         if self.lower:
             self.lower.attach(self.mem, self.model, self.memory)
         self.model.choose = self._chosen
@@ -102,9 +121,7 @@ class Machine:
         self.fetches: dict[ms.tiers.Fetch, Fetched] = {}
         self.asleep = False
         self.in_gap = False  # a step is planned, and its forward not launched
-        self.asked: deque[tuple[ms.slots.readback.Readback, list[list[int]]]] = deque(
-            maxlen=5
-        )  # and what it must answer
+        self.asked: deque[tuple[ms.slots.readback.Readback, list[list[int]]]] = deque(maxlen=5)  # and what it must answer
         self.fed = 1000  # tokens so far, each another number
         self.calls = 0
         self.errors: Counter[str] = Counter()
@@ -329,6 +346,172 @@ class Machine:
         return [*row.prompt[length : length + n], *[(at * at + row.taste) % 3 for at in
                 range(max(length, len(row.prompt)), length + n)]]  # fmt: skip
 
+    # What programs draw: handles, most of them good, and tokens that often begin alike
+
+    def bad_row(self, d: Digits) -> Any:
+        """A handle of another manager, of a row given up, or none at all."""
+        gone = [row for row in self.gone if row not in self.handles]
+        return d.pick(*foreign().rows[:: len(foreign().rows) - 1], *gone, 3, "row")
+
+    def draw_rows(self, d: Digits, most: int = 9) -> Handles:
+        rows: Handles = sorted(self.handles, key=lambda row: self.handles[row].finished)
+        how, rows = d(8), rows[:most]
+        if how == 1:
+            rows = [rows[d(len(rows))]] if rows else []
+        elif how == 2:
+            rows = [row for row in rows if d(2)]
+        elif how == 3:
+            rows.reverse()
+        elif how == 4:
+            rows = sorted(rows, key=lambda _: d(8))
+        bad = d(40)
+        if bad in (1, 2):
+            rows.insert(d(len(rows) + 1), self.bad_row(d))
+        elif bad == 3 and rows:
+            rows.append(rows[0])
+        return rows
+
+    def row_faults(self, rows: Handles, padding: bool = False) -> Faults:
+        faults: Faults = set()
+        for row in rows:
+            if isinstance(row, ms.Row):
+                if row.index > self.model.row_count:
+                    faults.add(ms.InvalidArgument)
+                elif row not in self.handles:
+                    faults.add(ms.StaleHandle)
+            elif not (padding and row is None):
+                faults.add(ms.InvalidArgument)
+        named = [row for row in rows if row in self.handles and not (padding and self.handles[row].finished)]
+        if len(set(named)) < len(named):
+            faults.add(ms.InvalidArgument)
+        return faults
+
+    def draw_salt(self, d: Digits) -> Any:
+        salts, self.salts = self.salts, ()
+        return d.pick(*(salts * 6 + SALTS))
+
+    @property
+    def longest(self) -> int:
+        """Tokens of a prompt."""
+        width = self.settings.page_size * self.settings.pages_per_row
+        return min(24, max(1, width - 4)) if self.settings.pages else 24
+
+    def draw_prompt(self, d: Digits, talk: Talk | None = None) -> Text:
+        """Something that was there before, cut somewhere, and a few tokens more."""
+        if talk and d(5):
+            base: Text = d.pick(talk.told, talk.told, talk.told, talk.text, talk.told[: d(len(talk.told) + 1)])
+        else:
+            if self.lower and d(2) and (texts := self.lower.texts(d)):
+                self.salts, text = d.pick(*[((salt,), tokens) for salt, tokens in texts])
+                return (*text, *[d(3) for _ in range(1 + d(4))])[: self.longest]
+            there = [one.tokens for one in (*self.model.entries[-2:], *self.model.stated[-3:])]
+            base = d.pick(STEMS[d(3)], *there)
+            base = base[: len(base) - d.pick(0, 0, 0, 1, 2, d(len(base) + 1))]
+        tail = tuple(d(3) for _ in range(d(4)))
+        return (base[: self.longest - len(tail)] + tail) or (0,)
+
+    def draw_request(self, d: Digits, name: str) -> tuple[ms.Request, Start, Faults]:
+        """A request, what the model makes of it, and what is wrong with it."""
+        ways = ("new", "new", "resume", "prompt", "prompt", "turn") if self.settings.prefix else (
+            "new", "new", "new", "resume", "resume", "resume", "prompt", "turn")  # fmt: skip
+        how = d.pick(*ways)
+        if how in ("prompt", "turn"):
+            return self.draw_prompted(d, name, turn=how == "turn")
+        faults: Faults = set()
+        resume: Any = d.pick(*self.snaps) if how == "resume" and self.snaps else None
+        length: Any = d.pick(0, 0, d(5), d(9), 3 * d(9))
+        snapshot_at: Any = d.pick([], [(resume.length if resume else 0) + self.settings.page_size * d(9)])
+        wrong = d(50)
+        if wrong == 1:
+            resume = d.pick(foreign().snapshot, *self.dropped, *self.cached, "snapshot")
+        elif wrong == 2:
+            length = d.pick(-1, 2**31, True, 1000)
+        elif wrong == 3:
+            snapshot_at = d.pick([-1], [self.settings.page_size + 1], [1.5], 8, "8", None)
+        start = Start(name, wants=wants(snapshot_at))
+        if resume is not None:
+            start.origin = self.snaps.get(resume)
+            if start.origin:
+                start.length, start.shared = resume.length, resume.pages
+            else:  # what the cache has is found by its tokens, with its pages
+                there = resume in self.cached and resume not in self.stale()
+                void = isinstance(resume, ms.Snapshot) and not there
+                faults.add(ms.StaleHandle if void else ms.InvalidArgument)
+        faults |= self._of_sizes(length, snapshot_at, start)
+        return ms.Request(name, length, resume, snapshot_at), start, faults
+
+    def _of_sizes(self, length: Any, snapshot_at: Any, start: Start) -> Faults:
+        if not isinstance(snapshot_at, list | tuple) or any(
+            type(n) is not int or not 0 <= n < 2**31 for n in (length, *snapshot_at)
+        ) or any(n % self.settings.page_size for n in snapshot_at):  # fmt: skip
+            return {ms.InvalidArgument}
+        start.size = length
+        return {ms.InvalidArgument} if self.settings.pages and self.model.too_wide(length) else set()
+
+    def draw_prompted(self, d: Digits, name: str, turn: bool) -> tuple[ms.Request, Start, Faults]:
+        faults: Faults = set()
+        idle = [session for session, talk in self.talks.items() if not talk.row]
+        kept = [session for session in idle if self.talks[session].kept]
+        session: Any = d.pick(*idle, *kept * 4) if turn and idle else None
+        talk = self.talks.get(session)
+        prompt, salt = self.draw_prompt(d, talk), self.draw_salt(d)
+        if talk and talk.told and d(8):
+            salt = talk.salt
+        length = d.pick(None, None, None, len(prompt) + d(4), d(len(prompt)))
+        page = self.settings.page_size
+        snapshot_at = d.pick((), (), [page * d(9)], (page * d(9), page * d(9), page * d(9)))
+        tokens: Any = spelled(d, prompt)
+        resume: Any = None
+        wrong = d(40)
+        if wrong == 1:
+            tokens = d.pick(*NO_TOKENS)
+            faults.add(ms.InvalidArgument)
+        elif wrong == 2:
+            busy = [session for session, talk in self.talks.items() if talk.row]
+            session, talk = d.pick("session", *busy, *self.closed, ms.Session("nobody's", 0)), None
+            known = isinstance(session, ms.Session) and session not in self.talks
+            faults.add(ms.StaleHandle if known else ms.InvalidArgument)
+        elif wrong == 3 and session:
+            tokens = None
+            faults.add(ms.InvalidArgument)
+        elif wrong == 4 and session and self.snaps:
+            resume = next(iter(self.snaps))
+            faults.add(ms.InvalidArgument)
+        start = Start(name, wants=wants(snapshot_at), prompt=prompt, salt=salt, talk=talk)
+        faults |= self._of_sizes(len(prompt) if length is None else length, snapshot_at, start)
+        if not faults:
+            self.model.look_up(start)
+        return ms.Request(name, length, resume, snapshot_at, tokens, salt, session), start, faults
+
+    # What a caller says of rows
+
+    def known(self, row: Row) -> Text:
+        """Prompt and answer, as far as they are decided."""
+        return row.text + (row.prompt or ())[len(row.text) :]
+
+    def tell(self, d: Digits, rows: Handles) -> tuple[list[Any], list[Text], Faults]:
+        """Tokens of rows for the cache: as given, as meant, and what is wrong with them."""
+        faults: Faults = set()
+        keys = []
+        for row in rows:
+            tenant = self.handles.get(row)
+            text = self.known(tenant) if tenant else ()
+            keys.append(d.pick(text, text, text, text, text[: d(len(text) + 1)], (*text, 7, 7)))
+        given: Any = [spelled(d, key) for key in keys]
+        wrong = d(40)
+        if wrong == 1:
+            given = d.pick(given[1:], [*given, [1]], 3)
+            if given == 3 or len(given) != len(rows):
+                faults.add(ms.InvalidArgument)
+        elif wrong == 2 and rows:
+            given = [*given[:-1], d.pick(*NO_TOKENS[1:], None)]
+            if rows[-1] is not None:
+                faults.add(ms.InvalidArgument)
+        turns = [row is None or (row in self.handles and self.handles[row].talk) for row in rows]
+        if not self.settings.prefix and not all(turns):
+            faults.add(ms.ConfigurationError)
+        return given, keys, faults
+
 
 def encoded(tokens: Collection[int]) -> bytes:
     return np.array(list(tokens), np.int64).tobytes()
@@ -349,3 +532,23 @@ def _nodes(cache: ms.prefix.PrefixCache) -> list[tuple[object, ...]]:
 
 def _dense(numbers: Mapping[int, int], count: int) -> list[int]:
     return [numbers.get(i, 0) for i in range(count)]
+
+
+def wants(lengths: Any) -> list[tuple[int, str]]:
+    """What a request names itself, each once."""
+    named = lengths if isinstance(lengths, list | tuple) else ()
+    return [(at, "named") for at in sorted({n for n in named if isinstance(n, int)}) if at]
+
+
+def spelled(d: Digits, tokens: Text) -> Any:
+    """Tokens in one of the forms that are taken."""
+    how = d(8)
+    if how == 1:
+        return tokens
+    if how == 2:
+        return np.array(tokens, d.pick(np.int64, np.int16, np.int32, np.uint64))
+    if how == 3:
+        return torch.tensor(tokens, dtype=torch.int64)
+    if how == 4:
+        return array("q", tokens)
+    return list(tokens)

@@ -1,20 +1,79 @@
-"""Every operation of a manager: those on snapshots and on the manager as a whole, and all others by name."""
+"""Every operation of a manager, valid and not, chosen by the digits of one number."""
 
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
 import memstate as ms
-from tests.proof.stateful.history import EMPTY
-from tests.proof.stateful.machine import REFUSED, Faults, foreign
-from tests.proof.stateful.settings import Digits
-from tests.proof.stateful.talking import Start
-from tests.proof.stateful.tiering import Tiering
+from memstate.kernels.dispatch import Backend
+from memstate.kernels.tables import StepRecord
+from tests.proof.stateful.below import Below
+from tests.proof.stateful.cache import Start
+from tests.proof.stateful.ledger import EMPTY, Kept, Later, Row, Text, fold
+from tests.proof.stateful.machine import (
+    NO_TOKENS,
+    REFUSED,
+    SALTS,
+    STEMS,
+    Faults,
+    Flight,
+    Handles,
+    Machine,
+    foreign,
+    spelled,
+)
+from tests.proof.stateful.memory import RUBBISH
+from tests.proof.stateful.model import Model, Planned
+from tests.proof.stateful.settings import Digits, Settings
+from tests.support.fetches import Fetched
+
+NO_LIMIT = 2**31 - 1
+# What may come between a plan and its forward.
+GAP = (
+    "admit", "admit", "admit", "leave", "leave", "leave", "publish", "publish", "drop", "drop", "fork", "cancel",
+    "settle", "settle", "arrived", "submit", "submit", "lengthen", "read_slots", "read_slots", "shortfall", "ask",
+    "audit", "snapshot", "check", "scrub_null", "sleep", "wake", "reset", "poll", "prefetch", "match", "talk", "hush",
+    "forget_states", "forget_pages", "forget_all", "ready", "unfetch", "work", "thin", "flush", "empty_host",
+    "push_down",
+)  # fmt: skip
+FAULTS = ("gone", "vanished", "half", "garbage", "denied", "raises", "", "")
+# How often each is drawn.
+OPERATIONS = {
+    "plan": 30, "settle": 16, "window": 8, "admit": 12, "leave": 9, "publish": 8, "drop": 7, "fork": 4, "cancel": 2,
+    "arrived": 3, "submit": 3, "lengthen": 2, "read_slots": 2, "shortfall": 3, "ask": 3, "accept": 1, "audit": 1,
+    "snapshot": 1, "check": 1, "scrub_null": 1, "sleep": 1, "wake": 1, "reset": 1,
+    "poll": 2, "prefetch": 1,
+    "serve": 16, "match": 3, "talk": 3, "hush": 1, "age": 4, "forget_states": 1, "forget_pages": 1, "forget_all": 1,
+}  # fmt: skip
+
+# With tiers.
+BELOW = {
+    "serve": 60, "poll": 16, "work": 16, "prefetch": 12, "ready": 8, "unfetch": 3, "tick": 3, "spoil": 8, "stock": 8,
+    "thin": 4, "flush": 2, "empty_host": 2, "forget_states": 4, "plan": 20, "window": 4,
+}  # fmt: skip
 
 
-class Operations(Tiering):
+def modelled(settings: Settings, generations: Sequence[int]) -> Model:
+    """A model, and what lies below it."""
+    model = Model(settings, generations)
+    if settings.tiered:
+        Below(model)
+    return model
+
+
+class Operations(Machine):
     """`run` carries out one of `OPERATIONS`."""
 
     naps = 0
+
+    def __init__(self, settings: Settings, backend: Backend) -> None:
+        super().__init__(settings, backend, modelled)
 
     def run(self, name: str, number: int) -> None:
         """Carries out an operation on both sides and compares everything."""
@@ -192,17 +251,996 @@ class Operations(Tiering):
         self.model.end([self.handles[row] for row in rows], None, [])
         self.forget_rows(rows)
 
+    # Plan
 
-# How often each is drawn.
-OPERATIONS = {
-    "plan": 30, "settle": 16, "window": 8, "admit": 12, "leave": 9, "publish": 8, "drop": 7, "fork": 4, "cancel": 2,
-    "arrived": 3, "submit": 3, "lengthen": 2, "read_slots": 2, "shortfall": 3, "ask": 3, "accept": 1, "audit": 1,
-    "snapshot": 1, "check": 1, "scrub_null": 1, "sleep": 1, "wake": 1, "reset": 1,
-    "poll": 2, "prefetch": 1,
-    "serve": 16, "match": 3, "talk": 3, "hush": 1, "age": 4, "forget_states": 1, "forget_pages": 1, "forget_all": 1,
-}  # fmt: skip
-# With tiers.
-BELOW = {
-    "serve": 60, "poll": 16, "work": 16, "prefetch": 12, "ready": 8, "unfetch": 3, "tick": 3, "spoil": 8, "stock": 8,
-    "thin": 4, "flush": 2, "empty_host": 2, "forget_states": 4, "plan": 20, "window": 4,
-}  # fmt: skip
+    def extend(self, rows: Handles, lengths: Any) -> bool:
+        """Pages for rows up to lengths, for all or for none."""
+        model, faults = self.model, self.row_faults(rows)
+        given = lengths if isinstance(lengths, list) else [lengths] * len(rows)
+        requested = 0
+        if len(given) != len(rows) or any(not 0 <= length <= NO_LIMIT for length in given):
+            faults.add(ms.InvalidArgument)
+        elif not faults:
+            if any(model.too_wide(length) for length in given):
+                faults.add(ms.InvalidArgument)
+            tenants = [self.handles[row] for row in rows]
+            requested = sum(max(0, model.pages_for(n) - len(t.pages)) for t, n in zip(tenants, given, strict=True))
+            if requested > model.free_pages + model.pages_ready_to_go:
+                faults.add(ms.OutOfPages)
+        call = lambda: self.mem.extend(rows, lengths)  # noqa: E731
+        if self.attempt(faults, call, {ms.OutOfPages: (requested, model.free_pages)}) is REFUSED:
+            return False
+        model.free_some_pages(requested)
+        model.extend([self.handles[row] for row in rows], given)
+        return True
+
+    def plan(self, d: Digits, window: bool = False, run: bool = True) -> Flight | None:
+        model = self.model
+        if len(self.flights) > self.settings.overlap and d(8) != 7:
+            self.settle(d)
+        alive = [row for row, tenant in self.handles.items() if not tenant.finished]
+        if (not alive and d(6) != 5) or (len(alive) < self.max_batch and d(2)):
+            self.admit(d)
+        handles = self.draw_rows(d, self.max_batch)
+        while len(handles) < self.max_batch and d(4) == 1:
+            handles.insert(d(len(handles) + 1), None)
+        counts = []
+        for handle in handles:
+            row = self.handles.get(handle)
+            most = d.pick(4, 4, 9, model.next_boundary(row) - model.length(row) if row and not window else 4)
+            counts.append(1 + d(most))
+            if row and not window and d(3) == 1:
+                counts[-1] = self.mem.chunk(handle, counts[-1])
+        if self.planned_last is not None and d(4) == 1:  # as a decode loop does, whether these are still there or not
+            handles = self.planned_last
+            counts = [1] * len(handles)
+        self.planned_last = handles
+        handles, counts, limit = self._spoil(d, handles, counts, window)
+        return self.plan_batch(d, self.take_pages(d, handles, counts), counts, limit, window, run)
+
+    def plan_batch(
+        self, d: Digits, handles: Handles, counts: list[int], limit: Any = NO_LIMIT, window: bool = False,
+        run: bool = True,
+    ) -> Flight | None:  # fmt: skip
+        """Plans these rows, whatever is wrong with that; the step's forward runs unless told otherwise.
+
+        About half of the forwards run within the plan, as where a graph is replayed.
+        """
+        model = self.model
+        given: Any = counts[0] if len(set(counts)) == 1 and len(counts) == len(handles) and d(2) else counts
+        faults = self._plan_faults(handles, counts, limit, window)
+        rows: list[Row | None] = []
+        fed: list[list[int]] = []
+        if not faults:
+            rows = [self.handles[handle] if handle else None for handle in handles]
+            fed = [
+                self.feed(row, model.length(row), n) if row and not row.finished else []
+                for row, n in zip(rows, counts, strict=True)
+            ]
+        starts = [model.length(row) if row and not row.finished else 0 for row in rows]
+        windows: dict[str, Tensor] = {}
+        replay: Any = None
+        if run and handles and d(2):
+            replay = lambda: windows.update(self._replay(d, window, starts, fed))  # noqa: E731
+        elif d(60) == 1:
+            self._misuse_replay(handles, given, window)
+        packets = model.packets
+        with self.counted() as spent:
+            call = lambda: self.mem.plan(handles, given, limit=limit, window=window, replay=replay)  # noqa: E731
+            step = self.attempt(faults, call)
+        if step is REFUSED:
+            return None
+        planned = model.plan(list(zip(rows, fed, strict=True)), max(0, limit), window)
+        packets = model.packets - packets
+        owned = packets + (replay is not None and not planned.changes)  # a graph launches it for no change, too
+        assert spent["plan"] == 1 and spent["ownership"] == owned, spent
+        assert not spent["syncs"] or self.settings.debug, spent
+        if spent.keys() <= {
+            "plan",
+            "ownership",
+            "run_data",
+            "uploads",
+            "syncs",
+        }:  # and nothing is copied, read back or packed
+            assert spent["run_data"] <= owned and spent["uploads"] <= max(1, packets), spent
+        flight = Flight(step, planned, fed, windows)
+        self.note_step(flight)
+        entries = planned.entries
+        self._same("rows of the step", step.numbers.tolist(), [e.row.number if e.row else 0 for e in entries])
+        self._same("tokens of the step", step.tokens_of.tolist(), list(map(len, fed)))
+        self._same_marks(step, planned)
+        self._same("before", step.before.tolist(), [entry.before for entry in entries])
+        self._same("after", step.after.tolist(), [entry.after for entry in entries])
+        assert step.window == window
+        if replay is not None:
+            assert self.mem._parts.stepping.open is None
+            self._ran(flight)
+            model.launched(planned, send=True)
+            self.look()
+            return flight
+        self.look()  # before the forward: zeros and copies are done, and nothing else
+        if run:
+            self._gap(d)
+            if flight not in self.flights:  # cancelled, or everything was reset
+                return None
+            flight.windows.update(self._run(d, step.record, window, starts, fed))
+            self._ran(flight)
+            if d(4) == 1:
+                self.look()
+                self.tell_launched()
+        return flight
+
+    def _replay(self, d: Digits, window: bool, starts: list[int], fed: list[list[int]]) -> dict[str, Tensor]:
+        """What a captured graph does, launched one by one."""
+        if self.lower:
+            self.lower.wait()
+        return self._run(d, self.mem.launch(len(fed), window=window), window, starts, fed)
+
+    def _misuse_replay(self, handles: Handles, given: Any, window: bool) -> None:
+        """Launches outside of a plan, and something that cannot be called."""
+        if not self.asleep:
+            self.attempt({ms.InvalidArgument}, lambda: self.mem.launch(1))
+        call = lambda: self.mem.plan(handles, given, window=window, replay=1)  # type: ignore[arg-type] # noqa: E731
+        self.attempt({ms.InvalidArgument}, call)
+
+    def _gap(self, d: Digits) -> None:
+        """Whatever a scheduler does between a plan and the forward."""
+        flight, self.in_gap = self.flights[-1], True
+        for _ in range(d.pick(0, 0, 0, 1, 2, 3, 5)):
+            if flight in self.flights:
+                getattr(self, d.pick(*GAP))(d)
+                self.look()
+        if self.asleep:
+            self.wake(d)
+        self.in_gap = False
+
+    def tell_launched(self) -> None:
+        """Says that the newest step's forward has been launched."""
+        flight = self.flights[-1]
+        if self.attempt(set(), lambda: self.mem.submit(flight.step)) is not REFUSED:
+            self.model.launched(flight.planned)
+            self.model.submit()
+
+    def _spoil(self, d: Digits, handles: Handles, counts: list[int], window: bool) -> tuple[Handles, list[int], Any]:
+        """Now and then something is wrong with a batch."""
+        limit: Any = d.pick(NO_LIMIT, NO_LIMIT, NO_LIMIT, 0, 1, 2)
+        wrong = d(40)
+        if wrong == 1 and counts:
+            counts = [*counts[:-1], counts[-1] + d.pick(self.settings.every, NO_LIMIT)]
+        elif wrong == 2 and counts:
+            counts = [0, *counts[1:]]
+        elif wrong == 3:
+            counts = [*counts, 1, 1]
+        elif wrong == 4:
+            handles, counts = [*handles, *[None] * self.max_batch], [*counts, *[1] * self.max_batch]
+        elif wrong == 5:
+            limit = d.pick(-1, True, 1.5, None)
+        return handles, counts, limit
+
+    def take_pages(self, d: Digits, handles: Handles, counts: list[int]) -> Handles:
+        """The batch with the pages that it needs; most often, rows that get none stay out of it."""
+        if not self.settings.pages or d(12) == 11:
+            return handles
+        model, short = self.model, {}
+        for row, n in zip(handles, counts, strict=False):
+            tenant = self.handles.get(row)
+            if tenant and not tenant.finished and model.length(tenant) + n > model.room(tenant):
+                short[row] = model.length(tenant) + n
+        if not short or self.extend(list(short), list(short.values())):
+            return handles
+        refused = [row for row, length in short.items() if not self.extend([row], [length])]
+        return [None if row in refused else row for row in handles]
+
+    def _plan_faults(self, handles: Handles, counts: list[int], limit: Any, window: bool) -> Faults:
+        model, faults = self.model, self.row_faults(handles, padding=True)
+        if len(self.flights) > self.settings.overlap or len(handles) > self.max_batch or len(counts) != len(handles):
+            faults.add(ms.InvalidArgument)
+        if (window and not self.settings.speculation) or isinstance(limit, bool) or not isinstance(limit, int):
+            faults.add(ms.InvalidArgument)
+        for handle, n in zip(handles, counts, strict=False):
+            row = self.handles.get(handle)
+            if row and not row.finished:
+                after = model.length(row) + n
+                if n < 1 or n > NO_LIMIT or after > NO_LIMIT or after > model.room(row):
+                    faults.add(ms.InvalidArgument)
+            elif n > NO_LIMIT:
+                faults.add(ms.InvalidArgument)
+        return faults
+
+    def _run(
+        self, d: Digits, record: StepRecord, window: bool, starts: list[int], fed: list[list[int]]
+    ) -> dict[str, Tensor]:
+        """The forward on the bytes of slots: it leaves states there, or returns windows."""
+        read = record.read.tolist()
+        if window:
+            width = max(map(len, fed), default=0) + d(2)
+            return self.memory.windows(read, starts, fed, width, inputs=d(2) == 1)
+        self.memory.forward(read, record.write.tolist(), record.snapshot.tolist(), starts, fed, self._marks())
+        return {}
+
+    def _marks(self) -> list[tuple[int, int, int]]:
+        """Entry, offset and slot of the marks of the newest plan, as the device has them."""
+        count, *columns = (column.tolist() for column in self.mem._parts.log.marks)
+        return list(zip(*(column[: count[0]] for column in columns), strict=True))
+
+    def _same_marks(self, step: ms.Step, planned: Planned) -> None:
+        told = [(mark.entry, mark.offset, self.model.slot[kept.register]) for mark, kept in planned.marks]
+        self._same("number of marks", step.marked, len(told))
+        self._same("marks of the step", self._marks(), told)
+
+    def _ran(self, flight: Flight) -> None:
+        """What the forward has done, as the model has it."""
+        planned = flight.planned
+        if planned.window:
+            return
+        self.model.forward(planned)
+        if self.lower:
+            self.lower.forward([(entry.row, entry.before, len(entry.tokens)) for entry in planned.entries if entry.row])
+        if self.settings.in_place and not self.settings.pad and not all(entry.row for entry in planned.entries):
+            for states in self.model.content.values():
+                states[0] = RUBBISH
+
+    # Settle, accept, cancel
+
+    def _wrong_step(self, d: Digits) -> ms.Step | None:
+        steps = [foreign().step, foreign().window, *self.settled, *[flight.step for flight in self.flights[1:]]]
+        return steps[d(len(steps))]
+
+    def _step_faults(self, step: ms.Step, window: bool) -> Faults:
+        faults: Faults = set()
+        if step.window != window:
+            faults.add(ms.InvalidArgument)
+        if step not in [flight.step for flight in self.flights]:
+            faults.add(ms.StaleHandle)
+        elif step is not self.flights[0].step:
+            faults.add(ms.InvalidArgument)
+        return faults
+
+    def settle(self, d: Digits) -> None:
+        """The oldest step; a speculative one is accepted."""
+        wrong = d(30)
+        if self.in_gap and len(self.flights) < 2:  # the results of the newest step are not there
+            return
+        if not self.flights and wrong > 1:
+            self.plan(d)
+            return
+        if not self.flights or wrong == 1:
+            step = self._wrong_step(d)
+            assert step
+            faults = self._step_faults(step, False)
+            if faults:
+                self.attempt(faults, lambda: self.mem.settle(step, [False] * len(step.numbers)))
+            return
+        flight = self.flights[0]
+        if flight.planned.window and wrong != 2:
+            self.accept(d)
+            return
+        entries = flight.planned.entries
+        over = [d(12) == 1 for _ in entries]
+        given: Any = d.pick(over, np.array(over, bool), over if any(over) else None)
+        faults = self._step_faults(flight.step, False)
+        if wrong == 3:
+            given = d.pick([*over, True], [1] * len(over), "x")
+            if given:
+                faults.add(ms.InvalidArgument)
+        packets = self.model.packets
+        with self.counted() as spent:
+            settled = self.attempt(faults, lambda: self.mem.settle(flight.step, given))
+        if settled is not REFUSED:
+            self.model.settle(flight.planned, over)
+            assert spent["ownership"] == self.model.packets - packets and not spent["plan"], spent
+            assert not spent["syncs"] or self.settings.debug, spent
+            self.forget_step(flight)
+
+    def accept(self, d: Digits) -> None:
+        flight = next((flight for flight in self.flights if flight.planned.window), None)
+        if flight is None:
+            step = d.pick(*[flight.step for flight in self.flights[:1]], foreign().window, *self.settled)
+            faults = self._step_faults(step, True) | {ms.InvalidArgument}  # its windows do not fit either
+            self.attempt(faults, lambda: self.mem.accept(step, [0] * len(step.numbers), {}))
+            return
+        entries, step = flight.planned.entries, flight.step
+        accepted = [len(tokens) - d(len(tokens) + 1) for tokens in flight.tokens]
+        over = [d(12) == 1 for _ in entries]
+        limit = d.pick(NO_LIMIT, NO_LIMIT, NO_LIMIT, 0, 1)
+        windows, given, faults = dict(flight.windows), list(accepted), self._step_faults(step, True)
+        wrong = d(40)
+        if wrong == 1 and given:
+            given[-1] = len(flight.tokens[-1]) + 1
+        elif wrong == 2:
+            given.append(0)
+            given.append(0)
+        elif wrong == 3:
+            windows.pop("fold")
+        elif wrong == 4:
+            windows["fold"] = windows["fold"].float()
+        elif wrong == 5:
+            windows["fold"] = windows["fold"][:, :, : max(map(len, flight.tokens), default=1) - 1]
+        elif wrong == 6:
+            windows["more"] = windows["fold"]
+        if wrong in (2, 3, 4, 6) or (wrong in (1, 5) and given and (wrong == 1 or any(flight.tokens))):
+            faults.add(ms.InvalidArgument)
+        elif wrong == 5:
+            windows = dict(flight.windows)
+        call = lambda: self.mem.accept(step, given, windows, over, limit=limit)  # noqa: E731
+        if self.attempt(faults, call) is not REFUSED:
+            rows = [(self.model.tenant(entry), entry.before) for entry in entries]
+            self.model.accept(flight.planned, accepted, over, limit)
+            if self.lower:
+                self.lower.forward([(row, n, entry.after - n) for entry, (row, n) in zip(entries, rows, strict=True) if
+                                    row and entry.after])  # fmt: skip
+            self.forget_step(flight)
+            told = [entry.after for entry in entries]
+            self._same("after what was accepted", step.after.tolist(), told)
+
+    def cancel(self, d: Digits) -> None:
+        """The newest step: one that has been planned for this, perhaps with a settle between, or whichever there is.
+
+        A step that has run is given up only where no snapshot waits for a copy: it may have been published already.
+        """
+        how = d(4)
+        flight = self.flights[-1] if self.flights and not self.model.due else None
+        if self.in_gap:
+            flight = self.flights[-1]
+        elif how or not flight:
+            flight = self.plan(d, window=self.settings.speculation and d(2) == 1, run=False)
+            if flight and how == 2 and len(self.flights) > 1:
+                self.settle(d)
+        if d(20) == 1 or not flight:
+            step = d.pick(foreign().step, *self.settled, *[flight.step for flight in self.flights[:-1]])
+            current = [flight.step for flight in self.flights]
+            self.attempt({ms.InvalidArgument if step in current else ms.StaleHandle}, lambda: self.mem.cancel(step))
+            if not flight:
+                return
+        publish = d(2) == 1
+        if flight not in self.flights:
+            return
+        model = self.model
+        entries = [entry for entry in flight.planned.entries if model.tenant(entry)]
+        handles = {row: handle for handle, row in self.handles.items()}
+        faults: Faults = set()
+        tokens = texts = None
+        if d(3) == 1:
+            named = [handles.get(model.tenant(entry)) for entry in flight.planned.entries]  # type: ignore[arg-type]
+            tokens, texts, faults = self.tell(d, named)
+        elif publish and any(entry.row and entry.row.talk for entry in entries):
+            faults = {ms.InvalidArgument}
+
+        def call() -> Any:
+            keep: Any = "cache" if tokens is not None else "handle" if publish else None
+            return self.mem.cancel(flight.step, keep, tokens=tokens)
+
+        promised = model.promised or flight.planned is not model.open  # its forward must run, or has been launched
+        if promised:
+            faults.add(ms.InvalidArgument)
+        snaps = self.attempt(faults, call)
+        if snaps is REFUSED and (self.asleep or promised):  # its forward runs
+            return
+        if snaps is REFUSED:  # it has no forward, so that it must go
+            publish, tokens, texts = False, None, None
+            snaps = self.attempt(set(), call)
+        rows = model.cancelled(flight.planned)
+        used = [snap.register for snap in snaps if snap] if publish else None
+        if texts is not None:
+            texts = [text for text, entry in zip(texts, flight.planned.entries, strict=True) if entry in entries]
+        kept = iter(model.end(rows, used, [row.confirmed for row in rows], texts))
+        self.note_snaps(snaps, [next(kept) if entry in entries else None for entry in flight.planned.entries])
+        self.forget_rows([handle for handle, row in self.handles.items() if row in rows])
+        self.forget_step(flight)
+
+    # New rows and rows that end
+
+    def admit(self, d: Digits) -> None:
+        self.let_expire()
+        names = [f"request {self.calls}.{i}" for i in range(d.pick(1, 2, 1, 3, 0))]
+        self.admit_all(d, [self.draw_request(d, name) for name in names])
+
+    def admit_all(self, d: Digits, drawn: Sequence[tuple[ms.Request, Start, Faults]]) -> Handles:
+        """Admits requests together; returns the new rows, none where that is refused."""
+        model, requests, starts = self.model, [one[0] for one in drawn], [one[1] for one in drawn]
+        faults: Faults = set().union(*[one[2] for one in drawn])
+        turns = [request.session for request in requests if request.session]
+        if len(set(turns)) < len(turns):
+            faults.add(ms.InvalidArgument)
+        more, numbers = (set(), None) if faults else self._scarce(len(starts), *model.weigh(starts))
+        given: Any = requests
+        if d(50) == 1:
+            given, faults = (
+                d.pick(requests[0] if requests else 3, [*requests, "request"]),
+                faults | {ms.InvalidArgument},
+            )
+        if not (faults or self.asleep) and (higher := self._from_host(starts)):
+            starts, more = higher, set()
+        elif more:
+            starts, more, numbers = self._from_elsewhere(starts)
+        rows = self.attempt(faults | more, lambda: self.mem.admit(given), numbers)
+        if rows is REFUSED:
+            return []
+        tenants = model.admit(starts)
+        for tenant in tenants:
+            tenant.taste = d(3)
+        self.note_rows(rows, tenants)
+        assert rows.any_alive == bool(requests)
+        return list(rows)
+
+    def _from_host(self, starts: Sequence[Start]) -> list[Start] | None:
+        """The same with what host memory has, where there is room for all of that."""
+        model = self.model
+        found = [model.from_host(start) or start for start in starts]
+        states = {start.hit.state.key for start in found if start.hit}
+        if not states or self._scarce(len(found), *model.weigh(found))[0]:
+            return None
+        return found if len(states) <= model.holders_left else None
+
+    def _from_elsewhere(self, starts: Sequence[Start]) -> tuple[Sequence[Start], Faults, dict[type, tuple[int, ...]]]:
+        """The same where sessions make way for their own turns: first those whose states the turns do not need."""
+        model = self.model
+        turns = [start for start in starts if start.talk and start.talk.kept]
+        more, numbers = self._scarce(len(starts), *model.weigh(starts))
+        for needed in False, True:
+            gone = [start.talk for start in turns if bool(start.moved) == needed]
+            if more and gone:
+                starts = [model.from_elsewhere(start) if start.talk in gone else start for start in starts]
+                more, numbers = self._scarce(len(starts), *model.weigh(starts))
+        return starts, more, numbers
+
+    def _scarce(
+        self, rows: int, need: tuple[int, int], room: tuple[int, int], evictable: int
+    ) -> tuple[Faults, dict[type, tuple[int, ...]]]:
+        """What runs out, and the numbers that the errors have to carry. need, room: pages and slots."""
+        model = self.model
+        numbers = {ms.OutOfRows: (rows, len(model.free_rows)), ms.OutOfPages: (need[0], model.free_pages),
+                   ms.OutOfSlots: (need[1], model.free_count, evictable)}  # fmt: skip
+        short = rows > len(model.free_rows), need[0] > room[0], need[1] > room[1]
+        return {error for error, is_short in zip(numbers, short, strict=True) if is_short}, numbers
+
+    def fork(self, d: Digits) -> None:
+        model, s = self.model, self.settings
+        handles: Handles = list(self.handles)
+        settled = [row for row in handles if not self.handles[row].unsettled]
+        row = d.pick(*(settled or handles or foreign().rows[:1]), *handles)
+        if d(40) == 1:
+            row = self.bad_row(d)
+        names: Any = [f"fork {self.calls}.{i}" for i in range(d(4))]
+        faults, tenant = self.row_faults([row]), self.handles.get(row)
+        numbers: dict[type, tuple[int, ...]] = {}
+        if tenant and (tenant.unsettled or tenant.finished):
+            faults.add(ms.InvalidArgument)
+        if tenant and names:
+            length = model.length(tenant)
+            partial = model.pages_for(length) - model.pages_for(model.floor(length))
+            moved = s.direct and not tenant.source
+            need = partial * len(names), len(names) * (1 + s.lanes_at_admission) + moved
+            more, numbers = self._scarce(len(names), need, *model.weigh([])[1:])
+            faults |= more
+            if partial and model.waits:
+                faults.add(ms.InvalidArgument)
+            if moved and not model.free_holders and not model.ready_to_go:
+                faults.add(ms.InvalidArgument)
+        if d(40) == 1:
+            names = d.pick("ab", 3)
+            faults.add(ms.InvalidArgument)
+        fork = self.attempt(faults, lambda: self.mem.fork(row, names), numbers)
+        if fork is REFUSED:
+            return
+        assert tenant
+        tenants, copies = model.fork(tenant, names, int(self.registers.source[row.index]))
+        self.note_rows(fork.rows, tenants)
+        if self.lower and self.lower.kv:
+            self.lower.kv.copy(copies)
+        self._same("page copies", [tuple(map(int, pair)) for pair in fork.page_copies], copies)
+
+    def arrived(self, d: Digits) -> None:
+        """A state from elsewhere, written to the slots that the device names."""
+        model = self.model
+        fresh = [row for row, tenant in self.handles.items() if not self._begun(tenant)]
+        rows: Handles = self.draw_rows(d) if d(6) == 1 else fresh[: 1 + d(3)]
+        lengths = [1 + d(9) for _ in rows]
+        if d(30) == 1 and lengths:
+            lengths[0] = 0
+        if not self.row_faults(rows):
+            slots = self.attempt(set(), lambda: self.mem.device.read_slots(rows))
+            if slots is REFUSED:
+                return
+            model.then(Later(lambda: None))
+            if self.memory.device.type == "cuda":  # the copy is over whenever somebody looks, as the model has it
+                torch.cuda.synchronize()
+            assert slots.ready == (model.waits is None)
+            if not slots.ready:  # nothing can come to a slot that is not known
+                return
+            if self.settings.pages and d(9) != 8 and not self.extend(rows, lengths):
+                return
+        faults = self.row_faults(rows)
+        for row, length in zip(rows, lengths, strict=True):
+            tenant = self.handles.get(row)
+            if tenant and (self._begun(tenant) or length < 1 or length > model.room(tenant)):
+                faults.add(ms.InvalidArgument)
+        texts = [
+            tuple(self.feed(self.handles.get(row, Row(0, 0, "")), 0, n)) for row, n in zip(rows, lengths, strict=True)
+        ]
+        states = [fold(EMPTY, text) for text in texts]
+        if not faults:
+            for row, slot, state in zip(rows, slots.wait().tolist(), states, strict=True):
+                self._same("the slot of an arrival", slot, model.slot[self.handles[row].live])
+                self.memory.put(slot, state)
+                for contents in model.content.values():
+                    contents[slot] = state
+        if self.attempt(faults, lambda: self.mem.device.arrived(rows, lengths)) is not REFUSED:
+            model.arrive(tenants := [self.handles[row] for row in rows], states, texts)
+            for tenant in tenants:
+                model.arrived_at(tenant)
+            if self.lower and self.lower.kv:
+                self.lower.kv.arrive(tenants)
+
+    def _begun(self, tenant: Row) -> bool:
+        return bool(self.model.known[tenant.live] or tenant.source or tenant.unsettled or tenant.finished)
+
+    def lengthen(self, d: Digits) -> None:
+        """Pages for more tokens."""
+        rows = self.draw_rows(d)
+        lengths: Any = d.pick([d(30) for _ in rows], d(30), [-1 for _ in rows], [1, 2, 3, *[4 for _ in rows]])
+        self.extend(rows, lengths)
+
+    def leave(self, d: Digits) -> None:
+        """Release, abort or retract; rows that are finished or have no room left first."""
+        model = self.model
+        wide = [
+            row
+            for row, tenant in self.handles.items()
+            if self.settings.pages and model.too_wide(model.length(tenant) + 3)
+        ]
+        over: Handles = wide + [row for row, tenant in self.handles.items() if tenant.finished and row not in wide]
+        rows = over if over and d(4) else self.draw_rows(d, 1) if d(3) == 1 else self.draw_rows(d, d(8))
+        if not over and d(3):
+            return
+        ways = "release", "abort", "retract", "publish", "keys", "key", "told", "told", "retract told", "told keys"
+        self.end_rows(d, rows, d.pick(*ways))
+
+    def end_rows(self, d: Digits, rows: Handles, how: str) -> None:
+        """told: with the tokens of the rows; keys: as far as these go."""
+        model = self.model
+        faults = self.row_faults(rows)
+        keys: Any = [d(1 + model.length(self.handles[row])) for row in rows if row in self.handles]
+        given = {"retract": True, "publish": True, "keys": keys, "told keys": keys, "key": d(12)}.get(how, False)
+        if how in ("keys", "told keys"):
+            if d(20) == 1:
+                given = d.pick([*keys, 1, 1], [-1 for _ in rows], "key")
+            if isinstance(given, str) or len(given) != len(rows) or any(key < 0 for key in given):
+                faults.add(ms.InvalidArgument)
+        tokens = texts = None
+        if "told" in how:
+            tokens, texts, wrong = self.tell(d, rows)
+            faults |= wrong
+            if not faults:
+                ends = zip(
+                    texts, [self.handles[row].confirmed for row in rows], given or [1 << 30] * len(rows), strict=True
+                )
+                if any(len(text) < min(confirmed, most) for text, confirmed, most in ends):
+                    faults.add(ms.InvalidArgument)
+        elif how not in ("release", "abort") and any(row in self.handles and self.handles[row].talk for row in rows):
+            faults.add(ms.InvalidArgument)
+        keep: Any = "cache" if tokens is not None else None if given is False else "handle"
+        lengths = None if isinstance(given, bool) else given
+        snaps = self.attempt(faults, lambda: self.mem.end(rows, keep, lengths=lengths, tokens=tokens))
+        if snaps is REFUSED:
+            return
+        tenants = [self.handles[row] for row in rows]
+        bounds = [tenant.confirmed for tenant in tenants]
+        if how in ("keys", "key", "told keys"):
+            bounds = [min(b, key) for b, key in zip(bounds, [given] * 9 if how == "key" else given, strict=False)]
+        used = None if how in ("release", "abort") else [snap.register for snap in snaps if snap]
+        if texts is not None:
+            model.promise(tenants, model.told(tenants, bounds, texts))
+        elif used is not None:
+            model.promise(tenants, [snap.length if snap else 0 for snap in snaps])
+        self.note_snaps(snaps, model.end(tenants, used, bounds, texts))
+        self.forget_rows(rows)
+
+    # Questions: each answer is told from the model beforehand
+
+    def read_slots(self, d: Digits) -> None:
+        handles: Handles = [*self.draw_rows(d), *[snap for snap in self.snaps if d(2)]]
+        handles = sorted(handles, key=lambda _: d(4))
+        wrong = d(25)
+        rows = [handle for handle in handles if not isinstance(handle, ms.Snapshot)]
+        faults = self.row_faults(sorted(set(rows), key=rows.index))  # here a row may be named twice
+        if wrong == 1:
+            handles.append(d.pick(foreign().snapshot, *self.dropped))
+            faults.add(ms.StaleHandle)
+        found = self.attempt(faults, lambda: self.mem.device.read_slots(handles))
+        if found is REFUSED:
+            return
+        registers = []
+        for handle in handles:
+            owner: Row | Kept = self.snaps[handle] if handle in self.snaps else self.handles[handle]
+            registers.append(owner.register if isinstance(owner, Kept) else owner.source or owner.live)
+        told: list[list[int]] = []
+        self.model.then(Later(lambda: told.append([self.model.slot[register] for register in registers])))
+        self.asked.append((found, told))
+
+    def shortfall(self, d: Digits) -> None:
+        """Exact for the next plan; for a window between what can happen and what boundaries inside could ask for."""
+        model, window = self.model, d(3) == 1
+        rows = self.draw_rows(d)
+        faults = self.row_faults(sorted(set(rows), key=rows.index))
+        if len(set(rows)) < len(rows) and not faults:
+            return
+        counts = [1 + d(6) for _ in rows]
+        most = least = 0
+        for row, n in zip(rows, counts, strict=True):
+            tenant = self.handles.get(row)
+            if tenant and not tenant.finished:
+                needs, may = model.needs(tenant, n, window)
+                least, most = least + needs, most + may
+        seen = self.attempt(faults, lambda: self.mem.shortfall(rows, counts, window=window))
+        if seen is not REFUSED:
+            low, high = model.shortfall(least), model.shortfall(most)
+            assert low <= seen <= high, f"shortfall {seen}, expected {low} to {high}"
+
+    def ask(self, d: Digits) -> None:
+        """What the host knows; it answers asleep as well."""
+        mem, model = self.mem, self.model
+        for row, tenant in self.handles.items():
+            seen = (mem.info(row).length, mem.info(row).confirmed, mem.info(row).next_boundary, mem.info(row).slots)
+            held = sum(tenant.live + k in model.held for k in range(3)) + len(tenant.marks)
+            told = (model.length(tenant), tenant.confirmed, model.next_boundary(tenant), held)
+            self._same(f"length, confirmed, next boundary, slots of row {row.index}", seen, told)
+            most = 1 + d(40)
+            self._same(f"chunk of {most} of row {row.index}", mem.chunk(row, most), model.chunk(tenant, most))
+        self._same("free slots and pages", (mem.free_slots, mem.free_pages), (model.free_count, model.free_pages))
+        assert f"{model.free_count} of {model.capacity} slots free, {len(model.rows)} requests" in repr(mem).replace(
+            "StateManager(", ""
+        )
+        if d(3) == 1 and not self.asleep:
+            row = self.bad_row(d)
+            self.attempt(self.row_faults([row]), lambda: mem.info(row))
+            most = d.pick(1, 7, 0, -1, "4", 2.0)
+            faults = self.row_faults([row]) | (set() if most in (1, 7) else {ms.InvalidArgument})
+            self.attempt(faults, lambda: mem.chunk(row, most))
+        for register in list(model.held)[:2]:
+            self._same("owner", mem._reports.owner(register), self.owner(register))
+        infos = self.attempt(set(), mem.device.buffer_infos)
+        if infos is not REFUSED:
+            for info in infos:
+                layer = mem.planes[info.plane][info.layer]
+                told = (layer.data_ptr(), layer.stride(0) * layer.element_size(), model.capacity)
+                self._same(f"{info.plane} for RDMA", (info.address, info.slot_stride, info.slots), told)
+
+    def audit(self, d: Digits) -> None:
+        report = self.attempt(set(), self.mem.audit)
+        if report is not REFUSED:
+            self.model.submit()
+            report.raise_if_leaking()
+            self._same("free", report.free, self.model.free_count)
+            self._same("owners", dict(report.owned_by_kind), dict(Counter(map(self._kind, self.model.held))))
+
+    def _kind(self, register: int) -> str:
+        return self.owner(register)[0]
+
+    def snapshot(self, d: Digits) -> None:
+        picture = self.attempt(set(), self.mem.inspect)
+        if picture is REFUSED:
+            return
+        model = self.model
+        model.submit()
+        held = model.slots_to_come()
+        by_slot = {slot: register for register, slot in held.items()}
+        slots = range(model.capacity + 1)
+        self._same("owners in the picture", list(picture.owners), [int(slot in by_slot) for slot in slots])
+        self._same("free in the picture", list(picture.free), [slot > 0 and slot not in by_slot for slot in slots])
+        self._same("slots in the picture", list(picture.slots), [held.get(r, 0) for r in
+                   range(model.register_count)])  # fmt: skip
+        self._same("kinds", picture.kinds, {register: self._kind(register) for register in held})
+        self._same("names", picture.names, {register: self.owner(register)[1] for register in held})
+
+    # The prefix cache and sessions: requests with tokens from beginning to end
+
+    def serve(self, d: Digits) -> None:
+        """A prompt or a turn, for some steps by itself, so that it leaves something for others."""
+        if self.asleep:
+            return
+        self.let_expire()
+        alive = [row for row, tenant in self.handles.items() if tenant.prompt and not tenant.finished]
+        rows = [d.pick(*alive)] if alive and d(4) < 2 else []
+        if not rows:
+            if not self.model.free_rows:
+                self.end_rows(d, list(self.handles)[: 1 + d(2)], "told" if self.settings.prefix else "abort")
+            if self.lower:
+                self.push_down(d)
+            turn = any(not talk.row for talk in self.talks.values()) and d(2) == 1
+            drawn = self.draw_prompted(d, f"request {self.calls}.0", turn)
+            if self.lower and not turn and not drawn[2] and drawn[1].prompt:
+                self.fetch_first(d, drawn[1].prompt, drawn[1].salt)
+            rows = self.admit_all(d, [drawn])
+        for _ in range(1 + d(6) if rows else 0):
+            if not self._advance(d, rows):
+                break
+            if d(3) == 1:
+                self.publish_told(d, rows)
+        rows = [row for row in rows if row in self.handles]
+        if rows and d(2 + 2 * bool(self.handles[rows[0]].talk)):
+            self.end_rows(d, rows, d.pick("told", "told", "told", "retract told", "abort"))
+            if d(3):
+                self.serve(d)
+
+    def _advance(self, d: Digits, rows: Handles) -> bool:
+        """One step of one row, and what becomes of it."""
+        while len(self.flights) > self.settings.overlap or (self.flights and d(3)):
+            self.settle(Digits(0))
+        tenant = self.handles[rows[0]]
+        if tenant.finished:
+            return False
+        length = self.model.length(tenant)
+        counts = [min(self.model.next_boundary(tenant) - length, 1 + d(8)) if d(3) else 1 + d(12)]
+        handles = self.take_pages(Digits(0), rows, counts)
+        if handles != rows or self.plan_batch(d, handles, counts) is None:
+            return False
+        while self.flights and d(4):
+            self.settle(Digits(0))
+        if self.lower and d(3):
+            self.work(d)
+            self.poll(d)
+        return rows[0] in self.handles and not tenant.finished
+
+    def publish_told(self, d: Digits, rows: Handles) -> None:
+        """To the cache; turns of sessions too, and without a cache they alone may say their tokens."""
+        tokens, texts, faults = self.tell(d, rows)
+        faults |= self.row_faults(rows)
+        snaps = self.attempt(faults, lambda: self.mem.publish(rows, keep="cache", tokens=tokens))
+        if snaps is not REFUSED:
+            tenants = [self.handles[row] for row in rows]
+            bounds = [tenant.confirmed for tenant in tenants]
+            self.model.keep_ends(tenants, bounds)
+            self.model.promise(tenants, self.model.told(tenants, bounds, texts))
+            kept = self.model.keep(tenants, [tenant.confirmed for tenant in tenants], texts, ended=False)
+            self.note_snaps(snaps, kept)
+
+    def match(self, d: Digits) -> None:
+        """Compared with a search through all there is; it changes nothing, which `look` sees."""
+        prompt, salt = self.draw_prompt(d), self.draw_salt(d)
+        faults: Faults = set() if self.settings.prefix else {ms.ConfigurationError}
+        given = spelled(d, prompt)
+        if d(20) == 1:
+            given = d.pick(*NO_TOKENS)
+            if not isinstance(given, list) or given:
+                faults.add(ms.InvalidArgument)
+            prompt = ()
+        match = self.attempt(faults, lambda: self.mem.match(given, salt))
+        if match is REFUSED:
+            return
+        found = self.model.find(prompt, salt)
+        state = found.stated.state if found.stated else None
+        seen = (match.tokens, match.length, match.kv_length, match.evicted_length)
+        self._same("match", seen, (found.tokens, found.length, found.kv, found.gone))
+        hit = self.model.below.find(prompt, salt, found) if self.model.below else None
+        hit = self.model.below.worth(hit, found.length) if self.model.below else None
+        self._same("match in host memory", match.host_length, hit.length if hit else 0)
+        self._same("snapshot", match.snapshot and match.snapshot.register, state and state.register)
+        no_sharing, evicted, no_snapshot = found.lost()
+        told = {"no_sharing": no_sharing, "evicted": evicted, "no_snapshot": no_snapshot}
+        self._same("lost", dict(match.lost), told)
+        assert sum(match.lost.values()) == len(prompt) - match.length
+        why = [reason for reason in ("evicted", "no_snapshot", "no_sharing") if told[reason]]
+        self._same("reason", match.reason, why[0] if why else "")
+
+    def talk(self, d: Digits) -> None:
+        """Opens a session; a second one may have the same name, but then a program could not tell them apart."""
+        if len(self.talks) < 3:
+            name, faults = f"talk {self.calls}", set[type[ms.MemstateError]]()
+            priority, ttl = d.pick(0, 0, 1, -1), d.pick(None, 3, 1, 0)
+            if d(30) == 1:
+                priority, ttl = d.pick((0.5, None), (0, -1), (0, "x"))
+                faults = {ms.InvalidArgument}
+            session = self.attempt(faults, lambda: self.mem.sessions.open(name, priority=priority, ttl=ttl))
+            if session is not REFUSED:
+                self.talks[session] = self.model.open_talk(name, priority, ttl)
+
+    def age(self, d: Digits) -> None:
+        """Time passes; what that ends is seen by the next poll or admission."""
+        self.model.seconds += d.pick(1, 2, 4)
+
+    def let_expire(self) -> None:
+        """Polls where a session has expired, so that a request is not drawn for what is gone at its admission."""
+        if not self.asleep and any(map(self.model.expired, self.model.idle())):
+            self.poll(Digits(0))
+
+    def hush(self, d: Digits) -> None:
+        """Closes one, or tries to."""
+        session = d.pick(*self.talks, *self.closed) if self.talks or self.closed else None
+        if d(9) == 1:
+            session = d.pick("session", None)
+        talk, faults = self.talks.get(session), set()
+        if talk is None:
+            faults = {ms.StaleHandle if isinstance(session, ms.Session) else ms.InvalidArgument}
+        if self.attempt(faults, lambda: self.mem.sessions.close(session)) is not REFUSED:
+            self.model.close_talk(self.talks.pop(session))
+            self.closed.append(session)
+
+    def forget_states(self, d: Digits) -> None:
+        """Evictions that somebody asks for; asleep, when nothing can be sent, nobody does."""
+        if self.mem.prefix is not None and not self.asleep:
+            n = d(3)
+            self._same("evicted states", self.mem.prefix.evict_states(n), self.model.evict_states(n))
+
+    def forget_pages(self, d: Digits) -> None:
+        if self.mem.prefix is not None and not self.asleep:
+            n = d(6)
+            self._same("evicted pages", self.mem.prefix.evict_pages(n), self.model.evict_pages(n))
+
+    def forget_all(self, d: Digits) -> None:
+        if self.mem.prefix is not None and not self.asleep and d(3) == 1:
+            self.mem.prefix.clear()
+            self.model.clear_cache()
+
+    # Tiers: prefetches, polls, threads, time, and everything that goes wrong below
+
+    def poll(self, d: Digits) -> None:
+        if self.attempt(set(), self.mem.poll) is not REFUSED:
+            self.model.expire()
+            if self.model.below:
+                self.model.below.poll()
+
+    def prefetch(self, d: Digits) -> None:
+        idle = [session for session, talk in self.talks.items() if not talk.row]
+        session: Any = d.pick(*idle) if idle and d(3) == 1 else None
+        talk = self.talks.get(session)
+        prompt, salt = self.draw_prompt(d, talk), self.draw_salt(d)
+        self.prefetch_for(d, prompt, talk.salt if talk else salt, session)
+
+    def prefetch_for(self, d: Digits, prompt: Text, salt: Hashable, session: Any = None) -> ms.tiers.Fetch | None:
+        model, below, s = self.model, self.model.below, self.settings
+        given, faults = spelled(d, prompt), set[type[ms.MemstateError]]()
+        if not below or not s.storing:
+            faults.add(ms.ConfigurationError)
+        wrong = d(40)
+        if wrong == 1 and below:
+            given, prompt = d.pick(*NO_TOKENS[1:]), ()
+            faults = {ms.InvalidArgument}
+        elif wrong == 2 and below and self.closed:
+            session, prompt = self.closed[0], ()
+            faults = {ms.StaleHandle}
+        covered, keys, found = 0, [], None
+        if below and prompt and not self.asleep:
+            found, talk = model.find(prompt, salt), self.talks.get(session)
+            serving = model.serving(talk, prompt, salt) if talk else []
+            covered = max(found.length, serving[0].length if serving else 0)
+            hit = below.worth(below.find(prompt, salt, found), covered)
+            covered, keys = max(covered, hit.length if hit else 0), below.keys(prompt[:-1], salt)
+        fetch = self.attempt(faults, lambda: self.mem.prefetch(given, salt, session))
+        if fetch is REFUSED:
+            return None
+        assert below and found
+        self.fetches[fetch] = below.start(keys, covered, found.kv // s.page_size)
+        return fetch
+
+    def _open(self) -> list[ms.tiers.Fetch]:
+        return [fetch for fetch, told in self.fetches.items() if not told.done]
+
+    def ready(self, d: Digits) -> None:
+        """Asked by whoever might admit its request."""
+        below = self.model.below
+        if below and (fetches := list(self.fetches)):
+            self.ready_for(d.pick(*(self._open() or fetches), *fetches[-1:]))
+
+    def ready_for(self, fetch: ms.tiers.Fetch) -> None:
+        assert self.mem.tiers and self.model.below
+        self._same("ready", self.mem.tiers.ready(fetch), self.model.below.ready(self.fetches[fetch]))
+        self.look()
+
+    def unfetch(self, d: Digits) -> None:
+        """At any moment."""
+        below, tiers = self.model.below, self.mem.tiers
+        if below and tiers and self.fetches:
+            fetch = d.pick(*(self._open() or self.fetches), *list(self.fetches)[-1:])
+            tiers.cancel(fetch)
+            below.cancel(self.fetches[fetch])
+
+    def work(self, d: Digits) -> None:
+        """Threads: some jobs, whichever."""
+        for _ in range(1 + d(4)):
+            if not (self.lower and (jobs := self.lower.open_jobs)):
+                return
+            self.lower.work(d.pick(*jobs[:6]), finish=d(4) > 0)
+
+    def tick(self, d: Digits) -> None:
+        if self.lower:
+            self.lower.advance(d.pick(0.5, 1.0, 0.25, 2.0, 0.0))
+
+    def spoil(self, d: Digits) -> None:
+        """Storage, from now on."""
+        below, lower = self.model.below, self.lower
+        if below and lower and self.settings.storing:
+            how = d(12)
+            if how < 10:
+                records = sorted(below.storage.records, key=str)
+                wanted = [(kind, key) for fetch in below.fetches for key in fetch.keys for kind in ("state", "kv")]
+                items = [(shelf.kind, item.key) for shelf in below.shelves for item in shelf.items[-2:]]
+                there = [one for one in wanted if one in below.storage.records] if d(2) else []
+                if there or records or items:
+                    lower.spoil(*d.pick(*(there or [*records, *items])), d.pick(*FAULTS))
+            else:
+                lower.break_all(how == 10 and d(2) == 1, how == 11 and d(2) == 1)
+
+    def stock(self, d: Digits) -> None:
+        """Storage has more, of what nobody here may have computed."""
+        if self.lower and self.settings.storing:
+            salt, stem = d.pick(*SALTS), STEMS[d(3)]
+            there = [item.key for item in self.lower.below.states.items]
+            if there and d(2):
+                salt, stem = d.pick(*there)
+            else:
+                stem = stem[: d.pick(14, 8, 5)]
+            text = (stem + tuple(d(3) for _ in range(d(8))))[: self.longest]
+            ends = {1 + d(max(1, len(text) // self.settings.page_size)) for _ in range(1 + d(4))}
+            self.lower.stock(text, salt, ends, d.pick(-1, -1, -1, -1, d(12)))
+
+    def thin(self, d: Digits) -> None:
+        """Host memory is needed for something else."""
+        below, tiers = self.model.below, self.mem.tiers
+        if below and tiers:
+            at, n = d(len(below.shelves)), d.pick(1, 2, 3, 99)
+            tiers._caches[-1 - at].evict(n)
+            below.shelves[-1 - at].evict(n)
+
+    def hurt(self, d: Digits, fetch: Fetched) -> None:
+        """Something is wrong with what a prefetch is after."""
+        assert self.lower and self.model.below
+        there = [(kind, key) for key in fetch.keys for kind in ("state", "kv")
+                 if (kind, key) in self.model.below.storage.records]  # fmt: skip
+        if there:
+            self.lower.spoil(*d.pick(*there[::-1]), d.pick(*FAULTS[:6]))
+
+    def flush(self, d: Digits) -> None:
+        if self.lower and self.model.below and self.mem.tiers:
+            with self.lower.waiting():
+                flushed = self.attempt(self._waiting_faults(), self.mem.tiers.flush)
+            if flushed is not REFUSED:
+                self.model.below.flush()
+
+    def empty_host(self, d: Digits) -> None:
+        if self.lower and self.model.below and self.mem.tiers and d(2):
+            faults = self._waiting_faults()
+            if faults:
+                with pytest.raises(ms.InvalidArgument):
+                    self.mem.tiers.clear()
+                return
+            with self.lower.waiting():
+                self.mem.tiers.clear()
+            self.model.below.clear()
+
+    def _waiting_faults(self) -> Faults:
+        """Host memory is not emptied, and nothing is brought down whole, while records wait for a forward."""
+        return {ms.InvalidArgument} if self.model.waits else set()
+
+    def push_down(self, d: Digits) -> None:
+        """Leaves the device, or host memory as well, without some of what they have."""
+        how = d(12)
+        if how < 4:
+            self.forget_states(d)
+        elif how < 7:
+            self.forget_pages(d)
+        elif how < 9:
+            for move in (self.flush, self.forget_all, self.empty_host)[: how % 3 + 1]:
+                move(Digits(1))
+                self.look()
+        self.look()
+
+    def fetch_first(self, d: Digits, prompt: Text, salt: Hashable) -> None:
+        """What a scheduler does while a request waits."""
+        if not (self.model.below and self.settings.storing and d(4)):
+            return
+        if d(4) == 1:
+            self.thin(Digits(3 * len(self.model.below.shelves)))  # of KV, where there is any, all
+        fetch = self.prefetch_for(d, prompt, salt)
+        for _ in range(1 + d(6)):
+            if fetch is None or fetch.done:
+                break
+            self.work(d)
+            if d(4) == 1:
+                self.hurt(d, self.fetches[fetch])
+            self.poll(d)
+            self.look()
+            if d(6) == 1:
+                self.ready_for(fetch)
+        if fetch and d(3):
+            self.ready_for(fetch)

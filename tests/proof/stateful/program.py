@@ -5,7 +5,7 @@ run(Program(settings=17, operations=(("admit", 1), ("plan", 0))), backend)
 
 import random
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -81,24 +81,15 @@ def difference(program: Program, backend: Backend) -> Difference | None:
 
 def shrunk(found: Difference, backend: Backend, tries: int = 1500) -> Difference:
     """A shorter program, with smaller numbers, that still ends in a difference."""
-    best = replace_operations(found, found.program.operations[: found.at + 1])
-    best = difference(best, backend) or found
-    left = tries
-    progress = True
-    while progress and left > 0:
-        progress = False
-        for program in _simpler(best.program):
-            left -= 1
-            if left < 0:
-                break
-            if again := difference(program, backend):
-                best, progress = again, True
-                break
+    shorter = replace(found.program, operations=found.program.operations[: found.at + 1])
+    best = difference(shorter, backend) or found
+    programs = _simpler(best.program)
+    for _ in range(tries):
+        if (program := next(programs, None)) is None:
+            break
+        if again := difference(program, backend):
+            best, programs = again, _simpler(again.program)
     return best
-
-
-def replace_operations(found: Difference, operations: tuple[tuple[str, int], ...]) -> Program:
-    return replace(found.program, operations=operations)
 
 
 def _simpler(program: Program) -> Iterator[Program]:
@@ -123,13 +114,13 @@ def _smaller(number: int) -> list[int]:
     return sorted({number % 2**keep for keep in kept if 0 <= keep < bits} - {number})
 
 
-def work(seed: int, programs: int, length: int, name: str, device: str, shrink: bool) -> tuple[int, str]:
+def work(seeds: Sequence[int], length: int, name: str, shrink: bool) -> tuple[int, str]:
     """Calls made on managers by the programs of some seeds, and the first difference, for a process of its own."""
     torch.set_num_threads(1)
-    backend, calls = Backend(name, device), 0
-    for one in range(seed, seed + programs):
+    backend, calls = Backend(name, "cuda" if name == "cuda" else "cpu"), 0
+    for seed in seeds:
         try:
-            calls += run(Program.random(one, length), backend).calls
+            calls += run(Program.random(seed, length), backend).calls
         except Difference as found:
-            return calls, f"seed {one}: {shrunk(found, backend) if shrink else found}"
+            return calls, f"{seed}: {shrunk(found, backend) if shrink else found}"
     return calls, ""

@@ -1,0 +1,72 @@
+"""What the host asks the rules, stated once more for one row at a time; and rows that have no state."""
+
+import random
+
+import numpy as np
+import pytest
+
+from memstate.kernels.dispatch import Backend
+from memstate.kernels.rules import Columns, needs_claim, superseded
+from memstate.kernels.tables import Rules, Strategy
+from tests.kernels.test_accept import Case
+from tests.kernels.test_plan_kernel import copy_of, same
+
+ROWS = 40
+LANES = {Strategy.REDIRECT: 1, Strategy.PING_PONG: 2, Strategy.LAZY: 2}
+
+
+def columns(rng: random.Random, lanes: int) -> Columns:
+    """Rows with every kind of lane: none, one without a snapshot, and snapshots of a few lengths."""
+    slots, labels = np.zeros(3 * ROWS + 3, np.int32), np.zeros(3 * ROWS + 3, np.int32)
+    for register in range(3, len(slots)):
+        if register % 3 <= lanes and (held := rng.choice((False, True, True))):
+            slots[register], labels[register] = held * register, rng.choice((0, 1, 2, 3, 4))
+    source = np.array([0, *(rng.choice((0, 0, 1, 200)) for _ in range(ROWS))], np.int32)
+    return Columns(slots, labels, np.zeros(ROWS + 1, np.int32), source)
+
+
+def lanes_of(file: Columns, row: int, lanes: int) -> list[tuple[bool, int]]:
+    """Of each lane whether it is held, and its label."""
+    return [(bool(file.slots[3 * row + 1 + at]), int(file.labels[3 * row + 1 + at])) for at in range(lanes)]
+
+
+@pytest.mark.parametrize("strategy", LANES)
+@pytest.mark.parametrize("window", [False, True])
+def test_B24_a_snapshot_takes_a_slot_where_no_lane_can_have_it(strategy: Strategy, window: bool) -> None:
+    rng = random.Random(f"{strategy} {window}")
+    for lanes in {1, LANES[strategy]}:
+        file, rows = columns(rng, lanes), np.array(rng.sample(range(1, ROWS + 1), ROWS))
+        found = needs_claim(file, Rules(strategy, lanes, 4, False), rows, np.full(ROWS, 4), window)
+        for row, needs in zip(rows.tolist(), found.tolist(), strict=True):
+            held = lanes_of(file, row, lanes)
+            told = not all(there for there, _ in held) and not any(there and not label for there, label in held)
+            if strategy == Strategy.REDIRECT:  # the state that a row started from is none of its own
+                told = not held[0][0] and (window or not file.source[row])
+            assert needs == told, (row, held, int(file.source[row]))
+
+
+def test_B23_lanes_older_than_the_newest_real_snapshot_are_superseded() -> None:
+    rng = random.Random(3)
+    file, rows = columns(rng, 2), np.arange(1, ROWS + 1)
+    known = np.array([rng.choice((0, 1, 2, 3, 9)) for _ in range(ROWS)])
+    found = set(superseded(file, rows, known).tolist())
+    for row, real in zip(rows.tolist(), known.tolist(), strict=True):
+        held = lanes_of(file, row, 2)
+        newest = max((label for _, label in held if 1 <= label <= real), default=0)
+        told = {3 * row + 1 + at for at, (there, label) in enumerate(held) if there and label < newest}
+        assert found & {3 * row + 1, 3 * row + 2} == told, (row, held, real)
+
+
+def test_B14_an_accept_takes_rows_without_a_state_for_padding(backend: Backend) -> None:
+    """The first row beyond the table, and a row whose live register is empty."""
+    case = Case(backend, 3, "redirect", 8)
+    table, entries = case.table, case.record.rows
+    at = entries.nonzero().flatten()[:2].tolist()
+    empty = next(row for row in range(1, table.source.numel()) if row not in entries.tolist())
+    table.slots[3 * empty] = 0
+    entries[at[0]], entries[at[1]] = table.source.numel(), empty
+    case.accepted = [int(i in at) for i in range(len(entries))]
+    before = copy_of(table)
+    record, outcome = case.run(backend, table)
+    assert same(before, table)
+    assert not any(column.any() for column in (record.write, record.snapshot, *outcome))

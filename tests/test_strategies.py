@@ -1,0 +1,201 @@
+"""The table of strategies and features: every cell is used here with bytes that say whose they are, or refused."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+import memstate as ms
+from docs.site.strategies import FEATURES, STRATEGIES, Feature, cell, page
+from memstate.kernels.dispatch import Backend
+from memstate.prefix.placement import Ends
+from tests.support.build import build
+from tests.support.loops import InPlace, Speculator
+from tests.support.planes import MAKERS, I, Loop, fold
+from tests.support.prefill import Prefill
+from tests.support.scan import scan
+
+PAGE = Path(__file__).parents[1] / "docs" / "strategies.md"
+
+
+def check(loop: Loop, rows: Sequence[ms.Row]) -> None:
+    """States and snapshots of rows hold what was fed, nothing leaks, and a snapshot was taken unless none ever is."""
+    for row in rows:
+        assert loop.holds(loop.slot(row), row, loop.mem.info(row).length)
+        assert loop.mem.info(row).slots <= loop.mem.tracking.most_slots(loop.mem.overlap)
+    snapshots = loop.mem.publish(rows)
+    for row, snapshot in zip(rows, snapshots, strict=True):
+        assert (snapshot is None) == isinstance(loop.mem.tracking, ms.NoTracking)
+        if snapshot:
+            assert snapshot.length == loop.mem.info(row).length // I * I or loop.mem.info(row).length % I == 0
+            assert loop.holds(loop.node(snapshot), row, snapshot.length)
+    scan(loop.mem)
+    loop.mem.audit().raise_if_leaking()
+
+
+def advance(loop: Loop, rows: Sequence[ms.Row | None], tokens: Sequence[int | list[int]]) -> None:
+    """Steps of so many tokens, each settled at once or, with overlap, after the next has been planned."""
+    flight: list[ms.Step] = []
+    for n in tokens:
+        flight.append(loop.step(rows, n))
+        if len(flight) > int(loop.mem.overlap):
+            loop.mem.settle(flight.pop(0))
+    for step in flight:
+        loop.mem.settle(step)
+
+
+def decode(backend: Backend, tracking: ms.Tracking, overlap: bool) -> None:
+    loop = Loop(backend, tracking, overlap=overlap)
+    rows = loop.admit(ms.Request("a"), ms.Request("b"))
+    advance(loop, [*rows, None], [1] * (2 * I + 1))
+    check(loop, rows)
+
+
+def speculation(backend: Backend, tracking: ms.Tracking, overlap: bool) -> None:
+    assert not overlap
+    loop = Speculator(backend, tracking)
+    rows = loop.admit(ms.Request("a"), ms.Request("b"))
+    for accepted in ([3, 1], [6, 2], [2, 0], [1, 6], [1, 1]):
+        loop.window(rows, accepted)
+    check(loop, rows)
+
+
+def mixed(backend: Backend, tracking: ms.Tracking, overlap: bool) -> None:
+    loop = Loop(backend, tracking, overlap=overlap)
+    rows = loop.admit(ms.Request("decodes"), ms.Request("fills"))
+    advance(loop, [None, *rows], [[0, 1, chunk] for chunk in (3, 1, 4, 2, 2, 1)])
+    check(loop, rows)
+
+
+def prompts(backend: Backend, tracking: ms.Tracking, overlap: bool) -> None:
+    name = next(name for name, make in MAKERS.items() if type(make()) is type(tracking))
+    at = Prefill(backend, name, "4", overlap=overlap, every=tracking.every, prefix=ms.Prefix(placement=Ends(4)))
+    row = at.start(range(14))
+    for most in (13, 1, 1, 1):
+        at.go([row], most)
+    at.land()
+    tracks = name != "none"
+    assert ({len(tokens) for tokens in at.states_by_prefix()} >= {4, 8, 12}) == tracks
+    at.look()
+    at.end([row])
+
+
+def sessions(backend: Backend, tracking: ms.Tracking, overlap: bool) -> None:
+    loop = Loop(backend, tracking, overlap=overlap)
+    (row,) = loop.admit()
+    for _ in range(3):
+        advance(loop, [row], [1] * I)
+        fed = loop.fed[row]
+        (snapshot,) = loop.mem.end([row], keep="handle")
+        assert snapshot and snapshot.length == len(fed)
+        (row,) = loop.admit(ms.Request("next turn", resume=snapshot))
+        loop.mem.drop([snapshot])
+        loop.fed[row] = list(fed)
+    advance(loop, [row], [1] * (I + 1))
+    check(loop, [row])
+    assert loop.mem.info(row).length == 4 * I + 1
+
+
+def preallocated(backend: Backend, tracking: ms.Tracking, overlap: bool) -> None:
+    loop = Loop(backend, tracking, rows=1, preallocated=1, overlap=overlap)
+    here, there = loop.admit(ms.Request("here"), ms.Request("there"))
+    loop.fed[there] = [5, 6]
+    loop.mem.submit()
+    for name, plane in loop.mem.planes.items():
+        plane[:, loop.slot(there)] = (fold((5, 6)) * loop.planes.weights[name]).to(plane.dtype)
+    loop.mem.device.arrived([there], [2])
+    advance(loop, [here, there], [1] * (2 * I))
+    check(loop, [here, there])
+
+
+def in_place(backend: Backend, tracking: ms.Tracking, overlap: bool) -> None:
+    loop = InPlace(backend, tracking, overlap=overlap)
+    rows = loop.admit(ms.Request("a"), ms.Request("b"))
+    advance(loop, [*rows, None], [1] * (2 * I + 1))
+    check(loop, rows)
+
+
+def ring(backend: Backend, tracking: ms.Tracking, overlap: bool) -> None:
+    """A plane of the last inputs with a cursor: a step writes one cell, a snapshot needs the others as well."""
+    layout = ms.StateLayout((ms.Plane("ring", (I,), torch.int64, rewritten_each_step=False),), 1)
+    mem = ms.StateManager(
+        layout, slots=6, max_requests=1, tracking=tracking, device=backend.device, backend=backend.name, overlap=overlap
+    )
+    (row,) = mem.admit([ms.Request("ring")])
+    flight: list[ms.Step] = []
+    for t in range(1, I + 2):
+        flight.append(mem.plan([row]))
+        mem.planes["ring"][0, flight[-1].write.long(), t % I] = t
+        if len(flight) > int(overlap):
+            mem.settle(flight.pop(0))
+    for step in flight:
+        mem.settle(step)
+    snapshots = mem.publish([row])
+    mem.submit()
+    assert mem.planes["ring"][0, int(mem.device.live_slots[row.index])].tolist() == [4, 5, 2, 3]
+    for snapshot in snapshots:
+        assert (snapshot is None) == isinstance(tracking, ms.NoTracking)
+        if snapshot:
+            assert mem.planes["ring"][0, int(mem.device.read_slots([snapshot]).wait()[0])].tolist() == [4, 1, 2, 3]
+
+
+def forks(backend: Backend, tracking: ms.Tracking, overlap: bool) -> None:
+    loop = Loop(backend, tracking, overlap=overlap)
+    (row,) = loop.admit()
+    advance(loop, [row], [1] * (I - 1))
+    rows = [row, *loop.mem.fork(row, ["b", "c"]).rows]
+    for new in rows[1:]:
+        loop.fed[new] = list(loop.fed[row])
+    advance(loop, rows, [1] * (I + 2))
+    check(loop, rows)
+
+
+USES: dict[str, Callable[[Backend, ms.Tracking, bool], None]] = {
+    "decode": decode,
+    "speculation": speculation,
+    "mixed batches": mixed,
+    "prompts in one chunk": prompts,
+    "sessions": sessions,
+    "preallocated rows": preallocated,
+    "in-place kernels": in_place,
+    "planes written in part": ring,
+    "forks": forks,
+}
+
+
+@pytest.mark.sample(interpreter=6)
+@pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlapped"])
+@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("feature", FEATURES, ids=lambda feature: feature.name)
+def test_B35_every_cell_works_or_is_refused_with_the_reason(
+    backend: Backend, feature: Feature, name: str, overlap: bool
+) -> None:
+    made = cell(MAKERS[name](), feature, overlap)
+    if made.refused:
+        assert (feature.name, overlap) == ("speculation", True)
+        with pytest.raises(ms.ConfigurationError, match="speculation with overlap"):
+            build(
+                ms.StateLayout((ms.Plane("ssm", (4,), torch.float32),), 1), slots=8, max_requests=2, overlap=overlap,
+                tracking=MAKERS[name](), backend=backend.name, device=backend.device, **feature.settings,
+            )  # fmt: skip
+        return
+    USES[feature.name](backend, MAKERS[name](), overlap)
+    boundaries = name != "none" and (feature.name, name) != ("sessions", "redirect")  # there live itself is published
+    assert (made.snapshots > 0) == boundaries
+    marks = 2 * (feature.name == "prompts in one chunk")
+    assert 1 <= made.most <= MAKERS[name]().most_slots(overlap) + marks
+
+
+def test_the_table_has_every_strategy() -> None:
+    assert [type(tracking) for tracking in STRATEGIES] == [type(make()) for make in MAKERS.values()]
+
+
+def test_what_costs_no_copy_says_so() -> None:
+    """Redirect copies nothing but for kernels that cannot read one slot and write another."""
+    copies = {feature.name: cell(ms.Redirect(I), feature, overlap=False).copies for feature in FEATURES}
+    assert {name for name, count in copies.items() if count} == {"in-place kernels", "planes written in part"}
+
+
+def test_the_page_is_what_the_code_says() -> None:
+    assert PAGE.read_text() == page(), "docs/strategies.md is stale: make docs"

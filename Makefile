@@ -97,7 +97,7 @@ proof: $(TOOLS) ## the long proofs: every case of every test, 1000 schedules for
 	$(TEST_ENV) $(BIN)/python -m tests.proof.mutation
 
 mutate: $(TOOLS) ## let mutmut change the tracking rules and the reference kernels, and list what no test notices; half an hour
-	$(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt -e ".[proof]"
+	$(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt -e ".[mutate]"
 	rm -rf mutants; $(TEST_ENV) $(BIN)/mutmut run --max-children $(WORKERS)
 	$(BIN)/mutmut results
 

@@ -11,9 +11,7 @@ from pathlib import Path
 import pytest
 
 import memstate
-
 from tests.support.sources import ROOT
-from tests.support.sources import sources as modules
 
 pytest.importorskip("mkdocs", reason="the extra `docs` is not installed")
 

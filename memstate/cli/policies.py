@@ -1,9 +1,11 @@
 """Policies and placements by the names that programs give them."""
 
 from collections.abc import Callable
+from typing import Any
 
 from memstate.checks import INT32_MAX
 from memstate.errors import InvalidArgument
+from memstate.prefix import Prefix
 from memstate.prefix.placement import Ends, Nowhere, Placement
 from memstate.prefix.policies.base import PagePolicy, StatePolicy
 from memstate.prefix.policies.flop_aware import FlopAware
@@ -44,3 +46,15 @@ def placement_of(name: str) -> Placement:
     if name not in named:
         raise InvalidArgument(f"placement {name!r}: expected {', '.join(PLACEMENTS)}, such as every-512")
     return named[name]
+
+
+def prefix_of(policy: str, states: int, **settings: Any) -> Prefix:
+    """Returns the settings of a prefix cache of so many states under a policy.
+
+    Args:
+        policy: A name of `POLICIES`.
+        states: The most states that it keeps.
+        settings: Further settings of `Prefix`.
+    """
+    of_states, of_pages = POLICIES[policy]
+    return Prefix(of_states(), of_pages and of_pages(), most_states=states, **settings)

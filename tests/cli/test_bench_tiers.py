@@ -32,8 +32,7 @@ from memstate.cli.bench.tiers_turns import KIB, MIB, Side, rates
 from memstate.integrations.handover import HandOver
 from memstate.state import presets
 from memstate.state.sharding import Part
-from memstate.stats import PrefetchStats, TierStats
-from memstate.tiers import FileStore, Prefetch, Tiers
+from memstate.tiers import FileStore
 from memstate.tiers import Outcome as Became
 from memstate.tiers.host.packing import Packing, in_records
 from memstate.tiers.keys import Keys, fingerprint

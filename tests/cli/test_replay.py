@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from memstate.cli.policies import POLICIES
-from memstate.cli.replay import CLAIRVOYANT, NAMES, Loop, Replayed, compare, ideal, replay, table
+from memstate.cli.replay import CLAIRVOYANT, Loop, Replayed, compare, ideal, replay, table
 from memstate.cli.replay.requests import Units, followed, served
 from memstate.cli.traces import BLOCK, TraceRequest
 from memstate.cli.traces.make import KINDS, make

@@ -4,8 +4,8 @@ import pytest
 
 import memstate as ms
 from memstate import InvalidArgument
+from memstate.integrations.sglang.prefix import PrefixPart
 from memstate.kernels.dispatch import Backend
-from memstate.prefix.part import PrefixPart
 from tests.support.planes import every_strategy
 from tests.support.talks import Talks
 from tests.support.ways import with_and_without_cache

@@ -47,7 +47,8 @@ def test_a_checkpoint_brings_a_state_back() -> None:
     here.restore()
     assert name(world) == before
     assert text == (
-        repr(world.mem._reports.owners()), repr(world.mem._parts.mirror._columns), repr(world.device), world.bytes.tolist()
+        repr(world.mem._reports.owners()), repr(world.mem._parts.mirror._columns), repr(world.device),
+        world.bytes.tolist(),
     )  # fmt: skip
 
 

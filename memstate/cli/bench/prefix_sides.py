@@ -8,7 +8,7 @@ from typing import Protocol
 from memstate.cli.bench import radix_peer
 from memstate.cli.bench.clock import host_seconds
 from memstate.cli.bench.task import Differs, Figure, Setting, peer_left, take_turns
-from memstate.cli.policies import POLICIES
+from memstate.cli.policies import prefix_of
 from memstate.cli.replay.by_hand import REGISTERS, ROW, Rig
 from memstate.prefix.lease import NO_MATCH, NO_NODE, Lease
 from memstate.tokens import EMPTY, Prompt, encode

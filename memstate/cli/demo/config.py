@@ -6,6 +6,7 @@ from typing import get_args
 from memstate.checks import INT32_MAX
 from memstate.cli import names
 from memstate.cli.demo.sizes import ModelSize
+from memstate.cli.demo_options import DemoOptions
 from memstate.cli.policies import placement_of
 from memstate.errors import InvalidArgument
 from memstate.state.layout import Order

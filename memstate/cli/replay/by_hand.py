@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import median
 
-from memstate.cli.policies import POLICIES
+from memstate.cli.policies import prefix_of
 from memstate.cli.replay.foresight import Foresight, ForesightPages, Future
 from memstate.cli.replay.report import Replayed, ideal
 from memstate.cli.traces import BLOCK, TraceRequest

@@ -5,14 +5,13 @@ from dataclasses import dataclass
 from statistics import median
 
 from memstate.checks import INT32_MAX, is_count
-from memstate.cli.policies import PLACEMENTS, POLICIES, placement_of
+from memstate.cli.policies import PLACEMENTS, POLICIES, placement_of, prefix_of
 from memstate.cli.replay import by_hand
 from memstate.cli.replay.report import Progress, Replayed, ideal, part_of
 from memstate.cli.replay.requests import Units, numbered, served
 from memstate.cli.replay.serving import InUnits, Serving, Tally
 from memstate.cli.traces import BLOCK, TraceRequest
 from memstate.errors import InvalidArgument
-from memstate.prefix import Prefix
 
 MOST = 2**24  # of states and of pages: the host keeps a number for each
 MOST_RUNNING = 4096

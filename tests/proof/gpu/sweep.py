@@ -17,7 +17,6 @@ from memstate.cli.tune.check import wrong
 from memstate.cli.tune.grid import model_for, one_at_a_time
 from memstate.cli.workload import toy_of
 from memstate.kernels.dispatch import Backend
-from memstate.kernels.tuned import Config
 from tests.proof.gpu.machine import Machine, Result, TimeIsUp, main
 
 MODEL, TOY_MODEL = "qwen3_next", "lfm2"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tests.proof.stateful.cache import Entry, Found
-from tests.proof.stateful.ledger import EMPTY, WHOLE, Kept, Later, Packet, Row, Text, fold
+from tests.proof.stateful.ledger import EMPTY, WHOLE, Kept, Later, Row, Text, fold
 from tests.support.fetches import Job
 from tests.support.model_prefetch import Prefetches
 from tests.support.shelves import Item, Key, Shelf
@@ -30,7 +30,6 @@ class Hit:
     first: int
     state: Item
     pages: Sequence[Item]
-    shelf: Shelf  # of the state
 
 
 @dataclass(eq=False)
@@ -39,7 +38,6 @@ class Way:
 
     parts: list[tuple[Shelf, list[Item]]]
     registers: Sequence[int] = ()
-    packets: int = 0
     awaited: bool = False
 
 
@@ -79,7 +77,6 @@ class Below(Prefetches):
         pages = Shelf("kv", s.host_pages, int(s.host_pages * s.host_reserve)) if s.pages else None
         states = Shelf("state", s.host_slots, int(s.host_slots * s.host_reserve))
         super().__init__(s.page_size, s.prefetch, pages, states, Planes())
-        self.dense = Shelf("dense", s.dense_slots, 0) if s.dense_slots else None
         self.shelves = [self.states, *([self.pages] if self.pages else [])]
         self.kv: list[list[int | None]] = [[None] * s.page_size for _ in range(s.pages + 1)]  # numbers, by page
         self.figures: Counter[str] = Counter()
@@ -133,8 +130,7 @@ class Below(Prefetches):
         """The longest state beyond the device's with all KV in between."""
         size = self.settings.page_size
         keys = self.keys(tokens[: max(0, len(tokens) - 1)], salt)
-        shelves = [shelf for shelf in (self.dense, self.states) if shelf and shelf.items]
-        if not shelves:
+        if not self.states.items:
             return None
         first, reach, pages = found.kv // size, len(keys), []
         if self.pages:
@@ -143,20 +139,17 @@ class Below(Prefetches):
                 pages.append(item)
                 reach += 1
         for end in range(reach, found.length // size, -1):
-            for shelf in shelves:
-                if state := shelf.get(keys[end - 1]):
-                    return Hit(end * size, min(first, end), state, pages[: max(0, end - first)], shelf)
+            if state := self.states.get(keys[end - 1]):
+                return Hit(end * size, min(first, end), state, pages[: max(0, end - first)])
         return None
 
     def _touch(self, keys: Sequence[Key]) -> None:
-        for shelf in (self.dense, self.states):
-            if shelf:
-                shelf.touch(keys[-1:])
+        self.states.touch(keys[-1:])
         if self.pages:
             self.pages.touch(keys)
 
     def worth(self, hit: Hit | None, known: int) -> Hit | None:
-        return hit if hit and hit.length - known >= self.settings.load_threshold else None
+        return hit if hit and hit.length > known else None
 
     def hold(self, hit: Hit, by: int = 1) -> None:
         Shelf.pin([hit.state, *hit.pages], by)
@@ -174,11 +167,9 @@ class Below(Prefetches):
                 tokens, size = item.key[1], self.settings.page_size
                 self.kv[page] = [self.number(tokens[: len(tokens) - size + at + 1]) for at in range(size)]
             self._move(of, "in")
-            self.loads.append(Way(of, registers, model.packets))
+            self.loads.append(Way(of, registers))
 
-        of = [
-            (shelf, [hit.state for hit in hits if hit.shelf is shelf]) for shelf in (self.dense, self.states) if shelf
-        ]
+        of = [(self.states, [hit.state for hit in hits])]
         if self.pages:
             of.append((self.pages, list(pages)))
         for _, items in of:
@@ -195,11 +186,10 @@ class Below(Prefetches):
         size = self.settings.page_size
         self.unwritten = {page for row, before, after in rows for page in row.pages[before // size : after // size]}
 
-    def prepare(self, packet: Packet | None) -> None:
+    def prepare(self) -> None:
         """A packet is about to be sent."""
         for load in self.loads:
-            touched = packet is not None and any(packet.names(register) for register in load.registers)
-            load.awaited |= not self.settings.layerwise or load.packets != self.model.packets or touched
+            load.awaited = True
 
     def require_arrived(self, slot: int) -> None:
         """Before memstate itself reads a slot: nothing may still be on its way there."""
@@ -223,19 +213,16 @@ class Below(Prefetches):
             self.keep([entry for entry in entries if entry.uses or self.settings.write != "selective"])
 
     def keep(self, entries: Iterable[Entry]) -> None:
-        dense: Due = []
         states: Due = []
         pages: Due = []
         for entry in entries:
             assert entry.state
             keys = self.keys(entry.tokens, entry.salt)
-            if self.dense:
-                self._keep_state(self.dense, entry, dense)
             kept = not self.pages or self._keep_pages(self.pages, entry, keys, pages)
             kept = kept and self._keep_state(self.states, entry, states)
             self.figures["refused"] += not kept
             self._touch(keys)
-        self._send([(self.dense, dense), (self.states, states), (self.pages, pages)])
+        self._send([(self.states, states), (self.pages, pages)])
 
     @staticmethod
     def _keep_state(shelf: Shelf, entry: Entry, due: Due) -> bool:
@@ -277,8 +264,6 @@ class Below(Prefetches):
                 item.filled = False
 
         def fill() -> None:
-            for load in self.loads:
-                load.awaited |= not packed.isdisjoint(load.registers)
             for shelf, due in given:
                 for of, item in due:
                     tokens, item.filled = item.key[1], True

@@ -16,7 +16,7 @@ a forward pass can work on bytes alone:
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from tests.proof.stateful.cache import Lease, Talk
@@ -175,7 +175,7 @@ class Ledger:
         self.published = self.dropped = self.refused = self.missed = 0
         self.content: dict[str, list[State]] = {part: [EMPTY, *[None] * self.capacity] for part in settings.parts}
         self.stirred: set[tuple[str, int]] = set()  # planes of slots that have lost a content since somebody looked
-        self.before_packet: Callable[[Any], None] = lambda packet: None
+        self.before_packet: Callable[[], None] = lambda: None
         self.choose: Callable[[set[int], int], int] = lambda free, length: min(free)  # one of those that came at once
         self.clear()
 

@@ -121,7 +121,9 @@ class Machine:
         self.fetches: dict[ms.tiers.Fetch, Fetched] = {}
         self.asleep = False
         self.in_gap = False  # a step is planned, and its forward not launched
-        self.asked: deque[tuple[ms.slots.readback.Readback, list[list[int]]]] = deque(maxlen=5)  # and what it must answer
+        self.asked: deque[tuple[ms.slots.readback.Readback, list[list[int]]]] = deque(
+            maxlen=5
+        )  # and what it must answer
         self.fed = 1000  # tokens so far, each another number
         self.calls = 0
         self.errors: Counter[str] = Counter()

@@ -459,7 +459,7 @@ class Lower:
         self.forms = dict(zip(("state", "kv"), forms, strict=False))
         self.payload = {kind: self._payload(kind) for kind in self.forms}
         s = self.settings
-        staged = s.host_pages if s.pages and s.staging else 0  # all of so few, because tiny states do not set the size
+        staged = s.host_pages if s.pages else 0  # all of so few, because tiny states do not set the size
         self.staging_bytes = 2 * s.staging * self.forms["state"].nbytes  # rows with room for a header
         self.staging_bytes += 2 * staged * self.forms["kv"].nbytes if staged else 0
         self.host_bytes = s.host_slots * self.forms["state"].nbytes
@@ -530,22 +530,15 @@ class Lower:
     def texts(self, d: Digits) -> list[Key]:
         """What there is below and not on the device."""
         stored = sorted((key for kind, key in self.below.storage.records if kind == "state"), key=str)
-        there = [item.key for shelf in (self.below.states, self.below.dense) if shelf for item in shelf.items[-3:]]
+        there = [item.key for item in self.below.states.items[-3:]]
         there += [d.pick(*stored) for _ in range(min(3, len(stored)))]
         above = [(entry.salt, entry.tokens) for entry in self.model.stated]
         return [key for key in there if key not in above]
 
     def forward(self, rows: Sequence[tuple[Row, int, int]]) -> None:
-        """Waits for what it reads, layer by layer. rows: (row, tokens before, tokens of the step) each."""
-        self.wait()
+        """Writes and reads KV. rows: (row, tokens before, tokens of the step) each."""
         if self.kv:
             self.kv.forward(rows)
-
-    def wait(self) -> None:
-        """Makes the stream wait for all layers, as before a graph is replayed."""
-        for layer in range(self.settings.layers):
-            self.real.wait_layer("state", layer)
-            self.real.wait_layer("kv", layer)
 
     # The comparison
 
@@ -568,10 +561,7 @@ class Lower:
         states = [job.future.done() for job in self.threads.jobs]
         assert states == [job.ended for job in below.jobs], "jobs that have ended"
         shelves = [(cache, cache.form.header_bytes, cache.form.kind) for cache in real._caches]
-        if below.dense:
-            shelves.append((real.host.dense, 0, "state"))
-        for (cache, header, kind), shelf in zip(shelves, [*below.shelves, *([below.dense] if below.dense else [])],
-                                                strict=True):  # fmt: skip
+        for (cache, header, kind), shelf in zip(shelves, below.shelves, strict=True):
             seen = [(e.key, e.record, e.length, e.pins, e.fetched, e.stored) for e in cache.entries()]
             told = [(self.digest(i.key), i.record, len(i.key[1]), i.pins, i.fetched, i.stored) for i in shelf.items]
             if seen != told:
@@ -651,17 +641,16 @@ class Lower:
         f, states, kv = below.figures, below.states, below.pages
         seen = [
             stats.host_states, stats.host_state_records, stats.host_pages, stats.host_page_records, stats.host_bytes,
-            stats.staging_bytes, stats.dense_hit_tokens, stats.host_hit_tokens, stats.storage_hit_tokens,
+            stats.staging_bytes, stats.host_hit_tokens, stats.storage_hit_tokens,
             stats.states_out, stats.states_in,
             stats.pages_out, stats.pages_in, stats.refused, stats.evicted_states, stats.evicted_pages, stats.written,
-            stats.write_failed, stats.write_missed, stats.dense_states, stats.dense_records,
+            stats.write_failed, stats.write_missed,
         ]  # fmt: skip
         told = [
             len(states.items), states.records, len(kv.items) if kv else 0, kv.records if kv else 0, self.host_bytes,
-            self.staging_bytes, f["dense hit"], f["host hit"], f["storage hit"], f["state out"], f["state in"],
+            self.staging_bytes, f["host hit"], f["storage hit"], f["state out"], f["state in"],
             f["kv out"], f["kv in"], f["refused"], states.evicted, kv.evicted if kv else 0, f["written"],
-            f["write_failed"], f["write_missed"], len(below.dense.items) if below.dense else 0,
-            self.settings.dense_slots,
+            f["write_failed"], f["write_missed"],
         ]  # fmt: skip
         same("stats of the tiers", seen, told)
         if stats.prefetch is None:

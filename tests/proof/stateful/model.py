@@ -498,8 +498,7 @@ class Model(Cache):
         for start in promoted:
             assert start.hit and start.found and start.prompt
             more = start.hit.length - start.found.length
-            place = "dense" if start.hit.shelf is self.below.dense else "storage" if start.hit.state.fetched else "host"
-            self.below.figures[f"{place} hit"] += more
+            self.below.figures[f"{'storage' if start.hit.state.fetched else 'host'} hit"] += more
         for start in promoted:
             length = start.hit.length if start.hit else 0
             self._start_cached(start)

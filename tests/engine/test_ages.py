@@ -1,12 +1,16 @@
 """How old requests and sessions are, and how long they stand still: in figures, inspections and the terminal."""
 
+import io
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from prometheus_client import CollectorRegistry, generate_latest
+from rich.console import Console
 
 import memstate as ms
 from memstate import metrics
@@ -55,9 +59,9 @@ def step(mem: ms.StateManager, row: ms.Row, tokens: int = 1) -> None:
     mem.settle(mem.plan([row], tokens))
 
 
-def ages(mem: ms.StateManager) -> dict[str, tuple[float, float]]:
-    """Age and idle time of each request, as an inspection has them."""
-    return {row["id"]: (row["age"], row["idle"]) for row in mem.inspect().rows}
+def idle(mem: ms.StateManager) -> dict[str, float]:
+    """How long each request stands still, as an inspection has it."""
+    return {row["id"]: row["idle"] for row in mem.inspect().rows}
 
 
 def test_a_request_is_as_old_as_its_admission(mem: ms.StateManager, clock: Clock) -> None:
@@ -65,13 +69,12 @@ def test_a_request_is_as_old_as_its_admission(mem: ms.StateManager, clock: Clock
     clock.now += 60
     step(mem, first, 5)
     admit(mem, "b")
-    (fork,) = mem.fork(first, ["c"]).rows
+    mem.fork(first, ["c"])
     clock.now += 5
-    assert {name: age for name, (age, _) in ages(mem).items()} == {"a": 65, "b": 5, "c": 5}
+    assert {row["id"]: row["age"] for row in mem.inspect().rows} == {"a": 65, "b": 5, "c": 5}
     assert mem.stats().oldest_row == 65
     mem.end([first])
     assert mem.stats().oldest_row == 5
-    mem.end([fork, *mem.admit([ms.Request("d")])])
     mem.recover(keep=False)
     assert mem.stats().oldest_row == mem.stats().idlest_row == 0
 
@@ -85,14 +88,11 @@ def test_a_request_is_idle_while_its_length_stays(mem: ms.StateManager, clock: C
         clock.now += 10
         step(mem, busy)
         mem.stats()
-    assert ages(mem) == {"still": (30, 30), "busy": (30, 0)} and mem.stats().idlest_row == 30
-    step(mem, still)
-    clock.now += 2
-    assert ages(mem)["still"] == (32, 0)
+    assert idle(mem) == {"still": 30, "busy": 0} and mem.stats().idlest_row == 30
     mem.end([still])
     admit(mem, "again")  # in the same row
     clock.now += 7
-    assert ages(mem)["again"] == (7, 0)
+    assert idle(mem)["again"] == 0
 
 
 def test_a_step_does_not_look_at_the_clock_and_an_admission_looks_once(mem: ms.StateManager, clock: Clock) -> None:
@@ -106,41 +106,28 @@ def test_a_step_does_not_look_at_the_clock_and_an_admission_looks_once(mem: ms.S
 
 
 def test_sessions_are_as_old_and_idle_as_they_say(mem: ms.StateManager, clock: Clock) -> None:
+    def oldest() -> tuple[float, float]:
+        return mem.stats().oldest_session, mem.stats().idlest_session
+
     one, two = (mem.sessions.open(name) for name in ("one", "two"))
     clock.now += 100
     row = admit(mem, "turn", session=one)
-    step(mem, row, 5)
     clock.now += 10
     found = {each["id"]: (each["age"], each["idle"]) for each in mem.inspect().sessions}
-    assert found == {"one": (110, 0), "two": (110, 110)}
-    assert (mem.stats().oldest_session, mem.stats().idlest_session) == (110, 110)
+    assert found == {"one": (110, 0), "two": (110, 110)} and oldest() == (110, 110)
+    mem.recover()
+    assert oldest() == (110, 110), "recovered sessions keep their ages"
     mem.sessions.close(two)
-    assert (mem.stats().oldest_session, mem.stats().idlest_session) == (110, 0)
+    row = admit(mem, "turn", session=one)
+    step(mem, row, 5)
+    assert oldest() == (110, 0)
     mem.end([row], keep="cache", tokens=[[1, 2, 3, 4, 5]])
     clock.now += 3
-    assert (mem.stats().oldest_session, mem.stats().idlest_session) == (113, 3)
-    three = mem.sessions.open("three")
+    assert oldest() == (113, 3)
     row = admit(mem, "last", session=one)
-    clock.now += 1
-    assert mem.stats().idlest_session == 1
     mem.sessions.close(one)  # at the end of its turn
     mem.end([row])
-    mem.sessions.close(three)
-    assert (mem.stats().oldest_session, mem.stats().idlest_session) == (0, 0)
-    assert not mem.audit().faults
-
-
-def test_recovered_sessions_keep_their_ages(mem: ms.StateManager, clock: Clock) -> None:
-    one, _ = (mem.sessions.open(name) for name in ("one", "two"))
-    clock.now += 10
-    admit(mem, "turn", session=one)
-    clock.now += 10
-    with pytest.raises(ZeroDivisionError), mem._parts.guard.changing("plan"):
-        raise ZeroDivisionError
-    mem.recover()
-    assert (mem.stats().oldest_session, mem.stats().idlest_session) == (20, 20)
-    assert {each["id"]: each["idle"] for each in mem.inspect().sessions} == {"one": 0, "two": 20}
-    assert not mem.audit().faults
+    assert oldest() == (0, 0) and not mem.audit().faults
 
 
 def test_a_session_that_is_noted_wrongly_is_a_fault(mem: ms.StateManager) -> None:
@@ -150,63 +137,42 @@ def test_a_session_that_is_noted_wrongly_is_a_fault(mem: ms.StateManager) -> Non
 
 
 def test_the_ages_are_metrics_and_in_the_terminal(mem: ms.StateManager, clock: Clock) -> None:
-    from prometheus_client import CollectorRegistry, generate_latest
-    from rich.console import Console
-
     step(mem, admit(mem, "a"), 5)
     mem.sessions.open("s")
     registry = CollectorRegistry()
     registry.register(metrics.collector(mem))
     clock.now += 7200
-    text = generate_latest(registry).decode()
-    for name in ("row_age", "row_idle", "session_age", "session_idle"):
-        assert f'memstate_{name}_seconds{{manager="main",rank="0"}} 7200.0' in text
-    found = summary(parse(text, "here"))
-    assert set(found["managers"][0]["ages"].values()) == {7200.0}
-    console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    found = summary(parse(generate_latest(registry).decode(), "here"))
+    ages = found["managers"][0]["ages"]
+    assert len(ages) == 4 and set(ages.values()) == {7200.0}
+    console = Console(width=200, record=True, file=io.StringIO())
     console.print(draw(found, "here"))
     assert "request 2.0 h, standstill of one 2.0 h, session 2.0 h, idle session 2.0 h" in console.export_text()
 
 
-def saved(mem: ms.StateManager, path: Path, change: Callable[[dict[str, Any]], object]) -> Path:
-    mem.inspect().save(path)
-    content = json.loads(path.read_text())
-    change(content)
-    path.write_text(json.dumps(content))
-    return path
+WRONG = ["1", None, True, float("nan"), float("inf"), 10**400, [1]]
 
 
-def test_files_of_earlier_versions_are_read(mem: ms.StateManager, clock: Clock, tmp_path: Path) -> None:
-    """They have no ages."""
-    step(mem, admit(mem, "a"), 5)
-    mem.sessions.open("s")
-    clock.now += 2.5
-    new = Inspection.load(saved(mem, tmp_path / "new.json", lambda content: None))
-    assert (new.rows[0]["age"], new.sessions[0]["idle"], new.stats["oldest_row"]) == (2.5, 2.5, 2.5)
-
-    def older(content: dict[str, Any]) -> None:
-        for each in (*content["rows"], *content["sessions"]):
-            del each["age"], each["idle"]
-        content["stats"] = {
-            name: n for name, n in content["stats"].items() if not name.startswith(("oldest", "idlest"))
-        }
-
-    old = Inspection.load(saved(mem, tmp_path / "old.json", older))
-    assert "age" not in old.rows[0] and "age" not in old.sessions[0] and old.rows[0]["id"] == "a"
-    assert "<html" in page(old) and "2.5" in page(new)
-
-
-@pytest.mark.parametrize(
-    "wrong", ["1", None, True, float("nan"), float("inf"), 10**400, [1]], ids=lambda wrong: repr(wrong)[:5]
-)
-def test_ages_that_are_none_are_refused(mem: ms.StateManager, tmp_path: Path, wrong: object) -> None:
+def test_files_with_ages_that_are_none_are_refused(mem: ms.StateManager, tmp_path: Path) -> None:
+    """Those of earlier versions have none at all."""
     admit(mem, "a")
-    for change, says in (
-        (lambda content: content["rows"][0].update(age=wrong), r"rows\[0\].age is .*expected a number of seconds"),
-        (lambda content: content["stats"].update(oldest_row=wrong), r"stats.oldest_row is .*expected a number of sec"),
-    ):
-        if wrong is not None or "rows" in says:  # a figure may be null
-            with pytest.raises(InvalidArgument, match=says):
-                Inspection.load(saved(mem, tmp_path / "x.json", change))
+    path = tmp_path / "x.json"
+
+    def loaded(change: Callable[[dict[str, Any]], object]) -> Inspection:
+        mem.inspect().save(path)
+        content = json.loads(path.read_text())
+        change(content)
+        path.write_text(json.dumps(content))
+        return Inspection.load(path)
+
+    for wrong in WRONG:
+        with pytest.raises(InvalidArgument, match=r"rows\[0\].age is .*expected a number of seconds"):
+            loaded(lambda content, wrong=wrong: content["rows"][0].update(age=wrong))
+        with (
+            nullcontext() if wrong is None else pytest.raises(InvalidArgument, match=r"stats.oldest_row is .*number of")
+        ):
+            loaded(lambda content, wrong=wrong: content["stats"].update(oldest_row=wrong))
     with pytest.raises(InvalidArgument, match=r"rows\[0\].idle is missing"):
-        Inspection.load(saved(mem, tmp_path / "x.json", lambda content: content["rows"][0].pop("idle")))
+        loaded(lambda content: content["rows"][0].pop("idle"))
+    older = loaded(lambda content: [content["rows"][0].pop(name) for name in ("age", "idle")])
+    assert "age" not in older.rows[0] and "<html" in page(older)

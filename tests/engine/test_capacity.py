@@ -11,8 +11,8 @@ import torch
 
 import memstate as ms
 from memstate import sizes
-from memstate.engine.capacity import STRATEGIES
-from memstate.engine.planner import snapshot_bytes
+from memstate.engine.capacity import STRATEGIES, Capacity
+from memstate.engine.planner import Split, snapshot_bytes
 from memstate.sizes import byte_count, token_count
 from memstate.state.presets import CHECKPOINTS, from_config
 
@@ -46,11 +46,11 @@ def storages(root: object, kind: str) -> dict[int, int]:
     return found
 
 
-def built(plan: ms.engine.capacity.Capacity, split: ms.engine.planner.Split, **more: Any) -> ms.StateManager:
+def built(plan: Capacity, split: Split, **more: Any) -> ms.StateManager:
     return ms.StateManager(plan.layout, **split.settings(), backend="reference", device="meta", **more)
 
 
-def kv_bytes(plan: ms.engine.capacity.Capacity, split: ms.engine.planner.Split) -> int:
+def kv_bytes(plan: Capacity, split: Split) -> int:
     if plan.kv is None:
         return 0
     return sum(torch.empty(size, dtype=torch.uint8, device="meta").nbytes for size in plan.kv.arena_bytes(split.pages))
@@ -59,7 +59,7 @@ def kv_bytes(plan: ms.engine.capacity.Capacity, split: ms.engine.planner.Split) 
 COARSE: dict[str, Any] = {"context": 16384, "every": 8192, "page_size": 8192}  # few pages, so that lists are short
 
 
-def require_exact(plan: ms.engine.capacity.Capacity, strategy: str) -> None:
+def require_exact(plan: Capacity, strategy: str) -> None:
     """Builds the manager of a split, and compares its tensors with the plan."""
     split = plan.of(strategy)
     assert split is not None and type(split.tracking) is STRATEGIES[strategy] and split.requests == plan.concurrency
@@ -128,15 +128,6 @@ def test_C1_memory_with_a_byte_less_holds_less() -> None:
         ms.capacity("qwen3_next", "40GiB", context="32k", concurrency=redirect.max_requests + 1)
 
 
-def test_C1_an_arena_is_more_than_its_slots() -> None:
-    """40 GiB / bytes_per_slot is 555, and the arena of 555 slots is above 40 GiB."""
-    layout = ms.presets.qwen3_next()
-    assert 40 * GIB // layout.bytes_per_slot == 555 and sum(layout.arena_bytes(555)) > 40 * GIB
-    plan = ms.capacity(layout, "40GiB", context="32k")
-    assert plan.best.slots < 555 and plan.best.nbytes <= 40 * GIB
-    assert plan.best.nbytes + layout.bytes_per_slot > 40 * GIB
-
-
 @pytest.mark.parametrize("name", ["lfm2", "mamba"])
 def test_C2_tiers_allocate_what_is_planned_on_the_device_and_on_the_host(name: str) -> None:
     plan = ms.capacity(
@@ -172,7 +163,8 @@ def test_C3_slots_of_a_request_are_those_that_a_manager_gives_it(overlap: bool) 
 
 def test_C3_a_prompt_keeps_as_many_marks_as_planned() -> None:
     """The states that a prompt holds until they are published are in the plan, for as many prompts as are read."""
-    plan = ms.capacity(PLAIN, "4MiB", context=44, page_size=8, placement=ms.Ends(every=16), kv_bytes_per_token=4)
+    given = {"context": 44, "page_size": 8, "placement": ms.Ends(every=16), "kv_bytes_per_token": 4}
+    plan = ms.capacity(PLAIN, "4MiB", **given)
     assert plan.marks == 3  # at 16, 32 and 40
     mem = ms.StateManager(
         PLAIN, slots=8, max_requests=1, pages=ms.Pages(size=8), prefix=ms.Prefix(placement=ms.Ends(every=16)),
@@ -180,13 +172,9 @@ def test_C3_a_prompt_keeps_as_many_marks_as_planned() -> None:
     )  # fmt: skip
     (row,) = mem.admit([ms.Request("a", tokens=list(range(44)))])
     mem.settle(mem.plan([row], [44]))
-    held = mem.info(row).slots
+    assert mem.info(row).slots <= 1 + plan.marks
     assert plan.of("redirect").slots - plan.of("redirect").cached_states == plan.concurrency + plan.marks
-    assert held <= 1 + plan.marks
-    two = ms.capacity(
-        PLAIN, "4MiB", context=44, page_size=8, placement=ms.Ends(every=16), kv_bytes_per_token=4, prefills=2,
-        concurrency=4,
-    )  # fmt: skip
+    two = ms.capacity(PLAIN, "4MiB", **given, prefills=2, concurrency=4)
     assert two.best.slots - two.best.cached_states == 4 + 2 * 3
 
 
@@ -237,11 +225,9 @@ def test_C5_what_the_recommendation_says_is_in_the_figures() -> None:
     found, best = plan.to_json(), plan.best
     assert json.loads(json.dumps(found)) == found
     assert found["arena_bytes"] == sum(plan.layout.arena_bytes(best.slots)) == found["best"]["bytes_by_part"]["planes"]
-    assert found["max_requests_by_strategy"] == {one.strategy: one.max_requests for one in plan.residency}
     assert f"{best.slots} slots and {best.pages} KV pages" in found["recommendation"] in str(plan)
     assert best.host and f"{best.host.states} states" in str(plan)
-    html = plan._repr_html_()
-    assert html.count("<table>") == 3 and str(best.slots) in html and "<script" not in html
+    assert plan._repr_html_().count("<table>") == 3
 
 
 def test_a_model_is_a_preset_a_path_a_configuration_or_a_layout(tmp_path: Any) -> None:
@@ -266,27 +252,20 @@ REFUSED: dict[str, tuple[type[ms.MemstateError], dict[str, Any], str]] = {
     ),
     "concurrency": (ms.ConfigurationError, {"concurrency": 500}, r"^500 requests need .*; 48 fit; give more memory"),
     "memory": (ms.InvalidArgument, {"memory": "80G"}, r"memory='80G': unknown unit 'G', expected one of B, KB"),
-    "digits": (ms.InvalidArgument, {"memory": "9" * 5000}, r"expected at least 1, in bytes, such as 80GiB"),
     "no memory": (ms.InvalidArgument, {"memory": 0}, "memory=0"),
     "context": (ms.InvalidArgument, {"context": "32q"}, r"context='32q': unknown unit 'q', expected one of k, K, M"),
     "ranks": (ms.InvalidArgument, {"ranks": 3}, "for 3 ranks"),
-    "no every": (ms.ConfigurationError, {"every": 0}, "every=0: a boundary needs a whole number of tokens"),
     "a text for every": (ms.ConfigurationError, {"every": "256"}, "every='256': a boundary needs"),
     "placement": (ms.InvalidArgument, {"placement": "ends"}, r"placement='ends': expected a Placement, such as Ends"),
     "infinite rate": (ms.InvalidArgument, {"tokens_per_second": float("inf")}, "tokens_per_second=inf"),
     "page size": (ms.InvalidArgument, {"page_size": 0}, "page_size.*0"),
-    "layers of a rank": (ms.InvalidArgument, {"ranks": 0}, "ranks.*0"),
     "dtype": (ms.InvalidArgument, {"ssm_dtype": "float32"}, "ssm_dtype='float32': expected a floating-point"),
-    "no dtype": (ms.InvalidArgument, {"kv_dtype": None}, "kv_dtype=None: expected a floating-point"),
-    "whole dtype": (ms.InvalidArgument, {"kv_dtype": torch.bool}, "kv_dtype=torch.bool: expected a floating-point"),
     "every": (ms.ConfigurationError, {"every": 100}, "every=100 is no multiple of page_size=64"),
     "rate": (ms.InvalidArgument, {"tokens_per_second": 0}, "tokens_per_second=0: expected a number above 0"),
-    "high rate": (ms.InvalidArgument, {"tokens_per_second": 10**400}, "expected a number above 0, up to 1e"),
     "prefills": (ms.InvalidArgument, {"prefills": -1}, "prefills=-1"),
     "a name": (ms.InvalidArgument, {"model": "gpt-2"}, r"'gpt-2': No such file.*, or one of the presets qwen3_next, "),
     "KV": (ms.InvalidArgument, {"kv_bytes_per_token": -1}, "kv_bytes_per_token=-1"),
     "host": (ms.ConfigurationError, {"host_memory": 1000}, r"host_memory=1000: a state .* needs \d+ bytes; give more"),
-    "overlap": (ms.ConfigurationError, {"overlap": 1}, "overlap=1: expected True or False"),
 }  # fmt: skip
 
 
@@ -299,7 +278,7 @@ def test_C6_what_cannot_be_planned_is_refused_with_the_numbers(case: str) -> Non
 
 
 def test_C6_the_bytes_that_an_error_asks_for_are_enough_and_no_byte_too_many() -> None:
-    def plan(memory: int) -> ms.engine.capacity.Capacity:
+    def plan(memory: int) -> Capacity:
         return ms.capacity("qwen3_next", memory, context="32k", concurrency=3)
 
     with pytest.raises(ms.ConfigurationError) as refused:

@@ -1,86 +1,59 @@
 """A manager in an engine's memory: an arena of states and KV, whose other bytes never change; sleep and wake."""
 
-import random
-from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
-from tests.support.build import build, on
-from tests.support.loops import InPlacePlanes
+from memstate.state.layout import Plane, StateLayout
+from tests.support.build import on
+from tests.support.given import Engine
+from tests.support.loops import InPlace
 from tests.support.planes import LAYOUT, MAKERS, I, Loop, every_strategy
 from tests.support.scan import scan
 
 pytestmark = pytest.mark.sample(interpreter=0)  # the same host code on every backend
 
 SLOTS = 10
-RUBBISH = 0xA5
 
 
-class Arena:
-    """One block of bytes: for every slot its planes, layer by layer, between bytes that are the engine's KV."""
-
-    def __init__(self, device: torch.device, per_layer: bool) -> None:
-        gap, sizes = 48, [-(-plane.nbytes // 16) * 16 for plane in LAYOUT.planes]
-        stride = LAYOUT.layers * (sum(sizes) + gap * len(sizes))
-        self.bytes = torch.full(((SLOTS + 1) * stride + gap,), RUBBISH, dtype=torch.uint8, device=device)
-        self.tensors: dict[str, torch.Tensor | Sequence[torch.Tensor]] = {}
-        self.mine = torch.zeros(self.bytes.shape, dtype=torch.bool, device=device)
-        at = gap
-        for plane, size in zip(LAYOUT.planes, sizes, strict=True):
-            start, item = at // plane.dtype.itemsize, plane.dtype.itemsize
-            shape = (LAYOUT.layers, SLOTS + 1, *plane.shape)
-            strides = (stride // LAYOUT.layers // item, stride // item, 1)
-            whole = self.bytes.view(plane.dtype).as_strided(shape, strides, start)
-            self.tensors[plane.name] = list(whole) if per_layer else whole
-            owned = self.mine.as_strided((*shape[:2], plane.nbytes), (stride // LAYOUT.layers, stride, 1), at)
-            owned[:] = True
-            at += size + gap
-
-    def check(self) -> None:
-        """Nobody wrote where the engine's other bytes are."""
-        assert bool((self.bytes[~self.mine] == RUBBISH).all())
-
-
-def loop_in(arena: Arena, backend: Backend, tracking: ms.Tracking, **settings: object) -> Loop:
-    loop = Loop(backend, tracking, slots=SLOTS, tensors=arena.tensors, **settings)
-    if settings.get("in_place"):
-        loop.planes = InPlacePlanes(loop.mem)
-    return loop
+def others(engine: Engine) -> torch.Tensor:
+    """All bytes of an engine that are not the planes'."""
+    own = [torch.zeros(memory.shape, dtype=torch.bool) for memory in engine.memory]
+    for (name, _), (memory, offset, stride) in engine.places.items():
+        for slot in range(engine.slots + 1):
+            own[memory][offset + slot * stride :][: engine.plane[name].nbytes] = True
+    return torch.cat([memory.cpu()[~mine] for memory, mine in zip(engine.memory, own, strict=True)])
 
 
 @every_strategy
 @pytest.mark.parametrize("in_place", [False, True])
-def test_B39_a_manager_in_an_arena_touches_its_planes_only(backend: Backend, name: str, in_place: bool) -> None:
-    arena = Arena(backend.device, per_layer=False)
-    loop = loop_in(arena, backend, MAKERS[name](), in_place=in_place)
-    assert loop.mem.planes["long"].data_ptr() == arena.tensors["long"].data_ptr()  # type: ignore[union-attr]
-    rng = random.Random(len(name))
-    running: list[ms.Row] = []
-    for _ in range(20):
-        if len(running) < 2:
-            running += loop.admit()
-        loop.advance([*running, None])
-        for row in running:
-            assert loop.holds(loop.slot(row), row, loop.mem.info(row).length)
-        if rng.random() < 0.3:
-            row = running.pop()
-            for snapshot in loop.mem.end([row], keep="handle"):
-                if snapshot:
-                    assert loop.holds(loop.node(snapshot), row, snapshot.length)
-                    loop.mem.drop([snapshot])
+def test_B39_a_manager_in_an_arena_touches_its_planes_only(
+    backend: Backend, generator: torch.Generator, name: str, in_place: bool
+) -> None:
+    engine = Engine(LAYOUT, SLOTS, backend, generator, "pages")
+    before = others(engine)
+    loop = (InPlace if in_place else Loop)(backend, MAKERS[name](), slots=SLOTS, tensors=engine.tensors)
+    assert loop.mem.planes["long"].data_ptr() == engine.tensors["long"].data_ptr()  # type: ignore[union-attr]
+    for t in range(6):
+        row = loop.admit()[0]
+        loop.advance([row, None], 1 + t % 3 * I)
+        assert loop.holds(loop.slot(row), row, loop.mem.info(row).length)
+        for snapshot in loop.mem.end([row], keep="handle"):
+            if snapshot:
+                assert loop.holds(loop.node(snapshot), row, snapshot.length)
+                loop.mem.drop([snapshot])
     scan(loop.mem)
-    arena.check()
+    assert torch.equal(others(engine), before)
 
 
-def test_tensors_of_single_layers_serve_as_well(backend: Backend) -> None:
-    arena = Arena(backend.device, per_layer=True)
-    mem = on(
-        backend, LAYOUT, slots=SLOTS, max_requests=2, tracking=ms.PingPong(I), in_place=True, tensors=arena.tensors
-    )
+def test_tensors_of_single_layers_serve_as_well(backend: Backend, generator: torch.Generator) -> None:
+    engine = Engine(LAYOUT, SLOTS, backend, generator, "separate")
+    before, given = others(engine), {"tracking": ms.PingPong(I), "in_place": True, "tensors": engine.tensors}
+    mem = on(backend, LAYOUT, slots=SLOTS, max_requests=2, **given)
     rows = mem.admit([ms.Request("a"), ms.Request("b")])
     for t in range(1, I + 1):
         step = mem.plan(rows)
@@ -88,22 +61,10 @@ def test_tensors_of_single_layers_serve_as_well(backend: Backend) -> None:
             for layer, plane in enumerate(layers):
                 plane[step.write.long()] = 10 * layer + t
         mem.settle(step)
-    snapshots = mem.publish(rows)
-    for snapshot in snapshots:
-        assert snapshot and snapshot.length == I
-        (slot,) = mem.device.read_slots([snapshot]).wait().tolist()
+    for slot in mem.device.read_slots(mem.publish(rows, strict=True)).wait().tolist():
         for layers in mem.planes.values():
             assert [set(plane[slot].tolist()) for plane in layers] == [{I}, {10 + I}]
-    arena.check()
-
-
-def test_memory_of_another_size_is_refused(backend: Backend) -> None:
-    arena, given = Arena(backend.device, per_layer=False), {"backend": backend.name, "device": backend.device}
-    given["max_requests"] = 2
-    with pytest.raises(ms.LayoutMismatch, match=r"11 entries .* expected 12"):
-        build(LAYOUT, slots=SLOTS + 1, tensors=arena.tensors, **given)
-    with pytest.raises(ms.LayoutMismatch, match="short"):
-        build(LAYOUT, slots=SLOTS, tensors={"long": arena.tensors["long"]}, **given)
+    assert torch.equal(others(engine), before)
 
 
 @every_strategy
@@ -161,3 +122,45 @@ def test_sleep_that_would_lose_a_state_is_refused(backend: Backend) -> None:
     loop.advance([row], 2)
     assert loop.holds(loop.slot(row), row, 2)
     scan(loop.mem)
+
+
+PLAIN = StateLayout((Plane("ssm", (4,), torch.float32),), layers=1)
+
+
+def test_what_sleeps_gives_no_plane_and_no_slot(backend: Backend) -> None:
+    loop = Loop(backend, ms.Redirect(I))
+    loop.mem.device.sleep()
+    free = loop.mem.free_slots
+    for call in (lambda: loop.mem.pool.claim(3), lambda: next(iter(loop.mem.planes.values()))):
+        with pytest.raises(ms.Asleep):
+            call()
+    loop.mem.device.wake()
+    assert loop.mem.free_slots == free and len(loop.mem.pool.claim(3)) == 3
+
+
+def test_memory_is_touched_only_when_it_is_taken(backend: Backend) -> None:
+    """Slot 0 of an engine's tensors becomes zero with a construction that succeeds, not with one that is refused."""
+    tensor = torch.full((1, 5, 4), 7.0, device=backend.device)
+    with pytest.raises(ms.LayoutMismatch, match=r"5 entries .* expected 10: the null slot and 9 slots"):
+        on(backend, PLAIN, slots=9, max_requests=1, tensors={"ssm": tensor})
+    assert (tensor == 7).all()
+    on(backend, PLAIN, slots=4, max_requests=1, tensors={"ssm": tensor})
+    assert (tensor[:, 0] == 0).all() and (tensor[:, 1:] == 7).all()
+
+
+def test_memory_that_is_no_tensor_is_refused(backend: Backend) -> None:
+    tensor = torch.zeros(1, 5, 4)
+    for given in (None, 3, [None], (x for x in ()), np.zeros((1, 5, 4), np.float32)):
+        with pytest.raises(ms.LayoutMismatch, match=r"plane ssm: .* expected a tensor"):
+            ms.Planes.from_tensors(PLAIN, {"ssm": given}, backend)  # type: ignore[dict-item]
+    with pytest.raises(ms.LayoutMismatch, match="expected a mapping"):
+        ms.Planes.from_tensors(PLAIN, [tensor], backend)  # type: ignore[arg-type]
+    with pytest.raises(ms.InvalidArgument, match="expected a Backend"):
+        ms.Planes.from_tensors(PLAIN, {"ssm": tensor}, "reference")  # type: ignore[arg-type]
+
+
+def test_arenas_that_share_bytes_are_refused(backend: Backend) -> None:
+    layout = StateLayout((Plane("a", (4,), torch.float32), Plane("b", (4,), torch.float32)), layers=1)
+    whole = torch.empty(1024, dtype=torch.uint8, device=backend.device)
+    with pytest.raises(ms.LayoutMismatch, match="share bytes"):
+        ms.Planes(layout, 4, backend, allocate=lambda n: whole[:n])

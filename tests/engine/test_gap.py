@@ -65,9 +65,8 @@ def named_by(step: ms.Step) -> set[int]:
 CALLS: dict[str, Callable[[ms.StateManager, Sequence[ms.Row]], object]] = {
     "nothing": lambda mem, rows: None, "submit": lambda mem, rows: mem.submit(),
     "submit twice": lambda mem, rows: (mem.submit(), mem.submit()),
-    "read_slots": lambda mem, rows: mem.device.read_slots(rows),
-    "audit": lambda mem, rows: mem.audit().raise_if_leaking(),
-    "check": lambda mem, rows: mem.device.check(), "snapshot": lambda mem, rows: mem.inspect(),
+    "read_slots": lambda mem, rows: mem.device.read_slots(rows), "check": lambda mem, rows: mem.device.check(),
+    "audit": lambda mem, rows: mem.audit().raise_if_leaking(), "snapshot": lambda mem, rows: mem.inspect(),
     "pool.claim": lambda mem, rows: mem.pool.release(mem.pool.claim(0)),
 }  # fmt: skip
 every_call = pytest.mark.parametrize("call", CALLS)

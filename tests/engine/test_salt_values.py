@@ -76,6 +76,7 @@ ODD: dict[str, Any] = {
 
 @pytest.mark.parametrize("tiers", [None, {}], ids=["alone", "tiers"])
 def test_salts_that_look_alike_do_not_meet(tiers: dict[str, object] | None) -> None:
+    assert len(set(ALIKE)) == len(ALIKE) and all(require_salt(salt) is salt for salt in ALIKE)
     house = House(tiers=tiers, slots=64)
     for salt in ALIKE:
         assert house.found(5, salt) == NOTHING and house.turn(4, salt) == 0
@@ -86,11 +87,6 @@ def test_salts_that_look_alike_do_not_meet(tiers: dict[str, object] | None) -> N
 def test_salts_that_look_alike_have_other_digests() -> None:
     keys, key = Keys(bytes(32), PAGE), ms.tokens.encode(T[:4])
     assert len({encode(salt) for salt in ALIKE}) == len({keys.of(Prompt(key, salt))[0] for salt in ALIKE}) == len(ALIKE)
-
-
-def test_salts_are_told_apart_by_python_too() -> None:
-    """Which is why they may be keys as they are."""
-    assert len(set(ALIKE)) == len(ALIKE) and all(require_salt(salt) is salt for salt in ALIKE)
 
 
 def test_equal_salts_are_one_whoever_made_them() -> None:
@@ -130,21 +126,14 @@ def test_what_is_no_salt_has_no_digest(odd: str, tmp_path: Path) -> None:
             call()
 
 
-def test_the_refusal_names_the_salt_and_says_what_to_give() -> None:
-    with pytest.raises(ms.InvalidArgument, match=r"^salt True of bool: .* 1, True and 1\.0 are equal; give the tenant"):
-        require_salt(True)
-
-
 def test_values_are_shown_as_far_as_they_can_be() -> None:
     assert [shown(value) for value in ("a", Silent(), HUGE)] == ["'a'", "<Silent>", "<int>"]
     assert shown("x" * 10**6) == "'" + "x" * 199 + ".."
 
 
-def test_a_picture_shows_every_salt() -> None:
-    house = House()
-    for salt in (None, "a", HUGE, "x" * 10**6):
-        house.turn(4, salt)
-    assert {node["salt"] for node in house.mem.inspect().prefix} == {None, "'a'", "<int>", "'" + "x" * 199 + ".."}
+def test_a_salt_is_refused_with_what_to_give() -> None:
+    with pytest.raises(ms.InvalidArgument, match=r"^salt True of bool: .* 1, True and 1\.0 are equal; give the tenant"):
+        require_salt(True)
 
 
 def test_parts_of_a_salt_are_counted_not_followed_for_ever() -> None:

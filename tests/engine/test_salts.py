@@ -15,19 +15,13 @@ EDITED = [*T[:12], 98, 99, *T[14:]]  # another history from token 12 on
 
 
 @two_tenants
-def test_admission_finds_what_its_own_salt_has(mine: Hashable, other: Hashable) -> None:
+def test_admission_and_match_find_what_its_own_salt_has(mine: Hashable, other: Hashable) -> None:
     house = House()
     assert house.turn(8, mine) == 0
+    assert house.found(9, other) == NOTHING and house.found(9, mine) == (8, 8, 8, 0)
     assert house.starts(9, other) == 0 and house.starts(9, mine) == 8
     assert house.turn(8, other) == 0 and house.starts(9, other) == 8, "of equal tokens each has bytes of its own"
     house.idle()
-
-
-@two_tenants
-def test_match_finds_what_its_own_salt_has(mine: Hashable, other: Hashable) -> None:
-    house = House()
-    house.turn(8, mine)
-    assert house.found(9, other) == NOTHING and house.found(9, mine) == (8, 8, 8, 0)
 
 
 @pytest.mark.parametrize("how", ["end", "publish", "cancel"])
@@ -42,15 +36,6 @@ def test_what_a_row_leaves_goes_under_its_salt(mine: Hashable, other: Hashable, 
         getattr(house.mem, how)([row], keep="cache", tokens=[T[:9]])
     assert house.found(9, other) == NOTHING and house.found(9, mine) == (8, 8, 8, 0)
     assert house.starts(12, other) == 0 and house.starts(12, mine) == 8, "also where the request comes back"
-
-
-@two_tenants
-def test_a_row_without_tokens_leaves_what_it_has_under_its_salt(mine: Hashable, other: Hashable) -> None:
-    house = House()
-    row = house.start(None, mine)  # type: ignore[arg-type]
-    house.run(row, 8)
-    house.mem.end([row], keep="cache", tokens=[T[:8]])
-    assert house.found(9, other) == NOTHING and house.starts(9, other) == 0 and house.starts(9, mine) == 8
 
 
 @two_tenants
@@ -76,13 +61,6 @@ def test_a_state_that_another_salt_has_is_no_second_one(mine: Hashable, other: H
     house.mem.end(rows, keep="cache", tokens=[T[:8]] * 2)
     assert (again := house.mem.stats().prefix) is not None and (again.states, again.duplicates) == (3, 3)
     assert [house.starts(8, salt) for salt in (mine, other)] == [4, 0], "the new one is where the KV of 8 tokens is met"
-
-
-@two_tenants
-def test_a_row_that_goes_on_from_a_hit_leaves_more_under_its_salt(mine: Hashable, other: Hashable) -> None:
-    house = House()
-    assert [house.turn(end, mine) for end in (8, 16)] == [0, 8]
-    assert house.found(17, other) == NOTHING and house.starts(17, other) == 0 and house.starts(17, mine) == 16
 
 
 @pytest.mark.parametrize("parent", ["fresh", "hit", "without tokens"])
@@ -134,21 +112,13 @@ def test_a_later_turn_of_a_session_goes_on_under_its_own_salt(mine: Hashable, ot
 
 
 @two_tenants
-def test_match_finds_what_a_session_keeps_under_its_salt(mine: Hashable, other: Hashable) -> None:
-    house = House()
-    session = house.mem.sessions.open("talk")
-    house.turn(10, mine, session=session)
-    assert house.found(17, mine, session=session)[0] == 10
-    assert house.found(17, other, session=session) == NOTHING
-
-
-@two_tenants
 def test_what_a_later_turn_leaves_goes_under_its_salt(mine: Hashable, other: Hashable) -> None:
     """States go to the session, KV to the cache; a state that a turn publishes goes there too."""
     house = House()
     session = house.mem.sessions.open("talk")
     for end, start in ((8, 0), (16, 8), (24, 16)):
         assert house.turn(end, mine, session=session) == start
+        assert house.found(33, mine, session=session)[0] == end and house.found(33, other, session=session) == NOTHING
         assert house.found(end + 1, other) == NOTHING and house.found(end + 1, mine) == (0, end, 0, 0)
     row = house.start(T[:34], mine, session=session)
     house.run(row, 33)
@@ -186,17 +156,6 @@ def test_an_edited_history_goes_on_under_its_own_salt(mine: Hashable, other: Has
 
 
 @two_tenants
-def test_a_turn_of_another_salt_that_is_refused_changes_nothing(mine: Hashable, other: Hashable) -> None:
-    house = House(max_requests=1)
-    session = house.mem.sessions.open("talk")
-    house.turn(8, mine, session=session)
-    requests = [ms.Request("turn", tokens=T[:16], salt=other, session=session), ms.Request("more", tokens=T[:4])]
-    with pytest.raises(ms.OutOfRows):
-        house.mem.admit(requests)
-    assert house.turn(16, mine, session=session) == 8 and house.found(17, other) == NOTHING
-
-
-@two_tenants
 def test_what_an_idle_session_gave_up_stays_under_its_salt(mine: Hashable, other: Hashable) -> None:
     for there in (False, True):
         house = House()
@@ -208,18 +167,6 @@ def test_what_an_idle_session_gave_up_stays_under_its_salt(mine: Hashable, other
         assert house.mem.stats().prefix.states == 1 + there  # type: ignore[union-attr]
         assert house.starts(9, mine) == 8 and house.starts(9, other) == 8 * there
         house.idle()
-
-
-@two_tenants
-def test_a_session_under_another_salt_finds_only_that_one_s_cache(mine: Hashable, other: Hashable) -> None:
-    """Beside what a session keeps there is the cache, which may be longer."""
-    house = House()
-    house.turn(8, mine)
-    session = house.mem.sessions.open("talk")
-    assert house.turn(12, other, session=session) == 0
-    assert house.turn(16, mine, session=session) == 8
-    assert house.found(17, other) == (8, 12, 8, 0), "its KV, and the state that its prompt left at 8"
-    assert house.found(17, mine)[0] == 8 and house.starts(17, other) == 8
 
 
 @two_tenants

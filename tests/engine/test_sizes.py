@@ -55,63 +55,44 @@ def manager(**settings: Any) -> Any:
     return ms.StateManager(given.pop("layout", PLAIN), **given)
 
 
-PAGES = {"count": 1, "size": 16, "per_row": 1}
-CANNOT: dict[str, tuple[type[ms.MemstateError], Callable[[], object], str]] = {
-    "rows": (ms.ConfigurationError, lambda: manager(max_requests=HUGE), r"max_requests=1000000000.*2147483647"),
-    "preallocated": (ms.ConfigurationError, lambda: manager(preallocated=HUGE), r"preallocated=1000000000"),
-    "rows beyond int32": (
-        ms.ConfigurationError, lambda: manager(max_requests=2**40), r"cells .*: lower max_requests, .*needs",
-    ),
-    "numpy's rows": (ms.ConfigurationError, lambda: manager(max_requests=np.int32(HUGE)), "8000000256 cells"),
-    "batch": (
-        ms.ConfigurationError,
-        lambda: manager(max_batch=HUGE),
-        r"max_batch=1000000000.*on cpu, which has 17179869184 bytes .16\.0 GiB.: step records 20000001024 bytes.*lower "
-        "max_batch",
-    ),
-    "slots": (
-        ms.ConfigurationError, lambda: manager(slots=2**40), r"776 slots, .* 2147483616: .*planes 17592186044432 bytes",
-    ),
-    "slots of int32": (ms.ConfigurationError, lambda: manager(slots=2**31 - 1), "slots=2147483647"),
+def pages(count: int, size: int, per_row: int) -> ms.Pages:
+    return ms.Pages(count=count, size=size, per_row=per_row)
+
+
+CANNOT: dict[str, tuple[Callable[[], object], str]] = {
+    "rows": (lambda: manager(max_requests=HUGE), r"max_requests=1000000000.*2147483647"),
+    "preallocated": (lambda: manager(preallocated=HUGE), r"preallocated=1000000000"),
+    "rows beyond int32": (lambda: manager(max_requests=2**40), r"cells .*: lower max_requests, .*needs"),
+    "numpy's rows": (lambda: manager(max_requests=np.int32(HUGE)), "8000000256 cells"),
+    "batch": (lambda: manager(max_batch=HUGE), r"max_batch=1000000000.*on cpu, which has 17179869184 bytes "
+              r".16\.0 GiB.: step records 20000001024 bytes.*lower max_batch"),
+    "slots": (lambda: manager(slots=2**40), r"776 slots, .* 2147483616: .*planes 17592186044432 bytes"),
     "slots of memory": (
-        ms.ConfigurationError, lambda: manager(slots=HUGE),
-        r"slots=1000000000.*planes 16000000016 bytes.*lower snapshots .default: slots.",
+        lambda: manager(slots=HUGE), r"slots=1000000000.*planes 16000000016 bytes.*lower snapshots .default: slots."
     ),
-    "plane": (
-        ms.ConfigurationError,
-        lambda: manager(layout=WIDE),
-        r"slots=8.*has 17179869184 bytes .16\.0 GiB.: planes 39582418599936 bytes.*lower slots",
-    ),
-    "snapshots": (ms.ConfigurationError, lambda: manager(snapshots=2**31 - 1), "snapshots=2147483647"),
-    "per_row": (
-        ms.ConfigurationError, lambda: manager(pages=ms.Pages(**PAGES | {"per_row": 2**31 - 1})), "per_row=2147483647",
-    ),
+    "plane": (lambda: manager(layout=WIDE), r"slots=8.*16\.0 GiB.: planes 39582418599936 bytes.*lower slots"),
+    "snapshots": (lambda: manager(snapshots=2**31 - 1), "snapshots=2147483647"),
+    "per_row": (lambda: manager(pages=pages(1, 16, 2**31 - 1)), "per_row=2147483647"),
     "page lists": (
-        ms.ConfigurationError,
-        lambda: manager(pages=ms.Pages(**PAGES | {"count": 2**31 - 1})),
-        r"count=2147483647.*page lists.*lower Pages\(count=\)",
+        lambda: manager(pages=pages(2**31 - 1, 16, 1)), r"count=2147483647.*page lists.*lower Pages\(count=\)"
     ),
-    "pages": (ms.ConfigurationError, lambda: ms.Pages(**PAGES | {"count": 2**40}), "count=1099511627776.*2147483647"),
-    "a wide table": (ms.ConfigurationError, lambda: ms.Pages(**PAGES | {"per_row": 2**40}), "per_row=1099511627776"),
-    "Planes": (ms.InvalidArgument, lambda: ms.Planes(WIDE, 1, CPU), "planes 8796093022208 bytes"),
-    "Planes of slots": (ms.InvalidArgument, lambda: ms.Planes(PLAIN, 2**40, CPU), "slots=1099511627776"),
-    "SlotAllocator": (ms.InvalidArgument, lambda: ms.SlotAllocator(2**40, CPU), "slots=1099511627776.*2147483616"),
+    "pages": (lambda: pages(2**40, 16, 1), "count=1099511627776.*2147483647"),
+    "a wide table": (lambda: pages(1, 16, 2**40), "per_row=1099511627776"),
+    "Planes": (lambda: ms.Planes(WIDE, 1, CPU), "planes 8796093022208 bytes"),
+    "Planes of slots": (lambda: ms.Planes(PLAIN, 2**40, CPU), "slots=1099511627776"),
+    "SlotAllocator": (lambda: ms.SlotAllocator(2**40, CPU), "slots=1099511627776.*2147483616"),
     "StateLayout": (
-        ms.InvalidArgument,
-        lambda: ms.StateLayout((ms.Plane("ssm", (2**40, 2**40), torch.float32),), layers=1),
-        "per slot.*9223372036854775807",
+        lambda: ms.StateLayout((ms.Plane("ssm", (2**40, 2**40), torch.float32),), layers=1), "per slot.*922337203685477"
     ),
-    "records": (
-        ms.ConfigurationError, lambda: RecordPool(HUGE, 4096), "1000000000 records of 4096 bytes are 3.73 TiB",
-    ),
-    "StepLog": (ms.InvalidArgument, lambda: StepLog(HUGE, 1, CPU.device), "max_batch=1000000000"),
+    "records": (lambda: RecordPool(HUGE, 4096), "1000000000 records of 4096 bytes are 3.73 TiB"),
+    "StepLog": (lambda: StepLog(HUGE, 1, CPU.device), "max_batch=1000000000"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CANNOT)
 def test_what_cannot_fit_is_refused_before_anything_is_allocated(case: str, nothing_big: None) -> None:
-    error, build, text = CANNOT[case]
-    with pytest.raises(error, match=text):
+    build, text = CANNOT[case]
+    with pytest.raises((ms.ConfigurationError, ms.InvalidArgument), match=text):
         build()
 
 
@@ -147,7 +128,7 @@ def test_what_fits_is_what_is_allocated() -> None:
     }
     mem = manager(
         slots=100, max_requests=7, snapshots=900, max_batch=70, overlap=False, forward=ms.Forward(speculation=True),
-        pages=ms.Pages(count=3, size=16, per_row=5),
+        pages=pages(count=3, size=16, per_row=5),
     )  # fmt: skip
     file = inside.registers(mem)
     assert parts["planes"] == mem.planes.nbytes

@@ -34,10 +34,10 @@ def manager(device: str = "cuda:1", **settings: object) -> ms.StateManager:
     return ms.StateManager(LAYOUT, device=device, backend="reference", **(usual | settings))  # type: ignore[arg-type]
 
 
-def tiered(device: str = "cuda:1", **settings: object) -> ms.StateManager:
+def tiered(device: str = "cuda:1") -> ms.StateManager:
     """With a prefix cache, and host memory below it that takes states as soon as they are cached."""
     kv = ms.Planes(KV, 24, ms.Backend("reference", device))
-    tiers = ms.Tiers(model="toy", host_slots=8, host_pages=24, kv=kv, write="through", **settings)  # type: ignore[arg-type]
+    tiers = ms.Tiers(model="toy", host_slots=8, host_pages=24, kv=kv, write="through")
     return manager(
         device, pages=ms.Pages(count=24, size=PAGE, per_row=8), prefix=ms.Prefix(Lru(), LruPages()), tiers=tiers
     )
@@ -153,8 +153,7 @@ CALLS: dict[str, Call] = {
     "cancel": lambda mem, rows, step, kept: mem.cancel(step),
     "read_slots": lambda mem, rows, step, kept: mem.device.read_slots(rows),
     "publish": lambda mem, rows, step, kept: mem.publish(rows),
-    "release": lambda mem, rows, step, kept: mem.end(rows),
-    "abort": lambda mem, rows, step, kept: mem.end(rows),
+    "end": lambda mem, rows, step, kept: mem.end(rows),
     "extend": lambda mem, rows, step, kept: mem.extend(rows[:1], [8]),
     "drop": lambda mem, rows, step, kept: mem.drop(kept),
     "fork": lambda mem, rows, step, kept: mem.fork(rows[0], ["x"]),
@@ -172,7 +171,6 @@ CALLS: dict[str, Call] = {
     "check": lambda mem, rows, step, kept: mem.device.check(),
     "sleep": lambda mem, rows, step, kept: mem.device.sleep(),
     "wake": lambda mem, rows, step, kept: mem.device.wake(),
-    "reset": lambda mem, rows, step, kept: mem.recover(keep=False),
     "recover": lambda mem, rows, step, kept: mem.recover(),
     "warm_up": lambda mem, rows, step, kept: ms.warm_up(mem),
 }

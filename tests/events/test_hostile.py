@@ -3,7 +3,8 @@
 Each test counts at real sockets on loopback. None looks at a clock.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
 from typing import Any
 
 import pytest
@@ -23,8 +24,9 @@ FRAMES, BATCHES, BYTES = 256, 128, 1 << 20  # that a call reads, sends, and send
 class Told:
     """A feed with batches of one size, snapshots too."""
 
-    def __init__(self, size: int = 10) -> None:
+    def __init__(self, size: int) -> None:
         self.size, self.whole, self.more, self.snapshots = size, True, False, 0
+        self.close = lambda: None
 
     def take(self) -> Batch | None:
         events: list[Any] = [AllBlocksCleared()] if self.whole else []
@@ -36,9 +38,6 @@ class Told:
 
     def replaced(self) -> None:
         self.whole = True
-
-    def close(self) -> None:
-        pass
 
 
 class Counted:
@@ -71,15 +70,16 @@ class Counted:
 
 
 class Rig:
-    """A publisher with batches to tell, and readers of any kind."""
+    """A publisher that has told so many batches, and readers of any kind."""
 
-    def __init__(self, told: Told, keep: int = 10_000) -> None:
-        self.told = told
+    def __init__(self, batches: int, size: int = 10, keep: int = 10_000) -> None:
+        self.told = Told(size)
         self.events = Publisher(manager(), ANY, ANY, keep=keep)
         self.events._feed.close()
-        self.events._feed = told  # type: ignore[assignment]
+        self.events._feed = self.told  # type: ignore[assignment]
         self.router = self.events._router = Counted(self.events._router)
         self.readers: list[Any] = []
+        self.tell(batches)
 
     def reader(self, **options: int) -> Any:
         made: Any = zmq.Context.instance().socket(zmq.DEALER)
@@ -117,6 +117,13 @@ class Rig:
         until(lambda: END in found, receive)
         return [int.from_bytes(number, "big") for number in found[:-1]]
 
+    def serves(self, numbers: Sequence[int], number: int = 0) -> Any:
+        """A reader that asks gets these."""
+        reader = self.reader()
+        ask(reader, number)
+        assert self.answer(reader) == list(numbers)
+        return reader
+
     def close(self) -> None:
         self.events.close()
         for each in self.readers:
@@ -126,55 +133,34 @@ class Rig:
 @pytest.fixture
 def make() -> Iterator[Callable[..., Rig]]:
     """Rigs that are closed at the end."""
-    made: list[Rig] = []
-
-    def rig(*given: Any, **more: Any) -> Rig:
-        made.append(Rig(*given, **more))
-        return made[-1]
-
-    yield rig
-    for each in made:
-        each.close()
+    with ExitStack() as stack:
+        yield lambda *given, **more: stack.enter_context(closing(Rig(*given, **more)))
 
 
 def ask(reader: Any, number: int = 0) -> None:
     reader.send_multipart((b"", number.to_bytes(8, "big")), zmq.NOBLOCK)
 
 
-def test_a_join_is_answered_over_several_calls(make: Callable[..., Rig]) -> None:
-    rig = make(Told())
-    rig.tell(1000)
-    reader = rig.reader()
-    ask(reader)
-    assert rig.answer(reader) == list(range(1000))
-
-
-def test_large_batches_are_answered_by_their_bytes(make: Callable[..., Rig]) -> None:
-    rig = make(Told(BYTES // 3))
-    rig.tell(20)
-    reader = rig.reader()
-    ask(reader)
-    assert rig.answer(reader) == list(range(20))
+@pytest.mark.parametrize(("batches", "size"), [(1000, 10), (20, BYTES // 3)], ids=["many", "large"])
+def test_a_join_is_answered_over_several_calls(make: Callable[..., Rig], batches: int, size: int) -> None:
+    make(batches, size).serves(range(batches))
 
 
 def test_a_hundred_unread_questions_are_one_answer(make: Callable[..., Rig]) -> None:
     """And another reader is answered beside it."""
-    rig = make(Told())
-    rig.tell(500)
-    greedy, good = rig.reader(RCVHWM=1), rig.reader()
+    rig = make(500)
+    greedy = rig.reader(RCVHWM=1)
     for _ in range(100):
         ask(greedy)
     until(lambda: len(rig.router.sent) == 1, rig.call)
-    ask(good)
-    assert rig.answer(good) == list(range(500))
+    rig.serves(range(500))
     first = rig.router.sent[next(iter(rig.router.sent))]
     assert len(first) <= 3 * 501  # the answer begins anew with the questions that come while it is under way
 
 
 @pytest.mark.parametrize("wrong", [[b"", b"short"], [b"alone"], [b"", bytes(8), b"more"], [b"", b"x" * 1000]])
 def test_wrong_questions_do_not_keep_a_call(make: Callable[..., Rig], wrong: list[bytes]) -> None:
-    rig = make(Told())
-    rig.tell(1)
+    rig = make(1)
     crowd = [rig.reader(SNDHWM=5000) for _ in range(2)]
     for each in crowd:
         for _ in range(3000):
@@ -182,14 +168,11 @@ def test_wrong_questions_do_not_keep_a_call(make: Callable[..., Rig], wrong: lis
     until(lambda: bool(rig.events._router.poll(100)), lambda: None)
     for _ in range(30):
         rig.call()
-    good = rig.reader()
-    ask(good)
-    assert rig.answer(good) == [0]
+    rig.serves([0])
 
 
 def test_a_message_of_many_frames_is_read_over_several_calls(make: Callable[..., Rig]) -> None:
-    rig = make(Told())
-    rig.tell(1)
+    rig = make(1)
     reader = rig.reader()
     reader.send_multipart([b"", bytes(8), *[b"x"] * 5000])
     until(lambda: bool(rig.events._router.poll(100)), lambda: None)
@@ -200,8 +183,7 @@ def test_a_message_of_many_frames_is_read_over_several_calls(make: Callable[...,
 
 
 def test_who_sends_a_giant_message_is_disconnected(make: Callable[..., Rig]) -> None:
-    rig = make(Told())
-    rig.tell(1)
+    rig = make(1)
     reader = rig.reader()
     monitor = reader.get_monitor_socket(zmq.EVENT_DISCONNECTED)
     reader.send_multipart((b"", bytes(10 << 20)))
@@ -215,21 +197,16 @@ def test_who_sends_a_giant_message_is_disconnected(make: Callable[..., Rig]) -> 
 
     until(lambda: bool(ended), look)
     reader.disable_monitor()
-    good = rig.reader()
-    ask(good)
-    assert rig.answer(good) == [0]
+    rig.serves([0])
 
 
 def test_a_reader_that_does_not_read_is_sent_no_more_than_waits_for_it(make: Callable[..., Rig]) -> None:
     """The rest of its answer waits for it, and takes no memory. Another reader is answered meanwhile."""
-    size = 1 << 17
-    rig = make(Told(size))
-    rig.tell(400)
-    silent, good = rig.reader(RCVHWM=1, RCVBUF=1 << 16), rig.reader()
+    rig = make(400, 1 << 17)
+    silent = rig.reader(RCVHWM=1, RCVBUF=1 << 16)
     ask(silent)
     until(lambda: len(rig.router.sent) == 1, rig.call)
-    ask(good)
-    assert rig.answer(good) == list(range(400))
+    rig.serves(range(400))
     for _ in range(400):
         rig.call()
     (most,) = (len(sent) for sent in rig.router.sent.values() if sent[-1] != END)
@@ -238,8 +215,7 @@ def test_a_reader_that_does_not_read_is_sent_no_more_than_waits_for_it(make: Cal
 
 
 def test_a_reader_that_has_gone_is_forgotten(make: Callable[..., Rig]) -> None:
-    rig = make(Told(BYTES))
-    rig.tell(50)
+    rig = make(50, BYTES)
     reader = rig.reader()
     ask(reader)
     until(lambda: bool(rig.events._answers), rig.call)
@@ -249,8 +225,7 @@ def test_a_reader_that_has_gone_is_forgotten(make: Callable[..., Rig]) -> None:
 
 def test_old_questions_cost_one_snapshot_while_it_is_kept(make: Callable[..., Rig]) -> None:
     """A snapshot takes a walk over the whole cache."""
-    rig = make(Told(), keep=4)
-    rig.tell(10)
+    rig = make(10, keep=4)
     reader = rig.reader()
     for asked in range(3):
         ask(reader, asked)
@@ -261,21 +236,16 @@ def test_old_questions_cost_one_snapshot_while_it_is_kept(make: Callable[..., Ri
     assert rig.answer(reader)[0] == 15 and rig.told.snapshots == 3
 
 
-def test_a_question_for_what_is_to_come_is_answered_by_the_end(make: Callable[..., Rig]) -> None:
-    rig = make(Told())
-    rig.tell(3)
-    reader = rig.reader()
-    for number in (3, 2**64 - 1):
-        ask(reader, number)
-        assert rig.answer(reader) == []
+@pytest.mark.parametrize("number", [3, 2**64 - 1])
+def test_a_question_for_what_is_to_come_is_answered_by_the_end(make: Callable[..., Rig], number: int) -> None:
+    make(3).serves([], number)
 
 
 @pytest.mark.parametrize("keep", [3, 10_000])
 def test_a_late_reader_is_whole_although_each_call_sends_one_batch(keep: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the loop goes on: its batches overtake the answer, and with few that are kept a snapshot replaces it."""
     monkeypatch.setattr(sending, "ANSWERS", 1)
-    pair = Pair(keep=keep)
-    try:
+    with closing(Pair(keep=keep)) as pair:
         for n in range(8):
             serve(pair.mem, [n] * 8)
             pair.events.publish()
@@ -285,8 +255,6 @@ def test_a_late_reader_is_whole_although_each_call_sends_one_batch(keep: int, mo
             serve(pair.mem, [n] * 8)
             pair.turn()
         until(lambda: all(pair.knows([n] * 8) for n in range(10)), pair.turn)
-    finally:
-        pair.close()
 
 
 # -- workers ------------------------------------------------------------------------------------------
@@ -337,9 +305,8 @@ class Worker:
 
 @pytest.fixture
 def worker() -> Iterator[Worker]:
-    made = Worker()
-    yield made
-    made.close()
+    with closing(Worker()) as made:
+        yield made
 
 
 def test_what_is_behind_a_gap_is_not_looked_through_at_each_message(worker: Worker) -> None:

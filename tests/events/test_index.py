@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from memstate.errors import InvalidArgument
-from memstate.events import Batch, BlockRemoved, BlockStored, Index
+from memstate.events import AllBlocksCleared, Batch, BlockRemoved, BlockStored, Index
 from memstate.events.wire import unpack
 from tests.support.sources import ROOT
 
@@ -45,23 +45,26 @@ def test_a_block_stays_while_another_medium_has_it() -> None:
     assert index.find([5, 6, 9]) == []
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"token_ids": [5, 2**63]},
-        {"block_size": 0},
-        {"block_size": -2},
-        {"extra_keys": [5]},
-        {"extra_keys": ["text"]},
-        {"block_hashes": [None]},
-        {"token_ids": [[5, 6], [6, 7]]},
-    ],
-    ids=str,
-)
-def test_fields_that_mean_nothing_are_no_batch(wrong: dict[str, Any]) -> None:
-    assert unpack(msgspec.msgpack.encode([0.0, [STORED]])).events
+def encoded(*events: Any) -> bytes:
+    return msgspec.msgpack.encode([0.0, list(events), 3])
+
+
+WRONG = [{"token_ids": [5, 2**63]}, {"block_size": 0}, {"block_size": -2}, {"extra_keys": [5]},
+         {"extra_keys": ["text"]}, {"block_hashes": [None]}, {"token_ids": [[5, 6], [6, 7]]}]  # fmt: skip
+NONE = [b"", b"rubbish", b"\xc0", encoded()[:-2], b"\x92\xff\x91\x80", b"\x91" * 5000]
+
+
+@pytest.mark.parametrize("payload", [*NONE, *(encoded(STORED | wrong) for wrong in WRONG)])
+def test_what_means_nothing_is_no_batch(payload: bytes) -> None:
     with pytest.raises(InvalidArgument, match="no batch"):
-        unpack(msgspec.msgpack.encode([0.0, [STORED | wrong]]))
+        unpack(payload)
+
+
+def test_unknown_fields_are_left_out() -> None:
+    """Those of another version."""
+    batch = unpack(encoded(STORED | {"session_id": "s"}, {"type": "AllBlocksCleared"}))
+    assert batch.data_parallel_rank == 3
+    assert [type(each) for each in batch.events] == [BlockStored, AllBlocksCleared]
 
 
 def drawn(draw: Random) -> dict[str, Any]:
@@ -85,7 +88,7 @@ def test_whatever_is_told_the_index_answers_and_keeps_no_more_than_it_was_told()
     for _ in range(60):
         index = Index()
         for _ in range(20):
-            batch = unpack(msgspec.msgpack.encode([0.0, [drawn(draw) for _ in range(draw.randrange(1, 4))]]))
+            batch = unpack(encoded(*(drawn(draw) for _ in range(draw.randrange(1, 4)))))
             index.apply("w", batch)
             for tag in (None, "a"):
                 assert len(index.find([draw.randrange(3) for _ in range(9)], tag=tag)) <= 1

@@ -2,15 +2,15 @@
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import pytest
 import zmq
 
-from memstate.errors import ConfigurationError, InvalidArgument
-from memstate.events import AllBlocksCleared, Batch, BlockStored, Index, Publisher, Subscriber
-from memstate.events.wire import pack, unpack
+from memstate.errors import ConfigurationError
+from memstate.events import Batch, BlockStored, Index, Publisher, Subscriber
+from memstate.events.wire import pack
 from tests.events.test_feed import manager, serve
 from tests.support.processes import ended, in_child
 
@@ -42,6 +42,19 @@ class Pair:
         self.events.publish()
         self.subscriber.poll()
 
+    def begin_again(self) -> None:
+        """Another manager publishes where this one did."""
+        self.events.close()
+        self.mem = manager()
+        serve(self.mem, [2] * 8)
+
+        def begin() -> None:
+            with suppress(ConfigurationError):  # the port is free a moment later
+                self.events = Publisher(self.mem, self.events.endpoint, self.events.replay)
+                self.events.publish()
+
+        until(lambda: self.mem.prefix.watcher is self.events._feed, begin)
+
     def knows(self, prompt: list[int]) -> bool:
         return [each.length for each in self.index.find([*prompt, 0])] == [len(prompt)]
 
@@ -53,28 +66,13 @@ class Pair:
 @pytest.fixture
 def make() -> Iterator[Callable[..., Pair]]:
     """Pairs that are closed at the end."""
-    made: list[Pair] = []
-
-    def pair(**given: object) -> Pair:
-        made.append(Pair(**given))
-        return made[-1]
-
-    yield pair
-    for each in made:
-        each.close()
+    with ExitStack() as stack:
+        yield lambda **given: stack.enter_context(closing(Pair(**given)))
 
 
-def test_a_late_reader_learns_all(make: Callable[..., Pair]) -> None:
-    pair = make()
-    for n in range(3):
-        serve(pair.mem, [n] * 8)
-        pair.events.publish()
-    pair.listen()
-    until(lambda: all(pair.knows([n] * 8) for n in range(3)), pair.turn)
-
-
-def test_a_reader_later_than_the_kept_batches_gets_a_snapshot(make: Callable[..., Pair]) -> None:
-    pair = make(keep=2)
+@pytest.mark.parametrize("keep", [10_000, 2], ids=["from what is kept", "from a snapshot"])
+def test_a_late_reader_learns_all(make: Callable[..., Pair], keep: int) -> None:
+    pair = make(keep=keep)
     for n in range(5):
         serve(pair.mem, [n] * 8)
         pair.events.publish()
@@ -130,16 +128,7 @@ def test_a_worker_that_begins_again(make: Callable[..., Pair]) -> None:
     pair.listen()
     serve(pair.mem, [1] * 8)
     until(lambda: pair.knows([1] * 8), pair.turn)
-    endpoint, replay = pair.events.endpoint, pair.events.replay
-    pair.events.close()
-    pair.mem = manager()
-    serve(pair.mem, [2] * 8)
-
-    def begin() -> None:
-        with suppress(ConfigurationError):  # the port is free a moment later
-            pair.events = Publisher(pair.mem, endpoint, replay)
-
-    until(lambda: pair.mem.prefix.watcher is pair.events._feed, begin)
+    pair.begin_again()
     until(lambda: pair.knows([2] * 8), pair.turn)
     assert pair.index.find([1] * 9) == []
 
@@ -154,16 +143,7 @@ def test_what_a_worker_told_before_it_began_again_is_not_heard_behind_it(make: C
         serve(pair.mem, [n] * 8)
         pair.events.publish()
     until(lambda: bool(source.sub.poll(0)), lambda: None)
-    pair.events.close()
-    pair.mem = manager()
-    serve(pair.mem, [2] * 8)
-
-    def begin() -> None:
-        with suppress(ConfigurationError):
-            pair.events = Publisher(pair.mem, pair.events.endpoint, pair.events.replay)
-            pair.events.publish()
-
-    until(lambda: pair.mem.prefix.watcher is pair.events._feed, begin)
+    pair.begin_again()
     time.sleep(0.3)  # it connects again by itself, unless the reader does
     until(lambda: pair.knows([2] * 8), pair.turn)
     serve(pair.mem, [1] * 8)
@@ -171,51 +151,26 @@ def test_what_a_worker_told_before_it_began_again_is_not_heard_behind_it(make: C
     assert [pair.index.find([n] * 9) for n in range(3, 8)] == [[]] * 5
 
 
-def test_rubbish_is_counted_and_costs_what_its_worker_had_told(make: Callable[..., Pair]) -> None:
+EMPTY = pack(Batch(0.0, []))
+OTHER = {
+    "rubbish": [b"", (7).to_bytes(8, "big"), b"rubbish"], "alone": [b"alone"], "short": [b"", b"short", EMPTY],
+    "no number": [b"", b"\xff" * 8, EMPTY],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", OTHER)
+def test_messages_that_are_no_batch_are_counted_and_cost_what_their_worker_had_told(
+    make: Callable[..., Pair], what: str
+) -> None:
     pair = make()
     pair.listen()
     serve(pair.mem, [1] * 8)
     until(lambda: pair.knows([1] * 8), pair.turn)
-    pair.events._pub.send_multipart((b"", (7).to_bytes(8, "big"), b"rubbish"))
+    pair.events._pub.send_multipart(OTHER[what])
     until(lambda: pair.subscriber.faults == 1, pair.turn)
     assert pair.index.find([1] * 9) == []
-
-
-@pytest.mark.parametrize(
-    "frames", [[b"alone"], [b"", b"short", pack(Batch(0.0, []))], [b"", b"\xff" * 8, pack(Batch(0.0, []))]]
-)
-def test_messages_of_another_shape_are_counted(make: Callable[..., Pair], frames: list[bytes]) -> None:
-    pair = make()
-    pair.listen()
-    until(lambda: pair.index.workers == ("w",), pair.turn)
-    pair.events._pub.send_multipart(frames)
-    until(lambda: pair.subscriber.faults == 1, pair.turn)
-    serve(pair.mem, [1] * 8)
-    until(lambda: pair.knows([1] * 8), pair.turn)
-
-
-@pytest.mark.parametrize(
-    "payload", [b"", b"rubbish", b"\xc0", pack(Batch(0.0, []))[:-2], b"\x92\xff\x91\x80", b"\x91" * 5000]
-)
-def test_bytes_that_are_no_batch(payload: bytes) -> None:
-    with pytest.raises(InvalidArgument, match="no batch"):
-        unpack(payload)
-
-
-def test_unknown_fields_are_left_out() -> None:
-    """Those of another version."""
-    event = {
-        "type": "BlockStored",
-        "block_hashes": [1],
-        "parent_block_hash": None,
-        "token_ids": [1, 2],
-        "block_size": 2,
-    }
-    import msgspec
-
-    batch = unpack(msgspec.msgpack.encode([0.0, [event | {"session_id": "s"}, {"type": "AllBlocksCleared"}], 3]))
-    assert batch.data_parallel_rank == 3
-    assert [type(each) for each in batch.events] == [BlockStored, AllBlocksCleared]
+    serve(pair.mem, [2] * 8)
+    until(lambda: pair.knows([2] * 8), pair.turn)
 
 
 def test_addresses_that_cannot_be_used(make: Callable[..., Pair]) -> None:

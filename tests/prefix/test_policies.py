@@ -8,7 +8,6 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from memstate.cli.replay.foresight import NEVER, Foresight, ForesightPages, Future
 from memstate.prefix.policies import FlopAware, GreedyDual, Lru, LruPages, PathCap, Place, ReturnRate, StatePolicy, gain
 from memstate.prefix.policies.learning import AGES, EDGES, OLDEST, PRIOR, SHRINKAGE, WIDTHS, ReturnRates
 from memstate.prefix.policies.return_rate import BOUNDARY, BRANCH, NAMED, PASSED, POOLED, USED, USED_PASSED
@@ -223,65 +222,6 @@ def test_which_kinds_of_states_are_admitted(policy: StatePolicy) -> None:
     assert kinds == ["boundary", "prompt", "branch", "end"] + ["again"] * isinstance(policy, ReturnRate)
 
 
-REQUESTS = [[1, 2, 3], [4], [1, 2, 5], [4, 6], [1, 2, 3, 7], [8]]  # known of them: none, none, 2, 4, 3, none
-
-
-def test_the_future_knows_where_known_parts_will_end() -> None:
-    future = Future(REQUESTS)
-    table = {2: [2, 2, *[NEVER] * 4], 4: [3, 3, 3, *[NEVER] * 3], 3: [4, 4, 4, 4, NEVER, NEVER]}
-    table |= dict.fromkeys((1, 5, 7, 8, 99), [NEVER] * 6)
-    wanted = [[2, 3], [1], [], [], [], []]
-    for future.now in range(6):
-        assert {block: future.next(block) for block in table} == {
-            block: row[future.now] for block, row in table.items()
-        }
-        assert future.wanted() == wanted[future.now]
-    node, _ = Tree(BYTES).insert(Prompt(encode([1, 2, 3]), None), [1, 2, 3])
-    assert future.end(node) == 3
-
-
-def test_the_clairvoyant_keeps_what_is_needed_soonest_and_nothing_that_never_is() -> None:
-    future = Future(REQUESTS)
-    forest = Forest(Foresight(future))
-    assert [forest.policy.admits(Place(n, 0, "prompt")) for n in (1, 2, 3)] == [False, True, True]
-    forest.add("three", 1, 2, 3)  # at 4
-    forest.add("two", 1, 2)  # at 2
-    future.now = 1
-    forest.add("four", 4)  # at 3
-    assert forest.order() == "three four two"
-    future.now = 2
-    forest.use("two")  # never again
-    assert forest.order() == "two three four"
-    assert not forest.policy.admits(Place(2, 0, "prompt"))
-    future.now = 3
-    forest.use("four")  # nor that one, which was told later
-    assert forest.order() == "two four three"
-    forest.drop("two")
-    assert forest.order() == "four three"
-
-
-def test_the_clairvoyant_gives_up_pages_that_are_needed_latest() -> None:
-    future, tree = Future(REQUESTS), Tree(BYTES)
-    policy = ForesightPages(future)
-    nodes = {
-        name: tree.insert(Prompt(encode(key), None), key)[0] for name, key in (("3", [1, 2, 3]), ("4", [4]), ("8", [8]))
-    }
-    for node in nodes.values():
-        policy.leaf(node)
-    names = {node: name for name, node in nodes.items()}
-
-    def order() -> str:
-        return " ".join(names[node] for node in policy.victims())
-
-    assert order() == "8 3 4"  # never, at 4, at 3
-    future.now = 3
-    policy.used(nodes["4"])
-    assert order() == "8 4 3"
-    policy.dropped(nodes["8"])
-    policy.used(nodes["8"])  # no leaf: nothing to place
-    assert order() == "4 3"
-
-
 def taught(rates: ReturnRates, kind: int, returns: float, n: int = 400, age: int = 0, growth: int = 0) -> None:
     """n states reach an age, of which a share is asked for then; those that are not reach the ages behind it too."""
     for at in range(n):
@@ -448,3 +388,62 @@ def test_rates_are_the_best_over_all_horizons() -> None:
             best = max(best, (1 - alive) / waited)
         assert index(rates, 0, age) == pytest.approx(best, rel=0.05), age
     assert n > SHRINKAGE * 100  # or what was counted would not outweigh what is assumed
+
+
+class Prompts:
+    """Prompts that share nothing, each of so many pages, and a tree for them."""
+
+    def __init__(self) -> None:
+        self.tree, self.serial = Tree(BYTES), 0
+
+    def __call__(self, pages: int, above: Node | None = None) -> Node:
+        """A new node with a state that no policy knows of; above: what it goes on from."""
+        self.serial += 1
+        key = b"".join(step.key for step in reversed(list(above.path()))) if above else b""
+        key += encode([1000 * self.serial + i for i in range(pages)])
+        node, _ = self.tree.insert(Prompt(key, None), [])
+        node.snapshot = Snapshot(self.serial, 0, node.end)
+        return node
+
+
+@pytest.mark.parametrize("returning", ["branch", "prompt"])
+def test_return_rates_are_learned_by_kind(returning: str) -> None:
+    """Of two kinds one always comes back and the other never does: 64 requests later, the other one goes first.
+
+    Before, it is the older one.
+    """
+    policy, prompt = ReturnRate(), Prompts()
+    never = "prompt" if returning == "branch" else "branch"
+
+    def order() -> list[str]:
+        pair = {prompt(9): returning, prompt(9): never}
+        for node, kind in pair.items():
+            policy.added(node, kind)
+        return [pair[node] for node in policy.victims() if node in pair]
+
+    assert order() == [returning, never]
+    due: Node | None = None
+    for _ in range(65):
+        policy.asked(due or prompt.tree.root(None), 12)
+        due = prompt(9)
+        policy.added(due, returning)
+        policy.added(prompt(9), never)
+    assert order() == [never, returning]
+
+
+def test_a_state_inherits_the_requests_of_those_given_up_below_it() -> None:
+    """Two of the same length and age; what goes on from one of them was given up, and will be asked for there."""
+    policy, prompt = ReturnRate(), Prompts()
+    first, second = prompt(9), prompt(9)
+    below = [prompt(2, first), prompt(2, first)]
+    for node in (first, second, *below):
+        policy.added(node, "prompt")
+    assert policy.value(first.worth) == pytest.approx(policy.value(second.worth))
+    for node in below:
+        policy.dropped(node)
+        node.snapshot = None
+    assert list(policy.victims()) == [second, first]
+    assert policy.value(first.worth) == pytest.approx(3 * policy.value(second.worth))
+    for node in below:
+        policy.added(node, "prompt")  # it serves itself again
+    assert policy.value(first.worth) == pytest.approx(policy.value(second.worth))

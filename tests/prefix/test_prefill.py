@@ -3,8 +3,6 @@
 `Prefill` compares each state with the fold of its tokens, and KV with the tokens themselves. Pages of 4 tokens.
 """
 
-import random
-from collections.abc import Sequence
 from pathlib import Path
 from unittest import mock
 
@@ -20,7 +18,6 @@ from memstate.slots.inspect import Inspection
 from memstate.slots.registers import RegisterFile
 from tests.support import inside, owners
 from tests.support.build import Whole
-from tests.support.loops import Speculator
 from tests.support.planes import both_orders, every_snapshot, every_strategy
 from tests.support.prefill import GIVES, Prefill
 from tests.support.serving import PAGE, TRACKING, written
@@ -268,14 +265,6 @@ def test_M2_packed_rows_keep_states_where_the_batch_has_them(backend: Backend) -
     at.look()
 
 
-def test_three_suffixes_behind_one_prefix_of_257(backend: Backend) -> None:
-    """The second finds KV and no state; it leaves one where they part, which the third starts from."""
-    for gives, start in (("1", 256), ("4", 256), ("8", 256)):
-        at = Prefill(backend, "redirect", gives, every=64, page=8, pages=200, slots=16)
-        shared = [7 * n % 1001 for n in range(257)]
-        assert [at.turn([*shared, *[2000 + n] * 40], most=1000) for n in range(3)] == [0, 0, start]
-
-
 # -- what happens between plan and settle ---------------------------------------------------------------
 
 
@@ -303,7 +292,7 @@ def test_M5_no_mark_is_found_before_its_step_is_settled(name: str, overlap: bool
     at.empty()
 
 
-@pytest.mark.parametrize("how", ["abort", "retract", "retract with tokens", "release", "finish"])
+@pytest.mark.parametrize("how", [None, "handle", "cache", "finish"])
 @every_snapshot
 def test_M6_a_row_that_ends_hands_out_its_marks_or_gives_them_back(name: str, how: str, backend: Backend) -> None:
     for flying in (False, True):
@@ -318,13 +307,13 @@ def test_M6_a_row_that_ends_hands_out_its_marks_or_gives_them_back(name: str, ho
         if how == "finish" and second:  # the first step has said the last token, the second is dead
             at.mem.settle(first, [True])
             at.mem.end([row], keep="cache", tokens=[T[:18]])
-        elif how in ("release", "retract with tokens", "finish"):
-            getattr(at.mem, how.split()[0] if how != "finish" else "release")([row], tokens=[T[:30]])
+        elif how in ("cache", "finish"):
+            at.mem.end([row], keep="cache", tokens=[T[:30]])
         else:
-            left = getattr(at.mem, how)([row])
-            assert how == "abort" or [snap.length for snap in left] == [16]
-            at.mem.drop(left or [])
-        given = how in ("release", "retract with tokens", "finish")
+            left = at.mem.end([row], keep=how)
+            assert not how or [snap.length for snap in left] == [16]
+            at.mem.drop(left if how else [])
+        given = how in ("cache", "finish")
         assert sorted(at.states())[:2] == ([8, 16] if given else []) and not owners.marks(at.mem).rows
         for step in at.mem._parts.log.unsettled.copy():
             at.mem.settle(step)
@@ -451,24 +440,6 @@ def test_M13_forks_and_their_row_go_on_from_a_mark(name: str, parent: str, backe
             at.empty()
 
 
-def test_a_window_after_a_prompt_reads_the_state_that_it_leaves(backend: Backend) -> None:
-    """The state at the end of a chunk is kept by the window that follows, which does not write it."""
-    for name in ("ping-pong", "lazy", "redirect"):
-        loop = Speculator(backend, TRACKING[name](64), prefix=ms.Prefix(), page_size=4, whole=True)
-        text = list(range(loop._next, loop._next + 8))
-        (row,) = loop.admit(ms.Request("a", tokens=text))
-        loop.mem.settle(loop.step([row], 8))
-        loop.window([row], [0])
-        loop.window([row], [3])
-        loop.mem.publish([row], keep="cache", tokens=[loop.fed[row]])
-        (node,) = owners.nodes(loop.mem.prefix).values()  # type: ignore[union-attr]
-        assert node.snapshot and node.snapshot.length == 8 and loop.holds(loop.node(node.snapshot), row, 8)
-        assert loop.holds(loop.slot(row), row, 11)
-        loop.mem.end([row])
-        loop.mem.prefix.clear()  # type: ignore[union-attr]
-        loop.mem.audit().raise_if_leaking()
-
-
 # -- where slots are short ------------------------------------------------------------------------------
 
 
@@ -550,45 +521,6 @@ def test_a_limit_stops_marks_where_slots_are_free(backend: Backend) -> None:
     at.mem.end([row])
 
 
-# -- at random ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_a_random_mix_of_prompts_decodes_and_ends(seed: int, backend: Backend) -> None:
-    """Chunks, grids, overlap, cancelled steps, forks, aborts, few slots; `look` after each round."""
-    choose = random.Random(seed)
-    name = ("ping-pong", "lazy", "redirect", "none")[seed]
-    gives = choose.choice(["1", "4", "8 packed", "ends"])
-    overlap = choose.random() < 0.5
-    more = {"overlap": overlap, "direct_hits": choose.choice([None, True, False])}
-    at = server(backend, name, gives, choose.choice([None, Ends(8)]), slots=14, rows=4, pages=80, **more)
-    rows: list[ms.Row] = []
-    for _ in range(60):
-        if len(rows) < 4 and choose.random() < 0.5:
-            tokens = [*T[: choose.randrange(1, 24)], *[choose.randrange(50, 53)] * choose.randrange(1, 9)]
-            try:
-                rows.append(at.start(tokens, snapshot_at=[choose.randrange(0, 9) * PAGE]))
-            except (ms.OutOfSlots, ms.OutOfPages):
-                assert rows
-        going: Sequence[ms.Row] = choose.sample(rows, choose.randrange(0, len(rows) + 1))
-        if going:
-            at.go(going, choose.choice(CHUNKS), obey=choose.random() < 0.5)
-        what = choose.random()
-        if rows and what < 0.3:
-            at.land()
-            row = rows.pop(choose.randrange(len(rows)))
-            if what < 0.1:
-                at.mem.end([row])
-            elif what < 0.2:
-                at.end([row])
-            else:
-                at.mem.end([row], keep="cache", tokens=[at.text[row]])
-        at.look()
-    at.land()
-    at.end(rows)
-    at.empty()
-
-
 # -- what else looks at marks ---------------------------------------------------------------------------
 
 
@@ -620,13 +552,13 @@ def test_lengths_of_a_request_may_be_an_array(backend: Backend) -> None:
     given = ([8, 16], np.array([16, 8], np.uint16), np.array([]))
     rows = at.admit(*(ms.Request("a", tokens=T[:30], snapshot_at=lengths) for lengths in given))
     at.run(rows, 20, publish=False)
-    names = [text for _, text in at.mem._reports.owners().values()]
-    assert [names.count(f"row {row.index} (named of {n} tokens)")
-            for row in rows for n in (8, 16)] == [1, 1, 1, 1, 0, 0]  # fmt: skip
+    said = [text for _, text in at.mem._reports.owners().values()]
+    counts = [said.count(f"row {row.index} (named of {n} tokens)") for row in rows for n in (8, 16)]
+    assert counts == [1, 1, 1, 1, 0, 0]
 
 
-@pytest.mark.parametrize("call", ["recover", "reset"])
-def test_M18_an_interrupted_plan_leaves_no_mark(call: str, backend: Backend) -> None:
+@pytest.mark.parametrize("keep", [True, False])
+def test_M18_an_interrupted_plan_leaves_no_mark(keep: bool, backend: Backend) -> None:
     """Of states at marks the published ones stay; those of the row, and of the step that never ran, go."""
     at = server(backend, "redirect", "1", Ends(8), overlap=False)
     row = at.start(T[:40])
@@ -635,10 +567,10 @@ def test_M18_an_interrupted_plan_leaves_no_mark(call: str, backend: Backend) -> 
     at.mem.extend([row], [40])
     with mock.patch.object(RegisterFile, "plan", side_effect=MemoryError), pytest.raises(MemoryError):
         at.mem.plan([row], 14)
-    getattr(at.mem, call)()
-    assert not owners.marks(at.mem).rows and sorted(at.states()) == ([8, 16] if call == "recover" else [])
+    at.mem.recover(keep=keep)
+    assert not owners.marks(at.mem).rows and sorted(at.states()) == ([8, 16] if keep else [])
     at.look(idle=True)
-    assert at.turn(T[:40], most=1000) == (16 if call == "recover" else 0)
+    assert at.turn(T[:40], most=1000) == (16 if keep else 0)
     at.empty()
 
 

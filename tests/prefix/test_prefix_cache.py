@@ -4,12 +4,14 @@ A request of whole pages that ends with its prompt leaves one state, at the end 
 """
 
 from collections.abc import Hashable
+from dataclasses import replace
 
 import pytest
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
 from memstate.prefix.policies import Lru, LruPages
+from memstate.slots.journal import Change
 from tests.support.planes import every_snapshot, every_strategy
 from tests.support.serving import Server
 
@@ -194,3 +196,73 @@ def test_B53_equal_tokens_under_different_salts_never_match(name: str, backend: 
     at.mem.end([row], keep="cache", tokens=[at.text[row]])
     assert at.turn([*T[:8], 5, 6], salt="a") == 8
     assert {salt for salt, _ in at.cache.tree.walk()} == {"a", "b"}
+
+
+@pytest.mark.parametrize("call", ["publish", "end", "cancel"])
+def test_tokens_that_are_not_the_rows_are_refused(call: str, backend: Backend) -> None:
+    """A state would be found under what it does not stand for."""
+    at = server(backend)
+    row = at.start(T[:9])
+    at.run([row], publish=False)
+    others = ([*T[:5], 99, *T[6:12]], T[4:9], [99, *T[:9]])
+    step = at.step([row], run=False) if call == "cancel" else None
+    before = (at.mem.stats(), at.mem.info(row).length)
+    for wrong in others:
+        with pytest.raises(ms.InvalidArgument, match="not those of its prompt"):
+            if step:
+                at.mem.cancel(step, keep="cache", tokens=[wrong])
+            else:
+                getattr(at.mem, call)([row], keep="cache", tokens=[wrong])
+        assert (at.mem.stats(), at.mem.info(row).length) == before and at.mem.rows
+    if step:
+        at.mem.cancel(step, keep="cache", tokens=[T[:9]])
+    else:
+        at.end([row])  # all of them, and what came after
+    assert at.mem.match(T[:9]).kv_length == 8
+
+
+def test_fewer_tokens_than_a_state_stands_for_do_not_find_it(backend: Backend) -> None:
+    at = server(backend, every=8)
+    row = at.start(T[:17])
+    at.prefill(row, publish=False)
+    for n, length in ((12, 8), (17, 16)):
+        (found,) = at.mem.publish([row], keep="cache", tokens=[T[:n]])
+        assert found and found.length == at.mem.match(T[: n + 1]).length == length
+    at.end([row])
+
+
+def test_one_page_that_a_handle_has_too_is_no_room(backend: Backend) -> None:
+    at = server(backend, pages=8)
+    row = at.start(T[:8])
+    at.prefill(row, publish=False)
+    (handle,) = at.mem.publish([row])
+    at.end([row])
+    assert handle and list(handle.pages) == [page for _, node in at.cache.tree.walk() for page in node.pages]
+    before = (replace(at.mem.stats(), short_of_pages=1), at.cache.tree.total_pages)
+    with pytest.raises(ms.OutOfPages):
+        at.mem.admit([ms.Request("b", length=28)])  # seven pages, six are free
+    stats, total = before
+    assert (at.mem.stats(), at.cache.tree.total_pages) == (replace(stats, short_of_pages=1), total)
+    at.mem.drop([handle])
+    (row,) = at.mem.admit([ms.Request("b", length=28)])
+
+
+@pytest.mark.sample(interpreter=0)
+def test_the_journal_names_every_change_of_owners(backend: Backend) -> None:
+    at = server(backend, journal=50, direct_hits=False, overlap=False)
+    row = at.start(T[:8])
+    live = 3 * row.index
+    at.prefill(row, publish=False)
+    at.end([row])
+    (kept,) = at.states().values()
+    at.cache.evict_states(1)
+    changes: list[Change] = at.mem.journal.changes
+    assert [change.serial for change in changes] == list(range(1, len(changes) + 1))
+    told = [(change.what, change.register, change.source, change.label) for change in changes]
+    assert told == [("claim", live, 0, 0), ("move", kept.register, live, 8), ("release", kept.register, 0, 8)]
+    assert changes[0].owner == changes[1].source_owner == f"row {row.index} (request 'of 8') live"
+    assert str(kept.register) in changes[2].owner
+    assert [change.submit for change in changes] == [1, 2, 2] and at.mem.stats().packets == 1  # the next packet
+    for n in range(60):
+        at.mem.end([at.start([n])])
+    assert len(at.mem.journal.changes) == 50 and at.mem.journal.changes[-1].serial == 3 + 2 * 60

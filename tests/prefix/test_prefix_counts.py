@@ -11,7 +11,6 @@ from memstate.prefix.policies import Lru, LruPages
 from tests.support import inside
 from tests.support.build import build
 from tests.support.scan import scan_registers
-from tests.support.watch import Watch, real_launches
 
 pytestmark = pytest.mark.sample(interpreter=0)  # without MEMSTATE_PROOF the reference alone
 
@@ -103,30 +102,6 @@ def test_any_mix_with_a_cache_is_one_submit(kind: str, n: int, backend: Backend)
 
 
 @every_kind
-def test_hits_cost_the_same_for_one_and_for_many(kind: str, backend: Backend) -> None:
-    seen = []
-    for n in (1, 16):
-        mem = manager(backend, kind, n, overlap=False)
-        rows = prefilled(mem, range(n))
-        mem.end(rows, keep="cache", tokens=[prompt(i, 14) for i in range(n)])
-        again = [ms.Request(i, tokens=prompt(i, 20)) for i in range(n)]
-        if kind == "none":  # its states are those of ends
-            rows = mem.admit(again)
-            while mem.info(rows[0]).length < 16:
-                mem.settle(mem.plan(rows, 4))
-            mem.end(rows, keep="cache", tokens=[prompt(i, 16) for i in range(n)])
-        mem.submit()
-        mem.backend.counts.reset()
-        rows = mem.admit(again)
-        step = mem.plan(rows, 1)
-        assert (step.before == (16 if kind == "none" else 12)).all()
-        counts = mem.backend.counts
-        seen.append((counts.uploads, counts.syncs, dict(counts.launches)))
-    data = {} if kind == "redirect, read" else {"run_data": 1}
-    assert seen == [(1, 0, {"ownership": 1, "plan": 1} | data)] * 2
-
-
-@every_kind
 def test_a_plan_that_evicts_costs_one_submit(kind: str, backend: Backend) -> None:
     """And one that evicts nothing costs none."""
     mem = manager(backend, kind, 4)
@@ -154,48 +129,6 @@ def test_a_plan_that_evicts_costs_one_submit(kind: str, backend: Backend) -> Non
     mem.prefix.clear()
     mem.audit().raise_if_leaking()
     assert mem.free_slots == mem.stats().capacity
-
-
-def busy(mem: ms.StateManager) -> None:
-    """A turn of everything: hits, insertions, duplicates, evictions, ends of all sorts."""
-    assert mem.prefix
-    rows = prefilled(mem, range(4))
-    keys = [text(mem, row, n) for n, row in enumerate(rows)]
-    mem.publish(rows, keep="cache", tokens=keys)
-    mem.settle(mem.plan([*rows, None], 1))
-    mem.end(rows[:2], keep="cache", tokens=keys[:2])
-    mem.end(rows[2:3], keep="cache", tokens=keys[2:3])
-    rows = [rows[3], *mem.admit([ms.Request(n, tokens=prompt(n, 20)) for n in (0, 1, 7)])]
-    mem.match(prompt(3))
-    mem.settle(mem.plan(rows, 1))
-    mem.prefix.evict_states(1)
-    mem.prefix.evict_pages(2)
-    mem.cancel(mem.plan(rows[1:], 1), keep="cache", tokens=[prompt(n, 20) for n in (0, 1, 7)])
-    mem.end(rows[:1])
-    mem.prefix.clear()
-    mem.submit()
-
-
-@pytest.mark.sample(interpreter=1)
-@every_kind
-def test_nothing_but_launches_and_uploads_reaches_the_device(kind: str, backend: Backend) -> None:
-    mem = manager(backend, kind, 4)
-    busy(mem)  # what is made once is made
-    watch = Watch()
-    watch.let_pass(mem)
-    with watch:
-        busy(mem)
-    assert dict(watch.seen) == {}
-    assert (mem.backend.counts.syncs, mem.stats().upload_waits, mem.free_slots) == (0, 0, 80)
-
-
-@pytest.mark.sample(interpreter=1)
-def test_counted_launches_are_the_launches(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
-    mem = manager(backend, "redirect, copied", 4)
-    with real_launches(monkeypatch) as seen:
-        busy(mem)
-    assert len(seen) == (0 if backend.name == "reference" else mem.backend.counts.total_launches)
-    assert mem.backend.counts.total_launches > 10
 
 
 @every_kind

@@ -12,7 +12,6 @@ import memstate as ms
 from memstate.kernels.dispatch import Backend
 from memstate.prefix.policies import Lru, LruPages
 from memstate.requests.tracking.mirror import Mirror
-from tests.support import owners
 from tests.support.planes import every_snapshot, every_strategy
 from tests.support.serving import Server
 
@@ -203,22 +202,6 @@ def test_a_hit_keeps_no_request_out_that_would_fit_without_it(name: str, backend
     at = server(backend, name, spare=NEEDS[name] - 1, cached=1)
     row = at.start([*PROMPTS[0], 1])
     at.run([row])
-
-
-def test_a_reset_forgets_everything(backend: Backend) -> None:
-    at = server(backend, "redirect", spare=4)
-    row, other = at.admit(ms.Request("a", tokens=[*PROMPTS[0], 1]), ms.Request("b", tokens=PROMPTS[4][:5], salt="s"))
-    at.run([other])
-    at.mem.recover(keep=False)
-    assert (at.mem.free_slots, at.mem.free_pages) == (7, 30) and not at.cache.states and not at.cache.leases
-    held = at.mem.stats().prefix
-    assert (held.states, held.nodes) == (0, 0) and not owners.pinned(at.mem)
-    assert at.mem.match([*PROMPTS[0], 1]).kv_length == 0
-    for handle in (row, other):
-        with pytest.raises(ms.StaleHandle):
-            at.mem.publish([handle], keep="cache", tokens=[PROMPTS[0]])
-    at.look(idle=True)
-    assert [at.turn(PROMPTS[0]), at.turn([*PROMPTS[0], 1])] == [0, 8]
 
 
 @every_snapshot

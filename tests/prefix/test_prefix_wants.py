@@ -103,21 +103,6 @@ def test_B49_junction_and_prompt_end_are_both_taken(name: str, overlap: bool, ba
         at.end([row])
 
 
-@every_snapshot
-def test_B49_a_snapshot_is_asked_for_once(name: str, backend: Backend) -> None:
-    """What is there already when its length comes: the same state is kept, found to be there, and given back."""
-    at = server(backend, name)
-    kv_of(at, T[:9])
-    rows = at.admit(ms.Request("a", tokens=T[:13]), ms.Request("b", tokens=T[:14]))
-    for _ in range(4):
-        at.run(rows)
-    assert sorted(at.states()) == [8, 12]
-    figures = at.mem.stats().prefix
-    assert figures and (figures.inserted, figures.duplicates) == (2 + 1, 2)  # one was the KV's
-    at.end(rows)
-    assert at.turn(T[:13]) == 12  # nothing is due any more
-
-
 def test_B49_a_want_of_the_request_is_one_more(backend: Backend) -> None:
     at = server(backend, "redirect")
     kv_of(at, T[:9])
@@ -145,16 +130,6 @@ def test_B49_a_chunk_beyond_what_is_wanted_loses_that_state_alone(name: str, bac
         assert at.mem.free_slots == free - len(states)
         at.end([row])
         at.empty()
-
-
-def test_a_strategy_without_snapshots_takes_any_chunk(backend: Backend) -> None:
-    at = server(backend, "none")
-    kv_of(at, T[:9])
-    for tokens in (T[:22], [*T[30:50], 1, 2]):  # with a branch point, and without
-        row = at.start(tokens)
-        assert at.mem.info(row).next_boundary == 64
-        at.mem.settle(at.mem.plan([row], 22))
-        at.mem.end([row])
 
 
 class Picky(Lru):

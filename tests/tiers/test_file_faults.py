@@ -124,7 +124,7 @@ def test_short_reads_are_continued(store: FileStore, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("left", [0, 3, 50, 99])
-def test_b67_a_record_that_is_cut_while_it_is_read(left: int, store: FileStore, monkeypatch: Any) -> None:
+def test_B67_a_record_that_is_cut_while_it_is_read(left: int, store: FileStore, monkeypatch: Any) -> None:
     put(store, "a", record(0))
     in_parts(monkeypatch, lambda file: os.truncate(place(store, "a"), left))
     assert get(store, "a")[0] is DAMAGED and get(store, "a")[0] is MISSING

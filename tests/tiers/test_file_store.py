@@ -143,7 +143,7 @@ def test_durable_flushes_every_folder_that_has_a_new_name(durable: bool, tmp_pat
     assert {folder for what, folder in calls if what == "flush"} == (set(named[2:]) if durable else set())
 
 
-def test_b67_a_truncated_record_is_a_miss_and_makes_room(store: FileStore) -> None:
+def test_B67_a_truncated_record_is_a_miss_and_makes_room(store: FileStore) -> None:
     for size in [*range(100), 101, 5000]:
         place(store, "a").parent.mkdir(exist_ok=True)
         place(store, "a").write_bytes(bytes(size))
@@ -154,7 +154,7 @@ def test_b67_a_truncated_record_is_a_miss_and_makes_room(store: FileStore) -> No
     assert not store.faults
 
 
-def test_b67_every_damaged_byte_of_a_file_is_found(store: FileStore) -> None:
+def test_B67_every_damaged_byte_of_a_file_is_found(store: FileStore) -> None:
     whole = record(0, FORM.nbytes)
     FORM.seal(whole, KEY, 64)
     name = FORM.name(KEY)

@@ -45,16 +45,6 @@ def test_what_was_put_is_found_and_nothing_beside_it_is_written(rig: Rig, genera
     assert rig.holds([beside[i] for i in (10, 12, 14, 16)], 10, 12, 14, 16)
 
 
-def test_a_second_put_is_done_and_the_bytes_stay(rig: Rig, generator: torch.Generator) -> None:
-    name = fresh()
-    wanted = rig.fill(generator, 0)
-    assert rig.store.put([name], rig.buffers(0)) == [DONE]
-    rig.fill(generator, 0)
-    assert rig.store.put([name], rig.buffers(0)) == [DONE]
-    assert rig.store.get([name], rig.buffers(1)) == [DONE]
-    assert rig.holds(wanted, 1)
-
-
 @pytest.mark.parametrize("other", [1, SIZE - 1])
 @pytest.mark.parametrize("longer", [False, True])
 def test_a_record_of_another_size_is_damaged_once(
@@ -72,23 +62,15 @@ def test_a_record_of_another_size_is_damaged_once(
     assert rig.store.get([name], [read]) == [DONE]
 
 
-def test_a_name_may_come_twice_in_a_batch(rig: Rig, generator: torch.Generator) -> None:
-    name, other = fresh(), fresh()
-    wanted = rig.fill(generator, 0, 1)
-    batch = [name, other, name]
-    assert rig.store.put(batch, rig.buffers(0, 1, 0)) == [DONE] * 3
-    rig.fill(generator, 2, 3, 4)
-    assert rig.store.get(batch, rig.buffers(2, 3, 4)) == [DONE] * 3
-    assert rig.holds([wanted[0], wanted[1], wanted[0]], 2, 3, 4)
-
-
-def test_every_letter_of_a_name_counts(rig: Rig, generator: torch.Generator) -> None:
+def test_names_may_come_twice_and_every_letter_of_them_counts(rig: Rig, generator: torch.Generator) -> None:
     letters = string.ascii_letters + string.digits + "-_"
     names = [letters, letters[::-1], (letters + letters)[:100], "-", "_", "a", "A"]
     wanted = rig.fill(generator, *range(7))
-    assert rig.store.put(names, rig.buffers(*range(7))) == [DONE] * 7
-    assert rig.store.get(names, rig.buffers(*range(7, 14))) == [DONE] * 7
-    assert rig.holds(wanted, *range(7, 14))
+    assert rig.store.put([*names, "a"], rig.buffers(*range(7), 5)) == [DONE] * 8
+    rig.fill(generator, 0)
+    assert rig.store.put(names[:1], rig.buffers(0)) == [DONE]  # a second put is done, and the bytes stay
+    assert rig.store.get([*names, "a"], rig.buffers(*range(7, 15))) == [DONE] * 8
+    assert rig.holds([*wanted, wanted[5]], *range(7, 15))
     rig.store.discard(names)
 
 

@@ -35,13 +35,13 @@ def round_trip(storage: Planes, generator: torch.Generator) -> None:
 
 @each_order
 @pytest.mark.parametrize("name", PRESETS)
-def test_b66_round_trip_of_every_preset(backend: Backend, generator: torch.Generator, name: str, order: Order) -> None:
+def test_B66_round_trip_of_every_preset(backend: Backend, generator: torch.Generator, name: str, order: Order) -> None:
     round_trip(filled(toy(name, order), 4, backend, generator), generator)
 
 
 @each_order
 @pytest.mark.parametrize("planes", LAYOUTS.values(), ids=LAYOUTS.keys())
-def test_b66_round_trip_of_every_layout(
+def test_B66_round_trip_of_every_layout(
     backend: Backend, generator: torch.Generator, planes: list[Plane], order: Order
 ) -> None:
     """Empty planes, odd sizes, several tiles; alignments of the arenas mean nothing to a record."""
@@ -52,7 +52,7 @@ def test_b66_round_trip_of_every_layout(
 
 @each_form
 @pytest.mark.parametrize("unit", [16, 4, 1])
-def test_b66_round_trip_in_given_memory(backend: Backend, generator: torch.Generator, form: str, unit: int) -> None:
+def test_B66_round_trip_in_given_memory(backend: Backend, generator: torch.Generator, form: str, unit: int) -> None:
     """Planes of an engine, one tensor each or one a layer, with foreign bytes around every block."""
     planes = [Plane("a", (3 * unit,), torch.int8), Plane("b", (unit, 5), torch.uint8), Plane("no", (0,), torch.int8)]
     engine = Engine(StateLayout(planes, 3), 4, backend, generator, form, unit=unit)
@@ -63,7 +63,7 @@ def test_b66_round_trip_in_given_memory(backend: Backend, generator: torch.Gener
     engine.check()
 
 
-def test_b66_one_plane_of_3_bytes_in_many_layers(backend: Backend, generator: torch.Generator) -> None:
+def test_B66_one_plane_of_3_bytes_in_many_layers(backend: Backend, generator: torch.Generator) -> None:
     layout = StateLayout([Plane("odd", (3,), torch.int8)], 70)
     storage = filled(layout, 4, backend, generator)
     round_trip(storage, generator)
@@ -90,7 +90,7 @@ def test_a_body_is_a_slot_of_a_slot_major_arena(backend: Backend, generator: tor
     assert torch.equal(records.bodies[[1, 3]], slots[[3, 2]])
 
 
-def test_b66_registers_padding_and_places(backend: Backend, generator: torch.Generator) -> None:
+def test_B66_registers_padding_and_places(backend: Backend, generator: torch.Generator) -> None:
     """Empty registers and register 0 give zeros on the way out and change nothing on the way in."""
     storage = filled(StateLayout(SMALL, 2), 4, backend, generator)
     packing, before = Packing(storage), [body(storage, slot) for slot in range(5)]

@@ -1,17 +1,24 @@
 """States as records with int8 planes: round trips of presets to half a step of the scale; all else exactly."""
 
+import random
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
 
+import memstate as ms
 from memstate.errors import Asleep, InvalidArgument, LayoutMismatch
 from memstate.kernels.dispatch import Backend
+from memstate.prefix.policies import Lru
 from memstate.state.layout import Order, Plane, StateLayout
 from memstate.state.planes import Planes
 from memstate.tiers.host.packing import Packing
 from tests.kernels.test_copy import ORDERS
+from tests.support.build import build
 from tests.support.given import FORMS, Engine
 from tests.support.packed import PRESETS, Records, body_mask, filled, ids, toy
+from tests.support.serving import PAGE
 
 # The axis of values, in the ssm plane of each preset that has one: `head key value`, `head dim state`, `channel state`.
 AXES = dict.fromkeys(("qwen3_next", "qwen3_5", "kimi_linear"), 2)
@@ -51,7 +58,7 @@ def test_every_preset_with_a_state_has_an_axis() -> None:
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("name", AXES)
-def test_b66_int8_round_trip_of_every_preset(
+def test_B66_int8_round_trip_of_every_preset(
     backend: Backend, generator: torch.Generator, name: str, order: Order
 ) -> None:
     """Slot 1 to a record and on to slot 3: conv bit for bit, ssm within one step of the scale, indeed half of one."""
@@ -102,7 +109,7 @@ def test_the_body_has_values_and_scales_in_place_of_the_plane(backend: Backend, 
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_b66_int8_in_given_memory(backend: Backend, generator: torch.Generator, form: str) -> None:
+def test_B66_int8_in_given_memory(backend: Backend, generator: torch.Generator, form: str) -> None:
     """One tensor each or one a layer, blocks of any size, foreign bytes around them."""
     engine = Engine(TWO, 4, backend, generator, form, unit=4)
     storage = numbers(engine.storage(), generator, ("ssm", "m"))
@@ -144,7 +151,7 @@ def test_one_launch_for_bytes_and_one_for_each_plane(backend: Backend, generator
     assert backend.counts.launches == {"pack_int8": 1, "unpack_int8": 1}
 
 
-def test_b66_empty_registers_give_zeros_and_take_nothing(backend: Backend, generator: torch.Generator) -> None:
+def test_B66_empty_registers_give_zeros_and_take_nothing(backend: Backend, generator: torch.Generator) -> None:
     storage = numbers(filled(TWO, 4, backend, generator), generator, ("ssm", "m"))
     packing = Packing(storage, {"ssm": 2})
     slots, index, places = ids(storage, 1, 3, 0, 2), ids(storage, 1, 2, 0, 3), ids(storage, 2, 0, 3, -1)
@@ -206,3 +213,83 @@ def test_planes_that_cannot_be_int8_are_named(backend: Backend, int8: dict[str, 
     storage = Planes(StateLayout((*planes, Plane("ssm.scale", (1,), torch.float32)), 2), 1, backend)
     with pytest.raises(InvalidArgument, match="each name once"):
         Packing(storage, {"ssm": 0})
+
+
+LAYOUT = ms.StateLayout((ms.Plane("ssm", (2, 3, 16), torch.float32), ms.Plane("conv", (5,), torch.bfloat16)), layers=2)
+
+
+def value(tokens: list[int], backend: Backend) -> tuple[Tensor, Tensor]:
+    """The state of a prefix: `layer head key value`, and a window that is to stay exact."""
+    generator = torch.Generator().manual_seed(hash(tuple(tokens)) % 2**31)
+    scales = 10.0 ** torch.randint(-3, 4, (2, 2, 3, 1), generator=generator)
+    ssm = torch.randn(2, 2, 3, 16, generator=generator) * scales
+    return ssm.to(backend.device), torch.randn(2, 5, generator=generator).bfloat16().to(backend.device)
+
+
+def manager(backend: Backend, **tiers: object) -> ms.StateManager:
+    settings = ms.Tiers("toy", prefetch=ms.Prefetch(threshold=PAGE, stop="wait_complete"), int8={"ssm": 2}, **tiers)  # type: ignore[arg-type]
+    return build(
+        LAYOUT, slots=4, max_requests=2, tracking=ms.Redirect(every=2 * PAGE), page_size=PAGE, prefix=ms.Prefix(Lru()),
+        tiers=settings, backend=backend.name, device=backend.device,
+    )  # fmt: skip
+
+
+def compute(mem: ms.StateManager, prompt: list[int], backend: Backend) -> None:
+    """Runs a prompt whose state is `value` of its whole pages."""
+    (row,) = mem.admit([ms.Request("r", tokens=prompt)])
+    assert mem.info(row).length == 0
+    for n in (2 * PAGE, 1):
+        step = mem.plan([row], n)
+        ssm, conv = value(prompt[:n], backend)
+        mem.planes["ssm"][:, step.write.long()], mem.planes["conv"][:, step.write.long()] = ssm[:, None], conv[:, None]
+        mem.settle(step)
+    mem.end([row], keep="cache", tokens=[prompt])
+    mem.poll()
+
+
+def come_back(mem: ms.StateManager, prompt: list[int], backend: Backend) -> None:
+    """The prompt is gone on from; what its step reads is its state, within half a step of each row's scale."""
+    (row,) = mem.admit([ms.Request("r", tokens=prompt)])
+    assert mem.info(row).length == 2 * PAGE
+    step = mem.plan([row], 1)
+    slot = int(step.read[0])
+    ssm, conv = value(prompt[: 2 * PAGE], backend)
+    got, exact = mem.planes["ssm"][:, slot].double(), ssm.double()
+    scale = exact.abs().amax(-1, keepdim=True) / 127
+    assert ((got - exact).abs() <= scale * (0.5 + 2**-14)).all() and not torch.equal(got, exact)
+    assert torch.equal(mem.planes["conv"][:, slot], conv)
+    mem.settle(step)
+    mem.end([row], keep="cache", tokens=[prompt])
+    mem.poll()
+
+
+@pytest.mark.sample(None, interpreter=1)
+def test_B66_int8_states_come_back_within_half_a_step(backend: Backend) -> None:
+    rng = random.Random(0)
+    prompts = [[rng.randrange(1000) for _ in range(2 * PAGE + 1)] for _ in range(3)]
+    mem = manager(backend, host_slots=4)
+    for prompt in prompts:
+        compute(mem, prompt, backend)
+    assert mem.prefix is not None and mem.tiers is not None
+    mem.prefix.evict_states(99)
+    for prompt in prompts:
+        come_back(mem, prompt, backend)
+    figures = mem.stats().tiers
+    assert figures is not None and figures.leaked_records == 0
+    assert figures.host_hit_tokens == 3 * 2 * PAGE
+    assert mem.tiers.host.states.pool.nbytes < LAYOUT.bytes_per_slot
+    mem.close()
+
+
+@pytest.mark.sample(None, interpreter=0)
+def test_int8_records_outlive_the_process(backend: Backend, tmp_path: Path) -> None:
+    prompt = list(range(2 * PAGE + 1))
+    mem = manager(backend, host_slots=4, store=ms.FileStore(tmp_path))
+    compute(mem, prompt, backend)
+    mem.close()
+    again = manager(backend, host_slots=4, store=ms.FileStore(tmp_path))
+    fetch = again.prefetch(prompt)
+    while not fetch.done:
+        again.poll()
+    come_back(again, prompt, backend)
+    again.close()

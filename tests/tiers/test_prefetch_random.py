@@ -5,7 +5,7 @@ memory, the same figures.
 import os
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -44,121 +44,99 @@ class Names:
 
 
 class Program:
-    """Ranks with their models, and operations drawn from a seed."""
+    """Ranks with their models, and operations drawn from a seed: each is done to the library and to the model."""
 
     def __init__(self, seed: int) -> None:
         self.rng = rng = random.Random(seed)
         choices = {"threshold": [0, 4, 8, 12], "limit": [None, None, 40, 100], "timeout": [0.0, 3.0]}
         choices |= {"stop": ["best_effort", "wait_complete", "timeout"], "timeout_per_page": [0.0, 1.0]}
-        self.settings = Prefetch(
-            **{name: rng.choice(of) for name, of in choices.items()}, chunk=rng.choice([1, 2, 3, 32])
-        )
-        self.ranks = rng.choice([1, 1, 2, 3])
-        kinds = rng.choice(["both", "both", "both", "kv", "kv", "states"])
+        choices |= {"chunk": [1, 2, 3, 32]}
+        self.settings = Prefetch(**{name: rng.choice(of) for name, of in choices.items()})
+        ranks, kinds = rng.choice([1, 1, 2, 3]), rng.choice(["both", "both", "both", "kv", "kv", "states"])
         root, trunk = digests("root", MOST), digests("trunk", MOST)
         self.prompts = [root, root[:5] + trunk[5:], *[root[:n] + digests(f"leaf {n}", MOST)[n:] for n in (3, 6, 9)]]
         self.prompts += [digests("other", MOST)]
-        self.rigs: list[Rig] = []
-        self.models: list[Prefetches] = []
         self.lengths = {key: (at + 1) * PAGE for keys in self.prompts for at, key in enumerate(keys)}
-        together = Together(self.ranks)
-        for rank in range(self.ranks):
+        self.ranks: list[tuple[Rig, Prefetches]] = []
+        together = Together(ranks)
+        for rank in range(ranks):
             sizes = [rng.choice([0, 5, 10, 20, 40]), rng.choice([0, 1, 2, 4, 8])]
             reserves = [rng.choice([0, 0, 2]), rng.choice([0, 0, 1])]
             rig = Rig(
                 self.settings, sizes[0] if kinds != "states" else None, sizes[1] if kinds != "kv" else None,
                 reserve=reserves[0], state_reserve=reserves[1], page=PAGE, executor=ByHand(),
-                agreement=together.of(rank) if self.ranks > 1 else None,
+                agreement=together.of(rank) if ranks > 1 else None,
             )  # fmt: skip
             kv = Shelf("kv", sizes[0], reserves[0]) if kinds != "states" else None
             states = Shelf("state", sizes[1], reserves[1]) if kinds != "kv" else None
-            self.rigs.append(rig)
-            self.models.append(Prefetches(PAGE, self.settings, kv, states, Names(rig.store), self.ranks))
-        self.fetches: list[tuple[list[Any], list[Any]]] = []
-        self.writing: list[tuple[RecordCache, Shelf, int]] = []
-        self.steps: list[str] = []
-        for rig in self.rigs:
+            self.ranks.append((rig, Prefetches(PAGE, self.settings, kv, states, Names(rig.store), ranks)))
             for keys in self.prompts:
-                pages = rng.choice([0, 7, MOST, MOST])
-                self.put(rig, keys, pages, [n for n in range(1, MOST + 1) if rng.random() < 0.4])
+                ends = [n * PAGE for n in range(1, MOST + 1) if rng.random() < 0.4]
+                rig.stock(keys, range(rng.choice([0, 7, MOST, MOST])), ends)
+        self.fetches: list[list[tuple[Any, Any]]] = []
+        self.writing: list[tuple[RecordCache, Shelf, int]] = []
 
-    def put(self, rig: Rig, keys: list[bytes], pages: int, ends: list[int]) -> None:
-        rig.stock(keys, range(pages), [end * PAGE for end in ends])
+    def of_ranks(self, fetch: list[tuple[Any, Any]]) -> Iterator[tuple[Rig, Prefetches, Any, Any]]:
+        for (rig, rank), (real, model) in zip(self.ranks, fetch, strict=True):
+            yield rig, rank, real, model
 
-    # -- operations: every one is done to the library and to the model -----------------------------------
-
-    def pairs(self) -> list[tuple[Rig, Prefetches]]:
-        return list(zip(self.rigs, self.models, strict=True))
-
-    def caches(self, number: int) -> list[tuple[RecordCache, Shelf]]:
-        rig, rank = self.pairs()[number]
+    def caches(self, rig: Rig, rank: Prefetches) -> list[tuple[RecordCache, Shelf]]:
         return [(real, told) for real, told in ((rig.kv, rank.pages), (rig.states, rank.states)) if real and told]
 
-    def start(self) -> str:
+    def any_cache(self) -> tuple[RecordCache, Shelf]:
+        return self.rng.choice(self.caches(*self.rng.choice(self.ranks)))
+
+    def start(self) -> None:
         rng, keys = self.rng, self.rng.choice(self.prompts)
         tokens = rng.choice([rng.randrange(2, MOST * PAGE), MOST * PAGE + 3, MOST * PAGE - 4])
         covered = rng.choice([0, 0, 4, 8, 9, 20])
         kv_pages = rng.choice([0, 0, covered // PAGE, rng.randrange(MOST)])
-        real = [rig.start(tokens, keys, covered, kv_pages) for rig in self.rigs]
-        model = [rank.start(keys[: tokens // PAGE], covered, kv_pages) for rank in self.models]
-        self.fetches.append((real, model))
-        return f"start {tokens} tokens of prompt {self.prompts.index(keys)}, {covered} covered, {kv_pages} KV pages"
+        reals = [rig.start(tokens, keys, covered, kv_pages) for rig, _ in self.ranks]
+        models = [rank.start(keys[: tokens // PAGE], covered, kv_pages) for _, rank in self.ranks]
+        self.fetches.append(list(zip(reals, models, strict=True)))
 
-    def poll(self) -> str:
-        for rig, rank in self.pairs():
+    def poll(self) -> None:
+        for rig, rank in self.ranks:
             rig.prefetcher.poll()
-            rank.poll_fetches(self.models)
-        return "poll"
+            rank.poll_fetches([model for _, model in self.ranks])
 
-    def recent(self) -> tuple[int, tuple[list[Any], list[Any]]]:
-        at = self.rng.randrange(max(0, len(self.fetches) - 5), len(self.fetches))
-        return at, self.fetches[at]
-
-    def ready(self) -> str:
-        at, (real, model) = self.recent()
-        for (rig, rank), fetch, wish in zip(self.pairs(), real, model, strict=True):
+    def ready(self) -> None:
+        for rig, rank, fetch, wish in self.of_ranks(self.rng.choice(self.fetches[-5:])):
             assert rig.prefetcher.ready(fetch) == rank.ready(wish)
-        return f"ready {at}"
 
-    def cancel(self) -> str:
-        at, (real, model) = self.recent()
-        for (rig, rank), fetch, wish in zip(self.pairs(), real, model, strict=True):
+    def cancel(self, at: int | None = None) -> None:
+        for rig, rank, fetch, wish in self.of_ranks(
+            self.fetches[at or self.rng.randrange(-min(5, len(self.fetches)), 0)]
+        ):
             rig.prefetcher.cancel(fetch)
             rank.cancel(wish)
-        return f"cancel {at}"
 
-    def job(self) -> str:
+    def job(self) -> None:
         """Begins a job, or ends one that runs."""
-        number = self.rng.randrange(self.ranks)
-        rig, rank = self.pairs()[number]
-        live = [at for at, job in enumerate(rank.jobs) if not job.ended]
-        if not live:
-            return "no job"
-        at = self.rng.choice(live[:4])
-        job, work = rank.jobs[at], rig.prefetcher._workers.executor.jobs[at]  # type: ignore[attr-defined]
-        if not job.begun:
-            assert work.begin()
-            job.begun = True
-            return f"begin job {at} of rank {number}"
-        work.finish()
-        rank.finish(job)
-        return f"end job {at} of rank {number}"
+        rig, rank = self.rng.choice(self.ranks)
+        if live := [at for at, job in enumerate(rank.jobs) if not job.ended]:
+            at = self.rng.choice(live[:4])
+            job, work = rank.jobs[at], rig.prefetcher._workers.executor.jobs[at]  # type: ignore[attr-defined]
+            if job.begun:
+                work.finish()
+                rank.finish(job)
+            else:
+                assert work.begin()
+                job.begun = True
 
-    def time(self) -> str:
-        number, seconds = self.rng.randrange(self.ranks), self.rng.choice([0.5, 2.0, 7.0])
-        self.rigs[number].clock.advance(seconds)
-        self.models[number].now += seconds
-        return f"{seconds} seconds on rank {number}"
+    def time(self) -> None:
+        (rig, rank), seconds = self.rng.choice(self.ranks), self.rng.choice([0.5, 2.0, 7.0])
+        rig.clock.advance(seconds)
+        rank.now += seconds
 
-    def host(self) -> str:
+    def host(self) -> None:
         """The device gives something to host memory, or host memory gives something up."""
-        number = self.rng.randrange(self.ranks)
-        real, model = self.rng.choice(self.caches(number))
+        real, model = self.any_cache()
         if self.rng.random() < 0.3:
             n = self.rng.randrange(4)
             real.evict(n)
             model.evict(n)
-            return f"rank {number} evicts {n} of {model.kind}"
+            return
         keys, page = self.rng.choice(self.prompts), self.rng.randrange(MOST)
         rows = real.claim(1)
         assert rows == model.take(1)
@@ -167,36 +145,31 @@ class Program:
             real.pool.buffer(rows[0])[:] = np.frombuffer(bytes_of, np.uint8)
             real.add(keys[page], rows[0], (page + 1) * PAGE)
             model.add(keys[page], rows[0])
-        return f"rank {number} keeps page {page} of prompt {self.prompts.index(keys)} in {model.kind}"
 
-    def write(self) -> str:
+    def write(self) -> None:
         """A record in host memory is being written to storage, or that ends."""
+        real, model = self.any_cache()
         if self.writing and self.rng.random() < 0.5:
-            return self.written()
-        number = self.rng.randrange(self.ranks)
-        real, model = self.rng.choice(self.caches(number))
-        if not model.items:
-            return "nothing to write"
-        row = self.rng.choice(model.items).record
-        real.pool.use([row])
-        model.use([row])
-        self.writing.append((real, model, row))
-        return f"rank {number} writes one of {model.kind}"
+            self.written()
+        elif model.items:
+            row = self.rng.choice(model.items).record
+            real.pool.use([row])
+            model.use([row])
+            self.writing.append((real, model, row))
 
-    def written(self) -> str:
+    def written(self) -> None:
         real, model, row = self.writing.pop(self.rng.randrange(len(self.writing)))
         real.pool.unuse([row])
         model.unuse([row])
-        return f"one of {model.kind} is written"
 
-    def storage(self) -> str:
+    def storage(self) -> None:
         """Records come and go; calls fail."""
-        rng, number = self.rng, self.rng.randrange(self.ranks)
-        rig, keys, page = self.rigs[number], rng.choice(self.prompts), rng.randrange(MOST)
+        rng, (rig, _) = self.rng, self.rng.choice(self.ranks)
+        keys, page = rng.choice(self.prompts), rng.randrange(MOST)
         what = rng.choice(["put", "put", "put", "lose", "fault", "mend", "mend", "break"])
         name = NAMES[rng.choice(["kv", "state"])](keys[page])
         if what == "put":
-            self.put(rig, keys, page + 1, [rng.randrange(1, MOST + 1)])
+            rig.stock(keys, range(page + 1), [rng.randrange(1, MOST + 1) * PAGE])
         elif what == "lose":
             rig.store.records.pop(name, None)
         elif what == "fault":
@@ -206,57 +179,40 @@ class Program:
             rig.store.broken = False
         else:
             rig.store.broken = rng.random() < 0.3
-        return f"{what} in the storage of rank {number}"
 
     def run(self, length: int) -> None:
-        operations: list[Callable[[], str]] = [
+        operations: list[Callable[[], None]] = [
             *[self.job] * 12, *[self.poll] * 6, self.start, self.start, self.host, self.write, self.storage, self.time,
             self.ready, self.cancel,
         ]  # fmt: skip
-        self.step(self.start)
-        for _ in range(length):
-            self.step(self.rng.choice(operations))
+        for operation in [self.start, *self.rng.choices(operations, k=length)]:
+            operation()
+            self.compare()
         while self.writing:
-            self.step(self.written)
-        while not all(job.ended for rank in self.models for job in rank.jobs):
-            self.step(self.job)
-        for _ in range(3):
-            self.step(self.poll)
-        for at, (real, model) in enumerate(self.fetches):
-            for (rig, rank), fetch, wish in zip(self.pairs(), real, model, strict=True):
-                rig.prefetcher.cancel(fetch)
-                rank.cancel(wish)
-            self.steps.append(f"cancel {at} at last")
-        while not all(job.ended for rank in self.models for job in rank.jobs):
-            self.step(self.job)
-        for rig, rank in self.pairs():
-            rig.prefetcher.poll()
-            rank.poll_fetches(self.models)
-        for rig in self.rigs:
+            self.written()
+        for last in (
+            lambda: [self.poll() for _ in range(3)],
+            lambda: [self.cancel(at) for at in range(-len(self.fetches), 0)],
+        ):
+            while not all(job.ended for _, rank in self.ranks for job in rank.jobs):
+                self.job()
+            last()
+            self.compare()
+        while not all(job.ended for _, rank in self.ranks for job in rank.jobs):
+            self.job()
+        self.poll()
+        for rig, _ in self.ranks:
             rig.check()
             assert all(cache.pool.waiting == 0 for cache in rig.caches)
 
-    def step(self, operation: Callable[[], str]) -> None:
-        self.steps.append(f"({operation.__name__})")
-        self.steps[-1] = operation()
-        self.compare()
-
     def compare(self) -> None:
-        for number, (rig, rank) in enumerate(self.pairs()):
-            for real, model in self.caches(number):
-                found = [
+        for rig, rank in self.ranks:
+            for real, model in self.caches(rig, rank):
+                assert [
                     (e.key, e.record, e.length, e.pins, e.fetched, real.pool.in_use(e.record)) for e in real.entries()
-                ]
-                assert found == [
-                    (
-                        item.key,
-                        item.record,
-                        self.lengths[item.key],
-                        item.pins,
-                        item.fetched,
-                        model.users[item.record] > 0,
-                    )
-                    for item in model.items
+                ] == [
+                    (e.key, e.record, self.lengths[e.key], e.pins, e.fetched, model.users[e.record] > 0)
+                    for e in model.items
                 ]
                 said = (real.pool.free, real.pool.waiting, real.evicted)
                 assert said == (len(model.free), len(model.waiting), model.evicted)
@@ -271,33 +227,22 @@ class Program:
                      if job.future.running() else "queued" for job in jobs[-30:]]  # fmt: skip
             assert fates == [job.fate for job in rank.jobs[-30:]]
             rig.check(idle=False)
-        for real, model in self.fetches[-6:]:
-            for fetch, wish in zip(real, model, strict=True):
-                said = (fetch.phase.name.lower(), fetch.outcome, fetch.length)
-                assert said == (wish.phase, wish.outcome, wish.length)
-                assert (fetch.tokens, fetch.end) == (wish.tokens, wish.end)
-            assert len({(fetch.done, fetch.length) for fetch in real}) == 1, "ranks that differ"
-
-
-def play(seed: int, length: int) -> Program:
-    program = Program(seed)
-    try:
-        program.run(length)
-    except BaseException:
-        print(f"seed {seed}, {program.ranks} ranks, {program.settings}")
-        print("\n".join(f"{at} {step}" for at, step in list(enumerate(program.steps))[-25:]))
-        raise
-    return program
+        for fetch in self.fetches[-6:]:
+            for real, wish in fetch:
+                said = (real.phase.name.lower(), real.outcome, real.length, real.tokens, real.end)
+                assert said == (wish.phase, wish.outcome, wish.length, wish.tokens, wish.end)
+            assert len({(real.done, real.length) for real, _ in fetch}) == 1, "ranks that differ"
 
 
 @pytest.mark.parametrize("lot", range(4))
 def test_random_prefetches_follow_the_rules(lot: int) -> None:
     programs = 150 if PROOF else 15
     first = int(os.environ.get("MEMSTATE_SEED", random.randrange(2**31)))
-    print(f"MEMSTATE_SEED={first}")
     seen = Counter[str]()
     for seed in range(first + programs * lot, first + programs * (lot + 1)):
-        for rank in play(seed, 150).models:
+        print(f"MEMSTATE_SEED={seed}")
+        program = Program(seed)
+        program.run(150)
+        for _, rank in program.ranks:
             seen.update(rank.counts)
-    print(seen)
     assert seen["complete"] and seen["cancelled"] and seen["missed"]

@@ -224,6 +224,14 @@ def test_a_lost_group_gives_everything_back_and_says_so_once(when: str) -> None:
     assert rig.kv.pool.free == rig.kv.pool.records
 
 
+def told(*rigs: Rig) -> None:
+    """The next poll says that ranks differ, and gives everything back."""
+    for rig in rigs:
+        with pytest.raises(AgreementLost, match="they started or cancelled different prefetches"):
+            rig.prefetcher.poll()
+        rig.check()
+
+
 @pytest.mark.parametrize(
     "differ",
     [lambda ranks: ranks.rigs[1].start(512, ranks.keys[1]),
@@ -239,10 +247,7 @@ def test_ranks_that_do_not_do_the_same_are_told(differ: Callable[[Ranks], object
     differ(ranks)
     for rig in ranks.rigs:  # the round before was alike
         rig.prefetcher.poll()
-    for rig in ranks.rigs:
-        with pytest.raises(AgreementLost, match="they started or cancelled different prefetches"):
-            rig.prefetcher.poll()
-        rig.check()
+    told(*ranks.rigs)
 
 
 @pytest.mark.parametrize(("tokens", "covered", "more"), [(512, 0, 0), (1024, 16, 0), (1024, 0, 1)])
@@ -254,10 +259,7 @@ def test_ranks_whose_prefetches_differ_in_one_thing_are_told(tokens: int, covere
             rig.prefetcher.cancel(rig.start(1024, keys))
         rig.start(tokens if other else 1024, keys, covered * other)
         rig.prefetcher.poll()
-    for rig in ranks.rigs:
-        with pytest.raises(AgreementLost, match="they started or cancelled different prefetches"):
-            rig.prefetcher.poll()
-        rig.check()
+    told(*ranks.rigs)
 
 
 class Beside(Alone):
@@ -284,6 +286,4 @@ def test_each_word_of_a_check_counts(lacks: bool) -> None:
     rig, keys = Rig(WAIT, agreement=Beside(lacks)), digests("a", 64)
     rig.start(1024, keys)
     rig.prefetcher.poll()
-    with pytest.raises(AgreementLost, match="they started or cancelled different prefetches"):
-        rig.prefetcher.poll()
-    rig.check()
+    told(rig)

@@ -3,8 +3,6 @@ back, whatever the moment.
 """
 
 import logging
-import random
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
@@ -239,50 +237,3 @@ def test_a_store_that_raises_has_failed(when: str) -> None:
     again = rig.start(1000, keys)
     rig.run()
     assert again.length == (256 if when == "one page" else 992)
-
-
-class Jittery(MemoryStore):
-    """Gives way to other threads now and then; says so of a record in fifty that it is gone."""
-
-    def exists(self, names):  # type: ignore[no-untyped-def]
-        time.sleep(0)
-        return super().exists(names)
-
-    def get(self, names, buffers):  # type: ignore[no-untyped-def]
-        time.sleep(0)
-        return super().get(names, buffers)
-
-
-def test_many_prefetches_on_real_threads() -> None:
-    """24 prompts with prefixes in common, 300 host pages, aborts and stops whenever they come."""
-    seed = random.randrange(2**31)
-    print(f"seed {seed}")
-    rng = random.Random(seed)
-    with ThreadPoolExecutor(6) as threads:
-        rig = Rig(BEST, kv=300, states=12, reserve=20, executor=threads, store=Jittery())
-        root, fetches = digests("root", 20), []
-        for number in range(24):
-            keys = [*root, *digests(str(number), rng.randrange(10, 60))]
-            rig.stock(keys, range(len(keys)), [320, 16 * len(keys)])
-            if number % 3 == 0:
-                rig.store.faults[KV.name(keys[-1])] = rng.choice(list(FLAWS))
-            fetches.append((rig.start(16 * len(keys) + 5, keys), keys))
-            rig.prefetcher.poll()
-            fetch, _ = rng.choice(fetches)
-            if rng.random() < 0.2:
-                rig.prefetcher.cancel(fetch)
-            elif rng.random() < 0.1:
-                rig.prefetcher.ready(fetch)
-            rig.check(idle=False)
-        until = time.monotonic() + 30
-        while rig.prefetcher.stats().in_flight and time.monotonic() < until:
-            rig.prefetcher.poll()
-            time.sleep(0)
-        rig.close()
-        assert all(fetch.done for fetch, _ in fetches)
-        rig.check()
-        assert all(cache.pool.waiting == 0 for cache in rig.caches)
-        assert {fetch.outcome.value for fetch, _ in fetches} - {
-            "complete", "partial", "missed", "failed", "stopped", "cancelled", "no_room", "short",
-        } == set()  # fmt: skip
-        assert any(fetch.outcome == "complete" for fetch, _ in fetches)

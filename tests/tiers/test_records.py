@@ -120,7 +120,7 @@ def test_the_order_on_the_device_is_not_in_the_record(order: str, alignment: int
 
 
 @pytest.mark.parametrize("name", ["small", "many planes"])
-def test_b67_every_flipped_bit_is_found(name: str) -> None:
+def test_B67_every_flipped_bit_is_found(name: str) -> None:
     """No byte of a record is left out, padding included."""
     form = RecordFormat("state", LAYOUTS[name], PRINT)
     record = sealed(form)
@@ -133,7 +133,7 @@ def test_b67_every_flipped_bit_is_found(name: str) -> None:
     assert form.flaw(record, KEY, LENGTH) == ""
 
 
-def test_b67_every_truncation_is_found() -> None:
+def test_B67_every_truncation_is_found() -> None:
     record = sealed(STATE)
     for size in range(STATE.nbytes):
         assert STATE.flaw(record[:size], KEY, LENGTH) == "truncated"
@@ -145,7 +145,7 @@ def test_b67_every_truncation_is_found() -> None:
     assert STATE.flaw(np.append(record, record[:1]), KEY, LENGTH) == "truncated"
 
 
-def test_b67_other_versions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_B67_other_versions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for version in (0, 2, 256, 65535):
         with monkeypatch.context() as patch:
             patch.setattr(module, "VERSION", version)
@@ -154,7 +154,7 @@ def test_b67_other_versions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None
         assert STATE.flaw(record, KEY, LENGTH) == "version"
 
 
-def test_b67_foreign_records_are_refused() -> None:
+def test_B67_foreign_records_are_refused() -> None:
     """Sound records of something else, each in one thing."""
     record = sealed(STATE)
     assert STATE.flaw(record, KEY[::-1], LENGTH) == "foreign"
@@ -164,7 +164,7 @@ def test_b67_foreign_records_are_refused() -> None:
     assert RecordFormat("state", SMALL, PRINT[::-1]).flaw(record, KEY, LENGTH) == "foreign"
 
 
-def test_b67_records_of_other_planes_are_foreign() -> None:
+def test_B67_records_of_other_planes_are_foreign() -> None:
     """As many bytes in all, split otherwise: by planes, and by a header of another size."""
     shapes = {"layers": (16, 1, 3), "planes": (16, 3, 1), "short": (512, 1, 1), "long": (16, 24, 1)}
     forms = {}

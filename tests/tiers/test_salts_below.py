@@ -33,6 +33,7 @@ def test_host_memory_gives_what_its_own_salt_has(mine: Hashable, other: Hashable
     house.turn(8, mine)
     assert house.starts(9, mine) == 8, "one hit, for the selective"
     house.go_down()
+    assert house.found(9, other) == NOTHING and house.found(9, mine) == BELOW
     assert house.starts(9, other) == 0 and house.starts(9, mine) == 8
     assert house.found(9, other) == NOTHING and house.found(9, mine)[:3] == (8, 8, 8), "filed where it was found"
     house.turn(8, other)
@@ -40,12 +41,6 @@ def test_host_memory_gives_what_its_own_salt_has(mine: Hashable, other: Hashable
     house.go_down()
     assert [house.starts(9, salt) for salt in (mine, other)] == [8, 8], "of equal tokens each has bytes of its own"
     house.idle()
-
-
-@two_tenants
-def test_match_finds_what_host_memory_has_under_its_salt(mine: Hashable, other: Hashable) -> None:
-    house = gone_down(mine)
-    assert house.found(9, other) == NOTHING and house.found(9, mine) == BELOW
 
 
 @two_tenants
@@ -70,19 +65,6 @@ def test_a_state_that_comes_up_to_kv_of_its_salt_brings_none(mine: Hashable, oth
     house.mem.prefix.evict_states(99)
     assert house.starts(9, other) == 0 and house.starts(9, mine) == 8
     assert house.mem.stats().tiers.pages_in == 2  # type: ignore[union-attr]
-
-
-@two_tenants
-def test_a_turn_goes_on_from_host_memory_under_its_own_salt(mine: Hashable, other: Hashable) -> None:
-    """A session whose states are shorter, or another salt's, takes what lies below."""
-    house = House(tiers={})
-    house.turn(16, mine)
-    house.go_down()
-    for salt, start in ((other, 4), (mine, 16)):
-        session = house.mem.sessions.open("talk")
-        house.turn(4, salt, session=session)
-        assert house.turn(17, salt, session=session) == start
-        house.mem.sessions.close(session)
 
 
 @two_tenants

@@ -4,9 +4,10 @@ import pytest
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
+from tests.support import owners
 from tests.support.planes import every_strategy
 from tests.support.serving import written
-from tests.support.tiered import NEEDS, T, below, settle, whole
+from tests.support.tiered import NEEDS, T, Tiered, below, settle, whole
 from tests.support.ways import every_order_and_strategy
 
 pytestmark = pytest.mark.sample
@@ -91,14 +92,6 @@ def test_the_longer_of_device_and_host_memory_counts(name: str, plain: Backend) 
     assert at.turn(T[:17], publish=False) == 16 and at.moved[1::2] == (1, 0)
 
 
-def test_at_least_the_last_token_is_computed(plain: Backend) -> None:
-    at = below(plain, "redirect", T[:8], T[:16], kv_stays=True)
-    assert [at.mem.match(T[:n]).host_length for n in (8, 9, 16, 17)] == [0, 8, 8, 16]
-    row = at.start(T[:16])
-    assert at.mem.info(row).length == 8 and at.moved[1] == 1
-    at.checked([row])
-
-
 @every_strategy
 def test_where_slots_are_short_the_state_becomes_the_row_s_own(name: str, plain: Backend) -> None:
     """No slot besides those that a request takes in any case."""
@@ -137,3 +130,29 @@ def test_a_hit_that_requests_share_takes_one_slot_and_its_pages_once(name: str, 
     rows = at.admit(*[ms.Request(n, tokens=[*ONE, n]) for n in range(2)])
     assert [at.mem.info(row).length for row in rows] == [8, 8] and (at.mem.free_slots, at.mem.free_pages) == (0, 0)
     at.checked(rows)
+
+
+def order(at: Tiered) -> list[list[bytes]]:
+    """Keys by their last use."""
+    return [[entry.key for entry in cache.entries()] for cache in at.caches]
+
+
+def test_a_look_is_no_use(plain: Backend) -> None:
+    at = below(plain, "redirect", ONE, T[:16], pages=12)
+    before = order(at)
+    assert at.mem.match([*ONE, 1]).host_length == 8 and order(at) == before
+    at.start([*ONE, 1])
+    assert order(at) != before and order(at)[0][-1] == before[0][0], "this is one"
+
+
+def test_a_hit_is_worth_a_holder_that_the_cache_has(plain: Backend) -> None:
+    """Few registers for snapshots, all of which the cache has filled: as a published state, a hit takes one's place."""
+    at = Tiered(plain, slots=12, snapshots=2)
+    at.cache_prompts(ONE)
+    settle(at)
+    at.give_up(pages=60)
+    at.cache_prompts(whole(2), whole(3))
+    assert owners.free(at.mem) == 0
+    row = at.start([*ONE, 1])
+    assert at.mem.info(row).length == 8 and at.cache.states == 2
+    at.checked([row])

@@ -69,30 +69,6 @@ def test_a_state_is_evicted_again_before_its_load_is_there(name: str, late: list
     at.checked(rows)
 
 
-@every_strategy
-def test_a_canceled_step_leaves_the_hit_where_it_is(name: str, late: list[Late], plain: Backend) -> None:
-    at = below(plain, name, *TWO)
-    row = at.start([*ONE, 1])
-    at.mem.cancel(at.step([row], run=False))
-    settle(at)
-    at.look(idle=True)
-    assert at.mem.match([*ONE, 1]).length == 8
-    row = at.start([*ONE, 1])
-    assert at.mem.info(row).length == 8 and at.moved[1] == 1
-    snaps = at.mem.end([row], keep="handle")
-    at.mem.drop([snap for snap in snaps if snap])
-
-
-def test_a_fork_before_the_first_step_waits_as_well(late: list[Late], plain: Backend) -> None:
-    for name in ("redirect", "lazy"):
-        del late[:]
-        at = below(plain, name, *TWO)
-        row = at.start([*ONE, 1])
-        (other,) = at.mem.fork(row, ["other"]).rows
-        at.text[other] = [*ONE, 2]
-        at.checked([row, other])
-
-
 def test_a_record_that_is_being_filled_is_nobody_else_s(late: list[Late], plain: Backend) -> None:
     at = Tiered(plain, slots=6, tiers={"write": "back", "host_slots": 1, "host_pages": 8})
     at.cache_prompts(whole(1), whole(2))

@@ -1,6 +1,6 @@
 """What a manager with tiers goes through: resets, clears, sleep and wake, ends, threads."""
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -87,23 +87,12 @@ def test_host_memory_outlives_sleep(name: str, keep: bool, plain: Backend) -> No
 
 def test_a_manager_in_one_thread_is_polled_from_there(plain: Backend) -> None:
     at = below(plain, "redirect", *BOTH, **ONE_GONE, debug=True, tiers={"store": MemoryStore()})
-    caught: list[BaseException] = []
-
-    def others() -> None:
+    with ThreadPoolExecutor(1) as other:
         for call in (at.mem.poll, lambda: at.mem.prefetch(ONE), lambda: at.mem.match(ONE)):
-            try:
-                call()
-            except ms.MemstateError as error:
-                caught.append(error)
-
-    thread = threading.Thread(target=others)
-    thread.start()
-    thread.join()
-    assert len(caught) == 3 and all("one thread" in str(error) for error in caught)
-    at.mem.poll()
+            with pytest.raises(ms.MemstateError, match="one thread"):
+                other.submit(call).result()
     assert at.turn([*ONE, 1], publish=False) == 8, "threads of the storage are no such threads"
     at.below.flush()
-    at.look(idle=True)
     at.mem.close()
 
 
@@ -120,3 +109,42 @@ def test_states_are_written_for_good_once_nothing_is_pending(plain: Backend) -> 
     assert len(store.asked("put")) == 5
     at.mem.close()
     assert len(store.asked("put")) == 5
+
+
+@pytest.mark.parametrize("call", ["flush", "close"])
+def test_a_manager_that_sleeps_gives_nothing_to_host_memory(call: str, plain: Backend) -> None:
+    """Refused before anything is filed under a key, or not needed: no record of a state that was never copied."""
+    at = Tiered(plain, slots=6, tiers={"write": "back"})
+    at.cache_prompts(ONE)
+    at.mem.device.sleep()
+    with pytest.raises(ms.Asleep):
+        getattr(at.below if call == "flush" else at.mem, call)()
+    assert at.keeps() == set() and at.tiers.leaked_records == 0
+    at.mem.device.wake()
+
+
+def test_flushing_more_than_host_memory_holds_writes_all_of_it(plain: Backend) -> None:
+    """In turns: what storage has by now makes room for the rest."""
+    store = MemoryStore()
+    at = Tiered(plain, slots=8, tiers={"store": store, "write": "back", "host_slots": 2, "host_pages": 4})
+    at.cache_prompts(*(whole(n) for n in range(1, 6)))
+    at.mem.submit()
+    at.below.flush()
+    assert sum(name.startswith("state") for name in store.records) == 5
+    assert sum(name.startswith("kv") for name in store.records) == 10 and at.tiers.refused == 0
+    at.mem.close()
+
+
+def test_flushing_writes_kv_whose_state_is_here_already(plain: Backend) -> None:
+    """Storage failed, and host memory gave up the KV. It has room for that of two states at a time."""
+    store = MemoryStore()
+    at = Tiered(plain, slots=8, tiers={"store": store, "host_pages": 4})
+    store.broken = True
+    at.cache_prompts(*(whole(n) for n in range(1, 4)))
+    settle(at)
+    at.drain()
+    store.broken = False
+    assert at.below.host.kv is not None and at.below.host.kv.evict(99) == 4 and len(at.keeps()) == 3
+    at.below.flush()
+    assert sum(name.startswith("kv") for name in store.records) == 6
+    at.mem.close()

@@ -1,6 +1,7 @@
 """Several ranks over tiers of their own start every request from the same length, whatever each of them has lost."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ from memstate.tiers import manager
 from memstate.tiers.keys import Keys, fingerprint
 from memstate.tiers.prefetch import agreement
 from memstate.tokens import Prompt, encode
+from tests.support.build import on
 from tests.support.planes import LAYOUT
 from tests.support.processes import run_ranks
 from tests.support.serving import PAGE
 from tests.support.tiered import KV, Tiered, whole
+from tests.support.virtual import ByHand, MemoryStore
 
 PROMPT = [*whole(1, 4), 7]
 
@@ -72,27 +75,28 @@ def test_host_memory_without_an_agreement_is_not_used(keyed: Tiered) -> None:
     at.below.cancel(at.fetch(PROMPT))  # and keeps nothing
 
 
-def test_the_prefetch_of_another_prompt_is_refused(keyed: Tiered) -> None:
-    at = keyed
+def test_the_prefetch_of_another_prompt_or_manager_is_refused(keyed: Tiered) -> None:
+    at, other = keyed, [*whole(2, 4), 7]
     at.give_up(pages=60)
-    fetch = at.fetch(PROMPT)
-    at.note([*whole(2, 4), 7])
-    with pytest.raises(InvalidArgument, match="begun for other tokens"):
-        at.mem.admit([ms.Request("r", tokens=[*whole(2, 4), 7], fetch=fetch)])
-    with pytest.raises(InvalidArgument, match="is not what this manager"):
-        at.mem.admit([ms.Request("r", tokens=[*whole(2, 4), 7], fetch="fetch")])
-    at.below.cancel(fetch)
-
-
-def test_the_prefetch_of_another_manager_is_refused(keyed: Tiered) -> None:
-    fetch = keyed.fetch(PROMPT)
-    other = ms.StateManager(LAYOUT, slots=4, max_requests=2, prefix=ms.Prefix(), pages=ms.Pages(size=PAGE))
-    with pytest.raises(InvalidArgument, match="this manager has no storage to fetch from"):
-        other.admit([ms.Request("r", tokens=PROMPT, fetch=fetch)])
-    with pytest.raises(InvalidArgument, match="this manager has no storage to fetch from"):
-        other.admit([ms.Request("r", fetch=fetch)])
-    assert other.free_slots == 4 and other.stats().rows_used == 0
-    keyed.below.cancel(fetch)
+    mine = at.fetch(PROMPT)
+    storing = Tiered(Backend("reference"), tiers={"store": MemoryStore()})
+    plain = on(Backend("reference"), LAYOUT, slots=4, max_requests=2, prefix=ms.Prefix(), page_size=PAGE)
+    before = plain.stats()
+    for call, says in (
+        (lambda: at.mem.admit([ms.Request("r", tokens=other, fetch=mine)]), "begun for other tokens"),
+        (lambda: at.mem.admit([ms.Request("r", tokens=other, fetch="fetch")]), "is not what this manager"),
+        (
+            lambda: plain.admit([ms.Request("r", tokens=PROMPT, fetch=mine)]),
+            "this manager has no storage to fetch from",
+        ),
+        (lambda: plain.admit([ms.Request("r", fetch=mine)]), "this manager has no storage to fetch from"),
+        (lambda: storing.below.ready(mine), "not what this manager's prefetch"),
+        (lambda: storing.below.cancel(None), "not what this manager's prefetch"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(InvalidArgument, match=says):
+            call()
+    assert plain.stats() == before
+    at.below.cancel(mine)
 
 
 def test_kv_that_the_device_lost_meanwhile_is_not_taken_for_granted(keyed: Tiered) -> None:
@@ -117,3 +121,41 @@ def test_what_was_agreed_on_is_nothing_once_a_record_is_gone(keyed: Tiered) -> N
     assert host.agreed_hit(4 * PAGE, keys, 4) is not None, "the device has all KV"
     host.states.evict(99)
     assert host.agreed_hit(4 * PAGE, keys, 4) is None
+
+
+@pytest.fixture
+def stocked(plain: Backend, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tiered]:
+    """A rank whose fellow always agrees, with room for one prompt in host memory; two lie in storage."""
+    monkeypatch.setattr(manager, "Ranks", lambda group: agreement.Alone())
+    place = {"rank": 0, "ranks": 2, "group": object(), "store": MemoryStore()}
+    keys = Keys(fingerprint("toy", LAYOUT, KV, PAGE, 0, 2), PAGE)
+    first = Tiered(plain, tiers=place)
+    first._keys = keys
+    first.cache_prompts(whole(1), whole(2))
+    first.mem.close()
+    at = Tiered(plain, tiers=place | {"host_slots": 1, "host_pages": 2, "executor": ByHand()})
+    at._keys = keys
+    yield at
+    at.empty()
+
+
+@pytest.mark.parametrize("late", range(4))
+def test_B63_what_was_agreed_on_is_pinned_before_anything_takes_its_place(stocked: Tiered, late: int) -> None:
+    """The other prompt's answer comes in any of the polls around the one that ends the first prefetch."""
+    at, prompts = stocked, ([*whole(1), 1], [*whole(2), 1])
+    for prompt in prompts:
+        at.note(prompt)
+    fetches = [at.mem.prefetch(prompt) for prompt in prompts]
+    executor = at.below.settings.executor
+    assert isinstance(executor, ByHand)
+    held = [job for job in executor.jobs if not job.future.done()][1:]
+    for poll in range(12):
+        for job in [job for job in executor.jobs if not job.future.done()]:
+            if (job not in held or poll >= late) and job.begin():
+                job.finish()
+        at.mem.poll()
+    assert [fetch.length for fetch in fetches].count(2 * PAGE) >= 1
+    for prompt, fetch in zip(prompts, fetches, strict=True):
+        (row,) = at.admit(ms.Request("r", tokens=prompt, fetch=fetch))
+        assert at.mem.info(row).length == fetch.length
+        at.mem.end([row])

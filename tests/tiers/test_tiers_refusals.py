@@ -49,15 +49,6 @@ def test_an_admission_that_lacks_pages_changes_nothing(plain: Backend) -> None:
         assert everything(at) == before
 
 
-@pytest.mark.parametrize("bad", [{"snapshot_at": [3]}, {"length": -1}, {"resume": "x"}, {"session": "x"}, {"salt": []}])
-def test_an_admission_that_makes_no_sense_changes_nothing(bad: dict[str, object], plain: Backend) -> None:
-    at = below(plain, "redirect", *BOTH, pages=12)
-    before = everything(at)
-    with pytest.raises(ms.InvalidArgument):
-        at.mem.admit([ms.Request(0, tokens=[*ONE, 1]), ms.Request(1, tokens=[*T[:16], 1], **bad)])  # type: ignore
-    assert everything(at) == before
-
-
 def test_a_hit_makes_room_for_itself(plain: Backend) -> None:
     """What is cached on the device gives way to what comes up, states and pages, and goes to host memory."""
     at = below(plain, "redirect", *BOTH, slots=2, pages=6)

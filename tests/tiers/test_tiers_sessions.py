@@ -8,7 +8,7 @@ from memstate.tokens import Prompt, encode
 from tests.support import inside, owners
 from tests.support.planes import every_strategy
 from tests.support.scan import row_problems, scan_registers
-from tests.support.tiered import NEEDS, T, Tiered, everything, settle, whole
+from tests.support.tiered import NEEDS, T, Tiered, settle, whole
 from tests.support.ways import every_order_and_strategy
 
 pytestmark = pytest.mark.sample
@@ -53,56 +53,6 @@ def test_a_turn_goes_on_from_the_longer_of_session_and_host_memory(name: str, ov
     row = at.start(at.text[row][:18], session=session)  # on from its own state now
     assert at.mem.info(row).length >= 16 and at.moved[1] == 1
     at.run([row], publish=False)
-
-
-@every_strategy
-def test_a_turn_that_came_from_host_memory_is_aborted(name: str, plain: Backend) -> None:
-    at = Tiered(plain, name, slots=12)
-    session = talk(at, T[:16])
-    row = at.start(T[:17], session=session)
-    at.mem.end([row])
-    check(at)
-    assert at.mem.match(T[:17], session=session).length == 16, "the state that came up is a cached one"
-    row = at.hit(16, T[:17], session=session)
-    at.run([row], publish=False)
-    at.end([row])
-    check(at)
-
-
-@every_strategy
-def test_a_turn_that_is_refused_leaves_session_and_host_memory_alone(name: str, plain: Backend) -> None:
-    at = Tiered(plain, name, slots=12, rows=3)
-    session = talk(at, T[:16])
-    before, kept = everything(at), list(owners.session(at.mem, session).kept)
-    turn = ms.Request("turn", tokens=T[:17], session=session)
-    for error, others in (
-        (ms.OutOfRows, [ms.Request(n, tokens=[n]) for n in range(3)]),
-        (ms.OutOfPages, [ms.Request(n, tokens=range(400 + 200 * n, 540 + 200 * n)) for n in range(2)]),
-    ):
-        with pytest.raises(error):
-            at.mem.admit([turn, *others])
-        assert everything(at) == before and owners.session(at.mem, session).kept == kept
-    check(at)
-    row = at.hit(16, T[:17], session=session)
-    at.run([row], publish=False)
-    at.end([row])
-
-
-@every_strategy
-def test_where_slots_are_short_a_turn_takes_the_state_that_came_and_gives_its_own_back(
-    name: str, plain: Backend
-) -> None:
-    at = Tiered(plain, name, slots=NEEDS[name])
-    at.cache_prompts(T[:16])
-    settle(at)
-    at.give_up(pages=60)
-    session = at.mem.sessions.open("talk")
-    at.cache_prompts(T[:8], session=session)
-    settle(at)
-    row = at.start(T[:17], session=session)
-    assert at.mem.info(row).length == 16 and at.mem.free_slots == 0
-    at.run([row], publish=False)
-    check(at)
 
 
 @every_strategy

@@ -23,7 +23,7 @@ from tests.support.tiered_late import wait_for_staging
 DEVICE = "cuda:1"
 LAYOUT = ms.StateLayout([ms.Plane("s", (4,), torch.float32)], layers=2)
 KV = ms.StateLayout([ms.Plane("k", (2,), torch.int64)], layers=2)
-PAGE = EVERY = 2
+PAGE = 2
 BURST = 64
 
 

@@ -167,24 +167,6 @@ def test_a_state_at_a_mark_goes_down_while_the_step_that_reads_it_is_open(plain:
     at.look(idle=True)
 
 
-@every_strategy
-def test_running_rows_publish_and_lose_states_to_each_other(name: str, plain: Backend) -> None:
-    """The cache has room for one state: each that is published sends the one before it down, in the same packet."""
-    at = Tiered(
-        plain, name, slots=14, every=PAGE, tiers={"host_slots": 12}, prefix=ms.Prefix(Lru(), LruPages(), most_states=1)
-    )
-    rows = [at.start([n, *T[:11]]) for n in (1, 2, 3)]
-    for _ in range(3):
-        at.run(rows, most=PAGE)
-        at.look()
-    at.end(rows)
-    settle(at)
-    at.look(idle=True)
-    states = at.mem.stats().prefix
-    assert states and at.cache.states == 1 and at.tiers.refused == 0
-    assert len(at.keeps()) == at.moved[0] == (3 if name == "none" else 9), "each once, however often it was published"
-
-
 def test_pages_that_states_share_go_once(plain: Backend) -> None:
     at = make(plain, "redirect", "back")
     for end in (8, 16, 24):
@@ -207,19 +189,6 @@ def test_prompts_that_part_within_a_node_keep_their_keys(plain: Backend) -> None
     assert at.keeps() == {tuple(T[:16]), *map(tuple, prompts)} | parted
     at.look(idle=True)
     assert [at.turn([*prompt, 1], publish=False) for prompt in prompts] == [16, 24, 20, 8]
-
-
-def test_only_pages_that_are_missing_go(plain: Backend) -> None:
-    at = make(plain, "redirect", "back")
-    at.cache_prompts(T[:8])
-    at.give_up()
-    at.cache_prompts(T[:16])
-    host = at.below.host
-    assert host.kv is not None
-    host.kv.evict(1)  # the last page of the first state: a prefix outlives what builds on it
-    assert at.keeps_pages() == {tuple(T[:4])}
-    at.give_up()
-    assert at.moved == (2, 1, 2 + 3, 0) and len(at.keeps_pages()) == 4
 
 
 def test_a_state_that_is_saved_again_is_the_last_used(plain: Backend) -> None:

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from memstate import ConfigurationError, InvalidArgument, Prefix
+from memstate import InvalidArgument, Prefix
 from memstate.integrations.sglang.prefix import Change, Gone, Hit, PrefixPart
-from memstate.prefix.policies import Lru, Place, ReturnRatePages
+from memstate.prefix.policies import Lru, Place
 
 
 def test_what_was_inserted_is_found() -> None:
@@ -115,11 +115,6 @@ def test_an_error_of_the_policy_changes_nothing() -> None:
     with pytest.raises(KeyError):
         cache.insert([1, 2], [10, 11], 7)
     assert (cache.match([1, 2, 3]).branch, cache.evictable) == (None, (0, 0))
-
-
-def test_pages_by_return_rate_need_states_by_return_rate() -> None:
-    with pytest.raises(ConfigurationError, match="Lru"):
-        ReturnRatePages(Lru())  # type: ignore[arg-type]
 
 
 def test_a_hit_of_another_cache_cannot_be_unlocked() -> None:

@@ -17,8 +17,8 @@ from memstate.errors import InvalidArgument, LayoutMismatch
 from memstate.integrations.handover.handover import HandOver
 from memstate.tiers.stores.base import Bytes, Outcome
 from memstate.tiers.stores.file import FileStore
+from tests.integrations.test_resplit import scaled
 from tests.support.splits import EVERY, HEAD, KV, PAGE, TOKENS, Model, toy
-from tests.tiers.test_resplit import scaled
 
 CALLS = ("exists", "get", "put", "discard")
 

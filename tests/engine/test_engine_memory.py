@@ -86,8 +86,8 @@ def test_sleep_keeps_who_owns_what_and_the_bytes(backend: Backend, name: str) ->
         lambda: loop.mem.device.read_slots(rows),
         lambda: loop.mem.fork(rows[0], ["c"]),
         loop.mem.submit,
-        loop.mem.sleep,
-        loop.mem.scrub_null,
+        loop.mem.device.sleep,
+        loop.mem.device.scrub_null,
         lambda: loop.mem.recover(keep=False),
         loop.mem.audit,
     ):

@@ -68,10 +68,10 @@ MISUSE: Cases = {
     "results of another batch": ("expected 2 times True or False", lambda s: s.mem.settle(s.first, [True])),
     "releasing a row twice": (r"a row is named twice in \[1, 1\]", lambda s: s.mem.end([s.row, s.row])),
     "too few key lengths": (
-        "lengths has 1 entries, expected 2", lambda s: s.mem.release([s.row, s.other], publish=[4]),
+        "lengths has 1 entries, expected 2", lambda s: s.mem.end([s.row, s.other], keep="handle", lengths=[4]),
     ),
     "key lengths that are no numbers": (
-        r"lengths\[0\]='4': expected whole numbers", lambda s: s.mem.release([s.row], publish=["4"]),
+        r"lengths\[0\]='4': expected whole numbers", lambda s: s.mem.end([s.row], keep="handle", lengths=["4"]),
     ),
     "publishing nothing strictly": (
         "have no snapshot to publish", lambda s: s.mem.publish([s.other, s.row], strict=True),

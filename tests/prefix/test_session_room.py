@@ -290,7 +290,7 @@ def test_S8_a_session_closed_during_a_turn_closes_at_its_end(backend: Backend, c
         mem.end([row])
     else:
         mem.end([row], keep="cache", tokens=[TEXT[:8]])
-    assert mem.sessions() == [] and mem.stats().held_by_sessions == 0 and not owners.sessions(mem).by_row
+    assert mem.sessions.infos() == [] and mem.stats().held_by_sessions == 0 and not owners.sessions(mem).by_row
     talks.look()
     if mem.prefix and how == "cache":
         assert mem.match([*TEXT[:8], 1]).length == 8

@@ -62,7 +62,7 @@ def test_all_owners_are_asked_by_audit_inspect_recover_and_reset_alone() -> None
     object.__setattr__(mem, "_walk", lambda: [asked.append(None), walk()][1])
     mem.drop([published(mem)])
     rows = mem.admit([ms.Request("b")])
-    mem.stats(), mem.owners(), repr(mem), mem.abort(rows)
+    mem.stats(), mem._reports.owners(), repr(mem), mem.end(rows)
     assert asked == [0]
     for call in (mem.audit, mem.inspect, mem.recover, lambda: mem.recover(keep=False)):
         before = asked[0]

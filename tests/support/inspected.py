@@ -79,7 +79,7 @@ def scene() -> Scene:
             server.end(row)
     kept = server.start("fork", [*system, *server.words(8)])
     server.write([kept], 9)
-    mem.end([kept], keep="handle", lengths=[mem.length(kept) // 8 * 8])
+    mem.end([kept], keep="handle", lengths=[mem.info(kept).length // 8 * 8])
     rows = [
         server.start("req-7", [*system, *server.words(7)]),
         server.start("req-8", server.words(20), salt="tenant-a"),

@@ -315,7 +315,7 @@ def calls(scene: Scene) -> dict[str, Callable[[], Call]]:
         "poll": poll,
         "ready": lambda: lambda: mem.tiers and mem.tiers.ready(s.fetched),
         "cancel a prefetch": lambda: lambda: mem.tiers and mem.tiers.cancel(s.fetched),
-        "open_session": lambda: lambda: mem.open_session("third"),
+        "open_session": lambda: lambda: mem.sessions.open("third"),
         "sessions": lambda: mem.sessions.infos,
         "admit where an idle session makes way": idle_session,
         "close_session": lambda: lambda: mem.sessions.close(s.chat),

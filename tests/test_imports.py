@@ -171,7 +171,7 @@ def test_no_import_cycles() -> None:
         (direction, "nowhere.planes", "import torch"),
         (direction, "slots.commands", "from memstate.state import layout"),
         (direction, "viz.strips", "from memstate.slots.registers import RegisterFile"),
-        (early, "showing", "from memstate.viz import html"),
+        (early, "sheet", "from memstate.viz import html"),
         (kernel_direction, "kernels.copy", "import memstate"),
         (kernel_direction, "kernels.reference.copy", "from memstate.kernels.copy import copy_slots"),
         (past_the_dispatcher, "engine.manager", "import_module('memstate.kernels.reference.bitmap')"),

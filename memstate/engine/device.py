@@ -38,7 +38,7 @@ class DeviceCalls:
         >>> layout = ms.StateLayout([ms.Plane("ssm", (4,), torch.float32)], layers=1)
         >>> mem = ms.StateManager(layout, slots=8, max_requests=2)
         >>> rows = mem.admit([ms.Request("a")])
-        >>> mem.device.read_slots(rows).wait()
+        >>> mem.device.read_slots(rows).wait().tolist()
         [1]
         >>> mem.device.live_slots.tolist()
         [0, 1, 0]

@@ -69,7 +69,6 @@ class Ending:
         self._pages, self._mirror, self._holdings, self._cache = pages, mirror, holdings, cache
         self._sessions, self._marks, self._room, self._stepping = sessions, marks, room, stepping
         self._guard, self._ends = commands.guard, commands.guard.changing("end")
-        self._dropping = commands.guard.changing("drop")
 
     def end(
         self, rows: Sequence[Row], keep: Keep | None, tokens: Sequence[Tokens] | None, lengths: Sequence[int] | None
@@ -79,7 +78,8 @@ class Ending:
         if keep is None and tokens is None and lengths is None:
             with self._ends:
                 return self.free(numbers, None, None, "ended")
-        require_keep(keep, tokens, lengths)
+        if keep != "handle" or tokens is not None:
+            require_keep(keep, tokens, lengths)
         keys = None if tokens is None else self._keys(tokens, numbers)
         known = list(map(self._table.confirmed_at.__getitem__, numbers))
         if lengths is not None:
@@ -136,14 +136,6 @@ class Ending:
             for entry, state in zip(entries, states, strict=True):
                 snapshots[entry] = state
             return snapshots
-
-    def drop(self, snapshots: Sequence[Snapshot | None]) -> None:
-        """See `StateManager.drop`."""
-        if type(snapshots) is not list:
-            snapshots = sequence("snapshots", snapshots, "[snapshot]")
-        states, registers = self._holdings.droppable(snapshots)
-        with self._dropping:
-            self._holdings.end(states, registers)
 
     def _told(self, rows: Sequence[int], known: Sequence[int], keys: Sequence[bytes] | None) -> list[int] | None:
         """Returns the length of each row that the cache or a session will use; None if handles are published."""

@@ -41,7 +41,7 @@ class Fork(NamedTuple):
         >>> row = mem.admit([ms.Request("a")])[0]
         >>> mem.settle(mem.plan([row], [3]))
         >>> fork = mem.fork(row, ["a2", "a3"])
-        >>> [mem.length(new) for new in fork.rows], fork.page_copies
+        >>> [mem.info(new).length for new in fork.rows], fork.page_copies
         ([3, 3], [])
     """
 

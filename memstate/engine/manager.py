@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from memstate.checks import NotCopied, is_count, whole
+from memstate.checks import NotCopied, is_count, sequence, whole
 from memstate.engine import aliases
 from memstate.engine.conversations import SessionCalls
 from memstate.engine.device import DeviceCalls
@@ -148,7 +148,7 @@ class StateManager(NotCopied, Shown):
         parts.commands.journal = self.journal
         self._enter, self._guard, self._table = self._door.enter, parts.guard, parts.table
         self._admission, self._stepping, self._ending = parts.admission, parts.stepping, parts.ending
-        self._debug = debug
+        self._holdings, self._dropping, self._debug = parts.holdings, parts.guard.changing("drop"), debug
 
     def __setattr__(self, name: str, value: Any) -> None:
         self._require_free(name)
@@ -604,7 +604,11 @@ class StateManager(NotCopied, Shown):
         Syncs: no.
         """
         self._enter()
-        self._ending.drop(snapshots)
+        if type(snapshots) is not list:
+            snapshots = sequence("snapshots", snapshots, "[snapshot]")
+        states, registers = self._holdings.droppable(snapshots)
+        with self._dropping:
+            self._holdings.end(states, registers)
 
     def match(self, tokens: Tokens, salt: Hashable = None, session: Session | None = None) -> Match:
         """Returns how much of a prompt the prefix cache has, and why it has no more. Changes nothing.

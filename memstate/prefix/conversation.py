@@ -11,7 +11,7 @@ from memstate.tokens import EMPTY, Prompt
 
 @dataclass(frozen=True)
 class SessionInfo:
-    """One open session, as `StateManager.sessions` lists it.
+    """One open session, as `mem.sessions.infos()` lists it.
 
     Attributes:
         session: its handle.

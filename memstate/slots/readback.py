@@ -19,7 +19,8 @@ class Readback:
 
     Example:
         >>> import torch
-        >>> from memstate import Backend, Readback
+        >>> from memstate import Backend
+        >>> from memstate.slots.readback import Readback
         >>> ids = Readback(2, Backend("reference"))
         >>> ids.begin(torch.tensor([3, 5], dtype=torch.int32))
         >>> ids.wait().tolist()

@@ -21,7 +21,7 @@ from memstate.slots.journal import Change
 
 Changes = Inspection | Iterable[Change | Mapping[str, Any]]
 FIELDS: Final = ("serial", "submit", "what", "register", "kind", "owner", "label", "source", "source_owner")
-# Names of `StateManager.owner`, for the sources of moves, which have a name but no kind.
+# Names of owners, for the sources of moves, which have a name but no kind.
 _REQUEST = re.compile(r"(row \d+ \(request .*\)) (live|lane [01])", re.DOTALL)
 _MARK = re.compile(r"(row \d+) \((?!request )", re.DOTALL)
 _ROW = re.compile(r"row \d+")

@@ -205,7 +205,7 @@ def test_two_live_requests_with_one_id_are_two_rows(backend: Backend) -> None:
         f"row {n} (request 'a') live" for n in (1, 2)
     ]
     mem.end([first])
-    with pytest.raises(StaleHandle, match=r"^row 1: .* request 'a' was released"):
+    with pytest.raises(StaleHandle, match=r"^row 1: .* request 'a' was ended"):
         mem.info(first)
     assert mem.info(second).length == 2 and scan(mem).slots == {6: 2}
 
@@ -254,7 +254,7 @@ def test_B19_handles_of_another_manager_are_stale(backend: Backend) -> None:
     rows, others = mine.admit(named(1, length=4)), other.admit(named(1, length=4))
     for mem, batch in ((mine, rows), (other, others)):
         mem.settle(mem.plan(batch, 4))
-    (snapshot,), (foreign,) = mine.release(rows, publish=True), other.release(others, publish=True)
+    (snapshot,), (foreign,) = mine.end(rows, keep="handle"), other.end(others, keep="handle")
     assert snapshot != foreign
     late = ms.Request("b", resume=foreign)
     for misuse in (lambda: mine.drop([foreign]), lambda: mine.admit([late]), lambda: mine.plan(others)):

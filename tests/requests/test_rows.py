@@ -45,10 +45,10 @@ def test_a_batch_is_planned_settled_and_released_as_it_is(mem: ms.StateManager) 
     with pytest.raises(ms.InvalidArgument, match="named twice"):
         mem.plan(rows[[0, 0]])
     mem.end(rows[:2])
-    with pytest.raises(ms.StaleHandle, match="request 'r0' was released"):
+    with pytest.raises(ms.StaleHandle, match="request 'r0' was ended"):
         mem.plan(rows)
     mem.end(rows[2:])
-    with pytest.raises(ms.StaleHandle, match="request 'r3' was aborted"):
+    with pytest.raises(ms.StaleHandle, match="request 'r3' was ended"):
         mem.info(rows[3])
     assert mem.free_slots == 12 and mem.audit().free == 12
 

@@ -29,12 +29,12 @@ MISUSE: dict[str, list[Misuse]] = {
     ],
     r"^\w+: registers .*, expected 3..11": [
         lambda b: b.claim([0]), lambda b: b.claim([4, 2]), lambda b: b.claim([12]), lambda b: b.claim([-1]),
-        lambda b: b.release([1]), lambda b: b.release([12]), lambda b: b.move([4], [0]), lambda b: b.zero([0]),
+        lambda b: b.release([1]), lambda b: b.release([12]), lambda b: b.move([4], [0]),
         lambda b: b.copy([3], [0]), lambda b: b.copy([3], [-1]), lambda b: b.copy([3], [12]),
     ],
     r"^claim: registers \[4.5\], expected integers": [lambda b: b.claim([4.5])],  # type: ignore[list-item]
     r"^\w+: register 4 holds no slot": [
-        lambda b: b.move([10], [4]), lambda b: b.zero([3, 4]), lambda b: b.copy([4], [3]), lambda b: b.copy([3], [4]),
+        lambda b: b.move([10], [4]), lambda b: b.copy([4], [3]), lambda b: b.copy([3], [4]),
     ],
     r"^move: 2 targets for 1 sources": [lambda b: b.move([4, 5], [3])],
     r"^\w+: a register is target and source at once": [
@@ -63,7 +63,7 @@ def test_G1_misuse_raises_and_changes_nothing(bench: Bench, told: str) -> None:
     scan_registers(bench.file)
 
 
-@pytest.mark.parametrize("operation", ["claim", "release", "zero", "copy", "move", "write"])
+@pytest.mark.parametrize("operation", ["claim", "release", "copy", "move", "write"])
 def test_B3_B4_recording_nothing_sends_nothing(bench: Bench, operation: str) -> None:
     perform(bench, operation, [], [])
     bench.buffer.release([3])  # empty, so nothing to give back

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from memstate import Plane, Planes, SlotAllocator, StateLayout, StatePool
+from memstate import Plane, Planes, SlotAllocator, StateLayout
+from memstate.engine.pool import StatePool
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import ZERO_SOURCE, Registers, Section
 from memstate.slots.commands import CommandBuffer

@@ -606,7 +606,7 @@ class Operations(Machine):
 
         def call() -> Any:
             keep: Any = "cache" if tokens is not None else "handle" if publish else None
-            return self.mem.cancel(flight.step, keep="cache", keep, tokens=tokens)
+            return self.mem.cancel(flight.step, keep, tokens=tokens)
 
         promised = model.promised or flight.planned is not model.open  # its forward must run, or has been launched
         if promised:

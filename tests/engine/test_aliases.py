@@ -91,8 +91,8 @@ def test_sessions_and_tokens_of_the_former_calls() -> None:
 
 
 def test_what_no_version_had_is_an_ordinary_error(loop: Loop) -> None:
-    with pytest.raises(AttributeError, match="'StateManager' object has no attribute 'lenght'"):
-        loop.mem.lenght  # noqa: B018
+    with pytest.raises(AttributeError, match="'StateManager' object has no attribute 'tokens_of'"):
+        loop.mem.tokens_of  # noqa: B018
     assert not hasattr(loop.mem, "snapshot")
 
 

@@ -235,8 +235,9 @@ class Tiered(Server):
     @property
     def landed(self) -> bool:
         """Whether nothing is on its way anywhere."""
-        writeback, host = self.below.writeback, self.below.host
-        return not (host.loads or host.backups or (writeback and writeback.pending))
+        writeback, prefetcher, host = self.below.writeback, self.below.prefetcher, self.below.host
+        reading = prefetcher is not None and not prefetcher.idle  # a thread may still read for one that has ended
+        return not (host.loads or host.backups or reading or (writeback and writeback.pending))
 
     def empty(self) -> None:
         """Nothing runs: what is on its way arrives, and after clearing everything is free, on the device and here."""

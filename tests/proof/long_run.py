@@ -96,6 +96,7 @@ class Service:
             self.mem.end(over, keep="cache", tokens=[self.texts[row] for row in over])
         for row in over:
             text, talk = self.texts.pop(row), self.turns.pop(row, None)
+            del self.goals[row]
             if talk is not None:
                 self.said[talk] = text
         self.mem.poll()

@@ -107,7 +107,7 @@ class StaleHandle(MemstateError):
         self.what, self.generation, self.now, self.why = what, generation, now, why
         super().__init__(
             f"{what}: the handle is of generation {generation}, now is {now}: "
-            f"{why or 'it was given up, ended by reset() or recover(), or belongs to another manager'}"
+            f"{why or 'it was given up, ended by recover(), or belongs to another manager'}"
         )
 
 
@@ -147,7 +147,7 @@ class Broken(MemstateError):
         self.call, self.why = call, why
         super().__init__(
             f"{call}() was interrupted while it changed something ({why or 'at its end'}), so counts and owners may be "
-            "wrong: call recover(), which keeps what was published, or reset()"
+            "wrong: call recover(), which keeps what was published; an allocator without a manager has reset()"
         )
 
 

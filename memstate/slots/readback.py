@@ -64,7 +64,7 @@ class Readback:
         if self._source is None:
             raise InvalidArgument(
                 f"{self._host.numel()} slot ids wait for the newest step's forward, as the changes before them do: "
-                "launch it, then say so with submit(step), settle it, or plan the next step (none come after reset())"
+                "launch it, then say so with submit(step), settle it, or plan the next step (none come after recover())"
             )
         if not self.ready and self._copied is not None:
             self._backend.counts.syncs += 1

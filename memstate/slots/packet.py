@@ -66,7 +66,11 @@ class Packet:
 
     def size(self, section: int) -> int:
         """Returns the number of entries of a section."""
-        return sum(len(first) for kind, first, *_ in self.operations if kind == section)
+        entries = 0
+        for kind, first, _, _ in self.operations:
+            if kind == section:
+                entries += len(first)
+        return entries
 
     def late(self, registers: Sequence[int], phase: int, sources: Sequence[int] = ()) -> bool:
         """Returns True if a new operation must start another packet, because it would run too early in this one.

@@ -123,6 +123,16 @@ class Admission:
                 away += [start.request.session for start in idle or kept if start.request.session is not None]
             below = False
 
+    def expire(self, call: str) -> None:
+        """Empties the idle sessions whose time to live is over.
+
+        Args:
+            call: the public call in which this happens.
+        """
+        if self._sessions.any_expired:
+            with self._guard.changing(call):
+                self._room.expire()
+
     def extend(self, rows: Sequence[Row], lengths: Sequence[int]) -> None:
         """See `StateManager.extend`."""
         numbers = self._table.indices(rows)

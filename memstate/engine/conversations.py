@@ -90,16 +90,6 @@ class SessionCalls:
         """
         return self._parts.sessions.infos()
 
-    def expire(self, call: str) -> None:
-        """Empties the idle sessions whose time to live is over.
-
-        Args:
-            call: the public call in which this happens.
-        """
-        if self._parts.sessions.any_expired:
-            with self._parts.guard.changing(call):
-                self._parts.room.expire()
-
     if not TYPE_CHECKING:
 
         def __call__(self) -> list[SessionInfo]:

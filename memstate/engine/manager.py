@@ -263,7 +263,7 @@ class StateManager(NotCopied, Shown):
         """
         self._enter()
         if self._parts.sessions.opened:
-            self.sessions.expire("admit")
+            self._admission.expire("admit")
         return self._admission.admit(requests)
 
     def fork(self, row: Row, ids: Sequence[Hashable]) -> Fork:
@@ -666,7 +666,7 @@ class StateManager(NotCopied, Shown):
         Syncs: no; with several ranks it waits for late ranks.
         """
         self._enter()
-        self.sessions.expire("poll")
+        self._admission.expire("poll")
         if self.tiers is not None:
             self.tiers.poll()
 

@@ -81,7 +81,10 @@ class Recovery:
     def recover(self, held: Tensor | Sequence[int], keep: bool) -> Recovered:
         """See `StateManager.recover`."""
         parts = self._parts
-        if not keep and len(held):
+        if not isinstance(keep, bool):
+            raise InvalidArgument(f"keep={keep!r}: expected True or False")
+        held = sequence("slots", held.tolist() if isinstance(held, Tensor) else held, "recover(held=[1, 2])")
+        if held and not keep:
             raise InvalidArgument(f"held={held} with keep=False, which makes every slot free: leave one of them out")
         if keep and not parts.guard.call:
             with parts.guard.changing("recover"):
@@ -96,14 +99,13 @@ class Recovery:
         lost = [state for state in published if state not in stays]
         return Recovered(ended, lost, stays, parts.cache.states, parts.sessions.held)
 
-    def _sure(self, held: Tensor | Sequence[int]) -> Sure:
+    def _sure(self, held: Sequence[int]) -> Sure:
         """Returns what host and device agree on. Changes nothing."""
         parts = self._parts
         device = parts.registers.on_host()
         slots, labels = device.table.slots.numpy(), device.table.labels.numpy()
         free = device.allocator.free_slots()
-        given = sequence("slots", held.tolist() if isinstance(held, Tensor) else held, "recover(held=[1, 2])")
-        by_id = counts("held", given, len(given)).tolist()
+        by_id = counts("held", held, len(held)).tolist()
         capacity, first = parts.allocator.capacity, parts.registers.first_holder
         inside = (slots > 0) & (slots <= capacity)
         taken = Counter(slots[inside].tolist())

@@ -76,8 +76,8 @@ LEAVING: Final = Leaving()
 class Holdings:
     """Gives states to owners, and releases them. Handles are valid as long as their state has an owner.
 
-    A holder is used again as late as possible, so that a command buffer rarely sees it twice. A state that somebody
-    reads stays until the last reader is done, also if its owner ends it.
+    A holder is used again as late as possible, so that a command buffer rarely sees it twice. If the owner of a state
+    ends it while rows read it, the state stays until the last reader is done.
 
     Args:
         commands: records the changes of owners.
@@ -238,7 +238,7 @@ class Holdings:
         self._release(registers, kind)
 
     def _leave(self, register: int) -> None:
-        """Takes the owner from a state that somebody reads."""
+        """Takes the owner from a state that rows still read."""
         state = self.held[self.kind(register)][register]
         self.generation[register] = risen(self.generation[register])
         self._own(register, LEAVING, replace(state, generation=int(self.generation[register])))

@@ -211,7 +211,7 @@ def _pair(first: Check, second: Check) -> Check:
 
 
 def _record(checks: Mapping[str, Check], since: Mapping[str, Check] = MappingProxyType({})) -> Check:
-    """An object with these fields, and perhaps all of those that later versions write."""
+    """An object with the fields of `checks`. The fields of `since` came later: it has all of them or none."""
 
     def check_each(value: Any) -> None:
         _object(value)

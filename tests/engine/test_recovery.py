@@ -222,6 +222,24 @@ def test_kv_that_the_open_step_must_still_write_is_not_kept(when: str, plain: Ba
     at.look(idle=True)
 
 
+@pytest.mark.parametrize(
+    ("said", "arguments"),
+    [
+        ("keep='no': expected True or False", {"keep": "no"}),
+        ("keep=0: expected True or False", {"keep": 0}),
+        (r"held=\[1\] with keep=False", {"held": torch.tensor([1]), "keep": False}),
+        ("slots", {"held": 5, "keep": False}),
+    ],
+)
+def test_what_a_recover_is_to_keep_is_said_or_refused(said: str, arguments: dict[str, Any], plain: Backend) -> None:
+    at = Server(plain)
+    row = at.start(T)
+    with pytest.raises(ms.InvalidArgument, match=said):
+        at.mem.recover(**arguments)
+    assert at.mem.info(row).length == 0
+    at.end([row])
+
+
 def test_slots_held_by_id_are_named(plain: Backend) -> None:
     at = Server(plain, whole=True)
     ids = at.mem.pool.claim(3).tolist()

@@ -53,7 +53,7 @@ class TrackBuffer:
 
         Args:
             state: the slot of its state.
-            keep: an entry whose slot somebody else owns.
+            keep: the entry that leaves its slot to another owner; None: no entry does.
         """
         end = 0
         while end < self._held and end != keep and end not in self._changed:

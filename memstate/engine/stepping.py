@@ -36,7 +36,6 @@ from memstate.slots.packet import Packet
 from memstate.slots.registers import Longs
 from memstate.state.planes import Planes
 from memstate.state.windows import require as require_windows
-from memstate.state.windows import scatter as scatter_windows
 
 PER_ROW = REGISTERS_PER_ROW
 NO_LIMIT = 2**31 - 1
@@ -487,7 +486,7 @@ class Stepping:
             outcome = self._log.outcome(len(step.numbers))
             sent = self._commands.ring.send(Packet().encode((given,), limit))
             self._file.accept(sent, step.record, outcome, self._mirror.rules)
-            scatter_windows(self._planes, windows, step.write, outcome.accepted, step.snapshot, outcome.crossed)
+            self._planes.scatter_windows(windows, step.write, outcome.accepted, step.snapshot, outcome.crossed)
             known = self._mirror.lengths(rows)
             self._table.confirmed[rows] = known
             if over.any():

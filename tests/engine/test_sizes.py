@@ -132,7 +132,7 @@ def test_what_fits_is_what_is_allocated() -> None:
     )  # fmt: skip
     file = inside.registers(mem)
     assert parts["planes"] == mem.planes.nbytes
-    assert parts["tile table"] == mem.planes.table_nbytes
+    assert parts["tile table"] == mem.planes.plane_map.tiles.nbytes
     assert parts["counters"] == mem.pool.allocator.counters.nbytes
     assert parts["upload buffer"] == inside.commands(mem).ring._device.whole.nbytes
     assert parts["registers, columns and page table"] == file.cells.nbytes

@@ -56,9 +56,11 @@ def test_nbytes_is_what_was_allocated(backend, order):
         storage = Planes(layout, 9, backend)
     assert storage.nbytes == 10 * layout.bytes_per_slot
     assert storage.nbytes == sum(arena.untyped_storage().nbytes() for arena in storage.arenas)
-    assert storage.table_nbytes == storage.plane_map.tiles.untyped_storage().nbytes()
+    assert storage.plane_map.tiles.nbytes == storage.plane_map.tiles.untyped_storage().nbytes()
     seen = sum(allocations.sizes) - storage.nbytes
-    assert seen == (0 if backend.device.type == "cpu" else storage.table_nbytes)  # a host tensor is not dispatched
+    assert seen == (
+        0 if backend.device.type == "cpu" else storage.plane_map.tiles.nbytes
+    )  # a host tensor is not dispatched
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -155,11 +157,11 @@ def test_what_does_not_fit_a_plane_is_refused_with_its_name_shape_and_dtype(back
         r"scatter .* batch: expected torch.float32 as the plane, got torch.float64": lambda: storage.scatter(
             "ssm", two, good.double()
         ),
-        r"scatter_accepted .* window: expected .* got torch.float16": lambda: storage.scatter_accepted(
-            "ssm", window.half(), two, two, two, two
+        r"scatter_windows .* window: expected .* got torch.float16": lambda: storage.scatter_windows(
+            {"ssm": window.half()}, two, two, two, two
         ),
-        r"scatter_inputs .* plane: expected `layer slot tap-1 channel`, got \(2, 5, 2, 3, 3\)": lambda: (
-            storage.scatter_inputs("ssm", window, two, two, two, two)
+        r"scatter_windows .* plane: expected `layer slot tap-1 channel`, got \(2, 5, 2, 3, 3\)": lambda: (
+            storage.scatter_windows({"ssm": window[:, :, 0]}, two, two, two, two)
         ),
     }
     for named, call in refused.items():

@@ -105,7 +105,8 @@ class Stepping:
             StaleHandle: the step was settled before.
             InvalidArgument: the step is not the newest.
         """
-        self._log.require(step, newest=True)
+        self._log.require(step)
+        self._log.require_next(step, newest=True)
 
     @property
     def promised(self) -> bool:
@@ -472,7 +473,7 @@ class Stepping:
         self._log.require_next(step)
         with self._guard.changing("accept"):
             self._close(step)
-            self._log.pop(step)
+            self._log.unsettled.remove(step)
             same = self._same_request(step)
             rows, real = step.numbers[same], given[same]
             given = np.where(same, given, 0)
@@ -548,7 +549,7 @@ class Stepping:
         Returns:
             The entries whose requests have not ended, and their rows.
         """
-        self._log.pop(step)
+        self._log.unsettled.remove(step)
         self._uncopied = None
         if self._canary is not None:
             self._canary.forget()

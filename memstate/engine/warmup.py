@@ -62,7 +62,7 @@ def warm_up(mem: StateManager) -> int:
 def _packets(mem: StateManager) -> None:
     header = np.zeros(HEADER_INTS, np.int32)
     header[HEADER_INTS // 2 :] = HEADER_INTS
-    mem._parts.log.overwritten()
+    mem._parts.log.sent = None
     mem._parts.commands.ring.send(header, mem._parts.commands.step_views)
     mem._parts.commands.capture_changes()
 

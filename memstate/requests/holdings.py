@@ -16,7 +16,7 @@ change is recorded, so that the journal names it. Until then it is empty on the 
 
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import repeat
 from operator import attrgetter, is_
 from typing import Any, ClassVar, Final, NamedTuple, Protocol
@@ -35,29 +35,21 @@ KINDS: Final = ("snapshot", "cached", "session", "mark", "leaving")
 
 
 class Owner(Protocol):
-    """Who can have a holder. Its class says the kind, one of `KINDS`."""
+    """Who can have a holder. It says the kind, one of `KINDS`."""
 
-    holds: ClassVar[str]
-
-
-class Published:
-    """The owner of states whose handles the caller has."""
-
-    holds: ClassVar[str] = "snapshot"
+    @property
+    def holds(self) -> str:
+        """The kind of owner."""
 
 
-class Leaving:
-    """The owner of states whose owners have let them go, and which a first step still reads."""
+class Nobody(NamedTuple):
+    """The owner of states that have no object besides their holder."""
 
-    holds: ClassVar[str] = "leaving"
-
-
-class _Marked(NamedTuple):
-    row: int
-    kind: str
+    holds: str
 
 
-class Marked(_Marked):
+@dataclass(frozen=True)
+class Marked:
     """The owner of a state inside of a prompt.
 
     Attributes:
@@ -65,12 +57,13 @@ class Marked(_Marked):
         kind: why the state is kept; see `memstate.prefix.policies.base.Place`.
     """
 
-    __slots__ = ()
+    row: int
+    kind: str
     holds: ClassVar[str] = "mark"
 
 
-PUBLISHED: Final = Published()
-LEAVING: Final = Leaving()
+PUBLISHED: Final = Nobody("snapshot")  # the caller has the handle
+LEAVING: Final = Nobody("leaving")  # let go by its owner; a first step still reads it
 
 
 class Holdings:

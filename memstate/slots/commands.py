@@ -503,14 +503,11 @@ class CommandBuffer:
             entry = self._sending = self.queue[0]
             del self.queue[0]
             if isinstance(entry, Packet):
-                self._send(entry)
+                self._prepare()
+                self._send_prepared(entry)
             else:
                 entry.run()
             self._sending = None
-
-    def _send(self, packet: Packet) -> None:
-        self._prepare()
-        self._send_prepared(packet)
 
     def _send_prepared(self, packet: Packet) -> None:
         sent = self.ring.push(packet.encode(room=self.ring.room).size)

@@ -1,8 +1,9 @@
 """Keeps the last changes of owners, to find the cause of a fault. Without `journal=`, a manager has no journal."""
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from weakref import WeakMethod
 
 import numpy as np
@@ -64,10 +65,9 @@ class Journal:
         """The last changes of owners, oldest first."""
         return list(self._changes)
 
-    def note(self, what: str, submit: int, registers: Iterable[int], sources: Iterable[int] | None = None) -> None:
+    def note(self, what: str, submit: int, registers: Sequence[int], sources: Sequence[int] = ()) -> None:
         """Notes changes that the command buffer records. Call it before a release, and after a claim or a move."""
-        given = list(registers)
-        for register, source in zip(given, sources if sources is not None else [0] * len(given), strict=True):
+        for register, source in zip(registers, sources or repeat(0), strict=False):
             of = self._owner(source)[1] if source else ""
             label = int(self._file.labels[register])
             self._serial += 1

@@ -23,7 +23,7 @@ def test_B9_normal_end(allocator: SlotAllocator) -> None:
         assert [group.claim(1).tolist(), group.claim(2).tolist()] == [[1], [2, 3]]
         assert (group.left, group.held.tolist(), allocator.free) == (3, [4, 5, 6], 4)
         assert dict(allocator.backend.counts.launches) == {"claim": 1}  # for the batch, and none for each
-    assert allocator.open_groups == ()
+    assert allocator.open_groups == []
     assert scan_bitmap(allocator, [1, 2, 3]).free == [4, 5, 6, 7, 8, 9, 10]
     allocator.check()
 
@@ -51,7 +51,7 @@ def test_B9_what_a_group_cannot_give_is_refused(allocator: SlotAllocator) -> Non
     with pytest.raises(OutOfSlots):
         group.claim(1)  # closed
     group.give_back()  # a second time changes nothing
-    assert allocator.open_groups == ()
+    assert allocator.open_groups == []
     scan_bitmap(allocator, [])
     allocator.check()
 
@@ -133,5 +133,5 @@ def test_B9_without_a_with_statement(allocator: SlotAllocator) -> None:
     assert (group.claim(1).tolist(), allocator.free) == ([1], 6)
     group.close()
     group.close()
-    assert (allocator.open_groups, allocator.free, group.left) == ((), 9, 0)
+    assert (allocator.open_groups, allocator.free, group.left) == ([], 9, 0)
     scan_bitmap(allocator, [1])

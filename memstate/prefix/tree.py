@@ -166,21 +166,17 @@ class Tree:
             inside = len(child.key) if key.startswith(child.key, at) else common(key, child.key, page, at)
             node = child if inside == len(child.key) else self._split(child, inside)
             at += inside
-            if node.ghost:
-                self._fill(node, pages[node.end - len(node.key) // page : node.end])
-            else:
+            if not node.ghost:
                 had = node.end
+                continue
+            size = len(node.key) // page  # it gets KV again; what leads to it has some
+            node.ghost, node.pages = False, pages[node.end - size : node.end]
+            assert node.parent is not None
+            node.parent.carriers += 1
+            self.total_pages += size
+            self.ghost_pages -= size
+            del self._ghosts[node]
         return node, had
-
-    def _fill(self, node: Node, pages: list[int]) -> None:
-        """Gives a ghost KV again; what leads to it has some."""
-        assert node.parent is not None and not node.parent.ghost
-        size = len(node.key) // self.page
-        node.ghost, node.pages = False, pages
-        node.parent.carriers += 1
-        self.total_pages += size
-        self.ghost_pages -= size
-        del self._ghosts[node]
 
     def ghost(self, leaf: Node, pages: int) -> list[int]:
         """Takes the last pages from a node without KV below it. Its tokens are remembered, as far as the memory goes.
@@ -210,22 +206,18 @@ class Tree:
     def _grow(self, parent: Node, key: bytes, pages: list[int]) -> Node:
         size = len(key) // self.page
         if not (parent.is_root or parent.children or parent.snapshot or parent.evicted):
-            return self._extend(parent, key, pages, size)
+            parent.key += key  # its end has no state: a prompt that is computed chunk by chunk is one node
+            parent.pages += pages
+            parent.end += size
+            self.total_pages += size
+            self.leased_pages += size if parent.leases else 0
+            return parent
         node = Node(parent, key, pages, parent.end + size)
         parent.children[key[: self.page]] = node
         parent.carriers += 1
         self.nodes += 1
         self.total_pages += size
         return node
-
-    def _extend(self, leaf: Node, key: bytes, pages: list[int], size: int) -> Node:
-        """Makes a leaf longer whose end has no state: a prompt that is computed chunk by chunk is one node."""
-        leaf.key += key
-        leaf.pages += pages
-        leaf.end += size
-        self.total_pages += size
-        self.leased_pages += size if leaf.leases else 0
-        return leaf
 
     def _split(self, node: Node, inside: int) -> Node:
         """Cuts a node after `inside` bytes. The upper part is new and has no state."""

@@ -112,12 +112,13 @@ def test_a_rank_holds_what_an_engine_gives_it(name):
 
 
 def test_windows_say_where_their_parts_are():
-    assert presets.qwen3_next().part("conv", "v") == slice(4096, 8192)
-    assert presets.kimi_linear().part("conv", "k") == slice(4096, 8192)
+    assert presets.qwen3_next().planes[0].slices()["v"] == slice(4096, 8192)
+    assert presets.kimi_linear().planes[0].slices()["k"] == slice(4096, 8192)
     assert presets.kimi_linear(conv_order="engine").planes[0].axis == 1
     nemotron = presets.nemotron_h()
     assert nemotron.planes[0].slices() == {"x": slice(0, 8192), "B": slice(8192, 9216), "C": slice(9216, 10240)}
-    assert nemotron.part("ssm", "head") == slice(0, 128) and nemotron.shard(8).part("conv", "C") == slice(1152, 1280)
+    assert nemotron.planes[1].slices() == {"head": slice(0, 128)}
+    assert nemotron.shard(8).planes[0].slices()["C"] == slice(1152, 1280)
 
 
 def test_dtypes_are_those_of_the_configuration_and_of_the_class():

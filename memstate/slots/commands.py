@@ -369,7 +369,8 @@ class CommandBuffer:
         """
         if self.journal is not None:
             carried = isinstance(self._sending, Packet) and bool(self._sending.operations)  # by the packet of this plan
-            self.journal.note_changes(what, self._number - 1 + carried, before)
+            changed: list[int] = np.flatnonzero(before != self.registers.held).tolist()
+            self.journal.note(what, self._number - 1 + carried, changed)
 
     @property
     def _number(self) -> int:

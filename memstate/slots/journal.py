@@ -6,9 +6,6 @@ from dataclasses import dataclass
 from itertools import repeat
 from weakref import WeakMethod
 
-import numpy as np
-from numpy.typing import NDArray
-
 from memstate.slots.registers import RegisterFile
 
 Owner = Callable[[int], tuple[str, str]]
@@ -77,7 +74,3 @@ class Journal:
     def _owner(self, register: int) -> tuple[str, str]:
         owner = self._owner_now()
         return owner(register) if owner else ("unknown", f"register {register}")
-
-    def note_changes(self, what: str, submit: int, before: NDArray[np.bool_]) -> None:
-        """Notes the registers that a launch filled or emptied: compares `held` with its copy from before the launch."""
-        self.note(what, submit, np.flatnonzero(before != self._file.held).tolist())

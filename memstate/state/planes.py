@@ -44,12 +44,10 @@ class Traffic:
     Args:
         copied: bytes copied.
         zeroed: bytes zeroed.
-        uncounted: calls whose number of entries the host does not know.
     """
 
     copied: int = 0
     zeroed: int = 0
-    uncounted: int = 0
 
 
 class _Naming:
@@ -472,7 +470,6 @@ class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
         return [(region, tensor[region.first : region.first + region.tensor.shape[0]]) for region in regions]
 
     def _count(self, slot_bytes: int, copied: int | None = None, zeroed: int | None = None) -> None:
-        self.traffic.uncounted += copied is None and zeroed is None
         self.traffic.copied += (copied or 0) * slot_bytes
         self.traffic.zeroed += (zeroed or 0) * slot_bytes
 

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 import pytest
 
 import memstate as ms
-from memstate.cli.policies import POLICIES
 from memstate.kernels.dispatch import Backend
 from memstate.prefix.policies import Lru, LruPages
 from memstate.prefix.tree import Node
@@ -28,18 +27,6 @@ def server(backend: Backend, policy: Lru | None = None, **more: object) -> Serve
 def figures(at: Server) -> object:
     at.look()
     return held(at.mem)
-
-
-def test_pages_of_a_row_that_published_a_shorter_key_are_no_room(backend: Backend) -> None:
-    at = server(backend, pages=6)
-    row = at.start(T[:16])
-    at.prefill(row, publish=False)
-    at.publish([row])
-    at.mem.publish([row], keep="cache", tokens=[T[:4]])
-    before = figures(at)
-    with pytest.raises(ms.OutOfPages):
-        at.mem.admit([ms.Request("b", length=20)])
-    assert figures(at) == before
 
 
 class Mean(Lru):
@@ -110,24 +97,6 @@ def test_a_salt_or_a_snapshot_that_cannot_be_meant_changes_nothing(backend: Back
         with pytest.raises(ms.InvalidArgument):
             call()
         assert figures(at) == before and not owners.pinned(at.mem)
-
-
-def of_pages(name: str) -> ms.Prefix:
-    states, pages = POLICIES[name]
-    return ms.Prefix(states=states(), pages=pages() if pages else None)
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_one_request_can_have_every_page_and_every_slot(policy: str, backend: Backend) -> None:
-    """Also those of nodes that become leaves while leaves are given up."""
-    at = Server(backend, "none", prefix=of_pages(policy), slots=3, rows=1, pages=10)
-    start, *others = ([100 * n + i for i in range(8)] for n in range(4))
-    for tokens in ([*start, *others[0]], [*start, *others[1]], others[2][:4]):  # two states below KV alone
-        assert at.turn(tokens, publish=False) == 0
-    assert (at.mem.free_slots, at.mem.free_pages, at.cache.tree.nodes) == (0, 3, 4)
-    row = at.start(range(500, 537))  # ten pages
-    assert (at.mem.free_slots, at.mem.free_pages, at.cache.evictable_pages) == (2, 0, 0)
-    at.run([row])
 
 
 def test_tokens_that_end_before_the_confirmed_ones_are_refused() -> None:

@@ -210,14 +210,6 @@ def test_B43_the_upper_part_of_a_split_node_has_no_state_and_the_lower_one_keeps
     assert tree.find(Prompt(key_of(1, 2, 3), "salt")).stated is None
 
 
-def test_a_tree_without_pages_counts_lengths_alone() -> None:
-    tree = Tree(UNIT)
-    node, _ = tree.insert(Prompt(key_of(1, 2, 3), None), [])
-    other, had = tree.insert(Prompt(key_of(1, 2, 4, 5), None), [])
-    assert (had, other.end, node.end, tree.nodes, tree.total_pages) == (2, 4, 3, 3, 5)
-    assert tree.pages_to(other) == tree.pages_to(node) == []
-
-
 MOVES = st.lists(
     st.tuples(st.sampled_from(["place", "place", "remove", "part", "eat"]), st.integers(0, 9), st.integers(-3, 3)),
     max_size=60,

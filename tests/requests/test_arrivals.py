@@ -5,7 +5,7 @@ import torch
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
-from tests.support.planes import MAKERS, I, Loop, every_strategy, fold, running
+from tests.support.planes import MAKERS, I, Loop, every_strategy, fold
 from tests.support.scan import scan
 
 pytestmark = pytest.mark.sample(interpreter=0)  # the same host code on every backend
@@ -32,26 +32,6 @@ def test_B12_preallocated_rows_take_a_state_that_arrives(backend: Backend, name:
     if name != "none":
         assert snapshot and snapshot.length == 4 and loop.holds(loop.node(snapshot), there, 4)
     scan(loop.mem)
-
-
-def test_redirect_keeps_what_arrived_at_a_boundary(backend: Backend) -> None:
-    """The end of a prompt that was computed elsewhere: its slot becomes the snapshot, and nothing is copied."""
-    loop, row = running(backend, ms.Redirect(I))
-    (slot,) = loop.mem.device.read_slots([row]).wait().tolist()
-    loop.mem.device.arrived([row], [I])
-    loop.advance([row])
-    (snapshot,) = loop.mem.publish([row])
-    assert snapshot and (snapshot.length, loop.node(snapshot)) == (I, slot) and loop.mem.stats().copied_bytes == 0
-    scan(loop.mem)
-
-
-def test_B36c_an_arrival_given_up_at_once_leaves_no_label(backend: Backend) -> None:
-    loop, row = running(backend, ms.PingPong(I))
-    loop.mem.submit()
-    loop.mem.device.arrived([row], [3])
-    loop.mem.end([row])
-    scan(loop.mem)
-    assert not any(loop.mem.inspect().labels)
 
 
 def test_an_arrival_that_makes_no_sense_is_refused(backend: Backend) -> None:
@@ -85,29 +65,6 @@ def test_a_state_arrives_in_a_row_whose_last_request_is_in_a_step(backend: Backe
     loop.mem.settle(step)
     assert again.index == row.index and loop.mem.info(again).length == loop.mem.info(again).confirmed == 3
     scan(loop.mem)
-
-
-def test_a_state_does_not_arrive_in_a_row_whose_window_is_open(backend: Backend) -> None:
-    loop = Loop(backend, ms.PingPong(I), overlap=False, speculation=True)
-    (row,) = loop.admit(ms.Request("a"))
-    step = loop.mem.plan([row], 2, window=True)
-    with pytest.raises(ms.InvalidArgument, match="in no step"):
-        loop.mem.device.arrived([row], [5])
-    loop.mem.cancel(step)
-    scan(loop.mem)
-
-
-def test_the_slot_of_a_resumed_row_is_its_snapshot_until_its_first_step(backend: Backend) -> None:
-    loop = Loop(backend, ms.Redirect(I))
-    (row,) = loop.admit(ms.Request("a"))
-    loop.advance([row], I)
-    (snapshot,) = loop.mem.end([row], keep="handle")
-    assert snapshot
-    (again,) = loop.admit(ms.Request("b", resume=snapshot))
-    assert loop.mem.device.read_slots([again]).wait().tolist() == [loop.node(snapshot)]
-    loop.advance([again], 1)
-    after = loop.mem.device.read_slots([again, snapshot]).wait().tolist()
-    assert after == [loop.slot(again), loop.node(snapshot)] and after[0] != after[1]
 
 
 def test_slot_ids_come_back_in_the_order_asked(backend: Backend) -> None:

@@ -47,25 +47,6 @@ def exhausted(backend: Backend, overwrite: bool = True, **settings: bool) -> tup
     return loop, row, snap
 
 
-def claims_ahead(loop: Loop, rows: list[ms.Row]) -> int:
-    """What the next decode step wants to claim under LazyPingPong, from what the manager says."""
-    at_boundary = [row for row in rows if loop.mem.info(row).next_boundary == loop.mem.info(row).length + 1]
-    return sum(loop.mem.info(row).slots == 2 and any(loop.labels(row)) for row in at_boundary)
-
-
-@pytest.mark.sample(interpreter=1)
-def test_B24a_with_eviction_exactly_one_snapshot_goes_and_the_boundary_proceeds(backend: Backend) -> None:
-    loop, row, snap = exhausted(backend)
-    shortfall = claims_ahead(loop, [row]) - loop.mem.free_slots
-    assert shortfall == 1
-    loop.mem.drop([snap][:shortfall])
-    step = loop.step([row])
-    assert sorted(loop.labels(row)) == [8, 12] and loop.mem.info(row).slots == 3 and loop.mem.stats().degraded == 0
-    loop.mem.settle(step)
-    loop.mem.submit()
-    assert sorted(loop.labels(row)) == [0, 12] and loop.mem.free_slots == 1
-
-
 @pytest.mark.parametrize("overwrite", [True, False])
 def test_B24b_without_eviction_no_slot_count_changes(overwrite: bool, backend: Backend) -> None:
     loop, row, snap = exhausted(backend, overwrite)
@@ -98,15 +79,6 @@ def test_B25_an_overwritten_lane_counts_only_if_its_step_was_real(dead: bool, ba
     loop.mem.drop([snap] if snap else [])
     assert loop.mem.free_slots == 2
     scan(loop.mem)
-
-
-def test_B25_a_boundary_with_a_slot_available_is_insertable_again(backend: Backend) -> None:
-    loop, row, snap = exhausted(backend)
-    loop.advance([row])
-    loop.mem.drop([snap])
-    loop.advance([row], 4)
-    (later,) = loop.mem.end([row], keep="handle")
-    assert later and later.length == 16 and loop.holds(loop.node(later), row, 16)
 
 
 def test_B30_a_row_that_is_at_no_boundary_claims_nothing(backend: Backend) -> None:

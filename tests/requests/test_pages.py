@@ -42,18 +42,6 @@ def published(mem: ms.StateManager, name: str, length: int, room: int) -> Snapsh
     return snapshot
 
 
-def test_pages_are_1_to_n_lowest_first() -> None:
-    pages = PageAllocator(5)
-    assert pages.claim(3) == [1, 2, 3]
-    pages.release([2, 1])
-    assert pages.claim(0) == []
-    assert (pages.claim(3), pages.free) == ([1, 2, 4], 1)
-    with pytest.raises(OutOfPages) as refused:
-        pages.claim(2)
-    assert (refused.value.requested, refused.value.free, refused.value.pages) == (2, 1, 5)
-    assert pages.claim(1) == [5]
-
-
 def test_a_shared_page_is_free_with_its_last_holder() -> None:
     pages = PageAllocator(3)
     first = pages.claim(2)
@@ -80,17 +68,6 @@ def test_G1_misuse_of_pages_raises_and_changes_nothing() -> None:
             misuse()
         assert (pages.free, list(pages.holders)) == before
     assert pages.claim(1) == [3]
-
-
-def test_a_row_has_pages_for_the_length_asked(backend: Backend) -> None:
-    mem = manager(backend)
-    rows = mem.admit([Request("a", length=9), Request("b", length=0), Request("c", length=4)])
-    assert table(mem) == [[1, 2, 3], [], [4], []]
-    mem.extend([rows[1], rows[0]], [5, 13])
-    assert table(mem) == [[1, 2, 3, 7], [5, 6], [4], []]
-    mem.extend(rows, [0, 8, 4])  # nothing shrinks
-    assert mem.free_pages == 3
-    scan(mem)
 
 
 def test_B17_extending_is_all_or_nothing(backend: Backend) -> None:
@@ -156,18 +133,6 @@ def test_the_pages_of_a_row_reused_are_its_own(backend: Backend) -> None:
     mem.end(rows[:1])
     mem.admit([Request("short", length=4)])
     assert table(mem)[:2] == [[1], [6, 7]]
-    scan(mem)
-
-
-def test_without_pages_every_request_needs_none(backend: Backend) -> None:
-    mem = ms.StateManager(LAYOUT, slots=2, max_requests=2, device=backend.device, backend=backend.name)
-    (row,) = mem.admit([Request("a", length=10**6)])
-    mem.extend([row], [10**7])
-    assert (mem.free_pages, mem.device.page_table.numel()) == (0, 0)
-    mem.settle(mem.plan([row], 256))
-    (snapshot,) = mem.end([row], keep="handle")
-    assert snapshot is not None
-    assert snapshot.pages == ()
     scan(mem)
 
 

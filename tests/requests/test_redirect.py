@@ -5,7 +5,6 @@ import torch
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
-from memstate.kernels.tables import Count
 from tests.support.planes import I, Loop, both_orders, running
 
 pytestmark = pytest.mark.sample(interpreter=0)  # the same host code on every backend
@@ -44,22 +43,3 @@ def test_B36a_redirect_takes_no_snapshot_of_what_it_was_given(direct: bool, over
     assert loop.slot(again, 1) == 0 and loop.mem.info(again).length == 5 and loop.mem.free_slots == 16 - 2
     loop.advance([again], 4)
     assert loop.label(again, 1) == 8 and loop.holds(loop.slot(again, 1), again, 8)
-
-
-def test_B36a_a_request_that_ends_at_a_boundary_gives_its_own_state(backend: Backend) -> None:
-    loop, row = running(backend, ms.Redirect(I), 4)
-    live = loop.slot(row)
-    (snap,) = loop.mem.end([row], keep="handle")
-    assert snap and (snap.length, loop.node(snap)) == (4, live) and loop.holds(live, row, 4)
-
-
-def test_B36a_boundaries_without_a_publish_rotate_and_claim_nothing(backend: Backend) -> None:
-    loop, row = running(backend, ms.Redirect(I), 5)
-    slots, claimed = {loop.slot(row), loop.slot(row, 1)}, loop.count(Count.CLAIMED)
-    for boundary in (8, 12, 16):
-        live, lane = loop.slot(row), loop.slot(row, 1)
-        loop.advance([row], 4)
-        assert (loop.slot(row), loop.slot(row, 1)) == (lane, live) and loop.label(row, 1) == boundary
-        assert loop.holds(live, row, boundary)
-    assert {loop.slot(row), loop.slot(row, 1)} == slots and loop.count(Count.CLAIMED) == claimed
-    assert loop.mem.stats().degraded == 0

@@ -196,45 +196,6 @@ def test_B19_a_row_reused_makes_old_handles_stale(backend: Backend) -> None:
     scan(mem)
 
 
-def test_two_live_requests_with_one_id_are_two_rows(backend: Backend) -> None:
-    """An id is a label: the row tells requests apart, in handles, errors and audits."""
-    mem = manager(backend)
-    first, second = mem.admit([Request("a", length=8), Request("a", length=8)])
-    mem.settle(mem.plan([first, second], [4, 2]))
-    assert sorted(owner for _, owner in mem._reports.owners().values()) == [
-        f"row {n} (request 'a') live" for n in (1, 2)
-    ]
-    mem.end([first])
-    with pytest.raises(StaleHandle, match=r"^row 1: .* request 'a' was ended"):
-        mem.info(first)
-    assert mem.info(second).length == 2 and scan(mem).slots == {6: 2}
-
-
-def test_B19_a_row_released_and_not_reused_is_stale_as_well(backend: Backend) -> None:
-    mem = manager(backend)
-    rows = mem.admit(named(2))
-    mem.end(rows[:1])
-    with pytest.raises(StaleHandle):
-        mem.info(rows[0])
-    with pytest.raises(StaleHandle):
-        mem.end(rows)
-    assert scan(mem).slots == {6: 2}
-
-
-def test_B19_reset_never_lowers_a_generation(backend: Backend) -> None:
-    mem = manager(backend)
-    seen: set[Row] = set()
-    for _ in range(3):
-        rows = mem.admit(named(3))
-        assert not seen & set(rows)
-        seen |= set(rows)
-        mem.recover(keep=False)
-        for row in seen:
-            with pytest.raises(StaleHandle):
-                mem.info(row)
-        scan(mem)
-
-
 FORGED = [Row(4, 1), Row(999, 1), Row(-1, 1), Row(-3, 1), Row(0, 1)]  # handles of another table
 
 

@@ -112,17 +112,6 @@ def step(bench: Bench, oracle: Oracle, operation: str, to: list[int], of: list[i
     assert bench.allocator.free == CAPACITY - len(oracle.held)
 
 
-def test_B36c_copy_from_a_node_evict_it_and_reuse_its_slot(bench: Bench) -> None:
-    """The evicted slot is claimed and zeroed by the same buffer: the copy must have read it before."""
-    bench.fill(9, 7.0, 512)
-    bench.buffer.claim([3])
-    bench.buffer.copy([3], [9])
-    bench.buffer.release([9])
-    bench.buffer.claim(USABLE[1:6], zeroed=USABLE[1:6])
-    bench.buffer.submit()
-    assert (bench.content(3), scan_registers(bench.file).labels[3]) == (7.0, 512)
-
-
 def test_B36c_chains_of_moves(bench: Bench) -> None:
     bench.fill(3, 1.0, 1)
     bench.buffer.move([4], [3])
@@ -133,18 +122,6 @@ def test_B36c_chains_of_moves(bench: Bench) -> None:
     found = scan_registers(bench.file)
     assert found.labels == {10: 1, 4: 0}
     assert bench.content(10) == 1.0
-
-
-def test_B36c_chains_of_copies(bench: Bench) -> None:
-    bench.fill(3, 1.0, 1)
-    bench.buffer.claim([4, 9])
-    bench.buffer.copy([4], [3])
-    bench.buffer.copy([9], [4])
-    bench.buffer.release([3])
-    bench.buffer.claim([3], zeroed=[3])
-    bench.buffer.submit()
-    assert [bench.content(register) for register in (3, 4, 9)] == [0.0, 1.0, 1.0]
-    assert scan_registers(bench.file).labels == {3: 0, 4: 1, 9: 1}
 
 
 def test_B36c_the_last_value_written_to_a_cell_wins_also_within_one_call(bench: Bench) -> None:

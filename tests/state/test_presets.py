@@ -2,7 +2,6 @@
 
 import copy
 import json
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -12,7 +11,7 @@ import torch
 
 from memstate.errors import InvalidArgument
 from memstate.state import presets
-from memstate.state.layout import Plane, StateLayout
+from memstate.state.layout import StateLayout
 from memstate.state.presets import from_config, kv_from_config, state_layers
 
 ORDERS = ("layer_major", "slot_major")
@@ -78,13 +77,6 @@ def shapes(layout: StateLayout) -> tuple[Shape, Shape | None]:
     found = {plane.name: plane.shape for plane in layout.planes}
     assert set(found) <= {"conv", "ssm"}
     return found["conv"], found.get("ssm")
-
-
-def test_every_preset_is_in_the_table():
-    assert set(KNOWN) == set(presets.CHECKPOINTS)
-    assert set(KNOWN) | {"from_config", "kv_from_config", "state_layers"} == {
-        name for name in presets.__all__ if name.islower()
-    }
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -205,11 +197,6 @@ def test_states_that_differ_or_are_in_some_layers_only_are_several_planes(fields
     assert half["conv"][-2] * 2 == planes["conv"][-2] and half["conv2"] == planes["conv2"]  # a rank holds all of these
 
 
-def test_every_known_type_is_tried_with_its_class():
-    tried = [*presets.CHECKPOINTS.values(), *(fields for fields, *_ in (*OTHERS, *SEVERAL))]
-    assert set(presets.READERS) <= {fields["model_type"] for fields in tried}
-
-
 @pytest.mark.parametrize(
     ("fields", "layers"),
     [
@@ -310,20 +297,6 @@ def test_kv_of_a_preset_is_that_of_its_attention_layers(name):
         or name != "kimi_linear"
         or kv_from_config(presets.CHECKPOINTS[name], page_size=16, ranks=8) == page
     )
-
-
-@pytest.mark.parametrize(
-    "kind", ["qwen3_next", "nemotron_h", "falcon_h1", "zamba2", "bamba", "jamba", "lfm2", "mamba2"]
-)
-def test_kv_of_a_configuration_object_is_that_of_its_fields(kind):
-    """The class fills in fields under names of its own."""
-    config = transformers_config({"model_type": kind})
-    attending = [
-        each in ("attention", "full_attention", "hybrid")
-        for each in getattr(config, "layers_block_type", None) or config.layer_types or ()
-    ]
-    page = kv_from_config(config, page_size=1)
-    assert (page.layers if page else 0) == (0 if kind in ("mamba2",) else sum(attending))
 
 
 @pytest.mark.parametrize(
@@ -441,16 +414,3 @@ def test_D20_states_of_mamba2_lie_the_way_that_is_asked_for():
         assert turned.planes[1].shape == (head, state, dim) and turned.planes[0] == usual.planes[0]
         assert turned.bytes_per_slot == usual.bytes_per_slot
         assert preset(name, ssm_order="state_dim", ranks=2).planes[1].shape == (head // 2, state, dim)
-
-
-def test_ranks_that_do_not_divide_are_refused_with_the_part():
-    with pytest.raises(InvalidArgument, match="plane conv: part q has 16 units of 128 for 3 ranks"):
-        presets.qwen3_next(ranks=3)
-    with pytest.raises(InvalidArgument, match="plane conv: ranks 0"):
-        presets.lfm2(ranks=0)
-
-
-def test_B37_a_model_without_ssm_can_be_given_an_empty_plane():
-    layout = presets.lfm2()
-    padded = replace(layout, planes=(*layout.planes, Plane("ssm", (0,), torch.float32)))
-    assert padded.bytes_per_slot == layout.bytes_per_slot and padded.shard(4).planes[1].shape == (0,)

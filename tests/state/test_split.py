@@ -1,7 +1,5 @@
 """Tensor-parallel cuts: the shards of all ranks rebuild the whole exactly, and heads stay with their groups."""
 
-import dataclasses
-
 import pytest
 import torch
 from hypothesis import given
@@ -62,16 +60,6 @@ def test_the_shards_of_all_ranks_rebuild_the_whole_plane(plane, ranks, generator
         assert bool((written[plane.index(along)] == copies).all())
 
 
-@pytest.mark.parametrize(
-    ("units", "ranks", "held"),
-    [(8, 1, 8), (8, 2, 4), (8, 8, 1), (8, 16, 1), (1, 1, 1), (1, 8, 1), (6, 3, 2), (3, 6, 1)],
-)
-def test_a_rank_holds_whole_units(units, ranks, held):
-    plane = Plane("conv", (units * 5,), torch.float32, parts=(Part("k", units, 5),))
-    shard = plane.shard(ranks)
-    assert (shard.shape, shard.parts) == ((held * 5,), (Part("k", held, 5),))
-
-
 def test_the_slices_of_a_rank_by_hand():
     plane = Plane("conv", (44, 3), torch.bfloat16, parts=(Part("x", 8, 4), Part("B", 2, 3), Part("C", 2, 3)))
     assert plane.slices() == {"x": slice(0, 32), "B": slice(32, 38), "C": slice(38, 44)}
@@ -98,24 +86,6 @@ def test_every_head_finds_its_group_on_its_own_rank(groups, heads_per_group, ran
         x, b = plane.owned(ranks, rank)
         needed = {heads + head // heads_per_group for head in range(x.whole.start, x.whole.stop)}
         assert needed == set(range(b.whole.start, b.whole.stop))
-
-
-@given(st.sampled_from([1, 2, 3, 4, 8, 12]), st.sampled_from([1, 2, 4]), st.sampled_from([1, 2, 4]))
-def test_a_shard_can_be_cut_again(units, first, second):
-    plane = Plane("ssm", (units, 2), torch.int8, parts=(Part("head", units),))
-    ranks = first * second
-    if units % ranks == 0 or ranks % units == 0:
-        assert plane.shard(first).shard(second) == plane.shard(ranks)
-
-
-def test_one_rank_holds_the_layout_itself():
-    layout = mixed()
-    assert layout.shard(1) == layout and hash(layout.shard(1)) == hash(layout)
-    assert [plane.name for plane in layout.shard(8).planes] == [plane.name for plane in layout.planes]
-    kept = dataclasses.replace(layout, order="slot_major", alignment=64).shard(4)
-    assert (kept.order, kept.alignment, kept.layers) == ("slot_major", 64, LAYERS)
-    window = Plane("w", (4,), torch.int8, rewritten_each_step=False, parts=(Part("x", 4),))
-    assert not window.shard(2).rewritten_each_step
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from typing import Any
 
 from memstate import logs
 from memstate.checks import NotCopied, shown
-from memstate.prefix.lease import Below, Watcher
+from memstate.prefix.lease import Below, Lease, Watcher
 from memstate.prefix.policies import Lru, LruPages
 from memstate.prefix.settings import Prefix
 from memstate.prefix.tree import Node, Tree
@@ -42,6 +42,7 @@ class Contents(NotCopied, Shown):
     Attributes:
         enabled: Whether it keeps anything.
         tree: The prefixes, to look at.
+        leases: Leases by row, to look at.
         below: Hears of cached, used and evicted states; None where nothing lies below the device.
         watcher: Hears of all that comes and goes; None for nobody.
     """
@@ -61,12 +62,15 @@ class Contents(NotCopied, Shown):
         self.keep(None)
 
     def keep(self, sure: Mapping[int, Snapshot] | None, unsure: Set[int] = frozenset()) -> None:
-        """Forgets all but the prefixes that are sound. Call it only where registers, holders and pages will be set.
+        """Forgets all but the prefixes that are sound, and ends all leases.
+
+        Call it only where registers, holders and pages will be set.
 
         Args:
             sure: The cached states that stay, by register. None: nothing stays.
             unsure: KV pages that do not stay.
         """
+        self.leases: dict[int, Lease] = {}
         pages, size = self._pages.allocator.pages, self._pages.page_size
         tree = Tree(self._unit, (pages or KEYS // size) if self._states.remembers else 0)
         nodes: list[Node] = []

@@ -21,10 +21,9 @@ from memstate.prefix.conversation import Conversation, SessionInfo
 from memstate.prefix.lease import NO_NODE, Lease
 from memstate.prefix.session_settings import SessionLimits
 from memstate.prefix.tree import Node
-from memstate.requests.handles import Session, Snapshot
+from memstate.requests.handles import ZEROS, Session, Snapshot, Source
 from memstate.requests.holdings import Holdings
 from memstate.requests.page_table import PageTable
-from memstate.requests.source import ZEROS, Source
 from memstate.slots.commands import CommandBuffer
 from memstate.tokens import BYTES, EMPTY, Prompt, common
 

@@ -103,9 +103,8 @@ class RegisterFile(NotCopied):
 
     @property
     def nbytes(self) -> int:
-        """Device bytes of registers, columns, bitmap and counters; without the page table."""
-        own = self.cells.nbytes - self.page_table.nbytes
-        return own + self.allocator.bitmap.nbytes + self.allocator.counters.nbytes
+        """Device bytes of registers, columns, page table, bitmap and counters."""
+        return self.cells.nbytes + self.allocator.bitmap.nbytes + self.allocator.counters.nbytes
 
     def address(self, column: str, index: Iterable[int]) -> list[int]:
         """Returns cell numbers of a column.

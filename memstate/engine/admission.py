@@ -516,7 +516,7 @@ class Admission:
         if missing > 0 and not room.can_free_pages(missing):
             return self._pages.short_of(pages)
         if slots > allocator.free + room.states:
-            evictable = self._holdings.evictable + self._cache.evictable_states
+            evictable = self._holdings.evictable("snapshot") + self._cache.evictable_states
             return OutOfSlots(slots, allocator.free, evictable, allocator.capacity, self._sessions.held)
         if missing > 0:
             room.free_pages(pages)

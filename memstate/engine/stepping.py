@@ -212,7 +212,7 @@ class Stepping:
         batch = self.batch(rows, tokens)
         if (size := len(batch.numbers)) > log.max_batch:
             raise InvalidArgument(f"a batch of {size}, the limit is max_batch={log.max_batch}")
-        running, elsewhere = batch.rows, self._holdings.reading  # perhaps rows read another register than their own
+        running, elsewhere = batch.rows, self._holdings.readers  # perhaps rows read another register than their own
         length = self._mirror.lengths(running) if elsewhere else self._file.labels[batch.live]
         after = length + batch.tokens
         self._require_plannable(batch, after)
@@ -227,7 +227,7 @@ class Stepping:
                 marks = self._make_room(marks, limit, room)
                 stored, limit = self._marks.keep(marks), limit - len(marks)
             sources: list[int] = []
-            if self._holdings.reading:  # also of states at marks, since just now
+            if self._holdings.readers:  # also of states at marks, since just now
                 sources = list(filter(None, self._file.source[running].tolist()))
             allocator, due = self._file.allocator, not window and self._mirror.reaches(length, after)
             if (due or window) and room.cache.settings.evict and allocator.free - allocator.reserve < len(running):
@@ -445,7 +445,7 @@ class Stepping:
                 same &= ~table.finished[step.numbers]  # rows that ended in the previous step
                 entries = np.flatnonzero(same)
                 rows = step.numbers[entries]
-            elsewhere = self._holdings.reading  # perhaps rows whose state was kept where it is
+            elsewhere = self._holdings.readers  # perhaps rows whose state was kept where it is
             known = self._mirror.lengths(rows) if elsewhere else self._file.labels[rows * PER_ROW]
             if over is not None and (ended := over[entries]).any():
                 known = np.where(ended, step.after[entries], known)

@@ -47,7 +47,13 @@ def picture(mem: StateManager) -> tuple[object, ...]:
     host = [array.tolist() for array in (file.held, file.labels, file.tracked, file.source)]
     rows = owners.table(mem)
     table = (rows.used.tolist(), rows.generation.tolist(), rows.confirmed.tolist(), list(rows.ids))
-    numbers = (mem.free_slots, mem.free_pages, mem.stats().rows_used, owners.free(mem), owners.holdings(mem).evictable)
+    numbers = (
+        mem.free_slots,
+        mem.free_pages,
+        mem.stats().rows_used,
+        owners.free(mem),
+        owners.holdings(mem).evictable("snapshot"),
+    )
     figures = dataclasses.asdict(mem.stats())
     moves = ("short_of_", "oldest_", "idlest_")  # refused calls count, and time goes on
     stats = {name: n for name, n in figures.items() if not name.startswith(moves)}

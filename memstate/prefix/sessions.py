@@ -27,7 +27,6 @@ from memstate.requests.page_table import PageTable
 from memstate.slots.commands import CommandBuffer
 from memstate.tokens import BYTES, EMPTY, Prompt, common
 
-PER_ROW = REGISTERS_PER_ROW
 _SERIALS = count(1)  # of all managers: another's handle is stale here
 
 
@@ -264,7 +263,7 @@ class Sessions:
 
     def _real(self, row: int, known: int) -> list[int]:
         """Returns the row's registers with states that the session can go on from, longest first."""
-        labels, first = self._file.labels, PER_ROW * row
+        labels, first = self._file.labels, REGISTERS_PER_ROW * row
         registers = [r for r in range(first, first + 1 + self._lanes) if self._file.held[r] and 1 <= labels[r] <= known]
         registers = [r for r in registers if self._pages.own_partial(row, int(labels[r]))]
         return sorted(registers, key=lambda r: -int(labels[r]))

@@ -21,7 +21,6 @@ from memstate.errors import InvalidArgument, StaleHandle
 from memstate.kernels.tables import REGISTERS_PER_ROW, Accepted, Marks, StepRecord
 from memstate.requests.handles import Row
 from memstate.requests.table import RequestTable
-from memstate.sizes import Part, require_memory
 from memstate.slots.registers import Ints, Longs
 
 
@@ -206,17 +205,12 @@ class StepLog:
         unsettled: the steps.
         sent: rows and tokens of the batch that is on the device, and its limit of claims; None if it is not known.
         marks: the marks of the newest plan on the device, at one address.
-
-    Raises:
-        InvalidArgument: the device has too little memory for the records; nothing was allocated.
     """
 
     def __init__(
         self, max_batch: int, depth: int, device: torch.device, speculation: bool = False, marks: int = 0
     ) -> None:
         self.max_batch, self.depth = max_batch, depth
-        records = Part("step records", record_bytes(max_batch, speculation, marks), "max_batch")
-        require_memory(f"max_batch={max_batch}", [records], device, InvalidArgument)
         width = _width(max_batch)
         columns = torch.zeros(len(StepRecord._fields), width, dtype=torch.int32, device=device)
         self._columns = StepRecord(*columns)

@@ -13,7 +13,7 @@ This module does not know planes or requests.
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Literal, Protocol, Self, overload
-from weakref import ReferenceType, ref
+from weakref import ReferenceType
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from memstate.checks import NotCopied, is_count
-from memstate.errors import ConfigurationError, DeviceFault, DoubleRelease, InvalidArgument, OutOfSlots
+from memstate.errors import DeviceFault, DoubleRelease, InvalidArgument, OutOfSlots
 from memstate.guard import Guard
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.levels import bitmap_ints, bitmap_words, with_summary, wrong_summary
@@ -60,6 +60,8 @@ class SlotAllocator(NotCopied):
     Attributes:
         unconfirmed: slots that were released by id, and that the device has not confirmed.
         open_groups: groups that perhaps still hold slots; an audit counts these slots as owned.
+        recorder: the command buffer, whose `submit` is called before the bitmap or the device's count is read. The
+            reference is weak, so that the planes of a manager are freed without a garbage collection.
         guard: notices calls that were interrupted; all parts of a manager share it.
 
     Raises:
@@ -94,7 +96,7 @@ class SlotAllocator(NotCopied):
         self.counters = torch.empty(COUNTERS, dtype=torch.int32, device=backend.device)
         self.claimed = 0
         self.open_groups: list[ClaimGroup] = []
-        self._recorder: ReferenceType[Recorder] | None = None
+        self.recorder: ReferenceType[Recorder] | None = None
         self._readback: Readback | None = None
         self.reset()
 
@@ -123,23 +125,9 @@ class SlotAllocator(NotCopied):
         for group in self.open_groups:
             group.held = group.held[:0]
         self.open_groups = []
-        if self._recorder is None and self.guard.call:  # a manager opens its guard itself, once all its parts are right
+        if self.recorder is None and self.guard.call:  # a manager opens its guard itself, once all its parts are right
             with self.guard.mending("reset"):
                 pass
-
-    def send_before_use(self, recorder: Recorder) -> None:
-        """Sets the recorder. The allocator calls its `submit` before it reads the bitmap or the device's count.
-
-        Args:
-            recorder: the command buffer. The reference is weak, so that the planes of a manager are freed without a
-                garbage collection.
-
-        Raises:
-            ConfigurationError: the allocator has a recorder already. Two recorders would not know each other's changes.
-        """
-        if self._recorder is not None and self._recorder() is not None:
-            raise ConfigurationError("an allocator takes one command buffer, and this one has one already")
-        self._recorder = ref(recorder)
 
     def confirm(self, n: int) -> None:
         """Reads the device's count if a claim of n slots needs slots released by id that the device has not confirmed.
@@ -237,12 +225,12 @@ class SlotAllocator(NotCopied):
 
     def _submit_recorded(self) -> None:
         """Sends earlier recorded changes first, so that device and host count in the same order."""
-        if self._recorder is not None and (recorder := self._recorder()):
+        if self.recorder is not None and (recorder := self.recorder()):
             recorder.submit()
 
     def _withheld(self) -> tuple[int, int]:
         """Returns two numbers of slots, (released, claimed), in changes that wait for a forward."""
-        recorder = None if self._recorder is None else self._recorder()
+        recorder = None if self.recorder is None else self.recorder()
         return recorder.withheld if recorder else (0, 0)
 
     def release(self, ids: Tensor | Sequence[int]) -> None:

@@ -18,7 +18,7 @@ changes that were recorded before the first waiting change.
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
-from weakref import WeakMethod
+from weakref import WeakMethod, ref
 
 import numpy as np
 import torch
@@ -89,7 +89,7 @@ class CommandBuffer:
         self.guard = registers.allocator.guard
         self.packets = 0  # sent since the start
         self.journal: Journal | None = None
-        registers.allocator.send_before_use(self)
+        registers.allocator.recorder = ref(self)
         self._run_data = run_data
         self._first: WeakMethod[Callable[[], None]] | None = None
         self.queue: list[Packet | Action] = []

@@ -245,33 +245,12 @@ def test_what_a_conversation_has_passed_is_of_a_class_of_its_own() -> None:
     assert (turn.worth.kind, far.worth.kind) == (PASSED, 1)
 
 
-def test_a_prompt_that_shares_little_passes_nothing() -> None:
-    policy = ReturnRate()
-    bench = Forest(policy)
-    first = bench.add("first", 1, 2)
-    policy.asked(first, 9)
-    other = bench.add("other", *range(1, 10))
-    assert (first.worth.kind, other.worth.kind) == (USED, 0)
-
-
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [("prompt", 0), ("end", 0), ("again", 0), ("branch", BRANCH), ("named", NAMED), ("every", BOUNDARY)],
 )
 def test_the_class_of_each_kind(kind: str, expected: int) -> None:
     assert Forest(ReturnRate()).add("it", 1, 2, 3, kind=kind).worth.kind == expected
-
-
-def test_a_state_that_leaves_a_class_is_not_counted_there() -> None:
-    rates, fresh = (ReturnRates(2, 2, 2) for _ in range(2))
-    for _ in range(50):
-        rates.enter(0, 0, 0)
-    rates.update()
-    assert index(rates, 0, 0) < index(fresh, 0, 0)
-    for _ in range(51):  # faded counts may be less than what leaves
-        rates.leave(0, 0, 0)
-    rates.update()
-    assert index(rates, 0, 0) == pytest.approx(index(fresh, 0, 0))
 
 
 def test_hazards_are_what_was_counted() -> None:

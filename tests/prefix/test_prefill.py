@@ -3,7 +3,6 @@
 `Prefill` compares each state with the fold of its tokens, and KV with the tokens themselves. Pages of 4 tokens.
 """
 
-from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -13,7 +12,6 @@ import memstate as ms
 from memstate.kernels.dispatch import Backend
 from memstate.prefix.placement import Ends, Nowhere, Placement
 from memstate.prefix.policies import Lru, LruPages
-from memstate.slots.inspect import Inspection
 from memstate.slots.registers import RegisterFile
 from tests.support import inside, owners
 from tests.support.build import Whole
@@ -391,29 +389,6 @@ def test_M9_marks_leave_the_reserve(backend: Backend) -> None:
 
 
 # -- what else looks at marks ---------------------------------------------------------------------------
-
-
-@every_snapshot
-def test_M6_owners_and_audits_name_the_states_at_marks(name: str, backend: Backend, tmp_path: Path) -> None:
-    at = server(backend, name, "1", Nowhere())
-    (row,) = at.admit(ms.Request("a", tokens=T[:30], snapshot_at=[8, 16]))
-    before = at.mem.audit().owned_by_kind
-    at.run([row], 20, publish=False)
-    at.mem.submit()
-    audit = at.mem.audit()
-    assert audit.clean and audit.owned_by_kind == before | {"mark": 2}
-    said = sorted(text for kind, text in at.mem._reports.owners().values() if kind == "mark")
-    assert said == [f"row {row.index} (named of {length} tokens)" for length in (16, 8)]
-    held = [register for register, (kind, _) in at.mem._reports.owners().items() if kind == "mark"]
-    lengths = [int(inside.registers(at.mem).table.labels[register]) for register in held]
-    assert sorted(lengths) == [8, 16]
-    assert not at.planes.wrong({at.slot(r): tuple(T[:n]) for r, n in zip(held, lengths, strict=True)})
-    assert at.mem.stats().held_by_snapshots == 2 and at.mem.stats().published == 2
-    found = at.mem.inspect()
-    found.save(tmp_path / "marks.json")
-    assert Inspection.load(tmp_path / "marks.json") == found and list(found.kinds.values()).count("mark") == 2
-    at.publish([row])
-    assert "mark" not in at.mem.audit().owned_by_kind
 
 
 def test_lengths_of_a_request_may_be_an_array(backend: Backend) -> None:

@@ -87,17 +87,6 @@ def test_B45_a_leaf_that_loses_its_kv_loses_its_state(backend: Backend) -> None:
     assert at.cache.evict_pages(9) == 2 and not at.cache.tree.roots and at.mem.free_slots == 12
 
 
-def test_B45_a_leaf_without_a_state_goes_and_what_led_to_it_too(backend: Backend) -> None:
-    at = server(backend, tombstones=False)
-    for end in (8, 16, 24):
-        at.turn(T[:end])
-    assert at.cache.evict_states(2) == 2  # 8 and 16: tombstones that 24 still needs
-    assert found(at, T[:25])[:2] == (24, 24) and at.mem.free_pages == 24 - 6
-    at.look(idle=True)
-    assert at.cache.evict_states(1) == 1
-    assert at.mem.free_pages == 24 and not at.cache.tree.roots
-
-
 def test_B47_the_deepest_state_and_why_it_is_not_deeper(backend: Backend) -> None:
     at = server(backend, "none")
     prompt = [*T[:15], *[99] * 5]

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 import memstate as ms
+from memstate.integrations.sglang.prefix import PrefixPart
 from memstate.kernels.dispatch import Backend
 from memstate.prefix.policies import Lru, LruPages
 from memstate.prefix.tree import Node
@@ -121,3 +122,15 @@ def test_a_session_is_told_all_tokens() -> None:
         at.mem.end([row], keep="cache", tokens=[T[:8]])
     at.mem.end([row], keep="cache", tokens=[T[:9]])
     assert at.mem.sessions.infos()[0].tokens == 9
+
+
+def test_a_hit_is_not_locked_whose_state_has_another_owner_by_now() -> None:
+    """The engine uses the id of the state again, and the cache gets it for another prompt."""
+    cache = PrefixPart(2)
+    cache.insert([1, 2, 3, 4], [10, 11], 7)
+    hit = cache.match([1, 2, 3, 4, 5])
+    assert cache.evict(states=1).states == [7]
+    cache.insert([5, 6, 7, 8], [12, 13], 7)
+    with pytest.raises(ms.InvalidArgument, match="has been evicted since it was matched"):
+        cache.lock(hit)
+    assert cache.evict(states=1).states == [7], "nothing is locked"

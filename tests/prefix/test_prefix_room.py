@@ -3,7 +3,6 @@
 Pages of 4 tokens; every prompt of whole pages leaves one state, at its end (`Whole`).
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,8 +11,9 @@ import memstate as ms
 from memstate.kernels.dispatch import Backend
 from memstate.prefix.policies import Lru, LruPages
 from memstate.requests.tracking.mirror import Mirror
-from tests.support.planes import every_snapshot, every_strategy
+from tests.support.planes import every_snapshot
 from tests.support.serving import Server
+from tests.support.talks import Talks
 
 pytestmark = pytest.mark.sample(interpreter=0)  # without MEMSTATE_PROOF the reference alone
 
@@ -40,23 +40,7 @@ def cached(at: Server) -> list[int]:
     return [n for n, tokens in enumerate(PROMPTS) if tuple(tokens) in at.states_by_prefix()]
 
 
-def fresh(n: int, tokens: Sequence[int] = (1, 2, 3)) -> list[ms.Request]:
-    return [ms.Request(i, tokens=[900 + i, *tokens]) for i in range(n)]
-
-
 NEEDS = {"none": 1, "ping-pong": 3, "lazy": 2, "redirect": 1}
-
-
-@every_strategy
-def test_admit_evicts_exactly_what_is_missing(name: str, backend: Backend) -> None:
-    needs = NEEDS[name]
-    for lacking in range(min(3, 2 * needs) + 1) if backend.name == "reference" else (2,):
-        at = server(backend, name, spare=2 * needs - lacking)
-        rows = at.admit(*fresh(2))
-        assert cached(at) == list(range(lacking, 3)) and at.mem.free_slots == 0
-        assert at.mem.stats().prefix.evicted_states == lacking  # type: ignore[union-attr]
-        at.run(rows)
-        at.look()
 
 
 def test_pages_come_from_the_leaves_that_were_followed_least_recently(backend: Backend) -> None:
@@ -130,3 +114,15 @@ def test_a_step_without_a_boundary_does_not_ask_what_a_full_pool_lacks(
     for _ in range(16):
         at.mem.settle(at.mem.plan([row]))
     assert asked == ([0, 8] if name == "redirect" else [7, 15])
+
+
+def test_a_node_stays_while_a_register_is_freed_for_its_state(backend: Backend) -> None:
+    """The only register is that of a state below it; once that has gone, nothing else would keep the node."""
+    talks = Talks(backend, "none", overlap=False, slots=6, pages=0, pages_per_row=0, snapshots=1)
+    talks.run(row := talks.turn([1, 2, 3, 4]), [1, 2, 3, 4])
+    talks.whole([1, 2, 3, 4, 5, 6, 7, 8])
+    assert talks.cached() == [8]
+    talks.end(row)
+    assert talks.cached() == [4]
+    assert talks.mem.match([1, 2, 3, 4, 9]).length == 4
+    talks.look()

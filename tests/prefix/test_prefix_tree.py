@@ -237,7 +237,7 @@ def test_the_ranking_is_a_sorted_dictionary(moves: list[tuple[str, int, int]], s
                     del naive[found]
                 if seen >= which:
                     break
-        assert len(ranking) == len(naive) and all((node in ranking) == (node in naive) for node in nodes)
+        assert len([*ranking]) == len(naive) and all((node in ranking) == (node in naive) for node in nodes)
         expected = sorted(naive, key=lambda node: naive[node])
         assert list(ranking.ascending()) == expected
         assert [ranking.rank(node) for node in expected] == [naive[node][0] for node in expected]
@@ -248,7 +248,7 @@ def test_the_ranking_does_not_keep_what_is_old() -> None:
     nodes, ranking = [Node(None, b"", [], 0) for _ in range(5)], Ranking()
     for serial in range(3000):
         ranking.place(nodes[serial % 5], serial % 1000 - serial)
-    assert len(ranking) == 5 and len(ranking._heap) <= 2 * 5 + 64
+    assert len([*ranking]) == 5 and len(ranking._heap) <= 2 * 5 + 64
     expected = sorted((serial % 1000 - serial, serial) for serial in range(2995, 3000))
     assert list(ranking.ascending()) == [nodes[serial % 5] for _, serial in expected]
 

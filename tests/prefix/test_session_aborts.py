@@ -1,4 +1,4 @@
-"""Turns that do not come to their end: aborted, retracted, cancelled, or refused for want of room; and their pages."""
+"""Turns that do not come to their end, and what sleep and reset leave of sessions."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Which states of prompts a step keeps, by the host's rules alone, against the same rules written out length by length.
+"""Which states of prompts a step keeps, by the host's rules alone.
 
 A wanted length moves down to what the forward can give, never to what was kept before, and only for a page of tokens.
 """

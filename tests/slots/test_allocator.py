@@ -71,20 +71,6 @@ def test_B5_double_releases_are_counted_and_told_once(backend: Backend) -> None:
     scan_bitmap(allocator, [slot for slot in range(1, 34) if slot not in (5, 6)])
 
 
-def test_B5_the_count_stays_safe_before_anyone_checks(backend: Backend) -> None:
-    """The host believed in three free slots, the device has one: a claim must find that out, not hand out slot 0."""
-    allocator = SlotAllocator(3, backend)
-    ids = allocator.claim(3)
-    for _ in range(3):
-        allocator.release(ids[:1])
-    with pytest.raises(OutOfSlots):
-        allocator.claim(2)
-    assert allocator.claim(1).tolist() == [1]
-    with pytest.raises(OutOfSlots):
-        allocator.claim(1)
-    scan_bitmap(allocator, [1, 2, 3])
-
-
 @pytest.mark.parametrize("ids", [[0], [-1], [0, 0, -7, -(2**31)], torch.tensor([-(2**60)])], ids=repr)
 def test_B6_null_and_negative_ids_are_no_slots(backend: Backend, ids: object) -> None:
     allocator = SlotAllocator(3, backend)
@@ -95,17 +81,6 @@ def test_B6_null_and_negative_ids_are_no_slots(backend: Backend, ids: object) ->
     assert allocator.free == 0
     allocator.check()  # no fault either
     scan_bitmap(allocator, held)
-
-
-def test_B6_ids_above_capacity_are_counted(backend: Backend) -> None:
-    allocator = SlotAllocator(33, backend)
-    held = allocator.claim(2)
-    allocator.release([34, 63, 64, 2**31 - 1])
-    allocator.release(torch.tensor([2**40, 2]))
-    with pytest.raises(DeviceFault, match="out of range") as found:
-        allocator.check()
-    assert (found.value.count, found.value.offender) == (5, 34)
-    scan_bitmap(allocator, held[:1].tolist())
 
 
 @pytest.mark.parametrize(

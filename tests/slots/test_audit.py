@@ -65,18 +65,6 @@ def test_B77_open_groups_are_no_leaks(backend: Backend) -> None:
     nothing_but(mem.audit())
 
 
-@pytest.mark.parametrize("position", ["first", "last"])
-def test_B75_a_slot_taken_by_hand_and_dropped_is_named(backend: Backend, position: str) -> None:
-    mem = manager(backend, slots=65)
-    busy(mem)
-    ids = mem.pool.claim(1 if position == "first" else mem.free_slots).tolist()
-    mem.pool.release(ids[:-1])
-    report = mem.audit()
-    nothing_but(report, leaked=ids[-1:])
-    assert f"slot {ids[-1]} leaked" in str(report)
-    assert problems(mem) == [f"slot {ids[-1]} leaked"]
-
-
 def test_G3_a_slot_where_the_host_believes_there_is_none_is_lost_to_everyone(backend: Backend) -> None:
     """One owner, so neither leaked nor shared; but nobody will ever release it: the report may not be clean."""
     mem = manager(backend)

@@ -5,11 +5,10 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from memstate import ConfigurationError, MemstateError
+from memstate import MemstateError
 from memstate.kernels.dispatch import Backend
-from memstate.slots.commands import Action, CommandBuffer
-from memstate.slots.registers import RegisterFile
-from tests.support.command_bench import CAPACITY, CELLS, ROWS, USABLE, Bench, perform
+from memstate.slots.commands import Action
+from tests.support.command_bench import CAPACITY, CELLS, USABLE, Bench, perform
 from tests.support.scan import scan_registers
 
 
@@ -203,9 +202,3 @@ def test_G1_every_change_of_a_fenced_register_waits(bench: Bench, change: str) -
     buffer.submit()
     assert done == [1] and not buffer.queue
     scan_registers(bench.file)
-
-
-def test_an_allocator_takes_one_command_buffer(bench: Bench) -> None:
-    """Two would not know of each other what is recorded."""
-    with pytest.raises(ConfigurationError, match="has one already"):
-        CommandBuffer(RegisterFile(bench.allocator, ROWS, 2))

@@ -47,18 +47,6 @@ def test_B38_slots_beyond_2_31_bytes_are_right(backend):
         assert [set(plane[0, slot].tolist()) for slot in range(4)] == [{0}, {7}, {0}, {7}]
 
 
-@each_form
-def test_planes_are_the_engines_own_tensors(backend, generator, form):
-    engine = Engine(MIXED, 4, backend, generator, form)
-    storage = engine.storage()
-    for plane in MIXED.planes:
-        given, seen = engine.tensors[plane.name], storage[plane.name]
-        assert seen is given if isinstance(given, Tensor) else tuple(map(id, seen)) == tuple(map(id, given))
-        assert seen[2].shape == (5, *plane.shape) and seen[2].data_ptr() == given[2].data_ptr()
-    assert storage.nbytes == 5 * MIXED.payload_bytes_per_slot and storage.slots == 4
-    engine.check()  # making a storage zeroes slot 0 and touches nothing else
-
-
 def test_blocks_that_touch_are_one_run_within_one_allocation(backend):
     """A slot that lies in one piece is one tile; neighbours by chance may move apart, and stay two."""
     planes = [Plane("a", (16,), torch.int8), Plane("b", (4,), torch.float32)]

@@ -49,23 +49,6 @@ def test_B37_blocks_are_aligned_disjoint_and_inside_their_arena(layout, slots):
 
 
 @given(layouts, st.integers(1, 4))
-def test_B37_runs_hold_exactly_the_blocks_of_a_slot(layout, slots):
-    for slot in range(slots + 1):
-        moved = sorted(
-            (run.arena, byte)
-            for run in layout.runs(slots)
-            for byte in range(run.offset + slot * run.slot_stride, run.offset + slot * run.slot_stride + run.nbytes)
-        )
-        owned = sorted(
-            (place.arena, place.offset + layer * place.layer_stride + slot * place.slot_stride + byte)
-            for plane, place in zip(layout.planes, layout.placements(slots), strict=True)
-            for layer in range(layout.layers)
-            for byte in range(layout.block_bytes(plane))
-        )
-        assert moved == owned
-
-
-@given(layouts, st.integers(1, 4))
 def test_the_table_accounts_for_every_byte_of_a_slot(layout, slots):
     rows = layout.table(slots)
     for plane, place, row in zip(layout.planes, layout.placements(slots), rows, strict=True):

@@ -69,26 +69,18 @@ class Found(NamedTuple):
     """How far the tree matches a key.
 
     Attributes:
-        node: The deepest node that the key enters.
-        inside: Bytes of that node's key that agree.
+        known: The deepest node that the key goes all the way through.
         stated: The deepest node within the key that has a state.
         evicted: The deepest node below it whose state is gone while its KV is there.
         kv: Pages that agree and have KV.
         reach: The node that they end in.
     """
 
-    node: Node
-    inside: int
+    known: Node
     stated: Node | None
     evicted: Node | None
     kv: int
     reach: Node
-
-    @property
-    def known(self) -> Node:
-        """The deepest node that the key goes all the way through."""
-        whole = self.inside == len(self.node.key) or self.node.parent is None
-        return self.node if whole else self.node.parent or self.node
 
 
 class Tree:
@@ -104,7 +96,7 @@ class Tree:
         >>> tree.insert(Prompt(b"aabbdd", salt=None), [1, 2, 4])[1]  # two pages were there
         2
         >>> found = tree.find(Prompt(b"aabbccee", salt=None))
-        >>> found.kv, tree.pages_to(found.node)
+        >>> found.kv, tree.pages_to(found.reach)
         (3, [1, 2, 3])
     """
 
@@ -129,21 +121,22 @@ class Tree:
         key, root = prompt.key, self.roots.get(prompt.salt)
         if root is None:
             nowhere = Node(None, b"", [], 0)
-            return Found(nowhere, 0, None, None, 0, nowhere)
-        page, node, reach, at, inside, kv = self.page, root, root, 0, 0, 0
+            return Found(nowhere, None, None, 0, nowhere)
+        page, known, reach, at, kv = self.page, root, root, 0, 0
         stated = gone = None
-        while child := node.children.get(key[at : at + page]):
+        while child := known.children.get(key[at : at + page]):
             inside = len(child.key) if key.startswith(child.key, at) else common(key, child.key, page, at)
-            node, at = child, at + inside
+            at += inside
             if not child.ghost:
                 reach, kv = child, at
             if inside < len(child.key):
                 break
+            known = child
             if child.snapshot:
                 stated, gone = child, None
             elif child.evicted and not child.ghost:
                 gone = child
-        return Found(node, inside, stated, gone, kv // page, reach)
+        return Found(known, stated, gone, kv // page, reach)
 
     def insert(self, prompt: Prompt, pages: list[int], start: "Node | None" = None) -> tuple[Node, int]:
         """Makes a node end where the prompt ends, with KV all the way.

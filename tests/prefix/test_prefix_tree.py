@@ -122,14 +122,23 @@ class Naive:
         stated = [prefix for prefix in there if prefix in self.states]
         reach = len(stated[-1][1]) if stated else 0
         gone = [prefix for prefix in there if prefix in self.evicted and len(prefix[1]) > reach]
-        assert found.kv == len(there) and found.inside <= len(found.node.key)
+        assert found.kv == len(there)
         assert (found.stated.snapshot if found.stated else None) == (self.states[stated[-1]] if stated else None)
         assert (below(found.evicted) if found.evicted else None) == (gone[-1][1] if gone else None)
-        for node, prefix in ((found.node, known), (found.reach, there)):  # the node that the last of them lies in
+        for node, prefix in (
+            (self.entered(key, salt), known),
+            (found.reach, there),
+        ):  # the node that the last of them lies in
             path = below(node)
             assert path.startswith(prefix[-1][1] if prefix else b"") and not (path and not prefix)
             assert len(path) - len(node.key) < len(prefix[-1][1] if prefix else b" ")
-        assert key.startswith(below(found.known)) and found.known in (found.node, found.node.parent)
+        assert key.startswith(below(found.known))
+
+    def entered(self, key: bytes, salt: Hashable) -> Node:
+        """The deepest node that a key goes into."""
+        known = self.tree.find(Prompt(key, salt)).known
+        at = known.end * self.tree.page
+        return known.children.get(key[at : at + self.tree.page], known)
 
 
 ACTIONS = ["insert", "insert", "insert", "state", "evict", "empty", "empty", "remove", "lease", "unlease"]
@@ -145,7 +154,7 @@ def test_the_tree_is_a_dictionary_of_prefixes(calls: list[tuple[str, list[bytes]
     naive = Naive()
     for action, pages, salt, at in calls:
         key = b"".join(pages)
-        node = naive.tree.find(Prompt(key, salt)).node
+        node = naive.entered(key, salt)
         if action == "insert":
             naive.insert(key, salt, at)
         elif action == "state":

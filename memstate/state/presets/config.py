@@ -297,14 +297,10 @@ def _text_model(config: object) -> tuple[Fields, torch.dtype]:
             break
         fields = Fields(text)
         dtype = fields.dtype() or dtype  # a nested configuration without one is as the whole
-    if not _known(fields):
+    kind = fields.get("model_type")
+    if not isinstance(kind, str) or kind not in READERS:
         raise InvalidArgument(
-            f"model_type {fields.get('model_type')!r}: the known ones are {', '.join(sorted(READERS))}; "
+            f"model_type {kind!r}: the known ones are {', '.join(sorted(READERS))}; "
             "for another model, use memstate.integrations.transformers.layout, or a StateLayout of your own"
         )
     return fields, dtype or torch.bfloat16
-
-
-def _known(fields: Fields) -> bool:
-    kind = fields.get("model_type")
-    return isinstance(kind, str) and kind in READERS

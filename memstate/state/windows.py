@@ -1,4 +1,4 @@
-"""The bytes of speculative steps: which state of a window becomes a row's, and which a snapshot. Knows no row.
+"""Refuses the bytes of a speculative step that do not fit the planes. Knows no row.
 
 states   layer batch step ...              the state after each of the step's tokens
 inputs   layer batch tap-1+step channel    for a convolution: every input once; the state after a tokens is a : a+tap-1

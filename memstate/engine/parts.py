@@ -106,7 +106,7 @@ class Parts:
         limits = sessions or SessionLimits()
         self.table = RequestTable(rows, limits.clock)
         self.registers = RegisterFile(self.allocator, rows, holders, self.page_settings.per_row)
-        self.commands = CommandBuffer(self.registers, self.pool.run_data, max_batch or rows, checked=debug)
+        self.commands = CommandBuffer(self.registers, self.pool.run_data, max_batch or rows)
         self.pages = PageTable(self.page_settings.count, self.page_settings.size, self.commands)
         self.mirror = Mirror(self.registers, self.tracking, overlap, forward.pad)
         self.holdings = Holdings(self.commands, self.pages.allocator)

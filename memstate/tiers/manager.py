@@ -66,7 +66,7 @@ class TierManager(NotCopied, Shown):
         kv = settings.kv
         self.settings, self._cache, self._commands, self._guard = settings, cache, commands, commands.guard
         self._unit, self._closed = pages.page_size * BYTES, False
-        self._memories = [each.memory for each in (planes, kv) if each is not None]
+        self._memories = [each for each in (planes, kv) if each is not None]
         mark, states, of_kv = _record_sets(settings, planes, pages)
         self.digests = Digests(Keys(mark, pages.page_size))
         self.host = HostTier(cache.tree, self.digests, commands, pages, states, of_kv)

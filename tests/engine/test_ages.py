@@ -20,7 +20,6 @@ from memstate.cli.top.view import draw
 from memstate.errors import InvalidArgument
 from memstate.slots.inspect import Inspection
 from memstate.viz.inspector import page
-from tests.support import owners
 
 LAYOUT = ms.StateLayout((ms.Plane("ssm", (4,), torch.float32),), layers=2)
 
@@ -128,12 +127,6 @@ def test_sessions_are_as_old_and_idle_as_they_say(mem: ms.StateManager, clock: C
     mem.sessions.close(one)  # at the end of its turn
     mem.end([row])
     assert oldest() == (0, 0) and not mem.audit().faults
-
-
-def test_a_session_that_is_noted_wrongly_is_a_fault(mem: ms.StateManager) -> None:
-    mem.sessions.open("one")
-    owners.sessions(mem).idling.clear()
-    assert any("no turn" in fault for fault in mem.audit().faults)
 
 
 def test_the_ages_are_metrics_and_in_the_terminal(mem: ms.StateManager, clock: Clock) -> None:

@@ -236,7 +236,7 @@ def test_a_snapshot_that_the_forward_changes_is_named(backend: Backend) -> None:
     rows = resumed(mem)
     step = mem.plan(rows)
     forward(mem, step)
-    block = mem.planes.memory.of("bytes")[0].blocks[2]
+    block = mem.planes.of("bytes")[0].blocks[2]
     block[step.read[:1].long(), 17] ^= 1
     found = fails(lambda: mem.settle(step), "read", "bytes", 2, r"store at step\.write, not at step\.read")
     assert found.places == 2  # both rows read it

@@ -517,7 +517,6 @@ PLANTS: dict[str, Callable[[Planted], object]] = {
     "are not the": lambda p: p.holders._free.pop(),
     "holds a slot and no snapshot": lambda p: p.holders.held["snapshot"].pop(p.at.kept.register),
     "are noted as": lambda p: p.holders.held["cached"].pop(p.snap.register),
-    "are counted as": lambda p: p.holders.read.update(cached=7),
     "says that row": lambda p: owners.sessions(p.mem).by_row.pop(p.at.talker.index),
     "runs a turn of session": lambda p: setattr(owners.session(p.mem, p.at.talk), "row", 0),
     "is noted for session": lambda p: owners.session(p.mem, p.at.chat).kept.pop(),

@@ -11,8 +11,6 @@ import torch
 import memstate as ms
 from memstate import sizes
 from memstate.engine.sizing import device_parts, require_fit
-from memstate.requests.steps import StepLog
-from memstate.slots.registers import RegisterFile
 from memstate.tiers.host.pool import RecordPool
 from tests.support import inside
 
@@ -85,7 +83,6 @@ CANNOT: dict[str, tuple[Callable[[], object], str]] = {
         lambda: ms.StateLayout((ms.Plane("ssm", (2**40, 2**40), torch.float32),), layers=1), "per slot.*922337203685477"
     ),
     "records": (lambda: RecordPool(HUGE, 4096), "1000000000 records of 4096 bytes are 3.73 TiB"),
-    "StepLog": (lambda: StepLog(HUGE, 1, CPU.device), "max_batch=1000000000"),
 }  # fmt: skip
 
 
@@ -94,13 +91,6 @@ def test_what_cannot_fit_is_refused_before_anything_is_allocated(case: str, noth
     build, text = CANNOT[case]
     with pytest.raises((ms.ConfigurationError, ms.InvalidArgument), match=text):
         build()
-
-
-@pytest.mark.parametrize(("rows", "snapshots", "per_row"), [(HUGE, 8, 0), (8, 2**31, 0), (2**16, 8, 2**16)])
-def test_registers_that_int32_cannot_number_are_refused(rows: int, snapshots: int, per_row: int) -> None:
-    allocator = ms.SlotAllocator(8, CPU)
-    with pytest.raises(ms.InvalidArgument, match=rf"rows={rows}, .*at most 2147483647"):
-        RegisterFile(allocator, rows, snapshots, per_row)
 
 
 def test_a_gpu_has_its_own_memory_and_the_host_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +122,7 @@ def test_what_fits_is_what_is_allocated() -> None:
     )  # fmt: skip
     file = inside.registers(mem)
     assert parts["planes"] == mem.planes.nbytes
-    assert parts["tile table"] == mem.planes.table_nbytes
+    assert parts["tile table"] == mem.planes.plane_map.tiles.nbytes
     assert parts["counters"] == mem.pool.allocator.counters.nbytes
     assert parts["upload buffer"] == inside.commands(mem).ring._device.whole.nbytes
     assert parts["registers, columns and page table"] == file.cells.nbytes

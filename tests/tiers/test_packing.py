@@ -189,7 +189,7 @@ def test_memory_that_comes_back_less_aligned_is_refused(backend: Backend) -> Non
     storage = Planes.from_tensors(StateLayout([Plane("a", (16,), torch.uint8)], 1), {"a": tensor}, backend)
     packing = Packing(storage)
     storage.sleep(keep=False)
-    region = storage.memory.regions[0]
+    region = storage.regions[0]
     for view in (region.blocks, region.tensor):
         view.set_(big.untyped_storage(), 8, (1, 3, 16), (48, 16, 1))
     with pytest.raises(LayoutMismatch, match="expected a multiple of 16 bytes"):
@@ -202,7 +202,7 @@ def test_memory_that_comes_back_less_aligned_is_refused(backend: Backend) -> Non
 def test_a_packing_that_nobody_uses_is_forgotten(backend: Backend) -> None:
     storage = Planes(StateLayout(SMALL, 2), 2, backend)
     packings = [Packing(storage) for _ in range(3)]
-    assert len(storage.memory._followers) == 3
+    assert len(storage._followers) == 3
     del packings[1:]
     gc.collect()
-    assert list(storage.memory._followers) == [inside.record_table(packings[0])]
+    assert list(storage._followers) == [inside.record_table(packings[0])]

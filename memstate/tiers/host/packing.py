@@ -116,8 +116,8 @@ class Packing:
     """
 
     def __init__(self, planes: Planes, int8: Mapping[str, int] | None = None) -> None:
-        planes.memory.require_awake("packing")
-        self._memory, self.backend, self.device = planes.memory, planes.backend, planes.device
+        planes.require_awake("packing")
+        self._memory, self.backend, self.device = planes, planes.backend, planes.device
         int8 = dict(int8 or {})
         self.layout = in_records(planes.layout, int8)
         self.nbytes, self.layers = self.layout.bytes_per_slot, self.layout.layers

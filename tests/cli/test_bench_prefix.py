@@ -241,11 +241,11 @@ def test_trees_have_one_shape_and_their_inserts_evict(small: None) -> None:
     tree = prefix._Tree(Setting("reference", torch.device("cpu"), True), (), 42, 8)
     assert tree.check() == "" and len(tree.keys) == 32 and {len(key) for key in tree.keys} == {8}
     for ours in tree.sides.ours.values():
-        depths = [len(list(node.path())) for node in owners.nodes(ours.rig.cache).values()]
+        depths = [len(list(node.path())) for node in owners.nodes(ours.cache).values()]
         assert depths == [3] * 32
     tree.measure()
     for ours in tree.sides.ours.values():
-        stats = ours.rig.cache.stats()
+        stats = ours.cache.stats()
         assert stats.evicted_states == prefix.TOY_INSERTS == stats.inserted - 32 and ours.held[0] == 32
 
 

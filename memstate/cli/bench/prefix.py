@@ -92,7 +92,7 @@ def _chat(setting: Setting, peers: Collection[str]) -> Task:
 
         sides.take(some, act)
         left[:] = sides.peers
-        leaked = {name: n for name, ours in sides.ours.items() if (n := ours.rig.leaked())}
+        leaked = {name: n for name, ours in sides.ours.items() if (n := ours.leaked())}
         return f"leaked slots: {leaked}" if leaked else ""
 
     def measure() -> list[Figure]:

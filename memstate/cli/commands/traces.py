@@ -23,9 +23,7 @@ def replay(
     limit: Annotated[int | None, Option(help="Number of requests to read. Default: all.")] = None,
     chunk: Annotated[int, Option(help="Tokens of a prefill chunk at most.")] = 8192,
     every: Annotated[int, Option(help="Tokens between two states of decode, a multiple of 512.")] = 512,
-    placement: Annotated[
-        str, Option(help="Where prompts leave states; by-hand: as an ideal engine would, without a loop.")
-    ] = "ends",
+    placement: Annotated[str, Option(help="Where prompts leave states: ends, ends-only, every-N or nowhere.")] = "ends",
     running: Annotated[int, Option(help="Requests that run at a time.")] = 1,
     json_path: Json = None,
 ) -> None:

@@ -40,22 +40,17 @@ def resources(texts: Mapping[str, Any]) -> Resources:
             return Resources(figures["vgpr_count"], max(spilled, figures["private_segment_fixed_size"]))
         except KeyError as error:
             raise ValueError(f"amdgcn: no {error} in the metadata") from error
-    usage = USAGE.search(of_binary("cuobjdump", texts["cubin"], "--dump-resource-usage"))
+    from triton import knobs
+
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(texts["cubin"])
+        file.flush()
+        command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
+        usage = USAGE.search(subprocess.check_output(command, text=True, stderr=subprocess.DEVNULL))
     if usage is None:
         raise ValueError("cuobjdump tells no resource usage")
     registers, stack, local = map(int, usage.groups())
     return Resources(registers, stack + local)
-
-
-def of_binary(tool: str, cubin: bytes, *options: str) -> str:
-    """Returns what a tool of NVIDIA's, as Triton brings it, says of a binary."""
-    from triton import knobs
-
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        command = [getattr(knobs.nvidia, tool).path, *options, file.name]
-        return subprocess.check_output(command, text=True, stderr=subprocess.DEVNULL)
 
 
 def barriers(text: str, folders: Sequence[Path]) -> tuple[int, int]:

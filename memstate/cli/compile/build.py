@@ -8,7 +8,6 @@ from typing import Any
 from memstate.cli.compile.accesses import WIDE_BITS, accesses, plane_accesses
 from memstate.cli.compile.assembly import barriers, resources
 from memstate.cli.compile.chains import dependent_loads
-from memstate.cli.compile.instructions import bytes_in_flight, disassemble, of_a_token
 from memstate.errors import CompileFailed
 from memstate.kernels import catalog
 from memstate.kernels.catalog import CompileCase
@@ -40,9 +39,6 @@ class KernelReport:
         source_barriers: Those of the barriers that the kernel's source asks for; the compiler added the others.
         dependent_loads: Loads of global memory in the longest chain in which each waits for the one before; None for
             AMD.
-        instructions: That one warp of a decode kernel issues for one token; None for other kernels, launches that store
-            a window or marks, and AMD.
-        bytes_in_flight: Bytes that this warp waits for at a time, at most; None as for `instructions`.
     """
 
     kernel: str
@@ -55,8 +51,6 @@ class KernelReport:
     ok: bool
     source_barriers: int = 0
     dependent_loads: int | None = None
-    instructions: int | None = None
-    bytes_in_flight: int | None = None
 
 
 def known_targets(targets: Sequence[str]) -> list[str]:
@@ -124,7 +118,6 @@ def inspect(case: CompileCase, target: str, compiled: Any) -> KernelReport:
     folders = (Path(case.kernel.fn.__code__.co_filename).parent, KERNELS)
     found, of_source = barriers(compiled.asm.get("amdgcn") or compiled.asm["ptx"], folders)
     wide = narrowest is not None and narrowest >= WIDE_BITS
-    token = of_a_token(disassemble(compiled.asm["cubin"])) if "ptx" in compiled.asm and _decodes(case) else None
     return KernelReport(
         kernel=case.name,
         target=target,
@@ -136,13 +129,4 @@ def inspect(case: CompileCase, target: str, compiled: Any) -> KernelReport:
         ok=used.spill_bytes == 0 and (wide or not case.plane_args),
         source_barriers=of_source,
         dependent_loads=dependent_loads(compiled.asm["ptx"]) if "ptx" in compiled.asm else None,
-        instructions=len(token) if token else None,
-        bytes_in_flight=bytes_in_flight(token) if token else None,
     )
-
-
-def _decodes(case: CompileCase) -> bool:
-    """Whether it is an ordinary launch of a decode kernel: one that stores to slots, of a state in fp32 or bf16."""
-    if case.rare or "fp16" in case.name or case.name.endswith(("_window", "_marks")):
-        return False
-    return case.name.startswith(("gated_delta_step_", "selective_step_", "conv_step_"))

@@ -17,8 +17,6 @@ Progress = Callable[[int, int], None]
 class Replayed:
     """What a replay found, over the requests from fraction `start` of the trace on, when the cache is warm.
 
-    Figures of the loop are None for a replay by hand, which has no loop.
-
     Attributes:
         policy: Name of the policy.
         placement: Name of the placement.
@@ -40,10 +38,8 @@ class Replayed:
         turns: Requests that go on from the answer of another.
         recomputed_tokens_per_turn: Tokens of that other and its answer that they compute again, mean.
         longest_wait: Steps that a request waited at most while a row was free; over the whole trace.
-        slots_held_peak: Slots that rows held at most, those of the cache apart; over the whole trace.
         us_per_match: Microseconds of the host, median.
-        us_per_insert: Likewise, of all that files a request's states and pages: with the submits of these calls, except
-            by hand.
+        us_per_insert: Likewise, of all that files a request's states and pages, with the submits of these calls.
         evicted_states: Over the whole trace.
         evicted_pages: Over the whole trace.
         leaked_slots: Over the whole trace.
@@ -54,22 +50,21 @@ class Replayed:
     placement: str
     states: int
     pages: int
-    chunk: int | None = None
-    every: int | None = None
-    running: int = 1
+    chunk: int
+    every: int
+    running: int
     start: float
     requests: int
     block_hit_rate: float
-    answer_hit_rate: float = 0.0
+    answer_hit_rate: float
     ideal_hit_rate: float
     whole_hit_rate: float
-    forwards_per_prompt: float | None = None
-    states_filed_per_request: float | None = None
-    filed_by_kind: dict[str, int] | None = None
-    turns: int | None = None
-    recomputed_tokens_per_turn: float | None = None
-    longest_wait: int | None = None
-    slots_held_peak: int | None = None
+    forwards_per_prompt: float
+    states_filed_per_request: float
+    filed_by_kind: dict[str, int]
+    turns: int
+    recomputed_tokens_per_turn: float
+    longest_wait: int
     us_per_match: float
     us_per_insert: float
     evicted_states: int

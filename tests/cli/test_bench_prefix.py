@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from memstate.cli.bench import BenchResult, clock, prefix, radix_peer, run
-from memstate.cli.bench.prefix_sides import BATCH, OURS, Key, Ours, Sides
+from memstate.cli.bench.prefix_sides import OURS, Key, Ours
 from memstate.cli.bench.task import Setting
 from memstate.prefix import PrefixCache
 from memstate.prefix.tree import Found, Tree
@@ -76,16 +76,6 @@ def test_every_case_is_checked_and_measured_for_both_policies() -> None:
     assert sorted(found) == sorted((op, case) for op in ("match", "insert") for case in cases)
     for entry in outcome.entries:
         assert entry.value > 0 and (entry.unit, entry.peer, entry.ratio) == ("host us", None, None)
-
-
-def test_a_full_run_says_nothing_of_toys(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("TREES", ((42, 8),)), ("CHAT", (24, 4, 300)), ("MATCHES", 3), ("INSERTS", 2)):
-        monkeypatch.setattr(prefix, name, value)
-    outcome = run(["prefix"], peer="device-copy")
-    assert outcome.wrong == []
-    assert {entry.case for entry in outcome.entries} == {
-        f"{case}, {name}" for case in ("chat, S=4", "42 nodes, 8 pages") for name in OURS
-    }
 
 
 # -- peers -----------------------------------------------------------------------------------------
@@ -225,16 +215,6 @@ def test_the_figures_hold_what_they_say(monkeypatch: pytest.MonkeyPatch) -> None
     assert clock.host_seconds(lambda: ours.match([1, 2, 3])) == 11
     assert ours.insert([1, 2, 3]) == 1100
     assert ours.match([1, 2, 3, 4]) == 3 and ours.held == (1, 3)
-
-
-def test_everybody_has_a_turn_of_many_calls_and_is_first_in_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(radix_peer, "SglangCache", Plain)
-    sides, calls = Sides("case", ["sglang"], 2, 8, 4), list[tuple[str, int]]()
-    keys = [[n] for n in range(BATCH + 3)]
-    sides.take(keys, lambda name, side, key: calls.append((name, key[0])))
-    everybody = (*OURS, "sglang")
-    first = [(name, n) for name in everybody for n in range(BATCH)]
-    assert calls == first + [(name, n) for name in everybody[1:] + everybody[:1] for n in range(BATCH, BATCH + 3)]
 
 
 def test_trees_have_one_shape_and_their_inserts_evict(small: None) -> None:

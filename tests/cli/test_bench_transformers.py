@@ -10,7 +10,6 @@ from memstate.cli.bench.task import Setting
 
 CPU = Setting("reference", torch.device("cpu"), toy=True)
 SIZES = ("", ", 32 M parameters")
-PARTS = {"plan", "settle", "states in", "states out", "columns", "KV", "choose", "forward, KV included"}
 
 
 def test_steps_and_batches_stand_beside_the_own_cache_and_generate() -> None:
@@ -23,8 +22,6 @@ def test_steps_and_batches_stand_beside_the_own_cache_and_generate() -> None:
     }  # fmt: skip
     for one in outcome.entries:
         assert one.value > 0 and (one.peer is None) == (one.ratio is None), one
-    found = {one.op: one.value for one in outcome.entries if one.op in PARTS}
-    assert found.keys() == PARTS and found["KV"] < found["forward, KV included"]
 
 
 def test_other_tokens_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,9 +13,6 @@ from memstate.cli.demo.arithmetic import (
     attend,
     decaying_exp,
     fixed,
-    linear,
-    mean_square,
-    rms_norm,
 )
 from memstate.cli.demo.corpus import Conversation
 from memstate.cli.demo.engines import memory_of
@@ -163,16 +160,6 @@ def test_sums_are_exact_whatever_their_order() -> None:
     assert sum(terms) == sum(reversed(terms)) == sum(sorted(terms)) == pairwise == (x @ weight).item()
 
 
-def test_batched_products_agree_with_single_rows_bit_for_bit() -> None:
-    draw = torch.Generator().manual_seed(1)
-    x, weight = torch.randn(37, 3, 32, generator=draw) * 5, fixed(torch.randn(32, 50, generator=draw), WEIGHT_BITS)
-    whole, norm, square = linear(x, weight), rms_norm(x), mean_square(x)
-    for i in (0, 1, 17, 36):
-        assert torch.equal(whole[i], linear(x[i], weight))
-        assert torch.equal(norm[i, 1:2], rms_norm(x[i, 1:2]))
-        assert torch.equal(square[i, 2], mean_square(x[i, 2]))
-
-
 def test_attention_is_softmax_attention_with_a_close_exponential() -> None:
     draw = torch.Generator().manual_seed(2)
     q, k, v = (torch.randn(2, 2, n, 16, generator=draw) for n in (3, 9, 9))
@@ -183,20 +170,3 @@ def test_attention_is_softmax_attention_with_a_close_exponential() -> None:
     assert torch.allclose(decaying_exp(x), x.exp(), atol=0.003) and (decaying_exp(x).diff() > 0).all()
     assert decaying_exp(torch.tensor([0.0, -300.0])).tolist() == [1.0, 0.0]
     assert torch.equal(attend(q, k, v, torch.zeros_like(visible)), torch.zeros(2, 2, 3, 16))
-
-
-def test_the_same_seed_gives_the_same_weights_and_another_seed_others(backend: Backend) -> None:
-    models = [HybridModel(SIZE, seed, backend) for seed in (1, 1, 2)]
-    assert torch.equal(models[0].head, models[1].head) and not torch.equal(models[0].head, models[2].head)
-
-
-@every_mixer
-def test_ssm_remembers_the_first_token_and_conv_the_last_three(backend: Backend, mixer: str) -> None:
-    """States of the first layer after 13 tokens, the first of which differs."""
-    tokens = list(b"def reduce(function")[:13]
-    states = []
-    for first in (tokens[0], 0):
-        _, contents = run_sequence(backend, [first, *tokens[1:]], [5, 5, 3], 1, CHUNK, Place(0, 1, 1, 1), 0, mixer)
-        states.append([plane[: len(plane) // SIZE.recurrent_layers] for plane in contents[:2]])
-    (conv, ssm), (other_conv, other_ssm) = states
-    assert conv == other_conv and ssm != other_ssm and any(conv)

@@ -96,12 +96,13 @@ def launches(
     return entries
 
 
-def by_unit(entries: list[Figure]) -> tuple[tuple[str, ...], list[list[str]]]:
-    """Returns the entries as a table with a column per unit: headings and rows."""
-    cells: dict[tuple[str, str], dict[str, str]] = {}
+def by_unit(entries: list[Figure]) -> list[dict[str, str]]:
+    """Returns a row for each operation and case, with the value of each unit."""
+    rows: dict[tuple[str, str], dict[str, str]] = {}
     for entry in entries:
-        cells.setdefault((entry.op, entry.case), {})[entry.unit] = f"{entry.value:.0f}"
-    return ("op", "case", *UNITS), [[*key, *(row[unit] for unit in UNITS)] for key, row in cells.items()]
+        row = rows.setdefault((entry.op, entry.case), {"op": entry.op, "case": entry.case})
+        row[entry.unit] = f"{entry.value:.0f}"
+    return list(rows.values())
 
 
 def _ownership(bench: _Bench) -> list[Figure]:

@@ -5,7 +5,6 @@ time of this thread. What is compared is always of one turn, and the ratio is th
 """
 
 import sys
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
@@ -185,42 +184,13 @@ class Sides:
         forward(self.ids)
         return lambda: forward(token)
 
-    def parts(self, steps: int) -> dict[str, float]:
-        """Returns the seconds that each part of so many steps takes."""
-        spent = defaultdict[str, float](float)
-
-        def time(part: str, owner: Any, name: str) -> None:
-            call = getattr(owner, name)
-
-            def timed(*args: Any, **kwargs: Any) -> Any:
-                out: list[Any] = []
-                spent[part] += seconds(lambda: out.append(call(*args, **kwargs)), self.device)
-                return out[0]
-
-            setattr(owner, name, timed)
-
-        with self.server(steps) as server, one_thread():
-            for _ in range(WARM_UPS):
-                server.step()
-            batches = server._batches
-            for part, owner, name in (
-                ("plan", server.mem, "plan"), ("settle", server.mem, "settle"), ("states in", batches.states, "begin"),
-                ("states out", batches.states, "end"), ("columns", batches, "_inputs"), ("choose", server, "_choose"),
-                ("forward, KV included", batches, "model"),
-                *(("KV", layer, "update") for layer in batches.cache.layers if hasattr(layer, "place")),
-            ):  # fmt: skip
-                time(part, owner, name)
-            for _ in range(steps):
-                server.step()
-        return spent
-
     def steps(self, case: str) -> list[Figure]:
-        """Times decode steps beside those with the own cache, and their parts."""
+        """Times decode steps beside those with the own cache."""
         steps, figures, case = self.setting.sizes(STEPS, TOY_STEPS), list[Figure](), self.setting.case(case)
         for mode, what in ((torch.no_grad, case), (torch.inference_mode, f"{case}, both in inference mode")):
             with self.server(steps) as server:
                 figures += beside("step", what, paired(server.step, self.own(mode), steps, self.device), OWN)
-        return figures + [Figure(part, case, s / steps * 1e6, "host us") for part, s in self.parts(steps).items()]
+        return figures
 
     def batches(self, case: str) -> list[Figure]:
         """Times whole batches beside `generate`."""

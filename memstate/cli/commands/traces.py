@@ -38,11 +38,10 @@ def replay(
         loop = replaying.Loop(chunk=chunk, every=every, placement=placement, running=running)
         replayed = replaying.compare(requests, sizes, pages, policies, start, report, loop)
     rows = [asdict(one) for one in replayed]
-    columns, lines = replaying.table(replayed)
     title = f"{trace.name}: block hit rate, {pages} pages, {replayed[0].requests} requests"
     if len(rates := dict.fromkeys(one.states for one in replayed)) > 1:
         title += f"; other figures: with {list(rates)[-1]} states"
-    emit(json_path, rows if len(rows) > 1 else rows[0], title, columns, lines)
+    emit(json_path, rows if len(rows) > 1 else rows[0], title, replaying.table(replayed))
 
 
 def trace(

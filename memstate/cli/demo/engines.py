@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from memstate.cli.demo.arena import Arena
-from memstate.cli.demo.config import STRATEGIES, DemoConfig
+from memstate.cli.demo.config import LAYOUTS, STRATEGIES, DemoConfig
 from memstate.cli.demo.mixers import state_layout
 from memstate.cli.demo.model import HybridModel, Memory, Slots
 from memstate.cli.demo.tiers import tiers_of
@@ -55,7 +55,7 @@ class Engine:
         size, self._batch, self.in_place = config.size, config.batch, config.engine == "in-place"
         tracking = TRACKING[config.strategy](every=config.track_every)
         _require_fit(config, tracking, pages, pages_per_row)
-        states = state_layout(size, config.model, config.order, config.state_order)
+        states = state_layout(size, config.model, LAYOUTS[config.layout], config.state_order)
         kv, device = size.page_layout(config.page_size), torch.device(config.device)
         faults = Faults.from_environment()
         if config.fail_claims:

@@ -73,23 +73,17 @@ class Replayed:
     misses_by_reason: dict[str, int]
 
 
-def table(replayed: Sequence[Replayed]) -> tuple[tuple[str, ...], list[list[str]]]:
-    """Returns a row for each policy, a column for each number of states, then figures of the last of them."""
+def table(replayed: Sequence[Replayed]) -> list[dict[str, str | float | None]]:
+    """Returns a row for each policy, with a figure for each number of states, then others of the last of them."""
     sizes = list(dict.fromkeys(one.states for one in replayed))
-    rows = []
+    rows: list[dict[str, str | float | None]] = []
     for policy in dict.fromkeys(one.policy for one in replayed):
         mine = {one.states: one for one in replayed if one.policy == policy}
-        last, leaked = mine[sizes[-1]], max(one.leaked_slots for one in mine.values())
-        costs = [_text(getattr(last, name)) for name in COSTS.values()]
-        rows.append([policy, *(f"{mine[size].block_hit_rate:.3f}" for size in sizes), *costs, str(leaked)])
-    rows.append(
-        ["room for everything", *(f"{replayed[0].ideal_hit_rate:.3f}" for _ in sizes), *[""] * (len(COSTS) + 1)]
-    )
-    return ("policy", *map(str, sizes), *COSTS, "leaked"), rows
-
-
-def _text(figure: float | None) -> str:
-    return "" if figure is None else f"{figure:.1f}" if isinstance(figure, float) else str(figure)
+        costs = {heading: getattr(mine[sizes[-1]], name) for heading, name in COSTS.items()}
+        rates = {str(size): f"{one.block_hit_rate:.3f}" for size, one in mine.items()}
+        rows.append({"policy": policy, **rates, **costs, "leaked": max(one.leaked_slots for one in mine.values())})
+    ideal = dict.fromkeys(map(str, sizes), f"{replayed[0].ideal_hit_rate:.3f}")
+    return [*rows, {"policy": "room for everything", **ideal}]
 
 
 def part_of(progress: Progress | None, run: int, runs: int) -> Progress:

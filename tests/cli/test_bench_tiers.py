@@ -184,18 +184,10 @@ def _lost(true: Any, store: FileStore, names: Any, buffers: Any) -> Any:
     return [*true(store, names[:-1], buffers[:-1]), Became.DONE]
 
 
-def _failed(true: Any, store: FileStore, names: Any, buffers: Any) -> Any:
-    return [Became.FAILED] * len(names)
-
-
 def _bit(true: Any, store: FileStore, names: Any, buffers: Any) -> Any:
     outcomes = true(store, names, buffers)
     buffers[-1][-1] ^= 1
     return outcomes
-
-
-def _kept(true: Any, store: FileStore, names: Any) -> None:
-    true(store, names[1:])
 
 
 def _no_layer(
@@ -219,9 +211,7 @@ WAYS = {f"transfers, {tiers_turns.sized(*case)}" for case in tiers_turns.TOY_CAS
     ("owner", "name", "fault", "lost"),
     [
         (FileStore, "put", _lost, FILES),
-        (FileStore, "put", _failed, FILES),
         (FileStore, "get", _bit, FILES),
-        (FileStore, "discard", _kept, FILES),
         (Packing, "pack", _no_layer, WAYS),
         (Packing, "unpack", _first_group, WAYS),
     ],

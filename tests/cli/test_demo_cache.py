@@ -13,7 +13,7 @@ from memstate.errors import LeakFound
 from memstate.requests.page_table import PageTable
 from memstate.slots.audit import audit
 from memstate.slots.inspect import Inspection
-from tests.support.demo_talks import demo, write_talks
+from tests.support.demo_talks import demo
 
 EVERYBODY = 1000  # sessions: more than there are conversations
 
@@ -75,12 +75,6 @@ def test_sabotage_of_a_state_that_a_session_kept_is_noticed(tmp_path: Path, stra
     report = demo(strategy=strategy, input=talks, requests=None, sessions=EVERYBODY, sabotage=kind, overlap=False)
     assert report.strikes and report.strikes_at_sessions and report.comparison.wrong_logits > 0
     assert report.ok and not report.identical and report.failure() == ""
-
-
-def test_sabotage_strikes_what_is_cached_first(tmp_path: Path) -> None:
-    talks = write_talks(tmp_path / "talks.jsonl", [20, 31, 40, 24, 52, 17, 36, 45, 28, 60])
-    report = demo(input=talks, requests=None, sabotage="stale")
-    assert report.ok and report.strikes and not report.strikes_at_sessions, report.failure()
 
 
 def test_pages_that_are_not_given_back_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

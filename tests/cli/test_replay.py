@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memstate.cli.replay import CLAIRVOYANT, NAMES, Loop, Replayed, compare, ideal, replay, table
+from memstate.cli.replay import CLAIRVOYANT, NAMES, Loop, Replayed, compare, replay, table
 from memstate.cli.replay.requests import Units, followed, served
 from memstate.cli.traces import BLOCK, TraceRequest
 from memstate.cli.traces.make import KINDS, make
@@ -180,7 +180,7 @@ def test_every_policy_serves_every_kind_and_twice_the_same(policy: str, kind: st
     asked = sum(len(each.hash_ids) for each in late)
     found = (one.block_hit_rate + one.answer_hit_rate) * asked
     assert found + sum(one.misses_by_reason.values()) == pytest.approx(asked)
-    assert 0 <= one.block_hit_rate <= one.ideal_hit_rate == ideal(trace, 0.25)
+    assert 0 <= one.block_hit_rate <= one.ideal_hit_rate
     assert min(one.misses_by_reason.values()) >= 0 == one.leaked_slots
     assert one.us_per_match > 0 and one.us_per_insert > 0
 

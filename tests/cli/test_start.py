@@ -11,9 +11,9 @@ import pytest
 
 import memstate
 from memstate.cli import bench, names
-from memstate.cli.demo.engines import TRACKING
 from memstate.cli.demo.mixers import MIXERS
 from memstate.cli.traces.make import KINDS
+from memstate.engine.capacity import STRATEGIES
 from memstate.kernels.dispatch import NAMES
 from memstate.tiers.settings import Write
 from tests.support.command import memstate as command
@@ -79,7 +79,7 @@ def test_parsing_loads_no_torch(arguments: str) -> None:
 
 
 def test_choices_are_what_the_code_knows() -> None:
-    assert get_args(names.Strategy) == tuple(TRACKING)
+    assert get_args(names.Strategy) == tuple(STRATEGIES)
     assert get_args(names.Backend) == ("auto", *NAMES)
     assert get_args(names.Model) == tuple(MIXERS)
     assert get_args(names.Write) == get_args(Write)

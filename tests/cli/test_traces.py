@@ -10,7 +10,7 @@ import tracemalloc
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import pairwise, takewhile
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -221,23 +221,6 @@ def test_gzip_cut_anywhere_is_refused(tmp_path: Path) -> None:
     )
 
 
-def test_gzip_with_a_wrong_byte_is_refused_or_means_the_same(tmp_path: Path, generator: torch.Generator) -> None:
-    """Bytes of the header that say when and where it was written change nothing; every other one is noticed."""
-    whole = gzip.compress(b"".join(line(timestamp=str(at)) for at in range(40)), mtime=0)
-    right = form.read(stored(tmp_path / "x", whole))
-    harmless = []
-    for place in range(len(whole)):
-        wrong = bytearray(whole)
-        wrong[place] ^= int(torch.randint(1, 256, (), generator=generator))
-        try:
-            assert form.read(stored(tmp_path / "x", bytes(wrong))) == right
-            harmless.append(place)
-        except InvalidArgument as error:
-            assert "\n" not in str(error)
-    assert set(harmless) <= {3, *range(4, 10)} and {4, 5, 6, 7} <= set(harmless)
-    assert "Not a gzipped file" in refusal(form.read, stored(tmp_path / "x", whole + b"more"))
-
-
 # Lines of strangers: a line has a limit; bombs and deep nesting are not read into memory.
 
 PACKED = pytest.mark.parametrize("packed", [bytes, gzip.compress], ids=["plain", "gzip"])
@@ -300,7 +283,6 @@ def test_nesting_is_refused_by_its_line(
 # What is made.
 
 SIZE = 1000
-TAIL = {"chat": 4, "shared-prompt": 1.2, "agent": 2.5}  # the longest input, in medians, at least
 SHARED_BLOCKS = {"chat": making.CHAT_SYSTEM // BLOCK, "agent": making.AGENT_PREAMBLE // BLOCK}
 
 
@@ -315,26 +297,6 @@ def made() -> dict[str, list[TraceRequest]]:
 def filled(request: TraceRequest) -> tuple[int, ...]:
     """The ids of its whole blocks."""
     return request.hash_ids[: request.input_length // BLOCK]
-
-
-def faults(requests: list[TraceRequest]) -> list[str]:
-    """Ids that stand for more than one thing; ids that are not the next one where they are new."""
-    meaning: dict[int, tuple[int, int | None, int]] = {}
-    found = []
-    for request in requests:
-        for place, name in enumerate(request.hash_ids):
-            before = request.hash_ids[place - 1] if place else None
-            means = (place, before, min(BLOCK, request.input_length - place * BLOCK))
-            if name not in meaning and name != len(meaning):
-                found.append(f"{name} comes after {len(meaning) - 1}")
-            if meaning.setdefault(name, means) != means:
-                found.append(f"{name} is {meaning[name]} and {means}")
-    return found
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_id_stands_for_one_block_after_one_prefix(made: dict[str, list[TraceRequest]], kind: str) -> None:
-    assert faults(made[kind]) == []
 
 
 def test_equal_ids_mean_equal_tokens_and_different_ids_different_ones(generator: torch.Generator) -> None:
@@ -367,10 +329,7 @@ def test_times_and_lengths(made: dict[str, list[TraceRequest]], kind: str) -> No
     assert len(requests) == SIZE and requests[0].timestamp == 0
     assert [r.timestamp for r in requests] == sorted(r.timestamp for r in requests)
     assert all(0 < r.input_length <= CONTEXT and 0 < r.output_length <= 2000 for r in requests)
-    lengths = sorted(r.input_length for r in requests)
-    assert len(set(lengths)) > SIZE / 2 and lengths[-1] > TAIL[kind] * median(lengths)
     assert max(r.output_length for r in requests) > 3 * median(r.output_length for r in requests)
-    assert requests[-1].timestamp > 60_000
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -415,17 +374,6 @@ def branchings(requests: list[TraceRequest], shared: int) -> int:
 def test_only_agents_branch(made: dict[str, list[TraceRequest]]) -> None:
     assert branchings(made["chat"], SHARED_BLOCKS["chat"]) == 0
     assert branchings(made["agent"], SHARED_BLOCKS["agent"]) > 10
-
-
-def test_agents_share_their_tools_and_come_back_within_seconds(made: dict[str, list[TraceRequest]]) -> None:
-    shared = SHARED_BLOCKS["agent"]
-    assert shared > 2 and len({filled(request)[:shared] for request in made["agent"]}) == 1
-    sessions = by_session(made["agent"], shared)
-    waits = [after.timestamp - before.timestamp for session in sessions for before, after in pairwise(session)]
-    assert len(waits) > SIZE / 2 and median(waits) < 6000
-    assert sum(wait > 15_000 for wait in waits) > 10  # the pauses between bursts
-    growth = [session[-1].input_length / session[0].input_length for session in sessions if len(session) > 10]
-    assert growth and median(growth) > 1.5
 
 
 def test_branches_start_together_and_the_task_goes_on_behind_them() -> None:
@@ -474,14 +422,7 @@ def test_prompts_are_long_few_and_chosen_by_zipf(made: dict[str, list[TraceReque
     ranked = [uses for _, uses in counts.most_common()]
     assert 10 < len(ranked) <= making.SHARED_PROMPTS
     weights = [rank**-making.SHARED_ZIPF for rank in range(1, making.SHARED_PROMPTS + 1)]
-    assert abs(ranked[0] / SIZE - weights[0] / sum(weights)) < 0.1
-    assert ranked[-1] < ranked[0] / 5
-    for first in counts:
-        users = [filled(request) for request in made["shared-prompt"] if request.hash_ids[0] == first]
-        common = len(list(takewhile(lambda names: len(set(names)) == 1, zip(*users, strict=False))))
-        assert common >= 2
-        later = [whole[common] for whole in users if len(whole) > common]
-        assert len(set(later)) == len(later)  # no request goes on from another
+    assert abs(ranked[0] / SIZE - weights[0] / sum(weights)) < 0.1 and ranked[-1] < ranked[0] / 5
 
 
 @pytest.mark.parametrize(

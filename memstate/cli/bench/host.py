@@ -128,8 +128,7 @@ class Decode(Ours):
 def tasks(setting: Setting) -> Iterator[Task]:
     """Yields decode steps, admissions with what follows them, for each strategy that takes snapshots; then whole steps.
 
-    Lazy stands beside the peer's lazy strategy; the others stand beside the peer's default, which is ping-pong. Where
-    the peer can run, its own scheduler code runs over the pool of `memstate.integrations.sglang` as well.
+    Lazy stands beside the peer's lazy strategy; the others stand beside the peer's default, which is ping-pong.
     """
     there, every = peer_can_run(setting), setting.sizes(EVERY, TOY_EVERY)
     decodes, lives = setting.sizes(DECODES, TOY_DECODES), setting.sizes(LIVES, TOY_LIVES)
@@ -142,10 +141,4 @@ def tasks(setting: Setting) -> Iterator[Task]:
         cases += [(f"R={size} {name}", partial(Life, setting, kind(every), size), {"size": size}) for size in lives]
         for case, ours, numbers in cases:
             yield task(setting, case, ours, {NAME: partial(peer, **numbers)} if there else {})
-    for name in ("ping-pong", "lazy") if there else ():
-        peer = partial(host_peer.SglangStates, lazy=name == "lazy", every=every)
-        given = [(f"R={size} {name}, {due} due", partial(peer, size=size, due=due)) for size, due in decodes]
-        given += [(f"R={size} {name}", partial(peer, size=size)) for size in lives]
-        for case, theirs in given:
-            yield task(setting, f"{case}, adapters", partial(theirs, adapted=True), {NAME: theirs})
     yield from online.tasks(setting, there)

@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache
-from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -22,9 +21,6 @@ from numpy.typing import NDArray
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memstate.cli.bench.radix_peer import NAME, imported
-from memstate.integrations.sglang import MambaSlotAllocator
-from memstate.kernels.dispatch import Backend
-from memstate.kernels.tables import Count
 
 __all__ = ["NAME", "SglangStates", "load"]
 
@@ -105,7 +101,6 @@ class SglangStates:
         lazy: Whether a request gets its second slot for tracked states at a boundary only. Otherwise it holds both,
             which is SGLang's default.
         due: How many requests of a decode step are at a boundary. None: each turn is a life from admission to end.
-        adapted: Whether the pool is that of `memstate.integrations.sglang`, under SGLang's own scheduler code.
         states: Whether requests have states. Without, the pool has rows alone, as for a model without states.
         idle: Sessions that hold rows and slots while they have no turn.
 
@@ -114,9 +109,8 @@ class SglangStates:
     """
 
     def __init__(
-        self, size: int, every: int, lazy: bool, due: int | None = None, adapted: bool = False, states: bool = True,
-        idle: int = 0,
-    ) -> None:  # fmt: skip
+        self, size: int, every: int, lazy: bool, due: int | None = None, states: bool = True, idle: int = 0
+    ) -> None:
         self._sgl = sgl = load()
         self._size, self._every, self._lazy, self._due, self._states = size, every, lazy, due, states
         shape = sgl.Mamba2StateShape.create(
@@ -124,10 +118,9 @@ class SglangStates:
         )
         self._rows, self._slots = size + idle, 5 * size + idle
         self._kept: deque[Any] = deque()  # states in the cache
-        kind = import_module("memstate.integrations.sglang.rows") if adapted else sgl
         with self._here():
             rows = {"size": self._rows, "max_context_len": 1, "device": "cpu", "enable_memory_saver": False}
-            self._pool = sgl.ReqToTokenPool(**rows) if not states else kind.HybridReqToTokenPool(
+            self._pool = sgl.ReqToTokenPool(**rows) if not states else sgl.HybridReqToTokenPool(
                 **rows, mamba_size=self._slots, mamba_spec_state_size=0, mamba_layer_ids=[0],
                 cache_params=sgl.Mamba2CacheParams(shape=shape, layers=[0]), enable_mamba_extra_buffer=True,
                 enable_mamba_extra_buffer_lazy=lazy,
@@ -184,34 +177,11 @@ class SglangStates:
             return to(*given, **named)
 
         host = self._pool.req_generation, self._batch.seq_lens_cpu
-        ours = self._ours.counts if self._ours else None
-        before = (ours.total_launches, ours.uploads, ours.syncs) if ours else (0, 0, 0)
         with ExitStack() as stack:
             stack.enter_context(patch.object(torch.Tensor, "to", sent))
             counts = stack.enter_context(Counts(*(tensor for tensor in host if tensor is not None)))
             act()
-        found = np.array([counts.launches, uploads, counts.syncs], np.int64)
-        return found + np.subtract((ours.total_launches, ours.uploads, ours.syncs), before) if ours else found
-
-    @property
-    def _ours(self) -> Backend | None:
-        """What launches our operations; None where the pool is SGLang's."""
-        slots = getattr(self._pool, "mamba_allocator", None)
-        return slots.slots.backend if isinstance(slots, MambaSlotAllocator) else None
-
-    def silence(self) -> None:
-        """Makes our launches do nothing but count, as the host's count is compared with the device's."""
-        if backend := self._ours:
-            some = torch.arange(1, self._slots + 1, dtype=torch.int32)
-
-            def claim(bitmap: torch.Tensor, n: int, counters: torch.Tensor) -> torch.Tensor:
-                counters.numpy()[Count.FREE] -= n
-                return some[:n]
-
-            def release(bitmap: torch.Tensor, ids: torch.Tensor, capacity: int, counters: torch.Tensor) -> None:
-                counters.numpy()[Count.FREE] += ids.numel()
-
-            vars(backend).update(claim=claim, release=release)
+        return np.array([counts.launches, uploads, counts.syncs], np.int64)
 
     def _request(self, name: int) -> Any:
         return self._sgl.Req(str(name), "", array("q", [1]), self._sgl.SamplingParams())

@@ -19,17 +19,16 @@ from numpy.typing import NDArray
 from memstate.cli.bench import host_peer
 from memstate.cli.bench.clock import cpu_seconds
 from memstate.cli.bench.task import Figure, Setting, Task, take_turns
+from memstate.engine.capacity import STRATEGIES
 from memstate.engine.manager import StateManager
 from memstate.kernels.dispatch import OPS
-from memstate.requests.tracking import LazyPingPong, PingPong, Redirect, Tracking
+from memstate.requests.tracking import Tracking
 from memstate.state.layout import Plane, StateLayout
 
 EVERY, TOY_EVERY = 256, 16  # tokens between snapshots; 256 is the peer's default
 TURNS, TOY_TURNS = 61, 2
 LAYOUT = StateLayout((Plane("ssm", (4,), torch.float32),), 1)
-KINDS: dict[str, type[PingPong | LazyPingPong | Redirect]] = {
-    "ping-pong": PingPong, "lazy": LazyPingPong, "redirect": Redirect,
-}  # fmt: skip
+KINDS = {name: kind for name, kind in STRATEGIES.items() if name != "none"}
 OURS, BARE = "memstate", f"{host_peer.NAME} without states"
 PLAIN = "plain-step"  # of ours, without what is measured
 UNITS = ("launches", "uploads", "syncs")
@@ -46,10 +45,6 @@ class Side(Protocol):
 
     def counted(self, act: Callable[[], object]) -> NDArray[np.int64]:
         """Makes a call and returns how often it launches, uploads and waits for the device."""
-        ...
-
-    def silence(self) -> None:
-        """Makes our launches do nothing, on a CPU, where they are no launches."""
         ...
 
     def wrong(self) -> str:
@@ -90,7 +85,7 @@ class Ours:
         return self._counts() - before
 
     def silence(self) -> None:
-        """See `Side`."""
+        """Makes launches do nothing, as on a CPU they are no launches."""
         for op in OPS:
             setattr(self.mem.backend, op, lambda *_: None)
 
@@ -151,10 +146,10 @@ def measure(
             found[name][key] = min(found[name].get(key, inf), seconds * 1e6)
 
     take_turns(sides, peers, 2, count, f"host, {case}")
-    if setting.device.type == "cpu":
-        for name, side in (sides | peers).items():
+    for name, side in (sides | peers).items() if setting.device.type == "cpu" else ():
+        if isinstance(side, Ours):
             side.silence()
-            for op, numbers in _of_ops(side, python_calls).items() if isinstance(side, Ours) else ():
+            for op, numbers in _of_ops(side, python_calls).items():
                 if op == "step":
                     found[name] |= {(op, unit): float(n) for unit, n in zip(CALLS, numbers, strict=True)}
     take_turns(sides, peers, setting.sizes(TURNS, TOY_TURNS), spend, f"host, {case}")

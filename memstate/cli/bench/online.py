@@ -219,7 +219,6 @@ class SglangOnline(SglangStates):
         form: As of `Online`. In a prefix cache, states and KV go to SGLang's tree. Otherwise the caller keeps the
             states, and there is no KV. Sessions are SGLang's streaming ones, which hold row and slots between turns.
         states: Whether requests have states. Without, the same functions do what is not about states.
-        adapted: As of `SglangStates`.
 
     Raises:
         ImportError: SGLang cannot be used.
@@ -229,13 +228,11 @@ class SglangOnline(SglangStates):
     _extend: Any = None  # batch of new requests
     _streams: Any = None  # what sessions hold
 
-    def __init__(
-        self, size: int, every: int, lazy: bool, changes: int, form: str, states: bool = True, adapted: bool = False
-    ) -> None:
+    def __init__(self, size: int, every: int, lazy: bool, changes: int, form: str, states: bool = True) -> None:
         self._form = FORMS[form]
         idle = size if self._form.uses == "sessions" else 0
         self._sessions = [load().Session(0, str(i), streaming=True) for i in range(2 * idle)]
-        super().__init__(size, every, lazy, due=0, adapted=adapted, states=states, idle=idle)
+        super().__init__(size, every, lazy, due=0, states=states, idle=idle)
         self._changes, self._names, self._cache = changes, count(size), radix_peer.load()
         self._kv: dict[str, torch.Tensor] = {}
         if idle:
@@ -344,7 +341,7 @@ class SglangOnline(SglangStates):
 
 
 def tasks(setting: Setting, there: bool) -> Iterator[Task]:
-    """Yields steps of each form, see `FORMS`; then SGLang's over our pool.
+    """Yields steps of each form, see `FORMS`.
 
     Args:
         setting: Where they run.
@@ -364,7 +361,3 @@ def tasks(setting: Setting, there: bool) -> Iterator[Task]:
             elif not form.beside and setting.compares(PLAIN):
                 peers = {PLAIN: partial(Online, setting, kind(EVERY), size, changes)}
             yield task(setting, case, ours, peers)
-    for label, (size, changes) in product(("ping-pong", "lazy"), cases) if there else ():
-        peer = partial(SglangOnline, size, EVERY, label == "lazy", changes, "")
-        case = f"R={size} {label}, {changes} changed, online, adapters"
-        yield task(setting, case, partial(peer, adapted=True), {NAME: peer})

@@ -3,8 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from memstate.cli.traces import BLOCK, TraceRequest
-
 COSTS = {  # heading -> figure of `Replayed`
     "forwards a prompt": "forwards_per_prompt", "states filed": "states_filed_per_request",
     "recomputed a turn": "recomputed_tokens_per_turn", "longest wait": "longest_wait", "us a match": "us_per_match",
@@ -89,21 +87,3 @@ def table(replayed: Sequence[Replayed]) -> list[dict[str, str | float | None]]:
 def part_of(progress: Progress | None, run: int, runs: int) -> Progress:
     """Returns what counts the requests of one of several replays among those of all."""
     return lambda done, total: progress(run * total + done, runs * total) if progress else None
-
-
-def ideal(requests: Sequence[TraceRequest], start: float = 0.0) -> float:
-    """Returns the block hit rate with room for everything.
-
-    A block is a hit if an earlier prompt had it, as far as all blocks before it are hits.
-    """
-    seen: set[int] = set()
-    hits = asked = 0
-    first = int(len(requests) * start)
-    for at, request in enumerate(requests):
-        ids = request.hash_ids[: request.input_length // BLOCK]
-        known = next((n for n, block in enumerate(ids) if block not in seen), len(ids))
-        if at >= first:
-            hits += known
-            asked += len(request.hash_ids)
-        seen.update(ids)
-    return hits / max(1, asked)

@@ -7,7 +7,7 @@ from statistics import median
 from memstate.checks import INT32_MAX, is_count
 from memstate.cli.policies import POLICIES, placement_of, prefix_of
 from memstate.cli.replay.foresight import Future
-from memstate.cli.replay.report import Progress, Replayed, ideal, part_of
+from memstate.cli.replay.report import Progress, Replayed, part_of
 from memstate.cli.replay.requests import Units, numbered, served
 from memstate.cli.replay.serving import InUnits, Serving
 from memstate.cli.traces import BLOCK, TraceRequest
@@ -84,7 +84,8 @@ def replay(
     return Replayed(
         policy=policy, placement=loop.placement, states=states, pages=pages, chunk=loop.chunk, every=loop.every,
         running=loop.running, start=start, requests=warm.requests, block_hit_rate=_share(warm.hits, warm.asked),
-        answer_hit_rate=_share(warm.answer_hits, warm.asked), ideal_hit_rate=ideal(requests, start),
+        answer_hit_rate=_share(warm.answer_hits, warm.asked),
+        ideal_hit_rate=_share(sum(one.known for one in given[first:]), warm.asked),
         whole_hit_rate=_share(cold.hits + warm.hits, cold.asked + warm.asked),
         forwards_per_prompt=_share(warm.forwards, warm.requests),
         states_filed_per_request=_share(warm.filed.total(), warm.requests), filed_by_kind=dict(warm.filed),

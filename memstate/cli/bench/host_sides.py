@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from memstate.cli.bench import host_peer
+from memstate.cli.bench import host_peer, radix_peer
 from memstate.cli.bench.clock import cpu_seconds
 from memstate.cli.bench.task import Figure, Setting, Task, take_turns
 from memstate.engine.capacity import STRATEGIES
@@ -166,14 +166,7 @@ def measure(
 
 def peer_can_run(setting: Setting) -> bool:
     """Whether SGLang is wanted and can run here; says on stderr why it cannot."""
-    if not setting.compares(host_peer.NAME) or setting.device.type != "cpu":
-        return False
-    try:
-        host_peer.load()
-    except ImportError as error:
-        print(f"host: measured without {host_peer.NAME}: {error}", file=sys.stderr)
-        return False
-    return True
+    return setting.device.type == "cpu" and radix_peer.can_run(setting, "host", host_peer.load)
 
 
 def task(setting: Setting, case: str, make: Callable[[], Side], make_peers: Mapping[str, Callable[[], Side]]) -> Task:

@@ -10,6 +10,7 @@ plans      the splits of a plan of memory, each with the hit rate of a trace
 
 from memstate.cli.replay.plans import rated
 from memstate.cli.replay.report import Replayed, table
-from memstate.cli.replay.runs import CLAIRVOYANT, NAMES, Loop, compare, replay
+from memstate.cli.replay.runs import CLAIRVOYANT, NAMES, compare, replay
+from memstate.cli.replay.serving import Loop
 
 __all__ = ["CLAIRVOYANT", "NAMES", "Loop", "Replayed", "compare", "rated", "replay", "table"]

@@ -1,7 +1,7 @@
 """Replays a trace under policies and sizes, and refuses what cannot be replayed before the first run."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import median
 
 from memstate.checks import INT32_MAX, is_count
@@ -9,7 +9,7 @@ from memstate.cli.policies import POLICIES, placement_of, prefix_of
 from memstate.cli.replay.foresight import Future
 from memstate.cli.replay.report import Progress, Replayed, part_of
 from memstate.cli.replay.requests import Units, numbered, served
-from memstate.cli.replay.serving import InUnits, Serving
+from memstate.cli.replay.serving import DEFAULT, InUnits, Loop, Serving
 from memstate.cli.traces import BLOCK, TraceRequest
 from memstate.errors import InvalidArgument
 
@@ -21,26 +21,9 @@ NAMES = (*POLICIES, CLAIRVOYANT)
 EVERY = f"a multiple of {BLOCK} tokens, a page of the replay, at most {INT32_MAX}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Loop:
-    """How the loop serves.
-
-    Args:
-        chunk: Tokens of a prefill chunk at most.
-        every: Tokens between two states of decode, a multiple of a block.
-        placement: Where prompts leave states; a name of `memstate.cli.policies.PLACEMENTS`, with tokens for N.
-        running: Requests that run at a time.
-    """
-
-    chunk: int = 8192
-    every: int = BLOCK
-    placement: str = "ends"
-    running: int = 1
-
-
 def replay(
     requests: Sequence[TraceRequest], states: int, pages: int, policy: str, start: float = 0.0,
-    progress: Progress | None = None, loop: Loop = Loop(),
+    progress: Progress | None = None, loop: Loop = DEFAULT,
 ) -> Replayed:  # fmt: skip
     """Replays a trace with room for so many states and pages.
 
@@ -69,10 +52,7 @@ def replay(
         prefix = future.prefix(states)
     else:
         prefix = prefix_of(policy, states, placement=InUnits(placement_of(loop.placement), units))
-    serving = Serving(
-        prefix, given, units, first=first, pages=pages, chunk=loop.chunk, every=loop.every, running=loop.running,
-        future=future,
-    )  # fmt: skip
+    serving = Serving(prefix, given, units, loop, first=first, pages=pages, future=future)
     done = 0
     while serving.busy:
         serving.turn()
@@ -108,7 +88,7 @@ def _us(seconds: Sequence[float]) -> float:
 
 def compare(
     requests: Sequence[TraceRequest], states: Sequence[int], pages: int, policies: Sequence[str], start: float = 0.0,
-    progress: Progress | None = None, loop: Loop = Loop(),
+    progress: Progress | None = None, loop: Loop = DEFAULT,
 ) -> list[Replayed]:  # fmt: skip
     """Replays a trace once for every policy and number of states.
 

@@ -18,7 +18,7 @@ from memstate.cli.bench.clock import DeviceClock, TooSlow
 from memstate.cli.compile import TARGETS
 from memstate.cli.tune import cost
 from memstate.cli.tune.check import ROWS, wrong
-from memstate.cli.tune.grid import combinations, key_of, model_for, most_trials, one_at_a_time
+from memstate.cli.tune.grid import combinations, key_of, model_for, one_at_a_time
 from memstate.cli.tune.tasks import findings
 from memstate.cli.workload import Model, Workload, fitting, make, model_of, toy_of
 from memstate.errors import ConfigurationError, InvalidArgument
@@ -133,7 +133,7 @@ def sweep(
         kernels: Names in `KERNELS`.
         target: Name in `TARGETS`.
         limit: How many configurations of each kernel, the default among these. None: all.
-        progress: Called with (done, most).
+        progress: Called with (done, total); the total grows when it is known what to combine.
         device: Where to try them. Default: the GPU if there is one.
         stopwatch: Measures a call. Default: a clock of the device. With one, launches are timed wherever they run.
         found: Called with each trial once it is made.
@@ -160,8 +160,7 @@ def sweep(
         stopwatch = lambda act: clock.alone(act).device  # noqa: E731  (with a cold cache, without the host's part)
     bench = _Ranking(model, target) if stopwatch is None else _Timing(model, device, stopwatch)
     first = [config for kernel in kernels for config in one_at_a_time(kernel, bench.timed, limit)]
-    most = sum(most_trials(kernel, bench.timed, limit) for kernel in kernels)
-    before, trials = bench.yardstick(), list[Trial]()
+    most, before, trials = len(first), bench.yardstick(), list[Trial]()
 
     def run(configs: Sequence[Config]) -> bool:
         """Tries configurations one after the other. Returns whether it came to the end."""

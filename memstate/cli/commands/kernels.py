@@ -8,7 +8,7 @@ import typer
 from typer import Argument, Option
 
 from memstate.cli import names
-from memstate.cli.options import BackendOption, Json, choose_backend, split_names
+from memstate.cli.options import BackendOption, Json, choose_backend, output_file, split_names
 from memstate.cli.output import complain, device_of, emit, fail, one_line_errors, progress
 
 
@@ -69,7 +69,9 @@ def tune(
     model: Annotated[str, Option(help="Preset whose states the kernels run on.")] = "qwen3_next",
     target: Annotated[str, Option(help="Target to compile for where there is no GPU.")] = "sm_90",
     limit: Annotated[int | None, Option(help="Number of configurations of each kernel. Default: all.")] = None,
-    plot: Annotated[str | None, Option(help="Draw the result into this file (.svg, .png or .pdf).")] = None,
+    plot: Annotated[
+        str | None, Option(callback=output_file, help="Draw the result into this file (.svg, .png or .pdf).")
+    ] = None,
     dry_run: Annotated[bool, Option("--dry-run", metavar="", help="Store nothing.")] = False,
     json_path: Json = None,
 ) -> None:

@@ -34,9 +34,11 @@ class RecordFormat:
     Args:
         kind: "state" or "kv".
         layout: Layout of a slot, or of a page as if it were a slot, in any order. The body is always in slot order,
-            aligned
-            to 16 bytes.
+            aligned to 16 bytes.
         fingerprint: What `memstate.tiers.keys.fingerprint` returns.
+
+    Attributes:
+        nbytes: Bytes of a record, header and body.
 
     Raises:
         InvalidArgument: There is no such kind, or the fingerprint is not 32 bytes.
@@ -59,24 +61,15 @@ class RecordFormat:
         unpadded = _FIXED.size + _NUMBER.size * (len(layout.planes) + 1)
         self.header_bytes = -(-unpadded // HEADER_UNIT) * HEADER_UNIT
         self.body_bytes = self.layout.bytes_per_slot
+        self.nbytes = self.header_bytes + self.body_bytes
         self._crcs = struct.Struct(f"<{len(layout.planes)}I")
-        rows = [(row.offset, row.payload, row.padding, row.layer_stride) for row in self.layout.table()]
-        starts = [[self.header_bytes + at + n * step for n in range(layout.layers)] for at, _, _, step in rows]
-        self._blocks = [
-            [slice(start, start + payload + padding) for start in of_plane]
-            for (_, payload, padding, _), of_plane in zip(rows, starts, strict=True)
-        ]
-        self._padding = [
-            slice(start + payload, start + payload + padding)
-            for (_, payload, padding, _), of_plane in zip(rows, starts, strict=True)
-            for start in of_plane
-            if padding
-        ]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of a record, header and body."""
-        return self.header_bytes + self.body_bytes
+        self._blocks: list[list[slice]] = []  # of each plane
+        self._padding: list[slice] = []
+        for row in self.layout.table():
+            size, first = row.payload + row.padding, self.header_bytes + row.offset
+            starts = [first + n * row.layer_stride for n in range(layout.layers)]
+            self._blocks.append([slice(start, start + size) for start in starts])
+            self._padding += [slice(start + row.payload, start + size) for start in starts if row.padding]
 
     def __repr__(self) -> str:
         return f"RecordFormat({self.kind}, {format_bytes(self.nbytes)} with {self.header_bytes} B header)"

@@ -103,13 +103,14 @@ class WriteBack:
 
     def advance(self) -> None:
         """Finishes writes that are done, and begins others. Never waits."""
-        for job in [each for each in self._writing if each[2].done]:
-            self._writing.remove(job)
-            self._end(*job)
+        for cache, entries, job in [each for each in self._writing if each[2].done]:
+            self._writing.remove((cache, entries, job))
+            cache.pool.unuse(entry.record for entry in entries)
+            cache.unpin(*entries)
+            self._count(entries, job)
         while self._waiting and (batch := self._next()):
             cache, entries = batch
-            for entry in entries:
-                cache.pin(entry)
+            cache.pin(*entries)
             cache.pool.use(entry.record for entry in entries)
             self._writing.append((cache, entries, self._workers.submit(write, self._store, cache, entries)))
         self._told.write_due()
@@ -131,12 +132,6 @@ class WriteBack:
             else:
                 self.missed += 1
         return (cache, entries) if entries else None
-
-    def _end(self, cache: RecordCache, entries: Sequence[CachedRecord], job: Job) -> None:
-        cache.pool.unuse(entry.record for entry in entries)
-        for entry in entries:
-            cache.unpin(entry)
-        self._count(entries, job)
 
     def _count(self, entries: Sequence[CachedRecord], job: Job) -> None:
         error = job.error or (CancelledError() if job.cancelled else None)

@@ -32,7 +32,7 @@ def play(name: str, rank: int, ranks: int) -> dict[str, Any]:
     """Runs a scenario; returns the length and the poll in which each of two prefetches ended."""
     last = rank == ranks - 1
     own, common = SCENARIOS[name]
-    rig = Rig(**{"settings": WAIT, "workers": 1} | common | (own if last else {}), agreement=Ranks(timeout=30.0))
+    rig = Rig(**{"settings": WAIT, "workers": 1} | common | (own if last else {}), ranks=Ranks(timeout=30.0))
     keys = digests(f"{name} {rank}", 64)
     rig.stock(keys, range(64), [512, 592, 768] if last else [512, 592, 1024])
     fetches, ended = [], {}
@@ -57,7 +57,7 @@ def play(name: str, rank: int, ranks: int) -> dict[str, Any]:
 
 def lose(rank: int, ranks: int) -> dict[str, Any]:
     """The last rank goes away in the middle of it; the others say so once and hold nothing."""
-    rig = Rig(WAIT, workers=1, agreement=Ranks(timeout=30.0))
+    rig = Rig(WAIT, workers=1, ranks=Ranks(timeout=30.0))
     keys = digests(f"lost {rank}", 64)
     rig.stock(keys, range(64), [1024])
     fetch, lost = rig.start(1024, keys), 0
@@ -71,7 +71,7 @@ def lose(rank: int, ranks: int) -> dict[str, Any]:
             lost += 1
         rig.clock.advance(1)
     rig.check()
-    return {"lost": lost, "outcome": str(fetch.outcome), "free": rig.kv.pool.free + rig.kv.pool.waiting}
+    return {"lost": lost, "outcome": str(fetch.outcome), "free": rig.kv.pool.records - rig.kv.pool.claimed}
 
 
 def main() -> None:

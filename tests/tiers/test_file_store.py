@@ -3,7 +3,7 @@
 import os
 import random
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ import torch
 
 from memstate import Plane, StateLayout
 from memstate.errors import InvalidArgument
-from memstate.tiers.records import FLAWS, Kind, RecordFormat
+from memstate.tiers.records import FLAWS, RecordFormat
 from memstate.tiers.stores.base import Outcome
 from memstate.tiers.stores.file import FileStore
 from tests.support.file_case import OLD, files, get, holds, key, keys, place, put, record
@@ -34,12 +34,6 @@ def test_what_was_put_comes_back(size: int, store: FileStore, tmp_path: Path) ->
     assert [b.tobytes() for b in buffers[:3]] == [d.tobytes() for d in data[:3]]
     assert not store.faults and not other.faults
     store.close()
-
-
-def test_empty_batches(store: FileStore) -> None:
-    assert (store.exists([]), store.get([], []), store.put([], [])) == ([], [], [])
-    store.discard([])
-    store.register(torch.empty(8, dtype=torch.uint8))
 
 
 def test_a_record_that_is_there_stays(store: FileStore) -> None:
@@ -81,23 +75,6 @@ def test_names_that_no_record_gets_are_refused(name: Any, store: FileStore) -> N
         with pytest.raises(InvalidArgument, match="expected a name"):
             call(names, *more)
     assert files(store) == before
-
-
-@pytest.mark.parametrize("kind", get_args(Kind))
-def test_what_formats_call_records_is_a_file(kind: Kind, store: FileStore) -> None:
-    name = RecordFormat(kind, FORM.layout, bytes(32)).name(KEY)
-    assert put(store, name, record(0)) is DONE and holds(store, name, record(0))
-    assert [path.name for path in files(store)] == [name]
-
-
-@pytest.mark.parametrize(
-    "buffers", [[], [record(0)] * 2, [record(0).view(np.int8)], [record(0)[::2]], [record(0).reshape(10, 10)]]
-)
-def test_buffers_that_are_no_bytes_are_refused(buffers: list[Any], store: FileStore) -> None:
-    for call in (store.get, store.put):
-        with pytest.raises(InvalidArgument):
-            call(keys(["a"]), buffers)
-    assert not files(store)
 
 
 def test_repr_has_no_path_of_records(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """States as records: round trips of every layout, bit for bit, through memory in which every other byte must stay."""
 
-import gc
-
 import pytest
 import torch
 
@@ -61,33 +59,6 @@ def test_B66_round_trip_in_given_memory(backend: Backend, generator: torch.Gener
     engine.expect(4, 1)
     engine.expect(2, 3)
     engine.check()
-
-
-def test_B66_one_plane_of_3_bytes_in_many_layers(backend: Backend, generator: torch.Generator) -> None:
-    layout = StateLayout([Plane("odd", (3,), torch.int8)], 70)
-    storage = filled(layout, 4, backend, generator)
-    round_trip(storage, generator)
-    packing = Packing(storage)
-    assert (packing.nbytes, packing.layers) == (70 * 16, 70)
-
-
-def test_planes_without_bytes_make_records_without_bytes(backend: Backend, generator: torch.Generator) -> None:
-    storage = filled(StateLayout([Plane("no", (0, 3), torch.float32)], 2), 4, backend, generator)
-    assert Packing(storage).nbytes == 0
-    round_trip(storage, generator)
-
-
-def test_a_body_is_a_slot_of_a_slot_major_arena(backend: Backend, generator: torch.Generator) -> None:
-    storage = filled(StateLayout(SMALL, 3, "slot_major"), 4, backend, generator)
-    packing = Packing(storage)
-    slots = storage.arenas[0].view(5, packing.nbytes)
-    for row in packing.layout.table():  # padding of the arena is rubbish, that of a record is not written
-        for layer in range(3):
-            start = row.offset + layer * row.layer_stride + row.payload
-            slots[:, start : start + row.padding] = 0
-    records = Records(packing, generator)
-    packing.pack(None, ids(storage, 3, 2), ids(storage, 1, 3), records.bodies)
-    assert torch.equal(records.bodies[[1, 3]], slots[[3, 2]])
 
 
 def test_B66_registers_padding_and_places(backend: Backend, generator: torch.Generator) -> None:
@@ -197,12 +168,3 @@ def test_memory_that_comes_back_less_aligned_is_refused(backend: Backend) -> Non
     with pytest.raises(LayoutMismatch, match="expected a multiple of 16 bytes"):
         storage.wake()
     assert storage.asleep
-
-
-def test_a_packing_that_nobody_uses_is_forgotten(backend: Backend) -> None:
-    storage = Planes(StateLayout(SMALL, 2), 2, backend)
-    packings = [Packing(storage) for _ in range(3)]
-    assert len(storage.memory._followers) == 3
-    del packings[1:]
-    gc.collect()
-    assert list(storage.memory._followers) == [inside.record_table(packings[0])]

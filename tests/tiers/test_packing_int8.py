@@ -1,14 +1,13 @@
 """States as records with int8 planes: round trips of presets to half a step of the scale; all else exactly."""
 
 import random
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
 import memstate as ms
-from memstate.errors import Asleep, InvalidArgument, LayoutMismatch
+from memstate.errors import InvalidArgument
 from memstate.kernels.dispatch import Backend
 from memstate.prefix.policies import Lru
 from memstate.state.layout import Order, Plane, StateLayout
@@ -17,7 +16,7 @@ from memstate.tiers.host.packing import Packing
 from tests.kernels.test_copy import ORDERS
 from tests.support.build import build
 from tests.support.given import FORMS, Engine
-from tests.support.packed import PRESETS, Records, body_mask, filled, ids, toy
+from tests.support.packed import Records, body_mask, filled, ids, toy
 from tests.support.serving import PAGE
 
 # The axis of values, in the ssm plane of each preset that has one: `head key value`, `head dim state`, `channel state`.
@@ -50,10 +49,6 @@ def layers_of(storage: Planes, name: str, slot: int) -> Tensor:
 
 def same_bytes(left: Tensor, right: Tensor) -> bool:
     return torch.equal(left.view(torch.uint8), right.view(torch.uint8))
-
-
-def test_every_preset_with_a_state_has_an_axis() -> None:
-    assert sorted(AXES) == sorted(name for name in PRESETS if len(toy(name).planes) > 1)
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -169,34 +164,6 @@ def test_B66_empty_registers_give_zeros_and_take_nothing(backend: Backend, gener
         assert changed == [(layer, 2) for layer in range(3)]
 
 
-def test_tables_follow_addresses(backend: Backend, generator: torch.Generator) -> None:
-    storage = numbers(filled(TWO, 3, backend, generator), generator, ("ssm", "m"))
-    packing = Packing(storage, {"ssm": 2})
-    records, column = Records(packing, generator), ids(storage, 1)
-    packing.pack(None, column, column, records.bodies)
-    (table,) = [scaled.map.layers for scaled in packing._scaled]
-    before, strides = records.bodies.clone(), table[:, 1].clone()
-    storage.sleep()
-    with pytest.raises(Asleep):
-        packing.pack(None, column, column, records.bodies)
-    table.zero_()
-    storage.wake()
-    assert packing._scaled[0].map.layers is table and torch.equal(table[:, 1], strides)
-    records.bodies.zero_()
-    packing.pack(None, column, column, records.bodies)
-    assert torch.equal(records.bodies, before)
-
-
-def test_memory_that_comes_back_less_aligned_is_refused(backend: Backend) -> None:
-    storage = Planes(StateLayout([Plane("ssm", (4,), torch.float32)], 2), 2, backend)
-    packing = Packing(storage, {"ssm": 0})
-    table = packing._scaled[0]
-    assert table.map.unit == 16
-    table._tensors = tuple(tensor[..., 1:] for tensor in table._tensors)
-    with pytest.raises(LayoutMismatch, match="expected a multiple of 16 bytes"):
-        table.require_alignment()
-
-
 @pytest.mark.parametrize(
     ("int8", "problem"),
     [({"sssm": 0}, r"no planes \['sssm'\] in \['conv', 'ssm', 'm'\]"), ({"ssm": 3}, r"axis 3 of Plane\(ssm.* 3 axes"),
@@ -279,17 +246,3 @@ def test_B66_int8_states_come_back_within_half_a_step(backend: Backend) -> None:
     assert figures.host_hit_tokens == 3 * 2 * PAGE
     assert mem.tiers.host.states.pool.nbytes < LAYOUT.bytes_per_slot
     mem.close()
-
-
-@pytest.mark.sample(None, interpreter=0)
-def test_int8_records_outlive_the_process(backend: Backend, tmp_path: Path) -> None:
-    prompt = list(range(2 * PAGE + 1))
-    mem = manager(backend, host_slots=4, store=ms.FileStore(tmp_path))
-    compute(mem, prompt, backend)
-    mem.close()
-    again = manager(backend, host_slots=4, store=ms.FileStore(tmp_path))
-    fetch = again.prefetch(prompt)
-    while not fetch.done:
-        again.poll()
-    come_back(again, prompt, backend)
-    again.close()

@@ -187,25 +187,6 @@ def test_garbage_never_raises(data: bytes, at: int) -> None:
     assert (STATE.flaw(record, KEY, LENGTH) == "") == (record.tobytes() == before)
 
 
-def test_memory_that_cannot_be_written_can_be_checked() -> None:
-    record = np.frombuffer(sealed(STATE, length=np.int64(LENGTH)).tobytes(), np.uint8)
-    assert STATE.flaw(record, KEY, LENGTH) == ""
-
-
-def test_zero_padding_changes_padding_alone() -> None:
-    before = garbage(STATE.nbytes, 3)
-    buffer, marks = before.copy(), payload(STATE)
-    STATE.zero_padding(buffer)
-    marks[: STATE.header_bytes] = True
-    assert (buffer[marks] == before[marks]).all() and not buffer[~marks].any() and (~marks).any()
-
-
-def test_names_say_the_kind_and_the_key() -> None:
-    assert STATE.name(KEY) == f"state-{KEY.hex()}"
-    assert RecordFormat("kv", SMALL, PRINT).name(KEY) == f"kv-{KEY.hex()}"
-    assert re.fullmatch(r"[A-Za-z0-9_-]{1,100}", STATE.name(KEY))
-
-
 BUFFERS = [garbage(STATE.nbytes - 1), garbage(STATE.nbytes + 1), garbage(2 * STATE.nbytes)[::2],
            garbage(STATE.nbytes).view(np.int8), garbage(STATE.nbytes).reshape(2, -1)]  # fmt: skip
 REFUSED: list[tuple[Any, Any, str]] = [  # a call, the buffer, the message

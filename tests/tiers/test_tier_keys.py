@@ -38,18 +38,6 @@ def test_values_are_those_of_every_other_process() -> None:
     ]
 
 
-@pytest.mark.parametrize("page", [1, 4, 16])
-@pytest.mark.parametrize("length", [0, 1, 4, 15, 16, 17, 64])
-def test_digests_chain_whole_pages(page: int, length: int) -> None:
-    keys, key = Keys(KEYS.fingerprint, page), tokens(length, page)
-    digest, expected = blake2b(KEYS.fingerprint + encode("salt"), digest_size=32).digest(), []
-    for number in range(length // page):
-        whole_page = key[number * page * 8 : (number + 1) * page * 8]
-        digest = blake2b(digest + whole_page, digest_size=32).digest()
-        expected.append(digest)
-    assert keys.of(Prompt(key, "salt")) == expected
-
-
 def test_a_digest_stands_for_all_tokens_before_it() -> None:
     key = tokens(32, 1)
     whole = KEYS.of(Prompt(key, None))
@@ -77,14 +65,6 @@ def test_what_is_known_is_not_computed_again(known: int, monkeypatch: pytest.Mon
     given_digests = tuple(whole[:known])
     assert KEYS.of(Prompt(key, "salt"), given_digests) == whole
     assert len(calls) == 9 - known + (not known) and calls[not known :] == [32 + 4 * 8] * (9 - known)
-
-
-def test_more_may_be_known_than_is_asked_for() -> None:
-    key = tokens(16, 3)
-    whole = KEYS.of(Prompt(key, None))
-    assert KEYS.of(Prompt(key[:71], None), whole) == whole[:2]
-    assert KEYS.of(Prompt(b"", None), whole) == []
-    assert KEYS.of(Prompt(key, None), whole) is not whole  # nobody else's list
 
 
 SALTS = st.recursive(

@@ -8,15 +8,11 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-import torch
 
 import memstate as ms
 from memstate.errors import Asleep
 from memstate.kernels.dispatch import Backend
-from memstate.tiers.settings import Tiers
-from memstate.tiers.stores.base import NoStore, Outcome
-from memstate.tokens import Prompt
-from tests.support.build import build
+from memstate.tiers.stores.base import Outcome
 from tests.support.serving import PAGE
 from tests.support.tiered import T, Tiered, filled, settle, whole
 from tests.support.virtual import ByHand, Clock, MemoryStore, Workers
@@ -64,23 +60,6 @@ def test_storage_that_fails_is_counted_and_host_memory_serves_on(plain: Backend)
     fetch = at.mem.prefetch(whole(9, 5))
     at.work()
     assert fetch.done and fetch.length == 0 and at.tiers.prefetch.failures == 1  # type: ignore[union-attr]
-
-
-def test_what_is_evicted_before_its_turn_is_missed_and_not_written(plain: Backend) -> None:
-    jobs, store = ByHand(), MemoryStore()
-    at = virtual(plain, store, jobs, tiers={"host_slots": 1, "host_pages": 2, "write": "back"})
-    at.cache_prompts(ONE)
-    at.cache.evict_states(1)
-    at.mem.submit()
-    assert at.below.writeback is not None and at.below.writeback.pending == 0, "before the poll nobody has heard of it"
-    at.mem.poll()
-    assert at.below.writeback.pending == 3 and len(jobs.jobs) == 1
-    at.work()  # one page: of two records one may be pinned at a time
-    at.give_up(pages=60)
-    at.cache_prompts(whole(2))
-    at.below.host.kv.evict(9)  # type: ignore[union-attr]
-    at.drain()
-    assert at.tiers.written + at.tiers.write_missed == 3 and len(store.records) == at.tiers.written
 
 
 def test_writes_that_take_seconds_hold_nobody_up(plain: Backend) -> None:
@@ -204,36 +183,3 @@ def test_whatever_put_answers_is_a_failure_at_most(answer: Any, plain: Backend) 
     at.mem.poll()
     at.drain()
     assert at.tiers.write_failed == 3 and at.tiers.written == 0  # a state and two pages
-
-
-def test_an_executor_that_was_shut_down_loses_writes_alone(plain: Backend) -> None:
-    executor = ByHand()
-    at = Tiered(plain, tiers={"store": MemoryStore(), "executor": executor})
-    at.cache_prompts(whole(1))
-    executor.submit = Mock(side_effect=RuntimeError("shut down"))  # type: ignore[method-assign]
-    at.mem.submit()
-    at.mem.poll()
-    at.mem.poll()
-    assert at.tiers.write_failed == 3
-
-
-def test_records_of_one_axis_are_strangers_to_another(tmp_path: Path) -> None:
-    """Both axes of a square plane leave scales of the same size. Exact records are others too."""
-    layout = ms.StateLayout((ms.Plane("ssm", (2, 8, 8), torch.float32),), layers=1)
-    marks, usual = set(), {"slots": 2, "max_requests": 1, "page_size": PAGE}
-    for int8 in ({}, {"ssm": 0}, {"ssm": 1}, {"ssm": 2}):
-        mem = build(layout, **usual, prefix=ms.Prefix(), tiers=Tiers("toy", 2, int8=int8, store=ms.FileStore(tmp_path)))
-        assert mem.tiers is not None
-        marks.add(mem.tiers.host.digests(Prompt(bytes(8 * PAGE), None), mem.match(range(PAGE)))[0])
-        mem.close()
-    assert len(marks) == 4
-
-
-def test_no_store_keeps_nothing() -> None:
-    store, memory = NoStore(), torch.zeros(4, dtype=torch.uint8)
-    store.register(memory)
-    assert store.exists(["a", "b"]) == [False, False]
-    assert store.get(["a"], [memory.numpy()]) == [Outcome.MISSING]
-    assert store.put(["a"], [memory.numpy()]) == [Outcome.FAILED]
-    store.discard(["a"])
-    store.close()

@@ -34,32 +34,6 @@ def test_a_reset_empties_host_memory_and_leaves_storage(name: str, plain: Backen
     at.mem.close()
 
 
-def test_a_state_that_was_due_when_everything_was_reset_is_forgotten(plain: Backend) -> None:
-    at = Tiered(plain, slots=6)
-    at.cache_prompts(ONE, poll=False)
-    at.mem.recover(keep=False)
-    at.text.clear()
-    at.cache_prompts(whole(2), poll=False)  # in the same register
-    settle(at)
-    assert at.keeps() == {tuple(whole(2))}
-
-
-def test_clearing_host_memory_leaves_the_device(plain: Backend) -> None:
-    at = below(plain, "redirect", *BOTH, **ONE_GONE)
-    row = at.start([*ONE, 1])  # whose state came up and has not been read
-    moved = at.moved
-    at.below.clear()
-    assert at.keeps() == at.keeps_pages() == set() and at.tiers.evicted_states == 2
-    at.run([row], publish=False)
-    assert at.mem.match([*T[:16], 1]).length == 16
-    at.look()
-    at.mem.end([row])
-    settle(at)
-    assert at.moved == moved, "what is on the device goes down when it is evicted"
-    at.give_up()
-    assert at.keeps() == {tuple(ONE), tuple(T[:16])}
-
-
 @pytest.mark.parametrize("keep", [True, False])
 @every_strategy
 def test_host_memory_outlives_sleep(name: str, keep: bool, plain: Backend) -> None:

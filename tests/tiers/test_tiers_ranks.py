@@ -12,7 +12,6 @@ from memstate.errors import InvalidArgument
 from memstate.kernels.dispatch import Backend
 from memstate.tiers import manager
 from memstate.tiers.keys import Keys, fingerprint
-from memstate.tiers.prefetch import agreement
 from memstate.tokens import Prompt, encode
 from tests.support.build import on
 from tests.support.planes import LAYOUT
@@ -46,7 +45,7 @@ def test_ranks_start_alike_with_host_memory_and_storage_that_differ(ranks: int, 
 @pytest.fixture
 def keyed(monkeypatch: pytest.MonkeyPatch, plain: Backend) -> Tiered:
     """A rank of two, whose fellow always agrees; a prompt of four pages and one token has gone down."""
-    monkeypatch.setattr(manager, "Ranks", lambda group: agreement.Alone())
+    monkeypatch.setattr(manager, "Ranks", lambda group: None)
     at = Tiered(plain, tiers={"rank": 0, "ranks": 2, "group": object()}, every=PAGE)
     at._keys = Keys(fingerprint("toy", LAYOUT, KV, at.page, 0, 2), at.page)
     at.cache_prompts(PROMPT)
@@ -126,7 +125,7 @@ def test_what_was_agreed_on_is_nothing_once_a_record_is_gone(keyed: Tiered) -> N
 @pytest.fixture
 def stocked(plain: Backend, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tiered]:
     """A rank whose fellow always agrees, with room for one prompt in host memory; two lie in storage."""
-    monkeypatch.setattr(manager, "Ranks", lambda group: agreement.Alone())
+    monkeypatch.setattr(manager, "Ranks", lambda group: None)
     place = {"rank": 0, "ranks": 2, "group": object(), "store": MemoryStore()}
     keys = Keys(fingerprint("toy", LAYOUT, KV, PAGE, 0, 2), PAGE)
     first = Tiered(plain, tiers=place)

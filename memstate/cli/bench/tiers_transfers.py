@@ -43,16 +43,15 @@ class _Ways:
         self.pool = RecordPool(records, form.nbytes, pinned=on_gpu)
         self.records = self.pool.claim(records)
         self.bodies = self.pool.memory[:, form.header_bytes :]
-        packing = Packing(self.planes)
-        self.transfers = Transfers(self.planes, packing, self.pool, form.header_bytes, STAGING)
         slots = torch.cat([torch.zeros(1, dtype=torch.int32), torch.randperm(records, dtype=torch.int32) + 1])
         self.slots, self.registers = slots.to(self.planes.device), list(range(1, records + 1))
+        self.transfers = Transfers(Packing(self.planes), self.pool, STAGING, self.slots)
 
     def out(self) -> None:
-        self.transfers.out(self.slots, self.registers, self.records).synchronize()
+        self.transfers.out(self.registers, self.records).synchronize()
 
     def into(self) -> None:
-        self.transfers.into(self.slots, self.registers, self.records).synchronize()
+        self.transfers.into(self.registers, self.records).synchronize()
 
     def end(self) -> None:
         self.transfers.end(self.records)

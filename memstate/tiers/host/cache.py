@@ -67,11 +67,10 @@ class RecordCache:
         ]
         if self._pinned != (pinned := sum(entry.pins > 0 for entry in self._entries.values())):
             found.append(f"{self._pinned} host records ({self.form.kind}) are counted as pinned, {pinned} have pins")
-        used = self.pool.records - self.pool.free - self.pool.waiting
-        if used != len(self._entries) + claimed:
+        if self.pool.claimed != len(self._entries) + claimed:
             found.append(
-                f"{used} host records ({self.form.kind}) are claimed; {len(self._entries)} are cached and {claimed} "
-                "are being filled"
+                f"{self.pool.claimed} host records ({self.form.kind}) are claimed; {len(self._entries)} are cached and "
+                f"{claimed} are being filled"
             )
         return found
 

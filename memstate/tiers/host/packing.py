@@ -100,7 +100,7 @@ class Packing:
     Attributes:
         layout: The body of a record, as one slot of it.
         nbytes: Bytes of a body.
-        layers: Layers of the layout.
+        memory: Where the slots lie.
 
     Raises:
         Asleep: The planes' memory is released.
@@ -117,15 +117,15 @@ class Packing:
 
     def __init__(self, planes: Planes, int8: Mapping[str, int] | None = None) -> None:
         planes.memory.require_awake("packing")
-        self._memory, self.backend, self.device = planes.memory, planes.backend, planes.device
+        self.memory, self.backend, self.device = planes.memory, planes.backend, planes.device
         int8 = dict(int8 or {})
         self.layout = in_records(planes.layout, int8)
-        self.nbytes, self.layers = self.layout.bytes_per_slot, self.layout.layers
-        exact = [region for region in self._memory.regions if region.plane.name not in int8]
+        self.nbytes = self.layout.bytes_per_slot
+        exact = [region for region in self.memory.regions if region.plane.name not in int8]
         self._table = RecordTable(exact, self.layout, self.device)
-        self._scaled = [ScaledTable(self._memory.of(name), int8[name], self.layout, self.device) for name in int8]
+        self._scaled = [ScaledTable(self.memory.of(name), int8[name], self.layout, self.device) for name in int8]
         for table in (self._table, *self._scaled):
-            self._memory.follow(table)
+            self.memory.follow(table)
 
     def pack(self, slots: Tensor | None, index: Tensor, places: Tensor, out: Tensor) -> None:
         """Copies slots into the bodies of records; see `memstate.kernels.pack.pack_slots`.
@@ -144,7 +144,7 @@ class Packing:
 
         Syncs: no.
         """
-        self._memory.require_awake("pack")
+        self.memory.require_awake("pack")
         if self._table.map.pieces or not self._scaled:
             self.backend.pack_slots(self._table.map, slots, index, places, out)
         for table in self._scaled:
@@ -165,7 +165,7 @@ class Packing:
 
         Syncs: no.
         """
-        self._memory.require_awake("unpack")
+        self.memory.require_awake("unpack")
         if self._table.map.pieces or not self._scaled:
             self.backend.unpack_slots(self._table.map, slots, index, places, source)
         for table in self._scaled:
@@ -173,7 +173,7 @@ class Packing:
 
     def __repr__(self) -> str:
         planes = ", ".join(plane.name for plane in self.layout.planes)
-        return f"Packing({planes} x {self.layers} layers, {format_bytes(self.nbytes)} a record)"
+        return f"Packing({planes} x {self.layout.layers} layers, {format_bytes(self.nbytes)} a record)"
 
 
 def scales_of(plane: str) -> str:

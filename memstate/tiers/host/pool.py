@@ -34,8 +34,8 @@ class RecordPool:
         >>> records = pool.claim(2)
         >>> pool.use(records)
         >>> pool.release(records)
-        >>> pool.free, pool.waiting
-        (2, 2)
+        >>> pool.free, pool.claimed  # two wait
+        (2, 0)
         >>> pool.unuse(records)
         >>> pool
         RecordPool(4 of 4 records free, 256 bytes each)
@@ -63,9 +63,8 @@ class RecordPool:
     def reset(self) -> None:
         """Makes every record free. Call it only while nothing reads or writes them."""
         self._free = list(range(self.records))
-        self._claimed = bytearray(self.records)
+        self._claimed: set[int] = set()
         self._users: Counter[int] = Counter()
-        self._waiting: set[int] = set()  # released while in use
 
     def _lock(self) -> None:
         """Page-locks the memory for the life of this pool.
@@ -90,9 +89,9 @@ class RecordPool:
         return len(self._free)
 
     @property
-    def waiting(self) -> int:
-        """Records that were released while in use: they will be free."""
-        return len(self._waiting)
+    def claimed(self) -> int:
+        """Records that were claimed and not released. The rest that is not free was released while in use."""
+        return len(self._claimed)
 
     def buffer(self, record: int) -> Bytes:
         """Returns the bytes of a record in host memory, uint8 `byte`."""
@@ -108,8 +107,7 @@ class RecordPool:
         if not 0 <= n <= self.free:
             raise InvalidArgument(f"claim of {n} host records, {self.free} of {self.records} are free")
         records = [heapq.heappop(self._free) for _ in range(n)]
-        for record in records:
-            self._claimed[record] = 1
+        self._claimed.update(records)
         return records
 
     def release(self, records: Sequence[int]) -> None:
@@ -118,14 +116,12 @@ class RecordPool:
         Raises:
             InvalidArgument: A record is not claimed, or named twice; nothing changed.
         """
-        if len(set(records)) != len(records) or not all(0 <= r < self.records and self._claimed[r] for r in records):
+        if len(set(records)) != len(records) or not self._claimed.issuperset(records):
             raise InvalidArgument(f"release of host records {list(records)}: not claimed, or named twice")
+        self._claimed.difference_update(records)
         for record in records:
-            self._claimed[record] = 0
-            if self._users[record]:
-                self._waiting.add(record)
-            else:
-                self._give(record)
+            if record not in self._users:
+                heapq.heappush(self._free, record)
 
     def use(self, records: Iterable[int]) -> None:
         """Marks records as read or written from now on."""
@@ -137,15 +133,10 @@ class RecordPool:
             self._users[record] -= 1
             assert self._users[record] >= 0, f"record {record} is not in use"
             if not self._users[record]:
-                self._give(record)
+                del self._users[record]
+                if record not in self._claimed:
+                    heapq.heappush(self._free, record)
 
     def in_use(self, record: int) -> bool:
         """Tells whether a record is being read or written."""
-        return self._users[record] > 0
-
-    def _give(self, record: int) -> None:
-        del self._users[record]
-        if self._claimed[record]:
-            return
-        self._waiting.discard(record)
-        heapq.heappush(self._free, record)
+        return record in self._users

@@ -67,15 +67,13 @@ class Read(NamedTuple):
     why: str = ""
 
 
-def ask(
-    store: Store, kv: RecordFormat | None, states: RecordFormat | None, question: Question, chunk: int, over: Over
-) -> Answer:
+def ask(store: Store, kv: RecordFormat, states: RecordFormat, question: Question, chunk: int, over: Over) -> Answer:
     """Asks storage what it has of a prompt, as far as its KV has no gap; runs in a thread.
 
     Args:
         store: The storage.
-        kv: Format of KV pages, None where no page is asked for.
-        states: Format of states, None where no state is asked for.
+        kv: Format of KV pages.
+        states: Format of states.
         question: What to ask.
         chunk: Records a call of the store.
         over: Tells whether the prefetch is over, which ends the work early.
@@ -99,8 +97,7 @@ def ask(
     return Answer(found, ends, _reasons(store, before))
 
 
-def _exist(store: Store, form: RecordFormat | None, keys: Sequence[bytes]) -> list[bool]:
-    assert form is not None, "only what has a format is asked for"
+def _exist(store: Store, form: RecordFormat, keys: Sequence[bytes]) -> list[bool]:
     return _answered(store.exists([form.name(key) for key in keys]), len(keys))
 
 

@@ -253,7 +253,7 @@ class Below(Prefetches):
         model, size = self.model, self.settings.page_size
         packed = {register for shelf, due in given if shelf is not self.pages for register, _ in due}
         named = any(model.named(register) for register in packed)
-        if named and model.waits:  # pages do not wait
+        if named:  # pages do not wait
             self._send([(shelf, due) for shelf, due in given if shelf is self.pages])
             given = [(shelf, due) for shelf, due in given if shelf is not self.pages]
         parts = [(shelf, [item for _, item in due]) for shelf, due in given if shelf and due]

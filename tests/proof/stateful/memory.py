@@ -572,7 +572,7 @@ class Lower:
             pool = cache.pool
             users = {record: n for record, n in pool._users.items() if n}
             same(f"free {shelf.kind} records", sorted(pool._free), sorted(shelf.free))
-            same(f"waiting {shelf.kind} records", pool._waiting, shelf.waiting)
+            same(f"waiting {shelf.kind} records", set(users) - pool._claimed, shelf.waiting)
             same(f"{shelf.kind} records in use", users, {record: n for record, n in shelf.users.items() if n})
             same("evictable", cache.evictable, len(shelf.loose))
             self._look_at_bytes(kind, pool, {item.record: item.key for item in shelf.items if item.filled}, header)

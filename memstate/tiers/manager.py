@@ -519,8 +519,8 @@ class TierManager(NotCopied, Shown):
         Syncs: no.
         """
         pins = Counter[CachedRecord]()
-        for load in self.host.loads:
-            pins.update(load.entries)
+        for moved in (*self.host.loads, *self.host.backups):
+            pins.update(moved.entries)
         for action in self._commands.waiting:
             pins.update(action.keeps if isinstance(action, Action) else ())
         if self.writeback is not None:

@@ -105,13 +105,11 @@ class WriteBack:
         """Finishes writes that are done, and begins others. Never waits."""
         for cache, entries, job in [each for each in self._writing if each[2].done]:
             self._writing.remove((cache, entries, job))
-            cache.pool.unuse(entry.record for entry in entries)
             cache.unpin(*entries)
             self._count(entries, job)
         while self._waiting and (batch := self._next()):
             cache, entries = batch
             cache.pin(*entries)
-            cache.pool.use(entry.record for entry in entries)
             self._writing.append((cache, entries, self._workers.submit(write, self._store, cache, entries)))
         self._told.write_due()
 

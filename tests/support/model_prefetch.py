@@ -228,31 +228,17 @@ class Prefetches:
         fetch.pinned += [(end, item) for end, item in here if item]
         Shelf.pin(item for _, item in fetch.pinned)
 
-        def reads_state(ends: set[int]) -> bool:
-            return bool((ends if self.ranks > 1 else {max(ends, default=0)} - {0}) - fetch.stated)
-
-        def with_state(ends: set[int]) -> set[int]:
-            if reads_state(ends) and fetch.state is None:
-                fetch.state = next(iter(states.take(1)), None)
-                return ends if fetch.state is not None else ends & fetch.stated
-            return ends
-
         ends = {end for end in wanted if len(fetch.missing_up_to(end)) <= (pages.room() if pages else 0)}
-        ends = with_state(ends if states.room() else ends & fetch.stated)
-        if not self._take(fetch, ends) and pages:
-            left = max(0, len(pages.free) - pages.reserve)
-            ends = {end for end in ends if len(fetch.missing_up_to(end)) <= left}
-            self._take(fetch, ends)
-            ends = with_state(ends)
-        self._give_back(fetch, max(ends, default=0), reads_state(ends))
+        ends = ends if states.room() else ends & fetch.stated
+        end = max(ends, default=0)
+        reads_state = bool((ends if self.ranks > 1 else {end} - {0}) - fetch.stated)
+        if missing := fetch.missing_up_to(end):
+            assert pages
+            fetch.pages = dict(zip(missing, pages.take(len(missing)), strict=True))
+        if reads_state:
+            (fetch.state,) = states.take(1)
+        self._give_back(fetch, end, reads_state)
         return ends
-
-    def _take(self, fetch: Fetched, ends: set[int]) -> bool:
-        missing = fetch.missing_up_to(max(ends, default=0))
-        if not missing or not self.pages:
-            return not missing
-        fetch.pages = dict(zip(missing, self.pages.take(len(missing)), strict=False))
-        return bool(fetch.pages)
 
     def _give_back(self, fetch: Fetched, end: int, state: bool) -> None:
         """What is beyond an end, and the state's record unless it is for that."""

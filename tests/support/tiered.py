@@ -221,7 +221,7 @@ class Tiered(Server):
                     assert got == snapshot_at, f"a record of {entry.length} tokens is not theirs"
             assert cache._pinned == sum(entry.pins > 0 for entry in entries)
             if idle and self.landed:
-                assert cache.evictable == len(entries) and not pool._users
+                assert cache.evictable == len(entries) and not pool._written
                 assert pool.free + len(entries) == pool.records
 
     def flying(self, entry: CachedRecord, cache: RecordCache) -> bool:

@@ -68,7 +68,6 @@ class Late(Transfers):
         Late.made.append(self)
 
     def out(self, index: Sequence[int], records: Sequence[int]) -> Ticket:
-        self.pool.use(records)
         self.moved_out += len(records)
         packed = torch.zeros((len(index), self.packing.nbytes), dtype=torch.uint8)
         self.packing.pack(self._slots, *self._columns(index, range(len(index))), packed)
@@ -82,7 +81,6 @@ class Late(Transfers):
         for kind, of, ticket in self.tickets:
             if kind == "out" and set(of) & set(records):
                 ticket.wait()  # its stream waits for what has not arrived
-        self.pool.use(records)
         self.moved_in += len(records)
         columns = self._columns(index, records)
 

@@ -156,10 +156,9 @@ def test_B68_truncation_leaves_the_reserve(kv: int, reserve: int, length: int) -
 
 def test_B68_the_reserve_holds_where_records_are_being_copied() -> None:
     case = Case(rig={"kv": 62, "reserve": 10}, others=(range(30),))
-    writing = [entry.record for entry in case.old]
-    case.rig.kv.pool.use(writing)
+    case.rig.kv.pin(*case.old)
     case.rig.run()
-    case.rig.kv.pool.unuse(writing)
+    case.rig.kv.unpin(*case.old)
     assert case.end() == ("complete", (32 - 10) * 16)
 
 

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memstate.tiers.host.cache import RecordCache
+from memstate.tiers.host.cache import CachedRecord, RecordCache
 from memstate.tiers.prefetch.settings import Prefetch
 from tests.support.model_prefetch import COUNTS, Prefetches
 from tests.support.prefetch_rig import KV, STATE, Rig, digests, record
 from tests.support.sampling import PROOF
-from tests.support.shelves import Shelf
+from tests.support.shelves import Item, Shelf
 from tests.support.virtual import ByHand, MemoryStore, Together
 
 PAGE, MOST = 4, 12  # tokens; pages of a prompt
@@ -72,7 +72,7 @@ class Program:
                 ends = [n * PAGE for n in range(1, MOST + 1) if rng.random() < 0.4]
                 rig.stock(keys, range(rng.choice([0, 7, MOST, MOST])), ends)
         self.fetches: list[list[tuple[Any, Any]]] = []
-        self.writing: list[tuple[RecordCache, Shelf, int]] = []
+        self.writing: list[tuple[RecordCache, CachedRecord, Item]] = []
 
     def of_ranks(self, fetch: list[tuple[Any, Any]]) -> Iterator[tuple[Rig, Prefetches, Any, Any]]:
         for (rig, rank), (real, model) in zip(self.ranks, fetch, strict=True):
@@ -150,15 +150,17 @@ class Program:
         if self.writing and self.rng.random() < 0.5:
             self.written()
         elif model.items:
-            row = self.rng.choice(model.items).record
-            real.pool.use([row])
-            model.use([row])
-            self.writing.append((real, model, row))
+            item = self.rng.choice(model.items)
+            entry = real.get(item.key)
+            assert entry
+            real.pin(entry)
+            model.pin([item])
+            self.writing.append((real, entry, item))
 
     def written(self) -> None:
-        real, model, row = self.writing.pop(self.rng.randrange(len(self.writing)))
-        real.pool.unuse([row])
-        model.unuse([row])
+        real, entry, item = self.writing.pop(self.rng.randrange(len(self.writing)))
+        real.unpin(entry)
+        Shelf.pin([item], -1)
 
     def storage(self) -> None:
         """Records come and go; calls fail."""
@@ -206,11 +208,8 @@ class Program:
     def compare(self) -> None:
         for rig, rank in self.ranks:
             for real, model in self.caches(rig, rank):
-                assert [
-                    (e.key, e.record, e.length, e.pins, e.fetched, real.pool.in_use(e.record)) for e in real.entries()
-                ] == [
-                    (e.key, e.record, self.lengths[e.key], e.pins, e.fetched, model.users[e.record] > 0)
-                    for e in model.items
+                assert [(e.key, e.record, e.length, e.pins, e.fetched) for e in real.entries()] == [
+                    (e.key, e.record, self.lengths[e.key], e.pins, e.fetched) for e in model.items
                 ]
                 claimed = model.records - len(model.free) - len(model.waiting)
                 assert (real.pool.free, real.pool.claimed, real.evicted) == (len(model.free), claimed, model.evicted)

@@ -98,7 +98,7 @@ def test_whatever_is_on_its_way_arrives_first(ending: str, late: list[Late], pla
     else:
         getattr(at.below, ending)()
     assert not late[0].flying("into") and not late[0].flying("out") and at.landed
-    assert [len(cache.pool._users) for cache in at.caches] == [0, 0]
+    assert [cache._pinned for cache in at.caches] == [0, 0]
     at.look(idle=True)
     if ending in ("reset", "clear", "close"):
         assert [len(cache) for cache in at.caches] == [0, 0]

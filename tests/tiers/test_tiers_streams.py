@@ -308,7 +308,7 @@ def test_no_staged_record_is_overwritten_on_its_way(cuda: FakeCuda, generator: t
         if n:
             transfers.out(pages, sorted(targets) if chance(2) else targets)
         planes["k"].fill_(-1)
-        assert transfers.room == 16 - sum(count for _, count in transfers._leaving)
+        assert transfers.room == 16 - sum(len(of) for _, of in transfers._leaving)
         number += n
         cuda.advance(down, chance(4))
     assert main not in cuda.waits

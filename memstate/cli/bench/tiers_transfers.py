@@ -53,9 +53,6 @@ class _Ways:
     def into(self) -> None:
         self.transfers.into(self.registers, self.records).synchronize()
 
-    def end(self) -> None:
-        self.transfers.end(self.records)
-
     def states(self) -> Tensor:
         """What the records should hold, put together plane by plane: uint8 `register byte`."""
         slots = self.slots[1:].long()
@@ -73,12 +70,10 @@ class _Ways:
         self.planes.scrub_null()
         states = self.states()
         self.out()
-        self.end()
         found = differing([("records", self.bodies, states.cpu())])
         for arena in self.planes.arenas:
             arena.bitwise_not_()
         self.into()
-        self.end()
         self.planes.scrub_null()
         return found or differing([("states", self.states(), states)])
 

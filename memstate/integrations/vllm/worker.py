@@ -139,8 +139,6 @@ class WorkerSide:
         self._advance_loads()
         done = [each for each in self._loading if each.ticket.done]
         self._loading = [each for each in self._loading if each not in done]
-        for load, _ in done:
-            self._moving().end([record.number for record in load.records])
         failed, self._failed = self._failed, set()
         return {load.request for load, _ in done} | failed, failed
 
@@ -151,7 +149,6 @@ class WorkerSide:
         """
         for each in [each for each in self._saving if each.ticket.done]:
             self._saving.remove(each)
-            self._moving().end([record.number for record in each.taken])
             self._report.saved[each.save.job] = 1
         for entry in [entry for entry in self._writing if all(job.done for job in entry[1])]:
             self._writing.remove(entry)

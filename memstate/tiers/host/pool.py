@@ -1,11 +1,10 @@
 """Records in host memory, each one contiguous run of bytes, and which of them are free. Knows no key and no device.
 
 free -> claimed -> released -> free
-                       `-> waits as long as a transfer or a thread still uses its bytes
+                       `-> waits as long as a thread still writes to it
 """
 
 import heapq
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 from weakref import finalize
@@ -64,7 +63,7 @@ class RecordPool:
         """Makes every record free. Call it only while nothing reads or writes them."""
         self._free = list(range(self.records))
         self._claimed: set[int] = set()
-        self._users: Counter[int] = Counter()
+        self._written: set[int] = set()  # by threads
 
     def _lock(self) -> None:
         """Page-locks the memory for the life of this pool.
@@ -90,7 +89,7 @@ class RecordPool:
 
     @property
     def claimed(self) -> int:
-        """Records that were claimed and not released. The rest that is not free was released while in use."""
+        """Records that were claimed and not released. What is neither free nor claimed waits for a thread."""
         return len(self._claimed)
 
     def buffer(self, record: int) -> Bytes:
@@ -111,7 +110,7 @@ class RecordPool:
         return records
 
     def release(self, records: Sequence[int]) -> None:
-        """Releases records. Those in use become free with the end of their last use.
+        """Releases records. Those that a thread writes to become free when that ends.
 
         Raises:
             InvalidArgument: A record is not claimed, or named twice; nothing changed.
@@ -120,23 +119,16 @@ class RecordPool:
             raise InvalidArgument(f"release of host records {list(records)}: not claimed, or named twice")
         self._claimed.difference_update(records)
         for record in records:
-            if record not in self._users:
+            if record not in self._written:
                 heapq.heappush(self._free, record)
 
     def use(self, records: Iterable[int]) -> None:
-        """Marks records as read or written from now on."""
-        self._users.update(records)
+        """Marks claimed records that a thread writes to from now on."""
+        self._written.update(records)
 
     def unuse(self, records: Iterable[int]) -> None:
-        """Ends one use of each record."""
+        """Ends `use`."""
         for record in records:
-            self._users[record] -= 1
-            assert self._users[record] >= 0, f"record {record} is not in use"
-            if not self._users[record]:
-                del self._users[record]
-                if record not in self._claimed:
-                    heapq.heappush(self._free, record)
-
-    def in_use(self, record: int) -> bool:
-        """Tells whether a record is being read or written."""
-        return record in self._users
+            self._written.remove(record)
+            if record not in self._claimed:
+                heapq.heappush(self._free, record)

@@ -281,16 +281,14 @@ class HostTier:
         present = [entry for digest in digests if (entry := kv.get(digest)) is not None]
         kv.pin(*present)
         if fits := len(missing) <= kv.pool.free + kv.evictable:
-            records = kv.claim(len(chosen))
-            fits = len(records) == len(chosen)
-            for at, record in zip(chosen, records, strict=False):
+            for at, record in zip(chosen, kv.claim(len(chosen)), strict=True):
                 due.append((of[at], self._expected(kv, digests[at], record, (at + 1) * self._page_size)))
         kv.unpin(*present)
         return fits
 
     @staticmethod
     def _expected(cache: RecordCache, key: bytes, record: int, length: int) -> CachedRecord:
-        """Adds a record that is pinned until it is being filled, so that the next node does not take it."""
+        """Adds a record that is pinned until its bytes have arrived."""
         entry = cache.add(key, record, length)
         cache.pin(entry)
         return entry
@@ -298,7 +296,6 @@ class HostTier:
     def _fill(self, record_set: RecordSet, due: Sequence[Copy]) -> None:
         if due:
             self.backups.append(self._move(record_set, due, record_set.transfers.out))
-            record_set.cache.unpin(*self.backups[-1].entries)
 
     @staticmethod
     def _move(record_set: RecordSet, due: Sequence[Copy], way: Way) -> InFlight:
@@ -355,16 +352,13 @@ class HostTier:
         """
         for load in [load for load in self.loads if load.ticket.done]:
             self.loads.remove(load)
-            load.record_set.cache.unpin(*self._end(load))
+            load.record_set.cache.unpin(*load.entries)
         arrived: list[CachedRecord] = []
         while self.backups and self.backups[0].ticket.done:
-            arrived += self._end(self.backups.pop(0))
+            backup = self.backups.pop(0)
+            backup.record_set.cache.unpin(*backup.entries)
+            arrived += backup.entries
         return arrived
-
-    @staticmethod
-    def _end(moved: InFlight) -> list[CachedRecord]:
-        moved.record_set.transfers.end([entry.record for entry in moved.entries])
-        return moved.entries
 
     def warm_up(self) -> None:
         """Compiles everything that saves and loads launch. Moves nothing.

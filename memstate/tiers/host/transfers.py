@@ -131,9 +131,8 @@ class Transfers:
         self.staging_bytes = both.nbytes
         self._small = pool.nbytes < LARGE
         self._turn = 0  # the staged record that leaves next
-        self._leaving: deque[tuple[torch.cuda.Event, int]] = deque()  # staged records on their way, oldest first
+        self._leaving: deque[tuple[torch.cuda.Event, Sequence[int]]] = deque()  # host records, oldest first
         self._reserved = 0
-        self._arriving: dict[int, torch.cuda.Event] = {}  # host record -> when its bytes are there
         self._streams = [torch.cuda.Stream(self._device) for _ in range(2)] if self._device else []
         self._rings = [UploadRing(packing.backend, RING_INTS)]
         with self._on(1):  # memory belongs to the stream that uses it
@@ -167,7 +166,7 @@ class Transfers:
             self._leaving.popleft()
         if not self._leaving:
             self._turn = 0
-        return self.staging - sum(n for _, n in self._leaving)
+        return self.staging - sum(len(records) for _, records in self._leaving)
 
     def out(self, index: Sequence[int], records: Sequence[int]) -> Ticket:
         """Copies slots to host records. The current stream is done with the slots as soon as it has packed them.
@@ -187,7 +186,6 @@ class Transfers:
             end = min(len(index), at + free, at + self.staging - self._turn)  # staged records that are neighbours
             self._out(index[at:end], records[at:end])
             at = end
-        self.pool.use(records)
         self.moved_out += len(records)
         return Ticket(self._record(0))
 
@@ -208,8 +206,7 @@ class Transfers:
             for at, of, size in neighbours if not scattered else ():
                 self.pool.memory[at : at + size].copy_(self._outward[of : of + size], non_blocking=True)
             if (event := self._record(0)) is not None:
-                self._leaving.append((event, len(places)))
-                self._arriving |= dict.fromkeys(records, event)
+                self._leaving.append((event, records))
 
     def into(self, index: Sequence[int], records: Sequence[int]) -> Ticket:
         """Copies host records to slots, after everything that the current stream has been given.
@@ -222,15 +219,14 @@ class Transfers:
 
         Syncs: no.
         """
-        self.pool.use(records)
         self.moved_in += len(records)
-        scattered = self._small and len(runs(range(len(records)), records)) > COPIES
+        wanted, scattered = set(records), self._small and len(runs(range(len(records)), records)) > COPIES
         step = len(index) if scattered else self.staging
         places = records if scattered else [at % step for at in range(len(index))]
         self._follow(1)
         with self._on(1):
-            for record in records:
-                if self._device and (event := self._arriving.get(record)) is not None:
+            for event, leaving in self._leaving:  # the host may have their bytes later
+                if not wanted.isdisjoint(leaving):
                     self._streams[1].wait_event(event)
             entries, of = self._send(1, index, places)
             for at in range(0, len(index), step):
@@ -254,13 +250,6 @@ class Transfers:
         self.packing.unpack(self._slots, nothing, nothing, self._bodies)
         self._staged.pack(None, nothing, nothing, self.pool.memory)
 
-    def end(self, records: Sequence[int]) -> None:
-        """Ends the use of records whose ticket is done."""
-        self.pool.unuse(records)
-        for record in records:
-            if (event := self._arriving.get(record)) is not None and event.query():
-                del self._arriving[record]
-
     def reset(self) -> None:
         """Waits for every copy, also those that others wait for, and forgets which records are on their way.
 
@@ -268,7 +257,6 @@ class Transfers:
         """
         for stream in self._streams:
             stream.synchronize()
-        self._arriving = {}
         self._leaving.clear()
         self._turn = self._reserved = 0
 

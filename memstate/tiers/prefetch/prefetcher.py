@@ -339,21 +339,12 @@ class Prefetcher:
         stated = np.flatnonzero(hits.able & hits.states) + 1
         reservation.pin(range(fetch.kv_pages, most), stated[stated <= most].tolist())
         ends = hits.cut(kv.room(), states.room() > 0)
-        if self._reads_state(hits, ends) and not reservation.claim_state():
-            ends &= hits.states
-        if not reservation.claim_pages(hits.missing(deepest(ends))):
-            # Some of what could be evicted is being copied: what is free has to do, and nothing more is evicted.
-            ends &= hits.cut(max(0, kv.pool.free - kv.reserve), True)
-            reservation.claim_pages(hits.missing(deepest(ends)))
-            if self._reads_state(hits, ends) and reservation.state is None and not reservation.claim_state():
-                ends &= hits.states
-        reservation.trim(deepest(ends), self._reads_state(hits, ends))
-        return ends
-
-    def _reads_state(self, hits: Hits, ends: Bits) -> bool:
-        """Tells whether a state must be read. With several ranks it may be that of an end before the last one."""
         end = deepest(ends)
-        return end > 0 and bool((ends & ~hits.states)[end - 1 if self._ranks is None else 0 :].any())
+        # With several ranks the state may be that of an end before the last one.
+        reads_state = bool((ends & ~hits.states)[end - 1 if self._ranks is None else 0 :].any())
+        reservation.claim(hits.missing(end), reads_state)
+        reservation.trim(end, reads_state)
+        return ends
 
     # -- reading --------------------------------------------------------------------------------------
 

@@ -40,23 +40,10 @@ class Reservation:
         """The entries that it pins."""
         return [*self._pages.values(), *self._ends.values()]
 
-    def claim_pages(self, pages: Sequence[int]) -> bool:
-        """Claims a record for each page, and evicts no more than is missing.
-
-        Returns:
-            Whether the records were claimed.
-        """
-        self.records = dict(zip(pages, self._kv.claim(len(pages)), strict=False))
-        return len(self.records) == len(pages)
-
-    def claim_state(self) -> bool:
-        """Claims the record for a state, and evicts one if none is free.
-
-        Returns:
-            Whether the record was claimed.
-        """
-        self.state = next(iter(self._states.claim(1)), None)
-        return self.state is not None
+    def claim(self, pages: Sequence[int], state: bool) -> None:
+        """Claims a record for each page, and one for a state if wanted. Evicts no more than is missing."""
+        self.records = dict(zip(pages, self._kv.claim(len(pages)), strict=True))
+        self.state = self._states.claim(1)[0] if state else None
 
     def trim(self, end: int, state: bool) -> None:
         """Releases what lies beyond a page end, and the state's record unless it is needed."""

@@ -313,7 +313,7 @@ class TierManager(NotCopied, Shown):
         Syncs: waits for the store.
         """
         self.require_own(fetch)
-        self._workers.wait_for_one([op.job for op in fetch.ops], LOOK_S)
+        self._workers.wait([op.job for op in fetch.ops], LOOK_S, any)
 
     @contextmanager
     def _losing_ranks(self) -> Iterator[None]:

@@ -13,7 +13,7 @@ from concurrent.futures import CancelledError
 
 from memstate import logs
 from memstate.tiers.host.cache import CachedRecord, RecordCache
-from memstate.tiers.stores.base import Outcome, Store, faults_of, reason_of, why_of
+from memstate.tiers.stores.base import Outcome, Store, answered, faults_of, faults_since, reason_of, why_of
 from memstate.tiers.workers import Job, Workers
 
 BATCH = 32  # records a write
@@ -36,9 +36,7 @@ def write(store: Store, cache: RecordCache, entries: Sequence[CachedRecord]) -> 
         cache.form.seal(buffer, entry.key, entry.length)
     before = faults_of(store)
     outcomes = list(store.put([cache.form.name(entry.key) for entry in entries], buffers))
-    if len(outcomes) != len(entries):
-        raise OSError(f"storage was given {len(entries)} records and answered for {len(outcomes)}")
-    return outcomes, ", ".join(sorted(faults_of(store) - before))
+    return answered(outcomes, len(entries)), faults_since(store, before)
 
 
 class WriteBack:

@@ -21,7 +21,6 @@ from memstate.tiers.host.cache import CachedRecord, RecordCache
 from memstate.tiers.keys import Keys, fingerprint
 from memstate.tokens import Prompt, encode
 from tests.support import owners
-from tests.support.held import held
 from tests.support.planes import LAYOUT, History, fold
 from tests.support.serving import PAGE, STALE, Server
 from tests.support.tiered_late import Late, wait_for_staging
@@ -285,10 +284,10 @@ def page_bytes(tokens: History) -> bytes:
 
 def below(
     backend: Backend, name: str = "redirect", *prompts: Sequence[int], states: int = 99, kv_stays: bool = False,
-    kind: type[Tiered] = Tiered, **more: object,
+    **more: object,
 ) -> Tiered:  # fmt: skip
     """A server that computed prompts and sent them down; its device has given up so many states, and their KV."""
-    at = kind(backend, name, **({"slots": 14} | more))  # type: ignore[arg-type]
+    at = Tiered(backend, name, **({"slots": 14} | more))  # type: ignore[arg-type]
     at.cache_prompts(*(prompts or (whole(1),)))
     settle(at)
     at.give_up(states, 0 if kv_stays else 99)
@@ -310,13 +309,6 @@ def settle(at: Tiered) -> None:
     at.mem.poll()
     at.below.settle()
     at.mem.poll()
-
-
-def everything(at: Tiered) -> tuple[object, ...]:
-    """All that a refusal may not change, here and in host memory."""
-    at.mem.submit()
-    host = [[(entry.key, entry.record, entry.pins) for entry in cache.entries()] for cache in at.caches]  # by use
-    return held(at.mem), host, at.tiers, sorted(owners.states(at.mem))
 
 
 NEEDS = {"none": 1, "ping-pong": 3, "lazy": 2, "redirect": 1}  # slots that a request takes

@@ -80,13 +80,6 @@ def test_a_refused_read_fails_alone(call: str, code: int, store: FileStore, monk
     assert holds(store, "b", data[1])  # nothing was deleted
 
 
-def test_exists_says_no_where_it_cannot_be_said(store: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    store.put(keys(["a", "b"]), [record(0), record(1)])
-    refuse(monkeypatch, "stat", errno.EACCES, lambda path: path == key("a"))
-    assert store.exists(keys(["a", "b", "c"])) == [False, True, False] and store.faults == {"EACCES": 1}
-    assert put(store, "a", record(0)) is FAILED and store.faults == {"EACCES": 2}
-
-
 def in_parts(monkeypatch: pytest.MonkeyPatch, before: Callable[[int], object]) -> list[int]:
     """Reads of a record give three bytes at a time; what they give. before: done ahead of every second read."""
     real, reads = os.readv, []

@@ -55,13 +55,6 @@ def test_a_use_is_noted_once_a_minute(store: FileStore) -> None:
         assert (path.stat().st_mtime != before) == noted
 
 
-def test_a_discarded_record_can_be_written_again(store: FileStore) -> None:
-    store.put(keys(["a", "b"]), [record(0), record(1)])
-    store.discard(keys(["a", "nothing"]))
-    assert store.exists(keys(["a", "b"])) == [False, True]
-    assert put(store, "a", record(2)) is DONE and holds(store, "a", record(2)) and not store.faults
-
-
 NAMES = ["", "a/b", "..", ".", ".hidden", "a.tmp", "/etc/passwd", "a" * 101, "a\n", "a\0", "ä", "a b", "\\", b"a", None]
 NAMES += ["a", "id_rsa", "kv-", "0" * 64, f"kv-{'0' * 63}", f"kv-{'0' * 65}", f"kv-{'A' * 64}", f"kv-{'0' * 64}\n"]
 NAMES += [f"other-{'0' * 64}", f"state-{'g' * 64}", f"/kv-{'0' * 64}", f"kv-{'0' * 64}".encode()]
@@ -75,11 +68,6 @@ def test_names_that_no_record_gets_are_refused(name: Any, store: FileStore) -> N
         with pytest.raises(InvalidArgument, match="expected a name"):
             call(names, *more)
     assert files(store) == before
-
-
-def test_repr_has_no_path_of_records(tmp_path: Path) -> None:
-    assert repr(FileStore(tmp_path)) == f"FileStore({str(tmp_path)!r}, no limit, 0 faults)"
-    assert "at most 2.00 KiB" in repr(FileStore(tmp_path, capacity=2048))
 
 
 @pytest.mark.parametrize("durable", [False, True])

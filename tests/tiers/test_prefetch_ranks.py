@@ -86,39 +86,6 @@ def test_B63_ranks_agree_on_a_length_that_all_of_them_have(states: list[list[int
         assert len(read) == min(length, 1), "the state at the length agreed on, and no other"
 
 
-def test_B63_a_rank_without_memory_leaves_when_all_have_agreed() -> None:
-    """It knows at once, the slow one only after twenty polls; nobody reads before, and it holds nothing meanwhile."""
-    ranks = Ranks({"kv": 250 // 16}, {"latency": lambda: 20.0}, {}, settings=WAIT)
-    ranks.stock(EVERY, EVERY, EVERY)
-    short, slow, plain = ranks.start()
-    ranks.run(15)
-    assert not (short.done or slow.done or plain.done)
-    assert ranks.rigs[0].kv.pool.free == 250 // 16 and ranks.rigs[2].kv.pool.free < ranks.rigs[2].kv.pool.records
-    assert [rig.prefetcher.in_flight_tokens for rig in ranks.rigs] == [1024] * 3
-    ranks.run(15)
-    ranks.check("no_room", "disagreed", "disagreed", length=0)
-    assert not any(rig.store.asked("get") for rig in ranks.rigs)
-
-
-def test_B61_what_arrived_on_one_rank_alone_goes_back() -> None:
-    """All states are in host memory. 3 chunks of KV have come on one rank and 1 on the other when it ends."""
-    ranks = Ranks(
-        {"latency": lambda: 2.0}, {"latency": lambda: 4.0}, states=64, workers=1, settings=Prefetch(chunk=CHUNK)
-    )
-    ranks.stock((), ())
-    for rig, keys in zip(ranks.rigs, ranks.keys, strict=True):
-        rig.host(keys, (), EVERY)
-    ranks.start()
-    while ranks.rigs[1].prefetcher.stats().read < CHUNK:
-        ranks.poll()
-    assert ranks.rigs[0].prefetcher.stats().read > CHUNK
-    ranks.poll(ready=True)
-    ranks.run(10)
-    ranks.check("partial", "partial", length=CHUNK * 16)
-    assert [len(rig.kv) for rig in ranks.rigs] == [CHUNK, CHUNK]
-    assert ranks.ended[0] == ranks.ended[1]
-
-
 @pytest.mark.parametrize("polls", [1, 4, 11])
 def test_B61_one_rank_that_wants_an_end_is_enough(polls: int) -> None:
     """Clocks differ: the timeout is over on one rank alone. Two polls later it is over for all."""

@@ -125,18 +125,6 @@ def test_repeated_failures_are_one_line_a_minute_with_their_count(full: Path, to
     assert sum(each["records"] for each in told("write failed")) == at.tiers.write_failed
 
 
-def test_repeated_prefetches_that_fail_are_one_line_a_minute(told: Told) -> None:
-    store, clock = MemoryStore(), Clock()
-    at = served(store, 1, clock)
-    store.broken = True
-    for n in range(1, 100):
-        at.fetch([*whole(n), 1])
-    assert len(told("prefetch ended")) == 1
-    at.below.close()
-    first, rest = told("prefetch ended")
-    assert (rest["times"], rest["outcome"], rest["tokens"]) == (98, "failed", 98 * first["tokens"])
-
-
 def test_what_a_store_deletes_to_make_room_is_a_figure(tmp_path: Path) -> None:
     store = FileStore(tmp_path, capacity=6_000)
     at = served(store, 12)

@@ -1,19 +1,16 @@
 """Keys of prefixes: the same in every process, never the same for two things."""
 
 import random
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from memstate import Plane, StateLayout
 from memstate.errors import InvalidArgument
-from memstate.salts import encode
 from memstate.tiers import keys as module
 from memstate.tiers.keys import Keys, fingerprint
 from memstate.tokens import Prompt
@@ -65,18 +62,6 @@ def test_what_is_known_is_not_computed_again(known: int, monkeypatch: pytest.Mon
     given_digests = tuple(whole[:known])
     assert KEYS.of(Prompt(key, "salt"), given_digests) == whole
     assert len(calls) == 9 - known + (not known) and calls[not known :] == [32 + 4 * 8] * (9 - known)
-
-
-SALTS = st.recursive(
-    st.none() | st.integers() | st.text() | st.binary(),
-    lambda inner: st.lists(inner).map(tuple),
-    max_leaves=6,  # which keeps them within what may be nested
-)
-
-
-@given(SALTS, SALTS)
-def test_salts_have_different_bytes_exactly_when_they_differ(one: Hashable, other: Hashable) -> None:
-    assert (encode(one) == encode(other)) == (one == other)
 
 
 def test_whatever_changes_bytes_changes_the_fingerprint() -> None:

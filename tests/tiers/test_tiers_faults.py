@@ -1,8 +1,6 @@
 """Storage that is slow, fails or is closed, and prefetches that end early: a hit is lost, and nothing stays taken."""
 
 import threading
-from collections.abc import Callable
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -14,7 +12,7 @@ from memstate.errors import Asleep
 from memstate.kernels.dispatch import Backend
 from memstate.tiers.stores.base import Outcome
 from tests.support.serving import PAGE
-from tests.support.tiered import T, Tiered, filled, settle, whole
+from tests.support.tiered import T, Tiered, settle, whole
 from tests.support.virtual import ByHand, Clock, MemoryStore, Workers
 
 pytestmark = pytest.mark.sample
@@ -88,47 +86,6 @@ def test_flush_and_close_end(broken: bool, plain: Backend, tmp_path: Path) -> No
     assert (at.tiers.written, at.tiers.write_failed) == ((0, 12) if broken else (12, 0))
     assert len(store.records) == at.tiers.written and at.tiers.leaked_records == 0 and at.keeps() == set()
     assert set(threading.enumerate()) <= threads
-
-
-class Idle(ByHand):
-    """Threads that have heard of a cancelled job at once, as those of a pool do some time."""
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
-        future = super().submit(fn, *args, **kwargs)
-        cancel = future.cancel
-        future.cancel = lambda: cancel() and not future.set_running_or_notify_cancel()  # type: ignore[method-assign]
-        return future
-
-
-@pytest.mark.parametrize("moment", range(4))
-@pytest.mark.parametrize("how", ["cancel", "reset", "clear"])
-def test_B65_a_prefetch_ends_at_any_moment(how: str, moment: int, plain: Backend) -> None:
-    """Nothing stays taken; records that a thread still reads into are free with the end of that."""
-    jobs, store = Idle(), MemoryStore()
-    filled(plain, store, T[:16])
-    at = virtual(plain, store, jobs)
-    at.note(T[:17])
-    fetch = at.mem.prefetch(T[:17])
-    for _ in range(moment // 2):
-        at.work()
-    begun = [job for job in jobs.jobs if moment % 2 and not job.future.done() and job.begin()]
-    if how == "cancel":
-        at.below.cancel(fetch)
-    else:
-        for job in begun:  # they wait for threads
-            job.finish()
-        begun = []
-        at.mem.recover(keep=False) if how == "reset" else at.below.clear()
-    assert fetch.done and at.tiers.leaked_records == 0 and at.keeps() == set()
-    for job in begun:
-        job.finish()
-    at.mem.poll()
-    at.look(idle=True)
-    assert all(cache.pool.free == cache.pool.records for cache in at.caches)
-    fetch = at.mem.prefetch(T[:17])
-    while not fetch.done:
-        at.work()
-    assert at.turn(T[:17], publish=False) == 16
 
 
 def test_a_closed_manager_goes_on_without_tiers(plain: Backend) -> None:

@@ -69,16 +69,6 @@ def test_a_record_that_is_being_filled_is_nobody_else_s(late: list[Late], plain:
     assert at.keeps() == {tuple(whole(3))} and (at.tiers.refused, at.tiers.evicted_states) == (1, 1)
 
 
-def test_a_hit_on_bytes_that_are_still_leaving_comes_back_right(late: list[Late], plain: Backend) -> None:
-    at = Tiered(plain, slots=6, tiers={"write": "back"})
-    at.cache_prompts(ONE)
-    at.mem.submit()
-    at.cache.evict_states(1)
-    at.cache.evict_pages(60)
-    assert late[0].flying("out") and late[1].flying("out")
-    at.checked([at.hit(8, [*ONE, 1])])
-
-
 @pytest.mark.parametrize("ending", ["sleep", "reset", "clear", "close", "flush"])
 def test_whatever_is_on_its_way_arrives_first(ending: str, late: list[Late], plain: Backend) -> None:
     at = below(plain, "redirect", *TWO, slots=12)

@@ -24,10 +24,10 @@ PROMPT = [*whole(1, 4), 7]
 
 
 def lives(ranks: int, folder: Path) -> list[list[dict[str, Any]]]:
-    """What each rank did in its two lives."""
+    """What each rank did in its two lives; how a prefetch ended then, on all ranks but the last, which went away."""
     outputs = run_ranks("tests.support.tiers_rank", ranks, folder)
     lines = [[json.loads(line) for line in out.splitlines() if line.startswith("{")] for out, _ in outputs]
-    assert [len(each) for each in lines] == [2] * ranks, "\n".join(error for _, error in outputs)
+    assert [len(each) for each in lines] == [3] * (ranks - 1) + [2], "\n".join(error for _, error in outputs)
     return lines
 
 
@@ -40,6 +40,12 @@ def test_ranks_start_alike_with_host_memory_and_storage_that_differ(ranks: int, 
         assert all(rank[life]["starts"] == found[0][life]["starts"] for rank in found)
         assert any(start for start, _ in found[0][life]["starts"])
     assert found[0][1]["stored"] > 0  # the second life begins with an empty device
+    assert [rank[2] for rank in found[:-1]] == [{"outcome": "lost"}] * (ranks - 1)
+
+
+def test_ranks_without_a_group_are_refused() -> None:
+    with pytest.raises(ms.ConfigurationError, match="init_process_group"):
+        manager.Ranks()
 
 
 @pytest.fixture

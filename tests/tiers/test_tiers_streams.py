@@ -238,6 +238,16 @@ def test_a_load_is_waited_for_by_the_step_that_uses_it(cuda: FakeCuda) -> None:
     assert at.waits > 0 and all(cuda.given("plan")[-1].behind(load) for load in loads)
 
 
+def test_a_load_waits_for_bytes_that_are_still_leaving(cuda: FakeCuda) -> None:
+    at = Burst(cuda, n=2, staging=2)
+    at.evict(2)
+    at.mem.prefix.evict_pages(99)  # type: ignore[union-attr]
+    (row,) = at.mem.admit([ms.Request(0, tokens=[*at.prompts[0], 1])])
+    step = at.mem.plan([row], 1)
+    assert at.mem.info(row).length == PAGE + 1 and (at.mem.planes["s"][:, step.read.long()] == 1.0).all()
+    assert (at.kv["k"][:, owners.pages_of(at.mem, row)[0]] == 1000).all()
+
+
 # -- pages in batches ------------------------------------------------------------------------------
 
 

@@ -92,8 +92,8 @@ class _Ways:
         each = partial(rates, self.setting, case=self.case, nbytes=self.total)
         peer = "pinned-copy" if on_gpu else "memory-copy"
         return [
-            *each("transfer out", ours=Side(self.out, self.end), peers={peer: Side(partial(copy, host, device))}),
-            *each("transfer in", ours=Side(self.into, self.end), peers={peer: Side(partial(copy, device, host))}),
+            *each("transfer out", ours=Side(self.out), peers={peer: Side(partial(copy, host, device))}),
+            *each("transfer in", ours=Side(self.into), peers={peer: Side(partial(copy, device, host))}),
         ]
 
 

@@ -82,30 +82,3 @@ class Ranks:
         Syncs: no.
         """
         return Exchange(words, self._group, self._timeout)
-
-
-def pack(bits: NDArray[np.bool_]) -> Words:
-    """Packs truth values into words, the first into the lowest bit of the first word.
-
-    Args:
-        bits: bool `size`.
-
-    Returns:
-        int64 `word`.
-    """
-    packed = np.packbits(bits, bitorder="little")
-    words: Words = np.pad(packed, (0, -packed.size % 8)).view(np.int64)
-    return words
-
-
-def unpack(words: Words, size: int) -> NDArray[np.bool_]:
-    """Returns the first `size` truth values of packed words.
-
-    Args:
-        words: int64 `word`, as `pack` returns them.
-        size: How many truth values.
-
-    Returns:
-        bool `size`.
-    """
-    return np.unpackbits(words.view(np.uint8), count=size, bitorder="little").astype(bool)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from memstate.errors import AgreementLost
-from memstate.tiers.prefetch.agreement import Ranks, Words, pack, unpack
+from memstate.tiers.prefetch.agreement import Ranks, Words
 from memstate.tiers.prefetch.fetch import Bits, Fetch, Phase
 
 ALL = -1  # every bit, which agrees with anything
@@ -42,7 +42,8 @@ class Votes:
     def _words(fetch: Fetch) -> Words:
         bits = np.zeros(fetch.pages, bool) if fetch.vote is None else fetch.vote
         flags = np.array([0 if fetch.vote is None else ALL, 0 if fetch.stop else ALL], np.int64)
-        return np.concatenate([flags, pack(bits)])
+        packed = np.packbits(bits, bitorder="little")
+        return np.concatenate([flags, np.pad(packed, (0, -packed.size % 8)).view(np.int64)])
 
     @property
     def done(self) -> bool:
@@ -66,7 +67,8 @@ class Votes:
             raise AgreementLost("they started or cancelled different prefetches")
         words = words[HEADER:]
         for fetch, phase in self._asked:
-            ends = unpack(words[HEADER : _size(fetch)], fetch.pages) if words[0] else None
+            own = words[HEADER : _size(fetch)].view(np.uint8)
+            ends = np.unpackbits(own, count=fetch.pages, bitorder="little").astype(bool) if words[0] else None
             yield fetch, phase, ends, not words[1]
             words = words[_size(fetch) :]
 

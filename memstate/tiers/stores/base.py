@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from torch import Tensor
 from memstate.checks import is_whole
 from memstate.errors import InvalidArgument
 
+T = TypeVar("T")
 Bytes = NDArray[np.uint8]
 RECORD = re.compile(r"(?:state|kv)-[0-9a-f]{64}")  # what records are called, see `RecordFormat.name`
 
@@ -115,6 +116,22 @@ def faults_of(store: Store | None) -> Counter[str]:
     """Returns what a store could not do so far, by reason; nothing for a store that does not count."""
     faults = getattr(store, "faults", None)
     return Counter(faults if isinstance(faults, Counter) else ())
+
+
+def faults_since(store: Store, before: Counter[str]) -> str:
+    """Returns the reasons that a store has counted since then, "" for none."""
+    return ", ".join(sorted(faults_of(store) - before))
+
+
+def answered(answers: list[T], asked: int) -> list[T]:
+    """Returns what a store has answered.
+
+    Raises:
+        OSError: It is not one answer for each record.
+    """
+    if len(answers) != asked:
+        raise OSError(f"storage was asked for {asked} records and answered for {len(answers)}")
+    return answers
 
 
 def evicted_of(store: Store | None) -> int:

@@ -82,19 +82,6 @@ class RecordFormat:
         """
         return f"{self.kind}-{require_digest('key', key).hex()}"
 
-    def zero_padding(self, buffer: Bytes) -> None:
-        """Clears the bytes between payloads, so that a record in recycled memory shows nothing of its predecessor.
-
-        Args:
-            buffer: uint8 `byte`, contiguous, `nbytes` of them; written.
-
-        Raises:
-            InvalidArgument: The buffer is not a whole record.
-        """
-        self._require(buffer)
-        for padding in self._padding:
-            buffer[padding] = 0
-
     def seal(self, buffer: Bytes, key: bytes, length: int) -> None:
         """Writes the header around a filled body. Equal bodies, keys and lengths give equal bytes.
 
@@ -111,9 +98,14 @@ class RecordFormat:
         """
         if not 1 <= length < 2**63:
             raise InvalidArgument(f"length={length}: a record stands for one token or more")
+        if buffer.dtype != "uint8" or buffer.shape != (self.nbytes,) or not buffer.flags.c_contiguous:
+            raise InvalidArgument(
+                f"buffer of {buffer.dtype} {buffer.shape}: expected {self.nbytes} contiguous bytes, the whole record"
+            )
         head = bytearray(self.header_bytes)
         _FIXED.pack_into(head, 0, *self._fixed(require_digest("key", key), length))
-        self.zero_padding(buffer)
+        for padding in self._padding:  # or a record in recycled memory shows what was there before
+            buffer[padding] = 0
         self._crcs.pack_into(head, _FIXED.size, *self._checksums(buffer.data))
         _NUMBER.pack_into(head, len(head) - _NUMBER.size, zlib.crc32(memoryview(head)[: -_NUMBER.size]))
         buffer.data[: self.header_bytes] = head
@@ -161,12 +153,6 @@ class RecordFormat:
                 value = zlib.crc32(record[block], value)
             sums.append(value)
         return tuple(sums)
-
-    def _require(self, buffer: Bytes) -> None:
-        if buffer.dtype != "uint8" or buffer.shape != (self.nbytes,) or not buffer.flags.c_contiguous:
-            raise InvalidArgument(
-                f"buffer of {buffer.dtype} {buffer.shape}: expected {self.nbytes} contiguous bytes, the whole record"
-            )
 
 
 def require_digest(what: str, digest: bytes) -> bytes:

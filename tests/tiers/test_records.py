@@ -195,7 +195,6 @@ REFUSED: list[tuple[Any, Any, str]] = [  # a call, the buffer, the message
       for key in (b"", bytes(31), "k" * 32)),
     *((lambda buffer, n=n: STATE.seal(buffer, KEY, n), garbage(STATE.nbytes), f"length={n}") for n in (0, -1, 2**63)),
     *((lambda buffer: STATE.seal(buffer, KEY, 1), each, f"expected {STATE.nbytes} contiguous") for each in BUFFERS),
-    *((STATE.zero_padding, each, f"expected {STATE.nbytes} contiguous bytes") for each in BUFFERS),
     *((lambda _, form=form: RecordFormat(form[0], SMALL, form[1]), None, "expected")
       for form in (("page", PRINT), ("state", b"short"), ("kv", PRINT.hex()))),
 ]  # fmt: skip

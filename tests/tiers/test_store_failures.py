@@ -63,17 +63,6 @@ def samples(at: Tiered, name: str) -> dict[tuple[str, ...], float]:
     }
 
 
-@pytest.mark.parametrize(("code", "call"), [("EACCES", "open"), ("EIO", "write"), ("EDQUOT", "write")])
-def test_what_the_system_refuses_is_named(
-    code: str, call: str, tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = FileStore(tmp_path)
-    refuse(monkeypatch, call, getattr(errno, code), lambda path, *_: call == "write" or str(path).endswith(".tmp"))
-    at = served(store, 1)
-    assert {each["why"] for each in told("write failed")} == {code}
-    assert samples(at, "memstate_storage_failures_total") == {(code,): at.tiers.write_failed}
-
-
 @pytest.mark.parametrize("call", ["get", "exists"])
 def test_a_read_that_fails_is_named(call: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "memstate")

@@ -4,14 +4,12 @@ import pytest
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
-from tests.support import inside, owners
+from tests.support import inside
 from tests.support.planes import every_strategy
 from tests.support.scan import row_problems, scan_registers
 from tests.support.tiered import NEEDS, T, Tiered, settle, whole
 
 pytestmark = pytest.mark.sample
-
-ONE = whole(1)
 
 
 def check(at: Tiered) -> None:
@@ -68,32 +66,4 @@ def test_S7_a_load_makes_idle_sessions_give_way(plain: Backend) -> None:
     assert at.mem.stats().held_by_sessions == 2
     row = at.hit(16, T[:17])
     at.run([row], publish=False)
-    check(at)
-
-
-@pytest.mark.parametrize("others", [0, 1])
-@pytest.mark.parametrize("length", [16, 8])
-@every_strategy
-def test_a_state_that_makes_way_during_an_admission_serves_its_prompt(
-    name: str, length: int, others: int, plain: Backend
-) -> None:
-    """Host memory has 8 tokens; the session that makes way for the load leaves as many, or more, in the cache."""
-    lanes = NEEDS[name] - 1
-    at = Tiered(plain, name, slots=3 + (1 + others) * lanes + others, sessions=ms.SessionLimits(share=0.0))
-    at.cache_prompts(T[:8])
-    settle(at)
-    at.give_up(pages=58)
-    session = at.mem.sessions.open("talk")
-    at.cache_prompts(T[:length], session=session)
-    at.give_up(pages=58)
-    at.cache_prompts(ONE)
-    check(at)
-    requests = [ms.Request(n, tokens=[*T[:17], n], length=(160, 20)[n]) for n in range(1 + others)]  # 160: a whole row
-    rows = at.admit(*requests)
-    assert [at.mem.info(row).length for row in rows] == [length] * (1 + others)
-    assert [len(owners.pages_of(at.mem, row)) for row in rows] == [40, 5][: 1 + others]
-    assert not at.mem.sessions.infos()[0].states
-    check(at)
-    at.run(rows, publish=False)
-    at.end(rows)
     check(at)

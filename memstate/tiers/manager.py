@@ -313,7 +313,8 @@ class TierManager(NotCopied, Shown):
         Syncs: waits for the store.
         """
         self.require_own(fetch)
-        self._workers.wait([op.job for op in fetch.ops], LOOK_S, any)
+        if self.prefetcher is not None:
+            self._workers.wait(self.prefetcher.jobs(fetch), LOOK_S, any)
 
     @contextmanager
     def _losing_ranks(self) -> Iterator[None]:

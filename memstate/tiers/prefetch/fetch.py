@@ -132,7 +132,6 @@ class Fetch:
         self.over = False  # threads need not go on
         self.vote: Bits | None = None
         self.asked_in = 0  # the last in which the ranks were asked about it
-        self.ops: set[Op] = set()
         self.answer: Answer | None = None
         self.reason: End | None = None  # of this rank, for having nothing
         self.question: Question

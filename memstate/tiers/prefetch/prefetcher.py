@@ -27,7 +27,7 @@ from memstate.tiers.prefetch.reservation import Reservation
 from memstate.tiers.prefetch.settings import Prefetch
 from memstate.tiers.prefetch.votes import MOST_PAGES, Votes
 from memstate.tiers.stores.base import Store, reason_of, why_of
-from memstate.tiers.workers import Workers
+from memstate.tiers.workers import Job, Workers
 
 LOG = logs.logger("tiers")
 FAULTY = (End.FAILED, End.LOST)
@@ -236,8 +236,11 @@ class Prefetcher:
     # -- what threads do -------------------------------------------------------------------------------
 
     def _ask(self, fetch: Fetch) -> None:
-        """Begins to ask storage, unless there is nothing to ask."""
-        question = fetch.question = self._question(fetch)
+        """Begins to ask storage for the pages and states that are nowhere else, unless there are none."""
+        keys, gaining = fetch.keys, range(self._first(fetch, self._settings.threshold), fetch.pages + 1)
+        pages = [page for page in range(fetch.kv_pages, fetch.pages) if keys[page] not in self._kv]
+        ends = [end for end in gaining if keys[end - 1] not in self._states]
+        question = fetch.question = Question(keys, pages, ends)
         if question.pages or question.ends:
             forms = self._kv.form, self._states.form
             self._submit(Op(fetch), ask, self._store, *forms, question, self._settings.chunk, lambda: fetch.over)
@@ -255,15 +258,18 @@ class Prefetcher:
         """Starts an operation; its records are in use until `collect` finds its end."""
         if op.pool:
             op.pool.use(op.records)
-        op.fetch.ops.add(op)
         self._running.add(op)
         op.job = self._workers.submit(work, *arguments, ended=partial(self._over.put, op))
 
     def _drop(self, fetch: Fetch) -> None:
         """Cancels what has not begun for a prefetch; results of the rest are ignored."""
         fetch.over = True
-        for op in list(fetch.ops):
-            self._workers.cancel(op.job)
+        for job in self.jobs(fetch):
+            self._workers.cancel(job)
+
+    def jobs(self, fetch: Fetch) -> list[Job]:
+        """Returns what threads have been given for a prefetch, and have not ended."""
+        return [op.job for op in self._running if op.fetch is fetch]
 
     # -- what threads have found ----------------------------------------------------------------------
 
@@ -273,7 +279,6 @@ class Prefetcher:
             op = self._over.get()
             fetch, job = op.fetch, op.job
             self._running.remove(op)
-            fetch.ops.remove(op)
             if op.pool:
                 op.pool.unuse(op.records)
             if fetch.over:
@@ -295,21 +300,9 @@ class Prefetcher:
 
     # -- the page ends that this rank could start a prompt from ----------------------------------------
 
-    def _question(self, fetch: Fetch) -> Question:
-        """Returns what to ask storage: the pages and states that are nowhere else."""
-        keys, gaining = fetch.keys, range(self._first(fetch, self._settings.threshold), fetch.pages + 1)
-        pages = [page for page in range(fetch.kv_pages, fetch.pages) if keys[page] not in self._kv]
-        return Question(keys, pages, [end for end in gaining if keys[end - 1] not in self._states])
-
-    def _propose(self, fetch: Fetch, asked: Sequence[int], answer: Answer) -> None:
-        """Claims host memory for the deepest candidate that fits, and proposes what this rank could have.
-
-        Args:
-            fetch: The prefetch.
-            asked: Pages that storage was asked for.
-            answer: What storage has.
-        """
-        hits = fetch.hits = self._hits(fetch, asked, answer)
+    def _propose(self, fetch: Fetch, answer: Answer) -> None:
+        """Claims host memory for the deepest candidate that fits, and proposes what this rank could have."""
+        hits = fetch.hits = self._hits(fetch, answer)
         most = deepest(hits.ends)
         ends = self._claim(fetch, hits, most) if most else hits.ends
         if end := deepest(ends):
@@ -320,12 +313,12 @@ class Prefetcher:
             fetch.blame(End.NO_ROOM if most else End.MISSED, "")
         fetch.phase, fetch.vote = Phase.PROPOSED, ends
 
-    def _hits(self, fetch: Fetch, asked: Sequence[int], answer: Answer) -> Hits:
+    def _hits(self, fetch: Fetch, answer: Answer) -> Hits:
         keys, pages = fetch.keys, np.arange(fetch.pages)
         here = (pages < fetch.kv_pages) | np.array([key in self._kv for key in keys])
         stated = np.array([key in self._states for key in keys])
         reached, able = here.copy(), stated.copy()
-        reached[list(asked[: answer.found])] = True
+        reached[list(fetch.question.pages[: answer.found])] = True
         able[[end - 1 for end in answer.ends]] = True
         able &= np.logical_and.accumulate(reached) & (pages + 1 >= self._first(fetch, 1))
         return Hits(here, stated, able & (pages + 1 >= self._first(fetch, self._settings.threshold)), able)
@@ -371,7 +364,7 @@ class Prefetcher:
         """Advances prefetches by what this rank knows by itself."""
         for fetch in self._fetches:
             if fetch.phase is Phase.ASKING and fetch.answer is not None:
-                self._propose(fetch, fetch.question.pages, fetch.answer)
+                self._propose(fetch, fetch.answer)
             if fetch.phase is Phase.READING and fetch.hopeless:
                 self._arrive(fetch)
 

@@ -22,23 +22,21 @@ class Reservation:
 
     def __init__(self, kv: RecordCache, states: RecordCache, keys: Sequence[bytes]) -> None:
         self._kv, self._states, self._keys = kv, states, keys
-        self._pages: dict[int, CachedRecord] = {}
-        self._ends: dict[int, CachedRecord] = {}
+        self._pins: list[tuple[int, RecordCache, CachedRecord]] = []  # with the first end that needs the entry
         self.records: dict[int, int] = {}
         self.state: int | None = None
 
     def pin(self, pages: Iterable[int], ends: Iterable[int]) -> None:
         """Pins what is in host memory of these pages and ends."""
-        for cache, pinned, wanted, back in ((self._kv, self._pages, pages, 0), (self._states, self._ends, ends, 1)):
-            for number in wanted:
-                if entry := cache.get(self._keys[number - back]):
-                    cache.pin(entry)
-                    pinned[number] = entry
+        for cache, end in [*((self._kv, page + 1) for page in pages), *((self._states, end) for end in ends)]:
+            if entry := cache.get(self._keys[end - 1]):
+                cache.pin(entry)
+                self._pins.append((end, cache, entry))
 
     @property
     def pinned(self) -> list[CachedRecord]:
         """The entries that it pins."""
-        return [*self._pages.values(), *self._ends.values()]
+        return [entry for _, _, entry in self._pins]
 
     def claim(self, pages: Sequence[int], state: bool) -> None:
         """Claims a record for each page, and one for a state if wanted. Evicts no more than is missing."""
@@ -52,9 +50,9 @@ class Reservation:
         if self.state is not None and not state:
             self._states.pool.release([self.state])
             self.state = None
-        for cache, pinned, first in ((self._kv, self._pages, end), (self._states, self._ends, end + 1)):
-            for number in [number for number in pinned if number >= first]:
-                cache.unpin(pinned.pop(number))
+        for _, cache, entry in (pin for pin in self._pins if pin[0] > end):
+            cache.unpin(entry)
+        self._pins = [pin for pin in self._pins if pin[0] <= end]
 
     def commit(self, end: int, page_size: int, state: bool) -> None:
         """Adds what was read up to a page end to the caches, the first page as the most recent, and releases the rest.

@@ -98,19 +98,6 @@ def test_document_has_the_offsets_of_the_header() -> None:
     ]  # fmt: skip
 
 
-@every_layout
-def test_equal_contents_give_equal_bytes(layout: StateLayout) -> None:
-    """Whatever the memory held before."""
-    form = RecordFormat("state", layout, PRINT)
-    marks, one, other = payload(form), garbage(form.nbytes, 1), garbage(form.nbytes, 2)
-    other[marks] = one[marks]
-    for buffer in (one, other):
-        form.seal(buffer, KEY, LENGTH)
-    assert one.tobytes() == other.tobytes()
-    form.seal(one, KEY, LENGTH)  # again, from memory that holds a record
-    assert one.tobytes() == other.tobytes()
-
-
 @pytest.mark.parametrize("order", ["layer_major", "slot_major"])
 @pytest.mark.parametrize("alignment", [16, 256])
 def test_the_order_on_the_device_is_not_in_the_record(order: str, alignment: int) -> None:

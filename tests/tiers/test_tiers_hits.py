@@ -4,8 +4,7 @@ import pytest
 
 from memstate.kernels.dispatch import Backend
 from tests.support.planes import every_strategy
-from tests.support.serving import written
-from tests.support.tiered import NEEDS, below, settle, whole
+from tests.support.tiered import below, settle, whole
 from tests.support.ways import every_order_and_strategy
 
 pytestmark = pytest.mark.sample
@@ -55,16 +54,3 @@ def test_B64_a_tombstone_gets_its_state_back(name: str, plain: Backend) -> None:
     assert [each for _, each in at.cache.tree.walk()] == [node], "the same node"
     assert node.snapshot is not None and node.snapshot.length == 8 and not node.evicted
     at.checked([row])
-
-
-@every_strategy
-def test_where_slots_are_short_the_state_becomes_the_row_s_own(name: str, plain: Backend) -> None:
-    """No slot besides those that a request takes in any case."""
-    at = below(plain, name, slots=NEEDS[name], kv_stays=True)
-    row = at.start([*ONE, 1])
-    assert at.mem.info(row).length == 8 and at.mem.free_slots == 0 and not at.cache.states
-    at.checked([row])
-    assert at.text[row] == written([*ONE, 1], 1)
-    at.mem.end([row])
-    settle(at)
-    assert at.mem.free_slots == NEEDS[name]

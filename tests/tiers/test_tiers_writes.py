@@ -120,18 +120,6 @@ def test_kv_goes_down_at_once_although_its_state_waits_for_a_forward(plain: Back
     at.look(idle=True)
 
 
-def test_clearing_the_cache_is_for_good(plain: Backend) -> None:
-    at = make(plain, "redirect", "back")
-    at.cache_prompts(ONE)
-    at.cache.clear()
-    settle(at)
-    assert at.moved == (0, 0, 0, 0) and at.keeps() == set()
-    at.cache_prompts(ONE)
-    at.give_up()
-    at.cache.clear()
-    assert at.keeps() == {ONE} and at.turn([*ONE, 1]) == 8, "host memory is forgotten by tiers.clear()"
-
-
 def test_kv_of_the_caller_stays_the_caller_s(backend: Backend) -> None:
     """States alone, under every policy; hits need no KV."""
     for write in ("through", "back"):

@@ -86,12 +86,9 @@ class Packing:
     """Moves slots to and from records.
 
     A plane of `int8` is `ssm` as int8 and `ssm.scale` as float32 in the body; all values along its axis share a scale.
-    That
-    is axis 2 of `head key value` (the gated delta rule: qwen3_next, qwen3_5, kimi_linear) and axis 1 of `head dim
-    state`
-    (Mamba-2: nemotron_h, falcon_h1, granite_hybrid, bamba, codestral_mamba). `memstate.kernels.pack_int8.pack_int8`
-    says
-    how exact it is.
+    That is axis 2 of `head key value` (the gated delta rule: qwen3_next, qwen3_5, kimi_linear) and axis 1 of
+    `head dim state` (Mamba-2: nemotron_h, falcon_h1, granite_hybrid, bamba, codestral_mamba).
+    `memstate.kernels.pack_int8.pack_int8` says how exact it is.
 
     Args:
         planes: The slots.

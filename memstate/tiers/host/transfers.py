@@ -269,7 +269,7 @@ class Transfers:
         return [sent[at : at + n] for at in range(0, packet.size, padded)]
 
     def _follow(self, which: int) -> None:
-        """Lets a stream of transfers begin behind what the current stream has been given."""
+        """Lets a stream of transfers begin after what the current stream has been given."""
         if self._device:
             self._streams[which].wait_stream(torch.cuda.current_stream(self._device))
 

@@ -23,8 +23,7 @@ class FileStore:
     """A `Store` in a folder, which is made where it is missing. Any number of processes of one user may use it.
 
     A process that was forked from one that used the store makes a store of its own. Names are those of
-    `RecordFormat.name`;
-    other files in the folder are left alone.
+    `RecordFormat.name`; other files in the folder are left alone.
 
     Args:
         path: The folder. A leading `~` is the user's home; the last part must not be a link.
@@ -34,8 +33,7 @@ class FileStore:
             in. Without it the last records may be missing or damaged after one, which a reader notices. A process that
             dies loses nothing either way.
         shared: Whether to take a folder and records that others own or may write. They can then read, delete and make
-            up
-            states, and nothing notices.
+            up states, and nothing notices.
 
     Attributes:
         faults: Refusals of the system by the name of errno. EFBIG: a record is larger than the capacity.

@@ -24,7 +24,6 @@ from memstate.events.wire import (
 )
 from memstate.prefix.cache import PrefixCache
 from memstate.prefix.tree import Node
-from memstate.tiers.digests import Digests
 from memstate.tiers.keys import Keys
 from memstate.tiers.records import DIGEST_BYTES
 from memstate.tokens import BYTES
@@ -51,7 +50,7 @@ class Feed:
         if cache.watcher is not None:
             raise ConfigurationError("this prefix cache has a feed: close it first")
         self._cache, self._rank, self._size = cache, rank, cache.page_size
-        self._digests = mem.tiers.digests if mem.tiers is not None else Digests(Keys(bytes(DIGEST_BYTES), self._size))
+        self._keys = mem.tiers.keys if mem.tiers is not None else Keys(bytes(DIGEST_BYTES), self._size)
         self._events: list[Event] = []
         self._whole = True
         cache.watcher = self
@@ -120,4 +119,4 @@ class Feed:
         return self._cache.tree.salt(node)
 
     def _hashes(self, node: Node) -> list[int | bytes]:
-        return [shorten(digest) for digest in self._digests.of_node(self._cache.tree, node)]
+        return [shorten(digest) for digest in self._keys.of_node(self._cache.tree, node)]

@@ -193,7 +193,7 @@ def _bit(true: Any, store: FileStore, names: Any, buffers: Any) -> Any:
 def _no_layer(
     true: Any, packing: Packing, slots: Any, index: Any, places: Any, records: Any, layers: Any = None
 ) -> None:
-    true(packing, slots, index, places, records, (0, packing.layers - 2) if layers is None else layers)
+    true(packing, slots, index, places, records, (0, packing.layout.layers - 2) if layers is None else layers)
 
 
 def _first_group(

@@ -178,7 +178,6 @@ class Below(Prefetches):
 
     def _move(self, parts: list[tuple[Shelf, list[Item]]], way: str) -> None:
         for shelf, items in parts:
-            shelf.use(item.record for item in items)
             self.figures[f"{shelf.kind} {way}"] += len(items)
 
     def planned(self, rows: Sequence[tuple[Row, int, int]]) -> None:
@@ -253,7 +252,7 @@ class Below(Prefetches):
         model, size = self.model, self.settings.page_size
         packed = {register for shelf, due in given if shelf is not self.pages for register, _ in due}
         named = any(model.named(register) for register in packed)
-        if named and model.waits:  # pages do not wait
+        if named:  # pages do not wait
             self._send([(shelf, due) for shelf, due in given if shelf is self.pages])
             given = [(shelf, due) for shelf, due in given if shelf is not self.pages]
         parts = [(shelf, [item for _, item in due]) for shelf, due in given if shelf and due]
@@ -275,8 +274,6 @@ class Below(Prefetches):
                     for contents in model.content.values():
                         assert contents[model.slot[of]] == fold(EMPTY, tokens), f"{item} is another state"
             self._move(parts, "out")
-            for _, items in parts:
-                Shelf.pin(items, -1)
             self.backups.append(Way(parts))
 
         def forget() -> None:
@@ -300,13 +297,10 @@ class Below(Prefetches):
     def advance(self) -> None:
         """Whatever is on its way has arrived by the time somebody looks."""
         loads, self.loads = self.loads, []
-        for load in loads:
-            self._arrived(load)
-            for _, items in load.parts:
-                Shelf.pin(items, -1)
         backups, self.backups = self.backups, []
-        for backup in backups:
-            self._arrived(backup)
+        for way in (*loads, *backups):
+            for _, items in way.parts:
+                Shelf.pin(items, -1)
         for wanted in (self.pages, self.states):  # KV first: a state without it is of no use
             for shelf, items in [part for way in backups for part in way.parts if part[0] is wanted]:
                 self.enqueue(shelf, [item for item in items if shelf.get(item.key) is item])
@@ -317,11 +311,6 @@ class Below(Prefetches):
                 item.stored = True
                 self.queue.append((shelf, item))
 
-    @staticmethod
-    def _arrived(way: Way) -> None:
-        for shelf, items in way.parts:
-            shelf.unuse(item.record for item in items)
-
     def settle(self) -> None:
         self.advance()
 
@@ -331,8 +320,6 @@ class Below(Prefetches):
         """Looks after writes, and begins others."""
         for job in [job for job in self.writing if job.ended]:
             self.writing.remove(job)
-            assert job.shelf
-            job.shelf.unuse(job.records)
             Shelf.pin(job.items, -1)
             for item, well in zip(job.items, job.result, strict=True):
                 item.stored = well
@@ -353,8 +340,7 @@ class Below(Prefetches):
                 break
             Shelf.pin(batch)
             keys, kind = [item.key for item in batch], shelf.kind
-            job = Job(lambda kind=kind, keys=keys: self.storage.put(kind, keys), None, shelf,
-                      [item.record for item in batch], items=batch)  # type: ignore[misc] # fmt: skip
+            job = Job(lambda kind=kind, keys=keys: self.storage.put(kind, keys), None, shelf, items=batch)  # type: ignore[misc]
             self.writing.append(self.submit(job))
 
     def wait(self, jobs: Iterable[Job]) -> None:

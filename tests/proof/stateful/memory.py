@@ -570,10 +570,9 @@ class Lower:
                                      f"{[(texts.get(k, k), *rest) for k, *rest in seen]}, expected "
                                      f"{[(texts.get(k, k), *rest) for k, *rest in told]}")  # fmt: skip
             pool = cache.pool
-            users = {record: n for record, n in pool._users.items() if n}
             same(f"free {shelf.kind} records", sorted(pool._free), sorted(shelf.free))
-            same(f"waiting {shelf.kind} records", pool._waiting, shelf.waiting)
-            same(f"{shelf.kind} records in use", users, {record: n for record, n in shelf.users.items() if n})
+            same(f"waiting {shelf.kind} records", pool._written - pool._claimed, shelf.waiting)
+            same(f"{shelf.kind} records that threads write to", pool._written, shelf.written)
             same("evictable", cache.evictable, len(shelf.loose))
             self._look_at_bytes(kind, pool, {item.record: item.key for item in shelf.items if item.filled}, header)
         if self.kv:

@@ -212,16 +212,6 @@ def test_a_caller_cannot_change_the_batch_of_later_steps(backend: Backend) -> No
     assert mem.plan(rows).numbers.tolist() == [2, 1]
 
 
-def test_more_changes_than_the_packet_of_a_step_holds_take_an_upload_of_their_own(pair: Pair) -> None:
-    mem, rows = pair
-    inside.commands(mem).step = inside.commands(mem).step[:30].clone()  # a batch of two and few changes
-    inside.commands(mem).step_views = Views(inside.commands(mem).step)
-    mem.backend.counts.reset()
-    step = mem.plan(rows)
-    assert mem.backend.counts.uploads == 2 and step.write.tolist() == [1, 2]
-    assert mem.backend.counts.launches == {"ownership": 1, "run_data": 1, "plan": 1}
-    mem.settle(step)
-    scan(mem)
 
 
 def test_launch_is_refused_where_it_would_run_a_step_again(pair: Pair) -> None:

@@ -203,9 +203,12 @@ def test_a_step_is_not_cancelled_once_what_it_computes_was_published(backend: Ba
     forward(mem, step)
     mem.settle(step)
     assert value(mem, int(mem.device.read_slots([snapshot]).wait()[0])) == 1.0
-    second = mem.plan([a], 2)
-    assert mem.publish([a]) == [None]
-    mem.cancel(second)  # nothing of it was handed out
+    (b,) = mem.admit([ms.Request("b")])
+    run(mem, [b], 4)
+    second = mem.plan([b])
+    (snapshot,) = mem.publish([b])
+    assert snapshot and snapshot.length == int(second.before[0]) == 4
+    mem.cancel(second)  # nothing that it computes was handed out
     scan(mem)
     (b,) = mem.admit([ms.Request("b")])
     third = mem.plan([b], 1)

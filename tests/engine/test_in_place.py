@@ -26,26 +26,6 @@ def test_B36_a_snapshot_costs_one_copy(backend: Backend, name: str, overlap: boo
     scan(loop.mem)
 
 
-@every_strategy
-@pytest.mark.parametrize("direct", [False, True])
-def test_a_hit_costs_one_copy_each(backend: Backend, name: str, direct: bool) -> None:
-    loop = InPlace(backend, MAKERS[name](), direct_hits=direct)
-    (row,) = loop.admit()
-    loop.advance([row], I)
-    (snapshot,) = loop.mem.end([row], keep="handle")
-    assert snapshot and snapshot.length == I
-    before = loop.copied
-    rows = loop.admit(ms.Request("b", resume=snapshot), ms.Request("c", resume=snapshot))
-    for again in rows:
-        loop.fed[again] = loop.fed[row][:I]
-    loop.advance(rows)
-    assert loop.copied == before + 2
-    for again in rows:
-        assert loop.holds(loop.slot(again), again, I + 1)
-    assert loop.holds(loop.node(snapshot), row, I)
-    scan(loop.mem)
-
-
 def test_off_the_boundary_nothing_is_launched(backend: Backend) -> None:
     for tracking in (ms.Redirect(I), ms.PingPong(I), ms.LazyPingPong(I)):
         loop = InPlace(backend, tracking)
@@ -57,25 +37,6 @@ def test_off_the_boundary_nothing_is_launched(backend: Backend) -> None:
         assert dict(counts.launches) == {"plan": 2}
         loop.advance([row], 2)
         assert counts.launches["copy_slots"] == 1 and counts.syncs == 0
-
-
-@every_snapshot
-def test_B26_a_copy_comes_before_the_next_forward(backend: Backend, name: str) -> None:
-    """Overlap, and a batch that repeats, so that the plan in between submits nothing."""
-    loop = InPlace(backend, MAKERS[name](), overlap=True)
-    (row,) = loop.admit()
-    flight = loop.step([row])
-    for _ in range(3 * I):
-        ahead = loop.step([row])
-        loop.mem.settle(flight)
-        flight = ahead
-        for snapshot in loop.mem.publish([row]):
-            if snapshot:
-                assert loop.holds(loop.node(snapshot), row, snapshot.length)
-                loop.mem.drop([snapshot])
-                loop.mem.submit()
-    assert loop.copied == 3
-    scan(loop.mem)
 
 
 RING = ms.StateLayout(

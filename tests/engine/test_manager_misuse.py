@@ -106,6 +106,17 @@ MISUSE |= {  # arguments of the wrong kind
     "finished elsewhere": ("device='meta'", lambda s: s.mem.settle(s.first, torch.ones(2, device="meta"))),
     "finished numbers": ("expected 2 times True or False", lambda s: s.mem.settle(s.first, [0.5, 0.5])),
 }
+MISUSE |= {  # where a state goes
+    "keep a state": ("keep='state': expected None, 'handle' or 'cache'", lambda s: s.mem.end([s.row], keep="state")),
+    "keep True": ("keep=True: expected None", lambda s: s.mem.end([s.row], keep=True)),
+    "the cache without tokens": ("keep='cache' needs tokens", lambda s: s.mem.end([s.row], keep="cache")),
+    "tokens and nothing kept": (
+        "tokens= with keep=None: only keep='cache'", lambda s: s.mem.end([s.row], tokens=[[1]]),
+    ),
+    "tokens and a handle": ("tokens= with keep='handle'", lambda s: s.mem.publish([s.row], tokens=[[1]])),
+    "lengths and nothing kept": ("lengths= without keep=", lambda s: s.mem.end([s.row], lengths=[4])),
+    "publish nothing": ("keep=None: publish keeps states", lambda s: s.mem.publish([s.row], keep=None)),
+}  # fmt: skip
 STALE: Cases = {  # handles that have ended
     "a row that is gone": ("request 'c' was ended", lambda s: s.mem.plan([s.row, s.gone])),
     "settling twice": ("it was settled, accepted or cancelled", lambda s: s.mem.settle(s.old)),
@@ -115,14 +126,18 @@ STALE: Cases = {  # handles that have ended
     "dropping what is dropped": ("snapshot in register 15", lambda s: s.mem.drop([s.kept, s.dropped])),
     "resuming what is dropped": ("snapshot in register 15", lambda s: s.mem.admit([ms.Request("d", resume=s.dropped)])),
 }
+NO_CACHE: Cases = {  # what a manager without a prefix cache cannot do
+    "the cache that is none": ("needs a prefix cache", lambda s: s.mem.end([s.row], keep="cache", tokens=[[1]])),
+}
 
 
-@pytest.mark.parametrize("case", MISUSE | STALE)
+@pytest.mark.parametrize("case", MISUSE | STALE | NO_CACHE)
 def test_G1_misuse_raises_and_changes_nothing(case: str, backend: Backend) -> None:
     stage = Stage(backend)
-    says, misuse = (MISUSE | STALE)[case]
+    says, misuse = (MISUSE | STALE | NO_CACHE)[case]
+    error = ms.StaleHandle if case in STALE else ms.ConfigurationError if case in NO_CACHE else ms.InvalidArgument
     before = stage.observe()
-    with pytest.raises(ms.StaleHandle if case in STALE else ms.InvalidArgument, match=says):
+    with pytest.raises(error, match=says):
         misuse(stage)
     assert stage.observe() == before
     scan(stage.mem)

@@ -1,7 +1,9 @@
-"""Debug mode finds forwards that forget a store, or change a slot that they may only read, and names the place."""
+"""Debug mode finds forwards that forget a store, or change a slot that they may only read, and names the place.
+
+That a forward which stores everything passes, and that the canary leaves no byte, the random programs show.
+"""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from math import nan
 from typing import Any
@@ -50,17 +52,17 @@ def stored(state: torch.Tensor) -> torch.Tensor:
     return ((wide.nan_to_num(1.0) if not state.is_complex() else wide) * 0.5 + 1).to(state.dtype)
 
 
-def forward(mem: ms.StateManager, step: Any, forgets: Skipped | None = None, marks: bool = True) -> None:
+def forward(mem: ms.StateManager, step: Any, forgets: Skipped = lambda *store: False) -> None:
     """One step of a model, slot by slot as a kernel does; slot 0 gets rubbish."""
     vectors = [(name, getattr(step, name).long()) for name in ("write", "snapshot")]
     for name in mem.planes:
         for layer, plane in enumerate(mem.planes[name]):
-            new = stored(plane[step.read.long().clamp(min=0)])
+            new = stored(plane[step.read.long()])
             for vector, slots in vectors:
-                if not (forgets and forgets(vector, name, layer)):
-                    plane[slots.clamp(min=0)] = new
+                if not forgets(vector, name, layer):
+                    plane[slots] = new
             count, entries, _, slots = mem.device.marks
-            if marks and not (forgets and forgets("mark", name, layer)):
+            if not forgets("mark", name, layer):
                 plane[slots[: int(count)].long()] = new[entries[: int(count)].long()]
 
 
@@ -140,64 +142,6 @@ def test_a_forgotten_mark_is_named(backend: Backend, name: str, plane: str) -> N
     scan(mem)
 
 
-@pytest.mark.parametrize("forgotten", ["", "marks", "snapshot"])
-def test_decode_kernels_that_are_not_given_all_vectors_are_named(backend: Backend, forgotten: str) -> None:
-    """memstate's own: with all vectors they leave no canary; without one, the planes of the layer that lacked it do."""
-    planes = ms.Plane("conv", (3, 64), torch.bfloat16), ms.Plane("ssm", (4, 8, 8), torch.float32)
-    mem = manager(backend, ms.PingPong(I), ms.StateLayout(planes, layers=2), page_size=2, grid=1)
-    rows, ops = mem.admit([ms.Request("a", snapshot_at=[2]), ms.Request("b")]), Backend(backend.name, backend.device)
-    step = mem.plan([rows[0], None, rows[1]], I)
-    assert step.marked == 1 and (step.snapshot > 0).tolist() == [True, False, True]
-    x = torch.randn(3, I, 64, device=backend.device).bfloat16()
-    decay, beta = (torch.rand(3, I, 4, device=backend.device) for _ in range(2))
-    for layer in range(2):
-        lacks = forgotten if layer == 1 else ""
-        snapshot = torch.zeros_like(step.snapshot) if lacks == "snapshot" else step.snapshot
-        where: dict[str, Any] = {"marks": None if lacks == "marks" else step.marks}
-        vectors = step.read, step.write, snapshot, step.tokens
-        weight = torch.ones(64, 4, device=backend.device)
-        out = ops.conv_step(x, weight, None, mem.planes["conv"][layer], *vectors, "silu", **where)
-        q, k, v = (part.unflatten(-1, (-1, 8)) for part in out.split((16, 16, 32), -1))
-        ops.gated_delta_step(q, k, v, -decay, beta, mem.planes["ssm"][layer], *vectors, **where)
-    if forgotten:
-        found = fails(lambda: mem.settle(step), forgotten.removesuffix("s"), "conv", 1)
-        assert found.places == (2 if lacks == "marks" else 4)
-    else:
-        mem.settle(step)
-
-
-@every_strategy
-@pytest.mark.parametrize("order", ["layer_major", "slot_major"])
-@pytest.mark.parametrize("pad", [0, -1])
-def test_a_forward_that_stores_everything_passes(backend: Backend, name: str, order: Any, pad: int) -> None:
-    """Marks, direct hits, boundaries, chunks, padding, rows that end; slot 0 is not touched."""
-    layout = replace(LAYOUT, order=order)
-    mem = manager(backend, MAKERS[name](), layout, direct_hits=True, page_size=2, grid=1, pad=pad, prefix=ms.Prefix())
-    null = [block[:, 0].clone() for block in mem.planes.plane_map.blocks]
-    text, flying = list(range(30)), list[ms.Step]()
-    rows = list(mem.admit([ms.Request("a", tokens=text, snapshot_at=[4, 10]), ms.Request("b")]))
-    marked = moved = 0
-    for t in range(6 * I):
-        if t == 2 * I:
-            mem.end(rows[:1], keep="cache", tokens=[text[: mem.info(rows[0]).length]])
-            rows[0] = mem.admit([ms.Request("again", tokens=text)])[0]
-            assert mem.info(rows[0]).length > 0
-        ahead = mem.plan([rows[0], None, rows[1]], [3 if mem.info(rows[0]).length < len(text) - 2 else 1, 1, 1])
-        at = [slot > 0 for slot in ahead.write.tolist()]
-        assert at == [True, False, True]
-        for block, was in zip(mem.planes.plane_map.blocks, null, strict=True):
-            assert torch.equal(block[:, 0], was)  # nothing of the canary gets there
-        marked, moved = marked + ahead.marked, moved + int((ahead.read != ahead.write).sum())
-        forward(mem, ahead)
-        null = [block[:, 0].clone() for block in mem.planes.plane_map.blocks]
-        if flying:
-            mem.settle(flying.pop())
-        flying.append(ahead)
-    assert marked >= 1 and moved >= 1
-    mem.settle(flying.pop())
-    scan(mem)
-
-
 @pytest.mark.parametrize("slot", ["read", "write"])
 def test_an_in_place_kernel_under_redirect_is_named(backend: Backend, slot: str) -> None:
     """Kernels that know one slot, while the manager was not told so."""
@@ -244,38 +188,17 @@ def test_a_snapshot_that_the_forward_changes_is_named(backend: Backend) -> None:
     mem.settle(step)
 
 
-SSM = ms.StateLayout((ms.Plane("ssm", (2, 4), torch.float32),), layers=2)
-
-
-def speculative(backend: Backend) -> tuple[ms.StateManager, dict[str, torch.Tensor]]:
-    """And windows of two rows and three tokens."""
-    mem = manager(backend, ms.Redirect(I), SSM, overlap=False, speculation=True)
-    return mem, {"ssm": torch.ones(2, 2, 3, 2, 4, device=mem.planes.device)}
-
-
 def test_a_speculative_step_that_stores_in_a_slot_is_named(backend: Backend) -> None:
-    mem, windows = speculative(backend)
-    rows = two(mem)
-    for n in range(4):  # accept stores the states itself
-        mem.accept(mem.plan(rows, 3, window=True), [n, 3 - n], windows)
+    layout = ms.StateLayout((ms.Plane("ssm", (2, 4), torch.float32),), layers=2)
+    mem = manager(backend, ms.Redirect(I), layout, overlap=False, speculation=True)
+    rows, windows = two(mem), {"ssm": torch.ones(2, 2, 3, 2, 4, device=backend.device)}
+    mem.accept(mem.plan(rows, 3, window=True), [1, 2], windows)  # accept stores the states itself
     step = mem.plan(rows, 3, window=True)
     mem.planes["ssm"][1, step.read[1:].long()] += 1
     accept = partial(mem.accept, step, [1, 0], windows)
     assert fails(accept, "read", "ssm", 1, "stores in its windows alone").rows == [rows[1].index]
-    before = mem.info(rows[0]).length
     accept()
-    assert mem.info(rows[0]).length == before + 1
-    scan(mem)
-
-
-def test_a_window_behind_a_direct_hit_stores_nothing_in_its_slot(backend: Backend) -> None:
-    """It reads one slot and names another, which only `accept` writes: also where no token is accepted."""
-    mem, windows = speculative(backend)
-    rows = resumed(mem)
-    for accepted in ([0, 2], [1, 0]):
-        step = mem.plan(rows, 3, window=True)
-        assert int(step.read[0]) != int(step.write[0])
-        mem.accept(step, accepted, windows)
+    assert mem.info(rows[0]).length == 2
     scan(mem)
 
 
@@ -298,62 +221,6 @@ def test_a_replayed_step_is_looked_at(backend: Backend, name: str) -> None:
     mem.settle(step)
     mem.settle(mem.plan([None, None], replay=replay))
     scan(mem)
-
-
-def test_a_step_is_not_looked_at_before_its_forward(backend: Backend) -> None:
-    """The step before is settled in the gap; other calls come there, too."""
-    mem = manager(backend, ms.Redirect(1))
-    rows = mem.admit([ms.Request("a")])
-    before = mem.plan(rows)
-    forward(mem, before)
-    for _ in range(4):
-        step = mem.plan(rows)
-        mem.settle(before)
-        mem.submit()
-        mem.publish(rows)
-        forward(mem, step)
-        before = step
-    mem.settle(before)
-    scan(mem)
-
-
-def test_a_graph_with_nothing_to_fill_changes_no_byte(backend: Backend) -> None:
-    """Neither the null slot, which padding names, nor another."""
-    mem = manager(backend, ms.Redirect(I), page_size=2, grid=1)
-    rows = mem.admit([ms.Request("a")])
-    mem.submit()
-    before = [block.clone() for block in mem.planes.plane_map.blocks]
-    mem.settle(mem.plan([*rows, None], replay=lambda: mem.launch(2)))
-    for block, was in zip(mem.planes.plane_map.blocks, before, strict=True):
-        assert torch.equal(block, was)
-
-
-@every_strategy
-def test_kernels_that_update_one_slot_pass_where_the_manager_knows(backend: Backend, name: str) -> None:
-    mem = manager(backend, MAKERS[name](), in_place=True)
-    rows = two(mem)
-    for _ in range(3 * I):
-        step = mem.plan(rows)
-        for plane in WRITTEN:
-            for state in mem.planes[plane]:
-                state[step.write.long()] = stored(state[step.write.long()])
-        mem.settle(step)
-    scan(mem)
-
-
-def test_a_plane_written_in_part_holds_the_copy(backend: Backend) -> None:
-    """memstate copies such a plane; the other one gets the canary."""
-    ring = ms.Plane("ring", (I,), torch.int64, rewritten_each_step=False)
-    mem = manager(backend, ms.Redirect(I), ms.StateLayout((ring, ms.Plane("ssm", (2,), torch.float32)), layers=2))
-    (row,) = mem.admit([ms.Request("a")])
-    for t in range(3 * I):
-        step = mem.plan([row])
-        mem.planes["ring"][:, step.write.long(), t % I] = t + 1
-        mem.planes["ssm"][:, step.write.long()] = 1.0
-        mem.settle(step)
-    assert sorted(mem.planes["ring"][0, int(step.write)].tolist()) == list(range(2 * I + 1, 3 * I + 1))
-    step = mem.plan([row])
-    fails(lambda: mem.settle(step), "write", "ssm", 0)
 
 
 def test_a_state_of_any_numbers_is_a_state(backend: Backend) -> None:
@@ -399,23 +266,6 @@ def test_a_snapshot_published_in_the_gap_is_looked_at(backend: Backend) -> None:
     mem.drop([snapshot])
     mem.settle(step)
     scan(mem)
-
-
-def test_an_engine_s_tensors_of_any_strides(backend: Backend) -> None:
-    """One tensor a layer, blocks apart: what lies between is not touched."""
-    arena = torch.full((3, 25, 40), 7.0, device=backend.device)
-    tensors = {"ssm": [layer[:, 3:11] for layer in arena]}
-    mem = manager(
-        backend, ms.Redirect(1), ms.StateLayout((ms.Plane("ssm", (8,), torch.float32),), layers=3), tensors=tensors
-    )
-    rows = mem.admit([ms.Request("a")])
-    for forgets in (None, forgetting("write", "ssm", 2)):
-        step = mem.plan(rows)
-        forward(mem, step, forgets)
-        if forgets is None:
-            mem.settle(step)
-    fails(lambda: mem.settle(step), "write", "ssm", 2)
-    assert bool((arena[:, :, :3] == 7).all()) and bool((arena[:, :, 11:] == 7).all())
 
 
 @every_strategy

@@ -19,7 +19,7 @@ from memstate.tiers import Outcome, Store
 from tests.support.demo_talks import demo
 from tests.support.planes import I, Loop
 from tests.support.serving import Server
-from tests.support.tiered import T, Tiered, settle, whole
+from tests.support.tiered import T, Tiered, whole
 from tests.support.virtual import ByHand, MemoryStore
 
 CPU = ms.Backend("reference")
@@ -131,19 +131,6 @@ def test_a_refused_admission_changes_nothing_and_needs_another_request_that_runs
     mem.end([row])
     mem.admit([ms.Request("b")])
     mem.audit().raise_if_leaking()
-
-
-def test_an_admission_that_would_load_tries_without_before_it_is_refused() -> None:
-    at = Tiered(CPU, slots=8, chaos=Chaos(admissions=1.0))
-    at.cache_prompts(whole(1))
-    settle(at)
-    at.give_up(pages=60)
-    running = at.start(T[:9])
-    with pytest.raises(ms.OutOfSlots):
-        at.start([*whole(1), 1])
-    assert at.mem.stats().chaos == ChaosStats(admissions=2)
-    at.end([running])
-    assert at.turn([*whole(1), 1]) == 8
 
 
 def test_a_delayed_poll_moves_nothing(told: pytest.LogCaptureFixture) -> None:

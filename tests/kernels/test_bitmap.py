@@ -100,19 +100,6 @@ def test_B2_claim_takes_the_lowest_free_slots(
         pool.check()
 
 
-@pytest.mark.sample
-@pytest.mark.parametrize("pattern", ["none free", "last only", "sparse", "runs"])
-@pytest.mark.parametrize("capacity", [65535, 65536, 1_000_000])
-def test_B11_large_pools_answer_the_same_however_fragmented(
-    backend: Backend, rng: random.Random, capacity: int, pattern: str
-) -> None:
-    pool = Pool(capacity, fragmented(pattern, capacity, rng), backend)
-    taken = [slot for slot in pool.claim(1500).tolist() if slot]
-    pool.check()
-    given = rng.sample(range(1, capacity + 1), 300) + taken[:300]
-    pool.release(given)
-    pool.claim(40)
-    pool.check()
 
 
 @pytest.mark.parametrize("capacity", SMALL)

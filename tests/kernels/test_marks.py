@@ -12,7 +12,6 @@ from memstate.kernels.dispatch import Backend
 from tests.kernels.test_decode_marks import Mark, columns
 from tests.support.chunked import first_of, starts_of
 from tests.support.decode_case import rubbish
-from tests.support.kernel_runs import nothing_allocated
 
 LAYERS, SLOTS, TAPS, CHANNELS = 2, 15, 3, 20
 BLOCK = (2, 5, 7)  # head key value
@@ -158,12 +157,6 @@ def test_no_marks_and_no_rows_change_nothing(backend: Backend, generator: torch.
     assert same(given, before)
 
 
-def test_nothing_is_allocated(backend: Backend, generator: torch.Generator) -> None:
-    if backend.name != "reference":
-        given = arguments(backend, generator, torch.float32, torch.bfloat16)
-        few = columns(MARKS[4:6], given["plane"])
-        with nothing_allocated():
-            backend.scatter_states(**(given | {"marks": few}))
 
 
 MISFITS = {

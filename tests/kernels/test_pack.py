@@ -11,12 +11,12 @@ from torch import Tensor
 from memstate.kernels import pack, pack_int8
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import RecordMap, RecordPiece
+from memstate.kernels.tuned import ENTRIES
 from tests.conftest import CUDA
 from tests.kernels import test_pack_int8
 from tests.kernels.test_gather import GUARD, Poisoned, strided
 from tests.kernels.test_scatter import COLUMN
 from tests.support.decode_case import vast
-from tests.support.kernel_runs import nothing_allocated
 
 SLOTS, RECORDS, LAYERS = 7, 6, 2  # slots with the null slot
 OPS = ("pack_slots", "unpack_slots")
@@ -111,48 +111,39 @@ def test_b66_bytes_of_every_width_move(backend: Backend, generator: torch.Genera
     assert backend.counts.launches == {op: 1}
 
 
-@each_op
-def test_b66_slots_in_registers(backend: Backend, generator: torch.Generator, op: str) -> None:
-    """Register 0 holds none, whatever stands there; neither does one that is not, is empty or holds no slot."""
-    memory = Memory(backend, generator)
-    slots = memory.ints([3, 5, 0, 2, SLOTS, -4, 6])
-    index = [1, 0, 2, 3, -1, 4, 5, 7, 6, 2**31 - 1]
-    places = [4, 1, 0, 2, -1, 6, -7, RECORDS, 3, 5]
-    memory.run(op, slots, memory.ints(index), memory.ints(places))
-    memory.expect_all(op, {4: 5, 1: 0, 0: 0, 2: 2, 3: 6, 5: 0})
-
-
-@each_op
-def test_b66_ids_that_are_none_and_places_that_are_not(backend: Backend, generator: torch.Generator, op: str) -> None:
-    memory = Memory(backend, generator)
-    index = [0, -3, SLOTS, 2**31 - 1, 1, 2, 3, 4]
-    places = [0, 1, 2, 3, -1, RECORDS, 2**31 - 1, -(2**31)]
-    memory.run(op, None, memory.ints(index), memory.ints(places))
-    memory.expect_all(op, dict.fromkeys(range(4), 0))
+# Slots in registers, or None; which of them or which slots; places; dtype of both; the slot of each place, 0 for zeros.
+MANY = 2 * ENTRIES + 90  # more entries than a program looks at in one go
+COLUMNS: dict[str, tuple[list[int] | None, list[int], list[int], torch.dtype, dict[int, int]]] = {
+    "registers": (  # register 0 holds none, whatever stands there; nor does one that is not, is empty or holds no slot
+        [3, 2, 0, 99, -4, 4], [1, 0, 2, 3, -1, 2**31 - 1, 5, 5], [3, 0, -1, 1, 99, -7, 2, 2**31 - 1], torch.int32,
+        {3: 2, 0: 0, 1: 0, 2: 4},
+    ),
+    "ids and places that are none": (
+        None, [0, -3, 99, 2**31 - 1, 1, 2, 3, 4], [0, 1, 2, 3, -1, 99, 2**31 - 1, -(2**31)], torch.int32,
+        dict.fromkeys(range(4), 0),
+    ),
+    "64 bits": (None, [2**32 + 1, 2, 1, -(2**32) + 2], [0, 2**32 + 1, 3, 2], torch.int64, {3: 1, 0: 0, 2: 0}),
+    "registers in 64 bits": (
+        [0, 2, 3], [2**32 + 1, 2, 1, -(2**32) + 2], [0, 2**32 + 1, 3, 2], torch.int64, {3: 2, 0: 0, 2: 0},
+    ),
+    "none among hundreds": (None, [1] * MANY, [-1] * MANY, torch.int32, {}),
+    "few among hundreds": (
+        None, [4, *[1] * 254, 3, 2, *[1] * (MANY - 258), 1], [0, *[-1] * 254, 1, 2, *[-1] * (MANY - 258), 3],
+        torch.int32, {0: 4, 1: 3, 2: 2, 3: 1},
+    ),
+}  # fmt: skip
 
 
 @every_op
-@pytest.mark.parametrize("registers", [False, True])
-def test_b66_columns_of_64_bits_are_not_cut(
-    backend: Backend, generator: torch.Generator, op: str, registers: bool
+@pytest.mark.parametrize("case", COLUMNS)
+def test_b66_B39_what_columns_name_moves_and_nothing_else(
+    backend: Backend, generator: torch.Generator, op: str, case: str
 ) -> None:
+    registers, index, places, dtype, found = COLUMNS[case]
     memory = made(op, backend, generator)
-    slots = memory.ints([0, 2, 3]) if registers else None
-    index, places = [2**32 + 1, 2, 1, -(2**32) + 2], [0, 2**32 + 1, 3, 2]
-    memory.run(op, slots, memory.ints(index, torch.int64), memory.ints(places, torch.int64))
-    memory.expect_all(op, {3: 2 if registers else 1, 0: 0, 2: 0})
-
-
-@each_op
-@pytest.mark.parametrize("due", [[], [299], [0, 255, 256, 257, 299]], ids=len)
-def test_B39_few_due_among_hundreds(backend: Backend, generator: torch.Generator, op: str, due: list[int]) -> None:
-    memory = Memory(backend, generator, sizes=(5,))
-    index, places = [1] * 300, [-1] * 300
-    for place, at in enumerate(due):
-        index[at], places[at] = 6 - place, place
-        memory.expect(op, place, 6 - place)
-    memory.run(op, None, memory.ints(index), memory.ints(places))
-    memory.check()
+    slots = None if registers is None else memory.ints(registers)
+    memory.run(op, slots, memory.ints(index, dtype), memory.ints(places, dtype))
+    memory.expect_all(op, found)
 
 
 def test_b66_a_slot_to_many_records_and_a_record_to_many_slots(backend: Backend, generator: torch.Generator) -> None:
@@ -213,17 +204,6 @@ def test_a_kernel_that_reaches_into_host_memory_has_few_programs() -> None:
         (64, cpu, cpu, 64),
     ):
         assert pack.programs_of(tuned, planes, held) == expected
-
-
-@each_op
-def test_nothing_is_allocated(backend: Backend, generator: torch.Generator, op: str) -> None:
-    if backend.name == "reference":
-        return  # makes views
-    memory = Memory(backend, generator)
-    index, places = memory.ints([2]), memory.ints([3])
-    with nothing_allocated():
-        memory.run(op, None, index, places)
-    memory.expect_all(op, {3: 2})
 
 
 # -- checks ------------------------------------------------------------------------------------------------------------

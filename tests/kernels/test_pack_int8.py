@@ -10,7 +10,6 @@ from torch import Tensor
 
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import ScaledMap
-from memstate.kernels.tuned import ENTRIES
 from tests.kernels.test_gather import GUARD, Poisoned, strided
 from tests.support.decode_case import vast
 
@@ -247,25 +246,8 @@ def test_kernel_and_reference_store_the_same_bits(generator: torch.Generator, ba
     assert torch.equal(*found)
 
 
-@each_op
-def test_b66_registers_padding_and_places(backend: Backend, generator: torch.Generator, op: str) -> None:
-    memory = packed(backend, generator)
-    slots = memory.ints([3, 2, 0, SLOTS, -4, 4])
-    index = memory.ints([1, 0, 2, 3, -1, 2**31 - 1, 5, 5])
-    places = memory.ints([3, 0, -1, 1, RECORDS, -7, 2, 2**31 - 1])
-    memory.run(op, slots, index, places)
-    memory.expect_all(op, {3: 2, 0: 0, 1: 0, 2: 4})
 
 
-@each_op
-def test_due_entries_may_lie_anywhere_among_hundreds(backend: Backend, generator: torch.Generator, op: str) -> None:
-    """More entries than a program looks at in one go, most of them padding."""
-    memory, n = packed(backend, generator), 2 * ENTRIES + 90
-    at = torch.randperm(n, generator=generator)[:4].tolist()
-    index, places = torch.ones(n, dtype=torch.int32), torch.full((n,), -1, dtype=torch.int32)
-    index[at], places[at] = torch.tensor([4, 3, 2, 1], dtype=torch.int32), torch.arange(4, dtype=torch.int32)
-    memory.run(op, None, index.to(backend.device), places.to(backend.device))
-    memory.expect_all(op, {0: 4, 1: 3, 2: 2, 3: 1})
 
 
 @each_op

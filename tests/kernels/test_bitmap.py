@@ -100,8 +100,6 @@ def test_B2_claim_takes_the_lowest_free_slots(
         pool.check()
 
 
-
-
 @pytest.mark.parametrize("capacity", SMALL)
 def test_B4_releasing_everything_in_any_order_makes_everything_free(
     backend: Backend, rng: random.Random, capacity: int

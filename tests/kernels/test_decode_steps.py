@@ -15,7 +15,6 @@ from tests.support.decode_case import (
     Case,
     Row,
     check_chunks,
-    check_misfit,
     check_rows_alone,
     far_apart,
     same_bits,
@@ -169,8 +168,6 @@ def test_B38_slots_beyond_2_31_elements(backend: Backend, generator: torch.Gener
     assert same_bits(far.memory.state[2], near.memory.state[2])
 
 
-
-
 @each_kind
 def test_empty_batch(backend: Backend, generator: torch.Generator, kind: str) -> None:
     assert made(kind, backend, generator, rows=[]).step(backend).shape[0] == 0
@@ -188,36 +185,3 @@ def test_D1_D18_an_order_of_the_state_that_is_both_is_one(
     other.memory.state = state.as_strided(state.shape, (*state.stride()[:2], 1, dims[2]))
     assert same_bits(plain.step(backend), other.step(backend))
     assert same_bits(plain.memory.whole, other.memory.whole)
-
-
-@pytest.mark.parametrize(
-    ("of", "name", "spoil"),
-    [
-        ("conv", "x", lambda t: t.transpose(1, 2)), ("conv", "x", lambda t: t[0]),
-        ("conv", "weight", lambda t: t[:, :1]), ("conv", "weight", lambda t: t.t().contiguous().t()),
-        ("conv", "bias", lambda t: t[:1]), ("conv", "bias", lambda t: t.int()),
-        ("conv", "state", lambda t: t[:, :1]), ("conv", "state", lambda t: t.double()),
-        ("conv", "state", lambda t: t[:, :1].expand_as(t)), ("conv", "write", lambda t: t[:1]),
-        ("gdn", "q", lambda t: t.double()), ("gdn", "k", lambda t: t[:, :2].contiguous()),
-        ("gdn", "v", lambda t: t.transpose(2, 3)), ("gdn", "v", lambda t: t[0]), ("gdn", "decay", lambda t: t.int()),
-        ("gdn", "beta", lambda t: t[:1]), ("gdn", "state", lambda t: t[:, :1]),
-        ("gdn", "state", lambda t: t.transpose(1, 3).contiguous().transpose(1, 3)),
-        ("gdn", "read", lambda t: t[:1]), ("kda", "decay", lambda t: t[..., :-1].contiguous()),
-        ("kda", "decay", lambda t: t.transpose(2, 3).contiguous().transpose(2, 3)),
-        ("kda", "decay", lambda t: t[..., None]), ("kda", "decay", lambda t: t[:, :2].contiguous()),
-        ("mamba1", "a", lambda t: torch.cat([t.flatten()[:1], t.flatten()])[1:].view(t.shape)),
-        ("mamba1", "a", lambda t: t[0, 0, 0]), ("mamba", "x", lambda t: t.double()), ("mamba", "x", lambda t: t[0]),
-        ("mamba", "dt", lambda t: t[:, :2].contiguous()), ("mamba", "dt", lambda t: t[0, 0]),
-        ("mamba", "a", lambda t: t[..., None]), ("mamba", "a", lambda t: t.int()),
-        ("mamba", "b", lambda t: t.transpose(1, 3)), ("mamba", "c", lambda t: t[:, :, :, :1]),
-        ("mamba", "d", lambda t: t[:0]), ("mamba", "z", lambda t: t[:1]), ("mamba", "dt_bias", lambda t: t[..., None]),
-        ("mamba", "state", lambda t: t[:, :, :1]), ("mamba", "state", lambda t: t.transpose(1, 2)),
-        ("mamba", "read", lambda t: t[:1]), ("mamba", "out", lambda t: torch.empty(1)),
-    ],
-)  # fmt: skip
-def test_G1_misfits_are_named_and_change_nothing(
-    backend: Backend, generator: torch.Generator, of: str, name: str, spoil: Callable[[Any], Any]
-) -> None:
-    for kind in ("mamba1", "mamba2") if of == "mamba" else (of,):
-        case = made(kind, backend, generator, rows=[Row(1, 1), Row(2, 2)])
-        check_misfit(case, backend, name, spoil(case.arguments().get(name)))

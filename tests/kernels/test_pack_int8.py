@@ -246,10 +246,6 @@ def test_kernel_and_reference_store_the_same_bits(generator: torch.Generator, ba
     assert torch.equal(*found)
 
 
-
-
-
-
 @each_op
 def test_B38_slots_and_records_beyond_2_31_bytes(backend: Backend, op: str) -> None:
     stride = 2**32 + 16

@@ -136,9 +136,10 @@ def same(left: Registers, right: Registers) -> bool:
 
 
 def random_batch(rng: random.Random, file: RandomFile, batch: int) -> tuple[list[int], list[int]]:
-    """Rows in any order between padding of both conventions, and their tokens; nothing to do is padding, too."""
+    """Rows in any order between padding, numbers that no table has too, and their tokens; nothing to do is padding."""
     real = rng.sample(range(1, file.rows + 1), rng.randint(batch // 2, batch))
-    rows = rng.sample(real + [rng.choice((0, -1, -7)) for _ in range(batch - len(real))], batch)
+    none = (0, -1, -(2**31), file.rows + 1, 2**30, 2**31 - 1)
+    rows = rng.sample(real + [rng.choice(none) for _ in range(batch - len(real))], batch)
     return rows, [rng.choice((1, 1, 1, 2, file.every, 0)) for _ in rows]
 
 

@@ -1,6 +1,5 @@
 """Scattering what was accepted of a window: every byte of poisoned memory accounted for, on every kind of plane."""
 
-from collections.abc import Callable
 from itertools import product
 from typing import NamedTuple
 
@@ -221,30 +220,4 @@ def test_B41_a_step_of_no_tokens_changes_nothing(backend: Backend, generator: to
     plane = stored(backend, generator, (torch.float32, (3, 4)), "layer_major")
     given = arguments(backend, op, plane.tensor, 1, 0)
     getattr(backend, op)(**(given | columns(backend, [Row(1, 0, 2, 1)])))
-    plane.check()
-
-
-COLUMN: list[Callable[[Tensor], Tensor]] = [
-    lambda t: t.short(), lambda t: t[None], lambda t: t.repeat_interleave(2)[::2], lambda t: t.to("meta"),
-]  # fmt: skip
-WHOLE: list[Callable[[Tensor], Tensor]] = [
-    lambda t: t.half(), lambda t: t.to("meta"), lambda t: t.transpose(0, 1).contiguous().transpose(0, 1),
-    lambda t: t[..., :2].contiguous(), lambda t: t[0, 0],
-]  # fmt: skip
-SPOILED = {
-    "plane": [lambda t: t[0, :, 0, 0], lambda t: t[..., ::2]], "slots": COLUMN,
-    **{name: [*COLUMN, lambda t: t[:1]] for name in Row._fields},
-    **{name: [*WHOLE, lambda t: t[:, :1].contiguous()] for name in ("out", "batch")},
-    "window": [*WHOLE, lambda t: t[:, :, ::2]], "inputs": [*WHOLE, lambda t: t[:, :, :2].contiguous()],
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("op", OPS)
-def test_misfits_are_named_and_change_nothing(backend: Backend, generator: torch.Generator, op: str) -> None:
-    plane = stored(backend, generator, (torch.float32, (3, 4)), "layer_major")
-    given = arguments(backend, op, plane.tensor)
-    for name, tensor in given.items():
-        for spoil in SPOILED[name]:
-            with pytest.raises(ValueError, match=rf"\b{name}\b"):
-                getattr(backend, op)(**(given | {name: spoil(tensor)}))
     plane.check()

@@ -142,8 +142,6 @@ def test_D18_either_order_of_the_state_is_within_the_bound(
         run(build(backend, generator, "mamba2", rows, 2, state, inputs, dims, state_dim=state_dim), backend)
 
 
-
-
 def test_D19_states_of_one_decay_a_channel_have_one_order(backend: Backend, generator: torch.Generator) -> None:
     """Their `a` lies as `head dim state`, and a state in the other order is refused by name."""
     case = build(backend, generator, "mamba1", [Row(1, 1)], state_dim=True)

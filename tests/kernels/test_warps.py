@@ -222,7 +222,3 @@ def test_a_program_can_have_the_registers_of_its_threads(warps: int, most: int) 
     assert roomy(warps) == {"maxnreg": most} and most * warps * 32 <= 65536
     assert roomy(warps, most=100) == {"maxnreg": 100} and roomy(warps, False) == {}
     assert roomy(MOST) == ALONE
-
-
-
-

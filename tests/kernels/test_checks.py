@@ -80,27 +80,21 @@ def test_a_state_without_slots_is_all_null(backend: Backend, generator: torch.Ge
 
 
 @each_step
-def test_no_graph_is_built_and_none_is_written_to(backend: Backend, generator: torch.Generator, op: str) -> None:
+def test_no_graph_is_built(backend: Backend, generator: torch.Generator, op: str) -> None:
     case = build(op, backend, generator)
     learnt = {name: t.requires_grad_() for name, t in case.arguments().items() if name in case.inputs}
     assert not run(case, backend, **learnt).requires_grad and not case.memory.state.requires_grad
-    case = build(op, backend, generator)
-    written = {"state": case.memory.state, "out": torch.empty_like(case.inputs[case.like]), "window": window_of(case)}
-    for name, tensor in written.items():
-        refused(case, backend, rf"^{name}: requires grad.*\.detach\(\)", **{name: tensor.detach().requires_grad_()})
 
 
 # -- tensors of decode steps -------------------------------------------------------------------------------------------
 
 
-def test_settings_and_dtypes_of_columns_are_named(backend: Backend, generator: torch.Generator) -> None:
+def test_settings_that_cannot_be_meant_are_named(backend: Backend, generator: torch.Generator) -> None:
     settings = {"conv_step": [("activation", "relu")], "selective_step": [("softplus", "no"), ("softplus", None)]}
     settings["gated_delta_step"] = [("scale", "2"), ("scale", torch.ones(())), ("scale", 10**400), ("scale", math.nan)]
     for op, wrong in settings.items():
         for name, value in wrong:
             refused(build(op, backend, generator), backend, rf"^{name}\b", **{name: value})
-        floats = torch.zeros(2, device=backend.device)
-        refused(build(op, backend, generator), backend, "^read: .*int32 or int64", read=floats)
 
 
 @pytest.mark.parametrize(
@@ -130,29 +124,14 @@ def test_sizes_of_nothing_are_named(
 
 
 @each_step
-def test_D4_D12_what_is_written_shares_no_byte_with_anything(
-    backend: Backend, generator: torch.Generator, op: str
-) -> None:
-    """With an input, a column of slots, the last slot, and each other. Beside the slots it lies well."""
+def test_output_beside_the_slots_shares_nothing(backend: Backend, generator: torch.Generator, op: str) -> None:
     case = build(op, backend, generator)
-    state, window, like = case.memory.state, window_of(case), case.inputs[case.like]
-    refused(case, backend, rf"^out: bytes 0x.* {case.like} at 0x", out=like)
-    memory = torch.zeros(window.numel() + like.numel() + 16, dtype=like.dtype, device=like.device)
-    out, rows = memory[: like.numel()].view(like.shape), memory[like.numel() - 1 :].view(torch.int32)[:2]
-    refused(case, backend, r"^out: .*\bread\b", out=out, read=rows)
-    early, late = memory[: window.numel()].view(window.shape), memory[window.numel() - 4 :][: like.numel()]
-    refused(case, backend, r"^(out|window): .*\b(out|window)\b", out=late.view(like.shape), window=early)
-    elements = case.memory.whole[: case.memory.whole.numel() // 4 * 4].view(torch.float32)
-    start = (state.data_ptr() - elements.data_ptr()) // 4
-    for at in (start, start + 7 * state.stride(0)):
-        refused(case, backend, r"^out: .*\bstate\b", out=elements[at : at + out.numel()].view(out.shape))
-    inside = elements[start : start + window.numel()].view(window.shape)
-    refused(case, backend, r"^window: .*\bstate\b", window=inside)
+    state, like = case.memory.state, case.inputs[case.like]
     first = case.memory.twin()
-    roomy = torch.zeros(4, 2 * state[0].numel() + out.numel() + 16, device=state.device)
+    roomy = torch.zeros(4, 2 * state[0].numel() + like.numel() + 16, device=state.device)
     slots = roomy.as_strided((4, *state.shape[1:]), (roomy.stride(0), *state.stride()[1:]))
     slots.copy_(state[:4])
-    beside = roomy[1, state[0].numel() :][: out.numel()].view(out.shape)
+    beside = roomy[1, state[0].numel() :][: like.numel()].view(like.shape)
     assert same_bits(run(case, backend, state=slots, out=beside), run(case, backend, state=first.state))
 
 
@@ -160,51 +139,22 @@ def test_D4_D12_what_is_written_shares_no_byte_with_anything(
 def test_states_whose_slots_share_bytes_are_refused(backend: Backend, generator: torch.Generator, op: str) -> None:
     case = build(op, backend, generator)
     state, size = case.memory.state, case.memory.payload // 4
-    for stride in (0, size - 4):
-        shared = state.as_strided(state.shape, (stride, *state.stride()[1:]))
-        refused(case, backend, r"^state: slots share bytes", state=shared)
+    shared = state.as_strided(state.shape, (size - 4, *state.stride()[1:]))
+    refused(case, backend, r"^state: slots share bytes", state=shared)
     packed = torch.zeros(4, *state.shape[1:], device=backend.device)
     run(case, backend, state=packed)  # one behind the other is apart
     run(case, backend, state=packed[:1].as_strided(state[:1].shape, (0, *packed.stride()[1:])))  # one slot, any stride
 
 
-@pytest.mark.parametrize("op", ["gather_slots", "scatter_slots", "scatter_accepted", "scatter_inputs"])
-def test_planes_whose_slots_share_bytes_are_read_and_not_written(backend: Backend, op: str) -> None:
-    device = backend.device
-    plane = torch.arange(16.0, device=device).view(1, 1, 4, 4)
-    shared = plane.expand(2, 3, 4, 4)
-    ids = column([2, 1], device)
-    if op == "gather_slots":
-        out = torch.empty(2, 2, 4, 4, device=device)
-        backend.gather_slots(shared, ids, out)
-        assert same_bits(out, plane.expand(2, 2, 4, 4))
-        return
-    tail = {"scatter_slots": (4, 4), "scatter_accepted": (1, 4, 4), "scatter_inputs": (5, 4)}[op]
-    columns = [ids] if op == "scatter_slots" else [ids] * 4
-    source = torch.zeros(2, 2, *tail, device=device)
-    arguments = (shared, columns[0], source) if op == "scatter_slots" else (shared, source, *columns)
-    with pytest.raises(ValueError, match=r"^plane: slots share bytes"):
-        getattr(backend, op)(*arguments)
-    assert plane.flatten().tolist() == list(range(16))
-
-
-def test_what_is_gathered_or_scattered_lies_outside_of_the_plane(backend: Backend) -> None:
+def test_what_is_gathered_may_share_slots_and_lie_in_gaps(backend: Backend) -> None:
+    plane, ids = torch.arange(16.0, device=backend.device).view(1, 1, 4, 4), column([2, 1], backend.device)
+    out = torch.empty(2, 2, 4, 4, device=backend.device)
+    backend.gather_slots(plane.expand(2, 3, 4, 4), ids, out)
+    assert same_bits(out, plane.expand(2, 2, 4, 4))
     memory = torch.arange(64.0, device=backend.device)
-    plane, ids = memory.view(2, 4, 8), column([1, 2], backend.device)
-    for batch in (memory[:32].view(2, 2, 8), memory[-32:].view(2, 2, 8)):
-        with pytest.raises(ValueError, match=r"^out: bytes 0x.* plane"):
-            backend.gather_slots(plane, ids, batch)
-        with pytest.raises(ValueError, match=r"^batch: bytes 0x.* plane"):
-            backend.scatter_slots(plane, ids, batch)
-    assert memory.tolist() == list(range(64))
-    for name, call in (("out", backend.gather_slots), ("plane", backend.scatter_slots)):
-        given = [plane.clone(), ids, torch.zeros(2, 2, 8, device=backend.device)]
-        given[2 if name == "out" else 0].requires_grad_()
-        with pytest.raises(ValueError, match=rf"^{name}: requires grad"):
-            call(*given)
     early = memory.as_strided((2, 2, 8), (32, 8, 1))  # two slots of each layer: behind them is room
     gap = memory[16:32].view(2, 1, 8)
-    backend.gather_slots(early, ids[:1], gap)
+    backend.gather_slots(early, ids[1:], gap)
     assert gap.flatten().tolist() == [*range(8, 16), *range(40, 48)]
 
 

@@ -19,6 +19,7 @@ from tests.support.decode_case import (
     Memory,
     Pairs,
     Row,
+    check_misfit,
     check_step,
     fill_rows,
     same_bits,
@@ -121,6 +122,12 @@ def test_D1_either_order_of_the_state_is_within_the_bound(
     rows = [Row(1, 2, 3, tokens=2), Row(0, 4, tokens=1)]
     case = build(backend, generator, rows, 2, state, inputs, dims, scale, per_key, value_key)
     run(case, backend)
+
+
+def test_D4_an_output_that_lies_on_no_access_is_named(backend: Backend, generator: torch.Generator) -> None:
+    case = build(backend, generator, [Row(1, 1), Row(2, 2)])
+    v = case.inputs["v"]
+    check_misfit(case, backend, "out", v.new_empty(v.numel() + 1)[1:].view(v.shape))
 
 
 def test_a_scale_is_any_number_that_float32_holds(backend: Backend, generator: torch.Generator) -> None:

@@ -17,6 +17,7 @@ from tests.support.op_case import Case, Maker
 
 INNER = ("claim", "ownership", "run_data")  # get nothing but what memstate has made
 OWN = ("registers", "planes", "records", "bitmap", "counters")  # made by memstate
+STEPS = ("conv_step", "gated_delta_step", "selective_step")
 OPTIONAL = (
     "a_log", "bias", "conv", "d", "dt_bias", "first", "h", "inputs", "marks", "out", "plane", "slots", "window", "z",
 )  # fmt: skip
@@ -95,8 +96,8 @@ def test_G1_what_is_left_out_is_named(backend: Backend, op: str) -> None:
             getattr(backend, op)(**(case.arguments | {"packet": case.arguments["packet"][:15]}))
 
 
-ADDRESSES = {  # of what lanes move 16 bytes at a time
-    "gated_delta_step": ("out", "window"), "selective_step": ("a", "window"),
+ADDRESSES = {  # what lanes move 16 bytes at a time
+    "gated_delta_step": ("window",), "selective_step": ("a", "window"),
     "pack_slots": ("out",), "unpack_slots": ("source",), "pack_int8": ("out",), "unpack_int8": ("source",),
 }  # fmt: skip
 
@@ -113,3 +114,38 @@ def test_D4_what_begins_off_16_bytes_is_named(backend: Backend, op: str) -> None
                     getattr(backend, op)(**(case.arguments | {name: shifted}))
                 found.add(name)
     assert found == set(ADDRESSES[op])
+
+
+WRITTEN = dict.fromkeys(("gather_slots", "pack_slots", "pack_int8"), ("out",)) | {"scatter_states": ("plane", "conv")}
+WRITTEN |= dict.fromkeys(("scatter_slots", "scatter_accepted", "scatter_inputs"), ("plane",))
+WRITTEN |= dict.fromkeys(STEPS, ("out", "state", "window"))
+
+
+def overlaid(*tensors: Tensor) -> list[Tensor]:
+    """Tensors of these shapes and strides that begin at one address."""
+    room = torch.zeros(max(t.untyped_storage().nbytes() for t in tensors), dtype=torch.uint8)
+    return [room[: room.numel() // 16 * 16].view(t.dtype).as_strided(t.shape, t.stride()) for t in tensors]
+
+
+@pytest.mark.parametrize("op", WRITTEN)
+def test_D4_D12_what_is_written_shares_no_byte_with_anything_and_no_graph_has_it(backend: Backend, op: str) -> None:
+    """Which bytes are shared, exactly: test_checks.py."""
+    for case in (made(op, seed) for seed in range(6)):
+        call, before = getattr(backend, op), [whole.clone() for whole in case.memory]
+        for name in (name for name in WRITTEN[op] if case.arguments[name] is not None):
+            written = case.arguments[name]
+            for other, field, tensor in given(case.arguments):
+                if tensor.numel() and {name, other} not in ({name}, {"plane", "conv"}):  # which lie in one arena
+                    here, there = overlaid(written, tensor)
+                    changed = case.arguments[other]._replace(**{field: there}) if field else there
+                    with pytest.raises(ValueError, match=r"^\w+: (?:bytes 0x|.*shares? bytes).*"):
+                        call(**(case.arguments | {name: here, other: changed}))
+            if written.is_floating_point() or written.is_complex():
+                with pytest.raises(ValueError, match=rf"^{name}: requires grad.*\.detach\(\)"):
+                    call(**(case.arguments | {name: written.detach().requires_grad_()}))
+            slot = int(name in ("plane", "conv"))
+            if name != "window" and not (name == "out" and op in (*STEPS, "gather_slots")) and written.shape[slot] > 1:
+                strides = [0 if axis == slot else stride for axis, stride in enumerate(written.stride())]
+                with pytest.raises(ValueError, match=rf"^{name}: (?:slots share bytes|records of \d+ bytes lie)"):
+                    call(**(case.arguments | {name: written.as_strided(written.shape, strides)}))
+        assert all(map(torch.equal, case.memory, before))

@@ -126,8 +126,6 @@ def test_sessions_are_as_old_and_idle_as_they_say(mem: ms.StateManager, clock: C
     assert oldest() == (0, 0) and not mem.audit().faults
 
 
-
-
 def test_the_ages_are_metrics_and_in_the_terminal(mem: ms.StateManager, clock: Clock) -> None:
     step(mem, admit(mem, "a"), 5)
     mem.sessions.open("s")

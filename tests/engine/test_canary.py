@@ -16,7 +16,7 @@ import memstate as ms
 from memstate.engine.canary import Canary
 from memstate.kernels.dispatch import Backend
 from tests.support.build import on
-from tests.support.planes import MAKERS, I, every_snapshot, every_strategy
+from tests.support.planes import MAKERS, I, every_strategy
 from tests.support.scan import scan
 from tests.support.watch import Watch
 
@@ -70,14 +70,14 @@ def forgetting(vector: str, plane: str, layer: int) -> Skipped:
     return lambda *store: store == (vector, plane, layer)
 
 
-def resumed(mem: ms.StateManager) -> list[ms.Row]:
+def resumed(mem: ms.StateManager, **more: Any) -> list[ms.Row]:
     """Two rows that go on from one snapshot: their first step reads it where it is, and writes another slot."""
     (row,) = mem.admit([ms.Request("first")])
     step = mem.plan([row], I)
     forward(mem, step)
     mem.settle(step)
     (snapshot,) = mem.end([row], keep="handle")
-    return list(mem.admit([ms.Request(name, resume=snapshot) for name in "ab"]))
+    return list(mem.admit([ms.Request(name, resume=snapshot, **more) for name in "ab"]))
 
 
 def fails(
@@ -92,52 +92,25 @@ def fails(
     return found
 
 
+SAYS = {
+    "write": r"store the new one of every plane and layer at step\.write", "snapshot": r"at step\.snapshot, too",
+    "mark": r"marks=step\.marks",
+}  # fmt: skip
+STORES = [(name, vector) for name in MAKERS for vector in SAYS if vector != "snapshot" or name in ("ping-pong", "lazy")]
+
+
 @pytest.mark.parametrize("plane", WRITTEN)
-@every_strategy
-def test_a_forgotten_write_is_named(backend: Backend, name: str, plane: str) -> None:
-    """Where a step reads another slot than it writes: a direct hit, under every strategy."""
-    mem, layer = manager(backend, MAKERS[name](), direct_hits=True), WRITTEN.index(plane) % 3
-    rows = resumed(mem)
-    step = mem.plan([None, *rows])
-    forward(mem, step, forgetting("write", plane, layer))
-    close = partial(mem.settle, step) if layer else partial(mem.plan, rows)  # the next plan closes a step, too
-    says = r"store the new one of every plane and layer at step\.write"
-    found = fails(close, "write", plane, layer, says)
+@pytest.mark.parametrize(("name", "vector"), STORES)
+def test_a_forgotten_store_is_named(backend: Backend, name: str, vector: str, plane: str) -> None:
+    """Of a step that reads another slot than it writes, reaches a boundary and has marks; whichever call closes it."""
+    mem, layer = manager(backend, MAKERS[name](), direct_hits=True, page_size=2, grid=1), WRITTEN.index(plane) % 3
+    rows = resumed(mem, snapshot_at=[I + 2])
+    step = mem.plan([None, *rows], I)
+    forward(mem, step, forgetting(vector, plane, layer))
+    close = (partial(mem.plan, rows), partial(mem.settle, step), partial(mem.submit, step))[layer]
+    found = fails(close, vector, plane, layer, SAYS[vector])
     assert (found.rows, found.places, found.step) == ([row.index for row in rows], 2, step.serial)
     mem.end(rows)  # the manager goes on, and says it once
-    mem.settle(step)
-    scan(mem)
-
-
-@pytest.mark.parametrize("plane", WRITTEN)
-@pytest.mark.parametrize("name", ["ping-pong", "lazy"])
-def test_a_forgotten_snapshot_is_named(backend: Backend, name: str, plane: str) -> None:
-    mem = manager(backend, MAKERS[name](), overlap=WRITTEN.index(plane) % 2 == 1)
-    a, b = two(mem)
-    for tokens in ([1, 2], [2, 1]):
-        step = mem.plan([a, b], tokens)
-        forward(mem, step, forgetting("snapshot", plane, 2))
-        mem.settle(step)  # no snapshot is due
-    step = mem.plan([b, a])
-    forward(mem, step, forgetting("snapshot", plane, 2))
-    assert fails(lambda: mem.submit(step), "snapshot", plane, 2, r"at step\.snapshot, too").row == b.index
-    mem.end([a, b])
-    mem.settle(step)
-    scan(mem)
-
-
-@pytest.mark.parametrize("plane", WRITTEN)
-@every_snapshot
-def test_a_forgotten_mark_is_named(backend: Backend, name: str, plane: str) -> None:
-    """Of a chunk with several marks, and a row beside it without any."""
-    mem = manager(backend, MAKERS[name](), page_size=2, grid=1)
-    rows = mem.admit([ms.Request("a"), ms.Request("b", snapshot_at=[4, 6, 10])])
-    step = mem.plan(rows, [1, 11])
-    assert step.marked == 3
-    forward(mem, step, forgetting("mark", plane, 1))
-    found = fails(lambda: mem.settle(step), "mark", plane, 1, r"marks=step\.marks")
-    assert (found.row, found.places) == (rows[1].index, 3)
-    mem.end(rows)
     mem.settle(step)
     scan(mem)
 

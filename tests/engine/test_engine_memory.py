@@ -89,10 +89,6 @@ def test_sleep_that_would_lose_a_state_is_refused(backend: Backend) -> None:
     loop.mem.end([row])
     loop.mem.device.sleep(keep=False)
     loop.mem.device.wake()
-    loop.planes.poison(range(1, 17))
-    (row,) = loop.admit()
-    loop.advance([row], 2)
-    assert loop.holds(loop.slot(row), row, 2)
     scan(loop.mem)
 
 

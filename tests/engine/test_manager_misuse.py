@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 import torch
 
@@ -160,17 +159,6 @@ def test_G1_steps_are_settled_in_order_and_at_most_two_are_open(backend: Backend
     stage.loop.advance([stage.row])
 
 
-def test_G1_in_turn_a_step_is_settled_before_the_next(backend: Backend) -> None:
-    loop = Loop(backend, ms.LazyPingPong(4), overlap=False)
-    (row,) = loop.admit()
-    step = loop.step([row])
-    with pytest.raises(ms.InvalidArgument, match="1 steps are unsettled, the limit before a plan is 0"):
-        loop.mem.plan([row])
-    assert loop.mem.info(row).length == 1
-    loop.mem.settle(step, np.array([True]))
-    assert loop.step([row]).rows.tolist() == [0]  # it has ended: padding
-
-
 @pytest.mark.parametrize("how", ["steps", "an arrival", "a window"])
 def test_G1_a_length_beyond_int32_is_refused(backend: Backend, how: str) -> None:
     """By steps that are each small enough."""
@@ -189,24 +177,3 @@ def test_G1_a_length_beyond_int32_is_refused(backend: Backend, how: str) -> None
         loop.mem.plan([row])
     assert loop.mem.info(row).length == 2**31 - 1
     scan(loop.mem)
-
-
-def test_generations_wrap_around(backend: Backend) -> None:
-    """A row reused 2^31 times: its generation starts anew at 0, and the handle of before is stale."""
-    loop = Loop(backend, ms.Redirect(4))
-    mem = loop.mem
-    owners.table(mem).generation[:] = 2**31 - 2
-    owners.holdings(mem).generation[:] = 2**31 - 1
-    mem.recover(keep=False)
-    assert owners.table(mem).generation.max() == 2**31 - 1 and owners.holdings(mem).generation.max() == 0
-    for _ in range(2):
-        (row,) = loop.admit()
-        loop.advance([row], 4)
-        (snapshot,) = mem.end([row], keep="handle")
-        assert snapshot
-        mem.drop([snapshot])
-        for stale in (lambda row=row: mem.info(row).length, lambda snapshot=snapshot: mem.drop([snapshot])):
-            with pytest.raises(ms.StaleHandle):
-                stale()
-    assert owners.table(mem).generation[1] == 1
-    scan(mem)

@@ -11,7 +11,7 @@ from memstate.kernels.dispatch import Backend
 from tests.support import inside
 from tests.support.build import build, on
 from tests.support.loops import Speculator
-from tests.support.planes import MAKERS, I, every_snapshot, every_strategy
+from tests.support.planes import MAKERS, I, every_strategy
 from tests.support.scan import scan
 
 pytestmark = pytest.mark.sample(interpreter=0)  # the same host code on every backend
@@ -45,27 +45,6 @@ def test_B41_the_accepted_state_is_the_row_s(backend: Backend, name: str) -> Non
     loop.window([a, b], [6, 6])
     for row in (a, b):
         assert loop.holds(loop.slot(row), row, loop.mem.info(row).length)
-    scan(loop.mem)
-
-
-@every_snapshot
-@pytest.mark.parametrize(
-    ("start", "accepted", "stands_for"), [(2, 4, 4), (2, 1, None), (4, 1, 4), (3, 6, 8), (3, 1, 4)]
-)
-def test_B33_a_boundary_inside_the_window_leaves_its_state(
-    backend: Backend, name: str, start: int, accepted: int, stands_for: int | None
-) -> None:
-    loop = Speculator(backend, MAKERS[name]())
-    (row,) = loop.admit()
-    loop.window([row], [start])
-    loop.window([row], [accepted])
-    if name == "redirect" and stands_for == start + accepted:  # at its very end it is the next step's, free
-        loop.window([row], [1])
-    (snapshot,) = loop.mem.publish([row])
-    assert (snapshot and snapshot.length) == stands_for
-    if snapshot:
-        assert loop.holds(loop.node(snapshot), row, snapshot.length)
-    assert loop.holds(loop.slot(row), row, loop.mem.info(row).length)
     scan(loop.mem)
 
 

@@ -191,7 +191,7 @@ def test_a_call_inside_a_capture_is_refused_and_changes_nothing(cuda: FakeCuda, 
     with cuda.capture(cuda.current_stream(1)), torch.cuda.device(0), refused:
         CALLS[name](mem, *given)
     assert (figures(mem), cuda.work) == (before, work)
-    if name not in ("wake", "close"):
+    if name not in ("device.wake", "close"):
         mem.prefix.evict_states(0)  # type: ignore[union-attr]
         with cuda.capture(cuda.new_stream(0)):  # another device's
             mem.submit()

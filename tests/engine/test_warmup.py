@@ -37,8 +37,6 @@ def test_warm_up_changes_nothing_in_the_middle_of_a_run(backend: Backend, tracki
     mem.device.check()
 
 
-
-
 # -- which kernels are compiled, by the keys under which Triton looks for them --------------------------------------
 
 LAYERS = {"conv", "gated_delta", "selective"}  # kernels of the caller's forward

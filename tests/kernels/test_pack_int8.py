@@ -233,19 +233,6 @@ def test_what_is_no_number_comes_back_as_none(
         assert np.isfinite(wrong[rest]).all() and np.array_equal(wrong[rest], right[rest])
 
 
-def test_kernel_and_reference_store_the_same_bits(generator: torch.Generator, backend: Backend) -> None:
-    """Also the scales that are NaN."""
-    found = []
-    for one in (backend, Backend("reference", backend.device)):
-        same = torch.Generator().manual_seed(generator.initial_seed())
-        memory = Memory(one, same, (70, 70), 0, torch.float16)
-        memory.tensor[0, 2, 7, 5] = torch.nan
-        memory.run("pack_int8", None, memory.ints([2, 0, 4]), memory.ints([1, 2, 0]))
-        memory.run("unpack_int8", None, memory.ints([3, 1]), memory.ints([0, 2]))
-        found.append(torch.cat([memory.planes.whole.cpu(), memory.records.whole.cpu()]))
-    assert torch.equal(*found)
-
-
 @each_op
 def test_B38_slots_and_records_beyond_2_31_bytes(backend: Backend, op: str) -> None:
     stride = 2**32 + 16
@@ -266,12 +253,3 @@ def test_B38_slots_and_records_beyond_2_31_bytes(backend: Backend, op: str) -> N
         assert values == [1, 2, 3, -127] and scale == [1.0]
     else:
         assert plane[0, 2, 0].tolist() == [14.0] * 4 and values == [7] * 4
-
-
-@each_op
-def test_records_lie_outside_of_the_plane(backend: Backend, generator: torch.Generator, op: str) -> None:
-    memory = Memory(backend, generator)
-    memory.held = memory.planes.whole.as_strided((1, memory.nbytes), (memory.nbytes, 1), GUARD)
-    with pytest.raises(ValueError, match=r"^(out|source): record 0 shares bytes with a plane"):
-        memory.run(op, None, memory.ints([2]), memory.ints([0]))
-    memory.check()

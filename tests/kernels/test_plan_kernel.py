@@ -221,21 +221,6 @@ def test_plan_is_the_rule_for_every_row(variant: str, batch: int, backend: Backe
         assert len(set(written)) == len(written)
 
 
-@pytest.mark.parametrize("first_free", [3, 32 * 1024 - 1, 70_000 - 40])
-def test_plan_finds_the_lowest_free_slots_of_a_large_pool(first_free: int, backend: Backend) -> None:
-    """The scan reads 1024 words at a time; free slots may lie in any, and in two."""
-    capacity, batch = 70_000, 33
-    table = RegisterFile(SlotAllocator(capacity, backend), batch, 1).table
-    free = list(range(first_free, capacity + 1, 5 if first_free == 3 else 1))[:batch]
-    set_free(table, free)
-    rows = list(range(1, batch + 1))
-    table.slots[3::3][:batch] = numbers([s for s in range(1, capacity) if s not in free][:batch], table.cells)
-    table.labels[3::3][:batch] = 4
-    record = stale_record(batch, table.cells)
-    packet = batch_packet((rows[::-1], [1] * batch), NO_LIMIT, table.cells)
-    marks = stale_marks(1, table.cells)
-    backend.plan(table, packet, record, marks, tables.Rules(Strategy.REDIRECT, 1, 4, False))
-    assert record.write.tolist() == free and int(table.bitmap.count_nonzero()) == 0
 
 
 @pytest.mark.parametrize("strategy", [Strategy.NONE, Strategy.WINDOW, Strategy.LAZY], ids=["none", "window", "lazy"])

@@ -213,11 +213,3 @@ def test_B39_nothing_to_move_launches_nothing(
     plane = torch.zeros(shape, device=backend.device)
     getattr(backend, op)(**arguments(backend, op, plane, batch))
     assert not plane.any()
-
-
-@pytest.mark.parametrize("op", ["scatter_accepted", "scatter_inputs"])
-def test_B41_a_step_of_no_tokens_changes_nothing(backend: Backend, generator: torch.Generator, op: str) -> None:
-    plane = stored(backend, generator, (torch.float32, (3, 4)), "layer_major")
-    given = arguments(backend, op, plane.tensor, 1, 0)
-    getattr(backend, op)(**(given | columns(backend, [Row(1, 0, 2, 1)])))
-    plane.check()

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from memstate.kernels.dispatch import Backend
-from tests.kernels.test_decode_marks import columns
 from tests.kernels.test_decode_steps import DTYPES, KINDS, each_dtype, each_kind, made
 from tests.support.decode_case import Case, Row, rubbish, same_bits
 from tests.support.kernel_runs import not_interpreted
@@ -79,21 +78,6 @@ def test_D2_D10_slices_of_odd_sizes(
         case = made(kind, backend, generator, rows=rows, tokens=tokens, **sizes)
         step = apart(case, generator)
         assert same_bits(step.step(backend), case.step(backend)) and same_bits(step.memory.whole, case.memory.whole)
-
-
-@each_kind
-def test_D10_slices_with_a_window_and_with_marks(backend: Backend, generator: torch.Generator, kind: str) -> None:
-    case = made(kind, backend, generator, rows=TWO, **KINDS[kind].small)
-    step, state = apart(case, generator), case.memory.state
-    tokens = (3 + state.shape[1], state.shape[2]) if case.op == "conv_step" else (3, *state.shape[1:])
-    windows = [torch.zeros(2, *tokens, dtype=state.dtype, device=state.device) for _ in range(2)]
-    if case.op != "conv_step" and state.stride(-1) != 1:  # windows lie as slots do
-        windows = [window.mT.contiguous().mT for window in windows]
-    assert same_bits(*(run(each, backend, window=window) for each, window in zip((case, step), windows, strict=True)))
-    assert same_bits(*windows)
-    marks = columns([(0, 2, 5), (1, 1, 6)], state)
-    assert same_bits(run(case, backend, marks=marks), run(step, backend, marks=marks))
-    assert same_bits(case.memory.whole, step.memory.whole)
 
 
 @each_kind

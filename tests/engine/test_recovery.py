@@ -327,20 +327,6 @@ def test_an_executor_that_throws_work_away_is_not_waited_for(call: str, tmp_path
     getattr(at.below if call == "clear" else at.mem, call)()
 
 
-def test_pages_of_a_load_that_waits_are_not_kept(plain: Backend) -> None:
-    """A load behind a release that waits for the forward: `recover` throws it away, and its pages have no KV."""
-    at = Tiered(plain)
-    at.pass_down(whole(1))
-    row = at.start(whole(2))
-    at.prefill(row, publish=False)
-    at.mem.extend([row], [at.mem.info(row).length + 1])
-    at.mem.plan([row])
-    at.mem.end([row])
-    at.mem.admit([ms.Request("b", tokens=[*whole(1), 1])])
-    assert at.mem.match([*whole(1), 1]).kv_length == len(whole(1))
-    at.mem.recover()
-    assert at.mem.match([*whole(1), 1]).kv_length == 0
-    at.look(idle=True)
 
 
 @pytest.mark.parametrize("why", ["waiting work fills it", "the interrupted call took it"])

@@ -12,7 +12,7 @@ from tests.support.packets import bits
 
 SIZES = (1, 31, 32, 33, 63, 64, 1000, 2047, 2048, 65535, 65536, 1_000_000)  # on both sides of a level more
 SMALL = tuple(size for size in SIZES if size <= 1000)
-PATTERNS = ("all free", "none free", "odd", "last only", "first and last", "sparse", "dense", "runs")
+PATTERNS = ("all free", "none free", "odd", "last only", "first and last", "sparse", "dense")
 
 
 class Pool:
@@ -64,14 +64,6 @@ class Pool:
 
 def fragmented(pattern: str, capacity: int, rng: random.Random) -> set[int]:
     slots = range(1, capacity + 1)
-    if pattern == "runs":
-        free, at = set(), 1
-        while at <= capacity:
-            size = rng.choice((1, 7, 31, 32, 33, 100, 2000))
-            if rng.random() < 0.5:
-                free |= set(range(at, min(at + size, capacity + 1)))
-            at += size
-        return free
     return {
         "all free": lambda: set(slots),
         "none free": set,

@@ -50,6 +50,24 @@ DTYPES = {
     "fp32 states of bf16": (torch.float32, torch.bfloat16),
 }
 
+# Sizes that fill no block, or several; more taps than tokens, or fewer.
+ODD: list[tuple[str, dict[str, Any]]] = [
+    ("conv", {"channels": 262, "taps": 3}),
+    ("conv", {"channels": 3, "taps": 6, "bias": False}),
+    ("conv, channel major", {"channels": 5, "taps": 2}),
+    ("conv", {"channels": 264, "state": torch.bfloat16, "inputs": torch.bfloat16}),
+    ("mamba2", {"dims": (4, 2, 5, 7)}),
+    ("mamba2", {"dims": (3, 3, 12, 20), "inputs": torch.bfloat16}),
+    ("mamba2", {"dims": (1, 1, 20, 100), "without": ("z", "d")}),
+    ("mamba2, state dim", {"dims": (3, 3, 12, 20), "inputs": torch.bfloat16}),
+    ("mamba1", {"dims": (1, 1, 70, 16)}),
+    ("mamba1", {"dims": (4, 2, 3, 5), "inputs": torch.float16}),
+    ("gdn", {"dims": (3, 3, 5, 7), "inputs": torch.bfloat16}),
+    ("gdn, value key", {"dims": (2, 1, 64, 8), "inputs": torch.bfloat16}),
+    ("kda", {"dims": (3, 3, 5, 7)}),
+    ("kda, gates", {"dims": (2, 1, 64, 8), "inputs": torch.float16}),
+]
+
 each_kind = pytest.mark.parametrize("kind", KINDS)
 each_dtype = pytest.mark.parametrize("dtype", DTYPES)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from memstate.kernels.blocks import is_transposed
 from memstate.kernels.dispatch import Backend
 from tests.kernels import test_gated_delta
-from tests.kernels.test_decode_steps import DTYPES, KINDS, each_dtype, each_kind, made
+from tests.kernels.test_decode_steps import DTYPES, KINDS, ODD, each_dtype, each_kind, made
 from tests.support.decode_case import GUARD, SLOTS, Case, Row, far_apart, rubbish, same_bits
 from tests.support.kernel_runs import not_interpreted
 from tests.support.sampling import PROOF
@@ -74,20 +74,7 @@ def test_G2_window_holds_what_slots_would(backend: Backend, generator: torch.Gen
     check(made(kind, backend, generator, state=state, inputs=inputs, **KINDS[kind].small), backend, generator)
 
 
-ODD = {
-    "conv": [{"taps": 2, "channels": 262}, {"taps": 6, "channels": 3, "bias": False}],
-    "conv, channel major": [{"taps": 3, "channels": 262, "bias": False}, {"taps": 6, "channels": 3}],
-    "gdn": [{"dims": (3, 3, 12, 20), "scale": 0.3}, {"dims": (4, 2, 5, 7)}],
-    "kda": [{"dims": (3, 3, 12, 20), "scale": 0.3}, {"dims": (4, 2, 5, 7)}],
-    "gdn, value key": [{"dims": (3, 3, 12, 20), "scale": 0.3}, {"dims": (4, 2, 5, 7), "per_key": True}],
-    "kda, gates": [{"dims": (4, 2, 5, 7)}],
-    "mamba2": [{"dims": (3, 3, 12, 20)}, {"dims": (1, 1, 20, 100), "state": torch.bfloat16}],
-    "mamba2, state dim": [{"dims": (3, 3, 12, 20)}, {"dims": (1, 1, 20, 100), "state": torch.bfloat16}],
-    "mamba1": [{"dims": (1, 1, 7, 5)}, {"dims": (1, 1, 7, 5), "state": torch.bfloat16}],
-}
-
-
-@pytest.mark.parametrize(("kind", "sizes"), [(kind, sizes) for kind in KINDS for sizes in ODD[kind]], ids=str)
+@pytest.mark.parametrize(("kind", "sizes"), ODD)
 def test_G2_odd_sizes(backend: Backend, generator: torch.Generator, kind: str, sizes: dict[str, object]) -> None:
     """Of a convolution: channels that fill no block, and more taps than tokens, or fewer."""
     check(made(kind, backend, generator, rows=[Row(1, 2, tokens=3), Row(0, 3, tokens=2)], **sizes), backend, generator)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from memstate.kernels.dispatch import Backend
-from tests.kernels.test_decode_steps import DTYPES, KINDS, each_dtype, each_kind, made
+from tests.kernels.test_decode_steps import DTYPES, KINDS, ODD, each_dtype, each_kind, made
 from tests.support.decode_case import Case, Row, rubbish, same_bits
 from tests.support.kernel_runs import not_interpreted
 from tests.support.slices import operations, packed, sliced
@@ -50,23 +50,6 @@ def test_D2_D10_slices_of_a_projection_have_the_bits_of_contiguous_inputs(
     around = [whole(x).clone() for x in step.inputs.values()]
     assert same_bits(step.step(backend), case.step(backend)) and same_bits(step.memory.whole, case.memory.whole)
     assert all(torch.equal(was, whole(x)) for was, x in zip(around, step.inputs.values(), strict=True))
-
-
-ODD: list[tuple[str, dict[str, Any]]] = [
-    ("conv", {"channels": 262, "taps": 3}),
-    ("conv, channel major", {"channels": 5, "taps": 2}),
-    ("conv", {"channels": 264, "state": torch.bfloat16, "inputs": torch.bfloat16}),
-    ("mamba2", {"dims": (4, 2, 5, 7)}),
-    ("mamba2", {"dims": (3, 3, 12, 20), "inputs": torch.bfloat16}),
-    ("mamba2", {"dims": (1, 1, 20, 100), "without": ("z", "d")}),
-    ("mamba2, state dim", {"dims": (3, 3, 12, 20), "inputs": torch.bfloat16}),
-    ("mamba1", {"dims": (1, 1, 70, 16)}),
-    ("mamba1", {"dims": (4, 2, 3, 5), "inputs": torch.float16}),
-    ("gdn", {"dims": (3, 3, 5, 7), "inputs": torch.bfloat16}),
-    ("gdn, value key", {"dims": (2, 1, 64, 8), "inputs": torch.bfloat16}),
-    ("kda", {"dims": (3, 3, 5, 7)}),
-    ("kda, gates", {"dims": (2, 1, 64, 8), "inputs": torch.float16}),
-]
 
 
 @pytest.mark.parametrize(("kind", "sizes"), ODD)

@@ -1,9 +1,7 @@
-"""Debug mode finds forwards that forget a store, or change a slot that they may only read, and names the place.
-
-That a forward which stores everything passes, and that the canary leaves no byte, the random programs show.
-"""
+"""Debug mode finds forwards that forget a store, or change a slot that they may only read, and names the place."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from math import nan
 from typing import Any
@@ -57,10 +55,10 @@ def forward(mem: ms.StateManager, step: Any, forgets: Skipped = lambda *store: F
     vectors = [(name, getattr(step, name).long()) for name in ("write", "snapshot")]
     for name in mem.planes:
         for layer, plane in enumerate(mem.planes[name]):
-            new = stored(plane[step.read.long()])
+            new = stored(plane[step.read.long().clamp(min=0)])
             for vector, slots in vectors:
                 if not forgets(vector, name, layer):
-                    plane[slots] = new
+                    plane[slots.clamp(min=0)] = new
             count, entries, _, slots = mem.device.marks
             if not forgets("mark", name, layer):
                 plane[slots[: int(count)].long()] = new[entries[: int(count)].long()]
@@ -112,6 +110,38 @@ def test_a_forgotten_store_is_named(backend: Backend, name: str, vector: str, pl
     assert (found.rows, found.places, found.step) == ([row.index for row in rows], 2, step.serial)
     mem.end(rows)  # the manager goes on, and says it once
     mem.settle(step)
+    scan(mem)
+
+
+@every_strategy
+@pytest.mark.parametrize("order", ["layer_major", "slot_major"])
+@pytest.mark.parametrize("pad", [0, -1])
+def test_a_forward_that_stores_everything_passes(backend: Backend, name: str, order: Any, pad: int) -> None:
+    """Marks, direct hits, boundaries, chunks, padding, rows that end; slot 0 is not touched."""
+    layout = replace(LAYOUT, order=order)
+    mem = manager(backend, MAKERS[name](), layout, direct_hits=True, page_size=2, grid=1, pad=pad, prefix=ms.Prefix())
+    null = [block[:, 0].clone() for block in mem.planes.plane_map.blocks]
+    text, flying = list(range(30)), list[ms.Step]()
+    rows = list(mem.admit([ms.Request("a", tokens=text, snapshot_at=[4, 10]), ms.Request("b")]))
+    marked = moved = 0
+    for t in range(6 * I):
+        if t == 2 * I:
+            mem.end(rows[:1], keep="cache", tokens=[text[: mem.info(rows[0]).length]])
+            rows[0] = mem.admit([ms.Request("again", tokens=text)])[0]
+            assert mem.info(rows[0]).length > 0
+        ahead = mem.plan([rows[0], None, rows[1]], [3 if mem.info(rows[0]).length < len(text) - 2 else 1, 1, 1])
+        at = [slot > 0 for slot in ahead.write.tolist()]
+        assert at == [True, False, True]
+        for block, was in zip(mem.planes.plane_map.blocks, null, strict=True):
+            assert torch.equal(block[:, 0], was)  # nothing of the canary gets there
+        marked, moved = marked + ahead.marked, moved + int((ahead.read != ahead.write).sum())
+        forward(mem, ahead)
+        null = [block[:, 0].clone() for block in mem.planes.plane_map.blocks]
+        if flying:
+            mem.settle(flying.pop())
+        flying.append(ahead)
+    assert marked >= 1 and moved >= 1
+    mem.settle(flying.pop())
     scan(mem)
 
 
@@ -175,6 +205,18 @@ def test_a_speculative_step_that_stores_in_a_slot_is_named(backend: Backend) -> 
     scan(mem)
 
 
+def test_a_window_behind_a_direct_hit_stores_nothing_in_its_slot(backend: Backend) -> None:
+    """It reads one slot and names another, which only `accept` writes: also where no token is accepted."""
+    layout = ms.StateLayout((ms.Plane("ssm", (2, 4), torch.float32),), layers=2)
+    mem = manager(backend, ms.Redirect(I), layout, overlap=False, speculation=True)
+    rows, windows = resumed(mem), {"ssm": torch.ones(2, 2, 3, 2, 4, device=backend.device)}
+    for accepted in ([0, 2], [1, 0]):
+        step = mem.plan(rows, 3, window=True)
+        assert int(step.read[0]) != int(step.write[0])
+        mem.accept(step, accepted, windows)
+    scan(mem)
+
+
 @pytest.mark.parametrize("name", ["redirect", "ping-pong"])
 def test_a_replayed_step_is_looked_at(backend: Backend, name: str) -> None:
     """`launch` fills the slots, and the first call after the plan tells."""
@@ -194,6 +236,34 @@ def test_a_replayed_step_is_looked_at(backend: Backend, name: str) -> None:
     mem.settle(step)
     mem.settle(mem.plan([None, None], replay=replay))
     scan(mem)
+
+
+def test_a_step_is_not_looked_at_before_its_forward(backend: Backend) -> None:
+    """The step before is settled in the gap; other calls come there, too."""
+    mem = manager(backend, ms.Redirect(1))
+    rows = mem.admit([ms.Request("a")])
+    before = mem.plan(rows)
+    forward(mem, before)
+    for _ in range(4):
+        step = mem.plan(rows)
+        mem.settle(before)
+        mem.submit()
+        mem.publish(rows)
+        forward(mem, step)
+        before = step
+    mem.settle(before)
+    scan(mem)
+
+
+def test_a_graph_with_nothing_to_fill_changes_no_byte(backend: Backend) -> None:
+    """Neither the null slot, which padding names, nor another."""
+    mem = manager(backend, ms.Redirect(I), page_size=2, grid=1)
+    rows = mem.admit([ms.Request("a")])
+    mem.submit()
+    before = [block.clone() for block in mem.planes.plane_map.blocks]
+    mem.settle(mem.plan([*rows, None], replay=lambda: mem.launch(2)))
+    for block, was in zip(mem.planes.plane_map.blocks, before, strict=True):
+        assert torch.equal(block, was)
 
 
 def test_a_state_of_any_numbers_is_a_state(backend: Backend) -> None:

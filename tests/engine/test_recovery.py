@@ -327,8 +327,6 @@ def test_an_executor_that_throws_work_away_is_not_waited_for(call: str, tmp_path
     getattr(at.below if call == "clear" else at.mem, call)()
 
 
-
-
 @pytest.mark.parametrize("why", ["waiting work fills it", "the interrupted call took it"])
 def test_a_published_snapshot_keeps_only_pages_that_are_sure(why: str, plain: Backend) -> None:
     """Its register is sure, and its handle holds the page. Without the KV of that page the state is of no use."""

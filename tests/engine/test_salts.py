@@ -5,7 +5,7 @@ from collections.abc import Hashable
 import pytest
 
 import memstate as ms
-from memstate.prefix.policies import ReturnRate
+from memstate.prefix.policies import Lru, LruPages, ReturnRate
 from memstate.prefix.tree import Tree
 from memstate.tokens import BYTES, Prompt, encode
 from tests.support.tenants import NOTHING, PAGE, House, T, two_tenants
@@ -49,6 +49,23 @@ def test_a_turn_after_an_abort_goes_on_under_its_own_salt(mine: Hashable, other:
     house.run(row, 20)
     house.mem.end([row])  # of another salt: nothing is left, to either
     assert house.starts(24, mine, session=session) == 0
+
+
+@two_tenants
+def test_a_turn_supersedes_what_its_own_salt_left(mine: Hashable, other: Hashable) -> None:
+    """A state of a turn that was aborted is the session's newest, until a later turn of its salt has a longer one."""
+    for salt in (other, mine):
+        house = House(prefix=ms.Prefix(Lru(), LruPages()))
+        cache = house.mem.prefix
+        assert cache
+        session = house.mem.sessions.open("talk")
+        row = house.start(T[:12], mine, session=session)
+        house.run(row, 9)
+        house.mem.publish([row], keep="cache", tokens=[T[:8]])
+        house.mem.end([row])
+        assert cache.superseded_states == 0
+        house.turn(16, salt, session=session)
+        assert [(cache.tree.salt(node), node.end) for node in cache._superseded] == [(salt, 2)]
 
 
 @two_tenants

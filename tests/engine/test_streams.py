@@ -12,7 +12,7 @@ from memstate.prefix.policies import Lru, LruPages
 from memstate.streams import WorkStream
 from tests.engine.calls import CALLS
 from tests.support import inside, owners
-from tests.support.fake_cuda import FakeCuda, Work, fake_cuda
+from tests.support.fake_cuda import FakeCuda, Stream, Work, fake_cuda
 
 LAYOUT = ms.StateLayout([ms.Plane("s", (4,), torch.float32)], layers=2)
 KV = ms.StateLayout([ms.Plane("k", (4,), torch.int64)], layers=2)
@@ -321,6 +321,25 @@ def test_an_id_reaches_the_host_after_every_earlier_forward(
             mem.end([new])
 
 
+@pytest.mark.parametrize("waits", [True, False], ids=["by events", "without the second wait"])
+def test_a_forward_beside_keeps_its_records_by_events(cuda: FakeCuda, waits: bool) -> None:
+    """The loop of the guide: plan and forward wait for each other, so that no record is written under a reader."""
+    mem, main, side = manager(), cuda.current_stream(1), cuda.new_stream(1)
+    rows = mem.admit([ms.Request("a")])
+    forwards: list[Work] = []
+    for _ in range(6):
+        planned = mem.plan(rows)
+        side.wait_event(recorded(main))
+        with torch.cuda.stream(side):
+            forwards.append(cuda.launch("forward"))
+        assert forwards[-1].behind(cuda.given("plan")[-1])
+        if waits:
+            main.wait_event(recorded(side))
+        mem.settle(planned)
+    later = zip(cuda.given("plan")[1:], forwards, strict=False)
+    assert {plan.behind(work) for plan, work in later} == {waits}
+
+
 def test_what_sleep_keeps_is_what_the_last_forward_wrote(cuda: FakeCuda) -> None:
     """Also where that forward runs beside, and no event says so."""
     mem, side = manager(), cuda.new_stream(1)
@@ -330,3 +349,9 @@ def test_what_sleep_keeps_is_what_the_last_forward_wrote(cuda: FakeCuda) -> None
     mem.device.sleep()
     assert cuda.given("to") and cuda.given("to")[-1].behind(last)
     mem.device.wake()
+
+
+def recorded(stream: Stream) -> torch.cuda.Event:
+    event = torch.cuda.Event()
+    event.record(stream)  # type: ignore[arg-type]
+    return event

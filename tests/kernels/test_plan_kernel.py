@@ -221,8 +221,6 @@ def test_plan_is_the_rule_for_every_row(variant: str, batch: int, backend: Backe
         assert len(set(written)) == len(written)
 
 
-
-
 @pytest.mark.parametrize("strategy", [Strategy.NONE, Strategy.WINDOW, Strategy.LAZY], ids=["none", "window", "lazy"])
 def test_a_launch_with_the_same_arguments_takes_the_marks_of_each_packet(strategy: Strategy, backend: Backend) -> None:
     """A captured launch has them. Repeated without an upload it has no marks, nor has one of another batch."""

@@ -122,7 +122,9 @@ def wrong() -> Iterator[tuple[Path_, object, str]]:
         ("by_id", 1): [-1, 13, True, 2.5, 10**30, found.by_id[0]],
         ("rows",): [3], ("rows", 0): [[]], ("rows", 0, "row"): [0], ("rows", 1, "row"): [last // 3, row],
         ("rows", 0, "length"): [-1], ("rows", 0, "finished"): [1], ("rows", 0, "id"): [1],
-        ("rows", 0, "unsettled"): [GONE], ("prefix", 0, "register"): [last], ("prefix", 0, "start"): [10**6, 1],
+        ("rows", 0, "unsettled"): [GONE], ("rows", 0, "age"): ["1", None, True, nan, float("inf"), [1]],
+        ("rows", 0, "idle"): [GONE], ("stats", "oldest_row"): ["1", True, nan], ("prefix", 0, "register"): [last],
+        ("prefix", 0, "start"): [10**6, 1],
         ("prefix", 0, "salt"): [5], ("prefix", 0, "ghost"): ["no"], ("prefix", 0, "children"): [-1],
         ("prefix", 1, "parent"): [1], ("prefix", 0, "parent"): [-2], ("sessions", 0, "row"): [last],
         ("sessions", 0, "states", 0, 0): [last], ("sessions", 0, "states", 0, 1): [-1],
@@ -144,6 +146,7 @@ def wrong() -> Iterator[tuple[Path_, object, str]]:
     yield ("slots", int(held)), 0, f"names['{held}'] is "
     yield ("slots", empty), 4, f"names['{empty}'] is missing"
     yield ("sessions", 0, "states", 0), [1], "sessions[0].states[0] has 1 entries, expected 2"
+    yield ("rows", 0, "age"), 10**400, "rows[0].age is 1000"
     yield ("colour",), "red", "'colour' is no field"
     yield ("rows", 0, "more"), 1, "rows[0]: 'more' is no field"
     yield ("stats", "x"), deep, "stats.x.a.b.c is"

@@ -19,7 +19,7 @@ from transformers import GenerationConfig, LogitsProcessor
 import memstate.integrations.transformers as mst
 from memstate.integrations.transformers import paged
 from memstate.integrations.transformers.batch import Batches
-from memstate.integrations.transformers.gathered import Gathered
+from memstate.integrations.transformers.states import States
 from tests.integrations.servers import SPECULATING, Interrupt, hooked, raising, require_free, rest, results, server_of
 
 PROMPT = TEXT[:9]
@@ -198,7 +198,7 @@ def test_states_that_cannot_be_stored_end_their_rows_and_cancel_the_step(
     for _ in range(2):
         server.submit(prompt("bad"))
         with monkeypatch.context() as patch:
-            patch.setattr(Gathered, "collect", raising(MemoryError))
+            patch.setattr(States, "collect", raising(MemoryError))
             with pytest.raises(MemoryError):
                 server.step()
     require_free(server)

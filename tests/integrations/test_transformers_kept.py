@@ -22,8 +22,8 @@ pytest.importorskip("transformers")
 
 import memstate.integrations.transformers as mst
 from memstate.integrations.transformers import paged, server
-from memstate.integrations.transformers.gathered import goes_on
 from memstate.integrations.transformers.paged import Columns
+from memstate.integrations.transformers.states import goes_on
 from tests.integrations.servers import hooked, raising, server_of
 
 CLOSE = 1e-5  # of the largest logit: copies are bit for bit, but tensors with room have other strides
@@ -36,7 +36,7 @@ def played(family: str, seed: int, keep: bool, tracking: Any) -> tuple[list[Any]
     model, random, logits, events = tiny(family), Random(seed), list[Tensor](), list[Any]()
     mem, choose = managed(model, tracking=tracking), server.choose
     at = mst.Server(model, mem, chunk=6)
-    at._batches.states._gathered._keep = keep
+    at._batches.states._keep = keep
 
     def watched(samplers: Any, tokens: Any, found: Tensor) -> Any:
         logits.append(found.clone())

@@ -52,7 +52,7 @@ def test_a_spoiled_state_and_spoiled_kv_would_be_noticed() -> None:
     for spoil in ("states", "kv"):
         mem = managed(model, **ROOM)
         generated(model, mem)
-        planes = mem.planes if spoil == "states" else mst.binding.kv_for(model, mem).planes  # type: ignore[union-attr]
+        planes = mem.planes if spoil == "states" else mst.binding.bound_to(model, mem).kv.planes  # type: ignore[union-attr]
         for name in planes:
             planes[name].neg_()
         assert float((first_logits(model, mem) - expected).abs().max() / expected.abs().max()) > 1e-3

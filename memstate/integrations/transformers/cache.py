@@ -10,7 +10,7 @@ from transformers.cache_utils import CacheLayerMixin
 
 from memstate.engine.manager import StateManager
 from memstate.errors import InvalidArgument
-from memstate.integrations.transformers.binding import layout_for, leave, release_left
+from memstate.integrations.transformers.binding import bound_to, leave, release_left
 from memstate.integrations.transformers.lengths import Lengths, ends_of
 from memstate.integrations.transformers.prefill import Prefill, texts_of
 from memstate.integrations.transformers.probe import own_cache
@@ -62,13 +62,13 @@ class StateCache(Cache):
         self, model: Any, mem: StateManager, *, kernels: Kernels = "auto", prompt: Tensor | None = None,
         prompt_mask: Tensor | None = None,
     ) -> None:  # fmt: skip
-        found, texts = layout_for(model, mem), None if prompt is None else texts_of(model, prompt, prompt_mask)
-        self._prefill = None if texts is None else Prefill(model, mem, kernels)
+        bound, texts = bound_to(model, mem), None if prompt is None else texts_of(model, prompt, prompt_mask)
+        self._prefill = None if texts is None else Prefill(model, mem, bound, kernels)
         super().__init__(layers=self._prefill.batches.cache.layers if self._prefill else own_cache(model).layers)
         self.mem, self.rows, self.cached = mem, list[Row](), list[int]()
-        self._found, self._model = found, model
+        self._found, self._model = bound.found, model
         states = self._prefill.batches.states if self._prefill else None
-        self._states = states or States(model, mem, found, self.layers, kernels)
+        self._states = states or States(model, mem, bound.found, self.layers, kernels)
         self._lengths = Lengths(0, *ends_of(model))
         self._step: Step | None = None
         self._kept: list[Snapshot | None] = []  # of rows that are fed pads: their last state without a pad
@@ -81,7 +81,7 @@ class StateCache(Cache):
             self._begin_batch(len(texts))
             self._lengths.tokens += [len(text) - 1 for text in texts]
             self._columns, self._last = prompt.shape[1] - 1, [text[-1] for text in texts]
-        self._stop = watch(model, self, found.argument)
+        self._stop = watch(model, self, bound.found.argument)
 
     def _begin_batch(self, batch: int) -> None:
         self._lengths, self._kept = Lengths(batch, *ends_of(self._model)), [None] * batch

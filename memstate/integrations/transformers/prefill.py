@@ -9,7 +9,7 @@ from torch import Tensor
 from memstate.engine.manager import StateManager
 from memstate.errors import ConfigurationError, InvalidArgument
 from memstate.integrations.transformers.batch import Batches
-from memstate.integrations.transformers.binding import layout_for
+from memstate.integrations.transformers.binding import Bound
 from memstate.integrations.transformers.paged import Columns
 from memstate.integrations.transformers.prompts import checked
 from memstate.integrations.transformers.states import Kernels
@@ -49,6 +49,7 @@ class Prefill:
     Args:
         model: the model.
         mem: the manager.
+        bound: what belongs to the manager.
         kernels: as for `StateCache`.
 
     Attributes:
@@ -60,13 +61,13 @@ class Prefill:
             keeps KV in a way that pages cannot hold.
     """
 
-    def __init__(self, model: Any, mem: StateManager, kernels: Kernels) -> None:
-        if layout_for(model, mem).argument != "past_key_values":
+    def __init__(self, model: Any, mem: StateManager, bound: Bound, kernels: Kernels) -> None:
+        if bound.found.argument != "past_key_values":
             raise ConfigurationError(
                 f"generate of {type(model).__name__} does not ask its cache what it has read, so prompt= has no "
                 "effect: use serve"
             )
-        self.batches = Batches(model, mem, kernels)
+        self.batches = Batches(model, mem, bound, kernels)
         self.mem, self.texts = mem, list[list[int]]()
 
     def start(self, texts: list[list[int]]) -> tuple[list[Row], list[int]]:

@@ -8,7 +8,7 @@ from memstate.checks import is_count
 from memstate.engine.manager import StateManager
 from memstate.errors import ConfigurationError, InvalidArgument
 from memstate.metrics.listening import Listener
-from memstate.metrics.reading import Source
+from memstate.metrics.reading import Reading, Source
 from memstate.metrics.table import COMMON, FIGURES, Figure
 
 if TYPE_CHECKING:
@@ -68,6 +68,18 @@ def sources_of(mem: Managers, tenant: Callable[[Hashable], str] | None, top: int
     return made
 
 
+def read_all(sources: Mapping[str, Source]) -> list[tuple[tuple[str, str], Reading]]:
+    """Returns the readings of all managers that there still are, each with the values of `COMMON`.
+
+    Args:
+        sources: what reads each manager, by name.
+
+    Syncs: no.
+    """
+    read = [((name, source.rank), source.read()) for name, source in sources.items()]
+    return [(labels, reading) for labels, reading in read if reading is not None]
+
+
 class Collector:
     """Reads managers at each scrape: a custom collector for any registry of the official client.
 
@@ -89,11 +101,7 @@ class Collector:
 
         Syncs: no.
         """
-        readings = [
-            ((name, source.rank), reading)
-            for name, source in self._sources.items()
-            if (reading := source.read()) is not None
-        ]
+        readings = read_all(self._sources)
         for figure in FIGURES:
             family = self._family(figure)
             for labels, reading in readings:

@@ -5,8 +5,8 @@ import runpy
 from array import array
 from collections.abc import Iterator
 from importlib import import_module
+from inspect import isfunction
 from pathlib import Path
-from pkgutil import resolve_name
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 
 import memstate as ms
 from memstate.cli.bench.no_torchvision import leave_out_torchvision
+from memstate.integrations.sglang import MambaSlotAllocator
 from tests.support.sglang import Engine, make_pool
 
 pytest.importorskip("sglang", reason="needs SGLang, see docs/sglang.md")
@@ -357,14 +358,15 @@ def test_states_move_as_theirs_do() -> None:
     assert all(torch.equal(left, right) for left, right in zip(*caches, strict=True))
 
 
-def test_every_name_is_there() -> None:
-    names = import_module("memstate.integrations.sglang.names")
-    for name, manager in names.NAMES.items():
-        module, _, inside = name.partition(":")
-        adapter = names.ADAPTERS.get(f"{module}:{inside.partition('.')[0]}")
-        own = [f"memstate.integrations.sglang.{adapter}:{inside}"] if adapter else []
-        for each in (name, manager, *own):
-            resolve_name(each)
+def test_every_method_replaces_one_of_theirs() -> None:
+    mamba = import_module("sglang.srt.mem_cache.allocator.mamba")
+    pairs = (
+        (MambaSlotAllocator, mamba.MambaSlotAllocator), (ours.MambaPool, theirs.MambaPool),
+        (ours.Batched, theirs.HybridReqToTokenPool),
+    )  # fmt: skip
+    for mine, their in pairs:
+        methods = {name for name, member in vars(mine).items() if isfunction(member) and name[0] != "_"}
+        assert methods - {"check"} <= set(dir(their))
 
 
 def test_in_place_of_theirs() -> None:

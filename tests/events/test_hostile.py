@@ -58,11 +58,6 @@ class Counted:
         self.frames, self.read = self.frames + 1, self.read + len(found)
         return found
 
-    def recv_multipart(self, *given: Any, **more: Any) -> Any:
-        found = self._socket.recv_multipart(*given, **more)
-        self.frames, self.read = self.frames + len(found), self.read + sum(map(len, found))
-        return found
-
     def send_multipart(self, frames: Any, *given: Any, **more: Any) -> Any:
         self._socket.send_multipart(frames, *given, **more)
         self.sent.setdefault(frames[0], []).append(frames[-2])

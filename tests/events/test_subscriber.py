@@ -1,18 +1,15 @@
-"""Events over ZMQ on loopback: numbers, gaps, late readers, workers that begin again, and four processes."""
+"""Events over ZMQ on loopback: numbers, gaps, late readers, workers that begin again, and several workers."""
 
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
-from pathlib import Path
 
 import pytest
-import zmq
 
 from memstate.errors import ConfigurationError
 from memstate.events import Batch, BlockStored, Index, Publisher, Subscriber
 from memstate.events.wire import pack
 from tests.events.test_feed import manager, serve
-from tests.support.processes import ended, in_child
 
 ANY = "tcp://127.0.0.1:0"
 
@@ -188,41 +185,37 @@ def test_addresses_that_cannot_be_used(make: Callable[..., Pair]) -> None:
     pair.listen()
 
 
-def worker(number: int, place: Path, stop: Path) -> None:
-    """A process with a manager: it serves a few prompts, and publishes until it is told to stop."""
-    zmq.Context._instance = None  # that of the parent is not ours
-    mem = manager(slots=30)
-    events = Publisher(mem, ANY, ANY)
-    part = place / f"{number}.part"
-    part.write_text(f"{events.endpoint} {events.replay}")
-    part.rename(place / str(number))
-    stem = list(range(8 * (number + 1)))  # each a part of the next
-    for prompt in (stem, [90 + number] * 8):
-        serve(mem, prompt)
-        events.publish()
-    end = time.monotonic() + 60
-    while not stop.exists() and time.monotonic() < end:
-        events.publish()
-        time.sleep(0.005)
-    events.close()
+def test_the_worker_that_goes_furthest_comes_first_and_one_that_is_removed_is_forgotten(
+    make: Callable[..., Pair],
+) -> None:
+    first, *_ = pairs = [make() for _ in range(4)]
+    for number, pair in enumerate(pairs):
+        for prompt in (list(range(8 * (number + 1))), [90 + number] * 8):  # each begins as the next
+            serve(pair.mem, prompt)
+        first.subscriber.add(f"worker {number}", pair.events.endpoint, pair.events.replay)
+
+    def turn() -> None:
+        for pair in pairs:
+            pair.events.publish()
+        first.subscriber.poll()
+
+    asked = list(range(33))
+    until(lambda: [each.length for each in first.index.find(asked)] == [32, 24, 16, 8], turn)
+    assert [each.worker for each in first.index.find(asked)] == [f"worker {number}" for number in (3, 2, 1, 0)]
+    assert [each.worker for each in first.index.find([92] * 9)] == ["worker 2"]
+    first.subscriber.remove("worker 3")
+    assert [each.length for each in first.index.find(asked)] == [24, 16, 8]
 
 
-def test_four_processes(tmp_path: Path) -> None:
-    stop, index = tmp_path / "stop", Index()
-    children = [in_child(lambda number=number: worker(number, tmp_path, stop)) for number in range(4)]
-    subscriber = Subscriber(index)
-    try:
-        until(lambda: all((tmp_path / str(number)).exists() for number in range(4)), lambda: None)
-        for number in range(4):
-            subscriber.add(f"worker {number}", *(tmp_path / str(number)).read_text().split())
-        asked = list(range(33))
-        until(lambda: [each.length for each in index.find(asked)] == [32, 24, 16, 8], subscriber.poll)
-        assert [each.worker for each in index.find(asked)] == [f"worker {number}" for number in (3, 2, 1, 0)]
-        until(lambda: len(index.find([92] * 9)) == 1, subscriber.poll)
-        assert index.find([92] * 9)[0].worker == "worker 2"
-        subscriber.remove("worker 3")
-        assert [each.length for each in index.find(asked)] == [24, 16, 8]
-    finally:
-        stop.touch()
-        subscriber.close()
-    assert [ended(child) for child in children] == [0] * 4
+def test_every_batch_behind_a_gap_is_applied_in_order() -> None:
+    """5 and 6 follow each other; 9 lies behind a second gap, and what came before that is not certain any more."""
+    with closing(Subscriber(Index())) as subscriber:
+        subscriber.add("w", "tcp://127.0.0.1:9")  # nobody is there, and none is asked again
+        source = subscriber._sources["w"]
+        for n in (9, 6, 5):
+            batch = pack(Batch(0.0, [BlockStored([n], None, [n, n], 2)]))
+            assert subscriber._take("w", source, n.to_bytes(8, "big"), batch) == 0
+        for applied, after, known in ((2, 7, [5, 6]), (1, 10, [9])):
+            assert subscriber.poll() == applied and source.next == after
+            assert [n for n in (5, 6, 9) if subscriber.index.find([n, n, 0])] == known
+        assert not source.held and source.nbytes == 0

@@ -197,24 +197,6 @@ def test_spans_of_a_running_manager_end_where_its_registers_are(tracking: ms.Tra
         }  # fmt: skip
 
 
-@pytest.mark.parametrize("tracking", TRACKINGS, ids=lambda each: type(each).__name__)
-def test_a_shorter_journal_gives_the_same_spans_as_far_as_it_goes(tracking: ms.Tracking) -> None:
-    *_, mem = served(1000, tracking, seed=3)
-    whole = viz.holdings_over(mem.journal.changes)
-    assert [one.submit for one in mem.journal.changes] == sorted(one.submit for one in mem.journal.changes)
-    for cut in range(len(mem.journal.changes)):
-        first = mem.journal.changes[cut].serial
-        expected = [
-            (span.register, span.end, span.emptied, span.begin if span.serials[0] >= first else None)
-            for span in whole
-            if span.serials[1] >= first and (span.end is not None or span.serials[0] >= first)
-        ]
-        found = [
-            (span.register, span.end, span.emptied, span.begin) for span in viz.holdings_over(mem.journal.changes[cut:])
-        ]
-        assert sorted(found, key=str) == sorted(expected, key=str)
-
-
 def test_a_plan_is_noted_with_the_packet_that_goes_with_it() -> None:
     """The packet that admits a row also carries the batch of a plan, in which another row takes a snapshot."""
     mem = build(LAYOUT, slots=8, max_requests=3, journal=20, tracking=ms.Redirect(4), backend="reference")
@@ -278,6 +260,9 @@ def oklab(colour: np.ndarray) -> np.ndarray:
     return np.array(mixed) @ np.cbrt(np.array(cones) @ np.clip(colour, 0, 1))
 
 
+CAPACITY = ("planes", "tables", "KV pages", "staging of tiers")  # parts of the bar of a capacity
+
+
 def alike(shown: Iterable[kinds.Kind], sight: str, page: str) -> dict[tuple[str, str], float]:
     """Pairs of kinds whose colours such a reader does not tell apart on a light or a dark page."""
     seen = {
@@ -291,25 +276,12 @@ def alike(shown: Iterable[kinds.Kind], sight: str, page: str) -> dict[tuple[str,
 @pytest.mark.parametrize("sight", SIGHT)
 @pytest.mark.parametrize("page", ["light", "dark"])
 def test_colours_are_told_apart(sight: str, page: str) -> None:
-    assert alike(kinds.KINDS.values(), sight, page) == {}
-
-
-@pytest.mark.parametrize("sight", SIGHT)
-@pytest.mark.parametrize("page", ["light", "dark"])
-def test_the_bar_of_a_capacity_has_colours_that_are_told_apart(sight: str, page: str) -> None:
-    plan = ms.capacity("qwen3_next", "36GB", context="32k", concurrency=8, host_memory="64GiB")
-    (bar,) = plan.sheet().bars
-    shown = [kinds.kind(part.kind) for part in bar.parts]
-    assert [kind.name for kind in shown] == ["planes", "tables", "KV pages", "staging of tiers"]
-    assert alike(shown, sight, page) == {}
-    assert all(contrast(kind.colour, kinds.LIGHT if page == "light" else kinds.DARK) >= 1.5 for kind in shown)
-    assert all(contrast(kind.ink, kind.colour) >= 4.5 for kind in shown)
-    assert sum(part.size for part in bar.parts) == plan.best.nbytes
-    assert kinds.kind("planes").colour == kinds.kind("used").colour == kinds.kind("live").colour
+    capacity = [kinds.kind(name) for name in CAPACITY]
+    assert alike(kinds.KINDS.values(), sight, page) == alike(capacity, sight, page) == {}
 
 
 def test_text_and_cells_can_be_read() -> None:
-    for kind in kinds.KINDS.values():
+    for kind in (*kinds.KINDS.values(), *map(kinds.kind, CAPACITY)):
         assert contrast(kind.ink, kind.colour) >= 4.5, kind
         if kind.name != "free":
             assert min(contrast(kind.colour, page) for page in (kinds.LIGHT, kinds.DARK)) >= 1.5, kind

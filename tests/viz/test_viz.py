@@ -14,11 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memstate import viz
-from memstate.engine.manager import StateManager
 from memstate.errors import InvalidArgument
 from memstate.kernels.dispatch import Backend
-from memstate.requests.handles import Request
-from memstate.requests.tracking import Redirect
 from memstate.slots.inspect import Inspection
 from memstate.state.layout import Plane, StateLayout
 from memstate.state.planes import Planes
@@ -202,24 +199,6 @@ def test_a_drawn_occupancy_has_a_cell_for_every_slot_that_is_not_free() -> None:
     assert [label.get_text() for label in axes.get_xticklabels()] == ["before", "after"]
 
 
-def test_holdings_of_a_running_manager_agree_with_its_audit() -> None:
-    """Redirect with a boundary every 2 tokens: live, lane and snapshot are there; drawing leaves the device alone."""
-    mem = StateManager(LAYOUT, slots=6, max_requests=2, tracking=Redirect(every=2), backend="reference", overlap=False)
-    rows = mem.admit([Request("a"), Request("b")])
-    for _ in range(4):
-        mem.settle(mem.plan(rows))
-    mem.end(rows[1:], keep="handle")
-    kinds = mem.audit().owned_by_kind
-    taken = mem.inspect()
-    before = mem.stats()
-    found = [kind for kind, _ in viz.holdings(taken)]
-    assert {name for _, name in viz.holdings(taken) if name} == {"a", "@4"}
-    assert {kind: found.count(kind) for kind in set(found) - {"free"}} == kinds
-    assert found.count("free") == mem.free_slots and {"live", "lane", "snapshot"} <= set(kinds)
-    viz.occupancy([taken])
-    assert mem.stats() == before
-
-
 def test_a_drawing_shows_itself_as_the_same_svg_every_time() -> None:
     once, again = (viz.arena(ORDERS, 2, [1])._repr_svg_() for _ in range(2))
     assert once == again and "matplotlib.org" not in once.split("<svg")[1]
@@ -273,13 +252,6 @@ def test_labels_of_moments_do_not_overlap(labels: list[str]) -> None:
     boxes = [label.get_window_extent() for label in axes.get_xticklabels()]
     assert all(one.x1 <= other.x0 for one, other in pairwise(boxes))
     assert min(box.y0 for box in boxes) >= 0 and axes.get_window_extent().height > 6 * 12
-
-
-def test_one_layout_and_one_picture_need_no_list() -> None:
-    assert words(viz.slot(LAYOUT)) == words(viz.slot({"layer_major": LAYOUT}))
-    assert words(viz.arena(LAYOUT, 2)) == words(viz.arena({"layer_major": LAYOUT}, 2))
-    assert words(viz.pages(LAYOUT, 2, [1], 64)) == words(viz.pages({"layer_major": LAYOUT}, 2, [1], 64))
-    assert words(viz.occupancy(picture())) == words(viz.occupancy([picture()]))
 
 
 def test_a_plane_may_be_called_padding() -> None:

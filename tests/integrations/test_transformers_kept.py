@@ -89,24 +89,6 @@ def test_a_batch_that_stays_reads_neither_slots_nor_pages(monkeypatch: pytest.Mo
     at.close()
 
 
-@pytest.mark.parametrize("how", ["another joins", "dropped"])
-def test_states_that_somebody_changes_in_slots_are_read_again(how: str) -> None:
-    found = list[list[int]]()
-    for spoil in (False, True):
-        at = server_of()
-        at.submit(mst.Prompt([5, 17, 40, 9], "stays", most=12))
-        at.step()
-        for plane in at.mem.planes.values() if spoil else ():
-            plane.neg_()
-        if how == "dropped":  # as after a forward that failed
-            at._batches.states.drop()
-        else:
-            at.submit(mst.Prompt([8], "joins", most=12))
-        while at.busy:
-            found += [one.tokens for one in at.step() if isinstance(one, mst.Served) and one.id == "stays"]
-    assert found[0] != found[1]
-
-
 def test_a_step_goes_on_only_with_the_same_requests_in_the_same_order_at_the_same_lengths() -> None:
     mem = ms.StateManager(LAYOUT, slots=8, max_requests=2, backend="reference")
 

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
-import torch
 
 import memstate as ms
 from tests.support.tiny_models import FAMILIES, tiny
@@ -132,11 +131,3 @@ def test_what_ends_text_may_raise(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [type(event) for event in events if not isinstance(event, mst.Token)] == [ArithmeticError, mst.Served]
     assert tokens(events, "other") == alone(server.model, TEXT[:9], {}) and not tokens(events, "raises")
     require_free(server)
-
-
-def test_an_interrupt_while_tokens_are_chosen_ends_the_rows_that_have_none() -> None:
-    server = server_of("lfm2")
-    server.submit(mst.Prompt(TEXT[:9], "raises", most=NEW, processors=[Raises(9, KeyboardInterrupt())]))
-    assert [type(event) for event in steps(server)] == [KeyboardInterrupt]
-    require_free(server)
-    assert torch.is_grad_enabled()

@@ -165,6 +165,16 @@ def tiny(
     return model.to(dtype).eval()
 
 
+def small(vocabulary: int = 97) -> Any:
+    """A model that attends only, so its cache can forget tokens."""
+    with without_gpu_kernels():
+        from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+        torch.manual_seed(1)
+        settings = {**COMMON, "vocab_size": vocabulary, "num_hidden_layers": 1, "eos_token_id": None}
+        return AutoModelForCausalLM.from_config(CONFIG_MAPPING["llama"](**settings)).eval()
+
+
 def orders(family: str) -> list[str]:
     """The orders of layers of a family: its default, where that works, and all orders of its kinds of layers."""
     default = [] if family in NO_DEFAULT else [DEFAULT]

@@ -12,7 +12,6 @@ right behind `save`, because it has been packed on the stream that the next forw
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from memstate.errors import InvalidArgument
 from memstate.integrations.vllm.blocks import blocks_of
 from memstate.integrations.vllm.messages import Load, Plan, Record, Report, Save, Write
 from memstate.integrations.vllm.naming import record_key
@@ -60,7 +59,6 @@ class WorkerSide:
         self._threads = executor or Threads(settings.threads)
         self._workers = Workers(self._threads)
         self._over = False
-        self._transfers: Transfers | None = None
         self._digest = b""
         self._saving: list[Saving] = []
         self._reading: list[tuple[Load, list[Job]]] = []
@@ -123,7 +121,7 @@ class WorkerSide:
         """
         if plan.save is None:
             return
-        transfers, save = self._moving(), plan.save
+        transfers, save = self._transfers, plan.save
         room = min(transfers.room, len(save.blocks))
         taken = save.records[:room]
         if refused := {record.number for record in save.records[room:]}:
@@ -140,7 +138,7 @@ class WorkerSide:
         done = [each for each in self._loading if each.ticket.done]
         self._loading = [each for each in self._loading if each not in done]
         for load, _ in done:
-            self._moving().end([record.number for record in load.records])
+            self._transfers.end([record.number for record in load.records])
         failed, self._failed = self._failed, set()
         return {load.request for load, _ in done} | failed, failed
 
@@ -151,7 +149,7 @@ class WorkerSide:
         """
         for each in [each for each in self._saving if each.ticket.done]:
             self._saving.remove(each)
-            self._moving().end([record.number for record in each.taken])
+            self._transfers.end([record.number for record in each.taken])
             self._report.saved[each.save.job] = 1
         for entry in [entry for entry in self._writing if all(job.done for job in entry[1])]:
             self._writing.remove(entry)
@@ -172,11 +170,6 @@ class WorkerSide:
         if self._store is not None:
             self._store.close()
 
-    def _moving(self) -> Transfers:
-        if self._transfers is None:
-            raise InvalidArgument("a step before register_kv_caches: vLLM registers its memory first")
-        return self._transfers
-
     def _advance_loads(self) -> None:
         """Copies loads that are in host memory to their blocks; gives up those that the store has not all of."""
         for entry in [entry for entry in self._reading if all(job.done for job in entry[1])]:
@@ -192,7 +185,7 @@ class WorkerSide:
                 self._failed.add(load.request)
                 self._report.lost[load.request] = lost
             else:
-                ticket = self._moving().into(None, load.blocks, [record.number for record in load.records])
+                ticket = self._transfers.into(None, load.blocks, [record.number for record in load.records])
                 self._loading.append(Loading(load, ticket))
 
     def _submit_read(self, records: Sequence[Record]) -> Job:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
+from typing import Any
 
 import pytest
 
@@ -52,6 +53,15 @@ class Pair:
 
         until(lambda: self.mem.prefix.watcher is self.events._feed, begin)
 
+    @property
+    def source(self) -> Any:
+        """What the subscriber has of the worker."""
+        return self.subscriber._sources["w"]
+
+    def send(self, number: int, payload: bytes) -> None:
+        """Sends a batch that the publisher does not know."""
+        self.events._pub.send_multipart((b"", number.to_bytes(8, "big"), payload))
+
     def knows(self, prompt: list[int]) -> bool:
         return [each.length for each in self.index.find([*prompt, 0])] == [len(prompt)]
 
@@ -81,11 +91,10 @@ def test_a_gap_is_filled_by_the_missing_batches(make: Callable[..., Pair]) -> No
     pair = make()
     pair.listen()
     until(lambda: pair.knows([]) or pair.index.workers == ("w",), pair.turn)
-    source = pair.subscriber._sources["w"]
     serve(pair.mem, [1] * 8)
     pair.events.publish()
-    until(lambda: bool(source.sub.poll(0)), lambda: None)
-    source.sub.recv_multipart()  # lost on its way
+    until(lambda: bool(pair.source.sub.poll(0)), lambda: None)
+    pair.source.sub.recv_multipart()  # lost on its way
     serve(pair.mem, [2] * 8)
     until(lambda: pair.knows([1] * 8) and pair.knows([2] * 8), pair.turn)
 
@@ -95,10 +104,9 @@ def test_a_gap_that_nobody_can_fill_forgets_what_came_before(make: Callable[...,
     pair = make()
     pair.listen()
     until(lambda: pair.index.workers == ("w",), pair.turn)
-    source = pair.subscriber._sources["w"]
     late = Batch(0.0, [BlockStored([7], None, [5, 5, 5, 5], 4)])
-    pair.subscriber._take("w", source, (9).to_bytes(8, "big"), pack(late))
-    until(lambda: source.next == 10, pair.turn)
+    pair.subscriber._take("w", pair.source, (9).to_bytes(8, "big"), pack(late))
+    until(lambda: pair.source.next == 10, pair.turn)
     assert pair.index.find([5, 5, 5, 5, 5])[0].kv == 4
 
 
@@ -135,11 +143,10 @@ def test_what_a_worker_told_before_it_began_again_is_not_heard_behind_it(make: C
     pair = make()
     pair.listen()
     until(lambda: pair.index.workers == ("w",), pair.turn)
-    source = pair.subscriber._sources["w"]
     for n in range(3, 8):
         serve(pair.mem, [n] * 8)
         pair.events.publish()
-    until(lambda: bool(source.sub.poll(0)), lambda: None)
+    until(lambda: bool(pair.source.sub.poll(0)), lambda: None)
     pair.begin_again()
     time.sleep(0.3)  # it connects again by itself, unless the reader does
     until(lambda: pair.knows([2] * 8), pair.turn)

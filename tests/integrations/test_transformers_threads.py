@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
-from threading import Event
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -175,25 +174,6 @@ def test_a_thread_that_has_ended_leaves_the_server_to_others() -> None:
     run(server.step)
     assert [(one.reason, len(one.tokens)) for one in server.abort("one")] == [("aborted", 1)]
     require_free(server)
-
-
-def test_a_stream_that_one_thread_reads_and_another_leaves_ends_its_requests() -> None:
-    model = tiny("qwen3_next")
-    mem = managed(model, prefix=None)
-    events, begun, left = mst.stream(model, mem, [prompt(0)]), Event(), Event()
-
-    def reads() -> None:
-        assert isinstance(next(events), mst.Token)
-        begun.set()
-        assert left.wait(WAITS)  # as a thread of a pool stays
-
-    def leaves() -> None:
-        assert begun.wait(WAITS)
-        events.close()  # type: ignore[attr-defined]
-        left.set()
-
-    run(reads, leaves)
-    assert (mem.free_slots, mem.stats().rows_used) == (16, 0)
 
 
 def test_requests_of_two_threads_get_their_own_settings(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +9,6 @@ from dataclasses import replace
 from functools import cache
 from hashlib import sha256
 from html.parser import HTMLParser
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,7 @@ from memstate.viz.inspector import page
 from memstate.viz.inspector.texts import packed, runs, steps, text
 from tests.slots.test_inspect import busy
 from tests.support.inspected import large, leaking, served
+from tests.viz.pictures import CHROMIUM
 
 HOSTILE = [
     "</script><script>document.title = 'run'</script>", "<img src=x onerror=\"document.title = 'run'\">", "<!--", "]]>",
@@ -202,10 +201,6 @@ def test_no_name_changes_the_page(name: str) -> None:
 
 
 # -- in a browser ----------------------------------------------------------------------------------
-
-CHROMIUM = next(
-    (found for each in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(each))), ""
-)
 
 
 @pytest.fixture(scope="module")
@@ -466,43 +461,3 @@ def test_a_tree_of_thousands_of_levels(tab: Any, tmp_path: Path) -> None:
         assert "11,996..12,000" in tab.inner_text("#prefix .hit") and tab.locator("#prefix .hit").is_visible()
         tab.click("text=back to the roots")
         assert "0..4" in tab.inner_text("#prefix .tree") and tab.locator("text=show from here").count() == 1
-
-
-# -- pictures of docs/inspector.md: python -m tests.viz.test_inspector ------------------------------
-
-
-def draw(folder: Path) -> None:
-    """Writes the pictures of the page that the documents show."""
-    from PIL import Image
-    from playwright.sync_api import sync_playwright
-
-    def picture(
-        name: str, seen: Inspection, width: int, first: str, last: str, scheme: str = "light", query: str = ""
-    ) -> None:
-        """From the top of one part of the page to the end of another."""
-        tab.set_viewport_size({"width": width, "height": 800})
-        tab.emulate_media(color_scheme=scheme)
-        tab.set_content(page(seen, "owners.json"))
-        if query:
-            search(tab, query)
-        tab.wait_for_timeout(200)
-        top, end = tab.locator(first).bounding_box(), tab.locator(last).bounding_box()
-        clip = {"x": 0, "y": max(0, top["y"] - 12), "width": width, "height": end["y"] + end["height"] - top["y"] + 24}
-        drawn = Image.open(BytesIO(tab.screenshot(full_page=True, clip=clip))).convert("RGB")
-        drawn.quantize(192, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(
-            folder / f"inspector-{name}.png", optimize=True
-        )
-
-    with sync_playwright() as driver:
-        tab: Any = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"]).new_page()
-        picture("light", served(), 1200, "header", "#requests")
-        picture("dark", served(), 1200, "header", "#requests", scheme="dark", query="req-7")
-        picture("leak", leaking(), 1200, "header", "#slots", query="leaked")
-        picture("sessions", served(), 1200, "#sessions", "#tiers")
-        picture("narrow", leaking(), 400, "header", "#timeline")
-
-
-if __name__ == "__main__":
-    target = Path(__file__).parents[2] / "docs" / "images"
-    target.mkdir(exist_ok=True)
-    draw(target)

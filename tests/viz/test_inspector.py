@@ -322,16 +322,6 @@ def test_a_part_in_which_nothing_matches_says_so(tab: Any, tmp_path: Path) -> No
         assert tab.inner_text("#timeline .body").startswith("This inspection has no changes of owners.")
 
 
-def test_bars_of_planes_are_seen_whole(tab: Any, tmp_path: Path) -> None:
-    seen = leaking()
-    planes = [{**plane, "shape": [32, 128, 128]} for plane in seen.layout["planes"]]
-    for width in (700, 1000, 1100, 1200, 1400):
-        with shown(tab, tmp_path, replace(seen, layout={**seen.layout, "planes": planes}), width):
-            assert tab.evaluate(
-                "(([each]) => each.scrollWidth <= each.clientWidth)(document.querySelectorAll('#layout .over'))"
-            )
-
-
 def test_folds_open_by_hand_and_where_a_hit_is(tab: Any, tmp_path: Path) -> None:
     seen = served()
     deep = next(node for node in reversed(seen.prefix) if node["register"] and node["parent"] > 1)

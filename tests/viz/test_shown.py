@@ -1,8 +1,6 @@
 """Objects show themselves in notebooks and terminals: truly, at any time, in bounds, without the device."""
 
 import io
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -333,14 +331,3 @@ def _map(change: Callable[[str], str], value: Any) -> Any:
         found = [_map(change, each) for each in value]
         return type(value)(*found) if hasattr(value, "_fields") else tuple(found)
     return change(value) if isinstance(value, str) else value
-
-
-def test_a_terminal_without_rich_names_the_extra() -> None:
-    code = """import sys; sys.modules["rich"] = None; sys.modules["matplotlib"] = None
-import torch, memstate as ms
-layout = ms.StateLayout((ms.Plane("ssm", (4,), torch.float32),), 2)
-print("<table>" in layout._repr_html_(), repr(layout).count("\\n"))
-layout.__rich__()"""
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.stdout.split() == ["True", "0"] and done.returncode != 0
-    assert "pip install '.[cli]' in a checkout" in done.stderr.splitlines()[-1]

@@ -83,16 +83,19 @@ def test_samples_that_never_fit_are_refused_whole() -> None:
     assert mem.free_pages == 60
 
 
-def test_an_abort_ends_all_samples() -> None:
+def test_an_abort_ends_all_samples_of_what_runs_and_what_waits() -> None:
     server = server_of("bamba", max_requests=4)
-    server.submit(mst.Prompt(TEXT[:9], "three", config=sampled(3), seed=1))
-    server.submit(mst.Prompt(TEXT[:5], "waits", config=sampled(3), seed=1))
+    for name in ("three", "waits"):
+        server.submit(mst.Prompt(TEXT[:9], name, config=sampled(3), seed=1))
     events = server.step() + server.step()
     assert sorted((event.id, event.sample) for event in events) == sorted([("three", n) for n in range(3)] * 2)
     ended = [(one.sample, one.reason, len(one.tokens)) for one in server.abort("three")]
     assert ended == [(n, "aborted", 2) for n in range(3)]
     server.step()
     assert [one.reason for one in server.abort("waits")] == ["aborted"] * 3
+    server.submit(mst.Prompt(TEXT[:9], "last", config=sampled(3), seed=1))
+    assert server.waiting == 1
+    assert [(one.reason, one.tokens) for one in server.abort("last")] == [("aborted", [])]
     require_free(server)
 
 

@@ -159,18 +159,6 @@ def test_leaving_a_stream_ends_its_requests() -> None:
     assert mem.free_pages == 60
 
 
-def test_an_abort_ends_waiting_and_running_requests() -> None:
-    running = server_of(max_requests=1)
-    for one in prompts(PROMPTS[:2]):
-        running.submit(one)
-    running.step()
-    assert (running.waiting, running.busy) == (1, True)
-    assert [(one.id, len(one.tokens), one.reason) for number in (0, 1) for one in running.abort(number)] == [
-        (0, 1, "aborted"), (1, 0, "aborted"),
-    ]  # fmt: skip
-    require_free(running)
-
-
 def test_a_forward_that_fails_ends_its_rows_only() -> None:
     running = server_of(chunk=32)
     running.submit(prompts()[1])

@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import pytest
 
@@ -18,8 +17,6 @@ pytest.importorskip("transformers")
 from transformers import GenerationConfig, LogitsProcessor
 
 import memstate.integrations.transformers as mst
-from memstate.integrations.transformers import sampling
-from memstate.integrations.transformers.sampling import Sampler
 from tests.integrations.servers import hooked, raising, require_free, rest, results, server_of
 
 PROMPTS = [TEXT[:9], TEXT[:4], [*TEXT[:8], 77, 78], TEXT[5:16]]
@@ -174,26 +171,6 @@ def test_a_thread_that_has_ended_leaves_the_server_to_others() -> None:
     run(server.step)
     assert [(one.reason, len(one.tokens)) for one in server.abort("one")] == [("aborted", 1)]
     require_free(server)
-
-
-def test_requests_of_two_threads_get_their_own_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, found = tiny("qwen3_next"), dict[int, int]()
-
-    def client(most: int) -> None:
-        found[most] = Sampler(model, mst.Prompt(PROMPTS[0], config=GenerationConfig(max_new_tokens=most))).most
-
-    class Remembered(WeakKeyDictionary[Any, Any]):
-        """Another thread comes where the first one has just remembered its settings."""
-
-        def __setitem__(self, key: Any, value: Any) -> None:
-            super().__setitem__(key, value)
-            if 3 not in found:
-                found[3] = 0
-                run(lambda: client(3))
-
-    monkeypatch.setattr(sampling, "LAST", Remembered())
-    client(7)
-    assert found == {7: 7, 3: 3}
 
 
 @pytest.mark.parametrize("storage", [False, True], ids=["device", "storage"])

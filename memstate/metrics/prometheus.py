@@ -176,7 +176,10 @@ def registry(
 
     Syncs: no.
     """
-    made = collector(mem, tenant=tenant, top=top, steps=steps)
+    return _registered(collector(mem, tenant=tenant, top=top, steps=steps))
+
+
+def _registered(made: Collector) -> "CollectorRegistry":
     found: CollectorRegistry = _client().CollectorRegistry()
     found.register(made)
     return found
@@ -191,11 +194,8 @@ class Server:
     """
 
     def __init__(self, made: Collector, port: int, address: str) -> None:
-        client = _client()
-        own = client.CollectorRegistry()
-        own.register(made)
         self._collector = made
-        self._server = Listener(address, port, client.make_wsgi_app(own))
+        self._server = Listener(address, port, _client().make_wsgi_app(_registered(made)))
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         self._thread.start()
         self.port: int = self._server.server_port

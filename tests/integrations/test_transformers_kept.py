@@ -107,20 +107,3 @@ def test_a_step_goes_on_only_with_the_same_requests_in_the_same_order_at_the_sam
     others = planned(list(mem.admit([ms.Request("c"), ms.Request("d")])))
     assert np.array_equal(others.numbers, first.numbers)
     assert not goes_on(replace(first, after=others.before), others)  # other requests in the same rows
-
-
-def test_columns_end_where_a_row_has_no_page_yet_and_find_it_later() -> None:
-    table = torch.tensor([[0, 0, 0, 0], [3, 4, 0, 0], [5, 6, 7, 8]], dtype=torch.int32)
-    columns = Columns(table, [1, 2], [6, 9], 1, 4, keep=True)
-    assert (columns.past, columns.end) == (9, 11)  # row 1 has pages for 8 tokens: two columns more
-    assert [one.tolist() for one in columns.written] == [[[4], [7]], [[2], [1]]]
-    assert columns.mask is not None and columns.mask.tolist() == [[0] * 3 + [1] * 7, [1] * 10]
-    assert columns.move(1) and [one.tolist() for one in columns.written] == [[[4], [7]], [[3], [2]]]
-    assert columns.positions.tolist() == [[7], [10]] and columns.goes_on
-    assert not columns.move(1)
-    table[1, 2] = 9
-    later = Columns(table, [1, 2], [8, 11], 1, 4, keep=True)
-    assert [one.tolist() for one in later.written] == [[[9], [7]], [[0], [3]]] and not later.goes_on
-    pages, offsets = later.read(8)  # columns from 8 on: tokens 5, 6, 7 of one row, and of the other 8, 9, 10
-    assert pages[:, :4].tolist() == [[4, 4, 4, 0], [7, 7, 7, 0]] and offsets[:, :3].tolist() == [[1, 2, 3], [0, 1, 2]]
-    assert not Columns(table, [2], [3], 2, 4, keep=False).move(1)

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from memstate.errors import ConfigurationError, LayoutMismatch
 from memstate.integrations.vllm.blocks import blocks_of
@@ -377,10 +376,6 @@ def test_what_staging_has_no_room_for_is_not_saved(monkeypatch: pytest.MonkeyPat
 def test_settings_that_cannot_be_meant(given: dict[str, Any], what: str) -> None:
     with pytest.raises(ConfigurationError, match=what):
         Settings.read(given)
-
-
-def layered(memory: Tensor, at: int, blocks: int = BLOCKS) -> Tensor:
-    return memory[at : at + blocks * BYTES].view(blocks, BYTES)
 
 
 WHOLE = 2 * BLOCKS * BYTES

@@ -460,7 +460,6 @@ class SchedulerSide:
         Args:
             name: A request that has ended.
         """
-        self.ended(name)
         self._known.pop(name, None)
 
     @property

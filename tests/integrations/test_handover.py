@@ -251,12 +251,6 @@ def test_the_last_token_of_a_prompt_is_left_to_compute() -> None:
         assert alone.hand_over(source, 4, Shelf(), 2, 0).run(tokens).length == length
 
 
-def test_states_are_written_after_their_kv_and_no_others() -> None:
-    case = Case()
-    case.hand_over(0).run(TOKENS)
-    assert case.target.puts == [*(case.own("kv", page) for page in EVERY), case.own("state", 4)]
-
-
 def expected(case: Case, sound: set[str]) -> int:
     """The deepest length that can be had, from what is sound and where: tokens."""
 

@@ -17,7 +17,7 @@ from rich.console import Console
 import memstate as ms
 from memstate import viz
 from memstate.prefix.policies import Lru
-from memstate.sheet import Bar, Part, Section, Sheet, Shown
+from memstate.sheet import Bar, Part, Section, Sheet
 from memstate.slots.inspect import Inspection
 from memstate.viz import kinds
 from memstate.viz.text import widths
@@ -100,13 +100,6 @@ def test_a_page_of_what_waited_before_does_not_wait_again() -> None:
     for each in found:
         assert words(each) and printed(each) and "\n" not in repr(each)
     assert mem.stats() == before
-
-
-def test_every_shown_class_is_in_these_tests() -> None:
-    mem, _kept = busy()
-    names = {name.replace("PrefixCache", "Contents") for name in shown(mem)}
-    names |= {"Inspection", "AuditReport", "Match", "Capacity"}
-    assert names == {each.__name__ for each in Shown.__subclasses__()}
 
 
 @pytest.mark.parametrize(

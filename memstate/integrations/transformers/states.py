@@ -88,14 +88,15 @@ class States:
         return False
 
     def end(self, step: Step) -> None:
-        """Stores what the layers left; on slots, the kernels have done it.
+        """Stores what the layers left.
 
         Args:
             step: the step of `begin`.
 
         Syncs: no.
         """
-        self.store(step, self.collect())
+        if self._batch:  # on slots the kernels have stored the states
+            self.store(step, self.collect())
         if self._keep:
             self._kept = step
         else:

@@ -19,7 +19,7 @@ from tests.support.vllm_engine import Engine
 
 
 def test_vllm_reads_our_events() -> None:
-    mem = manager()
+    mem = manager(whole=True)
     feed = Feed(mem, rank=2)
     feed.take()
     serve(mem, list(range(8)), salt="tenant")

@@ -12,7 +12,6 @@ right behind `save`, because it has been packed on the stream that the next forw
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from memstate.errors import InvalidArgument
 from memstate.integrations.vllm.blocks import blocks_of
 from memstate.integrations.vllm.messages import Load, Plan, Record, Report, Save, Write
 from memstate.integrations.vllm.naming import record_key
@@ -60,7 +59,6 @@ class WorkerSide:
         self._threads = executor or Threads(settings.threads)
         self._workers = Workers(self._threads)
         self._over = False
-        self._transfers: Transfers | None = None
         self._digest = b""
         self._saving: list[Saving] = []
         self._reading: list[tuple[Load, list[Job]]] = []
@@ -123,7 +121,7 @@ class WorkerSide:
         """
         if plan.save is None:
             return
-        transfers, save = self._moving(), plan.save
+        transfers, save = self._transfers, plan.save
         room = min(transfers.room, len(save.blocks))
         taken = save.records[:room]
         if refused := {record.number for record in save.records[room:]}:
@@ -169,11 +167,6 @@ class WorkerSide:
         if self._store is not None:
             self._store.close()
 
-    def _moving(self) -> Transfers:
-        if self._transfers is None:
-            raise InvalidArgument("a step before register_kv_caches: vLLM registers its memory first")
-        return self._transfers
-
     def _advance_loads(self) -> None:
         """Copies loads that are in host memory to their blocks; gives up those that the store has not all of."""
         for entry in [entry for entry in self._reading if all(job.done for job in entry[1])]:
@@ -189,7 +182,7 @@ class WorkerSide:
                 self._failed.add(load.request)
                 self._report.lost[load.request] = lost
             else:
-                ticket = self._moving().into(load.blocks, [record.number for record in load.records])
+                ticket = self._transfers.into(load.blocks, [record.number for record in load.records])
                 self._loading.append(Loading(load, ticket))
 
     def _submit_read(self, records: Sequence[Record]) -> Job:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tests.proof.stateful.cache import Cache, Found, Lease, Start, Talk
-from tests.proof.stateful.ledger import EMPTY, FILLED, Kept, Later, Row, Text, fold
+from tests.proof.stateful.ledger import FILLED, Kept, Later, Row, Text
 from tests.proof.stateful.settings import Settings
 
 RANKS = {"named": 0, "branch": 2, "prompt": 3}
@@ -207,7 +207,7 @@ class Model(Cache):
         self.fence([*slots, *(self.slot[register] for register in marked)], marked)
         for mark, kept in inside:
             self.coming.add(kept)
-            kept.truth, kept.text = mark.row.truth[mark.length], mark.row.text[: mark.length]
+            kept.text = mark.row.text[: mark.length]
         if self.below:
             self.below.planned([(entry.row, entry.before, entry.after) for entry in step.entries if entry.row])
         for entry in step.entries:
@@ -260,13 +260,7 @@ class Model(Cache):
             self.copy_content(entry.write, entry.read, s.copied)
             self.copied += copied
         self._go_on(row, entry.after)
-        self._feed(row, length, entry.tokens)
-
-    @staticmethod
-    def _feed(row: Row, length: int, tokens: Sequence[int]) -> None:
-        for n, token in enumerate(tokens, length):
-            row.truth[n + 1] = fold(row.truth[n], [token])
-        row.text = (*row.text[:length], *tokens)
+        row.text = (*row.text[:length], *entry.tokens)
 
     def _go_on(self, row: Row, after: int) -> None:
         self.label[row.live] = after
@@ -304,14 +298,14 @@ class Model(Cache):
             for i, entry in enumerate(step.entries):
                 if entry.row:
                     old = before[i]
-                    assert old == entry.row.truth[entry.before], f"row {entry.row.number} reads another state"
-                    states[entry.write] = fold(old, entry.tokens)
+                    assert old == entry.row.text[: entry.before], f"row {entry.row.number} reads another state"
+                    states[entry.write] = (*old, *entry.tokens)
                     if entry.snapshot and not copied:
                         states[entry.snapshot] = states[entry.write]
             for _, kept in step.marks:
                 self.coming.discard(kept)
                 if kept.register in self.slot:
-                    states[self.slot[kept.register]] = kept.truth
+                    states[self.slot[kept.register]] = kept.text
 
     def tenant(self, entry: Entry) -> Row | None:
         """The row of an entry, unless it is padding or has another tenant since."""
@@ -371,7 +365,7 @@ class Model(Cache):
         s, length = self.settings, entry.before
         assert length == self.label[row.source or row.live]
         entry.after = length + n
-        self._feed(row, length, entry.tokens[:n])
+        row.text = (*row.text[:length], *entry.tokens[:n])
         inside = self.boundaries(row, length, entry.after - (s.strategy == "redirect"))
         mark = inside[-1] if inside and s.strategy != "none" else 0
         lane = 0
@@ -391,9 +385,9 @@ class Model(Cache):
         entry.write = self.slot[row.live]
         self._go_on(row, entry.after)
         for states in self.content.values():
-            states[entry.write] = row.truth[entry.after]
+            states[entry.write] = row.text[: entry.after]
             if lane:
-                states[entry.snapshot] = row.truth[mark]
+                states[entry.snapshot] = row.text[:mark]
 
     def cancelled(self, step: Planned) -> list[Row]:
         """Takes the newest step back; returns its rows, which are real up to where they were before it."""
@@ -410,7 +404,7 @@ class Model(Cache):
         for one in self.kept.values():
             if one.register in self.slot and not self.named(one.register) and one not in self.coming:
                 for states in self.content.values():
-                    assert states[self.slot[one.register]] == one.truth, f"{one} holds another state"
+                    assert states[self.slot[one.register]] == one.text, f"{one} holds another state"
 
     # What a request finds
 
@@ -664,12 +658,10 @@ class Model(Cache):
         row.prompt = start.prompt
         if origin:
             row.text = origin.text[:length]
-            row.truth = {length: origin.truth if isinstance(origin, Kept) else origin.truth[length]}
         elif start.moved:
             row.text = start.moved[0].text
-            row.truth = {one.length: one.truth for one in start.moved}
         if row.prompt and length:
-            assert row.text == row.prompt[:length] and row.truth[length] == fold(EMPTY, row.text), "another prefix"
+            assert row.text == row.prompt[:length], "another prefix"
         if not origin or start.taken:
             return 0
         return origin.register if isinstance(origin, Kept) else origin.source or origin.live
@@ -692,7 +684,7 @@ class Model(Cache):
             row.floor = row.end[0]
             row.end = None
         elif moved:
-            shared = self.hold(holder, length, (), row.truth[length], row.text[:length])
+            shared = self.hold(holder, length, row.text[:length])
             self.record_moves([(holder, row.live)])
             self.record_claims([row.live])
             row.source = holder
@@ -856,7 +848,7 @@ class Model(Cache):
         pairs = []
         for mark in marks:
             row, n = mark.row, mark.length
-            kept = self.hold(self.next_holder(n), n, (), row.truth.get(n, ()), row.text[:n], "mark")  # type: ignore[arg-type]
+            kept = self.hold(self.next_holder(n), n, row.text[:n], owner="mark")
             row.marks.append((kept, mark.kind))
             pairs.append((mark, kept))
         self.published += len(pairs)

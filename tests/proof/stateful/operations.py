@@ -15,7 +15,7 @@ from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import StepRecord
 from tests.proof.stateful.below import Below
 from tests.proof.stateful.cache import Start
-from tests.proof.stateful.ledger import EMPTY, Kept, Later, Row, Text, fold
+from tests.proof.stateful.ledger import EMPTY, Kept, Later, Row, Text
 from tests.proof.stateful.machine import (
     NO_TOKENS,
     REFUSED,
@@ -317,11 +317,11 @@ class Operations(Machine):
                 self.feed(row, model.length(row), n) if row and not row.finished else []
                 for row, n in zip(rows, counts, strict=True)
             ]
-        starts = [model.length(row) if row and not row.finished else 0 for row in rows]
+        texts = [row.text[: model.length(row)] if row and not row.finished else () for row in rows]
         windows: dict[str, Tensor] = {}
-        replay: Any = None
+        replay: Any = None  # what a captured graph does, launched one by one
         if run and handles and d(2):
-            replay = lambda: windows.update(self._replay(d, window, starts, fed))  # noqa: E731
+            replay = lambda: windows.update(self._run(d, self.mem.launch(len(fed), window=window), window, texts, fed))  # noqa: E731
         elif d(60) == 1:
             self._misuse_replay(handles, given, window)
         packets = model.packets
@@ -363,16 +363,12 @@ class Operations(Machine):
             self._gap(d)
             if flight not in self.flights:  # cancelled, or everything was reset
                 return None
-            flight.windows.update(self._run(d, step.record, window, starts, fed))
+            flight.windows.update(self._run(d, step.record, window, texts, fed))
             self._ran(flight)
             if d(4) == 1:
                 self.look()
                 self.tell_launched()
         return flight
-
-    def _replay(self, d: Digits, window: bool, starts: list[int], fed: list[list[int]]) -> dict[str, Tensor]:
-        """What a captured graph does, launched one by one."""
-        return self._run(d, self.mem.launch(len(fed), window=window), window, starts, fed)
 
     def _misuse_replay(self, handles: Handles, given: Any, window: bool) -> None:
         """Launches outside of a plan, and something that cannot be called."""
@@ -446,14 +442,14 @@ class Operations(Machine):
         return faults
 
     def _run(
-        self, d: Digits, record: StepRecord, window: bool, starts: list[int], fed: list[list[int]]
+        self, d: Digits, record: StepRecord, window: bool, texts: list[Text], fed: list[list[int]]
     ) -> dict[str, Tensor]:
         """The forward on the bytes of slots: it leaves states there, or returns windows."""
         read = record.read.tolist()
         if window:
             width = max(map(len, fed), default=0) + d(2)
-            return self.memory.windows(read, starts, fed, width, inputs=d(2) == 1)
-        self.memory.forward(read, record.write.tolist(), record.snapshot.tolist(), starts, fed, self._marks())
+            return self.memory.windows(read, texts, fed, width, inputs=d(2) == 1)
+        self.memory.forward(read, record.write.tolist(), record.snapshot.tolist(), texts, fed, self._marks())
         return {}
 
     def _marks(self) -> list[tuple[int, int, int]]:
@@ -472,8 +468,8 @@ class Operations(Machine):
         if planned.window:
             return
         self.model.forward(planned)
-        if self.lower:
-            self.lower.forward([(entry.row, entry.before, len(entry.tokens)) for entry in planned.entries if entry.row])
+        if self.lower and self.lower.kv:
+            self.lower.kv.forward([(e.row, e.before, len(e.tokens)) for e in planned.entries if e.row])
         if self.settings.in_place and not self.settings.pad and not all(entry.row for entry in planned.entries):
             for states in self.model.content.values():
                 states[0] = RUBBISH
@@ -564,9 +560,9 @@ class Operations(Machine):
         if self.attempt(faults, call) is not REFUSED:
             rows = [(self.model.tenant(entry), entry.before) for entry in entries]
             self.model.accept(flight.planned, accepted, over, limit)
-            if self.lower:
-                self.lower.forward([(row, n, entry.after - n) for entry, (row, n) in zip(entries, rows, strict=True) if
-                                    row and entry.after])  # fmt: skip
+            if self.lower and self.lower.kv:
+                told = [(row, n, entry.after - n) for entry, (row, n) in zip(entries, rows, strict=True)]
+                self.lower.kv.forward([one for one in told if one[0] and one[2] > -one[1]])
             self.forget_step(flight)
             told = [entry.after for entry in entries]
             self._same("after what was accepted", step.after.tolist(), told)
@@ -755,19 +751,19 @@ class Operations(Machine):
         texts = [
             tuple(self.feed(self.handles.get(row, Row(0, 0, "")), 0, n)) for row, n in zip(rows, lengths, strict=True)
         ]
-        states = [fold(EMPTY, text) for text in texts]
         if not faults:
-            for row, slot, state in zip(rows, slots.wait().tolist(), states, strict=True):
+            for row, slot, text in zip(rows, slots.wait().tolist(), texts, strict=True):
                 self._same("the slot of an arrival", slot, model.slot[self.handles[row].live])
-                self.memory.put(slot, state)
+                self.memory.put(slot, text)
                 for contents in model.content.values():
-                    contents[slot] = state
+                    contents[slot] = text
         if self.attempt(faults, lambda: self.mem.device.arrived(rows, lengths)) is not REFUSED:
-            model.arrive(tenants := [self.handles[row] for row in rows], states, texts)
+            model.arrive(tenants := [self.handles[row] for row in rows], texts)
             for tenant in tenants:
                 model.arrived_at(tenant)
             if self.lower and self.lower.kv:
-                self.lower.kv.arrive(tenants)
+                for tenant in tenants:
+                    self.lower.kv.write(tenant, 0, tenant.confirmed)
 
     def _begun(self, tenant: Row) -> bool:
         return bool(self.model.known[tenant.live] or tenant.source or tenant.unsettled or tenant.finished)

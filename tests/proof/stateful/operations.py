@@ -97,6 +97,12 @@ class Operations(Machine):
             return
         if strict and not model.strictly_publishable(tenants, bounds):
             faults.add(ms.InvalidArgument)
+        self.publish_rows(rows, faults, strict)
+
+    def publish_rows(self, rows: Handles, faults: Faults, strict: bool = False) -> None:
+        """As handles."""
+        model, tenants = self.model, [self.handles[row] for row in rows if row in self.handles]
+        bounds = [tenant.confirmed for tenant in tenants]
         snaps = self.attempt(faults, lambda: self.mem.publish(rows, strict=strict))
         if snaps is not REFUSED:
             used = [snap.register for snap in snaps if snap]
@@ -205,14 +211,7 @@ class Operations(Machine):
         nothing = Digits(0)
         if self.asleep:
             self.wake(nothing)
-        while self.flights:
-            self.settle(nothing)
-        self.mem.end(rows := list(self.handles))
-        self.model.end([self.handles[row] for row in rows], None, [])
-        self.forget_rows(rows)
-        self.mem.drop(list(self.snaps))
-        self.model.drop(list(self.snaps.values()))
-        self.snaps.clear()
+        self.end_all()
         self.look()
         self._everything_can_be_had()
         for session, talk in self.talks.items():
@@ -236,6 +235,15 @@ class Operations(Machine):
         assert self.mem.free_slots == self.settings.slots and self.mem.free_pages == self.settings.pages
         assert not self.model.kept and not self.model.slot
 
+    def end_all(self) -> None:
+        """Ends steps and rows, and drops what was published."""
+        while self.flights:
+            self.settle(Digits(0))
+        self.end_rows(Digits(0), list(self.handles), "release")
+        self.mem.drop(list(self.snaps))
+        self.model.drop(list(self.snaps.values()))
+        self.snaps.clear()
+
     def _everything_can_be_had(self) -> None:
         """No request runs: no other waits because of idle sessions, whatever they keep, nor because of the cache."""
         s, nothing = self.settings, Digits(0)
@@ -247,9 +255,7 @@ class Operations(Machine):
         rows = self.admit_all(nothing, drawn)
         assert len(rows) == n, "idle sessions refuse a request for ever"
         self.look()
-        self.mem.end(rows)
-        self.model.end([self.handles[row] for row in rows], None, [])
-        self.forget_rows(rows)
+        self.end_rows(nothing, rows, "release")
 
     # Plan
 
@@ -300,11 +306,11 @@ class Operations(Machine):
 
     def plan_batch(
         self, d: Digits, handles: Handles, counts: list[int], limit: Any = NO_LIMIT, window: bool = False,
-        run: bool = True,
+        run: bool = True, replays: bool | None = None,
     ) -> Flight | None:  # fmt: skip
         """Plans these rows, whatever is wrong with that; the step's forward runs unless told otherwise.
 
-        About half of the forwards run within the plan, as where a graph is replayed.
+        replays: whether the forward runs within the plan, as where a graph is replayed; drawn unless told.
         """
         model = self.model
         given: Any = counts[0] if len(set(counts)) == 1 and len(counts) == len(handles) and d(2) else counts
@@ -320,7 +326,7 @@ class Operations(Machine):
         texts = [row.text[: model.length(row)] if row and not row.finished else () for row in rows]
         windows: dict[str, Tensor] = {}
         replay: Any = None  # what a captured graph does, launched one by one
-        if run and handles and d(2):
+        if replays or (replays is None and run and handles and d(2)):
             replay = lambda: windows.update(self._run(d, self.mem.launch(len(fed), window=window), window, texts, fed))  # noqa: E731
         elif d(60) == 1:
             self._misuse_replay(handles, given, window)
@@ -363,8 +369,7 @@ class Operations(Machine):
             self._gap(d)
             if flight not in self.flights:  # cancelled, or everything was reset
                 return None
-            flight.windows.update(self._run(d, step.record, window, texts, fed))
-            self._ran(flight)
+            self.forward(d, flight)
             if d(4) == 1:
                 self.look()
                 self.tell_launched()
@@ -461,6 +466,13 @@ class Operations(Machine):
         told = [(mark.entry, mark.offset, self.model.slot[kept.register]) for mark, kept in planned.marks]
         self._same("number of marks", step.marked, len(told))
         self._same("marks of the step", self._marks(), told)
+
+    def forward(self, d: Digits, flight: Flight) -> None:
+        """Runs the forward of a step after its plan."""
+        entries, record = flight.planned.entries, flight.step.record
+        texts = [entry.row.text[: entry.before] if entry.row else () for entry in entries]
+        flight.windows.update(self._run(d, record, flight.planned.window, texts, flight.tokens))
+        self._ran(flight)
 
     def _ran(self, flight: Flight) -> None:
         """What the forward has done, as the model has it."""
@@ -613,10 +625,16 @@ class Operations(Machine):
         if snaps is REFUSED:  # it has no forward, so that it must go
             publish, tokens, texts = False, None, None
             snaps = self.attempt(set(), call)
-        rows = model.cancelled(flight.planned)
-        used = [snap.register for snap in snaps if snap] if publish else None
         if texts is not None:
             texts = [text for text, entry in zip(texts, flight.planned.entries, strict=True) if entry in entries]
+        self.cancelled(flight, snaps, publish, texts)
+
+    def cancelled(self, flight: Flight, snaps: Any, publish: bool, texts: list[Text] | None = None) -> None:
+        """What the cancel of a step has done, as the model has it."""
+        model = self.model
+        entries = [entry for entry in flight.planned.entries if model.tenant(entry)]
+        rows = model.cancelled(flight.planned)
+        used = [snap.register for snap in snaps if snap] if publish else None
         kept = iter(model.end(rows, used, [row.confirmed for row in rows], texts))
         self.note_snaps(snaps, [next(kept) if entry in entries else None for entry in flight.planned.entries])
         self.forget_rows([handle for handle, row in self.handles.items() if row in rows])
@@ -688,18 +706,23 @@ class Operations(Machine):
         return {error for error, is_short in zip(numbers, short, strict=True) if is_short}, numbers
 
     def fork(self, d: Digits) -> None:
-        model, s = self.model, self.settings
         handles: Handles = list(self.handles)
         settled = [row for row in handles if not self.handles[row].unsettled]
         row = d.pick(*(settled or handles or foreign().rows[:1]), *handles)
         if d(40) == 1:
             row = self.bad_row(d)
         names: Any = [f"fork {self.calls}.{i}" for i in range(d(4))]
-        faults, tenant = self.row_faults([row]), self.handles.get(row)
+        wrong = d(40) == 1
+        self.fork_row(row, d.pick("ab", 3) if wrong else names, {ms.InvalidArgument} if wrong else set())
+
+    def fork_row(self, row: Any, names: Any, faults: Faults) -> Handles:
+        """Returns the new rows, none where that is refused."""
+        model, s, tenant = self.model, self.settings, self.handles.get(row)
+        faults = faults | self.row_faults([row])
         numbers: dict[type, tuple[int, ...]] = {}
         if tenant and (tenant.unsettled or tenant.finished):
             faults.add(ms.InvalidArgument)
-        if tenant and names:
+        if tenant and isinstance(names, list) and names:
             length = model.length(tenant)
             partial = model.pages_for(length) - model.pages_for(model.floor(length))
             moved = s.direct and not tenant.source
@@ -710,18 +733,15 @@ class Operations(Machine):
                 faults.add(ms.InvalidArgument)
             if moved and not model.free_holders and not model.ready_to_go:
                 faults.add(ms.InvalidArgument)
-        if d(40) == 1:
-            names = d.pick("ab", 3)
-            faults.add(ms.InvalidArgument)
         fork = self.attempt(faults, lambda: self.mem.fork(row, names), numbers)
         if fork is REFUSED:
-            return
-        assert tenant
+            return []
         tenants, copies = model.fork(tenant, names, int(self.registers.source[row.index]))
         self.note_rows(fork.rows, tenants)
         if self.lower and self.lower.kv:
             self.lower.kv.copy(copies)
         self._same("page copies", [tuple(map(int, pair)) for pair in fork.page_copies], copies)
+        return fork.rows
 
     def arrived(self, d: Digits) -> None:
         """A state from elsewhere, written to the slots that the device names."""

@@ -46,14 +46,14 @@ def poison() -> None:
 def test_random_programs_follow_the_rules(backend: Backend, strategy: str, overlap: bool) -> None:
     programs, length = (PROGRAMS, 150) if backend.name == "reference" else (PROGRAMS // 2, 40)
     for seed in range(SEED, SEED + programs):
-        run(Program.random(seed, length, strategy, overlap), backend)
+        run(Program.random(seed, length, strategy=strategy, overlap=overlap), backend)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_random_programs_with_tiers_follow_the_rules(backend: Backend, strategy: str) -> None:
     programs, length = (PROGRAMS // 2, 200 if backend.name == "reference" else 40)
     for seed in range(SEED, SEED + programs):
-        run(Program.random(seed, length, strategy, tiered=True), backend)
+        run(Program.random(seed, length, strategy=strategy, tiered=True), backend)
 
 
 @hypothesis_settings(
@@ -137,7 +137,7 @@ def test_a_difference_is_shrunk_to_a_program_that_can_be_pasted(monkeypatch: pyt
     release = CommandBuffer.release
     monkeypatch.setattr(CommandBuffer, "release", lambda self, given: release(self, list(given)[1:]))
     with pytest.raises(Difference) as caught:
-        run(Program.random(SEED, 150, "none", False), Backend("reference"))
+        run(Program.random(SEED, 150, strategy="none", overlap=False), Backend("reference"))
     least = shrunk(caught.value, Backend("reference"))
     text = str(least).splitlines()[0]
     assert len(least.program.operations) <= 3, text

@@ -106,8 +106,8 @@ class Below(Prefetches):
 
     # Up
 
-    def find(self, tokens: Text, salt: Hashable, found: Found) -> Hit | None:
-        """The longest state beyond the device's with all KV in between."""
+    def find(self, tokens: Text, salt: Hashable, found: Found, known: int) -> Hit | None:
+        """The longest state beyond the device's, if it is longer than what is known, with all KV in between."""
         size = self.settings.page_size
         keys = self.keys(tokens[: max(0, len(tokens) - 1)], salt)
         if not self.states.items:
@@ -118,7 +118,7 @@ class Below(Prefetches):
             while reach < len(keys) and (item := self.pages.get(keys[reach])):
                 pages.append(item)
                 reach += 1
-        for end in range(reach, found.length // size, -1):
+        for end in range(reach, max(found.length, known) // size, -1):
             if state := self.states.get(keys[end - 1]):
                 return Hit(end * size, min(first, end), state, pages[: max(0, end - first)])
         return None
@@ -127,9 +127,6 @@ class Below(Prefetches):
         self.states.touch(keys[-1:])
         if self.pages:
             self.pages.touch(keys)
-
-    def worth(self, hit: Hit | None, known: int) -> Hit | None:
-        return hit if hit and hit.length > known else None
 
     def hold(self, hit: Hit, by: int = 1) -> None:
         Shelf.pin([hit.state, *hit.pages], by)
@@ -300,9 +297,6 @@ class Below(Prefetches):
         for shelf, items in way.parts:
             shelf.unuse(item.record for item in items)
 
-    def settle(self) -> None:
-        self.advance()
-
     # To storage
 
     def write(self) -> None:
@@ -372,7 +366,7 @@ class Below(Prefetches):
         return not self.pages or all(self.pages.get(key) for key in keys)
 
     def _write_all(self) -> None:
-        self.settle()
+        self.advance()
         while self.settings.storing and (self.queue or self.writing):
             self.write()
             self.wait(self.writing)
@@ -380,7 +374,7 @@ class Below(Prefetches):
 
     def clear(self) -> None:
         self.due, self.off = [], True
-        self.settle()
+        self.advance()
         self.off = False
         for fetch in list(self.fetches):
             self._end(fetch, "cancelled")

@@ -192,12 +192,6 @@ class Cache(Ledger):
     def evictable_states(self) -> int:
         return sum(not self.pins[one.state.register] for one in self.stated if one.state)
 
-    @property
-    def evictable_pages(self) -> int:
-        """Pages that are free once everything without a lease is gone."""
-        given = Counter(page for one in self.entries if not self.leased(one) for page in self.own_pages(one))
-        return sum(self.page_users[page] == users for page, users in given.items())
-
     def prefix_stats(self) -> dict[str, int]:
         """As the manager's own figures name them."""
         ours = self.entries if self.settings.pages else []  # else KV is the caller's

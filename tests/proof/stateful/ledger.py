@@ -261,10 +261,6 @@ class Ledger:
             isinstance(entry, Packet) and entry.names(register) for entry in self.queue
         )
 
-    @property
-    def pending(self) -> bool:
-        return bool(self.queue)
-
     # Sending
 
     def submit(self) -> None:
@@ -316,38 +312,33 @@ class Ledger:
         self.before_packet()
         self.packets += bool(entry.ops)
         for op in sorted(entry.ops, key=lambda op: op.phase):
-            [self._moved, self._released, self._claimed, self._written, self._filled][op.phase](op)
+            self._do(op)
 
-    def _moved(self, op: Op) -> None:
-        (target, source) = op.registers
-        self.slot[target], self.label[target] = self.slot.pop(source), self.label.pop(source)
-
-    def _released(self, op: Op) -> None:
-        self.let_go(*op.registers)
-
-    def _claimed(self, op: Op) -> None:
-        self.take(*op.registers)
-
-    def _written(self, op: Op) -> None:
-        assert op.cell
-        column, row, at = op.cell
-        if column == "label":
-            self.label[row] = op.value
-        elif column == "page":
-            self.page_cells[row][at] = op.value
-        else:
-            self.columns[column][row] = op.value
-
-    def _filled(self, op: Op) -> None:
-        (target,) = op.registers
-        to = self.slot[target]
-        if op.source is None:
+    def _do(self, op: Op) -> None:
+        if op.phase == MOVE:
+            (target, source) = op.registers
+            self.slot[target], self.label[target] = self.slot.pop(source), self.label.pop(source)
+        elif op.phase == RELEASE:
+            self.let_go(*op.registers)
+        elif op.phase == CLAIM:
+            self.take(*op.registers)
+        elif op.phase == WRITE:
+            column, row, at = op.cell
+            if column == "label":
+                self.label[row] = op.value
+            elif column == "page":
+                self.page_cells[row][at] = op.value
+            else:
+                self.columns[column][row] = op.value
+        elif op.source is None:
             self.zeroed += self.settings.slot_bytes()
+            for states in self.content.values():
+                states[self.slot[op.registers[0]]] = EMPTY
         else:
+            (target,) = op.registers
             self.label[target] = self.label[op.source]
             self.copied += self.settings.slot_bytes()
-        for states in self.content.values():
-            states[to] = EMPTY if op.source is None else states[self.slot[op.source]]
+            self.copy_content(self.slot[target], self.slot[op.source], self.content)
 
     def slots_to_come(self) -> dict[int, int]:
         """What registers hold once everything recorded has been carried out."""
@@ -391,11 +382,8 @@ class Ledger:
 
     def agree(self) -> None:
         """The host says what the device has carried out: after a plan or an accept, which change both at once."""
-        assert not self.pending
+        assert not self.queue
         self.held, self.known, self.free_count = set(self.slot), dict(self.label), len(self.free)
-
-    def held_marks(self) -> dict[int, bool]:
-        return dict.fromkeys(self.held, True)
 
     def copy_content(self, to: int, of: int, parts: Iterable[str]) -> None:
         for part in parts:

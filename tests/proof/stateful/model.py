@@ -106,14 +106,15 @@ class Model(Cache):
 
     # Boundaries
 
-    def is_boundary(self, row: Row, length: int) -> bool:
-        return length % self.settings.every == 0
+    def is_due(self, row: Row, length: int) -> bool:
+        """Whether the row has a snapshot at this length, if it finds a slot."""
+        return length % self.settings.every == 0 and length > row.tracked
 
     def next_boundary(self, row: Row) -> int:
         """Where a chunk should end: beyond the prompt, or at a mark that is lost inside of the chunk."""
         length = self.length(row) + 1
         wanted = [] if self.settings.grid else [at for at, _ in row.coming]
-        while not (self.is_boundary(row, length) and length > row.tracked) and length not in wanted:
+        while not self.is_due(row, length) and length not in wanted:
             length += 1
         return length
 
@@ -128,24 +129,24 @@ class Model(Cache):
         whole = [at for at in range(length + 1, end + 1) if at % page == 0]
         return (whole[-1] if row.coming and whole and end < row.tracked else end) - length
 
-    def boundaries(self, row: Row, length: int, reach: int) -> list[int]:
+    def boundaries(self, length: int, reach: int) -> list[int]:
         """Those in length + 1 .. reach."""
-        return [n for n in range(length + 1, reach + 1) if self.is_boundary(row, n)]
+        return [n for n in range(length + 1, reach + 1) if n % self.settings.every == 0]
 
     def needs(self, row: Row, n: int, window: bool) -> tuple[bool, bool]:
         """Whether a row claims a slot in its next step, for certain and perhaps."""
         strategy, length, lanes = self.settings.strategy, self.length(row), self.lanes(row)
         held = [lane for lane in lanes if lane in self.held]
         full = held == lanes or any(not self.known[lane] for lane in held)
-        new = self.is_boundary(row, length) and length > row.tracked and not row.source
+        new = self.is_due(row, length) and not row.source
         if strategy == "redirect":
-            certain = bool(self.boundaries(row, length, length + n - 1)) or new
-            perhaps = bool(self.boundaries(row, length - 1, length + n))
+            certain = bool(self.boundaries(length, length + n - 1)) or new
+            perhaps = bool(self.boundaries(length - 1, length + n))
             return (certain and not held, perhaps and not held) if window else (new and not held,) * 2
-        inside = bool(self.boundaries(row, length, length + n))
-        at = self.is_boundary(row, length + n) and length + n > row.tracked
+        inside = bool(self.boundaries(length, length + n))
+        at = self.is_due(row, length + n)
         if window:
-            return inside and not full, bool(self.boundaries(row, length - 1, length + n)) and not full
+            return inside and not full, bool(self.boundaries(length - 1, length + n)) and not full
         return (at and not full,) * 2
 
     def shortfall(self, wanted: int) -> int:
@@ -184,7 +185,7 @@ class Model(Cache):
             self.free_slots(self.free_count + min(limit, lacking))
         named = [(row.number, len(tokens)) if row and not row.finished else (0, 0) for row, tokens in batch]
         step = Planned([], window, marks=inside)
-        if self.pending or (named, limit) != self.named_last:  # else there is nothing to send
+        if self.queue or (named, limit) != self.named_last:  # else there is nothing to send
             step.changes = self.submit_batch()
         self.named_last = named, limit
         claim = self.budget(limit)
@@ -243,7 +244,7 @@ class Model(Cache):
         entry.after = length + len(entry.tokens)
         copied = s.slot_bytes(s.copied) if s.copied else 0
         moved = bool(row.source)
-        due = self.is_boundary(row, entry.after) and entry.after > row.tracked
+        due = self.is_due(row, entry.after)
         if s.strategy in ("ping-pong", "lazy") and due:
             lane = self._lane(row, claim)
             if lane:
@@ -251,7 +252,7 @@ class Model(Cache):
                 entry.snapshot, self.label[lane] = self.slot[lane], entry.after
                 if copied:
                     self.due.append((entry.snapshot, entry.write))
-        if s.strategy == "redirect" and self.is_boundary(row, length) and length > row.tracked and not row.source:
+        if s.strategy == "redirect" and self.is_due(row, length) and not row.source:
             moved = self._turn(row, length, claim)
             entry.write = self.slot[row.live]
         if moved and copied:
@@ -366,7 +367,7 @@ class Model(Cache):
         assert length == self.label[row.source or row.live]
         entry.after = length + n
         row.text = (*row.text[:length], *entry.tokens[:n])
-        inside = self.boundaries(row, length, entry.after - (s.strategy == "redirect"))
+        inside = self.boundaries(length, entry.after - (s.strategy == "redirect"))
         mark = inside[-1] if inside and s.strategy != "none" else 0
         lane = 0
         if mark and s.strategy == "redirect":
@@ -377,7 +378,7 @@ class Model(Cache):
                 row.tracked = self.columns["tracked"][row.number] = mark
         elif mark:
             lane = self._lane(row, claim)
-        elif s.strategy == "redirect" and self.is_boundary(row, length) and length > row.tracked and not row.source:
+        elif s.strategy == "redirect" and self.is_due(row, length) and not row.source:
             self._turn(row, length, claim)
         if lane:
             self.snapshots += 1
@@ -461,7 +462,7 @@ class Model(Cache):
         found = self.find(start.prompt, start.salt)
         serving = self.serving(start.talk, start.prompt, start.salt) if start.talk else []
         known = max(found.length, serving[0].length if serving else 0)
-        hit = self.below.worth(self.below.find(start.prompt, start.salt, found), known)
+        hit = self.below.find(start.prompt, start.salt, found, known)
         if not hit:
             return None
         shared = [0] * self.pages_for(hit.length)

@@ -11,9 +11,7 @@ import torch
 from torch import Tensor
 
 import memstate as ms
-from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import StepRecord
-from tests.proof.stateful.below import Below
 from tests.proof.stateful.cache import Start
 from tests.proof.stateful.ledger import EMPTY, Kept, Later, Row, Text
 from tests.proof.stateful.machine import (
@@ -29,8 +27,8 @@ from tests.proof.stateful.machine import (
     spelled,
 )
 from tests.proof.stateful.memory import RUBBISH
-from tests.proof.stateful.model import Model, Planned
-from tests.proof.stateful.settings import Digits, Settings
+from tests.proof.stateful.model import Planned
+from tests.proof.stateful.settings import Digits
 from tests.support.fetches import Fetched
 
 NO_LIMIT = 2**31 - 1
@@ -59,21 +57,10 @@ BELOW = {
 }  # fmt: skip
 
 
-def modelled(settings: Settings, generations: Sequence[int]) -> Model:
-    """A model, and what lies below it."""
-    model = Model(settings, generations)
-    if settings.tiered:
-        Below(model)
-    return model
-
-
 class Operations(Machine):
     """`run` carries out one of `OPERATIONS`."""
 
     naps = 0
-
-    def __init__(self, settings: Settings, backend: Backend) -> None:
-        super().__init__(settings, backend, modelled)
 
     def run(self, name: str, number: int) -> None:
         """Carries out an operation on both sides and compares everything."""
@@ -166,7 +153,7 @@ class Operations(Machine):
             return
         self.model.submit()
         if self.model.below:
-            self.model.below.settle()
+            self.model.below.advance()
         self.asleep, self.naps, self.kept_bytes = True, 0, keep
         if self.memory.given:
             self.memory.scribble()
@@ -1025,8 +1012,7 @@ class Operations(Machine):
         state = found.stated.state if found.stated else None
         seen = (match.tokens, match.length, match.kv_length, match.evicted_length)
         self._same("match", seen, (found.tokens, found.length, found.kv, found.gone))
-        hit = self.model.below.find(prompt, salt, found) if self.model.below else None
-        hit = self.model.below.worth(hit, found.length) if self.model.below else None
+        hit = self.model.below.find(prompt, salt, found, found.length) if self.model.below else None
         self._same("match in host memory", match.host_length, hit.length if hit else 0)
         self._same("snapshot", match.snapshot and match.snapshot.register, state and state.register)
         no_sharing, evicted, no_snapshot = found.lost()
@@ -1117,12 +1103,11 @@ class Operations(Machine):
             found, talk = model.find(prompt, salt), self.talks.get(session)
             serving = model.serving(talk, prompt, salt) if talk else []
             covered = max(found.length, serving[0].length if serving else 0)
-            hit = below.worth(below.find(prompt, salt, found), covered)
+            hit = below.find(prompt, salt, found, covered)
             covered, keys = max(covered, hit.length if hit else 0), below.keys(prompt[:-1], salt)
         fetch = self.attempt(faults, lambda: self.mem.prefetch(given, salt, session))
         if fetch is REFUSED:
             return None
-        assert below and found
         self.fetches[fetch] = below.start(keys, covered, found.kv // s.page_size)
         return fetch
 
@@ -1131,19 +1116,17 @@ class Operations(Machine):
 
     def ready(self, d: Digits) -> None:
         """Asked by whoever might admit its request."""
-        below = self.model.below
-        if below and (fetches := list(self.fetches)):
+        if fetches := list(self.fetches):
             self.ready_for(d.pick(*(self._open() or fetches), *fetches[-1:]))
 
     def ready_for(self, fetch: ms.tiers.Fetch) -> None:
-        assert self.mem.tiers and self.model.below
         self._same("ready", self.mem.tiers.ready(fetch), self.model.below.ready(self.fetches[fetch]))
         self.look()
 
     def unfetch(self, d: Digits) -> None:
         """At any moment."""
         below, tiers = self.model.below, self.mem.tiers
-        if below and tiers and self.fetches:
+        if self.fetches:
             fetch = d.pick(*(self._open() or self.fetches), *list(self.fetches)[-1:])
             tiers.cancel(fetch)
             below.cancel(self.fetches[fetch])
@@ -1162,7 +1145,7 @@ class Operations(Machine):
     def spoil(self, d: Digits) -> None:
         """Storage, from now on."""
         below, lower = self.model.below, self.lower
-        if below and lower and self.settings.storing:
+        if lower and self.settings.storing:
             how = d(12)
             if how < 10:
                 records = sorted(below.storage.records, key=str)
@@ -1190,30 +1173,28 @@ class Operations(Machine):
     def thin(self, d: Digits) -> None:
         """Host memory is needed for something else."""
         below, tiers = self.model.below, self.mem.tiers
-        if below and tiers:
+        if below:
             at, n = d(len(below.shelves)), d.pick(1, 2, 3, 99)
             tiers._caches[-1 - at].evict(n)
             below.shelves[-1 - at].evict(n)
 
     def hurt(self, d: Digits, fetch: Fetched) -> None:
         """Something is wrong with what a prefetch is after."""
-        assert self.lower and self.model.below
         there = [(kind, key) for key in fetch.keys for kind in ("state", "kv")
                  if (kind, key) in self.model.below.storage.records]  # fmt: skip
         if there:
             self.lower.spoil(*d.pick(*there[::-1]), d.pick(*FAULTS[:6]))
 
     def flush(self, d: Digits) -> None:
-        if self.lower and self.model.below and self.mem.tiers:
+        if self.lower:
             with self.lower.waiting():
                 flushed = self.attempt(self._waiting_faults(), self.mem.tiers.flush)
             if flushed is not REFUSED:
                 self.model.below.flush()
 
     def empty_host(self, d: Digits) -> None:
-        if self.lower and self.model.below and self.mem.tiers and d(2):
-            faults = self._waiting_faults()
-            if faults:
+        if self.lower and d(2):
+            if self._waiting_faults():
                 with pytest.raises(ms.InvalidArgument):
                     self.mem.tiers.clear()
                 return
@@ -1240,7 +1221,7 @@ class Operations(Machine):
 
     def fetch_first(self, d: Digits, prompt: Text, salt: Hashable) -> None:
         """What a scheduler does while a request waits."""
-        if not (self.model.below and self.settings.storing and d(4)):
+        if not (self.settings.storing and d(4)):
             return
         if d(4) == 1:
             self.thin(Digits(3 * len(self.model.below.shelves)))  # of KV, where there is any, all

@@ -198,7 +198,7 @@ class World:
         flight = self.at.flights[0]
         if flight is self.to_run:
             self.forward()
-        self.mem.settle(flight.step, list(over))
+        self.mem.settle(flight.step, list(over) if any(over) else None)
         self.model.settle(flight.planned, over)
         self.at.forget_step(flight)
 

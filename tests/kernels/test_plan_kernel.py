@@ -13,7 +13,7 @@ from memstate.kernels.reference import tracking as reference
 from memstate.kernels.tables import Count, Marks, Registers, StepRecord, Strategy
 from memstate.slots.allocator import SlotAllocator
 from memstate.slots.registers import RegisterFile
-from tests.proof.stateful.ledger import EMPTY, Row
+from tests.proof.stateful.ledger import Row
 from tests.proof.stateful.model import Entry, Model
 from tests.proof.stateful.settings import Settings
 from tests.support.packets import bits
@@ -89,7 +89,6 @@ class RandomFile:
         for number, (tracked, source) in enumerate(zip(table.tracked.tolist(), table.source.tolist(), strict=True)):
             if slots[3 * number]:
                 row = Row(number, 1, "", tracked=tracked, source=source)
-                row.truth = {model.length(row): EMPTY}
                 model.rows[number] = row
         return model
 

@@ -81,7 +81,7 @@ class Parts:
                 "state inside a chunk; leave grid out"
             )
         if forward.direct_hits is None:
-            forward = replace(forward, direct_hits=isinstance(self.tracking, Redirect) and not in_place)
+            forward = replace(forward, direct_hits=self.tracking.reads_old_slot and not in_place)
         self.forward, direct_hits = forward, bool(forward.direct_hits)
         try:
             self.backend = Backend(backend, device)

@@ -148,3 +148,15 @@ def test_misuse_of_windows_is_named_and_changes_nothing(backend: Backend) -> Non
         mem.accept(other, [1], good)
     mem.settle(other)
     assert mem.info(row).length == 3
+
+
+@every_strategy
+def test_a_window_inside_a_prompt_takes_no_snapshot(backend: Backend, name: str) -> None:
+    """Boundaries count from the end of the prompt on. Inside it the prefix cache chooses the lengths."""
+    loop = Speculator(backend, MAKERS[name](), prefix=ms.Prefix(), ends=True, page_size=1, pages=64, pages_per_row=48)
+    mem, prompt = loop.mem, list(range(10 * I))
+    (row,) = loop.admit(ms.Request("a", tokens=prompt))
+    before, chunk = mem.info(row), mem.chunk(row, 100)
+    loop.window([row], [I + 2])
+    assert mem.info(row) == before._replace(length=I + 2, confirmed=I + 2)
+    assert (mem.chunk(row, 100), mem.stats().snapshots) == (chunk - I - 2, 0)

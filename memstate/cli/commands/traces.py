@@ -16,7 +16,10 @@ def replay(
     trace: Annotated[Path, Argument(help="Requests in the format of the Mooncake traces: .jsonl or .jsonl.gz.")],
     states: Annotated[str, Option(help="Cached states that fit; comma separated to compare several.")] = "256",
     pages: Annotated[int, Option(help="KV pages that fit; a page is a block of 512 tokens.")] = 50_000,
-    policy: Annotated[str, Option(help="Eviction policy; several comma separated, or all.")] = "return-rate",
+    policy: Annotated[
+        str,
+        Option(help="Eviction policies, comma separated; one that is not known is answered with all names. Or all."),
+    ] = "return-rate",
     start: Annotated[
         float, Option("--from", help="Share of the requests that warm the cache up and are not counted.")
     ] = 0.0,

@@ -137,7 +137,8 @@ class Mirror:
             return 0
         after, every = length + tokens, self.rules.every
         if window:  # from, to or across a boundary
-            at = np.flatnonzero((length // every != after // every) | (length % every == 0))
+            last = after // every * every
+            at = np.flatnonzero((last >= length) & (last > self._columns.tracked[rows]))
         else:
             reached = length if self.tracking.reads_old_slot else after
             at = np.flatnonzero(due(self._columns, self.rules, rows, reached))

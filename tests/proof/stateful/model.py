@@ -129,9 +129,9 @@ class Model(Cache):
         whole = [at for at in range(length + 1, end + 1) if at % page == 0]
         return (whole[-1] if row.coming and whole and end < row.tracked else end) - length
 
-    def boundaries(self, length: int, reach: int) -> list[int]:
-        """Those in length + 1 .. reach."""
-        return [n for n in range(length + 1, reach + 1) if n % self.settings.every == 0]
+    def boundaries(self, row: Row, length: int, reach: int) -> list[int]:
+        """Those in length + 1 .. reach that are due."""
+        return [n for n in range(length + 1, reach + 1) if self.is_due(row, n)]
 
     def needs(self, row: Row, n: int, window: bool) -> tuple[bool, bool]:
         """Whether a row claims a slot in its next step, for certain and perhaps."""
@@ -140,13 +140,13 @@ class Model(Cache):
         full = held == lanes or any(not self.known[lane] for lane in held)
         new = self.is_due(row, length) and not row.source
         if strategy == "redirect":
-            certain = bool(self.boundaries(length, length + n - 1)) or new
-            perhaps = bool(self.boundaries(length - 1, length + n))
+            certain = bool(self.boundaries(row, length, length + n - 1)) or new
+            perhaps = bool(self.boundaries(row, length - 1, length + n))
             return (certain and not held, perhaps and not held) if window else (new and not held,) * 2
-        inside = bool(self.boundaries(length, length + n))
+        inside = bool(self.boundaries(row, length, length + n))
         at = self.is_due(row, length + n)
         if window:
-            return inside and not full, bool(self.boundaries(length - 1, length + n)) and not full
+            return inside and not full, bool(self.boundaries(row, length - 1, length + n)) and not full
         return (at and not full,) * 2
 
     def shortfall(self, wanted: int) -> int:
@@ -367,7 +367,7 @@ class Model(Cache):
         assert length == self.label[row.source or row.live]
         entry.after = length + n
         row.text = (*row.text[:length], *entry.tokens[:n])
-        inside = self.boundaries(length, entry.after - (s.strategy == "redirect"))
+        inside = self.boundaries(row, length, entry.after - (s.strategy == "redirect"))
         mark = inside[-1] if inside and s.strategy != "none" else 0
         lane = 0
         if mark and s.strategy == "redirect":

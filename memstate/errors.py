@@ -73,9 +73,7 @@ class OutOfSlots(MemstateError):
     ) -> None:  # fmt: skip
         self.requested, self.free, self.evictable, self.capacity = requested, free, evictable, capacity
         self.in_sessions, self.waiting = in_sessions, waiting
-        wait = (
-            "drop snapshots or wait for a request to end" if evictable else "wait for a request to end, or retract one"
-        )
+        wait = "drop snapshots or wait for a request to end" if evictable else "wait for a request to end, or end one"
         wait += f"; {waiting} come free behind the newest step's forward: submit(step)" if waiting else ""
         hint = _never(capacity is not None and requested > capacity, f"there are {capacity}", wait)
         super().__init__(f"{requested} slots requested, {free} free, {evictable} held by snapshots: {hint}")
@@ -95,7 +93,7 @@ class OutOfPages(MemstateError):
 
     def __init__(self, requested: int, free: int, pages: int) -> None:
         self.requested, self.free, self.pages = requested, free, pages
-        wait = "drop snapshots, wait for a request to end, or retract one"
+        wait = "drop snapshots, wait for a request to end, or end one"
         hint = _never(requested > pages, f"there are {pages}", wait)
         super().__init__(f"{requested} KV pages requested, {free} of {pages} free: {hint}")
 

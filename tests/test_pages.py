@@ -201,6 +201,12 @@ def test_settings_of_mooncake(monkeypatch: pytest.MonkeyPatch) -> None:
     assert names["store"].segment_bytes == 64 << 30
 
 
+def test_a_clock_and_a_store_of_tests() -> None:
+    names: dict[str, Any] = {}
+    exec(part("docs/guide.md", "from memstate.testing import Clock, MemoryStore"), names)
+    assert names["clock"]() == 60 and names["store"].broken
+
+
 def test_metrics() -> None:
     names: dict[str, Any] = {"mem": manager(backend="reference")}
     exec(part("docs/metrics.md", "from memstate import metrics").replace("9470", "0"), names)

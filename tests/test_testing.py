@@ -1,9 +1,13 @@
 """What `memstate.testing` gives to the tests of engines; its faults are in tests/engine/test_chaos.py."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
+import torch
 
-from memstate.testing import Clock, MemoryStore
+from memstate import InvalidArgument, Plane, StateLayout, StateManager
+from memstate.testing import Chaos, Clock, Faults, MemoryStore
 from memstate.tiers import Outcome, Store
 
 
@@ -47,3 +51,25 @@ def test_a_broken_store_raises_in_each_call() -> None:
     for call in (lambda: store.exists(["a"]), lambda: store.put(["a"], [np.zeros(1, np.uint8)])):
         with pytest.raises(OSError, match="storage is not there"):
             call()
+
+
+@pytest.mark.parametrize(
+    ("act", "message"),
+    [
+        (lambda: Clock().advance(-1), r"^advance\(-1\): a clock goes forward only"),
+        (lambda: Faults({"claims": 0.1}), r"^Faults\({'claims': 0.1}\): expected memstate.testing.Chaos"),  # type: ignore[arg-type]
+        (lambda: Faults(Chaos()).inject(None), r"^inject\(None\): expected a StateManager"),  # type: ignore[arg-type]
+    ],
+)
+def test_G1_what_cannot_be_meant_is_refused(act: Callable[[], object], message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        act()
+
+
+def test_faults_are_those_of_one_manager() -> None:
+    layout, faults = StateLayout((Plane("ssm", (4,), torch.float32),), 1), Faults(Chaos())
+    first, second = (StateManager(layout, slots=2, max_requests=1) for _ in range(2))
+    assert faults.inject(first) is first
+    for mem, others in ((second, faults), (first, Faults(Chaos()))):
+        with pytest.raises(InvalidArgument):
+            others.inject(mem)

@@ -56,7 +56,7 @@ def main() -> None:
     try:
         status = app(sys.argv[1:] or ["--help"], prog_name="memstate", standalone_mode=False)
     except usage_error as error:
-        output.complain(f"{' '.join(error.format_message().split())} (see memstate --help)")
+        output.complain(f"{' '.join(error.format_message().split())} (see --help)")
         raise SystemExit(2) from None
     except (typer.Abort, KeyboardInterrupt):
         raise SystemExit(130) from None

@@ -21,9 +21,9 @@ def warned(name: str, instead: str, value: T) -> T:
         value: the value.
     """
     if name not in _WARNED:
-        _WARNED.add(name)
-        text = f"{name} is now {instead}; the old name goes with version 0.3"
-        warnings.warn(text, DeprecationWarning, stacklevel=4)
+        text = f"{name} is now {instead}; the old name goes with version 0.3 (CHANGELOG.md has all of them)"
+        warnings.warn(text, FutureWarning, stacklevel=4)  # shown by default, also in the modules of an engine
+        _WARNED.add(name)  # not before: where warnings are errors, every place is one
     return value
 
 

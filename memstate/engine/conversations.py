@@ -94,4 +94,4 @@ class SessionCalls:
 
         def __call__(self) -> list[SessionInfo]:
             """Returns `infos()`: a name of former versions."""
-            return aliases.warned("sessions()", "mem.sessions.infos()", self.infos())
+            return aliases.warned("mem.sessions()", "mem.sessions.infos()", self.infos())

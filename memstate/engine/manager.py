@@ -501,8 +501,9 @@ class StateManager(NotCopied, Shown):
     ) -> list[Snapshot | None]:
         """Cancels a planned step whose forward never ran, and ends its rows.
 
-        The rows end with the lengths that they had before the step. Rows that finished in the previous step end, too.
-        To keep the states of the finished rows only, `end` these rows before `cancel`.
+        The rows end with the lengths that they had before the step. The plan has given up their live states, so `keep`
+        finds what earlier steps have left: snapshots at boundaries and at marks. Rows that finished in the previous
+        step end, too. To keep the states of the finished rows only, `end` these rows before `cancel`.
 
         Args:
             step: the newest step.

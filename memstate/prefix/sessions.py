@@ -111,7 +111,7 @@ class Sessions:
         handle = Session(hashable("session", name), next(_SERIALS))
         now = self.limits.clock()
         made = Conversation(handle, priority=priority, ttl=ttl, opened=now, since=now, turn=next(self._turns))
-        with self._guard.changing("open_session"):  # another thread may be counting them
+        with self._guard.changing("sessions.open"):  # another thread may be counting them
             self.opened[handle] = made
         return handle
 
@@ -126,10 +126,10 @@ class Sessions:
             InvalidArgument: This is no handle.
         """
         if not isinstance(handle, Session):
-            raise InvalidArgument(f"{handle!r} is no session: use the handle that open_session() returned")
+            raise InvalidArgument(f"{handle!r} is no session: use the handle that sessions.open() returned")
         found = self.opened.get(hashable("session", handle))
         if found is None or found.closing:
-            why = "it was ended by close_session() or reset(), or belongs to another manager"
+            why = "it was closed, ended by recover(), or belongs to another manager"
             raise StaleHandle(f"session {handle.id!r}", handle.serial, 0, why)
         return found
 

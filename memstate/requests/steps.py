@@ -278,7 +278,7 @@ class StepLog:
         if not isinstance(step, Step):
             raise InvalidArgument(f"{step!r} is no step: use what plan() returned")
         if step not in self.unsettled:
-            why = "it was settled, accepted or cancelled, ended with a reset, or belongs to another manager"
+            why = "it was settled, accepted or cancelled, ended by recover(), or belongs to another manager"
             raise StaleHandle(f"step {step.serial}", step.serial, self._serial, why)
 
     def require_next(self, step: Step, newest: bool = False) -> None:

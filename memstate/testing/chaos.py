@@ -125,6 +125,9 @@ class Faults:
     Args:
         chaos: how often each kind happens.
 
+    Raises:
+        InvalidArgument: it is no `Chaos`.
+
     Example:
         >>> import torch, memstate as ms
         >>> from memstate.testing import Chaos, Faults
@@ -136,22 +139,24 @@ class Faults:
     """
 
     def __init__(self, chaos: Chaos) -> None:
-        self.chaos = chaos
+        if not isinstance(chaos, Chaos):
+            raise InvalidArgument(f"Faults({chaos!r}): expected memstate.testing.Chaos(...)")
+        self.chaos, self._injected = chaos, False
         self._lock = threading.RLock()  # threads call the store
         self._counts: Counter[str] = Counter()
         self._draws = {field.name: random.Random(f"{field.name} {chaos.seed}") for field in fields(ChaosStats)}
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "Faults | None":
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> "Faults | None":
         """Returns the faults that the variable MEMSTATE_CHAOS asks for, such as "seed=1,claims=0.1"; None for none.
 
         Args:
-            environment: the variables of the process.
+            environment: the variables. Default: those of the process.
 
         Raises:
             ConfigurationError: the text is not a list of settings, or a value is out of range.
         """
-        chaos = chaos_from(environment)
+        chaos = chaos_from(os.environ if environment is None else environment)
         return cls(chaos) if chaos is not None else None
 
     def store(self, store: Store) -> "FaultyStore":
@@ -172,12 +177,14 @@ class Faults:
             The manager.
 
         Raises:
-            InvalidArgument: the manager has faults already.
+            InvalidArgument: it is no manager, or it has faults already; or these are the faults of another.
         """
+        if not isinstance(mem, StateManager) or self._injected:
+            raise InvalidArgument(f"inject({mem!r}): expected a StateManager, one for each Faults(...)")
         parts = mem._parts
         if parts.chaos is not None:
             raise InvalidArgument("this manager has faults already: inject once, with all of them in one Chaos(...)")
-        parts.chaos = self.stats
+        parts.chaos, self._injected = self.stats, True
         stepping, admission, marks, mirror = parts.stepping, parts.admission, parts.marks, parts.mirror
         plan, accept, make_room = stepping.plan, stepping.accept, admission.make_room
 

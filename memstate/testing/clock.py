@@ -3,6 +3,8 @@
 import heapq
 from collections.abc import Callable
 
+from memstate.errors import InvalidArgument
+
 
 class Clock:
     """Knows the seconds that have passed, and what is due at which of them.
@@ -42,7 +44,12 @@ class Clock:
 
         Args:
             seconds: seconds from now.
+
+        Raises:
+            InvalidArgument: less than 0.
         """
+        if seconds < 0:
+            raise InvalidArgument(f"advance({seconds!r}): a clock goes forward only")
         until = self.now + seconds
         while self._due and self._due[0][0] <= until:
             self.now, _, action = heapq.heappop(self._due)

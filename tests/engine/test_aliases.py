@@ -29,7 +29,7 @@ def told(act: Callable[[], Any]) -> tuple[Any, list[str]]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         value = act()
-    assert all(each.category is DeprecationWarning and each.filename == __file__ for each in caught)
+    assert all(each.category is FutureWarning and each.filename == __file__ for each in caught)
     return value, [str(each.message) for each in caught]
 
 
@@ -44,7 +44,7 @@ def told(act: Callable[[], Any]) -> tuple[Any, list[str]]:
         ("mem.changes", lambda mem, row: mem.changes, lambda mem, row: list(mem.journal.changes)),
         ("mem.live_slots", lambda mem, row: mem.live_slots.tolist(), lambda mem, row: mem.device.live_slots.tolist()),
         ("mem.check", lambda mem, row: mem.check(), lambda mem, row: mem.device.check()),
-        ("sessions()", lambda mem, row: mem.sessions(), lambda mem, row: mem.sessions.infos()),
+        ("mem.sessions()", lambda mem, row: mem.sessions(), lambda mem, row: mem.sessions.infos()),
     ],
 )
 def test_a_former_name_says_the_same_and_warns_once(name: str, old: Any, new: Any, loop: Loop) -> None:

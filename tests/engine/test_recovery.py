@@ -417,7 +417,6 @@ PLANTS: dict[str, Callable[[Planted], object]] = {
     "says that row": lambda p: owners.sessions(p.mem).by_row.pop(p.at.talker.index),
     "runs a turn of session": lambda p: setattr(owners.session(p.mem, p.at.talk), "row", 0),
     "is noted for session": lambda p: owners.session(p.mem, p.at.chat).kept.pop(),
-    "no turn": lambda p: owners.sessions(p.mem).idling.clear(),
     "both have": lambda p: owners.session(p.mem, p.at.chat).kept.append(p.snap),
     "leases": lambda p: p.cache.tree.lease(p.node),
     "leased pages are noted": lambda p: setattr(p.cache.tree, "leased_pages", 77),

@@ -30,7 +30,7 @@ def advice(of: Mapping[str, Any]) -> list[str]:
 
 def _faults(of: Mapping[str, Any]) -> Iterator[str]:
     if of["interrupted"]:
-        yield "A call was interrupted, and every call raises Broken: recover() or reset(). These figures are older."
+        yield "A call was interrupted, and every call raises Broken: recover(). These figures are older."
     elif of["age_seconds"] > 1:
         yield f"The figures are {of['age_seconds']:.0f} s old: the loop has been inside of one call since then."
     if of["tiers"] and of["tiers"]["leaked_records"]:
@@ -57,7 +57,7 @@ def _room(of: Mapping[str, Any]) -> Iterator[str]:
     if slots.get("session", 0) > MOST * used and (sessions["emptied"] or refused):
         yield (
             f"{slots['session']} of the {used} slots in use are held by idle sessions, {sessions['open']} are open and "
-            f"{sessions['emptied']} made way: close_session(), ttl=, SessionLimits(most_states=), or more slots."
+            f"{sessions['emptied']} made way: sessions.close(), ttl=, SessionLimits(most_states=), or more slots."
         )
     for reason, what in (
         ("no_slot", "no slot was free at their boundary: more slots, or reserve="),

@@ -43,7 +43,7 @@ class Server:
     """Runs requests over a model. Call `step` until `busy` is False; submit and abort at any time, from any thread.
 
     One thread at a time drives it: its calls of `step` and `admit` use the manager. What other threads ask for is
-    noted, and the next step does it. The manager's own calls, such as `open_session`, belong to the driving thread.
+    noted, and the next step does it. The manager's own calls, such as `sessions.open`, belong to the driving thread.
 
     Args:
         model: the model, in evaluation mode.
@@ -127,7 +127,7 @@ class Server:
         hashable("id", prompt.id)
         if not isinstance(prompt.session, Session | None):
             raise InvalidArgument(
-                f"prompt {prompt.id!r}: session={prompt.session!r}: expected what open_session() returned"
+                f"prompt {prompt.id!r}: session={prompt.session!r}: expected what sessions.open() returned"
             )
         prompt = replace(prompt, tokens=checked(self.model, prompt.tokens, f"prompt {prompt.id!r}"))
         if prompt.salt is not None:

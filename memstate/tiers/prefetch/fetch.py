@@ -115,7 +115,7 @@ class Fetch:
         length: Tokens that a request can start from once it is done, from device and host memory, unless they are
             evicted.
         outcome: How it ended, None before.
-        why: What went wrong first, "" for nothing.
+        why: What went wrong first, or what was too little; "" for nothing.
     """
 
     def __init__(

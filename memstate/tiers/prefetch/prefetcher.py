@@ -118,6 +118,7 @@ class Prefetcher:
         )  # fmt: skip
         self._count["started"] += 1
         if fetch.missing < max(self._settings.threshold, 1):
+            fetch.why = f"{fetch.missing} tokens missing, and threshold={self._settings.threshold}"
             self._end(fetch, End.SHORT)
         elif not fits:
             self._end(fetch, End.LIMITED)

@@ -81,7 +81,7 @@ def counts(what: str, values: npt.ArrayLike, size: int) -> npt.NDArray[np.int64]
         return same
     try:
         given = np.asarray(values)
-    except (ValueError, TypeError) as error:  # a ragged list
+    except (ValueError, TypeError, RuntimeError) as error:  # a ragged list, or a tensor that requires grad
         raise InvalidArgument(f"{what}={values!r}: expected {size} whole numbers") from error
     if given.shape not in ((), (size,)):
         raise InvalidArgument(f"{what} has {given.size} entries, expected {size}, or one number for all")
@@ -196,6 +196,14 @@ def _is_salt(salt: Any) -> bool:
             return True
         level = chain.from_iterable(tuples)
     return False
+
+
+def text(value: Any) -> str:
+    """A value as text, whatever its own method raises."""
+    try:
+        return str(value)
+    except Exception:
+        return shown(value)
 
 
 def shown(value: Any) -> str:

@@ -384,7 +384,7 @@ class Admission:
         wanted, lengths = [], request.snapshot_at
         if isinstance(lengths, np.ndarray):
             lengths = lengths.tolist()
-        if lengths != ():
+        if not isinstance(lengths, tuple) or lengths:
             named = require_lengths(request.id, lengths, self._pages.page_size)
             wanted = [(at, "named") for at in named]
         if request.fetch is not None:

@@ -1,5 +1,6 @@
 """Lets the calls of a manager in, or says why not: another thread or stream, a replay, a fault, sleeping states."""
 
+import sys
 import threading
 from collections.abc import Callable
 
@@ -8,6 +9,18 @@ from memstate.errors import Asleep, InvalidArgument, MemstateError
 from memstate.guard import Guard
 from memstate.state.memory import Memory
 from memstate.streams import WorkStream
+
+INSIDE = {  # modules that have entered the guard when they call what is not memstate's
+    f"memstate.{name}"
+    for name in (
+        "engine.admission",
+        "engine.ending",
+        "engine.forking",
+        "engine.stepping",
+        "prefix.cache",
+        "tiers.manager",
+    )
+}
 
 
 class Door:
@@ -57,6 +70,21 @@ class Door:
         """Refuses a call from another thread, on another stream, or inside a graph capture."""
         self.require_thread()
         self._stream.require()
+
+    def require_outside(self, call: str) -> None:
+        """Refuses a call that another call of the manager makes, such as from a policy or in a replay.
+
+        Args:
+            call: the call that is refused.
+
+        Raises:
+            InvalidArgument: it comes from inside another call; nothing changed.
+        """
+        frame = sys._getframe(2) if self._guard.call and not self._guard.interrupted else None
+        while frame is not None:
+            if str(frame.f_globals.get("__name__")) in INSIDE:
+                raise InvalidArgument(f"{call}() inside {self._guard.call}(), which still runs: call it afterwards")
+            frame = frame.f_back
 
     def require_thread(self) -> None:
         """Refuses a call from another thread, in debug mode."""

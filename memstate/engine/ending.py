@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice, repeat
 from typing import Literal
 
-from memstate.checks import numbers_of, sequence
+from memstate.checks import numbers_of, sequence, shown
 from memstate.engine.stepping import Stepping
 from memstate.errors import ConfigurationError, InvalidArgument
 from memstate.kernels.tables import REGISTERS_PER_ROW
@@ -78,7 +78,7 @@ class Ending:
         if keep is None and tokens is None and lengths is None:
             with self._ends:
                 return self.free(numbers, None, None, "ended")
-        if keep != "handle" or tokens is not None:
+        if not isinstance(keep, str) or keep != "handle" or tokens is not None:
             require_keep(keep, tokens, lengths)
         keys = None if tokens is None else self._keys(tokens, numbers)
         known = list(map(self._table.confirmed_at.__getitem__, numbers))
@@ -191,7 +191,7 @@ class Ending:
         lease = self._cache.leases.get(row)
         if lease and not (key.startswith(lease.prompt.key) or lease.prompt.key.startswith(key)):
             raise InvalidArgument(
-                f"row {row} (request {self._table.ids[row]!r}): the tokens are not those of its prompt: hand over "
+                f"row {row} (request {shown(self._table.ids[row])}): the tokens are not those of its prompt: hand over "
                 "all of them, from the first on"
             )
         if row in self._sessions.by_row:
@@ -320,8 +320,8 @@ class Ending:
         for row, n, key in zip(rows, known, keys, strict=True):
             if len(key) // BYTES < n:
                 raise InvalidArgument(
-                    f"row {row} (request {self._table.ids[row]!r}): {len(key) // BYTES} tokens, and {n} are confirmed: "
-                    "hand over all of them, also those that the answer leaves out. To keep only states of fewer "
+                    f"row {row} (request {shown(self._table.ids[row])}): {len(key) // BYTES} tokens, and {n} are "
+                    "confirmed: hand over all of them, also those that the answer leaves out. To keep only states of fewer "
                     "tokens, name their lengths with lengths=[...]"
                 )
 

@@ -760,10 +760,11 @@ class StateManager(NotCopied, Shown):
         Raises:
             Asleep: the states sleep; nothing changed.
             InvalidArgument: a slot of `held` is out of range, named twice, free or owned, or given with
-                `keep=False`; nothing changed.
+                `keep=False`; or another call makes this one, such as from a policy. Nothing changed.
 
         Syncs: yes.
         """
+        self._door.require_outside("recover")
         self._door.require_caller()
         self._door.require_awake()
         return self._recovery.recover(held, keep)
@@ -783,13 +784,15 @@ class StateManager(NotCopied, Shown):
 
         Raises:
             Asleep: states or KV pages sleep; nothing changed.
-            InvalidArgument: a change waits for the newest step's forward; nothing changed.
+            InvalidArgument: a change waits for the newest step's forward, or another call makes this one, such as from
+                a policy; nothing changed.
             MemstateError: with `debug=True`, another thread called; nothing changed.
             LeakFound: with `debug=True`, slots are leaked, have two owners, or are owned and free. The tiers are
                 closed.
 
         Syncs: yes.
         """
+        self._door.require_outside("close")
         broken = bool(self._guard.call)
         if debug := self._debug:
             self._door.require_thread()

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from memstate.checks import shown
 from memstate.engine.parts import Parts
 from memstate.errors import LeakFound
 from memstate.kernels.tables import REGISTERS_PER_ROW
@@ -144,11 +145,11 @@ class Recount:
     def _name_of(self, owner: Owner | int, state: Snapshot) -> str:
         """Returns a name of who has a state."""
         if isinstance(owner, int):
-            return f"row {owner} (request {self._table.ids[owner]!r})"
+            return f"row {owner} (request {shown(self._table.ids[owner])})"
         if isinstance(owner, Node):
             return f"cached prefix of {owner.end * self._pages.page_size} tokens in register {state.register}"
         if isinstance(owner, Conversation):
-            return f"session {owner.handle.id!r} ({state.length} tokens)"
+            return f"session {shown(owner.handle.id)} ({state.length} tokens)"
         if isinstance(owner, Marked):
             return f"row {owner.row} ({owner.kind} of {state.length} tokens)"
         return self._holdings.name(state.register)

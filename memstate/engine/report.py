@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from memstate.checks import shown, text
 from memstate.engine.parts import Parts
 from memstate.engine.recount import Recount
 from memstate.errors import OutOfPages, OutOfRows, OutOfSlots
@@ -153,7 +154,7 @@ class Reports:
         tags = {
             register: f"@{self._registers.labels[register]}"
             if register >= self._registers.first_holder
-            else str(self._table.ids[register // PER_ROW])
+            else text(self._table.ids[register // PER_ROW])
             for register in names
         }
         rows = self._running(np.flatnonzero(self._table.used).tolist())
@@ -174,7 +175,7 @@ class Reports:
         return [
             {
                 "row": row,
-                "id": str(self._table.ids[row]),
+                "id": text(self._table.ids[row]),
                 "length": int(self._registers.label_at[self._registers.origin(row)]),
                 "confirmed": int(self._table.confirmed[row]),
                 "finished": bool(self._table.finished[row]),
@@ -276,6 +277,6 @@ class Reports:
         if register < self._registers.first_holder:
             row, part = divmod(register, PER_ROW)
             what = ("live", "lane 0", "lane 1")[part]
-            return what.split()[0], f"row {row} (request {self._table.ids[row]!r}) {what}"
+            return what.split()[0], f"row {row} (request {shown(self._table.ids[row])}) {what}"
         kind = self._holdings.kind(register)
         return kind if kind in ("cached", "session", "mark") else "snapshot", self._recount.named(register)

@@ -233,6 +233,8 @@ class Stepping:
             if (due or window) and room.cache.settings.evict and allocator.free - allocator.reserve < len(running):
                 room.free_slots(allocator.free + min(limit, self._shortfall(batch, length, window)))
 
+            if due and allocator.unconfirmed:  # before the packet of this step, which the device's count does not know
+                allocator.confirm(allocator.reserve + len(running))
             if commands.queue or not log.repeats(batch.numbers, batch.tokens_of, limit):
                 commands.upload_step((batch.numbers, batch.tokens_of), limit, stored)
                 log.sent = batch.numbers, batch.tokens_of, limit

@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import count, islice
 from typing import Any
 
-from memstate.checks import hashable
+from memstate.checks import hashable, text
 from memstate.errors import InvalidArgument, StaleHandle
 from memstate.kernels.tables import REGISTERS_PER_ROW
 from memstate.prefix.cache import PrefixCache
@@ -146,7 +146,7 @@ class Sessions:
         found = self.require(handle)
         if found.row:
             raise InvalidArgument(
-                f"session {handle.id!r} has a turn running in row {found.row}: one turn at a time; release it first"
+                f"session {handle.id!r} has a turn running in row {found.row}: one turn at a time; end it first"
             )
         return found
 
@@ -401,7 +401,7 @@ class Sessions:
         now = self.limits.clock()
         return [
             {
-                "id": str(session.handle.id),
+                "id": text(session.handle.id),
                 "row": session.row,
                 "tokens": session.prompt.tokens,
                 "states": [[snap.register, snap.length] for snap in session.kept],

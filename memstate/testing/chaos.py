@@ -200,7 +200,7 @@ class Faults:
                 return plan(rows, tokens, allowed, window, room, replay)
 
         def faulty_accept(step: Step, accepted: Sequence[int], windows: Any, finished: Any, limit: int) -> None:
-            with self.claims(len(step.numbers), limit, refused) as allowed:
+            with self.claims(len(getattr(step, "numbers", ())), limit, refused) as allowed:
                 accept(step, accepted, windows, finished, allowed)
 
         def faulty_room(rows: int, pages: int, slots: int) -> Lack | None:
@@ -312,6 +312,8 @@ class FaultyStore:
         return f"{self._store!r} with chaos"
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # as of a copy that has no attributes yet
+            raise AttributeError(name)
         return getattr(self._store, name)
 
     def register(self, memory: Tensor) -> None:

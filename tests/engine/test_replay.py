@@ -264,18 +264,21 @@ def test_the_graph_of_another_batch_changes_no_state(pair: Pair) -> None:
         assert mem.audit().miscounts
 
 
-@pytest.mark.parametrize("call", ["launch", "length", "admit", "poll", "plan"])
+@pytest.mark.parametrize("call", ["launch", "length", "admit", "poll", "plan", "recover", "close"])
 def test_calls_in_a_replay_are_refused_by_name(pair: Pair, call: str) -> None:
     mem, rows = pair
     calls = {
         "launch": lambda: mem.launch(2), "length": lambda: mem.info(rows[0]).length, "poll": mem.poll,
-        "admit": lambda: mem.admit([ms.Request("c")]), "plan": lambda: mem.plan(rows),
+        "admit": lambda: mem.admit([ms.Request("c")]), "plan": lambda: mem.plan(rows), "recover": mem.recover,
+        "close": mem.close,
     }  # fmt: skip
 
     def replay() -> None:
         mem.device.scrub_null()
         mem.launch(2)
-        with pytest.raises(ms.InvalidArgument, match=r"twice in the replay|inside the replay of a plan"):
+        with pytest.raises(
+            ms.InvalidArgument, match=r"twice in the replay|inside the replay of a plan|inside plan\(\), which still"
+        ):
             calls[call]()
 
     mem.settle(mem.plan(rows, replay=replay))

@@ -148,3 +148,26 @@ def test_the_order_of_record_is_kept_for_many_registers_too(backend: Backend) ->
     assert storage["s"][0, file.table.slots[three].long(), 0].tolist() == expected.tolist()
     assert not storage["s"][0, file.table.slots[two].long()].any()
     assert not file.held[one].any() and allocator.free == n
+
+
+@pytest.mark.parametrize("gone", ["nothing", "a snapshot"])
+def test_slots_released_by_id_are_counted_before_the_packet_of_a_step(backend: Backend, gone: str) -> None:
+    """The device's count, read while changes of owners are on their way in the step's own packet, would lack them."""
+    mem = on(backend, LAYOUT, slots=8, max_requests=4, tracking=Redirect(every=4))
+    rows = mem.admit(requests(2))
+    mem.settle(mem.plan(rows, 4))
+    kept = mem.end(mem.admit([Request("kept", length=4)]), keep="handle") if gone == "a snapshot" else []
+    held = mem.pool.claim(mem.free_slots - 1)
+    mem.pool.release(held[:1])
+    if gone == "a snapshot":
+        mem.drop(kept)
+    new = mem.admit([Request("new")])
+    mem.settle(mem.plan([*rows, *new], 1))
+    mem.pool.release(held[1:])
+    mem.audit().raise_if_leaking()
+    states = [state for state in mem.publish(rows) if state is not None]
+    assert 0 not in mem.device.read_slots(states).wait().tolist()
+    mem.end([*rows, *new])
+    mem.drop(states)
+    mem.audit().raise_if_leaking()
+    assert mem.free_slots == 8

@@ -66,8 +66,9 @@ def accept_snapshots(
 ) -> tuple[Longs, Longs]:
     """Finds the lanes for the snapshots of a window, and labels them.
 
-    Redirect leaves a boundary at the very end of the window to the next step. Where the window crosses no boundary, it
-    keeps the state at the window's start, as a plan does.
+    A boundary up to `tracked` is not due: it lies inside the prompt. Redirect leaves a boundary at the very end of the
+    window to the next step. Where the window crosses no boundary, it keeps the state at the window's start, as a plan
+    does.
 
     Args:
         columns: changed.
@@ -81,7 +82,7 @@ def accept_snapshots(
         The lanes' registers, 0 for none, and the boundary inside the window that each snapshot stands for, 0 for none.
     """
     redirect = rules.strategy == Strategy.REDIRECT
-    mark = last_boundary(length, after - redirect, rules.every)
+    mark = last_boundary(np.maximum(length, columns.tracked[rows]), after - redirect, rules.every)
     if redirect:
         turning = due(columns, rules, rows, length) & (mark == 0)
         return _keep_old(columns, rows, np.where(mark > 0, mark, length), (mark > 0) | turning, claim, mark > 0), mark

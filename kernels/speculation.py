@@ -52,7 +52,7 @@ def _accept(
         given = tl.load(given_ptr + index, mask=inside, other=0)
         accepted = tl.minimum(given, tl.load(tokens_ptr + index, mask=inside, other=0))
         live_slot, live_label, source, tracked, slot_a, slot_b, label_a, label_b = row_columns(
-            row, slots_ptr, labels_ptr, tracked_ptr, source_ptr, STRATEGY == REDIRECT, LANES
+            row, slots_ptr, labels_ptr, tracked_ptr, source_ptr, STRATEGY != NONE, LANES
         )
         length = tl.where(source > 0, tl.load(labels_ptr + source, mask=source > 0, other=0), live_label)
         real = (live_slot > 0) & (accepted > 0)
@@ -62,12 +62,14 @@ def _accept(
         write = live_slot
         snapshot = row * 0
 
-        # The last boundary that the window crossed. Under Redirect one at its very end is the next step's: free.
+        # The last boundary that the window crossed behind the prompt. Under Redirect one at its very end is the next
+        # step's: free.
         reach = after
         if STRATEGY == REDIRECT:
             reach = after - 1
         mark = reach // every * every
-        crossing = real & (mark > length)
+        mark = tl.where(mark > tl.maximum(length, tracked), mark, 0)
+        crossing = real & (mark > 0)
 
         if STRATEGY == REDIRECT:
             due = real & (length % every == 0) & (length > tracked) & (source == 0)
@@ -78,7 +80,7 @@ def _accept(
                 (crossing | turning) & (slot_a == 0), bitmap_ptr, words, tl.minimum(free - reserve, limit), CHUNK
             )
             fresh = tl.where(held > 0, held, fresh)
-            turn = (fresh > 0) & (mark <= length)
+            turn = (fresh > 0) & (mark == 0)
             tl.store(slots_ptr + live + 1, tl.where(turn, live_slot, fresh), mask=fresh > 0)
             tl.store(labels_ptr + live + 1, kept, mask=fresh > 0)
             tl.store(tracked_ptr + row, kept, mask=fresh > 0)

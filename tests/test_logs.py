@@ -158,15 +158,6 @@ def test_an_error_s_own_words_and_numbers_make_no_kind_and_there_are_few(lines: 
     assert len(lines()) <= logs.KINDS
 
 
-def test_a_request_that_is_tried_again_and_again_is_one_line(told: Callable[[str], list[dict[str, Any]]]) -> None:
-    at = Server(CPU, "redirect", slots=2, rows=1, prefix=False).mem
-    at.admit([ms.Request("a")])
-    for _ in range(100):
-        with pytest.raises(ms.OutOfRows):
-            at.admit([ms.Request("b")])
-    assert at.stats().short_of_rows == 100 and len(told("refused")) == 1
-
-
 def test_slots_that_were_claimed_are_counted_by_whoever_claims() -> None:
     mem = Server(CPU, "redirect", slots=8, prefix=False).mem
     ids = mem.pool.claim(2)

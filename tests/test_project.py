@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-import memstate
 from tests.support.sources import ROOT
 
 yaml = pytest.importorskip("yaml", reason="the extra `docs` is not installed")
@@ -18,18 +17,6 @@ PYTHONS = re.findall(r"Python :: (3\.\d+)", "\n".join(METADATA["classifiers"]))
 def read(name: str) -> Any:
     """A file in YAML."""
     return yaml.safe_load((ROOT / name).read_text())
-
-
-def test_the_citation_is_of_this_version() -> None:
-    citation = read("CITATION.cff")
-    assert (citation["version"], citation["license"]) == (memstate.__version__, METADATA["license"])
-    assert {"cff-version", "message", "title", "authors"} <= citation.keys()
-    assert f"(package {METADATA['name']})" in citation["title"]
-
-
-def test_the_changelog_has_this_version() -> None:
-    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
-    assert newest and memstate.__version__.startswith(newest[1])
 
 
 def test_workflows_run_targets_that_exist_on_every_python() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import memstate as ms
-from docs.site.strategies import FEATURES, STRATEGIES, Feature, cell, page
+from docs.site.strategies import FEATURES, Feature, cell, page
 from memstate.kernels.dispatch import Backend
 from memstate.prefix.placement import Ends
 from tests.support.build import build
@@ -185,10 +185,6 @@ def test_B35_every_cell_works_or_is_refused_with_the_reason(
     assert (made.snapshots > 0) == boundaries
     marks = 2 * (feature.name == "prompts in one chunk")
     assert 1 <= made.most <= MAKERS[name]().most_slots(overlap) + marks
-
-
-def test_the_table_has_every_strategy() -> None:
-    assert [type(tracking) for tracking in STRATEGIES] == [type(make()) for make in MAKERS.values()]
 
 
 def test_what_costs_no_copy_says_so() -> None:

@@ -59,12 +59,6 @@ def test_the_form_of_tokens_does_not_matter(form: str, tokens: list[int]) -> Non
     assert list(given_tokens) == tokens  # and nothing was done to it
 
 
-@given(st.lists(INT64, max_size=4), st.lists(INT64, max_size=4))
-def test_equal_keys_mean_equal_tokens(one: list[int], other: list[int]) -> None:
-    assert (encode(one) == encode(other)) == (one == other)
-    assert encode(one + other).startswith(encode(one))
-
-
 REFUSED: dict[str, Any] = {
     "a word": "abc",
     "nothing": None,

@@ -66,14 +66,16 @@ def test_wheel_contains_every_file_of_the_package_and_nothing_else(wheel: ZipFil
     assert not [name for name in names if "test" in Path(name).name]
 
 
-def require_examples_run(installed: Path, folder: Path) -> None:
-    """Runs each example, and makes the inspector's page, with what is installed in a folder."""
+def test_examples_run_outside_the_checkout_on_an_unpacked_wheel(wheel: ZipFile, tmp_path: Path) -> None:
+    """And the inspector's page is made with it."""
     if find_spec("transformers") is None:  # an import would take seconds
         pytest.skip("Transformers is not installed")
     there = {path.stem for path in (ROOT / "examples").glob("*.py")}
     assert there == {*EXAMPLES, "sglang_pool"}  # that one runs where SGLang is
     script = str(ROOT / "tests" / "support" / "installed.py")
-    done = run("-P", script, str(ROOT), str(folder / "model"), cwd=folder, path=str(installed))
+    installed = tmp_path / "unpacked"
+    wheel.extractall(installed)
+    done = run("-P", script, str(ROOT), str(tmp_path / "model"), cwd=tmp_path, path=str(installed))
     assert done.returncode == 0, done.stdout + done.stderr
     first, *said = done.stdout.split("== ")
     _, tables, page = first.split()
@@ -81,20 +83,6 @@ def require_examples_run(installed: Path, folder: Path) -> None:
     assert int(page) > 10_000
     for text, (name, (_, expected)) in zip(said, EXAMPLES.items(), strict=True):
         assert text.startswith(name) and all(each in text for each in expected), text
-
-
-def test_examples_run_outside_the_checkout_on_an_unpacked_wheel(wheel: ZipFile, tmp_path: Path) -> None:
-    wheel.extractall(tmp_path / "unpacked")
-    require_examples_run(tmp_path / "unpacked", tmp_path)
-
-
-@pytest.mark.proof
-def test_examples_run_outside_the_checkout_on_an_installed_wheel(built: Path, tmp_path: Path) -> None:
-    (path,) = built.glob("*.whl")
-    target = tmp_path / "site"
-    done = run("-m", "pip", "install", "--no-deps", "--no-index", "--target", str(target), str(path), cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    require_examples_run(target, tmp_path)
 
 
 def test_wheel_carries_the_licence(wheel: ZipFile) -> None:

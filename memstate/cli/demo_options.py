@@ -17,11 +17,14 @@ class DemoOptions:
     strategy: Annotated[names.Strategy, Option(help="When snapshots are taken.")] = "redirect"
     backend: BackendOption = "auto"
     requests: Annotated[
-        int | None, Option(help="Requests to run, counted over all conversations. Default: 20, or the whole --input.")
+        int | None,
+        Option(min=1, help="Requests to run, counted over all conversations. Default: 20, or the whole --input."),
     ] = None
-    slots: Annotated[int, Option(help="Capacity of the state pool.")] = 12
-    track_every: Annotated[int, Option(help="Tokens between snapshots; a multiple of the page size.")] = 16
-    fail_claims: Annotated[float, Option(help="Share of the optional claims that fail, from 0 to 1.")] = 0.0
+    slots: Annotated[int, Option(min=1, help="Capacity of the state pool.")] = 12
+    track_every: Annotated[int, Option(min=1, help="Tokens between snapshots; a multiple of the page size.")] = 16
+    fail_claims: Annotated[
+        float, Option(min=0.0, max=1.0, help="Share of the optional claims that fail, from 0 to 1.")
+    ] = 0.0
     input: Annotated[
         Path | None,
         Option(help='Conversations to run: a file with lines of {"system": "text", "turns": ["text", ..]}.'),
@@ -48,21 +51,23 @@ class DemoOptions:
             help="Write the owners of all slots after the last request to this file.",
         ),
     ] = None
-    sessions: Annotated[int, Option(help="The first so many conversations run as streaming sessions.")] = 0
+    sessions: Annotated[int, Option(min=0, help="The first so many conversations run as streaming sessions.")] = 0
     host_slots: Annotated[
         int | None,
-        Option(help="States that fit in host memory. Default: no host memory or, with storage, twice the slots."),
+        Option(min=1, help="States that fit in host memory. Default: none or, with storage, twice the slots."),
     ] = None
     storage: Annotated[names.Storage, Option(help="Where states are stored below host memory.")] = "none"
     storage_path: Annotated[
         Path | None, Option(metavar="DIR", help="Folder for --storage file. Default: a temporary one.")
     ] = None
     mooncake_master: Annotated[str, Option(help="host:port of the master for --storage mooncake.")] = "127.0.0.1:50051"
-    mooncake_segment: Annotated[int, Option(help="Bytes that this process gives to the Mooncake store.")] = 0
+    mooncake_segment: Annotated[int, Option(min=0, help="Bytes that this process gives to the Mooncake store.")] = 0
     write: Annotated[names.Write, Option(help="When states are written to host memory.")] = "through"
-    pages: Annotated[int | None, Option(help="KV pages. Default: few enough that they run out now and then.")] = None
-    page_size: Annotated[int, Option(help="Tokens in a page.")] = 8
-    chunk: Annotated[int, Option(help="Tokens of a prompt in one step, at most.")] = 64
+    pages: Annotated[
+        int | None, Option(min=1, help="KV pages. Default: few enough that they run out now and then.")
+    ] = None
+    page_size: Annotated[int, Option(min=1, help="Tokens in a page.")] = 8
+    chunk: Annotated[int, Option(min=1, max=2**31 - 1, help="Tokens of a prompt in one step, at most.")] = 64
     placement: Annotated[str, Option(help="Where prompts keep states: ends, ends-only, every-N or nowhere.")] = "ends"
     plant_leak: Annotated[
         bool, Option("--plant-leak", metavar="", help="Empty a register by hand; pass if the audit names it.")
@@ -70,4 +75,4 @@ class DemoOptions:
     sabotage: Annotated[
         names.Sabotage | None, Option(help="Put a wrong state in place of a snapshot; pass if the comparison fails.")
     ] = None
-    seed: Annotated[int, Option(help="Seed of conversations, arrivals and weights.")] = 0
+    seed: Annotated[int, Option(min=-(2**63), max=2**63 - 1, help="Seed of conversations, arrivals and weights.")] = 0

@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
@@ -11,7 +11,6 @@ from typing import Any, NoReturn
 import typer
 
 from memstate.cli.names import Backend
-from memstate.errors import InvalidArgument, MemstateError
 
 Progress = Callable[[int, int], None]
 WIDTH = 160  # of tables that go to a file or a pipe
@@ -40,9 +39,7 @@ def one_line_errors() -> Iterator[None]:
     """Turns errors of bad input into one line and exit status 2."""
     try:
         yield
-    except (MemstateError, ValueError, OSError) as error:
-        if not isinstance(error, (InvalidArgument, OSError, ValueError)):
-            raise
+    except (ValueError, OSError) as error:
         fail(str(error))
 
 
@@ -68,13 +65,8 @@ def device_of(backend: Backend) -> str:
     return "cuda" if torch.cuda.is_available() and backend in ("cuda", "auto") else "cpu"
 
 
-def text_of(value: Any) -> str:
-    """Formats a table cell."""
-    return "" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
-
-
-def emit(path: str | None, data: Any, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Writes JSON to `path` and prints a table; "-" prints the JSON instead of the table."""
+def emit(path: str | None, data: Any, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Writes JSON to `path` and prints rows as a table, at least one; "-" prints the JSON instead of the table."""
     if not _write_json(path, data):
         return
     from rich.console import Console
@@ -82,11 +74,15 @@ def emit(path: str | None, data: Any, title: str, columns: Sequence[str], rows: 
     from rich.table import Table
 
     table = Table(title=title, title_justify="left")
-    for at, column in enumerate(columns):
-        table.add_column(column, no_wrap=at == 0)  # a name that is cut short is no name
+    for at, column in enumerate(rows[0] if rows else ()):
+        table.add_column(column.replace("_", " "), no_wrap=at == 0)  # a name that is cut short is no name
     for row in rows:
-        table.add_row(*map(escape, row))  # a name such as plan[lazy] is no markup
+        table.add_row(*(escape(_text_of(value)) for value in row.values()))  # a name such as plan[lazy] is no markup
     write_stdout(lambda: Console(width=None if sys.stdout.isatty() else WIDTH).print(table))
+
+
+def _text_of(value: Any) -> str:
+    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def emit_text(path: str | None, data: Any, text: str) -> None:

@@ -20,11 +20,10 @@ from memstate.prefix.lease import NO_MATCH, NO_NODE, Lease
 from memstate.prefix.room import Room
 from memstate.prefix.sessions import Sessions
 from memstate.prefix.tree import Node
-from memstate.requests.handles import Request, Row, Rows, Session, Snapshot
+from memstate.requests.handles import ZEROS, Request, Row, Rows, Session, Snapshot, Source
 from memstate.requests.holdings import PUBLISHED, Holdings
 from memstate.requests.marks import Marks, require_lengths
 from memstate.requests.page_table import PageTable
-from memstate.requests.source import ZEROS, Source
 from memstate.requests.steps import StepLog
 from memstate.requests.table import RequestTable
 from memstate.requests.tracking.mirror import Mirror
@@ -517,7 +516,7 @@ class Admission:
         if missing > 0 and not room.can_free_pages(missing):
             return self._pages.short_of(pages)
         if slots > allocator.free + room.states:
-            evictable = self._holdings.evictable + self._cache.evictable_states
+            evictable = self._holdings.evictable("snapshot") + self._cache.evictable_states
             return OutOfSlots(slots, allocator.free, evictable, allocator.capacity, self._sessions.held)
         if missing > 0:
             room.free_pages(pages)

@@ -103,7 +103,7 @@ class Canary:
         self._log, self._moves, self._snapshots, self._marks = log, moves, snapshots, marks
         self._counts = planes.backend.counts
         self._blocks, self._stored = list[Block](), list[Block]()
-        for region in planes.memory.regions:
+        for region in planes.regions:
             plane, nbytes = region.plane, region.plane.nbytes
             number = plane.dtype.itemsize // (2 if plane.dtype.is_complex else 1)
             is_nan = (plane.dtype.is_floating_point or plane.dtype.is_complex) and number > 1

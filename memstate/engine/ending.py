@@ -351,7 +351,7 @@ class Ending:
         snapshots: list[Snapshot | None] = [None] * len(rows)
         # first: states that these rows were about to read can be evicted for what they leave
         file, turns = self._file, self._sessions.by_row
-        if self._holdings.reading:
+        if self._holdings.readers:
             self._holdings.reads_done([file.source_at[row] for row in rows])
         if known is not None:
             snapshots = self._leave(rows, known, keys, ended=True)

@@ -140,7 +140,7 @@ class StateManager(NotCopied, Shown):
         self.prefix, self.tiers = parts.prefix, parts.tiers
         recount = Recount(parts)
         self._door = Door(
-            parts.guard, parts.stepping, parts.stream, parts.planes.memory, recount.require_owners if debug else None
+            parts.guard, parts.stepping, parts.stream, parts.planes, recount.require_owners if debug else None
         )
         self._reports, self._recovery = Reports(parts, recount), Recovery(parts, recount)
         self.device, self.sessions = DeviceCalls(parts, self._door), SessionCalls(parts, self._door)

@@ -81,7 +81,7 @@ class Parts:
                 "state inside a chunk; leave grid out"
             )
         if forward.direct_hits is None:
-            forward = replace(forward, direct_hits=isinstance(self.tracking, Redirect) and not in_place)
+            forward = replace(forward, direct_hits=self.tracking.reads_old_slot and not in_place)
         self.forward, direct_hits = forward, bool(forward.direct_hits)
         try:
             self.backend = Backend(backend, device)
@@ -106,7 +106,7 @@ class Parts:
         limits = sessions or SessionLimits()
         self.table = RequestTable(rows, limits.clock)
         self.registers = RegisterFile(self.allocator, rows, holders, self.page_settings.per_row)
-        self.commands = CommandBuffer(self.registers, self.pool.run_data, max_batch or rows, checked=debug)
+        self.commands = CommandBuffer(self.registers, self.pool.run_data, max_batch or rows)
         self.pages = PageTable(self.page_settings.count, self.page_settings.size, self.commands)
         self.mirror = Mirror(self.registers, self.tracking, overlap, forward.pad)
         self.holdings = Holdings(self.commands, self.pages.allocator)

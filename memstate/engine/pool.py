@@ -67,7 +67,7 @@ class StatePool(NotCopied):
         """
         self.allocator.stream.require()
         for planes in self.planes if zero else ():
-            planes.memory.require_awake("claim")
+            planes.require_awake("claim")
         n = self.allocator.valid_count(n)
         with self.allocator.guard.changing("claim"):
             ids = self.allocator.take(n)

@@ -192,7 +192,7 @@ class Reports:
             title: one line.
         """
         file, stats, planes = self._registers, self.stats(), self._planes
-        layout, tables = planes.layout, file.nbytes + file.page_table.nbytes + planes.table_nbytes
+        layout, tables = planes.layout, file.nbytes + planes.plane_map.tiles.nbytes
         held = (np.flatnonzero(file.held[file.first_holder :]) + file.first_holder).tolist()
         kinds = Counter(self.owner(register)[0] for register in held)
         slots = {"live": stats.held_by_live, "lane": stats.held_by_lanes, "free": stats.free, **kinds}

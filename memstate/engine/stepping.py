@@ -36,7 +36,6 @@ from memstate.slots.packet import Packet
 from memstate.slots.registers import Longs
 from memstate.state.planes import Planes
 from memstate.state.windows import require as require_windows
-from memstate.state.windows import scatter as scatter_windows
 
 PER_ROW = REGISTERS_PER_ROW
 NO_LIMIT = 2**31 - 1
@@ -106,7 +105,8 @@ class Stepping:
             StaleHandle: the step was settled before.
             InvalidArgument: the step is not the newest.
         """
-        self._log.require(step, newest=True)
+        self._log.require(step)
+        self._log.require_next(step, newest=True)
 
     @property
     def promised(self) -> bool:
@@ -212,7 +212,7 @@ class Stepping:
         batch = self.batch(rows, tokens)
         if (size := len(batch.numbers)) > log.max_batch:
             raise InvalidArgument(f"a batch of {size}, the limit is max_batch={log.max_batch}")
-        running, elsewhere = batch.rows, self._holdings.reading  # perhaps rows read another register than their own
+        running, elsewhere = batch.rows, self._holdings.readers  # perhaps rows read another register than their own
         length = self._mirror.lengths(running) if elsewhere else self._file.labels[batch.live]
         after = length + batch.tokens
         self._require_plannable(batch, after)
@@ -227,7 +227,7 @@ class Stepping:
                 marks = self._make_room(marks, limit, room)
                 stored, limit = self._marks.keep(marks), limit - len(marks)
             sources: list[int] = []
-            if self._holdings.reading:  # also of states at marks, since just now
+            if self._holdings.readers:  # also of states at marks, since just now
                 sources = list(filter(None, self._file.source[running].tolist()))
             allocator, due = self._file.allocator, not window and self._mirror.reaches(length, after)
             if (due or window) and room.cache.settings.evict and allocator.free - allocator.reserve < len(running):
@@ -445,7 +445,7 @@ class Stepping:
                 same &= ~table.finished[step.numbers]  # rows that ended in the previous step
                 entries = np.flatnonzero(same)
                 rows = step.numbers[entries]
-            elsewhere = self._holdings.reading  # perhaps rows whose state was kept where it is
+            elsewhere = self._holdings.readers  # perhaps rows whose state was kept where it is
             known = self._mirror.lengths(rows) if elsewhere else self._file.labels[rows * PER_ROW]
             if over is not None and (ended := over[entries]).any():
                 known = np.where(ended, step.after[entries], known)
@@ -473,7 +473,7 @@ class Stepping:
         self._log.require_next(step)
         with self._guard.changing("accept"):
             self._close(step)
-            self._log.pop(step)
+            self._log.unsettled.remove(step)
             same = self._same_request(step)
             rows, real = step.numbers[same], given[same]
             given = np.where(same, given, 0)
@@ -487,7 +487,7 @@ class Stepping:
             outcome = self._log.outcome(len(step.numbers))
             sent = self._commands.ring.send(Packet().encode((given,), limit))
             self._file.accept(sent, step.record, outcome, self._mirror.rules)
-            scatter_windows(self._planes, windows, step.write, outcome.accepted, step.snapshot, outcome.crossed)
+            self._planes.scatter_windows(windows, step.write, outcome.accepted, step.snapshot, outcome.crossed)
             known = self._mirror.lengths(rows)
             self._table.confirmed[rows] = known
             if over.any():
@@ -549,7 +549,7 @@ class Stepping:
         Returns:
             The entries whose requests have not ended, and their rows.
         """
-        self._log.pop(step)
+        self._log.unsettled.remove(step)
         self._uncopied = None
         if self._canary is not None:
             self._canary.forget()

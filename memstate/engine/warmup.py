@@ -62,7 +62,7 @@ def warm_up(mem: StateManager) -> int:
 def _packets(mem: StateManager) -> None:
     header = np.zeros(HEADER_INTS, np.int32)
     header[HEADER_INTS // 2 :] = HEADER_INTS
-    mem._parts.log.overwritten()
+    mem._parts.log.sent = None
     mem._parts.commands.ring.send(header, mem._parts.commands.step_views)
     mem._parts.commands.capture_changes()
 
@@ -119,10 +119,10 @@ def _windows(mem: StateManager) -> None:
     columns, held = (_nothing(mem),) * 4, (mem.layout.layers, 1)
     for plane in mem.layout.planes if mem.forward.speculation else ():
         states = torch.zeros((*held, 1, *plane.shape), dtype=plane.dtype, device=mem.backend.device)
-        mem.planes.scatter_accepted(plane.name, states, *columns)
+        mem.planes.scatter_windows({plane.name: states}, *columns)
         for taps, channels in {plane.shape, plane.shape[::-1]} if len(plane.shape) == 2 else ():
             inputs = torch.zeros((*held, taps + 1, channels), dtype=plane.dtype, device=mem.backend.device)
-            mem.planes.scatter_inputs(plane.name, inputs, *columns)
+            mem.planes.scatter_windows({plane.name: inputs}, *columns)
 
 
 def _tiers(mem: StateManager) -> None:

@@ -4,7 +4,6 @@ The cache tells the feed at once; `take` hands over what has gathered. Without a
 """
 
 import time
-from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,6 @@ from memstate.events.wire import (
 )
 from memstate.prefix.cache import PrefixCache
 from memstate.prefix.tree import Node
-from memstate.tiers.digests import Digests
 from memstate.tiers.keys import Keys
 from memstate.tiers.records import DIGEST_BYTES
 from memstate.tokens import BYTES
@@ -51,7 +49,7 @@ class Feed:
         if cache.watcher is not None:
             raise ConfigurationError("this prefix cache has a feed: close it first")
         self._cache, self._rank, self._size = cache, rank, cache.page_size
-        self._digests = mem.tiers.digests if mem.tiers is not None else Digests(Keys(bytes(DIGEST_BYTES), self._size))
+        self._keys = mem.tiers.keys if mem.tiers is not None else Keys(bytes(DIGEST_BYTES), self._size)
         self._events: list[Event] = []
         self._whole = True
         cache.watcher = self
@@ -78,7 +76,7 @@ class Feed:
     def pages_stored(self, node: Node, first: int) -> None:
         """Notes KV that is there now; see `Watcher`."""
         if not self._whole:
-            self._events += [self._stored(node, first, node.end, KV)]
+            self._events.append(self._stored(node, first, node.end, KV))
 
     def pages_removed(self, node: Node, pages: int) -> None:
         """Notes KV that goes; see `Watcher`."""
@@ -107,7 +105,7 @@ class Feed:
         return events
 
     def _stored(self, node: Node, first: int, end: int, group: int) -> BlockStored:
-        hashes, tag = self._hashes(node), salt_tag(self._salt(node))
+        hashes, tag = self._hashes(node), salt_tag(self._cache.tree.salt(node))
         tokens = np.frombuffer(b"".join([step.key for step in node.path()][::-1]), np.int64)
         extra = [(tag,), *[None] * (end - 1)] if tag is not None and not first else None
         return BlockStored(
@@ -116,8 +114,5 @@ class Feed:
             kv_cache_spec_kind=KINDS[group], cache_salt=tag,
         )  # fmt: skip
 
-    def _salt(self, node: Node) -> Hashable:
-        return self._cache.tree.salt(node)
-
     def _hashes(self, node: Node) -> list[int | bytes]:
-        return [shorten(digest) for digest in self._digests.of_node(self._cache.tree, node)]
+        return [shorten(digest) for digest in self._keys.of_node(self._cache.tree, node)]

@@ -6,8 +6,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from memstate.errors import ConfigurationError, InvalidArgument
-from memstate.metrics.prometheus import Managers, sources_of
-from memstate.metrics.reading import Reading, Source
+from memstate.metrics.prometheus import Managers, read_all, sources_of
+from memstate.metrics.reading import Reading
 from memstate.metrics.steps import StepTimes
 from memstate.metrics.table import COMMON, FIGURES, Figure, Sample
 
@@ -20,26 +20,6 @@ HISTOGRAM: Mapping[str, tuple[tuple[str, ...], Callable[[StepTimes], list[Sample
     "sum": ((), lambda times: [((), times.total)]),
     "count": ((), lambda times: [((), sum(times.buckets))]),
 }
-
-
-class Readings:
-    """Reads each manager once for all instruments of a collection.
-
-    Args:
-        sources: what reads each manager, by name.
-    """
-
-    def __init__(self, sources: Mapping[str, Source]) -> None:
-        self._sources, self._at = sources, -FRESH
-        self._found: list[tuple[tuple[str, str], Reading]] = []
-
-    def now(self) -> list[tuple[tuple[str, str], Reading]]:
-        """Returns the readings of all managers that there still are, each with the values of `COMMON`."""
-        if time.monotonic() - self._at > FRESH:
-            read = [((name, source.rank), source.read()) for name, source in self._sources.items()]
-            self._found = [(labels, reading) for labels, reading in read if reading is not None]
-            self._at = time.monotonic()
-        return self._found
 
 
 def observe(
@@ -75,7 +55,14 @@ def observe(
     meter = meter if meter is not None else metrics.get_meter("memstate")
     if not isinstance(meter, Meter):
         raise InvalidArgument(f"meter={meter!r}: expected a Meter of OpenTelemetry, such as provider.get_meter(name)")
-    readings = Readings(sources_of(mem, tenant, top, steps))
+    sources, found, at = sources_of(mem, tenant, top, steps), list[tuple[tuple[str, str], Reading]](), -FRESH
+
+    def readings() -> list[tuple[tuple[str, str], Reading]]:
+        """Reads each manager once for all instruments of a collection."""
+        nonlocal found, at
+        if time.monotonic() - at > FRESH:
+            found, at = read_all(sources), time.monotonic()
+        return found
 
     def callback(names: Iterable[str], read: Callable[[Reading], Iterable[Sample]]) -> list[Callable[[Any], Any]]:
         labels = (*COMMON, *names)
@@ -83,7 +70,7 @@ def observe(
         def observed(options: Any) -> Iterable[Any]:
             return [
                 Observation(value, dict(zip(labels, (*common, *values), strict=True)))
-                for common, reading in readings.now()
+                for common, reading in readings()
                 for values, value in read(reading)
             ]
 

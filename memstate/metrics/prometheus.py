@@ -8,7 +8,7 @@ from memstate.checks import is_count
 from memstate.engine.manager import StateManager
 from memstate.errors import ConfigurationError, InvalidArgument
 from memstate.metrics.listening import Listener
-from memstate.metrics.reading import Source
+from memstate.metrics.reading import Reading, Source
 from memstate.metrics.table import COMMON, FIGURES, Figure
 
 if TYPE_CHECKING:
@@ -68,6 +68,18 @@ def sources_of(mem: Managers, tenant: Callable[[Hashable], str] | None, top: int
     return made
 
 
+def read_all(sources: Mapping[str, Source]) -> list[tuple[tuple[str, str], Reading]]:
+    """Returns the readings of all managers that there still are, each with the values of `COMMON`.
+
+    Args:
+        sources: what reads each manager, by name.
+
+    Syncs: no.
+    """
+    read = [((name, source.rank), source.read()) for name, source in sources.items()]
+    return [(labels, reading) for labels, reading in read if reading is not None]
+
+
 class Collector:
     """Reads managers at each scrape: a custom collector for any registry of the official client.
 
@@ -89,11 +101,7 @@ class Collector:
 
         Syncs: no.
         """
-        readings = [
-            ((name, source.rank), reading)
-            for name, source in self._sources.items()
-            if (reading := source.read()) is not None
-        ]
+        readings = read_all(self._sources)
         for figure in FIGURES:
             family = self._family(figure)
             for labels, reading in readings:
@@ -168,7 +176,10 @@ def registry(
 
     Syncs: no.
     """
-    made = collector(mem, tenant=tenant, top=top, steps=steps)
+    return _registered(collector(mem, tenant=tenant, top=top, steps=steps))
+
+
+def _registered(made: Collector) -> "CollectorRegistry":
     found: CollectorRegistry = _client().CollectorRegistry()
     found.register(made)
     return found
@@ -183,11 +194,8 @@ class Server:
     """
 
     def __init__(self, made: Collector, port: int, address: str) -> None:
-        client = _client()
-        own = client.CollectorRegistry()
-        own.register(made)
         self._collector = made
-        self._server = Listener(address, port, client.make_wsgi_app(own))
+        self._server = Listener(address, port, _client().make_wsgi_app(_registered(made)))
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         self._thread.start()
         self.port: int = self._server.server_port

@@ -8,7 +8,7 @@ evict    what makes way, see `memstate.prefix.contents`
 shares the pages. Nothing here touches a tensor, and nothing is submitted.
 """
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Sequence
 
 from memstate.checks import shown
 from memstate.errors import InvalidArgument
@@ -31,20 +31,7 @@ class PrefixCache(Contents):
         commands: Records the changes of owners.
         pages: KV pages of rows.
         holdings: Owners and readers of states.
-
-    Attributes:
-        leases: Leases by row, to look at.
     """
-
-    def keep(self, sure: Mapping[int, Snapshot] | None, unsure: Set[int] = frozenset()) -> None:
-        """See `Contents.keep`. All leases end.
-
-        Args:
-            sure: The cached states that stay, by register. None: nothing stays.
-            unsure: KV pages that do not stay.
-        """
-        self.leases: dict[int, Lease] = {}
-        super().keep(sure, unsure)
 
     def __repr__(self) -> str:
         held = f"{self.states} states, {self.tree.total_pages} pages in {self.tree.nodes} nodes"

@@ -9,12 +9,12 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import fields, replace
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from memstate import logs
 from memstate.checks import NotCopied, shown
-from memstate.prefix.lease import Below, Watcher
+from memstate.prefix.lease import Below, Lease, Watcher
 from memstate.prefix.policies import Lru, LruPages
 from memstate.prefix.settings import Prefix
 from memstate.prefix.tree import Node, Tree
@@ -42,6 +42,7 @@ class Contents(NotCopied, Shown):
     Attributes:
         enabled: Whether it keeps anything.
         tree: The prefixes, to look at.
+        leases: Leases by row, to look at.
         below: Hears of cached, used and evicted states; None where nothing lies below the device.
         watcher: Hears of all that comes and goes; None for nobody.
     """
@@ -61,12 +62,15 @@ class Contents(NotCopied, Shown):
         self.keep(None)
 
     def keep(self, sure: Mapping[int, Snapshot] | None, unsure: Set[int] = frozenset()) -> None:
-        """Forgets all but the prefixes that are sound. Call it only where registers, holders and pages will be set.
+        """Forgets all but the prefixes that are sound, and ends all leases.
+
+        Call it only where registers, holders and pages will be set.
 
         Args:
             sure: The cached states that stay, by register. None: nothing stays.
             unsure: KV pages that do not stay.
         """
+        self.leases: dict[int, Lease] = {}
         pages, size = self._pages.allocator.pages, self._pages.page_size
         tree = Tree(self._unit, (pages or KEYS // size) if self._states.remembers else 0)
         nodes: list[Node] = []
@@ -130,13 +134,12 @@ class Contents(NotCopied, Shown):
     @property
     def evictable_states(self) -> int:
         """States that no first step is about to read."""
-        return len(self._holdings.held["cached"]) - self._holdings.read["cached"]
+        return self._holdings.evictable("cached")
 
     @property
     def superseded_states(self) -> int:
         """States that can be evicted, and whose row or session has left or keeps a newer one."""
-        readers = self._holdings.readers
-        return sum(node.snapshot is not None and not readers[node.snapshot.register] for node in self._superseded)
+        return sum(1 for _ in self._idle(()))
 
     @property
     def evictable_pages(self) -> int:
@@ -176,15 +179,13 @@ class Contents(NotCopied, Shown):
         Returns:
             How many slots this frees.
         """
-        chosen: dict[Node, None] = {}  # a policy may offer a node more than once
         if n <= 0:
             return 0
-        readers = self._holdings.readers
-        for node in self._in_order(self._states.victims()):
-            if node.snapshot and not readers[node.snapshot.register]:
-                chosen[node] = None
-                if len(chosen) == n:
-                    break
+        chosen: dict[Node, None] = {}  # a policy may offer a node more than once
+        for node in self._idle(self._states.victims()):
+            chosen[node] = None
+            if len(chosen) == n:
+                break
         self._record_moves()
         if self.below and chosen and not self._clearing:
             self.below.save(list(chosen))
@@ -196,15 +197,13 @@ class Contents(NotCopied, Shown):
 
     def next_states(self, n: int) -> list[Node]:
         """Returns up to n nodes whose states `evict_states` would take about next. Changes nothing."""
-        readers = self._holdings.readers
-        nodes = self._in_order(self._states.coming())
-        return list(islice((node for node in nodes if node.snapshot and not readers[node.snapshot.register]), n))
+        return list(islice(self._idle(self._states.coming()), n))
 
-    def _in_order(self, victims: Iterable[Node]) -> Iterator[Node]:
-        """Yields superseded states, then the others in the order of the policy."""
-        yield from list(self._superseded)
-        for node in victims:
-            if node not in self._superseded:
+    def _idle(self, victims: Iterable[Node]) -> Iterator[Node]:
+        """Yields the nodes whose states nobody reads: superseded ones, then the others in the order of the policy."""
+        readers = self._holdings.readers
+        for node in chain(list(self._superseded), (node for node in victims if node not in self._superseded)):
+            if node.snapshot and not readers[node.snapshot.register]:
                 yield node
 
     @property

@@ -27,9 +27,6 @@ class Ranking:
         self._serial = count()
         self._passed: list[_Entry] = []  # what the last `ascending` took from the heap
 
-    def __len__(self) -> int:
-        return len(self._entries)
-
     def __iter__(self) -> Iterator[Node]:
         return iter(self._entries)
 

@@ -21,14 +21,12 @@ from memstate.prefix.conversation import Conversation, SessionInfo
 from memstate.prefix.lease import NO_NODE, Lease
 from memstate.prefix.session_settings import SessionLimits
 from memstate.prefix.tree import Node
-from memstate.requests.handles import Session, Snapshot
+from memstate.requests.handles import ZEROS, Session, Snapshot, Source
 from memstate.requests.holdings import Holdings
 from memstate.requests.page_table import PageTable
-from memstate.requests.source import ZEROS, Source
 from memstate.slots.commands import CommandBuffer
 from memstate.tokens import BYTES, EMPTY, Prompt, common
 
-PER_ROW = REGISTERS_PER_ROW
 _SERIALS = count(1)  # of all managers: another's handle is stale here
 
 
@@ -44,7 +42,6 @@ class Sessions:
 
     Attributes:
         opened: Open sessions by handle, the oldest first.
-        idling: Those without a turn, the longest idle first.
         by_row: Sessions with a running turn, by row.
         refused: States lost for lack of a holder register.
         emptied: Idle sessions that made way or expired.
@@ -71,7 +68,6 @@ class Sessions:
         still = [session for session in self.opened.values() if sure is not None and not session.closing]
         kept = [self._survivor(session, sure or {}, unsure) for session in still]
         self.opened = {session.handle: session for session in kept}
-        self.idling = {session.handle: session for session in sorted(kept, key=lambda each: each.since)}
         self.by_row: dict[int, Conversation] = {}
         self._starting: list[Conversation] = []  # their next turn is about to begin
         self._expiry: float = math.inf
@@ -95,15 +91,11 @@ class Sessions:
             for session in self.opened.values()
             if session.row and self.by_row.get(session.row) is not session
         ]
-        found += [
+        return found + [
             f"row {row} runs a turn of session {session.handle.id!r}, and the session does not say so"
             for row, session in self.by_row.items()
             if session.row != row or self.opened.get(session.handle) is not session
         ]
-        idle = [session.handle.id for session in self.opened.values() if not session.row]
-        if len(idle) != len(self.idling) or any(session.row for session in self.idling.values()):
-            found.append(f"sessions {idle} have no turn, noted are {[handle.id for handle in self.idling]}")
-        return found
 
     def open(self, name: Hashable, priority: int, ttl: float | None) -> Session:
         """Opens a session, which holds nothing yet.
@@ -120,7 +112,7 @@ class Sessions:
         now = self.limits.clock()
         made = Conversation(handle, priority=priority, ttl=ttl, opened=now, since=now, turn=next(self._turns))
         with self._guard.changing("open_session"):  # another thread may be counting them
-            self.opened[handle] = self.idling[handle] = made
+            self.opened[handle] = made
         return handle
 
     def require(self, handle: Session) -> Conversation:
@@ -219,7 +211,6 @@ class Sessions:
         path = self.empty(session)
         session.row, session.start, session.prompt = row, len(prompt.key) // BYTES, prompt
         self.by_row[row] = session
-        self.idling.pop(session.handle, None)
         self.starting([other for other in self._starting if other is not session])
         return path
 
@@ -259,8 +250,6 @@ class Sessions:
         session.row, session.since, session.turn = 0, self.limits.clock(), next(self._turns)
         if session.closing:
             del self.opened[session.handle]
-        else:
-            self.idling[session.handle] = session
         if not session.kept:
             return False
         session.pages = self._pages.of(row)[: self._pages.count(session.kept[0].length)]
@@ -274,7 +263,7 @@ class Sessions:
 
     def _real(self, row: int, known: int) -> list[int]:
         """Returns the row's registers with states that the session can go on from, longest first."""
-        labels, first = self._file.labels, PER_ROW * row
+        labels, first = self._file.labels, REGISTERS_PER_ROW * row
         registers = [r for r in range(first, first + 1 + self._lanes) if self._file.held[r] and 1 <= labels[r] <= known]
         registers = [r for r in registers if self._pages.own_partial(row, int(labels[r]))]
         return sorted(registers, key=lambda r: -int(labels[r]))
@@ -296,7 +285,7 @@ class Sessions:
         if session.row:
             session.closing = True
             return NO_NODE
-        del self.opened[handle], self.idling[handle]
+        del self.opened[handle]
         return self.empty(session)
 
     def empty(self, session: Conversation) -> Node:
@@ -329,7 +318,7 @@ class Sessions:
         """Returns the sessions that can make way: expired ones first, then by priority, then by last use."""
         if not self.held:
             return []
-        idle = [session for session in self.idling.values() if session.kept and session not in self._starting]
+        idle = [session for session in self.opened.values() if session.kept and session not in self._starting]
         return sorted(idle, key=lambda session: (not self.expired(session), session.priority, session.turn))
 
     @property
@@ -398,8 +387,10 @@ class Sessions:
         Args:
             now: The time, in seconds of the clock.
         """
-        oldest, idlest = next(iter(self.opened.values()), None), next(iter(self.idling.values()), None)
-        return now - oldest.opened if oldest is not None else 0.0, now - idlest.since if idlest is not None else 0.0
+        oldest = next((session.opened for session in self.opened.values()), now)
+        return now - oldest, now - min(
+            (session.since for session in self.opened.values() if not session.row), default=now
+        )
 
     def inspect(self, most: int | None = None) -> list[dict[str, Any]]:
         """Returns the open sessions as plain data.

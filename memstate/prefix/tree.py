@@ -69,26 +69,18 @@ class Found(NamedTuple):
     """How far the tree matches a key.
 
     Attributes:
-        node: The deepest node that the key enters.
-        inside: Bytes of that node's key that agree.
+        known: The deepest node that the key goes all the way through.
         stated: The deepest node within the key that has a state.
         evicted: The deepest node below it whose state is gone while its KV is there.
         kv: Pages that agree and have KV.
         reach: The node that they end in.
     """
 
-    node: Node
-    inside: int
+    known: Node
     stated: Node | None
     evicted: Node | None
     kv: int
     reach: Node
-
-    @property
-    def known(self) -> Node:
-        """The deepest node that the key goes all the way through."""
-        whole = self.inside == len(self.node.key) or self.node.parent is None
-        return self.node if whole else self.node.parent or self.node
 
 
 class Tree:
@@ -104,7 +96,7 @@ class Tree:
         >>> tree.insert(Prompt(b"aabbdd", salt=None), [1, 2, 4])[1]  # two pages were there
         2
         >>> found = tree.find(Prompt(b"aabbccee", salt=None))
-        >>> found.kv, tree.pages_to(found.node)
+        >>> found.kv, tree.pages_to(found.reach)
         (3, [1, 2, 3])
     """
 
@@ -129,21 +121,22 @@ class Tree:
         key, root = prompt.key, self.roots.get(prompt.salt)
         if root is None:
             nowhere = Node(None, b"", [], 0)
-            return Found(nowhere, 0, None, None, 0, nowhere)
-        page, node, reach, at, inside, kv = self.page, root, root, 0, 0, 0
+            return Found(nowhere, None, None, 0, nowhere)
+        page, known, reach, at, kv = self.page, root, root, 0, 0
         stated = gone = None
-        while child := node.children.get(key[at : at + page]):
+        while child := known.children.get(key[at : at + page]):
             inside = len(child.key) if key.startswith(child.key, at) else common(key, child.key, page, at)
-            node, at = child, at + inside
+            at += inside
             if not child.ghost:
                 reach, kv = child, at
             if inside < len(child.key):
                 break
+            known = child
             if child.snapshot:
                 stated, gone = child, None
             elif child.evicted and not child.ghost:
                 gone = child
-        return Found(node, inside, stated, gone, kv // page, reach)
+        return Found(known, stated, gone, kv // page, reach)
 
     def insert(self, prompt: Prompt, pages: list[int], start: "Node | None" = None) -> tuple[Node, int]:
         """Makes a node end where the prompt ends, with KV all the way.
@@ -166,21 +159,17 @@ class Tree:
             inside = len(child.key) if key.startswith(child.key, at) else common(key, child.key, page, at)
             node = child if inside == len(child.key) else self._split(child, inside)
             at += inside
-            if node.ghost:
-                self._fill(node, pages[node.end - len(node.key) // page : node.end])
-            else:
+            if not node.ghost:
                 had = node.end
+                continue
+            size = len(node.key) // page  # it gets KV again; what leads to it has some
+            node.ghost, node.pages = False, pages[node.end - size : node.end]
+            assert node.parent is not None
+            node.parent.carriers += 1
+            self.total_pages += size
+            self.ghost_pages -= size
+            del self._ghosts[node]
         return node, had
-
-    def _fill(self, node: Node, pages: list[int]) -> None:
-        """Gives a ghost KV again; what leads to it has some."""
-        assert node.parent is not None and not node.parent.ghost
-        size = len(node.key) // self.page
-        node.ghost, node.pages = False, pages
-        node.parent.carriers += 1
-        self.total_pages += size
-        self.ghost_pages -= size
-        del self._ghosts[node]
 
     def ghost(self, leaf: Node, pages: int) -> list[int]:
         """Takes the last pages from a node without KV below it. Its tokens are remembered, as far as the memory goes.
@@ -210,22 +199,18 @@ class Tree:
     def _grow(self, parent: Node, key: bytes, pages: list[int]) -> Node:
         size = len(key) // self.page
         if not (parent.is_root or parent.children or parent.snapshot or parent.evicted):
-            return self._extend(parent, key, pages, size)
+            parent.key += key  # its end has no state: a prompt that is computed chunk by chunk is one node
+            parent.pages += pages
+            parent.end += size
+            self.total_pages += size
+            self.leased_pages += size if parent.leases else 0
+            return parent
         node = Node(parent, key, pages, parent.end + size)
         parent.children[key[: self.page]] = node
         parent.carriers += 1
         self.nodes += 1
         self.total_pages += size
         return node
-
-    def _extend(self, leaf: Node, key: bytes, pages: list[int], size: int) -> Node:
-        """Makes a leaf longer whose end has no state: a prompt that is computed chunk by chunk is one node."""
-        leaf.key += key
-        leaf.pages += pages
-        leaf.end += size
-        self.total_pages += size
-        self.leased_pages += size if leaf.leases else 0
-        return leaf
 
     def _split(self, node: Node, inside: int) -> Node:
         """Cuts a node after `inside` bytes. The upper part is new and has no state."""

@@ -16,17 +16,15 @@ change is recorded, so that the journal names it. Until then it is empty on the 
 
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import repeat
 from operator import attrgetter, is_
 from typing import Any, ClassVar, Final, NamedTuple, Protocol
 
-import numpy as np
-
 from memstate.checks import INT32_MAX
 from memstate.errors import InvalidArgument, StaleHandle
 from memstate.kernels.tables import REGISTERS_PER_ROW
-from memstate.requests.handles import Snapshot, first_generation, risen
+from memstate.requests.handles import Snapshot, first_generation
 from memstate.requests.pages import PageAllocator
 from memstate.slots.commands import CommandBuffer
 
@@ -35,29 +33,21 @@ KINDS: Final = ("snapshot", "cached", "session", "mark", "leaving")
 
 
 class Owner(Protocol):
-    """Who can have a holder. Its class says the kind, one of `KINDS`."""
+    """Who can have a holder. It says the kind, one of `KINDS`."""
 
-    holds: ClassVar[str]
-
-
-class Published:
-    """The owner of states whose handles the caller has."""
-
-    holds: ClassVar[str] = "snapshot"
+    @property
+    def holds(self) -> str:
+        """The kind of owner."""
 
 
-class Leaving:
-    """The owner of states whose owners have let them go, and which a first step still reads."""
+class Nobody(NamedTuple):
+    """The owner of states that have no object besides their holder."""
 
-    holds: ClassVar[str] = "leaving"
-
-
-class _Marked(NamedTuple):
-    row: int
-    kind: str
+    holds: str
 
 
-class Marked(_Marked):
+@dataclass(frozen=True)
+class Marked:
     """The owner of a state inside of a prompt.
 
     Attributes:
@@ -65,12 +55,13 @@ class Marked(_Marked):
         kind: why the state is kept; see `memstate.prefix.policies.base.Place`.
     """
 
-    __slots__ = ()
+    row: int
+    kind: str
     holds: ClassVar[str] = "mark"
 
 
-PUBLISHED: Final = Published()
-LEAVING: Final = Leaving()
+PUBLISHED: Final = Nobody("snapshot")  # the caller has the handle
+LEAVING: Final = Nobody("leaving")  # let go by its owner; a first step still reads it
 
 
 class Holdings:
@@ -85,11 +76,9 @@ class Holdings:
 
     Attributes:
         owner: by register; None for a free holder, and for the registers of rows.
-        readers: rows whose `source` it is, and admissions under way, by register.
-        reading: sum of `readers`.
+        readers: rows whose `source` it is, and admissions under way, by register; none of 0.
         held: kind -> register -> its state, in the order in which they came to owners of this kind.
-        read: kind -> holders with readers.
-        generation: by register, int32; one more each time that a state ends.
+        generation: by register; one more each time that a state ends.
         published: states since the start.
         dropped: states since the start.
         refused: states since the start, for lack of a holder.
@@ -97,7 +86,7 @@ class Holdings:
 
     def __init__(self, commands: CommandBuffer, pages: PageAllocator) -> None:
         self._commands, self._file, self._pages = commands, commands.registers, pages
-        self.generation = np.full(self._file.count, first_generation(), np.int32)
+        self.generation = [first_generation()] * self._file.count
         self.published = self.dropped = self.refused = 0
         self.restart(())
 
@@ -107,12 +96,10 @@ class Holdings:
         Args:
             kept: states whose handles stay valid, each with its owner.
         """
-        self.generation = risen(self.generation)
-        self._generation_at = self.generation.data
+        self.generation = [(generation + 1) & INT32_MAX for generation in self.generation]
         self.owner: list[Owner | None] = [None] * self._file.count
-        self.readers, self.reading = [0] * self._file.count, 0
+        self.readers: Counter[int] = Counter()
         self.held: dict[str, dict[int, Snapshot]] = {kind: {} for kind in KINDS}
-        self.read = dict.fromkeys(KINDS, 0)
         for state, owner in kept:
             self.generation[state.register] = state.generation
             self._own(state.register, owner, state)
@@ -121,16 +108,13 @@ class Holdings:
 
     def _own(self, register: int, to: Owner, state: Snapshot) -> None:
         """Lets a state in a holder change hands."""
-        before, read = self.owner[register], self.readers[register] > 0
-        if before is not None:
+        if (before := self.owner[register]) is not None:
             del self.held[before.holds][register]
-            self.read[before.holds] -= read
         self.owner[register], self.held[to.holds][register] = to, state
-        self.read[to.holds] += read
 
     def _forget(self, registers: list[int], kind: str) -> None:
         """Makes holders of one kind of owner free, whose slots were released or moved, and which nobody reads."""
-        owner, generation, held = self.owner, self._generation_at, self.held[kind]
+        owner, generation, held = self.owner, self.generation, self.held[kind]
         for register in registers:
             del held[register]
             owner[register], generation[register] = None, (generation[register] + 1) & INT32_MAX
@@ -141,10 +125,9 @@ class Holdings:
         """Holders without a state."""
         return len(self._free)
 
-    @property
-    def evictable(self) -> int:
-        """Published states that no first step is about to read."""
-        return len(self.held["snapshot"]) - self.read["snapshot"]
+    def evictable(self, kind: str) -> int:
+        """Returns how many states of a kind of owner no first step is about to read."""
+        return len(self.held[kind]) - sum(self.kind(register) == kind for register in self.readers)
 
     def state(self, register: int) -> Snapshot | None:
         """Returns the state in a register, None for none, and for registers of rows."""
@@ -168,7 +151,7 @@ class Holdings:
             pages: KV pages that each shares.
         """
         states: list[Snapshot] = []
-        owner, held, generation = self.owner, self.held[to.holds], self._generation_at
+        owner, held, generation = self.owner, self.held[to.holds], self.generation
         for length, shared in zip(lengths, pages, strict=False):
             register = self._free.popleft()
             state = Snapshot(register, generation[register], length, tuple(shared))
@@ -230,18 +213,14 @@ class Holdings:
         kind = self.kind(registers[0])
         if kind != "session":  # those were never published
             self.dropped += len(registers)
-        if self.reading:
+        if self.readers:
             for register in registers:
-                if self.readers[register]:
-                    self._leave(register)
-            registers = [register for register in registers if not self.readers[register]]
+                if register in self.readers:  # rows still read it
+                    state, generation = self.held[kind][register], (self.generation[register] + 1) & INT32_MAX
+                    self.generation[register] = generation
+                    self._own(register, LEAVING, replace(state, generation=generation))
+            registers = [register for register in registers if register not in self.readers]
         self._release(registers, kind)
-
-    def _leave(self, register: int) -> None:
-        """Takes the owner from a state that rows still read."""
-        state = self.held[self.kind(register)][register]
-        self.generation[register] = risen(self.generation[register])
-        self._own(register, LEAVING, replace(state, generation=int(self.generation[register])))
 
     def _release(self, registers: list[int], kind: str) -> None:
         """Releases states of one kind of owner that nobody reads, and their pages."""
@@ -259,18 +238,14 @@ class Holdings:
 
     def begin_read(self, register: int) -> None:
         """Keeps a state until `end_read`, even if it is ended meanwhile."""
-        self.reading += 1
         self.readers[register] += 1
-        if self.readers[register] == 1 and (owner := self.owner[register]) is not None:
-            self.read[owner.holds] += 1
 
     def end_read(self, register: int) -> None:
         """Ends one `begin_read`. A state that is leaving is released with its last reader."""
-        self.reading -= 1
         self.readers[register] -= 1
-        if not self.readers[register] and (owner := self.owner[register]) is not None:
-            self.read[owner.holds] -= 1
-            if owner is LEAVING:
+        if not self.readers[register]:
+            del self.readers[register]
+            if self.owner[register] is LEAVING:
                 self._release([register], "leaving")
 
     def reads_done(self, sources: Iterable[int]) -> None:
@@ -308,7 +283,7 @@ class Holdings:
                 )
             if not self.has(state):
                 inside = self._file.first_holder <= state.register < self._file.count
-                now = int(self.generation[state.register]) if inside else 0
+                now = self.generation[state.register] if inside else 0
                 raise StaleHandle(f"snapshot in register {state.register}", state.generation, now)
 
     def require_foreign(self, states: Sequence[Snapshot]) -> None:
@@ -367,9 +342,8 @@ class Holdings:
         """Returns what is wrong with readers, free holders and counts."""
         found, first = [], self._file.first_holder
         reads = Counter(self._file.source[self._file.source > 0].tolist())
-        noted = {register: n for register, n in enumerate(self.readers) if n}
-        if noted != reads:
-            found.append(f"snapshot registers are pinned {noted}, and first steps read {dict(reads)}")
+        if self.readers != reads:
+            found.append(f"snapshot registers are pinned {dict(self.readers)}, and first steps read {dict(reads)}")
         owned = [register for register, owner in enumerate(self.owner) if owner is not None]
         if sorted([*self._free, *owned]) != list(range(first, self._file.count)):
             found.append(
@@ -379,9 +353,6 @@ class Holdings:
         kinds = {register: kind for kind, states in self.held.items() for register in states}
         if kinds != {register: self.kind(register) for register in owned}:
             found.append(f"the kinds of the states are noted as {kinds}, and their owners are of others")
-        read = Counter(self.kind(register) for register in owned if self.readers[register])
-        if self.read != {kind: read[kind] for kind in KINDS} or self.reading != sum(self.readers):
-            found.append(f"states that are read are counted as {self.read}, there are {dict(read)}")
         return found
 
     def name(self, register: int) -> str:

@@ -182,9 +182,7 @@ class Marks:
         for entry, (row, length, reach) in enumerate(zip(rows.tolist(), before.tolist(), after.tolist(), strict=True)):
             origin = start if self._packed else 0
             if (end := self._ends.pop(row, None)) is not None and self._stays(end, reach, origin):
-                found.append(Mark(entry, row, 0, end.length, end.kind))
-                if row in self._coming:
-                    self._coming[row].floor = end.length
+                found.append(self._at_end(row, end, entry))
             if reach > length and (coming := self._coming.get(row)) is not None:
                 found += self._due(entry, row, coming, length, reach, origin)
                 if not coming.wanted:
@@ -223,17 +221,13 @@ class Marks:
                     coming.floor = at if at == wanted else coming.floor
             if wanted > reach:
                 break
-            if wanted - coming.floor >= self._finest:
-                self._miss(row, wanted, length, reach)
+            if wanted - coming.floor >= self._finest:  # no chunk came near; the first one is an event of the log
+                if not self.missed:
+                    why = "the forward gives no state near it: plan chunks as mem.chunk() says, or say Forward(grid=)"
+                    logs.event(LOG, logging.WARNING, "missed", row=row, wanted=wanted, chunk=[length, reach], why=why)
+                self.missed += 1
             del coming.wanted[0]
         return found
-
-    def _miss(self, row: int, wanted: int, length: int, reach: int) -> None:
-        """Counts a wanted length that no chunk came near. The first one is an event of the log."""
-        if not self.missed:
-            why = "the forward gives no state near it: plan chunks as mem.chunk() says, or say Forward(grid=)"
-            logs.event(LOG, logging.WARNING, "missed", row=row, wanted=wanted, chunk=[length, reach], why=why)
-        self.missed += 1
 
     def _keeps_before(self, wanted: int, reach: int, stores_end: bool, prompt: int) -> bool:
         """Returns whether a chunk keeps a state for a wanted length that lies behind it.
@@ -316,15 +310,17 @@ class Marks:
 
     def ends(self, rows: Sequence[int], known: Sequence[int], but: Collection[int] = ()) -> list[Mark]:
         """Returns the marks of the rows of `at_ends`, except some rows, for `keep`. The rows have them no longer."""
-        taken = [(row, self._ends.pop(row)) for row in self.at_ends(rows, known) if row not in but]
-        return [Mark(0, row, 0, end.length, end.kind) for row, end in taken]
+        return [mark for row in self.at_ends(rows, known) if row not in but for mark in self.shared(row)]
 
     def shared(self, row: int) -> list[Mark]:
         """Returns the mark of a row whose live state other rows are to read, for `keep`. The row has it no longer."""
         end = self._ends.pop(row, None)
-        if end and row in self._coming:
+        return [self._at_end(row, end)] if end else []
+
+    def _at_end(self, row: int, end: _End, entry: int = 0) -> Mark:
+        if row in self._coming:
             self._coming[row].floor = end.length
-        return [Mark(0, row, 0, end.length, end.kind)] if end else []
+        return Mark(entry, row, 0, end.length, end.kind)
 
     def kind_of(self, row: int, length: int) -> str:
         """Returns why the live state of this length is to be kept, "" if it is not."""

@@ -70,26 +70,15 @@ class PageTable:
         return OutOfPages(n, self.allocator.free, self.allocator.pages) if n > self.allocator.free else None
 
     def start(self, rows: Sequence[int], shared: Sequence[Sequence[int]], fresh: Sequence[int]) -> None:
-        """Fills rows that have no pages: first with shared pages, then with new ones.
+        """Fills rows that have no pages: first with shared pages, then with new ones, which must be free.
 
         Args:
             rows: the rows.
             shared: pages of each row that a snapshot or the cache has too.
             fresh: number of new pages of each row.
-
-        Raises:
-            OutOfPages: too few are free; nothing changed.
-            InvalidArgument: a row would have more pages than its table has entries; nothing changed.
         """
         if not self.allocator.pages:
             return
-        if (lack := self.short_of(sum(fresh))) is not None:
-            raise lack
-        counts = [len(prefix) + n for prefix, n in zip(shared, fresh, strict=True)]
-        if max(counts, default=0) > self._width:  # the next row's entries follow
-            raise InvalidArgument(
-                f"rows {rows} would get {counts} pages, a row has {self._width}: raise Pages(per_row=)"
-            )
         for row, prefix, n in zip(rows, shared, fresh, strict=True):
             self.allocator.share(prefix)
             self._rows[row] = pages = [*prefix, *self.allocator.claim(n)]
@@ -111,19 +100,15 @@ class PageTable:
         return [max(0, self.count(length) - len(self._rows[row])) for row, length in zip(rows, lengths, strict=True)]
 
     def extend(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
-        """Gives each row pages for its length, or changes nothing.
+        """Gives each row pages for its length. Call it only where so many are free, as `missing` says.
 
         Raises:
-            OutOfPages: too few are free.
-            InvalidArgument: a length needs more pages than a row can have.
+            InvalidArgument: a length needs more pages than a row can have; nothing changed.
         """
         if not self.allocator.pages:
             return
-        needed = self._lacking(rows, lengths)
-        if (lack := self.short_of(sum(needed))) is not None:
-            raise lack
         added = []
-        for row, n in zip(rows, needed, strict=True):
+        for row, n in zip(rows, self._lacking(rows, lengths), strict=True):
             pages = self.allocator.claim(n)
             added.append((row, len(self._rows[row]), pages))
             self._rows[row] += pages

@@ -21,7 +21,6 @@ from memstate.errors import InvalidArgument, StaleHandle
 from memstate.kernels.tables import REGISTERS_PER_ROW, Accepted, Marks, StepRecord
 from memstate.requests.handles import Row
 from memstate.requests.table import RequestTable
-from memstate.sizes import Part, require_memory
 from memstate.slots.registers import Ints, Longs
 
 
@@ -206,17 +205,12 @@ class StepLog:
         unsettled: the steps.
         sent: rows and tokens of the batch that is on the device, and its limit of claims; None if it is not known.
         marks: the marks of the newest plan on the device, at one address.
-
-    Raises:
-        InvalidArgument: the device has too little memory for the records; nothing was allocated.
     """
 
     def __init__(
         self, max_batch: int, depth: int, device: torch.device, speculation: bool = False, marks: int = 0
     ) -> None:
         self.max_batch, self.depth = max_batch, depth
-        records = Part("step records", record_bytes(max_batch, speculation, marks), "max_batch")
-        require_memory(f"max_batch={max_batch}", [records], device, InvalidArgument)
         width = _width(max_batch)
         columns = torch.zeros(len(StepRecord._fields), width, dtype=torch.int32, device=device)
         self._columns = StepRecord(*columns)
@@ -265,10 +259,6 @@ class StepLog:
         last_rows, last_tokens, last_limit = self.sent
         return limit == last_limit and _same(rows, last_rows) and _same(tokens, last_tokens)
 
-    def overwritten(self) -> None:
-        """Notes that the batch on the device is no longer that of the newest plan."""
-        self.sent = None
-
     def add(
         self, record: StepRecord, batch: Batch, before: Longs, after: Longs, window: bool = False, marked: int = 0
     ) -> Step:
@@ -278,23 +268,21 @@ class StepLog:
         self.unsettled.append(step)
         return step
 
-    def require(self, step: Step, newest: bool = False) -> None:
+    def require(self, step: Step) -> None:
         """Requires an unsettled step.
 
         Raises:
             StaleHandle: the step was settled before.
-            InvalidArgument: not a step, or not the newest where that is asked for.
+            InvalidArgument: not a step.
         """
         if not isinstance(step, Step):
             raise InvalidArgument(f"{step!r} is no step: use what plan() returned")
         if step not in self.unsettled:
             why = "it was settled, accepted or cancelled, ended with a reset, or belongs to another manager"
             raise StaleHandle(f"step {step.serial}", step.serial, self._serial, why)
-        if newest and step is not self.unsettled[-1]:
-            raise InvalidArgument(f"step {step.serial}: expected the newest, step {self.unsettled[-1].serial}")
 
     def require_next(self, step: Step, newest: bool = False) -> None:
-        """Requires the oldest unsettled step, or the newest for a cancel. Call `require` first.
+        """Requires the oldest unsettled step, or the newest. Call `require` first.
 
         Raises:
             InvalidArgument: another step comes first.
@@ -304,11 +292,6 @@ class StepLog:
             raise InvalidArgument(
                 f"step {step.serial}: step {expected.serial} comes first ({'newest' if newest else 'oldest'} unsettled)"
             )
-
-    def pop(self, step: Step) -> Step:
-        """Removes an unsettled step that `require_next` has let pass."""
-        self.unsettled.remove(step)
-        return step
 
     def forget(self) -> None:
         """Forgets every step; the next plan uploads its batch again."""

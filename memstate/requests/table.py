@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from memstate.checks import INT32_MAX, sequence
-from memstate.errors import InvalidArgument, OutOfRows, StaleHandle
+from memstate.errors import InvalidArgument, StaleHandle
 from memstate.requests.handles import Row, Rows, first_generation, risen
 from memstate.slots.registers import Longs
 
@@ -35,14 +35,9 @@ class RequestTable:
         ids: the request of each row.
         admitted: when its request took it, in seconds of the clock, `row`.
         version: counts the changes of which rows run; while it stays, checked handles stay valid.
-
-    Raises:
-        InvalidArgument: rows is less than 1.
     """
 
     def __init__(self, rows: int, clock: Callable[[], float] = time.monotonic) -> None:
-        if rows < 1:
-            raise InvalidArgument(f"{rows} rows: at least 1 is needed")
         self.rows, self.clock = rows, clock
         self.generation = np.full(rows + 1, first_generation(), np.int32)
         self.used = np.zeros(rows + 1, bool)
@@ -86,13 +81,7 @@ class RequestTable:
         return len(self._free)
 
     def claim(self, ids: Sequence[Hashable]) -> list[int]:
-        """Takes the lowest free rows for requests.
-
-        Raises:
-            OutOfRows: too few are free; nothing changed.
-        """
-        if len(ids) > len(self._free):
-            raise OutOfRows(len(ids), self.free, self.rows)
+        """Takes the lowest free rows for requests. Call it only where so many are free."""
         now = self.clock()  # first: it is the caller's, and could raise
         self.version += 1
         generation, used, finished, confirmed, admitted = self._at

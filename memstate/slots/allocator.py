@@ -13,7 +13,7 @@ This module does not know planes or requests.
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Literal, Protocol, Self, overload
-from weakref import ReferenceType, ref
+from weakref import ReferenceType
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from memstate.checks import NotCopied, is_count
-from memstate.errors import ConfigurationError, DeviceFault, DoubleRelease, InvalidArgument, OutOfSlots
+from memstate.errors import DeviceFault, DoubleRelease, InvalidArgument, OutOfSlots
 from memstate.guard import Guard
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.levels import bitmap_ints, bitmap_words, with_summary, wrong_summary
@@ -59,6 +59,9 @@ class SlotAllocator(NotCopied):
 
     Attributes:
         unconfirmed: slots that were released by id, and that the device has not confirmed.
+        open_groups: groups that perhaps still hold slots; an audit counts these slots as owned.
+        recorder: the command buffer, whose `submit` is called before the bitmap or the device's count is read. The
+            reference is weak, so that the planes of a manager are freed without a garbage collection.
         guard: notices calls that were interrupted; all parts of a manager share it.
 
     Raises:
@@ -92,8 +95,8 @@ class SlotAllocator(NotCopied):
         self.bitmap = torch.empty(bitmap_ints(capacity), dtype=torch.int32, device=backend.device)
         self.counters = torch.empty(COUNTERS, dtype=torch.int32, device=backend.device)
         self.claimed = 0
-        self._groups: list[ClaimGroup] = []
-        self._recorder: ReferenceType[Recorder] | None = None
+        self.open_groups: list[ClaimGroup] = []
+        self.recorder: ReferenceType[Recorder] | None = None
         self._readback: Readback | None = None
         self.reset()
 
@@ -119,26 +122,12 @@ class SlotAllocator(NotCopied):
         self.free = self.capacity - len(taken)
         self.unconfirmed = 0
         self._reading: tuple[int, int] | None = None  # `free` and unverified when the device's count was asked for
-        for group in self._groups:
-            group.void = True
-        self._groups = []
-        if self._recorder is None and self.guard.call:  # a manager opens its guard itself, once all its parts are right
+        for group in self.open_groups:
+            group.held = group.held[:0]
+        self.open_groups = []
+        if self.recorder is None and self.guard.call:  # a manager opens its guard itself, once all its parts are right
             with self.guard.mending("reset"):
                 pass
-
-    def send_before_use(self, recorder: Recorder) -> None:
-        """Sets the recorder. The allocator calls its `submit` before it reads the bitmap or the device's count.
-
-        Args:
-            recorder: the command buffer. The reference is weak, so that the planes of a manager are freed without a
-                garbage collection.
-
-        Raises:
-            ConfigurationError: the allocator has a recorder already. Two recorders would not know each other's changes.
-        """
-        if self._recorder is not None and self._recorder() is not None:
-            raise ConfigurationError("an allocator takes one command buffer, and this one has one already")
-        self._recorder = ref(recorder)
 
     def confirm(self, n: int) -> None:
         """Reads the device's count if a claim of n slots needs slots released by id that the device has not confirmed.
@@ -218,13 +207,13 @@ class SlotAllocator(NotCopied):
         Raises:
             OutOfSlots: fewer than n slots are free; nothing changed.
         """
-        held = sum(group.left for group in self._groups) if self._groups else 0
+        held = sum(group.left for group in self.open_groups) if self.open_groups else 0
         self.confirm(n)
         coming = self._withheld()[0]
         there = max(0, self.free - coming)
         if n > there + held:
             raise self.guard.orderly(OutOfSlots(n, there + held, waiting=coming))
-        for group in self._groups:
+        for group in self.open_groups:
             if n > there:
                 there += group.shrink(n - there)
         if n == 0:
@@ -236,12 +225,12 @@ class SlotAllocator(NotCopied):
 
     def _submit_recorded(self) -> None:
         """Sends earlier recorded changes first, so that device and host count in the same order."""
-        if self._recorder is not None and (recorder := self._recorder()):
+        if self.recorder is not None and (recorder := self.recorder()):
             recorder.submit()
 
     def _withheld(self) -> tuple[int, int]:
         """Returns two numbers of slots, (released, claimed), in changes that wait for a forward."""
-        recorder = None if self._recorder is None else self._recorder()
+        recorder = None if self.recorder is None else self.recorder()
         return recorder.withheld if recorder else (0, 0)
 
     def release(self, ids: Tensor | Sequence[int]) -> None:
@@ -316,19 +305,8 @@ class SlotAllocator(NotCopied):
         n = self.valid_count(n)
         with self.guard.changing("group"):
             group = ClaimGroup(self, self.take(n))
-            self._groups.append(group)
+            self.open_groups.append(group)
         return group
-
-    def close_group(self, group: "ClaimGroup") -> None:
-        """Frees the slots that a group has not handed out, and forgets the group; see `ClaimGroup.close`.
-
-        Args:
-            group: a group of this allocator; one that is closed stays so.
-        """
-        if not self.guard.call:  # otherwise recover() or reset() ends the group, and the error goes on
-            with self.guard.changing("group"):
-                group.shrink(group.left)
-                self._groups = [g for g in self._groups if g is not group]
 
     def free_ids(self) -> list[int]:
         """Returns the slots that are free on the device, ascending.
@@ -354,11 +332,6 @@ class SlotAllocator(NotCopied):
         if self.bitmap.numel() == bitmap_words(self.capacity):
             return []
         return wrong_summary(self.bitmap.cpu().numpy())
-
-    @property
-    def open_groups(self) -> "tuple[ClaimGroup, ...]":
-        """Groups that perhaps still hold slots; an audit counts these slots as owned."""
-        return tuple(self._groups)
 
     def check(self) -> None:
         """Raises an error for the first fault that the device counted.
@@ -403,6 +376,9 @@ class ClaimGroup:
         allocator: the allocator that claimed the slots.
         ids: the slots: a tensor, axis `n`.
 
+    Attributes:
+        held: the ids not handed out yet: a tensor, axis `left`.
+
     Example:
         >>> from memstate import Backend, SlotAllocator
         >>> allocator = SlotAllocator(8, Backend("reference"))
@@ -418,9 +394,7 @@ class ClaimGroup:
     """
 
     def __init__(self, allocator: SlotAllocator, ids: Tensor) -> None:
-        self._allocator, self._ids = allocator, ids
-        self._next = 0
-        self.void = False
+        self._allocator, self.held = allocator, ids
 
     def __enter__(self) -> Self:
         return self
@@ -435,17 +409,16 @@ class ClaimGroup:
 
         Syncs: no.
         """
-        self._allocator.close_group(self)
+        allocator = self._allocator
+        if not allocator.guard.call:  # otherwise recover() or reset() ends the group, and the error goes on
+            with allocator.guard.changing("group"):
+                self.shrink(self.left)
+                allocator.open_groups = [group for group in allocator.open_groups if group is not self]
 
     @property
     def left(self) -> int:
         """Number of slots not handed out yet."""
-        return 0 if self.void else self._ids.numel() - self._next
-
-    @property
-    def held(self) -> Tensor:
-        """The ids not handed out yet: a tensor, axis `left`. It is a view, for audits."""
-        return self._ids[self._next :] if not self.void else self._ids[:0]
+        return self.held.numel()
 
     def claim(self, n: int) -> Tensor:
         """Returns the next n slots of the group: a tensor of the allocator's `dtype`, axis `n`.
@@ -463,8 +436,8 @@ class ClaimGroup:
         if n > self.left:
             raise OutOfSlots(n, self.left)
         with self._allocator.guard.changing("claim"):
-            self._next += n
-            return self._ids[self._next - n : self._next]
+            taken, self.held = self.held[:n], self.held[n:]
+            return taken
 
     def give_back(self, most: int | None = None) -> int:
         """Frees slots that were not handed out, beginning with the last one.
@@ -492,7 +465,6 @@ class ClaimGroup:
         """
         n = min(n, self.left)
         if n:
-            end = self._ids.numel() - n
-            self._allocator.give(self._ids[end:])
-            self._ids = self._ids[:end]
+            self._allocator.give(self.held[-n:])
+            self.held = self.held[:-n]
         return n

@@ -18,16 +18,15 @@ changes that were recorded before the first waiting change.
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
-from weakref import WeakMethod
+from weakref import WeakMethod, ref
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from memstate.checks import INT32_MAX
-from memstate.errors import EmptyRegister, InvalidArgument, OutOfSlots, RegisterInUse
-from memstate.kernels.tables import REGISTERS_PER_ROW, ZERO_SOURCE
+from memstate.errors import EmptyRegister, OutOfSlots, RegisterInUse
+from memstate.kernels.tables import ZERO_SOURCE
 from memstate.slots.journal import Journal
 from memstate.slots.packet import CLAIMS, DATA, MOVES, RELEASES, WRITES, Packet
 from memstate.slots.registers import Longs, RegisterFile
@@ -70,12 +69,13 @@ class Action(NamedTuple):
 class CommandBuffer:
     """Records moves, releases, claims, cell writes, zeros and copies on registers, and sends them together.
 
+    The library computes registers and cells. What is asked of them each time is that a target is empty and a source
+    held.
+
     Args:
         registers: the register file.
         run_data: copies and zeroes the bytes of states; None for a register file without planes.
         max_batch: entries of the largest batch of a plan.
-        checked: whether each change requires registers and cells that exist, each once. The library computes them, so
-            that only tests and debug mode ask.
 
     Attributes:
         queue: what is recorded and not sent, in the order of the calls; a new operation goes to the last packet.
@@ -83,15 +83,13 @@ class CommandBuffer:
             it again.
     """
 
-    def __init__(
-        self, registers: RegisterFile, run_data: DataMover | None = None, max_batch: int = 0, checked: bool = True
-    ) -> None:
-        self.registers, self.checked = registers, checked
+    def __init__(self, registers: RegisterFile, run_data: DataMover | None = None, max_batch: int = 0) -> None:
+        self.registers = registers
         self.ring = UploadRing(registers.backend)
         self.guard = registers.allocator.guard
         self.packets = 0  # sent since the start
         self.journal: Journal | None = None
-        registers.allocator.send_before_use(self)
+        registers.allocator.recorder = ref(self)
         self._run_data = run_data
         self._first: WeakMethod[Callable[[], None]] | None = None
         self.queue: list[Packet | Action] = []
@@ -210,15 +208,10 @@ class CommandBuffer:
         Raises:
             RegisterInUse: a target holds a slot; nothing recorded.
             EmptyRegister: a source holds no slot; nothing recorded.
-            InvalidArgument: if `checked`, registers are not valid, or one is named twice; nothing recorded.
         """
         if not targets and not sources:
             return
         regs, held, label = targets + sources, self.registers.held_at, self.registers.label_at
-        if self.checked:
-            self._require_registers("move", targets)
-            self._require_registers("move", sources)
-            self._require_pairs("move", targets, sources)
         for register in targets:
             if held[register]:
                 raise RegisterInUse("move", register)
@@ -240,12 +233,7 @@ class CommandBuffer:
 
         Returns:
             Number of slots that become free.
-
-        Raises:
-            InvalidArgument: if `checked`, registers are not valid, or one is named twice; nothing recorded.
         """
-        if self.checked:
-            self._require_registers("release", registers)
         held, label = self.registers.held_at, self.registers.label_at
         regs = [register for register in registers if held[register]]
         if not regs:
@@ -270,12 +258,9 @@ class CommandBuffer:
         Raises:
             OutOfSlots: more registers are given than slots are free; nothing recorded.
             RegisterInUse: a register holds a slot; nothing recorded.
-            InvalidArgument: if `checked`, registers are not valid, or one is named twice; nothing recorded.
 
         Syncs: only if it needs slots released by id that the device has not confirmed.
         """
-        if self.checked:
-            self._require_registers("claim", registers)
         allocator, held, label = self.registers.allocator, self.registers.held_at, self.registers.label_at
         for register in registers:
             if held[register]:
@@ -300,13 +285,7 @@ class CommandBuffer:
             self._record(DATA, zeroed, [ZERO_SOURCE] * len(zeroed), zeroed)
 
     def write(self, cells: list[int], values: list[int]) -> None:
-        """Sets cells of columns in the register file. If a cell is written twice, the last value stays.
-
-        Raises:
-            InvalidArgument: if `checked`, cells or values are not valid; nothing recorded.
-        """
-        if self.checked:
-            self._require_cells(cells, values)
+        """Sets cells of columns in the register file. If a cell is written twice, the last value stays."""
         if cells:
             self._last().add(WRITES, cells, values, ())
 
@@ -319,10 +298,7 @@ class CommandBuffer:
 
         Raises:
             EmptyRegister: a register holds no slot; nothing recorded.
-            InvalidArgument: if `checked`, registers or lengths are not valid; nothing recorded.
         """
-        if self.checked:
-            self._require_registers("label", registers)
         self._require_held("label", registers)
         if registers:
             self._label(registers, lengths)
@@ -330,8 +306,6 @@ class CommandBuffer:
     def _label(self, registers: list[int], lengths: list[int]) -> None:
         """Records the labels of registers; with the registers, later changes of them cannot run before this write."""
         cells, label = self.registers.address("labels", registers), self.registers.label_at
-        if self.checked:
-            self._require_cells(cells, lengths)
         self._record(WRITES, cells, lengths, registers)
         self.registers.longest = max(self.registers.longest, *lengths)
         for register, length in zip(registers, lengths, strict=True):
@@ -346,12 +320,7 @@ class CommandBuffer:
 
         Raises:
             EmptyRegister: a register holds no slot; nothing recorded.
-            InvalidArgument: if `checked`, registers are not valid, or one is target and source; nothing recorded.
         """
-        if self.checked:
-            self._require_registers("copy", targets)
-            self._require_registers("copy", sources, distinct=False)
-            self._require_pairs("copy", targets, sources)
         self._require_held("copy", sources)
         self._require_held("copy", targets)
         if targets:
@@ -369,7 +338,8 @@ class CommandBuffer:
         """
         if self.journal is not None:
             carried = isinstance(self._sending, Packet) and bool(self._sending.operations)  # by the packet of this plan
-            self.journal.note_changes(what, self._number - 1 + carried, before)
+            changed: list[int] = np.flatnonzero(before != self.registers.held).tolist()
+            self.journal.note(what, self._number - 1 + carried, changed)
 
     @property
     def _number(self) -> int:
@@ -503,14 +473,11 @@ class CommandBuffer:
             entry = self._sending = self.queue[0]
             del self.queue[0]
             if isinstance(entry, Packet):
-                self._send(entry)
+                self._prepare()
+                self._send_prepared(entry)
             else:
                 entry.run()
             self._sending = None
-
-    def _send(self, packet: Packet) -> None:
-        self._prepare()
-        self._send_prepared(packet)
 
     def _send_prepared(self, packet: Packet) -> None:
         sent = self.ring.push(packet.encode(room=self.ring.room).size)
@@ -530,34 +497,6 @@ class CommandBuffer:
         """Forgets the recorded changes. Call it only in a reset, because a reset also frees all slots on the device."""
         self.queue, self._sending = [], None
         self.lift()
-
-    # What `checked` asks
-
-    def _require_registers(self, operation: str, registers: list[int], distinct: bool = True) -> None:
-        """Requires numbers of registers of rows or holders, each named once."""
-        if type(registers) is not list or set(map(type, registers)) - {int}:
-            raise InvalidArgument(f"{operation}: registers {registers!r}, expected integers in a list")
-        if registers and (min(registers) < REGISTERS_PER_ROW or max(registers) >= self.registers.count):
-            raise InvalidArgument(
-                f"{operation}: registers {min(registers)}..{max(registers)}, expected "
-                f"{REGISTERS_PER_ROW}..{self.registers.count - 1}"
-            )
-        if distinct and len(set(registers)) != len(registers):
-            raise InvalidArgument(f"{operation}: a register is named twice in {sorted(registers)}")
-
-    @staticmethod
-    def _require_pairs(operation: str, targets: list[int], sources: list[int]) -> None:
-        if len(targets) != len(sources):
-            raise InvalidArgument(f"{operation}: {len(targets)} targets for {len(sources)} sources")
-        if not set(targets).isdisjoint(sources):
-            raise InvalidArgument(f"{operation}: a register is target and source at once; record one after the other")
-
-    def _require_cells(self, cells: list[int], values: list[int]) -> None:
-        if len(values) != len(cells):
-            raise InvalidArgument(f"write: {len(values)} values for {len(cells)} cells")
-        size = self.registers.cells.numel()
-        if cells and (min(cells) < 0 or max(cells) >= size or min(values) < -INT32_MAX or max(values) > INT32_MAX):
-            raise InvalidArgument(f"write: cells {min(cells)}..{max(cells)} of {size}, values {values}: expected int32")
 
     def _require_held(self, operation: str, registers: list[int]) -> None:
         for register in registers:

@@ -152,13 +152,7 @@ class Inspection(Shown):
         """See `Shown.sheet`."""
         slots = of_slots(Counter(kind for kind, _ in self.by_slot()), int(self.layout.get("bytes_per_slot", 0)))
         requests = [
-            (
-                row["row"],
-                row["id"],
-                f"{row['length']:,}",
-                f"{row['confirmed']:,}",
-                "finished" * bool(row["finished"]),
-            )
+            (row["row"], row["id"], f"{row['length']:,}", f"{row['confirmed']:,}", "finished" * bool(row["finished"]))
             for row in self.rows[:MOST_ROWS]
         ]
         sessions = [

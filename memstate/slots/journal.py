@@ -1,12 +1,10 @@
 """Keeps the last changes of owners, to find the cause of a fault. Without `journal=`, a manager has no journal."""
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from weakref import WeakMethod
-
-import numpy as np
-from numpy.typing import NDArray
 
 from memstate.slots.registers import RegisterFile
 
@@ -64,10 +62,9 @@ class Journal:
         """The last changes of owners, oldest first."""
         return list(self._changes)
 
-    def note(self, what: str, submit: int, registers: Iterable[int], sources: Iterable[int] | None = None) -> None:
+    def note(self, what: str, submit: int, registers: Sequence[int], sources: Sequence[int] = ()) -> None:
         """Notes changes that the command buffer records. Call it before a release, and after a claim or a move."""
-        given = list(registers)
-        for register, source in zip(given, sources if sources is not None else [0] * len(given), strict=True):
+        for register, source in zip(registers, sources or repeat(0), strict=False):
             of = self._owner(source)[1] if source else ""
             label = int(self._file.labels[register])
             self._serial += 1
@@ -77,7 +74,3 @@ class Journal:
     def _owner(self, register: int) -> tuple[str, str]:
         owner = self._owner_now()
         return owner(register) if owner else ("unknown", f"register {register}")
-
-    def note_changes(self, what: str, submit: int, before: NDArray[np.bool_]) -> None:
-        """Notes the registers that a launch filled or emptied: compares `held` with its copy from before the launch."""
-        self.note(what, submit, np.flatnonzero(before != self._file.held).tolist())

@@ -17,8 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from memstate.checks import INT32_MAX, NotCopied
-from memstate.errors import InvalidArgument
+from memstate.checks import NotCopied
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import REGISTERS_PER_ROW, Accepted, Marks, Registers, Rules, StepRecord
 from memstate.slots.allocator import SlotAllocator
@@ -67,9 +66,6 @@ class RegisterFile(NotCopied):
             what an array takes.
         starts: first cell of each column.
         longest: no state stands for more tokens than that.
-
-    Raises:
-        InvalidArgument: int32 cannot number the cells; nothing was allocated.
     """
 
     def __init__(self, allocator: SlotAllocator, rows: int, snapshots: int, pages_per_row: int = 0) -> None:
@@ -79,11 +75,6 @@ class RegisterFile(NotCopied):
         self.count = register_count(rows, snapshots)
         sizes = _column_sizes(rows, snapshots, pages_per_row)
         starts = cell_starts(rows, snapshots, pages_per_row)
-        if starts[-1] > INT32_MAX:
-            raise InvalidArgument(
-                f"rows={rows}, snapshots={snapshots}, pages_per_row={pages_per_row}: {starts[-1]} cells, and int32 "
-                f"numbers at most {INT32_MAX}"
-            )
         self.cells = torch.zeros(starts[-1], dtype=torch.int32, device=self.backend.device)
         columns = [self.cells[start : start + size] for start, size in zip(starts, sizes, strict=False)]
         slots, labels, tracked, source, pages = columns
@@ -103,9 +94,8 @@ class RegisterFile(NotCopied):
 
     @property
     def nbytes(self) -> int:
-        """Device bytes of registers, columns, bitmap and counters; without the page table."""
-        own = self.cells.nbytes - self.page_table.nbytes
-        return own + self.allocator.bitmap.nbytes + self.allocator.counters.nbytes
+        """Device bytes of registers, columns, page table, bitmap and counters."""
+        return self.cells.nbytes + self.allocator.bitmap.nbytes + self.allocator.counters.nbytes
 
     def address(self, column: str, index: Iterable[int]) -> list[int]:
         """Returns cell numbers of a column.

@@ -96,10 +96,6 @@ def _checks(capacity: int, slots: list[int]) -> dict[str, Check]:
     }
 
 
-def _refuse(value: Any, expected: str) -> _Refused:
-    return _Refused(f" is {shown(value)}, expected {expected}")
-
-
 def _within(place: str, check: Check, value: Any) -> None:
     """Checks a value; `place` leads to it."""
     try:
@@ -121,60 +117,37 @@ def _missing(_: Any) -> None:
     raise _Refused(" is missing")
 
 
-def _object(value: Any) -> None:
-    if type(value) is not dict:
-        raise _refuse(value, "an object")
-
-
-def _text(value: Any) -> None:
-    if type(value) is not str:
-        raise _refuse(value, "a text")
-
-
-def _salt(value: Any) -> None:
-    if value is not None and type(value) is not str:
-        raise _refuse(value, "a text or null")
-
-
-def _one_of(texts: tuple[str, ...]) -> Check:
+def _is(test: Callable[[Any], bool], expected: str) -> Check:
     def check(value: Any) -> None:
-        if value not in texts:
-            raise _refuse(value, f"one of {', '.join(texts)}")
+        if not test(value):
+            raise _Refused(f" is {shown(value)}, expected {expected}")
 
     return check
-
-
-_kind = _one_of(KINDS)
-
-
-def _flag(value: Any) -> None:
-    if type(value) is not bool:
-        raise _refuse(value, "true or false")
-
-
-def _seconds(value: Any) -> None:
-    """Seconds of the manager's clock, which may be any."""
-    if type(value) not in (int, float) or not -INT64_MAX <= value <= INT64_MAX:  # no NaN either
-        raise _refuse(value, "a number of seconds")
 
 
 def _whole(least: int, most: int = INT32_MAX) -> Check:
     """A whole number. True is none, and neither is 1.0."""
-
-    def check(value: Any) -> None:
-        if type(value) is not int or not least <= value <= most:
-            raise _refuse(value, f"a whole number from {least} to {most}")
-
-    return check
+    return _is(lambda value: type(value) is int and least <= value <= most, f"a whole number from {least} to {most}")
 
 
+def _one_of(texts: tuple[str, ...]) -> Check:
+    return _is(lambda value: value in texts, f"one of {', '.join(texts)}")
+
+
+_object = _is(lambda value: type(value) is dict, "an object")
+_text = _is(lambda value: type(value) is str, "a text")
+_salt = _is(lambda value: value is None or type(value) is str, "a text or null")
+_flag = _is(lambda value: type(value) is bool, "true or false")
+_kind = _one_of(KINDS)
 _int32 = _whole(-INT32_MAX - 1)
+# of the manager's clock, which may be any; no NaN either
+_seconds = _is(lambda value: type(value) in (int, float) and -INT64_MAX <= value <= INT64_MAX, "a number of seconds")
+_any_list = _is(lambda value: type(value) is list, "a list")
 
 
 def _list(check: Check, size: int | None = None) -> Check:
     def check_all(values: Any) -> None:
-        if type(values) is not list:
-            raise _refuse(values, "a list")
+        _any_list(values)
         if size is not None and len(values) != size:
             raise _Refused(f" has {len(values)} entries, expected {size}")
         for at, value in enumerate(values):
@@ -191,10 +164,8 @@ def _ascending(check: Check, key: str = "") -> Check:
         each(values)
         keys = [value[key] for value in values] if key else values
         for at in range(1, len(keys)):
-            if keys[at] <= keys[at - 1]:
-                refused = _refuse(keys[at], f"more than {keys[at - 1]}, the one before")
-                refused.place = f"[{at}]" + f".{key}" * bool(key)
-                raise refused
+            more = _is(keys[at - 1].__lt__, f"more than {keys[at - 1]}, the one before")
+            _within(f"[{at}]" + f".{key}" * bool(key), more, keys[at])
 
     return check_order
 

@@ -8,6 +8,7 @@ A block is one plane of one layer of one slot, padded to `alignment`, so that 16
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from math import prod
 from types import EllipsisType
 from typing import Literal, NamedTuple, get_args
@@ -18,7 +19,6 @@ from memstate.checks import is_whole, items, require_name, whole
 from memstate.errors import InvalidArgument
 from memstate.sheet import Section, Sheet, Shown, bar, of_bytes, section, sheet
 from memstate.sizes import INT64_MAX, format_bytes
-from memstate.state import sharding
 from memstate.state.sharding import Owned, Part
 
 Order = Literal["layer_major", "slot_major"]
@@ -67,8 +67,25 @@ class Plane:
         object.__setattr__(self, "parts", items(f"plane {self.name}: parts", self.parts, Part))
         if not isinstance(self.dtype, torch.dtype):
             raise InvalidArgument(f"plane {self.name}: dtype {self.dtype!r}, expected a torch.dtype")
-        sharding.require_fit(f"plane {self.name}", self.parts, self.shape, self.axis)
+        self._require_fit()
         object.__setattr__(self, "axis", int(self.axis))
+
+    def _require_fit(self) -> None:
+        """Refuses parts that are not exactly one axis of the shape."""
+        parts, axis, who = self.parts, self.axis, f"plane {self.name}"
+        names = [part.name for part in parts]
+        if len(set(names)) != len(names):
+            raise InvalidArgument(f"{who}: parts {names}, expected each name once")
+        axes = len(self.shape) if parts else 1  # without parts the axis says nothing
+        if not is_whole(axis) or not 0 <= axis < axes:
+            why = "nothing to cut there"
+            raise InvalidArgument(f"{who}: axis {axis!r} of shape {self.shape} with {len(parts)} parts: {why}")
+        total = sum(part.length for part in parts)
+        if parts and total != self.shape[axis]:
+            sizes = " + ".join(f"{part.name} {part.units} * {part.size}" for part in parts)
+            raise InvalidArgument(
+                f"{who}: parts {sizes} = {total}, but axis {axis} of shape {self.shape} has {self.shape[axis]} elements"
+            )
 
     @property
     def elements(self) -> int:
@@ -81,21 +98,39 @@ class Plane:
         return self.elements * self.dtype.itemsize
 
     def shard(self, ranks: int) -> "Plane":
-        """The plane that one of `ranks` ranks holds; `owned` says which part. Raises: InvalidArgument."""
-        parts = sharding.shard(f"plane {self.name}", self.parts, ranks)
-        if not parts:
+        """The plane that one of `ranks` ranks holds; `owned` says which part.
+
+        Each rank holds an equal share of the units of a part, or one unit that other ranks hold too.
+
+        Args:
+            ranks: how many ranks there are.
+
+        Raises:
+            InvalidArgument: the units of a part and the ranks do not divide each other.
+        """
+        ranks = whole(f"plane {self.name}: ranks", ranks)
+        for part in self.parts:
+            if part.units % ranks and ranks % part.units:
+                raise InvalidArgument(
+                    f"plane {self.name}: part {part.name} has {part.units} units of {part.size} for {ranks} ranks:"
+                    " one of the two numbers must divide the other"
+                )
+        if not self.parts:
             return self
+        parts = tuple(replace(part, units=max(1, part.units // ranks)) for part in self.parts)
         size = sum(part.length for part in parts)
         return replace(self, parts=parts, shape=(*self.shape[: self.axis], size, *self.shape[self.axis + 1 :]))
 
     def slices(self) -> dict[str, slice]:
         """Where each part lies along `axis`, by name; nothing for a plane without parts."""
-        return sharding.slices(self.parts)
+        ends = accumulate(part.length for part in self.parts)
+        return {part.name: slice(end - part.length, end) for part, end in zip(self.parts, ends, strict=True)}
 
     def owned(self, ranks: int, rank: int) -> list[Owned]:
         """Which slices along `axis` of this plane a rank holds, and where in `shard(ranks)` they lie.
 
-        A plane without parts is one entry with the plane's name and all of it.
+        With more ranks than units, neighbours hold the same unit. Heads are cut the same way, so they stay with the
+        group they belong to. A plane without parts is one entry with the plane's name and all of it.
 
         Args:
             ranks: how many ranks there are.
@@ -104,7 +139,13 @@ class Plane:
         Raises:
             InvalidArgument: there is no such rank, or the parts cannot be cut.
         """
-        found = sharding.owned(f"plane {self.name}", self.parts, ranks, rank)
+        local = self.shard(ranks).slices()
+        if not is_whole(rank) or not 0 <= rank < ranks:
+            raise InvalidArgument(f"plane {self.name}: rank {rank!r}, expected 0 to {ranks - 1}")
+        found, uncut, rank, ranks = list[Owned](), self.slices(), int(rank), int(ranks)
+        for part in self.parts:
+            first, mine = uncut[part.name].start + rank * part.units // ranks * part.size, local[part.name]
+            found.append(Owned(part.name, slice(first, first + mine.stop - mine.start), mine))
         return found or [Owned(self.name, slice(None), slice(None))]
 
     def index(self, along: slice) -> tuple[EllipsisType | slice, ...]:
@@ -247,13 +288,6 @@ class StateLayout(Shown):
             InvalidArgument: the units of a part and the ranks do not divide each other.
         """
         return replace(self, planes=tuple(plane.shard(ranks) for plane in self.planes))
-
-    def part(self, plane: str, name: str) -> slice:
-        """Where a part of a plane lies along the plane's axis. Raises: InvalidArgument."""
-        found = {(holder.name, part): place for holder in self.planes for part, place in holder.slices().items()}
-        if (plane, name) not in found:
-            raise InvalidArgument(f"part {plane}.{name}: there are {', '.join(map('.'.join, found)) or 'none'}")
-        return found[plane, name]
 
     def runs(self, slots: int) -> tuple[Run, ...]:
         """The longest runs of bytes that make up a slot, with every block once in them. Raises: InvalidArgument."""

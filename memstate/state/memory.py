@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from memstate.errors import Asleep, InvalidArgument, LayoutMismatch
+from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import TILE_BYTES, PlaneMap
 from memstate.state.layout import MOVE_BYTES, StateLayout
 from memstate.state.regions import Region
@@ -107,16 +108,22 @@ class Memory:
     Args:
         regions: where the planes lie.
         owned: the arenas whose memory is memstate's to release.
-        device: where the tile tables go.
+        backend: what launches.
+
+    Attributes:
+        asleep: whether the memory of the states is released; every operation on slots raises Asleep then.
+        whole: the tile table of all planes.
     """
 
-    def __init__(self, regions: tuple[Region, ...], owned: tuple[Tensor, ...], device: torch.device) -> None:
-        self.regions, self.asleep = regions, False
+    def __init__(self, regions: tuple[Region, ...], owned: tuple[Tensor, ...], backend: Backend) -> None:
+        self.regions, self.backend, self.asleep = regions, backend, False
         self._owned = owned
         self._kept: list[Tensor] | None = None
         self._sizes: list[int] = []
         self._names = frozenset(region.plane.name for region in regions)
-        self.whole = PlaneTable(regions, device)
+        self.whole = PlaneTable(regions, backend.device)
+        self.plane_map = self.whole.map
+        self.device = self.plane_map.tiles.device  # with its index, which the backend's may lack
         self._tables = {self._names: self.whole}
         self._followers: WeakSet[AddressTable] = WeakSet()
 
@@ -125,29 +132,43 @@ class Memory:
         if self.asleep:
             raise Asleep(operation)
 
-    def table(self, names: Collection[str]) -> PlaneTable:
-        """The table of some planes, made once for each set of names. Raises: InvalidArgument, Asleep."""
+    def table_of(self, names: Collection[str] | None) -> PlaneTable:
+        """The table of some planes, None for all; made once for each set of names. Raises: InvalidArgument, Asleep."""
         self.require_awake("planes")
-        key = frozenset(names)
+        key = self._names if names is None else frozenset(names)
         if key not in self._tables:
             if not key or not key <= self._names:
                 raise InvalidArgument(f"planes {sorted(key)}: expected one or more of {sorted(self._names)}")
             chosen = [region for region in self.regions if region.plane.name in key]
-            self._tables[key] = PlaneTable(chosen, self.whole.map.tiles.device)
+            self._tables[key] = PlaneTable(chosen, self.device)
         return self._tables[key]
 
     def follow(self, table: AddressTable) -> None:
         """Has another table filled again by `wake`, as long as the table is used."""
         self._followers.add(table)
 
-    def of(self, name: str) -> list[Region]:
-        """The regions of a plane. Raises: InvalidArgument."""
+    def of(self, name: str, operation: str = "planes") -> list[Region]:
+        """The regions of a plane. Raises: InvalidArgument; and Asleep, naming the operation."""
+        self.require_awake(operation)
         if name not in self._names:
             raise InvalidArgument(f"no plane {name!r}, expected one of {sorted(self._names)}")
         return [region for region in self.regions if region.plane.name == name]
 
-    def sleep(self, keep: bool) -> None:
-        """See `memstate.state.planes.Planes.sleep`."""
+    def sleep(self, *, keep: bool = True) -> None:
+        """Releases the memory of the states until `wake`; the tensors stay, and must not be read meanwhile.
+
+        Memory that an engine or `allocate` gave is its giver's to release, after this call. On a GPU, released memory
+        goes to torch's allocator: `torch.cuda.empty_cache()` hands it on.
+
+        Args:
+            keep: keep the bytes in host memory; otherwise contents are undefined after `wake`, except the zero null
+                slot.
+
+        Raises:
+            Asleep: it is asleep already.
+
+        Syncs: yes.
+        """
         self.require_awake("sleep")
         fixed = [arena.nbytes for arena in self._owned if not arena.untyped_storage().resizable()]
         if fixed:
@@ -155,17 +176,28 @@ class Memory:
                 f"sleep: arenas of {fixed} bytes cannot be released: numpy shares them since .numpy() was called "
                 "on a plane; copy planes to look at them"
             )
-        device = self.whole.map.tiles.device
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)  # launches of any stream may still use what is kept and released
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # launches of any stream may still use what is kept and released
         self._kept = [block.to("cpu", copy=True) for block in self._layers()] if keep else None
         self._sizes = [region.blocks.untyped_storage().nbytes() for region in self.regions]
         self.asleep = True  # from here on an interrupted call is put right by `wake`
         for arena in self._owned:
             arena.untyped_storage().resize_(0)
+        self.backend.counts.syncs += 1
 
     def wake(self) -> None:
-        """See `memstate.state.planes.Planes.wake`."""
+        """Brings the states back where `sleep` released them: the same tensors, at addresses that may have moved.
+
+        A giver's memory must be back in its tensors before. CUDA graphs that hold addresses of planes must be captured
+        anew; those of copies and zeros find the new ones.
+
+        Raises:
+            InvalidArgument: it is awake.
+            Asleep: memory is missing; still asleep then.
+            LayoutMismatch: memory came back with a worse alignment; still asleep then.
+
+        Syncs: yes.
+        """
         if not self.asleep:
             raise InvalidArgument("wake: the states are awake already")
         for arena in self._owned:
@@ -180,16 +212,21 @@ class Memory:
             table.require_alignment()
         for table in tables:
             table.fill()
-        if self._kept is None:
-            self.asleep = False
-            self.scrub_null()
-            return
-        for block, kept in zip(self._layers(), self._kept, strict=True):
+        for block, kept in zip(self._layers(), self._kept, strict=True) if self._kept is not None else ():
             block.copy_(kept)
-        self.asleep, self._kept = False, None
+        self.asleep, lost, self._kept = False, self._kept is None, None
+        if lost:
+            self.scrub_null()
+        self.backend.counts.syncs += 1
 
     def scrub_null(self) -> None:
-        """Zeroes slot 0 of every region. Raises: Asleep."""
+        """Zeroes slot 0, which kernels of an engine may have written; one small device operation per tensor.
+
+        Raises:
+            Asleep: the memory is released.
+
+        Syncs: no.
+        """
         self.require_awake("scrub_null")
         for region in self.regions:
             region.blocks[:, 0].zero_()

@@ -14,7 +14,7 @@ from torch import Tensor
 from memstate.checks import NotCopied, is_count
 from memstate.errors import InvalidArgument
 from memstate.kernels.dispatch import Backend
-from memstate.kernels.tables import Marks, PlaneMap
+from memstate.kernels.tables import Marks
 from memstate.kernels.tuned import copy_launch
 from memstate.sheet import Sheet, Shown, bar, of_bytes, sheet
 from memstate.sizes import MOST_SLOTS, Part, format_bytes, require_memory
@@ -44,12 +44,10 @@ class Traffic:
     Args:
         copied: bytes copied.
         zeroed: bytes zeroed.
-        uncounted: calls whose number of entries the host does not know.
     """
 
     copied: int = 0
     zeroed: int = 0
-    uncounted: int = 0
 
 
 class _Naming:
@@ -69,7 +67,7 @@ class _Naming:
             raise InvalidArgument(f"{self.operation} of {planes}: {error}") from error
 
 
-class Planes(NotCopied, Shown, Mapping[str, Any]):
+class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
     """The states of all slots: a mapping from plane names to tensors, and the operations that move slots.
 
     Contents start undefined, except in the null slot (slot 0), which is zero.
@@ -156,12 +154,10 @@ class Planes(NotCopied, Shown, Mapping[str, Any]):
     def _set_up(
         self, layout: StateLayout, slots: int, backend: Backend, regions: tuple[Region, ...], owned: tuple[Tensor, ...]
     ) -> None:
-        self.layout, self.slots, self.backend = layout, slots, backend
+        super().__init__(regions, owned, backend)
+        self.layout, self.slots = layout, slots
         self.traffic = Traffic()
         self._gathered: dict[str, ref[Tensor]] = {}  # by plane: the last batch
-        self.memory = Memory(regions, owned, backend.device)
-        self.plane_map = self.memory.whole.map
-        self.device = self.plane_map.tiles.device  # with its index, which the backend's may lack
         if backend.name != "reference":  # a tuned file that cannot be read is found here, not in the first launch
             copy_launch(self.device, self.plane_map.unit, len(self.plane_map.tiles))
         self.scrub_null()
@@ -174,7 +170,7 @@ class Planes(NotCopied, Shown, Mapping[str, Any]):
         Raises:
             Asleep: the memory is released; tensors that were taken before may not be read either.
         """
-        self.memory.require_awake("planes")
+        self.require_awake("planes")
         return self._tensors[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -192,31 +188,12 @@ class Planes(NotCopied, Shown, Mapping[str, Any]):
     @property
     def nbytes(self) -> int:
         """Bytes of the states, null slot and padding included."""
-        return sum(region.blocks.numel() for region in self.memory.regions)
-
-    @property
-    def table_nbytes(self) -> int:
-        """Bytes of the tile table: 24 a tile, the same for any number of slots."""
-        return self.plane_map.tiles.nbytes
-
-    def only(self, names: Collection[str]) -> PlaneMap:
-        """Where the bytes of some planes lie; made once for each set of names.
-
-        Args:
-            names: of the planes.
-
-        Raises:
-            InvalidArgument: unknown names, or none.
-            Asleep: the memory is released.
-
-        Syncs: the first time, off the CPU.
-        """
-        return self.memory.table(names).map
+        return sum(region.blocks.numel() for region in self.regions)
 
     def buffer_infos(self) -> list[BufferInfo]:
         """Where every plane and layer lies, for readers of slots such as RDMA. Syncs: no. Raises: Asleep."""
-        self.memory.require_awake("buffer_infos")
-        return buffer_infos(self.memory.regions)
+        self.require_awake("buffer_infos")
+        return buffer_infos(self.regions)
 
     def copy(
         self, dst: Tensor, src: Tensor, *, planes: Collection[str] | None = None, checked: bool = False,
@@ -237,8 +214,8 @@ class Planes(NotCopied, Shown, Mapping[str, Any]):
 
         Syncs: only if checked.
         """
-        self.memory.require_awake("copy")
-        table = self.memory.whole if planes is None else self.memory.table(planes)
+        self.require_awake("copy")
+        table = self.table_of(planes)
         self._require_ids("dst", dst)
         self._require_ids("src", src)
         if dst.numel() != src.numel():
@@ -263,11 +240,11 @@ class Planes(NotCopied, Shown, Mapping[str, Any]):
 
         Syncs: no.
         """
-        self.memory.require_awake("zero")
+        self.require_awake("zero")
         self._require_ids("ids", ids)
         if ids.numel():
             self.backend.zero_slots(self.plane_map, ids)
-            self._count(self.memory.whole.slot_bytes, zeroed=due)
+            self._count(self.whole.slot_bytes, zeroed=due)
 
     def run_data(self, slots: Tensor, packet: Tensor, *, copied: int | None = None, zeroed: int | None = None) -> None:
         """Carries out the data section of a command packet in one launch; see `Backend.run_data`.
@@ -283,10 +260,10 @@ class Planes(NotCopied, Shown, Mapping[str, Any]):
 
         Syncs: no.
         """
-        if self.memory.asleep:
-            self.memory.require_awake("run_data")
+        if self.asleep:
+            self.require_awake("run_data")
         self.backend.run_data(self.plane_map, slots, packet)
-        self._count(self.memory.whole.slot_bytes, copied=copied, zeroed=zeroed)
+        self._count(self.whole.slot_bytes, copied=copied, zeroed=zeroed)
 
     def count(self, planes: Collection[str] | None = None, *, copied: int = 0, zeroed: int = 0) -> None:
         """Counts slots that a captured graph copies or zeroes.
@@ -296,7 +273,7 @@ class Planes(NotCopied, Shown, Mapping[str, Any]):
             copied: number of slots copied.
             zeroed: number of slots zeroed.
         """
-        table = self.memory.whole if planes is None else self.memory.table(planes)
+        table = self.table_of(planes)
         self._count(table.slot_bytes, copied=copied, zeroed=zeroed)
 
     def gather(self, name: str, slots: Tensor, out: Tensor | None = None) -> Tensor:
@@ -315,7 +292,7 @@ class Planes(NotCopied, Shown, Mapping[str, Any]):
 
         Syncs: no.
         """
-        regions = self._regions("gather", name)
+        regions = self.of(name, "gather")
         plane = regions[0].plane
         with _Naming("gather", plane):
             self._require_ids("slots", slots)
@@ -342,7 +319,7 @@ class Planes(NotCopied, Shown, Mapping[str, Any]):
 
         Syncs: no. Launches: as `gather`.
         """
-        regions = self._regions("scatter", name)
+        regions = self.of(name, "scatter")
         with _Naming("scatter", regions[0].plane):
             self._require_ids("slots", slots)
             known = self._gathered.get(name)
@@ -385,7 +362,7 @@ class Planes(NotCopied, Shown, Mapping[str, Any]):
         if saved.keys() != set(self):
             raise InvalidArgument(f"saved planes {sorted(saved)}: expected {sorted(self)}, as save() returns them")
         self._require_ids("slots", slots)
-        for name, region in ((region.plane.name, region) for region in self.memory.regions):
+        for name, region in ((region.plane.name, region) for region in self.regions):
             shape = (self.layout.layers, slots.numel(), *region.plane.shape)
             if tuple(saved[name].shape) != shape or saved[name].dtype != region.plane.dtype:
                 raise InvalidArgument(
@@ -396,16 +373,17 @@ class Planes(NotCopied, Shown, Mapping[str, Any]):
             self.backend.counts.uploads += 1
             self.scatter(name, slots, saved[name].to(self.device, non_blocking=True).contiguous())
 
-    def scatter_accepted(
-        self, name: str, window: Tensor, write: Tensor, accepted: Tensor, snapshot: Tensor, crossed: Tensor
+    def scatter_windows(
+        self, windows: Mapping[str, Tensor], write: Tensor, accepted: Tensor, snapshot: Tensor, crossed: Tensor
     ) -> None:
         """Keeps the states after `accepted` and after `crossed` tokens of a speculative step.
 
-        See `Backend.scatter_accepted`.
+        See `Backend.scatter_accepted` for states, and `Backend.scatter_inputs` for the inputs of a convolution. A plane
+        of these is `tap-1 channel` if its last size is the channels of the inputs, and `channel tap-1` otherwise.
 
         Args:
-            name: of the plane, which is changed.
-            window: `layer batch step ...`, contiguous.
+            windows: plane name -> `layer batch step ...` of states, or inputs `layer batch tap-1+step channel`,
+                contiguous. These planes are changed.
             write: int32 or int64 `batch`.
             accepted: int32 or int64 `batch`.
             snapshot: int32 or int64 `batch`.
@@ -414,41 +392,20 @@ class Planes(NotCopied, Shown, Mapping[str, Any]):
         Raises:
             InvalidArgument, Asleep: as `gather`.
 
-        Syncs: no. Launches: as `gather`.
+        Syncs: no. Launches: as `gather`, for each plane.
         """
-        regions = self._regions("scatter_accepted", name)
-        with _Naming("scatter_accepted", regions[0].plane):
-            for region, part in self._beside(regions, "window", window):
-                self.backend.scatter_accepted(region.tensor, part, write, accepted, snapshot, crossed)
-
-    def scatter_inputs(
-        self, name: str, inputs: Tensor, write: Tensor, accepted: Tensor, snapshot: Tensor, crossed: Tensor
-    ) -> None:
-        """Keeps the convolution windows after `accepted` and after `crossed` tokens of a speculative step.
-
-        See `Backend.scatter_inputs`. The plane is `tap-1 channel` if its last size is the channels of `inputs`, and
-        `channel tap-1` otherwise.
-
-        Args:
-            name: of the plane, which is changed.
-            inputs: `layer batch tap-1+step channel`, contiguous.
-            write: int32 or int64 `batch`.
-            accepted: int32 or int64 `batch`.
-            snapshot: int32 or int64 `batch`.
-            crossed: int32 or int64 `batch`.
-
-        Raises:
-            InvalidArgument, Asleep: as `gather`.
-
-        Syncs: no. Launches: as `gather`.
-        """
-        regions = self._regions("scatter_inputs", name)
-        with _Naming("scatter_inputs", regions[0].plane):
-            for region, part in self._beside(regions, "inputs", inputs):
-                plane = region.tensor
-                if plane.dim() == part.dim() == 4 and plane.shape[3] != part.shape[3]:
-                    plane = plane.transpose(2, 3)
-                self.backend.scatter_inputs(plane, part, write, accepted, snapshot, crossed)
+        columns = write, accepted, snapshot, crossed
+        for name, window in windows.items():
+            regions = self.of(name, "scatter_windows")
+            with _Naming("scatter_windows", regions[0].plane):
+                for region, part in self._beside(regions, "window", window):
+                    if holds_states(region.plane, part):
+                        self.backend.scatter_accepted(region.tensor, part, *columns)
+                        continue
+                    plane = region.tensor
+                    if plane.dim() == part.dim() == 4 and plane.shape[3] != part.shape[3]:
+                        plane = plane.transpose(2, 3)
+                    self.backend.scatter_inputs(plane, part, *columns)
 
     def scatter_states(
         self, sources: Mapping[str, Tensor], marks: Marks, starts: Tensor, read: Tensor, write: Tensor, *,
@@ -478,13 +435,13 @@ class Planes(NotCopied, Shown, Mapping[str, Any]):
 
         Syncs: no.
         """
-        self.memory.require_awake("scatter_states")
+        self.require_awake("scatter_states")
         for name in sources:
-            self._regions("scatter_states", name)
+            self.of(name, "scatter_states")
         states: list[tuple[Plane | None, list[Given]]] = []
         windows: list[tuple[Plane | None, list[Given]]] = []
         for plane in self.layout.planes:
-            regions, source = self._regions("scatter_states", plane.name), sources.get(plane.name)
+            regions, source = self.of(plane.name, "scatter_states"), sources.get(plane.name)
             if source is None:
                 parts: list[Given] = [(region.tensor, None) for region in regions]
             else:
@@ -502,59 +459,6 @@ class Planes(NotCopied, Shown, Mapping[str, Any]):
                         marks, starts, read, write, states_of, h, first, chunk, transposed, conv, inputs
                     )  # fmt: skip
 
-    def scrub_null(self) -> None:
-        """Zeroes slot 0, which kernels of an engine may have written; one small device operation per tensor.
-
-        Raises:
-            Asleep: the memory is released.
-
-        Syncs: no.
-        """
-        self.memory.scrub_null()
-
-    def sleep(self, *, keep: bool = True) -> None:
-        """Releases the memory of the states until `wake`; the tensors stay, and must not be read meanwhile.
-
-        Memory that an engine or `allocate` gave is its giver's to release, after this call. On a GPU, released memory
-        goes to torch's allocator: `torch.cuda.empty_cache()` hands it on.
-
-        Args:
-            keep: keep the bytes in host memory; otherwise contents are undefined after `wake`, except the zero null
-                slot.
-
-        Raises:
-            Asleep: it is asleep already.
-
-        Syncs: yes.
-        """
-        self.memory.sleep(keep)
-        self.backend.counts.syncs += 1
-
-    def wake(self) -> None:
-        """Brings the states back where `sleep` released them: the same tensors, at addresses that may have moved.
-
-        A giver's memory must be back in its tensors before. CUDA graphs that hold addresses of planes must be captured
-        anew; those of copies and zeros find the new ones.
-
-        Raises:
-            InvalidArgument: it is awake.
-            Asleep: memory is missing; still asleep then.
-            LayoutMismatch: memory came back with a worse alignment; still asleep then.
-
-        Syncs: yes.
-        """
-        self.memory.wake()
-        self.backend.counts.syncs += 1
-
-    @property
-    def asleep(self) -> bool:
-        """Whether the memory of the states is released; every operation on slots raises Asleep then."""
-        return self.memory.asleep
-
-    def _regions(self, operation: str, name: str) -> list[Region]:
-        self.memory.require_awake(operation)
-        return self.memory.of(name)
-
     def _beside(self, regions: Sequence[Region], what: str, tensor: Tensor) -> list[tuple[Region, Tensor]]:
         """Each region with its layers of a tensor `layer ...`."""
         if not isinstance(tensor, Tensor):
@@ -566,7 +470,6 @@ class Planes(NotCopied, Shown, Mapping[str, Any]):
         return [(region, tensor[region.first : region.first + region.tensor.shape[0]]) for region in regions]
 
     def _count(self, slot_bytes: int, copied: int | None = None, zeroed: int | None = None) -> None:
-        self.traffic.uncounted += copied is None and zeroed is None
         self.traffic.copied += (copied or 0) * slot_bytes
         self.traffic.zeroed += (zeroed or 0) * slot_bytes
 
@@ -598,6 +501,11 @@ class Planes(NotCopied, Shown, Mapping[str, Any]):
         )
         title = f"{self.slots:,} slots of {format_bytes(layout.bytes_per_slot)} and the null slot"
         return sheet(repr(self), [bar(title, parts)], [layout.plane_section()], notes=notes)
+
+
+def holds_states(plane: Plane, window: Tensor) -> bool:
+    """Returns whether a window has a state for each token of a speculative step, not the inputs of a convolution."""
+    return window.dim() == 3 + len(plane.shape)
 
 
 def _holds_windows(plane: Plane, source: Tensor | None) -> bool:

@@ -1,4 +1,4 @@
-"""The bytes of speculative steps: which state of a window becomes a row's, and which a snapshot. Knows no row.
+"""Refuses the bytes of a speculative step that do not fit the planes. Knows no row.
 
 states   layer batch step ...              the state after each of the step's tokens
 inputs   layer batch tap-1+step channel    for a convolution: every input once; the state after a tokens is a : a+tap-1
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from memstate.errors import InvalidArgument
 from memstate.state.layout import Plane
-from memstate.state.planes import Planes
+from memstate.state.planes import Planes, holds_states
 from memstate.state.regions import require_no_grad
 
 
@@ -34,10 +34,10 @@ def require(planes: Planes, windows: dict[str, Tensor], batch: int, tokens: int)
             raise InvalidArgument(f"window of plane {name} on {where}: expected a tensor on {planes.device}")
         require_no_grad(f"window of plane {name}", window)
         held = (planes.layout.layers, batch)
-        if _is_states(plane, window):
+        if holds_states(plane, window):
             fits = window.shape[:2] == held and window.shape[2] >= tokens and window.shape[3:] == plane.shape
         else:
-            taps, channels = taps_and_channels(plane, window)
+            taps, channels = _taps_and_channels(plane, window)
             fits = window.shape[:2] == held and window.shape[2] >= taps + tokens and window.shape[3] == channels
         if not fits or window.dtype != plane.dtype or not window.is_contiguous():
             raise InvalidArgument(
@@ -47,34 +47,7 @@ def require(planes: Planes, windows: dict[str, Tensor], batch: int, tokens: int)
             )
 
 
-def scatter(
-    planes: Planes, windows: dict[str, Tensor], write: Tensor, accepted: Tensor, snapshot: Tensor, crossed: Tensor
-) -> None:
-    """Copies what was accepted of a speculative step into slots, one launch a plane.
-
-    Args:
-        planes: what is changed.
-        windows: plane name -> states or inputs.
-        write: int32 `batch`, slots that get the state after the accepted tokens.
-        accepted: int32 `batch`, accepted tokens.
-        snapshot: int32 `batch`, slots that get the state at the boundary.
-        crossed: int32 `batch`, tokens up to the boundary.
-
-    Syncs: no.
-    """
-    for plane in planes.layout.planes:
-        window = windows[plane.name]
-        if _is_states(plane, window):
-            planes.scatter_accepted(plane.name, window, write, accepted, snapshot, crossed)
-        else:
-            planes.scatter_inputs(plane.name, window, write, accepted, snapshot, crossed)
-
-
-def _is_states(plane: Plane, window: Tensor) -> bool:
-    return window.dim() == 3 + len(plane.shape)
-
-
-def taps_and_channels(plane: Plane, window: Tensor) -> tuple[int, int]:
+def _taps_and_channels(plane: Plane, window: Tensor) -> tuple[int, int]:
     """How a plane of conv inputs is laid out: the taps it keeps and its channels. Raises: InvalidArgument."""
     if len(plane.shape) != 2 or window.dim() != 4:
         raise InvalidArgument(

@@ -200,7 +200,7 @@ class Faults:
             runs = parts.table.free < parts.table.rows  # else an engine may well take a refusal as final
             if runs and rows and self.happens("admissions", f"{rows} requests find too few slots"):
                 allocator, held = parts.allocator, parts.sessions.held
-                evictable = parts.holdings.evictable + parts.cache.evictable_states
+                evictable = parts.holdings.evictable("snapshot") + parts.cache.evictable_states
                 error = OutOfSlots(slots, allocator.free, evictable, allocator.capacity, held)
                 error.add_note("memstate: refused on purpose, see memstate.testing")
                 return error

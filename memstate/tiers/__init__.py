@@ -1,7 +1,7 @@
 """Tiers below the device: host memory, stores, and what moves states and KV pages between them.
 
 manager     joins the parts; settings: what a caller chooses
-keys        names of prefixes; digests: computed once a page; records: one state or page as bytes
+keys        names of prefixes; records: one state or page as bytes
 host/       host memory: which records are there, and their way to and from the slots
 writeback   writes host records to a store
 prefetch/   from a store into host memory while a request waits, agreed on between ranks

@@ -2,7 +2,8 @@
 
     fingerprint, salt ─▶ root ─▶ digest 0 ─▶ digest 1 ─▶ ..      each page's tokens go into its digest
 
-Digest i stands for all tokens up to the end of page i. Knows no record, no pool and no storage.
+Digest i stands for all tokens up to the end of page i. The nodes of a prefix tree remember the digests of their pages.
+Knows no record, no pool and no storage.
 """
 
 import sys
@@ -11,6 +12,7 @@ from hashlib import blake2b
 
 from memstate.checks import whole
 from memstate.errors import InvalidArgument
+from memstate.prefix.tree import Found, Node, Tree
 from memstate.salts import encode, encode_plain
 from memstate.state.layout import StateLayout
 from memstate.tiers.records import DIGEST_BYTES, VERSION, require_digest
@@ -23,6 +25,9 @@ class Keys:
     Args:
         fingerprint: 32 bytes for all else that must be the same, see `fingerprint`.
         page_tokens: Tokens of a page.
+
+    Attributes:
+        unit: Bytes of a page's tokens in the key of a prompt.
 
     Raises:
         InvalidArgument: An argument has the wrong type or size.
@@ -38,7 +43,7 @@ class Keys:
     def __init__(self, fingerprint: bytes, page_tokens: int) -> None:
         self.fingerprint = require_digest("fingerprint", fingerprint)
         self.page_tokens = whole("page_tokens", page_tokens)
-        self._page = self.page_tokens * BYTES
+        self.unit = self.page_tokens * BYTES
 
     def __repr__(self) -> str:
         return f"Keys({self.fingerprint.hex()[:8]}.., {self.page_tokens} tokens a page)"
@@ -54,7 +59,7 @@ class Keys:
         Raises:
             InvalidArgument: The salt is not one that `require_salt` takes.
         """
-        page, (key, salt) = self._page, prompt
+        page, (key, salt) = self.unit, prompt
         whole = len(key) // page
         digests = list(known[:whole])
         digest = digests[-1] if digests else blake2b(self.fingerprint + encode(salt), digest_size=DIGEST_BYTES).digest()
@@ -62,6 +67,31 @@ class Keys:
             digest = blake2b(digest + key[start : start + page], digest_size=DIGEST_BYTES).digest()
             digests.append(digest)
         return digests
+
+    def of_node(self, tree: Tree, node: Node) -> list[bytes]:
+        """Returns the digests of all pages up to a node's end, each computed once."""
+        steps = list(node.path())[::-1]
+        known: list[bytes] = []
+        for step in steps:
+            known += step.digests
+            if len(step.digests) * self.unit < len(step.key):
+                break
+        else:
+            return known
+        whole = self.of(Prompt(b"".join(step.key for step in steps), tree.salt(node)), known)
+        for step in steps:
+            step.digests = whole[step.end - len(step.key) // self.unit : step.end]
+        return whole
+
+    def of_prompt(self, tree: Tree, prompt: Prompt, found: Found | None) -> list[bytes]:
+        """Returns the digests of all whole pages of a prompt.
+
+        Args:
+            tree: The tree in which the prompt was looked up.
+            prompt: The prompt.
+            found: What the tree had of it.
+        """
+        return self.of(prompt, self.of_node(tree, found.known) if found is not None else ())
 
 
 def fingerprint(

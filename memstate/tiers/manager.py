@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from weakref import WeakSet
 
+from torch import Tensor
+
 from memstate.checks import NotCopied
 from memstate.errors import AgreementLost, ConfigurationError, InvalidArgument
 from memstate.kernels.dispatch import on
@@ -19,15 +21,13 @@ from memstate.sheet import Sheet, Shown
 from memstate.slots.commands import Action, CommandBuffer
 from memstate.state.planes import Planes
 from memstate.stats import TierStats
-from memstate.tiers.digests import Digests
 from memstate.tiers.host.cache import CachedRecord, RecordCache
 from memstate.tiers.host.packing import Packing
 from memstate.tiers.host.pool import RecordPool
 from memstate.tiers.host.tier import Hit, HostTier, RecordSet
 from memstate.tiers.host.transfers import Transfers
 from memstate.tiers.keys import Keys, fingerprint
-from memstate.tiers.prefetch.agreed import AgreedHits
-from memstate.tiers.prefetch.agreement import Alone, Ranks
+from memstate.tiers.prefetch.agreement import Ranks
 from memstate.tiers.prefetch.fetch import Fetch
 from memstate.tiers.prefetch.prefetcher import Prefetcher
 from memstate.tiers.records import RecordFormat
@@ -63,22 +63,23 @@ class TierManager(NotCopied, Shown):
     def __init__(
         self, settings: Tiers, planes: Planes, cache: PrefixCache, commands: CommandBuffer, pages: PageTable
     ) -> None:
-        kv = settings.kv
         self.settings, self._cache, self._commands, self._guard = settings, cache, commands, commands.guard
-        self._unit, self._closed = pages.page_size * BYTES, False
-        self._memories = [each.memory for each in (planes, kv) if each is not None]
-        mark, states, of_kv = _record_sets(settings, planes, pages)
-        self.digests = Digests(Keys(mark, pages.page_size))
-        self.host = HostTier(cache.tree, self.digests, commands, pages, states, of_kv)
+        self._closed = False
+        mark, states, of_kv = _record_sets(settings, planes, pages, commands.registers.table.slots)
+        self.keys = Keys(mark, pages.page_size)
+        self.host = HostTier(cache.tree, self.keys, commands, pages, states, of_kv)
         self.planned = self.host.planned
-        self._caches = [each for each in (self.host.states, self.host.kv) if each is not None]
+        self._caches = [records.cache for records in self.host.sets]
         self._due: list[tuple[Node, Snapshot]] = []
         self._ahead = min(AHEAD, settings.host_slots // 16) if settings.ahead is None else settings.ahead
         self._ahead *= settings.write != "through"  # where all states are due anyway
         self._least_uses = 1 if settings.write == "selective" else 0  # of a state that goes down when it is evicted
         self._looked, self._foreseen = 0, set[Snapshot]()
         self._workers = Workers(settings.executor or Threads(settings.threads))
-        self.agreed: AgreedHits | None = None
+        # What ranks agreed on, with one pin each until the request is admitted. Host memory differs from rank to rank,
+        # because threads and copies pin what they work on; so a rank starts a request from these hits, or from its
+        # device's states, which are the same everywhere.
+        self._agreed: dict[Fetch, Hit] = {}
         self.writeback: WriteBack | None = None
         self.prefetcher: Prefetcher | None = None
         if settings.store is not None:
@@ -86,14 +87,12 @@ class TierManager(NotCopied, Shown):
                 settings.store.register(records.pool.memory)
             self.writeback = WriteBack(settings.store, self._workers, settings.clock)
         if settings.store is not None or settings.group is not None:
-            self.agreed = AgreedHits(self.host, pages.page_size) if settings.group is not None else None
-            kept = self.host.kv.pool.records * pages.page_size if self.host.kv is not None else 0
             copied = pages.allocator.pages * pages.page_size if settings.write == "through" else 0
-            limits = settings.prefetch.in_tokens(kept, copied)
+            limits = settings.prefetch.in_tokens(self.host.kv.pool.records * pages.page_size, copied)
             self.prefetcher = Prefetcher(
                 self.host.kv, self.host.states, settings.store or NoStore(), limits, pages.page_size,
-                Alone() if settings.group is None else Ranks(settings.group), self._workers, settings.clock,
-                self.agreed.ended if self.agreed is not None else None,
+                None if settings.group is None else Ranks(settings.group), self._workers, settings.clock,
+                self._keep_agreed,
             )  # fmt: skip
         self._own: WeakSet[Fetch] = WeakSet()
         self._hit_tokens = Counter[str]()
@@ -113,7 +112,7 @@ class TierManager(NotCopied, Shown):
         """
         if self._closed:
             return None
-        hit = self.host.find(prompt.head(max(0, len(prompt.key) // BYTES - 1)), match, self._unit)
+        hit = self.host.find(prompt.head(max(0, len(prompt.key) // BYTES - 1)), match)
         return hit if hit and hit.length > known else None
 
     def offer(self, fetch: Fetch | None, prompt: Prompt, match: Match, known: int) -> Hit | None:
@@ -132,19 +131,49 @@ class TierManager(NotCopied, Shown):
             InvalidArgument: The prefetch was begun for another prompt.
             Asleep: The memory that the hit would go to is released.
         """
-        known, agreed = max(known, match.length), self.agreed
-        hit = self.find(prompt, match, known) if agreed is None else agreed.get(fetch, prompt, match, known)
+        known = max(known, match.length)
+        if self.settings.group is None:
+            hit = self.find(prompt, match, known)
+        else:
+            hit = self._agreed_hit(fetch, prompt, match, known) if fetch is not None else None
         if hit is not None:
-            self.require_awake("admit")
+            self.host.require_awake("admit")
         return hit
+
+    def _keep_agreed(self, fetch: Fetch) -> None:
+        """Pins what ranks have just agreed on, before other records can take its place."""
+        if self.settings.group is not None and fetch.length > fetch.covered:
+            keys = fetch.keys[: fetch.length // self.keys.page_tokens]
+            first = min(fetch.kv_pages, len(keys)) if self.host.keeps_kv else 0
+            if hit := self.host.agreed_hit(fetch.length, keys, first):
+                self._agreed[fetch] = hit
+                self.host.pin(hit)
+
+    def _agreed_hit(self, fetch: Fetch, prompt: Prompt, match: Match, known: int) -> Hit | None:
+        """Returns what ranks agreed on, None for nothing.
+
+        A hit of at most `known` tokens counts for nothing. So does one where the device has evicted KV that was not
+        fetched because the device had it.
+        """
+        hit, size = self._agreed.get(fetch), self.keys.page_tokens
+        if hit is None or hit.length <= known or match.kv_length < hit.first * size:
+            return None
+        at = hit.length // size
+        if self.host.digests(prompt, match)[at - 1 : at] != [hit.state.key]:
+            raise InvalidArgument(f"{fetch} was begun for other tokens or another salt than the request's")
+        return hit
+
+    def _forget_agreed(self, fetch: Fetch) -> None:
+        """Ends the pins for a request that has been admitted or will not come."""
+        if hit := self._agreed.pop(fetch, None):
+            self.host.unpin(hit)
 
     def admitted(self, fetches: Sequence[Fetch]) -> None:
         """Notes that the requests of these prefetches have rows: what ranks agreed on for them is forgotten."""
         for fetch in fetches:
             if not fetch.done and self.prefetcher is not None:
                 self.prefetcher.note_late(fetch)
-            if self.agreed is not None:
-                self.agreed.forget(fetch)
+            self._forget_agreed(fetch)
 
     def bring(self, loads: Sequence[tuple[Prompt, Match, Hit]]) -> list[tuple[Node, bool]]:
         """Makes hits cached states of the device, whose bytes are on their way. Requests that share one share its load.
@@ -165,7 +194,7 @@ class TierManager(NotCopied, Shown):
         for prompt, hit in sorted(distinct.values(), key=lambda each: each[1].length):
             node, had, fresh = self._cache.insert_loaded(prompt.head(hit.length))
             assert node.snapshot is not None
-            nodes.append((node, had * self._unit < hit.length * BYTES))
+            nodes.append((node, had * self.keys.page_tokens < hit.length))
             states.append((node.snapshot.register, hit))
             pages += zip(fresh, hit.pages[had - hit.first :], strict=bool(fresh))
         self.host.bring(states, pages)
@@ -247,7 +276,7 @@ class TierManager(NotCopied, Shown):
         most = max(0, len(prompt.key) // BYTES - 1)
         prefetcher = self._fetching()
         digests = self.host.digests(prompt.head(most), match)
-        kv_pages = match.kv_length // (self._unit // BYTES)
+        kv_pages = match.kv_length // self.keys.page_tokens if self.host.keeps_kv else len(digests)
         with self._guard.changing("prefetch"):
             fetch = prefetcher.start(most, digests, covered=covered, kv_pages=kv_pages)
             self._own.add(fetch)
@@ -284,7 +313,8 @@ class TierManager(NotCopied, Shown):
         Syncs: waits for the store.
         """
         self.require_own(fetch)
-        self._workers.wait_for_one([op.job for op in fetch.ops], LOOK_S)
+        if self.prefetcher is not None:
+            self._workers.wait(self.prefetcher.jobs(fetch), LOOK_S, any)
 
     @contextmanager
     def _losing_ranks(self) -> Iterator[None]:
@@ -310,8 +340,7 @@ class TierManager(NotCopied, Shown):
         self.require_own(fetch)
         with self._guard.changing("cancel"):
             prefetcher.cancel(fetch)
-            if self.agreed is not None:
-                self.agreed.forget(fetch)
+            self._forget_agreed(fetch)
 
     def _fetching(self) -> Prefetcher:
         """Raises: ConfigurationError."""
@@ -339,15 +368,6 @@ class TierManager(NotCopied, Shown):
                 "say so with submit(step), settle it, or plan the next step"
             )
 
-    def require_awake(self, operation: str) -> None:
-        """Refuses an operation while states or KV pages sleep.
-
-        Raises:
-            Asleep: The memory of one of them is released.
-        """
-        for memory in self._memories:
-            memory.require_awake(operation)
-
     def settle(self) -> None:
         """Waits until no transfer between device and host is under way, for a caller that is inside the guard.
 
@@ -372,9 +392,9 @@ class TierManager(NotCopied, Shown):
         if self._idle:
             return
         if self._due:
-            self.require_awake("poll")
+            self.host.require_awake("poll")
         with self._guard.changing("poll"):
-            if self._looks_ahead and not any(memory.asleep for memory in self._memories):
+            if self._looks_ahead and not any(memory.asleep for memory in self.host.memories):
                 self._look_ahead()
             self._write_due()
             self._write_back(self.host.advance())
@@ -401,7 +421,7 @@ class TierManager(NotCopied, Shown):
         """
         if self._closed:
             return
-        self.require_awake("flush")
+        self.host.require_awake("flush")
         self._require_in_order("flush")
         with self._guard.changing("flush"):
             self._commands.submit()
@@ -454,8 +474,7 @@ class TierManager(NotCopied, Shown):
         if self.writeback is not None:
             self.writeback.reset()
         self._workers.drain()
-        if self.agreed is not None:
-            self.agreed.reset()
+        self._agreed = {}
         self.host.reset()
 
     def stats(self) -> TierStats:
@@ -465,13 +484,14 @@ class TierManager(NotCopied, Shown):
         """
         host, writeback = self.host, self.writeback
         states, kv = host.states, host.kv
+        raised = [each.raised for each in (writeback, self.prefetcher) if each is not None]
         return TierStats(
             host_states=len(states),
             host_state_records=states.pool.records,
-            host_pages=len(kv) if kv else 0,
-            host_page_records=kv.pool.records if kv else 0,
+            host_pages=len(kv),
+            host_page_records=kv.pool.records,
             host_bytes=sum(cache.pool.memory.nbytes for cache in self._caches),
-            staging_bytes=host.staging_bytes,
+            staging_bytes=sum(records.transfers.staging_bytes for records in host.sets),
             host_hit_tokens=self._hit_tokens["host"],
             storage_hit_tokens=self._hit_tokens["storage"],
             states_out=host.moved[0],
@@ -481,22 +501,18 @@ class TierManager(NotCopied, Shown):
             refused=host.refused,
             unstaged=host.unstaged,
             evicted_states=states.evicted,
-            evicted_pages=kv.evicted if kv else 0,
+            evicted_pages=kv.evicted,
             written=writeback.written if writeback else 0,
             write_failed=writeback.failed if writeback else 0,
             write_missed=writeback.missed if writeback else 0,
             writes_pending=writeback.pending if writeback else 0,
             state_bytes=states.form.body_bytes,
-            page_bytes=kv.form.body_bytes if kv else 0,
+            page_bytes=kv.form.body_bytes if host.keeps_kv else 0,
             leaked_records=self.leaked,
-            failures=self._failures(),
+            failures=dict(sum(raised, faults_of(self.settings.store))),
             store_evicted=evicted_of(self.settings.store),
             prefetch=self.prefetcher.stats() if self.prefetcher else None,
         )
-
-    def _failures(self) -> dict[str, int]:
-        raised = [each.raised for each in (self.writeback, self.prefetcher) if each is not None]
-        return dict(sum(raised, faults_of(self.settings.store)))
 
     def miscounts(self) -> list[str]:
         """Returns what is wrong with pins and claimed host records, counted at those who hold them.
@@ -504,28 +520,26 @@ class TierManager(NotCopied, Shown):
         Syncs: no.
         """
         pins = Counter[CachedRecord]()
-        for load in self.host.loads:
-            pins.update(entry for part in load for entry in part.entries)
+        for moved in (*self.host.loads, *self.host.backups):
+            pins.update(moved.entries)
         for action in self._commands.waiting:
             pins.update(action.keeps if isinstance(action, Action) else ())
         if self.writeback is not None:
             pins.update(self.writeback.writing)
-        if self.agreed is not None:
-            pins.update(entry for hit in self.agreed.hits.values() for entry in (hit.state, *hit.pages))
-        held = 0, 0
+        pins.update(entry for hit in self._agreed.values() for entry in (hit.state, *hit.pages))
         if self.prefetcher is not None:
-            held = self.prefetcher.held
             pins.update(self.prefetcher.pinned)
-        return [text for cache, n in zip(self._caches, held, strict=False) for text in cache.miscounts(pins, n)]
+        return [text for cache, n in zip(self._caches, self._held, strict=False) for text in cache.miscounts(pins, n)]
 
     @property
     def leaked(self) -> int:
         """Host records that are neither free, nor in a cache, nor held by a prefetch: 0 unless there is a bug."""
-        held = self.prefetcher.held if self.prefetcher else (0, 0)
-        return sum(
-            cache.pool.records - cache.pool.free - cache.pool.waiting - len(cache) - taken
-            for cache, taken in zip(self._caches, held, strict=False)
-        )
+        return sum(cache.pool.claimed - len(cache) for cache in self._caches) - sum(self._held)
+
+    @property
+    def _held(self) -> tuple[int, int]:
+        """Host records that prefetches hold: for states, and for KV pages."""
+        return self.prefetcher.held if self.prefetcher is not None else (0, 0)
 
     def close(self) -> None:
         """Flushes to storage, ends threads and transfers, and closes the storage. Requests go on without tiers.
@@ -572,7 +586,9 @@ class TierManager(NotCopied, Shown):
         return sheet._replace(title=title, notes=notes)
 
 
-def _record_sets(settings: Tiers, planes: Planes, pages: PageTable) -> tuple[bytes, RecordSet, RecordSet | None]:
+def _record_sets(
+    settings: Tiers, planes: Planes, pages: PageTable, slots: Tensor
+) -> tuple[bytes, RecordSet, RecordSet | None]:
     """The fingerprint in all records, and the records of states and of KV pages."""
     kv, on_device = settings.kv, pages.allocator.pages
     if (kv is not None) != (on_device > 0) or (kv is not None and kv.slots != on_device):
@@ -587,18 +603,18 @@ def _record_sets(settings: Tiers, planes: Planes, pages: PageTable) -> tuple[byt
         settings.model, packing.layout, kv.layout if kv else None, pages.page_size, settings.rank, settings.ranks
     )
 
-    def made(packing: Packing, form: RecordFormat, records: int, staging: int) -> RecordSet:
+    def made(packing: Packing, form: RecordFormat, records: int, staging: int, slots: Tensor | None) -> RecordSet:
         with on(planes.device):
             pool = RecordPool(records, form.nbytes, pinned=planes.device.type == "cuda")
-        transfers = Transfers(planes, packing, pool, form.header_bytes, staging)
-        return RecordSet(RecordCache(pool, form, int(records * settings.reserve)), transfers)
+        reserve = int(records * settings.reserve)
+        return RecordSet(RecordCache(pool, form, reserve), Transfers(packing, pool, staging, slots))
 
     of_kv = None
-    states = made(packing, RecordFormat("state", packing.layout, mark), settings.host_slots, settings.staging)
+    states = made(packing, RecordFormat("state", packing.layout, mark), settings.host_slots, settings.staging, slots)
     if kv is not None:
         form, of_page = RecordFormat("kv", kv.layout, mark), Packing(kv)
         of_page.backend = planes.backend  # which counts what the manager launches
         count = settings.host_pages or pages_in_proportion(settings.host_slots, planes.slots, on_device)
         staged = staged_pages(settings.staging, packing.nbytes, form.body_bytes, count)
-        of_kv = made(of_page, form, count, staged)
+        of_kv = made(of_page, form, count, staged, None)
     return mark, states, of_kv

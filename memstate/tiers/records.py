@@ -34,9 +34,11 @@ class RecordFormat:
     Args:
         kind: "state" or "kv".
         layout: Layout of a slot, or of a page as if it were a slot, in any order. The body is always in slot order,
-            aligned
-            to 16 bytes.
+            aligned to 16 bytes.
         fingerprint: What `memstate.tiers.keys.fingerprint` returns.
+
+    Attributes:
+        nbytes: Bytes of a record, header and body.
 
     Raises:
         InvalidArgument: There is no such kind, or the fingerprint is not 32 bytes.
@@ -59,24 +61,15 @@ class RecordFormat:
         unpadded = _FIXED.size + _NUMBER.size * (len(layout.planes) + 1)
         self.header_bytes = -(-unpadded // HEADER_UNIT) * HEADER_UNIT
         self.body_bytes = self.layout.bytes_per_slot
+        self.nbytes = self.header_bytes + self.body_bytes
         self._crcs = struct.Struct(f"<{len(layout.planes)}I")
-        rows = [(row.offset, row.payload, row.padding, row.layer_stride) for row in self.layout.table()]
-        starts = [[self.header_bytes + at + n * step for n in range(layout.layers)] for at, _, _, step in rows]
-        self._blocks = [
-            [slice(start, start + payload + padding) for start in of_plane]
-            for (_, payload, padding, _), of_plane in zip(rows, starts, strict=True)
-        ]
-        self._padding = [
-            slice(start + payload, start + payload + padding)
-            for (_, payload, padding, _), of_plane in zip(rows, starts, strict=True)
-            for start in of_plane
-            if padding
-        ]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of a record, header and body."""
-        return self.header_bytes + self.body_bytes
+        self._blocks: list[list[slice]] = []  # of each plane
+        self._padding: list[slice] = []
+        for row in self.layout.table():
+            size, first = row.payload + row.padding, self.header_bytes + row.offset
+            starts = [first + n * row.layer_stride for n in range(layout.layers)]
+            self._blocks.append([slice(start, start + size) for start in starts])
+            self._padding += [slice(start + row.payload, start + size) for start in starts if row.padding]
 
     def __repr__(self) -> str:
         return f"RecordFormat({self.kind}, {format_bytes(self.nbytes)} with {self.header_bytes} B header)"
@@ -88,19 +81,6 @@ class RecordFormat:
             InvalidArgument: The key is not 32 bytes.
         """
         return f"{self.kind}-{require_digest('key', key).hex()}"
-
-    def zero_padding(self, buffer: Bytes) -> None:
-        """Clears the bytes between payloads, so that a record in recycled memory shows nothing of its predecessor.
-
-        Args:
-            buffer: uint8 `byte`, contiguous, `nbytes` of them; written.
-
-        Raises:
-            InvalidArgument: The buffer is not a whole record.
-        """
-        self._require(buffer)
-        for padding in self._padding:
-            buffer[padding] = 0
 
     def seal(self, buffer: Bytes, key: bytes, length: int) -> None:
         """Writes the header around a filled body. Equal bodies, keys and lengths give equal bytes.
@@ -118,9 +98,14 @@ class RecordFormat:
         """
         if not 1 <= length < 2**63:
             raise InvalidArgument(f"length={length}: a record stands for one token or more")
+        if buffer.dtype != "uint8" or buffer.shape != (self.nbytes,) or not buffer.flags.c_contiguous:
+            raise InvalidArgument(
+                f"buffer of {buffer.dtype} {buffer.shape}: expected {self.nbytes} contiguous bytes, the whole record"
+            )
         head = bytearray(self.header_bytes)
         _FIXED.pack_into(head, 0, *self._fixed(require_digest("key", key), length))
-        self.zero_padding(buffer)
+        for padding in self._padding:  # or a record in recycled memory shows what was there before
+            buffer[padding] = 0
         self._crcs.pack_into(head, _FIXED.size, *self._checksums(buffer.data))
         _NUMBER.pack_into(head, len(head) - _NUMBER.size, zlib.crc32(memoryview(head)[: -_NUMBER.size]))
         buffer.data[: self.header_bytes] = head
@@ -168,12 +153,6 @@ class RecordFormat:
                 value = zlib.crc32(record[block], value)
             sums.append(value)
         return tuple(sums)
-
-    def _require(self, buffer: Bytes) -> None:
-        if buffer.dtype != "uint8" or buffer.shape != (self.nbytes,) or not buffer.flags.c_contiguous:
-            raise InvalidArgument(
-                f"buffer of {buffer.dtype} {buffer.shape}: expected {self.nbytes} contiguous bytes, the whole record"
-            )
 
 
 def require_digest(what: str, digest: bytes) -> bytes:

@@ -4,6 +4,7 @@ The thread of the decode loop only looks at plain flags. It shares no lock, cond
 exception such as KeyboardInterrupt, in the wrong place, would leave it taken for ever.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterable
 from concurrent import futures
@@ -160,23 +161,18 @@ class Workers:
         return job.cancelled
 
     @staticmethod
-    def wait(jobs: Iterable[Job]) -> None:
-        """Waits until all jobs are done.
+    def wait(jobs: Iterable[Job], seconds: float = math.inf, enough: Callable[[Iterable[bool]], bool] = all) -> None:
+        """Waits until jobs are done.
 
-        Syncs: waits for the store's calls.
-        """
-        waited = list(jobs)
-        while not all(job.done for job in waited):
-            time.sleep(PAUSE_S)
-
-    @staticmethod
-    def wait_for_one(jobs: Iterable[Job], seconds: float) -> None:
-        """Waits until one of some jobs is done, at most so many seconds.
+        Args:
+            jobs: the jobs.
+            seconds: how long at most.
+            enough: `all`, or `any` if one of them is enough.
 
         Syncs: waits for the store's calls.
         """
         waited, until = list(jobs), time.monotonic() + seconds
-        while waited and not any(job.done for job in waited) and time.monotonic() < until:
+        while waited and not enough(job.done for job in waited) and time.monotonic() < until:
             time.sleep(PAUSE_S)
 
     def drain(self) -> None:

@@ -13,7 +13,7 @@ from concurrent.futures import CancelledError
 
 from memstate import logs
 from memstate.tiers.host.cache import CachedRecord, RecordCache
-from memstate.tiers.stores.base import Outcome, Store, faults_of, reason_of, why_of
+from memstate.tiers.stores.base import Outcome, Store, answered, faults_of, faults_since, reason_of, why_of
 from memstate.tiers.workers import Job, Workers
 
 BATCH = 32  # records a write
@@ -36,9 +36,7 @@ def write(store: Store, cache: RecordCache, entries: Sequence[CachedRecord]) -> 
         cache.form.seal(buffer, entry.key, entry.length)
     before = faults_of(store)
     outcomes = list(store.put([cache.form.name(entry.key) for entry in entries], buffers))
-    if len(outcomes) != len(entries):
-        raise OSError(f"storage was given {len(entries)} records and answered for {len(outcomes)}")
-    return outcomes, ", ".join(sorted(faults_of(store) - before))
+    return answered(outcomes, len(entries)), faults_since(store, before)
 
 
 class WriteBack:
@@ -103,14 +101,13 @@ class WriteBack:
 
     def advance(self) -> None:
         """Finishes writes that are done, and begins others. Never waits."""
-        for job in [each for each in self._writing if each[2].done]:
-            self._writing.remove(job)
-            self._end(*job)
+        for cache, entries, job in [each for each in self._writing if each[2].done]:
+            self._writing.remove((cache, entries, job))
+            cache.unpin(*entries)
+            self._count(entries, job)
         while self._waiting and (batch := self._next()):
             cache, entries = batch
-            for entry in entries:
-                cache.pin(entry)
-            cache.pool.use(entry.record for entry in entries)
+            cache.pin(*entries)
             self._writing.append((cache, entries, self._workers.submit(write, self._store, cache, entries)))
         self._told.write_due()
 
@@ -131,12 +128,6 @@ class WriteBack:
             else:
                 self.missed += 1
         return (cache, entries) if entries else None
-
-    def _end(self, cache: RecordCache, entries: Sequence[CachedRecord], job: Job) -> None:
-        cache.pool.unuse(entry.record for entry in entries)
-        for entry in entries:
-            cache.unpin(entry)
-        self._count(entries, job)
 
     def _count(self, entries: Sequence[CachedRecord], job: Job) -> None:
         error = job.error or (CancelledError() if job.cancelled else None)

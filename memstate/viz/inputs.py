@@ -90,3 +90,19 @@ def number(what: str, value: Any, *, least: float | None = None, above: float | 
     if not is_number or (least is not None and value < least) or (above is not None and value <= above):
         where = f" above {above}" if above is not None else "" if least is None else f" from {least} on"
         raise InvalidArgument(f"{what} is {value!r}, expected a number{where}")
+
+
+def few(count: int, most: int, what: str, draw: str) -> None:
+    """Refuses what has more parts than a reader can tell apart.
+
+    Args:
+        count: Its parts.
+        most: As many as can be told apart.
+        what: What it is, with the picture and the number.
+        draw: What to draw instead.
+
+    Raises:
+        InvalidArgument: It has.
+    """
+    if count > most:
+        raise InvalidArgument(f"{what} cannot be told apart, draw {draw}")

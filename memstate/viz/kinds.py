@@ -1,7 +1,7 @@
 """Kinds of slot owners, with one colour each for all pictures. Texts only: knows no picture and no page.
 
-The colours stay apart for readers with protanopia, deuteranopia and tritanopia, and on light and dark pages. Kinds that
-an audit finds wrong are also hatched, so that a print without colours shows them.
+The colours were chosen to stay apart for readers with protanopia, deuteranopia and tritanopia, on light and dark pages.
+Kinds that an audit finds wrong are also hatched, so that a print without colours shows them.
 """
 
 from collections.abc import Mapping
@@ -36,7 +36,6 @@ class Kind(NamedTuple):
 
 
 LIGHT: Final = "#ffffff"
-DARK: Final = "#161616"
 INK: Final = "#0a0a0a"
 
 # In the order of legends and of bars.

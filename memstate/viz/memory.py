@@ -7,7 +7,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from memstate import checks
-from memstate.errors import InvalidArgument
 from memstate.sizes import format_bytes
 from memstate.state.layout import StateLayout
 from memstate.viz import figure, inputs
@@ -93,10 +92,7 @@ def arena(layouts: Layouts, slots: int, ids: Sequence[int] = ()) -> Figure:
     layouts, slots = inputs.layouts(layouts), checks.whole("slots", slots)
     ids = inputs.ids("slots", ids, range(1, slots + 1))
     most = max(len(layout.planes) * layout.layers for layout in layouts.values()) * (slots + 1)
-    if most > MOST_BLOCKS:
-        raise InvalidArgument(
-            f"arena: {most} blocks cannot be told apart, draw fewer slots or layers (<= {MOST_BLOCKS})"
-        )
+    inputs.few(most, MOST_BLOCKS, f"arena: {most} blocks", f"fewer slots or layers (<= {MOST_BLOCKS})")
     colours = figure.plane_colours(plane.name for layout in layouts.values() for plane in layout.planes)
     sizes = {name: layout.arena_bytes(slots) for name, layout in layouts.items()}
     widest = max(1, *(size for each in sizes.values() for size in each))
@@ -158,10 +154,8 @@ def pages(
     layouts, page_bytes = inputs.layouts(layouts), checks.whole("page_bytes", page_bytes)
     chosen = None if layers is None else list(layers)
     most = sum(size // page_bytes for layout in layouts.values() for size in layout.arena_bytes(slots))
-    if most > MOST_PAGES:
-        raise InvalidArgument(
-            f"pages: {most} pages of {page_bytes} bytes cannot be told apart, draw fewer slots (<= {MOST_PAGES} pages)"
-        )
+    what = f"pages: {most} pages of {page_bytes} bytes"
+    inputs.few(most, MOST_PAGES, what, f"fewer slots (<= {MOST_PAGES} pages)")
     strips = []
     for name, layout in layouts.items():
         pieces = blocks(layout, slots, ids, chosen)

@@ -51,11 +51,8 @@ def occupancy(inspections: Inspections, steps: Sequence[str] = ()) -> Figure:
             "expected one or more of the same number of slots, and a label for each or none"
         )
     capacity = capacities.pop()
-    if capacity * len(taken) > MOST_CELLS:
-        raise InvalidArgument(
-            f"occupancy: {len(taken)} pictures of {capacity} slots cannot be told apart, draw fewer"
-            f" (<= {MOST_CELLS} cells)"
-        )
+    what = f"occupancy: {len(taken)} pictures of {capacity} slots"
+    inputs.few(capacity * len(taken), MOST_CELLS, what, f"fewer (<= {MOST_CELLS} cells)")
     columns = [holdings(inspection) for inspection in taken]
     legible = capacity <= LEGIBLE[0] and len(columns) <= LEGIBLE[1]
     longest = max((len(name) for column in columns for _, name in column), default=0) if legible else 0
@@ -174,10 +171,7 @@ def _require_steps(runs: Mapping[str, Sequence[PlannedStep]]) -> None:
                 "the same number of slots"
             )
     cells = sum(len(moments) * moments[0].inspection.capacity for moments in runs.values())
-    if cells > MOST_STEP_CELLS:
-        raise InvalidArgument(
-            f"steps: {cells} cells cannot be told apart, draw fewer slots or steps (<= {MOST_STEP_CELLS})"
-        )
+    inputs.few(cells, MOST_STEP_CELLS, f"steps: {cells} cells", f"fewer slots or steps (<= {MOST_STEP_CELLS})")
 
 
 def _panel(axes: Axes, moments: Sequence[PlannedStep], longest: int) -> set[str]:

@@ -6,10 +6,9 @@ from itertools import groupby
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from memstate.errors import InvalidArgument
 from memstate.kernels.tables import HEADER_INTS, LIMIT_CELL, Section
 from memstate.slots.inspect import Inspection
-from memstate.viz import figure
+from memstate.viz import figure, inputs
 from memstate.viz.bits import BITS, free_words
 from memstate.viz.uploads import PacketSection, sections
 
@@ -37,11 +36,8 @@ def bitmap(inspection: Inspection) -> Figure:
     Syncs: no.
     """
     levels = free_words(inspection)
-    if len(levels[0]) > MOST_BITMAP_WORDS:
-        most = BITS * MOST_BITMAP_WORDS - 1
-        raise InvalidArgument(
-            f"bitmap: {len(levels[0])} words cannot be told apart, draw a pool of at most {most} slots"
-        )
+    count, slots = len(levels[0]), BITS * MOST_BITMAP_WORDS - 1
+    inputs.few(count, MOST_BITMAP_WORDS, f"bitmap: {count} words", f"a pool of at most {slots} slots")
     legible = len(levels[0]) <= FEW_WORDS
     heights = [0.25 * len(level) if legible else max(0.3, 0.04 * len(level)) for level in levels][::-1]
     drawn = figure.drawing(9, 0.9 + sum(heights) + 0.4 * len(levels))
@@ -97,8 +93,7 @@ def packet(packet: Sequence[int]) -> Figure:
     """
     parts = sections(packet)
     size = max([HEADER_INTS, *(part.end for part in parts)])
-    if size > MOST_PACKET_WORDS:
-        raise InvalidArgument(f"packet: {size} words cannot be told apart, draw {MOST_PACKET_WORDS} or fewer")
+    inputs.few(size, MOST_PACKET_WORDS, f"packet: {size} words", f"{MOST_PACKET_WORDS} or fewer")
     colours = {"header": HEADER, **figure.plane_colours(part.name for part in parts), "padding": PADDING}
     lines = -(-size // A_LINE)
     drawn = figure.drawing(9, 1.0 + 0.36 * lines)

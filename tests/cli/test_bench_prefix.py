@@ -8,13 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from memstate.cli.bench import BenchResult, clock, prefix, radix_peer, run
-from memstate.cli.bench.prefix_sides import BATCH, OURS, Key, Ours, Sides
-from memstate.cli.bench.task import Setting
+from memstate.cli.bench.prefix_sides import OURS, Key, Ours
 from memstate.prefix import PrefixCache
-from memstate.prefix.tree import Found, Tree
 from memstate.requests.page_table import PageTable
 from memstate.slots.commands import CommandBuffer
 from tests.support import inside, owners
@@ -78,16 +75,6 @@ def test_every_case_is_checked_and_measured_for_both_policies() -> None:
         assert entry.value > 0 and (entry.unit, entry.peer, entry.ratio) == ("host us", None, None)
 
 
-def test_a_full_run_says_nothing_of_toys(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("TREES", ((42, 8),)), ("CHAT", (24, 4, 300)), ("MATCHES", 3), ("INSERTS", 2)):
-        monkeypatch.setattr(prefix, name, value)
-    outcome = run(["prefix"], peer="device-copy")
-    assert outcome.wrong == []
-    assert {entry.case for entry in outcome.entries} == {
-        f"{case}, {name}" for case in ("chat, S=4", "42 nodes, 8 pages") for name in OURS
-    }
-
-
 # -- peers -----------------------------------------------------------------------------------------
 
 
@@ -108,31 +95,16 @@ class Deaf(Plain):
         return max(0, super().match(ids) - 1)
 
 
-class Greedy(Plain):
-    def insert(self, ids: Key) -> float:
-        self.states += 1
-        return super().insert(ids)
-
-
 class Absent(Plain):
     def __init__(self, *given: Any) -> None:
         raise RuntimeError("no such\ncore")
-
-
-class Frail(Plain):
-    def insert(self, ids: Key) -> float:
-        if len(self.kept) == 3:
-            raise MemoryError("full")
-        return super().insert(ids)
 
 
 @pytest.mark.parametrize(
     ("kind", "says"),
     [
         (Deaf, " blocks, a naive search "),
-        (Greedy, " holds ("),
         (Absent, " raises RuntimeError: no such core"),
-        (Frail, " raises MemoryError: full"),
     ],
 )
 def test_a_peer_that_fails_takes_nothing_from_the_others(
@@ -227,35 +199,7 @@ def test_the_figures_hold_what_they_say(monkeypatch: pytest.MonkeyPatch) -> None
     assert ours.match([1, 2, 3, 4]) == 3 and ours.held == (1, 3)
 
 
-def test_everybody_has_a_turn_of_many_calls_and_is_first_in_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(radix_peer, "SglangCache", Plain)
-    sides, calls = Sides("case", ["sglang"], 2, 8, 4), list[tuple[str, int]]()
-    keys = [[n] for n in range(BATCH + 3)]
-    sides.take(keys, lambda name, side, key: calls.append((name, key[0])))
-    everybody = (*OURS, "sglang")
-    first = [(name, n) for name in everybody for n in range(BATCH)]
-    assert calls == first + [(name, n) for name in everybody[1:] + everybody[:1] for n in range(BATCH, BATCH + 3)]
-
-
-def test_trees_have_one_shape_and_their_inserts_evict(small: None) -> None:
-    tree = prefix._Tree(Setting("reference", torch.device("cpu"), True), (), 42, 8)
-    assert tree.check() == "" and len(tree.keys) == 32 and {len(key) for key in tree.keys} == {8}
-    for ours in tree.sides.ours.values():
-        depths = [len(list(node.path())) for node in owners.nodes(ours.rig.cache).values()]
-        assert depths == [3] * 32
-    tree.measure()
-    for ours in tree.sides.ours.values():
-        stats = ours.rig.cache.stats()
-        assert stats.evicted_states == prefix.TOY_INSERTS == stats.inserted - 32 and ours.held[0] == 32
-
-
 # -- what is wrong is not measured -----------------------------------------------------------------
-
-
-def _short(true: Any, tree: Tree, prompt: Any) -> Found:
-    """Forgets the deepest state."""
-    found = true(tree, prompt)
-    return found._replace(stated=None) if found.stated and found.stated.end == found.kv else found
 
 
 def _keep(true: Any, *given: Any) -> int:
@@ -273,7 +217,6 @@ def _emptied(true: Any, cache: PrefixCache, lease: Any) -> None:
 @pytest.mark.parametrize(
     ("owner", "name", "fault", "says"),
     [
-        (Tree, "find", _short, "a naive search"),
         (PrefixCache, "evict_states", _keep, "raises OutOfSlots"),
         (PrefixCache, "release", _emptied, "leaked slots: {'lru': 1, 'return-rate': 1}"),
     ],

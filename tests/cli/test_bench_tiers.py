@@ -7,7 +7,6 @@ import sys
 import tempfile
 from collections.abc import Callable
 from functools import partial
-from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +27,7 @@ from memstate.cli.bench import (
     tiers_turns,
 )
 from memstate.cli.bench.task import Setting, Task
-from memstate.cli.bench.tiers_turns import KIB, MIB, Side, rates
+from memstate.cli.bench.tiers_turns import MIB, Side, rates
 from memstate.integrations.handover import HandOver
 from memstate.state import presets
 from memstate.state.sharding import Part
@@ -80,20 +79,6 @@ def test_every_operation_is_measured_beside_a_plain_copy(no_mooncake: None) -> N
         assert entry.ratio == entry.value / (entry.peer_value or 0)
 
 
-def test_a_full_run_says_nothing_of_toys(no_mooncake: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"CASES": ((2, 64 * KIB),), "ROUNDS": 1, "COLD": 8}.items():
-        monkeypatch.setattr(tiers_turns, name, value)
-    outcome = run(["tiers"], "reference")
-    assert outcome.wrong == [] and {entry.op for entry in outcome.entries} == OPS
-    assert {entry.case for entry in outcome.entries} == {"2 x 64 KiB"}
-
-
-def test_only_the_peer_that_was_asked_for_is_measured(no_mooncake: None) -> None:
-    entries = toy("plain-file").entries
-    assert {entry.peer for entry in entries if entry.op in ("file put", "file get")} == {"plain-file"}
-    assert {entry.peer for entry in entries if not entry.op.startswith("file ")} == {None}
-
-
 # -- who takes turns -------------------------------------------------------------------------------
 
 
@@ -129,17 +114,6 @@ def test_a_peer_that_fails_leaves_and_ours_that_fails_is_told(capsys: pytest.Cap
     with pytest.raises(OSError, match="no\nroom"):
         rates(setting(), "op", "case", 8, Side(fails), {"memory-copy": fine})
     assert rates(setting(peer="plain-file"), "op", "case", 8, fine, {"memory-copy": fine})[0].peer is None
-
-
-def test_units_are_of_the_bytes_and_pages_that_were_moved(no_mooncake: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a clock by which every call takes a millisecond."""
-    now = count()
-    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: next(now) / 1000))
-    found = {(entry.op, entry.case): entry for entry in toy().entries}
-    expected = {("file put", "toy 3 x 4 KiB"): 12288e3}
-    expected |= {("transfer in", "toy 3 x 4 KiB"): 12288e3, ("transfer out", "toy 1 x 4 KiB"): 4096e3}
-    assert {key: found[key].value for key in expected} == pytest.approx(expected)
-    assert all(entry.ratio == pytest.approx(1) for entry in found.values())
 
 
 def test_nothing_is_left_behind(no_mooncake: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,24 +184,16 @@ def _lost(true: Any, store: FileStore, names: Any, buffers: Any) -> Any:
     return [*true(store, names[:-1], buffers[:-1]), Became.DONE]
 
 
-def _failed(true: Any, store: FileStore, names: Any, buffers: Any) -> Any:
-    return [Became.FAILED] * len(names)
-
-
 def _bit(true: Any, store: FileStore, names: Any, buffers: Any) -> Any:
     outcomes = true(store, names, buffers)
     buffers[-1][-1] ^= 1
     return outcomes
 
 
-def _kept(true: Any, store: FileStore, names: Any) -> None:
-    true(store, names[1:])
-
-
 def _no_layer(
     true: Any, packing: Packing, slots: Any, index: Any, places: Any, records: Any, layers: Any = None
 ) -> None:
-    true(packing, slots, index, places, records, (0, packing.layers - 2) if layers is None else layers)
+    true(packing, slots, index, places, records, (0, packing.layout.layers - 2) if layers is None else layers)
 
 
 def _first_group(
@@ -245,9 +211,7 @@ WAYS = {f"transfers, {tiers_turns.sized(*case)}" for case in tiers_turns.TOY_CAS
     ("owner", "name", "fault", "lost"),
     [
         (FileStore, "put", _lost, FILES),
-        (FileStore, "put", _failed, FILES),
         (FileStore, "get", _bit, FILES),
-        (FileStore, "discard", _kept, FILES),
         (Packing, "pack", _no_layer, WAYS),
         (Packing, "unpack", _first_group, WAYS),
     ],

@@ -15,7 +15,6 @@ from memstate.cli import compile as compiling
 from memstate.cli import tune as tuning
 from memstate.cli.traces import form
 from memstate.cli.traces.make import make
-from memstate.errors import InvalidArgument
 from tests.support.command import memstate as here
 
 ROOT = Path(__file__).parents[2]
@@ -55,34 +54,6 @@ def test_demo_writes_the_keys_of_the_contract(tmp_path: Path) -> None:
 
 
 @pytest.mark.proof
-def test_tune_stores_what_it_writes_unless_told_not_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MEMSTATE_TUNED", str(tmp_path))
-    done = memstate("tune", "--kernels", "copy", "--model", "lfm2", "--limit", "1", "--json", "-")
-    assert (done.returncode, done.stderr) == (0, "")
-    report = json.loads(done.stdout)
-    assert {"device", "timed", "entries", "trials", "stored"} <= set(report)
-    assert set(report["entries"][0]) == {"kernel", "key", "config", "value", "unit", "checked"}
-    assert list(tmp_path.iterdir()) == [Path(report["stored"])]
-    stored = json.loads(Path(report["stored"]).read_text())
-    assert stored == {name: report[name] for name in stored}
-
-    again = memstate(
-        "tune",
-        "--kernels",
-        "copy",
-        "--model",
-        "mamba",
-        "--limit",
-        "1",
-        "--dry-run",
-        "--json",
-        str(tmp_path / "report.json"),
-    )
-    assert again.returncode == 0 and "nothing stored" in again.stdout, again.stderr
-    assert json.loads(Path(report["stored"]).read_text()) == stored
-
-
-@pytest.mark.proof
 def test_tune_shows_what_it_cannot_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEMSTATE_TUNED", str(tmp_path))
     (tmp_path / "sm-90.json").mkdir()  # where the file of a target that is not there would be
@@ -102,18 +73,6 @@ def test_tune_shows_what_it_cannot_store(tmp_path: Path, monkeypatch: pytest.Mon
 def test_the_version_is_that_of_the_package() -> None:
     done = memstate("--version")
     assert (done.returncode, done.stdout, done.stderr) == (0, f"memstate {__version__}\n", "")
-
-
-def test_a_target_named_twice_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[list[str]] = []
-
-    def compile_all(targets: list[str], *_: object) -> None:
-        seen.append(targets)
-        raise InvalidArgument("enough")
-
-    monkeypatch.setattr(compiling, "compile_all", compile_all)
-    assert CliRunner().invoke(cli.app, ["compile", "--targets", "sm_90, sm_80,sm_90"]).exit_code == 2
-    assert seen == [["sm_90", "sm_80"]]
 
 
 def test_a_target_that_triton_does_not_know_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,8 +97,7 @@ def test_only_targets_that_compile_are_known(monkeypatch: pytest.MonkeyPatch) ->
     ("arguments", "says"),
     [
         ("demo --strategy sometimes", "sometimes"),
-        ("demo --backend tpu", "tpu"),
-        ("demo --fail-claims 2", "fail-claims 2.0: expected a probability"),
+        ("demo --fail-claims 2", "'--fail-claims': "),
         ("demo --input no-such-file.jsonl", "'no-such-file.jsonl': No such file"),
         ("compile --targets sm_9", "sm_9"),
         ("bench nothing", "nothing"),
@@ -149,13 +107,10 @@ def test_only_targets_that_compile_are_known(monkeypatch: pytest.MonkeyPatch) ->
         ("replay {trace} --policy lru,all", "policy 'all': expected lru, "),
         ("replay {trace} --states ,", "nothing to replay"),
         ("replay {trace} --states 1.5", "--states '1.5': expected whole numbers"),
-        ("replay {trace} --pages few", "'--pages'"),
         ("replay {trace} --from nan", "from nan: expected a fraction from 0 to below 1"),
         ("replay {trace} --limit 0", "limit=0: expected a whole number from 1 on"),
         ("replay {broken}", "', line 1: hash_ids missing"),
-        ("replay", "Missing argument"),
         ("trace novel --out {tmp}/a.jsonl", "'novel'"),
-        ("trace chat", "'--out'"),
         ("trace chat --out {tmp}/a.jsonl --requests 0", "requests=0: expected a whole number from 1 on"),
         ("trace chat --out {tmp} --requests 1", "is no file"),
         ("trace chat --out no/such/a.jsonl", "'no/such' is no directory"),

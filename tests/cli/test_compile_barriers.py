@@ -109,12 +109,5 @@ def test_at_most_four_loads_of_a_plan_wait_for_each_other(results: dict[str, Any
     assert len(results["chains"]) == 20
 
 
-def test_a_lost_barrier_is_seen() -> None:
-    sound = [("ld", ["slots_ptr"]), ("ld", ["rows_ptr"]), ("barrier", []), ("st", ["slots_ptr"]), ("st", ["rows_ptr"])]
-    assert bare(sound) == set()
-    assert bare([step for step in sound if step[0] != "barrier"]) == {"slots_ptr"}
-    assert bare([("barrier", []), *sound[:2], ("atom", ["slots_ptr", "out_ptr"])]) == {"slots_ptr"}
-
-
 if __name__ == "__main__":
     main()

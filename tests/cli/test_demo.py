@@ -62,10 +62,6 @@ def test_B36_every_strategy_generates_what_no_tracking_generates() -> None:
         chance = random.Random(seed)
         ways = [("none", False), *((strategy, chance.random() < 0.5) for strategy in TRACKED), ("none", True)]
     answers = {way: demo(strategy=way[0], overlap=way[1]).answers for way in ways}
-    assert {strategy for strategy, _ in answers} == set(STRATEGIES) and {overlap for _, overlap in answers} == {
-        True,
-        False,
-    }
     assert all(given == answers["none", False] for given in answers.values())
     assert sum(map(len, answers["none", False])) > 50
 
@@ -93,22 +89,14 @@ def test_a_default_run_shows_everything(default_run: DemoReport) -> None:
     assert found["refused"]["rows"] > 0
     assert found["dead_entries"] > 0 and found["decode_steps"] > 0 and found["mixed_steps"] > 0
     assert found["slots_held_peak"] == 3  # Redirect: live, lane, and a state of the prompt
-
-
-def test_a_decode_step_costs_a_plan_and_what_changes_hands(default_run: DemoReport) -> None:
-    """Redirect: a plan each, and an ownership and a data launch where owners changed.
-
-    One more where a request was aborted right after its admission.
-    """
-    assert {asked.step for asked in default_run.meter.decode} == {1}
-    assert {0, 1} <= {asked.ownership for asked in default_run.meter.decode} <= {0, 1, 2, 3}
+    decode = report.meter.decode  # a plan each, and an ownership and a data launch where owners changed
+    assert {asked.step for asked in decode} == {1} and {asked.ownership for asked in decode} <= {0, 1, 2, 3}
 
 
 def test_the_table_says_what_the_json_says(default_run: DemoReport) -> None:
-    table, found = dict(default_run.table()), default_run.to_json()
-    assert (table["identical to uncached"], table["result"], default_run.failure()) == ("yes", "pass", "")
-    assert table["generated"] == f"{found['generated_tokens']} tokens, {found['distinct_tokens']} distinct"
-    assert table["model, layout, engine"] == "gdn, layer-major, own" and table["foreign bytes, changed"] == "0, 0"
+    table, found = default_run.table(), default_run.to_json()
+    assert (table["identical to uncached"], table["expectation met"], default_run.failure()) == ("yes", "yes", "")
+    assert table["generated tokens"] == str(found["generated_tokens"]) and table["differences"] == "none"
 
 
 @pytest.mark.sample(2)
@@ -152,13 +140,6 @@ def test_sabotage_is_noticed(tmp_path: Path, strategy: str, kind: str) -> None:
     assert not report.to_json()["identical_to_uncached"]
     assert report.comparison.wrong_logits > 0 and report.comparison.differences
     assert report.ok and report.failure() == ""  # failing is what it must do
-
-
-@pytest.mark.sample(interpreter=0)
-@pytest.mark.parametrize("kind", ["swap", "stale"])
-def test_sabotage_is_noticed_on_every_backend(backend: Backend, kind: str) -> None:
-    report = tiny(backend, sabotage=kind)
-    assert report.ok and report.strikes and not report.identical, report.failure()
 
 
 def test_sabotage_that_finds_nothing_to_strike_fails(tmp_path: Path) -> None:
@@ -221,32 +202,13 @@ def test_progress_counts_both_runs() -> None:
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"strategy": "sometimes"}, "strategy 'sometimes': expected none, ping-pong, lazy, redirect"),
-        ({"sabotage": "burn"}, "sabotage 'burn'"),
-        ({"slots": 0}, "slots 0: expected a whole number of at least 1"),
-        ({"requests": 0}, "requests 0"),
-        ({"chunk": 2**31}, "chunk 2147483648: expected at most 2147483647 tokens"),
-        ({"sessions": -1}, "sessions -1: expected a whole number of at least 0"),
         ({"track_every": 12}, "track-every 12 is no multiple of page-size 8"),
-        ({"page_size": 0}, "page-size 0"),
-        ({"fail_claims": 1.5}, "fail-claims 1.5"),
         ({"pages": 3}, "pages 3: the longest conversation alone needs"),
         ({"slots": 2, "strategy": "ping-pong"}, "slots 2: one request under ping-pong needs 3"),
-        ({"backend": "tpu"}, "backend 'tpu'"),
         ({"input": Path("missing.jsonl")}, "missing.jsonl"),
-        ({"model": "rwkv"}, "model 'rwkv': expected gdn, mamba2, kda"),
-        ({"state_order": "key_value"}, "state_order 'key_value': expected key-value, value-key, dim-state"),
-        (
-            {"state_order": "value-key", "model": "mamba2"},
-            "state-order value-key: expected dim-state or state-dim of mamba2",
-        ),
-        ({"layout": "layer_major"}, "layout 'layer_major': expected layer-major, slot-major"),
-        ({"engine": "theirs"}, "engine 'theirs': expected own, in-place, arena"),
-        ({"storage": "tape"}, "storage 'tape': expected none, file, mooncake"),
-        ({"write": "never"}, "write 'never': expected through, selective, back"),
+        ({"placement": "all"}, "placement 'all': expected ends, ends-only, every-N, nowhere"),
+        ({"state_order": "value-key", "model": "mamba2"}, "state-order value-key: expected dim-state or state-dim of"),
         ({"storage_path": Path("x")}, "storage-path x: it is for storage file, not none"),
-        ({"host_slots": 0}, "host-slots 0: expected a whole number of at least 1"),
-        ({"mooncake_segment": -1}, "mooncake-segment -1: expected a whole number of at least 0"),
     ],
 )
 def test_bad_settings_are_refused_in_one_line(settings: dict[str, Any], says: str) -> None:

@@ -9,11 +9,11 @@ from typer.testing import CliRunner
 
 from memstate.cli.app import app
 from memstate.cli.demo.config import STRATEGIES
-from memstate.errors import InvalidArgument, LeakFound
+from memstate.errors import LeakFound
 from memstate.requests.page_table import PageTable
 from memstate.slots.audit import audit
 from memstate.slots.inspect import Inspection
-from tests.support.demo_talks import demo, write_talks
+from tests.support.demo_talks import demo
 
 EVERYBODY = 1000  # sessions: more than there are conversations
 
@@ -31,9 +31,6 @@ def test_what_the_loop_counts_is_what_the_cache_counts(strategy: str, sessions: 
     assert set(found["hit_tokens_lost_by_reason"]) == {"no_sharing", "evicted", "no_snapshot"}
     assert sum(found["hit_tokens_lost_by_reason"].values()) == found["prompt_tokens"] - found["prefix_hit_tokens"]
     assert found["sessions"] == min(sessions, found["conversations"])
-    table = dict(report.table())
-    assert table["evicted from the cache"].startswith(f"{prefix.evicted_states} states")
-    assert table["sessions"].startswith(str(found["sessions"]))
 
 
 @pytest.mark.sample(2)
@@ -80,12 +77,6 @@ def test_sabotage_of_a_state_that_a_session_kept_is_noticed(tmp_path: Path, stra
     assert report.ok and not report.identical and report.failure() == ""
 
 
-def test_sabotage_strikes_what_is_cached_first(tmp_path: Path) -> None:
-    talks = write_talks(tmp_path / "talks.jsonl", [20, 31, 40, 24, 52, 17, 36, 45, 28, 60])
-    report = demo(input=talks, requests=None, sabotage="stale")
-    assert report.ok and report.strikes and not report.strikes_at_sessions, report.failure()
-
-
 def test_pages_that_are_not_given_back_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PageTable, "end", lambda self, rows: [self._rows.__setitem__(row, []) for row in rows])
     with pytest.raises(LeakFound, match=r"page 1 is counted for \d+ holders and has"):
@@ -106,8 +97,3 @@ def test_a_snapshot_of_all_owners_can_be_read_by_another_process(tmp_path: Path)
     picture = Inspection.load(path)
     assert audit(picture).clean and set(picture.kinds.values()) <= {"cached", "session"}
     assert len(picture.prefix) >= len(picture.kinds) and picture.stats["rows_used"] == 0
-    path.write_text(
-        path.read_text(encoding="utf-8").replace("memstate inspection 2", "memstate picture 0"), encoding="utf-8"
-    )
-    with pytest.raises(InvalidArgument, match="not an inspection"):
-        Inspection.load(path)

@@ -8,7 +8,6 @@ import pytest
 
 from memstate.cli.demo.config import STRATEGIES
 from memstate.errors import InvalidArgument
-from memstate.kernels.dispatch import Backend
 from tests.support.demo_talks import demo, write_talks
 
 MULTIPLES = (8, 16, 32)  # page and chunk, boundary, and a few pages in one
@@ -24,13 +23,6 @@ def test_B51_prompts_around_page_chunk_and_boundary_multiples(tmp_path: Path, st
     assert report.ok, report.failure()
     assert report.requests == 2 * (2 * len(lengths) + 1)
     assert report.meter.prefix_hit_tokens > 0
-
-
-@pytest.mark.sample(interpreter=0)
-def test_B51_prompts_around_multiples_on_every_backend(tmp_path: Path, backend: Backend) -> None:
-    talks = write_talks(tmp_path / "talks.jsonl", [15, 16, 17, 16])
-    report = demo(backend=backend.name, device=str(backend.device), input=talks, requests=6)
-    assert report.ok and report.meter.resumed, report.failure()
 
 
 def test_B15_a_prompt_of_one_token_is_not_taken_for_padding(tmp_path: Path) -> None:
@@ -78,14 +70,3 @@ def test_pages_for_one_conversation_make_the_others_wait_or_come_back(tmp_path: 
 def test_unusual_sizes_are_identical_too(strategy: str, settings: dict[str, Any]) -> None:
     report = demo(strategy=strategy, seed=3, requests=8, **settings)
     assert report.ok, report.failure()
-
-
-def test_without_a_single_optional_claim_redirect_takes_no_snapshot_at_a_boundary() -> None:
-    report = demo(strategy="redirect", fail_claims=1.0)
-    assert report.stats.snapshots == 0 and report.stats.degraded > 0 and report.meter.slots_held_peak == 1
-
-
-def test_lazy_holds_less_than_ping_pong() -> None:
-    lazy, eager = (demo(strategy=strategy, requests=16) for strategy in ("lazy", "ping-pong"))
-    assert lazy.meter.slots_held_mean < eager.meter.slots_held_mean
-    assert lazy.meter.slots_held_peak <= eager.meter.slots_held_peak > 3  # with what prompts keep

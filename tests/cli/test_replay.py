@@ -1,14 +1,16 @@
 """Replays through the loop: small traces with known answers, what holds for every policy, and what is refused."""
 
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import cache
+from itertools import combinations
 from typing import Any
 
 import numpy as np
 import pytest
 
-from memstate.cli.policies import POLICIES
-from memstate.cli.replay import CLAIRVOYANT, Loop, Replayed, compare, ideal, replay, table
+from memstate.cli.replay import CLAIRVOYANT, NAMES, Loop, Replayed, compare, replay, table
 from memstate.cli.replay.requests import Units, followed, served
 from memstate.cli.traces import BLOCK, TraceRequest
 from memstate.cli.traces.make import KINDS, make
@@ -34,7 +36,7 @@ def same(one: Replayed) -> dict[str, Any]:
 def run(
     trace: Sequence[TraceRequest], states: int = 10, pages: int = 100, policy: str = "lru", **loop: Any
 ) -> Replayed:
-    return replay(trace, states, pages, policy, loop=replace(ENDS, **loop), launches=True)
+    return replay(trace, states, pages, policy, loop=replace(ENDS, **loop))
 
 
 # -- requests --------------------------------------------------------------------------------------
@@ -98,7 +100,7 @@ def test_a_conversation_goes_on_within_a_page_of_its_answer() -> None:
     assert one.turns == 1 and one.recomputed_tokens_per_turn == 600 + 500 - 1024
     assert (one.block_hit_rate, one.answer_hit_rate) == (1 / 5, 1 / 5)
     assert one.misses_by_reason == {"no_sharing": 1, "evicted": 0, "no_snapshot": 0, "not_filled": 2}
-    assert (one.filed_by_kind or {}).keys() <= {"prompt", "end", "boundary"}
+    assert one.filed_by_kind.keys() <= {"prompt", "end", "boundary"}
 
 
 def test_a_branch_point_is_found_by_the_third_prompt() -> None:
@@ -140,7 +142,7 @@ def test_a_placement_counts_tokens() -> None:
 def test_larger_chunks_take_fewer_forwards_and_lose_no_hit(policy: str) -> None:
     trace = short("chat", 24, 1)
     found = [run(trace, 12, 400, policy, chunk=chunk, every=BLOCK) for chunk in (512, 1000, 8192)]
-    forwards = [one.forwards_per_prompt or 0 for one in found]
+    forwards = [one.forwards_per_prompt for one in found]
     assert forwards == sorted(forwards, reverse=True) and forwards[-1] >= 1
     assert len({one.whole_hit_rate for one in found}) == 1
     assert [one.leaked_slots for one in found] == [0] * 3
@@ -169,7 +171,7 @@ def test_prompts_without_tokens_count_and_do_nothing() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", NAMES)
 def test_every_policy_serves_every_kind_and_twice_the_same(policy: str, kind: str) -> None:
     trace = short(kind, 40, 3)
     one = replay(trace, 6, 150, policy, 0.25, loop=Loop(running=3))
@@ -178,17 +180,9 @@ def test_every_policy_serves_every_kind_and_twice_the_same(policy: str, kind: st
     asked = sum(len(each.hash_ids) for each in late)
     found = (one.block_hit_rate + one.answer_hit_rate) * asked
     assert found + sum(one.misses_by_reason.values()) == pytest.approx(asked)
-    assert 0 <= one.block_hit_rate <= one.ideal_hit_rate == ideal(trace, 0.25)
+    assert 0 <= one.block_hit_rate <= one.ideal_hit_rate
     assert min(one.misses_by_reason.values()) >= 0 == one.leaked_slots
-    assert one.us_per_match > 0 and one.us_per_insert > 0 and (one.slots_held_peak or 0) >= 3
-
-
-def test_launches_that_do_nothing_change_no_figure() -> None:
-    trace = short("agent", 30, 2)
-    loop = Loop(running=2)
-    assert same(replay(trace, 5, 120, "return-rate", loop=loop)) == same(
-        replay(trace, 5, 120, "return-rate", loop=loop, launches=True)
-    )
+    assert one.us_per_match > 0 and one.us_per_insert > 0
 
 
 def test_the_fraction_to_start_from_changes_what_is_counted_and_nothing_else() -> None:
@@ -211,6 +205,55 @@ def test_prompts_shorter_than_a_block_are_asked_for_and_never_found() -> None:
     assert one.misses_by_reason == {"no_sharing": 0, "evicted": 0, "no_snapshot": 0, "not_filled": 2}
 
 
+# -- policies beside each other --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_clairvoyant_reaches_the_ideal_where_there_is_room(kind: str) -> None:
+    """Wherever prompts part; what learns as it goes cannot."""
+    trace = make(kind, 150, 5)
+    room = sum(len(one.hash_ids) + 4 for one in trace)
+    found = replay(trace, room, room, CLAIRVOYANT)
+    assert found.block_hit_rate == found.ideal_hit_rate > 0.2 and found.leaked_slots == 0
+    assert found.misses_by_reason["evicted"] == found.misses_by_reason["no_snapshot"] == 0
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_policy_beats_the_clairvoyant_where_prompts_share_nothing(seed: int) -> None:
+    """Prompts of one length with nothing in common: then what is used again latest goes first at no loss, and the
+    clairvoyant is the best there is. Where room is short and prompts differ in length, nothing is promised.
+    """
+    draw, prompts = random.Random(f"clairvoyant {seed}"), [tuple(range(3 * n, 3 * n + 3)) for n in range(6)]
+    asked = draw.choices(range(6), k=24)
+    trace, states = [request(*prompts[n], 99 + n, rest=9) for n in asked], draw.randint(1, 3)
+    best = {frozenset[int](): 0}  # what is kept -> most hits that can have led there
+    for n in asked:
+        following: dict[frozenset[int], int] = {}
+        for kept, hits in best.items():
+            choice = kept | {n}
+            for size in range(min(states, len(choice)) + 1):
+                for some in map(frozenset, combinations(choice, size)):
+                    following[some] = max(following.get(some, 0), hits + 3 * (n in kept))
+        best = following
+    found = {policy: replay(trace, states, 100, policy).block_hit_rate for policy in NAMES}
+    assert found[CLAIRVOYANT] == max(best.values()) / (4 * len(asked)) > 0
+    assert max(found.values()) == found[CLAIRVOYANT] and min(found.values()) < found[CLAIRVOYANT]
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("states", [16, 64])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_default_beats_the_least_recently_used(kind: str, states: int) -> None:
+    """By more than a hundredth of all blocks; times play no part in it."""
+    default, lru = (replay(made(kind), states, 50_000, policy) for policy in ("return-rate", "lru"))
+    assert default.block_hit_rate > lru.block_hit_rate + 0.01
+
+
+@cache
+def made(kind: str) -> list[TraceRequest]:
+    return make(kind, 500, 0)
+
+
 # -- many runs, and what is refused ----------------------------------------------------------------
 
 
@@ -224,20 +267,14 @@ def test_every_policy_has_its_row_and_every_number_of_states_its_column() -> Non
         same(replay(trace, s, 60, p, 0.5)) for p in ("lru", CLAIRVOYANT) for s in (2, 4)
     ]
     assert seen == sorted(seen) and seen[-1] == (4 * len(trace), 4 * len(trace))
-    columns, rows = table(replayed)
-    assert columns[:3] == ("policy", "2", "4") and columns[-4:] == (
-        "longest wait",
-        "us a match",
-        "us an insert",
-        "leaked",
-    )
-    assert [row[:3] for row in rows[:2]] == [
-        [policy, *(f"{one.block_hit_rate:.3f}" for one in replayed if one.policy == policy)]
+    rows = table(replayed)
+    assert [(row["policy"], row["2"], row["4"]) for row in rows[:2]] == [
+        (policy, *(f"{one.block_hit_rate:.3f}" for one in replayed if one.policy == policy))
         for policy in ("lru", CLAIRVOYANT)
     ]
-    assert rows[2][:3] == ["room for everything", *[f"{replayed[0].ideal_hit_rate:.3f}"] * 2]
-    assert [row[-4] for row in rows] == ["0", "", ""]  # by hand no request waits
-    assert all(len(row) == len(columns) and row[-1] in ("0", "") for row in rows)
+    ideal = f"{replayed[0].ideal_hit_rate:.3f}"
+    assert rows[2] == {"policy": "room for everything", "2": ideal, "4": ideal}
+    assert (rows[0]["longest wait"], rows[0]["leaked"]) == (replayed[1].longest_wait, 0)
 
 
 TRACE = [request(1, 2, 3, answer=5)]
@@ -250,7 +287,6 @@ TRACE = [request(1, 2, 3, answer=5)]
         (lambda: replay(TRACE, 0, 4, "lru"), "states 0: expected at least 1, at most"),
         (lambda: replay(TRACE, 1, 0, "lru"), "pages 0: "),
         (lambda: replay(TRACE, 1, 3, "lru"), "pages 3: the longest request needs 4"),
-        (lambda: replay(TRACE, 1, 2, CLAIRVOYANT), "pages 2: the longest request needs 3"),
         (lambda: replay(TRACE, 1, 4, "lru", 1.0), "from 1.0: expected a fraction from 0 to below 1"),
         (lambda: replay(TRACE, 1, 4, "lru", -0.1), "from -0.1: "),
         (lambda: replay(TRACE, 1, 4, "lru", float("nan")), "from nan: "),
@@ -260,10 +296,7 @@ TRACE = [request(1, 2, 3, answer=5)]
         (lambda: replay(TRACE, 1, 4, "lru", loop=Loop(every=256)), "every 256: expected a multiple of 512"),
         (lambda: replay(TRACE, 1, 4, "lru", loop=Loop(every=0)), "every 0: "),
         (lambda: replay(TRACE, 1, 4, "lru", loop=Loop(running=0)), "running 0: expected from 1 to 4096"),
-        (
-            lambda: replay(TRACE, 1, 4, "lru", loop=Loop(placement="all")),
-            "placement 'all': expected ends, ends-only, every-N, nowhere, by-hand",
-        ),
+        (lambda: replay(TRACE, 1, 4, "lru", loop=Loop(placement="all")), "'all': expected ends, ends-only, every-N, n"),
         (lambda: replay([], 1, 4, "lru"), "nothing to replay: no request"),
         (lambda: compare(TRACE, (1, 0), 4, ("lru",)), "states 0: "),
         (lambda: compare(TRACE, (), 4, ("lru",)), "nothing to replay: "),

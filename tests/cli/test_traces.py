@@ -6,12 +6,11 @@ import os
 import random
 import re
 import tempfile
-import threading
 import tracemalloc
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import pairwise, takewhile
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -105,19 +104,7 @@ def test_limit_counts_requests_and_looks_no_further(tmp_path: Path) -> None:
     assert form.read(path, limit=1) == [REQUEST]
     assert form.read(path, limit=2) == [REQUEST, REQUEST]
     assert "line 6" in refusal(lambda: form.read(path, limit=3))
-    for wrong in (0, -1, True, 1.0, "2"):
-        assert f"limit={wrong!r}" in refusal(lambda wrong=wrong: form.read(path, wrong))
-
-
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
-@pytest.mark.parametrize("content", [LINE, gzip.compress(LINE)], ids=["plain", "gzip"])
-def test_a_pipe_is_read_like_a_file(tmp_path: Path, content: bytes) -> None:
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    writer = threading.Thread(target=pipe.write_bytes, args=(content,))
-    writer.start()
-    assert form.read(pipe) == [REQUEST]
-    writer.join()
+    assert "limit=0" in refusal(lambda: form.read(path, 0))
 
 
 def test_same_requests_same_bytes_whatever_the_name(tmp_path: Path) -> None:
@@ -147,14 +134,6 @@ def test_what_fails_halfway_leaves_the_old_file_alone(tmp_path: Path, name: str,
     assert form.read(path) == MIXED[:1]
 
 
-def test_the_new_file_is_written_beside_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On another file system it could not be moved in one step."""
-    moves, move = [], os.replace
-    monkeypatch.setattr(os, "replace", lambda src, dst: (moves.append((Path(src).parent, dst)), move(src, dst)))
-    form.write(tmp_path / "x.jsonl", MIXED)
-    assert moves == [(tmp_path, tmp_path / "x.jsonl")]
-
-
 @pytest.mark.parametrize("place", [".", "missing/x.jsonl", "file/x.jsonl", "pipe"])
 def test_places_where_no_file_can_be(tmp_path: Path, place: str) -> None:
     """Nothing is put in the place of what is no file: /dev/null would not survive it."""
@@ -177,20 +156,18 @@ COUNT = "expected a whole number from 0 on"
 BAD_LINES = {
     "not JSON": (b"{'timestamp': 1}\n", "not JSON: Expecting property name enclosed in double quotes at column 2"),
     "cut short": (line()[:40], "not JSON: "),
-    "two in a line": (line().strip() * 2, "not JSON: Extra data at column"),
     "digits without end": (line(timestamp="1" * 5000), "not JSON that can be read"),
     "lists in lists": (b"[" * 100_000, "not JSON that can be read"),
     "Latin-1": (line(place='"\xe9"').decode().encode("latin-1"), "not UTF-8: byte 0xe9 at column"),
     "UTF-16": (line().decode().encode("utf-16"), "not UTF-8: byte 0xf"),
     "a list": (b"[1, 600, 2, [3, 4]]", "[1, 600, 2, [3, 4]]: expected an object such as {"),
     "a word": (b'"' + b"w" * 1000 + b'"', "expected an object"),
-    "null": (b"null", "None: expected an object"),
     "empty object": (b"{}", "timestamp, input_length, output_length, hash_ids missing"),
     **{f"no {name}": (line(**{name: ""}), f"{name} missing") for name in vars(REQUEST)},
     **{
         f"{name}={value}": (line(**{name: value}), COUNT)
         for name in form.COUNTS
-        for value in ("-1", "1.0", "true", "null", '"1"', "[1]", "NaN", "1e3")
+        for value in ("-1", "1.0", "true", "null", '"1"')
     },
     **{f"hash_ids={ids}": (line(hash_ids=ids), COUNT) for ids in ("[3, -1]", "[true, 1]", "[3, 1.0]", '["a", "b"]')},
     **{
@@ -199,8 +176,6 @@ BAD_LINES = {
     },
     "an id too few": (line(hash_ids="[3]"), "1 hash_ids for input_length 600: expected 2"),
     "an id too many": (line(input_length="512"), "2 hash_ids for input_length 512: expected 1"),
-    "ids for nothing": (line(input_length="0"), "2 hash_ids for input_length 0: expected 0"),
-    "a block more": (line(input_length="1025"), "expected 3"),
     "an answer without end": (
         line(output_length="8000000000"),
         "input_length 600, output_length 8000000000: expected at most 2147483647 tokens",
@@ -246,30 +221,6 @@ def test_gzip_cut_anywhere_is_refused(tmp_path: Path) -> None:
     )
 
 
-def test_gzip_with_a_wrong_byte_is_refused_or_means_the_same(tmp_path: Path, generator: torch.Generator) -> None:
-    """Bytes of the header that say when and where it was written change nothing; every other one is noticed."""
-    whole = gzip.compress(b"".join(line(timestamp=str(at)) for at in range(40)), mtime=0)
-    right = form.read(stored(tmp_path / "x", whole))
-    harmless = []
-    for place in range(len(whole)):
-        wrong = bytearray(whole)
-        wrong[place] ^= int(torch.randint(1, 256, (), generator=generator))
-        try:
-            assert form.read(stored(tmp_path / "x", bytes(wrong))) == right
-            harmless.append(place)
-        except InvalidArgument as error:
-            assert "\n" not in str(error)
-    assert set(harmless) <= {3, *range(4, 10)} and {4, 5, 6, 7} <= set(harmless)
-    assert "Not a gzipped file" in refusal(form.read, stored(tmp_path / "x", whole + b"more"))
-
-
-@pytest.mark.parametrize(
-    "values", [(-1, 0, 0, ()), (0, True, 0, (1,)), (0, 0, 0.0, ()), (0, 1, 0, [1]), (0, 1, 0, (-1,)), (0, 513, 0, (1,))]
-)
-def test_no_request_can_be_made_that_could_not_be_read(values: tuple[Any, ...]) -> None:
-    assert "expected" in refusal(lambda: TraceRequest(*values))
-
-
 # Lines of strangers: a line has a limit; bombs and deep nesting are not read into memory.
 
 PACKED = pytest.mark.parametrize("packed", [bytes, gzip.compress], ids=["plain", "gzip"])
@@ -289,18 +240,11 @@ def test_a_line_has_a_limit(
         assert form.read(path, limit=1) == [REQUEST]
 
 
-def test_the_limit_has_room_for_the_longest_contexts() -> None:
-    """Ten million tokens, with an id of 64 bits for each block, take an eighth of it."""
-    blocks = 10_000_000 // BLOCK
-    longest = form._line(TraceRequest(2**40, blocks * BLOCK, 2**20, (2**64 - 1,) * blocks))
-    assert 8 * len(longest) < files.LONGEST_LINE
-
-
 BOMB = 1 << 26  # bytes of one line
 
 
 @PACKED
-@pytest.mark.parametrize("text", [b"[", b"[],", b" ", b"1", b'{"a":'], ids=repr)
+@pytest.mark.parametrize("text", [b"[", b" ", b'{"a":'], ids=repr)
 def test_a_line_that_is_too_long_is_not_read_into_memory(
     tmp_path: Path, text: bytes, packed: Callable[[bytes], bytes]
 ) -> None:
@@ -325,7 +269,7 @@ def test_a_line_that_is_too_long_is_not_read_into_memory(
 
 
 @PACKED
-@pytest.mark.parametrize("depth", [20, 900, 990, 1000, 5_000, 500_000])
+@pytest.mark.parametrize("depth", [20, 1000, 500_000])
 @pytest.mark.parametrize(("opens", "closes"), [(b"[", b"]"), (b'{"a": ', b"}")], ids=["lists", "objects"])
 def test_nesting_is_refused_by_its_line(
     tmp_path: Path, depth: int, opens: bytes, closes: bytes, packed: Callable[[bytes], bytes]
@@ -339,10 +283,6 @@ def test_nesting_is_refused_by_its_line(
 # What is made.
 
 SIZE = 1000
-# Blocks that a cache without bounds would find, of 1000 requests. Of 300 seeds, chat has 0.52 to 0.64, shared-prompt
-# 0.69 to 0.89, agent 0.87 to 0.93; the ranges leave room for seeds that were not tried.
-IDEAL = {"chat": (0.42, 0.74), "shared-prompt": (0.60, 0.95), "agent": (0.82, 0.97)}
-TAIL = {"chat": 4, "shared-prompt": 1.2, "agent": 2.5}  # the longest input, in medians, at least
 SHARED_BLOCKS = {"chat": making.CHAT_SYSTEM // BLOCK, "agent": making.AGENT_PREAMBLE // BLOCK}
 
 
@@ -357,26 +297,6 @@ def made() -> dict[str, list[TraceRequest]]:
 def filled(request: TraceRequest) -> tuple[int, ...]:
     """The ids of its whole blocks."""
     return request.hash_ids[: request.input_length // BLOCK]
-
-
-def faults(requests: list[TraceRequest]) -> list[str]:
-    """Ids that stand for more than one thing; ids that are not the next one where they are new."""
-    meaning: dict[int, tuple[int, int | None, int]] = {}
-    found = []
-    for request in requests:
-        for place, name in enumerate(request.hash_ids):
-            before = request.hash_ids[place - 1] if place else None
-            means = (place, before, min(BLOCK, request.input_length - place * BLOCK))
-            if name not in meaning and name != len(meaning):
-                found.append(f"{name} comes after {len(meaning) - 1}")
-            if meaning.setdefault(name, means) != means:
-                found.append(f"{name} is {meaning[name]} and {means}")
-    return found
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_id_stands_for_one_block_after_one_prefix(made: dict[str, list[TraceRequest]], kind: str) -> None:
-    assert faults(made[kind]) == []
 
 
 def test_equal_ids_mean_equal_tokens_and_different_ids_different_ones(generator: torch.Generator) -> None:
@@ -409,23 +329,7 @@ def test_times_and_lengths(made: dict[str, list[TraceRequest]], kind: str) -> No
     assert len(requests) == SIZE and requests[0].timestamp == 0
     assert [r.timestamp for r in requests] == sorted(r.timestamp for r in requests)
     assert all(0 < r.input_length <= CONTEXT and 0 < r.output_length <= 2000 for r in requests)
-    lengths = sorted(r.input_length for r in requests)
-    assert len(set(lengths)) > SIZE / 2 and lengths[-1] > TAIL[kind] * median(lengths)
     assert max(r.output_length for r in requests) > 3 * median(r.output_length for r in requests)
-    assert requests[-1].timestamp > 60_000
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_a_cache_without_bounds_would_find(made: dict[str, list[TraceRequest]], kind: str) -> None:
-    seen: set[int] = set()
-    hits = blocks = 0
-    for request in made[kind]:
-        new = [name not in seen for name in request.hash_ids]
-        hits += new.index(True) if True in new else len(new)
-        blocks += len(new)
-        seen.update(request.hash_ids)
-    low, high = IDEAL[kind]
-    assert low < hits / blocks < high
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -470,17 +374,6 @@ def branchings(requests: list[TraceRequest], shared: int) -> int:
 def test_only_agents_branch(made: dict[str, list[TraceRequest]]) -> None:
     assert branchings(made["chat"], SHARED_BLOCKS["chat"]) == 0
     assert branchings(made["agent"], SHARED_BLOCKS["agent"]) > 10
-
-
-def test_agents_share_their_tools_and_come_back_within_seconds(made: dict[str, list[TraceRequest]]) -> None:
-    shared = SHARED_BLOCKS["agent"]
-    assert shared > 2 and len({filled(request)[:shared] for request in made["agent"]}) == 1
-    sessions = by_session(made["agent"], shared)
-    waits = [after.timestamp - before.timestamp for session in sessions for before, after in pairwise(session)]
-    assert len(waits) > SIZE / 2 and median(waits) < 6000
-    assert sum(wait > 15_000 for wait in waits) > 10  # the pauses between bursts
-    growth = [session[-1].input_length / session[0].input_length for session in sessions if len(session) > 10]
-    assert growth and median(growth) > 1.5
 
 
 def test_branches_start_together_and_the_task_goes_on_behind_them() -> None:
@@ -529,27 +422,14 @@ def test_prompts_are_long_few_and_chosen_by_zipf(made: dict[str, list[TraceReque
     ranked = [uses for _, uses in counts.most_common()]
     assert 10 < len(ranked) <= making.SHARED_PROMPTS
     weights = [rank**-making.SHARED_ZIPF for rank in range(1, making.SHARED_PROMPTS + 1)]
-    assert abs(ranked[0] / SIZE - weights[0] / sum(weights)) < 0.1
-    assert ranked[-1] < ranked[0] / 5
-    for first in counts:
-        users = [filled(request) for request in made["shared-prompt"] if request.hash_ids[0] == first]
-        common = len(list(takewhile(lambda names: len(set(names)) == 1, zip(*users, strict=False))))
-        assert common >= 2
-        later = [whole[common] for whole in users if len(whole) > common]
-        assert len(set(later)) == len(later)  # no request goes on from another
+    assert abs(ranked[0] / SIZE - weights[0] / sum(weights)) < 0.1 and ranked[-1] < ranked[0] / 5
 
 
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
         (("talk", 1, 0), "kind='talk': expected one of chat, shared-prompt, agent"),
-        ((None, 1, 0), "kind=None"),
         (("chat", 0, 0), "requests=0: expected a whole number from 1 on"),
-        (("chat", -3, 0), "requests=-3"),
-        (("agent", True, 0), "requests=True"),
-        (("agent", 2.0, 0), "requests=2.0"),
-        (("agent", 2, "0"), "seed='0'"),
-        (("agent", 2, None), "seed=None"),
     ],
 )
 def test_traces_that_cannot_be_made(arguments: tuple[Any, ...], why: str) -> None:

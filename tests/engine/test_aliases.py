@@ -101,24 +101,3 @@ def test_names_that_left_the_top_level_are_found_there_for_a_version(name: str) 
     vars(ms).pop(name, None)
     value, warned = told(lambda: getattr(ms, name))
     assert value.__name__ == name and len(warned) == 1 and warned[0].startswith(f"memstate.{name} is now memstate.")
-
-
-@pytest.mark.parametrize(
-    ("said", "call"),
-    [
-        ("keep='state': expected None, 'handle' or 'cache'", lambda mem, rows: mem.end(rows, keep="state")),
-        ("keep=True: expected None", lambda mem, rows: mem.end(rows, keep=True)),
-        ("keep='cache' needs tokens", lambda mem, rows: mem.end(rows, keep="cache")),
-        ("tokens= with keep=None: only keep='cache'", lambda mem, rows: mem.end(rows, tokens=[[1]])),
-        ("tokens= with keep='handle'", lambda mem, rows: mem.publish(rows, tokens=[[1]])),
-        ("lengths= without keep=", lambda mem, rows: mem.end(rows, lengths=[4])),
-        ("keep=None: publish keeps states", lambda mem, rows: mem.publish(rows, keep=None)),
-        ("needs a prefix cache", lambda mem, rows: mem.end(rows, keep="cache", tokens=[[1]])),
-    ],
-)
-def test_where_a_state_goes_is_said_or_refused(said: str, call: Any, loop: Loop) -> None:
-    (row,) = loop.admit(ms.Request("a"))
-    before = loop.mem.stats()
-    with pytest.raises((ms.InvalidArgument, ms.ConfigurationError)) as refused:
-        call(loop.mem, [row])
-    assert said in str(refused.value) and loop.mem.stats() == before and loop.mem.info(row).length == 0

@@ -76,14 +76,6 @@ def test_C1_planned_bytes_are_the_bytes_that_a_manager_allocates(name: str, rank
         require_exact(plan, strategy)
 
 
-def test_dtypes_are_those_of_the_configuration_unless_the_caller_has_others() -> None:
-    config = CHECKPOINTS["qwen3_next"] | {"dtype": "float32"}
-    found = ms.capacity(config, 20 * GIB, **COARSE).layout
-    assert found == from_config(config) and {plane.dtype for plane in found.planes} == {torch.float32}
-    mine = ms.capacity(config, 20 * GIB, conv_dtype=torch.bfloat16, ssm_dtype=torch.float16, **COARSE).layout
-    assert [plane.dtype for plane in mine.planes] == [torch.bfloat16, torch.float16]
-
-
 @pytest.mark.parametrize("order", ["layer_major", "slot_major"])
 def test_C1_a_layout_of_ones_own_is_planned_to_the_byte(order: Any) -> None:
     planes = (
@@ -104,14 +96,6 @@ def test_C1_no_plan_has_more_than_int32_numbers() -> None:
     plan = ms.capacity(tiny, 2**49, context=2**20, every=64, kv_bytes_per_token=1)
     cells = next(part.nbytes for part in plan.best.parts if "registers" in part.name) // 4
     assert 2**31 - 2**17 < cells < 2**31 and plan.best.nbytes < 2**48
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_C1_as_many_requests_as_fit_are_planned_to_the_byte(strategy: str) -> None:
-    """The largest register file and batch, and the smallest cache."""
-    most = {one.strategy: one.max_requests for one in ms.capacity("lfm2", "2GiB", **COARSE).residency}[strategy]
-    plan = ms.capacity("lfm2", "2GiB", concurrency=most, **COARSE)
-    require_exact(plan, strategy)
 
 
 def test_C1_memory_with_a_byte_less_holds_less() -> None:

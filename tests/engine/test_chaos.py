@@ -19,7 +19,7 @@ from memstate.tiers import Outcome, Store
 from tests.support.demo_talks import demo
 from tests.support.planes import I, Loop
 from tests.support.serving import Server
-from tests.support.tiered import T, Tiered, settle, whole
+from tests.support.tiered import T, Tiered, whole
 from tests.support.virtual import ByHand, MemoryStore
 
 CPU = ms.Backend("reference")
@@ -66,23 +66,6 @@ def test_an_engine_computes_the_same_under_any_chaos(
         require_logged(told, report.stats.chaos)
         met.update(asdict(report.stats.chaos))  # type: ignore[arg-type]
     assert {kind for kind, n in met.items() if not n} <= (set() if strategy == "redirect" else {"claims"})
-
-
-def test_right_bytes_and_no_leak_with_everything_failing(tmp_path: Path, told: pytest.LogCaptureFixture) -> None:
-    """`Tiered` compares every byte that a step reads, and all records of host memory."""
-    store, chaos = MemoryStore(), Chaos(seed=3, claims=0.3, store_fails=0.5, polls=0.5)
-    for _ in range(2):
-        at = Tiered(CPU, slots=8, tiers={"store": store}, chaos=chaos, every=8)
-        for n in range(6):
-            at.fetch([*whole(n), 1])
-            assert at.turn([*whole(n), 1], goal=3) in (0, 8)
-            at.look()
-        at.give_up(pages=60)
-        at.turn([*whole(1), 1], goal=3)
-        at.empty()
-        at.mem.close()
-        assert at.tiers.leaked_records == 0
-        assert at.tiers.written + at.tiers.write_failed + at.tiers.write_missed > 0
 
 
 # -- each kind of fault ---------------------------------------------------------------------------------
@@ -148,19 +131,6 @@ def test_a_refused_admission_changes_nothing_and_needs_another_request_that_runs
     mem.end([row])
     mem.admit([ms.Request("b")])
     mem.audit().raise_if_leaking()
-
-
-def test_an_admission_that_would_load_tries_without_before_it_is_refused() -> None:
-    at = Tiered(CPU, slots=8, chaos=Chaos(admissions=1.0))
-    at.cache_prompts(whole(1))
-    settle(at)
-    at.give_up(pages=60)
-    running = at.start(T[:9])
-    with pytest.raises(ms.OutOfSlots):
-        at.start([*whole(1), 1])
-    assert at.mem.stats().chaos == ChaosStats(admissions=2)
-    at.end([running])
-    assert at.turn([*whole(1), 1]) == 8
 
 
 def test_a_delayed_poll_moves_nothing(told: pytest.LogCaptureFixture) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import memstate as ms
-from memstate import LazyPingPong, NoTracking, PingPong, Plane, Redirect, Request, Rows, SlotAllocator, StateLayout
+from memstate import LazyPingPong, NoTracking, PingPong, Plane, Redirect, Request, Rows, SlotAllocator
 from memstate.kernels.dispatch import Backend
 from tests.support import inside
 from tests.support.build import on
@@ -72,17 +72,6 @@ def test_any_mix_is_one_upload_and_two_launches(backend: Backend, tracking: ms.T
     mem.device.check()
 
 
-@pytest.mark.parametrize("n", [1, 32])
-@names
-def test_the_batch_of_the_next_plan_travels_along(backend: Backend, tracking: ms.Tracking, n: int) -> None:
-    mem = manager(backend, tracking, n)
-    rows = running(mem, n)
-    mem.end(rows[: n // 2], keep="handle")
-    more = mem.admit([Request(f"new {i}", length=4) for i in range(n)])
-    mem.plan([*rows[n // 2 :], *more][: mem._parts.log.max_batch], 1)
-    assert cost(mem) == (1, {"ownership": 1, "run_data": 1, "plan": 1}, 0)
-
-
 @pytest.mark.parametrize("direct", [False, True])
 def test_hits_cost_the_same_for_one_and_for_many(backend: Backend, direct: bool) -> None:
     seen = []
@@ -96,21 +85,6 @@ def test_hits_cost_the_same_for_one_and_for_many(backend: Backend, direct: bool)
         seen.append(cost(mem))
     assert seen[0] == seen[1]
     assert seen[0] == (1, {"ownership": 1, "plan": 1} | ({} if direct else {"run_data": 1}), 0)
-
-
-def test_a_copy_that_is_submitted_orders_nothing_any_more(backend: Backend) -> None:
-    """Dropping the source of a copy splits the buffer that holds the copy, and no later one."""
-    mem = manager(backend, Redirect(every=4), 2, direct_hits=False)
-    snapshots = mem.end(running(mem, 2), keep="handle")
-    rows = mem.admit([Request(i, length=8, resume=snapshot) for i, snapshot in enumerate(snapshots)])
-    mem.submit()
-    mem.backend.counts.reset()
-    mem.admit([Request("new", length=4)])
-    mem.drop([snapshot for snapshot in snapshots if snapshot])
-    mem.end(rows)
-    mem.submit()
-    assert cost(mem) == (1, {"ownership": 1, "run_data": 1}, 0)
-    scan(mem)
 
 
 @names
@@ -156,26 +130,6 @@ def test_B4_nothing_to_do_costs_nothing(backend: Backend) -> None:
     mem.extend([], [])
     mem.submit()
     assert cost(mem) == (0, {}, 0)
-
-
-def test_conflicts_are_counted_as_packets_and_others_cost_none(backend: Backend) -> None:
-    mem = manager(backend, Redirect(every=4), 2)
-    counts = mem.backend.counts
-    rows = mem.admit([Request("a", length=8), Request("b", length=8)])
-    mem.settle(mem.plan(rows))
-    packets, uploads = mem.stats().packets, counts.uploads
-    mem.end(rows[:1])
-    mem.admit([Request("c")])
-    mem.settle(mem.plan(rows[1:]))
-    assert (mem.stats().packets - packets, counts.uploads - uploads) == (1, 1)
-    for _ in range(3):  # a row taken and given up again: a claim in front of a release of the same register
-        (row,) = mem.admit([Request("d")])
-        mem.end([row])
-    before = mem.stats().packets, counts.uploads, counts.total_launches
-    assert before[0] - packets == 1, "recording has sent something"
-    mem.settle(mem.plan(rows[1:]))
-    assert mem.stats().packets - before[0] == 4 and counts.uploads - before[1] == 4
-    scan(mem)
 
 
 def busy(mem: ms.StateManager) -> None:
@@ -224,92 +178,17 @@ def test_B9_handing_out_what_a_group_holds_reaches_no_device(backend: Backend) -
     assert dict(watch.seen) == {}
 
 
-def test_the_watch_sees_an_operation(backend: Backend) -> None:
-    watch = Watch()
-    with watch:
-        torch.empty(4, device=backend.device)[:2].view(2).fill_(1)
-        watch.outside(lambda: torch.zeros(3, device=backend.device))()
-    assert dict(watch.seen) == {"fill_": 1}
-
-
-def bookkeeping(backend: Backend, slots: int, rows: int, pages_per_row: int = 0) -> int:
+def bookkeeping(backend: Backend, slots: int, rows: int) -> int:
     """Device bytes besides states and page table, from the tensors themselves."""
-    mem = on(
-        backend, LAYOUT, slots=slots, max_requests=rows, max_batch=8, pages=8 if pages_per_row else 0, page_size=1,
-        pages_per_row=pages_per_row,
-    )  # fmt: skip
-    file, slots = inside.registers(mem), mem.pool.allocator
-    assert file.nbytes == file.cells.nbytes - mem.device.page_table.nbytes + slots.bitmap.nbytes + slots.counters.nbytes
-    return file.nbytes
+    mem = on(backend, LAYOUT, slots=slots, max_requests=rows, max_batch=8)
+    file, allocator = inside.registers(mem), mem.pool.allocator
+    assert file.nbytes == file.cells.nbytes + allocator.bitmap.nbytes + allocator.counters.nbytes
+    return file.nbytes - mem.device.page_table.nbytes
 
 
 def test_bookkeeping_is_at_most_64_bytes_a_slot_and_64_a_row(backend: Backend) -> None:
     """Difference quotients: what 4000 more slots, or rows, add; as many snapshots can be kept as there are slots."""
     start = bookkeeping(backend, 1000, 1000)
-    per_slot = (bookkeeping(backend, 5000, 1000) - start) / 4000
-    per_row = (bookkeeping(backend, 1000, 5000) - start) / 4000
-    assert 8 < per_slot <= 64
-    assert 24 <= per_row <= 64
-    # a constant of a few columns rounded up, no hidden table
-    assert start <= 1000 * 64 + 1000 * 64 + 4096
-
-
-def test_page_tables_are_apart(backend: Backend) -> None:
-    assert abs(bookkeeping(backend, 100, 100, pages_per_row=50) - bookkeeping(backend, 100, 100)) <= 256
-
-
-def test_B13_rows_cost_the_same_whatever_the_number_of_slots(backend: Backend) -> None:
-    few = bookkeeping(backend, 100, 5000) - bookkeeping(backend, 100, 1000)
-    many = bookkeeping(backend, 10_000, 5000) - bookkeeping(backend, 10_000, 1000)
-    assert abs(few - many) <= 1024
-
-
-class Largest(Watch):
-    """The largest tensor that any operation made, in bytes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.made = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        before = {t.untyped_storage().data_ptr() for t in args if isinstance(t, torch.Tensor)}
-        out = func(*args, **(kwargs or {}))
-        if isinstance(out, torch.Tensor) and out.untyped_storage().data_ptr() not in before:
-            self.made = max(self.made, out.untyped_storage().nbytes())
-        return out
-
-
-@pytest.mark.parametrize("tracking", [LazyPingPong(every=4), Redirect(every=4)], ids=lambda t: type(t).__name__)
-def test_no_temporary_of_state_size_anywhere(backend: Backend, tracking) -> None:  # type: ignore[no-untyped-def]
-    """States of 1 MiB; admissions with copies and zeros, boundaries, publishing: nothing made is a tenth of one."""
-    layout = StateLayout([Plane("s", (2**17,), torch.float32)], layers=2)
-    mem = on(backend, layout, slots=9, max_requests=3, tracking=tracking, direct_hits=False)
-    for op in ("run_data", "copy_slots") if backend.name == "interpreter" else ():
-        # the interpreter copies whatever a kernel is given, so here only what launchers are given is looked at
-        setattr(mem.backend, op, lambda *given, **named: None)
-    watch, cuda = Largest(), backend.device.type == "cuda"
-    if cuda:
-        torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated() if cuda else 0
-    with watch:
-        rows = mem.admit([Request("a"), Request("b")])
-        for tokens in (4, 1, 3, 1):
-            mem.settle(mem.plan(rows, tokens))
-        snapshots = mem.end(rows, keep="handle")
-        mem.plan(mem.admit([Request("c", resume=snapshots[0]), Request("d")]), 1)
-        ids = mem.pool.claim(1)
-        mem.pool.copy(ids, ids)
-    assert layout.bytes_per_slot == 2**20
-    assert watch.made < 10**5
-    assert not cuda or torch.cuda.max_memory_allocated() - before < 10**5
-    scan(mem, ids.tolist())
-
-
-def test_a_temporary_is_seen(backend: Backend) -> None:
-    watch = Largest()
-    state = torch.zeros(2**17, device=backend.device)
-    with watch:
-        state[:10].clone()
-        assert watch.made == 40
-        state.view(2, -1)[:, :].add(1)
-    assert watch.made == 2**19
+    assert 8 < (bookkeeping(backend, 5000, 1000) - start) / 4000 <= 64
+    assert 24 <= (bookkeeping(backend, 1000, 5000) - start) / 4000 <= 64
+    assert start <= 1000 * 64 + 1000 * 64 + 4096  # a constant of a few columns rounded up, no hidden table

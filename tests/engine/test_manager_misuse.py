@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 import torch
 
@@ -106,6 +105,17 @@ MISUSE |= {  # arguments of the wrong kind
     "finished elsewhere": ("device='meta'", lambda s: s.mem.settle(s.first, torch.ones(2, device="meta"))),
     "finished numbers": ("expected 2 times True or False", lambda s: s.mem.settle(s.first, [0.5, 0.5])),
 }
+MISUSE |= {  # where a state goes
+    "keep a state": ("keep='state': expected None, 'handle' or 'cache'", lambda s: s.mem.end([s.row], keep="state")),
+    "keep True": ("keep=True: expected None", lambda s: s.mem.end([s.row], keep=True)),
+    "the cache without tokens": ("keep='cache' needs tokens", lambda s: s.mem.end([s.row], keep="cache")),
+    "tokens and nothing kept": (
+        "tokens= with keep=None: only keep='cache'", lambda s: s.mem.end([s.row], tokens=[[1]]),
+    ),
+    "tokens and a handle": ("tokens= with keep='handle'", lambda s: s.mem.publish([s.row], tokens=[[1]])),
+    "lengths and nothing kept": ("lengths= without keep=", lambda s: s.mem.end([s.row], lengths=[4])),
+    "publish nothing": ("keep=None: publish keeps states", lambda s: s.mem.publish([s.row], keep=None)),
+}  # fmt: skip
 STALE: Cases = {  # handles that have ended
     "a row that is gone": ("request 'c' was ended", lambda s: s.mem.plan([s.row, s.gone])),
     "settling twice": ("it was settled, accepted or cancelled", lambda s: s.mem.settle(s.old)),
@@ -115,14 +125,18 @@ STALE: Cases = {  # handles that have ended
     "dropping what is dropped": ("snapshot in register 15", lambda s: s.mem.drop([s.kept, s.dropped])),
     "resuming what is dropped": ("snapshot in register 15", lambda s: s.mem.admit([ms.Request("d", resume=s.dropped)])),
 }
+NO_CACHE: Cases = {  # what a manager without a prefix cache cannot do
+    "the cache that is none": ("needs a prefix cache", lambda s: s.mem.end([s.row], keep="cache", tokens=[[1]])),
+}
 
 
-@pytest.mark.parametrize("case", MISUSE | STALE)
+@pytest.mark.parametrize("case", MISUSE | STALE | NO_CACHE)
 def test_G1_misuse_raises_and_changes_nothing(case: str, backend: Backend) -> None:
     stage = Stage(backend)
-    says, misuse = (MISUSE | STALE)[case]
+    says, misuse = (MISUSE | STALE | NO_CACHE)[case]
+    error = ms.StaleHandle if case in STALE else ms.ConfigurationError if case in NO_CACHE else ms.InvalidArgument
     before = stage.observe()
-    with pytest.raises(ms.StaleHandle if case in STALE else ms.InvalidArgument, match=says):
+    with pytest.raises(error, match=says):
         misuse(stage)
     assert stage.observe() == before
     scan(stage.mem)
@@ -143,17 +157,6 @@ def test_G1_steps_are_settled_in_order_and_at_most_two_are_open(backend: Backend
     stage.mem.settle(stage.first)
     stage.mem.settle(second)
     stage.loop.advance([stage.row])
-
-
-def test_G1_in_turn_a_step_is_settled_before_the_next(backend: Backend) -> None:
-    loop = Loop(backend, ms.LazyPingPong(4), overlap=False)
-    (row,) = loop.admit()
-    step = loop.step([row])
-    with pytest.raises(ms.InvalidArgument, match="1 steps are unsettled, the limit before a plan is 0"):
-        loop.mem.plan([row])
-    assert loop.mem.info(row).length == 1
-    loop.mem.settle(step, np.array([True]))
-    assert loop.step([row]).rows.tolist() == [0]  # it has ended: padding
 
 
 @pytest.mark.parametrize("how", ["steps", "an arrival", "a window"])
@@ -181,9 +184,9 @@ def test_generations_wrap_around(backend: Backend) -> None:
     loop = Loop(backend, ms.Redirect(4))
     mem = loop.mem
     owners.table(mem).generation[:] = 2**31 - 2
-    owners.holdings(mem).generation[:] = 2**31 - 1
+    owners.holdings(mem).generation = [2**31 - 1] * inside.registers(mem).count
     mem.recover(keep=False)
-    assert owners.table(mem).generation.max() == 2**31 - 1 and owners.holdings(mem).generation.max() == 0
+    assert owners.table(mem).generation.max() == 2**31 - 1 and set(owners.holdings(mem).generation) == {0}
     for _ in range(2):
         (row,) = loop.admit()
         loop.advance([row], 4)

@@ -13,7 +13,6 @@ import torch
 
 import memstate as ms
 from memstate.kernels.dispatch import OPS, Backend
-from memstate.slots.upload import Views
 from tests.support import inside
 from tests.support.build import on
 from tests.support.scan import scan
@@ -190,38 +189,17 @@ def pair(backend: Backend) -> Pair:
     return mem, mem.admit([ms.Request("a"), ms.Request("b")])
 
 
-def test_the_forward_s_vectors_lie_at_one_address(pair: Pair) -> None:
-    mem, rows = pair
+def test_vectors_lie_at_one_address_and_a_caller_cannot_change_those_of_the_host(pair: Pair) -> None:
+    mem, rows = pair[0], list(pair[1])
     steps = [mem.plan(rows)]
+    rows.reverse()
     steps.append(mem.plan(rows))
-    assert [step.write.data_ptr() for step in steps] == [steps[0].write.data_ptr()] * 2
-    mem.submit(steps[1])
-    mem.settle(steps[0])
-
-
-def test_a_caller_cannot_change_the_batch_of_later_steps(backend: Backend) -> None:
-    """Lists are the caller's own; the vectors of a step on the host are read-only."""
-    mem = on(backend, LAYOUT, slots=8, max_requests=3)
-    rows = list(mem.admit([ms.Request("a"), ms.Request("b")]))
-    step = mem.plan(rows)
-    for column in (step.numbers, step.tokens_of):
+    assert steps[0].write.data_ptr() == steps[1].write.data_ptr() and steps[1].numbers.tolist() == [2, 1]
+    for column in (steps[1].numbers, steps[1].tokens_of):
         with pytest.raises(ValueError, match="read-only"):
             column[0] = 2
-    mem.settle(step)
-    rows.reverse()
-    assert mem.plan(rows).numbers.tolist() == [2, 1]
-
-
-def test_more_changes_than_the_packet_of_a_step_holds_take_an_upload_of_their_own(pair: Pair) -> None:
-    mem, rows = pair
-    inside.commands(mem).step = inside.commands(mem).step[:30].clone()  # a batch of two and few changes
-    inside.commands(mem).step_views = Views(inside.commands(mem).step)
-    mem.backend.counts.reset()
-    step = mem.plan(rows)
-    assert mem.backend.counts.uploads == 2 and step.write.tolist() == [1, 2]
-    assert mem.backend.counts.launches == {"ownership": 1, "run_data": 1, "plan": 1}
-    mem.settle(step)
-    scan(mem)
+    mem.submit(steps[1])
+    mem.settle(steps[0])
 
 
 def test_launch_is_refused_where_it_would_run_a_step_again(pair: Pair) -> None:
@@ -247,17 +225,21 @@ def test_launch_is_refused_where_it_would_run_a_step_again(pair: Pair) -> None:
     scan(mem)
 
 
-@pytest.mark.parametrize("how", ["raises", "another batch"])
-def test_an_error_in_the_replay_breaks_the_manager_until_it_recovers(pair: Pair, how: str) -> None:
+def fails() -> None:
+    raise RuntimeError("CUDA error")
+
+
+@pytest.mark.parametrize(
+    ("replay", "said"),
+    [
+        (lambda mem: fails(), "CUDA error"), (lambda mem: mem.launch(3), "replay of a step with batch=2"),
+        (lambda mem: None, r"did not launch it: .* launch\(2, window=False\)"),  # such as a graph of the forward alone
+    ],
+)  # fmt: skip
+def test_an_error_in_the_replay_breaks_the_manager_until_it_recovers(pair: Pair, replay: Any, said: str) -> None:
     mem, rows = pair
-
-    def replay() -> None:
-        if how == "raises":
-            raise RuntimeError("CUDA error")
-        mem.launch(3)
-
-    with pytest.raises((RuntimeError, ms.InvalidArgument), match=r"CUDA error|replay of a step with batch=2"):
-        mem.plan(rows, replay=replay)
+    with pytest.raises((RuntimeError, ms.InvalidArgument), match=said):
+        mem.plan(rows, replay=lambda: replay(mem))
     with pytest.raises(ms.Broken, match="plan"):
         mem.plan(rows)
     mem.recover()
@@ -269,32 +251,17 @@ def test_an_error_in_the_replay_breaks_the_manager_until_it_recovers(pair: Pair,
 
 
 def test_the_graph_of_another_batch_changes_no_state(pair: Pair) -> None:
-    """Planted: the graph of two entries for a batch of three. States stay, and an audit names the lengths."""
+    """Planted: the graph of two entries for a batch of three, or of nothing. States stay, and an audit tells."""
     mem, rows = pair
     small = Graph(mem, 2)
     mem.settle(mem.plan(rows, replay=small.replay))
     mem.settle(mem.plan([*rows, None], replay=lambda: mem.launch(3)))
     cells, states = inside.registers(mem).cells.clone(), mem.planes["ssm"].clone()
-    mem.settle(mem.plan([*rows, None], replay=small.replay))
-    assert torch.equal(cells, inside.registers(mem).cells)
-    assert torch.equal(states.view(torch.int32), mem.planes["ssm"].view(torch.int32))
-    assert mem.audit().miscounts
-
-
-def test_a_replay_that_was_never_captured_is_refused(pair: Pair) -> None:
-    """Such as a graph of the forward alone, which would run on the slots of the step before."""
-    mem, rows = pair
-    with pytest.raises(ms.InvalidArgument, match=r"did not launch it: .* launch\(2, window=False\)"):
-        mem.plan(rows, replay=lambda: None)
-    mem.recover()
-    scan(mem)
-
-
-def test_a_graph_that_launches_nothing_is_found_by_an_audit(pair: Pair) -> None:
-    mem, rows = pair
-    mem.settle(mem.plan(rows, replay=lambda: mem.launch(2)))
-    mem.settle(mem.plan(rows, replay=lambda: None))
-    assert mem.audit().miscounts
+    for replay in (small.replay, lambda: None):
+        mem.settle(mem.plan([*rows, None], replay=replay))
+        assert torch.equal(cells, inside.registers(mem).cells)
+        assert torch.equal(states.view(torch.int32), mem.planes["ssm"].view(torch.int32))
+        assert mem.audit().miscounts
 
 
 @pytest.mark.parametrize("call", ["launch", "length", "admit", "poll", "plan"])

@@ -52,17 +52,6 @@ def test_B1_a_claim_in_hand_does_not_take_what_is_recorded_for_a_row(mem: StateM
     mem.device.check()
 
 
-def test_B9_a_group_among_recorded_commands(mem: StateManager) -> None:
-    rows = mem.admit(requests(3))
-    with mem.pool.allocator.group(1) as group:
-        mem.end(rows[:1])
-        ids = group.claim(1).tolist() + mem.pool.allocator.claim(1).tolist()
-        assert 0 not in ids
-        scan(mem, ids)
-    scan(mem, ids)
-    mem.device.check()
-
-
 def test_B5_a_claim_that_reconciles_keeps_what_is_recorded(mem: StateManager) -> None:
     """The claim has to ask the device for the count, which does not know yet of the rows just admitted."""
     ids = mem.pool.claim(2)

@@ -10,11 +10,8 @@ import torch
 
 import memstate as ms
 from memstate import sizes
-from memstate.engine.sizing import device_parts, require_fit
-from memstate.requests.steps import StepLog
-from memstate.slots.registers import RegisterFile
+from memstate.engine.sizing import require_fit
 from memstate.tiers.host.pool import RecordPool
-from tests.support import inside
 
 GIB = 2**30
 HUGE = 10**9
@@ -85,7 +82,6 @@ CANNOT: dict[str, tuple[Callable[[], object], str]] = {
         lambda: ms.StateLayout((ms.Plane("ssm", (2**40, 2**40), torch.float32),), layers=1), "per slot.*922337203685477"
     ),
     "records": (lambda: RecordPool(HUGE, 4096), "1000000000 records of 4096 bytes are 3.73 TiB"),
-    "StepLog": (lambda: StepLog(HUGE, 1, CPU.device), "max_batch=1000000000"),
 }  # fmt: skip
 
 
@@ -94,13 +90,6 @@ def test_what_cannot_fit_is_refused_before_anything_is_allocated(case: str, noth
     build, text = CANNOT[case]
     with pytest.raises((ms.ConfigurationError, ms.InvalidArgument), match=text):
         build()
-
-
-@pytest.mark.parametrize(("rows", "snapshots", "per_row"), [(HUGE, 8, 0), (8, 2**31, 0), (2**16, 8, 2**16)])
-def test_registers_that_int32_cannot_number_are_refused(rows: int, snapshots: int, per_row: int) -> None:
-    allocator = ms.SlotAllocator(8, CPU)
-    with pytest.raises(ms.InvalidArgument, match=rf"rows={rows}, .*at most 2147483647"):
-        RegisterFile(allocator, rows, snapshots, per_row)
 
 
 def test_a_gpu_has_its_own_memory_and_the_host_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,29 +107,6 @@ def test_a_gpu_has_its_own_memory_and_the_host_its_own(monkeypatch: pytest.Monke
     require_fit(None, slots=40_000, **given)  # memory of the engine
     with pytest.raises(ms.ConfigurationError, match=r"on the host.*page lists 4800000000 bytes.*lower Pages\(count=\)"):
         require_fit(layout, slots=8, **given | {"pages": ms.Pages(count=10**8, size=1, per_row=1)})
-
-
-def test_what_fits_is_what_is_allocated() -> None:
-    """The bytes that are compared are those of the tensors."""
-    parts = {
-        part.name: part.nbytes
-        for part in device_parts(PLAIN, slots=100, rows=7, snapshots=900, per_row=5, max_batch=70, speculation=True)
-    }
-    mem = manager(
-        slots=100, max_requests=7, snapshots=900, max_batch=70, overlap=False, forward=ms.Forward(speculation=True),
-        pages=pages(count=3, size=16, per_row=5),
-    )  # fmt: skip
-    file = inside.registers(mem)
-    assert parts["planes"] == mem.planes.nbytes
-    assert parts["tile table"] == mem.planes.table_nbytes
-    assert parts["counters"] == mem.pool.allocator.counters.nbytes
-    assert parts["upload buffer"] == inside.commands(mem).ring._device.whole.nbytes
-    assert parts["registers, columns and page table"] == file.cells.nbytes
-    assert parts["bitmap"] == mem.pool.allocator.bitmap.nbytes
-    records = mem._parts.log
-    columns = records._columns.rows, records._outcome.accepted, records.marks.count
-    assert parts["step records"] == sum(column.untyped_storage().nbytes() for column in columns)
-    assert parts["packet of a step"] == inside.commands(mem).step.nbytes
 
 
 def test_the_memory_of_this_machine_is_a_whole_number(monkeypatch: pytest.MonkeyPatch) -> None:

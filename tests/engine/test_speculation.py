@@ -11,7 +11,7 @@ from memstate.kernels.dispatch import Backend
 from tests.support import inside
 from tests.support.build import build, on
 from tests.support.loops import Speculator
-from tests.support.planes import MAKERS, I, every_snapshot, every_strategy
+from tests.support.planes import MAKERS, I, every_strategy
 from tests.support.scan import scan
 
 pytestmark = pytest.mark.sample(interpreter=0)  # the same host code on every backend
@@ -48,78 +48,6 @@ def test_B41_the_accepted_state_is_the_row_s(backend: Backend, name: str) -> Non
     scan(loop.mem)
 
 
-@every_snapshot
-@pytest.mark.parametrize(
-    ("start", "accepted", "stands_for"), [(2, 4, 4), (2, 1, None), (4, 1, 4), (3, 6, 8), (3, 1, 4)]
-)
-def test_B33_a_boundary_inside_the_window_leaves_its_state(
-    backend: Backend, name: str, start: int, accepted: int, stands_for: int | None
-) -> None:
-    loop = Speculator(backend, MAKERS[name]())
-    (row,) = loop.admit()
-    loop.window([row], [start])
-    loop.window([row], [accepted])
-    if name == "redirect" and stands_for == start + accepted:  # at its very end it is the next step's, free
-        loop.window([row], [1])
-    (snapshot,) = loop.mem.publish([row])
-    assert (snapshot and snapshot.length) == stands_for
-    if snapshot:
-        assert loop.holds(loop.node(snapshot), row, snapshot.length)
-    assert loop.holds(loop.slot(row), row, loop.mem.info(row).length)
-    scan(loop.mem)
-
-
-@every_snapshot
-def test_B29a_a_wanted_length_inside_the_window_is_lost_and_one_before_it_kept(backend: Backend, name: str) -> None:
-    """A window keeps the state of the step before it. Drafted tokens are not known beforehand, so they have no mark."""
-    loop = Speculator(backend, type(MAKERS[name]())(256))
-    (row,) = loop.admit(ms.Request("a", snapshot_at=[3, 5, 10]))
-    loop.mem.settle(loop.step([row], 3))
-    loop.window([row], [4])  # 5 lies inside
-    assert loop.mem.info(row).length == 7 and loop.mem.info(row).next_boundary == 10
-    (snapshot,) = loop.mem.publish([row])
-    assert snapshot and snapshot.length == 3 and loop.holds(loop.node(snapshot), row, 3)
-    assert loop.mem.publish([row]) == [None]
-    loop.mem.settle(loop.step([row], 3))
-    (snapshot,) = loop.mem.publish([row])
-    assert snapshot and snapshot.length == 10 and loop.holds(loop.node(snapshot), row, 10)
-    loop.window([row], [2])  # under Redirect it reads the state that was handed out
-    assert loop.holds(loop.node(snapshot), row, 10) and loop.holds(loop.slot(row), row, 12)
-    scan(loop.mem)
-
-
-def test_redirect_in_a_window_from_a_boundary_copies_nothing(backend: Backend) -> None:
-    loop = Speculator(backend, ms.Redirect(I))
-    (row,) = loop.admit()
-    loop.window([row], [4])
-    old = loop.slot(row)
-    loop.window([row], [2])
-    assert loop.slot(row, 1) == old and loop.label(row, 1) == 4  # the slot that was read is the snapshot
-    assert loop.holds(old, row, 4) and loop.holds(loop.slot(row), row, 6)
-
-
-def test_B23_lazy_goes_back_to_one_lane_with_the_window(backend: Backend) -> None:
-    loop = Speculator(backend, ms.LazyPingPong(I))
-    (row,) = loop.admit()
-    for _ in range(4):
-        loop.window([row], [5])
-        assert loop.mem.info(row).slots == 2
-    assert max(loop.labels(row)) == 20 and loop.holds(loop.slot(row), row, 20)
-
-
-@every_strategy
-def test_a_row_that_ends_within_its_window_publishes_what_is_real(backend: Backend, name: str) -> None:
-    loop = Speculator(backend, MAKERS[name]())
-    a, b = (loop.admit(ms.Request(x))[0] for x in "ab")
-    loop.window([a, b], [6, 3], [True, False])
-    assert not loop.mem.plan([a, None]).numbers.any()  # finished rows are padding
-    loop.mem.cancel(loop.mem._parts.log.unsettled[0])
-    (snapshot,) = loop.mem.end([a], keep="handle")
-    if name != "none" or snapshot:
-        assert snapshot and snapshot.length in (4, 6) and loop.holds(loop.node(snapshot), a, snapshot.length)
-    scan(loop.mem)
-
-
 @every_strategy
 @pytest.mark.parametrize("how", ["abort", "cancel"])
 def test_B29_a_window_given_up_leaves_nothing(backend: Backend, name: str, how: str) -> None:
@@ -143,19 +71,6 @@ def test_B29_a_window_given_up_leaves_nothing(backend: Backend, name: str, how: 
     assert loop.mem.free_slots == 16
 
 
-@pytest.mark.parametrize("name", ["lazy", "redirect"])
-def test_B36c_what_was_recorded_before_accept_comes_first(backend: Backend, name: str) -> None:
-    """The last slot goes to the request that was admitted meanwhile, on the host and on the device."""
-    loop = Speculator(backend, MAKERS[name](), slots=4 if name == "lazy" else 2, rows=2)
-    (row,) = loop.admit()
-    step = loop.mem.plan([row], 5, window=True)
-    windows = zeros(loop, 1, 5)
-    loop.admit(ms.Request("meanwhile"))
-    loop.mem.accept(step, [5], windows)
-    assert loop.mem.free_slots == 0 and (name == "lazy" or loop.mem.stats().degraded == 1)
-    scan(loop.mem)
-
-
 def test_what_a_step_of_windows_asks_of_the_device(backend: Backend) -> None:
     loop = Speculator(backend, ms.PingPong(I))
     (row,) = loop.admit()
@@ -174,24 +89,6 @@ def conv_manager(backend: Backend, order: str) -> ms.StateManager:
         backend, ms.StateLayout(planes, 2), slots=4, max_requests=2, tracking=ms.PingPong(I), overlap=False,
         speculation=True,
     )  # fmt: skip
-
-
-@pytest.mark.sample(interpreter=1)
-@pytest.mark.parametrize("order", ["tap channel", "channel tap"])
-def test_B41_conv_inputs_are_stored_once(backend: Backend, generator: torch.Generator, order: str) -> None:
-    mem = conv_manager(backend, order)
-    (row,) = mem.admit([ms.Request("a")])
-    ssm = torch.randn((2, 2, 6, 2, 4), generator=generator).to(backend.device)
-    conv = torch.randn((2, 2, 3 + 6, 5), generator=generator).to(torch.bfloat16).to(backend.device)
-    step = mem.plan([None, row], [0, 6], window=True)
-    mem.accept(step, [0, 5], {"conv": conv, "ssm": ssm})
-    write, kept = int(step.write[1]), int(step.snapshot[1])
-    assert write and kept and step.after.tolist() == [0, 5]
-    for slot, n in ((write, 5), (kept, 4)):
-        window = mem.planes["conv"][:, slot]
-        window = window if order == "tap channel" else window.transpose(1, 2)
-        assert torch.equal(window, conv[:, 1, n : n + 3])
-        assert torch.equal(mem.planes["ssm"][:, slot], ssm[:, 1, n - 1])
 
 
 def test_conv_inputs_that_do_not_reach_are_refused(backend: Backend) -> None:
@@ -251,3 +148,15 @@ def test_misuse_of_windows_is_named_and_changes_nothing(backend: Backend) -> Non
         mem.accept(other, [1], good)
     mem.settle(other)
     assert mem.info(row).length == 3
+
+
+@every_strategy
+def test_a_window_inside_a_prompt_takes_no_snapshot(backend: Backend, name: str) -> None:
+    """Boundaries count from the end of the prompt on. Inside it the prefix cache chooses the lengths."""
+    loop = Speculator(backend, MAKERS[name](), prefix=ms.Prefix(), ends=True, page_size=1, pages=64, pages_per_row=48)
+    mem, prompt = loop.mem, list(range(10 * I))
+    (row,) = loop.admit(ms.Request("a", tokens=prompt))
+    before, chunk = mem.info(row), mem.chunk(row, 100)
+    loop.window([row], [I + 2])
+    assert mem.info(row) == before._replace(length=I + 2, confirmed=I + 2)
+    assert (mem.chunk(row, 100), mem.stats().snapshots) == (chunk - I - 2, 0)

@@ -1,6 +1,6 @@
 """Devices and streams, on devices that are none: see `tests/support/fake_cuda.py`."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -10,6 +10,7 @@ import memstate as ms
 from memstate import streams
 from memstate.prefix.policies import Lru, LruPages
 from memstate.streams import WorkStream
+from tests.engine.calls import CALLS
 from tests.support import inside, owners
 from tests.support.fake_cuda import FakeCuda, Stream, Work, fake_cuda
 
@@ -143,37 +144,8 @@ def test_an_op_runs_on_the_device_of_its_tensors(cuda: FakeCuda) -> None:
 
 # Streams
 
-Call = Callable[[ms.StateManager, ms.Rows, ms.Step, Sequence[ms.Snapshot | None]], object]
-CALLS: dict[str, Call] = {
-    "admit": lambda mem, rows, step, kept: mem.admit([ms.Request("new", length=2)]),
-    "plan": lambda mem, rows, step, kept: mem.plan(rows),
-    "settle": lambda mem, rows, step, kept: mem.settle(step),
-    "submit": lambda mem, rows, step, kept: mem.submit(),
-    "submit(step)": lambda mem, rows, step, kept: mem.submit(step),
-    "cancel": lambda mem, rows, step, kept: mem.cancel(step),
-    "read_slots": lambda mem, rows, step, kept: mem.device.read_slots(rows),
-    "publish": lambda mem, rows, step, kept: mem.publish(rows),
-    "end": lambda mem, rows, step, kept: mem.end(rows),
-    "extend": lambda mem, rows, step, kept: mem.extend(rows[:1], [8]),
-    "drop": lambda mem, rows, step, kept: mem.drop(kept),
-    "fork": lambda mem, rows, step, kept: mem.fork(rows[0], ["x"]),
-    "reorder": lambda mem, rows, step, kept: mem.reorder(rows[:1], [0, 0]),
-    "prefix": lambda mem, rows, step, kept: mem.prefix.evict_states(1),  # type: ignore[union-attr]
-    "poll": lambda mem, rows, step, kept: mem.poll(),
-    "flush": lambda mem, rows, step, kept: mem.tiers.flush(),  # type: ignore[union-attr]
-    "clear": lambda mem, rows, step, kept: mem.tiers.clear(),  # type: ignore[union-attr]
-    "settle of tiers": lambda mem, rows, step, kept: mem.tiers.settle(),  # type: ignore[union-attr]
-    "close": lambda mem, rows, step, kept: mem.close(),
-    "pool.claim": lambda mem, rows, step, kept: mem.pool.claim(1),
-    "pool.release": lambda mem, rows, step, kept: mem.pool.release([12]),
-    "pool.check": lambda mem, rows, step, kept: mem.pool.check(),
-    "audit": lambda mem, rows, step, kept: mem.audit(),
-    "check": lambda mem, rows, step, kept: mem.device.check(),
-    "sleep": lambda mem, rows, step, kept: mem.device.sleep(),
-    "wake": lambda mem, rows, step, kept: mem.device.wake(),
-    "recover": lambda mem, rows, step, kept: mem.recover(),
-    "warm_up": lambda mem, rows, step, kept: ms.warm_up(mem),
-}
+ANYWHERE = ("match", "inspect", "info", "device.scrub_null", "prefix.clear")
+on_its_stream = pytest.mark.parametrize("name", [name for name in CALLS if name not in ANYWHERE])
 
 
 def open_step(mem: ms.StateManager) -> tuple[ms.Rows, ms.Step, Sequence[ms.Snapshot | None]]:
@@ -198,7 +170,7 @@ def figures(mem: ms.StateManager) -> object:
     return mem.stats(), [array.tolist() for array in host], len(inside.commands(mem).queue), mem._parts.stepping.open
 
 
-@pytest.mark.parametrize("name", CALLS)
+@on_its_stream
 def test_a_call_on_another_stream_is_refused_and_changes_nothing(cuda: FakeCuda, name: str) -> None:
     mem = tiered()
     given = open_step(mem)
@@ -209,7 +181,7 @@ def test_a_call_on_another_stream_is_refused_and_changes_nothing(cuda: FakeCuda,
     assert (figures(mem), cuda.work) == (before, work)
 
 
-@pytest.mark.parametrize("name", CALLS)
+@on_its_stream
 def test_a_call_inside_a_capture_is_refused_and_changes_nothing(cuda: FakeCuda, name: str) -> None:
     """Device 0 is current in the capture of device 1, and captures nothing itself."""
     mem = tiered()
@@ -219,7 +191,7 @@ def test_a_call_inside_a_capture_is_refused_and_changes_nothing(cuda: FakeCuda, 
     with cuda.capture(cuda.current_stream(1)), torch.cuda.device(0), refused:
         CALLS[name](mem, *given)
     assert (figures(mem), cuda.work) == (before, work)
-    if name not in ("wake", "close"):
+    if name not in ("device.wake", "close"):
         mem.prefix.evict_states(0)  # type: ignore[union-attr]
         with cuda.capture(cuda.new_stream(0)):  # another device's
             mem.submit()

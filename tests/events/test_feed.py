@@ -138,32 +138,6 @@ def test_tenants_with_equal_tokens_are_told_apart() -> None:
     assert not any(salt in str(index._workers["w"]._next) for salt in ("'a'", "b'a'"))  # no salt is told
 
 
-def test_states_that_come_back_from_host_memory_are_told() -> None:
-    mem, index = manager(slots=4, below=16), Index()
-    feed = Feed(mem)
-    prompts = [[n] * 9 for n in range(5)]
-    for prompt in prompts * 2:
-        serve(mem, prompt)
-        mem.poll()
-        read(feed, index)
-        assert told(index) == held(mem)
-    assert mem.stats().prefix.loaded > 0
-    mem.close()
-
-
-def test_after_reset_and_recover_a_snapshot_comes() -> None:
-    mem, index = manager(), Index()
-    feed = Feed(mem)
-    serve(mem, list(range(16)))
-    read(feed, index)
-    mem.recover()
-    assert isinstance(read(feed, index)[0], AllBlocksCleared)
-    assert told(index) == held(mem) != {}
-    mem.recover(keep=False)
-    assert isinstance(read(feed, index)[0], AllBlocksCleared)
-    assert told(index) == {}
-
-
 def test_refusals() -> None:
     mem = manager()
     with pytest.raises(ConfigurationError, match="without a prefix cache"):
@@ -211,7 +185,7 @@ def test_replaying_the_events_gives_the_tree(draw: Random) -> None:
             elif action < 0.95:
                 mem.prefix.clear()
             elif action < 0.96:
-                mem.recover()
+                mem.recover(keep=draw.random() < 0.5)
                 rows = {}
             if below:
                 mem.poll()

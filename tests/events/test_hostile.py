@@ -11,7 +11,7 @@ import pytest
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from memstate.events import AllBlocksCleared, Batch, BlockRemoved, BlockStored, Index, Publisher, Subscriber
+from memstate.events import AllBlocksCleared, Batch, BlockRemoved, BlockStored, Publisher
 from memstate.events import publisher as sending
 from memstate.events import subscriber as reading
 from memstate.events.wire import END, pack
@@ -56,11 +56,6 @@ class Counted:
     def recv(self, *given: Any, **more: Any) -> Any:
         found = self._socket.recv(*given, **more)
         self.frames, self.read = self.frames + 1, self.read + len(found)
-        return found
-
-    def recv_multipart(self, *given: Any, **more: Any) -> Any:
-        found = self._socket.recv_multipart(*given, **more)
-        self.frames, self.read = self.frames + len(found), self.read + sum(map(len, found))
         return found
 
     def send_multipart(self, frames: Any, *given: Any, **more: Any) -> Any:
@@ -275,41 +270,16 @@ class Looked(dict[int, Any]):
             yield each
 
 
-class Worker:
-    """A publisher that answers only when it is told to, and a subscriber that listens to it."""
-
-    def __init__(self) -> None:
-        self.events = Publisher(manager(), ANY, ANY)
-        self.events.publish()
-        self.index = Index()
-        self.subscriber = Subscriber(self.index)
-        self.subscriber.add("w", self.events.endpoint, self.events.replay)
-
-        def turn() -> None:
-            self.events.publish()
-            self.subscriber.poll()
-
-        until(lambda: self.source.next == 1 and not self.source.asked, turn)
-
-    @property
-    def source(self) -> Any:
-        return self.subscriber._sources["w"]
-
-    def send(self, number: int, payload: bytes) -> None:
-        self.events._pub.send_multipart((b"", number.to_bytes(8, "big"), payload))
-
-    def close(self) -> None:
-        self.subscriber.close()
-        self.events.close()
-
-
 @pytest.fixture
-def worker() -> Iterator[Worker]:
-    with closing(Worker()) as made:
+def worker() -> Iterator[Pair]:
+    """A publisher, and a subscriber that has heard its first batch."""
+    with closing(Pair()) as made:
+        made.listen()
+        until(lambda: (made.source.next, made.source.asked) == (1, None), made.turn)
         yield made
 
 
-def test_what_is_behind_a_gap_is_not_looked_through_at_each_message(worker: Worker) -> None:
+def test_what_is_behind_a_gap_is_not_looked_through_at_each_message(worker: Pair) -> None:
     worker.source.held = looked = Looked()
     for number in range(3, 503):
         worker.send(number, batch(number))
@@ -322,7 +292,7 @@ def test_what_is_behind_a_gap_is_not_looked_through_at_each_message(worker: Work
 
 
 def test_what_is_held_is_bounded_by_bytes_and_more_is_asked_for_again(
-    worker: Worker, monkeypatch: pytest.MonkeyPatch
+    worker: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size = 10_000
     monkeypatch.setattr(reading, "HELD", 20 * size)
@@ -335,11 +305,11 @@ def test_what_is_held_is_bounded_by_bytes_and_more_is_asked_for_again(
         assert len(worker.source.held) <= 21
 
     until(lambda: worker.source is not before, more)
-    until(lambda: worker.source.next == 1, lambda: (worker.events.publish(), worker.subscriber.poll()))
+    until(lambda: worker.source.next == 1, worker.turn)
     assert worker.index.workers == ("w",)
 
 
-def test_a_call_takes_in_a_part_of_what_a_worker_sends(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_takes_in_a_part_of_what_a_worker_sends(worker: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "MESSAGES", 10, raising=False)
     for number in range(1, 101):
         worker.send(number, batch(number))
@@ -349,10 +319,10 @@ def test_a_call_takes_in_a_part_of_what_a_worker_sends(worker: Worker, monkeypat
     assert sum(taken) == 100 and max(taken) <= 10
 
 
-def test_batches_that_are_lost_behind_an_answer_are_asked_for_again(worker: Worker) -> None:
+def test_batches_that_are_lost_behind_an_answer_are_asked_for_again(worker: Pair) -> None:
     """The answer has brought the index further, so nothing is forgotten."""
     worker.send(3, batch(3))
     until(lambda: worker.source.asked == 1, worker.subscriber.poll)
     worker.subscriber._take("w", worker.source, (1).to_bytes(8, "big"), batch(1))  # of the answer
-    until(lambda: worker.source.asked == 2, lambda: (worker.events.publish(), worker.subscriber.poll()))
+    until(lambda: worker.source.asked == 2, worker.turn)
     assert worker.index.find([1] * 5)

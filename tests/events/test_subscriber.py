@@ -1,18 +1,16 @@
-"""Events over ZMQ on loopback: numbers, gaps, late readers, workers that begin again, and four processes."""
+"""Events over ZMQ on loopback: numbers, gaps, late readers, workers that begin again, and several workers."""
 
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
-from pathlib import Path
+from typing import Any
 
 import pytest
-import zmq
 
 from memstate.errors import ConfigurationError
 from memstate.events import Batch, BlockStored, Index, Publisher, Subscriber
 from memstate.events.wire import pack
 from tests.events.test_feed import manager, serve
-from tests.support.processes import ended, in_child
 
 ANY = "tcp://127.0.0.1:0"
 
@@ -55,6 +53,15 @@ class Pair:
 
         until(lambda: self.mem.prefix.watcher is self.events._feed, begin)
 
+    @property
+    def source(self) -> Any:
+        """What the subscriber has of the worker."""
+        return self.subscriber._sources["w"]
+
+    def send(self, number: int, payload: bytes) -> None:
+        """Sends a batch that the publisher does not know."""
+        self.events._pub.send_multipart((b"", number.to_bytes(8, "big"), payload))
+
     def knows(self, prompt: list[int]) -> bool:
         return [each.length for each in self.index.find([*prompt, 0])] == [len(prompt)]
 
@@ -84,11 +91,10 @@ def test_a_gap_is_filled_by_the_missing_batches(make: Callable[..., Pair]) -> No
     pair = make()
     pair.listen()
     until(lambda: pair.knows([]) or pair.index.workers == ("w",), pair.turn)
-    source = pair.subscriber._sources["w"]
     serve(pair.mem, [1] * 8)
     pair.events.publish()
-    until(lambda: bool(source.sub.poll(0)), lambda: None)
-    source.sub.recv_multipart()  # lost on its way
+    until(lambda: bool(pair.source.sub.poll(0)), lambda: None)
+    pair.source.sub.recv_multipart()  # lost on its way
     serve(pair.mem, [2] * 8)
     until(lambda: pair.knows([1] * 8) and pair.knows([2] * 8), pair.turn)
 
@@ -98,10 +104,9 @@ def test_a_gap_that_nobody_can_fill_forgets_what_came_before(make: Callable[...,
     pair = make()
     pair.listen()
     until(lambda: pair.index.workers == ("w",), pair.turn)
-    source = pair.subscriber._sources["w"]
     late = Batch(0.0, [BlockStored([7], None, [5, 5, 5, 5], 4)])
-    pair.subscriber._take("w", source, (9).to_bytes(8, "big"), pack(late))
-    until(lambda: source.next == 10, pair.turn)
+    pair.subscriber._take("w", pair.source, (9).to_bytes(8, "big"), pack(late))
+    until(lambda: pair.source.next == 10, pair.turn)
     assert pair.index.find([5, 5, 5, 5, 5])[0].kv == 4
 
 
@@ -138,11 +143,10 @@ def test_what_a_worker_told_before_it_began_again_is_not_heard_behind_it(make: C
     pair = make()
     pair.listen()
     until(lambda: pair.index.workers == ("w",), pair.turn)
-    source = pair.subscriber._sources["w"]
     for n in range(3, 8):
         serve(pair.mem, [n] * 8)
         pair.events.publish()
-    until(lambda: bool(source.sub.poll(0)), lambda: None)
+    until(lambda: bool(pair.source.sub.poll(0)), lambda: None)
     pair.begin_again()
     time.sleep(0.3)  # it connects again by itself, unless the reader does
     until(lambda: pair.knows([2] * 8), pair.turn)
@@ -188,41 +192,37 @@ def test_addresses_that_cannot_be_used(make: Callable[..., Pair]) -> None:
     pair.listen()
 
 
-def worker(number: int, place: Path, stop: Path) -> None:
-    """A process with a manager: it serves a few prompts, and publishes until it is told to stop."""
-    zmq.Context._instance = None  # that of the parent is not ours
-    mem = manager(slots=30)
-    events = Publisher(mem, ANY, ANY)
-    part = place / f"{number}.part"
-    part.write_text(f"{events.endpoint} {events.replay}")
-    part.rename(place / str(number))
-    stem = list(range(8 * (number + 1)))  # each a part of the next
-    for prompt in (stem, [90 + number] * 8):
-        serve(mem, prompt)
-        events.publish()
-    end = time.monotonic() + 60
-    while not stop.exists() and time.monotonic() < end:
-        events.publish()
-        time.sleep(0.005)
-    events.close()
+def test_the_worker_that_goes_furthest_comes_first_and_one_that_is_removed_is_forgotten(
+    make: Callable[..., Pair],
+) -> None:
+    first, *_ = pairs = [make() for _ in range(4)]
+    for number, pair in enumerate(pairs):
+        for prompt in (list(range(8 * (number + 1))), [90 + number] * 8):  # each begins as the next
+            serve(pair.mem, prompt)
+        first.subscriber.add(f"worker {number}", pair.events.endpoint, pair.events.replay)
+
+    def turn() -> None:
+        for pair in pairs:
+            pair.events.publish()
+        first.subscriber.poll()
+
+    asked = list(range(33))
+    until(lambda: [each.length for each in first.index.find(asked)] == [32, 24, 16, 8], turn)
+    assert [each.worker for each in first.index.find(asked)] == [f"worker {number}" for number in (3, 2, 1, 0)]
+    assert [each.worker for each in first.index.find([92] * 9)] == ["worker 2"]
+    first.subscriber.remove("worker 3")
+    assert [each.length for each in first.index.find(asked)] == [24, 16, 8]
 
 
-def test_four_processes(tmp_path: Path) -> None:
-    stop, index = tmp_path / "stop", Index()
-    children = [in_child(lambda number=number: worker(number, tmp_path, stop)) for number in range(4)]
-    subscriber = Subscriber(index)
-    try:
-        until(lambda: all((tmp_path / str(number)).exists() for number in range(4)), lambda: None)
-        for number in range(4):
-            subscriber.add(f"worker {number}", *(tmp_path / str(number)).read_text().split())
-        asked = list(range(33))
-        until(lambda: [each.length for each in index.find(asked)] == [32, 24, 16, 8], subscriber.poll)
-        assert [each.worker for each in index.find(asked)] == [f"worker {number}" for number in (3, 2, 1, 0)]
-        until(lambda: len(index.find([92] * 9)) == 1, subscriber.poll)
-        assert index.find([92] * 9)[0].worker == "worker 2"
-        subscriber.remove("worker 3")
-        assert [each.length for each in index.find(asked)] == [24, 16, 8]
-    finally:
-        stop.touch()
-        subscriber.close()
-    assert [ended(child) for child in children] == [0] * 4
+def test_every_batch_behind_a_gap_is_applied_in_order() -> None:
+    """5 and 6 follow each other; 9 lies behind a second gap, and what came before that is not certain any more."""
+    with closing(Subscriber(Index())) as subscriber:
+        subscriber.add("w", "tcp://127.0.0.1:9")  # nobody is there, and none is asked again
+        source = subscriber._sources["w"]
+        for n in (9, 6, 5):
+            batch = pack(Batch(0.0, [BlockStored([n], None, [n, n], 2)]))
+            assert subscriber._take("w", source, n.to_bytes(8, "big"), batch) == 0
+        for applied, after, known in ((2, 7, [5, 6]), (1, 10, [9])):
+            assert subscriber.poll() == applied and source.next == after
+            assert [n for n in (5, 6, 9) if subscriber.index.find([n, n, 0])] == known
+        assert not source.held and source.nbytes == 0

@@ -3,11 +3,9 @@
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
@@ -16,23 +14,14 @@ from tests.support.peers import (
     DELTA,
     DELTA_KEY_FIRST,
     EVERY,
-    HEADS,
     KEY,
-    KEY_HEADS,
     RESUMED,
-    VALUE,
     Inputs,
     Loop,
     Op,
-    distance,
     gates,
     module,
-    normal,
-    slots,
 )  # fmt: skip
-from tests.support.recurrences import gated_delta_bound, kda_bound
-
-BOUNDS = {"gated_delta_rule": gated_delta_bound, "kda": kda_bound}  # one decay a head, or one a key channel
 
 pytestmark = pytest.mark.filterwarnings("ignore:Triton is not supported")  # as fla says where it sees no GPU
 
@@ -43,14 +32,6 @@ def fla() -> ModuleType:
     return module("fla.ops")
 
 
-def fla_inputs(generator: torch.Generator, gate: str, *shape: int) -> Inputs:
-    """shape: batch, tokens. g is the natural log of the gate."""
-    q, k = normalize(normal(generator, 2, *shape, KEY_HEADS, KEY), dim=-1)
-    channels = [KEY] if gate == "kda" else []
-    g, beta = -normal(generator, *shape, HEADS, *channels).abs(), normal(generator, *shape, HEADS).sigmoid()
-    return {"q": q, "k": k, "v": normal(generator, *shape, HEADS, VALUE), "g": g, "beta": beta}
-
-
 def fla_gates(weights: Inputs, x: Inputs, gate: str) -> Inputs:
     """Arguments of fla's functions; KDA with one decay for all keys of a head is the gated delta rule."""
     g, beta = gates(weights, x)
@@ -58,26 +39,8 @@ def fla_gates(weights: Inputs, x: Inputs, gate: str) -> Inputs:
     return {"q": x["q"], "k": x["k"], "v": x["v"], "g": g, "beta": beta}
 
 
-@pytest.mark.parametrize("gate", BOUNDS)
-def test_memstate_and_fla_agree(backend: Backend, generator: torch.Generator, fla: ModuleType, gate: str) -> None:
-    """Both are within the bound of the exact recurrence, so within twice the bound of each other."""
-    device, read, write = backend.device, [1, 0, 3], [2, 4, 3]
-    x = {name: tensor.to(device) for name, tensor in fla_inputs(generator, gate, 3, 3).items()}
-    states = normal(generator, 5, HEADS, KEY, VALUE).to(device)
-    old = states[read].contiguous()
-    old[1] = 0  # the null slot
-    theirs = getattr(fla, f"fused_recurrent_{gate}")(**x, initial_state=old, output_final_state=True)
-    vectors = slots(device, *read), slots(device, *write), slots(device, 0, 0, 0), slots(device, 3, 3, 3)
-    ours = backend.gated_delta_step(*x.values(), states, *vectors)
-    q, k, v, decay, beta, start = (tensor.double().cpu().numpy() for tensor in (*x.values(), old))
-    for i, h in np.ndindex(3, HEADS):
-        bounds = BOUNDS[gate](q[i, :, 0], k[i, :, 0], v[i, :, h], decay[i, :, h], beta[i, :, h], start[i, h], 0.25)
-        pairs = (ours[i, :, h], theirs[0][i, :, h]), (states[write[i], h], theirs[1][i, h])
-        assert all((distance(*pair) <= 2 * bound.error).all() for pair, bound in zip(pairs, bounds, strict=True))
-
-
 @pytest.mark.sample
-@pytest.mark.parametrize("gate", BOUNDS)
+@pytest.mark.parametrize("gate", ["gated_delta_rule", "kda"])
 @pytest.mark.parametrize("tracking", [ms.Redirect(EVERY), ms.PingPong(EVERY)], ids=["redirect", "ping-pong"])
 def test_gathered_states(
     backend: Backend, generator: torch.Generator, fla: ModuleType, gate: str, tracking: ms.Tracking

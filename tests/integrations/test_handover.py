@@ -170,32 +170,21 @@ WHOLE = ["kv0", "kv1", "kv2", "kv3", "kv4", "state4"]
 CUT = "a page of the source is cut"
 MISHAPS: dict[str, tuple[Callable[[Case], object], int, list[str], dict[str, int]]] = {
     "a page": (lambda c: c.lose("kv", 3), 12, SHORT, {"missing": 1}),
-    "a page of ranks not needed": (lambda c: c.lose("kv", 3, 2, 3), 20, WHOLE, {}),
     "a page on both, and one that is not asked for beyond that gap": (
         lambda c: (c.lose("kv", 1, 0, 1), c.lose("kv", 2)), 4, ["kv0", "state0"], {"missing": 2}),
     "the first page": (lambda c: c.lose("kv", 0, 0), 0, [], {"missing": 1}),
-    "a state": (lambda c: c.lose("state", 4, 0), 12, SHORT, {"missing": 1}),
-    "all states": (lambda c: [c.lose("state", page, 0, 1) for page in (0, 2, 4)], 0, [], {}),
     "a page between the two calls": (
         lambda c: (c.source.bad.add(f"lost {c.theirs('kv', 3)}"), c.lose("kv", 3)), 12, SHORT, {"missing": 1}),
     "a page is spoilt": (lambda c: c.source.spoil(c.theirs("kv", 3)), 12, SHORT, {"checksum": 1}),
-    "a header is spoilt": (lambda c: c.source.spoil(c.theirs("state", 4, 0), 20), 12, SHORT, {"header": 1}),
     CUT: (lambda c: c.change(c.theirs("kv", 3), lambda data: data[:-1]), 12, SHORT, {"damaged": 1}),
     "another page": (lambda c: c.change(c.theirs("kv", 3), lambda _: c.source.records[c.theirs("kv", 2)]),
                      12, SHORT, {"foreign": 1}),
-    "another rank's": (lambda c: c.change(c.theirs("kv", 3), lambda _: c.source.records[c.theirs("kv", 3, 0)]),
-                       12, SHORT, {"foreign": 1}),
     "the target refuses a state": (lambda c: c.bad("refused", kind="state", page=4), 0, WHOLE[:-1], {"failed": 1}),
     "the target has what is lost": (
         lambda c: (c.lose("kv", 3), c.lose("state", 4, 0), c.give("kv", 3), c.give("state", 4)), 20, WHOLE, {}),
-    "the target has the state": (lambda c: c.give("state", 4), 20, WHOLE, {}),
     "a page of the target is spoilt": (lambda c: c.target.spoil(c.give("kv", 3)), 20, WHOLE, {"checksum": 1}),
-    "a page of the target is cut": (
-        lambda c: c.target.records.update({c.own("kv", 3): b"half"}), 20, WHOLE, {"damaged": 1}),
     "a spoilt page cannot be deleted": (
         lambda c: (c.target.spoil(c.give("kv", 3)), c.bad("stuck")), 12, [*SHORT, "kv3"], {"checksum": 1}),
-    "nothing can be deleted": (
-        lambda c: (c.target.spoil(c.give("kv", 3)), c.bad("discard")), 12, [*SHORT, "kv3"], {"checksum": 1}),
     "the target cannot read its page": (
         lambda c: (c.give("kv", 3), c.bad("refused")), 12, [*SHORT, "kv3"], {"failed": 1}),
     "the target says it has a page": (lambda c: c.bad("lost"), 20, WHOLE, {}),
@@ -260,12 +249,6 @@ def test_the_last_token_of_a_prompt_is_left_to_compute() -> None:
     alone.put(source, 4)
     for tokens, length in ((TOKENS[:PAGE], 0), (TOKENS[: PAGE + 1], 4), (TOKENS[: 3 * PAGE], 8), ([], 0)):
         assert alone.hand_over(source, 4, Shelf(), 2, 0).run(tokens).length == length
-
-
-def test_states_are_written_after_their_kv_and_no_others() -> None:
-    case = Case()
-    case.hand_over(0).run(TOKENS)
-    assert case.target.puts == [*(case.own("kv", page) for page in EVERY), case.own("state", 4)]
 
 
 def expected(case: Case, sound: set[str]) -> int:

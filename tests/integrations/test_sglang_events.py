@@ -13,7 +13,7 @@ kv_events = pytest.importorskip(
 
 
 def test_sglang_reads_our_events() -> None:
-    mem = manager()
+    mem = manager(whole=True)
     feed = Feed(mem, rank=1)
     serve(mem, list(range(8)), salt="tenant")
     mine = feed.take()

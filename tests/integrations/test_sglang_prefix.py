@@ -117,17 +117,6 @@ def test_an_error_of_the_policy_changes_nothing() -> None:
     assert (cache.match([1, 2, 3]).branch, cache.evictable) == (None, (0, 0))
 
 
-def test_a_hit_of_another_cache_cannot_be_unlocked() -> None:
-    cache, other = PrefixPart(1), PrefixPart(1)
-    for each in (cache, other):
-        each.insert([1, 2], [10, 11], 7)
-    hit = cache.match([1, 2, 3])
-    cache.lock(hit)
-    with pytest.raises(InvalidArgument, match="another cache"):
-        other.unlock(hit)
-    assert (other.evictable, cache.evictable) == ((2, 1), (0, 0))
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_random_calls_against_a_naive_search(seed: int) -> None:
     """No id is lost or given back twice, and each hit is the longest prefix that has a state."""

@@ -5,8 +5,8 @@ import runpy
 from array import array
 from collections.abc import Iterator
 from importlib import import_module
+from inspect import isfunction
 from pathlib import Path
-from pkgutil import resolve_name
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 
 import memstate as ms
 from memstate.cli.bench.no_torchvision import leave_out_torchvision
+from memstate.integrations.sglang import MambaSlotAllocator
 from tests.support.sglang import Engine, make_pool
 
 pytest.importorskip("sglang", reason="needs SGLang, see docs/sglang.md")
@@ -28,79 +29,14 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 EVERY = 4
 KINDS = {"overlap": (False, True), "in turn": (False, False), "lazy": (True, True)}  # SGLang's lazy one needs overlap
-
-
 ROWS = 8
 
 
-class Managed:
-    """The same calls for a StateManager. A state is the number of tokens that it stands for."""
-
-    def __init__(self, tracking: ms.PingPong | ms.LazyPingPong | ms.Redirect, slots: int, overlap: bool) -> None:
-        layout = ms.StateLayout((ms.Plane("tokens", (1,), torch.float32),), layers=1)
-        self.mem = ms.StateManager(layout, slots=slots, max_requests=ROWS, tracking=tracking, overlap=overlap)
-        self.rows: dict[str, ms.Row] = {}
-        self.lengths: dict[str, int] = {}
-        self.kept: dict[str, ms.Snapshot] = {}
-        self._overlap = overlap
-        self._open: tuple[ms.Step, list[str], set[str]] | None = None
-
-    def _forward(self, rows: list[ms.Row]) -> ms.Step:
-        step, plane = self.mem.plan(rows), self.mem.planes["tokens"][0]
-        plane[step.write] = plane[step.snapshot] = plane[step.read] + 1
-        self.mem.submit(step)
-        return step
-
-    def admit(self, names: list[str]) -> None:
-        rows = self.mem.admit([ms.Request(name) for name in names])
-        self._next((self._forward(list(rows)), [], set()))
-        self.rows |= dict(zip(names, rows, strict=True))
-        self.lengths |= dict.fromkeys(names, 1)
-
-    def step(self, finished: set[str]) -> None:
-        names = list(self.rows)
-        self._next((self._forward([self.rows[name] for name in names]), names, finished) if names else None)
-
-    def _next(self, now: tuple[ms.Step, list[str], set[str]] | None) -> None:
-        """Settles the step before, or this one where steps do not overlap."""
-        due, self._open = (self._open, now) if self._overlap else (now, None)
-        if due is not None:
-            self._settle(*due)
-
-    def _settle(self, step: ms.Step, names: list[str], ends: set[str]) -> None:
-        alive = [name for name in names if name in self.rows]
-        self.mem.settle(step, [name in ends for name in names] if names else None)
-        for name in alive:
-            self.lengths[name] += 1
-        for name in (name for name in alive if name in ends):
-            (snapshot,) = self.mem.end([self.rows.pop(name)], keep="handle", lengths=[self.lengths.pop(name)])
-            if snapshot is not None:
-                self.kept[name] = snapshot
-
-    def room(self) -> int:
-        """Requests that can be admitted."""
-        return self.mem.free_slots // (1 + self.mem.tracking.lanes_at_admission(self._overlap))
-
-    def drop(self, name: str) -> None:
-        self.mem.drop([self.kept.pop(name)])
-
-    def states(self) -> dict[str, float]:
-        """What the kept states stand for, by their bytes."""
-        slots = self.mem.device.read_slots(list(self.kept.values())).wait() if self.kept else []
-        return {name: float(self.mem.planes["tokens"][0, slot, 0]) for name, slot in zip(self.kept, slots, strict=True)}
-
-
-def drive(seed: int, scarce: bool) -> Iterator[tuple[int, float, list[str]]]:
-    """Random calls: how many come, a number that says who ends with this step, whether cached states go."""
-    rng = random.Random(seed)
+def run(seed: int, sides: list[Engine], scarce: bool) -> Iterator[None]:
+    """Makes the same random calls on all sides; yields before cached states go."""
+    rng, first, count, ending = random.Random(seed), sides[0], 0, set[str]()
     for _ in range(60):
-        yield rng.randrange(4), rng.random(), rng.random() < (0.5 if scarce else 0.9)
-
-
-def run(seed: int, sides: list[Any], scarce: bool) -> Iterator[set[str]]:
-    """Makes the same calls on all sides; yields the names that ended before their states go."""
-    first, count, ending = sides[0], 0, set[str]()
-    for come, draw, clears in drive(seed, scarce):
+        come, draw, clears = rng.randrange(4), rng.random(), rng.random() < (0.5 if scarce else 0.9)
         room = min(side.room() for side in sides)
         names = [f"r{count + i}" for i in range(min(come, room, ROWS - len(first.active)))]
         count += len(names)
@@ -112,7 +48,7 @@ def run(seed: int, sides: list[Any], scarce: bool) -> Iterator[set[str]]:
         for side in sides:
             side.step(ends)
         ending = {name for name in ending | ends if name in first.active}
-        yield ends
+        yield
         if clears:
             for side in sides:
                 for name in list(side.kept):
@@ -144,38 +80,6 @@ def test_the_same_calls_give_the_same_lengths(lazy: bool, overlap: bool, scarce:
             tracks = [each.mamba_ping_pong_track_buffer.tolist() for each in (kv, other)]
             assert [slot < 0 for slot in tracks[0]] == [slot < 0 for slot in tracks[1]]
     b.pool.mamba_allocator.check()
-
-
-TRACKING = {
-    "ping-pong": (ms.PingPong, False, True), "ping-pong in turn": (ms.PingPong, False, False),
-    "lazy": (ms.LazyPingPong, True, True), "redirect": (ms.Redirect, False, True),
-    "redirect in turn": (ms.Redirect, False, False), "redirect beside lazy": (ms.Redirect, True, True),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("scarce", [False, True], ids=["", "scarce"])
-@pytest.mark.parametrize(("tracking", "lazy", "overlap"), TRACKING.values(), ids=TRACKING)
-def test_a_manager_keeps_as_much_or_more(tracking: Any, lazy: bool, overlap: bool, scarce: bool, seed: int) -> None:
-    """Of each request that ends: the same length as SGLang, or a longer one, and the bytes of just that length."""
-    slots = ROWS * (3 if overlap and not lazy else 2) + (2 if scarce else 40)
-    engine = Engine(theirs.HybridReqToTokenPool, ROWS, slots, EVERY, lazy, overlap)
-    managed = Managed(tracking(EVERY), slots, overlap)
-    longer = wrong = ended = 0
-    for _ in run(seed, [engine, managed], scarce):
-        found = {name: snapshot.length for name, snapshot in managed.kept.items()}
-        assert managed.states() == found
-        beside = kept(engine)
-        short = {
-            name: (found.get(name, 0), length) for name, (length, _) in beside.items() if found.get(name, 0) < length
-        }
-        assert not short, (seed, short)
-        longer += sum(length > beside.get(name, (0, 0))[0] for name, length in found.items())
-        wrong += sum(length != real for length, real in beside.values())
-        ended += len(found)
-    managed.mem.device.check()
-    print(f"of {ended} requests {longer} keep more here, and {wrong} have another state than its length says in SGLang")
-    assert (wrong > 0) == (overlap and not lazy), "docs/sglang.md says where"
 
 
 def requests(n: int) -> list[Any]:
@@ -357,14 +261,15 @@ def test_states_move_as_theirs_do() -> None:
     assert all(torch.equal(left, right) for left, right in zip(*caches, strict=True))
 
 
-def test_every_name_is_there() -> None:
-    names = import_module("memstate.integrations.sglang.names")
-    for name, manager in names.NAMES.items():
-        module, _, inside = name.partition(":")
-        adapter = names.ADAPTERS.get(f"{module}:{inside.partition('.')[0]}")
-        own = [f"memstate.integrations.sglang.{adapter}:{inside}"] if adapter else []
-        for each in (name, manager, *own):
-            resolve_name(each)
+def test_every_method_replaces_one_of_theirs() -> None:
+    mamba = import_module("sglang.srt.mem_cache.allocator.mamba")
+    pairs = (
+        (MambaSlotAllocator, mamba.MambaSlotAllocator), (ours.MambaPool, theirs.MambaPool),
+        (ours.Batched, theirs.HybridReqToTokenPool),
+    )  # fmt: skip
+    for mine, their in pairs:
+        methods = {name for name, member in vars(mine).items() if isfunction(member) and name[0] != "_"}
+        assert methods - {"check"} <= set(dir(their))
 
 
 def test_in_place_of_theirs() -> None:

@@ -112,10 +112,6 @@ def test_the_kernels_themselves_decode_on_slots(family: str) -> None:
         assert apart(steps(model, cache, forwards), steps(model, own_cache(model), forwards)) < BOUND
 
 
-def test_models_that_do_not_call_kernels_decode_on_copies() -> None:
-    assert mst.StateCache(tiny("zaya"), managed(tiny("zaya"))).kernels == "gathered"
-
-
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_generate_gives_the_same_tokens_for_padded_batches_and_beams(family: str) -> None:

@@ -18,8 +18,6 @@ from transformers import GenerationConfig, LogitsProcessor
 
 import memstate.integrations.transformers as mst
 from memstate.integrations.transformers import paged
-from memstate.integrations.transformers.batch import Batches
-from memstate.integrations.transformers.gathered import Gathered
 from tests.integrations.servers import SPECULATING, Interrupt, hooked, raising, require_free, rest, results, server_of
 
 PROMPT = TEXT[:9]
@@ -37,35 +35,6 @@ def answers_of(server: mst.Server) -> dict[Any, list[int]]:
 @pytest.fixture(scope="module")
 def answer() -> list[int]:
     return alone(tiny("qwen3_next"), PROMPT, {})
-
-
-@pytest.mark.parametrize(
-    "tokens", [[*TEXT[:8], 97], "text", torch.tensor([PROMPT]), []], ids=["id", "", "rows", "none"]
-)
-def test_what_are_no_tokens_is_refused_before_it_shares_a_forward(tokens: Any, answer: list[int]) -> None:
-    server = server_of()
-    server.submit(prompt("good"))
-    with pytest.raises(ms.InvalidArgument, match="prompt 'bad'"):
-        server.submit(prompt("bad", tokens))
-    with pytest.raises(ms.InvalidArgument, match="expected a Prompt"):
-        server.submit(PROMPT)  # type: ignore[arg-type]
-    assert answers_of(server) == {"good": answer}
-
-
-def test_rows_without_a_state_share_no_forward_with_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    run, seen = Batches.run, list[list[int]]()
-
-    def watched(self: Batches, rows: Any, tokens: Any, lengths: list[int]) -> torch.Tensor:
-        seen.append(lengths)
-        return run(self, rows, tokens, lengths)
-
-    monkeypatch.setattr(Batches, "run", watched)
-    server = server_of()
-    server.submit(prompt("long"))
-    server.step()
-    server.submit(prompt("joins", [23]))
-    rest(server)
-    assert [0] in seen and all(all(lengths) or not any(lengths) for lengths in seen)
 
 
 @pytest.mark.proof
@@ -174,36 +143,6 @@ def test_rows_that_the_manager_ended_stop_neither_abort_nor_close(keep: bool, an
     require_free(server)
     server.submit(prompt("fourth"))
     assert answers_of(server) == {"fourth": answer}
-
-
-def test_a_step_inside_a_step_is_refused(answer: list[int]) -> None:
-    server = server_of()
-
-    class Steps(LogitsProcessor):
-        def __call__(self, ids: Any, scores: Any) -> Any:
-            server.step()
-
-    server.submit(prompt("good"))
-    server.submit(prompt("bad", processors=[Steps()]))
-    with pytest.raises(ms.InvalidArgument, match="a step is running"):
-        server.step()
-    assert answers_of(server) == {"good": answer}
-    require_free(server)
-
-
-def test_states_that_cannot_be_stored_end_their_rows_and_cancel_the_step(
-    monkeypatch: pytest.MonkeyPatch, answer: list[int]
-) -> None:
-    server = server_of()
-    for _ in range(2):
-        server.submit(prompt("bad"))
-        with monkeypatch.context() as patch:
-            patch.setattr(Gathered, "collect", raising(MemoryError))
-            with pytest.raises(MemoryError):
-                server.step()
-    require_free(server)
-    server.submit(prompt("good"))
-    assert answers_of(server) == {"good": answer}
 
 
 @pytest.mark.sample(1)

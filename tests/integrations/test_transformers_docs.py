@@ -3,13 +3,8 @@
 `python -m tests.integrations.test_transformers_docs` writes its table of families.
 """
 
-import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -47,38 +42,6 @@ def test_blocks_of_the_page_run_one_after_the_other(capsys: pytest.CaptureFixtur
     assert said.splitlines()[-1].endswith("guesses were right")
     assert any(path.is_file() for path in tmp_path.rglob("*"))  # states that a store keeps
     assert len(blocks) == 8
-
-
-SERVED = """
-import re
-from functools import partial
-
-import memstate as ms
-import memstate.integrations.transformers as mst
-from tests.support.tiny_models import tiny
-
-(block,) = [one for one in re.findall("```python\\n(.*?)```", open(page).read(), re.DOTALL) if "store=" in one]
-ms.Tiers = partial(ms.Tiers, clock=lambda: 0.0)  # a loaded machine is no slow storage
-names = {"ms": ms, "mst": mst, "model": tiny("qwen3_next"), "folder": folder}
-names["prompts"] = [[3 + number * number % 90 for number in range(700)]]
-exec(block, names)
-said = [[one.cached, one.prefetch, one.tokens] for one in names["done"]]
-"""
-PROCESS = f"import json, sys\npage, folder = sys.argv[1:]\n{SERVED}\nprint(json.dumps(said))"
-
-
-def test_another_process_finds_what_the_page_has_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ms, "Tiers", ms.Tiers)  # as it is now, behind this test
-    here: dict[str, Any] = {"page": str(PATH), "folder": str(tmp_path / "states")}
-    exec(SERVED, here)
-    command, env = [sys.executable, "-c", PROCESS, here["page"], here["folder"]], os.environ | {
-        "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(torch.get_num_threads()),
-    }  # fmt: skip
-    ended = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=240)
-    assert ended.returncode == 0, ended.stderr
-    ((first, missed, answer),), ((second, complete, again),) = here["said"], json.loads(ended.stdout.splitlines()[-1])
-    assert (first, missed, second, complete) == (0, "missed", 688, "complete")  # whole pages of 16 of 700 tokens
-    assert answer == again and len(answer) == 20
 
 
 def parts(page: str) -> tuple[str, str, str]:

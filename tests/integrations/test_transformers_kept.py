@@ -1,76 +1,22 @@
-"""What `serve` keeps of a batch from step to step: copies of states and KV, beside runs that read slots and pages anew.
+"""What `serve` keeps of a batch from step to step: copies of states and KV. Random servers check their bytes."""
 
-Slots and pages are written in every step. So a run that keeps nothing must come to the same logits, whatever joins,
-ends, is aborted or fails in between. Freed slots and fresh tensors hold poison.
-"""
-
-from contextlib import ExitStack
 from dataclasses import replace
-from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 import memstate as ms
-from tests.support.tiny_models import tiny
-from tests.support.tiny_served import managed
 
 pytest.importorskip("transformers")
 
 import memstate.integrations.transformers as mst
-from memstate.integrations.transformers import paged, server
-from memstate.integrations.transformers.gathered import goes_on
 from memstate.integrations.transformers.paged import Columns
-from tests.integrations.servers import hooked, raising, server_of
+from memstate.integrations.transformers.states import goes_on
+from tests.integrations.servers import server_of
 
-CLOSE = 1e-5  # of the largest logit: copies are bit for bit, but tensors with room have other strides
-FAMILIES = ("qwen3_next", "lfm3", "inkling_text", "glm5_next", "mamba2")  # all, windows, hybrids, an index, no KV
 LAYOUT = ms.StateLayout((ms.Plane("ssm", (2,), torch.float32),), layers=1)
-
-
-def played(family: str, seed: int, keep: bool, tracking: Any) -> tuple[list[Any], list[Tensor]]:
-    """Events and logits of a random schedule."""
-    model, random, logits, events = tiny(family), Random(seed), list[Tensor](), list[Any]()
-    mem, choose = managed(model, tracking=tracking), server.choose
-    at = mst.Server(model, mem, chunk=6)
-    at._batches.states._gathered._keep = keep
-
-    def watched(samplers: Any, tokens: Any, found: Tensor) -> Any:
-        logits.append(found.clone())
-        return choose(samplers, tokens, found)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(server, "choose", watched)
-        for step in range(22):
-            if step % 5 == 0:
-                length = random.choice([1, 4, 7])
-                at.submit(mst.Prompt([random.randint(3, 96) for _ in range(length)], step, most=random.randint(5, 14)))
-            if random.random() < 0.08:
-                events += at.abort(5 * random.randint(0, step // 5))
-            fails = random.random() < 0.06 and at.busy
-            with ExitStack() as stack:
-                if fails:
-                    stack.enter_context(hooked(model, raising(ArithmeticError)))
-                    stack.enter_context(pytest.raises(ArithmeticError))
-                events += at.step()
-    at.close()
-    mem.audit().raise_if_leaking()
-    return events, logits
-
-
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("family", FAMILIES)
-def test_what_is_kept_is_what_slots_and_pages_have(family: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paged, "ROOM", 3)  # full soon: then the pages are read again, and must have every column
-    tracking = (ms.Redirect(every=4), ms.PingPong(every=4), ms.LazyPingPong(every=4))[seed]
-    (events, logits), (expected, anew) = (played(family, seed, keep, tracking) for keep in (True, False))
-    assert events == expected and len(logits) == len(anew) > 10
-    for one, other in zip(logits, anew, strict=True):
-        assert float((one - other).abs().max()) <= CLOSE * float(other.abs().max())
 
 
 def test_a_batch_that_stays_reads_neither_slots_nor_pages(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,24 +33,6 @@ def test_a_batch_that_stays_reads_neither_slots_nor_pages(monkeypatch: pytest.Mo
     after = mem.stats()
     assert (after.snapshots - before.snapshots, after.copied_bytes) == (4, 0)
     at.close()
-
-
-@pytest.mark.parametrize("how", ["another joins", "dropped"])
-def test_states_that_somebody_changes_in_slots_are_read_again(how: str) -> None:
-    found = list[list[int]]()
-    for spoil in (False, True):
-        at = server_of()
-        at.submit(mst.Prompt([5, 17, 40, 9], "stays", most=12))
-        at.step()
-        for plane in at.mem.planes.values() if spoil else ():
-            plane.neg_()
-        if how == "dropped":  # as after a forward that failed
-            at._batches.states.drop()
-        else:
-            at.submit(mst.Prompt([8], "joins", most=12))
-        while at.busy:
-            found += [one.tokens for one in at.step() if isinstance(one, mst.Served) and one.id == "stays"]
-    assert found[0] != found[1]
 
 
 def test_a_step_goes_on_only_with_the_same_requests_in_the_same_order_at_the_same_lengths() -> None:
@@ -125,20 +53,3 @@ def test_a_step_goes_on_only_with_the_same_requests_in_the_same_order_at_the_sam
     others = planned(list(mem.admit([ms.Request("c"), ms.Request("d")])))
     assert np.array_equal(others.numbers, first.numbers)
     assert not goes_on(replace(first, after=others.before), others)  # other requests in the same rows
-
-
-def test_columns_end_where_a_row_has_no_page_yet_and_find_it_later() -> None:
-    table = torch.tensor([[0, 0, 0, 0], [3, 4, 0, 0], [5, 6, 7, 8]], dtype=torch.int32)
-    columns = Columns(table, [1, 2], [6, 9], 1, 4, keep=True)
-    assert (columns.past, columns.end) == (9, 11)  # row 1 has pages for 8 tokens: two columns more
-    assert [one.tolist() for one in columns.written] == [[[4], [7]], [[2], [1]]]
-    assert columns.mask is not None and columns.mask.tolist() == [[0] * 3 + [1] * 7, [1] * 10]
-    assert columns.move(1) and [one.tolist() for one in columns.written] == [[[4], [7]], [[3], [2]]]
-    assert columns.positions.tolist() == [[7], [10]] and columns.goes_on
-    assert not columns.move(1)
-    table[1, 2] = 9
-    later = Columns(table, [1, 2], [8, 11], 1, 4, keep=True)
-    assert [one.tolist() for one in later.written] == [[[9], [7]], [[0], [3]]] and not later.goes_on
-    pages, offsets = later.read(8)  # columns from 8 on: tokens 5, 6, 7 of one row, and of the other 8, 9, 10
-    assert pages[:, :4].tolist() == [[4, 4, 4, 0], [7, 7, 7, 0]] and offsets[:, :3].tolist() == [[1, 2, 3], [0, 1, 2]]
-    assert not Columns(table, [2], [3], 2, 4, keep=False).move(1)

@@ -74,14 +74,6 @@ def test_answers_are_those_of_the_own_cache_and_spoiled_states_are_noticed(famil
     mem.audit().raise_if_leaking()
 
 
-def test_prompts_without_a_prefix_cache_wait_for_slots_and_rows() -> None:
-    model, mem = tiny("qwen3_next"), managed(tiny("qwen3_next"), slots=3, max_requests=2, prefix=None)
-    expected = [alone(model, tokens, {}) for tokens in PROMPTS]
-    served = {one.id: one.tokens for one in mst.serve(model, mem, prompts())}
-    assert [served[number] for number in range(len(PROMPTS))] == expected
-    assert mem.free_slots == 3
-
-
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("family", ["qwen3_next", "jamba", "lfm3"])
 @pytest.mark.parametrize("tracking", [ms.Redirect(every=4), ms.PingPong(every=4), ms.LazyPingPong(every=4)], ids=str)
@@ -167,18 +159,6 @@ def test_leaving_a_stream_ends_its_requests() -> None:
     assert mem.free_pages == 60
 
 
-def test_an_abort_ends_waiting_and_running_requests() -> None:
-    running = server_of(max_requests=1)
-    for one in prompts(PROMPTS[:2]):
-        running.submit(one)
-    running.step()
-    assert (running.waiting, running.busy) == (1, True)
-    assert [(one.id, len(one.tokens), one.reason) for number in (0, 1) for one in running.abort(number)] == [
-        (0, 1, "aborted"), (1, 0, "aborted"),
-    ]  # fmt: skip
-    require_free(running)
-
-
 def test_a_forward_that_fails_ends_its_rows_only() -> None:
     running = server_of(chunk=32)
     running.submit(prompts()[1])
@@ -229,15 +209,6 @@ def test_states_and_kv_come_back_from_host_memory() -> None:
     mem.close()
 
 
-def test_a_tenant_finds_what_its_own_salt_has() -> None:
-    model, cached = tiny("qwen3_next"), []
-    mem = managed(model)
-    for salt in ("a", None, "b", "a"):
-        (one,) = mst.serve(model, mem, [mst.Prompt(TEXT, most=NEW, salt=salt)])
-        cached.append(one.cached)
-    assert cached == [0, 0, 0, 24]
-
-
 def test_a_salt_that_is_none_is_refused_with_its_prompt() -> None:
     model = tiny("qwen3_next")
     server = mst.Server(model, managed(model))
@@ -247,13 +218,11 @@ def test_a_salt_that_is_none_is_refused_with_its_prompt() -> None:
     assert not server.busy
 
 
-@pytest.mark.parametrize(("salt", "cached"), [("a", 24), (None, 0), ("b", 0)])
-def test_a_tenant_finds_in_storage_what_its_own_salt_has(salt: str | None, cached: int, tmp_path: Path) -> None:
-    assert stored_and_served(tmp_path, "a", salt) == [0, cached]
-
-
-def test_storage_is_asked_before_a_request_starts(tmp_path: Path) -> None:
-    assert stored_and_served(tmp_path, None, None) == [0, 24]
+@pytest.mark.parametrize(("first", "salt", "cached"), [("a", "a", 24), ("a", None, 0), ("a", "b", 0), (None, None, 24)])
+def test_storage_is_asked_before_a_request_starts_for_what_its_own_salt_has(
+    first: str | None, salt: str | None, cached: int, tmp_path: Path
+) -> None:
+    assert stored_and_served(tmp_path, first, salt) == [0, cached]
 
 
 @pytest.mark.parametrize("how", ["abort", "close", "refused"])

@@ -5,14 +5,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import memstate as ms
-from tests.support.tiny_models import COMMON, FAMILIES, tiny, without_gpu_kernels
+from tests.support.tiny_models import FAMILIES, small, tiny
 from tests.support.tiny_served import TEXT, alone, managed
 
 pytest.importorskip("transformers")
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, GenerationConfig
+from transformers import GenerationConfig
 
 import memstate.integrations.transformers as mst
 from memstate.integrations.transformers.drafts import Assistant
@@ -66,18 +65,6 @@ def test_guesses_change_no_token_and_no_state_that_others_start_from(family: str
     assert found[0].cached > 24
 
 
-def test_states_behind_wrong_guesses_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, keep = tiny("lfm2"), Speculation.keep
-    expected = [alone(model, text, {}, NEW) for text in PROMPTS]
-
-    def spoiled(self: Any, rows: Any, tokens: int, states: dict[str, Tensor], entries: Any) -> None:
-        keep(self, rows, tokens, {name: state.neg() for name, state in states.items()}, entries)
-
-    monkeypatch.setattr(Speculation, "keep", spoiled)
-    found = served(model, managed(model, **GUESSING), PROMPTS, assistant=guessing(PROMPTS, expected, 3))
-    assert [one.tokens for one in found] != expected
-
-
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("wrong", [0, 2, 9])
 @pytest.mark.parametrize("settings", [
@@ -125,14 +112,6 @@ def test_text_that_repeats_is_looked_up() -> None:
     (one,) = mst.serve(model, managed(model, **GUESSING), [mst.Prompt(TEXT[:9], config=config)])
     assert one.tokens == alone(model, TEXT[:9], {}, 40)
     assert one.right > 0
-
-
-def small(vocabulary: int = 97) -> Any:
-    """A model whose cache can forget tokens."""
-    settings = {**COMMON, "vocab_size": vocabulary, "num_hidden_layers": 1, "eos_token_id": None}
-    with without_gpu_kernels():
-        torch.manual_seed(1)
-        return AutoModelForCausalLM.from_config(CONFIG_MAPPING["llama"](**settings)).eval()
 
 
 def test_a_smaller_model_guesses_its_own_greedy_answer_whatever_was_rejected() -> None:

@@ -5,9 +5,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
-from threading import Event
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import pytest
 
@@ -19,10 +17,7 @@ pytest.importorskip("transformers")
 from transformers import GenerationConfig, LogitsProcessor
 
 import memstate.integrations.transformers as mst
-from memstate.integrations.transformers import sampling
-from memstate.integrations.transformers import server as under_test
-from memstate.integrations.transformers.sampling import Sampler
-from tests.integrations.servers import Interrupt, hooked, raising, require_free, rest, results, server_of
+from tests.integrations.servers import hooked, raising, require_free, rest, results, server_of
 
 PROMPTS = [TEXT[:9], TEXT[:4], [*TEXT[:8], 77, 78], TEXT[5:16]]
 WAITS = 60  # seconds for a thread; only a defect takes as long
@@ -178,45 +173,6 @@ def test_a_thread_that_has_ended_leaves_the_server_to_others() -> None:
     require_free(server)
 
 
-def test_a_stream_that_one_thread_reads_and_another_leaves_ends_its_requests() -> None:
-    model = tiny("qwen3_next")
-    mem = managed(model, prefix=None)
-    events, begun, left = mst.stream(model, mem, [prompt(0)]), Event(), Event()
-
-    def reads() -> None:
-        assert isinstance(next(events), mst.Token)
-        begun.set()
-        assert left.wait(WAITS)  # as a thread of a pool stays
-
-    def leaves() -> None:
-        assert begun.wait(WAITS)
-        events.close()  # type: ignore[attr-defined]
-        left.set()
-
-    run(reads, leaves)
-    assert (mem.free_slots, mem.stats().rows_used) == (16, 0)
-
-
-def test_requests_of_two_threads_get_their_own_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, found = tiny("qwen3_next"), dict[int, int]()
-
-    def client(most: int) -> None:
-        found[most] = Sampler(model, mst.Prompt(PROMPTS[0], config=GenerationConfig(max_new_tokens=most))).most
-
-    class Remembered(WeakKeyDictionary[Any, Any]):
-        """Another thread comes where the first one has just remembered its settings."""
-
-        def __setitem__(self, key: Any, value: Any) -> None:
-            super().__setitem__(key, value)
-            if 3 not in found:
-                found[3] = 0
-                run(lambda: client(3))
-
-    monkeypatch.setattr(sampling, "LAST", Remembered())
-    client(7)
-    assert found == {7: 7, 3: 3}
-
-
 @pytest.mark.parametrize("storage", [False, True], ids=["device", "storage"])
 def test_a_turn_waits_for_the_last_turn_of_its_session(storage: bool, answers: list[list[int]], tmp_path: Path) -> None:
     server = server_of(prefix=ms.Prefix(), tiers=stored(tmp_path) if storage else None)
@@ -313,32 +269,6 @@ def test_rows_whose_admission_was_interrupted_are_given_back(
     require_free(server)
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("part", range(8))
-def test_an_interrupt_at_any_line_leaves_no_row_that_nobody_knows(part: int, answers: list[list[int]]) -> None:
-    """Each line of the calls that start and end requests; a row that nobody knows would keep its slot for ever."""
-    line, told = part, True
-    while told:
-        server, tracer, events = server_of(), Interrupt(line, under_test.__file__), list[Any]()
-
-        def calls(server: mst.Server = server, events: list[Any] = events) -> Iterator[Callable[[], Any]]:
-            for number in range(3):
-                yield lambda number=number: server.submit(prompt(number, most=1))
-            yield server.admit
-            yield lambda: events.extend(server.abort(1))
-            while server.busy:
-                yield lambda: events.extend(server.step())
-
-        for call in calls():
-            with tracer.tracing():
-                call()
-        for number, one in results(events).items():
-            assert (one.reason, one.tokens) in [("length", answers[number][:1]), ("aborted", [])], tracer.where
-        assert (server.mem.stats().rows_used, server.mem.free_slots, server.running) == (0, 16, 0), tracer.where
-        told, line = bool(tracer.where), line + 8
-    assert line > 100
-
-
 class Odd:
     """Compares with nothing."""
 
@@ -352,6 +282,8 @@ def test_odd_sessions_and_names_are_refused_at_once(answers: list[list[int]]) ->
     server = server_of()
     server.submit(prompt(0, "good"))
     server.step()
+    with pytest.raises(ms.InvalidArgument, match="expected a Prompt"):
+        server.submit(TEXT)  # type: ignore[arg-type]
     for session in (Odd(), TEXT, 3):
         with pytest.raises(ms.InvalidArgument, match=r"prompt 'bad': session=.*what open_session\(\) returned"):
             server.submit(prompt(0, "bad", session=session))

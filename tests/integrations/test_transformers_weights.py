@@ -1,8 +1,6 @@
 """Models with equal layouts and other weights: managers and stores of one are of no use to the other."""
 
 import copy
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -95,17 +93,6 @@ def test_a_name_is_that_of_the_content_wherever_it_is_and_however_it_got_there(f
     other = copy.deepcopy(model)
     other.config.get_text_config().rms_norm_eps = 1e-3
     assert weights_of(other) != name
-
-
-@pytest.mark.proof
-def test_another_process_finds_the_same_name(tmp_path: Path) -> None:
-    name = weights_of(loaded(tmp_path, 0))
-    code = (
-        "import sys; from pathlib import Path; from tests.integrations.test_transformers_weights import *; "
-        "print(weights_of(loaded(Path(sys.argv[1]))))"
-    )
-    run = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
-    assert run.stdout.split()[-1] == name
 
 
 def test_weights_without_memory_are_told_from_all_others_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:

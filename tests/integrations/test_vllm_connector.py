@@ -1,10 +1,8 @@
 """vLLM's own scheduler and cache manager over the connector. Workers without a model check each byte that they read."""
 
 import random
-import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from pkgutil import resolve_name
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,16 +13,14 @@ pytest.importorskip("vllm", reason="vLLM cannot be imported: see docs/vllm.md", 
 from memstate.errors import ConfigurationError
 from memstate.integrations.vllm import connector, naming
 from memstate.integrations.vllm.settings import Settings
-from memstate.tiers.host.transfers import Transfers
-from tests.support import inside, vllm_engine
+from tests.support import vllm_engine
 from tests.support.virtual import MemoryStore
-from tests.support.vllm_engine import BLOCK, Engine
+from tests.support.vllm_engine import Engine
 
 HYBRID = ("attention", "state")
 KINDS = [("attention",), HYBRID, ("attention", "window", "state"), ("attention", "state", "state", "state")]
 PROMPT = list(range(30))
 FAULTS = ("vanished", "half", "garbage", "denied", "raises")
-
 Make = Callable[..., Engine]
 
 
@@ -70,40 +66,6 @@ def test_states_alone_are_saved_at_the_ends_of_chunks_and_null_blocks_never(make
     assert len(keys) == len(states) + 7  # and KV of seven blocks
 
 
-def test_tenants_do_not_meet(make: Make) -> None:
-    engine = make()
-    engine.serve("a", PROMPT, 1, salt="one")
-    engine.forget()
-    assert engine.serve("b", PROMPT, 1, salt="two") == 0
-    assert engine.serve("c", PROMPT, 1, salt="one") == 28
-
-
-def test_a_spoiled_record_is_seen_by_the_worker(make: Make) -> None:
-    """A control: the checks of the other tests can fail."""
-    engine = make()
-    engine.serve("a", PROMPT, 1)
-    engine.forget()
-    inside.records(engine.workers[0].connector.worker).pool.memory[:, -1] ^= 1
-    engine.add("b", PROMPT)
-    with pytest.raises(AssertionError, match="b "):
-        engine.run()
-    inside.records(engine.workers[0].connector.worker).pool.memory[:, -1] ^= 1
-    engine.abort("b")
-    engine.run()
-
-
-def test_aborted_while_it_loads(make: Make) -> None:
-    engine = make()
-    engine.serve("a", PROMPT, 1)
-    engine.forget()
-    engine.add("b", PROMPT)
-    output = engine.scheduler.schedule()  # its blocks are claimed, and the load is on its way
-    engine.abort("b")
-    engine.execute(output)
-    engine.run()
-    assert engine.serve("c", PROMPT, 1) == 28
-
-
 def test_preempted_requests_load_their_own_states_again(make: Make) -> None:
     engine = make(blocks=24)
     for name in "abc":
@@ -111,24 +73,6 @@ def test_preempted_requests_load_their_own_states_again(make: Make) -> None:
     engine.run()
     assert sum(request.num_preemptions for request in engine.requests.values()) > 0
     assert engine.counts.loaded > 0
-
-
-def test_full_host_memory_saves_less_and_loses_nothing(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = make(extra={"host_blocks": 3})
-    engine.serve("a", PROMPT, 3)  # more blocks than records, all on their way at once
-    assert engine.counts.refused > 0
-    assert engine.connector.scheduler.cache.pool.records == 3
-    engine.forget()
-    assert engine.serve("b", PROMPT, 3) % BLOCK == 0
-
-
-def test_full_staging_saves_less(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = make(ranks=2)
-    rooms = iter([2, 0] * 100)  # the ranks differ: a block counts where both have it
-    monkeypatch.setattr(Transfers, "room", property(lambda transfers: next(rooms)))
-    engine.serve("a", PROMPT, 1)
-    assert engine.counts.saved == 0
-    assert engine.counts.refused > 0
 
 
 def test_the_store_outlives_the_engine(make: Make, store: MemoryStore) -> None:
@@ -146,28 +90,13 @@ def test_the_store_outlives_the_engine(make: Make, store: MemoryStore) -> None:
     assert len(store.calls) == asked
 
 
-def rewrite(folder: Path) -> None:
-    """New weights at the same path, of the same size."""
-    path = folder / "model.safetensors"
-    path.write_bytes(path.read_bytes())
-
-
 def test_new_weights_at_the_same_path_find_nothing(make: Make, store: MemoryStore, tmp_path: Path) -> None:
     extra = {"store_tokens": 4}
     make(extra=extra).serve("a", PROMPT, 1)
-    rewrite(tmp_path)
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes())
     assert make(extra=extra).serve("b", PROMPT, 1) == 0
     assert make(extra=extra).serve("c", PROMPT, 1) == 28  # and then their own
-
-
-def test_a_name_stands_for_the_files(make: Make, store: MemoryStore, tmp_path: Path) -> None:
-    def named(model: str) -> Engine:
-        return make(extra={"store_tokens": 4, "model": model})
-
-    named("ours, of Monday").serve("a", PROMPT, 1)
-    rewrite(tmp_path)
-    assert named("ours, of Monday").serve("b", PROMPT, 1) == 28
-    assert named("ours, of Tuesday").serve("c", PROMPT, 1) == 0
 
 
 def test_new_weights_of_an_adapter_at_the_same_path_find_nothing(
@@ -197,79 +126,6 @@ def test_weights_without_files_need_no_name_without_a_store(make: Make) -> None:
     engine.serve("a", PROMPT, 1)
     engine.forget()
     assert engine.serve("b", PROMPT, 1) == 28
-
-
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_failed_load_keeps_the_front(make: Make, store: MemoryStore, ranks: int) -> None:
-    """States are at 12, 24 and 28. A block of KV behind the first of them is damaged."""
-    extra = {"store_tokens": 4}
-    first = make(extra=extra, ranks=ranks, max_num_batched_tokens=12)
-    first.serve("a", PROMPT, 1)
-    side = first.connector.scheduler
-    [key] = [each.key for each in side.cache.entries() if each.length == 20]
-    store.faults[side.cache.form.name(naming.record_key(side._digest, ranks - 1, key))] = "garbage"
-    second = make(extra=extra, ranks=ranks)
-    assert second.serve("b", PROMPT, 1) == 12
-    assert (second.counts.lost, second.counts.loaded) == (1, 4)
-    second.forget()
-    assert second.serve("c", PROMPT, 1) == 28  # what was computed instead is there
-
-
-def test_a_reset_finds_nothing_from_before(make: Make, store: MemoryStore) -> None:
-    """vLLM resets the connector's cache when weights have changed in memory."""
-    extra = {"store_tokens": 4}
-    engine = make(extra=extra)
-    engine.serve("a", PROMPT, 1)
-    assert engine.scheduler.reset_prefix_cache(reset_connector=True)
-    assert engine.serve("b", PROMPT, 1) == 0
-    assert make(extra=extra).serve("c", PROMPT, 1) == 28  # of the weights that the files have
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_what_the_store_cannot_give_is_computed(make: Make, store: MemoryStore, fault: str) -> None:
-    extra = {"store_tokens": 4}
-    make(extra=extra).serve("a", PROMPT, 1)
-    store.faults |= dict.fromkeys(store.records, fault)
-    second = make(extra=extra)
-    assert second.serve("b", PROMPT, 1) == 0
-    assert (second.counts.lost, second.counts.fetched) == (1, 0)
-
-
-def test_a_broken_store_costs_hits_alone(make: Make, store: MemoryStore) -> None:
-    store.broken = True
-    engine = make(extra={"store_tokens": 4})
-    assert engine.serve("a", PROMPT, 1) == 0
-    engine.forget()
-    assert engine.serve("b", PROMPT, 1) == 28  # host memory needs no store
-
-
-def test_a_record_that_goes_between_question_and_load_is_computed(make: Make) -> None:
-    engine = make()
-    engine.serve("a", PROMPT, 1)
-    engine.forget()
-    side = engine.connector.scheduler
-    matched = side.matched
-
-    def and_gone(request: Any, computed: int) -> int | None:
-        found = matched(request, computed)
-        side.reset()
-        return found
-
-    side.matched = and_gone
-    assert engine.serve("b", PROMPT, 1) == 0
-    assert engine.counts.lost == 1
-
-
-def test_reset_while_saves_are_under_way(make: Make) -> None:
-    engine = make()
-    engine.add("a", PROMPT)
-    output = engine.scheduler.schedule()
-    assert engine.connector.reset_cache()
-    engine.execute(output)
-    engine.connector.reset_cache()
-    engine.run()
-    engine.forget()
-    assert engine.serve("b", PROMPT, 1) == 0  # the rest of the first chunk's blocks is missing
 
 
 CHANGES: dict[str, Callable[[Any, Any], None]] = {
@@ -345,22 +201,6 @@ def test_a_drafter_that_computes_the_last_block_again(tmp_path: Path, drops: boo
     made = connector.MemstateConnector(config, connector.KVConnectorRole.SCHEDULER, caches)
     assert made.scheduler._drop is drops
     made.shutdown()
-
-
-def test_the_names_of_vllm_in_the_page_exist() -> None:
-    page = Path(__file__).parents[2] / "docs" / "vllm.md"
-    names = re.findall(r"^\| `(vllm\.[\w.]+)`", page.read_text(), re.MULTILINE)
-    assert len(names) == 13
-    assert [name for name in names if not found(name)] == []
-
-
-def found(name: str) -> bool:
-    """Whether a dotted name leads somewhere: a module, something in it, or an attribute that instances have."""
-    head, _, last = name.rpartition(".")
-    try:
-        return hasattr(resolve_name(head), last)
-    except AttributeError:
-        return False
 
 
 @pytest.mark.parametrize("seed", range(60))

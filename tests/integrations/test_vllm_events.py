@@ -1,7 +1,5 @@
 """Our events in vLLM's decoder, vLLM's events in our index, and both over ZMQ."""
 
-import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,25 +9,17 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM cannot be imported: see docs/vllm.md", exc_type=ImportError)
 
 import msgspec
-from vllm.config.kv_events import KVEventsConfig
 from vllm.distributed import kv_events
 
 from memstate.events import Feed, Index, Subscriber, salt_tag
 from memstate.events.wire import pack, unpack
 from tests.events.test_feed import manager, serve
+from tests.events.test_subscriber import until
 from tests.support.vllm_engine import Engine
 
 
-def until(done: Callable[[], bool], work: Callable[[], object]) -> None:
-    end = time.monotonic() + 30
-    while not done():
-        work()
-        assert time.monotonic() < end, "30 seconds, and it is not done"
-        time.sleep(0.001)
-
-
 def test_vllm_reads_our_events() -> None:
-    mem = manager()
+    mem = manager(whole=True)
     feed = Feed(mem, rank=2)
     feed.take()
     serve(mem, list(range(8)), salt="tenant")
@@ -91,7 +81,3 @@ def test_our_subscriber_hears_vllms_publisher() -> None:
     finally:
         subscriber.close()
         publisher.shutdown()
-
-
-def test_the_configuration_that_the_page_names(tmp_path: Path) -> None:
-    assert KVEventsConfig(enable_kv_cache_events=True, publisher="zmq").endpoint == "tcp://*:5557"

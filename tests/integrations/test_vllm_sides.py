@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from memstate.errors import ConfigurationError, InvalidArgument, LayoutMismatch
+from memstate.errors import ConfigurationError, LayoutMismatch
 from memstate.integrations.vllm.blocks import blocks_of
-from memstate.integrations.vllm.messages import Plan, Record, Report, Save
+from memstate.integrations.vllm.messages import Plan, Report
 from memstate.integrations.vllm.naming import record_key
 from memstate.integrations.vllm.scheduler import SchedulerSide
 from memstate.integrations.vllm.settings import Settings
@@ -225,18 +224,6 @@ def test_the_store_is_asked_once_and_read_into_host_memory() -> None:
     assert (second.side.counts.fetched, len(second.side.cache)) == (3, 3)
 
 
-def test_a_failed_request_does_not_ask_the_store_again() -> None:
-    store = MemoryStore()
-    first, second = Case(store=store), Case(store=store)
-    first.save("a", [1, 2], [3, 4])
-    store.faults |= dict.fromkeys(store.records, "garbage")
-    asked = first.request("b", 11)
-    second.load(asked, 8, [6, 7], [0, 8])
-    assert second.side.counts.lost == 1
-    assert second.side.matched(asked, 0) == 0
-    assert second.side.cache.pool.free == 20
-
-
 def filled(store: MemoryStore, ranks: int = 1) -> Case:
     """A store that has five blocks of a prompt: KV of each, and the states after the second and the fifth."""
     case = Case(store=store, ranks=ranks)
@@ -389,16 +376,6 @@ def test_what_staging_has_no_room_for_is_not_saved(monkeypatch: pytest.MonkeyPat
 def test_settings_that_cannot_be_meant(given: dict[str, Any], what: str) -> None:
     with pytest.raises(ConfigurationError, match=what):
         Settings.read(given)
-
-
-def test_a_worker_without_memory() -> None:
-    worker = WorkerSide(Settings(4), 0, None, AtOnce())
-    with pytest.raises(InvalidArgument, match="before register_kv_caches"):
-        worker.save(Plan(Save(0, [1], [Record(bytes(36), 0, 4)])))
-
-
-def layered(memory: Tensor, at: int, blocks: int = BLOCKS) -> Tensor:
-    return memory[at : at + blocks * BYTES].view(blocks, BYTES)
 
 
 WHOLE = 2 * BLOCKS * BYTES

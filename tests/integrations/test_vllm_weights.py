@@ -119,17 +119,6 @@ def test_links_that_lead_round_end(folder: Path) -> None:
     assert digest(folder) == digest(folder)
 
 
-def test_a_link_to_the_folder_is_followed(folder: Path, tmp_path: Path) -> None:
-    """`current` is a link to a version, and a restart may find it lead to another."""
-    other, current = tmp_path / "other", tmp_path / "current"
-    shutil.copytree(folder, other)
-    current.symlink_to(folder)
-    before = digest(current)
-    current.unlink()
-    current.symlink_to(other)
-    assert digest(current) != before
-
-
 def test_one_file_is_a_model_too(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(b"GGUF, quantised")

@@ -85,3 +85,18 @@ def test_B33_accept_follows_the_rules(variant: str, seed: int) -> None:
         found = [int(column[i]) for column in (record.read, record.write, record.snapshot, *outcome)]
         crossed = labels[entry.snapshot] - entry.before if entry.snapshot else 0
         assert found == [entry.read, entry.write * real, entry.snapshot, n * real, crossed]
+
+
+def test_B14_an_accept_takes_rows_without_a_state_for_padding(backend: Backend) -> None:
+    """The first row beyond the table, and a row whose live register is empty."""
+    case = Case(backend, 3, "redirect", 8)
+    table, entries = case.table, case.record.rows
+    at = entries.nonzero().flatten()[:2].tolist()
+    empty = next(row for row in range(1, table.source.numel()) if row not in entries.tolist())
+    table.slots[3 * empty] = 0
+    entries[at[0]], entries[at[1]] = table.source.numel(), empty
+    case.accepted = [int(i in at) for i in range(len(entries))]
+    before = copy_of(table)
+    record, outcome = case.run(backend, table)
+    assert same(before, table)
+    assert not any(column.any() for column in (record.write, record.snapshot, *outcome))

@@ -12,7 +12,7 @@ from tests.support.packets import bits
 
 SIZES = (1, 31, 32, 33, 63, 64, 1000, 2047, 2048, 65535, 65536, 1_000_000)  # on both sides of a level more
 SMALL = tuple(size for size in SIZES if size <= 1000)
-PATTERNS = ("all free", "none free", "odd", "last only", "first and last", "sparse", "dense", "runs")
+PATTERNS = ("all free", "none free", "odd", "last only", "first and last", "sparse", "dense")
 
 
 class Pool:
@@ -64,14 +64,6 @@ class Pool:
 
 def fragmented(pattern: str, capacity: int, rng: random.Random) -> set[int]:
     slots = range(1, capacity + 1)
-    if pattern == "runs":
-        free, at = set(), 1
-        while at <= capacity:
-            size = rng.choice((1, 7, 31, 32, 33, 100, 2000))
-            if rng.random() < 0.5:
-                free |= set(range(at, min(at + size, capacity + 1)))
-            at += size
-        return free
     return {
         "all free": lambda: set(slots),
         "none free": set,
@@ -88,15 +80,6 @@ def rng(generator: torch.Generator) -> random.Random:
     return random.Random(generator.initial_seed())
 
 
-@pytest.mark.parametrize("capacity", [1, 31, 32, 1000, 5000])
-def test_B1_every_slot_is_handed_out_once_and_never_slot_0(backend: Backend, capacity: int) -> None:
-    pool = Pool(capacity, set(range(1, capacity + 1)), backend)
-    assert pool.claim(capacity).tolist() == list(range(1, capacity + 1))
-    pool.check()
-    assert pool.claim(1).tolist() == [0]  # nothing left: counted, and no slot invented
-    pool.check()
-
-
 @pytest.mark.sample(16)
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("capacity", SMALL)
@@ -107,41 +90,6 @@ def test_B2_claim_takes_the_lowest_free_slots(
     for n in (1, rng.randint(0, 3) * 11 + 1, capacity + 1):
         pool.claim(n)
         pool.check()
-
-
-@pytest.mark.sample
-@pytest.mark.parametrize("pattern", ["none free", "last only", "sparse", "runs"])
-@pytest.mark.parametrize("capacity", [65535, 65536, 1_000_000])
-def test_B11_large_pools_answer_the_same_however_fragmented(
-    backend: Backend, rng: random.Random, capacity: int, pattern: str
-) -> None:
-    pool = Pool(capacity, fragmented(pattern, capacity, rng), backend)
-    taken = [slot for slot in pool.claim(1500).tolist() if slot]
-    pool.check()
-    given = rng.sample(range(1, capacity + 1), 300) + taken[:300]
-    pool.release(given)
-    pool.claim(40)
-    pool.check()
-
-
-@pytest.mark.parametrize("word", [-1, -(2**31), 2**31 - 1, 1, -2, 0x55555555, -0x55555556, 0x00010000, 0x7FFF8000])
-def test_B2_every_bit_of_a_word_is_found(backend: Backend, word: int) -> None:
-    """Sign bit, full words, single bits: rank and select inside one word, at every rank."""
-    bits = {bit for bit in range(32) if (word % 2**32) >> bit & 1}
-    pool = Pool(95, {32 + bit for bit in bits}, backend)
-    for _ in range(len(bits) if len(bits) < 4 else 1):
-        pool.claim(1)
-    pool.check()
-    pool.claim(len(bits))
-    pool.check()
-
-
-@pytest.mark.parametrize("n", [1, 1023, 1025, 2049])
-def test_B2_claims_go_on_across_blocks_and_chunks(backend: Backend, rng: random.Random, n: int) -> None:
-    pool = Pool(70_000, fragmented("runs", 70_000, rng) | set(range(33_000, 35_200)), backend)
-    pool.claim(n)
-    pool.claim(n)
-    pool.check()
 
 
 @pytest.mark.parametrize("capacity", SMALL)
@@ -173,25 +121,3 @@ def test_B5_B6_faults_are_counted_and_corrupt_nothing(
         rng.shuffle(ids)
         pool.release(ids, dtype)
         pool.check()
-
-
-def test_B5_the_first_fault_is_kept_until_read(backend: Backend) -> None:
-    pool = Pool(40, {7, 9}, backend)
-    for ids in ([5, 5], [99, 9, 7], [8]):
-        pool.release(ids)
-    pool.check()
-    assert pool.counters.tolist()[Count.OFFENDER] == 5
-    assert pool.counters.tolist()[Count.OFFENDER_KIND] == Count.DOUBLE_RELEASE
-
-
-def test_B11_random_claims_and_releases_follow_the_model(backend: Backend, rng: random.Random) -> None:
-    pool = Pool(200, fragmented("dense", 200, rng), backend)
-    held: list[int] = []
-    for _ in range(40):
-        if rng.random() < 0.5:
-            held += [slot for slot in pool.claim(rng.randint(0, 60)).tolist() if slot]
-        else:
-            rng.shuffle(held)
-            given, held = held[:30], held[30:]
-            pool.release(given + given[:2] * (rng.random() < 0.3) + [0, -3])
-    pool.check()

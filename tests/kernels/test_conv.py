@@ -1,7 +1,6 @@
 """What is particular to the causal convolution step; what all decode steps have in common: test_decode_steps.py."""
 
 import re
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from memstate.kernels.dispatch import Backend
-from tests.support.decode_case import MIXED, Case, Memory, Pairs, Row, check_step, fill_rows, same_bits
+from tests.support.decode_case import MIXED, Case, Memory, Pairs, Row, check_step, fill_rows
 from tests.support.recurrences import Array, causal_conv, causal_conv_bound, float64
 
 both_orders = pytest.mark.parametrize("channel_major", [False, True], ids=["tap_channel", "channel_tap"])
@@ -54,33 +53,13 @@ def run(case: Case, backend: Backend) -> Tensor:
 
 
 @both_orders
-@pytest.mark.parametrize(("taps", "tokens", "channels"), [(2, 1, 262), (3, 7, 12), (6, 1, 3), (6, 7, 12)])
+@pytest.mark.parametrize(("taps", "tokens", "channels"), [(2, 1, 262), (3, 7, 12), (4, 3, 1), (6, 1, 3), (6, 7, 12)])
 def test_G2_windows_longer_and_shorter_than_the_step(
     backend: Backend, generator: torch.Generator, taps: int, tokens: int, channels: int, channel_major: bool
 ) -> None:
     """Also of channels that fill no block."""
     rows = [Row(1, 1, tokens=tokens), Row(0, 2, 3, tokens=1)]
     run(build(backend, generator, rows, tokens, taps=taps, channels=channels, channel_major=channel_major), backend)
-
-
-@pytest.mark.parametrize(
-    ("taps", "channels", "dtype"),
-    [(4, 24, torch.bfloat16), (3, 11, torch.float32), (2, 5, torch.float32), (4, 1, torch.bfloat16)],
-)
-def test_both_orders_have_the_same_bits(
-    backend: Backend, generator: torch.Generator, taps: int, channels: int, dtype: torch.dtype
-) -> None:
-    """With one old tap, or one channel, the orders are one, whatever the strides say."""
-    rows = [Row(1, 1), Row(2, 3, 4, 2), Row(6, 6, 7, 0)]
-    case = build(backend, generator, rows, state=dtype, inputs=dtype, taps=taps, channels=channels)
-    memory = Memory((channels, taps - 1), dtype, backend.device, generator)
-    memory.state = memory.state.transpose(1, 2)
-    for slot in range(len(case.memory.state)):
-        memory.fill(slot, case.memory.state[slot])
-    other = replace(case, memory=memory)
-    assert same_bits(run(other, backend), run(case, backend))
-    for slot in (1, 3, 4, 6, 7):
-        assert same_bits(other.memory.state[slot], case.memory.state[slot])
 
 
 @pytest.mark.parametrize(("bias", "activation"), [(True, None), (False, "silu"), (False, None)])
@@ -96,16 +75,6 @@ def test_G2_silu_of_large_values(backend: Backend, generator: torch.Generator) -
     case = build(backend, generator, [Row(1, 2)])
     case.inputs["x"] *= 100
     assert bool(run(case, backend).isfinite().all())
-
-
-@pytest.mark.parametrize(("size", "threads", "programs"), [(2, 32, 32), (4, 32, 64), (2, 64, 16), (4, 64, 32)])
-def test_programs_of_one_row_of_a_model(size: int, threads: int, programs: int) -> None:
-    """Of 8192 channels, with four taps: a thread moves 16 bytes of each tap, and no more."""
-    pytest.importorskip("triton", reason="without Triton there are no kernels")
-    from memstate.kernels import conv
-
-    block, lane = conv.blocks(8192, 4, size, threads=threads)
-    assert (8192 // block, lane * size, block // lane) == (programs, 16, threads)
 
 
 @both_orders

@@ -7,7 +7,6 @@ from torch import Tensor
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import HEADER_INTS, TILE_BYTES, ZERO_SOURCE, PlaneMap, Section
 from memstate.state.layout import Plane, StateLayout
-from memstate.state.planes import Planes
 from tests.support.decode_case import vast
 from tests.support.given import FORMS, ORDERS, Engine
 from tests.support.kernel_runs import not_interpreted
@@ -64,41 +63,6 @@ def test_B37_copies_and_zeros_are_exact_in_memory_of_every_form(backend, generat
     engine.expect_all((1, 5), (2, None))
 
 
-@pytest.mark.parametrize(
-    ("dtype", "bits", "patterns"),
-    [
-        (torch.float32, torch.int32, [0x7F800001, 0x7FC12345, -0x7FFFFF, -0x80000000]),
-        (torch.bfloat16, torch.int16, [0x7F81, 0x7FFF, -0x7F, -0x8000]),
-        (torch.float16, torch.int16, [0x7C01, 0x7E55, -0x3FF, -0x8000]),
-        (torch.float8_e4m3fn, torch.int8, [0x7F, -1, -128, 1]),
-    ],
-)
-def test_B37_nan_payloads_and_signed_zeros_survive(backend, dtype, bits, patterns):
-    storage = Planes(StateLayout([Plane("ssm", (4,), dtype)], 1), 2, backend)
-    payload = torch.tensor(patterns, dtype=bits, device=backend.device)
-    storage["ssm"].view(bits)[0, 1] = payload
-    storage.copy(torch.tensor([2], device=backend.device), torch.tensor([1], device=backend.device))
-    assert torch.equal(storage["ssm"].view(bits)[0, 2], payload)
-
-
-@pytest.mark.parametrize("order", ORDERS)
-def test_B38_offsets_beyond_2_31_elements_are_right(backend, order):
-    slots, layers = 2**28 + 8, 2
-    layout = StateLayout([Plane("ssm", (16,), torch.int8)], layers, order)
-    storage = Planes(layout, slots, backend, lambda nbytes: vast(nbytes, backend.device))
-    plane = storage["ssm"]
-    far, near = 2**28 + 3, 3  # 2^32 bytes apart in a layer: the same slot to 32-bit arithmetic
-    for layer in range(layers):
-        plane[layer, near] = 1 + layer
-        plane[layer, 5] = 7 + layer
-    storage.copy(torch.tensor([far], device=backend.device), torch.tensor([5], device=backend.device))
-    assert plane[:, far, 0].tolist() == [7, 8] and plane[:, near, 15].tolist() == [1, 2]
-    storage.copy(torch.tensor([6], device=backend.device), torch.tensor([far], device=backend.device))
-    assert plane[:, 6, 15].tolist() == [7, 8]
-    storage.zero(torch.tensor([far], device=backend.device))
-    assert not plane[:, far].any() and plane[:, near, 0].tolist() == [1, 2] and plane[:, 6, 0].tolist() == [7, 8]
-
-
 def test_B38_slot_strides_beyond_2_31_elements_are_right(backend):
     stride = 2**32 + 16  # slot 1 is 16 bytes from slot 0 to 32-bit arithmetic
     memory = vast(2 * stride + 16, backend.device)
@@ -113,34 +77,27 @@ def test_B38_slot_strides_beyond_2_31_elements_are_right(backend):
     assert blocks[0, 1].tolist() == [0] * 16 and memory[:48].tolist() == [1] * 48
 
 
-def test_B39_everything_due(backend, generator):
-    n = 257
-    engine, plane_map = moved(backend, generator, SMALL, 2 * n, "layer_major")
-    shuffled = (torch.randperm(2 * n, generator=generator) + 1).tolist()
-    dst, src = shuffled[:n], shuffled[n:]
+@pytest.mark.parametrize(
+    ("n", "due"),
+    [(0, ()), (257, ()), (2, (0, 1)), (257, range(257)), (5000, (0, 255, 256, 257, 511, 2049, 4863, 4864, 4999))],
+    ids=["no entries", "none", "two", "all", "few among thousands"],
+)
+def test_B39_what_is_due_moves_and_nothing_else(backend, generator, n, due):
+    half = max(len(due), 1)
+    engine, plane_map = moved(backend, generator, SMALL, 2 * half, "layer_major")
+    slots = (torch.randperm(2 * half, generator=generator) + 1).tolist()
+    pairs = list(zip(due, slots, slots[half:], strict=False))
+    dst, src, entries = [0] * n, [1] * n, [(0, 1)] * n
+    for number, (at, to, of) in enumerate(pairs):
+        dst[at], src[at] = to, of
+        entries[at] = number + 1, ZERO_SOURCE if number % 3 == 2 else number + 1 + half
     backend.copy_slots(plane_map, engine.ids(*dst), engine.ids(*src).long())
-    engine.expect_all(*zip(dst, src, strict=True))
+    engine.expect_all(*((to, of) for _, to, of in pairs))
     backend.zero_slots(plane_map, engine.ids(*dst))
-    engine.expect_all(*((slot, None) for slot in dst))
-
-
-@pytest.mark.parametrize("n", [0, 257])
-def test_B39_nothing_due(backend, generator, n):
-    engine, plane_map = moved(backend, generator, SMALL, 5, "layer_major")
-    backend.copy_slots(plane_map, engine.ids(*[0] * n), engine.ids(*[3] * n))
-    backend.zero_slots(plane_map, engine.ids(*[0] * n))
-    backend.run_data(plane_map, engine.ids(0, 4, 5), packet_of([(0, 1)] * n, backend.device))
-    engine.check()
-
-
-def test_B39_few_due_among_thousands(backend, generator):
-    engine, plane_map = moved(backend, generator, SMALL, 30, "layer_major", layers=2)
-    n = 5000
-    dst, src = [0] * n, [1] * n
-    for at, to in zip((0, 255, 256, 257, 511, 2049, 4863, 4864, 4999), range(2, 11), strict=True):
-        dst[at], src[at] = to, to + 20
-    backend.copy_slots(plane_map, engine.ids(*dst), engine.ids(*src))
-    engine.expect_all(*((to, to + 20) for to in range(2, 11)))
+    engine.expect_all(*((to, None) for _, to, _ in pairs))
+    backend.run_data(plane_map, engine.ids(0, *slots), packet_of(entries, backend.device))  # by register
+    engine.expect_all(*((to, None if number % 3 == 2 else of) for number, (_, to, of) in enumerate(pairs)))
+    assert not n or backend.counts.launches == {"copy_slots": 1, "zero_slots": 1, "run_data": 1}
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -164,16 +121,6 @@ def test_B40_a_packet_names_registers_and_skips_empty_ones(backend, generator, o
     entries += [(6, ZERO_SOURCE), (3, ZERO_SOURCE), (7, 4)]
     backend.run_data(plane_map, slots, packet_of(entries, backend.device))
     engine.expect_all((5, 6), (2, None))
-
-
-@pytest.mark.parametrize("n", [2, 257])
-def test_B39_a_packet_of_copies_and_zeros(backend, generator, n):
-    engine, plane_map = moved(backend, generator, SMALL, 2 * n, "layer_major")
-    held = [0, *(torch.randperm(2 * n, generator=generator) + 1).tolist()]
-    entries = [(i, ZERO_SOURCE if i % 3 == 2 else i + n) for i in range(1, n + 1)]
-    backend.run_data(plane_map, engine.ids(*held), packet_of(entries, backend.device))
-    engine.expect_all(*((held[to], None if of == ZERO_SOURCE else held[of]) for to, of in entries))
-    assert backend.counts.launches == {"run_data": 1}
 
 
 def test_narrow_words_compile_as_wide_as_they_may_be():

@@ -89,14 +89,6 @@ def run(case: Case, backend: Backend) -> Tensor:
     return check_step(case, backend, stated)
 
 
-@per_key
-@pytest.mark.parametrize("dims", [(3, 3, 12, 20), (4, 2, 5, 7), (1, 1, 20, 33)])
-def test_G2_odd_sizes_and_grouped_heads(
-    backend: Backend, generator: torch.Generator, dims: tuple[int, int, int, int], per_key: bool
-) -> None:
-    run(build(backend, generator, [Row(1, 2), Row(0, 3)], dims=dims, scale=0.3, per_key=per_key), backend)
-
-
 @pytest.mark.parametrize("state", [torch.float32, torch.bfloat16])
 def test_G2_equal_channels_are_one_gate(backend: Backend, generator: torch.Generator, state: torch.dtype) -> None:
     """Element by element the two gates multiply the same numbers."""
@@ -114,18 +106,21 @@ def test_G2_equal_channels_are_one_gate(backend: Backend, generator: torch.Gener
 @per_key
 @value_key
 @pytest.mark.parametrize(
-    ("dims", "inputs"),
-    [((2, 1, 128, 24), torch.bfloat16), ((2, 2, 72, 8), torch.float32), ((1, 1, 300, 3), torch.float16)],
-    ids=["whole accesses", "a part of a block", "several warps"],
-)
+    ("dims", "inputs", "scale"),
+    [
+        ((2, 1, 128, 24), torch.bfloat16, None), ((2, 2, 72, 8), torch.float32, None),
+        ((1, 1, 300, 3), torch.float16, None), ((3, 3, 12, 20), torch.float32, 0.3), ((4, 2, 5, 7), torch.float32, 0.3),
+    ],
+    ids=["whole accesses", "a part of a block", "several warps", "odd sizes", "grouped heads"],
+)  # fmt: skip
 def test_D1_either_order_of_the_state_is_within_the_bound(
-    backend: Backend, generator: torch.Generator, dims: tuple[int, int, int, int], inputs: torch.dtype, per_key: bool,
-    value_key: bool,
+    backend: Backend, generator: torch.Generator, dims: tuple[int, int, int, int], inputs: torch.dtype,
+    scale: float | None, per_key: bool, value_key: bool,
 ) -> None:  # fmt: skip
     """Sizes whose inputs are moved 16 bytes at a time, with lanes that have no key, and one key at a time."""
     state = torch.bfloat16 if per_key else torch.float32
     rows = [Row(1, 2, 3, tokens=2), Row(0, 4, tokens=1)]
-    case = build(backend, generator, rows, 2, state, inputs, dims, per_key=per_key, value_key=value_key)
+    case = build(backend, generator, rows, 2, state, inputs, dims, scale, per_key, value_key)
     run(case, backend)
 
 

@@ -36,7 +36,7 @@ def some(place: str, capacity: int) -> set[int]:
 
 @pytest.mark.parametrize("capacity", LEVELS)
 @pytest.mark.parametrize("place", PLACES)
-def test_a_claim_finds_the_lowest_wherever_they_lie(backend: Backend, capacity: int, place: str) -> None:
+def test_B11_a_claim_finds_the_lowest_wherever_they_lie(backend: Backend, capacity: int, place: str) -> None:
     free = some(place, capacity)
     pool = Pool(capacity, free, backend)
     for n in (3, 61, 40):  # the last one is short

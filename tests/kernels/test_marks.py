@@ -12,7 +12,6 @@ from memstate.kernels.dispatch import Backend
 from tests.kernels.test_decode_marks import Mark, columns
 from tests.support.chunked import first_of, starts_of
 from tests.support.decode_case import rubbish
-from tests.support.kernel_runs import nothing_allocated
 
 LAYERS, SLOTS, TAPS, CHANNELS = 2, 15, 3, 20
 BLOCK = (2, 5, 7)  # head key value
@@ -158,38 +157,15 @@ def test_no_marks_and_no_rows_change_nothing(backend: Backend, generator: torch.
     assert same(given, before)
 
 
-def test_nothing_is_allocated(backend: Backend, generator: torch.Generator) -> None:
-    if backend.name != "reference":
-        given = arguments(backend, generator, torch.float32, torch.bfloat16)
-        few = columns(MARKS[4:6], given["plane"])
-        with nothing_allocated():
-            backend.scatter_states(**(given | {"marks": few}))
-
-
-MISFITS = {
-    "marks": [lambda t: tuple(t), lambda t: t._replace(offset=t.offset.long())],
-    "starts": [lambda t: t[:-1], lambda t: t.float()], "read": [lambda t: t[:1]], "first": [lambda t: t[:-1]],
-    "plane": [lambda t: t[:, :, ::2], lambda t: t.int(), lambda t: t[:, :1].expand(-1, 3, -1, -1, -1)],
-    "h": [lambda t: t[:, :, :1], lambda t: t.mT, lambda t: t[:1], lambda t: t.double(), lambda t: t.to("meta")],
-    "chunk": [lambda _: 0, lambda _: 2.0, lambda _: True], "transposed": [lambda _: 1],
-    "conv": [lambda t: t[0], lambda t: t[..., ::2], lambda t: t[:, :4].clone()],
-    "inputs": [lambda t: t[:, :, :4].contiguous(), lambda t: t[:, ::2], lambda t: t.int()],
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", MISFITS)
-def test_arguments_that_do_not_fit_are_named(backend: Backend, generator: torch.Generator, name: str) -> None:
+def test_settings_and_sources_that_do_not_fit_are_named(backend: Backend, generator: torch.Generator) -> None:
     given = arguments(backend, generator, torch.float32, torch.float32)
-    before = twin(given)
-    for change in MISFITS[name]:
-        with pytest.raises(ValueError, match=rf"^(?:{name}|offset|conv|plane|h)\b"):
-            backend.scatter_states(**(given | {name: change(given[name])}))
-        if name == "first":
-            with pytest.raises(
-                ValueError, match=rf"`batch\+1` with the number of pieces last = \({len(given['starts'])},\)"
-            ):
-                backend.scatter_states(**(given | {name: change(given[name])}))
-    for absent in ({"plane": None}, {"conv": None}, {"plane": None, "conv": None, "h": None, "inputs": None}):
-        with pytest.raises(ValueError, match="expected"):
-            backend.scatter_states(**(given | absent))
+    before, first = twin(given), given["first"]
+    for changed, said in (
+        ({"chunk": 0}, "^chunk"), ({"chunk": 2.0}, "^chunk"), ({"chunk": True}, "^chunk"), ({"transposed": 1}, "^tr"),
+        ({"plane": given["plane"][:, :1].expand(-1, SLOTS, -1, -1, -1)}, "^plane"), ({"plane": None}, "expected"),
+        ({"first": first[:-1]}, rf"`batch\+1` with the number of pieces last = \({len(given['starts'])},\)"),
+        ({"conv": None}, "expected"), (dict.fromkeys(("plane", "conv", "h", "inputs")), "expected"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=said):
+            backend.scatter_states(**(given | changed))
     assert same(given, before)

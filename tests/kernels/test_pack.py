@@ -1,6 +1,5 @@
 """Slots to records and back, tile by tile: every byte of poisoned memory accounted for."""
 
-from collections.abc import Callable
 from itertools import product
 from typing import Any
 
@@ -11,12 +10,11 @@ from torch import Tensor
 from memstate.kernels import pack, pack_int8
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import RecordMap, RecordPiece
+from memstate.kernels.tuned import ENTRIES
 from tests.conftest import CUDA
 from tests.kernels import test_pack_int8
 from tests.kernels.test_gather import GUARD, Poisoned, strided
-from tests.kernels.test_scatter import COLUMN
 from tests.support.decode_case import vast
-from tests.support.kernel_runs import nothing_allocated
 
 SLOTS, RECORDS, LAYERS = 7, 6, 2  # slots with the null slot
 OPS = ("pack_slots", "unpack_slots")
@@ -111,48 +109,39 @@ def test_b66_bytes_of_every_width_move(backend: Backend, generator: torch.Genera
     assert backend.counts.launches == {op: 1}
 
 
-@each_op
-def test_b66_slots_in_registers(backend: Backend, generator: torch.Generator, op: str) -> None:
-    """Register 0 holds none, whatever stands there; neither does one that is not, is empty or holds no slot."""
-    memory = Memory(backend, generator)
-    slots = memory.ints([3, 5, 0, 2, SLOTS, -4, 6])
-    index = [1, 0, 2, 3, -1, 4, 5, 7, 6, 2**31 - 1]
-    places = [4, 1, 0, 2, -1, 6, -7, RECORDS, 3, 5]
-    memory.run(op, slots, memory.ints(index), memory.ints(places))
-    memory.expect_all(op, {4: 5, 1: 0, 0: 0, 2: 2, 3: 6, 5: 0})
-
-
-@each_op
-def test_b66_ids_that_are_none_and_places_that_are_not(backend: Backend, generator: torch.Generator, op: str) -> None:
-    memory = Memory(backend, generator)
-    index = [0, -3, SLOTS, 2**31 - 1, 1, 2, 3, 4]
-    places = [0, 1, 2, 3, -1, RECORDS, 2**31 - 1, -(2**31)]
-    memory.run(op, None, memory.ints(index), memory.ints(places))
-    memory.expect_all(op, dict.fromkeys(range(4), 0))
+# Slots in registers, or None; which of them or which slots; places; dtype of both; the slot of each place, 0 for zeros.
+MANY = 2 * ENTRIES + 90  # more entries than a program looks at in one go
+COLUMNS: dict[str, tuple[list[int] | None, list[int], list[int], torch.dtype, dict[int, int]]] = {
+    "registers": (  # register 0 holds none, whatever stands there; nor does one that is not, is empty or holds no slot
+        [3, 2, 0, 99, -4, 4], [1, 0, 2, 3, -1, 2**31 - 1, 5, 5], [3, 0, -1, 1, 99, -7, 2, 2**31 - 1], torch.int32,
+        {3: 2, 0: 0, 1: 0, 2: 4},
+    ),
+    "ids and places that are none": (
+        None, [0, -3, 99, 2**31 - 1, 1, 2, 3, 4], [0, 1, 2, 3, -1, 99, 2**31 - 1, -(2**31)], torch.int32,
+        dict.fromkeys(range(4), 0),
+    ),
+    "64 bits": (None, [2**32 + 1, 2, 1, -(2**32) + 2], [0, 2**32 + 1, 3, 2], torch.int64, {3: 1, 0: 0, 2: 0}),
+    "registers in 64 bits": (
+        [0, 2, 3], [2**32 + 1, 2, 1, -(2**32) + 2], [0, 2**32 + 1, 3, 2], torch.int64, {3: 2, 0: 0, 2: 0},
+    ),
+    "none among hundreds": (None, [1] * MANY, [-1] * MANY, torch.int32, {}),
+    "few among hundreds": (
+        None, [4, *[1] * 254, 3, 2, *[1] * (MANY - 258), 1], [0, *[-1] * 254, 1, 2, *[-1] * (MANY - 258), 3],
+        torch.int32, {0: 4, 1: 3, 2: 2, 3: 1},
+    ),
+}  # fmt: skip
 
 
 @every_op
-@pytest.mark.parametrize("registers", [False, True])
-def test_b66_columns_of_64_bits_are_not_cut(
-    backend: Backend, generator: torch.Generator, op: str, registers: bool
+@pytest.mark.parametrize("case", COLUMNS)
+def test_b66_B39_what_columns_name_moves_and_nothing_else(
+    backend: Backend, generator: torch.Generator, op: str, case: str
 ) -> None:
+    registers, index, places, dtype, found = COLUMNS[case]
     memory = made(op, backend, generator)
-    slots = memory.ints([0, 2, 3]) if registers else None
-    index, places = [2**32 + 1, 2, 1, -(2**32) + 2], [0, 2**32 + 1, 3, 2]
-    memory.run(op, slots, memory.ints(index, torch.int64), memory.ints(places, torch.int64))
-    memory.expect_all(op, {3: 2 if registers else 1, 0: 0, 2: 0})
-
-
-@each_op
-@pytest.mark.parametrize("due", [[], [299], [0, 255, 256, 257, 299]], ids=len)
-def test_B39_few_due_among_hundreds(backend: Backend, generator: torch.Generator, op: str, due: list[int]) -> None:
-    memory = Memory(backend, generator, sizes=(5,))
-    index, places = [1] * 300, [-1] * 300
-    for place, at in enumerate(due):
-        index[at], places[at] = 6 - place, place
-        memory.expect(op, place, 6 - place)
-    memory.run(op, None, memory.ints(index), memory.ints(places))
-    memory.check()
+    slots = None if registers is None else memory.ints(registers)
+    memory.run(op, slots, memory.ints(index, dtype), memory.ints(places, dtype))
+    memory.expect_all(op, found)
 
 
 def test_b66_a_slot_to_many_records_and_a_record_to_many_slots(backend: Backend, generator: torch.Generator) -> None:
@@ -215,86 +204,35 @@ def test_a_kernel_that_reaches_into_host_memory_has_few_programs() -> None:
         assert pack.programs_of(tuned, planes, held) == expected
 
 
-@each_op
-def test_nothing_is_allocated(backend: Backend, generator: torch.Generator, op: str) -> None:
-    if backend.name == "reference":
-        return  # makes views
-    memory = Memory(backend, generator)
-    index, places = memory.ints([2]), memory.ints([3])
-    with nothing_allocated():
-        memory.run(op, None, index, places)
-    memory.expect_all(op, {3: 2})
-
-
 # -- checks ------------------------------------------------------------------------------------------------------------
 
 
-def spread(held: Tensor) -> Tensor:
-    """The same bytes twice as far apart."""
-    return held.new_empty(len(held), 2 * held.shape[1])[:, ::2]
-
-
-def shifted(held: Tensor, stride: int = 1) -> Tensor:
-    """Records from one byte behind a multiple of 16 on, or that many bytes more than that apart."""
-    start, step = (1, 0) if stride == 1 else (0, stride)
-    length = held.shape[1] + step
-    whole = held.new_empty(16 + len(held) * (length + 16))
-    return whole.as_strided(held.shape, (length // 16 * 16 + step, 1), start)
-
-
-SPOILED: dict[str, list[Callable[[Any], Any]]] = {
-    "slots": [*COLUMN, lambda t: t.long(), lambda t: t.tolist()],
-    "index": [*COLUMN, lambda t: None],
-    "places": [*COLUMN, lambda t: t[:-1]],
-    "held": [
-        lambda t: t.view(torch.int8), lambda t: t[0], lambda t: t[:, :-16], lambda t: torch.cat([t, t], 1),
-        lambda t: t.tolist(), lambda t: t.to("meta"), spread, shifted, lambda t: shifted(t, 8),
-    ],
-    "planes": [lambda t: t._replace(tensors=(t.tensors[0].int(),))],
-}  # fmt: skip
+@every_op
+def test_records_of_other_bytes_or_too_few_are_named(backend: Backend, generator: torch.Generator, op: str) -> None:
+    memory = made(op, backend, generator)
+    held, column = memory.held, memory.ints([1])
+    for wrong in (held.view(torch.int8), held[:, :-16], torch.cat([held, held], 1)):
+        memory.held = wrong
+        with pytest.raises(ValueError, match=r"^(out|source)\b"):
+            memory.run(op, None, column, column)
+    memory.check()
 
 
 @every_op
-def test_misfits_are_named_and_change_nothing(backend: Backend, generator: torch.Generator, op: str) -> None:
-    memory, int8 = made(op, backend, generator), op in INT8
-    held = "source" if op.startswith("unpack") else "out"
-    arguments = {
-        "slots": memory.ints([0, 4, 2]), "index": memory.ints([1, 2]), "places": memory.ints([0, 3]),
-        held: memory.held,
-    }  # fmt: skip
-    arguments |= {"planes": memory.map} if int8 else {"records": memory.records}
-    for named, spoils in SPOILED.items():
-        name = held if named == "held" else named
-        for spoil in spoils if name in arguments else ():
-            with pytest.raises(ValueError, match=rf"^{name}\b"):
-                getattr(backend, op)(**(arguments | {name: spoil(arguments[name])}))
+def test_records_lie_outside_of_planes(backend: Backend, generator: torch.Generator, op: str) -> None:
+    memory = made(op, backend, generator)
+    plane, nbytes = memory.planes[0] if op in OPS else memory.planes, memory.held.shape[1]
+    for start in (GUARD, GUARD + 16):
+        memory.held = plane.whole.as_strided((1, nbytes), (nbytes, 1), start)
+        with pytest.raises(ValueError, match=r"^(out|source): record 0 shares bytes with a plane"):
+            memory.run(op, None, memory.ints([2]), memory.ints([0]))
     memory.check()
 
 
-@each_op
-def test_records_lie_outside_of_planes_and_columns(backend: Backend, generator: torch.Generator, op: str) -> None:
-    memory = Memory(backend, generator, sizes=(4,), tile=4)
-    name, nbytes = "out" if op == "pack_slots" else "source", memory.records.nbytes
-    room = torch.zeros(4 * nbytes, dtype=torch.uint8, device=backend.device)
-    places = room[:4].view(torch.int32)
-    with pytest.raises(ValueError, match=rf"^places: bytes 0x.* {name}"):
-        getattr(backend, op)(memory.records, None, memory.ints([2]), places, room.view(4, nbytes))
-    for start in (GUARD, GUARD + 16 * 30):
-        inside = memory.planes[0].whole.as_strided((1, nbytes), (nbytes, 1), start)
-        with pytest.raises(ValueError, match=rf"^{name}: record 0 shares bytes"):
-            getattr(backend, op)(memory.records, None, memory.ints([2]), memory.ints([0]), inside)
-    memory.check()
-
-
-def test_records_that_share_bytes_are_read_and_not_written(backend: Backend, generator: torch.Generator) -> None:
+def test_records_that_share_bytes_are_read(backend: Backend, generator: torch.Generator) -> None:
     memory = Memory(backend, generator)
-    memory.held = memory.held.as_strided((2, memory.records.nbytes), (memory.records.nbytes - 16, 1))
-    index, places = memory.ints([3, 4]), memory.ints([0, 1])
-    with pytest.raises(ValueError, match=r"^out: records of \d+ bytes lie \d+ bytes apart"):
-        memory.run("pack_slots", None, index, places)
-    memory.check()
     memory.held = memory.held.as_strided((RECORDS, memory.records.nbytes), (0, 1))
-    memory.run("unpack_slots", None, index, places)
+    memory.run("unpack_slots", None, memory.ints([3, 4]), memory.ints([0, 1]))
     for slot in (3, 4):
         memory.expect("unpack_slots", 0, slot)
     memory.check()

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import ScaledMap
-from memstate.kernels.tuned import ENTRIES
 from tests.kernels.test_gather import GUARD, Poisoned, strided
 from tests.support.decode_case import vast
 
@@ -234,40 +233,6 @@ def test_what_is_no_number_comes_back_as_none(
         assert np.isfinite(wrong[rest]).all() and np.array_equal(wrong[rest], right[rest])
 
 
-def test_kernel_and_reference_store_the_same_bits(generator: torch.Generator, backend: Backend) -> None:
-    """Also the scales that are NaN."""
-    found = []
-    for one in (backend, Backend("reference", backend.device)):
-        same = torch.Generator().manual_seed(generator.initial_seed())
-        memory = Memory(one, same, (70, 70), 0, torch.float16)
-        memory.tensor[0, 2, 7, 5] = torch.nan
-        memory.run("pack_int8", None, memory.ints([2, 0, 4]), memory.ints([1, 2, 0]))
-        memory.run("unpack_int8", None, memory.ints([3, 1]), memory.ints([0, 2]))
-        found.append(torch.cat([memory.planes.whole.cpu(), memory.records.whole.cpu()]))
-    assert torch.equal(*found)
-
-
-@each_op
-def test_b66_registers_padding_and_places(backend: Backend, generator: torch.Generator, op: str) -> None:
-    memory = packed(backend, generator)
-    slots = memory.ints([3, 2, 0, SLOTS, -4, 4])
-    index = memory.ints([1, 0, 2, 3, -1, 2**31 - 1, 5, 5])
-    places = memory.ints([3, 0, -1, 1, RECORDS, -7, 2, 2**31 - 1])
-    memory.run(op, slots, index, places)
-    memory.expect_all(op, {3: 2, 0: 0, 1: 0, 2: 4})
-
-
-@each_op
-def test_due_entries_may_lie_anywhere_among_hundreds(backend: Backend, generator: torch.Generator, op: str) -> None:
-    """More entries than a program looks at in one go, most of them padding."""
-    memory, n = packed(backend, generator), 2 * ENTRIES + 90
-    at = torch.randperm(n, generator=generator)[:4].tolist()
-    index, places = torch.ones(n, dtype=torch.int32), torch.full((n,), -1, dtype=torch.int32)
-    index[at], places[at] = torch.tensor([4, 3, 2, 1], dtype=torch.int32), torch.arange(4, dtype=torch.int32)
-    memory.run(op, None, index.to(backend.device), places.to(backend.device))
-    memory.expect_all(op, {0: 4, 1: 3, 2: 2, 3: 1})
-
-
 @each_op
 def test_B38_slots_and_records_beyond_2_31_bytes(backend: Backend, op: str) -> None:
     stride = 2**32 + 16
@@ -288,12 +253,3 @@ def test_B38_slots_and_records_beyond_2_31_bytes(backend: Backend, op: str) -> N
         assert values == [1, 2, 3, -127] and scale == [1.0]
     else:
         assert plane[0, 2, 0].tolist() == [14.0] * 4 and values == [7] * 4
-
-
-@each_op
-def test_records_lie_outside_of_the_plane(backend: Backend, generator: torch.Generator, op: str) -> None:
-    memory = Memory(backend, generator)
-    memory.held = memory.planes.whole.as_strided((1, memory.nbytes), (memory.nbytes, 1), GUARD)
-    with pytest.raises(ValueError, match=r"^(out|source): record 0 shares bytes with a plane"):
-        memory.run(op, None, memory.ints([2]), memory.ints([0]))
-    memory.check()

@@ -14,7 +14,6 @@ from tests.support.decode_case import (
     Memory,
     Pairs,
     Row,
-    check_chunks,
     check_step,
     fill_rows,
 )  # fmt: skip
@@ -141,16 +140,6 @@ def test_D18_either_order_of_the_state_is_within_the_bound(
     rows = [Row(1, 2, 3, tokens=2), Row(0, 4, tokens=1)]
     for state_dim in (False, True):
         run(build(backend, generator, "mamba2", rows, 2, state, inputs, dims, state_dim=state_dim), backend)
-
-
-@pytest.mark.parametrize("state_dim", [False, True], ids=["dim state", "state dim"])
-def test_D18_a_prompt_in_chunks_has_the_same_bits(
-    backend: Backend, generator: torch.Generator, state_dim: bool
-) -> None:
-    """From a row without a state on: its zeros lie in no slot. Sums over 128 states are of several partial ones."""
-    rows = [Row(0, 1, tokens=3), Row(2, 2, tokens=3)]
-    case = build(backend, generator, "mamba2", rows, 3, dims=(2, 1, 24, 128), state_dim=state_dim)
-    check_chunks(case, backend, [0, 1, 3])
 
 
 def test_D19_states_of_one_decay_a_channel_have_one_order(backend: Backend, generator: torch.Generator) -> None:

@@ -1,4 +1,4 @@
-"""One signature for each operation: of its kernel, of its reference, and as a backend shows it."""
+"""What all operations promise: one signature, and no tensor besides those that they are given."""
 
 import ast
 import inspect
@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 from memstate.kernels.dispatch import OPS, Backend
+from tests.support import byte_cases, register_cases
+from tests.support.kernel_runs import nothing_allocated
+from tests.support.op_case import Maker
 from tests.support.sources import ROOT
 
 
@@ -35,3 +38,15 @@ def test_a_backend_shows_the_signature_and_the_shapes_of_its_ops(op: str) -> Non
     parameters = inspect.signature(shown).parameters
     assert all(re.search(rf"^ *{name}: ", shown.__doc__, re.MULTILINE) for name in parameters)
     assert all(parameter.annotation is not parameter.empty for parameter in parameters.values())
+
+
+@pytest.mark.parametrize("op", [op for op in OPS if op != "claim"])  # which returns a tensor
+def test_an_operation_makes_no_tensor_where_its_output_is_given(op: str) -> None:
+    triton = pytest.importorskip("triton", reason="without Triton there are no kernels")
+    if not triton.knobs.runtime.interpret:
+        pytest.skip("these launches are on a CPU, where kernels are interpreted")
+    case = getattr(byte_cases, op, None) or getattr(register_cases, op)
+    for seed in range(3):
+        made = case(Maker(seed))
+        with nothing_allocated():
+            getattr(made.module(), op)(**made.arguments)

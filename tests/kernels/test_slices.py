@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from memstate.kernels.dispatch import Backend
-from tests.kernels.test_decode_marks import columns
-from tests.kernels.test_decode_steps import DTYPES, KINDS, each_dtype, each_kind, made
+from tests.kernels.test_decode_steps import DTYPES, KINDS, ODD, each_dtype, each_kind, made
 from tests.support.decode_case import Case, Row, rubbish, same_bits
 from tests.support.kernel_runs import not_interpreted
 from tests.support.slices import operations, packed, sliced
@@ -53,23 +52,6 @@ def test_D2_D10_slices_of_a_projection_have_the_bits_of_contiguous_inputs(
     assert all(torch.equal(was, whole(x)) for was, x in zip(around, step.inputs.values(), strict=True))
 
 
-ODD: list[tuple[str, dict[str, Any]]] = [
-    ("conv", {"channels": 262, "taps": 3}),
-    ("conv, channel major", {"channels": 5, "taps": 2}),
-    ("conv", {"channels": 264, "state": torch.bfloat16, "inputs": torch.bfloat16}),
-    ("mamba2", {"dims": (4, 2, 5, 7)}),
-    ("mamba2", {"dims": (3, 3, 12, 20), "inputs": torch.bfloat16}),
-    ("mamba2", {"dims": (1, 1, 20, 100), "without": ("z", "d")}),
-    ("mamba2, state dim", {"dims": (3, 3, 12, 20), "inputs": torch.bfloat16}),
-    ("mamba1", {"dims": (1, 1, 70, 16)}),
-    ("mamba1", {"dims": (4, 2, 3, 5), "inputs": torch.float16}),
-    ("gdn", {"dims": (3, 3, 5, 7), "inputs": torch.bfloat16}),
-    ("gdn, value key", {"dims": (2, 1, 64, 8), "inputs": torch.bfloat16}),
-    ("kda", {"dims": (3, 3, 5, 7)}),
-    ("kda, gates", {"dims": (2, 1, 64, 8), "inputs": torch.float16}),
-]
-
-
 @pytest.mark.parametrize(("kind", "sizes"), ODD)
 def test_D2_D10_slices_of_odd_sizes(
     backend: Backend, generator: torch.Generator, kind: str, sizes: dict[str, Any]
@@ -79,21 +61,6 @@ def test_D2_D10_slices_of_odd_sizes(
         case = made(kind, backend, generator, rows=rows, tokens=tokens, **sizes)
         step = apart(case, generator)
         assert same_bits(step.step(backend), case.step(backend)) and same_bits(step.memory.whole, case.memory.whole)
-
-
-@each_kind
-def test_D10_slices_with_a_window_and_with_marks(backend: Backend, generator: torch.Generator, kind: str) -> None:
-    case = made(kind, backend, generator, rows=TWO, **KINDS[kind].small)
-    step, state = apart(case, generator), case.memory.state
-    tokens = (3 + state.shape[1], state.shape[2]) if case.op == "conv_step" else (3, *state.shape[1:])
-    windows = [torch.zeros(2, *tokens, dtype=state.dtype, device=state.device) for _ in range(2)]
-    if case.op != "conv_step" and state.stride(-1) != 1:  # windows lie as slots do
-        windows = [window.mT.contiguous().mT for window in windows]
-    assert same_bits(*(run(each, backend, window=window) for each, window in zip((case, step), windows, strict=True)))
-    assert same_bits(*windows)
-    marks = columns([(0, 2, 5), (1, 1, 6)], state)
-    assert same_bits(run(case, backend, marks=marks), run(step, backend, marks=marks))
-    assert same_bits(case.memory.whole, step.memory.whole)
 
 
 @each_kind

@@ -17,7 +17,6 @@ from memstate.state.layout import Plane, StateLayout
 from memstate.state.planes import Planes
 from tests.kernels.test_copy import LAYOUTS, moved, packet_of
 
-ROOT = Path(__file__).parents[2]
 DEVICE = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
 NAME = tuned.device_name(DEVICE)
 ODD = CopyConfig(entries=16, lanes=256, warps=2, programs_per_sm=3)
@@ -62,18 +61,11 @@ def taken(tiles: int = TILES, unit: int = UNIT) -> CopyConfig:
 # -- which configuration ---------------------------------------------------------------------------
 
 
-def test_without_a_file_the_defaults_hold() -> None:
+def test_a_timed_file_of_this_device_is_taken_for_planes_of_its_size(folders: tuple[Path, Path]) -> None:
     assert copy_launch(DEVICE, UNIT, TILES) == (tuned.programs(DEVICE), CopyConfig())
     assert astuple(CopyConfig()) == (256, 4096, 4, 4)
-
-
-def test_a_timed_file_of_this_device_is_taken(folders: tuple[Path, Path]) -> None:
     write(folders[1], record())
     assert copy_launch(DEVICE, UNIT, TILES) == (3 * tuned.multiprocessors(DEVICE), ODD)
-
-
-def test_planes_of_another_size_or_width_keep_the_defaults(folders: tuple[Path, Path]) -> None:
-    write(folders[1], record())
     assert [taken(tiles) == ODD for tiles in (4, 5, 8, 9)] == [False, True, True, False]
     assert taken(unit=8) == CopyConfig()
 
@@ -101,23 +93,14 @@ def test_nothing_that_was_not_timed_changes_a_launch(folders: tuple[Path, Path])
     assert taken() == ODD  # nor does it hide what was
 
 
-def test_files_of_other_devices_are_not_read(folders: tuple[Path, Path]) -> None:
-    for other in ("NVIDIA H200 NVL", "another"):
-        write(folders[1], record(device=other), other)
+def test_files_of_other_devices_are_not_read_and_renamed_ones_are_refused(folders: tuple[Path, Path]) -> None:
+    for other, name in (("NVIDIA H200 NVL", "nvidia-h200-nvl.json"), ("../A (b)", "a-b.json")):
+        assert write(folders[1], record(device=other), other).name == name
     (folders[1] / "broken.json").write_text("{")
     assert taken() == CopyConfig()
-
-
-def test_a_file_that_was_renamed_is_refused(folders: tuple[Path, Path]) -> None:
     path = write(folders[1], record(device="NVIDIA H200"))
-    with pytest.raises(ValueError, match=r"measured on 'NVIDIA H200', this is '.*': remove") as error:
+    with pytest.raises(ValueError, match=rf"{path}: .*measured on 'NVIDIA H200', this is '.*': remove"):
         taken()
-    assert str(path) in str(error.value)
-
-
-def test_files_are_named_after_the_device() -> None:
-    names = {"NVIDIA H200": "nvidia-h200.json", "cpu": "cpu.json", "../A (b)": "a-b.json"}
-    assert {device: tuned.file_name(device) for device in names} == names
 
 
 def test_the_users_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -221,11 +204,8 @@ class Launches:
 
 def test_launches_take_the_configuration_of_a_file(folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     launches = Launches(monkeypatch)
-    layout = StateLayout([Plane("ssm", (40,), torch.float32)], layers=TILES)
-    storage = Planes(layout, 3, Backend("auto", DEVICE))
-    assert storage.plane_map.tiles.shape[0] == TILES
+    storage = Planes(StateLayout([Plane("ssm", (40,), torch.float32)], layers=TILES), 3, Backend("auto", DEVICE))
     ids = torch.ones(1, dtype=torch.int32, device=DEVICE)
-
     storage.copy(ids + 1, ids)
     write(folders[1], record())
     storage.copy(ids + 1, ids)
@@ -233,13 +213,9 @@ def test_launches_take_the_configuration_of_a_file(folders: tuple[Path, Path], m
     storage.run_data(ids.repeat(3), packet_of([(1, 2)], DEVICE))
     with trying(CopyConfig(lanes=512)):
         storage.zero(ids)
-    (folders[1] / tuned.file_name(NAME)).unlink()
-    tuned.forget()
-    storage.zero(ids)
-
     processors = tuned.multiprocessors(DEVICE)
     default, odd = (tuned.programs(DEVICE), 256, 4096, 4), (3 * processors, 16, 256, 2)
-    assert launches.seen == [default, odd, odd, odd, (4 * processors, 256, 512, 4), default]
+    assert launches.seen == [default, odd, odd, odd, (4 * processors, 256, 512, 4)]
 
 
 def test_a_trial_ends_with_an_error_as_well(folders: tuple[Path, Path]) -> None:

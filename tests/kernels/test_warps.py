@@ -32,12 +32,10 @@ from memstate.kernels import (
     speculation,
     tracking,
 )
-from memstate.kernels.bitmap import chunk_words
 from memstate.kernels.blocks import cut
 from memstate.kernels.catalog import all_cases
-from memstate.kernels.levels import TOP_WORDS
 from memstate.kernels.tables import HEADER_INTS, Accepted, Rules, ScaledMap, StepRecord, Strategy
-from memstate.kernels.warps import ALONE, MOST, roomy, warps_for
+from memstate.kernels.warps import ALONE, MOST, roomy
 from tests.support import op_launches
 from tests.support.op_launches import ints
 
@@ -224,15 +222,3 @@ def test_a_program_can_have_the_registers_of_its_threads(warps: int, most: int) 
     assert roomy(warps) == {"maxnreg": most} and most * warps * 32 <= 65536
     assert roomy(warps, most=100) == {"maxnreg": 100} and roomy(warps, False) == {}
     assert roomy(MOST) == ALONE
-
-
-@pytest.mark.parametrize(("lanes", "warps"), [(32, 1), (64, 1), (127, 1), (128, 2), (256, 4), (1024, 16), (4096, MOST)])
-def test_warps_of_a_number_of_lanes(lanes: int, warps: int) -> None:
-    assert warps_for(lanes) == warps
-    assert max(warps * 32, TOP_WORDS) <= chunk_words(warps) <= 1024
-
-
-@pytest.mark.parametrize("lanes", [0, 1, 31])
-def test_a_warp_has_32_lanes(lanes: int) -> None:
-    with pytest.raises(ValueError, match=f"{lanes} lanes: expected 32 or more"):
-        warps_for(lanes)

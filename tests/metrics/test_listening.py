@@ -1,23 +1,16 @@
 """Clients of the metrics endpoint that say nothing, or do not read: they take few threads, and others are served."""
 
-import os
-import resource
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
-from pathlib import Path
+from contextlib import ExitStack
 from socketserver import BaseServer
 
-import numpy as np
 import pytest
 
 from memstate import metrics
 from memstate.metrics import listening
-from memstate.tiers import FileStore
 from tests.support.metered import get, manager
-from tests.support.processes import ended, in_child
 
 
 @pytest.fixture
@@ -103,41 +96,6 @@ def test_all_places_taken_by_clients_that_have_asked_come_free_in_time(
     waiting.recv(12)  # it was answered, or took too long itself
     monkeypatch.setattr(listening, "SECONDS", 10.0)
     assert "memstate_slots" in get(clients.server.url)
-
-
-def serving(place: Path) -> None:
-    """A process with few files: it serves figures, and writes a record once it is told to."""
-    used = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 100
-    resource.setrlimit(
-        resource.RLIMIT_NOFILE, (used + 3 * listening.CLIENTS, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
-    )
-    store, mem = FileStore(place / "records"), manager()
-    with metrics.serve(mem, 0) as server:
-        (place / "port.part").write_text(str(server.port))
-        (place / "port.part").rename(place / "port")
-        end = time.monotonic() + 60
-        while not (place / "go").exists() and time.monotonic() < end:
-            time.sleep(0.01)
-        outcomes = store.put(["state-" + "0" * 64], [np.arange(8, dtype=np.uint8)])
-        (place / "outcome").write_text(f"{outcomes[0].name} {dict(store.faults)}")
-
-
-def test_silent_clients_take_no_file_that_a_store_needs(tmp_path: Path) -> None:
-    child = in_child(lambda: serving(tmp_path))
-    end = time.monotonic() + 60
-    while not (tmp_path / "port").exists():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-    port = int((tmp_path / "port").read_text())
-    with ExitStack() as stack:
-        for _ in range(3 * listening.CLIENTS + 2):
-            stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30))
-        # Connections are accepted in order, so all of these have been once the last one is asked for an answer.
-        with suppress(OSError):
-            get(f"http://127.0.0.1:{port}/metrics")
-        (tmp_path / "go").touch()
-        assert ended(child) == 0
-    assert (tmp_path / "outcome").read_text() == "DONE {}"
 
 
 def test_close_ends_clients(clients: "Clients") -> None:

@@ -17,7 +17,6 @@ from memstate.metrics.reading import Source, between_calls
 from memstate.metrics.table import FIGURES
 from memstate.metrics.tenants import Holding
 from memstate.stats import Stats
-from tests.support import owners
 from tests.support.metered import manager, turn
 
 
@@ -81,24 +80,6 @@ def test_O1_a_scrape_never_sees_half_a_call() -> None:
     mem.audit().raise_if_leaking()
 
 
-def test_in_the_middle_of_a_call_there_is_something_to_see(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control of the test above: figures of such a moment are wrong, and a reading does not have them."""
-    monkeypatch.setattr("memstate.metrics.reading.PATIENCE", 0.0)
-    mem = manager(slots=2)
-    turn(mem, 1)
-    source, drop, seen = Source(mem, None, 1, False), owners.holdings(mem).end, list[str]()
-
-    def halfway(*given: Any) -> None:
-        drop(*given)
-        reading = source.read()
-        assert reading is not None and reading.age > 0 and wrong(reading.stats) == []
-        seen.extend(wrong(mem.stats()))
-
-    monkeypatch.setattr(owners.holdings(mem), "end", halfway)
-    turn(mem, 2)
-    assert "evictions" in seen and wrong(mem.stats()) == []
-
-
 @pytest.mark.parametrize("stumbles", [False, True])
 def test_a_look_that_a_call_disturbs_is_repeated(stumbles: bool) -> None:
     guard, looks = Guard(), list[int]()
@@ -113,22 +94,6 @@ def test_a_look_that_a_call_disturbs_is_repeated(stumbles: bool) -> None:
         return len(looks)
 
     assert between_calls(guard, look) == 2
-
-
-def test_a_look_that_begins_inside_of_a_call_does_not_count() -> None:
-    guard, looks = Guard(), list[str]()
-    guard.changing("plan").__enter__()
-
-    def look() -> str:
-        looks.append(guard.call)
-        if guard.call:
-            guard.changing("").__exit__(None, None, None)  # it ends meanwhile
-        return looks[-1]
-
-    thread = threading.Timer(0.01, lambda: guard.call and guard.changing("").__exit__(None, None, None))
-    thread.start()
-    assert between_calls(guard, look, 5.0) == ""
-    thread.join()
 
 
 def test_an_error_of_the_look_itself_is_raised() -> None:
@@ -177,24 +142,6 @@ def test_a_reading_keeps_no_manager_alive() -> None:
     finally:
         gc.enable()
     source.close()
-
-
-def test_sessions_that_open_meanwhile_disturb_no_walk() -> None:
-    mem = manager()
-    source, opened = Source(mem, str, 1, False), owners.sessions(mem).opened
-    talk = mem.sessions.open("first")
-
-    class Opening(dict[Any, Any]):
-        def values(self) -> Any:  # the loop opens a session while a reader walks
-            owners.sessions(mem).opened = opened
-            for one in opened.values():
-                mem.sessions.open("second")
-                yield one
-
-    owners.sessions(mem).opened = Opening(opened)
-    reading = source.read()
-    assert reading is not None and reading.age == 0 and reading.stats.sessions == 2
-    mem.sessions.close(talk)
 
 
 def test_a_walk_that_fits_nowhere_leaves_the_other_figures_new(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,14 +199,3 @@ def test_no_counter_falls_at_a_reset_or_recovery() -> None:
         after = counters()
         assert {key for key, value in before.items() if after[key] < value} == set()
     assert after["memstate_prompt_tokens", ()] == 12 * 13 and after["memstate_prefix_evictions", ("cleared",)] > 0
-
-
-def test_counts_that_a_call_undoes_are_not_seen() -> None:
-    mem = manager(slots=1, prefix=None, pages=None)
-    rows = mem.admit([ms.Request("a")])
-    source = Source(mem, None, 1, False)
-    with pytest.raises(ms.OutOfSlots):
-        mem.admit([ms.Request("b")])
-    reading = source.read()
-    assert reading and reading.age == 0 and not reading.interrupted and reading.stats.short_of_slots == 1
-    mem.end(rows)

@@ -69,12 +69,6 @@ def test_slots_without_a_salt_are_unknown() -> None:
     assert all_of(mem).keys() == {UNKNOWN}
 
 
-def test_a_default_salt_is_a_tenant_too() -> None:
-    mem = manager()
-    turn(mem, 1)
-    assert all_of(mem) == {"None": (1, 3, 12)}
-
-
 @pytest.mark.parametrize("most", [1, 2, 4, 5, 9])
 def test_only_the_largest_have_names(most: int) -> None:
     mem = manager(slots=30)

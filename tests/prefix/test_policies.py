@@ -8,9 +8,9 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from memstate.prefix.policies import FlopAware, GreedyDual, Lru, LruPages, PathCap, Place, ReturnRate, StatePolicy, gain
-from memstate.prefix.policies.learning import AGES, EDGES, OLDEST, PRIOR, SHRINKAGE, WIDTHS, ReturnRates
-from memstate.prefix.policies.return_rate import BOUNDARY, BRANCH, NAMED, PASSED, POOLED, USED, USED_PASSED
+from memstate.prefix.policies import FlopAware, GreedyDual, Lru, LruPages, PathCap, Place, ReturnRate, StatePolicy
+from memstate.prefix.policies.learning import AGES, SHRINKAGE, WIDTHS, ReturnRates
+from memstate.prefix.policies.return_rate import BOUNDARY, BRANCH, NAMED, PASSED, USED, USED_PASSED
 from memstate.prefix.tree import Node, Tree
 from memstate.requests.handles import Snapshot
 from memstate.tokens import BYTES, Prompt, encode
@@ -106,14 +106,6 @@ def test_pages_of_an_inner_run_are_as_recent_as_what_was_below_it() -> None:
     below.evicted = True
     assert policy.keeps(below) and not LruPages(tombstones=False).keeps(below)
     assert LruPages(tombstones=False).keeps(long)
-
-
-def test_the_gain_of_a_state_goes_back_to_the_next_one_above() -> None:
-    forest = Forest(Lru())
-    a, b = forest.add("a", *A), forest.add("b", *B)
-    assert (gain(a), gain(b)) == (4, 6)
-    forest.drop("a")
-    assert gain(b) == 10
 
 
 def test_greedy_dual_by_hand() -> None:
@@ -253,50 +245,12 @@ def test_what_a_conversation_has_passed_is_of_a_class_of_its_own() -> None:
     assert (turn.worth.kind, far.worth.kind) == (PASSED, 1)
 
 
-def test_a_prompt_that_shares_little_passes_nothing() -> None:
-    policy = ReturnRate()
-    bench = Forest(policy)
-    first = bench.add("first", 1, 2)
-    policy.asked(first, 9)
-    other = bench.add("other", *range(1, 10))
-    assert (first.worth.kind, other.worth.kind) == (USED, 0)
-
-
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [("prompt", 0), ("end", 0), ("again", 0), ("branch", BRANCH), ("named", NAMED), ("every", BOUNDARY)],
 )
 def test_the_class_of_each_kind(kind: str, expected: int) -> None:
     assert Forest(ReturnRate()).add("it", 1, 2, 3, kind=kind).worth.kind == expected
-
-
-def test_boundaries_lend_their_figures_to_no_other_class() -> None:
-    assert BOUNDARY >= POOLED > max(BRANCH, PASSED)
-
-
-def test_a_state_that_leaves_a_class_is_not_counted_there() -> None:
-    rates, fresh = (ReturnRates(2, 2, 2) for _ in range(2))
-    for _ in range(50):
-        rates.enter(0, 0, 0)
-    rates.update()
-    assert index(rates, 0, 0) < index(fresh, 0, 0)
-    for _ in range(51):  # faded counts may be less than what leaves
-        rates.leave(0, 0, 0)
-    rates.update()
-    assert index(rates, 0, 0) == pytest.approx(index(fresh, 0, 0))
-
-
-def test_ages_are_octaves() -> None:
-    assert EDGES[:8] == [0, 1, 2, 4, 8, 16, 32, 64] and sorted(set(EDGES)) == EDGES and EDGES[-1] < OLDEST
-    assert len(WIDTHS) == AGES == len(EDGES) and sum(WIDTHS[:-1]) == EDGES[-1]
-
-
-def test_before_anything_is_known_rates_fall_with_age_as_for_the_least_recently_used() -> None:
-    rates = ReturnRates(3, 2, 4)
-    first = [rates.rate(0, age, 0) for age in range(AGES)]
-    assert first[0] == pytest.approx(PRIOR / (1 - PRIOR / 2))
-    assert all(rate == pytest.approx(first[0] / width) for rate, width in zip(first, WIDTHS, strict=True))
-    assert {rates.rate(kind, 5, growth) for kind in range(3) for growth in range(4)} == {first[5]}
 
 
 def test_hazards_are_what_was_counted() -> None:
@@ -353,18 +307,6 @@ def test_conclusions_are_drawn_when_told_and_fade_when_told() -> None:
     rates.fade(0.0)
     rates.update()
     assert index(rates, 0, 0) == fresh
-
-
-def test_what_has_faded_is_overturned_sooner() -> None:
-    found = {}
-    for by in (1.0, 0.05):
-        rates = ReturnRates(1, 1, 2)
-        taught(rates, 0, 0.0, 2000)
-        rates.fade(by)
-        taught(rates, 0, 0.8, 200)
-        rates.update()
-        found[by] = index(rates, 0, 0)
-    assert found[0.05] > 3 * found[1.0]
 
 
 def test_rates_are_the_best_over_all_horizons() -> None:

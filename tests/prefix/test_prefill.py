@@ -3,18 +3,15 @@
 `Prefill` compares each state with the fold of its tokens, and KV with the tokens themselves. Pages of 4 tokens.
 """
 
-from pathlib import Path
 from unittest import mock
 
 import numpy as np
 import pytest
-import torch
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
 from memstate.prefix.placement import Ends, Nowhere, Placement
 from memstate.prefix.policies import Lru, LruPages
-from memstate.slots.inspect import Inspection
 from memstate.slots.registers import RegisterFile
 from tests.support import inside, owners
 from tests.support.build import Whole
@@ -79,25 +76,6 @@ def test_M3_answers_and_states_are_those_of_an_uncached_run(name: str, overlap: 
         at.empty()
 
 
-@pytest.mark.sample(interpreter=1)
-@pytest.mark.parametrize("gives", ["1", "4 packed"])
-def test_a_batch_of_chunks_and_decodes_keeps_several_states_for_a_row(gives: str, backend: Backend) -> None:
-    at = server(backend, "redirect", gives, Whole(8))
-    first = at.start(T[:9])
-    at.go([first], 1000)
-    at.land()
-    second, third = at.start([60, *T[:31]]), at.start([61, *T[:24]])
-    step = at.step_to([second, None, first, third], [32, 0, 10, 25])
-    at.mem.settle(step)
-    entry, offset, _ = (column[: step.marked].tolist() for column in step.marks[1:])
-    inside = [(0, 8), (0, 16), (0, 24)] + [(3, 8), (3, 16), (3, 24)] * (gives == "1")  # 33 tokens before the last row
-    assert list(zip(entry, offset, strict=True)) == inside
-    at.publish([second, third])
-    at.look()
-    states = at.states_by_prefix()
-    assert {len(tokens) for tokens in states} == {8, 16, 24, 32} and len(states) == 1 + 4 + 3 * (gives == "1")
-
-
 @every_strategy
 def test_M10_a_plan_with_any_number_of_marks_is_one_upload_and_two_launches(name: str, backend: Backend) -> None:
     """Changes of owners and the plan, nothing after the forward. Without a grid a copy comes with the next plan."""
@@ -122,25 +100,6 @@ def test_M10_a_plan_with_any_number_of_marks_is_one_upload_and_two_launches(name
             assert not counts.launches and not counts.uploads
         at.mem.end(rows)
         at.mem.audit().raise_if_leaking()
-
-
-@pytest.mark.parametrize(("chunk", "length"), [(48, 96), (63, 1008), (64, 1040), (1000, 1040)])
-def test_the_end_of_a_prompt_of_whole_pages_is_kept_whatever_the_chunks(chunk: int, length: int) -> None:
-    """Where the request names it. A chunk ends there in any case, so nothing shorter stands in for it."""
-    for grid in (None, 1, 64, 256):
-        layout = ms.StateLayout([ms.Plane("ssm", (2,), torch.int64)], layers=1)
-        mem = ms.StateManager(
-            layout, slots=20, max_requests=2, pages=ms.Pages(size=16), prefix=ms.Prefix(placement=Nowhere()),
-            forward=ms.Forward(grid=grid),
-        )  # fmt: skip
-        tokens = list(range(length))
-        (row,) = mem.admit([ms.Request("a", tokens=tokens, snapshot_at=[length])])
-        while (done := mem.info(row).length) < length:
-            mem.settle(mem.plan([row], min(chunk, length - done)))
-        mem.settle(mem.plan([row]))
-        mem.publish([row], keep="cache", tokens=[tokens])
-        assert mem.match([*tokens, 1]).length == length and mem.prefix.states == 1
-        mem.end([row])
 
 
 @pytest.mark.parametrize("gives", ["1", "4", "ends", "in place"])
@@ -251,20 +210,6 @@ def test_M4_states_inside_chunks_equal_those_of_runs_that_end_there(case: str, b
         assert not at.planes.wrong({at.slot(snapshot.register): tuple(text[:length])})
 
 
-def test_M2_packed_rows_keep_states_where_the_batch_has_them(backend: Backend) -> None:
-    """Rows of 100 and 600 tokens, a grid of 256 over both: of the second row it meets 156 and 412."""
-    at = long_prompt(backend, "redirect", page=4, grid=256, packed=True)
-    first, second = [7 * n % 1001 for n in range(100)], [11 * n % 1001 for n in range(600)]
-    rows = at.admit(
-        ms.Request("a", tokens=first, snapshot_at=[100]), ms.Request("b", tokens=second, snapshot_at=[160, 512, 600])
-    )
-    at.go(rows, 1000)
-    at.go(rows, 1000)
-    at.land()
-    assert {len(tokens) for tokens in at.states_by_prefix()} == {100, 156, 412, 600}
-    at.look()
-
-
 # -- what happens between plan and settle ---------------------------------------------------------------
 
 
@@ -338,20 +283,6 @@ def test_M7_the_newest_mark_is_handed_out_as_a_snapshot(name: str, backend: Back
     at.mem.drop([kept])
 
 
-def test_M5_a_mark_of_an_unsettled_step_is_no_snapshot_yet(backend: Backend) -> None:
-    at = server(backend, "redirect", "1", Nowhere(), overlap=True)
-    (row,) = at.admit(ms.Request("a", tokens=T[:30], snapshot_at=[8, 24]))
-    first = at.step_to([row], [10])
-    second = at.step_to([row], [26])
-    found = [at.mem.publish([row])[0] for _ in range(2)]
-    at.mem.settle(first)
-    at.mem.settle(second)
-    found += at.mem.publish([row])
-    assert [snap and snap.length for snap in found] == [8, None, 24]
-    at.mem.drop(found)
-    at.mem.end([row])
-
-
 @pytest.mark.parametrize("told", [False, True])
 def test_M12_a_state_that_its_row_goes_on_from_outlives_its_eviction(backend: Backend, told: bool) -> None:
     """Published and evicted between the forward and the settle of its step. Under Redirect the row reads it there."""
@@ -367,18 +298,6 @@ def test_M12_a_state_that_its_row_goes_on_from_outlives_its_eviction(backend: Ba
     at.run([row])
     at.look()
     at.end([row, other])
-
-
-def test_M7_a_newer_state_of_decode_is_handed_out_before_a_mark(backend: Backend) -> None:
-    for name in ("ping-pong", "lazy", "redirect"):
-        at = server(backend, name, "1", Nowhere(), every=16)
-        (row,) = at.admit(ms.Request("a", tokens=T[:10], snapshot_at=[8]))
-        while at.mem.info(row).length < 17:
-            at.run([row], publish=False)
-        found = [at.mem.publish([row])[0] for _ in range(2)]
-        assert [snap and snap.length for snap in found] == [16, 8], name
-        at.mem.drop(found)
-        at.mem.end([row])
 
 
 def test_a_mark_that_is_dropped_before_its_forward_keeps_its_slot_until_then(backend: Backend) -> None:
@@ -461,46 +380,6 @@ def test_M8_marks_without_a_slot_are_given_up_and_counted(name: str, backend: Ba
         at.empty()
 
 
-def test_M9_a_mark_evicts_what_is_cached_and_a_limit_stops_it(backend: Backend) -> None:
-    for limit, evict, left in ((99, True, 0), (1, True, 2), (0, True, 3), (99, False, 3)):
-        prefix = ms.Prefix(Lru(), LruPages(), placement=Ends(8), evict=evict)
-        at = Prefill(backend, "redirect", "1", every=64, slots=4, pages=60, prefix=prefix)
-        for n in range(3):
-            assert at.turn([100 + n] * 5) == 0
-        row = at.start(T[:23])
-        at.mem.extend([row], [23])
-        step = at.mem.plan([row], 23, limit=limit)
-        at.mem.settle(step)
-        assert step.marked == 3 - left and at.mem.stats().refused == 3 - step.marked
-        assert len(at.states_by_prefix()) == left and at.mem.free_slots == 0
-
-
-def test_marks_and_lanes_share_the_limit_of_a_plan(backend: Backend) -> None:
-    at = server(backend, "redirect", "1", Ends(8), every=8)
-    first = at.start(T[:5])
-    while at.mem.info(first).length < 8:
-        at.run([first], publish=False)
-    rows = [first, at.start([60, *T[:9]])]
-    at.mem.extend(rows, [9, 10])
-    step = at.mem.plan(rows, [1, 10], limit=1)
-    assert step.marked == 1 and (at.mem.stats().refused, at.mem.stats().degraded) == (0, 1)
-    at.mem.cancel(step)
-
-
-def test_marks_find_registers_or_are_given_up(backend: Backend) -> None:
-    for evict, cached in ((False, 0), (True, 2)):
-        prefix = ms.Prefix(Lru(), LruPages(), placement=Ends(8), evict=evict)
-        at = Prefill(backend, "redirect", "1", every=64, slots=12, pages=60, prefix=prefix, snapshots=2)
-        for n in range(cached):
-            assert at.turn([100 + n] * 5) == 0
-        assert len(at.states_by_prefix()) == cached
-        row = at.start(T[:23])
-        at.mem.settle(at.step_to([row], [23]))
-        assert at.mem.stats().refused == 1 and len(owners.marks(at.mem).kept[row.index]) == 2
-        at.end([row])
-        at.look(idle=True)
-
-
 def test_M9_marks_leave_the_reserve(backend: Backend) -> None:
     at = server(backend, "redirect", "1", Ends(8), slots=5, reserve=2)
     row = at.start(T[:23])
@@ -509,42 +388,7 @@ def test_M9_marks_leave_the_reserve(backend: Backend) -> None:
     at.end([row])
 
 
-def test_a_limit_stops_marks_where_slots_are_free(backend: Backend) -> None:
-    at = server(backend, "redirect", "1", Ends(8))
-    row = at.start(T[:23])
-    at.mem.extend([row], [23])
-    for limit in range(4):
-        step = at.mem.plan([row], 23, limit=limit)
-        assert step.marked == min(limit, 3)
-        at.mem.cancel(step)
-        (row,) = at.admit(ms.Request(limit, tokens=T[:23]))
-    at.mem.end([row])
-
-
 # -- what else looks at marks ---------------------------------------------------------------------------
-
-
-@every_snapshot
-def test_M6_owners_and_audits_name_the_states_at_marks(name: str, backend: Backend, tmp_path: Path) -> None:
-    at = server(backend, name, "1", Nowhere())
-    (row,) = at.admit(ms.Request("a", tokens=T[:30], snapshot_at=[8, 16]))
-    before = at.mem.audit().owned_by_kind
-    at.run([row], 20, publish=False)
-    at.mem.submit()
-    audit = at.mem.audit()
-    assert audit.clean and audit.owned_by_kind == before | {"mark": 2}
-    said = sorted(text for kind, text in at.mem._reports.owners().values() if kind == "mark")
-    assert said == [f"row {row.index} (named of {length} tokens)" for length in (16, 8)]
-    held = [register for register, (kind, _) in at.mem._reports.owners().items() if kind == "mark"]
-    lengths = [int(inside.registers(at.mem).table.labels[register]) for register in held]
-    assert sorted(lengths) == [8, 16]
-    assert not at.planes.wrong({at.slot(r): tuple(T[:n]) for r, n in zip(held, lengths, strict=True)})
-    assert at.mem.stats().held_by_snapshots == 2 and at.mem.stats().published == 2
-    found = at.mem.inspect()
-    found.save(tmp_path / "marks.json")
-    assert Inspection.load(tmp_path / "marks.json") == found and list(found.kinds.values()).count("mark") == 2
-    at.publish([row])
-    assert "mark" not in at.mem.audit().owned_by_kind
 
 
 def test_lengths_of_a_request_may_be_an_array(backend: Backend) -> None:
@@ -572,37 +416,6 @@ def test_M18_an_interrupted_plan_leaves_no_mark(keep: bool, backend: Backend) ->
     at.look(idle=True)
     assert at.turn(T[:40], most=1000) == (16 if keep else 0)
     at.empty()
-
-
-@pytest.mark.parametrize("ran", [True, False], ids=["the forward ran", "the forward never ran"])
-def test_M18_a_published_mark_that_the_forward_has_still_to_write_is_lost(ran: bool, backend: Backend) -> None:
-    at = server(backend, "redirect", "1", Nowhere())
-    (row,) = at.admit(ms.Request("a", tokens=T[:30], snapshot_at=[8]))
-    step = at.step_to([row], [16], run=ran)
-    if ran:
-        at.mem.submit(step)
-    published = at.mem.publish([row])
-    kept = at.mem.recover()
-    assert (kept.snapshots, kept.lost) == ((published, []) if ran else ([], published))
-
-
-def test_M19_rows_that_keep_the_same_states_leave_them_once(backend: Backend) -> None:
-    at = server(backend, "redirect", "1", Ends(8))
-    rows = [at.start(T[:13]) for _ in range(2)]
-    at.run(rows)
-    at.look()
-    figures = at.mem.stats().prefix
-    assert figures and (figures.inserted, figures.duplicates) == (2, 2) and sorted(at.states()) == [8, 12]
-    at.end(rows)
-    at.empty()
-
-
-def test_a_length_that_a_request_and_a_placement_name_is_the_request_s(backend: Backend) -> None:
-    at = server(backend, "redirect", "1")
-    (row,) = at.admit(ms.Request("a", tokens=T[:30], snapshot_at=[28]))
-    at.run([row], publish=False)
-    assert owners.kinds(at.mem, row) == ["named"]
-    at.end([row])
 
 
 def test_M19_named_lengths_and_those_of_a_placement_are_kept_once(backend: Backend) -> None:

@@ -12,7 +12,7 @@ import memstate as ms
 from memstate.kernels.dispatch import Backend
 from memstate.prefix.policies import Lru, LruPages
 from memstate.slots.journal import Change
-from tests.support.planes import every_snapshot, every_strategy
+from tests.support.planes import every_strategy
 from tests.support.serving import Server
 
 pytestmark = pytest.mark.sample(interpreter=0)  # without MEMSTATE_PROOF the reference alone
@@ -51,21 +51,6 @@ def test_B42_of_the_same_key_inserted_twice_one_state_stays(name: str, together:
     assert (at.mem.free_slots, at.mem.free_pages) == (12 - 1, 24 - 2)
 
 
-@every_snapshot
-def test_B42_a_running_row_gives_up_the_state_that_is_there_already(name: str, backend: Backend) -> None:
-    at = server(backend, name)
-    one, other = at.admit(ms.Request("a", tokens=T[:8]), ms.Request("b", tokens=T[:8]))
-    for _ in range(2):
-        at.run([one, other], publish=False)
-    (state,), free, held = at.publish([one]), at.mem.free_slots, at.mem.info(other).slots
-    assert state and at.publish([other]) == [state]
-    assert (at.mem.free_slots, at.mem.info(other).slots) == (free + 1, held - 1)
-    at.look()
-    at.run([one, other])
-    at.end([one, other])
-    assert at.mem.stats().prefix.duplicates == 1  # type: ignore[union-attr]
-
-
 def test_B43_a_state_is_never_split(backend: Backend) -> None:
     at = server(backend, "none")
     assert at.turn(T[:16]) == 0
@@ -92,16 +77,6 @@ def test_B44_a_tombstone_is_revived(name: str, backend: Backend) -> None:
     assert at.turn(T[:9]) == 8
 
 
-def test_B45_an_inner_node_without_its_state_keeps_its_kv(backend: Backend) -> None:
-    at = server(backend)
-    assert [at.turn(T[:8]), at.turn(T[:16])] == [0, 8]
-    assert at.cache.evict_states(1) == 1  # the one that was used before the other came
-    at.look(idle=True)
-    assert found(at, T[:9]) == (0, 8, {"no_sharing": 1, "evicted": 8}, "evicted")
-    assert found(at, T[:17]) == (16, 16, {"no_sharing": 1}, "no_sharing")
-    assert at.mem.free_pages == 24 - 4 and at.turn(T[:17]) == 16
-
-
 def test_B45_a_leaf_that_loses_its_kv_loses_its_state(backend: Backend) -> None:
     at = server(backend)
     at.turn(T[:8])
@@ -110,44 +85,6 @@ def test_B45_a_leaf_that_loses_its_kv_loses_its_state(backend: Backend) -> None:
     at.look(idle=True)
     assert found(at, T[:17])[:2] == (8, 8) and at.mem.free_slots == 11
     assert at.cache.evict_pages(9) == 2 and not at.cache.tree.roots and at.mem.free_slots == 12
-
-
-def test_B45_a_leaf_without_a_state_goes_and_what_led_to_it_too(backend: Backend) -> None:
-    at = server(backend, tombstones=False)
-    for end in (8, 16, 24):
-        at.turn(T[:end])
-    assert at.cache.evict_states(2) == 2  # 8 and 16: tombstones that 24 still needs
-    assert found(at, T[:25])[:2] == (24, 24) and at.mem.free_pages == 24 - 6
-    at.look(idle=True)
-    assert at.cache.evict_states(1) == 1
-    assert at.mem.free_pages == 24 and not at.cache.tree.roots
-
-
-def test_B45_only_what_nobody_uses_goes_up_the_path(backend: Backend) -> None:
-    at = server(backend, tombstones=False)
-    at.turn(T[:8])
-    at.turn(T[:16])
-    assert at.turn(T[:9]) == 8  # used last
-    assert at.cache.evict_states(1) == 1
-    assert found(at, T[:17])[:2] == (8, 8) and at.mem.free_pages == 24 - 2
-    at.turn(T[:16])
-    row = at.start([*T[:8], 1])
-    assert at.mem.info(row).length == 8
-    at.run([row])
-    assert at.cache.evict_states(2) == 2
-    assert found(at, T[:17])[:2] == (0, 8)  # the row's lease keeps its pages, though nobody can go on from them
-    at.look()
-    at.mem.end([row])
-    assert at.mem.free_pages == 24
-
-
-@pytest.mark.parametrize("tombstones", [True, False])
-def test_B45_kv_that_never_had_a_state_is_kept(tombstones: bool, backend: Backend) -> None:
-    at = server(backend, "none", tombstones)
-    at.turn(T[:9])
-    assert found(at, T[:20]) == (0, 8, {"no_sharing": 12, "no_snapshot": 8}, "no_snapshot")
-    assert at.cache.evict_states(5) == 0 and at.mem.free_pages == 22
-    assert at.cache.evict_pages(5) == 2
 
 
 def test_B47_the_deepest_state_and_why_it_is_not_deeper(backend: Backend) -> None:
@@ -219,16 +156,6 @@ def test_tokens_that_are_not_the_rows_are_refused(call: str, backend: Backend) -
     else:
         at.end([row])  # all of them, and what came after
     assert at.mem.match(T[:9]).kv_length == 8
-
-
-def test_fewer_tokens_than_a_state_stands_for_do_not_find_it(backend: Backend) -> None:
-    at = server(backend, every=8)
-    row = at.start(T[:17])
-    at.prefill(row, publish=False)
-    for n, length in ((12, 8), (17, 16)):
-        (found,) = at.mem.publish([row], keep="cache", tokens=[T[:n]])
-        assert found and found.length == at.mem.match(T[: n + 1]).length == length
-    at.end([row])
 
 
 def test_one_page_that_a_handle_has_too_is_no_room(backend: Backend) -> None:

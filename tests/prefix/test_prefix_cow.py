@@ -65,22 +65,6 @@ def test_B50_the_source_of_a_hit_is_not_evicted_for_it(name: str, direct: bool, 
     assert at.turn([*X, 7], publish=False) == 8
 
 
-@hits
-def test_B50_what_a_first_step_is_to_read_cannot_go(name: str, direct: bool, backend: Backend) -> None:
-    at = server(backend, name, direct, [X, Y], spare=3)
-    row, other = at.admit(ms.Request("a", tokens=[*X, 1]), ms.Request("b", tokens=[9] * 5))
-    at.cache.clear()
-    assert set(at.states_by_prefix()) == ({tuple(X)} if direct else set())
-    assert at.cache.evictable_states == 0
-    if not direct:  # the copy was recorded first; whoever gets the slot writes over it behind the copy
-        assert set(at.mem.match([*X, 1]).lost) and at.mem.match([*X, 1]).evicted_length == 8
-    at.run([other], publish=False)
-    at.look()
-    at.run([row, other], publish=False)
-    assert at.cache.evictable_states == len(at.states_by_prefix())
-    at.cache.clear()
-
-
 def test_B50_a_row_given_up_before_its_first_step_lets_go(backend: Backend) -> None:
     at = server(backend, "redirect", True, [X, Y], spare=2)
     row, other = at.admit(ms.Request("a", tokens=[*X, 1]), ms.Request("b", tokens=[*X, 2]))
@@ -94,20 +78,6 @@ def test_B50_a_row_given_up_before_its_first_step_lets_go(backend: Backend) -> N
     assert not owners.pinned(at.mem)
     at.look(idle=True)
     assert at.turn([*X, 4], publish=False) == 8
-
-
-def test_B50_a_fork_of_a_hit_reads_the_same_state(backend: Backend) -> None:
-    at = server(backend, "redirect", True, [X, Y], spare=3)
-    row = at.start([*X, 1])
-    (new,) = at.mem.fork(row, ["second"]).rows
-    at.text[new] = list(at.text[row])
-    assert at.cache.evict_states(9) == 1 and set(at.states_by_prefix()) == {tuple(X)}
-    at.run([row], publish=False)
-    assert at.cache.evict_states(9) == 0
-    at.run([new], publish=False)
-    assert at.text[new] == at.text[row] and at.cache.evict_states(9) == 1
-    at.look()
-    at.mem.end([row])
 
 
 REFUSALS: dict[str, tuple[type[ms.MemstateError], list[list[int]]]] = {
@@ -161,20 +131,3 @@ def test_B46_a_pinned_state_is_never_evicted_and_pins_balance(direct: bool, back
     at.look()
     at.start([7])  # takes the slot of Y, which nobody used
     assert set(at.states_by_prefix()) == {tuple(X)}
-
-
-def test_B46_a_snapshot_of_the_caller_and_one_of_the_cache_do_not_mix(backend: Backend) -> None:
-    """A request that resumes from a handle has no lease, and what it leaves may be the cache's all the same."""
-    at = server(backend, "redirect", True, [Y], spare=3)
-    row = at.start(X)
-    at.prefill(row, publish=False)
-    (mine,) = at.mem.end([row], keep="handle")
-    assert mine and mine.length == 8 and set(at.states_by_prefix()) == {tuple(Y)}
-    at.look(idle=False)
-    row = at.admit(ms.Request("b", tokens=[*X, 1], resume=mine))[0]
-    assert at.mem.info(row).length == 8 and at.mem.stats().prefix.lookups == 2  # type: ignore[union-attr]
-    at.mem.drop([mine])
-    at.run([row])
-    at.look()
-    at.end([row])
-    assert at.mem.match([*X, 1]).kv_length == 8

@@ -11,7 +11,6 @@ import torch
 import memstate as ms
 from memstate.kernels.dispatch import Backend
 from memstate.prefix.policies import Lru, LruPages
-from tests.support.demo_talks import demo
 from tests.support.planes import every_strategy, fold
 from tests.support.serving import EVERY, PAGE, Server
 from tests.support.ways import every_strategy_and_order
@@ -27,19 +26,6 @@ BASES = [[(7 * n + base) % 50 for n in range(30)] for base in range(2)]
 def server(backend: Backend, name: str, overlap: bool = True, cache: bool = True, **more: int) -> Server:
     prefix = ms.Prefix(states=Lru(), pages=LruPages()) if cache else False
     return Server(backend, name, overlap=overlap, prefix=prefix, **({"slots": 12, "rows": 5, "pages": 60} | more))
-
-
-@pytest.mark.sample(2)
-@every_strategy_and_order
-@pytest.mark.parametrize("in_place", [False, True], ids=["", "in place"])
-def test_B51_with_and_without_a_cache_the_same_tokens(name: str, overlap: bool, in_place: bool) -> None:
-    """A model that serves conversations in a pool too small for what could be cached, and then the same uncached."""
-    more = {"engine": "in-place"} if in_place else {}
-    report = demo(strategy=name, overlap=overlap, slots=8, requests=16, **more)
-    assert report.ok and report.identical, report.failure()
-    figures, ended = report.stats.prefix, report.meter.ended
-    assert figures and figures.evicted_pages and ended["aborted"]
-    assert name == "none" or (figures.hit_tokens and figures.evicted_states)
 
 
 @every_strategy

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 import memstate as ms
-from memstate.cli.policies import POLICIES
+from memstate.integrations.sglang.prefix import PrefixPart
 from memstate.kernels.dispatch import Backend
 from memstate.prefix.policies import Lru, LruPages
 from memstate.prefix.tree import Node
@@ -28,18 +28,6 @@ def server(backend: Backend, policy: Lru | None = None, **more: object) -> Serve
 def figures(at: Server) -> object:
     at.look()
     return held(at.mem)
-
-
-def test_pages_of_a_row_that_published_a_shorter_key_are_no_room(backend: Backend) -> None:
-    at = server(backend, pages=6)
-    row = at.start(T[:16])
-    at.prefill(row, publish=False)
-    at.publish([row])
-    at.mem.publish([row], keep="cache", tokens=[T[:4]])
-    before = figures(at)
-    with pytest.raises(ms.OutOfPages):
-        at.mem.admit([ms.Request("b", length=20)])
-    assert figures(at) == before
 
 
 class Mean(Lru):
@@ -112,24 +100,6 @@ def test_a_salt_or_a_snapshot_that_cannot_be_meant_changes_nothing(backend: Back
         assert figures(at) == before and not owners.pinned(at.mem)
 
 
-def of_pages(name: str) -> ms.Prefix:
-    states, pages = POLICIES[name]
-    return ms.Prefix(states=states(), pages=pages() if pages else None)
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_one_request_can_have_every_page_and_every_slot(policy: str, backend: Backend) -> None:
-    """Also those of nodes that become leaves while leaves are given up."""
-    at = Server(backend, "none", prefix=of_pages(policy), slots=3, rows=1, pages=10)
-    start, *others = ([100 * n + i for i in range(8)] for n in range(4))
-    for tokens in ([*start, *others[0]], [*start, *others[1]], others[2][:4]):  # two states below KV alone
-        assert at.turn(tokens, publish=False) == 0
-    assert (at.mem.free_slots, at.mem.free_pages, at.cache.tree.nodes) == (0, 3, 4)
-    row = at.start(range(500, 537))  # ten pages
-    assert (at.mem.free_slots, at.mem.free_pages, at.cache.evictable_pages) == (2, 0, 0)
-    at.run([row])
-
-
 def test_tokens_that_end_before_the_confirmed_ones_are_refused() -> None:
     """They would find no state, and nobody would notice. Who means fewer says so with a length."""
     at = server(Backend("reference"))
@@ -152,3 +122,15 @@ def test_a_session_is_told_all_tokens() -> None:
         at.mem.end([row], keep="cache", tokens=[T[:8]])
     at.mem.end([row], keep="cache", tokens=[T[:9]])
     assert at.mem.sessions.infos()[0].tokens == 9
+
+
+def test_a_hit_is_not_locked_whose_state_has_another_owner_by_now() -> None:
+    """The engine uses the id of the state again, and the cache gets it for another prompt."""
+    cache = PrefixPart(2)
+    cache.insert([1, 2, 3, 4], [10, 11], 7)
+    hit = cache.match([1, 2, 3, 4, 5])
+    assert cache.evict(states=1).states == [7]
+    cache.insert([5, 6, 7, 8], [12, 13], 7)
+    with pytest.raises(ms.InvalidArgument, match="has been evicted since it was matched"):
+        cache.lock(hit)
+    assert cache.evict(states=1).states == [7], "nothing is locked"

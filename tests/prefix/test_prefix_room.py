@@ -3,7 +3,6 @@
 Pages of 4 tokens; every prompt of whole pages leaves one state, at its end (`Whole`).
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,8 +11,9 @@ import memstate as ms
 from memstate.kernels.dispatch import Backend
 from memstate.prefix.policies import Lru, LruPages
 from memstate.requests.tracking.mirror import Mirror
-from tests.support.planes import every_snapshot, every_strategy
+from tests.support.planes import every_snapshot
 from tests.support.serving import Server
+from tests.support.talks import Talks
 
 pytestmark = pytest.mark.sample(interpreter=0)  # without MEMSTATE_PROOF the reference alone
 
@@ -40,35 +40,7 @@ def cached(at: Server) -> list[int]:
     return [n for n, tokens in enumerate(PROMPTS) if tuple(tokens) in at.states_by_prefix()]
 
 
-def fresh(n: int, tokens: Sequence[int] = (1, 2, 3)) -> list[ms.Request]:
-    return [ms.Request(i, tokens=[900 + i, *tokens]) for i in range(n)]
-
-
 NEEDS = {"none": 1, "ping-pong": 3, "lazy": 2, "redirect": 1}
-
-
-@every_strategy
-def test_admit_evicts_exactly_what_is_missing(name: str, backend: Backend) -> None:
-    needs = NEEDS[name]
-    for lacking in range(min(3, 2 * needs) + 1) if backend.name == "reference" else (2,):
-        at = server(backend, name, spare=2 * needs - lacking)
-        rows = at.admit(*fresh(2))
-        assert cached(at) == list(range(lacking, 3)) and at.mem.free_slots == 0
-        assert at.mem.stats().prefix.evicted_states == lacking  # type: ignore[union-attr]
-        at.run(rows)
-        at.look()
-
-
-@every_strategy
-def test_admit_evicts_nothing_where_that_is_not_enough(name: str, backend: Backend) -> None:
-    at = server(backend, name, spare=NEEDS[name] * 4 - 4)
-    with pytest.raises(ms.OutOfSlots) as caught:
-        at.mem.admit(fresh(4))
-    assert (caught.value.requested, caught.value.evictable) == (4 * NEEDS[name], 3)
-    assert cached(at) == [0, 1, 2] and at.mem.stats().prefix.lookups == 3  # type: ignore[union-attr]
-    with pytest.raises(ms.OutOfPages):  # 3 slots could be had: the pages are asked for first
-        at.mem.admit(fresh(3, range(40)))
-    assert cached(at) == [0, 1, 2] and at.mem.free_pages == 30 - 6
 
 
 def test_pages_come_from_the_leaves_that_were_followed_least_recently(backend: Backend) -> None:
@@ -91,13 +63,6 @@ def test_pages_come_from_the_leaves_that_were_followed_least_recently(backend: B
         at.mem.extend([row], [32])
 
 
-def test_a_leaf_given_up_for_its_pages_gives_its_slot_too(backend: Backend) -> None:
-    at = server(backend, "redirect", spare=0, pages=6)
-    (row,) = at.admit(ms.Request("a", tokens=[1, 2, 3]))  # a page and a slot: one leaf has both
-    assert cached(at) == [1, 2] and (at.mem.free_slots, at.mem.free_pages) == (0, 1)
-    at.run([row])
-
-
 @pytest.mark.sample(interpreter=1)
 @pytest.mark.parametrize("name", ["lazy", "redirect"])
 def test_B24a_one_cached_state_goes_for_the_snapshot_that_is_due(name: str, backend: Backend) -> None:
@@ -115,21 +80,6 @@ def test_B24a_one_cached_state_goes_for_the_snapshot_that_is_due(name: str, back
     assert len(at.states_by_prefix()) >= 3
 
 
-@every_snapshot
-@pytest.mark.parametrize("rows", [2, 3])
-def test_B24a_one_for_each_row_that_lacks_one(name: str, rows: int, backend: Backend) -> None:
-    """A mark of each prompt takes one, at 4 tokens, and lanes at 8 and 16. None goes while a slot is free."""
-    at = server(backend, name, spare=NEEDS[name] * rows + 1, cached=6, every=8)
-    running = at.admit(*fresh(rows, [9] * 6))
-    marks, lanes = rows, {"ping-pong": 0, "lazy": rows, "redirect": rows}[name]
-    for end, claims in ((4, 0), (7, marks), (17, marks + lanes)):
-        while at.mem.info(running[0]).length < end:
-            at.run(running, publish=False)
-        assert len(cached(at)) == 6 - max(0, claims - 1), end
-    assert at.mem.stats().degraded == at.mem.stats().refused == 0
-    at.look()
-
-
 @pytest.mark.parametrize("evict", [True, False], ids=["limited", "off"])
 def test_B24b_nothing_cached_goes_where_that_is_not_wanted(evict: bool, backend: Backend) -> None:
     at = server(backend, "lazy", spare=2, every=8, evict=evict)
@@ -142,66 +92,6 @@ def test_B24b_nothing_cached_goes_where_that_is_not_wanted(evict: bool, backend:
     assert at.mem.stats().degraded == 1
     at.mem.end([row])
     at.mem.recover(keep=False)
-
-
-def test_the_reserve_is_evicted_for_too(backend: Backend) -> None:
-    """A snapshot leaves the reserve free, whoever has to go for it."""
-    at = server(backend, "redirect", spare=2, every=8, reserve=1)
-    row = at.start([9] * 3)
-    while at.mem.info(row).length < 10:
-        at.run([row], publish=False)
-    assert cached(at) == [1, 2] and at.mem.free_slots == 1 and at.mem.stats().degraded == 0
-
-
-@pytest.mark.sample(interpreter=1)
-@every_strategy
-@pytest.mark.parametrize("most", [0, 1, 2])
-def test_no_more_states_than_the_settings_allow(name: str, most: int, backend: Backend) -> None:
-    at = server(backend, name, spare=8, cached=0, most_states=most, pages=60)
-    for n, tokens in enumerate(PROMPTS):
-        assert at.turn(tokens, goal=5) == 0
-        assert min(most, n + 1) <= at.cache.states <= most
-    at.look(idle=True)
-    figures = at.mem.stats().prefix
-    assert figures and figures.states == most and figures.pages == 3 * 6  # KV stays
-    assert at.mem.free_slots == 8 - most
-    assert at.turn([*PROMPTS[-1], 1], publish=False) in ((0,) if most == 0 else (0, 8, 12))
-
-
-@every_strategy
-def test_without_pages_no_leaf_stays_without_a_state(name: str, backend: Backend) -> None:
-    """KV is the caller's: a leaf without a state would tell nobody anything."""
-    at = server(backend, name, spare=9, cached=0, pages=0, every=8)
-    assert at.turn(PROMPTS[0][:7]) == 0 and at.cache.tree.nodes == (0 if name == "none" else 1)
-    assert at.turn([*PROMPTS[0], 1, 2]) == (0 if name == "none" else 4)
-    assert at.turn([*PROMPTS[0], 3, 4]) == (0 if name == "none" else 8)
-    assert at.turn(PROMPTS[1], goal=1) == 0 and at.turn([*PROMPTS[1], 5]) == 8
-    for _, node in at.cache.tree.walk():
-        assert node.children or node.snapshot, f"{node} is a bare leaf"
-    row = at.start([*PROMPTS[1], 5])
-    at.cache.evict_states(99)
-    assert at.cache.states == (name == "redirect")  # it is about to be read
-    at.run([row])
-    at.mem.end([row])
-    at.cache.evict_states(99)
-    assert at.cache.tree.nodes == 0 and not at.cache.tree.roots
-
-
-def test_without_pages_a_shorter_key_leaves_no_bare_leaf(backend: Backend) -> None:
-    at = server(backend, "none", spare=3, cached=0, pages=0)
-    row = at.start([*PROMPTS[0], *PROMPTS[1]])
-    at.prefill(row)
-    all_tokens = [*PROMPTS[0], *PROMPTS[1]]
-    at.mem.end([row], keep="cache", lengths=[len(PROMPTS[0])], tokens=[all_tokens])  # cut off at a stop word
-    assert at.cache.tree.nodes == 0
-
-
-@every_strategy
-def test_a_hit_keeps_no_request_out_that_would_fit_without_it(name: str, backend: Backend) -> None:
-    """Nothing runs, so that waiting cannot help."""
-    at = server(backend, name, spare=NEEDS[name] - 1, cached=1)
-    row = at.start([*PROMPTS[0], 1])
-    at.run([row])
 
 
 @every_snapshot
@@ -224,3 +114,15 @@ def test_a_step_without_a_boundary_does_not_ask_what_a_full_pool_lacks(
     for _ in range(16):
         at.mem.settle(at.mem.plan([row]))
     assert asked == ([0, 8] if name == "redirect" else [7, 15])
+
+
+def test_a_node_stays_while_a_register_is_freed_for_its_state(backend: Backend) -> None:
+    """The only register is that of a state below it; once that has gone, nothing else would keep the node."""
+    talks = Talks(backend, "none", overlap=False, slots=6, pages=0, pages_per_row=0, snapshots=1)
+    talks.run(row := talks.turn([1, 2, 3, 4]), [1, 2, 3, 4])
+    talks.whole([1, 2, 3, 4, 5, 6, 7, 8])
+    assert talks.cached() == [8]
+    talks.end(row)
+    assert talks.cached() == [4]
+    assert talks.mem.match([1, 2, 3, 4, 9]).length == 4
+    talks.look()

@@ -45,32 +45,6 @@ def boundaries(at: Server, row: ms.Row) -> list[int]:
     return seen
 
 
-@every_snapshot
-@pytest.mark.parametrize("in_place", [False, True], ids=["", "in place"])
-def test_B49_the_second_of_three_requests_leaves_what_the_third_goes_on_from(
-    name: str, in_place: bool, backend: Backend
-) -> None:
-    at = server(backend, name, in_place=in_place)
-    shared, tails = T[:10], [[200 + n] * 9 for n in range(3)]
-    assert at.turn([*shared, *tails[0]], goal=2, most=6) == 0
-    assert not any(tokens == tuple(T[:8]) for tokens in at.states_by_prefix())
-    match = at.mem.match([*shared, *tails[1]])
-    assert (match.length, match.kv_length, match.reason) == (0, 8, "no_snapshot")
-    row = at.start([*shared, *tails[1]])
-    assert (at.mem.info(row).length, at.mem.info(row).next_boundary) == (0, 8)
-    at.prefill(row, most=6)
-    at.run([row])
-    assert tuple(T[:8]) in at.states_by_prefix()
-    third = at.start([*shared, *tails[2]])
-    assert at.mem.info(third).length == 8  # and nothing was computed twice since
-    at.prefill(third, most=6)
-    at.look()
-    at.end([row, third])
-    assert at.turn([*shared, *tails[1]]) == 16 and at.turn([*shared, *tails[2]]) == 16
-    figures = at.mem.stats().prefix
-    assert figures and figures.lost_no_snapshot == 8
-
-
 CASES = {  # every, tokens whose KV is there, prompt: where its prefill stops, and the states that it leaves
     "both": (64, 9, 22, [8, 20, 22], [8, 20]),
     "both, chunks at multiples": (8, 13, 22, [8, 12, 16, 20, 22], [8, 12, 16, 20]),
@@ -101,35 +75,6 @@ def test_B49_junction_and_prompt_end_are_both_taken(name: str, overlap: bool, ba
         assert (case, boundaries(at, row)) == (case, stops)
         assert (case, sorted(at.states())) == (case, states)
         at.end([row])
-
-
-def test_B49_a_want_of_the_request_is_one_more(backend: Backend) -> None:
-    at = server(backend, "redirect")
-    kv_of(at, T[:9])
-    (row,) = at.admit(ms.Request("a", tokens=T[:22], snapshot_at=[16]))
-    assert boundaries(at, row) == [8, 16, 20, 22] and sorted(at.states()) == [8, 16, 20]
-    (same,) = at.admit(ms.Request("b", tokens=[*T[:20], 1, 2], snapshot_at=[20]))
-    assert at.mem.info(same).length == 20 and boundaries(at, same) == [22]
-    at.end([row, same])
-
-
-@every_snapshot
-def test_B49_a_chunk_beyond_what_is_wanted_loses_that_state_alone(name: str, backend: Backend) -> None:
-    """Without a grid the forward has a state at the end of a chunk only. No claim is made for what is lost."""
-    for ends, states in (([8, 20, 22], [8, 20]), ([9, 20, 22], [20]), ([8, 21, 22], [8]), ([22], [])):
-        at = server(backend, name)
-        kv_of(at, T[:9])
-        row, free = at.start(T[:22]), at.mem.free_slots
-        for end in ends:
-            start = at.mem.info(row).length
-            assert at.mem.info(row).next_boundary == (8 if start < 8 else 20 if start < 20 else 64)
-            at.run_to([row], [end])
-            at.look()
-        at.run([row], 1)
-        assert (ends, sorted(at.states())) == (ends, states) and at.mem.stats().refused == 0
-        assert at.mem.free_slots == free - len(states)
-        at.end([row])
-        at.empty()
 
 
 class Picky(Lru):

@@ -1,6 +1,5 @@
 """A refusal costs nobody anything: what is called room can be had, and where it cannot, nothing has gone."""
 
-import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,7 +7,6 @@ import pytest
 import torch
 
 import memstate as ms
-from memstate.cli.policies import POLICIES
 from memstate.prefix.policies import Lru, LruPages, ReturnRate
 from memstate.prefix.tree import Node
 from tests.support import owners
@@ -16,7 +14,6 @@ from tests.support.build import Whole, build
 from tests.support.held import held
 
 LAYOUT = ms.StateLayout((ms.Plane("ssm", (2,), torch.float32),), 1)
-BACK_PRESSURE = (ms.OutOfSlots, ms.OutOfPages, ms.OutOfRows)
 PAGES, SIZE = 12, 4
 T = list(range(16))
 
@@ -122,117 +119,3 @@ def test_a_leaf_whose_end_somebody_else_has_is_given_up_from_there_on(pages: typ
     assert room(mem) == mem.prefix.evict_pages(3) == 3
     owners.kv_pages(mem).release(last)
     assert mem.free_pages == PAGES
-
-
-class Walk:
-    """Requests and turns at random in little room; refusals are looked at from all sides."""
-
-    def __init__(self, mem: ms.StateManager, choose: random.Random) -> None:
-        self.mem, self.choose = mem, choose
-        self.texts = [[choose.randrange(3) for _ in range(40)] for _ in range(2)]
-        self.said: dict[ms.Session, list[int]] = {mem.sessions.open(at): [] for at in range(2)}
-        self.rows: dict[ms.Row, tuple[ms.Session | None, list[int]]] = {}
-        self.handles: list[ms.Snapshot] = []
-        self.refused = 0
-
-    def step(self) -> None:
-        """One operation, which changes nothing if it is refused."""
-        names = ["admit"] * 4 + (["run"] * 5 + ["end"] * 2 + ["publish", "abort", "handle", "fork"]) * bool(self.rows)
-        name = self.choose.choice([*names, "drop", "evict"])
-        self.before = held(self.mem)
-        try:
-            getattr(self, name)()
-        except BACK_PRESSURE:
-            self.refused += 1
-            assert held(self.mem) == self.before, name
-        assert nobody_is_on_what_is_gone(self.mem), name
-
-    def admit(self) -> None:
-        idle = [session for session in self.said if session not in [of for of, _ in self.rows.values()]]
-        session = self.choose.choice([*idle, None])
-        text = [*self.said[session], 1] if session and self.choose.random() < 0.7 else []
-        text = text if len(text) > 1 else self.choose.choice(self.texts)[: self.choose.randint(3, 40)]
-        resume = self.choose.choice([*self.handles, None]) if session is None else None
-        salt = self.choose.choice([None, None, 1])
-        request = ms.Request("walk", tokens=text, session=session, salt=salt, resume=resume)
-        more = [ms.Request("more", tokens=self.texts[0][:6])] * (self.choose.random() < 0.2)
-        rows = self.mem.admit([request, *more])
-        self.rows |= zip(rows, [(session, text), (None, self.texts[0])], strict=False)
-
-    def any_row(self) -> ms.Row:
-        return self.choose.choice(list(self.rows))
-
-    def run(self) -> None:
-        row = self.any_row()
-        end = min(self.mem.info(row).next_boundary, max(len(self.rows[row][1]), self.mem.info(row).length + 1), 40)
-        if end > self.mem.info(row).length:
-            self.mem.extend([row], [end])
-            self.before = held(self.mem)
-            self.mem.settle(self.mem.plan([row], [end - self.mem.info(row).length]))
-
-    def known(self, row: ms.Row) -> list[int]:
-        text = self.rows[row][1]
-        return [*text, *[7] * 40][: max(self.mem.info(row).confirmed, 1)]
-
-    def publish(self) -> None:
-        row = self.any_row()
-        self.mem.publish([row], keep="cache", tokens=[self.known(row)])
-
-    def end(self) -> None:
-        row = self.any_row()
-        session, said = self.rows[row][0], self.known(row)
-        self.mem.end([row], keep="cache", tokens=[said])
-        del self.rows[row]
-        if session:
-            self.said[session] = said
-
-    def handle(self) -> None:
-        row = self.any_row()
-        if self.rows[row][0] is None:
-            self.handles += [handle for handle in self.mem.end([row], keep="handle") if handle]
-            del self.rows[row]
-
-    def abort(self) -> None:
-        row = self.any_row()
-        self.mem.end([row])
-        del self.rows[row]
-
-    def fork(self) -> None:
-        row = self.any_row()
-        if self.mem.info(row).confirmed and owners.free(self.mem):
-            for other in self.mem.fork(row, ["fork"]).rows:
-                self.rows[other] = None, self.rows[row][1]
-
-    def drop(self) -> None:
-        if self.handles:
-            self.mem.drop([self.handles.pop()])
-
-    def evict(self) -> None:
-        """What is called room is there, and no more than that."""
-        assert self.mem.prefix
-        if self.choose.random() < 0.3:
-            most = room(self.mem)
-            assert self.mem.prefix.evict_pages(self.choose.choice([most, PAGES + 1])) == most
-        else:
-            self.mem.prefix.evict_states(1)
-
-
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("policy", [*POLICIES, "shy"])
-def test_B17_refusals_at_random_change_nothing(policy: str, generator: torch.Generator) -> None:
-    refused = 0
-    for seed in torch.randint(2**31, (30,), generator=generator).tolist():
-        states, pages = POLICIES.get(policy, (Lru, Shy))
-        prefix = ms.Prefix(states=states(), pages=pages() if pages else None)
-        walk = Walk(manager(prefix), random.Random(seed))
-        for _ in range(80):
-            walk.step()
-        refused += walk.refused
-        walk.mem.end(list(walk.rows))
-        walk.mem.drop(walk.handles)
-        for session in walk.said:
-            walk.mem.sessions.close(session)
-        walk.mem.prefix.clear()
-        walk.mem.audit().raise_if_leaking()
-        assert (walk.mem.free_slots, walk.mem.free_pages) == (8, PAGES)
-    assert refused > 30

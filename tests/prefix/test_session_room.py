@@ -60,53 +60,6 @@ def test_S1_idle_sessions_refuse_no_request(backend: Backend, name: str, cache: 
         assert start in (0, 4, 8, 9), start
 
 
-@pytest.mark.parametrize(
-    ("first", "then"),
-    [
-        (range(16), range(16)),
-        (range(16), [99, *range(1, 16)]),
-        (range(12), [*range(6), *range(90, 100)]),
-        (range(10), range(50, 62)),
-    ],
-    ids=["the same prompt", "edited at its start", "edited in the middle", "another conversation"],
-)
-@with_and_without_cache
-def test_S1_a_session_refuses_no_turn_of_its_own(
-    backend: Backend, cache: bool, first: list[int], then: list[int]
-) -> None:
-    """It holds most of the pages, and gives up its states where the turn finds no room beside them."""
-    talks = Talks(backend, "redirect", cache=cache, slots=6, pages=8, pages_per_row=8)
-    session = talks.mem.sessions.open("a")
-    talks.whole(first, session)
-    talks.whole(then, session)
-    assert talks.kept(session)[0] == len(then)
-
-
-def test_S1_a_turn_that_needs_its_session_keeps_it_where_another_makes_room(backend: Backend) -> None:
-    """Of two turns in one call, the one that starts elsewhere gives its states up. The other goes on from its own."""
-    talks = Talks(backend, "none", slots=6, pages=16, pages_per_row=12)
-    edited, continued = talked(talks, "a", "b")
-    assert talks.mem.free_pages == 6
-    asked = [(list(range(500, 516)), edited), ([*other(2), 1, 2, 3], continued)]
-    rows = talks.mem.admit([ms.Request(n, tokens=text, session=of) for n, (text, of) in enumerate(asked)])
-    assert [talks.mem.info(row).length for row in rows] == [0, 9]
-    talks.mem.end(rows)
-    assert talks.mem.sessions.infos()[1].tokens == 9
-
-
-def test_S1_sessions_that_make_way_for_their_turns_release_everything(backend: Backend) -> None:
-    """The pages of the first one are enough; the second one gives its states up as well."""
-    talks = Talks(backend, "none", slots=6, pages=16, pages_per_row=12)
-    sessions = talked(talks, "a", "b")
-    texts = list(range(500, 510)), list(range(600, 608))
-    rows = talks.mem.admit([ms.Request(n, tokens=texts[n], session=sessions[n]) for n in range(2)])
-    talks.fed |= {row: [] for row in rows}
-    talks.look()
-    talks.mem.end(rows)
-    talks.look()
-    assert [info.states for info in talks.mem.sessions.infos()] == [0, 0]
-
-
 @pytest.mark.parametrize("scarce", ["slots", "pages"])
 @with_and_without_cache
 def test_S2_the_least_recently_used_of_the_lowest_priority_goes_first(
@@ -190,16 +143,6 @@ def test_S3_a_state_that_was_being_handed_over_has_one_owner_after_recover(
     talks.look()
     assert talks.kept(session) == [9] and talks.mem.match([*other(1), 1]).length == 8
     assert talks.whole([*other(1), 1], session) == 9
-
-
-def test_S3_a_state_that_the_cache_has_is_released_once(backend: Backend) -> None:
-    talks = Talks(backend, "lazy", slots=8)
-    (session,) = talked(talks, "a")
-    talks.whole(other(1, 8), prompt=1)
-    free = talks.mem.free_slots
-    talks.mem._parts.room.give_way(owners.session(talks.mem, session))
-    assert talks.mem.free_slots == free + 2 and talks.mem.stats().prefix.duplicates >= 1  # type: ignore[union-attr]
-    talks.look()
 
 
 def test_S4_sessions_beyond_their_share_go_before_cached_states(backend: Backend) -> None:
@@ -312,21 +255,6 @@ def test_S9_a_refusal_takes_nothing_from_idle_sessions(backend: Backend) -> None
                 talks.mem.admit(requests)
             assert before == (counts(talks), [talks.kept(session) for session in sessions])
         talks.look()
-
-
-@pytest.mark.parametrize("again", [True, False], ids=["continued", "edited"])
-@with_and_without_cache
-def test_S9_a_turn_that_is_refused_takes_nothing_from_its_session(backend: Backend, cache: bool, again: bool) -> None:
-    """A running request holds pages that the turn lacks, whatever its session gives up."""
-    talks = Talks(backend, "none", cache=cache, slots=6, pages=12, pages_per_row=12)
-    (session,) = talked(talks, "a")
-    talks.turn(other(5, 10))
-    before = counts(talks), talks.kept(session)
-    text = [*other(1), *range(7)] if again else list(range(500, 516))
-    with pytest.raises(ms.OutOfPages):
-        talks.mem.admit([ms.Request("turn", tokens=text, session=session)])
-    assert before == (counts(talks), talks.kept(session))
-    talks.look()
 
 
 def test_G1_limits_that_are_none_are_refused() -> None:

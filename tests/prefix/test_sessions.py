@@ -38,32 +38,6 @@ def test_B69_a_turn_that_ends_moves_everything_to_the_session(
     assert said == {("session", f"session 'a' ({n} tokens)") for n, _ in held}
 
 
-@every_strategy
-@with_and_without_cache
-def test_B69_a_dead_step_in_flight_leaves_the_newest_answer(backend: Backend, name: str, cache: bool) -> None:
-    """To 11, and a dead step to 12, a boundary; then to 12, and a dead step that Redirect finds a boundary behind.
-
-    With a cache these are lengths of prompts, whose states it has; `live` is one token too far both times.
-    """
-    talks, mem, session = told(backend, name, cache=cache, whole=True)
-    for length, newest in ((11, 10 if cache else 8), (12, 12)):
-        row = talks.turn(TEXT[:length], session)
-        talks.run(row, TEXT[:length], dead=True)
-        if length == 12:  # results before the release; the first time after it
-            talks.land()
-        talks.end(row)
-        talks.look()
-        assert row_holds_nothing(talks.mem, row.index)
-        assert talks.kept(session)[:1] == ([] if name == "none" or cache else [newest])
-        assert talks.cached() == ([] if name == "none" or not cache else [4, 8, 10, 12][: newest // 2 - 2])
-        if cache:
-            assert mem.match([*TEXT[:length], 1]).length == (0 if name == "none" else newest)
-    row = talks.turn(TEXT, session)
-    assert talks.mem.info(row).length == (0 if name == "none" else 12)
-    talks.run(row, TEXT)
-    talks.end(row)
-
-
 @every_way_and_cache
 def test_B73_the_next_turn_goes_on_where_the_last_one_ended(
     backend: Backend, name: str, overlap: bool, cache: bool
@@ -83,23 +57,6 @@ def test_B73_the_next_turn_goes_on_where_the_last_one_ended(
     talks.run(row, TEXT[:12])
     talks.end(row)
     assert talks.whole(TEXT, session) == 12
-
-
-def test_a_turn_gives_up_the_older_of_the_two_lanes_that_it_goes_on_with(backend: Backend) -> None:
-    """The last one ended between the step to a boundary and its settle."""
-    talks, mem, session = told(backend, "lazy", overlap=False, cache=False)
-    row = talks.turn(TEXT[:8], session)
-    talks.run(row, TEXT[:7])
-    step = talks.feed([row], [TEXT[7:8]])
-    talks.end(row)
-    mem.settle(step)
-    assert talks.kept(session) == [8, 8, 4]
-    row = talks.turn(TEXT[:9], session)
-    assert mem.info(row).slots == 3
-    talks.run(row, TEXT[:9])
-    mem.submit()
-    assert mem.info(row).slots == 2 and sorted(talks.labels(row)) == [0, 8]
-    talks.end(row)
 
 
 @every_strategy
@@ -146,17 +103,6 @@ def test_B73_two_turns_at_once_are_refused(backend: Backend, overlap: bool, cach
     refused(turn)
     talks.end(row)
     assert talks.whole([*TEXT, 1], session) == 15
-
-
-def test_two_open_sessions_with_one_name_keep_states_of_their_own(backend: Backend) -> None:
-    """A name is a label: the handle tells sessions apart."""
-    talks, mem, session = told(backend, "redirect", True, False, first=5)
-    other = mem.sessions.open(session.id)
-    assert other.id == session.id and other != session and len(mem.sessions.infos()) == 2
-    assert talks.whole(TEXT, other) == 0  # nothing of the other session
-    assert talks.whole(TEXT[:9], session) == 5
-    mem.sessions.close(other)
-    assert talks.whole([*TEXT[:9], 1], session) == 9
 
 
 @pytest.mark.sample(interpreter=1)
@@ -214,13 +160,6 @@ def idle(backend: Backend, cache: bool = False, **settings: object) -> tuple[Tal
     return talks, session
 
 
-@pytest.mark.parametrize("scarce", [{"slots": 1}, {"pages": 5}], ids=["slots", "pages"])
-def test_B73_a_turn_has_room_in_what_its_own_session_gives_up(backend: Backend, scarce: dict[str, int]) -> None:
-    """An edited history serves nothing, and only the turn itself can free what is held: waiting is no use."""
-    talks, session = idle(backend, **scarce)
-    assert talks.whole([50, 51, 52, 53], session) == 0
-
-
 def test_B19_a_session_of_another_manager_is_stale(backend: Backend) -> None:
     (talks, _), (_, foreign) = idle(backend), idle(backend)
     with pytest.raises(ms.StaleHandle):
@@ -238,33 +177,3 @@ def test_G1_tokens_of_a_turn_that_are_none_are_refused(backend: Backend, how: st
             talks.mem.cancel(step, keep="cache", tokens=[None])  # type: ignore[list-item]
         else:
             talks.mem.end([row], keep="cache", tokens=[None if how == "end" else TEXT[9:]])  # type: ignore[list-item]
-
-
-def test_B36b_a_cancelled_step_says_nothing_of_a_turn_that_has_one_of_its_rows_now(backend: Backend) -> None:
-    talks, session = idle(backend, rows=2)
-    ended, other = talks.turn(TEXT[:2]), talks.turn(TEXT[:2])
-    first = talks.feed([ended, other], [[1], [1]])
-    second = talks.mem.plan([ended, other])
-    talks.mem.settle(first, [True, False])
-    talks.mem.end([ended])
-    turn = talks.turn(TEXT, session)
-    assert turn.index == ended.index
-    talks.mem.cancel(second, keep="handle")
-
-
-def test_B70_a_state_lost_for_want_of_a_holder_is_counted(backend: Backend) -> None:
-    talks, session = idle(backend, snapshots=0)
-    assert talks.kept(session) == [] and talks.mem.stats().refused == 1
-
-
-def test_B17_a_refusal_for_want_of_pages_gives_up_none(backend: Backend) -> None:
-    """All pages that count as evictable can be had, the trunk of two conversations as well once both are gone."""
-    talks = Talks(backend, "none", pages=16, prefix=ms.Prefix(states=ms.policies.ReturnRate()))
-    talks.whole(TEXT[:14])
-    talks.whole([*TEXT[:8], 77, 78, 79, 80])
-    rows = talks.mem.stats().rows_used
-    assert talks.mem.free_pages == 7 and talks.mem.prefix.evictable_pages == 9
-    try:
-        talks.mem.end([talks.turn(range(100, 132))])
-    finally:
-        assert talks.mem.stats().rows_used == rows

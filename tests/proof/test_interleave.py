@@ -9,7 +9,6 @@ import re
 from functools import partial
 from importlib import import_module
 from itertools import pairwise
-from math import comb
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -26,7 +25,7 @@ from triton.runtime import interpreter
 
 import memstate as ms
 from memstate.kernels.dispatch import OPS, Backend
-from memstate.kernels.tables import COUNTERS, PlaneMap
+from memstate.kernels.tables import COUNTERS
 from memstate.slots.allocator import SlotAllocator
 from memstate.slots.commands import CommandBuffer
 from memstate.slots.registers import RegisterFile
@@ -370,50 +369,6 @@ def test_launches_hold_every_lane_in_one_warp(generator: torch.Generator) -> Non
             wrong(CASES[op](Maker(seed)), seed, logs)
         for launch in (launch for log in logs for launch in log.launches):
             assert {a.lanes for a in launch.accesses if 1 < a.lanes < 32 * launch.warps} == set(), launch.kernel
-
-
-def two_programs(op: str, make: Maker) -> Case:
-    """Two layers, one slot: a program each, with as few accesses as there can be."""
-    plane = make.plane(16, dtype=torch.uint8)
-    tiles = make.empty(2, 3, dtype=torch.int64)
-    tiles.copy_(torch.tensor([(plane[layer, 0].data_ptr(), plane.stride(1), 16) for layer in range(2)]))
-    arguments = {
-        "gather_slots": {"plane": plane, "slots": make.ints([3]), "out": make.empty(2, 1, 16, dtype=torch.uint8)},
-        "scatter_slots": {"plane": plane, "slots": make.ints([3]), "batch": make.empty(2, 1, 16, dtype=torch.uint8)},
-        "zero_slots": {"planes": PlaneMap(tiles, (plane,)), "ids": make.ints([5])},
-    }
-    return Case(op, arguments[op], Limits(reach=[plane], null=[plane[:, 0]]))
-
-
-@pytest.mark.parametrize(
-    ("op", "accesses"),
-    [("gather_slots", 3), ("scatter_slots", 3), pytest.param("zero_slots", 5, marks=pytest.mark.proof)],
-)
-def test_every_schedule_of_two_programs(op: str, accesses: int, generator: torch.Generator) -> None:
-    """All orders of all their loads and stores, whatever they touch."""
-    case = two_programs(op, Maker(generator.initial_seed()))
-    expected = case.run(case.module("memstate.kernels.reference"))
-
-    def run(chooser: Chooser) -> list[int]:
-        with interleaved(chooser, case.limits) as log:
-            found = case.run(case.module())
-        assert all(map(torch.equal, expected, found))
-        return [program for program, _ in log.order()]
-
-    orders = [tuple(order) for order in every_order(run)]
-    assert len(set(orders)) == len(orders) == comb(2 * accesses, accesses)
-
-
-def test_a_seed_is_a_schedule() -> None:
-    """The same one again for the same seed, others for others."""
-    case = two_programs("zero_slots", Maker(5))
-
-    def order(seed: int) -> tuple[tuple[int, str], ...]:
-        with interleaved(Seeded(seed), case.limits) as log:
-            case.run(case.module())
-        return tuple(log.order())
-
-    assert order(1) == order(1) and len({order(seed) for seed in range(10)}) > 5
 
 
 # -- what is wrong on purpose ------------------------------------------------------------------------------------

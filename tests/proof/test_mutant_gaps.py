@@ -39,13 +39,11 @@ print(json.dumps({report.kernel: report.source_barriers for report in compile_ca
 """
 
 
-def manager(
-    backend: Backend, tracking: ms.Tracking, reserve: int, overlap: bool = False, **forward: bool
-) -> ms.StateManager:
+def manager(backend: Backend, tracking: ms.Tracking, **forward: bool) -> ms.StateManager:
     """Four slots for two requests."""
     layout = ms.StateLayout((ms.Plane("ssm", (4,), torch.float32),), 1)
     return ms.StateManager(
-        layout, slots=4, max_requests=2, tracking=tracking, reserve=reserve, overlap=overlap,
+        layout, slots=4, max_requests=2, tracking=tracking, overlap=False,
         forward=ms.Forward(**forward), backend=backend.name, device=backend.device,
     )  # fmt: skip
 
@@ -72,7 +70,7 @@ def test_a_claim_passes_over_words_that_no_level_has(backend: Backend) -> None:
 
 
 def test_the_device_keeps_to_the_limit_of_a_plan(backend: Backend) -> None:
-    mem = manager(backend, ms.Redirect(1), 0)
+    mem = manager(backend, ms.Redirect(1))
     rows = mem.admit([ms.Request("a"), ms.Request("b")])
     mem.settle(mem.plan(rows))
     mem.settle(mem.plan(rows, limit=1))
@@ -81,36 +79,9 @@ def test_the_device_keeps_to_the_limit_of_a_plan(backend: Backend) -> None:
     mem.device.check()
 
 
-def test_the_shortfall_counts_the_reserve(backend: Backend) -> None:
-    """A slot that is free and kept for admissions is none that a snapshot can have."""
-    for reserve in (0, 1, 2):
-        mem = manager(backend, ms.Redirect(1), reserve)
-        rows = mem.admit([ms.Request("a"), ms.Request("b")])
-        mem.settle(mem.plan(rows))
-        assert (mem.free_slots, mem.shortfall(rows)) == (2, reserve)
-        mem.settle(mem.plan(rows))
-        assert mem.stats().degraded == reserve
-
-
-def test_a_batch_planned_after_a_cancel_is_its_own(backend: Backend) -> None:
-    """The device keeps the batch of a cancelled step, which is planned for the row's next request as well."""
-    mem = manager(backend, ms.NoTracking(4), 0, overlap=True)
-    a, b = mem.admit([ms.Request("a"), ms.Request("b")])
-    first = mem.plan([a])
-    mem.cancel(mem.plan([b]))
-    (c,) = mem.admit([ms.Request("c")])
-    assert c.index == b.index
-    mem.submit()
-    step = mem.plan([c])
-    assert step.rows.tolist() == [c.index] and first.numbers.tolist() == [a.index]
-    mem.settle(first)
-    mem.settle(step)
-    mem.audit().raise_if_leaking()
-
-
 def test_a_warm_up_leaves_the_batch_of_no_step(backend: Backend) -> None:
     """It plans null rows, so that the next plan uploads its batch again."""
-    mem = manager(backend, ms.NoTracking(4), 0)
+    mem = manager(backend, ms.NoTracking(4))
     rows = mem.admit([ms.Request("a"), ms.Request("b")])
     mem.settle(mem.plan(rows))
     ms.warm_up(mem)
@@ -120,7 +91,7 @@ def test_a_warm_up_leaves_the_batch_of_no_step(backend: Backend) -> None:
 
 def test_changes_that_do_not_fit_beside_a_batch_go_before_it(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commands, "STEP_ROOM", HEADER_INTS)
-    mem = manager(backend, ms.Redirect(1), 0)
+    mem = manager(backend, ms.Redirect(1))
     rows = mem.admit([ms.Request("a"), ms.Request("b")])
     before = mem.backend.counts.uploads
     for replay in (None, lambda: mem.launch(2)):
@@ -131,21 +102,8 @@ def test_changes_that_do_not_fit_beside_a_batch_go_before_it(backend: Backend, m
     mem.audit().raise_if_leaking()
 
 
-def test_a_replay_counts_the_copies_of_its_graph(backend: Backend) -> None:
-    """States that its packet zeroes, and those that planes in place carry on, are counted as without a graph."""
-    counted = []
-    for replays in (False, True):
-        mem = manager(backend, ms.Redirect(1), 0, in_place=True)
-        rows = mem.admit([ms.Request("a"), ms.Request("b")])
-        replay = (lambda mem=mem: mem.launch(2)) if replays else None
-        for _ in range(2):
-            mem.settle(mem.plan(rows, replay=replay))
-        counted.append((mem.stats().copied_bytes, mem.stats().zeroed_bytes, mem.stats().packets))
-    assert counted[0] == counted[1] == (32, 32, 1)
-
-
 def test_a_window_of_a_row_given_up_says_nothing_of_its_next_request(backend: Backend) -> None:
-    mem = manager(backend, ms.NoTracking(4), 0, speculation=True)
+    mem = manager(backend, ms.NoTracking(4), speculation=True)
     a, b = mem.admit([ms.Request("a"), ms.Request("b")])
     step = mem.plan([a, b], 2, window=True)
     mem.submit(step)
@@ -161,7 +119,7 @@ def test_a_window_of_a_row_given_up_says_nothing_of_its_next_request(backend: Ba
 
 def test_a_batch_is_looked_up_again_once_a_row_has_ended(backend: Backend) -> None:
     """A plan keeps what it has found out about its rows for the next plan of the same ones."""
-    mem = manager(backend, ms.NoTracking(4), 0)
+    mem = manager(backend, ms.NoTracking(4))
     a, b = rows = mem.admit([ms.Request("a"), ms.Request("b")])
     mem.settle(mem.plan(rows), [True, False])
     step = mem.plan(rows)

@@ -54,21 +54,6 @@ def test_B33_accepted_tokens_that_cross_a_multiple_leave_a_snapshot_of_it(
     scan(mem)
 
 
-@each_tracking
-def test_B33_a_step_across_a_multiple_leaves_no_snapshot_of_it(backend: Backend, tracking: ms.Tracking) -> None:
-    """The state of the multiple is lost, and no other state is given out for it."""
-    mem = manager(backend, tracking)
-    (row,) = mem.admit([ms.Request("a")])
-    fold(mem, row, 250)
-    held = mem.info(row).slots
-    step = mem.plan([row], 8)
-    assert step.snapshot.tolist() == [0] and step.after.tolist() == [258]
-    mem.settle(step)
-    assert (mem.info(row).length, mem.info(row).next_boundary, mem.info(row).slots) == (258, 512, held)
-    assert mem.publish([row]) == [None] and mem.stats().snapshots == mem.stats().degraded == 0
-    scan(mem)
-
-
 @pytest.mark.parametrize("tracking", [ms.NoTracking(4), ms.PingPong(4), ms.LazyPingPong(4), ms.Redirect(4)], ids=repr)
 def test_G4_no_answer_depends_on_fresh_or_freed_memory(backend: Backend, tracking: ms.Tracking) -> None:
     mem = manager(backend, tracking)

@@ -18,30 +18,6 @@ def forked(loop: Loop, row: ms.Row, *names: str) -> ms.engine.forking.Fork:
     return fork
 
 
-@every_strategy
-@pytest.mark.parametrize("length", [0, 3, I])
-def test_continuations_go_their_own_ways(backend: Backend, name: str, length: int) -> None:
-    loop, row = running(backend, MAKERS[name](), length)
-    others = forked(loop, row, "b", "c").rows
-    rows = [row, *others]
-    assert [loop.mem.info(r).length for r in rows] == [loop.mem.info(r).confirmed for r in rows] == [length] * 3
-    loop.advance([others[1]])  # not all at once
-    loop.advance([row, others[0]])
-    loop.advance(rows, I)
-    for r in rows:
-        assert loop.holds(loop.slot(r), r, length + 1 + I)
-    assert len({tuple(loop.fed[r]) for r in rows}) == 3
-    for r, snapshot in zip(rows, loop.mem.publish(rows), strict=True):
-        if snapshot:
-            assert loop.holds(loop.node(snapshot), r, snapshot.length)
-            loop.mem.drop([snapshot])
-    assert name != "redirect" or loop.mem.stats().copied_bytes == 0
-    scan(loop.mem)
-    loop.mem.end(rows)
-    scan(loop.mem)
-    assert loop.mem.free_slots == 16
-
-
 def test_the_shared_state_goes_with_its_last_reader(backend: Backend) -> None:
     loop, row = running(backend, ms.Redirect(I), 2, slots=5)
     first, second = forked(loop, row, "b", "c").rows
@@ -53,26 +29,6 @@ def test_the_shared_state_goes_with_its_last_reader(backend: Backend) -> None:
     loop.advance([second])
     loop.mem.submit()
     assert loop.mem.free_slots == 3 and loop.holds(loop.slot(second), second, 3)
-    scan(loop.mem)
-
-
-def test_forks_without_a_token_leave_nothing_to_read(backend: Backend) -> None:
-    loop, row = running(backend, ms.Redirect(I))
-    loop.mem.end([*forked(loop, row, "b").rows, row])
-    scan(loop.mem)
-    rows = loop.admit(ms.Request("c"), ms.Request("d"))
-    loop.advance(rows)
-    assert all(loop.holds(loop.slot(r), r, 1) for r in rows)
-    scan(loop.mem)
-
-
-def test_the_slot_for_the_row_itself_counts(backend: Backend) -> None:
-    loop, row = running(backend, ms.Redirect(I), 2, slots=3)
-    with pytest.raises(ms.OutOfSlots) as refusal:
-        loop.mem.fork(row, ["b", "c"])
-    assert (refusal.value.requested, refusal.value.free) == (3, 2)
-    loop.advance([row])
-    assert loop.holds(loop.slot(row), row, 3) and loop.mem.info(row).slots == 1 and loop.mem.stats().rows_used == 1
     scan(loop.mem)
 
 
@@ -126,12 +82,6 @@ def test_B17_a_fork_is_made_whole_or_not_at_all(backend: Backend, name: str) -> 
     loop.mem.pool.allocator.check()
     scan(loop.mem)
     assert before[1] + 2 == loop.mem.free_pages and loop.mem.free_slots == 9
-
-
-def test_forking_nobody_is_nothing_and_needs_no_slot(backend: Backend) -> None:
-    loop, row = running(backend, ms.Redirect(I), 2, slots=1)
-    assert loop.mem.fork(row, []) == ((), []) == (loop.mem.admit([]), []) and loop.mem.info(row).slots == 1
-    scan(loop.mem)
 
 
 def test_without_a_holder_a_fork_is_refused_before_it_begins(backend: Backend) -> None:

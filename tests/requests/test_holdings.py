@@ -45,16 +45,6 @@ def test_a_snapshot_that_is_dropped_stays_until_its_last_reader_has_read_it(back
     mem.audit().raise_if_leaking()
 
 
-def test_a_holder_is_used_again_as_late_as_possible(backend: Backend) -> None:
-    mem = manager(backend, snapshots=3)
-    used = []
-    for _ in range(7):
-        snapshot = published(mem)
-        used.append(snapshot.register)
-        mem.drop([snapshot])
-    assert len(set(used[:3])) == 3 and used[3:6] == used[:3] and used[6] == used[0]
-
-
 def test_all_owners_are_asked_by_audit_inspect_and_recover_alone() -> None:
     """A walk over all of them takes long."""
     mem, asked = manager(Backend("reference", torch.device("cpu"))), list[None]()

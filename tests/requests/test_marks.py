@@ -1,11 +1,8 @@
-"""Which states of prompts a step keeps, by the host's rules alone, against the same rules written out length by length.
+"""Which states of prompts a step keeps, by the host's rules alone.
 
 A wanted length moves down to what the forward can give, never to what was kept before, and only for a page of tokens.
 """
 
-import math
-import random
-from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -83,79 +80,6 @@ def test_M17_a_window_keeps_the_state_before_it_and_nothing_inside() -> None:
     assert due(of, (7, 9)) == [] and due(of, (9, 9)) == [(1, 9)] and due(of, (9, 9)) == []
 
 
-def brute(
-    of: dict[str, Any], length: int, reach: int, origin: int, page: int, grid: int, packed: bool, stores: bool
-) -> list[int]:
-    """What the chunk of a row keeps, by a look at each length that the forward can give."""
-    can = [at for at in range(length + 1, reach + 1) if at == reach or (grid and (origin + at - length) % grid == 0)]
-    can = [at for at in can if at % page == 0]
-    kept = list[int]()
-    at, wanted = of["end"]
-    near = wanted <= reach or wanted < at + math.lcm(page, max(1, grid))
-    if at and (at == wanted or (near and not any(one <= wanted for one in can))):
-        kept.append(at)
-        of["floor"] = at
-    of["end"] = 0, 0
-    for wanted in list(of["wanted"]):
-        best = max((at for at in can if at <= wanted), default=0)
-        worth = best >= of["floor"] + page
-        if wanted > reach:
-            meets = any((reach + n * grid) % page == 0 for n in range(page))  # the next chunk, whole pages
-            if meets and reach % page == 0 and not stores:
-                of["end"] = (reach, wanted) if worth else of["end"]
-            elif worth and (wanted < reach + grid if packed or meets else True) and (best == reach or not meets):
-                kept.append(best)
-                of["floor"] = best
-            break
-        if worth and best == reach and not stores:
-            of["end"] = best, wanted
-        elif worth:
-            kept.append(best)
-        of["floor"] = best if worth else of["floor"]
-        of["missed"] += wanted - of["floor"] >= math.lcm(page, max(1, grid))
-        of["wanted"].remove(wanted)
-    return kept
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_M1_chunks_and_batches_at_random_keep_what_the_rule_says(seed: int) -> None:
-    choose = random.Random(seed)
-    for _ in range(40):
-        page, grid = choose.choice([1, 2, 4, 8]), choose.choice([0, 1, 2, 3, 4, 8, 16])
-        packed, direct = bool(grid) and choose.random() < 0.5, choose.random() < 0.5
-        of, state, kept = marks(page, grid, packed, direct), dict[int, Any](), dict[int, list[int]]()
-        for row in range(1, 4):
-            start = choose.choice([0, 0, 3 * page, 3 * page + page // 2])
-            wanted = sorted(page * at for at in choose.sample(range(1, 12), choose.randrange(1, 7)))
-            of.start(row, [(at, "named") for at in wanted], start)
-            wanted = [at for at in wanted if at > start]
-            state[row] = {"wanted": wanted, "floor": start, "length": start, "end": (0, 0), "missed": 0}
-            state[row]["all"] = [at for at in wanted if at >= start + page]
-            kept[row] = []
-        while any(state[row]["length"] < 14 * page for row in state):
-            rows = choose.sample(sorted(state), choose.randrange(1, 4))
-            chunks = [(state[row]["length"], state[row]["length"] + choose.randrange(1, 5 * page + 1)) for row in rows]
-            expected, origin = list[tuple[int, int]](), 0
-            for row, (length, reach) in zip(rows, chunks, strict=True):
-                stores = bool(grid) and not direct and reach - length > 1  # it stores the state at its end as well
-                found = brute(state[row], length, reach, origin if packed else 0, page, grid, packed, stores)
-                expected += [(row, at) for at in found]
-                state[row]["length"] = reach
-                origin += reach - length
-            assert due(of, *chunks, rows=rows) == expected
-            for row, at in expected:
-                kept[row].append(at)
-        assert of.missed == sum(state[row]["missed"] for row in state)
-        for row, lengths in kept.items():
-            assert all(b - a >= page for a, b in pairwise(lengths)), "ascending, none twice"
-            assert all(at % page == 0 for at in lengths)
-            last = state[row]["end"][0]
-            if grid == 1 and direct:
-                assert [*lengths, *[last] * bool(last)] == state[row]["all"], "none is lost"
-        of.end(list(state))
-        assert not of.rows
-
-
 CHUNKS = {  # settings, wanted, chunks of at most so many tokens, lengths that are kept, by chunk() and without it
     "a budget that is no page": ({"page": 16, "grid": 64}, [6992], 7000, 2047, [6992], [1984]),
     "a budget below a page": ({"page": 16, "grid": 64}, [992], 1000, 7, [944, 960, 976, 992], []),
@@ -193,16 +117,6 @@ def test_M8_the_most_valuable_marks_find_room() -> None:
         assert of.choose(given, room) == [given[at] for at in sorted(ranked[: max(0, room)])]
         assert of.refused - before == len(given) - min(len(given), max(0, room))
     assert RANKS == ("named", "again", "branch", "prompt")
-
-
-def test_an_ended_row_is_forgotten() -> None:
-    of = marks(page=4)
-    of.start(1, [(8, "named"), (16, "named")], 0)
-    of.start(2, [(8, "named")], 8)  # it starts there
-    assert of.rows == {1} and (of.next(1, 0), of.next(1, 8), of.next(2, 0)) == (8, 16, 0)
-    assert due(of, (0, 8)) == [] and of.kind_of(1, 8) == "named" and of.kind_of(1, 4) == ""
-    of.end([1, 2])
-    assert not of.rows and of.next(1, 8) == 0 and due(of, (8, 16)) == []
 
 
 def test_a_state_that_arrives_at_a_wanted_length_is_kept() -> None:

@@ -1,4 +1,4 @@
-"""KV pages: lowest page first, shared by count, all or nothing, and the device's table in step with the host."""
+"""KV pages: lowest page first, shared by count, and the device's table in step with the host."""
 
 import random
 from contextlib import suppress
@@ -10,7 +10,6 @@ import memstate as ms
 from memstate import InvalidArgument, OutOfPages, OutOfRows, OutOfSlots, Plane, Redirect, Request, Snapshot
 from memstate.kernels.dispatch import Backend
 from memstate.requests.pages import PageAllocator
-from tests.support import owners
 from tests.support.build import on
 from tests.support.scan import scan
 
@@ -42,18 +41,6 @@ def published(mem: ms.StateManager, name: str, length: int, room: int) -> Snapsh
     return snapshot
 
 
-def test_pages_are_1_to_n_lowest_first() -> None:
-    pages = PageAllocator(5)
-    assert pages.claim(3) == [1, 2, 3]
-    pages.release([2, 1])
-    assert pages.claim(0) == []
-    assert (pages.claim(3), pages.free) == ([1, 2, 4], 1)
-    with pytest.raises(OutOfPages) as refused:
-        pages.claim(2)
-    assert (refused.value.requested, refused.value.free, refused.value.pages) == (2, 1, 5)
-    assert pages.claim(1) == [5]
-
-
 def test_a_shared_page_is_free_with_its_last_holder() -> None:
     pages = PageAllocator(3)
     first = pages.claim(2)
@@ -66,60 +53,6 @@ def test_a_shared_page_is_free_with_its_last_holder() -> None:
     assert pages.claim(2) == [2, 3]
     pages.release([1])
     assert pages.free == 1
-
-
-def test_G1_misuse_of_pages_raises_and_changes_nothing() -> None:
-    pages = PageAllocator(3)
-    pages.claim(2)
-    before = (pages.free, list(pages.holders))
-    misuses = [lambda: pages.claim(-1)]
-    misuses += [lambda given=given: pages.release(given) for given in ([3], [0], [1, 9], [-1], [1, 2, 1])]
-    misuses += [lambda given=given: pages.share(given) for given in ([1, 3], [0], [4])]
-    for misuse in misuses:
-        with pytest.raises(InvalidArgument, match=r"^(claim of -1 pages|page -?\d is (held by nobody|named 2 times))"):
-            misuse()
-        assert (pages.free, list(pages.holders)) == before
-    assert pages.claim(1) == [3]
-
-
-def test_a_row_has_pages_for_the_length_asked(backend: Backend) -> None:
-    mem = manager(backend)
-    rows = mem.admit([Request("a", length=9), Request("b", length=0), Request("c", length=4)])
-    assert table(mem) == [[1, 2, 3], [], [4], []]
-    mem.extend([rows[1], rows[0]], [5, 13])
-    assert table(mem) == [[1, 2, 3, 7], [5, 6], [4], []]
-    mem.extend(rows, [0, 8, 4])  # nothing shrinks
-    assert mem.free_pages == 3
-    scan(mem)
-
-
-def test_B17_extending_is_all_or_nothing(backend: Backend) -> None:
-    mem = manager(backend, pages=5)
-    rows = mem.admit([Request("a", length=8), Request("b", length=4)])
-    before = table(mem)
-    for lengths, error, told in (
-        ([12, 12], OutOfPages, "3 KV pages requested, 2 of 5 free"),
-        ([12, 21], InvalidArgument, "21 tokens need 6 pages, a row has 5"),
-        ([12], InvalidArgument, "lengths has 1 entries, expected 2"),
-    ):
-        with pytest.raises(error, match=told):
-            mem.extend(rows, lengths)
-        assert (table(mem), mem.free_pages) == (before, 2)
-    with pytest.raises(InvalidArgument, match="named twice"):
-        mem.extend([rows[0], rows[0]], [12, 12])
-    mem.extend(rows, [12, 8])
-    assert mem.free_pages == 0
-    scan(mem)
-
-
-def test_a_row_gets_no_more_pages_than_its_table_has(backend: Backend) -> None:
-    """The next row's entries follow on the device."""
-    mem = manager(backend)
-    shared = owners.kv_pages(mem).claim(3)
-    before = table(mem), mem.free_pages
-    with pytest.raises(InvalidArgument, match=r"rows \[1, 2\] would get \[2, 6\] pages, a row has 5"):
-        owners.row_pages(mem).start([1, 2], [[], shared], [2, 3])
-    assert (table(mem), mem.free_pages) == before and not owners.row_pages(mem).held
 
 
 def test_a_step_beyond_the_pages_is_refused(backend: Backend) -> None:
@@ -156,18 +89,6 @@ def test_the_pages_of_a_row_reused_are_its_own(backend: Backend) -> None:
     mem.end(rows[:1])
     mem.admit([Request("short", length=4)])
     assert table(mem)[:2] == [[1], [6, 7]]
-    scan(mem)
-
-
-def test_without_pages_every_request_needs_none(backend: Backend) -> None:
-    mem = ms.StateManager(LAYOUT, slots=2, max_requests=2, device=backend.device, backend=backend.name)
-    (row,) = mem.admit([Request("a", length=10**6)])
-    mem.extend([row], [10**7])
-    assert (mem.free_pages, mem.device.page_table.numel()) == (0, 0)
-    mem.settle(mem.plan([row], 256))
-    (snapshot,) = mem.end([row], keep="handle")
-    assert snapshot is not None
-    assert snapshot.pages == ()
     scan(mem)
 
 

@@ -110,16 +110,3 @@ def test_rows_that_cannot_be_forked_or_ended_are_refused(backend: Backend) -> No
     loop.mem.end([b])
     scan(loop.mem)
     assert loop.mem.free_slots == 16
-
-
-def test_pages_that_others_hold_as_well_are_no_room(backend: Backend) -> None:
-    loop = Loop(backend, ms.Redirect(I), pages=3, page_size=2, pages_per_row=2)
-    (row,) = loop.admit(ms.Request("a", length=4))
-    loop.advance([row], 3)
-    rows = [row, *loop.mem.fork(row, ["b"]).rows]  # both have the first page, and one of their own
-    with pytest.raises(ms.OutOfPages):
-        loop.mem.reorder(rows, [0, 0, 0])
-    loop.fed[rows[1]] = list(loop.fed[row])
-    loop.advance(rows)
-    assert len(loop.mem.reorder(rows, [0, 0]).rows) == 2
-    scan(loop.mem)

@@ -53,15 +53,6 @@ def test_a_batch_is_planned_settled_and_released_as_it_is(mem: ms.StateManager) 
     assert mem.free_slots == 12 and mem.audit().free == 12
 
 
-def test_a_row_in_use_again_runs_beside_a_finished_one(mem: ms.StateManager) -> None:
-    first, second = admitted(mem, 2)
-    mem.settle(mem.plan([first, second]), [True, True])
-    mem.end([first])
-    (again,) = mem.admit([ms.Request("again")])
-    assert again.index == first.index
-    assert mem.plan([again, second]).numbers.tolist() == [again.index, 0]
-
-
 @pytest.mark.parametrize("index", [True, 1.0, np.int64(1)], ids=repr)
 def test_what_only_equals_the_number_of_a_row_is_no_row(mem: ms.StateManager, index: object) -> None:
     (row,) = mem.admit([ms.Request("a")])

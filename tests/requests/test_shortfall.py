@@ -48,10 +48,3 @@ def test_B24_boundaries_proceed_whose_shortfall_was_dropped(
     assert len(owners.states(mem)) == len(kept) - (lacking if drop else 0)
     scan(mem)
     mem.device.check()
-
-
-@pytest.mark.parametrize("tracking", [ms.NoTracking(EVERY), ms.PingPong(EVERY)], ids=repr)
-def test_B24_nothing_is_lacking_where_nothing_is_claimed(backend: Backend, tracking: ms.Tracking) -> None:
-    mem, rows = crowded(backend, tracking, 9)
-    assert mem.shortfall(rows) == 0
-    assert mem.shortfall([None, *rows], [0, 1, 1]) == 0

@@ -123,6 +123,99 @@ def test_B29a_a_wanted_length_is_a_boundary_once(name: str, backend: Backend) ->
     assert stats.held_by_snapshots == 3 and loop.mem.free_slots == 16 - 3
 
 
+@both_orders
+def test_B23_lazy_holds_two_lanes_from_a_boundary_to_the_settle_after_it(overlap: bool, backend: Backend) -> None:
+    loop, row = running(backend, ms.LazyPingPong(I), overlap=overlap)
+    loop.mem.submit()
+    held, free = loop.slot(row, 1), loop.mem.free_slots
+    loop.advance([row], 3)
+    step = loop.step([row])
+    assert step.snapshot.tolist() == [held] and loop.labels(row) == [4, 0] and loop.mem.free_slots == free
+    loop.mem.settle(step)
+    for boundary in (8, 12, 16):
+        loop.advance([row], boundary - 1 - loop.mem.info(row).length)
+        assert loop.mem.info(row).slots == 2 and loop.mem.free_slots == free
+        flying = [loop.step([row])]
+        assert sorted(loop.labels(row)) == [boundary - 4, boundary] and loop.mem.free_slots == free - 1
+        if overlap:
+            flying.append(loop.step([row]))
+        assert loop.mem.info(row).slots == 3
+        for step in flying:
+            loop.mem.settle(step)
+            assert loop.mem.info(row).slots == 2 and loop.mem.free_slots == free
+        loop.mem.submit()
+        assert sorted(loop.labels(row)) == [0, boundary]
+        lane = loop.labels(row).index(boundary) + 1
+        assert loop.holds(loop.slot(row, lane), row, boundary)
+    scan(loop.mem)
+
+
+@pytest.mark.parametrize("dead", [True, False])
+def test_B25_an_overwritten_lane_counts_only_if_its_step_was_real(dead: bool, backend: Backend) -> None:
+    loop, row = running(backend, ms.LazyPingPong(I), 6, slots=2)
+    steps = [loop.step([row]), loop.step([row])]  # to 7, and to 8, the second boundary: overwrites the snapshot of 4
+    assert loop.labels(row)[0] == 8 and loop.holds(loop.slot(row, 1), row, 8)
+    loop.mem.settle(steps[0], [dead])
+    if not dead:
+        loop.mem.settle(steps[1], [True])
+    (snap,) = loop.mem.end([row], keep="handle")
+    assert (snap is None) == dead and (snap is None or loop.holds(loop.node(snap), row, snap.length))
+    assert snap is None or snap.length == 8
+    loop.mem.drop([snap] if snap else [])
+    assert loop.mem.free_slots == 2
+    scan(loop.mem)
+
+
+def test_B30_a_row_that_is_at_no_boundary_claims_nothing(backend: Backend) -> None:
+    loop = Loop(backend, ms.LazyPingPong(I), slots=8)
+    decoding, filling, waiting = loop.admit(*[ms.Request(name) for name in ("decodes", "prefills", "waits")])
+    loop.advance([decoding, waiting], 7)
+    loop.mem.settle(loop.step([filling], 4))  # its first snapshot, in the lane it was admitted with
+    assert (loop.mem.info(decoding).length, loop.mem.info(waiting).length, loop.mem.free_slots) == (7, 7, 2)
+    step = loop.step([filling, decoding], [3, 1])
+    assert loop.mem.free_slots == 1
+    assert [loop.mem.info(row).slots for row in (decoding, filling, waiting)] == [3, 2, 2]
+    assert step.snapshot.tolist() == [0, loop.slot(decoding, 2)] and loop.labels(filling) == [4, 0]
+    loop.mem.settle(step)
+    assert loop.mem.free_slots == 2
+    scan(loop.mem)
+
+
+def test_B32_redirect_snapshots_without_moving_a_byte(backend: Backend) -> None:
+    redirect, in_place = Loop(backend, ms.Redirect(I)), Loop(backend, ms.NoTracking(I))
+    (row,), (twin,) = redirect.admit(), in_place.admit()
+    for length in range(1, 4 * I):
+        old = redirect.slot(row)
+        before = {name: plane[:, old].clone() for name, plane in redirect.mem.planes.items()}
+        redirect.advance([row])
+        in_place.advance([twin])
+        for name, plane in redirect.mem.planes.items():
+            assert torch.equal(plane[:, redirect.slot(row)], in_place.mem.planes[name][:, in_place.slot(twin)])
+            if length > I and (length - 1) % I == 0:
+                assert redirect.slot(row, 1) == old != redirect.slot(row) and redirect.label(row, 1) == length - 1
+                assert torch.equal(plane[:, old], before[name])
+    assert redirect.mem.stats().snapshots == 3 and redirect.mem.stats().copied_bytes == 0
+    assert redirect.mem.backend.counts.launches["copy_slots"] == 0
+    assert redirect.mem.backend.counts.launches["run_data"] == 1  # zeroes the state of a new request
+
+
+@both_orders
+@pytest.mark.parametrize("direct", [False, True], ids=["copied", "read directly"])
+def test_B36a_redirect_takes_no_snapshot_of_what_it_was_given(direct: bool, overlap: bool, backend: Backend) -> None:
+    loop, row = running(backend, ms.Redirect(I), direct_hits=direct, overlap=overlap)
+    loop.mem.settle(loop.step([row]))
+    assert loop.slot(row, 1) == 0  # length 0 is a multiple of I
+    loop.advance([row], 4)
+    (snap,) = loop.mem.end([row], keep="handle", lengths=[4])  # the lane: live stands for 5 tokens
+    assert snap and snap.length == 4
+    (again,) = loop.admit(ms.Request("again", resume=snap))
+    loop.fed[again] = loop.fed[row][:4]
+    loop.advance([again])
+    assert loop.slot(again, 1) == 0 and loop.mem.info(again).length == 5 and loop.mem.free_slots == 16 - 2
+    loop.advance([again], 4)
+    assert loop.label(again, 1) == 8 and loop.holds(loop.slot(again, 1), again, 8)
+
+
 CONFIGURATIONS: dict[str, tuple[Callable[[], ms.Tracking], dict[str, int]]] = {
     "every=6 is no multiple of page_size=4": (lambda: ms.Redirect(6), {"page_size": 4, "pages": 8, "pages_per_row": 4}),
     "every=0": (lambda: ms.PingPong(0), {}),

@@ -4,7 +4,6 @@ import pytest
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
-from tests.support import inside
 from tests.support.planes import MAKERS, I, Loop, both_orders, every_snapshot, every_strategy, running
 from tests.support.scan import scan
 
@@ -130,30 +129,6 @@ def test_B31_the_cache_gets_the_tracked_slot_and_the_row_goes_on_with_another(na
     scan(loop.mem)
 
 
-def test_B31_a_strict_publication_moves_a_snapshot_where_the_reserve_is_short(backend: Backend) -> None:
-    loop, row = running(backend, MAKERS["ping-pong"](), 5, slots=4, reserve=2)
-    assert loop.mem.free_slots == 1
-    (snap,) = loop.mem.publish([row], strict=True)
-    assert snap and snap.length == 4
-
-
-def test_B31_a_row_that_gave_away_its_live_state_is_gone(backend: Backend) -> None:
-    """NoTracking can give its state at the end only, and only one that is real."""
-    loop = Loop(backend, ms.NoTracking(I))
-    real, late = loop.admit(ms.Request("real"), ms.Request("late"))
-    loop.advance([real, late], 4)
-    with pytest.raises(ms.InvalidArgument, match="have no snapshot to publish"):
-        loop.mem.publish([real], strict=True)
-    last, dead = loop.step([real, late]), loop.step([late])
-    loop.mem.settle(last, [True, True])
-    live = loop.slot(real)
-    snap, nothing = loop.mem.end([real, late], keep="handle")
-    assert nothing is None and snap and snap.length == 5 and loop.node(snap) == live and loop.holds(live, real, 5)
-    loop.mem.settle(dead)
-    loop.mem.drop([snap])
-    assert all_free(loop)
-
-
 @both_orders
 @pytest.mark.parametrize(("name", "expected"), [("ping-pong", 4), ("lazy", None), ("redirect", None), ("none", None)])
 def test_B34_a_key_below_the_newest_snapshot(name: str, expected: int | None, overlap: bool, backend: Backend) -> None:
@@ -165,26 +140,6 @@ def test_B34_a_key_below_the_newest_snapshot(name: str, expected: int | None, ov
         assert loop.holds(loop.node(snap), row, 4)
         loop.mem.drop([snap])
     assert all_free(loop)
-
-
-@every_strategy
-def test_B36b_a_late_settle_changes_nothing_for_a_new_tenant(name: str, backend: Backend) -> None:
-    loop, row = running(backend, MAKERS[name](), 6, rows=1)
-    last, dead = loop.step([row]), loop.step([row])  # to 7, and to 8 with a snapshot
-    loop.mem.settle(last, [True])
-    loop.mem.end([row])
-    (tenant,) = loop.admit(ms.Request("tenant"))
-    assert tenant.index == row.index
-    other = loop.step([tenant], 4)  # its own snapshot at 4, or its first boundary
-    assert loop.mem.info(tenant).confirmed == 4
-    table = inside.registers(loop.mem).table
-    before = [table.cells.clone(), table.bitmap.clone(), table.counters.clone()]
-    loop.mem.settle(dead, [True])
-    assert [t.tolist() for t in (table.cells, table.bitmap, table.counters)] == [t.tolist() for t in before]
-    assert loop.mem.info(tenant).confirmed == 4 and loop.mem.info(tenant).length == 4
-    loop.mem.settle(other)
-    loop.advance([tenant], 2)
-    assert loop.mem.info(tenant).length == 6 and loop.holds(loop.slot(tenant), tenant, 6)
 
 
 @both_orders
@@ -208,17 +163,3 @@ def test_B36b_a_cancelled_step_leaves_no_label(name: str, length: int, overlap: 
             loop.mem.info(handle)
     loop.mem.drop([snap] if snap else [])
     assert all_free(loop) and not any(loop.mem.inspect().labels)
-
-
-def test_B36b_a_cancel_leaves_the_step_before_it_settleable(backend: Backend) -> None:
-    """A settle behind a cancelled step, and behind the step planned after that, releases the older lane."""
-    loop = Loop(backend, ms.LazyPingPong(I))
-    row, other = loop.admit(ms.Request("a"), ms.Request("b"))
-    loop.advance([row], 7)
-    boundary = loop.step([row])  # to 8: two lanes until it is settled
-    loop.mem.cancel(loop.step([other], run=False))
-    loop.step([None, row])
-    loop.mem.settle(boundary)
-    loop.mem.submit()
-    assert loop.mem.info(row).slots == 2 and sorted(loop.labels(row)) == [0, 8]
-    scan(loop.mem)

@@ -12,7 +12,6 @@ from memstate.slots import commands
 from memstate.slots.commands import STEP_MARKS, CommandBuffer, step_ints
 from memstate.slots.packet import Packet
 from memstate.slots.registers import RegisterFile
-from tests.support.build import on
 
 EVERY = 4
 
@@ -77,16 +76,3 @@ def test_a_packet_has_its_marks_behind_the_batch() -> None:
     assert packet.encode((np.array([1]), np.array([5])), 7)[Section.MARKS] == 0
     for batch in (1, 4096):
         assert step_ints(batch) >= HEADER_INTS + 2 * (batch + 3) + 3 * (STEP_MARKS + 3)
-
-
-def test_a_step_says_what_its_forward_keeps(backend: Backend) -> None:
-    """The same vectors in each step; most steps have no mark."""
-    layout = ms.StateLayout([ms.Plane("ssm", (4,), torch.float32)], layers=1)
-    mem = on(backend, layout, slots=4, max_requests=2)
-    (row,) = mem.admit([ms.Request("a")])
-    step = mem.plan([row])
-    assert step.marks is mem._parts.log.marks and step.marked == 0 and step.marks.count.tolist() == [0]
-    log = StepLog(2, 1, backend.device, marks=70)
-    assert log.marks.entry.numel() >= 70 and not any(column.data_ptr() % 16 for column in log.marks)
-    marked = log.add(step.record, step.batch, step.before, step.after, marked=3)
-    assert marked.marked == 3 and marked.marks is log.marks

@@ -49,23 +49,6 @@ def test_B37_blocks_are_aligned_disjoint_and_inside_their_arena(layout, slots):
 
 
 @given(layouts, st.integers(1, 4))
-def test_B37_runs_hold_exactly_the_blocks_of_a_slot(layout, slots):
-    for slot in range(slots + 1):
-        moved = sorted(
-            (run.arena, byte)
-            for run in layout.runs(slots)
-            for byte in range(run.offset + slot * run.slot_stride, run.offset + slot * run.slot_stride + run.nbytes)
-        )
-        owned = sorted(
-            (place.arena, place.offset + layer * place.layer_stride + slot * place.slot_stride + byte)
-            for plane, place in zip(layout.planes, layout.placements(slots), strict=True)
-            for layer in range(layout.layers)
-            for byte in range(layout.block_bytes(plane))
-        )
-        assert moved == owned
-
-
-@given(layouts, st.integers(1, 4))
 def test_the_table_accounts_for_every_byte_of_a_slot(layout, slots):
     rows = layout.table(slots)
     for plane, place, row in zip(layout.planes, layout.placements(slots), rows, strict=True):
@@ -85,16 +68,6 @@ def test_the_table_accounts_for_every_byte_of_a_slot(layout, slots):
         assert end == layout.bytes_per_slot
 
 
-def test_a_row_of_the_table_by_hand():
-    layout = StateLayout([Plane("conv", (3, 5), torch.bfloat16), Plane("ssm", (2, 4), torch.float32)], 3, "slot_major")
-    conv, ssm = layout.table()
-    assert tuple(conv) == ("conv", (3, 5), torch.bfloat16, 30, 2, 0, 0, 64, 192)
-    assert conv._fields[3:] == ("payload", "padding", "arena", "offset", "layer_stride", "slot_stride")
-    assert (ssm.payload, ssm.padding, ssm.offset, ssm.layer_stride, ssm.slot_stride) == (32, 0, 32, 64, 192)
-    assert dataclasses.replace(layout, order="layer_major").table(4)[1][5:] == (1, 0, 5 * 32, 32)
-    assert [(run.offset, run.nbytes) for run in layout.runs(7)] == [(0, 3 * (32 + 32))]
-
-
 def test_numbers_of_numpy_become_ints():
     plane = Plane(
         "ssm", np.array([2, 4]), torch.float32, parts=[Part("head", np.int32(4), np.int64(1))], axis=np.int8(1)
@@ -106,17 +79,6 @@ def test_numbers_of_numpy_become_ints():
     sizes = (*plane.shape, plane.axis, plane.parts[0].units, plane.parts[0].size, layout.layers, layout.alignment)
     assert {type(size) for size in (*sizes, *layout.arena_bytes(np.int16(300)))} == {int}
     assert layout.arena_bytes(np.int16(300)) == (2 * 301 * 32,)
-
-
-def test_layouts_are_values():
-    plane = Plane("ssm", [2, 3], torch.float32)
-    assert plane == Plane("ssm", (2, 3), torch.float32) and plane.rewritten_each_step
-    cut = Plane("ssm", (2, 3), torch.float32, parts=[Part("head", 2)])
-    assert cut == Plane("ssm", (2, 3), torch.float32, parts=(Part("head", 2),)) != plane and len({cut, plane}) == 2
-    layout = StateLayout([plane], 2)
-    assert layout == StateLayout((plane,), 2) and hash(layout) == hash(StateLayout((plane,), 2))
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        layout.layers = 3  # type: ignore[misc]
 
 
 def test_reprs_are_one_line_with_units():

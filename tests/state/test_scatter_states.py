@@ -13,7 +13,6 @@ from tests.kernels.test_decode_marks import columns
 LAYERS, SLOTS = 2, 6
 SSM, WIDE, CHANNELS, TAPS = (2, 3, 4), (2, 4, 3), 10, 3
 MARKS = [(0, 2, 3), (0, 4, 4), (1, 3, 5)]  # inside, and the ends of both rows
-LENGTHS = (4, 3)
 
 
 def planes(backend: Backend, *, channel_major: bool, apart: bool) -> Planes:

@@ -47,7 +47,7 @@ def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
 def test_B37_bytes_come_back_and_memory_is_released_in_between(backend, generator, planes, order):
     storage = filled(StateLayout(planes, 2, order), 4, backend, generator)
     before, views, table = contents(storage), dict(storage), storage.plane_map.tiles
-    rows, first = table.clone(), storage.only([planes[0].name])
+    rows, first = table.clone(), storage.table_of([planes[0].name]).map
     storage.sleep()
     assert [arena.untyped_storage().nbytes() for arena in storage.arenas] == [0] * len(storage.arenas)
     assert storage.asleep and storage.nbytes == 5 * storage.layout.bytes_per_slot
@@ -93,7 +93,7 @@ def test_given_memory_is_released_and_brought_back_by_the_engine(backend, genera
     planes = [Plane("conv", (3, 5), torch.bfloat16), Plane("ssm", (2, 3), torch.float32), Plane("no", (0,), torch.int8)]
     engine = Engine(StateLayout(planes, 2), 4, backend, generator, form, unit=4)
     storage = engine.storage()
-    part, tiles = storage.only(["ssm"]), storage.plane_map.tiles.clone()
+    part, tiles = storage.table_of(["ssm"]).map, storage.plane_map.tiles.clone()
     engine.check()
     storage.sleep(keep=keep)
     for whole in engine.memory:
@@ -116,7 +116,7 @@ def test_given_memory_is_released_and_brought_back_by_the_engine(backend, genera
     storage.copy(engine.ids(2), engine.ids(3))
     storage.copy(engine.ids(4), engine.ids(1), planes=["ssm"])
     engine.expect_all((2, 3), (4, 1, ("ssm",)))
-    assert part is storage.only(["ssm"])
+    assert part is storage.table_of(["ssm"]).map
     for info in storage.buffer_infos():
         memory, offset, _ = engine.places[info.plane, info.layer]
         assert info.address == engine.memory[memory].data_ptr() + offset
@@ -149,7 +149,7 @@ def test_memory_that_comes_back_with_a_worse_alignment_is_refused(backend, gener
     engine = Engine(StateLayout(SMALL, 1), 3, backend, generator, "separate")
     storage = engine.storage()
     storage.sleep()
-    spans = storage.memory.whole.spans
+    spans = storage.whole.spans
     honest = spans[0]
     spans[0] = honest._replace(start=honest.start + 1)
     with pytest.raises(LayoutMismatch, match=r"address 0x.* expected a multiple of 2 bytes"):
@@ -173,37 +173,18 @@ def test_everything_that_touches_bytes_is_refused_while_asleep(backend, generato
         "run_data": lambda: storage.run_data(some, packet_of([(0, 0)], backend.device)),
         "scrub_null": storage.scrub_null, "gather": lambda: storage.gather("ssm", some),
         "scatter": lambda: storage.scatter("ssm", some, batch),
-        "scatter_accepted": lambda: storage.scatter_accepted("ssm", batch[:, :, None], some, some, some, some),
-        "scatter_inputs": lambda: storage.scatter_inputs("conv", batch, some, some, some, some),
-        "planes": lambda: storage.only(["ssm"]), "buffer_infos": storage.buffer_infos, "sleep": storage.sleep,
+        "scatter_windows": lambda: storage.scatter_windows({"ssm": batch[:, :, None]}, some, some, some, some),
+        "planes": lambda: storage.table_of(["ssm"]).map, "buffer_infos": storage.buffer_infos, "sleep": storage.sleep,
     }  # fmt: skip
     for name, call in calls.items():
         with pytest.raises(Asleep, match=rf"^{name}: the states sleep: call wake\(\) first$"):
             call()
-    assert backend.counts.launches == {} and (storage.traffic.copied, storage.traffic.uncounted) == (0, 0)
+    assert backend.counts.launches == {} and storage.traffic.copied == 0
     storage.wake()
     with pytest.raises(InvalidArgument, match="awake already"):
         storage.wake()
     calls["copy"]()
     assert backend.counts.launches == {"copy_slots": 1}
-
-
-def test_arenas_from_elsewhere_are_not_released(backend, generator):
-    memory = torch.zeros(4096, dtype=torch.uint8, device=backend.device)
-    taken = [0]
-
-    def allocate(nbytes: int) -> torch.Tensor:
-        taken.append(taken[-1] + nbytes)
-        return memory[taken[-2] : taken[-1]]
-
-    storage = Planes(StateLayout(SMALL, 2), 3, backend, allocate)
-    memory.copy_(torch.randint(0, 256, memory.shape, dtype=torch.uint8, generator=generator))
-    before = contents(storage)
-    storage.sleep()
-    assert memory.untyped_storage().nbytes() == 4096
-    memory.fill_(9)
-    storage.wake()
-    assert same(contents(storage), before) and memory[taken[-1] :].tolist() == [9] * (4096 - taken[-1])
 
 
 def test_memory_that_numpy_shares_is_not_released_in_part(generator):

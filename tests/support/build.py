@@ -1,12 +1,16 @@
 """A manager from plain keywords, so that tests can vary one setting at a time."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
+from weakref import proxy
 
 from memstate import Forward, Pages, Prefix, StateLayout, StateManager, Tracking
 from memstate.kernels.dispatch import Backend
+from memstate.kernels.tables import REGISTERS_PER_ROW
 from memstate.prefix.match import Match
 from memstate.prefix.placement import Ends
+from memstate.slots.commands import CommandBuffer
 from memstate.testing import Faults
 from tests.support import inside
 
@@ -47,8 +51,29 @@ def build(layout: StateLayout, **given: Any) -> StateManager:
     mem = StateManager(layout, **given)
     if faults is not None:
         faults.inject(mem)
-    inside.commands(mem).checked = True  # what the library computed is right, in every test
+    check_recorded(inside.commands(mem))
     return mem
+
+
+def check_recorded(commands: CommandBuffer) -> None:
+    """Has a command buffer check the registers and cells that the library computed: each exists and is named once."""
+    mine, file = proxy(commands), commands.registers  # no cycle: tests look at what a manager frees at once
+
+    def checked(
+        section: int, first: list[int], second: list[int], regs: list[int], sources: Sequence[int] = ()
+    ) -> None:
+        named = [*regs, *sources]
+        assert {*map(type, named)} == {int} and min(named) >= REGISTERS_PER_ROW and max(named) < file.count, named
+        assert len(first) == len(second) and len({*regs}) == len(regs) and {*regs}.isdisjoint(sources), named
+        CommandBuffer._record(mine, section, first, second, regs, sources)
+
+    def written(cells: list[int], values: list[int]) -> None:
+        size = file.cells.numel()
+        assert len(cells) == len(values) and all(0 <= cell < size for cell in cells), f"{cells} of {size}"
+        assert all(abs(value) < 2**31 for value in values), values
+        CommandBuffer.write(mine, cells, values)
+
+    commands._record, commands.write = checked, written  # type: ignore[method-assign]
 
 
 def on(backend: Backend, layout: StateLayout, **given: Any) -> StateManager:

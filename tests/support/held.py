@@ -16,8 +16,8 @@ def held(mem: ms.StateManager) -> tuple[object, ...]:
     ]
     return (
         mem.prefix.inspect(), tree, owners.nodes(mem.prefix), mem.prefix.stats(), dict(mem.prefix.leases),
-        sessions, list(owners.sessions(mem).idling), leases, list(owners.kv_pages(mem).holders),
-        list(owners.holdings(mem).readers),
+        sessions, leases, list(owners.kv_pages(mem).holders),
+        dict(owners.holdings(mem).readers),
         owners.free(mem), mem.free_slots, mem.free_pages, mem.stats().rows_used, table.cells.tolist(),
         table.bitmap.tolist(),
     )  # fmt: skip

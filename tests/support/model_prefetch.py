@@ -34,10 +34,10 @@ class Storage(Protocol):
 
 
 class Prefetches:
-    """Those of one rank. pages, states: host memory of either kind, None for a rank without it; rules: its settings."""
+    """Those of one rank. pages, states: host memory of either kind; no pages where KV is the caller's."""
 
     def __init__(
-        self, page_size: int, rules: Any, pages: Shelf | None, states: Shelf | None, storage: Storage, ranks: int = 1
+        self, page_size: int, rules: Any, pages: Shelf | None, states: Shelf, storage: Storage, ranks: int = 1
     ) -> None:
         self.page_size, self.rules, self.ranks = page_size, rules, ranks
         self.pages, self.states, self.storage = pages, states, storage
@@ -141,7 +141,7 @@ class Prefetches:
         size, shelf, states = len(fetch.keys), self.pages, self.states
         fetch.asked = [page for page in range(fetch.kv_pages, size) if shelf and not shelf.get(fetch.keys[page])]
         first = self._first(fetch, self.rules.threshold)
-        ends = [end for end in range(first, size + 1) if states and not states.get(fetch.keys[end - 1])]
+        ends = [end for end in range(first, size + 1) if not states.get(fetch.keys[end - 1])]
         if not fetch.asked and not ends:
             fetch.answer = 0, ()
             return
@@ -204,7 +204,7 @@ class Prefetches:
         assert fetch.answer
         found, ends = fetch.answer
         fetch.here = {at for at, key in enumerate(fetch.keys) if at < fetch.kv_pages or not pages or pages.get(key)}
-        fetch.stated = {end for end in range(1, size + 1) if not states or states.get(fetch.keys[end - 1])}
+        fetch.stated = {end for end in range(1, size + 1) if states.get(fetch.keys[end - 1])}
         reached = fetch.here | set(fetch.asked[:found])
         reach = min(set(range(size)) - reached, default=size)
         fetch.able = {end for end in {*fetch.stated, *ends} if self._first(fetch, 1) <= end <= reach}
@@ -224,42 +224,28 @@ class Prefetches:
         """The ends that there are records for. Several ranks may agree on any, one alone takes the last."""
         pages, states = self.pages, self.states
         here = [(page + 1, pages.get(fetch.keys[page])) for page in range(fetch.kv_pages, most) if pages]
-        here += [(end, states.get(fetch.keys[end - 1])) for end in fetch.able & fetch.stated if end <= most and states]
+        here += [(end, states.get(fetch.keys[end - 1])) for end in fetch.able & fetch.stated if end <= most]
         fetch.pinned += [(end, item) for end, item in here if item]
         Shelf.pin(item for _, item in fetch.pinned)
 
-        def reads_state(ends: set[int]) -> bool:
-            return bool((ends if self.ranks > 1 else {max(ends, default=0)} - {0}) - fetch.stated)
-
-        def with_state(ends: set[int]) -> set[int]:
-            if states and reads_state(ends) and fetch.state is None:
-                fetch.state = next(iter(states.take(1)), None)
-                return ends if fetch.state is not None else ends & fetch.stated
-            return ends
-
         ends = {end for end in wanted if len(fetch.missing_up_to(end)) <= (pages.room() if pages else 0)}
-        ends = with_state(ends & fetch.stated if states and not states.room() else ends)
-        if not self._take(fetch, ends) and pages:
-            left = max(0, len(pages.free) - pages.reserve)
-            ends = {end for end in ends if len(fetch.missing_up_to(end)) <= left}
-            self._take(fetch, ends)
-            ends = with_state(ends)
-        self._give_back(fetch, max(ends, default=0), reads_state(ends))
+        ends = ends if states.room() else ends & fetch.stated
+        end = max(ends, default=0)
+        reads_state = bool((ends if self.ranks > 1 else {end} - {0}) - fetch.stated)
+        if missing := fetch.missing_up_to(end):
+            assert pages
+            fetch.pages = dict(zip(missing, pages.take(len(missing)), strict=True))
+        if reads_state:
+            (fetch.state,) = states.take(1)
+        self._give_back(fetch, end, reads_state)
         return ends
-
-    def _take(self, fetch: Fetched, ends: set[int]) -> bool:
-        missing = fetch.missing_up_to(max(ends, default=0))
-        if not missing or not self.pages:
-            return not missing
-        fetch.pages = dict(zip(missing, self.pages.take(len(missing)), strict=False))
-        return bool(fetch.pages)
 
     def _give_back(self, fetch: Fetched, end: int, state: bool) -> None:
         """What is beyond an end, and the state's record unless it is for that."""
         for page in [page for page in fetch.pages if page >= end]:
             assert self.pages
             self.pages.give(fetch.pages.pop(page))
-        if self.states and fetch.state is not None and not state:
+        if fetch.state is not None and not state:
             self.states.give(fetch.state)
             fetch.state = None
         beyond = [pair for pair in fetch.pinned if pair[0] > end]
@@ -344,7 +330,7 @@ class Prefetches:
             for page, record in fetch.pages.items():
                 self.pages.add(fetch.keys[page], record, fetched=True)
             self.pages.touch(fetch.keys[:end])
-        if self.states and end:
+        if end:
             if fetch.state is not None:
                 self.states.add(fetch.keys[end - 1], fetch.state, fetched=True)
             self.states.touch(fetch.keys[end - 1 : end])

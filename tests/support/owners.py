@@ -52,7 +52,7 @@ def leaving(mem: ms.StateManager) -> dict[int, ms.Snapshot]:
 
 def pinned(mem: ms.StateManager) -> list[int]:
     """Registers of holders that first steps are about to read."""
-    return [register for register, readers in enumerate(holdings(mem).readers) if readers]
+    return sorted(holdings(mem).readers)
 
 
 def nodes(cache: ms.prefix.PrefixCache) -> dict[int, Node]:

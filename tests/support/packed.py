@@ -69,7 +69,7 @@ def body_mask(packing: Packing) -> Tensor:
     """Which bytes of a body are no padding, on the host."""
     mask = torch.zeros(packing.nbytes, dtype=torch.bool)
     for row in packing.layout.table():
-        for layer in range(packing.layers):
+        for layer in range(packing.layout.layers):
             start = row.offset + layer * row.layer_stride
             mask[start : start + row.payload] = True
     return mask

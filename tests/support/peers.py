@@ -91,14 +91,6 @@ def normal(generator: torch.Generator, *shape: int) -> Tensor:
     return torch.randn(shape, generator=generator)
 
 
-def slots(device: torch.device, *values: int) -> Tensor:
-    return torch.tensor(values, dtype=torch.int32, device=device)
-
-
-def distance(a: Tensor, b: Tensor) -> Array:
-    return np.abs(recurrences.float64(a) - recurrences.float64(b))
-
-
 def delta_inputs(generator: torch.Generator, tokens: int) -> Inputs:
     """Of a gated delta rule, with the gates as a projection gives them: `a` and `b`."""
     q, k = normalize(normal(generator, 2, 1, tokens, KEY_HEADS, KEY), dim=-1)

@@ -68,7 +68,7 @@ class Freed:
             for storage in pool.planes if slots else ():
                 if storage.asleep:
                     continue
-                for region in storage.memory.regions:
+                for region in storage.regions:
                     is_float = region.plane.dtype.is_floating_point or region.plane.dtype.is_complex
                     region.blocks[:, slots] = FLOAT if is_float else INTEGER
                 self.filled += len(slots)

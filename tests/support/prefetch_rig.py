@@ -12,7 +12,7 @@ import torch
 from memstate.state.layout import Plane, StateLayout
 from memstate.tiers.host.cache import CachedRecord, RecordCache
 from memstate.tiers.host.pool import RecordPool
-from memstate.tiers.prefetch.agreement import Agreement, Alone
+from memstate.tiers.prefetch.agreement import Ranks
 from memstate.tiers.prefetch.fetch import Fetch
 from memstate.tiers.prefetch.prefetcher import Prefetcher
 from memstate.tiers.prefetch.settings import Prefetch
@@ -44,26 +44,24 @@ def any_number(settings: Prefetch) -> Prefetch:
 
 
 class Rig:
-    """One rank. kv, states: host records of either kind, None for a prefetcher without them."""
+    """One rank. kv, states: host records of either kind; no kv: it is the caller's. ranks: what they agree through."""
 
     def __init__(
-        self, settings: Prefetch | None = None, kv: int | None = PLENTY, states: int | None = 4, *, reserve: int = 0,
-        state_reserve: int = 0, page: int = PAGE, agreement: Agreement | None = None,
+        self, settings: Prefetch | None = None, kv: int | None = PLENTY, states: int = 4, *, reserve: int = 0,
+        state_reserve: int = 0, page: int = PAGE, ranks: Ranks | None = None,
         executor: Executor | None = None, latency: Callable[[], float] = lambda: 1.0, workers: int = 4,
         clock: Clock | None = None, store: MemoryStore | None = None,
     ) -> None:  # fmt: skip
         self.page, self.clock, self.store = page, clock or Clock(), store or MemoryStore()
         self.workers = Workers(self.clock, latency, workers)
-        self.kv = None if kv is None else RecordCache(RecordPool(kv, KV.nbytes), KV, reserve)
-        self.states = None if states is None else RecordCache(RecordPool(states, STATE.nbytes), STATE, state_reserve)
+        self.keeps_kv = kv is not None
+        self.kv = RecordCache(RecordPool(kv or 0, KV.nbytes), KV, reserve)
+        self.states = RecordCache(RecordPool(states, STATE.nbytes), STATE, state_reserve)
+        self.caches = self.kv, self.states
         self.prefetcher = Prefetcher(
-            self.kv, self.states, self.store, any_number(settings or Prefetch()), page, agreement or Alone(),
-            Threads(executor or self.workers), self.clock,
+            self.kv, self.states, self.store, any_number(settings or Prefetch()), page, ranks,
+            Threads(executor or self.workers), self.clock, lambda fetch: None,
         )  # fmt: skip
-
-    @property
-    def caches(self) -> list[RecordCache]:
-        return [cache for cache in (self.kv, self.states) if cache is not None]
 
     def stock(self, keys: Sequence[bytes], kv: Iterable[int] = (), states: Iterable[int] = ()) -> None:
         """Puts records into storage. kv: pages from 0 on. states: tokens."""
@@ -79,14 +77,13 @@ class Rig:
         wanted += [(self.states, STATE, keys[length // self.page - 1], length) for length in states]
         entries = []
         for cache, form, key, length in wanted:
-            assert cache is not None
             (row,) = cache.claim(1)
             cache.pool.buffer(row)[:] = np.frombuffer(record(form, key, length), np.uint8)
             entries.append(cache.add(key, row, length))
         return entries
 
     def start(self, tokens: int, keys: Sequence[bytes], covered: int = 0, kv_pages: int = 0) -> Fetch:
-        return self.prefetcher.start(tokens, keys, covered=covered, kv_pages=kv_pages)
+        return self.prefetcher.start(tokens, keys, covered=covered, kv_pages=kv_pages if self.keeps_kv else len(keys))
 
     def run(self, polls: int = 40, seconds: float = 1.0) -> None:
         """Time passes, with an iteration of the scheduler every so often."""
@@ -97,10 +94,10 @@ class Rig:
 
     def found(self, keys: Sequence[bytes], kv_pages: int = 0) -> int:
         """Tokens that a request could start from: what a look at host memory says."""
-        reach = kv_pages if self.kv is not None else len(keys)
-        while reach < len(keys) and self.kv is not None and keys[reach] in self.kv:
+        reach = kv_pages if self.keeps_kv else len(keys)
+        while reach < len(keys) and keys[reach] in self.kv:
             reach += 1
-        while reach and self.states is not None and keys[reach - 1] not in self.states:
+        while reach and keys[reach - 1] not in self.states:
             reach -= 1
         return reach * self.page
 
@@ -114,10 +111,8 @@ class Rig:
         """Every record is free, waits, is in a cache or is held by a prefetch; entries hold what their keys say."""
         held = self.prefetcher.held
         for cache, form, taken in ((self.kv, KV, held[1]), (self.states, STATE, held[0])):
-            if cache is None:
-                continue
             pool, entries = cache.pool, list(cache.entries())
-            assert pool.free + pool.waiting + len(entries) + taken == pool.records
+            assert len(entries) + taken == pool.claimed
             rows = [entry.record for entry in entries]
             assert len(set(rows)) == len(rows) and not set(rows) & set(pool._free)
             for entry in entries:

@@ -5,7 +5,6 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -40,11 +39,3 @@ def in_child(work: Callable[[], object]) -> int:
 
 def ended(child: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-def has_ended(child: int) -> int | None:
-    """Its exit status once, as soon as there is one."""
-    with suppress(ChildProcessError):
-        found, status = os.waitpid(child, os.WNOHANG)
-        return os.waitstatus_to_exitcode(status) if found else None
-    return None

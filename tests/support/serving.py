@@ -1,23 +1,20 @@
 """A server over a manager with a prefix cache: prompts in chunks, tokens chosen from the states' bytes, KV in pages.
 
-`look` holds everything against everything: slots, registers, pages, leases, pins, and that every state and every KV
-page, running or cached, is exactly what its tokens say.
+What a step reads and writes must be exactly what the tokens of its rows say.
 """
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
-from memstate.prefix.tree import Node
 from tests.support import inside, owners
 from tests.support.build import build
+from tests.support.checked import STALE, Checked, prefix_of
 from tests.support.endings import made
 from tests.support.loops import InPlacePlanes
 from tests.support.planes import LAYOUT, Planes, fold
-from tests.support.scan import row_problems, scan_registers
 
 PAGE, EVERY = 4, 8
 TRACKING: dict[str, Callable[[int], ms.Tracking]] = {
@@ -26,7 +23,6 @@ TRACKING: dict[str, Callable[[int], ms.Tracking]] = {
     "lazy": ms.LazyPingPong,
     "redirect": ms.Redirect,
 }
-STALE = -1  # what a free KV page holds
 
 
 def chosen(value: int) -> int:
@@ -42,12 +38,7 @@ def written(prompt: Sequence[int], goal: int) -> list[int]:
     return text
 
 
-def prefix_of(node: Node) -> list[int]:
-    """The tokens from the root to a node's end."""
-    return np.frombuffer(b"".join(step.key for step in reversed(list(node.path()))), np.int64).tolist()
-
-
-class Server:
+class Server(Checked):
     """Rows with their texts; the last token of a text has not been folded yet."""
 
     def __init__(
@@ -185,68 +176,3 @@ class Server:
         """The slot on the device in a register, after submitting what is recorded."""
         self.mem.submit()
         return int(inside.registers(self.mem).table.slots[register])
-
-    def look(self, idle: bool = False) -> None:
-        """Submits what is recorded and holds everything against everything; idle: nothing runs."""
-        mem = self.mem
-        mem.submit()
-        assert scan_registers(inside.registers(mem)).problems + row_problems(mem) == []
-        mem.audit().raise_if_leaking()
-        mem.device.check()
-        users: Counter[int] = Counter(page for row in mem.rows for page in owners.pages_of(mem, row))
-        users.update(page for snap in owners.states(mem).values() for page in snap.pages)
-        if mem.prefix is not None:
-            users.update(self._look_at_tree(idle))
-        holders = np.asarray(owners.kv_pages(mem).holders)
-        assert {page: int(n) for page, n in enumerate(holders) if n} == dict(+users)
-        assert mem.free_pages == len(holders) - 1 - len(+users)
-        self.kv[holders == 0] = STALE
-        if idle:
-            assert not owners.pinned(mem) and not mem.rows
-
-    def _look_at_tree(self, idle: bool) -> Iterable[int]:
-        cache, leased = self.cache, Counter[Node]()
-        for lease in cache.leases.values():
-            leased.update(lease.node.path())
-        nodes = [node for _, node in cache.tree.walk()]
-        states, content, paged = {}, {}, self.mem.stats().pages > 0
-        for node in nodes:
-            tokens, own = prefix_of(node), len(node.key) // (8 * self.page)
-            assert len(tokens) == node.end * self.page and own >= 1 and node.leases == leased[node]
-            assert node.carriers == sum(not child.ghost for child in node.children.values())
-            assert not (node.snapshot and node.evicted)
-            if node.ghost:  # remembered, without KV
-                assert not (node.pages or node.leases or node.snapshot or node.carriers)
-            elif paged:
-                assert self.kv[node.pages].reshape(-1).tolist() == tokens[-own * self.page :]
-            if node.snapshot:
-                assert node.snapshot.length == len(tokens)
-                assert int(inside.registers(self.mem).table.labels[node.snapshot.register]) == len(tokens)
-                states[node.snapshot.register] = node
-                content[self.slot(node.snapshot.register)] = tuple(tokens)
-        assert states == owners.nodes(cache) and len(content) == len(states) and 0 not in content
-        assert not self.planes.wrong(content), "a cached state is not what its tokens say"
-        assert set(cache.tree.roots) == {salt for salt, _ in cache.tree.walk()}
-        figures = self.mem.stats().prefix
-        assert figures is not None
-        held = sum(len(node.pages) for node in nodes)
-        assert (figures.states, figures.nodes, figures.pages) == (len(states), len(nodes), held)
-        assert figures.inserted + figures.loaded - figures.evicted_states == figures.states
-        lost = figures.lost_no_sharing + figures.lost_evicted + figures.lost_no_snapshot
-        assert figures.hit_tokens + lost == figures.prompt_tokens
-        if not idle:
-            return [page for node in nodes for page in node.pages]
-        assert not leased and not cache.leases and figures.leased_pages == 0
-        assert cache.evictable_states == len(states) and cache.evictable_pages == held
-        return [page for node in nodes for page in node.pages]
-
-    def empty(self) -> None:
-        """Nothing runs: clears the cache, and everything must be free."""
-        self.look(idle=True)
-        self.cache.clear()
-        self.look(idle=True)
-        assert (self.mem.free_slots, self.mem.free_pages) == (
-            self.mem.stats().capacity,
-            self.mem.stats().pages,
-        )
-        assert self.cache.tree.nodes == self.cache.tree.total_pages == 0 and not self.cache.tree.roots

@@ -3,7 +3,6 @@
 A key is a salt and all tokens up to where the record stands; there are no digests here.
 """
 
-from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -30,8 +29,8 @@ class Shelf:
     def __init__(self, kind: str, records: int, reserve: int) -> None:
         self.kind, self.records, self.reserve = kind, records, reserve
         self.free = set(range(records))
-        self.users: Counter[int] = Counter()
-        self.waiting: set[int] = set()  # given back while something still uses the bytes
+        self.written: set[int] = set()  # by threads
+        self.waiting: set[int] = set()  # given back while a thread writes to them
         self.items: list[Item] = []
         self.evicted = 0
 
@@ -57,26 +56,25 @@ class Shelf:
         if n > len(self.free) + len(self.loose):
             return []
         self.evict(n - len(self.free))
-        return self.claim(n) if n <= len(self.free) else []
+        return self.claim(n)
 
     def evict(self, n: int) -> None:
-        gone = [item for item in self.loose if not self.users[item.record]][: max(0, n)]
+        gone = self.loose[: max(0, n)]
         for item in gone:
             self.items.remove(item)
             self.give(item.record)
         self.evicted += len(gone)
 
     def give(self, record: int) -> None:
-        (self.waiting if self.users[record] else self.free).add(record)
+        (self.waiting if record in self.written else self.free).add(record)
 
     def use(self, records: Iterable[int]) -> None:
-        self.users.update(records)
+        self.written.update(records)
 
     def unuse(self, records: Iterable[int]) -> None:
         for record in records:
-            self.users[record] -= 1
-            assert self.users[record] >= 0
-            if not self.users[record] and record in self.waiting:
+            self.written.remove(record)
+            if record in self.waiting:
                 self.waiting.remove(record)
                 self.free.add(record)
 

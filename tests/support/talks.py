@@ -1,24 +1,21 @@
 """Conversations: a decode loop that is told its tokens. KV pages, of 2 tokens, say what was written to them last."""
 
-from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
-from memstate.prefix.lease import NO_NODE
-from memstate.prefix.tree import Node
 from tests.support import inside, owners
+from tests.support.checked import STALE, Checked
 from tests.support.endings import finish, made
 from tests.support.planes import MAKERS, History, Loop
-from tests.support.scan import row_problems, scan_registers
 
 PAGE = 2
 DEAD = 666  # a token that a dead step computes
 
 
-class Talks(Loop):
+class Talks(Checked, Loop):
     """A decode loop that is told its tokens, and KV pages whose contents say which tokens were written to them last."""
 
     def __init__(
@@ -27,7 +24,7 @@ class Talks(Loop):
         usual = {"slots": 24, "pages": 80, "page_size": PAGE, "pages_per_row": 24, "overlap": overlap}
         usual["prefix"] = ms.Prefix() if cache else None
         super().__init__(backend, MAKERS[name](), **(usual | settings))  # type: ignore[arg-type]
-        self.kv: dict[tuple[int, int], int] = {}  # page, offset -> token
+        self.page, self.kv = PAGE, np.full((self.mem.stats().pages + 1, PAGE), STALE, np.int64)
         self.flying: list[ms.Step] = []
         made(self)
 
@@ -45,7 +42,7 @@ class Talks(Loop):
             for row, new, slot in zip(rows, fed, step.read.tolist(), strict=True):
                 history, pages = self.fed[row], self.mem.device.page_table[row.index].tolist()
                 assert not history or (slot and not self.planes.wrong({slot: tuple(history)}))
-                assert self.written(pages, history)
+                assert self.in_pages(pages, history)
                 for at, token in enumerate(new, len(history)) if pages else ():
                     self.kv[pages[at // PAGE], at % PAGE] = token
             self.planes.forward(step, [tuple(new) for new in fed])
@@ -53,11 +50,6 @@ class Talks(Loop):
         for row, new in zip(rows, fed, strict=True):
             self.fed[row] += new
         return step
-
-    def written(self, pages: Sequence[int], tokens: Sequence[int]) -> bool:
-        """Whether the KV of exactly these tokens stands in pages; where the caller has the KV, there is none to see."""
-        there = [self.kv.get((page, offset)) for page in pages for offset in range(PAGE)]
-        return owners.kv_pages(self.mem).pages == 0 or there[: len(tokens)] == list(tokens)
 
     def run(self, row: ms.Row, text: Sequence[int], dead: bool = False, publish: bool = False) -> None:
         """Computes what is left of a text and settles it; dead: its end ends the row, one step later is in flight."""
@@ -115,66 +107,23 @@ class Talks(Loop):
         nodes = self.mem.prefix.tree.walk() if self.mem.prefix else ()
         return sorted(node.end * PAGE for _, node in nodes if node.snapshot)
 
-    def look(self) -> None:
-        """Everything adds up, slots, labels, page holders, leases, pins; all states and pages hold what they say."""
-        mem, users, content = self.mem, Counter[int](), dict[int, History]()
-        mem.audit().raise_if_leaking()
-        slots = scan_registers(inside.registers(mem)).slots
-        assert row_problems(mem) == []
-        for row in (row for row in mem.rows if row in self.fed):
-            pages = owners.pages_of(mem, row)
-            users.update(pages)
-            assert [page for page in mem.device.page_table[row.index].tolist() if page] == pages
-            labels = {part: self.label(row, part) for part in range(3) if self.label(row, part)}
-            content |= {self.slot(row, part): tuple(self.fed[row][:label]) for part, label in labels.items()}
-        for talk in owners.sessions(mem).opened.values():
-            users.update(talk.pages)
-            tokens = key_tokens(talk.prompt.key)
-            assert not (talk.row and (talk.kept or talk.pages or talk.path is not NO_NODE))
-            assert self.written(talk.pages, tokens[: talk.kept[0].length] if talk.kept else [])
-            content |= {slots[snap.register]: tuple(tokens[: snap.length]) for snap in talk.kept}
-        for snap in [*owners.states(mem).values(), *owners.leaving(mem).values()]:
-            users.update(snap.pages)
-        if mem.prefix is not None:
-            leased = Counter(node for end in self.leases() for node in end.path())
-            for _, node in mem.prefix.tree.walk():
-                assert not (node.ghost and (node.pages or node.snapshot or node.leases))
-                users.update(node.pages)
-                tokens = key_tokens(b"".join(step.key for step in reversed(list(node.path()))))
-                assert node.ghost or self.written(mem.prefix.tree.pages_to(node), tokens)
-                assert node.leases == leased.pop(node, 0)
-                if node.snapshot:
-                    content[slots[node.snapshot.register]] = tuple(tokens)
-            assert not leased
-        assert list(owners.kv_pages(mem).holders) == [users[page] for page in range(mem.stats().pages + 1)]
-        assert set(owners.pinned(mem)) == {source for source in inside.registers(mem).source.tolist() if source}
-        assert self.planes.wrong(content) == []
+    def of_rows(self) -> dict[int, History]:
+        """Slots of rows, and the tokens that they were fed."""
+        rows = [row for row in self.mem.rows if row in self.fed]
+        labels = {(row, part): label for row in rows for part in range(3) if (label := self.label(row, part))}
+        return {self.slot(row, part): tuple(self.fed[row][:label]) for (row, part), label in labels.items()}
 
-    def leases(self) -> list[Node]:
-        """Where the leases of rows and sessions end in the tree."""
-        of_rows = [lease.node for lease in self.mem.prefix.leases.values()] if self.mem.prefix else []
-        return [*of_rows, *(talk.path for talk in owners.sessions(self.mem).opened.values())]
+    def look(self, idle: bool = False) -> None:
+        """And each row has its pages on the device, and pins what its first step reads."""
+        super().look(idle)
+        table = self.mem.device.page_table.tolist()
+        for row in self.mem.rows:
+            assert [page for page in table[row.index] if page] == owners.pages_of(self.mem, row)
+        assert set(owners.pinned(self.mem)) == {at for at in inside.registers(self.mem).source.tolist() if at}
 
     def all_free(self) -> bool:
         finish(self)
         return True
-
-    def empty(self) -> None:
-        """No request runs, no session is open: clearing the cache leaves nothing behind."""
-        if cache := self.mem.prefix:
-            cache.clear()
-            assert (cache.tree.leased_pages, cache.tree.total_pages, cache.tree.nodes) == (0, 0, 0)
-            assert not cache.leases and not cache.states and not cache.tree.roots
-        self.look()
-        self.mem.device.check()
-        stats = self.mem.stats()
-        free = (self.mem.free_slots, self.mem.free_pages, owners.free(self.mem))
-        assert free == (stats.capacity, stats.pages, inside.registers(self.mem).holders) and not owners.pinned(self.mem)
-
-
-def key_tokens(key: bytes) -> list[int]:
-    found: list[int] = np.frombuffer(key, np.int64).tolist()
-    return found
 
 
 def fork(talks: Talks, row: ms.Row, *names: str) -> ms.Rows:
@@ -182,7 +131,7 @@ def fork(talks: Talks, row: ms.Row, *names: str) -> ms.Rows:
     for new in forked.rows:
         talks.fed[new] = list(talks.fed[row])
     for to, of in forked.page_copies:
-        talks.kv |= {(to, offset): token for (page, offset), token in talks.kv.items() if page == of}
+        talks.kv[to] = talks.kv[of]
     return forked.rows
 
 

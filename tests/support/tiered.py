@@ -21,7 +21,6 @@ from memstate.tiers.host.cache import CachedRecord, RecordCache
 from memstate.tiers.keys import Keys, fingerprint
 from memstate.tokens import Prompt, encode
 from tests.support import owners
-from tests.support.held import held
 from tests.support.planes import LAYOUT, History, fold
 from tests.support.serving import PAGE, STALE, Server
 from tests.support.tiered_late import Late, wait_for_staging
@@ -73,8 +72,7 @@ class Tiered(Server):
 
     @property
     def caches(self) -> list[RecordCache]:
-        host = self.below.host
-        return [cache for cache in (host.states, host.kv) if cache is not None]
+        return [each.cache for each in self.below.host.sets]
 
     def note(self, tokens: Sequence[int], salt: object = None) -> None:
         """Remembers what the keys of a prompt mean."""
@@ -222,7 +220,7 @@ class Tiered(Server):
                     assert got == snapshot_at, f"a record of {entry.length} tokens is not theirs"
             assert cache._pinned == sum(entry.pins > 0 for entry in entries)
             if idle and self.landed:
-                assert cache.evictable == len(entries) and not pool._users and pool.waiting == 0
+                assert cache.evictable == len(entries) and not pool._written
                 assert pool.free + len(entries) == pool.records
 
     def flying(self, entry: CachedRecord, cache: RecordCache) -> bool:
@@ -286,10 +284,10 @@ def page_bytes(tokens: History) -> bytes:
 
 def below(
     backend: Backend, name: str = "redirect", *prompts: Sequence[int], states: int = 99, kv_stays: bool = False,
-    kind: type[Tiered] = Tiered, **more: object,
+    **more: object,
 ) -> Tiered:  # fmt: skip
     """A server that computed prompts and sent them down; its device has given up so many states, and their KV."""
-    at = kind(backend, name, **({"slots": 14} | more))  # type: ignore[arg-type]
+    at = Tiered(backend, name, **({"slots": 14} | more))  # type: ignore[arg-type]
     at.cache_prompts(*(prompts or (whole(1),)))
     settle(at)
     at.give_up(states, 0 if kv_stays else 99)
@@ -311,13 +309,6 @@ def settle(at: Tiered) -> None:
     at.mem.poll()
     at.below.settle()
     at.mem.poll()
-
-
-def everything(at: Tiered) -> tuple[object, ...]:
-    """All that a refusal may not change, here and in host memory."""
-    at.mem.submit()
-    host = [[(entry.key, entry.record, entry.pins) for entry in cache.entries()] for cache in at.caches]  # by use
-    return held(at.mem), host, at.tiers, sorted(owners.states(at.mem))
 
 
 NEEDS = {"none": 1, "ping-pong": 3, "lazy": 2, "redirect": 1}  # slots that a request takes

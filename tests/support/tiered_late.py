@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 import memstate as ms
-from memstate.state.planes import Planes
 from memstate.tiers.host.packing import Packing
 from memstate.tiers.host.pool import RecordPool
 from memstate.tiers.host.transfers import Ticket, Transfers
@@ -21,10 +20,8 @@ class Patient(Transfers):
 
 def wait_for_staging(mem: ms.StateManager) -> None:
     """Lets a manager on a GPU save as much at a time as one on a CPU does."""
-    host = mem.tiers.host  # type: ignore[union-attr]
-    for each in (host._of_states, host._of_kv):
-        if each is not None:
-            each.transfers.__class__ = Patient
+    for each in mem.tiers.host.sets:  # type: ignore[union-attr]
+        each.transfers.__class__ = Patient
 
 
 class LateTicket(Ticket):
@@ -65,33 +62,30 @@ class Late(Transfers):
 
     made: ClassVar[list["Late"]] = []
 
-    def __init__(self, storage: Planes, packing: Packing, pool: RecordPool, header: int, staging: int) -> None:
-        super().__init__(storage, packing, pool, header, staging)
+    def __init__(self, packing: Packing, pool: RecordPool, staging: int, slots: Tensor | None) -> None:
+        super().__init__(packing, pool, staging, slots)
         self.tickets: list[tuple[str, list[int], LateTicket]] = []
-        self._body = pool.memory[:, header : header + packing.nbytes]
         Late.made.append(self)
 
-    def out(self, slots: Tensor | None, index: Sequence[int], records: Sequence[int]) -> Ticket:
-        self.pool.use(records)
+    def out(self, index: Sequence[int], records: Sequence[int]) -> Ticket:
         self.moved_out += len(records)
         packed = torch.zeros((len(index), self.packing.nbytes), dtype=torch.uint8)
-        self.packing.pack(slots, *self._columns(index, range(len(index))), packed)
+        self.packing.pack(self._slots, *self._columns(index, range(len(index))), packed)
 
         def move() -> None:
-            self._body[list(records)] = packed
+            self._bodies[list(records)] = packed
 
         return self._later("out", records, move)
 
-    def into(self, slots: Tensor | None, index: Sequence[int], records: Sequence[int]) -> Ticket:
+    def into(self, index: Sequence[int], records: Sequence[int]) -> Ticket:
         for kind, of, ticket in self.tickets:
             if kind == "out" and set(of) & set(records):
                 ticket.wait()  # its stream waits for what has not arrived
-        self.pool.use(records)
         self.moved_in += len(records)
         columns = self._columns(index, records)
 
         def move() -> None:
-            self.packing.unpack(slots, *columns, self._body)
+            self.packing.unpack(self._slots, *columns, self._bodies)
 
         return self._later("into", records, move)
 

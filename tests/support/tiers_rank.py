@@ -5,6 +5,7 @@ Prints what it decided as JSON: where each request started, and how long its pre
 """
 
 import json
+import os
 import random
 import sys
 import time
@@ -73,6 +74,20 @@ def play(rank: int, ranks: int, folder: Path, life: int) -> dict[str, Any]:
     return {"starts": starts, "stored": figures.storage_hit_tokens}
 
 
+def lose(rank: int, ranks: int, folder: Path) -> dict[str, str]:
+    """The last rank goes away in the middle of a prefetch; the others say so, and hold nothing."""
+    at = Ranked(rank, ranks, host_slots=12, host_pages=40, store=ms.FileStore(folder))
+    fetch = at.mem.prefetch(range(40))
+    if rank == ranks - 1:
+        os._exit(0)
+    try:
+        while not fetch.done:
+            at.mem.poll()
+    except ms.AgreementLost:
+        at.look()
+    return {"outcome": str(fetch.outcome)}
+
+
 def main() -> None:
     rank, ranks, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=ranks)
@@ -80,7 +95,7 @@ def main() -> None:
     for life in range(2):
         print(json.dumps(play(rank, ranks, folder / "records", life)), flush=True)
         dist.barrier()
-    dist.destroy_process_group()
+    print(json.dumps(lose(rank, ranks, folder / "records")), flush=True)
 
 
 if __name__ == "__main__":

@@ -5,10 +5,9 @@ they are hidden while the modelling code is loaded.
 """
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
-from itertools import permutations
 from typing import Any, Final
 
 import torch
@@ -109,17 +108,6 @@ FAMILIES: Final[Mapping[str, Mapping[str, Any]]] = {
     "inkling2_text": INKLING,
 }  # fmt: skip
 
-# The kinds of layers of a family that has more than one.
-KINDS: Final[Mapping[str, Sequence[str]]] = {
-    **{family: sorted({*given["layer_types"]}) for family, given in FAMILIES.items() if "layer_types" in given},
-    **{family: ["full_attention", "linear_attention"] for family in ("bamba", "jamba", "granitemoehybrid")},
-    **{family: ["hybrid", "linear_attention"] for family in ("zamba", "zamba2")},
-    "nemotron_h": ["full_attention", "linear_attention", "mlp", "moe"],
-}
-BLOCKS: Final = ("nemotron_h", "zamba", "zamba2")  # these call layers blocks
-NO_DEFAULT: Final = ("lfm2", "lfm2_moe", "bamba", "granitemoehybrid")  # all layers attend, or none does
-DEFAULT: Final = "default"
-
 WITH_PICTURES: Final = ("glm5_next",)
 PICTURES: Final = {
     "depth": 1, "hidden_size": 16, "num_heads": 2, "out_hidden_size": 32, "intermediate_size": 16,
@@ -165,34 +153,14 @@ def tiny(
     return model.to(dtype).eval()
 
 
-def orders(family: str) -> list[str]:
-    """The orders of layers of a family: its default, where that works, and all orders of its kinds of layers."""
-    default = [] if family in NO_DEFAULT else [DEFAULT]
-    kinds = KINDS.get(family, ())
-    return default + [" ".join(order) for order in permutations(kinds) if kinds]
+def small(vocabulary: int = 97) -> Any:
+    """A model that attends only, so its cache can forget tokens."""
+    with without_gpu_kernels():
+        from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-
-def in_order(family: str, order: str) -> Any:
-    """A tiny model with its layers in an order. Every kind of layer comes twice or more."""
-    if family not in KINDS:  # all layers are alike
-        return tiny(family)
-    from transformers import CONFIG_MAPPING
-
-    layers = [] if order == DEFAULT else order.split() * 2
-    known = layers or CONFIG_MAPPING[family]().get_text_config().layer_types
-    while any(layers.count(kind) < 2 for kind in known):
-        layers.append(known[len(layers) % len(known)])
-    attends = [number for number, kind in enumerate(layers) if kind == "full_attention"]
-    named: dict[str, int | tuple[str | int, ...]] = {"layer_types": tuple(layers)}
-    if family == "bamba":
-        named = {"attn_layer_indices": tuple(attends)}
-    elif family == "jamba":
-        named = {"attn_layer_offset": attends[0], "attn_layer_period": attends[1] - attends[0]}
-    elif family in BLOCKS:
-        named = {"layers_block_type": tuple(layers)}
-    elif family == "qwen4_exp_text":
-        named["ple_layer_ids"] = (layers.index("linear_attention") + 1,)
-    return tiny(family, changes=(("num_hidden_layers", len(layers)), *named.items()))
+        torch.manual_seed(1)
+        settings = {**COMMON, "vocab_size": vocabulary, "num_hidden_layers": 1, "eos_token_id": None}
+        return AutoModelForCausalLM.from_config(CONFIG_MAPPING["llama"](**settings)).eval()
 
 
 @torch.no_grad()

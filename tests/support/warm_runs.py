@@ -190,7 +190,7 @@ def below(mem: ms.StateManager) -> None:
 def scatter(mem: ms.StateManager) -> None:
     """Leaves every second of the free host records for pages."""
     assert mem.tiers is not None
-    if mem.tiers.host.kv is not None:
+    if mem.tiers.host.keeps_kv:
         pool = mem.tiers.host.kv.pool
         pool.release(pool.claim(pool.free)[::2])
 

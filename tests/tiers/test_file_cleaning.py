@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from memstate.tiers.stores.file import FileStore
-from tests.support.file_case import DONE, FAILED, OLD, files, get, holds, key, keys, place, put, record, refuse
+from tests.support.file_case import DONE, FAILED, OLD, files, holds, key, keys, place, put, record, refuse
 from tests.support.processes import ended, in_child
 
 CALLS = ("open", "stat", "fstat", "scandir", "unlink", "close", "mkdir", "replace", "write")
@@ -168,41 +168,6 @@ def test_who_writes_what_is_leaving_waits(tmp_path: Path, monkeypatch: pytest.Mo
     assert asked == [("n0", False), ("other", True)] and store.exists(keys(["n0", "new"])) == [False, True]
 
 
-def test_who_has_no_room_waits_for_who_makes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = full(tmp_path, 3200, 64)
-    asked: list[bool] = []
-    real = store.folder._evict
-
-    def evict(*what: Any) -> None:
-        asked.append(reserves(store, "second", 100, monkeypatch))
-        real(*what)
-        asked.append(reserves(store, "third", 100, monkeypatch))
-
-    monkeypatch.setattr(store.folder, "_evict", evict)
-    assert put(store, "first", record(0)) is DONE
-    assert asked == [False, True]
-
-
-def test_two_clean_ups_follow_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = full(tmp_path, 3200, 64)
-    asked: list[bool] = []
-    real = store.folder._look
-
-    def look() -> Any:
-        with monkeypatch.context() as patch:
-            patch.setattr(store.folder._room, "wait_for", lambda ready: asked.append(ready()))
-            patch.setattr(store.folder, "_begin", lambda: None)
-            patch.setattr(store.folder, "_clean", lambda: None)
-            store.clean()
-        return real()
-
-    monkeypatch.setattr(store.folder, "_look", look)
-    store.clean()
-    monkeypatch.setattr(store.folder, "_look", real)
-    store.clean()
-    assert asked == [False] and store.evicted == 34
-
-
 def test_a_clean_up_that_fails_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = full(tmp_path, 3200, 64)
     with monkeypatch.context() as patch:
@@ -213,18 +178,6 @@ def test_a_clean_up_that_fails_stops_nobody(tmp_path: Path, monkeypatch: pytest.
             put(store, "a", record(0))
     assert in_time(lambda: put(store, "b", record(1)) is DONE) and holds(store, "b", record(1))
     assert store.folder._used == used(store) and not store.folder._writing
-
-
-def test_a_record_written_by_two_at_a_time_is_counted_as_it_is(tmp_path: Path) -> None:
-    """What was being written when a clean-up began has its name in it, or is counted by its name."""
-    store = FileStore(tmp_path, capacity=3200)
-    put(store, "a", record(0))
-    store.folder.reserve(key("b"), 100)
-    store.clean()
-    assert store.folder._used == 200  # b is still being written
-    store.folder.written(key("b"))  # and came to nothing
-    store.clean()
-    assert store.folder._used == 100 and get(store, "a")[0] is DONE
 
 
 @pytest.mark.parametrize("apart", [1, 0], ids=["", "all used at the same time"])
@@ -279,17 +232,6 @@ def test_refused_writes_take_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert store.evicted == 0 and holds(store, "a", record(0))
 
 
-def test_what_another_process_wrote_counts(tmp_path: Path) -> None:
-    """From the first record on, and after a sixteenth of new ones."""
-    one = FileStore(tmp_path, capacity=3200)
-    put(one, "first", record(0))
-    other = FileStore(tmp_path, capacity=3200)
-    other.put(keys([f"n{n}" for n in range(31)]), [record(n) for n in range(31)])
-    assert one.evicted == other.evicted == 0
-    one.put(keys(["x", "y", "z"]), [record(1), record(2), record(3)])
-    assert one.evicted >= 3 and sum(path.stat().st_size for path in files(one)) <= 3200
-
-
 def test_two_processes_keep_the_capacity_together(tmp_path: Path) -> None:
     capacity, size = 20_000, 500
 
@@ -305,16 +247,6 @@ def test_two_processes_keep_the_capacity_together(tmp_path: Path) -> None:
     assert capacity // 2 < used(store) <= capacity + capacity // 16 + 2 * size
     store.clean()
     assert used(store) <= capacity
-
-
-def test_two_that_clean_at_once_delete_no_more_than_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second has looked before the first deletes, and deletes after it."""
-    one, other = full(tmp_path, 3200, 64), FileStore(tmp_path, 3200)
-    real = other.folder._evict
-    monkeypatch.setattr(other.folder, "_evict", lambda *what: (one.clean(), real(*what)))
-    other.clean()
-    assert one.exists(keys(f"n{k}" for k in range(64))) == [False] * 34 + [True] * 30
-    assert (one.evicted, other.evicted) == (34, 0) and not one.faults and not other.faults
 
 
 def test_what_cannot_be_deleted_does_not_stop_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

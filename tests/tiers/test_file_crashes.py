@@ -13,7 +13,7 @@ import pytest
 
 from memstate.tiers.stores.file import FileStore
 from tests.support.file_case import DAMAGED, DONE, MISSING, OLD, files, get, holds, keys, place, put, record
-from tests.support.processes import ended, has_ended, in_child
+from tests.support.processes import ended, in_child
 
 CALLS = ("stat", "fstat", "open", "mkdir", "fchmod", "write", "fsync", "close", "replace", "utime", "scandir")
 
@@ -77,44 +77,6 @@ def test_B67_a_process_killed_at_any_call_loses_that_record_alone(before: str, d
             break
     assert call > (2 if before == "the record" else 7)
     assert DONE in seen and len(seen) == (1 if before == "the record" else 2)
-
-
-def slow_writes() -> None:
-    """From now on a record is written in many parts, and others have a turn between them."""
-    real = os.write
-
-    def write(descriptor: int, data: memoryview) -> int:
-        os.sched_yield()
-        return real(descriptor, data[:101])
-
-    os.write = write  # type: ignore[assignment]
-
-
-def test_two_processes_writing_one_name(tmp_path: Path) -> None:
-    """What each writes is whole, and so is what a reader finds at any moment, or it finds nothing."""
-    size, rounds = 1000, 60
-    either = [np.full(size, who, np.uint8) for who in (1, 2)]
-
-    def work(who: int) -> None:
-        slow_writes()
-        store = FileStore(tmp_path)
-        for n in range(rounds):
-            assert put(store, f"n{n}", either[who]) is DONE
-            if n % 3 == 0:
-                store.discard(keys([f"n{n}"]))
-                assert put(store, f"n{n}", either[who]) is DONE
-        assert not store.faults
-
-    children = [in_child(lambda who=who: work(who)) for who in range(2)]
-    store, statuses = FileStore(tmp_path), []
-    while len(statuses) < len(children):
-        outcome, buffer = get(store, f"n{random.randrange(rounds)}", size)
-        assert outcome in (MISSING, DONE)
-        assert outcome is MISSING or buffer.tobytes() in (either[0].tobytes(), either[1].tobytes())
-        statuses += [status for child in children if (status := has_ended(child)) is not None]
-    assert statuses == [0, 0]
-    assert store.exists(keys([f"n{n}" for n in range(rounds)])) == [True] * rounds
-    assert len(files(store)) == rounds and not store.faults
 
 
 @pytest.fixture

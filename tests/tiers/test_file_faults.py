@@ -2,8 +2,6 @@
 
 import errno
 import os
-import resource
-import signal
 import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,7 +14,6 @@ from memstate.errors import ConfigurationError
 from memstate.tiers.stores.base import RECORD, Outcome
 from memstate.tiers.stores.file import FileStore
 from tests.support.file_case import OLD, files, get, holds, key, keys, place, put, record, refuse
-from tests.support.processes import ended, in_child
 
 MISSING, DONE, DAMAGED, FAILED = Outcome
 
@@ -69,19 +66,6 @@ def test_a_disk_that_fills_up_in_the_middle(store: FileStore, monkeypatch: pytes
     assert store.faults == {"ENOSPC": 100}
 
 
-def test_a_file_that_the_system_cuts(store: FileStore) -> None:
-    """The system's own limit: it takes a part of a write, and refuses the rest."""
-
-    def work() -> None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
-        outcomes = store.put(keys(["a", "b", "c"]), [record(0, 50_000), record(1, 70_000), record(2, 60_000)])
-        assert outcomes == [DONE, FAILED, DONE] and store.faults == {"EFBIG": 1}
-
-    assert ended(in_child(work)) == 0
-    assert holds(store, "a", record(0, 50_000)) and holds(store, "c", record(2, 60_000)) and len(files(store)) == 2
-
-
 @pytest.mark.parametrize("code", [errno.EACCES, errno.EIO, errno.EMFILE, errno.ESTALE])
 @pytest.mark.parametrize("call", ["open", "fstat"])
 def test_a_refused_read_fails_alone(call: str, code: int, store: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,13 +78,6 @@ def test_a_refused_read_fails_alone(call: str, code: int, store: FileStore, monk
     assert store.get(names, buffers) == [DONE, FAILED, DONE]
     assert store.faults == {errno.errorcode[code]: 1}
     assert holds(store, "b", data[1])  # nothing was deleted
-
-
-def test_exists_says_no_where_it_cannot_be_said(store: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    store.put(keys(["a", "b"]), [record(0), record(1)])
-    refuse(monkeypatch, "stat", errno.EACCES, lambda path: path == key("a"))
-    assert store.exists(keys(["a", "b", "c"])) == [False, True, False] and store.faults == {"EACCES": 1}
-    assert put(store, "a", record(0)) is FAILED and store.faults == {"EACCES": 2}
 
 
 def in_parts(monkeypatch: pytest.MonkeyPatch, before: Callable[[int], object]) -> list[int]:
@@ -128,20 +105,6 @@ def test_B67_a_record_that_is_cut_while_it_is_read(left: int, store: FileStore, 
     put(store, "a", record(0))
     in_parts(monkeypatch, lambda file: os.truncate(place(store, "a"), left))
     assert get(store, "a")[0] is DAMAGED and get(store, "a")[0] is MISSING
-
-
-def test_a_record_that_fails_while_it_is_read(store: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    store.put(keys(["a", "b"]), [record(0), record(1)])
-    first = place(store, "a").stat().st_ino
-
-    def fail(file: int) -> None:
-        if os.fstat(file).st_ino == first:
-            raise OSError(errno.EIO, "unreadable")
-
-    with monkeypatch.context() as patch:
-        in_parts(patch, fail)
-        assert store.get(keys(["a", "b"]), [np.empty(100, np.uint8)] * 2) == [FAILED, DONE]
-    assert store.faults == {"EIO": 1} and holds(store, "a", record(0))
 
 
 def test_a_record_evicted_while_it_is_read_comes_whole(store: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:

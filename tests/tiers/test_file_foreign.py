@@ -1,6 +1,5 @@
 """A storage folder that is not only ours: no link is followed at any level, and what is foreign stays as it is."""
 
-import errno
 import os
 import socket
 import stat
@@ -110,26 +109,13 @@ def test_what_is_no_folder_is_refused(where: str, kind: str, shared: bool, away:
 @pytest.mark.parametrize("kind", LINKS)
 def test_a_shard_that_becomes_a_link(kind: str, shared: bool, away: Path, tmp_path: Path) -> None:
     """Nothing behind it is found, read, written or deleted, and the other records have their turn."""
-    store = FileStore(tmp_path / "store", shared=shared)
+    store = FileStore(tmp_path / "store", capacity=100, shared=shared)
     put(store, "b", record(1))
     link(tmp_path / "store" / shard("a"), kind, away)
     before = look(away)
     refuses_all(store, "ENOTDIR")
-    assert store.put(keys(["a", "c"]), [record(0), record(2)]) == [FAILED, DONE]
-    assert holds(store, "b", record(1)) and holds(store, "c", record(2)) and look(away) == before
-
-
-@pytest.mark.parametrize("kind", LINKS)
-def test_a_link_to_a_folder_is_not_cleaned(kind: str, away: Path, tmp_path: Path) -> None:
-    """A clean-up that must delete something, with a foreign record and a foreign left-over behind the link."""
-    store = FileStore(tmp_path / "store", capacity=100)
-    put(store, "b", record(1))
-    link(tmp_path / "store" / shard("a"), kind, away)
-    before = look(away)
-    assert put(store, "c", record(2)) is DONE and store.exists(keys(["b", "c"])) == [False, True]
-    store.clean()
-    assert look(away) == before and store.evicted == 1 and holds(store, "c", record(2))
-    assert set(store.faults) == {"ENOTDIR"}
+    assert store.put(keys(["a", "c"]), [record(0), record(2)]) == [FAILED, DONE]  # which evicts one
+    assert store.exists(keys(["b", "c"])) == [False, True] and look(away) == before and store.evicted == 1
 
 
 @pytest.mark.parametrize("kind", LINKS)
@@ -206,23 +192,12 @@ def test_a_second_name_of_a_foreign_file(tmp_path: Path) -> None:
     assert put(store, "a", record(2, 50)) is DONE and mine.read_bytes() == record(0).tobytes()
 
 
-def foreign_names() -> list[str]:
-    digest = key("a").removeprefix("kv-")
-    return [
-        *("id_rsa", "authorized_keys", "notes", "a.txt", ".keep", "kv-", "records-00", "a" * 100, digest),
-        *(f"kv-{digest[1:]}", f"kv-{digest}0", f"KV-{digest}", f"kv-{digest.upper()}", f"kv_{digest}", f"x-{digest}"),
-        *(f"kv-{digest}.tmp", f".kv-{digest}", f"kv-{digest}\n", f" kv-{digest}", ".1-0123456789abcde.tmp"),
-        *(
-            ".1-0123456789abcdeff.tmp",
-            ".1-0123456789ABCDEF.tmp",
-            ".x-0123456789abcdef.tmp",
-            f"{STALE}.bak",
-            f"x{STALE}",
-        ),
-    ]
+DIGEST = key("a").removeprefix("kv-")
+FOREIGN = ["id_rsa", ".keep", "kv-", "records-00", f"x{STALE}", f"{STALE}.bak", ".1-0123456789abcde.tmp"]
+FOREIGN += [DIGEST, f"kv-{DIGEST[1:]}", f"kv-{DIGEST}0", f"kv-{DIGEST.upper()}", f"x-{DIGEST}", f"kv-{DIGEST}\n"]
 
 
-@pytest.mark.parametrize("name", foreign_names())
+@pytest.mark.parametrize("name", FOREIGN)
 def test_foreign_names_are_left_alone(name: str, tmp_path: Path) -> None:
     """In the folder and in shards: not counted, so that nobody must go for them, and not deleted."""
     store = FileStore(tmp_path / "store", capacity=1600)
@@ -240,14 +215,6 @@ def test_foreign_names_are_left_alone(name: str, tmp_path: Path) -> None:
     assert other.exists(keys(["a"])) == [True] and other.evicted == 0  # 1600 bytes of records, as many as there may be
     assert put(other, "new", record(1)) is DONE and other.evicted == 2  # one for it, and a sixteenth
     assert {path: path.stat() for path in foreign} == foreign and len(foreign) >= 2 and not other.faults
-
-
-def test_a_record_in_a_shard_of_others_is_foreign(tmp_path: Path) -> None:
-    store = FileStore(tmp_path, capacity=100)
-    wrong = old(tmp_path / f"records-{(int(shard('a')[-2:], 16) + 1) % 256:02x}" / key("a"), 1000)
-    assert put(store, "b", record(1)) is DONE and put(store, "c", record(2)) is DONE
-    store.clean()
-    assert wrong.exists() and store.evicted == 1 and holds(store, "c", record(2))
 
 
 def another_owns(monkeypatch: pytest.MonkeyPatch, *paths: Path) -> None:
@@ -370,22 +337,6 @@ def test_what_is_made_is_for_this_user_alone(shared: bool, mask: int, tmp_path: 
     assert stat.S_IMODE(place(store, "a").stat().st_mode) == 0o600
 
 
-def test_folders_on_the_way_are_for_this_user_alone(tmp_path: Path) -> None:
-    with umask(0):
-        FileStore(tmp_path / "one" / "two" / "store")
-    for path in (tmp_path / "one", tmp_path / "one" / "two"):
-        assert stat.S_IMODE(path.stat().st_mode) == 0o700
-
-
-def test_what_others_own_is_a_record_where_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    put(FileStore(tmp_path), "a", record(0))
-    store = FileStore(tmp_path, capacity=150, shared=True)
-    another_owns(monkeypatch, tmp_path, place(store, "a").parent, place(store, "a"))
-    assert store.exists(keys(["a"])) == [True] and holds(store, "a", record(0))
-    os.utime(place(store, "a"), (OLD, OLD))
-    assert put(store, "b", record(1)) is DONE and store.evicted == 1 and not store.faults
-
-
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="this system does not say what is open")
 def test_nothing_stays_open(away: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = FileStore(tmp_path / "store", capacity=250)
@@ -409,25 +360,10 @@ def test_nothing_stays_open(away: Path, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_system_without_descriptors_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memstate.tiers.stores.opening.DESCRIPTORS", False)
+    monkeypatch.setattr("memstate.tiers.stores.folder.DESCRIPTORS", False)
     with pytest.raises(ConfigurationError, match="relative to a folder"):
         FileStore(tmp_path / "store")
     assert not list(tmp_path.iterdir())
-
-
-def test_a_folder_that_appears_while_it_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another process was faster: its shard is taken, and kept as it is."""
-    store = FileStore(tmp_path)
-    real = os.mkdir
-
-    def mkdir(path: Any, *arguments: Any, **settings: Any) -> None:
-        real(path, *arguments, **settings)
-        raise FileExistsError(errno.EEXIST, "another was faster")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "mkdir", mkdir)
-        assert put(store, "a", record(0)) is DONE
-    assert holds(store, "a", record(0)) and not store.faults
 
 
 REFUSED = [({"shared": value}, ConfigurationError, "expected True or False") for value in ("false", "0", 1, None)]

@@ -3,7 +3,7 @@
 import os
 import random
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ import torch
 
 from memstate import Plane, StateLayout
 from memstate.errors import InvalidArgument
-from memstate.tiers.records import FLAWS, Kind, RecordFormat
+from memstate.tiers.records import FLAWS, RecordFormat
 from memstate.tiers.stores.base import Outcome
 from memstate.tiers.stores.file import FileStore
 from tests.support.file_case import OLD, files, get, holds, key, keys, place, put, record
@@ -36,12 +36,6 @@ def test_what_was_put_comes_back(size: int, store: FileStore, tmp_path: Path) ->
     store.close()
 
 
-def test_empty_batches(store: FileStore) -> None:
-    assert (store.exists([]), store.get([], []), store.put([], [])) == ([], [], [])
-    store.discard([])
-    store.register(torch.empty(8, dtype=torch.uint8))
-
-
 def test_a_record_that_is_there_stays(store: FileStore) -> None:
     put(store, "a", record(0))
     inode, old = place(store, "a").stat().st_ino, (OLD, OLD)
@@ -61,13 +55,6 @@ def test_a_use_is_noted_once_a_minute(store: FileStore) -> None:
         assert (path.stat().st_mtime != before) == noted
 
 
-def test_a_discarded_record_can_be_written_again(store: FileStore) -> None:
-    store.put(keys(["a", "b"]), [record(0), record(1)])
-    store.discard(keys(["a", "nothing"]))
-    assert store.exists(keys(["a", "b"])) == [False, True]
-    assert put(store, "a", record(2)) is DONE and holds(store, "a", record(2)) and not store.faults
-
-
 NAMES = ["", "a/b", "..", ".", ".hidden", "a.tmp", "/etc/passwd", "a" * 101, "a\n", "a\0", "ä", "a b", "\\", b"a", None]
 NAMES += ["a", "id_rsa", "kv-", "0" * 64, f"kv-{'0' * 63}", f"kv-{'0' * 65}", f"kv-{'A' * 64}", f"kv-{'0' * 64}\n"]
 NAMES += [f"other-{'0' * 64}", f"state-{'g' * 64}", f"/kv-{'0' * 64}", f"kv-{'0' * 64}".encode()]
@@ -81,28 +68,6 @@ def test_names_that_no_record_gets_are_refused(name: Any, store: FileStore) -> N
         with pytest.raises(InvalidArgument, match="expected a name"):
             call(names, *more)
     assert files(store) == before
-
-
-@pytest.mark.parametrize("kind", get_args(Kind))
-def test_what_formats_call_records_is_a_file(kind: Kind, store: FileStore) -> None:
-    name = RecordFormat(kind, FORM.layout, bytes(32)).name(KEY)
-    assert put(store, name, record(0)) is DONE and holds(store, name, record(0))
-    assert [path.name for path in files(store)] == [name]
-
-
-@pytest.mark.parametrize(
-    "buffers", [[], [record(0)] * 2, [record(0).view(np.int8)], [record(0)[::2]], [record(0).reshape(10, 10)]]
-)
-def test_buffers_that_are_no_bytes_are_refused(buffers: list[Any], store: FileStore) -> None:
-    for call in (store.get, store.put):
-        with pytest.raises(InvalidArgument):
-            call(keys(["a"]), buffers)
-    assert not files(store)
-
-
-def test_repr_has_no_path_of_records(tmp_path: Path) -> None:
-    assert repr(FileStore(tmp_path)) == f"FileStore({str(tmp_path)!r}, no limit, 0 faults)"
-    assert "at most 2.00 KiB" in repr(FileStore(tmp_path, capacity=2048))
 
 
 @pytest.mark.parametrize("durable", [False, True])

@@ -14,9 +14,6 @@ import pytest
 import torch
 
 from memstate.errors import ConfigurationError
-from memstate.state.layout import Plane, StateLayout
-from memstate.tiers.prefetch.reading import Question, ask
-from memstate.tiers.records import RecordFormat
 from memstate.tiers.stores import mooncake
 from memstate.tiers.stores.base import Bytes, Outcome
 from memstate.tiers.stores.mooncake import Mooncake, MooncakeStore
@@ -25,6 +22,7 @@ from tests.support.mooncake_rig import PATIENCE_S, fresh
 from tests.support.mooncake_server import HOST, until
 
 MISSING, DONE, DAMAGED, FAILED = Outcome
+NAME = fresh()
 
 
 class Scripted:
@@ -81,16 +79,16 @@ def test_what_codes_mean(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_read_that_is_refused(monkeypatch: Any, size: int, outcome: Outcome, removed: int, fault: str) -> None:
     client = Scripted([-600], size)
     store, buffers = scripted(monkeypatch, client, 1)
-    assert store.get(["a"], buffers) == [outcome]
-    assert client.removed == ["a"] * removed
+    assert store.get([NAME], buffers) == [outcome]
+    assert client.removed == [NAME] * removed
     assert list(store.faults) == [fault] * bool(fault)
 
 
 def test_a_client_without_a_master_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     store, buffers = scripted(monkeypatch, Scripted([8, 8], health=2), 2)
-    assert store.get(["a", "b"], buffers) == store.put(["a", "b"], buffers) == [FAILED, FAILED]
+    assert store.get([NAME, NAME], buffers) == store.put([NAME, NAME], buffers) == [FAILED, FAILED]
     with pytest.raises(OSError, match=r"exists of 2 records with MooncakeStore\('nowhere:1'.*: NO_MASTER"):
-        store.exists(["a", "b"])
+        store.exists([NAME, NAME])
     assert store.faults == {"NO_MASTER": 6}
     assert (store.exists([]), store.get([], []), store.put([], [])) == ([], [], [])
 
@@ -115,32 +113,25 @@ def test_nothing_is_said_of_records_that_no_master_spoke_of(
     assert store.faults == faults
 
 
-def test_what_nobody_answers_is_no_miss_of_a_prefetch(monkeypatch: pytest.MonkeyPatch) -> None:
-    store, _ = scripted(monkeypatch, Scripted(health=2), 1)
-    form = RecordFormat("state", StateLayout((Plane("x", (4,), torch.float32),), 1), bytes(32))
-    with pytest.raises(OSError, match="NO_MASTER"):
-        ask(store, form, form, Question([bytes(32)], [0], [1]), 8, lambda: False)
-
-
 def test_closing_waits_for_calls_in_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     client = Scripted([8])
     store, buffers = scripted(monkeypatch, client, 1)
     client.goes_on.clear()
     with ThreadPoolExecutor(2) as pool:
-        call = pool.submit(store.get, ["a"], buffers)
+        call = pool.submit(store.get, [NAME], buffers)
         assert client.entered.wait(PATIENCE_S)
         closing = pool.submit(store.close)
-        until(lambda: store.put(["a"], buffers) == [FAILED] and store.faults["CLOSED"], "close has not begun")
+        until(lambda: store.put([NAME], buffers) == [FAILED] and store.faults["CLOSED"], "close has not begun")
         with pytest.raises(OSError, match="CLOSED"):
-            store.exists(["a"])
+            store.exists([NAME])
         assert not client.closed.is_set()
         client.goes_on.set()
         assert call.result(PATIENCE_S) == [DONE]
         closing.result(PATIENCE_S)
     assert client.closed.is_set()
     store.close()  # closes nothing twice
-    store.discard(["a"])
-    assert store.get(["a"], buffers) == [FAILED] and set(store.faults) == {"CLOSED"}
+    store.discard([NAME])
+    assert store.get([NAME], buffers) == [FAILED] and set(store.faults) == {"CLOSED"}
     with pytest.raises(OSError, match="CLOSED"):
         store.register(torch.zeros(4, dtype=torch.uint8))
 
@@ -167,18 +158,6 @@ def test_settings_that_cannot_be_meant(name: str, value: Any) -> None:
         Mooncake(**{"master": "host:1", name: value})
     with pytest.raises(ConfigurationError, match="hostname"):
         Mooncake(hostname="", master="etcd://host:1")
-
-
-def test_what_is_refused_says_what_would_do() -> None:
-    said = [r"metadata='foo': expected P2PHANDSHAKE, or .*http://10\.0\.0\.1:8080",
-            r"segment_bytes=5: expected 16777216 \(16.00 MiB\) or more, or 0"]  # fmt: skip
-    for wrong, message in zip(({"metadata": "foo"}, {"segment_bytes": 5}), said, strict=True):
-        with pytest.raises(ConfigurationError, match=message):
-            Mooncake("host:1", **wrong)
-    schemes = ("P2PHANDSHAKE", "http://h:1/metadata", "https://h:1", "etcd://h:1", "etcd://[::1]:1;h:1", "redis://h:1")
-    for good in schemes:
-        for segment in (0, 16 << 20):
-            assert Mooncake("host:1", metadata=good, segment_bytes=segment).metadata == good
 
 
 class Module(ModuleType):

@@ -1,8 +1,6 @@
 """Records in a real Mooncake store on loopback: whole or not at all, and the same for every process."""
 
-import string
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -63,26 +61,15 @@ def test_a_record_of_another_size_is_damaged_once(
 
 
 def test_names_may_come_twice_and_every_letter_of_them_counts(rig: Rig, generator: torch.Generator) -> None:
-    letters = string.ascii_letters + string.digits + "-_"
-    names = [letters, letters[::-1], (letters + letters)[:100], "-", "_", "a", "A"]
+    name, other = fresh(), fresh().replace("0", "f", 1)
+    names = [name, other, name.replace("kv", "state"), *(fresh() for _ in range(4))]
     wanted = rig.fill(generator, *range(7))
-    assert rig.store.put([*names, "a"], rig.buffers(*range(7), 5)) == [DONE] * 8
+    assert rig.store.put([*names, names[5]], rig.buffers(*range(7), 5)) == [DONE] * 8
     rig.fill(generator, 0)
     assert rig.store.put(names[:1], rig.buffers(0)) == [DONE]  # a second put is done, and the bytes stay
-    assert rig.store.get([*names, "a"], rig.buffers(*range(7, 15))) == [DONE] * 8
+    assert rig.store.get([*names, names[5]], rig.buffers(*range(7, 15))) == [DONE] * 8
     assert rig.holds([*wanted, wanted[5]], *range(7, 15))
     rig.store.discard(names)
-
-
-def test_what_is_discarded_is_missing_and_can_be_written_anew(rig: Rig, generator: torch.Generator) -> None:
-    name, kept = fresh(), fresh()
-    assert rig.store.put([name, kept], rig.buffers(0, 1)) == [DONE, DONE]
-    rig.store.discard([name])
-    wanted = rig.fill(generator, 2)
-    assert rig.store.exists([name, kept]) == [False, True]
-    assert rig.store.put([name], rig.buffers(2)) == [DONE]
-    assert rig.store.get([name], rig.buffers(3)) == [DONE]
-    assert rig.holds(wanted, 3)
 
 
 def test_memory_is_registered_once(rig: Rig) -> None:
@@ -116,33 +103,12 @@ def test_arguments_that_cannot_be_meant(rig: Rig) -> None:
     assert rig.store.put([fresh()], [frozen]) == [DONE]
     with pytest.raises(InvalidArgument, match="2 names with 1 buffers"):
         rig.store.get([fresh(), fresh()], rig.buffers(0))
-    for name in ("", "a" * 101, "a/b", "a.b", "é", "a\n", 3):
-        with pytest.raises(InvalidArgument, match="letters, digits"):
+    for name in ("", "a", "a/b", f"{fresh()}\n", 3):
+        with pytest.raises(InvalidArgument, match="expected a name of state- or kv-"):
             rig.store.exists([fresh(), name])  # type: ignore[list-item]
     for memory in (torch.zeros(4), torch.zeros(4, 4, dtype=torch.uint8).t()):
         with pytest.raises(InvalidArgument, match="contiguous bytes"):
             rig.store.register(memory)
-
-
-def test_threads_at_once(rig: Rig, generator: torch.Generator) -> None:
-    shared = [fresh(), fresh()]
-    names = [[fresh() for _ in range(10)] for _ in range(6)]
-    wanted = rig.fill(generator, *range(RECORDS))
-    assert rig.store.put(shared, rig.buffers(0, 1)) == [DONE, DONE]
-
-    def work(thread: int) -> set[object]:
-        mine, into, common = 2 + thread, 10 + 2 * thread, thread % 2
-        seen: set[object] = set()
-        for name in names[thread]:
-            seen |= {*rig.store.put([name, *shared], rig.buffers(mine, 0, 1))}
-            seen |= {*rig.store.get([name, shared[common]], rig.buffers(into, into + 1))}
-            seen |= {rig.holds([wanted[mine], wanted[common]], into, into + 1)}
-            rig.pool.memory[into].zero_()
-            rig.store.discard([name])
-        return seen
-
-    with ThreadPoolExecutor(6) as pool:
-        assert list(pool.map(work, range(6))) == [{DONE, True}] * 6
 
 
 @pytest.mark.sample(1)

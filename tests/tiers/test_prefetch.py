@@ -4,7 +4,7 @@ import pytest
 
 from memstate.errors import ConfigurationError
 from memstate.tiers.prefetch.settings import Prefetch
-from tests.support.prefetch_rig import ALL, PAGE, Case, Rig, digests, outcome
+from tests.support.prefetch_rig import ALL, ENDS, PAGE, Case, Rig, digests, outcome
 
 
 def test_B54_a_prompt_of_1000_tokens_asks_for_992() -> None:
@@ -16,9 +16,8 @@ def test_B54_a_prompt_of_1000_tokens_asks_for_992() -> None:
 
 @pytest.mark.parametrize(
     ("tokens", "covered", "asked"),
-    [(255, 0, False), (256, 0, True), (271, 16, False), (272, 16, True), (1000, 737, False), (1000, 736, True),
-     (1000, 992, False), (100, 500, False), (0, 0, False)],
-)  # fmt: skip
+    [(255, 0, False), (256, 0, True), (1000, 737, False), (1000, 736, True), (100, 500, False)],
+)
 def test_B54_what_lacks_less_than_the_threshold_is_given_up_at_once(tokens: int, covered: int, asked: bool) -> None:
     rig, keys = Rig(), digests("a", tokens // PAGE)
     fetch = rig.start(tokens, keys, covered=covered)
@@ -43,7 +42,7 @@ def test_a_gap_ends_what_storage_is_asked_for() -> None:
 
 @pytest.mark.parametrize(
     ("tokens_free", "filled", "length"),
-    [(500, 0, 496), (511, 0, 496), (512, 0, 512), (300, 200, 496), (992, 0, 992), (5000, 0, 992)],
+    [(511, 0, 496), (512, 0, 512), (300, 200, 496), (5000, 0, 992)],
 )
 def test_B55_a_hit_is_truncated_to_the_pages_that_host_memory_has(tokens_free: int, filled: int, length: int) -> None:
     """filled: tokens of others, which can be evicted."""
@@ -56,7 +55,7 @@ def test_B55_a_hit_is_truncated_to_the_pages_that_host_memory_has(tokens_free: i
     assert (stats.truncated, stats.truncated_tokens) == (int(length < 992), 992 - length)
 
 
-@pytest.mark.parametrize(("tokens_free", "ends"), [(250, range(16, 993, 16)), (255, range(16, 993, 16)), (600, [992])])
+@pytest.mark.parametrize(("tokens_free", "ends"), [(255, range(16, 993, 16)), (600, [992])])
 def test_B56_truncated_below_the_threshold_gives_everything_up(tokens_free: int, ends: range | list[int]) -> None:
     """The last: pages for 592 tokens, and no state before 992."""
     case = Case(rig={"kv": tokens_free // PAGE}, ends=ends)
@@ -65,11 +64,9 @@ def test_B56_truncated_below_the_threshold_gives_everything_up(tokens_free: int,
     assert case.rig.prefetcher.stats().no_room == 1 and case.rig.store.asked("get") == []
 
 
-@pytest.mark.parametrize(
-    ("free", "filled", "evicted"), [(62, 20, 0), (61, 20, 1), (40, 40, 22), (10, 40, 40), (0, 30, 30)]
-)
+@pytest.mark.parametrize(("free", "filled", "evicted"), [(61, 20, 1), (10, 40, 40)])
 def test_B57_eviction_asks_for_the_shortfall_only(free: int, filled: int, evicted: int) -> None:
-    """The last two are truncated: to what there is after one eviction, with no second one."""
+    """The second is truncated: to what there is after one eviction, with no second one."""
     case = Case(rig={"kv": free + filled}, others=(range(filled),))
     assert case.end() == ("complete", min(62, free + filled) * 16) and case.rig.kv.evicted == evicted
     assert [key in case.rig.kv for key in case.others[:filled]] == [False] * evicted + [True] * (filled - evicted)
@@ -101,14 +98,7 @@ def test_B58_over_the_limit_nothing_is_allocated() -> None:
 
 @pytest.mark.parametrize(
     ("limit", "covered", "fetched", "end"),
-    [
-        (991, 0, 976, 496),
-        (500, 0, 496, 496),
-        (495, 0, 480, 0),
-        (255, 0, 992, 0),
-        (300, 496, 784, 496),
-        (496, 496, 992, 992),
-    ],
+    [(991, 0, 976, 496), (495, 0, 480, 0), (255, 0, 992, 0), (300, 496, 784, 496), (496, 496, 992, 992)],
 )
 def test_S10_of_a_prompt_above_the_limit_the_longest_start_that_fits_is_fetched(
     limit: int, covered: int, fetched: int, end: int
@@ -146,20 +136,19 @@ def test_B59_without_a_record_for_the_state_the_pages_go_back(pinned: bool) -> N
     assert rig.states.evicted == int(not pinned) and case.end() == (("no_room", 0) if pinned else ("complete", 992))
 
 
-@pytest.mark.parametrize(
-    ("pages", "covered", "length"), [(15, 0, 0), (16, 0, 256), (20, 80, 0), (21, 80, 336), (0, 0, 0)]
-)
+@pytest.mark.parametrize(("pages", "covered", "length"), [(15, 0, 0), (16, 0, 256), (20, 80, 0), (21, 80, 336)])
 def test_B60_pages_alone_are_revoked_too(pages: int, covered: int, length: int) -> None:
-    case = Case(rig={"states": None}, kv=range(pages), ends=(), covered=covered, kv_pages=covered // PAGE)
+    """All states are in host memory."""
+    case = Case(
+        rig={"states": 62}, kv=range(pages), ends=(), here=((), ENDS), covered=covered, kv_pages=covered // PAGE
+    )
     case.rig.run()
     assert (case.fetch.outcome, case.fetch.length) == (("complete", length) if length else ("missed", covered))
     case.rig.check()
-    assert case.rig.kv.pool.records - case.rig.kv.pool.free == max(0, length - covered) // PAGE
+    assert case.rig.kv.pool.claimed == max(0, length - covered) // PAGE
 
 
-@pytest.mark.parametrize(
-    ("kv", "reserve", "length"), [(62, 0, 992), (62, 10, 832), (62, 46, 256), (62, 47, 0), (20, 30, 0)]
-)
+@pytest.mark.parametrize(("kv", "reserve", "length"), [(62, 10, 832), (62, 47, 0), (20, 30, 0)])
 def test_B68_truncation_leaves_the_reserve(kv: int, reserve: int, length: int) -> None:
     case = Case(rig={"kv": kv, "reserve": reserve})
     assert case.end() == ("complete" if length else "no_room", length) and case.rig.kv.pool.free >= min(kv, reserve)
@@ -167,24 +156,10 @@ def test_B68_truncation_leaves_the_reserve(kv: int, reserve: int, length: int) -
 
 def test_B68_the_reserve_holds_where_records_are_being_copied() -> None:
     case = Case(rig={"kv": 62, "reserve": 10}, others=(range(30),))
-    writing = [entry.record for entry in case.old]
-    case.rig.kv.pool.use(writing)
+    case.rig.kv.pin(*case.old)
     case.rig.run()
-    case.rig.kv.pool.unuse(writing)
+    case.rig.kv.unpin(*case.old)
     assert case.end() == ("complete", (32 - 10) * 16)
-
-
-@pytest.mark.parametrize(("states", "expected"), [(2, ("no_room", 0)), (3, ("complete", 320))])
-def test_B68_a_shorter_end_needs_a_record_for_its_state(states: int, expected: tuple[str, int]) -> None:
-    """The state at 992 is in host memory. Pages are being copied, so 320 is left: its state is in storage."""
-    case = Case(rig={"kv": 62, "states": states}, ends=[320], here=((), [992]), others=(range(30), [160]))
-    writing = [case.rig.kv if at < 30 else case.rig.states for at in range(len(case.old))]
-    for cache, entry in zip(writing, case.old, strict=True):
-        cache.pool.use([entry.record])
-    case.rig.run()
-    for cache, entry in zip(writing, case.old, strict=True):
-        cache.pool.unuse([entry.record])
-    assert case.end() == expected and case.asked("get", "state") == (expected[1] > 0)
 
 
 def test_B62_a_state_stands_for_the_length_that_it_is_filed_under() -> None:
@@ -208,14 +183,6 @@ def test_B64_kv_comes_back_to_a_state_that_is_in_host_memory() -> None:
     assert case.asked("get", "kv") == 30 and case.asked("get", "state") == case.rig.states.evicted == 0
 
 
-def test_a_state_that_a_prefetch_relied_on_is_the_last_used() -> None:
-    """Its request has still to come. Host memory evicts the other state first."""
-    case = Case(rig={"states": 2}, ends=(), others=((), [160]), here=((), [640]))
-    case.rig.states.touch([case.old[0].key])
-    assert case.end() == ("complete", 640)
-    assert case.rig.states.evict(1) == 1 and list(case.rig.states.entries()) == case.here
-
-
 def test_what_host_memory_has_no_longer_ends_the_reach() -> None:
     """Page 20 was in host memory when storage was asked, so that nobody knows whether storage has it."""
     case = Case(ends=[320, 992], here=([20],))
@@ -223,19 +190,12 @@ def test_what_host_memory_has_no_longer_ends_the_reach() -> None:
     assert case.end() == ("complete", 320)
 
 
-def test_two_prefetches_of_one_prefix_keep_it_once() -> None:
-    case = Case(ends=[496, 992])
-    others = [case.rig.start(tokens, case.keys) for tokens in (1000, 500)]
-    assert case.end() == ("complete", 992) and [fetch.length for fetch in others] == [992, 496]
-    assert (len(case.rig.kv), len(case.rig.states)) == (62, 2)
-
-
 WRONG = [("threshold", -1), ("threshold", 1.5), ("limit", -1), ("limit", True), ("limit", 1.5), ("limit", 0.0),
          ("stop", "now"), ("timeout", -1.0), ("timeout", float("inf")), ("timeout_per_page", float("nan")),
          ("timeout", "1"), ("chunk", 0)]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "value"), WRONG)
-def test_settings_that_cannot_be_meant_are_refused(name: str, value: object) -> None:
-    with pytest.raises(ConfigurationError, match=name):
-        Prefetch(**{name: value})  # type: ignore[arg-type]
+def test_settings_that_cannot_be_meant_are_refused() -> None:
+    for name, value in WRONG:
+        with pytest.raises(ConfigurationError, match=name):
+            Prefetch(**{name: value})  # type: ignore[arg-type]

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memstate.tiers.host.cache import RecordCache
+from memstate.tiers.host.cache import CachedRecord, RecordCache
 from memstate.tiers.prefetch.settings import Prefetch
 from tests.support.model_prefetch import COUNTS, Prefetches
 from tests.support.prefetch_rig import KV, STATE, Rig, digests, record
 from tests.support.sampling import PROOF
-from tests.support.shelves import Shelf
+from tests.support.shelves import Item, Shelf
 from tests.support.virtual import ByHand, MemoryStore, Together
 
 PAGE, MOST = 4, 12  # tokens; pages of a prompt
@@ -52,7 +52,7 @@ class Program:
         choices |= {"stop": ["best_effort", "wait_complete", "timeout"], "timeout_per_page": [0.0, 1.0]}
         choices |= {"chunk": [1, 2, 3, 32]}
         self.settings = Prefetch(**{name: rng.choice(of) for name, of in choices.items()})
-        ranks, kinds = rng.choice([1, 1, 2, 3]), rng.choice(["both", "both", "both", "kv", "kv", "states"])
+        ranks, keeps_kv = rng.choice([1, 1, 2, 3]), rng.random() < 0.8
         root, trunk = digests("root", MOST), digests("trunk", MOST)
         self.prompts = [root, root[:5] + trunk[5:], *[root[:n] + digests(f"leaf {n}", MOST)[n:] for n in (3, 6, 9)]]
         self.prompts += [digests("other", MOST)]
@@ -63,25 +63,23 @@ class Program:
             sizes = [rng.choice([0, 5, 10, 20, 40]), rng.choice([0, 1, 2, 4, 8])]
             reserves = [rng.choice([0, 0, 2]), rng.choice([0, 0, 1])]
             rig = Rig(
-                self.settings, sizes[0] if kinds != "states" else None, sizes[1] if kinds != "kv" else None,
-                reserve=reserves[0], state_reserve=reserves[1], page=PAGE, executor=ByHand(),
-                agreement=together.of(rank) if ranks > 1 else None,
+                self.settings, sizes[0] if keeps_kv else None, sizes[1], reserve=reserves[0],
+                state_reserve=reserves[1], page=PAGE, executor=ByHand(), ranks=together.of(rank) if ranks > 1 else None,
             )  # fmt: skip
-            kv = Shelf("kv", sizes[0], reserves[0]) if kinds != "states" else None
-            states = Shelf("state", sizes[1], reserves[1]) if kinds != "kv" else None
+            kv, states = Shelf("kv", sizes[0], reserves[0]) if keeps_kv else None, Shelf("state", sizes[1], reserves[1])
             self.ranks.append((rig, Prefetches(PAGE, self.settings, kv, states, Names(rig.store), ranks)))
             for keys in self.prompts:
                 ends = [n * PAGE for n in range(1, MOST + 1) if rng.random() < 0.4]
                 rig.stock(keys, range(rng.choice([0, 7, MOST, MOST])), ends)
         self.fetches: list[list[tuple[Any, Any]]] = []
-        self.writing: list[tuple[RecordCache, Shelf, int]] = []
+        self.writing: list[tuple[RecordCache, CachedRecord, Item]] = []
 
     def of_ranks(self, fetch: list[tuple[Any, Any]]) -> Iterator[tuple[Rig, Prefetches, Any, Any]]:
         for (rig, rank), (real, model) in zip(self.ranks, fetch, strict=True):
             yield rig, rank, real, model
 
     def caches(self, rig: Rig, rank: Prefetches) -> list[tuple[RecordCache, Shelf]]:
-        return [(real, told) for real, told in ((rig.kv, rank.pages), (rig.states, rank.states)) if real and told]
+        return [(real, told) for real, told in ((rig.kv, rank.pages), (rig.states, rank.states)) if told]
 
     def any_cache(self) -> tuple[RecordCache, Shelf]:
         return self.rng.choice(self.caches(*self.rng.choice(self.ranks)))
@@ -152,15 +150,17 @@ class Program:
         if self.writing and self.rng.random() < 0.5:
             self.written()
         elif model.items:
-            row = self.rng.choice(model.items).record
-            real.pool.use([row])
-            model.use([row])
-            self.writing.append((real, model, row))
+            item = self.rng.choice(model.items)
+            entry = real.get(item.key)
+            assert entry
+            real.pin(entry)
+            model.pin([item])
+            self.writing.append((real, entry, item))
 
     def written(self) -> None:
-        real, model, row = self.writing.pop(self.rng.randrange(len(self.writing)))
-        real.pool.unuse([row])
-        model.unuse([row])
+        real, entry, item = self.writing.pop(self.rng.randrange(len(self.writing)))
+        real.unpin(entry)
+        Shelf.pin([item], -1)
 
     def storage(self) -> None:
         """Records come and go; calls fail."""
@@ -203,19 +203,16 @@ class Program:
         self.poll()
         for rig, _ in self.ranks:
             rig.check()
-            assert all(cache.pool.waiting == 0 for cache in rig.caches)
+            assert all(cache.pool.free + cache.pool.claimed == cache.pool.records for cache in rig.caches)
 
     def compare(self) -> None:
         for rig, rank in self.ranks:
             for real, model in self.caches(rig, rank):
-                assert [
-                    (e.key, e.record, e.length, e.pins, e.fetched, real.pool.in_use(e.record)) for e in real.entries()
-                ] == [
-                    (e.key, e.record, self.lengths[e.key], e.pins, e.fetched, model.users[e.record] > 0)
-                    for e in model.items
+                assert [(e.key, e.record, e.length, e.pins, e.fetched) for e in real.entries()] == [
+                    (e.key, e.record, self.lengths[e.key], e.pins, e.fetched) for e in model.items
                 ]
-                said = (real.pool.free, real.pool.waiting, real.evicted)
-                assert said == (len(model.free), len(model.waiting), model.evicted)
+                claimed = model.records - len(model.free) - len(model.waiting)
+                assert (real.pool.free, real.pool.claimed, real.evicted) == (len(model.free), claimed, model.evicted)
             stats = rig.prefetcher.stats()
             assert {name: getattr(stats, name) for name in COUNTS} == dict(rank.counts)
             assert (dict(stats.flaws), stats.waits) == (dict(rank.flaws), 0)

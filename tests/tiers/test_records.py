@@ -98,19 +98,6 @@ def test_document_has_the_offsets_of_the_header() -> None:
     ]  # fmt: skip
 
 
-@every_layout
-def test_equal_contents_give_equal_bytes(layout: StateLayout) -> None:
-    """Whatever the memory held before."""
-    form = RecordFormat("state", layout, PRINT)
-    marks, one, other = payload(form), garbage(form.nbytes, 1), garbage(form.nbytes, 2)
-    other[marks] = one[marks]
-    for buffer in (one, other):
-        form.seal(buffer, KEY, LENGTH)
-    assert one.tobytes() == other.tobytes()
-    form.seal(one, KEY, LENGTH)  # again, from memory that holds a record
-    assert one.tobytes() == other.tobytes()
-
-
 @pytest.mark.parametrize("order", ["layer_major", "slot_major"])
 @pytest.mark.parametrize("alignment", [16, 256])
 def test_the_order_on_the_device_is_not_in_the_record(order: str, alignment: int) -> None:
@@ -187,25 +174,6 @@ def test_garbage_never_raises(data: bytes, at: int) -> None:
     assert (STATE.flaw(record, KEY, LENGTH) == "") == (record.tobytes() == before)
 
 
-def test_memory_that_cannot_be_written_can_be_checked() -> None:
-    record = np.frombuffer(sealed(STATE, length=np.int64(LENGTH)).tobytes(), np.uint8)
-    assert STATE.flaw(record, KEY, LENGTH) == ""
-
-
-def test_zero_padding_changes_padding_alone() -> None:
-    before = garbage(STATE.nbytes, 3)
-    buffer, marks = before.copy(), payload(STATE)
-    STATE.zero_padding(buffer)
-    marks[: STATE.header_bytes] = True
-    assert (buffer[marks] == before[marks]).all() and not buffer[~marks].any() and (~marks).any()
-
-
-def test_names_say_the_kind_and_the_key() -> None:
-    assert STATE.name(KEY) == f"state-{KEY.hex()}"
-    assert RecordFormat("kv", SMALL, PRINT).name(KEY) == f"kv-{KEY.hex()}"
-    assert re.fullmatch(r"[A-Za-z0-9_-]{1,100}", STATE.name(KEY))
-
-
 BUFFERS = [garbage(STATE.nbytes - 1), garbage(STATE.nbytes + 1), garbage(2 * STATE.nbytes)[::2],
            garbage(STATE.nbytes).view(np.int8), garbage(STATE.nbytes).reshape(2, -1)]  # fmt: skip
 REFUSED: list[tuple[Any, Any, str]] = [  # a call, the buffer, the message
@@ -214,7 +182,6 @@ REFUSED: list[tuple[Any, Any, str]] = [  # a call, the buffer, the message
       for key in (b"", bytes(31), "k" * 32)),
     *((lambda buffer, n=n: STATE.seal(buffer, KEY, n), garbage(STATE.nbytes), f"length={n}") for n in (0, -1, 2**63)),
     *((lambda buffer: STATE.seal(buffer, KEY, 1), each, f"expected {STATE.nbytes} contiguous") for each in BUFFERS),
-    *((STATE.zero_padding, each, f"expected {STATE.nbytes} contiguous bytes") for each in BUFFERS),
     *((lambda _, form=form: RecordFormat(form[0], SMALL, form[1]), None, "expected")
       for form in (("page", PRINT), ("state", b"short"), ("kv", PRINT.hex()))),
 ]  # fmt: skip

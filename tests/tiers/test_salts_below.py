@@ -9,21 +9,12 @@ import memstate as ms
 from memstate.prefix.lease import NO_MATCH
 from memstate.tiers import FileStore, manager
 from memstate.tiers.keys import Keys
-from memstate.tiers.prefetch import agreement
 from memstate.tokens import Prompt, encode
 from tests.support.splits import TOKENS, Model
 from tests.support.tenants import NOTHING, PAGE, House, T, two_tenants
 from tests.support.virtual import MemoryStore
 
 BELOW = (0, 0, 0, 8)  # of what has gone down
-
-
-def gone_down(salt: Hashable, tiers: dict[str, object] | None = None) -> House:
-    """A tenant's prompt of 8 tokens that only host memory has."""
-    house = House(tiers=tiers or {})
-    house.turn(8, salt)
-    house.go_down()
-    return house
 
 
 @pytest.mark.parametrize("write", ["through", "back", "selective"])
@@ -44,30 +35,6 @@ def test_host_memory_gives_what_its_own_salt_has(mine: Hashable, other: Hashable
 
 
 @two_tenants
-def test_a_state_that_comes_up_shares_no_page_with_another_salt(mine: Hashable, other: Hashable) -> None:
-    """The device has KV of the same tokens, another tenant's: the state brings its own."""
-    house = gone_down(mine)
-    house.turn(8, other)
-    row = house.start(T[:9], mine)
-    assert house.mem.info(row).length == 8
-    house.run(row, 9)
-    assert house.starts(9, other) == 8
-    house.mem.end([row])
-    house.idle()
-
-
-@two_tenants
-def test_a_state_that_comes_up_to_kv_of_its_salt_brings_none(mine: Hashable, other: Hashable) -> None:
-    house = gone_down(mine)
-    row = house.start(T[:9], mine)  # KV and state are up again; the state alone goes down
-    assert house.mem.prefix is not None and house.mem.tiers is not None
-    house.run(row, 9)
-    house.mem.prefix.evict_states(99)
-    assert house.starts(9, other) == 0 and house.starts(9, mine) == 8
-    assert house.mem.stats().tiers.pages_in == 2  # type: ignore[union-attr]
-
-
-@two_tenants
 def test_storage_gives_what_its_own_salt_has(mine: Hashable, other: Hashable) -> None:
     """Written by one process and fetched by another."""
     store = MemoryStore()
@@ -81,19 +48,10 @@ def test_storage_gives_what_its_own_salt_has(mine: Hashable, other: Hashable) ->
     assert house.starts(9, other) == 0 and house.starts(9, mine) == 8
 
 
-@two_tenants
-def test_a_prefetch_counts_on_what_its_own_salt_has(mine: Hashable, other: Hashable) -> None:
-    """What the device has need not be fetched."""
-    house = House(tiers={"store": MemoryStore()})
-    house.turn(8, mine)
-    fetches = [house.fetch(9, salt) for salt in (mine, other)]
-    assert [(fetch.covered, fetch.kv_pages) for fetch in fetches] == [(8, 2), (0, 0)]
-
-
 @pytest.fixture
 def rank(monkeypatch: pytest.MonkeyPatch) -> House:
     """A rank of two, whose fellow always agrees."""
-    monkeypatch.setattr(manager, "Ranks", lambda group: agreement.Alone())
+    monkeypatch.setattr(manager, "Ranks", lambda group: None)
     return House(tiers={"rank": 0, "ranks": 2, "group": object()})
 
 
@@ -139,5 +97,5 @@ def test_nodes_and_prompts_have_the_digests_of_their_salt(mine: Hashable, other:
         house.turn(8, salt)
     of_mine, of_other = both(mine), both(other)
     assert of_mine[0] == of_mine[1] and of_other[0] == of_other[1] and not set(of_mine[0]) & set(of_other[0])
-    of_nodes = {salt: host._digests.of_node(cache.tree, node) for salt, node in cache.tree.walk()}
+    of_nodes = {salt: house.mem.tiers.keys.of_node(cache.tree, node) for salt, node in cache.tree.walk()}
     assert of_nodes == {mine: of_mine[0][:2], other: of_other[0][:2]}

@@ -2,7 +2,6 @@
 
 import errno
 import logging
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from memstate import logs, metrics
 from memstate.kernels.dispatch import Backend
 from memstate.testing import Clock, MemoryStore
 from memstate.tiers import FileStore
-from memstate.tiers.stores.base import evicted_of, faults_of, reason_of, why_of
+from memstate.tiers.stores.base import reason_of, why_of
 from tests.support.file_case import refuse
 from tests.support.tiered import Tiered, whole
 
@@ -64,17 +63,6 @@ def samples(at: Tiered, name: str) -> dict[tuple[str, ...], float]:
     }
 
 
-@pytest.mark.parametrize(("code", "call"), [("EACCES", "open"), ("EIO", "write"), ("EDQUOT", "write")])
-def test_what_the_system_refuses_is_named(
-    code: str, call: str, tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = FileStore(tmp_path)
-    refuse(monkeypatch, call, getattr(errno, code), lambda path, *_: call == "write" or str(path).endswith(".tmp"))
-    at = served(store, 1)
-    assert {each["why"] for each in told("write failed")} == {code}
-    assert samples(at, "memstate_storage_failures_total") == {(code,): at.tiers.write_failed}
-
-
 @pytest.mark.parametrize("call", ["get", "exists"])
 def test_a_read_that_fails_is_named(call: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "memstate")
@@ -111,13 +99,6 @@ def test_a_store_that_raises_is_named_by_the_kind_of_its_error(told: Told) -> No
     ]  # fmt: skip
 
 
-def test_a_store_that_refuses_without_a_word_is_counted(told: Told) -> None:
-    store = MemoryStore()
-    store.put = lambda names, buffers: [3] * len(names)  # type: ignore[assignment]
-    at = served(store, 1)
-    assert told("write failed")[0]["why"] == "refused" and at.tiers.failures.keys() == {"refused"}
-
-
 def test_repeated_failures_are_one_line_a_minute_with_their_count(full: Path, told: Told) -> None:
     clock, store = Clock(), FileStore(full)
     at = served(store, 60, clock)
@@ -133,34 +114,8 @@ def test_repeated_failures_are_one_line_a_minute_with_their_count(full: Path, to
     assert sum(each["records"] for each in told("write failed")) == at.tiers.write_failed
 
 
-def test_repeated_prefetches_that_fail_are_one_line_a_minute(told: Told) -> None:
-    store, clock = MemoryStore(), Clock()
-    at = served(store, 1, clock)
-    store.broken = True
-    for n in range(1, 100):
-        at.fetch([*whole(n), 1])
-    assert len(told("prefetch ended")) == 1
-    at.below.close()
-    first, rest = told("prefetch ended")
-    assert (rest["times"], rest["outcome"], rest["tokens"]) == (98, "failed", 98 * first["tokens"])
-
-
 def test_what_a_store_deletes_to_make_room_is_a_figure(tmp_path: Path) -> None:
     store = FileStore(tmp_path, capacity=6_000)
     at = served(store, 12)
     assert store.evicted and at.tiers.store_evicted == store.evicted
     assert samples(at, "memstate_storage_evictions_total") == {(): store.evicted}
-
-
-def test_a_foreign_store_that_counts_otherwise_counts_as_none() -> None:
-    class Odd(MemoryStore):
-        def __init__(self) -> None:
-            super().__init__()
-            self.faults: Any = {"name": "vanished"}
-
-        def evicted(self) -> int:
-            return 3
-
-    assert (faults_of(Odd()), evicted_of(Odd()), faults_of(None), evicted_of(None)) == (Counter(), 0, Counter(), 0)
-    at = served(Odd(), 1)
-    assert at.tiers.failures == {}

@@ -1,19 +1,16 @@
 """Keys of prefixes: the same in every process, never the same for two things."""
 
 import random
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from memstate import Plane, StateLayout
 from memstate.errors import InvalidArgument
-from memstate.salts import encode
 from memstate.tiers import keys as module
 from memstate.tiers.keys import Keys, fingerprint
 from memstate.tokens import Prompt
@@ -36,18 +33,6 @@ def test_values_are_those_of_every_other_process() -> None:
         "8903c73b9b50f18f1dbb69d79c8a9dd3626146f57142bf350573e7d78341af9d",
         "32cee0323a69ac96663f01ae3fe3ba632e9dd1d30680a88b34610b4d8454a0bf",
     ]
-
-
-@pytest.mark.parametrize("page", [1, 4, 16])
-@pytest.mark.parametrize("length", [0, 1, 4, 15, 16, 17, 64])
-def test_digests_chain_whole_pages(page: int, length: int) -> None:
-    keys, key = Keys(KEYS.fingerprint, page), tokens(length, page)
-    digest, expected = blake2b(KEYS.fingerprint + encode("salt"), digest_size=32).digest(), []
-    for number in range(length // page):
-        whole_page = key[number * page * 8 : (number + 1) * page * 8]
-        digest = blake2b(digest + whole_page, digest_size=32).digest()
-        expected.append(digest)
-    assert keys.of(Prompt(key, "salt")) == expected
 
 
 def test_a_digest_stands_for_all_tokens_before_it() -> None:
@@ -77,26 +62,6 @@ def test_what_is_known_is_not_computed_again(known: int, monkeypatch: pytest.Mon
     given_digests = tuple(whole[:known])
     assert KEYS.of(Prompt(key, "salt"), given_digests) == whole
     assert len(calls) == 9 - known + (not known) and calls[not known :] == [32 + 4 * 8] * (9 - known)
-
-
-def test_more_may_be_known_than_is_asked_for() -> None:
-    key = tokens(16, 3)
-    whole = KEYS.of(Prompt(key, None))
-    assert KEYS.of(Prompt(key[:71], None), whole) == whole[:2]
-    assert KEYS.of(Prompt(b"", None), whole) == []
-    assert KEYS.of(Prompt(key, None), whole) is not whole  # nobody else's list
-
-
-SALTS = st.recursive(
-    st.none() | st.integers() | st.text() | st.binary(),
-    lambda inner: st.lists(inner).map(tuple),
-    max_leaves=6,  # which keeps them within what may be nested
-)
-
-
-@given(SALTS, SALTS)
-def test_salts_have_different_bytes_exactly_when_they_differ(one: Hashable, other: Hashable) -> None:
-    assert (encode(one) == encode(other)) == (one == other)
 
 
 def test_whatever_changes_bytes_changes_the_fingerprint() -> None:

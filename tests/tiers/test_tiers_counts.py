@@ -38,9 +38,9 @@ def poison() -> None:
     """Not here, where whatever reaches the device is counted."""
 
 
-def cached(backend: Backend, n: int, write: str, staging: int = 2, **more: object) -> tuple[Tiered, Spent]:
+def cached(backend: Backend, n: int, write: str, staging: int) -> tuple[Tiered, Spent]:
     """A manager with n states of two pages each."""
-    tiers = {"write": write, "staging": staging, "host_slots": 32, "host_pages": 64} | more
+    tiers = {"write": write, "staging": staging, "host_slots": 32, "host_pages": 64}
     at = Tiered(backend, slots=40, rows=10, pages=60, tiers=tiers)
     rows = at.admit(*[ms.Request(i, tokens=whole(i + 1)) for i in range(n)])
     at.run(rows, publish=False)
@@ -53,9 +53,11 @@ def batches(records: int, staging: int) -> int:
     return -(-records // staging)
 
 
-@pytest.mark.parametrize("staging", [1, 2, 16])
-@pytest.mark.parametrize("n", [1, 8])
-def test_an_eviction_with_backup(n: int, staging: int, plain: Backend) -> None:
+EACH_SIZE = pytest.mark.parametrize(("n", "staging"), [(1, 1), (8, 1), (8, 2), (8, 16)])
+
+
+@EACH_SIZE
+def test_an_eviction_of_states_that_host_memory_lacks(n: int, staging: int, plain: Backend) -> None:
     at, spent = cached(plain, n, "back", staging)
     at.cache.evict_states(n)
     packs = batches(n, staging) + 1
@@ -63,24 +65,11 @@ def test_an_eviction_with_backup(n: int, staging: int, plain: Backend) -> None:
     at.mem.submit()
     assert spent() == (1, 1, {"ownership": 1}), "the slots are free: one packet for all"
     at.mem.poll()
-    assert spent() == (0, 0, {})
+    assert at.mem.match([*whole(1), 1]).host_length == 8 and spent() == (0, 0, {})
 
 
-def test_an_eviction_of_what_is_not_sent_yet_costs_the_packet_that_says_where_it_is(plain: Backend) -> None:
-    at, spent = cached(plain, 2, "back")
-    rows = at.admit(*[ms.Request(i, tokens=whole(20 + i)) for i in range(2)])
-    at.run(rows, publish=False)
-    at.mem.submit()
-    at.end(rows)
-    spent()
-    at.cache.evict_states(4)
-    packs = batches(4, 2) + 1
-    assert spent() == (1, 1 + packs, {"ownership": 1, "pack_slots": packs})
-
-
-@pytest.mark.parametrize("staging", [1, 2])
-@pytest.mark.parametrize("n", [1, 8])
-def test_a_poll_that_writes_through(n: int, staging: int, plain: Backend) -> None:
+@EACH_SIZE
+def test_a_poll_that_writes_through_and_an_admission_of_hits(n: int, staging: int, plain: Backend) -> None:
     at, spent = cached(plain, n, "through", staging)
     at.mem.poll()
     packs = batches(n, staging) + 1
@@ -88,44 +77,13 @@ def test_a_poll_that_writes_through(n: int, staging: int, plain: Backend) -> Non
     at.mem.poll()
     at.cache.evict_states(n)
     assert spent() == (0, 0, {}), "host memory has all of it"
-
-
-@pytest.mark.parametrize("staging", [1, 2, 16])
-@pytest.mark.parametrize("n", [1, 8])
-def test_an_admission_of_hits(n: int, staging: int, plain: Backend) -> None:
-    at, _ = cached(plain, n, "through", staging)
-    at.mem.poll()
-    at.cache.evict_states(n)
     at.cache.evict_pages(60)
     spent = Spent(at)
     rows = at.admit(*[ms.Request(i, tokens=[*whole(i + 1), 1]) for i in range(n)])
     assert [at.mem.info(row).length for row in rows] == [8] * n
-    assert spent() == (1, 1 + 2, {"ownership": 1, "unpack_slots": batches(n, staging) + 1})
+    assert spent() == (1, 1 + 2, {"ownership": 1, "unpack_slots": packs})
     at.mem.plan(rows, 1)
     assert spent() == (1, 1, {"ownership": 1, "plan": 1}), "from there on a hit like any other"
-
-
-def test_an_admission_of_tombstones_moves_states_alone(plain: Backend) -> None:
-    at, _ = cached(plain, 4, "back", 4)
-    at.cache.evict_states(4)
-    spent = Spent(at)
-    at.admit(*[ms.Request(i, tokens=[*whole(i + 1), 1]) for i in range(4)])
-    assert spent() == (1, 1 + 1, {"ownership": 1, "unpack_slots": 1})
-
-
-def test_a_look_costs_nothing(plain: Backend) -> None:
-    at, _ = cached(plain, 4, "back")
-    at.cache.evict_states(4)
-    spent = Spent(at)
-    for i in range(4):
-        match = at.mem.match([*whole(i + 1), 1])
-        assert (match.length, match.host_length) == (0, 8) and "8 in host memory" in str(match)
-    with pytest.raises(ms.OutOfRows):
-        at.mem.admit([ms.Request(i, tokens=[*whole(1), i]) for i in range(11)])
-    at.mem.poll()
-    assert at.mem.stats().tiers == at.tiers and repr(at.below.host.states) and repr(at.below.host.states.pool)
-    assert spent() == (0, 0, {})
-    assert at.mem.inspect().stats["tiers"]["host_states"] == 4
 
 
 def busy(at: Tiered) -> None:
@@ -155,7 +113,7 @@ def test_nothing_but_launches_uploads_and_copies_reaches_the_device(write: str, 
     at = Tiered(backend, slots=12, tiers={"write": write})
     busy(at)  # what is made once is made
     watch = Watch()
-    rings = [ring for cache in at.caches for ring in transfers(at, cache)._rings]
+    rings = [ring for each in at.below.host.sets for ring in each.transfers._rings]
     watch.let_pass(at.mem, *rings)
     moved = at.moved
     with watch:
@@ -164,11 +122,6 @@ def test_nothing_but_launches_uploads_and_copies_reaches_the_device(write: str, 
     assert (out_states, in_states, out_pages, in_pages) == (3, 3, 6, 6)
     assert dict(watch.seen) == {"copy_": 2 * (batches(3, 2) + 1)}
     assert at.mem.backend.counts.syncs == 0
-
-
-def transfers(at: Tiered, cache: object):  # type: ignore[no-untyped-def]
-    host = at.below.host
-    return next(depot.transfers for depot in (host._of_states, host._of_kv) if depot and depot.cache is cache)
 
 
 def test_counted_launches_are_the_launches(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:

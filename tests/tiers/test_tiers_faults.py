@@ -1,24 +1,18 @@
 """Storage that is slow, fails or is closed, and prefetches that end early: a hit is lost, and nothing stays taken."""
 
 import threading
-from collections.abc import Callable
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
-import torch
 
 import memstate as ms
 from memstate.errors import Asleep
 from memstate.kernels.dispatch import Backend
-from memstate.tiers.settings import Tiers
-from memstate.tiers.stores.base import NoStore, Outcome
-from memstate.tokens import Prompt
-from tests.support.build import build
+from memstate.tiers.stores.base import Outcome
 from tests.support.serving import PAGE
-from tests.support.tiered import T, Tiered, filled, settle, whole
+from tests.support.tiered import T, Tiered, settle, whole
 from tests.support.virtual import ByHand, Clock, MemoryStore, Workers
 
 pytestmark = pytest.mark.sample
@@ -66,23 +60,6 @@ def test_storage_that_fails_is_counted_and_host_memory_serves_on(plain: Backend)
     assert fetch.done and fetch.length == 0 and at.tiers.prefetch.failures == 1  # type: ignore[union-attr]
 
 
-def test_what_is_evicted_before_its_turn_is_missed_and_not_written(plain: Backend) -> None:
-    jobs, store = ByHand(), MemoryStore()
-    at = virtual(plain, store, jobs, tiers={"host_slots": 1, "host_pages": 2, "write": "back"})
-    at.cache_prompts(ONE)
-    at.cache.evict_states(1)
-    at.mem.submit()
-    assert at.below.writeback is not None and at.below.writeback.pending == 0, "before the poll nobody has heard of it"
-    at.mem.poll()
-    assert at.below.writeback.pending == 3 and len(jobs.jobs) == 1
-    at.work()  # one page: of two records one may be pinned at a time
-    at.give_up(pages=60)
-    at.cache_prompts(whole(2))
-    at.below.host.kv.evict(9)  # type: ignore[union-attr]
-    at.drain()
-    assert at.tiers.written + at.tiers.write_missed == 3 and len(store.records) == at.tiers.written
-
-
 def test_writes_that_take_seconds_hold_nobody_up(plain: Backend) -> None:
     clock, store = Clock(), MemoryStore()
     jobs = Workers(clock, lambda: 5.0, workers=1)
@@ -109,47 +86,6 @@ def test_flush_and_close_end(broken: bool, plain: Backend, tmp_path: Path) -> No
     assert (at.tiers.written, at.tiers.write_failed) == ((0, 12) if broken else (12, 0))
     assert len(store.records) == at.tiers.written and at.tiers.leaked_records == 0 and at.keeps() == set()
     assert set(threading.enumerate()) <= threads
-
-
-class Idle(ByHand):
-    """Threads that have heard of a cancelled job at once, as those of a pool do some time."""
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
-        future = super().submit(fn, *args, **kwargs)
-        cancel = future.cancel
-        future.cancel = lambda: cancel() and not future.set_running_or_notify_cancel()  # type: ignore[method-assign]
-        return future
-
-
-@pytest.mark.parametrize("moment", range(4))
-@pytest.mark.parametrize("how", ["cancel", "reset", "clear"])
-def test_B65_a_prefetch_ends_at_any_moment(how: str, moment: int, plain: Backend) -> None:
-    """Nothing stays taken; records that a thread still reads into are free with the end of that."""
-    jobs, store = Idle(), MemoryStore()
-    filled(plain, store, T[:16])
-    at = virtual(plain, store, jobs)
-    at.note(T[:17])
-    fetch = at.mem.prefetch(T[:17])
-    for _ in range(moment // 2):
-        at.work()
-    begun = [job for job in jobs.jobs if moment % 2 and not job.future.done() and job.begin()]
-    if how == "cancel":
-        at.below.cancel(fetch)
-    else:
-        for job in begun:  # they wait for threads
-            job.finish()
-        begun = []
-        at.mem.recover(keep=False) if how == "reset" else at.below.clear()
-    assert fetch.done and at.tiers.leaked_records == 0 and at.keeps() == set()
-    for job in begun:
-        job.finish()
-    at.mem.poll()
-    at.look(idle=True)
-    assert all(cache.pool.free == cache.pool.records for cache in at.caches)
-    fetch = at.mem.prefetch(T[:17])
-    while not fetch.done:
-        at.work()
-    assert at.turn(T[:17], publish=False) == 16
 
 
 def test_a_closed_manager_goes_on_without_tiers(plain: Backend) -> None:
@@ -204,36 +140,3 @@ def test_whatever_put_answers_is_a_failure_at_most(answer: Any, plain: Backend) 
     at.mem.poll()
     at.drain()
     assert at.tiers.write_failed == 3 and at.tiers.written == 0  # a state and two pages
-
-
-def test_an_executor_that_was_shut_down_loses_writes_alone(plain: Backend) -> None:
-    executor = ByHand()
-    at = Tiered(plain, tiers={"store": MemoryStore(), "executor": executor})
-    at.cache_prompts(whole(1))
-    executor.submit = Mock(side_effect=RuntimeError("shut down"))  # type: ignore[method-assign]
-    at.mem.submit()
-    at.mem.poll()
-    at.mem.poll()
-    assert at.tiers.write_failed == 3
-
-
-def test_records_of_one_axis_are_strangers_to_another(tmp_path: Path) -> None:
-    """Both axes of a square plane leave scales of the same size. Exact records are others too."""
-    layout = ms.StateLayout((ms.Plane("ssm", (2, 8, 8), torch.float32),), layers=1)
-    marks, usual = set(), {"slots": 2, "max_requests": 1, "page_size": PAGE}
-    for int8 in ({}, {"ssm": 0}, {"ssm": 1}, {"ssm": 2}):
-        mem = build(layout, **usual, prefix=ms.Prefix(), tiers=Tiers("toy", 2, int8=int8, store=ms.FileStore(tmp_path)))
-        assert mem.tiers is not None
-        marks.add(mem.tiers.host.digests(Prompt(bytes(8 * PAGE), None), mem.match(range(PAGE)))[0])
-        mem.close()
-    assert len(marks) == 4
-
-
-def test_no_store_keeps_nothing() -> None:
-    store, memory = NoStore(), torch.zeros(4, dtype=torch.uint8)
-    store.register(memory)
-    assert store.exists(["a", "b"]) == [False, False]
-    assert store.get(["a"], [memory.numpy()]) == [Outcome.MISSING]
-    assert store.put(["a"], [memory.numpy()]) == [Outcome.FAILED]
-    store.discard(["a"])
-    store.close()

@@ -34,14 +34,6 @@ def test_nothing_reads_a_state_before_it_is_there(name: str, overlap: bool, late
 
 
 @every_strategy
-def test_in_place_engines_copy_a_state_once_it_is_there(name: str, late: list[Late], plain: Backend) -> None:
-    at = below(plain, name, *TWO, in_place=True)
-    row = at.start([*ONE, 1])
-    at.checked([row])
-    at.end([row])
-
-
-@every_strategy
 def test_a_request_that_ends_at_once_leaves_its_load_to_itself(name: str, late: list[Late], plain: Backend) -> None:
     """The record stays in use until the bytes have arrived; the state is a cached one, and right."""
     at = below(plain, name, *TWO)
@@ -56,17 +48,6 @@ def test_a_request_that_ends_at_once_leaves_its_load_to_itself(name: str, late: 
     assert not host.loads and at.landed
     at.look(idle=True)
     assert at.mem.match([*ONE, 1]).length == 8
-
-
-@every_strategy
-def test_a_state_is_evicted_again_before_its_load_is_there(name: str, late: list[Late], plain: Backend) -> None:
-    """Its slot goes to others, whose bytes the load must not touch."""
-    at = below(plain, name, *TWO, slots=4)
-    at.mem.end([at.start([*ONE, 1])])
-    assert late[0].flying("into") and at.cache.evict_states(9) == 1 and at.moved[0] == 2
-    rows = [at.start([60 + n]) for n in range(at.mem.free_slots // (3 if name == "ping-pong" else 2))]
-    at.run(rows, publish=False)
-    at.checked(rows)
 
 
 def test_a_record_that_is_being_filled_is_nobody_else_s(late: list[Late], plain: Backend) -> None:
@@ -88,16 +69,6 @@ def test_a_record_that_is_being_filled_is_nobody_else_s(late: list[Late], plain:
     assert at.keeps() == {tuple(whole(3))} and (at.tiers.refused, at.tiers.evicted_states) == (1, 1)
 
 
-def test_a_hit_on_bytes_that_are_still_leaving_comes_back_right(late: list[Late], plain: Backend) -> None:
-    at = Tiered(plain, slots=6, tiers={"write": "back"})
-    at.cache_prompts(ONE)
-    at.mem.submit()
-    at.cache.evict_states(1)
-    at.cache.evict_pages(60)
-    assert late[0].flying("out") and late[1].flying("out")
-    at.checked([at.hit(8, [*ONE, 1])])
-
-
 @pytest.mark.parametrize("ending", ["sleep", "reset", "clear", "close", "flush"])
 def test_whatever_is_on_its_way_arrives_first(ending: str, late: list[Late], plain: Backend) -> None:
     at = below(plain, "redirect", *TWO, slots=12)
@@ -117,7 +88,7 @@ def test_whatever_is_on_its_way_arrives_first(ending: str, late: list[Late], pla
     else:
         getattr(at.below, ending)()
     assert not late[0].flying("into") and not late[0].flying("out") and at.landed
-    assert [len(cache.pool._users) for cache in at.caches] == [0, 0]
+    assert [cache._pinned for cache in at.caches] == [0, 0]
     at.look(idle=True)
     if ending in ("reset", "clear", "close"):
         assert [len(cache) for cache in at.caches] == [0, 0]

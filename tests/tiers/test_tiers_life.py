@@ -1,7 +1,5 @@
 """What a manager with tiers goes through: resets, clears, sleep and wake, ends, threads."""
 
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 
 import memstate as ms
@@ -34,32 +32,6 @@ def test_a_reset_empties_host_memory_and_leaves_storage(name: str, plain: Backen
     at.mem.close()
 
 
-def test_a_state_that_was_due_when_everything_was_reset_is_forgotten(plain: Backend) -> None:
-    at = Tiered(plain, slots=6)
-    at.cache_prompts(ONE, poll=False)
-    at.mem.recover(keep=False)
-    at.text.clear()
-    at.cache_prompts(whole(2), poll=False)  # in the same register
-    settle(at)
-    assert at.keeps() == {tuple(whole(2))}
-
-
-def test_clearing_host_memory_leaves_the_device(plain: Backend) -> None:
-    at = below(plain, "redirect", *BOTH, **ONE_GONE)
-    row = at.start([*ONE, 1])  # whose state came up and has not been read
-    moved = at.moved
-    at.below.clear()
-    assert at.keeps() == at.keeps_pages() == set() and at.tiers.evicted_states == 2
-    at.run([row], publish=False)
-    assert at.mem.match([*T[:16], 1]).length == 16
-    at.look()
-    at.mem.end([row])
-    settle(at)
-    assert at.moved == moved, "what is on the device goes down when it is evicted"
-    at.give_up()
-    assert at.keeps() == {tuple(ONE), tuple(T[:16])}
-
-
 @pytest.mark.parametrize("keep", [True, False])
 @every_strategy
 def test_host_memory_outlives_sleep(name: str, keep: bool, plain: Backend) -> None:
@@ -83,17 +55,6 @@ def test_host_memory_outlives_sleep(name: str, keep: bool, plain: Backend) -> No
     at.cache_prompts(whole(5))
     settle(at)
     assert tuple(whole(5)) in at.keeps(), "addresses may be others: records are right all the same"
-
-
-def test_a_manager_in_one_thread_is_polled_from_there(plain: Backend) -> None:
-    at = below(plain, "redirect", *BOTH, **ONE_GONE, debug=True, tiers={"store": MemoryStore()})
-    with ThreadPoolExecutor(1) as other:
-        for call in (at.mem.poll, lambda: at.mem.prefetch(ONE), lambda: at.mem.match(ONE)):
-            with pytest.raises(ms.MemstateError, match="one thread"):
-                other.submit(call).result()
-    assert at.turn([*ONE, 1], publish=False) == 8, "threads of the storage are no such threads"
-    at.below.flush()
-    at.mem.close()
 
 
 def test_states_are_written_for_good_once_nothing_is_pending(plain: Backend) -> None:
@@ -132,19 +93,4 @@ def test_flushing_more_than_host_memory_holds_writes_all_of_it(plain: Backend) -
     at.below.flush()
     assert sum(name.startswith("state") for name in store.records) == 5
     assert sum(name.startswith("kv") for name in store.records) == 10 and at.tiers.refused == 0
-    at.mem.close()
-
-
-def test_flushing_writes_kv_whose_state_is_here_already(plain: Backend) -> None:
-    """Storage failed, and host memory gave up the KV. It has room for that of two states at a time."""
-    store = MemoryStore()
-    at = Tiered(plain, slots=8, tiers={"store": store, "host_pages": 4})
-    store.broken = True
-    at.cache_prompts(*(whole(n) for n in range(1, 4)))
-    settle(at)
-    at.drain()
-    store.broken = False
-    assert at.below.host.kv is not None and at.below.host.kv.evict(99) == 4 and len(at.keeps()) == 3
-    at.below.flush()
-    assert sum(name.startswith("kv") for name in store.records) == 6
     at.mem.close()

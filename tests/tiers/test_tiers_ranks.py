@@ -12,7 +12,6 @@ from memstate.errors import InvalidArgument
 from memstate.kernels.dispatch import Backend
 from memstate.tiers import manager
 from memstate.tiers.keys import Keys, fingerprint
-from memstate.tiers.prefetch import agreement
 from memstate.tokens import Prompt, encode
 from tests.support.build import on
 from tests.support.planes import LAYOUT
@@ -25,10 +24,10 @@ PROMPT = [*whole(1, 4), 7]
 
 
 def lives(ranks: int, folder: Path) -> list[list[dict[str, Any]]]:
-    """What each rank did in its two lives."""
+    """What each rank did in its two lives; how a prefetch ended then, on all ranks but the last, which went away."""
     outputs = run_ranks("tests.support.tiers_rank", ranks, folder)
     lines = [[json.loads(line) for line in out.splitlines() if line.startswith("{")] for out, _ in outputs]
-    assert [len(each) for each in lines] == [2] * ranks, "\n".join(error for _, error in outputs)
+    assert [len(each) for each in lines] == [3] * (ranks - 1) + [2], "\n".join(error for _, error in outputs)
     return lines
 
 
@@ -41,12 +40,18 @@ def test_ranks_start_alike_with_host_memory_and_storage_that_differ(ranks: int, 
         assert all(rank[life]["starts"] == found[0][life]["starts"] for rank in found)
         assert any(start for start, _ in found[0][life]["starts"])
     assert found[0][1]["stored"] > 0  # the second life begins with an empty device
+    assert [rank[2] for rank in found[:-1]] == [{"outcome": "lost"}] * (ranks - 1)
+
+
+def test_ranks_without_a_group_are_refused() -> None:
+    with pytest.raises(ms.ConfigurationError, match="init_process_group"):
+        manager.Ranks()
 
 
 @pytest.fixture
 def keyed(monkeypatch: pytest.MonkeyPatch, plain: Backend) -> Tiered:
     """A rank of two, whose fellow always agrees; a prompt of four pages and one token has gone down."""
-    monkeypatch.setattr(manager, "Ranks", lambda group: agreement.Alone())
+    monkeypatch.setattr(manager, "Ranks", lambda group: None)
     at = Tiered(plain, tiers={"rank": 0, "ranks": 2, "group": object()}, every=PAGE)
     at._keys = Keys(fingerprint("toy", LAYOUT, KV, at.page, 0, 2), at.page)
     at.cache_prompts(PROMPT)
@@ -126,7 +131,7 @@ def test_what_was_agreed_on_is_nothing_once_a_record_is_gone(keyed: Tiered) -> N
 @pytest.fixture
 def stocked(plain: Backend, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tiered]:
     """A rank whose fellow always agrees, with room for one prompt in host memory; two lie in storage."""
-    monkeypatch.setattr(manager, "Ranks", lambda group: agreement.Alone())
+    monkeypatch.setattr(manager, "Ranks", lambda group: None)
     place = {"rank": 0, "ranks": 2, "group": object(), "store": MemoryStore()}
     keys = Keys(fingerprint("toy", LAYOUT, KV, PAGE, 0, 2), PAGE)
     first = Tiered(plain, tiers=place)

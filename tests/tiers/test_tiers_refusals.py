@@ -1,7 +1,6 @@
 """What is refused changes nothing, here or in host memory; salts keep prompts apart; settings and their errors."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,66 +9,15 @@ import memstate as ms
 from memstate.kernels.dispatch import Backend
 from memstate.state.layout import Plane, StateLayout
 from memstate.state.planes import Planes
-from memstate.tiers import FileStore, Prefetch, Tiers
+from memstate.tiers import Prefetch, Tiers
 from memstate.tiers.host.pool import RecordPool
 from tests.support.build import build
-from tests.support.planes import LAYOUT, every_strategy
-from tests.support.tiered import KV, NEEDS, T, Tiered, below, everything, settle, whole
+from tests.support.planes import LAYOUT
+from tests.support.tiered import KV, Tiered, whole
 
 pytestmark = pytest.mark.sample
 
 ONE = whole(1)
-
-
-BOTH = (ONE, T[:16])
-
-
-@every_strategy
-def test_an_admission_that_lacks_slots_changes_nothing(name: str, plain: Backend) -> None:
-    at = below(plain, name, *BOTH, pages=12, slots=2 * NEEDS[name] + 1)
-    at.admit(ms.Request("held", tokens=[1]))
-    before = everything(at)
-    with pytest.raises(ms.OutOfSlots) as caught:
-        at.mem.admit([ms.Request(n, tokens=[*ONE, n]) for n in range(3)])
-    assert caught.value.requested == 3 * NEEDS[name]
-    assert everything(at) == before
-
-
-def test_an_admission_that_lacks_pages_changes_nothing(plain: Backend) -> None:
-    """Or rows."""
-    at = below(plain, "redirect", *BOTH, pages=12, rows=2)
-    before = everything(at)
-    for error, requests in (
-        (ms.OutOfPages, [ms.Request(0, tokens=[*T[:16], *range(40)])]),  # 14 pages of 12
-        (ms.OutOfPages, [ms.Request(0, tokens=[*T[:16], 1]), ms.Request(1, tokens=range(500, 532))]),  # 5 + 8
-        (ms.OutOfRows, [ms.Request(n, tokens=[*ONE, n]) for n in range(3)]),
-    ):
-        with pytest.raises(error):
-            at.mem.admit(requests)
-        assert everything(at) == before
-
-
-def test_a_hit_makes_room_for_itself(plain: Backend) -> None:
-    """What is cached on the device gives way to what comes up, states and pages, and goes to host memory."""
-    at = below(plain, "redirect", *BOTH, slots=2, pages=6)
-    at.cache_prompts(whole(5), whole(6, 3))
-    settle(at)
-    assert (at.mem.free_slots, at.mem.free_pages) == (0, 1)
-    row = at.start([*T[:16], 1])
-    assert at.mem.info(row).length == 16 and at.keeps() == {tuple(p) for p in (ONE, T[:16], whole(5), whole(6, 3))}
-    at.checked([row])
-
-
-def test_making_room_for_a_hit_does_not_cost_the_hit(plain: Backend) -> None:
-    """Host memory is full of it: what the device gives up finds no room there."""
-    at = Tiered(plain, slots=1, pages=5, tiers={"write": "back", "host_slots": 1, "host_pages": 4})
-    at.cache_prompts(T[:16])
-    at.give_up(pages=5)
-    at.cache_prompts(whole(5))
-    assert at.keeps() == {tuple(T[:16])} and at.mem.free_slots == 0
-    row = at.start([*T[:16], 1])
-    assert at.mem.info(row).length == 16 and at.tiers.refused == 1 and at.keeps() == {tuple(T[:16])}
-    at.checked([row])
 
 
 class Five:
@@ -161,10 +109,3 @@ SIZES = [({"host_slots": 6}, (6, 12)), ({"host_slots": 6, "host_pages": 5}, (6, 
 def test_sizes_of_the_host_tier(size: dict[str, object], records: tuple[int, int]) -> None:
     stats = manager(tiers=Tiers("toy", kv=kv(), **size)).stats().tiers  # type: ignore[arg-type]
     assert stats and (stats.host_state_records, stats.host_page_records) == records
-
-
-def test_states_alone_need_no_pages_in_host_memory(tmp_path: Path) -> None:
-    mem = manager(0, Tiers("toy", 3, store=FileStore(tmp_path), prefetch=Prefetch(0)))
-    stats = mem.stats().tiers
-    assert stats and (stats.host_state_records, stats.host_page_records) == (3, 0)
-    mem.close()

@@ -4,16 +4,12 @@ import pytest
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
-from memstate.tokens import Prompt, encode
-from tests.support import inside, owners
+from tests.support import inside
 from tests.support.planes import every_strategy
 from tests.support.scan import row_problems, scan_registers
 from tests.support.tiered import NEEDS, T, Tiered, settle, whole
-from tests.support.ways import every_order_and_strategy
 
 pytestmark = pytest.mark.sample
-
-ONE = whole(1)
 
 
 def check(at: Tiered) -> None:
@@ -23,82 +19,6 @@ def check(at: Tiered) -> None:
     at.mem.audit().raise_if_leaking()
     at.mem.device.check()
     at.look_below()
-
-
-def talk(at: Tiered, *computed: list[int]) -> ms.Session:
-    """A session that keeps a state of 8 tokens, and prompts that only host memory has."""
-    session = at.mem.sessions.open("talk")
-    at.cache_prompts(*computed)
-    settle(at)
-    at.cache_prompts(T[:8], session=session)
-    at.give_up(pages=58)
-    check(at)
-    assert owners.session(at.mem, session).kept[0].length == 8
-    return session
-
-
-@every_order_and_strategy
-def test_a_turn_goes_on_from_the_longer_of_session_and_host_memory(name: str, overlap: bool, plain: Backend) -> None:
-    at = Tiered(plain, name, slots=12, overlap=overlap)
-    session = talk(at, T[:16])
-    assert at.mem.match(T[:13], session=session).length == 8 and at.mem.match(T[:9], session=session).host_length == 0
-    assert at.mem.match(T[:17], session=session).host_length == 16
-    row = at.start(T[:17], session=session)
-    assert at.mem.info(row).length == 16 and at.moved[1] == 1
-    at.run([row], publish=False)
-    check(at)
-    at.end([row])
-    at.mem.poll()
-    check(at)
-    row = at.start(at.text[row][:18], session=session)  # on from its own state now
-    assert at.mem.info(row).length >= 16 and at.moved[1] == 1
-    at.run([row], publish=False)
-
-
-@every_strategy
-def test_host_memory_of_one_record_has_the_last(name: str, plain: Backend) -> None:
-    at = Tiered(plain, name, slots=8, tiers={"host_slots": 1, "host_pages": 3, "write": "back"})
-    for n in range(1, 5):
-        at.pass_down(whole(n))
-        settle(at)
-        assert at.keeps() == {tuple(whole(n))}
-        at.look(idle=True)
-    assert at.tiers.evicted_states == 3 and at.tiers.evicted_pages == 5, "no more than were missing"
-    assert at.turn([*whole(4), 1], publish=False) == 8 and at.turn([*whole(3), 1], publish=False) == 0
-
-
-def test_a_prompt_that_host_memory_is_too_small_for_is_let_go(plain: Backend) -> None:
-    at = Tiered(plain, slots=6, tiers={"host_slots": 4, "host_pages": 2, "write": "back"})
-    at.pass_down(ONE)
-    at.pass_down(T[:12])
-    assert at.keeps() == {tuple(ONE)} and (at.tiers.refused, at.tiers.evicted_pages) == (1, 0)
-    at.look(idle=True)
-    assert at.turn([*T[:12], 1], publish=False) == 0 and at.turn([*ONE, 1], publish=False) == 8
-
-
-def test_what_is_pinned_stays_and_the_rest_gives_way(plain: Backend) -> None:
-    at = Tiered(plain, slots=8, tiers={"host_slots": 2, "host_pages": 4, "write": "back"})
-    at.pass_down(whole(1), whole(2))
-    prompt = Prompt(encode([*ONE, 1]), None)
-    hit = at.below.find(prompt, at.mem.prefix.match(prompt), 0)  # type: ignore[union-attr]
-    assert hit is not None and hit.length == 8
-    at.below.host.pin(hit)
-    for n in (3, 4):
-        at.pass_down(whole(n))
-        assert at.keeps() == {tuple(ONE), tuple(whole(n))}
-    at.pass_down(whole(5, 3))
-    assert at.tiers.refused == 1 and at.keeps() == {tuple(ONE), tuple(whole(4))}
-    at.below.host.unpin(hit)
-    at.pass_down(whole(5, 3))
-    assert tuple(whole(5, 3)) in at.keeps() and at.tiers.refused == 1
-
-
-def test_states_that_go_together_do_not_take_each_other_s_records(plain: Backend) -> None:
-    """Three at once for two records: the third is let go, and neither of the others is overwritten."""
-    at = Tiered(plain, slots=8, tiers={"host_slots": 2, "host_pages": 9, "write": "back"})
-    at.cache_prompts(whole(1), whole(2), whole(3))
-    at.give_up()
-    assert at.keeps() == {tuple(whole(1)), tuple(whole(2))} and at.tiers.refused == 1
 
 
 def test_a_prompt_s_own_pages_do_not_make_room_for_it(plain: Backend) -> None:
@@ -146,32 +66,4 @@ def test_S7_a_load_makes_idle_sessions_give_way(plain: Backend) -> None:
     assert at.mem.stats().held_by_sessions == 2
     row = at.hit(16, T[:17])
     at.run([row], publish=False)
-    check(at)
-
-
-@pytest.mark.parametrize("others", [0, 1])
-@pytest.mark.parametrize("length", [16, 8])
-@every_strategy
-def test_a_state_that_makes_way_during_an_admission_serves_its_prompt(
-    name: str, length: int, others: int, plain: Backend
-) -> None:
-    """Host memory has 8 tokens; the session that makes way for the load leaves as many, or more, in the cache."""
-    lanes = NEEDS[name] - 1
-    at = Tiered(plain, name, slots=3 + (1 + others) * lanes + others, sessions=ms.SessionLimits(share=0.0))
-    at.cache_prompts(T[:8])
-    settle(at)
-    at.give_up(pages=58)
-    session = at.mem.sessions.open("talk")
-    at.cache_prompts(T[:length], session=session)
-    at.give_up(pages=58)
-    at.cache_prompts(ONE)
-    check(at)
-    requests = [ms.Request(n, tokens=[*T[:17], n], length=(160, 20)[n]) for n in range(1 + others)]  # 160: a whole row
-    rows = at.admit(*requests)
-    assert [at.mem.info(row).length for row in rows] == [length] * (1 + others)
-    assert [len(owners.pages_of(at.mem, row)) for row in rows] == [40, 5][: 1 + others]
-    assert not at.mem.sessions.infos()[0].states
-    check(at)
-    at.run(rows, publish=False)
-    at.end(rows)
     check(at)

@@ -34,13 +34,6 @@ def test_another_process_goes_on_from_files(name: str, overlap: bool, plain: Bac
     assert at.tiers.written == at.moved[0] + at.moved[2], "what came from storage is not written again"
 
 
-def test_another_process_goes_on_through_the_kernels(backend: Backend, tmp_path: Path) -> None:
-    filled(backend, FileStore(tmp_path), ONE)
-    at = Tiered(backend, slots=6, tiers={"store": FileStore(tmp_path)})
-    at.fetch([*ONE, 1])
-    assert at.turn([*ONE, 1]) == 8
-
-
 @pytest.mark.parametrize("other", [{"model": "other"}, {"salt": "b"}, {"page": True}])
 def test_records_of_others_are_never_found(other: dict[str, object], plain: Backend, tmp_path: Path) -> None:
     filled(plain, FileStore(tmp_path), ONE)

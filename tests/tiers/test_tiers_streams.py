@@ -18,7 +18,6 @@ from memstate.tiers.host.pool import RecordPool
 from memstate.tiers.host.transfers import COPIES, Transfers
 from tests.support import inside, owners
 from tests.support.fake_cuda import FakeCuda, fake_cuda
-from tests.support.tiered_late import wait_for_staging
 
 DEVICE = "cuda:1"
 LAYOUT = ms.StateLayout([ms.Plane("s", (4,), torch.float32)], layers=2)
@@ -51,7 +50,7 @@ class Burst:
             tiers=ms.Tiers(**(usual | tiers)),
         )  # fmt: skip
         self.host, self.main = self.mem.tiers.host, cuda.current_stream(1)  # type: ignore[union-attr]
-        self.sets = [self.host._of_states, self.host._of_kv]
+        self.sets = self.host.sets
         self.down = [each.transfers._streams[0] for each in self.sets]  # type: ignore[union-attr]
         self.prompts = [[1000 * i + at for at in range(pages * PAGE)] for i in range(n)]
         self.rows = self.mem.admit([ms.Request(i, tokens=prompt) for i, prompt in enumerate(self.prompts)])
@@ -96,7 +95,7 @@ class Burst:
         """The states that host memory has, whose bytes must be right, and all KV up to them."""
         found = set()
         for node, number in self.number.items():
-            digests = self.host._digests.of_node(self.host.tree, node)
+            digests = self.mem.tiers.keys.of_node(self.host.tree, node)
             if (entry := self.host.states.get(digests[-1])) is None:
                 continue
             found.add(number)
@@ -219,16 +218,6 @@ def test_kv_beyond_staging_goes_down_in_several_polls(cuda: FakeCuda, monkeypatc
         assert at.kept() == saved
 
 
-def test_the_host_waits_for_staging_where_a_caller_asks_for_more(cuda: FakeCuda) -> None:
-    """As benchmarks do, and tests on a GPU. The stream of the steps waits for nothing then either."""
-    at = Burst(cuda, n=9, staging=2)
-    wait_for_staging(at.mem)
-    at.evict(9)
-    assert (at.stats.states_out, at.stats.unstaged, at.waits) == (9, 0, 0)
-    at.land()
-    assert at.kept() == set(range(1, 10))
-
-
 def test_flush_waits_on_the_host_and_loses_nothing(cuda: FakeCuda) -> None:
     at = Burst(cuda, n=9, staging=2)
     at.mem.tiers.flush()  # type: ignore[union-attr]
@@ -249,22 +238,32 @@ def test_a_load_is_waited_for_by_the_step_that_uses_it(cuda: FakeCuda) -> None:
     assert at.waits > 0 and all(cuda.given("plan")[-1].behind(load) for load in loads)
 
 
+def test_a_load_waits_for_bytes_that_are_still_leaving(cuda: FakeCuda) -> None:
+    at = Burst(cuda, n=2, staging=2)
+    at.evict(2)
+    at.mem.prefix.evict_pages(99)  # type: ignore[union-attr]
+    (row,) = at.mem.admit([ms.Request(0, tokens=[*at.prompts[0], 1])])
+    step = at.mem.plan([row], 1)
+    assert at.mem.info(row).length == PAGE + 1 and (at.mem.planes["s"][:, step.read.long()] == 1.0).all()
+    assert (at.kv["k"][:, owners.pages_of(at.mem, row)[0]] == 1000).all()
+
+
 # -- pages in batches ------------------------------------------------------------------------------
 
 
-def moved(cuda: FakeCuda, records: Sequence[int], staging: int = 64) -> tuple[list[str], list[str]]:
+def moved(cuda: FakeCuda, records: Sequence[int], staging: int) -> tuple[list[str], list[str]]:
     """What the streams are given to move pages 1.. to these records, and into other pages again; bytes are checked."""
     planes = Planes(KV, 2 * len(records), ms.Backend("reference", DEVICE))
     pool = RecordPool(256, planes.layout.bytes_per_slot + 64)
-    transfers = Transfers(planes, Packing(planes), pool, 64, staging)
+    transfers = Transfers(Packing(planes), pool, staging)
     pages = list(range(1, len(records) + 1))
     for page in pages:
         planes["k"][:, page] = page
     cuda.work.clear()
-    transfers.out(None, pages, records)
+    transfers.out(pages, records)
     out = [work.what for work in cuda.work if work.stream is transfers._streams[0]]
     pool.memory[:, :64] = 7
-    transfers.into(None, [page + len(pages) for page in pages], records)
+    transfers.into([page + len(pages) for page in pages], records)
     into = [work.what for work in cuda.work if work.stream is transfers._streams[1]]
     for page, record in zip(pages, records, strict=True):
         assert set(body(pool, record, torch.int64)) == {page}
@@ -273,38 +272,31 @@ def moved(cuda: FakeCuda, records: Sequence[int], staging: int = 64) -> tuple[li
 
 
 SCATTERED = [(7 * i) % 256 for i in range(64)]
-BATCHES = {"one run": list(range(9, 73)), "a few runs": [*range(30), *range(40, 74)], "scattered": SCATTERED}
 
 
-@pytest.mark.parametrize("name", BATCHES)
-def test_64_pages_move_in_one_batch(cuda: FakeCuda, name: str) -> None:
-    """A few runs of neighbours are as many copies. More of them are one launch, however many."""
-    out, into = moved(cuda, BATCHES[name])
-    copies = {"one run": 1, "a few runs": 2}.get(name, 0)
-    assert out == (["copy_"] * copies or ["pack_slots"])
-    assert into == ["copy_"] * copies + ["unpack_slots"]
-    assert copies <= COPIES
+RUNS = {n: list(range(0, 2 * n, 2)) for n in (COPIES, COPIES + 1)}
+MOVES: list[tuple[list[int], int, int, list[str], list[str]]] = [  # records, staging, LARGE, out, in
+    (list(range(9, 73)), 64, 2**23, ["copy_"], ["copy_", "unpack_slots"]),
+    ([*range(30), *range(40, 74)], 64, 2**23, ["copy_"] * 2, ["copy_", "copy_", "unpack_slots"]),
+    (SCATTERED, 64, 2**23, ["pack_slots"], ["unpack_slots"]),
+    (RUNS[COPIES], 64, 2**23, ["copy_"] * COPIES, [*["copy_"] * COPIES, "unpack_slots"]),
+    (RUNS[COPIES + 1], 64, 2**23, ["pack_slots"], ["unpack_slots"]),
+    (SCATTERED, 24, 2**23, ["pack_slots"] * 3, ["unpack_slots"]),
+    (SCATTERED, 64, 64, ["copy_"] * 64, [*["copy_"] * 64, "unpack_slots"]),
+]
 
 
-def test_the_number_of_runs_decides(cuda: FakeCuda) -> None:
-    for n in (COPIES, COPIES + 1):
-        out, into = moved(cuda, list(range(0, 2 * n, 2)))
-        assert (out, into[:-1]) == ((["copy_"] * n,) * 2 if n <= COPIES else (["pack_slots"], []))
+@pytest.mark.parametrize(("records", "staging", "large", "out", "into"), MOVES)
+def test_a_batch_is_one_launch_or_a_few_copies(
+    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, records: list[int], staging: int, large: int, out: list[str],
+    into: list[str],
+) -> None:  # fmt: skip
+    """A few runs of neighbours are as many copies, more of them one launch. Large records are copied in any case."""
+    monkeypatch.setattr("memstate.tiers.host.transfers.LARGE", large)
+    assert moved(cuda, records, staging) == (out, into)
 
 
-def test_large_records_are_left_to_the_copy_engine(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A state takes its copy a millisecond, of which the call is nothing."""
-    monkeypatch.setattr("memstate.tiers.host.transfers.LARGE", 64)
-    out, into = moved(cuda, SCATTERED)
-    assert (out, into) == (["copy_"] * 64, [*["copy_"] * 64, "unpack_slots"])
-
-
-def test_scattered_pages_beyond_staging_take_one_launch_for_what_fits(cuda: FakeCuda) -> None:
-    out, into = moved(cuda, SCATTERED, staging=24)
-    assert (out, into) == (["pack_slots"] * 3, ["unpack_slots"])
-
-
-@pytest.mark.parametrize("turn", range(4))
+@pytest.mark.parametrize("turn", range(2))
 def test_no_staged_record_is_overwritten_on_its_way(cuda: FakeCuda, generator: torch.Generator, turn: int) -> None:
     """Batches of any size that fit, to neighbours and scattered, while copies lag behind at random."""
 
@@ -313,7 +305,7 @@ def test_no_staged_record_is_overwritten_on_its_way(cuda: FakeCuda, generator: t
 
     planes = Planes(KV, 200, ms.Backend("reference", DEVICE))
     pool = RecordPool(400, planes.layout.bytes_per_slot + 64)
-    transfers = Transfers(planes, Packing(planes), pool, 64, 16)
+    transfers = Transfers(Packing(planes), pool, 16)
     down, main = transfers._streams[0], cuda.current_stream(1)
     cuda.lag(down)
     records, number = torch.randperm(400, generator=generator).tolist(), 0
@@ -324,9 +316,9 @@ def test_no_staged_record_is_overwritten_on_its_way(cuda: FakeCuda, generator: t
         for page in pages:
             planes["k"][:, page] = page
         if n:
-            transfers.out(None, pages, sorted(targets) if chance(2) else targets)
+            transfers.out(pages, sorted(targets) if chance(2) else targets)
         planes["k"].fill_(-1)
-        assert transfers.room == 16 - sum(count for _, count in transfers._leaving)
+        assert transfers.room == 16 - sum(len(of) for _, of in transfers._leaving)
         number += n
         cuda.advance(down, chance(4))
     assert main not in cuda.waits

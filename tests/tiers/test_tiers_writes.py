@@ -8,7 +8,7 @@ from memstate.prefix.placement import Nowhere
 from memstate.prefix.policies import Lru, LruPages
 from tests.support import inside
 from tests.support.planes import every_strategy
-from tests.support.tiered import PAGE, T, Tiered, settle, whole
+from tests.support.tiered import PAGE, Tiered, settle, whole
 from tests.support.ways import every_order_and_strategy
 
 pytestmark = pytest.mark.sample
@@ -79,35 +79,6 @@ def test_selective_copies_with_the_second_hit(name: str, overlap: bool, plain: B
     assert at.moved == (1, 0, 2, 0) and at.keeps() == {ONE}
 
 
-@every_strategy
-def test_selective_keeps_what_was_hit_once_and_lets_the_rest_go(name: str, plain: Backend) -> None:
-    at = make(plain, name, "selective")
-    at.cache_prompts(ONE, TWO)
-    row = at.start([*TWO, 1])
-    at.mem.end([row])
-    at.give_up()
-    assert at.moved == (1, 0, 3, 0) and at.keeps() == {TWO}
-    assert at.mem.match([*ONE, 1]).host_length == 0 and at.mem.match([*TWO, 1]).host_length == 12
-
-
-@pytest.mark.parametrize("write", ["through", "selective", "back"])
-@every_strategy
-def test_what_comes_back_and_goes_again_is_not_copied_again(name: str, write: str, plain: Backend) -> None:
-    at = make(plain, name, write)
-    at.cache_prompts(ONE)
-    at.mem.end([at.start([*ONE, 1])])
-    at.give_up(pages=60)
-    for times in (1, 2, 3):
-        assert at.moved == (1, times - 1, 2, 2 * times - 2)
-        row = at.start([*ONE, 1])
-        assert at.mem.info(row).length == 8 and at.moved == (1, times, 2, 2 * times)
-        at.checked([row])
-        at.mem.end([row])
-        at.give_up(pages=60)
-        assert at.keeps() == {ONE}
-        at.look(idle=True)
-
-
 @every_order_and_strategy
 def test_a_state_that_is_published_and_evicted_in_one_packet_is_saved(name: str, overlap: bool, plain: Backend) -> None:
     at = make(plain, name, "back", overlap=overlap)
@@ -147,73 +118,6 @@ def test_kv_goes_down_at_once_although_its_state_waits_for_a_forward(plain: Back
     at.mem.settle(step)
     at.mem.end([row])
     at.look(idle=True)
-
-
-def test_a_state_at_a_mark_goes_down_while_the_step_that_reads_it_is_open(plain: Backend) -> None:
-    """The plan has moved it to a register of its own, and its bytes are not written any more."""
-    at = make(plain, "redirect", "back", every=PAGE)
-    row = at.start(ONE)
-    at.run([row], PAGE, publish=False)
-    step = at.step([row], PAGE, run=False)
-    at.mem.publish([row], keep="cache", tokens=[ONE[:PAGE]])
-    free = at.mem.free_slots
-    assert at.cache.evict_states(1) == 1 and at.moved == (1, 0, 1, 0) and at.keeps() == {ONE[:PAGE]}
-    assert inside.commands(at.mem).waiting and at.mem.free_slots == free + 1
-    at._forward(step, [ONE[PAGE:]])
-    at.mem.submit(step)
-    assert not inside.commands(at.mem).waiting
-    at.mem.settle(step)
-    at.mem.end([row])
-    at.look(idle=True)
-
-
-def test_pages_that_states_share_go_once(plain: Backend) -> None:
-    at = make(plain, "redirect", "back")
-    for end in (8, 16, 24):
-        at.cache_prompts(T[:end])
-    at.cache_prompts([*T[:8], 1, 2, 3, 4])
-    at.give_up()
-    assert at.moved[0] == 4 and at.moved[2] == 6 + 1
-    assert at.keeps_pages() == {tuple(T[:end]) for end in range(4, 25, 4)} | {(*T[:8], 1, 2, 3, 4)}
-
-
-def test_prompts_that_part_within_a_node_keep_their_keys(plain: Backend) -> None:
-    """The node is cut after its keys were computed; what goes on from either part is found under its own."""
-    at = make(plain, "redirect", "back")
-    at.cache_prompts(T[:16])
-    at.mem.match([*T[:16], 1])
-    at.give_up()
-    prompts = [[*T[:8], *whole(9)], T[:24], [*T[:8], *whole(9, 3)], [*T[:4], 1, 2, 3, 4]]
-    at.pass_down(*prompts)
-    parted = {tuple(T[:4]), tuple(T[:8])}  # states where prompts leave what KV there is
-    assert at.keeps() == {tuple(T[:16]), *map(tuple, prompts)} | parted
-    at.look(idle=True)
-    assert [at.turn([*prompt, 1], publish=False) for prompt in prompts] == [16, 24, 20, 8]
-
-
-def test_a_state_that_is_saved_again_is_the_last_used(plain: Backend) -> None:
-    """Host memory has it already. Nothing is copied, and the state and its KV stay longer than others."""
-    three = tuple(whole(3))
-    at = make(plain, "redirect", "through", tiers={"host_slots": 2, "host_pages": 5})
-    at.cache_prompts(ONE, TWO)
-    settle(at)
-    at.cache.evict_states(1)
-    assert at.moved == (2, 0, 5, 0) and at.keeps() == {ONE, TWO}
-    at.cache_prompts(three)
-    settle(at)
-    assert at.keeps() == {ONE, three} and at.keeps_pages() >= {ONE[:4], ONE}
-
-
-def test_clearing_the_cache_is_for_good(plain: Backend) -> None:
-    at = make(plain, "redirect", "back")
-    at.cache_prompts(ONE)
-    at.cache.clear()
-    settle(at)
-    assert at.moved == (0, 0, 0, 0) and at.keeps() == set()
-    at.cache_prompts(ONE)
-    at.give_up()
-    at.cache.clear()
-    assert at.keeps() == {ONE} and at.turn([*ONE, 1]) == 8, "host memory is forgotten by tiers.clear()"
 
 
 def test_kv_of_the_caller_stays_the_caller_s(backend: Backend) -> None:

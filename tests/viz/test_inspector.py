@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,8 +9,6 @@ from dataclasses import replace
 from functools import cache
 from hashlib import sha256
 from html.parser import HTMLParser
-from http.server import BaseHTTPRequestHandler, HTTPServer
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +22,7 @@ from memstate.viz.inspector import page
 from memstate.viz.inspector.texts import packed, runs, steps, text
 from tests.slots.test_inspect import busy
 from tests.support.inspected import large, leaking, served
+from tests.viz.pictures import CHROMIUM
 
 HOSTILE = [
     "</script><script>document.title = 'run'</script>", "<img src=x onerror=\"document.title = 'run'\">", "<!--", "]]>",
@@ -204,10 +202,6 @@ def test_no_name_changes_the_page(name: str) -> None:
 
 # -- in a browser ----------------------------------------------------------------------------------
 
-CHROMIUM = next(
-    (found for each in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(each))), ""
-)
-
 
 @pytest.fixture(scope="module")
 def tab() -> Iterator[Any]:
@@ -328,16 +322,6 @@ def test_a_part_in_which_nothing_matches_says_so(tab: Any, tmp_path: Path) -> No
         assert tab.inner_text("#timeline .body").startswith("This inspection has no changes of owners.")
 
 
-def test_bars_of_planes_are_seen_whole(tab: Any, tmp_path: Path) -> None:
-    seen = leaking()
-    planes = [{**plane, "shape": [32, 128, 128]} for plane in seen.layout["planes"]]
-    for width in (700, 1000, 1100, 1200, 1400):
-        with shown(tab, tmp_path, replace(seen, layout={**seen.layout, "planes": planes}), width):
-            assert tab.evaluate(
-                "(([each]) => each.scrollWidth <= each.clientWidth)(document.querySelectorAll('#layout .over'))"
-            )
-
-
 def test_folds_open_by_hand_and_where_a_hit_is(tab: Any, tmp_path: Path) -> None:
     seen = served()
     deep = next(node for node in reversed(seen.prefix) if node["register"] and node["parent"] > 1)
@@ -431,29 +415,6 @@ def test_no_width_makes_the_page_wider(tab: Any, tmp_path: Path) -> None:
         assert tab.evaluate("document.documentElement.scrollWidth") == 400
 
 
-def test_the_policy_refuses_an_image_that_a_script_adds(tab: Any, tmp_path: Path) -> None:
-    seen: list[str] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            seen.append(self.path)
-            self.send_error(404)
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server, shown(tab, tmp_path, served()):
-        server.timeout = 0.05
-        refused = tab.evaluate(
-            """(url) => new Promise((done) => {
-                document.addEventListener("securitypolicyviolation", (event) => done(event.effectiveDirective));
-                document.body.append(Object.assign(document.createElement("img"), { src: url }));
-            })""",
-            f"http://127.0.0.1:{server.server_port}/seen.png",
-        )
-        server.handle_request()
-        assert refused == "img-src" and seen == []
-        assert len(tab.asked) == 2 and all("Content Security Policy" in line for line in tab.wrong)
-        del tab.asked[1:], tab.wrong[:]
-
-
 def test_hostile_names_do_not_run(tab: Any, tmp_path: Path) -> None:
     name = "".join(HOSTILE)
     with shown(tab, tmp_path, named(name)):
@@ -490,43 +451,3 @@ def test_a_tree_of_thousands_of_levels(tab: Any, tmp_path: Path) -> None:
         assert "11,996..12,000" in tab.inner_text("#prefix .hit") and tab.locator("#prefix .hit").is_visible()
         tab.click("text=back to the roots")
         assert "0..4" in tab.inner_text("#prefix .tree") and tab.locator("text=show from here").count() == 1
-
-
-# -- pictures of docs/inspector.md: python -m tests.viz.test_inspector ------------------------------
-
-
-def draw(folder: Path) -> None:
-    """Writes the pictures of the page that the documents show."""
-    from PIL import Image
-    from playwright.sync_api import sync_playwright
-
-    def picture(
-        name: str, seen: Inspection, width: int, first: str, last: str, scheme: str = "light", query: str = ""
-    ) -> None:
-        """From the top of one part of the page to the end of another."""
-        tab.set_viewport_size({"width": width, "height": 800})
-        tab.emulate_media(color_scheme=scheme)
-        tab.set_content(page(seen, "owners.json"))
-        if query:
-            search(tab, query)
-        tab.wait_for_timeout(200)
-        top, end = tab.locator(first).bounding_box(), tab.locator(last).bounding_box()
-        clip = {"x": 0, "y": max(0, top["y"] - 12), "width": width, "height": end["y"] + end["height"] - top["y"] + 24}
-        drawn = Image.open(BytesIO(tab.screenshot(full_page=True, clip=clip))).convert("RGB")
-        drawn.quantize(192, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(
-            folder / f"inspector-{name}.png", optimize=True
-        )
-
-    with sync_playwright() as driver:
-        tab: Any = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"]).new_page()
-        picture("light", served(), 1200, "header", "#requests")
-        picture("dark", served(), 1200, "header", "#requests", scheme="dark", query="req-7")
-        picture("leak", leaking(), 1200, "header", "#slots", query="leaked")
-        picture("sessions", served(), 1200, "#sessions", "#tiers")
-        picture("narrow", leaking(), 400, "header", "#timeline")
-
-
-if __name__ == "__main__":
-    target = Path(__file__).parents[2] / "docs" / "images"
-    target.mkdir(exist_ok=True)
-    draw(target)

@@ -122,12 +122,6 @@ def texts(cells: Any) -> list[list[tuple[str, str]]]:
     return found
 
 
-@pytest.fixture(scope="module", params=NOTEBOOKS, ids=[path.stem for path in NOTEBOOKS])
-def path(request: pytest.FixtureRequest) -> Path:
-    """One notebook after the other."""
-    return request.param
-
-
 def without_transformers(cells: Any) -> list[str]:
     """Code of more cells: Transformers is missing, and all runs again up to the last cell that would use it."""
     sources = [cell.source for cell in cells if cell.cell_type == "code"]
@@ -135,7 +129,11 @@ def without_transformers(cells: Any) -> list[str]:
     return ["import sys\nsys.modules['transformers'] = None", *sources[:last]] if last else []
 
 
+each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+
+
 @pytest.mark.slow
+@each_notebook
 def test_notebook_runs_and_says_what_is_stored(path: Path) -> None:
     """And the one that can use Transformers runs without, in the same kernel: to start another takes longer."""
     import nbformat
@@ -167,14 +165,7 @@ def test_notebook_runs_and_says_what_is_stored(path: Path) -> None:
         assert any("image/svg+xml" in output.get("data", {}) for output in more[-1].outputs)
 
 
-def test_first_cell_says_purpose_time_and_gpu(path: Path) -> None:
-    import nbformat
-
-    first = nbformat.read(path, as_version=4).cells[0]
-    assert first.cell_type == "markdown"
-    assert [word for word in ("**Purpose**", "**Time**", "**GPU**") if word not in first.source] == []
-
-
+@each_notebook
 def test_notebook_is_small_and_knows_no_machine(path: Path) -> None:
     import nbformat
 
@@ -185,36 +176,6 @@ def test_notebook_is_small_and_knows_no_machine(path: Path) -> None:
         cell.metadata for cell in book.cells if cell.metadata
     ] == []  # no times of execution, no states of an editor
     assert "jupyter.widget" not in path.read_text(encoding="utf-8")
-
-
-def test_there_are_notebooks() -> None:
-    assert NOTEBOOKS
-
-
-def test_a_failing_cell_and_a_changed_number_are_seen(tmp_path: Path) -> None:
-    import nbformat
-
-    cells = [nbformat.v4.new_code_cell(source) for source in ("print(1)\nprint(2)", "1 / 0", "{'a': 1}")]
-    target = tmp_path / "small.ipynb"
-    nbformat.write(nbformat.v4.new_notebook(cells=cells), target)
-    printed, failed, shown = texts(fresh(target).cells)
-    assert printed == [("stdout", "1\n2\n")] and shown == [("text/plain", "{'a': 1}")]
-    assert failed == [("error", "ZeroDivisionError: division by zero")]
-
-
-def test_sliders_are_moved_and_what_they_show_first_is_stored(tmp_path: Path) -> None:
-    import nbformat
-
-    controls = "good=(1, 3), same=widgets.Dropdown(options=[1, 2]), broken=widgets.SelectionSlider(options=[1, 0, 2])"
-    interact = f"@widgets.interact({controls}, switch=False)"
-    draw = f"{interact}\ndef draw(good, same, broken, switch):\n    return [good, 1 // (2 - broken), switch]"
-    target = tmp_path / "small.ipynb"
-    cells = [nbformat.v4.new_code_cell(source) for source in ("import ipywidgets as widgets", draw)]
-    nbformat.write(nbformat.v4.new_notebook(cells=cells), target)
-    book = fresh(target, [MOVE])
-    assert moved(book.cells.pop()) == {"good": (0, 3), "same": (0, 1), "broken": (1, 1), "switch": (0, 2)}
-    assert texts(book.cells) == [[], [("text/plain", "[2, 1, False]")]]
-    assert "widgets" not in book.metadata
 
 
 def store(path: Path) -> None:

@@ -1,8 +1,6 @@
 """Objects show themselves in notebooks and terminals: truly, at any time, in bounds, without the device."""
 
 import io
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -19,7 +17,7 @@ from rich.console import Console
 import memstate as ms
 from memstate import viz
 from memstate.prefix.policies import Lru
-from memstate.sheet import Bar, Part, Section, Sheet, Shown
+from memstate.sheet import Bar, Part, Section, Sheet
 from memstate.slots.inspect import Inspection
 from memstate.viz import kinds
 from memstate.viz.text import widths
@@ -102,13 +100,6 @@ def test_a_page_of_what_waited_before_does_not_wait_again() -> None:
     for each in found:
         assert words(each) and printed(each) and "\n" not in repr(each)
     assert mem.stats() == before
-
-
-def test_every_shown_class_is_in_these_tests() -> None:
-    mem, _kept = busy()
-    names = {name.replace("PrefixCache", "Contents") for name in shown(mem)}
-    names |= {"Inspection", "AuditReport", "Match", "Capacity"}
-    assert names == {each.__name__ for each in Shown.__subclasses__()}
 
 
 @pytest.mark.parametrize(
@@ -333,14 +324,3 @@ def _map(change: Callable[[str], str], value: Any) -> Any:
         found = [_map(change, each) for each in value]
         return type(value)(*found) if hasattr(value, "_fields") else tuple(found)
     return change(value) if isinstance(value, str) else value
-
-
-def test_a_terminal_without_rich_names_the_extra() -> None:
-    code = """import sys; sys.modules["rich"] = None; sys.modules["matplotlib"] = None
-import torch, memstate as ms
-layout = ms.StateLayout((ms.Plane("ssm", (4,), torch.float32),), 2)
-print("<table>" in layout._repr_html_(), repr(layout).count("\\n"))
-layout.__rich__()"""
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.stdout.split() == ["True", "0"] and done.returncode != 0
-    assert "pip install '.[cli]' in a checkout" in done.stderr.splitlines()[-1]

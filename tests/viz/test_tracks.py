@@ -61,11 +61,6 @@ def test_the_timeline_of_a_running_manager_has_every_span(journal: int) -> None:
         ]
 
 
-def test_many_lines_fit_a_page() -> None:
-    many = [Change(at, at, "claim", at + 2, "live", f"row {at} (request {at}) live", 0) for at in range(1, 201)]
-    assert viz.timeline(many).get_size_inches()[1] < 20
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -14,11 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memstate import viz
-from memstate.engine.manager import StateManager
 from memstate.errors import InvalidArgument
 from memstate.kernels.dispatch import Backend
-from memstate.requests.handles import Request
-from memstate.requests.tracking import Redirect
 from memstate.slots.inspect import Inspection
 from memstate.state.layout import Plane, StateLayout
 from memstate.state.planes import Planes
@@ -92,9 +89,7 @@ def test_blocks_and_runs_lie_where_the_storage_has_them(order: str) -> None:
         (lambda: viz.slot({}), "no layout"),
         (lambda: viz.arena({"big": LAYOUT}, 500), "4509 blocks"),
         (lambda: viz.bars({"a": {"x": 1.0}, "b": {"y": 1.0}}, "MiB"), "names"),
-        (lambda: viz.bars({}, "MiB"), "expected a dict of groups"),
         (lambda: viz.blocks(LAYOUT, 4, 1), "slots 1: expected a list of 1..4"),
-        (lambda: viz.blocks(LAYOUT, 4, [1.0]), r"slots \[1.0\]: expected 1..4"),
         (lambda: viz.runs(LAYOUT, 4.0, [1]), "slots 4.0: expected 1 or more"),
         (lambda: viz.arena({"a": LAYOUT}, -3), "slots -3: expected 1 or more"),
         (lambda: viz.arena([LAYOUT], 3), "expected a StateLayout, or a dict of them by name"),
@@ -102,13 +97,10 @@ def test_blocks_and_runs_lie_where_the_storage_has_them(order: str) -> None:
         (lambda: viz.pages(LAYOUT, 10**6, [1], 16), r"pages: \d+ pages of 16 bytes cannot be told apart"),
         (lambda: viz.bars([1], "MiB"), r"bars: \[1\], expected a dict of groups"),
         (lambda: viz.bars({"a": {"x": float("nan")}}, "MiB"), "a, x is nan, expected a number"),
-        (lambda: viz.bars({"a": {"x": "1"}}, "MiB"), "a, x is '1', expected a number"),
         (lambda: viz.bars({"a": {"x": -1}}, "MiB", log=True), "a, x is -1, expected a number from 0 on"),
         (lambda: viz.occupancy(["picture"]), r"\['picture'\]: expected what `StateManager.inspect`"),
         (lambda: viz.occupancy([picture(capacity=5000)] * 5), "5 pictures of 5000 slots cannot be told apart"),
         (lambda: viz.occupancy([picture()] * 2, "ab"), "2 labels"),
-        (lambda: viz.occupancy([]), "0 pictures"),
-        (lambda: viz.occupancy([picture()], ["one", "two"]), "2 labels"),
     ],
 )
 def test_bad_input_is_refused_with_the_numbers(call, message) -> None:
@@ -202,24 +194,6 @@ def test_a_drawn_occupancy_has_a_cell_for_every_slot_that_is_not_free() -> None:
     assert [label.get_text() for label in axes.get_xticklabels()] == ["before", "after"]
 
 
-def test_holdings_of_a_running_manager_agree_with_its_audit() -> None:
-    """Redirect with a boundary every 2 tokens: live, lane and snapshot are there; drawing leaves the device alone."""
-    mem = StateManager(LAYOUT, slots=6, max_requests=2, tracking=Redirect(every=2), backend="reference", overlap=False)
-    rows = mem.admit([Request("a"), Request("b")])
-    for _ in range(4):
-        mem.settle(mem.plan(rows))
-    mem.end(rows[1:], keep="handle")
-    kinds = mem.audit().owned_by_kind
-    taken = mem.inspect()
-    before = mem.stats()
-    found = [kind for kind, _ in viz.holdings(taken)]
-    assert {name for _, name in viz.holdings(taken) if name} == {"a", "@4"}
-    assert {kind: found.count(kind) for kind in set(found) - {"free"}} == kinds
-    assert found.count("free") == mem.free_slots and {"live", "lane", "snapshot"} <= set(kinds)
-    viz.occupancy([taken])
-    assert mem.stats() == before
-
-
 def test_a_drawing_shows_itself_as_the_same_svg_every_time() -> None:
     once, again = (viz.arena(ORDERS, 2, [1])._repr_svg_() for _ in range(2))
     assert once == again and "matplotlib.org" not in once.split("<svg")[1]
@@ -275,21 +249,6 @@ def test_labels_of_moments_do_not_overlap(labels: list[str]) -> None:
     assert min(box.y0 for box in boxes) >= 0 and axes.get_window_extent().height > 6 * 12
 
 
-def test_one_layout_and_one_picture_need_no_list() -> None:
-    assert words(viz.slot(LAYOUT)) == words(viz.slot({"layer_major": LAYOUT}))
-    assert words(viz.arena(LAYOUT, 2)) == words(viz.arena({"layer_major": LAYOUT}, 2))
-    assert words(viz.pages(LAYOUT, 2, [1], 64)) == words(viz.pages({"layer_major": LAYOUT}, 2, [1], 64))
-    assert words(viz.occupancy(picture())) == words(viz.occupancy([picture()]))
-
-
-def test_a_plane_may_be_called_padding() -> None:
-    layout = StateLayout((Plane("padding", (3,), torch.float32),), 2)
-    entries = [(patch.get_hatch(), patch.get_facecolor()) for patch in viz.slot(layout).legends[0].get_patches()]
-    (left, _) = viz.slot(layout).axes
-    (plane, shade), (hatched, white) = entries
-    assert (plane, shade) == (None, left.patches[0].get_facecolor()) and hatched and white == (1, 1, 1, 1)
-
-
 def test_planes_never_share_a_colour() -> None:
     layout = StateLayout([Plane(f"p{at}", (4,), torch.float32) for at in range(40)], 1)
     drawn = viz.slot(layout)
@@ -322,13 +281,18 @@ def test_many_slots_are_drawn_without_names_on_a_page_of_limited_height() -> Non
     assert [label.get_text() for label in wide.get_xticklabels()] == [f"moment {at}" for at in range(0, 60, 3)]
 
 
-def test_pictures_name_the_missing_extra_and_arithmetic_needs_none() -> None:
-    code = """import sys; sys.modules["matplotlib"] = None
+def test_pictures_name_the_missing_extra_and_arithmetic_and_notebooks_need_none() -> None:
+    code = """import sys; sys.modules["rich"] = sys.modules["matplotlib"] = None
 import torch, memstate as ms
 from memstate import viz
 layout = ms.StateLayout((ms.Plane("ssm", (4,), torch.float32),), 2)
-print(viz.touched(viz.runs(layout, 2, [1]), 16), "<table>" in layout._repr_html_())
-viz.slot({"toy": layout})"""
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.stdout.split() == ["2", "True"] and done.returncode != 0
-    assert "pip install '.[viz]' in a checkout" in done.stderr.splitlines()[-1]
+print(viz.touched(viz.runs(layout, 2, [1]), 16), "<table>" in layout._repr_html_(), repr(layout).count("\\n"))
+for show in (layout.__rich__, lambda: viz.slot({"toy": layout})):
+    try:
+        show()
+    except ImportError as error:
+        print(error)"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    first, terminal, picture = done.stdout.splitlines()
+    assert first == "2 True 0"
+    assert "pip install '.[cli]' in a checkout" in terminal and "pip install '.[viz]' in a checkout" in picture

@@ -7,7 +7,7 @@ alloc, track, copy      device time: needs a GPU
 """
 
 from memstate.cli.bench.launches import by_unit, launches
-from memstate.cli.bench.suite import NAMES, NEED_DEVICE, by_entry, run
+from memstate.cli.bench.suite import NAMES, NEED_DEVICE, run
 from memstate.cli.bench.task import PEERS, BenchResult, Figure
 
-__all__ = ["NAMES", "NEED_DEVICE", "PEERS", "BenchResult", "Figure", "by_entry", "by_unit", "launches", "run"]
+__all__ = ["NAMES", "NEED_DEVICE", "PEERS", "BenchResult", "Figure", "by_unit", "launches", "run"]

@@ -4,7 +4,7 @@ The pool is in the middle of its life: half of the slots are held, the free ones
 are claimed in a pool of a million slots that is full but for a few: the first ones, the last ones, or scattered ones.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from itertools import product
 
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from memstate.cli.bench.clock import Act
 from memstate.cli.bench.task import Figure, Setting, Task, differing
 from memstate.kernels.tables import REGISTERS_PER_ROW
 from memstate.slots.allocator import SlotAllocator
@@ -25,8 +26,6 @@ LARGE, TOY_LARGE = 1_000_000, 2048
 LARGE_SIZES = (1, 64)
 PLACES = ("first", "last", "fragmented")  # where the free slots of a large pool are
 CELL_COLUMNS = ("tracked", "source")  # what an admission writes for every row
-
-Act = Callable[[], object]
 
 
 class _Pools:

@@ -15,7 +15,8 @@ from memstate.cli.bench.clock import Act
 from memstate.cli.bench.copy import OVERHEAD, TOY
 from memstate.cli.bench.forward import Forward
 from memstate.cli.bench.task import MOST_COPIED, Figure, Setting, Task
-from memstate.cli.bench.track import ALWAYS, DUE, NEVER, SIZES, STRATEGIES
+from memstate.cli.bench.track import ALWAYS, DUE, NEVER, SIZES
+from memstate.engine.capacity import STRATEGIES
 from memstate.engine.manager import StateManager
 from memstate.requests.handles import Request
 from memstate.requests.tracking import NoTracking

@@ -1,6 +1,6 @@
 """Counts and microseconds of the host for every scheduler operation, beside SGLang's own code where it is installed."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
@@ -9,13 +9,12 @@ from memstate.cli.bench import host_peer, online
 from memstate.cli.bench.host_peer import NAME
 from memstate.cli.bench.host_sides import EVERY, KINDS, TOY_EVERY, Ours, Side, Timer, peer_can_run, task
 from memstate.cli.bench.task import Setting, Task
-from memstate.requests.handles import Request, Row, Rows, Snapshot
+from memstate.requests.handles import Request, Rows, Snapshot
 from memstate.requests.tracking import Tracking
 from memstate.slots.registers import Longs
 
 DECODES = ((1, 0), (256, 0), (256, 16), (256, 256))  # rows, rows at a boundary
 TOY_DECODES = ((1, 0), (3, 0), (3, 1), (3, 3))
-FORMS = ("", "other batch", "list")  # of the batch: that of the step before; others; a list of handles
 LIVES, TOY_LIVES = (1, 64, 256), (1, 3)  # rows that are admitted, published and released together
 
 
@@ -89,12 +88,11 @@ class Decode(Ours):
         tracking: The strategy.
         size: Number of requests.
         due: Number of requests at a boundary.
-        form: The batch, one of `FORMS`.
     """
 
-    def __init__(self, setting: Setting, tracking: Tracking, size: int, due: int, form: str) -> None:
+    def __init__(self, setting: Setting, tracking: Tracking, size: int, due: int) -> None:
         super().__init__(setting, tracking, size)
-        self._due, self._form = due, form
+        self._due = due
         self._rows = self.mem.admit([Request(i) for i in range(size)])
         self._length = np.zeros(size, np.int64)
         self._taken = 0
@@ -113,10 +111,7 @@ class Decode(Ours):
         self._move(target - self._length % every)
         self._move(np.ones(len(early), np.int64))
         steps, before = [], mem.stats().snapshots
-        batch: Sequence[Row] = self._rows
-        if self._form:
-            batch = list(batch) if self._form == "list" else batch[::-1]
-        timer("plan", lambda: steps.append(mem.plan(batch)))
+        timer("plan", lambda: steps.append(mem.plan(self._rows)))
         timer("settle", lambda: mem.settle(steps[0]))
         self._taken = mem.stats().snapshots - before
         self._length += 1
@@ -142,9 +137,8 @@ def tasks(setting: Setting) -> Iterator[Task]:
         peer = partial(host_peer.SglangStates, lazy=name == "lazy", every=every)
         cases: list[tuple[str, Callable[[], Side], dict[str, int]]] = []
         for size, due in decodes:
-            for form in FORMS if size > 1 and not due else ("",):
-                case = f"R={size} {name}, {due} due, {form}".removesuffix(", ")
-                cases.append((case, partial(Decode, setting, kind(every), size, due, form), {"size": size, "due": due}))
+            numbers = {"size": size, "due": due}
+            cases.append((f"R={size} {name}, {due} due", partial(Decode, setting, kind(every), **numbers), numbers))
         cases += [(f"R={size} {name}", partial(Life, setting, kind(every), size), {"size": size}) for size in lives]
         for case, ours, numbers in cases:
             yield task(setting, case, ours, {NAME: partial(peer, **numbers)} if there else {})

@@ -16,20 +16,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from memstate.cli.bench import host_peer
+from memstate.cli.bench import host_peer, radix_peer
 from memstate.cli.bench.clock import cpu_seconds
 from memstate.cli.bench.task import Figure, Setting, Task, take_turns
+from memstate.engine.capacity import STRATEGIES
 from memstate.engine.manager import StateManager
 from memstate.kernels.dispatch import OPS
-from memstate.requests.tracking import LazyPingPong, PingPong, Redirect, Tracking
+from memstate.requests.tracking import Tracking
 from memstate.state.layout import Plane, StateLayout
 
 EVERY, TOY_EVERY = 256, 16  # tokens between snapshots; 256 is the peer's default
 TURNS, TOY_TURNS = 61, 2
 LAYOUT = StateLayout((Plane("ssm", (4,), torch.float32),), 1)
-KINDS: dict[str, type[PingPong | LazyPingPong | Redirect]] = {
-    "ping-pong": PingPong, "lazy": LazyPingPong, "redirect": Redirect,
-}  # fmt: skip
+KINDS = {name: kind for name, kind in STRATEGIES.items() if name != "none"}
 OURS, BARE = "memstate", f"{host_peer.NAME} without states"
 PLAIN = "plain-step"  # of ours, without what is measured
 UNITS = ("launches", "uploads", "syncs")
@@ -151,10 +150,10 @@ def measure(
             found[name][key] = min(found[name].get(key, inf), seconds * 1e6)
 
     take_turns(sides, peers, 2, count, f"host, {case}")
-    if setting.device.type == "cpu":
-        for name, side in (sides | peers).items():
-            side.silence()
-            for op, numbers in _of_ops(side, python_calls).items() if isinstance(side, Ours) else ():
+    for name, side in (sides | peers).items() if setting.device.type == "cpu" else ():
+        side.silence()
+        if isinstance(side, Ours):
+            for op, numbers in _of_ops(side, python_calls).items():
                 if op == "step":
                     found[name] |= {(op, unit): float(n) for unit, n in zip(CALLS, numbers, strict=True)}
     take_turns(sides, peers, setting.sizes(TURNS, TOY_TURNS), spend, f"host, {case}")
@@ -171,14 +170,7 @@ def measure(
 
 def peer_can_run(setting: Setting) -> bool:
     """Whether SGLang is wanted and can run here; says on stderr why it cannot."""
-    if not setting.compares(host_peer.NAME) or setting.device.type != "cpu":
-        return False
-    try:
-        host_peer.load()
-    except ImportError as error:
-        print(f"host: measured without {host_peer.NAME}: {error}", file=sys.stderr)
-        return False
-    return True
+    return setting.device.type == "cpu" and radix_peer.can_run(setting, "host", host_peer.load)
 
 
 def task(setting: Setting, case: str, make: Callable[[], Side], make_peers: Mapping[str, Callable[[], Side]]) -> Task:

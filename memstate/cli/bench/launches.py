@@ -10,10 +10,11 @@ from typing import TypeVar
 import torch
 
 from memstate.cli.bench.task import Figure
+from memstate.engine.capacity import STRATEGIES
 from memstate.engine.manager import StateManager
 from memstate.engine.settings import Pages
 from memstate.requests.handles import Request, Rows
-from memstate.requests.tracking import LazyPingPong, NoTracking, PingPong, Redirect, Tracking
+from memstate.requests.tracking import Redirect, Tracking
 from memstate.state.layout import Plane, StateLayout
 
 SIZES = (1, 64, 256)
@@ -21,9 +22,6 @@ EVERY = 4
 LAYOUT = StateLayout(planes=(Plane("ssm", (2, 4, 4), torch.float32),), layers=1)
 T = TypeVar("T")
 UNITS = ("launches", "uploads", "syncs", "bytes")
-STRATEGIES: dict[str, Tracking] = {
-    "none": NoTracking(EVERY), "ping-pong": PingPong(EVERY), "lazy": LazyPingPong(EVERY), "redirect": Redirect(EVERY),
-}  # fmt: skip
 
 
 class _Bench:
@@ -84,8 +82,8 @@ def launches(
     for done, size in enumerate(SIZES):
         entries += _ownership(_Bench(Redirect(every=EVERY), size, backend, device))
         steps: list[Figure] = []
-        for name, tracking in STRATEGIES.items():
-            steps += _steps(_Bench(tracking, size, backend, device, f" {name}"))
+        for name, kind in STRATEGIES.items():
+            steps += _steps(_Bench(kind(EVERY), size, backend, device, f" {name}"))
         keys = dict.fromkeys((entry.op, entry.unit) for entry in steps)
         for op, unit in keys:
             most = max(entry.value for entry in steps if (entry.op, entry.unit) == (op, unit))
@@ -96,12 +94,13 @@ def launches(
     return entries
 
 
-def by_unit(entries: list[Figure]) -> tuple[tuple[str, ...], list[list[str]]]:
-    """Returns the entries as a table with a column per unit: headings and rows."""
-    cells: dict[tuple[str, str], dict[str, str]] = {}
+def by_unit(entries: list[Figure]) -> list[dict[str, str]]:
+    """Returns a row for each operation and case, with the value of each unit."""
+    rows: dict[tuple[str, str], dict[str, str]] = {}
     for entry in entries:
-        cells.setdefault((entry.op, entry.case), {})[entry.unit] = f"{entry.value:.0f}"
-    return ("op", "case", *UNITS), [[*key, *(row[unit] for unit in UNITS)] for key, row in cells.items()]
+        row = rows.setdefault((entry.op, entry.case), {"op": entry.op, "case": entry.case})
+        row[entry.unit] = f"{entry.value:.0f}"
+    return list(rows.values())
 
 
 def _ownership(bench: _Bench) -> list[Figure]:

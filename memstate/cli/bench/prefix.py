@@ -6,7 +6,6 @@ request were allocated before. What is recorded is submitted after, once for all
 """
 
 import random
-import sys
 from collections import defaultdict
 from collections.abc import Collection, Iterator
 from itertools import count, islice
@@ -92,7 +91,7 @@ def _chat(setting: Setting, peers: Collection[str]) -> Task:
 
         sides.take(some, act)
         left[:] = sides.peers
-        leaked = {name: n for name, ours in sides.ours.items() if (n := ours.rig.leaked())}
+        leaked = {name: n for name, ours in sides.ours.items() if (n := ours.leaked())}
         return f"leaked slots: {leaked}" if leaked else ""
 
     def measure() -> list[Figure]:
@@ -106,13 +105,7 @@ def _chat(setting: Setting, peers: Collection[str]) -> Task:
 
 def tasks(setting: Setting) -> Iterator[Task]:
     """Yields a trace at steady state, then trees of several sizes and keys of several lengths."""
-    peers = [radix_peer.NAME] if setting.compares(radix_peer.NAME) else []
-    try:
-        if peers:
-            radix_peer.load()
-    except ImportError as error:
-        print(f"prefix: measured without {radix_peer.NAME}: {error}", file=sys.stderr)
-        peers = []
+    peers = [radix_peer.NAME] if radix_peer.can_run(setting, "prefix", radix_peer.load) else []
     yield _chat(setting, peers)
     for nodes, pages in setting.sizes(TREES, TOY_TREES):
         tree = _Tree(setting, peers, nodes, pages)

@@ -9,12 +9,24 @@ from memstate.cli.bench import radix_peer
 from memstate.cli.bench.clock import host_seconds
 from memstate.cli.bench.task import Differs, Figure, Setting, peer_left, take_turns
 from memstate.cli.policies import prefix_of
-from memstate.cli.replay.by_hand import REGISTERS, ROW, Rig
+from memstate.kernels.dispatch import Backend
+from memstate.kernels.tables import REGISTERS_PER_ROW
+from memstate.prefix import PrefixCache
 from memstate.prefix.lease import NO_MATCH, NO_NODE, Lease
+from memstate.requests.holdings import Holdings
+from memstate.requests.page_table import PageTable
+from memstate.slots.allocator import SlotAllocator
+from memstate.slots.audit import audit
+from memstate.slots.commands import CommandBuffer
+from memstate.slots.inspect import inspect
+from memstate.slots.registers import RegisterFile
 from memstate.tokens import EMPTY, Prompt, encode
 
 OURS = ("lru", "return-rate")  # what the peer does, and the default
 BATCH = 32  # calls in a row before it is another's turn: what disturbs the machine disturbs all
+
+ROW = 1
+REGISTERS = [*range(REGISTERS_PER_ROW * ROW, REGISTERS_PER_ROW * (ROW + 1))]
 
 Key = list[int]
 
@@ -41,41 +53,58 @@ class Side(Protocol):
 
 
 class Ours:
-    """The library's cache under one policy."""
+    """The library's cache under one policy, for one row; what it stands on is the library's, too, but no planes."""
 
     def __init__(self, states: int, pages: int, longest: int, policy: str) -> None:
-        self.rig = Rig(prefix_of(policy, states), states, pages, longest)
+        self.allocator = SlotAllocator(states + REGISTERS_PER_ROW, Backend("reference", "cpu"))
+        self.file = RegisterFile(self.allocator, ROW, 2 * states + 4, longest)
+        self.commands = CommandBuffer(self.file)
+        self.pages = PageTable(pages, 1, self.commands)
+        self._holdings = Holdings(self.commands, self.pages.allocator)
+        self.cache = PrefixCache(prefix_of(policy, states), self.commands, self.pages, self._holdings)
         self._prompt, self._match = EMPTY, NO_MATCH
 
     @property
     def held(self) -> tuple[int, int]:
         """States and pages in use."""
-        return self.rig.cache.states, self.rig.cache.tree.total_pages
+        return self.cache.states, self.cache.tree.total_pages
 
     def match(self, ids: Key) -> int:
         """Returns the blocks up to the deepest state; notes the use, as a request's admission does."""
         self._prompt = Prompt(encode(ids), None)
-        self._match = self.rig.cache.match(self._prompt, len(ids))
-        self.rig.cache.use(Lease(NO_NODE, EMPTY, self._match))  # one that keeps nothing: an insert may never come
+        self._match = self.cache.match(self._prompt, len(ids))
+        self.cache.use(Lease(NO_NODE, EMPTY, self._match))  # one that keeps nothing: an insert may never come
         return self._match.length
 
     def insert(self, ids: Key) -> float:
         """Inserts what was matched last, with a state at its end; returns the seconds of that and of evictions."""
-        cache, pages, row = self.rig.cache, self.rig.pages, [ROW]
+        cache, pages, row = self.cache, self.pages, [ROW]
         lease = cache.hold(self._match, self._prompt)
         shared = cache.tree.pages_to(lease.node)
         fresh = len(ids) - len(shared)
         spent = host_seconds(lambda: cache.evict_pages(fresh - pages.allocator.free))
         pages.start(row, [shared], [fresh])
-        self.rig.read(lease)
-        self.rig.state(REGISTERS[0], len(ids))
-        filed = lease, self._prompt, pages.of(ROW), [(REGISTERS[0], len(ids), "end")]
-        self.rig.commands.submit()  # the state is computed by then
+        if lease.match.snapshot:  # the row has read its state
+            self._holdings.end_read(lease.match.snapshot.register)
+        state, length = REGISTERS[0], len(ids)  # as if the state had been computed
+        self.commands.claim([state])
+        self.file.labels[state] = length
+        self.commands.write(self.file.address("labels", [state]), [length])
+        self.commands.submit()
+        filed = lease, self._prompt, pages.of(ROW), [(state, length, "end")]
         spent += host_seconds(lambda: cache.file([filed]))
-        self.rig.commands.release(REGISTERS)
+        self.commands.release(REGISTERS)
         pages.end(row)
         cache.release(lease.node)
         return spent
+
+    def leaked(self) -> int:
+        """Returns the slots that are leaked, doubly owned, or owned but free, once all is submitted."""
+        self.commands.submit()
+        registers = [node.snapshot.register for node in self.cache.stated() if node.snapshot]
+        named = {register: ("cached", f"register {register}") for register in registers}
+        report = audit(inspect(self.file, named), named)
+        return self.allocator.capacity - report.free - len(named) + len(report.double_owned) + len(report.lost)
 
 
 class Sides:

@@ -7,9 +7,10 @@ dependency: it is imported with the first cache that is made.
 
 import importlib.util
 import logging
+import sys
 import warnings
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from importlib import import_module
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from typing import Any
 
 from memstate.cli.bench.clock import host_seconds
 from memstate.cli.bench.no_torchvision import leave_out_torchvision
+from memstate.cli.bench.task import Setting
 
 NAME = "sglang"
 NAMES = {
@@ -41,6 +43,18 @@ def load() -> SimpleNamespace:
         ImportError: In one line.
     """
     return imported({name: f"mem_cache.{at}" for name, at in NAMES.items()})
+
+
+def can_run(setting: Setting, bench: str, load: Callable[[], object]) -> bool:
+    """Whether SGLang is wanted and can be loaded; says on stderr why it cannot."""
+    if not setting.compares(NAME):
+        return False
+    try:
+        load()
+    except ImportError as error:
+        print(f"{bench}: measured without {NAME}: {error}", file=sys.stderr)
+        return False
+    return True
 
 
 def imported(names: Mapping[str, str]) -> SimpleNamespace:

@@ -1,7 +1,6 @@
 """Runs benchmarks by name. An entry exists only where its check was green in the same run."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import astuple, fields
 
 import torch
 
@@ -18,7 +17,7 @@ from memstate.cli.bench import (
     transformers_serve,
 )
 from memstate.cli.bench.launches import launches
-from memstate.cli.bench.task import BenchResult, Figure, Progress, Setting, Task, carry_out
+from memstate.cli.bench.task import BenchResult, Progress, Setting, Task, carry_out
 from memstate.errors import InvalidArgument
 
 COURSES: dict[str, tuple[Callable[[Setting], Iterator[Task]], ...]] = {
@@ -96,13 +95,3 @@ def _chosen(tasks: Iterable[Task], case: str) -> list[Task]:
     """Returns the tasks that `case` chooses, see `run`."""
     found = [task for task in tasks if case in task.name]
     return [task for task in found if task.name.partition(", ")[2] == case] or found  # behind the operation
-
-
-def by_entry(entries: Sequence[Figure]) -> tuple[tuple[str, ...], list[list[str]]]:
-    """Returns entries as a table: headings and rows."""
-    columns = tuple(each.name.replace("_", " ") for each in fields(Figure))
-    return columns, [[_text(cell) for cell in astuple(entry)] for entry in entries]
-
-
-def _text(cell: str | float | None) -> str:
-    return "" if cell is None else f"{cell:.4g}" if isinstance(cell, float) else str(cell)

@@ -43,19 +43,15 @@ class _Ways:
         self.pool = RecordPool(records, form.nbytes, pinned=on_gpu)
         self.records = self.pool.claim(records)
         self.bodies = self.pool.memory[:, form.header_bytes :]
-        packing = Packing(self.planes)
-        self.transfers = Transfers(self.planes, packing, self.pool, form.header_bytes, STAGING)
         slots = torch.cat([torch.zeros(1, dtype=torch.int32), torch.randperm(records, dtype=torch.int32) + 1])
         self.slots, self.registers = slots.to(self.planes.device), list(range(1, records + 1))
+        self.transfers = Transfers(Packing(self.planes), self.pool, STAGING, self.slots)
 
     def out(self) -> None:
-        self.transfers.out(self.slots, self.registers, self.records).synchronize()
+        self.transfers.out(self.registers, self.records).synchronize()
 
     def into(self) -> None:
-        self.transfers.into(self.slots, self.registers, self.records).synchronize()
-
-    def end(self) -> None:
-        self.transfers.end(self.records)
+        self.transfers.into(self.registers, self.records).synchronize()
 
     def states(self) -> Tensor:
         """What the records should hold, put together plane by plane: uint8 `register byte`."""
@@ -74,12 +70,10 @@ class _Ways:
         self.planes.scrub_null()
         states = self.states()
         self.out()
-        self.end()
         found = differing([("records", self.bodies, states.cpu())])
         for arena in self.planes.arenas:
             arena.bitwise_not_()
         self.into()
-        self.end()
         self.planes.scrub_null()
         return found or differing([("states", self.states(), states)])
 
@@ -98,8 +92,8 @@ class _Ways:
         each = partial(rates, self.setting, case=self.case, nbytes=self.total)
         peer = "pinned-copy" if on_gpu else "memory-copy"
         return [
-            *each("transfer out", ours=Side(self.out, self.end), peers={peer: Side(partial(copy, host, device))}),
-            *each("transfer in", ours=Side(self.into, self.end), peers={peer: Side(partial(copy, device, host))}),
+            *each("transfer out", ours=Side(self.out), peers={peer: Side(partial(copy, host, device))}),
+            *each("transfer in", ours=Side(self.into), peers={peer: Side(partial(copy, device, host))}),
         ]
 
 

@@ -11,20 +11,18 @@ import torch
 from torch import Tensor
 
 from memstate.cli.bench.task import Figure, Setting, Task, differing
+from memstate.engine.capacity import STRATEGIES
 from memstate.engine.manager import NO_LIMIT, StateManager
 from memstate.engine.settings import Forward
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import Strategy
 from memstate.requests.handles import Request
-from memstate.requests.tracking import LazyPingPong, NoTracking, PingPong, Redirect, Tracking
+from memstate.requests.tracking import Tracking
 from memstate.slots.packet import Packet
 from memstate.slots.registers import Longs
 from memstate.state.layout import Plane, StateLayout
 
 SIZES, TOY_SIZES = (1, 64, 256), (2,)
-STRATEGIES: dict[str, type[Tracking]] = {
-    "none": NoTracking, "ping-pong": PingPong, "lazy": LazyPingPong, "redirect": Redirect,
-}  # fmt: skip
 NEVER, ALWAYS = 2**30, 1
 DUE = {NEVER: "nothing due", ALWAYS: "all due"}
 LAYOUT = StateLayout((Plane("ssm", (4,), torch.float32),), 1)  # bytes are another benchmark's

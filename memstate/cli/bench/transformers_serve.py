@@ -5,7 +5,6 @@ time of this thread. What is compared is always of one turn, and the ratio is th
 """
 
 import sys
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
@@ -69,40 +68,33 @@ def model_on(device: str, larger: bool = False) -> Any:
     return model.to(device).eval()
 
 
-def seconds(act: Act, device: torch.device) -> float:
-    """Returns what a call takes: CPU time of this thread, or on a GPU the time until the device is done.
+def beside(
+    op: str, case: str, ours: Act, other: Act, turns: int, device: torch.device, peer: str, tokens: int = 0
+) -> list[Figure]:
+    """Returns the time of a call beside a peer's, or with `tokens` a rate, and the quartiles of the ratio.
+
+    The two take turns in being first. A time is CPU time of this thread, or on a GPU that until the device is done.
 
     Syncs: yes, on a GPU.
     """
-    if device.type == "cpu":
-        return cpu_seconds(act, device)
+    spent: dict[str, list[float]] = {"ours": [], "other": []}
 
-    def until_done() -> None:
+    def until_done(act: Act) -> None:
         act()
         torch.cuda.synchronize(device)
 
-    return host_seconds(until_done, device)
+    def time(turn: int, name: str, act: Act) -> None:
+        on_cpu = device.type == "cpu"
+        spent[name].append(cpu_seconds(act, device) if on_cpu else host_seconds(partial(until_done, act), device))
 
-
-def paired(ours: Act, other: Act, turns: int, device: torch.device) -> tuple[list[float], list[float]]:
-    """Returns the seconds of both calls in each turn; they take turns in being first."""
-    found: dict[str, list[float]] = {"ours": [], "other": []}
     with one_thread():
-        take_turns(
-            {"ours": ours, "other": other}, {}, WARM_UPS + turns,
-            lambda turn, name, act: found[name].append(seconds(act, device)), "transformers",
-        )  # fmt: skip
-    return found["ours"][WARM_UPS:], found["other"][WARM_UPS:]
-
-
-def beside(op: str, case: str, sides: tuple[list[float], list[float]], peer: str, tokens: int = 0) -> list[Figure]:
-    """Returns a time beside a peer's, or with `tokens` a rate, and the quartiles of the ratio."""
-    unit = "tokens/s" if tokens else "host us"
+        take_turns({"ours": ours, "other": other}, {}, WARM_UPS + turns, time, "transformers")
+    sides = [found[WARM_UPS:] for found in spent.values()]
     value, peers = (tokens / median(side) if tokens else median(side) * 1e6 for side in sides)
-    ratios = [other / mine if tokens else mine / other for mine, other in zip(*sides, strict=True)]
+    ratios = [theirs / mine if tokens else mine / theirs for mine, theirs in zip(*sides, strict=True)]
     low, middle, high = quantiles(ratios, n=4, method="inclusive")
     return [
-        Figure(op, case, value, unit, peer, peers, middle),
+        Figure(op, case, value, "tokens/s" if tokens else "host us", peer, peers, middle),
         Figure(op, case, low, "ratio, lower quartile"),
         Figure(op, case, high, "ratio, upper quartile"),
     ]
@@ -158,16 +150,6 @@ class Sides:
         """Compares the answers."""
         return "" if self.serve() == self.generate() else "serve and generate choose other tokens"
 
-    @contextmanager
-    def server(self, steps: int) -> Iterator[Any]:
-        """Yields a server whose requests have read their prompts and go on for so many steps, and for warm-ups."""
-        server = self._mst.Server(self.model, self.mem, chunk=CHUNK)
-        for number, one in enumerate(self.prompts):
-            server.submit(self._mst.Prompt(one, number, most=2 * (WARM_UPS + steps)))
-        server.step()
-        yield server
-        server.close()
-
     def own(self, mode: Callable[[], Any]) -> Act:
         """Returns a call that runs the next token of each row with the model's own cache, behind the prompts."""
         from memstate.integrations.transformers.probe import own_cache
@@ -185,47 +167,22 @@ class Sides:
         forward(self.ids)
         return lambda: forward(token)
 
-    def parts(self, steps: int) -> dict[str, float]:
-        """Returns the seconds that each part of so many steps takes."""
-        spent = defaultdict[str, float](float)
-
-        def time(part: str, owner: Any, name: str) -> None:
-            call = getattr(owner, name)
-
-            def timed(*args: Any, **kwargs: Any) -> Any:
-                out: list[Any] = []
-                spent[part] += seconds(lambda: out.append(call(*args, **kwargs)), self.device)
-                return out[0]
-
-            setattr(owner, name, timed)
-
-        with self.server(steps) as server, one_thread():
-            for _ in range(WARM_UPS):
-                server.step()
-            batches = server._batches
-            for part, owner, name in (
-                ("plan", server.mem, "plan"), ("settle", server.mem, "settle"), ("states in", batches.states, "begin"),
-                ("states out", batches.states, "end"), ("columns", batches, "_inputs"), ("choose", server, "_choose"),
-                ("forward, KV included", batches, "model"),
-                *(("KV", layer, "update") for layer in batches.cache.layers if hasattr(layer, "place")),
-            ):  # fmt: skip
-                time(part, owner, name)
-            for _ in range(steps):
-                server.step()
-        return spent
-
     def steps(self, case: str) -> list[Figure]:
-        """Times decode steps beside those with the own cache, and their parts."""
+        """Times decode steps beside those with the own cache."""
         steps, figures, case = self.setting.sizes(STEPS, TOY_STEPS), list[Figure](), self.setting.case(case)
         for mode, what in ((torch.no_grad, case), (torch.inference_mode, f"{case}, both in inference mode")):
-            with self.server(steps) as server:
-                figures += beside("step", what, paired(server.step, self.own(mode), steps, self.device), OWN)
-        return figures + [Figure(part, case, s / steps * 1e6, "host us") for part, s in self.parts(steps).items()]
+            server = self._mst.Server(self.model, self.mem, chunk=CHUNK)
+            for number, one in enumerate(self.prompts):
+                server.submit(self._mst.Prompt(one, number, most=2 * (WARM_UPS + steps)))
+            server.step()  # reads the prompts
+            figures += beside("step", what, server.step, self.own(mode), steps, self.device, OWN)
+            server.close()
+        return figures
 
     def batches(self, case: str) -> list[Figure]:
         """Times whole batches beside `generate`."""
-        times = paired(self.serve, self.generate, self.setting.sizes(BATCHES, TOY_BATCHES), self.device)
-        return beside("batch", self.setting.case(case), times, GENERATE, len(self.prompts) * self.new)
+        turns, tokens = self.setting.sizes(BATCHES, TOY_BATCHES), len(self.prompts) * self.new
+        return beside("batch", self.setting.case(case), self.serve, self.generate, turns, self.device, GENERATE, tokens)
 
 
 def _task(kind: str, case: str, make: Callable[[], Sides], measure: Callable[[Sides, str], list[Figure]]) -> Task:

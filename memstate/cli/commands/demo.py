@@ -17,7 +17,9 @@ def demo(*, json_path: Json = None, **options: Any) -> None:
         config = DemoConfig(device=device_of(options["backend"]), **options)
         with progress("demo") as report:
             result = run(config, report)
-    emit(json_path, result.to_json(), "demo", ("figure", "value"), result.table())
+    emit(
+        json_path, result.to_json(), "demo", [{"figure": name, "value": text} for name, text in result.table().items()]
+    )
     if not result.ok:
         fail(result.failure(), status=1)
 

@@ -1,6 +1,6 @@
 """`memstate compile`, `memstate bench` and `memstate tune`."""
 
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -8,8 +8,8 @@ import typer
 from typer import Argument, Option
 
 from memstate.cli import names
-from memstate.cli.options import BackendOption, Json, choose_backend, split_names
-from memstate.cli.output import complain, device_of, emit, fail, one_line_errors, progress, text_of
+from memstate.cli.options import BackendOption, Json, choose_backend, output_file, split_names
+from memstate.cli.output import complain, device_of, emit, fail, one_line_errors, progress
 
 
 def compile_kernels(
@@ -29,9 +29,8 @@ def compile_kernels(
         complain(f"left out, because this Triton does not know them: {', '.join(unknown)}")
         if not reports:
             raise typer.Exit(1)
-    columns = tuple(field.name for field in fields(reports[0]))
     rows = [asdict(item) for item in reports]
-    emit(json_path, rows, "compiled kernels", columns, [[text_of(row[c]) for c in columns] for row in rows])
+    emit(json_path, rows, "compiled kernels", rows)
     if bad := [f"{item.kernel} on {item.target}" for item in reports if not item.ok]:
         fail(f"not ok: {', '.join(bad)}", status=1)
 
@@ -57,11 +56,8 @@ def bench(
         complain(f"left out, because device time needs a GPU: {', '.join(bench.NEED_DEVICE)}")
     with one_line_errors(), progress(name) as report:
         outcome = bench.run(chosen, backend, device, toy, peer, report, case=case)
-    if name == "launches":
-        title, (columns, rows) = "launches, uploads and syncs of each operation", bench.by_unit(outcome.entries)
-    else:
-        title, (columns, rows) = f"bench {name}", bench.by_entry(outcome.entries)
-    emit(json_path, [asdict(entry) for entry in outcome.entries], title, columns, rows)
+    entries = [asdict(entry) for entry in outcome.entries]
+    emit(json_path, entries, f"bench {name}", bench.by_unit(outcome.entries) if name == "launches" else entries)
     for line in outcome.unmeasured:
         complain(line)
     if outcome.wrong:
@@ -73,7 +69,9 @@ def tune(
     model: Annotated[str, Option(help="Preset whose states the kernels run on.")] = "qwen3_next",
     target: Annotated[str, Option(help="Target to compile for where there is no GPU.")] = "sm_90",
     limit: Annotated[int | None, Option(help="Number of configurations of each kernel. Default: all.")] = None,
-    plot: Annotated[str | None, Option(help="Draw the result into this file (.svg, .png or .pdf).")] = None,
+    plot: Annotated[
+        str | None, Option(callback=output_file, help="Draw the result into this file (.svg, .png or .pdf).")
+    ] = None,
     dry_run: Annotated[bool, Option("--dry-run", metavar="", help="Store nothing.")] = False,
     json_path: Json = None,
 ) -> None:
@@ -101,8 +99,8 @@ def tune(
             stored = str(tuning.store(outcome))
         except (OSError, ValueError) as error:  # the sweep took long: show its result all the same
             failure = f"nothing stored: {error}; set MEMSTATE_TUNED to another folder"
-    (title, columns), rows = tuning.table(outcome, stored)
-    emit(json_path, data | {"stored": stored}, title, columns, rows)
+    title, rows = tuning.table(outcome, stored)
+    emit(json_path, data | {"stored": stored}, title, rows)
     if plot:
         with one_line_errors():
             drawing.plot(outcome).savefig(plot)

@@ -16,16 +16,17 @@ def replay(
     trace: Annotated[Path, Argument(help="Requests in the format of the Mooncake traces: .jsonl or .jsonl.gz.")],
     states: Annotated[str, Option(help="Cached states that fit; comma separated to compare several.")] = "256",
     pages: Annotated[int, Option(help="KV pages that fit; a page is a block of 512 tokens.")] = 50_000,
-    policy: Annotated[str, Option(help="Eviction policy; several comma separated, or all.")] = "return-rate",
+    policy: Annotated[
+        str,
+        Option(help="Eviction policies, comma separated; one that is not known is answered with all names. Or all."),
+    ] = "return-rate",
     start: Annotated[
         float, Option("--from", help="Share of the requests that warm the cache up and are not counted.")
     ] = 0.0,
     limit: Annotated[int | None, Option(help="Number of requests to read. Default: all.")] = None,
     chunk: Annotated[int, Option(help="Tokens of a prefill chunk at most.")] = 8192,
     every: Annotated[int, Option(help="Tokens between two states of decode, a multiple of 512.")] = 512,
-    placement: Annotated[
-        str, Option(help="Where prompts leave states; by-hand: as an ideal engine would, without a loop.")
-    ] = "ends",
+    placement: Annotated[str, Option(help="Where prompts leave states: ends, ends-only, every-N or nowhere.")] = "ends",
     running: Annotated[int, Option(help="Requests that run at a time.")] = 1,
     json_path: Json = None,
 ) -> None:
@@ -40,11 +41,10 @@ def replay(
         loop = replaying.Loop(chunk=chunk, every=every, placement=placement, running=running)
         replayed = replaying.compare(requests, sizes, pages, policies, start, report, loop)
     rows = [asdict(one) for one in replayed]
-    columns, lines = replaying.table(replayed)
     title = f"{trace.name}: block hit rate, {pages} pages, {replayed[0].requests} requests"
     if len(rates := dict.fromkeys(one.states for one in replayed)) > 1:
         title += f"; other figures: with {list(rates)[-1]} states"
-    emit(json_path, rows if len(rows) > 1 else rows[0], title, columns, lines)
+    emit(json_path, rows if len(rows) > 1 else rows[0], title, replaying.table(replayed))
 
 
 def trace(

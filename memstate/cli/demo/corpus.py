@@ -6,7 +6,6 @@ Knows no model and no cache; a token is a byte.
 import importlib
 import inspect
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -111,16 +110,12 @@ def _read_module(name: str) -> tuple[str, str, list[str]] | None:
         module = importlib.import_module(name)
     except ImportError:  # some builds of Python leave modules out
         return None
-    summary = " ".join((inspect.getdoc(module) or "").split())
-    texts = [f"{thing}? {doc}\n" for thing, doc in _documented(module)]
+    things = {thing: value for thing, value in sorted(vars(module).items()) if thing[0] != "_" and callable(value)}
+    docs = {thing: _doc(value) for thing, value in things.items()}
+    texts = [f"{thing}? {doc}\n" for thing, doc in docs.items() if len(doc) >= SHORTEST]
+    summary = _doc(module)
     return (name, summary, texts) if len(summary) >= SHORTEST and len(texts) >= 4 else None
 
 
-def _documented(module: object) -> Iterator[tuple[str, str]]:
-    for name in sorted(vars(module)):
-        thing = getattr(module, name)
-        if name.startswith("_") or not callable(thing):
-            continue
-        doc = " ".join((inspect.getdoc(thing) or "").split())
-        if len(doc) >= SHORTEST:
-            yield name, doc
+def _doc(thing: object) -> str:
+    return " ".join((inspect.getdoc(thing) or "").split())

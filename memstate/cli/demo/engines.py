@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from memstate.cli.demo.arena import Arena
-from memstate.cli.demo.config import STRATEGIES, DemoConfig
+from memstate.cli.demo.config import LAYOUTS, DemoConfig
 from memstate.cli.demo.mixers import state_layout
 from memstate.cli.demo.model import HybridModel, Memory, Slots
 from memstate.cli.demo.tiers import tiers_of
 from memstate.cli.policies import placement_of
+from memstate.engine.capacity import STRATEGIES
 from memstate.engine.manager import StateManager
 from memstate.engine.settings import Forward, Pages
 from memstate.engine.warmup import warm_up
@@ -24,12 +25,10 @@ from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import StepRecord
 from memstate.prefix import Prefix
 from memstate.requests.steps import Step
-from memstate.requests.tracking import LazyPingPong, NoTracking, PingPong, Redirect, Tracking
+from memstate.requests.tracking import Tracking
 from memstate.state.planes import Planes
 from memstate.testing import Chaos, Faults
 from memstate.tiers import Store
-
-TRACKING: dict[str, type[Tracking]] = dict(zip(STRATEGIES, (NoTracking, PingPong, LazyPingPong, Redirect), strict=True))
 
 
 class Engine:
@@ -53,9 +52,9 @@ class Engine:
 
     def __init__(self, config: DemoConfig, pages: int, pages_per_row: int, store: Store | None = None) -> None:
         size, self._batch, self.in_place = config.size, config.batch, config.engine == "in-place"
-        tracking = TRACKING[config.strategy](every=config.track_every)
+        tracking = STRATEGIES[config.strategy](every=config.track_every)
         _require_fit(config, tracking, pages, pages_per_row)
-        states = state_layout(size, config.model, config.order, config.state_order)
+        states = state_layout(size, config.model, LAYOUTS[config.layout], config.state_order)
         kv, device = size.page_layout(config.page_size), torch.device(config.device)
         faults = Faults.from_environment()
         if config.fail_claims:

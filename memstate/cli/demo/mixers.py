@@ -26,28 +26,23 @@ class Mixer(ABC):
 
     def __init__(self, size: ModelSize, weights: Weights, backend: Backend) -> None:
         self.size, self.backend = size, backend
-        channels, inner = self.channels(size), size.heads * size.value
+        (channels, rates), inner = self.widths(size), size.heads * size.value
         self.inward = weights.matrix(size.width, channels)
         self.taps = weights.draw(channels, size.taps, scale=0.6)
         self.bias = weights.draw(channels, scale=0.1)
-        self.rates = weights.matrix(size.width, self.rate_count(size))
+        self.rates = weights.matrix(size.width, rates)
         self.gate = weights.matrix(size.width, inner)
         self.outward = weights.matrix(inner, size.width)
 
     @staticmethod
     @abstractmethod
-    def channels(size: ModelSize) -> int:
-        """Channels of the conv: all inputs of the recurrence that it mixes."""
-
-    @staticmethod
-    @abstractmethod
-    def rate_count(size: ModelSize) -> int:
-        """Numbers a token that say how fast the state forgets and learns."""
+    def widths(size: ModelSize) -> tuple[int, int]:
+        """Channels of the conv, which are all inputs that it mixes; numbers that say how fast a state changes."""
 
     @classmethod
     def shapes(cls, size: ModelSize) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Shapes of the planes conv and ssm, per slot and layer."""
-        return (size.taps - 1, cls.channels(size)), (size.heads, size.key, size.value)
+        return (size.taps - 1, cls.widths(size)[0]), (size.heads, size.key, size.value)
 
     @staticmethod
     def window(conv: Tensor) -> Tensor:
@@ -79,14 +74,9 @@ class KimiDelta(Mixer):
     """The gated delta rule with one decay a key channel: `memstate.kernels.gated_delta`."""
 
     @staticmethod
-    def channels(size: ModelSize) -> int:
+    def widths(size: ModelSize) -> tuple[int, int]:
         """See `Mixer`."""
-        return size.heads * (2 * size.key + size.value)
-
-    @staticmethod
-    def rate_count(size: ModelSize) -> int:
-        """See `Mixer`."""
-        return size.heads * (size.key + 1)
+        return size.heads * (2 * size.key + size.value), size.heads * (size.key + 1)
 
     def advance(
         self, mixed: Tensor, rates: Tensor, ssm: Tensor, where: Where, out: Tensor, marks: Marks | None
@@ -107,14 +97,9 @@ class GatedDelta(KimiDelta):
     """The same with one decay a head, and with q and k that all heads share."""
 
     @staticmethod
-    def channels(size: ModelSize) -> int:
+    def widths(size: ModelSize) -> tuple[int, int]:
         """See `Mixer`."""
-        return 2 * size.key + size.heads * size.value
-
-    @staticmethod
-    def rate_count(size: ModelSize) -> int:
-        """See `Mixer`."""
-        return 2 * size.heads
+        return 2 * size.key + size.heads * size.value, 2 * size.heads
 
 
 class Mamba2(Mixer):
@@ -127,19 +112,14 @@ class Mamba2(Mixer):
         self.rate_bias = weights.draw(size.heads, scale=0.5) - 2.0  # of a softplus: steps around an eighth
 
     @staticmethod
-    def channels(size: ModelSize) -> int:
+    def widths(size: ModelSize) -> tuple[int, int]:
         """See `Mixer`."""
-        return size.heads * size.value + 2 * size.key
-
-    @staticmethod
-    def rate_count(size: ModelSize) -> int:
-        """See `Mixer`."""
-        return size.heads
+        return size.heads * size.value + 2 * size.key, size.heads
 
     @classmethod
     def shapes(cls, size: ModelSize) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """See `Mixer`."""
-        return (cls.channels(size), size.taps - 1), (size.heads, size.value, size.key)
+        return (cls.widths(size)[0], size.taps - 1), (size.heads, size.value, size.key)
 
     @staticmethod
     def window(conv: Tensor) -> Tensor:

@@ -129,7 +129,7 @@ def _conversations(config: DemoConfig) -> list[Conversation]:
 
 def _copied_by_hits(mem: StateManager, meter: Meter) -> int:
     """Bytes that copies from cached states moved; nothing where the first step reads them directly."""
-    return 0 if mem.forward.direct_hits else meter.read_cached * mem.planes.memory.whole.slot_bytes
+    return 0 if mem.forward.direct_hits else meter.read_cached * mem.planes.whole.slot_bytes
 
 
 def _plant_leak(mem: StateManager) -> int:

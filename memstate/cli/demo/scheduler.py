@@ -106,7 +106,7 @@ class Scheduler:
         batch = assemble(self.config, going)
         asked, run = Asked(), list[Results]()
         whole = self.meter.steps % 2 == 1 and not self.config.sabotage  # every other step: one upload and one graph
-        replay = (lambda: run.append(self.stepper.run_whole(batch.inputs))) if whole else None
+        replay = (lambda: run.append(self.stepper.run(batch.inputs))) if whole else None
         with self.gauge.adding_to(asked):
             step = self.mem.plan(batch.rows, batch.counts, replay=replay)
         if not whole and self.chance.cancels():

@@ -69,14 +69,13 @@ class Stepper:
         memory: Planes, pages and page table.
         batch: Rows.
         chunk: Tokens of a prefill step.
-        launch: Launches what comes before the forward of a planned step, and returns its slots. None: `run` alone is
-            used.
+        launch: Launches what comes before the forward of a planned step, and returns its slots.
         marks: The marks of steps on the device; None: steps have none.
     """
 
     def __init__(
-        self, model: HybridModel, memory: Memory, batch: int, chunk: int, launch: Callable[[], Slots] | None = None,
-        marks: Marks | None = None,
+        self, model: HybridModel, memory: Memory, batch: int, chunk: int,
+        launch: Callable[[], Slots] | None = None, marks: Marks | None = None,
     ) -> None:  # fmt: skip
         self._marks = marks
         self.model, self.memory, self.batch, self._launch = model, memory, batch, launch
@@ -93,28 +92,21 @@ class Stepper:
     def _zeros(self, *shape: int, dtype: torch.dtype) -> Tensor:
         return torch.zeros(shape, dtype=dtype, device=self.device)
 
-    def run(self, inputs: Inputs, slots: Slots) -> Results:
+    def run(self, inputs: Inputs, slots: Slots | None = None) -> Results:
         """Submits one step. Changes the memory at the slots and pages of real rows.
 
-        Syncs: no.
-        """
-        return self._run(inputs, lambda: slots, whole=False)
-
-    def run_whole(self, inputs: Inputs) -> Results:
-        """Submits one step with everything that comes before its forward, in one graph on CUDA.
+        Args:
+            inputs: What the rows fold in.
+            slots: Those of the step. None: they are launched first, on CUDA in the same graph.
 
         Syncs: no.
         """
-        assert self._launch is not None
-        return self._run(inputs, self._launch, whole=True)
-
-    def _run(self, inputs: Inputs, slots: Callable[[], Slots], whole: bool) -> Results:
         self._upload(inputs.packed, self._packed[inputs.width])
         self._upload(inputs.noise, self._noise)
         if self.device.type == "cuda":
-            self._graph(inputs.width, slots, whole).replay()
+            self._graph(inputs.width, slots).replay()
         else:
-            self._body(inputs.width, slots())
+            self._body(inputs.width, slots)
         return Results(self._sampled, self._logits)
 
     def _upload(self, values: npt.NDArray[np.generic], to: Tensor) -> None:
@@ -122,7 +114,10 @@ class Stepper:
         source = torch.from_numpy(values)
         to.copy_(source.pin_memory() if to.is_cuda else source, non_blocking=True)
 
-    def _body(self, width: int, slots: Slots) -> None:
+    def _body(self, width: int, slots: Slots | None) -> None:
+        if slots is None:
+            assert self._launch is not None
+            slots = self._launch()
         packed = self._packed[width]
         first = torch.where(packed[:, -1] > 0, self._sampled, packed[:, 0])
         tokens = torch.cat((first[:, None], packed[:, 1:width]), 1)
@@ -132,12 +127,12 @@ class Stepper:
         self._logits.copy_(logits)
         self._sampled.copy_((logits + self._noise).argmax(-1))
 
-    def _graph(self, width: int, slots: Callable[[], Slots], whole: bool) -> torch.cuda.CUDAGraph:
-        key = width, whole
+    def _graph(self, width: int, slots: Slots | None) -> torch.cuda.CUDAGraph:
+        key = width, slots is None
         if key not in self._graphs:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):  # records, runs nothing
-                self._body(width, slots())
+                self._body(width, slots)
             self._graphs[key] = graph
         return self._graphs[key]
 

@@ -2,26 +2,15 @@
 
 requests   a trace as prompts and answers in tokens
 serving    the loop: admit, plan of chunks, settle, publish, release
-by_hand    the prefix cache alone, with states where an ideal engine would have them
-foresight  the clairvoyant bound that by_hand prints beside the policies
+foresight  the clairvoyant bound, which replays print beside the policies
 runs       every policy and number of states, and what is refused
 report     the figures and their table
 plans      the splits of a plan of memory, each with the hit rate of a trace
 """
 
 from memstate.cli.replay.plans import rated
-from memstate.cli.replay.report import Replayed, ideal, table
-from memstate.cli.replay.runs import CLAIRVOYANT, NAMES, PLACEMENT_NAMES, Loop, compare, replay
+from memstate.cli.replay.report import Replayed, table
+from memstate.cli.replay.runs import CLAIRVOYANT, NAMES, compare, replay
+from memstate.cli.replay.serving import Loop
 
-__all__ = [
-    "CLAIRVOYANT",
-    "NAMES",
-    "PLACEMENT_NAMES",
-    "Loop",
-    "Replayed",
-    "compare",
-    "ideal",
-    "rated",
-    "replay",
-    "table",
-]
+__all__ = ["CLAIRVOYANT", "NAMES", "Loop", "Replayed", "compare", "rated", "replay", "table"]

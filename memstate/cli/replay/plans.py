@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from memstate.cli.replay.report import Progress, part_of
-from memstate.cli.replay.runs import Loop, replay
+from memstate.cli.replay.runs import replay
+from memstate.cli.replay.serving import Loop
 from memstate.cli.traces import BLOCK, TraceRequest
 from memstate.engine.capacity import Capacity
 from memstate.errors import InvalidArgument

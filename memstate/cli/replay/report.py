@@ -3,8 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from memstate.cli.traces import BLOCK, TraceRequest
-
 COSTS = {  # heading -> figure of `Replayed`
     "forwards a prompt": "forwards_per_prompt", "states filed": "states_filed_per_request",
     "recomputed a turn": "recomputed_tokens_per_turn", "longest wait": "longest_wait", "us a match": "us_per_match",
@@ -16,8 +14,6 @@ Progress = Callable[[int, int], None]
 @dataclass(frozen=True, kw_only=True)
 class Replayed:
     """What a replay found, over the requests from fraction `start` of the trace on, when the cache is warm.
-
-    Figures of the loop are None for a replay by hand, which has no loop.
 
     Attributes:
         policy: Name of the policy.
@@ -40,10 +36,8 @@ class Replayed:
         turns: Requests that go on from the answer of another.
         recomputed_tokens_per_turn: Tokens of that other and its answer that they compute again, mean.
         longest_wait: Steps that a request waited at most while a row was free; over the whole trace.
-        slots_held_peak: Slots that rows held at most, those of the cache apart; over the whole trace.
         us_per_match: Microseconds of the host, median.
-        us_per_insert: Likewise, of all that files a request's states and pages: with the submits of these calls, except
-            by hand.
+        us_per_insert: Likewise, of all that files a request's states and pages, with the submits of these calls.
         evicted_states: Over the whole trace.
         evicted_pages: Over the whole trace.
         leaked_slots: Over the whole trace.
@@ -54,22 +48,21 @@ class Replayed:
     placement: str
     states: int
     pages: int
-    chunk: int | None = None
-    every: int | None = None
-    running: int = 1
+    chunk: int
+    every: int
+    running: int
     start: float
     requests: int
     block_hit_rate: float
-    answer_hit_rate: float = 0.0
+    answer_hit_rate: float
     ideal_hit_rate: float
     whole_hit_rate: float
-    forwards_per_prompt: float | None = None
-    states_filed_per_request: float | None = None
-    filed_by_kind: dict[str, int] | None = None
-    turns: int | None = None
-    recomputed_tokens_per_turn: float | None = None
-    longest_wait: int | None = None
-    slots_held_peak: int | None = None
+    forwards_per_prompt: float
+    states_filed_per_request: float
+    filed_by_kind: dict[str, int]
+    turns: int
+    recomputed_tokens_per_turn: float
+    longest_wait: int
     us_per_match: float
     us_per_insert: float
     evicted_states: int
@@ -78,43 +71,19 @@ class Replayed:
     misses_by_reason: dict[str, int]
 
 
-def table(replayed: Sequence[Replayed]) -> tuple[tuple[str, ...], list[list[str]]]:
-    """Returns a row for each policy, a column for each number of states, then figures of the last of them."""
+def table(replayed: Sequence[Replayed]) -> list[dict[str, str | float | None]]:
+    """Returns a row for each policy, with a figure for each number of states, then others of the last of them."""
     sizes = list(dict.fromkeys(one.states for one in replayed))
-    rows = []
+    rows: list[dict[str, str | float | None]] = []
     for policy in dict.fromkeys(one.policy for one in replayed):
         mine = {one.states: one for one in replayed if one.policy == policy}
-        last, leaked = mine[sizes[-1]], max(one.leaked_slots for one in mine.values())
-        costs = [_text(getattr(last, name)) for name in COSTS.values()]
-        rows.append([policy, *(f"{mine[size].block_hit_rate:.3f}" for size in sizes), *costs, str(leaked)])
-    rows.append(
-        ["room for everything", *(f"{replayed[0].ideal_hit_rate:.3f}" for _ in sizes), *[""] * (len(COSTS) + 1)]
-    )
-    return ("policy", *map(str, sizes), *COSTS, "leaked"), rows
-
-
-def _text(figure: float | None) -> str:
-    return "" if figure is None else f"{figure:.1f}" if isinstance(figure, float) else str(figure)
+        costs = {heading: getattr(mine[sizes[-1]], name) for heading, name in COSTS.items()}
+        rates = {str(size): f"{one.block_hit_rate:.3f}" for size, one in mine.items()}
+        rows.append({"policy": policy, **rates, **costs, "leaked": max(one.leaked_slots for one in mine.values())})
+    ideal = dict.fromkeys(map(str, sizes), f"{replayed[0].ideal_hit_rate:.3f}")
+    return [*rows, {"policy": "room for everything", **ideal}]
 
 
 def part_of(progress: Progress | None, run: int, runs: int) -> Progress:
     """Returns what counts the requests of one of several replays among those of all."""
     return lambda done, total: progress(run * total + done, runs * total) if progress else None
-
-
-def ideal(requests: Sequence[TraceRequest], start: float = 0.0) -> float:
-    """Returns the block hit rate with room for everything.
-
-    A block is a hit if an earlier prompt had it, as far as all blocks before it are hits.
-    """
-    seen: set[int] = set()
-    hits = asked = 0
-    first = int(len(requests) * start)
-    for at, request in enumerate(requests):
-        ids = request.hash_ids[: request.input_length // BLOCK]
-        known = next((n for n, block in enumerate(ids) if block not in seen), len(ids))
-        if at >= first:
-            hits += known
-            asked += len(request.hash_ids)
-        seen.update(ids)
-    return hits / max(1, asked)

@@ -1,51 +1,33 @@
 """Replays a trace under policies and sizes, and refuses what cannot be replayed before the first run."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from statistics import median
 
 from memstate.checks import INT32_MAX, is_count
-from memstate.cli.policies import PLACEMENTS, POLICIES, placement_of, prefix_of
-from memstate.cli.replay import by_hand
-from memstate.cli.replay.report import Progress, Replayed, ideal, part_of
+from memstate.cli.policies import POLICIES, placement_of, prefix_of
+from memstate.cli.replay.foresight import Future
+from memstate.cli.replay.report import Progress, Replayed, part_of
 from memstate.cli.replay.requests import Units, numbered, served
-from memstate.cli.replay.serving import InUnits, Serving, Tally
+from memstate.cli.replay.serving import DEFAULT, InUnits, Loop, Serving
 from memstate.cli.traces import BLOCK, TraceRequest
 from memstate.errors import InvalidArgument
 
 MOST = 2**24  # of states and of pages: the host keeps a number for each
 MOST_RUNNING = 4096
 CLAIRVOYANT = "clairvoyant"
-BY_HAND = "by-hand"
+REASONS = ("no_sharing", "evicted", "no_snapshot", "not_filled")
 NAMES = (*POLICIES, CLAIRVOYANT)
 EVERY = f"a multiple of {BLOCK} tokens, a page of the replay, at most {INT32_MAX}"
-PLACEMENT_NAMES = (*PLACEMENTS, BY_HAND)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Loop:
-    """How the loop serves.
-
-    Args:
-        chunk: Tokens of a prefill chunk at most.
-        every: Tokens between two states of decode, a multiple of a block.
-        placement: Where prompts leave states; one of `PLACEMENT_NAMES`, with a number of tokens for N.
-        running: Requests that run at a time.
-    """
-
-    chunk: int = 8192
-    every: int = BLOCK
-    placement: str = "ends"
-    running: int = 1
 
 
 def replay(
     requests: Sequence[TraceRequest], states: int, pages: int, policy: str, start: float = 0.0,
-    progress: Progress | None = None, loop: Loop = Loop(), launches: bool = False,
+    progress: Progress | None = None, loop: Loop = DEFAULT,
 ) -> Replayed:  # fmt: skip
     """Replays a trace with room for so many states and pages.
 
-    The clairvoyant policy is replayed by hand, whatever the placement, because it places states itself.
+    The clairvoyant policy serves one request at a time, and places states itself.
 
     Args:
         requests: The trace.
@@ -55,46 +37,44 @@ def replay(
         start: Fraction of the requests that only warm the cache up.
         progress: Called with requests done and to do.
         loop: How the loop serves.
-        launches: Whether the reference carries out the launches, and an audit follows. Otherwise they do nothing.
 
     Raises:
         InvalidArgument: A value has no meaning, or a request alone does not fit.
 
-    Syncs: no; with `launches` yes.
+    Syncs: no.
     """
     _require(requests, states, pages, policy, start, loop)
     requests = numbered(requests)
-    if _by_hand(policy, loop):
-        return by_hand.replay(requests, states, pages, None if policy == CLAIRVOYANT else policy, start, progress)
     units, first = Units.of(loop.chunk), int(len(requests) * start)
-    prefix = prefix_of(policy, states, placement=InUnits(placement_of(loop.placement), units))
-    serving = Serving(
-        prefix, served(requests, units), units, first=first, pages=pages, chunk=loop.chunk, every=loop.every,
-        running=loop.running, launches=launches,
-    )  # fmt: skip
+    given, future = served(requests, units), None
+    if policy == CLAIRVOYANT:
+        future, loop = Future(given, units.per_block), replace(loop, placement=CLAIRVOYANT, running=1)
+        prefix = future.prefix(states)
+    else:
+        prefix = prefix_of(policy, states, placement=InUnits(placement_of(loop.placement), units))
+    serving = Serving(prefix, given, units, loop, first=first, pages=pages, future=future)
     done = 0
     while serving.busy:
         serving.turn()
         if progress and (serving.admitted - done >= 64 or serving.admitted == len(requests) > done):
             done = serving.admitted
             progress(done, len(requests))
-    leaked = serving.leaked
-    if launches:
-        serving.mem.audit().raise_if_leaking()
     assert serving.mem.prefix is not None
     stats, (cold, warm) = serving.mem.prefix.stats(), serving.tallies
     return Replayed(
         policy=policy, placement=loop.placement, states=states, pages=pages, chunk=loop.chunk, every=loop.every,
         running=loop.running, start=start, requests=warm.requests, block_hit_rate=_share(warm.hits, warm.asked),
-        answer_hit_rate=_share(warm.answer_hits, warm.asked), ideal_hit_rate=ideal(requests, start),
+        answer_hit_rate=_share(warm.answer_hits, warm.asked),
+        ideal_hit_rate=_share(sum(one.known for one in given[first:]), warm.asked),
         whole_hit_rate=_share(cold.hits + warm.hits, cold.asked + warm.asked),
         forwards_per_prompt=_share(warm.forwards, warm.requests),
         states_filed_per_request=_share(warm.filed.total(), warm.requests), filed_by_kind=dict(warm.filed),
         turns=warm.turns, recomputed_tokens_per_turn=_share(warm.recomputed, warm.turns),
-        longest_wait=serving.longest_wait, slots_held_peak=serving.slots_held_peak,
+        longest_wait=serving.longest_wait,
         us_per_match=_us(warm.match_seconds), us_per_insert=_us(warm.file_seconds),
         evicted_states=stats.evicted_states, evicted_pages=stats.evicted_pages,
-        leaked_slots=leaked, misses_by_reason=_misses(warm),
+        leaked_slots=serving.leaked,
+        misses_by_reason={reason: warm.misses[reason] for reason in REASONS},
     )  # fmt: skip
 
 
@@ -106,13 +86,9 @@ def _us(seconds: Sequence[float]) -> float:
     return median(seconds) * 1e6 if seconds else 0.0
 
 
-def _misses(tally: Tally) -> dict[str, int]:
-    return {reason: tally.misses[reason] for reason in ("no_sharing", "evicted", "no_snapshot", "not_filled")}
-
-
 def compare(
     requests: Sequence[TraceRequest], states: Sequence[int], pages: int, policies: Sequence[str], start: float = 0.0,
-    progress: Progress | None = None, loop: Loop = Loop(),
+    progress: Progress | None = None, loop: Loop = DEFAULT,
 ) -> list[Replayed]:  # fmt: skip
     """Replays a trace once for every policy and number of states.
 
@@ -133,12 +109,7 @@ def compare(
 def _require(requests: Sequence[TraceRequest], states: int, pages: int, policy: str, start: float, loop: Loop) -> None:
     if policy not in NAMES:
         raise InvalidArgument(f"policy {policy!r}: expected {', '.join(NAMES)}")
-    if loop.placement != BY_HAND:
-        try:
-            placement_of(loop.placement)
-        except InvalidArgument as error:
-            names = ", ".join(PLACEMENT_NAMES)
-            raise InvalidArgument(f"placement {loop.placement!r}: expected {names}, such as every-512") from error
+    placement_of(loop.placement)
     for name, value, least, most, expected in (
         ("states", states, 1, MOST, f"at least 1, at most {MOST}"),
         ("pages", pages, 1, MOST, f"at least 1, at most {MOST}"),
@@ -152,14 +123,6 @@ def _require(requests: Sequence[TraceRequest], states: int, pages: int, policy: 
         raise InvalidArgument("nothing to replay: no request")
     if not 0.0 <= start < 1.0:
         raise InvalidArgument(f"from {start}: expected a fraction from 0 to below 1")
-    answers = not _by_hand(policy, loop)  # a partly filled block counts only with its answer
-    longest = max(
-        -(-(one.input_length + one.output_length) // BLOCK) if answers else one.input_length // BLOCK
-        for one in requests
-    )
+    longest = max(-(-(one.input_length + one.output_length) // BLOCK) for one in requests)
     if longest > pages:
         raise InvalidArgument(f"pages {pages}: the longest request needs {longest}")
-
-
-def _by_hand(policy: str, loop: Loop) -> bool:
-    return policy == CLAIRVOYANT or loop.placement == BY_HAND

@@ -13,7 +13,9 @@ from typing import Any
 
 import torch
 
+from memstate.cli.replay.foresight import Future
 from memstate.cli.replay.requests import Served, Units
+from memstate.cli.traces import BLOCK
 from memstate.engine.manager import StateManager
 from memstate.engine.settings import Forward, Pages
 from memstate.errors import OutOfPages, OutOfSlots
@@ -26,6 +28,26 @@ from memstate.state.layout import Plane, StateLayout
 
 LAYOUT = StateLayout((Plane("state", (1,), torch.float32),), layers=1)
 ROOM = 8  # slots that each running request adds to those of the cache
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loop:
+    """How the loop serves.
+
+    Args:
+        chunk: Tokens of a prefill chunk at most.
+        every: Tokens between two states of decode, a multiple of a block.
+        placement: Where prompts leave states; a name of `memstate.cli.policies.PLACEMENTS`, with tokens for N.
+        running: Requests that run at a time.
+    """
+
+    chunk: int = 8192
+    every: int = BLOCK
+    placement: str = "ends"
+    running: int = 1
+
+
+DEFAULT = Loop()
 
 
 @dataclass(frozen=True)
@@ -105,41 +127,37 @@ class Serving:
         prefix: Settings of the prefix cache; `most_states` is set.
         requests: What is served.
         units: What lengths are counted in.
+        loop: How they are served; the placement is that of `prefix`.
         first: The first request that counts; those before warm the cache up.
         pages: KV pages.
-        chunk: Tokens of a prefill chunk at most.
-        every: Tokens between two states of decode.
-        running: Requests that run at a time.
-        launches: Whether launches are carried out, by the reference. Otherwise they do nothing.
+        future: Told which request is served, where the policy of the cache is clairvoyant.
 
     Attributes:
         mem: The manager.
         tallies: Of the requests before the first that counts, and of the others.
         admitted: Requests admitted so far.
         longest_wait: Steps that a request waited at most while a row was free.
-        slots_held_peak: Slots that rows held at most when a step was settled.
     """
 
     def __init__(
-        self, prefix: Prefix, requests: Sequence[Served], units: Units, *, first: int, pages: int, chunk: int,
-        every: int, running: int, launches: bool = False,
+        self, prefix: Prefix, requests: Sequence[Served], units: Units, loop: Loop, *, first: int, pages: int,
+        future: Future | None = None,
     ) -> None:  # fmt: skip
         assert prefix.most_states is not None
         per_row = max(1, *(-(-len(request.tokens) // units.per_block) for request in requests))
-        self._units, self._chunk, self._every = units, chunk // units.tokens, every // units.tokens
+        self._units, self._chunk, self._every = units, loop.chunk // units.tokens, loop.every // units.tokens
         self.mem = StateManager(
-            LAYOUT, slots=prefix.most_states + ROOM * running, max_requests=running, tracking=Redirect(self._every),
-            pages=Pages(size=units.per_block, count=pages, per_row=per_row), prefix=prefix, forward=Forward(grid=1),
-            backend="reference",
+            LAYOUT, slots=prefix.most_states + ROOM * loop.running, max_requests=loop.running,
+            tracking=Redirect(self._every), pages=Pages(size=units.per_block, count=pages, per_row=per_row),
+            prefix=prefix, forward=Forward(grid=1), backend="reference",
         )  # fmt: skip
-        if not launches:
-            for op in OPS:
-                setattr(self.mem.backend, op, lambda *_: None)
-        self._first, self._most = first, running
+        for op in OPS:
+            setattr(self.mem.backend, op, lambda *_: None)
+        self._first, self._most, self._future = first, loop.running, future
         self._waiting, self._running = deque(requests), list[Running]()
         self.tallies = Tally(), Tally()
         self._count_filed(prefix.states)
-        self.admitted = self.longest_wait = self.slots_held_peak = self._waited = 0
+        self.admitted = self.longest_wait = self._waited = 0
 
     def _count_filed(self, policy: Any) -> None:
         added = policy.added
@@ -172,7 +190,6 @@ class Serving:
         rows = [one.row for one in self._running]
         step = self.mem.plan(rows, [self._tokens(one) for one in self._running])
         self.mem.settle(step)
-        self.slots_held_peak = max(self.slots_held_peak, sum(self.mem.info(row).slots for row in rows))
         for one, length in zip(self._running, step.after.tolist(), strict=True):
             one.tally.forwards += one.length < one.request.prompt
             self._publish(one, length)
@@ -191,6 +208,8 @@ class Serving:
             return True
         if any(one.request.at == request.follows for one in self._running):
             return False  # its prompt has the answer of a request that runs
+        if self._future:
+            self._future.now = request.at
         prompt = request.tokens[: request.prompt]
         begin = time.perf_counter()
         match = self.mem.match(prompt)

@@ -30,8 +30,7 @@ class Figures:
             name: name of the samples.
             labels: labels and their values.
         """
-        wanted = set(labels.items())
-        return sum(value for (of, has), value in self.values.items() if of == name and wanted <= has)
+        return sum(self.by(name, "", **labels).values())
 
     def count(self, name: str, **labels: str) -> int:
         """Returns the same as a whole number."""

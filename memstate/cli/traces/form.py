@@ -80,8 +80,8 @@ def read(path: Path, limit: int | None = None) -> list[TraceRequest]:
 
     Syncs: no.
     """
-    if limit is not None and (type(limit) is not int or limit < 1):
-        raise InvalidArgument(f"limit={short(limit)}: expected a whole number from 1 on, or None for all requests")
+    if limit is not None and limit < 1:
+        raise InvalidArgument(f"limit={limit}: expected a whole number from 1 on, or None for all requests")
     found: list[TraceRequest] = []
     for where, entry in islice(objects(path, EXAMPLE), limit):
         try:

@@ -152,10 +152,8 @@ def make(kind: str, requests: int, seed: int) -> list[TraceRequest]:
     """
     if kind not in _SESSIONS:
         raise InvalidArgument(f"kind={kind!r}: expected one of {', '.join(KINDS)}")
-    if type(requests) is not int or requests < 1:
+    if requests < 1:
         raise InvalidArgument(f"requests={requests!r}: expected a whole number from 1 on")
-    if type(seed) is not int:
-        raise InvalidArgument(f"seed={seed!r}: expected a whole number")
     numbering, sessions = Numbering(), _SESSIONS[kind]
     turns = islice(_by_time(sessions(_Draw(kind, seed))), requests)
     return [

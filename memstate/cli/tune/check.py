@@ -3,12 +3,10 @@
 Copies are checked byte for byte, around their planes as well; the other kernels on their workloads.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
-from memstate.cli.workload import Model, make
+from memstate.cli.workload import Act, Model, Workload, make
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import HEADER_INTS, ZERO_SOURCE, Section
 from memstate.kernels.tuned import KERNEL_OF, Config, CopyConfig, trying
@@ -18,24 +16,6 @@ from memstate.state.planes import Planes
 SLOTS = 9
 ROWS = 3  # of a workload that is checked
 CANARY = 64  # bytes before and behind every arena
-
-Operation = Callable[[Planes], None]
-
-
-class _Bytes:
-    """A storage in memory full of random bytes, with canaries around every arena; the null slot is random as well."""
-
-    def __init__(self, layout: StateLayout, backend: Backend, seed: int) -> None:
-        self.memory: list[Tensor] = []
-        self._device = backend.device
-        self.planes = Planes(layout, SLOTS, backend, self._allocate)
-        generator = torch.Generator(backend.device).manual_seed(seed)
-        for whole in self.memory:
-            whole.random_(0, 256, generator=generator)
-
-    def _allocate(self, nbytes: int) -> Tensor:
-        self.memory.append(torch.empty(nbytes + 2 * CANARY, dtype=torch.uint8, device=self._device))
-        return self.memory[-1][CANARY : CANARY + nbytes]
 
 
 def wrong(config: Config, model: Model, backend: Backend, seed: int) -> str:
@@ -51,11 +31,13 @@ def wrong(config: Config, model: Model, backend: Backend, seed: int) -> str:
 
     Syncs: yes, off the CPU.
     """
-    if type(config) is CopyConfig:
-        return _wrong_copies(config, model.layout, backend, seed)
-    kernel = KERNEL_OF[type(config)]
-    tried = make(kernel, model, ROWS, backend, seed)
-    expected = make(kernel, model, ROWS, Backend("reference", backend.device), seed)
+
+    def made(backend: Backend) -> Workload:
+        if type(config) is CopyConfig:
+            return _copies(config.entries, model.layout, backend, seed)
+        return make(KERNEL_OF[type(config)], model, ROWS, backend, seed)
+
+    tried, expected = made(backend), made(Backend("reference", backend.device))
     for name, act in tried.acts.items():
         expected.acts[name]()
         try:
@@ -63,35 +45,28 @@ def wrong(config: Config, model: Model, backend: Backend, seed: int) -> str:
                 act()
             differ = tried.differing(expected)
         except Exception as error:  # Triton and the driver raise whatever they raise
-            return _raised(name, error)
+            return f"{name} raises {type(error).__name__}: {' '.join(str(error).split())}"
         if differ:
             return f"{name}: {differ} differs from the reference, seed {seed}"
     return ""
 
 
-def _wrong_copies(config: CopyConfig, layout: StateLayout, backend: Backend, seed: int) -> str:
-    tried = _Bytes(layout, backend, seed)
-    expected = _Bytes(layout, Backend("reference", backend.device), seed)
-    for name, operation in _operations(config.entries, backend.device).items():
-        operation(expected.planes)
-        try:
-            with trying(config):
-                operation(tried.planes)
-            pairs = zip(tried.memory, expected.memory, strict=True)
-            differ = sum(int((one != other).sum()) for one, other in pairs)
-        except Exception as error:  # Triton and the driver raise whatever they raise
-            return _raised(name, error)
-        if differ:
-            total = sum(whole.numel() for whole in tried.memory)
-            return f"{name}: {differ} of {total} bytes differ from the reference, seed {seed}"
-    return ""
+def _copies(entries: int, layout: StateLayout, backend: Backend, seed: int) -> Workload:
+    """Operations on memory full of random bytes, with canaries around every arena; the null slot is random as well."""
+    memory: list[Tensor] = []
+
+    def allocate(nbytes: int) -> Tensor:
+        memory.append(torch.empty(nbytes + 2 * CANARY, dtype=torch.uint8, device=backend.device))
+        return memory[-1][CANARY : CANARY + nbytes]
+
+    planes = Planes(layout, SLOTS, backend, allocate)
+    generator = torch.Generator(backend.device).manual_seed(seed)
+    for whole in memory:
+        whole.random_(0, 256, generator=generator)
+    return Workload(_operations(planes, entries), {}, {f"arena {at}": whole for at, whole in enumerate(memory)})
 
 
-def _raised(name: str, error: Exception) -> str:
-    return f"{name} raises {type(error).__name__}: {' '.join(str(error).split())}"
-
-
-def _operations(entries: int, device: torch.device) -> dict[str, Operation]:
+def _operations(planes: Planes, entries: int) -> dict[str, Act]:
     """Copies, zeros and a packet over three chunks of entries, due at the ends of chunks, with ids that name no slot.
 
     Chunks of 16 entries, the least there are, leave room for what stands behind the first one.
@@ -117,10 +92,10 @@ def _operations(entries: int, device: torch.device) -> dict[str, Operation]:
     packet = [*header, *to_registers, *padding, *of_registers, *padding]
 
     def on_device(values: list[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int32, device=device)
+        return torch.tensor(values, dtype=torch.int32, device=planes.device)
 
     return {
-        "copy_slots": lambda planes: planes.copy(on_device(dst), on_device(src)),
-        "zero_slots": lambda planes: planes.zero(on_device(ids)),
-        "run_data": lambda planes: planes.run_data(on_device(registers), on_device(packet)),
+        "copy_slots": lambda: planes.copy(on_device(dst), on_device(src)),
+        "zero_slots": lambda: planes.zero(on_device(ids)),
+        "run_data": lambda: planes.run_data(on_device(registers), on_device(packet)),
     }

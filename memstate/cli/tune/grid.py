@@ -94,12 +94,6 @@ def axes_of(kernel: str, timed: bool) -> dict[str, tuple[int, ...]]:
     return {axis: values for axis, values in AXES[kernel].items() if timed or axis != FREE_AXIS}
 
 
-def most_trials(kernel: str, timed: bool, limit: int | None) -> int:
-    """Returns how many configurations are tried at most."""
-    most = len(one_at_a_time(kernel, timed)) + COMBINATIONS
-    return most if limit is None else min(limit, most)
-
-
 def model_for(kernel: str, name: str) -> tuple[str, Model]:
     """Returns a model and its name: the chosen one, or a stand-in if the kernel has no state there.
 

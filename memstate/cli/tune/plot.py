@@ -16,7 +16,7 @@ COLOURS = {"chosen": "#5b9a68", "default": "#3b6ea5", "": "#b9b9b9"}
 
 
 def require_plot(path: Path) -> None:
-    """Checks that a picture can be drawn and written, before a sweep begins.
+    """Checks that a picture can be drawn, before a sweep begins.
 
     Args:
         path: Where it goes; .svg, .png or .pdf.
@@ -30,8 +30,6 @@ def require_plot(path: Path) -> None:
         raise InvalidArgument(str(error)) from error
     if path.suffix not in (".svg", ".png", ".pdf"):
         raise InvalidArgument(f"{path}: expected a name that ends with .svg, .png or .pdf")
-    if not path.absolute().parent.is_dir():
-        raise InvalidArgument(f"{path}: there is no folder {path.absolute().parent}")
 
 
 def plot(outcome: SweepResult) -> "Figure":

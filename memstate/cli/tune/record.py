@@ -119,18 +119,18 @@ def in_order(outcome: SweepResult) -> list[Trial]:
     )
 
 
-def table(outcome: SweepResult, stored: str | None) -> tuple[tuple[str, tuple[str, ...]], list[list[str]]]:
-    """Returns title, headings, and a row per trial, those of a kernel together."""
+def table(outcome: SweepResult, stored: str | None) -> tuple[str, list[dict[str, Any]]]:
+    """Returns a title, and a row per trial, those of a kernel together."""
     how = "timed" if outcome.timed else "NOT timed (no GPU): ranked by compiled code, launches keep their defaults"
-    where = f"stored in {stored}" if stored else "nothing stored"
-    headings = ("kernel", "key", "configuration", "us", "value", "unit", "note")
-    rows = []
-    for trial in in_order(outcome):
-        value, micros = ("" if number is None else f"{number:.4g}" for number in (trial.value, trial.micros))
-        note = trial.why or ", ".join(marks(trial, outcome))
-        rows.append([trial.kernel, trial.key, text_of(trial.config), micros, value, trial.unit, note])
     how += "" if outcome.complete else "; INCOMPLETE"
-    return (f"{outcome.device}, {how}; {where}", headings), rows
+    rows = [
+        {
+            "kernel": trial.kernel, "key": trial.key, "configuration": text_of(trial.config), "us": trial.micros,
+            "value": trial.value, "unit": trial.unit, "note": trial.why or ", ".join(marks(trial, outcome)),
+        }
+        for trial in in_order(outcome)
+    ]  # fmt: skip
+    return f"{outcome.device}, {how}; {f'stored in {stored}' if stored else 'nothing stored'}", rows
 
 
 def _kept(path: Path, new: dict[str, Any]) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ the best values of all axes.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.util import find_spec
 from itertools import groupby
 from statistics import geometric_mean
@@ -13,14 +14,13 @@ from typing import Any
 
 import torch
 
-from memstate.cli.bench.clock import TooSlow
+from memstate.cli.bench.clock import DeviceClock, TooSlow
 from memstate.cli.compile import TARGETS
 from memstate.cli.tune import cost
 from memstate.cli.tune.check import ROWS, wrong
-from memstate.cli.tune.grid import combinations, key_of, model_for, most_trials, one_at_a_time
+from memstate.cli.tune.grid import combinations, key_of, model_for, one_at_a_time
 from memstate.cli.tune.tasks import findings
-from memstate.cli.tune.timing import COPIES, Stopwatch, stopwatch_of, timings, workloads, yardstick
-from memstate.cli.workload import Model, Workload, model_of, toy_of
+from memstate.cli.workload import Model, Workload, fitting, make, model_of, toy_of
 from memstate.errors import ConfigurationError, InvalidArgument
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tuned import CONFIGS, KERNEL_OF, Config, device_name, trying
@@ -28,6 +28,10 @@ from memstate.kernels.tuned import CONFIGS, KERNEL_OF, Config, device_name, tryi
 KERNELS = tuple(CONFIGS)
 MARGIN = 1.02  # what another configuration must be better by than the default: less is chance
 RATE = "bytes/s"
+BATCHES = (1, 8, 64)  # slots that move, or rows of a step: one, some, many
+COPIES = 8  # of a slot: two batches of planes, what lies beside them, the twin of a check, and what torch allocates
+
+Stopwatch = Callable[[Callable[[], object]], float]  # a call -> the seconds that the device takes for it
 Progress = Callable[[int, int], None]
 
 
@@ -129,7 +133,7 @@ def sweep(
         kernels: Names in `KERNELS`.
         target: Name in `TARGETS`.
         limit: How many configurations of each kernel, the default among these. None: all.
-        progress: Called with (done, most).
+        progress: Called with (done, total); the total grows when it is known what to combine.
         device: Where to try them. Default: the GPU if there is one.
         stopwatch: Measures a call. Default: a clock of the device. With one, launches are timed wherever they run.
         found: Called with each trial once it is made.
@@ -151,12 +155,12 @@ def sweep(
     model_of(model)
     kernels = tuple(dict.fromkeys(kernels))
     device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if device.type == "cuda":
-        stopwatch = stopwatch or stopwatch_of(device)
+    if device.type == "cuda" and stopwatch is None:
+        clock = DeviceClock(device)
+        stopwatch = lambda act: clock.alone(act).device  # noqa: E731  (with a cold cache, without the host's part)
     bench = _Ranking(model, target) if stopwatch is None else _Timing(model, device, stopwatch)
     first = [config for kernel in kernels for config in one_at_a_time(kernel, bench.timed, limit)]
-    most = sum(most_trials(kernel, bench.timed, limit) for kernel in kernels)
-    before, trials = bench.yardstick(), list[Trial]()
+    most, before, trials = len(first), bench.yardstick(), list[Trial]()
 
     def run(configs: Sequence[Config]) -> bool:
         """Tries configurations one after the other. Returns whether it came to the end."""
@@ -227,7 +231,12 @@ class _Timing:
         return model if self._on_gpu else toy_of(model, kernel)
 
     def yardstick(self) -> dict[str, float]:
-        return yardstick(self._states("copy"), self._device, self._stopwatch, self._free)
+        """How fast the device copies so many slots in one piece: bytes a second that are read and written."""
+        slot, rates = self._states("copy").layout.bytes_per_slot, {}
+        for size in fitting(BATCHES, COPIES * slot, self._free):
+            to, of = torch.zeros(2, size * slot, dtype=torch.uint8, device=self._device).random_(0, 256)
+            rates[f"{size} slots"] = 2 * size * slot / self._stopwatch(partial(to.copy_, of))
+        return rates
 
     def key(self, kernel: str) -> str:
         return key_of(kernel, self._states(kernel))
@@ -237,7 +246,8 @@ class _Timing:
             states = self._states(kernel)
             free = self._free
             checked = states if 2 * COPIES * ROWS * states.layout.bytes_per_slot < free else toy_of(states, kernel)
-            batches = workloads(kernel, states, self._backend, free)
+            sizes, seed = fitting(BATCHES, COPIES * states.layout.bytes_per_slot, free), torch.seed() % 2**31
+            batches = {size: make(kernel, states, size, self._backend, seed) for size in sizes}
             default = 0.0
             for config in group:
                 trial = self._trial(kernel, config, checked, batches)
@@ -257,7 +267,11 @@ class _Timing:
             return Trial(kernel, key, config, False, None, self.unit, bad)
         try:
             with trying(config):
-                spent = timings(batches, self._stopwatch)
+                spent = {
+                    f"{op}, {size}": (self._stopwatch(act), workload.nbytes[op])
+                    for size, workload in batches.items()
+                    for op, act in workload.acts.items()
+                }
         except TooSlow as error:
             return Trial(kernel, key, config, True, None, self.unit, str(error))
         rates = {name: nbytes / seconds for name, (seconds, nbytes) in spent.items()}

@@ -8,7 +8,6 @@ storage     a HiCache storage over a store
 staging     the memory that its records pass through
 prefix      the prefix cache as a part, for an engine that owns its pages and slots
 replace     `in_place`: puts these classes in the place of SGLang's, for a run
-names       SGLang's names and ours, as data
 """
 
 from importlib import import_module

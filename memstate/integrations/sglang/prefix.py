@@ -123,9 +123,8 @@ class _Lent:
         for state in states:
             del self.owner[state.register]
 
-    @property
-    def read(self) -> dict[str, int]:
-        return {"cached": sum(self.readers[state] > 0 for state in self.owner)}
+    def evictable(self, kind: str) -> int:
+        return sum(not self.readers[state] for state in self.owner)
 
 
 class PrefixPart(NotCopied):

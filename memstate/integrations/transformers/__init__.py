@@ -4,7 +4,7 @@ probe       what a model keeps in its own cache: windows, recurrent states, KV
 layout      the planes of a state, and which layer has its state where
 weights     tells the weights of models apart
 binding     one manager for one model
-states      hands states to layers: gathered copies them, on_slots runs memstate's kernels where they are
+states      hands states to layers: copies, or references on which on_slots runs memstate's kernels where they are
 trial       whether a model can decode on slots
 reading     `layout`: probe, then a trial
 cache       `StateCache`, for `generate`: watch says when a forward begins, lengths which tokens count, prefill reads

@@ -13,7 +13,7 @@ from transformers.cache_utils import DYNAMIC_LAYER_TYPE_MAPPING
 
 from memstate.engine.manager import StateManager
 from memstate.errors import ConfigurationError, MemstateError
-from memstate.integrations.transformers.binding import kv_for, layout_for
+from memstate.integrations.transformers.binding import Bound, kv_of
 from memstate.integrations.transformers.kv import KvPages
 from memstate.integrations.transformers.paged import Columns, PagedHybridLayer, PagedIndexedLayer, PagedLayer
 from memstate.integrations.transformers.probe import own_cache
@@ -84,6 +84,7 @@ class Batches:
     Args:
         model: the model.
         mem: its manager.
+        bound: what belongs to the manager.
         kernels: as for `StateCache`.
 
     Attributes:
@@ -93,14 +94,13 @@ class Batches:
         kv: the KV pages; None: no layer attends.
 
     Raises:
-        LayoutMismatch: the manager was made for another model.
-        ConfigurationError: it was made for other weights, or has no KV pages; a layer keeps KV in a way that pages
-            cannot hold; or the forward takes no positions.
+        ConfigurationError: the manager has no KV pages; a layer keeps KV in a way that pages cannot hold; or the
+            forward takes no positions.
     """
 
-    def __init__(self, model: Any, mem: StateManager, kernels: Kernels) -> None:
+    def __init__(self, model: Any, mem: StateManager, bound: Bound, kernels: Kernels) -> None:
         self.model, self.mem = model, mem
-        self.found, self.kv = layout_for(model, mem), kv_for(model, mem)
+        self.found, self.kv = bound.found, kv_of(bound, mem)
         self.cache = PagedCache(model, self.kv)
         self.states = States(model, mem, self.found, self.cache.layers, kernels, keep=True)
         parameters = inspect.signature(model.forward).parameters

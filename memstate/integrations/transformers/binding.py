@@ -83,7 +83,18 @@ def manager(model: Any, *, slots: int, max_requests: int, tokens: int | None = N
     return mem
 
 
-def _bound(model: Any, mem: StateManager) -> Bound:
+def bound_to(model: Any, mem: StateManager) -> Bound:
+    """Returns what belongs to a manager, for a model with the layers and the weights that it was made for.
+
+    Args:
+        model: the model.
+        mem: a manager that `manager` made, or one with the layout of the model.
+
+    Raises:
+        LayoutMismatch: the manager has other planes than the model, or was made for a model with other layers.
+        ConfigurationError: the manager has states of other weights, or the model checkpoints gradients, and so uses no
+            cache.
+    """
     if model.training and getattr(model, "is_activation_checkpointing", False):
         raise ConfigurationError(
             "the model is in training mode with gradient checkpointing, where Transformers gives layers no cache: call "
@@ -107,42 +118,24 @@ def _bound(model: Any, mem: StateManager) -> Bound:
     return bound
 
 
-def layout_for(model: Any, mem: StateManager) -> ModelLayout:
-    """Returns where the states of a model lie in a manager.
-
-    Args:
-        model: the model.
-        mem: a manager that `manager` made, or one with the layout of the model.
-
-    Raises:
-        LayoutMismatch: the manager has other planes than the model, or was made for a model with other layers.
-        ConfigurationError: the manager has states of other weights, or the model checkpoints gradients, and so uses no
-            cache.
-    """
-    return _bound(model, mem).found
-
-
 @torch.inference_mode(False)
-def kv_for(model: Any, mem: StateManager) -> KvPages | None:
+def kv_of(bound: Bound, mem: StateManager) -> KvPages | None:
     """Returns the KV pages of a manager, and makes them the first time.
 
     Args:
-        model: the model.
-        mem: a manager that `manager` made, or one with the layout of the model.
+        bound: what `bound_to` returned.
+        mem: the manager.
 
     Returns:
         The pages, or None if no layer attends.
 
     Raises:
-        ConfigurationError: the manager hands out no pages, or has states of other weights.
-        LayoutMismatch: the manager has other planes than the model.
+        ConfigurationError: the manager hands out no pages.
     """
-    bound = _bound(model, mem)
     if bound.kv is None and bound.found.attended:
         if not mem.device.page_table.numel():
             raise ConfigurationError("the manager has no KV pages: give mst.manager tokens=, of the longest request")
-        count = mem.stats().pages
-        bound.kv = KvPages(bound.found, count, mem.pages.size, mem.backend)
+        bound.kv = KvPages(bound.found, mem.stats().pages, mem.pages.size, mem.backend)
     return bound.kv
 
 

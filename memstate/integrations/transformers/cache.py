@@ -9,10 +9,12 @@ from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
 from memstate.engine.manager import StateManager
-from memstate.errors import InvalidArgument
-from memstate.integrations.transformers.binding import layout_for, leave, release_left
+from memstate.errors import ConfigurationError, InvalidArgument
+from memstate.integrations.transformers.batch import Batches
+from memstate.integrations.transformers.binding import bound_to, leave, release_left
 from memstate.integrations.transformers.lengths import Lengths, ends_of
-from memstate.integrations.transformers.prefill import Prefill, texts_of
+from memstate.integrations.transformers.paged import Columns
+from memstate.integrations.transformers.prefill import read_prompts, texts_of
 from memstate.integrations.transformers.probe import own_cache
 from memstate.integrations.transformers.states import Kernels, States
 from memstate.integrations.transformers.watch import Call, watch
@@ -62,29 +64,36 @@ class StateCache(Cache):
         self, model: Any, mem: StateManager, *, kernels: Kernels = "auto", prompt: Tensor | None = None,
         prompt_mask: Tensor | None = None,
     ) -> None:  # fmt: skip
-        found, texts = layout_for(model, mem), None if prompt is None else texts_of(model, prompt, prompt_mask)
-        self._prefill = None if texts is None else Prefill(model, mem, kernels)
-        super().__init__(layers=self._prefill.batches.cache.layers if self._prefill else own_cache(model).layers)
+        bound, texts = bound_to(model, mem), None if prompt is None else texts_of(model, prompt, prompt_mask)
+        if texts is not None and bound.found.argument != "past_key_values":
+            raise ConfigurationError(
+                f"generate of {type(model).__name__} does not ask its cache what it has read, so prompt= has no "
+                "effect: use serve"
+            )
+        self._batches = None if texts is None else Batches(model, mem, bound, kernels)  # that read the prompt
+        super().__init__(layers=self._batches.cache.layers if self._batches else own_cache(model).layers)
         self.mem, self.rows, self.cached = mem, list[Row](), list[int]()
-        self._found, self._model = found, model
-        states = self._prefill.batches.states if self._prefill else None
-        self._states = states or States(model, mem, found, self.layers, kernels)
-        self._lengths = Lengths(0, *ends_of(model))
+        self._found, self._model = bound.found, model
+        own = self._batches.states if self._batches else None
+        self._states = own or States(model, mem, bound.found, self.layers, kernels)
+        self._begin_batch(0)
         self._step: Step | None = None
-        self._kept: list[Snapshot | None] = []  # of rows that are fed pads: their last state without a pad
+        self._texts: list[list[int]] = []  # tokens of each row, with a prompt
         self._columns = 0
         self._closed = ""
         self._last: list[int] | None = None  # the tokens that the first forward must read, behind a prompt
-        if self._prefill is not None and texts is not None and prompt is not None:
+        if self._batches is not None and texts is not None and prompt is not None:
             release_left(mem)
-            self.rows, self.cached = self._prefill.start(texts)
+            self.rows, self.cached = read_prompts(self._batches, texts)
+            self._texts = [text[:-1] for text in texts]
             self._begin_batch(len(texts))
             self._lengths.tokens += [len(text) - 1 for text in texts]
             self._columns, self._last = prompt.shape[1] - 1, [text[-1] for text in texts]
-        self._stop = watch(model, self, found.argument)
+        self._stop = watch(model, self, bound.found.argument)
 
     def _begin_batch(self, batch: int) -> None:
-        self._lengths, self._kept = Lengths(batch, *ends_of(self._model)), [None] * batch
+        self._lengths = Lengths(batch, *ends_of(self._model))
+        self._kept: list[Snapshot | None] = [None] * batch  # of rows that are fed pads: their last state without a pad
 
     def __repr__(self) -> str:
         return f"StateCache({len(self.rows)} rows, {self._columns} columns{', closed' if self._closed else ''})"
@@ -135,20 +144,31 @@ class StateCache(Cache):
                 self._release(False)
             raise
         for entry in self._lengths.first_pads(call):  # before the state with the pad is confirmed
-            if self._prefill is not None and self.mem.prefix is not None:
-                self.mem.publish([self.rows[entry]], keep="cache", tokens=[self._prefill.texts[entry]])
+            if self._batches is not None and self.mem.prefix is not None:
+                self.mem.publish([self.rows[entry]], keep="cache", tokens=[self._texts[entry]])
             else:
                 (self._kept[entry],) = self.mem.publish([self.rows[entry]])
-        if self._prefill is not None:
-            self._prefill.add(call)
-            self._prefill.place(self.rows, self._columns, call.columns)
+        if self._batches is not None:
+            self._note(call)
+            starts = [self.mem.info(row).length - call.columns for row in self.rows]  # below 0 at pads
+            table, numbers, size = self.mem.device.page_table, [row.index for row in self.rows], self.mem.pages.size
+            columns = Columns(table, numbers, starts, call.columns, size, keep=False, past=self._columns)
+            self._batches.cache.place(columns)
         self._states.begin(self._step, call.columns)
         self._lengths.add(call, real)
         self._columns += call.columns
 
+    def _note(self, call: Call) -> None:
+        """Notes the tokens of a forward. Syncs: yes."""
+        assert call.ids is not None
+        real = torch.ones_like(call.ids) if call.real is None else call.real
+        self._texts = self._texts or [[] for _ in range(call.batch)]
+        for text, ids, known in zip(self._texts, call.ids.tolist(), real.tolist(), strict=True):
+            text += [token for token, is_real in zip(ids, known, strict=True) if is_real]
+
     def _go_on(self, call: Call) -> None:
         """Requires that the first forward behind a prompt reads its last tokens. Beams and samples repeat rows."""
-        if self._prefill is not None and call.ids is None:
+        if self._batches is not None and call.ids is None:
             raise InvalidArgument("a cache with prompt= needs token ids: give no embeddings")
         if self._last is None:
             return
@@ -222,8 +242,8 @@ class StateCache(Cache):
     def reset(self) -> None:
         """Releases the rows and forgets KV. The next forward begins another batch. Syncs: no."""
         self._release(False)
-        if self._prefill is not None:
-            self._prefill.texts = []
+        self._texts = []
+        if self._batches is not None:
             return
         for layer in self.layers:
             layer.reset()
@@ -233,7 +253,7 @@ class StateCache(Cache):
         self.rows, self._kept, self._columns, self._last = [], [], 0, None
         if not rows:
             return []
-        texts = self._prefill.texts if self._prefill is not None and self.mem.prefix is not None else []
+        texts = self._texts if self.mem.prefix is not None else []
         if len(texts) == len(rows) and not publish:  # else some rows ended in a forward that failed
             known = zip(texts, self.lengths, strict=True)
             found = self.mem.end(
@@ -281,9 +301,9 @@ class StateCache(Cache):
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Returns the columns that the cache has read, tokens and pads."""
-        if self._prefill is not None and self._step is not None:
-            return self._prefill.batches.cache.get_seq_length(layer_idx)
-        own = self._found.attended and self._prefill is None
+        if self._batches is not None and self._step is not None:
+            return self._batches.cache.get_seq_length(layer_idx)
+        own = self._found.attended and self._batches is None
         return int(super().get_seq_length(layer_idx)) if own else self._columns
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
@@ -314,8 +334,10 @@ class StateCache(Cache):
         kept = dict(enumerate(self._kept))
         self._kept = [kept.pop(entry, None) for entry in entries]
         self.mem.drop(list(kept.values()))
-        if self._prefill is not None:
-            self._prefill.reorder(entries, fork.page_copies)
+        if self._batches is not None:
+            self._texts = [list(self._texts[entry]) for entry in entries]
+            if self._batches.kv is not None:
+                self._batches.kv.copy(fork.page_copies)
             return
         for layer in self.layers:
             if isinstance(layer, CacheLayerMixin):

@@ -15,29 +15,23 @@ NO_LIMIT: Final = 2**31
 Draft = Callable[[Sequence[int], int], Sequence[int]]  # all tokens so far, and the most to guess -> guesses
 
 
-class Lookup:
-    """Looks the last tokens up in the text before them, as `prompt_lookup_num_tokens` of `generate` does.
+def lookup(most: int, ngram: int | None) -> Draft:
+    """Returns what looks the last tokens up in the text before them, as `prompt_lookup_num_tokens` of `generate` does.
 
     Args:
         most: tokens of a guess.
         ngram: the most last tokens that must be equal; None: what Transformers takes.
     """
+    found: Any = PromptLookupCandidateGenerator(
+        num_output_tokens=most, max_matching_ngram_size=ngram or NGRAM, max_length=NO_LIMIT
+    )
 
-    def __init__(self, most: int, ngram: int | None) -> None:
-        self._found: Any = PromptLookupCandidateGenerator(
-            num_output_tokens=most, max_matching_ngram_size=ngram or NGRAM, max_length=NO_LIMIT
-        )
+    def draft(tokens: Sequence[int], room: int) -> list[int]:
+        ids, _ = found.get_candidates(torch.tensor([tokens]))
+        guesses: list[int] = ids[0, len(tokens) :].tolist()
+        return guesses[:room]
 
-    def __call__(self, tokens: Sequence[int], most: int) -> list[int]:
-        """Returns at most `most` tokens that may follow.
-
-        Args:
-            tokens: all so far.
-            most: tokens that there is room for.
-        """
-        ids, _ = self._found.get_candidates(torch.tensor([tokens]))
-        found: list[int] = ids[0, len(tokens) :].tolist()
-        return found[:most]
+    return draft
 
 
 class Assistant:

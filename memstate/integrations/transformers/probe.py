@@ -4,7 +4,6 @@ Nothing here knows a family of models by name, except to say why one cannot work
 """
 
 import inspect
-from collections.abc import Callable
 from math import nan
 from traceback import walk_tb
 from typing import Any, Final, NamedTuple
@@ -155,7 +154,7 @@ def probe(model: Any) -> Findings:
         attended = tuple(kv for layer in range(len(cache.layers)) if (kv := _attended(layer, cache.layers[layer])))
         model(input_ids=ids[:, TOKENS : TOKENS + 1], use_cache=True, **{argument: cache})  # decode has other kernels
         has_recurrent = any(one.kind == "recurrent" for one in held)  # windows always continue
-        continues = not has_recurrent or felt(model, argument, TOKENS, _spoil_recurrent)
+        continues = not has_recurrent or felt(model, argument, TOKENS, "recurrent")
         takes_pads = _takes_pads(model, argument)
     except Exception as error:
         if model.device.type == "cpu" and (package := _kernels_in(error)):
@@ -237,22 +236,16 @@ def _near(found: Tensor, expected: Tensor) -> bool:
     return bool((found - expected).abs().max() <= max(NEAR, ROUNDED * eps) * expected.abs().max())
 
 
-def _spoil_recurrent(layer: Any) -> bool:
-    states = [state for state in states_of(layer, "recurrent").values() if state is not None]
-    for state in states:
-        state.fill_(nan)  # a number can be too small to feel in a state that decays fast
-    return bool(states)
-
-
 @torch.no_grad()
-def felt(model: Any, argument: str, tokens: int, spoil: Callable[[Any], bool]) -> bool:
-    """Returns whether the next logits of a model differ in any bit if something in its own cache is spoiled.
+def felt(model: Any, argument: str, tokens: int, kind: str, part: Any = ...) -> bool:
+    """Returns whether the next logits of a model differ in any bit if states in its own cache are spoiled.
 
     Args:
         model: the model, in evaluation mode.
         argument: the name under which its forward takes a cache.
         tokens: of the forward behind the spoiled states, at most 4.
-        spoil: changes states of a layer of the cache, and says whether it has any.
+        kind: of the states. False if there are none.
+        part: of each state, as an index.
 
     Syncs: yes.
     """
@@ -260,7 +253,11 @@ def felt(model: Any, argument: str, tokens: int, spoil: Callable[[Any], bool]) -
     for spoiled in (True, False):
         cache = own_cache(model)
         model(input_ids=ids[:, :TOKENS], use_cache=True, **{argument: cache})
-        if spoiled and not sum([spoil(one) for one in cache.layers if isinstance(one, LinearAttentionCacheLayerMixin)]):
+        layers = [one for one in cache.layers if isinstance(one, LinearAttentionCacheLayerMixin)]
+        states = [state for one in layers for state in states_of(one, kind).values() if state is not None]
+        if not states:
             return False
+        for state in states if spoiled else ():
+            state[part].fill_(nan)  # a number can be too small to feel in a state that decays fast
         found.append(model(input_ids=ids[:, TOKENS : TOKENS + tokens], use_cache=True, **{argument: cache})[0])
     return not torch.equal(*found)

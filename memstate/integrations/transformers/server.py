@@ -15,7 +15,7 @@ from memstate.checks import hashable, require_salt, whole
 from memstate.engine.manager import StateManager
 from memstate.errors import Broken, InvalidArgument, MemstateError, OutOfPages, OutOfRows, OutOfSlots, StaleHandle
 from memstate.integrations.transformers.batch import Batches
-from memstate.integrations.transformers.binding import release_left
+from memstate.integrations.transformers.binding import bound_to, release_left
 from memstate.integrations.transformers.progress import shown
 from memstate.integrations.transformers.prompts import Event, Prompt, Reason, Served, Token, checked
 from memstate.integrations.transformers.running import Running, Waiting, sharing
@@ -68,7 +68,7 @@ class Server:
     ) -> None:  # fmt: skip
         whole("chunk", chunk)
         self.model, self.mem = model, mem
-        self._batches = Batches(model, mem, kernels)
+        self._batches = Batches(model, mem, bound_to(model, mem), kernels)
         self._speculation = Speculation(self._batches, assistant)
         self._continues, self._takes_pads = self._batches.found.continues, self._batches.found.takes_pads
         self._chunk, self._tokenizer = chunk, tokenizer

@@ -18,13 +18,11 @@ from torch import Tensor
 
 from memstate.errors import ConfigurationError, InvalidArgument
 from memstate.integrations.transformers.batch import Batches
-from memstate.integrations.transformers.drafts import Assistant, Draft, Lookup, require_assistant
-from memstate.integrations.transformers.gathered import Gathered
+from memstate.integrations.transformers.drafts import Assistant, Draft, lookup, require_assistant
 from memstate.integrations.transformers.probe import vocabulary
 from memstate.integrations.transformers.running import Running
 from memstate.integrations.transformers.sampling import Sampler
 from memstate.requests.handles import Row
-from memstate.requests.tracking import NoTracking, Redirect
 
 SETTINGS = "mst.manager(..., forward=ms.Forward(speculation=True), overlap=False)"
 
@@ -43,7 +41,6 @@ class Speculation:
     def __init__(self, batches: Batches, assistant: Any = None) -> None:
         self._batches, self._mem, self._assistant = batches, batches.mem, assistant
         self._vocabulary = vocabulary(batches.model)
-        self._gathered = Gathered(batches.mem, batches.found, batches.cache.layers)
         if assistant is not None:
             if why := self._missing():
                 raise ConfigurationError(f"an assistant needs {why}")
@@ -71,7 +68,7 @@ class Speculation:
         if sampler.lookup:
             if why := self._missing():
                 raise InvalidArgument(f"prompt {id!r}: prompt_lookup_num_tokens needs {why}")
-            return Lookup(sampler.lookup, sampler.ngram)
+            return lookup(sampler.lookup, sampler.ngram)
         if isinstance(self._assistant, torch.nn.Module):
             return Assistant(self._assistant)
         guess: Draft | None = self._assistant
@@ -121,14 +118,13 @@ class Speculation:
 
         Syncs: no.
         """
-        self._batches.states.drop()
+        held = self._batches.states
+        held.drop()
         with self._batches.step(rows, 1, window=True) as step:
-            try:
-                self._gathered.begin(step, fresh=False)
-                logits = self._batches.logits(rows, tokens, lengths, last)
-                states = self._gathered.collect()
-            finally:
-                self._gathered.drop()
+            held.begin(step, len(tokens[0]))
+            logits = self._batches.logits(rows, tokens, lengths, last)
+            states = held.collect()
+            held.drop()
             self._mem.accept(step, [0] * len(rows), {name: state[:, :, None] for name, state in states.items()})
         return logits, states
 
@@ -147,11 +143,7 @@ class Speculation:
         Syncs: no.
         """
         with self._batches.step(rows, tokens) as step:
-            for name, state in states.items():
-                chosen = state[:, list(entries)]
-                self._mem.planes.scatter(name, step.write, chosen)
-                if not isinstance(self._mem.tracking, Redirect | NoTracking):
-                    self._mem.planes.scatter(name, step.snapshot, chosen)
+            self._batches.states.store(step, {name: state[:, list(entries)] for name, state in states.items()})
             self._mem.settle(step)
 
 

@@ -1,21 +1,26 @@
-"""Hands states to the layers of a cache in the better of two ways, and says which."""
+"""Hands the states of a batch to the layers of a cache, on slots or as copies, and stores what the layers leave."""
 
 from typing import Any, Final, Literal, get_args
 
+import numpy as np
+import torch
+from torch import Tensor
+
 from memstate.engine.manager import StateManager
 from memstate.errors import ConfigurationError
-from memstate.integrations.transformers.gathered import Gathered, drop, give
-from memstate.integrations.transformers.layout import ModelLayout
+from memstate.integrations.transformers.layout import ModelLayout, Place
 from memstate.integrations.transformers.on_slots import Reference, install
+from memstate.integrations.transformers.probe import states_of
 from memstate.kernels.dispatch import Backend
 from memstate.requests.steps import Step
+from memstate.requests.tracking import NoTracking, Redirect
 
 Kernels = Literal["auto", "slots", "gathered"]
 NO_KERNELS: Final = "kernels='slots': this model does not call the functions that memstate has kernels for"
 
 
 class States:
-    """The states of the forwards of one cache.
+    """The states of the forwards of one cache. After each step the slots have all states.
 
     Args:
         model: the model.
@@ -24,7 +29,8 @@ class States:
         layers: the layers of the cache.
         kernels: "slots": decode runs memstate's kernels on slots; "gathered": layers get copies; "auto": slots on a
             GPU where the model can, otherwise copies.
-        keep: whether layers keep the copies of a batch from step to step, where decode runs on copies.
+        keep: whether layers keep the copies of a batch from step to step, where decode runs on copies. If the next step
+            goes on with the same rows where this one ended, nothing is gathered.
 
     Attributes:
         kernels: "slots" or "gathered": how decode runs.
@@ -42,15 +48,16 @@ class States:
             raise ConfigurationError(NO_KERNELS)
         wanted = found.on_slots and (kernels == "slots" or (kernels == "auto" and mem.backend.device.type == "cuda"))
         self.kernels: Kernels = "slots" if wanted else "gathered"
-        self._gathered = Gathered(mem, found, layers, keep and not wanted)
-        self._mem, self._found, self._layers = mem, found, layers
+        self._mem, self._found, self._layers, self._keep = mem, found, layers, keep and not wanted
         self._backend = Backend(mem.backend.name, mem.backend.device)
-        self._in_place = False  # whether the layers have references
+        self._batch: dict[str, Tensor] = {}  # copies by plane; none while layers have references
+        self._given: list[tuple[dict[int, Tensor | None], int, Tensor]] = []  # states of a layer, number, what it got
+        self._kept: Step | None = None  # whose states the layers keep
         if wanted:
             install(model)
 
     def begin(self, step: Step, columns: int) -> bool:
-        """Hands the states of a step to the layers.
+        """Hands the states of a step to the layers: references, or copies in one launch for each plane.
 
         Args:
             step: the planned step.
@@ -61,22 +68,110 @@ class States:
 
         Syncs: no.
         """
-        fresh = not step.before.any()
-        self._in_place = self.kernels == "slots" and columns == 1 and not fresh
-        if not self._in_place:
-            return self._gathered.begin(step, fresh)
+        kept, self._kept = self._kept, None
+        if kept is not None and goes_on(kept, step):
+            return True
+        fresh, planes, with_grad = not step.before.any(), self._mem.planes, torch.is_grad_enabled()
+        on_slots = self.kernels == "slots" and columns == 1 and not fresh
+        self._batch = {} if on_slots else {name: planes.gather(name, step.read) for name in planes}
+        self._given = []
         for place in self._found.places:
-            plane = place.of(self._mem.planes[place.plane])
-            give(self._layers[place.layer], place, Reference(plane, step, self._backend), plane, fresh=False)
+            layer = self._layers[place.layer]
+            if on_slots:
+                plane = place.of(planes[place.plane])
+                _give(layer, place, Reference(plane, step, self._backend), plane, fresh)
+                continue
+            tensor = place.of(self._batch[place.plane])
+            state = tensor.clone() if with_grad else tensor  # layers change it in place, and a graph may need it
+            _give(layer, place, state, tensor, fresh)
+            self._given.append((states_of(layer, place.kind), place.state, tensor))
         return False
 
     def end(self, step: Step) -> None:
-        """Stores what the layers left. Syncs: no."""
-        if self._in_place:
-            drop(self._layers, self._found)  # the kernels have stored the states
+        """Stores what the layers left.
+
+        Args:
+            step: the step of `begin`.
+
+        Syncs: no.
+        """
+        if self._batch:  # on slots the kernels have stored the states
+            self.store(step, self.collect())
+        if self._keep:
+            self._kept = step
         else:
-            self._gathered.end(step)
+            self.drop()
+
+    @torch.no_grad()
+    def collect(self) -> dict[str, Tensor]:
+        """Returns the copies as the layers left them: plane name -> `layer batch ...`. Syncs: no."""
+        for states, number, given in self._given:
+            left = states[number]
+            if left is not None and left is not given:
+                given.copy_(left)
+                states[number] = given
+        return self._batch
+
+    @torch.no_grad()
+    def store(self, step: Step, states: dict[str, Tensor]) -> None:
+        """Writes states to the slots of a step, in one launch for each plane, or two where it takes snapshots.
+
+        Args:
+            step: the step.
+            states: plane name -> `layer batch ...`.
+
+        Syncs: no.
+        """
+        for name, batch in states.items():
+            self._mem.planes.scatter(name, step.write, batch)
+            if not isinstance(self._mem.tracking, Redirect | NoTracking):  # these never write a second slot
+                self._mem.planes.scatter(name, step.snapshot, batch)
 
     def drop(self) -> None:
-        """Takes the states away from the layers after a forward that failed."""
-        self._gathered.drop()
+        """Takes the states away from the layers."""
+        self._batch, self._given, self._kept = {}, [], None
+        for place in self._found.places:
+            layer = self._layers[place.layer]
+            states_of(layer, place.kind)[place.state] = None
+            _initialized(layer, place.kind)[place.state] = False
+
+
+def goes_on(last: Step, step: Step) -> bool:
+    """Returns whether a step reads the states that another step left: of the same rows, at the same lengths.
+
+    Args:
+        last: a step that was settled.
+        step: a later step.
+    """
+    one, other = last.batch, step.batch
+    if one is not other and not (
+        np.array_equal(one.numbers, other.numbers) and np.array_equal(one.generation, other.generation)
+    ):
+        return False
+    return np.array_equal(last.after, step.before)
+
+
+def _give(layer: Any, place: Place, state: Any, like: Tensor, fresh: bool) -> None:
+    """Sets one state of a layer of Transformers, as if the layer had made it itself.
+
+    Args:
+        layer: the layer.
+        place: which of its states.
+        state: the state.
+        like: a tensor with the last axis, dtype and device of the state.
+        fresh: whether no row has a state yet.
+    """
+    states_of(layer, place.kind)[place.state] = state
+    _initialized(layer, place.kind)[place.state] = True
+    if place.kind == "conv":
+        layer.conv_kernel_size[place.state] = like.shape[-1]
+        layer.dtype = like.dtype
+    layer.device = like.device
+    layer.has_previous_state[place.state] = not fresh
+
+
+def _initialized(layer: Any, kind: str) -> dict[int, bool]:
+    found: dict[int, bool] = (
+        layer.is_conv_states_initialized if kind == "conv" else layer.is_recurrent_states_initialized
+    )
+    return found

@@ -8,7 +8,6 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from math import nan
 from typing import Any, Final
 
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor
 from memstate.engine.manager import StateManager
 from memstate.integrations.transformers.layout import ModelLayout
 from memstate.integrations.transformers.on_slots import FUNCTIONS, Reference
-from memstate.integrations.transformers.probe import felt, own_cache, sample, states_of
+from memstate.integrations.transformers.probe import felt, own_cache, sample
 from memstate.integrations.transformers.states import States
 from memstate.requests.handles import Request
 from memstate.requests.tracking import NoTracking
@@ -58,16 +57,9 @@ def why_copies(model: Any, found: ModelLayout) -> str:
             return f"no kernel updates the {place.kind} state {place.state} of layer {place.layer}"
     if calls.apart:
         return calls.apart
-    if any(felt(model, found.argument, tokens, _spoil_oldest) for tokens in (1, DECODED)):
+    if any(felt(model, found.argument, tokens, "conv", (..., 0)) for tokens in (1, DECODED)):
         return "a layer reads the oldest input of a window"
     return ""
-
-
-def _spoil_oldest(layer: Any) -> bool:
-    windows = [state for state in states_of(layer, "conv").values() if state is not None]
-    for window in windows:
-        window[..., 0].fill_(nan)
-    return bool(windows)
 
 
 class _Calls:

@@ -73,8 +73,8 @@ class MemstateConnector(KVConnectorBase_V1, SupportsHMA):
         kv_cache_config: vLLM's configuration of the KV cache.
 
     Attributes:
-        scheduler: The scheduler's side, None in a worker.
-        worker: The worker's side, None in the scheduler.
+        scheduler: The scheduler's side, in the scheduler only.
+        worker: The worker's side, in a worker only.
 
     Raises:
         ConfigurationError: vLLM caches no prefixes, or in a mode in which blocks cannot be found by content; or ends
@@ -82,14 +82,14 @@ class MemstateConnector(KVConnectorBase_V1, SupportsHMA):
             what it should be.
     """
 
+    scheduler: SchedulerSide
+    worker: WorkerSide
     _cache_hit_source = CacheHitSource.HOST
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         require_supported(vllm_config, kv_cache_config)
         settings = Settings.read(self._kv_transfer_config.kv_connector_extra_config or {})
-        self.scheduler: SchedulerSide | None = None
-        self.worker: WorkerSide | None = None
         if role == KVConnectorRole.WORKER:
             self.worker = WorkerSide(settings, vllm_config.parallel_config.rank, settings.open_store())
             return
@@ -122,51 +122,41 @@ class MemstateConnector(KVConnectorBase_V1, SupportsHMA):
     @property
     def counts(self) -> Counts:
         """What the connector has done since the start. Of the scheduler's side only."""
-        return self._scheduling.counts
-
-    @property
-    def _scheduling(self) -> SchedulerSide:
-        assert self.scheduler is not None, "a call of the scheduler in a worker"
-        return self.scheduler
-
-    @property
-    def _working(self) -> WorkerSide:
-        assert self.worker is not None, "a call of a worker in the scheduler"
-        return self.worker
+        return self.scheduler.counts
 
     # In the scheduler.
 
     def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
         """Takes vLLM's cache manager."""
         super().bind_kv_cache_manager(kv_cache_manager)
-        self._scheduling.bind(kv_cache_manager, self._kv_cache_config.prefix_cacheable_group_ids)
+        self.scheduler.bind(kv_cache_manager, self._kv_cache_config.prefix_cacheable_group_ids)
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         """Returns how many tokens can be loaded, and that the load runs beside the steps."""
         if request.skip_reading_prefix_cache:
-            self._scheduling.arrived(request)
+            self.scheduler.arrived(request)
             return 0, False
-        tokens = self._scheduling.matched(request, num_computed_tokens)
+        tokens = self.scheduler.matched(request, num_computed_tokens)
         return tokens, bool(tokens)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """Begins the load of a request into the blocks that vLLM has claimed."""
-        self._scheduling.allocated(request, blocks.get_block_ids(), num_external_tokens)
+        self.scheduler.allocated(request, blocks.get_block_ids(), num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: Any) -> StepPlan:
         """Returns what this step saves, loads and writes."""
         ended = set(scheduler_output.finished_req_ids) | set(scheduler_output.preempted_req_ids or ())
-        return StepPlan(self._scheduling.plan(scheduler_output.num_scheduled_tokens, ended))
+        return StepPlan(self.scheduler.plan(scheduler_output.num_scheduled_tokens, ended))
 
     def update_connector_output(self, connector_output: Any) -> None:
         """Notes what the workers have done."""
         if (meta := connector_output.kv_connector_worker_meta) is not None:
-            self._scheduling.reported(meta.report)
-        self._scheduling.loaded(connector_output.finished_recving or (), connector_output.failed_recving)
+            self.scheduler.reported(meta.report)
+        self.scheduler.loaded(connector_output.finished_recving or (), connector_output.failed_recving)
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """Keeps no block: what a step completes is saved behind that step."""
-        self._scheduling.finished(request.request_id)
+        self.scheduler.finished(request.request_id)
         return False, None
 
     def request_finished_all_groups(
@@ -177,11 +167,11 @@ class MemstateConnector(KVConnectorBase_V1, SupportsHMA):
 
     def has_pending_push_work(self) -> bool:
         """Whether vLLM must go on stepping, so that saves and writes end."""
-        return self._scheduling.busy
+        return self.scheduler.busy
 
     def reset_cache(self) -> bool:
         """Forgets what is in host memory, and finds nothing from before in the store."""
-        return self._scheduling.reset()
+        return self.scheduler.reset()
 
     # In a worker.
 
@@ -189,11 +179,11 @@ class MemstateConnector(KVConnectorBase_V1, SupportsHMA):
         """Takes vLLM's memory, and allocates host memory."""
         layers = self._vllm_config.compilation_config.static_forward_context
         backends = {name: layers[name].get_attn_backend().get_name() for name in kv_caches if name in layers}
-        self._working.register(self._kv_cache_config, kv_caches, backends)
+        self.worker.register(self._kv_cache_config, kv_caches, backends)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Begins the loads of a step."""
-        self._working.begin(self._step().plan)
+        self.worker.begin(self._step().plan)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Waits for nothing: no request runs before its load is over."""
@@ -203,23 +193,21 @@ class MemstateConnector(KVConnectorBase_V1, SupportsHMA):
 
     def wait_for_save(self) -> None:
         """Packs the blocks that the forward has completed. Waits for nothing."""
-        self._working.save(self._step().plan)
+        self.worker.save(self._step().plan)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         """Returns the loads that are over."""
-        finished, failed = self._working.finished()
+        finished, failed = self.worker.finished()
         return KVConnectorTransferResults(finished_recving=finished, failed_recving=failed)
 
     def build_connector_worker_meta(self) -> WorkerReport | None:
         """Returns the saves and writes that are over."""
-        report = self._working.report()
+        report = self.worker.report()
         return WorkerReport(report) if report else None
 
     def shutdown(self) -> None:
         """Ends threads and closes the store."""
-        for side in (self.scheduler, self.worker):
-            if side is not None:
-                side.close()
+        (self.worker if self.role == KVConnectorRole.WORKER else self.scheduler).close()
 
     def _step(self) -> StepPlan:
         meta = self._get_connector_metadata()

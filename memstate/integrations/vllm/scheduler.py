@@ -16,7 +16,7 @@ what is left in front of them, or computes all.
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -100,44 +100,29 @@ class Known:
         adapter: What tells its LoRA adapter apart, empty for none.
         gone: Keys of the blocks that it could not load: it does not ask the store for them again.
         start: Tokens that vLLM had when it asked.
-        question: What the store was asked, None for nothing.
+        question: Asks the store for blocks, and has the keys that `has_all` returns; None for nothing.
         cursors: Of each group, the blocks that were looked at for a save; empty for none.
     """
 
     adapter: bytes
     gone: set[bytes] = field(default_factory=set)
     start: int = 0
-    question: "Question | None" = None
+    question: Job | None = None
     cursors: list[int] = field(default_factory=list)
 
 
-@dataclass
-class Question:
-    """What the store was asked for a request.
+def has_all(store: Store, names: Mapping[bytes, Sequence[str]]) -> set[bytes]:
+    """Returns the blocks that the store has under the names of all ranks; runs in a thread.
 
-    Attributes:
-        keys: The blocks.
-        job: Who asks.
-    """
-
-    keys: list[bytes]
-    job: Job
-
-    def answer(self) -> set[bytes]:
-        """Returns the blocks that the store has on each rank; none where it failed."""
-        there = self.job.result or ()
-        return {key for key, has in zip(self.keys, there, strict=False) if has}
-
-
-def has_all(store: Store, names: Sequence[Sequence[str]]) -> list[bool]:
-    """Tells of each block whether the store has it under the names of all ranks; runs in a thread.
+    Args:
+        store: The store.
+        names: Key of a block -> its names, one for each rank.
 
     Raises:
         OSError: The store failed.
     """
-    flat = store.exists([name for of_block in names for name in of_block])
-    ranks = len(names[0]) if names else 0
-    return [all(flat[at : at + ranks]) for at in range(0, len(flat), ranks or 1)]
+    there = iter(store.exists([name for of_block in names.values() for name in of_block]))
+    return {key for key, of_block in names.items() if sum(next(there, False) for _ in of_block) == len(of_block)}
 
 
 class SchedulerSide:
@@ -226,9 +211,9 @@ class SchedulerSide:
             if self._store is None or most - reach < self.settings.store_tokens:
                 return reach - computed
             known.question = self._ask(keys, computed, limit, gone)
-        if not known.question.job.done:
+        if not known.question.done:
             return None
-        return self._reach(keys, computed, limit, known.question.answer().__contains__) - computed
+        return self._reach(keys, computed, limit, (known.question.result or set()).__contains__) - computed
 
     def _keys(self, request: Any) -> Callable[[int, int], bytes]:
         """Returns what gives the key of a block, by the place of its group and its number in the request."""
@@ -271,16 +256,15 @@ class SchedulerSide:
         size = group.block_size
         return max(computed, group.get_num_skipped_tokens(length)) // size, length // size
 
-    def _ask(self, keys: Callable[[int, int], bytes], computed: int, limit: int, gone: set[bytes]) -> Question:
+    def _ask(self, keys: Callable[[int, int], bytes], computed: int, limit: int, gone: set[bytes]) -> Job:
         wanted = [
             key for at, group in enumerate(self._groups)
             for block in range(computed // group.block_size, limit // group.block_size)
             if (key := keys(at, block)) not in self.cache and key not in gone
         ]  # fmt: skip
-        digest = self._digested()
-        name = self.cache.form.name
-        names = [[name(record_key(digest, rank, key)) for rank in range(self._ranks)] for key in wanted]
-        return Question(wanted, self._workers.submit(has_all, self._store, names))
+        digest, name, ranks = self._digested(), self.cache.form.name, range(self._ranks)
+        names = {key: [name(record_key(digest, rank, key)) for rank in ranks] for key in wanted}
+        return self._workers.submit(has_all, self._store, names)
 
     def _digested(self) -> bytes:
         self._digest = self._digest or self._make_digest()
@@ -476,7 +460,6 @@ class SchedulerSide:
         Args:
             name: A request that has ended.
         """
-        self.ended(name)
         self._known.pop(name, None)
 
     @property

@@ -12,7 +12,6 @@ right behind `save`, because it has been packed on the stream that the next forw
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from memstate.errors import InvalidArgument
 from memstate.integrations.vllm.blocks import blocks_of
 from memstate.integrations.vllm.messages import Load, Plan, Record, Report, Save, Write
 from memstate.integrations.vllm.naming import record_key
@@ -60,7 +59,6 @@ class WorkerSide:
         self._threads = executor or Threads(settings.threads)
         self._workers = Workers(self._threads)
         self._over = False
-        self._transfers: Transfers | None = None
         self._digest = b""
         self._saving: list[Saving] = []
         self._reading: list[tuple[Load, list[Job]]] = []
@@ -91,8 +89,8 @@ class WorkerSide:
         pool = RecordPool(settings.host_blocks, form.nbytes, pinned=planes.device.type == "cuda")
         pool.claim(pool.records)  # the scheduler's side says which are free
         self._cache = RecordCache(pool, form)
-        self._transfers = Transfers(planes, packing, pool, form.header_bytes, settings.staging)
-        self._transfers.warm_up(None)
+        self._transfers = Transfers(packing, pool, settings.staging)
+        self._transfers.warm_up()
         if self._store is not None:
             self._store.register(pool.memory)
 
@@ -123,12 +121,12 @@ class WorkerSide:
         """
         if plan.save is None:
             return
-        transfers, save = self._moving(), plan.save
+        transfers, save = self._transfers, plan.save
         room = min(transfers.room, len(save.blocks))
         taken = save.records[:room]
         if refused := {record.number for record in save.records[room:]}:
             self._report.refused[save.job] = refused
-        ticket = transfers.out(None, save.blocks[:room], [record.number for record in taken]) if taken else Ticket()
+        ticket = transfers.out(save.blocks[:room], [record.number for record in taken]) if taken else Ticket()
         self._saving.append(Saving(save, taken, ticket))
 
     def finished(self) -> tuple[set[str], set[str]]:
@@ -139,8 +137,6 @@ class WorkerSide:
         self._advance_loads()
         done = [each for each in self._loading if each.ticket.done]
         self._loading = [each for each in self._loading if each not in done]
-        for load, _ in done:
-            self._moving().end([record.number for record in load.records])
         failed, self._failed = self._failed, set()
         return {load.request for load, _ in done} | failed, failed
 
@@ -151,7 +147,6 @@ class WorkerSide:
         """
         for each in [each for each in self._saving if each.ticket.done]:
             self._saving.remove(each)
-            self._moving().end([record.number for record in each.taken])
             self._report.saved[each.save.job] = 1
         for entry in [entry for entry in self._writing if all(job.done for job in entry[1])]:
             self._writing.remove(entry)
@@ -172,11 +167,6 @@ class WorkerSide:
         if self._store is not None:
             self._store.close()
 
-    def _moving(self) -> Transfers:
-        if self._transfers is None:
-            raise InvalidArgument("a step before register_kv_caches: vLLM registers its memory first")
-        return self._transfers
-
     def _advance_loads(self) -> None:
         """Copies loads that are in host memory to their blocks; gives up those that the store has not all of."""
         for entry in [entry for entry in self._reading if all(job.done for job in entry[1])]:
@@ -192,7 +182,7 @@ class WorkerSide:
                 self._failed.add(load.request)
                 self._report.lost[load.request] = lost
             else:
-                ticket = self._moving().into(None, load.blocks, [record.number for record in load.records])
+                ticket = self._transfers.into(load.blocks, [record.number for record in load.records])
                 self._loading.append(Loading(load, ticket))
 
     def _submit_read(self, records: Sequence[Record]) -> Job:

@@ -76,11 +76,11 @@ class StatePolicy(Policy, ABC):
 
     @abstractmethod
     def added(self, node: Node, kind: str) -> None:
-        """Hears that a node has a state now.
+        """Hears that a node has a state now. After a `reset` by `recover` it hears it again of each state that stays.
 
         Args:
             node: The node.
-            kind: The kind of its place.
+            kind: The kind of its place; "again" after a `recover`.
         """
 
     @abstractmethod
@@ -129,7 +129,7 @@ class RankedStates(Ranked, StatePolicy):
     """Ranks states by their uses; a subclass says how, in `used`."""
 
     def added(self, node: Node, kind: str) -> None:
-        """Hears that a node has a state now."""
+        """Hears that a node has a state now. It counts as a use, unless a policy says otherwise."""
         self.used(node)
 
 

@@ -13,18 +13,7 @@ Table = list[list[float]]
 SHRINKAGE = 8.0  # asked-for states that a class must show before its own figures outweigh those of all classes
 PRIOR = 0.2  # chance per age before anything is known: the same in every octave makes a rate of 1/age, as for LRU
 OLDEST = 2**14  # requests: an age beyond it is as good as never
-
-
-def _edges() -> list[int]:
-    """Ages, in requests, at which buckets begin."""
-    edges, width = [0, 1, 2], 4
-    while width < OLDEST:
-        edges.append(width)
-        width *= 2
-    return edges
-
-
-EDGES = _edges()
+EDGES = [0, *(2**octave for octave in range(OLDEST.bit_length() - 1))]  # ages, in requests, at which buckets begin
 AGES = len(EDGES)
 WIDTHS = [after - before for before, after in pairwise(EDGES)] + [EDGES[-1] - EDGES[-2]]
 

@@ -8,9 +8,6 @@
 | Redirect | 1 | 1, or 2 while a snapshot is unpublished | 2 | nothing: the old slot is the snapshot |
 """
 
-from memstate.requests.tracking.base import Tracking
-from memstate.requests.tracking.none import NoTracking
-from memstate.requests.tracking.ping_pong import LazyPingPong, PingPong
-from memstate.requests.tracking.redirect import Redirect
+from memstate.requests.tracking.strategies import LazyPingPong, NoTracking, PingPong, Redirect, Tracking
 
 __all__ = ["LazyPingPong", "NoTracking", "PingPong", "Redirect", "Tracking"]

@@ -21,7 +21,7 @@ from memstate.kernels.rules import (
 )
 from memstate.kernels.tables import REGISTERS_PER_ROW, Rules
 from memstate.requests.steps import Batch
-from memstate.requests.tracking.base import Tracking
+from memstate.requests.tracking.strategies import LazyPingPong, Tracking
 from memstate.slots.registers import Longs, RegisterFile
 
 LOG = logs.logger("tracking")
@@ -50,7 +50,8 @@ class Mirror:
         self.file, self.tracking = file, tracking
         self.lanes, self.lanes_at_admission = tracking.lanes(overlap), tracking.lanes_at_admission(overlap)
         self.doubled = self.lanes_at_admission > 1
-        self.rules = Rules(int(tracking.strategy), self.lanes, int(tracking.every), tracking.in_place, pad)
+        overwrites = isinstance(tracking, LazyPingPong) and tracking.overwrite
+        self.rules = Rules(int(tracking.strategy), self.lanes, int(tracking.every), overwrites, pad)
         self._columns = Columns(file.held, file.labels, file.tracked, file.source)
         self.snapshots = 0  # taken since the start
         self.degraded = 0  # optional claims refused since the start
@@ -127,12 +128,6 @@ class Mirror:
 
         return claim
 
-    def _crossed(self, length: Longs, after: Longs) -> Flags:
-        """Returns which rows a window takes from, to or across a boundary."""
-        every = self.tracking.every
-        crossed: Flags = (length // every != after // every) | (length % every == 0)
-        return crossed
-
     def claims(self, rows: Longs, length: Longs, tokens: Longs, window: bool) -> int:
         """Returns the optional claims that the next plan of these rows would make if slots were free.
 
@@ -140,9 +135,10 @@ class Mirror:
         """
         if not self.lanes:
             return 0
-        after = length + tokens
-        if window:
-            at = np.flatnonzero(self._crossed(length, after))
+        after, every = length + tokens, self.rules.every
+        if window:  # from, to or across a boundary
+            last = after // every * every
+            at = np.flatnonzero((last >= length) & (last > self._columns.tracked[rows]))
         else:
             reached = length if self.tracking.reads_old_slot else after
             at = np.flatnonzero(due(self._columns, self.rules, rows, reached))

@@ -5,6 +5,7 @@ transformers 5.0. A field that is missing is an error, never a default: a wrong 
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Final
 
@@ -15,58 +16,52 @@ from memstate.errors import InvalidArgument
 from memstate.state.grouping import grouped
 from memstate.state.layout import Order, Plane, StateLayout
 from memstate.state.presets.families import (
-    ConvolvedAttention,
+    OF_MODEL,
     ConvOrder,
-    DeltaRule,
-    Family,
-    HeadedMamba,
-    KimiDelta,
-    Mamba,
-    Mamba2,
-    NgramDelta,
-    ShortConv,
-    ShortConvs,
+    Kept,
     SsmOrder,
-    ordered,
+    conv_ordered,
+    delta_rule,
+    mamba,
+    mamba2,
+    matrices,
     ssm_ordered,
+    window,
 )
 from memstate.state.presets.fields import Fields
 from memstate.state.presets.layers import attention_layers, sliding, state_layers
 from memstate.state.sharding import Part
 
 NESTED = 4  # configurations of text models inside one another; real ones have one
-Reader = Callable[[Fields, int], Family]  # fields and the number of a layer with state
+Reader = Callable[[Fields, int], Kept]  # fields and the number of a layer with state
 
 
-def _delta_rule(fields: Fields, _: int) -> DeltaRule:
+def _delta_rule(fields: Fields, _: int) -> Kept:
     fields.require_multiple("linear_num_value_heads", "linear_num_key_heads")
-    return DeltaRule(
-        key_heads=fields.number("linear_num_key_heads"),
-        value_heads=fields.number("linear_num_value_heads"),
-        key=fields.number("linear_key_head_dim"),
-        value=fields.number("linear_value_head_dim"),
-        width=fields.number("linear_conv_kernel_dim"),
-    )
+    names = "num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim", "conv_kernel_dim"
+    return delta_rule(*(fields.number(f"linear_{name}") for name in names))
 
 
-def _ngram_delta(fields: Fields, layer: int) -> Family:
-    rule, total = _delta_rule(fields, layer), fields.number("num_hidden_layers")
+def _ngram_delta(fields: Fields, layer: int) -> Kept:
+    """A delta rule that in some layers also adds embeddings of n-grams, as Qwen4-Exp does.
+
+    Beside the state of the rule these keep the inputs of a dilated convolution, and the last tokens.
+    """
+    kept, total = _delta_rule(fields, layer), fields.number("num_hidden_layers")
     if not fields.get("ple_layer_ids") or layer + 1 not in fields.numbers("ple_layer_ids", range(1, total + 1)):
-        return rule
-    before = fields.number("ngram_size") - 1
-    return NgramDelta(
-        rule.key_heads, rule.value_heads, rule.key, rule.value, rule.width,
-        channels=fields.number("hc_count") * fields.number("hidden_size"),
-        inputs=(fields.number("ple_conv_kernel_size") - 1) * (before + 1), tokens=before,
-    )  # fmt: skip
+        return kept
+    before, channels = fields.number("ngram_size") - 1, fields.number("hc_count") * fields.number("hidden_size")
+    inputs = Plane("conv", (channels, (fields.number("ple_conv_kernel_size") - 1) * (before + 1)), OF_MODEL)
+    conv, ssm = kept.planes
+    return kept._replace(planes=(conv, inputs, Plane("conv", (before,), torch.int64), ssm))
 
 
 def _kimi(heads: str, dim: str, width: str) -> Reader:
     """A reader for where a checkpoint has what the class keeps in fields of its own."""
 
-    def read(fields: Fields, _: int) -> Family:
+    def read(fields: Fields, _: int) -> Kept:
         count, size = fields.number("linear_num_heads", heads), fields.number("linear_head_dim", dim)
-        return KimiDelta(count, count, size, size, fields.number("linear_conv_kernel_dim", width))
+        return delta_rule(count, count, size, size, fields.number("linear_conv_kernel_dim", width), width_first=True)
 
     return read
 
@@ -83,52 +78,65 @@ def _mamba2(
     that is there counts. Nemotron-H has heads that are not expand * hidden_size, and its class allows it.
     """
 
-    def read(fields: Fields, _: int) -> Family:
+    def read(fields: Fields, _: int) -> Kept:
         count, fixed = fields.number(heads), fields.get(dim) not in (None, "auto")
         fields.require_multiple(heads, groups)
         there = [names for names in wide if all(fields.get(name) is not None for name in names)]
         names = there[0] if there else ()
-        channels = prod(fields.number(name) for name in names)
+        channels = prod(map(fields.number, names))
         size = fields.number(dim) if fixed or not names else channels // count
         if names and count * size != channels:
             raise fields.refused(heads, dim, *names, expected=f"heads of one size that make up {channels} channels")
-        return Mamba2(count, size, fields.number(groups), fields.number(state), fields.number(width))
+        return mamba2(count, size, *map(fields.number, (groups, state, width)))
 
     return read
 
 
-def _mamba(fields: Fields, _: int) -> Family:
+def _mamba(fields: Fields, _: int) -> Kept:
     # intermediate_size wins: Falcon-Mamba-7B has expand 16, and twice its hidden size in channels.
-    wide = fields.get("intermediate_size") is not None
-    channels = fields.number("intermediate_size") if wide else fields.number("expand") * fields.number("hidden_size")
-    return Mamba(channels, fields.number("state_size"), fields.number("conv_kernel"))
+    wide = ("intermediate_size",) if fields.get("intermediate_size") is not None else ("expand", "hidden_size")
+    return mamba(prod(map(fields.number, wide)), fields.number("state_size"), fields.number("conv_kernel"))
 
 
-def _jamba(fields: Fields, _: int) -> Family:
-    channels = fields.number("mamba_expand") * fields.number("hidden_size")  # intermediate_size is that of the MLP
-    return Mamba(channels, fields.number("mamba_d_state"), fields.number("mamba_d_conv"))
+def _jamba(fields: Fields, _: int) -> Kept:
+    channels = prod(map(fields.number, _EXPANDED))  # intermediate_size is that of the MLP
+    return mamba(channels, fields.number("mamba_d_state"), fields.number("mamba_d_conv"))
 
 
-def _zamba(fields: Fields, _: int) -> Family:
-    channels, heads = fields.number("mamba_expand") * fields.number("hidden_size"), fields.number("n_mamba_heads")
+def _zamba(fields: Fields, _: int) -> Kept:
+    """Mamba with its channels in heads: ssm `head channel state`. See https://arxiv.org/abs/2405.16712."""
+    channels, heads = prod(map(fields.number, _EXPANDED)), fields.number("n_mamba_heads")
     if channels % heads:
         raise fields.refused(*_EXPANDED, "n_mamba_heads", expected=f"{channels} channels in heads of one size")
-    return HeadedMamba(heads, channels // heads, fields.number("mamba_d_state"), fields.number("mamba_d_conv"))
+    conv = window(Part("x", heads, channels // heads), width=fields.number("mamba_d_conv"))
+    return Kept((conv, matrices(heads, channels // heads, fields.number("mamba_d_state"))))
 
 
-def _short_conv(fields: Fields, _: int) -> Family:
-    return ShortConv(fields.number("hidden_size"), fields.number("conv_L_cache"))
+def _short_conv(fields: Fields, _: int) -> Kept:
+    """Gated short convolution: a window over the channels and no ssm plane. See https://arxiv.org/abs/2511.23404."""
+    return Kept((window(Part("x", fields.number("hidden_size")), width=fields.number("conv_L_cache")),))
 
 
-def _short_convs(fields: Fields, layer: int) -> Family:
+def _short_convs(fields: Fields, layer: int) -> Kept:
+    """Four short convolutions of a layer, as in Inkling: of keys, values, and the outputs of attention and MLP.
+
+    Every rank holds the windows of the outputs. The classes compute all four in fp32.
+    """
+    width = fields.number("conv_kernel_size", "sconv_kernel_size")
+    keys = replace(window(Part("head", *_heads(fields, layer)), width=width), dtype=torch.float32)
+    outputs = Plane("conv", (fields.number("hidden_size"), width - 1), torch.float32)
+    return Kept((keys, keys, outputs, outputs))
+
+
+def _convolved_attention(fields: Fields, layer: int) -> Kept:
+    """Compressed convolutional attention, as in Zaya: inputs of two convolutions over q | k, and the last half value.
+
+    See https://arxiv.org/abs/2510.04476. Every rank holds the half value: its heads do not divide.
+    """
     heads, size = _heads(fields, layer)
-    return ShortConvs(heads, size, fields.number("hidden_size"), fields.number("conv_kernel_size", "sconv_kernel_size"))
-
-
-def _convolved_attention(fields: Fields, layer: int) -> Family:
-    heads, size = _heads(fields, layer)
-    inputs = fields.number("cca_time0") + fields.number("cca_time1") - 2
-    return ConvolvedAttention(fields.number("num_attention_heads"), heads, size, inputs)
+    width = fields.number("cca_time0") + fields.number("cca_time1") - 1
+    conv = window(Part("q", fields.number("num_attention_heads"), size), Part("k", heads, size), width=width)
+    return Kept((conv, Plane("ssm", (heads * size // 2,), OF_MODEL)))
 
 
 _EXPANDED: Final = ("mamba_expand", "hidden_size")
@@ -220,11 +228,9 @@ def from_config(
         raise InvalidArgument(f"{fields.get('model_type')}: no layer of this configuration holds state")
     read, states = READERS[fields.get("model_type")], list[Plane]()
     for layer in layers:
-        family = read(fields, layer)
-        planes = family.planes(ssm_dtype or family.ssm_dtype or dtype, conv_dtype or family.conv_dtype or dtype)
-        if ssm_order is not None:
-            planes = ssm_ordered(family, planes, ssm_order)
-        states += ordered(family, planes, conv_order)
+        kept = read(fields, layer).typed(dtype, conv_dtype, ssm_dtype)
+        kept = kept if ssm_order is None else ssm_ordered(kept, ssm_order)
+        states += conv_ordered(kept, conv_order).planes
     return grouped(states, order)[0].shard(ranks)
 
 
@@ -291,14 +297,10 @@ def _text_model(config: object) -> tuple[Fields, torch.dtype]:
             break
         fields = Fields(text)
         dtype = fields.dtype() or dtype  # a nested configuration without one is as the whole
-    if not _known(fields):
+    kind = fields.get("model_type")
+    if not isinstance(kind, str) or kind not in READERS:
         raise InvalidArgument(
-            f"model_type {fields.get('model_type')!r}: the known ones are {', '.join(sorted(READERS))}; "
+            f"model_type {kind!r}: the known ones are {', '.join(sorted(READERS))}; "
             "for another model, use memstate.integrations.transformers.layout, or a StateLayout of your own"
         )
     return fields, dtype or torch.bfloat16
-
-
-def _known(fields: Fields) -> bool:
-    kind = fields.get("model_type")
-    return isinstance(kind, str) and kind in READERS

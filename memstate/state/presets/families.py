@@ -1,13 +1,12 @@
-"""Kinds of recurrent state: the planes of one layer from its dimensions. Knows no model and no number of layers.
+"""What one layer of a model keeps: its planes, and the orders in which they can lie. Knows no field and no model.
 
 Every plane says what tensor parallelism cuts: heads, groups of heads, or channels. A window holds the inputs that a
 causal convolution of `width` taps needs from before, so width-1 of them, as engines keep it; the cache of transformers
 keeps one more, the input of the step itself. The axes have the order that they have in that cache.
 """
 
-from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, get_args
+from dataclasses import replace
+from typing import Final, Literal, NamedTuple, get_args
 
 import torch
 
@@ -17,189 +16,74 @@ from memstate.state.sharding import Part
 
 ConvOrder = Literal["channel_first", "width_first", "engine"]
 SsmOrder = Literal["key_value", "value_key", "dim_state", "state_dim", "engine"]
+OF_MODEL: Final = torch.bfloat16  # of a plane that has the dtype of the model in the classes of transformers
 
 
-class Family(ABC):
-    """The dimensions of the state of one layer.
+class Kept(NamedTuple):
+    """The state of one layer, as the classes of transformers have it.
 
     Attributes:
-        conv_dtype: of windows in the classes of transformers; None: that of the model.
-        ssm_dtype: of states in the classes of transformers; None: that of the model.
-        width_first: whether engines keep windows as `(width-1) channel`.
-        ssm_orders: the orders in which the matrix of a head can lie, the usual one first.
+        planes: windows first; several may have the same name.
+        orders: the orders in which the matrix of a head can lie, the usual one first.
+        engine: whether engines keep windows as `(width-1) channel`, and whether they keep matrices in the second order.
     """
 
-    conv_dtype: ClassVar[torch.dtype | None] = None
-    ssm_dtype: ClassVar[torch.dtype | None] = torch.float32
-    width_first: ClassVar[bool] = False
-    ssm_orders: ClassVar[tuple[str, ...]] = ()
+    planes: tuple[Plane, ...]
+    orders: tuple[str, ...] = ()
+    engine: tuple[bool, bool] = (False, False)
 
-    @abstractmethod
-    def planes(self, ssm_dtype: torch.dtype, conv_dtype: torch.dtype) -> tuple[Plane, ...]:
-        """The states of one layer, windows first; several may have the same name."""
+    def typed(self, model: torch.dtype, conv: torch.dtype | None, ssm: torch.dtype | None) -> "Kept":
+        """Returns it with the dtype of a model, or with dtypes of the caller for the planes of a name."""
+        asked = {"conv": conv, "ssm": ssm}
+        planes = [
+            replace(plane, dtype=asked[plane.name] or (model if plane.dtype == OF_MODEL else plane.dtype))
+            if plane.dtype.is_floating_point
+            else plane
+            for plane in self.planes
+        ]
+        return self._replace(planes=tuple(planes))
 
 
-@dataclass(frozen=True)
-class DeltaRule(Family):
+def window(*parts: Part, width: int) -> Plane:
+    """The last width-1 inputs of a causal convolution, `channel (width-1)`."""
+    return Plane("conv", (sum(part.length for part in parts), width - 1), OF_MODEL, parts=parts)
+
+
+def matrices(heads: int, *shape: int) -> Plane:
+    """A matrix for each head."""
+    return Plane("ssm", (heads, *shape), torch.float32, parts=(Part("head", heads),))
+
+
+def delta_rule(
+    key_heads: int, value_heads: int, key: int, value: int, width: int, *, width_first: bool = False
+) -> Kept:
     """Gated delta rule: ssm `head key value`, and a window over the channels q | k | v.
 
-    Gated DeltaNet, https://arxiv.org/abs/2412.06464.
+    Gated DeltaNet, https://arxiv.org/abs/2412.06464. Kimi Delta Attention, https://arxiv.org/abs/2510.26692, has the
+    same state; engines keep its windows width first.
     """
-
-    key_heads: int
-    value_heads: int
-    key: int
-    value: int
-    width: int
-    ssm_orders: ClassVar[tuple[str, ...]] = ("key_value", "value_key")
-
-    def planes(self, ssm_dtype: torch.dtype, conv_dtype: torch.dtype) -> tuple[Plane, ...]:
-        """A window of q, k and v, and one `key value` matrix a value head."""
-        keys = (Part("q", self.key_heads, self.key), Part("k", self.key_heads, self.key))
-        window = _window((*keys, Part("v", self.value_heads, self.value)), self.width, conv_dtype)
-        return window, _heads((self.value_heads, self.key, self.value), ssm_dtype)
+    parts = Part("q", key_heads, key), Part("k", key_heads, key), Part("v", value_heads, value)
+    planes = window(*parts, width=width), matrices(value_heads, key, value)
+    return Kept(planes, ("key_value", "value_key"), (width_first, True))
 
 
-class KimiDelta(DeltaRule):
-    """Kimi Delta Attention, https://arxiv.org/abs/2510.26692: the same state; engines keep windows width first."""
-
-    width_first: ClassVar[bool] = True
-
-
-@dataclass(frozen=True)
-class NgramDelta(DeltaRule):
-    """A layer of a delta rule that also adds embeddings of n-grams, as Qwen4-Exp has in some layers.
-
-    Beside the state of the rule it keeps the inputs of a dilated convolution, and the last tokens.
-    """
-
-    channels: int
-    inputs: int
-    tokens: int
-
-    def planes(self, ssm_dtype: torch.dtype, conv_dtype: torch.dtype) -> tuple[Plane, ...]:
-        """The planes of the rule, `channel input` of the convolution, and `token`."""
-        window, state = super().planes(ssm_dtype, conv_dtype)
-        inputs = Plane("conv", (self.channels, self.inputs), conv_dtype)
-        return window, inputs, Plane("conv", (self.tokens,), torch.int64), state
-
-
-@dataclass(frozen=True)
-class Mamba2(Family):
+def mamba2(heads: int, dim: int, groups: int, state: int, width: int) -> Kept:
     """Mamba-2: ssm `head dim state`, and a window over x | B | C. See https://arxiv.org/abs/2405.21060."""
-
-    heads: int
-    dim: int
-    groups: int
-    state: int
-    width: int
-    ssm_orders: ClassVar[tuple[str, ...]] = ("dim_state", "state_dim")
-
-    def planes(self, ssm_dtype: torch.dtype, conv_dtype: torch.dtype) -> tuple[Plane, ...]:
-        """A window of x, B and C, and one `dim state` matrix a head."""
-        groups = (Part("B", self.groups, self.state), Part("C", self.groups, self.state))
-        window = _window((Part("x", self.heads, self.dim), *groups), self.width, conv_dtype)
-        return window, _heads((self.heads, self.dim, self.state), ssm_dtype)
+    parts = Part("x", heads, dim), Part("B", groups, state), Part("C", groups, state)
+    return Kept((window(*parts, width=width), matrices(heads, dim, state)), ("dim_state", "state_dim"))
 
 
-@dataclass(frozen=True)
-class Mamba(Family):
+def mamba(channels: int, state: int, width: int) -> Kept:
     """Mamba: ssm `channel state`, and a window over the channels. See https://arxiv.org/abs/2312.00752."""
-
-    channels: int
-    state: int
-    width: int
-
-    def planes(self, ssm_dtype: torch.dtype, conv_dtype: torch.dtype) -> tuple[Plane, ...]:
-        """A window of x, and one row of states a channel."""
-        channels = Part("x", self.channels)
-        ssm = Plane("ssm", (self.channels, self.state), ssm_dtype, parts=(channels,))
-        return _window((channels,), self.width, conv_dtype), ssm
+    part = Part("x", channels)
+    return Kept((window(part, width=width), Plane("ssm", (channels, state), torch.float32, parts=(part,))))
 
 
-@dataclass(frozen=True)
-class HeadedMamba(Family):
-    """Mamba with its channels in heads, as in Zamba: ssm `head channel state`. See https://arxiv.org/abs/2405.16712."""
-
-    heads: int
-    dim: int
-    state: int
-    width: int
-
-    def planes(self, ssm_dtype: torch.dtype, conv_dtype: torch.dtype) -> tuple[Plane, ...]:
-        """A window of x, and one row of states a channel of a head."""
-        window = _window((Part("x", self.heads, self.dim),), self.width, conv_dtype)
-        return window, _heads((self.heads, self.dim, self.state), ssm_dtype)
-
-
-@dataclass(frozen=True)
-class ShortConv(Family):
-    """Gated short convolution: a window over the channels and no ssm plane. See https://arxiv.org/abs/2511.23404."""
-
-    channels: int
-    width: int
-
-    def planes(self, ssm_dtype: torch.dtype, conv_dtype: torch.dtype) -> tuple[Plane, ...]:
-        """A window alone."""
-        return (_window((Part("x", self.channels),), self.width, conv_dtype),)
-
-
-@dataclass(frozen=True)
-class ShortConvs(Family):
-    """Four short convolutions of a layer, as in Inkling: of keys, values, and the outputs of attention and MLP.
-
-    Every rank holds the windows of the outputs. The classes compute all four in fp32.
-    """
-
-    heads: int
-    dim: int
-    hidden: int
-    width: int
-    conv_dtype: ClassVar[torch.dtype | None] = torch.float32
-
-    def planes(self, ssm_dtype: torch.dtype, conv_dtype: torch.dtype) -> tuple[Plane, ...]:
-        """Two windows over the KV heads and two over the hidden size."""
-        keys = _window((Part("head", self.heads, self.dim),), self.width, conv_dtype)
-        outputs = Plane("conv", (self.hidden, self.width - 1), conv_dtype)
-        return keys, keys, outputs, outputs
-
-
-@dataclass(frozen=True)
-class ConvolvedAttention(Family):
-    """Compressed convolutional attention, as in Zaya: inputs of two convolutions over q | k, and the last half value.
-
-    See https://arxiv.org/abs/2510.04476. Every rank holds the half value: its heads do not divide.
-    """
-
-    heads: int
-    kv_heads: int
-    dim: int
-    inputs: int
-    ssm_dtype: ClassVar[torch.dtype | None] = None
-
-    def planes(self, ssm_dtype: torch.dtype, conv_dtype: torch.dtype) -> tuple[Plane, ...]:
-        """A window of q and k, and the half value of the token before."""
-        window = _window(
-            (Part("q", self.heads, self.dim), Part("k", self.kv_heads, self.dim)), self.inputs + 1, conv_dtype
-        )
-        return window, Plane("ssm", (self.kv_heads * self.dim // 2,), ssm_dtype)
-
-
-def _window(parts: tuple[Part, ...], width: int, dtype: torch.dtype) -> Plane:
-    """The last width-1 inputs of a causal convolution, `channel (width-1)`."""
-    return Plane("conv", (sum(part.length for part in parts), width - 1), dtype, parts=parts)
-
-
-def _heads(shape: tuple[int, int, int], dtype: torch.dtype) -> Plane:
-    return Plane("ssm", shape, dtype, parts=(Part("head", shape[0]),))
-
-
-def ordered(family: Family, planes: tuple[Plane, ...], order: ConvOrder) -> tuple[Plane, ...]:
-    """The same planes with windows as `channel (width-1)` or `(width-1) channel`; the cut stays one of the channels.
+def conv_ordered(kept: Kept, order: ConvOrder) -> Kept:
+    """The same state with windows as `channel (width-1)` or `(width-1) channel`; the cut stays one of the channels.
 
     Args:
-        family: of the planes.
-        planes: of one layer, as the family has them.
+        kept: by a layer, as transformers has it.
         order: "channel_first", "width_first", or "engine": as SGLang and vLLM store them.
 
     Raises:
@@ -207,23 +91,20 @@ def ordered(family: Family, planes: tuple[Plane, ...], order: ConvOrder) -> tupl
     """
     if order not in get_args(ConvOrder):
         raise InvalidArgument(f"conv_order {order!r}: expected {' or '.join(get_args(ConvOrder))}")
-    if order == "channel_first" or (order == "engine" and not family.width_first):
-        return planes
-    return tuple(
+    if order == "channel_first" or (order == "engine" and not kept.engine[0]):
+        return kept
+    planes = [
         replace(plane, shape=plane.shape[::-1], axis=1) if plane.name == "conv" and len(plane.shape) == 2 else plane
-        for plane in planes
-    )
+        for plane in kept.planes
+    ]
+    return kept._replace(planes=tuple(planes))
 
 
-TURNED = ("value_key", "state_dim")
-
-
-def ssm_ordered(family: Family, planes: tuple[Plane, ...], order: SsmOrder) -> tuple[Plane, ...]:
-    """The same planes with the matrix of a head in either order.
+def ssm_ordered(kept: Kept, order: SsmOrder) -> Kept:
+    """The same state with the matrix of a head in either order.
 
     Args:
-        family: of the planes.
-        planes: of one layer, as the family has them.
+        kept: by a layer, as transformers has it.
         order: "key_value" or "value_key" of a delta rule, "dim_state" or "state_dim" of Mamba-2, or "engine": as SGLang
             and vLLM store them, which is "value_key", "dim_state" and no change for the others.
 
@@ -232,14 +113,16 @@ def ssm_ordered(family: Family, planes: tuple[Plane, ...], order: SsmOrder) -> t
     """
     if order not in get_args(SsmOrder):
         raise InvalidArgument(f"ssm_order {order!r}: expected {' or '.join(get_args(SsmOrder))}")
-    if order not in (*family.ssm_orders, "engine"):
-        expected = " or ".join((*family.ssm_orders, "engine"))
-        raise InvalidArgument(f"ssm_order {order!r}: not of {type(family).__name__}; expected {expected}")
-    if order not in TURNED and not (order == "engine" and isinstance(family, DeltaRule)):
-        return planes
-    return tuple(
-        replace(plane, shape=(*plane.shape[:-2], *plane.shape[:-3:-1]), order=family.ssm_orders[1])
+    if order not in (*kept.orders, "engine"):
+        raise InvalidArgument(
+            f"ssm_order {order!r}: not of this model; expected {' or '.join((*kept.orders, 'engine'))}"
+        )
+    if order not in kept.orders[1:] and not (order == "engine" and kept.engine[1]):
+        return kept
+    planes = [
+        replace(plane, shape=(*plane.shape[:-2], *plane.shape[:-3:-1]), order=kept.orders[1])
         if plane.name == "ssm"
         else plane
-        for plane in planes
-    )
+        for plane in kept.planes
+    ]
+    return kept._replace(planes=tuple(planes))

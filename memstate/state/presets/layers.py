@@ -3,7 +3,7 @@
 Layers count from 0, as in the model. Knows no dimension of a state.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 from memstate.errors import InvalidArgument
@@ -21,13 +21,6 @@ BESIDE: Final = ("falcon_h1", "zaya", "inkling_text", "inkling2_text")  # every 
 EVERY_LAYER: Final = ("zamba", "zamba2", *BESIDE, *PURE)  # every layer has a state
 
 
-def _of_kinds(name: str) -> Callable[[Fields], Layers]:
-    def read(fields: Fields) -> Layers:
-        return tuple(layer for layer, kind in enumerate(kinds(fields, name)) if kind in STATE_LAYERS)
-
-    return read
-
-
 def kinds(fields: Fields, name: str) -> tuple[str, ...]:
     """A field that lists the kind of each layer. Raises: InvalidArgument."""
     found = fields.get(name)
@@ -36,71 +29,63 @@ def kinds(fields: Fields, name: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _of_pattern(fields: Fields) -> Layers:
-    pattern = fields.get("hybrid_override_pattern")
+def _of_kinds(fields: Fields, name: str) -> Layers:
+    return tuple(layer for layer, kind in enumerate(kinds(fields, name)) if kind in STATE_LAYERS)
+
+
+def _of_pattern(fields: Fields, name: str, letter: str = "M") -> Layers:
+    pattern = fields.get(name)
     if not isinstance(pattern, str):
-        raise fields.refused("hybrid_override_pattern", expected="a text with a letter for each layer")
-    return _where(pattern, "M")
-
-
-def _where(pattern: str, letter: str) -> Layers:
+        raise fields.refused(name, expected="a text with a letter for each layer")
     return tuple(layer for layer, found in enumerate(pattern) if found == letter)
 
 
-def _of_kimi(fields: Fields) -> Layers:
+def _of_kimi(fields: Fields, name: str) -> Layers:
     """The lists count layers from 1; without a number of layers the largest of them counts as the last."""
-    total = fields.get("num_hidden_layers")
+    total, attention = fields.get("num_hidden_layers"), "linear_attn_config.full_attn_layers"
     known = range(1, 1 + (2**31 if total is None else fields.number("num_hidden_layers")))
-    state = fields.numbers("linear_attn_config.kda_layers", known)
-    if fields.get("linear_attn_config.full_attn_layers") is not None:
-        both = set(state) & set(fields.numbers("linear_attn_config.full_attn_layers", known))
-        if both:
-            paths = ("linear_attn_config.kda_layers", "linear_attn_config.full_attn_layers")
-            raise fields.refused(*paths, expected=f"layers {sorted(both)} in one of the two only")
+    state = fields.numbers(name, known)
+    both = set(state) & set(fields.numbers(attention, known)) if fields.get(attention) is not None else set()
+    if both:
+        raise fields.refused(name, attention, expected=f"layers {sorted(both)} in one of the two only")
     return tuple(sorted(layer - 1 for layer in state))
 
 
-def _all_but(name: str) -> Callable[[Fields], Layers]:
-    def read(fields: Fields) -> Layers:
-        total = fields.number("num_hidden_layers")
-        try:
-            others = fields.numbers(name, range(total))
-        except InvalidArgument as error:
-            raise InvalidArgument(f"{error}, because num_hidden_layers = {total}") from error
-        return _besides(total, others)
-
-    return read
+def _all_but(fields: Fields, name: str) -> Layers:
+    total = fields.number("num_hidden_layers")
+    try:
+        return _besides(total, fields.numbers(name, range(total)))
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{error}, because num_hidden_layers = {total}") from error
 
 
-def _besides(total: int, others: Layers | list[int]) -> Layers:
+def _besides(total: int, others: Collection[int]) -> Layers:
     return tuple(layer for layer in range(total) if layer not in others)
 
 
-def _all_but_every(name: str) -> Callable[[Fields], Layers]:
-    def read(fields: Fields) -> Layers:
-        every = fields.number(name)
-        return tuple(layer for layer in range(fields.number("num_hidden_layers")) if (layer + 1) % every)
-
-    return read
+def _all_but_every(fields: Fields, name: str) -> Layers:
+    every, total = fields.number(name), fields.number("num_hidden_layers")
+    return _besides(total, range(every - 1, total, every))
 
 
-def _all_but_periodic(fields: Fields) -> Layers:
-    period, offset = fields.number("attn_layer_period"), fields.number("attn_layer_offset", least=0)
+def _all_but_periodic(fields: Fields, name: str) -> Layers:
+    period, offset = fields.number(name), fields.number("attn_layer_offset", least=0)
     if offset >= period:
-        raise fields.refused("attn_layer_offset", "attn_layer_period", expected="the first below the second")
-    return tuple(layer for layer in range(fields.number("num_hidden_layers")) if layer % period != offset)
+        raise fields.refused("attn_layer_offset", name, expected="the first below the second")
+    total = fields.number("num_hidden_layers")
+    return _besides(total, range(offset, total, period))
 
 
 # The first that a configuration has decides, as in the classes, which derive the later ones from it or drop them.
-READINGS: Final[Mapping[str, Callable[[Fields], Layers]]] = {
-    "layer_types": _of_kinds("layer_types"),
-    "layers_block_type": _of_kinds("layers_block_type"),
+READINGS: Final[Mapping[str, Callable[[Fields, str], Layers]]] = {
+    "layer_types": _of_kinds,
+    "layers_block_type": _of_kinds,
     "hybrid_override_pattern": _of_pattern,
     "linear_attn_config.kda_layers": _of_kimi,
-    "full_attn_idxs": _all_but("full_attn_idxs"),
-    "attn_layer_indices": _all_but("attn_layer_indices"),
-    "full_attention_interval": _all_but_every("full_attention_interval"),
-    "layer_group_size": _all_but_every("layer_group_size"),
+    "full_attn_idxs": _all_but,
+    "attn_layer_indices": _all_but,
+    "full_attention_interval": _all_but_every,
+    "layer_group_size": _all_but_every,
     "attn_layer_period": _all_but_periodic,
 }
 ONE_EACH: Final = ("layer_types", "layers_block_type", "hybrid_override_pattern")  # an entry for every layer
@@ -129,7 +114,7 @@ def state_layers(config: object) -> Layers:
         return tuple(range(fields.number("num_hidden_layers")))
     for name, read in READINGS.items():
         if fields.get(name) is not None:
-            return read(fields)
+            return read(fields, name)
     if kind == "bamba" and fields.has("attn_layer_indices"):  # written as null: no attention
         return tuple(range(fields.number("num_hidden_layers")))
     raise InvalidArgument(f"{kind} without {', '.join(READINGS)}, one of them: which of its layers hold state?")
@@ -152,8 +137,8 @@ def attention_layers(fields: Fields) -> Layers:
     for name in ("layer_types", "layers_block_type"):
         if fields.get(name) is not None:
             return tuple(layer for layer, each in enumerate(kinds(fields, name)) if each in ATTENTION_LAYERS)
-    if (pattern := fields.get("hybrid_override_pattern")) is not None:
-        return _where(pattern, "*")
+    if fields.get("hybrid_override_pattern") is not None:
+        return _of_pattern(fields, "hybrid_override_pattern", "*")
     if kind in EVERY_LAYER:
         raise fields.refused("layers_block_type", expected="a list that says which of the layers also attend")
     return _besides(fields.number("num_hidden_layers"), state)

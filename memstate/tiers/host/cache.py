@@ -6,6 +6,7 @@ A key stands for all tokens up to some length, so equal keys mean equal bytes, a
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from memstate.tiers.host.pool import RecordPool
 from memstate.tiers.records import RecordFormat
@@ -67,20 +68,15 @@ class RecordCache:
         ]
         if self._pinned != (pinned := sum(entry.pins > 0 for entry in self._entries.values())):
             found.append(f"{self._pinned} host records ({self.form.kind}) are counted as pinned, {pinned} have pins")
-        used = self.pool.records - self.pool.free - self.pool.waiting
-        if used != len(self._entries) + claimed:
+        if self.pool.claimed != len(self._entries) + claimed:
             found.append(
-                f"{used} host records ({self.form.kind}) are claimed; {len(self._entries)} are cached and {claimed} "
-                "are being filled"
+                f"{self.pool.claimed} host records ({self.form.kind}) are claimed; {len(self._entries)} are cached and "
+                f"{claimed} are being filled"
             )
         return found
 
     def __len__(self) -> int:
         return len(self._entries)
-
-    def __bool__(self) -> bool:
-        """True, also where the cache is empty."""
-        return True
 
     def __contains__(self, key: bytes) -> bool:
         return key in self._entries
@@ -123,20 +119,15 @@ class RecordCache:
         if n > self.pool.free + self.evictable:
             return []
         self.evict(n - self.pool.free)
-        return self.pool.claim(n) if n <= self.pool.free else []  # some may be in use
+        return self.pool.claim(n)
 
     def evict(self, n: int) -> int:
-        """Evicts the n least recently used entries that are neither pinned nor being copied.
+        """Evicts the n least recently used entries without a pin. Those that are being copied have one.
 
         Returns:
             How many were evicted.
         """
-        chosen: list[CachedRecord] = []
-        for entry in self._entries.values() if n > 0 else ():
-            if not entry.pins and not self.pool.in_use(entry.record):  # its record would not be free at once
-                chosen.append(entry)
-                if len(chosen) == n:
-                    break
+        chosen = list(islice((entry for entry in self._entries.values() if not entry.pins), max(0, n)))
         for entry in chosen:
             self.drop(entry)
         self.evicted += len(chosen)

@@ -86,12 +86,9 @@ class Packing:
     """Moves slots to and from records.
 
     A plane of `int8` is `ssm` as int8 and `ssm.scale` as float32 in the body; all values along its axis share a scale.
-    That
-    is axis 2 of `head key value` (the gated delta rule: qwen3_next, qwen3_5, kimi_linear) and axis 1 of `head dim
-    state`
-    (Mamba-2: nemotron_h, falcon_h1, granite_hybrid, bamba, codestral_mamba). `memstate.kernels.pack_int8.pack_int8`
-    says
-    how exact it is.
+    That is axis 2 of `head key value` (the gated delta rule: qwen3_next, qwen3_5, kimi_linear) and axis 1 of
+    `head dim state` (Mamba-2: nemotron_h, falcon_h1, granite_hybrid, bamba, codestral_mamba).
+    `memstate.kernels.pack_int8.pack_int8` says how exact it is.
 
     Args:
         planes: The slots.
@@ -100,7 +97,7 @@ class Packing:
     Attributes:
         layout: The body of a record, as one slot of it.
         nbytes: Bytes of a body.
-        layers: Layers of the layout.
+        memory: Where the slots lie.
 
     Raises:
         Asleep: The planes' memory is released.
@@ -116,16 +113,16 @@ class Packing:
     """
 
     def __init__(self, planes: Planes, int8: Mapping[str, int] | None = None) -> None:
-        planes.memory.require_awake("packing")
-        self._memory, self.backend, self.device = planes.memory, planes.backend, planes.device
+        planes.require_awake("packing")
+        self.memory, self.backend, self.device = planes, planes.backend, planes.device
         int8 = dict(int8 or {})
         self.layout = in_records(planes.layout, int8)
-        self.nbytes, self.layers = self.layout.bytes_per_slot, self.layout.layers
-        exact = [region for region in self._memory.regions if region.plane.name not in int8]
+        self.nbytes = self.layout.bytes_per_slot
+        exact = [region for region in self.memory.regions if region.plane.name not in int8]
         self._table = RecordTable(exact, self.layout, self.device)
-        self._scaled = [ScaledTable(self._memory.of(name), int8[name], self.layout, self.device) for name in int8]
+        self._scaled = [ScaledTable(self.memory.of(name), int8[name], self.layout, self.device) for name in int8]
         for table in (self._table, *self._scaled):
-            self._memory.follow(table)
+            self.memory.follow(table)
 
     def pack(self, slots: Tensor | None, index: Tensor, places: Tensor, out: Tensor) -> None:
         """Copies slots into the bodies of records; see `memstate.kernels.pack.pack_slots`.
@@ -144,7 +141,7 @@ class Packing:
 
         Syncs: no.
         """
-        self._memory.require_awake("pack")
+        self.memory.require_awake("pack")
         if self._table.map.pieces or not self._scaled:
             self.backend.pack_slots(self._table.map, slots, index, places, out)
         for table in self._scaled:
@@ -165,7 +162,7 @@ class Packing:
 
         Syncs: no.
         """
-        self._memory.require_awake("unpack")
+        self.memory.require_awake("unpack")
         if self._table.map.pieces or not self._scaled:
             self.backend.unpack_slots(self._table.map, slots, index, places, source)
         for table in self._scaled:
@@ -173,7 +170,7 @@ class Packing:
 
     def __repr__(self) -> str:
         planes = ", ".join(plane.name for plane in self.layout.planes)
-        return f"Packing({planes} x {self.layers} layers, {format_bytes(self.nbytes)} a record)"
+        return f"Packing({planes} x {self.layout.layers} layers, {format_bytes(self.nbytes)} a record)"
 
 
 def scales_of(plane: str) -> str:

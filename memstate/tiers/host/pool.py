@@ -1,11 +1,10 @@
 """Records in host memory, each one contiguous run of bytes, and which of them are free. Knows no key and no device.
 
 free -> claimed -> released -> free
-                       `-> waits as long as a transfer or a thread still uses its bytes
+                       `-> waits as long as a thread still writes to it
 """
 
 import heapq
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 from weakref import finalize
@@ -34,8 +33,8 @@ class RecordPool:
         >>> records = pool.claim(2)
         >>> pool.use(records)
         >>> pool.release(records)
-        >>> pool.free, pool.waiting
-        (2, 2)
+        >>> pool.free, pool.claimed  # two wait
+        (2, 0)
         >>> pool.unuse(records)
         >>> pool
         RecordPool(4 of 4 records free, 256 bytes each)
@@ -63,9 +62,8 @@ class RecordPool:
     def reset(self) -> None:
         """Makes every record free. Call it only while nothing reads or writes them."""
         self._free = list(range(self.records))
-        self._claimed = bytearray(self.records)
-        self._users: Counter[int] = Counter()
-        self._waiting: set[int] = set()  # released while in use
+        self._claimed: set[int] = set()
+        self._written: set[int] = set()  # by threads
 
     def _lock(self) -> None:
         """Page-locks the memory for the life of this pool.
@@ -90,9 +88,9 @@ class RecordPool:
         return len(self._free)
 
     @property
-    def waiting(self) -> int:
-        """Records that were released while in use: they will be free."""
-        return len(self._waiting)
+    def claimed(self) -> int:
+        """Records that were claimed and not released. What is neither free nor claimed waits for a thread."""
+        return len(self._claimed)
 
     def buffer(self, record: int) -> Bytes:
         """Returns the bytes of a record in host memory, uint8 `byte`."""
@@ -108,44 +106,29 @@ class RecordPool:
         if not 0 <= n <= self.free:
             raise InvalidArgument(f"claim of {n} host records, {self.free} of {self.records} are free")
         records = [heapq.heappop(self._free) for _ in range(n)]
-        for record in records:
-            self._claimed[record] = 1
+        self._claimed.update(records)
         return records
 
     def release(self, records: Sequence[int]) -> None:
-        """Releases records. Those in use become free with the end of their last use.
+        """Releases records. Those that a thread writes to become free when that ends.
 
         Raises:
             InvalidArgument: A record is not claimed, or named twice; nothing changed.
         """
-        if len(set(records)) != len(records) or not all(0 <= r < self.records and self._claimed[r] for r in records):
+        if len(set(records)) != len(records) or not self._claimed.issuperset(records):
             raise InvalidArgument(f"release of host records {list(records)}: not claimed, or named twice")
+        self._claimed.difference_update(records)
         for record in records:
-            self._claimed[record] = 0
-            if self._users[record]:
-                self._waiting.add(record)
-            else:
-                self._give(record)
+            if record not in self._written:
+                heapq.heappush(self._free, record)
 
     def use(self, records: Iterable[int]) -> None:
-        """Marks records as read or written from now on."""
-        self._users.update(records)
+        """Marks claimed records that a thread writes to from now on."""
+        self._written.update(records)
 
     def unuse(self, records: Iterable[int]) -> None:
-        """Ends one use of each record."""
+        """Ends `use`."""
         for record in records:
-            self._users[record] -= 1
-            assert self._users[record] >= 0, f"record {record} is not in use"
-            if not self._users[record]:
-                self._give(record)
-
-    def in_use(self, record: int) -> bool:
-        """Tells whether a record is being read or written."""
-        return self._users[record] > 0
-
-    def _give(self, record: int) -> None:
-        del self._users[record]
-        if self._claimed[record]:
-            return
-        self._waiting.discard(record)
-        heapq.heappush(self._free, record)
+            self._written.remove(record)
+            if record not in self._claimed:
+                heapq.heappush(self._free, record)

@@ -10,11 +10,9 @@ below    host records of states and of KV pages, by the digest of the tokens up 
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
-from torch import Tensor
 
 from memstate import logs
 from memstate.prefix import Match
@@ -22,14 +20,15 @@ from memstate.prefix.tree import Node, Tree
 from memstate.requests.page_table import PageTable
 from memstate.slots.commands import Action, CommandBuffer
 from memstate.slots.registers import Longs
-from memstate.tiers.digests import Digests
 from memstate.tiers.host.cache import CachedRecord, RecordCache
+from memstate.tiers.host.pool import RecordPool
 from memstate.tiers.host.transfers import Ticket, Transfers
+from memstate.tiers.keys import Keys
 from memstate.tokens import Prompt
 
 LOG = logs.logger("tiers")
 Copy = tuple[int, CachedRecord]  # a register or a page, and the record it goes to or comes from
-Way = Callable[[Tensor | None, Sequence[int], Sequence[int]], Ticket]  # `Transfers.out` or `Transfers.into`
+Way = Callable[[Sequence[int], Sequence[int]], Ticket]  # `Transfers.out` or `Transfers.into`
 
 
 class RecordSet(NamedTuple):
@@ -58,13 +57,6 @@ class Hit:
     keys: Sequence[bytes] = ()
 
 
-class Due(NamedTuple):
-    """What a save copies: of each record its register or page, and where it goes."""
-
-    states: list[Copy]
-    pages: list[Copy]
-
-
 class InFlight(NamedTuple):
     """Records of one set on their way."""
 
@@ -78,25 +70,32 @@ class HostTier:
 
     Args:
         tree: The prefix cache's tree.
-        digests: Computes digests of prompts and nodes.
+        keys: Computes digests of prompts and nodes.
         commands: The manager's command buffer.
         pages: The page table of all rows.
         states: States in host memory.
         kv: KV pages in host memory, None where KV is the caller's.
+
+    Attributes:
+        states: The cache of states.
+        kv: The cache of KV pages; without a record where KV is the caller's.
+        keeps_kv: Whether KV pages are kept here.
+        sets: All that is kept here.
+        memories: Where on the device it comes from.
     """
 
     def __init__(
-        self, tree: Tree, digests: Digests, commands: CommandBuffer, pages: PageTable, states: RecordSet,
-        kv: RecordSet | None,
-    ) -> None:  # fmt: skip
-        self.tree, self._digests = tree, digests
-        self._of_states, self._of_kv = states, kv
-        self._built = [each for each in (states, kv) if each is not None]
-        self.states, self.kv = states.cache, kv.cache if kv else None
-        self._commands, self._slots = commands, commands.registers.table.slots
-        self._pages_of, self._page_size = pages.of, pages.page_size
-        self.loads: list[list[InFlight]] = []
-        self.backups: list[list[InFlight]] = []
+        self, tree: Tree, keys: Keys, commands: CommandBuffer, pages: PageTable, states: RecordSet, kv: RecordSet | None
+    ) -> None:
+        self.tree, self._keys, self._page_size = tree, keys, keys.page_tokens
+        self._of_states, self._of_kv, self.keeps_kv = states, kv, kv is not None
+        self.sets = [each for each in (states, kv) if each is not None]
+        self.memories = [each.transfers.packing.memory for each in self.sets]
+        self.states = states.cache
+        self.kv = kv.cache if kv is not None else RecordCache(RecordPool(0, nbytes=1), self.states.form)
+        self._commands, self._pages_of = commands, pages.of
+        self.loads: list[InFlight] = []
+        self.backups: list[InFlight] = []
         self._coming: list[InFlight] = []  # of the loads: what the stream of the steps has still to wait for
         self.refused = 0  # states that found no room here
         self.unstaged = 0  # states that were evicted while staging was full
@@ -112,52 +111,39 @@ class HostTier:
             before: Tokens of each row before the step. int64 `batch`.
             after: Tokens of each row after the step. int64 `batch`.
         """
-        if self.kv is not None:
+        if self.keeps_kv:
             first, end = before // self._page_size, after // self._page_size
             whole = np.flatnonzero(end > first).tolist()
             self._unwritten = {page for i in whole for page in self._pages_of(int(rows[i]))[first[i] : end[i]]}
 
-    def find(self, prompt: Prompt, match: Match, unit: int) -> Hit | None:
+    def digests(self, prompt: Prompt, match: Match) -> list[bytes]:
+        """Returns the digests of a prompt's whole pages."""
+        return self._keys.of_prompt(self.tree, prompt, match.found)
+
+    def _kv_of(self, digests: Sequence[bytes]) -> Sequence[bytes]:
+        """Returns the keys of the KV of pages: none where KV is the caller's."""
+        return digests if self.keeps_kv else ()
+
+    def find(self, prompt: Prompt, match: Match) -> Hit | None:
         """Finds a state that stands for more of a prompt than the tree's, with all KV in between.
 
         Args:
             prompt: The part of the prompt that may be hit.
             match: What the device has of the prompt.
-            unit: Bytes of a key that one page takes.
 
         Returns:
             The deepest hit, None for none.
         """
-        if not len(self.states) or len(prompt.key) // unit * self._page_size <= match.length:
+        size = self._page_size
+        if not len(self.states) or len(prompt.key) // self._keys.unit <= match.length // size:
             return None
-        digests = self._digests.of_prompt(self.tree, prompt, match.found)
-        first = match.kv_length // self._page_size
-        pages = self.kv.reach(digests[first:]) if self.kv is not None else []
-        reach = first + len(pages) if self.kv is not None else len(digests)
-        for end in range(reach, match.length // self._page_size, -1):
+        digests, first = self.digests(prompt, match), match.kv_length // size
+        pages = self.kv.reach(digests[first:])
+        reach = first + len(pages) if self.keeps_kv else len(digests)
+        for end in range(reach, match.length // size, -1):
             if (state := self.states.get(digests[end - 1])) is not None:
-                rest = pages[: max(0, end - first)]
-                return Hit(end * self._page_size, state, min(first, end), rest, digests[:end])
+                return Hit(end * size, state, min(first, end), pages[: max(0, end - first)], digests[:end])
         return None
-
-    def _touch(self, digests: Sequence[bytes]) -> None:
-        """Notes a use of the state at the end of these pages, and of their KV."""
-        self.states.touch(digests[-1:])
-        if self.kv is not None:
-            self.kv.touch(digests)
-
-    def digests(self, prompt: Prompt, match: Match) -> list[bytes]:
-        """Returns the digests of a prompt's whole pages."""
-        return self._digests.of_prompt(self.tree, prompt, match.found)
-
-    def has(self, node: Node) -> bool:
-        """Tells whether a node's state and all KV up to it are in host memory."""
-        digests = self._digests.of_node(self.tree, node)
-        return digests[-1] in self.states and (self.kv is None or all(digest in self.kv for digest in digests))
-
-    def has_state(self, node: Node) -> bool:
-        """Tells whether a node's state is in host memory, with or without KV."""
-        return self._digests.of_node(self.tree, node)[-1] in self.states
 
     def agreed_hit(self, length: int, keys: Sequence[bytes], first: int) -> Hit | None:
         """Returns the hit of a length that all ranks agreed on, None where a record is gone.
@@ -167,30 +153,47 @@ class HostTier:
             keys: Digests of all pages up to it.
             first: Pages whose KV is on the device.
         """
-        if (state := self.states.get(keys[-1])) is None:
-            return None
-        kv = self.kv
-        pages = [entry for key in keys[first:] if kv is not None and (entry := kv.get(key)) is not None]
-        if kv is not None and len(pages) < len(keys) - first:
-            return None
-        return Hit(length, state, first, pages, keys)
+        wanted = self._kv_of(keys[first:])
+        state, pages = self.states.get(keys[-1]), self.kv.reach(wanted)
+        return Hit(length, state, first, pages, keys) if state is not None and len(pages) == len(wanted) else None
 
     def pin(self, hit: Hit) -> None:
         """Keeps the records of a hit until `unpin`."""
         self.states.pin(hit.state)
-        if self.kv is not None and hit.pages:
-            self.kv.pin(*hit.pages)
+        self.kv.pin(*hit.pages)
 
     def unpin(self, hit: Hit) -> None:
         """Ends `pin`."""
         self.states.unpin(hit.state)
-        if self.kv is not None and hit.pages:
-            self.kv.unpin(*hit.pages)
+        self.kv.unpin(*hit.pages)
+
+    def _touch(self, digests: Sequence[bytes]) -> None:
+        """Notes a use of the state at the end of these pages, and of their KV."""
+        self.states.touch(digests[-1:])
+        self.kv.touch(digests)
+
+    def has(self, node: Node) -> bool:
+        """Tells whether a node's state and all KV up to it are in host memory."""
+        digests = self._keys.of_node(self.tree, node)
+        return digests[-1] in self.states and all(digest in self.kv for digest in self._kv_of(digests))
+
+    def has_state(self, node: Node) -> bool:
+        """Tells whether a node's state is in host memory, with or without KV."""
+        return self._keys.of_node(self.tree, node)[-1] in self.states
+
+    def require_awake(self, operation: str) -> None:
+        """Refuses an operation while states or KV pages sleep.
+
+        Raises:
+            Asleep: The memory of one of them is released.
+        """
+        for memory in self.memories:
+            memory.require_awake(operation)
 
     def save(self, nodes: Sequence[Node], *, ahead: bool = False) -> int:
         """Copies states of nodes, and the KV up to them, to host memory. Skips what is there, and what finds no room.
 
-        What is on the device may change owners right behind this call, so what finds no staging is lost. It is counted.
+        What is on the device may change owners right after this call, so what finds no staging is lost. It is counted.
 
         Args:
             nodes: Nodes with a state; others are skipped.
@@ -203,15 +206,29 @@ class HostTier:
 
         Syncs: no.
         """
-        due, done = Due([], []), 0
+        states: list[Copy] = []
+        pages: list[Copy] = []
+        done = 0
         for node in nodes:
-            if node.snapshot is not None and not self._add(node, node.snapshot.register, due, partly=ahead):
+            if node.snapshot is not None and not self._add(node, node.snapshot.register, states, pages, partly=ahead):
                 if ahead:
                     break
                 self.unstaged += 1
                 self._told.event(logging.INFO, "save lost", why="staging is full", tokens=node.snapshot.length)
             done += 1
-        self._send(due)
+        if self._of_kv is not None:
+            self._fill(self._of_kv, pages)  # at once: the pages may be given to others
+        registers, transfers = {register for register, _ in states}, self._of_states.transfers
+        if states and self._commands.named(sorted(registers)):  # after what is recorded of them
+            transfers.reserve(len(states))
+
+            def fill() -> None:
+                transfers.reserve(-len(states))
+                self._fill(self._of_states, states)
+
+            self._commands.then(Action(fill, [entry for _, entry in states]), registers)
+        else:
+            self._fill(self._of_states, states)
         return done
 
     @property
@@ -222,38 +239,32 @@ class HostTier:
         """
         return self._of_states.transfers.room
 
-    def _add(self, node: Node, register: int, due: Due, *, partly: bool) -> bool:
+    def _add(self, node: Node, register: int, states: list[Copy], pages: list[Copy], *, partly: bool) -> bool:
         """Adds records for what is missing of a node; returns False where it finds no staging.
 
         Args:
             node: The node.
             register: Its state.
-            due: Where the records are added.
+            states: Where the record of the state is added.
+            pages: Where the records of the KV are added.
             partly: Add the pages that find staging.
         """
-        room = self._of_kv.transfers.room - len(due.pages) if self._of_kv is not None else 0
-        digests, length = self._digests.of_node(self.tree, node), node.end * self._page_size
-        missing = [at for at, digest in enumerate(digests) if digest not in self.kv] if self.kv is not None else []
-        fits = len(missing) <= room and (digests[-1] in self.states or self.room > len(due.states))
-        kept = not (fits or partly) or self._add_pages(node, digests, missing, room, due.pages)
-        if fits:
-            kept = kept and self._add_record(self.states, digests[-1], length, register, due.states)
+        room = self._of_kv.transfers.room - len(pages) if self._of_kv is not None else 0
+        digests, length = self._keys.of_node(self.tree, node), node.end * self._page_size
+        missing = [at for at, digest in enumerate(self._kv_of(digests)) if digest not in self.kv]
+        if missing or digests[-1] not in self.states:
+            self.require_awake("save")  # before a record is added: none is found that was never filled
+        fits = len(missing) <= room and (digests[-1] in self.states or self.room > len(states))
+        kept = not (fits or partly) or self._add_pages(node, digests, missing, room, pages)
+        if fits and kept and digests[-1] not in self.states:
+            record = self.states.claim(1)
+            states += [(register, self._expected(self.states, digests[-1], at, length)) for at in record]
+            kept = bool(record)
         self.refused += not kept
         if not kept:
             self._told.event(logging.INFO, "save lost", why="host memory has no room", tokens=length)
         self._touch(digests)
         return fits or not kept
-
-    @staticmethod
-    def _add_record(cache: RecordCache, key: bytes, length: int, of: int, due: list[Copy]) -> bool:
-        """Adds a record that `of` will fill, unless the key is there; returns whether it is then."""
-        if key in cache:
-            return True
-        if not (record := cache.claim(1)):
-            return False
-        due.append((of, cache.add(key, record[0], length)))
-        cache.pin(due[-1][1])  # or the next of these nodes could take the record before it is filled
-        return True
 
     def _add_pages(
         self, node: Node, digests: Sequence[bytes], missing: Sequence[int], most: int, due: list[Copy]
@@ -266,69 +277,34 @@ class HostTier:
         of = self.tree.pages_to(node) if missing else []
         if not missing or (self._commands.fencing and not self._unwritten.isdisjoint(of[at] for at in missing)):
             return not missing
-        assert self.kv is not None  # digests are missing there
-        kv = self.kv
+        kv, chosen = self.kv, missing[:most]
         present = [entry for digest in digests if (entry := kv.get(digest)) is not None]
         kv.pin(*present)
-        try:
-            if len(missing) > kv.pool.free + kv.evictable:
-                return False
-            chosen = missing[:most]
-            records = kv.claim(len(chosen))
-        finally:
-            kv.unpin(*present)
-        for at, record in zip(chosen, records, strict=False):
-            due.append((of[at], kv.add(digests[at], record, (at + 1) * self._page_size)))
-            kv.pin(due[-1][1])
-        return len(records) == len(chosen)
+        if fits := len(missing) <= kv.pool.free + kv.evictable:
+            for at, record in zip(chosen, kv.claim(len(chosen)), strict=True):
+                due.append((of[at], self._expected(kv, digests[at], record, (at + 1) * self._page_size)))
+        kv.unpin(*present)
+        return fits
 
-    def _send(self, due: Due) -> None:
-        """Fills the records of `due`, behind what is recorded of their registers.
+    @staticmethod
+    def _expected(cache: RecordCache, key: bytes, record: int, length: int) -> CachedRecord:
+        """Adds a record that is pinned until its bytes have arrived."""
+        entry = cache.add(key, record, length)
+        cache.pin(entry)
+        return entry
 
-        Pages do not wait for a forward, because they may be given to others at once.
-        """
-        registers = {register for register, _ in due.states}
-        named = bool(registers) and self._commands.named(sorted(registers))
-        if named and due.pages and self._commands.waiting:
-            self._send(Due([], due.pages))
-            due = due._replace(pages=[])
-        all_due = (self._of_states, due.states), (self._of_kv, due.pages)
-        parts = [(record_set, of) for record_set, of in all_due if record_set and of]
-        for record_set, of in parts:
-            record_set.transfers.reserve(len(of))
-        fill = Action(lambda: self._fill(parts), [entry for _, of in parts for _, entry in of])
-        if named:
-            self._commands.then(fill, registers)
-        elif parts:
-            fill.run()
+    def _fill(self, record_set: RecordSet, due: Sequence[Copy]) -> None:
+        if due:
+            self.backups.append(self._move(record_set, due, record_set.transfers.out))
 
-    def _fill(self, due: Sequence[tuple[RecordSet, list[Copy]]]) -> None:
-        parts: list[InFlight] = []
-        try:
-            for record_set, records in due:
-                record_set.transfers.reserve(-len(records))
-                parts.append(self._move(record_set, records, record_set.transfers.out))
-        finally:
-            self.backups += [parts] if parts else []
-            for record_set, records in due:
-                sent = any(part.record_set is record_set for part in parts)
-                for _, entry in records:
-                    record_set.cache.unpin(entry)
-                    if not sent:  # nothing may be found that was never filled
-                        record_set.cache.drop(entry)
-
-    def _move(self, record_set: RecordSet, due: Sequence[Copy], way: Way) -> InFlight:
+    @staticmethod
+    def _move(record_set: RecordSet, due: Sequence[Copy], way: Way) -> InFlight:
         """Begins to copy records, out to host memory or in to slots."""
         entries = [entry for _, entry in due]
-        ticket = way(self._slots_of(record_set), [at for at, _ in due], [entry.record for entry in entries])
-        return InFlight(record_set, entries, ticket)
-
-    def _slots_of(self, record_set: RecordSet) -> Tensor | None:
-        """Returns the slots of the registers that records of a set belong to; None for pages, which have none."""
-        return None if record_set is self._of_kv else self._slots
+        return InFlight(record_set, entries, way([at for at, _ in due], [entry.record for entry in entries]))
 
     def bring(self, states: Sequence[tuple[int, Hit]], pages: Sequence[Copy]) -> None:
-        """Copies states of hits to registers, and KV pages to page ids, behind what is recorded so far.
+        """Copies states of hits to registers, and KV pages to page ids, after what is recorded so far.
 
         Nothing reads them before `await_loads`.
 
@@ -340,14 +316,15 @@ class HostTier:
         """
         for _, hit in states:
             self._touch(hit.keys)
-        due = list(zip(self._built, ([(to, hit.state) for to, hit in states], pages), strict=False))
+        due = list(zip(self.sets, ([(to, hit.state) for to, hit in states], pages), strict=False))
         kept = [entry for _, records in due for _, entry in records]
         for record_set, records in due:
             record_set.cache.pin(*[entry for _, entry in records])
 
         def begin() -> None:
-            self.loads.append([self._move(each, records, each.transfers.into) for each, records in due if records])
-            self._coming += self.loads[-1]
+            loads = [self._move(each, records, each.transfers.into) for each, records in due if records]
+            self.loads += loads
+            self._coming += loads
 
         self._commands.then(Action(begin, kept, [page for page, _ in pages]))
 
@@ -373,16 +350,14 @@ class HostTier:
 
         Syncs: no.
         """
-        for load in [load for load in self.loads if all(part.ticket.done for part in load)]:
+        for load in [load for load in self.loads if load.ticket.done]:
             self.loads.remove(load)
-            for record_set, entries, _ in load:
-                record_set.transfers.end([entry.record for entry in entries])
-                record_set.cache.unpin(*entries)
+            load.record_set.cache.unpin(*load.entries)
         arrived: list[CachedRecord] = []
-        while self.backups and all(part.ticket.done for part in self.backups[0]):
-            for record_set, entries, _ in reversed(self.backups.pop(0)):
-                record_set.transfers.end([entry.record for entry in entries])
-                arrived += entries
+        while self.backups and self.backups[0].ticket.done:
+            backup = self.backups.pop(0)
+            backup.record_set.cache.unpin(*backup.entries)
+            arrived += backup.entries
         return arrived
 
     def warm_up(self) -> None:
@@ -390,8 +365,8 @@ class HostTier:
 
         Syncs: no.
         """
-        for record_set in self._built:
-            record_set.transfers.warm_up(self._slots_of(record_set))
+        for record_set in self.sets:
+            record_set.transfers.warm_up()
 
     def reset(self) -> None:
         """Empties host memory, and forgets every transfer. A step in flight stays known.
@@ -399,16 +374,11 @@ class HostTier:
         Syncs: yes.
         """
         self.synchronize()
-        for record_set in self._built:
+        for record_set in self.sets:
             record_set.transfers.reset()
         self.loads, self.backups = [], []
-        for record_set in self._built:
+        for record_set in self.sets:
             record_set.cache.reset()
-
-    @property
-    def staging_bytes(self) -> int:
-        """Bytes of the staging buffers on the device."""
-        return sum(record_set.transfers.staging_bytes for record_set in self._built)
 
     @property
     def moved(self) -> tuple[int, int, int, int]:
@@ -422,5 +392,5 @@ class HostTier:
         Syncs: yes.
         """
         self.await_loads()
-        for part in chain(*self.loads, *self.backups):
+        for part in (*self.loads, *self.backups):
             part.ticket.synchronize()

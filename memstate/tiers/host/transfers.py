@@ -107,42 +107,42 @@ class Transfers:
     free, or not at all.
 
     Args:
-        planes: The slots.
-        packing: Where the bytes of a slot lie in a record.
-        pool: The records.
-        header: Bytes in front of each record's body in `pool`.
+        packing: The slots, and where their bytes lie in a record.
+        pool: The records, each a header and a body.
         staging: Records that fit the device buffer of each direction, 1 or more.
+        slots: int32 `register`, or None where `out` and `into` get slot ids.
+
+    Attributes:
+        moved_out: Records that left the slots.
+        moved_in: Records that came to slots.
+        staging_bytes: Bytes of the staging buffers on the device.
     """
 
-    def __init__(self, planes: Planes, packing: Packing, pool: RecordPool, header: int, staging: int) -> None:
-        self.packing, self.pool, self.staging = packing, pool, staging
-        self.moved_out = self.moved_in = 0  # records
-        self._bodies = pool.memory[:, header : header + packing.nbytes]
-        device = planes.device
+    def __init__(self, packing: Packing, pool: RecordPool, staging: int, slots: Tensor | None = None) -> None:
+        self.packing, self.pool, self.staging, self._slots = packing, pool, staging, slots
+        self.moved_out = self.moved_in = 0
+        self._header = pool.nbytes - packing.nbytes
+        self._bodies = pool.memory[:, self._header :]
+        device = packing.device
         self._device = device if device.type == "cuda" else None
         shape = (2 * staging, pool.nbytes)  # rows as the pool's: neighbours go in one copy
         both = torch.zeros(shape, dtype=torch.uint8, device=device)  # padding is never written
         self._inward, self._outward = both[:staging], both[staging:]
-        self._header, self._small = header, pool.nbytes < LARGE
+        self.staging_bytes = both.nbytes
+        self._small = pool.nbytes < LARGE
         self._turn = 0  # the staged record that leaves next
-        self._leaving: deque[tuple[torch.cuda.Event, int]] = deque()  # staged records on their way, oldest first
+        self._leaving: deque[tuple[torch.cuda.Event, Sequence[int]]] = deque()  # host records, oldest first
         self._reserved = 0
-        self._arriving: dict[int, torch.cuda.Event] = {}  # host record -> when its bytes are there
         self._streams = [torch.cuda.Stream(self._device) for _ in range(2)] if self._device else []
-        self._rings = [UploadRing(planes.backend, RING_INTS)]
+        self._rings = [UploadRing(packing.backend, RING_INTS)]
         with self._on(1):  # memory belongs to the stream that uses it
-            self._rings.append(UploadRing(planes.backend, RING_INTS))
+            self._rings.append(UploadRing(packing.backend, RING_INTS))
         # Records that leave are slots 1 to `staging`: what lies before them stands for slot 0 and is not touched.
         layout = StateLayout((Plane("record", (pool.nbytes,), torch.uint8),), layers=1)
-        staged = Planes.from_tensors(layout, {"record": both[staging - 1 :].unsqueeze(0)}, planes.backend)
+        staged = Planes.from_tensors(layout, {"record": both[staging - 1 :].unsqueeze(0)}, packing.backend)
         self._staged = Packing(staged)
         self._numbers = torch.arange(1, staging + 1, dtype=torch.int32, device=device)
         self._targets = torch.zeros(staging, dtype=torch.int32, device=device)  # host record of each
-
-    @property
-    def staging_bytes(self) -> int:
-        """Bytes of the staging buffers on the device."""
-        return self._outward.numel() + self._inward.numel()
 
     @property
     def room(self) -> int:
@@ -166,21 +166,14 @@ class Transfers:
             self._leaving.popleft()
         if not self._leaving:
             self._turn = 0
-        return self.staging - sum(n for _, n in self._leaving)
+        return self.staging - sum(len(records) for _, records in self._leaving)
 
-    def _next(self, most: int) -> int:
-        """Returns how many of `most` records leave together: free staged ones that are neighbours."""
-        while not (free := self._free()):
-            self._leaving[0][0].synchronize()
-        return min(most, free, self.staging - self._turn)
-
-    def out(self, slots: Tensor | None, index: Sequence[int], records: Sequence[int]) -> Ticket:
+    def out(self, index: Sequence[int], records: Sequence[int]) -> Ticket:
         """Copies slots to host records. The current stream is done with the slots as soon as it has packed them.
 
         The current stream waits for nothing. Where there are more records than staging is free, the host waits.
 
         Args:
-            slots: int32 `register`, or None where `index` are slot ids.
             index: Registers or slots.
             records: Host records, as many.
 
@@ -188,20 +181,21 @@ class Transfers:
         """
         at = 0
         while at < len(index):
-            end = at + self._next(len(index) - at)
-            self._out(slots, index[at:end], records[at:end])
+            while not (free := self._free()):
+                self._leaving[0][0].synchronize()
+            end = min(len(index), at + free, at + self.staging - self._turn)  # staged records that are neighbours
+            self._out(index[at:end], records[at:end])
             at = end
-        self.pool.use(records)
         self.moved_out += len(records)
         return Ticket(self._record(0))
 
-    def _out(self, slots: Tensor | None, index: Sequence[int], records: Sequence[int]) -> None:
+    def _out(self, index: Sequence[int], records: Sequence[int]) -> None:
         places = range(self._turn, self._turn + len(index))
         self._turn = places.stop % self.staging
         neighbours = runs(records, places)
         scattered = len(neighbours) > COPIES and self._small
         entries, to, *targets = self._send(0, index, places, *([records] if scattered else []))
-        self.packing.pack(slots, entries, to, self._outward[:, self._header :])
+        self.packing.pack(self._slots, entries, to, self._outward[:, self._header :])
         for column in targets:  # kept there, because the next upload overwrites what was sent
             self._targets[places.start : places.stop].copy_(column, non_blocking=True)
         self._follow(0)
@@ -212,35 +206,32 @@ class Transfers:
             for at, of, size in neighbours if not scattered else ():
                 self.pool.memory[at : at + size].copy_(self._outward[of : of + size], non_blocking=True)
             if (event := self._record(0)) is not None:
-                self._leaving.append((event, len(places)))
-                self._arriving |= dict.fromkeys(records, event)
+                self._leaving.append((event, records))
 
-    def into(self, slots: Tensor | None, index: Sequence[int], records: Sequence[int]) -> Ticket:
-        """Copies host records to slots, behind everything that the current stream has been given.
+    def into(self, index: Sequence[int], records: Sequence[int]) -> Ticket:
+        """Copies host records to slots, after everything that the current stream has been given.
 
         Nothing may touch the slots before the ticket says so.
 
         Args:
-            slots: int32 `register`, or None where `index` are slot ids.
             index: Registers or slots.
             records: Host records, as many.
 
         Syncs: no.
         """
-        self.pool.use(records)
         self.moved_in += len(records)
-        scattered = self._small and len(runs(range(len(records)), records)) > COPIES
+        wanted, scattered = set(records), self._small and len(runs(range(len(records)), records)) > COPIES
         step = len(index) if scattered else self.staging
         places = records if scattered else [at % step for at in range(len(index))]
         self._follow(1)
         with self._on(1):
-            for record in records:
-                if self._device and (event := self._arriving.get(record)) is not None:
+            for event, leaving in self._leaving:  # the host may have their bytes later
+                if not wanted.isdisjoint(leaving):
                     self._streams[1].wait_event(event)
             entries, of = self._send(1, index, places)
             for at in range(0, len(index), step):
                 bodies = self._bodies if scattered else self._stage(records[at : at + step])
-                self.packing.unpack(slots, entries[at : at + step], of[at : at + step], bodies)
+                self.packing.unpack(self._slots, entries[at : at + step], of[at : at + step], bodies)
             return Ticket(self._record(1))
 
     def _stage(self, records: Sequence[int]) -> Tensor:
@@ -249,25 +240,15 @@ class Transfers:
             self._inward[at : at + size].copy_(self.pool.memory[of : of + size], non_blocking=True)
         return self._inward[:, self._header :]
 
-    def warm_up(self, slots: Tensor | None) -> None:
+    def warm_up(self) -> None:
         """Launches everything that `out` and `into` launch on entries that are skipped, so that it is compiled.
-
-        Args:
-            slots: int32 `register`, or None where `out` and `into` get slot ids.
 
         Syncs: no.
         """
         nothing = torch.full((1,), -1, dtype=torch.int32, device=self.packing.device)
-        self.packing.pack(slots, nothing, nothing, self._bodies)
-        self.packing.unpack(slots, nothing, nothing, self._bodies)
+        self.packing.pack(self._slots, nothing, nothing, self._bodies)
+        self.packing.unpack(self._slots, nothing, nothing, self._bodies)
         self._staged.pack(None, nothing, nothing, self.pool.memory)
-
-    def end(self, records: Sequence[int]) -> None:
-        """Ends the use of records whose ticket is done."""
-        self.pool.unuse(records)
-        for record in records:
-            if (event := self._arriving.get(record)) is not None and event.query():
-                del self._arriving[record]
 
     def reset(self) -> None:
         """Waits for every copy, also those that others wait for, and forgets which records are on their way.
@@ -276,7 +257,6 @@ class Transfers:
         """
         for stream in self._streams:
             stream.synchronize()
-        self._arriving = {}
         self._leaving.clear()
         self._turn = self._reserved = 0
 
@@ -289,7 +269,7 @@ class Transfers:
         return [sent[at : at + n] for at in range(0, packet.size, padded)]
 
     def _follow(self, which: int) -> None:
-        """Lets a stream of transfers begin behind what the current stream has been given."""
+        """Lets a stream of transfers begin after what the current stream has been given."""
         if self._device:
             self._streams[which].wait_stream(torch.cuda.current_stream(self._device))
 

@@ -3,5 +3,5 @@
 prefetcher    drives all of it from `poll`
 fetch         one prefetch and its phases; settings: when it pays and when it stops
 reservation   the host memory that a fetch holds; reading: the calls of the store, in threads
-votes         what ranks tell each other; agreement: the exchange; agreed: the results, kept until requests come
+votes         what ranks tell each other; agreement: the exchange
 """

@@ -1,7 +1,7 @@
 """Agreement between ranks: the bitwise AND of the words of every rank. Knows nothing of what they mean."""
 
 from datetime import timedelta
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,66 +13,18 @@ from memstate.errors import AgreementLost, ConfigurationError
 Words = NDArray[np.int64]
 
 
-class Exchange(Protocol):
-    """Words on their way to all ranks and back."""
+class Exchange:
+    """Words on their way to all ranks and back.
 
-    @property
-    def done(self) -> bool:
-        """Whether `result` returns without waiting."""
+    Args:
+        words: The words of this rank, int64 `word`; every rank sends as many.
+        group: The ranks, None for all.
+        timeout: How long `result` waits for a silent rank.
 
-    def result(self) -> Words:
-        """Returns the AND over all ranks, int64 `word`.
-
-        Raises:
-            AgreementLost: A rank does not answer.
-
-        Syncs: waits for the slowest rank.
-        """
-
-
-class Agreement(Protocol):
-    """How ranks agree.
-
-    Attributes:
-        ranks: Number of ranks. With one, an exchange is done at once.
+    Raises:
+        AgreementLost: The group does not take them.
     """
 
-    ranks: int
-
-    def exchange(self, words: Words) -> Exchange:
-        """Sends words; every rank sends as many.
-
-        Raises:
-            AgreementLost: The group does not take them.
-
-        Syncs: no.
-        """
-
-
-class _Settled(NamedTuple):
-    words: Words
-    done: bool = True
-
-    def result(self) -> Words:
-        return self.words
-
-
-class Alone:
-    """The agreement of a single rank: its own words.
-
-    Example:
-        >>> Alone().exchange(pack(np.array([True, False, True]))).result().tolist()
-        [5]
-    """
-
-    ranks = 1
-
-    def exchange(self, words: Words) -> Exchange:
-        """Returns the words themselves."""
-        return _Settled(words)
-
-
-class _Reduction:
     def __init__(self, words: Words, group: "dist.ProcessGroup | None", timeout: timedelta) -> None:
         self._tensor, self._timeout = torch.from_numpy(words.copy()), timeout
         try:
@@ -82,9 +34,17 @@ class _Reduction:
 
     @property
     def done(self) -> bool:
+        """Whether `result` returns without waiting."""
         return bool(self._work.is_completed())
 
     def result(self) -> Words:
+        """Returns the AND over all ranks, int64 `word`.
+
+        Raises:
+            AgreementLost: A rank does not answer.
+
+        Syncs: waits for the slowest rank.
+        """
         try:
             if not self._work.wait(self._timeout):
                 raise AgreementLost("the group gave up waiting")
@@ -111,36 +71,14 @@ class Ranks:
         backend = dist.get_backend_config(group)
         if "cpu:gloo" not in backend:
             raise ConfigurationError(f"group with {backend}: expected cpu:gloo, as of new_group(backend='gloo')")
-        self.ranks = dist.get_world_size(group)
         self._group, self._timeout = group, timedelta(seconds=timeout)
 
     def exchange(self, words: Words) -> Exchange:
-        """Reduces the words over all ranks with BAND, in the background."""
-        return _Reduction(words, self._group, self._timeout)
+        """Reduces the words over all ranks with BAND, in the background.
 
+        Raises:
+            AgreementLost: The group does not take them.
 
-def pack(bits: NDArray[np.bool_]) -> Words:
-    """Packs truth values into words, the first into the lowest bit of the first word.
-
-    Args:
-        bits: bool `size`.
-
-    Returns:
-        int64 `word`.
-    """
-    packed = np.packbits(bits, bitorder="little")
-    words: Words = np.pad(packed, (0, -packed.size % 8)).view(np.int64)
-    return words
-
-
-def unpack(words: Words, size: int) -> NDArray[np.bool_]:
-    """Returns the first `size` truth values of packed words.
-
-    Args:
-        words: int64 `word`, as `pack` returns them.
-        size: How many truth values.
-
-    Returns:
-        bool `size`.
-    """
-    return np.unpackbits(words.view(np.uint8), count=size, bitorder="little").astype(bool)
+        Syncs: no.
+        """
+        return Exchange(words, self._group, self._timeout)

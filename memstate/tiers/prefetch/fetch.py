@@ -127,12 +127,11 @@ class Fetch:
         self.reservation, self.began = reservation, began
         self.phase, self.length, self.why = Phase.ASKING, covered, ""
         self.outcome: End | None = None
-        self.missing, self.reserved = tokens - covered, 0  # tokens: to begin with; of the limit
+        self.missing = tokens - covered  # to begin with
         self.stop = False  # this rank wants it stopped
         self.over = False  # threads need not go on
         self.vote: Bits | None = None
         self.asked_in = 0  # the last in which the ranks were asked about it
-        self.ops: set[Op] = set()
         self.answer: Answer | None = None
         self.reason: End | None = None  # of this rank, for having nothing
         self.question: Question

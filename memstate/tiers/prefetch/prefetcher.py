@@ -9,7 +9,7 @@ import logging
 import math
 import queue
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
 from functools import partial
 from typing import Any
@@ -20,14 +20,14 @@ from memstate import logs
 from memstate.errors import AgreementLost
 from memstate.stats import PrefetchStats
 from memstate.tiers.host.cache import CachedRecord, RecordCache
-from memstate.tiers.prefetch.agreement import Agreement
+from memstate.tiers.prefetch.agreement import Ranks
 from memstate.tiers.prefetch.fetch import Bits, End, Fetch, Hits, Op, Phase, deepest
 from memstate.tiers.prefetch.reading import Answer, Chunk, Question, Read, ask, read
 from memstate.tiers.prefetch.reservation import Reservation
 from memstate.tiers.prefetch.settings import Prefetch
 from memstate.tiers.prefetch.votes import MOST_PAGES, Votes
 from memstate.tiers.stores.base import Store, reason_of, why_of
-from memstate.tiers.workers import Workers
+from memstate.tiers.workers import Job, Workers
 
 LOG = logs.logger("tiers")
 FAULTY = (End.FAILED, End.LOST)
@@ -39,12 +39,12 @@ class Prefetcher:
     With several ranks, all of them start, poll, ask and cancel in the same order.
 
     Args:
-        kv: Host cache of KV pages, None where KV is the caller's.
-        states: Host cache of states, None where KV alone is enough.
+        kv: Host cache of KV pages. Nothing is asked of it where all of a prompt's KV is on the device, or the caller's.
+        states: Host cache of states.
         store: The storage.
         settings: Which prefetches are worth it, and when they stop.
         page_size: Tokens of a page.
-        agreement: How ranks agree.
+        ranks: The ranks that agree, None for one rank alone.
         workers: Their threads call the store; at most as many prefetches proceed at once.
         clock: Seconds.
         ended: Called with each prefetch that ends.
@@ -54,13 +54,11 @@ class Prefetcher:
     """
 
     def __init__(
-        self, kv: RecordCache | None, states: RecordCache | None, store: Store, settings: Prefetch, page_size: int,
-        agreement: Agreement, workers: Workers, clock: Callable[[], float],
-        ended: Callable[[Fetch], None] | None = None,
+        self, kv: RecordCache, states: RecordCache, store: Store, settings: Prefetch, page_size: int,
+        ranks: Ranks | None, workers: Workers, clock: Callable[[], float], ended: Callable[[Fetch], None],
     ) -> None:  # fmt: skip
         self._kv, self._states, self._settings, self._page_size = kv, states, settings, page_size
-        self._ended = ended
-        self._agreement, self._clock = agreement, clock
+        self._ranks, self._clock, self._ended = ranks, clock, ended
         self._told = logs.Repeats(LOG, clock, ("tokens", "usable", "seconds"))
         self._workers, self._store = workers, store
         self._forget()
@@ -77,7 +75,7 @@ class Prefetcher:
     @property
     def in_flight_tokens(self) -> int:
         """Tokens that prefetches in flight fetch."""
-        return sum(fetch.reserved for fetch in self._fetches)
+        return sum(fetch.tokens - fetch.covered for fetch in self._fetches)
 
     @property
     def held(self) -> tuple[int, int]:
@@ -106,14 +104,12 @@ class Prefetcher:
             tokens: Tokens that may be hit.
             keys: Digests of the prompt's whole pages.
             covered: Tokens that the request could start from now, the same on every rank. What is missing decides
-                whether the
-                prefetch is worth it and within the limit.
-            kv_pages: Leading pages whose KV is on the device, and stays there.
+                whether the prefetch is worth it and within the limit.
+            kv_pages: Leading pages whose KV is on the device, and stays there; all where KV is the caller's.
 
         Syncs: no.
         """
-        most = tokens // self._page_size
-        pages = min(len(keys), most if self._agreement.ranks == 1 else min(most, MOST_PAGES))
+        pages = min(len(keys), tokens // self._page_size, len(keys) if self._ranks is None else MOST_PAGES)
         fits = self._within_limit(pages, covered)
         own = list(keys[: fits or pages])
         fetch = Fetch(
@@ -130,7 +126,6 @@ class Prefetcher:
         else:
             self._count["truncated"] += fits < pages
             self._count["truncated_tokens"] += (pages - fits) * self._page_size
-            fetch.reserved = fetch.missing
             self._fetches.append(fetch)
             self._ask(fetch)
         return fetch
@@ -167,14 +162,14 @@ class Prefetcher:
             if self._votes is not None:
                 self._conclude(self._votes)
             self._advance()
-            if self._agreement.ranks > 1:
-                if self._fetches:
-                    self._count["rounds"] += 1
-                    self._votes = Votes(self._agreement, self._fetches, self._count["rounds"])
-                return
-            while asked := [fetch for fetch in self._fetches if fetch.vote is not None or fetch.stop]:
-                self._conclude(Votes(self._agreement, asked, 0))
-                self._advance()
+            if self._ranks is None:
+                while asked := [fetch for fetch in self._fetches if fetch.vote is not None or fetch.stop]:
+                    for fetch in asked:
+                        self._decide(fetch, fetch.phase, fetch.vote, fetch.stop)
+                    self._advance()
+            elif self._fetches:
+                self._count["rounds"] += 1
+                self._votes = Votes(self._ranks, self._fetches, self._count["rounds"])
         except AgreementLost:
             self._lost, self._votes = True, None
             for fetch in list(self._fetches):
@@ -195,7 +190,7 @@ class Prefetcher:
         late = seconds >= self._settings.patience(-(-fetch.missing // self._page_size))
         if not (fetch.stop or fetch.done) and (policy == "best_effort" or (policy == "timeout" and late)):
             fetch.stop, fetch.why = True, fetch.why or f"stopped by {policy} after {seconds:.3f} s"
-        if self._agreement.ranks == 1 and not fetch.done:
+        if self._ranks is None and not fetch.done:
             self.poll()
         return fetch.done
 
@@ -241,27 +236,20 @@ class Prefetcher:
     # -- what threads do -------------------------------------------------------------------------------
 
     def _ask(self, fetch: Fetch) -> None:
-        """Begins to ask storage, unless there is nothing to ask."""
-        question = fetch.question = self._question(fetch)
+        """Begins to ask storage for the pages and states that are nowhere else, unless there are none."""
+        keys, gaining = fetch.keys, range(self._first(fetch, self._settings.threshold), fetch.pages + 1)
+        pages = [page for page in range(fetch.kv_pages, fetch.pages) if keys[page] not in self._kv]
+        ends = [end for end in gaining if keys[end - 1] not in self._states]
+        question = fetch.question = Question(keys, pages, ends)
         if question.pages or question.ends:
-            forms = [cache.form if cache else None for cache in (self._kv, self._states)]
+            forms = self._kv.form, self._states.form
             self._submit(Op(fetch), ask, self._store, *forms, question, self._settings.chunk, lambda: fetch.over)
         else:
             fetch.answer = Answer()
 
-    def _begin_reading(self, fetch: Fetch) -> None:
-        """Begins to read the records that a prefetch has reserved host memory for."""
-        if fetch.reservation.state is not None:  # first: without it the pages are of no use
-            self._read_chunk(fetch, self._states, [(fetch.end - 1, fetch.reservation.state)], [])
-        pages = list(fetch.reservation.records.items())
-        for at in range(0, len(pages), self._settings.chunk):
-            part = pages[at : at + self._settings.chunk]
-            self._read_chunk(fetch, self._kv, part, [page for page, _ in part])
-
     def _read_chunk(
-        self, fetch: Fetch, cache: RecordCache | None, wanted: Sequence[tuple[int, int]], pages: list[int]
+        self, fetch: Fetch, cache: RecordCache, wanted: Sequence[tuple[int, int]], pages: list[int]
     ) -> None:
-        assert cache is not None, "records were claimed from it"
         pieces = [Chunk(fetch.keys[page], (page + 1) * self._page_size, record) for page, record in wanted]
         op = Op(fetch, pool=cache.pool, records=[record for _, record in wanted], pages=pages)
         self._submit(op, read, self._store, cache.form, cache.pool.buffer, pieces, lambda: fetch.over)
@@ -270,69 +258,51 @@ class Prefetcher:
         """Starts an operation; its records are in use until `collect` finds its end."""
         if op.pool:
             op.pool.use(op.records)
-        op.fetch.ops.add(op)
         self._running.add(op)
         op.job = self._workers.submit(work, *arguments, ended=partial(self._over.put, op))
-
-    def _finished(self) -> Iterator[tuple[Op, Any, BaseException | None]]:
-        """Yields the operations that have ended, with result or error, as long as their prefetch is not over."""
-        while not self._over.empty():
-            op = self._over.get()
-            self._running.remove(op)
-            op.fetch.ops.remove(op)
-            if op.pool:
-                op.pool.unuse(op.records)
-            if op.fetch.over:
-                continue
-            error = op.job.error or (CancelledError() if op.job.cancelled else None)
-            yield op, None if error else op.job.result, error
 
     def _drop(self, fetch: Fetch) -> None:
         """Cancels what has not begun for a prefetch; results of the rest are ignored."""
         fetch.over = True
-        for op in list(fetch.ops):
-            self._workers.cancel(op.job)
+        for job in self.jobs(fetch):
+            self._workers.cancel(job)
+
+    def jobs(self, fetch: Fetch) -> list[Job]:
+        """Returns what threads have been given for a prefetch, and have not ended."""
+        return [op.job for op in self._running if op.fetch is fetch]
 
     # -- what threads have found ----------------------------------------------------------------------
 
     def _collect(self) -> None:
-        for op, result, error in self._finished():
-            if error:
+        """Takes in the operations that have ended; their results count as long as their prefetch is not over."""
+        while not self._over.empty():
+            op = self._over.get()
+            fetch, job = op.fetch, op.job
+            self._running.remove(op)
+            if op.pool:
+                op.pool.unuse(op.records)
+            if fetch.over:
+                continue
+            if error := job.error or (CancelledError() if job.cancelled else None):
                 self._count["failures"] += 1
                 self.raised[reason_of(error)] += 1
-                op.fetch.blame(End.FAILED, why_of(error))
-            if op.pool:
-                self._note(op, result or Read(0, ""))
-            else:
-                op.fetch.answer = result or Answer()
-                op.fetch.why = op.fetch.why or op.fetch.answer.why
-
-    def _note(self, op: Op, found: Read) -> None:
-        self._count["read"] += found.arrived
-        if found.flaw:
-            self._flaws[found.flaw] += 1
-            op.fetch.blame(End.FAILED if found.flaw == "failed" else End.MISSED, found.why or found.flaw)
-        op.fetch.note(op.pages, found.arrived)
+                fetch.blame(End.FAILED, why_of(error))
+            if not op.pool:
+                fetch.answer = job.result or Answer()
+                fetch.why = fetch.why or fetch.answer.why
+                continue
+            found = job.result or Read(0, "")
+            self._count["read"] += found.arrived
+            if found.flaw:
+                self._flaws[found.flaw] += 1
+                fetch.blame(End.FAILED if found.flaw == "failed" else End.MISSED, found.why or found.flaw)
+            fetch.note(op.pages, found.arrived)
 
     # -- the page ends that this rank could start a prompt from ----------------------------------------
 
-    def _question(self, fetch: Fetch) -> Question:
-        """Returns what to ask storage: the pages and states that are nowhere else."""
-        keys, kv, states = fetch.keys, self._kv, self._states
-        pages = [page for page in range(fetch.kv_pages, fetch.pages) if kv is not None and keys[page] not in kv]
-        gaining = range(self._first(fetch, self._settings.threshold), fetch.pages + 1)
-        ends = [end for end in gaining if states is not None and keys[end - 1] not in states]
-        return Question(keys, pages, ends)
-
-    def _propose(self, fetch: Fetch, asked: Sequence[int], answer: Answer) -> None:
-        """Claims host memory for the deepest candidate that fits, and proposes what this rank could have.
-
-        Args:
-            fetch: The prefetch.
-            asked: Pages that storage was asked for.
-            answer: What storage has.
-        """
-        hits = fetch.hits = self._hits(fetch, asked, answer)
+    def _propose(self, fetch: Fetch, answer: Answer) -> None:
+        """Claims host memory for the deepest candidate that fits, and proposes what this rank could have."""
+        hits = fetch.hits = self._hits(fetch, answer)
         most = deepest(hits.ends)
         ends = self._claim(fetch, hits, most) if most else hits.ends
         if end := deepest(ends):
@@ -343,13 +313,12 @@ class Prefetcher:
             fetch.blame(End.NO_ROOM if most else End.MISSED, "")
         fetch.phase, fetch.vote = Phase.PROPOSED, ends
 
-    def _hits(self, fetch: Fetch, asked: Sequence[int], answer: Answer) -> Hits:
+    def _hits(self, fetch: Fetch, answer: Answer) -> Hits:
         keys, pages = fetch.keys, np.arange(fetch.pages)
-        kv, states = self._kv, self._states
-        here = (pages < fetch.kv_pages) | np.array([kv is None or key in kv for key in keys])
-        stated = np.array([states is None or key in states for key in keys])
+        here = (pages < fetch.kv_pages) | np.array([key in self._kv for key in keys])
+        stated = np.array([key in self._states for key in keys])
         reached, able = here.copy(), stated.copy()
-        reached[list(asked[: answer.found])] = True
+        reached[list(fetch.question.pages[: answer.found])] = True
         able[[end - 1 for end in answer.ends]] = True
         able &= np.logical_and.accumulate(reached) & (pages + 1 >= self._first(fetch, 1))
         return Hits(here, stated, able & (pages + 1 >= self._first(fetch, self._settings.threshold)), able)
@@ -362,22 +331,13 @@ class Prefetcher:
         kv, states, reservation = self._kv, self._states, fetch.reservation
         stated = np.flatnonzero(hits.able & hits.states) + 1
         reservation.pin(range(fetch.kv_pages, most), stated[stated <= most].tolist())
-        ends = hits.cut(kv.room() if kv is not None else 0, states is None or states.room() > 0)
-        if self._reads_state(hits, ends) and not reservation.claim_state():
-            ends &= hits.states
-        if not reservation.claim_pages(hits.missing(deepest(ends))) and kv is not None:
-            # Some of what could be evicted is being copied: what is free has to do, and nothing more is evicted.
-            ends &= hits.cut(max(0, kv.pool.free - kv.reserve), True)
-            reservation.claim_pages(hits.missing(deepest(ends)))
-            if self._reads_state(hits, ends) and reservation.state is None and not reservation.claim_state():
-                ends &= hits.states
-        reservation.trim(deepest(ends), self._reads_state(hits, ends))
-        return ends
-
-    def _reads_state(self, hits: Hits, ends: Bits) -> bool:
-        """Tells whether a state must be read. With several ranks it may be that of an end before the last one."""
+        ends = hits.cut(kv.room(), states.room() > 0)
         end = deepest(ends)
-        return end > 0 and bool((ends & ~hits.states)[end - 1 if self._agreement.ranks == 1 else 0 :].any())
+        # With several ranks the state may be that of an end before the last one.
+        reads_state = bool((ends & ~hits.states)[end - 1 if self._ranks is None else 0 :].any())
+        reservation.claim(hits.missing(end), reads_state)
+        reservation.trim(end, reads_state)
+        return ends
 
     # -- reading --------------------------------------------------------------------------------------
 
@@ -385,9 +345,13 @@ class Prefetcher:
         """Begins to read up to an end that all ranks agree on, and releases the rest."""
         fetch.tokens, fetch.keys = end * self._page_size, fetch.keys[:end]
         fetch.reservation.trim(end, not fetch.hits.states[end - 1])
-        fetch.reserved = fetch.tokens - fetch.covered
         fetch.begin()
-        self._begin_reading(fetch)
+        if fetch.reservation.state is not None:  # first: without it the pages are of no use
+            self._read_chunk(fetch, self._states, [(end - 1, fetch.reservation.state)], [])
+        pages = list(fetch.reservation.records.items())
+        for at in range(0, len(pages), self._settings.chunk):
+            part = pages[at : at + self._settings.chunk]
+            self._read_chunk(fetch, self._kv, part, [page for page, _ in part])
 
     def _arrive(self, fetch: Fetch) -> None:
         """Proposes what has arrived; nothing more is waited for."""
@@ -400,7 +364,7 @@ class Prefetcher:
         """Advances prefetches by what this rank knows by itself."""
         for fetch in self._fetches:
             if fetch.phase is Phase.ASKING and fetch.answer is not None:
-                self._propose(fetch, fetch.question.pages, fetch.answer)
+                self._propose(fetch, fetch.answer)
             if fetch.phase is Phase.READING and fetch.hopeless:
                 self._arrive(fetch)
 
@@ -409,20 +373,30 @@ class Prefetcher:
         self._votes = None
         self._count["waits"] += not agreed.done
         for fetch, phase, ends, stop in agreed.verdicts():
-            if fetch.done:  # cancelled since
-                continue
-            fetch.stop = fetch.stop or stop
-            if phase is Phase.ARRIVED and ends is not None:
-                self._commit(fetch, deepest(ends))
-            elif stop and phase < Phase.READING:
-                self._end(fetch, fetch.reason or End.STOPPED)
-            elif stop and fetch.phase is Phase.READING:
-                self._arrive(fetch)
-            elif phase is Phase.PROPOSED and ends is not None:
-                if end := deepest(ends):
-                    self._read(fetch, end)
-                else:
-                    self._end(fetch, fetch.reason or End.DISAGREED)
+            if not fetch.done:  # cancelled since
+                self._decide(fetch, phase, ends, stop)
+
+    def _decide(self, fetch: Fetch, phase: Phase, ends: Bits | None, stop: bool) -> None:
+        """Advances a prefetch by a verdict.
+
+        Args:
+            fetch: The prefetch.
+            phase: Its phase when the ranks were asked.
+            ends: The candidates of all ranks, bool `page`; None while one does not know yet.
+            stop: Whether a rank wants to stop.
+        """
+        fetch.stop = fetch.stop or stop
+        if phase is Phase.ARRIVED and ends is not None:
+            self._commit(fetch, deepest(ends))
+        elif stop and phase < Phase.READING:
+            self._end(fetch, fetch.reason or End.STOPPED)
+        elif stop and fetch.phase is Phase.READING:
+            self._arrive(fetch)
+        elif phase is Phase.PROPOSED and ends is not None:
+            if end := deepest(ends):
+                self._read(fetch, end)
+            else:
+                self._end(fetch, fetch.reason or End.DISAGREED)
 
     def _commit(self, fetch: Fetch, end: int) -> None:
         """Files what all ranks have in host memory, and releases the rest: the caches of the ranks stay alike."""
@@ -451,5 +425,4 @@ class Prefetcher:
             told(level, "prefetch ended", seconds=seconds, **fields)
         if fetch in self._fetches:
             self._fetches.remove(fetch)
-        if self._ended is not None:
-            self._ended(fetch)
+        self._ended(fetch)

@@ -1,13 +1,11 @@
 """The work of the background threads: ask storage what it has, and read records into host memory. Knows no cache."""
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from memstate.tiers.records import RecordFormat
-from memstate.tiers.stores.base import Bytes, Outcome, Store, faults_of
+from memstate.tiers.stores.base import Bytes, Outcome, Store, answered, faults_of, faults_since
 
-T = TypeVar("T")
 Over = Callable[[], bool]  # whether what the work is for is over
 
 
@@ -67,15 +65,13 @@ class Read(NamedTuple):
     why: str = ""
 
 
-def ask(
-    store: Store, kv: RecordFormat | None, states: RecordFormat | None, question: Question, chunk: int, over: Over
-) -> Answer:
+def ask(store: Store, kv: RecordFormat, states: RecordFormat, question: Question, chunk: int, over: Over) -> Answer:
     """Asks storage what it has of a prompt, as far as its KV has no gap; runs in a thread.
 
     Args:
         store: The storage.
-        kv: Format of KV pages, None where no page is asked for.
-        states: Format of states, None where no state is asked for.
+        kv: Format of KV pages.
+        states: Format of states.
         question: What to ask.
         chunk: Records a call of the store.
         over: Tells whether the prefetch is over, which ends the work early.
@@ -85,7 +81,7 @@ def ask(
     """
     keys, found, before = question.keys, 0, faults_of(store)
     for pages in _parts(question.pages, chunk):
-        there = _exist(store, kv, [keys[page] for page in pages])
+        there = answered(store.exists([kv.name(keys[page]) for page in pages]), len(pages))
         found += [*there, False].index(False)
         if over() or not all(there):
             break
@@ -94,14 +90,9 @@ def ask(
     for part in _parts([end for end in question.ends if end <= reach], chunk):
         if over():
             break
-        there = _exist(store, states, [keys[end - 1] for end in part])
+        there = answered(store.exists([states.name(keys[end - 1]) for end in part]), len(part))
         ends += [end for end, has in zip(part, there, strict=True) if has]
-    return Answer(found, ends, _reasons(store, before))
-
-
-def _exist(store: Store, form: RecordFormat | None, keys: Sequence[bytes]) -> list[bool]:
-    assert form is not None, "only what has a format is asked for"
-    return _answered(store.exists([form.name(key) for key in keys]), len(keys))
+    return Answer(found, ends, faults_since(store, before))
 
 
 def read(store: Store, form: RecordFormat, buffer: Callable[[int], Bytes], pieces: Sequence[Chunk], over: Over) -> Read:
@@ -120,7 +111,7 @@ def read(store: Store, form: RecordFormat, buffer: Callable[[int], Bytes], piece
     if over():
         return Read(0, "unwanted")
     buffers, before = [buffer(piece.record) for piece in pieces], faults_of(store)
-    outcomes = _answered(store.get([form.name(piece.key) for piece in pieces], buffers), len(pieces))
+    outcomes = answered(store.get([form.name(piece.key) for piece in pieces], buffers), len(pieces))
     for arrived, (outcome, piece) in enumerate(zip(outcomes, pieces, strict=True)):
         flaw = outcome.name.lower()
         if outcome == Outcome.DONE:
@@ -128,20 +119,9 @@ def read(store: Store, form: RecordFormat, buffer: Callable[[int], Bytes], piece
             if flaw:
                 store.discard([form.name(piece.key)])
         if flaw:
-            return Read(arrived, flaw, _reasons(store, before) if flaw == "failed" else "")
+            return Read(arrived, flaw, faults_since(store, before) if flaw == "failed" else "")
     return Read(len(pieces), "")
-
-
-def _reasons(store: Store, before: Counter[str]) -> str:
-    """Returns the reasons that a store has counted since then."""
-    return ", ".join(sorted(faults_of(store) - before))
 
 
 def _parts(items: Sequence[int], size: int) -> Iterator[Sequence[int]]:
     return (items[at : at + size] for at in range(0, len(items), size))
-
-
-def _answered(answers: list[T], asked: int) -> list[T]:
-    if len(answers) != asked:
-        raise OSError(f"storage was asked for {asked} records and answered for {len(answers)}")
-    return answers

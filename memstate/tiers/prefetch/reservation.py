@@ -20,60 +20,39 @@ class Reservation:
         state: Host record to fill with the state, None for none.
     """
 
-    def __init__(self, kv: RecordCache | None, states: RecordCache | None, keys: Sequence[bytes]) -> None:
+    def __init__(self, kv: RecordCache, states: RecordCache, keys: Sequence[bytes]) -> None:
         self._kv, self._states, self._keys = kv, states, keys
-        self._pages: dict[int, CachedRecord] = {}
-        self._ends: dict[int, CachedRecord] = {}
+        self._pins: list[tuple[int, RecordCache, CachedRecord]] = []  # with the first end that needs the entry
         self.records: dict[int, int] = {}
         self.state: int | None = None
 
     def pin(self, pages: Iterable[int], ends: Iterable[int]) -> None:
         """Pins what is in host memory of these pages and ends."""
-        for cache, pinned, wanted, back in ((self._kv, self._pages, pages, 0), (self._states, self._ends, ends, 1)):
-            for number in wanted if cache is not None else ():
-                if cache is not None and (entry := cache.get(self._keys[number - back])):
-                    cache.pin(entry)
-                    pinned[number] = entry
+        for cache, end in [*((self._kv, page + 1) for page in pages), *((self._states, end) for end in ends)]:
+            if entry := cache.get(self._keys[end - 1]):
+                cache.pin(entry)
+                self._pins.append((end, cache, entry))
 
     @property
     def pinned(self) -> list[CachedRecord]:
         """The entries that it pins."""
-        return [*self._pages.values(), *self._ends.values()]
+        return [entry for _, _, entry in self._pins]
 
-    def claim_pages(self, pages: Sequence[int]) -> bool:
-        """Claims a record for each page, and evicts no more than is missing.
-
-        Returns:
-            Whether the records were claimed.
-        """
-        if not pages:
-            return True
-        records = [] if self._kv is None else self._kv.claim(len(pages))
-        self.records = dict(zip(pages, records, strict=False))
-        return bool(records)
-
-    def claim_state(self) -> bool:
-        """Claims the record for a state, and evicts one if none is free.
-
-        Returns:
-            Whether the record was claimed.
-        """
-        records = [] if self._states is None else self._states.claim(1)
-        self.state = records[0] if records else None
-        return bool(records)
+    def claim(self, pages: Sequence[int], state: bool) -> None:
+        """Claims a record for each page, and one for a state if wanted. Evicts no more than is missing."""
+        self.records = dict(zip(pages, self._kv.claim(len(pages)), strict=True))
+        self.state = self._states.claim(1)[0] if state else None
 
     def trim(self, end: int, state: bool) -> None:
         """Releases what lies beyond a page end, and the state's record unless it is needed."""
-        if self._kv is not None:
-            surplus = [page for page in self.records if page >= end]
-            self._kv.pool.release([self.records.pop(page) for page in surplus])
-        if self._states is not None and self.state is not None and not state:
+        surplus = [page for page in self.records if page >= end]
+        self._kv.pool.release([self.records.pop(page) for page in surplus])
+        if self.state is not None and not state:
             self._states.pool.release([self.state])
             self.state = None
-        for cache, pinned, first in ((self._kv, self._pages, end), (self._states, self._ends, end + 1)):
-            for number in [number for number in pinned if number >= first]:
-                if cache is not None:
-                    cache.unpin(pinned.pop(number))
+        for _, cache, entry in (pin for pin in self._pins if pin[0] > end):
+            cache.unpin(entry)
+        self._pins = [pin for pin in self._pins if pin[0] <= end]
 
     def commit(self, end: int, page_size: int, state: bool) -> None:
         """Adds what was read up to a page end to the caches, the first page as the most recent, and releases the rest.
@@ -84,11 +63,10 @@ class Reservation:
             state: Whether the state at the end was read too.
         """
         self.trim(end, state)
-        if self._kv is not None:
-            for page, record in self.records.items():
-                self._kv.add(self._keys[page], record, (page + 1) * page_size, fetched=True)
-            self._kv.touch(self._keys[:end])
-        if self._states is not None and end:
+        for page, record in self.records.items():
+            self._kv.add(self._keys[page], record, (page + 1) * page_size, fetched=True)
+        self._kv.touch(self._keys[:end])
+        if end:
             if self.state is not None:
                 self._states.add(self._keys[end - 1], self.state, end * page_size, fetched=True)
             self._states.touch([self._keys[end - 1]])

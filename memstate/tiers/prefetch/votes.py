@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from memstate.errors import AgreementLost
-from memstate.tiers.prefetch.agreement import Agreement, Exchange, Words, pack, unpack
+from memstate.tiers.prefetch.agreement import Ranks, Words
 from memstate.tiers.prefetch.fetch import Bits, Fetch, Phase
 
 ALL = -1  # every bit, which agrees with anything
@@ -22,13 +22,13 @@ class Votes:
     (whether this rank knows, whether it goes on) and its candidates.
 
     Args:
-        agreement: How ranks agree.
+        ranks: The ranks that agree.
         fetches: The prefetches, in order of start.
         number: Number of the exchange, from 1 on.
     """
 
-    def __init__(self, agreement: Agreement, fetches: Sequence[Fetch], number: int) -> None:
-        chosen = list(fetches) if agreement.ranks == 1 else _fitting(fetches)
+    def __init__(self, ranks: Ranks, fetches: Sequence[Fetch], number: int) -> None:
+        chosen = _fitting(fetches)
         self._asked = [(fetch, fetch.phase) for fetch in chosen]
         self._check = zlib.crc32(np.array([(f.number, f.pages, f.covered) for f in chosen], np.int64).tobytes())
         words = [np.array([self._check, ~self._check], np.int64)]
@@ -36,15 +36,14 @@ class Votes:
             fetch.asked_in = number
             words.append(self._words(fetch))
         sent = np.concatenate(words)
-        self._exchange: Exchange = agreement.exchange(
-            np.pad(sent, (0, WORDS - sent.size if agreement.ranks > 1 else 0))
-        )
+        self._exchange = ranks.exchange(np.pad(sent, (0, WORDS - sent.size)))
 
     @staticmethod
     def _words(fetch: Fetch) -> Words:
         bits = np.zeros(fetch.pages, bool) if fetch.vote is None else fetch.vote
         flags = np.array([0 if fetch.vote is None else ALL, 0 if fetch.stop else ALL], np.int64)
-        return np.concatenate([flags, pack(bits)])
+        packed = np.packbits(bits, bitorder="little")
+        return np.concatenate([flags, np.pad(packed, (0, -packed.size % 8)).view(np.int64)])
 
     @property
     def done(self) -> bool:
@@ -68,7 +67,8 @@ class Votes:
             raise AgreementLost("they started or cancelled different prefetches")
         words = words[HEADER:]
         for fetch, phase in self._asked:
-            ends = unpack(words[HEADER : _size(fetch)], fetch.pages) if words[0] else None
+            own = words[HEADER : _size(fetch)].view(np.uint8)
+            ends = np.unpackbits(own, count=fetch.pages, bitorder="little").astype(bool) if words[0] else None
             yield fetch, phase, ends, not words[1]
             words = words[_size(fetch) :]
 

@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,24 +17,13 @@ from torch import Tensor
 from memstate.checks import is_whole
 from memstate.errors import InvalidArgument
 
+T = TypeVar("T")
 Bytes = NDArray[np.uint8]
-NAME = re.compile(r"[A-Za-z0-9_-]{1,100}")  # neither a dot nor a slash: never a path, never a temporary file
 RECORD = re.compile(r"(?:state|kv)-[0-9a-f]{64}")  # what records are called, see `RecordFormat.name`
 
 
 def require_names(names: Sequence[str]) -> None:
-    """Checks names of records.
-
-    Raises:
-        InvalidArgument: One is not the name of a record.
-    """
-    for name in names:
-        if not isinstance(name, str) or not NAME.fullmatch(name):
-            raise InvalidArgument(f"record {name!r}: expected a name of 1 to 100 letters, digits, - and _")
-
-
-def require_records(names: Sequence[str]) -> None:
-    """Checks that names are those of `RecordFormat.name`.
+    """Checks that names are those of `RecordFormat.name`. They are never paths, and never names of temporary files.
 
     Raises:
         InvalidArgument: One is another name.
@@ -82,13 +71,9 @@ class Store(Protocol):
     Several threads call every method at once. A call may take long, and may raise OSError: then nothing is known of the
     whole batch. What a batch does for one name does not depend on the others.
 
-    Names are ASCII letters, digits, `-` and `_`, at most 100 of them; a store need only take those of
-    `RecordFormat.name`,
-    `state-` or `kv-` and 64 hexadecimal digits. A record is written whole or not at all: no reader sees half of one.
-    Writing
-    a name that is there may keep the old record or the new one, because equal names mean equal bytes. Records may go at
-    any
-    time.
+    Names are those of `RecordFormat.name`: `state-` or `kv-` and 64 hexadecimal digits. A record is written whole or
+    not at all: no reader sees half of one. Writing a name that is there may keep the old record or the new one, because
+    equal names mean equal bytes. Records may go at any time.
 
     A store may also have `faults`, a `Counter` of what it could not do by reason, such as ENOSPC, and `evicted`, the
     records that it deleted to make room. Log and metrics show both.
@@ -131,6 +116,22 @@ def faults_of(store: Store | None) -> Counter[str]:
     """Returns what a store could not do so far, by reason; nothing for a store that does not count."""
     faults = getattr(store, "faults", None)
     return Counter(faults if isinstance(faults, Counter) else ())
+
+
+def faults_since(store: Store, before: Counter[str]) -> str:
+    """Returns the reasons that a store has counted since then, "" for none."""
+    return ", ".join(sorted(faults_of(store) - before))
+
+
+def answered(answers: list[T], asked: int) -> list[T]:
+    """Returns what a store has answered.
+
+    Raises:
+        OSError: It is not one answer for each record.
+    """
+    if len(answers) != asked:
+        raise OSError(f"storage was asked for {asked} records and answered for {len(answers)}")
+    return answers
 
 
 def evicted_of(store: Store | None) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from memstate.sizes import format_bytes
-from memstate.tiers.stores.base import Bytes, Outcome, require_buffers, require_records
+from memstate.tiers.stores.base import Bytes, Outcome, require_buffers, require_names
 from memstate.tiers.stores.folder import Folder
 from memstate.tiers.stores.opening import CREATE, FILE_MODE, READ, closing, is_record, require_record, shut
 
@@ -23,8 +23,7 @@ class FileStore:
     """A `Store` in a folder, which is made where it is missing. Any number of processes of one user may use it.
 
     A process that was forked from one that used the store makes a store of its own. Names are those of
-    `RecordFormat.name`;
-    other files in the folder are left alone.
+    `RecordFormat.name`; other files in the folder are left alone.
 
     Args:
         path: The folder. A leading `~` is the user's home; the last part must not be a link.
@@ -34,8 +33,7 @@ class FileStore:
             in. Without it the last records may be missing or damaged after one, which a reader notices. A process that
             dies loses nothing either way.
         shared: Whether to take a folder and records that others own or may write. They can then read, delete and make
-            up
-            states, and nothing notices.
+            up states, and nothing notices.
 
     Attributes:
         faults: Refusals of the system by the name of errno. EFBIG: a record is larger than the capacity.
@@ -57,7 +55,7 @@ class FileStore:
     def __init__(
         self, path: str | os.PathLike[str], capacity: int | None = None, durable: bool = False, shared: bool = False
     ) -> None:
-        self.folder, self.durable = Folder(path, capacity, shared, durable), durable
+        self.folder = Folder(path, capacity, shared, durable)
         self.faults = self.folder.faults
 
     def __repr__(self) -> str:
@@ -78,8 +76,8 @@ class FileStore:
 
     def exists(self, names: Sequence[str]) -> list[bool]:
         """Tells whether each record is there; False where that is not known, which `faults` counts."""
-        require_records(names)
-        return [outcome is Outcome.DONE for outcome in self._each(self._exists, Outcome.MISSING, zip(names))]
+        require_names(names)
+        return [outcome is Outcome.DONE for outcome in self._each(self._exists, zip(names))]
 
     def get(self, names: Sequence[str], buffers: Sequence[Bytes]) -> list[Outcome]:
         """Reads each record into its buffer. One of another size is deleted, because it can never become right.
@@ -87,7 +85,8 @@ class FileStore:
         Raises:
             InvalidArgument: Names or buffers cannot be meant; nothing was read.
         """
-        return self._each(self._get, Outcome.MISSING, _pairs(names, buffers, written=True))
+        require_buffers(names, buffers, written=True)
+        return self._each(self._get, zip(names, buffers, strict=True))
 
     def put(self, names: Sequence[str], buffers: Sequence[Bytes]) -> list[Outcome]:
         """Writes each record that is not there yet. One of another size, or another file in its place, is replaced.
@@ -95,12 +94,13 @@ class FileStore:
         Raises:
             InvalidArgument: Names or buffers cannot be meant; nothing was written.
         """
-        return self._each(self._put, Outcome.FAILED, _pairs(names, buffers, written=False), make=True)
+        require_buffers(names, buffers, written=False)
+        return self._each(self._put, zip(names, buffers, strict=True), make=True)
 
     def discard(self, names: Sequence[str]) -> None:
         """Deletes records whose contents turned out to be wrong, so that they can be written again."""
-        require_records(names)
-        self._each(self._discard, Outcome.MISSING, zip(names))
+        require_names(names)
+        self._each(self._discard, zip(names))
 
     def clean(self) -> None:
         """Deletes what dead processes left, and the least recently used records beyond the capacity.
@@ -110,32 +110,28 @@ class FileStore:
         self.folder.clean()
 
     def _each(
-        self, work: Callable[..., Outcome], absent: Outcome, items: Iterable[tuple[Any, ...]], *, make: bool = False
+        self, work: Callable[..., Outcome], items: Iterable[tuple[Any, ...]], *, make: bool = False
     ) -> list[Outcome]:
         """Does the work for each name. A refusal of the system is counted, and the next name follows.
 
         Args:
             work: Called with the descriptor of the name's shard and the item.
-            absent: Outcome where nothing is there; only MISSING is no fault.
             items: Arguments of each name.
-            make: Whether to make shards that are missing.
+            make: Whether to make shards that are missing. What is not there is a fault then.
         """
         outcomes: list[Outcome] = []
-        shard = self._shard if make else self.folder.shard
         root: int | None = None
         try:
             for what in items:
                 try:
                     root = self.folder.root() if root is None else root
-                    with closing(shard(root, what[0])) as opened:
+                    with closing(self.folder.shard(root, what[0], make=make)) as opened:
                         outcomes.append(work(opened, *what))
-                except FileNotFoundError as error:
-                    outcomes.append(absent)
-                    if absent is not Outcome.MISSING:
-                        self.folder.fault(error)
                 except OSError as error:
-                    outcomes.append(Outcome.FAILED)
-                    self.folder.fault(error)
+                    missing = isinstance(error, FileNotFoundError) and not make
+                    outcomes.append(Outcome.MISSING if missing else Outcome.FAILED)
+                    if not missing:
+                        self.folder.fault(error)
         finally:
             if root is not None:
                 shut(root)
@@ -149,15 +145,8 @@ class FileStore:
         os.unlink(name, dir_fd=shard)
         return Outcome.DONE
 
-    def _get(self, shard: int, name: str, view: memoryview) -> Outcome:
-        whole = self._read(shard, name, view)
-        if not whole:
-            with suppress(OSError):  # gone; or replaced just now, and then a sound record is lost
-                os.unlink(name, dir_fd=shard)
-        return Outcome.DONE if whole else Outcome.DAMAGED
-
-    def _read(self, shard: int, name: str, view: memoryview) -> bool:
-        """Tells whether a record came whole."""
+    def _get(self, shard: int, name: str, buffer: Bytes) -> Outcome:
+        view = buffer.data
         with closing(os.open(name, READ, dir_fd=shard)) as file:
             found = os.fstat(file)
             require_record(found, self.folder.shared)
@@ -167,29 +156,19 @@ class FileStore:
                 whole, view = bool(count), view[count:]  # nothing more: it has been cut since its size was asked
             if whole:
                 _note_use(file, found)
-        return whole
+                return Outcome.DONE
+        with suppress(OSError):  # gone; or replaced just now, and then a sound record is lost
+            os.unlink(name, dir_fd=shard)
+        return Outcome.DAMAGED
 
-    def _put(self, shard: int, name: str, view: memoryview) -> Outcome:
-        if not self._is_there(shard, name, len(view)):
+    def _put(self, shard: int, name: str, buffer: Bytes) -> Outcome:
+        if not self._is_there(shard, name, len(buffer)):
             try:
-                self.folder.reserve(name, len(view))
-                self._write(shard, name, view)
+                self.folder.reserve(name, len(buffer))
+                self._write(shard, name, buffer.data)
             finally:
                 self.folder.written(name)
         return Outcome.DONE
-
-    def _shard(self, root: int, name: str) -> int:
-        """Opens the folder that a record goes to, and makes it where it is missing."""
-        with suppress(FileNotFoundError):
-            return self.folder.shard(root, name)
-        shard = self.folder.shard(root, name, make=True)
-        try:
-            if self.durable:
-                os.fsync(root)
-        except BaseException:
-            shut(shard)
-            raise
-        return shard
 
     def _is_there(self, shard: int, name: str, size: int) -> bool:
         try:
@@ -208,7 +187,7 @@ class FileStore:
             try:
                 while view:
                     view = view[os.write(file, view) :]
-                if self.durable:
+                if self.folder.durable:
                     os.fsync(file)
             finally:
                 os.close(file)
@@ -217,19 +196,8 @@ class FileStore:
             with suppress(OSError):
                 os.unlink(temporary, dir_fd=shard)
             raise
-        if self.durable:
+        if self.folder.durable:
             os.fsync(shard)
-
-
-def _pairs(names: Sequence[str], buffers: Sequence[Bytes], written: bool) -> Iterable[tuple[str, memoryview]]:
-    """Returns names with the memory of their buffers.
-
-    Raises:
-        InvalidArgument: Names or buffers cannot be meant.
-    """
-    require_records(names)
-    require_buffers(names, buffers, written)
-    return zip(names, (buffer.data for buffer in buffers), strict=True)
 
 
 def _note_use(file: int | str, found: os.stat_result, **where: Any) -> None:

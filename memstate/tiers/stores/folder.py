@@ -26,15 +26,14 @@ from memstate.errors import ConfigurationError, InvalidArgument
 from memstate.tiers.stores.base import RECORD
 from memstate.tiers.stores.opening import (
     CREATE,
+    DESCRIPTORS,
     FILE_MODE,
     PRIVATE,
     closing,
     explained,
-    flush,
     is_record,
     make_folder,
     open_folder,
-    require_descriptors,
     shut,
 )
 
@@ -66,12 +65,15 @@ class Folder:
     def __init__(
         self, path: str | os.PathLike[str], capacity: int | None, shared: bool = False, durable: bool = False
     ) -> None:
-        require_descriptors()
+        if not DESCRIPTORS:
+            raise ConfigurationError(
+                "file store: this system cannot open files relative to a folder, Linux and macOS can"
+            )
         require_switch("shared", shared)
         self.path = _expanded(path).absolute()  # whatever becomes of the working directory
         self._text = str(self.path)
         self.capacity = None if capacity is None else whole("capacity", capacity)
-        self.shared = shared
+        self.shared, self.durable = shared, durable
         self.faults: Counter[str] = Counter()
         self.evicted = 0
         self._used: int | None = None  # bytes of records as far as known; None: not looked yet
@@ -83,13 +85,13 @@ class Folder:
         self._fresh: dict[str, int] = {}  # those, and all that came since the clean-up under way began: they stay
         self._leaving = ""  # the record that is being deleted; who writes the same one waits
         try:
-            self._prepare(durable)
+            self._prepare()
         except OSError as error:
             raise ConfigurationError(
                 f"file store in {self.path}: {error.strerror}; name a folder that can be made and written"
             ) from error
 
-    def _prepare(self, durable: bool) -> None:
+    def _prepare(self) -> None:
         """Makes the folder, checks the shards that are there, and tries to write.
 
         A new name is on the disk once the folder that it lies in has been flushed. The folder of the store may be new
@@ -108,11 +110,14 @@ class Folder:
                 probe = self.temporary()
                 os.close(os.open(probe, CREATE, FILE_MODE, dir_fd=first))
                 os.unlink(probe, dir_fd=first)
-            if durable:
+            if self.durable:
                 os.fsync(root)
                 for new in (self.path, *made):
-                    with suppress(PermissionError):  # a process that may not read there has made nothing there
-                        flush(new.parent)
+                    with (
+                        suppress(PermissionError),  # a process that may not read there has made nothing there
+                        closing(os.open(new.parent, os.O_RDONLY)) as parent,  # which may be a link
+                    ):
+                        os.fsync(parent)
 
     def root(self) -> int:
         """Opens the folder for one call.
@@ -134,7 +139,15 @@ class Folder:
         Raises:
             OSError: It cannot be opened, or is not safe.
         """
-        return (make_folder if make else open_folder)(shard_of(name), self.shared, root)
+        try:
+            return open_folder(shard_of(name), self.shared, root)
+        except FileNotFoundError:
+            if not make:
+                raise
+        with closing(make_folder(shard_of(name), self.shared, root)):
+            if self.durable:
+                os.fsync(root)
+        return open_folder(shard_of(name), self.shared, root)
 
     @staticmethod
     def temporary() -> str:

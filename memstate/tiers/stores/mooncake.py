@@ -83,8 +83,7 @@ class MooncakeStore:
         """Takes this process's segment out of the store, once the calls in progress have ended.
 
         The records in it are lost. With a master that does not answer it takes as long as several calls, and the client
-        then
-        keeps Python's lock: close before the master.
+        then keeps Python's lock: close before the master.
         """
         with self._idle:
             first, self._closed = not self._closed, True

@@ -11,7 +11,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from memstate.errors import ConfigurationError, UnsafeFolder
+from memstate.errors import UnsafeFolder
 
 PRIVATE, FILE_MODE = 0o700, 0o600
 SHARED = "say shared=True, and who writes there can make up states"
@@ -66,16 +66,6 @@ def make_folder(path: str, shared: bool, at: int | None = None) -> int:
     return descriptor
 
 
-def flush(path: str | os.PathLike[str]) -> None:
-    """Writes the names in a folder to the disk. The path may be a link.
-
-    Raises:
-        OSError: It cannot be opened, or the disk refuses.
-    """
-    with closing(os.open(path, os.O_RDONLY)) as descriptor:
-        os.fsync(descriptor)
-
-
 @contextmanager
 def explained(path: str, shared: bool, at: int | None = None, inside: str = "") -> Iterator[None]:
     """Turns a refused folder into a named error.
@@ -98,16 +88,6 @@ def explained(path: str, shared: bool, at: int | None = None, inside: str = "") 
         if found is None or not (why := flaw(found, shared)):
             raise
         raise UnsafeFolder(os.path.join(inside, path), why, stat.S_IMODE(found.st_mode), found.st_uid) from error
-
-
-def require_descriptors() -> None:
-    """Checks that the system can open a file relative to a folder.
-
-    Raises:
-        ConfigurationError: It cannot.
-    """
-    if not DESCRIPTORS:
-        raise ConfigurationError("file store: this system cannot open files relative to a folder, Linux and macOS can")
 
 
 def flaw(found: os.stat_result, shared: bool) -> str:

@@ -27,7 +27,7 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("words", nargs="*", metavar="WORD")
     chosen = parser.parse_args()
-    cases = [case for case in CASES if all(word in case.name for word in chosen.words)]
+    cases = [case for case in CASES if all(word in case for word in chosen.words)]
     seconds = chosen.seconds or (DEEP if chosen.depth else 600.0)
     depth = DEEP if chosen.depth is None else chosen.depth
     share = seconds * min(chosen.workers, len(cases)) / max(1, len(cases))

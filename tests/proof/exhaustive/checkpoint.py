@@ -35,6 +35,7 @@ class Checkpoint:
         self._fields: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
         self._lists: list[tuple[list[Any], list[Any]]] = []
         self._others: list[tuple[Any, Callable[[Any], None], Any]] = []  # deques and sets
+        self._slots: list[tuple[object, dict[str, Any]]] = []  # objects without a dictionary
         self._arrays: list[tuple[Any, Any]] = []
         self.seen: dict[int, object] = {}  # by identity; keeps what is new from being collected
         self._tensors: dict[int, tuple[Any, Any]] = {}  # by address
@@ -73,7 +74,11 @@ class Checkpoint:
                 raise TypeError(f"a {kind.__name__}: this walk does not know how to put its contents back")
             elif hasattr(one, "__dict__"):
                 self._keep_fields(one.__dict__, left)
-            elif not hasattr(kind, "__slots__"):
+            elif hasattr(kind, "__slots__"):
+                values = {name: getattr(one, name) for name in kind.__slots__ if name != "__weakref__"}
+                self._slots.append((one, values))
+                left.extend(values.values())
+            else:
                 raise TypeError(f"a {kind.__name__}: this walk does not know how to put its contents back")
 
     def _keep_fields(self, fields: dict[Any, Any], left: list[Any]) -> None:
@@ -96,6 +101,9 @@ class Checkpoint:
         for one, fill, values in self._others:
             one.clear()
             fill(values)
+        for one, values in self._slots:
+            for name, value in values.items():
+                object.__setattr__(one, name, value)
         for array, content in self._arrays:
             array[...] = content
         for array, content in self._tensors.values():

@@ -8,8 +8,9 @@ from typing import NamedTuple
 import torch
 
 from tests.proof.exhaustive.checkpoint import Checkpoint
-from tests.proof.exhaustive.state import check, drain, name
-from tests.proof.exhaustive.world import Case, Move, Violation, World
+from tests.proof.exhaustive.state import name
+from tests.proof.exhaustive.world import CASES, Move, World
+from tests.proof.stateful.settings import Settings
 
 
 class Node(NamedTuple):
@@ -41,8 +42,8 @@ class Found:
 class Search:
     """All schedules of one case, from an empty manager and from busy ones."""
 
-    def __init__(self, case: Case) -> None:
-        self.case, self.world, self.found = case, World(case), Found(case.name)
+    def __init__(self, case: str, settings: Settings) -> None:
+        self.world, self.found = World(settings), Found(case)
         self._path: list[tuple[Node | None, Checkpoint]] = [(None, Checkpoint(self.world))]
         self._moves: list[Move] = []  # that lead to the present state
         self._seen: set[bytes] = set()
@@ -65,7 +66,7 @@ class Search:
                 found.depth += 1
         except Exception as error:
             told = "\n  ".join(map(str, self._moves))
-            found.difference = f"{self.case.name}: {type(error).__name__}: {error}\n  {told}"
+            found.difference = f"{found.case}: {type(error).__name__}: {error}\n  {told}"
         finally:
             found.states, found.seconds = len(self._seen), time.monotonic() - began
         return found
@@ -94,17 +95,16 @@ class Search:
                 self._moves.append(move)
                 refused = world.apply(move)
                 self.found.calls[move[0]] += 1
-                check(world)
                 after = name(world)
                 if refused and after != before:
-                    raise Violation("a refused call changed something")
+                    raise AssertionError("a refused call changed something")
                 if after not in seen:
                     seen.add(after)
                     level.append(Node(node, move))
                 self._moves.pop()
                 here.restore()
         self._moves.append(("everything ends",))
-        drain(world)
+        world.end()
 
     def _go(self, node: Node | None) -> list[Move]:
         """Comes to a state, from the nearest one before it whose contents are still kept."""
@@ -120,7 +120,6 @@ class Search:
         for step in reversed(way):
             moves.append(step.move)
             self.world.apply(step.move)
-            check(self.world)
             if step is not node:
                 self._path.append((step, Checkpoint(self.world)))
         return moves
@@ -134,7 +133,7 @@ def _moves(node: Node | None) -> list[Move]:
     return found[::-1]
 
 
-def work(case: Case, depth: int, seconds: float) -> Found:
+def work(case: str, depth: int, seconds: float) -> Found:
     """Searches a case in a process of its own."""
     torch.set_num_threads(1)
-    return Search(case).run(depth, seconds)
+    return Search(case, CASES[case]).run(depth, seconds)

@@ -1,7 +1,9 @@
 """The long run: every mutant against the test that must fail for it, and against the file of that test.
 
-python -m tests.proof.mutation           runs all, and writes results.tsv
-python -m tests.proof.mutation WORD ..   runs the mutants with a word in their name or file, and writes nothing
+python -m tests.proof.mutation           runs all
+python -m tests.proof.mutation WORD ..   runs the mutants with a word in their name or file
+
+Both write what they found into results.tsv.
 """
 
 import sys
@@ -32,6 +34,9 @@ def row(runner: Runner, mutant: Mutant) -> tuple[str, ...]:
 
 def main(words: Sequence[str]) -> int:
     """The program; returns its exit status."""
+    if any(word.startswith("-") for word in words):
+        print(__doc__)
+        return 2
     chosen = [m for m in MUTANTS if not words or any(word in f"{m.name} {m.file}" for word in words)]
     idle: SimpleQueue[Runner] = SimpleQueue()
 
@@ -50,8 +55,10 @@ def main(words: Sequence[str]) -> int:
         for mutant in chosen:  # one that fits no more is said at once, not after half an hour
             first.source(mutant)
         rows = list(workers.map(one, chosen))
-    if not words:
-        RESULTS.write_text("\n".join(map("\t".join, [COLUMNS, *rows])) + "\n")
+    known = {found[0]: found for line in RESULTS.read_text().splitlines()[1:] if (found := tuple(line.split("\t")))}
+    known |= {found[0]: found for found in rows}
+    table = [COLUMNS, *(known[mutant.name] for mutant in MUTANTS if mutant.name in known)]
+    RESULTS.write_text("\n".join(map("\t".join, table)) + "\n")
     alive = [name for name, fate, _ in rows if fate not in DEAD]
     print(f"{len(rows)} mutants, {len(alive)} of them alive", *alive, sep="\n  ")
     return bool(alive or not rows)

@@ -115,13 +115,13 @@ class Runner:
         with self.mutated(mutant):
             return self._pytest(["-x", f"--hypothesis-seed={SEED}", mutant.killer], limit, SEED)
 
-    def run(self, mutant: Mutant | None, tests: Sequence[str], limit: float) -> Verdict:
-        """Runs tests with a mutant in the tree, or without one, with fresh random inputs.
+    def run(self, mutant: Mutant | None, tests: Sequence[str], limit: float, seed: int | None = None) -> Verdict:
+        """Runs tests with a mutant in the tree, or without one, with fresh random inputs unless a seed is given.
 
         limit: seconds. Raises: Stale.
         """
         with self.mutated(mutant) if mutant else nullcontext():
-            return self._pytest(tests, limit)
+            return self._pytest(tests, limit, seed)
 
     def _pytest(self, arguments: Sequence[str], limit: float, seed: int | None = None) -> Verdict:
         """Runs pytest in the tree; when the limit runs out, it is ended with all that it has begun."""

@@ -3,7 +3,7 @@
 Run long: python -m tests.proof.stateful.
 
 settings   what a manager can be built with, drawn from small numbers
-ledger     slots, registers, rows and pages, the packets of recorded changes, and what the bytes of a slot say
+ledger     slots, registers, rows and pages, the packets of recorded changes, and of which tokens a slot has the state
 cache      the prefix cache as one list, and sessions
 model      the rules of tracking and of marks: admit, plan, settle, accept, end
 below      what goes to host memory and storage, and what comes up again; prefetches: tests/support/model_prefetch.py

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tests.proof.stateful.cache import Entry, Found
-from tests.proof.stateful.ledger import EMPTY, WHOLE, Kept, Later, Row, Text, fold
+from tests.proof.stateful.ledger import Kept, Later, Row, Text
 from tests.support.fetches import Job
 from tests.support.model_prefetch import Prefetches
 from tests.support.shelves import Item, Key, Shelf
@@ -78,7 +78,7 @@ class Below(Prefetches):
         states = Shelf("state", s.host_slots, int(s.host_slots * s.host_reserve))
         super().__init__(s.page_size, s.prefetch, pages, states, Planes())
         self.shelves = [self.states, *([self.pages] if self.pages else [])]
-        self.kv: list[list[int | None]] = [[None] * s.page_size for _ in range(s.pages + 1)]  # numbers, by page
+        self.kv: list[list[Text | None]] = [[None] * s.page_size for _ in range(s.pages + 1)]  # what it is made of
         self.figures: Counter[str] = Counter()
         self.loads: list[Way] = []
         self.backups: list[Way] = []
@@ -94,29 +94,9 @@ class Below(Prefetches):
 
     # What is in the engine's KV
 
-    def number(self, tokens: Text) -> int:
-        """What KV of the last of these tokens is made of."""
-        return fold(EMPTY, tokens)[WHOLE]
-
-    def write_kv(self, row: Row, start: int, n: int) -> list[tuple[int, int, int]]:
-        """A forward's: (page, place in it, number) each."""
-        if not self.settings.pages:
-            return []
-        places = []
-        for at in range(start, start + n):
-            page, place = row.pages[at // self.settings.page_size], at % self.settings.page_size
-            self.kv[page][place] = row.truth[at + 1][WHOLE]
-            places.append((page, place, row.truth[at + 1][WHOLE]))
-        return places
-
-    def require_kv(self, row: Row, length: int) -> None:
-        """What a forward reads."""
-        if self.settings.pages:
-            history, size = EMPTY, self.settings.page_size
-            for at in range(length):
-                history = fold(history, [row.text[at]])
-                seen = self.kv[row.pages[at // size]][at % size]
-                assert seen == history[WHOLE], f"row {row.number} reads KV of other tokens at {at}"
+    def of_page(self, tokens: Text) -> list[Text | None]:
+        """What the KV of the last page of these tokens is made of: of each, all tokens up to it."""
+        return [tokens[:end] for end in range(len(tokens) - self.settings.page_size + 1, len(tokens) + 1)]
 
     def lose_kv(self) -> None:
         """Nobody's."""
@@ -126,8 +106,8 @@ class Below(Prefetches):
 
     # Up
 
-    def find(self, tokens: Text, salt: Hashable, found: Found) -> Hit | None:
-        """The longest state beyond the device's with all KV in between."""
+    def find(self, tokens: Text, salt: Hashable, found: Found, known: int) -> Hit | None:
+        """The longest state beyond the device's, if it is longer than what is known, with all KV in between."""
         size = self.settings.page_size
         keys = self.keys(tokens[: max(0, len(tokens) - 1)], salt)
         if not self.states.items:
@@ -138,7 +118,7 @@ class Below(Prefetches):
             while reach < len(keys) and (item := self.pages.get(keys[reach])):
                 pages.append(item)
                 reach += 1
-        for end in range(reach, found.length // size, -1):
+        for end in range(reach, max(found.length, known) // size, -1):
             if state := self.states.get(keys[end - 1]):
                 return Hit(end * size, min(first, end), state, pages[: max(0, end - first)])
         return None
@@ -147,9 +127,6 @@ class Below(Prefetches):
         self.states.touch(keys[-1:])
         if self.pages:
             self.pages.touch(keys)
-
-    def worth(self, hit: Hit | None, known: int) -> Hit | None:
-        return hit if hit and hit.length > known else None
 
     def hold(self, hit: Hit, by: int = 1) -> None:
         Shelf.pin([hit.state, *hit.pages], by)
@@ -162,10 +139,9 @@ class Below(Prefetches):
         def begin() -> None:
             for register, hit in zip(registers, hits, strict=True):
                 for contents in model.content.values():
-                    contents[model.slot[register]] = fold(EMPTY, hit.state.key[1])
+                    contents[model.slot[register]] = hit.state.key[1]
             for page, item in zip(ids, pages, strict=True):
-                tokens, size = item.key[1], self.settings.page_size
-                self.kv[page] = [self.number(tokens[: len(tokens) - size + at + 1]) for at in range(size)]
+                self.kv[page] = self.of_page(item.key[1])
             self._move(of, "in")
             self.loads.append(Way(of, registers))
 
@@ -178,7 +154,6 @@ class Below(Prefetches):
 
     def _move(self, parts: list[tuple[Shelf, list[Item]]], way: str) -> None:
         for shelf, items in parts:
-            shelf.use(item.record for item in items)
             self.figures[f"{shelf.kind} {way}"] += len(items)
 
     def planned(self, rows: Sequence[tuple[Row, int, int]]) -> None:
@@ -250,10 +225,10 @@ class Below(Prefetches):
         return True
 
     def _send(self, given: Sequence[tuple[Shelf | None, Due]]) -> None:
-        model, size = self.model, self.settings.page_size
+        model = self.model
         packed = {register for shelf, due in given if shelf is not self.pages for register, _ in due}
         named = any(model.named(register) for register in packed)
-        if named and model.waits:  # pages do not wait
+        if named:  # pages do not wait
             self._send([(shelf, due) for shelf, due in given if shelf is self.pages])
             given = [(shelf, due) for shelf, due in given if shelf is not self.pages]
         parts = [(shelf, [item for _, item in due]) for shelf, due in given if shelf and due]
@@ -268,15 +243,12 @@ class Below(Prefetches):
                 for of, item in due:
                     tokens, item.filled = item.key[1], True
                     if shelf is self.pages:
-                        told = [self.number(tokens[: len(tokens) - size + at + 1]) for at in range(size)]
-                        assert self.kv[of] == told, f"page {of} is not that of {item}"
+                        assert self.kv[of] == self.of_page(tokens), f"page {of} is not that of {item}"
                         continue
                     self.require_arrived(model.slot[of])
                     for contents in model.content.values():
-                        assert contents[model.slot[of]] == fold(EMPTY, tokens), f"{item} is another state"
+                        assert contents[model.slot[of]] == tokens, f"{item} is another state"
             self._move(parts, "out")
-            for _, items in parts:
-                Shelf.pin(items, -1)
             self.backups.append(Way(parts))
 
         def forget() -> None:
@@ -300,13 +272,10 @@ class Below(Prefetches):
     def advance(self) -> None:
         """Whatever is on its way has arrived by the time somebody looks."""
         loads, self.loads = self.loads, []
-        for load in loads:
-            self._arrived(load)
-            for _, items in load.parts:
-                Shelf.pin(items, -1)
         backups, self.backups = self.backups, []
-        for backup in backups:
-            self._arrived(backup)
+        for way in (*loads, *backups):
+            for _, items in way.parts:
+                Shelf.pin(items, -1)
         for wanted in (self.pages, self.states):  # KV first: a state without it is of no use
             for shelf, items in [part for way in backups for part in way.parts if part[0] is wanted]:
                 self.enqueue(shelf, [item for item in items if shelf.get(item.key) is item])
@@ -317,22 +286,12 @@ class Below(Prefetches):
                 item.stored = True
                 self.queue.append((shelf, item))
 
-    @staticmethod
-    def _arrived(way: Way) -> None:
-        for shelf, items in way.parts:
-            shelf.unuse(item.record for item in items)
-
-    def settle(self) -> None:
-        self.advance()
-
     # To storage
 
     def write(self) -> None:
         """Looks after writes, and begins others."""
         for job in [job for job in self.writing if job.ended]:
             self.writing.remove(job)
-            assert job.shelf
-            job.shelf.unuse(job.records)
             Shelf.pin(job.items, -1)
             for item, well in zip(job.items, job.result, strict=True):
                 item.stored = well
@@ -353,8 +312,7 @@ class Below(Prefetches):
                 break
             Shelf.pin(batch)
             keys, kind = [item.key for item in batch], shelf.kind
-            job = Job(lambda kind=kind, keys=keys: self.storage.put(kind, keys), None, shelf,
-                      [item.record for item in batch], items=batch)  # type: ignore[misc] # fmt: skip
+            job = Job(lambda kind=kind, keys=keys: self.storage.put(kind, keys), None, shelf, items=batch)  # type: ignore[misc]
             self.writing.append(self.submit(job))
 
     def wait(self, jobs: Iterable[Job]) -> None:
@@ -394,7 +352,7 @@ class Below(Prefetches):
         return not self.pages or all(self.pages.get(key) for key in keys)
 
     def _write_all(self) -> None:
-        self.settle()
+        self.advance()
         while self.settings.storing and (self.queue or self.writing):
             self.write()
             self.wait(self.writing)
@@ -402,7 +360,7 @@ class Below(Prefetches):
 
     def clear(self) -> None:
         self.due, self.off = [], True
-        self.settle()
+        self.advance()
         self.off = False
         for fetch in list(self.fetches):
             self._end(fetch, "cancelled")

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tests.proof.stateful.ledger import EMPTY, Kept, Ledger, Row, Text, fold
+from tests.proof.stateful.ledger import Kept, Ledger, Row, Text
 
 if TYPE_CHECKING:
     from tests.proof.stateful.below import Below, Hit
@@ -192,12 +192,6 @@ class Cache(Ledger):
     def evictable_states(self) -> int:
         return sum(not self.pins[one.state.register] for one in self.stated if one.state)
 
-    @property
-    def evictable_pages(self) -> int:
-        """Pages that are free once everything without a lease is gone."""
-        given = Counter(page for one in self.entries if not self.leased(one) for page in self.own_pages(one))
-        return sum(self.page_users[page] == users for page, users in given.items())
-
     def prefix_stats(self) -> dict[str, int]:
         """As the manager's own figures name them."""
         ours = self.entries if self.settings.pages else []  # else KV is the caller's
@@ -347,13 +341,11 @@ class Cache(Ledger):
         if not mark and not self.free_holders:
             self.figures["refused"] += 1
             return None
-        assert row.truth[length] == fold(EMPTY, entry.tokens), f"{entry} gets another state"
+        assert row.text[:length] == entry.tokens, f"{entry} gets another state"
         if mark:
             mark.owner, entry.state = "cached", mark
         else:
-            entry.state = self.hold(
-                self.next_holder(length), length, (), row.truth[length], row.text[:length], "cached"
-            )
+            entry.state = self.hold(self.next_holder(length), length, entry.tokens, owner="cached")
             self._attached.append((entry.state.register, register))
             self.published += 1
         entry.evicted = False
@@ -412,8 +404,7 @@ class Cache(Ledger):
             free = [page for page in range(1, self.settings.pages + 1) if not self.page_users[page]]
             fresh = free[: len(tokens) // self.settings.page_size - had]
         entry, length = self._grow(tokens, [0] * had + fresh, salt), len(tokens)
-        truth = fold(EMPTY, tokens)
-        entry.state = self.hold(self.next_holder(length), length, (), truth, tokens, "cached")
+        entry.state = self.hold(self.next_holder(length), length, tokens, owner="cached")
         entry.evicted = False
         self.stated.append(entry)
         self._rank(entry)
@@ -630,7 +621,7 @@ class Cache(Ledger):
             self.refused += not self.free_holders
             if self.free_holders:
                 length = self.known[register]
-                one = self.hold(self.next_holder(length), length, (), row.truth[length], row.text[:length], "session")
+                one = self.hold(self.next_holder(length), length, row.text[:length], owner="session")
                 talk.kept.append(one)
                 self.record_moves([(one.register, register)])
         if self.settings.prefix:

@@ -4,13 +4,7 @@ Two views of registers: what the host says holds once everything recorded has be
 `free_count`), and what the device has carried out (`slot`, `label`, `free`, `columns`, `content`). `submit` takes one
 to the other, as far as nothing waits for a forward.
 
-What the bytes of a slot say is a history: a tuple of integers modulo 2**64, all linear in the tokens folded in, so that
-a forward pass can work on bytes alone:
-
-    0         tokens folded in
-    1         a polynomial of all tokens
-    2 3 4     a ring with a cursor: token i is folded into cell i % 3
-    5 6       the last two tokens, as the inputs of a convolution
+What a slot holds is told by a text: the tokens that its state stands for.
 """
 
 from collections import Counter
@@ -22,47 +16,12 @@ if TYPE_CHECKING:
     from tests.proof.stateful.cache import Lease, Talk
     from tests.proof.stateful.settings import Settings
 
-History = tuple[int, ...]
 Text = tuple[int, ...]  # tokens
-FACTOR = 0x5851F42D4C957F2D
-RING, TAPS = 3, 2
-WHOLE, FIRST_CELL, FIRST_TAP = 1, 2, 2 + RING
-SIZE = FIRST_TAP + TAPS
-EMPTY: History = (0,) * SIZE
-FILLED: History = (-2,)  # what the forward of a step in debug mode has to store over
-MASK = 2**64 - 1
-
-
-def value(token: int) -> int:
-    """A number for a token, never 0 in any width, different in its low bits for neighbours."""
-    return (token * 0x9E3779B97F4A7C15 + 0x632BE59BD9B4E019) & MASK | 1
-
-
-def fold(history: History, tokens: Iterable[int]) -> History:
-    """The history after some more tokens."""
-    count, whole, *rest = history
-    ring, taps = rest[:RING], rest[RING:]
-    for token in tokens:
-        number = value(token)
-        whole = (whole * FACTOR + number) & MASK
-        ring[count % RING] = (ring[count % RING] * FACTOR + number) & MASK
-        taps = [*taps[1:], number]
-        count += 1
-    return (count, whole, *ring, *taps)
-
-
-def advance(start: int, tokens: Iterable[int]) -> tuple[History, History]:
-    """What a forward pass multiplies a state of `start` tokens by, and what it adds; taps move instead."""
-    tokens = list(tokens)
-    factors = [1] * SIZE
-    for at in range(start, start + len(tokens)):
-        for cell in (WHOLE, FIRST_CELL + at % RING):
-            factors[cell] = factors[cell] * FACTOR & MASK
-    return tuple(factors), fold((start, *EMPTY[1:]), tokens)
-
+EMPTY: Text = ()
+FILLED: Text = (-2,)  # what the forward of a step in debug mode has to store over
 
 MOVE, RELEASE, CLAIM, WRITE, DATA = range(5)  # phases of a packet, in the order they run
-State = History | None  # of a plane in a slot; None: nobody may depend on it
+State = Text | None  # of a plane in a slot; None: nobody may depend on it
 COLUMNS = ("tracked", "source")
 
 
@@ -115,9 +74,9 @@ INT32_MAX = 2**31 - 1
 
 @dataclass(eq=False)
 class Row:
-    """One tenancy of a row; a later tenant is another object. truth: what a state of so many tokens has to hold.
+    """One tenancy of a row; a later tenant is another object.
 
-    text: the tokens folded in so far. prompt: tokens to begin with; taste: says which tokens come after it. coming:
+    text: its tokens so far. prompt: tokens to begin with; taste: says which tokens come after it. coming:
     lengths where states are to be kept, and why; floor: the last one that was; end: the live state is for one;
     marks: those that the row has, ascending.
     """
@@ -136,9 +95,8 @@ class Row:
     finished: bool = False
     pages: list[int] = field(default_factory=list)
     pin: int = 0  # register that waits for this row's first step
-    truth: dict[int, History] = field(default_factory=lambda: {0: EMPTY})
-    text: tuple[int, ...] = ()
-    prompt: tuple[int, ...] | None = None
+    text: Text = ()
+    prompt: Text | None = None
     taste: int = 0
     lease: "Lease | None" = None
     talk: "Talk | None" = None
@@ -154,9 +112,8 @@ class Kept:
 
     register: int
     length: int
-    pages: tuple[int, ...]
-    truth: History
-    text: tuple[int, ...] = ()
+    text: Text
+    pages: tuple[int, ...] = ()
     owner: str = "snapshot"
     dropped: bool = False
 
@@ -304,10 +261,6 @@ class Ledger:
             isinstance(entry, Packet) and entry.names(register) for entry in self.queue
         )
 
-    @property
-    def pending(self) -> bool:
-        return bool(self.queue)
-
     # Sending
 
     def submit(self) -> None:
@@ -359,38 +312,33 @@ class Ledger:
         self.before_packet()
         self.packets += bool(entry.ops)
         for op in sorted(entry.ops, key=lambda op: op.phase):
-            [self._moved, self._released, self._claimed, self._written, self._filled][op.phase](op)
+            self._do(op)
 
-    def _moved(self, op: Op) -> None:
-        (target, source) = op.registers
-        self.slot[target], self.label[target] = self.slot.pop(source), self.label.pop(source)
-
-    def _released(self, op: Op) -> None:
-        self.let_go(*op.registers)
-
-    def _claimed(self, op: Op) -> None:
-        self.take(*op.registers)
-
-    def _written(self, op: Op) -> None:
-        assert op.cell
-        column, row, at = op.cell
-        if column == "label":
-            self.label[row] = op.value
-        elif column == "page":
-            self.page_cells[row][at] = op.value
-        else:
-            self.columns[column][row] = op.value
-
-    def _filled(self, op: Op) -> None:
-        (target,) = op.registers
-        to = self.slot[target]
-        if op.source is None:
+    def _do(self, op: Op) -> None:
+        if op.phase == MOVE:
+            (target, source) = op.registers
+            self.slot[target], self.label[target] = self.slot.pop(source), self.label.pop(source)
+        elif op.phase == RELEASE:
+            self.let_go(*op.registers)
+        elif op.phase == CLAIM:
+            self.take(*op.registers)
+        elif op.phase == WRITE:
+            column, row, at = op.cell
+            if column == "label":
+                self.label[row] = op.value
+            elif column == "page":
+                self.page_cells[row][at] = op.value
+            else:
+                self.columns[column][row] = op.value
+        elif op.source is None:
             self.zeroed += self.settings.slot_bytes()
+            for states in self.content.values():
+                states[self.slot[op.registers[0]]] = EMPTY
         else:
+            (target,) = op.registers
             self.label[target] = self.label[op.source]
             self.copied += self.settings.slot_bytes()
-        for states in self.content.values():
-            states[to] = EMPTY if op.source is None else states[self.slot[op.source]]
+            self.copy_content(self.slot[target], self.slot[op.source], self.content)
 
     def slots_to_come(self) -> dict[int, int]:
         """What registers hold once everything recorded has been carried out."""
@@ -434,11 +382,8 @@ class Ledger:
 
     def agree(self) -> None:
         """The host says what the device has carried out: after a plan or an accept, which change both at once."""
-        assert not self.pending
+        assert not self.queue
         self.held, self.known, self.free_count = set(self.slot), dict(self.label), len(self.free)
-
-    def held_marks(self) -> dict[int, bool]:
-        return dict.fromkeys(self.held, True)
 
     def copy_content(self, to: int, of: int, parts: Iterable[str]) -> None:
         for part in parts:
@@ -487,12 +432,11 @@ class Ledger:
     def length(self, row: Row) -> int:
         return self.known[row.source or row.live]
 
-    def arrive(self, rows: Sequence[Row], states: Sequence[History], texts: Sequence[tuple[int, ...]]) -> None:
-        """States of so many tokens are in the live slots."""
-        for row, state, text in zip(rows, states, texts, strict=True):
-            row.confirmed = state[0]
-            row.truth, row.text = {state[0]: state}, text
-        self.record_labels([(row.live, state[0]) for row, state in zip(rows, states, strict=True)])
+    def arrive(self, rows: Sequence[Row], texts: Sequence[Text]) -> None:
+        """States of these tokens are in the live slots."""
+        for row, text in zip(rows, texts, strict=True):
+            row.confirmed, row.text = len(text), text
+        self.record_labels([(row.live, row.confirmed) for row in rows])
 
     # Snapshots
 
@@ -546,7 +490,7 @@ class Ledger:
             assert length <= row.confirmed and self.floor(length) == length
             pages = tuple(row.pages[: length // self.settings.page_size])
             self.page_users.update(pages)
-            snapshot = self.hold(unused.pop(0), length, pages, row.truth[length], row.text[:length])
+            snapshot = self.hold(unused.pop(0), length, row.text[:length], pages)
             pairs.append((snapshot.register, answer))
             kept.append(snapshot)
         assert not unused
@@ -559,14 +503,13 @@ class Ledger:
         return self.choose(self.free_holders[0], length)
 
     def hold(
-        self, register: int, length: int, pages: tuple[int, ...], truth: History, text: tuple[int, ...],
-        owner: str = "snapshot",
-    ) -> Kept:  # fmt: skip
+        self, register: int, length: int, text: Text, pages: tuple[int, ...] = (), owner: str = "snapshot"
+    ) -> Kept:
         """Uses a holder: the one that is free for longest."""
         assert register in self.free_holders[0], f"holder {register}, but {self.free_holders} are free, oldest first"
         self.free_holders[0].remove(register)
         self.free_holders = [group for group in self.free_holders if group]
-        self.kept[register] = Kept(register, length, pages, truth, text, owner)
+        self.kept[register] = Kept(register, length, text, pages, owner)
         return self.kept[register]
 
     def drop(self, kept: Sequence[Kept]) -> None:

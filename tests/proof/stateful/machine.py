@@ -2,11 +2,11 @@
 
 from array import array
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,16 +14,15 @@ from torch import Tensor
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
+from tests.proof.stateful.below import Below
 from tests.proof.stateful.cache import Start, Talk
 from tests.proof.stateful.ledger import COLUMNS, Kept, Row, Text
 from tests.proof.stateful.memory import Lower, Memory, raw, same
+from tests.proof.stateful.model import Model, Planned
 from tests.proof.stateful.settings import Digits, Settings
 from tests.support import inside, owners
 from tests.support.build import build
 from tests.support.fetches import Fetched
-
-if TYPE_CHECKING:
-    from tests.proof.stateful.model import Model, Planned
 
 Faults = set[type[ms.MemstateError]]
 REFUSED = object()  # the answer of a call that raised what it had to
@@ -34,7 +33,7 @@ class Flight:
     """A planned step on both sides. tokens: those of each entry; windows: of a speculative one."""
 
     step: ms.Step
-    planned: "Planned"
+    planned: Planned
     tokens: list[list[int]]
     windows: dict[str, Tensor]
 
@@ -76,18 +75,13 @@ Handles = list[Any]
 
 
 class Machine:
-    """One manager, one model, one memory; `handles` and `snaps` are what a caller would keep.
-
-    model: makes the model, of settings and the generations of rows.
-    """
+    """One manager, one model, one memory; `handles` and `snaps` are what a caller would keep."""
 
     salts: tuple[Any, ...] = ()  # of the prompt drawn last
 
     _same = staticmethod(same)
 
-    def __init__(
-        self, settings: Settings, backend: Backend, model: "Callable[[Settings, Sequence[int]], Model]"
-    ) -> None:
+    def __init__(self, settings: Settings, backend: Backend) -> None:
         s = self.settings = settings
         self.memory = Memory(settings, backend.device)
         self.lower = Lower(settings, backend) if s.tiered else None
@@ -104,8 +98,9 @@ class Machine:
                 sessions=s.sessions(lambda: self.model.seconds),
             )  # fmt: skip
         self.memory.attach(self.mem)
-        self.model = model(settings, owners.table(self.mem).generation.tolist())
+        self.model = Model(settings, owners.table(self.mem).generation.tolist())
         if self.lower:
+            Below(self.model)
             self.lower.attach(self.mem, self.model, self.memory)
         self.model.choose = self._chosen
         self.handles: dict[ms.Row, Row] = {}
@@ -176,7 +171,7 @@ class Machine:
         """Compares the host's counts, the raw tensors of the device and every byte; sends nothing."""
         model, mem, registers = self.model, self.mem, self.registers
         count = model.register_count
-        held, known = _dense(model.held_marks(), count), _dense(model.known, count)
+        held, known = _dense(dict.fromkeys(model.held, True), count), _dense(model.known, count)
         self._same("held on the host", registers.held.tolist(), held)
         self._same("labels on the host", registers.labels.tolist(), known)
         rows = [model.rows.get(number) for number in range(model.row_count + 1)]

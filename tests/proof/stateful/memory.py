@@ -1,9 +1,9 @@
 """The bytes of both sides: a manager's planes between canaries, an engine's KV pages, host memory and storage.
 
-An image of the planes is kept beside them: what the histories say for the slots whose content is known, poison for all
-others, and canaries in between. KV of a token is made of all tokens up to it, so that a page under the wrong prefix is
-found out. Threads, a clock and the faults of storage are turned by hand. All of it is compared with the model, every
-byte.
+A state is made of all its tokens, and KV of a token of all tokens up to it, so that one under the wrong prefix is found
+out. An image of the planes is kept beside them: what the texts say for the slots whose content is known, poison for all
+others, and canaries in between. Threads, a clock and the faults of storage are turned by hand. All of it is compared
+with the model, every byte.
 """
 
 import ctypes
@@ -28,18 +28,9 @@ from memstate.tokens import Prompt
 from tests.proof.stateful.ledger import (
     EMPTY,
     FILLED,
-    FIRST_CELL,
-    FIRST_TAP,
-    RING,
-    SIZE,
-    TAPS,
-    WHOLE,
-    History,
     Row,
     State,
     Text,
-    advance,
-    fold,
 )
 from tests.proof.stateful.settings import Digits, Settings
 from tests.support.fetches import Fetched
@@ -50,7 +41,9 @@ from tests.support.virtual import ByHand, Clock, MemoryStore
 if TYPE_CHECKING:
     from tests.proof.stateful.model import Model
 
-RUBBISH: History = (-1,)  # what in-place kernels leave in slot 0
+RUBBISH: Text = (-1,)  # what in-place kernels leave in slot 0
+UNSEEN: Text = (-3,)  # of a slot that nobody has looked at
+TAPS = 2  # inputs that a convolution keeps
 POISON, CANARY, JUNK = 0xA5, 0xC3, 0x77
 FILL = np.frombuffer(bytes.fromhex("c35a9e17d2864bf1396da0e87c25b40f"), np.uint8)
 FENCE = 64  # bytes before and behind
@@ -88,41 +81,44 @@ def _bytes(tensor: Tensor) -> Bytes:
     return np.ctypeslib.as_array((ctypes.c_uint8 * tensor.numel()).from_address(tensor.data_ptr()))
 
 
+def digest(text: Text) -> int:
+    """A number for a text, 0 for an empty one; the same in every process."""
+    return hash(text) % 2**64 if text else 0
+
+
 class Kind:
-    """How a plane depends on a history: element e is weights[layer][e] * history[cells[e]]."""
+    """How a plane depends on a text: each element is a number of the text times a weight of its own.
+
+    The number is made of the whole text or, in the plane of a convolution, of one of the last tokens.
+    """
 
     def __init__(self, settings: Settings, part: str) -> None:
         self.shape = next(plane.shape for plane in settings.layout.planes if plane.name == part)
         self.dtype = next(UNSIGNED[plane.dtype] for plane in settings.layout.planes if plane.name == part)
-        size = int(np.prod(self.shape))
-        elements = np.arange(size)
-        self.taps = part.startswith("conv")
-        self.channel, tap = elements, elements * 0
-        if part == "conv":
-            tap, self.channel = elements // 3, elements % 3
-        elif part == "conv turned":
-            self.channel, tap = elements // TAPS, elements % TAPS
-        self.cells = {"fold": elements * 0 + WHOLE, "ring": FIRST_CELL + elements % RING}.get(part, FIRST_TAP + tap)
-        odd = 2 * (self.channel + 7 * len(part)) + 3
+        self.size = int(np.prod(self.shape))
+        self.turned, self.tap, channel = part == "conv turned", None, np.arange(self.size)
+        if part.startswith("conv"):
+            self.tap, channel = channel // 3, channel % 3
+        if self.turned:
+            channel, self.tap = np.divmod(np.arange(self.size), TAPS)
+        odd = 2 * (channel + 7 * len(part)) + 3
         self.weights = [(odd + 64 * layer).astype(np.uint64) for layer in range(settings.layers)]
-        number = {(int(t), int(c)): e for e, (t, c) in enumerate(zip(tap, self.channel, strict=True))}
-        moved = [(int(t), int(c)) for t, c in zip(tap, self.channel, strict=True)]
-        self.sources = np.array([[number.get((t + n, c), size) for t, c in moved] for n in range(TAPS + 1)])
 
-    def expected(self, layer: int, states: Sequence[History]) -> NDArray[np.unsignedinteger]:
-        """The elements that histories say, `state element`."""
-        numbers = np.array(states, np.uint64).reshape(-1, SIZE)
-        return (numbers[:, self.cells] * self.weights[layer]).astype(self.dtype)
+    def expected(self, layer: int, texts: Sequence[Text]) -> NDArray[np.unsignedinteger]:
+        """The elements that texts say, `text element`."""
+        numbers = np.array([self._numbers(text) for text in texts], np.uint64).reshape(-1, self.size)
+        return (numbers * self.weights[layer]).astype(self.dtype)
 
-    def advance(self, layer: int, old: NDArray, steps: Sequence[tuple[History, History, int]]) -> NDArray:
-        """A forward pass: the elements of each entry after its tokens, from those before them."""
-        state = old.astype(np.uint64)
-        factors = np.array([factor for factor, _, _ in steps], np.uint64)[:, self.cells]
-        added = np.array([more for _, more, _ in steps], np.uint64)[:, self.cells]
-        if self.taps:
-            padded = np.concatenate([state, np.zeros((len(state), 1), np.uint64)], 1)
-            state = np.take_along_axis(padded, self.sources[[min(n, TAPS) for _, _, n in steps]], 1)
-        return (state * factors + added * self.weights[layer]).astype(self.dtype)
+    def _numbers(self, text: Text) -> Sequence[int]:
+        if self.tap is None:
+            return [digest(text)] * self.size
+        last = [0] * TAPS + [digest((token,)) for token in text[-TAPS:]]
+        return [last[at - TAPS] for at in self.tap]
+
+    def require(self, layer: int, seen: NDArray[np.unsignedinteger], texts: Sequence[Text]) -> None:
+        """What a forward reads is what the texts say."""
+        told = self.expected(layer, texts)
+        assert np.array_equal(seen, told), f"a forward reads {seen.tolist()}, expected {told.tolist()}"
 
 
 class Memory:
@@ -199,10 +195,7 @@ class Memory:
         self.places = {part: [self._place(mem.planes[part][layer], self.kinds[part]) for layer in
                               range(self.settings.layers)] for part in self.kinds}  # fmt: skip
         if before is None:
-            self.shown: dict[str, list[State]] = {
-                part: [EMPTY, *[()] * self.settings.slots]
-                for part in self.kinds  # type: ignore[list-item]
-            }
+            self.shown: dict[str, list[State]] = {part: [EMPTY, *[UNSEEN] * self.settings.slots] for part in self.kinds}
             for part, places in self.places.items():
                 for place in places:
                     place.image[0] = 0
@@ -233,74 +226,64 @@ class Memory:
                 block.tensor.copy_(torch.from_numpy(block.host))
 
     def forward(
-        self, read: list[int], write: list[int], snapshot: list[int], starts: list[int], tokens: list[list[int]],
+        self, read: list[int], write: list[int], snapshot: list[int], texts: list[Text], tokens: list[list[int]],
         marks: list[tuple[int, int, int]],
     ) -> None:  # fmt: skip
         """One step of a model, in which null rows write nothing, or rubbish to slot 0 where kernels work in place.
 
-        marks: entry, tokens and slot of states inside of the step.
+        texts: of the states before it. marks: entry, tokens and slot of states inside of the step.
         """
         self._pull()
         real = [i for i, slot in enumerate(write) if slot > 0]
-        steps = [(*advance(starts[i], tokens[i]), len(tokens[i])) for i in real]
-        to, of = [write[i] for i in real], [read[i] for i in real]
-        taken = [k for k, i in enumerate(real) if snapshot[i] > 0]
-        also = [snapshot[real[k]] for k in taken]
+        to, of, before = [write[i] for i in real], [read[i] for i in real], [texts[i] for i in real]
+        taken = [i for i in real if snapshot[i] > 0]
+        also = [snapshot[i] for i in taken]
         used = [*to, *also, *[slot for _, _, slot in marks]]
         assert len(set(used)) == len(used), f"two entries write one slot: {to} and {also}"
         for k, slot in enumerate(of):
             assert slot not in used or slot == to[k], f"entry {real[k]} reads slot {slot}, which another one writes"
+        after = {i: (*texts[i], *tokens[i]) for i in real}
+        stored = [(write[i], after[i]) for i in real] + [(slot, after[i][: len(texts[i]) + n]) for i, n, slot in marks]
         for part, kind in self.kinds.items():
             copied = part in self.settings.copied
+            told = stored if copied else stored + [(snapshot[i], after[i]) for i in taken]
             for layer, place in enumerate(self.places[part]):
-                if real:
-                    old = place.host[to if copied else of]
-                    state = kind.advance(layer, old, steps)
-                    kept = [
-                        kind.advance(layer, old[[real.index(i)]], [(*advance(starts[i], tokens[i][:n]), n)])[0]
-                        for i, n, _ in marks
-                    ]
-                    place.host[to] = state
-                    for (_, _, slot), one in zip(marks, kept, strict=True):
-                        place.host[slot] = one
-                    if also and not copied:
-                        place.host[also] = state[taken]
+                kind.require(layer, place.host[to if copied else of], before)
+                if told:
+                    place.host[[slot for slot, _ in told]] = kind.expected(layer, [text for _, text in told])
                 if self.settings.in_place and 0 in write:
                     place.host[0] = JUNK
         self._push()
 
     def windows(
-        self, read: list[int], starts: list[int], tokens: list[list[int]], width: int, inputs: bool
+        self, read: list[int], texts: list[Text], tokens: list[list[int]], width: int, inputs: bool
     ) -> dict[str, Tensor]:
         """The states after each token, or for a convolution its inputs; what nobody may read is poison."""
         self._pull()
-        real = [i for i, slot in enumerate(read) if slot > 0]
         found = {}
         for part, kind in self.kinds.items():
-            shape = (self.settings.layers, len(read), width, len(kind.cells))
+            shape = (self.settings.layers, len(read), width, *kind.shape)
             states = np.full(shape, self.poison[part], kind.dtype)
             lined = np.full((*shape[:2], TAPS + width, 3), self.poison[part], kind.dtype)
             for layer, place in enumerate(self.places[part]):
-                for i in real:
-                    old = place.host[[read[i]]]
-                    for n in range(1, len(tokens[i]) + 1):
-                        steps = [(*advance(starts[i], tokens[i][:n]), n)]
-                        states[layer, i, n - 1] = kind.advance(layer, old, steps)[0]
-                        if kind.taps:
-                            turned = kind.shape[0] == 3
-                            for at, source in ((0, old[0]), (n, states[layer, i, n - 1])):
-                                taps = source.reshape(kind.shape).T if turned else source.reshape(kind.shape)
-                                lined[layer, i, at : at + TAPS] = taps
-            whole = lined if kind.taps and inputs else states.reshape(*shape[:3], *kind.shape)
+                for i in [i for i, slot in enumerate(read) if slot > 0]:
+                    kind.require(layer, place.host[[read[i]]], [texts[i]])
+                    ends = [(*texts[i], *tokens[i][:n]) for n in range(len(tokens[i]) + 1)]
+                    told = kind.expected(layer, ends).reshape(-1, *kind.shape)
+                    states[layer, i, : len(tokens[i])] = told[1:]
+                    if kind.tap is not None:
+                        for n, taps in enumerate(told):
+                            lined[layer, i, n : n + TAPS] = taps.T if kind.turned else taps
+            whole = lined if kind.tap is not None and inputs else states
             found[part] = torch.from_numpy(whole.view(whole.dtype.name[1:])).to(self.device)
         return found
 
-    def put(self, slot: int, state: History) -> None:
+    def put(self, slot: int, text: Text) -> None:
         """Writes a state from elsewhere into a slot."""
         self._pull()
         for part, places in self.places.items():
             for layer, place in enumerate(places):
-                place.host[slot] = self.kinds[part].expected(layer, [state])[0]
+                place.host[slot] = self.kinds[part].expected(layer, [text])[0]
         self._push()
 
     def scribble(self) -> None:
@@ -314,7 +297,7 @@ class Memory:
     def lose(self) -> None:
         """The contents of all slots are undefined now."""
         for states in self.shown.values():
-            states[1:] = [()] * (len(states) - 1)
+            states[1:] = [UNSEEN] * (len(states) - 1)
 
     # The comparison
 
@@ -367,12 +350,13 @@ class Memory:
 ELEMENTS = 2  # a token and layer
 
 
-def elements(settings: Settings, number: int | None) -> np.ndarray:
-    """uint32 `layer element` of one token; poison for none."""
-    weights = np.arange(settings.layers * ELEMENTS, dtype=np.uint64).reshape(-1, ELEMENTS) * 2 + 3
-    if number is None:
-        return np.full(weights.shape, int.from_bytes(bytes([POISON] * 4), "little"), np.uint32)
-    return (np.uint64(number) * weights).astype(np.uint32)
+def elements(settings: Settings, texts: Sequence[Text | None]) -> np.ndarray:
+    """uint32 `layer token element` of tokens, each by the text that ends with it; poison for none."""
+    numbers = np.array([digest(text or ()) for text in texts], np.uint64)[:, None]
+    weights = np.arange(settings.layers * ELEMENTS, dtype=np.uint64).reshape(-1, 1, ELEMENTS) * 2 + 3
+    found = (numbers * weights).astype(np.uint32)
+    found[:, [text is None for text in texts]] = int.from_bytes(bytes([POISON] * 4), "little")
+    return found
 
 
 class EngineKv:
@@ -390,31 +374,32 @@ class EngineKv:
         self.model, self.below = model, model.below
 
     def forward(self, rows: Sequence[tuple[Row, int, int]]) -> None:
-        """Each row reads all KV before, and writes that of its tokens."""
+        """Each row (with tokens before, and tokens of the step) reads all KV before, and writes that of its tokens."""
         for row, before, _ in rows:
             if self.model.rows.get(row.number) is row:  # else it was given up between plan and forward
-                self.below.require_kv(row, before)
+                for at in range(before):
+                    page, place = self._place(row, at)
+                    seen = self.below.kv[page][place]
+                    assert seen == row.text[: at + 1], f"row {row.number} reads KV of other tokens at {at}"
         for row, before, n in rows:
-            for page, at, number in self.below.write_kv(row, before, n):
-                self._put(page, at, number)
+            self.write(row, before, before + n)
 
-    def arrive(self, rows: Sequence[Row]) -> None:
-        """KV of rows whose states were computed elsewhere."""
+    def write(self, row: Row, start: int, end: int) -> None:
+        """KV of some tokens of a row."""
+        for at in range(start, end):
+            (page, place), text = self._place(row, at), row.text[: at + 1]
+            self.below.kv[page][place] = text
+            self.plane[:, page, place] = self._tensor(elements(self.settings, [text])[:, 0])
+
+    def _place(self, row: Row, at: int) -> tuple[int, int]:
         size = self.settings.page_size
-        for row in rows:
-            for at in range(len(row.text)):
-                page, place, number = row.pages[at // size], at % size, self.below.number(row.text[: at + 1])
-                self.below.kv[page][place] = number
-                self._put(page, place, number)
+        return row.pages[at // size], at % size
 
     def copy(self, copies: Sequence[tuple[int, int]]) -> None:
         """(to, of) each, as a fork asks for it."""
         for to, of in copies:
             self.below.kv[to] = list(self.below.kv[of])
             self.plane[:, to] = self.plane[:, of]
-
-    def _put(self, page: int, at: int, number: int) -> None:
-        self.plane[:, page, at] = self._tensor(elements(self.settings, number))
 
     def _tensor(self, numbers: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(numbers.view(np.int32)).to(self.plane.device)
@@ -423,13 +408,13 @@ class EngineKv:
         """Compares every page that somebody has; the others are poisoned."""
         self.below.lose_kv()
         seen = self.plane.cpu().numpy().view(np.uint32)
-        for page, numbers in enumerate(self.below.kv[1:], 1):
-            if self.model.page_users[page]:
-                told = np.stack([elements(self.settings, number) for number in numbers], 1)
-                where = f"KV page {page} holds {seen[:, page].tolist()}, expected {told.tolist()}"
-                assert np.array_equal(seen[:, page], told), where
-        free = [page for page in range(1, self.settings.pages + 1) if not self.model.page_users[page]]
-        self.plane[:, free] = self._tensor(elements(self.settings, None))[:, None, None]
+        told = elements(self.settings, [text for page in self.below.kv for text in page]).reshape(seen.shape)
+        used = [page for page in range(1, self.settings.pages + 1) if self.model.page_users[page]]
+        if not np.array_equal(seen[:, used], told[:, used]):
+            for page in used:
+                same(f"KV page {page}", seen[:, page].tolist(), told[:, page].tolist())
+        free = sorted({*range(1, self.settings.pages + 1)} - {*used})
+        self.plane[:, free] = self._tensor(told[:, free])
 
 
 class Lower:
@@ -535,11 +520,6 @@ class Lower:
         above = [(entry.salt, entry.tokens) for entry in self.model.stated]
         return [key for key in there if key not in above]
 
-    def forward(self, rows: Sequence[tuple[Row, int, int]]) -> None:
-        """Writes and reads KV. rows: (row, tokens before, tokens of the step) each."""
-        if self.kv:
-            self.kv.forward(rows)
-
     # The comparison
 
     def digest(self, key: Key) -> bytes:
@@ -570,10 +550,9 @@ class Lower:
                                      f"{[(texts.get(k, k), *rest) for k, *rest in seen]}, expected "
                                      f"{[(texts.get(k, k), *rest) for k, *rest in told]}")  # fmt: skip
             pool = cache.pool
-            users = {record: n for record, n in pool._users.items() if n}
             same(f"free {shelf.kind} records", sorted(pool._free), sorted(shelf.free))
-            same(f"waiting {shelf.kind} records", pool._waiting, shelf.waiting)
-            same(f"{shelf.kind} records in use", users, {record: n for record, n in shelf.users.items() if n})
+            same(f"waiting {shelf.kind} records", pool._written - pool._claimed, shelf.waiting)
+            same(f"{shelf.kind} records that threads write to", pool._written, shelf.written)
             same("evictable", cache.evictable, len(shelf.loose))
             self._look_at_bytes(kind, pool, {item.record: item.key for item in shelf.items if item.filled}, header)
         if self.kv:
@@ -592,28 +571,26 @@ class Lower:
         """Which bytes of a body mean something."""
         return self._body(kind, None) == 1
 
-    def _body(self, kind: str, histories: Any) -> Bytes:
+    def _body(self, kind: str, texts: Any) -> Bytes:
         """The bytes of a body; of ones, where None is asked for."""
         s, parts = self.settings, []
         for layer in range(s.layers):
             if kind == "kv":
                 size = s.page_size * ELEMENTS * 4
-                rows = [elements(s, number)[layer] for number in histories or ()]
-                parts.append(np.concatenate(rows).view(np.uint8) if rows else np.ones(size, np.uint8))
+                page = elements(s, texts)[layer].reshape(-1).view(np.uint8) if texts else None
+                parts.append(page if page is not None else np.ones(size, np.uint8))
                 parts.append(np.zeros(-size % 16, np.uint8))
             else:
                 for part in s.parts:
                     size = s.block_bytes(part)
-                    plane = self.memory.kinds[part].expected(layer, histories) if histories else None
+                    plane = self.memory.kinds[part].expected(layer, texts) if texts else None
                     parts.append(plane.view(np.uint8).reshape(-1) if plane is not None else np.ones(size, np.uint8))
                     parts.append(np.zeros(-size % 16, np.uint8))
         return np.concatenate(parts)
 
     def body(self, kind: str, key: Key) -> Bytes:
         if (kind, key) not in self._bodies:
-            tokens, size = key[1], self.settings.page_size
-            page = [self.below.number(tokens[: len(tokens) - size + at + 1]) for at in range(size)]
-            self._bodies[kind, key] = self._body(kind, page if kind == "kv" else [fold(EMPTY, tokens)])
+            self._bodies[kind, key] = self._body(kind, self.below.of_page(key[1]) if kind == "kv" else [key[1]])
         return self._bodies[kind, key]
 
     def _look_at_bytes(self, kind: str, pool: Any, keys: Mapping[int, Key], header: int) -> None:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tests.proof.stateful.cache import Cache, Found, Lease, Start, Talk
-from tests.proof.stateful.ledger import EMPTY, FILLED, Kept, Later, Row, Text, fold
+from tests.proof.stateful.ledger import FILLED, Kept, Later, Row, Text
 from tests.proof.stateful.settings import Settings
 
 RANKS = {"named": 0, "branch": 2, "prompt": 3}
@@ -106,14 +106,15 @@ class Model(Cache):
 
     # Boundaries
 
-    def is_boundary(self, row: Row, length: int) -> bool:
-        return length % self.settings.every == 0
+    def is_due(self, row: Row, length: int) -> bool:
+        """Whether the row has a snapshot at this length, if it finds a slot."""
+        return length % self.settings.every == 0 and length > row.tracked
 
     def next_boundary(self, row: Row) -> int:
         """Where a chunk should end: beyond the prompt, or at a mark that is lost inside of the chunk."""
         length = self.length(row) + 1
         wanted = [] if self.settings.grid else [at for at, _ in row.coming]
-        while not (self.is_boundary(row, length) and length > row.tracked) and length not in wanted:
+        while not self.is_due(row, length) and length not in wanted:
             length += 1
         return length
 
@@ -129,21 +130,21 @@ class Model(Cache):
         return (whole[-1] if row.coming and whole and end < row.tracked else end) - length
 
     def boundaries(self, row: Row, length: int, reach: int) -> list[int]:
-        """Those in length + 1 .. reach."""
-        return [n for n in range(length + 1, reach + 1) if self.is_boundary(row, n)]
+        """Those in length + 1 .. reach that are due."""
+        return [n for n in range(length + 1, reach + 1) if self.is_due(row, n)]
 
     def needs(self, row: Row, n: int, window: bool) -> tuple[bool, bool]:
         """Whether a row claims a slot in its next step, for certain and perhaps."""
         strategy, length, lanes = self.settings.strategy, self.length(row), self.lanes(row)
         held = [lane for lane in lanes if lane in self.held]
         full = held == lanes or any(not self.known[lane] for lane in held)
-        new = self.is_boundary(row, length) and length > row.tracked and not row.source
+        new = self.is_due(row, length) and not row.source
         if strategy == "redirect":
             certain = bool(self.boundaries(row, length, length + n - 1)) or new
             perhaps = bool(self.boundaries(row, length - 1, length + n))
             return (certain and not held, perhaps and not held) if window else (new and not held,) * 2
         inside = bool(self.boundaries(row, length, length + n))
-        at = self.is_boundary(row, length + n) and length + n > row.tracked
+        at = self.is_due(row, length + n)
         if window:
             return inside and not full, bool(self.boundaries(row, length - 1, length + n)) and not full
         return (at and not full,) * 2
@@ -184,7 +185,7 @@ class Model(Cache):
             self.free_slots(self.free_count + min(limit, lacking))
         named = [(row.number, len(tokens)) if row and not row.finished else (0, 0) for row, tokens in batch]
         step = Planned([], window, marks=inside)
-        if self.pending or (named, limit) != self.named_last:  # else there is nothing to send
+        if self.queue or (named, limit) != self.named_last:  # else there is nothing to send
             step.changes = self.submit_batch()
         self.named_last = named, limit
         claim = self.budget(limit)
@@ -207,7 +208,7 @@ class Model(Cache):
         self.fence([*slots, *(self.slot[register] for register in marked)], marked)
         for mark, kept in inside:
             self.coming.add(kept)
-            kept.truth, kept.text = mark.row.truth[mark.length], mark.row.text[: mark.length]
+            kept.text = mark.row.text[: mark.length]
         if self.below:
             self.below.planned([(entry.row, entry.before, entry.after) for entry in step.entries if entry.row])
         for entry in step.entries:
@@ -243,7 +244,7 @@ class Model(Cache):
         entry.after = length + len(entry.tokens)
         copied = s.slot_bytes(s.copied) if s.copied else 0
         moved = bool(row.source)
-        due = self.is_boundary(row, entry.after) and entry.after > row.tracked
+        due = self.is_due(row, entry.after)
         if s.strategy in ("ping-pong", "lazy") and due:
             lane = self._lane(row, claim)
             if lane:
@@ -251,7 +252,7 @@ class Model(Cache):
                 entry.snapshot, self.label[lane] = self.slot[lane], entry.after
                 if copied:
                     self.due.append((entry.snapshot, entry.write))
-        if s.strategy == "redirect" and self.is_boundary(row, length) and length > row.tracked and not row.source:
+        if s.strategy == "redirect" and self.is_due(row, length) and not row.source:
             moved = self._turn(row, length, claim)
             entry.write = self.slot[row.live]
         if moved and copied:
@@ -260,13 +261,7 @@ class Model(Cache):
             self.copy_content(entry.write, entry.read, s.copied)
             self.copied += copied
         self._go_on(row, entry.after)
-        self._feed(row, length, entry.tokens)
-
-    @staticmethod
-    def _feed(row: Row, length: int, tokens: Sequence[int]) -> None:
-        for n, token in enumerate(tokens, length):
-            row.truth[n + 1] = fold(row.truth[n], [token])
-        row.text = (*row.text[:length], *tokens)
+        row.text = (*row.text[:length], *entry.tokens)
 
     def _go_on(self, row: Row, after: int) -> None:
         self.label[row.live] = after
@@ -304,14 +299,14 @@ class Model(Cache):
             for i, entry in enumerate(step.entries):
                 if entry.row:
                     old = before[i]
-                    assert old == entry.row.truth[entry.before], f"row {entry.row.number} reads another state"
-                    states[entry.write] = fold(old, entry.tokens)
+                    assert old == entry.row.text[: entry.before], f"row {entry.row.number} reads another state"
+                    states[entry.write] = (*old, *entry.tokens)
                     if entry.snapshot and not copied:
                         states[entry.snapshot] = states[entry.write]
             for _, kept in step.marks:
                 self.coming.discard(kept)
                 if kept.register in self.slot:
-                    states[self.slot[kept.register]] = kept.truth
+                    states[self.slot[kept.register]] = kept.text
 
     def tenant(self, entry: Entry) -> Row | None:
         """The row of an entry, unless it is padding or has another tenant since."""
@@ -371,7 +366,7 @@ class Model(Cache):
         s, length = self.settings, entry.before
         assert length == self.label[row.source or row.live]
         entry.after = length + n
-        self._feed(row, length, entry.tokens[:n])
+        row.text = (*row.text[:length], *entry.tokens[:n])
         inside = self.boundaries(row, length, entry.after - (s.strategy == "redirect"))
         mark = inside[-1] if inside and s.strategy != "none" else 0
         lane = 0
@@ -383,7 +378,7 @@ class Model(Cache):
                 row.tracked = self.columns["tracked"][row.number] = mark
         elif mark:
             lane = self._lane(row, claim)
-        elif s.strategy == "redirect" and self.is_boundary(row, length) and length > row.tracked and not row.source:
+        elif s.strategy == "redirect" and self.is_due(row, length) and not row.source:
             self._turn(row, length, claim)
         if lane:
             self.snapshots += 1
@@ -391,9 +386,9 @@ class Model(Cache):
         entry.write = self.slot[row.live]
         self._go_on(row, entry.after)
         for states in self.content.values():
-            states[entry.write] = row.truth[entry.after]
+            states[entry.write] = row.text[: entry.after]
             if lane:
-                states[entry.snapshot] = row.truth[mark]
+                states[entry.snapshot] = row.text[:mark]
 
     def cancelled(self, step: Planned) -> list[Row]:
         """Takes the newest step back; returns its rows, which are real up to where they were before it."""
@@ -410,7 +405,7 @@ class Model(Cache):
         for one in self.kept.values():
             if one.register in self.slot and not self.named(one.register) and one not in self.coming:
                 for states in self.content.values():
-                    assert states[self.slot[one.register]] == one.truth, f"{one} holds another state"
+                    assert states[self.slot[one.register]] == one.text, f"{one} holds another state"
 
     # What a request finds
 
@@ -467,7 +462,7 @@ class Model(Cache):
         found = self.find(start.prompt, start.salt)
         serving = self.serving(start.talk, start.prompt, start.salt) if start.talk else []
         known = max(found.length, serving[0].length if serving else 0)
-        hit = self.below.worth(self.below.find(start.prompt, start.salt, found), known)
+        hit = self.below.find(start.prompt, start.salt, found, known)
         if not hit:
             return None
         shared = [0] * self.pages_for(hit.length)
@@ -664,12 +659,10 @@ class Model(Cache):
         row.prompt = start.prompt
         if origin:
             row.text = origin.text[:length]
-            row.truth = {length: origin.truth if isinstance(origin, Kept) else origin.truth[length]}
         elif start.moved:
             row.text = start.moved[0].text
-            row.truth = {one.length: one.truth for one in start.moved}
         if row.prompt and length:
-            assert row.text == row.prompt[:length] and row.truth[length] == fold(EMPTY, row.text), "another prefix"
+            assert row.text == row.prompt[:length], "another prefix"
         if not origin or start.taken:
             return 0
         return origin.register if isinstance(origin, Kept) else origin.source or origin.live
@@ -692,7 +685,7 @@ class Model(Cache):
             row.floor = row.end[0]
             row.end = None
         elif moved:
-            shared = self.hold(holder, length, (), row.truth[length], row.text[:length])
+            shared = self.hold(holder, length, row.text[:length])
             self.record_moves([(holder, row.live)])
             self.record_claims([row.live])
             row.source = holder
@@ -856,7 +849,7 @@ class Model(Cache):
         pairs = []
         for mark in marks:
             row, n = mark.row, mark.length
-            kept = self.hold(self.next_holder(n), n, (), row.truth.get(n, ()), row.text[:n], "mark")  # type: ignore[arg-type]
+            kept = self.hold(self.next_holder(n), n, row.text[:n], owner="mark")
             row.marks.append((kept, mark.kind))
             pairs.append((mark, kept))
         self.published += len(pairs)

@@ -11,11 +11,9 @@ import torch
 from torch import Tensor
 
 import memstate as ms
-from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import StepRecord
-from tests.proof.stateful.below import Below
 from tests.proof.stateful.cache import Start
-from tests.proof.stateful.ledger import EMPTY, Kept, Later, Row, Text, fold
+from tests.proof.stateful.ledger import EMPTY, Kept, Later, Row, Text
 from tests.proof.stateful.machine import (
     NO_TOKENS,
     REFUSED,
@@ -29,8 +27,8 @@ from tests.proof.stateful.machine import (
     spelled,
 )
 from tests.proof.stateful.memory import RUBBISH
-from tests.proof.stateful.model import Model, Planned
-from tests.proof.stateful.settings import Digits, Settings
+from tests.proof.stateful.model import Planned
+from tests.proof.stateful.settings import Digits
 from tests.support.fetches import Fetched
 
 NO_LIMIT = 2**31 - 1
@@ -59,21 +57,10 @@ BELOW = {
 }  # fmt: skip
 
 
-def modelled(settings: Settings, generations: Sequence[int]) -> Model:
-    """A model, and what lies below it."""
-    model = Model(settings, generations)
-    if settings.tiered:
-        Below(model)
-    return model
-
-
 class Operations(Machine):
     """`run` carries out one of `OPERATIONS`."""
 
     naps = 0
-
-    def __init__(self, settings: Settings, backend: Backend) -> None:
-        super().__init__(settings, backend, modelled)
 
     def run(self, name: str, number: int) -> None:
         """Carries out an operation on both sides and compares everything."""
@@ -97,6 +84,12 @@ class Operations(Machine):
             return
         if strict and not model.strictly_publishable(tenants, bounds):
             faults.add(ms.InvalidArgument)
+        self.publish_rows(rows, faults, strict)
+
+    def publish_rows(self, rows: Handles, faults: Faults, strict: bool = False) -> None:
+        """As handles."""
+        model, tenants = self.model, [self.handles[row] for row in rows if row in self.handles]
+        bounds = [tenant.confirmed for tenant in tenants]
         snaps = self.attempt(faults, lambda: self.mem.publish(rows, strict=strict))
         if snaps is not REFUSED:
             used = [snap.register for snap in snaps if snap]
@@ -160,7 +153,7 @@ class Operations(Machine):
             return
         self.model.submit()
         if self.model.below:
-            self.model.below.settle()
+            self.model.below.advance()
         self.asleep, self.naps, self.kept_bytes = True, 0, keep
         if self.memory.given:
             self.memory.scribble()
@@ -205,14 +198,7 @@ class Operations(Machine):
         nothing = Digits(0)
         if self.asleep:
             self.wake(nothing)
-        while self.flights:
-            self.settle(nothing)
-        self.mem.end(rows := list(self.handles))
-        self.model.end([self.handles[row] for row in rows], None, [])
-        self.forget_rows(rows)
-        self.mem.drop(list(self.snaps))
-        self.model.drop(list(self.snaps.values()))
-        self.snaps.clear()
+        self.end_all()
         self.look()
         self._everything_can_be_had()
         for session, talk in self.talks.items():
@@ -236,6 +222,15 @@ class Operations(Machine):
         assert self.mem.free_slots == self.settings.slots and self.mem.free_pages == self.settings.pages
         assert not self.model.kept and not self.model.slot
 
+    def end_all(self) -> None:
+        """Ends steps and rows, and drops what was published."""
+        while self.flights:
+            self.settle(Digits(0))
+        self.end_rows(Digits(0), list(self.handles), "release")
+        self.mem.drop(list(self.snaps))
+        self.model.drop(list(self.snaps.values()))
+        self.snaps.clear()
+
     def _everything_can_be_had(self) -> None:
         """No request runs: no other waits because of idle sessions, whatever they keep, nor because of the cache."""
         s, nothing = self.settings, Digits(0)
@@ -247,9 +242,7 @@ class Operations(Machine):
         rows = self.admit_all(nothing, drawn)
         assert len(rows) == n, "idle sessions refuse a request for ever"
         self.look()
-        self.mem.end(rows)
-        self.model.end([self.handles[row] for row in rows], None, [])
-        self.forget_rows(rows)
+        self.end_rows(nothing, rows, "release")
 
     # Plan
 
@@ -300,11 +293,11 @@ class Operations(Machine):
 
     def plan_batch(
         self, d: Digits, handles: Handles, counts: list[int], limit: Any = NO_LIMIT, window: bool = False,
-        run: bool = True,
+        run: bool = True, replays: bool | None = None,
     ) -> Flight | None:  # fmt: skip
         """Plans these rows, whatever is wrong with that; the step's forward runs unless told otherwise.
 
-        About half of the forwards run within the plan, as where a graph is replayed.
+        replays: whether the forward runs within the plan, as where a graph is replayed; drawn unless told.
         """
         model = self.model
         given: Any = counts[0] if len(set(counts)) == 1 and len(counts) == len(handles) and d(2) else counts
@@ -317,11 +310,11 @@ class Operations(Machine):
                 self.feed(row, model.length(row), n) if row and not row.finished else []
                 for row, n in zip(rows, counts, strict=True)
             ]
-        starts = [model.length(row) if row and not row.finished else 0 for row in rows]
+        texts = [row.text[: model.length(row)] if row and not row.finished else () for row in rows]
         windows: dict[str, Tensor] = {}
-        replay: Any = None
-        if run and handles and d(2):
-            replay = lambda: windows.update(self._replay(d, window, starts, fed))  # noqa: E731
+        replay: Any = None  # what a captured graph does, launched one by one
+        if replays or (replays is None and run and handles and d(2)):
+            replay = lambda: windows.update(self._run(d, self.mem.launch(len(fed), window=window), window, texts, fed))  # noqa: E731
         elif d(60) == 1:
             self._misuse_replay(handles, given, window)
         packets = model.packets
@@ -363,16 +356,11 @@ class Operations(Machine):
             self._gap(d)
             if flight not in self.flights:  # cancelled, or everything was reset
                 return None
-            flight.windows.update(self._run(d, step.record, window, starts, fed))
-            self._ran(flight)
+            self.forward(d, flight)
             if d(4) == 1:
                 self.look()
                 self.tell_launched()
         return flight
-
-    def _replay(self, d: Digits, window: bool, starts: list[int], fed: list[list[int]]) -> dict[str, Tensor]:
-        """What a captured graph does, launched one by one."""
-        return self._run(d, self.mem.launch(len(fed), window=window), window, starts, fed)
 
     def _misuse_replay(self, handles: Handles, given: Any, window: bool) -> None:
         """Launches outside of a plan, and something that cannot be called."""
@@ -446,14 +434,14 @@ class Operations(Machine):
         return faults
 
     def _run(
-        self, d: Digits, record: StepRecord, window: bool, starts: list[int], fed: list[list[int]]
+        self, d: Digits, record: StepRecord, window: bool, texts: list[Text], fed: list[list[int]]
     ) -> dict[str, Tensor]:
         """The forward on the bytes of slots: it leaves states there, or returns windows."""
         read = record.read.tolist()
         if window:
             width = max(map(len, fed), default=0) + d(2)
-            return self.memory.windows(read, starts, fed, width, inputs=d(2) == 1)
-        self.memory.forward(read, record.write.tolist(), record.snapshot.tolist(), starts, fed, self._marks())
+            return self.memory.windows(read, texts, fed, width, inputs=d(2) == 1)
+        self.memory.forward(read, record.write.tolist(), record.snapshot.tolist(), texts, fed, self._marks())
         return {}
 
     def _marks(self) -> list[tuple[int, int, int]]:
@@ -466,14 +454,21 @@ class Operations(Machine):
         self._same("number of marks", step.marked, len(told))
         self._same("marks of the step", self._marks(), told)
 
+    def forward(self, d: Digits, flight: Flight) -> None:
+        """Runs the forward of a step after its plan."""
+        entries, record = flight.planned.entries, flight.step.record
+        texts = [entry.row.text[: entry.before] if entry.row else () for entry in entries]
+        flight.windows.update(self._run(d, record, flight.planned.window, texts, flight.tokens))
+        self._ran(flight)
+
     def _ran(self, flight: Flight) -> None:
         """What the forward has done, as the model has it."""
         planned = flight.planned
         if planned.window:
             return
         self.model.forward(planned)
-        if self.lower:
-            self.lower.forward([(entry.row, entry.before, len(entry.tokens)) for entry in planned.entries if entry.row])
+        if self.lower and self.lower.kv:
+            self.lower.kv.forward([(e.row, e.before, len(e.tokens)) for e in planned.entries if e.row])
         if self.settings.in_place and not self.settings.pad and not all(entry.row for entry in planned.entries):
             for states in self.model.content.values():
                 states[0] = RUBBISH
@@ -564,9 +559,9 @@ class Operations(Machine):
         if self.attempt(faults, call) is not REFUSED:
             rows = [(self.model.tenant(entry), entry.before) for entry in entries]
             self.model.accept(flight.planned, accepted, over, limit)
-            if self.lower:
-                self.lower.forward([(row, n, entry.after - n) for entry, (row, n) in zip(entries, rows, strict=True) if
-                                    row and entry.after])  # fmt: skip
+            if self.lower and self.lower.kv:
+                told = [(row, n, entry.after - n) for entry, (row, n) in zip(entries, rows, strict=True)]
+                self.lower.kv.forward([one for one in told if one[0] and one[2] > -one[1]])
             self.forget_step(flight)
             told = [entry.after for entry in entries]
             self._same("after what was accepted", step.after.tolist(), told)
@@ -617,10 +612,16 @@ class Operations(Machine):
         if snaps is REFUSED:  # it has no forward, so that it must go
             publish, tokens, texts = False, None, None
             snaps = self.attempt(set(), call)
-        rows = model.cancelled(flight.planned)
-        used = [snap.register for snap in snaps if snap] if publish else None
         if texts is not None:
             texts = [text for text, entry in zip(texts, flight.planned.entries, strict=True) if entry in entries]
+        self.cancelled(flight, snaps, publish, texts)
+
+    def cancelled(self, flight: Flight, snaps: Any, publish: bool, texts: list[Text] | None = None) -> None:
+        """What the cancel of a step has done, as the model has it."""
+        model = self.model
+        entries = [entry for entry in flight.planned.entries if model.tenant(entry)]
+        rows = model.cancelled(flight.planned)
+        used = [snap.register for snap in snaps if snap] if publish else None
         kept = iter(model.end(rows, used, [row.confirmed for row in rows], texts))
         self.note_snaps(snaps, [next(kept) if entry in entries else None for entry in flight.planned.entries])
         self.forget_rows([handle for handle, row in self.handles.items() if row in rows])
@@ -692,18 +693,23 @@ class Operations(Machine):
         return {error for error, is_short in zip(numbers, short, strict=True) if is_short}, numbers
 
     def fork(self, d: Digits) -> None:
-        model, s = self.model, self.settings
         handles: Handles = list(self.handles)
         settled = [row for row in handles if not self.handles[row].unsettled]
         row = d.pick(*(settled or handles or foreign().rows[:1]), *handles)
         if d(40) == 1:
             row = self.bad_row(d)
         names: Any = [f"fork {self.calls}.{i}" for i in range(d(4))]
-        faults, tenant = self.row_faults([row]), self.handles.get(row)
+        wrong = d(40) == 1
+        self.fork_row(row, d.pick("ab", 3) if wrong else names, {ms.InvalidArgument} if wrong else set())
+
+    def fork_row(self, row: Any, names: Any, faults: Faults) -> Handles:
+        """Returns the new rows, none where that is refused."""
+        model, s, tenant = self.model, self.settings, self.handles.get(row)
+        faults = faults | self.row_faults([row])
         numbers: dict[type, tuple[int, ...]] = {}
         if tenant and (tenant.unsettled or tenant.finished):
             faults.add(ms.InvalidArgument)
-        if tenant and names:
+        if tenant and isinstance(names, list) and names:
             length = model.length(tenant)
             partial = model.pages_for(length) - model.pages_for(model.floor(length))
             moved = s.direct and not tenant.source
@@ -714,18 +720,15 @@ class Operations(Machine):
                 faults.add(ms.InvalidArgument)
             if moved and not model.free_holders and not model.ready_to_go:
                 faults.add(ms.InvalidArgument)
-        if d(40) == 1:
-            names = d.pick("ab", 3)
-            faults.add(ms.InvalidArgument)
         fork = self.attempt(faults, lambda: self.mem.fork(row, names), numbers)
         if fork is REFUSED:
-            return
-        assert tenant
+            return []
         tenants, copies = model.fork(tenant, names, int(self.registers.source[row.index]))
         self.note_rows(fork.rows, tenants)
         if self.lower and self.lower.kv:
             self.lower.kv.copy(copies)
         self._same("page copies", [tuple(map(int, pair)) for pair in fork.page_copies], copies)
+        return fork.rows
 
     def arrived(self, d: Digits) -> None:
         """A state from elsewhere, written to the slots that the device names."""
@@ -755,19 +758,19 @@ class Operations(Machine):
         texts = [
             tuple(self.feed(self.handles.get(row, Row(0, 0, "")), 0, n)) for row, n in zip(rows, lengths, strict=True)
         ]
-        states = [fold(EMPTY, text) for text in texts]
         if not faults:
-            for row, slot, state in zip(rows, slots.wait().tolist(), states, strict=True):
+            for row, slot, text in zip(rows, slots.wait().tolist(), texts, strict=True):
                 self._same("the slot of an arrival", slot, model.slot[self.handles[row].live])
-                self.memory.put(slot, state)
+                self.memory.put(slot, text)
                 for contents in model.content.values():
-                    contents[slot] = state
+                    contents[slot] = text
         if self.attempt(faults, lambda: self.mem.device.arrived(rows, lengths)) is not REFUSED:
-            model.arrive(tenants := [self.handles[row] for row in rows], states, texts)
+            model.arrive(tenants := [self.handles[row] for row in rows], texts)
             for tenant in tenants:
                 model.arrived_at(tenant)
             if self.lower and self.lower.kv:
-                self.lower.kv.arrive(tenants)
+                for tenant in tenants:
+                    self.lower.kv.write(tenant, 0, tenant.confirmed)
 
     def _begun(self, tenant: Row) -> bool:
         return bool(self.model.known[tenant.live] or tenant.source or tenant.unsettled or tenant.finished)
@@ -1009,8 +1012,7 @@ class Operations(Machine):
         state = found.stated.state if found.stated else None
         seen = (match.tokens, match.length, match.kv_length, match.evicted_length)
         self._same("match", seen, (found.tokens, found.length, found.kv, found.gone))
-        hit = self.model.below.find(prompt, salt, found) if self.model.below else None
-        hit = self.model.below.worth(hit, found.length) if self.model.below else None
+        hit = self.model.below.find(prompt, salt, found, found.length) if self.model.below else None
         self._same("match in host memory", match.host_length, hit.length if hit else 0)
         self._same("snapshot", match.snapshot and match.snapshot.register, state and state.register)
         no_sharing, evicted, no_snapshot = found.lost()
@@ -1101,12 +1103,11 @@ class Operations(Machine):
             found, talk = model.find(prompt, salt), self.talks.get(session)
             serving = model.serving(talk, prompt, salt) if talk else []
             covered = max(found.length, serving[0].length if serving else 0)
-            hit = below.worth(below.find(prompt, salt, found), covered)
+            hit = below.find(prompt, salt, found, covered)
             covered, keys = max(covered, hit.length if hit else 0), below.keys(prompt[:-1], salt)
         fetch = self.attempt(faults, lambda: self.mem.prefetch(given, salt, session))
         if fetch is REFUSED:
             return None
-        assert below and found
         self.fetches[fetch] = below.start(keys, covered, found.kv // s.page_size)
         return fetch
 
@@ -1115,19 +1116,17 @@ class Operations(Machine):
 
     def ready(self, d: Digits) -> None:
         """Asked by whoever might admit its request."""
-        below = self.model.below
-        if below and (fetches := list(self.fetches)):
+        if fetches := list(self.fetches):
             self.ready_for(d.pick(*(self._open() or fetches), *fetches[-1:]))
 
     def ready_for(self, fetch: ms.tiers.Fetch) -> None:
-        assert self.mem.tiers and self.model.below
         self._same("ready", self.mem.tiers.ready(fetch), self.model.below.ready(self.fetches[fetch]))
         self.look()
 
     def unfetch(self, d: Digits) -> None:
         """At any moment."""
         below, tiers = self.model.below, self.mem.tiers
-        if below and tiers and self.fetches:
+        if self.fetches:
             fetch = d.pick(*(self._open() or self.fetches), *list(self.fetches)[-1:])
             tiers.cancel(fetch)
             below.cancel(self.fetches[fetch])
@@ -1146,7 +1145,7 @@ class Operations(Machine):
     def spoil(self, d: Digits) -> None:
         """Storage, from now on."""
         below, lower = self.model.below, self.lower
-        if below and lower and self.settings.storing:
+        if lower and self.settings.storing:
             how = d(12)
             if how < 10:
                 records = sorted(below.storage.records, key=str)
@@ -1174,30 +1173,28 @@ class Operations(Machine):
     def thin(self, d: Digits) -> None:
         """Host memory is needed for something else."""
         below, tiers = self.model.below, self.mem.tiers
-        if below and tiers:
+        if below:
             at, n = d(len(below.shelves)), d.pick(1, 2, 3, 99)
             tiers._caches[-1 - at].evict(n)
             below.shelves[-1 - at].evict(n)
 
     def hurt(self, d: Digits, fetch: Fetched) -> None:
         """Something is wrong with what a prefetch is after."""
-        assert self.lower and self.model.below
         there = [(kind, key) for key in fetch.keys for kind in ("state", "kv")
                  if (kind, key) in self.model.below.storage.records]  # fmt: skip
         if there:
             self.lower.spoil(*d.pick(*there[::-1]), d.pick(*FAULTS[:6]))
 
     def flush(self, d: Digits) -> None:
-        if self.lower and self.model.below and self.mem.tiers:
+        if self.lower:
             with self.lower.waiting():
                 flushed = self.attempt(self._waiting_faults(), self.mem.tiers.flush)
             if flushed is not REFUSED:
                 self.model.below.flush()
 
     def empty_host(self, d: Digits) -> None:
-        if self.lower and self.model.below and self.mem.tiers and d(2):
-            faults = self._waiting_faults()
-            if faults:
+        if self.lower and d(2):
+            if self._waiting_faults():
                 with pytest.raises(ms.InvalidArgument):
                     self.mem.tiers.clear()
                 return
@@ -1224,7 +1221,7 @@ class Operations(Machine):
 
     def fetch_first(self, d: Digits, prompt: Text, salt: Hashable) -> None:
         """What a scheduler does while a request waits."""
-        if not (self.model.below and self.settings.storing and d(4)):
+        if not (self.settings.storing and d(4)):
             return
         if d(4) == 1:
             self.thin(Digits(3 * len(self.model.below.shelves)))  # of KV, where there is any, all

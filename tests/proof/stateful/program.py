@@ -6,7 +6,8 @@ run(Program(settings=17, operations=(("admit", 1), ("plan", 0))), backend)
 import random
 import traceback
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
@@ -19,31 +20,24 @@ LARGEST = 2**128
 
 @dataclass(frozen=True)
 class Program:
-    """settings: the number they are drawn from; strategy, overlap, tiered: given instead of drawn. operations: name and
-    number each.
-    """
+    """settings: the number they are drawn from; given: what is not drawn. operations: name and number each."""
 
     settings: int
     operations: tuple[tuple[str, int], ...]
-    strategy: str | None = None
-    overlap: bool | None = None
-    tiered: bool | None = None
+    given: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def random(
-        cls, seed: object, length: int, strategy: str | None = None, overlap: bool | None = None,
-        tiered: bool | None = None,
-    ) -> "Program":  # fmt: skip
+    def random(cls, seed: object, length: int, **given: Any) -> "Program":
         """The same for the same seed."""
         chance = random.Random(f"{seed}")
         settings = chance.randrange(LARGEST)
-        shares = OPERATIONS | (BELOW if Settings.draw(settings, strategy, overlap, tiered).tiered else {})
+        shares = OPERATIONS | (BELOW if Settings.draw(settings, **given).tiered else {})
         names = chance.choices(list(shares), list(shares.values()), k=length)
         numbers = [chance.randrange(LARGEST) for _ in names]
-        return cls(settings, tuple(zip(names, numbers, strict=True)), strategy, overlap, tiered)
+        return cls(settings, tuple(zip(names, numbers, strict=True)), given)
 
     def drawn(self) -> Settings:
-        return Settings.draw(self.settings, self.strategy, self.overlap, self.tiered)
+        return Settings.draw(self.settings, **self.given)
 
 
 class Difference(AssertionError):

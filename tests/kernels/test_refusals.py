@@ -1,0 +1,151 @@
+"""What operations refuse before anything moves: every tensor that they take, spoilt in every way, is named.
+
+Refusals that hang on where memory lies, or on two arguments at once: test_checks.py, test_slices.py.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from memstate.kernels.dispatch import OPS, Backend
+from tests.support import byte_cases, register_cases
+from tests.support.op_case import Case, Maker
+
+INNER = ("claim", "ownership", "run_data")  # get nothing but what memstate has made
+OWN = ("registers", "planes", "records", "bitmap", "counters")  # made by memstate
+STEPS = ("conv_step", "gated_delta_step", "selective_step")
+OPTIONAL = (
+    "a_log", "bias", "conv", "d", "dt_bias", "first", "h", "inputs", "marks", "out", "plane", "slots", "window", "z",
+)  # fmt: skip
+
+
+def shorter(axis: int) -> Callable[[Tensor], Tensor | None]:
+    return lambda t: t.narrow(axis, 0, t.shape[axis] - 1) if t.dim() > axis and t.shape[axis] else None
+
+
+def reordered(t: Tensor) -> Tensor | None:
+    """The same numbers, the last two axes lying the other way round."""
+    if t.dim() < 3 or min(t.shape[-2:]) == 1:
+        return None
+    return t.mT.contiguous().mT if t.is_contiguous() else t.contiguous()
+
+
+SPOILT: dict[str, Callable[[Tensor], Any]] = {  # None: not possible
+    "a list": lambda t: t.tolist(),
+    "elsewhere": lambda t: t.to("meta"),
+    "another dtype": lambda t: t.to(torch.complex128) if t.is_complex() else t.double(),
+    "negated": lambda t: torch._neg_view(t) if t.is_floating_point() else None,  # in memory are other values
+    "an axis more": lambda t: t[None],
+    "an axis less": lambda t: t[0] if len(t) else None,
+    "spread": lambda t: t.repeat_interleave(2, -1)[..., ::2] if t.shape[-1] > 1 else None,
+    "reordered": reordered,
+    "shorter": shorter(0), "axis 1 shorter": shorter(1), "axis 2 shorter": shorter(2), "axis 3 shorter": shorter(3),
+}  # fmt: skip
+FITS = {  # fewer slots, registers or records; another size, if nothing else says it; either order
+    "shorter": ("ids", "state", "slots", "out", "source", "packet"), "axis 1 shorter": ("plane",),
+    "axis 2 shorter": ("plane", "conv"), "axis 3 shorter": ("conv",), "reordered": ("state", "plane", "conv"),
+}  # fmt: skip
+
+
+def given(arguments: dict[str, Any]) -> Iterator[tuple[str, str, Tensor]]:
+    """Name of an argument, of its field if it has several tensors, and tensor."""
+    for name, value in arguments.items():
+        if isinstance(value, Tensor):
+            yield name, "", value
+        elif isinstance(value, tuple) and name not in (*OWN, "rules"):
+            yield from ((name, field, getattr(value, field)) for field in value._fields)  # type: ignore[attr-defined]
+
+
+def made(op: str, seed: int) -> Case:
+    case: Case = (getattr(byte_cases, op, None) or getattr(register_cases, op))(Maker(seed))
+    if "registers" in case.arguments:  # a register file's are not looked at
+        case.arguments["registers"] = case.arguments["registers"]._replace(trusted=False)
+    return case
+
+
+@pytest.mark.parametrize("how", SPOILT)
+@pytest.mark.parametrize("op", [op for op in OPS if op not in INNER])
+def test_G1_a_tensor_that_does_not_fit_is_named_and_nothing_changes(backend: Backend, op: str, how: str) -> None:
+    for seed in range(6):
+        case = made(op, seed)
+        before = [whole.clone() for whole in case.memory]
+        for name, field, tensor in given(case.arguments):
+            if name in (*OWN, *FITS.get(how, ())) or (spoilt := SPOILT[how](tensor)) is None:
+                continue
+            value = case.arguments[name]._replace(**{field: spoilt}) if field else spoilt
+            named = field or name
+            others = "" if how == "a list" else rf"|\w+: expected|expected .*\b{named}\b"  # of two, either may be named
+            with pytest.raises(ValueError, match=rf"^(?:{re.escape(named)}\b{others})"):
+                getattr(backend, op)(**(case.arguments | {name: value}))
+        assert all(map(torch.equal, case.memory, before))
+
+
+@pytest.mark.parametrize("op", [op for op in OPS if op not in INNER])
+def test_G1_what_is_left_out_is_named(backend: Backend, op: str) -> None:
+    case = made(op, 1)
+    for name, field, _ in given(case.arguments):
+        if not field and name not in (*OWN, *OPTIONAL):
+            with pytest.raises(ValueError, match=rf"^{name}\b"):
+                getattr(backend, op)(**(case.arguments | {name: None}))
+    if "packet" in case.arguments:  # may be longer than its batch needs
+        with pytest.raises(ValueError, match=r"^packet: expected \d+ int32 or more"):
+            getattr(backend, op)(**(case.arguments | {"packet": case.arguments["packet"][:15]}))
+
+
+ADDRESSES = {  # what lanes move 16 bytes at a time
+    "gated_delta_step": ("window",), "selective_step": ("a", "window"),
+    "pack_slots": ("out",), "unpack_slots": ("source",), "pack_int8": ("out",), "unpack_int8": ("source",),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("op", ADDRESSES)
+def test_D4_what_begins_off_16_bytes_is_named(backend: Backend, op: str) -> None:
+    found = set()
+    for case in (made(op, seed) for seed in range(8)):
+        for name, _, tensor in given(case.arguments):
+            if name in ADDRESSES[op] and tensor.dim() > 1:  # not weights of a head
+                whole = torch.zeros(tensor.nbytes + 4096, dtype=torch.uint8)[8:]
+                shifted = whole.view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
+                with pytest.raises(ValueError, match=rf"^{name}: .*16"):
+                    getattr(backend, op)(**(case.arguments | {name: shifted}))
+                found.add(name)
+    assert found == set(ADDRESSES[op])
+
+
+WRITTEN = dict.fromkeys(("gather_slots", "pack_slots", "pack_int8"), ("out",)) | {"scatter_states": ("plane", "conv")}
+WRITTEN |= dict.fromkeys(("scatter_slots", "scatter_accepted", "scatter_inputs"), ("plane",))
+WRITTEN |= dict.fromkeys(STEPS, ("out", "state", "window"))
+
+
+def overlaid(*tensors: Tensor) -> list[Tensor]:
+    """Tensors of these shapes and strides that begin at one address."""
+    room = torch.zeros(max(t.untyped_storage().nbytes() for t in tensors), dtype=torch.uint8)
+    return [room[: room.numel() // 16 * 16].view(t.dtype).as_strided(t.shape, t.stride()) for t in tensors]
+
+
+@pytest.mark.parametrize("op", WRITTEN)
+def test_D4_D12_what_is_written_shares_no_byte_with_anything_and_no_graph_has_it(backend: Backend, op: str) -> None:
+    """Which bytes are shared, exactly: test_checks.py."""
+    for case in (made(op, seed) for seed in range(6)):
+        call, before = getattr(backend, op), [whole.clone() for whole in case.memory]
+        for name in (name for name in WRITTEN[op] if case.arguments[name] is not None):
+            written = case.arguments[name]
+            for other, field, tensor in given(case.arguments):
+                if tensor.numel() and {name, other} not in ({name}, {"plane", "conv"}):  # which lie in one arena
+                    here, there = overlaid(written, tensor)
+                    changed = case.arguments[other]._replace(**{field: there}) if field else there
+                    with pytest.raises(ValueError, match=r"^\w+: (?:bytes 0x|.*shares? bytes).*"):
+                        call(**(case.arguments | {name: here, other: changed}))
+            if written.is_floating_point() or written.is_complex():
+                with pytest.raises(ValueError, match=rf"^{name}: requires grad.*\.detach\(\)"):
+                    call(**(case.arguments | {name: written.detach().requires_grad_()}))
+            slot = int(name in ("plane", "conv"))
+            if name != "window" and not (name == "out" and op in (*STEPS, "gather_slots")) and written.shape[slot] > 1:
+                strides = [0 if axis == slot else stride for axis, stride in enumerate(written.stride())]
+                with pytest.raises(ValueError, match=rf"^{name}: (?:slots share bytes|records of \d+ bytes lie)"):
+                    call(**(case.arguments | {name: written.as_strided(written.shape, strides)}))
+        assert all(map(torch.equal, case.memory, before))

@@ -205,21 +205,29 @@ def _check_conv_state(state: Tensor, shape: tuple[int, int]) -> Blocks:
 
 
 def check_gated_delta(
-    q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, state: Tensor, read: Tensor, write: Tensor,
+    q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor | None, state: Tensor, read: Tensor, write: Tensor,
     snapshot: Tensor, tokens: Tensor, scale: float | None, out: Tensor | None, window: Tensor | None,
     marks: Marks | None, a_log: Tensor | None, dt_bias: Tensor | None, sigmoid: bool, normalize: bool,
-) -> tuple[int, ...]:  # fmt: skip
-    """Returns how many elements lie between tokens of q, k, v, decay and beta; refuses arguments that do not fit."""
+    a: Tensor | None, b: Tensor | None,
+) -> tuple[int | None, ...]:  # fmt: skip
+    """Refuses arguments that do not fit each other.
+
+    Returns:
+        Elements between a token and the next of q, k, v, decay, beta, a and b; None of what is not given.
+    """
     rows = {"read": read, "write": write, "snapshot": snapshot, "tokens": tokens}
     tensors: dict[str, Tensor | None] = {
-        "state": state, "q": q, "k": k, "v": v, "decay": decay, "beta": beta, **rows,
+        "state": state, "q": q, "k": k, "v": v, "decay": decay, "beta": beta, "a": a, "b": b, **rows,
         "a_log": a_log, "dt_bias": dt_bias, "out": out, "window": window,
     }  # fmt: skip
-    check_tensors(tensors, "a_log", "dt_bias", "out", "window")
+    low_rank = a is not None or b is not None
+    check_tensors(tensors, *(("beta",) if low_rank else ("a", "b")), "a_log", "dt_bias", "out", "window")
     device = state.device
     for name, switch in (("sigmoid", sigmoid), ("normalize", normalize)):
         if not isinstance(switch, bool):
             raise ValueError(f"{name}: expected True or False, got {switch!r}")
+    if low_rank and (beta is not None or a_log is not None or sigmoid or normalize):
+        raise ValueError("a, b: expected beta=None beside them, and no a_log, sigmoid or normalize")
     if scale is not None and not (isinstance(scale, float | int | Real) and abs(scale) <= LARGEST):
         raise ValueError(f"scale: expected a number that float32 holds, or None, got {scale!r:.60}")
     if q.dim() != 4 or v.dim() != 4 or not q.shape[2] or v.shape[2] % q.shape[2]:
@@ -239,7 +247,13 @@ def check_gated_delta(
         check_tokens("k", k, "batch token key_head key", (batch, token, key_head, key), device),
         check_tokens("v", v, "batch token head value", (batch, token, head, value), device),
         check_tokens("decay", decay, f"batch token {of_head}", (batch, token, *rates), device),
-        check_tokens("beta", beta, "batch token head", (batch, token, head), device),
+        None if beta is None else check_tokens("beta", beta, "batch token head", (batch, token, head), device),
+        *(
+            None
+            if x is None
+            else check_tokens(name, x, "batch token key_head key", (batch, token, key_head, key), device)
+            for name, x in (("a", a), ("b", b))
+        ),
     )
     if a_log is not None:
         check("a_log", a_log, "head", (head,), device)

@@ -39,7 +39,7 @@ PER_CALL = [
     "read_ptr", "write_ptr", "snapshot_ptr", "tokens_ptr",
     "mark_count_ptr", "mark_entry_ptr", "mark_offset_ptr", "mark_slot_ptr",
     "max_tokens", "last", "stride_units", "window_units", "scale",
-    "q_apart", "k_apart", "v_apart", "decay_apart", "beta_apart",
+    "q_apart", "k_apart", "v_apart", "decay_apart", "beta_apart", "a_ptr", "b_ptr", "a_apart", "b_apart",
 ]  # fmt: skip
 
 
@@ -239,6 +239,7 @@ def _gated_delta_step(
     q_ptr, k_ptr, v_ptr, decay_ptr, beta_ptr, a_log_ptr, dt_bias_ptr, state_ptr, window_ptr, out_ptr,
     read_ptr, write_ptr, snapshot_ptr, tokens_ptr, mark_count_ptr, mark_entry_ptr, mark_offset_ptr, mark_slot_ptr,
     max_tokens, last, stride_units, window_units, scale, q_apart, k_apart, v_apart, decay_apart, beta_apart,
+    a_ptr, b_ptr, a_apart, b_apart,
     HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, PER_KEY: tl.constexpr,
     KEY_FASTEST: tl.constexpr, UNIT: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
     LANES: tl.constexpr, RUN: tl.constexpr, SIGMOID: tl.constexpr, NORMALIZE: tl.constexpr,
@@ -286,9 +287,10 @@ def _gated_delta_step(
         if VALUE * v_ptr.dtype.element_ty.primitive_bitwidth % 128 == 0:
             v_at = tl.multiple_of(v_at, 16)  # it was seen at the door
         v = _values(v_at, VALUE, BLOCK_V, KEY_FASTEST, LANES)
-        beta = tl.load(beta_ptr + token * beta_apart + head).to(tl.float32)
-        if SIGMOID:
-            beta = sigmoid(beta)
+        if beta_ptr is not None:
+            beta = tl.load(beta_ptr + token * beta_apart + head).to(tl.float32)
+            if SIGMOID:
+                beta = sigmoid(beta)
 
         if PER_KEY:
             decay = _keys(decay_ptr + (token * decay_apart + head * KEY), KEY, KEY_FASTEST, LANES, RUN, PIECES)
@@ -307,17 +309,28 @@ def _gated_delta_step(
                 gate = -rate * softplus(gate)
             gate = tl.exp(gate)
             gates += (gate[:, None] if PER_KEY else gate,)
+        if a_ptr is not None:
+            a = _keys(a_ptr + (token * a_apart + key_head * KEY), KEY, KEY_FASTEST, LANES, RUN, PIECES)
+            seen = _dot(a, s, PIECES * RUN)[None, :]
         old = s
         s = ()
         for piece in tl.static_range(PIECES * RUN):
             s += (old[piece] * gates[piece if PER_KEY else 0],)
-        seen = _dot(k, s, PIECES * RUN)[None, :]
-        if NORMALIZE:
-            k_norm = _inverse_norm(k, PIECES * RUN)
-            seen = seen * k_norm
-        delta = beta * (v - seen)
-        if NORMALIZE:
-            delta = delta * k_norm
+        if a_ptr is not None:
+            b = _keys(b_ptr + (token * b_apart + key_head * KEY), KEY, KEY_FASTEST, LANES, RUN, PIECES)
+            old = s
+            s = ()
+            for piece in tl.static_range(PIECES * RUN):
+                s += (tl.fma(b[piece][:, None], seen, old[piece]),)
+            delta = v
+        else:
+            seen = _dot(k, s, PIECES * RUN)[None, :]
+            if NORMALIZE:
+                k_norm = _inverse_norm(k, PIECES * RUN)
+                seen = seen * k_norm
+            delta = beta * (v - seen)
+            if NORMALIZE:
+                delta = delta * k_norm
         old = s
         s = ()
         for piece in tl.static_range(PIECES * RUN):
@@ -388,15 +401,16 @@ def _most(unit: int, itemsize: int, warps: int) -> int:
 
 
 def gated_delta_step(
-    q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, state: Tensor, read: Tensor, write: Tensor,
+    q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor | None, state: Tensor, read: Tensor, write: Tensor,
     snapshot: Tensor, tokens: Tensor, scale: float | None = None, out: Tensor | None = None,
     window: Tensor | None = None, marks: Marks | None = None, a_log: Tensor | None = None,
-    dt_bias: Tensor | None = None, sigmoid: bool = False, normalize: bool = False,
+    dt_bias: Tensor | None = None, sigmoid: bool = False, normalize: bool = False, a: Tensor | None = None,
+    b: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Launches the op; see `memstate.kernels.reference.gated_delta.gated_delta_step`."""
-    apart = check_gated_delta(
+    *apart, a_apart, b_apart = check_gated_delta(
         q, k, v, decay, beta, state, read, write, snapshot, tokens, scale, out, window, marks, a_log, dt_bias, sigmoid,
-        normalize,
+        normalize, a, b,
     )  # fmt: skip
     batch, max_tokens, heads, values = v.shape
     out = v.new_empty(v.shape) if out is None else out
@@ -412,7 +426,7 @@ def gated_delta_step(
     _gated_delta_step[(triton.cdiv(values, block_v), heads, batch)](
         q, k, v, decay, beta, a_log, dt_bias, state, window, out, read, write, snapshot, tokens, *(marks or NO_MARKS),
         max_tokens, state.shape[0] - 1, state.stride(0) // unit, heads * keys * values // unit,
-        keys**-0.5 if scale is None else float(scale), *apart,
+        keys**-0.5 if scale is None else float(scale), *apart, a, b, a_apart, b_apart,
         HEADS=heads, KEY_HEADS=key_heads, KEY=keys, VALUE=values, PER_KEY=decay.dim() == 4, KEY_FASTEST=key_fastest,
         UNIT=unit, BLOCK_K=block_k, BLOCK_V=block_v, LANES=lanes, RUN=run, SIGMOID=sigmoid,
         NORMALIZE=normalize, num_warps=warps,
@@ -433,11 +447,13 @@ GATES: dict[str, dict[str, Any]] = {  # those inside the kernel: none, or all th
     "_gates": {"SIGMOID": True, "NORMALIZE": True},
 }  # fmt: skip
 
+LOW_RANK = ("a_ptr", "b_ptr", "a_apart", "b_apart")
 COMMON = {  # order of the state and what is stored -> compiled for every change, of either width of the state
     "": ("", "_window", "_marks", "_value_key", "_value_key_marks"),
     "_kda": ("", "_window"),
     "_gates": ("", "_value_key"),
     "_kda_gates": ("_value_key",),
+    "_rwkv7": ("", "_window", "_value_key_marks"),
 }  # fmt: skip
 
 
@@ -445,19 +461,24 @@ def compile_cases() -> list[CompileCase]:
     """The launches to compile ahead: 32 heads of 128 x 128, bf16 inputs, every dtype of the state, both orders of it.
 
     One decay a head with 16 key heads, one a key channel with 32; gates given, or computed from what a model projects;
-    storing slots, storing a window, and storing slots of marks too. Tiles of other sizes are rare cases, and so is a
-    state whose slots lie at any element.
+    RWKV-7 with heads of 64 x 64; storing slots, storing a window, and storing slots of marks too. Tiles of other sizes
+    are rare cases, and so is a state whose slots lie at any element.
     """
+    delta = dict.fromkeys(LOW_RANK)
     kinds: dict[str, dict[str, Any]] = {
-        "": {"KEY_HEADS": 16, "PER_KEY": False},
-        "_kda": {"KEY_HEADS": 32, "PER_KEY": True},
-    }
-    return [
-        _case(dtype, itemsize, f"{kind}{gates}", heads | GATES[gates], key_fastest, stores, keys, values, unit)
-        for (dtype, itemsize), (kind, heads), gates, key_fastest, stores in product(
-            (("fp32", 4), ("bf16", 2), ("fp16", 2)), kinds.items(), GATES, (False, True), ("", "_window", "_marks")
+        f"{kind}{name}": heads | gates
+        for kind, heads in (
+            ("", {"KEY_HEADS": 16, "PER_KEY": False, **delta}), ("_kda", {"KEY_HEADS": 32, "PER_KEY": True, **delta}),
         )
-        for keys, values in _tiles(itemsize)
+        for name, gates in GATES.items()
+    }  # fmt: skip
+    kinds["_rwkv7"] = {"KEY_HEADS": 32, "PER_KEY": True, "beta_ptr": None, "beta_apart": None, **GATES[""]}
+    return [
+        _case(dtype, itemsize, kind, constants, key_fastest, stores, keys, values, unit)
+        for (dtype, itemsize), (kind, constants), key_fastest, stores in product(
+            (("fp32", 4), ("bf16", 2), ("fp16", 2)), kinds.items(), (False, True), ("", "_window", "_marks")
+        )
+        for keys, values in (_tiles(itemsize) if kind != "_rwkv7" else [(64, 64), (128, 128)])
         for unit in ((ACCESS_BYTES // itemsize, 1) if values == 128 else (ACCESS_BYTES // itemsize,))
     ]
 
@@ -471,12 +492,12 @@ def _case(
     wide = shares(key_fastest, itemsize, block_k, block_v, warps, 64)
     gated = "_gates" in kind
     signature = (
-        dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "dt_bias_ptr", "out_ptr"), "*bf16")
+        dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "dt_bias_ptr", "out_ptr", "a_ptr", "b_ptr"), "*bf16")
         | dict.fromkeys(("decay_ptr", "beta_ptr"), "*bf16" if gated else "*fp32")
         | {"a_log_ptr": "*fp32"}
         | dict.fromkeys(("read_ptr", "write_ptr", "snapshot_ptr", "tokens_ptr"), "*i32")
         | {"max_tokens": "i32", "last": "i32", "stride_units": "i32", "window_units": "i32", "scale": "fp32"}
-        | dict.fromkeys(("q_apart", "k_apart", "v_apart", "decay_apart", "beta_apart"), "i32")
+        | dict.fromkeys(("q_apart", "k_apart", "v_apart", "decay_apart", "beta_apart", "a_apart", "b_apart"), "i32")
     )
     shape = {
         "HEADS": 32, "KEY": keys, "VALUE": values, "BLOCK_K": block_k, "BLOCK_V": block_v, "UNIT": unit,
@@ -484,7 +505,8 @@ def _case(
     }  # fmt: skip
     planes = ("state_ptr", "window_ptr") if stores == "_window" else ("state_ptr",)
     how = f"{'_value_key' * key_fastest}{stores}"
-    whole = (keys, values, unit) == (128, 128, ACCESS_BYTES // itemsize) and dtype != "fp16"
+    size = 64 if kind == "_rwkv7" else 128
+    whole = (keys, values, unit) == (size, size, ACCESS_BYTES // itemsize) and dtype != "fp16"
     common = whole and how in COMMON[kind]
     return CompileCase(
         f"gated_delta_step_{dtype}{kind}{how}"

@@ -12,16 +12,21 @@ from memstate.kernels.tables import Marks
 
 @torch.no_grad()
 def gated_delta_step(
-    q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, state: Tensor, read: Tensor, write: Tensor,
+    q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor | None, state: Tensor, read: Tensor, write: Tensor,
     snapshot: Tensor, tokens: Tensor, scale: float | None = None, out: Tensor | None = None,
     window: Tensor | None = None, marks: Marks | None = None, a_log: Tensor | None = None,
-    dt_bias: Tensor | None = None, sigmoid: bool = False, normalize: bool = False,
+    dt_bias: Tensor | None = None, sigmoid: bool = False, normalize: bool = False, a: Tensor | None = None,
+    b: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Advances the state of every row by its tokens, in order, and returns what the queries read from it.
 
     Per token: S <- exp(decay) S;  S <- S + k (x) beta (v - k^T S);  o = scale q^T S. This is the gated delta rule of
     Yang, Kautz, Hatamizadeh 2024, arXiv:2412.06464, with S transposed to `key value`. With one decay per key channel,
     S <- Diag(exp(decay)) S, it is Kimi Delta Attention: Kimi Team 2025, arXiv:2510.26692.
+
+    With `a` and `b`, and no beta, it is the generalized delta rule: S <- Diag(exp(decay)) S + b (x) a^T S + k (x) v.
+    That is RWKV-7 (Peng et al. 2025, arXiv:2503.14456) with a = -kk and b = kk * alpha, of normalised kk and with a
+    scale of 1; and Gated DeltaNet 2 with a = exp(decay) * erase * k, b = -k, and v times its write gate.
 
     decay, beta, q and k are what the recurrence takes, or what a model projects. With `a_log`, `sigmoid` and
     `normalize` the op computes the rest, as layers of the two papers do. flash-linear-attention calls the three
@@ -45,7 +50,7 @@ def gated_delta_step(
         v: `batch token head value`.
         decay: natural log of the gate, `batch token head`, or `batch token head key` for one per key channel. With
             `a_log`, what the model projects for it.
-        beta: `batch token head`. With `sigmoid`, what the model projects for it.
+        beta: `batch token head`. With `sigmoid`, what the model projects for it. None beside `a` and `b`.
         state: one layer, `slot head key value`; fp32, bf16 or fp16; slots any stride apart. A slot is contiguous, or
             the transposed view of a contiguous `head value key`: `state.mT` of such a plane.
         read: slot of each row to read, int32 or int64 `batch`.
@@ -70,20 +75,22 @@ def gated_delta_step(
             16 bytes, from such a multiple on. Only beside `a_log`.
         sigmoid: whether the sigmoid of beta takes its place.
         normalize: whether q and k are divided by their lengths over keys: x / sqrt(sum(x ** 2) + 1e-6).
+        a: what is read from the state before it decays, `batch token key_head key`. Beside `b`, without a gate inside.
+        b: where the state gets what `a` has read, as `a`.
 
     Returns:
         `out`. Changes: state, or window if given.
 
     Raises:
         ValueError: a shape, dtype, device, stride or address does not fit; slots share bytes; marks beside a window;
-            `dt_bias` without `a_log`; 2**31 tokens or more; or `out`, the window or the state requires grad, or shares
-            bytes with another tensor.
+            `dt_bias` without `a_log`; `a` without `b`, or beside beta or a gate; 2**31 tokens or more; or `out`, the
+            window or the state requires grad, or shares bytes with another tensor.
 
     Syncs: no (the reference: yes, it reads the slots).
     """
     check_gated_delta(
         q, k, v, decay, beta, state, read, write, snapshot, tokens, scale, out, window, marks, a_log, dt_bias, sigmoid,
-        normalize,
+        normalize, a, b,
     )  # fmt: skip
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     out = v.new_empty(v.shape) if out is None else out
@@ -93,11 +100,15 @@ def gated_delta_step(
     for row, source, target, copy, count in rows:
         s = state[source].float().contiguous() if source else torch.zeros(state.shape[1:], device=state.device)
         for t in range(count):
-            queries, keys, betas = q[row, t].float(), k[row, t].float(), beta[row, t].float()
+            queries, keys = q[row, t].float(), k[row, t].float()
             if normalize:
                 queries, keys = normalized(queries), normalized(keys)
             log_decay = gated(decay[row, t], a_log, dt_bias) if a_log is not None else decay[row, t]
-            s, o = advance(s, queries, keys, v[row, t], log_decay, betas.sigmoid() if sigmoid else betas)
+            if a is not None and b is not None:
+                s, o = advance_low_rank(s, queries, keys, v[row, t], log_decay, a[row, t], b[row, t])
+            elif beta is not None:
+                rate = beta[row, t].float()
+                s, o = advance(s, queries, keys, v[row, t], log_decay, rate.sigmoid() if sigmoid else rate)
             out[row, t] = o * scale
             if window is not None:
                 window[row, t] = s
@@ -127,12 +138,29 @@ def advance(s: Tensor, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Ten
     The decay is `head` or `head key`. One row at a time, and products summed over one axis: a matmul over the batch
     rounds differently with its size.
     """
-    group = s.shape[0] // k.shape[0]
-    key = repeat(k.float(), "key_head key -> (key_head group) key 1", group=group)
-    query = repeat(q.float(), "key_head key -> (key_head group) key 1", group=group)
-    gate = decay.float().exp()
-    s = s * rearrange(gate, "head key -> head key 1" if gate.dim() == 2 else "head -> head 1 1")
+    key, query = _of_heads(k, s), _of_heads(q, s)
+    s = _decayed(s, decay)
     seen = (key * s).sum(dim=1)
     delta = rearrange(beta.float(), "head -> head 1") * (v.float() - seen)
     s = s + key * rearrange(delta, "head value -> head 1 value")
     return s, (query * s).sum(dim=1)
+
+
+def advance_low_rank(
+    s: Tensor, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, a: Tensor, b: Tensor
+) -> tuple[Tensor, Tensor]:
+    """One token of the generalized delta rule; see `advance`."""
+    seen = (_of_heads(a, s) * s).sum(dim=1, keepdim=True)
+    s = _decayed(s, decay) + _of_heads(b, s) * seen
+    s = s + _of_heads(k, s) * rearrange(v.float(), "head value -> head 1 value")
+    return s, (_of_heads(q, s) * s).sum(dim=1)
+
+
+def _of_heads(x: Tensor, s: Tensor) -> Tensor:
+    """Vectors of key heads as `head key 1`, for each head of the state."""
+    return repeat(x.float(), "key_head key -> (key_head group) key 1", group=s.shape[0] // x.shape[0])
+
+
+def _decayed(s: Tensor, decay: Tensor) -> Tensor:
+    gate = decay.float().exp()
+    return s * rearrange(gate, "head key -> head key 1" if gate.dim() == 2 else "head -> head 1 1")

@@ -39,6 +39,7 @@ KINDS = {
     "kda, gates": Kind(
         partial(test_gated_delta.build, per_key=True, value_key=True, gates=True), test_gated_delta.run, DIMS
     ),
+    "rwkv7": Kind(partial(test_gated_delta.build, per_key=True, low_rank=True), test_gated_delta.run, DIMS),
     "mamba2": Kind(test_selective.build, test_selective.run, DIMS),
     "mamba2, state dim": Kind(partial(test_selective.build, state_dim=True), test_selective.run, DIMS),
     "mamba1": Kind(partial(test_selective.build, kind="mamba1"), test_selective.run, DIMS),
@@ -65,6 +66,8 @@ ODD: list[tuple[str, dict[str, Any]]] = [
     ("gdn", {"dims": (3, 3, 5, 7), "inputs": torch.bfloat16}),
     ("gdn, value key", {"dims": (2, 1, 64, 8), "inputs": torch.bfloat16}),
     ("kda", {"dims": (3, 3, 5, 7)}),
+    ("rwkv7", {"dims": (2, 1, 64, 8), "inputs": torch.bfloat16}),
+    ("rwkv7", {"dims": (3, 3, 5, 7), "per_key": False, "value_key": True}),
     ("kda, gates", {"dims": (2, 1, 64, 8), "inputs": torch.float16}),
 ]
 

@@ -1,4 +1,4 @@
-"""What is particular to the gated delta rule, with one gate a head or one a key channel (KDA).
+"""What is particular to the gated delta rule, with one gate a head or one a key channel (KDA), and to RWKV-7.
 
 What all decode steps have in common: test_decode_steps.py.
 """
@@ -24,7 +24,17 @@ from tests.support.decode_case import (
     fill_rows,
     same_bits,
 )
-from tests.support.recurrences import Array, float64, gated_delta, gated_delta_bound, gates, kda, kda_bound
+from tests.support.recurrences import (
+    Array,
+    float64,
+    gated_delta,
+    gated_delta_bound,
+    gates,
+    kda,
+    kda_bound,
+    low_rank,
+    low_rank_bound,
+)
 
 GATES = ("a_log", "dt_bias", "sigmoid", "normalize")
 per_key = pytest.mark.parametrize("per_key", [False, True], ids=["gdn", "kda"])
@@ -35,7 +45,7 @@ def build(
     backend: Backend, generator: torch.Generator, rows: list[Row] = MIXED, tokens: int = 3,
     state: torch.dtype = torch.float32, inputs: torch.dtype = torch.float32,
     dims: tuple[int, int, int, int] | None = None, scale: float | None = None, per_key: bool = False,
-    value_key: bool = False, gates: bool | Container[str] = False,
+    value_key: bool = False, gates: bool | Container[str] = False, low_rank: bool = False,
 ) -> Case:  # fmt: skip
     """Random states in the slots that real rows read, random inputs for their real tokens, rubbish everywhere else.
 
@@ -43,24 +53,28 @@ def build(
     per_key: one decay for each key channel of a head instead of one for the head.
     value_key: a slot stores `head value key`.
     gates: which of `GATES` the op computes from what a model projects; True for all.
+    low_rank: the generalized delta rule, with `a` and `b` instead of beta.
     """
     device = backend.device
     heads, key_heads, key, value = dims or ((32, 16, 128, 128) if device.type == "cuda" else (2, 1, 16, 16))
     memory = Memory((heads, key, value), state, device, generator, value_key)
     shapes = {"q": ((key_heads, key), inputs), "k": ((key_heads, key), inputs), "v": ((heads, value), inputs)}
-    shapes |= {"decay": ((heads, key) if per_key else (heads,), torch.float32), "beta": ((heads,), torch.float32)}
+    shapes |= {"decay": ((heads, key) if per_key else (heads,), torch.float32)}
+    shapes |= dict.fromkeys("ab", ((key_heads, key), inputs)) if low_rank else {"beta": ((heads,), torch.float32)}
 
     inside = {name for name in GATES if gates is True or (gates and name in gates)}
 
     def in_range(name: str, x: Tensor) -> Tensor:
-        if name in ("q", "k"):
+        if name in ("q", "k", "a", "b"):
             return 3 * x if "normalize" in inside else torch.nn.functional.normalize(x, dim=-1)
         if name == "decay":
             return 4 * x if "a_log" in inside else -2 * x.abs()
         return x.sigmoid() if name == "beta" and "sigmoid" not in inside else x
 
     made = fill_rows(memory, rows, tokens, shapes, generator, in_range)
-    shared: dict[str, Any] = {"scale": scale} | dict.fromkeys(inside & {"sigmoid", "normalize"}, True)
+    shared: dict[str, Any] = (
+        {"scale": scale} | ({"beta": None} if low_rank else {}) | dict.fromkeys(inside & {"sigmoid", "normalize"}, True)
+    )
     for name, shape in (("a_log", (heads,)), ("dt_bias", shapes["decay"][0])):
         if name in inside:
             shared[name] = torch.randn(shape, generator=generator).to(device)
@@ -70,8 +84,17 @@ def build(
 def stated(case: Case, i: int, real: int, old: Array, out: Tensor) -> Pairs:
     """Outputs and the new state, head by head."""
     exactly, bounds = (kda, kda_bound) if case.inputs["decay"].dim() == 4 else (gated_delta, gated_delta_bound)
-    q, k, v, decay, beta = (float64(tensor[i, :real]) for tensor in case.inputs.values())
+    q, k, v, decay, *rest = (float64(tensor[i, :real]) for tensor in case.inputs.values())
     scale = q.shape[-1] ** -0.5 if case.shared["scale"] is None else case.shared["scale"]
+    if "a" in case.inputs:
+        for h in range(v.shape[1]):
+            kh = h // (v.shape[1] // q.shape[1])
+            rates = decay[:, h] if decay.ndim == 3 else decay[:, h, None]
+            given = q[:, kh], k[:, kh], v[:, h], rates, rest[0][:, kh], rest[1][:, kh], old[h], scale
+            computed = out[i, :real, h], case.memory.state[case.rows[i].write, h]
+            yield from zip(computed, low_rank(*given), low_rank_bound(*given), strict=True)
+        return
+    (beta,) = rest
     weights = {name: case.shared.get(name) for name in ("a_log", "dt_bias")}
     switches = [case.shared.get(name, False) for name in ("sigmoid", "normalize")]
     for h in range(v.shape[1]):
@@ -133,3 +156,23 @@ def test_D4_an_output_that_lies_on_no_access_is_named(backend: Backend, generato
 def test_a_scale_is_any_number_that_float32_holds(backend: Backend, generator: torch.Generator) -> None:
     outs = [build(backend, generator.manual_seed(3), scale=scale).step(backend) for scale in (0.25, Fraction(1, 4))]
     assert same_bits(outs[0], outs[1])
+
+
+def test_D23_a_and_b_stand_in_the_place_of_beta(backend: Backend, generator: torch.Generator) -> None:
+    """The generalized delta rule takes both, no beta and no gate inside."""
+    case = build(backend, generator, [Row(1, 1), Row(2, 2)], per_key=True, low_rank=True)
+    beta = torch.ones_like(case.inputs["decay"][..., 0])
+    misfits: list[tuple[dict[str, Any], str]] = [
+        ({"a": None}, "^a: expected a tensor, got NoneType"),
+        ({"b": None}, "^b: expected a tensor, got NoneType"),
+        ({"b": case.inputs["b"][..., :-1]}, "^b: expected `batch token key_head key` ="),
+        ({"a": case.inputs["a"].double()}, "^a: expected one of"),
+        ({"a": None, "b": None}, "^beta: expected a tensor, got NoneType"),
+        *(({name: given}, "^a, b: expected beta=None beside them, and no a_log") for name, given in (
+            ("beta", beta), ("a_log", beta[0, 0]), ("sigmoid", True), ("normalize", True),
+        )),
+    ]  # fmt: skip
+    for given, message in misfits:
+        with pytest.raises(ValueError, match=message):
+            getattr(backend, case.op)(**(case.arguments() | given))
+        case.memory.check_changed_only(set())

@@ -3,6 +3,7 @@
     python -m tests.proof.compile_matrix              the oldest version supported, the installed one and the newest
     python -m tests.proof.compile_matrix 3.8.0        another one
     python -m tests.proof.compile_matrix --record     writes tests/proof/compiled/triton-<version>.json for each
+    python -m tests.proof.compile_matrix --only accept --record     kernels with this text in their name
 
 A version that is not the installed one is installed into build/triton/<version> and compiles from there.
 """
@@ -41,8 +42,14 @@ Record = dict[tuple[str, str], Figures]  # (kernel, target) -> figures
 
 def figures(reports: Iterable[KernelReport]) -> Record:
     """What is recorded of the reports, sorted by kernel and then as the targets are."""
-    ordered = sorted(reports, key=lambda report: (report.kernel, list(TARGETS).index(report.target)))
-    return {(report.kernel, report.target): {name: getattr(report, name) for name in FIGURES} for report in ordered}
+    found = {(report.kernel, report.target): {name: getattr(report, name) for name in FIGURES} for report in reports}
+    return dict(sorted(found.items(), key=_place))
+
+
+def _place(entry: tuple[tuple[str, str], Figures]) -> tuple[str, int]:
+    """Where a row of a record stands."""
+    (kernel, target), _ = entry
+    return kernel, list(TARGETS).index(target)
 
 
 def path_of(version: str) -> Path:
@@ -153,24 +160,26 @@ def progress(version: str) -> Callable[[int, int], None]:
     return show
 
 
-def check(version: str, record: bool) -> list[str]:
+def check(version: str, record: bool, only: str = "") -> list[str]:
     """Compiles everything with one version: what is not as it must be, or not as recorded.
 
-    record: what comes out is the record from now on, and what had been recorded is compared no more.
+    record: what comes out is the record from now on, and what had been recorded is compared no more. only: a part of
+    the names of the kernels to compile; of others the record stays.
     """
     try:
-        reports = compile_elsewhere(tuple(TARGETS), progress(version), folder_of(version))
+        reports = compile_elsewhere(tuple(TARGETS), progress(version), folder_of(version), only=only)
     except CompileFailed as failure:
         return [f"Triton {version}: {failure}"]
     found, lines = figures(reports), faults(version, reports)
+    recorded = read(version)
     if record:
         RECORDS.mkdir(exist_ok=True)
-        path_of(version).write_text(text_of(found))
+        others = {key: row for key, row in (recorded or {}).items() if only not in key[0]}
+        path_of(version).write_text(text_of(dict(sorted((others | found).items(), key=_place))))
         return lines
-    recorded = read(version)
     if recorded is None:
         return [*lines, f"Triton {version}: nothing is recorded. {advice(version)}"]
-    changed = differences(version, recorded, found)
+    changed = differences(version, {key: row for key, row in recorded.items() if only in key[0]}, found)
     return [*lines, *changed, advice(version)] if changed else lines
 
 
@@ -182,13 +191,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help=f"a version of Triton, `installed` or `newest`; without any: {' '.join(VERSIONS)}",
     )  # fmt: skip
     parser.add_argument("--record", action="store_true", help="write what comes out into tests/proof/compiled")
+    parser.add_argument("--only", default="", metavar="TEXT", help="only kernels with this text in their name")
     given = parser.parse_args(arguments)
 
     names = {"installed": lambda: INSTALLED, "newest": newest}
     versions = dict.fromkeys(names[version]() if version in names else version for version in given.versions)
     bad = 0
     for version in versions:
-        lines = check(version, given.record)
+        lines = check(version, given.record, given.only)
         bad += bool(lines)
         print("\n".join(lines) or f"Triton {version}: {'recorded' if given.record else 'as recorded'}", flush=True)
     return bool(bad)

@@ -197,6 +197,16 @@ def test_states_that_differ_or_are_in_some_layers_only_are_several_planes(fields
     assert half["conv"][-2] * 2 == planes["conv"][-2] and half["conv2"] == planes["conv2"]  # a rank holds all of these
 
 
+def test_rwkv7_has_a_state_and_two_token_shifts():
+    fields = {"model_type": "rwkv7", "hidden_size": 2560, "head_dim": 64, "num_hidden_layers": 32}
+    layout = from_config(fields)
+    assert (layout.layers, shapes(layout)) == (32, ((2, 2560, 1), (40, 64, 64)))
+    assert shapes(from_config(fields, ranks=8)) == ((2, 2560, 1), (5, 64, 64))
+    assert presets.kv_from_config(fields, page_size=16) is None
+    with pytest.raises(InvalidArgument, match="hidden_size = 100, head_dim = 64: expected the first to be a multiple"):
+        from_config(fields | {"hidden_size": 100})
+
+
 @pytest.mark.parametrize(
     ("fields", "layers"),
     [

@@ -200,6 +200,36 @@ def kda_bound(
     return gated_delta_bound(q, k, v, decay[:, :, None], beta, state, scale)
 
 
+def low_rank(
+    q: Array, k: Array, v: Array, decay: Array, a: Array, b: Array, state: Array, scale: float
+) -> tuple[Array, Array]:
+    """One head: S_t = (Diag(w_t) + b_t a_t^T) S_{t-1} + k_t v_t^T and o_t = S_t^T q_t, S being `key value`.
+
+    The generalized delta rule of RWKV-7: Peng et al. 2025, arXiv:2503.14456, with its S transposed. decay (log w):
+    `token key`, or `token 1`.
+    """
+    s = state
+    out = []
+    for t in range(len(v)):
+        s = (np.diag(np.exp(np.broadcast_to(decay[t], k[t].shape))) + np.outer(b[t], a[t])) @ s + np.outer(k[t], v[t])
+        out.append(scale * (s.T @ q[t]))
+    return np.array(out).reshape(v.shape), s
+
+
+def low_rank_bound(
+    q: Array, k: Array, v: Array, decay: Array, a: Array, b: Array, state: Array, scale: float
+) -> tuple[Rounded, Rounded]:
+    """Bounds for one head: reads with a, decays, adds along b, adds along k."""
+    s = Rounded(state)
+    out: list[Rounded] = []
+    for t in range(len(v)):
+        seen = (Rounded(a[t][:, None]) * s).sum(0)
+        s = s * Rounded(decay[t][:, None]).exp() + Rounded(b[t][:, None]) * seen
+        s = s + Rounded(k[t][:, None]) * Rounded(v[t])
+        out.append((Rounded(q[t][:, None]) * s).sum(0) * Rounded(np.float64(scale), abs(scale) * U))
+    return Rounded(*(np.array([getattr(o, part) for o in out]).reshape(v.shape) for part in ("value", "error"))), s
+
+
 def selective(
     x: Array, dt: Array, a: Array, b: Array, c: Array, d: Array, z: Array | None, state: Array, softplus: bool
 ) -> tuple[Array, Array]:

@@ -66,6 +66,7 @@ def compile_elsewhere(
     progress: Progress | None = None,
     triton: Path | None = None,
     every_shape: bool = False,
+    only: str = "",
 ) -> list[KernelReport]:
     """Compiles every kernel of the library in a second process, `python -m memstate.cli.compile`.
 
@@ -74,12 +75,13 @@ def compile_elsewhere(
         progress: Called with (done, total) after each report.
         triton: A folder with the Triton to use, as `pip install --target` makes it. Default: the installed one.
         every_shape: As of `compile_all`.
+        only: A part of the names of the kernels to compile.
 
     Raises:
         CompileFailed: A kernel does not compile, or the process failed.
     """
     reports: list[KernelReport] = []
-    shapes = ("--every-shape",) if every_shape else ()
+    shapes = (f"--only={only}", *(("--every-shape",) if every_shape else ()))
     try:
         for message in run_module("memstate.cli.compile", *targets, *shapes, interpret=False, path=triton):
             if "failed" in message:

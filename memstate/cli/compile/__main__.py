@@ -1,6 +1,7 @@
 """Compiles for the targets named as arguments, one line of JSON per report: the process that has no interpreter.
 
-With `--every-shape` every shape that can be launched. Targets that Triton does not know are left out.
+With `--every-shape` every shape that can be launched, with `--only=TEXT` kernels with this text in their name. Targets
+that Triton does not know are left out.
 """
 
 import sys
@@ -16,8 +17,9 @@ from memstate.kernels.catalog import all_cases
 
 def work(arguments: list[str]) -> Iterator[dict[str, Any]]:
     """Yields {"total", "report"} per kernel and target, or {"failed"} at the first that does not compile."""
-    every = "--every-shape"
-    cases, known = all_cases(every in arguments), known_targets([name for name in arguments if name != every])
+    only = next((name.partition("=")[2] for name in arguments if name.startswith("--only=")), "")
+    cases = [case for case in all_cases("--every-shape" in arguments) if only in case.name]
+    known = known_targets([name for name in arguments if not name.startswith("--")])
     try:
         for case in cases:
             for target in known:

@@ -112,6 +112,18 @@ def _zamba(fields: Fields, _: int) -> Kept:
     return Kept((conv, matrices(heads, channels // heads, fields.number("mamba_d_state"))))
 
 
+def _rwkv7(fields: Fields, _: int) -> Kept:
+    """RWKV-7: ssm `head key value`, and two token shifts: the last input of time mixing and that of channel mixing.
+
+    See https://arxiv.org/abs/2503.14456. The fields are those of flash-linear-attention. Every rank holds the shifts.
+    """
+    fields.require_multiple("hidden_size", "head_dim")
+    size = fields.number("head_dim")
+    shift = Plane("conv", (fields.number("hidden_size"), 1), OF_MODEL)
+    ssm = matrices(fields.number("hidden_size") // size, size, size)
+    return Kept((shift, shift, ssm), ("key_value", "value_key"))
+
+
 def _short_conv(fields: Fields, _: int) -> Kept:
     """Gated short convolution: a window over the channels and no ssm plane. See https://arxiv.org/abs/2511.23404."""
     return Kept((window(Part("x", fields.number("hidden_size")), width=fields.number("conv_L_cache")),))
@@ -171,6 +183,7 @@ READERS: Final[Mapping[str, Reader]] = {
     "mamba": _mamba,
     "falcon_mamba": _mamba,
     "jamba": _jamba,
+    "rwkv7": _rwkv7,
     "lfm2": _short_conv,
     "lfm2_moe": _short_conv,
     "lfm3": _short_conv,

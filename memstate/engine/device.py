@@ -144,6 +144,8 @@ class DeviceCalls:
         Syncs: yes.
         """
         self._door.enter()
+        if not isinstance(keep, bool):
+            raise InvalidArgument(f"keep={keep!r}: expected True or False")
         parts = self._parts
         # a slot whose release waits for a forward counts as held
         held = parts.allocator.capacity - parts.allocator.free + parts.commands.withheld[0]

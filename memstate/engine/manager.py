@@ -508,7 +508,7 @@ class StateManager(NotCopied, Shown):
         Args:
             step: the newest step.
             keep: as for `end`. If the step is speculative, the state of the row counts, too.
-            tokens: as for `end`, one sequence for each entry of the batch.
+            tokens: one sequence for each entry of the batch. States of more tokens are not kept.
 
         Returns:
             One snapshot for each entry of the batch; None where nothing was published.
@@ -535,12 +535,12 @@ class StateManager(NotCopied, Shown):
 
         Args:
             rows: the requests.
-            keep: where the states go. None: nowhere; the session of a turn goes back to the state with which the turn
-                began, or to an older one if no slot holds that state any more. "handle": to the result, for
+            keep: where the states go. None: nowhere; the session of a turn keeps the state with which the turn began,
+                or an older one, as far as a slot still holds it. "handle": to the result, for
                 `Request(resume=...)` and `drop`. "cache": KV and state to the prefix cache, and the states of a turn to
                 its session; `drop` refuses what the cache owns.
             tokens: all tokens of each request so far, prompt and answer. With `keep="cache"` only.
-            lengths: for each row, the largest length that its state can have. None: no limit.
+            lengths: for each row, the largest length that its state can have, or one number for all. None: no limit.
 
         Returns:
             One snapshot for each row, or None.

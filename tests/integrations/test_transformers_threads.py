@@ -285,7 +285,7 @@ def test_odd_sessions_and_names_are_refused_at_once(answers: list[list[int]]) ->
     with pytest.raises(ms.InvalidArgument, match="expected a Prompt"):
         server.submit(TEXT)  # type: ignore[arg-type]
     for session in (Odd(), TEXT, 3):
-        with pytest.raises(ms.InvalidArgument, match=r"prompt 'bad': session=.*what open_session\(\) returned"):
+        with pytest.raises(ms.InvalidArgument, match=r"prompt 'bad': session=.*what sessions\.open\(\) returned"):
             server.submit(prompt(0, "bad", session=session))
     for call in (lambda: server.submit(prompt(0, [1])), lambda: server.abort([1])):  # type: ignore[arg-type]
         with pytest.raises(ms.InvalidArgument, match="hashable"):

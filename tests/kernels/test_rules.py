@@ -1,15 +1,12 @@
-"""What the host asks the rules, stated once more for one row at a time; and rows that have no state."""
+"""What the host asks the rules, stated once more for one row at a time."""
 
 import random
 
 import numpy as np
 import pytest
 
-from memstate.kernels.dispatch import Backend
 from memstate.kernels.rules import Columns, needs_claim, superseded
 from memstate.kernels.tables import Rules, Strategy
-from tests.kernels.test_accept import Case
-from tests.kernels.test_plan_kernel import copy_of, same
 
 ROWS = 40
 LANES = {Strategy.REDIRECT: 1, Strategy.PING_PONG: 2, Strategy.LAZY: 2}
@@ -55,18 +52,3 @@ def test_B23_lanes_older_than_the_newest_real_snapshot_are_superseded() -> None:
         newest = max((label for _, label in held if 1 <= label <= real), default=0)
         told = {3 * row + 1 + at for at, (there, label) in enumerate(held) if there and label < newest}
         assert found & {3 * row + 1, 3 * row + 2} == told, (row, held, real)
-
-
-def test_B14_an_accept_takes_rows_without_a_state_for_padding(backend: Backend) -> None:
-    """The first row beyond the table, and a row whose live register is empty."""
-    case = Case(backend, 3, "redirect", 8)
-    table, entries = case.table, case.record.rows
-    at = entries.nonzero().flatten()[:2].tolist()
-    empty = next(row for row in range(1, table.source.numel()) if row not in entries.tolist())
-    table.slots[3 * empty] = 0
-    entries[at[0]], entries[at[1]] = table.source.numel(), empty
-    case.accepted = [int(i in at) for i in range(len(entries))]
-    before = copy_of(table)
-    record, outcome = case.run(backend, table)
-    assert same(before, table)
-    assert not any(column.any() for column in (record.write, record.snapshot, *outcome))

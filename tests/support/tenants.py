@@ -68,13 +68,6 @@ class House:
         self.tenants[row] = salt
         return row
 
-    def fork(self, row: ms.Row, n: int = 1) -> list[ms.Row]:
-        rows, copies = self.mem.fork(row, [f"fork {i}" for i in range(n)])
-        for new, of in copies:
-            self.kv[new] = self.kv[of]
-        self.tenants |= dict.fromkeys(rows, self.tenants[row])
-        return list(rows)
-
     def step(self, row: ms.Row, end: int) -> ms.Step:
         """Plans up to `end`, or the next boundary, and runs it; what is read must be the tenant's."""
         before, number = self.mem.info(row).length, self.number(self.tenants[row])

@@ -1,4 +1,4 @@
-"""Copies and zeroes whole slots over all planes and layers, in one persistent launch. Knows no plane by name.
+"""Copies whole slots over all planes and layers, or makes them fresh, in one launch. Knows no plane by name.
 
 A unit of work is (due entry, tile of a slot), dealt round robin to a fixed number of programs: a single due slot
 occupies the whole device, and a call with nothing due ends after reading its entries. Which entries are due is found
@@ -18,14 +18,16 @@ from torch import Tensor
 from memstate.kernels.catalog import CompileCase
 from memstate.kernels.checks import check_columns
 from memstate.kernels.kept import Kept
-from memstate.kernels.tables import ACCESS_BYTES, ZERO_SOURCE, PlaneMap, Section
+from memstate.kernels.tables import ACCESS_BYTES, ROW_CODE, ZERO_SOURCE, PlaneMap, Section
 from memstate.kernels.tuned import CopyConfig, copy_launch
 
 COPY = tl.constexpr(0)  # first_ptr: destination slots, second_ptr: source slots
 ZERO = tl.constexpr(1)  # first_ptr: slots, second_ptr: not read
 DATA = tl.constexpr(2)  # first_ptr: command packet, second_ptr: slots of the registers
+ROWS = tl.constexpr(3)  # first_ptr: command packet, whose entries of rows count here; second_ptr: not read
 DATA_SECTION = tl.constexpr(int(Section.DATA))
 ZEROS = tl.constexpr(ZERO_SOURCE)
+OF_ROW = tl.constexpr(ROW_CODE)
 
 DEFAULT = CopyConfig()
 WORDS = {16: tl.int32, 8: tl.int32, 4: tl.int32, 2: tl.int16, 1: tl.int8}  # bytes of a unit -> elements of pointers
@@ -44,8 +46,10 @@ def _held(slots_ptr, register, capacity):
 
 
 @triton.jit
-def _move_tile(tiles, tile, to, of, UNIT: tl.constexpr, WORD: tl.constexpr, LANES: tl.constexpr):
-    """Moves one tile from slot `of` to slot `to`, a unit per lane; slot 0 as a source stands for zeros."""
+def _move_tile(
+    tiles, fills, tile, to, of, UNIT: tl.constexpr, WORD: tl.constexpr, LANES: tl.constexpr, FILLED: tl.constexpr
+):  # fmt: skip
+    """Moves one tile from slot `of` to slot `to`, a unit per lane; slot 0 as a source stands for a fresh one."""
     PER_UNIT: tl.constexpr = UNIT * 8 // WORD.primitive_bitwidth
     start = tl.load(tiles + 3 * tile)
     stride = tl.load(tiles + 3 * tile + 1)
@@ -53,10 +57,16 @@ def _move_tile(tiles, tile, to, of, UNIT: tl.constexpr, WORD: tl.constexpr, LANE
     words = (length // UNIT * PER_UNIT).to(tl.int32)  # visibly whole units, so that the masks below never cut one
     target = tl.multiple_of((start + to.to(tl.int64) * stride).to(tl.pointer_type(WORD)), UNIT)
     source = tl.multiple_of((start + of.to(tl.int64) * stride).to(tl.pointer_type(WORD)), UNIT)
+    if FILLED:  # the word of each lane, of 64 bits that repeat; LANES are whole repetitions
+        width: tl.constexpr = WORD.primitive_bitwidth
+        shift = (tl.arange(0, LANES) % (64 // width) * width).to(tl.int64)
+        fresh = (tl.load(fills + tile) >> shift).to(WORD)
     for at in range(0, words, LANES):
         index = at + tl.arange(0, LANES)
         # `where`, because `&` of a block and a scalar is no mask in the interpreter of Triton 3.9
         bits = tl.load(source + index, mask=tl.where(of != 0, index < words, False), other=0)
+        if FILLED:
+            bits = tl.where(of != 0, bits, fresh)
         tl.store(target + index, bits, mask=index < words)
 
 
@@ -64,12 +74,13 @@ def _move_tile(tiles, tile, to, of, UNIT: tl.constexpr, WORD: tl.constexpr, LANE
     do_not_specialize=["n", "tile_count", "capacity"], do_not_specialize_on_alignment=["first_ptr", "second_ptr"]
 )
 def _move(
-    tiles, first_ptr, second_ptr, n, tile_count, capacity,
+    tiles, fills, first_ptr, second_ptr, n, tile_count, capacity,
     MODE: tl.constexpr, UNIT: tl.constexpr, WORD: tl.constexpr, ENTRIES: tl.constexpr, LANES: tl.constexpr,
+    FILLED: tl.constexpr,
 ):  # fmt: skip
     targets = first_ptr
     sources = second_ptr
-    if MODE == DATA:
+    if MODE >= DATA:
         n = tl.load(first_ptr + DATA_SECTION)
         targets = first_ptr + tl.load(first_ptr + 8 + DATA_SECTION)
         sources = targets + (n + 3) // 4 * 4
@@ -85,6 +96,10 @@ def _move(
             to = _known(to, capacity)
             of = to * 0
             due = to != 0
+        elif MODE == ROWS:
+            to = _known(-to + OF_ROW, capacity)
+            of = _known(-tl.load(sources + index, mask=index < n, other=0) + OF_ROW, capacity)
+            due = (to != 0) & (to != of)
         else:
             to = _held(second_ptr, to, capacity)
             register = tl.load(sources + index, mask=index < n, other=0)
@@ -97,7 +112,7 @@ def _move(
         while item < count * tile_count:
             chosen = tl.sum(tl.where(due & (rank == item // tile_count), pair, 0), 0)
             to_slot, of_slot = (chosen >> 32).to(tl.int32), chosen.to(tl.int32)
-            _move_tile(tiles, item % tile_count, to_slot, of_slot, UNIT, WORD, LANES)
+            _move_tile(tiles, fills, item % tile_count, to_slot, of_slot, UNIT, WORD, LANES, FILLED)
             item += tl.num_programs(0)
         item -= count * tile_count
 
@@ -108,11 +123,21 @@ KEPT = Kept(_move, {})
 def _launch(planes: PlaneMap, mode: int, first: Tensor, second: Tensor, n: int) -> None:
     device, tiles = planes.tiles.device, planes.tiles.shape[0]
     programs, config = copy_launch(device, planes.unit, tiles)
-    args = planes.tiles, first, second, n, tiles, planes.blocks[0].shape[1] - 1
+    filled = planes.fills is not None
+    args = (
+        planes.tiles,
+        planes.fills if filled else planes.tiles,
+        first,
+        second,
+        n,
+        tiles,
+        planes.blocks[0].shape[1] - 1,
+    )
     sizes = {
         "MODE": mode, "UNIT": planes.unit, "WORD": WORDS[planes.unit], "ENTRIES": config.entries, "LANES": config.lanes,
+        "FILLED": filled,
     }  # fmt: skip
-    alike = mode == DATA.value and first.dtype == second.dtype == torch.int32  # packets and registers, of the library
+    alike = mode >= DATA.value and first.dtype == second.dtype == torch.int32  # packets and registers, of the library
     KEPT.launch(args, sizes, config.warps, device, alike, programs)
 
 
@@ -133,6 +158,11 @@ def run_data(planes: PlaneMap, slots: Tensor, packet: Tensor) -> None:
     _launch(planes, DATA.value, packet, slots, 0)
 
 
+def run_rows(planes: PlaneMap, packet: Tensor) -> None:
+    """Launches the op; see `memstate.kernels.reference.copy.run_rows`."""
+    _launch(planes, ROWS.value, packet, packet, 0)
+
+
 def compile_cases(unit: int = 0, config: CopyConfig = DEFAULT) -> list[CompileCase]:
     """The launches to compile ahead; plane bytes move through the addresses in the tile table.
 
@@ -141,16 +171,21 @@ def compile_cases(unit: int = 0, config: CopyConfig = DEFAULT) -> list[CompileCa
             the narrow ones as rare cases.
         config: a launch configuration other than the default.
     """
-    pointers = {"tiles": "*i64", "first_ptr": "*i32", "second_ptr": "*i32"}
+    pointers = {"tiles": "*i64", "fills": "*i64", "first_ptr": "*i32", "second_ptr": "*i32"}
     signature = pointers | dict.fromkeys(("n", "tile_count", "capacity"), "i32")
     return [
         CompileCase(
-            f"{name}{narrow}", _move, signature,
-            {"MODE": mode.value, "UNIT": size, "WORD": WORDS[size], "ENTRIES": config.entries, "LANES": config.lanes},
-            ("tiles",), config.warps, () if narrow else ("tiles",), rare=bool(narrow),
+            f"{name}{', fills' if filled else ''}{narrow}", _move, signature,
+            {
+                "MODE": mode.value, "UNIT": size, "WORD": WORDS[size], "ENTRIES": config.entries, "LANES": config.lanes,
+                "FILLED": filled,
+            },
+            ("tiles", "fills"), config.warps, () if narrow else ("tiles",), rare=bool(narrow) or filled,
         )
+        for filled in (False, True)
         for size, narrow in units(unit)
-        for name, mode in (("copy_slots", COPY), ("zero_slots", ZERO), ("run_data", DATA))
+        for name, mode in (("copy_slots", COPY), ("zero_slots", ZERO), ("run_data", DATA), ("run_rows", ROWS))
+        if not (filled and mode == COPY)
     ]  # fmt: skip
 
 

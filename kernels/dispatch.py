@@ -137,6 +137,7 @@ class Backend:
     copy_slots = Op(copy.copy_slots)
     zero_slots = Op(copy.zero_slots)
     run_data = Op(copy.run_data)
+    run_rows = Op(copy.run_rows)
     conv_step = Op(conv.conv_step)
     gated_delta_step = Op(gated_delta.gated_delta_step)
     selective_step = Op(selective.selective_step)

@@ -15,13 +15,13 @@ from memstate.kernels.tuned import GatherConfig, config_of
 from memstate.kernels.warps import limit, roomy
 
 WARPS = 4
-SIZES = ["batch", "layers", "tiles", "last", "layer_units", "slot_units", "block_units"]
+SIZES = ["batch", "layers", "tiles", "last", "layer_units", "slot_units", "block_units", "pattern"]
 POINTERS = ["plane_ptr", "slots_ptr", "out_ptr"]  # what is known of their alignment is in UNIT
 
 
 @triton.jit(do_not_specialize=POINTERS + SIZES)
 def _gather_slots(
-    plane_ptr, slots_ptr, out_ptr, batch, layers, tiles, last, layer_units, slot_units, block_units,
+    plane_ptr, slots_ptr, out_ptr, batch, layers, tiles, last, layer_units, slot_units, block_units, pattern,
     UNIT: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     UNITS: tl.constexpr = LANES // UNIT
@@ -40,10 +40,14 @@ def _gather_slots(
     inside = lane < tl.minimum(block_units - first, UNITS).to(tl.int32) * UNIT  # a bound that never cuts a unit
     # `where`, because `&` of a block and a scalar is no mask in the interpreter of Triton 3.9
     words = tl.load(source + lane, mask=tl.where(known, inside, False), other=0)
+    if pattern is not None:
+        width: tl.constexpr = plane_ptr.dtype.element_ty.primitive_bitwidth
+        shift = (lane % (64 // width) * width).to(tl.int64)
+        words = tl.where(known, words, (pattern.to(tl.int64) >> shift).to(words.dtype))
     tl.store(target + lane, words, mask=inside)
 
 
-def gather_slots(plane: Tensor, slots: Tensor, out: Tensor) -> None:
+def gather_slots(plane: Tensor, slots: Tensor, out: Tensor, pattern: int = 0) -> None:
     """Launches the op; see `memstate.kernels.reference.gather.gather_slots`."""
     check_gather(plane, slots, out)
     if out.numel() == 0:
@@ -56,7 +60,7 @@ def gather_slots(plane: Tensor, slots: Tensor, out: Tensor) -> None:
     _gather_slots[(tiles * layers * batch,)](
         triton.reinterpret(plane, words.word), slots, triton.reinterpret(out, words.word),
         batch, layers, tiles, plane.shape[1] - 1, words.layer_units, words.slot_units, words.block_units,
-        UNIT=words.unit_words, LANES=config.lanes, num_warps=config.warps,
+        pattern or None, UNIT=words.unit_words, LANES=config.lanes, num_warps=config.warps,
         **limit(roomy(config.warps, unit < ACCESS_BYTES)),
     )  # fmt: skip
 
@@ -64,11 +68,11 @@ def gather_slots(plane: Tensor, slots: Tensor, out: Tensor) -> None:
 def compile_cases() -> list[CompileCase]:
     """The launches to compile ahead: 16 bytes a lane, whatever the dtype of the plane, and fewer as rare cases."""
     planes = ("plane_ptr", "out_ptr")
-    signature = {"slots_ptr": "*i32"} | dict.fromkeys(SIZES, "i32")
+    signature = {"slots_ptr": "*i32"} | dict.fromkeys(SIZES[:-1], "i32")
     return [
         CompileCase(
             f"gather_slots{narrow}", _gather_slots, signature | dict.fromkeys(planes, f"*{word}"),
-            {"UNIT": unit, "LANES": LANES}, (), WARPS, () if narrow else planes,
+            {"pattern": None, "UNIT": unit, "LANES": LANES}, (), WARPS, () if narrow else planes,
             roomy(WARPS, bool(narrow)), rare=bool(narrow),
         )
         for narrow, word, unit in WIDTHS

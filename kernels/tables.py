@@ -14,7 +14,8 @@ TILE_BYTES = 32768  # one unit of work of the copy kernel
 HEADER_INTS = 16
 LIMIT_CELL = 7  # of the header of a packet: the optional claims that a plan or accept may make
 AUDIT_FREE = 1 << 30  # added to a slot's number of owners where its bit says free
-ZERO_SOURCE = -1  # in the data section of a packet: zero the destination instead of copying
+ZERO_SOURCE = -1  # in the data section of a packet: make the destination fresh instead of copying
+ROW_CODE = -1  # and ROW_CODE - r is the memory of row r
 LEVELS = 127  # of int8, on either side of 0
 SMALLEST_SCALE = 2.0**-126  # of smaller ones float32 has fewer digits
 LARGEST_SCALE = float.fromhex("0x1.0204060000000p+121")  # the largest of which LEVELS times are finite
@@ -91,11 +92,15 @@ class PlaneMap(NamedTuple):
         tiles: int64 `tile 3`: address of the tile inside slot 0, slot stride and length; bytes, multiples of `unit`.
         blocks: uint8 views `layer slot byte`, one per tensor that holds layers of a plane, for the reference.
         unit: bytes that one lane of a kernel moves: 16, or 8, 4, 2, 1 where foreign memory is laid out that way.
+        patterns: 64 bits for each of `blocks`, which a fresh slot repeats; 0 for zeros.
+        fills: int64 `tile`, the pattern of each tile; None where all are zeros.
     """
 
     tiles: Tensor
     blocks: tuple[Tensor, ...]
     unit: int = 16
+    patterns: tuple[int, ...] = ()
+    fills: Tensor | None = None
 
 
 class RecordPiece(NamedTuple):

@@ -1,11 +1,12 @@
 """Slot copies and zeroing slot by slot: the oracle of `memstate.kernels.copy` and the path without Triton."""
 
+import torch
 from torch import Tensor
 
 from memstate.kernels.checks import check_columns
 from memstate.kernels.reference.host import Ints, on_host
 from memstate.kernels.reference.registers import column
-from memstate.kernels.tables import ZERO_SOURCE, PlaneMap, Section
+from memstate.kernels.tables import ROW_CODE, ZERO_SOURCE, PlaneMap, Section
 
 
 def copy_slots(planes: PlaneMap, dst: Tensor, src: Tensor) -> None:
@@ -31,7 +32,7 @@ def copy_slots(planes: PlaneMap, dst: Tensor, src: Tensor) -> None:
 
 
 def zero_slots(planes: PlaneMap, ids: Tensor) -> None:
-    """Zeroes slots over all planes and layers, padding included.
+    """Makes slots fresh over all planes and layers, padding included: zeros, or what a plane is filled with.
 
     Args:
         planes: where the bytes of a slot lie. The planes are changed.
@@ -49,10 +50,10 @@ def zero_slots(planes: PlaneMap, ids: Tensor) -> None:
 
 
 def run_data(planes: PlaneMap, slots: Tensor, packet: Tensor) -> None:
-    """Carries out the data section of a packet: copies between registers, and zeros.
+    """Carries out the data section of a packet: copies between registers, and fresh slots.
 
-    Entries are (dst register, src register), or (dst register, ZERO_SOURCE) to zero dst. An entry whose registers hold
-    no slot, or the same slot, is skipped. What `copy_slots` says of overlaps holds here.
+    Entries are (dst register, src register), or (dst register, ZERO_SOURCE) to make dst fresh. An entry whose registers
+    hold no slot, or the same slot, is skipped. What `copy_slots` says of overlaps holds here.
 
     Args:
         planes: where the bytes of a slot lie. The planes are changed.
@@ -74,6 +75,25 @@ def run_data(planes: PlaneMap, slots: Tensor, packet: Tensor) -> None:
             _copy(planes, to, of)
 
 
+def run_rows(planes: PlaneMap, packet: Tensor) -> None:
+    """Carries out the entries of rows in the data section of a packet: copies between rows, and fresh rows.
+
+    Entries are (ROW_CODE - dst, ROW_CODE - src), or (ROW_CODE - dst, ZERO_SOURCE) to make dst fresh; others, which name
+    registers, are skipped.
+
+    Args:
+        planes: where the bytes of a row lie. The planes are changed.
+        packet: int32, laid out as `memstate.kernels.tables.Section` says.
+
+    Syncs: no (the reference: yes, off the CPU).
+    """
+    with on_host(packet) as (commands,):
+        columns = column(commands, Section.DATA), column(commands, Section.DATA, second=True)
+    for to, of in zip(*([ROW_CODE - int(code) for code in codes] for codes in columns), strict=True):
+        if _exists(planes, to) and to != of:
+            _copy(planes, to, of) if _exists(planes, of) else _zero(planes, to)
+
+
 def _held(slots: Ints, register: int) -> int:
     return int(slots[register]) if register > 0 else 0
 
@@ -88,5 +108,13 @@ def _copy(planes: PlaneMap, to: int, of: int) -> None:
 
 
 def _zero(planes: PlaneMap, slot: int) -> None:
-    for block in planes.blocks:
-        block[:, slot].zero_()
+    for at, block in enumerate(planes.blocks):
+        if pattern := planes.patterns[at] if planes.patterns else 0:
+            block[:, slot] = repeated(pattern, block.shape[2]).to(block.device)
+        else:
+            block[:, slot].zero_()
+
+
+def repeated(pattern: int, nbytes: int) -> Tensor:
+    """Returns 64 bits again and again: uint8 `byte`."""
+    return torch.tensor([pattern]).repeat(-(-nbytes // 8)).view(torch.uint8)[:nbytes]

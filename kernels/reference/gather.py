@@ -1,12 +1,13 @@
 """Gathering slots: the oracle of `memstate.kernels.gather` and the path without Triton."""
 
+import torch
 from torch import Tensor
 
 from memstate.kernels.blocks import as_integers
 from memstate.kernels.move_checks import check_gather
 
 
-def gather_slots(plane: Tensor, slots: Tensor, out: Tensor) -> None:
+def gather_slots(plane: Tensor, slots: Tensor, out: Tensor, pattern: int = 0) -> None:
     """Copies slots of a plane side by side, bit for bit: out[:, b] = plane[:, slots[b]].
 
     16 bytes move at a time where the address, strides and block of the plane and the address of `out` are multiples of
@@ -14,8 +15,9 @@ def gather_slots(plane: Tensor, slots: Tensor, out: Tensor) -> None:
 
     Args:
         plane: `layer slot ...`, any dtype; one layer of one slot is contiguous, layers and slots any strides apart.
-        slots: int32 or int64 `batch`; an id outside 1..slot-1 gives zeros, and an id may occur twice.
+        slots: int32 or int64 `batch`; an id outside 1..slot-1 gives `pattern`, and an id may occur twice.
         out: `layer batch ...`, contiguous, of the plane's dtype. Changed.
+        pattern: 64 bits that repeat in a fresh slot, `Plane.pattern`.
 
     Raises:
         ValueError: a shape, dtype, device or stride does not fit, or `out` requires grad.
@@ -25,5 +27,5 @@ def gather_slots(plane: Tensor, slots: Tensor, out: Tensor) -> None:
     check_gather(plane, slots, out)
     source, target = as_integers(plane), as_integers(out)
     known = (slots > 0) & (slots < plane.shape[1])
-    target[:, ~known] = 0
+    target[:, ~known] = int(torch.tensor([pattern]).view(target.dtype)[0])
     target[:, known] = source[:, slots[known].long()]

@@ -206,7 +206,7 @@ def _copies(model: Model, batch: int, backend: Backend, generator: torch.Generat
 def _batch_of(model: Model, batch: int, planes: Planes, generator: torch.Generator) -> tuple[str, Tensor]:
     """The largest plane, and a batch of it."""
     plane = max(model.layout.planes, key=lambda each: each.elements * each.dtype.itemsize)
-    shape = (model.layout.layers, batch, *plane.shape)
+    shape = (model.layout.layers_of(plane), batch, *plane.shape)
     values = torch.empty(prod(shape) * plane.dtype.itemsize, dtype=torch.uint8, device=planes.device)
     return plane.name, values.random_(0, 256, generator=generator).view(plane.dtype).view(shape)
 

@@ -81,6 +81,7 @@ class Admission:
         direct_hits: whether the first step reads the snapshot itself instead of a copy.
         tiers: host memory and storage, or None.
         room: makes cached states and idle sessions make way.
+        rows: whether rows have memory of their own.
 
     Attributes:
         per_request: slots that a new row claims.
@@ -90,8 +91,9 @@ class Admission:
     def __init__(
         self, commands: CommandBuffer, table: RequestTable, pages: PageTable, holdings: Holdings,
         cache: PrefixCache, sessions: Sessions, marks: Marks, mirror: Mirror, log: StepLog, direct_hits: bool,
-        tiers: TierManager | None, room: Room,
+        tiers: TierManager | None, room: Room, rows: bool,
     ) -> None:  # fmt: skip
+        self._rows = rows
         self._commands, self._file, self._table = commands, commands.registers, table
         self._pages, self._holdings, self._cache = pages, holdings, cache
         self._sessions, self._marks, self._mirror, self._log = sessions, marks, mirror, log
@@ -385,7 +387,7 @@ class Admission:
         if isinstance(lengths, np.ndarray):
             lengths = lengths.tolist()
         if not isinstance(lengths, tuple) or lengths:
-            named = require_lengths(request.id, lengths, self._pages.page_size)
+            named = require_lengths(request.id, lengths, self._pages.unit)
             wanted = [(at, "named") for at in named]
         if request.fetch is not None:
             if self._tiers is None:
@@ -527,7 +529,7 @@ class Admission:
 
     def start(
         self, rows: Sequence[int], source: Sequence[int], length: Sequence[int], tracked: Sequence[int],
-        moved: Sequence[int] = (),
+        moved: Sequence[int] = (), of_rows: Sequence[int] = (),
     ) -> None:  # fmt: skip
         """Claims slots for new rows, and fills their columns and states.
 
@@ -540,6 +542,7 @@ class Admission:
             length: for each row, the tokens that it starts with.
             tracked: for each row, the length up to which no boundary is due: its prompt, at least.
             moved: for each row, its first registers that a move has filled; empty for none.
+            of_rows: for each row, the row whose memory of rows it continues; empty: it is fresh.
         """
         file, confirmed, commands = self._file, self._table.confirmed_at, self._commands
         first_tracked, first_source = file.starts["tracked"], file.starts["source"]
@@ -572,6 +575,8 @@ class Admission:
             commands.write(cells, values)
         if copies:
             commands.copy([*copies], [*copies.values()])
+        if self._rows:
+            commands.start_rows(rows, of_rows)
 
     def arrived(self, rows: Sequence[Row], lengths: Sequence[int]) -> None:
         """See `DeviceCalls.arrived`."""

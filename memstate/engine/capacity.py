@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from math import lcm
 from os import PathLike
 from os.path import exists
 from typing import Any, Final
@@ -301,7 +302,7 @@ def capacity(
         )
     if not is_count(prefills):
         raise InvalidArgument(f"prefills={prefills!r}: expected a whole number of prompts")
-    marks = placement.marks(Match(tokens=tokens, length=0, kv_length=0, evicted_length=0), page_size)
+    marks = placement.marks(Match(tokens=tokens, length=0, kv_length=0, evicted_length=0), lcm(page_size, layout.grid))
     planner = Planner(
         layout=layout, kv=page, page_size=page_size, per_row=-(-tokens // page_size) if page else 0, overlap=overlap,
         in_place=in_place, memory=byte_count("memory", memory), placement=placement,

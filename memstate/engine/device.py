@@ -116,9 +116,9 @@ class DeviceCalls:
         self._parts.admission.arrived(rows, lengths)
 
     def scrub_null(self) -> None:
-        """Zeroes slot 0.
+        """Makes slot 0 fresh: zeros, or what the planes are filled with; row 0 as well.
 
-        Call this before each forward if your kernels write to slot 0, read slot 0 later, and need zeros there. It runs
+        Call this before each forward if your kernels write to slot 0, read slot 0 later, and need it fresh. It runs
         on the current stream, and a CUDA graph can hold it.
 
         Syncs: no.

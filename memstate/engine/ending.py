@@ -220,7 +220,7 @@ class Ending:
             n = min(most, len(key) // BYTES)
             length, lease = self._pages.floor(n), self._cache.leases[row]
             prompt = lease.prompt._replace(key=key[: length * BYTES])
-            given.append((lease, prompt, self._pages.of(row)[: length // size], self._states_of(row, n, length, ended)))
+            given.append((lease, prompt, self._pages.of(row)[: length // size], self._states_of(row, n, ended)))
         return self._cache.file(given)
 
     def _require_answers(self, rows: Sequence[int], known: Sequence[int]) -> None:
@@ -235,7 +235,7 @@ class Ending:
         """
         ends = [row for row in self._marks.at_ends(rows, known) if row not in self._sessions.by_row]
         rest = {
-            row: self._mirror.answer(row, self._pages.floor(n), ended=False)
+            row: self._mirror.answer(row, n, ended=False)
             for row, n in zip(rows, known, strict=True)
             if row not in ends and self._mark_of(row, n, ended=False) is None
         }
@@ -256,10 +256,10 @@ class Ending:
 
     def _publish(self, rows: Sequence[int], known: Sequence[int], ended: bool) -> list[Snapshot | None]:
         """Publishes the newest state in a register of each row, as a handle."""
-        holdings, answer, size = self._holdings, self._mirror.answer, self._pages.page_size
+        holdings, answer = self._holdings, self._mirror.answer
         found: dict[int, int] = {}
         for row, n in zip(rows, known, strict=True):
-            if register := answer(row, n // size * size, ended):
+            if register := answer(row, n, ended):
                 found[row] = register
         if (over := len(found) - holdings.free) > 0:
             holdings.refused += over
@@ -286,22 +286,21 @@ class Ending:
     def _mark_of(self, row: int, known: int, ended: bool) -> Snapshot | None:
         """Returns the row's newest state at a mark, None if a register of the row has a newer one."""
         mark = self._marks.newest(row, known)
-        answer = 0 if mark is None else self._mirror.answer(row, self._pages.floor(known), ended)
+        answer = 0 if mark is None else self._mirror.answer(row, known, ended)
         return None if mark is not None and self._file.label_at[answer] > mark.length else mark
 
-    def _states_of(self, row: int, known: int, whole: int, ended: bool) -> list[tuple[int, int, str]]:
+    def _states_of(self, row: int, known: int, ended: bool) -> list[tuple[int, int, str]]:
         """Returns what a row leaves to the prefix cache: register, length and kind of each state, ascending.
 
         Args:
             row: the row.
-            known: tokens up to which its states at marks are real.
-            whole: tokens up to which a state in its registers can be filed.
+            known: tokens up to which its states are real.
             ended: whether the row has ended. Then the states in the registers of a turn go to its session.
         """
         found = self._marks.hand_over(row, known) if self._marks.kept else []
         if ended and self._sessions.by_row and self._sessions.keeps(row):
             return found
-        if answer := self._mirror.answer(row, whole, ended):
+        if answer := self._mirror.answer(row, known, ended):
             label = self._file.label_at[answer]
             found.append((answer, label, self._marks.kind_of(row, label) or ("end" if ended else "boundary")))
         return found

@@ -177,7 +177,7 @@ class Forking:
             sources = [origins[row] for row in of]
             known = [lengths[row] for row in of]
             tracked = [max(lengths[row], self._file.tracked_at[row]) for row in of]
-            self._admission.start(rows, sources, known, tracked)
+            self._admission.start(rows, sources, known, tracked, of_rows=of)
             for source in sources if self._direct_hits else ():
                 self._holdings.begin_read(source)
             forks, copies = {row: list[int]() for row in ids}, list[tuple[int, int]]()

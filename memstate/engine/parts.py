@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from math import lcm
 
 import torch
 from torch import Tensor
@@ -32,7 +33,7 @@ from memstate.requests.tracking.mirror import Mirror
 from memstate.slots.allocator import SlotAllocator
 from memstate.slots.commands import CommandBuffer
 from memstate.slots.registers import RegisterFile
-from memstate.state.layout import StateLayout
+from memstate.state.layout import NEVER, StateLayout
 from memstate.state.planes import Planes
 from memstate.stats import ChaosStats
 from memstate.tiers import TierManager, Tiers
@@ -72,7 +73,14 @@ class Parts:
         validate_sizes(slots, max_requests, preallocated, max_batch, snapshots)
         self.page_settings, forward = pages or Pages(size=1), forward or Forward()
         self.tracking = tracking if tracking is not None else Redirect()
-        validate_tracking(self.tracking, slots, self.page_settings.size, overlap, forward.speculation)
+        unit = lcm(self.page_settings.size, layout.grid if layout.grid < NEVER else 1)
+        validate_tracking(self.tracking, slots, unit, overlap, forward.speculation)
+        if layout.grid >= NEVER and (prefix or self.tracking.lanes(overlap)):
+            never = [repr(plane) for plane in layout.planes if plane.grid is None]
+            raise ConfigurationError(
+                f"{never or layout}: the state is whole at no length, so nothing of it can be kept: use "
+                "tracking=ms.NoTracking() and no prefix cache"
+            )
         self.layout, self.overlap, in_place = layout, overlap, forward.in_place
         partly = [plane.name for plane in layout.planes if not plane.rewritten_each_step]
         if forward.grid is not None and partly:
@@ -99,16 +107,16 @@ class Parts:
         self.allocator = SlotAllocator(slots, self.backend, reserve)
         self.guard, self.stream = self.allocator.guard, self.allocator.stream
         if tensors is None:
-            self.planes = Planes(layout, slots, self.backend)
+            self.planes = Planes(layout, slots, self.backend, rows=rows)
         else:
-            self.planes = Planes.from_tensors(layout, tensors, self.backend, slots)
+            self.planes = Planes.from_tensors(layout, tensors, self.backend, slots, rows)
         self.pool = StatePool(self.allocator, self.planes, debug=debug)
         limits = sessions or SessionLimits()
         self.table = RequestTable(rows, limits.clock)
         self.registers = RegisterFile(self.allocator, rows, holders, self.page_settings.per_row)
         self.commands = CommandBuffer(self.registers, self.pool.run_data, max_batch or rows)
-        self.pages = PageTable(self.page_settings.count, self.page_settings.size, self.commands)
-        self.mirror = Mirror(self.registers, self.tracking, overlap, forward.pad)
+        self.pages = PageTable(self.page_settings.count, self.page_settings.size, self.commands, layout.grid)
+        self.mirror = Mirror(self.registers, self.tracking, overlap, forward.pad, self.pages.unit)
         self.holdings = Holdings(self.commands, self.pages.allocator)
         owners = self.commands, self.pages, self.holdings
         self.cache = PrefixCache(prefix, *owners)
@@ -121,7 +129,7 @@ class Parts:
         self.sessions = Sessions(*owners, self.mirror.lanes, limits)
         self.room = Room(self.cache, self.sessions, self.allocator, self.pages, self.holdings)
         self.marks = Marks(
-            self.commands, self.holdings, self.page_settings.size, forward.grid or 0, forward.packed, direct_hits
+            self.commands, self.holdings, self.pages.unit, forward.grid or 0, forward.packed, direct_hits
         )
         self.log = StepLog(max_batch or rows, int(overlap), self.backend.device, forward.speculation, holders)
         canary = None
@@ -138,7 +146,7 @@ class Parts:
         )  # fmt: skip
         self.admission = Admission(
             self.commands, self.table, self.pages, self.holdings, self.cache, self.sessions, self.marks, self.mirror,
-            self.log, direct_hits, self.tiers, self.room,
+            self.log, direct_hits, self.tiers, self.room, layout.rows is not None,
         )  # fmt: skip
         self.ending = Ending(
             self.commands, self.table, self.pages, self.mirror, self.holdings, self.cache, self.sessions, self.marks,

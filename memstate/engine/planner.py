@@ -6,6 +6,7 @@ one split    [ slots of requests | marks of prompts | cached states | pages of r
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import lcm
 from typing import Any, Final
 
 from memstate.checks import INT32_MAX
@@ -152,7 +153,7 @@ def snapshot_bytes(layout: StateLayout, tracking: Tracking, *, overlap: bool = T
     written = [
         plane for plane in layout.planes if in_place or not tracking.reads_old_slot or not plane.rewritten_each_step
     ]
-    return layout.layers * sum(map(layout.block_bytes, written))
+    return sum(layout.layers_of(plane) * layout.block_bytes(plane) for plane in written)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,7 +232,7 @@ class Planner:
 
     def residency(self, strategy: str, tracking: Tracking, tokens_per_second: float) -> Residency:
         """What a strategy needs. Raises: ConfigurationError where it does not work with the page size."""
-        tracking.validate(self.page_size, self.overlap)
+        tracking.validate(lcm(self.page_size, self.layout.grid), self.overlap)
         written = snapshot_bytes(self.layout, tracking, overlap=self.overlap, in_place=self.in_place)
         return Residency(
             strategy=strategy, tracking=tracking, slots_per_request=1 + tracking.lanes_at_admission(self.overlap),

@@ -246,6 +246,7 @@ class Reports:
                 "dtype": str(plane.dtype).removeprefix("torch."),
                 "payload": plane.nbytes,
                 "padding": layout.block_bytes(plane) - plane.nbytes,
+                "layers": layout.layers_of(plane),
             }
             for plane in layout.planes
         ]

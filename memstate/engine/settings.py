@@ -115,7 +115,7 @@ def _is_size(value: object) -> bool:
     return is_whole(value) and 0 <= int(value) <= INT64_MAX
 
 
-def validate_tracking(tracking: Tracking, slots: int, page_size: int, overlap: bool, speculation: bool) -> None:
+def validate_tracking(tracking: Tracking, slots: int, unit: int, overlap: bool, speculation: bool) -> None:
     """Requires a strategy that works with the other settings.
 
     Raises:
@@ -123,7 +123,7 @@ def validate_tracking(tracking: Tracking, slots: int, page_size: int, overlap: b
     """
     if not isinstance(tracking, Tracking):
         raise ConfigurationError(f"tracking={tracking!r}: expected NoTracking, PingPong, LazyPingPong or Redirect")
-    tracking.validate(page_size, overlap)
+    tracking.validate(unit, overlap)
     if speculation and overlap:
         raise ConfigurationError(
             "speculation with overlap: the next plan needs the lengths that were accepted; use overlap=False"

@@ -88,6 +88,11 @@ def device_parts(
     """
     return [
         Part("planes", sum(layout.arena_bytes(slots)) if layout else 0, "slots, or the sizes of the layout"),
+        *(
+            [Part("planes of rows", sum(layout.rows.arena_bytes(rows)), "max_requests or preallocated")]
+            if layout and layout.rows
+            else ()
+        ),
         Part("registers, columns and page table", 4 * cell_starts(rows, snapshots, per_row)[-1], CELLS),
         Part("tile table", table_bytes(layout) if layout else 0, "the sizes of the layout"),
         Part("bitmap", 4 * bitmap_ints(slots), "slots"),

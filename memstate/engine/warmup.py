@@ -116,8 +116,9 @@ def _planes(mem: StateManager) -> None:
 
 def _windows(mem: StateManager) -> None:
     """Scatters a window of every plane, in each form that `accept` takes: one token, one padding entry."""
-    columns, held = (_nothing(mem),) * 4, (mem.layout.layers, 1)
+    columns = (_nothing(mem),) * 4
     for plane in mem.layout.planes if mem.forward.speculation else ():
+        held = mem.layout.layers_of(plane), 1
         states = torch.zeros((*held, 1, *plane.shape), dtype=plane.dtype, device=mem.backend.device)
         mem.planes.scatter_windows({plane.name: states}, *columns)
         for taps, channels in {plane.shape, plane.shape[::-1]} if len(plane.shape) == 2 else ():

@@ -154,18 +154,18 @@ class PrefixCache(Contents):
             match: What the prompt matched.
 
         Returns:
-            Lengths in tokens, ascending, multiples of the page size.
+            Lengths in tokens, ascending, multiples of `PageTable.unit`.
 
         Raises:
             InvalidArgument: The placement names something else.
         """
-        size, placement = self._pages.page_size, self.settings.placement
-        found = placement.marks(match, size)
+        size, unit, placement = self._pages.page_size, self._pages.unit, self.settings.placement
+        found = placement.marks(match, unit)
         sound = isinstance(found, dict) and all(type(at) is int and isinstance(kind, str) for at, kind in found.items())
         wanted = sorted(at for at in found if match.length < at <= match.tokens) if sound else []
-        if not sound or any(at % size for at in wanted):
+        if not sound or any(at % unit for at in wanted):
             raise InvalidArgument(
-                f"{placement!r} returned {shown(found)}: expected a dict of lengths, multiples of page_size={size}, "
+                f"{placement!r} returned {shown(found)}: expected a dict of lengths, multiples of {unit}, "
                 "and kinds, such as {64: 'prompt'}"
             )
         return [

@@ -24,7 +24,7 @@ class Placement(ABC):
 
         Args:
             match: What the prompt found in the cache.
-            page_size: Tokens of a KV page.
+            page_size: Tokens of a KV page. Where planes have a grid, tokens that fill whole pages and the grid.
         """
 
 
@@ -61,9 +61,10 @@ class Ends(Placement):
             distance = -(-self.every // page_size) * page_size
             first = match.length // distance * distance + distance
             found = dict.fromkeys(range(first, end + 1, distance), "every")
-        if match.evicted_length not in found:
-            found[match.evicted_length] = "again"
-        return found | {match.kv_length: "branch", end: "prompt"}
+        again, branch = (length // page_size * page_size for length in (match.evicted_length, match.kv_length))
+        if again not in found:
+            found[again] = "again"
+        return found | {branch: "branch", end: "prompt"}
 
 
 @dataclass(frozen=True)

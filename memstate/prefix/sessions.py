@@ -265,6 +265,7 @@ class Sessions:
         """Returns the row's registers with states that the session can go on from, longest first."""
         labels, first = self._file.labels, REGISTERS_PER_ROW * row
         registers = [r for r in range(first, first + 1 + self._lanes) if self._file.held[r] and 1 <= labels[r] <= known]
+        registers = [r for r in registers if labels[r] % self._pages.grid == 0]
         registers = [r for r in registers if self._pages.own_partial(row, int(labels[r]))]
         return sorted(registers, key=lambda r: -int(labels[r]))
 

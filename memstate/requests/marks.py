@@ -81,7 +81,7 @@ class Marks:
     Args:
         commands: records the changes of owners.
         holdings: gives holders.
-        page_size: tokens of a KV page. A state stands for whole pages.
+        unit: tokens of which the length of a kept state is a multiple: whole pages.
         grid: the forward can give a state at each multiple of so many tokens inside its chunk; 0: only at the end.
         packed: whether multiples count from the start of the batch instead of the start of the row's chunk.
         direct_hits: whether a step can read another slot than it writes, so that no state is copied.
@@ -92,12 +92,12 @@ class Marks:
     """
 
     def __init__(
-        self, commands: CommandBuffer, holdings: Holdings, page_size: int, grid: int, packed: bool, direct_hits: bool
+        self, commands: CommandBuffer, holdings: Holdings, unit: int, grid: int, packed: bool, direct_hits: bool
     ) -> None:
         self._commands, self._file, self._holdings = commands, commands.registers, holdings
-        self._page, self._grid, self._packed, self._direct_hits = page_size, grid, packed, direct_hits
+        self._page, self._grid, self._packed, self._direct_hits = unit, grid, packed, direct_hits
         self._stores_ends = grid > 0 and not direct_hits
-        self._finest = lcm(page_size, max(1, grid))
+        self._finest = lcm(unit, max(1, grid))
         self.refused = self.missed = 0
         self.reset()
 
@@ -112,7 +112,7 @@ class Marks:
 
         Args:
             row: the row.
-            wanted: lengths and kinds, ascending; multiples of the page size.
+            wanted: lengths and kinds, ascending; multiples of the unit.
             length: tokens of the state that the row starts from.
             prompt: tokens of the prompt, 0 if they are not known.
         """
@@ -359,17 +359,17 @@ def _rank(kind: str) -> int:
     return RANKS.index(kind) if kind in RANKS else len(RANKS)
 
 
-def require_lengths(request: object, given: object, page_size: int) -> list[int]:
+def require_lengths(request: object, given: object, unit: int) -> list[int]:
     """Returns the lengths of `Request.snapshot_at`, ascending, each once.
 
     Raises:
-        InvalidArgument: they are not whole numbers from 0 on, or not multiples of the page size.
+        InvalidArgument: they are not whole numbers from 0 on, or not multiples of `unit`.
     """
     if isinstance(given, Sequence) and not isinstance(given, str | bytes):
         lengths = list(given)
-        if all(type(at) is int and 0 <= at <= 2**31 - 1 and at % page_size == 0 for at in lengths):
+        if all(type(at) is int and 0 <= at <= 2**31 - 1 and at % unit == 0 for at in lengths):
             return sorted({at for at in lengths if at})
     raise InvalidArgument(
         f"request {request!r}: snapshot_at={given!r}: expected lengths such as [64, 128], multiples of "
-        f"page_size={page_size}"
+        f"{unit}: whole KV pages, and the grid of all planes"
     )

@@ -4,6 +4,7 @@ It knows no slot and no plane.
 """
 
 from collections.abc import Mapping, Sequence
+from math import lcm
 from typing import TypeVar
 
 import numpy as np
@@ -24,15 +25,17 @@ class PageTable:
         pages: number of pages.
         page_size: tokens of a page.
         commands: records the changes of the device's table.
+        grid: tokens at whose multiples a state can be kept.
 
     Attributes:
         allocator: the free pages.
+        unit: tokens of which the length of a kept state is a multiple: whole pages, and the grid.
         room: tokens that the pages of each row hold, int64 `row`.
     """
 
-    def __init__(self, pages: int, page_size: int, commands: CommandBuffer) -> None:
+    def __init__(self, pages: int, page_size: int, commands: CommandBuffer, grid: int = 1) -> None:
         self.allocator = PageAllocator(pages, commands.guard)
-        self.page_size = page_size
+        self.page_size, self.grid, self.unit = page_size, grid, lcm(page_size, grid)
         self._commands = commands
         self._width = commands.registers.pages_per_row
         self._rows: list[list[int]] = []
@@ -62,7 +65,7 @@ class PageTable:
         return count
 
     def floor(self, length: Lengths) -> Lengths:
-        """Returns the longest length up to `length` that fills whole pages, which is what a snapshot can share."""
+        """Returns the longest length up to `length` that fills whole pages."""
         return length // self.page_size * self.page_size
 
     def short_of(self, n: int) -> OutOfPages | None:

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from memstate.errors import EmptyRegister, OutOfSlots, RegisterInUse
-from memstate.kernels.tables import ZERO_SOURCE
+from memstate.kernels.tables import REGISTERS_PER_ROW, ROW_CODE, ZERO_SOURCE
 from memstate.slots.journal import Journal
 from memstate.slots.packet import CLAIMS, DATA, MOVES, RELEASES, WRITES, Packet
 from memstate.slots.registers import Longs, RegisterFile
@@ -171,9 +171,10 @@ class CommandBuffer:
         found[list(self._unwritten)] = True
         for entry in [self._sending, *self.queue]:
             if isinstance(entry, Packet):
-                found[[register for changed in entry.named.values() for register in changed]] = True
+                found[[register for named in entry.named.values() for register in named if register > 0]] = True
         for registers in self.guard.registers if self.guard.call else ():
-            found[np.asarray(registers, np.int64)] = True
+            changed = np.asarray(registers, np.int64)
+            found[changed[changed > 0]] = True
         return found
 
     def unsure_pages(self) -> set[int]:
@@ -329,6 +330,17 @@ class CommandBuffer:
             for target, source in zip(targets, sources, strict=True):
                 label[target] = label[source]
 
+    def start_rows(self, rows: Sequence[int], of: Sequence[int] = ()) -> None:
+        """Makes the memory of rows fresh, or copies it from other rows. It waits where a coming forward uses the rows.
+
+        Args:
+            rows: the rows, none twice.
+            of: for each row, the row to copy; empty for none.
+        """
+        targets, sources = ([ROW_CODE - row for row in named] for named in (rows, of))
+        uses = [REGISTERS_PER_ROW * row for row in (*rows, *of)]
+        self._record(DATA, targets, sources or [ZERO_SOURCE] * len(targets), targets, sources, uses)
+
     def note_changes(self, what: str, before: NDArray[np.bool_]) -> None:
         """Writes to the journal, if there is one, which registers a launch has filled or emptied.
 
@@ -354,8 +366,9 @@ class CommandBuffer:
         return packet
 
     def _record(
-        self, section: int, first: list[int], second: list[int], regs: list[int], sources: Sequence[int] = ()
-    ) -> None:
+        self, section: int, first: list[int], second: list[int], regs: list[int], sources: Sequence[int] = (),
+        uses: Sequence[int] = (),
+    ) -> None:  # fmt: skip
         """Records a change of registers. Starts another packet if the order of phases requires it.
 
         It also notes the first change that must wait for a forward.
@@ -366,6 +379,7 @@ class CommandBuffer:
             second: their second column.
             regs: the registers that change.
             sources: registers that a copy reads.
+            uses: further registers whose fence holds the change back.
         """
         if self.guard.call:
             self.guard.registers.append(regs)
@@ -375,7 +389,7 @@ class CommandBuffer:
         if self.fencing and self._waits is None:
             if self._fenced is None and self._used is not None:
                 self._fenced = self._unwritten.union(self._used.tolist())
-            if self._fenced and not self._fenced.isdisjoint([*regs, *sources]):
+            if self._fenced and not self._fenced.isdisjoint([*regs, *sources, *uses]):
                 self._waits = len(self.queue) - 1, len(packet.operations)
         packet.add(section, first, second, regs)
 
@@ -490,8 +504,8 @@ class CommandBuffer:
             self.registers.ownership(sent)
         moved, zeroed = packet.size(DATA), packet.zeroed
         if moved and self._run_data:
-            slots = self.registers.table.slots
-            self._run_data(slots, sent, copied=moved - zeroed, zeroed=zeroed, replayed=replayed)
+            slots, copied = self.registers.table.slots, moved - zeroed - packet.rows
+            self._run_data(slots, sent, copied=copied, zeroed=zeroed, replayed=replayed)
 
     def discard(self) -> None:
         """Forgets the recorded changes. Call it only in a reset, because a reset also frees all slots on the device."""

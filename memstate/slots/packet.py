@@ -37,14 +37,15 @@ class Packet:
         operations: in the order of the calls.
         named: phase -> registers that an operation of it changes.
         reads: registers that a copy reads.
-        zeroed: number of entries of DATA that zero a state.
+        zeroed: number of entries of DATA that make a state fresh.
+        rows: number of entries of DATA that name rows, not registers.
     """
 
     def __init__(self, operations: Iterable[Operation] = ()) -> None:
         self.operations: list[Operation] = []
         self.named: dict[int, set[int]] = {}
         self.reads: set[int] = set()
-        self.zeroed = 0
+        self.zeroed = self.rows = 0
         for operation in operations:
             self.add(*operation)
 
@@ -58,7 +59,10 @@ class Packet:
                 self.named[phase] = {*registers}
         if section == DATA:
             zeroed = second.count(ZERO_SOURCE)
-            self.zeroed += zeroed
+            if first[0] < 0:
+                self.rows += len(first)
+            else:
+                self.zeroed += zeroed
             if zeroed < len(second):
                 self.reads.update(second)
                 self.reads.discard(ZERO_SOURCE)

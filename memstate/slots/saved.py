@@ -75,7 +75,7 @@ def _checks(capacity: int, slots: list[int]) -> dict[str, Check]:
     }  # fmt: skip
     layout: dict[str, Check] = {
         "order": _text, "layers": count, "bytes_per_slot": number, "page_size": _whole(1),
-        "planes": _list(_record(plane)),
+        "planes": _list(_record(plane, {"layers": count})),
     }  # fmt: skip
     return {
         "owners": _list(_whole(0, len(slots)), capacity + 1),

@@ -3,13 +3,16 @@
     layer_major   one arena per plane   layer slot [block .. pad]         a plane of one layer is one dense tensor
     slot_major    one arena in all      slot layer plane [block .. pad]   a slot, and each of its layers, is one run
 
+In slot_major, planes with another number of layers follow those before them, `layer plane` again.
+
 A block is one plane of one layer of one slot, padded to `alignment`, so that 16 bytes can move at a time everywhere.
 """
 
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from math import prod
+from math import lcm, prod
 from types import EllipsisType
 from typing import Literal, NamedTuple, get_args
 
@@ -23,6 +26,7 @@ from memstate.state.sharding import Owned, Part
 
 Order = Literal["layer_major", "slot_major"]
 MOVE_BYTES = 16  # what one lane of a kernel moves
+NEVER = 2**31  # tokens that no request has
 
 
 @dataclass(frozen=True, repr=False)
@@ -40,9 +44,14 @@ class Plane:
         axis: the axis that is cut.
         order: which of several orders of the axes this is, such as "value_key": the shape may not say it. A state of
             one order is not found as one of another.
+        layers: how many layers of the model hold this plane (default: those of the layout). 1 for what a request has
+            once, such as its last tokens.
+        fill: what every element of a fresh slot and of the null slot is.
+        grid: the state can be kept and found again only at multiples of so many tokens, because the plane is
+            incomplete between them. None: never.
 
     Raises:
-        InvalidArgument: a name, size, dtype or order that cannot be meant, or parts that are not the axis.
+        InvalidArgument: a name, size, dtype, fill or order that cannot be meant, or parts that are not the axis.
 
     Example:
         >>> import torch
@@ -58,6 +67,9 @@ class Plane:
     parts: tuple[Part, ...] = ()
     axis: int = 0
     order: str = ""
+    layers: int | None = None
+    fill: float = 0
+    grid: int | None = 1
 
     def __post_init__(self) -> None:
         require_name("plane", self.name)
@@ -69,6 +81,10 @@ class Plane:
             raise InvalidArgument(f"plane {self.name}: dtype {self.dtype!r}, expected a torch.dtype")
         self._require_fit()
         object.__setattr__(self, "axis", int(self.axis))
+        for name in ("layers", "grid"):
+            if (count := getattr(self, name)) is not None:
+                object.__setattr__(self, name, whole(f"plane {self.name}: {name}", count))
+        object.__setattr__(self, "fill", _fill(self.name, self.fill, self.dtype))
 
     def _require_fit(self) -> None:
         """Refuses parts that are not exactly one axis of the shape."""
@@ -96,6 +112,14 @@ class Plane:
     def nbytes(self) -> int:
         """Bytes per slot and layer, without padding."""
         return self.elements * self.dtype.itemsize
+
+    @property
+    def pattern(self) -> int:
+        """The fill as 64 bits that repeat in memory, a signed number; 0 for zeros."""
+        if not self.fill:
+            return 0
+        element = torch.full((1,), self.fill, dtype=self.dtype).view(torch.uint8)
+        return int.from_bytes(bytes(element.tolist()) * (8 // self.dtype.itemsize), sys.byteorder, signed=True)
 
     def shard(self, ranks: int) -> "Plane":
         """The plane that one of `ranks` ranks holds; `owned` says which part.
@@ -157,7 +181,10 @@ class Plane:
     def __repr__(self) -> str:
         sizes, dtype = ",".join(map(str, self.shape)), str(self.dtype).removeprefix("torch.")
         parts = " | ".join(f"{part.name} {part.units}*{part.size}" for part in self.parts)
-        told = "".join(f"{part}, " for part in (self.order, parts) if part)
+        fill = f"filled with {self.fill}" if self.fill else ""
+        layers = f"{self.layers} layers" if self.layers else ""
+        grid = "" if self.grid == 1 else f"whole every {self.grid} tokens" if self.grid else "never whole"
+        told = "".join(f"{part}, " for part in (self.order, parts, layers, fill, grid) if part)
         return f"Plane({self.name}[{sizes}] {dtype}, {told}{format_bytes(self.nbytes)} per layer)"
 
 
@@ -202,10 +229,12 @@ class StateLayout(Shown):
 
     Args:
         planes: one or more, each name once.
-        layers: how many layers hold state; every plane exists once per layer.
+        layers: how many layers hold state. A plane exists once in each of them, unless it has layers of its own.
         order: "layer_major" or "slot_major".
         alignment: every block starts and ends at a multiple of this many bytes from the start of its arena; a multiple
             of 16.
+        rows: what each request has once, whatever slots it uses, such as the inputs since the last whole state: planes
+            by row, `layer row ...`. It is fresh when a request starts, goes along with a fork, and is never published.
 
     Raises:
         InvalidArgument: a value that cannot be meant.
@@ -224,6 +253,7 @@ class StateLayout(Shown):
     layers: int
     order: Order = "layer_major"
     alignment: int = MOVE_BYTES
+    rows: "StateLayout | None" = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "planes", items("planes", self.planes, Plane))
@@ -236,11 +266,22 @@ class StateLayout(Shown):
         if not is_whole(self.alignment) or self.alignment < MOVE_BYTES or self.alignment % MOVE_BYTES:
             raise InvalidArgument(f"alignment {self.alignment!r} bytes: expected a multiple of {MOVE_BYTES}")
         object.__setattr__(self, "alignment", int(self.alignment))
+        if self.rows is not None and (not isinstance(self.rows, StateLayout) or self.rows.rows is not None):
+            raise InvalidArgument(f"rows={self.rows!r}: expected a StateLayout without rows of its own, or None")
         if self.bytes_per_slot > INT64_MAX:
             raise InvalidArgument(
                 f"planes {names} x {self.layers} layers: {self.bytes_per_slot} bytes per slot, and int64 numbers at "
                 f"most {INT64_MAX}: lower shapes or layers"
             )
+
+    def layers_of(self, plane: Plane) -> int:
+        """Layers of a plane."""
+        return plane.layers or self.layers
+
+    @property
+    def grid(self) -> int:
+        """Tokens at whose multiples the state can be kept: the least that all planes allow, `NEVER` if one has none."""
+        return min(NEVER, lcm(*(plane.grid or NEVER for plane in self.planes)))
 
     def block_bytes(self, plane: Plane) -> int:
         """Bytes of a plane per slot and layer, padding included."""
@@ -249,19 +290,19 @@ class StateLayout(Shown):
     @property
     def bytes_per_slot(self) -> int:
         """Bytes of a slot over all layers and planes, padding included."""
-        return self.layers * sum(map(self.block_bytes, self.planes))
+        return sum(self.layers_of(plane) * self.block_bytes(plane) for plane in self.planes)
 
     @property
     def payload_bytes_per_slot(self) -> int:
         """Bytes of a slot over all layers and planes, padding left out."""
-        return self.layers * sum(plane.nbytes for plane in self.planes)
+        return sum(self.layers_of(plane) * plane.nbytes for plane in self.planes)
 
     def arena_bytes(self, slots: int) -> tuple[int, ...]:
         """Size of each arena in bytes for `slots` slots and the null slot. Raises: InvalidArgument."""
         slots = whole("slots", slots, least=0)
         if self.order == "slot_major":
             return ((slots + 1) * self.bytes_per_slot,)
-        return tuple(self.layers * (slots + 1) * self.block_bytes(plane) for plane in self.planes)
+        return tuple(self.layers_of(plane) * (slots + 1) * self.block_bytes(plane) for plane in self.planes)
 
     def placements(self, slots: int) -> tuple[Placement, ...]:
         """Where each plane lies in the arenas for `slots` slots and the null slot. Raises: InvalidArgument."""
@@ -269,7 +310,15 @@ class StateLayout(Shown):
         blocks = [self.block_bytes(plane) for plane in self.planes]
         if self.order == "layer_major":
             return tuple(Placement(i, 0, (slots + 1) * block, block) for i, block in enumerate(blocks))
-        return tuple(Placement(0, sum(blocks[:i]), sum(blocks), self.bytes_per_slot) for i in range(len(blocks)))
+        found, start = dict[str, Placement](), 0
+        for layers in dict.fromkeys(map(self.layers_of, self.planes)):
+            alike = [plane for plane in self.planes if self.layers_of(plane) == layers]
+            ends = [*accumulate(map(self.block_bytes, alike))]
+            for plane, end in zip(alike, ends, strict=True):
+                offset = start + end - self.block_bytes(plane)
+                found[plane.name] = Placement(0, offset, ends[-1], self.bytes_per_slot)
+            start += layers * ends[-1]
+        return tuple(found[plane.name] for plane in self.planes)
 
     def table(self, slots: int = 1) -> list[PlaneRow]:
         """Where a slot has its bytes, a row per plane; `slots` decides layer_stride only. Raises: InvalidArgument."""
@@ -287,7 +336,8 @@ class StateLayout(Shown):
         Raises:
             InvalidArgument: the units of a part and the ranks do not divide each other.
         """
-        return replace(self, planes=tuple(plane.shard(ranks) for plane in self.planes))
+        rows = None if self.rows is None else self.rows.shard(ranks)
+        return replace(self, planes=tuple(plane.shard(ranks) for plane in self.planes), rows=rows)
 
     def runs(self, slots: int) -> tuple[Run, ...]:
         """The longest runs of bytes that make up a slot, with every block once in them. Raises: InvalidArgument."""
@@ -296,17 +346,18 @@ class StateLayout(Shown):
             return (Run(0, 0, self.bytes_per_slot, self.bytes_per_slot),) if self.bytes_per_slot else ()
         return tuple(
             Run(place.arena, layer * place.layer_stride, place.slot_stride, place.slot_stride)
-            for place in self.placements(slots)
-            for layer in range(self.layers)
+            for plane, place in zip(self.planes, self.placements(slots), strict=True)
+            for layer in range(self.layers_of(plane))
             if place.slot_stride
         )
 
     def __repr__(self) -> str:
         padding = self.bytes_per_slot - self.payload_bytes_per_slot
-        planes = ", ".join(plane.name for plane in self.planes)
+        rows = f", {format_bytes(self.rows.bytes_per_slot)} per row" if self.rows else ""
+        planes = ", ".join(plane.name + f" ({plane.layers} layers)" * bool(plane.layers) for plane in self.planes)
         return (
             f"StateLayout({planes} x {self.layers} layers, {self.order}, {format_bytes(self.bytes_per_slot)} per slot"
-            f" with {format_bytes(padding)} padding)"
+            f" with {format_bytes(padding)} padding{rows})"
         )
 
     def sheet(self) -> Sheet:
@@ -323,6 +374,21 @@ class StateLayout(Shown):
             for row in self.table()
         ]
         return section("planes", ("plane", "shape", "bytes of a layer of a slot", "padding"), rows)
+
+
+def _fill(plane: str, fill: float, dtype: torch.dtype) -> float:
+    """The fill as the dtype has it. Raises: InvalidArgument for one that it cannot hold."""
+    if fill == 0:  # of every dtype
+        return 0
+    try:
+        kept = torch.full((1,), fill, dtype=dtype).item()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidArgument(f"plane {plane}: fill {fill!r}, expected a number that {dtype} holds") from error
+    if kept != fill:
+        raise InvalidArgument(f"plane {plane}: fill {fill!r} is {kept} in {dtype}: expected a number that it holds")
+    if dtype.itemsize > 8:
+        raise InvalidArgument(f"plane {plane}: fill {fill!r} of {dtype}: only elements of up to 8 bytes can be filled")
+    return kept
 
 
 def _shape(plane: str, shape: Iterable[int]) -> tuple[int, ...]:

@@ -6,8 +6,9 @@ A span is what lies in one piece in every slot: a block of a region, or several 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, groupby
 from math import gcd
+from operator import itemgetter
 from typing import NamedTuple
 from weakref import WeakSet
 
@@ -21,6 +22,7 @@ from memstate.state.layout import MOVE_BYTES, StateLayout
 from memstate.state.regions import Region
 
 TILE_ROW = 24  # bytes of a tile in the table: three int64
+PATTERN = 8  # bytes of a tile in the table of patterns, which planes with a fill have
 
 
 class Span(NamedTuple):
@@ -30,6 +32,7 @@ class Span(NamedTuple):
     start: int
     slot_stride: int
     nbytes: int
+    pattern: int
 
     @property
     def address(self) -> int:
@@ -40,7 +43,17 @@ class Span(NamedTuple):
 @lru_cache
 def table_bytes(layout: StateLayout) -> int:
     """Returns the bytes of the tile table of planes in arenas of their own, the same for any number of slots."""
-    return TILE_ROW * sum(len(tiles_of(run.nbytes)) for run in layout.runs(1))
+    runs = [run.nbytes for run in layout.runs(1)]
+    if not any(plane.pattern for plane in layout.planes):
+        return TILE_ROW * sum(len(tiles_of(nbytes)) for nbytes in runs)
+    if layout.order == "slot_major":  # a span has one pattern
+        blocks = sorted(
+            (place.offset + layer * place.layer_stride, layout.block_bytes(plane), plane.pattern)
+            for plane, place in zip(layout.planes, layout.placements(1), strict=True)
+            for layer in range(layout.layers_of(plane))
+        )
+        runs = [sum(nbytes for _, nbytes, _ in alike) for _, alike in groupby(blocks, key=itemgetter(2))]
+    return (TILE_ROW + PATTERN) * sum(len(tiles_of(nbytes)) for nbytes in runs)
 
 
 def tiles_of(nbytes: int) -> range:
@@ -87,7 +100,12 @@ class PlaneTable(AddressTable):
     def __init__(self, regions: Sequence[Region], device: torch.device) -> None:
         self.spans = _spans(regions)
         super().__init__(3, device)
-        self.map = PlaneMap(self.table, tuple(region.blocks for region in regions), self.unit)
+        patterns = [span.pattern for span in self.spans for _ in tiles_of(span.nbytes)]
+        self.map = PlaneMap(
+            self.table, tuple(region.blocks for region in regions), self.unit,
+            tuple(region.plane.pattern for region in regions),
+            torch.tensor(patterns, dtype=torch.int64, device=device) if any(patterns) else None,
+        )  # fmt: skip
         self.slot_bytes = sum(region.blocks.shape[0] * region.blocks.shape[2] for region in regions)
 
     def rows(self) -> list[tuple[int, int, int]]:
@@ -109,15 +127,18 @@ class Memory:
         regions: where the planes lie.
         owned: the arenas whose memory is memstate's to release.
         backend: what launches.
+        also: memory that sleeps and wakes with it.
 
     Attributes:
         asleep: whether the memory of the states is released; every operation on slots raises Asleep then.
         whole: the tile table of all planes.
     """
 
-    def __init__(self, regions: tuple[Region, ...], owned: tuple[Tensor, ...], backend: Backend) -> None:
+    def __init__(
+        self, regions: tuple[Region, ...], owned: tuple[Tensor, ...], backend: Backend, also: "Memory | None" = None
+    ) -> None:
         self.regions, self.backend, self.asleep = regions, backend, False
-        self._owned = owned
+        self._owned, self._also = owned, also
         self._kept: list[Tensor] | None = None
         self._sizes: list[int] = []
         self._names = frozenset(region.plane.name for region in regions)
@@ -161,8 +182,7 @@ class Memory:
         goes to torch's allocator: `torch.cuda.empty_cache()` hands it on.
 
         Args:
-            keep: keep the bytes in host memory; otherwise contents are undefined after `wake`, except the zero null
-                slot.
+            keep: keep the bytes in host memory; otherwise contents are undefined after `wake`, except the null slot.
 
         Raises:
             Asleep: it is asleep already.
@@ -170,7 +190,8 @@ class Memory:
         Syncs: yes.
         """
         self.require_awake("sleep")
-        fixed = [arena.nbytes for arena in self._owned if not arena.untyped_storage().resizable()]
+        owned = (*self._owned, *(self._also._owned if self._also is not None else ()))
+        fixed = [arena.nbytes for arena in owned if not arena.untyped_storage().resizable()]
         if fixed:
             raise InvalidArgument(
                 f"sleep: arenas of {fixed} bytes cannot be released: numpy shares them since .numpy() was called "
@@ -183,6 +204,8 @@ class Memory:
         self.asleep = True  # from here on an interrupted call is put right by `wake`
         for arena in self._owned:
             arena.untyped_storage().resize_(0)
+        if self._also is not None:
+            self._also.sleep(keep=keep)
         self.backend.counts.syncs += 1
 
     def wake(self) -> None:
@@ -200,6 +223,8 @@ class Memory:
         """
         if not self.asleep:
             raise InvalidArgument("wake: the states are awake already")
+        if self._also is not None and self._also.asleep:
+            self._also.wake()
         for arena in self._owned:
             arena.untyped_storage().resize_(arena.nbytes)
         for region, size in zip(self.regions, self._sizes, strict=True):
@@ -220,7 +245,7 @@ class Memory:
         self.backend.counts.syncs += 1
 
     def scrub_null(self) -> None:
-        """Zeroes slot 0, which kernels of an engine may have written; one small device operation per tensor.
+        """Makes slot 0 fresh, which kernels of an engine may have written; one small device operation per tensor.
 
         Raises:
             Asleep: the memory is released.
@@ -228,8 +253,10 @@ class Memory:
         Syncs: no.
         """
         self.require_awake("scrub_null")
-        for region in self.regions:
+        for region in (*self.regions, *(self._also.regions if self._also is not None else ())):
             region.blocks[:, 0].zero_()
+            if region.plane.pattern:
+                region.tensor[:, 0].fill_(region.plane.fill)
 
     def _layers(self) -> Iterator[Tensor]:
         """Every layer of every plane, uint8 `slot byte`."""
@@ -239,7 +266,13 @@ class Memory:
 def _spans(regions: Sequence[Region]) -> list[Span]:
     """The longest spans; blocks that touch are joined within a storage only, because storages may move apart."""
     blocks = [
-        Span(region.blocks, layer * region.blocks.stride(0), region.blocks.stride(1), region.blocks.shape[2])
+        Span(
+            region.blocks,
+            layer * region.blocks.stride(0),
+            region.blocks.stride(1),
+            region.blocks.shape[2],
+            region.plane.pattern,
+        )
         for region in regions
         if region.blocks.shape[2]
         for layer in range(len(region.blocks))
@@ -248,7 +281,8 @@ def _spans(regions: Sequence[Region]) -> list[Span]:
     for span in sorted(blocks, key=_place):
         if joined:
             storage, stride, address = _place(joined[-1])
-            if _place(span) == (storage, stride, address + joined[-1].nbytes):
+            alike = span.pattern == joined[-1].pattern
+            if alike and _place(span) == (storage, stride, address + joined[-1].nbytes):
                 joined[-1] = joined[-1]._replace(nbytes=joined[-1].nbytes + span.nbytes)
                 continue
         joined.append(span)

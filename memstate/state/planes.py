@@ -70,7 +70,7 @@ class _Naming:
 class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
     """The states of all slots: a mapping from plane names to tensors, and the operations that move slots.
 
-    Contents start undefined, except in the null slot (slot 0), which is zero.
+    Contents start undefined, except in the null slot (slot 0). It is fresh: zero, or what the plane is filled with.
 
     Operations run on the current stream of the planes' device, and a CUDA graph can hold them. If that is not the
     stream of the manager, the caller orders both by events.
@@ -81,6 +81,10 @@ class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
         backend: what launches.
         allocate: gives a uint8 arena of the byte count asked for, where memory comes from elsewhere; called once per
             arena, in the order of `layout.arena_bytes`.
+        rows: rows for `layout.rows`; 0: the memory of rows is left out.
+
+    Attributes:
+        rows: the planes of `layout.rows`, with a row where others have a slot; row 0 is null. None without them.
 
     Raises:
         InvalidArgument: no slots, more slots than the device has memory for, or no backend; nothing was allocated.
@@ -100,8 +104,9 @@ class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
     """
 
     def __init__(
-        self, layout: StateLayout, slots: int, backend: Backend, allocate: Callable[[int], Tensor] | None = None
-    ) -> None:
+        self, layout: StateLayout, slots: int, backend: Backend, allocate: Callable[[int], Tensor] | None = None,
+        rows: int = 0,
+    ) -> None:  # fmt: skip
         _require_backend(backend)
         if not is_count(slots) or not 1 <= slots <= MOST_SLOTS:
             raise InvalidArgument(f"slots={slots!r}: expected a whole number of slots from 1 to {MOST_SLOTS}")
@@ -114,12 +119,12 @@ class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
             require_apart(buffer_infos(regions))
         # Any, because readers know whether an engine gave one tensor or one per layer: both are self[name][layer]
         self._tensors: dict[str, Any] = {region.plane.name: region.tensor for region in regions}
-        self._set_up(layout, slots, backend, regions, () if allocate else self.arenas)
+        self._set_up(layout, slots, backend, regions, () if allocate else self.arenas, rows)
 
     @classmethod
     def from_tensors(
         cls, layout: StateLayout, tensors: Mapping[str, Tensor | Sequence[Tensor]], backend: Backend,
-        slots: int | None = None,
+        slots: int | None = None, rows: int = 0,
     ) -> "Planes":  # fmt: skip
         """The planes in memory that an engine has allocated, with any strides between slots and layers.
 
@@ -136,6 +141,7 @@ class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
             tensors: plane name -> `layer slot ...`, or a sequence of `slot ...`, one per layer. Slot 0 is changed.
             backend: what launches.
             slots: refuse any other number of slots.
+            rows: as for `Planes`, which allocates them.
 
         Raises:
             LayoutMismatch: with the plane, the layer and the numbers.
@@ -148,13 +154,15 @@ class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
         planes = cls.__new__(cls)
         planes.arenas = ()
         planes._tensors = {name: one if isinstance(one, Tensor) else tuple(one) for name, one in tensors.items()}
-        planes._set_up(layout, regions[0].tensor.shape[1] - 1, backend, regions, ())
+        planes._set_up(layout, regions[0].tensor.shape[1] - 1, backend, regions, (), rows)
         return planes
 
     def _set_up(
-        self, layout: StateLayout, slots: int, backend: Backend, regions: tuple[Region, ...], owned: tuple[Tensor, ...]
-    ) -> None:
-        super().__init__(regions, owned, backend)
+        self, layout: StateLayout, slots: int, backend: Backend, regions: tuple[Region, ...],
+        owned: tuple[Tensor, ...], rows: int,
+    ) -> None:  # fmt: skip
+        self.rows = Planes(layout.rows, rows, backend) if layout.rows is not None and rows else None
+        super().__init__(regions, owned, backend, self.rows)
         self.layout, self.slots = layout, slots
         self.traffic = Traffic()
         self._gathered: dict[str, ref[Tensor]] = {}  # by plane: the last batch
@@ -228,7 +236,9 @@ class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
             self._count(table.slot_bytes, copied=due)
 
     def zero(self, ids: Tensor, *, due: int | None = None) -> None:
-        """Zeroes slots over all planes and layers in one launch; ids outside 1..slots are skipped.
+        """Makes slots fresh, over all planes and layers in one launch; ids outside 1..slots are skipped.
+
+        A fresh slot is zero, or what its planes are filled with.
 
         Args:
             ids: int32 or int64 `n` on the planes' device.
@@ -247,7 +257,9 @@ class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
             self._count(self.whole.slot_bytes, zeroed=due)
 
     def run_data(self, slots: Tensor, packet: Tensor, *, copied: int | None = None, zeroed: int | None = None) -> None:
-        """Carries out the data section of a command packet in one launch; see `Backend.run_data`.
+        """Carries out the data section of a command packet in one launch, and one more for planes of rows.
+
+        See `Backend.run_data` and `Backend.run_rows`.
 
         Args:
             slots: int32 `register`.
@@ -263,6 +275,8 @@ class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
         if self.asleep:
             self.require_awake("run_data")
         self.backend.run_data(self.plane_map, slots, packet)
+        if self.rows is not None:
+            self.backend.run_rows(self.rows.plane_map, packet)
         self._count(self.whole.slot_bytes, copied=copied, zeroed=zeroed)
 
     def count(self, planes: Collection[str] | None = None, *, copied: int = 0, zeroed: int = 0) -> None:
@@ -277,7 +291,7 @@ class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
         self._count(table.slot_bytes, copied=copied, zeroed=zeroed)
 
     def gather(self, name: str, slots: Tensor, out: Tensor | None = None) -> Tensor:
-        """Slots of a plane side by side, `layer batch ...`; zeros for ids outside 1..slots.
+        """Slots of a plane side by side, `layer batch ...`; a fresh slot for ids outside 1..slots.
 
         One launch, or one per layer where an engine's tensors hold one layer each.
 
@@ -297,13 +311,13 @@ class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
         with _Naming("gather", plane):
             self._require_ids("slots", slots)
             if out is None:
-                shape = (self.layout.layers, slots.numel(), *plane.shape)
+                shape = (self.layout.layers_of(plane), slots.numel(), *plane.shape)
                 out = torch.empty(shape, dtype=plane.dtype, device=self.device)
                 self._gathered[name] = ref(out)
             elif isinstance(out, Tensor):
                 require_no_grad("out", out)
             for region, part in self._beside(regions, "out", out):
-                self.backend.gather_slots(region.tensor, slots, part)
+                self.backend.gather_slots(region.tensor, slots, part, plane.pattern)
         return out
 
     def scatter(self, name: str, slots: Tensor, batch: Tensor) -> None:
@@ -334,7 +348,7 @@ class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
             slots: int32 or int64 `batch` on the planes' device.
 
         Returns:
-            Plane name -> `layer batch ...` in host memory; zeros for ids outside 1..slots.
+            Plane name -> `layer batch ...` in host memory; as `gather`.
 
         Raises:
             InvalidArgument: the ids do not fit.
@@ -363,7 +377,7 @@ class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
             raise InvalidArgument(f"saved planes {sorted(saved)}: expected {sorted(self)}, as save() returns them")
         self._require_ids("slots", slots)
         for name, region in ((region.plane.name, region) for region in self.regions):
-            shape = (self.layout.layers, slots.numel(), *region.plane.shape)
+            shape = (self.layout.layers_of(region.plane), slots.numel(), *region.plane.shape)
             if tuple(saved[name].shape) != shape or saved[name].dtype != region.plane.dtype:
                 raise InvalidArgument(
                     f"saved plane {name!r} {tuple(saved[name].shape)} {saved[name].dtype}: expected {shape} "
@@ -463,8 +477,9 @@ class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
         """Each region with its layers of a tensor `layer ...`."""
         if not isinstance(tensor, Tensor):
             raise InvalidArgument(f"{what}: {type(tensor).__name__}, expected a tensor `layer ...`")
-        if tensor.dim() < 1 or tensor.shape[0] != self.layout.layers:
-            raise InvalidArgument(f"{what}: {tuple(tensor.shape)}, expected {self.layout.layers} layers first")
+        layers = self.layout.layers_of(regions[0].plane)
+        if tensor.dim() < 1 or tensor.shape[0] != layers:
+            raise InvalidArgument(f"{what}: {tuple(tensor.shape)}, expected {layers} layers first")
         if len(regions) == 1:
             return [(regions[0], tensor)]
         return [(region, tensor[region.first : region.first + region.tensor.shape[0]]) for region in regions]
@@ -490,7 +505,7 @@ class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
     def sheet(self) -> Sheet:
         """See `Shown.sheet`."""
         layout, null = self.layout, self.nbytes // (self.slots + 1)
-        payload = {plane.name: plane.nbytes * layout.layers * self.slots for plane in layout.planes}
+        payload = {plane.name: plane.nbytes * layout.layers_of(plane) * self.slots for plane in layout.planes}
         parts = [of_bytes(name, count, f"plane {at}") for at, (name, count) in enumerate(payload.items())]
         parts.append(of_bytes("padding", self.nbytes - null - sum(payload.values()), "padding"))
         parts.append(of_bytes("null slot", null, "null slot"))

@@ -83,7 +83,7 @@ def carve(layout: StateLayout, slots: int, arenas: Sequence[Tensor]) -> tuple[Re
     for plane, place in zip(layout.planes, layout.placements(slots), strict=True):
         arena, size = arenas[place.arena], plane.dtype.itemsize  # 1, 2, 4, 8 or 16: divides every stride and offset
         start = arena.storage_offset() + place.offset
-        outer = (layout.layers, slots + 1)
+        outer = (layout.layers_of(plane), slots + 1)
         inner = [prod(plane.shape[axis + 1 :]) for axis in range(len(plane.shape))]
         strides = (place.layer_stride // size, place.slot_stride // size, *inner)
         tensor = arena.view(plane.dtype).as_strided((*outer, *plane.shape), strides, start // size)
@@ -116,15 +116,15 @@ def adopt(
     regions: list[Region] = []
     for plane in layout.planes:
         given = tensors[plane.name]
-        stacked = isinstance(given, Tensor)
+        stacked, count = isinstance(given, Tensor), layout.layers_of(plane)
         if not stacked and not (isinstance(given, Sequence) and all(isinstance(one, Tensor) for one in given)):
             raise LayoutMismatch(
                 f"plane {plane.name}: {type(given).__name__}, expected a tensor `layer slot ...` or one per layer"
             )
-        if not stacked and len(given) != layout.layers:
-            raise LayoutMismatch(f"plane {plane.name}: tensors of {len(given)} layers, the layout has {layout.layers}")
+        if not stacked and len(given) != count:
+            raise LayoutMismatch(f"plane {plane.name}: tensors of {len(given)} layers, the layout has {count}")
         for layer, one in enumerate([given] if isinstance(given, Tensor) else given):
-            layers = layout.layers if stacked else 1
+            layers = count if stacked else 1
             tensor = one if stacked else one.unsqueeze(0)
             where = _where(plane, layer, layer + layers - 1)
             require_no_grad(where, tensor)

@@ -33,7 +33,7 @@ def require(planes: Planes, windows: dict[str, Tensor], batch: int, tokens: int)
             where = window.device if isinstance(window, Tensor) else repr(window)
             raise InvalidArgument(f"window of plane {name} on {where}: expected a tensor on {planes.device}")
         require_no_grad(f"window of plane {name}", window)
-        held = (planes.layout.layers, batch)
+        held = (planes.layout.layers_of(plane), batch)
         if holds_states(plane, window):
             fits = window.shape[:2] == held and window.shape[2] >= tokens and window.shape[3:] == plane.shape
         else:

@@ -126,5 +126,5 @@ def fingerprint(
 def _planes(layout: StateLayout | None) -> Hashable:
     if layout is None:
         return None
-    named = [(plane.name, plane.shape, str(plane.dtype), plane.order) for plane in layout.planes]
-    return (layout.layers, tuple(each if each[-1] else each[:-1] for each in named))
+    named = [(plane.name, plane.shape, str(plane.dtype), plane.order, plane.layers) for plane in layout.planes]
+    return (layout.layers, tuple(each if each[-1] else each[:-1] if each[-2] else each[:-2] for each in named))

@@ -65,9 +65,9 @@ class RecordFormat:
         self._crcs = struct.Struct(f"<{len(layout.planes)}I")
         self._blocks: list[list[slice]] = []  # of each plane
         self._padding: list[slice] = []
-        for row in self.layout.table():
+        for plane, row in zip(layout.planes, self.layout.table(), strict=True):
             size, first = row.payload + row.padding, self.header_bytes + row.offset
-            starts = [first + n * row.layer_stride for n in range(layout.layers)]
+            starts = [first + n * row.layer_stride for n in range(layout.layers_of(plane))]
             self._blocks.append([slice(start, start + size) for start in starts])
             self._padding += [slice(start + row.payload, start + size) for start in starts if row.padding]
 

@@ -38,12 +38,15 @@ def slot(layouts: Layouts) -> Figure:
     drawn = figure.drawing(9, 1.1 + 0.45 * len(layouts))
     left, right = drawn.subplots(1, 2, sharey=True, width_ratios=(3, 2))
     for axes, what in ((left, "one layer of one slot"), (right, "one slot, all layers")):
-        layers = [layout.layers if axes is right else 1 for layout in layouts.values()]
-        sizes = [layout.bytes_per_slot // layout.layers * n for layout, n in zip(layouts.values(), layers, strict=True)]
+        whole = axes is right
+        sizes = [
+            layout.bytes_per_slot if whole else sum(map(layout.block_bytes, layout.planes))
+            for layout in layouts.values()
+        ]
         unit, name = _unit(max(sizes))
         for at, layout in enumerate(layouts.values()):
-            _stack(axes, at, layout, layers[at], unit, colours)
-            if axes is right:
+            _stack(axes, at, layout, whole, unit, colours)
+            if whole:
                 label = f" {layout.layers} layers, {format_bytes(layout.bytes_per_slot)}"
                 axes.text(sizes[at] / unit, at, label, va="center", fontsize=8)
         axes.set_xlim(0, (1.9 if axes is right else 1.02) * max(*sizes, 1) / unit)
@@ -55,10 +58,11 @@ def slot(layouts: Layouts) -> Figure:
     return drawn
 
 
-def _stack(axes: Axes, at: int, layout: StateLayout, layers: int, unit: int, colours: Mapping[str, Colour]) -> None:
-    """Draws a layout's planes one behind the other, each with its padding."""
+def _stack(axes: Axes, at: int, layout: StateLayout, whole: bool, unit: int, colours: Mapping[str, Colour]) -> None:
+    """Draws a layout's planes one behind the other, each with its padding: of one layer, or the whole slot."""
     start = 0.0
-    for row in layout.table():
+    for plane, row in zip(layout.planes, layout.table(), strict=True):
+        layers = layout.layers_of(plane) if whole else 1
         size, padding = row.payload * layers / unit, row.padding * layers / unit
         axes.barh(at, size, left=start, height=0.6, color=colours[row.name], edgecolor=figure.EDGE, linewidth=0.4)
         if padding:
@@ -91,7 +95,7 @@ def arena(layouts: Layouts, slots: int, ids: Sequence[int] = ()) -> Figure:
     """
     layouts, slots = inputs.layouts(layouts), checks.whole("slots", slots)
     ids = inputs.ids("slots", ids, range(1, slots + 1))
-    most = max(len(layout.planes) * layout.layers for layout in layouts.values()) * (slots + 1)
+    most = max(sum(map(layout.layers_of, layout.planes)) for layout in layouts.values()) * (slots + 1)
     inputs.few(most, MOST_BLOCKS, f"arena: {most} blocks", f"fewer slots or layers (<= {MOST_BLOCKS})")
     colours = figure.plane_colours(plane.name for layout in layouts.values() for plane in layout.planes)
     sizes = {name: layout.arena_bytes(slots) for name, layout in layouts.items()}
@@ -117,7 +121,7 @@ def _lay_out(
     """Draws every block of a layout, its first arena on line `first`; `legible` blocks carry their slot's number."""
     for plane, place in zip(layout.planes, layout.placements(slots), strict=True):
         block, line = layout.block_bytes(plane), first + place.arena
-        for layer, slot in product(range(layout.layers), range(slots + 1)) if block else ():
+        for layer, slot in product(range(layout.layers_of(plane)), range(slots + 1)) if block else ():
             start = place.offset + layer * place.layer_stride + slot * place.slot_stride
             own = slot in ids
             pale = 0.45 * layer / layout.layers if own or not ids else 0.85

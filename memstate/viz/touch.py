@@ -38,11 +38,13 @@ def blocks(layout: StateLayout, slots: int, ids: Sequence[int], layers: Iterable
     Syncs: no.
     """
     ids = inputs.ids("slots", ids, range(1, checks.whole("slots", slots) + 1))
-    chosen = inputs.ids("layers", range(layout.layers) if layers is None else layers, range(layout.layers))
+    most = max(map(layout.layers_of, layout.planes))
+    chosen = inputs.ids("layers", range(most) if layers is None else layers, range(most))
     return [
         Block(place.arena, place.offset + layer * place.layer_stride + slot * place.slot_stride, plane.nbytes)
         for plane, place in zip(layout.planes, layout.placements(slots), strict=True)
         for layer in chosen
+        if layer < layout.layers_of(plane)
         for slot in ids
         if plane.nbytes
     ]

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from memstate.kernels.dispatch import Backend
-from memstate.kernels.tables import HEADER_INTS, TILE_BYTES, ZERO_SOURCE, PlaneMap, Section
+from memstate.kernels.tables import HEADER_INTS, ROW_CODE, TILE_BYTES, ZERO_SOURCE, PlaneMap, Section
 from memstate.state.layout import Plane, StateLayout
 from tests.support.decode_case import vast
 from tests.support.given import FORMS, ORDERS, Engine
@@ -26,6 +26,17 @@ LAYOUTS = {
         Plane("conv_q", (3, 4), torch.bfloat16),
         Plane("conv_k", (3, 6), torch.bfloat16),
         Plane("ssm", (4,), torch.float32),
+    ],
+    "fills, and layers of their own": [
+        Plane("score", (3, 5), torch.float32, fill=-float("inf")),
+        Plane("ids", (3,), torch.int32, layers=1, fill=2**30 + 7),
+        Plane("small", (7,), torch.int8, layers=3, fill=-3),
+        Plane("half", (5,), torch.bfloat16, fill=-float("inf")),
+        Plane("ssm", (2, 3), torch.float32),
+    ],
+    "several tiles, filled": [
+        Plane("score", (TILE_BYTES // 2 + 9,), torch.int16, fill=-2),
+        Plane("x", (3,), torch.int8),
     ],
     "several tiles": [Plane("conv", (3,), torch.int8), Plane("ssm", (TILE_BYTES // 4 + 9,), torch.float32)],
 }
@@ -121,6 +132,19 @@ def test_B40_a_packet_names_registers_and_skips_empty_ones(backend, generator, o
     entries += [(6, ZERO_SOURCE), (3, ZERO_SOURCE), (7, 4)]
     backend.run_data(plane_map, slots, packet_of(entries, backend.device))
     engine.expect_all((5, 6), (2, None))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("planes", [SMALL, LAYOUTS["fills, and layers of their own"]], ids=["zeros", "fills"])
+def test_entries_of_rows_move_rows_and_those_of_registers_do_not(backend, generator, planes, order):
+    engine, plane_map = moved(backend, generator, planes, 6, order, layers=2)
+    entries = [(1, 2), (ROW_CODE - 3, ZERO_SOURCE), (3, ZERO_SOURCE), (ROW_CODE - 1, ROW_CODE - 4), (0, 0)]
+    entries += [(ROW_CODE - 2, ROW_CODE - 4), (ROW_CODE, ZERO_SOURCE), (ROW_CODE - 7, ZERO_SOURCE)]
+    packet = packet_of(entries, backend.device)
+    backend.run_rows(plane_map, packet)
+    engine.expect_all((3, None), (1, 4), (2, 4))
+    backend.run_data(plane_map, engine.ids(0, 1, 5, 2), packet)
+    engine.expect_all((1, 5), (2, None))
 
 
 def test_narrow_words_compile_as_wide_as_they_may_be():

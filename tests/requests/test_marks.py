@@ -131,5 +131,5 @@ def test_a_state_that_arrives_at_a_wanted_length_is_kept() -> None:
 def test_lengths_of_a_request_are_whole_pages() -> None:
     assert require_lengths("a", (16, 8, 0, 8), 8) == [8, 16] and require_lengths("a", [], 8) == []
     for wrong in (8, "8", [7], [8.0], [-8], [True], [2**31], None, {8}):
-        with pytest.raises(ms.InvalidArgument, match=r"request 'a': snapshot_at=.*page_size=8"):
+        with pytest.raises(ms.InvalidArgument, match=r"request 'a': snapshot_at=.*multiples of 8: whole KV pages"):
             require_lengths("a", wrong, 8)

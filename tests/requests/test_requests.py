@@ -150,7 +150,7 @@ SHORT: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "a length": ("'last': length=-1: expected a whole number", {}, {"length": -1}),
     "a length that is a number": ("'last': length='8': expected a whole number", {}, {"length": "8"}),
     **{
-        f"wants: {wants!r}": ("'last': snapshot_at=.*: expected lengths .* of page_size=4", {}, {"snapshot_at": wants})
+        f"wants: {wants!r}": ("'last': snapshot_at=.*: expected lengths .*multiples of 4:", {}, {"snapshot_at": wants})
         for wants in ([-4], [6], [2**31], "8", np.array([4, 6]), np.array([[4], [8]]))
     },
     "a snapshot": ("^3 is no snapshot", {}, {"resume": 3}),

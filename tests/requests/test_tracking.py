@@ -217,7 +217,10 @@ def test_B36a_redirect_takes_no_snapshot_of_what_it_was_given(direct: bool, over
 
 
 CONFIGURATIONS: dict[str, tuple[Callable[[], ms.Tracking], dict[str, int]]] = {
-    "every=6 is no multiple of page_size=4": (lambda: ms.Redirect(6), {"page_size": 4, "pages": 8, "pages_per_row": 4}),
+    "every=6 is no multiple of 4: a snapshot fills whole KV pages": (
+        lambda: ms.Redirect(6),
+        {"page_size": 4, "pages": 8, "pages_per_row": 4},
+    ),
     "every=0": (lambda: ms.PingPong(0), {}),
     "every=-4": (lambda: ms.NoTracking(-4), {}),
     "every=2.5": (lambda: ms.Redirect(2.5), {}),  # type: ignore[arg-type]

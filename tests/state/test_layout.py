@@ -22,9 +22,12 @@ planes = st.builds(
 )
 layouts = st.builds(
     lambda kinds, layers, order, alignment: StateLayout(
-        [Plane(f"p{i}", shape, dtype) for i, (shape, dtype) in enumerate(kinds)], layers, order, alignment
+        [Plane(f"p{i}", shape, dtype, layers=own) for i, ((shape, dtype), own) in enumerate(kinds)],
+        layers,
+        order,
+        alignment,
     ),
-    st.lists(planes, min_size=1, max_size=4),
+    st.lists(st.tuples(planes, st.sampled_from([None, None, 1, 2])), min_size=1, max_size=4),
     st.integers(1, 3),
     st.sampled_from(["layer_major", "slot_major"]),
     st.sampled_from([16, 48, 64]),
@@ -39,7 +42,7 @@ def test_B37_blocks_are_aligned_disjoint_and_inside_their_arena(layout, slots):
     for plane, place in zip(layout.planes, layout.placements(slots), strict=True):
         block = layout.block_bytes(plane)
         assert plane.nbytes <= block < plane.nbytes + layout.alignment
-        for layer in range(layout.layers):
+        for layer in range(layout.layers_of(plane)):
             for slot in range(slots + 1):
                 start = place.offset + layer * place.layer_stride + slot * place.slot_stride
                 assert start % layout.alignment == 0 and start + block <= sizes[place.arena]
@@ -54,14 +57,15 @@ def test_the_table_accounts_for_every_byte_of_a_slot(layout, slots):
     for plane, place, row in zip(layout.planes, layout.placements(slots), rows, strict=True):
         assert row[:4] == (plane.name, plane.shape, plane.dtype, torch.empty(plane.shape, dtype=plane.dtype).nbytes)
         assert 0 <= row.padding < layout.alignment and row[5:] == place
-    assert layout.layers * sum(row.payload for row in rows) == layout.payload_bytes_per_slot
-    assert layout.layers * sum(row.payload + row.padding for row in rows) == layout.bytes_per_slot
+    counted = [(layout.layers_of(plane), row) for plane, row in zip(layout.planes, rows, strict=True)]
+    assert sum(layers * row.payload for layers, row in counted) == layout.payload_bytes_per_slot
+    assert sum(layers * (row.payload + row.padding) for layers, row in counted) == layout.bytes_per_slot
     if layout.order == "slot_major":
         end = 0
         for start, size in sorted(
             (row.offset + layer * row.layer_stride, row.payload + row.padding)
-            for row in rows
-            for layer in range(layout.layers)
+            for layers, row in counted
+            for layer in range(layers)
         ):
             assert start == end
             end += size
@@ -91,6 +95,14 @@ def test_reprs_are_one_line_with_units():
     whole = "StateLayout(conv, ssm x 2 layers, layer_major, 4.00 MiB per slot with 4 B padding)"
     assert repr(StateLayout([conv, ssm], 2)) == whole
     assert format_bytes(3 * 1024**5) == "3072.00 TiB"
+    score = Plane("score", (8,), torch.float32, fill=-float("inf"), grid=4, layers=1)
+    assert repr(score) == "Plane(score[8] float32, 1 layers, filled with -inf, whole every 4 tokens, 32 B per layer)"
+    assert repr(dataclasses.replace(score, fill=0, grid=None, layers=None)) == (
+        "Plane(score[8] float32, never whole, 32 B per layer)"
+    )
+    mixed = StateLayout([ssm, score], 2, rows=StateLayout([conv], 3))
+    whole = "ssm, score (1 layers) x 2 layers, layer_major, 4.00 MiB per slot with 0 B padding, 96 B per row"
+    assert repr(mixed) == f"StateLayout({whole})"
 
 
 @pytest.mark.parametrize(
@@ -112,6 +124,16 @@ def test_reprs_are_one_line_with_units():
         (lambda: Plane(5, (1,), torch.int8), "a plane needs a name, a text; got 5"),
         (lambda: Plane("a", 5, torch.int8), "plane a: shape 5"),
         (lambda: Plane("a", (True,), torch.int8), "shape"),
+        (lambda: Plane("a", (1,), torch.int8, layers=0), "plane a: layers 0: expected 1 or more"),
+        (lambda: Plane("a", (1,), torch.int8, grid=0), "plane a: grid 0: expected 1 or more"),
+        (lambda: Plane("a", (1,), torch.int8, fill=300), "plane a: fill 300"),
+        (lambda: Plane("a", (1,), torch.int8, fill=-float("inf")), "plane a: fill -inf"),
+        (lambda: Plane("a", (1,), torch.bfloat16, fill=0.1), r"plane a: fill 0.1 is 0.1000\d+ in torch.bfloat16"),
+        (lambda: Plane("a", (1,), torch.float32, fill=float("nan")), "plane a: fill nan"),
+        (lambda: Plane("a", (1,), torch.float32, fill="x"), "plane a: fill 'x', expected a number"),
+        (lambda: Plane("a", (1,), torch.complex128, fill=1), "plane a: fill .*: only elements of up to 8 bytes"),
+        (lambda: StateLayout([A], 1, rows=A), "rows=Plane.*: expected a StateLayout without rows"),
+        (lambda: StateLayout([A], 1, rows=StateLayout([A], 1, rows=SMALL)), "rows=.*: expected a StateLayout without"),
         (lambda: dataclasses.replace(A, parts=Part("x", 1)), "plane a: parts Part.*: expected a sequence of Part"),
         (lambda: Plane("a", (1,), torch.int8, parts=("x",)), "plane a: parts .*: expected a sequence of Part"),
         *(

@@ -174,12 +174,12 @@ OTHERS = (
 )
 # Types whose layers have several windows: planes, and layers of a plane.
 SEVERAL = (
-    ({"model_type": "inkling_mm_model"}, {"conv": (5, 2048, 3), "conv2": (6, 6144, 3), "conv3": (1024, 3)}, 22),
+    ({"model_type": "inkling_mm_model"}, {"conv": (2048, 3), "conv2": (6144, 3), "conv3": (1024, 3)}, 132),
     ({"model_type": "inkling_text", "num_hidden_layers": 2, "layer_types": ["hybrid"] * 2},
      {"conv": (1024, 3), "conv2": (6144, 3)}, 4),
     ({"model_type": "inkling2_text", "num_hidden_layers": 3}, {"conv": (1024, 3), "conv2": (4608, 3)}, 6),
     ({"model_type": "qwen4_exp_text", "num_hidden_layers": 4, "ple_layer_ids": [2], "eos_token_id": 2},
-     {"conv": (3, 8192, 3), "ssm": (3, 32, 128, 128), "conv2": (8192, 9), "conv3": (2,)}, 1),
+     {"conv": (8192, 3), "ssm": (32, 128, 128), "conv2": (8192, 9), "conv3": (2,)}, 3),
 )  # fmt: skip
 
 
@@ -200,8 +200,9 @@ def test_states_that_differ_or_are_in_some_layers_only_are_several_planes(fields
 def test_rwkv7_has_a_state_and_two_token_shifts():
     fields = {"model_type": "rwkv7", "hidden_size": 2560, "head_dim": 64, "num_hidden_layers": 32}
     layout = from_config(fields)
-    assert (layout.layers, shapes(layout)) == (32, ((2, 2560, 1), (40, 64, 64)))
-    assert shapes(from_config(fields, ranks=8)) == ((2, 2560, 1), (5, 64, 64))
+    assert (layout.layers, shapes(layout)) == (32, ((2560, 1), (40, 64, 64)))
+    assert [layout.layers_of(plane) for plane in layout.planes] == [64, 32]
+    assert shapes(from_config(fields, ranks=8)) == ((2560, 1), (5, 64, 64))
     assert presets.kv_from_config(fields, page_size=16) is None
     with pytest.raises(InvalidArgument, match="hidden_size = 100, head_dim = 64: expected the first to be a multiple"):
         from_config(fields | {"hidden_size": 100})

@@ -61,9 +61,10 @@ def test_B37_bytes_come_back_and_memory_is_released_in_between(backend, generato
     storage.copy(ids(storage, 3), ids(storage, 1))
     storage.copy(ids(storage, 4), ids(storage, 2), planes=[planes[0].name])
     storage.zero(ids(storage, 1))
+    fresh = {plane.name: torch.full(plane.shape, plane.fill, dtype=plane.dtype) for plane in planes}
     for name, plane in before.items():
         plane[:, 3] = plane[:, 1]
-        plane[:, 1] = 0
+        plane[:, 1] = fresh[name].flatten().view(torch.uint8)
         if name == planes[0].name:
             plane[:, 4] = plane[:, 2]
     assert same(contents(storage), before)

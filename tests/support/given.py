@@ -32,7 +32,13 @@ class Engine:
         unit: int = 16, gap: int = 1,
     ) -> None:  # fmt: skip
         self.layout, self.slots, self.backend, self.form = layout, slots, backend, form
-        keys = [(plane.name, layer) for layer in range(layout.layers) for plane in layout.planes]
+        keys = [
+            (plane.name, layer)
+            for layers in dict.fromkeys(map(layout.layers_of, layout.planes))
+            for layer in range(layers)
+            for plane in layout.planes
+            if layout.layers_of(plane) == layers
+        ]
         self.plane = {plane.name: plane for plane in layout.planes}
         self.own = form in ORDERS
         unit, gap = (16, 0) if self.own else (unit, gap)
@@ -48,15 +54,15 @@ class Engine:
             for name, layer in keys:
                 start = unit + layer * (slots + 1) * room[name]
                 self.places[name, layer] = (list(room).index(name), start, room[name])
-            sizes = [2 * unit + layout.layers * (slots + 1) * size for size in room.values()]
+            sizes = [2 * unit + layout.layers_of(plane) * (slots + 1) * room[plane.name] for plane in layout.planes]
         elif form == "pages":
             page = sum(room.values())
             for name, layer in keys:
                 inside = sum(list(room.values())[: list(room).index(name)])
                 self.places[name, layer] = (0, unit + layer * (slots + 1) * page + inside, page)
-            sizes = [2 * unit + layout.layers * (slots + 1) * page]
+            sizes = [2 * unit + max(map(layout.layers_of, layout.planes)) * (slots + 1) * page]
         else:
-            stride = layout.layers * sum(room.values())
+            stride = sum(room[name] for name, _ in keys)
             for name, layer in keys:
                 self.places[name, layer] = (0, at, stride)
                 at += room[name]
@@ -69,7 +75,7 @@ class Engine:
         self.room = {name: room[name] if self.own else plane.nbytes for name, plane in self.plane.items()}
 
     def _tensor(self, plane: Plane) -> Tensor | list[Tensor]:
-        layers = [self._layer(plane, layer) for layer in range(self.layout.layers)]
+        layers = [self._layer(plane, layer) for layer in range(self.layout.layers_of(plane))]
         if self.form != "pages":
             return layers
         step = layers[1].storage_offset() - layers[0].storage_offset() if len(layers) > 1 else 0
@@ -103,12 +109,20 @@ class Engine:
         return self.expected[memory][start : start + self.room[name]]
 
     def expect(self, dst: int, src: int | None, names: tuple[str, ...] | None = None) -> None:
-        """Slot dst will hold what slot src holds, or zeros."""
+        """Slot dst will hold what slot src holds, or be fresh."""
         for name, layer in self.places:
             if names is None or name in names:
-                self.bytes_of(name, layer, dst).copy_(
-                    torch.tensor(0) if src is None else self.bytes_of(name, layer, src)
-                )
+                block = self.bytes_of(name, layer, dst)
+                block.copy_(self.fresh(name, len(block), dst) if src is None else self.bytes_of(name, layer, src))
+
+    def fresh(self, name: str, nbytes: int, slot: int) -> Tensor:
+        """The bytes of a fresh block. Its padding repeats the fill, but that of the null slot is zero."""
+        plane = self.plane[name]
+        element = torch.full((1,), plane.fill, dtype=plane.dtype).view(torch.uint8)
+        block = element.repeat(-(-nbytes // len(element)))[:nbytes]
+        if not slot:
+            block[plane.nbytes :] = 0
+        return block
 
     def expect_all(self, *moves: tuple[int, int | None] | tuple[int, int | None, tuple[str, ...]]) -> None:
         """What these slots hold now; every other byte is as before."""

@@ -113,9 +113,9 @@ def key_of(kernel: str, model: Model) -> str:
     if kernel == "copy":
         return copy_key(MOVE_BYTES, sum(-(-run.nbytes // TILE_BYTES) for run in layout.runs(slots=1)))
     if kernel == "pack":
-        blocks = [plane.elements * plane.dtype.itemsize for plane in layout.planes]
+        blocks = [plane.nbytes for plane in layout.planes for _ in range(layout.layers_of(plane))]
         unit = gcd(MOVE_BYTES, *(block % TILE_BYTES for block in blocks))
-        return copy_key(unit, layout.layers * sum(-(-block // TILE_BYTES) for block in blocks))
+        return copy_key(unit, sum(-(-block // TILE_BYTES) for block in blocks))
     if kernel in ("gather", "scatter"):
         largest = max(plane.elements * plane.dtype.itemsize for plane in layout.planes)
         unit = gcd(MOVE_BYTES, largest)

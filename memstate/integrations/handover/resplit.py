@@ -154,9 +154,12 @@ def _held(plane: Plane, ranks: int, rank: int) -> list[Owned]:
 
 def _blocks(layout: StateLayout, body: Bytes) -> list[tuple[Bytes, Bytes]]:
     """Returns for each plane of a body its bytes, `layer byte`, and its padding."""
-    layers = rearrange(body, "(layer byte) -> layer byte", layer=layout.layers)
-    rows = [(layers[:, row.offset :], row.payload, row.payload + row.padding) for row in layout.table()]
-    return [(block[:, :payload], block[:, payload:end]) for block, payload, end in rows]
+    found = []
+    for plane, row in zip(layout.planes, layout.table(), strict=True):
+        shape = layout.layers_of(plane), row.payload + row.padding
+        block = np.lib.stride_tricks.as_strided(body[row.offset :], shape, (row.layer_stride, 1))
+        found.append((block[:, : row.payload], block[:, row.payload :]))
+    return found
 
 
 def _planes(layout: StateLayout, body: Bytes) -> list[Bytes]:

@@ -14,7 +14,7 @@ NAMES = {"conv": "conv", "recurrent": "ssm"}
 
 
 class Place(NamedTuple):
-    """Where the state of one layer lies: `mem.planes[plane][number]`, and of that `[:, part]` where `part` is a number.
+    """Where the state of one layer lies: `mem.planes[plane][number]`.
 
     Attributes:
         layer: number of the layer in the model.
@@ -22,7 +22,6 @@ class Place(NamedTuple):
         state: number of the state within the layer.
         plane: name of the plane.
         number: layer of the plane.
-        part: entry of the plane's first axis, where a layer of the plane holds several states; None: it holds one.
     """
 
     layer: int
@@ -30,12 +29,11 @@ class Place(NamedTuple):
     state: int
     plane: str
     number: int
-    part: int | None
 
     def of(self, plane: Any) -> Tensor:
         """Returns the state of this place in the tensors of its plane, whether of all slots or of a batch."""
         tensor: Tensor = plane[self.number]
-        return tensor if self.part is None else tensor[:, self.part]
+        return tensor
 
 
 @dataclass(frozen=True)

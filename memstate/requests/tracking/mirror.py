@@ -36,6 +36,8 @@ class Mirror:
         file: the register file.
         tracking: the strategy.
         overlap: the next step is planned before the last one is settled.
+        pad: what a plan stores where there is no slot.
+        unit: tokens of which the length of a kept state is a multiple.
 
     Attributes:
         lanes: lane registers of a row.
@@ -46,8 +48,8 @@ class Mirror:
         degraded: optional claims refused since the start.
     """
 
-    def __init__(self, file: RegisterFile, tracking: Tracking, overlap: bool, pad: int = 0) -> None:
-        self.file, self.tracking = file, tracking
+    def __init__(self, file: RegisterFile, tracking: Tracking, overlap: bool, pad: int = 0, unit: int = 1) -> None:
+        self.file, self.tracking, self._unit = file, tracking, unit
         self.lanes, self.lanes_at_admission = tracking.lanes(overlap), tracking.lanes_at_admission(overlap)
         self.doubled = self.lanes_at_admission > 1
         overwrites = isinstance(tracking, LazyPingPong) and tracking.overwrite
@@ -169,7 +171,11 @@ class Mirror:
         return self.tracking.releases_at_settle and self.doubled
 
     def answer(self, row: int, known: int, ended: bool) -> int:
-        """Returns the register with the most tokens in 1..known: a lane, or live too if the row has ended. 0: none."""
+        """Returns the register with the most tokens in 1..known, `known` rounded down to a length that can be kept.
+
+        It is a lane, or live too if the row has ended; 0: none.
+        """
+        known -= known % self._unit
         held, label, first = self.file.held_at, self.file.label_at, REGISTERS_PER_ROW * row
         found, most = 0, 0
         for register in range(first if ended else first + 1, first + 1 + self.lanes):

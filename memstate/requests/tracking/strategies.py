@@ -54,11 +54,11 @@ class Tracking(ABC):
         """Returns the slots that one request holds at most, live included."""
         return 1 + self.lanes(overlap)
 
-    def validate(self, page_size: int, overlap: bool) -> None:
+    def validate(self, unit: int, overlap: bool) -> None:
         """Requires settings that can work.
 
         Args:
-            page_size: tokens of a KV page.
+            unit: tokens of which the length of a kept state is a multiple: whole KV pages.
             overlap: the next step is planned before the last one is settled.
 
         Raises:
@@ -66,9 +66,10 @@ class Tracking(ABC):
         """
         if not is_count(self.every) or self.every < 1:
             raise ConfigurationError(f"every={self.every!r}: a boundary needs a whole number of tokens, at least 1")
-        if self.every % page_size:
+        if self.every % unit:
             raise ConfigurationError(
-                f"every={self.every} is no multiple of page_size={page_size}: a snapshot could not share whole KV pages"
+                f"every={self.every} is no multiple of {unit}: a snapshot fills whole KV pages, and the grid of all "
+                "planes"
             )
 
 
@@ -116,13 +117,13 @@ class PingPong(Tracking):
         """Returns the same as `lanes`."""
         return self.lanes(overlap)
 
-    def validate(self, page_size: int, overlap: bool) -> None:
+    def validate(self, unit: int, overlap: bool) -> None:
         """Requires one or two lanes, and two with overlap.
 
         Raises:
             ConfigurationError: it cannot work with these lanes, or with this `every`.
         """
-        super().validate(page_size, overlap)
+        super().validate(unit, overlap)
         if self.lane_count is not None and not (is_count(self.lane_count) and 1 <= self.lane_count <= 2):
             raise ConfigurationError(f"lane_count={self.lane_count!r}: a row has 1 or 2 lanes")
         if overlap and self.lanes(overlap) < 2:

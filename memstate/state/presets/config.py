@@ -11,7 +11,7 @@ from typing import Final
 
 import torch
 
-from memstate.checks import whole
+from memstate.checks import is_whole, whole
 from memstate.errors import InvalidArgument
 from memstate.state.grouping import grouped
 from memstate.state.layout import Order, Plane, StateLayout
@@ -45,15 +45,19 @@ def _delta_rule(fields: Fields, _: int) -> Kept:
 def _ngram_delta(fields: Fields, layer: int) -> Kept:
     """A delta rule that in some layers also adds embeddings of n-grams, as Qwen4-Exp does.
 
-    Beside the state of the rule these keep the inputs of a dilated convolution, and the last tokens.
+    Beside the state of the rule these keep the inputs of a dilated convolution, and the last tokens: before the first
+    one, those that end a text.
     """
     kept, total = _delta_rule(fields, layer), fields.number("num_hidden_layers")
     if not fields.get("ple_layer_ids") or layer + 1 not in fields.numbers("ple_layer_ids", range(1, total + 1)):
         return kept
     before, channels = fields.number("ngram_size") - 1, fields.number("hc_count") * fields.number("hidden_size")
     inputs = Plane("conv", (channels, (fields.number("ple_conv_kernel_size") - 1) * (before + 1)), OF_MODEL)
+    ends = fields.get("eos_token_id")
+    end = ends[0] if isinstance(ends, list | tuple) and ends else ends
+    tokens = Plane("conv", (before,), torch.int64, fill=end if is_whole(end) else 0)
     conv, ssm = kept.planes
-    return kept._replace(planes=(conv, inputs, Plane("conv", (before,), torch.int64), ssm))
+    return kept._replace(planes=(conv, inputs, tokens, ssm))
 
 
 def _kimi(heads: str, dim: str, width: str) -> Reader:

@@ -9,6 +9,7 @@ memory starts as zeros.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import isfinite
 
 import torch
 from torch import Tensor
@@ -28,7 +29,7 @@ ROW = 32  # bytes of a tile in the table of a record: four int64
 
 def table_bytes(layout: StateLayout) -> int:
     """Returns the bytes of the tile table between planes of a layout and a record that holds them exactly."""
-    return ROW * layout.layers * sum(len(tiles_of(plane.nbytes)) for plane in layout.planes)
+    return ROW * sum(layout.layers_of(plane) * len(tiles_of(plane.nbytes)) for plane in layout.planes)
 
 
 class RecordTable(AddressTable):
@@ -197,10 +198,15 @@ def in_records(layout: StateLayout, int8: Mapping[str, int]) -> StateLayout:
                 f"int8: axis {axis!r} of {plane}: expected elements of float32, bfloat16 or float16, and one of its "
                 f"{len(shape)} axes, from 0"
             )
+        if not isfinite(plane.fill):
+            raise InvalidArgument(f"int8: {plane}: a scale of {plane.fill} says nothing; keep this plane exact")
         shared = (*shape[:axis], 1, *shape[axis + 1 :])  # the 1 tells records of one axis from those of another
         parts = plane.parts if axis != plane.axis else ()
-        scale = Plane(scales_of(plane.name), shared, torch.float32, parts=parts, axis=plane.axis if parts else 0)
-        planes += [replace(plane, dtype=torch.int8), scale]
+        scale = Plane(
+            scales_of(plane.name), shared, torch.float32, parts=parts, axis=plane.axis if parts else 0,
+            layers=plane.layers,
+        )  # fmt: skip
+        planes += [replace(plane, dtype=torch.int8, fill=0), scale]
     return replace(layout, planes=tuple(planes), order="slot_major", alignment=MOVE_BYTES)
 
 

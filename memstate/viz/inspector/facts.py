@@ -188,7 +188,7 @@ def planes(inspection: Inspection) -> list[dict[str, Any]]:
             "dtype": text(plane["dtype"]),
             "payload": f"{plane['payload']:,}",
             "padding": f"{plane['padding']:,}",
-            "total": format_bytes((plane["payload"] + plane["padding"]) * layout["layers"]),
+            "total": format_bytes((plane["payload"] + plane["padding"]) * plane.get("layers", layout["layers"])),
             "width": 100 * plane["payload"] / most,
             "padded": 100 * plane["padding"] / most,
         }

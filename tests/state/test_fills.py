@@ -1,0 +1,76 @@
+"""What planes may be besides a tensor of each layer that starts as zeros: filled, and in layers of their own."""
+
+import pytest
+import torch
+
+from memstate.errors import InvalidArgument
+from memstate.kernels.dispatch import Backend
+from memstate.state.layout import Plane, StateLayout
+from memstate.state.memory import TILE_ROW, table_bytes
+from memstate.state.planes import Planes
+from memstate.tiers.host.packing import Packing
+
+INF = float("inf")
+FILLED = (
+    Plane("score", (3, 5), torch.float32, fill=-INF),
+    Plane("ids", (3,), torch.int64, layers=1, fill=2**40 + 7),
+    Plane("half", (4,), torch.bfloat16, layers=3, fill=1.5),
+    Plane("flag", (7,), torch.bool, fill=True),
+    Plane("ssm", (2, 3), torch.float32),
+)
+
+
+def filled(backend: Backend, order: str) -> Planes:
+    planes = Planes(StateLayout(FILLED, 2, order), 4, backend)
+    for arena in planes.arenas:
+        arena.random_(0, 256)
+    planes.scrub_null()
+    return planes
+
+
+@pytest.mark.parametrize("order", ["layer_major", "slot_major"])
+def test_the_null_slot_and_fresh_slots_read_as_the_fill(backend: Backend, order: str) -> None:
+    planes = filled(backend, order)
+    before = dict(backend.counts.launches)
+    planes.zero(torch.tensor([3, 1], dtype=torch.int32, device=backend.device))
+    assert backend.counts.launches["zero_slots"] - before.get("zero_slots", 0) == 1  # for all planes
+    for plane in FILLED:
+        fresh = torch.full(plane.shape, plane.fill, dtype=plane.dtype, device=backend.device)
+        for layer in planes[plane.name]:
+            assert all(torch.equal(layer[slot], fresh) for slot in (0, 1, 3))
+        ids = torch.tensor([0, 3, -1, 5, 2], dtype=torch.int32, device=backend.device)
+        batch = planes.gather(plane.name, ids)
+        assert batch.shape == (plane.layers or 2, 5, *plane.shape)
+        bits = torch.uint8
+        assert all(torch.equal(batch[:, at], fresh.expand_as(batch[:, at])) for at in (0, 1, 2, 3))
+        held = planes[plane.name][:, 2].contiguous()
+        assert torch.equal(batch[:, 4].contiguous().view(bits), held.view(bits))
+
+
+@pytest.mark.parametrize("order", ["layer_major", "slot_major"])
+def test_sleep_brings_fills_back(backend: Backend, order: str) -> None:
+    planes = filled(backend, order)
+    saved = planes.save(torch.tensor([1, 4], device=backend.device))
+    planes.sleep(keep=False)
+    planes.wake()
+    for plane in FILLED:
+        assert (planes[plane.name][:, 0] == plane.fill).all()
+    planes.load(saved, torch.tensor([2, 3], device=backend.device))
+    again = planes.save(torch.tensor([2, 3], device=backend.device))
+    assert all(torch.equal(saved[name].view(torch.uint8), again[name].view(torch.uint8)) for name in saved)
+
+
+def test_the_table_of_tiles_has_the_size_that_was_foreseen(backend: Backend) -> None:
+    for order in ("layer_major", "slot_major"):
+        for planes in (FILLED, FILLED[-1:]):
+            layout = StateLayout(planes, 2, order)
+            made = Planes(layout, 3, backend).plane_map
+            fills = 0 if made.fills is None else made.fills.nbytes
+            assert table_bytes(layout) == made.tiles.nbytes + fills == len(made.tiles) * TILE_ROW + fills
+            assert (fills > 0) == (len(planes) > 1)
+
+
+def test_int8_records_refuse_a_fill_that_has_no_scale(backend: Backend) -> None:
+    with pytest.raises(InvalidArgument, match=r"int8: Plane\(score.*a scale of -inf says nothing"):
+        Packing(filled(backend, "layer_major"), int8={"score": 0})
+    assert "half.scale" in repr(Packing(filled(backend, "layer_major"), int8={"half": 0}))

@@ -1,0 +1,81 @@
+"""What is particular to Mamba-3; what all decode steps have in common: test_decode_steps.py."""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from memstate.kernels.dispatch import Backend
+from memstate.kernels.tables import Mamba3State
+from tests.support.decode_case import MIXED, Case, Memory, Pairs, Row, check_step, fill_rows
+from tests.support.recurrences import Array, Mamba3, float64, mamba3, mamba3_bound
+
+Dims = tuple[int, int, int, int, int]  # heads, groups, dim, state, angle
+TURN = 2 * np.pi
+
+
+def planes(flat: Tensor, dims: Dims) -> Mamba3State:
+    """What `.. 1 element` keeps, one plane behind the other; angles are fp32 whatever the others are."""
+    heads, _, dim, states, angles = dims
+    wide = 4 // flat.element_size()
+    angle, *rest = flat[..., 0, :].split([wide * heads * angles, heads * dim * states, heads * states, heads * dim], -1)
+    shapes = (heads, dim, states), (heads, states), (heads, dim)
+    matrices = (part.unflatten(-1, shape) for part, shape in zip(rest, shapes, strict=True))
+    return Mamba3State(angle.view(torch.float32).unflatten(-1, (heads, angles)), *matrices)
+
+
+def build(
+    backend: Backend, generator: torch.Generator, rows: list[Row] = MIXED, tokens: int = 3,
+    state: torch.dtype = torch.float32, inputs: torch.dtype = torch.float32, dims: Dims | None = None,
+    gate: bool = True,
+) -> Case:  # fmt: skip
+    """Random states in the slots that real rows read, random inputs for their real tokens, rubbish everywhere else.
+
+    dims: unless given a model's on a GPU, small ones where every program is interpreted. gate: whether there is a z.
+    """
+    dims = dims or ((32, 1, 64, 128, 32) if backend.device.type == "cuda" else (2, 1, 8, 16, 4))
+    heads, groups, dim, states, angles = dims
+    size = heads * (4 // state.itemsize * angles + dim * states + states + dim)
+    memory = Memory((1, size), state, backend.device, generator)
+    own = dict.fromkeys(("dt", "decay"), ((heads,), torch.float32)) | {"trap": ((heads,), inputs)}
+    wide = {"x": (heads, dim), "b": (groups, states), "c": (groups, states), "rotation": (angles,), "z": (heads, dim)}
+    shapes = own | {name: (shape, inputs) for name, shape in wide.items() if gate or name != "z"}
+
+    def in_range(name: str, x: Tensor) -> Tensor:
+        return x.abs() if name == "dt" else -x.abs() if name == "decay" else x
+
+    made = fill_rows(memory, rows, tokens, shapes, generator, in_range)
+    weights = {"b_bias": (heads, states), "c_bias": (heads, states), "d": (heads,)}
+    shared: dict[str, Any] = {
+        name: torch.randn(shape, generator=generator).to(backend.device) for name, shape in weights.items()
+    }
+    return Case("mamba3_step", rows, made, shared, memory, like="x", planes=partial(planes, dims=dims))
+
+
+def stated(case: Case, i: int, real: int, old: Array, out: Tensor) -> Pairs:
+    """Outputs and what is kept, head by head; of an angle, whole turns do not count."""
+    assert case.planes is not None
+    given = {name: float64(tensor[i, :real]) for name, tensor in case.inputs.items()}
+    given |= {name: float64(weight) for name, weight in case.shared.items()}
+    before = case.planes(torch.from_numpy(old).to(case.memory.state))
+    kept: Mamba3State = case.planes(case.memory.state)
+    ratio = given["x"].shape[1] // given["b"].shape[1]
+    for h in range(given["x"].shape[1]):
+        head = Mamba3(
+            *(given[name][:, h] for name in ("x",)), *(given[name][:, h // ratio] for name in ("b", "c")),
+            *(given[name][:, h] for name in ("dt", "decay", "trap")), given["rotation"],
+            *(given[name][h] for name in ("b_bias", "c_bias", "d")), given["z"][:, h] if "z" in given else None,
+            *(float64(plane[h]) for plane in before),
+        )  # fmt: skip
+        (y, last), (y_bounds, last_bounds) = mamba3(head), mamba3_bound(head)
+        yield from ((out[i, t, h], y[t], y_bounds[t]) for t in range(real))
+        for plane, exact, bound in zip(kept, last, last_bounds, strict=True):
+            got = plane[case.rows[i].write, h]
+            turns = TURN * np.round((float64(got) - exact) / TURN) if plane is kept.angle else 0
+            yield got, exact + turns, bound
+
+
+def run(case: Case, backend: Backend) -> Tensor:
+    return check_step(case, backend, stated)

@@ -64,14 +64,14 @@ ODD: list[tuple[str, dict[str, Any]]] = [
     ("mamba2, state dim", {"dims": (3, 3, 12, 20), "inputs": torch.bfloat16}),
     ("mamba1", {"dims": (1, 1, 70, 16)}),
     ("mamba1", {"dims": (4, 2, 3, 5), "inputs": torch.float16}),
-    ("mamba3", {"dims": (4, 2, 16, 32, 8), "inputs": torch.bfloat16}),
-    ("mamba3", {"dims": (3, 3, 4, 32, 16), "gate": False}),
     ("gdn", {"dims": (3, 3, 5, 7), "inputs": torch.bfloat16}),
     ("gdn, value key", {"dims": (2, 1, 64, 8), "inputs": torch.bfloat16}),
     ("kda", {"dims": (3, 3, 5, 7)}),
     ("rwkv7", {"dims": (2, 1, 64, 8), "inputs": torch.bfloat16}),
     ("rwkv7", {"dims": (3, 3, 5, 7), "per_key": False, "value_key": True}),
     ("kda, gates", {"dims": (2, 1, 64, 8), "inputs": torch.float16}),
+    ("mamba3", {"dims": (4, 2, 16, 32, 8), "inputs": torch.bfloat16}),
+    ("mamba3", {"dims": (3, 3, 4, 32, 16), "gate": False}),
 ]
 
 each_kind = pytest.mark.parametrize("kind", KINDS)

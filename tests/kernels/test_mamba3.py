@@ -79,3 +79,15 @@ def stated(case: Case, i: int, real: int, old: Array, out: Tensor) -> Pairs:
 
 def run(case: Case, backend: Backend) -> Tensor:
     return check_step(case, backend, stated)
+
+
+def test_D26_an_angle_loses_no_digits_to_turns(backend: Backend, generator: torch.Generator) -> None:
+    """A thousand tokens that turn by about two radians each. A sum in fp32 is wrong by a thousandth or more then."""
+    case = build(backend, generator, [Row(0, 1, tokens=1000)], 1000, dims=(1, 1, 4, 8, 4))
+    turn = case.inputs["rotation"].abs_().add_(0.5)
+    case.step(backend)
+    exact = (np.pi * np.tanh(float64(turn[0])) * float64(case.inputs["dt"][0])).sum(0)
+    assert case.planes is not None and exact.min() > 1000
+    found = float64(case.planes(case.memory.state).angle[1, 0])
+    apart = found - exact
+    assert (np.abs(found) < 3.1416).all() and (np.abs(apart - TURN * np.round(apart / TURN)) < 1e-4).all()

@@ -4,6 +4,7 @@ These checks run once per layer and step, where a microsecond counts: plain comp
 Each raises ValueError naming the first argument that does not fit.
 """
 
+from itertools import combinations
 from math import prod
 from numbers import Real
 
@@ -398,7 +399,7 @@ def check_mamba3(
     windows = {f"window.{field}": plane for field, plane in window._asdict().items()} if window else {}
     others: dict[str, Tensor | None] = {**inputs, **weights, **rows, "out": out, **windows}
     check_tensors(planes | others, "z", "out")
-    device, count = state.ssm.device, len(state.ssm)
+    device, count = state.ssm.device, state.ssm.shape[0]
     if x.dim() != 4 or b.dim() != 4 or not b.shape[2] or x.shape[2] % b.shape[2] or rotation.dim() != 3:
         raise ValueError(
             f"expected x `batch token head dim`, b `batch token group state` with head a multiple of group, and "
@@ -413,8 +414,10 @@ def check_mamba3(
         )
     check_grid("x", batch=batch)
     check_count("x", batch, token)
-    sizes = {"head": head, "dim": dim, "group": group, "state": states, "angle": angle}
-    shapes = {name: tuple(sizes[axis] for axis in axes.split()) for name, axes in MAMBA3.items()}
+    shapes: dict[str, tuple[int, ...]] = {"rotation": (angle,), "angle": (head, angle), "ssm": (head, dim, states)}
+    shapes |= dict.fromkeys(("x", "z", "v"), (head, dim)) | dict.fromkeys(("b", "c"), (group, states))
+    shapes |= dict.fromkeys(("dt", "decay", "trap", "d"), (head,))
+    shapes |= dict.fromkeys(("b_bias", "c_bias", "k"), (head, states))
     distances = tuple(
         0 if given is None
         else check_tokens(name, given, f"batch token {MAMBA3[name]}", (batch, token, *shapes[name]), device)
@@ -429,8 +432,10 @@ def check_mamba3(
     for (field, plane), name in zip(state._asdict().items(), planes, strict=True):
         slots[name] = check_state(plane, f"slot {MAMBA3[field]}", shapes[field], name)
         check_memory(name, plane, device)
-        if len(plane) != count or (plane.dtype != torch.float32 and plane is state.angle):
-            raise ValueError(f"{name}: expected {count} slots, of angles in fp32, got {len(plane)} of {plane.dtype}")
+        if plane.shape[0] != count or (plane.dtype != torch.float32 and plane is state.angle):
+            raise ValueError(
+                f"{name}: expected {count} slots, of angles in fp32, got {tuple(plane.shape)} {plane.dtype}"
+            )
         bytes_apart, of_head = plane.stride(0) * plane.element_size(), prod(shapes[field][1:]) * plane.element_size()
         if (plane.data_ptr() | (count > 1) * bytes_apart | of_head) % ACCESS_BYTES:
             raise ValueError(
@@ -449,15 +454,9 @@ def check_mamba3(
     check_written(planes | others, *planes, *written)
     for name, blocks in slots.items():
         check_apart(name, blocks, others, *written)
-        for other, its in slots.items():
-            _check_beside(name, blocks, other, its)
+    for (name, mine), (other, its) in combinations(slots.items(), 2):
+        if mine.start < its.end() and its.start < mine.end():  # in each other's gaps, at equal distances
+            stride, after = mine.axes[0][1], its.start - mine.start
+            if not stride or its.axes[0][1] != stride or not mine.size <= after % stride <= stride - its.size:
+                raise ValueError(f"{name}: shares bytes with {other}: give each plane memory of its own")
     return distances, (*apart, *(() if windows else (None,) * 4))
-
-
-def _check_beside(name: str, mine: Blocks, other: str, its: Blocks) -> None:
-    """Refuses planes whose slots share bytes: those of one may lie in the gaps of the other, at equal distances."""
-    stride = mine.axes[0][1]
-    if other != name and mine.start < its.end() and its.start < mine.end() and (
-        not stride or its.axes[0][1] != stride or (its.start - mine.start) % stride < mine.size
-    ):  # fmt: skip
-        raise ValueError(f"{name}: shares bytes with {other}: give each plane memory of its own")

@@ -4,6 +4,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
@@ -81,7 +82,28 @@ def run(case: Case, backend: Backend) -> Tensor:
     return check_step(case, backend, stated)
 
 
-def test_D26_an_angle_loses_no_digits_to_turns(backend: Backend, generator: torch.Generator) -> None:
+@pytest.mark.parametrize(("dims", "gate"), [((4, 2, 16, 32, 8), True), ((3, 3, 4, 32, 16), False)], ids=str)
+def test_G2_groups_and_heads_that_turn_whole_or_in_part(
+    backend: Backend, generator: torch.Generator, dims: Dims, gate: bool
+) -> None:
+    run(build(backend, generator, [Row(1, 2), Row(0, 3)], inputs=torch.bfloat16, dims=dims, gate=gate), backend)
+
+
+def test_mamba3_names_what_it_cannot_do(backend: Backend, generator: torch.Generator) -> None:
+    """Heads that are no powers of two or too large for a program, planes off 16 bytes, and tuples of other kinds."""
+    for dims in ((1, 1, 12, 16, 4), (1, 1, 8, 24, 4), (1, 1, 128, 128, 4), (1, 1, 8, 16, 12)):
+        with pytest.raises(ValueError, match=f"dim {dims[2]}, state {dims[3]} and angle {dims[4]}"):
+            build(backend, generator, dims=dims).step(backend)
+    for dims in ((1, 1, 8, 16, 3), (1, 1, 2, 16, 4)):
+        with pytest.raises(ValueError, match=r"^state\.\w+: expected slots and heads that begin at multiples of 16"):
+            build(backend, generator, dims=dims).step(backend)
+    given = build(backend, generator).arguments()
+    for changed in ({"state": tuple(given["state"])}, {"window": tuple(given["state"])}):
+        with pytest.raises(ValueError, match=r"^state, window: expected Mamba3State.* tuple"):
+            backend.mamba3_step(**(given | changed))
+
+
+def test_D31_an_angle_loses_no_digits_to_turns(backend: Backend, generator: torch.Generator) -> None:
     """A thousand tokens that turn by about two radians each. A sum in fp32 is wrong by a thousandth or more then."""
     case = build(backend, generator, [Row(0, 1, tokens=1000)], 1000, dims=(1, 1, 4, 8, 4))
     turn = case.inputs["rotation"].abs_().add_(0.5)

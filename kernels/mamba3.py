@@ -42,25 +42,28 @@ PER_CALL = [
 
 
 @triton.jit
-def _of(at, place, apart):
-    """The elements of a head in a slot, or in a token of a window; they lie `apart` times 16 bytes apart."""
-    return at + place * apart.to(tl.int64) * (128 // at.dtype.element_ty.primitive_bitwidth)
+def _of(ptr, place, apart):
+    """Where a head begins in a slot, or in a token of a window; they lie `apart` times 16 bytes apart.
+
+    One address for all elements, which lie at offsets that the compiler knows: addresses take no registers then.
+    """
+    return ptr + place * apart.to(tl.int64) * (128 // ptr.dtype.element_ty.primitive_bitwidth)
 
 
 @triton.jit
-def _load(at, slot, apart, inside):
+def _load(ptr, slot, apart, at, inside):
     """What a head keeps in a slot, in fp32: zeros where that is null."""
     # Masks of a block and a scalar by `where`: `&` of the two is no mask in the interpreter of Triton 3.9.
-    return tl.load(_of(at, slot, apart), mask=tl.where(slot > 0, inside, False), other=0.0).to(tl.float32)
+    return tl.load(_of(ptr, slot, apart) + at, mask=tl.where(slot > 0, inside, False), other=0.0).to(tl.float32)
 
 
 @triton.jit
-def _store(planes, place, apart, kept, turning):
+def _store(planes, place, apart, at, kept, turning):
     """Stores all that a head keeps."""
-    tl.store(_of(planes[0], place, apart[0]), kept[0], mask=turning)
+    tl.store(_of(planes[0], place, apart[0]) + at[0], kept[0], mask=turning)
     for plane in tl.static_range(1, 4):
-        at = _of(planes[plane], place, apart[plane])
-        tl.store(at, kept[plane].to(at.dtype.element_ty))
+        part = kept[plane].to(planes[plane].dtype.element_ty)
+        tl.store(_of(planes[plane], place, apart[plane]) + at[plane], part)
 
 
 @triton.jit
@@ -92,11 +95,10 @@ def _mamba3_step(
     head = tl.program_id(0)
     row = tl.program_id(1)
     pair = tl.arange(0, STATE // 2)
-    index = head * STATE + tl.arange(0, STATE)
+    index = tl.arange(0, STATE)
     dim = tl.arange(0, DIM)
     turning = pair < ANGLES
-    matrix = head * (DIM * STATE) + dim[:, None] * STATE + tl.arange(0, STATE)[None, :]
-    dim = head * DIM + dim
+    at = (pair, dim[:, None] * STATE + index[None, :], index, dim)
 
     real, read, write, snapshot, count = row_slots(
         read_ptr, write_ptr, snapshot_ptr, tokens_ptr, row, max_tokens, last, ssm_window_ptr is None
@@ -105,12 +107,12 @@ def _mamba3_step(
         mark = first_mark(mark_count_ptr, mark_entry_ptr, row)
         offset = mark_offset(mark, mark_count_ptr, mark_entry_ptr, mark_offset_ptr, row)
 
-    planes = (angle_ptr + (head * ANGLES + pair), ssm_ptr + matrix, k_ptr + index, v_ptr + dim)
+    planes = (angle_ptr + head * ANGLES, ssm_ptr + head * (DIM * STATE), k_ptr + head * STATE, v_ptr + head * DIM)
     apart = (angle_apart, ssm_apart, k_apart, v_apart)
-    angle = _load(planes[0], read, angle_apart, turning)
-    s = _load(planes[1], read, ssm_apart, tl.full([DIM, STATE], True, tl.int1))
-    k = _load(planes[2], read, k_apart, tl.full([STATE], True, tl.int1))
-    v = _load(planes[3], read, v_apart, tl.full([DIM], True, tl.int1))
+    angle = _load(planes[0], read, angle_apart, pair, turning)
+    s = _load(planes[1], read, ssm_apart, at[1], tl.full([DIM, STATE], True, tl.int1))
+    k = _load(planes[2], read, k_apart, index, tl.full([STATE], True, tl.int1))
+    v = _load(planes[3], read, v_apart, dim, tl.full([DIM], True, tl.int1))
     b_bias = _pairs(b_bias_ptr + head * STATE, STATE)
     c_bias = _pairs(c_bias_ptr + head * STATE, STATE)
     d = tl.load(d_ptr + head).to(tl.float32)
@@ -119,7 +121,7 @@ def _mamba3_step(
     shared = head // (HEADS // GROUPS) * STATE
     for t in range(count):
         token = (row * max_tokens + t).to(tl.int64)
-        x = tl.load(token_start(x_ptr, token, x_distance, HEADS * DIM) + dim).to(tl.float32)
+        x = tl.load(token_start(x_ptr, token, x_distance, HEADS * DIM) + head * DIM + dim).to(tl.float32)
         dt = tl.load(dt_ptr + (token * dt_distance + head)).to(tl.float32)
         decay = tl.exp(tl.load(decay_ptr + (token * decay_distance + head)).to(tl.float32))
         now = sigmoid(tl.load(trap_ptr + (token * trap_distance + head)).to(tl.float32))
@@ -140,33 +142,33 @@ def _mamba3_step(
         v = x
         y = tl.fma(x, d, tl.sum(s * query[None, :], 1))
         if z_ptr is not None:
-            z = tl.load(token_start(z_ptr, token, z_distance, HEADS * DIM) + dim).to(tl.float32)
+            z = tl.load(token_start(z_ptr, token, z_distance, HEADS * DIM) + head * DIM + dim).to(tl.float32)
             y = y * (z * sigmoid(z))
-        tl.store(out_ptr + (token * (HEADS * DIM) + dim), y.to(out_ptr.dtype.element_ty))
+        tl.store(out_ptr + (token * (HEADS * DIM) + head * DIM + dim), y.to(out_ptr.dtype.element_ty))
         if ssm_window_ptr is not None:
             windows = (
-                angle_window_ptr + (head * ANGLES + pair), ssm_window_ptr + matrix, k_window_ptr + index,
-                v_window_ptr + dim,
+                angle_window_ptr + head * ANGLES, ssm_window_ptr + head * (DIM * STATE), k_window_ptr + head * STATE,
+                v_window_ptr + head * DIM,
             )  # fmt: skip
             window_apart = (angle_window_apart, ssm_window_apart, k_window_apart, v_window_apart)
-            _store(windows, token, window_apart, (angle, s, k, v), turning)
+            _store(windows, token, window_apart, at, (angle, s, k, v), turning)
         if mark_count_ptr is not None:
             while offset <= t + 1:
                 kept = known_slot(tl.load(mark_slot_ptr + mark), last)
                 if (offset == t + 1) & (kept > 0):
-                    _store(planes, kept, apart, (angle, s, k, v), turning)
+                    _store(planes, kept, apart, at, (angle, s, k, v), turning)
                 mark += 1
                 offset = mark_offset(mark, mark_count_ptr, mark_entry_ptr, mark_offset_ptr, row)
 
     for t in range(count, max_tokens):
         token = (row * max_tokens + t).to(tl.int64)
-        tl.store(out_ptr + (token * (HEADS * DIM) + dim), tl.zeros([DIM], out_ptr.dtype.element_ty))
+        tl.store(out_ptr + (token * (HEADS * DIM) + head * DIM + dim), tl.zeros([DIM], out_ptr.dtype.element_ty))
 
     if ssm_window_ptr is None:
         if real:
-            _store(planes, write, apart, (angle, s, k, v), turning)
+            _store(planes, write, apart, at, (angle, s, k, v), turning)
         if snapshot > 0:
-            _store(planes, snapshot, apart, (angle, s, k, v), turning)
+            _store(planes, snapshot, apart, at, (angle, s, k, v), turning)
 
 
 def warps(dim: int, state: int) -> int:
@@ -188,12 +190,12 @@ def mamba3_step(
     batch, max_tokens, heads, dim = x.shape
     if batch == 0:
         return out
-    states, angles = b.shape[3], rotation.shape[2]
+    states, angles, itemsize = b.shape[3], rotation.shape[2], state.ssm.element_size()
     _mamba3_step[(heads, batch)](
         x, b, c, dt, decay, trap, rotation, z, b_bias, c_bias, d, *state, *(window or (None,) * 4), out,
         read, write, snapshot, tokens, *(marks or NO_MARKS), max_tokens, len(state.ssm) - 1, *apart, *distances,
         HEADS=heads, GROUPS=b.shape[2], DIM=dim, STATE=states, ANGLES=angles, num_warps=warps(dim, states),
-        **OPTIONS, **limit(roomy(warps(dim, states), marks is not None)),
+        **OPTIONS, **limit(roomy(warps(dim, states), bool(marks or window) or itemsize == 2)),
     )  # fmt: skip
     return out
 
@@ -222,7 +224,8 @@ def _case(name: str, dim: int, state: int, angles: int, dtype: str, stores: str)
     divisible = *(f"{field}_ptr" for field in Mamba3State._fields), *(WINDOWS[::2] if windows else [])
     shape = {"HEADS": 64, "GROUPS": 1, "DIM": dim, "STATE": state, "ANGLES": angles}
     planes = ("ssm_ptr", "ssm_window_ptr")[: 1 + windows]  # of 98 % of the bytes
+    rare = name not in ("_fp32", "_fp32_window", "_fp32_marks", "_bf16")
     return CompileCase(
         f"mamba3_step{name}", _mamba3_step, signature, shape | absent, divisible, warps(dim, state), planes,
-        OPTIONS | roomy(warps(dim, state), marks), name not in ("_fp32", "_fp32_window", "_fp32_marks", "_bf16"),
+        OPTIONS | roomy(warps(dim, state), bool(stores) or dtype == "bf16"), rare,
     )  # fmt: skip

@@ -27,7 +27,8 @@ def found(pattern: re.Pattern[str]) -> set[tuple[str, str]]:
 
 def test_operations_are_asked_for_where_they_belong() -> None:
     assert sorted(found(ASKS) - ALLOWED) == []
-    assert {op for _, op in found(ASKS)} == set(OPS), "an operation has no caller"
+    no_model = {"mamba3_step"}  # of what the library runs itself
+    assert {op for _, op in found(ASKS)} == set(OPS) - no_model, "an operation has no caller"
 
 
 def test_bits_and_counts_of_free_slots_are_not_changed_by_hand() -> None:

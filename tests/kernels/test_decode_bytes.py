@@ -10,8 +10,10 @@ pytest.importorskip("triton", reason="without Triton there are no kernels")
 from memstate.kernels.conv import conv_step
 from memstate.kernels.gated_delta import blocks as delta_blocks
 from memstate.kernels.gated_delta import gated_delta_step
+from memstate.kernels.mamba3 import mamba3_step
 from memstate.kernels.selective import blocks as selective_blocks
 from memstate.kernels.selective import selective_step
+from memstate.kernels.tables import Mamba3State
 from tests.support.addresses import LOAD, STORE, Log
 
 try:  # it replaces parts of Triton, and tries at once whether they are what it takes them for
@@ -83,6 +85,22 @@ def test_D25_a_mamba_step_moves_each_byte_of_a_state_once(dtype: torch.dtype) ->
     tiles = -(-DIM // selective_blocks(DIM, STATE, True)[0])
     shared = tiles * HEADS // GROUPS
     check(log, state, out, (x, 1), (z, 1), (b, shared), (c, shared), (dt, tiles))
+
+
+def test_D25_a_step_of_mamba3_moves_each_byte_of_a_state_once() -> None:
+    """Of each of its four planes."""
+    rows, dim, angles = len(READ), 16, 4
+    x, z = torch.randn(2, rows, 1, HEADS, dim).to(torch.bfloat16)
+    b, c = torch.randn(2, rows, 1, GROUPS, STATE).to(torch.bfloat16)
+    dt, decay, trap = torch.rand(3, rows, 1, HEADS)
+    rotation, (b_bias, c_bias), d = torch.randn(rows, 1, angles), torch.randn(2, HEADS, STATE), torch.randn(HEADS)
+    shapes = (HEADS, angles), (HEADS, dim, STATE), (HEADS, STATE), (HEADS, dim)
+    state, out = Mamba3State(*(torch.randn(SLOTS, *shape) for shape in shapes)), torch.empty_like(x)
+    with interleaved(stock) as log:
+        mamba3_step(x, b, c, dt, -decay, trap, rotation, b_bias, c_bias, d, state, **columns(), z=z, out=out)
+    shared = HEADS // GROUPS
+    for plane in state:
+        check(log, plane, out, (x, 1), (z, 1), (b, shared), (c, shared), (dt, 1), (rotation, HEADS))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memstate.kernels.tables import Marks, PlaneMap, RecordMap, RecordPiece, ScaledMap
+from memstate.kernels.tables import Mamba3State, Marks, PlaneMap, RecordMap, RecordPiece, ScaledMap
 from memstate.kernels.tuned import CopyConfig
 from tests.support.addresses import Limits
 from tests.support.chunked import first_of, starts_of
@@ -103,18 +103,23 @@ def step_marks(make: Maker, rows: list[Row]) -> Marks:
     return Marks(make.ints([len(given)]), entry, offset, slot)
 
 
-def decode(make: Maker, op: str, inputs: dict[str, Any], state: Tensor, rows: list[Row], window: Tensor | None) -> Case:
+def decode(
+    make: Maker, op: str, inputs: dict[str, Any], state: Tensor | Mamba3State, rows: list[Row],
+    window: Tensor | Mamba3State | None,
+) -> Case:  # fmt: skip
     """A launch of a decode kernel whose output is like its first input of that shape."""
     wide = make.one(True, False)
     columns = {name: make.ints([getattr(row, name) for row in rows], wide) for name in Row._fields}
     like = inputs["v" if "v" in inputs else "x"]
     out = make.empty(*like.shape, dtype=like.dtype)
-    stored = [state[slot] for row in rows for slot in (row.write, row.snapshot) if 0 < slot < SLOTS]
+    planes = [state] if isinstance(state, Tensor) else state
+    stored = [plane[slot] for plane in planes for row in rows for slot in row[1:3] if 0 < slot < SLOTS]
     marks = None if window is not None else make.one(None, step_marks(make, rows))
-    kept = [] if marks is None else [state[slot] for slot in marks.slot.tolist() if 0 < slot < SLOTS]
-    changes = [out, *([window] if window is not None else stored), *kept]
+    kept = [] if marks is None else marks.slot.tolist()
+    stored += [plane[slot] for plane in planes for slot in kept if 0 < slot < SLOTS]
+    changes = [out, *(stored if window is None else [window] if isinstance(window, Tensor) else window)]
     arguments = inputs | columns | {"state": state, "window": window, "out": out, "marks": marks}
-    return Case(op, arguments, Limits(null=[state[0]], changes=changes), exact=False)
+    return Case(op, arguments, Limits(null=[plane[0] for plane in planes], changes=changes), exact=False)
 
 
 def memory(make: Maker, *shape: int) -> tuple[Tensor, list[Row]]:
@@ -179,6 +184,27 @@ def selective_step(make: Maker) -> Case:
     window = make.one(None, make.empty(*head, 2, *shape, dtype=state.dtype))
     window = window.mT if turned and window is not None else window
     return decode(make, "selective_step", inputs, state, rows, window)
+
+
+def mamba3_step(make: Maker) -> Case:
+    """Two heads of one group; planes of their own memory, or windows."""
+    dtype, angles, (dim, states) = make.one(*DTYPES), make.one(4, 8), make.one((8, 16), (16, 128))
+    shapes = {"angle": (2, angles), "ssm": (2, dim, states), "k": (2, states), "v": (2, dim)}
+    dtypes = {"angle": torch.float32} | {name: make.one(*DTYPES) for name in ("ssm", "k", "v")}
+    rows = steps(make, make.one(1, 2, 2))
+    head = len(rows), TOKENS
+    state = Mamba3State(**{name: make.plane(*shape, dtype=dtypes[name], layers=1)[0] for name, shape in shapes.items()})
+    for plane in state:
+        plane[1:] = torch.randn(plane[1:].shape, generator=make.generator).to(plane)
+    window = Mamba3State(**{name: make.empty(*head, *shape, dtype=dtypes[name]) for name, shape in shapes.items()})
+    inputs = {
+        "x": make.normal(*head, 2, dim, dtype=dtype),
+        **{name: make.normal(*head, 1, states, dtype=dtype) for name in ("b", "c")},
+        "dt": make.normal(*head, 2).abs_(), "decay": make.normal(*head, 2).abs_().neg_(), "trap": make.normal(*head, 2),
+        "rotation": make.normal(*head, angles, dtype=dtype), "b_bias": make.normal(2, states),
+        "c_bias": make.normal(2, states), "d": make.normal(2), "z": make.one(None, make.normal(*head, 2, dim)),
+    }  # fmt: skip
+    return decode(make, "mamba3_step", inputs, state, rows, make.one(None, window))
 
 
 def gather_slots(make: Maker) -> Case:

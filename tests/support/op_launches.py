@@ -17,6 +17,7 @@ from memstate.kernels.levels import bitmap_ints
 from memstate.kernels.tables import (
     HEADER_INTS,
     Accepted,
+    Mamba3State,
     Marks,
     PlaneMap,
     RecordMap,
@@ -189,6 +190,20 @@ def selective_step(op: Callable[..., Any]) -> None:
         op(x=x, b=b, c=c, z=z, dt=dt, **model, **step, out=out)
         op(x=x, b=b, c=c, z=z, dt=dt, **model, **step, marks=marks(start=start))
         op(x=x, b=b, c=c, z=z, dt=dt, **model, **step, window=torch.zeros(batch, tokens, 1, 2, 2))
+
+
+def mamba3_step(op: Callable[..., Any]) -> None:
+    """Storing slots, those of marks too, and storing windows."""
+    shapes = (1, 4), (1, 4, 8), (1, 8), (1, 4)
+    for batch, tokens, units, start in steps():
+        x, z, out = (shifted(batch, tokens, 1, 4, start=start + i) for i in range(3))
+        b, c = (shifted(batch, tokens, 1, 8, start=8 * (start + i)) for i in range(2))
+        dt, decay, trap = (shifted(batch, tokens, 1, start=start + i, dtype=torch.float32) for i in range(3))
+        given = x, b, c, dt, decay, trap, shifted(batch, tokens, 4, start=start), *torch.zeros(2, 1, 8), torch.zeros(1)
+        step = columns(batch, start) | {"state": Mamba3State(*(states(*shape, units=units + 7) for shape in shapes))}
+        op(*given, **step, z=z, out=out)
+        op(*given, **step, z=z, marks=marks(start=start))
+        op(*given, **step, z=z, window=Mamba3State(*(torch.zeros(batch, tokens, *shape) for shape in shapes)))
 
 
 def plane(*block: int, units: int, slots: int = 6) -> Tensor:

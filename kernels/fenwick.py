@@ -8,7 +8,7 @@ Level j is the state of 2^j chunks that end where the next lower level held begi
 
 CHUNK = 64  # tokens
 INNER = 7  # levels inside a chunk: that of the token itself, and six of buckets of 1 to 32 tokens
-MOST_LEVELS = 32
+MOST_LEVELS = 31
 
 
 def levels_of(length: int) -> tuple[int, ...]:

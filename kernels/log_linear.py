@@ -24,7 +24,7 @@ FEWER = 168  # registers of a thread, so that three programs of 4 warps fit a mu
 OPTIONS = {"enable_fp_fusion": False}  # rounding as written, whatever the Triton version
 CHUNK = tl.constexpr(fenwick.CHUNK)
 INNER = tl.constexpr(fenwick.INNER)
-MOST_LEVELS = tl.constexpr(fenwick.MOST_LEVELS)
+LANES = tl.constexpr(fenwick.MOST_LEVELS + 1)  # one for each level, and one behind the last
 
 # Everything that may differ between two calls of one model, and where its tensors lie: shapes say what is aligned.
 POINTERS = [
@@ -56,6 +56,13 @@ def _rows(at, WIDTH: tl.constexpr):
 
 
 @triton.jit
+def _slots(table_ptr, level, wanted, last, LEVELS: tl.constexpr):
+    """The slots of levels that are wanted, null for others."""
+    held = (level >= 0) & (level < LEVELS) & ((wanted >> tl.maximum(level, 0)) & 1 > 0)
+    return known_slot(tl.load(table_ptr + level, mask=held, other=0), last)
+
+
+@triton.jit
 def _mixed(
     levels_ptr, level_decay_ptr, table_ptr, scales_ptr, wanted, since, last, levels_apart, level_decay_apart, tile,
     inside, LEVELS: tl.constexpr, SIZE: tl.constexpr,
@@ -66,14 +73,14 @@ def _mixed(
 
     wanted: a set bit for each level. since: the log decay since the youngest level ended.
     """
-    level = tl.arange(0, MOST_LEVELS)
-    held = (level < LEVELS) & ((wanted >> level) & 1 > 0)
-    slots = known_slot(tl.load(table_ptr + level, mask=held, other=0), last)
-    held = slots > 0
-    spans = tl.load(level_decay_ptr + slots * level_decay_apart, mask=held, other=0.0)
-    weights = tl.exp(since + tl.cumsum(spans, 0) - spans)
+    level = tl.arange(0, LANES)
+    slots = _slots(table_ptr, level, wanted, last, LEVELS)
+    lower = _slots(table_ptr, level - 1, wanted, last, LEVELS)
+    # Sums without a level's own decay: to take it away again would cancel, where a level is long.
+    sums = since + tl.cumsum(tl.load(level_decay_ptr + lower * level_decay_apart, mask=lower > 0, other=0.0), 0)
+    weights = tl.exp(sums)
     if scales_ptr is not None:
-        weights *= tl.load(scales_ptr + INNER + level, mask=held, other=0.0).to(tl.float32)
+        weights *= tl.load(scales_ptr + INNER + level, mask=slots > 0, other=0.0).to(tl.float32)
     found = tl.zeros(inside.shape, tl.float32)
     for this in range(LEVELS):
         slot = tl.sum(tl.where(level == this, slots, 0), 0)
@@ -82,7 +89,7 @@ def _mixed(
         # Masks of a block and a scalar by `where`: `&` of the two is no mask in the interpreter of Triton 3.9.
         state = tl.load(at, mask=tl.where(slot > 0, inside, False), other=0.0).to(tl.float32)
         found = tl.fma(state, weight, found)
-    return found, since + tl.sum(spans, 0)
+    return found, tl.sum(tl.where(level == LEVELS, sums, 0.0), 0)
 
 
 @triton.jit(do_not_specialize=[*POINTERS, *NUMBERS, "scale"])
@@ -136,6 +143,8 @@ def _log_linear_step(
         decay = tl.load(decay_at, mask=at < start + count, other=0.0)
         tl.store(chunk_decay + at * HEADS, decay, mask=tl.where(alone, new, False))
         decay = decay.to(tl.float32)
+        next_at = _tokens(chunk_decay, new_decay, at + 1, start, HEADS, decay_apart)
+        later = tl.load(next_at, mask=at + 1 < start + count, other=0.0).to(tl.float32)
 
         level_decay = level_decay_ptr + head
         table = table_ptr + entry * LEVELS
@@ -146,15 +155,15 @@ def _log_linear_step(
             level = tl.zeros_like(at)  # the bits that it takes to write how far two tokens are apart in the tree
             for bit in tl.static_range(INNER - 1):
                 level += (apart >= 1 << bit).to(tl.int32)
-            past = tl.where(seen, decay, 0.0)
-            since = tl.cumsum(past, 0, reverse=True) - past  # the log decay since each token
+            since = tl.cumsum(tl.where(at < start + t, later, 0.0), 0, reverse=True)  # the log decay behind each token
+            past = tl.sum(tl.where(seen, decay, 0.0), 0)
             q = tl.load(token_start(q_ptr, first + t, q_apart, KEYS) + key_at, mask=in_key, other=0.0).to(tl.float32)
             k = tl.load(k_at, mask=seen[:, None] & in_key[None, :], other=0.0).to(tl.float32)
             v = tl.load(v_at, mask=seen[:, None] & in_value[None, :], other=0.0).to(tl.float32)
             weight = tl.load(scales + level, mask=seen, other=0.0).to(tl.float32) * tl.exp(since)
             weight *= tl.sum(k * q[None, :], 1)
             mixed, _ = _mixed(
-                levels_ptr, level_decay, table, scales, chunks, tl.sum(past, 0), last, levels_apart, level_decay_apart,
+                levels_ptr, level_decay, table, scales, chunks, past, last, levels_apart, level_decay_apart,
                 tile, inside, LEVELS, HEADS * KEY * VALUE,
             )  # fmt: skip
             o = scale * (tl.sum(weight[:, None] * v, 0) + tl.sum(q[:, None] * mixed, 0))

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 import torch
+import torch.nn.functional as F
 from einops import einsum, rearrange, repeat
 from torch import Tensor
 
@@ -32,6 +33,10 @@ def log_linear_step(
     A step ends at the end of a chunk at the latest: tokens of a row beyond it are not real, and need another step. At
     the end of a chunk, the levels that merge and the chunk become one level in the slot `target`. Then the caller
     enters this slot in the row's table. A row with L levels holds 64 * 2^L tokens; its last chunk needs no target.
+    Tokens that are rejected leave nothing: if the length does not grow, the next step writes over them.
+
+    States of a prefill become levels too. Those of `chunk_log_linear_attn` are decayed to the end of the last whole
+    chunk: each goes to a slot of its own, with 0 as its decay, and the inputs behind that chunk to the open chunk.
 
     As one plane, 24 layers of 64 heads of 128 x 64 with 12 levels in fp32, and inputs in bf16, are 589 MiB a slot. As
     levels, a token reads 48 MiB for each level of its row (five of them, 240 MiB, after 100 000 tokens) and up to 13
@@ -49,7 +54,7 @@ def log_linear_step(
         q: `batch token key_head key`, up to 64 tokens. Head h uses key head h // (head / key_head).
         k: `batch token key_head key`.
         v: `batch token head value`.
-        decay: natural log of the gate, `batch token head`, finite.
+        decay: natural log of the gate, `batch token head`; -inf forgets all.
         level_scales: `batch token head 7+level`: for the token itself, for buckets of 1, 2, 4, .. 32 tokens inside the
             chunk, and for the levels.
         levels: one layer, `level_slot head key value`; fp32, bf16 or fp16.
@@ -112,11 +117,11 @@ def log_linear_step(
 def _chunk(
     chunk_k: Tensor, chunk_v: Tensor, chunk_decay: Tensor, row: int, count: int, group: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The first tokens of an open chunk in fp32, a key for each head, and the decay since each and since the start."""
+    """The first tokens of an open chunk in fp32, a key for each head, and the decay behind each and since the start."""
     keys = repeat(chunk_k[row, :count].float(), "token key_head key -> token (key_head group) key", group=group)
     decay = rearrange(chunk_decay[row, :count].float(), "token head -> head token")
-    since = decay.flip(1).cumsum(1).flip(1)
-    return keys, chunk_v[row, :count].float(), since - decay, since[:, 0]
+    since = F.pad(decay[:, 1:], (0, 1)).flip(1).cumsum(1).flip(1)
+    return keys, chunk_v[row, :count].float(), since, decay.sum(1)
 
 
 def _mixed(

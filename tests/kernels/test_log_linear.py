@@ -242,3 +242,18 @@ def log_linear_of(texts: Texts) -> np.ndarray:
     q, k, v, decay, scales = (float64(texts.inputs[name][0]) for name in INPUTS)
     heads = [log_linear(q[:, 0], k[:, 0], v[:, h], decay[:, h], scales[:, h], texts.scale) for h in range(v.shape[1])]
     return np.stack(heads, 1)
+
+
+def test_what_a_level_has_decayed_itself_costs_no_digits(backend: Backend, generator: torch.Generator) -> None:
+    """Level 2 decayed by 30 000 inside, and by 1/2 since. The second token forgets all, and no NaN comes of it."""
+    texts = Texts(backend, generator, [5 * CHUNK + 2], (1, 1, 4, 3))
+    texts.lengths, texts.held = [5 * CHUNK], [{0: 1, 2: 2}]
+    states = torch.randn(2, 1, 4, 3, generator=generator)
+    texts.planes["levels"][1:3], texts.planes["level_decay"][1:3] = states, torch.tensor([[-0.5], [-3e4]])
+    texts.inputs["decay"][0, 5 * CHUNK + 1] = -torch.inf
+    texts.step({1: 2}, 2)
+    q, k, v, decay, scales = (float64(texts.inputs[name][0, 5 * CHUNK :]) for name in INPUTS)
+    first, second = (texts.scale * scales[t, 0, 0] * (q[t, 0] @ k[t, 0]) * v[t, 0] for t in (0, 1))
+    for state, level, since in zip(float64(states[:, 0]), (0, 2), (0, -0.5), strict=True):
+        first += texts.scale * scales[0, 0, INNER + level] * np.exp(decay[0, 0] + since) * (q[0, 0] @ state)
+    assert np.allclose(float64(texts.outs[0][0][:, 0]), [first, second], rtol=1e-5, atol=1e-5)

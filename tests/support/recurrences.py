@@ -338,10 +338,9 @@ def _total(terms: list[Rounded]) -> Rounded:
 def _faded(held: list[tuple[int, Rounded, Rounded]], past: Rounded) -> list[tuple[Rounded, Rounded, int]]:
     """Each level's state, what is left of it, and its number: decayed over `past` and over the younger levels."""
     spans = [past, *(span for _, _, span in held)]
-    return [(s, (_total(spans[: i + 2]) - span).exp(), level) for i, (level, s, span) in enumerate(held)]
+    return [(state, _total(spans[: i + 1]).exp(), level) for i, (level, state, _) in enumerate(held)]
 
 
 def _since(decay: Array) -> tuple[Rounded, Rounded]:
-    """What is decayed behind each token, as a sum with its own decay less that; and since the start."""
-    ends = Rounded(np.triu(np.broadcast_to(decay, (len(decay),) * 2))).sum(1)
-    return ends - Rounded(decay), ends[0]
+    """What is decayed behind each token, and since the start."""
+    return Rounded(np.triu(np.broadcast_to(decay, (len(decay),) * 2), 1)).sum(1), Rounded(decay).sum(0)

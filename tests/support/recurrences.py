@@ -373,3 +373,66 @@ def mamba3_bound(head: Mamba3) -> tuple[list[Rounded], tuple[Rounded, ...]]:
         y = (s * query).sum(1) + Rounded(head.d) * x
         out.append(y if head.z is None else y * (Rounded(head.z[t]) * sigmoid(head.z[t])))
     return out, (angle, s, k, v)
+
+
+def log_linear(q: Array, k: Array, v: Array, decay: Array, level_scales: Array, scale: float) -> Array:
+    """One head, as one matrix: o_t = scale sum over s <= t of H[t, s] (q_t k_s) v_s, for all t at once.
+
+    H[t, s] = exp(decay_{s+1} + .. + decay_t) level_scales[t, l], where l is 0 for t itself, and otherwise t lies in the
+    upper half, and s in the lower half, of one block of 2^l tokens. Log-linear attention: Guo et al. 2025,
+    arXiv:2506.04761, section 3. q, k: `token key`; v: `token value`; decay: `token`; level_scales: `token level`.
+    """
+    token = np.arange(len(v))
+    total = np.cumsum(decay)
+    left = np.exp(np.minimum(total[:, None] - total[None, :], 0))
+    h = np.zeros((len(v), len(v)))
+    for level in range(level_scales.shape[1]):
+        half = 2**level // 2
+        block, upper = token // 2**level, token % 2**level >= half
+        one = block[:, None] == block[None, :]
+        pairs = one & upper[:, None] & ~upper[None, :] if level else one
+        h += np.where(pairs, left * level_scales[:, [level]], 0)
+    return scale * (np.tril(h) * (q @ k.T)) @ v
+
+
+def log_linear_bound(
+    q: Array, k: Array, v: Array, decay: Array, level_scales: Array, scale: float, dtype: torch.dtype, backend: str
+) -> Rounded:
+    """Bounds for one head, of the outputs before they are stored; dtype: of levels, which are stored."""
+    held: list[tuple[int, Rounded, Rounded]] = []  # level, state, decay over it; the youngest first
+    out: list[Rounded] = []
+    for t in range(len(v)):
+        open_chunk = slice(t // 64 * 64, t + 1)
+        since, past = _since(decay[open_chunk])
+        keys, values = Rounded(k[open_chunk]), Rounded(v[open_chunk])
+        inner = [(s ^ t).bit_length() for s in range(open_chunk.start, t + 1)]
+        weight = since.exp() * Rounded(level_scales[t, inner]) * (keys * Rounded(q[t])).sum(1)
+        parts = [(weight[:, None] * values).sum(0)]
+        if held:
+            states = [s * (w * Rounded(level_scales[t, 7 + level])) for s, w, level in _faded(held, past)]
+            parts.append((Rounded(q[t][:, None]) * _total(states)).sum(0))
+        out.append(_total(parts) * Rounded(np.float64(scale), abs(scale) * U))
+        if t % 64 == 63:
+            ones = next(bit for bit in range(64) if not t // 64 >> bit & 1)
+            merging, held = held[:ones], held[ones:]
+            terms = [s * w for s, w, _ in _faded(merging, past)]
+            terms += [keys[s][:, None] * (values[s] * since[s].exp()) for s in range(64)]
+            whole = _total([past, *(span for _, _, span in merging)])
+            held = [(ones, _total(terms).stored(dtype, backend), whole), *held]
+    return Rounded(*(np.array([getattr(o, part) for o in out]).reshape(v.shape) for part in ("value", "error")))
+
+
+def _total(terms: list[Rounded]) -> Rounded:
+    """Their sum, in any order."""
+    return Rounded(np.array([x.value for x in terms]), np.array([x.error for x in terms])).sum(0)
+
+
+def _faded(held: list[tuple[int, Rounded, Rounded]], past: Rounded) -> list[tuple[Rounded, Rounded, int]]:
+    """Each level's state, what is left of it, and its number: decayed over `past` and over the younger levels."""
+    spans = [past, *(span for _, _, span in held)]
+    return [(state, _total(spans[: i + 1]).exp(), level) for i, (level, state, _) in enumerate(held)]
+
+
+def _since(decay: Array) -> tuple[Rounded, Rounded]:
+    """What is decayed behind each token, and since the start."""
+    return Rounded(np.triu(np.broadcast_to(decay, (len(decay),) * 2), 1)).sum(1), Rounded(decay).sum(0)

@@ -15,7 +15,7 @@ from memstate.kernels.dispatch import OPS, Backend
 from tests.support import byte_cases, register_cases
 from tests.support.op_case import Case, Maker
 
-INNER = ("claim", "ownership", "run_data")  # get nothing but what memstate has made
+INNER = ("claim", "ownership", "run_data", "run_rows")  # get nothing but what memstate has made
 OWN = ("registers", "planes", "records", "bitmap", "counters")  # made by memstate
 STEPS = ("conv_step", "gated_delta_step", "selective_step", "mamba3_step")
 OPTIONAL = (

@@ -75,6 +75,14 @@ def run_data(make: Maker) -> Case:
     return moving(make, "run_data", planes(make), dst, arguments)
 
 
+def run_rows(make: Maker) -> Case:
+    """Entries of rows among those of registers."""
+    dst, src = pairs(make)
+    data = [(-1 - to, -1 - of) for to, of in zip(dst, src, strict=True)] + [(3, -1), (2, 1), (0, 0)]
+    packet = Packet(moves=[(1, 2)], data=data)
+    return moving(make, "run_rows", planes(make), dst, {"packet": make.ints(packet.pack(CPU).tolist())})
+
+
 def steps(make: Maker, batch: int) -> list[Row]:
     """Rows in place, moving, fresh, or padding, with a snapshot or none; no slot is two rows' but null ones."""
     free = make.rng.sample(range(1, SLOTS), SLOTS - 1)

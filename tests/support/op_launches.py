@@ -137,6 +137,11 @@ def run_data(op: Callable[..., Any]) -> None:
         op(planes(value, 4096 // value), ints(100), ints(HEADER_INTS + value))
 
 
+def run_rows(op: Callable[..., Any]) -> None:
+    for value in VALUES:
+        op(planes(value, 4096 // value), ints(HEADER_INTS + value))
+
+
 def steps() -> Iterator[tuple[int, int, int, int]]:
     """Batch, most tokens, units between slots, and where in its memory an input starts."""
     yield from ((batch, 1, 17, batch % 8) for batch in SIZES)

@@ -575,7 +575,7 @@ class Admission:
             commands.write(cells, values)
         if copies:
             commands.copy([*copies], [*copies.values()])
-        if self._rows:
+        if self._rows and rows:
             commands.start_rows(rows, of_rows)
 
     def arrived(self, rows: Sequence[Row], lengths: Sequence[int]) -> None:

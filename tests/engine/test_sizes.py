@@ -98,13 +98,13 @@ def test_a_gpu_has_its_own_memory_and_the_host_its_own(monkeypatch: pytest.Monke
     monkeypatch.setattr(sizes, "memory", lambda device: room[device.type])
     layout = ms.StateLayout((ms.Plane("ssm", (2**20,), torch.float32),), layers=1)
     given: dict[str, Any] = {
-        "max_requests": 8, "preallocated": 0, "snapshots": 8, "pages": ms.Pages(size=1), "max_batch": 8,
+        "given": False, "max_requests": 8, "preallocated": 0, "snapshots": 8, "pages": ms.Pages(size=1), "max_batch": 8,
         "speculation": False, "device": torch.device("cuda"),
     }  # fmt: skip
     require_fit(layout, slots=10_000, **given)
     with pytest.raises(ms.ConfigurationError, match=r"on cuda.*lower slots"):
         require_fit(layout, slots=40_000, **given)
-    require_fit(None, slots=40_000, **given)  # memory of the engine
+    require_fit(layout, slots=40_000, **given | {"given": True})  # memory of the engine
     with pytest.raises(ms.ConfigurationError, match=r"on the host.*page lists 4800000000 bytes.*lower Pages\(count=\)"):
         require_fit(layout, slots=8, **given | {"pages": ms.Pages(count=10**8, size=1, per_row=1)})
 

@@ -17,6 +17,8 @@ GIB = 2**30
 HUGE = 10**9
 PLAIN = ms.StateLayout((ms.Plane("ssm", (4,), torch.float32),), layers=1)
 WIDE = ms.StateLayout((ms.Plane("ssm", (2**40,), torch.float32),), layers=1)
+LONG = ms.StateLayout(PLAIN.planes, layers=1, rows=WIDE)  # with memory of rows
+GIVEN = {"ssm": torch.zeros(1, 9, 4)}
 CPU = ms.Backend("reference")
 SMALL: dict[str, Any] = {"slots": 8, "max_requests": 2, "backend": "reference"}
 
@@ -68,6 +70,10 @@ CANNOT: dict[str, tuple[Callable[[], object], str]] = {
         lambda: manager(slots=HUGE), r"slots=1000000000.*planes 16000000016 bytes.*lower snapshots .default: slots."
     ),
     "plane": (lambda: manager(layout=WIDE), r"slots=8.*16\.0 GiB.: planes 39582418599936 bytes.*lower slots"),
+    "rows with memory": (lambda: manager(layout=LONG), r"planes of rows 13194139533312 bytes.*lower max_requests"),
+    "rows beside given planes": (
+        lambda: manager(layout=LONG, tensors=GIVEN), r"planes of rows 13194139533312 bytes.*lower max_requests"
+    ),
     "snapshots": (lambda: manager(snapshots=2**31 - 1), "snapshots=2147483647"),
     "per_row": (lambda: manager(pages=pages(1, 16, 2**31 - 1)), "per_row=2147483647"),
     "page lists": (

@@ -34,6 +34,7 @@ from tests.proof.stateful.ledger import (
 )
 from tests.proof.stateful.settings import TAIL, Digits, Settings
 from tests.support.fetches import Fetched
+from tests.support.given import in_order
 from tests.support.shelves import Key
 from tests.support.tiered_late import wait_for_staging
 from tests.support.virtual import ByHand, Clock, MemoryStore
@@ -293,7 +294,9 @@ class Memory:
         for layer in range(2) if rows else ():
             seen = raw(self.tails[layer, rows]).view(np.uint16)
             told = self.tail.expected(layer, texts)
-            assert np.array_equal(seen, told), f"rows {rows}: {seen.tolist()} in layer {layer}, expected {told.tolist()}"
+            assert np.array_equal(seen, told), (
+                f"rows {rows}: {seen.tolist()} in layer {layer}, expected {told.tolist()}"
+            )
 
     def put(self, slot: int, text: Text) -> None:
         """Writes a state from elsewhere into a slot."""
@@ -602,12 +605,10 @@ class Lower:
             page = elements(s, texts)[layer].reshape(-1).view(np.uint8) if texts else None
             parts.append(page if page is not None else np.ones(size, np.uint8))
             parts.append(np.zeros(-size % 16, np.uint8))
-        planes = [(layer, part) for layer in range(s.layers) for part in s.parts if part != "score"]
-        planes += [(layer, part) for part in s.parts if part == "score" for layer in range(s.layers_of(part))]
-        for layer, part in planes if kind == "state" else ():
-            size = s.block_bytes(part)
-            plane = self.memory.kinds[part].expected(layer, texts) if texts else None
-            parts.append(plane.view(np.uint8).reshape(-1) if plane is not None else np.ones(size, np.uint8))
+        for plane, layer in in_order(s.layout) if kind == "state" else ():
+            size = plane.nbytes
+            told = self.memory.kinds[plane.name].expected(layer, texts) if texts else None
+            parts.append(told.view(np.uint8).reshape(-1) if told is not None else np.ones(size, np.uint8))
             parts.append(np.zeros(-size % 16, np.uint8))
         return np.concatenate(parts)
 

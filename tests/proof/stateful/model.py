@@ -822,9 +822,7 @@ class Model(Cache):
     def finest(self) -> int:
         """Tokens between two lengths that a forward has and that fill pages, in a chunk that begins with one."""
         return next(
-            n
-            for n in itertools.count(self.settings.unit, self.settings.unit)
-            if n % (self.settings.grid or 1) == 0
+            n for n in itertools.count(self.settings.unit, self.settings.unit) if n % (self.settings.grid or 1) == 0
         )
 
     def _before(self, row: Row, reach: int, wanted: int, stored: bool) -> bool:

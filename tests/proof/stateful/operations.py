@@ -319,7 +319,8 @@ class Operations(Machine):
         windows: dict[str, Tensor] = {}
         replay: Any = None  # what a captured graph does, launched one by one
         if replays or (replays is None and run and handles and d(2)):
-            replay = lambda: windows.update(self._run(d, self.mem.launch(len(fed), window=window), window, texts, fed, tails))  # noqa: E731
+            launch = lambda: self.mem.launch(len(fed), window=window)  # noqa: E731
+            replay = lambda: windows.update(self._run(d, launch(), window, texts, fed, tails))  # noqa: E731
         elif d(60) == 1:
             self._misuse_replay(handles, given, window)
         packets, moving = model.packets, model.moving

@@ -14,7 +14,6 @@ from memstate.state.layout import NEVER
 from memstate.state.planes import Planes
 from memstate.tiers import Prefetch, Store, Tiers
 
-
 TAIL = ms.Plane("tail", (3,), torch.int16, fill=77)
 
 
@@ -35,7 +34,7 @@ class Digits:
 @dataclass(frozen=True)
 class Settings:
     """One configuration. memory: "own", "fenced" (its arenas cut out of larger blocks), "tensor" or "layers" (given);
-    gap: bytes between the blocks of given memory; parts: "fold" alone or with "conv", "conv turned", "ring" and "score".
+    gap: bytes between the blocks of given memory; parts: "fold", and perhaps "conv", "conv turned", "ring" and "score";
     alone: tokens at whose multiples "fold" is whole; tails: rows have memory of their own.
     """
 

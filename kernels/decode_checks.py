@@ -4,15 +4,17 @@ These checks run once per layer and step, where a microsecond counts: plain comp
 Each raises ValueError naming the first argument that does not fit.
 """
 
+from itertools import combinations
 from math import prod
 from numbers import Real
 
 import torch
 from torch import Tensor
 
-from memstate.kernels.blocks import Blocks, is_dense, is_transposed, taps_are_fastest
+from memstate.kernels.blocks import Blocks, is_dense, is_transposed, taps_are_fastest, tokens_of
 from memstate.kernels.checks import (
     FLOATS,
+    INTS,
     check_apart,
     check_columns,
     check_contiguous,
@@ -25,12 +27,19 @@ from memstate.kernels.checks import (
     check_tensors,
     check_written,
 )
-from memstate.kernels.tables import ACCESS_BYTES, Marks
+from memstate.kernels.fenwick import CHUNK, INNER, MOST_LEVELS
+from memstate.kernels.tables import ACCESS_BYTES, Mamba3State, Marks
 
 ACTIVATIONS = ("silu", None)
 LARGEST = torch.finfo(torch.float32).max
 MOST_TOKENS = 2**31  # that a kernel counts in 32 bits, padding too
 MOST_PROGRAMS = 65535  # along the second and the third axis of a grid, where heads and rows are
+MOST_ELEMENTS = 8192  # of a matrix that one program holds
+MAMBA3 = {  # what a token, a model or a slot has in each tensor of `mamba3_step`
+    "x": "head dim", "b": "group state", "c": "group state", "dt": "head", "decay": "head", "trap": "head",
+    "rotation": "angle", "z": "head dim", "b_bias": "head state", "c_bias": "head state", "d": "head",
+    "angle": "head angle", "ssm": "head dim state", "k": "head state", "v": "head dim",
+}  # fmt: skip
 
 
 def check(name: str, tensor: Tensor, pattern: str, shape: tuple[int, ...], device: torch.device) -> None:
@@ -103,23 +112,23 @@ def check_grid(name: str, **sizes: int) -> None:
             )
 
 
-def check_state(state: Tensor, pattern: str, shape: tuple[int, ...]) -> Blocks:
+def check_state(state: Tensor, pattern: str, shape: tuple[int, ...], name: str = "state") -> Blocks:
     """Where the slots lie; refuses slots of another shape, that are not contiguous, or that share bytes."""
     if state.shape[1:] != shape:
-        raise ValueError(f"state: expected `{pattern}` = {('slots', *shape)}, got {tuple(state.shape)}")
+        raise ValueError(f"{name}: expected `{pattern}` = {('slots', *shape)}, got {tuple(state.shape)}")
     if not is_dense(shape, state.stride()[1:]):
-        raise ValueError(f"state: one slot of `{pattern}` must be contiguous, got strides {state.stride()}")
-    return check_slots(state, shape)
+        raise ValueError(f"{name}: one slot of `{pattern}` must be contiguous, got strides {state.stride()}")
+    return check_slots(state, shape, name)
 
 
-def check_slots(state: Tensor, shape: tuple[int, ...]) -> Blocks:
+def check_slots(state: Tensor, shape: tuple[int, ...], name: str = "state") -> Blocks:
     """Where slots lie that are known to be dense; refuses a dtype, and slots that share bytes."""
-    check_float("state", state)
+    check_float(name, state)
     if state.is_neg():
-        check_memory("state", state, state.device)
+        check_memory(name, state, state.device)
     size = state.element_size()
     slots = Blocks(state.data_ptr(), prod(shape) * size, ((state.shape[0], state.stride(0) * size),))
-    check_distinct("state", slots)
+    check_distinct(name, slots)
     return slots
 
 
@@ -228,18 +237,9 @@ def check_gated_delta(
             raise ValueError(f"{name}: expected True or False, got {switch!r}")
     if low_rank and (beta is not None or a_log is not None or sigmoid or normalize):
         raise ValueError("a, b: expected beta=None beside them, and no a_log, sigmoid or normalize")
-    if scale is not None and not (isinstance(scale, float | int | Real) and abs(scale) <= LARGEST):
-        raise ValueError(f"scale: expected a number that float32 holds, or None, got {scale!r:.60}")
-    if q.dim() != 4 or v.dim() != 4 or not q.shape[2] or v.shape[2] % q.shape[2]:
-        raise ValueError(
-            f"expected q `batch token key_head key` and v `batch token head value` with head a multiple of key_head, "
-            f"got {tuple(q.shape)} and {tuple(v.shape)}"
-        )
-    batch, token, head, value = v.shape
-    key_head, key = q.shape[2:]
-    check_sizes(head=head, key=key, value=value)
-    check_grid("v", batch=batch, head=head)
-    check_count("v", batch, token)
+    if scale is not None:
+        _check_scale(scale, ", or None")
+    batch, token, head, value, key_head, key = _check_heads(q, v)
     by_key = decay.dim() == 4
     of_head, rates = ("head key", (head, key)) if by_key else ("head", (head,))
     apart = (
@@ -265,10 +265,7 @@ def check_gated_delta(
             check_address("dt_bias", dt_bias)
     slots = _check_matrices(state, (head, key, value))
     check_columns(device, batch, **rows)
-    if out is not None:
-        check("out", out, "batch token head value", (batch, token, head, value), device)
-        if value * out.element_size() % ACCESS_BYTES == 0:
-            check_address("out", out)
+    _check_out(out, v.shape, device)
     if window is not None:
         if state.dim() == window.dim() - 1 and is_transposed(state):
             check_window(window.mT, state.mT, "batch token head value key", (batch, token))
@@ -281,12 +278,95 @@ def check_gated_delta(
     return apart
 
 
+def _check_scale(scale: float, otherwise: str = "") -> None:
+    if not (isinstance(scale, float | int | Real) and abs(scale) <= LARGEST):
+        raise ValueError(f"scale: expected a number that float32 holds{otherwise}, got {scale!r:.60}")
+
+
+def _check_heads(q: Tensor, v: Tensor) -> tuple[int, int, int, int, int, int]:
+    """Returns batch, token, head, value, key_head and key; refuses sizes that do not fit, or are too many."""
+    if q.dim() != 4 or v.dim() != 4 or not q.shape[2] or v.shape[2] % q.shape[2]:
+        raise ValueError(
+            f"expected q `batch token key_head key` and v `batch token head value` with head a multiple of key_head, "
+            f"got {tuple(q.shape)} and {tuple(v.shape)}"
+        )
+    batch, token, head, value = v.shape
+    key_head, key = q.shape[2:]
+    check_sizes(head=head, key=key, value=value)
+    check_grid("v", batch=batch, head=head)
+    check_count("v", batch, token)
+    return batch, token, head, value, key_head, key
+
+
+def _check_out(out: Tensor | None, shape: tuple[int, ...], device: torch.device) -> None:
+    if out is not None:
+        check("out", out, "batch token head value", shape, device)
+        if shape[-1] * out.element_size() % ACCESS_BYTES == 0:
+            check_address("out", out)
+
+
 def _check_matrices(state: Tensor, shape: tuple[int, int, int]) -> Blocks:
     """Where the slots lie; each is `head key value` or `head value key` in memory."""
     head, key, value = shape
     if state.shape[1:] == shape and is_transposed(state):
         return check_state(state.mT, "slot head value key", (head, value, key))
     return check_state(state, "slot head key value", shape)
+
+
+def check_log_linear(
+    q: Tensor, k: Tensor, v: Tensor, decay: Tensor, level_scales: Tensor, levels: Tensor, level_decay: Tensor,
+    chunk_k: Tensor, chunk_v: Tensor, chunk_decay: Tensor, rows: Tensor, lengths: Tensor, tokens: Tensor,
+    table: Tensor, target: Tensor, scale: float, out: Tensor | None,
+) -> tuple[int, ...]:  # fmt: skip
+    """Refuses arguments of `log_linear_step` that do not fit each other.
+
+    Returns:
+        Elements between a token and the next of q, k, v, decay and level_scales, and between a slot or row and the next
+        of the planes.
+    """
+    columns = {"rows": rows, "lengths": lengths, "tokens": tokens, "target": target}
+    planes = {
+        "levels": levels, "level_decay": level_decay, "chunk_k": chunk_k, "chunk_v": chunk_v, "chunk_decay": chunk_decay
+    }  # fmt: skip
+    tensors: dict[str, Tensor | None] = {
+        "q": q, "k": k, "v": v, "decay": decay, "level_scales": level_scales, **columns, "table": table, "out": out
+    }  # fmt: skip
+    check_tensors(tensors | planes, "out")
+    _check_scale(scale)
+    device = levels.device
+    batch, token, head, value, key_head, key = _check_heads(q, v)
+    if token > CHUNK:
+        raise ValueError(f"v: expected at most {CHUNK} tokens, got {token}: a step ends where a row's chunk ends")
+    check_shape("table", table, "batch level", (batch, *table.shape[-1:]))
+    check_contiguous("table", table, "batch level")
+    check_columns(device, None, INTS, "`batch level`", table=table.view(-1))
+    check_columns(device, batch, **columns)
+    level = table.shape[1]
+    if not 0 < level <= MOST_LEVELS:
+        raise ValueError(f"table: expected 1 to {MOST_LEVELS} levels, got {level}")
+    apart = [
+        check_tokens(name, x, f"batch token {pattern}", (batch, token, *sizes), device)
+        for name, x, pattern, sizes in (
+            ("q", q, "key_head key", (key_head, key)), ("k", k, "key_head key", (key_head, key)),
+            ("v", v, "head value", (head, value)), ("decay", decay, "head", (head,)),
+            ("level_scales", level_scales, f"head {INNER}+level", (head, INNER + level)),
+        )
+    ]  # fmt: skip
+    for name, pattern, count, sizes, dtype in (
+        ("levels", "level_slot head key value", levels.shape[:1], (head, key, value), levels.dtype),
+        ("level_decay", "level_slot head", levels.shape[:1], (head,), torch.float32),
+        ("chunk_k", f"row {CHUNK} key_head key", chunk_k.shape[:1], (CHUNK, key_head, key), k.dtype),
+        ("chunk_v", f"row {CHUNK} head value", chunk_k.shape[:1], (CHUNK, head, value), v.dtype),
+        ("chunk_decay", f"row {CHUNK} head", chunk_k.shape[:1], (CHUNK, head), decay.dtype),
+    ):
+        plane = planes[name][None]
+        apart.append(check_tokens(name, plane, f"1 {pattern}", (1, *count, *sizes), device))
+        if plane.dtype != dtype:
+            raise ValueError(f"{name}: expected {dtype}, got {plane.dtype}")
+        check_apart(name, tokens_of(plane), tensors, *(("out",) if name == "levels" else ()))
+    _check_out(out, v.shape, device)
+    check_written(tensors | planes, *planes, "out")
+    return tuple(apart)
 
 
 def _check_states(state: Tensor, shape: tuple[int, int, int], tied: bool) -> Blocks:
@@ -367,3 +447,89 @@ def check_selective(
     check_written(tensors, "state", "out", "window")
     check_apart("state", slots, tensors, "out", "window")
     return x_distance, dt_distance, b_distance, c_distance, z_distance
+
+
+def check_mamba3(
+    x: Tensor, b: Tensor, c: Tensor, dt: Tensor, decay: Tensor, trap: Tensor, rotation: Tensor, b_bias: Tensor,
+    c_bias: Tensor, d: Tensor, state: Mamba3State, read: Tensor, write: Tensor, snapshot: Tensor, tokens: Tensor,
+    z: Tensor | None, window: Mamba3State | None, out: Tensor | None, marks: Marks | None,
+) -> tuple[tuple[int, ...], tuple[int | None, ...]]:  # fmt: skip
+    """Refuses arguments of `mamba3_step` that do not fit each other.
+
+    Returns:
+        Elements between a token and the next of x, b, c, dt, decay, trap, rotation and z, 0 without z; and accesses of
+        16 bytes between slots of the planes and between tokens of the windows, None without windows.
+    """
+    if not isinstance(state, Mamba3State) or not isinstance(window, Mamba3State | None):
+        raise ValueError(
+            f"state, window: expected Mamba3State, or a window of None, got {type(state).__name__} and "
+            f"{type(window).__name__}"
+        )
+    rows = {"read": read, "write": write, "snapshot": snapshot, "tokens": tokens}
+    inputs = {"x": x, "b": b, "c": c, "dt": dt, "decay": decay, "trap": trap, "rotation": rotation, "z": z}
+    weights = {"b_bias": b_bias, "c_bias": c_bias, "d": d}
+    planes = {f"state.{field}": plane for field, plane in state._asdict().items()}
+    windows = {f"window.{field}": plane for field, plane in window._asdict().items()} if window else {}
+    others: dict[str, Tensor | None] = {**inputs, **weights, **rows, "out": out, **windows}
+    check_tensors(planes | others, "z", "out")
+    device, count = state.ssm.device, state.ssm.shape[0]
+    if x.dim() != 4 or b.dim() != 4 or not b.shape[2] or x.shape[2] % b.shape[2] or rotation.dim() != 3:
+        raise ValueError(
+            f"expected x `batch token head dim`, b `batch token group state` with head a multiple of group, and "
+            f"rotation `batch token angle`, got {tuple(x.shape)}, {tuple(b.shape)} and {tuple(rotation.shape)}"
+        )
+    (batch, token, head, dim), (group, states), angle = x.shape, b.shape[2:], rotation.shape[2]
+    check_sizes(head=head, dim=dim, state=states, angle=angle)
+    if dim & (dim - 1) or states & (states - 1) or dim * states > MOST_ELEMENTS or 2 * angle > states:
+        raise ValueError(
+            f"expected x and b with `dim` and `state` powers of two, whose product is at most {MOST_ELEMENTS}, and "
+            f"rotation with `angle` at most state / 2, got dim {dim}, state {states} and angle {angle}"
+        )
+    check_grid("x", batch=batch)
+    check_count("x", batch, token)
+    shapes: dict[str, tuple[int, ...]] = {"rotation": (angle,), "angle": (head, angle), "ssm": (head, dim, states)}
+    shapes |= dict.fromkeys(("x", "z", "v"), (head, dim)) | dict.fromkeys(("b", "c"), (group, states))
+    shapes |= dict.fromkeys(("dt", "decay", "trap", "d"), (head,))
+    shapes |= dict.fromkeys(("b_bias", "c_bias", "k"), (head, states))
+    distances = tuple(
+        0 if given is None
+        else check_tokens(name, given, f"batch token {MAMBA3[name]}", (batch, token, *shapes[name]), device)
+        for name, given in inputs.items()
+    )  # fmt: skip
+    for name, weight in weights.items():
+        check(name, weight, MAMBA3[name], shapes[name], device)
+    check_columns(device, batch, **rows)
+    if out is not None:
+        check("out", out, "batch token head dim", (batch, token, head, dim), device)
+    slots, apart = dict[str, Blocks](), list[int]()
+    for (field, plane), name in zip(state._asdict().items(), planes, strict=True):
+        slots[name] = check_state(plane, f"slot {MAMBA3[field]}", shapes[field], name)
+        check_memory(name, plane, device)
+        if plane.shape[0] != count or (plane.dtype != torch.float32 and plane is state.angle):
+            raise ValueError(
+                f"{name}: expected {count} slots, of angles in fp32, got {tuple(plane.shape)} {plane.dtype}"
+            )
+        bytes_apart, of_head = plane.stride(0) * plane.element_size(), prod(shapes[field][1:]) * plane.element_size()
+        if (plane.data_ptr() | (count > 1) * bytes_apart | of_head) % ACCESS_BYTES:
+            raise ValueError(
+                f"{name}: expected slots and heads that begin at multiples of {ACCESS_BYTES} bytes, got address "
+                f"{plane.data_ptr():#x}, {bytes_apart} bytes between slots and {of_head} between heads"
+            )
+        apart.append(bytes_apart // ACCESS_BYTES)
+    for (name, stored), (field, plane) in zip(windows.items(), state._asdict().items(), strict=False):
+        if stored.dtype != plane.dtype:
+            raise ValueError(f"{name}: expected the dtype of the state, {plane.dtype}, got {stored.dtype}")
+        distance = check_tokens(name, stored, f"batch token {MAMBA3[field]}", (batch, token, *shapes[field]), device)
+        apart.append(distance * plane.element_size() // ACCESS_BYTES)
+    if marks is not None:
+        check_kept(marks, windows.get("window.ssm"), others, device)
+    written = [name for name in ("out", *windows) if others[name] is not None]
+    check_written(planes | others, *planes, *written)
+    for name, blocks in slots.items():
+        check_apart(name, blocks, others, *written)
+    for (name, mine), (other, its) in combinations(slots.items(), 2):
+        if mine.start < its.end() and its.start < mine.end():  # in each other's gaps, at equal distances
+            stride, after = mine.axes[0][1], its.start - mine.start
+            if not stride or its.axes[0][1] != stride or not mine.size <= after % stride <= stride - its.size:
+                raise ValueError(f"{name}: shares bytes with {other}: give each plane memory of its own")
+    return distances, (*apart, *(() if windows else (None,) * 4))

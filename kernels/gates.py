@@ -28,3 +28,26 @@ def softplus(x):
 def sigmoid(x):
     """1 / (1 + exp(-x))."""
     return 1 / (1 + tl.exp(-x))
+
+
+HALF_PI = tl.constexpr((1.57079637, -4.37113883e-08))  # pi / 2 and what fp32 rounds of it
+# (sin r - r) / r^3 and (cos r - 1 + r^2 / 2) / r^4 as polynomials in r^2 that err least up to pi / 4: by 2^-28.
+SINE = tl.constexpr((-1.95172337e-4, 8.33217800e-3, -1.66666552e-1))
+COSINE = tl.constexpr((2.44383800e-5, -1.38873671e-3, 4.16666456e-2))
+
+
+@triton.jit
+def cosine_sine(angle):
+    """Cosine and sine of an angle of up to a few turns; each errs by 2^-23 at most.
+
+    Those of a compiler's library have a way for large angles, too, which takes an array in memory for each thread.
+    """
+    quarters = tl.floor(tl.fma(angle, 1 / HALF_PI[0], 0.5))
+    rest = tl.fma(quarters, -HALF_PI[1], tl.fma(quarters, -HALF_PI[0], angle))
+    square = rest * rest
+    sine = tl.fma(rest * square, tl.fma(square, tl.fma(square, SINE[0], SINE[1]), SINE[2]), rest)
+    bend = tl.fma(square, tl.fma(square, COSINE[0], COSINE[1]), COSINE[2])
+    cosine = tl.fma(square * square, bend, tl.fma(square, -0.5, 1.0))
+    quarter = quarters.to(tl.int32)
+    along, across = tl.where(quarter % 2 != 0, sine, cosine), tl.where(quarter % 2 != 0, cosine, sine)
+    return tl.where((quarter + 1) & 2 != 0, -along, along), tl.where(quarter & 2 != 0, -across, across)

@@ -231,6 +231,22 @@ class Marks(NamedTuple):
     slot: Tensor
 
 
+class Mamba3State(NamedTuple):
+    """What a layer of Mamba-3 keeps, each `slot ..`; as a window `batch token ..`.
+
+    Args:
+        angle: how far keys and queries are turned, from -pi to pi, fp32 `head angle`.
+        ssm: `head dim state`.
+        k: the key of the last token, turned, `head state`.
+        v: its value, `head dim`.
+    """
+
+    angle: Tensor
+    ssm: Tensor
+    k: Tensor
+    v: Tensor
+
+
 class Accepted(NamedTuple):
     """What came of a speculative step: int32 `batch` each.
 

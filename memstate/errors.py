@@ -98,6 +98,15 @@ class OutOfPages(MemstateError):
         super().__init__(f"{requested} KV pages requested, {free} of {pages} free: {hint}")
 
 
+class OutOfLevels(MemstateError):
+    """Back-pressure: chunks of rows end, and too few level slots are free for their states; no row has gone on."""
+
+    def __init__(self, requested: int, free: int, count: int) -> None:
+        self.requested, self.free, self.count = requested, free, count
+        hint = _never(requested > count, f"there are {count}", "leave rows out of the step, end one, or drop snapshots")
+        super().__init__(f"{requested} level slots requested, {free} of {count} free: {hint}")
+
+
 class StaleHandle(MemstateError):
     """A handle to a row, a snapshot or a step that has been released since."""
 

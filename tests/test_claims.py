@@ -10,11 +10,14 @@ MODEL = ("cli.demo.mixers", "cli.bench.forward", "cli.workload", "integrations.t
 CALLERS = {
     ("slots.allocator",): "claim release",
     ("slots.registers",): "ownership resolve audit plan accept",
-    ("state.planes",): "copy_slots zero_slots run_data run_rows gather_slots scatter_slots scatter_accepted scatter_inputs "
+    (
+        "state.planes",
+    ): "copy_slots zero_slots run_data run_rows gather_slots scatter_slots scatter_accepted scatter_inputs "
     "scatter_states",
     MODEL: "conv_step gated_delta_step selective_step",
     ("tiers.host.packing",): "pack_slots unpack_slots pack_int8 unpack_int8",
 }
+FOR_ENGINES = {"log_linear_step", "mamba3_step"}  # no model of memstate's own demo has them
 ALLOWED = {(module, op) for modules, ops in CALLERS.items() for op in ops.split() for module in modules}
 ASKS = re.compile(rf"backend(?:\([^()]*\))?\.({'|'.join(OPS)})\b", re.IGNORECASE)
 
@@ -27,7 +30,7 @@ def found(pattern: re.Pattern[str]) -> set[tuple[str, str]]:
 
 def test_operations_are_asked_for_where_they_belong() -> None:
     assert sorted(found(ASKS) - ALLOWED) == []
-    assert {op for _, op in found(ASKS)} == set(OPS), "an operation has no caller"
+    assert {op for _, op in found(ASKS)} == set(OPS) - FOR_ENGINES, "an operation has no caller"
 
 
 def test_bits_and_counts_of_free_slots_are_not_changed_by_hand() -> None:

@@ -22,6 +22,7 @@ from memstate.prefix.sessions import Sessions
 from memstate.prefix.tree import Node
 from memstate.requests.handles import ZEROS, Request, Row, Rows, Session, Snapshot, Source
 from memstate.requests.holdings import PUBLISHED, Holdings
+from memstate.requests.levels import LevelSets
 from memstate.requests.marks import Marks, require_lengths
 from memstate.requests.page_table import PageTable
 from memstate.requests.steps import StepLog
@@ -82,6 +83,7 @@ class Admission:
         tiers: host memory and storage, or None.
         room: makes cached states and idle sessions make way.
         rows: whether rows have memory of their own.
+        levels: level slots of states, or None.
 
     Attributes:
         per_request: slots that a new row claims.
@@ -91,9 +93,9 @@ class Admission:
     def __init__(
         self, commands: CommandBuffer, table: RequestTable, pages: PageTable, holdings: Holdings,
         cache: PrefixCache, sessions: Sessions, marks: Marks, mirror: Mirror, log: StepLog, direct_hits: bool,
-        tiers: TierManager | None, room: Room, rows: bool,
+        tiers: TierManager | None, room: Room, rows: bool, levels: LevelSets | None,
     ) -> None:  # fmt: skip
-        self._rows = rows
+        self._rows, self._levels = rows, levels
         self._commands, self._file, self._table = commands, commands.registers, table
         self._pages, self._holdings, self._cache = pages, holdings, cache
         self._sessions, self._marks, self._mirror, self._log = sessions, marks, mirror, log
@@ -577,6 +579,8 @@ class Admission:
             commands.copy([*copies], [*copies.values()])
         if self._rows and rows:
             commands.start_rows(rows, of_rows)
+        if self._levels is not None:
+            self._levels.start(rows)
 
     def arrived(self, rows: Sequence[Row], lengths: Sequence[int]) -> None:
         """See `DeviceCalls.arrived`."""
@@ -590,7 +594,11 @@ class Admission:
                 "token, is in no step and not finished, and stands for at least 1"
             )
         self._pages.require_room(numbers, known)
+        if self._levels is not None and (lack := self._levels.short_of(np.zeros_like(known), known)) is not None:
+            raise lack
         with self._guard.changing("arrived"):
+            if self._levels is not None:
+                self._levels.arrived(numbers, tokens)
             self._commands.label([PER_ROW * row for row in numbers], tokens)
             self._marks.arrived(numbers, tokens)
             table.confirmed[numbers] = tokens

@@ -30,6 +30,8 @@ class DeviceCalls:
             `mem.device.live_slots[numbers]` are the slots of a batch, where `numbers` are those of `step.rows` on the
             device. It is 0 for row 0, which is padding, and for rows without a request. Recorded changes show after the
             next `submit` or `plan`. Under Redirect the slot of a row changes at boundaries.
+        level_table: level slots of each row, where the layout has levels: int32 tensor, axes `row 2 level`, always at
+            one address. First those that the row's next forward reads, then those that it writes; 0 = none.
         marks: the marks of the newest plan, as in `step.marks`: the states inside of the step that are kept. Always at
             one address, so that a captured forward can read them.
 
@@ -49,6 +51,8 @@ class DeviceCalls:
         slots = parts.registers.table.slots
         self.page_table: Tensor = parts.registers.page_table
         self.live_slots: Tensor = slots[: REGISTERS_PER_ROW * (parts.registers.rows + 1) : REGISTERS_PER_ROW]
+        levels = parts.registers.level_table
+        self.level_table: Tensor = levels.view(levels.shape[0], 2, levels.shape[1] // 2)
         self.marks: Marks = parts.log.marks
 
     def __repr__(self) -> str:
@@ -93,6 +97,27 @@ class DeviceCalls:
         with parts.guard.changing("read_slots"):
             parts.commands.then(Action(resolve))
             return answer
+
+    def level_slots(self, handle: Row | Snapshot) -> tuple[int, ...]:
+        """Returns the level slots of the state of a row or snapshot, the lowest level first; 0 where it has none.
+
+        Args:
+            handle: the row or snapshot.
+
+        Raises:
+            StaleHandle: the request has ended, or the snapshot was dropped.
+            InvalidArgument: the handle is neither a row nor a snapshot, or the layout has no levels.
+
+        Syncs: no.
+        """
+        self._door.require_caller()
+        parts = self._parts
+        if parts.levels is None:
+            raise InvalidArgument("level_slots: the layout has no levels")
+        if isinstance(handle, Snapshot):
+            parts.holdings.require([handle])
+            return parts.levels.of(handle.register)
+        return parts.levels.of(parts.registers.origin(parts.table.index(handle)))
 
     def arrived(self, rows: Sequence[Row], lengths: Sequence[int]) -> None:
         """Tells the manager that states computed elsewhere have been written to the slots of newly admitted rows.

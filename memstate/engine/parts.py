@@ -15,7 +15,7 @@ from memstate.engine.ending import Ending
 from memstate.engine.forking import Forking
 from memstate.engine.pool import StatePool
 from memstate.engine.settings import Forward, Pages, validate_layout, validate_sizes, validate_tracking
-from memstate.engine.sizing import require_fit
+from memstate.engine.sizing import LEVELS, level_count, require_fit
 from memstate.engine.stepping import Stepping
 from memstate.errors import ConfigurationError
 from memstate.kernels.dispatch import Backend
@@ -24,6 +24,7 @@ from memstate.prefix.room import Room
 from memstate.prefix.session_settings import SessionLimits
 from memstate.prefix.sessions import Sessions
 from memstate.requests.holdings import Holdings
+from memstate.requests.levels import LevelSets
 from memstate.requests.marks import Marks
 from memstate.requests.page_table import PageTable
 from memstate.requests.steps import StepLog
@@ -52,6 +53,7 @@ class Parts:
         self, layout: StateLayout, *, slots: int, max_requests: int, tracking: Tracking | None, pages: Pages | None,
         prefix: Prefix | None, tiers: Tiers | None, sessions: SessionLimits | None, forward: Forward | None,
         overlap: bool, max_batch: int | None, preallocated: int, snapshots: int | None, reserve: int,
+        level_slots: int | None,
         tensors: Mapping[str, Tensor | Sequence[Tensor]] | None, device: torch.device | str, backend: str, debug: bool,
     ) -> None:  # fmt: skip
         for name, value, kind in (
@@ -82,6 +84,12 @@ class Parts:
                 "tracking=ms.NoTracking() and no prefix cache"
             )
         self.layout, self.overlap, in_place = layout, overlap, forward.in_place
+        count = level_count(layout, slots, level_slots)
+        if count and (tiers is not None or forward.speculation or forward.grid is not None):
+            raise ConfigurationError(
+                f"levels={layout.levels} with tiers, speculation or grid: records hold no levels, and a step has them "
+                "at its end only; leave these settings out"
+            )
         partly = [plane.name for plane in layout.planes if not plane.rewritten_each_step]
         if forward.grid is not None and partly:
             raise ConfigurationError(
@@ -102,19 +110,21 @@ class Parts:
         require_fit(
             layout, given=tensors is not None, slots=slots, max_requests=max_requests, preallocated=preallocated,
             snapshots=holders, pages=self.page_settings, max_batch=max_batch or rows, speculation=forward.speculation,
-            device=self.backend.device,
+            device=self.backend.device, level_slots=count,
         )  # fmt: skip
         self.allocator = SlotAllocator(slots, self.backend, reserve)
         self.guard, self.stream = self.allocator.guard, self.allocator.stream
         if tensors is None:
-            self.planes = Planes(layout, slots, self.backend, rows=rows)
+            self.planes = Planes(layout, slots, self.backend, rows=rows, level_slots=count)
         else:
-            self.planes = Planes.from_tensors(layout, tensors, self.backend, slots, rows)
+            self.planes = Planes.from_tensors(layout, tensors, self.backend, slots, rows, count)
         self.pool = StatePool(self.allocator, self.planes, debug=debug)
         limits = sessions or SessionLimits()
         self.table = RequestTable(rows, limits.clock)
-        self.registers = RegisterFile(self.allocator, rows, holders, self.page_settings.per_row)
+        self.registers = RegisterFile(self.allocator, rows, holders, self.page_settings.per_row, LEVELS * bool(count))
+        self.levels = LevelSets(self.registers, count, layout.levels.grid) if count and layout.levels else None
         self.commands = CommandBuffer(self.registers, self.pool.run_data, max_batch or rows)
+        self.commands.followers = self.levels
         self.pages = PageTable(self.page_settings.count, self.page_settings.size, self.commands, layout.grid)
         self.mirror = Mirror(self.registers, self.tracking, overlap, forward.pad, self.pages.unit)
         self.holdings = Holdings(self.commands, self.pages.allocator)
@@ -142,11 +152,11 @@ class Parts:
             )  # fmt: skip
         self.stepping = Stepping(
             self.commands, self.table, self.pages, self.mirror, self.holdings, self.marks, self.log, self.planes,
-            copied, direct_hits, canary,
+            copied, direct_hits, canary, self.levels,
         )  # fmt: skip
         self.admission = Admission(
             self.commands, self.table, self.pages, self.holdings, self.cache, self.sessions, self.marks, self.mirror,
-            self.log, direct_hits, self.tiers, self.room, layout.rows is not None,
+            self.log, direct_hits, self.tiers, self.room, layout.rows is not None, self.levels,
         )  # fmt: skip
         self.ending = Ending(
             self.commands, self.table, self.pages, self.mirror, self.holdings, self.cache, self.sessions, self.marks,

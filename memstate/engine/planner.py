@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from memstate.checks import INT32_MAX
 from memstate.engine.settings import Forward, Pages
-from memstate.engine.sizing import device_parts
+from memstate.engine.sizing import device_parts, level_count
 from memstate.errors import ConfigurationError
 from memstate.prefix import Prefix
 from memstate.prefix.placement import Placement
@@ -195,7 +195,7 @@ class Planner:
         """
         found = device_parts(
             self.layout, slots=slots, rows=requests, snapshots=slots + requests, per_row=self.per_row,
-            max_batch=requests, speculation=False,
+            max_batch=requests, speculation=False, level_slots=level_count(self.layout, slots),
         )  # fmt: skip
         if self.kv is not None:
             found.append(Part("KV pages", sum(self.kv.arena_bytes(pages)), "context or concurrency"))

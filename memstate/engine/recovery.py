@@ -143,6 +143,8 @@ class Recovery:
         owners += [(state, session) for session in parts.sessions.opened.values() for state in session.kept]
         owners += [(node.snapshot, node) for _, node in parts.cache.tree.walk() if node.snapshot]
         there = {state.register: sure.slots[state.register] for state, _ in owners}
+        if parts.levels is not None:
+            parts.levels.reset(there)
         parts.registers.reset(there)
         parts.allocator.reset([slot for slot, _ in there.values()] + list(sure.held))
         parts.holdings.restart(owners)

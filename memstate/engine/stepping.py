@@ -26,6 +26,7 @@ from memstate.kernels.tables import REGISTERS_PER_ROW, StepRecord, Strategy
 from memstate.prefix.room import Room
 from memstate.requests.handles import Row, Rows
 from memstate.requests.holdings import Holdings
+from memstate.requests.levels import LevelSets
 from memstate.requests.marks import Mark, Marks
 from memstate.requests.page_table import PageTable
 from memstate.requests.steps import Batch, Step, StepLog
@@ -58,6 +59,7 @@ class Stepping:
             is due.
         direct_hits: whether the first step of a row can read a snapshot directly.
         canary: looks at what forwards have done to their slots; None: nothing does.
+        levels: level slots of states, or None.
 
     Attributes:
         open: the step whose forward is perhaps not launched yet, or None.
@@ -67,7 +69,9 @@ class Stepping:
     def __init__(
         self, commands: CommandBuffer, table: RequestTable, pages: PageTable, mirror: Mirror, holdings: Holdings,
         marks: Marks, log: StepLog, planes: Planes, copied: tuple[str, ...], direct_hits: bool, canary: Canary | None,
+        levels: LevelSets | None,
     ) -> None:  # fmt: skip
+        self._levels = levels
         self._commands, self._file, self._table = commands, commands.registers, table
         self._pages, self._mirror, self._holdings, self._marks = pages, mirror, holdings, marks
         self._log, self._planes, self._copied, self._guard = log, planes, copied, commands.guard
@@ -219,6 +223,8 @@ class Stepping:
         with self._planning:
             if self.open is not None or self._canary is not None:
                 self._close(self.open)
+            if self._levels is not None:
+                self._make_level_room(self._levels, length, after, room)
             before, reached = length, length.copy() if window else after
             if type(batch.real) is not slice:
                 before, reached = batch.spread(before), batch.spread(reached)
@@ -235,6 +241,8 @@ class Stepping:
 
             if due and allocator.unconfirmed:  # before the packet of this step, which the device's count does not know
                 allocator.confirm(allocator.reserve + len(running))
+            if self._levels is not None:
+                commands.write(*self._levels.prepare(running, length, after))
             if commands.queue or not log.repeats(batch.numbers, batch.tokens_of, limit):
                 commands.upload_step((batch.numbers, batch.tokens_of), limit, stored)
                 log.sent = batch.numbers, batch.tokens_of, limit
@@ -244,6 +252,9 @@ class Stepping:
                 taken = self._mirror.plan(batch, length, after, limit, due, len(sources) > 0)
                 if held is not None:
                     commands.note_changes("plan", held)
+                if self._levels is not None:
+                    lanes = self._lanes(batch, length, after).tolist() if taken else ()
+                    self._levels.planned(lanes, self._mirror.tracking.reads_old_slot)
             record = log.record(size)
             if replay is None:
                 commands.launch_changes()
@@ -290,6 +301,20 @@ class Stepping:
         if room.cache.settings.evict:
             room.for_marks(wanted, allocator.reserve)
         return self._marks.choose(marks, min(self._holdings.free, allocator.free - allocator.reserve, limit))
+
+    def _make_level_room(self, levels: LevelSets, before: Longs, after: Longs, room: Room) -> None:
+        """Makes way until the chunks that end in a step find level slots.
+
+        Raises:
+            OutOfLevels: nothing is left that can make way.
+        """
+        allocator = self._file.allocator
+        while (lack := levels.short_of(before, after)) is not None:
+            free = allocator.free
+            if room.cache.settings.evict:
+                room.free_slots(free + 1)
+            if allocator.free == free:
+                raise self._guard.orderly(lack)
 
     def keep_ends(self, rows: Sequence[int], known: Sequence[int], room: Room, turns: Collection[int]) -> None:
         """Keeps the live states of rows that stand at a mark, for a publication before their next step.
@@ -381,6 +406,8 @@ class Stepping:
                 )
         if self._pages.allocator.pages:
             self._pages.require_room(rows, after)
+        if self._levels is not None:
+            self._levels.require_depth(after)
 
     def _copy_around(self, step: Step, direct: int, taken: int, replayed: bool) -> None:
         """Copies states of the planes in `copied` before the forward, and notes the copies to make after it.
@@ -416,14 +443,17 @@ class Stepping:
             after: for each row, its length after the step.
             taken: number of snapshots that this step takes.
         """
-        live = batch.live
-        named: list[Longs] = [live, np.array(sources, np.int64)]
+        named: list[Longs] = [batch.live, np.array(sources, np.int64)]
         if taken:
-            label = before if self._mirror.tracking.reads_old_slot else after
-            for lane in range(1, 1 + self._mirror.lanes):
-                registers = live + lane
-                named.append(registers[self._file.held[registers] & (self._file.labels[registers] == label)])
+            named.append(self._lanes(batch, before, after))
         return np.concatenate(named)
+
+    def _lanes(self, batch: Batch, before: Longs, after: Longs) -> Longs:
+        """Returns the lanes whose labels are those of the step's snapshots."""
+        label = before if self._mirror.tracking.reads_old_slot else after
+        lanes = batch.live + np.arange(1, 1 + self._mirror.lanes)[:, None]
+        found: Longs = lanes[self._file.held[lanes] & (self._file.labels[lanes] == label)]
+        return found
 
     def settle(self, step: Step, finished: Sequence[bool] | NDArray[np.bool_] | None) -> None:
         """See `StateManager.settle`."""

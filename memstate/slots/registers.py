@@ -1,6 +1,6 @@
 """Holds slot ids in registers on the device, and launches the kernels that change them.
 
-    cells   [ slots | labels | tracked | source | page table ]    one int32 arena
+    cells   [ slots | labels | tracked | source | page table | level table ]    one int32 arena
 
 Columns start at multiples of 256 bytes. Registers of row r are 3r (live), 3r+1 and 3r+2 (lanes); row 0 is the null row.
 The registers of the rows come first. The holders follow: the registers of published snapshots and of sessions.
@@ -32,20 +32,21 @@ def register_count(rows: int, snapshots: int) -> int:
     return REGISTERS_PER_ROW * (rows + 1) + snapshots
 
 
-def cell_starts(rows: int, snapshots: int, pages_per_row: int) -> list[int]:
+def cell_starts(rows: int, snapshots: int, pages_per_row: int, levels: int = 0) -> list[int]:
     """Returns the first cell of each column, and after the last column the number of cells.
 
     Args:
         rows: number of request rows, without the null row.
         snapshots: number of holders.
         pages_per_row: width of the page table.
+        levels: cells of each row for level slots.
     """
-    sizes = _column_sizes(rows, snapshots, pages_per_row)
+    sizes = _column_sizes(rows, snapshots, pages_per_row, levels)
     return list(accumulate((-(-size // ALIGN) * ALIGN for size in sizes), initial=0))
 
 
-def _column_sizes(rows: int, snapshots: int, pages_per_row: int) -> list[int]:
-    return [*[register_count(rows, snapshots)] * 2, *[rows + 1] * 2, (rows + 1) * pages_per_row]
+def _column_sizes(rows: int, snapshots: int, pages_per_row: int, levels: int) -> list[int]:
+    return [*[register_count(rows, snapshots)] * 2, *[rows + 1] * 2, (rows + 1) * pages_per_row, (rows + 1) * levels]
 
 
 class RegisterFile(NotCopied):
@@ -56,6 +57,7 @@ class RegisterFile(NotCopied):
         rows: number of request rows, without the null row.
         snapshots: number of holders.
         pages_per_row: width of the page table.
+        levels: cells of each row for level slots.
 
     Attributes:
         held: whether each register holds a slot, for the host: bool `register`.
@@ -68,22 +70,24 @@ class RegisterFile(NotCopied):
         longest: no state stands for more tokens than that.
     """
 
-    def __init__(self, allocator: SlotAllocator, rows: int, snapshots: int, pages_per_row: int = 0) -> None:
+    def __init__(
+        self, allocator: SlotAllocator, rows: int, snapshots: int, pages_per_row: int = 0, levels: int = 0
+    ) -> None:
         self.allocator, self.rows, self.holders, self.pages_per_row = allocator, rows, snapshots, pages_per_row
         self.backend: Backend = allocator.backend
         self.first_holder = REGISTERS_PER_ROW * (rows + 1)
         self.count = register_count(rows, snapshots)
-        sizes = _column_sizes(rows, snapshots, pages_per_row)
-        starts = cell_starts(rows, snapshots, pages_per_row)
+        sizes = _column_sizes(rows, snapshots, pages_per_row, levels)
+        starts = cell_starts(rows, snapshots, pages_per_row, levels)
         self.cells = torch.zeros(starts[-1], dtype=torch.int32, device=self.backend.device)
         columns = [self.cells[start : start + size] for start, size in zip(starts, sizes, strict=False)]
-        slots, labels, tracked, source, pages = columns
+        slots, labels, tracked, source, pages, of_levels = columns
         self.table = Registers(
             slots, labels, tracked, source,
             self.cells, allocator.bitmap, allocator.counters, allocator.capacity, trusted=True,
         )  # fmt: skip
-        self.page_table = pages.view(rows + 1, pages_per_row)
-        self.starts = dict(zip((*Registers._fields[:4], "pages"), starts, strict=False))
+        self.page_table, self.level_table = pages.view(rows + 1, pages_per_row), of_levels.view(rows + 1, levels)
+        self.starts = dict(zip((*Registers._fields[:4], "pages", "levels"), starts, strict=False))
         self.held = np.zeros(self.count, bool)
         self.labels: Longs = np.zeros(self.count, np.int64)
         self.tracked: Ints = np.zeros(rows + 1, np.int32)
@@ -144,8 +148,9 @@ class RegisterFile(NotCopied):
         Syncs: yes.
         """
         file = RegisterFile(
-            SlotAllocator(self.allocator.capacity, Backend("reference")), self.rows, self.holders, self.pages_per_row
-        )
+            SlotAllocator(self.allocator.capacity, Backend("reference")), self.rows, self.holders, self.pages_per_row,
+            self.level_table.shape[1],
+        )  # fmt: skip
         file.cells.copy_(self.cells)
         file.allocator.bitmap.copy_(self.allocator.bitmap)
         file.allocator.counters.copy_(self.allocator.counters)

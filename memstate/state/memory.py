@@ -135,7 +135,7 @@ class Memory:
     """
 
     def __init__(
-        self, regions: tuple[Region, ...], owned: tuple[Tensor, ...], backend: Backend, also: "Memory | None" = None
+        self, regions: tuple[Region, ...], owned: tuple[Tensor, ...], backend: Backend, also: "Sequence[Memory]" = ()
     ) -> None:
         self.regions, self.backend, self.asleep = regions, backend, False
         self._owned, self._also = owned, also
@@ -190,7 +190,7 @@ class Memory:
         Syncs: yes.
         """
         self.require_awake("sleep")
-        owned = (*self._owned, *(self._also._owned if self._also is not None else ()))
+        owned = [arena for one in (self, *self._also) for arena in one._owned]
         fixed = [arena.nbytes for arena in owned if not arena.untyped_storage().resizable()]
         if fixed:
             raise InvalidArgument(
@@ -204,8 +204,8 @@ class Memory:
         self.asleep = True  # from here on an interrupted call is put right by `wake`
         for arena in self._owned:
             arena.untyped_storage().resize_(0)
-        if self._also is not None:
-            self._also.sleep(keep=keep)
+        for one in self._also:
+            one.sleep(keep=keep)
         self.backend.counts.syncs += 1
 
     def wake(self) -> None:
@@ -223,8 +223,9 @@ class Memory:
         """
         if not self.asleep:
             raise InvalidArgument("wake: the states are awake already")
-        if self._also is not None and self._also.asleep:
-            self._also.wake()
+        for one in self._also:
+            if one.asleep:
+                one.wake()
         for arena in self._owned:
             arena.untyped_storage().resize_(arena.nbytes)
         for region, size in zip(self.regions, self._sizes, strict=True):
@@ -253,7 +254,7 @@ class Memory:
         Syncs: no.
         """
         self.require_awake("scrub_null")
-        for region in (*self.regions, *(self._also.regions if self._also is not None else ())):
+        for region in [region for one in (self, *self._also) for region in one.regions]:
             region.blocks[:, 0].zero_()
             if region.plane.pattern:
                 region.tensor[:, 0].fill_(region.plane.fill)

@@ -1,13 +1,17 @@
-"""mamba_ssm's update of one token as the forward. Its Triton kernel needs no CUDA build."""
+"""mamba_ssm's updates of one token, as the forward and beside ours. Its Triton kernels need no CUDA build."""
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
+from tests.kernels import test_mamba3
+from tests.support.decode_case import Row
+from tests.support.mamba3_peer import siso_step
 from tests.support.peers import (
     EVERY,
     MAMBA,
@@ -18,6 +22,7 @@ from tests.support.peers import (
     mamba_arguments,
     on_cpu,
 )  # fmt: skip
+from tests.support.recurrences import float64
 
 
 @pytest.fixture
@@ -40,3 +45,27 @@ def test_selective_state_update(
     loop = Loop(backend, generator, MAMBA, forward, tracking, in_place=True, pad=-1).run()
     assert loop.copied > RESUMED
     assert not loop.null_written
+
+
+def test_mamba3_from_the_same_states(
+    backend: Backend, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both are within the bound of the exact recurrence, so within twice the bound of each other."""
+    rows = [Row(1, 2, tokens=1), Row(0, 3, tokens=1), Row(4, 4, tokens=1)]
+    case = test_mamba3.build(backend, generator, rows, 1, dims=(2, 1, 16, 16, 4))
+    given, x = case.arguments(), {name: tensor[:, 0] for name, tensor in case.inputs.items()}
+    before = case.memory.state[[row.read for row in rows]]
+    before[1] = 0  # the null slot
+    turns = x["rotation"][:, None].expand(-1, 2, -1)
+    their, kept = siso_step(monkeypatch)(
+        x["c"], x["b"], x["x"], x["decay"], x["dt"], x["trap"], given["c_bias"], given["b_bias"], turns, given["d"],
+        x["z"], test_mamba3.planes(before, (2, 1, 16, 16, 4)),
+    )  # fmt: skip
+    out = case.step(backend)
+    for i in range(len(rows)):
+        theirs = [part[i, h] for h in range(2) for part in (their, *kept)]
+        stated = test_mamba3.stated(case, i, 1, float64(before[i]), out)
+        for number, (other, (_, exact, bound)) in enumerate(zip(theirs, stated, strict=True)):
+            apart = np.abs(float64(other) - exact)
+            turned = number % 5 == 1  # angles, which differ by whole turns
+            assert (np.minimum(apart, np.abs(apart - test_mamba3.TURN) if turned else apart) <= 2 * bound.error).all()

@@ -1,6 +1,7 @@
 """States that decode steps keep at marks: those of runs that end there, bit for bit, and no other byte."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -77,6 +78,7 @@ def test_marks_beside_a_window_are_refused(backend: Backend, generator: torch.Ge
     window = state.new_empty(3, 3 + 5 if case.op == "conv_step" else 5, *state.shape[1 + (case.op == "conv_step") :])
     if case.op != "conv_step" and is_transposed(state):
         window = window.mT.contiguous().mT
+    given = replace(case, shared=case.shared | {"window": window}).arguments()
     with pytest.raises(ValueError, match=r"^marks: .* window"):
-        getattr(backend, case.op)(**case.arguments(), marks=columns([(0, 2, 5)], state), window=window)
+        getattr(backend, case.op)(**given, marks=columns([(0, 2, 5)], state))
     case.memory.check_changed_only(set())

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from memstate.kernels.dispatch import Backend
-from tests.kernels import test_conv, test_gated_delta, test_selective
+from tests.kernels import test_conv, test_gated_delta, test_mamba3, test_selective
 from tests.support.decode_case import (
     COINCIDING,
     Case,
@@ -43,6 +43,7 @@ KINDS = {
     "mamba2": Kind(test_selective.build, test_selective.run, DIMS),
     "mamba2, state dim": Kind(partial(test_selective.build, state_dim=True), test_selective.run, DIMS),
     "mamba1": Kind(partial(test_selective.build, kind="mamba1"), test_selective.run, DIMS),
+    "mamba3": Kind(test_mamba3.build, test_mamba3.run, {"dims": (1, 1, 8, 8, 4)}),
 }
 DTYPES = {
     "fp32": (torch.float32, torch.float32),
@@ -69,6 +70,8 @@ ODD: list[tuple[str, dict[str, Any]]] = [
     ("rwkv7", {"dims": (2, 1, 64, 8), "inputs": torch.bfloat16}),
     ("rwkv7", {"dims": (3, 3, 5, 7), "per_key": False, "value_key": True}),
     ("kda, gates", {"dims": (2, 1, 64, 8), "inputs": torch.float16}),
+    ("mamba3", {"dims": (4, 2, 16, 32, 8), "inputs": torch.bfloat16}),
+    ("mamba3", {"dims": (3, 3, 4, 32, 16), "gate": False}),
 ]
 
 each_kind = pytest.mark.parametrize("kind", KINDS)

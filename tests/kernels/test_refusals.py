@@ -15,9 +15,9 @@ from memstate.kernels.dispatch import OPS, Backend
 from tests.support import byte_cases, register_cases
 from tests.support.op_case import Case, Maker
 
-INNER = ("claim", "ownership", "run_data")  # get nothing but what memstate has made
+INNER = ("claim", "ownership", "run_data", "run_rows")  # get nothing but what memstate has made
 OWN = ("registers", "planes", "records", "bitmap", "counters")  # made by memstate
-STEPS = ("conv_step", "gated_delta_step", "selective_step")
+STEPS = ("conv_step", "gated_delta_step", "selective_step", "mamba3_step")
 OPTIONAL = (
     "a_log", "bias", "conv", "d", "dt_bias", "first", "h", "inputs", "marks", "out", "plane", "slots", "window", "z",
 )  # fmt: skip
@@ -47,7 +47,7 @@ SPOILT: dict[str, Callable[[Tensor], Any]] = {  # None: not possible
 }  # fmt: skip
 FITS = {  # fewer slots, registers or records; another size, if nothing else says it; either order
     "shorter": ("ids", "state", "slots", "out", "source", "packet"), "axis 1 shorter": ("plane",),
-    "axis 2 shorter": ("plane", "conv"), "axis 3 shorter": ("conv",), "reordered": ("state", "plane", "conv"),
+    "axis 2 shorter": ("plane", "conv"), "axis 3 shorter": ("conv",), "reordered": ("state", "plane", "conv", "levels"),
 }  # fmt: skip
 
 
@@ -58,6 +58,13 @@ def given(arguments: dict[str, Any]) -> Iterator[tuple[str, str, Tensor]]:
             yield name, "", value
         elif isinstance(value, tuple) and name not in (*OWN, "rules"):
             yield from ((name, field, getattr(value, field)) for field in value._fields)  # type: ignore[attr-defined]
+
+
+def changed(arguments: dict[str, Any], *values: tuple[str, str, Any]) -> dict[str, Any]:
+    """The arguments with other values of some, or of some fields of them."""
+    for name, field, value in values:
+        arguments = arguments | {name: arguments[name]._replace(**{field: value}) if field else value}
+    return arguments
 
 
 def made(op: str, seed: int) -> Case:
@@ -76,11 +83,10 @@ def test_G1_a_tensor_that_does_not_fit_is_named_and_nothing_changes(backend: Bac
         for name, field, tensor in given(case.arguments):
             if name in (*OWN, *FITS.get(how, ())) or (spoilt := SPOILT[how](tensor)) is None:
                 continue
-            value = case.arguments[name]._replace(**{field: spoilt}) if field else spoilt
             named = field or name
             others = "" if how == "a list" else rf"|\w+: expected|expected .*\b{named}\b"  # of two, either may be named
-            with pytest.raises(ValueError, match=rf"^(?:{re.escape(named)}\b{others})"):
-                getattr(backend, op)(**(case.arguments | {name: value}))
+            with pytest.raises(ValueError, match=rf"^(?:\w+\.)?(?:{re.escape(named)}\b{others})"):
+                getattr(backend, op)(**changed(case.arguments, (name, field, spoilt)))
         assert all(map(torch.equal, case.memory, before))
 
 
@@ -98,6 +104,7 @@ def test_G1_what_is_left_out_is_named(backend: Backend, op: str) -> None:
 
 ADDRESSES = {  # what lanes move 16 bytes at a time
     "gated_delta_step": ("window",), "selective_step": ("a", "window"),
+    "log_linear_step": ("levels", "chunk_k", "chunk_v", "chunk_decay"),
     "pack_slots": ("out",), "unpack_slots": ("source",), "pack_int8": ("out",), "unpack_int8": ("source",),
 }  # fmt: skip
 
@@ -119,6 +126,8 @@ def test_D4_what_begins_off_16_bytes_is_named(backend: Backend, op: str) -> None
 WRITTEN = dict.fromkeys(("gather_slots", "pack_slots", "pack_int8"), ("out",)) | {"scatter_states": ("plane", "conv")}
 WRITTEN |= dict.fromkeys(("scatter_slots", "scatter_accepted", "scatter_inputs"), ("plane",))
 WRITTEN |= dict.fromkeys(STEPS, ("out", "state", "window"))
+TOGETHER = {"plane", "conv"}, {"levels", "level_decay", "chunk_k", "chunk_v", "chunk_decay"}  # may lie in one arena
+WRITTEN |= {"log_linear_step": ("out", *TOGETHER[1])}
 
 
 def overlaid(*tensors: Tensor) -> list[Tensor]:
@@ -132,20 +141,26 @@ def test_D4_D12_what_is_written_shares_no_byte_with_anything_and_no_graph_has_it
     """Which bytes are shared, exactly: test_checks.py."""
     for case in (made(op, seed) for seed in range(6)):
         call, before = getattr(backend, op), [whole.clone() for whole in case.memory]
-        for name in (name for name in WRITTEN[op] if case.arguments[name] is not None):
-            written = case.arguments[name]
+        for name, part, written in given({name: case.arguments[name] for name in WRITTEN[op]}):
+            told = f"{name}.{part}" if part else name
             for other, field, tensor in given(case.arguments):
-                if tensor.numel() and {name, other} not in ({name}, {"plane", "conv"}):  # which lie in one arena
+                together = any({name, other} <= planes for planes in TOGETHER)
+                if tensor.numel() and (name, part) != (other, field) and not together:
                     here, there = overlaid(written, tensor)
-                    changed = case.arguments[other]._replace(**{field: there}) if field else there
-                    with pytest.raises(ValueError, match=r"^\w+: (?:bytes 0x|.*shares? bytes).*"):
-                        call(**(case.arguments | {name: here, other: changed}))
+                    with pytest.raises(ValueError, match=r"^[\w.]+: (?:bytes 0x|.*shares? bytes).*"):
+                        call(**changed(case.arguments, (name, part, here), (other, field, there)))
             if written.is_floating_point() or written.is_complex():
-                with pytest.raises(ValueError, match=rf"^{name}: requires grad.*\.detach\(\)"):
-                    call(**(case.arguments | {name: written.detach().requires_grad_()}))
+                with pytest.raises(ValueError, match=rf"^{told}: requires grad.*\.detach\(\)"):
+                    call(**changed(case.arguments, (name, part, written.detach().requires_grad_())))
             slot = int(name in ("plane", "conv"))
-            if name != "window" and not (name == "out" and op in (*STEPS, "gather_slots")) and written.shape[slot] > 1:
+            if (
+                name != "window"
+                and not (name == "out" and op in (*STEPS, "log_linear_step", "gather_slots"))
+                and written.shape[slot] > 1
+            ):
                 strides = [0 if axis == slot else stride for axis, stride in enumerate(written.stride())]
-                with pytest.raises(ValueError, match=rf"^{name}: (?:slots share bytes|records of \d+ bytes lie)"):
-                    call(**(case.arguments | {name: written.as_strided(written.shape, strides)}))
+                with pytest.raises(
+                    ValueError, match=rf"^{told}: (?:slots share bytes|records of \d+ bytes lie|`.* must)"
+                ):
+                    call(**changed(case.arguments, (name, part, written.as_strided(written.shape, strides))))
         assert all(map(torch.equal, case.memory, before))

@@ -32,6 +32,7 @@ EXPECTED = {
     "conv_step": 3,  # storing slots, storing a window, and storing slots of marks too
     "gated_delta_step": 4,
     "selective_step": 3,
+    "mamba3_step": 3,
     "scatter_inputs": 2,  # to a plane stored as `tap channel`, and as `channel tap`
     "pack_slots": 2,  # slots in registers, and slots named directly
     "unpack_slots": 2,

@@ -32,7 +32,8 @@ KEYS = (
     "source_barriers", "dependent_loads", "instructions", "bytes_in_flight",
 )  # fmt: skip
 MOVERS = {
-    "copy_slots", "zero_slots", "run_data", "conv_step", "gated_delta_step", "selective_step",
+    "copy_slots", "zero_slots", "run_data", "run_rows", "conv_step", "gated_delta_step", "selective_step",
+    "mamba3_step", "log_linear_step",
     "gather_slots", "scatter_slots", "scatter_accepted", "scatter_inputs", "scatter_states",
     "pack_slots", "unpack_slots", "pack_int8", "unpack_int8",
 }  # fmt: skip
@@ -43,6 +44,7 @@ SOURCE_BARRIERS = {
     "ownership": 8, "claim": 2, "audit": 2,
     **{f"{op}[{how}]": 3 for op in ("plan", "accept") for how in ("ping-pong", "lazy", "redirect")},
     "plan[none]": 1, "accept[none]": 1, "plan[window]": 1,
+    **{f"mamba3_step_{how}": 1 for how in ("fp32", "fp32_window", "fp32_marks", "bf16")},
 }  # fmt: skip
 
 

@@ -58,7 +58,8 @@ SEEDS = 200  # within which a defect that was put there must show
 COUNTER = torch.zeros(1, dtype=torch.int32)
 ONE_PROGRAM = {"claim", "release", "ownership", "audit", "plan", "accept"}
 
-LONG = {"conv_step", "gated_delta_step", "selective_step", "gather_slots"}  # half a minute each in all sizes
+# Half a minute each in all sizes.
+LONG = {"conv_step", "gated_delta_step", "selective_step", "mamba3_step", "log_linear_step", "gather_slots"}
 
 each_op = pytest.mark.parametrize("op", OPS)
 

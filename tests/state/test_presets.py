@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from memstate.errors import InvalidArgument
+from memstate.kernels.tables import Mamba3State
 from memstate.state import presets
 from memstate.state.layout import StateLayout
 from memstate.state.presets import from_config, kv_from_config, state_layers
@@ -206,6 +207,24 @@ def test_rwkv7_has_a_state_and_two_token_shifts():
     assert presets.kv_from_config(fields, page_size=16) is None
     with pytest.raises(InvalidArgument, match="hidden_size = 100, head_dim = 64: expected the first to be a multiple"):
         from_config(fields | {"hidden_size": 100})
+
+
+def test_mamba3_keeps_four_planes_that_ranks_cut_by_heads():
+    """The sizes are the defaults of flash-linear-attention."""
+    fields = {
+        "model_type": "mamba3", "hidden_size": 2048, "expand": 2, "head_dim": 64, "state_size": 128,
+        "rope_fraction": 0.5, "num_hidden_layers": 48, "is_mimo": False,
+    }  # fmt: skip
+    layout, rank = from_config(fields), from_config(fields, ranks=8)
+    assert layout.layers == 48 and tuple(plane.name for plane in layout.planes) == Mamba3State._fields
+    assert [plane.shape for plane in layout.planes] == [(64, 32), (64, 64, 128), (64, 128), (64, 64)]
+    assert [plane.shape for plane in rank.planes] == [(8, 32), (8, 64, 128), (8, 128), (8, 64)]
+    half = from_config(fields, ssm_dtype=torch.bfloat16, ssm_order="engine")
+    assert [plane.dtype for plane in half.planes] == [torch.float32, *[torch.bfloat16] * 3]
+    assert presets.kv_from_config(fields, page_size=16) is None
+    for wrong in ({"is_mimo": True}, {"rope_fraction": 0.25}, {"head_dim": 60}):
+        with pytest.raises(InvalidArgument, match=rf"{next(iter(wrong))} = "):
+            from_config(fields | wrong)
 
 
 @pytest.mark.parametrize(

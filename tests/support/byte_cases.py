@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memstate.kernels.tables import Marks, PlaneMap, RecordMap, RecordPiece, ScaledMap
+from memstate.kernels.tables import Mamba3State, Marks, PlaneMap, RecordMap, RecordPiece, ScaledMap
 from memstate.kernels.tuned import CopyConfig
 from tests.support.addresses import Limits
 from tests.support.chunked import first_of, starts_of
@@ -75,6 +75,14 @@ def run_data(make: Maker) -> Case:
     return moving(make, "run_data", planes(make), dst, arguments)
 
 
+def run_rows(make: Maker) -> Case:
+    """Entries of rows among those of registers."""
+    dst, src = pairs(make)
+    data = [(-1 - to, -1 - of) for to, of in zip(dst, src, strict=True)] + [(3, -1), (2, 1), (0, 0)]
+    packet = Packet(moves=[(1, 2)], data=data)
+    return moving(make, "run_rows", planes(make), dst, {"packet": make.ints(packet.pack(CPU).tolist())})
+
+
 def steps(make: Maker, batch: int) -> list[Row]:
     """Rows in place, moving, fresh, or padding, with a snapshot or none; no slot is two rows' but null ones."""
     free = make.rng.sample(range(1, SLOTS), SLOTS - 1)
@@ -103,18 +111,23 @@ def step_marks(make: Maker, rows: list[Row]) -> Marks:
     return Marks(make.ints([len(given)]), entry, offset, slot)
 
 
-def decode(make: Maker, op: str, inputs: dict[str, Any], state: Tensor, rows: list[Row], window: Tensor | None) -> Case:
+def decode(
+    make: Maker, op: str, inputs: dict[str, Any], state: Tensor | Mamba3State, rows: list[Row],
+    window: Tensor | Mamba3State | None,
+) -> Case:  # fmt: skip
     """A launch of a decode kernel whose output is like its first input of that shape."""
     wide = make.one(True, False)
     columns = {name: make.ints([getattr(row, name) for row in rows], wide) for name in Row._fields}
     like = inputs["v" if "v" in inputs else "x"]
     out = make.empty(*like.shape, dtype=like.dtype)
-    stored = [state[slot] for row in rows for slot in (row.write, row.snapshot) if 0 < slot < SLOTS]
+    planes = [state] if isinstance(state, Tensor) else state
+    stored = [plane[slot] for plane in planes for row in rows for slot in row[1:3] if 0 < slot < SLOTS]
     marks = None if window is not None else make.one(None, step_marks(make, rows))
-    kept = [] if marks is None else [state[slot] for slot in marks.slot.tolist() if 0 < slot < SLOTS]
-    changes = [out, *([window] if window is not None else stored), *kept]
+    kept = [] if marks is None else marks.slot.tolist()
+    stored += [plane[slot] for plane in planes for slot in kept if 0 < slot < SLOTS]
+    changes = [out, *(stored if window is None else [window] if isinstance(window, Tensor) else window)]
     arguments = inputs | columns | {"state": state, "window": window, "out": out, "marks": marks}
-    return Case(op, arguments, Limits(null=[state[0]], changes=changes), exact=False)
+    return Case(op, arguments, Limits(null=[plane[0] for plane in planes], changes=changes), exact=False)
 
 
 def memory(make: Maker, *shape: int) -> tuple[Tensor, list[Row]]:
@@ -179,6 +192,60 @@ def selective_step(make: Maker) -> Case:
     window = make.one(None, make.empty(*head, 2, *shape, dtype=state.dtype))
     window = window.mT if turned and window is not None else window
     return decode(make, "selective_step", inputs, state, rows, window)
+
+
+def mamba3_step(make: Maker) -> Case:
+    """Two heads of one group; planes of their own memory, or windows."""
+    dtype, angles, (dim, states) = make.one(*DTYPES), make.one(4, 8), make.one((8, 16), (16, 128))
+    shapes = {"angle": (2, angles), "ssm": (2, dim, states), "k": (2, states), "v": (2, dim)}
+    dtypes = {"angle": torch.float32} | {name: make.one(*DTYPES) for name in ("ssm", "k", "v")}
+    rows = steps(make, make.one(1, 2, 2))
+    head = len(rows), TOKENS
+    state = Mamba3State(**{name: make.plane(*shape, dtype=dtypes[name], layers=1)[0] for name, shape in shapes.items()})
+    for plane in state:
+        plane[1:] = torch.randn(plane[1:].shape, generator=make.generator).to(plane)
+    window = Mamba3State(**{name: make.empty(*head, *shape, dtype=dtypes[name]) for name, shape in shapes.items()})
+    inputs = {
+        "x": make.normal(*head, 2, dim, dtype=dtype),
+        **{name: make.normal(*head, 1, states, dtype=dtype) for name in ("b", "c")},
+        "dt": make.normal(*head, 2).abs_(), "decay": make.normal(*head, 2).abs_().neg_(), "trap": make.normal(*head, 2),
+        "rotation": make.normal(*head, angles, dtype=dtype), "b_bias": make.normal(2, states),
+        "c_bias": make.normal(2, states), "d": make.normal(2), "z": make.one(None, make.normal(*head, 2, dim)),
+    }  # fmt: skip
+    return decode(make, "mamba3_step", inputs, state, rows, make.one(None, window))
+
+
+def log_linear_step(make: Maker) -> Case:
+    """Two heads of two blocks of values, in chunks that end in the step or do not; strangers among rows and slots."""
+    batch, groups, key, value, levels = make.one(1, 2), make.one(1, 2), 4, 34, 2
+    dtype, like = make.one(*DTYPES), Memory((2, key, value), make.one(*DTYPES), CPU, make.generator).state
+    like[1:] = torch.randn(like[1:].shape, generator=make.generator).to(like)
+    planes = {
+        "levels": like, "level_decay": make.normal(SLOTS, 2), "chunk_k": make.normal(4, 64, groups, key, dtype=dtype),
+        "chunk_v": make.normal(4, 64, 2, value, dtype=dtype), "chunk_decay": make.normal(4, 64, 2),
+    }  # fmt: skip
+    free, rows = make.rng.sample(range(1, SLOTS), SLOTS - 1), make.rng.sample(range(1, 4), batch)
+    rows = [make.one(row, row, row, 0, -1, 4) for row in rows]
+    lengths = [make.one(0, 5, 62, 63, 64 + 62, 128 + 62, 192 + 9, 192 + 62) for _ in rows]
+    tokens = [make.rng.randint(-1, TOKENS + 1) for _ in rows]
+    table = [[make.one(free.pop(), 0, SLOTS, -3) for _ in range(levels)] for _ in rows]
+    target = [make.one(free[i], free[i], 0, SLOTS) for i in range(batch)]
+    out, changes = make.empty(batch, TOKENS, 2, value, dtype=dtype), []
+    for row, length, count, slot in zip(rows, lengths, tokens, target, strict=True):
+        start, end = length % 64, min(64, length % 64 + max(0, min(count, TOKENS)))
+        if 0 < row < 4 and start < end:
+            changes += [planes[name][row, start:end] for name in ("chunk_k", "chunk_v", "chunk_decay")]
+            changes += [planes[n][slot] for n in ("levels", "level_decay") if end == 64 and 0 < slot < SLOTS]
+    wide = make.one(True, False)
+    arguments = planes | {
+        **{name: make.normal(batch, TOKENS, groups, key, dtype=dtype) for name in ("q", "k")},
+        "v": make.normal(batch, TOKENS, 2, value, dtype=dtype), "decay": make.normal(batch, TOKENS, 2).abs_().neg_(),
+        "level_scales": make.normal(batch, TOKENS, 2, 7 + levels, dtype=dtype), "rows": make.ints(rows, wide),
+        "lengths": make.ints(lengths, wide), "tokens": make.ints(tokens, wide), "target": make.ints(target, wide),
+        "table": make.ints([slot for row in table for slot in row], wide).view(batch, levels), "out": out,
+    }  # fmt: skip
+    null = [plane[0] for plane in planes.values()]
+    return Case("log_linear_step", arguments, Limits(null=null, changes=[out, *changes]), exact=False)
 
 
 def gather_slots(make: Maker) -> Case:

@@ -105,7 +105,8 @@ def far_apart(slots: int, slot: Tensor, stride: int) -> Tensor:
 class Case:
     """A step: inputs `batch token ...`, NaN where a token is not real; what all rows share; the memory it runs on.
 
-    like: the input that has the shape and dtype of the output.
+    like: the input that has the shape and dtype of the output. planes: of what a slot or a token of a window holds, if
+    the op takes several.
     """
 
     op: str
@@ -114,6 +115,7 @@ class Case:
     shared: dict[str, Any]
     memory: Memory
     like: str
+    planes: Callable[[Tensor], Any] | None = None
 
     def arguments(self) -> dict[str, Any]:
         """All but `out`."""
@@ -122,7 +124,10 @@ class Case:
             name: torch.tensor([getattr(row, name) for row in self.rows], dtype=torch.int32, device=device)
             for name in Row._fields
         }
-        return self.inputs | self.shared | columns | {"state": self.memory.state}
+        given = self.inputs | self.shared | columns | {"state": self.memory.state}
+        if self.planes is not None:
+            given |= {name: self.planes(given[name]) for name in ("state", "window") if name in given}
+        return given
 
     def step(self, backend: Backend) -> Tensor:
         """Runs the op into poisoned output."""

@@ -17,6 +17,7 @@ from memstate.kernels.levels import bitmap_ints
 from memstate.kernels.tables import (
     HEADER_INTS,
     Accepted,
+    Mamba3State,
     Marks,
     PlaneMap,
     RecordMap,
@@ -136,6 +137,11 @@ def run_data(op: Callable[..., Any]) -> None:
         op(planes(value, 4096 // value), ints(100), ints(HEADER_INTS + value))
 
 
+def run_rows(op: Callable[..., Any]) -> None:
+    for value in VALUES:
+        op(planes(value, 4096 // value), ints(HEADER_INTS + value))
+
+
 def steps() -> Iterator[tuple[int, int, int, int]]:
     """Batch, most tokens, units between slots, and where in its memory an input starts."""
     yield from ((batch, 1, 17, batch % 8) for batch in SIZES)
@@ -189,6 +195,38 @@ def selective_step(op: Callable[..., Any]) -> None:
         op(x=x, b=b, c=c, z=z, dt=dt, **model, **step, out=out)
         op(x=x, b=b, c=c, z=z, dt=dt, **model, **step, marks=marks(start=start))
         op(x=x, b=b, c=c, z=z, dt=dt, **model, **step, window=torch.zeros(batch, tokens, 1, 2, 2))
+
+
+def mamba3_step(op: Callable[..., Any]) -> None:
+    """Storing slots, those of marks too, and storing windows."""
+    shapes = (1, 4), (1, 4, 8), (1, 8), (1, 4)
+    for batch, tokens, units, start in steps():
+        x, z, out = (shifted(batch, tokens, 1, 4, start=start + i) for i in range(3))
+        b, c = (shifted(batch, tokens, 1, 8, start=8 * (start + i)) for i in range(2))
+        dt, decay, trap = (shifted(batch, tokens, 1, start=start + i, dtype=torch.float32) for i in range(3))
+        given = x, b, c, dt, decay, trap, shifted(batch, tokens, 4, start=start), *torch.zeros(2, 1, 8), torch.zeros(1)
+        step = columns(batch, start) | {"state": Mamba3State(*(states(*shape, units=units + 7) for shape in shapes))}
+        op(*given, **step, z=z, out=out)
+        op(*given, **step, z=z, marks=marks(start=start))
+        op(*given, **step, z=z, window=Mamba3State(*(torch.zeros(batch, tokens, *shape) for shape in shapes)))
+
+
+def log_linear_step(op: Callable[..., Any]) -> None:
+    for batch, tokens, units, start in steps():
+        q, k, v, out = (shifted(batch, min(tokens, 64), 1, 2, start=start + i) for i in range(4))
+        decay, scales = (shifted(batch, min(tokens, 64), 1, *level, start=start) for level in ((), (9,)))
+        chunk = shifted(3 * (128 + 8 * units), start=8 * start)
+        apart = 128 + 8 * units  # elements from row to row
+        keys, values = (chunk.as_strided((3, 64, 1, 2), (apart, 2, 2, 1)) for _ in range(2))
+        planes = (
+            states(1, 2, 2, units=units),
+            states(1, units=units),
+            keys,
+            values,
+            chunk.as_strided((3, 64, 1), (apart, 1, 1)),
+        )
+        columns_of = (ints(batch, start) for _ in range(3))
+        op(q, k, v, decay, scales, *planes, *columns_of, ints(2 * batch, start).view(batch, 2), ints(batch), 0.3, out)
 
 
 def plane(*block: int, units: int, slots: int = 6) -> Tensor:

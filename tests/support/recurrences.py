@@ -281,3 +281,158 @@ def selective_bound(
         out.append(y if z is None else y * Rounded(z[t]).over_one_plus(Rounded(-z[t]).exp()))
         states.append(s)
     return out, states
+
+
+class Mamba3(NamedTuple):
+    """What one head of Mamba-3 takes, and what it keeps from before.
+
+    x, z: `token dim`; b, c: `token state`; dt, decay, trap: `token`; rotation: `token angle`; b_bias, c_bias: `state`;
+    d: a number; angle: `angle`; ssm: `dim state`; k: `state`; v: `dim`.
+    """
+
+    x: Array
+    b: Array
+    c: Array
+    dt: Array
+    decay: Array
+    trap: Array
+    rotation: Array
+    b_bias: Array
+    c_bias: Array
+    d: Array
+    z: Array | None
+    angle: Array
+    ssm: Array
+    k: Array
+    v: Array
+
+
+def mamba3(head: Mamba3) -> tuple[Array, tuple[Array, ...]]:
+    """One head, unrolled: with D_i = decay_1 + ... + decay_i and n = sigmoid(trap), the state h_i behind token i is
+    exp(D_i) h_0 + sum over j <= i of exp(D_i - D_j) w_j v_j k_j^T, where w_j is dt_j n_j, of all but the last token
+    with dt_(j+1) (1 - n_(j+1)) more; v_0 and k_0 are those of before, and have only that.
+
+    A trapezoid of the input before and that of now: `mamba_ssm` 2.3.2. Keys and queries are complex numbers, turned by
+    pi (tanh(r_1) dt_1 + ... + tanh(r_i) dt_i) and by the angle of before. Returns y, and the angle, h, k and v after
+    the last token.
+    """
+    count, pairs = len(head.x), head.k.shape[0] // 2
+    turn = np.zeros((count + 1, pairs))
+    turn[:, : len(head.angle)] = head.angle
+    turn[1:, : len(head.angle)] += np.cumsum(np.pi * np.tanh(head.rotation) * head.dt[:, None], 0)
+
+    def turned(vectors: Array, bias: Array) -> Array:
+        points = (vectors + bias)[:, 0::2] + 1j * (vectors + bias)[:, 1::2]
+        points = points * np.exp(1j * turn[1:])
+        return np.stack([points.real, points.imag], -1).reshape(count, 2 * pairs)
+
+    keys, queries = np.concatenate([head.k[None], turned(head.b, head.b_bias)]), turned(head.c, head.c_bias)
+    values, total = np.concatenate([head.v[None], head.x]), np.concatenate([[0.0], np.cumsum(head.decay)])
+    now = 1 / (1 + np.exp(-head.trap))
+    own, later = np.concatenate([[0.0], head.dt * now]), np.append(head.dt * (1 - now), 0.0)
+    out, h = np.zeros_like(head.x), head.ssm
+    for i in range(1, count + 1):
+        h = np.exp(total[i]) * head.ssm
+        for j in range(i + 1):
+            weight = own[j] + (later[j] if j < i else 0)
+            h = h + np.exp(total[i] - total[j]) * weight * np.outer(values[j], keys[j])
+        out[i - 1] = h @ queries[i - 1] + head.d * head.x[i - 1]
+    out = out if head.z is None else out * head.z / (1 + np.exp(-head.z))
+    return out, (turn[-1, : len(head.angle)], h, keys[-1], values[-1])
+
+
+def mamba3_bound(head: Mamba3) -> tuple[list[Rounded], tuple[Rounded, ...]]:
+    """Bounds for one head, of the outputs, and of the angle, h, k and v before they are stored."""
+
+    def sigmoid(x: Array) -> Rounded:
+        return Rounded(np.ones_like(x)).over_one_plus(Rounded(-x).exp())
+
+    def turned(x: Array, bias: Array, cosine: Rounded, sine: Rounded) -> Rounded:
+        point = Rounded(x) + Rounded(bias)
+        even, odd = point[0::2], point[1::2]
+        parts = even * cosine - odd * sine, even * sine + odd * cosine
+        return Rounded(*(np.stack([getattr(p, name) for p in parts], -1).ravel() for name in ("value", "error")))
+
+    angle, s, k, v = (Rounded(kept) for kept in (head.angle, head.ssm, head.k, head.v))
+    still = np.zeros(head.k.shape[0] // 2 - len(head.angle))
+    one, pi, out = Rounded(np.ones(())), Rounded(np.array(np.pi), np.pi * U), []
+    for t in range(len(head.x)):
+        dt, decay, now = Rounded(head.dt[t]), Rounded(head.decay[t]).exp(), sigmoid(head.trap[t])
+        twice = sigmoid(2 * head.rotation[t])
+        angle = angle + (twice + twice - one) * (dt * pi)
+        # Whole turns are taken off in two parts: what rounds them is below that of a turn and of what there was.
+        angle = Rounded(angle.value, angle.error + 3 * U * (np.abs(angle.value) + 2 * np.pi))
+        full, error = (np.concatenate([part, still]) for part in (angle.value, angle.error))
+        cosine, sine = (Rounded(wave(full), error + 4 * U) for wave in (np.cos, np.sin))
+        key, query = (
+            turned(vector[t], bias, cosine, sine) for vector, bias in ((head.b, head.b_bias), (head.c, head.c_bias))
+        )
+        x = Rounded(head.x[t])
+        s = s * decay + (decay * dt * (one - now) * v)[:, None] * k + (dt * now * x)[:, None] * key
+        k, v = key, x
+        y = (s * query).sum(1) + Rounded(head.d) * x
+        out.append(y if head.z is None else y * (Rounded(head.z[t]) * sigmoid(head.z[t])))
+    return out, (angle, s, k, v)
+
+
+def log_linear(q: Array, k: Array, v: Array, decay: Array, level_scales: Array, scale: float) -> Array:
+    """One head, as one matrix: o_t = scale sum over s <= t of H[t, s] (q_t k_s) v_s, for all t at once.
+
+    H[t, s] = exp(decay_{s+1} + .. + decay_t) level_scales[t, l], where l is 0 for t itself, and otherwise t lies in the
+    upper half, and s in the lower half, of one block of 2^l tokens. Log-linear attention: Guo et al. 2025,
+    arXiv:2506.04761, section 3. q, k: `token key`; v: `token value`; decay: `token`; level_scales: `token level`.
+    """
+    token = np.arange(len(v))
+    total = np.cumsum(decay)
+    left = np.exp(np.minimum(total[:, None] - total[None, :], 0))
+    h = np.zeros((len(v), len(v)))
+    for level in range(level_scales.shape[1]):
+        half = 2**level // 2
+        block, upper = token // 2**level, token % 2**level >= half
+        one = block[:, None] == block[None, :]
+        pairs = one & upper[:, None] & ~upper[None, :] if level else one
+        h += np.where(pairs, left * level_scales[:, [level]], 0)
+    return scale * (np.tril(h) * (q @ k.T)) @ v
+
+
+def log_linear_bound(
+    q: Array, k: Array, v: Array, decay: Array, level_scales: Array, scale: float, dtype: torch.dtype, backend: str
+) -> Rounded:
+    """Bounds for one head, of the outputs before they are stored; dtype: of levels, which are stored."""
+    held: list[tuple[int, Rounded, Rounded]] = []  # level, state, decay over it; the youngest first
+    out: list[Rounded] = []
+    for t in range(len(v)):
+        open_chunk = slice(t // 64 * 64, t + 1)
+        since, past = _since(decay[open_chunk])
+        keys, values = Rounded(k[open_chunk]), Rounded(v[open_chunk])
+        inner = [(s ^ t).bit_length() for s in range(open_chunk.start, t + 1)]
+        weight = since.exp() * Rounded(level_scales[t, inner]) * (keys * Rounded(q[t])).sum(1)
+        parts = [(weight[:, None] * values).sum(0)]
+        if held:
+            states = [s * (w * Rounded(level_scales[t, 7 + level])) for s, w, level in _faded(held, past)]
+            parts.append((Rounded(q[t][:, None]) * _total(states)).sum(0))
+        out.append(_total(parts) * Rounded(np.float64(scale), abs(scale) * U))
+        if t % 64 == 63:
+            ones = next(bit for bit in range(64) if not t // 64 >> bit & 1)
+            merging, held = held[:ones], held[ones:]
+            terms = [s * w for s, w, _ in _faded(merging, past)]
+            terms += [keys[s][:, None] * (values[s] * since[s].exp()) for s in range(64)]
+            whole = _total([past, *(span for _, _, span in merging)])
+            held = [(ones, _total(terms).stored(dtype, backend), whole), *held]
+    return Rounded(*(np.array([getattr(o, part) for o in out]).reshape(v.shape) for part in ("value", "error")))
+
+
+def _total(terms: list[Rounded]) -> Rounded:
+    """Their sum, in any order."""
+    return Rounded(np.array([x.value for x in terms]), np.array([x.error for x in terms])).sum(0)
+
+
+def _faded(held: list[tuple[int, Rounded, Rounded]], past: Rounded) -> list[tuple[Rounded, Rounded, int]]:
+    """Each level's state, what is left of it, and its number: decayed over `past` and over the younger levels."""
+    spans = [past, *(span for _, _, span in held)]
+    return [(state, _total(spans[: i + 1]).exp(), level) for i, (level, state, _) in enumerate(held)]
+
+
+def _since(decay: Array) -> tuple[Rounded, Rounded]:
+    """What is decayed behind each token, and since the start."""
+    return Rounded(np.triu(np.broadcast_to(decay, (len(decay),) * 2), 1)).sum(1), Rounded(decay).sum(0)

@@ -24,6 +24,7 @@ from memstate.state.presets.families import (
     delta_rule,
     mamba,
     mamba2,
+    mamba3,
     matrices,
     ssm_ordered,
     window,
@@ -128,6 +129,17 @@ def _rwkv7(fields: Fields, _: int) -> Kept:
     return Kept((shift, shift, ssm), ("key_value", "value_key"))
 
 
+def _mamba3(fields: Fields, _: int) -> Kept:
+    """Mamba-3, with the fields of flash-linear-attention: of the states of a head, a part is turned in pairs."""
+    turned, channels = fields.get("rope_fraction"), fields.number("expand") * fields.number("hidden_size")
+    if turned not in (0.5, 1.0) or fields.get("is_mimo"):
+        raise fields.refused("rope_fraction", "is_mimo", expected="0.5 or 1.0, and one input and output")
+    size, states = fields.number("head_dim"), fields.number("state_size")
+    if channels % size:
+        raise fields.refused("expand", "hidden_size", "head_dim", expected=f"{channels} channels in heads of one size")
+    return mamba3(channels // size, size, states, int(states * turned) // 2)
+
+
 def _short_conv(fields: Fields, _: int) -> Kept:
     """Gated short convolution: a window over the channels and no ssm plane. See https://arxiv.org/abs/2511.23404."""
     return Kept((window(Part("x", fields.number("hidden_size")), width=fields.number("conv_L_cache")),))
@@ -188,6 +200,7 @@ READERS: Final[Mapping[str, Reader]] = {
     "falcon_mamba": _mamba,
     "jamba": _jamba,
     "rwkv7": _rwkv7,
+    "mamba3": _mamba3,
     "lfm2": _short_conv,
     "lfm2_moe": _short_conv,
     "lfm3": _short_conv,

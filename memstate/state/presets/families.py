@@ -36,7 +36,7 @@ class Kept(NamedTuple):
         """Returns it with the dtype of a model, or with dtypes of the caller for the planes of a name."""
         asked = {"conv": conv, "ssm": ssm}
         planes = [
-            replace(plane, dtype=asked[plane.name] or (model if plane.dtype == OF_MODEL else plane.dtype))
+            replace(plane, dtype=asked.get(plane.name) or (model if plane.dtype == OF_MODEL else plane.dtype))
             if plane.dtype.is_floating_point
             else plane
             for plane in self.planes
@@ -71,6 +71,17 @@ def mamba2(heads: int, dim: int, groups: int, state: int, width: int) -> Kept:
     """Mamba-2: ssm `head dim state`, and a window over x | B | C. See https://arxiv.org/abs/2405.21060."""
     parts = Part("x", heads, dim), Part("B", groups, state), Part("C", groups, state)
     return Kept((window(*parts, width=width), matrices(heads, dim, state)), ("dim_state", "state_dim"))
+
+
+def mamba3(heads: int, dim: int, state: int, angles: int) -> Kept:
+    """Mamba-3: ssm `head dim state`, how far each head has turned, and its last key and value.
+
+    As `mamba_ssm` 2.3.2 has it for one input and one output. `Mamba3State` takes the planes in this order.
+    """
+    parts = (Part("head", heads),)
+    angle = Plane("angle", (heads, angles), torch.float32, parts=parts)
+    k, v = (Plane(name, (heads, size), OF_MODEL, parts=parts) for name, size in (("k", state), ("v", dim)))
+    return Kept((angle, matrices(heads, dim, state), k, v), ("dim_state",))
 
 
 def mamba(channels: int, state: int, width: int) -> Kept:

@@ -16,7 +16,7 @@ STATE_LAYERS: Final = ("linear_attention", "conv", "hybrid", "hybrid_sliding", "
 ATTENTION_LAYERS: Final = (  # kinds that have KV; before transformers 5.0 "attention"
     "full_attention", "sliding_attention", "indexed_attention", "attention", "hybrid", "hybrid_sliding",
 )  # fmt: skip
-PURE: Final = ("mamba2", "mamba", "falcon_mamba", "rwkv7")  # no layer attends
+PURE: Final = ("mamba2", "mamba", "falcon_mamba", "rwkv7", "mamba3")  # no layer attends
 BESIDE: Final = ("falcon_h1", "zaya", "inkling_text", "inkling2_text")  # every layer attends and has a state
 EVERY_LAYER: Final = ("zamba", "zamba2", *BESIDE, *PURE)  # every layer has a state
 

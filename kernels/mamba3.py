@@ -1,0 +1,231 @@
+"""The state update of Mamba-3 over read, write and snapshot slots. Knows no register, no strategy, no layer.
+
+One program advances all that one head keeps through all tokens of its row: of several, one might read an angle or a key
+in place that another has stored already. All stays in fp32 registers from its load on. A barrier stands between the
+loads and the first store, because several warps hold the same key, value and angle.
+"""
+
+from itertools import product
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from memstate.kernels.catalog import CompileCase
+from memstate.kernels.decode_checks import check_mamba3
+from memstate.kernels.gates import cosine_sine, sigmoid
+from memstate.kernels.slots import (
+    MARK_ARGS,
+    NO_MARKS,
+    first_mark,
+    known_slot,
+    mark_offset,
+    row_slots,
+    token_start,
+)
+from memstate.kernels.tables import Mamba3State, Marks
+from memstate.kernels.warps import all_loaded, limit, roomy
+
+OPTIONS = {"enable_fp_fusion": False}  # rounding as written, whatever the Triton version
+WARP_ELEMENTS = 1024  # of the matrix of a head: 32 fp32 registers a lane
+TURN = tl.constexpr((6.28318548, -1.74845553e-07))  # 2 pi and what fp32 rounds of it
+WINDOWS = [f"{field}_window{part}" for field in Mamba3State._fields for part in ("_ptr", "_apart")]
+
+# Everything that may differ between two calls of one model: see `memstate.kernels.selective`.
+PER_CALL = [
+    "x_ptr", "b_ptr", "c_ptr", "dt_ptr", "decay_ptr", "trap_ptr", "rotation_ptr", "z_ptr",
+    "b_bias_ptr", "c_bias_ptr", "d_ptr", "out_ptr", "read_ptr", "write_ptr", "snapshot_ptr", "tokens_ptr", *MARK_ARGS,
+    "max_tokens", "last", "angle_apart", "ssm_apart", "k_apart", "v_apart", *WINDOWS[1::2],
+    "x_distance", "b_distance", "c_distance", "dt_distance", "decay_distance", "trap_distance", "rotation_distance",
+    "z_distance",
+]  # fmt: skip
+
+
+@triton.jit
+def _of(ptr, place, apart):
+    """Where a head begins in a slot, or in a token of a window; they lie `apart` times 16 bytes apart.
+
+    One address for all elements, which lie at offsets that the compiler knows: addresses take no registers then.
+    """
+    return ptr + place * apart.to(tl.int64) * (128 // ptr.dtype.element_ty.primitive_bitwidth)
+
+
+@triton.jit
+def _load(ptr, slot, apart, at, inside):
+    """What a head keeps in a slot, in fp32: zeros where that is null."""
+    # Masks of a block and a scalar by `where`: `&` of the two is no mask in the interpreter of Triton 3.9.
+    return tl.load(_of(ptr, slot, apart) + at, mask=tl.where(slot > 0, inside, False), other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _store(planes, place, apart, at, kept, turning):
+    """Stores all that a head keeps."""
+    tl.store(_of(planes[0], place, apart[0]) + at[0], kept[0], mask=turning)
+    for plane in tl.static_range(1, 4):
+        part = kept[plane].to(planes[plane].dtype.element_ty)
+        tl.store(_of(planes[plane], place, apart[plane]) + at[plane], part)
+
+
+@triton.jit
+def _pairs(ptr, STATE: tl.constexpr):
+    """The elements of a vector, those of even number and those of odd number, in fp32."""
+    at = 2 * tl.arange(0, STATE // 2)[:, None] + tl.arange(0, 2)[None, :]
+    return tl.split(tl.load(ptr + at).to(tl.float32))
+
+
+@triton.jit
+def _turned(ptr, bias, cosine, sine, STATE: tl.constexpr):
+    """A vector and its bias, each pair of neighbours turned by an angle."""
+    even, odd = _pairs(ptr, STATE)
+    even += bias[0]
+    odd += bias[1]
+    return tl.join(even * cosine - odd * sine, even * sine + odd * cosine).reshape(STATE)
+
+
+@triton.jit(do_not_specialize=PER_CALL)
+def _mamba3_step(
+    x_ptr, b_ptr, c_ptr, dt_ptr, decay_ptr, trap_ptr, rotation_ptr, z_ptr, b_bias_ptr, c_bias_ptr, d_ptr,
+    angle_ptr, ssm_ptr, k_ptr, v_ptr, angle_window_ptr, ssm_window_ptr, k_window_ptr, v_window_ptr, out_ptr,
+    read_ptr, write_ptr, snapshot_ptr, tokens_ptr, mark_count_ptr, mark_entry_ptr, mark_offset_ptr, mark_slot_ptr,
+    max_tokens, last, angle_apart, ssm_apart, k_apart, v_apart,
+    angle_window_apart, ssm_window_apart, k_window_apart, v_window_apart,
+    x_distance, b_distance, c_distance, dt_distance, decay_distance, trap_distance, rotation_distance, z_distance,
+    HEADS: tl.constexpr, GROUPS: tl.constexpr, DIM: tl.constexpr, STATE: tl.constexpr, ANGLES: tl.constexpr,
+):  # fmt: skip
+    head = tl.program_id(0)
+    row = tl.program_id(1)
+    pair = tl.arange(0, STATE // 2)
+    index = tl.arange(0, STATE)
+    dim = tl.arange(0, DIM)
+    turning = pair < ANGLES
+    at = (pair, dim[:, None] * STATE + index[None, :], index, dim)
+
+    real, read, write, snapshot, count = row_slots(
+        read_ptr, write_ptr, snapshot_ptr, tokens_ptr, row, max_tokens, last, ssm_window_ptr is None
+    )
+    if mark_count_ptr is not None:
+        mark = first_mark(mark_count_ptr, mark_entry_ptr, row)
+        offset = mark_offset(mark, mark_count_ptr, mark_entry_ptr, mark_offset_ptr, row)
+
+    planes = (angle_ptr + head * ANGLES, ssm_ptr + head * (DIM * STATE), k_ptr + head * STATE, v_ptr + head * DIM)
+    apart = (angle_apart, ssm_apart, k_apart, v_apart)
+    angle = _load(planes[0], read, angle_apart, pair, turning)
+    s = _load(planes[1], read, ssm_apart, at[1], tl.full([DIM, STATE], True, tl.int1))
+    k = _load(planes[2], read, k_apart, index, tl.full([STATE], True, tl.int1))
+    v = _load(planes[3], read, v_apart, dim, tl.full([DIM], True, tl.int1))
+    b_bias = _pairs(b_bias_ptr + head * STATE, STATE)
+    c_bias = _pairs(c_bias_ptr + head * STATE, STATE)
+    d = tl.load(d_ptr + head).to(tl.float32)
+    all_loaded()
+
+    shared = head // (HEADS // GROUPS) * STATE
+    for t in range(count):
+        token = (row * max_tokens + t).to(tl.int64)
+        x = tl.load(token_start(x_ptr, token, x_distance, HEADS * DIM) + head * DIM + dim).to(tl.float32)
+        dt = tl.load(dt_ptr + (token * dt_distance + head)).to(tl.float32)
+        decay = tl.exp(tl.load(decay_ptr + (token * decay_distance + head)).to(tl.float32))
+        now = sigmoid(tl.load(trap_ptr + (token * trap_distance + head)).to(tl.float32))
+        rotation_at = token_start(rotation_ptr, token, rotation_distance, ANGLES) + pair
+        rotation = tl.load(rotation_at, mask=turning, other=0.0).to(tl.float32)
+        # tanh, times pi and the step; whole turns are taken off, so that no digit is lost to them.
+        angle = tl.fma(2 * sigmoid(2 * rotation) - 1, dt * (TURN[0] / 2), angle)
+        turns = tl.floor(tl.fma(angle, 1 / TURN[0], 0.5))
+        angle = tl.fma(turns, -TURN[1], tl.fma(turns, -TURN[0], angle))
+        cosine, sine = cosine_sine(angle)
+        key = _turned(token_start(b_ptr, token, b_distance, GROUPS * STATE) + shared, b_bias, cosine, sine, STATE)
+        query = _turned(token_start(c_ptr, token, c_distance, GROUPS * STATE) + shared, c_bias, cosine, sine, STATE)
+
+        before = decay * dt * (1 - now)
+        s = tl.fma((before * v)[:, None], k[None, :], s * decay)
+        s = tl.fma((dt * now * x)[:, None], key[None, :], s)
+        k = key
+        v = x
+        y = tl.fma(x, d, tl.sum(s * query[None, :], 1))
+        if z_ptr is not None:
+            z = tl.load(token_start(z_ptr, token, z_distance, HEADS * DIM) + head * DIM + dim).to(tl.float32)
+            y = y * (z * sigmoid(z))
+        tl.store(out_ptr + (token * (HEADS * DIM) + head * DIM + dim), y.to(out_ptr.dtype.element_ty))
+        if ssm_window_ptr is not None:
+            windows = (
+                angle_window_ptr + head * ANGLES, ssm_window_ptr + head * (DIM * STATE), k_window_ptr + head * STATE,
+                v_window_ptr + head * DIM,
+            )  # fmt: skip
+            window_apart = (angle_window_apart, ssm_window_apart, k_window_apart, v_window_apart)
+            _store(windows, token, window_apart, at, (angle, s, k, v), turning)
+        if mark_count_ptr is not None:
+            while offset <= t + 1:
+                kept = known_slot(tl.load(mark_slot_ptr + mark), last)
+                if (offset == t + 1) & (kept > 0):
+                    _store(planes, kept, apart, at, (angle, s, k, v), turning)
+                mark += 1
+                offset = mark_offset(mark, mark_count_ptr, mark_entry_ptr, mark_offset_ptr, row)
+
+    for t in range(count, max_tokens):
+        token = (row * max_tokens + t).to(tl.int64)
+        tl.store(out_ptr + (token * (HEADS * DIM) + head * DIM + dim), tl.zeros([DIM], out_ptr.dtype.element_ty))
+
+    if ssm_window_ptr is None:
+        if real:
+            _store(planes, write, apart, at, (angle, s, k, v), turning)
+        if snapshot > 0:
+            _store(planes, snapshot, apart, at, (angle, s, k, v), turning)
+
+
+def warps(dim: int, state: int) -> int:
+    """Warps of the program of a head."""
+    return max(1, dim * state // WARP_ELEMENTS)
+
+
+def mamba3_step(
+    x: Tensor, b: Tensor, c: Tensor, dt: Tensor, decay: Tensor, trap: Tensor, rotation: Tensor, b_bias: Tensor,
+    c_bias: Tensor, d: Tensor, state: Mamba3State, read: Tensor, write: Tensor, snapshot: Tensor, tokens: Tensor,
+    z: Tensor | None = None, window: Mamba3State | None = None, out: Tensor | None = None, marks: Marks | None = None,
+) -> Tensor:  # fmt: skip
+    """Launches the op; see `memstate.kernels.reference.mamba3.mamba3_step`."""
+    distances, apart = check_mamba3(
+        x, b, c, dt, decay, trap, rotation, b_bias, c_bias, d, state, read, write, snapshot, tokens, z, window, out,
+        marks,
+    )  # fmt: skip
+    out = x.new_empty(x.shape) if out is None else out
+    batch, max_tokens, heads, dim = x.shape
+    if batch == 0:
+        return out
+    states, angles, itemsize = b.shape[3], rotation.shape[2], state.ssm.element_size()
+    _mamba3_step[(heads, batch)](
+        x, b, c, dt, decay, trap, rotation, z, b_bias, c_bias, d, *state, *(window or (None,) * 4), out,
+        read, write, snapshot, tokens, *(marks or NO_MARKS), max_tokens, len(state.ssm) - 1, *apart, *distances,
+        HEADS=heads, GROUPS=b.shape[2], DIM=dim, STATE=states, ANGLES=angles, num_warps=warps(dim, states),
+        **OPTIONS, **limit(roomy(warps(dim, states), bool(marks or window) or itemsize == 2)),
+    )  # fmt: skip
+    return out
+
+
+MODELS = {"": (64, 128, 32), "_whole": (64, 128, 64), "_wide": (32, 256, 128), "_half": (32, 64, 16)}  # dim state angle
+
+
+def compile_cases() -> list[CompileCase]:
+    """The launches to compile ahead: bf16 inputs, keys and values; storing slots, a window, or slots of marks too."""
+    return [
+        _case(f"{name}_{dtype}{stores}", *sizes, dtype, stores)
+        for (name, sizes), dtype, stores in product(MODELS.items(), ("fp32", "bf16"), ("", "_window", "_marks"))
+    ]
+
+
+def _case(name: str, dim: int, state: int, angles: int, dtype: str, stores: str) -> CompileCase:
+    windows, marks = stores == "_window", stores == "_marks"
+    kinds = {  # arguments -> type; of the others pointers are to fp32, and numbers are i32
+        "x b c trap rotation z out k v k_window v_window": "*bf16", "ssm ssm_window": f"*{dtype}",
+        "read write snapshot tokens mark_count mark_entry mark_offset mark_slot": "*i32",
+    }  # fmt: skip
+    types = {f"{argument}_ptr": kind for arguments, kind in kinds.items() for argument in arguments.split()}
+    names = _mamba3_step.arg_names
+    signature = {name: types.get(name, "*fp32" if name.endswith("_ptr") else "i32") for name in names}
+    absent = dict.fromkeys((*([] if windows else WINDOWS), *([] if marks else MARK_ARGS)))
+    divisible = *(f"{field}_ptr" for field in Mamba3State._fields), *(WINDOWS[::2] if windows else [])
+    shape = {"HEADS": 64, "GROUPS": 1, "DIM": dim, "STATE": state, "ANGLES": angles}
+    planes = ("ssm_ptr", "ssm_window_ptr")[: 1 + windows]  # of 98 % of the bytes
+    rare = name not in ("_fp32", "_fp32_window", "_fp32_marks", "_bf16")
+    return CompileCase(
+        f"mamba3_step{name}", _mamba3_step, signature, shape | absent, divisible, warps(dim, state), planes,
+        OPTIONS | roomy(warps(dim, state), bool(stores) or dtype == "bf16"), rare,
+    )  # fmt: skip

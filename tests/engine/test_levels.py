@@ -1,0 +1,262 @@
+"""States that are sets of slots: a Fenwick tree over chunks of 4 tokens. Every forward checks every level."""
+
+import random
+from collections import Counter
+
+import pytest
+import torch
+
+import memstate as ms
+from memstate.errors import OutOfLevels
+from memstate.kernels.dispatch import Backend
+
+CHUNK = 4
+LAYOUT = ms.StateLayout(
+    (ms.Plane("conv", (2,), torch.float32),), layers=1,
+    levels=ms.StateLayout((ms.Plane("level", (), torch.int64, grid=CHUNK),), layers=2),
+    rows=ms.StateLayout((ms.Plane("open", (CHUNK,), torch.int64, fill=-1),), layers=1),
+)  # fmt: skip
+STRATEGIES = [ms.Redirect(every=8), ms.PingPong(every=4), ms.LazyPingPong(every=8), ms.NoTracking(every=4)]
+
+
+def number(text: tuple[int, ...]) -> int:
+    """What a level holds that covers this text."""
+    return hash(text) >> 8
+
+
+class Loop:
+    """A manager, and what its rows have read."""
+
+    def __init__(self, backend: Backend, **settings: object) -> None:
+        given = {"slots": 24, "max_requests": 5, "tracking": ms.Redirect(every=8), "debug": True} | settings
+        self.mem = ms.StateManager(LAYOUT, backend=backend.name, device=backend.device, **given)
+        self.text: dict[ms.Row, tuple[int, ...]] = {}
+        self.open: ms.Step | None = None
+
+    def plan(self, tokens: dict[ms.Row, list[int]], run: bool = True) -> ms.Step:
+        step = self.mem.plan(list(tokens), [len(new) for new in tokens.values()])
+        self._coming = dict(tokens)
+        if run:
+            self.forward(step)
+        return step
+
+    def forward(self, step: ms.Step) -> None:
+        """Checks the levels that are read, and writes those that are new, the open chunk and the state."""
+        table, levels = self.mem.device.level_table.tolist(), self.mem.planes.levels["level"]
+        read, write, snapshot = step.read.tolist(), step.write.tolist(), step.snapshot.tolist()
+        used = Counter[int]()
+        for entry, (row, new) in enumerate(self._coming.items()):
+            before, (held, fresh) = self.text[row], table[row.index]
+            after = (*before, *new)
+            ends = dict(spans(len(before)))
+            assert [bool(slot) for slot in held] == [level in ends for level in range(len(held))]
+            for level, end in ends.items():
+                covered = before[end - (CHUNK << level) : end]
+                assert levels[:, held[level]].tolist() == [number(covered)] * 2, (row, level)
+            rest = before[len(before) // CHUNK * CHUNK :]
+            assert self.mem.planes.rows["open"][0, row.index].tolist()[: len(rest)] == list(rest)
+            kept = {(level, end) for level, end in spans(len(before))}
+            assert [level for level, slot in enumerate(fresh) if slot] == [
+                level for level, end in sorted(spans(len(after))) if (level, end) not in kept
+            ]
+            for level, end in spans(len(after)):
+                if (level, end) not in kept:
+                    levels[:, fresh[level]] = number(after[end - (CHUNK << level) : end])
+                    used[fresh[level]] += 1
+            for level in ends:
+                used[held[level]] += 0
+            rest = after[len(after) // CHUNK * CHUNK :]
+            self.mem.planes.rows["open"][0, row.index, : len(rest)] = torch.tensor(rest, dtype=torch.int64)
+            conv = self.mem.planes["conv"]
+            assert conv[0, read[entry]].tolist() == [float(len(before))] * 2
+            conv[:, write[entry]] = len(after)
+            if snapshot[entry]:
+                conv[:, snapshot[entry]] = len(after)
+            self.text[row] = after
+        assert not used or max(used.values()) <= 1, "two rows write one level slot"
+
+    def check(self) -> None:
+        report = self.mem.audit()
+        assert report.clean, report.miscounts
+        levels = self.mem._parts.levels
+        assert levels is not None and levels.miscounts() == []
+
+
+def spans(length: int) -> list[tuple[int, int]]:
+    """The levels of a length, and where each ends."""
+    chunks, end, found = length // CHUNK, length // CHUNK * CHUNK, []
+    for level in range(16):
+        if chunks >> level & 1:
+            found.append((level, end))
+            end -= CHUNK << level
+    return found
+
+
+@pytest.mark.parametrize("tracking", STRATEGIES, ids=repr)
+@pytest.mark.parametrize("overlap", [False, True])
+def test_every_forward_finds_its_levels_whatever_was_called_before(tracking: ms.Tracking, overlap: bool) -> None:
+    """Requests from prompts, snapshots and forks, that end in all ways; with few level slots they run out."""
+    refused = 0
+    for seed in range(12):
+        draw = random.Random(seed)
+        loop = Loop(
+            Backend("reference"), tracking=tracking, overlap=overlap, level_slots=draw.choice([9, 14, 40]),
+            pages=ms.Pages(size=draw.choice([1, 2, 4])), prefix=ms.Prefix(),
+        )  # fmt: skip
+        mem, text, kept, steps = loop.mem, loop.text, dict[ms.Snapshot, tuple[int, ...]](), list[ms.Step]()
+        prompts = dict[ms.Row, tuple[int, ...]]()
+        for _ in range(60):
+            what = draw.randrange(8)
+            running = [row for row in mem.rows if row in text]
+            settled = not steps
+            try:
+                if what <= 1:
+                    source = draw.choice([*kept, None, None])
+                    tokens = tuple(draw.choices(range(2), k=draw.randrange(1, 12)))
+                    (row,) = mem.admit([
+                        ms.Request("r", tokens=tokens) if source is None else ms.Request("r", resume=source)
+                    ])  # fmt: skip
+                    text[row] = tokens[: mem.info(row).length] if source is None else kept[source]
+                    prompts[row] = tokens if source is None else ()
+                elif what == 2 and running and settled:
+                    row = draw.choice(running)
+                    for new in mem.fork(row, ["f"] * draw.randrange(1, 3)).rows:
+                        text[new], prompts[new] = text[row], prompts[row]
+                elif what == 3 and running and settled:
+                    row = draw.choice(running)
+                    before = text.pop(row)
+                    keep = draw.choice([None, "handle", "cache"])
+                    (found,) = mem.end([row], keep=keep, tokens=[before] if keep == "cache" else None)
+                    if found is not None and keep == "handle":
+                        kept[found] = before[: found.length]
+                elif what == 4 and kept:
+                    snapshot = draw.choice([*kept])
+                    del kept[snapshot]
+                    mem.drop([snapshot])
+                elif what == 5 and running and settled:
+                    row = draw.choice(running)
+                    (found,) = mem.publish([row], keep="handle")
+                    if found is not None:
+                        kept[found] = text[row][: found.length]
+                elif running:
+                    rows = draw.sample(running, draw.randrange(1, len(running) + 1))
+                    if len(steps) > overlap:
+                        mem.settle(steps.pop(0))
+                    fed = {}
+                    for row in rows:
+                        more, told = draw.choices(range(2), k=draw.choice([1, 1, 2, 3, 5, 17])), prompts[row]
+                        fed[row] = [*told[len(text[row]) :], *more][: len(more)]
+                    steps.append(loop.plan(fed))
+                    while len(steps) > overlap or (steps and draw.randrange(2)):
+                        mem.settle(steps.pop(0))
+            except (ms.OutOfSlots, ms.OutOfRows, OutOfLevels, ms.InvalidArgument) as error:
+                refused += isinstance(error, OutOfLevels)
+                assert not isinstance(error, ms.InvalidArgument) or "no register" in str(error), error
+            loop.check()
+            for snapshot, told in kept.items():
+                slots = mem.device.level_slots(snapshot)
+                assert [level for level, slot in enumerate(slots) if slot] == [level for level, _ in spans(len(told))]
+                for level, end in spans(len(told)):
+                    covered = told[end - (CHUNK << level) : end]
+                    assert mem.planes.levels["level"][:, slots[level]].tolist() == [number(covered)] * 2
+        for step in steps:
+            mem.settle(step)
+        mem.end(mem.rows)
+        mem.drop([*kept])
+        mem.prefix.clear()
+        mem.submit()
+        mem.device.check()
+        mem._parts.levels.short_of(torch.zeros(0).numpy(), torch.zeros(0).numpy())
+        assert mem._parts.levels.allocator.free == mem._parts.levels.allocator.pages
+    assert refused
+
+
+def test_snapshots_and_forks_share_levels_and_copy_no_byte(backend: Backend) -> None:
+    loop = Loop(backend, tracking=ms.Redirect(every=4), debug=False)
+    mem = loop.mem
+    (row,) = mem.admit([ms.Request("a")])
+    loop.text[row] = ()
+    held = []
+    for length in range(4, 64, 4):
+        mem.settle(loop.plan({row: [length] * 4}))
+        held.append(sum(map(bool, mem.device.level_slots(row))))
+    assert held == [bin(chunks).count("1") for chunks in range(1, 16)]
+    free = mem._parts.levels.allocator.free
+    forks = mem.fork(row, ["b", "c"]).rows
+    (snapshot,) = mem.publish([row], keep="handle")
+    mem.submit()
+    assert snapshot is not None and mem._parts.levels.allocator.free == free
+    assert mem.device.level_slots(forks[0]) == mem.device.level_slots(row)
+    assert mem.planes.levels.traffic.copied == mem.planes.traffic.copied == 0
+    loop.check()
+
+
+def test_what_a_step_lets_go_of_is_not_given_out_before_its_forward() -> None:
+    loop = Loop(Backend("reference"), tracking=ms.NoTracking(), level_slots=4)
+    mem = loop.mem
+    a, b = mem.admit([ms.Request("a"), ms.Request("b")])
+    loop.text |= {a: (), b: ()}
+    mem.settle(loop.plan({a: [1] * 12, b: [2]}))
+    assert mem._parts.levels.allocator.free == 2
+    step = loop.plan({a: [3] * 4, b: [4] * 3}, run=False)  # 12 -> 16: two levels merge into one; 1 -> 4: a new one
+    assert mem._parts.levels.allocator.free == 0
+    loop.forward(step)
+    with pytest.raises(OutOfLevels, match=r"4 level slots requested, 2 of 4 free: leave rows out of the step"):
+        mem.plan([a, b], [2044, 2044])
+    assert mem.info(a).length == 16
+    mem.settle(step)
+    mem.settle(loop.plan({a: [5] * 4, b: [6]}))
+    loop.check()
+
+
+def test_recover_keeps_the_levels_of_published_states(backend: Backend) -> None:
+    loop = Loop(backend)
+    mem = loop.mem
+    a, b = mem.admit([ms.Request("a"), ms.Request("b")])
+    loop.text |= {a: (), b: ()}
+    mem.settle(loop.plan({a: [1] * 12, b: [2] * 24}))
+    (snapshot, _) = mem.end([a, b], keep="handle")
+    mem.submit()
+    found = mem.recover()
+    assert found.snapshots[0] == snapshot and len(found.snapshots) == 2
+    loop.check()
+    (c,) = mem.admit([ms.Request("c", resume=snapshot)])
+    loop.text = {c: (1,) * 12}
+    mem.settle(loop.plan({c: [7] * 5}))
+    loop.check()
+
+
+def test_a_state_from_elsewhere_gets_level_slots(backend: Backend) -> None:
+    loop = Loop(backend, level_slots=3)
+    mem = loop.mem
+    (a,) = mem.admit([ms.Request("a")])
+    with pytest.raises(OutOfLevels):
+        mem.device.arrived([a], [60])
+    mem.device.arrived([a], [23])
+    told = tuple(range(23))
+    for level, end in spans(23):
+        mem.planes.levels["level"][:, mem.device.level_slots(a)[level]] = number(told[end - (CHUNK << level) : end])
+    mem.submit()
+    mem.planes["conv"][:, mem.device.read_slots([a]).wait()] = 23.0
+    mem.planes.rows["open"][0, a.index, :3] = torch.tensor([20, 21, 22])
+    loop.text[a] = told
+    mem.settle(loop.plan({a: [1]}))
+    loop.check()
+
+
+def test_settings_that_levels_do_not_know_are_refused() -> None:
+    given = {"slots": 4, "max_requests": 2}
+    for settings in ({"forward": ms.Forward(grid=4)}, {"forward": ms.Forward(speculation=True), "overlap": False}):
+        with pytest.raises(ms.ConfigurationError, match="with tiers, speculation or grid"):
+            ms.StateManager(LAYOUT, **given, **settings)
+    with pytest.raises(ms.ConfigurationError, match="level_slots=0"):
+        ms.StateManager(LAYOUT, **given, level_slots=0)
+    plain = ms.StateLayout(LAYOUT.planes, 1)
+    with pytest.raises(ms.ConfigurationError, match="level_slots=3 of StateLayout"):
+        ms.StateManager(plain, **given, level_slots=3)
+    mem = ms.StateManager(plain, **given)
+    with pytest.raises(ms.InvalidArgument, match="the layout has no levels"):
+        mem.device.level_slots(mem.admit([ms.Request("a")])[0])
+    mem = ms.StateManager(LAYOUT, **given)
+    with pytest.raises(ms.InvalidArgument, match="262144 tokens: 16 levels of chunks of 4 hold fewer than 262144"):
+        mem.plan(mem.admit([ms.Request("a")]), [4 << 16])

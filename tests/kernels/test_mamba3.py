@@ -1,0 +1,115 @@
+"""What is particular to Mamba-3; what all decode steps have in common: test_decode_steps.py."""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from memstate.kernels.dispatch import Backend
+from memstate.kernels.tables import Mamba3State
+from tests.support.decode_case import MIXED, Case, Memory, Pairs, Row, check_step, fill_rows
+from tests.support.recurrences import Array, Mamba3, float64, mamba3, mamba3_bound
+
+Dims = tuple[int, int, int, int, int]  # heads, groups, dim, state, angle
+TURN = 2 * np.pi
+
+
+def planes(flat: Tensor, dims: Dims) -> Mamba3State:
+    """What `.. 1 element` keeps, one plane behind the other; angles are fp32 whatever the others are."""
+    heads, _, dim, states, angles = dims
+    wide = 4 // flat.element_size()
+    angle, *rest = flat[..., 0, :].split([wide * heads * angles, heads * dim * states, heads * states, heads * dim], -1)
+    shapes = (heads, dim, states), (heads, states), (heads, dim)
+    matrices = (part.unflatten(-1, shape) for part, shape in zip(rest, shapes, strict=True))
+    return Mamba3State(angle.view(torch.float32).unflatten(-1, (heads, angles)), *matrices)
+
+
+def build(
+    backend: Backend, generator: torch.Generator, rows: list[Row] = MIXED, tokens: int = 3,
+    state: torch.dtype = torch.float32, inputs: torch.dtype = torch.float32, dims: Dims | None = None,
+    gate: bool = True,
+) -> Case:  # fmt: skip
+    """Random states in the slots that real rows read, random inputs for their real tokens, rubbish everywhere else.
+
+    dims: unless given a model's on a GPU, small ones where every program is interpreted. gate: whether there is a z.
+    """
+    dims = dims or ((32, 1, 64, 128, 32) if backend.device.type == "cuda" else (2, 1, 8, 16, 4))
+    heads, groups, dim, states, angles = dims
+    size = heads * (4 // state.itemsize * angles + dim * states + states + dim)
+    memory = Memory((1, size), state, backend.device, generator)
+    own = dict.fromkeys(("dt", "decay"), ((heads,), torch.float32)) | {"trap": ((heads,), inputs)}
+    wide = {"x": (heads, dim), "b": (groups, states), "c": (groups, states), "rotation": (angles,), "z": (heads, dim)}
+    shapes = own | {name: (shape, inputs) for name, shape in wide.items() if gate or name != "z"}
+
+    def in_range(name: str, x: Tensor) -> Tensor:
+        return x.abs() if name == "dt" else -x.abs() if name == "decay" else x
+
+    made = fill_rows(memory, rows, tokens, shapes, generator, in_range)
+    weights = {"b_bias": (heads, states), "c_bias": (heads, states), "d": (heads,)}
+    shared: dict[str, Any] = {
+        name: torch.randn(shape, generator=generator).to(backend.device) for name, shape in weights.items()
+    }
+    return Case("mamba3_step", rows, made, shared, memory, like="x", planes=partial(planes, dims=dims))
+
+
+def stated(case: Case, i: int, real: int, old: Array, out: Tensor) -> Pairs:
+    """Outputs and what is kept, head by head; of an angle, whole turns do not count."""
+    assert case.planes is not None
+    given = {name: float64(tensor[i, :real]) for name, tensor in case.inputs.items()}
+    given |= {name: float64(weight) for name, weight in case.shared.items()}
+    before = case.planes(torch.from_numpy(old).to(case.memory.state))
+    kept: Mamba3State = case.planes(case.memory.state)
+    ratio = given["x"].shape[1] // given["b"].shape[1]
+    for h in range(given["x"].shape[1]):
+        head = Mamba3(
+            *(given[name][:, h] for name in ("x",)), *(given[name][:, h // ratio] for name in ("b", "c")),
+            *(given[name][:, h] for name in ("dt", "decay", "trap")), given["rotation"],
+            *(given[name][h] for name in ("b_bias", "c_bias", "d")), given["z"][:, h] if "z" in given else None,
+            *(float64(plane[h]) for plane in before),
+        )  # fmt: skip
+        (y, last), (y_bounds, last_bounds) = mamba3(head), mamba3_bound(head)
+        yield from ((out[i, t, h], y[t], y_bounds[t]) for t in range(real))
+        for plane, exact, bound in zip(kept, last, last_bounds, strict=True):
+            got = plane[case.rows[i].write, h]
+            turns = TURN * np.round((float64(got) - exact) / TURN) if plane is kept.angle else 0
+            yield got, exact + turns, bound
+
+
+def run(case: Case, backend: Backend) -> Tensor:
+    return check_step(case, backend, stated)
+
+
+@pytest.mark.parametrize(("dims", "gate"), [((4, 2, 16, 32, 8), True), ((3, 3, 4, 32, 16), False)], ids=str)
+def test_G2_groups_and_heads_that_turn_whole_or_in_part(
+    backend: Backend, generator: torch.Generator, dims: Dims, gate: bool
+) -> None:
+    run(build(backend, generator, [Row(1, 2), Row(0, 3)], inputs=torch.bfloat16, dims=dims, gate=gate), backend)
+
+
+def test_mamba3_names_what_it_cannot_do(backend: Backend, generator: torch.Generator) -> None:
+    """Heads that are no powers of two or too large for a program, planes off 16 bytes, and tuples of other kinds."""
+    for dims in ((1, 1, 12, 16, 4), (1, 1, 8, 24, 4), (1, 1, 128, 128, 4), (1, 1, 8, 16, 12)):
+        with pytest.raises(ValueError, match=f"dim {dims[2]}, state {dims[3]} and angle {dims[4]}"):
+            build(backend, generator, dims=dims).step(backend)
+    for dims in ((1, 1, 8, 16, 3), (1, 1, 2, 16, 4)):
+        with pytest.raises(ValueError, match=r"^state\.\w+: expected slots and heads that begin at multiples of 16"):
+            build(backend, generator, dims=dims).step(backend)
+    given = build(backend, generator).arguments()
+    for changed in ({"state": tuple(given["state"])}, {"window": tuple(given["state"])}):
+        with pytest.raises(ValueError, match=r"^state, window: expected Mamba3State.* tuple"):
+            backend.mamba3_step(**(given | changed))
+
+
+def test_D31_an_angle_loses_no_digits_to_turns(backend: Backend, generator: torch.Generator) -> None:
+    """A thousand tokens that turn by about two radians each. A sum in fp32 is wrong by a thousandth or more then."""
+    case = build(backend, generator, [Row(0, 1, tokens=1000)], 1000, dims=(1, 1, 4, 8, 4))
+    turn = case.inputs["rotation"].abs_().add_(0.5)
+    case.step(backend)
+    exact = (np.pi * np.tanh(float64(turn[0])) * float64(case.inputs["dt"][0])).sum(0)
+    assert case.planes is not None and exact.min() > 1000
+    found = float64(case.planes(case.memory.state).angle[1, 0])
+    apart = found - exact
+    assert (np.abs(found) < 3.1416).all() and (np.abs(apart - TURN * np.round(apart / TURN)) < 1e-4).all()

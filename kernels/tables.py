@@ -3,6 +3,7 @@
 from enum import IntEnum
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 NULL_SLOT = 0
@@ -18,6 +19,11 @@ ZERO_SOURCE = -1  # in the data section of a packet: zero the destination instea
 LEVELS = 127  # of int8, on either side of 0
 SMALLEST_SCALE = 2.0**-126  # of smaller ones float32 has fewer digits
 LARGEST_SCALE = float.fromhex("0x1.0204060000000p+121")  # the largest of which LEVELS times are finite
+BITS_BLOCK = 32  # elements of a state in fewer bits that share a scale
+RESIDUAL = 16  # steps of a residual in one of its value
+# The largest number of a dtype: its power of two, and what carries larger digits of fp32 over to the next one.
+BITS_TOP = {torch.int16: 14, torch.int8: 6, torch.float8_e4m3fn: 8}
+BITS_ROOM = {torch.int16: 0x1FF, torch.int8: 0x1FFFF, torch.float8_e4m3fn: 0x1FFFFF}
 
 
 class Count(IntEnum):

@@ -14,9 +14,9 @@ from memstate.kernels.catalog import CompileCase
 from memstate.kernels.slots import known_slot
 from memstate.kernels.tables import ACCESS_BYTES, BITS_BLOCK, BITS_ROOM, BITS_TOP
 from memstate.kernels.tables import RESIDUAL as STEPS
+from memstate.kernels.warps import warp_threads
 
-BLOCKS = 128  # of a program: 32 elements of each of 128 threads, of which 16 are 16 bytes of int8
-WARPS = 4
+WARPS = 4  # a block for each thread: 32 elements, whose residual is 16 bytes
 WIDE = tl.constexpr(ACCESS_BYTES)
 BLOCK = tl.constexpr(BITS_BLOCK)
 RESIDUAL = tl.constexpr(STEPS)
@@ -35,7 +35,7 @@ def _power(exponent):
 def _slot(ptr, slot, units):
     """Where a slot begins, `units` times 16 bytes from the next."""
     PER: tl.constexpr = WIDE // (ptr.dtype.element_ty.primitive_bitwidth // 8)
-    return tl.multiple_of(ptr, WIDE) + slot * units.to(tl.int64) * PER
+    return tl.multiple_of(ptr + slot * units.to(tl.int64) * PER, WIDE)
 
 
 @triton.jit
@@ -44,7 +44,7 @@ def _of_e4m3(code):
     power = tl.maximum((code >> 3) & 15, 1)
     digits = tl.where((code & 0x78) == 0, code & 7, (code & 7) + 8).to(tl.float32)
     digits = tl.where((code & 0x7F) == 0x7F, float("nan"), digits)
-    return tl.where((code & 0x80) == 0, digits, -digits) * _power(power + 117)
+    return digits * (((power + 117) << 23) | (code << 24 & -(2**31))).to(tl.float32, bitcast=True)
 
 
 @triton.jit(do_not_specialize=POINTERS + SIZES)
@@ -60,17 +60,14 @@ def _load_bits(
     at = block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
     scale = tl.load(_slot(scales_ptr, slot, scale_units) + block, mask=known, other=0).to(tl.int32)
     held = tl.load(_slot(values_ptr, slot, value_units) + at, mask=known[:, None], other=0).to(tl.int32)
-    if FLOAT:
-        x = _of_e4m3(held)
-    else:
-        x = held.to(tl.float32)
+    x = _of_e4m3(held) if FLOAT else held.to(tl.float32)
     if residual_ptr is not None:
         pair_at = block[:, None] * (BLOCK // 2) + tl.arange(0, BLOCK // 2)[None, :]
         pairs = tl.load(_slot(residual_ptr, slot, residual_units) + pair_at, mask=known[:, None], other=0)
         signed = pairs.to(tl.int8, bitcast=True).to(tl.int32)
         rest = tl.join((signed << 28) >> 28, signed >> 4).reshape(BLOCKS, BLOCK)
         x = x + rest.to(tl.float32) * (1 / RESIDUAL)
-    batch = tl.multiple_of(batch_ptr, WIDE) + row * blocks * BLOCK + at
+    batch = tl.multiple_of(batch_ptr + row * blocks * BLOCK, WIDE) + at
     tl.store(batch, x * _power(scale)[:, None], mask=there[:, None])
 
 
@@ -115,7 +112,7 @@ def _store_bits(
         block = tl.program_id(0) * BLOCKS + tl.arange(0, BLOCKS)
         there = block < blocks
         at = block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
-        batch = tl.multiple_of(batch_ptr, WIDE) + row * blocks * BLOCK + at
+        batch = tl.multiple_of(batch_ptr + row * blocks * BLOCK, WIDE) + at
         x = tl.load(batch, mask=there[:, None], other=0.0)
         peak = tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1)
         finite = peak < INFINITY
@@ -148,9 +145,10 @@ def load_bits(values: Tensor, scales: Tensor, slots: Tensor, out: Tensor, residu
     check_bits(values, scales, slots, "out", out, residual)
     if slots.numel():
         planes, blocks, units = _planes(values, scales, residual)
-        _load_bits[(triton.cdiv(blocks, BLOCKS), slots.numel())](
+        tile = WARPS * warp_threads()
+        _load_bits[(triton.cdiv(blocks, tile), slots.numel())](
             *planes, slots, out, len(values) - 1, blocks, *units,
-            FLOAT=values.dtype.is_floating_point, BLOCKS=BLOCKS, num_warps=WARPS,
+            FLOAT=values.dtype.is_floating_point, BLOCKS=tile, num_warps=WARPS,
         )  # fmt: skip
 
 
@@ -159,14 +157,14 @@ def store_bits(
     numbers: Tensor | None = None, seed: int = 0, first: int = 0,
 ) -> None:  # fmt: skip
     """Launches the op; see `memstate.kernels.reference.bits.store_bits`."""
-    check_bits(values, scales, slots, "batch", batch, residual)
-    check_draws(values.device, slots.numel(), numbers, seed, first)
+    check_bits(values, scales, slots, "batch", batch, residual, numbers)
+    check_draws(seed, first)
     if slots.numel():
         planes, blocks, units = _planes(values, scales, residual)
-        kind = values.dtype
-        _store_bits[(triton.cdiv(blocks, BLOCKS), slots.numel())](
+        kind, tile = values.dtype, WARPS * warp_threads()
+        _store_bits[(triton.cdiv(blocks, tile), slots.numel())](
             *planes, slots, batch, numbers, len(values) - 1, blocks, *units, seed, first,
-            FLOAT=kind.is_floating_point, TOP=BITS_TOP[kind], ROOM=BITS_ROOM[kind], BLOCKS=BLOCKS, num_warps=WARPS,
+            FLOAT=kind.is_floating_point, TOP=BITS_TOP[kind], ROOM=BITS_ROOM[kind], BLOCKS=tile, num_warps=WARPS,
         )  # fmt: skip
 
 
@@ -183,25 +181,28 @@ def compile_cases() -> list[CompileCase]:
 
     Scales are one byte a block: they move one a lane.
     """
-    kinds = {"int16": torch.int16, "int8": torch.int8, "e4m3": torch.float8_e4m3fn, "int8_residual": torch.int8}
     cases = []
-    for kind, dtype in kinds.items():
-        planes = ("values_ptr", "batch_ptr", *(("residual_ptr",) if "residual" in kind else ()))
+    for kind, (dtype, word) in {
+        "int16": (torch.int16, "i16"),
+        "int8": (torch.int8, "i8"),
+        "e4m3": (torch.float8_e4m3fn, "i8"),
+        "int8_residual": (torch.int8, "i8"),
+    }.items():
         signature = (
-            {"values_ptr": "*i16" if kind == "int16" else "*i8", "scales_ptr": "*u8", "batch_ptr": "*fp32"}
-            | dict.fromkeys(("slots_ptr", "numbers_ptr"), "*i32") | {"residual_ptr": "*u8"}
-            | dict.fromkeys((*SIZES, "seed", "first"), "i32")
+            {"values_ptr": f"*{word}", "scales_ptr": "*u8", "residual_ptr": "*u8", "batch_ptr": "*fp32"}
+            | {"slots_ptr": "*i32", "numbers_ptr": "*i32"} | dict.fromkeys((*SIZES, "seed", "first"), "i32")
         )  # fmt: skip
-        shape = {"FLOAT": dtype.is_floating_point, "BLOCKS": BLOCKS}
-        if "residual" not in kind:
-            shape["residual_ptr"] = None
-        grid = {"TOP": BITS_TOP[dtype], "ROOM": BITS_ROOM[dtype]}
+        held = ("values_ptr", "batch_ptr", "residual_ptr")[: 3 if "residual" in kind else 2]
+        shape = {"FLOAT": dtype.is_floating_point, "BLOCKS": 32 * WARPS}
+        shape |= {} if "residual" in kind else {"residual_ptr": None}
+        grid = shape | {"TOP": BITS_TOP[dtype], "ROOM": BITS_ROOM[dtype]}
         cases += [
-            CompileCase(f"load_bits_{kind}", _load_bits, signature, shape, (), WARPS, planes),
-            CompileCase(f"store_bits_{kind}", _store_bits, signature, shape | grid, (), WARPS, planes),
             CompileCase(
-                f"store_bits_{kind}, nearest", _store_bits, signature, shape | grid | {"numbers_ptr": None}, (), WARPS,
-                planes, rare=True,
-            ),
+                name, kernel, signature, constants, (), WARPS, held, rare="," in name, of_64={"BLOCKS": 64 * WARPS}
+            )
+            for name, kernel, constants in (
+                (f"load_bits_{kind}", _load_bits, shape), (f"store_bits_{kind}", _store_bits, grid),
+                (f"store_bits_{kind}, nearest", _store_bits, grid | {"numbers_ptr": None}),
+            )
         ]  # fmt: skip
     return cases

@@ -13,6 +13,7 @@ CALLERS = {
     ("state.planes",): "copy_slots zero_slots run_data gather_slots scatter_slots scatter_accepted scatter_inputs "
     "scatter_states",
     MODEL: "conv_step gated_delta_step selective_step",
+    ("cli.bench.drift",): "load_bits store_bits",
     ("tiers.host.packing",): "pack_slots unpack_slots pack_int8 unpack_int8",
 }
 ALLOWED = {(module, op) for modules, ops in CALLERS.items() for op in ops.split() for module in modules}

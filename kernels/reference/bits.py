@@ -56,7 +56,7 @@ def store_bits(
 
     The scale of a block is the least with which its largest element fits: at most 32767 steps of int16, 127 of int8, or
     448 of e4m3. Elements are rounded to a step; with a residual to 1/16 of a step, of which the value is the nearest
-    whole one. What a block holds already is stored as it was. A block with an infinity or a NaN becomes NaN. Numbers
+    whole one. What is a step already stays as it is. A block with an infinity or a NaN becomes NaN. Numbers
     beyond 2**127 may become infinite.
 
     With `numbers` rounding is stochastic: x goes up with a chance of x's distance from the number below, as far as 24
@@ -82,8 +82,8 @@ def store_bits(
 
     Syncs: no (the reference: yes, off the CPU).
     """
-    check_bits(values, scales, slots, "batch", batch, residual)
-    check_draws(values.device, slots.numel(), numbers, seed, first)
+    check_bits(values, scales, slots, "batch", batch, residual, numbers)
+    check_draws(seed, first)
     known = (slots > 0) & (slots < len(values))
     at, x = slots[known].long(), batch[known].unflatten(-1, (-1, BITS_BLOCK))
     sizes = x.view(torch.int32) & 0x7FFFFFFF

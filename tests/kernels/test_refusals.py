@@ -19,7 +19,8 @@ INNER = ("claim", "ownership", "run_data")  # get nothing but what memstate has 
 OWN = ("registers", "planes", "records", "bitmap", "counters")  # made by memstate
 STEPS = ("conv_step", "gated_delta_step", "selective_step")
 OPTIONAL = (
-    "a_log", "bias", "conv", "d", "dt_bias", "first", "h", "inputs", "marks", "out", "plane", "slots", "window", "z",
+    "a_log", "bias", "conv", "d", "dt_bias", "first", "h", "inputs", "marks", "numbers", "out", "plane", "residual",
+    "slots", "window", "z",
 )  # fmt: skip
 
 
@@ -45,9 +46,10 @@ SPOILT: dict[str, Callable[[Tensor], Any]] = {  # None: not possible
     "reordered": reordered,
     "shorter": shorter(0), "axis 1 shorter": shorter(1), "axis 2 shorter": shorter(2), "axis 3 shorter": shorter(3),
 }  # fmt: skip
+PLANES = {"plane", "conv", "values", "scales", "residual"}  # those of one call may lie in one arena
 FITS = {  # fewer slots, registers or records; another size, if nothing else says it; either order
     "shorter": ("ids", "state", "slots", "out", "source", "packet"), "axis 1 shorter": ("plane",),
-    "axis 2 shorter": ("plane", "conv"), "axis 3 shorter": ("conv",), "reordered": ("state", "plane", "conv"),
+    "axis 2 shorter": ("plane", "conv"), "axis 3 shorter": ("conv",), "reordered": ("state", *PLANES),
 }  # fmt: skip
 
 
@@ -99,6 +101,7 @@ def test_G1_what_is_left_out_is_named(backend: Backend, op: str) -> None:
 ADDRESSES = {  # what lanes move 16 bytes at a time
     "gated_delta_step": ("window",), "selective_step": ("a", "window"),
     "pack_slots": ("out",), "unpack_slots": ("source",), "pack_int8": ("out",), "unpack_int8": ("source",),
+    "load_bits": ("out", "values", "scales", "residual"), "store_bits": ("batch", "values", "scales", "residual"),
 }  # fmt: skip
 
 
@@ -119,6 +122,8 @@ def test_D4_what_begins_off_16_bytes_is_named(backend: Backend, op: str) -> None
 WRITTEN = dict.fromkeys(("gather_slots", "pack_slots", "pack_int8"), ("out",)) | {"scatter_states": ("plane", "conv")}
 WRITTEN |= dict.fromkeys(("scatter_slots", "scatter_accepted", "scatter_inputs"), ("plane",))
 WRITTEN |= dict.fromkeys(STEPS, ("out", "state", "window"))
+WRITTEN |= {"load_bits": ("out",), "store_bits": ("values", "scales", "residual")}
+UNSLOTTED = {(op, "out") for op in (*STEPS, "gather_slots", "load_bits")}  # of these any entry may be another's
 
 
 def overlaid(*tensors: Tensor) -> list[Tensor]:
@@ -135,7 +140,7 @@ def test_D4_D12_what_is_written_shares_no_byte_with_anything_and_no_graph_has_it
         for name in (name for name in WRITTEN[op] if case.arguments[name] is not None):
             written = case.arguments[name]
             for other, field, tensor in given(case.arguments):
-                if tensor.numel() and {name, other} not in ({name}, {"plane", "conv"}):  # which lie in one arena
+                if other != name and tensor is not None and tensor.numel() and not {name, other} <= PLANES:
                     here, there = overlaid(written, tensor)
                     changed = case.arguments[other]._replace(**{field: there}) if field else there
                     with pytest.raises(ValueError, match=r"^\w+: (?:bytes 0x|.*shares? bytes).*"):
@@ -144,7 +149,7 @@ def test_D4_D12_what_is_written_shares_no_byte_with_anything_and_no_graph_has_it
                 with pytest.raises(ValueError, match=rf"^{name}: requires grad.*\.detach\(\)"):
                     call(**(case.arguments | {name: written.detach().requires_grad_()}))
             slot = int(name in ("plane", "conv"))
-            if name != "window" and not (name == "out" and op in (*STEPS, "gather_slots")) and written.shape[slot] > 1:
+            if name != "window" and (op, name) not in UNSLOTTED and written.shape[slot] > 1:
                 strides = [0 if axis == slot else stride for axis, stride in enumerate(written.stride())]
                 with pytest.raises(ValueError, match=rf"^{name}: (?:slots share bytes|records of \d+ bytes lie)"):
                     call(**(case.arguments | {name: written.as_strided(written.shape, strides)}))

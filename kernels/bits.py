@@ -9,20 +9,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from memstate.kernels.bit_checks import check_bits, check_draws
+from memstate.kernels.blocks import WORDS
 from memstate.kernels.catalog import CompileCase
+from memstate.kernels.move_checks import check_bits
 from memstate.kernels.slots import known_slot
-from memstate.kernels.tables import ACCESS_BYTES, BITS_BLOCK, BITS_ROOM, BITS_TOP
+from memstate.kernels.tables import ACCESS_BYTES, BITS, BITS_BLOCK
 from memstate.kernels.tables import RESIDUAL as STEPS
 from memstate.kernels.warps import warp_threads
 
 WARPS = 4  # a block for each thread: 32 elements, whose residual is 16 bytes
-WIDE = tl.constexpr(ACCESS_BYTES)
-BLOCK = tl.constexpr(BITS_BLOCK)
-RESIDUAL = tl.constexpr(STEPS)
+WIDE, BLOCK, RESIDUAL = (tl.constexpr(number) for number in (ACCESS_BYTES, BITS_BLOCK, STEPS))
+E4M3 = tl.constexpr(BITS[torch.float8_e4m3fn][0])  # TOP of these
 INFINITY = tl.constexpr(0x7F800000)  # bits of an infinite fp32; those of NaN are above
-SIZES = ["last", "blocks", "value_units", "scale_units", "residual_units"]
-POINTERS = ["values_ptr", "scales_ptr", "residual_ptr", "slots_ptr", "numbers_ptr", "batch_ptr"]
+SIZES = ["last", "blocks", "value_units", "scale_units", "residual_units", "seed", "first"]
+POINTERS = ["values_ptr", "scales_ptr", "residual_ptr", "slots_ptr", "batch_ptr", "numbers_ptr"]
 
 
 @triton.jit
@@ -47,43 +47,14 @@ def _of_e4m3(code):
     return digits * (((power + 117) << 23) | (code << 24 & -(2**31))).to(tl.float32, bitcast=True)
 
 
-@triton.jit(do_not_specialize=POINTERS + SIZES)
-def _load_bits(
-    values_ptr, scales_ptr, residual_ptr, slots_ptr, batch_ptr, last, blocks, value_units, scale_units, residual_units,
-    FLOAT: tl.constexpr, BLOCKS: tl.constexpr,
-):  # fmt: skip
-    row = tl.program_id(1).to(tl.int64)
-    slot = known_slot(tl.load(slots_ptr + row), last)
-    block = tl.program_id(0) * BLOCKS + tl.arange(0, BLOCKS)
-    there = block < blocks
-    known = tl.where(slot > 0, there, False)
-    at = block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
-    scale = tl.load(_slot(scales_ptr, slot, scale_units) + block, mask=known, other=0).to(tl.int32)
-    held = tl.load(_slot(values_ptr, slot, value_units) + at, mask=known[:, None], other=0).to(tl.int32)
-    x = _of_e4m3(held) if FLOAT else held.to(tl.float32)
-    if residual_ptr is not None:
-        pair_at = block[:, None] * (BLOCK // 2) + tl.arange(0, BLOCK // 2)[None, :]
-        pairs = tl.load(_slot(residual_ptr, slot, residual_units) + pair_at, mask=known[:, None], other=0)
-        signed = pairs.to(tl.int8, bitcast=True).to(tl.int32)
-        rest = tl.join((signed << 28) >> 28, signed >> 4).reshape(BLOCKS, BLOCK)
-        x = x + rest.to(tl.float32) * (1 / RESIDUAL)
-    batch = tl.multiple_of(batch_ptr + row * blocks * BLOCK, WIDE) + at
-    tl.store(batch, x * _power(scale)[:, None], mask=there[:, None])
-
-
 @triton.jit
 def _chances(number, seed, first, BLOCKS: tl.constexpr):
     """Multiples of 2**-24 from 0 to below 1, `block 32`, of which each group of 4 has its own counter."""
     GROUPS: tl.constexpr = BLOCK // 4
     at = (first.to(tl.int64) + tl.arange(0, BLOCKS)[:, None]) * GROUPS + tl.arange(0, GROUPS)[None, :]
-    none = tl.zeros_like(at)
-    a, b, c, d = tl.philox(
-        seed,
-        at.to(tl.int32),
-        (at >> 32).to(tl.int32),
-        (none + number).to(tl.int32),
-        ((none + number) >> 32).to(tl.int32),
-    )
+    number = tl.zeros_like(at) + number
+    counter = (at.to(tl.int32), (at >> 32).to(tl.int32), number.to(tl.int32), (number >> 32).to(tl.int32))
+    a, b, c, d = tl.philox(seed, counter[0], counter[1], counter[2], counter[3])
     words = tl.join(tl.join(a, c), tl.join(b, d)).reshape(BLOCKS, BLOCK)
     return (words >> 8).to(tl.int32).to(tl.float32) * 2.0**-24
 
@@ -101,55 +72,76 @@ def _rounded(size, numbers_ptr, row, seed, first, BLOCKS: tl.constexpr):
     return whole + above.to(tl.int32)
 
 
-@triton.jit(do_not_specialize=[*POINTERS, *SIZES, "seed", "first"])
-def _store_bits(
+@triton.jit(do_not_specialize=POINTERS + SIZES)
+def _move_bits(
     values_ptr, scales_ptr, residual_ptr, slots_ptr, batch_ptr, numbers_ptr, last, blocks, value_units, scale_units,
-    residual_units, seed, first, FLOAT: tl.constexpr, TOP: tl.constexpr, ROOM: tl.constexpr, BLOCKS: tl.constexpr,
+    residual_units, seed, first, LOAD: tl.constexpr, TOP: tl.constexpr, ROOM: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(1).to(tl.int64)
     slot = known_slot(tl.load(slots_ptr + row), last)
-    if slot > 0:
-        block = tl.program_id(0) * BLOCKS + tl.arange(0, BLOCKS)
-        there = block < blocks
-        at = block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
-        batch = tl.multiple_of(batch_ptr + row * blocks * BLOCK, WIDE) + at
-        x = tl.load(batch, mask=there[:, None], other=0.0)
+    start = tl.program_id(0) * BLOCKS
+    block = start + tl.arange(0, BLOCKS)
+    there = block < blocks
+    known = tl.where(slot > 0, there, False)
+    at = block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    batch = tl.multiple_of(batch_ptr + row * blocks * BLOCK, WIDE) + at
+    values = _slot(values_ptr, slot, value_units) + at
+    scales = _slot(scales_ptr, slot, scale_units) + block
+    if residual_ptr is not None:
+        pair = block[:, None] * (BLOCK // 2) + tl.arange(0, BLOCK // 2)[None, :]
+        residual = _slot(residual_ptr, slot, residual_units) + pair
+    if LOAD:
+        scale = tl.load(scales, mask=known, other=0).to(tl.int32)
+        held = tl.load(values, mask=known[:, None], other=0).to(tl.int32)
+        x = _of_e4m3(held) if TOP == E4M3 else held.to(tl.float32)
+        if residual_ptr is not None:
+            pairs = tl.load(residual, mask=known[:, None], other=0).to(tl.int8, bitcast=True).to(tl.int32)
+            rest = tl.join((pairs << 28) >> 28, pairs >> 4).reshape(BLOCKS, BLOCK)
+            x = x + rest.to(tl.float32) * (1 / RESIDUAL)
+        tl.store(batch, x * _power(scale)[:, None], mask=there[:, None])
+    else:
+        x = tl.load(batch, mask=known[:, None], other=0.0)
         peak = tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1)
         finite = peak < INFINITY
         scale = tl.maximum(((peak + ROOM) >> 23) - TOP, 1)
         size = tl.where(finite[:, None], tl.abs(x) * _power(254 - scale)[:, None], 0.0)  # in steps
-        place = first + tl.program_id(0) * BLOCKS
-        if FLOAT:
+        if TOP == E4M3:
             power = tl.maximum(size.to(tl.int32, bitcast=True) >> 23, 121)  # below 2**-6 steps become no smaller
-            code = _rounded(size * _power(257 - power), numbers_ptr, row, seed, place, BLOCKS) + 8 * (power - 121)
-            held = tl.where(x < 0, code | 0x80, code)
+            size = size * _power(257 - power)
+        elif residual_ptr is not None:
+            size = size * RESIDUAL
+        held = _rounded(size, numbers_ptr, row, seed, first + start, BLOCKS)
+        if TOP == E4M3:
+            held += 8 * (power - 121)
+            held = tl.where(x < 0, held | 0x80, held)
         else:
-            if residual_ptr is not None:
-                size = size * RESIDUAL
-            held = _rounded(size, numbers_ptr, row, seed, place, BLOCKS)
             held = tl.where(x < 0, -held, held)
         if residual_ptr is not None:
             low, high = tl.split((held & 15).reshape(BLOCKS, BLOCK // 2, 2))
-            pair_at = block[:, None] * (BLOCK // 2) + tl.arange(0, BLOCK // 2)[None, :]
-            pairs = (low | (high << 4)).to(tl.uint8)
-            tl.store(_slot(residual_ptr, slot, residual_units) + pair_at, pairs, mask=there[:, None])
+            tl.store(residual, (low | (high << 4)).to(tl.uint8), mask=known[:, None])
             held = (held + RESIDUAL // 2) >> 4
-        held = held.to(values_ptr.dtype.element_ty)
-        tl.store(_slot(values_ptr, slot, value_units) + at, held, mask=there[:, None])
-        scale = tl.where(finite, scale, 255).to(tl.uint8)
-        tl.store(_slot(scales_ptr, slot, scale_units) + block, scale, mask=there)
+        tl.store(values, held.to(values_ptr.dtype.element_ty), mask=known[:, None])
+        tl.store(scales, tl.where(finite, scale, 255).to(tl.uint8), mask=known)
+
+
+def _launch(
+    values: Tensor, scales: Tensor, slots: Tensor, batch: Tensor, residual: Tensor | None, load: bool,
+    numbers: Tensor | None = None, seed: int = 0, first: int = 0,
+) -> None:  # fmt: skip
+    if slots.numel():
+        planes = values, scales, values if residual is None else residual
+        units = [plane.stride(0) * plane.element_size() // ACCESS_BYTES for plane in planes]
+        (top, room), blocks, tile = BITS[values.dtype], scales[0].numel(), WARPS * warp_threads()
+        _move_bits[(triton.cdiv(blocks, tile), slots.numel())](
+            triton.reinterpret(values, WORDS[values.element_size()]), scales, residual, slots, batch, numbers,
+            len(values) - 1, blocks, *units, seed, first, LOAD=load, TOP=top, ROOM=room, BLOCKS=tile, num_warps=WARPS,
+        )  # fmt: skip
 
 
 def load_bits(values: Tensor, scales: Tensor, slots: Tensor, out: Tensor, residual: Tensor | None = None) -> None:
     """Launches the op; see `memstate.kernels.reference.bits.load_bits`."""
     check_bits(values, scales, slots, "out", out, residual)
-    if slots.numel():
-        planes, blocks, units = _planes(values, scales, residual)
-        tile = WARPS * warp_threads()
-        _load_bits[(triton.cdiv(blocks, tile), slots.numel())](
-            *planes, slots, out, len(values) - 1, blocks, *units,
-            FLOAT=values.dtype.is_floating_point, BLOCKS=tile, num_warps=WARPS,
-        )  # fmt: skip
+    _launch(values, scales, slots, out, residual, True)
 
 
 def store_bits(
@@ -157,23 +149,8 @@ def store_bits(
     numbers: Tensor | None = None, seed: int = 0, first: int = 0,
 ) -> None:  # fmt: skip
     """Launches the op; see `memstate.kernels.reference.bits.store_bits`."""
-    check_bits(values, scales, slots, "batch", batch, residual, numbers)
-    check_draws(seed, first)
-    if slots.numel():
-        planes, blocks, units = _planes(values, scales, residual)
-        kind, tile = values.dtype, WARPS * warp_threads()
-        _store_bits[(triton.cdiv(blocks, tile), slots.numel())](
-            *planes, slots, batch, numbers, len(values) - 1, blocks, *units, seed, first,
-            FLOAT=kind.is_floating_point, TOP=BITS_TOP[kind], ROOM=BITS_ROOM[kind], BLOCKS=tile, num_warps=WARPS,
-        )  # fmt: skip
-
-
-def _planes(values: Tensor, scales: Tensor, residual: Tensor | None) -> tuple[tuple[object, ...], int, tuple[int, ...]]:
-    """Planes as a kernel takes them, blocks of a slot, and units of 16 bytes between slots."""
-    planes = values, scales, values if residual is None else residual
-    units = tuple(plane.stride(0) * plane.element_size() // ACCESS_BYTES for plane in planes)
-    integers = triton.reinterpret(values, torch.int8) if values.dtype.is_floating_point else values
-    return (integers, scales, residual), scales[0].numel(), units
+    check_bits(values, scales, slots, "batch", batch, residual, numbers, seed=seed, first=first)
+    _launch(values, scales, slots, batch, residual, False, numbers, seed, first)
 
 
 def compile_cases() -> list[CompileCase]:
@@ -182,27 +159,27 @@ def compile_cases() -> list[CompileCase]:
     Scales are one byte a block: they move one a lane.
     """
     cases = []
-    for kind, (dtype, word) in {
-        "int16": (torch.int16, "i16"),
-        "int8": (torch.int8, "i8"),
-        "e4m3": (torch.float8_e4m3fn, "i8"),
-        "int8_residual": (torch.int8, "i8"),
-    }.items():
-        signature = (
-            {"values_ptr": f"*{word}", "scales_ptr": "*u8", "residual_ptr": "*u8", "batch_ptr": "*fp32"}
-            | {"slots_ptr": "*i32", "numbers_ptr": "*i32"} | dict.fromkeys((*SIZES, "seed", "first"), "i32")
-        )  # fmt: skip
-        held = ("values_ptr", "batch_ptr", "residual_ptr")[: 3 if "residual" in kind else 2]
-        shape = {"FLOAT": dtype.is_floating_point, "BLOCKS": 32 * WARPS}
-        shape |= {} if "residual" in kind else {"residual_ptr": None}
-        grid = shape | {"TOP": BITS_TOP[dtype], "ROOM": BITS_ROOM[dtype]}
+    for dtype, residual in (
+        (torch.int16, False),
+        (torch.int8, False),
+        (torch.float8_e4m3fn, False),
+        (torch.int8, True),
+    ):
+        kind, (top, room) = str(dtype).removeprefix("torch.") + "_residual" * residual, BITS[dtype]
+        types = {"values_ptr": f"*i{8 * dtype.itemsize}", "batch_ptr": "*fp32"}
+        types |= dict.fromkeys(("scales_ptr", "residual_ptr"), "*u8") | dict.fromkeys(
+            ("slots_ptr", "numbers_ptr"), "*i32"
+        )
+        shape = {"TOP": top, "ROOM": room, "BLOCKS": 32 * WARPS} | ({} if residual else {"residual_ptr": None})
+        moved = ("values_ptr", "batch_ptr", *["residual_ptr"] * residual)
         cases += [
             CompileCase(
-                name, kernel, signature, constants, (), WARPS, held, rare="," in name, of_64={"BLOCKS": 64 * WARPS}
+                name, _move_bits, types | dict.fromkeys(SIZES, "i32"), shape | how, (), WARPS, moved, rare="," in name,
+                of_64={"BLOCKS": 64 * WARPS},
             )
-            for name, kernel, constants in (
-                (f"load_bits_{kind}", _load_bits, shape), (f"store_bits_{kind}", _store_bits, grid),
-                (f"store_bits_{kind}, nearest", _store_bits, grid | {"numbers_ptr": None}),
+            for name, how in (
+                (f"load_bits_{kind}", {"LOAD": True, "numbers_ptr": None}), (f"store_bits_{kind}", {"LOAD": False}),
+                (f"store_bits_{kind}, nearest", {"LOAD": False, "numbers_ptr": None}),
             )
         ]  # fmt: skip
     return cases

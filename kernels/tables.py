@@ -21,9 +21,8 @@ SMALLEST_SCALE = 2.0**-126  # of smaller ones float32 has fewer digits
 LARGEST_SCALE = float.fromhex("0x1.0204060000000p+121")  # the largest of which LEVELS times are finite
 BITS_BLOCK = 32  # elements of a state in fewer bits that share a scale
 RESIDUAL = 16  # steps of a residual in one of its value
-# The largest number of a dtype: its power of two, and what carries larger digits of fp32 over to the next one.
-BITS_TOP = {torch.int16: 14, torch.int8: 6, torch.float8_e4m3fn: 8}
-BITS_ROOM = {torch.int16: 0x1FF, torch.int8: 0x1FFFF, torch.float8_e4m3fn: 0x1FFFFF}
+# Dtypes of values -> the power of two of their largest number, and what carries more digits of fp32 over to the next.
+BITS = {torch.int16: (14, 0x1FF), torch.int8: (6, 0x1FFFF), torch.float8_e4m3fn: (8, 0x1FFFFF)}
 
 
 class Count(IntEnum):

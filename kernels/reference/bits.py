@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from memstate.kernels.bit_checks import check_bits, check_draws
-from memstate.kernels.tables import BITS_BLOCK, BITS_ROOM, BITS_TOP, RESIDUAL
+from memstate.kernels.move_checks import check_bits
+from memstate.kernels.tables import BITS, BITS_BLOCK, RESIDUAL
 
 INFINITY = 0x7F800000  # bits of an infinite fp32; those of NaN are above
 WORD = 0xFFFFFFFF
@@ -82,13 +82,13 @@ def store_bits(
 
     Syncs: no (the reference: yes, off the CPU).
     """
-    check_bits(values, scales, slots, "batch", batch, residual, numbers)
-    check_draws(seed, first)
+    check_bits(values, scales, slots, "batch", batch, residual, numbers, seed=seed, first=first)
     known = (slots > 0) & (slots < len(values))
     at, x = slots[known].long(), batch[known].unflatten(-1, (-1, BITS_BLOCK))
     sizes = x.view(torch.int32) & 0x7FFFFFFF
     peak = sizes.amax(-1, keepdim=True)
-    scale = (((peak + BITS_ROOM[values.dtype]) >> 23) - BITS_TOP[values.dtype]).clamp(min=1)
+    top, room = BITS[values.dtype]
+    scale = (((peak + room) >> 23) - top).clamp(min=1)
     finite = peak < INFINITY
     size = (x.abs() * ((254 - scale) << 23).view(torch.float32)).where(finite, 0.0)  # in steps, exact
     chance = None if numbers is None else _chances(numbers[known], seed, first, x.shape)

@@ -132,14 +132,7 @@ def philox(counter: tuple[Tensor, ...], seed: int) -> tuple[Tensor, ...]:
     """Four random words for each counter of four words, uint32 in int64: Philox-4x32 with ten rounds."""
     (a, b, c, d), low, high = counter, seed & WORD, seed >> 32
     for _ in range(10):
-        (up, down), (above, below) = _product(0xCD9E8D57, c), _product(0xD2511F53, a)
-        a, b, c, d = up ^ b ^ low, down, above ^ d ^ high, below
+        left, right = 0xCD9E8D57 * c, 0xD2511F53 * a  # all 64 bits, though int64 shows them with a sign
+        a, b, c, d = (left >> 32 & WORD) ^ b ^ low, left & WORD, (right >> 32 & WORD) ^ d ^ high, right & WORD
         low, high = (low + 0x9E3779B9) & WORD, (high + 0xBB67AE85) & WORD
     return a, b, c, d
-
-
-def _product(factor: int, word: Tensor) -> tuple[Tensor, Tensor]:
-    """Upper and lower word of a product of two words; no number in between has 64 bits."""
-    lower = (factor & 0xFFFF) * word
-    upper = (factor >> 16) * word + (lower >> 16)
-    return upper >> 16, ((upper & 0xFFFF) << 16) | (lower & 0xFFFF)

@@ -14,7 +14,7 @@ VALUES: Final = {"int16": torch.int16, "e4m3": torch.float8_e4m3fn}  # the other
 
 
 def fewer_bits(plane: Plane, bits: Bits) -> tuple[Plane, ...]:
-    """The planes that hold a plane of floats in fewer bits; `Backend.load_bits` and `store_bits` move it to and from.
+    """The planes that hold a plane of floats in fewer bits, for the ops `load_bits` and `store_bits`.
 
     They are planes like others. The values have the name of the plane; `_scales` has a byte for each 32 neighbours of
     the last axis, `_residual` one for each two. So an element takes 8.25 bits as "e4m3" or "int8", 12.25 as

@@ -15,7 +15,7 @@ from memstate.kernels.move_checks import check_bits
 from memstate.kernels.slots import known_slot
 from memstate.kernels.tables import ACCESS_BYTES, BITS, BITS_BLOCK
 from memstate.kernels.tables import RESIDUAL as STEPS
-from memstate.kernels.warps import warp_threads
+from memstate.kernels.warps import limit, roomy, warp_threads
 
 WARPS = 4  # a block for each thread: 32 elements, whose residual is 16 bytes
 WIDE, BLOCK, RESIDUAL = (tl.constexpr(number) for number in (ACCESS_BYTES, BITS_BLOCK, STEPS))
@@ -135,6 +135,7 @@ def _launch(
         _move_bits[(triton.cdiv(blocks, tile), slots.numel())](
             triton.reinterpret(values, WORDS[values.element_size()]), scales, residual, slots, batch, numbers,
             len(values) - 1, blocks, *units, seed, first, LOAD=load, TOP=top, ROOM=room, BLOCKS=tile, num_warps=WARPS,
+            **limit(roomy(WARPS, not load)),
         )  # fmt: skip
 
 
@@ -159,27 +160,20 @@ def compile_cases() -> list[CompileCase]:
     Scales are one byte a block: they move one a lane.
     """
     cases = []
-    for dtype, residual in (
-        (torch.int16, False),
-        (torch.int8, False),
-        (torch.float8_e4m3fn, False),
-        (torch.int8, True),
-    ):
+    for dtype, residual in [*((dtype, False) for dtype in BITS), (torch.int8, True)]:
         kind, (top, room) = str(dtype).removeprefix("torch.") + "_residual" * residual, BITS[dtype]
-        types = {"values_ptr": f"*i{8 * dtype.itemsize}", "batch_ptr": "*fp32"}
-        types |= dict.fromkeys(("scales_ptr", "residual_ptr"), "*u8") | dict.fromkeys(
-            ("slots_ptr", "numbers_ptr"), "*i32"
-        )
+        types = dict.fromkeys(SIZES, "i32") | {"values_ptr": f"*i{8 * dtype.itemsize}", "batch_ptr": "*fp32"}
+        types |= {"scales_ptr": "*u8", "residual_ptr": "*u8", "slots_ptr": "*i32", "numbers_ptr": "*i32"}
         shape = {"TOP": top, "ROOM": room, "BLOCKS": 32 * WARPS} | ({} if residual else {"residual_ptr": None})
-        moved = ("values_ptr", "batch_ptr", *["residual_ptr"] * residual)
+        moved, nearest = ("values_ptr", "batch_ptr", *["residual_ptr"] * residual), {"numbers_ptr": None}
         cases += [
             CompileCase(
-                name, _move_bits, types | dict.fromkeys(SIZES, "i32"), shape | how, (), WARPS, moved, rare="," in name,
-                of_64={"BLOCKS": 64 * WARPS},
+                f"{name}_{kind}{how}", _move_bits, types, shape | {"LOAD": load} | given, (), WARPS, moved,
+                roomy(WARPS, not load), bool(how), {"BLOCKS": 64 * WARPS},
             )
-            for name, how in (
-                (f"load_bits_{kind}", {"LOAD": True, "numbers_ptr": None}), (f"store_bits_{kind}", {"LOAD": False}),
-                (f"store_bits_{kind}, nearest", {"LOAD": False, "numbers_ptr": None}),
+            for name, how, load, given in (
+                ("load_bits", "", True, nearest), ("store_bits", "", False, {}),
+                ("store_bits", ", nearest", False, nearest),
             )
         ]  # fmt: skip
     return cases

@@ -211,18 +211,9 @@ def scatter_slots(op: Callable[..., Any]) -> None:
 
 def _few_bits(batch: int, units: int, start: int) -> dict[str, Tensor]:
     """Planes of int8 with a residual, and slots that are padding."""
-    planes = {"values": states(32, units=8 * units), "scales": states(1, units=4 * units)}
-    planes = {
-        name: plane.view(torch.int8)[:, : 32 // each]
-        for (name, plane), each in zip(planes.items(), (1, 32), strict=True)
-    }
-    residual = states(16, units=4 * units).view(torch.uint8)[:, :16]
-    return {
-        "values": planes["values"],
-        "scales": planes["scales"].view(torch.uint8),
-        "residual": residual,
-        "slots": ints(batch, start),
-    }
+    values, scales, residual = (states(n, units=units + 1).view(torch.uint8) for n in (8, 1, 4))
+    planes = {"values": values.view(torch.int8), "scales": scales[:, :1], "residual": residual}
+    return planes | {"slots": ints(batch, start)}
 
 
 def load_bits(op: Callable[..., Any]) -> None:

@@ -17,6 +17,7 @@ from memstate.kernels.tables import ACCESS_BYTES, BITS, BITS_BLOCK
 from memstate.kernels.tables import RESIDUAL as STEPS
 from memstate.kernels.warps import limit, roomy, warp_threads
 
+WIDEST = 128  # registers of a thread that stores: without a limit some spill at 64, as others do at 96
 WARPS = 4  # a block for each thread: 32 elements, whose residual is 16 bytes
 WIDE, BLOCK, RESIDUAL = (tl.constexpr(number) for number in (ACCESS_BYTES, BITS_BLOCK, STEPS))
 E4M3 = tl.constexpr(BITS[torch.float8_e4m3fn][0])  # TOP of these
@@ -51,7 +52,7 @@ def _of_e4m3(code):
 def _chances(number, seed, first, BLOCKS: tl.constexpr):
     """Multiples of 2**-24 from 0 to below 1, `block 32`, of which each group of 4 has its own counter."""
     GROUPS: tl.constexpr = BLOCK // 4
-    at = (first.to(tl.int64) + tl.arange(0, BLOCKS)[:, None]) * GROUPS + tl.arange(0, GROUPS)[None, :]
+    at = (first + tl.arange(0, BLOCKS)[:, None]) * GROUPS + tl.arange(0, GROUPS)[None, :]
     number = tl.zeros_like(at) + number
     counter = (at.to(tl.int32), (at >> 32).to(tl.int32), number.to(tl.int32), (number >> 32).to(tl.int32))
     a, b, c, d = tl.philox(seed, counter[0], counter[1], counter[2], counter[3])
@@ -110,7 +111,7 @@ def _move_bits(
             size = size * _power(257 - power)
         elif residual_ptr is not None:
             size = size * RESIDUAL
-        held = _rounded(size, numbers_ptr, row, seed, first + start, BLOCKS)
+        held = _rounded(size, numbers_ptr, row, seed, first.to(tl.int64) + start, BLOCKS)
         if TOP == E4M3:
             held += 8 * (power - 121)
             held = tl.where(x < 0, held | 0x80, held)
@@ -135,7 +136,7 @@ def _launch(
         _move_bits[(triton.cdiv(blocks, tile), slots.numel())](
             triton.reinterpret(values, WORDS[values.element_size()]), scales, residual, slots, batch, numbers,
             len(values) - 1, blocks, *units, seed, first, LOAD=load, TOP=top, ROOM=room, BLOCKS=tile, num_warps=WARPS,
-            **limit(roomy(WARPS, not load)),
+            **limit(roomy(WARPS, not load, most=WIDEST)),
         )  # fmt: skip
 
 
@@ -169,7 +170,7 @@ def compile_cases() -> list[CompileCase]:
         cases += [
             CompileCase(
                 f"{name}_{kind}{how}", _move_bits, types, shape | {"LOAD": load} | given, (), WARPS, moved,
-                roomy(WARPS, not load), bool(how), {"BLOCKS": 64 * WARPS},
+                roomy(WARPS, not load, most=WIDEST), bool(how), {"BLOCKS": 64 * WARPS},
             )
             for name, how, load, given in (
                 ("load_bits", "", True, nearest), ("store_bits", "", False, {}),

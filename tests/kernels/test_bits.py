@@ -152,7 +152,7 @@ def test_draws_depend_on_row_seed_and_place_alone(backend: Backend, generator: t
 @pytest.mark.filterwarnings("ignore:(invalid|overflow)")  # of numpy, in the interpreter
 def test_kernel_and_reference_agree_on_every_bit(generator: torch.Generator, backend: Backend, kind: Kind) -> None:
     """More blocks than a program has; any bytes; infinities, NaN and numbers that are too small for a scale."""
-    shape, rows = (3, 50, 32), {"slots": [2, 4], "numbers": [5, 2**33]}
+    shape, rows = (3, 50, 32), {"slots": [2, 4], "numbers": [5, 2**33], "first": 2**31 - 1}
     x = states(generator, 2, shape)
     x[0, 1, 0, 3], x[0, 1, 1, 4], x[0, 1, 2, 5] = torch.inf, -torch.inf, torch.nan
     x[1, 1, :40] *= 10.0 ** -torch.arange(0, 40)[:, None]

@@ -14,6 +14,7 @@ from torch import Tensor
 from memstate.kernels import interpreter
 from memstate.kernels.reference import (
     bitmap,
+    bits,
     conv,
     copy,
     gated_delta,
@@ -154,6 +155,8 @@ class Backend:
     unpack_slots = Op(pack.unpack_slots)
     pack_int8 = Op(int8.pack_int8)
     unpack_int8 = Op(int8.unpack_int8)
+    load_bits = Op(bits.load_bits)
+    store_bits = Op(bits.store_bits)
 
     def __init__(self, name: str = "auto", device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)

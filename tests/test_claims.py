@@ -15,6 +15,7 @@ CALLERS = {
     ): "copy_slots zero_slots run_data run_rows gather_slots scatter_slots scatter_accepted scatter_inputs "
     "scatter_states",
     MODEL: "conv_step gated_delta_step selective_step",
+    ("cli.bench.drift",): "load_bits store_bits",
     ("tiers.host.packing",): "pack_slots unpack_slots pack_int8 unpack_int8",
 }
 FOR_ENGINES = {"log_linear_step", "mamba3_step"}  # no model of memstate's own demo has them

@@ -577,7 +577,7 @@ class Admission:
             commands.write(cells, values)
         if copies:
             commands.copy([*copies], [*copies.values()])
-        if self._rows:
+        if self._rows and rows:
             commands.start_rows(rows, of_rows)
         if self._levels is not None:
             self._levels.start(rows)

@@ -215,7 +215,7 @@ class Capacity(Shown):
         """See `Shown.sheet`."""
         sizes = Counter[str]()
         for part in self.best.parts:
-            sizes[part.name if part.name in MEMORY_KINDS else "tables"] += part.nbytes
+            sizes[next((kind for kind in MEMORY_KINDS if part.name.startswith(kind)), "tables")] += part.nbytes
         parts = [of_bytes(kind, nbytes, kind) for kind, nbytes in sizes.items()]
         sections = [section(title, heads, rows) for title, heads, rows in self.tables()]
         title = f"the recommended split, {format_bytes(self.best.nbytes)}"

@@ -108,7 +108,7 @@ class Parts:
         rows = int(max_requests) + int(preallocated)
         holders = slots + (rows if prefix else 0) if snapshots is None else snapshots
         require_fit(
-            layout if tensors is None else None, slots=slots, max_requests=max_requests, preallocated=preallocated,
+            layout, given=tensors is not None, slots=slots, max_requests=max_requests, preallocated=preallocated,
             snapshots=holders, pages=self.page_settings, max_batch=max_batch or rows, speculation=forward.speculation,
             device=self.backend.device, level_slots=count,
         )  # fmt: skip

@@ -44,13 +44,14 @@ def level_count(layout: StateLayout, slots: int, level_slots: int | None = None)
 
 
 def require_fit(
-    layout: StateLayout | None, *, slots: int, max_requests: int, preallocated: int, snapshots: int, pages: Pages,
+    layout: StateLayout, *, given: bool, slots: int, max_requests: int, preallocated: int, snapshots: int, pages: Pages,
     max_batch: int, speculation: bool, device: torch.device, level_slots: int = 0,
 ) -> None:  # fmt: skip
     """Refuses sizes that int32 cannot number, or that the memory of the device or the host cannot hold.
 
     Args:
-        layout: what one state is made of. None: the planes exist already.
+        layout: what one state is made of.
+        given: whether the planes exist already, except those of rows.
         slots: number of states.
         max_requests: requests that can run at a time.
         preallocated: additional rows.
@@ -72,7 +73,7 @@ def require_fit(
         f"max_batch={max_batch}, pages={pages}"
     )
     on_device = device_parts(
-        layout, slots=slots, rows=rows, snapshots=snapshots, per_row=per_row, max_batch=max_batch,
+        layout, given=given, slots=slots, rows=rows, snapshots=snapshots, per_row=per_row, max_batch=max_batch,
         speculation=speculation, level_slots=level_slots,
     )  # fmt: skip
     on_host = host_parts(rows=rows, snapshots=snapshots, pages=int(pages.count))
@@ -95,31 +96,31 @@ def require_fit(
 
 
 def device_parts(
-    layout: StateLayout | None, *, slots: int, rows: int, snapshots: int, per_row: int, max_batch: int,
-    speculation: bool, level_slots: int = 0,
+    layout: StateLayout, *, slots: int, rows: int, snapshots: int, per_row: int, max_batch: int, speculation: bool,
+    given: bool = False, level_slots: int = 0,
 ) -> list[Part]:  # fmt: skip
     """Returns what a manager allocates on the device when it is built.
 
-    The upload buffer grows later, if a packet needs more. With `layout=None` the planes exist already, and the bytes of
+    The upload buffer grows later, if a packet needs more. If the planes are given, they exist already, and the bytes of
     their tile table, which depend on their strides, are left out.
     """
+    own = [] if given else [layout]
+    inner = [
+        (each, what, count, lower)
+        for each, what, count, lower in (
+            (layout.rows, "rows", rows, "max_requests or preallocated"),
+            (layout.levels, "levels", level_slots, "level_slots"),
+        )
+        if each is not None
+    ]
     return [
-        Part("planes", sum(layout.arena_bytes(slots)) if layout else 0, "slots, or the sizes of the layout"),
-        *(
-            [Part("planes of rows", sum(layout.rows.arena_bytes(rows)), "max_requests or preallocated")]
-            if layout and layout.rows
-            else ()
-        ),
-        *(
-            [Part("planes of levels", sum(layout.levels.arena_bytes(level_slots)), "level_slots")]
-            if layout and layout.levels
-            else ()
-        ),
+        Part("planes", sum(sum(each.arena_bytes(slots)) for each in own), "slots, or the sizes of the layout"),
+        *(Part(f"planes of {what}", sum(each.arena_bytes(count)), lower) for each, what, count, lower in inner),
         Part(
             "registers, columns and page table",
             4 * cell_starts(rows, snapshots, per_row, LEVELS * bool(level_slots))[-1], CELLS,
         ),
-        Part("tile table", table_bytes(layout) if layout else 0, "the sizes of the layout"),
+        Part("tile table", sum(map(table_bytes, (*own, *(each for each, *_ in inner)))), "the sizes of the layout"),
         Part("bitmap", 4 * bitmap_ints(slots), "slots"),
         Part("counters", 4 * COUNTERS, "slots"),
         Part("step records", record_bytes(max_batch, speculation, snapshots), f"{BATCH} or snapshots"),

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from memstate.errors import EmptyRegister, OutOfSlots, RegisterInUse
-from memstate.kernels.tables import REGISTERS_PER_ROW, ROW_CODE, ZERO_SOURCE
+from memstate.kernels.tables import ROW_CODE, ZERO_SOURCE
 from memstate.slots.journal import Journal
 from memstate.slots.packet import CLAIMS, DATA, MOVES, RELEASES, WRITES, Packet
 from memstate.slots.registers import Longs, RegisterFile
@@ -352,15 +352,17 @@ class CommandBuffer:
                 self.followers.copy(targets, sources)
 
     def start_rows(self, rows: Sequence[int], of: Sequence[int] = ()) -> None:
-        """Makes the memory of rows fresh, or copies it from other rows. It waits where a coming forward uses the rows.
+        """Makes the memory of rows fresh, or copies it from other rows.
+
+        A row that a coming forward uses is free only by the release of its registers, which waits for that forward. So
+        these changes wait behind it.
 
         Args:
             rows: the rows, none twice.
-            of: for each row, the row to copy; empty for none.
+            of: for each row, the row to copy, in no coming forward; empty for none.
         """
         targets, sources = ([ROW_CODE - row for row in named] for named in (rows, of))
-        uses = [REGISTERS_PER_ROW * row for row in (*rows, *of)]
-        self._record(DATA, targets, sources or [ZERO_SOURCE] * len(targets), targets, sources, uses)
+        self._record(DATA, targets, sources or [ZERO_SOURCE] * len(targets), targets, sources)
 
     def note_changes(self, what: str, before: NDArray[np.bool_]) -> None:
         """Writes to the journal, if there is one, which registers a launch has filled or emptied.
@@ -387,9 +389,8 @@ class CommandBuffer:
         return packet
 
     def _record(
-        self, section: int, first: list[int], second: list[int], regs: list[int], sources: Sequence[int] = (),
-        uses: Sequence[int] = (),
-    ) -> None:  # fmt: skip
+        self, section: int, first: list[int], second: list[int], regs: list[int], sources: Sequence[int] = ()
+    ) -> None:
         """Records a change of registers. Starts another packet if the order of phases requires it.
 
         It also notes the first change that must wait for a forward.
@@ -400,7 +401,6 @@ class CommandBuffer:
             second: their second column.
             regs: the registers that change.
             sources: registers that a copy reads.
-            uses: further registers whose fence holds the change back.
         """
         if self.guard.call:
             self.guard.registers.append(regs)
@@ -410,7 +410,7 @@ class CommandBuffer:
         if self.fencing and self._waits is None:
             if self._fenced is None and self._used is not None:
                 self._fenced = self._unwritten.union(self._used.tolist())
-            if self._fenced and not self._fenced.isdisjoint([*regs, *sources, *uses]):
+            if self._fenced and not self._fenced.isdisjoint([*regs, *sources]):
                 self._waits = len(self.queue) - 1, len(packet.operations)
         packet.add(section, first, second, regs)
 

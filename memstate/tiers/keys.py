@@ -14,7 +14,7 @@ from memstate.checks import whole
 from memstate.errors import InvalidArgument
 from memstate.prefix.tree import Found, Node, Tree
 from memstate.salts import encode, encode_plain
-from memstate.state.layout import StateLayout
+from memstate.state.layout import Plane, StateLayout
 from memstate.tiers.records import DIGEST_BYTES, VERSION, require_digest
 from memstate.tokens import BYTES, Prompt
 
@@ -100,8 +100,8 @@ def fingerprint(
     """Returns 32 bytes that two processes share where one can use the records of the other.
 
     It stands for the model's name, the planes of a state and of a KV page (names, shapes, dtypes, the order of their
-    axes, layers), the tokens of a page, the rank, the byte order and the version of the record. The physical order and
-    the alignment of planes on a device do not count, because no record has them.
+    axes, layers, grids), the tokens of a page, the rank, the byte order and the version of the record. The physical
+    order and the alignment of planes on a device do not count, because no record has them.
 
     Args:
         model: Name of the weights and their quantisation.
@@ -126,5 +126,12 @@ def fingerprint(
 def _planes(layout: StateLayout | None) -> Hashable:
     if layout is None:
         return None
-    named = [(plane.name, plane.shape, str(plane.dtype), plane.order, plane.layers) for plane in layout.planes]
-    return (layout.layers, tuple(each if each[-1] else each[:-1] if each[-2] else each[:-2] for each in named))
+    return (layout.layers, tuple(map(_plane, layout.planes)))
+
+
+def _plane(plane: Plane) -> Hashable:
+    """What is in a record of the plane. Defaults are left out, so that older records are found."""
+    order = (plane.order,) if plane.order or plane.layers else ()
+    layers = (plane.layers,) if plane.layers else ()
+    grid = (("grid", plane.grid),) if plane.grid != 1 else ()  # without it, states may lie between its multiples
+    return (plane.name, plane.shape, str(plane.dtype), *order, *layers, *grid)

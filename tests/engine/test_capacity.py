@@ -82,12 +82,15 @@ def test_C1_a_layout_of_ones_own_is_planned_to_the_byte(order: Any) -> None:
         ms.Plane("s", (33, 9, 77), torch.float32),
         ms.Plane("empty", (0,), torch.int8),
         ms.Plane("t", (), torch.int8),
+        ms.Plane("own", (9,), torch.int16, layers=2, fill=-1),
     )
-    layout = ms.StateLayout(planes, layers=5, order=order, alignment=256)
+    rows = ms.StateLayout((ms.Plane("tail", (70,), torch.int16, fill=3),), layers=3, order=order)
+    layout = ms.StateLayout(planes, layers=5, order=order, alignment=256, rows=rows)
     plan = ms.capacity(layout, "96MiB", kv_bytes_per_token=1000, concurrency=3, **COARSE)
     for strategy in STRATEGIES:
         require_exact(plan, strategy)
     assert repr(plan).count("\n") == 0 and f"{plan.best.slots} slots" in repr(plan)
+    assert sum(part.size for part in plan.sheet().bars[0].parts) == plan.best.nbytes
 
 
 def test_C1_no_plan_has_more_than_int32_numbers() -> None:

@@ -38,7 +38,7 @@ def tail(mem: ms.StateManager, row: ms.Row) -> float:
 
 
 @pytest.mark.parametrize("tracking", STRATEGIES, ids=repr)
-def test_the_memory_of_a_row_is_fresh_follows_forks_and_is_not_published(
+def test_B81_the_memory_of_a_row_is_fresh_follows_forks_and_is_not_published(
     backend: Backend, tracking: ms.Tracking
 ) -> None:
     mem = manager(backend, tracking=tracking, pages=ms.Pages(size=4), prefix=ms.Prefix())
@@ -62,7 +62,7 @@ def test_the_memory_of_a_row_is_fresh_follows_forks_and_is_not_published(
     assert (tail(mem, d), tail(mem, e), tail(mem, a)) == (-1.0, -1.0, 5.0)
 
 
-def test_a_row_that_a_coming_forward_uses_is_fresh_only_after_it(backend: Backend) -> None:
+def test_B81_a_row_that_a_coming_forward_uses_is_fresh_only_after_it(backend: Backend) -> None:
     mem = manager(backend, max_requests=1)
     (a,) = mem.admit([ms.Request("a")])
     open_step = mem.plan([a])
@@ -76,7 +76,21 @@ def test_a_row_that_a_coming_forward_uses_is_fresh_only_after_it(backend: Backen
     assert mem.planes.rows["tail"][:, row].unique().tolist() == [-1.0]
 
 
-def test_reorder_copies_rows_before_one_that_ends_is_used_again(backend: Backend) -> None:
+def test_B81_a_fork_of_a_row_that_has_just_begun_is_fresh(backend: Backend) -> None:
+    """Data of one packet moves in no fixed order: the fork waits for another packet."""
+    mem = manager(backend)
+    mem.planes.rows["tail"].fill_(7.0)
+    (a,) = mem.admit([ms.Request("a")])
+    mem.settle(mem.plan([a], [8]))
+    (b,) = mem.admit([ms.Request("b", resume=mem.end([a], keep="handle")[0])])
+    launches = mem.backend.counts.launches
+    launches.clear()
+    (c,) = mem.fork(b, ["c"]).rows
+    mem.submit()
+    assert launches["run_rows"] == 2 and (tail(mem, b), tail(mem, c)) == (-1.0, -1.0)
+
+
+def test_B81_reorder_copies_rows_before_one_that_ends_is_used_again(backend: Backend) -> None:
     mem = manager(backend)
     rows = mem.admit([ms.Request(name) for name in "abc"])
     step = mem.plan(rows)
@@ -107,6 +121,19 @@ def test_counts_of_a_step_with_and_without_rows(backend: Backend) -> None:
     assert start == plain_start | {"run_rows": 1} and (step, rest) == (plain_step, plain_rest)
 
 
+def test_no_requests_start_no_rows(backend: Backend) -> None:
+    mem = manager(backend)
+    assert list(mem.admit([])) == [] and mem.backend.counts.launches["run_rows"] == 0
+    mem.settle(mem.plan(mem.admit([ms.Request("a")])))
+
+
+def test_a_manager_shows_the_bytes_of_rows(backend: Backend) -> None:
+    mem = manager(backend)
+    sizes = {part.name: part.size for part in mem.sheet().bars[1].parts}
+    assert sizes["rows"] == mem.planes.rows.nbytes == 2 * 5 * 16
+    assert [row[0] for row in mem.layout.sheet().sections[0].rows] == ["ssm", "score", "tail"]
+
+
 def test_the_memory_of_rows_sleeps_and_wakes(backend: Backend) -> None:
     mem = manager(backend)
     (a,) = mem.admit([ms.Request("a")])
@@ -126,7 +153,7 @@ def test_the_memory_of_rows_sleeps_and_wakes(backend: Backend) -> None:
     assert tail(mem, b) == 2.0
 
 
-def test_lengths_of_kept_states_keep_to_the_grid(backend: Backend) -> None:
+def test_B80_lengths_of_kept_states_keep_to_the_grid(backend: Backend) -> None:
     """Pages of 2 tokens, and a plane that stands alone at multiples of 4."""
     pages = ms.Pages(size=2, count=40, per_row=12)
     mem = manager(backend, pages=pages, prefix=ms.Prefix(), forward=ms.Forward(grid=1))
@@ -150,9 +177,12 @@ def test_lengths_of_kept_states_keep_to_the_grid(backend: Backend) -> None:
     (snapshot,) = mem.end([b], keep="handle")
     assert snapshot is not None and snapshot.length == 16
     mem.drop([snapshot])
+    (c,) = mem.admit([ms.Request("c", length=6)])
+    mem.settle(mem.plan([c], [6]))  # whole pages, but no multiple of the grid
+    assert mem.end([c], keep="handle") == [None]
 
 
-def test_sessions_keep_to_the_grid(backend: Backend) -> None:
+def test_B80_sessions_keep_to_the_grid(backend: Backend) -> None:
     mem = manager(backend, pages=ms.Pages(size=1), prefix=ms.Prefix(), forward=ms.Forward(grid=1))
     session = mem.sessions.open("talk")
     (a,) = mem.admit([ms.Request("a", tokens=range(6), session=session)])
@@ -166,7 +196,7 @@ def test_sessions_keep_to_the_grid(backend: Backend) -> None:
     assert mem.info(c).length == 8
 
 
-def test_a_plane_that_is_never_whole_is_refused_by_name_where_states_are_kept(backend: Backend) -> None:
+def test_B80_a_plane_that_is_never_whole_is_refused_by_name_where_states_are_kept(backend: Backend) -> None:
     ring = ms.StateLayout((ms.Plane("ring", (4,), torch.float32, grid=None),), layers=1)
     given = {"slots": 4, "max_requests": 2, "backend": backend.name, "device": backend.device}
     for settings in ({}, {"tracking": ms.NoTracking(), "prefix": ms.Prefix(), "pages": ms.Pages(size=4)}):

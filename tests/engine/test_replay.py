@@ -18,7 +18,8 @@ from tests.support.build import on
 from tests.support.scan import scan
 
 PLANES = (ms.Plane("ssm", (2, 4), torch.float32), ms.Plane("ring", (4,), torch.float32, rewritten_each_step=False))
-LAYOUT = ms.StateLayout(PLANES, layers=2)
+TAIL = ms.Plane("tail", (3,), torch.int16, fill=7)
+LAYOUT = ms.StateLayout(PLANES, layers=2, rows=ms.StateLayout((TAIL,), layers=2))
 STRATEGIES = [ms.NoTracking(4), ms.PingPong(4), ms.LazyPingPong(4), ms.Redirect(4)]
 
 
@@ -76,6 +77,9 @@ def forward(mem: ms.StateManager, step: Any) -> None:
     for state in mem.planes["ring"]:
         state[write, step.tokens.long() % 4] += 1
         state[0] = 0
+    for tail in mem.planes.rows["tail"]:
+        tail[step.rows.long()] += 1
+        tail[0] = TAIL.fill
 
 
 class Twins:
@@ -84,6 +88,8 @@ class Twins:
     def __init__(self, backend: Backend, tracking: ms.Tracking, overlap: bool, seed: int) -> None:
         settings: dict[str, Any] = {"slots": 14, "max_requests": 5, "tracking": tracking, "overlap": overlap}
         self.pair = [on(backend, LAYOUT, **settings) for _ in range(2)]
+        for mem in self.pair:
+            mem.planes.rows["tail"].fill_(-1)
         self.graphs: dict[int, Graph] = {}
         self.rng, self.rows, self.flying = random.Random(seed), [[], []], [[], []]  # type: ignore[var-annotated]
         self.kept: list[list[ms.Snapshot]] = [[], []]
@@ -135,7 +141,8 @@ class Twins:
         one, other = self.pair
         assert torch.equal(inside.registers(one).cells, inside.registers(other).cells)
         assert torch.equal(one.pool.allocator.bitmap, other.pool.allocator.bitmap)
-        for a, b in zip(one.planes.plane_map.blocks, other.planes.plane_map.blocks, strict=True):
+        memory = [(*mem.planes.plane_map.blocks, *mem.planes.rows.plane_map.blocks) for mem in self.pair]
+        for a, b in zip(*memory, strict=True):
             assert torch.equal(a, b)
         assert one.stats().copied_bytes == other.stats().copied_bytes
         assert one.free_slots == other.free_slots

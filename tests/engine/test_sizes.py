@@ -17,6 +17,8 @@ GIB = 2**30
 HUGE = 10**9
 PLAIN = ms.StateLayout((ms.Plane("ssm", (4,), torch.float32),), layers=1)
 WIDE = ms.StateLayout((ms.Plane("ssm", (2**40,), torch.float32),), layers=1)
+LONG = ms.StateLayout(PLAIN.planes, layers=1, rows=WIDE)  # with memory of rows
+GIVEN = {"ssm": torch.zeros(1, 9, 4)}
 CPU = ms.Backend("reference")
 SMALL: dict[str, Any] = {"slots": 8, "max_requests": 2, "backend": "reference"}
 
@@ -68,6 +70,10 @@ CANNOT: dict[str, tuple[Callable[[], object], str]] = {
         lambda: manager(slots=HUGE), r"slots=1000000000.*planes 16000000016 bytes.*lower snapshots .default: slots."
     ),
     "plane": (lambda: manager(layout=WIDE), r"slots=8.*16\.0 GiB.: planes 39582418599936 bytes.*lower slots"),
+    "rows with memory": (lambda: manager(layout=LONG), r"planes of rows 13194139533312 bytes.*lower max_requests"),
+    "rows beside given planes": (
+        lambda: manager(layout=LONG, tensors=GIVEN), r"planes of rows 13194139533312 bytes.*lower max_requests"
+    ),
     "snapshots": (lambda: manager(snapshots=2**31 - 1), "snapshots=2147483647"),
     "per_row": (lambda: manager(pages=pages(1, 16, 2**31 - 1)), "per_row=2147483647"),
     "page lists": (
@@ -98,13 +104,13 @@ def test_a_gpu_has_its_own_memory_and_the_host_its_own(monkeypatch: pytest.Monke
     monkeypatch.setattr(sizes, "memory", lambda device: room[device.type])
     layout = ms.StateLayout((ms.Plane("ssm", (2**20,), torch.float32),), layers=1)
     given: dict[str, Any] = {
-        "max_requests": 8, "preallocated": 0, "snapshots": 8, "pages": ms.Pages(size=1), "max_batch": 8,
+        "given": False, "max_requests": 8, "preallocated": 0, "snapshots": 8, "pages": ms.Pages(size=1), "max_batch": 8,
         "speculation": False, "device": torch.device("cuda"),
     }  # fmt: skip
     require_fit(layout, slots=10_000, **given)
     with pytest.raises(ms.ConfigurationError, match=r"on cuda.*lower slots"):
         require_fit(layout, slots=40_000, **given)
-    require_fit(None, slots=40_000, **given)  # memory of the engine
+    require_fit(layout, slots=40_000, **given | {"given": True})  # memory of the engine
     with pytest.raises(ms.ConfigurationError, match=r"on the host.*page lists 4800000000 bytes.*lower Pages\(count=\)"):
         require_fit(layout, slots=8, **given | {"pages": ms.Pages(count=10**8, size=1, per_row=1)})
 

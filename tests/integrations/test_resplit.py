@@ -61,7 +61,7 @@ def fewest(layout: StateLayout, ranks: int, wanted: set[int]) -> list[int]:
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_every_split_is_made_of_every_other_bit_for_bit(name: str, generator: torch.Generator) -> None:
+def test_B79_every_split_is_made_of_every_other_bit_for_bit(name: str, generator: torch.Generator) -> None:
     """And back again, m -> n -> m; of as few ranks as can be, the lowest."""
     layout, full = LAYOUTS[name], whole(LAYOUTS[name], generator.initial_seed())
     assert all(legal(layout, ranks) for ranks in RANKS)

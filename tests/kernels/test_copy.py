@@ -138,12 +138,12 @@ def test_B40_a_packet_names_registers_and_skips_empty_ones(backend, generator, o
 @pytest.mark.parametrize("planes", [SMALL, LAYOUTS["fills, and layers of their own"]], ids=["zeros", "fills"])
 def test_entries_of_rows_move_rows_and_those_of_registers_do_not(backend, generator, planes, order):
     engine, plane_map = moved(backend, generator, planes, 6, order, layers=2)
-    entries = [(1, 2), (ROW_CODE - 3, ZERO_SOURCE), (3, ZERO_SOURCE), (ROW_CODE - 1, ROW_CODE - 4), (0, 0)]
+    entries = [(1, 2), (5, 1), (ROW_CODE - 3, ZERO_SOURCE), (3, ZERO_SOURCE), (ROW_CODE - 1, ROW_CODE - 4), (0, 0)]
     entries += [(ROW_CODE - 2, ROW_CODE - 4), (ROW_CODE, ZERO_SOURCE), (ROW_CODE - 7, ZERO_SOURCE)]
     packet = packet_of(entries, backend.device)
     backend.run_rows(plane_map, packet)
     engine.expect_all((3, None), (1, 4), (2, 4))
-    backend.run_data(plane_map, engine.ids(0, 1, 5, 2), packet)
+    backend.run_data(plane_map, engine.ids(0, 1, 5, 2, 0, 0), packet)
     engine.expect_all((1, 5), (2, None))
 
 

@@ -19,7 +19,8 @@ INNER = ("claim", "ownership", "run_data", "run_rows")  # get nothing but what m
 OWN = ("registers", "planes", "records", "bitmap", "counters")  # made by memstate
 STEPS = ("conv_step", "gated_delta_step", "selective_step", "mamba3_step")
 OPTIONAL = (
-    "a_log", "bias", "conv", "d", "dt_bias", "first", "h", "inputs", "marks", "out", "plane", "slots", "window", "z",
+    "a_log", "bias", "conv", "d", "dt_bias", "first", "h", "inputs", "marks", "numbers", "out", "plane", "residual",
+    "slots", "window", "z",
 )  # fmt: skip
 
 
@@ -45,9 +46,10 @@ SPOILT: dict[str, Callable[[Tensor], Any]] = {  # None: not possible
     "reordered": reordered,
     "shorter": shorter(0), "axis 1 shorter": shorter(1), "axis 2 shorter": shorter(2), "axis 3 shorter": shorter(3),
 }  # fmt: skip
+PLANES = {"plane", "conv", "values", "scales", "residual"}  # those of one call may lie in one arena
 FITS = {  # fewer slots, registers or records; another size, if nothing else says it; either order
     "shorter": ("ids", "state", "slots", "out", "source", "packet"), "axis 1 shorter": ("plane",),
-    "axis 2 shorter": ("plane", "conv"), "axis 3 shorter": ("conv",), "reordered": ("state", "plane", "conv", "levels"),
+    "axis 2 shorter": ("plane", "conv"), "axis 3 shorter": ("conv",), "reordered": ("state", "levels", *PLANES),
 }  # fmt: skip
 
 
@@ -106,13 +108,14 @@ ADDRESSES = {  # what lanes move 16 bytes at a time
     "gated_delta_step": ("window",), "selective_step": ("a", "window"),
     "log_linear_step": ("levels", "chunk_k", "chunk_v", "chunk_decay"),
     "pack_slots": ("out",), "unpack_slots": ("source",), "pack_int8": ("out",), "unpack_int8": ("source",),
+    "load_bits": ("out", "values", "scales", "residual"), "store_bits": ("batch", "values", "scales", "residual"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("op", ADDRESSES)
 def test_D4_what_begins_off_16_bytes_is_named(backend: Backend, op: str) -> None:
     found = set()
-    for case in (made(op, seed) for seed in range(8)):
+    for case in (made(op, seed) for seed in range(16)):
         for name, _, tensor in given(case.arguments):
             if name in ADDRESSES[op] and tensor.dim() > 1:  # not weights of a head
                 whole = torch.zeros(tensor.nbytes + 4096, dtype=torch.uint8)[8:]
@@ -126,8 +129,11 @@ def test_D4_what_begins_off_16_bytes_is_named(backend: Backend, op: str) -> None
 WRITTEN = dict.fromkeys(("gather_slots", "pack_slots", "pack_int8"), ("out",)) | {"scatter_states": ("plane", "conv")}
 WRITTEN |= dict.fromkeys(("scatter_slots", "scatter_accepted", "scatter_inputs"), ("plane",))
 WRITTEN |= dict.fromkeys(STEPS, ("out", "state", "window"))
-TOGETHER = {"plane", "conv"}, {"levels", "level_decay", "chunk_k", "chunk_v", "chunk_decay"}  # may lie in one arena
+TOGETHER = PLANES, {"levels", "level_decay", "chunk_k", "chunk_v", "chunk_decay"}  # may lie in one arena
 WRITTEN |= {"log_linear_step": ("out", *TOGETHER[1])}
+WRITTEN |= {"load_bits": ("out",), "store_bits": ("values", "scales", "residual")}
+# Of these any entry may be another's.
+UNSLOTTED = {(op, "out") for op in (*STEPS, "log_linear_step", "gather_slots", "load_bits")}
 
 
 def overlaid(*tensors: Tensor) -> list[Tensor]:
@@ -145,7 +151,7 @@ def test_D4_D12_what_is_written_shares_no_byte_with_anything_and_no_graph_has_it
             told = f"{name}.{part}" if part else name
             for other, field, tensor in given(case.arguments):
                 together = any({name, other} <= planes for planes in TOGETHER)
-                if tensor.numel() and (name, part) != (other, field) and not together:
+                if tensor is not None and tensor.numel() and (name, part) != (other, field) and not together:
                     here, there = overlaid(written, tensor)
                     with pytest.raises(ValueError, match=r"^[\w.]+: (?:bytes 0x|.*shares? bytes).*"):
                         call(**changed(case.arguments, (name, part, here), (other, field, there)))
@@ -153,11 +159,7 @@ def test_D4_D12_what_is_written_shares_no_byte_with_anything_and_no_graph_has_it
                 with pytest.raises(ValueError, match=rf"^{told}: requires grad.*\.detach\(\)"):
                     call(**changed(case.arguments, (name, part, written.detach().requires_grad_())))
             slot = int(name in ("plane", "conv"))
-            if (
-                name != "window"
-                and not (name == "out" and op in (*STEPS, "log_linear_step", "gather_slots"))
-                and written.shape[slot] > 1
-            ):
+            if name != "window" and (op, name) not in UNSLOTTED and written.shape[slot] > 1:
                 strides = [0 if axis == slot else stride for axis, stride in enumerate(written.stride())]
                 with pytest.raises(
                     ValueError, match=rf"^{told}: (?:slots share bytes|records of \d+ bytes lie|`.* must)"

@@ -35,7 +35,7 @@ MOVERS = {
     "copy_slots", "zero_slots", "run_data", "run_rows", "conv_step", "gated_delta_step", "selective_step",
     "mamba3_step", "log_linear_step",
     "gather_slots", "scatter_slots", "scatter_accepted", "scatter_inputs", "scatter_states",
-    "pack_slots", "unpack_slots", "pack_int8", "unpack_int8",
+    "pack_slots", "unpack_slots", "pack_int8", "unpack_int8", "load_bits", "store_bits",
 }  # fmt: skip
 
 # Barriers that stand in the source: one phase reads what another wrote, or stores what warps decide by. Every other

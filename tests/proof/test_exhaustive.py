@@ -13,7 +13,10 @@ from tests.proof.stateful.operations import NO_LIMIT
 from tests.support.sources import ROOT
 
 # One row of PingPong takes 3 of the 5 slots, so there are few states. The short ones differ little from the others.
-SHORT = "Redirect, pages of 2", "Redirect, copied hits", "Redirect, in place", "LazyPingPong, skipping"
+SHORT = (
+    "Redirect, pages of 2", "Redirect, copied hits", "Redirect, in place", "Redirect, rows and a grid",
+    "LazyPingPong, skipping",
+)  # fmt: skip
 DEPTHS = dict.fromkeys(SHORT, 1) | dict.fromkeys(("PingPong", "PingPong, direct hits"), 3)
 CALLS = {
     "admit", "fork", "plan", "replay", "forward", "launched", "submit", "settle", "cancel", "abort", "release",

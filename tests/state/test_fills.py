@@ -29,7 +29,7 @@ def filled(backend: Backend, order: str) -> Planes:
 
 
 @pytest.mark.parametrize("order", ["layer_major", "slot_major"])
-def test_the_null_slot_and_fresh_slots_read_as_the_fill(backend: Backend, order: str) -> None:
+def test_B78_the_null_slot_and_fresh_slots_read_as_the_fill(backend: Backend, order: str) -> None:
     planes = filled(backend, order)
     before = dict(backend.counts.launches)
     planes.zero(torch.tensor([3, 1], dtype=torch.int32, device=backend.device))
@@ -48,7 +48,7 @@ def test_the_null_slot_and_fresh_slots_read_as_the_fill(backend: Backend, order:
 
 
 @pytest.mark.parametrize("order", ["layer_major", "slot_major"])
-def test_sleep_brings_fills_back(backend: Backend, order: str) -> None:
+def test_B78_sleep_brings_fills_back(backend: Backend, order: str) -> None:
     planes = filled(backend, order)
     saved = planes.save(torch.tensor([1, 4], device=backend.device))
     planes.sleep(keep=False)

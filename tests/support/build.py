@@ -7,7 +7,7 @@ from weakref import proxy
 
 from memstate import Forward, Pages, Prefix, StateLayout, StateManager, Tracking
 from memstate.kernels.dispatch import Backend
-from memstate.kernels.tables import REGISTERS_PER_ROW
+from memstate.kernels.tables import REGISTERS_PER_ROW, ROW_CODE
 from memstate.prefix.match import Match
 from memstate.prefix.placement import Ends
 from memstate.slots.commands import CommandBuffer
@@ -63,7 +63,8 @@ def check_recorded(commands: CommandBuffer) -> None:
         section: int, first: list[int], second: list[int], regs: list[int], sources: Sequence[int] = ()
     ) -> None:
         named = [*regs, *sources]
-        assert {*map(type, named)} == {int} and min(named) >= REGISTERS_PER_ROW and max(named) < file.count, named
+        least, end = (ROW_CODE - file.rows, ROW_CODE) if named[0] < 0 else (REGISTERS_PER_ROW, file.count)
+        assert {*map(type, named)} == {int} and min(named) >= least and max(named) < end, named
         assert len(first) == len(second) and len({*regs}) == len(regs) and {*regs}.isdisjoint(sources), named
         CommandBuffer._record(mine, section, first, second, regs, sources)
 

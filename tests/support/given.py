@@ -7,6 +7,7 @@ separate   an allocation per plane and layer, slots with foreign bytes behind   
 The orders of memstate's own arenas, whose blocks are padded to 16 bytes: `layer_major` and `slot_major`.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -21,6 +22,13 @@ ORDERS = ("layer_major", "slot_major")
 KEY = tuple[str, int]
 
 
+def in_order(layout: StateLayout) -> Iterator[tuple[Plane, int]]:
+    """Plane and layer of each block of a slot, one behind the other."""
+    for layers in dict.fromkeys(map(layout.layers_of, layout.planes)):
+        alike = [plane for plane in layout.planes if layout.layers_of(plane) == layers]
+        yield from ((plane, layer) for layer in range(layers) for plane in alike)
+
+
 class Engine:
     """Poisoned memory, the tensors in it, and what the memory should become.
 
@@ -32,13 +40,7 @@ class Engine:
         unit: int = 16, gap: int = 1,
     ) -> None:  # fmt: skip
         self.layout, self.slots, self.backend, self.form = layout, slots, backend, form
-        keys = [
-            (plane.name, layer)
-            for layers in dict.fromkeys(map(layout.layers_of, layout.planes))
-            for layer in range(layers)
-            for plane in layout.planes
-            if layout.layers_of(plane) == layers
-        ]
+        keys = [(plane.name, layer) for plane, layer in in_order(layout)]
         self.plane = {plane.name: plane for plane in layout.planes}
         self.own = form in ORDERS
         unit, gap = (16, 0) if self.own else (unit, gap)

@@ -10,6 +10,7 @@ from memstate.state import presets
 from memstate.state.layout import Order, Plane, StateLayout
 from memstate.state.planes import Planes
 from memstate.tiers.host.packing import Packing
+from tests.support.given import in_order
 
 RECORDS, CANARY = 4, 48
 PRESETS = [name for name in presets.__all__ if name in presets.CHECKPOINTS]
@@ -36,9 +37,8 @@ def filled(layout: StateLayout, slots: int, backend: Backend, generator: torch.G
 
 def blocks(storage: Planes, slot: int) -> Iterator[tuple[str, int, Tensor]]:
     """The bytes of a slot, plane by plane of each layer."""
-    for layer in range(storage.layout.layers):
-        for name, plane in storage.items():
-            yield name, layer, plane[layer][slot].reshape(-1).view(torch.uint8)
+    for plane, layer in in_order(storage.layout):
+        yield plane.name, layer, storage[plane.name][layer][slot].reshape(-1).view(torch.uint8)
 
 
 def body(storage: Planes, slot: int) -> Tensor:

@@ -43,10 +43,11 @@ class Server(Checked):
 
     def __init__(
         self, backend: Backend, name: str = "redirect", *, prefix: ms.Prefix | bool = True, every: int = EVERY,
-        page: int = PAGE, slots: int = 16, rows: int = 4, pages: int = 60, in_place: bool = False, **settings: object,
+        page: int = PAGE, slots: int = 16, rows: int = 4, pages: int = 60, in_place: bool = False,
+        layout: ms.StateLayout = LAYOUT, **settings: object,
     ) -> None:  # fmt: skip
         self.mem = build(
-            LAYOUT,
+            layout,
             slots=slots,
             max_requests=rows,
             tracking=TRACKING[name](every),

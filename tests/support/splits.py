@@ -16,6 +16,7 @@ from memstate.tiers.keys import Keys, fingerprint
 from memstate.tiers.records import RecordFormat
 from memstate.tiers.stores.base import Bytes, Outcome
 from memstate.tokens import Prompt, encode
+from tests.support.given import in_order
 
 PRESETS = [name for name in presets.__all__ if name in presets.CHECKPOINTS]
 PAGE, MODEL, LAYERS = 4, "toy", 2
@@ -28,6 +29,7 @@ MIXED = StateLayout(
         Plane("inner", (2, 16, 3), torch.int8, parts=(Part("channel", 16),), axis=1),
         Plane("whole", (7, 2), torch.float32),
         Plane("one", (), torch.float32),
+        Plane("own", (8, 3), torch.int16, parts=(Part("head", 8),), layers=3),
         Plane("none", (8, 0), torch.float32, parts=(Part("head", 8),)),
     ),
     LAYERS,
@@ -58,7 +60,7 @@ def toy(name: str) -> StateLayout:
 def whole(layout: StateLayout, seed: int) -> dict[str, Tensor]:
     """Every plane of the whole model as random bytes, `layer ... byte`."""
     random = {"dtype": torch.uint8, "generator": torch.Generator().manual_seed(seed)}
-    shapes = {plane.name: (layout.layers, *plane.shape, plane.dtype.itemsize) for plane in layout.planes}
+    shapes = {plane.name: (layout.layers_of(plane), *plane.shape, plane.dtype.itemsize) for plane in layout.planes}
     return {name: torch.randint(0, 256, shape, **random) for name, shape in shapes.items()}
 
 
@@ -77,11 +79,9 @@ def cut(plane: Plane, full: Tensor, ranks: int, rank: int) -> Tensor:
 def shard(layout: StateLayout, full: dict[str, Tensor], ranks: int, rank: int, padding: int = 0) -> Bytes:
     """The body of a rank, from the order of a body alone."""
     blocks = []
-    cuts = [cut(plane, full[plane.name], ranks, rank) for plane in layout.planes]
-    for layer in range(layout.layers):
-        for plane in cuts:
-            block = plane[layer].reshape(-1)
-            blocks += [block, torch.full((-len(block) % 16,), padding, dtype=torch.uint8)]
+    for plane, layer in in_order(layout):
+        block = cut(plane, full[plane.name], ranks, rank)[layer].reshape(-1)
+        blocks += [block, torch.full((-len(block) % 16,), padding, dtype=torch.uint8)]
     return torch.cat(blocks).numpy()
 
 

@@ -21,7 +21,7 @@ from memstate.tiers.host.cache import CachedRecord, RecordCache
 from memstate.tiers.keys import Keys, fingerprint
 from memstate.tokens import Prompt, encode
 from tests.support import owners
-from tests.support.planes import LAYOUT, History, fold
+from tests.support.planes import History, fold
 from tests.support.serving import PAGE, STALE, Server
 from tests.support.tiered_late import Late, wait_for_staging
 from tests.support.virtual import ByHand
@@ -62,7 +62,7 @@ class Tiered(Server):
             for plane in self.pages_kv.values():
                 plane[:, 1:] = STALE
         self.known: dict[bytes, History] = {}  # the tokens of keys
-        mark = fingerprint("toy", LAYOUT, KV if pages else None, self.page, 0, 1)
+        mark = fingerprint("toy", self.mem.layout, KV if pages else None, self.page, 0, 1)
         self._keys = Keys(mark, self.page)
 
     @property

@@ -102,6 +102,22 @@ def test_the_body_has_values_and_scales_in_place_of_the_plane(backend: Backend, 
                 assert same_bytes(found, x)
 
 
+@pytest.mark.parametrize("order", ORDERS)
+def test_B79_a_plane_with_layers_of_its_own_is_int8_beside_others(
+    backend: Backend, generator: torch.Generator, order: Order
+) -> None:
+    """Slot 1 to a record and on to slot 3; int8 has the layers of the plane, and what is exact stays so."""
+    planes = [Plane("ssm", (2, 3, 5), torch.float32, layers=3, fill=1.5), Plane("ids", (3,), torch.int16, fill=-1)]
+    storage = numbers(filled(StateLayout(planes, 2, order), 3, backend, generator), generator)
+    packing = Packing(storage, {"ssm": 2})
+    records = Records(packing, generator)
+    packing.pack(None, ids(storage, 1), ids(storage, 0), records.bodies)
+    packing.unpack(None, ids(storage, 3), ids(storage, 0), records.bodies)
+    x, y = layers_of(storage, "ssm", 1), layers_of(storage, "ssm", 3)
+    assert len(x) == 3 and ((x.double() - y.double()).abs() <= 0.51 * step(x, 2)).all()
+    assert same_bytes(layers_of(storage, "ids", 1), layers_of(storage, "ids", 3))
+
+
 def test_one_launch_for_bytes_and_one_for_each_plane(backend: Backend, generator: torch.Generator) -> None:
     storage = numbers(filled(TWO, 3, backend, generator), generator, ("ssm", "m"))
     for int8, expected in (

@@ -19,6 +19,7 @@ from memstate.tiers import records as module
 from memstate.tiers.keys import fingerprint
 from memstate.tiers.records import FLAWS, RecordFormat
 from memstate.tiers.stores.base import Bytes
+from tests.support.given import in_order
 
 ROOT = Path(__file__).parents[2]
 SMALL = StateLayout((Plane("conv", (3,), torch.bfloat16), Plane("ssm", (2, 5), torch.int16)), layers=2)
@@ -29,6 +30,14 @@ LAYOUTS = {
     "an empty plane": StateLayout((Plane("none", (0,), torch.int8), Plane("c", (17,), torch.int8)), layers=2),
     "nothing": StateLayout((Plane("none", (0, 3), torch.float32),), layers=2),
     "many planes": StateLayout(tuple(Plane(f"p{n}", (n,), torch.int8) for n in range(9)), layers=5),
+    "layers of their own": StateLayout(
+        (
+            Plane("a", (3,), torch.int8, layers=3),
+            Plane("b", (5,), torch.int16),
+            Plane("c", (17,), torch.int8, layers=1),
+        ),
+        2,
+    ),
     "pages": StateLayout((Plane("k", (4, 2, 3), torch.float16), Plane("v", (4, 2, 3), torch.float16)), layers=2),
 }
 PRINT, KEY, LENGTH = fingerprint("model", SMALL, None, 4, 0, 1), bytes(range(32)), 1024
@@ -50,10 +59,9 @@ def sealed(form: RecordFormat, seed: int = 0, key: bytes = KEY, length: int = LE
 def payload(form: RecordFormat) -> np.ndarray[Any, Any]:
     """Which bytes of a record hold elements of a plane, by adding up block after block."""
     marks, at = np.zeros(form.nbytes, bool), form.header_bytes
-    for _ in range(form.layout.layers):
-        for plane in form.layout.planes:
-            marks[at : at + plane.nbytes] = True
-            at += -(-plane.nbytes // 16) * 16
+    for plane, _ in in_order(form.layout):
+        marks[at : at + plane.nbytes] = True
+        at += -(-plane.nbytes // 16) * 16
     assert at == form.nbytes
     return marks
 
@@ -71,18 +79,18 @@ def test_record_is_what_the_document_says(kind: Any, layout: StateLayout) -> Non
     record = sealed(form)
     planes = len(layout.planes)
     assert form.header_bytes == -(-(104 + 4 * planes) // 64) * 64
-    assert form.body_bytes == sum(-(-plane.nbytes // 16) * 16 for plane in layout.planes) * layout.layers
+    assert form.body_bytes == sum(-(-plane.nbytes // 16) * 16 for plane, _ in in_order(layout))
     assert record[:8].tobytes() == b"memstate"
     assert (number(record, 8, 2), number(record, 10, 2)) == (1, {"state": 1, "kv": 2}[kind])
     assert number(record, 12, 4) == form.header_bytes
     assert (record[16:48].tobytes(), record[48:80].tobytes()) == (PRINT, KEY)
     assert (number(record, 80, 8), number(record, 88, 8), number(record, 96, 4)) == (LENGTH, form.body_bytes, planes)
-    body = record[form.header_bytes :].reshape(layout.layers, -1)
-    at = 0
-    for index, plane in enumerate(layout.planes):
+    at, sums = form.header_bytes, dict.fromkeys(layout.planes, 0)
+    for plane, _ in in_order(layout):
         block = -(-plane.nbytes // 16) * 16
-        assert number(record, 100 + 4 * index, 4) == zlib.crc32(body[:, at : at + block].tobytes())
+        sums[plane] = zlib.crc32(record[at : at + block].tobytes(), sums[plane])
         at += block
+    assert [number(record, 100 + 4 * index, 4) for index in range(planes)] == list(sums.values())
     assert not record[100 + 4 * planes : form.header_bytes - 4].any()
     assert number(record, form.header_bytes - 4, 4) == zlib.crc32(record[: form.header_bytes - 4])
     marks = payload(form)
@@ -106,8 +114,8 @@ def test_the_order_on_the_device_is_not_in_the_record(order: str, alignment: int
     assert sealed(form).tobytes() == sealed(STATE).tobytes()
 
 
-@pytest.mark.parametrize("name", ["small", "many planes"])
-def test_B67_every_flipped_bit_is_found(name: str) -> None:
+@pytest.mark.parametrize("name", ["small", "many planes", "layers of their own"])
+def test_B67_B79_every_flipped_bit_is_found(name: str) -> None:
     """No byte of a record is left out, padding included."""
     form = RecordFormat("state", LAYOUTS[name], PRINT)
     record = sealed(form)

@@ -74,6 +74,8 @@ def test_whatever_changes_bytes_changes_the_fingerprint() -> None:
         replace(STATE, planes=(conv, replace(ssm, shape=(32,)))),
         replace(STATE, planes=(conv, replace(ssm, name="state"))),
         replace(STATE, planes=(conv, replace(ssm, order="value_key"))),
+        *(replace(STATE, planes=(conv, replace(ssm, grid=grid))) for grid in (4, None)),
+        replace(STATE, planes=(conv, replace(ssm, layers=4))),
     ]  # fmt: skip
     made = [fingerprint("model", state, KV, 4, 0, 2) for state in states]
     made += [fingerprint("model", STATE, kv, 4, 0, 2) for kv in (None, STATE, replace(KV, layers=2))]

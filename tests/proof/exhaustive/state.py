@@ -4,7 +4,7 @@ from hashlib import blake2b
 from marshal import dumps
 from typing import Any
 
-from memstate.kernels.tables import REGISTERS_PER_ROW
+from memstate.kernels.tables import REGISTERS_PER_ROW, ROW_CODE
 from memstate.slots.packet import DATA, MOVES, WRITES, Packet
 from tests.proof.exhaustive.world import ROWS, World
 from tests.support import inside, owners
@@ -46,6 +46,7 @@ def name(world: World) -> bytes:
         state: tuple[Any, ...] = ()
         if one:
             state = len(one.text), one.confirmed, one.unsettled, one.finished, host_tracked[at], place[host_sources[at]]
+            state = (*state, len(one.tail), model.tails[at] == one.tail)
         steps = tuple(
             next(((len(e.tokens), e.before, model.tenant(e) is e.row) for e in step.entries if e.row.number == at), ())
             for step in model.steps
@@ -94,7 +95,8 @@ def _changes(operations: list[Any], index: dict[int, int], rank: dict[int, int],
             if section == WRITES:
                 cells[one] = two
             else:
-                found.add((section, index[one], index.get(two, two) if section in (MOVES, DATA) else 0))
+                one, two = (index.get(code, code) if code >= 0 else -2 - rank[ROW_CODE - code] for code in (one, two))
+                found.add((section, one, two if section in (MOVES, DATA) else 0))
     return [sorted(found), sorted(_cell(*pair, index, rank, file) for pair in cells.items())]
 
 

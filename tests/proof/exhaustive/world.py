@@ -35,6 +35,7 @@ CASES = {
     "Redirect, copied hits": case("redirect", direct_hits=False),
     "Redirect, in place": case("redirect", in_place=True),
     "Redirect, speculation": speculating("redirect"),
+    "Redirect, rows and a grid": case("redirect", tails=True, alone=2),
     "PingPong": case("ping-pong"),
     "PingPong, direct hits": case("ping-pong", direct_hits=True, page_size=2),
     "PingPong, speculation": speculating("ping-pong"),

@@ -3,8 +3,9 @@
 Every scene is made in the same way, so that a call meets the same manager each time.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -16,6 +17,7 @@ from memstate.kernels.dispatch import Backend
 from memstate.tokens import BYTES
 from tests.support import owners
 from tests.support.endings import close_idle, finish
+from tests.support.planes import LAYOUT
 from tests.support.serving import EVERY, PAGE
 from tests.support.tiered import Tiered, whole
 from tests.support.virtual import ByHand, MemoryStore
@@ -23,6 +25,10 @@ from tests.support.virtual import ByHand, MemoryStore
 Call = Callable[[], Any]
 A, B, C = whole(1, 6), whole(2, 5), whole(3, 4)  # A and B are cached on the device, C below it
 CHAT, TALK = whole(4, 4), whole(5, 3)
+TAIL = ms.Plane("tail", (3,), torch.int32, fill=1000)
+WITH_ROWS = replace(
+    LAYOUT, planes=(replace(LAYOUT.planes[0], grid=2 * PAGE), *LAYOUT.planes[1:]), rows=ms.StateLayout((TAIL,), 2)
+)
 
 
 class Scene(Tiered):
@@ -32,13 +38,18 @@ class Scene(Tiered):
         name: the strategy.
         in_place: whether the forward updates slots in place.
         overlap: whether a step is unsettled while the next is planned.
+        layout: of the planes.
     """
 
-    def __init__(self, name: str, in_place: bool = False, overlap: bool = True) -> None:
+    def __init__(
+        self, name: str, in_place: bool = False, overlap: bool = True, layout: ms.StateLayout = LAYOUT
+    ) -> None:
+        self.tails: dict[ms.Row, int] = {}  # tokens that the memory of each row has counted
         self.store, self.jobs, self.in_gap = MemoryStore(), ByHand(), False
         super().__init__(
             Backend("reference"), name, every=EVERY, slots=30, rows=12, pages=64, in_place=in_place, overlap=overlap,
             tiers={"store": self.store, "executor": self.jobs, "write": "through", "threads": 1}, journal=8,
+            layout=layout,
         )  # fmt: skip
         mem = self.mem
         self.pass_down(C)
@@ -61,6 +72,17 @@ class Scene(Tiered):
         self.steps = [self.step([self.first, self.second, self.talker], most=EVERY)]
         self.by_id = mem.pool.claim(2)
         self.fetched = mem.prefetch([*C, 1])
+
+    def _forward(self, step: ms.Step, fed: Sequence[Sequence[int]]) -> None:
+        """Counts the tokens of each row in its memory as well."""
+        by_number = {row.index: row for row in self.mem.rows}
+        for number, tokens in zip(step.numbers.tolist(), fed, strict=True) if self.mem.planes.rows else ():
+            if row := by_number.get(number):
+                tail, before = self.mem.planes.rows["tail"][:, number], self.tails.get(row, 0)
+                assert (tail == TAIL.fill + before).all(), f"{row}: {tail.tolist()}, expected {before} tokens"
+                self.tails[row] = before + len(tokens)
+                tail += len(tokens)
+        super()._forward(step, fed)
 
     def settled(self) -> "Scene":
         """No step is in flight."""
@@ -144,9 +166,10 @@ class Scene(Tiered):
         finish(self)
 
 
-SCENES: dict[str, tuple[str, bool, bool]] = {
+SCENES: dict[str, tuple[Any, ...]] = {
     "redirect": ("redirect", False, True),
     "redirect in place": ("redirect", True, False),
+    "redirect with rows": ("redirect", False, True, WITH_ROWS),
     "lazy": ("lazy", False, True),
     "ping-pong": ("ping-pong", False, False),
     "lazy in place": ("lazy", True, True),

@@ -62,6 +62,7 @@ def fingerprint(scene: Scene) -> dict[str, Any]:
     seen["free"] = mem.free_slots, mem.free_pages, owners.free(mem)
     seen["fetches"] = [fetch.done for fetch in (below.prefetcher._fetches if below.prefetcher else ())]
     seen["asleep"] = mem.planes.asleep
+    seen["rows' memory"] = rows["tail"][:, table.used].tolist() if (rows := mem.planes.rows) else None
     return seen
 
 

@@ -26,7 +26,10 @@ COLUMNS = ("tracked", "source")
 
 
 class Op(NamedTuple):
-    """One change. registers: that it changes; source: register that it reads; cell, value: what it writes."""
+    """One change. registers: that it changes; source: register that it reads; cell, value: what it writes.
+
+    A negative number stands for the memory of a row.
+    """
 
     phase: int
     registers: tuple[int, ...] = ()
@@ -100,6 +103,7 @@ class Row:
     taste: int = 0
     lease: "Lease | None" = None
     talk: "Talk | None" = None
+    tail: Text = EMPTY  # what the memory of the row stands for
 
     @property
     def live(self) -> int:
@@ -128,7 +132,9 @@ class Ledger:
         self.register_count = self.first_holder + settings.holder_count
         self.generation = list(generations)  # of each row, as the host counts them
         self.columns = {name: [0] * (self.row_count + 1) for name in COLUMNS}
-        self.packets = self.copied = self.zeroed = 0  # bytes
+        self.packets = self.moving = 0  # moving: packets with data
+        self.copied = self.zeroed = 0  # bytes
+        self.tails: list[State] = [EMPTY, *[None] * self.row_count]  # of each row
         self.published = self.dropped = self.refused = self.missed = 0
         self.content: dict[str, list[State]] = {part: [EMPTY, *[None] * self.capacity] for part in settings.parts}
         self.stirred: set[tuple[str, int]] = set()  # planes of slots that have lost a content since somebody looked
@@ -255,6 +261,11 @@ class Ledger:
         for target, source in pairs:
             self.known[target] = self.known[source]
 
+    def record_rows(self, rows: Sequence[int], of: Sequence[int]) -> None:
+        """The memory of rows is fresh, or that of other rows."""
+        if self.settings.tails and rows:
+            self._note([Op(DATA, (-row,), -of[at] if of else None) for at, row in enumerate(rows)])
+
     def named(self, register: int) -> bool:
         """Whether something is recorded that changes a register or reads its state, or a forward will write it."""
         return register in self.unwritten or any(
@@ -280,15 +291,15 @@ class Ledger:
         if not self.queue:
             self.require_same()
 
-    def submit_batch(self) -> bool:
-        """Sends everything, and a batch with the last packet. Returns whether that packet has changes as well."""
+    def submit_batch(self) -> tuple[bool, bool]:
+        """Sends everything, and a batch with the last packet. Returns whether that packet has changes, and data."""
         assert self.waits is None
         last = self._last()
         due, self.queue = self.queue, []
         for entry in due:
             self.carry_out(entry)
         self.require_same()
-        return bool(last.ops)
+        return bool(last.ops), any(op.phase == DATA for op in last.ops)
 
     def require_same(self) -> None:
         """Nothing is recorded: the host says what the device has carried out."""
@@ -311,6 +322,7 @@ class Ledger:
             return
         self.before_packet()
         self.packets += bool(entry.ops)
+        self.moving += any(op.phase == DATA for op in entry.ops)
         for op in sorted(entry.ops, key=lambda op: op.phase):
             self._do(op)
 
@@ -330,6 +342,8 @@ class Ledger:
                 self.page_cells[row][at] = op.value
             else:
                 self.columns[column][row] = op.value
+        elif op.registers[0] < 0:
+            self.tails[-op.registers[0]] = self.tails[-op.source] if op.source else EMPTY
         elif op.source is None:
             self.zeroed += self.settings.slot_bytes()
             for states in self.content.values():
@@ -445,7 +459,7 @@ class Ledger:
 
     def answer(self, row: Row, bound: int, ended: bool) -> int:
         """The register with the largest label in 1..bound, live before a lane of the same label; 0 for none."""
-        bound = self.floor(bound)
+        bound -= bound % self.settings.unit
         best = 0
         for register in [*([row.live] if ended else []), *self.lanes(row)]:
             if 1 <= self.known.get(register, 0) <= bound and (not best or self.known[register] > self.known[best]):
@@ -487,7 +501,7 @@ class Ledger:
                 kept.append(None)
                 continue
             length = self.known[answer]
-            assert length <= row.confirmed and self.floor(length) == length
+            assert length <= row.confirmed and length % self.settings.unit == 0
             pages = tuple(row.pages[: length // self.settings.page_size])
             self.page_users.update(pages)
             snapshot = self.hold(unused.pop(0), length, row.text[:length], pages)

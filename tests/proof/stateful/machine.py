@@ -191,7 +191,7 @@ class Machine:
             if found.ready:
                 self._same("slots read back", found.wait().tolist(), told[0])
         if not self.asleep:
-            self.memory.look(model.content, model.stirred)
+            self.memory.look(model.content, model.stirred, model.tails)
             model.stirred.clear()
 
     def _look_at_the_cells(self) -> None:
@@ -417,14 +417,14 @@ class Machine:
         faults: Faults = set()
         resume: Any = d.pick(*self.snaps) if how == "resume" and self.snaps else None
         length: Any = d.pick(0, 0, d(5), d(9), 3 * d(9))
-        snapshot_at: Any = d.pick([], [(resume.length if resume else 0) + self.settings.page_size * d(9)])
+        snapshot_at: Any = d.pick([], [(resume.length if resume else 0) + self.settings.unit * d(9)])
         wrong = d(50)
         if wrong == 1:
             resume = d.pick(foreign().snapshot, *self.dropped, *self.cached, "snapshot")
         elif wrong == 2:
             length = d.pick(-1, 2**31, True, 1000)
         elif wrong == 3:
-            snapshot_at = d.pick([-1], [self.settings.page_size + 1], [1.5], 8, "8", None)
+            snapshot_at = d.pick([-1], [self.settings.unit + 1], [1.5], 8, "8", None)
         start = Start(name, wants=wants(snapshot_at))
         if resume is not None:
             start.origin = self.snaps.get(resume)
@@ -440,7 +440,7 @@ class Machine:
     def _of_sizes(self, length: Any, snapshot_at: Any, start: Start) -> Faults:
         if not isinstance(snapshot_at, list | tuple) or any(
             type(n) is not int or not 0 <= n < 2**31 for n in (length, *snapshot_at)
-        ) or any(n % self.settings.page_size for n in snapshot_at):  # fmt: skip
+        ) or any(n % self.settings.unit for n in snapshot_at):  # fmt: skip
             return {ms.InvalidArgument}
         start.size = length
         return {ms.InvalidArgument} if self.settings.pages and self.model.too_wide(length) else set()
@@ -455,7 +455,7 @@ class Machine:
         if talk and talk.told and d(8):
             salt = talk.salt
         length = d.pick(None, None, None, len(prompt) + d(4), d(len(prompt)))
-        page = self.settings.page_size
+        page = self.settings.unit
         snapshot_at = d.pick((), (), [page * d(9)], (page * d(9), page * d(9), page * d(9)))
         tokens: Any = spelled(d, prompt)
         resume: Any = None

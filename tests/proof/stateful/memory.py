@@ -32,8 +32,9 @@ from tests.proof.stateful.ledger import (
     State,
     Text,
 )
-from tests.proof.stateful.settings import Digits, Settings
+from tests.proof.stateful.settings import TAIL, Digits, Settings
 from tests.support.fetches import Fetched
+from tests.support.given import in_order
 from tests.support.shelves import Key
 from tests.support.tiered_late import wait_for_staging
 from tests.support.virtual import ByHand, Clock, MemoryStore
@@ -92,9 +93,9 @@ class Kind:
     The number is made of the whole text or, in the plane of a convolution, of one of the last tokens.
     """
 
-    def __init__(self, settings: Settings, part: str) -> None:
-        self.shape = next(plane.shape for plane in settings.layout.planes if plane.name == part)
-        self.dtype = next(UNSIGNED[plane.dtype] for plane in settings.layout.planes if plane.name == part)
+    def __init__(self, plane: ms.Plane, layers: int) -> None:
+        self.shape, self.dtype, part = plane.shape, UNSIGNED[plane.dtype], plane.name
+        self.fill = np.array([plane.fill]).astype(self.dtype)  # of an empty text, whose number is 0
         self.size = int(np.prod(self.shape))
         self.turned, self.tap, channel = part == "conv turned", None, np.arange(self.size)
         if part.startswith("conv"):
@@ -102,12 +103,12 @@ class Kind:
         if self.turned:
             channel, self.tap = np.divmod(np.arange(self.size), TAPS)
         odd = 2 * (channel + 7 * len(part)) + 3
-        self.weights = [(odd + 64 * layer).astype(np.uint64) for layer in range(settings.layers)]
+        self.weights = [(odd + 64 * layer).astype(np.uint64) for layer in range(layers)]
 
     def expected(self, layer: int, texts: Sequence[Text]) -> NDArray[np.unsignedinteger]:
         """The elements that texts say, `text element`."""
         numbers = np.array([self._numbers(text) for text in texts], np.uint64).reshape(-1, self.size)
-        return (numbers * self.weights[layer]).astype(self.dtype)
+        return (numbers * self.weights[layer]).astype(self.dtype) + self.fill
 
     def _numbers(self, text: Text) -> Sequence[int]:
         if self.tap is None:
@@ -126,7 +127,9 @@ class Memory:
 
     def __init__(self, settings: Settings, device: torch.device) -> None:
         self.settings, self.device = settings, device
-        self.kinds = {part: Kind(settings, part) for part in settings.parts}
+        layout = settings.layout
+        self.kinds = {plane.name: Kind(plane, layout.layers_of(plane)) for plane in layout.planes}
+        self.tail = Kind(TAIL, 2)
         self.poison = {part: np.frombuffer(bytes([POISON] * 8), kind.dtype)[0] for part, kind in self.kinds.items()}
         self.given = settings.memory in ("tensor", "layers")
         self.backing: list[Tensor] = []  # larger blocks that arenas or tensors are cut out of
@@ -144,8 +147,8 @@ class Memory:
         s, at, places = self.settings, FENCE, {}
         dtypes = {plane.name: plane.dtype for plane in s.layout.planes}
         padded = {part: -(-s.block_bytes(part) // 8) * 8 + s.gap for part in s.parts}
-        for layer in range(s.layers):
-            for part in s.parts:
+        for layer in range(2):
+            for part in [part for part in s.parts if layer < s.layers_of(part)]:
                 places[part, layer] = at
                 at += padded[part] * (1 if s.interleaved else s.slots + 1)
         whole = (at - FENCE) * (s.slots + 1 if s.interleaved else 1) + 2 * FENCE
@@ -155,15 +158,15 @@ class Memory:
             size = dtypes[part].itemsize
             slot = (at - FENCE if s.interleaved else padded[part]) // size
             inner = [int(np.prod(kind.shape[i + 1 :])) for i in range(len(kind.shape))]
-            starts = [places[part, layer] // size for layer in range(s.layers)]
+            starts = [places[part, layer] // size for layer in range(s.layers_of(part))]
             none = torch.empty(0, dtype=dtypes[part], device=self.device)
             if s.memory == "layers":
                 shape, storage = (s.slots + 1, *kind.shape), block.untyped_storage()
                 one = [none.new_empty(0).set_(storage, start, shape, (slot, *inner)) for start in starts]
                 found[part] = one
             else:
-                between = starts[1] - starts[0] if s.layers > 1 else slot * (s.slots + 1)
-                shape, strides = (s.layers, s.slots + 1, *kind.shape), (between, slot, *inner)
+                between = starts[1] - starts[0] if len(starts) > 1 else slot * (s.slots + 1)
+                shape, strides = (len(starts), s.slots + 1, *kind.shape), (between, slot, *inner)
                 found[part] = none.set_(block.untyped_storage(), starts[0], shape, strides)
         return found
 
@@ -192,13 +195,14 @@ class Memory:
             if self.settings.memory == "fenced":
                 padding[:FENCE] = padding[-FENCE:] = False
             self.blocks.append(Block(tensor, host, image, padding))
-        self.places = {part: [self._place(mem.planes[part][layer], self.kinds[part]) for layer in
-                              range(self.settings.layers)] for part in self.kinds}  # fmt: skip
+        self.places = {part: [self._place(mem.planes[part][layer], kind) for layer in range(len(kind.weights))]
+                       for part, kind in self.kinds.items()}  # fmt: skip
+        self.tails = mem.planes.rows and mem.planes.rows["tail"]
         if before is None:
             self.shown: dict[str, list[State]] = {part: [EMPTY, *[UNSEEN] * self.settings.slots] for part in self.kinds}
             for part, places in self.places.items():
-                for place in places:
-                    place.image[0] = 0
+                for layer, place in enumerate(places):
+                    place.image[0] = self.kinds[part].expected(layer, [EMPTY])[0]
                     place.image[1:] = self.poison[part]
 
     def _place(self, tensor: Tensor, kind: Kind) -> Place:
@@ -262,7 +266,7 @@ class Memory:
         self._pull()
         found = {}
         for part, kind in self.kinds.items():
-            shape = (self.settings.layers, len(read), width, *kind.shape)
+            shape = (len(kind.weights), len(read), width, *kind.shape)
             states = np.full(shape, self.poison[part], kind.dtype)
             lined = np.full((*shape[:2], TAPS + width, 3), self.poison[part], kind.dtype)
             for layer, place in enumerate(self.places[part]):
@@ -277,6 +281,22 @@ class Memory:
             whole = lined if kind.tap is not None and inputs else states
             found[part] = torch.from_numpy(whole.view(whole.dtype.name[1:])).to(self.device)
         return found
+
+    def forward_rows(self, rows: list[int], texts: list[Text], tokens: list[list[int]]) -> None:
+        """The memory of each row must be what its text says; the tokens of the step come to it."""
+        real = [i for i, row in enumerate(rows) if row > 0]
+        self._require_tails([rows[i] for i in real], [texts[i] for i in real])
+        for layer in range(2) if real else ():
+            told = self.tail.expected(layer, [(*texts[i], *tokens[i]) for i in real]).view(np.int16)
+            self.tails[layer, [rows[i] for i in real]] = torch.from_numpy(told).to(self.device)
+
+    def _require_tails(self, rows: list[int], texts: list[Text]) -> None:
+        for layer in range(2) if rows else ():
+            seen = raw(self.tails[layer, rows]).view(np.uint16)
+            told = self.tail.expected(layer, texts)
+            assert np.array_equal(seen, told), (
+                f"rows {rows}: {seen.tolist()} in layer {layer}, expected {told.tolist()}"
+            )
 
     def put(self, slot: int, text: Text) -> None:
         """Writes a state from elsewhere into a slot."""
@@ -301,11 +321,17 @@ class Memory:
 
     # The comparison
 
-    def look(self, content: dict[str, list[State]], stirred: Collection[tuple[str, int]]) -> None:
+    def look(
+        self, content: dict[str, list[State]], stirred: Collection[tuple[str, int]], tails: list[State]
+    ) -> None:  # fmt: skip
         """Compares every byte; slots that have just become nobody's are poisoned, and must stay so.
 
-        stirred: planes of slots that have lost a content since the last look, whatever they had then.
+        stirred: planes of slots that have lost a content since the last look, whatever they had then. tails: what the
+        memory of rows stands for.
         """
+        if self.tails is not None:
+            known = {row: text for row, text in enumerate(tails) if text is not None}
+            self._require_tails([*known], [*known.values()])
         self._pull()
         fresh = False
         for part, states in content.items():
@@ -574,18 +600,16 @@ class Lower:
     def _body(self, kind: str, texts: Any) -> Bytes:
         """The bytes of a body; of ones, where None is asked for."""
         s, parts = self.settings, []
-        for layer in range(s.layers):
-            if kind == "kv":
-                size = s.page_size * ELEMENTS * 4
-                page = elements(s, texts)[layer].reshape(-1).view(np.uint8) if texts else None
-                parts.append(page if page is not None else np.ones(size, np.uint8))
-                parts.append(np.zeros(-size % 16, np.uint8))
-            else:
-                for part in s.parts:
-                    size = s.block_bytes(part)
-                    plane = self.memory.kinds[part].expected(layer, texts) if texts else None
-                    parts.append(plane.view(np.uint8).reshape(-1) if plane is not None else np.ones(size, np.uint8))
-                    parts.append(np.zeros(-size % 16, np.uint8))
+        for layer in range(s.layers) if kind == "kv" else ():
+            size = s.page_size * ELEMENTS * 4
+            page = elements(s, texts)[layer].reshape(-1).view(np.uint8) if texts else None
+            parts.append(page if page is not None else np.ones(size, np.uint8))
+            parts.append(np.zeros(-size % 16, np.uint8))
+        for plane, layer in in_order(s.layout) if kind == "state" else ():
+            size = plane.nbytes
+            told = self.memory.kinds[plane.name].expected(layer, texts) if texts else None
+            parts.append(told.view(np.uint8).reshape(-1) if told is not None else np.ones(size, np.uint8))
+            parts.append(np.zeros(-size % 16, np.uint8))
         return np.concatenate(parts)
 
     def body(self, kind: str, key: Key) -> Bytes:

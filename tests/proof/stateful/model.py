@@ -43,13 +43,14 @@ class Entry:
 
 @dataclass(eq=False)
 class Planned:
-    """A step of the model. changes: whether the packet with its batch carries changes, too. marks: those that the
-    forward stores.
+    """A step of the model. changes: whether the packet with its batch carries changes, too; moves: whether these are
+    data, too. marks: those that the forward stores.
     """
 
     entries: list[Entry]
     window: bool
     changes: bool = False
+    moves: bool = False
     marks: list[tuple[Mark, Kept]] = field(default_factory=list)
 
 
@@ -123,7 +124,7 @@ class Model(Cache):
         length = self.length(row)
         if length >= row.tracked:
             return most
-        end, page = min(length + most, row.tracked), self.settings.page_size
+        end, page = min(length + most, row.tracked), self.settings.unit
         if row.coming and not self.settings.grid and (ends := [at for at, _ in row.coming if length < at <= end]):
             return ends[0] - length
         whole = [at for at in range(length + 1, end + 1) if at % page == 0]
@@ -186,7 +187,7 @@ class Model(Cache):
         named = [(row.number, len(tokens)) if row and not row.finished else (0, 0) for row, tokens in batch]
         step = Planned([], window, marks=inside)
         if self.queue or (named, limit) != self.named_last:  # else there is nothing to send
-            step.changes = self.submit_batch()
+            step.changes, step.moves = self.submit_batch()
         self.named_last = named, limit
         claim = self.budget(limit)
         for row, tokens in batch:
@@ -307,6 +308,11 @@ class Model(Cache):
                 self.coming.discard(kept)
                 if kept.register in self.slot:
                     states[self.slot[kept.register]] = kept.text
+
+        for entry in step.entries if self.settings.tails else ():
+            if row := entry.row:
+                assert self.tails[row.number] == row.tail, f"row {row.number} finds the memory of another"
+                row.tail = self.tails[row.number] = (*row.tail, *entry.tokens)
 
     def tenant(self, entry: Entry) -> Row | None:
         """The row of an entry, unless it is padding or has another tenant since."""
@@ -449,10 +455,10 @@ class Model(Cache):
             found = Found(found.tokens, far, max(found.kv, far), max(found.gone, far))
         start.found = found
         if found:
-            size = self.floor(len(prompt) - 1)
-            distance = -(-s.placed // s.page_size) * s.page_size or len(prompt) + 1
+            size, branch = (length // s.unit * s.unit for length in (len(prompt) - 1, found.kv))
+            distance = -(-s.placed // s.unit) * s.unit or len(prompt) + 1
             more = dict.fromkeys(range(distance, size + 1, distance), "every") if s.lanes else {}
-            more |= {found.kv: "branch", size: "prompt"} if s.lanes else {}
+            more |= {branch: "branch", size: "prompt"} if s.lanes else {}
             start.wants = sorted({**more, **dict(start.asked)}.items())
 
     def from_host(self, start: Start) -> Start | None:
@@ -651,6 +657,10 @@ class Model(Cache):
         for row, register in direct:
             self.pin(row, register)
         self.record_copies(copies)
+        of = [start.origin for start in starts if isinstance(start.origin, Row)]
+        self.record_rows([row.number for row in rows], [origin.number for origin in of])
+        for row, origin in zip(rows, of, strict=False):
+            row.tail = origin.tail
         return rows
 
     def _restore(self, row: Row, start: Start) -> int:
@@ -766,7 +776,7 @@ class Model(Cache):
 
     def lengths(self, length: int, reach: int, origin: int) -> list[int]:
         """Where a forward has states in length + 1 .. reach, as far as they fill pages."""
-        grid, page = self.settings.grid, self.settings.page_size
+        grid, page = self.settings.grid, self.settings.unit
         inside = [n for n in range(length + 1, reach) if grid and (origin + n - length) % grid == 0]
         return [n for n in (*inside, reach) if n % page == 0]
 
@@ -791,7 +801,7 @@ class Model(Cache):
             stored = self.settings.grid and not self.settings.direct and n > 1  # by the step itself
             for wanted, kind in list(row.coming) if n else ():
                 best = max((one for one in there if one <= wanted), default=0)
-                gains = best - row.floor >= self.settings.page_size
+                gains = best - row.floor >= self.settings.unit
                 if wanted > reach and not self._before(row, reach, wanted, bool(stored)):
                     break
                 if gains and best == reach and not stored:
@@ -812,14 +822,12 @@ class Model(Cache):
     def finest(self) -> int:
         """Tokens between two lengths that a forward has and that fill pages, in a chunk that begins with one."""
         return next(
-            n
-            for n in itertools.count(self.settings.page_size, self.settings.page_size)
-            if n % (self.settings.grid or 1) == 0
+            n for n in itertools.count(self.settings.unit, self.settings.unit) if n % (self.settings.grid or 1) == 0
         )
 
     def _before(self, row: Row, reach: int, wanted: int, stored: bool) -> bool:
         """Whether a chunk that ends before the length wanted has something to keep for it."""
-        page, grid = self.settings.page_size, self.settings.grid
+        page, grid = self.settings.unit, self.settings.grid
         soon = wanted < reach + grid
         if wanted == len(row.prompt or ()):
             return False  # where a chunk ends

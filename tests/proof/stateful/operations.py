@@ -71,6 +71,9 @@ class Operations(Machine):
                 self.wake(d)
         getattr(self, name)(d)
         self.look()
+        moving, launches = self.model.moving, self.mem.backend.counts.launches
+        self._same("launches of data and of rows", (launches["run_data"], launches["run_rows"]),
+                   (moving, moving * self.settings.tails))  # fmt: skip
 
     # Snapshots
 
@@ -167,6 +170,7 @@ class Operations(Machine):
         self.memory.attach(self.mem)
         if not self.kept_bytes:
             self.memory.lose()
+            self.model.tails[1:] = [None] * self.model.row_count
             for states in self.model.content.values():
                 states[0] = EMPTY
         self.look()  # before anything else happens to what was kept
@@ -311,13 +315,15 @@ class Operations(Machine):
                 for row, n in zip(rows, counts, strict=True)
             ]
         texts = [row.text[: model.length(row)] if row and not row.finished else () for row in rows]
+        tails = [row.tail if row else () for row in rows]
         windows: dict[str, Tensor] = {}
         replay: Any = None  # what a captured graph does, launched one by one
         if replays or (replays is None and run and handles and d(2)):
-            replay = lambda: windows.update(self._run(d, self.mem.launch(len(fed), window=window), window, texts, fed))  # noqa: E731
+            launch = lambda: self.mem.launch(len(fed), window=window)  # noqa: E731
+            replay = lambda: windows.update(self._run(d, launch(), window, texts, fed, tails))  # noqa: E731
         elif d(60) == 1:
             self._misuse_replay(handles, given, window)
-        packets = model.packets
+        packets, moving = model.packets, model.moving
         with self.counted() as spent:
             call = lambda: self.mem.plan(handles, given, limit=limit, window=window, replay=replay)  # noqa: E731
             step = self.attempt(faults, call)
@@ -326,16 +332,19 @@ class Operations(Machine):
         planned = model.plan(list(zip(rows, fed, strict=True)), max(0, limit), window)
         packets = model.packets - packets
         owned = packets + (replay is not None and not planned.changes)  # a graph launches it for no change, too
+        model.moving += replay is not None and not planned.moves
+        moving = model.moving - moving
         assert spent["plan"] == 1 and spent["ownership"] == owned, spent
         assert not spent["syncs"] or self.settings.debug, spent
         if spent.keys() <= {
             "plan",
             "ownership",
             "run_data",
+            "run_rows",
             "uploads",
             "syncs",
         }:  # and nothing is copied, read back or packed
-            assert spent["run_data"] <= owned and spent["uploads"] <= max(1, packets), spent
+            assert spent["run_data"] == moving and spent["uploads"] <= max(1, packets), spent
         flight = Flight(step, planned, fed, windows)
         self.note_step(flight)
         entries = planned.entries
@@ -434,7 +443,7 @@ class Operations(Machine):
         return faults
 
     def _run(
-        self, d: Digits, record: StepRecord, window: bool, texts: list[Text], fed: list[list[int]]
+        self, d: Digits, record: StepRecord, window: bool, texts: list[Text], fed: list[list[int]], tails: list[Text]
     ) -> dict[str, Tensor]:
         """The forward on the bytes of slots: it leaves states there, or returns windows."""
         read = record.read.tolist()
@@ -442,6 +451,8 @@ class Operations(Machine):
             width = max(map(len, fed), default=0) + d(2)
             return self.memory.windows(read, texts, fed, width, inputs=d(2) == 1)
         self.memory.forward(read, record.write.tolist(), record.snapshot.tolist(), texts, fed, self._marks())
+        if self.settings.tails:
+            self.memory.forward_rows(record.rows.tolist(), tails, fed)
         return {}
 
     def _marks(self) -> list[tuple[int, int, int]]:
@@ -458,7 +469,8 @@ class Operations(Machine):
         """Runs the forward of a step after its plan."""
         entries, record = flight.planned.entries, flight.step.record
         texts = [entry.row.text[: entry.before] if entry.row else () for entry in entries]
-        flight.windows.update(self._run(d, record, flight.planned.window, texts, flight.tokens))
+        tails = [entry.row.tail if entry.row else () for entry in entries]
+        flight.windows.update(self._run(d, record, flight.planned.window, texts, flight.tokens, tails))
         self._ran(flight)
 
     def _ran(self, flight: Flight) -> None:
@@ -1168,6 +1180,7 @@ class Operations(Machine):
                 stem = stem[: d.pick(14, 8, 5)]
             text = (stem + tuple(d(3) for _ in range(d(8))))[: self.longest]
             ends = {1 + d(max(1, len(text) // self.settings.page_size)) for _ in range(1 + d(4))}
+            ends = {end for end in ends if end * self.settings.page_size % self.settings.unit == 0}
             self.lower.stock(text, salt, ends, d.pick(-1, -1, -1, -1, d(12)))
 
     def thin(self, d: Digits) -> None:

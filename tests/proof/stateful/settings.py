@@ -3,14 +3,18 @@
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, fields, replace
+from math import lcm
 from typing import Any
 
 import torch
 
 import memstate as ms
 from memstate.prefix.placement import Ends
+from memstate.state.layout import NEVER
 from memstate.state.planes import Planes
 from memstate.tiers import Prefetch, Store, Tiers
+
+TAIL = ms.Plane("tail", (3,), torch.int16, fill=77)
 
 
 class Digits:
@@ -30,7 +34,8 @@ class Digits:
 @dataclass(frozen=True)
 class Settings:
     """One configuration. memory: "own", "fenced" (its arenas cut out of larger blocks), "tensor" or "layers" (given);
-    gap: bytes between the blocks of given memory; parts: "fold" alone or with "conv", "conv turned" and "ring".
+    gap: bytes between the blocks of given memory; parts: "fold", and perhaps "conv", "conv turned", "ring" and "score";
+    alone: tokens at whose multiples "fold" is whole; tails: rows have memory of their own.
     """
 
     strategy: str = "none"
@@ -82,6 +87,8 @@ class Settings:
     packed: bool = False
     pad: int = 0
     placed: int = 0  # tokens between states of prompts, 0: at ends and branch points only
+    alone: int = 1
+    tails: bool = False
 
     @classmethod
     def draw(
@@ -122,7 +129,15 @@ class Settings:
             chosen = replace(chosen, placed=d.pick(0, 0, page_size, 3, 6))
         chosen = replace(chosen, pad=-int(d(4) == 1))
         some = bool(d(2)) if tiered is None else tiered
-        return replace(chosen, tiered=True, **cls._below(d, chosen)) if prefix and some else chosen
+        chosen = replace(chosen, tiered=True, **cls._below(d, chosen)) if prefix and some else chosen
+        return replace(chosen, **cls._kinds(d, chosen)) if d(3) == 1 else chosen
+
+    @staticmethod
+    def _kinds(d: Digits, chosen: "Settings") -> dict[str, Any]:
+        """A plane that starts filled, in layers of its own and perhaps with a grid; memory of rows."""
+        alone = d.pick(1, 2, 3, 4, 1 if chosen.prefix or chosen.strategy != "none" else NEVER)
+        every = lcm(chosen.every, chosen.page_size, alone % NEVER or 1)
+        return {"parts": (*chosen.parts, "score"), "alone": alone, "every": every, "tails": d(4) > 0}
 
     @staticmethod
     def _below(d: Digits, chosen: "Settings") -> dict[str, Any]:
@@ -141,6 +156,11 @@ class Settings:
     def __repr__(self) -> str:
         told = [f for f in fields(self) if getattr(self, f.name) != f.default]
         return f"Settings({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in told)})"
+
+    @property
+    def unit(self) -> int:
+        """What the length of a kept state is a multiple of."""
+        return lcm(self.page_size, self.alone)
 
     @property
     def row_count(self) -> int:
@@ -199,12 +219,17 @@ class Settings:
     @property
     def layout(self) -> ms.StateLayout:
         shapes = {
-            "fold": ms.Plane("fold", (self.wide,), torch.int64),
+            "fold": ms.Plane("fold", (self.wide,), torch.int64, grid=self.alone % NEVER or None),
             "conv": ms.Plane("conv", (2, 3), torch.int32),
             "conv turned": ms.Plane("conv turned", (3, 2), torch.int32),
             "ring": ms.Plane("ring", (3,), torch.int16, rewritten_each_step=False),
+            "score": ms.Plane("score", (5,), torch.int32, layers=self.layers_of("score"), fill=-123456789),
         }
-        return ms.StateLayout(tuple(shapes[part] for part in self.parts), self.layers, self.order)  # type: ignore[arg-type]
+        rows = ms.StateLayout((TAIL,), 2, self.order) if self.tails else None  # type: ignore[arg-type]
+        return ms.StateLayout(tuple(shapes[part] for part in self.parts), self.layers, self.order, rows=rows)  # type: ignore[arg-type]
+
+    def layers_of(self, part: str) -> int:
+        return 3 - self.layers if part == "score" else self.layers
 
     @property
     def copied(self) -> frozenset[str]:
@@ -213,10 +238,10 @@ class Settings:
 
     def block_bytes(self, part: str) -> int:
         """Bytes of one plane of one layer, without padding."""
-        return {"fold": 8 * self.wide, "conv": 24, "conv turned": 24, "ring": 6}[part]
+        return {"fold": 8 * self.wide, "conv": 24, "conv turned": 24, "ring": 6, "score": 20}[part]
 
     def slot_bytes(self, parts: frozenset[str] | None = None) -> int:
         """Bytes that a copy of a slot moves; memstate's own blocks are padded to 16."""
         unit = 16 if self.memory in ("own", "fenced") else 1
         named = [part for part in self.parts if parts is None or part in parts]
-        return self.layers * sum(-(-self.block_bytes(part) // unit) * unit for part in named)
+        return sum(self.layers_of(part) * -(-self.block_bytes(part) // unit) * unit for part in named)

@@ -84,6 +84,7 @@ class Reports:
         now = self._table.clock()
         (ages, idle), used = self._ages.look(now), self._table.used
         session_age, session_idle = self._sessions.ages(now)
+        levels = self._parts.levels.allocator if self._parts.levels is not None else None
         return Stats(
             capacity=self._allocator.capacity,
             free=self._allocator.free,
@@ -98,6 +99,8 @@ class Reports:
             idlest_row=_longest(idle[used]),
             pages=self._pages.allocator.pages,
             pages_free=self._pages.allocator.free,
+            level_slots=levels.pages if levels is not None else 0,
+            level_slots_free=levels.free if levels is not None else 0,
             sessions=len(self._sessions.opened),
             sessions_emptied=self._sessions.emptied,
             oldest_session=_longest([session_age]),
@@ -194,7 +197,7 @@ class Reports:
         """
         file, stats, planes = self._registers, self.stats(), self._planes
         layout, tables = planes.layout, file.nbytes + planes.plane_map.tiles.nbytes
-        of_rows = planes.rows.nbytes if planes.rows is not None else 0
+        of_rows, of_levels = (part.nbytes if part is not None else 0 for part in (planes.rows, planes.levels))
         held = (np.flatnonzero(file.held[file.first_holder :]) + file.first_holder).tolist()
         kinds = Counter(self.owner(register)[0] for register in held)
         slots = {"live": stats.held_by_live, "lane": stats.held_by_lanes, "free": stats.free, **kinds}
@@ -207,13 +210,14 @@ class Reports:
             of_bytes("null slot", null, "null slot"),
             of_bytes("tables", tables, "tables"),
             *([of_bytes("rows", of_rows, "plane 2")] if of_rows else ()),
+            *([of_bytes("levels", of_levels, "plane 3")] if of_levels else ()),
         ]
         notes = []
         if planes.asleep:
             notes.append("The states sleep: their memory is released.")
         if self._guard.call:
             notes.append(f"A call of {self._guard.call} was interrupted: call recover().")
-        each, whole = layout.bytes_per_slot, format_bytes(planes.nbytes + of_rows + tables)
+        each, whole = layout.bytes_per_slot, format_bytes(planes.nbytes + of_rows + of_levels + tables)
         bars = [
             bar(f"{stats.capacity:,} slots of {format_bytes(each)}", of_slots(slots, each)),
             bar(f"{whole} of states and tables on {planes.device}", memory),

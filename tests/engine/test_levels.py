@@ -331,3 +331,19 @@ def test_L10_a_state_holds_half_of_its_levels_and_a_snapshot_no_byte_of_its_own(
     lines = (ROOT / "docs" / "capacity.md").read_text()
     for what, many in (("2^20 tokens, on average", 7), ("100 000 tokens", (100_000 // 64).bit_count()), ("taken", 0)):
         assert f"{what} | {many * mib:.0f} | {14 * mib:.0f} |" in lines
+
+
+def test_figures_and_sheet_have_level_slots() -> None:
+    loop = Loop(Backend("reference"), level_slots=9)
+    mem = loop.mem
+    (row,) = mem.admit([ms.Request("a")])
+    loop.text[row] = ()
+    mem.settle(loop.plan({row: [1] * 12}))
+    assert (mem.stats().level_slots, mem.stats().level_slots_free) == (9, 7)
+    sheet, levels = mem.sheet(), mem.planes.levels
+    (bar,) = (bar for bar in sheet.bars if bar.title == "9 level slots")
+    assert [part.size for part in bar.parts] == [2, 7]
+    assert [part.size for bar in sheet.bars for part in bar.parts if part.name == "levels"] == [levels.nbytes]
+    mem._parts.levels._of[3 * row.index] = (0,) * 16
+    (found,) = (text for text in mem.audit().miscounts if "register" in text)
+    assert found == f"register 3: level slots {(0,) * 16} for 3 chunks"

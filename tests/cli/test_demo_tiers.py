@@ -35,7 +35,7 @@ def twice(path: Path, **settings: Any) -> tuple[DemoReport, DemoReport]:
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_restart_hits_storage(strategy: str, write: str, tmp_path: Path) -> None:
     """Without tracking there are states at the ends of requests alone, which later turns find where none is evicted."""
-    room = {"slots": 5, "host_slots": 1, "requests": 20} if strategy == "none" else {"slots": 8, "host_slots": 12}
+    room = {"slots": 5, "host_slots": 2, "requests": 20} if strategy == "none" else {"slots": 8, "host_slots": 12}
     first, again = twice(tmp_path, strategy=strategy, write=write, fail_claims=0.3, **room)
     assert first.tiers and again.tiers and again.tiers.prefetch
     assert again.tiers.storage_hit_tokens > 0

@@ -594,8 +594,11 @@ class Admission:
                 "token, is in no step and not finished, and stands for at least 1"
             )
         self._pages.require_room(numbers, known)
-        if self._levels is not None and (lack := self._levels.short_of(np.zeros_like(known), known)) is not None:
-            raise lack
+        if self._levels is not None:
+            if not self._commands.fencing:
+                self._levels.let_go()
+            if (lack := self._levels.short_of(np.zeros_like(known), known)) is not None:
+                raise lack
         with self._guard.changing("arrived"):
             if self._levels is not None:
                 self._levels.arrived(numbers, tokens)

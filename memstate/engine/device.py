@@ -30,6 +30,8 @@ class DeviceCalls:
             `mem.device.live_slots[numbers]` are the slots of a batch, where `numbers` are those of `step.rows` on the
             device. It is 0 for row 0, which is padding, and for rows without a request. Recorded changes show after the
             next `submit` or `plan`. Under Redirect the slot of a row changes at boundaries.
+        lengths: tokens of each row, those of the newest plan included: int32 tensor, axis `row`, always at one address.
+            `mem.device.lengths[step.rows] - step.tokens` are the lengths before a step, also in a CUDA graph.
         level_table: level slots of each row, where the layout has levels: int32 tensor, axes `row 2 level`, always at
             one address. First those that the row's next forward reads, then those that it writes; 0 = none.
         marks: the marks of the newest plan, as in `step.marks`: the states inside of the step that are kept. Always at
@@ -48,9 +50,10 @@ class DeviceCalls:
 
     def __init__(self, parts: Parts, door: Door) -> None:
         self._parts, self._door = parts, door
-        slots = parts.registers.table.slots
+        table, live = parts.registers.table, slice(0, REGISTERS_PER_ROW * (parts.registers.rows + 1), REGISTERS_PER_ROW)
         self.page_table: Tensor = parts.registers.page_table
-        self.live_slots: Tensor = slots[: REGISTERS_PER_ROW * (parts.registers.rows + 1) : REGISTERS_PER_ROW]
+        self.live_slots: Tensor = table.slots[live]
+        self.lengths: Tensor = table.labels[live]
         levels = parts.registers.level_table
         self.level_table: Tensor = levels.view(levels.shape[0], 2, levels.shape[1] // 2)
         self.marks: Marks = parts.log.marks

@@ -309,10 +309,12 @@ class Stepping:
             OutOfLevels: nothing is left that can make way.
         """
         allocator = self._file.allocator
+        levels.let_go()
         while (lack := levels.short_of(before, after)) is not None:
             free = allocator.free
             if room.cache.settings.evict:
                 room.free_slots(free + 1)
+                levels.let_go()
             if allocator.free == free:
                 raise self._guard.orderly(lack)
 

@@ -27,7 +27,7 @@ NONE: Final[Set] = (0,) * DEPTH
 class LevelSets:
     """Gives level slots to states, and notes them in the device's table: `row 2 level`, those to read and new ones.
 
-    A set that a row lets go of may be read by a forward to come. Its level slots are free from the next plan on.
+    A set that a state lets go of may be read by a forward to come. Its level slots are free from the next plan on.
 
     Args:
         registers: the register file.
@@ -46,7 +46,7 @@ class LevelSets:
     def reset(self, kept: Iterable[int] = ()) -> None:
         """Forgets the sets of all registers but these."""
         self._of = {register: self._of[register] for register in kept if register in self._of}
-        self._leaving: list[int] = []  # level slots that rows have let go of since the last plan
+        self._leaving: list[int] = []  # level slots that states have let go of since the last plan
         self._stale: set[int] = set()  # rows whose entries of the table are not those of their next step
         self._coming: dict[int, tuple[Set, Set]] = {}  # what each of these rows reads and has after it
         self.allocator.reset(self._counted())
@@ -76,12 +76,7 @@ class LevelSets:
     def release(self, registers: Iterable[int]) -> None:
         """The states in these registers are gone."""
         for register in registers:
-            if levels := self._of.pop(register, None):
-                slots = filter(None, levels)
-                if register < self._file.first_holder:
-                    self._leaving += slots
-                else:
-                    self.allocator.release(slots)
+            self._leaving += filter(None, self._of.pop(register, NONE))
 
     def _put(self, register: int, levels: Set) -> None:
         """Gives the state in a register a set, which it shares."""
@@ -101,6 +96,11 @@ class LevelSets:
         for row, length in zip(rows, lengths, strict=True):
             self._of[REGISTERS_PER_ROW * row] = _after(NONE, 0, length // self.chunk, self.allocator)
 
+    def let_go(self) -> None:
+        """Frees what states have let go of. No forward to come may read it."""
+        self.allocator.release(self._leaving)
+        self._leaving = []
+
     def short_of(self, before: Longs, after: Longs) -> OutOfLevels | None:
         """Returns what to raise if a step needs more level slots than are free; otherwise None.
 
@@ -108,8 +108,6 @@ class LevelSets:
             before: tokens of each row before it.
             after: tokens of each row after it.
         """
-        self.allocator.release(self._leaving)
-        self._leaving = []
         ended = before // self.chunk != after // self.chunk
         pairs = zip((before[ended] // self.chunk).tolist(), (after[ended] // self.chunk).tolist(), strict=True)
         needed, free = sum(len(_new(m, n)) for m, n in pairs), self.allocator.free

@@ -85,7 +85,8 @@ def test_C1_a_layout_of_ones_own_is_planned_to_the_byte(order: Any) -> None:
         ms.Plane("own", (9,), torch.int16, layers=2, fill=-1),
     )
     rows = ms.StateLayout((ms.Plane("tail", (70,), torch.int16, fill=3),), layers=3, order=order)
-    layout = ms.StateLayout(planes, layers=5, order=order, alignment=256, rows=rows)
+    levels = ms.StateLayout((ms.Plane("tree", (7, 5), torch.bfloat16, grid=64),), layers=3, order=order, alignment=64)
+    layout = ms.StateLayout(planes, layers=5, order=order, alignment=256, rows=rows, levels=levels)
     plan = ms.capacity(layout, "96MiB", kv_bytes_per_token=1000, concurrency=3, **COARSE)
     for strategy in STRATEGIES:
         require_exact(plan, strategy)

@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,6 +10,8 @@ import torch
 import memstate as ms
 from memstate.errors import OutOfLevels
 from memstate.kernels.dispatch import Backend
+from tests.support.sources import ROOT
+from tests.support.watch import Watch
 
 CHUNK = 4
 LAYOUT = ms.StateLayout(
@@ -94,7 +97,7 @@ def spans(length: int) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("tracking", STRATEGIES, ids=repr)
 @pytest.mark.parametrize("overlap", [False, True])
-def test_every_forward_finds_its_levels_whatever_was_called_before(tracking: ms.Tracking, overlap: bool) -> None:
+def test_L1_L3_every_forward_finds_its_levels_whatever_was_called_before(tracking: ms.Tracking, overlap: bool) -> None:
     """Requests from prompts, snapshots and forks, that end in all ways; with few level slots they run out."""
     refused = 0
     for seed in range(12):
@@ -166,12 +169,12 @@ def test_every_forward_finds_its_levels_whatever_was_called_before(tracking: ms.
         mem.prefix.clear()
         mem.submit()
         mem.device.check()
-        mem._parts.levels.short_of(torch.zeros(0).numpy(), torch.zeros(0).numpy())
+        mem._parts.levels.let_go()
         assert mem._parts.levels.allocator.free == mem._parts.levels.allocator.pages
     assert refused
 
 
-def test_snapshots_and_forks_share_levels_and_copy_no_byte(backend: Backend) -> None:
+def test_L2_snapshots_and_forks_share_levels_and_copy_no_byte(backend: Backend) -> None:
     loop = Loop(backend, tracking=ms.Redirect(every=4), debug=False)
     mem = loop.mem
     (row,) = mem.admit([ms.Request("a")])
@@ -191,7 +194,7 @@ def test_snapshots_and_forks_share_levels_and_copy_no_byte(backend: Backend) -> 
     loop.check()
 
 
-def test_what_a_step_lets_go_of_is_not_given_out_before_its_forward() -> None:
+def test_L4_L5_what_a_step_lets_go_of_is_not_given_out_before_its_forward() -> None:
     loop = Loop(Backend("reference"), tracking=ms.NoTracking(), level_slots=4)
     mem = loop.mem
     a, b = mem.admit([ms.Request("a"), ms.Request("b")])
@@ -209,7 +212,31 @@ def test_what_a_step_lets_go_of_is_not_given_out_before_its_forward() -> None:
     loop.check()
 
 
-def test_recover_keeps_the_levels_of_published_states(backend: Backend) -> None:
+@pytest.mark.parametrize("of", ["row", "snapshot"])
+def test_L4_a_state_that_arrives_waits_for_the_forward_that_reads_what_is_let_go(backend: Backend, of: str) -> None:
+    loop = Loop(backend, tracking=ms.Redirect(every=4), level_slots=3)
+    mem = loop.mem
+    a, b = mem.admit([ms.Request("a"), ms.Request("b")])
+    loop.text[a] = ()
+    mem.settle(loop.plan({a: [1] * 12}))
+    kept = None
+    if of == "snapshot":
+        (kept,) = mem.end([a], keep="handle")
+        (a,) = mem.admit([ms.Request("a", resume=kept)])
+        loop.text[a] = (1,) * 12
+    step = loop.plan({a: [2] * 4}, run=False)  # 12 -> 16: it reads two levels, and writes one
+    mem.drop([kept])
+    if of == "row":
+        mem.drop(mem.publish([a], keep="handle"))  # the snapshot that this plan has taken
+    with pytest.raises(OutOfLevels, match="1 level slots requested, 0 of 3 free"):
+        mem.device.arrived([b], [4])
+    loop.forward(step)
+    mem.settle(step)
+    mem.device.arrived([b], [4])
+    loop.check()
+
+
+def test_L6_recover_keeps_the_levels_of_published_states(backend: Backend) -> None:
     loop = Loop(backend)
     mem = loop.mem
     a, b = mem.admit([ms.Request("a"), ms.Request("b")])
@@ -226,7 +253,7 @@ def test_recover_keeps_the_levels_of_published_states(backend: Backend) -> None:
     loop.check()
 
 
-def test_a_state_from_elsewhere_gets_level_slots(backend: Backend) -> None:
+def test_L7_a_state_from_elsewhere_gets_level_slots(backend: Backend) -> None:
     loop = Loop(backend, level_slots=3)
     mem = loop.mem
     (a,) = mem.admit([ms.Request("a")])
@@ -244,7 +271,7 @@ def test_a_state_from_elsewhere_gets_level_slots(backend: Backend) -> None:
     loop.check()
 
 
-def test_settings_that_levels_do_not_know_are_refused() -> None:
+def test_L8_settings_that_levels_do_not_know_are_refused() -> None:
     given = {"slots": 4, "max_requests": 2}
     for settings in ({"forward": ms.Forward(grid=4)}, {"forward": ms.Forward(speculation=True), "overlap": False}):
         with pytest.raises(ms.ConfigurationError, match="with tiers, speculation or grid"):
@@ -260,3 +287,63 @@ def test_settings_that_levels_do_not_know_are_refused() -> None:
     mem = ms.StateManager(LAYOUT, **given)
     with pytest.raises(ms.InvalidArgument, match="262144 tokens: 16 levels of chunks of 4 hold fewer than 262144"):
         mem.plan(mem.admit([ms.Request("a")]), [4 << 16])
+
+
+def test_L9_a_step_off_the_chunks_costs_what_one_without_levels_costs(backend: Backend) -> None:
+    """A chunk that ends takes one upload and one launch, and so does the step behind it; the batch is on the device."""
+    seen = []
+    for layout in (LAYOUT, replace(LAYOUT, levels=None)):
+        mem = ms.StateManager(
+            layout, slots=12, max_requests=3, backend=backend.name, device=backend.device, tracking=ms.Redirect(every=8)
+        )
+        rows, watch, costs = mem.admit([ms.Request(i) for i in range(3)]), Watch(), []
+        mem.settle(mem.plan(rows))  # what is made once is made
+        watch.let_pass(mem)
+        for _ in range(2 * CHUNK):
+            mem.backend.counts.reset()
+            with watch:
+                mem.settle(mem.plan(rows))
+            costs.append((mem.backend.counts.uploads, mem.backend.counts.launches["ownership"]))
+            assert mem.backend.counts.total_launches == 1 + costs[-1][1]
+        assert not watch.seen and mem.backend.counts.syncs == 0
+        seen.append(costs[1:])
+    ends = [length % CHUNK < 2 for length in range(3, 2 * CHUNK + 2)]
+    assert seen == [[(int(end), int(end)) for end in ends], [(0, 0)] * len(ends)]
+
+
+def test_L10_a_state_holds_half_of_its_levels_and_a_snapshot_no_byte_of_its_own(backend: Backend) -> None:
+    """Counted on a manager at some lengths, then for all of 14 levels; the table of docs/capacity.md says the same."""
+    draw = random.Random(1)
+    mem = Loop(backend, level_slots=40, debug=False).mem
+    free = mem._parts.levels.allocator.free
+    for chunks in draw.choices(range(1, 1 << 14), k=8):
+        (row,) = mem.admit([ms.Request("a")])
+        mem.device.arrived([row], [chunks * CHUNK])
+        held = free - mem._parts.levels.allocator.free
+        mem.fork(row, ["b"])
+        assert held == chunks.bit_count() == free - mem._parts.levels.allocator.free
+        mem.end(mem.rows)
+        mem.submit()
+        mem._parts.levels.let_go()
+    assert sum(chunks.bit_count() for chunks in range(1 << 14)) == 7 << 14
+    planes = (ms.Plane("levels", (64, 128, 64), torch.float32), ms.Plane("decay", (64,), torch.float32))
+    mib = ms.StateLayout(planes, layers=24).bytes_per_slot / 2**20
+    lines = (ROOT / "docs" / "capacity.md").read_text()
+    for what, many in (("2^20 tokens, on average", 7), ("100 000 tokens", (100_000 // 64).bit_count()), ("taken", 0)):
+        assert f"{what} | {many * mib:.0f} | {14 * mib:.0f} |" in lines
+
+
+def test_figures_and_sheet_have_level_slots() -> None:
+    loop = Loop(Backend("reference"), level_slots=9)
+    mem = loop.mem
+    (row,) = mem.admit([ms.Request("a")])
+    loop.text[row] = ()
+    mem.settle(loop.plan({row: [1] * 12}))
+    assert (mem.stats().level_slots, mem.stats().level_slots_free) == (9, 7)
+    sheet, levels = mem.sheet(), mem.planes.levels
+    (bar,) = (bar for bar in sheet.bars if bar.title == "9 level slots")
+    assert [part.size for part in bar.parts] == [2, 7]
+    assert [part.size for bar in sheet.bars for part in bar.parts if part.name == "levels"] == [levels.nbytes]
+    mem._parts.levels._of[3 * row.index] = (0,) * 16
+    (found,) = (text for text in mem.audit().miscounts if "register" in text)
+    assert found == f"register 3: level slots {(0,) * 16} for 3 chunks"

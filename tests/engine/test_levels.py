@@ -10,6 +10,7 @@ import torch
 import memstate as ms
 from memstate.errors import OutOfLevels
 from memstate.kernels.dispatch import Backend
+from memstate.state.layout import Order
 from tests.support.sources import ROOT
 from tests.support.watch import Watch
 
@@ -22,6 +23,12 @@ LAYOUT = ms.StateLayout(
 STRATEGIES = [ms.Redirect(every=8), ms.PingPong(every=4), ms.LazyPingPong(every=8), ms.NoTracking(every=4)]
 
 
+def ordered(order: Order) -> ms.StateLayout:
+    """The layout with all planes in this order."""
+    levels, rows = (replace(part, order=order) for part in (LAYOUT.levels, LAYOUT.rows))
+    return replace(LAYOUT, order=order, levels=levels, rows=rows)
+
+
 def number(text: tuple[int, ...]) -> int:
     """What a level holds that covers this text."""
     return hash(text) >> 8
@@ -30,9 +37,9 @@ def number(text: tuple[int, ...]) -> int:
 class Loop:
     """A manager, and what its rows have read."""
 
-    def __init__(self, backend: Backend, **settings: object) -> None:
+    def __init__(self, backend: Backend, layout: ms.StateLayout = LAYOUT, **settings: object) -> None:
         given = {"slots": 24, "max_requests": 5, "tracking": ms.Redirect(every=8), "debug": True} | settings
-        self.mem = ms.StateManager(LAYOUT, backend=backend.name, device=backend.device, **given)
+        self.mem = ms.StateManager(layout, backend=backend.name, device=backend.device, **given)
         self.text: dict[ms.Row, tuple[int, ...]] = {}
         self.open: ms.Step | None = None
 
@@ -95,27 +102,33 @@ def spans(length: int) -> list[tuple[int, int]]:
     return found
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("tracking", STRATEGIES, ids=repr)
 @pytest.mark.parametrize("overlap", [False, True])
-def test_L1_L3_every_forward_finds_its_levels_whatever_was_called_before(tracking: ms.Tracking, overlap: bool) -> None:
-    """Requests from prompts, snapshots and forks, that end in all ways; with few level slots they run out."""
+@pytest.mark.parametrize("order", ["layer_major", "slot_major"])
+@pytest.mark.parametrize("first", range(0, 48, 12))
+def test_L1_L3_every_forward_finds_its_levels_whatever_was_called_before(
+    first: int, order: Order, overlap: bool, tracking: ms.Tracking
+) -> None:
+    """Requests from prompts, snapshots, sessions and forks, that end in all ways; few level slots run out."""
     refused = 0
-    for seed in range(12):
+    for seed in range(first, first + 12):
         draw = random.Random(seed)
         loop = Loop(
-            Backend("reference"), tracking=tracking, overlap=overlap, level_slots=draw.choice([9, 14, 40]),
-            pages=ms.Pages(size=draw.choice([1, 2, 4])), prefix=ms.Prefix(),
+            Backend("reference"), ordered(order), tracking=tracking, overlap=overlap,
+            level_slots=draw.choice([14, 20, 60]), pages=ms.Pages(size=draw.choice([1, 2, 4])), prefix=ms.Prefix(),
         )  # fmt: skip
         mem, text, kept, steps = loop.mem, loop.text, dict[ms.Snapshot, tuple[int, ...]](), list[ms.Step]()
-        prompts = dict[ms.Row, tuple[int, ...]]()
-        for _ in range(60):
-            what = draw.randrange(8)
+        prompts, talks, turns = dict[ms.Row, tuple[int, ...]](), dict[ms.Session, tuple[int, ...]](), {}
+        books = [tuple(draw.choices(range(9), k=40)) for _ in range(2)]
+        for _ in range(100):
+            what = draw.randrange(16)
             running = [row for row in mem.rows if row in text]
             settled = not steps
             try:
                 if what <= 1:
                     source = draw.choice([*kept, None, None])
-                    tokens = tuple(draw.choices(range(2), k=draw.randrange(1, 12)))
+                    tokens = draw.choice(books)[: draw.randrange(1, 40)]
                     (row,) = mem.admit([
                         ms.Request("r", tokens=tokens) if source is None else ms.Request("r", resume=source)
                     ])  # fmt: skip
@@ -125,13 +138,15 @@ def test_L1_L3_every_forward_finds_its_levels_whatever_was_called_before(trackin
                     row = draw.choice(running)
                     for new in mem.fork(row, ["f"] * draw.randrange(1, 3)).rows:
                         text[new], prompts[new] = text[row], prompts[row]
-                elif what == 3 and running and settled:
+                elif what in (3, 9) and running and settled:
                     row = draw.choice(running)
+                    keep = draw.choice(["cache", "cache", None] if row in turns else ["handle", "cache"])
                     before = text.pop(row)
-                    keep = draw.choice([None, "handle", "cache"])
                     (found,) = mem.end([row], keep=keep, tokens=[before] if keep == "cache" else None)
                     if found is not None and keep == "handle":
                         kept[found] = before[: found.length]
+                    if (talk := turns.pop(row, None)) in talks and keep == "cache":
+                        talks[talk] = before
                 elif what == 4 and kept:
                     snapshot = draw.choice([*kept])
                     del kept[snapshot]
@@ -141,13 +156,36 @@ def test_L1_L3_every_forward_finds_its_levels_whatever_was_called_before(trackin
                     (found,) = mem.publish([row], keep="handle")
                     if found is not None:
                         kept[found] = text[row][: found.length]
+                elif what in (6, 10):
+                    if not talks:
+                        talks[mem.sessions.open("s")] = ()
+                    elif idle := [talk for talk in talks if talk not in turns.values()]:
+                        talk, more = draw.choice(idle), draw.choices(range(2), k=draw.randrange(1, 12))
+                        (row,) = mem.admit([ms.Request("t", tokens=(told := (*talks[talk], *more)), session=talk)])
+                        turns[row], prompts[row], text[row] = talk, told, told[: mem.info(row).length]
+                    if not draw.randrange(12):
+                        mem.sessions.close(talk := draw.choice([*talks]))
+                        del talks[talk]
+                elif what == 7 and settled and (old := [row for row in running if row not in turns]):
+                    old = draw.sample(old, draw.randrange(1, len(old) + 1))
+                    entries = draw.choices(range(len(old)), k=draw.randrange(1, len(old) + 2))
+                    rows = mem.reorder(old, entries).rows
+                    were = [(text.pop(row), prompts[row]) for row in old]
+                    for row, entry in zip(rows, entries, strict=True):
+                        text[row], prompts[row] = were[entry]
+                elif what == 8 and not draw.randrange(15):
+                    there = mem.recover()
+                    kept = {snapshot: told for snapshot, told in kept.items() if snapshot in there.snapshots}
+                    text.clear()
+                    steps, turns = [], {}
                 elif running:
                     rows = draw.sample(running, draw.randrange(1, len(running) + 1))
                     if len(steps) > overlap:
                         mem.settle(steps.pop(0))
                     fed = {}
                     for row in rows:
-                        more, told = draw.choices(range(2), k=draw.choice([1, 1, 2, 3, 5, 17])), prompts[row]
+                        whole, told = mem.chunk(row, 8 - len(text[row]) % 8), prompts[row]
+                        more = draw.choices(range(2), k=draw.choice([1, 2, 3, 5, 17, whole, whole, whole, whole]))
                         fed[row] = [*told[len(text[row]) :], *more][: len(more)]
                     steps.append(loop.plan(fed))
                     while len(steps) > overlap or (steps and draw.randrange(2)):
@@ -166,6 +204,8 @@ def test_L1_L3_every_forward_finds_its_levels_whatever_was_called_before(trackin
             mem.settle(step)
         mem.end(mem.rows)
         mem.drop([*kept])
+        for talk in talks:
+            mem.sessions.close(talk)
         mem.prefix.clear()
         mem.submit()
         mem.device.check()

@@ -204,6 +204,8 @@ def test_B80_a_plane_that_is_never_whole_is_refused_by_name_where_states_are_kep
     for settings in ({}, {"tracking": ms.NoTracking(), "prefix": ms.Prefix(), "pages": ms.Pages(size=4)}):
         with pytest.raises(ms.ConfigurationError, match=r"Plane\(ring.*never whole.*use tracking=ms.NoTracking"):
             ms.StateManager(ring, **given, **settings)
+    with pytest.raises(ms.InvalidArgument, match=r"Plane\(ring.*whole at no length"):
+        ms.capacity(ring, "1GiB", context=64, kv_bytes_per_token=8)
     mem = ms.StateManager(ring, **given, tracking=ms.NoTracking())
     (a,) = mem.admit([ms.Request("a")])
     mem.settle(mem.plan([a], [64]))

@@ -18,7 +18,7 @@ from memstate.prefix.placement import Ends, Placement
 from memstate.requests.tracking import LazyPingPong, NoTracking, PingPong, Redirect, Tracking
 from memstate.sheet import MEMORY_KINDS, Sheet, Shown, bar, of_bytes, section, sheet
 from memstate.sizes import byte_count, format_bytes, token_count
-from memstate.state.layout import Plane, StateLayout
+from memstate.state.layout import NEVER, Plane, StateLayout
 from memstate.state.presets import CHECKPOINTS, from_config, kv_from_config
 from memstate.tiers.sizing import tier_bytes
 
@@ -289,6 +289,10 @@ def capacity(
     Syncs: no.
     """
     name, layout, page = _model(model, ranks, page_size, ssm_dtype, conv_dtype, kv_dtype, kv_bytes_per_token)
+    if layout.grid >= NEVER:
+        never = [plane for plane in layout.planes if plane.grid is None]
+        why = "the state is whole at no length, so there is no snapshot to plan for"
+        raise InvalidArgument(f"{never or layout}: {why}")
     require_switch("overlap", overlap)
     require_switch("in_place", in_place)
     tokens, page_size = token_count("context", context), int(page_size)

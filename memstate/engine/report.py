@@ -197,7 +197,8 @@ class Reports:
         """
         file, stats, planes = self._registers, self.stats(), self._planes
         layout, tables = planes.layout, file.nbytes + planes.plane_map.tiles.nbytes
-        of_rows, of_levels = (part.nbytes if part is not None else 0 for part in (planes.rows, planes.levels))
+        others = {"rows": planes.rows, "levels": planes.levels}
+        inner = {name: one.nbytes for name, one in others.items() if one is not None}
         held = (np.flatnonzero(file.held[file.first_holder :]) + file.first_holder).tolist()
         kinds = Counter(self.owner(register)[0] for register in held)
         slots = {"live": stats.held_by_live, "lane": stats.held_by_lanes, "free": stats.free, **kinds}
@@ -209,15 +210,14 @@ class Reports:
             of_bytes("padding", max(0, planes.nbytes - null - stats.capacity * payload), "padding"),
             of_bytes("null slot", null, "null slot"),
             of_bytes("tables", tables, "tables"),
-            *([of_bytes("rows", of_rows, "plane 2")] if of_rows else ()),
-            *([of_bytes("levels", of_levels, "plane 3")] if of_levels else ()),
+            *(of_bytes(name, nbytes, "plane 2") for name, nbytes in inner.items()),
         ]
         notes = []
         if planes.asleep:
             notes.append("The states sleep: their memory is released.")
         if self._guard.call:
             notes.append(f"A call of {self._guard.call} was interrupted: call recover().")
-        each, whole = layout.bytes_per_slot, format_bytes(planes.nbytes + of_rows + of_levels + tables)
+        each, whole = layout.bytes_per_slot, format_bytes(planes.nbytes + sum(inner.values()) + tables)
         bars = [
             bar(f"{stats.capacity:,} slots of {format_bytes(each)}", of_slots(slots, each)),
             bar(f"{whole} of states and tables on {planes.device}", memory),

@@ -379,7 +379,9 @@ class StateLayout(Shown):
         """Returns a table of the planes, for the sheets of layouts and of planes."""
         rows = [
             (row.name, f"{list(row.shape)} {str(row.dtype)[6:]}", f"{row.payload:,}", f"{row.padding:,}")
-            for row in (*self.table(), *(self.rows.table() if self.rows else ()))
+            for layout in (self, self.rows, self.levels)
+            if layout is not None
+            for row in layout.table()
         ]
         return section("planes", ("plane", "shape", "bytes of a layer of a slot", "padding"), rows)
 

@@ -127,11 +127,13 @@ def test_no_requests_start_no_rows(backend: Backend) -> None:
     mem.settle(mem.plan(mem.admit([ms.Request("a")])))
 
 
-def test_a_manager_shows_the_bytes_of_rows(backend: Backend) -> None:
-    mem = manager(backend)
+def test_a_manager_shows_the_bytes_of_rows_and_of_levels(backend: Backend) -> None:
+    levels = ms.StateLayout((ms.Plane("level", (2,), torch.float32, grid=4),), layers=2)
+    layout = ms.StateLayout(LAYOUT.planes, layers=2, rows=TAIL, levels=levels)
+    mem = ms.StateManager(layout, slots=4, max_requests=4, backend=backend.name, device=backend.device)
     sizes = {part.name: part.size for part in mem.sheet().bars[1].parts}
-    assert sizes["rows"] == mem.planes.rows.nbytes == 2 * 5 * 16
-    assert [row[0] for row in mem.layout.sheet().sections[0].rows] == ["ssm", "score", "tail"]
+    assert (sizes["rows"], sizes["levels"]) == (mem.planes.rows.nbytes, mem.planes.levels.nbytes)
+    assert [row[0] for row in layout.sheet().sections[0].rows] == ["ssm", "score", "tail", "level"]
 
 
 def test_the_memory_of_rows_sleeps_and_wakes(backend: Backend) -> None:
@@ -202,6 +204,8 @@ def test_B80_a_plane_that_is_never_whole_is_refused_by_name_where_states_are_kep
     for settings in ({}, {"tracking": ms.NoTracking(), "prefix": ms.Prefix(), "pages": ms.Pages(size=4)}):
         with pytest.raises(ms.ConfigurationError, match=r"Plane\(ring.*never whole.*use tracking=ms.NoTracking"):
             ms.StateManager(ring, **given, **settings)
+    with pytest.raises(ms.InvalidArgument, match=r"Plane\(ring.*whole at no length"):
+        ms.capacity(ring, "1GiB", context=64, kv_bytes_per_token=8)
     mem = ms.StateManager(ring, **given, tracking=ms.NoTracking())
     (a,) = mem.admit([ms.Request("a")])
     mem.settle(mem.plan([a], [64]))

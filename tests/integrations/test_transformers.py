@@ -144,12 +144,13 @@ def test_layout_has_every_state_of_the_own_cache(family: str) -> None:
     places = {}
     for place in found.places:
         plane = planes[place.plane]
-        places[place.layer, place.kind, place.state] = plane.shape[place.part is not None :], plane.dtype
+        places[place.layer, place.kind, place.state] = plane.shape, plane.dtype
     assert places == expected
-    where = {(place.plane, place.number, place.part) for place in found.places}
+    where = {(place.plane, place.number) for place in found.places}
     assert len(where) == len(expected)  # no two states share a place
     elements = sum(torch.Size(shape).numel() for shape, _ in expected.values())
-    assert found.state.layers * sum(plane.elements for plane in found.state.planes) == elements  # and no byte is wasted
+    held = sum(found.state.layers_of(plane) * plane.elements for plane in found.state.planes)
+    assert held == elements  # and no byte is wasted
 
 
 @pytest.mark.sample(3)
@@ -235,17 +236,19 @@ def test_a_model_that_reads_pads_is_noticed(monkeypatch: pytest.MonkeyPatch) -> 
     assert not probe(model).takes_pads
 
 
-def test_planes_of_unequal_numbers_of_states_share_their_layers() -> None:
+def test_planes_of_unequal_numbers_of_states_have_layers_of_their_own() -> None:
     wide = [Held(layer, "conv", 0, (8, 4), torch.bfloat16) for layer in range(6)]
     deep = [Held(layer, "recurrent", 0, (2, 4), torch.float32) for layer in range(0, 6, 2)] * 1
     extra = [Held(5, "recurrent", 1, (3,), torch.float32)]
     found = layout_of(Findings("past_key_values", 6, (*wide, *deep), (), True, True))
-    assert [(plane.name, plane.shape) for plane in found.state.planes] == [("conv", (2, 8, 4)), ("ssm", (2, 4))]
-    assert found.state.layers == 3
-    assert [(place.number, place.part) for place in found.places[:3]] == [(0, 0), (0, 1), (1, 0)]
+    kinds = [(plane.name, plane.shape, found.state.layers_of(plane)) for plane in found.state.planes]
+    assert kinds == [("conv", (8, 4), 6), ("ssm", (2, 4), 3)]
+    assert [(place.plane, place.number) for place in found.places] == [
+        *(("conv", n) for n in range(6)), *(("ssm", n) for n in range(3)),
+    ]  # fmt: skip
     found = layout_of(Findings("past_key_values", 6, (*wide, *deep, *extra), (), True, True))
-    assert [(plane.name, plane.shape) for plane in found.state.planes][1:] == [("ssm", (3, 2, 4)), ("ssm2", (3,))]
-    assert found.state.layers == 1
+    kinds = [(plane.name, plane.shape, found.state.layers_of(plane)) for plane in found.state.planes]
+    assert kinds[1:] == [("ssm", (2, 4), 3), ("ssm2", (3,), 1)]
 
 
 @pytest.mark.sample(3)

@@ -595,12 +595,13 @@ class Admission:
             )
         self._pages.require_room(numbers, known)
         if self._levels is not None:
-            if not self._commands.fencing:
-                self._levels.let_go()
-            if (lack := self._levels.short_of(np.zeros_like(known), known)) is not None:
-                raise lack
+            self._levels.require_depth(known)
         with self._guard.changing("arrived"):
             if self._levels is not None:
+                if not self._commands.fencing:
+                    self._levels.let_go()
+                if (lack := self._levels.short_of(np.zeros_like(known), known)) is not None:
+                    raise self._guard.orderly(lack)
                 self._levels.arrived(numbers, tokens)
             self._commands.label([PER_ROW * row for row in numbers], tokens)
             self._marks.arrived(numbers, tokens)

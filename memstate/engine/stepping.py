@@ -306,13 +306,13 @@ class Stepping:
         """Makes way until the chunks that end in a step find level slots.
 
         Raises:
-            OutOfLevels: nothing is left that can make way.
+            OutOfLevels: nothing is left that can make way, or rows have too many for it to be enough.
         """
         allocator = self._file.allocator
         levels.let_go()
         while (lack := levels.short_of(before, after)) is not None:
             free = allocator.free
-            if room.cache.settings.evict:
+            if room.cache.settings.evict and lack.requested <= levels.movable:
                 room.free_slots(free + 1)
                 levels.let_go()
             if allocator.free == free:

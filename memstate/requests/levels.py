@@ -101,6 +101,13 @@ class LevelSets:
         self.allocator.release(self._leaving)
         self._leaving = []
 
+    @property
+    def movable(self) -> int:
+        """Level slots that the states of rows do not have."""
+        first = self._file.first_holder
+        fixed = {slot for register, levels in self._of.items() if register < first for slot in levels if slot}
+        return self.allocator.pages - len(fixed)
+
     def short_of(self, before: Longs, after: Longs) -> OutOfLevels | None:
         """Returns what to raise if a step needs more level slots than are free; otherwise None.
 

@@ -10,6 +10,7 @@ import torch
 import memstate as ms
 from memstate.errors import OutOfLevels
 from memstate.kernels.dispatch import Backend
+from memstate.requests.levels import LevelSets
 from memstate.state.layout import Order
 from tests.support.sources import ROOT
 from tests.support.watch import Watch
@@ -371,6 +372,45 @@ def test_L10_a_state_holds_half_of_its_levels_and_a_snapshot_no_byte_of_its_own(
     lines = (ROOT / "docs" / "capacity.md").read_text()
     for what, many in (("2^20 tokens, on average", 7), ("100 000 tokens", (100_000 // 64).bit_count()), ("taken", 0)):
         assert f"{what} | {many * mib:.0f} | {14 * mib:.0f} |" in lines
+
+
+def test_L5_a_plan_that_nothing_can_serve_evicts_nothing() -> None:
+    loop = Loop(Backend("reference"), level_slots=6, prefix=ms.Prefix(), pages=ms.Pages(size=4))
+    mem = loop.mem
+    for first in range(2):
+        tokens = (first,) * 9
+        (row,) = mem.admit([ms.Request("a", tokens=tokens)])
+        loop.text[row] = ()
+        mem.settle(loop.plan({row: list(tokens)[:8]}))
+        mem.end([row], keep="cache", tokens=[tokens[:8]])
+    (row,) = mem.admit([ms.Request("b")])
+    with pytest.raises(OutOfLevels, match="7 level slots requested"):
+        mem.plan([row], [127 * CHUNK])
+    assert mem.prefix.states == 2
+    loop.text[row] = ()
+    mem.settle(loop.plan({row: [1] * 31 * CHUNK}))  # five levels: one state makes way
+    assert mem.prefix.states == 1
+    loop.check()
+
+
+def test_L7_an_arrival_that_an_exception_ends_frees_no_level_slot_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = Loop(Backend("reference"), level_slots=6)
+    mem = loop.mem
+    a, b = mem.admit([ms.Request("a"), ms.Request("b")])
+    loop.text |= {a: (), b: ()}
+    mem.settle(loop.plan({a: [1] * 8}))
+    mem.end([a])
+    with pytest.raises(ms.InvalidArgument, match="262144 tokens: 16 levels"):
+        mem.device.arrived([b], [CHUNK << 16])
+    monkeypatch.setattr(LevelSets, "let_go", lambda levels: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        mem.device.arrived([b], [8])
+    with pytest.raises(ms.Broken):
+        mem.device.arrived([b], [8])
+    monkeypatch.undo()
+    mem.recover()
+    loop.check()
+    assert mem.stats().level_slots_free == 6
 
 
 def test_figures_and_sheet_have_level_slots() -> None:

@@ -46,6 +46,7 @@ def test_units_along_the_last_axis_are_cut_between_blocks() -> None:
         (HEADS, "int4", "bits 'int4', expected one of int16, e4m3, int8, int8"),
         (Plane("ssm", (8192, 16), torch.float32), "int8", "the last axis has 16 elements, expected a multiple of 32"),
         (Plane("ssm", (), torch.float32), "int8", "the last axis has 1 elements"),
+        (Plane("ssm", (64,), torch.float32, fill=1.5), "e4m3", "fill 1.5, but a fresh slot of fewer bits is zeros"),
         (
             Plane("ssm", (2, 96), torch.float32, parts=(Part("head", 2, 48),), axis=1), "e4m3",
             "a unit of part head has 48 elements, expected a multiple of 32, which share a scale",

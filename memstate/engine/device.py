@@ -31,7 +31,8 @@ class DeviceCalls:
             device. It is 0 for row 0, which is padding, and for rows without a request. Recorded changes show after the
             next `submit` or `plan`. Under Redirect the slot of a row changes at boundaries.
         lengths: tokens of each row after its newest plan: int32 tensor, axis `row`, always at one address.
-            `mem.device.lengths[step.rows] - step.tokens` are the lengths before a step, also in a CUDA graph.
+            `mem.device.lengths[step.rows] - step.tokens` are the lengths before a step, also in a CUDA graph; before a
+            speculative one they are `lengths` itself.
         level_table: level slots of each row, where the layout has levels: int32 tensor, axes `row 2 level`, always at
             one address. First those that the row's next forward reads, then those that it writes; 0 = none.
         marks: the marks of the newest plan, as in `step.marks`: the states inside of the step that are kept. Always at
@@ -104,6 +105,9 @@ class DeviceCalls:
     def level_slots(self, handle: Row | Snapshot) -> tuple[int, ...]:
         """Returns the level slots of the state of a row or snapshot, the lowest level first; 0 where it has none.
 
+        A forward that is launched may still read what they held before: write to them on the work stream, or after
+        `read_slots([row]).wait()`.
+
         Args:
             handle: the row or snapshot.
 
@@ -113,7 +117,7 @@ class DeviceCalls:
 
         Syncs: no.
         """
-        self._door.require_caller()
+        self._door.require_whole()
         parts = self._parts
         if parts.levels is None:
             raise InvalidArgument("level_slots: the layout has no levels")
@@ -135,6 +139,7 @@ class DeviceCalls:
 
         Raises:
             StaleHandle: a request has ended; nothing changed.
+            OutOfLevels: back-pressure, too few level slots are free for the states; nothing changed.
             InvalidArgument: a row has a length already; a row is in a step or has finished; or a row has too few pages
                 for its new length. Nothing changed.
 

@@ -402,6 +402,7 @@ class StateManager(NotCopied, Shown):
             StaleHandle: a request has ended; nothing changed.
             InvalidArgument: an older step must be settled first; the batch is too large; a row is named twice; or a
                 row has too few pages. Nothing changed.
+            OutOfLevels: back-pressure, too few level slots are free for chunks that end; no row has gone on.
             ForwardFault: with `debug=True`, the forward of the step before did something wrong; nothing changed.
 
         Syncs: no, unless it needs slots that `pool.release` freed by id, or in debug mode.

@@ -84,7 +84,7 @@ class Reports:
         now = self._table.clock()
         (ages, idle), used = self._ages.look(now), self._table.used
         session_age, session_idle = self._sessions.ages(now)
-        levels = self._parts.levels.allocator if self._parts.levels is not None else None
+        levels = self._parts.levels
         return Stats(
             capacity=self._allocator.capacity,
             free=self._allocator.free,
@@ -99,8 +99,8 @@ class Reports:
             idlest_row=_longest(idle[used]),
             pages=self._pages.allocator.pages,
             pages_free=self._pages.allocator.free,
-            level_slots=levels.pages if levels is not None else 0,
-            level_slots_free=levels.free if levels is not None else 0,
+            level_slots=levels.allocator.pages if levels is not None else 0,
+            level_slots_free=levels.unheld(self._registers.count) if levels is not None else 0,
             sessions=len(self._sessions.opened),
             sessions_emptied=self._sessions.emptied,
             oldest_session=_longest([session_age]),

@@ -312,7 +312,7 @@ class Stepping:
         levels.let_go()
         while (lack := levels.short_of(before, after)) is not None:
             free = allocator.free
-            if room.cache.settings.evict and lack.requested <= levels.movable:
+            if lack.requested <= levels.unheld(self._file.first_holder):
                 room.free_slots(free + 1)
                 levels.let_go()
             if allocator.free == free:

@@ -101,12 +101,10 @@ class LevelSets:
         self.allocator.release(self._leaving)
         self._leaving = []
 
-    @property
-    def movable(self) -> int:
-        """Level slots that the states of rows do not have."""
-        first = self._file.first_holder
-        fixed = {slot for register, levels in self._of.items() if register < first for slot in levels if slot}
-        return self.allocator.pages - len(fixed)
+    def unheld(self, registers: int) -> int:
+        """Returns how many level slots no state in the first so many registers has."""
+        held = {slot for register, levels in self._of.items() if register < registers for slot in levels if slot}
+        return self.allocator.pages - len(held)
 
     def short_of(self, before: Longs, after: Longs) -> OutOfLevels | None:
         """Returns what to raise if a step needs more level slots than are free; otherwise None.

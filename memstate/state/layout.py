@@ -388,11 +388,11 @@ class StateLayout(Shown):
 
 def _fill(plane: str, fill: float, dtype: torch.dtype) -> float:
     """The fill as the dtype has it. Raises: InvalidArgument for one that it cannot hold."""
-    if fill == 0:  # of every dtype
-        return 0
     try:
+        if fill == 0:  # of every dtype
+            return 0
         kept = torch.full((1,), fill, dtype=dtype).item()
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise InvalidArgument(f"plane {plane}: fill {fill!r}, expected a number that {dtype} holds") from error
     if kept != fill:
         raise InvalidArgument(f"plane {plane}: fill {fill!r} is {kept} in {dtype}: expected a number that it holds")

@@ -131,6 +131,8 @@ def test_reprs_are_one_line_with_units():
         (lambda: Plane("a", (1,), torch.bfloat16, fill=0.1), r"plane a: fill 0.1 is 0.1000\d+ in torch.bfloat16"),
         (lambda: Plane("a", (1,), torch.float32, fill=float("nan")), "plane a: fill nan"),
         (lambda: Plane("a", (1,), torch.float32, fill="x"), "plane a: fill 'x', expected a number"),
+        (lambda: Plane("a", (1,), torch.int64, fill=10**30), "plane a: fill 1000000000.*, expected a number"),
+        (lambda: Plane("a", (1,), torch.int8, fill=np.array([1, 2])), "plane a: fill array.*, expected a number"),
         (lambda: Plane("a", (1,), torch.complex128, fill=1), "plane a: fill .*: only elements of up to 8 bytes"),
         (lambda: StateLayout([A], 1, rows=A), "rows=Plane.*: expected a StateLayout without rows"),
         (lambda: StateLayout([A], 1, rows=StateLayout([A], 1, rows=SMALL)), "rows=.*: expected a StateLayout without"),

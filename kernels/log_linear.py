@@ -133,7 +133,8 @@ def _log_linear_step(
         v_at = _rows(_tokens(chunk_v, new_v, at, start, VALUES, v_apart), VALUES) + value_at[None, :]
 
         new = (at >= start) & (at < start + count)
-        alone = tl.program_id(0) == 0  # of the programs that share a decay; of those that share keys, the first head's
+        # Programs share decays and keys. One of each group stores them: the first block, and for keys the first head.
+        alone = tl.program_id(0) == 0
         keeps = alone & (head % (HEADS // KEY_HEADS) == 0)
         mask = tl.where(keeps, new[:, None] & in_key[None, :], False)
         tl.store(chunk_k + at[:, None] * KEYS + key_at[None, :], tl.load(k_at, mask=mask, other=0.0), mask=mask)

@@ -157,14 +157,14 @@ def test_a_model_says_on_slots_what_it_says_on_its_own(
     """Two prompts; one goes to 24 tokens, the other ends. A third request goes on from its snapshot of 12 tokens."""
     kind = model.__name__
     fields = {"model_type": kind, "hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "dtype": "float32"}
-    layout, w = ms.presets.from_config(fields | CONFIGS[kind]), Weights(generator)
-    prompts, expected, siso = [[3, 1, 4], [15, 9, 2, 6, 5]], [], siso_step(monkeypatch)
-    for prompt in prompts:
-        own, words = Own(layout, siso), [prompt.copy()]
-        for at in range(24):
-            run(model, w, words, at, own.layers, own.step, own.shift)
-        expected += words
-    assert len({*expected[0]}) > 8 and expected[0][5:] != expected[1][5:]  # it does not repeat itself
+    layout, siso = ms.presets.from_config(fields | CONFIGS[kind]), siso_step(monkeypatch)
+    prompts, expected = [[3, 1, 4], [15, 9, 2, 6, 5]], [[0], [0]]
+    while len({*expected[0]}) <= 8 or expected[0][5:] == expected[1][5:]:  # other weights, where they make it repeat itself
+        w, expected = Weights(generator), [prompt.copy() for prompt in prompts]
+        for words in expected:
+            own = Own(layout, siso)
+            for at in range(24):
+                run(model, w, [words], at, own.layers, own.step, own.shift)
 
     served, words = OnSlots(backend, layout), [prompt.copy() for prompt in prompts]
     rows = served.mem.admit([ms.Request("a"), ms.Request("b")])

@@ -24,7 +24,7 @@ from tests.support import alike  # noqa: E402
 from tests.support.poison import Freed, fresh_memory  # noqa: E402
 from tests.support.sampling import PROOF, left_out  # noqa: E402
 
-if not CUDA and not PROOF:  # full runs take the interpreter as it is
+if not CUDA:
     try:
         from tests.support.quick_interpreter import install
     except ImportError:  # without Triton

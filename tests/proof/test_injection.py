@@ -1,4 +1,4 @@
-"""Exceptions in the middle of public calls: some points of every call here, all of them with MEMSTATE_PROOF=1.
+"""Exceptions in the middle of public calls: some points of some calls here, more of every call with MEMSTATE_PROOF=1.
 
 See `tests/proof/injection`; `python -m tests.proof.injection` prints what became of each call.
 """

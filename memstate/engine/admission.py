@@ -12,7 +12,7 @@ import numpy as np
 
 from memstate import logs
 from memstate.checks import counts, is_count, numbers_of, require_salt, sequence
-from memstate.errors import ConfigurationError, InvalidArgument, OutOfPages, OutOfRows, OutOfSlots
+from memstate.errors import ConfigurationError, InvalidArgument, OutOfLevels, OutOfPages, OutOfRows, OutOfSlots
 from memstate.kernels.tables import REGISTERS_PER_ROW
 from memstate.prefix import Match, PrefixCache
 from memstate.prefix.conversation import Conversation
@@ -29,13 +29,14 @@ from memstate.requests.steps import StepLog
 from memstate.requests.table import RequestTable
 from memstate.requests.tracking.mirror import Mirror
 from memstate.slots.commands import CommandBuffer
+from memstate.slots.registers import Longs
 from memstate.tiers.host.tier import Hit
 from memstate.tiers.manager import TierManager
 from memstate.tiers.prefetch.fetch import Fetch
 from memstate.tokens import BYTES, EMPTY, Prompt, Tokens, encode
 
 PER_ROW = REGISTERS_PER_ROW
-Lack = OutOfRows | OutOfPages | OutOfSlots
+Lack = OutOfRows | OutOfPages | OutOfSlots | OutOfLevels
 LOG = logs.logger("admission")
 
 
@@ -222,7 +223,11 @@ class Admission:
             if slots > self._file.allocator.free:
                 slots -= self._take_over(found, slots)
             lack = self._short_of_holders(holders) if holders > self._holdings.free else None
-            if (lack := lack or self.make_room(len(starts), pages, slots)) is not None:
+            lack = lack or self.make_room(len(starts), pages, slots)
+            if lack is None and self._levels is not None and self._tiers is not None:
+                loads = {start.hit.state.key: start.hit.length for start in found if start.hit is not None}
+                lack = self._make_level_room(self._levels, np.array([*loads.values()], np.int64))
+            if lack is not None:
                 self._undo(found)
                 return lack
             for start in found:
@@ -529,6 +534,10 @@ class Admission:
         room.free_slots(slots)
         return OutOfSlots(slots, allocator.free, 0, allocator.capacity) if slots > allocator.free else None
 
+    def _make_level_room(self, levels: LevelSets, lengths: Longs) -> OutOfLevels | None:
+        """Makes sure that states of these lengths, which come from elsewhere, find level slots; see `make_room`."""
+        return self._room.for_levels(levels, np.zeros_like(lengths), lengths)
+
     def start(
         self, rows: Sequence[int], source: Sequence[int], length: Sequence[int], tracked: Sequence[int],
         moved: Sequence[int] = (), of_rows: Sequence[int] = (),
@@ -598,11 +607,10 @@ class Admission:
             self._levels.require_depth(known)
         with self._guard.changing("arrived"):
             if self._levels is not None:
-                if not self._commands.fencing:
-                    self._levels.let_go()
-                if (lack := self._levels.short_of(np.zeros_like(known), known)) is not None:
+                if (lack := self._make_level_room(self._levels, known)) is not None:
                     raise self._guard.orderly(lack)
-                self._levels.arrived(numbers, tokens)
+                for row, length in zip(numbers, tokens, strict=True):
+                    self._levels.arrived(PER_ROW * row, length)
             self._commands.label([PER_ROW * row for row in numbers], tokens)
             self._marks.arrived(numbers, tokens)
             table.confirmed[numbers] = tokens

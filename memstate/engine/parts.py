@@ -85,10 +85,10 @@ class Parts:
             )
         self.layout, self.overlap, in_place = layout, overlap, forward.in_place
         count = level_count(layout, slots, level_slots)
-        if count and (tiers is not None or forward.speculation or forward.grid is not None):
+        if count and (forward.speculation or forward.grid is not None):
             raise ConfigurationError(
-                f"levels={layout.levels} with tiers, speculation or grid: records hold no levels, and a step has them "
-                "at its end only; leave these settings out"
+                f"levels={layout.levels} with speculation or grid: a step has them at its end only; leave these "
+                "settings out"
             )
         partly = [plane.name for plane in layout.planes if not plane.rewritten_each_step]
         if forward.grid is not None and partly:
@@ -122,8 +122,8 @@ class Parts:
         limits = sessions or SessionLimits()
         self.table = RequestTable(rows, limits.clock)
         self.registers = RegisterFile(self.allocator, rows, holders, self.page_settings.per_row, LEVELS * bool(count))
-        self.levels = LevelSets(self.registers, count, layout.levels.grid) if count and layout.levels else None
         self.commands = CommandBuffer(self.registers, self.pool.run_data, max_batch or rows)
+        self.levels = LevelSets(self.commands, count, layout.levels.grid) if count and layout.levels else None
         self.commands.followers = self.levels
         self.pages = PageTable(self.page_settings.count, self.page_settings.size, self.commands, layout.grid)
         self.mirror = Mirror(self.registers, self.tracking, overlap, forward.pad, self.pages.unit)
@@ -134,7 +134,7 @@ class Parts:
         copied = tuple(plane.name for plane in layout.planes if in_place or not plane.rewritten_each_step)
         self.tiers: TierManager | None = None
         if tiers is not None:
-            self.tiers = TierManager(tiers, self.planes, self.cache, self.commands, self.pages)
+            self.tiers = TierManager(tiers, self.planes, self.cache, self.commands, self.pages, self.levels)
         self.ages = Ages(self.table, self.mirror)
         self.sessions = Sessions(*owners, self.mirror.lanes, limits)
         self.room = Room(self.cache, self.sessions, self.allocator, self.pages, self.holdings)

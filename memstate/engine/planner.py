@@ -21,7 +21,7 @@ from memstate.slots.registers import cell_starts
 from memstate.state.layout import StateLayout
 from memstate.state.memory import table_bytes
 from memstate.tiers.settings import Tiers
-from memstate.tiers.sizing import TierBytes, pages_in_proportion, tier_bytes
+from memstate.tiers.sizing import TierBytes, in_proportion, tier_bytes
 
 SHARES: Final = (0.0625, 0.125, 0.25, 0.5, 1.0)  # of what requests leave, for states
 STAGING: Final = Tiers.staging  # its default
@@ -207,7 +207,10 @@ class Planner:
 
     def tier(self, host_slots: int, host_pages: int) -> TierBytes:
         """The bytes of a tier, and of its staging on the device."""
-        return tier_bytes(self.layout, self.kv, host_slots=host_slots, host_pages=host_pages, staging=STAGING)
+        return tier_bytes(
+            self.layout, self.kv, host_slots=host_slots, host_pages=host_pages, staging=STAGING,
+            host_levels=level_count(self.layout, host_slots),
+        )  # fmt: skip
 
     def needs(self, requests: int, slots: int, pages: int) -> int:
         """Bytes on the device, at most."""
@@ -272,7 +275,7 @@ class Planner:
         """The records that fit host memory. Raises: ConfigurationError where that is no state."""
 
         def room(states: int) -> HostRoom:
-            of_kv = pages_in_proportion(states, slots, pages) if pages else 0
+            of_kv = in_proportion(states, slots, pages) if pages else 0
             tier = self.tier(states, of_kv)
             return HostRoom(
                 states=states, pages=of_kv, nbytes=tier.host, state_record=tier.state_record,

@@ -100,7 +100,7 @@ class Reports:
             pages=self._pages.allocator.pages,
             pages_free=self._pages.allocator.free,
             level_slots=levels.allocator.pages if levels is not None else 0,
-            level_slots_free=levels.unheld(self._registers.count) if levels is not None else 0,
+            level_slots_free=levels.unheld() if levels is not None else 0,
             sessions=len(self._sessions.opened),
             sessions_emptied=self._sessions.emptied,
             oldest_session=_longest([session_age]),

@@ -223,8 +223,8 @@ class Stepping:
         with self._planning:
             if self.open is not None or self._canary is not None:
                 self._close(self.open)
-            if self._levels is not None:
-                self._make_level_room(self._levels, length, after, room)
+            if self._levels is not None and (lack := room.for_levels(self._levels, length, after)) is not None:
+                raise self._guard.orderly(lack)
             before, reached = length, length.copy() if window else after
             if type(batch.real) is not slice:
                 before, reached = batch.spread(before), batch.spread(reached)
@@ -301,22 +301,6 @@ class Stepping:
         if room.cache.settings.evict:
             room.for_marks(wanted, allocator.reserve)
         return self._marks.choose(marks, min(self._holdings.free, allocator.free - allocator.reserve, limit))
-
-    def _make_level_room(self, levels: LevelSets, before: Longs, after: Longs, room: Room) -> None:
-        """Makes way until the chunks that end in a step find level slots.
-
-        Raises:
-            OutOfLevels: nothing is left that can make way, or rows have too many for it to be enough.
-        """
-        allocator = self._file.allocator
-        levels.let_go()
-        while (lack := levels.short_of(before, after)) is not None:
-            free = allocator.free
-            if lack.requested <= levels.unheld(self._file.first_holder):
-                room.free_slots(free + 1)
-                levels.let_go()
-            if allocator.free == free:
-                raise self._guard.orderly(lack)
 
     def keep_ends(self, rows: Sequence[int], known: Sequence[int], room: Room, turns: Collection[int]) -> None:
         """Keeps the live states of rows that stand at a mark, for a publication before their next step.

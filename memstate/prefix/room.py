@@ -11,12 +11,15 @@ from collections import Counter
 from collections.abc import Callable
 
 from memstate import logs
+from memstate.errors import OutOfLevels
 from memstate.prefix.cache import PrefixCache
 from memstate.prefix.conversation import Conversation
 from memstate.prefix.sessions import Sessions
 from memstate.requests.holdings import Holdings
+from memstate.requests.levels import LevelSets
 from memstate.requests.page_table import PageTable
 from memstate.slots.allocator import SlotAllocator
+from memstate.slots.registers import Longs
 
 LOG = logs.logger("sessions")
 
@@ -75,6 +78,27 @@ class Room:
             reserve: Slots that stay free.
         """
         self.cache.evict_states(max(reserve + n - self._allocator.free, n - self._holdings.free))
+
+    def for_levels(self, levels: LevelSets, before: Longs, after: Longs) -> OutOfLevels | None:
+        """Makes way until states find the level slots that they get.
+
+        Args:
+            levels: The level slots.
+            before: Tokens of each state now.
+            after: Tokens that it will have.
+
+        Returns:
+            What to raise if level slots are short still. Nothing makes way where rows have too many of them.
+        """
+        levels.let_go()
+        while (lack := levels.short_of(before, after)) is not None:
+            free = self._allocator.free
+            if lack.requested <= levels.unheld(by_rows=True):
+                self.free_slots(free + 1)
+                levels.let_go()
+            if self._allocator.free == free:
+                break
+        return lack
 
     def _free_states(self, lacking: Callable[[], int]) -> None:
         if (n := lacking()) > 0:

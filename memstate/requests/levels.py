@@ -17,7 +17,8 @@ from typing import Final
 from memstate.errors import InvalidArgument, OutOfLevels
 from memstate.kernels.tables import REGISTERS_PER_ROW
 from memstate.requests.pages import PageAllocator
-from memstate.slots.registers import Longs, RegisterFile
+from memstate.slots.commands import CommandBuffer
+from memstate.slots.registers import Longs
 
 DEPTH: Final = 16  # levels of a row: 2**16 chunks at most
 Set = tuple[int, ...]
@@ -30,7 +31,7 @@ class LevelSets:
     A set that a state lets go of may be read by a forward to come. Its level slots are free from the next plan on.
 
     Args:
-        registers: the register file.
+        commands: records the changes of owners.
         count: number of level slots.
         chunk: tokens of a chunk.
 
@@ -38,8 +39,9 @@ class LevelSets:
         allocator: the free level slots.
     """
 
-    def __init__(self, registers: RegisterFile, count: int, chunk: int) -> None:
-        self._file, self.chunk, self.allocator = registers, chunk, PageAllocator(count)
+    def __init__(self, commands: CommandBuffer, count: int, chunk: int) -> None:
+        self._commands, self._file = commands, commands.registers
+        self.chunk, self.allocator = chunk, PageAllocator(count)
         self._of: dict[int, Set] = {}
         self.reset()
 
@@ -91,19 +93,21 @@ class LevelSets:
         """The next step of these rows reads another state than their last one has left."""
         self._stale.update(rows)
 
-    def arrived(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
-        """Gives the states of rows new level slots, because they came from elsewhere. So many must be free."""
-        for row, length in zip(rows, lengths, strict=True):
-            self._of[REGISTERS_PER_ROW * row] = _after(NONE, 0, length // self.chunk, self.allocator)
+    def arrived(self, register: int, length: int) -> list[int]:
+        """Gives a state that came from elsewhere level slots, and returns them as `level_ends`. They must be free."""
+        self._of[register] = levels = _after(NONE, 0, length // self.chunk, self.allocator)
+        return [slot for slot in levels if slot]
 
     def let_go(self) -> None:
-        """Frees what states have let go of. No forward to come may read it."""
-        self.allocator.release(self._leaving)
-        self._leaving = []
+        """Frees what states have let go of, unless a forward is to come, which may read it."""
+        if not self._commands.fencing:
+            self.allocator.release(self._leaving)
+            self._leaving = []
 
-    def unheld(self, registers: int) -> int:
-        """Returns how many level slots no state in the first so many registers has."""
-        held = {slot for register, levels in self._of.items() if register < registers for slot in levels if slot}
+    def unheld(self, by_rows: bool = False) -> int:
+        """Returns how many level slots no state has, or none of a row."""
+        end = self._file.first_holder if by_rows else self._file.count
+        held = {slot for register, levels in self._of.items() if register < end for slot in levels if slot}
         return self.allocator.pages - len(held)
 
     def short_of(self, before: Longs, after: Longs) -> OutOfLevels | None:
@@ -174,6 +178,12 @@ class LevelSets:
             if [slot > 0 for slot in self.of(register)] != [chunks >> level & 1 > 0 for level in range(DEPTH)]:
                 found.append(f"register {register}: level slots {self.of(register)} for {chunks} chunks")
         return found + [f"level slots: {why}" for why in self.allocator.miscounts(self._counted())]
+
+
+def level_ends(length: int, chunk: int) -> list[tuple[int, int]]:
+    """Returns the levels of a state of so many tokens, the lowest first, each with the tokens up to its end."""
+    chunks = length // chunk
+    return [(level, (chunks >> level << level) * chunk) for level in range(DEPTH) if chunks >> level & 1]
 
 
 def _new(m: int, n: int) -> list[int]:

@@ -16,6 +16,7 @@ from memstate.kernels.dispatch import on
 from memstate.prefix import Match, PrefixCache
 from memstate.prefix.tree import Node
 from memstate.requests.handles import Snapshot
+from memstate.requests.levels import LevelSets
 from memstate.requests.page_table import PageTable
 from memstate.sheet import Sheet, Shown
 from memstate.slots.commands import Action, CommandBuffer
@@ -24,7 +25,7 @@ from memstate.stats import TierStats
 from memstate.tiers.host.cache import CachedRecord, RecordCache
 from memstate.tiers.host.packing import Packing
 from memstate.tiers.host.pool import RecordPool
-from memstate.tiers.host.tier import Hit, HostTier, RecordSet
+from memstate.tiers.host.tier import Hit, HostTier, LevelRecords, RecordSet
 from memstate.tiers.host.transfers import Transfers
 from memstate.tiers.keys import Keys, fingerprint
 from memstate.tiers.prefetch.agreement import Ranks
@@ -32,7 +33,7 @@ from memstate.tiers.prefetch.fetch import Fetch
 from memstate.tiers.prefetch.prefetcher import Prefetcher
 from memstate.tiers.records import RecordFormat
 from memstate.tiers.settings import Tiers
-from memstate.tiers.sizing import pages_in_proportion, staged_pages
+from memstate.tiers.sizing import in_proportion, staged_levels, staged_pages
 from memstate.tiers.stores.base import NoStore, evicted_of, faults_of
 from memstate.tiers.workers import Threads, Workers
 from memstate.tiers.writeback import WriteBack
@@ -52,6 +53,7 @@ class TierManager(NotCopied, Shown):
         cache: The prefix cache; this object becomes its `below`.
         commands: The manager's command buffer.
         pages: The page table of all rows.
+        levels: Level slots of states, None for states without.
 
     Attributes:
         planned: Notes the KV pages that a step completes; see `HostTier.planned`.
@@ -61,13 +63,15 @@ class TierManager(NotCopied, Shown):
     """
 
     def __init__(
-        self, settings: Tiers, planes: Planes, cache: PrefixCache, commands: CommandBuffer, pages: PageTable
-    ) -> None:
+        self, settings: Tiers, planes: Planes, cache: PrefixCache, commands: CommandBuffer, pages: PageTable,
+        levels: LevelSets | None = None,
+    ) -> None:  # fmt: skip
+        self._levels = levels
         self.settings, self._cache, self._commands, self._guard = settings, cache, commands, commands.guard
         self._closed = False
-        mark, states, of_kv = _record_sets(settings, planes, pages, commands.registers.table.slots)
+        mark, states, of_kv, of_levels = _record_sets(settings, planes, pages, commands.registers.table.slots, levels)
         self.keys = Keys(mark, pages.page_size)
-        self.host = HostTier(cache.tree, self.keys, commands, pages, states, of_kv)
+        self.host = HostTier(cache.tree, self.keys, commands, pages, states, of_kv, of_levels)
         self.planned = self.host.planned
         self._caches = [records.cache for records in self.host.sets]
         self._due: list[tuple[Node, Snapshot]] = []
@@ -92,7 +96,7 @@ class TierManager(NotCopied, Shown):
             self.prefetcher = Prefetcher(
                 self.host.kv, self.host.states, settings.store or NoStore(), limits, pages.page_size,
                 None if settings.group is None else Ranks(settings.group), self._workers, settings.clock,
-                self._keep_agreed,
+                self._keep_agreed, self.host.parts,
             )  # fmt: skip
         self._own: WeakSet[Fetch] = WeakSet()
         self._hit_tokens = Counter[str]()
@@ -190,14 +194,17 @@ class TierManager(NotCopied, Shown):
         nodes: list[tuple[Node, bool]] = []
         states: list[tuple[int, Hit]] = []
         pages: list[tuple[int, CachedRecord]] = []
+        levels: list[tuple[int, CachedRecord]] = []
         distinct = {hit.state.key: (prompt, hit) for prompt, _, hit in loads}
         for prompt, hit in sorted(distinct.values(), key=lambda each: each[1].length):
             node, had, fresh = self._cache.insert_loaded(prompt.head(hit.length))
             assert node.snapshot is not None
             nodes.append((node, had * self.keys.page_tokens < hit.length))
             states.append((node.snapshot.register, hit))
+            if self._levels is not None:
+                levels += zip(self._levels.arrived(node.snapshot.register, hit.length), hit.levels, strict=True)
             pages += zip(fresh, hit.pages[had - hit.first :], strict=bool(fresh))
-        self.host.bring(states, pages)
+        self.host.bring(states, pages, levels)
         for _, match, hit in loads:
             self._hit_tokens["storage" if hit.state.fetched else "host"] += hit.length - match.length
         return nodes
@@ -526,20 +533,20 @@ class TierManager(NotCopied, Shown):
             pins.update(action.keeps if isinstance(action, Action) else ())
         if self.writeback is not None:
             pins.update(self.writeback.writing)
-        pins.update(entry for hit in self._agreed.values() for entry in (hit.state, *hit.pages))
+        pins.update(entry for hit in self._agreed.values() for entry in (hit.state, *hit.pages, *hit.levels))
         if self.prefetcher is not None:
             pins.update(self.prefetcher.pinned)
-        return [text for cache, n in zip(self._caches, self._held, strict=False) for text in cache.miscounts(pins, n)]
+        return [text for cache in self._caches for text in cache.miscounts(pins, self._held[cache])]
 
     @property
     def leaked(self) -> int:
         """Host records that are neither free, nor in a cache, nor held by a prefetch: 0 unless there is a bug."""
-        return sum(cache.pool.claimed - len(cache) for cache in self._caches) - sum(self._held)
+        return sum(cache.pool.claimed - len(cache) for cache in self._caches) - self._held.total()
 
     @property
-    def _held(self) -> tuple[int, int]:
-        """Host records that prefetches hold: for states, and for KV pages."""
-        return self.prefetcher.held if self.prefetcher is not None else (0, 0)
+    def _held(self) -> Counter[RecordCache]:
+        """Host records that prefetches hold, of each cache."""
+        return self.prefetcher.held if self.prefetcher is not None else Counter()
 
     def close(self) -> None:
         """Flushes to storage, ends threads and transfers, and closes the storage. Requests go on without tiers.
@@ -587,14 +594,19 @@ class TierManager(NotCopied, Shown):
 
 
 def _record_sets(
-    settings: Tiers, planes: Planes, pages: PageTable, slots: Tensor
-) -> tuple[bytes, RecordSet, RecordSet | None]:
-    """The fingerprint in all records, and the records of states and of KV pages."""
+    settings: Tiers, planes: Planes, pages: PageTable, slots: Tensor, levels: LevelSets | None
+) -> tuple[bytes, RecordSet, RecordSet | None, LevelRecords | None]:
+    """The fingerprint in all records, and the records of states, of KV pages and of levels."""
     kv, on_device = settings.kv, pages.allocator.pages
     if (kv is not None) != (on_device > 0) or (kv is not None and kv.slots != on_device):
         raise ConfigurationError(
             f"tiers with kv={kv} for {on_device} KV pages: give the planes of all pages, or manage pages elsewhere, "
             "with pages=ms.Pages(size=...)"
+        )
+    if levels is not None and levels.chunk % pages.page_size:
+        raise ConfigurationError(
+            f"tiers with pages of {pages.page_size} tokens for levels of {levels.chunk}: a level ends in the middle of "
+            "a page, and no record could name it; choose pages whose tokens divide those of a chunk"
         )
     packing = Packing(planes, settings.int8)
     if not packing.nbytes:
@@ -614,7 +626,12 @@ def _record_sets(
     if kv is not None:
         form, of_page = RecordFormat("kv", kv.layout, mark), Packing(kv)
         of_page.backend = planes.backend  # which counts what the manager launches
-        count = settings.host_pages or pages_in_proportion(settings.host_slots, planes.slots, on_device)
+        count = settings.host_pages or in_proportion(settings.host_slots, planes.slots, on_device)
         staged = staged_pages(settings.staging, packing.nbytes, form.body_bytes, count)
         of_kv = made(of_page, form, count, staged, None)
-    return mark, states, of_kv
+    of_levels = None
+    if levels is not None and planes.levels is not None:
+        form, of_level = RecordFormat("level", planes.levels.layout, mark), Packing(planes.levels)
+        count = in_proportion(settings.host_slots, planes.slots, levels.allocator.pages)
+        of_levels = LevelRecords(levels, made(of_level, form, count, staged_levels(settings.staging), None))
+    return mark, states, of_kv, of_levels

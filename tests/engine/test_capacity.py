@@ -116,10 +116,16 @@ def test_C1_memory_with_a_byte_less_holds_less() -> None:
         ms.capacity("qwen3_next", "40GiB", context="32k", concurrency=redirect.max_requests + 1)
 
 
-@pytest.mark.parametrize("name", ["lfm2", "mamba"])
-def test_C2_tiers_allocate_what_is_planned_on_the_device_and_on_the_host(name: str) -> None:
+TREE = ms.StateLayout(
+    (ms.Plane("conv", (256, 3), torch.bfloat16),), layers=2,
+    levels=ms.StateLayout((ms.Plane("tree", (8, 64), torch.float32, grid=256),), layers=2),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("model", ["lfm2", "mamba", TREE])
+def test_C2_tiers_allocate_what_is_planned_on_the_device_and_on_the_host(model: str | ms.StateLayout) -> None:
     plan = ms.capacity(
-        name, "400MiB", context=2048, concurrency=3, page_size=256, host_memory="16MiB", ranks=8
+        model, "400MiB", context=2048, concurrency=3, page_size=256, host_memory="16MiB", ranks=1 + 7 * (model != TREE)
     )  # fmt: skip
     for split in plan.splits:
         assert split.host is not None and split.host.nbytes <= 16 << 20
@@ -133,7 +139,8 @@ def test_C2_tiers_allocate_what_is_planned_on_the_device_and_on_the_host(name: s
         assert (stats.host_bytes, stats.host_state_records) == (split.host.nbytes, split.host.states)
         assert stats.host_page_records == split.host.pages
         of_state, of_page = plan.host_records
-        assert split.host.states * of_state + split.host.pages * of_page == stats.host_bytes
+        levels = split.host.states * 8 * 4224 if model is TREE else 0  # 128 bytes of header, 2 layers of 2048
+        assert split.host.states * of_state + split.host.pages * of_page + levels == stats.host_bytes
 
 
 @pytest.mark.parametrize("overlap", [True, False])

@@ -12,7 +12,10 @@ from memstate.errors import OutOfLevels
 from memstate.kernels.dispatch import Backend
 from memstate.requests.levels import LevelSets
 from memstate.state.layout import Order
+from memstate.testing import MemoryStore
+from memstate.tiers.settings import Write
 from tests.support.sources import ROOT
+from tests.support.tenants import AtOnce
 from tests.support.watch import Watch
 
 CHUNK = 4
@@ -215,6 +218,77 @@ def test_L1_L3_every_forward_finds_its_levels_whatever_was_called_before(
     assert refused
 
 
+@pytest.mark.sample(6)
+@pytest.mark.parametrize("tracking", STRATEGIES[:3], ids=repr)
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("write", ["through", "selective", "back"])
+@pytest.mark.parametrize("stored", [False, True])
+def test_L11_states_come_back_from_below_with_their_levels(
+    stored: bool, write: Write, overlap: bool, tracking: ms.Tracking, generator: torch.Generator
+) -> None:
+    """Chats that go on from each other, with slots, level slots and host memory for a part of them."""
+    draw, found = random.Random(generator.initial_seed()), Counter(host=0, storage=0)
+    for number in range(4):
+        store = MemoryStore() if stored else None
+        tiers = ms.Tiers(
+            "m", host_slots=30 if number else 4, write=write, store=store, executor=AtOnce(),
+            prefetch=ms.Prefetch(threshold=1),
+        )  # fmt: skip
+        loop = Loop(
+            Backend("reference"), tracking=tracking, overlap=overlap, tiers=tiers, slots=draw.choice([14, 24]),
+            level_slots=draw.choice([10, 16, 80]), pages=ms.Pages(size=draw.choice([1, 2, 4])), prefix=ms.Prefix(),
+        )  # fmt: skip
+        mem, text, steps = loop.mem, loop.text, list[ms.Step]()
+        chats, goals = [tuple(draw.choices(range(9), k=24)) for _ in range(3)], dict[ms.Row, tuple[int, ...]]()
+        for _ in range(60):
+            while len(goals) < 3:
+                told = draw.choice(chats)
+                told = (*told[: draw.randrange(len(told) // 2, len(told) + 1)], *draw.choices(range(9), k=3))
+                fetch = mem.prefetch(told) if stored else None
+                while fetch is not None and not mem.tiers.ready(fetch):
+                    mem.poll()
+                (row,) = mem.admit([ms.Request("r", tokens=told, fetch=fetch)])
+                text[row], goals[row] = told[: mem.info(row).length], (*told, *draw.choices(range(9), k=6))
+            mem.poll()
+            if len(steps) > overlap:
+                mem.settle(steps.pop(0))
+            rows = draw.sample([*goals], draw.randrange(1, 4))
+            fed = {row: goals[row][len(text[row]) :][: mem.chunk(row, 8 - len(text[row]) % 8)] for row in rows}
+            try:
+                steps.append(loop.plan({row: [*new] for row, new in fed.items()}))
+            except OutOfLevels:
+                mem.end([rows[0]])
+                del text[rows[0]], goals[rows[0]]
+            loop.check()
+            if all(len(text[row]) < len(goal) for row, goal in goals.items()) and draw.randrange(6):
+                continue
+            while steps:
+                mem.settle(steps.pop(0))
+            for row in [row for row, goal in goals.items() if len(text[row]) >= len(goal)]:
+                mem.end([row], keep="cache", tokens=[text.pop(row)])
+                chats = [*chats[-4:], goals.pop(row)]
+            if not draw.randrange(4):
+                mem.submit()
+                if stored and draw.randrange(2):
+                    mem.tiers.flush()
+                    mem.tiers.clear()
+                mem.prefix.clear()
+            loop.check()
+        for step in steps:
+            mem.settle(step)
+        mem.end(mem.rows)
+        mem.prefix.clear()
+        mem.submit()
+        loop.check()
+        mem._parts.levels.let_go()
+        assert mem._parts.levels.allocator.free == mem._parts.levels.allocator.pages
+        figures = mem.stats().tiers
+        assert figures is not None and not figures.leaked_records
+        found.update(host=figures.host_hit_tokens, storage=figures.storage_hit_tokens)
+        mem.tiers.close()
+    assert found["storage" if stored else "host"]
+
+
 def test_L2_snapshots_and_forks_share_levels_and_copy_no_byte(backend: Backend) -> None:
     loop = Loop(backend, tracking=ms.Redirect(every=4), debug=False)
     mem = loop.mem
@@ -315,7 +389,7 @@ def test_L7_a_state_from_elsewhere_gets_level_slots(backend: Backend) -> None:
 def test_L8_settings_that_levels_do_not_know_are_refused() -> None:
     given = {"slots": 4, "max_requests": 2}
     for settings in ({"forward": ms.Forward(grid=4)}, {"forward": ms.Forward(speculation=True), "overlap": False}):
-        with pytest.raises(ms.ConfigurationError, match="with tiers, speculation or grid"):
+        with pytest.raises(ms.ConfigurationError, match="with speculation or grid"):
             ms.StateManager(LAYOUT, **given, **settings)
     with pytest.raises(ms.ConfigurationError, match="level_slots=0"):
         ms.StateManager(LAYOUT, **given, level_slots=0)

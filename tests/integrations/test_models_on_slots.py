@@ -159,7 +159,7 @@ def test_a_model_says_on_slots_what_it_says_on_its_own(
     fields = {"model_type": kind, "hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "dtype": "float32"}
     layout, siso = ms.presets.from_config(fields | CONFIGS[kind]), siso_step(monkeypatch)
     prompts, expected = [[3, 1, 4], [15, 9, 2, 6, 5]], [[0], [0]]
-    while len({*expected[0]}) <= 8 or expected[0][5:] == expected[1][5:]:  # other weights, where they make it repeat itself
+    while len({*expected[0]}) <= 8 or expected[0][5:] == expected[1][5:]:  # it repeats itself
         w, expected = Weights(generator), [prompt.copy() for prompt in prompts]
         for words in expected:
             own = Own(layout, siso)

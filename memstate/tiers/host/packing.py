@@ -117,8 +117,6 @@ class Packing:
         planes.require_awake("packing")
         self.memory, self.backend, self.device = planes, planes.backend, planes.device
         int8 = dict(int8 or {})
-        if planes.layout.levels is not None:
-            raise InvalidArgument(f"records of {planes.layout}: they hold no levels")
         self.layout = in_records(planes.layout, int8)
         self.nbytes = self.layout.bytes_per_slot
         exact = [region for region in self.memory.regions if region.plane.name not in int8]

@@ -139,6 +139,7 @@ class Fetch:
         self._arrived: Bits
         self._targets: Bits  # ends whose states are in host memory
         self._run = self._bad = 0  # pages: arrived without a gap; the first that will not arrive
+        self._awaited = 0  # records of the state at the end
         self._state: bool | None = None  # whether the state at the end has arrived; None: it may still
 
     def __repr__(self) -> str:
@@ -163,14 +164,19 @@ class Fetch:
         """Begins to read, now that all ranks agree on one end."""
         self.phase, self.vote = Phase.READING, None
         self._arrived, self._bad = self.hits.here.copy(), self.end
-        self._state = None if self.reservation.state is not None else True
+        self._awaited = len(self.reservation.parts)
+        self._state = None if self._awaited else True
         self._targets = self.hits.able[: self.end] & self.hits.states[: self.end]
         self._advance()
 
-    def note(self, pages: list[int], arrived: int) -> None:
-        """Notes that pages were read, of which the first `arrived` are sound. No pages: the state was read."""
-        if not pages:
-            self._state = arrived == 1
+    def note(self, op: Op, arrived: int) -> None:
+        """Notes that records were read, of which the first `arrived` are sound. No pages: they are of the state."""
+        if not (pages := op.pages):
+            self._awaited -= arrived
+            if arrived < len(op.records):
+                self._state = False
+            elif not self._awaited:
+                self._state = True
             return
         self._arrived[pages[:arrived]] = True
         if arrived < len(pages):

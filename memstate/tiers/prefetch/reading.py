@@ -1,11 +1,13 @@
 """The work of the background threads: ask storage what it has, and read records into host memory. Knows no cache."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from itertools import compress
+from typing import NamedTuple, TypeVar
 
 from memstate.tiers.records import RecordFormat
 from memstate.tiers.stores.base import Bytes, Outcome, Store, answered, faults_of, faults_since
 
+T = TypeVar("T")
 Over = Callable[[], bool]  # whether what the work is for is over
 
 
@@ -15,12 +17,14 @@ class Question(NamedTuple):
     Attributes:
         keys: Digests of whole pages.
         pages: Pages whose KV is nowhere else, ascending.
-        ends: Page ends, from 1 on, whose state is not in host memory, ascending.
+        ends: Page ends, from 1 on, whose state is not in host memory as a whole, ascending.
+        names: Returns the names of the records that such a state lacks.
     """
 
     keys: Sequence[bytes]
     pages: Sequence[int]
     ends: Sequence[int]
+    names: Callable[[int], list[str]]
 
 
 class Answer(NamedTuple):
@@ -65,13 +69,12 @@ class Read(NamedTuple):
     why: str = ""
 
 
-def ask(store: Store, kv: RecordFormat, states: RecordFormat, question: Question, chunk: int, over: Over) -> Answer:
+def ask(store: Store, kv: RecordFormat, question: Question, chunk: int, over: Over) -> Answer:
     """Asks storage what it has of a prompt, as far as its KV has no gap; runs in a thread.
 
     Args:
         store: The storage.
         kv: Format of KV pages.
-        states: Format of states.
         question: What to ask.
         chunk: Records a call of the store.
         over: Tells whether the prefetch is over, which ends the work early.
@@ -90,8 +93,11 @@ def ask(store: Store, kv: RecordFormat, states: RecordFormat, question: Question
     for part in _parts([end for end in question.ends if end <= reach], chunk):
         if over():
             break
-        there = answered(store.exists([states.name(keys[end - 1]) for end in part]), len(part))
-        ends += [end for end, has in zip(part, there, strict=True) if has]
+        lacks = {end: question.names(end) for end in part}
+        has: set[str] = set()
+        for names in _parts(list({name for each in lacks.values() for name in each}), chunk):
+            has.update(compress(names, answered(store.exists(names), len(names))))
+        ends += [end for end, names in lacks.items() if has.issuperset(names)]
     return Answer(found, ends, faults_since(store, before))
 
 
@@ -123,5 +129,5 @@ def read(store: Store, form: RecordFormat, buffer: Callable[[int], Bytes], piece
     return Read(len(pieces), "")
 
 
-def _parts(items: Sequence[int], size: int) -> Iterator[Sequence[int]]:
+def _parts(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
     return (items[at : at + size] for at in range(0, len(items), size))

@@ -587,7 +587,8 @@ class Lower:
         self._look_at_figures()
         if real.prefetcher:
             held = [fetch.state is not None for fetch in below.fetches], [len(fetch.pages) for fetch in below.fetches]
-            same("records of prefetches", real.prefetcher.held, tuple(map(sum, held)))
+            caches = real.host.states, real.host.kv
+            same("records of prefetches", [real.prefetcher.held[cache] for cache in caches], [*map(sum, held)])
             same("tokens in flight", real.prefetcher.in_flight_tokens, below.in_flight_tokens)
         for fetch, told in fetches.items():
             seen = fetch.phase.name.lower(), fetch.outcome and fetch.outcome.value, fetch.length, fetch.tokens

@@ -247,14 +247,16 @@ class Reports:
         layout = self._planes.layout
         planes = [
             {
-                "name": plane.name,
+                "name": prefix + plane.name,
                 "shape": list(plane.shape),
                 "dtype": str(plane.dtype).removeprefix("torch."),
                 "payload": plane.nbytes,
-                "padding": layout.block_bytes(plane) - plane.nbytes,
-                "layers": layout.layers_of(plane),
+                "padding": one.block_bytes(plane) - plane.nbytes,
+                "layers": one.layers_of(plane),
             }
-            for plane in layout.planes
+            for prefix, one in (("", layout), ("rows.", layout.rows), ("levels.", layout.levels))
+            if one is not None
+            for plane in one.planes
         ]
         return {
             "order": layout.order,

@@ -143,11 +143,11 @@ class Recovery:
         owners += [(state, session) for session in parts.sessions.opened.values() for state in session.kept]
         owners += [(node.snapshot, node) for _, node in parts.cache.tree.walk() if node.snapshot]
         there = {state.register: sure.slots[state.register] for state, _ in owners}
-        if parts.levels is not None:
-            parts.levels.reset(there)
         parts.registers.reset(there)
         parts.allocator.reset([slot for slot, _ in there.values()] + list(sure.held))
         parts.holdings.restart(owners)
+        if parts.levels is not None:  # not before: a second try may keep more states than this one
+            parts.levels.reset(there)
         parts.pages.reset(Counter(page for each in self._recount.walk() for page in each.pages))
         parts.stepping.reset()
         parts.commands.discard()

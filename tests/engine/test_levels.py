@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -365,6 +366,22 @@ def test_L6_recover_keeps_the_levels_of_published_states(backend: Backend) -> No
     (c,) = mem.admit([ms.Request("c", resume=snapshot)])
     loop.text = {c: (1,) * 12}
     mem.settle(loop.plan({c: [7] * 5}))
+    loop.check()
+
+
+def test_L6_a_recover_that_an_exception_ends_forgets_no_levels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second try keeps states that the first would have given up."""
+    loop = Loop(Backend("reference"))
+    mem = loop.mem
+    (row,) = mem.admit([ms.Request("a")])
+    loop.text[row] = ()
+    mem.settle(loop.plan({row: [7] * 8}))
+    (kept,) = mem.end([row], keep="handle")
+    mem.submit()
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(mem._parts.registers, "reset", Mock(side_effect=MemoryError))
+        mem.recover(keep=False)
+    assert kept in mem.recover().snapshots
     loop.check()
 
 

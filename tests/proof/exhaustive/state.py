@@ -46,7 +46,7 @@ def name(world: World) -> bytes:
         state: tuple[Any, ...] = ()
         if one:
             state = len(one.text), one.confirmed, one.unsettled, one.finished, host_tracked[at], place[host_sources[at]]
-            state = (*state, len(one.tail), model.tails[at] == one.tail)
+            state = (*state, len(one.tail), model.tails[at] == one.tail, one.stale)
         steps = tuple(
             next(((len(e.tokens), e.before, model.tenant(e) is e.row) for e in step.entries if e.row.number == at), ())
             for step in model.steps

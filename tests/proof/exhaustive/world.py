@@ -36,6 +36,7 @@ CASES = {
     "Redirect, in place": case("redirect", in_place=True),
     "Redirect, speculation": speculating("redirect"),
     "Redirect, rows and a grid": case("redirect", tails=True, alone=2),
+    "Redirect, levels": case("redirect", leaf=2),
     "PingPong": case("ping-pong"),
     "PingPong, direct hits": case("ping-pong", direct_hits=True, page_size=2),
     "PingPong, speculation": speculating("ping-pong"),

@@ -612,7 +612,7 @@ class Cache(Ledger):
         talk.text = talk.text[:known]
         registers = [row.live + k for k in range(1 + self.settings.lanes)]
         real = [r for r in registers if 1 <= self.known.get(r, 0) <= known and self._whole(row, self.known[r])]
-        real = [r for r in real if self.known[r] % self.settings.alone == 0]
+        real = [r for r in real if self.known[r] % self.settings.whole == 0]
         longest = sorted(real, key=lambda r: -self.known[r])
         for register in [] if talk.closing else longest[: self.settings.per_session]:
             if not self.free_holders and talk.kept:

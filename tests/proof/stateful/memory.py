@@ -19,6 +19,7 @@ from torch import Tensor
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
+from memstate.requests.levels import DEPTH
 from memstate.state.planes import Planes
 from memstate.tiers.host import transfers
 from memstate.tiers.keys import Keys
@@ -87,6 +88,12 @@ def digest(text: Text) -> int:
     return hash(text) % 2**64 if text else 0
 
 
+def named(slots: Sequence[int], texts: Sequence[Text]) -> list[tuple[int, Text]]:
+    """Level slots with what they hold; there is one for each text."""
+    assert [slot > 0 for slot in slots] == [bool(text) for text in texts], f"level slots {slots} for {texts}"
+    return [(slot, text) for slot, text in zip(slots, texts, strict=True) if slot]
+
+
 class Kind:
     """How a plane depends on a text: each element is a number of the text times a weight of its own.
 
@@ -130,6 +137,7 @@ class Memory:
         layout = settings.layout
         self.kinds = {plane.name: Kind(plane, layout.layers_of(plane)) for plane in layout.planes}
         self.tail = Kind(TAIL, 2)
+        self.level = Kind(layout.levels.planes[0], 2) if layout.levels else None
         self.poison = {part: np.frombuffer(bytes([POISON] * 8), kind.dtype)[0] for part, kind in self.kinds.items()}
         self.given = settings.memory in ("tensor", "layers")
         self.backing: list[Tensor] = []  # larger blocks that arenas or tensors are cut out of
@@ -198,6 +206,7 @@ class Memory:
         self.places = {part: [self._place(mem.planes[part][layer], kind) for layer in range(len(kind.weights))]
                        for part, kind in self.kinds.items()}  # fmt: skip
         self.tails = mem.planes.rows and mem.planes.rows["tail"]
+        self.levels = mem.planes.levels and mem.planes.levels["tree"]
         if before is None:
             self.shown: dict[str, list[State]] = {part: [EMPTY, *[UNSEEN] * self.settings.slots] for part in self.kinds}
             for part, places in self.places.items():
@@ -285,17 +294,48 @@ class Memory:
     def forward_rows(self, rows: list[int], texts: list[Text], tokens: list[list[int]]) -> None:
         """The memory of each row must be what its text says; the tokens of the step come to it."""
         real = [i for i, row in enumerate(rows) if row > 0]
-        self._require_tails([rows[i] for i in real], [texts[i] for i in real])
-        for layer in range(2) if real else ():
-            told = self.tail.expected(layer, [(*texts[i], *tokens[i]) for i in real]).view(np.int16)
-            self.tails[layer, [rows[i] for i in real]] = torch.from_numpy(told).to(self.device)
+        self._require(self.tail, self.tails, [(rows[i], texts[i]) for i in real])
+        self._store(self.tail, self.tails, [(rows[i], (*texts[i], *tokens[i])) for i in real])
 
-    def _require_tails(self, rows: list[int], texts: list[Text]) -> None:
-        for layer in range(2) if rows else ():
-            seen = raw(self.tails[layer, rows]).view(np.uint16)
-            told = self.tail.expected(layer, texts)
-            assert np.array_equal(seen, told), (
-                f"rows {rows}: {seen.tolist()} in layer {layer}, expected {told.tolist()}"
+    def forward_levels(self, table: Tensor, rows: list[int], texts: list[Text], tokens: list[list[int]]) -> None:
+        """Each row reads the levels of its chunks, and stores those that its step ends."""
+        told, reads, writes = table.tolist(), list[tuple[int, Text]](), list[tuple[int, Text]]()
+        for i in [i for i, row in enumerate(rows) if row > 0]:
+            before, after = self.covered(texts[i]), self.covered((*texts[i], *tokens[i]))
+            reads += named(told[rows[i]][0], before)
+            pairs = zip(before, after, strict=True)
+            writes += named(told[rows[i]][1], [() if old == new else new for old, new in pairs])
+        used = {slot for slot, _ in writes} - {slot for slot, _ in reads}
+        assert len(used) == len(writes), f"a step writes level slots {writes}, and reads {reads}"
+        self._require(self.level, self.levels, reads)
+        self._store(self.level, self.levels, writes)
+
+    def put_levels(self, slots: Sequence[int], text: Text) -> None:
+        """Writes the levels of a state from elsewhere."""
+        self._store(self.level, self.levels, named(slots, self.covered(text)))
+
+    def look_at_levels(self, states: Iterable[tuple[Sequence[int], Text]], free: list[int]) -> None:
+        """Compares the levels of states. Level slots that nobody has are poisoned, so that a forward finds them out."""
+        told = [pair for slots, text in states for pair in named(slots, self.covered(text))]
+        self._require(self.level, self.levels, told)
+        self.levels[:, free] = -1
+
+    def covered(self, text: Text) -> list[Text]:
+        """Of each level the tokens up to its end, none where a state has no such level."""
+        sizes = [self.settings.leaf << level for level in range(DEPTH)]
+        return [text[: n * size] if (n := len(text) // size) % 2 else () for size in sizes]
+
+    def _require(self, kind: Kind, plane: Tensor, told: Sequence[tuple[int, Text]]) -> None:
+        places = [place for place, _ in told]
+        for layer in range(2) if told else ():
+            seen, wanted = raw(plane[layer, places]).view(kind.dtype), kind.expected(layer, [text for _, text in told])
+            assert np.array_equal(seen, wanted), f"{told}: {seen.tolist()} in layer {layer}, expected {wanted.tolist()}"
+
+    def _store(self, kind: Kind, plane: Tensor, told: Sequence[tuple[int, Text]]) -> None:
+        for layer in range(2) if told else ():
+            found = kind.expected(layer, [text for _, text in told])
+            plane[layer, [place for place, _ in told]] = torch.from_numpy(found.view(found.dtype.name[1:])).to(
+                self.device
             )
 
     def put(self, slot: int, text: Text) -> None:
@@ -330,8 +370,7 @@ class Memory:
         memory of rows stands for.
         """
         if self.tails is not None:
-            known = {row: text for row, text in enumerate(tails) if text is not None}
-            self._require_tails([*known], [*known.values()])
+            self._require(self.tail, self.tails, [(row, text) for row, text in enumerate(tails) if text is not None])
         self._pull()
         fresh = False
         for part, states in content.items():
@@ -466,15 +505,18 @@ class Lower:
         if self.kv:
             self.kv.attach(model)
         self.keys = Keys(self.real._caches[0].form.fingerprint, self.settings.page_size)
-        forms = [cache.form for cache in self.real._caches]
-        self.forms = dict(zip(("state", "kv"), forms, strict=False))
-        self.payload = {kind: self._payload(kind) for kind in self.forms}
+        self.forms = {cache.form.kind: cache.form for cache in self.real._caches}
+        self.caches = [cache for cache in self.real._caches if cache.form.kind != "level"]  # those of the model
+        self.payload = {cache.form.kind: self._payload(cache.form.kind) for cache in self.caches}
         s = self.settings
         staged = s.host_pages if s.pages else 0  # all of so few, because tiny states do not set the size
         self.staging_bytes = 2 * s.staging * self.forms["state"].nbytes  # rows with room for a header
         self.staging_bytes += 2 * staged * self.forms["kv"].nbytes if staged else 0
         self.host_bytes = s.host_slots * self.forms["state"].nbytes
         self.host_bytes += s.host_pages * self.forms["kv"].nbytes if s.pages else 0
+        if s.leaf:
+            self.staging_bytes += 2 * max(8 * s.staging, 16) * self.forms["level"].nbytes
+            self.host_bytes += 64 * s.host_slots * self.forms["level"].nbytes
 
     # What programs do
 
@@ -566,7 +608,7 @@ class Lower:
         assert len(self.threads.jobs) == len(below.jobs), f"{len(self.threads.jobs)} jobs, expected {len(below.jobs)}"
         states = [job.future.done() for job in self.threads.jobs]
         assert states == [job.ended for job in below.jobs], "jobs that have ended"
-        shelves = [(cache, cache.form.header_bytes, cache.form.kind) for cache in real._caches]
+        shelves = [(cache, cache.form.header_bytes, cache.form.kind) for cache in self.caches]
         for (cache, header, kind), shelf in zip(shelves, below.shelves, strict=True):
             seen = [(e.key, e.record, e.length, e.pins, e.fetched, e.stored) for e in cache.entries()]
             told = [(self.digest(i.key), i.record, len(i.key[1]), i.pins, i.fetched, i.stored) for i in shelf.items]

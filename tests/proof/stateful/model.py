@@ -184,6 +184,7 @@ class Model(Cache):
         if self.settings.prefix and self.settings.evict:
             lacking = self.shortfall(sum(self.needs(row, n, window)[1] for row, n in planned))
             self.free_slots(self.free_count + min(limit, lacking))
+        self._write_levels(planned)
         named = [(row.number, len(tokens)) if row and not row.finished else (0, 0) for row, tokens in batch]
         step = Planned([], window, marks=inside)
         if self.queue or (named, limit) != self.named_last:  # else there is nothing to send
@@ -222,6 +223,14 @@ class Model(Cache):
             self.unpin([entry.row for entry in step.entries if entry.row])
         self.steps.append(step)
         return step
+
+    def _write_levels(self, planned: Sequence[tuple[Row, int]]) -> None:
+        """Rows that end a chunk, and those that read other levels than their last step has left, tell the device."""
+        for row, n in planned if (leaf := self.settings.leaf) else ():
+            ends = self.length(row) // leaf != (self.length(row) + n) // leaf
+            if ends or row.stale or row.source:
+                self.record_write("levels", row.number, 0)
+            row.stale = ends
 
     def _fill(self, step: Planned) -> None:
         """Debug mode: what the forward stores in slots that it does not read must replace what is there now."""

@@ -225,6 +225,7 @@ class Operations(Machine):
         self.look()
         assert self.mem.free_slots == self.settings.slots and self.mem.free_pages == self.settings.pages
         assert not self.model.kept and not self.model.slot
+        assert self.mem.stats().level_slots_free == (self.settings.level_slots or 0)
 
     def end_all(self) -> None:
         """Ends steps and rows, and drops what was published."""
@@ -453,6 +454,8 @@ class Operations(Machine):
         self.memory.forward(read, record.write.tolist(), record.snapshot.tolist(), texts, fed, self._marks())
         if self.settings.tails:
             self.memory.forward_rows(record.rows.tolist(), tails, fed)
+        if self.settings.leaf:
+            self.memory.forward_levels(self.mem.device.level_table, record.rows.tolist(), texts, fed)
         return {}
 
     def _marks(self) -> list[tuple[int, int, int]]:
@@ -780,6 +783,8 @@ class Operations(Machine):
             model.arrive(tenants := [self.handles[row] for row in rows], texts)
             for tenant in tenants:
                 model.arrived_at(tenant)
+            for row, text in zip(rows, texts, strict=True) if self.settings.leaf else ():
+                self.memory.put_levels(self.mem.device.level_slots(row), text)
             if self.lower and self.lower.kv:
                 for tenant in tenants:
                     self.lower.kv.write(tenant, 0, tenant.confirmed)
@@ -1185,10 +1190,9 @@ class Operations(Machine):
 
     def thin(self, d: Digits) -> None:
         """Host memory is needed for something else."""
-        below, tiers = self.model.below, self.mem.tiers
-        if below:
+        if below := self.model.below:
             at, n = d(len(below.shelves)), d.pick(1, 2, 3, 99)
-            tiers._caches[-1 - at].evict(n)
+            self.lower.caches[-1 - at].evict(n)
             below.shelves[-1 - at].evict(n)
 
     def hurt(self, d: Digits, fetch: Fetched) -> None:

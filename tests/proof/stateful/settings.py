@@ -35,7 +35,8 @@ class Digits:
 class Settings:
     """One configuration. memory: "own", "fenced" (its arenas cut out of larger blocks), "tensor" or "layers" (given);
     gap: bytes between the blocks of given memory; parts: "fold", and perhaps "conv", "conv turned", "ring" and "score";
-    alone: tokens at whose multiples "fold" is whole; tails: rows have memory of their own.
+    alone: tokens at whose multiples "fold" is whole; tails: rows have memory of their own; leaf: tokens of a chunk of
+    levels, 0 for states without.
     """
 
     strategy: str = "none"
@@ -89,6 +90,7 @@ class Settings:
     placed: int = 0  # tokens between states of prompts, 0: at ends and branch points only
     alone: int = 1
     tails: bool = False
+    leaf: int = 0
 
     @classmethod
     def draw(
@@ -134,10 +136,13 @@ class Settings:
 
     @staticmethod
     def _kinds(d: Digits, chosen: "Settings") -> dict[str, Any]:
-        """A plane that starts filled, in layers of its own and perhaps with a grid; memory of rows."""
+        """A plane that starts filled, in layers of its own and perhaps with a grid; memory of rows; levels."""
         alone = d.pick(1, 2, 3, 4, 1 if chosen.prefix or chosen.strategy != "none" else NEVER)
-        every = lcm(chosen.every, chosen.page_size, alone % NEVER or 1)
-        return {"parts": (*chosen.parts, "score"), "alone": alone, "every": every, "tails": d(4) > 0}
+        tails, leaf = d(4) > 0, 0 if chosen.speculation or chosen.grid else d.pick(0, 2, 1, 4)
+        leaf = lcm(leaf, chosen.page_size if chosen.tiered else 1)
+        every = lcm(chosen.every, chosen.page_size, alone % NEVER or 1, leaf or 1)
+        found = {"parts": (*chosen.parts, "score"), "alone": alone, "every": every, "tails": tails, "leaf": leaf}
+        return found | ({"storing": False} if leaf else {})  # the model of prefetches does not know levels
 
     @staticmethod
     def _below(d: Digits, chosen: "Settings") -> dict[str, Any]:
@@ -158,9 +163,19 @@ class Settings:
         return f"Settings({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in told)})"
 
     @property
+    def whole(self) -> int:
+        """Tokens at whose multiples a state is whole."""
+        return lcm(self.alone, self.leaf or 1)
+
+    @property
     def unit(self) -> int:
         """What the length of a kept state is a multiple of."""
-        return lcm(self.page_size, self.alone)
+        return lcm(self.page_size, self.whole)
+
+    @property
+    def level_slots(self) -> int | None:
+        """So many that they never run out."""
+        return 64 * self.slots if self.leaf else None
 
     @property
     def row_count(self) -> int:
@@ -226,7 +241,10 @@ class Settings:
             "score": ms.Plane("score", (5,), torch.int32, layers=self.layers_of("score"), fill=-123456789),
         }
         rows = ms.StateLayout((TAIL,), 2, self.order) if self.tails else None  # type: ignore[arg-type]
-        return ms.StateLayout(tuple(shapes[part] for part in self.parts), self.layers, self.order, rows=rows)  # type: ignore[arg-type]
+        tree = ms.Plane("tree", (2,), torch.int64, grid=self.leaf or None)
+        levels = ms.StateLayout((tree,), 2, self.order) if self.leaf else None  # type: ignore[arg-type]
+        planes = tuple(shapes[part] for part in self.parts)
+        return ms.StateLayout(planes, self.layers, self.order, rows=rows, levels=levels)  # type: ignore[arg-type]
 
     def layers_of(self, part: str) -> int:
         return 3 - self.layers if part == "score" else self.layers

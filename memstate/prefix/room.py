@@ -88,16 +88,20 @@ class Room:
             after: Tokens that it will have.
 
         Returns:
-            What to raise if level slots are short still. Nothing makes way where rows have too many of them.
+            What to raise if level slots are short still. Nothing makes way where that cannot be enough, or where what
+            makes way frees none yet, because a forward is to come.
         """
-        levels.let_go()
-        while (lack := levels.short_of(before, after)) is not None:
-            free = self._allocator.free
-            if lack.requested <= levels.unheld(by_rows=True):
+        frees = levels.let_go()
+        if (lack := levels.short_of(before, after)) is not None and frees:
+            held, readers = self._holdings.held, self._holdings.readers
+            goes = {register for kind in ("cached", "session") for register in held[kind] if not readers[register]}
+            while lack is not None and lack.requested <= levels.unheld(goes):
+                free = self._allocator.free
                 self.free_slots(free + 1)
                 levels.let_go()
-            if self._allocator.free == free:
-                break
+                lack = levels.short_of(before, after)
+                if self._allocator.free == free:
+                    break
         return lack
 
     def _free_states(self, lacking: Callable[[], int]) -> None:

@@ -11,7 +11,7 @@ The sets belong to registers. They follow the states when the command buffer mov
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 from memstate.errors import InvalidArgument, OutOfLevels
@@ -98,16 +98,17 @@ class LevelSets:
         self._of[register] = levels = _after(NONE, 0, length // self.chunk, self.allocator)
         return [slot for slot in levels if slot]
 
-    def let_go(self) -> None:
-        """Frees what states have let go of, unless a forward is to come, which may read it."""
-        if not self._commands.fencing:
-            self.allocator.release(self._leaving)
-            self._leaving = []
+    def let_go(self) -> bool:
+        """Frees what states have let go of. Returns False, and frees none, if a forward is to come: it may read it."""
+        if self._commands.fencing:
+            return False
+        self.allocator.release(self._leaving)
+        self._leaving = []
+        return True
 
-    def unheld(self, by_rows: bool = False) -> int:
-        """Returns how many level slots no state has, or none of a row."""
-        end = self._file.first_holder if by_rows else self._file.count
-        held = {slot for register, levels in self._of.items() if register < end for slot in levels if slot}
+    def unheld(self, without: Collection[int] = ()) -> int:
+        """Returns how many level slots no state has, except states in these registers."""
+        held = {slot for register, levels in self._of.items() if register not in without for slot in levels if slot}
         return self.allocator.pages - len(held)
 
     def short_of(self, before: Longs, after: Longs) -> OutOfLevels | None:

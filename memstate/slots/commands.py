@@ -55,6 +55,7 @@ class Action(NamedTuple):
         run: does the work.
         keeps: what must not be evicted before the work is done, for audits.
         pages: KV pages that the work fills.
+        fills: registers whose states the work loads.
         owners: makes the same changes of owners in another register file.
         released: number of slots that the work frees.
     """
@@ -62,6 +63,7 @@ class Action(NamedTuple):
     run: Callable[[], None]
     keeps: Sequence[Any] = ()
     pages: Sequence[int] = ()
+    fills: Sequence[int] = ()
     owners: Callable[[RegisterFile], None] | None = None
     released: int = 0
 
@@ -187,6 +189,8 @@ class CommandBuffer:
         for entry in [self._sending, *self.queue]:
             if isinstance(entry, Packet):
                 found[[register for named in entry.named.values() for register in named if register > 0]] = True
+            elif entry is not None:
+                found[list(entry.fills)] = True
         for registers in self.guard.registers if self.guard.call else ():
             changed = np.asarray(registers, np.int64)
             found[changed[changed > 0]] = True

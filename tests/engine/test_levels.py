@@ -518,3 +518,91 @@ def test_figures_and_sheet_have_level_slots() -> None:
     mem._parts.levels._of[3 * row.index] = (0,) * 16
     (found,) = (text for text in mem.audit().miscounts if "register" in text)
     assert found == f"register 3: level slots {(0,) * 16} for 3 chunks"
+
+
+# -- level slots that loads lack ----------------------------------------------------------------------------------
+
+LONG = (9,) * 28  # 7 chunks: 3 levels
+
+
+def served(loop: Loop, text: tuple[int, ...]) -> int:
+    """Serves a prompt, files it and passes it down; returns the tokens that it started from."""
+    mem = loop.mem
+    (row,) = mem.admit([ms.Request("r", tokens=text)])
+    start = mem.info(row).length
+    loop.text[row] = text[:start]
+    while len(loop.text[row]) < len(text):
+        mem.settle(loop.plan({row: list(text[len(loop.text[row]) :])}))
+    mem.end([row], keep="cache", tokens=[loop.text.pop(row)])
+    mem.submit()
+    mem.poll()
+    mem.poll()
+    return start
+
+
+def below(level_slots: int, store: MemoryStore | None = None, host_slots: int = 40) -> Loop:
+    """A loop with tiers, and little of something."""
+    tiers = ms.Tiers("m", host_slots=host_slots, store=store, executor=AtOnce(), prefetch=ms.Prefetch(threshold=1))
+    prefix = ms.Prefix(ms.policies.Lru(), ms.policies.LruPages())
+    return Loop(
+        Backend("reference"), tracking=ms.NoTracking(), overlap=True, tiers=tiers, pages=ms.Pages(size=4),
+        prefix=prefix, level_slots=level_slots,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("fenced", [False, True])
+def test_L5_a_load_whose_level_slots_wait_for_a_forward_evicts_nothing(fenced: bool) -> None:
+    loop = below(level_slots=12)
+    mem = loop.mem
+    served(loop, LONG)
+    mem.prefix.clear()
+    (b,) = mem.admit([ms.Request("b")])
+    loop.text[b] = ()
+    mem.settle(loop.plan({b: [1] * 28}))
+    for n in range(9):
+        served(loop, (n,) * 8)
+    step = loop.plan({b: [1]})
+    if not fenced:
+        mem.submit(step)
+    (row,) = mem.admit([ms.Request("a", tokens=(*LONG, 1))])
+    assert (mem.info(row).length, mem.prefix.states) == ((0, 9) if fenced else (28, 7))  # two make way for three
+    mem.settle(step)
+    loop.check()
+
+
+def test_L5_a_load_that_can_never_fit_leaves_the_cache_alone() -> None:
+    """Handles hold 10 of 12 level slots, and make no way."""
+    loop = below(level_slots=12)
+    mem = loop.mem
+    served(loop, LONG)
+    mem.prefix.clear()
+    for word in (1, 2):
+        (b,) = mem.admit([ms.Request("b")])
+        loop.text[b] = ()
+        mem.settle(loop.plan({b: [word] * 124}))
+        mem.end([b], keep="handle")
+        del loop.text[b]
+    served(loop, LONG[:8])
+    served(loop, (5,) * 8)
+    (row,) = mem.admit([ms.Request("a", tokens=(*LONG, 1))])
+    assert (mem.info(row).length, mem.prefix.states) == (8, 2)
+    with pytest.raises(OutOfLevels):
+        mem.plan(mem.admit([ms.Request("c")]), [28])
+    assert mem.prefix.states == 2
+    loop.check()
+
+
+def test_L11_a_prefetch_takes_the_longest_state_whose_levels_find_room() -> None:
+    store = MemoryStore()
+    loop = below(60, store)
+    for n in (12, 28):
+        served(loop, LONG[:n])
+    loop.mem.tiers.close()
+    for host_slots, length in ((1, 12), (2, 28)):  # 2 records of levels, or 5
+        mem = below(60, store, host_slots).mem
+        fetch = mem.prefetch((*LONG, 1))
+        while not mem.tiers.ready(fetch):
+            mem.poll()
+        (row,) = mem.admit([ms.Request("a", tokens=(*LONG, 1), fetch=fetch)])
+        assert mem.info(row).length == fetch.length == length
+        assert mem.stats().tiers.prefetch.truncated == (length == 12)

@@ -30,6 +30,7 @@ from tests.proof.injection.scene import A, C, Scene
 from tests.support import inside, owners
 from tests.support.endings import Made
 from tests.support.serving import Server
+from tests.support.tenants import AtOnce
 from tests.support.tiered import Tiered, whole
 from tests.support.virtual import ByHand, MemoryStore
 
@@ -447,3 +448,33 @@ def test_an_audit_names_the_count_that_is_wrong(what: str) -> None:
     assert not report.clean and any(what in text for text in report.miscounts), report.miscounts
     with pytest.raises(ms.LeakFound, match=what):
         report.raise_if_leaking()
+
+
+def test_a_state_whose_load_an_exception_ends_is_nobody_s() -> None:
+    """The load waits for a forward behind the claim of its slot, which has been sent."""
+    layout = ms.StateLayout((ms.Plane("fold", (2,), torch.float32),), layers=1)
+    tiers = ms.Tiers("m", host_slots=4, executor=AtOnce())
+    mem = ms.StateManager(
+        layout, slots=24, max_requests=5, tracking=ms.NoTracking(), tiers=tiers, pages=ms.Pages(size=4),
+        prefix=ms.Prefix(), backend="reference",
+    )  # fmt: skip
+    prompt = [9] * 28
+    (row,) = mem.admit([ms.Request("r", tokens=prompt)])
+    step = mem.plan([row], [28])
+    mem.planes["fold"][:, step.write] = 28.0
+    mem.settle(step)
+    mem.end([row], keep="cache", tokens=[prompt])
+    mem.submit()
+    mem.poll()
+    mem.prefix.clear()
+    (row,) = mem.admit([ms.Request("b")])
+    mem.settle(mem.plan([row], [8]))
+    step = mem.plan([row], [4])
+    mem.end([row])  # waits, and all that comes after it
+    (row,) = mem.admit([ms.Request("a", tokens=[*prompt, 1])])
+    assert mem.info(row).length == 28
+    with mock.patch.object(Transfers, "into", side_effect=MemoryError), pytest.raises(MemoryError):
+        mem.submit(step)
+    assert mem.recover().cached == 0
+    (row,) = mem.admit([ms.Request("a", tokens=[*prompt, 1])])
+    assert mem.info(row).length == 0 and mem.audit().clean

@@ -405,7 +405,7 @@ class HostTier:
             self.loads += loads
             self._coming += loads
 
-        self._commands.then(Action(begin, kept, [page for page, _ in pages]))
+        self._commands.then(Action(begin, kept, [page for page, _ in pages], [to for to, _ in states]))
 
     def await_loads(self) -> None:
         """Makes the stream of the steps wait for states on their way, before a packet.

@@ -62,15 +62,10 @@ class Hits(NamedTuple):
     ends: Bits
     able: Bits
 
-    def cut(self, room: int, state_room: bool) -> Bits:
-        """Returns the ends that host memory has room for.
-
-        Args:
-            room: Pages that fit.
-            state_room: Whether a state fits.
-        """
-        ends = self.ends & (np.cumsum(~self.here) <= room)
-        return ends if state_room else ends & self.states
+    def cut(self, room: int) -> Bits:
+        """Returns the ends for whose KV host memory has room: for so many pages."""
+        bits: Bits = self.ends & (np.cumsum(~self.here) <= room)
+        return bits
 
     def missing(self, end: int) -> list[int]:
         """Returns the pages up to an end that must be read."""

@@ -246,13 +246,13 @@ class Prefetcher:
         pages = [page for page in range(fetch.kv_pages, fetch.pages) if keys[page] not in self._kv]
         ends = [end for end in gaining if not self._has(keys, end)]
 
-        def names(end: int) -> list[str]:
-            return [part.cache.form.name(part.key) for part in self._lacks(keys, end)]
+        def levels(end: int) -> list[str]:
+            return [part.cache.form.name(part.key) for part in self._lacks(keys, end)[1:]]
 
-        question = fetch.question = Question(keys, pages, ends, names)
+        question = fetch.question = Question(keys, pages, ends, levels)
         if question.pages or question.ends:
-            chunk = self._settings.chunk
-            self._submit(Op(fetch), ask, self._store, self._kv.form, question, chunk, lambda: fetch.over)
+            forms = self._kv.form, self._states.form
+            self._submit(Op(fetch), ask, self._store, *forms, question, self._settings.chunk, lambda: fetch.over)
         else:
             fetch.answer = Answer()
 
@@ -346,12 +346,16 @@ class Prefetcher:
         keys, reservation = fetch.keys, fetch.reservation
         able = (np.flatnonzero(hits.able[:most]) + 1).tolist()
         reservation.pin(range(fetch.kv_pages, most), [(end, self._parts(keys, end)) for end in able])
-        needed = self._needed(keys, hits.ends & ~hits.states)
-        ends = hits.cut(self._kv.room(), all(cache.room() >= n for cache, n in needed.items()))
-        end, read = deepest(ends), ends & ~hits.states
-        if self._ranks is None:  # with several, the state may be that of an end before the last one
-            read[: end - 1] = False
-        reservation.claim(hits.missing(end), self._needed(keys, read))
+        ends = hits.cut(self._kv.room())
+        while True:
+            end, read = deepest(ends), ends & ~hits.states
+            if self._ranks is None:  # with several, the state may be that of an end before the last one
+                read[: max(0, end - 1)] = False
+            needed = self._needed(keys, read)
+            if all(cache.room() >= n for cache, n in needed.items()):
+                break
+            ends[deepest(read) - 1] = False
+        reservation.claim(hits.missing(end), needed)
         reservation.trim(end, bool(read.any()))
         return ends
 

@@ -18,13 +18,13 @@ class Question(NamedTuple):
         keys: Digests of whole pages.
         pages: Pages whose KV is nowhere else, ascending.
         ends: Page ends, from 1 on, whose state is not in host memory as a whole, ascending.
-        names: Returns the names of the records that such a state lacks.
+        levels: Returns the names of the levels that such a state lacks.
     """
 
     keys: Sequence[bytes]
     pages: Sequence[int]
     ends: Sequence[int]
-    names: Callable[[int], list[str]]
+    levels: Callable[[int], list[str]]
 
 
 class Answer(NamedTuple):
@@ -69,12 +69,13 @@ class Read(NamedTuple):
     why: str = ""
 
 
-def ask(store: Store, kv: RecordFormat, question: Question, chunk: int, over: Over) -> Answer:
+def ask(store: Store, kv: RecordFormat, states: RecordFormat, question: Question, chunk: int, over: Over) -> Answer:
     """Asks storage what it has of a prompt, as far as its KV has no gap; runs in a thread.
 
     Args:
         store: The storage.
         kv: Format of KV pages.
+        states: Format of states.
         question: What to ask.
         chunk: Records a call of the store.
         over: Tells whether the prefetch is over, which ends the work early.
@@ -93,7 +94,8 @@ def ask(store: Store, kv: RecordFormat, question: Question, chunk: int, over: Ov
     for part in _parts([end for end in question.ends if end <= reach], chunk):
         if over():
             break
-        lacks = {end: question.names(end) for end in part}
+        there = answered(store.exists([states.name(keys[end - 1]) for end in part]), len(part))
+        lacks = {end: question.levels(end) for end in compress(part, there)}
         has: set[str] = set()
         for names in _parts(list({name for each in lacks.values() for name in each}), chunk):
             has.update(compress(names, answered(store.exists(names), len(names))))

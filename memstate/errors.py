@@ -103,7 +103,8 @@ class OutOfLevels(MemstateError):
 
     def __init__(self, requested: int, free: int, count: int) -> None:
         self.requested, self.free, self.count = requested, free, count
-        hint = _never(requested > count, f"there are {count}", "leave rows out of the step, end one, or drop snapshots")
+        wait = "leave rows out of the step, end one, drop snapshots, or build the manager with more level_slots"
+        hint = f"level_slots={count}, so waiting cannot help: give more, or plan less" if requested > count else wait
         super().__init__(f"{requested} level slots requested, {free} of {count} free: {hint}")
 
 

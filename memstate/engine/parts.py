@@ -87,8 +87,8 @@ class Parts:
         count = level_count(layout, slots, level_slots)
         if count and (forward.speculation or forward.grid is not None):
             raise ConfigurationError(
-                f"levels={layout.levels} with speculation or grid: a step has them at its end only; leave these "
-                "settings out"
+                f"{forward!r} with levels={layout.levels}: a step has levels at its end only, so leave out speculation "
+                "and grid"
             )
         partly = [plane.name for plane in layout.planes if not plane.rewritten_each_step]
         if forward.grid is not None and partly:

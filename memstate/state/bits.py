@@ -25,8 +25,8 @@ def fewer_bits(plane: Plane, bits: Bits) -> tuple[Plane, ...]:
         bits: how elements are held.
 
     Raises:
-        InvalidArgument: no such format; a plane with a fill; or a block of 32 would lie across the end of the last
-            axis, or across two units of what tensor parallelism cuts.
+        InvalidArgument: no such format; no floats; a plane with a fill; or a block of 32 would lie across the end of
+            the last axis, or across two units of what tensor parallelism cuts.
 
     Example:
         >>> import torch
@@ -40,6 +40,8 @@ def fewer_bits(plane: Plane, bits: Bits) -> tuple[Plane, ...]:
     """
     if bits not in get_args(Bits):
         raise InvalidArgument(f"plane {plane.name}: bits {bits!r}, expected one of {', '.join(get_args(Bits))}")
+    if not plane.dtype.is_floating_point:
+        raise InvalidArgument(f"plane {plane.name}: {plane.dtype}, expected floats")
     if plane.fill:
         raise InvalidArgument(f"plane {plane.name}: fill {plane.fill}, but a fresh slot of fewer bits is zeros")
     last = len(plane.shape) - 1

@@ -274,6 +274,9 @@ class StateLayout(Shown):
                 continue
             if not isinstance(inner, StateLayout) or inner.rows is not None or inner.levels is not None:
                 raise InvalidArgument(f"{name}={inner!r}: expected a StateLayout without rows and levels, or None")
+        grids = {plane.grid for plane in self.levels.planes} if self.levels is not None else {1}
+        if len(grids) > 1 or None in grids:
+            raise InvalidArgument(f"levels={self.levels!r}: expected one grid, the tokens of a chunk, not {grids}")
         if self.bytes_per_slot > INT64_MAX:
             raise InvalidArgument(
                 f"planes {names} x {self.layers} layers: {self.bytes_per_slot} bytes per slot, and int64 numbers at "

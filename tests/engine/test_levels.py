@@ -406,8 +406,20 @@ def test_L7_a_state_from_elsewhere_gets_level_slots(backend: Backend) -> None:
 def test_L8_settings_that_levels_do_not_know_are_refused() -> None:
     given = {"slots": 4, "max_requests": 2}
     for settings in ({"forward": ms.Forward(grid=4)}, {"forward": ms.Forward(speculation=True), "overlap": False}):
-        with pytest.raises(ms.ConfigurationError, match="with speculation or grid"):
+        with pytest.raises(ms.ConfigurationError, match=r"^Forward\(.*with levels=.*leave out speculation and grid"):
             ms.StateManager(LAYOUT, **given, **settings)
+    for grids in ((4, 8), (None,)):
+        planes = tuple(ms.Plane(f"p{n}", (), torch.int64, grid=grid) for n, grid in enumerate(grids))
+        with pytest.raises(ms.InvalidArgument, match="expected one grid, the tokens of a chunk, not "):
+            replace(LAYOUT, levels=ms.StateLayout(planes, layers=2))
+    with pytest.raises(OutOfLevels, match="2 level slots requested, 1 of 1 free: level_slots=1, so waiting"):
+        mem = ms.StateManager(LAYOUT, **given, level_slots=1, tracking=ms.NoTracking())
+        mem.plan(mem.admit([ms.Request("a")]), [12])
+    with pytest.raises(ms.ConfigurationError, match="pages of 3 tokens for levels of 4"):
+        ms.StateManager(
+            LAYOUT, **given, tracking=ms.NoTracking(every=12), pages=ms.Pages(size=3), prefix=ms.Prefix(),
+            tiers=ms.Tiers("m", host_slots=2),
+        )  # fmt: skip
     with pytest.raises(ms.ConfigurationError, match="level_slots=0"):
         ms.StateManager(LAYOUT, **given, level_slots=0)
     plain = ms.StateLayout(LAYOUT.planes, 1)

@@ -43,6 +43,7 @@ def test_units_along_the_last_axis_are_cut_between_blocks() -> None:
 @pytest.mark.parametrize(
     ("plane", "bits", "said"),
     [
+        (Plane("ssm", (64,), torch.int32), "int8", "torch.int32, expected floats"),
         (HEADS, "int4", "bits 'int4', expected one of int16, e4m3, int8, int8"),
         (Plane("ssm", (8192, 16), torch.float32), "int8", "the last axis has 16 elements, expected a multiple of 32"),
         (Plane("ssm", (), torch.float32), "int8", "the last axis has 1 elements"),

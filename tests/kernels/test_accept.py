@@ -66,6 +66,7 @@ def test_G2_kernel_and_reference_accept_alike(backend: Backend, variant: str, ba
         assert torch.equal(left, right)
 
 
+@pytest.mark.sample(60)
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("seed", range(30))
 def test_B33_accept_follows_the_rules(variant: str, seed: int) -> None:

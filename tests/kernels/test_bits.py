@@ -111,6 +111,7 @@ def test_elements_are_the_nearest_steps_of_the_least_scale(
     assert set(backend.counts.launches) == {"store_bits", "load_bits"}
 
 
+@pytest.mark.sample(2)
 @each_kind
 def test_rounding_by_chance_takes_both_sides_and_its_mean_is_the_number(
     backend: Backend, generator: torch.Generator, kind: Kind

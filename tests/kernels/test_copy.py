@@ -62,6 +62,7 @@ def packet_of(entries: list[tuple[int, int]], device: torch.device) -> Tensor:
     return torch.tensor(header + moves + columns, dtype=torch.int32, device=device)
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("form", (*ORDERS, *FORMS))
 @pytest.mark.parametrize("planes", LAYOUTS.values(), ids=LAYOUTS.keys())
 def test_B37_copies_and_zeros_are_exact_in_memory_of_every_form(backend, generator, planes, form):

@@ -74,6 +74,7 @@ def test_G2_window_holds_what_slots_would(backend: Backend, generator: torch.Gen
     check(made(kind, backend, generator, state=state, inputs=inputs, **KINDS[kind].small), backend, generator)
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize(("kind", "sizes"), ODD)
 def test_G2_odd_sizes(backend: Backend, generator: torch.Generator, kind: str, sizes: dict[str, object]) -> None:
     """Of a convolution: channels that fill no block, and more taps than tokens, or fewer."""
@@ -88,6 +89,7 @@ ROWS = {
 }
 
 
+@pytest.mark.sample
 @each_kind
 @pytest.mark.parametrize("rows", ROWS)
 def test_B14_B16_windows_of_all_sorts_of_rows(

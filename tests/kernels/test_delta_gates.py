@@ -22,6 +22,7 @@ def test_D7_each_gate_inside_is_within_the_bound(
 
 @per_key
 @value_key
+@pytest.mark.sample
 @pytest.mark.parametrize("dims", [(2, 1, 72, 20), (1, 1, 300, 3)], ids=str)
 def test_D7_gates_of_odd_sizes(
     backend: Backend, generator: torch.Generator, dims: tuple[int, int, int, int], per_key: bool, value_key: bool

@@ -126,6 +126,7 @@ def test_G2_equal_channels_are_one_gate(backend: Backend, generator: torch.Gener
 # -- orders of the state, and inputs that are slices ---------------------------------------------------------------
 
 
+@pytest.mark.sample
 @per_key
 @value_key
 @pytest.mark.parametrize(

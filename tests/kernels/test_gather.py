@@ -128,6 +128,7 @@ def run(
     assert backend.counts.launches == {op: 1}
 
 
+@pytest.mark.sample
 @each_op
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("kind", KINDS, ids=str)

@@ -92,6 +92,7 @@ class Mamba2(Layer):
 MAKERS = {"gdn": DeltaNet, "gdn, value key": partial(DeltaNet, value_key=True), "mamba2": Mamba2}
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_D9_D13_a_layer_makes_two_outputs_from_its_projections_and_copies_nothing(

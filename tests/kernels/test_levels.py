@@ -34,6 +34,7 @@ def some(place: str, capacity: int) -> set[int]:
     }[place])  # fmt: skip
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("capacity", LEVELS)
 @pytest.mark.parametrize("place", PLACES)
 def test_B11_a_claim_finds_the_lowest_wherever_they_lie(backend: Backend, capacity: int, place: str) -> None:

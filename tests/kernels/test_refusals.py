@@ -76,6 +76,7 @@ def made(op: str, seed: int) -> Case:
     return case
 
 
+@pytest.mark.sample(70)
 @pytest.mark.parametrize("how", SPOILT)
 @pytest.mark.parametrize("op", [op for op in OPS if op not in INNER])
 def test_G1_a_tensor_that_does_not_fit_is_named_and_nothing_changes(backend: Backend, op: str, how: str) -> None:

@@ -37,6 +37,7 @@ def run(case: Case, backend: Backend, **given: Any) -> Tensor:
     return out
 
 
+@pytest.mark.sample
 @each_kind
 @each_dtype
 def test_D2_D10_slices_of_a_projection_have_the_bits_of_contiguous_inputs(
@@ -52,6 +53,7 @@ def test_D2_D10_slices_of_a_projection_have_the_bits_of_contiguous_inputs(
     assert all(torch.equal(was, whole(x)) for was, x in zip(around, step.inputs.values(), strict=True))
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize(("kind", "sizes"), ODD)
 def test_D2_D10_slices_of_odd_sizes(
     backend: Backend, generator: torch.Generator, kind: str, sizes: dict[str, Any]

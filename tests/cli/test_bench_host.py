@@ -1,6 +1,5 @@
 """`bench host`: what it measures, what it refuses to measure, and the peer."""
 
-import subprocess
 import sys
 from collections.abc import Callable
 
@@ -14,6 +13,7 @@ from memstate.cli.bench.task import Setting
 from memstate.engine.manager import StateManager
 from memstate.errors import InvalidArgument
 from memstate.requests.tracking import PingPong
+from tests.support.kernel_runs import not_interpreted
 
 on_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="launches that do nothing")
 CPU = Setting("reference", torch.device("cpu"), toy=True)
@@ -122,6 +122,7 @@ def test_what_a_step_does_not_use_is_measured_beside_the_plain_step() -> None:
 
 
 @on_cpu
+@pytest.mark.sample
 @pytest.mark.parametrize("form", online.FORMS)
 @pytest.mark.parametrize("changes", [0, 1, 3])
 def test_requests_that_end_leave_as_many_states_as_go(changes: int, form: str) -> None:
@@ -212,16 +213,18 @@ def test_frames_and_calls_are_those_of_the_call() -> None:
 
 
 COUNT = """
-import torch
+import json, torch
 from memstate.cli.bench import host_sides, online
 from memstate.cli.bench.task import Setting
 from memstate.requests.tracking import LazyPingPong, PingPong
 
+found = []
 for kind in PingPong, LazyPingPong:
     side = online.Online(Setting("reference", torch.device("cpu"), False), kind(online.EVERY), 64, 1)
-    print(*host_sides._of_ops(side, side.counted)["step"])
+    found.append(host_sides._of_ops(side, side.counted)["step"].tolist())
     side.silence()
-    print(*host_sides._of_ops(side, host_sides.python_calls)["step"])
+    found.append(host_sides._of_ops(side, host_sides.python_calls)["step"].tolist())
+print(json.dumps(found))
 """
 
 
@@ -230,8 +233,7 @@ def test_a_step_in_which_one_request_changes_makes_few_calls() -> None:
 
     One upload, no sync, and two launches beside the plan; Python's frames and calls with those of the bench.
     """
-    done = subprocess.run([sys.executable, "-c", COUNT], capture_output=True, text=True, check=True)
-    counts = [[int(word) for word in line.split()] for line in done.stdout.splitlines()]
+    counts = not_interpreted("-c", COUNT)
     assert counts[::2] == [[1 + 2, 1, 0]] * 2
     for frames, calls in counts[1::2]:
         assert frames <= 120

@@ -43,14 +43,14 @@ def test_bench_launches_writes_json_to_stdout_and_nothing_else() -> None:
 
 def test_demo_writes_the_keys_of_the_contract(tmp_path: Path) -> None:
     target = tmp_path / "demo.json"
-    done = memstate("demo", "--requests", "3", "--strategy", "lazy", "--backend", "reference", "--json", str(target))
-    assert done.returncode == 0, done.stderr
+    done = here("demo", "--requests", "3", "--strategy", "lazy", "--backend", "reference", "--json", target)
+    assert done.status == 0, done.err
     report = json.loads(target.read_text())
     assert set(DEMO_KEYS.split()) <= set(report)
     assert report["identical_to_uncached"] and report["logits_identical"] and report["states_identical"]
     assert (report["strategy"], report["backend"], report["leaked_slots"]) == ("lazy", "reference", 0)
     assert set(report["device_launches_per_decode_step"]) == {"mean", "max"}
-    assert "identical" in done.stdout  # the table goes to stdout when JSON goes to a file
+    assert "identical" in done.out  # the table goes to stdout when JSON goes to a file
 
 
 @pytest.mark.proof

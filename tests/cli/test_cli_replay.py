@@ -1,9 +1,6 @@
 """`memstate trace` and `memstate replay`: what they write."""
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -16,7 +13,6 @@ from memstate.cli.traces import form
 from memstate.cli.traces.make import KINDS, make
 from tests.support.command import Done, memstate
 
-ROOT = Path(__file__).parents[2]
 CONTRACT = """requests block_hit_rate ideal_hit_rate policy states pages us_per_match us_per_insert evicted_states
     leaked_slots misses_by_reason placement chunk every forwards_per_prompt states_filed_per_request
     recomputed_tokens_per_turn longest_wait"""
@@ -49,11 +45,9 @@ def test_trace_writes_what_replay_reads(kind: str, name: str, tmp_path: Path) ->
 
 
 def test_replay_writes_json_to_stdout_and_nothing_else(trace: Path) -> None:
-    """As a program of its own."""
-    command = [sys.executable, "-m", "memstate", "replay", str(trace), "--states", "4", "--json", "-"]
-    done = subprocess.run(command, cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    report = json.loads(done.stdout)
+    done = memstate("replay", trace, "--states", "4", "--json", "-")
+    assert (done.status, done.err) == (0, "")
+    report = json.loads(done.out)
     assert set(report) == {field.name for field in fields(Replayed)} and set(CONTRACT.split()) <= set(report)
     requests = form.read(trace)
     assert (report["policy"], report["states"], report["pages"]) == ("return-rate", 4, 50_000)

@@ -170,6 +170,7 @@ def test_prompts_without_tokens_count_and_do_nothing() -> None:
 # -- what holds for all ----------------------------------------------------------------------------
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("policy", NAMES)
 def test_every_policy_serves_every_kind_and_twice_the_same(policy: str, kind: str) -> None:

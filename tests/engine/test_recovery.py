@@ -435,6 +435,7 @@ PLANTS: dict[str, Callable[[Planted], object]] = {
 }
 
 
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("what", PLANTS)
 def test_an_audit_names_the_count_that_is_wrong(what: str) -> None:
     scene = Scene("redirect")

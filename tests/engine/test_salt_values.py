@@ -105,6 +105,7 @@ DOORS: dict[str, Callable[[House, Any], object]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sample(40)
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("odd", ODD)
 def test_what_is_no_salt_is_refused(door: str, odd: str) -> None:

@@ -170,6 +170,7 @@ def figures(mem: ms.StateManager) -> object:
     return mem.stats(), [array.tolist() for array in host], len(inside.commands(mem).queue), mem._parts.stepping.open
 
 
+@pytest.mark.sample(12)
 @on_its_stream
 def test_a_call_on_another_stream_is_refused_and_changes_nothing(cuda: FakeCuda, name: str) -> None:
     mem = tiered()
@@ -181,6 +182,7 @@ def test_a_call_on_another_stream_is_refused_and_changes_nothing(cuda: FakeCuda,
     assert (figures(mem), cuda.work) == (before, work)
 
 
+@pytest.mark.sample(12)
 @on_its_stream
 def test_a_call_inside_a_capture_is_refused_and_changes_nothing(cuda: FakeCuda, name: str) -> None:
     """Device 0 is current in the capture of device 1, and captures nothing itself."""

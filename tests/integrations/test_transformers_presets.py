@@ -65,6 +65,7 @@ def compare(family: str, model: Any) -> Findings:
     return found
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_preset_is_what_the_cache_of_the_model_holds(family: str) -> None:
     model = tiny(family)

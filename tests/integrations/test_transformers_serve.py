@@ -74,7 +74,7 @@ def test_answers_are_those_of_the_own_cache_and_spoiled_states_are_noticed(famil
     mem.audit().raise_if_leaking()
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("family", ["qwen3_next", "jamba", "lfm3"])
 @pytest.mark.parametrize("tracking", [ms.Redirect(every=4), ms.PingPong(every=4), ms.LazyPingPong(every=4)], ids=str)
 def test_short_memory_evictions_and_faults_change_no_token(family: str, tracking: Any) -> None:
@@ -97,6 +97,7 @@ def test_what_never_fits_is_refused_and_the_others_are_served() -> None:
     assert "per_row" in found[0].error
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("call", [mst.serve, mst.stream])
 @pytest.mark.parametrize("bad", [[5, 97], mst.Prompt(TEXT, "long name", config=GenerationConfig(num_beams=2)),
                                  mst.Prompt(TEXT, config=GenerationConfig(do_sample=True, temperature=0.0))],

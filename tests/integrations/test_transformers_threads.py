@@ -55,6 +55,7 @@ def run(*works: Callable[[], object], here: Callable[[], object] = lambda: None)
     threads.shutdown()
 
 
+@pytest.mark.sample
 @pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("drives", ["main", "thread"])
 @pytest.mark.parametrize("storage", [False, True], ids=["device", "storage"])

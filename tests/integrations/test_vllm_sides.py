@@ -240,6 +240,7 @@ def named(case: Case, prompt: int, group: int, rank: int = 0) -> str:
     return case.side.cache.form.name(record_key(bytes(32), rank, key))
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("fault", ["vanished", "half", "garbage", "denied", "raises"])
 @pytest.mark.parametrize(("prompt", "group"), [(2, 0), (3, 0), (4, 0), (4, 1)])
 @pytest.mark.parametrize("ranks", [1, 2])

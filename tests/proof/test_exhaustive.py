@@ -29,7 +29,7 @@ def poison() -> None:
     """Instead of that of all tests: the model poisons slots itself, and watches the poison."""
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("case", CASES)
 def test_no_schedule_reaches_a_wrong_state(case: str) -> None:
     depth = DEPTHS.get(case, 2)

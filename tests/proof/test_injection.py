@@ -25,7 +25,7 @@ CASES = EACH if PROOF else list(zip(SCENES, cycle(ERRORS), strict=False))
 NAMES = list(calls(scene("redirect")))
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("name", "error"), CASES)
 def test_a_call_is_done_or_undone_or_noticed(name: str, error: str) -> None:
     rng, found = random.Random(SEED), []

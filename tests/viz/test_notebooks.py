@@ -133,6 +133,7 @@ each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path
 
 
 @pytest.mark.slow
+@pytest.mark.sample(2)
 @each_notebook
 def test_notebook_runs_and_says_what_is_stored(path: Path) -> None:
     """And the one that can use Transformers runs without, in the same kernel: to start another takes longer."""

@@ -350,7 +350,7 @@ def test_files_that_cannot_be_imported_are_left_out_with_why(tmp_path: Path) -> 
         (tmp_path / name).write_text(text)
     results = tmp_path / "results"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tests.proof.gpu.collecting"]
-    command += ["--import-mode=importlib", "--continue-on-collection-errors", "-n", "2"]
+    command += ["--import-mode=importlib", "--continue-on-collection-errors", "-n", "1"]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PROOF_RESULTS": str(results)}
     done = subprocess.run(
         [*command, "--rootdir", str(tmp_path), str(tmp_path)], env=environment, capture_output=True, text=True,

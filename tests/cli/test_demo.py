@@ -17,7 +17,7 @@ from memstate.cli.demo.meter import held_by_kind
 from memstate.engine.manager import StateManager
 from memstate.errors import InvalidArgument
 from memstate.kernels.dispatch import Backend
-from tests.support.demo_talks import TINY, demo, write_talks
+from tests.support.demo_talks import REQUESTS, TINY, demo, write_talks
 from tests.support.sampling import PROOF
 
 TRACKED = STRATEGIES[1:]
@@ -63,7 +63,7 @@ def test_B36_every_strategy_generates_what_no_tracking_generates() -> None:
         ways = [("none", False), *((strategy, chance.random() < 0.5) for strategy in TRACKED), ("none", True)]
     answers = {way: demo(strategy=way[0], overlap=way[1]).answers for way in ways}
     assert all(given == answers["none", False] for given in answers.values())
-    assert sum(map(len, answers["none", False])) > 50
+    assert sum(map(len, answers["none", False])) > 5 * REQUESTS
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +99,7 @@ def test_the_table_says_what_the_json_says(default_run: DemoReport) -> None:
     assert table["generated tokens"] == str(found["generated_tokens"]) and table["differences"] == "none"
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("settings", [{}, {"sessions": 3}, {"strategy": "lazy", "host_slots": 4, "sessions": 1}])
 def test_slots_held_by_kind_counts_each_slot_once(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """At every look the counts are those of an inspection, and of a slot that is not free there is one owner."""
@@ -122,15 +122,14 @@ def test_slots_held_by_kind_counts_each_slot_once(settings: dict[str, Any], monk
     assert (found["session"] > 0) == bool(settings.get("sessions"))
 
 
-def test_a_run_repeats(default_run: DemoReport) -> None:
-    again = run(DemoConfig(backend="reference"))
-    first, second = default_run.to_json(), again.to_json()
-    first.pop("seconds"), second.pop("seconds")
-    assert first == second
-    assert again.answers == default_run.answers
+def test_a_run_repeats() -> None:
+    first, again = (demo(requests=8, sessions=2, fail_claims=0.2) for _ in range(2))
+    said, told = first.to_json(), again.to_json()
+    said.pop("seconds"), told.pop("seconds")
+    assert said == told and again.answers == first.answers
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["swap", "stale"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_sabotage_is_noticed(tmp_path: Path, strategy: str, kind: str) -> None:
@@ -149,6 +148,7 @@ def test_sabotage_that_finds_nothing_to_strike_fails(tmp_path: Path) -> None:
     assert not report.ok and "no snapshot was resumed" in report.failure()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_planted_leak_is_named_and_nothing_else(strategy: str) -> None:
     report = demo(strategy=strategy, requests=4, plant_leak=True, sessions=1)

@@ -14,7 +14,7 @@ MULTIPLES = (8, 16, 32)  # page and chunk, boundary, and a few pages in one
 LEAST_SLOTS = {"none": 1, "ping-pong": 3, "lazy": 2, "redirect": 1}
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_B51_prompts_around_page_chunk_and_boundary_multiples(tmp_path: Path, strategy: str) -> None:
     lengths = [multiple + d for multiple in MULTIPLES for d in (-1, 0, 1)]
@@ -32,7 +32,7 @@ def test_B15_a_prompt_of_one_token_is_not_taken_for_padding(tmp_path: Path) -> N
     assert report.ok and report.meter.generated_tokens > 3, report.failure()
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_slots_for_one_request_make_the_others_wait(strategy: str, overlap: bool) -> None:
@@ -56,7 +56,7 @@ def test_pages_for_one_conversation_make_the_others_wait_or_come_back(tmp_path: 
     assert refused["pages"] > 0 and refused["pages to go on"] > 0 and ended["retracted, pages ran out"] > 0
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "settings",
     [

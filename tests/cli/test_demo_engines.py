@@ -45,7 +45,7 @@ def require_as_it_must_be(report: DemoReport) -> None:
     assert (found["foreign_bytes"] > 0) == (config.engine == "arena") and found["foreign_bytes_changed"] == 0
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("strategy", "model", "engine", "layout", "overlap"),
     [
@@ -86,6 +86,7 @@ def test_engines_on_every_backend(tmp_path: Path, backend: Backend, model: str, 
         assert report.meter.resumed
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("model", "engine"), [("gdn", "in-place"), ("kda", "arena"), ("mamba2", "own")])
 def test_D5_either_order_of_states_is_identical_to_uncached(model: str, engine: str) -> None:
     """And the reference, which adds in one order, gives the same answers."""
@@ -99,6 +100,7 @@ def test_D5_either_order_of_states_is_identical_to_uncached(model: str, engine: 
     assert answers[0] == answers[1]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("strategy", "missing"),
     [("redirect", "_copy_around"), ("ping-pong", "_copy_snapshots"), ("lazy", "_copy_snapshots")],

@@ -7,14 +7,16 @@ from typing import Any
 
 from memstate.cli.demo import DemoConfig, DemoReport, run
 from memstate.cli.demo.sizes import ModelSize
+from tests.support.sampling import PROOF
 
 TEXT = "It was the best of times, it was the worst of times, it was the age of wisdom"
+REQUESTS = 10 if PROOF else 7
 TINY = ModelSize(recurrent_layers=1, heads=1, hidden=32)
 
 
 def demo(**settings: Any) -> DemoReport:
     """A run of a small model on the reference."""
-    return run(DemoConfig(**{"backend": "reference", "requests": 10, "size": TINY} | settings))
+    return run(DemoConfig(**{"backend": "reference", "requests": REQUESTS, "size": TINY} | settings))
 
 
 def write_talks(path: Path, lengths: Sequence[int]) -> Path:

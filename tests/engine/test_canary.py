@@ -97,6 +97,7 @@ SAYS = {
 STORES = [(name, vector) for name in MAKERS for vector in SAYS if vector != "snapshot" or name in ("ping-pong", "lazy")]
 
 
+@pytest.mark.sample(30)
 @pytest.mark.parametrize("plane", WRITTEN)
 @pytest.mark.parametrize(("name", "vector"), STORES)
 def test_a_forgotten_store_is_named(backend: Backend, name: str, vector: str, plane: str) -> None:
@@ -113,6 +114,7 @@ def test_a_forgotten_store_is_named(backend: Backend, name: str, vector: str, pl
     scan(mem)
 
 
+@pytest.mark.sample
 @every_strategy
 @pytest.mark.parametrize("order", ["layer_major", "slot_major"])
 @pytest.mark.parametrize("pad", [0, -1])

@@ -173,6 +173,7 @@ def test_C3_a_prompt_keeps_as_many_marks_as_planned() -> None:
     assert two.best.slots - two.best.cached_states == 4 + 2 * 3
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_C4_a_snapshot_writes_the_bytes_that_are_planned(name: str, in_place: bool) -> None:

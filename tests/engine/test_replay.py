@@ -148,7 +148,7 @@ class Twins:
         assert one.free_slots == other.free_slots
 
 
-@pytest.mark.sample(interpreter=1)
+@pytest.mark.sample
 @pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlap"])
 @pytest.mark.parametrize("tracking", STRATEGIES, ids=repr)
 def test_a_graph_of_one_step_serves_all_steps(backend: Backend, tracking: ms.Tracking, overlap: bool) -> None:

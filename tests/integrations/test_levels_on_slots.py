@@ -111,6 +111,7 @@ class Served:
         assert (chosen >= logits[given - 1 :].amax(1) - 1e-4).all()  # nearly as likely: rounding may choose it
 
 
+@pytest.mark.sample(interpreter=0)
 @pytest.mark.filterwarnings("ignore:Triton is not supported")  # as fla says where it sees no GPU
 def test_a_model_says_on_level_slots_what_it_says_of_whole_texts(backend: Backend, generator: torch.Generator) -> None:
     """Two requests; a third goes on from the snapshot of 128 tokens, and a fourth is a fork amid a chunk."""

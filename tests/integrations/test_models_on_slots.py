@@ -149,6 +149,7 @@ CONFIGS = {
 }  # fmt: skip
 
 
+@pytest.mark.sample(interpreter=0)
 @pytest.mark.filterwarnings("ignore:Triton is not supported")  # as fla says where it sees no GPU
 @pytest.mark.parametrize("model", [mamba3, rwkv7])
 def test_a_model_says_on_slots_what_it_says_on_its_own(

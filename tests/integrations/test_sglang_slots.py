@@ -145,6 +145,7 @@ def test_groups(slots: MambaSlotAllocator) -> None:
     assert sorted(int(slots.alloc(1)) for _ in range(5)) == [1, 2, 3, 4, 5]  # type: ignore[arg-type]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("seed", range(3))
 def test_no_slot_has_two_owners(seed: int) -> None:
     rng, size = random.Random(seed), 40

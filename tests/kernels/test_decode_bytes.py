@@ -57,6 +57,7 @@ def check(log: Log, state: Tensor, out: Tensor, *loaded: tuple[Tensor, int]) -> 
         assert often(log, LOAD, tensor) == [{times}, {0}, {times}]
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("transposed", [False, True], ids=["key value", "value key"])
 def test_D25_a_delta_step_moves_each_byte_of_a_state_once(dtype: torch.dtype, transposed: bool) -> None:

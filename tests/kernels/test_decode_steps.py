@@ -99,6 +99,7 @@ def test_G2_a_mixed_batch_agrees_with_its_statement(
     KINDS[kind].run(case, backend)
 
 
+@pytest.mark.sample(6)
 @each_kind
 def test_G2_repeats_bit_for_bit(backend: Backend, generator: torch.Generator, kind: str) -> None:
     """Also where the output is not given but made."""
@@ -108,6 +109,7 @@ def test_G2_repeats_bit_for_bit(backend: Backend, generator: torch.Generator, ki
     assert same_bits(first.memory.whole, second.memory.whole)
 
 
+@pytest.mark.sample(6)
 @each_kind
 def test_G2_a_row_does_not_depend_on_the_batch(backend: Backend, generator: torch.Generator, kind: str) -> None:
     state = torch.bfloat16 if kind in ("conv", "gdn", "mamba1") else torch.float32
@@ -123,6 +125,7 @@ def test_G2_chunking_changes_no_bits(backend: Backend, generator: torch.Generato
     check_chunks(made(kind, backend, generator, state=dtype, inputs=dtype, **KINDS[kind].small), backend, cuts)
 
 
+@pytest.mark.sample
 @each_kind
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_counts_beyond_the_step(backend: Backend, generator: torch.Generator, kind: str, dtype: torch.dtype) -> None:
@@ -139,6 +142,7 @@ def test_counts_beyond_the_step(backend: Backend, generator: torch.Generator, ki
     assert same_bits(strange.memory.whole, plain.memory.whole)
 
 
+@pytest.mark.sample(6)
 @each_kind
 def test_B14_padded_rows_change_nothing(backend: Backend, generator: torch.Generator, kind: str) -> None:
     """A batch that is all padding, whatever its other columns say: zeros out, and every byte as it was."""
@@ -154,6 +158,7 @@ def test_B15_one_token_from_nothing_is_no_padding(backend: Backend, generator: t
     assert bool(KINDS[kind].run(case, backend)[0].any()) and bool(case.memory.state[1].any())
 
 
+@pytest.mark.sample(6)
 @each_kind
 def test_B16_null_reads_as_zeros(backend: Backend, generator: torch.Generator, kind: str) -> None:
     """Slot 0 and what lies before it are NaN here: a single byte of either would show."""
@@ -176,12 +181,14 @@ def test_B40_slots_of_one_row_may_coincide(backend: Backend, generator: torch.Ge
     )
 
 
+@pytest.mark.sample(6)
 @each_kind
 def test_B40_rows_may_read_one_slot(backend: Backend, generator: torch.Generator, kind: str) -> None:
     """Several requests start from one cached state: it stays, and each writes its own."""
     KINDS[kind].run(made(kind, backend, generator, rows=[Row(1, 2), Row(1, 3), Row(1, 4, 5)]), backend)
 
 
+@pytest.mark.sample(6)
 @each_kind
 def test_B38_slots_beyond_2_31_elements(backend: Backend, generator: torch.Generator, kind: str) -> None:
     near = made(kind, backend, generator, rows=[Row(2, 2)], state=torch.float16)

@@ -56,6 +56,7 @@ def serve(at: Prefill, most: int, obey: bool, goal: int = 2) -> list[int]:
     return starts
 
 
+@pytest.mark.sample
 @both_orders
 @every_strategy
 def test_M3_answers_and_states_are_those_of_an_uncached_run(name: str, overlap: bool, backend: Backend) -> None:

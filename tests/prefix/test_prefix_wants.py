@@ -61,7 +61,7 @@ CASES = {  # every, tokens whose KV is there, prompt: where its prefill stops, a
 }
 
 
-@pytest.mark.sample(interpreter=1)
+@pytest.mark.sample
 @both_orders
 @every_snapshot
 def test_B49_junction_and_prompt_end_are_both_taken(name: str, overlap: bool, backend: Backend) -> None:

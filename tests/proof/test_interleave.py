@@ -1,6 +1,6 @@
 """No kernel depends on the order of its programs, or touches a byte that is none of its business.
 
-Every operation runs under random schedules, with random arguments each time: 4 of them, or 40 with MEMSTATE_PROOF=1.
+Every operation runs under random schedules, with random arguments each time: 3 of them, or 40 with MEMSTATE_PROOF=1.
 What is looked for is put into kernels on purpose as well, and must be found: some of it, or all with MEMSTATE_PROOF=1.
 """
 
@@ -52,7 +52,7 @@ from tests.support.op_case import Case, Maker
 
 MAKE = vars(register_cases) | vars(byte_cases)
 CASES = {op: MAKE[op] for op in OPS if op in MAKE}  # a launch of an operation, of a `Maker`
-SCHEDULES = 40 if PROOF else 4
+SCHEDULES = 40 if PROOF else 3
 PARTED = "_take: barriers and atomics of the warps of program 0 ({}) differ"
 SEEDS = 200  # within which a defect that was put there must show
 COUNTER = torch.zeros(1, dtype=torch.int32)

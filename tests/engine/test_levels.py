@@ -107,7 +107,7 @@ def spans(length: int) -> list[tuple[int, int]]:
     return found
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("tracking", STRATEGIES, ids=repr)
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("order", ["layer_major", "slot_major"])
@@ -219,7 +219,7 @@ def test_L1_L3_every_forward_finds_its_levels_whatever_was_called_before(
     assert refused
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("tracking", STRATEGIES[:3], ids=repr)
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("write", ["through", "selective", "back"])

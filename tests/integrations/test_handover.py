@@ -33,6 +33,7 @@ MODELS = {
 }  # fmt: skip
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize(("ranks", "to_ranks"), [(1, 2), (8, 2), (2, 4), (4, 4), (4, 1)])
 @pytest.mark.parametrize("name", MODELS)
 def test_what_is_handed_over_is_found_there(name: str, ranks: int, to_ranks: int, tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ class TierManager(NotCopied, Shown):
             self.prefetcher = Prefetcher(
                 self.host.kv, self.host.states, settings.store or NoStore(), limits, pages.page_size,
                 None if settings.group is None else Ranks(settings.group), self._workers, settings.clock,
-                self._keep_agreed, self.host.parts,
+                self._keep_agreed, self.host.parts if levels is not None else None,
             )  # fmt: skip
         self._own: WeakSet[Fetch] = WeakSet()
         self._hit_tokens = Counter[str]()

@@ -8,8 +8,8 @@ below    host records of states and of KV pages, by the digest of the tokens up 
 """
 
 import logging
-from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ import numpy as np
 from memstate import logs
 from memstate.prefix import Match
 from memstate.prefix.tree import Node, Tree
-from memstate.requests.levels import LevelSets, level_ends
+from memstate.requests.levels import NONE, LevelSets, level_ends
 from memstate.requests.page_table import PageTable
 from memstate.slots.commands import Action, CommandBuffer
 from memstate.slots.registers import Longs
@@ -157,10 +157,22 @@ class HostTier:
 
     def entries(self, digests: Sequence[bytes], end: int) -> list[CachedRecord]:
         """Returns the entries of `parts`, none if one is missing."""
-        if digests[end - 1] not in self.states:
+        if (state := self.states.get(digests[end - 1])) is None:
             return []
+        if self._levels is None:
+            return [state]
         found = [part.cache.get(part.key) for part in self.parts(digests, end)]
         return [entry for entry in found if entry is not None] if None not in found else []
+
+    def _missing(self, digests: Sequence[bytes], end: int) -> dict[RecordCache, list[RecordKey]]:
+        """Returns what is not here of `parts`, by cache."""
+        state = digests[end - 1]
+        found = {} if state in self.states else {self.states: [RecordKey(self.states, state, end * self._page_size)]}
+        if self._levels is not None:
+            cache, (_, *parts) = self._levels.records.cache, self.parts(digests, end)
+            if lacking := [part for part in parts if part.key not in cache]:
+                found[cache] = lacking
+        return found
 
     def find(self, prompt: Prompt, match: Match) -> Hit | None:
         """Finds a state that stands for more of a prompt than the tree's, with all KV in between.
@@ -179,7 +191,7 @@ class HostTier:
         pages = self.kv.reach(digests[first:])
         reach = first + len(pages) if self.keeps_kv else len(digests)
         for end in range(reach, match.length // size, -1):
-            if found := self.entries(digests, end):
+            if digests[end - 1] in self.states and (found := self.entries(digests, end)):
                 state, *levels = found
                 return Hit(end * size, state, min(first, end), pages[: max(0, end - first)], levels, digests[:end])
         return None
@@ -212,9 +224,10 @@ class HostTier:
 
     def _touch(self, digests: Sequence[bytes]) -> None:
         """Notes a use of the state at the end of these pages, and of their KV."""
-        for part in self.parts(digests, len(digests)):
-            part.cache.touch([part.key])
+        self.states.touch(digests[-1:])
         self.kv.touch(digests)
+        for part in self.parts(digests, len(digests))[1:] if self._levels is not None else ():
+            part.cache.touch([part.key])
 
     def has(self, node: Node) -> bool:
         """Tells whether a node's state and all KV up to it are in host memory."""
@@ -300,40 +313,50 @@ class HostTier:
         room = self._of_kv.transfers.room - len(due[self.kv]) if self._of_kv is not None else 0
         digests, length = self._keys.of_node(self.tree, node), node.end * self._page_size
         missing = [at for at, digest in enumerate(self._kv_of(digests)) if digest not in self.kv]
-        parts = [part for part in self.parts(digests, node.end) if part.key not in part.cache]
+        parts = self._missing(digests, node.end)
         if missing or parts:
             self.require_awake("save")  # before a record is added: none is found that was never filled
-        needed = Counter(part.cache for part in parts)
-        staged = all(len(due[cache]) + n <= self._records[cache].transfers.room for cache, n in needed.items())
-        fits = len(missing) <= room and staged
+        fits = len(missing) <= room
+        for cache in parts:
+            fits = fits and len(due[cache]) + len(parts[cache]) <= self._records[cache].transfers.room
         kept = not (fits or partly) or self._add_pages(node, digests, missing, room, due[self.kv])
-        if fits and kept and parts:
-            kept = self._add_parts(register, self.parts(digests, node.end), needed, due)
-            reads |= {register} if kept else set()
+        if fits and kept and parts and (kept := self._add_parts(register, digests, node.end, parts, due)):
+            reads.add(register)
         self.refused += not kept
         if not kept:
             self._told.event(logging.INFO, "save lost", why="host memory has no room", tokens=length)
         self._touch(digests)
         return fits or not kept
 
-    def _add_parts(self, register: int, parts: Sequence[RecordKey], needed: Counter[RecordCache], due: Due) -> bool:
+    def _add_parts(
+        self, register: int, digests: Sequence[bytes], end: int, missing: Mapping[RecordCache, Sequence[RecordKey]],
+        due: Due,
+    ) -> bool:  # fmt: skip
         """Adds records for what is missing of a state, all or none; returns whether they find room.
 
         Args:
             register: The state.
-            parts: All that it is made of.
-            needed: How many of each cache are missing.
+            digests: Digests of the pages up to it.
+            end: Pages.
+            missing: What is missing of it.
             due: Where the copies are added.
         """
-        present = [(part.cache, entry) for part in parts if (entry := part.cache.get(part.key)) is not None]
-        for cache, entry in present:
-            cache.pin(entry)
-        if fits := all(n <= cache.pool.free + cache.evictable for cache, n in needed.items()):
-            records = {cache: iter(cache.claim(n)) for cache, n in needed.items()}
-            for cache, key, length, level in parts:
-                if key not in cache:
-                    place = register if level is None or not self._levels else self._levels.sets.of(register)[level]
-                    due[cache].append((place, self._expected(cache, key, next(records[cache]), length)))
+        levels, fits = NONE, True
+        present: list[tuple[RecordCache, CachedRecord]] = []
+        if self._levels is not None:
+            levels = self._levels.sets.of(register)
+            for part in self.parts(digests, end):
+                if (entry := part.cache.get(part.key)) is not None:
+                    part.cache.pin(entry)
+                    present.append((part.cache, entry))
+            for cache in missing:
+                fits = fits and len(missing[cache]) <= cache.pool.free + cache.evictable
+        for cache in missing if fits else ():
+            records = cache.claim(len(missing[cache]))
+            fits = len(records) > 0
+            for (_, key, length, level), record in zip(missing[cache], records, strict=fits):
+                place = register if level is None else levels[level]
+                due[cache].append((place, self._expected(cache, key, record, length)))
         for cache, entry in present:
             cache.unpin(entry)
         return fits

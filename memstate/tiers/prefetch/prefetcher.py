@@ -62,6 +62,7 @@ class Prefetcher:
         parts: Parts | None = None,
     ) -> None:  # fmt: skip
         self._parts = parts or (lambda keys, end: [RecordKey(states, keys[end - 1], end * page_size)])
+        self._of_many = parts is not None  # records for a state
         self._kv, self._states, self._settings, self._page_size = kv, states, settings, page_size
         self._ranks, self._clock, self._ended = ranks, clock, ended
         self._told = logs.Repeats(LOG, clock, ("tokens", "usable", "seconds"))
@@ -244,7 +245,7 @@ class Prefetcher:
         """Begins to ask storage for the pages and states that are nowhere else, unless there are none."""
         keys, gaining = fetch.keys, range(self._first(fetch, self._settings.threshold), fetch.pages + 1)
         pages = [page for page in range(fetch.kv_pages, fetch.pages) if keys[page] not in self._kv]
-        ends = [end for end in gaining if not self._has(keys, end)]
+        ends = [end for end in gaining if keys[end - 1] not in self._states or not self._has(keys, end)]
 
         def levels(end: int) -> list[str]:
             return [part.cache.form.name(part.key) for part in self._lacks(keys, end)[1:]]
@@ -262,8 +263,8 @@ class Prefetcher:
         return [state, *(part for part in levels if part.key not in part.cache)]
 
     def _has(self, keys: Sequence[bytes], end: int) -> bool:
-        """Whether the state at a page end is in host memory as a whole."""
-        return keys[end - 1] in self._states and len(self._lacks(keys, end)) == 1
+        """Whether the state at a page end, whose record is in host memory, is there as a whole."""
+        return not self._of_many or len(self._lacks(keys, end)) == 1
 
     def _read_chunk(self, fetch: Fetch, cache: RecordCache, pieces: Sequence[Chunk], pages: list[int]) -> None:
         op = Op(fetch, pool=cache.pool, records=[piece.record for piece in pieces], pages=pages)
@@ -331,7 +332,7 @@ class Prefetcher:
     def _hits(self, fetch: Fetch, answer: Answer) -> Hits:
         keys, pages = fetch.keys, np.arange(fetch.pages)
         here = (pages < fetch.kv_pages) | np.array([key in self._kv for key in keys])
-        stated = np.array([self._has(keys, page + 1) for page in range(fetch.pages)])
+        stated = np.array([key in self._states and self._has(keys, page + 1) for page, key in enumerate(keys)])
         reached, able = here.copy(), stated.copy()
         reached[list(fetch.question.pages[: answer.found])] = True
         able[[end - 1 for end in answer.ends]] = True

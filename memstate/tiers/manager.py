@@ -45,7 +45,7 @@ AHEAD = 64  # states at most that go down ahead of their eviction, unless settin
 
 
 class TierManager(NotCopied, Shown):
-    """Keeps states and KV pages in host memory and storage, below a prefix cache.
+    """Keeps states, their levels and KV pages in host memory and storage, below a prefix cache.
 
     Args:
         settings: What the tiers are like.

@@ -51,7 +51,7 @@ class RecordKey(NamedTuple):
 
 
 class RecordCache:
-    """Finds records of one kind, states or KV pages, by key.
+    """Finds records of one kind, states, KV pages or levels, by key.
 
     Args:
         pool: The memory of the records.

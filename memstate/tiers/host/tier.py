@@ -4,7 +4,7 @@ Of rows it knows only the pages that a planned step completes.
 
 device   node of the prefix cache    state in a register      pages
            | save (evicted, or written through)     ^ load: a hit that reaches further than the tree's
-below    host records of states and of KV pages, by the digest of the tokens up to where they stand
+below    host records of states, of levels and of KV pages, by the digest of the tokens up to where they stand
 """
 
 import logging
@@ -78,7 +78,7 @@ class InFlight(NamedTuple):
 
 
 class HostTier:
-    """Saves states and KV pages to host memory, and loads them again.
+    """Saves states, their levels and KV pages to host memory, and loads them again.
 
     Args:
         tree: The prefix cache's tree.

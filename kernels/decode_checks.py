@@ -4,9 +4,11 @@ These checks run once per layer and step, where a microsecond counts: plain comp
 Each raises ValueError naming the first argument that does not fit.
 """
 
+from collections.abc import Mapping
 from itertools import combinations
 from math import prod
 from numbers import Real
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,7 +30,7 @@ from memstate.kernels.checks import (
     check_written,
 )
 from memstate.kernels.fenwick import CHUNK, INNER, MOST_LEVELS
-from memstate.kernels.tables import ACCESS_BYTES, Mamba3State, Marks
+from memstate.kernels.tables import ACCESS_BYTES, Cursor, DeltaTail, Mamba3State, Marks
 
 ACTIVATIONS = ("silu", None)
 LARGEST = torch.finfo(torch.float32).max
@@ -150,6 +152,59 @@ def check_kept(marks: Marks, window: Tensor | None, tensors: dict[str, Tensor | 
     tensors |= marks._asdict()
 
 
+def check_tail(
+    tail: Any, kind: Any, cursor: Cursor | None, shapes: Mapping[str, tuple[int, ...]],
+    dtypes: Mapping[str, torch.dtype], window: Tensor | None, tensors: dict[str, Tensor | None], batch: int,
+) -> list[str]:  # fmt: skip
+    """Refuses rings and a cursor that do not fit the step; adds them to its tensors.
+
+    Args:
+        tail: the rings, `row ring ...`.
+        kind: the tuple that they must be.
+        cursor: the columns.
+        shapes: of what each ring keeps of a token.
+        dtypes: of the rings that are not fp32.
+        window: must be None.
+        tensors: of the step.
+        batch: entries of the step.
+
+    Returns:
+        The names of the rings in `tensors`.
+
+    Raises:
+        ValueError: naming what does not fit.
+    """
+    if type(tail) is not kind or not isinstance(cursor, Cursor):
+        raise ValueError(
+            f"tail, cursor: expected a {kind.__name__} and a Cursor, or None for both, got {type(tail).__name__} and "
+            f"{type(cursor).__name__}"
+        )
+    if window is not None:
+        raise ValueError("tail: expected None beside a window")
+    device, names = cursor.row.device, []
+    check_columns(device, batch, **{f"cursor.{name}": column for name, column in cursor._asdict().items()})
+    sizes = tail[0].shape[:2] if isinstance(tail[0], Tensor) else ()
+    for field, ring in tail._asdict().items():
+        name, shape, dtype = f"tail.{field}", shapes[field], dtypes.get(field, torch.float32)
+        check_tensors({name: ring})
+        fits = ring.dim() > 2 and ring.shape == (*sizes, *shape) and ring.dtype == dtype and min(sizes) > 0
+        if not fits or not is_dense(tuple(ring.shape[1:]), ring.stride()[1:]):
+            raise ValueError(
+                f"{name}: expected {dtype} `row ring ..` = {(*sizes, *shape)}, contiguous in each row, got "
+                f"{ring.dtype} {tuple(ring.shape)} with strides {ring.stride()}"
+            )
+        check_memory(name, ring, device)
+        if (ring.data_ptr() | ring.stride(0) * ring.element_size()) % ACCESS_BYTES and ring.shape[0] > 1:
+            raise ValueError(
+                f"{name}: expected rows that begin at multiples of {ACCESS_BYTES} bytes, got address "
+                f"{ring.data_ptr():#x} and {ring.stride(0) * ring.element_size()} bytes between rows"
+            )
+        tensors[name] = ring
+        names.append(name)
+    tensors.update((f"cursor.{name}", column) for name, column in cursor._asdict().items())
+    return names
+
+
 def check_address(name: str, tensor: Tensor) -> None:
     """Refuses a tensor from whose first element on lanes cannot move 16 bytes at a time."""
     if tensor.data_ptr() % ACCESS_BYTES:
@@ -217,7 +272,7 @@ def check_gated_delta(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor | None, state: Tensor, read: Tensor, write: Tensor,
     snapshot: Tensor, tokens: Tensor, scale: float | None, out: Tensor | None, window: Tensor | None,
     marks: Marks | None, a_log: Tensor | None, dt_bias: Tensor | None, sigmoid: bool, normalize: bool,
-    a: Tensor | None, b: Tensor | None,
+    a: Tensor | None, b: Tensor | None, tail: DeltaTail | None, cursor: Cursor | None,
 ) -> tuple[int | None, ...]:  # fmt: skip
     """Refuses arguments that do not fit each other.
 
@@ -273,8 +328,14 @@ def check_gated_delta(
             check_window(window, state, "batch token head key value", (batch, token))
     if marks is not None:
         check_kept(marks, window, tensors, device)
-    check_written(tensors, "state", "out", "window")
-    check_apart("state", slots, tensors, "out", "window")
+    written = ["out", "window"]
+    if tail is not None or cursor is not None:
+        if low_rank:
+            raise ValueError("tail, cursor: expected None beside a and b")
+        inputs = {"k": (key_head, key), "v": (head, value), "gate": rates, "beta": (head,)}
+        written += check_tail(tail, DeltaTail, cursor, inputs, {"k": k.dtype, "v": v.dtype}, window, tensors, batch)
+    check_written(tensors, "state", *written)
+    check_apart("state", slots, tensors, *written)
     return apart
 
 

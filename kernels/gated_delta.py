@@ -23,8 +23,18 @@ from memstate.kernels.blocks import is_transposed, stride_unit
 from memstate.kernels.catalog import CompileCase
 from memstate.kernels.decode_checks import check_gated_delta
 from memstate.kernels.gates import EPSILON, sigmoid, softplus
-from memstate.kernels.slots import NO_MARKS, absent, first_mark, known_slot, mark_offset, mark_types, row_slots
-from memstate.kernels.tables import ACCESS_BYTES, Marks
+from memstate.kernels.slots import (
+    NO_MARKS,
+    absent,
+    first_mark,
+    known_slot,
+    mark_offset,
+    mark_types,
+    next_place,
+    row_slots,
+    row_tail,
+)
+from memstate.kernels.tables import ACCESS_BYTES, Cursor, DeltaTail, Marks
 from memstate.kernels.tuned import DeltaConfig, config_of, shares
 from memstate.kernels.warps import THREAD_REGISTERS, limit, roomy, warp_threads
 
@@ -40,6 +50,9 @@ PER_CALL = [
     "mark_count_ptr", "mark_entry_ptr", "mark_offset_ptr", "mark_slot_ptr",
     "max_tokens", "last", "stride_units", "window_units", "scale",
     "q_apart", "k_apart", "v_apart", "decay_apart", "beta_apart", "a_ptr", "b_ptr", "a_apart", "b_apart",
+    "tail_k_ptr", "tail_v_ptr", "tail_gate_ptr", "tail_beta_ptr", "tail_rows", "ring",
+    "tail_k_apart", "tail_v_apart", "tail_gate_apart", "tail_beta_apart",
+    "cursor_row_ptr", "cursor_label_ptr", "cursor_pending_ptr", "cursor_store_ptr",
 ]  # fmt: skip
 
 
@@ -234,12 +247,70 @@ def _store(
         tl.store(ptr + piece * (PIECE_STEP * KEY_STRIDE), block, mask=mask)
 
 
+@triton.jit
+def _gate(decay, rate, bias, GATED: tl.constexpr, BIASED: tl.constexpr):
+    """The gate of a log decay, or of what a model projects for it."""
+    if BIASED:
+        decay = decay + bias
+    if GATED:
+        decay = -rate * softplus(decay)
+    return tl.exp(decay)
+
+
+@triton.jit
+def _decayed(s, gates, COUNT: tl.constexpr, PER_KEY: tl.constexpr):
+    found = ()
+    for key in tl.static_range(COUNT):
+        found += (s[key] * (gates[key][:, None] if PER_KEY else gates[0]),)
+    return found
+
+
+@triton.jit
+def _added(s, keys, delta, COUNT: tl.constexpr):
+    found = ()
+    for key in tl.static_range(COUNT):
+        found += (tl.fma(keys[key][:, None], delta, s[key]),)
+    return found
+
+
+@triton.jit
+def _advanced(s, k, v, gates, beta, COUNT: tl.constexpr, PER_KEY: tl.constexpr, NORMALIZE: tl.constexpr):
+    """The state behind one more token of the gated delta rule."""
+    s = _decayed(s, gates, COUNT, PER_KEY)
+    seen = _dot(k, s, COUNT)[None, :]
+    if NORMALIZE:
+        k_norm = _inverse_norm(k, COUNT)
+        seen = seen * k_norm
+    delta = beta * (v - seen)
+    if NORMALIZE:
+        delta = delta * k_norm
+    return _added(s, k, delta, COUNT)
+
+
+@triton.jit
+def _copy(to, of, index, SIZE: tl.constexpr):
+    """Copies the elements of one token that a block has."""
+    tl.store(to + index, tl.load(of + index, mask=index < SIZE, other=0.0), mask=index < SIZE)
+
+
+@triton.jit
+def _rounded(s, dtype: tl.constexpr, COUNT: tl.constexpr):
+    """The state as a slot would have it."""
+    found = ()
+    for key in tl.static_range(COUNT):
+        found += (s[key].to(dtype).to(tl.float32),)
+    return found
+
+
 @triton.jit(do_not_specialize=PER_CALL)
 def _gated_delta_step(
     q_ptr, k_ptr, v_ptr, decay_ptr, beta_ptr, a_log_ptr, dt_bias_ptr, state_ptr, window_ptr, out_ptr,
     read_ptr, write_ptr, snapshot_ptr, tokens_ptr, mark_count_ptr, mark_entry_ptr, mark_offset_ptr, mark_slot_ptr,
     max_tokens, last, stride_units, window_units, scale, q_apart, k_apart, v_apart, decay_apart, beta_apart,
     a_ptr, b_ptr, a_apart, b_apart,
+    tail_k_ptr, tail_v_ptr, tail_gate_ptr, tail_beta_ptr, tail_rows, ring,
+    tail_k_apart, tail_v_apart, tail_gate_apart, tail_beta_apart,
+    cursor_row_ptr, cursor_label_ptr, cursor_pending_ptr, cursor_store_ptr,
     HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, PER_KEY: tl.constexpr,
     KEY_FASTEST: tl.constexpr, UNIT: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
     LANES: tl.constexpr, RUN: tl.constexpr, SIGMOID: tl.constexpr, NORMALIZE: tl.constexpr,
@@ -271,6 +342,7 @@ def _gated_delta_step(
     slot_stride = stride_units.to(tl.int64) * UNIT
     tile = head * (KEY * VALUE) + index[:, None] * (KEY_STEP * KEY_STRIDE) + value[None, :] * VALUE_STRIDE
     tile_ptr = state_ptr + tile
+    rate = 0.0
     if a_log_ptr is not None:
         rate = tl.exp(tl.load(a_log_ptr + head).to(tl.float32))
     s = ()
@@ -279,9 +351,41 @@ def _gated_delta_step(
         mask = tl.where(read > 0, _in_piece(index, piece, in_value, KEY, KEY_STEP, PIECE_STEP), False)
         s += _load(at_ptr, mask, KEY_FASTEST, RUN)
 
+    COUNT: tl.constexpr = PIECES * RUN
+    live_ptr = tile_ptr + write * slot_stride
+    copy_ptr = tile_ptr + snapshot * slot_stride
+    if cursor_row_ptr is not None:
+        stored: tl.constexpr = state_ptr.dtype.element_ty
+        memory, place, pending, store = row_tail(
+            cursor_row_ptr, cursor_label_ptr, cursor_pending_ptr, cursor_store_ptr, row, tail_rows, ring, count
+        )
+        pending = tl.where(real, pending, 0)
+        keys_at = memory * tail_k_apart + key_head * KEY
+        values_at = memory * tail_v_apart + head * VALUE
+        gates_at = memory * tail_gate_apart + head * (KEY if PER_KEY else 1)
+        betas_at = memory * tail_beta_apart + head
+        for entry in range(pending + 1):
+            if entry == store:
+                _store(live_ptr, s, real, index, in_value, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, RUN, PIECES)
+                _store(copy_ptr, s, snapshot > 0, index, in_value, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, RUN, PIECES)
+            if entry < pending:
+                k = _keys(tail_k_ptr + keys_at + place * (KEY_HEADS * KEY), KEY, KEY_FASTEST, LANES, RUN, PIECES)
+                v_at = tail_v_ptr + values_at + place * (HEADS * VALUE)
+                if VALUE * v_ptr.dtype.element_ty.primitive_bitwidth % 128 == 0:
+                    v_at = tl.multiple_of(v_at, 16)
+                v = _values(v_at, VALUE, BLOCK_V, KEY_FASTEST, LANES)
+                beta = tl.load(tail_beta_ptr + betas_at + place * HEADS)
+                gate_at = tail_gate_ptr + gates_at + place * (HEADS * KEY if PER_KEY else HEADS)
+                gates = _keys(gate_at, KEY, KEY_FASTEST, LANES, RUN, PIECES) if PER_KEY else (tl.load(gate_at),)
+                s = _advanced(s, k, v, gates, beta, COUNT, PER_KEY, NORMALIZE)
+                if stored != tl.float32:
+                    s = _rounded(s, stored, COUNT)
+                place = next_place(place, ring)
+
     for t in range(count):
         token = (tl.program_id(2) * max_tokens + t).to(tl.int64)
-        k = _keys(k_ptr + (token * k_apart + key_head * KEY), KEY, KEY_FASTEST, LANES, RUN, PIECES)
+        k_at = k_ptr + (token * k_apart + key_head * KEY)
+        k = _keys(k_at, KEY, KEY_FASTEST, LANES, RUN, PIECES)
         q = _keys(q_ptr + (token * q_apart + key_head * KEY), KEY, KEY_FASTEST, LANES, RUN, PIECES)
         v_at = v_ptr + (token * v_apart + head * VALUE)
         if VALUE * v_ptr.dtype.element_ty.primitive_bitwidth % 128 == 0:
@@ -293,7 +397,8 @@ def _gated_delta_step(
                 beta = sigmoid(beta)
 
         if PER_KEY:
-            decay = _keys(decay_ptr + (token * decay_apart + head * KEY), KEY, KEY_FASTEST, LANES, RUN, PIECES)
+            decay_at = decay_ptr + (token * decay_apart + head * KEY)
+            decay = _keys(decay_at, KEY, KEY_FASTEST, LANES, RUN, PIECES)
             if dt_bias_ptr is not None:
                 dt_bias = _keys(dt_bias_ptr + head * KEY, KEY, KEY_FASTEST, LANES, RUN, PIECES)
         else:
@@ -301,40 +406,16 @@ def _gated_delta_step(
             if dt_bias_ptr is not None:
                 dt_bias = (tl.load(dt_bias_ptr + head).to(tl.float32),)
         gates = ()
-        for key in tl.static_range(PIECES * RUN if PER_KEY else 1):
-            gate = decay[key]
-            if dt_bias_ptr is not None:
-                gate = gate + dt_bias[key]
-            if a_log_ptr is not None:
-                gate = -rate * softplus(gate)
-            gate = tl.exp(gate)
-            gates += (gate[:, None] if PER_KEY else gate,)
+        for key in tl.static_range(COUNT if PER_KEY else 1):
+            bias = dt_bias[key] if dt_bias_ptr is not None else 0.0
+            gates += (_gate(decay[key], rate, bias, a_log_ptr is not None, dt_bias_ptr is not None),)
         if a_ptr is not None:
             a = _keys(a_ptr + (token * a_apart + key_head * KEY), KEY, KEY_FASTEST, LANES, RUN, PIECES)
-            seen = _dot(a, s, PIECES * RUN)[None, :]
-        old = s
-        s = ()
-        for piece in tl.static_range(PIECES * RUN):
-            s += (old[piece] * gates[piece if PER_KEY else 0],)
-        if a_ptr is not None:
+            seen = _dot(a, s, COUNT)[None, :]
             b = _keys(b_ptr + (token * b_apart + key_head * KEY), KEY, KEY_FASTEST, LANES, RUN, PIECES)
-            old = s
-            s = ()
-            for piece in tl.static_range(PIECES * RUN):
-                s += (tl.fma(b[piece][:, None], seen, old[piece]),)
-            delta = v
+            s = _added(_added(_decayed(s, gates, COUNT, PER_KEY), b, seen, COUNT), k, v, COUNT)
         else:
-            seen = _dot(k, s, PIECES * RUN)[None, :]
-            if NORMALIZE:
-                k_norm = _inverse_norm(k, PIECES * RUN)
-                seen = seen * k_norm
-            delta = beta * (v - seen)
-            if NORMALIZE:
-                delta = delta * k_norm
-        old = s
-        s = ()
-        for piece in tl.static_range(PIECES * RUN):
-            s += (tl.fma(k[piece][:, None], delta, old[piece]),)
+            s = _advanced(s, k, v, gates, beta, COUNT, PER_KEY, NORMALIZE)
         o = _dot(q, s, PIECES * RUN)
         if NORMALIZE:
             o = o * _inverse_norm(q, PIECES * RUN)
@@ -353,6 +434,34 @@ def _gated_delta_step(
             # the tile, and with it the order of its sums.
             at_ptr = window_ptr + token * window_units * UNIT + tile
             _store(at_ptr, s, real, index, in_value, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, RUN, PIECES)
+        if cursor_row_ptr is not None:
+            if (memory > 0) & (pending + t >= store):
+                _copy(
+                    tail_v_ptr + values_at + place * (HEADS * VALUE),
+                    v_ptr + (token * v_apart + head * VALUE),
+                    value,
+                    VALUE,
+                )
+                if tl.program_id(0) == 0:
+                    channel = tl.arange(0, BLOCK_K)
+                    if head % (HEADS // KEY_HEADS) == 0:
+                        _copy(tail_k_ptr + keys_at + place * (KEY_HEADS * KEY), k_at, channel, KEY)
+                    tl.store(tail_beta_ptr + betas_at + place * HEADS, beta)
+                    if PER_KEY:
+                        found = tl.load(decay_at + channel, mask=channel < KEY, other=0.0).to(tl.float32)
+                        if dt_bias_ptr is not None:
+                            of_key = tl.load(dt_bias_ptr + head * KEY + channel, mask=channel < KEY, other=0.0).to(
+                                tl.float32
+                            )
+                        else:
+                            of_key = 0.0
+                        found = _gate(found, rate, of_key, a_log_ptr is not None, dt_bias_ptr is not None)
+                        tl.store(tail_gate_ptr + gates_at + place * (HEADS * KEY) + channel, found, mask=channel < KEY)
+                    else:
+                        tl.store(tail_gate_ptr + gates_at + place * HEADS, gates[0])
+            if stored != tl.float32:
+                s = _rounded(s, stored, COUNT)
+            place = next_place(place, ring)
         if mark_count_ptr is not None:
             while offset <= t + 1:
                 kept = known_slot(tl.load(mark_slot_ptr + mark), last)
@@ -367,8 +476,9 @@ def _gated_delta_step(
         tl.store(out_ptr + out_at, 0.0, mask=in_value)
 
     if window_ptr is None:
-        live_ptr = tile_ptr + write * slot_stride
-        copy_ptr = tile_ptr + snapshot * slot_stride
+        if cursor_row_ptr is not None:
+            real = real & (store > pending)
+            snapshot = tl.where(store > pending, snapshot, 0)
         _store(live_ptr, s, real, index, in_value, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, RUN, PIECES)
         _store(copy_ptr, s, snapshot > 0, index, in_value, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, RUN, PIECES)
 
@@ -392,6 +502,13 @@ def blocks(
     return config.blocks(key, value, itemsize * (1 + converted) if unit * itemsize == ACCESS_BYTES else 8)
 
 
+def ring_arguments(tail: DeltaTail | None, cursor: Cursor | None) -> tuple[Any, ...]:
+    """The arguments of a launch about its rings and cursor."""
+    if tail is None or cursor is None:
+        return (None,) * (2 * len(DeltaTail._fields) + 2 + len(Cursor._fields))
+    return *tail, tail.k.shape[0], tail.k.shape[1], *(ring.stride(0) for ring in tail), *cursor
+
+
 def _most(unit: int, itemsize: int, warps: int) -> int:
     """Registers of a thread. Narrow accesses need more addresses at a time, keys of several warps more inputs.
 
@@ -405,12 +522,12 @@ def gated_delta_step(
     snapshot: Tensor, tokens: Tensor, scale: float | None = None, out: Tensor | None = None,
     window: Tensor | None = None, marks: Marks | None = None, a_log: Tensor | None = None,
     dt_bias: Tensor | None = None, sigmoid: bool = False, normalize: bool = False, a: Tensor | None = None,
-    b: Tensor | None = None,
+    b: Tensor | None = None, tail: DeltaTail | None = None, cursor: Cursor | None = None,
 ) -> Tensor:  # fmt: skip
     """Launches the op; see `memstate.kernels.reference.gated_delta.gated_delta_step`."""
     *apart, a_apart, b_apart = check_gated_delta(
         q, k, v, decay, beta, state, read, write, snapshot, tokens, scale, out, window, marks, a_log, dt_bias, sigmoid,
-        normalize, a, b,
+        normalize, a, b, tail, cursor,
     )  # fmt: skip
     batch, max_tokens, heads, values = v.shape
     out = v.new_empty(v.shape) if out is None else out
@@ -427,6 +544,7 @@ def gated_delta_step(
         q, k, v, decay, beta, a_log, dt_bias, state, window, out, read, write, snapshot, tokens, *(marks or NO_MARKS),
         max_tokens, state.shape[0] - 1, state.stride(0) // unit, heads * keys * values // unit,
         keys**-0.5 if scale is None else float(scale), *apart, a, b, a_apart, b_apart,
+        *ring_arguments(tail, cursor),
         HEADS=heads, KEY_HEADS=key_heads, KEY=keys, VALUE=values, PER_KEY=decay.dim() == 4, KEY_FASTEST=key_fastest,
         UNIT=unit, BLOCK_K=block_k, BLOCK_V=block_v, LANES=lanes, RUN=run, SIGMOID=sigmoid,
         NORMALIZE=normalize, num_warps=warps,
@@ -447,12 +565,17 @@ GATES: dict[str, dict[str, Any]] = {  # those inside the kernel: none, or all th
     "_gates": {"SIGMOID": True, "NORMALIZE": True},
 }  # fmt: skip
 
+TAIL = {  # arguments of a launch with a tail -> their types, of bf16 inputs
+    "tail_k_ptr": "*bf16", "tail_v_ptr": "*bf16", "tail_gate_ptr": "*fp32", "tail_beta_ptr": "*fp32",
+    **dict.fromkeys(("tail_rows", "ring", *(f"tail_{name}_apart" for name in DeltaTail._fields)), "i32"),
+    **dict.fromkeys((f"cursor_{name}_ptr" for name in Cursor._fields), "*i32"),
+}  # fmt: skip
 LOW_RANK = ("a_ptr", "b_ptr", "a_apart", "b_apart")
 COMMON = {  # order of the state and what is stored -> compiled for every change, of either width of the state
-    "": ("", "_window", "_marks", "_value_key", "_value_key_marks"),
+    "": ("", "_window", "_marks", "_value_key", "_value_key_marks", "_tail"),
     "_kda": ("", "_window"),
-    "_gates": ("", "_value_key"),
-    "_kda_gates": ("_value_key",),
+    "_gates": ("", "_value_key", "_tail", "_value_key_tail"),
+    "_kda_gates": ("_value_key", "_tail"),
     "_rwkv7": ("", "_window", "_value_key_marks"),
 }  # fmt: skip
 
@@ -476,8 +599,9 @@ def compile_cases() -> list[CompileCase]:
     return [
         _case(dtype, itemsize, kind, constants, key_fastest, stores, keys, values, unit)
         for (dtype, itemsize), (kind, constants), key_fastest, stores in product(
-            (("fp32", 4), ("bf16", 2), ("fp16", 2)), kinds.items(), (False, True), ("", "_window", "_marks")
+            (("fp32", 4), ("bf16", 2), ("fp16", 2)), kinds.items(), (False, True), ("", "_window", "_marks", "_tail")
         )
+        if (kind, stores) != ("_rwkv7", "_tail")
         for keys, values in (_tiles(itemsize) if kind != "_rwkv7" else [(64, 64), (128, 128)])
         for unit in ((ACCESS_BYTES // itemsize, 1) if values == 128 else (ACCESS_BYTES // itemsize,))
     ]
@@ -511,8 +635,8 @@ def _case(
     return CompileCase(
         f"gated_delta_step_{dtype}{kind}{how}"
         + (not common) * f", {keys} x {values}, unit {unit}", _gated_delta_step,
-        signature | dict.fromkeys(planes, f"*{dtype}") | mark_types(stores),
-        {**shape, **constants, **absent(stores)},
+        signature | dict.fromkeys(planes, f"*{dtype}") | mark_types(stores) | (TAIL if stores == "_tail" else {}),
+        {**shape, **constants, **absent(stores), **({} if stores == "_tail" else dict.fromkeys(TAIL))},
         planes, warps, planes if common else (), OPTIONS | roomy(warps, most=_most(unit, itemsize, warps)), not common,
         {"LANES": wide[0], "RUN": wide[1]},
     )  # fmt: skip

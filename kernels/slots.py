@@ -48,6 +48,26 @@ def row_slots(read_ptr, write_ptr, snapshot_ptr, tokens_ptr, row, max_tokens, la
 
 
 @triton.jit
+def row_tail(row_ptr, label_ptr, pending_ptr, store_ptr, row, rows, ring, count):
+    """Where a row's tail lies: its memory, 0 for none; the place of its next token; pending tokens; and where to store.
+
+    Without memory nothing is pending, and the state is stored behind the last of the `count` tokens of the step.
+    """
+    memory = tl.load(row_ptr + row)
+    memory = tl.where((memory > 0) & (memory < rows), memory, 0).to(tl.int64)
+    pending = tl.minimum(tl.maximum(tl.load(pending_ptr + row), 0), ring).to(tl.int32)
+    store = tl.load(store_ptr + row).to(tl.int32)
+    place = (tl.maximum(tl.load(label_ptr + row), 0) % ring).to(tl.int32)
+    return memory, place, tl.where(memory > 0, pending, 0), tl.where(memory > 0, store, count)
+
+
+@triton.jit
+def next_place(place, ring):
+    """The place in a ring behind another."""
+    return tl.where(place + 1 == ring, 0, place + 1)
+
+
+@triton.jit
 def first_mark(count_ptr, entry_ptr, row):
     """The first mark of a row, or where it would be: marks ascend by entry."""
     marks = tl.load(count_ptr)

@@ -262,3 +262,37 @@ class Accepted(NamedTuple):
 
     accepted: Tensor
     crossed: Tensor
+
+
+class Cursor(NamedTuple):
+    """How far the tails of a step's rows are folded into their states: int32 `batch` each.
+
+    Args:
+        row: row whose memory has the tail; 0 for none.
+        label: tokens that the state which the step reads stands for. What is kept of token n, counted from 0, lies at
+            n % ring.
+        pending: kept tokens behind the label that are real.
+        store: the state is stored behind so many tokens, pending ones first. The tokens behind it stay in the tail, or
+            go there. 0 stores what was read, a negative number nothing.
+    """
+
+    row: Tensor
+    label: Tensor
+    pending: Tensor
+    store: Tensor
+
+
+class DeltaTail(NamedTuple):
+    """What a layer of the gated delta rule keeps of tokens that are not in the state yet, `row ring ...`.
+
+    Args:
+        k: keys as the op gets them, `row ring key_head key`.
+        v: values, `row ring head value`.
+        gate: exp of the log decay, fp32 `row ring head` or `row ring head key`.
+        beta: the rate that the rule takes, fp32 `row ring head`.
+    """
+
+    k: Tensor
+    v: Tensor
+    gate: Tensor
+    beta: Tensor

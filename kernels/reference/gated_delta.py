@@ -6,8 +6,8 @@ from einops import rearrange, repeat
 from torch import Tensor
 
 from memstate.kernels.decode_checks import check_gated_delta
-from memstate.kernels.reference.slots import row_marks, row_slots
-from memstate.kernels.tables import Marks
+from memstate.kernels.reference.slots import row_marks, row_slots, row_tails
+from memstate.kernels.tables import Cursor, DeltaTail, Marks
 
 
 @torch.no_grad()
@@ -16,7 +16,7 @@ def gated_delta_step(
     snapshot: Tensor, tokens: Tensor, scale: float | None = None, out: Tensor | None = None,
     window: Tensor | None = None, marks: Marks | None = None, a_log: Tensor | None = None,
     dt_bias: Tensor | None = None, sigmoid: bool = False, normalize: bool = False, a: Tensor | None = None,
-    b: Tensor | None = None,
+    b: Tensor | None = None, tail: DeltaTail | None = None, cursor: Cursor | None = None,
 ) -> Tensor:  # fmt: skip
     """Advances the state of every row by its tokens, in order, and returns what the queries read from it.
 
@@ -77,46 +77,68 @@ def gated_delta_step(
         normalize: whether q and k are divided by their lengths over keys: x / sqrt(sum(x ** 2) + 1e-6).
         a: what is read from the state before it decays, `batch token key_head key`. Beside `b`, without a gate inside.
         b: where the state gets what `a` has read, as `a`.
+        tail: rings of tokens that are not in a row's state yet, because nobody knows whether they are real, or None.
+            The op first adds the pending ones to the state, then runs the tokens of the step. Those that are not in the
+            state that it stores go to the ring, in the memory of the row. A state of 16 bits is rounded after every
+            token, as if each had been a step. Rows of the step have distinct memory, or none; rings have room for
+            pending tokens and those of the step. Beside `cursor`; not beside `a` or a window.
+        cursor: columns of the step that say how far.
 
     Returns:
-        `out`. Changes: state, or window if given.
+        `out`. Changes: state, or window if given; tail.
 
     Raises:
-        ValueError: a shape, dtype, device, stride or address does not fit; slots share bytes; marks beside a window;
-            `dt_bias` without `a_log`; `a` without `b`, or beside beta or a gate; 2**31 tokens or more; or `out`, the
-            window or the state requires grad, or shares bytes with another tensor.
+        ValueError: a shape, dtype, device, stride or address does not fit; slots share bytes; marks or a tail beside a
+            window; a tail without a cursor, or beside `a`; `dt_bias` without `a_log`; `a` without `b`, or beside beta
+            or a gate; 2**31 tokens or more; or `out`, the window, the state or the tail requires grad, or shares bytes
+            with another tensor.
 
     Syncs: no (the reference: yes, it reads the slots).
     """
     check_gated_delta(
         q, k, v, decay, beta, state, read, write, snapshot, tokens, scale, out, window, marks, a_log, dt_bias, sigmoid,
-        normalize, a, b,
+        normalize, a, b, tail, cursor,
     )  # fmt: skip
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     out = v.new_empty(v.shape) if out is None else out
     out.zero_()
     rows = row_slots(state, read, write, snapshot, tokens, v.shape[1], window is None)
-    kept = row_marks(marks, state.shape[0] - 1)
+    kept_at = row_marks(marks, state.shape[0] - 1)
+    tails = row_tails(cursor, *tail.k.shape[:2]) if tail is not None else None
     for row, source, target, copy, count in rows:
         s = state[source].float().contiguous() if source else torch.zeros(state.shape[1:], device=state.device)
+        stored = [slot for slot in (target, copy) if slot]
+        memory, place, pending, store = tails[row] if tails is not None else (0, 0, 0, count)
+        store = store if memory else count
+        for entry in range(pending + 1 if memory else 0):
+            if entry == store:
+                state[stored] = s.to(state.dtype)
+            if tail is not None and entry < pending:
+                keys, values, gate, rate = (ring[memory, (place + entry) % ring.shape[1]] for ring in tail)
+                s = advance(s, normalized(keys.float()) if normalize else keys.float(), values, gate, rate)
+                s = s.to(state.dtype).float()
         for t in range(count):
             queries, keys = q[row, t].float(), k[row, t].float()
             if normalize:
                 queries, keys = normalized(queries), normalized(keys)
-            log_decay = gated(decay[row, t], a_log, dt_bias) if a_log is not None else decay[row, t]
+            gate = (gated(decay[row, t], a_log, dt_bias) if a_log is not None else decay[row, t]).float().exp()
             if a is not None and b is not None:
-                s, o = advance_low_rank(s, queries, keys, v[row, t], log_decay, a[row, t], b[row, t])
+                s = advance_low_rank(s, keys, v[row, t], gate, a[row, t], b[row, t])
             elif beta is not None:
-                rate = beta[row, t].float()
-                s, o = advance(s, queries, keys, v[row, t], log_decay, rate.sigmoid() if sigmoid else rate)
-            out[row, t] = o * scale
+                rate = beta[row, t].float().sigmoid() if sigmoid else beta[row, t].float()
+                s = advance(s, keys, v[row, t], gate, rate)
+                if tail is not None and memory and pending + t >= store:
+                    kept = DeltaTail(k[row, t], v[row, t], gate, rate)
+                    for ring, value in zip(tail, kept, strict=True):
+                        ring[memory, (place + pending + t) % ring.shape[1]] = value
+            out[row, t] = (_of_heads(queries, s) * s).sum(dim=1) * scale
             if window is not None:
                 window[row, t] = s
-            state[kept.get((row, t + 1), [])] = s.to(state.dtype)
-        if window is None:
-            state[target] = s
-            if copy:
-                state[copy] = s
+            if tail is not None:
+                s = s.to(state.dtype).float()
+            state[kept_at.get((row, t + 1), [])] = s.to(state.dtype)
+        if window is None and store > (pending if memory else -1):
+            state[stored] = s.to(state.dtype)
     return out
 
 
@@ -132,28 +154,24 @@ def normalized(x: Tensor) -> Tensor:
     return x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
 
 
-def advance(s: Tensor, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
-    """One token of one row, fp32: returns the new state `head key value` and q^T S `head value`.
+def advance(s: Tensor, k: Tensor, v: Tensor, gate: Tensor, beta: Tensor) -> Tensor:
+    """The state `head key value` of one row behind one more token, fp32.
 
-    The decay is `head` or `head key`. One row at a time, and products summed over one axis: a matmul over the batch
+    The gate is `head` or `head key`. One row at a time, and products summed over one axis: a matmul over the batch
     rounds differently with its size.
     """
-    key, query = _of_heads(k, s), _of_heads(q, s)
-    s = _decayed(s, decay)
+    key = _of_heads(k, s)
+    s = _decayed(s, gate)
     seen = (key * s).sum(dim=1)
-    delta = rearrange(beta.float(), "head -> head 1") * (v.float() - seen)
-    s = s + key * rearrange(delta, "head value -> head 1 value")
-    return s, (query * s).sum(dim=1)
+    delta = rearrange(beta, "head -> head 1") * (v.float() - seen)
+    return s + key * rearrange(delta, "head value -> head 1 value")
 
 
-def advance_low_rank(
-    s: Tensor, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, a: Tensor, b: Tensor
-) -> tuple[Tensor, Tensor]:
+def advance_low_rank(s: Tensor, k: Tensor, v: Tensor, gate: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """One token of the generalized delta rule; see `advance`."""
     seen = (_of_heads(a, s) * s).sum(dim=1, keepdim=True)
-    s = _decayed(s, decay) + _of_heads(b, s) * seen
-    s = s + _of_heads(k, s) * rearrange(v.float(), "head value -> head 1 value")
-    return s, (_of_heads(q, s) * s).sum(dim=1)
+    s = _decayed(s, gate) + _of_heads(b, s) * seen
+    return s + _of_heads(k, s) * rearrange(v.float(), "head value -> head 1 value")
 
 
 def _of_heads(x: Tensor, s: Tensor) -> Tensor:
@@ -161,6 +179,5 @@ def _of_heads(x: Tensor, s: Tensor) -> Tensor:
     return repeat(x.float(), "key_head key -> (key_head group) key 1", group=s.shape[0] // x.shape[0])
 
 
-def _decayed(s: Tensor, decay: Tensor) -> Tensor:
-    gate = decay.float().exp()
+def _decayed(s: Tensor, gate: Tensor) -> Tensor:
     return s * rearrange(gate, "head key -> head key 1" if gate.dim() == 2 else "head -> head 1 1")

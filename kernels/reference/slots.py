@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from memstate.kernels.tables import Marks
+from memstate.kernels.tables import Cursor, Marks
 
 
 def row_slots(
@@ -42,3 +42,24 @@ def row_marks(marks: Marks | None, last: int) -> dict[tuple[int, int], list[int]
             if 0 < slot <= last:
                 found.setdefault((entry, offset), []).append(slot)
     return found
+
+
+def row_tails(cursor: Cursor | None, rows: int, ring: int) -> list[tuple[int, int, int, int]]:
+    """Returns of each row its memory, the place of its first pending token, pending tokens and where to store.
+
+    A row outside 1..rows-1 has no memory, and is (0, 0, 0, -1). Without a cursor there is nothing in the list.
+
+    Args:
+        cursor: the columns, or None.
+        rows: rows of memory.
+        ring: places of a row.
+
+    Syncs: yes.
+    """
+    if cursor is None:
+        return []
+    columns = torch.stack([column.long() for column in cursor], 1).tolist()
+    return [
+        (row, max(label, 0) % ring, min(max(pending, 0), ring), store) if 0 < row < rows else (0, 0, 0, -1)
+        for row, label, pending, store in columns
+    ]

@@ -1,0 +1,149 @@
+"""Decode steps with tails: the bits of plain decode, whatever is accepted, kept back and stored on the way.
+
+A stream of tokens is run twice: one token a step, and several a step of which some are accepted. The tokens that are
+rejected are NaN, and so is all memory that nobody has written.
+"""
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from memstate.kernels.dispatch import Backend
+from memstate.kernels.tables import Cursor, DeltaTail
+from tests.kernels.test_decode_steps import DTYPES, KINDS
+from tests.support.decode_case import Case, Row, rubbish, same_bits
+
+STREAM = 14  # tokens of each row
+ROWS = 3
+TAILED = ("gdn", "kda", "gdn, value key", "kda, gates")
+
+
+def rings_of(case: Case, rows: int, ring: int, generator: torch.Generator) -> Any:
+    """Tails of NaN for a step of this op; a row has more bytes than its tail."""
+    heads, (key_heads, key), value = case.inputs["v"].shape[2], case.inputs["k"].shape[2:], case.inputs["v"].shape[3]
+    gate = case.inputs["decay"].shape[2:]
+    shapes = DeltaTail((key_heads, key), (heads, value), gate, (heads,))  # type: ignore[arg-type]
+    dtypes = DeltaTail(*(case.inputs[name].dtype for name in "kv"), torch.float32, torch.float32)  # type: ignore[arg-type]
+    return DeltaTail(
+        *(empty(rows, ring, shape, dtype, case, generator) for shape, dtype in zip(shapes, dtypes, strict=True))
+    )
+
+
+def empty(rows: int, ring: int, shape: Any, dtype: torch.dtype, case: Case, generator: torch.Generator) -> Tensor:
+    size = torch.empty((ring, *shape), dtype=dtype, device="meta").nbytes
+    apart = -(-size // 16) * 16 + 32
+    whole = rubbish(rows * apart, case.memory.state.device, generator).view(dtype)
+    inner = torch.empty((ring, *shape), device="meta").stride()
+    return whole.as_strided((rows, ring, *shape), (apart // dtype.itemsize, *inner))
+
+
+class Plain(NamedTuple):
+    """What plain decode has: outputs `row token ..`, and the states `row ..` in front of each token and at the end."""
+
+    out: Tensor
+    states: list[Tensor]
+
+
+def plain(case: Case, backend: Backend) -> Plain:
+    """One token a step, in place."""
+    case = case.twin()
+    case.rows = [row._replace(write=row.read) for row in case.rows]
+    live = [row.read for row in case.rows]
+    outs, states = [], [case.memory.state[live].clone()]
+    for t in range(STREAM):
+        outs.append(case.cut(list(range(ROWS)), t, t + 1).step(backend))
+        states.append(case.memory.state[live].clone())
+    return Plain(torch.cat(outs, 1), states)
+
+
+class Run:
+    """A stream in steps of several tokens: cursors as a plan moves them on, and what each step must come to."""
+
+    def __init__(self, case: Case, backend: Backend, generator: torch.Generator, most: int, ring: int) -> None:
+        self.case, self.backend, self.generator, self.most = case.twin(), backend, generator, most
+        self.expected, self.ring = plain(case, backend), ring
+        self.tail = rings_of(case, ROWS + 2, ring, generator)
+        self.memory = [2, 4, 0]  # rows of memory; the last row never speculates
+        self.slot, self.spare = [row.read for row in case.rows], [4, 5, 6]
+        self.label, self.pending = [0] * ROWS, [0] * ROWS
+
+    def draw(self, most: int) -> int:
+        return int(torch.randint(0, most + 1, (1,), generator=self.generator))
+
+    def step(self, tokens: list[int], accepted: list[int], store: list[int], in_place: bool = False) -> None:
+        """tokens: those of each row; store: of the pending ones."""
+        device = self.case.memory.state.device
+        width = max(self.most, *tokens)
+        given = {}
+        for name, stream in self.case.inputs.items():
+            size = ROWS * width * stream[0, 0].nbytes
+            given[name] = rubbish(size, device, self.generator).view(stream.dtype).view(ROWS, width, *stream.shape[2:])
+            for i in range(ROWS):
+                at = self.label[i] + self.pending[i]
+                given[name][i, : accepted[i]] = stream[i, at : at + accepted[i]]
+        writes = [slot if in_place else spare for slot, spare in zip(self.slot, self.spare, strict=True)]
+        rows = [Row(self.slot[i], writes[i], 7 if i == 1 else 0, tokens[i]) for i in range(ROWS)]
+        told = [at if memory else -5 for at, memory in zip(store, self.memory, strict=True)]
+        columns = (self.memory, self.label, self.pending, told)
+        cursor = Cursor(*(torch.tensor(column, dtype=torch.int32, device=device) for column in columns))
+        state = self.case.memory.state
+        for i in range(ROWS):  # what no step reads is NaN
+            if writes[i] != self.slot[i]:
+                state[writes[i]] = torch.nan
+        state[7] = torch.nan
+        self.case.memory.before = self.case.memory.whole.clone()
+        step = replace(
+            self.case, rows=rows, inputs=given, shared=self.case.shared | {"tail": self.tail, "cursor": cursor}
+        )
+        out = step.step(self.backend)
+        changed = {writes[i] for i in range(ROWS) if store[i] >= 0} | ({7} if store[1] >= 0 else set())
+        step.memory.check_changed_only(changed)
+        for i in range(ROWS):
+            at = self.label[i] + self.pending[i]
+            assert same_bits(out[i, : accepted[i]], self.expected.out[i, at : at + accepted[i]])
+            assert not out[i, tokens[i] :].any()
+            if store[i] >= 0:
+                plain, label = store[i] > self.pending[i], self.label[i] + store[i]
+                assert same_bits(state[writes[i]], self.expected.states[label][i]), (i, store[i], self.pending[i])
+                if i == 1:
+                    assert same_bits(state[7], state[writes[i]])
+                self.pending[i] = accepted[i] * (not plain) + max(self.pending[i] - store[i], 0)
+                self.label[i] = label
+                self.slot[i], self.spare[i] = writes[i], self.slot[i] if not in_place else self.spare[i]
+            else:
+                self.pending[i] += accepted[i]
+
+
+def tailed(kind: str, backend: Backend, generator: torch.Generator, dtype: str, most: int, **settings: Any) -> Run:
+    state, inputs = DTYPES[dtype]
+    rows = [Row(slot, slot, tokens=STREAM) for slot in (1, 2, 3)]
+    made = KINDS[kind].make(backend, generator, rows, STREAM, state, inputs, **(KINDS[kind].small | settings))
+    return Run(made, backend, generator, most, ring=3 * most - 1)
+
+
+@pytest.mark.sample
+@pytest.mark.parametrize("kind", TAILED)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("most", [1, 3, 4])
+def test_S1_a_row_that_speculates_has_the_bits_of_plain_decode(
+    backend: Backend, generator: torch.Generator, kind: str, dtype: str, most: int
+) -> None:
+    """Each step folds what was accepted, all of it or up to a length inside it, or stores nothing."""
+    run = tailed(kind, backend, generator, dtype, most)
+    assert run.tail[0].shape[1] == run.ring
+    while max(left := [STREAM - label - pending for label, pending in zip(run.label, run.pending, strict=True)]):
+        tokens, accepted, store = [], [], []
+        for pending, memory, rest in zip(run.pending, run.memory, left, strict=True):
+            n = min(most, rest, run.ring - pending)
+            plain = not memory or run.draw(3) == 0
+            near = pending + 2 * most > run.ring  # the next step would have no place
+            kept = pending if near or rest <= most or run.draw(2) else run.draw(pending + 1) - 1
+            tokens.append(n)
+            accepted.append(n if plain else run.draw(n))
+            store.append(pending + n if plain else kept)
+        run.step(tokens, accepted, store, in_place=bool(run.draw(1)))
+    run.step([0] * ROWS, [0] * ROWS, run.pending.copy())  # fold what is left
+    assert run.label == [STREAM] * ROWS

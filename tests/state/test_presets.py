@@ -227,6 +227,56 @@ def test_mamba3_keeps_four_planes_that_ranks_cut_by_heads():
             from_config(fields | wrong)
 
 
+# As config.json of DeepSeek-V4-Flash has them. The last entry is that of a layer that guesses tokens.
+FLASH = {
+    "model_type": "deepseek_v4", "num_hidden_layers": 43, "head_dim": 512, "index_head_dim": 128,
+    "torch_dtype": "bfloat16", "compress_ratios": [0, 0, *[4, 128] * 20, 4, 0],
+}  # fmt: skip
+
+
+def test_compressors_keep_overlaps_in_slots_and_open_windows_in_rows():
+    layout, rows = from_config(FLASH), from_config(FLASH).rows
+    assert from_config(transformers_config(FLASH)) == from_config(transformers_config(FLASH).to_dict()) == layout
+    assert state_layers(FLASH) == tuple(range(2, 43))
+    for planes, kinds in (
+        (layout, {"csa": (21, (4, 512), torch.float32), "index": (21, (4, 128), torch.float32)}),
+        (rows, {"csa": (21, (3, 1024), torch.bfloat16), "hca": (20, (127, 512), torch.bfloat16),
+                "index": (21, (3, 256), torch.bfloat16)}),
+    ):  # fmt: skip
+        found = {plane.name: (planes.layers_of(plane), plane.shape, plane.dtype, plane.fill) for plane in planes.planes}
+        expected = {f"{name}_kv": (layers, shape, torch.bfloat16, 0) for name, (layers, shape, _) in kinds.items()}
+        assert found == expected | {f"{name}_gate": (*kind, -float("inf")) for name, kind in kinds.items()}
+    assert (layout.grid, layout.bytes_per_slot, rows.bytes_per_slot) == (128, 322560, 5524480)
+    assert from_config(FLASH, ranks=8, order="slot_major") == from_config(FLASH, order="slot_major")
+    half = from_config({**FLASH, "torch_dtype": "float16"})
+    assert {plane.dtype for plane in (*half.planes, *half.rows.planes)} == {torch.float16, torch.float32}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"head_dim": None}, "deepseek_v4 with head_dim = None"),
+        ({"index_head_dim": None}, "deepseek_v4 with index_head_dim = None"),
+        ({"compress_ratios": None}, "deepseek_v4 without layer_types, .*compress_ratios"),
+        ({"compress_ratios": [4, 8] * 22}, "compress_ratios = .*: expected 0, 4 or 128 for each of 43 layers"),
+        ({"compress_ratios": [4] * 42}, "compress_ratios = .*: expected 0, 4 or 128 for each of 43 layers"),
+        ({"compress_ratios": [0, 128] * 22}, "no layer of this configuration holds state"),
+        (
+            {"layer_types": ["compressed_sparse_attention"] * 43},
+            "compress_rates.compressed_sparse_attention = None: expected a number",
+        ),
+    ],
+)
+def test_compressors_that_cannot_be_read_are_refused_by_name(changes, message):
+    with pytest.raises(InvalidArgument, match=message):
+        from_config({**FLASH, **changes})
+
+
+def test_pooled_kv_has_no_pages_of_tokens():
+    with pytest.raises(InvalidArgument, match=r"deepseek_v4: its KV is a window and .*: give .* kv_bytes_per_token"):
+        kv_from_config(FLASH, page_size=128)
+
+
 @pytest.mark.parametrize(
     ("fields", "layers"),
     [

@@ -6,7 +6,7 @@ transformers 5.0. A field that is missing is an error, never a default: a wrong 
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from math import prod
+from math import lcm, prod
 from typing import Final
 
 import torch
@@ -20,6 +20,7 @@ from memstate.state.presets.families import (
     ConvOrder,
     Kept,
     SsmOrder,
+    compressor,
     conv_ordered,
     delta_rule,
     mamba,
@@ -30,7 +31,7 @@ from memstate.state.presets.families import (
     window,
 )
 from memstate.state.presets.fields import Fields
-from memstate.state.presets.layers import attention_layers, sliding, state_layers
+from memstate.state.presets.layers import COMPRESSED, attention_layers, compressors, sliding, state_layers
 from memstate.state.sharding import Part
 
 NESTED = 4  # configurations of text models inside one another; real ones have one
@@ -167,6 +168,20 @@ def _convolved_attention(fields: Fields, layer: int) -> Kept:
     return Kept((conv, Plane("ssm", (heads * size // 2,), OF_MODEL)))
 
 
+def _compressed(fields: Fields, layer: int) -> Kept:
+    """What pools KV in a layer of DeepSeek-V4, and in layers of overlapping windows also what pools keys of the index.
+
+    Open windows belong to the request, so states can be kept where the windows of all layers close.
+    """
+    found = compressors(fields)
+    (kind, rate), size = found[layer], fields.number("head_dim")
+    if kind != COMPRESSED[4]:
+        return compressor("hca", rate, size)
+    grid = lcm(*(rate for _, rate in found.values()))
+    kv, index = compressor("csa", rate, size, grid), compressor("index", rate, fields.number("index_head_dim"), grid)
+    return Kept(kv.planes + index.planes, rows=kv.rows + index.rows)
+
+
 _EXPANDED: Final = ("mamba_expand", "hidden_size")
 
 
@@ -207,6 +222,7 @@ READERS: Final[Mapping[str, Reader]] = {
     "zaya": _convolved_attention,
     "inkling_text": _short_convs,
     "inkling2_text": _short_convs,
+    "deepseek_v4": _compressed,
 }
 SLIDING_HEADS: Final = ("inkling_text", "inkling2_text")  # layers with a window have KV heads of their own
 
@@ -225,7 +241,8 @@ def from_config(
 
     Planes have the dtypes, and their axes the order, that the classes of transformers give them. Windows have the
     inputs that a step needs from before. A configuration of several models stands for its text model. Where states of a
-    kind differ in shape, or are in some layers only, they are several planes: conv, conv2.
+    kind differ in shape, or are in some layers only, they are several planes: conv, conv2. Windows that are open at no
+    length of a kept state are planes of rows.
 
     Args:
         config: the configuration: an object, a dict, or the path of a config.json or of the folder that has one.
@@ -253,15 +270,16 @@ def from_config(
     Syncs: no.
     """
     fields, dtype = _text_model(config)
-    layers = state_layers(fields.config)
-    if not layers:
-        raise InvalidArgument(f"{fields.get('model_type')}: no layer of this configuration holds state")
-    read, states = READERS[fields.get("model_type")], list[Plane]()
-    for layer in layers:
+    read, states, rows = READERS[fields.get("model_type")], list[Plane](), list[Plane]()
+    for layer in state_layers(fields.config):
         kept = read(fields, layer).typed(dtype, conv_dtype, ssm_dtype)
         kept = kept if ssm_order is None else ssm_ordered(kept, ssm_order)
         states += conv_ordered(kept, conv_order).planes
-    return grouped(states, order)[0].shard(ranks)
+        rows += kept.rows
+    if not states:
+        raise InvalidArgument(f"{fields.get('model_type')}: no layer of this configuration holds state")
+    layout = grouped(states, order)[0]
+    return replace(layout, rows=grouped(rows, order)[0] if rows else None).shard(ranks)
 
 
 def kv_from_config(
@@ -291,6 +309,9 @@ def kv_from_config(
     Syncs: no.
     """
     (fields, _), page_size = _text_model(config), whole("page_size", page_size)
+    if fields.get("model_type") == "deepseek_v4":
+        why = "its KV is a window and pooled entries, not keys and values of each token"
+        raise InvalidArgument(f"deepseek_v4: {why}: give the bytes yourself, as kv_bytes_per_token of ms.capacity")
     layers = attention_layers(fields)
     if not layers:
         return None

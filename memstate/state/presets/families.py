@@ -6,6 +6,7 @@ keeps one more, the input of the step itself. The axes have the order that they 
 """
 
 from dataclasses import replace
+from math import inf
 from typing import Final, Literal, NamedTuple, get_args
 
 import torch
@@ -26,22 +27,24 @@ class Kept(NamedTuple):
         planes: windows first; several may have the same name.
         orders: the orders in which the matrix of a head can lie, the usual one first.
         engine: whether engines keep windows as `(width-1) channel`, and whether they keep matrices in the second order.
+        rows: what a request has beside its state, see `StateLayout`.
     """
 
     planes: tuple[Plane, ...]
     orders: tuple[str, ...] = ()
     engine: tuple[bool, bool] = (False, False)
+    rows: tuple[Plane, ...] = ()
 
     def typed(self, model: torch.dtype, conv: torch.dtype | None, ssm: torch.dtype | None) -> "Kept":
         """Returns it with the dtype of a model, or with dtypes of the caller for the planes of a name."""
         asked = {"conv": conv, "ssm": ssm}
-        planes = [
-            replace(plane, dtype=asked.get(plane.name) or (model if plane.dtype == OF_MODEL else plane.dtype))
-            if plane.dtype.is_floating_point
-            else plane
-            for plane in self.planes
-        ]
-        return self._replace(planes=tuple(planes))
+
+        def of(plane: Plane) -> Plane:
+            if not plane.dtype.is_floating_point:
+                return plane
+            return replace(plane, dtype=asked.get(plane.name) or (model if plane.dtype == OF_MODEL else plane.dtype))
+
+        return self._replace(planes=tuple(map(of, self.planes)), rows=tuple(map(of, self.rows)))
 
 
 def window(*parts: Part, width: int) -> Plane:
@@ -88,6 +91,28 @@ def mamba(channels: int, state: int, width: int) -> Kept:
     """Mamba: ssm `channel state`, and a window over the channels. See https://arxiv.org/abs/2312.00752."""
     part = Part("x", channels)
     return Kept((window(part, width=width), Plane("ssm", (channels, state), torch.float32, parts=(part,))))
+
+
+def compressor(name: str, rate: int, size: int, overlap: int = 0) -> Kept:
+    """Windows of `rate` tokens that become one entry of KV each: keys and gates of the open window, `token channel`.
+
+    The last token of a window need not be kept, since it closes the window in its own step. Where a window closes, all
+    is in the KV, unless windows overlap: then each token has a second series of keys and gates for the window after its
+    own, and the state is that of the last window. Gates start at -inf, which gives what is not there no weight.
+
+    Args:
+        name: of the planes, with "_kv" and "_gate" behind it.
+        rate: tokens of a window.
+        size: channels of an entry.
+        overlap: the grid of the state if windows overlap, 0 if they do not.
+    """
+
+    def planes(tokens: int, channels: int, gates: torch.dtype, grid: int = 1) -> tuple[Plane, ...]:
+        kv = Plane(f"{name}_kv", (tokens, channels), OF_MODEL, rewritten_each_step=False, grid=grid)
+        return kv, replace(kv, name=f"{name}_gate", dtype=gates, fill=-inf)
+
+    last = planes(rate, size, torch.float32, overlap) if overlap else ()  # with a bias, which the class has in fp32
+    return Kept(last, rows=planes(rate - 1, 2 * size if overlap else size, OF_MODEL))
 
 
 def conv_ordered(kept: Kept, order: ConvOrder) -> Kept:

@@ -6,13 +6,16 @@ Layers count from 0, as in the model. Knows no dimension of a state.
 from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
+from memstate.checks import is_whole
 from memstate.errors import InvalidArgument
 from memstate.state.presets.fields import Fields
 
 Layers = tuple[int, ...]
 
+# Kinds of layers that pool windows of tokens, by the tokens of a window where a checkpoint has only these.
+COMPRESSED: Final = {4: "compressed_sparse_attention", 128: "heavily_compressed_attention"}
 # Kinds of layers that hold state; checkpoints written before transformers 5.0 say "mamba".
-STATE_LAYERS: Final = ("linear_attention", "conv", "hybrid", "hybrid_sliding", "mamba")
+STATE_LAYERS: Final = ("linear_attention", "conv", "hybrid", "hybrid_sliding", "mamba", *COMPRESSED.values())
 ATTENTION_LAYERS: Final = (  # kinds that have KV; before transformers 5.0 "attention"
     "full_attention", "sliding_attention", "indexed_attention", "attention", "hybrid", "hybrid_sliding",
 )  # fmt: skip
@@ -76,12 +79,30 @@ def _all_but_periodic(fields: Fields, name: str) -> Layers:
     return _besides(total, range(offset, total, period))
 
 
+def compressors(fields: Fields) -> dict[int, tuple[str, int]]:
+    """Layers that pool windows of tokens, each with its kind and the tokens of a window. Raises: InvalidArgument."""
+    if fields.get("layer_types") is not None:
+        named = [(kind, f"compress_rates.{kind}") for kind in kinds(fields, "layer_types")]
+        return {
+            layer: (kind, fields.number(rate))
+            for layer, (kind, rate) in enumerate(named)
+            if kind in COMPRESSED.values()
+        }
+    found, total = fields.get("compress_ratios"), fields.number("num_hidden_layers")
+    known = isinstance(found, list | tuple) and all(is_whole(rate) and rate in (0, *COMPRESSED) for rate in found)
+    if not known or len(found) < total:
+        raise fields.refused("compress_ratios", expected=f"0, 4 or 128 for each of {total} layers")
+    # the entries behind those of the layers are of layers that guess tokens, which the class leaves out
+    return {layer: (COMPRESSED[rate], int(rate)) for layer, rate in enumerate(found[:total]) if rate}
+
+
 # The first that a configuration has decides, as in the classes, which derive the later ones from it or drop them.
 READINGS: Final[Mapping[str, Callable[[Fields, str], Layers]]] = {
     "layer_types": _of_kinds,
     "layers_block_type": _of_kinds,
     "hybrid_override_pattern": _of_pattern,
     "linear_attn_config.kda_layers": _of_kimi,
+    "compress_ratios": lambda fields, _: tuple(compressors(fields)),
     "full_attn_idxs": _all_but,
     "attn_layer_indices": _all_but,
     "full_attention_interval": _all_but_every,

@@ -5,6 +5,8 @@ no wider where a layer cuts them itself: both of Zaya, and in Qwen4-Exp those th
 """
 
 import copy
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,9 +19,11 @@ from tests.support.tiny_models import FAMILIES, tiny
 
 pytest.importorskip("transformers")
 
+from transformers import AutoModelForCausalLM
+
 import memstate.integrations.transformers as mst
 from memstate.integrations.transformers.layout import layout_of
-from memstate.integrations.transformers.probe import Findings, probe
+from memstate.integrations.transformers.probe import Findings, own_cache, probe
 
 AS_WIDE = {"zaya": ("conv",), "qwen4_exp_text": ("conv2", "conv3")}
 INDEXED = ("qwen4_exp_text", "glm5_next")  # keys of an index are no KV
@@ -98,3 +102,20 @@ def test_a_preset_is_the_layout_of_a_model_that_decodes_on_slots(family: str) ->
         assert (planes(found.state), found.state.layers) == (in_cache(family, layout), layout.layers)
     elif family not in AS_WIDE:
         assert (planes(found.state), found.state.layers) == (planes(layout), layout.layers)
+
+
+def test_planes_of_compressors_are_what_the_cache_of_the_model_holds(tmp_path: Path) -> None:
+    """At 11 tokens each open window lacks one token. A checkpoint in bfloat16 has its biases in fp32."""
+    tiny("deepseek_v4").save_pretrained(tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    cache, states, rows = own_cache(model), Counter[Any](), Counter[Any]()
+    model(input_ids=torch.arange(3, 14)[None], past_key_values=cache)
+    for kind, layer in zip(model.config.layer_types, cache.layers, strict=True):
+        names = {"compressor": "csa" if kind == "compressed_sparse_attention" else "hca", "indexer": "index"}
+        for counted, held in ((states, "overlap"), (rows, "buffer")):
+            for what in ("kv", "gate"):
+                found = getattr(layer, f"{held}_{what}", {}).items()
+                counted.update((f"{names[name]}_{what}", tuple(one.shape[1:]), one.dtype) for name, one in found)
+    layout = from_config(model.config)
+    for counted, planes in ((states, layout), (rows, layout.rows)):
+        assert counted == {(one.name, one.shape, one.dtype): planes.layers_of(one) for one in planes.planes}

@@ -24,9 +24,16 @@ from tests.support.own_model import own_model
 @pytest.mark.parametrize("family", probe.ELSEWHERE)
 def test_families_whose_state_is_elsewhere_are_refused_and_on_the_page(family: str) -> None:
     model = SimpleNamespace(config=SimpleNamespace(model_type=family))
-    with pytest.raises(ms.ConfigurationError, match=f"{family} {probe.ELSEWHERE[family]}: .* in a cache only"):
+    with pytest.raises(ms.ConfigurationError, match=f"{family} {probe.ELSEWHERE[family]}: .* that families share"):
         probe.cache_argument(model)
     assert f"| `{family}` | " in (ROOT / "docs" / "transformers.md").read_text()
+
+
+def test_a_model_with_compressors_is_refused_by_name_and_told_where_its_planes_are() -> None:
+    with pytest.raises(
+        ms.ConfigurationError, match=r"^deepseek_v4 keeps the windows .*presets\.from_config has the planes"
+    ):
+        mst.manager(tiny("deepseek_v4"), **FEW)
 
 
 def test_models_without_any_recurrent_state_are_refused_by_name() -> None:

@@ -18,11 +18,13 @@ from memstate.errors import ConfigurationError
 TOKENS: Final = 4  # of each of the two forwards
 KINDS: Final = ("conv", "recurrent")
 
-# Families whose state is not in a cache, so nobody can hand them a slot.
+# Families whose state is not where others have it, so `manager` cannot hand them a slot.
 ELSEWHERE: Final = {
     "rwkv": "takes and returns a list of tensors, `state=`",
     "xlstm": "has a cache class of its own, xLSTMCache, which is a dict of tensors",
     "recurrent_gemma": "keeps its states as attributes of its modules, so a model has room for one batch",
+    "deepseek_v4": "keeps the windows of its compressors as attributes of cache layers of its own; for a "
+    "StateManager of yours, presets.from_config has the planes",
     "minimax": "accepts only its own MiniMaxCache, which has its states in a list beside the layers",
 }
 
@@ -104,7 +106,9 @@ def cache_argument(model: Any) -> str:
     """
     kind = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
     if kind in ELSEWHERE:
-        raise ConfigurationError(f"{kind} {ELSEWHERE[kind]}: memstate can hand out slots for states in a cache only")
+        raise ConfigurationError(
+            f"{kind} {ELSEWHERE[kind]}: memstate can hand out slots only for states in cache layers that families share"
+        )
     parameters = inspect.signature(model.forward).parameters
     for name in ("past_key_values", "cache_params"):
         if name in parameters:

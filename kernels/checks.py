@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from memstate.kernels.blocks import Blocks, tokens_of
-from memstate.kernels.tables import HEADER_INTS, Accepted, Marks, Registers, StepRecord
+from memstate.kernels.tables import HEADER_INTS, Accepted, Marks, Registers, Rules, StepRecord, TailRecord
 
 INTS = (torch.int32, torch.int64)
 INT32 = (torch.int32,)
@@ -112,9 +112,21 @@ def check_columns(
             )
 
 
-def check_plan(registers: Registers, packet: Tensor, record: StepRecord, marks: Marks) -> None:
+def check_plan(
+    registers: Registers, packet: Tensor, record: StepRecord, marks: Marks, rules: Rules, tails: TailRecord | None
+) -> None:  # fmt: skip
     """Refuses a plan with a column that does not fit the others, or a packet that is too short for them."""
     if not registers.trusted:
+        if not (rules.tail > 0) == (tails is not None) == (registers.pending is not None):
+            raise ValueError(f"tails: expected them, and pending tokens of rows, beside rules.tail={rules.tail} alone")
+        if tails is not None and registers.pending is not None and registers.newest is not None:
+            *columns, batch = tails
+            rows = registers.source.numel()
+            check_columns(registers.cells.device, 1, INT32, batch=batch)
+            check_columns(registers.cells.device, rows, INT32, pending=registers.pending, newest=registers.newest)
+            check_columns(registers.cells.device, None, INT32, **dict(zip(TailRecord._fields, columns, strict=False)))
+            if tails.rows.numel() < record.rows.numel():
+                raise ValueError(f"tails: {tails.rows.numel()} entries for a batch of {record.rows.numel()}")
         check_columns(registers.cells.device, None, INT32, **record._asdict())
         check_marks(registers.cells.device, marks)
         check_batch(registers, packet, 2 * -(-record.rows.numel() // 4) * 4)

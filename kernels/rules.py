@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from memstate.kernels.tables import REGISTERS_PER_ROW, Rules, Strategy
 
+DRAFTS = 1 << 16  # what tokens in a packet are counted in where some may be rejected
 Longs = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 Claim = Callable[[Flags], NDArray[Any]]  # one more slot for each entry that needs one, in order; 0 past the budget
@@ -59,6 +60,60 @@ def plan_snapshots(columns: Columns, rules: Rules, rows: Longs, length: Longs, a
     if rules.strategy in (Strategy.PING_PONG, Strategy.LAZY):
         return _write_lane(columns, rules, rows, after, due(columns, rules, rows, after), claim)
     return np.zeros(len(rows), np.int64)
+
+
+class Folded(NamedTuple):
+    """What a step does with the tails of its rows, `row` each.
+
+    Args:
+        store: the state is stored behind so many tokens of the tail and the step; -1: not at all.
+        after: tokens of the row's state after the step.
+        pending: real tokens in the tail that the step leaves there.
+        newest: tokens that the step puts behind them.
+    """
+
+    store: Longs
+    after: Longs
+    pending: Longs
+    newest: Longs
+
+    def due(self, label: Longs) -> tuple[Longs, Longs]:
+        """The tokens of the states before and after the step; 0 where the step stores none, or none with new tokens."""
+        return np.where(self.store >= 0, label, 0), np.where(self.store > 0, self.after, 0)
+
+
+def drafted(tokens: Longs) -> tuple[Longs, Longs]:
+    """Tokens of each entry, and how many of them may be rejected, of the tokens in a packet: `DRAFTS * drafts + n`."""
+    drafts = np.where(tokens < 0, -tokens // DRAFTS, 0)
+    return np.where(tokens < 0, -tokens % DRAFTS, tokens), drafts
+
+
+def fold(
+    columns: Columns, rules: Rules, rows: Longs, label: Longs, pending: Longs, tokens: Longs, drafts: Longs
+) -> Folded:  # fmt: skip
+    """Decides how far a step folds the tails of its rows.
+
+    A row without drafts ends with all of its tokens in its state. One with drafts folds what is pending, and its tokens
+    go to the tail. If a boundary lies inside the pending tokens, the step folds up to it, so that the state there can
+    be kept, and the other tokens stay in the tail.
+
+    Args:
+        columns: only read.
+        rules: of the strategy.
+        rows: the rows.
+        label: tokens of the state that the step reads.
+        pending: real tokens in the tail.
+        tokens: of the step.
+        drafts: those of them that may be rejected.
+    """
+    mark = np.zeros_like(label)
+    if rules.strategy != Strategy.NONE:
+        mark = last_boundary(np.maximum(label, columns.tracked[rows]), label + pending, rules.every)
+    kept = ((drafts > 0) | (mark > 0)) & (tokens <= rules.tail)
+    store = np.where(kept, np.where(mark > 0, mark - label, pending), pending + tokens)
+    store = np.where((store == 0) & (columns.source[rows] == 0), -1, store)
+    after = label + np.maximum(store, 0)
+    return Folded(store, after, np.where(kept, label + pending - after, 0), np.where(kept, tokens, 0))
 
 
 def accept_snapshots(

@@ -81,6 +81,7 @@ class Rules(NamedTuple):
         every: tokens between boundaries.
         in_place: whether the only lane is overwritten where no slot is left for another.
         pad: what a plan stores as read, write and snapshot slot where there is none: 0, or a negative number.
+        tail: tokens of a row that one step may keep in its tail; 0: rows have no tail.
     """
 
     strategy: int
@@ -88,6 +89,7 @@ class Rules(NamedTuple):
     every: int
     in_place: bool
     pad: int = 0
+    tail: int = 0
 
 
 class PlaneMap(NamedTuple):
@@ -194,6 +196,10 @@ class Registers(NamedTuple):
         counters: int32 `COUNTERS`, see `Count`.
         capacity: the highest slot.
         trusted: whether the columns that are passed beside this file are the library's own, and are not checked again.
+        pending: int32 `row`, tokens behind the row's state that are in its tail and real. None where rows have no tail,
+            as for `newest`.
+        newest: int32 `row`, tokens that the row's newest step put in the tail behind those. The next plan asks how many
+            of them were accepted, once.
     """
 
     slots: Tensor
@@ -205,6 +211,8 @@ class Registers(NamedTuple):
     counters: Tensor
     capacity: int
     trusted: bool = False
+    pending: Tensor | None = None
+    newest: Tensor | None = None
 
 
 class StepRecord(NamedTuple):
@@ -262,6 +270,29 @@ class Accepted(NamedTuple):
 
     accepted: Tensor
     crossed: Tensor
+
+
+class TailRecord(NamedTuple):
+    """What plan decided about the tails of a batch: int32, as long as the largest batch, and the size of the batch.
+
+    Args:
+        rows: the column that `StepRecord.rows` is the start of.
+        label: tokens that the state which the step reads stands for.
+        pending: tokens behind it that are in the tail and real.
+        store: as `Cursor.store`.
+        length: tokens of the row before the step, `label + pending`.
+        accepted: tokens of the step that are real. A plan sets it to those that are certain; who knows better writes it
+            before the next plan.
+        batch: entries of the newest plan, int32 `1`.
+    """
+
+    rows: Tensor
+    label: Tensor
+    pending: Tensor
+    store: Tensor
+    length: Tensor
+    accepted: Tensor
+    batch: Tensor
 
 
 class Cursor(NamedTuple):

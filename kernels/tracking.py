@@ -25,6 +25,7 @@ from memstate.kernels.catalog import CompileCase
 from memstate.kernels.checks import check_plan
 from memstate.kernels.kept import Kept
 from memstate.kernels.levels import bitmap_words
+from memstate.kernels.rules import DRAFTS
 from memstate.kernels.tables import (
     HEADER_INTS,
     LIMIT_CELL,
@@ -35,6 +36,7 @@ from memstate.kernels.tables import (
     Section,
     StepRecord,
     Strategy,
+    TailRecord,
 )
 from memstate.kernels.warps import ALONE, BLOCKS, all_loaded, block_for, warps_for
 
@@ -49,6 +51,7 @@ BATCH = tl.constexpr(int(Section.BATCH))
 MARKS = tl.constexpr(int(Section.MARKS))
 HEADER = tl.constexpr(HEADER_INTS)
 LIMIT = tl.constexpr(LIMIT_CELL)
+DRAFT = tl.constexpr(DRAFTS)
 
 
 @triton.jit
@@ -191,14 +194,35 @@ def book_claims(counters_ptr, free, claimed, degraded):
     tl.store(counters_ptr + DEGRADED, degraded)
 
 
-@triton.jit(do_not_specialize=["batch", "table_rows", "words", "every", "room"])
+@triton.jit
+def count_accepted(rows_ptr, accepted_ptr, batch_ptr, pending_ptr, newest_ptr, table_rows, BLOCK: tl.constexpr):
+    """Counts the tokens of the step before that were accepted, once, and waits until all of them are stored."""
+    entries = tl.load(batch_ptr)
+    for start in range(0, entries, BLOCK):
+        index = start + tl.arange(0, BLOCK)
+        inside = index < entries
+        row = known_row(tl.load(rows_ptr + index, mask=inside, other=0), table_rows)
+        accepted = tl.load(accepted_ptr + index, mask=inside, other=0)
+        newest = tl.load(newest_ptr + row, mask=row > 0, other=0)
+        pending = tl.load(pending_ptr + row, mask=row > 0, other=0)
+        all_loaded()  # or a late warp counts what another has counted
+        tl.store(pending_ptr + row, pending + tl.minimum(tl.maximum(accepted, 0), newest), mask=row > 0)
+        tl.store(newest_ptr + row, 0, mask=row > 0)
+    all_loaded()
+
+
+@triton.jit(do_not_specialize=["batch", "table_rows", "words", "every", "room", "tail"])
 def _plan(
     packet_ptr, slots_ptr, labels_ptr, tracked_ptr, source_ptr, bitmap_ptr, counters_ptr,
     out_rows_ptr, out_tokens_ptr, out_read_ptr, out_write_ptr, out_snapshot_ptr,
-    mark_count_ptr, mark_entry_ptr, mark_offset_ptr, mark_slot_ptr, batch, table_rows, words, every, room,
+    mark_count_ptr, mark_entry_ptr, mark_offset_ptr, mark_slot_ptr,
+    pending_ptr, newest_ptr, tail_rows_ptr, tail_label_ptr, tail_pending_ptr, tail_store_ptr, tail_length_ptr,
+    accepted_ptr, batch_ptr, batch, table_rows, words, every, room, tail,
     STRATEGY: tl.constexpr, LANES: tl.constexpr, IN_PLACE: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
-    PAD: tl.constexpr,
+    PAD: tl.constexpr, TAILS: tl.constexpr,
 ):  # fmt: skip
+    if TAILS:
+        count_accepted(tail_rows_ptr, accepted_ptr, batch_ptr, pending_ptr, newest_ptr, table_rows, BLOCK)
     rows_ptr, tokens_ptr, limit, table_rows = batch_columns(packet_ptr, batch, table_rows)
     marks, marks_ptr = mark_columns(packet_ptr, batch)
     free, reserve, claimed, degraded = claim_counts(counters_ptr)
@@ -207,6 +231,10 @@ def _plan(
         inside = index < batch
         row = known_row(tl.load(rows_ptr + index, mask=inside, other=0), table_rows)
         tokens = tl.load(tokens_ptr + index, mask=inside, other=0)
+        if TAILS:
+            pending = tl.load(pending_ptr + row, mask=row > 0, other=0)
+            drafts = tl.where(tokens < 0, -tokens // DRAFT, 0)
+            tokens = tl.where(tokens < 0, -tokens % DRAFT, tokens)
         live_slot, live_label, source, tracked, slot_a, slot_b, label_a, label_b = row_columns(
             row, slots_ptr, labels_ptr, tracked_ptr, source_ptr, (STRATEGY != NONE) & (STRATEGY != WINDOW), LANES
         )
@@ -218,9 +246,22 @@ def _plan(
         after = length + tokens
         write = live_slot
         snapshot = row * 0
+        stores = real  # whether the step stores the state, and whether it has new tokens then
+        grows = real
+        if TAILS:
+            mark = row * 0
+            if STRATEGY != NONE:
+                mark = (length + pending) // every * every
+                mark = tl.where(mark > tl.maximum(length, tracked), mark, 0)
+            kept = ((drafts > 0) | (mark > 0)) & (tokens <= tail)
+            store = tl.where(kept, tl.where(mark > 0, mark - length, pending), pending + tokens)
+            store = tl.where((store == 0) & (source == 0), -1, store)
+            after = length + tl.maximum(store, 0)
+            stores = real & (store >= 0)
+            grows = real & (store > 0)
 
         if STRATEGY == REDIRECT:
-            due = real & (length % every == 0) & (length > tracked) & (source == 0)
+            due = stores & (length % every == 0) & (length > tracked) & (source == 0)
             held = tl.where(due, slot_a, 0)
             fresh, granted, refused = claim_needed(
                 due & (slot_a == 0), bitmap_ptr, words, tl.minimum(free - reserve, limit), CHUNK
@@ -234,7 +275,7 @@ def _plan(
             write = tl.where(turn, fresh, live_slot)
 
         if (STRATEGY == PING_PONG) | (STRATEGY == LAZY):
-            due = real & (after % every == 0) & (after > tracked)
+            due = grows & (after % every == 0) & (after > tracked)
             snapshot, granted, refused = take_lane(
                 due, live, after, slot_a, slot_b, label_a, label_b, slots_ptr, labels_ptr, bitmap_ptr, words,
                 tl.minimum(free - reserve, limit), IN_PLACE, CHUNK,
@@ -251,6 +292,15 @@ def _plan(
         if STRATEGY != WINDOW:
             tl.store(labels_ptr + live, after, mask=row > 0)
             tl.store(source_ptr + row, 0, mask=(row > 0) & (source > 0))
+        if TAILS:
+            real = row > 0
+            tl.store(pending_ptr + row, tl.where(kept, length + pending - after, 0), mask=real)
+            tl.store(newest_ptr + row, tl.where(kept, tokens, 0), mask=real)
+            tl.store(tail_label_ptr + index, tl.where(real, length, 0), mask=inside)
+            tl.store(tail_pending_ptr + index, tl.where(real, pending, 0), mask=inside)
+            tl.store(tail_store_ptr + index, tl.where(real, store, 0), mask=inside)
+            tl.store(tail_length_ptr + index, tl.where(real, length + pending, 0), mask=inside)
+            tl.store(accepted_ptr + index, tl.where(real, tokens - drafts, 0), mask=inside)
         tl.store(out_rows_ptr + index, row, mask=inside)
         tl.store(out_tokens_ptr + index, tl.where(row > 0, tokens, 0), mask=inside)
         tl.store(out_read_ptr + index, tl.where(row > 0, read, PAD), mask=inside)
@@ -264,6 +314,8 @@ def _plan(
         marks_ptr, marks, tl.minimum(marks, room), slots_ptr,
         mark_count_ptr, mark_entry_ptr, mark_offset_ptr, mark_slot_ptr, BLOCK,
     )  # fmt: skip
+    if TAILS:
+        tl.store(batch_ptr, batch)
     section = tl.arange(0, BLOCK)  # its changes are made, its marks are resolved; the batch stays
     tl.store(packet_ptr + section, 0, mask=(section < BATCH) | (section == MARKS))
 
@@ -286,18 +338,23 @@ def constants(rules: Rules) -> dict[str, int]:
     }  # fmt: skip
 
 
-def plan(registers: Registers, packet: Tensor, record: StepRecord, marks: Marks, rules: Rules) -> None:
+def plan(
+    registers: Registers, packet: Tensor, record: StepRecord, marks: Marks, rules: Rules,
+    tails: TailRecord | None = None,
+) -> None:  # fmt: skip
     """Launches the op; see `memstate.kernels.reference.tracking.plan`."""
-    check_plan(registers, packet, record, marks)
+    check_plan(registers, packet, record, marks, rules, tails)
     batch = record.rows.numel()
     block, warps = shape(batch)
     words = bitmap_words(registers.capacity)
     args = (
         packet, registers.slots, registers.labels, registers.tracked, registers.source,
         registers.bitmap, registers.counters, *record, *marks,
-        batch, registers.source.numel(), words, rules.every, marks.entry.numel(),
+        *((registers.pending, registers.newest, *tails) if tails is not None else 9 * (registers.source,)),
+        batch, registers.source.numel(), words, rules.every, marks.entry.numel(), rules.tail,
     )  # fmt: skip
-    sizes = constants(rules) | {"BLOCK": block, "CHUNK": chunk_words(warps), "PAD": rules.pad}
+    more = {"PAD": rules.pad, "TAILS": tails is not None}
+    sizes = constants(rules) | {"BLOCK": block, "CHUNK": chunk_words(warps)} | more
     KEPT.launch(args, sizes, warps, packet.device, alike=registers.trusted and rules.every < 2**31)
 
 
@@ -346,4 +403,10 @@ def compile_cases() -> list[CompileCase]:
     )  # fmt: skip
     outputs = tuple(f"out_{name}_ptr" for name in StepRecord._fields)
     marks = tuple(f"mark_{name}_ptr" for name in Marks._fields)
-    return variants("plan", _plan, ("packet_ptr", *columns, *outputs, *marks), "room", windows=True, PAD=0)
+    rows = "pending_ptr", "newest_ptr", *(f"tail_{name}_ptr" for name in TailRecord._fields[:5])
+    pointers = "packet_ptr", *columns, *outputs, *marks, *rows, "accepted_ptr", "batch_ptr"
+    return [
+        case
+        for name, tails in (("plan", False), ("plan with tails", True))
+        for case in variants(name, _plan, pointers, "room", "tail", windows=not tails, PAD=0, TAILS=tails)
+    ]

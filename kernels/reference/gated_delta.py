@@ -106,7 +106,9 @@ def gated_delta_step(
     kept_at = row_marks(marks, state.shape[0] - 1)
     tails = row_tails(cursor, *tail.k.shape[:2]) if tail is not None else None
     for row, source, target, copy, count in rows:
-        s = state[source].float().contiguous() if source else torch.zeros(state.shape[1:], device=state.device)
+        s = torch.zeros(state.shape[1:], device=state.device)
+        if source:
+            s.copy_(state[source])
         stored = [slot for slot in (target, copy) if slot]
         memory, place, pending, store = tails[row] if tails is not None else (0, 0, 0, count)
         store = store if memory else count

@@ -6,7 +6,7 @@ from torch import Tensor
 from memstate.kernels.checks import check_plan
 from memstate.kernels.reference.bitmap import take_lowest
 from memstate.kernels.reference.host import Ints, on_host
-from memstate.kernels.rules import Claim, Columns, Flags, Longs, plan_snapshots
+from memstate.kernels.rules import Claim, Columns, Flags, Longs, drafted, fold, plan_snapshots
 from memstate.kernels.tables import (
     HEADER_INTS,
     LIMIT_CELL,
@@ -18,6 +18,7 @@ from memstate.kernels.tables import (
     Section,
     StepRecord,
     Strategy,
+    TailRecord,
 )
 
 
@@ -46,7 +47,10 @@ def claims(bitmap: Ints, counters: Ints, limit: int) -> Claim:
     return claim
 
 
-def plan(registers: Registers, packet: Tensor, record: StepRecord, marks: Marks, rules: Rules) -> None:
+def plan(
+    registers: Registers, packet: Tensor, record: StepRecord, marks: Marks, rules: Rules,
+    tails: TailRecord | None = None,
+) -> None:  # fmt: skip
     """Decides read, write and snapshot slots for a batch, claims what the strategy needs and moves the labels on.
 
     Claims are granted in batch order.
@@ -63,17 +67,29 @@ def plan(registers: Registers, packet: Tensor, record: StepRecord, marks: Marks,
             registers hold, and none if the packet has a batch of another size.
         rules: of the tracking strategy, or with `Strategy.WINDOW` those of a speculative step, which changes nothing
             yet.
+        tails: of rows with tails, beside `rules.tail`. `tails` and `record` are those of the plan before, whatever its
+            batch: the tokens that were accepted of its step become pending first. In the packet, n tokens of which d
+            may be rejected are -(2**16 d + n). A state then stands for fewer tokens than its row has, and the rules go
+            by the tokens of the state. Changed.
 
     Raises:
         ValueError: naming a column that does not fit.
 
     Syncs: no.
     """
-    check_plan(registers, packet, record, marks)
-    with on_host(*registers[:4], registers.bitmap, registers.counters, packet, *record, *marks) as arrays:
+    check_plan(registers, packet, record, marks, rules, tails)
+    of_tails = (registers.pending, registers.newest, *tails) if tails is not None else ()
+    columns = registers.bitmap, registers.counters, packet, *record, *marks, *of_tails
+    with on_host(*registers[:4], *columns) as arrays:
         slots, labels, tracked, source, bitmap, counters, sent = arrays[:7]
         out = StepRecord(*arrays[7:12])  # type: ignore[arg-type]
         given, tokens = batch_columns(sent, len(out.rows))
+        drafts = np.zeros_like(tokens)
+        if of_tails:
+            pending, newest, *rest = arrays[16:]
+            seen = TailRecord(*rest)  # type: ignore[arg-type]
+            _count_accepted(seen, pending, newest)
+            tokens, drafts = drafted(tokens)
         known = np.where((given > 0) & (given < len(source)) & (tokens > 0), given, 0)
         at = np.flatnonzero((known > 0) & (slots[known * REGISTERS_PER_ROW] != 0))
         rows = known[at]
@@ -83,7 +99,18 @@ def plan(registers: Registers, packet: Tensor, record: StepRecord, marks: Marks,
         read = slots[origin]
         after = length + tokens[at]
         columns = Columns(slots, labels, tracked, source)
-        lanes = plan_snapshots(columns, rules, rows, length, after, claims(bitmap, counters, int(sent[LIMIT_CELL])))
+        due = length, after
+        if of_tails:
+            before = pending[rows].astype(np.int64)
+            folded = fold(columns, rules, rows, length, before, tokens[at], drafts[at])
+            due, after = folded.due(length), folded.after
+            pending[rows], newest[rows] = folded.pending, folded.newest
+            told = rows, length, before, folded.store, length + before, tokens[at] - drafts[at]
+            for ints, numbers in zip(rest, told, strict=False):
+                ints[: len(out.rows)] = 0
+                ints[at] = numbers
+            rest[-1][0] = len(out.rows)
+        lanes = plan_snapshots(columns, rules, rows, *due, claims(bitmap, counters, int(sent[LIMIT_CELL])))
         if rules.strategy != Strategy.WINDOW:
             labels[live], source[rows] = after, 0
         snapshot = np.where((lanes > 0) & (rules.strategy != Strategy.REDIRECT), slots[lanes], 0)
@@ -92,8 +119,17 @@ def plan(registers: Registers, packet: Tensor, record: StepRecord, marks: Marks,
             column[at] = values
         for column in (out.read, out.write, out.snapshot):
             column[column == 0] = rules.pad
-        _resolve_marks(sent, len(out.rows), slots, *arrays[12:])
+        _resolve_marks(sent, len(out.rows), slots, *arrays[12:16])
         sent[: Section.BATCH] = sent[Section.MARKS] = 0
+
+
+def _count_accepted(seen: TailRecord, pending: Ints, newest: Ints) -> None:
+    """Counts the tokens of the step before that were accepted, once."""
+    entries = int(seen.batch[0])
+    at = np.flatnonzero((seen.rows[:entries] > 0) & (seen.rows[:entries] < len(pending)))
+    rows = seen.rows[at]
+    pending[rows] += np.clip(seen.accepted[at], 0, newest[rows])
+    newest[rows] = 0
 
 
 def _resolve_marks(packet: Ints, batch: int, slots: Ints, count: Ints, entry: Ints, offset: Ints, slot: Ints) -> None:

@@ -574,6 +574,10 @@ class Admission:
                 file.source_at[row] = read
                 cells.append(first_source + row)
                 values.append(read)
+            if of_rows and file.tails and (kept := file.pending_at[of_rows[at]]):
+                file.pending_at[row] = kept
+                cells.append(file.starts["pending"] + row)
+                values.append(kept)
             confirmed[row] = n
             if not of and not n:
                 fresh.append(live)

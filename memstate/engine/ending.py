@@ -365,6 +365,9 @@ class Ending:
             if file.tracked_at[row] or file.source_at[row]:
                 file.tracked_at[row] = file.source_at[row] = 0
                 cells += file.starts["tracked"] + row, file.starts["source"] + row
+            if file.tails and (file.pending_at[row] or file.newest[row]):
+                file.pending_at[row] = file.newest[row] = 0
+                cells += file.starts["pending"] + row, file.starts["newest"] + row
         self._commands.release(registers)
         if cells:
             self._commands.write(cells, [0] * len(cells))

@@ -139,7 +139,7 @@ class Forking:
             The forks of each row, and the page copies to make.
         """
         origins = {row: self._file.origin(row) for row in ids}
-        lengths = {row: self._file.label_at[origin] for row, origin in origins.items()}
+        lengths = {row: self._file.length(row) for row in origins}
         kept, partial, moved = dict[int, int](), dict[int, int](), list[int]()
         for row, length in lengths.items():
             kept[row] = self._pages.count(self._pages.floor(length))

@@ -372,6 +372,7 @@ class StateManager(NotCopied, Shown):
         limit: int = NO_LIMIT,
         window: bool = False,
         replay: Callable[[], object] | None = None,
+        drafts: int | Sequence[int] = 0,
     ) -> Step:
         """Decides which slots the next step reads, writes and snapshots.
 
@@ -394,6 +395,8 @@ class StateManager(NotCopied, Shown):
             window: plan a speculative step.
             replay: replays a CUDA graph that begins with `launch` and contains the forward. Then this call takes no
                 launch of its own, and the step is not open after it.
+            drafts: of the tokens of each entry, how many of the last may be rejected; for rows with tails. `accept`
+                says how many were not.
 
         Returns:
             The step, with three vectors of slots on the device: int32, axis `batch`.
@@ -413,7 +416,9 @@ class StateManager(NotCopied, Shown):
         if replay is not None and not callable(replay):
             raise InvalidArgument(f"replay={replay!r}: expected a function, such as graph.replay")
         limit = limit if limit is NO_LIMIT else _limit(limit)
-        return self._stepping.plan(rows, tokens, limit, bool(window), self._parts.room, replay)
+        if not self.forward.tail and (type(drafts) is not int or drafts):
+            raise InvalidArgument("drafts= needs rows with tails: build the manager with forward=ms.Forward(tail=4)")
+        return self._stepping.plan(rows, tokens, limit, bool(window), self._parts.room, replay, drafts)
 
     def launch(self, batch: int, *, window: bool = False) -> StepRecord:
         """Launches all that comes before the forward of a step, for a CUDA graph that is replayed step by step.
@@ -469,10 +474,14 @@ class StateManager(NotCopied, Shown):
         self._stepping.settle(step, finished)
 
     def accept(
-        self, step: Step, accepted: Sequence[int], windows: Mapping[str, Tensor],
-        finished: Sequence[bool] | NDArray[np.bool_] | None = None, *, limit: int = NO_LIMIT,
+        self, step: Step, accepted: Sequence[int], windows: Mapping[str, Tensor] | None = None,
+        finished: Sequence[bool] | NDArray[np.bool_] | None = None, *, limit: int = NO_LIMIT, written: bool = False,
     ) -> None:  # fmt: skip
         """Keeps, for each row, the state after its last accepted token, and settles the step.
+
+        Rows with tails (`Forward(tail=)`): the call says how many tokens of each entry are real, those without drafts
+        included. It takes one small upload and no launch, or nothing if the sampler has `written` them to
+        `step.accepted`. The next step of the row adds them to its state. What follows is about windows.
 
         If the accepted tokens cross boundaries, the state at the last of them becomes a snapshot, if a slot is free.
         Under Redirect a boundary at the end of the accepted tokens waits for the next step.
@@ -483,11 +492,12 @@ class StateManager(NotCopied, Shown):
         Args:
             step: the oldest unsettled step, planned with `window=True`.
             accepted: number of accepted tokens of each entry; 0: the row keeps its length.
-            windows: plane name -> the state after each token, (layer, batch, token, ...). For a plane of conv inputs
-                you can give the inputs instead, (layer, batch, taps - 1 + tokens, channel). These are the taps - 1
-                inputs before the step, then one input for each token.
+            windows: None for rows with tails. Plane name -> the state after each token, (layer, batch, token, ...). For
+                a plane of conv inputs you can give the inputs instead, (layer, batch, taps - 1 + tokens, channel).
+                These are the taps - 1 inputs before the step, then one input for each token.
             finished: as for `settle`. If a row ends within its window, accept only the tokens up to its end.
-            limit: largest number of slots that this call can claim for snapshots.
+            limit: largest number of slots that this call can claim for snapshots. Rows with tails need none.
+            written: `step.accepted` has these numbers on the device already.
 
         Raises:
             StaleHandle: the step was settled before; nothing changed.
@@ -498,7 +508,12 @@ class StateManager(NotCopied, Shown):
         Syncs: no, unless it needs slots that `pool.release` freed by id, or in debug mode.
         """
         self._enter()
-        self._stepping.accept(step, accepted, windows, finished, _limit(limit))
+        if not isinstance(written, bool):
+            raise InvalidArgument(f"written={written!r}: expected True or False")
+        if self.forward.tail and windows is None:
+            self._stepping.accept_drafts(step, accepted, finished, written)
+        else:
+            self._stepping.accept(step, accepted, {} if windows is None else windows, finished, _limit(limit))
 
     def cancel(
         self, step: Step, keep: Keep | None = None, *, tokens: Sequence[Tokens | None] | None = None

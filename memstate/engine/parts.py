@@ -14,7 +14,14 @@ from memstate.engine.canary import Canary
 from memstate.engine.ending import Ending
 from memstate.engine.forking import Forking
 from memstate.engine.pool import StatePool
-from memstate.engine.settings import Forward, Pages, validate_layout, validate_sizes, validate_tracking
+from memstate.engine.settings import (
+    Forward,
+    Pages,
+    validate_layout,
+    validate_sizes,
+    validate_tail,
+    validate_tracking,
+)
 from memstate.engine.sizing import LEVELS, level_count, require_fit
 from memstate.engine.stepping import Stepping
 from memstate.errors import ConfigurationError
@@ -77,6 +84,8 @@ class Parts:
         self.tracking = tracking if tracking is not None else Redirect()
         unit = lcm(self.page_settings.size, layout.grid if layout.grid < NEVER else 1)
         validate_tracking(self.tracking, slots, unit, overlap, forward.speculation)
+        if forward.tail:
+            validate_tail(layout, forward.tail, overlap)
         if layout.grid >= NEVER and (prefix or self.tracking.lanes(overlap)):
             never = [repr(plane) for plane in layout.planes if plane.grid is None]
             raise ConfigurationError(
@@ -110,7 +119,7 @@ class Parts:
         require_fit(
             layout, given=tensors is not None, slots=slots, max_requests=max_requests, preallocated=preallocated,
             snapshots=holders, pages=self.page_settings, max_batch=max_batch or rows, speculation=forward.speculation,
-            device=self.backend.device, level_slots=count,
+            device=self.backend.device, level_slots=count, tails=forward.tail > 0,
         )  # fmt: skip
         self.allocator = SlotAllocator(slots, self.backend, reserve)
         self.guard, self.stream = self.allocator.guard, self.allocator.stream
@@ -121,12 +130,14 @@ class Parts:
         self.pool = StatePool(self.allocator, self.planes, debug=debug)
         limits = sessions or SessionLimits()
         self.table = RequestTable(rows, limits.clock)
-        self.registers = RegisterFile(self.allocator, rows, holders, self.page_settings.per_row, LEVELS * bool(count))
+        self.registers = RegisterFile(
+            self.allocator, rows, holders, self.page_settings.per_row, LEVELS * bool(count), forward.tail > 0
+        )
         self.commands = CommandBuffer(self.registers, self.pool.run_data, max_batch or rows)
         self.levels = LevelSets(self.commands, count, layout.levels.grid) if count and layout.levels else None
         self.commands.followers = self.levels
         self.pages = PageTable(self.page_settings.count, self.page_settings.size, self.commands, layout.grid)
-        self.mirror = Mirror(self.registers, self.tracking, overlap, forward.pad, self.pages.unit)
+        self.mirror = Mirror(self.registers, self.tracking, overlap, forward.pad, self.pages.unit, forward.tail)
         self.holdings = Holdings(self.commands, self.pages.allocator)
         owners = self.commands, self.pages, self.holdings
         self.cache = PrefixCache(prefix, *owners)
@@ -141,7 +152,9 @@ class Parts:
         self.marks = Marks(
             self.commands, self.holdings, self.pages.unit, forward.grid or 0, forward.packed, direct_hits
         )
-        self.log = StepLog(max_batch or rows, int(overlap), self.backend.device, forward.speculation, holders)
+        self.log = StepLog(
+            max_batch or rows, int(overlap), self.backend.device, forward.speculation, holders, forward.tail > 0
+        )
         canary = None
         if debug:
             canary = Canary(

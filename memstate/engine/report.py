@@ -53,7 +53,7 @@ class Reports:
             row: number of the row.
         """
         file, marks, every = self._registers, self._marks, self._tracking.every
-        length = int(file.label_at[file.origin(row)])
+        length = file.length(row)
         boundary = (max(length, file.tracked_at[row]) // every + 1) * every
         if mark := marks.next(row, length):
             boundary = min(mark, boundary)
@@ -68,7 +68,7 @@ class Reports:
             most: tokens that the step has room for.
         """
         file = self._registers
-        length, prompt = int(file.label_at[file.origin(row)]), file.tracked_at[row]
+        length, prompt = file.length(row), file.tracked_at[row]
         if length >= prompt:
             return most
         return self._marks.chunk(row, length, min(length + most, prompt), prompt) - length
@@ -179,7 +179,7 @@ class Reports:
             {
                 "row": row,
                 "id": text(self._table.ids[row]),
-                "length": int(self._registers.label_at[self._registers.origin(row)]),
+                "length": self._registers.length(row),
                 "confirmed": int(self._table.confirmed[row]),
                 "finished": bool(self._table.finished[row]),
                 "unsettled": int(unsettled[row]),

@@ -41,6 +41,9 @@ class Pages:
             raise ConfigurationError(f"{self}: give count and per_row, or neither where KV is the caller's")
 
 
+MOST_TAIL = 1 << 10  # tokens that a step may keep
+
+
 @dataclass(frozen=True, kw_only=True)
 class Forward:
     """What the forward's kernels can do.
@@ -55,6 +58,8 @@ class Forward:
             of a chunk.
         packed: multiples of `grid` count from the start of the packed batch, as in Mamba-2's chunk scan, and not from
             the start of each row's chunk.
+        tail: rows have tails for steps with drafts, of up to so many tokens. Their kernels take `step.cursor` and rings
+            of 3 * tail - 1 tokens, which are planes of `StateLayout(rows=)`. Needs `overlap=False`. 0: no drafts.
         pad: what `step.read`, `step.write` and `step.snapshot` hold where there is no slot: in padding, and for rows
             without a snapshot. 0: the null slot, which no request reads. -1: for kernels that skip negative numbers
             and have no null slot. memstate's own kernels take both.
@@ -64,7 +69,7 @@ class Forward:
 
     Example:
         >>> Forward(grid=64)
-        Forward(in_place=False, speculation=False, direct_hits=None, grid=64, packed=False, pad=0)
+        Forward(in_place=False, speculation=False, direct_hits=None, grid=64, packed=False, pad=0, tail=0)
     """
 
     in_place: bool = False
@@ -73,6 +78,7 @@ class Forward:
     grid: int | None = None
     packed: bool = False
     pad: int = 0
+    tail: int = 0
 
     def __post_init__(self) -> None:
         for name in ("in_place", "speculation", "packed"):
@@ -88,6 +94,13 @@ class Forward:
             )
         if type(self.pad) is not int or self.pad not in (0, -1):
             raise ConfigurationError(f"pad={self.pad!r}: expected 0, the null slot, or -1, which other kernels skip")
+        if not is_count(self.tail) or self.tail > MOST_TAIL:
+            raise ConfigurationError(f"tail={self.tail!r}: expected a whole number of tokens from 0 to {MOST_TAIL}")
+        if self.tail and (self.speculation or self.in_place):
+            raise ConfigurationError(
+                f"tail={self.tail} with speculation={self.speculation}, in_place={self.in_place}: tails take the "
+                "place of windows, and kernels that fold them store to another slot; leave both out"
+            )
         if self.packed and self.grid is None:
             raise ConfigurationError("packed=True says where multiples of grid count from: give grid as well")
 
@@ -113,6 +126,21 @@ def validate_sizes(
 def _is_size(value: object) -> bool:
     """Returns whether it is a whole number of 0 or more that a count of bytes can be computed from."""
     return is_whole(value) and 0 <= int(value) <= INT64_MAX
+
+
+def validate_tail(layout: StateLayout, tail: int, overlap: bool) -> None:
+    """Requires what rows with tails need.
+
+    Raises:
+        ConfigurationError: naming it.
+    """
+    partly = [plane.name for plane in layout.planes if not plane.rewritten_each_step]
+    if overlap or layout.rows is None or layout.levels is not None or partly:
+        raise ConfigurationError(
+            f"tail={tail} with overlap={overlap}, rows={layout.rows}, levels={layout.levels} and planes {partly} that "
+            "a step writes only in part: rows with tails need overlap=False, StateLayout(rows=) with their rings, no "
+            "levels, and planes that a step writes whole"
+        )
 
 
 def validate_tracking(tracking: Tracking, slots: int, unit: int, overlap: bool, speculation: bool) -> None:

@@ -35,6 +35,7 @@ from memstate.requests.tracking.mirror import Mirror
 from memstate.slots.commands import STEP_MARKS, CommandBuffer
 from memstate.slots.packet import Packet
 from memstate.slots.registers import Longs
+from memstate.slots.upload import Views
 from memstate.state.planes import Planes
 from memstate.state.windows import require as require_windows
 
@@ -77,6 +78,8 @@ class Stepping:
         self._log, self._planes, self._copied, self._guard = log, planes, copied, commands.guard
         self._planning, self._settling = self._guard.changing("plan"), self._guard.changing("settle")
         self._rules = mirror.rules, mirror.rules._replace(strategy=Strategy.WINDOW)
+        self._tail = mirror.rules.tail
+        self._accepted = Views(log.tails.accepted) if log.tails is not None else None
         self._canary = canary
         self._moves = bool(copied) and (direct_hits or mirror.tracking.reads_old_slot)
         self.open: Step | None = None  # the step whose forward is perhaps not launched yet
@@ -118,11 +121,11 @@ class Stepping:
         return bool(self._promised)
 
     def lengths_before(self) -> dict[int, int]:
-        """Returns the length before the open step of each row that is in it."""
+        """Returns the tokens of the state before the open step, of each row that is in it."""
         if self.open is None:
             return {}
-        same = self._same_request(self.open)
-        return dict(zip(self.open.numbers[same].tolist(), self.open.before[same].tolist(), strict=True))
+        same, before = self._same_request(self.open), self.open.before if self.open.label is None else self.open.label
+        return dict(zip(self.open.numbers[same].tolist(), before[same].tolist(), strict=True))
 
     def promise(self, rows: Sequence[int], lengths: Sequence[int], before: Mapping[int, int]) -> None:
         """Notes the rows that published something which the open step must still compute.
@@ -162,18 +165,21 @@ class Stepping:
         if send and self._commands.queue and self._commands.acts:
             self._commands.submit()
 
-    def batch(self, rows: Sequence[Row | None], tokens: int | Sequence[int]) -> Batch:
+    def batch(self, rows: Sequence[Row | None], tokens: int | Sequence[int], drafts: int | Sequence[int] = 0) -> Batch:
         """Returns row numbers and tokens of a batch.
 
         Args:
             rows: the row of each entry; None and finished rows are padding.
             tokens: tokens of each entry.
+            drafts: how many of them may be rejected.
 
         Raises:
             StaleHandle: a request has ended.
             InvalidArgument: an entry is not a row, or the tokens do not fit the rows.
         """
         table, last = self._table, self._last
+        if type(drafts) is not int or drafts:
+            return Batch.of(table, rows, tokens, drafts=drafts)
         if (
             last is not None
             and last.version == table.version
@@ -189,16 +195,20 @@ class Stepping:
 
     def shortfall(self, batch: Batch, window: bool) -> int:
         """See `StateManager.shortfall`."""
-        return self._shortfall(batch, self._mirror.lengths(batch.rows), window)
+        length = self._mirror.lengths(batch.rows)
+        if self._tail:
+            read = length - self._file.pending[batch.rows]
+            return self._shortfall(batch, *self._mirror.fold(batch, read).due(read), window=False)
+        return self._shortfall(batch, length, length + batch.tokens, window)
 
-    def _shortfall(self, batch: Batch, length: Longs, window: bool) -> int:
+    def _shortfall(self, batch: Batch, length: Longs, after: Longs, window: bool) -> int:
         allocator = self._file.allocator
-        wanted = self._mirror.claims(batch.rows, length, batch.tokens, window)
+        wanted = self._mirror.claims(batch.rows, length, after, window)
         return max(0, wanted + allocator.reserve - allocator.free) if wanted else 0
 
     def plan(
         self, rows: Sequence[Row | None], tokens: int | Sequence[int], limit: int, window: bool,
-        room: Room, replay: Callable[[], object] | None = None,
+        room: Room, replay: Callable[[], object] | None = None, drafts: int | Sequence[int] = 0,
     ) -> Step:  # fmt: skip
         """Plans a step; see `StateManager.plan`.
 
@@ -209,17 +219,25 @@ class Stepping:
             window: whether the step is speculative.
             room: makes way for snapshots that are due, with `Prefix(evict=True)`.
             replay: launches what `launch` has captured, and the forward. None: the plan launches by itself.
+            drafts: of the tokens of each entry, those that may be rejected.
         """
         log, commands, table = self._log, self._commands, self._table
         if len(log.unsettled) > log.depth:
             log.require_room()
-        batch = self.batch(rows, tokens)
+        batch = self.batch(rows, tokens, drafts)
         if (size := len(batch.numbers)) > log.max_batch:
             raise InvalidArgument(f"a batch of {size}, the limit is max_batch={log.max_batch}")
         running, elsewhere = batch.rows, self._holdings.readers  # perhaps rows read another register than their own
-        length = self._mirror.lengths(running) if elsewhere else self._file.labels[batch.live]
+        length = self._mirror.lengths(running) if elsewhere or self._tail else self._file.labels[batch.live]
         after = length + batch.tokens
         self._require_plannable(batch, after)
+        due_at, label, folded = (length, after), after, None
+        if self._tail:
+            self._require_drafts(batch)
+            read = length - self._file.pending[running]
+            folded = self._mirror.fold(batch, read)
+            due_at, label = folded.due(read), folded.after
+            after = after if batch.drafts is None else after - batch.drafts
         with self._planning:
             if self.open is not None or self._canary is not None:
                 self._close(self.open)
@@ -235,21 +253,23 @@ class Stepping:
             sources: list[int] = []
             if self._holdings.readers:  # also of states at marks, since just now
                 sources = list(filter(None, self._file.source[running].tolist()))
-            allocator, due = self._file.allocator, not window and self._mirror.reaches(length, after)
+            allocator, due = self._file.allocator, not window and self._mirror.reaches(*due_at)
             if (due or window) and room.cache.settings.evict and allocator.free - allocator.reserve < len(running):
-                room.free_slots(allocator.free + min(limit, self._shortfall(batch, length, window)))
+                room.free_slots(allocator.free + min(limit, self._shortfall(batch, *due_at, window)))
 
             if due and allocator.unconfirmed:  # before the packet of this step, which the device's count does not know
                 allocator.confirm(allocator.reserve + len(running))
             if self._levels is not None:
                 commands.write(*self._levels.prepare(running, length, after))
-            if commands.queue or not log.repeats(batch.numbers, batch.tokens_of, limit):
-                commands.upload_step((batch.numbers, batch.tokens_of), limit, stored)
-                log.sent = batch.numbers, batch.tokens_of, limit
+            if commands.queue or not log.repeats(batch.numbers, batch.sent, limit):
+                commands.upload_step((batch.numbers, batch.sent), limit, stored)
+                log.sent = batch.numbers, batch.sent, limit
             taken = 0
             if not window:
                 held = self._file.held.copy() if commands.journal is not None else None
-                taken = self._mirror.plan(batch, length, after, limit, due, len(sources) > 0)
+                taken = self._mirror.plan(batch, *due_at, limit, due, len(sources) > 0, label)
+                if folded is not None:
+                    self._mirror.folded(batch, folded)
                 if held is not None:
                     commands.note_changes("plan", held)
                 if self._levels is not None:
@@ -258,14 +278,18 @@ class Stepping:
             record = log.record(size)
             if replay is None:
                 commands.launch_changes()
-                self._file.plan(commands.step, record, log.marks, self._rules[window])
+                self._file.plan(commands.step, record, log.marks, self._rules[window], log.tails)
             else:
                 self._replay(replay, (size, window))
                 commands.launch_changes(replayed=True)
             earlier, self._confirmed = log.unsettled[-1] if log.unsettled else None, None
-            step = self.open = log.add(record, batch, before, reached, window, len(stored[0]) if stored else 0)
+            drafted = window or batch.drafts is not None
+            of_states = batch.spread(read) if folded is not None else None
+            step = self.open = log.add(
+                record, batch, before, reached, drafted, len(stored[0]) if stored else 0, of_states
+            )
             if replay is None:
-                named = self._named(batch, sources, length, after, taken) if sources or taken else batch.live
+                named = self._named(batch, sources, *due_at, taken) if sources or taken else batch.live
                 commands.fence(named, stored[2] if stored else None)
             if not window:
                 if earlier is None:
@@ -345,7 +369,7 @@ class Stepping:
         self._captured.add((batch, window))
         record = self._log.record(batch)
         self._commands.capture_changes()
-        self._file.plan(self._commands.step, record, self._log.marks, self._rules[window])
+        self._file.plan(self._commands.step, record, self._log.marks, self._rules[window], self._log.tails)
         if self._moves and not window:
             self._planes.copy(record.write, record.read, planes=self._copied, due=0)
         if self._canary is not None:
@@ -448,7 +472,8 @@ class Stepping:
             self._log.require(step)
         over = None if finished is None else flags("finished", finished, len(step.numbers))
         if step.window:
-            raise InvalidArgument(f"step {step.serial} is speculative: accept(step, accepted, windows) settles it")
+            how = "accept(step, accepted)" if self._tail else "accept(step, accepted, windows)"
+            raise InvalidArgument(f"step {step.serial} is speculative: {how} settles it")
         if step is not first:
             self._log.require_next(step)
         with self._settling:
@@ -464,7 +489,7 @@ class Stepping:
                 entries = np.flatnonzero(same)
                 rows = step.numbers[entries]
             elsewhere = self._holdings.readers  # perhaps rows whose state was kept where it is
-            known = self._mirror.lengths(rows) if elsewhere else self._file.labels[rows * PER_ROW]
+            known = self._mirror.lengths(rows) if elsewhere or self._tail else self._file.labels[rows * PER_ROW]
             if over is not None and (ended := over[entries]).any():
                 known = np.where(ended, step.after[entries], known)
                 table.finish(rows[ended])
@@ -512,6 +537,44 @@ class Stepping:
                 self._table.finish(rows[over[same]])
             self._holdings.reads_done(sources)
             self._release_lanes(rows, known)
+
+    def accept_drafts(
+        self, step: Step, accepted: Sequence[int], finished: Sequence[bool] | NDArray[np.bool_] | None, written: bool
+    ) -> None:
+        """See `StateManager.accept`, for rows with tails."""
+        self._log.require(step)
+        over = flags("finished", finished, len(step.numbers))
+        given, certain = counts("accepted", accepted, len(step.numbers)), step.after - step.before
+        real = step.numbers > 0
+        if ((given < certain) | (given > step.tokens_of))[real].any():
+            raise InvalidArgument(
+                f"accepted {given.tolist()} of {step.tokens_of.tolist()} tokens, {certain.tolist()} of them certain"
+            )
+        self._log.require_next(step)
+        with self._guard.changing("accept"):
+            self._close(step, send=True)
+            self._log.unsettled.remove(step)
+            if not written:
+                self._commands.ring.send(given.astype(np.int32), self._accepted)
+            same = self._same_request(step) & ~self._table.finished[step.numbers]
+            entries = np.flatnonzero(same)
+            rows = step.numbers[entries]
+            kept = self._file.newest[rows] > 0
+            self._file.pending[rows[kept]] += (given - certain)[entries][kept]
+            step.after = step.before + given * real
+            known = self._mirror.lengths(rows)
+            self._table.confirmed[rows] = known
+            if over.any():
+                self._table.finish(rows[over[entries]])
+            self._release_lanes(rows, known)
+
+    def _require_drafts(self, batch: Batch) -> None:
+        """Requires drafts that the tails of rows have room for."""
+        if batch.drafts is not None and (long := (batch.drafts > 0) & (batch.tokens > self._tail)).any():
+            raise InvalidArgument(
+                f"rows {batch.rows[long].tolist()} have {batch.tokens[long].tolist()} tokens with drafts: a step keeps "
+                f"at most {self._tail} of a row, Forward(tail={self._tail})"
+            )
 
     def _release_lanes(self, rows: Longs, known: NDArray[np.integer]) -> None:
         """Records the release of lanes whose snapshots are superseded by newer snapshots.
@@ -574,5 +637,6 @@ class Stepping:
         self._close(step, send=True)
         entries = np.flatnonzero(self._same_request(step)).tolist()
         rows = step.numbers[entries]
-        self._table.confirmed[rows] = np.minimum(self._table.confirmed[rows], step.before[entries])
+        before = step.before if step.label is None else step.label
+        self._table.confirmed[rows] = np.minimum(self._table.confirmed[rows], before[entries])
         return entries, rows.tolist()

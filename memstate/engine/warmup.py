@@ -76,7 +76,7 @@ def _plan(mem: StateManager, batch: int) -> None:
     """Plans, and accepts, null rows."""
     record = mem._parts.log.record(batch)  # the next plan overwrites it
     packet, rules = mem._parts.commands.step, mem._parts.mirror.rules
-    mem._parts.registers.plan(packet, record, mem._parts.log.marks, rules)
+    mem._parts.registers.plan(packet, record, mem._parts.log.marks, rules, mem._parts.log.tails)
     if mem.forward.speculation:
         mem._parts.registers.plan(packet, record, mem._parts.log.marks, rules._replace(strategy=Strategy.WINDOW))
         mem._parts.registers.accept(packet, record, mem._parts.log.outcome(batch), rules)

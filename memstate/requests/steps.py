@@ -18,7 +18,8 @@ from torch import Tensor
 
 from memstate.checks import counts
 from memstate.errors import InvalidArgument, StaleHandle
-from memstate.kernels.tables import REGISTERS_PER_ROW, Accepted, Marks, StepRecord
+from memstate.kernels.rules import DRAFTS
+from memstate.kernels.tables import REGISTERS_PER_ROW, Accepted, Cursor, Marks, StepRecord, TailRecord
 from memstate.requests.handles import Row
 from memstate.requests.table import RequestTable
 from memstate.slots.registers import Ints, Longs
@@ -39,6 +40,8 @@ class Batch(NamedTuple):
         fewest: smallest number of tokens of a real entry.
         most: largest number of tokens of a real entry.
         version: of the request table, when the batch was looked up.
+        drafts: of the tokens of the real entries, those that may be rejected; None: none.
+        sent: for each entry of the batch, its tokens as the packet of a plan has them.
     """
 
     numbers: Longs
@@ -52,11 +55,14 @@ class Batch(NamedTuple):
     fewest: int
     most: int
     version: int
+    drafts: Longs | None
+    sent: Longs
 
     @classmethod
     def of(
-        cls, table: RequestTable, rows: Sequence[Row | None], tokens: int | Sequence[int], last: "Batch | None" = None
-    ) -> "Batch":
+        cls, table: RequestTable, rows: Sequence[Row | None], tokens: int | Sequence[int], last: "Batch | None" = None,
+        drafts: int | Sequence[int] = 0,
+    ) -> "Batch":  # fmt: skip
         """Looks up the rows of a batch.
 
         Args:
@@ -64,6 +70,7 @@ class Batch(NamedTuple):
             rows: the row of each entry; None and finished rows are padding.
             tokens: for each entry its tokens, or one number for all.
             last: the batch that was looked up before, if the tokens are a plain number.
+            drafts: for each entry, how many of its tokens may be rejected, or one number for all.
 
         Raises:
             StaleHandle: a request has ended.
@@ -87,7 +94,17 @@ class Batch(NamedTuple):
         if type(tokens) is not int and running.size:
             fewest, most = int(of_rows.min()), int(of_rows.max())
         live, generation = running * REGISTERS_PER_ROW, table.generation[numbers]
-        return cls(numbers, tokens_of, real, running, of_rows, live, generation, distinct, fewest, most, table.version)
+        drafted, sent = None, tokens_of
+        if type(drafts) is not int or drafts:
+            of_all = counts("drafts", drafts, size) * (numbers > 0)
+            if (of_all > tokens_of).any():
+                raise InvalidArgument(f"drafts {of_all.tolist()} of {tokens_of.tolist()} tokens: expected at most all")
+            if of_all.any():
+                drafted, sent = of_all[real], np.where(of_all > 0, -(DRAFTS * of_all + tokens_of), tokens_of)
+        return cls(
+            numbers, tokens_of, real, running, of_rows, live, generation, distinct, fewest, most, table.version,
+            drafted, sent,
+        )  # fmt: skip
 
     def spread(self, values: Longs) -> Longs:
         """Takes one value for each real entry, and returns one for each entry; 0 for padding."""
@@ -110,11 +127,14 @@ class Step:
         record: the vectors on the device.
         batch: the rows of the step on the host.
         before: length of each entry before the step, int64 `batch`.
-        after: length of each entry after it, int64 `batch`. In a window it equals `before` until tokens are accepted.
+        after: length of each entry after it, int64 `batch`. In a window it equals `before` until tokens are accepted,
+            of tokens with drafts it counts those that are certain.
         marks: the states inside the step that are kept as well, on the device: for each one its entry of the batch, its
             tokens of the step, and the slot for it. The forward stores them; our decode steps take it as it is.
         window: whether the step is speculative, so that its tokens count once they are accepted.
         marked: number of marks, known on the host; 0 for most steps. A row with one token has none.
+        label: tokens of each entry's state before the step, int64 `batch`. A row with a tail has more.
+        tails: what the plan decided about tails, on the device; None where rows have none.
 
     Example:
         >>> import torch, memstate as ms
@@ -133,6 +153,29 @@ class Step:
     marks: Marks = field(repr=False)
     window: bool = False
     marked: int = 0
+    label: Longs | None = None
+    tails: TailRecord | None = field(default=None, repr=False)
+
+    @property
+    def cursor(self) -> Cursor:
+        """How far the tails of its rows are folded, for decode steps with `tail=`. Raises: InvalidArgument."""
+        tails = self._tails()
+        return Cursor(self.record.rows, tails.label, tails.pending, tails.store)
+
+    @property
+    def lengths(self) -> Tensor:
+        """Tokens of each entry before the step, int32 `batch`. Raises: InvalidArgument without tails."""
+        return self._tails().length
+
+    @property
+    def accepted(self) -> Tensor:
+        """Tokens of each entry that are real: int32 `batch`. A sampler may write it. Raises: InvalidArgument."""
+        return self._tails().accepted
+
+    def _tails(self) -> TailRecord:
+        if self.tails is None:
+            raise InvalidArgument(f"step {self.serial}: its rows have no tail; build the manager with Forward(tail=)")
+        return self.tails
 
     @property
     def numbers(self) -> Longs:
@@ -175,15 +218,17 @@ def _width(max_batch: int) -> int:
     return -(-max_batch // 64) * 64
 
 
-def record_bytes(max_batch: int, speculation: bool, marks: int = 0) -> int:
+def record_bytes(max_batch: int, speculation: bool, marks: int = 0, tails: bool = False) -> int:
     """Returns the bytes of the step records on the device.
 
     Args:
         max_batch: entries of the largest batch.
         speculation: whether steps can be speculative.
         marks: marks that one step can have.
+        tails: whether rows have tails.
     """
     columns = len(StepRecord._fields) + (len(Accepted._fields) if speculation else 0)
+    columns += (len(TailRecord._fields) - 1) * tails
     return 4 * (_width(max_batch) * columns + _width(max(marks, 1)) * len(Marks._fields))
 
 
@@ -200,16 +245,19 @@ class StepLog:
         device: where the records are.
         speculation: whether steps can be speculative.
         marks: marks that one step can have.
+        tails: whether rows have tails.
 
     Attributes:
         unsettled: the steps.
         sent: rows and tokens of the batch that is on the device, and its limit of claims; None if it is not known.
         marks: the marks of the newest plan on the device, at one address.
+        tails: the columns of the newest plan about tails, at one address; None where rows have none.
     """
 
     def __init__(
-        self, max_batch: int, depth: int, device: torch.device, speculation: bool = False, marks: int = 0
-    ) -> None:
+        self, max_batch: int, depth: int, device: torch.device, speculation: bool = False, marks: int = 0,
+        tails: bool = False,
+    ) -> None:  # fmt: skip
         self.max_batch, self.depth = max_batch, depth
         width = _width(max_batch)
         columns = torch.zeros(len(StepRecord._fields), width, dtype=torch.int32, device=device)
@@ -218,6 +266,11 @@ class StepLog:
         self._outcome = Accepted(*torch.zeros(2, width if speculation else 0, dtype=torch.int32, device=device))
         count, *places = torch.zeros(len(Marks._fields), _width(max(marks, 1)), dtype=torch.int32, device=device)
         self.marks = Marks(count[:1], *places)
+        self.tails: TailRecord | None = None
+        self._tails: dict[int, TailRecord] = {}  # by batch size
+        if tails:
+            more = list(torch.zeros(len(TailRecord._fields) - 1, width, dtype=torch.int32, device=device))
+            self.tails = TailRecord(self._columns.rows, *more)._replace(batch=more[-1][:1])
         self.sent: tuple[Longs, Longs, int] | None = None
         self._serial = 0
         self.unsettled: list[Step] = []
@@ -260,10 +313,15 @@ class StepLog:
         return limit == last_limit and _same(rows, last_rows) and _same(tokens, last_tokens)
 
     def add(
-        self, record: StepRecord, batch: Batch, before: Longs, after: Longs, window: bool = False, marked: int = 0
-    ) -> Step:
+        self, record: StepRecord, batch: Batch, before: Longs, after: Longs, window: bool = False, marked: int = 0,
+        label: Longs | None = None,
+    ) -> Step:  # fmt: skip
         """Notes a planned step."""
-        step = Step(self._serial, record, batch, before, after, self.marks, window, marked)
+        step = Step(self._serial, record, batch, before, after, self.marks, window, marked, label)
+        if self.tails is not None:
+            if (found := self._tails.get(size := len(record.rows))) is None:
+                found = self._tails[size] = TailRecord(*(column[:size] for column in self.tails))
+            step.tails = found
         self._serial += 1
         self.unsettled.append(step)
         return step

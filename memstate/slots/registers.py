@@ -1,6 +1,6 @@
 """Holds slot ids in registers on the device, and launches the kernels that change them.
 
-    cells   [ slots | labels | tracked | source | page table | level table ]    one int32 arena
+    cells   [ slots | labels | tracked | source | page table | level table | pending | newest ]    one int32 arena
 
 Columns start at multiples of 256 bytes. Registers of row r are 3r (live), 3r+1 and 3r+2 (lanes); row 0 is the null row.
 The registers of the rows come first. The holders follow: the registers of published snapshots and of sessions.
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from memstate.checks import NotCopied
 from memstate.kernels.dispatch import Backend
-from memstate.kernels.tables import REGISTERS_PER_ROW, Accepted, Marks, Registers, Rules, StepRecord
+from memstate.kernels.tables import REGISTERS_PER_ROW, Accepted, Marks, Registers, Rules, StepRecord, TailRecord
 from memstate.slots.allocator import SlotAllocator
 
 ALIGN = 64  # int32 per 256 bytes
@@ -32,7 +32,7 @@ def register_count(rows: int, snapshots: int) -> int:
     return REGISTERS_PER_ROW * (rows + 1) + snapshots
 
 
-def cell_starts(rows: int, snapshots: int, pages_per_row: int, levels: int = 0) -> list[int]:
+def cell_starts(rows: int, snapshots: int, pages_per_row: int, levels: int = 0, tails: bool = False) -> list[int]:
     """Returns the first cell of each column, and after the last column the number of cells.
 
     Args:
@@ -40,13 +40,15 @@ def cell_starts(rows: int, snapshots: int, pages_per_row: int, levels: int = 0) 
         snapshots: number of holders.
         pages_per_row: width of the page table.
         levels: cells of each row for level slots.
+        tails: whether rows have tails.
     """
-    sizes = _column_sizes(rows, snapshots, pages_per_row, levels)
+    sizes = _column_sizes(rows, snapshots, pages_per_row, levels, tails)
     return list(accumulate((-(-size // ALIGN) * ALIGN for size in sizes), initial=0))
 
 
-def _column_sizes(rows: int, snapshots: int, pages_per_row: int, levels: int) -> list[int]:
-    return [*[register_count(rows, snapshots)] * 2, *[rows + 1] * 2, (rows + 1) * pages_per_row, (rows + 1) * levels]
+def _column_sizes(rows: int, snapshots: int, pages_per_row: int, levels: int, tails: bool) -> list[int]:
+    of_rows = 1, 1, pages_per_row, levels, int(tails), int(tails)
+    return [*[register_count(rows, snapshots)] * 2, *((rows + 1) * width for width in of_rows)]
 
 
 class RegisterFile(NotCopied):
@@ -58,43 +60,53 @@ class RegisterFile(NotCopied):
         snapshots: number of holders.
         pages_per_row: width of the page table.
         levels: cells of each row for level slots.
+        tails: whether rows have tails.
 
     Attributes:
         held: whether each register holds a slot, for the host: bool `register`.
         labels: tokens of the state in each register, for the host: int64 `register`.
         tracked: length of each row up to which no boundary is due, for the host: int32 `row`.
         source: register that each row's first step reads, 0 for none, for the host: int32 `row`.
-        held_at, label_at, tracked_at, source_at: the same memory, for one entry as a plain number: that costs half of
-            what an array takes.
+        pending: tokens of each row behind its state that are real, for the host: int64 `row`. The device counts those
+            of the newest step with the next plan.
+        newest: tokens of each row's newest step in its tail: int64 `row`.
+        held_at, label_at, tracked_at, source_at, pending_at: the same memory, for one entry as a plain number: that
+            costs half of what an array takes.
         starts: first cell of each column.
         longest: no state stands for more tokens than that.
     """
 
     def __init__(
-        self, allocator: SlotAllocator, rows: int, snapshots: int, pages_per_row: int = 0, levels: int = 0
-    ) -> None:
+        self, allocator: SlotAllocator, rows: int, snapshots: int, pages_per_row: int = 0, levels: int = 0,
+        tails: bool = False,
+    ) -> None:  # fmt: skip
         self.allocator, self.rows, self.holders, self.pages_per_row = allocator, rows, snapshots, pages_per_row
         self.backend: Backend = allocator.backend
         self.first_holder = REGISTERS_PER_ROW * (rows + 1)
         self.count = register_count(rows, snapshots)
-        sizes = _column_sizes(rows, snapshots, pages_per_row, levels)
-        starts = cell_starts(rows, snapshots, pages_per_row, levels)
+        sizes = _column_sizes(rows, snapshots, pages_per_row, levels, tails)
+        starts = cell_starts(rows, snapshots, pages_per_row, levels, tails)
         self.cells = torch.zeros(starts[-1], dtype=torch.int32, device=self.backend.device)
         columns = [self.cells[start : start + size] for start, size in zip(starts, sizes, strict=False)]
-        slots, labels, tracked, source, pages, of_levels = columns
+        slots, labels, tracked, source, pages, of_levels, pending, newest = columns
         self.table = Registers(
             slots, labels, tracked, source,
             self.cells, allocator.bitmap, allocator.counters, allocator.capacity, trusted=True,
+            pending=pending if tails else None, newest=newest if tails else None,
         )  # fmt: skip
         self.page_table, self.level_table = pages.view(rows + 1, pages_per_row), of_levels.view(rows + 1, levels)
-        self.starts = dict(zip((*Registers._fields[:4], "pages", "levels"), starts, strict=False))
+        names = *Registers._fields[:4], "pages", "levels", "pending", "newest"
+        self.starts = dict(zip(names, starts, strict=False))
         self.held = np.zeros(self.count, bool)
         self.labels: Longs = np.zeros(self.count, np.int64)
         self.tracked: Ints = np.zeros(rows + 1, np.int32)
         self.source: Ints = np.zeros(rows + 1, np.int32)
+        self.pending: Longs = np.zeros(rows + 1, np.int64)
+        self.newest: Longs = np.zeros(rows + 1, np.int64)
+        self.tails = tails
         self.longest = 0
         self.held_at, self.label_at = self.held.data, self.labels.data
-        self.tracked_at, self.source_at = self.tracked.data, self.source.data
+        self.tracked_at, self.source_at, self.pending_at = self.tracked.data, self.source.data, self.pending.data
 
     @property
     def nbytes(self) -> int:
@@ -114,6 +126,15 @@ class RegisterFile(NotCopied):
     def origin(self, row: int) -> int:
         """Returns the register of a row's state; see `origins`."""
         return self.source_at[row] or row * REGISTERS_PER_ROW
+
+    def length(self, row: int) -> int:
+        """Returns the tokens of a row: those of its state, and those behind it that are real."""
+        return int(self.label_at[self.origin(row)] + self.pending_at[row])
+
+    def lengths(self, rows: Longs) -> Longs:
+        """Returns the tokens of each row."""
+        found: Longs = self.labels[self.origins(rows)]
+        return found + self.pending[rows] if self.tails else found
 
     def origins(self, rows: Longs) -> Longs:
         """Returns the register of each row's state.
@@ -138,7 +159,7 @@ class RegisterFile(NotCopied):
         for column, values in zip(("slots", "labels"), pairs.T, strict=True):
             cells[torch.tensor(registers, dtype=torch.int64) + self.starts[column]] = torch.from_numpy(values.copy())
         self.cells.copy_(cells)
-        for mirror in (self.held, self.labels, self.tracked, self.source):
+        for mirror in (self.held, self.labels, self.tracked, self.source, self.pending, self.newest):
             mirror[:] = 0
         self.held[registers], self.labels[registers] = True, pairs[:, 1]
 
@@ -149,7 +170,7 @@ class RegisterFile(NotCopied):
         """
         file = RegisterFile(
             SlotAllocator(self.allocator.capacity, Backend("reference")), self.rows, self.holders, self.pages_per_row,
-            self.level_table.shape[1],
+            self.level_table.shape[1], self.tails,
         )  # fmt: skip
         file.cells.copy_(self.cells)
         file.allocator.bitmap.copy_(self.allocator.bitmap)
@@ -163,12 +184,14 @@ class RegisterFile(NotCopied):
         """
         self.backend.ownership(self.table, packet)
 
-    def plan(self, packet: Tensor, record: StepRecord, marks: Marks, rules: Rules) -> None:
+    def plan(
+        self, packet: Tensor, record: StepRecord, marks: Marks, rules: Rules, tails: TailRecord | None = None
+    ) -> None:  # fmt: skip
         """Fills a step record and its marks in one launch; see `Backend.plan`.
 
         Syncs: no.
         """
-        self.backend.plan(self.table, packet, record, marks, rules)
+        self.backend.plan(self.table, packet, record, marks, rules, tails)
 
     def accept(self, packet: Tensor, record: StepRecord, outcome: Accepted, rules: Rules) -> None:
         """Applies the accepted tokens of a speculative step in one launch; see `Backend.accept`.

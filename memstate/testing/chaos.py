@@ -193,11 +193,11 @@ class Faults:
 
         def faulty_plan(
             rows: Sequence[Row | None], tokens: int | Sequence[int], limit: int, window: bool, room: Room,
-            replay: Callable[[], object] | None = None,
+            replay: Callable[[], object] | None = None, drafts: int | Sequence[int] = 0,
         ) -> Step:  # fmt: skip
-            real = stepping.batch(rows, tokens).rows
+            real = stepping.batch(rows, tokens, drafts).rows
             with self.claims(len(real), limit, refused) as allowed:
-                return plan(rows, tokens, allowed, window, room, replay)
+                return plan(rows, tokens, allowed, window, room, replay, drafts)
 
         def faulty_accept(step: Step, accepted: Sequence[int], windows: Any, finished: Any, limit: int) -> None:
             with self.claims(len(getattr(step, "numbers", ())), limit, refused) as allowed:

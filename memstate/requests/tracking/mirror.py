@@ -13,8 +13,10 @@ from memstate.kernels.rules import (
     Claim,
     Columns,
     Flags,
+    Folded,
     accept_snapshots,
     due,
+    fold,
     needs_claim,
     plan_snapshots,
     superseded,
@@ -38,6 +40,7 @@ class Mirror:
         overlap: the next step is planned before the last one is settled.
         pad: what a plan stores where there is no slot.
         unit: tokens of which the length of a kept state is a multiple.
+        tail: tokens that a step may keep in the tail of a row; 0: rows have no tail.
 
     Attributes:
         lanes: lane registers of a row.
@@ -48,12 +51,14 @@ class Mirror:
         degraded: optional claims refused since the start.
     """
 
-    def __init__(self, file: RegisterFile, tracking: Tracking, overlap: bool, pad: int = 0, unit: int = 1) -> None:
+    def __init__(
+        self, file: RegisterFile, tracking: Tracking, overlap: bool, pad: int = 0, unit: int = 1, tail: int = 0
+    ) -> None:
         self.file, self.tracking, self._unit = file, tracking, unit
         self.lanes, self.lanes_at_admission = tracking.lanes(overlap), tracking.lanes_at_admission(overlap)
         self.doubled = self.lanes_at_admission > 1
         overwrites = isinstance(tracking, LazyPingPong) and tracking.overwrite
-        self.rules = Rules(int(tracking.strategy), self.lanes, int(tracking.every), overwrites, pad)
+        self.rules = Rules(int(tracking.strategy), self.lanes, int(tracking.every), overwrites, pad, tail)
         self._columns = Columns(file.held, file.labels, file.tracked, file.source)
         self.snapshots = 0  # taken since the start
         self.degraded = 0  # optional claims refused since the start
@@ -72,7 +77,9 @@ class Mirror:
         past = at % every
         return not past[past.argmin()]
 
-    def plan(self, batch: Batch, length: Longs, after: Longs, limit: int, due: bool, reading: bool) -> int:
+    def plan(
+        self, batch: Batch, length: Longs, after: Longs, limit: int, due: bool, reading: bool, label: Longs
+    ) -> int:
         """Plans distinct rows that hold a state.
 
         Args:
@@ -82,6 +89,7 @@ class Mirror:
             limit: number of optional claims.
             due: whether a row stands at a boundary, see `reaches`.
             reading: whether some rows read another register than their own.
+            label: tokens of the states after the step, `row`.
 
         Returns:
             Number of snapshots that the step takes.
@@ -91,11 +99,29 @@ class Mirror:
             lanes = plan_snapshots(self._columns, self.rules, batch.rows, length, after, self._claims(limit))
             taken = int(np.count_nonzero(lanes))
             self.snapshots += taken
-        self.file.labels[batch.live] = after
+        self.file.labels[batch.live] = label
         self.file.longest += batch.most
         if reading:
             self.file.source[batch.rows] = 0
         return taken
+
+    def fold(self, batch: Batch, label: Longs) -> Folded:
+        """Decides what a step does with the tails of its rows, as the device does.
+
+        Args:
+            batch: the rows.
+            label: tokens of their states.
+        """
+        drafts = np.zeros_like(batch.tokens) if batch.drafts is None else batch.drafts
+        pending = self.file.pending[batch.rows]
+        return fold(self._columns, self.rules, batch.rows, label, pending, batch.tokens, drafts)
+
+    def folded(self, batch: Batch, folded: Folded) -> None:
+        """Notes what a planned step leaves in the tails of its rows."""
+        self.file.newest[:] = 0  # the plan has counted what was accepted of the step before
+        self.file.newest[batch.rows] = folded.newest
+        certain = batch.tokens if batch.drafts is None else batch.tokens - batch.drafts
+        self.file.pending[batch.rows] = folded.pending + np.where(folded.newest > 0, certain, 0)
 
     def accept(self, rows: Longs, accepted: Longs, limit: int) -> Longs:
         """Moves distinct rows on by the accepted tokens of their windows; returns their lengths after that, `row`."""
@@ -130,14 +156,14 @@ class Mirror:
 
         return claim
 
-    def claims(self, rows: Longs, length: Longs, tokens: Longs, window: bool) -> int:
+    def claims(self, rows: Longs, length: Longs, after: Longs, window: bool) -> int:
         """Returns the optional claims that the next plan of these rows would make if slots were free.
 
         With `window` it is the most that the accept of a window would make.
         """
         if not self.lanes:
             return 0
-        after, every = length + tokens, self.rules.every
+        every = self.rules.every
         if window:  # from, to or across a boundary
             last = after // every * every
             at = np.flatnonzero((last >= length) & (last > self._columns.tracked[rows]))
@@ -147,8 +173,8 @@ class Mirror:
         return int(np.count_nonzero(needs_claim(self._columns, self.rules, rows[at], length[at], window)))
 
     def lengths(self, rows: Longs) -> Longs:
-        """Returns the tokens folded into the states of rows."""
-        return self.file.labels[self.file.origins(rows)]
+        """Returns the tokens of rows."""
+        return self.file.lengths(rows)
 
     def superseded(self, rows: Longs, known: NDArray[np.integer]) -> Longs:
         """Returns the lanes that a settle of these rows releases.

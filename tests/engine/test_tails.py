@@ -1,0 +1,286 @@
+"""Rows with tails: whatever is guessed, accepted, kept and forked, a state has the bits of plain decode at its length.
+
+The model is one layer of a gated delta rule. Token n of a text has inputs that its text alone decides, so the state
+behind n tokens of a text is known; a guess is a token of another text.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import memstate as ms
+from memstate.kernels.dispatch import Backend
+from memstate.kernels.tables import DeltaTail, Marks
+from tests.support.build import on
+from tests.support.decode_case import same_bits
+
+HEADS, SIZE, TOKENS, WRONG = 2, 8, 90, 3
+STRATEGIES = {
+    "none": ms.NoTracking(),
+    "ping-pong": ms.PingPong(every=8),
+    "lazy": ms.LazyPingPong(every=8),
+    "redirect": ms.Redirect(every=8),
+}
+
+
+def layout(tail: int) -> ms.StateLayout:
+    ring, bf16 = 3 * tail - 1, torch.bfloat16
+    rows = [ms.Plane("k", (ring, 1, SIZE), bf16), ms.Plane("v", (ring, HEADS, SIZE), bf16)]
+    rows += [ms.Plane(name, (ring, HEADS), torch.float32) for name in ("gate", "beta")]
+    planes = [ms.Plane("ssm", (HEADS, SIZE, SIZE), torch.float32)]
+    return ms.StateLayout(planes, layers=1, rows=ms.StateLayout(rows, layers=1))
+
+
+class Model:
+    """Texts by number, and the states and outputs of plain decode behind each of their tokens."""
+
+    def __init__(self, backend: Backend, generator: torch.Generator, texts: int) -> None:
+        self.backend, shape = backend, (texts, TOKENS)
+        normal = [torch.randn((*shape, *of), generator=generator) for of in ((1, SIZE), (1, SIZE), (HEADS, SIZE))]
+        self.inputs = {name: x.bfloat16() for name, x in zip("qkv", normal, strict=True)}
+        self.inputs["decay"] = torch.randn((*shape, HEADS), generator=generator)
+        self.inputs["beta"] = torch.randn((*shape, HEADS), generator=generator)
+        self.inputs = {name: x.to(backend.device) for name, x in self.inputs.items()}
+        self.weights = {
+            "a_log": torch.randn(HEADS, generator=generator).to(backend.device), "sigmoid": True, "normalize": True,
+        }  # fmt: skip
+        # Every token has a mark, and so every state a slot.
+        count = texts * TOKENS
+        pool = torch.zeros(count + 1 + texts, HEADS, SIZE, SIZE, device=backend.device)
+        columns = torch.arange(count).div(TOKENS, rounding_mode="floor"), torch.arange(count) % TOKENS + 1
+        ints = [torch.tensor([count]), *columns, torch.arange(1, count + 1)]
+        marks = Marks(*(column.to(backend.device, torch.int32) for column in ints))
+        nothing = torch.zeros(texts, dtype=torch.int32, device=backend.device)
+        ends = (count + 1 + torch.arange(texts)).to(nothing)
+        where = {"read": nothing, "write": ends, "snapshot": nothing, "tokens": nothing + TOKENS}
+        self.outputs = backend.gated_delta_step(**self.inputs, **self.weights, **where, state=pool, marks=marks)
+        self.states = pool[1 : count + 1].unflatten(0, (texts, TOKENS))
+
+    def forward(self, mem: ms.StateManager, step: ms.Step, texts: list[list[tuple[int, int]]]) -> Tensor:
+        """texts: for each token of each entry its text and its place there."""
+        width = max(map(len, texts))
+        x = {}
+        for name, stream in self.inputs.items():
+            x[name] = stream.new_full((len(texts), width, *stream.shape[2:]), torch.nan)
+            for entry, tokens in enumerate(texts):
+                for t, (text, at) in enumerate(tokens):
+                    x[name][entry, t] = stream[text, at]
+        rings = {name: plane[0] for name, plane in mem.planes.rows.items()} if mem.planes.rows is not None else {}
+        return self.backend.gated_delta_step(
+            **x,
+            **self.weights,
+            state=mem.planes["ssm"][0],
+            read=step.read,
+            write=step.write,
+            snapshot=step.snapshot,
+            tokens=step.tokens,
+            tail=DeltaTail(**rings),
+            cursor=step.cursor,
+        )
+
+
+class Walk:
+    """A loop that guesses tokens, with random calls in between; it knows the text of each row and what is in it."""
+
+    def __init__(self, mem: ms.StateManager, model: Model, generator: torch.Generator, tail: int) -> None:
+        self.mem, self.model, self.generator, self.tail = mem, model, generator, tail
+        self.rows: dict[ms.Row, tuple[int, int]] = {}  # its text and its length
+        self.kept: list[tuple[ms.Snapshot, int]] = []
+        self.names = 0
+
+    def draw(self, most: int) -> int:
+        return int(torch.randint(0, most + 1, (1,), generator=self.generator))
+
+    def step(self) -> None:
+        entries: list[Any] = [row for row in self.rows if self.draw(4)]
+        entries = [entries[i] for i in torch.randperm(len(entries), generator=self.generator)]
+        if self.draw(2) == 0:
+            entries.insert(self.draw(len(entries)), None)
+        tokens, drafts, accepted, texts = [], [], [], []
+        for row in entries:
+            text, length = self.rows.get(row, (0, 0))
+            n = self.draw(self.tail - 1) + 1 if length or self.draw(1) else self.draw(30) + 1
+            of = self.draw(n) if n <= self.tail and self.draw(3) else 0
+            right = n - of + self.draw(of)
+            tokens.append(n)
+            drafts.append(of)
+            accepted.append(right if row is not None else 0)
+            texts.append([(text if t < right else WRONG, length + t) for t in range(n)])
+        step = self.mem.plan(entries, tokens, drafts=drafts)
+        lengths = [self.rows.get(row, (0, 0))[1] for row in entries]
+        assert step.before.tolist() == lengths == step.lengths.tolist()
+        out = self.model.forward(self.mem, step, texts) if entries else None
+        over = [row is not None and self.draw(30) == 0 for row in entries]
+        if any(drafts) or self.draw(1):
+            if written := bool(self.draw(1)):
+                step.accepted.copy_(torch.tensor(accepted, dtype=torch.int32))
+            self.mem.accept(step, accepted, finished=over, written=written)
+        else:
+            self.mem.settle(step, over)
+        for entry, row in enumerate(entries):
+            if row is None:
+                continue
+            text, length = self.rows[row]
+            for t in range(accepted[entry]):
+                assert out is not None and same_bits(out[entry, t], self.model.outputs[text, length + t])
+            self.rows[row] = text, length + accepted[entry]
+            assert self.mem.info(row).length == self.rows[row][1] or over[entry]
+            if over[entry]:
+                self.end([row])
+
+    def end(self, rows: list[ms.Row]) -> None:
+        keep = self.draw(1)
+        for row, state in zip(rows, self.mem.end(rows, **({"keep": "handle"} if keep else {})), strict=True):
+            text, length = self.rows.pop(row)
+            if state is not None:
+                assert length - state.length < 2 * self.tail  # the live one at least
+                self.keep(state, text, length)
+
+    def keep(self, state: ms.Snapshot | None, text: int, length: int) -> None:
+        if state is not None:
+            assert state.length <= length
+            self.kept.append((state, text))
+
+    def check(self) -> None:
+        """Every state that is kept has the bits of plain decode at its length."""
+        self.mem.submit()
+        for state, text in self.kept:
+            (slot,) = self.mem.device.read_slots([state]).wait().tolist()
+            assert same_bits(self.mem.planes["ssm"][0, slot], self.model.states[text, state.length - 1]), state
+        self.mem.audit().raise_if_leaking()
+
+    def run(self, steps: int) -> None:
+        for _ in range(steps):
+            choice = self.draw(7)
+            if len(self.rows) < 4 and choice < 3:
+                again = self.kept and self.draw(1)
+                state, text = self.kept[self.draw(len(self.kept) - 1)] if again else (None, self.draw(WRONG - 1))
+                try:
+                    (row,) = self.mem.admit([ms.Request(self.names, resume=state)])
+                except ms.OutOfSlots:
+                    self.drop()
+                    continue
+                self.names += 1
+                self.rows[row] = text, state.length if state else 0
+            elif choice == 3 and self.rows:
+                row = [*self.rows][self.draw(len(self.rows) - 1)]
+                try:
+                    fork = self.mem.fork(row, [self.names])
+                except (ms.OutOfSlots, ms.OutOfRows):
+                    self.drop()
+                    continue
+                self.names += 1
+                self.rows[fork.rows[0]] = self.rows[row]
+            elif choice == 4 and self.rows:
+                self.end([[*self.rows][self.draw(len(self.rows) - 1)]])
+            elif choice == 5 and self.rows:
+                rows = [*self.rows]
+                for row, state in zip(rows, self.mem.publish(rows, keep="handle"), strict=True):
+                    self.keep(state, *self.rows[row])
+            elif choice == 6:
+                self.drop()
+            if all(length < TOKENS - 35 for _, length in self.rows.values()):
+                self.step()
+            else:
+                self.end([row for row, (_, length) in self.rows.items() if length >= TOKENS - 35])
+            if self.draw(5) == 0:
+                self.check()
+
+    def drop(self) -> None:
+        if self.kept:
+            state, _ = self.kept.pop(self.draw(len(self.kept) - 1))
+            self.mem.drop([state])
+
+
+@pytest.fixture
+def model(backend: Backend, generator: torch.Generator) -> Model:
+    return Model(backend, generator, WRONG + 1)
+
+
+@pytest.mark.sample
+@pytest.mark.parametrize("tail", [1, 3, 4])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_S2_states_are_those_of_plain_decode(
+    backend: Backend, generator: torch.Generator, model: Model, strategy: str, tail: int
+) -> None:
+    settings = {
+        "slots": 14,
+        "max_requests": 5,
+        "max_batch": 6,
+        "tracking": STRATEGIES[strategy],
+        "overlap": False,
+        "tail": tail,
+    }
+    mem = on(backend, layout(tail), **settings)
+    for planes in (mem.planes, mem.planes.rows):
+        assert planes is not None
+        for plane in planes.values():
+            plane.fill_(torch.nan)
+    mem.device.scrub_null()
+    Walk(mem, model, generator, tail).run(60 if backend.name == "reference" else 12)
+
+
+@pytest.mark.parametrize("tail", [1, 4])
+@pytest.mark.parametrize("strategy", list(STRATEGIES)[1:])
+def test_S3_a_boundary_among_accepted_tokens_is_kept(
+    backend: Backend, generator: torch.Generator, strategy: str, tail: int
+) -> None:
+    """Whatever is accepted on the way, the newest boundary is there as soon as the step behind it has stored it."""
+    mem = on(backend, layout(tail), slots=6, max_requests=1, tracking=STRATEGIES[strategy], overlap=False, tail=tail)
+    (row,) = mem.admit([ms.Request("a")])
+    for n in (5, 1):
+        mem.settle(mem.plan([row], n))
+    length, found = 6, set[int]()
+    while length < 100:
+        step = mem.plan([row], tail, drafts=tail)
+        labels = step.label
+        assert labels is not None and labels[0] + step.cursor.pending[0] == length
+        accepted = int(torch.randint(0, tail + 1, (1,), generator=generator))
+        mem.accept(step, [accepted])
+        length += accepted
+        (state,) = mem.publish([row], keep="handle")
+        if state is not None:
+            found.add(state.length)
+            mem.drop([state])
+    assert found >= set(range(8, 88, 8)) and all(at % 8 == 0 for at in found)
+
+
+def test_S4_refuses_what_no_step_with_drafts_can_be(backend: Backend) -> None:
+    mem = on(backend, layout(4), slots=6, max_requests=2, tracking=ms.Redirect(every=8), overlap=False, tail=4)
+    rows = mem.admit([ms.Request("a"), ms.Request("b")])
+    with pytest.raises(ms.InvalidArgument, match=r"have \[5\] tokens with drafts: a step keeps at most 4"):
+        mem.plan(rows, [5, 5], drafts=[0, 1])
+    with pytest.raises(ms.InvalidArgument, match=r"drafts \[4, 3\] of \[3, 3\] tokens"):
+        mem.plan(rows, 3, drafts=[4, 3])
+    step = mem.plan(rows, 3, drafts=[1, 3])
+    for accepted in ([1, 0], [2, 4]):
+        with pytest.raises(ms.InvalidArgument, match=r"of \[3, 3\] tokens, \[2, 0\] of them certain"):
+            mem.accept(step, accepted)
+    with pytest.raises(ms.InvalidArgument, match=r"speculative: accept\(step, accepted\) settles it"):
+        mem.settle(step)
+    with pytest.raises(ms.InvalidArgument, match="written=1: expected True or False"):
+        mem.accept(step, [2, 0], written=1)  # type: ignore[arg-type]
+    mem.accept(step, [2, 0])
+    with pytest.raises(ms.StaleHandle):
+        mem.accept(step, [2, 0])
+    assert [mem.info(row).length for row in rows] == [2, 0] == [mem.info(row).confirmed for row in rows]
+
+
+def test_S5_refuses_settings_that_have_no_tails(backend: Backend) -> None:
+    settings = {"slots": 4, "max_requests": 1, "tracking": ms.NoTracking()}
+    plain = ms.StateLayout(layout(4).planes, layers=1)
+    for given, of in (({"overlap": True}, layout(4)), ({"overlap": False}, plain)):
+        with pytest.raises(ms.ConfigurationError, match="tail=4 with overlap="):
+            on(backend, of, **settings, **given, tail=4)
+    for given in ({"speculation": True}, {"in_place": True}):
+        with pytest.raises(ms.ConfigurationError, match="tails take the place of windows"):
+            ms.Forward(tail=4, **given)
+    with pytest.raises(ms.ConfigurationError, match="tail=-1: expected a whole number of tokens from 0"):
+        ms.Forward(tail=-1)
+    with pytest.raises(ms.InvalidArgument, match="drafts= needs rows with tails"):
+        mem = on(backend, plain, **settings)
+        mem.plan(mem.admit([ms.Request("a")]), 2, drafts=1)
+    with pytest.raises(ms.InvalidArgument, match=r"its rows have no tail; build the manager with Forward\(tail=\)"):
+        _ = mem.plan(mem.admit([]), []).cursor

@@ -513,7 +513,7 @@ class StateManager(NotCopied, Shown):
         if self.forward.tail and windows is None:
             self._stepping.accept_drafts(step, accepted, finished, written)
         else:
-            self._stepping.accept(step, accepted, {} if windows is None else windows, finished, _limit(limit))
+            self._stepping.accept(step, accepted, windows, finished, _limit(limit))
 
     def cancel(
         self, step: Step, keep: Keep | None = None, *, tokens: Sequence[Tokens | None] | None = None

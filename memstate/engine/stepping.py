@@ -498,7 +498,7 @@ class Stepping:
                 self._release_lanes(rows, known)
 
     def accept(
-        self, step: Step, accepted: Sequence[int], windows: Mapping[str, Tensor],
+        self, step: Step, accepted: Sequence[int], windows: Mapping[str, Tensor] | None,
         finished: Sequence[bool] | NDArray[np.bool_] | None, limit: int,
     ) -> None:  # fmt: skip
         """See `StateManager.accept`."""

@@ -58,11 +58,16 @@ def blocks_of(plane: Tensor, axes: int) -> Blocks:
 
 
 def tokens_of(tensor: Tensor) -> Blocks:
-    """Where the tokens lie of a tensor `batch token ..` that may be a slice of a wider one; all of it if contiguous."""
+    """Where the tokens lie of a tensor `batch token ..` that may be a slice of a wider one; all of it if contiguous.
+
+    Where there is more room between rows than between tokens, as in the rings of a tail: where rows lie.
+    """
     if tensor.is_contiguous():
         return Blocks(tensor.data_ptr(), tensor.nbytes, ((1, 1),))
     size, (batch, token, *rest) = tensor.element_size(), tensor.shape
     apart = tensor.stride(1) if token > 1 else tensor.stride(0)
+    if batch > 1 and tensor.stride(0) != token * apart:
+        return Blocks(tensor.data_ptr(), prod(tensor.shape[1:]) * size, ((batch, tensor.stride(0) * size),))
     return Blocks(tensor.data_ptr(), prod(rest) * size, ((batch * token, apart * size),))
 
 

@@ -22,10 +22,15 @@ from memstate.kernels.slots import (
     known_slot,
     mark_offset,
     mark_types,
+    next_place,
     row_slots,
+    row_tail,
+    tail_args,
+    tail_types,
+    tail_values,
     token_start,
 )
-from memstate.kernels.tables import ACCESS_BYTES, Marks
+from memstate.kernels.tables import ACCESS_BYTES, ConvTail, Cursor, Marks
 from memstate.kernels.tuned import ConvConfig, config_of
 from memstate.kernels.warps import limit, roomy, warp_threads
 
@@ -108,17 +113,31 @@ def parts_of(window, stored: tl.constexpr, TAP_FASTEST: tl.constexpr, TAPS: tl.c
     return parts
 
 
+@triton.jit
+def _store(
+    ptr, parts, wanted, channel, piece_at, CHANNELS: tl.constexpr, TAP_FASTEST: tl.constexpr, TAPS: tl.constexpr,
+    LANE: tl.constexpr,
+):  # fmt: skip
+    """Stores what `parts_of` has made where it is wanted. ptr: of a slot."""
+    for part in tl.static_range(TAPS):
+        at = piece_at + part * LANE if TAP_FASTEST else channel + part * CHANNELS
+        fits = at < CHANNELS * TAPS if TAP_FASTEST else channel < CHANNELS
+        # Masks of a block and a scalar by `where`: `&` of the two is no mask in the interpreter of Triton 3.9.
+        tl.store(ptr + at, parts[part], mask=tl.where(wanted, fits, False))
+
+
 @triton.jit(
     do_not_specialize=[
         "x_ptr", "out_ptr", "read_ptr", "write_ptr", "snapshot_ptr", "tokens_ptr",
         "mark_count_ptr", "mark_entry_ptr", "mark_offset_ptr", "mark_slot_ptr",
-        "max_tokens", "last", "stride_units", "x_distance", "out_distance",
+        "max_tokens", "last", "stride_units", "x_distance", "out_distance", *tail_args(ConvTail),
     ]
 )  # fmt: skip
 def _conv_step(
     x_ptr, weight_ptr, bias_ptr, state_ptr, out_ptr, window_ptr, read_ptr, write_ptr, snapshot_ptr, tokens_ptr,
     mark_count_ptr, mark_entry_ptr, mark_offset_ptr, mark_slot_ptr, max_tokens, last, stride_units,
-    x_distance, out_distance,
+    x_distance, out_distance, tail_x_ptr, tail_rows, ring, tail_x_apart,
+    cursor_row_ptr, cursor_label_ptr, cursor_pending_ptr, cursor_store_ptr,
     CHANNELS: tl.constexpr, TAPS: tl.constexpr, TAP_FASTEST: tl.constexpr, UNIT: tl.constexpr, SILU: tl.constexpr,
     BLOCK: tl.constexpr, LANE: tl.constexpr,
 ):  # fmt: skip
@@ -145,8 +164,20 @@ def _conv_step(
     stored: tl.constexpr = state_ptr.dtype.element_ty
     # The narrowest type that holds inputs and window exactly: registers are what limits the block.
     held: tl.constexpr = stored if x_ptr.dtype == state_ptr.dtype else tl.float32
-    # Masks of a block and a scalar by `where`: `&` of the two is no mask in the interpreter of Triton 3.9.
     piece_at = lane * (LANE * OLD) + element
+    live_ptr = state_ptr + write * slot_stride
+    copy_ptr = state_ptr + snapshot * slot_stride
+    if cursor_row_ptr is not None:
+        memory, place, pending, store = row_tail(
+            cursor_row_ptr, cursor_label_ptr, cursor_pending_ptr, cursor_store_ptr, row, tail_rows, ring, count
+        )
+        pending = tl.where(real, pending, 0)
+        kept_ptr = tail_x_ptr + memory * tail_x_apart
+        # What is shifted out of the window before it is stored or used is not loaded.
+        used = tl.where((store >= 0) & (store < pending), store, pending)
+        entry = tl.maximum(used - OLD, 0)
+        place = (place + entry) % ring
+        read = tl.where(used < OLD, read, 0)
     old_ptr = state_ptr + read * slot_stride
     window = ()
     if TAP_FASTEST:
@@ -162,10 +193,22 @@ def _conv_step(
             at = (row * (OLD + max_tokens) + tap) * CHANNELS + channel
             tl.store(window_ptr + at, window[tap].to(stored), mask=tl.where(real, inside, False))
 
+    if cursor_row_ptr is not None:
+        for at in range(entry, pending + 1):
+            if at == store:
+                new = parts_of(window, stored, TAP_FASTEST, OLD, LANE)
+                _store(live_ptr, new, real, channel, piece_at, CHANNELS, TAP_FASTEST, OLD, LANE)
+                _store(copy_ptr, new, snapshot > 0, channel, piece_at, CHANNELS, TAP_FASTEST, OLD, LANE)
+            if at < pending:
+                x = tl.load(token_start(kept_ptr, place, CHANNELS, CHANNELS) + channel, mask=inside, other=0.0)
+                window = window[1:]
+                window += (x.to(stored).to(held),)
+                place = next_place(place, ring)
+
     for t in range(count):
         token = row * max_tokens + t
-        x_at = token_start(x_ptr, token, x_distance, CHANNELS) + channel
-        window += (tl.load(x_at, mask=inside, other=0.0).to(held),)
+        x = tl.load(token_start(x_ptr, token, x_distance, CHANNELS) + channel, mask=inside, other=0.0)
+        window += (x.to(held),)
         # Again for every token: held in registers all the time the weights would be most of what is there, and spill.
         weights = load_channel_tap(weight_ptr, lane * (LANE * TAPS) + element, CHANNELS * TAPS, True, TAPS, LANE)
         y = bias
@@ -179,15 +222,19 @@ def _conv_step(
             at = (row * (OLD + max_tokens) + OLD + t) * CHANNELS + channel
             tl.store(window_ptr + at, window[OLD].to(stored), mask=inside)
         window = window[1:]
+        if cursor_row_ptr is not None:
+            wanted = tl.where((memory > 0) & (pending + t >= store), inside, False)
+            tl.store(token_start(kept_ptr, place, CHANNELS, CHANNELS) + channel, x, mask=wanted)
+            window = window[: OLD - 1]
+            window += (x.to(stored).to(held),)
+            place = next_place(place, ring)
         if mark_count_ptr is not None:
             while offset <= t + 1:
                 kept = known_slot(tl.load(mark_slot_ptr + mark), last)
                 new = parts_of(window, stored, TAP_FASTEST, OLD, LANE)
-                for part in tl.static_range(OLD):
-                    place = piece_at + part * LANE if TAP_FASTEST else channel + part * CHANNELS
-                    fits = place < CHANNELS * OLD if TAP_FASTEST else inside
-                    wanted = tl.where((offset == t + 1) & (kept > 0), fits, False)
-                    tl.store(state_ptr + kept * slot_stride + place, new[part], mask=wanted)
+                marked = (offset == t + 1) & (kept > 0)
+                at_ptr = state_ptr + kept * slot_stride
+                _store(at_ptr, new, marked, channel, piece_at, CHANNELS, TAP_FASTEST, OLD, LANE)
                 mark += 1
                 offset = mark_offset(mark, mark_count_ptr, mark_entry_ptr, mark_offset_ptr, row)
 
@@ -196,12 +243,12 @@ def _conv_step(
         tl.store(out_at, 0.0, mask=inside)
 
     if window_ptr is None:
+        if cursor_row_ptr is not None:
+            real = real & (store > pending)
+            snapshot = tl.where(store > pending, snapshot, 0)
         new = parts_of(window, stored, TAP_FASTEST, OLD, LANE)
-        for part in tl.static_range(OLD):
-            at = piece_at + part * LANE if TAP_FASTEST else channel + part * CHANNELS
-            fits = at < CHANNELS * OLD if TAP_FASTEST else inside
-            tl.store(state_ptr + write * slot_stride + at, new[part], mask=tl.where(real, fits, False))
-            tl.store(state_ptr + snapshot * slot_stride + at, new[part], mask=tl.where(snapshot > 0, fits, False))
+        _store(live_ptr, new, real, channel, piece_at, CHANNELS, TAP_FASTEST, OLD, LANE)
+        _store(copy_ptr, new, snapshot > 0, channel, piece_at, CHANNELS, TAP_FASTEST, OLD, LANE)
 
 
 def blocks(channels: int, taps: int, itemsize: int, config: ConvConfig = DEFAULT, threads: int = 32) -> tuple[int, int]:
@@ -212,11 +259,11 @@ def blocks(channels: int, taps: int, itemsize: int, config: ConvConfig = DEFAULT
 def conv_step(
     x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, read: Tensor, write: Tensor, snapshot: Tensor,
     tokens: Tensor, activation: str | None = "silu", out: Tensor | None = None, window: Tensor | None = None,
-    marks: Marks | None = None,
+    marks: Marks | None = None, tail: ConvTail | None = None, cursor: Cursor | None = None,
 ) -> Tensor:  # fmt: skip
     """Launches the op; see `memstate.kernels.reference.conv.conv_step`."""
     x_distance, out_distance = check_conv(
-        x, weight, bias, state, read, write, snapshot, tokens, activation, out, window, marks
+        x, weight, bias, state, read, write, snapshot, tokens, activation, out, window, marks, tail, cursor
     )
     out = x.new_empty(x.shape) if out is None else out
     batch, max_tokens, channels = x.shape
@@ -229,6 +276,7 @@ def conv_step(
     _conv_step[(triton.cdiv(channels, block), batch)](
         x, weight, bias, state, out, window, read, write, snapshot, tokens, *(marks or NO_MARKS),
         max_tokens, state.shape[0] - 1, state.stride(0) // unit, x_distance, out_distance,
+        *tail_values(ConvTail, tail, cursor),
         CHANNELS=channels, TAPS=taps, TAP_FASTEST=tap_fastest, UNIT=unit,
         SILU=activation == "silu", BLOCK=block, LANE=lane, num_warps=config.warps,
         **OPTIONS, **limit(roomy(config.warps, marks is not None or taps != COMMON[1])),
@@ -236,6 +284,7 @@ def conv_step(
     return out
 
 
+TAIL = {"x": "*bf16"}
 TAPS = (2, 3, 4, 5, 8)  # of other cases, with every block of channels
 
 
@@ -262,13 +311,16 @@ def compile_cases() -> list[CompileCase]:
             "CHANNELS": channels, "TAPS": taps, "SILU": True,
             "UNIT": math.gcd(ACCESS_BYTES // itemsize, channels * (taps - 1)), "BLOCK": block, "LANE": lane,
         }  # fmt: skip
-        for (order, tap_fastest), kind in product((("", False), ("_channel_major", True)), ("", "_window", "_marks")):
-            rare = (channels, taps) != COMMON or (kind, dtype) == ("_marks", "fp16")
+        for (order, tap_fastest), kind in product(
+            (("", False), ("_channel_major", True)), ("", "_window", "_marks", "_tail")
+        ):
+            rare = (channels, taps) != COMMON or (kind in ("_marks", "_tail") and dtype == "fp16")
             cases.append(
                 CompileCase(
                     f"conv_step_{dtype}{order}{kind}" + rare * f", {channels} channels, {taps} taps",
-                    _conv_step, signature | dict.fromkeys(planes, f"*{dtype}") | mark_types(kind),
-                    sizes | {"TAP_FASTEST": tap_fastest} | absent(kind), (*weights, *planes), 1,
+                    _conv_step,
+                    signature | dict.fromkeys(planes, f"*{dtype}") | mark_types(kind) | tail_types(kind, TAIL),
+                    sizes | {"TAP_FASTEST": tap_fastest} | absent(kind, ConvTail, *TAIL), (*weights, *planes), 1,
                     () if rare else (*inputs, *planes) if dtype != "fp32" else planes,
                     OPTIONS | roomy(1, kind == "_marks" or taps != COMMON[1]), rare, of_64,
                 )

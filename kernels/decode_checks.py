@@ -4,7 +4,6 @@ These checks run once per layer and step, where a microsecond counts: plain comp
 Each raises ValueError naming the first argument that does not fit.
 """
 
-from collections.abc import Mapping
 from itertools import combinations
 from math import prod
 from numbers import Real
@@ -30,8 +29,9 @@ from memstate.kernels.checks import (
     check_written,
 )
 from memstate.kernels.fenwick import CHUNK, INNER, MOST_LEVELS
-from memstate.kernels.tables import ACCESS_BYTES, Cursor, DeltaTail, Mamba3State, Marks
+from memstate.kernels.tables import ACCESS_BYTES, ConvTail, Cursor, DeltaTail, Mamba3State, Marks
 
+Keeps = dict[str, tuple[tuple[int, ...], torch.dtype]]  # ring of a tail -> what it keeps of a token
 ACTIVATIONS = ("silu", None)
 LARGEST = torch.finfo(torch.float32).max
 MOST_TOKENS = 2**31  # that a kernel counts in 32 bits, padding too
@@ -153,20 +153,20 @@ def check_kept(marks: Marks, window: Tensor | None, tensors: dict[str, Tensor | 
 
 
 def check_tail(
-    tail: Any, kind: Any, cursor: Cursor | None, shapes: Mapping[str, tuple[int, ...]],
-    dtypes: Mapping[str, torch.dtype], window: Tensor | None, tensors: dict[str, Tensor | None], batch: int,
+    tail: Any, kind: Any, cursor: Cursor | None, keeps: Keeps, window: Tensor | None,
+    tensors: dict[str, Tensor | None], batch: int, device: torch.device,
 ) -> list[str]:  # fmt: skip
     """Refuses rings and a cursor that do not fit the step; adds them to its tensors.
 
     Args:
-        tail: the rings, `row ring ...`.
+        tail: the rings, `row ring ...`, or None.
         kind: the tuple that they must be.
-        cursor: the columns.
-        shapes: of what each ring keeps of a token.
-        dtypes: of the rings that are not fp32.
+        cursor: the columns, or None.
+        keeps: shape and dtype of what each ring keeps of a token. Of the others there is none.
         window: must be None.
         tensors: of the step.
         batch: entries of the step.
+        device: of the step.
 
     Returns:
         The names of the rings in `tensors`.
@@ -174,6 +174,8 @@ def check_tail(
     Raises:
         ValueError: naming what does not fit.
     """
+    if tail is None and cursor is None:
+        return []
     if type(tail) is not kind or not isinstance(cursor, Cursor):
         raise ValueError(
             f"tail, cursor: expected a {kind.__name__} and a Cursor, or None for both, got {type(tail).__name__} and "
@@ -181,11 +183,16 @@ def check_tail(
         )
     if window is not None:
         raise ValueError("tail: expected None beside a window")
-    device, names = cursor.row.device, []
+    names = []
     check_columns(device, batch, **{f"cursor.{name}": column for name, column in cursor._asdict().items()})
     sizes = tail[0].shape[:2] if isinstance(tail[0], Tensor) else ()
     for field, ring in tail._asdict().items():
-        name, shape, dtype = f"tail.{field}", shapes[field], dtypes.get(field, torch.float32)
+        name = f"tail.{field}"
+        if field not in keeps:
+            if ring is not None:
+                raise ValueError(f"{name}: expected None of this rule, got {type(ring).__name__}")
+            continue
+        shape, dtype = keeps[field]
         check_tensors({name: ring})
         fits = ring.dim() > 2 and ring.shape == (*sizes, *shape) and ring.dtype == dtype and min(sizes) > 0
         if not fits or not is_dense(tuple(ring.shape[1:]), ring.stride()[1:]):
@@ -194,6 +201,7 @@ def check_tail(
                 f"{ring.dtype} {tuple(ring.shape)} with strides {ring.stride()}"
             )
         check_memory(name, ring, device)
+        check_distinct(name, tokens_of(ring))
         if (ring.data_ptr() | ring.stride(0) * ring.element_size()) % ACCESS_BYTES and ring.shape[0] > 1:
             raise ValueError(
                 f"{name}: expected rows that begin at multiples of {ACCESS_BYTES} bytes, got address "
@@ -217,6 +225,7 @@ def check_address(name: str, tensor: Tensor) -> None:
 def check_conv(
     x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, read: Tensor, write: Tensor, snapshot: Tensor,
     tokens: Tensor, activation: str | None, out: Tensor | None, window: Tensor | None, marks: Marks | None,
+    tail: ConvTail | None, cursor: Cursor | None,
 ) -> tuple[int, int]:  # fmt: skip
     """Refuses arguments of `conv_step` that do not fit each other; returns elements between tokens of x and of out."""
     if activation not in ACTIVATIONS:
@@ -250,8 +259,9 @@ def check_conv(
             raise ValueError(f"window: expected {state.dtype} like state, got {window.dtype}")
     if marks is not None:
         check_kept(marks, window, tensors, device)
-    check_written(tensors, "state", "out", "window")
-    check_apart("state", slots, tensors, "out", "window")
+    rings = check_tail(tail, ConvTail, cursor, {"x": ((channel,), x.dtype)}, window, tensors, batch, device)
+    check_written(tensors, "state", "out", "window", *rings)
+    check_apart("state", slots, tensors, "out", "window", *rings)
     return x_distance, out_distance
 
 
@@ -329,11 +339,11 @@ def check_gated_delta(
     if marks is not None:
         check_kept(marks, window, tensors, device)
     written = ["out", "window"]
-    if tail is not None or cursor is not None:
-        if low_rank:
-            raise ValueError("tail, cursor: expected None beside a and b")
-        inputs = {"k": (key_head, key), "v": (head, value), "gate": rates, "beta": (head,)}
-        written += check_tail(tail, DeltaTail, cursor, inputs, {"k": k.dtype, "v": v.dtype}, window, tensors, batch)
+    if low_rank and (tail is not None or cursor is not None):
+        raise ValueError("tail, cursor: expected None beside a and b")
+    keeps: Keeps = {"k": ((key_head, key), k.dtype), "v": ((head, value), v.dtype)}
+    keeps |= {"gate": (rates, torch.float32), "beta": ((head,), torch.float32)}
+    written += check_tail(tail, DeltaTail, cursor, keeps, window, tensors, batch, device)
     check_written(tensors, "state", *written)
     check_apart("state", slots, tensors, *written)
     return apart

@@ -26,6 +26,7 @@ from memstate.kernels.gates import EPSILON, sigmoid, softplus
 from memstate.kernels.slots import (
     NO_MARKS,
     absent,
+    copy_token,
     first_mark,
     known_slot,
     mark_offset,
@@ -33,6 +34,9 @@ from memstate.kernels.slots import (
     next_place,
     row_slots,
     row_tail,
+    tail_args,
+    tail_types,
+    tail_values,
 )
 from memstate.kernels.tables import ACCESS_BYTES, Cursor, DeltaTail, Marks
 from memstate.kernels.tuned import DeltaConfig, config_of, shares
@@ -50,9 +54,7 @@ PER_CALL = [
     "mark_count_ptr", "mark_entry_ptr", "mark_offset_ptr", "mark_slot_ptr",
     "max_tokens", "last", "stride_units", "window_units", "scale",
     "q_apart", "k_apart", "v_apart", "decay_apart", "beta_apart", "a_ptr", "b_ptr", "a_apart", "b_apart",
-    "tail_k_ptr", "tail_v_ptr", "tail_gate_ptr", "tail_beta_ptr", "tail_rows", "ring",
-    "tail_k_apart", "tail_v_apart", "tail_gate_apart", "tail_beta_apart",
-    "cursor_row_ptr", "cursor_label_ptr", "cursor_pending_ptr", "cursor_store_ptr",
+    *tail_args(DeltaTail),
 ]  # fmt: skip
 
 
@@ -288,12 +290,6 @@ def _advanced(s, k, v, gates, beta, COUNT: tl.constexpr, PER_KEY: tl.constexpr, 
 
 
 @triton.jit
-def _copy(to, of, index, SIZE: tl.constexpr):
-    """Copies the elements of one token that a block has."""
-    tl.store(to + index, tl.load(of + index, mask=index < SIZE, other=0.0), mask=index < SIZE)
-
-
-@triton.jit
 def _rounded(s, dtype: tl.constexpr, COUNT: tl.constexpr):
     """The state as a slot would have it."""
     found = ()
@@ -436,7 +432,7 @@ def _gated_delta_step(
             _store(at_ptr, s, real, index, in_value, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, RUN, PIECES)
         if cursor_row_ptr is not None:
             if (memory > 0) & (pending + t >= store):
-                _copy(
+                copy_token(
                     tail_v_ptr + values_at + place * (HEADS * VALUE),
                     v_ptr + (token * v_apart + head * VALUE),
                     value,
@@ -445,7 +441,7 @@ def _gated_delta_step(
                 if tl.program_id(0) == 0:
                     channel = tl.arange(0, BLOCK_K)
                     if head % (HEADS // KEY_HEADS) == 0:
-                        _copy(tail_k_ptr + keys_at + place * (KEY_HEADS * KEY), k_at, channel, KEY)
+                        copy_token(tail_k_ptr + keys_at + place * (KEY_HEADS * KEY), k_at, channel, KEY)
                     tl.store(tail_beta_ptr + betas_at + place * HEADS, beta)
                     if PER_KEY:
                         found = tl.load(decay_at + channel, mask=channel < KEY, other=0.0).to(tl.float32)
@@ -502,13 +498,6 @@ def blocks(
     return config.blocks(key, value, itemsize * (1 + converted) if unit * itemsize == ACCESS_BYTES else 8)
 
 
-def ring_arguments(tail: DeltaTail | None, cursor: Cursor | None) -> tuple[Any, ...]:
-    """The arguments of a launch about its rings and cursor."""
-    if tail is None or cursor is None:
-        return (None,) * (2 * len(DeltaTail._fields) + 2 + len(Cursor._fields))
-    return *tail, tail.k.shape[0], tail.k.shape[1], *(ring.stride(0) for ring in tail), *cursor
-
-
 def _most(unit: int, itemsize: int, warps: int) -> int:
     """Registers of a thread. Narrow accesses need more addresses at a time, keys of several warps more inputs.
 
@@ -544,7 +533,7 @@ def gated_delta_step(
         q, k, v, decay, beta, a_log, dt_bias, state, window, out, read, write, snapshot, tokens, *(marks or NO_MARKS),
         max_tokens, state.shape[0] - 1, state.stride(0) // unit, heads * keys * values // unit,
         keys**-0.5 if scale is None else float(scale), *apart, a, b, a_apart, b_apart,
-        *ring_arguments(tail, cursor),
+        *tail_values(DeltaTail, tail, cursor),
         HEADS=heads, KEY_HEADS=key_heads, KEY=keys, VALUE=values, PER_KEY=decay.dim() == 4, KEY_FASTEST=key_fastest,
         UNIT=unit, BLOCK_K=block_k, BLOCK_V=block_v, LANES=lanes, RUN=run, SIGMOID=sigmoid,
         NORMALIZE=normalize, num_warps=warps,
@@ -565,11 +554,7 @@ GATES: dict[str, dict[str, Any]] = {  # those inside the kernel: none, or all th
     "_gates": {"SIGMOID": True, "NORMALIZE": True},
 }  # fmt: skip
 
-TAIL = {  # arguments of a launch with a tail -> their types, of bf16 inputs
-    "tail_k_ptr": "*bf16", "tail_v_ptr": "*bf16", "tail_gate_ptr": "*fp32", "tail_beta_ptr": "*fp32",
-    **dict.fromkeys(("tail_rows", "ring", *(f"tail_{name}_apart" for name in DeltaTail._fields)), "i32"),
-    **dict.fromkeys((f"cursor_{name}_ptr" for name in Cursor._fields), "*i32"),
-}  # fmt: skip
+TAIL = {"k": "*bf16", "v": "*bf16", "gate": "*fp32", "beta": "*fp32"}
 LOW_RANK = ("a_ptr", "b_ptr", "a_apart", "b_apart")
 COMMON = {  # order of the state and what is stored -> compiled for every change, of either width of the state
     "": ("", "_window", "_marks", "_value_key", "_value_key_marks", "_tail"),
@@ -635,8 +620,8 @@ def _case(
     return CompileCase(
         f"gated_delta_step_{dtype}{kind}{how}"
         + (not common) * f", {keys} x {values}, unit {unit}", _gated_delta_step,
-        signature | dict.fromkeys(planes, f"*{dtype}") | mark_types(stores) | (TAIL if stores == "_tail" else {}),
-        {**shape, **constants, **absent(stores), **({} if stores == "_tail" else dict.fromkeys(TAIL))},
+        signature | dict.fromkeys(planes, f"*{dtype}") | mark_types(stores) | tail_types(stores, TAIL),
+        {**shape, **constants, **absent(stores, DeltaTail, *TAIL)},
         planes, warps, planes if common else (), OPTIONS | roomy(warps, most=_most(unit, itemsize, warps)), not common,
         {"LANES": wide[0], "RUN": wide[1]},
     )  # fmt: skip

@@ -1,9 +1,12 @@
 """What a row of a decode step reads, writes, snapshots and keeps at marks. Knows no plane and no op."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import triton
 import triton.language as tl
 
-from memstate.kernels.tables import Marks
+from memstate.kernels.tables import Cursor, Marks, Tail
 
 NEVER = tl.constexpr(2**31 - 1)  # tokens that no step has
 MARK_BLOCK = tl.constexpr(128)
@@ -16,11 +19,36 @@ def mark_types(stores: str) -> dict[str, str]:
     return dict.fromkeys(MARK_ARGS, "*i32") if stores == "_marks" else {}
 
 
-def absent(stores: str) -> dict[str, None]:
-    """Pointers that are None, of a compile case that stores slots (""), a window ("_window") or marks ("_marks")."""
-    return dict.fromkeys(
-        (*(() if stores == "_window" else ("window_ptr",)), *(() if stores == "_marks" else MARK_ARGS))
-    )
+def tail_args(kind: type[Tail]) -> tuple[str, ...]:
+    """Names of a kernel's arguments about a tail of this kind and its cursor, in order."""
+    rings = [f"tail_{name}" for name in kind._fields]
+    cursor = (f"cursor_{name}_ptr" for name in Cursor._fields)
+    return *(f"{ring}_ptr" for ring in rings), "tail_rows", "ring", *(f"{ring}_apart" for ring in rings), *cursor
+
+
+def tail_values(kind: type[Tail], tail: Tail | None, cursor: Cursor | None) -> tuple[Any, ...]:
+    """Values of `tail_args` in a launch."""
+    if tail is None or cursor is None:
+        return (None,) * len(tail_args(kind))
+    apart = (None if ring is None else ring.stride(0) for ring in tail)
+    return *tail, *tail[0].shape[:2], *apart, *cursor
+
+
+def tail_types(stores: str, rings: Mapping[str, str]) -> dict[str, str]:
+    """Types of `tail_args`, of a compile case with a tail ("_tail") of these rings."""
+    if stores != "_tail":
+        return {}
+    types = {f"tail_{name}_ptr": ring for name, ring in rings.items()} | {"tail_rows": "i32", "ring": "i32"}
+    types |= dict.fromkeys((f"tail_{name}_apart" for name in rings), "i32")
+    return types | dict.fromkeys((f"cursor_{name}_ptr" for name in Cursor._fields), "*i32")
+
+
+def absent(stores: str, kind: type[Tail] | None = None, *rings: str) -> dict[str, None]:
+    """Arguments that are None, of a compile case that stores slots (""), a window or marks, or has a tail of rings."""
+    names = [] if stores == "_window" else ["window_ptr"]
+    names += [] if stores == "_marks" else MARK_ARGS
+    given = tail_types(stores, dict.fromkeys(rings, ""))
+    return dict.fromkeys(names + [name for name in (tail_args(kind) if kind else ()) if name not in given])
 
 
 @triton.jit
@@ -65,6 +93,12 @@ def row_tail(row_ptr, label_ptr, pending_ptr, store_ptr, row, rows, ring, count)
 def next_place(place, ring):
     """The place in a ring behind another."""
     return tl.where(place + 1 == ring, 0, place + 1)
+
+
+@triton.jit
+def copy_token(to, of, index, SIZE: tl.constexpr):
+    """Copies the elements of one token that a block has."""
+    tl.store(to + index, tl.load(of + index, mask=index < SIZE, other=0.0), mask=index < SIZE)
 
 
 @triton.jit

@@ -327,3 +327,16 @@ class DeltaTail(NamedTuple):
     v: Tensor
     gate: Tensor
     beta: Tensor
+
+
+class ConvTail(NamedTuple):
+    """What a convolution keeps of tokens that are not in the window yet.
+
+    Args:
+        x: inputs as the op gets them, `row ring channel`.
+    """
+
+    x: Tensor
+
+
+Tail = ConvTail | DeltaTail

@@ -4,15 +4,15 @@ import torch
 from torch import Tensor
 
 from memstate.kernels.decode_checks import check_conv
-from memstate.kernels.reference.slots import row_marks, row_slots
-from memstate.kernels.tables import Marks
+from memstate.kernels.reference.slots import row_marks, row_slots, row_tails
+from memstate.kernels.tables import ConvTail, Cursor, Marks
 
 
 @torch.no_grad()
 def conv_step(
     x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, read: Tensor, write: Tensor, snapshot: Tensor,
     tokens: Tensor, activation: str | None = "silu", out: Tensor | None = None, window: Tensor | None = None,
-    marks: Marks | None = None,
+    marks: Marks | None = None, tail: ConvTail | None = None, cursor: Cursor | None = None,
 ) -> Tensor:  # fmt: skip
     """Advances the convolution window of every row by its tokens, and returns the convolution at each token.
 
@@ -51,34 +51,44 @@ def conv_step(
             goes to `slot` in the same pass, for every mark. They ascend by entry, then by offset. Null slots, offsets
             beyond the row's tokens and rows with a null write keep nothing. The slots are distinct from each other and
             from all others of the step. Not beside a window.
+        tail: rings of inputs that are not in a row's window yet, or None; see `gated_delta_step`.
+        cursor: columns of the step that say how far.
 
     Returns:
-        `out`. Changes: state, or window if given.
+        `out`. Changes: state, or window if given; tail.
 
     Raises:
-        ValueError: a shape, dtype, device, stride or address does not fit; slots share bytes; marks beside a window; or
-            `out`, the window or the state requires grad, or shares bytes with another tensor.
+        ValueError: a shape, dtype, device, stride or address does not fit; slots share bytes; marks or a tail beside a
+            window; a tail without a cursor; or `out`, the window, the state or the tail requires grad, or shares bytes
+            with another tensor.
 
     Syncs: no (the reference: yes, it reads the slots).
     """
-    check_conv(x, weight, bias, state, read, write, snapshot, tokens, activation, out, window, marks)
+    check_conv(x, weight, bias, state, read, write, snapshot, tokens, activation, out, window, marks, tail, cursor)
     out = x.new_empty(x.shape) if out is None else out
     out.zero_()
     channels, taps = weight.shape
     rows = row_slots(state, read, write, snapshot, tokens, x.shape[1], window is None)
     kept = row_marks(marks, state.shape[0] - 1)
+    tails = row_tails(tail, cursor, len(x))
     for row, source, target, copy, count in rows:
         old = state[source].float() if source else torch.zeros(taps - 1, channels, device=state.device)
-        inputs = torch.cat([old, x[row, :count].float()])
+        own = tails[row]
+        pending = [own.at(token).x[None].float() for token in range(own.pending)]
+        inputs = torch.cat([old, *pending, x[row, :count].float()])
+        held = inputs if tail is None else inputs.to(state.dtype).float()  # rounded behind its own token
         for t in range(count):
-            out[row, t] = mix(inputs[t : t + taps], weight, bias, activation)
-            state[kept.get((row, t + 1), [])] = inputs[t + 1 : t + taps].to(state.dtype)
+            at = own.pending + t
+            last = torch.cat([held[at : at + taps - 1], inputs[at + taps - 1 :][:1]])
+            out[row, t] = mix(last, weight, bias, activation)
+            state[kept.get((row, t + 1), [])] = held[at + 1 : at + taps].to(state.dtype)
+            own.keep(at, ConvTail(x[row, t]))
         if window is not None:
             window[row, : len(inputs)] = inputs
             continue
-        state[target] = inputs[count:]
-        if copy:
-            state[copy] = inputs[count:]
+        end = own.store if own.store <= own.pending else own.pending + count
+        if end >= 0:
+            state[[slot for slot in (target, copy) if slot]] = held[end : end + taps - 1].to(state.dtype)
     return out
 
 

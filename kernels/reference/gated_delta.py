@@ -104,19 +104,18 @@ def gated_delta_step(
     out.zero_()
     rows = row_slots(state, read, write, snapshot, tokens, v.shape[1], window is None)
     kept_at = row_marks(marks, state.shape[0] - 1)
-    tails = row_tails(cursor, *tail.k.shape[:2]) if tail is not None else None
+    tails = row_tails(tail, cursor, len(v))
     for row, source, target, copy, count in rows:
         s = torch.zeros(state.shape[1:], device=state.device)
         if source:
             s.copy_(state[source])
         stored = [slot for slot in (target, copy) if slot]
-        memory, place, pending, store = tails[row] if tails is not None else (0, 0, 0, count)
-        store = store if memory else count
-        for entry in range(pending + 1 if memory else 0):
-            if entry == store:
+        own = tails[row]
+        for entry in range(own.pending + 1):
+            if entry == own.store:
                 state[stored] = s.to(state.dtype)
-            if tail is not None and entry < pending:
-                keys, values, gate, rate = (ring[memory, (place + entry) % ring.shape[1]] for ring in tail)
+            if entry < own.pending:
+                keys, values, gate, rate = own.at(entry)
                 s = advance(s, normalized(keys.float()) if normalize else keys.float(), values, gate, rate)
                 s = s.to(state.dtype).float()
         for t in range(count):
@@ -129,17 +128,14 @@ def gated_delta_step(
             elif beta is not None:
                 rate = beta[row, t].float().sigmoid() if sigmoid else beta[row, t].float()
                 s = advance(s, keys, v[row, t], gate, rate)
-                if tail is not None and memory and pending + t >= store:
-                    kept = DeltaTail(k[row, t], v[row, t], gate, rate)
-                    for ring, value in zip(tail, kept, strict=True):
-                        ring[memory, (place + pending + t) % ring.shape[1]] = value
+                own.keep(own.pending + t, DeltaTail(k[row, t], v[row, t], gate, rate))
             out[row, t] = (_of_heads(queries, s) * s).sum(dim=1) * scale
             if window is not None:
                 window[row, t] = s
             if tail is not None:
                 s = s.to(state.dtype).float()
             state[kept_at.get((row, t + 1), [])] = s.to(state.dtype)
-        if window is None and store > (pending if memory else -1):
+        if window is None and own.store > own.pending:
             state[stored] = s.to(state.dtype)
     return out
 

@@ -1,11 +1,14 @@
 """What the rows of a decode step read, write, snapshot and keep at marks, on the host. Knows no plane and no op."""
 
 from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from memstate.kernels.tables import Cursor, Marks
+from memstate.kernels.tables import Cursor, Marks, Tail
+
+NEVER = 2**31  # tokens that no step has
 
 
 def row_slots(
@@ -44,22 +47,43 @@ def row_marks(marks: Marks | None, last: int) -> dict[tuple[int, int], list[int]
     return found
 
 
-def row_tails(cursor: Cursor | None, rows: int, ring: int) -> list[tuple[int, int, int, int]]:
-    """Returns of each row its memory, the place of its first pending token, pending tokens and where to store.
+class RowTail(NamedTuple):
+    """The tail of one row: rings, the row of memory or 0, place of the first pending token, how many are, and `store`.
 
-    A row outside 1..rows-1 has no memory, and is (0, 0, 0, -1). Without a cursor there is nothing in the list.
+    Without memory nothing is pending, and the state is stored behind the last token of the step.
+    """
 
-    Args:
-        cursor: the columns, or None.
-        rows: rows of memory.
-        ring: places of a row.
+    rings: Any = ()
+    memory: int = 0
+    place: int = 0
+    pending: int = 0
+    store: int = NEVER
+
+    def at(self, token: int) -> Any:
+        """What is kept of a token, counted from the first pending one."""
+        places = (
+            ring if ring is None else ring[self.memory, (self.place + token) % ring.shape[1]] for ring in self.rings
+        )
+        return type(self.rings)(*places)
+
+    def keep(self, token: int, values: Tail) -> None:
+        """Keeps a token, unless it is in the state that is stored."""
+        if self.memory and token >= self.store:
+            for place, value in zip(self.at(token), values, strict=True):
+                if place is not None:
+                    place.copy_(value)
+
+
+def row_tails(tail: Tail | None, cursor: Cursor | None, batch: int) -> list[RowTail]:
+    """Returns the tail of each of `batch` rows. A row outside of the rings has no memory.
 
     Syncs: yes.
     """
-    if cursor is None:
-        return []
+    if tail is None or cursor is None:
+        return [RowTail()] * batch
+    rows, ring = tail[0].shape[:2]
     columns = torch.stack([column.long() for column in cursor], 1).tolist()
     return [
-        (row, max(label, 0) % ring, min(max(pending, 0), ring), store) if 0 < row < rows else (0, 0, 0, -1)
+        RowTail(tail, row, max(label, 0) % ring, min(max(pending, 0), ring), store) if 0 < row < rows else RowTail()
         for row, label, pending, store in columns
     ]

@@ -12,24 +12,30 @@ import torch
 from torch import Tensor
 
 from memstate.kernels.dispatch import Backend
-from memstate.kernels.tables import Cursor, DeltaTail
+from memstate.kernels.tables import ConvTail, Cursor, DeltaTail
 from tests.kernels.test_decode_steps import DTYPES, KINDS
 from tests.support.decode_case import Case, Row, rubbish, same_bits
 
 STREAM = 14  # tokens of each row
 ROWS = 3
-TAILED = ("gdn", "kda", "gdn, value key", "kda, gates")
+TAILED = [kind for kind in KINDS if kind not in ("rwkv7", "mamba2", "mamba2, state dim", "mamba1", "mamba3")]
+# Op -> kind of its tail, inputs that a ring keeps under another name, rings of what the op computes.
+KEPT: dict[str, tuple[Any, dict[str, str], tuple[str, ...]]] = {
+    "conv_step": (ConvTail, {}, ()), "gated_delta_step": (DeltaTail, {"gate": "decay"}, ("gate", "beta")),
+}  # fmt: skip
 
 
 def rings_of(case: Case, rows: int, ring: int, generator: torch.Generator) -> Any:
     """Tails of NaN for a step of this op; a row has more bytes than its tail."""
-    heads, (key_heads, key), value = case.inputs["v"].shape[2], case.inputs["k"].shape[2:], case.inputs["v"].shape[3]
-    gate = case.inputs["decay"].shape[2:]
-    shapes = DeltaTail((key_heads, key), (heads, value), gate, (heads,))  # type: ignore[arg-type]
-    dtypes = DeltaTail(*(case.inputs[name].dtype for name in "kv"), torch.float32, torch.float32)  # type: ignore[arg-type]
-    return DeltaTail(
-        *(empty(rows, ring, shape, dtype, case, generator) for shape, dtype in zip(shapes, dtypes, strict=True))
-    )
+    tail, inputs, computed = KEPT[case.op]
+
+    def ring_of(name: str) -> Tensor | None:
+        given = case.inputs.get(inputs.get(name, name))
+        if given is None:
+            return None
+        return empty(rows, ring, given.shape[2:], torch.float32 if name in computed else given.dtype, case, generator)
+
+    return tail(*map(ring_of, tail._fields))
 
 
 def empty(rows: int, ring: int, shape: Any, dtype: torch.dtype, case: Case, generator: torch.Generator) -> Tensor:

@@ -29,7 +29,7 @@ from memstate.kernels.checks import (
     check_written,
 )
 from memstate.kernels.fenwick import CHUNK, INNER, MOST_LEVELS
-from memstate.kernels.tables import ACCESS_BYTES, ConvTail, Cursor, DeltaTail, Mamba3State, Marks
+from memstate.kernels.tables import ACCESS_BYTES, ConvTail, Cursor, DeltaTail, Mamba3State, Marks, SelectiveTail
 
 Keeps = dict[str, tuple[tuple[int, ...], torch.dtype]]  # ring of a tail -> what it keeps of a token
 ACTIVATIONS = ("silu", None)
@@ -456,7 +456,7 @@ def _check_states(state: Tensor, shape: tuple[int, int, int], tied: bool) -> Blo
 def check_selective(
     x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor, read: Tensor, write: Tensor,
     snapshot: Tensor, tokens: Tensor, d: Tensor | None, z: Tensor | None, dt_bias: Tensor | None, softplus: bool,
-    window: Tensor | None, out: Tensor | None, marks: Marks | None,
+    window: Tensor | None, out: Tensor | None, marks: Marks | None, tail: SelectiveTail | None, cursor: Cursor | None,
 ) -> tuple[int, int, int, int, int]:  # fmt: skip
     """Refuses arguments of `selective_step` that do not fit each other.
 
@@ -515,8 +515,10 @@ def check_selective(
             check_window(window, state, "batch token head dim state", (batch, token))
     if marks is not None:
         check_kept(marks, window, tensors, device)
-    check_written(tensors, "state", "out", "window")
-    check_apart("state", slots, tensors, "out", "window")
+    keeps: Keeps = {"x": ((head, dim), x.dtype), "b": (b.shape[2:], b.dtype), "dt": (shape, torch.float32)}
+    rings = check_tail(tail, SelectiveTail, cursor, keeps, window, tensors, batch, device)
+    check_written(tensors, "state", "out", "window", *rings)
+    check_apart("state", slots, tensors, "out", "window", *rings)
     return x_distance, dt_distance, b_distance, c_distance, z_distance
 
 

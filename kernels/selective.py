@@ -25,13 +25,19 @@ from memstate.kernels.pieces import dot, vector
 from memstate.kernels.slots import (
     NO_MARKS,
     absent,
+    copy_token,
     first_mark,
     known_slot,
     mark_offset,
     mark_types,
+    next_place,
     row_slots,
+    row_tail,
+    tail_args,
+    tail_types,
+    tail_values,
 )
-from memstate.kernels.tables import ACCESS_BYTES, Marks
+from memstate.kernels.tables import ACCESS_BYTES, Cursor, Marks, SelectiveTail
 from memstate.kernels.tuned import SECTOR_BYTES, SelectiveConfig, config_of, state_shares
 from memstate.kernels.warps import limit, roomy, warp_threads
 
@@ -47,6 +53,7 @@ PER_CALL = [
     "mark_count_ptr", "mark_entry_ptr", "mark_offset_ptr", "mark_slot_ptr",
     "max_tokens", "last", "stride_units", "window_units",
     "x_distance", "dt_distance", "b_distance", "c_distance", "z_distance",
+    *tail_args(SelectiveTail),
 ]  # fmt: skip
 
 
@@ -85,11 +92,36 @@ def _store(
         tl.store(ptr + piece * (PIECE_STEP * STATE_STRIDE), tiles[piece].to(ptr.dtype.element_ty), mask=mask)
 
 
+@triton.jit
+def _advanced(s, x, b, dt, a, PIECES: tl.constexpr, TIED: tl.constexpr):
+    """The state behind one more token. a: of the head, or for each piece."""
+    inward = (dt * x)[None, :]
+    if TIED:
+        decay = tl.exp(dt * a)
+    found = ()
+    for piece in tl.static_range(PIECES):
+        if not TIED:
+            decay = tl.exp(dt[None, :] * a[piece])
+        found += (tl.fma(s[piece], decay, inward * b[piece][:, None]),)
+    return found
+
+
+@triton.jit
+def _rounded(s, dtype: tl.constexpr, PIECES: tl.constexpr):
+    """The state as a slot would have it."""
+    found = ()
+    for piece in tl.static_range(PIECES):
+        found += (s[piece].to(dtype).to(tl.float32),)
+    return found
+
+
 @triton.jit(do_not_specialize=PER_CALL)
 def _selective_step(
     x_ptr, dt_ptr, a_ptr, b_ptr, c_ptr, d_ptr, z_ptr, dt_bias_ptr, state_ptr, window_ptr, out_ptr,
     read_ptr, write_ptr, snapshot_ptr, tokens_ptr, mark_count_ptr, mark_entry_ptr, mark_offset_ptr, mark_slot_ptr,
     max_tokens, last, stride_units, window_units, x_distance, dt_distance, b_distance, c_distance, z_distance,
+    tail_x_ptr, tail_b_ptr, tail_dt_ptr, tail_rows, ring, tail_x_apart, tail_b_apart, tail_dt_apart,
+    cursor_row_ptr, cursor_label_ptr, cursor_pending_ptr, cursor_store_ptr,
     HEADS: tl.constexpr, GROUPS: tl.constexpr, DIM: tl.constexpr, STATE: tl.constexpr, TIED: tl.constexpr,
     SOFTPLUS: tl.constexpr, STATE_FASTEST: tl.constexpr, UNIT: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr, LANES: tl.constexpr, RUN: tl.constexpr,
@@ -132,13 +164,13 @@ def _selective_step(
     if TIED:
         a = tl.load(a_ptr + head).to(tl.float32)
     else:
-        rates = ()
+        a = ()
         for piece in tl.static_range(PIECES):
             a_at = a_ptr + (tile + piece * (PIECE_STEP * STATE_STRIDE))
             if STATE * a_ptr.dtype.element_ty.primitive_bitwidth % 128 == 0:
                 a_at = tl.multiple_of(a_at, [16, 1])  # it was seen at the door; each row of `a` is whole accesses long
             mask = _mask(True, index, piece, in_dim, STATE, STATE_STEP, PIECE_STEP)
-            rates += (tl.load(a_at, mask=mask, other=0.0).to(tl.float32),)
+            a += (tl.load(a_at, mask=mask, other=0.0).to(tl.float32),)
     if dt_bias_ptr is not None:
         dt_bias = _own(dt_bias_ptr, head, dim, in_dim, DIM, TIED)
     if d_ptr is not None:
@@ -153,13 +185,38 @@ def _selective_step(
     if z_ptr is not None:
         z_at = z_ptr + first * z_distance
     shared = head // (HEADS // GROUPS) * STATE
+    live_ptr = tile_ptr + write * slot_stride
+    copy_ptr = tile_ptr + snapshot * slot_stride
+    if cursor_row_ptr is not None:
+        stored: tl.constexpr = state_ptr.dtype.element_ty
+        memory, place, pending, store = row_tail(
+            cursor_row_ptr, cursor_label_ptr, cursor_pending_ptr, cursor_store_ptr, row, tail_rows, ring, count
+        )
+        pending = tl.where(real, pending, 0)
+        OWN: tl.constexpr = HEADS if TIED else HEADS * DIM
+        kept_x = tail_x_ptr + memory * tail_x_apart
+        kept_b = tail_b_ptr + memory * tail_b_apart
+        kept_dt = tail_dt_ptr + memory * tail_dt_apart
+        for entry in range(pending + 1):
+            if entry == store:
+                _store(live_ptr, s, real, index, in_dim, STATE, STATE_STEP, PIECE_STEP, STATE_STRIDE, PIECES)
+                _store(copy_ptr, s, snapshot > 0, index, in_dim, STATE, STATE_STEP, PIECE_STEP, STATE_STRIDE, PIECES)
+            if entry < pending:
+                x_place = _of_head(kept_x + place * (HEADS * DIM), head * DIM, DIM)
+                x = tl.load(x_place + dim, mask=in_dim, other=0.0).to(tl.float32)
+                b_place = _of_head(kept_b + place * (GROUPS * STATE), shared, STATE)
+                b = vector(b_place, STATE, STATE_FASTEST, LANES, RUN, PIECES)
+                dt = _own(kept_dt + place * OWN, head, dim, in_dim, DIM, TIED)
+                s = _advanced(s, x, b, dt, a, PIECES, TIED)
+                if stored != tl.float32:
+                    s = _rounded(s, stored, PIECES)
+                place = next_place(place, ring)
+
     for t in range(count):
         x = tl.load(_of_head(x_at, head * DIM, DIM) + dim, mask=in_dim, other=0.0).to(tl.float32)
         b = vector(_of_head(b_at, shared, STATE), STATE, STATE_FASTEST, LANES, RUN, PIECES)
         c = vector(_of_head(c_at, shared, STATE), STATE, STATE_FASTEST, LANES, RUN, PIECES)
         dt = _own(dt_at, head, dim, in_dim, DIM, TIED)
-        x_at += x_distance
-        b_at += b_distance
         c_at += c_distance
         dt_at += dt_distance
         if dt_bias_ptr is not None:
@@ -167,15 +224,7 @@ def _selective_step(
         if SOFTPLUS:
             dt = softplus_of(dt)
 
-        if TIED:
-            decay = tl.exp(dt * a)
-        inward = (dt * x)[None, :]
-        old = s
-        s = ()
-        for piece in tl.static_range(PIECES):
-            if not TIED:
-                decay = tl.exp(dt[None, :] * rates[piece])
-            s += (tl.fma(old[piece], decay, inward * b[piece][:, None]),)
+        s = _advanced(s, x, b, dt, a, PIECES, TIED)
         y = dot(c, s, PIECES)
         if d_ptr is not None:
             y = tl.fma(x, d, y)
@@ -198,6 +247,20 @@ def _selective_step(
             # the tile, and with it the order of its sums.
             at_ptr = window_ptr + token * window_units * UNIT + tile
             _store(at_ptr, s, real, index, in_dim, STATE, STATE_STEP, PIECE_STEP, STATE_STRIDE, PIECES)
+        if cursor_row_ptr is not None:
+            if (memory > 0) & (pending + t >= store):
+                copy_token(kept_x + place * (HEADS * DIM) + head * DIM, x_at + head * DIM, dim, DIM)
+                if tl.program_id(0) == 0 and head % (HEADS // GROUPS) == 0:
+                    copy_token(kept_b + place * (GROUPS * STATE) + shared, b_at + shared, tl.arange(0, BLOCK_N), STATE)
+                if not TIED:
+                    tl.store(kept_dt + place * OWN + channel, dt, mask=in_dim)
+                elif tl.program_id(0) == 0:
+                    tl.store(kept_dt + place * OWN + head, dt)
+            if stored != tl.float32:
+                s = _rounded(s, stored, PIECES)
+            place = next_place(place, ring)
+        x_at += x_distance
+        b_at += b_distance
         if mark_count_ptr is not None:
             while offset <= t + 1:
                 kept = known_slot(tl.load(mark_slot_ptr + mark), last)
@@ -211,8 +274,9 @@ def _selective_step(
         tl.store(out_ptr + (row * max_tokens + t).to(tl.int64) * (HEADS * DIM) + channel, 0.0, mask=in_dim)
 
     if window_ptr is None:
-        live_ptr = tile_ptr + write * slot_stride
-        copy_ptr = tile_ptr + snapshot * slot_stride
+        if cursor_row_ptr is not None:
+            real = real & (store > pending)
+            snapshot = tl.where(store > pending, snapshot, 0)
         if real:
             _store(live_ptr, s, True, index, in_dim, STATE, STATE_STEP, PIECE_STEP, STATE_STRIDE, PIECES)
         if snapshot > 0:
@@ -233,10 +297,11 @@ def selective_step(
     x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor, read: Tensor, write: Tensor,
     snapshot: Tensor, tokens: Tensor, d: Tensor | None = None, z: Tensor | None = None, dt_bias: Tensor | None = None,
     softplus: bool = False, window: Tensor | None = None, out: Tensor | None = None, marks: Marks | None = None,
+    tail: SelectiveTail | None = None, cursor: Cursor | None = None,
 ) -> Tensor:  # fmt: skip
     """Launches the op; see `memstate.kernels.reference.selective.selective_step`."""
     distances = check_selective(
-        x, dt, a, b, c, state, read, write, snapshot, tokens, d, z, dt_bias, softplus, window, out, marks
+        x, dt, a, b, c, state, read, write, snapshot, tokens, d, z, dt_bias, softplus, window, out, marks, tail, cursor
     )
     out = x.new_empty(x.shape) if out is None else out
     batch, max_tokens, heads, dim = x.shape
@@ -253,6 +318,7 @@ def selective_step(
     _selective_step[(triton.cdiv(dim, block_d), heads, batch)](
         x, dt, a, b, c, d, z, dt_bias, state, window, out, read, write, snapshot, tokens, *(marks or NO_MARKS),
         max_tokens, state.shape[0] - 1, state.stride(0) // unit, heads * dim * states // unit, *distances,
+        *tail_values(SelectiveTail, tail, cursor),
         HEADS=heads, GROUPS=groups, DIM=dim, STATE=states, TIED=tied, SOFTPLUS=softplus,
         STATE_FASTEST=not dim_fastest, UNIT=unit, BLOCK_D=block_d, BLOCK_N=block_n, LANES=lanes, RUN=run,
         num_warps=warps,
@@ -261,6 +327,7 @@ def selective_step(
     return out
 
 
+TAIL = {"x": "*bf16", "b": "*bf16", "dt": "*fp32"}
 EVERY = ("fp32", "bf16", "fp16")
 STATES = (8, 16, 32, 64, 128, 256, 512)
 
@@ -295,7 +362,7 @@ def compile_cases() -> list[CompileCase]:
     return [
         _case(name, model, dtype, stores)
         for name, model in (MODELS | OTHERS).items()
-        for dtype, stores in product(model.dtypes, ("", "_window", "_marks"))
+        for dtype, stores in product(model.dtypes, ("", "_window", "_marks", "_tail"))
     ]
 
 
@@ -322,10 +389,11 @@ def _case(name: str, model: Model, dtype: str, stores: str) -> CompileCase:
     }  # fmt: skip
     planes = ("state_ptr", "window_ptr") if stores == "_window" else ("state_ptr",)
     like_others = state == 256 or dim_fastest or (dtype == "fp16" and not tied)  # stores are as in a case beside it
-    rare = name in OTHERS or (stores, dtype) == ("_marks", "fp16") or (bool(stores) and like_others)
+    rare = name in OTHERS or (stores in ("_marks", "_tail") and dtype == "fp16") or (bool(stores) and like_others)
     bulk = () if rare else planes if tied else (*planes, "a_ptr")
     return CompileCase(
         f"selective_step_{name}_{dtype}{stores}", _selective_step,
-        signature | dict.fromkeys(planes, f"*{dtype}") | mark_types(stores), shape | absent(stores), planes, warps,
+        signature | dict.fromkeys(planes, f"*{dtype}") | mark_types(stores) | tail_types(stores, TAIL),
+        shape | absent(stores, SelectiveTail, *TAIL), planes, warps,
         bulk, OPTIONS | _options(warps, tied, itemsize, dim_fastest, stores == "_marks"), rare, {"LANES": lanes_of_64},
     )  # fmt: skip

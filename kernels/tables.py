@@ -339,4 +339,18 @@ class ConvTail(NamedTuple):
     x: Tensor
 
 
-Tail = ConvTail | DeltaTail
+class SelectiveTail(NamedTuple):
+    """What a layer of Mamba-1 or Mamba-2 keeps of tokens that are not in the state yet, `row ring ...`.
+
+    Args:
+        x: inputs as the op gets them, `row ring head dim`.
+        b: as the op gets it, `row ring group state`.
+        dt: the step that the rule takes, behind bias and softplus, fp32 `row ring head` or `row ring head dim`.
+    """
+
+    x: Tensor
+    b: Tensor
+    dt: Tensor
+
+
+Tail = ConvTail | DeltaTail | SelectiveTail

@@ -6,8 +6,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from memstate.kernels.decode_checks import check_selective
-from memstate.kernels.reference.slots import row_marks, row_slots
-from memstate.kernels.tables import Marks
+from memstate.kernels.reference.slots import row_marks, row_slots, row_tails
+from memstate.kernels.tables import Cursor, Marks, SelectiveTail
 
 
 @torch.no_grad()
@@ -15,6 +15,7 @@ def selective_step(
     x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor, read: Tensor, write: Tensor,
     snapshot: Tensor, tokens: Tensor, d: Tensor | None = None, z: Tensor | None = None, dt_bias: Tensor | None = None,
     softplus: bool = False, window: Tensor | None = None, out: Tensor | None = None, marks: Marks | None = None,
+    tail: SelectiveTail | None = None, cursor: Cursor | None = None,
 ) -> Tensor:  # fmt: skip
     """Advances the state of every row by its tokens, in order, and returns what `c` reads from it.
 
@@ -62,54 +63,66 @@ def selective_step(
             goes to `slot` in the same pass, for every mark. They ascend by entry, then by offset. Null slots, offsets
             beyond the row's tokens and rows with a null write keep nothing. The slots are distinct from each other and
             from all others of the step. Not beside a window.
+        tail: rings of tokens that are not in a row's state yet, or None; see `gated_delta_step`.
+        cursor: columns of the step that say how far.
 
     Returns:
-        `out`. Changes: state, or window if given.
+        `out`. Changes: state, or window if given; tail.
 
     Raises:
         ValueError: a shape, dtype, device, stride or address does not fit; a state of Mamba1 stores `state dim`; there
-            are 2^31 tokens or more; slots share bytes; marks beside a window; or
-            `out`, the window or the state requires grad, or shares bytes with another tensor.
+            are 2^31 tokens or more; slots share bytes; marks or a tail beside a window; a tail without a cursor; or
+            `out`, the window, the state or the tail requires grad, or shares bytes with another tensor.
 
     Syncs: no (the reference: yes, it reads the slots).
     """
-    check_selective(x, dt, a, b, c, state, read, write, snapshot, tokens, d, z, dt_bias, softplus, window, out, marks)
+    check_selective(
+        x, dt, a, b, c, state, read, write, snapshot, tokens, d, z, dt_bias, softplus, window, out, marks, tail, cursor
+    )
     out = x.new_empty(x.shape) if out is None else out
     out.zero_()
     rows = row_slots(state, read, write, snapshot, tokens, x.shape[1], window is None)
     kept = row_marks(marks, state.shape[0] - 1)
+    tails = row_tails(tail, cursor, len(x))
     for row, source, target, copy, count in rows:
         s = state[source].float().contiguous() if source else torch.zeros(state.shape[1:], device=state.device)
+        own, stored = tails[row], [slot for slot in (target, copy) if slot]
+        for entry in range(own.pending + 1):
+            if entry == own.store:
+                state[stored] = s.to(state.dtype)
+            if entry < own.pending:
+                kept_token = own.at(entry)
+                s = advance(s, kept_token.x, kept_token.b, kept_token.dt, a).to(state.dtype).float()
         for t in range(count):
             step = dt[row, t].float() if dt_bias is None else dt[row, t].float() + dt_bias.float()
-            s, y = advance(s, x[row, t], F.softplus(step) if softplus else step, a, b[row, t], c[row, t])
+            entering = SelectiveTail(x[row, t], b[row, t], F.softplus(step) if softplus else step)
+            own.keep(own.pending + t, entering)
+            s = advance(s, entering.x, entering.b, entering.dt, a)
+            y = (s * of_heads(c[row, t], s)).sum(dim=2)
             if d is not None:
                 y = y + per_channel(d) * x[row, t].float()
             out[row, t] = y if z is None else y * F.silu(z[row, t].float())
             if window is not None:
                 window[row, t] = s
+            if tail is not None:
+                s = s.to(state.dtype).float()
             state[kept.get((row, t + 1), [])] = s.to(state.dtype)
-        if window is None:
-            state[target] = s
-            if copy:
-                state[copy] = s
+        if window is None and own.store > own.pending:
+            state[stored] = s.to(state.dtype)
     return out
 
 
-def advance(s: Tensor, x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-    """One token of one row, fp32: returns the new state `head dim state` and S c `head dim`.
-
-    dt is `head` or `head dim`. One row at a time, and products summed over one axis: a matmul over the batch rounds
-    differently with its size.
-    """
-    group = s.shape[0] // b.shape[0]
-    inward = repeat(b.float(), "group state -> (group head) 1 state", head=group)
-    outward = repeat(c.float(), "group state -> (group head) 1 state", head=group)
+def advance(s: Tensor, x: Tensor, b: Tensor, dt: Tensor, a: Tensor) -> Tensor:
+    """The state `head dim state` of one row behind one more token, fp32; dt is `head` or `head dim`."""
     dt = per_channel(dt)
     gate = rearrange(a.float(), "head -> head 1 1") if a.dim() == 1 else a.float()
     decay = (rearrange(dt, "head dim -> head dim 1") * gate).exp()
-    s = s * decay + rearrange(dt * x.float(), "head dim -> head dim 1") * inward
-    return s, (s * outward).sum(dim=2)
+    return s * decay + rearrange(dt * x.float(), "head dim -> head dim 1") * of_heads(b, s)
+
+
+def of_heads(shared: Tensor, s: Tensor) -> Tensor:
+    """Vectors of groups as `head 1 state`, for each head of the state."""
+    return repeat(shared.float(), "group state -> (group head) 1 state", head=s.shape[0] // shared.shape[0])
 
 
 def per_channel(values: Tensor) -> Tensor:

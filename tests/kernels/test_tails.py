@@ -12,16 +12,17 @@ import torch
 from torch import Tensor
 
 from memstate.kernels.dispatch import Backend
-from memstate.kernels.tables import ConvTail, Cursor, DeltaTail
+from memstate.kernels.tables import ConvTail, Cursor, DeltaTail, SelectiveTail
 from tests.kernels.test_decode_steps import DTYPES, KINDS
 from tests.support.decode_case import Case, Row, rubbish, same_bits
 
 STREAM = 14  # tokens of each row
 ROWS = 3
-TAILED = [kind for kind in KINDS if kind not in ("rwkv7", "mamba2", "mamba2, state dim", "mamba1", "mamba3")]
+TAILED = [kind for kind in KINDS if kind not in ("rwkv7", "mamba3")]
 # Op -> kind of its tail, inputs that a ring keeps under another name, rings of what the op computes.
 KEPT: dict[str, tuple[Any, dict[str, str], tuple[str, ...]]] = {
     "conv_step": (ConvTail, {}, ()), "gated_delta_step": (DeltaTail, {"gate": "decay"}, ("gate", "beta")),
+    "selective_step": (SelectiveTail, {}, ("dt",)),
 }  # fmt: skip
 
 
@@ -126,7 +127,8 @@ class Run:
 def tailed(kind: str, backend: Backend, generator: torch.Generator, dtype: str, most: int, **settings: Any) -> Run:
     state, inputs = DTYPES[dtype]
     rows = [Row(slot, slot, tokens=STREAM) for slot in (1, 2, 3)]
-    made = KINDS[kind].make(backend, generator, rows, STREAM, state, inputs, **(KINDS[kind].small | settings))
+    given = {"rows": rows, "tokens": STREAM, "state": state, "inputs": inputs}
+    made = KINDS[kind].make(backend, generator, **(given | KINDS[kind].small | settings))
     return Run(made, backend, generator, most, ring=3 * most - 1)
 
 

@@ -190,7 +190,7 @@ def check_tail(
         name = f"tail.{field}"
         if field not in keeps:
             if ring is not None:
-                raise ValueError(f"{name}: expected None of this rule, got {type(ring).__name__}")
+                raise ValueError(f"{name}: expected None beside these inputs, got {type(ring).__name__}")
             continue
         shape, dtype = keeps[field]
         check_tensors({name: ring})
@@ -339,10 +339,9 @@ def check_gated_delta(
     if marks is not None:
         check_kept(marks, window, tensors, device)
     written = ["out", "window"]
-    if low_rank and (tail is not None or cursor is not None):
-        raise ValueError("tail, cursor: expected None beside a and b")
-    keeps: Keeps = {"k": ((key_head, key), k.dtype), "v": ((head, value), v.dtype)}
-    keeps |= {"gate": (rates, torch.float32), "beta": ((head,), torch.float32)}
+    keeps: Keeps = {"v": ((head, value), v.dtype), "gate": (rates, torch.float32)}
+    keeps |= {name: ((key_head, key), x.dtype) for name, x in (("k", k), ("a", a), ("b", b)) if x is not None}
+    keeps |= {} if low_rank else {"beta": ((head,), torch.float32)}
     written += check_tail(tail, DeltaTail, cursor, keeps, window, tensors, batch, device)
     check_written(tensors, "state", *written)
     check_apart("state", slots, tensors, *written)

@@ -290,6 +290,13 @@ def _advanced(s, k, v, gates, beta, COUNT: tl.constexpr, PER_KEY: tl.constexpr, 
 
 
 @triton.jit
+def _advanced_low_rank(s, k, v, gates, a, b, COUNT: tl.constexpr, PER_KEY: tl.constexpr):
+    """The state behind one more token of the generalized delta rule."""
+    seen = _dot(a, s, COUNT)[None, :]
+    return _added(_added(_decayed(s, gates, COUNT, PER_KEY), b, seen, COUNT), k, v, COUNT)
+
+
+@triton.jit
 def _rounded(s, dtype: tl.constexpr, COUNT: tl.constexpr):
     """The state as a slot would have it."""
     found = ()
@@ -304,8 +311,8 @@ def _gated_delta_step(
     read_ptr, write_ptr, snapshot_ptr, tokens_ptr, mark_count_ptr, mark_entry_ptr, mark_offset_ptr, mark_slot_ptr,
     max_tokens, last, stride_units, window_units, scale, q_apart, k_apart, v_apart, decay_apart, beta_apart,
     a_ptr, b_ptr, a_apart, b_apart,
-    tail_k_ptr, tail_v_ptr, tail_gate_ptr, tail_beta_ptr, tail_rows, ring,
-    tail_k_apart, tail_v_apart, tail_gate_apart, tail_beta_apart,
+    tail_k_ptr, tail_v_ptr, tail_gate_ptr, tail_beta_ptr, tail_a_ptr, tail_b_ptr, tail_rows, ring,
+    tail_k_apart, tail_v_apart, tail_gate_apart, tail_beta_apart, tail_a_apart, tail_b_apart,
     cursor_row_ptr, cursor_label_ptr, cursor_pending_ptr, cursor_store_ptr,
     HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, PER_KEY: tl.constexpr,
     KEY_FASTEST: tl.constexpr, UNIT: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
@@ -359,7 +366,11 @@ def _gated_delta_step(
         keys_at = memory * tail_k_apart + key_head * KEY
         values_at = memory * tail_v_apart + head * VALUE
         gates_at = memory * tail_gate_apart + head * (KEY if PER_KEY else 1)
-        betas_at = memory * tail_beta_apart + head
+        if a_ptr is None:
+            betas_at = memory * tail_beta_apart + head
+        else:
+            as_at = memory * tail_a_apart + key_head * KEY
+            bs_at = memory * tail_b_apart + key_head * KEY
         for entry in range(pending + 1):
             if entry == store:
                 _store(live_ptr, s, real, index, in_value, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, RUN, PIECES)
@@ -370,10 +381,15 @@ def _gated_delta_step(
                 if VALUE * v_ptr.dtype.element_ty.primitive_bitwidth % 128 == 0:
                     v_at = tl.multiple_of(v_at, 16)
                 v = _values(v_at, VALUE, BLOCK_V, KEY_FASTEST, LANES)
-                beta = tl.load(tail_beta_ptr + betas_at + place * HEADS)
                 gate_at = tail_gate_ptr + gates_at + place * (HEADS * KEY if PER_KEY else HEADS)
                 gates = _keys(gate_at, KEY, KEY_FASTEST, LANES, RUN, PIECES) if PER_KEY else (tl.load(gate_at),)
-                s = _advanced(s, k, v, gates, beta, COUNT, PER_KEY, NORMALIZE)
+                if a_ptr is None:
+                    beta = tl.load(tail_beta_ptr + betas_at + place * HEADS)
+                    s = _advanced(s, k, v, gates, beta, COUNT, PER_KEY, NORMALIZE)
+                else:
+                    a = _keys(tail_a_ptr + as_at + place * (KEY_HEADS * KEY), KEY, KEY_FASTEST, LANES, RUN, PIECES)
+                    b = _keys(tail_b_ptr + bs_at + place * (KEY_HEADS * KEY), KEY, KEY_FASTEST, LANES, RUN, PIECES)
+                    s = _advanced_low_rank(s, k, v, gates, a, b, COUNT, PER_KEY)
                 if stored != tl.float32:
                     s = _rounded(s, stored, COUNT)
                 place = next_place(place, ring)
@@ -406,10 +422,11 @@ def _gated_delta_step(
             bias = dt_bias[key] if dt_bias_ptr is not None else 0.0
             gates += (_gate(decay[key], rate, bias, a_log_ptr is not None, dt_bias_ptr is not None),)
         if a_ptr is not None:
-            a = _keys(a_ptr + (token * a_apart + key_head * KEY), KEY, KEY_FASTEST, LANES, RUN, PIECES)
-            seen = _dot(a, s, COUNT)[None, :]
-            b = _keys(b_ptr + (token * b_apart + key_head * KEY), KEY, KEY_FASTEST, LANES, RUN, PIECES)
-            s = _added(_added(_decayed(s, gates, COUNT, PER_KEY), b, seen, COUNT), k, v, COUNT)
+            a_at = a_ptr + (token * a_apart + key_head * KEY)
+            b_at = b_ptr + (token * b_apart + key_head * KEY)
+            a = _keys(a_at, KEY, KEY_FASTEST, LANES, RUN, PIECES)
+            b = _keys(b_at, KEY, KEY_FASTEST, LANES, RUN, PIECES)
+            s = _advanced_low_rank(s, k, v, gates, a, b, COUNT, PER_KEY)
         else:
             s = _advanced(s, k, v, gates, beta, COUNT, PER_KEY, NORMALIZE)
         o = _dot(q, s, PIECES * RUN)
@@ -442,7 +459,11 @@ def _gated_delta_step(
                     channel = tl.arange(0, BLOCK_K)
                     if head % (HEADS // KEY_HEADS) == 0:
                         copy_token(tail_k_ptr + keys_at + place * (KEY_HEADS * KEY), k_at, channel, KEY)
-                    tl.store(tail_beta_ptr + betas_at + place * HEADS, beta)
+                        if a_ptr is not None:
+                            copy_token(tail_a_ptr + as_at + place * (KEY_HEADS * KEY), a_at, channel, KEY)
+                            copy_token(tail_b_ptr + bs_at + place * (KEY_HEADS * KEY), b_at, channel, KEY)
+                    if a_ptr is None:
+                        tl.store(tail_beta_ptr + betas_at + place * HEADS, beta)
                     if PER_KEY:
                         found = tl.load(decay_at + channel, mask=channel < KEY, other=0.0).to(tl.float32)
                         if dt_bias_ptr is not None:
@@ -554,14 +575,14 @@ GATES: dict[str, dict[str, Any]] = {  # those inside the kernel: none, or all th
     "_gates": {"SIGMOID": True, "NORMALIZE": True},
 }  # fmt: skip
 
-TAIL = {"k": "*bf16", "v": "*bf16", "gate": "*fp32", "beta": "*fp32"}
+TAIL = {"k": "*bf16", "v": "*bf16", "gate": "*fp32"}
 LOW_RANK = ("a_ptr", "b_ptr", "a_apart", "b_apart")
 COMMON = {  # order of the state and what is stored -> compiled for every change, of either width of the state
     "": ("", "_window", "_marks", "_value_key", "_value_key_marks", "_tail"),
     "_kda": ("", "_window"),
     "_gates": ("", "_value_key", "_tail", "_value_key_tail"),
     "_kda_gates": ("_value_key", "_tail"),
-    "_rwkv7": ("", "_window", "_value_key_marks"),
+    "_rwkv7": ("", "_window", "_value_key_marks", "_tail"),
 }  # fmt: skip
 
 
@@ -586,7 +607,6 @@ def compile_cases() -> list[CompileCase]:
         for (dtype, itemsize), (kind, constants), key_fastest, stores in product(
             (("fp32", 4), ("bf16", 2), ("fp16", 2)), kinds.items(), (False, True), ("", "_window", "_marks", "_tail")
         )
-        if (kind, stores) != ("_rwkv7", "_tail")
         for keys, values in (_tiles(itemsize) if kind != "_rwkv7" else [(64, 64), (128, 128)])
         for unit in ((ACCESS_BYTES // itemsize, 1) if values == 128 else (ACCESS_BYTES // itemsize,))
     ]
@@ -600,6 +620,7 @@ def _case(
     lanes, run = shares(key_fastest, itemsize, block_k, block_v, warps)
     wide = shares(key_fastest, itemsize, block_k, block_v, warps, 64)
     gated = "_gates" in kind
+    rings = TAIL | ({"a": "*bf16", "b": "*bf16"} if kind == "_rwkv7" else {"beta": "*fp32"})
     signature = (
         dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "dt_bias_ptr", "out_ptr", "a_ptr", "b_ptr"), "*bf16")
         | dict.fromkeys(("decay_ptr", "beta_ptr"), "*bf16" if gated else "*fp32")
@@ -620,8 +641,8 @@ def _case(
     return CompileCase(
         f"gated_delta_step_{dtype}{kind}{how}"
         + (not common) * f", {keys} x {values}, unit {unit}", _gated_delta_step,
-        signature | dict.fromkeys(planes, f"*{dtype}") | mark_types(stores) | tail_types(stores, TAIL),
-        {**shape, **constants, **absent(stores, DeltaTail, *TAIL)},
+        signature | dict.fromkeys(planes, f"*{dtype}") | mark_types(stores) | tail_types(stores, rings),
+        {**shape, **constants, **absent(stores, DeltaTail, *rings)},
         planes, warps, planes if common else (), OPTIONS | roomy(warps, most=_most(unit, itemsize, warps)), not common,
         {"LANES": wide[0], "RUN": wide[1]},
     )  # fmt: skip

@@ -320,13 +320,17 @@ class DeltaTail(NamedTuple):
         k: keys as the op gets them, `row ring key_head key`.
         v: values, `row ring head value`.
         gate: exp of the log decay, fp32 `row ring head` or `row ring head key`.
-        beta: the rate that the rule takes, fp32 `row ring head`.
+        beta: the rate that the rule takes, fp32 `row ring head`; None beside `a` and `b`.
+        a: as the op gets it, `row ring key_head key`, or None.
+        b: as `a`.
     """
 
     k: Tensor
     v: Tensor
     gate: Tensor
-    beta: Tensor
+    beta: Tensor | None = None
+    a: Tensor | None = None
+    b: Tensor | None = None
 
 
 class ConvTail(NamedTuple):

@@ -81,7 +81,8 @@ def gated_delta_step(
             The op first adds the pending ones to the state, then runs the tokens of the step. Those that are not in the
             state that it stores go to the ring, in the memory of the row. A state of 16 bits is rounded after every
             token, as if each had been a step. Rows of the step have distinct memory, or none; rings have room for
-            pending tokens and those of the step. Beside `cursor`; not beside `a` or a window.
+            pending tokens and those of the step. Beside `cursor`; not beside a window. Beside `a` and `b` their rings
+            take the place of beta's.
         cursor: columns of the step that say how far.
 
     Returns:
@@ -89,9 +90,9 @@ def gated_delta_step(
 
     Raises:
         ValueError: a shape, dtype, device, stride or address does not fit; slots share bytes; marks or a tail beside a
-            window; a tail without a cursor, or beside `a`; `dt_bias` without `a_log`; `a` without `b`, or beside beta
-            or a gate; 2**31 tokens or more; or `out`, the window, the state or the tail requires grad, or shares bytes
-            with another tensor.
+            window; a tail without a cursor, or without a ring that the rule needs; `dt_bias` without `a_log`; `a`
+            without `b`, or beside beta or a gate; 2**31 tokens or more; or `out`, the window, the state or the tail
+            requires grad, or shares bytes with another tensor.
 
     Syncs: no (the reference: yes, it reads the slots).
     """
@@ -115,20 +116,18 @@ def gated_delta_step(
             if entry == own.store:
                 state[stored] = s.to(state.dtype)
             if entry < own.pending:
-                keys, values, gate, rate = own.at(entry)
-                s = advance(s, normalized(keys.float()) if normalize else keys.float(), values, gate, rate)
-                s = s.to(state.dtype).float()
+                kept = own.at(entry)
+                keys = normalized(kept.k.float()) if normalize else kept.k
+                s = advance(s, keys, *kept[1:]).to(state.dtype).float()
         for t in range(count):
             queries, keys = q[row, t].float(), k[row, t].float()
             if normalize:
                 queries, keys = normalized(queries), normalized(keys)
             gate = (gated(decay[row, t], a_log, dt_bias) if a_log is not None else decay[row, t]).float().exp()
-            if a is not None and b is not None:
-                s = advance_low_rank(s, keys, v[row, t], gate, a[row, t], b[row, t])
-            elif beta is not None:
-                rate = beta[row, t].float().sigmoid() if sigmoid else beta[row, t].float()
-                s = advance(s, keys, v[row, t], gate, rate)
-                own.keep(own.pending + t, DeltaTail(k[row, t], v[row, t], gate, rate))
+            rate = None if beta is None else beta[row, t].float().sigmoid() if sigmoid else beta[row, t].float()
+            entering = DeltaTail(k[row, t], v[row, t], gate, rate, *(None if x is None else x[row, t] for x in (a, b)))
+            own.keep(own.pending + t, entering)
+            s = advance(s, keys, *entering[1:])
             out[row, t] = (_of_heads(queries, s) * s).sum(dim=1) * scale
             if window is not None:
                 window[row, t] = s
@@ -152,24 +151,22 @@ def normalized(x: Tensor) -> Tensor:
     return x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
 
 
-def advance(s: Tensor, k: Tensor, v: Tensor, gate: Tensor, beta: Tensor) -> Tensor:
-    """The state `head key value` of one row behind one more token, fp32.
+def advance(
+    s: Tensor, k: Tensor, v: Tensor, gate: Tensor, beta: Tensor | None, a: Tensor | None, b: Tensor | None
+) -> Tensor:
+    """The state `head key value` of one row behind one more token, fp32; by the generalized delta rule without a beta.
 
     The gate is `head` or `head key`. One row at a time, and products summed over one axis: a matmul over the batch
     rounds differently with its size.
     """
-    key = _of_heads(k, s)
-    s = _decayed(s, gate)
-    seen = (key * s).sum(dim=1)
-    delta = rearrange(beta, "head -> head 1") * (v.float() - seen)
+    key, delta = _of_heads(k, s), v.float()
+    if beta is not None:
+        s = _decayed(s, gate)
+        delta = rearrange(beta, "head -> head 1") * (delta - (key * s).sum(dim=1))
+    elif a is not None and b is not None:
+        seen = (_of_heads(a, s) * s).sum(dim=1, keepdim=True)
+        s = _decayed(s, gate) + _of_heads(b, s) * seen
     return s + key * rearrange(delta, "head value -> head 1 value")
-
-
-def advance_low_rank(s: Tensor, k: Tensor, v: Tensor, gate: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """One token of the generalized delta rule; see `advance`."""
-    seen = (_of_heads(a, s) * s).sum(dim=1, keepdim=True)
-    s = _decayed(s, gate) + _of_heads(b, s) * seen
-    return s + _of_heads(k, s) * rearrange(v.float(), "head value -> head 1 value")
 
 
 def _of_heads(x: Tensor, s: Tensor) -> Tensor:

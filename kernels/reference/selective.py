@@ -85,7 +85,9 @@ def selective_step(
     kept = row_marks(marks, state.shape[0] - 1)
     tails = row_tails(tail, cursor, len(x))
     for row, source, target, copy, count in rows:
-        s = state[source].float().contiguous() if source else torch.zeros(state.shape[1:], device=state.device)
+        s = torch.zeros(state.shape[1:], device=state.device)
+        if source:
+            s.copy_(state[source])
         own, stored = tails[row], [slot for slot in (target, copy) if slot]
         for entry in range(own.pending + 1):
             if entry == own.store:

@@ -10,7 +10,7 @@ from memstate.checks import sequence
 from memstate.engine.door import Door
 from memstate.engine.parts import Parts
 from memstate.errors import InvalidArgument
-from memstate.kernels.tables import REGISTERS_PER_ROW, Marks
+from memstate.kernels.tables import REGISTERS_PER_ROW, Marks, TailRecord
 from memstate.requests.handles import Row, Snapshot
 from memstate.slots.commands import Action
 from memstate.slots.readback import Readback
@@ -37,6 +37,8 @@ class DeviceCalls:
             one address. First those that the row's next forward reads, then those that it writes; 0 = none.
         marks: the marks of the newest plan, as in `step.marks`: the states inside of the step that are kept. Always at
             one address, so that a captured forward can read them.
+        tails: what the newest plan decided about the tails of rows, always at one address: int32, as long as the
+            largest batch. None where rows have no tails.
 
     Example:
         >>> import torch, memstate as ms
@@ -58,6 +60,7 @@ class DeviceCalls:
         levels = parts.registers.level_table
         self.level_table: Tensor = levels.view(levels.shape[0], 2, levels.shape[1] // 2)
         self.marks: Marks = parts.log.marks
+        self.tails: TailRecord | None = parts.log.tails
 
     def __repr__(self) -> str:
         return f"DeviceCalls({self._parts.backend!r})"

@@ -42,6 +42,13 @@ class DemoConfig(DemoOptions):
             object.__setattr__(self, "state_order", orders[0])
         elif self.state_order not in orders:
             raise InvalidArgument(f"state-order {self.state_order}: expected {' or '.join(orders)} of {self.model}")
+        if self.speculate:
+            if self.engine == "in-place" or self.speculate > self.chunk:
+                raise InvalidArgument(
+                    f"speculate {self.speculate} with engine {self.engine} and chunk {self.chunk}: kernels in place "
+                    "have no tails, and a chunk has at least as many tokens as a step of decode"
+                )
+            object.__setattr__(self, "overlap", 0)
         if self.storage_path is not None and self.storage != "file":
             raise InvalidArgument(f"storage-path {self.storage_path}: it is for storage file, not {self.storage}")
         if self.track_every % self.page_size:

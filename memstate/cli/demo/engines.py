@@ -5,8 +5,6 @@ in-place   memstate allocates; the kernels know one slot a row, and memstate cop
 arena      the engine allocates one block of memory for states and KV pages; the kernels are those of `own`
 """
 
-from collections.abc import Mapping, Sequence
-
 import torch
 from torch import Tensor
 
@@ -22,7 +20,7 @@ from memstate.engine.settings import Forward, Pages
 from memstate.engine.warmup import warm_up
 from memstate.errors import InvalidArgument
 from memstate.kernels.dispatch import Backend
-from memstate.kernels.tables import StepRecord
+from memstate.kernels.tables import Cursor, StepRecord
 from memstate.prefix import Prefix
 from memstate.requests.steps import Step
 from memstate.requests.tracking import Tracking
@@ -54,7 +52,7 @@ class Engine:
         size, self._batch, self.in_place = config.size, config.batch, config.engine == "in-place"
         tracking = STRATEGIES[config.strategy](every=config.track_every)
         _require_fit(config, tracking, pages, pages_per_row)
-        states = state_layout(size, config.model, LAYOUTS[config.layout], config.state_order)
+        states = state_layout(size, config.model, LAYOUTS[config.layout], config.state_order, config.speculate)
         kv, device = size.page_layout(config.page_size), torch.device(config.device)
         faults = Faults.from_environment()
         if config.fail_claims:
@@ -70,7 +68,7 @@ class Engine:
                 device=config.device, backend=config.backend, overlap=bool(config.overlap),
                 tensors=self.arena.states if self.arena else None,
                 pages=Pages(count=pages, size=config.page_size, per_row=pages_per_row),
-                forward=Forward(in_place=self.in_place, grid=None if self.in_place else 1),
+                forward=Forward(in_place=self.in_place, grid=None if self.in_place else 1, tail=config.speculate),
                 prefix=Prefix(placement=placement_of(config.placement)), tiers=tiers_of(config, store, self.kv),
             )  # fmt: skip
             if faults is not None:
@@ -82,7 +80,8 @@ class Engine:
         )
         if self.mem.backend.name == "cuda":  # elsewhere nothing is compiled
             warm_up(self.mem)
-        for storage, first in ((self.mem.planes, 0 if self.in_place else 1), (self.kv, 1)):
+        rows = [(self.mem.planes.rows, 1)] if self.mem.planes.rows is not None else []
+        for storage, first in ((self.mem.planes, 0 if self.in_place else 1), (self.kv, 1), *rows):
             for layer in (layer for plane in storage.values() for layer in plane):
                 layer[first:] = float("nan")  # whatever reads fresh memory shows
         self.memory = memory_of(self.mem.planes, self.kv, self.mem.device.page_table)
@@ -96,7 +95,12 @@ class Engine:
         """
         if self.in_place:
             return Slots(step.rows, step.tokens, step.write, step.write, self._nowhere)
-        return Slots(step.rows, step.tokens, step.read, step.write, step.snapshot, self.marks)
+        cursor, tails = None, self.mem.device.tails
+        if tails is not None:
+            cursor = Cursor(
+                *(column[: self._batch] for column in (tails.rows, tails.label, tails.pending, tails.store))
+            )
+        return Slots(step.rows, step.tokens, step.read, step.write, step.snapshot, self.marks, cursor)
 
     def launch(self) -> Slots:
         """Launches what comes before the forward of a planned step, and returns its slots.
@@ -106,9 +110,9 @@ class Engine:
         return self.slots(self.mem.launch(self._batch))
 
 
-def memory_of(planes: Mapping[str, Tensor | Sequence[Tensor]], kv: Planes, page_table: Tensor) -> Memory:
+def memory_of(planes: Planes, kv: Planes, page_table: Tensor) -> Memory:
     """Returns planes and pages as the model takes them."""
-    return Memory(planes["conv"], planes["ssm"], kv["key"][0], kv["value"][0], page_table)
+    return Memory(planes["conv"], planes["ssm"], kv["key"][0], kv["value"][0], page_table, planes.rows)
 
 
 def _require_fit(config: DemoConfig, tracking: Tracking, pages: int, pages_per_row: int) -> None:

@@ -80,6 +80,8 @@ class Meter:
         session_turns: The same of turns of sessions, aborted ones in more detail.
         prompts_read: Admissions of which a forward has read a part of the prompt.
         prompt_chunks: Parts of prompts that forwards have read. The prompt of an admission is all that it knew then.
+        guessed: Tokens guessed.
+        right: Those of them that were accepted.
         between: Calls between a plan and its forward.
         held: Sums by kind of owner over `looks`.
         decode: What each decode step asked for.
@@ -97,6 +99,8 @@ class Meter:
     prompts_read: int = 0
     prompt_chunks: int = 0
     dead_entries: int = 0
+    guessed: int = 0
+    right: int = 0
     refused: Counter[str] = field(default_factory=Counter)
     gave_way: Counter[str] = field(default_factory=Counter)
     ended: Counter[str] = field(default_factory=Counter)

@@ -15,10 +15,11 @@ from torch import Tensor
 from memstate.cli.demo.arithmetic import Weights, gate, linear, rms_norm, unit_norm
 from memstate.cli.demo.sizes import ModelSize
 from memstate.kernels.dispatch import Backend
-from memstate.kernels.tables import Marks
+from memstate.kernels.tables import ConvTail, Cursor, DeltaTail, Marks, SelectiveTail
 from memstate.state.layout import Order, Plane, StateLayout
 
 Where = tuple[Tensor, Tensor, Tensor, Tensor]  # read, write, snapshot, tokens: int32 `batch`
+Rings = dict[str, Tensor]  # those of a layer, `row ring ..`
 
 
 class Mixer(ABC):
@@ -49,24 +50,36 @@ class Mixer(ABC):
         """The plane conv of a layer as `slot tap-1 channel`."""
         return conv
 
+    @classmethod
+    @abstractmethod
+    def rings(cls, size: ModelSize) -> dict[str, tuple[int, ...]]:
+        """Shapes of what the tail of a row keeps of one token in one layer, besides the inputs of the conv."""
+
     @abstractmethod
     def advance(
-        self, mixed: Tensor, rates: Tensor, ssm: Tensor, where: Where, out: Tensor, marks: Marks | None
-    ) -> None:
+        self, mixed: Tensor, rates: Tensor, ssm: Tensor, where: Where, out: Tensor, marks: Marks | None,
+        rings: Rings | None, cursor: Cursor | None,
+    ) -> None:  # fmt: skip
         """Runs the recurrence over what the conv mixed; fills out `batch token head value` and changes ssm."""
 
-    def __call__(self, x: Tensor, where: Where, conv: Tensor, ssm: Tensor, marks: Marks | None = None) -> Tensor:
+    def __call__(
+        self, x: Tensor, where: Where, conv: Tensor, ssm: Tensor, marks: Marks | None = None,
+        rings: Rings | None = None, cursor: Cursor | None = None,
+    ) -> Tensor:  # fmt: skip
         """Runs conv and recurrence over x `batch token width`, normalised. Changes both planes.
 
-        With marks it keeps the states there too.
+        With marks it keeps the states there too; with rings and a cursor it folds the tails of rows.
 
         Syncs: no.
         """
         mixed = linear(x, self.inward)
         seen = torch.empty_like(mixed)
-        self.backend.conv_step(mixed, self.taps, self.bias, self.window(conv), *where, None, seen, marks=marks)
+        self.backend.conv_step(
+            mixed, self.taps, self.bias, self.window(conv), *where, None, seen, marks=marks,
+            tail=ConvTail(rings["x"]) if rings is not None else None, cursor=cursor,
+        )  # fmt: skip
         out = x.new_empty(*x.shape[:2], self.size.heads, self.size.value)
-        self.advance(seen, linear(x, self.rates), ssm, where, out, marks)
+        self.advance(seen, linear(x, self.rates), ssm, where, out, marks, rings, cursor)
         return linear(rms_norm(out).flatten(2) * gate(linear(x, self.gate)), self.outward)
 
 
@@ -78,9 +91,18 @@ class KimiDelta(Mixer):
         """See `Mixer`."""
         return size.heads * (2 * size.key + size.value), size.heads * (size.key + 1)
 
+    @classmethod
+    def rings(cls, size: ModelSize) -> dict[str, tuple[int, ...]]:
+        """See `Mixer`."""
+        rates = cls.widths(size)[1] // size.heads - 1  # of a head, besides the one to learn
+        keys = (cls.widths(size)[0] // size.key - size.heads * size.value // size.key) // 2
+        gate = (size.heads, rates) if rates > 1 else (size.heads,)
+        return {"k": (keys, size.key), "v": (size.heads, size.value), "gate": gate, "beta": (size.heads,)}
+
     def advance(
-        self, mixed: Tensor, rates: Tensor, ssm: Tensor, where: Where, out: Tensor, marks: Marks | None
-    ) -> None:
+        self, mixed: Tensor, rates: Tensor, ssm: Tensor, where: Where, out: Tensor, marks: Marks | None,
+        rings: Rings | None, cursor: Cursor | None,
+    ) -> None:  # fmt: skip
         """See `Mixer`."""
         s = self.size
         values, learning = s.heads * s.value, s.heads  # channels of v, and rates to learn; q and k share the rest
@@ -90,7 +112,10 @@ class KimiDelta(Mixer):
         forget, learn = rates.split((forgetting, learning), -1)
         decay = -0.1 * gate(forget if forgetting == s.heads else forget.unflatten(-1, (s.heads, s.key)))
         v = v.unflatten(-1, (s.heads, s.value))
-        self.backend.gated_delta_step(q, k, v, decay, gate(learn), ssm, *where, 1.0, out, marks=marks)
+        tail = DeltaTail(*(rings[name] for name in ("k", "v", "gate", "beta"))) if rings is not None else None
+        self.backend.gated_delta_step(
+            q, k, v, decay, gate(learn), ssm, *where, 1.0, out, marks=marks, tail=tail, cursor=cursor
+        )
 
 
 class GatedDelta(KimiDelta):
@@ -121,21 +146,28 @@ class Mamba2(Mixer):
         """See `Mixer`."""
         return (cls.widths(size)[0], size.taps - 1), (size.heads, size.value, size.key)
 
+    @classmethod
+    def rings(cls, size: ModelSize) -> dict[str, tuple[int, ...]]:
+        """See `Mixer`."""
+        return {"inward": (size.heads, size.value), "b": (1, size.key), "dt": (size.heads,)}
+
     @staticmethod
     def window(conv: Tensor) -> Tensor:
         """See `Mixer`."""
         return conv.transpose(1, 2)
 
     def advance(
-        self, mixed: Tensor, rates: Tensor, ssm: Tensor, where: Where, out: Tensor, marks: Marks | None
-    ) -> None:
+        self, mixed: Tensor, rates: Tensor, ssm: Tensor, where: Where, out: Tensor, marks: Marks | None,
+        rings: Rings | None, cursor: Cursor | None,
+    ) -> None:  # fmt: skip
         """See `Mixer`."""
         s = self.size
         x, b, c = mixed.split((s.heads * s.value, s.key, s.key), -1)
         x, b, c = x.unflatten(-1, (s.heads, s.value)), unit_norm(b).unsqueeze(2), unit_norm(c).unsqueeze(2)
         self.backend.selective_step(
             x, rates, self.decay, b, c, ssm, *where, d=self.skip, dt_bias=self.rate_bias, softplus=True, out=out,
-            marks=marks,
+            marks=marks, tail=SelectiveTail(rings["inward"], rings["b"], rings["dt"]) if rings is not None else None,
+            cursor=cursor,
         )  # fmt: skip
 
 
@@ -144,11 +176,19 @@ MIXERS: dict[str, type[Mixer]] = {"gdn": GatedDelta, "mamba2": Mamba2, "kda": Ki
 
 
 def state_layout(
-    size: ModelSize, model: str = "gdn", order: Order = "layer_major", state_order: str | None = None
+    size: ModelSize, model: str = "gdn", order: Order = "layer_major", state_order: str | None = None, tail: int = 0
 ) -> StateLayout:
-    """What one slot holds: the conv windows and the recurrent states of all recurrent layers."""
+    """What one slot holds: the conv windows and the recurrent states of all recurrent layers.
+
+    With a tail, what a row keeps of the last tokens, too.
+    """
     conv, ssm = MIXERS[model].shapes(size)
     if state_order in TURNED:
         ssm = (ssm[0], ssm[2], ssm[1])
     planes = (Plane("conv", conv, torch.float32), Plane("ssm", ssm, torch.float32))
-    return StateLayout(planes, size.recurrent_layers, order)
+    rows = None
+    if tail:
+        shapes = {"x": (MIXERS[model].widths(size)[0],), **MIXERS[model].rings(size)}
+        rings = (Plane(name, (3 * tail - 1, *shape), torch.float32) for name, shape in shapes.items())
+        rows = StateLayout(tuple(rings), size.recurrent_layers, order)
+    return StateLayout(planes, size.recurrent_layers, order, rows=rows)

@@ -7,7 +7,7 @@ same object runs the cached loop and the uncached one.
     attention   keys and values live in pages, addressed through a page table; page 0 is never read
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -17,7 +17,7 @@ from memstate.cli.demo.arithmetic import Weights, attend, linear, rms_norm
 from memstate.cli.demo.mixers import MIXERS, TURNED
 from memstate.cli.demo.sizes import ModelSize
 from memstate.kernels.dispatch import Backend
-from memstate.kernels.tables import Marks
+from memstate.kernels.tables import Cursor, Marks
 
 VOCABULARY = 256  # bytes
 
@@ -25,7 +25,7 @@ VOCABULARY = 256  # bytes
 class Slots(NamedTuple):
     """Where the states and pages of a step lie: int32 `batch` each, 0 for padding; rows index the page table.
 
-    Marks say which states inside of the step are kept as well.
+    Marks say which states inside of the step are kept as well, a cursor how far the tails of rows are folded.
     """
 
     rows: Tensor
@@ -34,6 +34,7 @@ class Slots(NamedTuple):
     write: Tensor
     snapshot: Tensor
     marks: Marks | None = None
+    cursor: Cursor | None = None
 
 
 class Memory(NamedTuple):
@@ -45,6 +46,7 @@ class Memory(NamedTuple):
         key: `page token head dim`.
         value: `page token head dim`.
         page_table: `row page`.
+        rows: Tails, by name `layer row ring ..`, or `row ring ..` of each layer; None without.
     """
 
     conv: Tensor | Sequence[Tensor]
@@ -52,6 +54,7 @@ class Memory(NamedTuple):
     key: Tensor
     value: Tensor
     page_table: Tensor
+    rows: Mapping[str, Tensor | Sequence[Tensor]] | None = None
 
 
 class HybridModel:
@@ -82,8 +85,8 @@ class HybridModel:
         ]
         self.head = weights.matrix(s.width, VOCABULARY, gain=1.5)
 
-    def forward(self, tokens: Tensor, start: Tensor, slots: Slots, memory: Memory) -> Tensor:
-        """Returns logits `batch vocabulary` after the last real token of each row; padded rows have none.
+    def forward(self, tokens: Tensor, start: Tensor, slots: Slots, memory: Memory, asked: int = 1) -> Tensor:
+        """Returns logits `batch asked vocabulary` after the last real tokens of each row; padded rows have none.
 
         Changes planes at `write` and `snapshot`, and the row's pages at start .. start + tokens. It can be captured.
 
@@ -92,6 +95,7 @@ class HybridModel:
             start: int64 `batch`, tokens already folded into the row's state.
             slots: Where states and pages lie.
             memory: The bytes.
+            asked: Tokens, of which a row may have fewer; the first stands for those that it lacks.
 
         Syncs: no.
         """
@@ -99,12 +103,15 @@ class HybridModel:
         where = (slots.read, slots.write, slots.snapshot, slots.tokens)
         for layer, (mixer, mlp) in enumerate(zip(self.recurrent, self.mlp, strict=False)):
             ssm = memory.ssm[layer].mT if self.state_order in TURNED else memory.ssm[layer]
-            x = x + mixer(rms_norm(x), where, memory.conv[layer], ssm, slots.marks)
+            rings = (
+                {name: plane[layer] for name, plane in memory.rows.items()} if memory.rows and slots.cursor else None
+            )
+            x = x + mixer(rms_norm(x), where, memory.conv[layer], ssm, slots.marks, rings, slots.cursor)
             x = x + _mlp(rms_norm(x), mlp)
         x = x + self._attend(rms_norm(x), start, slots, memory)
         x = x + _mlp(rms_norm(x), self.mlp[-1])
-        last = (slots.tokens.long() - 1).clamp(min=0)
-        x = x.gather(1, last[:, None, None].expand(-1, 1, x.shape[2])).squeeze(1)
+        last = (slots.tokens.long()[:, None] + torch.arange(-asked, 0, device=x.device)).clamp(min=0)
+        x = x.gather(1, last[:, :, None].expand(-1, -1, x.shape[2]))
         return linear(rms_norm(x), self.head)
 
     def _attend(self, x: Tensor, start: Tensor, slots: Slots, memory: Memory) -> Tensor:

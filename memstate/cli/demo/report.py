@@ -17,7 +17,7 @@ REPORT_KEYS = (
 METER_KEYS = (
     "generated_tokens", "prompt_tokens", "prefix_hit_tokens", "session_hit_tokens", "slots_held_mean",
     "slots_held_peak", "slots_held_by_kind", "steps", "mixed_steps", "dead_entries", "admissions", "resumed",
-    "ended", "session_turns", "refused", "gave_way",
+    "ended", "session_turns", "refused", "gave_way", "guessed", "right",
 )  # fmt: skip
 LOST = ("no_sharing", "evicted", "no_snapshot")
 HIDDEN = ("tiers", "audit")  # of the table: they have many lines

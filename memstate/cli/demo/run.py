@@ -14,6 +14,7 @@ from memstate.cli.demo.compare import compare
 from memstate.cli.demo.config import DemoConfig
 from memstate.cli.demo.corpus import Conversation, first_requests, from_docstrings, from_file
 from memstate.cli.demo.engines import Engine
+from memstate.cli.demo.guesses import Guesser
 from memstate.cli.demo.meter import Meter
 from memstate.cli.demo.report import DemoReport
 from memstate.cli.demo.sabotage import Sabotage
@@ -69,9 +70,14 @@ def _run(given: DemoConfig, store: Store | None, report: Progress) -> DemoReport
         if done in (requests // 3, 2 * requests // 3):
             audits.append(mem.audit())  # while requests run: no false alarm allowed
 
-    stepper = Stepper(engine.model, engine.memory, config.batch, config.chunk, engine.launch, engine.marks)
-    chance, started = Chance(config.seed), time.perf_counter()
-    transcripts = Scheduler(config, engine, stepper, admission, chance, meter, witness, request_done).run(conversations)
+    stepper = Stepper(
+        engine.model, engine.memory, config.batch, config.chunk, engine.launch, engine.marks, max(1, config.speculate)
+    )
+    known = {c.number: uncached.answer(c) for c in conversations} if config.speculate else {}
+    chance, guesser, started = Chance(config.seed), Guesser(config.seed, known), time.perf_counter()
+    transcripts = Scheduler(
+        config, engine, stepper, admission, chance, meter, witness, request_done, guesser
+    ).run(conversations)  # fmt: skip
     witness.look_now()
     if config.inspect:
         mem.inspect().save(config.inspect)

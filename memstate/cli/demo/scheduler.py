@@ -15,6 +15,7 @@ from memstate.cli.demo.chance import Chance
 from memstate.cli.demo.config import DemoConfig
 from memstate.cli.demo.corpus import Conversation
 from memstate.cli.demo.engines import Engine
+from memstate.cli.demo.guesses import Guesser
 from memstate.cli.demo.meter import Asked, Gauge, Meter
 from memstate.cli.demo.stepper import Results, Stepper
 from memstate.cli.demo.transcript import Transcript, Witness
@@ -39,15 +40,16 @@ class Scheduler:
         meter: Collects figures.
         witness: Reads states back to compare them.
         progress: Called with the number of requests done.
+        guesser: Guesses tokens, with `speculate`.
     """
 
     def __init__(
         self, config: DemoConfig, engine: Engine, stepper: Stepper, admission: Admission, chance: Chance,
-        meter: Meter, witness: Witness, progress: Callable[[int], None],
+        meter: Meter, witness: Witness, progress: Callable[[int], None], guesser: Guesser,
     ) -> None:  # fmt: skip
         self.config, self.engine, self.mem, self.stepper = config, engine, engine.mem, stepper
         self.admission, self.chance, self.gauge = admission, chance, Gauge(engine.mem.backend.counts)
-        self.meter, self.witness, self.progress = meter, witness, progress
+        self.meter, self.witness, self.progress, self.guesser = meter, witness, progress, guesser
         self.running: list[Work] = []
         self.transcripts: dict[int, Transcript] = {}
         self._arrivals: list[tuple[int, Work]] = []
@@ -108,7 +110,8 @@ class Scheduler:
         whole = self.meter.steps % 2 == 1 and not self.config.sabotage  # every other step: one upload and one graph
         replay = (lambda: run.append(self.stepper.run(batch.inputs))) if whole else None
         with self.gauge.adding_to(asked):
-            step = self.mem.plan(batch.rows, batch.counts, replay=replay)
+            drafts = batch.drafts if self.config.speculate else 0
+            step = self.mem.plan(batch.rows, batch.counts, replay=replay, drafts=drafts)
         if not whole and self.chance.cancels():
             self._cancel(step, batch)
             return None
@@ -153,14 +156,19 @@ class Scheduler:
                 act()
         self._between = False
 
-    def _with_pages(self) -> list[tuple[Work, int]]:
-        """Returns requests that go on, with tokens and KV pages; cached states make way first, then the youngest."""
+    def _with_pages(self) -> list[tuple[Work, int, list[int]]]:
+        """Returns requests that go on, with tokens, guesses and KV pages.
+
+        Cached states make way first, then the youngest.
+        """
         while True:
-            going = [(work, self._tokens_next(work)) for work in self.running if not work.sure_to_end]
+            tokens = [(work, self._tokens_next(work)) for work in self.running if not work.sure_to_end]
+            going = [(work, n, self._guesses(work, n)) for work, n in tokens]
             if not going:
                 return []
             try:
-                self.mem.extend([work.handle for work, _ in going], [work.folded + n for work, n in going])
+                lengths = [work.folded + n + len(guesses) for work, n, guesses in going]
+                self.mem.extend([work.handle for work, *_ in going], lengths)
                 return going
             except OutOfPages:
                 self.meter.refused["pages to go on"] += 1
@@ -169,6 +177,12 @@ class Scheduler:
     def _tokens_next(self, work: Work) -> int:
         known = max(1, len(work.tokens) - work.folded)  # or the one sampled token that is on its way
         return self.mem.chunk(work.handle, min(known, self.config.chunk))
+
+    def _guesses(self, work: Work, known: int) -> list[int]:
+        """Guesses what follows the known tokens of a step, as far as its tail has room and its answer may go."""
+        if not self.config.speculate or work.folded + known < len(work.tokens):
+            return []
+        return self.guesser.guess(work, min(self.config.speculate - known, work.rule.limit - len(work.answer) - 1))
 
     def _make_way(self) -> None:
         """The youngest request makes way; what is kept for later does where a request runs alone."""
@@ -181,18 +195,32 @@ class Scheduler:
         """Reads the results of a step, settles it and ends the requests that are done."""
         sampled, logits = flight.results.read()
         finished = [False] * self.config.batch
+        accepted = flight.step.tokens_of.tolist()
         broken_off = []
         for entry in flight.entries:
-            work = entry.work
+            work, guesses, place = entry.work, entry.guesses, entry.place
+            accepted[place] -= len(guesses)
             if not (entry.current and entry.samples) or not work.rule.cap:
                 continue
-            work.tokens.append(sampled[entry.place])
-            self.transcripts[work.conversation.number].logits[entry.after] = logits[entry.place].copy()
-            finished[entry.place] = work.rule.ends(len(work.answer), work.tokens[-1])
-            if not finished[entry.place] and len(work.answer) == work.rule.abort_after:
+            for right, guess in enumerate([*guesses, None]):  # how many guesses were right, and the next one
+                of = right - len(guesses) - 1
+                work.tokens.append(sampled[place][of])
+                self.transcripts[work.conversation.number].logits[entry.after + right] = logits[place, of].copy()
+                finished[place] = work.rule.ends(len(work.answer), work.tokens[-1])
+                stops = len(work.answer) == work.rule.abort_after
+                if finished[place] or stops or work.tokens[-1] != guess:
+                    break
+            work.folded = entry.after + right
+            accepted[place] += right
+            self.meter.guessed += len(guesses)
+            self.meter.right += right
+            if stops and not finished[place]:
                 broken_off.append(work)
         with self.gauge.adding_to(flight.asked):
-            self.mem.settle(flight.step, finished)
+            if flight.step.window:
+                self.mem.accept(flight.step, accepted, finished=finished)
+            else:
+                self.mem.settle(flight.step, finished)
         if flight.decode_only:
             self.meter.decode.append(flight.asked)
         done = [entry.work for entry in flight.entries if entry.current and finished[entry.place]]
@@ -209,7 +237,8 @@ class Scheduler:
             whole = confirmed // page * page
             if whole > work.published:
                 due.append(work)
-                if confirmed > whole:  # Redirect has the snapshot one step after the boundary; later it never will
+                # Redirect has the snapshot one step after the boundary, of guesses up to two; later it never will
+                if confirmed > whole + 2 * self.config.speculate:
                     work.published = whole
         if due:
             self._watch(

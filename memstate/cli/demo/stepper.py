@@ -24,14 +24,14 @@ class Inputs:
         tokens: Byte values, `batch token`.
         start: Tokens folded before, `batch`.
         fed: Whether the first token is the one sampled for this row a step ago, `batch`.
-        noise: Added to the logits before the argmax, `batch vocabulary`.
+        noise: Added to the logits before the argmax, `batch asked vocabulary`.
     """
 
-    def __init__(self, batch: int, width: int) -> None:
+    def __init__(self, batch: int, width: int, asked: int = 1) -> None:
         self.width = width
         self.packed = np.zeros((batch, width + 2), np.int64)
         self.tokens, self.start, self.fed = self.packed[:, :-2], self.packed[:, -2], self.packed[:, -1]
-        self.noise = np.zeros((batch, VOCABULARY), np.float32)
+        self.noise = np.zeros((batch, asked, VOCABULARY), np.float32)
 
 
 class Results:
@@ -47,8 +47,8 @@ class Results:
         copy = torch.empty(x.shape, dtype=x.dtype, pin_memory=x.is_cuda)
         return copy.copy_(x, non_blocking=True)
 
-    def read(self) -> tuple[list[int], Logits]:
-        """Returns tokens `batch` and logits `batch vocabulary`.
+    def read(self) -> tuple[list[list[int]], Logits]:
+        """Returns tokens `batch asked` and logits `batch asked vocabulary`.
 
         Syncs: yes, on this step alone.
         """
@@ -58,7 +58,7 @@ class Results:
 
 
 class Stepper:
-    """Runs steps of two shapes, `batch chunk` and `batch 1`, of one model on one memory.
+    """Runs steps of some shapes, such as `batch chunk` and `batch 1`, of one model on one memory.
 
     On CUDA each shape is captured once, and once more with everything that comes before the forward. The vectors of a
     step are part of the graph, so they must be the same tensors every time. Warm-up runs on null rows and changes no
@@ -71,20 +71,21 @@ class Stepper:
         chunk: Tokens of a prefill step.
         launch: Launches what comes before the forward of a planned step, and returns its slots.
         marks: The marks of steps on the device; None: steps have none.
+        asked: Tokens of a step of decode, of which each is sampled.
     """
 
     def __init__(
         self, model: HybridModel, memory: Memory, batch: int, chunk: int,
-        launch: Callable[[], Slots] | None = None, marks: Marks | None = None,
+        launch: Callable[[], Slots] | None = None, marks: Marks | None = None, asked: int = 1,
     ) -> None:  # fmt: skip
-        self._marks = marks
+        self._marks, self._asked = marks, asked
         self.model, self.memory, self.batch, self._launch = model, memory, batch, launch
         self.device = memory.page_table.device
-        self.widths = (1, chunk)
+        self.widths = (*dict.fromkeys((1, asked, chunk)),)
         self._packed = {width: self._zeros(batch, width + 2, dtype=torch.int64) for width in self.widths}
-        self._noise = self._zeros(batch, VOCABULARY, dtype=torch.float32)
-        self._logits = self._zeros(batch, VOCABULARY, dtype=torch.float32)
-        self._sampled = self._zeros(batch, dtype=torch.int64)
+        self._noise = self._zeros(batch, asked, VOCABULARY, dtype=torch.float32)
+        self._logits = self._zeros(batch, asked, VOCABULARY, dtype=torch.float32)
+        self._sampled = self._zeros(batch, asked, dtype=torch.int64)
         self._graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
         if self.device.type == "cuda":
             self._warm_up()
@@ -119,11 +120,11 @@ class Stepper:
             assert self._launch is not None
             slots = self._launch()
         packed = self._packed[width]
-        first = torch.where(packed[:, -1] > 0, self._sampled, packed[:, 0])
+        first = torch.where(packed[:, -1] > 0, self._sampled[:, -1], packed[:, 0])
         tokens = torch.cat((first[:, None], packed[:, 1:width]), 1)
         if width == 1:  # a step of decode has no marks
             slots = slots._replace(marks=None)
-        logits = self.model.forward(tokens, packed[:, -2], slots, self.memory)
+        logits = self.model.forward(tokens, packed[:, -2], slots, self.memory, self._asked)
         self._logits.copy_(logits)
         self._sampled.copy_((logits + self._noise).argmax(-1))
 

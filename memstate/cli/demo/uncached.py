@@ -60,11 +60,11 @@ class Uncached:
         inputs.tokens[0, : len(tokens)] = tokens
         inputs.start[0] = self.folded
         self.folded += len(tokens)
-        inputs.noise[0] = noise(self.seed, conversation, self.folded)
+        inputs.noise[0, 0] = noise(self.seed, conversation, self.folded)
         self._slots.tokens[0] = len(tokens)
         sampled, logits = self.stepper.run(inputs, self._slots).read()
         self._slots.read[0] = 1
-        return sampled[0], logits[0].copy()
+        return sampled[0][0], logits[0, 0].copy()
 
     def state_after(self, tokens: Sequence[int]) -> bytes:
         """Returns the state after some tokens.

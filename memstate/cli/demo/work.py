@@ -91,13 +91,17 @@ class Work:
 
 @dataclass(frozen=True)
 class BatchEntry:
-    """A request's part of a step: the row it had then, its length after, whether the step samples its next token."""
+    """A request's part of a step: the row it had then, its length after, whether the step samples its next token.
+
+    Guesses of what follows stand behind the tokens that are known.
+    """
 
     work: Work
     row: Row
     place: int
     after: int
     samples: bool
+    guesses: list[int]
 
     @property
     def current(self) -> bool:
@@ -122,28 +126,31 @@ class Batch:
 
     rows: list[Row | None]
     counts: list[int]
+    drafts: list[int]
     inputs: Inputs
     entries: list[BatchEntry]
 
     @property
     def decode_only(self) -> bool:
-        """Whether every row folds a single token."""
-        return self.inputs.width == 1
+        """Whether every row folds a single token that is known."""
+        return all(n - drafts <= 1 for n, drafts in zip(self.counts, self.drafts, strict=True))
 
 
-def assemble(config: DemoConfig, going: Sequence[tuple[Work, int]]) -> Batch:
-    """Returns the batch in which each request folds so many tokens: known ones, or the one on its way."""
-    width = config.chunk if any(n > 1 for _, n in going) else 1
-    inputs = Inputs(config.batch, width)
-    batch = Batch([None] * config.batch, [0] * config.batch, inputs, [])
-    for work, n in going:
+def assemble(config: DemoConfig, going: Sequence[tuple[Work, int, list[int]]]) -> Batch:
+    """Returns the batch in which each request folds so many tokens: known ones, or the one on its way; and guesses."""
+    longest, asked = max(n + len(guesses) for _, n, guesses in going), max(1, config.speculate)
+    inputs = Inputs(config.batch, min(width for width in (1, asked, config.chunk) if width >= longest), asked)
+    batch = Batch([None] * config.batch, [0] * config.batch, [0] * config.batch, inputs, [])
+    for work, n, guesses in going:
         place, after = work.place, work.folded + n
         known = work.tokens[work.folded : after]
-        batch.rows[place], batch.counts[place] = work.handle, n
+        batch.rows[place], batch.counts[place], batch.drafts[place] = work.handle, n + len(guesses), len(guesses)
         inputs.tokens[place, : len(known)] = known
+        inputs.tokens[place, n : n + len(guesses)] = guesses
         inputs.start[place], inputs.fed[place] = work.folded, not known
         samples = after >= len(work.tokens)
-        if samples:
-            inputs.noise[place] = noise(config.seed, work.conversation.number, after)
-        batch.entries.append(BatchEntry(work, work.handle, place, after, samples))
+        for more in range(len(guesses) + 1 if samples else 0):
+            of = asked - 1 - len(guesses) + more
+            inputs.noise[place, of] = noise(config.seed, work.conversation.number, after + more)
+        batch.entries.append(BatchEntry(work, work.handle, place, after, samples, guesses))
     return batch

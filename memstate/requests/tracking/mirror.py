@@ -197,14 +197,13 @@ class Mirror:
         return self.tracking.releases_at_settle and self.doubled
 
     def answer(self, row: int, known: int, ended: bool) -> int:
-        """Returns the register with the most tokens in 1..known, `known` rounded down to a length that can be kept.
+        """Returns the register with the most tokens in 1..known that can be kept: whole pages of them.
 
         It is a lane, or live too if the row has ended; 0: none.
         """
-        known -= known % self._unit
         held, label, first = self.file.held_at, self.file.label_at, REGISTERS_PER_ROW * row
         found, most = 0, 0
         for register in range(first if ended else first + 1, first + 1 + self.lanes):
-            if held[register] and most < label[register] <= known:
+            if held[register] and most < label[register] <= known and not label[register] % self._unit:
                 found, most = register, label[register]
         return found

@@ -75,6 +75,7 @@ class Ending:
     ) -> list[Snapshot | None]:
         """See `StateManager.end`."""
         numbers = self._table.indices(rows)
+        self._stepping.require_told(numbers)
         if keep is None and tokens is None and lengths is None:
             with self._ends:
                 return self.free(numbers, None, None, "ended")
@@ -101,6 +102,7 @@ class Ending:
     ) -> list[Snapshot | None]:
         """See `StateManager.publish`."""
         numbers = self._table.indices(rows)
+        self._stepping.require_told(numbers)
         if keep is None:
             raise InvalidArgument("keep=None: publish keeps states, as a 'handle' or in the 'cache'")
         require_keep(keep, tokens)
@@ -365,7 +367,7 @@ class Ending:
             if file.tracked_at[row] or file.source_at[row]:
                 file.tracked_at[row] = file.source_at[row] = 0
                 cells += file.starts["tracked"] + row, file.starts["source"] + row
-            if file.tails and (file.pending_at[row] or file.newest[row]):
+            if file.tails:  # whatever the host knows: the device may have counted tokens of a dead step
                 file.pending_at[row] = file.newest[row] = 0
                 cells += file.starts["pending"] + row, file.starts["newest"] + row
         self._commands.release(registers)

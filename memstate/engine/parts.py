@@ -85,7 +85,7 @@ class Parts:
         unit = lcm(self.page_settings.size, layout.grid if layout.grid < NEVER else 1)
         validate_tracking(self.tracking, slots, unit, overlap, forward.speculation)
         if forward.tail:
-            validate_tail(layout, forward.tail, overlap)
+            validate_tail(layout, forward.tail)
         if layout.grid >= NEVER and (prefix or self.tracking.lanes(overlap)):
             never = [repr(plane) for plane in layout.planes if plane.grid is None]
             raise ConfigurationError(

@@ -173,12 +173,16 @@ class Recount:
     def _wrong_labels(self, seen: Inspection, names: dict[int, tuple[str, str]]) -> list[str]:
         """Lengths of states that host and device do not agree on, and a wrong count of free slots."""
         there = np.array(seen.labels)
-        wrong = np.flatnonzero(self._registers.held & (self._registers.labels != there)).tolist()
+        known = self._registers.held & ~np.isin(
+            np.arange(len(there)) // REGISTERS_PER_ROW, [*self._registers.undecided]
+        )
+        wrong = np.flatnonzero(known & (self._registers.labels != there)).tolist()
         found = [
             f"{names[register][1]}: {self._registers.labels[register]} tokens for the host, {there[register]} for "
             "the device"
             for register in wrong
         ]
-        if (free := sum(seen.free[1:])) != self._allocator.free and not self._allocator.unconfirmed:
+        free, least = sum(seen.free[1:]), bool(self._registers.undecided)  # some are held back then
+        if not self._allocator.unconfirmed and (free < self._allocator.free if least else free != self._allocator.free):
             found.append(f"{self._allocator.free} slots are counted as free, {free} are")
         return found

@@ -162,6 +162,11 @@ class Reports:
         }
         rows = self._running(np.flatnonzero(self._table.used).tolist())
         read = behind(self._registers, self._commands.waiting)
+        for row in self._registers.undecided:  # the device knows more
+            for register in range(PER_ROW * row, PER_ROW * (row + 1)):
+                names.pop(register, None)
+                if read.table.slots[register]:
+                    names[register] = ("lane" if register % PER_ROW else "live", text(self._table.ids[row]))
         found = inspect(
             self._registers, names, tags, read, rows=rows, prefix=self._cache.inspect(),
             sessions=self._sessions.inspect(), changes=list(map(asdict, journal.changes if journal else ())),

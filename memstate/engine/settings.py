@@ -59,7 +59,7 @@ class Forward:
         packed: multiples of `grid` count from the start of the packed batch, as in Mamba-2's chunk scan, and not from
             the start of each row's chunk.
         tail: rows have tails for steps with drafts, of up to so many tokens. Their kernels take `step.cursor` and rings
-            of 3 * tail - 1 tokens, which are planes of `StateLayout(rows=)`. Needs `overlap=False`. 0: no drafts.
+            of 3 * tail - 1 tokens, which are planes of `StateLayout(rows=)`. 0: no drafts.
         pad: what `step.read`, `step.write` and `step.snapshot` hold where there is no slot: in padding, and for rows
             without a snapshot. 0: the null slot, which no request reads. -1: for kernels that skip negative numbers
             and have no null slot. memstate's own kernels take both.
@@ -128,18 +128,18 @@ def _is_size(value: object) -> bool:
     return is_whole(value) and 0 <= int(value) <= INT64_MAX
 
 
-def validate_tail(layout: StateLayout, tail: int, overlap: bool) -> None:
+def validate_tail(layout: StateLayout, tail: int) -> None:
     """Requires what rows with tails need.
 
     Raises:
         ConfigurationError: naming it.
     """
     partly = [plane.name for plane in layout.planes if not plane.rewritten_each_step]
-    if overlap or layout.rows is None or layout.levels is not None or partly:
+    if layout.rows is None or layout.levels is not None or partly:
         raise ConfigurationError(
-            f"tail={tail} with overlap={overlap}, rows={layout.rows}, levels={layout.levels} and planes {partly} that "
-            "a step writes only in part: rows with tails need overlap=False, StateLayout(rows=) with their rings, no "
-            "levels, and planes that a step writes whole"
+            f"tail={tail} with rows={layout.rows}, levels={layout.levels} and planes {partly} that a step writes only "
+            "in part: rows with tails need StateLayout(rows=) with their rings, no levels, and planes that a step "
+            "writes whole"
         )
 
 

@@ -14,6 +14,7 @@ accept or cancel. While a step is open, the slots that it uses do not change own
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,7 @@ from torch import Tensor
 from memstate.checks import INT32_MAX, counts, flags
 from memstate.engine.canary import Canary
 from memstate.errors import Asleep, InvalidArgument
+from memstate.kernels.rules import Folded
 from memstate.kernels.tables import REGISTERS_PER_ROW, StepRecord, Strategy
 from memstate.prefix.room import Room
 from memstate.requests.handles import Row, Rows
@@ -40,6 +42,32 @@ from memstate.state.planes import Planes
 from memstate.state.windows import require as require_windows
 
 PER_ROW = REGISTERS_PER_ROW
+
+
+class Late(NamedTuple):
+    """A planned step of which the host does not know what the device has decided: an earlier step is not accepted yet.
+
+    Attributes:
+        step: the step.
+        label: tokens of the state that each row reads, `row`.
+        unsure: tokens of the earlier step that may be accepted besides the certain ones, `row`.
+        pending: tokens in the tail of each row, as far as they were certain, `row`.
+        source: the column of the register file, before the plan.
+        limit: number of claims that the plan can make.
+        free: slots that were free.
+        kept: slots that are held back for its claims.
+    """
+
+    step: Step
+    label: Longs
+    unsure: Longs
+    pending: Longs
+    source: NDArray[np.int32]
+    limit: int
+    free: int
+    kept: int
+
+
 NO_LIMIT = 2**31 - 1
 
 
@@ -92,11 +120,12 @@ class Stepping:
         self._confirmed: Step | None = None  # the last step whose plan has noted the lengths of all of its rows
         self._promised: list[int] = []  # rows that published a state or KV of the open step
         self._uncopied: tuple[Step, int] | None = None  # snapshots to copy after the forward
+        self._late: Late | None = None  # the newest step, while it waits for the accept of the one before
 
     def reset(self) -> None:
         """Forgets every step."""
         self.open, self._uncopied, self._promised, self._last, self.replaying = None, None, [], None, None
-        self._confirmed = None
+        self._confirmed = self._late = None
         self._log.forget()
         if self._canary is not None:
             self._canary.forget()
@@ -229,21 +258,26 @@ class Stepping:
             raise InvalidArgument(f"a batch of {size}, the limit is max_batch={log.max_batch}")
         running, elsewhere = batch.rows, self._holdings.readers  # perhaps rows read another register than their own
         length = self._mirror.lengths(running) if elsewhere or self._tail else self._file.labels[batch.live]
-        after = length + batch.tokens
+        unsure = self._unsure(running) if self._tail and log.unsettled else None
+        after = length + batch.tokens if unsure is None else length + unsure + batch.tokens
         self._require_plannable(batch, after)
-        due_at, label, folded = (length, after), after, None
+        due_at, label, folded, late = (length, after), after, None, None
         if self._tail:
             self._require_drafts(batch)
             read = length - self._file.pending[running]
             folded = self._mirror.fold(batch, read)
             due_at, label = folded.due(read), folded.after
-            after = after if batch.drafts is None else after - batch.drafts
+            if unsure is not None:
+                due_at = read, after  # at most
+            after = length + batch.tokens if batch.drafts is None else length + batch.tokens - batch.drafts
         with self._planning:
             if self.open is not None or self._canary is not None:
                 self._close(self.open)
             if self._levels is not None and (lack := room.for_levels(self._levels, length, after)) is not None:
                 raise self._guard.orderly(lack)
             before, reached = length, length.copy() if window else after
+            if unsure is not None:  # a row with guesses has no mark
+                reached = np.where(unsure > 0, length, after)
             if type(batch.real) is not slice:
                 before, reached = batch.spread(before), batch.spread(reached)
             stored: tuple[Longs, ...] = ()
@@ -254,8 +288,11 @@ class Stepping:
             if self._holdings.readers:  # also of states at marks, since just now
                 sources = list(filter(None, self._file.source[running].tolist()))
             allocator, due = self._file.allocator, not window and self._mirror.reaches(*due_at)
+            due = due or unsure is not None
             if (due or window) and room.cache.settings.evict and allocator.free - allocator.reserve < len(running):
-                room.free_slots(allocator.free + min(limit, self._shortfall(batch, *due_at, window)))
+                room.free_slots(
+                    allocator.free + min(limit, self._shortfall(batch, *due_at, window or unsure is not None))
+                )
 
             if due and allocator.unconfirmed:  # before the packet of this step, which the device's count does not know
                 allocator.confirm(allocator.reserve + len(running))
@@ -265,7 +302,14 @@ class Stepping:
                 commands.upload_step((batch.numbers, batch.sent), limit, stored)
                 log.sent = batch.numbers, batch.sent, limit
             taken = 0
-            if not window:
+            if unsure is not None:
+                claims = self._mirror.most_claims(running, *due_at)
+                kept = max(0, min(claims, limit, allocator.free - allocator.reserve))
+                pending, source = self._file.pending[running].copy(), self._file.source.copy()
+                late = Late(None, read, unsure, pending, source, limit, allocator.free, kept)  # type: ignore[arg-type]
+                allocator.free -= kept
+                self._note_certain(batch, unsure == 0, folded)
+            elif not window:
                 held = self._file.held.copy() if commands.journal is not None else None
                 taken = self._mirror.plan(batch, *due_at, limit, due, len(sources) > 0, label)
                 if folded is not None:
@@ -288,8 +332,13 @@ class Stepping:
             step = self.open = log.add(
                 record, batch, before, reached, drafted, len(stored[0]) if stored else 0, of_states
             )
+            if late is not None:
+                step.after = batch.spread(after)
+                self._late, self._file.undecided = late._replace(step=step), frozenset(running.tolist())
             if replay is None:
                 named = self._named(batch, sources, *due_at, taken) if sources or taken else batch.live
+                if late is not None:
+                    named = np.concatenate([named, *(batch.live + lane for lane in range(1, PER_ROW))])
                 commands.fence(named, stored[2] if stored else None)
             if not window:
                 if earlier is None:
@@ -551,22 +600,86 @@ class Stepping:
                 f"accepted {given.tolist()} of {step.tokens_of.tolist()} tokens, {certain.tolist()} of them certain"
             )
         self._log.require_next(step)
+        newest = step is self._log.unsettled[-1]
+        if not newest and not written and (given != certain)[real].any():
+            raise InvalidArgument(
+                f"step {step.serial}: the next step is planned, so the device has counted what `step.accepted` said: "
+                "write it there before that plan, and say written=True"
+            )
         with self._guard.changing("accept"):
             self._close(step, send=True)
             self._log.unsettled.remove(step)
-            if not written:
+            if newest and not written:
                 self._commands.ring.send(given.astype(np.int32), self._accepted)
             same = self._same_request(step) & ~self._table.finished[step.numbers]
             entries = np.flatnonzero(same)
             rows = step.numbers[entries]
-            kept = self._file.newest[rows] > 0
-            self._file.pending[rows[kept]] += (given - certain)[entries][kept]
+            more = (given - certain)[entries]
             step.after = step.before + given * real
-            known = self._mirror.lengths(rows)
+            known = step.after[entries]
             self._table.confirmed[rows] = known
+            if self._late is not None:
+                self._decide(self._late, dict(zip(rows.tolist(), more.tolist(), strict=True)))
+            else:
+                self._file.pending[rows] += more
             if over.any():
                 self._table.finish(rows[over[entries]])
             self._release_lanes(rows, known)
+
+    def _unsure(self, rows: Longs) -> Longs | None:
+        """Returns the tokens of rows that are not accepted yet and may be: None if there are none."""
+        step = self._log.unsettled[-1]
+        if not step.window or step.batch.drafts is None:
+            return None
+        drafts = np.zeros(self._table.rows + 1, np.int64)
+        drafts[step.batch.rows] = step.batch.drafts
+        same = self._same_request(step)
+        drafts[step.numbers[~same]] = 0
+        return drafts[rows] if drafts[rows].any() else None
+
+    def _note_certain(self, batch: Batch, certain: NDArray[np.bool_], folded: Folded | None) -> None:
+        """Notes the lengths of the rows of a late step which do not depend on what is accepted of the step before."""
+        assert folded is not None
+        rows, file = batch.rows[certain], self._file
+        file.longest += batch.most + self._tail
+        file.source[batch.rows] = 0
+        file.labels[batch.live[certain]] = folded.after[certain]
+        tokens = batch.tokens if batch.drafts is None else batch.tokens - batch.drafts
+        file.pending[rows] = (folded.pending + np.where(folded.newest > 0, tokens, 0))[certain]
+
+    def _decide(self, late: Late, more: Mapping[int, int]) -> None:
+        """Does what the device has done in the plan of a late step, now that the accepted tokens are known.
+
+        Args:
+            late: the step.
+            more: row -> accepted tokens of the step before, besides the certain ones.
+        """
+        self._late, self._file.undecided = None, frozenset()
+        step, allocator, file = late.step, self._file.allocator, self._file
+        batch, held = step.batch, self._file.held.copy()
+        gained = np.array([more.get(row, 0) for row in batch.rows.tolist()], np.int64)
+        elsewhere = {row: n for row, n in more.items() if row not in set(batch.rows.tolist())}
+        file.pending[[*elsewhere]] += np.array([*elsewhere.values()], np.int64)
+        pending = late.pending + gained
+        allocator.free += late.kept
+        self._mirror.plan_late(batch, late.label, pending, late.source, late.limit, late.free)
+        self._commands.note_changes("plan", held)
+        certain = step.after - step.before
+        step.before = batch.spread(late.label + pending)
+        step.after = step.before + certain
+
+    def require_told(self, rows: Sequence[int]) -> None:
+        """Requires rows of which the host knows what their newest plan has decided.
+
+        Raises:
+            InvalidArgument: it waits for the accept of the step before.
+        """
+        if not self._file.undecided.isdisjoint(rows):
+            first = self._log.unsettled[0].serial
+            raise InvalidArgument(
+                f"rows {sorted(self._file.undecided.intersection(rows))} were planned again before step {first} was "
+                f"accepted, so their states are not known yet: call accept(step {first}, ...) first"
+            )
 
     def _require_drafts(self, batch: Batch) -> None:
         """Requires drafts that the tails of rows have room for."""
@@ -612,6 +725,7 @@ class Stepping:
             InvalidArgument: the step is not the newest, its forward was launched, or a state of it was published.
         """
         self._log.require(step)
+        self.require_told(step.numbers.tolist())
         if self._promised and step is self.open:
             raise InvalidArgument(
                 f"step {step.serial}: what it computes for rows {sorted(set(self._promised))} was handed out since its "

@@ -72,6 +72,7 @@ class RegisterFile(NotCopied):
         newest: tokens of each row's newest step in its tail: int64 `row`.
         held_at, label_at, tracked_at, source_at, pending_at: the same memory, for one entry as a plain number: that
             costs half of what an array takes.
+        undecided: rows whose newest plan the host does not know yet: `Stepping` says why.
         starts: first cell of each column.
         longest: no state stands for more tokens than that.
     """
@@ -104,6 +105,7 @@ class RegisterFile(NotCopied):
         self.pending: Longs = np.zeros(rows + 1, np.int64)
         self.newest: Longs = np.zeros(rows + 1, np.int64)
         self.tails = tails
+        self.undecided: frozenset[int] = frozenset()
         self.longest = 0
         self.held_at, self.label_at = self.held.data, self.labels.data
         self.tracked_at, self.source_at, self.pending_at = self.tracked.data, self.source.data, self.pending.data
@@ -159,6 +161,7 @@ class RegisterFile(NotCopied):
         for column, values in zip(("slots", "labels"), pairs.T, strict=True):
             cells[torch.tensor(registers, dtype=torch.int64) + self.starts[column]] = torch.from_numpy(values.copy())
         self.cells.copy_(cells)
+        self.undecided = frozenset()
         for mirror in (self.held, self.labels, self.tracked, self.source, self.pending, self.newest):
             mirror[:] = 0
         self.held[registers], self.labels[registers] = True, pairs[:, 1]

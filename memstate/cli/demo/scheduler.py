@@ -210,7 +210,7 @@ class Scheduler:
                 stops = len(work.answer) == work.rule.abort_after
                 if finished[place] or stops or work.tokens[-1] != guess:
                     break
-            work.folded = entry.after + right
+            work.folded += right
             accepted[place] += right
             self.meter.guessed += len(guesses)
             self.meter.right += right

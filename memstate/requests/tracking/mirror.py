@@ -17,6 +17,7 @@ from memstate.kernels.rules import (
     accept_snapshots,
     due,
     fold,
+    last_boundary,
     needs_claim,
     plan_snapshots,
     superseded,
@@ -116,6 +117,29 @@ class Mirror:
         pending = self.file.pending[batch.rows]
         return fold(self._columns, self.rules, batch.rows, label, pending, batch.tokens, drafts)
 
+    def plan_late(
+        self, batch: Batch, label: Longs, pending: Longs, source: NDArray[np.int32], limit: int, free: int
+    ) -> None:
+        """Plans rows with tails that the device has planned before, when the host did not know their lengths.
+
+        Args:
+            batch: the rows.
+            label: tokens of the states that the step reads, `row`.
+            pending: real tokens in the tails then, `row`.
+            source: what the rows of the file read then.
+            limit: number of optional claims.
+            free: slots that were free then.
+        """
+        columns = self._columns._replace(source=source)
+        drafts = np.zeros_like(batch.tokens) if batch.drafts is None else batch.drafts
+        folded = fold(columns, self.rules, batch.rows, label, pending, batch.tokens, drafts)
+        if self.lanes:
+            claim = self._claims(limit, free)
+            lanes = plan_snapshots(columns, self.rules, batch.rows, *folded.due(label), claim)
+            self.snapshots += int(np.count_nonzero(lanes))
+        self.file.labels[batch.live] = folded.after
+        self.folded(batch, folded)
+
     def folded(self, batch: Batch, folded: Folded) -> None:
         """Notes what a planned step leaves in the tails of its rows."""
         self.file.newest[:] = 0  # the plan has counted what was accepted of the step before
@@ -135,19 +159,26 @@ class Mirror:
         self.file.source[rows] = 0
         return after
 
-    def _claims(self, limit: int) -> Claim:
-        """Returns what takes the optional slots of one plan or accept, as far as its budget goes."""
+    def _claims(self, limit: int, then: int | None = None) -> Claim:
+        """Returns what takes the optional slots of one plan or accept, as far as its budget goes.
+
+        Args:
+            limit: the most claims.
+            then: slots that were free when the device made them; None: those that are free now.
+        """
         allocator = self.file.allocator
 
         def claim(need: Flags) -> Flags:
             wanted = np.flatnonzero(need)
-            allocator.confirm(allocator.reserve + wanted.size)
-            granted = max(0, min(allocator.free - allocator.reserve, limit, wanted.size))
+            if then is None:
+                allocator.confirm(allocator.reserve + wanted.size)
+            free = allocator.free if then is None else then
+            granted = max(0, min(free - allocator.reserve, limit, wanted.size))
             allocator.free -= granted
             allocator.claimed += granted
             self.degraded += wanted.size - granted
             if granted < wanted.size and LOG.isEnabledFor(logging.INFO):
-                room = {"free": allocator.free, "reserve": allocator.reserve, "limit": limit}
+                room = {"free": free - granted, "reserve": allocator.reserve, "limit": limit}
                 self._told.event(logging.INFO, "degraded", refused=int(wanted.size - granted), **room)
             given = np.zeros(need.size, bool)
             given[wanted[:granted]] = True
@@ -171,6 +202,16 @@ class Mirror:
             reached = length if self.tracking.reads_old_slot else after
             at = np.flatnonzero(due(self._columns, self.rules, rows, reached))
         return int(np.count_nonzero(needs_claim(self._columns, self.rules, rows[at], length[at], window)))
+
+    def most_claims(self, rows: Longs, label: Longs, after: Longs) -> int:
+        """Returns the most optional claims of a plan of rows with tails, whose states may reach `after` tokens."""
+        if not self.lanes:
+            return 0
+        if self.tracking.reads_old_slot:
+            at = due(self._columns, self.rules, rows, label)
+        else:
+            at = last_boundary(np.maximum(label, self._columns.tracked[rows]), after, self.rules.every) > 0
+        return int(np.count_nonzero(needs_claim(self._columns, self.rules, rows[at], label[at], window=False)))
 
     def lengths(self, rows: Longs) -> Longs:
         """Returns the tokens of rows."""

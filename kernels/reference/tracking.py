@@ -84,7 +84,7 @@ def plan(
         slots, labels, tracked, source, bitmap, counters, sent = arrays[:7]
         out = StepRecord(*arrays[7:12])  # type: ignore[arg-type]
         given, tokens = batch_columns(sent, len(out.rows))
-        drafts = np.zeros_like(tokens)
+        drafts = tokens  # none of them, where rows have no tails
         if of_tails:
             pending, newest, *rest = arrays[16:]
             seen = TailRecord(*rest)  # type: ignore[arg-type]

@@ -75,7 +75,8 @@ class Ending:
     ) -> list[Snapshot | None]:
         """See `StateManager.end`."""
         numbers = self._table.indices(rows)
-        self._stepping.require_told(numbers)
+        if self._file.undecided:
+            self._stepping.require_told(numbers)
         if keep is None and tokens is None and lengths is None:
             with self._ends:
                 return self.free(numbers, None, None, "ended")
@@ -102,7 +103,8 @@ class Ending:
     ) -> list[Snapshot | None]:
         """See `StateManager.publish`."""
         numbers = self._table.indices(rows)
-        self._stepping.require_told(numbers)
+        if self._file.undecided:
+            self._stepping.require_told(numbers)
         if keep is None:
             raise InvalidArgument("keep=None: publish keeps states, as a 'handle' or in the 'cache'")
         require_keep(keep, tokens)

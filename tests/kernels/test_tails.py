@@ -4,6 +4,7 @@ A stream of tokens is run twice: one token a step, and several a step of which s
 rejected are NaN, and so is all memory that nobody has written.
 """
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -13,12 +14,20 @@ from torch import Tensor
 
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import ConvTail, Cursor, DeltaTail, SelectiveTail
-from tests.kernels.test_decode_steps import DTYPES, KINDS
+from tests.kernels.test_decode_marks import columns as columns_of
+from tests.kernels.test_decode_steps import DTYPES, KINDS, ODD, made
 from tests.support.decode_case import Case, Row, rubbish, same_bits
+from tests.support.sampling import PROOF
 
-STREAM = 14  # tokens of each row
+STREAM = 14 if PROOF else 8  # tokens of each row
 ROWS = 3
 TAILED = [kind for kind in KINDS if kind != "mamba3"]
+WIDE = [  # sizes that fill no block, or several of them; several heads to a key head or group
+    *((kind, settings) for kind, settings in ODD if kind in TAILED),
+    ("gdn", {"dims": (4, 2, 8, 48), "inputs": torch.bfloat16}),
+    ("kda, gates", {"dims": (2, 1, 16, 34)}),
+]
+each_tailed = pytest.mark.parametrize("kind", TAILED)
 # Op -> kind of its tail, inputs that a ring keeps under another name, rings of what the op computes.
 KEPT: dict[str, tuple[Any, dict[str, str], tuple[str, ...]]] = {
     "conv_step": (ConvTail, {}, ()), "gated_delta_step": (DeltaTail, {"gate": "decay"}, ("gate", "beta")),
@@ -80,8 +89,29 @@ class Run:
     def draw(self, most: int) -> int:
         return int(torch.randint(0, most + 1, (1,), generator=self.generator))
 
-    def step(self, tokens: list[int], accepted: list[int], store: list[int], in_place: bool = False) -> None:
-        """tokens: those of each row; store: of the pending ones."""
+    def speculate(self) -> None:
+        """The whole stream, whatever is accepted, kept back and stored."""
+        assert self.tail[0].shape[1] == self.ring
+        most = self.most
+        while max(left := [STREAM - label - pending for label, pending in zip(self.label, self.pending, strict=True)]):
+            tokens, accepted, store = [], [], []
+            for pending, memory, rest in zip(self.pending, self.memory, left, strict=True):
+                n = min(most, rest, self.ring - pending)
+                plain = not memory or self.draw(3) == 0
+                near = pending + 2 * most > self.ring  # the next step would have no place
+                kept = pending if near or rest <= most or self.draw(2) else self.draw(pending + 1) - 1
+                tokens.append(n)
+                accepted.append(n if plain else self.draw(n))
+                store.append(pending + n if plain else kept)
+            self.step(tokens, accepted, store, in_place=bool(self.draw(1)))
+        self.step([0] * ROWS, [0] * ROWS, self.pending.copy())  # fold what is left
+        assert self.label == [STREAM] * ROWS
+
+    def step(
+        self, tokens: list[int], accepted: list[int], store: list[int], in_place: bool = False,
+        mark: tuple[int, int] | None = None,
+    ) -> None:  # fmt: skip
+        """tokens: those of each row; store: of the pending ones. mark: entry and offset, in place of a snapshot."""
         device = self.case.memory.state.device
         width = max(self.most, *tokens)
         given = {}
@@ -92,7 +122,7 @@ class Run:
                 at = self.label[i] + self.pending[i]
                 given[name][i, : accepted[i]] = stream[i, at : at + accepted[i]]
         writes = [slot if in_place else spare for slot, spare in zip(self.slot, self.spare, strict=True)]
-        rows = [Row(self.slot[i], writes[i], 7 if i == 1 else 0, tokens[i]) for i in range(ROWS)]
+        rows = [Row(self.slot[i], writes[i], 7 if i == 1 and mark is None else 0, tokens[i]) for i in range(ROWS)]
         told = [at if memory else -5 for at, memory in zip(store, self.memory, strict=True)]
         columns = (self.memory, self.label, self.pending, told)
         cursor = Cursor(*(torch.tensor(column, dtype=torch.int32, device=device) for column in columns))
@@ -102,12 +132,15 @@ class Run:
                 state[writes[i]] = torch.nan
         state[7] = torch.nan
         self.case.memory.before = self.case.memory.whole.clone()
-        step = replace(
-            self.case, rows=rows, inputs=given, shared=self.case.shared | {"tail": self.tail, "cursor": cursor}
-        )
+        shared = self.case.shared | {"tail": self.tail, "cursor": cursor}
+        shared |= {"marks": columns_of([(*mark, 7)], state)} if mark else {}
+        step = replace(self.case, rows=rows, inputs=given, shared=shared)
         out = step.step(self.backend)
-        changed = {writes[i] for i in range(ROWS) if store[i] >= 0} | ({7} if store[1] >= 0 else set())
+        changed = {writes[i] for i in range(ROWS) if store[i] >= 0} | ({7} if mark or store[1] >= 0 else set())
         step.memory.check_changed_only(changed)
+        if mark:
+            at = self.label[mark[0]] + self.pending[mark[0]] + mark[1]
+            assert same_bits(state[7], self.expected.states[at][mark[0]])
         for i in range(ROWS):
             at = self.label[i] + self.pending[i]
             assert same_bits(out[i, : accepted[i]], self.expected.out[i, at : at + accepted[i]])
@@ -115,7 +148,7 @@ class Run:
             if store[i] >= 0:
                 plain, label = store[i] > self.pending[i], self.label[i] + store[i]
                 assert same_bits(state[writes[i]], self.expected.states[label][i]), (i, store[i], self.pending[i])
-                if i == 1:
+                if i == 1 and mark is None:
                     assert same_bits(state[7], state[writes[i]])
                 self.pending[i] = accepted[i] * (not plain) + max(self.pending[i] - store[i], 0)
                 self.label[i] = label
@@ -124,12 +157,16 @@ class Run:
                 self.pending[i] += accepted[i]
 
 
-def tailed(kind: str, backend: Backend, generator: torch.Generator, dtype: str, most: int, **settings: Any) -> Run:
+def tailed(
+    kind: str, backend: Backend, generator: torch.Generator, dtype: str, most: int, ring: int | None = None,
+    **settings: Any,
+) -> Run:  # fmt: skip
+    """ring: the fewest places that never collide, unless given."""
     state, inputs = DTYPES[dtype]
     rows = [Row(slot, slot, tokens=STREAM) for slot in (1, 2, 3)]
     given = {"rows": rows, "tokens": STREAM, "state": state, "inputs": inputs}
     made = KINDS[kind].make(backend, generator, **(given | KINDS[kind].small | settings))
-    return Run(made, backend, generator, most, ring=3 * most - 1)
+    return Run(made, backend, generator, most, ring=ring or 3 * most - 1)
 
 
 @pytest.mark.sample
@@ -140,18 +177,51 @@ def test_S1_a_row_that_speculates_has_the_bits_of_plain_decode(
     backend: Backend, generator: torch.Generator, kind: str, dtype: str, most: int
 ) -> None:
     """Each step folds what was accepted, all of it or up to a length inside it, or stores nothing."""
-    run = tailed(kind, backend, generator, dtype, most)
-    assert run.tail[0].shape[1] == run.ring
-    while max(left := [STREAM - label - pending for label, pending in zip(run.label, run.pending, strict=True)]):
-        tokens, accepted, store = [], [], []
-        for pending, memory, rest in zip(run.pending, run.memory, left, strict=True):
-            n = min(most, rest, run.ring - pending)
-            plain = not memory or run.draw(3) == 0
-            near = pending + 2 * most > run.ring  # the next step would have no place
-            kept = pending if near or rest <= most or run.draw(2) else run.draw(pending + 1) - 1
-            tokens.append(n)
-            accepted.append(n if plain else run.draw(n))
-            store.append(pending + n if plain else kept)
-        run.step(tokens, accepted, store, in_place=bool(run.draw(1)))
-    run.step([0] * ROWS, [0] * ROWS, run.pending.copy())  # fold what is left
-    assert run.label == [STREAM] * ROWS
+    tailed(kind, backend, generator, dtype, most).speculate()
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize(("kind", "settings"), WIDE, ids=str)
+def test_S1_odd_sizes_groups_and_several_blocks(
+    backend: Backend, generator: torch.Generator, kind: str, settings: dict[str, Any]
+) -> None:
+    tailed(kind, backend, generator, "fp32", 3, **settings).speculate()
+
+
+@pytest.mark.sample(3)
+@each_tailed
+def test_a_mark_beside_a_tail(backend: Backend, generator: torch.Generator, kind: str) -> None:
+    """In a row with a tail, counted from the tokens of the step on, and in one without, whose prompt has a boundary."""
+    dtype = "fp32" if kind in ("gdn", "mamba1") else "bf16"
+    run = tailed(kind, backend, generator, dtype, 3)
+    run.step([2, 1, 3], [2, 1, 3], [-1, 0, 3], mark=(2, 2))
+    run.step([3, 0, 2], [3, 0, 2], [1, 1, 2], mark=(0, 3))
+    run.step([0, 1, 1], [0, 1, 1], [*run.pending[:2], 1], mark=(1, 1))
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("kind", ["conv", "gdn", "mamba2"])
+def test_a_ring_without_room_is_seen(backend: Backend, generator: torch.Generator, kind: str) -> None:
+    """Two tokens stay, and two more come: three places are one too few, and the checks of this file say so."""
+    for ring in (4, 3):
+        run = tailed(kind, backend, generator, "fp32", 2, ring=ring)
+        for n, store in ((2, -1), (2, -1), (0, 4)):
+            with nullcontext() if ring == 4 or n else pytest.raises(AssertionError):
+                run.step([n] * ROWS, [n] * ROWS, [store, store, n])
+
+
+@pytest.mark.sample(3)
+@each_tailed
+def test_rows_without_memory_have_the_step_without_a_tail(
+    backend: Backend, generator: torch.Generator, kind: str
+) -> None:
+    """Whatever their cursors say, and not a byte of the rings changes."""
+    case = made(kind, backend, generator, **KINDS[kind].small)
+    plain, rings = case.twin(), rings_of(case, 4, 5, generator)
+    before = [ring.clone() for ring in rings if ring is not None]
+    columns = [0, -1, 4, 2**31 - 1, 0], [3, -2, 0, 1, 2**31 - 1], [2, 1, -1, 9, 5], [0, 1, -1, 2, 9]
+    told = Cursor(*(torch.tensor(column, dtype=torch.int32, device=backend.device) for column in columns))
+    case.shared = case.shared | {"tail": rings, "cursor": told}
+    assert same_bits(case.step(backend), plain.step(backend))
+    assert same_bits(case.memory.whole, plain.memory.whole)
+    assert all(map(same_bits, before, (ring for ring in rings if ring is not None)))

@@ -1,5 +1,7 @@
 """Bytes that a decode step of one token moves, counted from the addresses of its loads and stores."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -15,7 +17,7 @@ from memstate.kernels.log_linear import log_linear_step
 from memstate.kernels.mamba3 import mamba3_step
 from memstate.kernels.selective import blocks as selective_blocks
 from memstate.kernels.selective import selective_step
-from memstate.kernels.tables import Mamba3State
+from memstate.kernels.tables import ConvTail, Cursor, DeltaTail, Mamba3State, SelectiveTail
 from tests.support.addresses import LOAD, STORE, Log
 
 try:  # it replaces parts of Triton, and tries at once whether they are what it takes them for
@@ -40,8 +42,8 @@ def often(log: Log, kind: str, tensor: Tensor) -> list[set[int]]:
     return [set(row.tolist()) for row in counts.reshape(tensor.shape[0], -1)]
 
 
-def columns() -> dict[str, Tensor]:
-    named = {"read": READ, "write": WRITE, "snapshot": SNAPSHOT, "tokens": [1, 1, 1]}
+def columns(tokens: int = 1) -> dict[str, Tensor]:
+    named = {"read": READ, "write": WRITE, "snapshot": SNAPSHOT, "tokens": [tokens] * 3}
     return {name: torch.tensor(column, dtype=torch.int32) for name, column in named.items()}
 
 
@@ -117,6 +119,78 @@ def test_D25_a_convolution_moves_each_byte_of_a_window_once(dtype: torch.dtype, 
         conv_step(x, weight, None, plane.mT if taps_fastest else plane, **columns(), out=out)
     check(log, plane, out, (x, 1))
     assert often(log, LOAD, weight) == [{2}] * channels
+
+
+T, RING, PENDING = 4, 7, 2  # tokens of a step, places of a ring, kept tokens
+
+
+def ring(*token: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(3, RING, *token).to(dtype)
+
+
+def with_tail() -> dict[str, Any]:
+    """Columns of a step of 4 tokens. Row 0 has 2 pending ones, from place 4 on; row 2 has no memory."""
+    told = [2, 1, 0], [4, 0, 0], [PENDING, 2, 2], [PENDING, 2, 2]
+    return columns(T) | {"cursor": Cursor(*(torch.tensor(column, dtype=torch.int32) for column in told))}
+
+
+def check_tail(log: Log, state: Tensor, out: Tensor, *rings: tuple[Tensor, int]) -> None:
+    """One read and one write of a state, whatever is pending and comes; rings: and how often a kept byte is loaded."""
+    check(log, state, out)
+    for ring, times in rings:
+        assert often(log, LOAD, ring[:2]) == often(log, STORE, ring[:2]) == [{0}, {0}]
+        assert often(log, LOAD, ring[2]) == [{0}] * 4 + [{times}] * PENDING + [{0}]
+        assert often(log, STORE, ring[2]) == [{1}] * 3 + [{0}] * 3 + [{1}]
+
+
+@pytest.mark.sample
+@pytest.mark.parametrize("transposed", [False, True], ids=["key value", "value key"])
+@pytest.mark.parametrize("low_rank", [False, True], ids=["gates", "rwkv7"])
+def test_D25_a_tail_moves_each_byte_of_a_delta_state_once(transposed: bool, low_rank: bool) -> None:
+    q, k, a, b = torch.randn(4, 3, T, KEY_HEADS, KEY).to(torch.bfloat16)
+    v = torch.randn(3, T, HEADS, VALUE).to(torch.bfloat16)
+    decay = -torch.rand(3, T, HEADS, *([KEY] if low_rank else []))
+    plane = torch.randn(SLOTS, HEADS, *((VALUE, KEY) if transposed else (KEY, VALUE)))
+    low = [ring(KEY_HEADS, KEY, dtype=k.dtype) for _ in range(3)]
+    tail = DeltaTail(low[0], ring(HEADS, VALUE, dtype=v.dtype), ring(*decay.shape[2:]), ring(HEADS))
+    given: dict[str, Any] = {"beta": torch.rand(3, T, HEADS)}
+    if low_rank:
+        tail, given = tail._replace(beta=None, a=low[1], b=low[2]), {"beta": None, "a": a, "b": b}
+    state, out = plane.mT if transposed else plane, torch.empty_like(v)
+    with interleaved(stock) as log:
+        gated_delta_step(q, k, v, decay, **given, state=state, **with_tail(), tail=tail, out=out)
+    tiles = -(-VALUE // delta_blocks(KEY, VALUE, 4, 4)[1])
+    shared = tiles * HEADS // KEY_HEADS
+    times = {"k": shared, "v": 1, "gate": tiles, "beta": tiles, "a": shared, "b": shared}
+    check_tail(log, plane, out, *((x, times[name]) for name, x in tail._asdict().items() if x is not None))
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["mamba2", "mamba1"])
+def test_D25_a_tail_moves_each_byte_of_a_mamba_state_once(tied: bool) -> None:
+    x, (b, c) = torch.randn(3, T, HEADS, DIM).to(torch.bfloat16), torch.randn(2, 3, T, GROUPS, STATE)
+    own = [HEADS] if tied else [HEADS, DIM]
+    dt, a = torch.rand(3, T, *own), -torch.rand(*own, *([] if tied else [STATE]))
+    state, out = torch.randn(SLOTS, HEADS, DIM, STATE), torch.empty_like(x)
+    tail = SelectiveTail(ring(HEADS, DIM, dtype=x.dtype), ring(GROUPS, STATE), ring(*own))
+    with interleaved(stock) as log:
+        selective_step(x, dt, a, b, c, state, **with_tail(), tail=tail, out=out)
+    tiles = -(-DIM // selective_blocks(DIM, STATE, tied)[0])
+    check_tail(log, state, out, (tail.x, 1), (tail.b, tiles * HEADS // GROUPS), (tail.dt, tiles if tied else 1))
+
+
+def test_D25_a_tail_moves_each_byte_of_a_window_once() -> None:
+    """And with as many pending inputs as the window has, the window is not read."""
+    taps, channels = 4, 80
+    for fewer in (taps, PENDING + 1):
+        x, weight = torch.randn(3, T, channels).to(torch.bfloat16), torch.randn(channels, fewer).to(torch.bfloat16)
+        state, out, tail = torch.randn(SLOTS, fewer - 1, channels), torch.empty_like(x), ring(channels, dtype=x.dtype)
+        with interleaved(stock) as log:
+            conv_step(x, weight, None, state, **with_tail(), tail=ConvTail(tail), out=out)
+        if fewer == taps:
+            check_tail(log, state, out, (tail, 1))
+        else:
+            assert often(log, LOAD, state) == [{0}, {0}, {1}, {0}, {0}]
+            assert often(log, STORE, state) == [{0}, {1}, {0}, {1}, {1}]
 
 
 @pytest.mark.parametrize("tokens", [1, 3], ids=["a token", "the end of a chunk"])

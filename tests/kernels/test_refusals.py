@@ -19,8 +19,8 @@ INNER = ("claim", "ownership", "run_data", "run_rows")  # get nothing but what m
 OWN = ("registers", "planes", "records", "bitmap", "counters")  # made by memstate
 STEPS = ("conv_step", "gated_delta_step", "selective_step", "mamba3_step")
 OPTIONAL = (
-    "a_log", "bias", "conv", "d", "dt_bias", "first", "h", "inputs", "marks", "numbers", "out", "plane", "residual",
-    "slots", "window", "z",
+    "a_log", "bias", "conv", "cursor", "d", "dt_bias", "first", "h", "inputs", "marks", "numbers", "out", "plane",
+    "residual", "slots", "tail", "window", "z",
 )  # fmt: skip
 
 
@@ -48,8 +48,9 @@ SPOILT: dict[str, Callable[[Tensor], Any]] = {  # None: not possible
 }  # fmt: skip
 PLANES = {"plane", "conv", "values", "scales", "residual"}  # those of one call may lie in one arena
 FITS = {  # fewer slots, registers or records; another size, if nothing else says it; either order
-    "shorter": ("ids", "state", "slots", "out", "source", "packet"), "axis 1 shorter": ("plane",),
-    "axis 2 shorter": ("plane", "conv"), "axis 3 shorter": ("conv",), "reordered": ("state", "levels", *PLANES),
+    "shorter": ("ids", "state", "slots", "out", "source", "packet", "tail"), "axis 1 shorter": ("plane", "tail"),
+    "axis 2 shorter": ("plane", "conv"), "axis 3 shorter": ("conv",),
+    "reordered": ("state", "levels", "tail", *PLANES),
 }  # fmt: skip
 
 
@@ -59,7 +60,7 @@ def given(arguments: dict[str, Any]) -> Iterator[tuple[str, str, Tensor]]:
         if isinstance(value, Tensor):
             yield name, "", value
         elif isinstance(value, tuple) and name not in (*OWN, "rules"):
-            yield from ((name, field, getattr(value, field)) for field in value._fields)  # type: ignore[attr-defined]
+            yield from ((name, field, part) for field, part in value._asdict().items() if part is not None)  # type: ignore[attr-defined]
 
 
 def changed(arguments: dict[str, Any], *values: tuple[str, str, Any]) -> dict[str, Any]:
@@ -130,6 +131,7 @@ def test_D4_what_begins_off_16_bytes_is_named(backend: Backend, op: str) -> None
 WRITTEN = dict.fromkeys(("gather_slots", "pack_slots", "pack_int8"), ("out",)) | {"scatter_states": ("plane", "conv")}
 WRITTEN |= dict.fromkeys(("scatter_slots", "scatter_accepted", "scatter_inputs"), ("plane",))
 WRITTEN |= dict.fromkeys(STEPS, ("out", "state", "window"))
+WRITTEN |= dict.fromkeys(STEPS[:3], ("out", "state", "window", "tail"))
 TOGETHER = PLANES, {"levels", "level_decay", "chunk_k", "chunk_v", "chunk_decay"}  # may lie in one arena
 WRITTEN |= {"log_linear_step": ("out", *TOGETHER[1])}
 WRITTEN |= {"load_bits": ("out",), "store_bits": ("values", "scales", "residual")}

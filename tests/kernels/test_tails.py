@@ -4,6 +4,7 @@ A stream of tokens is run twice: one token a step, and several a step of which s
 rejected are NaN, and so is all memory that nobody has written.
 """
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -225,3 +226,74 @@ def test_rows_without_memory_have_the_step_without_a_tail(
     assert same_bits(case.step(backend), plain.step(backend))
     assert same_bits(case.memory.whole, plain.memory.whole)
     assert all(map(same_bits, before, (ring for ring in rings if ring is not None)))
+
+
+def one_off(t: Tensor) -> Tensor:
+    """The same shape and rows that begin an element later each."""
+    return (
+        torch.zeros(2 * t.shape[0] * t[0].numel() + t.shape[0])
+        .to(t)
+        .as_strided(t.shape, (t[0].numel() // 8 * 8 + 9, *t.stride()[1:]))
+    )
+
+
+BAD: dict[str, tuple[Any, str]] = {  # what becomes of the arguments, and how it is told; of a tensor: of the last ring
+    "no cursor": (lambda given, _: given | {"cursor": None}, r"^tail, cursor: .*NoneType"),
+    "no tail": (lambda given, _: given | {"tail": None}, r"^tail, cursor: .*NoneType"),
+    "another's": (lambda given, _: given | {"tail": tuple(given["tail"])}, r"^tail, cursor: expected a \w+Tail"),
+    "a window": (lambda given, x: given | {"window": x.new_empty(1)}, r"^(window|tail: expected None beside a window)"),
+    "a longer cursor": (lambda given, _: told_by(given, lambda c: torch.cat([c, c])), r"^cursor\.row: expected"),
+    "all elsewhere": (lambda given, _: told_by(given, lambda c: c.to("meta")), r"^cursor\.row: .* on meta"),
+    "a float cursor": (lambda given, _: told_by(given, Tensor.float), r"^cursor\.row: .*float"),
+    "another dtype": (lambda _, ring: ring.half(), "expected torch"),
+    "another device": (lambda _, ring: ring.to("meta"), "expected on"),
+    "no place": (lambda _, ring: ring[:, :0], "expected torch"),
+    "a token wider": (lambda _, ring: torch.cat([ring, ring], -1), "expected torch"),
+    "spread": (lambda _, ring: torch.stack([ring, ring], -1)[..., 0], "contiguous in each row"),
+    "rows off 16 bytes": (lambda _, ring: one_off(ring), "rows that begin at multiples of 16"),
+    "one row for all": (lambda _, ring: ring[:1].expand_as(ring), "slots share bytes"),
+    "a graph": (lambda _, ring: ring.detach().requires_grad_(), "requires grad"),
+    "no tensor": (lambda _, ring: ring.tolist(), "expected a tensor"),
+}
+
+
+def given_of(kind: str, backend: Backend, generator: torch.Generator) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """An op, and arguments of a step with a tail."""
+    case = made(kind, backend, generator, **KINDS[kind].small)
+    columns = torch.ones((4, len(case.rows)), dtype=torch.int32, device=backend.device)
+    given = case.arguments() | {"tail": rings_of(case, 3, 5, generator), "cursor": Cursor(*columns)}
+    return getattr(backend, case.op), given
+
+
+def told_by(given: dict[str, Any], change: Any) -> dict[str, Any]:
+    return given | {"cursor": Cursor(*map(change, given["cursor"]))}
+
+
+@pytest.mark.parametrize("how", BAD)
+@pytest.mark.parametrize("kind", ["conv", "gdn", "rwkv7", "mamba2", "mamba1"])
+def test_G1_a_tail_that_does_not_fit_is_named(
+    backend: Backend, generator: torch.Generator, kind: str, how: str
+) -> None:
+    """And no byte of the state or the rings changes."""
+    (op, given), (change, told) = given_of(kind, backend, generator), BAD[how]
+    tail = given["tail"]
+    field = [name for name, ring in tail._asdict().items() if ring is not None][-1]
+    written = [ring for ring in (*tail, given["state"]) if ring is not None]
+    before = [tensor.clone() for tensor in written]
+    changed = change(given, getattr(tail, field))
+    if not isinstance(changed, dict):
+        told = rf"^tail\.{field}: .*{told}"
+        changed = given | {"tail": tail._replace(**{field: changed})}
+    with pytest.raises(ValueError, match=told):
+        op(**changed)
+    assert all(map(same_bits, before, written))
+
+
+@pytest.mark.parametrize(("kind", "field", "of"), [("gdn", "a", "k"), ("rwkv7", "beta", "gate"), ("rwkv7", "b", None)])
+def test_G1_rings_of_another_rule_are_named(
+    backend: Backend, generator: torch.Generator, kind: str, field: str, of: str | None
+) -> None:
+    op, given = given_of(kind, backend, generator)
+    given["tail"] = given["tail"]._replace(**{field: of and getattr(given["tail"], of)})
+    with pytest.raises(ValueError, match=rf"^tail\.{field}: expected {'None' if of else 'a tensor'}"):
+        op(**given)

@@ -7,7 +7,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memstate.kernels.tables import Mamba3State, Marks, PlaneMap, RecordMap, RecordPiece, ScaledMap
+from memstate.kernels.tables import (
+    ConvTail,
+    Cursor,
+    DeltaTail,
+    Mamba3State,
+    Marks,
+    PlaneMap,
+    RecordMap,
+    RecordPiece,
+    ScaledMap,
+    SelectiveTail,
+    Tail,
+)
 from memstate.kernels.tuned import CopyConfig
 from tests.support.addresses import Limits
 from tests.support.chunked import first_of, starts_of
@@ -113,9 +125,9 @@ def step_marks(make: Maker, rows: list[Row]) -> Marks:
 
 def decode(
     make: Maker, op: str, inputs: dict[str, Any], state: Tensor | Mamba3State, rows: list[Row],
-    window: Tensor | Mamba3State | None,
+    window: Tensor | Mamba3State | None, tail: Tail | None = None,
 ) -> Case:  # fmt: skip
-    """A launch of a decode kernel whose output is like its first input of that shape."""
+    """A launch of a decode kernel whose output is like its first input of that shape. tail: not beside a window."""
     wide = make.one(True, False)
     columns = {name: make.ints([getattr(row, name) for row in rows], wide) for name in Row._fields}
     like = inputs["v" if "v" in inputs else "x"]
@@ -127,7 +139,25 @@ def decode(
     stored += [plane[slot] for plane in planes for slot in kept if 0 < slot < SLOTS]
     changes = [out, *(stored if window is None else [window] if isinstance(window, Tensor) else window)]
     arguments = inputs | columns | {"state": state, "window": window, "out": out, "marks": marks}
-    return Case(op, arguments, Limits(null=[plane[0] for plane in planes], changes=changes), exact=False)
+    null = [plane[0] for plane in planes]
+    if op != "mamba3_step":
+        arguments |= {"tail": tail, "cursor": cursor(make, len(rows)) if tail else None}
+        rings = [ring for ring in tail or () if ring is not None]
+        null += [ring[0] for ring in rings]
+        changes += [ring[1:] for ring in rings]
+    return Case(op, arguments, Limits(null=null, changes=changes), exact=False)
+
+
+def cursor(make: Maker, batch: int) -> Cursor:
+    """Rows with memory of their own, or none; up to 2 tokens pending and stores at any length; rings of 4 places."""
+    rows = [make.one(row, row, row, make.one(0, -1, 4)) for row in make.rng.sample(range(1, 4), batch)]
+    columns = [rows, *([make.rng.randint(-1, most) for _ in range(batch)] for most in (9, 2, 5))]
+    return Cursor(*(make.ints(column, make.one(True, False)) for column in columns))
+
+
+def ring(make: Maker, *token: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Rubbish for four rows of four tokens."""
+    return make.plane(4, *token, dtype=dtype, layers=1)[0, :4]
 
 
 def memory(make: Maker, *shape: int) -> tuple[Tensor, list[Row]]:
@@ -152,7 +182,8 @@ def conv_step(make: Maker) -> Case:
         "bias": make.one(None, make.normal(channels, dtype=dtype)),
     }
     window = make.one(None, make.empty(len(rows), taps - 1 + TOKENS, channels, dtype=state.dtype))
-    return decode(make, "conv_step", inputs, state, rows, window)
+    tail = None if window is not None else make.one(None, ConvTail(ring(make, channels, dtype=dtype)))
+    return decode(make, "conv_step", inputs, state, rows, window, tail)
 
 
 def gated_delta_step(make: Maker) -> Case:
@@ -171,7 +202,9 @@ def gated_delta_step(make: Maker) -> Case:
     }  # fmt: skip
     window = make.one(None, make.empty(*head, 2, *((34, 4) if turned else (4, 34)), dtype=state.dtype))
     window = window.mT if turned and window is not None else window
-    return decode(make, "gated_delta_step", inputs, state, rows, window)
+    kept = ring(make, keys, 4, dtype=dtype), ring(make, 2, 34, dtype=dtype), ring(make, *owner), ring(make, 2)
+    tail = None if window is not None else make.one(None, DeltaTail(*kept))
+    return decode(make, "gated_delta_step", inputs, state, rows, window, tail)
 
 
 def selective_step(make: Maker) -> Case:
@@ -191,7 +224,9 @@ def selective_step(make: Maker) -> Case:
     }  # fmt: skip
     window = make.one(None, make.empty(*head, 2, *shape, dtype=state.dtype))
     window = window.mT if turned and window is not None else window
-    return decode(make, "selective_step", inputs, state, rows, window)
+    kept = ring(make, 2, dim, dtype=dtype), ring(make, 1, states, dtype=dtype), ring(make, *owner)
+    tail = None if window is not None else make.one(None, SelectiveTail(*kept))
+    return decode(make, "selective_step", inputs, state, rows, window, tail)
 
 
 def mamba3_step(make: Maker) -> Case:

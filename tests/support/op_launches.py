@@ -17,6 +17,9 @@ from memstate.kernels.levels import bitmap_ints
 from memstate.kernels.tables import (
     HEADER_INTS,
     Accepted,
+    ConvTail,
+    Cursor,
+    DeltaTail,
     Mamba3State,
     Marks,
     PlaneMap,
@@ -25,6 +28,7 @@ from memstate.kernels.tables import (
     Registers,
     Rules,
     ScaledMap,
+    SelectiveTail,
     StepRecord,
     Strategy,
 )
@@ -70,6 +74,17 @@ def states(*slot: int, units: int, slots: int = 8) -> Tensor:
     """`slot ...` of fp32, `units` times 16 bytes apart."""
     stride = 4 * units
     return torch.zeros(slots * stride).as_strided((slots, *slot), (stride, *torch.empty(slot).stride()))
+
+
+def ring(*token: int, units: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Two rows of rings of `units` places, and one more unit apart than they are long."""
+    one = torch.zeros(units, *token, dtype=dtype)
+    apart = -(-one.nbytes // 16) * 16 // dtype.itemsize + 8 * units
+    return torch.zeros(2 * apart, dtype=dtype).as_strided((2, *one.shape), (apart, *one.stride()))
+
+
+def cursor(batch: int, start: int) -> Cursor:
+    return Cursor(*(ints(batch, start + i) for i in range(4)))
 
 
 def claim(op: Callable[..., Any]) -> None:
@@ -166,6 +181,7 @@ def conv_step(op: Callable[..., Any]) -> None:
         op(x, weight, bias, **step, out=out)
         op(x, weight, bias, **step)
         op(x, weight, bias, **step, marks=marks(start=start))
+        op(x, weight, bias, **step, tail=ConvTail(ring(8, units=units, dtype=x.dtype)), cursor=cursor(batch, start))
         op(x, weight, bias, **step, window=torch.zeros(batch, 1 + tokens, 8, dtype=step["state"].dtype))
 
 
@@ -181,6 +197,8 @@ def gated_delta_step(op: Callable[..., Any]) -> None:
         op(q, k, v, decay, beta, **step)
         op(q, k, v, decay, beta, **step, marks=marks(start=start))
         op(q, k, v, decay, beta, **step, window=torch.zeros(batch, tokens, 1, 2, 2))
+        kept = (ring(1, 2, units=units, dtype=x.dtype) for x in (k, v)), (ring(1, units=units) for _ in range(2))
+        op(q, k, v, decay, beta, **step, tail=DeltaTail(*kept[0], *kept[1]), cursor=cursor(batch, start))
         weight = shifted(1, 1, 1, start=start)[0, 0]
         op(q, k, v, decay, beta, **step, a_log=weight, dt_bias=weight, sigmoid=True, normalize=True)
 
@@ -194,6 +212,8 @@ def selective_step(op: Callable[..., Any]) -> None:
         model = {name: torch.zeros(1) for name in ("a", "d", "dt_bias")} | {"softplus": True}
         op(x=x, b=b, c=c, z=z, dt=dt, **model, **step, out=out)
         op(x=x, b=b, c=c, z=z, dt=dt, **model, **step, marks=marks(start=start))
+        kept = SelectiveTail(*(ring(1, 2, units=units, dtype=x.dtype) for _ in range(2)), ring(1, units=units))
+        op(x=x, b=b, c=c, z=z, dt=dt, **model, **step, tail=kept, cursor=cursor(batch, start))
         op(x=x, b=b, c=c, z=z, dt=dt, **model, **step, window=torch.zeros(batch, tokens, 1, 2, 2))
 
 

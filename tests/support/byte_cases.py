@@ -156,8 +156,9 @@ def cursor(make: Maker, batch: int) -> Cursor:
 
 
 def ring(make: Maker, *token: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Rubbish for four rows of four tokens."""
-    return make.plane(4, *token, dtype=dtype, layers=1)[0, :4]
+    """Four rows of four tokens."""
+    rows = make.plane(4, *token, dtype=dtype, layers=1)[0, :4]
+    return rows.copy_(torch.randn(rows.shape, generator=make.generator))
 
 
 def memory(make: Maker, *shape: int) -> tuple[Tensor, list[Row]]:

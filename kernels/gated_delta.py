@@ -23,6 +23,7 @@ from memstate.kernels.blocks import is_transposed, stride_unit
 from memstate.kernels.catalog import CompileCase
 from memstate.kernels.decode_checks import check_gated_delta
 from memstate.kernels.gates import EPSILON, sigmoid, softplus
+from memstate.kernels.pieces import halves, rounded
 from memstate.kernels.slots import (
     NO_MARKS,
     absent,
@@ -65,12 +66,6 @@ def _below(at, SIZE: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _halves(word):
-    """The two bf16 elements of each word of 32 bits, in fp32: one instruction for each."""
-    return (word << 16).to(tl.float32, bitcast=True), (word >> 16 << 16).to(tl.float32, bitcast=True)
-
-
-@triton.jit
 def _run(ptr, at, KEY: tl.constexpr, RUN: tl.constexpr):
     """RUN neighbouring elements of each lane, in fp32: one tensor `lane` for each. Zeros behind the last of KEY.
 
@@ -99,7 +94,7 @@ def _run(ptr, at, KEY: tl.constexpr, RUN: tl.constexpr):
                 for half in tl.static_range(2):
                     part = (pair[which] >> (32 * half)).to(tl.int32)
                     if dtype == tl.bfloat16:
-                        found += _halves(part)
+                        found += halves(part)
                     elif bits == 16:
                         found += (part.to(tl.int16).to(dtype, bitcast=True).to(tl.float32),)
                         found += ((part >> 16).to(tl.int16).to(dtype, bitcast=True).to(tl.float32),)
@@ -223,11 +218,11 @@ def _load(ptr, mask, KEY_FASTEST: tl.constexpr, RUN: tl.constexpr):
         if KEY_FASTEST:
             rows = _rows(bits, RUN)
             for row in tl.static_range(0, RUN, 2):
-                found += _halves(rows[row] | (rows[row + 1] << 16))
+                found += halves(rows[row] | (rows[row + 1] << 16))
         else:
             pair = tl.split(bits.reshape(bits.shape[0], bits.shape[1] // 2, 2))
-            halves = _halves(pair[0] | (pair[1] << 16))
-            found += (tl.join(halves[0], halves[1]).reshape(bits.shape[0], bits.shape[1]),)
+            both = halves(pair[0] | (pair[1] << 16))
+            found += (tl.join(both[0], both[1]).reshape(bits.shape[0], bits.shape[1]),)
     else:
         found += _rows(tl.load(ptr, mask=mask, other=0.0).to(tl.float32), RUN)
     return found
@@ -294,15 +289,6 @@ def _advanced_low_rank(s, k, v, gates, a, b, COUNT: tl.constexpr, PER_KEY: tl.co
     """The state behind one more token of the generalized delta rule."""
     seen = _dot(a, s, COUNT)[None, :]
     return _added(_added(_decayed(s, gates, COUNT, PER_KEY), b, seen, COUNT), k, v, COUNT)
-
-
-@triton.jit
-def _rounded(s, dtype: tl.constexpr, COUNT: tl.constexpr):
-    """The state as a slot would have it."""
-    found = ()
-    for key in tl.static_range(COUNT):
-        found += (s[key].to(dtype).to(tl.float32),)
-    return found
 
 
 @triton.jit(do_not_specialize=PER_CALL)
@@ -391,7 +377,7 @@ def _gated_delta_step(
                     b = _keys(tail_b_ptr + bs_at + place * (KEY_HEADS * KEY), KEY, KEY_FASTEST, LANES, RUN, PIECES)
                     s = _advanced_low_rank(s, k, v, gates, a, b, COUNT, PER_KEY)
                 if stored != tl.float32:
-                    s = _rounded(s, stored, COUNT)
+                    s = rounded(s, stored, COUNT)
                 place = next_place(place, ring)
 
     for t in range(count):
@@ -477,7 +463,7 @@ def _gated_delta_step(
                     else:
                         tl.store(tail_gate_ptr + gates_at + place * HEADS, gates[0])
             if stored != tl.float32:
-                s = _rounded(s, stored, COUNT)
+                s = rounded(s, stored, COUNT)
             place = next_place(place, ring)
         if mark_count_ptr is not None:
             while offset <= t + 1:

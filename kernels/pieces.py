@@ -94,6 +94,27 @@ def vector(
 
 
 @triton.jit
+def halves(word):
+    """The two bf16 elements of each word of 32 bits, in fp32: one instruction for each."""
+    return (word << 16).to(tl.float32, bitcast=True), (word >> 16 << 16).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def rounded(tiles, dtype: tl.constexpr, PIECES: tl.constexpr):
+    """The pieces as a slot would have them; two of bf16 at a time, which takes fewer and faster instructions."""
+    found = ()
+    if dtype == tl.bfloat16 and PIECES > 1:
+        for piece in tl.static_range(0, PIECES, 2):
+            low = tiles[piece].to(dtype).to(tl.uint16, bitcast=True).to(tl.uint32)
+            high = tiles[piece + 1].to(dtype).to(tl.uint16, bitcast=True).to(tl.uint32)
+            found += halves(low | (high << 16))
+    else:
+        for piece in tl.static_range(PIECES):
+            found += (tiles[piece].to(dtype).to(tl.float32),)
+    return found
+
+
+@triton.jit
 def dot(vectors, tiles, PIECES: tl.constexpr):
     """Sums over the first axis, `dim`: those of a lane one after the other, then those of all lanes."""
     found = vectors[0][:, None] * tiles[0]

@@ -21,7 +21,7 @@ from memstate.kernels.blocks import is_transposed, stride_unit
 from memstate.kernels.catalog import CompileCase
 from memstate.kernels.decode_checks import check_selective
 from memstate.kernels.gates import softplus as softplus_of
-from memstate.kernels.pieces import dot, vector
+from memstate.kernels.pieces import dot, rounded, vector
 from memstate.kernels.slots import (
     NO_MARKS,
     absent,
@@ -103,15 +103,6 @@ def _advanced(s, x, b, dt, a, PIECES: tl.constexpr, TIED: tl.constexpr):
         if not TIED:
             decay = tl.exp(dt[None, :] * a[piece])
         found += (tl.fma(s[piece], decay, inward * b[piece][:, None]),)
-    return found
-
-
-@triton.jit
-def _rounded(s, dtype: tl.constexpr, PIECES: tl.constexpr):
-    """The state as a slot would have it."""
-    found = ()
-    for piece in tl.static_range(PIECES):
-        found += (s[piece].to(dtype).to(tl.float32),)
     return found
 
 
@@ -209,7 +200,7 @@ def _selective_step(
                 dt = _own(kept_dt + place * OWN, head, dim, in_dim, DIM, TIED)
                 s = _advanced(s, x, b, dt, a, PIECES, TIED)
                 if stored != tl.float32:
-                    s = _rounded(s, stored, PIECES)
+                    s = rounded(s, stored, PIECES)
                 place = next_place(place, ring)
 
     for t in range(count):
@@ -257,7 +248,7 @@ def _selective_step(
                 elif tl.program_id(0) == 0:
                     tl.store(kept_dt + place * OWN + head, dt)
             if stored != tl.float32:
-                s = _rounded(s, stored, PIECES)
+                s = rounded(s, stored, PIECES)
             place = next_place(place, ring)
         x_at += x_distance
         b_at += b_distance

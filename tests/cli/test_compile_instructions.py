@@ -2,7 +2,7 @@
 
 import pytest
 
-from memstate.cli.compile.instructions import bytes_in_flight, of_a_token
+from memstate.cli.compile.instructions import bytes_in_flight, of_a_token, of_two_loops
 
 # A load, a branch over the tokens, a token of five instructions, its unrolled copy, and an exit.
 PROGRAM = """
@@ -56,6 +56,24 @@ def test_a_loop_may_be_left_by_a_call() -> None:
     loop = ".L_loop:\n" + line("FADD R1, R1, R2; FADD R1, R1, R2; @!P0 CALL.REL.NOINC `(.L_out); BRA `(.L_loop)")
     divide = ".L_out:\n" + line("CALL.REL.NOINC `(.L_divide); EXIT") + ".L_divide:\n" + line("RET.REL.NODEC R4")
     assert [item.op for item in of_a_token(loop + divide)] == ["FADD", "FADD", *["CALL.REL.NOINC"] * 2, "EXIT"]
+
+
+def loop(name: str, adds: int) -> str:
+    """A loop over tokens that adds up, and steps over a store that few of them have, however long."""
+    store = "; ".join(["STG.E desc[UR4][R4.64], R6"] * 3)
+    body = f".L_{name}:\n" + line("; ".join(["FADD R1, R1, R2"] * adds) + f"; @P0 BRA `(.L_{name}_on)")
+    return body + line(store) + f".L_{name}_on:\n" + line(f"IADD3 R3, R3, 0x1, RZ; @!P1 BRA `(.L_{name})")
+
+
+def test_tokens_of_a_tail_are_the_ways_round_its_two_longest_loops() -> None:
+    """In the order of the program, whichever is longer; what lies outside of them, however long, is not counted."""
+    far = line("; ".join(["MOV R7, R8"] * 30))
+    for folded, verified in ((9, 20), (20, 9)):
+        found = of_two_loops(far + loop("a", folded) + far + loop("b", verified) + loop("zeros", 4) + line("EXIT"))
+        assert [len(part) for part in found] == [folded + 3, verified + 3]
+        assert not any(item.op == "STG.E" for part in found for item in part)
+    with pytest.raises(ValueError, match="two loops, got 1"):
+        of_two_loops(loop("a", 5) + line("EXIT"))
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,7 @@ from tests.support.sampling import PROOF
 KEYS = (
     "kernel", "target", "registers", "spill_bytes", "shared_bytes", "narrowest_bulk_access_bits", "barriers", "ok",
     "source_barriers", "dependent_loads", "instructions", "bytes_in_flight",
+    "instructions_folded", "instructions_verified",
 )  # fmt: skip
 MOVERS = {
     "copy_slots", "zero_slots", "run_data", "run_rows", "conv_step", "gated_delta_step", "selective_step",

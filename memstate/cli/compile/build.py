@@ -8,7 +8,7 @@ from typing import Any
 from memstate.cli.compile.accesses import WIDE_BITS, accesses, plane_accesses
 from memstate.cli.compile.assembly import barriers, resources
 from memstate.cli.compile.chains import dependent_loads
-from memstate.cli.compile.instructions import bytes_in_flight, disassemble, of_a_token
+from memstate.cli.compile.instructions import Instruction, bytes_in_flight, disassemble, of_a_token, of_two_loops
 from memstate.errors import CompileFailed
 from memstate.kernels import catalog
 from memstate.kernels.catalog import CompileCase
@@ -41,8 +41,11 @@ class KernelReport:
         dependent_loads: Loads of global memory in the longest chain in which each waits for the one before; None for
             AMD.
         instructions: That one warp of a decode kernel issues for one token; None for other kernels, launches that store
-            a window or marks, and AMD.
+            a window or marks or have a tail, and AMD.
         bytes_in_flight: Bytes that this warp waits for at a time, at most; None as for `instructions`.
+        instructions_folded: That one warp of a decode kernel with a tail issues for each kept token that it adds to the
+            state; None for other launches and AMD.
+        instructions_verified: The same for each token of the step.
     """
 
     kernel: str
@@ -57,6 +60,8 @@ class KernelReport:
     dependent_loads: int | None = None
     instructions: int | None = None
     bytes_in_flight: int | None = None
+    instructions_folded: int | None = None
+    instructions_verified: int | None = None
 
 
 def known_targets(targets: Sequence[str]) -> list[str]:
@@ -124,7 +129,14 @@ def inspect(case: CompileCase, target: str, compiled: Any) -> KernelReport:
     folders = (Path(case.kernel.fn.__code__.co_filename).parent, KERNELS)
     found, of_source = barriers(compiled.asm.get("amdgcn") or compiled.asm["ptx"], folders)
     wide = narrowest is not None and narrowest >= WIDE_BITS
-    token = of_a_token(disassemble(compiled.asm["cubin"])) if "ptx" in compiled.asm and _decodes(case) else None
+    token: list[Instruction] = []
+    folded, verified = token, token
+    if "ptx" in compiled.asm and _decodes(case):
+        assembly = disassemble(compiled.asm["cubin"])
+        if case.name.endswith("_tail"):
+            folded, verified = of_two_loops(assembly)
+        else:
+            token = of_a_token(assembly)
     return KernelReport(
         kernel=case.name,
         target=target,
@@ -136,13 +148,15 @@ def inspect(case: CompileCase, target: str, compiled: Any) -> KernelReport:
         ok=used.spill_bytes == 0 and (wide or not case.plane_args),
         source_barriers=of_source,
         dependent_loads=dependent_loads(compiled.asm["ptx"]) if "ptx" in compiled.asm else None,
-        instructions=len(token) if token else None,
+        instructions=len(token) or None,
         bytes_in_flight=bytes_in_flight(token) if token else None,
+        instructions_folded=len(folded) or None,
+        instructions_verified=len(verified) or None,
     )
 
 
 def _decodes(case: CompileCase) -> bool:
-    """Whether it is an ordinary launch of a decode kernel: one that stores to slots, of a state in fp32 or bf16."""
+    """Whether it is a launch of a decode kernel whose tokens are counted: not of a window, marks or states in fp16."""
     if case.rare or "fp16" in case.name or case.name.endswith(("_window", "_marks")):
         return False
     return case.name.startswith(("gated_delta_step_", "selective_step_", "conv_step_"))

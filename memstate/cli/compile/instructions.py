@@ -1,7 +1,8 @@
 """What a warp issues to compute one token: the instructions of a compiled kernel, in order. Reads NVIDIA's binaries.
 
 The text of a program holds more than one token takes: padding, and copies of a loop that the assembler unrolled. Taken
-is the shortest way from the entry to the exit that passes the longest block, which is the arithmetic of a token.
+is the shortest way from the entry to the exit that passes the longest block, which is the arithmetic of a token. Of a
+step with a tail, which has a loop over kept tokens and one over its own, it is the shortest way round each.
 """
 
 import heapq
@@ -49,6 +50,25 @@ def of_a_token(assembly: str) -> list[Instruction]:
     longest = max(blocks, key=lambda name: len(blocks[name]))
     way = [*_shortest(blocks, after, next(iter(blocks)), longest), *_shortest(blocks, after, longest, "")]
     return list(chain.from_iterable(blocks[name] for name in way))
+
+
+def of_two_loops(assembly: str) -> tuple[list[Instruction], list[Instruction]]:
+    """Returns the instructions on the shortest way round each of the two loops with the longest blocks, first to last.
+
+    Raises:
+        ValueError: There are no two loops.
+    """
+    blocks = _blocks(assembly)
+    after = _successors(blocks)
+    ahead = {name: _reached(after, name) for name in blocks}
+    loops: list[str] = []  # the longest block of each
+    for name in sorted(blocks, key=lambda name: -len(blocks[name])):
+        if name in ahead[name] and not any(name in ahead[other] and other in ahead[name] for other in loops):
+            loops.append(name)
+    if len(loops) < 2:
+        raise ValueError(f"expected a program with two loops, got {len(loops)}")
+    first, last = loops[:2] if loops[1] in ahead[loops[0]] else loops[1::-1]
+    return _round(blocks, after, first), _round(blocks, after, last)
 
 
 def bytes_in_flight(instructions: Sequence[Instruction]) -> int:
@@ -117,6 +137,26 @@ def _successors(blocks: Mapping[str, Sequence[Instruction]]) -> dict[str, list[s
         else:
             after[name] = following
     return after
+
+
+def _reached(after: Mapping[str, Sequence[str]], start: str) -> set[str]:
+    """Returns the blocks that a program can come to behind a block."""
+    found: set[str] = set()
+    left = [start]
+    while left:
+        new = {name for name in after[left.pop()] if name} - found
+        found |= new
+        left += new
+    return found
+
+
+def _round(
+    blocks: Mapping[str, Sequence[Instruction]], after: Mapping[str, Sequence[str]], name: str
+) -> list[Instruction]:
+    """Returns the instructions from a block on until it comes again, where they are fewest."""
+    ahead = (following for following in after[name] if following == name or name in _reached(after, following))
+    ways = ([name, *_shortest(blocks, after, following, name)] for following in ahead)
+    return min(([part for block in way for part in blocks[block]] for way in ways), key=len)
 
 
 def _shortest(

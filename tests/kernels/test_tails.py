@@ -27,6 +27,8 @@ WIDE = [  # sizes that fill no block, or several of them; several heads to a key
     *((kind, settings) for kind, settings in ODD if kind in TAILED),
     ("gdn", {"dims": (4, 2, 8, 48), "inputs": torch.bfloat16}),
     ("kda, gates", {"dims": (2, 1, 16, 34)}),
+    *((kind, {"dims": (1, 1, 64, 16), "state": torch.bfloat16}) for kind in ("gdn", "gdn, value key")),  # two at a time
+    *((kind, {"dims": (1, 1, 16, 64), "state": torch.bfloat16}) for kind in ("mamba2", "mamba2, state dim")),
 ]
 each_tailed = pytest.mark.parametrize("kind", TAILED)
 # Op -> kind of its tail, inputs that a ring keeps under another name, rings of what the op computes.

@@ -435,12 +435,7 @@ def _gated_delta_step(
             _store(at_ptr, s, real, index, in_value, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, RUN, PIECES)
         if cursor_row_ptr is not None:
             if (memory > 0) & (pending + t >= store):
-                copy_token(
-                    tail_v_ptr + values_at + place * (HEADS * VALUE),
-                    v_ptr + (token * v_apart + head * VALUE),
-                    value,
-                    VALUE,
-                )
+                copy_token(tail_v_ptr + values_at + place * (HEADS * VALUE), v_at, value, VALUE)
                 if tl.program_id(0) == 0:
                     channel = tl.arange(0, BLOCK_K)
                     if head % (HEADS // KEY_HEADS) == 0:
@@ -450,18 +445,17 @@ def _gated_delta_step(
                             copy_token(tail_b_ptr + bs_at + place * (KEY_HEADS * KEY), b_at, channel, KEY)
                     if a_ptr is None:
                         tl.store(tail_beta_ptr + betas_at + place * HEADS, beta)
+                    gate_at = tail_gate_ptr + gates_at + place * (HEADS * KEY if PER_KEY else HEADS)
                     if PER_KEY:
-                        found = tl.load(decay_at + channel, mask=channel < KEY, other=0.0).to(tl.float32)
+                        in_key = channel < KEY
+                        found = tl.load(decay_at + channel, mask=in_key, other=0.0).to(tl.float32)
+                        of_key = 0.0
                         if dt_bias_ptr is not None:
-                            of_key = tl.load(dt_bias_ptr + head * KEY + channel, mask=channel < KEY, other=0.0).to(
-                                tl.float32
-                            )
-                        else:
-                            of_key = 0.0
+                            of_key = tl.load(dt_bias_ptr + head * KEY + channel, mask=in_key, other=0.0).to(tl.float32)
                         found = _gate(found, rate, of_key, a_log_ptr is not None, dt_bias_ptr is not None)
-                        tl.store(tail_gate_ptr + gates_at + place * (HEADS * KEY) + channel, found, mask=channel < KEY)
+                        tl.store(gate_at + channel, found, mask=in_key)
                     else:
-                        tl.store(tail_gate_ptr + gates_at + place * HEADS, gates[0])
+                        tl.store(gate_at, gates[0])
             if stored != tl.float32:
                 s = rounded(s, stored, COUNT)
             place = next_place(place, ring)

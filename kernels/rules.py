@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from memstate.kernels.tables import REGISTERS_PER_ROW, Rules, Strategy
 
 DRAFTS = 1 << 16  # what tokens in a packet are counted in where some may be rejected
+FOLD = -(DRAFTS * (DRAFTS // 2 - 1))  # of a row that reads no token, and whose tail is folded
 Longs = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 Claim = Callable[[Flags], NDArray[Any]]  # one more slot for each entry that needs one, in order; 0 past the budget
@@ -83,7 +84,10 @@ class Folded(NamedTuple):
 
 
 def drafted(tokens: Longs) -> tuple[Longs, Longs]:
-    """Tokens of each entry, and how many of them may be rejected, of the tokens in a packet: `DRAFTS * drafts + n`."""
+    """Tokens of each entry, and how many of them may be rejected, of those in a packet: -(`DRAFTS * drafts + n`).
+
+    A row that reads none, `FOLD`, has more drafts than tokens.
+    """
     drafts = np.where(tokens < 0, -tokens // DRAFTS, 0)
     return np.where(tokens < 0, -tokens % DRAFTS, tokens), drafts
 
@@ -95,7 +99,7 @@ def fold(
 
     A row without drafts ends with all of its tokens in its state. One with drafts folds what is pending, and its tokens
     go to the tail. If a boundary lies inside the pending tokens, the step folds up to it, so that the state there can
-    be kept, and the other tokens stay in the tail.
+    be kept, and the other tokens stay in the tail. A row without a token folds all that is pending.
 
     Args:
         columns: only read.
@@ -108,7 +112,7 @@ def fold(
     """
     mark = np.zeros_like(label)
     if rules.strategy != Strategy.NONE:
-        mark = last_boundary(np.maximum(label, columns.tracked[rows]), label + pending, rules.every)
+        mark = last_boundary(np.maximum(label, columns.tracked[rows]), label + pending, rules.every) * (tokens > 0)
     kept = ((drafts > 0) | (mark > 0)) & (tokens <= rules.tail)
     store = np.where(kept, np.where(mark > 0, mark - label, pending), pending + tokens)
     store = np.where((store == 0) & (columns.source[rows] == 0), -1, store)

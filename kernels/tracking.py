@@ -240,7 +240,10 @@ def _plan(
         )
         length = tl.where(source > 0, tl.load(labels_ptr + source, mask=source > 0, other=0), live_label)
         read = tl.where(source > 0, tl.load(slots_ptr + source, mask=source > 0, other=0), live_slot)
-        real = (live_slot > 0) & (tokens > 0)  # padding, a row without a state, nothing to do: a null row
+        asks = tokens > 0
+        if TAILS:
+            asks = asks | (drafts > 0)
+        real = (live_slot > 0) & asks  # padding, a row without a state, nothing to do: a null row
         row = tl.where(real, row, 0)
         live = row * 3
         after = length + tokens
@@ -252,7 +255,7 @@ def _plan(
             mark = row * 0
             if STRATEGY != NONE:
                 mark = (length + pending) // every * every
-                mark = tl.where(mark > tl.maximum(length, tracked), mark, 0)
+                mark = tl.where((mark > tl.maximum(length, tracked)) & (tokens > 0), mark, 0)
             kept = ((drafts > 0) | (mark > 0)) & (tokens <= tail)
             store = tl.where(kept, tl.where(mark > 0, mark - length, pending), pending + tokens)
             store = tl.where((store == 0) & (source == 0), -1, store)
@@ -300,7 +303,7 @@ def _plan(
             tl.store(tail_pending_ptr + index, tl.where(real, pending, 0), mask=inside)
             tl.store(tail_store_ptr + index, tl.where(real, store, 0), mask=inside)
             tl.store(tail_length_ptr + index, tl.where(real, length + pending, 0), mask=inside)
-            tl.store(accepted_ptr + index, tl.where(real, tokens - drafts, 0), mask=inside)
+            tl.store(accepted_ptr + index, tl.where(real, tl.maximum(tokens - drafts, 0), 0), mask=inside)
         tl.store(out_rows_ptr + index, row, mask=inside)
         tl.store(out_tokens_ptr + index, tl.where(row > 0, tokens, 0), mask=inside)
         tl.store(out_read_ptr + index, tl.where(row > 0, read, PAD), mask=inside)

@@ -69,8 +69,8 @@ def plan(
             yet.
         tails: of rows with tails, beside `rules.tail`. `tails` and `record` are those of the plan before, whatever its
             batch: the tokens that were accepted of its step become pending first. In the packet, n tokens of which d
-            may be rejected are -(2**16 d + n). A state then stands for fewer tokens than its row has, and the rules go
-            by the tokens of the state. Changed.
+            may be rejected are -(2**16 d + n), and `FOLD` is a row that only folds its tail. A state then stands for
+            fewer tokens than its row has, and the rules go by the tokens of the state. Changed.
 
     Raises:
         ValueError: naming a column that does not fit.
@@ -84,13 +84,13 @@ def plan(
         slots, labels, tracked, source, bitmap, counters, sent = arrays[:7]
         out = StepRecord(*arrays[7:12])  # type: ignore[arg-type]
         given, tokens = batch_columns(sent, len(out.rows))
-        drafts = tokens  # none of them, where rows have no tails
+        drafts = tokens  # which is looked at no more where rows have no tails
         if of_tails:
             pending, newest, *rest = arrays[16:]
             seen = TailRecord(*rest)  # type: ignore[arg-type]
             _count_accepted(seen, pending, newest)
             tokens, drafts = drafted(tokens)
-        known = np.where((given > 0) & (given < len(source)) & (tokens > 0), given, 0)
+        known = np.where((given > 0) & (given < len(source)) & ((tokens > 0) | (drafts > 0)), given, 0)
         at = np.flatnonzero((known > 0) & (slots[known * REGISTERS_PER_ROW] != 0))
         rows = known[at]
         live = rows * REGISTERS_PER_ROW
@@ -105,7 +105,7 @@ def plan(
             folded = fold(columns, rules, rows, length, before, tokens[at], drafts[at])
             due, after = folded.due(length), folded.after
             pending[rows], newest[rows] = folded.pending, folded.newest
-            told = rows, length, before, folded.store, length + before, tokens[at] - drafts[at]
+            told = rows, length, before, folded.store, length + before, np.maximum(tokens[at] - drafts[at], 0)
             for ints, numbers in zip(rest, told, strict=False):
                 ints[: len(out.rows)] = 0
                 ints[at] = numbers

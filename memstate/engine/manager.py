@@ -391,6 +391,7 @@ class StateManager(NotCopied, Shown):
         Args:
             rows: the batch; None and finished rows are padding.
             tokens: tokens of each row in this step: 1 in decode, the chunk in prefill, the drafted tokens of a window.
+                0 for a row with a tail that reads none: its state becomes that of its last token, for `end` to keep.
             limit: largest number of slots that this step can claim for snapshots.
             window: plan a speculative step.
             replay: replays a CUDA graph that begins with `launch` and contains the forward. Then this call takes no

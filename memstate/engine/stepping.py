@@ -452,7 +452,7 @@ class Stepping:
             raise InvalidArgument(
                 f"a row is named twice in the batch: row {row}, entries {np.flatnonzero(batch.numbers == row).tolist()}"
             )
-        if batch.fewest < 1:
+        if batch.fewest < 1 and not self._tail:
             at = int(np.argmin(batch.tokens))
             raise InvalidArgument(
                 f"tokens={batch.tokens[at]} of row {rows[at]}: a row in the batch needs at least 1, padding is None"

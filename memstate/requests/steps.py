@@ -18,7 +18,7 @@ from torch import Tensor
 
 from memstate.checks import counts
 from memstate.errors import InvalidArgument, StaleHandle
-from memstate.kernels.rules import DRAFTS
+from memstate.kernels.rules import DRAFTS, FOLD
 from memstate.kernels.tables import REGISTERS_PER_ROW, Accepted, Cursor, Marks, StepRecord, TailRecord
 from memstate.requests.handles import Row
 from memstate.requests.table import RequestTable
@@ -95,12 +95,14 @@ class Batch(NamedTuple):
             fewest, most = int(of_rows.min()), int(of_rows.max())
         live, generation = running * REGISTERS_PER_ROW, table.generation[numbers]
         drafted, sent = None, tokens_of
+        if not fewest:  # a packet has 0 for padding
+            sent = np.where((numbers > 0) & (tokens_of == 0), FOLD, tokens_of)
         if type(drafts) is not int or drafts:
             of_all = counts("drafts", drafts, size) * (numbers > 0)
             if (of_all > tokens_of).any():
                 raise InvalidArgument(f"drafts {of_all.tolist()} of {tokens_of.tolist()} tokens: expected at most all")
             if of_all.any():
-                drafted, sent = of_all[real], np.where(of_all > 0, -(DRAFTS * of_all + tokens_of), tokens_of)
+                drafted, sent = of_all[real], np.where(of_all > 0, -(DRAFTS * of_all + tokens_of), sent)
         return cls(
             numbers, tokens_of, real, running, of_rows, live, generation, distinct, fewest, most, table.version,
             drafted, sent,

@@ -61,7 +61,7 @@ class Model:
 
     def forward(self, mem: ms.StateManager, step: ms.Step, texts: list[list[tuple[int, int]]]) -> Tensor:
         """texts: for each token of each entry its text and its place there."""
-        width = max(map(len, texts))
+        width = max(1, *map(len, texts))
         x = {}
         for name, stream in self.inputs.items():
             x[name] = stream.new_full((len(texts), width, *stream.shape[2:]), torch.nan)
@@ -104,6 +104,8 @@ class Walk:
         for row in entries:
             text, length = self.rows.get(row, (0, 0))
             n = self.draw(self.tail - 1) + 1 if length or self.draw(1) else self.draw(30) + 1
+            if self.draw(7) == 0:
+                n = 0  # folds what is pending
             of = self.draw(n) if n <= self.tail and self.draw(3) else 0
             right = n - of + self.draw(of)
             tokens.append(n)
@@ -339,3 +341,20 @@ def test_S7_a_row_whose_length_is_not_told_yet_waits_for_it(backend: Backend) ->
     mem.end([*rows, other])
     mem.audit().raise_if_leaking()
     assert mem.free_slots == 6
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_S8_a_row_that_reads_no_token_folds_its_tail(backend: Backend, overlap: bool) -> None:
+    """A turn that ends amid its accepted tokens leaves the state of its last one."""
+    mem = on(backend, layout(4), slots=6, max_requests=3, tracking=ms.NoTracking(), overlap=overlap, tail=4)
+    a, b = mem.admit([ms.Request("a"), ms.Request("b")])
+    mem.settle(mem.plan([a, b], [5, 3]))
+    mem.accept(mem.plan([a, b], [4, 1], drafts=[3, 0]), [3, 1])
+    assert [mem.info(row).length for row in (a, b)] == [8, 4]
+    step = mem.plan([a, None, b], [0, 0, 1])
+    assert step.tokens.tolist() == [0, 0, 1] and step.cursor.pending.tolist() == [3, 0, 0]
+    assert step.cursor.store.tolist() == [3, 0, 1] and step.lengths.tolist() == [8, 0, 4]
+    mem.settle(step)
+    states = mem.end([a, b], keep="handle")
+    assert [state.length for state in states if state is not None] == [8, 5]
+    mem.audit().raise_if_leaking()

@@ -1,0 +1,48 @@
+"""Models of flash-linear-attention with random weights: on a CPU their kernels run in Triton's interpreter."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.support.peers import module
+
+WORDS = 50
+
+
+class SaidToBeOnCuda(nn.Module):
+    """A projection of a layer that refuses other devices before it looks at the kernels that it would call."""
+
+    def __init__(self, projection: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.weight = projection, SimpleNamespace(device=torch.device("cuda"))
+
+    def forward(self, x: Tensor) -> Tensor:
+        projected: Tensor = self.inner(x)
+        return projected
+
+
+def fla_model(patch: pytest.MonkeyPatch, name: str, device: torch.device, **config: Any) -> Any:
+    """A model by the name of its class; autotuned kernels take their largest blocks without a trial."""
+    models = module("fla.models")
+    patch.setattr("triton.runtime.autotuner.Autotuner._bench", _small)
+    plain = {"vocab_size": WORDS, "fuse_norm": False, "fuse_cross_entropy": False, "dtype": "float32"}
+    made = getattr(models, f"{name}ForCausalLM")(getattr(models, f"{name}Config")(**plain | config))
+    return made.eval().requires_grad_(False).to(device)
+
+
+def _small(tuner: Any, *args: Any, config: Any, **kwargs: Any) -> int:
+    """How small the blocks of a configuration are: the interpreter likes few programs."""
+    return -sum(config.kwargs.values())
+
+
+def draw(model: Any, generator: torch.Generator) -> None:
+    """New random matrices. Vectors and short convolutions keep what their classes begin with, and noise."""
+    for weight in model.parameters():
+        noise = torch.randn(weight.shape, generator=generator).to(weight)
+        if weight.dim() == 2:
+            weight.copy_(noise * weight.shape[-1] ** -0.5)
+        else:
+            weight.add_(noise / 4)

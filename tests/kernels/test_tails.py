@@ -230,13 +230,10 @@ def test_rows_without_memory_have_the_step_without_a_tail(
     assert all(map(same_bits, before, (ring for ring in rings if ring is not None)))
 
 
-def one_off(t: Tensor) -> Tensor:
-    """The same shape and rows that begin an element later each."""
-    return (
-        torch.zeros(2 * t.shape[0] * t[0].numel() + t.shape[0])
-        .to(t)
-        .as_strided(t.shape, (t[0].numel() // 8 * 8 + 9, *t.stride()[1:]))
-    )
+def one_off(ring: Tensor) -> Tensor:
+    """The same shape; rows begin at any element."""
+    apart = ring[0].numel() // 8 * 8 + 9
+    return torch.zeros(len(ring) * apart).to(ring).as_strided(ring.shape, (apart, *ring.stride()[1:]))
 
 
 BAD: dict[str, tuple[Any, str]] = {  # what becomes of the arguments, and how it is told; of a tensor: of the last ring
@@ -250,6 +247,7 @@ BAD: dict[str, tuple[Any, str]] = {  # what becomes of the arguments, and how it
     "another dtype": (lambda _, ring: ring.half(), "expected torch"),
     "another device": (lambda _, ring: ring.to("meta"), "expected on"),
     "no place": (lambda _, ring: ring[:, :0], "expected torch"),
+    "a place fewer than others": (lambda _, ring: ring[:, 1:], "expected torch"),
     "a token wider": (lambda _, ring: torch.cat([ring, ring], -1), "expected torch"),
     "spread": (lambda _, ring: torch.stack([ring, ring], -1)[..., 0], "contiguous in each row"),
     "rows off 16 bytes": (lambda _, ring: one_off(ring), "rows that begin at multiples of 16"),
@@ -279,6 +277,8 @@ def test_G1_a_tail_that_does_not_fit_is_named(
     """And no byte of the state or the rings changes."""
     (op, given), (change, told) = given_of(kind, backend, generator), BAD[how]
     tail = given["tail"]
+    if len(tail) == 1 and "others" in how:
+        pytest.skip("one ring is as long as it is")
     field = [name for name, ring in tail._asdict().items() if ring is not None][-1]
     written = [ring for ring in (*tail, given["state"]) if ring is not None]
     before = [tensor.clone() for tensor in written]

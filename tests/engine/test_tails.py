@@ -345,16 +345,61 @@ def test_S7_a_row_whose_length_is_not_told_yet_waits_for_it(backend: Backend) ->
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_S8_a_row_that_reads_no_token_folds_its_tail(backend: Backend, overlap: bool) -> None:
-    """A turn that ends amid its accepted tokens leaves the state of its last one."""
-    mem = on(backend, layout(4), slots=6, max_requests=3, tracking=ms.NoTracking(), overlap=overlap, tail=4)
+    """A turn that ends amid its accepted tokens leaves the state of its last one, whatever boundary lies among them."""
+    mem = on(backend, layout(4), slots=6, max_requests=3, tracking=ms.Redirect(every=8), overlap=overlap, tail=4)
     a, b = mem.admit([ms.Request("a"), ms.Request("b")])
     mem.settle(mem.plan([a, b], [5, 3]))
-    mem.accept(mem.plan([a, b], [4, 1], drafts=[3, 0]), [3, 1])
-    assert [mem.info(row).length for row in (a, b)] == [8, 4]
+    mem.accept(mem.plan([a, b], [4, 1], drafts=[3, 0]), [4, 1])
+    assert [mem.info(row).length for row in (a, b)] == [9, 4]
     step = mem.plan([a, None, b], [0, 0, 1])
-    assert step.tokens.tolist() == [0, 0, 1] and step.cursor.pending.tolist() == [3, 0, 0]
-    assert step.cursor.store.tolist() == [3, 0, 1] and step.lengths.tolist() == [8, 0, 4]
+    assert step.tokens.tolist() == [0, 0, 1] and step.cursor.pending.tolist() == [4, 0, 0]
+    assert step.cursor.store.tolist() == [4, 0, 1] and step.lengths.tolist() == [9, 0, 4]
     mem.settle(step)
     states = mem.end([a, b], keep="handle")
-    assert [state.length for state in states if state is not None] == [8, 5]
+    assert [state.length for state in states if state is not None] == [9, 5]
+    mem.audit().raise_if_leaking()
+
+
+@pytest.mark.parametrize("accepted", [0, 4])
+@pytest.mark.parametrize("others", [0, 2])
+def test_S9_a_late_step_holds_slots_back_and_returns_them(backend: Backend, accepted: int, others: int) -> None:
+    """The row stands at a boundary: whether it is kept depends on the tokens that the host does not know yet.
+
+    Requests that come in between take what the reserve leaves to them; the device has chosen before.
+    """
+    mem = on(backend, layout(4), slots=4, max_requests=4, tracking=ms.Redirect(every=4), reserve=2, tail=4)
+    (row,) = mem.admit([ms.Request("a")])
+    mem.settle(mem.plan([row], 4))
+    first = mem.plan([row], 4, drafts=4)
+    first.accepted.fill_(accepted)
+    mem.plan([row], 4, drafts=4)
+    assert mem.free_slots == 2  # of three
+    mem.admit([ms.Request(i) for i in range(others)])
+    mem.accept(first, [accepted], written=True)
+    assert mem.free_slots == 3 - others - (accepted > 0) and mem.stats().snapshots == (accepted > 0)
+    mem.audit().raise_if_leaking()
+
+
+def test_S9_a_request_finds_nothing_of_the_one_before_it(backend: Backend) -> None:
+    """A row ends with tokens that are pending, not told, or counted by the device alone."""
+    mem = on(backend, layout(4), slots=6, max_requests=2, tracking=ms.NoTracking(), overlap=True, tail=4)
+    (other,) = mem.admit([ms.Request("other")])
+    for told in ("accepted", "not told", "dead"):
+        (row,) = mem.admit([ms.Request(told)])
+        step = mem.plan([row, other], [4, 1], drafts=[4, 0])
+        step.accepted.fill_(1)
+        step.accepted[0] = 3
+        if told == "not told":
+            mem.end([row])
+        mem.accept(step, [3, 1], written=True, finished=[told == "dead", False])
+        step = mem.plan([row if told == "accepted" else None, other], 1)
+        assert step.lengths[0] == 3 * (told == "accepted")
+        mem.settle(step)
+        if told != "not told":
+            mem.end([row])
+        (row,) = mem.admit([ms.Request(f"after {told}")])
+        step = mem.plan([row], 2)
+        assert step.lengths.tolist() == [0] == step.cursor.pending.tolist()
+        mem.settle(step)
+        mem.end([row])
     mem.audit().raise_if_leaking()

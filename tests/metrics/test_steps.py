@@ -3,6 +3,7 @@
 import sys
 from collections import Counter
 from collections.abc import Callable
+from inspect import signature
 from typing import Any
 
 import pytest
@@ -126,6 +127,15 @@ def test_timed_calls_do_what_they_do() -> None:
     mem.cancel(step)
     with pytest.raises(TypeError):
         mem.plan(rows, nonsense=1)  # type: ignore[call-arg]
+    made.close()
+
+
+def test_timed_calls_take_what_the_others_take() -> None:
+    mem = manager()
+    made = metrics.collector(mem, steps=True)
+    for name in ("plan", "settle"):
+        timed, own = (list(signature(getattr(kind, name)).parameters) for kind in (type(mem), ms.StateManager))
+        assert timed == own
     made.close()
 
 

@@ -34,6 +34,7 @@ VERSIONS = ("3.6.0", "installed", "newest")
 FIGURES = {
     "registers": 8, "spill_bytes": 0, "shared_bytes": 0, "narrowest_bulk_access_bits": 0, "barriers": 0,
     "source_barriers": 0, "dependent_loads": 0, "instructions": 8, "bytes_in_flight": 0,
+    "instructions_folded": 8, "instructions_verified": 8,
 }  # fmt: skip
 
 Figures = dict[str, int | None]

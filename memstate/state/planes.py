@@ -14,7 +14,7 @@ from torch import Tensor
 from memstate.checks import NotCopied, is_count
 from memstate.errors import InvalidArgument
 from memstate.kernels.dispatch import Backend
-from memstate.kernels.tables import Marks
+from memstate.kernels.tables import ConvTail, DeltaTail, Marks, SelectiveTail, Tail
 from memstate.kernels.tuned import copy_launch
 from memstate.sheet import Sheet, Shown, bar, of_bytes, sheet
 from memstate.sizes import MOST_SLOTS, Part, format_bytes, require_memory
@@ -184,6 +184,28 @@ class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
         """
         self.require_awake("planes")
         return self._tensors[name]
+
+    def tail(self, name: str, layer: int) -> Any:
+        """The rings of a layer of a plane, as its decode step takes them: a `ConvTail`, `DeltaTail` or `SelectiveTail`.
+
+        They are the planes of rows that are named after the plane and the fields of the tuple, such as "ssm_k", as in
+        presets with `tail=`.
+
+        Args:
+            name: of the plane.
+            layer: of the plane.
+
+        Raises:
+            InvalidArgument: rows have no tail of this plane.
+            Asleep: the memory is released.
+        """
+        rows = self.rows if self.rows is not None else {}
+        for kind in (DeltaTail, SelectiveTail, ConvTail):
+            found = {field: rows[key][layer] for field in kind._fields if (key := f"{name}_{field}") in rows}
+            if found.keys() >= set(kind._fields) - set(kind._field_defaults):
+                tail: Tail = kind(**found)
+                return tail
+        raise InvalidArgument(f"rows have no tail of plane {name!r}, but {sorted(rows)}")
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)

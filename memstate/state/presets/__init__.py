@@ -1,7 +1,7 @@
 """Layouts of known models: a preset for each of these checkpoints, and `from_config` for every other configuration.
 
 A preset takes the keywords of `from_config`: ssm_dtype (torch.float32), conv_dtype (torch.bfloat16), order
-("layer_major"), ranks (1), the tensor-parallel ranks of which the layout is one, conv_order and ssm_order.
+("layer_major"), ranks (1), the tensor-parallel ranks of which the layout is one, conv_order, ssm_order and tail (0).
 
     conv_order   "channel_first" for windows of `channel (width-1)` (default), "width_first" for `(width-1) channel`;
                  "engine" for what SGLang and vLLM store: width first for Kimi Linear, channel first for the others
@@ -53,6 +53,7 @@ class Options(TypedDict, total=False):
     ranks: int
     conv_order: ConvOrder
     ssm_order: SsmOrder | None
+    tail: int
 
 
 _GRANITE_ATTENTION: Final = (5, 15, 25, 35)

@@ -15,13 +15,14 @@ from memstate.checks import is_whole, whole
 from memstate.errors import InvalidArgument
 from memstate.state.grouping import grouped
 from memstate.state.layout import Order, Plane, StateLayout
+from memstate.state.presets import tails
 from memstate.state.presets.families import (
-    OF_MODEL,
     ConvOrder,
     Kept,
     SsmOrder,
     compressor,
     conv_ordered,
+    convolutions,
     delta_rule,
     mamba,
     mamba2,
@@ -32,6 +33,7 @@ from memstate.state.presets.families import (
 )
 from memstate.state.presets.fields import Fields
 from memstate.state.presets.layers import COMPRESSED, attention_layers, compressors, sliding, state_layers
+from memstate.state.presets.tails import OF_MODEL
 from memstate.state.sharding import Part
 
 NESTED = 4  # configurations of text models inside one another; real ones have one
@@ -59,7 +61,7 @@ def _ngram_delta(fields: Fields, layer: int) -> Kept:
     end = ends[0] if isinstance(ends, list | tuple) and ends else ends
     tokens = Plane("conv", (before,), torch.int64, fill=end if is_whole(end) else 0)
     conv, ssm = kept.planes
-    return kept._replace(planes=(conv, inputs, tokens, ssm))
+    return kept._replace(planes=(conv, inputs, tokens, ssm), rings=())
 
 
 def _kimi(heads: str, dim: str, width: str) -> Reader:
@@ -67,7 +69,7 @@ def _kimi(heads: str, dim: str, width: str) -> Reader:
 
     def read(fields: Fields, _: int) -> Kept:
         count, size = fields.number("linear_num_heads", heads), fields.number("linear_head_dim", dim)
-        return delta_rule(count, count, size, size, fields.number("linear_conv_kernel_dim", width), width_first=True)
+        return delta_rule(count, count, size, size, fields.number("linear_conv_kernel_dim", width), by_key=True)
 
     return read
 
@@ -115,7 +117,9 @@ def _zamba(fields: Fields, _: int) -> Kept:
     if channels % heads:
         raise fields.refused(*_EXPANDED, "n_mamba_heads", expected=f"{channels} channels in heads of one size")
     conv = window(Part("x", heads, channels // heads), width=fields.number("mamba_d_conv"))
-    return Kept((conv, matrices(heads, channels // heads, fields.number("mamba_d_state"))))
+    state = fields.number("mamba_d_state")
+    rings = tails.of_window(conv), tails.of_channels(heads, channels // heads, state)
+    return Kept((conv, matrices(heads, channels // heads, state)), rings=rings)
 
 
 def _rwkv7(fields: Fields, _: int) -> Kept:
@@ -125,9 +129,10 @@ def _rwkv7(fields: Fields, _: int) -> Kept:
     """
     fields.require_multiple("hidden_size", "head_dim")
     size = fields.number("head_dim")
+    heads = fields.number("hidden_size") // size
     shift = Plane("conv", (fields.number("hidden_size"), 1), OF_MODEL)
-    ssm = matrices(fields.number("hidden_size") // size, size, size)
-    return Kept((shift, shift, ssm), ("key_value", "value_key"))
+    rings = *[tails.of_window(shift)] * 2, tails.of_generalized_rule(heads, size)
+    return Kept((shift, shift, matrices(heads, size, size)), ("key_value", "value_key"), rings=rings)
 
 
 def _mamba3(fields: Fields, _: int) -> Kept:
@@ -143,7 +148,7 @@ def _mamba3(fields: Fields, _: int) -> Kept:
 
 def _short_conv(fields: Fields, _: int) -> Kept:
     """Gated short convolution: a window over the channels and no ssm plane. See https://arxiv.org/abs/2511.23404."""
-    return Kept((window(Part("x", fields.number("hidden_size")), width=fields.number("conv_L_cache")),))
+    return convolutions(window(Part("x", fields.number("hidden_size")), width=fields.number("conv_L_cache")))
 
 
 def _short_convs(fields: Fields, layer: int) -> Kept:
@@ -154,7 +159,7 @@ def _short_convs(fields: Fields, layer: int) -> Kept:
     width = fields.number("conv_kernel_size", "sconv_kernel_size")
     keys = replace(window(Part("head", *_heads(fields, layer)), width=width), dtype=torch.float32)
     outputs = Plane("conv", (fields.number("hidden_size"), width - 1), torch.float32)
-    return Kept((keys, keys, outputs, outputs))
+    return convolutions(keys, keys, outputs, outputs)
 
 
 def _convolved_attention(fields: Fields, layer: int) -> Kept:
@@ -236,6 +241,7 @@ def from_config(
     ranks: int = 1,
     conv_order: ConvOrder = "channel_first",
     ssm_order: SsmOrder | None = None,
+    tail: int = 0,
 ) -> StateLayout:
     """The layout of a model, from a configuration object of transformers, or from a config.json.
 
@@ -256,10 +262,14 @@ def from_config(
         ssm_order: how states lie in memory: "key_value" (default) or "value_key" of a delta rule, "dim_state" (default)
             or "state_dim" of Mamba-2, or "engine": as SGLang and vLLM store those of the model, which is "value_key"
             and "dim_state". Kernels take a plane of "value_key" or "state_dim" as `plane.mT`.
+        tail: rows have tails, for steps of up to so many tokens (`Forward(tail=)`). The rings are planes of rows. Each
+            is named after its plane and what its decode step calls it: conv_x of a convolution; ssm_k, ssm_v, ssm_gate,
+            ssm_beta of a delta rule, with ssm_a and ssm_b in the place of ssm_beta of RWKV-7; ssm_x, ssm_b, ssm_dt of
+            Mamba. conv2_x belongs to conv2, layer by layer. `planes.tail` has the tuple that a step takes. 0: no tails.
 
     Raises:
         InvalidArgument: the file cannot be read; the type is not known; fields are missing or contradict each other;
-            the ranks do not divide; or an order is not one of the model.
+            the ranks do not divide; an order is not one of the model; or with `tail`, a step has none.
 
     Example:
         >>> from memstate.state.presets import from_config
@@ -270,16 +280,24 @@ def from_config(
     Syncs: no.
     """
     fields, dtype = _text_model(config)
-    read, states, rows = READERS[fields.get("model_type")], list[Plane](), list[Plane]()
+    kind, tail = fields.get("model_type"), whole("tail", tail, least=0)
+    states, rows, rings = list[Plane](), list[Plane](), list[tails.Fields]()
     for layer in state_layers(fields.config):
-        kept = read(fields, layer).typed(dtype, conv_dtype, ssm_dtype)
+        kept = READERS[kind](fields, layer).typed(dtype, conv_dtype, ssm_dtype)
+        if tail and not kept.rings:
+            raise InvalidArgument(f"tail={tail}: {kind} keeps states whose steps have no tail")
         kept = kept if ssm_order is None else ssm_ordered(kept, ssm_order)
         states += conv_ordered(kept, conv_order).planes
         rows += kept.rows
+        rings += kept.rings
     if not states:
-        raise InvalidArgument(f"{fields.get('model_type')}: no layer of this configuration holds state")
-    layout = grouped(states, order)[0]
-    return replace(layout, rows=grouped(rows, order)[0] if rows else None).shard(ranks)
+        raise InvalidArgument(f"{kind}: no layer of this configuration holds state")
+    layout, lies = grouped(states, order)
+    if tail:
+        layout = tails.ringed(layout, [(name, ring) for (name, _), ring in zip(lies, rings, strict=True)], tail)
+    elif rows:
+        layout = replace(layout, rows=grouped(rows, order)[0])
+    return layout.shard(ranks)
 
 
 def kv_from_config(

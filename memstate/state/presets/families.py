@@ -7,17 +7,18 @@ keeps one more, the input of the step itself. The axes have the order that they 
 
 from dataclasses import replace
 from math import inf
-from typing import Final, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 
 from memstate.errors import InvalidArgument
 from memstate.state.layout import Plane
+from memstate.state.presets import tails
+from memstate.state.presets.tails import OF_MODEL
 from memstate.state.sharding import Part
 
 ConvOrder = Literal["channel_first", "width_first", "engine"]
 SsmOrder = Literal["key_value", "value_key", "dim_state", "state_dim", "engine"]
-OF_MODEL: Final = torch.bfloat16  # of a plane that has the dtype of the model in the classes of transformers
 
 
 class Kept(NamedTuple):
@@ -28,12 +29,14 @@ class Kept(NamedTuple):
         orders: the orders in which the matrix of a head can lie, the usual one first.
         engine: whether engines keep windows as `(width-1) channel`, and whether they keep matrices in the second order.
         rows: what a request has beside its state, see `StateLayout`.
+        rings: for each plane, what a tail keeps of one token; nothing where a decode step has no tail.
     """
 
     planes: tuple[Plane, ...]
     orders: tuple[str, ...] = ()
     engine: tuple[bool, bool] = (False, False)
     rows: tuple[Plane, ...] = ()
+    rings: tuple[tails.Fields, ...] = ()
 
     def typed(self, model: torch.dtype, conv: torch.dtype | None, ssm: torch.dtype | None) -> "Kept":
         """Returns it with the dtype of a model, or with dtypes of the caller for the planes of a name."""
@@ -44,7 +47,8 @@ class Kept(NamedTuple):
                 return plane
             return replace(plane, dtype=asked.get(plane.name) or (model if plane.dtype == OF_MODEL else plane.dtype))
 
-        return self._replace(planes=tuple(map(of, self.planes)), rows=tuple(map(of, self.rows)))
+        rings = tuple(tuple(map(of, fields)) for fields in self.rings)
+        return self._replace(planes=tuple(map(of, self.planes)), rows=tuple(map(of, self.rows)), rings=rings)
 
 
 def window(*parts: Part, width: int) -> Plane:
@@ -57,23 +61,24 @@ def matrices(heads: int, *shape: int) -> Plane:
     return Plane("ssm", (heads, *shape), torch.float32, parts=(Part("head", heads),))
 
 
-def delta_rule(
-    key_heads: int, value_heads: int, key: int, value: int, width: int, *, width_first: bool = False
-) -> Kept:
+def delta_rule(key_heads: int, value_heads: int, key: int, value: int, width: int, *, by_key: bool = False) -> Kept:
     """Gated delta rule: ssm `head key value`, and a window over the channels q | k | v.
 
     Gated DeltaNet, https://arxiv.org/abs/2412.06464. Kimi Delta Attention, https://arxiv.org/abs/2510.26692, has the
-    same state; engines keep its windows width first.
+    same state, with a gate a key channel; engines keep its windows width first.
     """
     parts = Part("q", key_heads, key), Part("k", key_heads, key), Part("v", value_heads, value)
-    planes = window(*parts, width=width), matrices(value_heads, key, value)
-    return Kept(planes, ("key_value", "value_key"), (width_first, True))
+    conv, ssm = window(*parts, width=width), matrices(value_heads, key, value)
+    rings = tails.of_window(conv), tails.of_delta_rule(key_heads, value_heads, key, value, by_key=by_key)
+    return Kept((conv, ssm), ("key_value", "value_key"), (by_key, True), rings=rings)
 
 
 def mamba2(heads: int, dim: int, groups: int, state: int, width: int) -> Kept:
     """Mamba-2: ssm `head dim state`, and a window over x | B | C. See https://arxiv.org/abs/2405.21060."""
     parts = Part("x", heads, dim), Part("B", groups, state), Part("C", groups, state)
-    return Kept((window(*parts, width=width), matrices(heads, dim, state)), ("dim_state", "state_dim"))
+    conv, ssm = window(*parts, width=width), matrices(heads, dim, state)
+    rings = tails.of_window(conv), tails.of_selective(heads, dim, groups, state)
+    return Kept((conv, ssm), ("dim_state", "state_dim"), rings=rings)
 
 
 def mamba3(heads: int, dim: int, state: int, angles: int) -> Kept:
@@ -90,7 +95,14 @@ def mamba3(heads: int, dim: int, state: int, angles: int) -> Kept:
 def mamba(channels: int, state: int, width: int) -> Kept:
     """Mamba: ssm `channel state`, and a window over the channels. See https://arxiv.org/abs/2312.00752."""
     part = Part("x", channels)
-    return Kept((window(part, width=width), Plane("ssm", (channels, state), torch.float32, parts=(part,))))
+    conv = window(part, width=width)
+    ssm = Plane("ssm", (channels, state), torch.float32, parts=(part,))
+    return Kept((conv, ssm), rings=(tails.of_window(conv), tails.of_channels(1, channels, state)))
+
+
+def convolutions(*convs: Plane) -> Kept:
+    """Convolutions alone."""
+    return Kept(convs, rings=tuple(map(tails.of_window, convs)))
 
 
 def compressor(name: str, rate: int, size: int, overlap: int = 0) -> Kept:

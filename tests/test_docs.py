@@ -15,6 +15,7 @@ PAGES = (
     "docs/guide.md",
     "docs/prefill.md",
     "docs/sessions.md",
+    "docs/speculation.md",
     "docs/capacity.md",
     "docs/inspector.md",
     "docs/events.md",

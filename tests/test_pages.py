@@ -15,6 +15,7 @@ import torch
 
 import memstate as ms
 from memstate.integrations.handover import HandOver
+from memstate.kernels.tables import Cursor, StepRecord
 from memstate.tiers.stores import mooncake
 from tests.support.fake_cuda import FakeCuda, Stream, fake_cuda, launching
 from tests.support.sources import ROOT
@@ -117,6 +118,25 @@ def test_a_graph_holds_a_whole_step(cuda: FakeCuda, monkeypatch: pytest.MonkeyPa
     (row,) = mem.admit([ms.Request("c", resume=snapshots[0])])
     step = mem.plan([row])
     assert mem.planes["ssm"][0][step.read.long()].unique().tolist() == [2.0]
+
+
+def test_a_graph_holds_a_whole_step_with_drafts() -> None:
+    rings = ms.StateLayout([ms.Plane("ssm_k", (11, 2, 8), torch.float32)], layers=2)
+    layout = ms.StateLayout(LAYOUT.planes, layers=2, rows=rings)
+    mem = ms.StateManager(layout, slots=12, max_requests=4, overlap=False, forward=ms.Forward(tail=4))
+    rows = mem.admit([ms.Request("a"), ms.Request("b")])
+    mem.settle(mem.plan(rows, 3))
+    seen = []
+
+    def forward(vectors: StepRecord, lengths: torch.Tensor, cursor: Cursor) -> None:
+        seen.append((lengths.tolist(), cursor.label.tolist(), cursor.pending.tolist(), cursor.store.tolist()))
+        mem.device.tails.accepted[:2] = torch.tensor([4, 2])  # type: ignore[union-attr]
+
+    names: dict[str, Any] = {"mem": mem, "rows": rows, "Cursor": Cursor, "forward": forward}
+    for _ in range(2):
+        exec(part("docs/speculation.md", "def whole_step(batch):"), names)
+        mem.accept(names["step"], [4, 2], written=True)
+    assert seen == [([3, 3], [3, 3], [0, 0], [-1, -1]), ([7, 5], [3, 3], [4, 2], [4, 2])]
 
 
 def test_a_forward_on_another_stream_lies_between_two_plans(cuda: FakeCuda) -> None:

@@ -30,7 +30,7 @@ class DeviceCalls:
             `mem.device.live_slots[numbers]` are the slots of a batch, where `numbers` are those of `step.rows` on the
             device. It is 0 for row 0, which is padding, and for rows without a request. Recorded changes show after the
             next `submit` or `plan`. Under Redirect the slot of a row changes at boundaries.
-        lengths: tokens of each row after its newest plan: int32 tensor, axis `row`, always at one address.
+        lengths: tokens of each row's state after its newest plan: int32 tensor, axis `row`, always at one address.
             `mem.device.lengths[step.rows] - step.tokens` are the lengths before a step, also in a CUDA graph; before a
             speculative one they are `lengths` itself.
         level_table: level slots of each row, where the layout has levels: int32 tensor, axes `row 2 level`, always at

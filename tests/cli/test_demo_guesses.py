@@ -22,19 +22,19 @@ WITH: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("with_", WITH)
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_S6_guesses_change_nothing(strategy: str, model: str, with_: str) -> None:
+def test_T6_guesses_change_nothing(strategy: str, model: str, with_: str) -> None:
     report = demo(strategy=strategy, model=model, speculate=1 + len(with_) % 4, **WITH[with_])
     assert report.ok, report.failure()
     assert report.config.speculate == 1 or 0 < report.meter.right < report.meter.guessed
 
 
-def test_S6_takes_fewer_steps() -> None:
+def test_T6_takes_fewer_steps() -> None:
     plain, guessing = (demo(speculate=n, overlap=0) for n in (0, 4))
     assert plain.ok and guessing.ok and plain.answers == guessing.answers
     assert guessing.meter.steps < 0.7 * plain.meter.steps
 
 
 @pytest.mark.parametrize("given", [{"engine": "in-place"}, {"chunk": 3}])
-def test_S5_refuses_what_has_no_tails(given: dict[str, Any]) -> None:
+def test_T5_refuses_what_has_no_tails(given: dict[str, Any]) -> None:
     with pytest.raises(ms.InvalidArgument, match=r"speculate 4 with engine .* kernels in place have no tails"):
         DemoConfig(speculate=4, **given)

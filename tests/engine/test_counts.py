@@ -115,6 +115,24 @@ def test_a_decode_step_is_one_plan_and_a_settle_launches_nothing(backend: Backen
     scan(mem)
 
 
+@names
+def test_T7_a_steady_step_with_drafts_is_one_launch(backend: Backend, tracking: ms.Tracking) -> None:
+    """Whatever is accepted: the numbers are one small upload, or nothing if the sampler has written them."""
+    rings = ms.StateLayout([Plane("s_x", (11, 4), torch.float32)], layers=1)
+    layout = ms.StateLayout(LAYOUT.planes, layers=1, rows=rings)
+    tracking = type(tracking)(every=64)  # a boundary may release a lane, with the next packet
+    mem = on(backend, layout, slots=12, max_requests=3, tracking=tracking, overlap=False, tail=4)
+    rows = running(mem, 3)
+    mem.accept(mem.plan(rows, 4, drafts=3), [1, 2, 3])
+    for written in (False, True):
+        mem.backend.counts.reset()
+        step = mem.plan(rows, 4, drafts=3)
+        assert cost(mem) == (0, {"plan": 1}, 0)
+        mem.accept(step, [4, 1, 2], written=written)
+        assert cost(mem) == (int(not written), {"plan": 1}, 0)
+        assert mem.backend.counts.upload_bytes == 4 * 3 * (not written)
+
+
 def test_B4_nothing_to_do_costs_nothing(backend: Backend) -> None:
     mem = manager(backend, Redirect(every=4), 2)
     rows = mem.admit([Request(i, length=4) for i in range(2)])

@@ -230,7 +230,7 @@ def model(backend: Backend, generator: torch.Generator) -> Model:
 @pytest.mark.parametrize("tail", [1, 3, 4])
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_S2_states_are_those_of_plain_decode(
+def test_T2_states_are_those_of_plain_decode(
     backend: Backend, generator: torch.Generator, model: Model, strategy: str, tail: int, overlap: bool
 ) -> None:
     settings = {
@@ -252,7 +252,7 @@ def test_S2_states_are_those_of_plain_decode(
 
 @pytest.mark.parametrize("tail", [1, 4])
 @pytest.mark.parametrize("strategy", list(STRATEGIES)[1:])
-def test_S3_a_boundary_among_accepted_tokens_is_kept(
+def test_T3_a_boundary_among_accepted_tokens_is_kept(
     backend: Backend, generator: torch.Generator, strategy: str, tail: int
 ) -> None:
     """Whatever is accepted on the way, the newest boundary is there as soon as the step behind it has stored it."""
@@ -275,7 +275,7 @@ def test_S3_a_boundary_among_accepted_tokens_is_kept(
     assert found >= set(range(8, 88, 8)) and all(at % 8 == 0 for at in found)
 
 
-def test_S4_refuses_what_no_step_with_drafts_can_be(backend: Backend) -> None:
+def test_T4_refuses_what_no_step_with_drafts_can_be(backend: Backend) -> None:
     mem = on(backend, layout(4), slots=6, max_requests=2, tracking=ms.Redirect(every=8), overlap=False, tail=4)
     rows = mem.admit([ms.Request("a"), ms.Request("b")])
     with pytest.raises(ms.InvalidArgument, match=r"have \[5\] tokens with drafts: a step keeps at most 4"):
@@ -296,7 +296,7 @@ def test_S4_refuses_what_no_step_with_drafts_can_be(backend: Backend) -> None:
     assert [mem.info(row).length for row in rows] == [2, 0] == [mem.info(row).confirmed for row in rows]
 
 
-def test_S5_refuses_settings_that_have_no_tails(backend: Backend) -> None:
+def test_T5_refuses_settings_that_have_no_tails(backend: Backend) -> None:
     settings = {"slots": 4, "max_requests": 1, "tracking": ms.NoTracking()}
     plain = ms.StateLayout(layout(4).planes, layers=1)
     partly = ms.StateLayout((replace(layout(4).planes[0], rewritten_each_step=False),), layers=1, rows=layout(4).rows)
@@ -315,7 +315,7 @@ def test_S5_refuses_settings_that_have_no_tails(backend: Backend) -> None:
         _ = mem.plan(mem.admit([]), []).cursor
 
 
-def test_S7_a_row_whose_length_is_not_told_yet_waits_for_it(backend: Backend) -> None:
+def test_T7_a_row_whose_length_is_not_told_yet_waits_for_it(backend: Backend) -> None:
     """Between the plan of a step and the accept of the one before: what is refused, what is counted, what is freed."""
     mem = on(backend, layout(4), slots=6, max_requests=3, tracking=ms.Redirect(every=4), overlap=True, tail=4)
     rows = mem.admit([ms.Request("a"), ms.Request("b")])
@@ -344,7 +344,7 @@ def test_S7_a_row_whose_length_is_not_told_yet_waits_for_it(backend: Backend) ->
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_S8_a_row_that_reads_no_token_folds_its_tail(backend: Backend, overlap: bool) -> None:
+def test_T8_a_row_that_reads_no_token_folds_its_tail(backend: Backend, overlap: bool) -> None:
     """A turn that ends amid its accepted tokens leaves the state of its last one, whatever boundary lies among them."""
     mem = on(backend, layout(4), slots=6, max_requests=3, tracking=ms.Redirect(every=8), overlap=overlap, tail=4)
     a, b = mem.admit([ms.Request("a"), ms.Request("b")])
@@ -362,7 +362,7 @@ def test_S8_a_row_that_reads_no_token_folds_its_tail(backend: Backend, overlap: 
 
 @pytest.mark.parametrize("accepted", [0, 4])
 @pytest.mark.parametrize("others", [0, 2])
-def test_S9_a_late_step_holds_slots_back_and_returns_them(backend: Backend, accepted: int, others: int) -> None:
+def test_T9_a_late_step_holds_slots_back_and_returns_them(backend: Backend, accepted: int, others: int) -> None:
     """The row stands at a boundary: whether it is kept depends on the tokens that the host does not know yet.
 
     Requests that come in between take what the reserve leaves to them; the device has chosen before.
@@ -380,7 +380,7 @@ def test_S9_a_late_step_holds_slots_back_and_returns_them(backend: Backend, acce
     mem.audit().raise_if_leaking()
 
 
-def test_S9_a_request_finds_nothing_of_the_one_before_it(backend: Backend) -> None:
+def test_T9_a_request_finds_nothing_of_the_one_before_it(backend: Backend) -> None:
     """A row ends with tokens that are pending, not told, or counted by the device alone."""
     mem = on(backend, layout(4), slots=6, max_requests=2, tracking=ms.NoTracking(), overlap=True, tail=4)
     (other,) = mem.admit([ms.Request("other")])

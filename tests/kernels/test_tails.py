@@ -176,7 +176,7 @@ def tailed(
 @pytest.mark.parametrize("kind", TAILED)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("most", [1, 3, 4])
-def test_S1_a_row_that_speculates_has_the_bits_of_plain_decode(
+def test_T1_a_row_that_speculates_has_the_bits_of_plain_decode(
     backend: Backend, generator: torch.Generator, kind: str, dtype: str, most: int
 ) -> None:
     """Each step folds what was accepted, all of it or up to a length inside it, or stores nothing."""
@@ -185,7 +185,7 @@ def test_S1_a_row_that_speculates_has_the_bits_of_plain_decode(
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(("kind", "settings"), WIDE, ids=str)
-def test_S1_odd_sizes_groups_and_several_blocks(
+def test_T1_odd_sizes_groups_and_several_blocks(
     backend: Backend, generator: torch.Generator, kind: str, settings: dict[str, Any]
 ) -> None:
     tailed(kind, backend, generator, "fp32", 3, **settings).speculate()

@@ -47,14 +47,14 @@ KINDS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def steps(planes: Planes, model: str, backend: Backend) -> None:
+def steps(planes: Planes, model: str, backend: Backend, pending: int = 0) -> None:
     """Runs the step of every layer of every plane, with the tail of its rows."""
     read, write, snapshot = (
         torch.tensor(ids, dtype=torch.int32, device=planes.device) for ids in ([1, 2], [3, 4], [0, 0])
     )
     tokens, row = torch.full_like(read, TAIL), torch.tensor([2, 1]).to(read)
     where = {"read": read, "write": write, "snapshot": snapshot, "tokens": tokens}
-    cursor = Cursor(row, torch.zeros_like(row), torch.zeros_like(row), torch.zeros_like(row))
+    cursor = Cursor(row, torch.zeros_like(row), torch.full_like(row, pending), torch.full_like(row, pending))
 
     def ones(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
         return torch.ones(BATCH, TAIL, *shape, dtype=dtype, device=planes.device)
@@ -87,7 +87,7 @@ def steps(planes: Planes, model: str, backend: Backend) -> None:
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("model", KINDS)
-def test_rings_fit_the_steps(backend: Backend, model: str, ranks: int) -> None:
+def test_T9_rings_fit_the_steps(backend: Backend, model: str, ranks: int) -> None:
     layout = from_config(KINDS[model], tail=TAIL, ranks=ranks)
     planes = Planes(layout, 4, backend, rows=2)
     assert planes.rows is not None
@@ -155,7 +155,7 @@ NGRAMS = DELTA | {
 
 
 @pytest.mark.parametrize("fields", [V4, MAMBA3, ZAYA, NGRAMS], ids=lambda fields: fields["model_type"])
-def test_a_state_whose_steps_have_no_tail_is_refused_by_name(fields: dict[str, Any]) -> None:
+def test_T9_a_state_whose_steps_have_no_tail_is_refused_by_name(fields: dict[str, Any]) -> None:
     assert from_config(fields).bytes_per_slot
     expected = f"tail=4: {fields['model_type']} keeps states whose steps have no tail"
     with pytest.raises(ms.InvalidArgument, match=expected):

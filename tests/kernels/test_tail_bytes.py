@@ -1,0 +1,74 @@
+"""Bytes that a step with a tail moves, counted from the addresses of its loads and stores; and what others would."""
+
+import re
+
+import pytest
+
+pytest.importorskip("triton", reason="without Triton there are no kernels")
+
+import memstate as ms
+from memstate.kernels.dispatch import Backend
+from memstate.state.planes import Planes
+from memstate.state.presets import from_config
+from tests.state.test_tails import BATCH, KINDS, RING, TAIL, steps
+from tests.support.addresses import LOAD, STORE, Log
+from tests.support.sources import ROOT
+from tests.support.tail_bytes import costs, of_token, tail_step
+
+try:  # it replaces parts of Triton, and tries at once whether they are what it takes them for
+    from tests.proof.interleaver import interleaved, misfit, stock
+except ImportError as error:
+    pytest.skip(f"accesses cannot be recorded here: {error}", allow_module_level=True)
+if reason := misfit():
+    pytest.skip(f"accesses cannot be recorded here: {reason}", allow_module_level=True)
+
+
+def moved(log: Log, planes: Planes, kind: str, names: str = "") -> int:
+    """Bytes of planes whose names begin so that are loaded or stored, in one launch each byte counted once."""
+    touched, found = [launch.touched(kind) for launch in log.launches], 0
+    for plane in (plane for name, plane in planes.items() if name.startswith(names)):
+        start = plane.data_ptr()
+        found += sum(int(((at >= start) & (at < start + plane.nbytes)).sum()) for at in touched)
+    return found
+
+
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("pending", [0, 2, 5])
+@pytest.mark.parametrize("model", [kind for kind in KINDS if kind != "several convolutions"])
+def test_T8_a_step_reads_and_stores_a_state_once_whatever_it_verifies(model: str, pending: int) -> None:
+    """Of the rings it reads what is pending, and stores its own tokens. A window needs the last of these alone."""
+    layout = from_config(KINDS[model], tail=TAIL)
+    planes = Planes(layout, 4, Backend("reference"), rows=2)
+    rings = planes.rows
+    assert rings is not None
+    for plane in [*planes.values(), *rings.values()]:
+        plane.zero_()
+    with interleaved(stock) as log:
+        steps(planes, model, Backend("interpreter"), pending)
+    state, token = BATCH * layout.payload_bytes_per_slot, BATCH * of_token(layout)
+    matrices, kept = (
+        BATCH * sum(of.layers_of(plane) * plane.nbytes for plane in of.planes if plane.name.startswith("ssm"))
+        for of in (layout, rings.layout)
+    )
+    assert moved(log, planes, STORE) == state and moved(log, rings, STORE) == TAIL * token
+    assert moved(log, planes, LOAD, "ssm") == matrices and moved(log, rings, LOAD, "ssm") == pending * kept // RING
+    read, again = moved(log, planes, LOAD), moved(log, rings, LOAD)
+    assert read <= state and again <= pending * token and (pending or read == state)
+    together = read + state + again + TAIL * token
+    assert together <= tail_step(state, token, TAIL, pending), "the figures of docs/speculation.md"
+
+
+def test_the_page_has_the_costs_that_shapes_give() -> None:
+    page = (ROOT / "docs" / "speculation.md").read_text()
+    rows = [
+        f"| {scheme} | {few.moved / 2**20:.0f} | {few.scratch / 2**20:.1f} | {many.moved / 2**20:.0f} "
+        f"| {many.scratch / 2**20:.1f} |"
+        for (scheme, few), many in zip(
+            costs(ms.presets.qwen3_next(tail=4), 4, 2.5).items(),
+            costs(ms.presets.qwen3_next(tail=8), 8, 4).values(), strict=True,
+        )
+    ]  # fmt: skip
+    table = "\n".join(rows)
+    assert table in page, f"docs/speculation.md should have these rows:\n{table}"
+    slot = ms.presets.qwen3_next().bytes_per_slot / 2**20
+    assert re.findall(r"plain decode moves (\d+) MiB a token", page) == [f"{2 * slot:.0f}"]

@@ -11,7 +11,8 @@ from typing import Any, Final
 import torch
 
 from memstate.checks import is_count, require_switch, shown, whole
-from memstate.engine.planner import Planner, Residency, Split
+from memstate.engine.planner import Planner, Residency, Speculation, Split
+from memstate.engine.settings import Forward, validate_tail
 from memstate.errors import InvalidArgument
 from memstate.prefix import Match
 from memstate.prefix.placement import Ends, Placement
@@ -46,6 +47,7 @@ class Capacity(Shown):
         marks: states that a prompt of `context` tokens keeps.
         residency: each strategy.
         splits: ways to divide the memory, under the strategy that is recommended.
+        speculation: what steps with drafts cost; None without `speculate`.
     """
 
     model: str
@@ -60,6 +62,7 @@ class Capacity(Shown):
     marks: int
     residency: tuple[Residency, ...]
     splits: tuple[Split, ...]
+    speculation: Speculation | None = None
 
     def of(self, strategy: str) -> Split | None:
         """Returns the balanced split under a strategy; None if `concurrency` requests do not fit under it.
@@ -160,6 +163,7 @@ class Capacity(Shown):
             "splits": [_split_json(split) for split in self.splits],
             "best": _split_json(best),
             "host": asdict(best.host) if best.host else None,
+            "speculation": asdict(self.speculation) if self.speculation else None,
             "recommendation": self.recommendation,
         }  # fmt: skip
 
@@ -209,6 +213,7 @@ class Capacity(Shown):
         else:
             fits = "no tier; "
         text += ["", f"host memory: {fits}{state} a state" + (f", {page_record} a KV page" if self.kv else "")]
+        text += ["", str(self.speculation)] if self.speculation else []
         return "\n".join([*text, "", self.recommendation])
 
     def sheet(self) -> Sheet:
@@ -241,6 +246,7 @@ def capacity(
     placement: Placement | None = None,
     tokens_per_second: float = 1000.0,
     host_memory: int | str | None = None,
+    speculate: int = 0,
 ) -> Capacity:
     """Plans the memory of a deployment: requests, cached states, KV pages and host memory, to the byte.
 
@@ -269,6 +275,8 @@ def capacity(
         placement: at which lengths prompts keep states. Default: `Ends()`.
         tokens_per_second: decode tokens of all requests together, for what snapshots cost.
         host_memory: bytes of host memory for a tier below. None: no tier.
+        speculate: tokens of a step with drafts, `Forward(tail=)`. Every request then has a tail, and pages for the
+            tokens of a step more, with overlap of two. A `StateLayout` brings its rings.
 
     Returns:
         The plan. `Capacity.best` is the recommended split, `Capacity.recommendation` says why.
@@ -276,7 +284,7 @@ def capacity(
     Raises:
         InvalidArgument: a value has no meaning, or the configuration cannot be read.
         ConfigurationError: the memory is too small for one request, or for `concurrency` of them; `every` does not fit
-            the page size; or host memory is too small for one state.
+            the page size; host memory is too small for one state; or the states or `in_place` allow no tails.
 
     Example:
         >>> import memstate as ms
@@ -288,13 +296,16 @@ def capacity(
 
     Syncs: no.
     """
-    name, layout, page = _model(model, ranks, page_size, ssm_dtype, conv_dtype, kv_dtype, kv_bytes_per_token)
+    tail = Forward(in_place=in_place, tail=speculate).tail
+    name, layout, page = _model(model, ranks, page_size, ssm_dtype, conv_dtype, kv_dtype, kv_bytes_per_token, tail)
     if layout.grid >= NEVER:
         never = [plane for plane in layout.planes if plane.grid is None]
         why = "the state is whole at no length, so there is no snapshot to plan for"
         raise InvalidArgument(f"{never or layout}: {why}")
     require_switch("overlap", overlap)
     require_switch("in_place", in_place)
+    if tail:
+        validate_tail(layout, tail)
     tokens, page_size = token_count("context", context), int(page_size)
     placement = Ends() if placement is None else placement
     if not isinstance(placement, Placement):
@@ -306,12 +317,13 @@ def capacity(
         )
     if not is_count(prefills):
         raise InvalidArgument(f"prefills={prefills!r}: expected a whole number of prompts")
+    per_row = -(-(tokens + tail * (1 + overlap)) // page_size) if page else 0
     marks = placement.marks(Match(tokens=tokens, length=0, kv_length=0, evicted_length=0), lcm(page_size, layout.grid))
     planner = Planner(
-        layout=layout, kv=page, page_size=page_size, per_row=-(-tokens // page_size) if page else 0, overlap=overlap,
-        in_place=in_place, memory=byte_count("memory", memory), placement=placement,
+        layout=layout, kv=page, page_size=page_size, per_row=per_row, overlap=overlap, in_place=in_place,
+        memory=byte_count("memory", memory), placement=placement,
         marks=sum(0 < at <= tokens for at in marks), prefills=int(prefills),
-        host=0 if host_memory is None else byte_count("host_memory", host_memory), tokens=tokens,
+        host=0 if host_memory is None else byte_count("host_memory", host_memory), tokens=tokens, tail=tail,
     )  # fmt: skip
     found = [planner.residency(strategy, kind(every), tokens_per_second) for strategy, kind in STRATEGIES.items()]
     snapshotting = [one for one in found if one.tracking.lanes(overlap)]
@@ -322,13 +334,13 @@ def capacity(
         model=name, layout=layout, kv=page, memory=planner.memory, context=tokens, concurrency=running,
         ranks=int(ranks), every=every, tokens_per_second=tokens_per_second, marks=planner.marks,
         residency=tuple(replace(one, split=planner.balanced(one.tracking, running)) for one in found),
-        splits=planner.splits(lean.tracking, running),
+        splits=planner.splits(lean.tracking, running), speculation=planner.speculation(lean.tracking),
     )  # fmt: skip
 
 
 def _model(
     model: object, ranks: int, page_size: int, ssm: torch.dtype | None, conv: torch.dtype | None, kv: torch.dtype,
-    kv_bytes_per_token: int | None,
+    kv_bytes_per_token: int | None, tail: int,
 ) -> tuple[str, StateLayout, StateLayout | None]:  # fmt: skip
     """Returns the name of a model, and on one rank the layouts of its state and of a KV page."""
     page_size = whole("page_size", page_size)
@@ -352,7 +364,7 @@ def _model(
     elif isinstance(model, Mapping):
         name = str(model.get("model_type"))
     try:
-        layout = from_config(model, ssm_dtype=ssm, conv_dtype=conv, ranks=ranks)
+        layout = from_config(model, ssm_dtype=ssm, conv_dtype=conv, ranks=ranks, tail=tail)
     except InvalidArgument as error:
         if isinstance(model, str) and not exists(model):
             raise InvalidArgument(f"{error}, or one of the presets {', '.join(CHECKPOINTS)}") from error

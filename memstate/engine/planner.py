@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from math import lcm
 from typing import Any, Final
 
+import torch
+
 from memstate.checks import INT32_MAX
 from memstate.engine.settings import Forward, Pages
 from memstate.engine.sizing import device_parts, level_count
@@ -18,7 +20,7 @@ from memstate.prefix.placement import Placement
 from memstate.requests.tracking import Tracking
 from memstate.sizes import MOST_SLOTS, Part, format_bytes
 from memstate.slots.registers import cell_starts
-from memstate.state.layout import StateLayout
+from memstate.state.layout import Plane, StateLayout
 from memstate.state.memory import table_bytes
 from memstate.tiers.settings import Tiers
 from memstate.tiers.sizing import TierBytes, in_proportion, tier_bytes
@@ -66,6 +68,7 @@ class Split:
         parts: what is allocated on the device, with its bytes.
         host: what fits in host memory; None without a tier there.
         hit_rate: the block hit rate that a replay of a trace found; None without a trace.
+        tail: tokens of a step with drafts; 0: rows have no tails.
     """
 
     tracking: Tracking
@@ -83,6 +86,7 @@ class Split:
     parts: tuple[Part, ...]
     host: HostRoom | None
     hit_rate: float | None = None
+    tail: int = 0
 
     def __repr__(self) -> str:
         rate = "" if self.hit_rate is None else f", hit rate {self.hit_rate:.3f}"
@@ -97,11 +101,36 @@ class Split:
     def settings(self) -> dict[str, Any]:
         """Returns the arguments of a `StateManager` that allocates these parts, besides its layout and its tiers."""
         pages = Pages(size=self.page_size, count=self.pages, per_row=self.per_row)
-        prefix, forward = Prefix(placement=self.placement), Forward(in_place=self.in_place)
+        prefix, forward = Prefix(placement=self.placement), Forward(in_place=self.in_place, tail=self.tail)
         return {
             "slots": self.slots, "max_requests": self.requests, "tracking": self.tracking, "pages": pages,
             "prefix": prefix, "forward": forward, "overlap": self.overlap,
         }  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speculation:
+    """What steps with drafts cost, beside the slots of requests, and what they cost where a state is kept a token.
+
+    Attributes:
+        tokens: tokens of a step, drafts included.
+        tail_bytes_per_request: bytes of the tail that every request has, also one that never speculates.
+        state_bytes_per_request: bytes of a state and a convolution window for each of the tokens, as engines have them.
+        max_requests_with_states: requests that would fit with these in the place of tails, under the strategy that is
+            recommended.
+    """
+
+    tokens: int
+    tail_bytes_per_request: int
+    state_bytes_per_request: int
+    max_requests_with_states: int
+
+    def __str__(self) -> str:
+        tail, states = format_bytes(self.tail_bytes_per_request), format_bytes(self.state_bytes_per_request)
+        return (
+            f"speculation, {self.tokens} tokens a step: {tail} of tail in every request; "
+            f"with a state for each token {states}, so that {self.max_requests_with_states} requests fit"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,6 +202,7 @@ class Planner:
         prefills: prompts that are read at a time.
         host: bytes of host memory; 0 for no tier.
         tokens: tokens of a request.
+        tail: tokens of a step with drafts; 0: rows have no tails.
     """
 
     layout: StateLayout
@@ -187,6 +217,7 @@ class Planner:
     prefills: int
     host: int
     tokens: int
+    tail: int = 0
 
     def parts(self, requests: int, slots: int, pages: int, tier: TierBytes | None = None) -> list[Part]:
         """What is allocated on the device; with tiers at most, unless `tier` says how much they take.
@@ -195,7 +226,7 @@ class Planner:
         """
         found = device_parts(
             self.layout, slots=slots, rows=requests, snapshots=slots + requests, per_row=self.per_row,
-            max_batch=requests, speculation=False, level_slots=level_count(self.layout, slots),
+            max_batch=requests, speculation=False, level_slots=level_count(self.layout, slots), tails=self.tail > 0,
         )  # fmt: skip
         if self.kv is not None:
             found.append(Part("KV pages", sum(self.kv.arena_bytes(pages)), "context or concurrency"))
@@ -218,7 +249,7 @@ class Planner:
 
     def fits(self, requests: int, slots: int, pages: int) -> bool:
         """Whether it fits the memory, and int32 can number it."""
-        cells = cell_starts(requests, slots + requests, self.per_row)[-1]
+        cells = cell_starts(requests, slots + requests, self.per_row, tails=self.tail > 0)[-1]
         numbered = slots <= MOST_SLOTS and max(pages, cells) <= INT32_MAX
         return numbered and self.needs(requests, slots, pages) <= self.memory
 
@@ -232,6 +263,17 @@ class Planner:
         return _most(
             lambda count: not count or self.fits(count, self.slots(tracking, count), count * self.per_row), INT32_MAX
         )
+
+    def speculation(self, tracking: Tracking) -> Speculation | None:
+        """What drafts cost under a strategy; None where rows have no tails."""
+        if self.layout.rows is None or not self.tail:
+            return None
+        states = self.tail * self.layout.bytes_per_slot
+        rows = StateLayout((Plane("states", (states,), torch.uint8),), layers=1)
+        return Speculation(
+            tokens=self.tail, tail_bytes_per_request=self.layout.rows.bytes_per_slot, state_bytes_per_request=states,
+            max_requests_with_states=replace(self, layout=replace(self.layout, rows=rows)).most(tracking),
+        )  # fmt: skip
 
     def residency(self, strategy: str, tracking: Tracking, tokens_per_second: float) -> Residency:
         """What a strategy needs. Raises: ConfigurationError where it does not work with the page size."""
@@ -268,7 +310,7 @@ class Planner:
             tracking=tracking, requests=requests, slots=slots, pages=pages, page_size=self.page_size,
             per_row=self.per_row, overlap=self.overlap, in_place=self.in_place, placement=self.placement,
             cached_states=slots - self.slots(tracking, requests), cached_pages=pages - requests * self.per_row,
-            balanced=balanced, parts=tuple(self.parts(requests, slots, pages, tier)), host=room,
+            balanced=balanced, parts=tuple(self.parts(requests, slots, pages, tier)), host=room, tail=self.tail,
         )  # fmt: skip
 
     def host_room(self, slots: int, pages: int) -> HostRoom:

@@ -51,6 +51,11 @@ def test_capacity_passes_every_option_on(tmp_path: Path) -> None:
         host_memory="64GiB",
     )  # fmt: skip
     assert json.loads(memstate("capacity", tmp_path, *options.split()).out) == plan.to_json()
+    few = """--memory 40GiB --context 16k --speculate 3 --json -"""
+    drafts = ms.capacity(tmp_path, "40GiB", context=16384, speculate=3).to_json()
+    assert (
+        json.loads(memstate("capacity", tmp_path, *few.split()).out) == drafts and drafts["speculation"]["tokens"] == 3
+    )
     bare = memstate("capacity", tmp_path, *options.split(), "--kv-bytes", "0")
     assert json.loads(bare.out)["pages"] == 0
 
@@ -91,6 +96,7 @@ def test_C6_bad_input_is_one_clear_line(trace: Path, tmp_path: Path) -> None:
         (("qwen3_5", "--memory", "200MiB", "--context", "1k"), "1 request needs"),
         (("qwen3_5", "--memory", "9GiB", "--context", "1k", "--dtype", "int4"), "int4"),
         (("lfm2", "--context", "1k"), "Missing option '--memory'"),
+        (("lfm2", "--memory", "1GiB", "--context", "1k", "--speculate", "4", "--in-place"), "tails take the place of"),
     ):
         done = memstate("capacity", *options)
         assert done.status == 2 and not done.out and done.err.count("\n") == 1 and message in done.err, done
@@ -112,6 +118,18 @@ def test_the_table_of_kv_is_that_of_the_configurations() -> None:
     for name, layers, nbytes in found:
         page = kv_from_config(CHECKPOINTS[name], page_size=1)
         assert (int(layers), int(nbytes)) == ((page.layers, page.payload_bytes_per_slot) if page else (0, 0))
+
+
+def test_the_table_of_speculation_is_made_by_the_command() -> None:
+    rows = []
+    for name in CHECKPOINTS:
+        given = "capacity", name, "--memory", "40GiB", "--context", "32k", "--json", "-"
+        plain, tails = (json.loads(memstate(*given, "--speculate", tail).out) for tail in ("0", "4"))
+        found, most = tails["speculation"], [one["max_requests_by_strategy"]["redirect"] for one in (plain, tails)]
+        sizes = (f"{found[key] / 2**20:.1f}" for key in ("tail_bytes_per_request", "state_bytes_per_request"))
+        rows.append(f"| `{name}` | {' | '.join(sizes)} | {most[0]} | {most[1]} | {found['max_requests_with_states']} |")
+    table = "\n".join(rows)
+    assert table in PAGE, f"docs/capacity.md should have these rows:\n{table}"
 
 
 def test_the_table_of_residency_is_made_by_the_command() -> None:

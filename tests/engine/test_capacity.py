@@ -76,6 +76,47 @@ def test_C1_planned_bytes_are_the_bytes_that_a_manager_allocates(name: str, rank
         require_exact(plan, strategy)
 
 
+@pytest.mark.sample
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_C7_tails_are_planned_to_the_byte(name: str, ranks: int) -> None:
+    plan = ms.capacity(name, 20 * GIB, concurrency=2, ranks=ranks, speculate=4, **COARSE)
+    for strategy in STRATEGIES:
+        require_exact(plan, strategy)
+    rows = from_config(CHECKPOINTS[name], ranks=ranks, tail=4).rows
+    assert plan.speculation is not None and plan.layout.rows == rows is not None
+    assert plan.speculation.tail_bytes_per_request == rows.bytes_per_slot
+    assert plan.speculation.state_bytes_per_request == 4 * plan.layout.bytes_per_slot
+    assert built(plan, plan.best).forward.tail == 4
+
+
+def test_C7_a_request_has_a_tail_and_pages_for_its_drafts() -> None:
+    plain = ms.capacity("qwen3_next", "40GiB", context="32k")
+    tails = ms.capacity("qwen3_next", "40GiB", context="32k", speculate=4)
+    assert plain.speculation is None and tails.speculation is not None
+    (before, after) = (plan.residency[3].max_requests for plan in (plain, tails))
+    assert tails.best.per_row == plain.best.per_row + 1 and tails.speculation.max_requests_with_states < after < before
+    turns, ahead = (
+        ms.capacity("lfm2", "1GiB", context=60, page_size=1, speculate=4, overlap=is_) for is_ in (False, True)
+    )
+    assert (turns.best.per_row, ahead.best.per_row) == (64, 68)
+    layout = from_config(CHECKPOINTS["lfm2"], tail=8)
+    assert ms.capacity(layout, "1GiB", context=64, every=64, speculate=8).best.settings()["forward"] == ms.Forward(
+        tail=8
+    )
+
+
+def test_C7_refuses_tails_where_there_are_none() -> None:
+    for model, given, why in (
+        (PLAIN, {}, r"StateLayout\(rows=\) with their rings"),
+        ("qwen3_next", {"in_place": True}, "tails take the place of windows"),
+        ("qwen3_next", {"speculate": -1}, "tail=-1: expected a whole number"),
+        (TREE, {}, "no levels"),
+    ):
+        with pytest.raises(ms.ConfigurationError, match=why):
+            ms.capacity(model, "40GiB", context="32k", **({"speculate": 4} | given))
+
+
 @pytest.mark.parametrize("order", ["layer_major", "slot_major"])
 def test_C1_a_layout_of_ones_own_is_planned_to_the_byte(order: Any) -> None:
     planes = (

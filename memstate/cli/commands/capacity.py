@@ -35,6 +35,9 @@ def capacity(
         float, Option(help="Decode tokens of all requests together, for what snapshots cost.")
     ] = 1000.0,
     host_memory: Annotated[str | None, Option(help="Host memory for a tier below, such as 200GiB.")] = None,
+    speculate: Annotated[
+        int, Option(metavar="T", help="Tokens of a step with drafts; every request then has a tail. 0: no drafts.")
+    ] = 0,
     trace: Annotated[
         Path | None, Option(help="Requests in the format of the Mooncake traces: replay them with each split.")
     ] = None,
@@ -55,7 +58,7 @@ def capacity(
             model, memory, context=context, concurrency=concurrency, ranks=tp, every=every, page_size=page_size,
             ssm_dtype=getattr(torch, dtype), kv_dtype=dtypes.get(kv_dtype) or getattr(torch, kv_dtype),
             kv_bytes_per_token=kv_bytes, overlap=bool(overlap), in_place=in_place, prefills=prefills,
-            tokens_per_second=tokens_per_second, host_memory=host_memory,
+            tokens_per_second=tokens_per_second, host_memory=host_memory, speculate=speculate,
         )  # fmt: skip
         if trace is not None:
             from memstate.cli.replay import rated

@@ -54,6 +54,7 @@ def _move_tile(
     start = tl.load(tiles + 3 * tile)
     stride = tl.load(tiles + 3 * tile + 1)
     length = tl.load(tiles + 3 * tile + 2)
+    length = tl.where(of != 0, tl.abs(length), tl.maximum(length, 0))
     words = (length // UNIT * PER_UNIT).to(tl.int32)  # visibly whole units, so that the masks below never cut one
     target = tl.multiple_of((start + to.to(tl.int64) * stride).to(tl.pointer_type(WORD)), UNIT)
     source = tl.multiple_of((start + of.to(tl.int64) * stride).to(tl.pointer_type(WORD)), UNIT)

@@ -96,17 +96,18 @@ class PlaneMap(NamedTuple):
     """Where the bytes of a slot lie.
 
     Args:
-        tiles: int64 `tile 3`: address of the tile inside slot 0, slot stride and length; bytes, multiples of `unit`.
+        tiles: int64 `tile 3`: address of the tile inside slot 0, slot stride and length; bytes, multiples of `unit`. A
+            negative length: the tile is copied, but never made fresh.
         blocks: uint8 views `layer slot byte`, one per tensor that holds layers of a plane, for the reference.
         unit: bytes that one lane of a kernel moves: 16, or 8, 4, 2, 1 where foreign memory is laid out that way.
-        patterns: 64 bits for each of `blocks`, which a fresh slot repeats; 0 for zeros.
+        patterns: 64 bits for each of `blocks`, which a fresh slot repeats; 0 for zeros, None where none is made fresh.
         fills: int64 `tile`, the pattern of each tile; None where all are zeros.
     """
 
     tiles: Tensor
     blocks: tuple[Tensor, ...]
     unit: int = 16
-    patterns: tuple[int, ...] = ()
+    patterns: tuple[int | None, ...] = ()
     fills: Tensor | None = None
 
 

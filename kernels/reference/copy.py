@@ -109,9 +109,10 @@ def _copy(planes: PlaneMap, to: int, of: int) -> None:
 
 def _zero(planes: PlaneMap, slot: int) -> None:
     for at, block in enumerate(planes.blocks):
-        if pattern := planes.patterns[at] if planes.patterns else 0:
+        pattern = planes.patterns[at] if planes.patterns else 0
+        if pattern:
             block[:, slot] = repeated(pattern, block.shape[2]).to(block.device)
-        else:
+        elif pattern is not None:
             block[:, slot].zero_()
 
 

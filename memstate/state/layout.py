@@ -46,7 +46,8 @@ class Plane:
             one order is not found as one of another.
         layers: how many layers of the model hold this plane (default: those of the layout). 1 for what a request has
             once, such as its last tokens.
-        fill: what every element of a fresh slot and of the null slot is.
+        fill: what every element of a fresh slot and of the null slot is. None: anything, because whoever reads an
+            element has written it before; the plane is never made fresh.
         grid: the state can be kept and found again only at multiples of so many tokens, because the plane is
             incomplete between them. None: never.
 
@@ -68,7 +69,7 @@ class Plane:
     axis: int = 0
     order: str = ""
     layers: int | None = None
-    fill: float = 0
+    fill: float | None = 0
     grid: int | None = 1
 
     def __post_init__(self) -> None:
@@ -114,10 +115,10 @@ class Plane:
         return self.elements * self.dtype.itemsize
 
     @property
-    def pattern(self) -> int:
-        """The fill as 64 bits that repeat in memory, a signed number; 0 for zeros."""
+    def pattern(self) -> int | None:
+        """The fill as 64 bits that repeat in memory, a signed number; 0 for zeros, None without a fill."""
         if not self.fill:
-            return 0
+            return self.fill if self.fill is None else 0
         element = torch.full((1,), self.fill, dtype=self.dtype).view(torch.uint8)
         return int.from_bytes(bytes(element.tolist()) * (8 // self.dtype.itemsize), sys.byteorder, signed=True)
 
@@ -181,7 +182,7 @@ class Plane:
     def __repr__(self) -> str:
         sizes, dtype = ",".join(map(str, self.shape)), str(self.dtype).removeprefix("torch.")
         parts = " | ".join(f"{part.name} {part.units}*{part.size}" for part in self.parts)
-        fill = f"filled with {self.fill}" if self.fill else ""
+        fill = f"filled with {self.fill}" if self.fill else "never made fresh" if self.fill is None else ""
         layers = f"{self.layers} layers" if self.layers else ""
         grid = "" if self.grid == 1 else f"whole every {self.grid} tokens" if self.grid else "never whole"
         told = "".join(f"{part}, " for part in (self.order, parts, layers, fill, grid) if part)
@@ -389,11 +390,11 @@ class StateLayout(Shown):
         return section("planes", ("plane", "shape", "bytes of a layer of a slot", "padding"), rows)
 
 
-def _fill(plane: str, fill: float, dtype: torch.dtype) -> float:
+def _fill(plane: str, fill: float | None, dtype: torch.dtype) -> float | None:
     """The fill as the dtype has it. Raises: InvalidArgument for one that it cannot hold."""
     try:
-        if fill == 0:  # of every dtype
-            return 0
+        if fill is None or fill == 0:  # of every dtype
+            return fill if fill is None else 0
         kept = torch.full((1,), fill, dtype=dtype).item()
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise InvalidArgument(f"plane {plane}: fill {fill!r}, expected a number that {dtype} holds") from error

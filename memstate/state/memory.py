@@ -32,7 +32,7 @@ class Span(NamedTuple):
     start: int
     slot_stride: int
     nbytes: int
-    pattern: int
+    pattern: int | None  # None: never made fresh
 
     @property
     def address(self) -> int:
@@ -43,17 +43,15 @@ class Span(NamedTuple):
 @lru_cache
 def table_bytes(layout: StateLayout) -> int:
     """Returns the bytes of the tile table of planes in arenas of their own, the same for any number of slots."""
-    runs = [run.nbytes for run in layout.runs(1)]
-    if not any(plane.pattern for plane in layout.planes):
-        return TILE_ROW * sum(len(tiles_of(nbytes)) for nbytes in runs)
-    if layout.order == "slot_major":  # a span has one pattern
+    runs, patterns = [run.nbytes for run in layout.runs(1)], {plane.pattern for plane in layout.planes}
+    if layout.order == "slot_major" and len(patterns) > 1:  # a span has one pattern
         blocks = sorted(
             (place.offset + layer * place.layer_stride, layout.block_bytes(plane), plane.pattern)
             for plane, place in zip(layout.planes, layout.placements(1), strict=True)
             for layer in range(layout.layers_of(plane))
         )
         runs = [sum(nbytes for _, nbytes, _ in alike) for _, alike in groupby(blocks, key=itemgetter(2))]
-    return (TILE_ROW + PATTERN) * sum(len(tiles_of(nbytes)) for nbytes in runs)
+    return (TILE_ROW + PATTERN * any(patterns)) * sum(len(tiles_of(nbytes)) for nbytes in runs)
 
 
 def tiles_of(nbytes: int) -> range:
@@ -100,7 +98,7 @@ class PlaneTable(AddressTable):
     def __init__(self, regions: Sequence[Region], device: torch.device) -> None:
         self.spans = _spans(regions)
         super().__init__(3, device)
-        patterns = [span.pattern for span in self.spans for _ in tiles_of(span.nbytes)]
+        patterns = [span.pattern or 0 for span in self.spans for _ in tiles_of(span.nbytes)]
         self.map = PlaneMap(
             self.table, tuple(region.blocks for region in regions), self.unit,
             tuple(region.plane.pattern for region in regions),
@@ -109,9 +107,13 @@ class PlaneTable(AddressTable):
         self.slot_bytes = sum(region.blocks.shape[0] * region.blocks.shape[2] for region in regions)
 
     def rows(self) -> list[tuple[int, int, int]]:
-        """Returns address, slot stride and length of each tile."""
+        """Returns address, slot stride and length of each tile, as `PlaneMap` has them."""
         return [
-            (span.address + at, span.slot_stride, min(TILE_BYTES, span.nbytes - at))
+            (
+                span.address + at,
+                span.slot_stride,
+                min(TILE_BYTES, span.nbytes - at) * (-1 if span.pattern is None else 1),
+            )
             for span in self.spans
             for at in tiles_of(span.nbytes)
         ]
@@ -255,9 +257,11 @@ class Memory:
         """
         self.require_awake("scrub_null")
         for region in [region for one in (self, *self._also) for region in one.regions]:
+            if (fill := region.plane.fill) is None:
+                continue
             region.blocks[:, 0].zero_()
-            if region.plane.pattern:
-                region.tensor[:, 0].fill_(region.plane.fill)
+            if fill:
+                region.tensor[:, 0].fill_(fill)
 
     def _layers(self) -> Iterator[Tensor]:
         """Every layer of every plane, uint8 `slot byte`."""

@@ -343,7 +343,7 @@ class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
             elif isinstance(out, Tensor):
                 require_no_grad("out", out)
             for region, part in self._beside(regions, "out", out):
-                self.backend.gather_slots(region.tensor, slots, part, plane.pattern)
+                self.backend.gather_slots(region.tensor, slots, part, plane.pattern or 0)
         return out
 
     def scatter(self, name: str, slots: Tensor, batch: Tensor) -> None:

@@ -60,6 +60,35 @@ def test_B78_sleep_brings_fills_back(backend: Backend, order: str) -> None:
     assert all(torch.equal(saved[name].view(torch.uint8), again[name].view(torch.uint8)) for name in saved)
 
 
+@pytest.mark.parametrize("order", ["layer_major", "slot_major"])
+@pytest.mark.parametrize("others", [FILLED, FILLED[-1:], ()], ids=["fills", "zeros", "alone"])
+def test_T10_a_plane_without_a_fill_is_copied_and_never_made_fresh(
+    backend: Backend, order: str, others: tuple[Plane, ...]
+) -> None:
+    """Its bytes lie between those of others, and are more than a tile."""
+    ring = Plane("ring", (9, 1000), torch.float32, fill=None)
+    layout = StateLayout((*others[:2], ring, *others[2:]), 2, order)
+    planes = Planes(layout, 3, backend)
+    for arena in planes.arenas:
+        arena.random_(0, 256)
+    before = [region.blocks.clone() for region in planes.regions]
+    planes.scrub_null()
+    planes.zero(torch.tensor([3, 1], dtype=torch.int32, device=backend.device))
+    for region, old in zip(planes.regions, before, strict=True):
+        fresh = region.plane is not ring
+        assert torch.equal(region.blocks[:, 2], old[:, 2])
+        assert all(torch.equal(region.blocks[:, slot], old[:, slot]) != fresh for slot in (0, 1, 3))
+    planes.copy(*(torch.tensor([slot], dtype=torch.int32, device=backend.device) for slot in (1, 2)))
+    for region, old in zip(planes.regions, before, strict=True):
+        assert torch.equal(region.blocks[:, 1], old[:, 2])
+    made = planes.plane_map
+    fills = 0 if made.fills is None else made.fills.nbytes
+    assert table_bytes(layout) == made.tiles.nbytes + fills
+    moved = made.tiles[:, 2].tolist()
+    assert sum(map(abs, moved)) == layout.bytes_per_slot
+    assert sum(max(nbytes, 0) for nbytes in moved) == layout.bytes_per_slot - 2 * layout.block_bytes(ring)
+
+
 def test_the_table_of_tiles_has_the_size_that_was_foreseen(backend: Backend) -> None:
     for order in ("layer_major", "slot_major"):
         for planes in (FILLED, FILLED[-1:]):

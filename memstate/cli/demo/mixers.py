@@ -189,6 +189,6 @@ def state_layout(
     rows = None
     if tail:
         shapes = {"x": (MIXERS[model].widths(size)[0],), **MIXERS[model].rings(size)}
-        rings = (Plane(name, (3 * tail - 1, *shape), torch.float32) for name, shape in shapes.items())
+        rings = (Plane(name, (3 * tail - 1, *shape), torch.float32, fill=None) for name, shape in shapes.items())
         rows = StateLayout(tuple(rings), size.recurrent_layers, order)
     return StateLayout(planes, size.recurrent_layers, order, rows=rows)

@@ -68,7 +68,7 @@ def ringed(layout: StateLayout, fields: Sequence[tuple[str, Fields]], tail: int)
     rings = [
         replace(
             field, name=f"{plane.name}_{field.name}", shape=(3 * tail - 1, *field.shape),
-            axis=field.axis + bool(field.parts), layers=plane.layers,
+            axis=field.axis + bool(field.parts), layers=plane.layers, fill=None,
         )
         for plane in layout.planes
         for field in of[plane.name]

@@ -198,7 +198,7 @@ def in_records(layout: StateLayout, int8: Mapping[str, int]) -> StateLayout:
                 f"int8: axis {axis!r} of {plane}: expected elements of float32, bfloat16 or float16, and one of its "
                 f"{len(shape)} axes, from 0"
             )
-        if not isfinite(plane.fill):
+        if not isfinite(plane.fill or 0):
             raise InvalidArgument(f"int8: {plane}: a scale of {plane.fill} says nothing; keep this plane exact")
         shared = (*shape[:axis], 1, *shape[axis + 1 :])  # the 1 tells records of one axis from those of another
         parts = plane.parts if axis != plane.axis else ()

@@ -120,8 +120,8 @@ def _forget(true: Any, table: Any, packet: Any) -> None:
     true(table, packet)
 
 
-def _no_snapshot(true: Any, table: Any, packet: Any, record: Any, marks: Any, rules: Any) -> None:
-    true(table, packet, record, marks, rules)
+def _no_snapshot(true: Any, table: Any, packet: Any, record: Any, *rest: Any) -> None:
+    true(table, packet, record, *rest)
     record.snapshot.zero_()
 
 
@@ -131,8 +131,8 @@ def _nudge(true: Any, *given: Any) -> Any:
     return out
 
 
-def _twice_the_first(true: Any, plane: Any, slots: Any, batch: Any) -> None:
-    true(plane, slots[:1].expand_as(slots).contiguous(), batch)
+def _twice_the_first(true: Any, plane: Any, slots: Any, *rest: Any) -> None:
+    true(plane, slots[:1].expand_as(slots).contiguous(), *rest)
 
 
 @pytest.mark.sample(3)

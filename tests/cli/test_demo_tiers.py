@@ -40,7 +40,7 @@ def test_a_restart_hits_storage(strategy: str, write: str, tmp_path: Path) -> No
     assert first.tiers and again.tiers and again.tiers.prefetch
     assert again.tiers.storage_hit_tokens > 0
     assert again.tiers.prefetch.complete > 0 and not again.tiers.prefetch.flaws
-    if strategy != "none":  # what it finds again is no more than it had the first time
+    if strategy != "none" and write == "through":  # else what is stored depends on when the loop had time for it
         share = [report.meter.prefix_hit_tokens / report.meter.prompt_tokens for report in (first, again)]
         assert share[0] < share[1]
     assert again.answers == first.answers

@@ -116,7 +116,7 @@ def test_a_decode_step_is_one_plan_and_a_settle_launches_nothing(backend: Backen
 
 
 @names
-def test_T7_a_steady_step_with_drafts_is_one_launch(backend: Backend, tracking: ms.Tracking) -> None:
+def test_T20_a_steady_step_with_drafts_is_one_launch(backend: Backend, tracking: ms.Tracking) -> None:
     """Whatever is accepted: the numbers are one small upload, or nothing if the sampler has written them."""
     rings = ms.StateLayout([Plane("s_x", (11, 4), torch.float32)], layers=1)
     layout = ms.StateLayout(LAYOUT.planes, layers=1, rows=rings)

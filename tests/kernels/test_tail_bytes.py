@@ -35,7 +35,7 @@ def moved(log: Log, planes: Planes, kind: str, names: str = "") -> int:
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("pending", [0, 2, 5])
 @pytest.mark.parametrize("model", [kind for kind in KINDS if kind != "several convolutions"])
-def test_T8_a_step_reads_and_stores_a_state_once_whatever_it_verifies(model: str, pending: int) -> None:
+def test_T21_a_step_reads_and_stores_a_state_once_whatever_it_verifies(model: str, pending: int) -> None:
     """Of the rings it reads what is pending, and stores its own tokens. A window needs the last of these alone."""
     layout = from_config(KINDS[model], tail=TAIL)
     planes = Planes(layout, 4, Backend("reference"), rows=2)

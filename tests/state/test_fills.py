@@ -62,7 +62,7 @@ def test_B78_sleep_brings_fills_back(backend: Backend, order: str) -> None:
 
 @pytest.mark.parametrize("order", ["layer_major", "slot_major"])
 @pytest.mark.parametrize("others", [FILLED, FILLED[-1:], ()], ids=["fills", "zeros", "alone"])
-def test_T10_a_plane_without_a_fill_is_copied_and_never_made_fresh(
+def test_T23_a_plane_without_a_fill_is_copied_and_never_made_fresh(
     backend: Backend, order: str, others: tuple[Plane, ...]
 ) -> None:
     """Its bytes lie between those of others, and are more than a tile."""

@@ -88,7 +88,7 @@ def steps(planes: Planes, model: str, backend: Backend, pending: int = 0) -> Non
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("model", KINDS)
-def test_T9_rings_fit_the_steps(backend: Backend, model: str, ranks: int) -> None:
+def test_T22_rings_fit_the_steps(backend: Backend, model: str, ranks: int) -> None:
     layout = from_config(KINDS[model], tail=TAIL, ranks=ranks)
     planes = Planes(layout, 4, backend, rows=2)
     assert planes.rows is not None
@@ -156,14 +156,14 @@ NGRAMS = DELTA | {
 
 
 @pytest.mark.parametrize("fields", [V4, MAMBA3, ZAYA, NGRAMS], ids=lambda fields: fields["model_type"])
-def test_T9_a_state_whose_steps_have_no_tail_is_refused_by_name(fields: dict[str, Any]) -> None:
+def test_T22_a_state_whose_steps_have_no_tail_is_refused_by_name(fields: dict[str, Any]) -> None:
     assert from_config(fields).bytes_per_slot
     expected = f"tail=4: {fields['model_type']} keeps states whose steps have no tail"
     with pytest.raises(ms.InvalidArgument, match=expected):
         from_config(fields, tail=4)
 
 
-def test_T10_an_admission_writes_no_byte_of_a_ring(backend: Backend) -> None:
+def test_T23_an_admission_writes_no_byte_of_a_ring(backend: Backend) -> None:
     """And a fork copies all of them. For Qwen3-Next that is 10.9 MiB a row that need not be zeroed."""
     layout, settings = from_config(DELTA, tail=TAIL), {"slots": 4, "max_requests": 2, "overlap": False}
     mem = on(backend, layout, **settings, tail=TAIL)

@@ -410,6 +410,6 @@ def compile_cases() -> list[CompileCase]:
     pointers = "packet_ptr", *columns, *outputs, *marks, *rows, "accepted_ptr", "batch_ptr"
     return [
         case
-        for name, tails in (("plan", False), ("plan with tails", True))
+        for name, tails in (("plan", False), ("plan_tails", True))
         for case in variants(name, _plan, pointers, "room", "tail", windows=not tails, PAD=0, TAILS=tails)
     ]

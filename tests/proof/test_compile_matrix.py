@@ -47,12 +47,15 @@ MOVERS = {
     "pack_slots", "unpack_slots", "pack_int8", "unpack_int8", "load_bits", "store_bits",
 }  # fmt: skip
 
+SHAPES = 200  # rare ones, of one run
+
 # Barriers that stand in the source: one phase reads what another wrote, or stores what warps decide by. Every other
 # kernel has none; nor does gfx942 need them where the program is one warp.
 SOURCE_BARRIERS = {
     "ownership": 8, "claim": 2, "audit": 2,
     **{f"{op}[{how}]": 3 for op in ("plan", "accept") for how in ("ping-pong", "lazy", "redirect")},
-    "plan[none]": 1, "accept[none]": 1, "plan[window]": 1,
+    **{f"plan_tails[{how}]": 5 for how in ("ping-pong", "lazy", "redirect")},
+    "plan[none]": 1, "accept[none]": 1, "plan[window]": 1, "plan_tails[none]": 3,
     **{f"mamba3_step_{how}": 1 for how in ("fp32", "fp32_window", "fp32_marks", "bf16")},
 }  # fmt: skip
 
@@ -115,11 +118,17 @@ def test_every_kernel_is_ok_and_as_recorded() -> None:
 @pytest.mark.slow
 @pytest.mark.proof
 def test_no_shape_that_can_be_launched_spills() -> None:
-    """All of them, for a target by chance: more than two thousand cases, which take a quarter of an hour."""
-    target = random.choice(list(TARGETS))
-    names, reports = {case.name for case in all_cases(every_shape=True)}, compile_all((target,), every_shape=True)
-    assert len(reports) == len(names)
+    """Some by chance, for a target by chance: all of them, more than three thousand, take hours."""
+    reports = [KernelReport(**report) for report in not_interpreted(__file__, str(random.randrange(10**6)))]
+    assert len(reports) == SHAPES
     assert faults(INSTALLED, reports) == []
+
+
+def shapes(seed: str) -> list[KernelReport]:
+    """Reports of shapes that are rare."""
+    chance = random.Random(seed)
+    rare = [case for case in all_cases(every_shape=True) if case.rare]
+    return compile_cases(chance.sample(rare, SHAPES), [chance.choice(list(TARGETS))])
 
 
 def test_records_are_written_as_the_program_writes_them() -> None:
@@ -228,4 +237,5 @@ def test_recording_a_fault_does_not_excuse_it(
 
 
 if __name__ == "__main__":
-    json.dump([asdict(report) for report in compile_cases(one_of_each(), ["sm_90"])], sys.stdout)
+    made = shapes(*sys.argv[1:]) if sys.argv[1:] else compile_cases(one_of_each(), ["sm_90"])
+    json.dump(list(map(asdict, made)), sys.stdout)

@@ -141,6 +141,11 @@ def validate_tail(layout: StateLayout, tail: int) -> None:
             "in part: rows with tails need StateLayout(rows=) with their rings, no levels, and planes that a step "
             "writes whole"
         )
+    short = [repr(plane) for plane in layout.rows.planes if plane.fill is None and plane.shape[:1] < (3 * tail - 1,)]
+    if short:
+        raise ConfigurationError(
+            f"tail={tail} with rings {short}: expected {3 * tail - 1} tokens in each, 3 * tail - 1"
+        )
 
 
 def validate_tracking(tracking: Tracking, slots: int, unit: int, overlap: bool, speculation: bool) -> None:

@@ -303,6 +303,9 @@ def test_T5_refuses_settings_that_have_no_tails(backend: Backend) -> None:
     for of in (plain, partly):
         with pytest.raises(ms.ConfigurationError, match="rows with tails need StateLayout"):
             on(backend, of, **settings, tail=4)
+    rings = [replace(plane, fill=None) for plane in layout(4).rows.planes]  # type: ignore[union-attr]
+    with pytest.raises(ms.ConfigurationError, match=r"tail=5 with rings .*expected 14 tokens in each"):
+        on(backend, replace(layout(4), rows=ms.StateLayout(rings, layers=1)), **settings, tail=5)
     for given in ({"speculation": True}, {"in_place": True}):
         with pytest.raises(ms.ConfigurationError, match="tails take the place of windows"):
             ms.Forward(tail=4, **given)

@@ -50,7 +50,7 @@ MOVERS = {
 SHAPES = 200  # rare ones, of one run
 
 # Barriers that stand in the source: one phase reads what another wrote, or stores what warps decide by. Every other
-# kernel has none; nor does gfx942 need them where the program is one warp.
+# kernel has none; nor does AMD need them where the program is one warp.
 SOURCE_BARRIERS = {
     "ownership": 8, "claim": 2, "audit": 2,
     **{f"{op}[{how}]": 3 for op in ("plan", "accept") for how in ("ping-pong", "lazy", "redirect")},
@@ -66,7 +66,7 @@ SOURCE_BARRIERS = {
 def barriers_of(report: KernelReport) -> int:
     """Barriers of the source that its compiled text has to have."""
     name, _, lanes = report.kernel.partition(" ")
-    return 0 if report.target == "gfx942" and lanes == "32" else SOURCE_BARRIERS.get(name, 0)
+    return 0 if report.target.startswith("gfx") and lanes == "32" else SOURCE_BARRIERS.get(name, 0)
 
 
 def one_of_each() -> list[CompileCase]:

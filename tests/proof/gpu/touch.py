@@ -5,6 +5,8 @@ Nothing is compared here but ends: the checker watches the accesses.
 
 import sys
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -14,7 +16,9 @@ from memstate.state.planes import Planes
 from memstate.tiers.host.packing import Packing
 from tests.kernels import test_conv, test_gated_delta, test_selective
 from tests.proof.gpu.machine import Machine, Result, main
+from tests.support import byte_cases
 from tests.support.build import build
+from tests.support.op_case import Maker
 
 LAYOUT = ms.StateLayout((ms.Plane("conv", (3, 40), torch.bfloat16), ms.Plane("ssm", (2, 16, 8), torch.float32)), 2)
 
@@ -34,7 +38,25 @@ def decode(machine: Machine) -> Backend:
         test_conv.build(backend, generator, channels=40, channel_major=True),
     ):
         case.step(backend)
+    for seed in range(3):  # some of them with tails, and some with marks
+        for op in (
+            byte_cases.conv_step, byte_cases.gated_delta_step, byte_cases.selective_step, byte_cases.mamba3_step,
+            byte_cases.log_linear_step, byte_cases.load_bits, byte_cases.store_bits,
+        ):  # fmt: skip
+            small = op(Maker(seed))
+            getattr(backend, small.op)(**moved(small.arguments, machine.device))
     return backend
+
+
+def moved(given: Any, device: torch.device) -> Any:
+    """Arguments of an operation on another device."""
+    if isinstance(given, torch.Tensor):
+        return given.to(device)
+    if isinstance(given, dict):
+        return {name: moved(part, device) for name, part in given.items()}
+    if isinstance(given, tuple) and hasattr(given, "_fields"):
+        return type(given)(*(moved(part, device) for part in given))
+    return given
 
 
 def hold(machine: Machine) -> Backend:
@@ -90,6 +112,20 @@ def serve(machine: Machine, tracking: ms.Tracking, speculation: bool) -> Backend
     return mem.backend
 
 
+def fork(machine: Machine) -> Backend:
+    """Rows with memory of their own, which is made fresh and follows a fork."""
+    rows = ms.StateLayout((ms.Plane("last", (24,), torch.float32),), 1)
+    mem = build(
+        replace(LAYOUT, rows=rows), slots=8, max_requests=3, tracking=ms.NoTracking(), backend=machine.backend,
+        device=machine.device,
+    )  # fmt: skip
+    (row,) = mem.admit([ms.Request("a")])
+    mem.settle(mem.plan([row]))
+    found = mem.fork(row, ["b"])
+    mem.settle(mem.plan([row, *found.rows]))
+    return mem.backend
+
+
 def prefill(machine: Machine) -> Backend:
     """A prompt in one chunk, of which a chunked kernel gives out states; they are kept at two marks and at its end."""
     mem = build(
@@ -124,7 +160,7 @@ def shadowed() -> AbstractContextManager[object]:
 
 
 def _prove(machine: Machine, result: Result) -> None:
-    backends = [decode(machine), hold(machine), prefill(machine)]
+    backends = [decode(machine), hold(machine), prefill(machine), fork(machine)]
     for tracking in (ms.NoTracking(2), ms.PingPong(2), ms.LazyPingPong(2), ms.Redirect(2)):
         for speculation in (False, True):
             backends.append(serve(machine, tracking, speculation))

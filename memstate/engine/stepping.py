@@ -600,10 +600,10 @@ class Stepping:
                 f"accepted {given.tolist()} of {step.tokens_of.tolist()} tokens, {certain.tolist()} of them certain"
             )
         self._log.require_next(step)
-        newest = step is self._log.unsettled[-1]
+        newest = self._log.is_last(step)
         if not newest and not written and (given != certain)[real].any():
             raise InvalidArgument(
-                f"step {step.serial}: the next step is planned, so the device has counted what `step.accepted` said: "
+                f"step {step.serial}: the next step was planned, so the device has counted what `step.accepted` said: "
                 "write it there before that plan, and say written=True"
             )
         with self._guard.changing("accept"):

@@ -328,6 +328,10 @@ class StepLog:
         self.unsettled.append(step)
         return step
 
+    def is_last(self, step: Step) -> bool:
+        """Returns whether no step was planned after this one, so that the vectors on the device are its own."""
+        return step.serial == self._serial - 1
+
     def require(self, step: Step) -> None:
         """Requires an unsettled step.
 

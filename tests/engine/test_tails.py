@@ -406,3 +406,16 @@ def test_T9_a_request_finds_nothing_of_the_one_before_it(backend: Backend) -> No
         mem.settle(step)
         mem.end([row])
     mem.audit().raise_if_leaking()
+
+
+def test_S7_a_step_behind_a_cancelled_one_is_counted_already(backend: Backend) -> None:
+    """The plan of the cancelled step has counted what `step.accepted` said, and has put its own vectors there."""
+    mem = on(backend, layout(4), slots=6, max_requests=2, tracking=ms.NoTracking(), overlap=True, tail=4)
+    a, b = mem.admit([ms.Request("a"), ms.Request("b")])
+    first = mem.plan([a], 4, drafts=3)
+    mem.cancel(mem.plan([b], 1))
+    with pytest.raises(ms.InvalidArgument, match="the next step was planned, so the device has counted"):
+        mem.accept(first, [4])
+    mem.accept(first, [1])
+    step = mem.plan([a], 1)
+    assert step.before.tolist() == [1] == step.lengths.tolist()

@@ -511,7 +511,9 @@ class StateManager(NotCopied, Shown):
         self._enter()
         if not isinstance(written, bool):
             raise InvalidArgument(f"written={written!r}: expected True or False")
-        if self.forward.tail and windows is None:
+        if self.forward.tail:
+            if windows is not None:
+                raise InvalidArgument("windows= for rows with tails, which have none: accept(step, accepted)")
             self._stepping.accept_drafts(step, accepted, finished, written)
         else:
             self._stepping.accept(step, accepted, windows, finished, _limit(limit))

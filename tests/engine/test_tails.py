@@ -419,3 +419,15 @@ def test_S7_a_step_behind_a_cancelled_one_is_counted_already(backend: Backend) -
     mem.accept(first, [1])
     step = mem.plan([a], 1)
     assert step.before.tolist() == [1] == step.lengths.tolist()
+
+
+@pytest.mark.parametrize("empty", [False, True])
+def test_S4_refuses_windows_of_rows_with_tails(backend: Backend, empty: bool) -> None:
+    mem = on(backend, layout(4), slots=4, max_requests=1, tracking=ms.NoTracking(), overlap=False, tail=4)
+    (row,) = mem.admit([ms.Request("a")])
+    step = mem.plan([row], 4, drafts=4)
+    states = torch.zeros((1, 1, 4, HEADS, SIZE, SIZE), device=backend.device)
+    with pytest.raises(ms.InvalidArgument, match="windows= for rows with tails, which have none"):
+        mem.accept(step, [2], {} if empty else {"ssm": states})
+    mem.accept(step, [2])
+    assert mem.info(row).length == 2

@@ -594,14 +594,14 @@ class Stepping:
         self._log.require(step)
         over = flags("finished", finished, len(step.numbers))
         given, certain = counts("accepted", accepted, len(step.numbers)), step.after - step.before
-        real = step.numbers > 0
-        if ((given < certain) | (given > step.tokens_of))[real].any():
+        real, same = step.numbers > 0, self._same_request(step) & ~self._table.finished[step.numbers]
+        if ((given > step.tokens_of) & real | (given < certain) & same).any():
             raise InvalidArgument(
                 f"accepted {given.tolist()} of {step.tokens_of.tolist()} tokens, {certain.tolist()} of them certain"
             )
         self._log.require_next(step)
         newest = self._log.is_last(step)
-        if not newest and not written and (given != certain)[real].any():
+        if not newest and not written and (given != certain)[same].any():
             raise InvalidArgument(
                 f"step {step.serial}: the next step was planned, so the device has counted what `step.accepted` said: "
                 "write it there before that plan, and say written=True"
@@ -611,7 +611,6 @@ class Stepping:
             self._log.unsettled.remove(step)
             if newest and not written:
                 self._commands.ring.send(given.astype(np.int32), self._accepted)
-            same = self._same_request(step) & ~self._table.finished[step.numbers]
             entries = np.flatnonzero(same)
             rows = step.numbers[entries]
             more = (given - certain)[entries]

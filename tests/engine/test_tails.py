@@ -431,3 +431,16 @@ def test_S4_refuses_windows_of_rows_with_tails(backend: Backend, empty: bool) ->
         mem.accept(step, [2], {} if empty else {"ssm": states})
     mem.accept(step, [2])
     assert mem.info(row).length == 2
+
+
+def test_S4_a_row_that_has_ended_needs_no_accepted_tokens(backend: Backend) -> None:
+    """An engine that aborts a request between verify and accept has no tokens of it."""
+    mem = on(backend, layout(4), slots=4, max_requests=2, tracking=ms.NoTracking(), overlap=False, tail=4)
+    a, b = mem.admit([ms.Request("a"), ms.Request("b")])
+    step = mem.plan([a, b], [4, 2], drafts=[3, 1])
+    mem.end([a])
+    with pytest.raises(ms.InvalidArgument, match=r"accepted \[5, 1\] of \[4, 2\] tokens"):
+        mem.accept(step, [5, 1])
+    mem.accept(step, [0, 1])
+    assert mem.info(b).length == 1
+    mem.audit().raise_if_leaking()

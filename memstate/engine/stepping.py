@@ -307,7 +307,7 @@ class Stepping:
                 kept = max(0, min(claims, limit, allocator.free - allocator.reserve))
                 pending, source = self._file.pending[running].copy(), self._file.source.copy()
                 late = Late(None, read, unsure, pending, source, limit, allocator.free, kept)  # type: ignore[arg-type]
-                allocator.free -= kept
+                allocator.free, allocator.held_back = allocator.free - kept, kept
                 self._note_certain(batch, unsure == 0, folded)
             elif not window:
                 held = self._file.held.copy() if commands.journal is not None else None
@@ -660,8 +660,12 @@ class Stepping:
         elsewhere = {row: n for row, n in more.items() if row not in set(batch.rows.tolist())}
         file.pending[[*elsewhere]] += np.array([*elsewhere.values()], np.int64)
         pending = late.pending + gained
+        exact = allocator.free if late.kept and not allocator.held_back else None  # the device's count is read already
+        allocator.held_back = 0
         allocator.free += late.kept
         self._mirror.plan_late(batch, late.label, pending, late.source, late.limit, late.free)
+        if exact is not None:
+            allocator.free = exact
         self._commands.note_changes("plan", held)
         certain = step.after - step.before
         step.before = batch.spread(late.label + pending)

@@ -59,6 +59,8 @@ class SlotAllocator(NotCopied):
 
     Attributes:
         unconfirmed: slots that were released by id, and that the device has not confirmed.
+        held_back: slots that `free` leaves out, because the device has claimed some of them, and the host does not know
+            yet which. Once it has read the device's count they are 0, and `free` is exact.
         open_groups: groups that perhaps still hold slots; an audit counts these slots as owned.
         recorder: the command buffer, whose `submit` is called before the bitmap or the device's count is read. The
             reference is weak, so that the planes of a manager are freed without a garbage collection.
@@ -120,7 +122,7 @@ class SlotAllocator(NotCopied):
         self.bitmap.copy_(torch.from_numpy(with_summary(words)))
         self.counters.copy_(torch.from_numpy(counters))
         self.free = self.capacity - len(taken)
-        self.unconfirmed = 0
+        self.unconfirmed = self.held_back = 0
         self._reading: tuple[int, int] | None = None  # `free` and unverified when the device's count was asked for
         for group in self.open_groups:
             group.held = group.held[:0]
@@ -146,7 +148,7 @@ class SlotAllocator(NotCopied):
         Syncs: no.
         """
         self._arrive()
-        if self.unconfirmed and self._reading is None:
+        if self.unconfirmed and self._reading is None and not self.held_back:
             self._submit_recorded()
             released, claimed = self._withheld()
             self._reading = self.free - released + claimed, self.unconfirmed
@@ -285,7 +287,7 @@ class SlotAllocator(NotCopied):
         counters: list[int] = self.counters.tolist()
         released, claimed = self._withheld()
         self.free = counters[Count.FREE] + released - claimed
-        self.unconfirmed, self._reading = 0, None
+        self.unconfirmed, self.held_back, self._reading = 0, 0, None
         return counters
 
     def group(self, n: int) -> "ClaimGroup":

@@ -444,3 +444,18 @@ def test_S4_a_row_that_has_ended_needs_no_accepted_tokens(backend: Backend) -> N
     mem.accept(step, [0, 1])
     assert mem.info(b).length == 1
     mem.audit().raise_if_leaking()
+
+
+@pytest.mark.parametrize("accepted", [0, 4])
+def test_S9_a_late_step_and_a_count_that_is_read_from_the_device(backend: Backend, accepted: int) -> None:
+    """The count has what the device has claimed for the step, before the host knows how much that is."""
+    mem = on(backend, layout(4), slots=6, max_requests=1, tracking=ms.Redirect(every=4), overlap=True, tail=4)
+    (row,) = mem.admit([ms.Request("a")])
+    mem.settle(mem.plan([row], 4))
+    first = mem.plan([row], 4, drafts=4)
+    first.accepted.fill_(accepted)
+    mem.plan([row], 4, drafts=4)
+    mem.device.check()
+    mem.accept(first, [accepted], written=True)
+    assert mem.free_slots == 5 - (accepted > 0)
+    mem.audit().raise_if_leaking()

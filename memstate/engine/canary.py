@@ -130,15 +130,15 @@ class Canary:
 
         Args:
             step: the step.
-            due: whether it stores in a slot that it does not read. A speculative step stores in none.
+            due: whether it perhaps stores in a slot that it does not read. A step with windows stores in none.
             replayed: whether its forward is launched already. `fill` came in the replay then.
 
         Syncs: if its forward is launched.
         """
         if replayed:
             self._step, self._found = step, self._look(step)
-        elif due or step.window:
-            self.fill(step.record, step.window, step.marked)
+        elif due or step.windowed:
+            self.fill(step.record, step.windowed, step.marked)
             self._step = step
 
     def fill(self, record: StepRecord, window: bool, marked: int | None = None) -> None:
@@ -186,8 +186,9 @@ class Canary:
             return None
         first, rows = found[0], [int(watched.numbers[place.entry]) for place in found]
         return ForwardFault(
-            first.vector, first.plane, first.layer, rows[0], watched.serial, watched.window, sorted({*rows}), len(found)
-        )
+            first.vector, first.plane, first.layer, rows[0], watched.serial, watched.windowed, sorted({*rows}),
+            len(found),
+        )  # fmt: skip
 
     def _only_read(self, record: StepRecord, window: bool) -> Tensor | None:
         """The slots that a step reads and must not change, 0 for none: `batch`."""
@@ -216,12 +217,12 @@ class Canary:
         """Returns the slots of a step whose bytes are wrong: first those that were changed, then by vector."""
         self._counts.syncs += 1
         record, found = step.record, list[Place]()
-        if (read := self._only_read(record, step.window)) is not None and len(at := read.nonzero()[:, 0]):
+        if (read := self._only_read(record, step.windowed)) is not None and len(at := read.nonzero()[:, 0]):
             for block, sums in zip(self._blocks, self._sums, strict=True):
                 for part in at.split(_most(block)):
                     changed = part[block.sums(read[part]) != sums[part]]
                     found += [Place("read", entry, block.plane.name, block.layer) for entry in changed.tolist()]
-        for vector, slots in self._targets(record, step.window, step.marked):
+        for vector, slots in self._targets(record, step.windowed, step.marked):
             if not len(at := slots.nonzero()[:, 0]):
                 continue
             for block in self._stored:

@@ -356,7 +356,7 @@ class Stepping:
             if replay is not None:  # its forward is launched
                 self._close(step, send=True)
             if self._canary is not None:
-                self._canary.planned(step, bool(sources or taken or step.marked), replay is not None)
+                self._canary.planned(step, bool(sources or taken or step.marked or late), replay is not None)
             return step
 
     def _make_room(self, marks: list[Mark], limit: int, room: Room) -> list[Mark]:

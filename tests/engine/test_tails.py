@@ -186,7 +186,7 @@ class Walk:
                 state, text = self.kept[self.draw(len(self.kept) - 1)] if again else (None, self.draw(WRONG - 1))
                 try:
                     (row,) = self.mem.admit([ms.Request(self.names, resume=state)])
-                except ms.OutOfSlots:
+                except (ms.OutOfSlots, ms.OutOfRows):
                     self.drop()
                     continue
                 self.names += 1
@@ -459,3 +459,35 @@ def test_S9_a_late_step_and_a_count_that_is_read_from_the_device(backend: Backen
     mem.accept(first, [accepted], written=True)
     assert mem.free_slots == 5 - (accepted > 0)
     mem.audit().raise_if_leaking()
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_S2_debug_mode_knows_what_a_step_with_drafts_stores(
+    backend: Backend, generator: torch.Generator, model: Model, strategy: str, overlap: bool
+) -> None:
+    settings = {"slots": 14, "max_requests": 5, "max_batch": 6, "tracking": STRATEGIES[strategy], "tail": 3}
+    mem = on(backend, layout(3), **settings, overlap=overlap, debug=True)
+    assert mem.planes.rows is not None
+    for plane in mem.planes.rows.values():
+        plane.fill_(torch.nan)
+    Walk(mem, model, generator, 3).run(40 if backend.name == "reference" else 8)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_S2_debug_mode_sees_a_fold_that_is_not_stored(backend: Backend, late: bool) -> None:
+    """The row turns at a boundary, and its pending tokens go to the new slot; also where the host is told later."""
+    settings = {"slots": 6, "max_requests": 1, "tracking": ms.Redirect(every=4), "tail": 4}
+    mem = on(backend, layout(4), **settings, overlap=late, debug=True)
+    (row,) = mem.admit([ms.Request("a")])
+    mem.settle(mem.plan([row], 4))
+    first = mem.plan([row], 4, drafts=4)
+    first.accepted.fill_(2)
+    if not late:
+        mem.accept(first, [2])
+    second = mem.plan([row], 4, drafts=4)
+    if late:
+        mem.accept(first, [2], written=True)
+    with pytest.raises(ms.ForwardFault, match="`write`"):
+        mem.submit(second)

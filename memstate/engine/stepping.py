@@ -153,7 +153,7 @@ class Stepping:
         """Returns the tokens of the state before the open step, of each row that is in it."""
         if self.open is None:
             return {}
-        same, before = self._same_request(self.open), self.open.before if self.open.label is None else self.open.label
+        same, before = self._same_request(self.open), self.open.before if self.open.there is None else self.open.there
         return dict(zip(self.open.numbers[same].tolist(), before[same].tolist(), strict=True))
 
     def promise(self, rows: Sequence[int], lengths: Sequence[int], before: Mapping[int, int]) -> None:
@@ -332,6 +332,8 @@ class Stepping:
             step = self.open = log.add(
                 record, batch, before, reached, drafted, len(stored[0]) if stored else 0, of_states
             )
+            if folded is not None:
+                step.there = batch.spread(read - (folded.store == 0))
             if late is not None:
                 step.after = batch.spread(after)
                 self._late, self._file.undecided = late._replace(step=step), frozenset(running.tolist())
@@ -754,6 +756,6 @@ class Stepping:
         self._close(step, send=True)
         entries = np.flatnonzero(self._same_request(step)).tolist()
         rows = step.numbers[entries]
-        before = step.before if step.label is None else step.label
+        before = step.before if step.there is None else step.there
         self._table.confirmed[rows] = np.minimum(self._table.confirmed[rows], before[entries])
         return entries, rows.tolist()

@@ -137,6 +137,8 @@ class Step:
         marked: number of marks, known on the host; 0 for most steps. A row with one token has none.
         label: tokens of each entry's state before the step, int64 `batch`. A row with a tail has more.
         tails: what the plan decided about tails, on the device; None where rows have none.
+        there: tokens up to which the states of each entry are there without the forward of the step, int64 `batch`: of
+            a row that stores the state it reads, and no token, fewer than `label`.
 
     Example:
         >>> import torch, memstate as ms
@@ -157,6 +159,7 @@ class Step:
     marked: int = 0
     label: Longs | None = None
     tails: TailRecord | None = field(default=None, repr=False)
+    there: Longs | None = field(default=None, repr=False)
 
     @property
     def windowed(self) -> bool:

@@ -491,3 +491,28 @@ def test_S2_debug_mode_sees_a_fold_that_is_not_stored(backend: Backend, late: bo
         mem.accept(first, [2], written=True)
     with pytest.raises(ms.ForwardFault, match="`write`"):
         mem.submit(second)
+
+
+@pytest.mark.parametrize(("tokens", "drafts"), [(4, 4), (0, 0)])
+@pytest.mark.parametrize("strategy", list(STRATEGIES)[1:])
+def test_S9_a_state_that_the_forward_must_copy_is_not_there_before_it(
+    backend: Backend, strategy: str, tokens: int, drafts: int
+) -> None:
+    """The first step of a row stores the state that it reads from elsewhere, with no token more."""
+    settings = {"slots": 8, "max_requests": 2, "tracking": STRATEGIES[strategy], "tail": 4, "direct_hits": True}
+    mem = on(backend, layout(4), **settings, overlap=False)
+    (row,) = mem.admit([ms.Request("a")])
+    mem.settle(mem.plan([row], 5))
+    (state,) = mem.end([row], keep="handle")
+    assert state is not None
+    (row,) = mem.admit([ms.Request("b", resume=state)])
+    assert mem.cancel(mem.plan([row], tokens, drafts=drafts), keep="handle") == [None]
+    (row,) = mem.admit([ms.Request("c", resume=state)])
+    step = mem.plan([row], tokens, drafts=drafts)
+    (copy,) = mem.end([row], keep="handle")
+    assert copy is not None and copy.length == 5
+    with pytest.raises(ms.InvalidArgument, match="was handed out since its plan"):
+        mem.cancel(step)
+    mem.accept(step, [0])
+    mem.drop([state, copy])
+    mem.audit().raise_if_leaking()

@@ -162,7 +162,9 @@ class Marks:
             return wanted
         return whole if length < whole and end < prompt else end
 
-    def due(self, rows: Longs, before: Longs, after: Longs) -> list[Mark]:
+    def due(
+        self, rows: Longs, before: Longs, after: Longs, tokens: Longs | None = None, label: Longs | None = None
+    ) -> list[Mark]:
         """Returns the marks of a step, in the order of its entries, then of lengths.
 
         A wanted length moves down to the last one that the forward can give. It is left out where that gains less than
@@ -174,42 +176,50 @@ class Marks:
             rows: row of each entry; 0 for padding.
             before: length of each entry before the step.
             after: length of each entry after it; in a window the same.
+            tokens: of each entry in the packed batch; None: those from `before` to `after`.
+            label: tokens of each entry's state after it; None: `after`. Others stand in a tail, and no state does.
         """
         found: list[Mark] = []
         if not (self._coming or self._ends):
             return found
         start = 0  # of the entry in the packed batch
-        for entry, (row, length, reach) in enumerate(zip(rows.tolist(), before.tolist(), after.tolist(), strict=True)):
+        sizes, labels = after - before if tokens is None else tokens, after if label is None else label
+        columns = [column.tolist() for column in (rows, before, after, sizes, labels)]
+        for entry, (row, length, reach, size, stands) in enumerate(zip(*columns, strict=True)):
             origin = start if self._packed else 0
-            if (end := self._ends.pop(row, None)) is not None and self._stays(end, reach, origin):
+            most = reach if stands == reach or (self._stores_ends and reach - length > 1) else reach - 1
+            if (end := self._ends.pop(row, None)) is not None and self._stays(end, reach, most, origin):
                 found.append(self._at_end(row, end, entry))
             if reach > length and (coming := self._coming.get(row)) is not None:
-                found += self._due(entry, row, coming, length, reach, origin)
+                found += self._due(entry, row, coming, length, reach, most, origin)
                 if not coming.wanted:
                     del self._coming[row]
-            start += reach - length
+            start += size
         return found
 
-    def _stays(self, end: _End, reach: int, origin: int) -> bool:
+    def _stays(self, end: _End, reach: int, most: int, origin: int) -> bool:
         """Returns whether a live state is kept, now that the next chunk is known. It may come closer to what is wanted.
 
         Args:
             end: the live state.
             reach: where the next chunk ends.
+            most: the last length at which it has a state.
             origin: token of the batch at which the next chunk begins.
         """
         if end.length == end.wanted:
             return True
-        if self._give(min(end.wanted, reach), end.length, reach, origin, end.length):
+        if self._give(min(end.wanted, most), end.length, reach, origin, end.length):
             return False
         return end.wanted <= reach or end.wanted < end.length + self._finest
 
-    def _due(self, entry: int, row: int, coming: _Coming, length: int, reach: int, origin: int) -> list[Mark]:
+    def _due(
+        self, entry: int, row: int, coming: _Coming, length: int, reach: int, most: int, origin: int
+    ) -> list[Mark]:
         found: list[Mark] = []
         stores_end = self._stores_ends and reach - length > 1
         while coming.wanted:
             wanted, kind = coming.wanted[0]
-            at = self._give(min(wanted, reach), length, reach, origin, max(coming.floor, length))
+            at = self._give(min(wanted, most), length, reach, origin, max(coming.floor, length))
             if wanted > reach and not self._keeps_before(wanted, reach, stores_end, coming.prompt):
                 break
             if at - coming.floor >= self._page:

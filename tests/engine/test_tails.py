@@ -79,6 +79,7 @@ class Model:
             tokens=step.tokens,
             tail=DeltaTail(**rings),
             cursor=step.cursor,
+            marks=step.marks,
         )
 
 
@@ -516,3 +517,34 @@ def test_S9_a_state_that_the_forward_must_copy_is_not_there_before_it(
     mem.accept(step, [0])
     mem.drop([state, copy])
     mem.audit().raise_if_leaking()
+
+
+@pytest.mark.parametrize("grid", [None, 1])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_S2_a_state_at_a_mark_has_its_length(
+    backend: Backend, generator: torch.Generator, model: Model, strategy: str, grid: int | None
+) -> None:
+    """Where a step ends at a mark and its tokens stay in the tail, no state stands there."""
+    settings = {"slots": 12, "max_requests": 1, "tracking": STRATEGIES[strategy], "tail": 4, "overlap": False}
+    for marks in ([6], [5, 6], [4, 6, 7]):
+        mem = on(backend, layout(4), **settings, grid=grid)
+        walk = Walk(mem, model, generator, 4)
+        (row,) = mem.admit([ms.Request("a", snapshot_at=marks)])
+        length = 0
+        for tokens, drafts in ((4, 0), (4, 2), (2, 1), (1, 0)):
+            step = mem.plan([row], tokens, drafts=drafts)
+            model.forward(mem, step, [[(0, length + t) for t in range(tokens)]])
+            mem.accept(step, [tokens - drafts])
+            length += tokens - drafts
+            walk.keep(*mem.publish([row], keep="handle"), 0, length)
+            walk.check()
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_S2_guesses_of_a_row_count_in_a_packed_batch(backend: Backend, strategy: str) -> None:
+    """A grid that counts from the start of the packed batch: the chunk behind them begins at its token 4, not 1."""
+    settings = {"slots": 12, "max_requests": 2, "tracking": STRATEGIES[strategy], "tail": 4, "overlap": False}
+    mem = on(backend, layout(4), **settings, grid=4, packed=True)
+    a, b = mem.admit([ms.Request("a"), ms.Request("b", snapshot_at=[8])])
+    step = mem.plan([a, b], [4, 10], drafts=[3, 0])
+    assert step.marked == 1 and step.marks.entry[0] == 1 and step.marks.offset[0] == 8

@@ -208,7 +208,7 @@ class ForwardFault(MemstateError):
 _IN_PLACE = "a kernel that updates one slot needs forward=ms.Forward(in_place=True), and is given step.write"
 _WINDOW_HINT = "the forward of a speculative step stores in its windows alone"
 _STORE_HINTS = {
-    "read": f"store at step.write, not at step.read; {_IN_PLACE}",
+    "read": f"store at step.write, not at step.read, and nothing where step.cursor.store is -1; {_IN_PLACE}",
     "write": f"read the state at step.read, and store the new one of every plane and layer at step.write; {_IN_PLACE}",
     "snapshot": "store the new state of every plane and layer at step.snapshot, too, where that is a slot",
     "mark": "give decode steps marks=step.marks, call mem.planes.scatter_states behind chunked kernels, or build the "

@@ -600,7 +600,7 @@ class Admission:
         numbers, table = self._table.indices(rows), self._table
         known = counts("lengths", lengths, len(numbers))
         tokens = known.tolist()
-        begun = [row for row in numbers if self._file.label_at[PER_ROW * row] or self._file.source_at[row]]
+        begun = [row for row in numbers if self._file.length(row) or self._file.source_at[row]]
         if begun or 0 in tokens or table.finished[numbers].any() or self._log.times(table)[numbers].any():
             raise InvalidArgument(
                 f"rows {numbers} with lengths {tokens}: a state arrives in a row that has folded no "

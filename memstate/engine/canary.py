@@ -6,7 +6,8 @@ fill   slots that the forward must store in, and does not read, get a canary: a 
        Of slots that it may only read, sums are taken
 look   what still holds the canary was not stored. A slot with another sum was changed
 
-No canary: in a slot that the step reads, and for planes that memstate copies itself.
+No canary: in a slot that the step reads, and for planes that memstate copies itself. Where rows have tails, the device
+says which entries store a state at all.
 """
 
 from collections.abc import Callable, Sequence
@@ -130,15 +131,16 @@ class Canary:
 
         Args:
             step: the step.
-            due: whether it perhaps stores in a slot that it does not read. A step with windows stores in none.
+            due: whether it stores in a slot that it does not read. A speculative step stores in none; one with drafts
+                perhaps not even in the slot that it reads.
             replayed: whether its forward is launched already. `fill` came in the replay then.
 
         Syncs: if its forward is launched.
         """
         if replayed:
             self._step, self._found = step, self._look(step)
-        elif due or step.windowed:
-            self.fill(step.record, step.windowed, step.marked)
+        elif due or step.window:
+            self.fill(step.record, step.window, step.marked)
             self._step = step
 
     def fill(self, record: StepRecord, window: bool, marked: int | None = None) -> None:
@@ -185,21 +187,29 @@ class Canary:
         if not found:
             return None
         first, rows = found[0], [int(watched.numbers[place.entry]) for place in found]
+        window = watched.window and watched.tails is None
         return ForwardFault(
-            first.vector, first.plane, first.layer, rows[0], watched.serial, watched.windowed, sorted({*rows}),
-            len(found),
-        )  # fmt: skip
+            first.vector, first.plane, first.layer, rows[0], watched.serial, window, sorted({*rows}), len(found)
+        )
 
     def _only_read(self, record: StepRecord, window: bool) -> Tensor | None:
         """The slots that a step reads and must not change, 0 for none: `batch`."""
-        if not (window or self._moves) or not len(record.read):
+        stores = self._stores(record)
+        if not (window or self._moves or stores is not None) or not len(record.read):
             return None
-        return (record.read * ((record.read > 0) & (window | (record.read != record.write)))).long()
+        kept = window if stores is None else ~stores
+        return (record.read * ((record.read > 0) & (kept | (record.read != record.write)))).long()
+
+    def _stores(self, record: StepRecord) -> Tensor | None:
+        """Which entries store a state, as the device has it: bool `batch`; None where rows have no tails."""
+        return None if self._log.tails is None else self._log.tails.store[: len(record.read)] >= 0
 
     def _targets(self, record: StepRecord, window: bool, marked: int | None) -> list[tuple[str, Tensor]]:
         """The slots that a step stores in and does not read, 0 for none: of each vector, `batch` or `mark`."""
-        read, write, snapshot = record.read, record.write, record.snapshot
+        read, write, snapshot, stores = record.read, record.write, record.snapshot, self._stores(record)
         nothing = write[:0]
+        if stores is not None:
+            write, window = write * stores, False
         found = {
             "write": write * ((write > 0) & (write != read)) if self._moves else nothing,
             "snapshot": snapshot * ((snapshot > 0) & (snapshot != read)) if self._snapshots else nothing,
@@ -217,12 +227,12 @@ class Canary:
         """Returns the slots of a step whose bytes are wrong: first those that were changed, then by vector."""
         self._counts.syncs += 1
         record, found = step.record, list[Place]()
-        if (read := self._only_read(record, step.windowed)) is not None and len(at := read.nonzero()[:, 0]):
+        if (read := self._only_read(record, step.window)) is not None and len(at := read.nonzero()[:, 0]):
             for block, sums in zip(self._blocks, self._sums, strict=True):
                 for part in at.split(_most(block)):
                     changed = part[block.sums(read[part]) != sums[part]]
                     found += [Place("read", entry, block.plane.name, block.layer) for entry in changed.tolist()]
-        for vector, slots in self._targets(record, step.windowed, step.marked):
+        for vector, slots in self._targets(record, step.window, step.marked):
             if not len(at := slots.nonzero()[:, 0]):
                 continue
             for block in self._stored:

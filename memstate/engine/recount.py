@@ -49,7 +49,7 @@ class Recount:
         self._cache, self._table, self._pages = parts.cache, parts.table, parts.pages
         self._marks, self._sessions, self._holdings = parts.marks, parts.sessions, parts.holdings
         self._tiers, self._registers, self._allocator = parts.tiers, parts.registers, parts.allocator
-        self._levels = parts.levels
+        self._levels, self._log = parts.levels, parts.log
 
     def walk(self) -> Iterator[Held]:
         """Yields everything that has states, pages or leases, by asking the owners themselves.
@@ -90,6 +90,7 @@ class Recount:
             *(self._levels.miscounts() if self._levels is not None else ()),
             *(self._tiers.miscounts() if self._tiers is not None else ()),
             *self._wrong_labels(seen, names),
+            *self._wrong_tails(read),
             *(self._pages.miscounts(read.page_table.cpu().numpy()) if self._pages.allocator.pages else ()),
         ]
 
@@ -103,6 +104,7 @@ class Recount:
             "a turn of a session": self._sessions.by_row,
             "states at marks": self._marks.rows,
             "a first read": np.flatnonzero(self._registers.source).tolist(),
+            "tokens in a tail": np.flatnonzero(self._registers.pending + self._registers.newest).tolist(),
         }
         used = set(np.flatnonzero(self._table.used).tolist())
         found = [f"row {row} has {what} and no request" for what, rows in has.items() for row in set(rows) - used]
@@ -186,3 +188,22 @@ class Recount:
         if not self._allocator.unconfirmed and (free < self._allocator.free if least else free != self._allocator.free):
             found.append(f"{self._allocator.free} slots are counted as free, {free} are")
         return found
+
+    def _wrong_tails(self, read: RegisterFile) -> list[str]:
+        """Tokens in tails that host and device do not agree on.
+
+        The device counts what was accepted of the newest step with the next plan. What is not settled yet is not sure.
+        """
+        file, of_tails = self._registers, self._log.tails
+        if of_tails is None or read.table.pending is None or read.table.newest is None:
+            return []
+        pending, newest = read.table.pending.cpu().numpy().copy(), read.table.newest.cpu().numpy()
+        entries, steps = int(of_tails.batch), self._log.unsettled
+        rows, accepted = of_tails.rows[:entries].cpu().numpy(), of_tails.accepted[:entries].cpu().numpy()
+        pending[rows] += np.clip(steps[-1].after - steps[-1].before if steps else accepted, 0, newest[rows]).astype(int)
+        return [
+            f"row {row}: {file.pending[row]} and {file.newest[row]} tokens in its tail for the host, "
+            f"{pending[row]} and {newest[row]} for the device"
+            for row in np.flatnonzero((file.pending != pending) | (file.newest != newest)).tolist()
+            if not file.undecided
+        ]

@@ -162,11 +162,6 @@ class Step:
     there: Longs | None = field(default=None, repr=False)
 
     @property
-    def windowed(self) -> bool:
-        """Whether its forward writes windows, and no slot. One with drafts in tails folds what is pending."""
-        return self.window and self.tails is None
-
-    @property
     def cursor(self) -> Cursor:
         """How far the tails of its rows are folded, for decode steps with `tail=`. Raises: InvalidArgument."""
         tails = self._tails()

@@ -33,7 +33,7 @@ class AuditReport(Shown):
         summary: (level, first slot, last slot) of each word of the bitmap's summary that disagrees with the level
             below. A claim may miss free slots there.
         miscounts: a sentence for each count of the host that is wrong: rows, KV pages, pins, leases, snapshot
-            registers, sessions, host records, lengths of states, free slots.
+            registers, sessions, host records, lengths of states, tokens in tails, free slots.
 
     Example:
         >>> import torch

@@ -219,6 +219,58 @@ def test_a_window_behind_a_direct_hit_stores_nothing_in_its_slot(backend: Backen
     scan(mem)
 
 
+def tailed(backend: Backend, tracking: ms.Tracking) -> tuple[ms.StateManager, list[ms.Row]]:
+    """A manager whose rows have tails, and two rows of I - 1 tokens, 2 of them in the tail."""
+    rings = ms.StateLayout((ms.Plane("k", (8,), torch.float32),), layers=1)
+    mem = manager(backend, tracking, replace(LAYOUT, rows=rings), overlap=False, tail=3)
+    rows = two(mem)
+    step = mem.plan(rows, I - 3)
+    forward(mem, step)
+    mem.settle(step)
+    mem.accept(mem.plan(rows, 3, drafts=3), [2, 2])
+    return mem, rows
+
+
+@pytest.mark.parametrize("replays", [False, True])
+def test_a_step_of_drafts_alone_stores_nothing(backend: Backend, replays: bool) -> None:
+    """Where nothing is pending, not even in the slot that it reads; a row beside it folds its tokens in there."""
+    mem, rows = tailed(backend, ms.NoTracking())
+    mem.settle(mem.plan(rows[:1], 1))
+    for stored, value, fault in (([1], 7, None), ([0, 1], 8, "read")):
+
+        def store(write: torch.Tensor, stored: list[int] = stored, value: int = value) -> None:
+            mem.planes["ssm"][1, write[stored].long()] = value
+
+        step = mem.plan(rows, 3, drafts=3, replay=(lambda: store(mem.launch(2).write)) if replays else None)
+        assert (step.cursor.store >= 0).tolist() == [False, not fault] and step.read.tolist() == step.write.tolist()
+        if not replays:
+            store(step.write)
+        accept = partial(mem.accept, step, [0, 0])
+        if fault:
+            assert fails(accept, fault, "ssm", 1, r"nothing where step\.cursor\.store is -1").rows == [1, 2]
+        accept()
+    scan(mem)
+
+
+@pytest.mark.parametrize("name", ["redirect", "ping-pong"])
+def test_a_forward_that_does_not_store_what_it_folds_is_named(backend: Backend, name: str) -> None:
+    """Up to a boundary among the accepted tokens; under Redirect, the step behind it writes another slot."""
+    mem, rows = tailed(backend, MAKERS[name]())
+    mem.accept(step := mem.plan(rows, 3, drafts=3), [3, 3])
+    step = mem.plan(rows, 3, drafts=3)
+    assert (step.label + step.cursor.store.cpu().numpy()).tolist() == [I, I]
+    if name == "redirect":
+        forward(mem, step)
+        mem.accept(step, [1, 1])
+        step = mem.plan(rows, 1)
+    vector = "write" if name == "redirect" else "snapshot"
+    forward(mem, step, forgetting(vector, "ssm", 2))
+    close = partial(mem.settle, step) if name == "redirect" else partial(mem.accept, step, [0, 0])
+    assert fails(close, vector, "ssm", 2).rows == [row.index for row in rows]
+    close()
+    scan(mem)
+
+
 @pytest.mark.parametrize("name", ["redirect", "ping-pong"])
 def test_a_replayed_step_is_looked_at(backend: Backend, name: str) -> None:
     """`launch` fills the slots, and the first call after the plan tells."""

@@ -409,7 +409,7 @@ def test_T9_a_request_finds_nothing_of_the_one_before_it(backend: Backend) -> No
     mem.audit().raise_if_leaking()
 
 
-def test_S7_a_step_behind_a_cancelled_one_is_counted_already(backend: Backend) -> None:
+def test_T7_a_step_behind_a_cancelled_one_is_counted_already(backend: Backend) -> None:
     """The plan of the cancelled step has counted what `step.accepted` said, and has put its own vectors there."""
     mem = on(backend, layout(4), slots=6, max_requests=2, tracking=ms.NoTracking(), overlap=True, tail=4)
     a, b = mem.admit([ms.Request("a"), ms.Request("b")])
@@ -423,7 +423,7 @@ def test_S7_a_step_behind_a_cancelled_one_is_counted_already(backend: Backend) -
 
 
 @pytest.mark.parametrize("empty", [False, True])
-def test_S4_refuses_windows_of_rows_with_tails(backend: Backend, empty: bool) -> None:
+def test_T4_refuses_windows_of_rows_with_tails(backend: Backend, empty: bool) -> None:
     mem = on(backend, layout(4), slots=4, max_requests=1, tracking=ms.NoTracking(), overlap=False, tail=4)
     (row,) = mem.admit([ms.Request("a")])
     step = mem.plan([row], 4, drafts=4)
@@ -434,7 +434,7 @@ def test_S4_refuses_windows_of_rows_with_tails(backend: Backend, empty: bool) ->
     assert mem.info(row).length == 2
 
 
-def test_S4_a_row_that_has_ended_needs_no_accepted_tokens(backend: Backend) -> None:
+def test_T4_a_row_that_has_ended_needs_no_accepted_tokens(backend: Backend) -> None:
     """An engine that aborts a request between verify and accept has no tokens of it."""
     mem = on(backend, layout(4), slots=4, max_requests=2, tracking=ms.NoTracking(), overlap=False, tail=4)
     a, b = mem.admit([ms.Request("a"), ms.Request("b")])
@@ -448,7 +448,7 @@ def test_S4_a_row_that_has_ended_needs_no_accepted_tokens(backend: Backend) -> N
 
 
 @pytest.mark.parametrize("accepted", [0, 4])
-def test_S9_a_late_step_and_a_count_that_is_read_from_the_device(backend: Backend, accepted: int) -> None:
+def test_T9_a_late_step_and_a_count_that_is_read_from_the_device(backend: Backend, accepted: int) -> None:
     """The count has what the device has claimed for the step, before the host knows how much that is."""
     mem = on(backend, layout(4), slots=6, max_requests=1, tracking=ms.Redirect(every=4), overlap=True, tail=4)
     (row,) = mem.admit([ms.Request("a")])
@@ -465,7 +465,7 @@ def test_S9_a_late_step_and_a_count_that_is_read_from_the_device(backend: Backen
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_S2_debug_mode_knows_what_a_step_with_drafts_stores(
+def test_T2_debug_mode_knows_what_a_step_with_drafts_stores(
     backend: Backend, generator: torch.Generator, model: Model, strategy: str, overlap: bool
 ) -> None:
     settings = {"slots": 14, "max_requests": 5, "max_batch": 6, "tracking": STRATEGIES[strategy], "tail": 3}
@@ -477,7 +477,7 @@ def test_S2_debug_mode_knows_what_a_step_with_drafts_stores(
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_S2_debug_mode_sees_a_fold_that_is_not_stored(backend: Backend, late: bool) -> None:
+def test_T2_debug_mode_sees_a_fold_that_is_not_stored(backend: Backend, late: bool) -> None:
     """The row turns at a boundary, and its pending tokens go to the new slot; also where the host is told later."""
     settings = {"slots": 6, "max_requests": 1, "tracking": ms.Redirect(every=4), "tail": 4}
     mem = on(backend, layout(4), **settings, overlap=late, debug=True)
@@ -496,7 +496,7 @@ def test_S2_debug_mode_sees_a_fold_that_is_not_stored(backend: Backend, late: bo
 
 @pytest.mark.parametrize(("tokens", "drafts"), [(4, 4), (0, 0)])
 @pytest.mark.parametrize("strategy", list(STRATEGIES)[1:])
-def test_S9_a_state_that_the_forward_must_copy_is_not_there_before_it(
+def test_T9_a_state_that_the_forward_must_copy_is_not_there_before_it(
     backend: Backend, strategy: str, tokens: int, drafts: int
 ) -> None:
     """The first step of a row stores the state that it reads from elsewhere, with no token more."""
@@ -521,7 +521,7 @@ def test_S9_a_state_that_the_forward_must_copy_is_not_there_before_it(
 
 @pytest.mark.parametrize("grid", [None, 1])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_S2_a_state_at_a_mark_has_its_length(
+def test_T2_a_state_at_a_mark_has_its_length(
     backend: Backend, generator: torch.Generator, model: Model, strategy: str, grid: int | None
 ) -> None:
     """Where a step ends at a mark and its tokens stay in the tail, no state stands there."""
@@ -541,10 +541,83 @@ def test_S2_a_state_at_a_mark_has_its_length(
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_S2_guesses_of_a_row_count_in_a_packed_batch(backend: Backend, strategy: str) -> None:
+def test_T2_guesses_of_a_row_count_in_a_packed_batch(backend: Backend, strategy: str) -> None:
     """A grid that counts from the start of the packed batch: the chunk behind them begins at its token 4, not 1."""
     settings = {"slots": 12, "max_requests": 2, "tracking": STRATEGIES[strategy], "tail": 4, "overlap": False}
     mem = on(backend, layout(4), **settings, grid=4, packed=True)
     a, b = mem.admit([ms.Request("a"), ms.Request("b", snapshot_at=[8])])
     step = mem.plan([a, b], [4, 10], drafts=[3, 0])
     assert step.marked == 1 and step.marks.entry[0] == 1 and step.marks.offset[0] == 8
+
+
+def kept_at(mem: ms.StateManager, length: int) -> ms.Snapshot:
+    """A state of so many tokens."""
+    (row,) = mem.admit([ms.Request("first")])
+    mem.settle(mem.plan([row], length))
+    (state,) = mem.end([row], keep="handle")
+    assert state is not None and state.length == length
+    return state
+
+
+def test_T10_a_state_that_its_step_has_still_to_copy_is_not_there_without_it(backend: Backend) -> None:
+    """The first step behind a snapshot, without a token in the state: it stores under the same length."""
+    mem = on(backend, layout(4), slots=6, max_requests=2, tracking=ms.Redirect(every=8), overlap=False, tail=4)
+    state = kept_at(mem, 5)
+    rows = mem.admit([ms.Request("a", resume=state)])
+    step = mem.plan(rows, 3, drafts=3)
+    assert step.read.tolist() != step.write.tolist() and step.cursor.store.tolist() == [0]
+    assert mem.cancel(step, keep="handle") == [None]
+    rows = mem.admit([ms.Request("b", resume=state)])
+    step = mem.plan(rows, 3, drafts=3)
+    (kept,) = mem.end(rows, keep="handle")
+    assert kept is not None and kept.length == 5
+    with pytest.raises(ms.InvalidArgument, match="was handed out since its plan"):
+        mem.cancel(step)
+
+
+def test_T11_no_state_arrives_in_a_row_with_tokens_in_its_tail(backend: Backend) -> None:
+    mem = on(backend, layout(4), slots=6, max_requests=2, tracking=ms.NoTracking(), overlap=False, tail=4)
+    rows = mem.admit([ms.Request("a")])
+    for accepted in (0, 2):
+        mem.accept(mem.plan(rows, 3, drafts=3), [accepted])
+    with pytest.raises(ms.InvalidArgument, match="has folded no token"):
+        mem.device.arrived(rows, [5])
+
+
+@pytest.mark.parametrize(("grid", "packed", "kept"), [(None, False, 5), (1, False, 7), (3, True, 6)])
+def test_T12_the_end_of_a_step_that_goes_to_the_tail_is_no_mark(
+    backend: Backend, grid: int | None, packed: bool, kept: int
+) -> None:
+    """Its state is in no slot, so one before it is kept. Packed, tokens of other rows count, rejected ones too."""
+    mem = on(
+        backend, layout(4), slots=9, max_requests=2, tracking=ms.Redirect(every=64), overlap=False, tail=4, grid=grid,
+        packed=packed,
+    )  # fmt: skip
+    rows = mem.admit([ms.Request("a"), ms.Request("b", snapshot_at=[8])])
+    mem.settle(mem.plan(rows, 5))
+    step = mem.plan(rows, [2, 4], drafts=[2, 1])
+    assert step.marked == (grid is not None) and step.after[1] == 8
+    mem.accept(step, [0, 4])
+    mem.settle(mem.plan(rows, 1))
+    states = [state.length for state in mem.publish(rows, keep="handle") if state]
+    assert states == [kept]
+    mem.audit().raise_if_leaking()
+
+
+@pytest.mark.parametrize("column", ["pending", "newest"])
+def test_T13_an_audit_finds_tails_that_host_and_device_count_otherwise(backend: Backend, column: str) -> None:
+    """Before and behind each call of a step, and where a row has ended."""
+    settings = {"slots": 6, "max_requests": 2, "max_batch": 3, "tracking": ms.NoTracking(), "overlap": False}
+    mem = on(backend, layout(4), **settings, tail=4)
+    rows = mem.admit([ms.Request("a"), ms.Request("b")])
+    for accepted in ([2, 3], [1, 1]):
+        step = mem.plan([rows[1], None, rows[0]], 3, drafts=[2, 0, 3])
+        mem.audit().raise_if_leaking()
+        mem.accept(step, [accepted[1], 0, accepted[0]])
+        mem.audit().raise_if_leaking()
+    cells = getattr(mem._parts.registers.table, column)
+    cells[rows[0].index] += 1
+    (told,) = mem.audit().miscounts
+    assert told.startswith(f"row {rows[0].index}: ") and mem.inspect().faults == [told]
+    mem.end(rows[:1])
+    mem.audit().raise_if_leaking()

@@ -56,6 +56,13 @@ def test_random_programs_with_tiers_follow_the_rules(backend: Backend, strategy:
         run(Program.random(seed, length, strategy=strategy, tiered=True), backend)
 
 
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_random_programs_with_tails_follow_the_rules(backend: Backend, strategy: str) -> None:
+    programs, length = (PROGRAMS, 150) if backend.name == "reference" else (PROGRAMS // 2, 40)
+    for seed in range(SEED, SEED + programs):
+        run(Program.random(seed, length, strategy=strategy, tail=True), backend)
+
+
 @hypothesis_settings(
     max_examples=60 if PROOF else 10, deadline=None, database=None, suppress_health_check=list(HealthCheck)
 )

@@ -25,6 +25,7 @@ def name(world: World) -> bytes:
     used = commands._unwritten.union(() if commands._used is None else commands._used.tolist())
     fenced = [at in used for at in range(file.count)]
     (texts,) = model.content.values()
+    tailed = world.at.settings.tail > 0
 
     def register(at: int, text: tuple[int, ...]) -> tuple[Any, ...]:
         content = texts[slots[at]]
@@ -47,10 +48,17 @@ def name(world: World) -> bytes:
         if one:
             state = len(one.text), one.confirmed, one.unsettled, one.finished, host_tracked[at], place[host_sources[at]]
             state = (*state, len(one.tail), model.tails[at] == one.tail, one.stale)
+            if tailed:
+                newest, place_of = model.columns["newest"][at], model.vectors[0].tolist()
+                told = int(model.of_tails[4, place_of.index(at)]) if newest else 0  # what the next plan counts
+                state = (*state, one.pending, one.newest, model.columns["pending"][at], newest, told)
         steps = tuple(
-            next(((len(e.tokens), e.before, model.tenant(e) is e.row) for e in step.entries if e.row.number == at), ())
+            next(
+                ((len(e.tokens), e.drafts, tuple(e.tail), e.before, model.tenant(e) is e.row) for e in step.entries
+                 if e.row.number == at), (),
+            )
             for step in model.steps
-        )
+        )  # fmt: skip
         registers = [register(at, one.text if one else ()) for at in range(first, first + REGISTERS_PER_ROW)]
         return (one is not None, state, steps, tracked[at], place[sources[at]], *registers)
 

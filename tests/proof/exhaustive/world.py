@@ -29,6 +29,10 @@ def speculating(strategy: str) -> Settings:
     return case(strategy, overlap=False, speculation=True)
 
 
+def tailed(strategy: str, every: int = EVERY) -> Settings:
+    return replace(case(strategy, overlap=False, tails=True, tail=2), every=every)
+
+
 CASES = {
     "Redirect": case("redirect"),
     "Redirect, pages of 2": case("redirect", page_size=2),
@@ -37,9 +41,12 @@ CASES = {
     "Redirect, speculation": speculating("redirect"),
     "Redirect, rows and a grid": case("redirect", tails=True, alone=2),
     "Redirect, levels": case("redirect", leaf=2),
+    "Redirect, tails": tailed("redirect"),
+    "Redirect, tails, every=4": tailed("redirect", 4),
     "PingPong": case("ping-pong"),
     "PingPong, direct hits": case("ping-pong", direct_hits=True, page_size=2),
     "PingPong, speculation": speculating("ping-pong"),
+    "PingPong, tails": tailed("ping-pong"),
     "LazyPingPong": case("lazy"),
     "LazyPingPong, skipping": case("lazy", overwrite=False, page_size=2),
     "LazyPingPong, speculation": speculating("lazy"),
@@ -104,13 +111,16 @@ class World:
         entries = oldest.planned.entries
         alive = [bool((row := self.model.tenant(entry)) and not row.finished) for entry in entries]
         tokens = tuple(len(entry.tokens) for entry in entries)
+        drafts = [entry.drafts for entry in entries]
         for over in product(*((False, True) if lives else (False,) for lives in alive)):
-            if not oldest.planned.window:
+            if not (oldest.planned.window or oldest.planned.drafted):
                 yield ("settle", over)
                 continue
-            counts = [range(n + 1) if lives else (n,) for n, lives in zip(tokens, alive, strict=True)]
+            least = [0 if oldest.planned.window else n - of for n, of in zip(tokens, drafts, strict=True)]
+            counts = [range(m, n + 1) if lives else (n,) for m, n, lives in zip(least, tokens, alive, strict=True)]
             yield from (("accept", accepted, over, NO_LIMIT) for accepted in product(*counts))
-            yield "accept", tokens, over, 0
+            if oldest.planned.window:
+                yield "accept", tokens, over, 0
 
     def _planning(self) -> Iterator[Move]:
         """Every batch, with every number of tokens that matters."""
@@ -119,6 +129,8 @@ class World:
             for rows in combinations(running, size):
                 for tokens in product(*map(self._tokens, rows)):
                     yield from self._batches(tuple(zip(rows, tokens, strict=True)), False)
+                    if self.at.settings.tail:
+                        yield from self._drafted(tuple(zip(rows, tokens, strict=True)))
                 if len(rows) == len(running) and all(map(self._tokens, rows)):
                     yield "replay", tuple((row, self._tokens(row)[-1]) for row in rows), NO_LIMIT
                 if self.at.settings.speculation and not self.at.flights and size < ROWS:
@@ -126,13 +138,24 @@ class World:
                     for n in range(2, min(3 if size == 1 else 2, room) + 1):
                         yield from self._batches(tuple((row, n) for row in rows), True)
 
+    def _drafted(self, batch: Batch) -> Iterator[Move]:
+        """The same with drafts: all tokens, or all but one, or one row's alone."""
+        most = self.at.settings.tail
+        if all(n <= most for _, n in batch):
+            every = [n for _, n in batch]
+            chosen = {tuple(every), tuple(n - 1 for n in every), (every[0], *[0] * (len(every) - 1))}
+            for drafts in sorted(chosen):
+                if any(drafts):
+                    yield "draft", batch, drafts
+
     def _length(self, row: int) -> int:
         return self.model.length(self.model.rows[row])
 
     def _tokens(self, row: int) -> list[int]:
         """One token, and all up to the next boundary."""
         length = self._length(row)
-        return [n for n in sorted({1, EVERY - length % EVERY}) if length + n <= LONGEST]
+        every = self.at.settings.every
+        return [n for n in sorted({1, every - length % every}) if length + n <= LONGEST]
 
     def _batches(self, batch: Batch, window: bool) -> Iterator[Move]:
         """A batch; in every order of the rows that claim slots, if these are too few; and without any claim."""
@@ -150,7 +173,7 @@ class World:
         """Makes a move and compares everything. Returns whether it was refused."""
         name, *arguments = move
         refused = getattr(self, name)(*arguments) is False
-        if name not in ("plan", "window", "replay"):  # which end with a look
+        if name not in ("plan", "window", "replay", "draft"):  # which end with a look
             self.at.look()
         return refused
 
@@ -167,11 +190,18 @@ class World:
     def fork(self, row: int) -> bool:
         return bool(self.at.number(self.at.fork_row(self._handle(row), ["f"], set())))
 
-    def plan(self, batch: Batch, limit: int, window: bool = False, replays: bool = False) -> None:
+    def plan(
+        self, batch: Batch, limit: int, window: bool = False, replays: bool = False, drafts: Sequence[int] = ()
+    ) -> None:  # fmt: skip
         self._close()
         handles, counts = [self._handle(row) for row, _ in batch], [n for _, n in batch]
-        flight = self.at.plan_batch(NOTHING, handles, counts, limit, window, run=False, replays=replays)
+        flight = self.at.plan_batch(
+            NOTHING, handles, counts, limit, window, run=False, replays=replays, drafts=drafts, accepted=counts
+        )
         self.to_run = None if replays else flight
+
+    def draft(self, batch: Batch, drafts: Sequence[int]) -> None:
+        self.plan(batch, NO_LIMIT, drafts=drafts)
 
     def window(self, batch: Batch, limit: int) -> None:
         self.plan(batch, limit, window=True)
@@ -207,8 +237,12 @@ class World:
     def accept(self, accepted: Sequence[int], over: Sequence[bool], limit: int) -> None:
         self._close()
         flight = self.at.flights[0]
-        self.mem.accept(flight.step, list(accepted), flight.windows, list(over), limit=limit)
-        self.model.accept(flight.planned, accepted, over, limit)
+        if self.at.settings.tail:
+            self.mem.accept(flight.step, list(accepted), finished=list(over))
+            self.model.accept_drafts(flight.planned, accepted, over)
+        else:
+            self.mem.accept(flight.step, list(accepted), flight.windows, list(over), limit=limit)
+            self.model.accept(flight.planned, accepted, over, limit)
         self.at.forget_step(flight)
 
     def cancel(self, publish: bool) -> bool:

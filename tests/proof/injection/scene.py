@@ -18,9 +18,9 @@ from memstate.requests.levels import level_ends
 from memstate.tokens import BYTES
 from tests.support import owners
 from tests.support.endings import close_idle, finish
-from tests.support.planes import LAYOUT
-from tests.support.serving import EVERY, PAGE
-from tests.support.tiered import Tiered, whole
+from tests.support.planes import LAYOUT, fold
+from tests.support.serving import EVERY, PAGE, chosen
+from tests.support.tiered import Tiered, kv_of, whole
 from tests.support.virtual import ByHand, MemoryStore
 
 Call = Callable[[], Any]
@@ -29,6 +29,7 @@ CHAT, TALK = whole(4, 4), whole(5, 3)
 TAIL = ms.Plane("tail", (3,), torch.int32, fill=1000)
 CHUNK = 2 * PAGE
 TREE = ms.Plane("tree", (), torch.int64, grid=CHUNK)
+WITH_RINGS = replace(LAYOUT, rows=ms.StateLayout((TAIL,), 2))
 WITH_ROWS = replace(LAYOUT, rows=ms.StateLayout((TAIL,), 2), levels=ms.StateLayout((TREE,), 2))
 
 
@@ -40,17 +41,18 @@ class Scene(Tiered):
         in_place: whether the forward updates slots in place.
         overlap: whether a step is unsettled while the next is planned.
         layout: of the planes.
+        tail: tokens of a step that rows may keep until they are accepted.
     """
 
     def __init__(
-        self, name: str, in_place: bool = False, overlap: bool = True, layout: ms.StateLayout = LAYOUT
+        self, name: str, in_place: bool = False, overlap: bool = True, layout: ms.StateLayout = LAYOUT, tail: int = 0
     ) -> None:
         self.tails: dict[ms.Row, int] = {}  # tokens that the memory of each row has counted
         self.store, self.jobs, self.in_gap = MemoryStore(), ByHand(), False
         super().__init__(
             Backend("reference"), name, every=EVERY, slots=30, rows=12, pages=64, in_place=in_place, overlap=overlap,
             tiers={"store": self.store, "executor": self.jobs, "write": "through", "threads": 1}, journal=8,
-            layout=layout,
+            layout=layout, tail=tail,
         )  # fmt: skip
         mem = self.mem
         self.pass_down(C)
@@ -93,29 +95,92 @@ class Scene(Tiered):
                 assert (tail == TAIL.fill + before).all(), f"{row}: {tail.tolist()}, expected {before} tokens"
                 self.tails[row] = before + len(tokens)
                 tail += len(tokens)
-        super()._forward(step, fed)
+        if self.mem.forward.tail:
+            self._fold(step, fed)
+        else:
+            super()._forward(step, fed)
+
+    def _fold(self, step: ms.Step, fed: Sequence[Sequence[int]]) -> None:
+        """A forward with tails: what it stores is behind the tokens that its cursor says."""
+        by_number, table = {row.index: row for row in self.mem.rows}, self.mem.device.page_table.tolist()
+        columns = (
+            step.numbers,
+            step.before,
+            step.read,
+            step.write,
+            step.snapshot,
+            step.cursor.label,
+            step.cursor.store,
+        )
+        for new, number, before, read, *slots, label, store in zip(fed, *(c.tolist() for c in columns), strict=True):
+            if not number:
+                continue
+            own = self.text[by_number[number]]
+            text = (*own[:before], *new)
+            assert not label or not self.planes.wrong({read: text[:label]}), f"row {number} reads another state"
+            for slot in filter(None, slots if store >= 0 else ()):
+                for name, plane in self.mem.planes.items():
+                    plane[:, slot] = (fold(text[: label + store]) * self.planes.weights[name]).to(plane.dtype)
+            for name, values in zip("kv", kv_of(text, PAGE), strict=True):
+                for at in range(before, len(text)):
+                    page, place = divmod(at, PAGE)
+                    self.pages_kv[name][:, table[number][page], place] = values[:, page, place]
+            if len(text) == len(own):
+                own.append(chosen(fold(text)))
+
+    def guess(self, rows: Sequence[ms.Row], drafts: Sequence[int]) -> tuple[Call, list[list[int]]]:
+        """What plans a step of two tokens of each row, and these, which are right."""
+        ends = [self.mem.info(row).length + 2 for row in rows]
+        self.mem.extend(rows, ends)
+        for row, end in zip(rows, ends, strict=True):
+            while len(self.text[row]) < end:
+                self.text[row].append(chosen(fold(tuple(self.text[row]))))
+        return lambda: self.mem.plan(rows, 2, drafts=drafts), [
+            self.text[row][end - 2 : end] for row, end in zip(rows, ends, strict=True)
+        ]
+
+    def guessed(self) -> ms.Step:
+        """The forward of a step with drafts has run; before it, a token of each of its rows was left in the tail."""
+        for _ in range(2):
+            self.settled()
+            plan, fed = self.guess([self.first, self.second], [2, 1])
+            step: ms.Step = plan()
+            self._forward(step, fed)
+            self.mem.submit(step)
+            self.steps.append(step)
+        return step
+
+    def over(self, step: ms.Step) -> None:
+        """Its tokens are real, of those with drafts the first."""
+        if step.window:
+            self.mem.accept(step, [min(1, n) for n in step.numbers.tolist()])
+        else:
+            self.mem.settle(step)
 
     def settled(self) -> "Scene":
         """No step is in flight."""
         while self.steps:
-            self.mem.settle(self.steps.pop(0))
+            self.over(self.steps.pop(0))
         return self
 
     def gap(self) -> "Scene":
         """A step is planned, and its forward is not launched."""
         self.settled()
+        self.in_gap = True
         rows = [self.first, self.second]
+        if self.mem.forward.tail:
+            self.guessed()
+            self.settled()
+            self.steps.append(self.guess(rows, [1, 2])[0]())
+            return self
         self.mem.extend(rows, [self.mem.info(row).length + EVERY for row in rows])
         self.steps.append(self.mem.plan(rows, [1, 1]))
-        self.in_gap = True
         return self
 
     def land(self) -> None:
         """Launches the forward of the step in the gap."""
-        fed = [
-            self.text[row][self.mem.info(row).length - 1 : self.mem.info(row).length]
-            for row in (self.first, self.second)
-        ]
+        pairs = zip((self.first, self.second), self.steps[-1].before.tolist(), strict=True)
+        fed = [self.text[row][n : n + 1 + (self.mem.forward.tail > 0)] for row, n in pairs]
         self._forward(self.steps[-1], fed)
         self.mem.submit(self.steps[-1])
 
@@ -159,7 +224,7 @@ class Scene(Tiered):
             serve: whether to serve once more from what is left before.
         """
         for step in list(self.mem._parts.stepping._log.unsettled):
-            self.mem.settle(step)
+            self.over(step)
         self.mem.end([row for row in self.mem.rows if owners.table(self.mem).ids[row.index] == "more"])
         self.look_at_what_is_published()
         self.mem.pool.release(self.mem.audit().leaked)  # slots by id, which serving may need
@@ -181,6 +246,7 @@ SCENES: dict[str, tuple[Any, ...]] = {
     "redirect": ("redirect", False, True),
     "redirect in place": ("redirect", True, False),
     "redirect with rows": ("redirect", False, True, WITH_ROWS),
+    "redirect with tails": ("redirect", False, False, WITH_RINGS, 2),
     "lazy": ("lazy", False, True),
     "ping-pong": ("ping-pong", False, False),
     "lazy in place": ("lazy", True, True),
@@ -201,8 +267,18 @@ def calls(scene: Scene) -> dict[str, Callable[[], Call]]:
     def plan() -> Call:
         if not mem.overlap:
             s.settled()
+        if mem.forward.tail:
+            s.guessed()
+            s.settled()
+            return s.guess([s.first, s.second], [2, 1])[0]
         rows, tokens = s.next_batch()
         return lambda: mem.plan(rows, tokens)
+
+    def accept() -> Call:
+        if not mem.forward.tail:
+            return lambda: mem.settle(s.steps[0])
+        step = s.guessed()
+        return lambda: mem.accept(step, [1, 2], finished=[False, True, False][: len(step.numbers)])
 
     def launch() -> Call:
         rows, tokens = s.next_batch()
@@ -331,6 +407,7 @@ def calls(scene: Scene) -> dict[str, Callable[[], Call]]:
         "launch in a plan": fresh(launch),
         "settle": lambda: lambda: mem.settle(s.steps[0]),
         "settle and end": settle_and_end,
+        "accept": accept,
         "cancel": in_gap(lambda: lambda: mem.cancel(s.steps[-1])),
         "cancel and publish": in_gap(lambda: lambda: mem.cancel(s.steps[-1], keep="cache", tokens=text(*rows))),
         "end": fresh(lambda: lambda: mem.end(rows, keep="cache", tokens=text(*rows))),

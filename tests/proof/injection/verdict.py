@@ -53,7 +53,9 @@ def fingerprint(scene: Scene) -> dict[str, Any]:
     table, file, below, levels = owners.table(mem), inside.registers(mem), scene.below, mem._parts.levels
     seen |= {name: getattr(table, name).tolist() for name in ("generation", "used", "finished", "confirmed")}
     seen["unsettled"] = mem._parts.log.times(table).tolist()
-    seen |= {name: getattr(file, name).tolist() for name in ("held", "tracked", "source")}
+    seen |= {name: getattr(file, name).tolist() for name in ("held", "tracked", "source", "pending", "newest")}
+    of_tails = file.table.pending, file.table.newest
+    seen["tails"] = [column.tolist() for column in of_tails if column is not None]
     seen |= {"host labels": np.where(file.held, file.labels, 0).tolist(), "ids": list(table.ids)}
     seen["kept"] = sorted(owners.states(mem).values(), key=lambda snap: snap.register)
     seen["pages"] = owners.row_pages(mem).held, list(owners.kv_pages(mem).holders)

@@ -32,6 +32,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--length", type=positive, default=300, help="operations of a program")
     parser.add_argument("--workers", type=positive, default=os.cpu_count() or 1)
+    parser.add_argument("--tails", action="store_true", help="rows of all programs have tails")
     parser.add_argument("--no-shrink", action="store_true")
     chosen = parser.parse_args()
     if chosen.backend == "interpreter":
@@ -46,11 +47,12 @@ def main() -> int:
     started = told = time.monotonic()
     done = calls = 0
     with ProcessPoolExecutor(chosen.workers, multiprocessing.get_context("spawn")) as pool:
-        given = (chosen.length, chosen.backend, not chosen.no_shrink)
+        given = (chosen.length, chosen.backend, not chosen.no_shrink, chosen.tails)
         for chunk, (made, difference) in zip(chunks, pool.map(work, chunks, *map(repeat, given)), strict=True):
             done, calls = done + len(chunk) * chosen.length, calls + made
             if difference:
                 again = f"--backend {chosen.backend} --operations {chosen.length} --length {chosen.length}"
+                again += " --tails" * chosen.tails
                 seed, _, _ = difference.partition(":")
                 print(f"seed {difference}\nagain: python -m tests.proof.stateful {again} --seed {seed}", flush=True)
                 pool.shutdown(cancel_futures=True)

@@ -23,6 +23,7 @@ FILLED: Text = (-2,)  # what the forward of a step in debug mode has to store ov
 MOVE, RELEASE, CLAIM, WRITE, DATA = range(5)  # phases of a packet, in the order they run
 State = Text | None  # of a plane in a slot; None: nobody may depend on it
 COLUMNS = ("tracked", "source")
+OF_TAILS = ("pending", "newest")  # columns of rows with tails
 
 
 class Op(NamedTuple):
@@ -81,7 +82,8 @@ class Row:
 
     text: its tokens so far. prompt: tokens to begin with; taste: says which tokens come after it. coming:
     lengths where states are to be kept, and why; floor: the last one that was; end: the live state is for one;
-    marks: those that the row has, ascending.
+    marks: those that the row has, ascending. pending: real tokens behind its state, in its tail; newest: what its last
+    step has put there.
     """
 
     number: int
@@ -93,6 +95,8 @@ class Row:
     marks: "list[tuple[Kept, str]]" = field(default_factory=list)
     tracked: int = 0
     source: int = 0  # register that the next step reads instead of live
+    pending: int = 0
+    newest: int = 0
     confirmed: int = 0
     unsettled: int = 0
     finished: bool = False
@@ -132,10 +136,11 @@ class Ledger:
         self.first_holder = 3 * (self.row_count + 1)
         self.register_count = self.first_holder + settings.holder_count
         self.generation = list(generations)  # of each row, as the host counts them
-        self.columns = {name: [0] * (self.row_count + 1) for name in COLUMNS}
+        self.columns = {name: [0] * (self.row_count + 1) for name in COLUMNS + OF_TAILS}
         self.packets = self.moving = 0  # moving: packets with data
         self.copied = self.zeroed = 0  # bytes
         self.tails: list[State] = [EMPTY, *[None] * self.row_count]  # of each row
+        self.rings: list[tuple[State, ...]] = [()] * (self.row_count + 1)  # of each row; (): nobody may depend on it
         self.published = self.dropped = self.refused = self.missed = 0
         self.content: dict[str, list[State]] = {part: [EMPTY, *[None] * self.capacity] for part in settings.parts}
         self.stirred: set[tuple[str, int]] = set()  # planes of slots that have lost a content since somebody looked
@@ -150,7 +155,7 @@ class Ledger:
         self.free = set(range(1, self.capacity + 1))
         self.claimed = self.released = self.degraded = 0
         self.page_cells = [[0] * self.settings.pages_per_row for _ in range(self.row_count + 1)]
-        for name in COLUMNS:
+        for name in self.columns:
             self.columns[name] = [0] * (self.row_count + 1)
         for slot in self.free:
             self.lose(slot)
@@ -345,6 +350,8 @@ class Ledger:
                 self.columns[column][row] = op.value
         elif op.registers[0] < 0:
             self.tails[-op.registers[0]] = self.tails[-op.source] if op.source else EMPTY
+            fresh: tuple[State, ...] = (EMPTY,) * self.settings.ring
+            self.rings[-op.registers[0]] = self.rings[-op.source] if op.source else fresh
         elif op.source is None:
             self.zeroed += self.settings.slot_bytes()
             for states in self.content.values():
@@ -445,6 +452,10 @@ class Ledger:
         return [row.live + 1 + lane for lane in range(self.settings.lanes)]
 
     def length(self, row: Row) -> int:
+        return self.in_state(row) + row.pending
+
+    def in_state(self, row: Row) -> int:
+        """Tokens of the state that the row's next step reads."""
         return self.known[row.source or row.live]
 
     def arrive(self, rows: Sequence[Row], texts: Sequence[Text]) -> None:
@@ -459,13 +470,11 @@ class Ledger:
         return length - length % self.settings.page_size
 
     def answer(self, row: Row, bound: int, ended: bool) -> int:
-        """The register with the largest label in 1..bound, live before a lane of the same label; 0 for none."""
-        bound -= bound % self.settings.unit
-        best = 0
-        for register in [*([row.live] if ended else []), *self.lanes(row)]:
-            if 1 <= self.known.get(register, 0) <= bound and (not best or self.known[register] > self.known[best]):
-                best = register
-        return best
+        """The register with the largest label of whole pages in 1..bound, live before a lane of the same; 0: none."""
+        registers = [*([row.live] if ended else []), *self.lanes(row)]
+        real = [one for one in registers if 1 <= self.known.get(one, 0) <= bound]
+        whole = [one for one in real if self.known[one] % self.settings.unit == 0]
+        return max(whole, key=lambda one: self.known[one], default=0)
 
     def marked(self, row: Row, bound: int, ended: bool) -> Kept | None:
         """The row's newest state at a mark, where no lane has a newer one."""

@@ -14,9 +14,10 @@ from torch import Tensor
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
+from memstate.kernels.tables import TailRecord
 from tests.proof.stateful.below import Below
 from tests.proof.stateful.cache import Start, Talk
-from tests.proof.stateful.ledger import COLUMNS, Kept, Row, Text
+from tests.proof.stateful.ledger import COLUMNS, OF_TAILS, Kept, Row, Text
 from tests.proof.stateful.memory import Lower, Memory, raw, same
 from tests.proof.stateful.model import Model, Planned
 from tests.proof.stateful.settings import Digits, Settings
@@ -30,12 +31,15 @@ REFUSED = object()  # the answer of a call that raised what it had to
 
 @dataclass(eq=False)
 class Flight:
-    """A planned step on both sides. tokens: those of each entry; windows: of a speculative one."""
+    """A planned step on both sides. tokens: those of each entry; windows: of a speculative one; accepted: how many
+    tokens of each entry are real, where rows have tails.
+    """
 
     step: ms.Step
     planned: Planned
     tokens: list[list[int]]
     windows: dict[str, Tensor]
+    accepted: list[int]
 
 
 @dataclass(frozen=True)
@@ -89,7 +93,8 @@ class Machine:
             self.mem = build(
                 s.layout, slots=s.slots, max_requests=s.rows, preallocated=s.preallocated, max_batch=s.max_batch,
                 tracking=s.tracking, overlap=s.overlap, speculation=s.speculation, in_place=s.in_place,
-                direct_hits=s.direct_hits, grid=s.grid or None, packed=s.packed, pad=s.pad, snapshots=s.snapshots,
+                direct_hits=s.direct_hits, grid=s.grid or None, packed=s.packed, pad=s.pad, tail=s.tail,
+                snapshots=s.snapshots,
                 reserve=s.reserve, pages=s.pages, ends=True, level_slots=s.level_slots,
                 page_size=s.page_size,
                 pages_per_row=s.pages_per_row, tensors=self.memory.tensors, debug=s.debug,
@@ -124,7 +129,8 @@ class Machine:
         self.errors: Counter[str] = Counter()
         self.store: Tensor | None = None  # of the vectors of all steps, once there is a step
         self.registers = file = inside.registers(self.mem)
-        columns = {n: getattr(file.table, n) for n in ("slots", "labels", *COLUMNS)}
+        self.columns = COLUMNS + OF_TAILS if s.tail else COLUMNS
+        columns = {n: getattr(file.table, n) for n in ("slots", "labels", *self.columns)}
         columns |= {"pages": file.page_table, "levels": file.level_table}
         self.starts = {name: column.storage_offset() for name, column in columns.items()}
         self.expected = np.zeros(file.cells.numel(), np.int32)
@@ -176,7 +182,7 @@ class Machine:
         self._same("held on the host", registers.held.tolist(), held)
         self._same("labels on the host", registers.labels.tolist(), known)
         rows = [model.rows.get(number) for number in range(model.row_count + 1)]
-        for name in COLUMNS:
+        for name in self.columns:
             told = [getattr(row, name) if row else 0 for row in rows]
             self._same(f"{name} on the host", getattr(registers, name).tolist(), told)
         confirmed = owners.table(mem).confirmed.tolist()
@@ -193,6 +199,8 @@ class Machine:
                 self._same("slots read back", found.wait().tolist(), told[0])
         if not self.asleep:
             self.memory.look(model.content, model.stirred, model.tails)
+            if self.settings.tail:
+                self.memory.look_at_rings(model.rings)
             model.stirred.clear()
             if self.settings.leaf:
                 self._look_at_the_levels()
@@ -213,7 +221,8 @@ class Machine:
         model, seen, told = self.model, raw(self.registers.cells), self.expected
         count = model.register_count
         columns = {
-            "slots": _dense(model.slot, count), "labels": _dense(model.label, count), **model.columns,
+            "slots": _dense(model.slot, count), "labels": _dense(model.label, count),
+            **{name: model.columns[name] for name in self.columns},
             "pages": [page for row in model.page_cells for page in row],
             "levels": seen[self.starts["levels"] :][: self.registers.level_table.numel()].tolist(),  # a forward looks
         }  # fmt: skip
@@ -236,6 +245,11 @@ class Machine:
             if not np.array_equal(store, model.vectors):
                 self._same("step vectors", store[:, :8].tolist(), model.vectors[:, :8].tolist())
                 raise AssertionError("step vectors beyond the batch have changed")
+        if self.settings.tail:
+            for name, column, told in zip(
+                TailRecord._fields[1:], mem._parts.log.tails[1:], model.of_tails, strict=True
+            ):
+                self._same(f"{name} of tails", raw(column).tolist(), told[: column.numel()].tolist())
         stats = mem.stats()
         kinds = [0, 0, 0]
         for register in model.held:

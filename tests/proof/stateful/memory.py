@@ -33,7 +33,7 @@ from tests.proof.stateful.ledger import (
     State,
     Text,
 )
-from tests.proof.stateful.settings import TAIL, Digits, Settings
+from tests.proof.stateful.settings import RING, TAIL, Digits, Settings
 from tests.support.fetches import Fetched
 from tests.support.given import in_order
 from tests.support.shelves import Key
@@ -206,6 +206,7 @@ class Memory:
         self.places = {part: [self._place(mem.planes[part][layer], kind) for layer in range(len(kind.weights))]
                        for part, kind in self.kinds.items()}  # fmt: skip
         self.tails = mem.planes.rows and mem.planes.rows["tail"]
+        self.rings = mem.planes.rows[RING] if mem.planes.rows and self.settings.tail else None
         self.levels = mem.planes.levels and mem.planes.levels["tree"]
         if before is None:
             self.shown: dict[str, list[State]] = {part: [EMPTY, *[UNSEEN] * self.settings.slots] for part in self.kinds}
@@ -240,23 +241,31 @@ class Memory:
 
     def forward(
         self, read: list[int], write: list[int], snapshot: list[int], texts: list[Text], tokens: list[list[int]],
-        marks: list[tuple[int, int, int]],
+        marks: list[tuple[int, int, int]], cursor: list[tuple[int, int]] | None = None,
     ) -> None:  # fmt: skip
         """One step of a model, in which null rows write nothing, or rubbish to slot 0 where kernels work in place.
 
-        texts: of the states before it. marks: entry, tokens and slot of states inside of the step.
+        texts: of rows before it. marks: entry, tokens and slot of states inside of the step. cursor: tokens of the
+        state that is read, and of the one that is stored, -1 for none; None: all before the step, and behind it.
         """
         self._pull()
-        real = [i for i, slot in enumerate(write) if slot > 0]
-        to, of, before = [write[i] for i in real], [read[i] for i in real], [texts[i] for i in real]
+        ends = cursor or [(len(text), len(text) + len(new)) for text, new in zip(texts, tokens, strict=True)]
+        for slot, text, (label, _) in zip(read, texts, ends, strict=True):
+            for part, kind in self.kinds.items() if slot > 0 and cursor else ():
+                for layer, place in enumerate(self.places[part]):
+                    kind.require(layer, place.host[[slot]], [text[:label]])
+        real = [i for i, slot in enumerate(write) if slot > 0 and ends[i][1] >= 0]
+        to, of, before = [write[i] for i in real], [read[i] for i in real], [texts[i][: ends[i][0]] for i in real]
+        assert all(i in real or snapshot[i] <= 0 for i in range(len(write))), "a snapshot of what is not stored"
         taken = [i for i in real if snapshot[i] > 0]
         also = [snapshot[i] for i in taken]
         used = [*to, *also, *[slot for _, _, slot in marks]]
         assert len(set(used)) == len(used), f"two entries write one slot: {to} and {also}"
         for k, slot in enumerate(of):
             assert slot not in used or slot == to[k], f"entry {real[k]} reads slot {slot}, which another one writes"
-        after = {i: (*texts[i], *tokens[i]) for i in real}
-        stored = [(write[i], after[i]) for i in real] + [(slot, after[i][: len(texts[i]) + n]) for i, n, slot in marks]
+        after = {i: (*texts[i], *tokens[i])[: ends[i][1]] for i in real}
+        stored = [(write[i], after[i]) for i in real]
+        stored += [(slot, (*texts[i], *tokens[i])[: len(texts[i]) + n]) for i, n, slot in marks]
         for part, kind in self.kinds.items():
             copied = part in self.settings.copied
             told = stored if copied else stored + [(snapshot[i], after[i]) for i in taken]
@@ -296,6 +305,34 @@ class Memory:
         real = [i for i, row in enumerate(rows) if row > 0]
         self._require(self.tail, self.tails, [(rows[i], texts[i]) for i in real])
         self._store(self.tail, self.tails, [(rows[i], (*texts[i], *tokens[i])) for i in real])
+
+    def fold(
+        self, rows: list[int], cursor: list[list[int]], texts: list[Text], tokens: list[list[int]]
+    ) -> list[tuple[int, int]]:
+        """Takes pending tokens from the tails of rows, which must be those of the texts, and puts those of the step
+        there that are not in the stored state.
+
+        cursor: tokens of the state, pending tokens, and behind how many the state is stored. Returns tokens of the
+        state before and after, -1 where none is stored.
+        """
+        for i, (row, (label, pending, store)) in enumerate(zip(rows, cursor, strict=True)):
+            text, size = (*texts[i], *tokens[i]), self.settings.ring
+            assert label + pending == len(texts[i]), f"row {row} has {texts[i]}, and a cursor of {label} and {pending}"
+            for layer, ring in enumerate(self.rings if row > 0 else ()):
+                for at in range(label, label + pending):
+                    seen, told = int(ring[row, at % size]), token(layer, text[: at + 1])
+                    assert seen == told, f"token {at} in the tail of row {row}: {seen}, expected {told}"
+                for at in range(max(label + pending, label + store), len(text)):
+                    ring[row, at % size] = token(layer, text[: at + 1])
+        return [(label, label + store if store >= 0 else -1) for label, _, store in cursor]
+
+    def look_at_rings(self, rings: list[tuple[State, ...]]) -> None:
+        """Compares the tails of rows, places that nobody reads included."""
+        told = {row: ring for row, ring in enumerate(rings) if ring}
+        for layer, plane in enumerate(self.rings if told else ()):
+            seen = raw(plane[[*told]]).tolist()
+            same(f"tails of rows {[*told]}, layer {layer}", seen,
+                 [[token(layer, text) for text in ring] for ring in told.values()])  # fmt: skip
 
     def forward_levels(self, table: Tensor, rows: list[int], texts: list[Text], tokens: list[list[int]]) -> None:
         """Each row reads the levels of its chunks, and stores those that its step ends."""
@@ -410,6 +447,11 @@ class Memory:
             for slot in np.flatnonzero((place.host != place.image).any(1)).tolist()
         ]
         raise AssertionError("; ".join(wrong) or "bytes between the blocks of planes have changed")
+
+
+def token(layer: int, text: State) -> int:
+    """What a tail keeps of the last token of a text, int64."""
+    return (digest(text or ()) * (2 * layer + 3) + 2**63) % 2**64 - 2**63
 
 
 ELEMENTS = 2  # a token and layer

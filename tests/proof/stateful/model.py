@@ -28,6 +28,29 @@ class Mark(NamedTuple):
 Claim = Callable[[int], bool]  # fills a register where the budget allows
 
 
+class Tail(NamedTuple):
+    """What a step does with the tail of a row.
+
+    label: tokens of the state that it reads; pending: those behind it that are in the tail, and real; store: the state
+    is stored behind so many of the latter and the step's, -1: not at all; left: those that stay; newest: those of the
+    step that come to them. Where rows have none, all tokens are in the state.
+    """
+
+    label: int
+    pending: int
+    store: int
+    left: int
+    newest: int
+
+    @property
+    def after(self) -> int:
+        """Tokens of the state in the slot that the step writes."""
+        return self.label + max(0, self.store)
+
+
+NO_TAIL = Tail(0, 0, 0, 0, 0)
+
+
 @dataclass
 class Entry:
     """One row of a planned step; `row` None is padding. The step's vectors hold its numbers."""
@@ -39,16 +62,24 @@ class Entry:
     read: int = 0
     write: int = 0
     snapshot: int = 0
+    drafts: int = 0
+    tail: Tail = NO_TAIL
+
+    @property
+    def whole(self) -> int:
+        """Tokens of the newest state that is there whether the step runs or not."""
+        return self.tail.label - (self.tail.store == 0)
 
 
 @dataclass(eq=False)
 class Planned:
     """A step of the model. changes: whether the packet with its batch carries changes, too; moves: whether these are
-    data, too. marks: those that the forward stores.
+    data, too. marks: those that the forward stores. drafted: whether tokens may be rejected.
     """
 
     entries: list[Entry]
     window: bool
+    drafted: bool = False
     changes: bool = False
     moves: bool = False
     marks: list[tuple[Mark, Kept]] = field(default_factory=list)
@@ -66,6 +97,7 @@ class Model(Cache):
         self.snapshots = self.refused_claims = 0
         width = -(-max(settings.max_batch or 0, settings.row_count) // 64) * 64
         self.vectors = np.zeros((5, width), np.int32)  # column, entry: of the newest step
+        self.of_tails = np.zeros((6, width), np.int32)  # label, pending, store, length, accepted, batch
         super().__init__(settings, generations)
 
     def clear(self) -> None:
@@ -97,7 +129,7 @@ class Model(Cache):
 
     def promise(self, rows: Sequence[Row], bounds: Sequence[int]) -> None:
         """States and KV of rows are handed out up to these lengths."""
-        before = {entry.row: entry.before for entry in self.open.entries if self.tenant(entry)} if self.open else {}
+        before = {entry.row: entry.whole for entry in self.open.entries if self.tenant(entry)} if self.open else {}
         self.promised |= any(bound > before.get(row, bound) for row, bound in zip(rows, bounds, strict=True))
 
     def told(self, rows: Sequence[Row], bounds: Sequence[int], keys: Sequence[Text]) -> list[int]:
@@ -134,18 +166,33 @@ class Model(Cache):
         """Those in length + 1 .. reach that are due."""
         return [n for n in range(length + 1, reach + 1) if self.is_due(row, n)]
 
-    def needs(self, row: Row, n: int, window: bool) -> tuple[bool, bool]:
+    def fold(self, row: Row, n: int, drafts: int) -> Tail:
+        """What the row's next step does with its tail. One with drafts puts its tokens there, and what is pending in
+        the state, or of that only what is in front of the last boundary. Without drafts all are in the state, unless
+        there is such a boundary, and room in the tail.
+        """
+        label, pending = self.in_state(row), row.pending
+        if not self.settings.tail:
+            return Tail(label, 0, n, 0, 0)
+        ends = self.boundaries(row, label, label + pending) if self.settings.lanes else []
+        if n > self.settings.tail or not (drafts or ends):
+            return Tail(label, pending, pending + n, 0, 0)
+        store = ends[-1] - label if ends else pending
+        return Tail(label, pending, store if store or row.source else -1, pending - store, n)
+
+    def needs(self, row: Row, n: int, window: bool, drafts: int = 0) -> tuple[bool, bool]:
         """Whether a row claims a slot in its next step, for certain and perhaps."""
-        strategy, length, lanes = self.settings.strategy, self.length(row), self.lanes(row)
+        tail = self.fold(row, n, drafts)
+        strategy, length, lanes = self.settings.strategy, tail.label, self.lanes(row)
         held = [lane for lane in lanes if lane in self.held]
         full = held == lanes or any(not self.known[lane] for lane in held)
-        new = self.is_due(row, length) and not row.source
+        new = self.is_due(row, length) and not row.source and tail.store >= 0
         if strategy == "redirect":
             certain = bool(self.boundaries(row, length, length + n - 1)) or new
             perhaps = bool(self.boundaries(row, length - 1, length + n))
             return (certain and not held, perhaps and not held) if window else (new and not held,) * 2
         inside = bool(self.boundaries(row, length, length + n))
-        at = self.is_due(row, length + n)
+        at = self.is_due(row, tail.after) and tail.store > 0
         if window:
             return inside and not full, bool(self.boundaries(row, length - 1, length + n)) and not full
         return (at and not full,) * 2
@@ -171,36 +218,44 @@ class Model(Cache):
 
         return claim
 
-    def plan(self, batch: Sequence[tuple[Row | None, list[int]]], limit: int, window: bool) -> Planned:
-        """batch: rows with the tokens they are fed; finished rows and None are padding."""
-        planned = [(row, len(tokens)) for row, tokens in batch if row is not None and not row.finished]
+    def plan(
+        self, batch: Sequence[tuple[Row | None, list[int]]], limit: int, window: bool, drafts: Sequence[int] = ()
+    ) -> Planned:  # fmt: skip
+        """batch: rows with the tokens they are fed; finished rows and None are padding. drafts: of each entry."""
+        rows = [row if row is not None and not row.finished else None for row, _ in batch]
+        drafts = [n if row else 0 for row, n in zip(rows, drafts or [0] * len(rows), strict=True)]
+        planned = [(row, len(tokens), n) for row, (_, tokens), n in zip(rows, batch, drafts, strict=True) if row]
         self.launched(self.open)
-        fed = [(row, 0 if window else len(tokens)) for row, tokens in batch]
-        marks = self.due_marks([(row if row and not row.finished else None, n) for row, n in fed])
+        fed = [0 if window else len(tokens) for _, tokens in batch]
+        marks = self.due_marks(list(zip(rows, fed, drafts, strict=True)))
         inside: list[tuple[Mark, Kept]] = []
         if marks:
             marks = self.choose_marks(marks, limit)
             inside, limit = self.keep_marks(marks), limit - len(marks)
         if self.settings.prefix and self.settings.evict:
-            lacking = self.shortfall(sum(self.needs(row, n, window)[1] for row, n in planned))
+            lacking = self.shortfall(sum(self.needs(row, n, window, of)[1] for row, n, of in planned))
             self.free_slots(self.free_count + min(limit, lacking))
         self._write_levels(planned)
-        named = [(row.number, len(tokens)) if row and not row.finished else (0, 0) for row, tokens in batch]
-        step = Planned([], window, marks=inside)
+        sent = zip(rows, batch, drafts, strict=True)
+        named = [(row.number, len(tokens), n) if row else (0, 0, 0) for row, (_, tokens), n in sent]
+        step = Planned([], window, any(drafts), marks=inside)
         if self.queue or (named, limit) != self.named_last:  # else there is nothing to send
             step.changes, step.moves = self.submit_batch()
         self.named_last = named, limit
+        self._count_accepted()
         claim = self.budget(limit)
-        for row, tokens in batch:
+        for row, (_, tokens), of in zip(rows, batch, drafts, strict=True):
             entry = Entry()
-            if row is not None and not row.finished:
+            if row is not None:
                 origin = row.source or row.live
-                length = self.label[origin]
-                entry = Entry(row, tokens, length, length, self.slot[origin], self.slot[row.live])
+                length, tail = self.length(row), self.fold(row, len(tokens), of)
+                entry = Entry(row, tokens, length, length, self.slot[origin], self.slot[row.live], 0, of, tail)
                 if not window:
                     self._plan_row(entry, claim)
             step.entries.append(entry)
             self.vectors[:, len(step.entries) - 1] = self._vector(entry, self.settings.pad)
+            if self.settings.tail:
+                self._note_tail(len(step.entries) - 1, entry)
         self.agree()
         if self.settings.debug and not window:
             self._fill(step)
@@ -224,9 +279,28 @@ class Model(Cache):
         self.steps.append(step)
         return step
 
-    def _write_levels(self, planned: Sequence[tuple[Row, int]]) -> None:
+    def _count_accepted(self) -> None:
+        """The device: of the step before, what was accepted is pending from now on. The host knows it already."""
+        pending, newest = self.columns["pending"], self.columns["newest"]
+        for number, accepted in list(zip(self.vectors[0], self.of_tails[4], strict=True))[: self.of_tails[5, 0]]:
+            pending[number] += min(max(0, int(accepted)), newest[number]) if number else 0
+            newest[number] = 0
+        self.of_tails[5, 0] = 0
+        for row in self.rows.values():
+            row.newest = 0
+
+    def _note_tail(self, at: int, entry: Entry) -> None:
+        row, tail, certain = entry.row, entry.tail, len(entry.tokens) - entry.drafts
+        told = tail.label, tail.pending, tail.store, entry.before, certain
+        self.of_tails[:5, at] = told if row else 0
+        self.of_tails[5, 0] = at + 1
+        if row:
+            self.columns["pending"][row.number], self.columns["newest"][row.number] = tail.left, tail.newest
+            row.pending, row.newest = tail.left + (certain if tail.newest else 0), tail.newest
+
+    def _write_levels(self, planned: Sequence[tuple[Row, int, int]]) -> None:
         """Rows that end a chunk, and those that read other levels than their last step has left, tell the device."""
-        for row, n in planned if (leaf := self.settings.leaf) else ():
+        for row, n, _ in planned if (leaf := self.settings.leaf) else ():
             ends = self.length(row) // leaf != (self.length(row) + n) // leaf
             if ends or row.stale or row.source:
                 self.record_write("levels", row.number, 0)
@@ -234,7 +308,7 @@ class Model(Cache):
 
     def _fill(self, step: Planned) -> None:
         """Debug mode: what the forward stores in slots that it does not read must replace what is there now."""
-        slots = [entry.write for entry in step.entries if entry.write != entry.read]
+        slots = [entry.write for entry in step.entries if entry.write != entry.read and entry.tail.store >= 0]
         slots += [entry.snapshot for entry in step.entries if entry.snapshot]
         slots += [self.slot[kept.register] for _, kept in step.marks]
         for part, states in self.content.items():
@@ -249,20 +323,21 @@ class Model(Cache):
         return [entry.row.number, len(entry.tokens), entry.read, entry.write, entry.snapshot or pad]
 
     def _plan_row(self, entry: Entry, claim: Claim) -> None:
-        s, row, length = self.settings, entry.row, entry.before
+        s, row, length, after = self.settings, entry.row, entry.tail.label, entry.tail.after
         assert row is not None
-        entry.after = length + len(entry.tokens)
+        certain = len(entry.tokens) - entry.drafts
+        entry.after = entry.before + certain
         copied = s.slot_bytes(s.copied) if s.copied else 0
         moved = bool(row.source)
-        due = self.is_due(row, entry.after)
+        due = self.is_due(row, after) and entry.tail.store > 0
         if s.strategy in ("ping-pong", "lazy") and due:
             lane = self._lane(row, claim)
             if lane:
                 self.snapshots += 1
-                entry.snapshot, self.label[lane] = self.slot[lane], entry.after
+                entry.snapshot, self.label[lane] = self.slot[lane], after
                 if copied:
                     self.due.append((entry.snapshot, entry.write))
-        if s.strategy == "redirect" and self.is_due(row, length) and not row.source:
+        if s.strategy == "redirect" and self.is_due(row, length) and not row.source and entry.tail.store >= 0:
             moved = self._turn(row, length, claim)
             entry.write = self.slot[row.live]
         if moved and copied:
@@ -270,8 +345,8 @@ class Model(Cache):
                 self.below.require_arrived(entry.read)
             self.copy_content(entry.write, entry.read, s.copied)
             self.copied += copied
-        self._go_on(row, entry.after)
-        row.text = (*row.text[:length], *entry.tokens)
+        self._go_on(row, after)
+        row.text = (*row.text[: entry.before], *entry.tokens[:certain])
 
     def _go_on(self, row: Row, after: int) -> None:
         self.label[row.live] = after
@@ -308,9 +383,10 @@ class Model(Cache):
             before = {i: states[e.write if copied else e.read] for i, e in enumerate(step.entries)}
             for i, entry in enumerate(step.entries):
                 if entry.row:
-                    old = before[i]
-                    assert old == entry.row.text[: entry.before], f"row {entry.row.number} reads another state"
-                    states[entry.write] = (*old, *entry.tokens)
+                    old, text, tail = before[i], entry.row.text[: entry.before], entry.tail
+                    assert old == text[: tail.label], f"row {entry.row.number} reads another state"
+                    if tail.store >= 0:
+                        states[entry.write] = (*text, *entry.tokens)[: tail.after]
                     if entry.snapshot and not copied:
                         states[entry.snapshot] = states[entry.write]
             for _, kept in step.marks:
@@ -322,6 +398,19 @@ class Model(Cache):
             if row := entry.row:
                 assert self.tails[row.number] == row.tail, f"row {row.number} finds the memory of another"
                 row.tail = self.tails[row.number] = (*row.tail, *entry.tokens)
+                if self.settings.tail:
+                    self._keep_in_tail(entry)
+
+    def _keep_in_tail(self, entry: Entry) -> None:
+        """Each token has its place by its number; those in the state are not kept. Pending ones must be there."""
+        row, tail, size = entry.row, entry.tail, self.settings.ring
+        assert row
+        ring, text = list(self.rings[row.number]), (*row.text[: entry.before], *entry.tokens)
+        for at in range(tail.label, entry.before):
+            assert ring[at % size] == text[: at + 1], f"row {row.number} finds another token {at} in its tail"
+        for at in range(max(entry.before, tail.label + tail.store), len(text)):
+            ring[at % size] = text[: at + 1]
+        self.rings[row.number] = tuple(ring)
 
     def tenant(self, entry: Entry) -> Row | None:
         """The row of an entry, unless it is padding or has another tenant since."""
@@ -377,6 +466,24 @@ class Model(Cache):
         self.unpin(moved)
         self._release_lanes([row for row, _ in settled])
 
+    def accept_drafts(self, step: Planned, accepted: Sequence[int], finished: Sequence[bool]) -> None:
+        """accepted: tokens of each entry that are real. What is in the tail is pending from now on."""
+        self.steps.remove(step)
+        self.launched(step, send=True)
+        self.of_tails[4, : len(step.entries)] = accepted
+        settled = []
+        for entry, n, over in zip(step.entries, accepted, finished, strict=True):
+            if entry.row:
+                entry.after = entry.before + n
+            if row := self.tenant(entry):
+                row.unsettled -= 1
+                row.text = (*row.text[: entry.before], *entry.tokens[:n])
+                row.pending += n + entry.drafts - len(entry.tokens) if entry.tail.newest else 0
+                row.confirmed = self.length(row)
+                row.finished |= over
+                settled.append(row)
+        self._release_lanes(settled)
+
     def _accept_row(self, entry: Entry, row: Row, n: int, claim: Claim) -> None:
         s, length = self.settings, entry.before
         assert length == self.label[row.source or row.live]
@@ -412,7 +519,9 @@ class Model(Cache):
         self.launched(step, send=True)
         rows = [row for entry in step.entries if (row := self.tenant(entry))]
         for row, entry in zip(rows, [e for e in step.entries if self.tenant(e)], strict=True):
-            row.confirmed = min(row.confirmed, entry.before)
+            row.confirmed = min(row.confirmed, entry.tail.label)
+            if self.known[row.live] <= row.confirmed and entry.whole < entry.tail.label:
+                self.known[row.live] = 0  # never stored
         return rows
 
     def snapshots_are_true(self) -> None:
@@ -670,6 +779,9 @@ class Model(Cache):
         self.record_rows([row.number for row in rows], [origin.number for origin in of])
         for row, origin in zip(rows, of, strict=False):
             row.tail = origin.tail
+            row.pending = origin.pending
+            if row.pending:
+                self.record_write("pending", row.number, row.pending)
         return rows
 
     def _restore(self, row: Row, start: Start) -> int:
@@ -704,7 +816,7 @@ class Model(Cache):
             row.floor = row.end[0]
             row.end = None
         elif moved:
-            shared = self.hold(holder, length, row.text[:length])
+            shared = self.hold(holder, label := self.in_state(row), row.text[:label])
             self.record_moves([(holder, row.live)])
             self.record_claims([row.live])
             row.source = holder
@@ -777,7 +889,7 @@ class Model(Cache):
             self.generation[row.number] += 1
         self.end_marks(marked)
         for row in rows:
-            for column in ("tracked", "source"):
+            for column in self.columns:
                 self.record_write(column, row.number, 0)
         return kept
 
@@ -789,17 +901,19 @@ class Model(Cache):
         inside = [n for n in range(length + 1, reach) if grid and (origin + n - length) % grid == 0]
         return [n for n in (*inside, reach) if n % page == 0]
 
-    def due_marks(self, batch: Sequence[tuple[Row | None, int]]) -> list[Mark]:
-        """What a step of so many tokens of each row keeps. A row's last state stays live, and is kept by its next step,
-        unless the forward stores it.
+    def due_marks(self, batch: Sequence[tuple[Row | None, int, int]]) -> list[Mark]:
+        """What a step of so many tokens and drafts of each row keeps. A row's last state stays live, and is kept by its
+        next step, unless the forward stores it, or has its tokens in the tail.
         """
         found, start = [], 0
-        for at, (row, n) in enumerate(batch):
-            if row is None or row.finished:
+        for at, (row, tokens, drafts) in enumerate(batch):
+            if row is None:
                 continue
-            length = self.length(row)
+            length, n = self.length(row), tokens - drafts
             reach, floor = length + n, row.floor
             there = self.lengths(length, reach, start if self.settings.packed else 0)
+            if self.fold(row, tokens, drafts).newest:
+                there = [one for one in there if one < reach]
             if row.end:
                 was, kind, goal = row.end
                 row.end = None
@@ -824,7 +938,7 @@ class Model(Cache):
                 row.coming.remove((wanted, kind))
                 self.missed += wanted - row.floor >= self.finest
             assert row.floor >= floor
-            start += n
+            start += tokens
         return found
 
     @property

@@ -171,6 +171,7 @@ class Operations(Machine):
         if not self.kept_bytes:
             self.memory.lose()
             self.model.tails[1:] = [None] * self.model.row_count
+            self.model.rings = [()] * (1 + self.model.row_count)
             for states in self.model.content.values():
                 states[0] = EMPTY
         self.look()  # before anything else happens to what was kept
@@ -289,24 +290,33 @@ class Operations(Machine):
             counts.append(1 + d(most))
             if row and not window and d(3) == 1:
                 counts[-1] = self.mem.chunk(handle, counts[-1])
+        drafts = self.draw_drafts(d, counts)
         if self.planned_last is not None and d(4) == 1:  # as a decode loop does, whether these are still there or not
             handles = self.planned_last
             counts = [1] * len(handles)
+            drafts = [1] * len(handles) if drafts and d(2) else []
         self.planned_last = handles
         handles, counts, limit = self._spoil(d, handles, counts, window)
-        return self.plan_batch(d, self.take_pages(d, handles, counts), counts, limit, window, run)
+        return self.plan_batch(d, self.take_pages(d, handles, counts), counts, limit, window, run, drafts=drafts)
+
+    def draw_drafts(self, d: Digits, counts: Sequence[int]) -> list[int]:
+        """Of the tokens of each entry, those that may be rejected; none where rows have no tails."""
+        most = self.settings.tail
+        return [d(n + 1) if n <= most or d(40) == 1 else 0 for n in counts] if most and d(4) else []
 
     def plan_batch(
         self, d: Digits, handles: Handles, counts: list[int], limit: Any = NO_LIMIT, window: bool = False,
-        run: bool = True, replays: bool | None = None,
+        run: bool = True, replays: bool | None = None, drafts: Sequence[int] = (),
+        accepted: Sequence[int] | None = None,
     ) -> Flight | None:  # fmt: skip
         """Plans these rows, whatever is wrong with that; the step's forward runs unless told otherwise.
 
-        replays: whether the forward runs within the plan, as where a graph is replayed; drawn unless told.
+        replays: whether the forward runs within the plan, as where a graph is replayed; drawn unless told. drafts: of
+        each entry, none for no entry. accepted: tokens of each entry that will be real; drawn unless told.
         """
         model = self.model
         given: Any = counts[0] if len(set(counts)) == 1 and len(counts) == len(handles) and d(2) else counts
-        faults = self._plan_faults(handles, counts, limit, window)
+        faults = self._plan_faults(handles, counts, limit, window, drafts)
         rows: list[Row | None] = []
         fed: list[list[int]] = []
         if not faults:
@@ -315,6 +325,9 @@ class Operations(Machine):
                 self.feed(row, model.length(row), n) if row and not row.finished else []
                 for row, n in zip(rows, counts, strict=True)
             ]
+            rejected = [d(n + 1) if new else 0 for new, n in zip(fed, drafts or [0] * len(fed), strict=True)]
+            accepted = accepted or [len(new) - n for new, n in zip(fed, rejected, strict=True)]
+            fed = [new[:n] + self.tokens(len(new) - n) for new, n in zip(fed, accepted, strict=True)]
         texts = [row.text[: model.length(row)] if row and not row.finished else () for row in rows]
         tails = [row.tail if row else () for row in rows]
         windows: dict[str, Tensor] = {}
@@ -326,11 +339,12 @@ class Operations(Machine):
             self._misuse_replay(handles, given, window)
         packets, moving = model.packets, model.moving
         with self.counted() as spent:
-            call = lambda: self.mem.plan(handles, given, limit=limit, window=window, replay=replay)  # noqa: E731
+            more = {"drafts": drafts[0] if len({*drafts}) == 1 and d(2) else list(drafts)} if drafts else {}
+            call = lambda: self.mem.plan(handles, given, limit=limit, window=window, replay=replay, **more)  # noqa: E731
             step = self.attempt(faults, call)
         if step is REFUSED:
             return None
-        planned = model.plan(list(zip(rows, fed, strict=True)), max(0, limit), window)
+        planned = model.plan(list(zip(rows, fed, strict=True)), max(0, limit), window, drafts)
         packets = model.packets - packets
         owned = packets + (replay is not None and not planned.changes)  # a graph launches it for no change, too
         model.moving += replay is not None and not planned.moves
@@ -346,7 +360,7 @@ class Operations(Machine):
             "syncs",
         }:  # and nothing is copied, read back or packed
             assert spent["run_data"] == moving and spent["uploads"] <= max(1, packets), spent
-        flight = Flight(step, planned, fed, windows)
+        flight = Flight(step, planned, fed, windows, list(accepted or ()))
         self.note_step(flight)
         entries = planned.entries
         self._same("rows of the step", step.numbers.tolist(), [e.row.number if e.row else 0 for e in entries])
@@ -354,7 +368,7 @@ class Operations(Machine):
         self._same_marks(step, planned)
         self._same("before", step.before.tolist(), [entry.before for entry in entries])
         self._same("after", step.after.tolist(), [entry.after for entry in entries])
-        assert step.window == window
+        assert step.window == (window or planned.drafted)
         if replay is not None:
             assert self.mem._parts.stepping.open is None
             self._ran(flight)
@@ -373,7 +387,9 @@ class Operations(Machine):
         return flight
 
     def _misuse_replay(self, handles: Handles, given: Any, window: bool) -> None:
-        """Launches outside of a plan, and something that cannot be called."""
+        """Launches outside of a plan, and something that cannot be called; drafts where rows have no tails."""
+        if not self.settings.tail:
+            self.attempt({ms.InvalidArgument}, lambda: self.mem.plan(handles, given, window=window, drafts=1))
         if not self.asleep:
             self.attempt({ms.InvalidArgument}, lambda: self.mem.launch(1))
         call = lambda: self.mem.plan(handles, given, window=window, replay=1)  # type: ignore[arg-type] # noqa: E731
@@ -427,12 +443,20 @@ class Operations(Machine):
         refused = [row for row, length in short.items() if not self.extend([row], [length])]
         return [None if row in refused else row for row in handles]
 
-    def _plan_faults(self, handles: Handles, counts: list[int], limit: Any, window: bool) -> Faults:
+    def _plan_faults(
+        self, handles: Handles, counts: list[int], limit: Any, window: bool, drafts: Sequence[int] = ()
+    ) -> Faults:  # fmt: skip
         model, faults = self.model, self.row_faults(handles, padding=True)
         if len(self.flights) > self.settings.overlap or len(handles) > self.max_batch or len(counts) != len(handles):
             faults.add(ms.InvalidArgument)
         if (window and not self.settings.speculation) or isinstance(limit, bool) or not isinstance(limit, int):
             faults.add(ms.InvalidArgument)
+        if drafts and len(drafts) != len(handles):
+            faults.add(ms.InvalidArgument)
+        for handle, n, of in zip(handles, counts, drafts, strict=False):
+            row = self.handles.get(handle)
+            if row and not row.finished and (of > n or (of and n > self.settings.tail)):
+                faults.add(ms.InvalidArgument)
         for handle, n in zip(handles, counts, strict=False):
             row = self.handles.get(handle)
             if row and not row.finished:
@@ -451,7 +475,11 @@ class Operations(Machine):
         if window:
             width = max(map(len, fed), default=0) + d(2)
             return self.memory.windows(read, texts, fed, width, inputs=d(2) == 1)
-        self.memory.forward(read, record.write.tolist(), record.snapshot.tolist(), texts, fed, self._marks())
+        cursor = None
+        if self.settings.tail:
+            columns = [column[: len(fed)].tolist() for column in self.mem._parts.log.tails[1:4]]
+            cursor = self.memory.fold(record.rows.tolist(), list(map(list, zip(*columns, strict=True))), texts, fed)
+        self.memory.forward(read, record.write.tolist(), record.snapshot.tolist(), texts, fed, self._marks(), cursor)
         if self.settings.tails:
             self.memory.forward_rows(record.rows.tolist(), tails, fed)
         if self.settings.leaf:
@@ -483,7 +511,7 @@ class Operations(Machine):
             return
         self.model.forward(planned)
         if self.lower and self.lower.kv:
-            self.lower.kv.forward([(e.row, e.before, len(e.tokens)) for e in planned.entries if e.row])
+            self.lower.kv.forward([(e.row, e.before, e.after - e.before) for e in planned.entries if e.row])
         if self.settings.in_place and not self.settings.pad and not all(entry.row for entry in planned.entries):
             for states in self.model.content.values():
                 states[0] = RUBBISH
@@ -520,7 +548,8 @@ class Operations(Machine):
                 self.attempt(faults, lambda: self.mem.settle(step, [False] * len(step.numbers)))
             return
         flight = self.flights[0]
-        if flight.planned.window and wrong != 2:
+        accepts = flight.planned.window or flight.planned.drafted or (self.settings.tail > 0 and d(3) == 1)
+        if accepts and wrong != 2:
             self.accept(d)
             return
         entries = flight.planned.entries
@@ -540,7 +569,51 @@ class Operations(Machine):
             assert not spent["syncs"] or self.settings.debug, spent
             self.forget_step(flight)
 
+    def accept_drafts(self, d: Digits) -> None:
+        """What was drawn with the plan; `accepted` of the step has it already, or gets it now."""
+        if not self.flights or (self.in_gap and len(self.flights) < 2):
+            step = d.pick(foreign().step, *self.settled)
+            self.attempt({ms.StaleHandle}, lambda: self.mem.accept(step, [0] * len(step.numbers)))
+            return
+        flight = self.flights[0]
+        entries, step, faults = flight.planned.entries, flight.step, set[type[ms.MemstateError]]()
+        accepted, over = list(flight.accepted), [d(12) == 1 for _ in entries]
+        given, wrong, written = list(accepted), d(40), d(2) == 1
+        some = [at for at, entry in enumerate(entries) if entry.row]
+        if wrong == 1 and some:
+            given[some[-1]] = len(flight.tokens[some[-1]]) + 1
+        elif wrong == 2 and some and (certain := len(flight.tokens[some[0]]) - entries[some[0]].drafts):
+            given[some[0]] = certain - 1
+        elif wrong == 3:
+            given += [0, 0]
+        if given != accepted:
+            faults.add(ms.InvalidArgument)
+        elif written and not self.asleep:
+            step.accepted.copy_(torch.tensor(given, dtype=torch.int32))
+            self.model.of_tails[4, : len(given)] = given
+        call = lambda: self.mem.accept(step, given, finished=over, written=written)  # noqa: E731
+        packets = self.model.packets
+        with self.counted() as spent:
+            done = self.attempt(faults, call)
+        if done is REFUSED:
+            return
+        rows = [(self.model.tenant(entry), entry.after) for entry in entries]
+        self.model.accept_drafts(flight.planned, accepted, over)
+        packets = self.model.packets - packets
+        assert spent["ownership"] == packets and not spent["plan"], spent
+        if spent.keys() <= {"ownership", "run_data", "run_rows", "uploads", "syncs"}:
+            assert spent["uploads"] == packets + (not written), spent
+        if self.lower and self.lower.kv:
+            for (row, certain), entry in zip(rows, entries, strict=True):
+                if row:
+                    self.lower.kv.write(row, certain, entry.after)
+        self.forget_step(flight)
+        self._same("after what was accepted", step.after.tolist(), [entry.after for entry in entries])
+
     def accept(self, d: Digits) -> None:
+        if self.settings.tail:
+            self.accept_drafts(d)
+            return
         flight = next((flight for flight in self.flights if flight.planned.window), None)
         if flight is None:
             step = d.pick(*[flight.step for flight in self.flights[:1]], foreign().window, *self.settled)
@@ -790,7 +863,7 @@ class Operations(Machine):
                     self.lower.kv.write(tenant, 0, tenant.confirmed)
 
     def _begun(self, tenant: Row) -> bool:
-        return bool(self.model.known[tenant.live] or tenant.source or tenant.unsettled or tenant.finished)
+        return bool(self.model.length(tenant) or tenant.source or tenant.unsettled or tenant.finished)
 
     def lengthen(self, d: Digits) -> None:
         """Pages for more tokens."""
@@ -887,7 +960,7 @@ class Operations(Machine):
         for row, n in zip(rows, counts, strict=True):
             tenant = self.handles.get(row)
             if tenant and not tenant.finished:
-                needs, may = model.needs(tenant, n, window)
+                needs, may = model.needs(tenant, n, window and not self.settings.tail)
                 least, most = least + needs, most + may
         seen = self.attempt(faults, lambda: self.mem.shortfall(rows, counts, window=window))
         if seen is not REFUSED:
@@ -990,7 +1063,8 @@ class Operations(Machine):
         length = self.model.length(tenant)
         counts = [min(self.model.next_boundary(tenant) - length, 1 + d(8)) if d(3) else 1 + d(12)]
         handles = self.take_pages(Digits(0), rows, counts)
-        if handles != rows or self.plan_batch(d, handles, counts) is None:
+        drafts = self.draw_drafts(d, counts)
+        if handles != rows or self.plan_batch(d, handles, counts, drafts=drafts) is None:
             return False
         while self.flights and d(4):
             self.settle(Digits(0))

@@ -108,13 +108,13 @@ def _smaller(number: int) -> list[int]:
     return sorted({number % 2**keep for keep in kept if 0 <= keep < bits} - {number})
 
 
-def work(seeds: Sequence[int], length: int, name: str, shrink: bool) -> tuple[int, str]:
+def work(seeds: Sequence[int], length: int, name: str, shrink: bool, tails: bool = False) -> tuple[int, str]:
     """Calls made on managers by the programs of some seeds, and the first difference, for a process of its own."""
     torch.set_num_threads(1)
     backend, calls = Backend(name, "cuda" if name == "cuda" else "cpu"), 0
     for seed in seeds:
         try:
-            calls += run(Program.random(seed, length), backend).calls
+            calls += run(Program.random(seed, length, **({"tail": True} if tails else {})), backend).calls
         except Difference as found:
             return calls, f"{seed}: {shrunk(found, backend) if shrink else found}"
     return calls, ""

@@ -15,6 +15,7 @@ from memstate.state.planes import Planes
 from memstate.tiers import Prefetch, Store, Tiers
 
 TAIL = ms.Plane("tail", (3,), torch.int16, fill=77)
+RING = "late"  # the plane with the tokens of a row that are not in its state
 
 
 class Digits:
@@ -36,7 +37,7 @@ class Settings:
     """One configuration. memory: "own", "fenced" (its arenas cut out of larger blocks), "tensor" or "layers" (given);
     gap: bytes between the blocks of given memory; parts: "fold", and perhaps "conv", "conv turned", "ring" and "score";
     alone: tokens at whose multiples "fold" is whole; tails: rows have memory of their own; leaf: tokens of a chunk of
-    levels, 0 for states without.
+    levels, 0 for states without; tail: tokens of a step that rows may keep until they are accepted, 0 for rows without.
     """
 
     strategy: str = "none"
@@ -91,12 +92,14 @@ class Settings:
     alone: int = 1
     tails: bool = False
     leaf: int = 0
+    tail: int = 0
 
     @classmethod
     def draw(
-        cls, number: int, strategy: str | None = None, overlap: bool | None = None, tiered: bool | None = None
-    ) -> "Settings":
-        """Settings that work together; whatever is given stays."""
+        cls, number: int, strategy: str | None = None, overlap: bool | None = None, tiered: bool | None = None,
+        tail: bool = False,
+    ) -> "Settings":  # fmt: skip
+        """Settings that work together; whatever is given stays. tail: rows have tails in any case."""
         d = Digits(number)
         name = strategy or d.pick("none", "ping-pong", "lazy", "redirect")
         every = d.pick(4, 2, 3, 1, 6)
@@ -132,7 +135,13 @@ class Settings:
         chosen = replace(chosen, pad=-int(d(4) == 1))
         some = bool(d(2)) if tiered is None else tiered
         chosen = replace(chosen, tiered=True, **cls._below(d, chosen)) if prefix and some else chosen
-        return replace(chosen, **cls._kinds(d, chosen)) if d(3) == 1 else chosen
+        chosen = replace(chosen, **cls._kinds(d, chosen)) if d(3) == 1 else chosen
+        late = chosen.overlap or chosen.speculation or chosen.in_place or chosen.leaf or "ring" in chosen.parts
+        if tail or (not late and d(2) == 1):
+            parts = tuple(part for part in chosen.parts if part != "ring")
+            found = {"overlap": False, "speculation": False, "in_place": False, "parts": parts, "leaf": 0}
+            chosen = replace(chosen, **found, tails=True, tail=1 + d(4))  # type: ignore[arg-type]
+        return chosen
 
     @staticmethod
     def _kinds(d: Digits, chosen: "Settings") -> dict[str, Any]:
@@ -240,11 +249,18 @@ class Settings:
             "ring": ms.Plane("ring", (3,), torch.int16, rewritten_each_step=False),
             "score": ms.Plane("score", (5,), torch.int32, layers=self.layers_of("score"), fill=-123456789),
         }
-        rows = ms.StateLayout((TAIL,), 2, self.order) if self.tails else None  # type: ignore[arg-type]
+        ring = ms.Plane(RING, (self.ring,), torch.int64)
+        own = (TAIL, ring) if self.tail else (TAIL,)
+        rows = ms.StateLayout(own, 2, self.order) if self.tails else None  # type: ignore[arg-type]
         tree = ms.Plane("tree", (2,), torch.int64, grid=self.leaf or None)
         levels = ms.StateLayout((tree,), 2, self.order) if self.leaf else None  # type: ignore[arg-type]
         planes = tuple(shapes[part] for part in self.parts)
         return ms.StateLayout(planes, self.layers, self.order, rows=rows, levels=levels)  # type: ignore[arg-type]
+
+    @property
+    def ring(self) -> int:
+        """Tokens that the tail of a row has room for."""
+        return max(0, 3 * self.tail - 1)
 
     def layers_of(self, part: str) -> int:
         return 3 - self.layers if part == "score" else self.layers

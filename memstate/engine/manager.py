@@ -353,7 +353,8 @@ class StateManager(NotCopied, Shown):
         Args:
             rows: the batch; None and finished rows are padding.
             tokens: tokens of each row in the step.
-            window: count for the next `accept` instead of the next plan. The result is then an upper bound.
+            window: count for the next `accept` instead of the next plan. The result is then an upper bound, as it is
+                for rows with tails, of which an earlier step is not accepted yet.
 
         Raises:
             StaleHandle: a request has ended.

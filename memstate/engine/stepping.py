@@ -227,6 +227,8 @@ class Stepping:
         length = self._mirror.lengths(batch.rows)
         if self._tail:
             read = length - self._file.pending[batch.rows]
+            if self._log.unsettled and (unsure := self._unsure(batch.rows)) is not None:
+                return self._shortfall(batch, read, length + unsure + batch.tokens, window=True)
             return self._shortfall(batch, *self._mirror.fold(batch, read).due(read), window=False)
         return self._shortfall(batch, length, length + batch.tokens, window)
 

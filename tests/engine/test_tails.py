@@ -621,3 +621,21 @@ def test_T13_an_audit_finds_tails_that_host_and_device_count_otherwise(backend: 
     assert told.startswith(f"row {rows[0].index}: ") and mem.inspect().faults == [told]
     mem.end(rows[:1])
     mem.audit().raise_if_leaking()
+
+
+@pytest.mark.parametrize("accepted", range(5))
+@pytest.mark.parametrize("strategy", list(STRATEGIES)[1:])
+def test_T9_slots_that_are_missing_are_known_before_a_late_step(backend: Backend, strategy: str, accepted: int) -> None:
+    """The row has a snapshot, and stands a token before the next boundary, at it, or behind it: nobody knows."""
+    settings = {"slots": 5, "max_requests": 1, "tracking": STRATEGIES[strategy], "tail": 4, "overlap": True}
+    mem = on(backend, layout(4), **settings)
+    (row,) = mem.admit([ms.Request("a")])
+    for n in (8, 7):
+        mem.settle(mem.plan([row], n))
+    mem.pool.claim(mem.free_slots)
+    first = mem.plan([row], 4, drafts=4)
+    first.accepted.fill_(accepted)
+    missing = mem.shortfall([row], 4)
+    mem.plan([row], 4, drafts=4)
+    mem.accept(first, [accepted], written=True)
+    assert mem.stats().degraded <= missing

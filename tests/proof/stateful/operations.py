@@ -40,6 +40,7 @@ GAP = (
     "forget_states", "forget_pages", "forget_all", "ready", "unfetch", "work", "thin", "flush", "empty_host",
     "push_down",
 )  # fmt: skip
+AROUND_TAILS = GAP + ("leave", "cancel") * 4
 FAULTS = ("gone", "vanished", "half", "garbage", "denied", "raises", "", "")
 # How often each is drawn.
 OPERATIONS = {
@@ -196,6 +197,9 @@ class Operations(Machine):
 
     def window(self, d: Digits) -> None:
         """A speculative step; where the manager has none, that is an error."""
+        if self.settings.tail and d(4):
+            self.plan_first(d)
+            return
         self.plan(d, window=self.settings.speculation or d(30) == 1)
 
     def close(self) -> None:
@@ -290,6 +294,8 @@ class Operations(Machine):
             counts.append(1 + d(most))
             if row and not window and d(3) == 1:
                 counts[-1] = self.mem.chunk(handle, counts[-1])
+            if self.settings.tail and d(4):
+                counts[-1] = 1 + d(self.settings.tail)
         drafts = self.draw_drafts(d, counts)
         if self.planned_last is not None and d(4) == 1:  # as a decode loop does, whether these are still there or not
             handles = self.planned_last
@@ -299,10 +305,25 @@ class Operations(Machine):
         handles, counts, limit = self._spoil(d, handles, counts, window)
         return self.plan_batch(d, self.take_pages(d, handles, counts), counts, limit, window, run, drafts=drafts)
 
+    def plan_first(self, d: Digits, run: bool = True) -> Flight | None:
+        """The first step of a request, of drafts alone: it may store what it reads, for nothing is pending."""
+        while self.flights:
+            self.settle(Digits(0))
+        name = f"request {self.calls}.0"
+        drawn = self.draw_request(d, name)
+        if self.snaps and d(3):
+            snap = d.pick(*self.snaps)
+            start = Start(name, origin=self.snaps[snap], length=snap.length, shared=snap.pages)
+            drawn = ms.Request(name, resume=snap), start, Faults()
+        rows = self.admit_all(d, [drawn])
+        counts = [1 + d(self.settings.tail) for _ in rows]
+        return self.plan_batch(d, self.take_pages(d, rows, counts), counts, run=run, replays=False, drafts=counts)
+
     def draw_drafts(self, d: Digits, counts: Sequence[int]) -> list[int]:
         """Of the tokens of each entry, those that may be rejected; none where rows have no tails."""
         most = self.settings.tail
-        return [d(n + 1) if n <= most or d(40) == 1 else 0 for n in counts] if most and d(4) else []
+        chosen = [d.pick(n, n, d(n + 1), 0) if n <= most or d(40) == 1 else 0 for n in counts] if most else []
+        return chosen if chosen and d(5) else []
 
     def plan_batch(
         self, d: Digits, handles: Handles, counts: list[int], limit: Any = NO_LIMIT, window: bool = False,
@@ -400,7 +421,7 @@ class Operations(Machine):
         flight, self.in_gap = self.flights[-1], True
         for _ in range(d.pick(0, 0, 0, 1, 2, 3, 5)):
             if flight in self.flights:
-                getattr(self, d.pick(*GAP))(d)
+                getattr(self, d.pick(*(AROUND_TAILS if self.settings.tail else GAP)))(d)
                 self.look()
         if self.asleep:
             self.wake(d)
@@ -664,7 +685,10 @@ class Operations(Machine):
         if self.in_gap:
             flight = self.flights[-1]
         elif how or not flight:
-            flight = self.plan(d, window=self.settings.speculation and d(2) == 1, run=False)
+            if self.settings.tail and d(2):
+                flight = self.plan_first(d, run=False)
+            else:
+                flight = self.plan(d, window=self.settings.speculation and d(2) == 1, run=False)
             if flight and how == 2 and len(self.flights) > 1:
                 self.settle(d)
         if d(20) == 1 or not flight:
@@ -1063,6 +1087,8 @@ class Operations(Machine):
         length = self.model.length(tenant)
         counts = [min(self.model.next_boundary(tenant) - length, 1 + d(8)) if d(3) else 1 + d(12)]
         handles = self.take_pages(Digits(0), rows, counts)
+        if self.settings.tail and d(3):
+            counts = [1 + d(self.settings.tail)]
         drafts = self.draw_drafts(d, counts)
         if handles != rows or self.plan_batch(d, handles, counts, drafts=drafts) is None:
             return False

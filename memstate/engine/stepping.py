@@ -283,7 +283,7 @@ class Stepping:
             if type(batch.real) is not slice:
                 before, reached = batch.spread(before), batch.spread(reached)
             stored: tuple[Longs, ...] = ()
-            of_tails = (batch.tokens_of, batch.spread(label)) if folded is not None else ()
+            of_tails = (batch.tokens_of, reached - batch.spread(folded.newest > 0)) if folded is not None else ()
             if marks := self._marks.due(batch.numbers, before, reached, *of_tails):
                 marks = self._make_room(marks, limit, room)
                 stored, limit = self._marks.keep(marks), limit - len(marks)

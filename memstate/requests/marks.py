@@ -177,7 +177,7 @@ class Marks:
             before: length of each entry before the step.
             after: length of each entry after it; in a window the same.
             tokens: of each entry in the packed batch; None: those from `before` to `after`.
-            label: tokens of each entry's state after it; None: `after`. Others stand in a tail, and no state does.
+            label: the last length of each entry of which a slot has a state then; None: `after`. Others are in a tail.
         """
         found: list[Mark] = []
         if not (self._coming or self._ends):
@@ -187,7 +187,7 @@ class Marks:
         columns = [column.tolist() for column in (rows, before, after, sizes, labels)]
         for entry, (row, length, reach, size, stands) in enumerate(zip(*columns, strict=True)):
             origin = start if self._packed else 0
-            most = reach if stands == reach or (self._stores_ends and reach - length > 1) else reach - 1
+            most = reach - (stands < reach)
             if (end := self._ends.pop(row, None)) is not None and self._stays(end, reach, most, origin):
                 found.append(self._at_end(row, end, entry))
             if reach > length and (coming := self._coming.get(row)) is not None:

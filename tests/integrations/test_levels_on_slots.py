@@ -77,7 +77,7 @@ class Served:
     def convolve(self, layer: int, x: Tensor, weight: Tensor, bias: Tensor, activation: str) -> tuple[Tensor, None]:
         self.layer, step, state = layer, self.plan, self.mem.planes["conv"][layer].mT
         columns = step.read, step.write, step.snapshot, step.tokens
-        return self.backend.conv_step(x, weight, bias, state, *columns, activation=activation), None
+        return self.backend.conv_step(x.contiguous(), weight, bias, state, *columns, activation=activation), None
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, level_scales: Tensor, **given: Any

@@ -34,7 +34,7 @@ from memstate.kernels import (
 )
 from memstate.kernels.blocks import cut
 from memstate.kernels.catalog import all_cases
-from memstate.kernels.tables import HEADER_INTS, Accepted, Rules, ScaledMap, StepRecord, Strategy
+from memstate.kernels.tables import HEADER_INTS, Accepted, Rules, ScaledMap, StepRecord, Strategy, TailRecord
 from memstate.kernels.warps import ALONE, MOST, roomy
 from tests.support import op_launches
 from tests.support.op_launches import ints
@@ -102,6 +102,9 @@ def test_every_shape_that_can_be_launched_is_in_the_catalogue(launched: list[tup
         rules = Rules(name, lanes, 4, in_place)
         marks = op_launches.marks()
         tracking.plan(file, packet, record, marks, rules)
+        tails = TailRecord(*(ints(1 if field == "batch" else batch) for field in TailRecord._fields))
+        columns = {name: ints(file.source.numel()) for name in ("pending", "newest")}
+        tracking.plan(file._replace(**columns), packet, record, marks, rules._replace(tail=2), tails)
         tracking.plan(file, packet, record, marks, rules._replace(strategy=Strategy.WINDOW))
         speculation.accept(file, packet, record, Accepted(ints(batch), ints(batch)), rules)
     found = {shape(name, {**given, "num_warps": given.get("num_warps", 4)}) for name, given in launched}

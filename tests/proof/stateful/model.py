@@ -282,10 +282,10 @@ class Model(Cache):
     def _count_accepted(self) -> None:
         """The device: of the step before, what was accepted is pending from now on. The host knows it already."""
         pending, newest = self.columns["pending"], self.columns["newest"]
-        for number, accepted in list(zip(self.vectors[0], self.of_tails[4], strict=True))[: self.of_tails[5, 0]]:
+        for number, accepted in list(zip(self.vectors[0], self.of_tails[4], strict=True))[: self.of_tails[5, :1].sum()]:
             pending[number] += min(max(0, int(accepted)), newest[number]) if number else 0
             newest[number] = 0
-        self.of_tails[5, 0] = 0
+        self.of_tails[5, :1] = 0
         for row in self.rows.values():
             row.newest = 0
 

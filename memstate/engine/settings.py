@@ -134,17 +134,20 @@ def validate_tail(layout: StateLayout, tail: int) -> None:
     Raises:
         ConfigurationError: naming it.
     """
-    partly = [plane.name for plane in layout.planes if not plane.rewritten_each_step]
-    if layout.rows is None or layout.levels is not None or partly:
+    if layout.rows is None:
         raise ConfigurationError(
-            f"tail={tail} with rows={layout.rows}, levels={layout.levels} and planes {partly} that a step writes only "
-            "in part: rows with tails need StateLayout(rows=) with their rings, no levels, and planes that a step "
-            "writes whole"
+            f"tail={tail}, and the layout has no rings: build it with tail={tail} of a preset, or StateLayout(rows=)"
         )
-    short = [repr(plane) for plane in layout.rows.planes if plane.fill is None and plane.shape[:1] < (3 * tail - 1,)]
-    if short:
+    partly = [plane.name for plane in layout.planes if not plane.rewritten_each_step]
+    if layout.levels is not None or partly:
         raise ConfigurationError(
-            f"tail={tail} with rings {short}: expected {3 * tail - 1} tokens in each, 3 * tail - 1"
+            f"tail={tail} with levels={layout.levels} and planes {partly} that a step writes only in part: rows with "
+            "tails need a state without levels, which each step writes whole; leave tail out"
+        )
+    least = 3 * tail - 1
+    if short := [plane.name for plane in layout.rows.planes if plane.fill is None and plane.shape[:1] < (least,)]:
+        raise ConfigurationError(
+            f"tail={tail} with rings {short} of fewer than {least} tokens: build the layout with tail={tail}, too"
         )
 
 

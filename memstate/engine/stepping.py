@@ -283,7 +283,9 @@ class Stepping:
             if type(batch.real) is not slice:
                 before, reached = batch.spread(before), batch.spread(reached)
             stored: tuple[Longs, ...] = ()
-            of_tails = (batch.tokens_of, reached - batch.spread(folded.newest > 0)) if folded is not None else ()
+            of_tails: tuple[Longs, ...] = ()
+            if folded is not None:  # the last state of a step whose tokens go to the tail is in no slot
+                of_tails = batch.tokens_of, np.subtract(reached, batch.spread(np.minimum(folded.newest, 1)))
             if marks := self._marks.due(batch.numbers, before, reached, *of_tails):
                 marks = self._make_room(marks, limit, room)
                 stored, limit = self._marks.keep(marks), limit - len(marks)
@@ -600,9 +602,11 @@ class Stepping:
         over = flags("finished", finished, len(step.numbers))
         given, certain = counts("accepted", accepted, len(step.numbers)), step.after - step.before
         real, same = step.numbers > 0, self._same_request(step) & ~self._table.finished[step.numbers]
-        if ((given > step.tokens_of) & real | (given < certain) & same).any():
+        if (wrong := np.flatnonzero((given > step.tokens_of) & real | (given < certain) & same)).size:
+            at = int(wrong[0])
             raise InvalidArgument(
-                f"accepted {given.tolist()} of {step.tokens_of.tolist()} tokens, {certain.tolist()} of them certain"
+                f"accepted[{at}]={given[at]}: expected {certain[at] * same[at]} to {step.tokens_of[at]}, from those that "
+                "are no drafts to all tokens of the entry"
             )
         self._log.require_next(step)
         newest = self._log.is_last(step)

@@ -605,8 +605,8 @@ class Stepping:
         if (wrong := np.flatnonzero((given > step.tokens_of) & real | (given < certain) & same)).size:
             at = int(wrong[0])
             raise InvalidArgument(
-                f"accepted[{at}]={given[at]}: expected {certain[at] * same[at]} to {step.tokens_of[at]}, from those that "
-                "are no drafts to all tokens of the entry"
+                f"accepted[{at}]={given[at]}: expected {certain[at] * same[at]} to {step.tokens_of[at]}: those that "
+                "are no drafts, up to all tokens of the entry"
             )
         self._log.require_next(step)
         newest = self._log.is_last(step)

@@ -134,15 +134,15 @@ def validate_tail(layout: StateLayout, tail: int) -> None:
     Raises:
         ConfigurationError: naming it.
     """
-    if layout.rows is None:
-        raise ConfigurationError(
-            f"tail={tail}, and the layout has no rings: build it with tail={tail} of a preset, or StateLayout(rows=)"
-        )
     partly = [plane.name for plane in layout.planes if not plane.rewritten_each_step]
     if layout.levels is not None or partly:
         raise ConfigurationError(
             f"tail={tail} with levels={layout.levels} and planes {partly} that a step writes only in part: rows with "
             "tails need a state without levels, which each step writes whole; leave tail out"
+        )
+    if layout.rows is None:
+        raise ConfigurationError(
+            f"tail={tail}, and the layout has no rings: build it with tail={tail} of a preset, or StateLayout(rows=)"
         )
     least = 3 * tail - 1
     if short := [plane.name for plane in layout.rows.planes if plane.fill is None and plane.shape[:1] < (least,)]:

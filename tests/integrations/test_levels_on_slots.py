@@ -77,7 +77,10 @@ class Served:
     def convolve(self, layer: int, x: Tensor, weight: Tensor, bias: Tensor, activation: str) -> tuple[Tensor, None]:
         self.layer, step, state = layer, self.plan, self.mem.planes["conv"][layer].mT
         columns = step.read, step.write, step.snapshot, step.tokens
-        return self.backend.conv_step(x.contiguous(), weight, bias, state, *columns, activation=activation), None
+        swapped = x.shape[-1] != weight.shape[0]  # `batch channel token` where fla has found another library
+        inputs = (x.mT if swapped else x).contiguous()
+        out = self.backend.conv_step(inputs, weight, bias, state, *columns, activation=activation)
+        return out.mT if swapped else out, None
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, level_scales: Tensor, **given: Any

@@ -336,6 +336,8 @@ class Operations(Machine):
         each entry, none for no entry. accepted: tokens of each entry that will be real; drawn unless told.
         """
         model = self.model
+        if self.settings.tail:  # of 0 tokens a row folds its tail: tests/engine/test_tails.py
+            counts = [n or 1 for n in counts]
         given: Any = counts[0] if len(set(counts)) == 1 and len(counts) == len(handles) and d(2) else counts
         faults = self._plan_faults(handles, counts, limit, window, drafts)
         rows: list[Row | None] = []

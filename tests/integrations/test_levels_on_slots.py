@@ -74,13 +74,14 @@ class Served:
         for layer, block in enumerate(model.backbone.layers):
             patch.setattr(block.mixer, "causal_conv1d_fn", partial(self.convolve, layer))
 
-    def convolve(self, layer: int, x: Tensor, weight: Tensor, bias: Tensor, activation: str) -> tuple[Tensor, None]:
+    def convolve(self, layer: int, x: Tensor, weight: Tensor, bias: Tensor, activation: str) -> Any:
         self.layer, step, state = layer, self.plan, self.mem.planes["conv"][layer].mT
         columns = step.read, step.write, step.snapshot, step.tokens
-        swapped = x.shape[-1] != weight.shape[0]  # `batch channel token` where fla has found another library
+        # `batch channel token`, and a tensor out, where fla has found another library than its own
+        swapped = x.shape[-1] != weight.shape[0]
         inputs = (x.mT if swapped else x).contiguous()
         out = self.backend.conv_step(inputs, weight, bias, state, *columns, activation=activation)
-        return out.mT if swapped else out, None
+        return out.mT if swapped else (out, None)
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, level_scales: Tensor, **given: Any

@@ -46,8 +46,8 @@ class Plane:
             one order is not found as one of another.
         layers: how many layers of the model hold this plane (default: those of the layout). 1 for what a request has
             once, such as its last tokens.
-        fill: what every element of a fresh slot and of the null slot is. None: anything, because whoever reads an
-            element has written it before; the plane is never made fresh.
+        fill: what every element of a fresh slot and of the null slot is. None: the plane is never made fresh, because
+            every element is written before it is read.
         grid: the state can be kept and found again only at multiples of so many tokens, because the plane is
             incomplete between them. None: never.
 

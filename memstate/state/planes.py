@@ -196,14 +196,17 @@ class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
             layer: of the plane.
 
         Raises:
-            InvalidArgument: rows have no tail of this plane.
+            InvalidArgument: rows have no tail of this plane, or the plane has no such layer.
             Asleep: the memory is released.
         """
         rows = self.rows if self.rows is not None else {}
         for kind in (DeltaTail, SelectiveTail, ConvTail):
-            found = {field: rows[key][layer] for field in kind._fields if (key := f"{name}_{field}") in rows}
+            found = {field: rows[key] for field in kind._fields if (key := f"{name}_{field}") in rows}
             if found.keys() >= set(kind._fields) - set(kind._field_defaults):
-                tail: Tail = kind(**found)
+                layers = min(map(len, found.values()))
+                if not 0 <= layer < layers:
+                    raise InvalidArgument(f"plane {name!r} has layers 0 to {layers - 1}, not {layer}")
+                tail: Tail = kind(**{field: plane[layer] for field, plane in found.items()})
                 return tail
         raise InvalidArgument(f"rows have no tail of plane {name!r}, but {sorted(rows)}")
 

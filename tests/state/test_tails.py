@@ -113,6 +113,9 @@ def test_rings_have_the_names_and_the_layers_of_their_planes() -> None:
     assert planes.tail("conv3", 1).x.data_ptr() == planes.rows["conv3_x"][1].data_ptr()  # type: ignore[index]
     with pytest.raises(ms.InvalidArgument, match="rows have no tail of plane 'ssm', but"):
         planes.tail("ssm", 0)
+    for layer in (-1, len(planes["conv3"])):
+        with pytest.raises(ms.InvalidArgument, match=f"plane 'conv3' has layers 0 to .*, not {layer}"):
+            planes.tail("conv3", layer)
     with pytest.raises(ms.InvalidArgument, match="rows have no tail of plane 'conv', but"):
         Planes(from_config(SHORT), 1, Backend("reference"), rows=1).tail("conv", 0)
 

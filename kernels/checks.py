@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from memstate.kernels.blocks import Blocks, tokens_of
-from memstate.kernels.tables import HEADER_INTS, Accepted, Marks, Registers, Rules, StepRecord, TailRecord
+from memstate.kernels.tables import HEADER_INTS, Marks, Registers, Rules, StepRecord, TailRecord
 
 INTS = (torch.int32, torch.int64)
 INT32 = (torch.int32,)
@@ -136,13 +136,6 @@ def check_marks(device: torch.device, marks: Marks) -> None:
     """Refuses marks with a column that does not fit the others, or a count that is not one int32."""
     check_columns(device, 1, INT32, count=marks.count)
     check_columns(device, None, INT32, entry=marks.entry, offset=marks.offset, slot=marks.slot)
-
-
-def check_accept(registers: Registers, packet: Tensor, record: StepRecord, outcome: Accepted) -> None:
-    """Refuses an accept with a column that does not fit the others, or a packet that is too short for them."""
-    if not registers.trusted:
-        check_columns(registers.cells.device, None, INT32, **record._asdict(), **outcome._asdict())
-        check_batch(registers, packet, record.rows.numel())
 
 
 def check_batch(registers: Registers, packet: Tensor, ints: int) -> None:

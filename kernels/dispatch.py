@@ -26,7 +26,6 @@ from memstate.kernels.reference import (
     registers,
     scatter,
     selective,
-    speculation,
     tracking,
 )
 from memstate.kernels.reference import pack_int8 as int8
@@ -136,7 +135,6 @@ class Backend:
     resolve = Op(registers.resolve)
     audit = Op(registers.audit)
     plan = Op(tracking.plan)
-    accept = Op(speculation.accept)
     copy_slots = Op(copy.copy_slots)
     zero_slots = Op(copy.zero_slots)
     run_data = Op(copy.run_data)

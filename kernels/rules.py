@@ -1,4 +1,4 @@
-"""The tracking rules: what a plan, an accept and a settle change in the columns of a register file.
+"""The tracking rules: what a plan and a settle change in the columns of a register file.
 
 The reference kernels apply them to slot ids. The host's mirror applies them to flags, which say whether a register
 holds a slot. So a "slot" is an id or True here, and 0 or False is none. The rules only read and write the columns.
@@ -93,13 +93,15 @@ def drafted(tokens: Longs) -> tuple[Longs, Longs]:
 
 
 def fold(
-    columns: Columns, rules: Rules, rows: Longs, label: Longs, pending: Longs, tokens: Longs, drafts: Longs
+    columns: Columns, rules: Rules, rows: Longs, label: Longs, pending: Longs, tokens: Longs, drafts: Longs,
+    defer: int = 0,
 ) -> Folded:  # fmt: skip
     """Decides how far a step folds the tails of its rows.
 
     A row without drafts ends with all of its tokens in its state. One with drafts folds what is pending, and its tokens
     go to the tail. If a boundary lies inside the pending tokens, the step folds up to it, so that the state there can
-    be kept, and the other tokens stay in the tail. A row without a token folds all that is pending.
+    be kept, and the other tokens stay in the tail. Otherwise a row whose tail and step have fewer than `defer` tokens
+    folds nothing.
 
     Args:
         columns: only read.
@@ -109,62 +111,33 @@ def fold(
         pending: real tokens in the tail.
         tokens: of the step.
         drafts: those of them that may be rejected.
+        defer: of how many tokens, pending and new, a state is stored.
     """
     mark = np.zeros_like(label)
     if rules.strategy != Strategy.NONE:
-        mark = last_boundary(np.maximum(label, columns.tracked[rows]), label + pending, rules.every) * (tokens > 0)
-    kept = ((drafts > 0) | (mark > 0)) & (tokens <= rules.tail)
-    store = np.where(kept, np.where(mark > 0, mark - label, pending), pending + tokens)
+        mark = last_boundary(np.maximum(label, columns.tracked[rows]), label + pending, rules.every)
+    waits = (tokens > 0) & (pending + tokens < defer)
+    kept = ((drafts > 0) | (mark > 0) | waits) & (tokens <= rules.tail)
+    store = np.where(kept, np.where(mark > 0, mark - label, np.where(waits, 0, pending)), pending + tokens)
     store = np.where((store == 0) & (columns.source[rows] == 0), -1, store)
     after = label + np.maximum(store, 0)
     return Folded(store, after, np.where(kept, label + pending - after, 0), np.where(kept, tokens, 0))
 
 
-def accept_snapshots(
-    columns: Columns, rules: Rules, rows: Longs, length: Longs, after: Longs, claim: Claim
-) -> tuple[Longs, Longs]:
-    """Finds the lanes for the snapshots of a window, and labels them.
-
-    A boundary up to `tracked` is not due: it lies inside the prompt. Redirect leaves a boundary at the very end of the
-    window to the next step. Where the window crosses no boundary, it keeps the state at the window's start, as a plan
-    does.
-
-    Args:
-        columns: changed.
-        rules: of the strategy.
-        rows: the rows.
-        length: tokens before the window.
-        after: tokens after the accepted ones; all up to here are real.
-        claim: takes one more slot for each entry that needs one.
-
-    Returns:
-        The lanes' registers, 0 for none, and the boundary inside the window that each snapshot stands for, 0 for none.
-    """
-    redirect = rules.strategy == Strategy.REDIRECT
-    mark = last_boundary(np.maximum(length, columns.tracked[rows]), after - redirect, rules.every)
-    if redirect:
-        turning = due(columns, rules, rows, length) & (mark == 0)
-        return _keep_old(columns, rows, np.where(mark > 0, mark, length), (mark > 0) | turning, claim, mark > 0), mark
-    if not rules.lanes:
-        return np.zeros(len(rows), np.int64), mark
-    return _write_lane(columns, rules, rows, mark, mark > 0, claim), mark
-
-
-def needs_claim(columns: Columns, rules: Rules, rows: Longs, length: Longs, window: bool) -> Flags:
+def needs_claim(columns: Columns, rules: Rules, rows: Longs) -> Flags:
     """Returns which rows that are due take one more slot for the snapshot.
 
     Args:
         columns: only read.
         rules: of the strategy.
         rows: the rows.
-        length: tokens before the step.
-        window: whether the boundary may lie inside the step.
     """
     first = rows * REGISTERS_PER_ROW + 1
     slots, labels = columns.slots, columns.labels
     empty: Flags = slots[first] == 0
     if rules.strategy == Strategy.REDIRECT:
-        return empty if window else empty & (columns.source[rows] == 0)
+        empty &= columns.source[rows] == 0
+        return empty
     idle: Flags = ~empty & (labels[first] == 0)
     for lane in range(1, rules.lanes):
         empty = empty | (slots[first + lane] == 0)
@@ -193,9 +166,7 @@ def due(columns: Columns, rules: Rules, rows: Longs, length: Longs) -> Flags:
     return at & (length > columns.tracked[rows]) if at.any() else at
 
 
-def _keep_old(
-    columns: Columns, rows: Longs, label: Longs, wanted: Flags, claim: Claim, inside: Flags | None = None
-) -> Longs:
+def _keep_old(columns: Columns, rows: Longs, label: Longs, wanted: Flags, claim: Claim) -> Longs:
     """Makes the old slots the snapshots, where the row has a slot to continue in.
 
     Args:
@@ -204,13 +175,11 @@ def _keep_old(
         label: what a snapshot of each row stands for.
         wanted: whether the row is at a boundary.
         claim: takes one more slot for each entry that needs one.
-        inside: the boundaries that lie inside a window. Their snapshot goes to the new slot, and live stays.
     """
     lanes = np.zeros(len(rows), np.int64)
     if not wanted.any():
         return lanes
-    new = columns.source[rows] == 0  # not the state that the row started from
-    at = np.flatnonzero(wanted & (new if inside is None else new | inside))
+    at = np.flatnonzero(wanted & (columns.source[rows] == 0))  # not the state that the row started from
     if not at.size:
         return lanes
     slots, live = columns.slots, rows[at] * REGISTERS_PER_ROW
@@ -219,11 +188,7 @@ def _keep_old(
         fresh = np.where(need, claim(need), fresh)
     if not (turn := fresh != 0).all():
         at, live, fresh = at[turn], live[turn], fresh[turn]
-    if inside is None:
-        slots[live + 1], slots[live] = slots[live], fresh
-    else:
-        stays = inside[at]
-        slots[live + 1], slots[live] = np.where(stays, fresh, slots[live]), np.where(stays, slots[live], fresh)
+    slots[live + 1], slots[live] = slots[live], fresh
     columns.labels[live + 1] = columns.tracked[rows[at]] = label[at]
     lanes[at] = live + 1
     return lanes

@@ -13,7 +13,8 @@ ACCESS_BYTES = 16  # the widest load or store of one lane
 RECORD_ALIGNMENT = 16  # bytes of which addresses of records and their distance are multiples
 TILE_BYTES = 32768  # one unit of work of the copy kernel
 HEADER_INTS = 16
-LIMIT_CELL = 7  # of the header of a packet: the optional claims that a plan or accept may make
+LIMIT_CELL = 7  # of the header of a packet: the optional claims that a plan may make
+DEFER_CELL = 15  # and the tokens below which tails are not folded
 AUDIT_FREE = 1 << 30  # added to a slot's number of owners where its bit says free
 ZERO_SOURCE = -1  # in the data section of a packet: make the destination fresh instead of copying
 ROW_CODE = -1  # and ROW_CODE - r is the memory of row r
@@ -69,11 +70,10 @@ class Strategy(IntEnum):
     PING_PONG = 1
     LAZY = 2
     REDIRECT = 3
-    WINDOW = 4  # plan of a speculative step, under any strategy: nothing changes until its tokens are accepted
 
 
 class Rules(NamedTuple):
-    """The rules that plan and accept follow.
+    """The rules that plans follow.
 
     Args:
         strategy: a `Strategy`.
@@ -246,7 +246,7 @@ class Marks(NamedTuple):
 
 
 class Mamba3State(NamedTuple):
-    """What a layer of Mamba-3 keeps, each `slot ..`; as a window `batch token ..`.
+    """What a layer of Mamba-3 keeps, each `slot ..`.
 
     Args:
         angle: how far keys and queries are turned, from -pi to pi, fp32 `head angle`.
@@ -259,18 +259,6 @@ class Mamba3State(NamedTuple):
     ssm: Tensor
     k: Tensor
     v: Tensor
-
-
-class Accepted(NamedTuple):
-    """What came of a speculative step: int32 `batch` each.
-
-    Args:
-        accepted: tokens of the window that are real, 0 for padding.
-        crossed: tokens up to the boundary inside whose state goes to `snapshot`, 0 where none does.
-    """
-
-    accepted: Tensor
-    crossed: Tensor
 
 
 class TailRecord(NamedTuple):

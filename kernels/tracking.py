@@ -6,9 +6,6 @@ launch can be replayed:
     packet   [ header: counts, limit, offsets | rows | tokens | entries, offsets, registers of marks | other sections ]
 """
 
-from collections.abc import Sequence
-from typing import Any
-
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -27,6 +24,7 @@ from memstate.kernels.kept import Kept
 from memstate.kernels.levels import bitmap_words
 from memstate.kernels.rules import DRAFTS
 from memstate.kernels.tables import (
+    DEFER_CELL,
     HEADER_INTS,
     LIMIT_CELL,
     Count,
@@ -46,11 +44,11 @@ NONE = tl.constexpr(int(Strategy.NONE))
 PING_PONG = tl.constexpr(int(Strategy.PING_PONG))
 LAZY = tl.constexpr(int(Strategy.LAZY))
 REDIRECT = tl.constexpr(int(Strategy.REDIRECT))
-WINDOW = tl.constexpr(int(Strategy.WINDOW))
 BATCH = tl.constexpr(int(Section.BATCH))
 MARKS = tl.constexpr(int(Section.MARKS))
 HEADER = tl.constexpr(HEADER_INTS)
 LIMIT = tl.constexpr(LIMIT_CELL)
+DEFER = tl.constexpr(DEFER_CELL)
 DRAFT = tl.constexpr(DRAFTS)
 
 
@@ -222,6 +220,7 @@ def _plan(
     PAD: tl.constexpr, TAILS: tl.constexpr,
 ):  # fmt: skip
     if TAILS:
+        defer = tl.load(packet_ptr + DEFER)
         count_accepted(tail_rows_ptr, accepted_ptr, batch_ptr, pending_ptr, newest_ptr, table_rows, BLOCK)
     rows_ptr, tokens_ptr, limit, table_rows = batch_columns(packet_ptr, batch, table_rows)
     marks, marks_ptr = mark_columns(packet_ptr, batch)
@@ -236,7 +235,7 @@ def _plan(
             drafts = tl.where(tokens < 0, -tokens // DRAFT, 0)
             tokens = tl.where(tokens < 0, -tokens % DRAFT, tokens)
         live_slot, live_label, source, tracked, slot_a, slot_b, label_a, label_b = row_columns(
-            row, slots_ptr, labels_ptr, tracked_ptr, source_ptr, (STRATEGY != NONE) & (STRATEGY != WINDOW), LANES
+            row, slots_ptr, labels_ptr, tracked_ptr, source_ptr, STRATEGY != NONE, LANES
         )
         length = tl.where(source > 0, tl.load(labels_ptr + source, mask=source > 0, other=0), live_label)
         read = tl.where(source > 0, tl.load(slots_ptr + source, mask=source > 0, other=0), live_slot)
@@ -255,9 +254,11 @@ def _plan(
             mark = row * 0
             if STRATEGY != NONE:
                 mark = (length + pending) // every * every
-                mark = tl.where((mark > tl.maximum(length, tracked)) & (tokens > 0), mark, 0)
-            kept = ((drafts > 0) | (mark > 0)) & (tokens <= tail)
-            store = tl.where(kept, tl.where(mark > 0, mark - length, pending), pending + tokens)
+                mark = tl.where(mark > tl.maximum(length, tracked), mark, 0)
+            waits = (tokens > 0) & (pending + tokens < defer)
+            kept = ((drafts > 0) | (mark > 0) | waits) & (tokens <= tail)
+            store = tl.where(mark > 0, mark - length, tl.where(waits, 0, pending))
+            store = tl.where(kept, store, pending + tokens)
             store = tl.where((store == 0) & (source == 0), -1, store)
             after = length + tl.maximum(store, 0)
             stores = real & (store >= 0)
@@ -284,7 +285,7 @@ def _plan(
                 tl.minimum(free - reserve, limit), IN_PLACE, CHUNK,
             )  # fmt: skip
 
-        if (STRATEGY == NONE) | (STRATEGY == WINDOW):
+        if STRATEGY == NONE:
             granted = limit * 0
             refused = limit * 0
             all_loaded()  # or a late warp takes the new label for the old one, or finds no marks
@@ -292,9 +293,8 @@ def _plan(
         limit -= granted
         claimed += granted
         degraded += refused
-        if STRATEGY != WINDOW:
-            tl.store(labels_ptr + live, after, mask=row > 0)
-            tl.store(source_ptr + row, 0, mask=(row > 0) & (source > 0))
+        tl.store(labels_ptr + live, after, mask=row > 0)
+        tl.store(source_ptr + row, 0, mask=(row > 0) & (source > 0))
         if TAILS:
             real = row > 0
             tl.store(pending_ptr + row, tl.where(kept, length + pending - after, 0), mask=real)
@@ -311,7 +311,7 @@ def _plan(
         if PAD != 0:
             snapshot = tl.where(snapshot > 0, snapshot, PAD)
         tl.store(out_snapshot_ptr + index, snapshot, mask=inside)
-    if (STRATEGY != NONE) & (STRATEGY != WINDOW):
+    if STRATEGY != NONE:
         book_claims(counters_ptr, free, claimed, degraded)
     resolve_marks(
         marks_ptr, marks, tl.minimum(marks, room), slots_ptr,
@@ -333,12 +333,8 @@ def shape(batch: int) -> tuple[int, int]:
 
 
 def constants(rules: Rules) -> dict[str, int]:
-    """What a launch is compiled for, by the rules; a speculative step has no lanes yet."""
-    window = rules.strategy == Strategy.WINDOW
-    return {
-        "STRATEGY": int(rules.strategy), "LANES": 0 if window else rules.lanes,
-        "IN_PLACE": False if window else rules.in_place,
-    }  # fmt: skip
+    """What a launch is compiled for, by the rules."""
+    return {"STRATEGY": int(rules.strategy), "LANES": rules.lanes, "IN_PLACE": rules.in_place}
 
 
 def plan(
@@ -369,34 +365,7 @@ VARIANTS = {
     "lazy": (Rules(Strategy.LAZY, 2, 1, True), (32, 256, 512)),
     "lazy without overwriting": (Rules(Strategy.LAZY, 2, 1, False), ()),
     "redirect": (Rules(Strategy.REDIRECT, 1, 1, False), (32, 256)),
-    "window": (Rules(Strategy.WINDOW, 0, 1, False), (32, 256)),
 }
-
-
-def variants(
-    op: str, kernel: Any, pointers: Sequence[str], *more: str, windows: bool, **fixed: int
-) -> list[CompileCase]:
-    """The launches of plan or accept, for every strategy and every number of lanes.
-
-    Args:
-        op: name of the op.
-        kernel: its kernel.
-        pointers: names of its pointers.
-        more: names of integers besides those of both.
-        windows: whether it plans windows too.
-        fixed: constants besides those of both.
-    """
-    scalars = dict.fromkeys(("batch", "table_rows", "words", "every", *more), "i32")
-    return [
-        CompileCase(
-            sized(f"{op}[{name}]", block), kernel, dict.fromkeys(pointers, "*i32") | scalars,
-            constants(rules) | {"BLOCK": block, "CHUNK": chunk_words(warps_for(block))} | fixed,
-            tuple(pointers), warps_for(block), (), ALONE, block not in common,
-        )
-        for name, (rules, common) in VARIANTS.items()
-        if windows or rules.strategy != Strategy.WINDOW
-        for block in BLOCKS
-    ]  # fmt: skip
 
 
 def compile_cases() -> list[CompileCase]:
@@ -408,8 +377,14 @@ def compile_cases() -> list[CompileCase]:
     marks = tuple(f"mark_{name}_ptr" for name in Marks._fields)
     rows = "pending_ptr", "newest_ptr", *(f"tail_{name}_ptr" for name in TailRecord._fields[:5])
     pointers = "packet_ptr", *columns, *outputs, *marks, *rows, "accepted_ptr", "batch_ptr"
+    scalars = dict.fromkeys(("batch", "table_rows", "words", "every", "room", "tail"), "i32")
     return [
-        case
-        for name, tails in (("plan", False), ("plan_tails", True))
-        for case in variants(name, _plan, pointers, "room", "tail", windows=not tails, PAD=0, TAILS=tails)
-    ]
+        CompileCase(
+            sized(f"{op}[{name}]", block), _plan, dict.fromkeys(pointers, "*i32") | scalars,
+            constants(rules) | {"BLOCK": block, "CHUNK": chunk_words(warps_for(block)), "PAD": 0, "TAILS": tails},
+            pointers, warps_for(block), (), ALONE, block not in common,
+        )
+        for op, tails in (("plan", False), ("plan_tails", True))
+        for name, (rules, common) in VARIANTS.items()
+        for block in BLOCKS
+    ]  # fmt: skip

@@ -185,28 +185,25 @@ class ForwardFault(MemstateError):
         layer: number of the layer.
         row: number of the row.
         step: number of the step.
-        window: whether the step is speculative.
         rows: all rows with such a slot.
         places: in how many slots, planes and layers it was found.
     """
 
     def __init__(
-        self, vector: str, plane: str, layer: int, row: int, step: int, window: bool, rows: list[int], places: int
+        self, vector: str, plane: str, layer: int, row: int, step: int, rows: list[int], places: int
     ) -> None:  # fmt: skip
         self.vector, self.plane, self.layer, self.row, self.step = vector, plane, layer, row, step
         self.rows, self.places = rows, places
         what = "changed" if vector == "read" else "did not store"
         where = "the slot at a mark" if vector == "mark" else f"its slot of `{vector}`"
-        hint = _WINDOW_HINT if window else _STORE_HINTS[vector]
         super().__init__(
             f"step {step}: the forward {what} plane {plane!r}, layer {layer}, of row {row} in {where}; found in "
-            f"{places} places, of rows {rows}: {hint}. The states of these rows are wrong: abort them and drop what "
-            "they published, then repeat the call"
+            f"{places} places, of rows {rows}: {_STORE_HINTS[vector]}. The states of these rows are wrong: abort them "
+            "and drop what they published, then repeat the call"
         )
 
 
 _IN_PLACE = "a kernel that updates one slot needs forward=ms.Forward(in_place=True), and is given step.write"
-_WINDOW_HINT = "the forward of a speculative step stores in its windows alone"
 _STORE_HINTS = {
     "read": f"store at step.write, not at step.read, and nothing where step.cursor.store is -1; {_IN_PLACE}",
     "write": f"read the state at step.read, and store the new one of every plane and layer at step.write; {_IN_PLACE}",

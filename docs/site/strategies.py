@@ -11,7 +11,6 @@ import torch
 
 from memstate.engine.manager import StateManager
 from memstate.engine.settings import Forward, Pages
-from memstate.errors import ConfigurationError
 from memstate.prefix import Prefix
 from memstate.requests.handles import Request, Row
 from memstate.requests.steps import Step
@@ -63,10 +62,13 @@ def _decode(use: Use) -> None:
 
 def _speculate(use: Use) -> None:
     (row,) = use.mem.admit([Request("a")])
-    window = {"ssm": torch.zeros(LAYOUT.layers, 1, 3, 4)}
+    steps: list[Step] = []
     while use.mem.info(row).length < 3 * EVERY + 1:
-        use.mem.accept(use.mem.plan([row], 3, window=True), [2], window)
+        steps.append(use.mem.plan([row], 3, drafts=2))
+        steps[-1].accepted.fill_(2)
         use.look(row)
+        if len(steps) > use.mem.overlap:
+            use.mem.accept(steps.pop(0), [2], written=True)
 
 
 def _mixed(use: Use) -> None:
@@ -130,9 +132,9 @@ FEATURES = (
     Feature("decode", {}, _decode, "one token a step"),
     Feature(
         "speculation",
-        {"forward": Forward(speculation=True)},
+        {"forward": Forward(tail=3)},
         _speculate,
-        "windows of three tokens, of which two are accepted",
+        "three tokens a step, two of them drafts, of which one is accepted",
     ),
     Feature("mixed batches", {}, _mixed, "prefill chunks beside decoding rows"),
     Feature(
@@ -144,6 +146,12 @@ FEATURES = (
     Feature("sessions", {}, _sessions, "three turns, each going on from the snapshot that the last one left"),
     Feature("preallocated rows", {"preallocated": 1}, _preallocated, "a state from elsewhere"),
     Feature("in-place kernels", {"forward": Forward(in_place=True)}, _decode, "a forward that updates one slot"),
+    Feature(
+        "speculation in place",
+        {"forward": Forward(tail=3, in_place=True)},
+        _speculate,
+        "the same with kernels that update one slot",
+    ),
     Feature("planes written in part", {"layout": RING}, _decode, "a ring of inputs with a cursor beside a whole plane"),
     Feature("forks", {}, _fork, "three continuations of one state"),
 )
@@ -153,20 +161,16 @@ class Cell(NamedTuple):
     """One strategy with one feature.
 
     Attributes:
-        refused: The reason, if it cannot be.
         most: Slots that one request was seen to hold.
         snapshots: Snapshots taken.
         copies: States, or their planes written in part, that memstate copied for them, or for hits and forks.
     """
 
-    refused: str
-    most: int = 0
-    snapshots: int = 0
-    copies: int = 0
+    most: int
+    snapshots: int
+    copies: int
 
     def __str__(self) -> str:
-        if self.refused:
-            return f"no: {self.refused}"
         slots = f"{self.most} slot{'s' if self.most > 1 else ''}"
         return f"{slots}, {self.copies} cop{'ies' if self.copies > 1 else 'y'}" if self.copies else slots
 
@@ -185,16 +189,13 @@ def cell(tracking: Tracking, feature: Feature, overlap: bool) -> Cell:
     } | feature.settings
     if settings.get("prefix"):
         settings["prefix"] = Prefix()  # its policies belong to one manager
-    try:
-        mem = StateManager(settings.pop("layout"), tracking=tracking, **settings)
-    except ConfigurationError as error:
-        return Cell(str(error))
+    mem = StateManager(settings.pop("layout"), tracking=tracking, **settings)
     use = Use(mem)
     feature.drive(use)
     use.settle()
     mem.submit()
     stats = mem.stats()
-    return Cell("", use.most, stats.snapshots, stats.copied_bytes // LAYOUT.bytes_per_slot)
+    return Cell(use.most, stats.snapshots, stats.copied_bytes // LAYOUT.bytes_per_slot)
 
 
 def page() -> str:
@@ -202,21 +203,19 @@ def page() -> str:
     lines = [
         "# What works with what",
         "",
-        "Made by `make docs`: every cell is a manager that was built and driven across three boundaries, or refused at",
-        "construction with this reason. *In turn*: each step is settled before the next is planned; *overlapped*: the",
-        "next step is planned first. A cell says how many slots one request was seen to hold, and how many states",
-        "memstate copied, for snapshots, hits and forks together; without a figure it copied none.",
+        "Everything. Made by `make docs`: every cell is a manager that was built and driven across three boundaries.",
+        "*In turn*: each step is settled before the next is planned; *overlapped*: the next step is planned first. A",
+        "cell says how many slots one request was seen to hold, and how many states memstate copied, for snapshots,",
+        "hits and forks together; without a figure it copied none.",
         "",
         f"| | | {' | '.join(type(tracking).__name__ for tracking in STRATEGIES)} |",
         f"| --- | --- |{' --- |' * len(STRATEGIES)}",
     ]
     for feature in FEATURES:
         for overlap in (False, True):
-            cells = [cell(tracking, feature, overlap) for tracking in STRATEGIES]
-            same = cells[0].refused and len({c.refused for c in cells}) == 1
-            shown = [str(c) for c in cells[:1]] + ["as left"] * (len(cells) - 1) if same else [str(c) for c in cells]
+            cells = [str(cell(tracking, feature, overlap)) for tracking in STRATEGIES]
             name = "" if overlap else f"**{feature.name}**: {feature.means}"
-            lines.append(f"| {name} | {'overlapped' if overlap else 'in turn'} | {' | '.join(shown)} |")
+            lines.append(f"| {name} | {'overlapped' if overlap else 'in turn'} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 

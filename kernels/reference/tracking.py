@@ -8,6 +8,7 @@ from memstate.kernels.reference.bitmap import take_lowest
 from memstate.kernels.reference.host import Ints, on_host
 from memstate.kernels.rules import Claim, Columns, Flags, Longs, drafted, fold, plan_snapshots
 from memstate.kernels.tables import (
+    DEFER_CELL,
     HEADER_INTS,
     LIMIT_CELL,
     REGISTERS_PER_ROW,
@@ -65,11 +66,11 @@ def plan(
         record: int32 `batch` columns. Changed.
         marks: int32 columns, as many marks as they have room for. Changed: the packet's marks with the slots that their
             registers hold, and none if the packet has a batch of another size.
-        rules: of the tracking strategy, or with `Strategy.WINDOW` those of a speculative step, which changes nothing
-            yet.
+        rules: of the tracking strategy.
         tails: of rows with tails, beside `rules.tail`. `tails` and `record` are those of the plan before, whatever its
             batch: the tokens that were accepted of its step become pending first. In the packet, n tokens of which d
-            may be rejected are -(2**16 d + n), and `FOLD` is a row that only folds its tail. A state then stands for
+            may be rejected are -(2**16 d + n), and `FOLD` is a row that only folds its tail. A cell of its header is
+            `defer` of `rules.fold`. A state then stands for
             fewer tokens than its row has, and the rules go by the tokens of the state. Changed.
 
     Raises:
@@ -102,7 +103,7 @@ def plan(
         due = length, after
         if of_tails:
             before = pending[rows].astype(np.int64)
-            folded = fold(columns, rules, rows, length, before, tokens[at], drafts[at])
+            folded = fold(columns, rules, rows, length, before, tokens[at], drafts[at], int(sent[DEFER_CELL]))
             due, after = folded.due(length), folded.after
             pending[rows], newest[rows] = folded.pending, folded.newest
             told = rows, length, before, folded.store, length + before, np.maximum(tokens[at] - drafts[at], 0)
@@ -111,8 +112,7 @@ def plan(
                 ints[at] = numbers
             rest[-1][0] = len(out.rows)
         lanes = plan_snapshots(columns, rules, rows, *due, claims(bitmap, counters, int(sent[LIMIT_CELL])))
-        if rules.strategy != Strategy.WINDOW:
-            labels[live], source[rows] = after, 0
+        labels[live], source[rows] = after, 0
         snapshot = np.where((lanes > 0) & (rules.strategy != Strategy.REDIRECT), slots[lanes], 0)
         for column, values in zip(out, (rows, tokens[at], read, slots[live], snapshot), strict=True):
             column[:] = 0

@@ -131,34 +131,33 @@ class Canary:
 
         Args:
             step: the step.
-            due: whether it stores in a slot that it does not read. A speculative step stores in none; one with drafts
-                perhaps not even in the slot that it reads.
+            due: whether it stores in a slot that it does not read. One with drafts perhaps stores not even in the slot
+                that it reads.
             replayed: whether its forward is launched already. `fill` came in the replay then.
 
         Syncs: if its forward is launched.
         """
         if replayed:
             self._step, self._found = step, self._look(step)
-        elif due or step.window:
-            self.fill(step.record, step.window, step.marked)
+        elif due or step.drafted:
+            self.fill(step.record, step.marked)
             self._step = step
 
-    def fill(self, record: StepRecord, window: bool, marked: int | None = None) -> None:
+    def fill(self, record: StepRecord, marked: int | None = None) -> None:
         """Fills the slots of a step. A CUDA graph can hold it.
 
         Args:
             record: the vectors of the step.
-            window: whether it is speculative.
             marked: number of its marks; None: what the device says.
 
         Syncs: no.
         """
-        read = self._only_read(record, window)
+        read = self._only_read(record)
         if read is not None:
             for block, sums in zip(self._blocks, self._sums, strict=True):
                 for part, of in zip(read.split(_most(block)), sums[: len(read)].split(_most(block)), strict=True):
                     of.copy_(block.sums(part))
-        slots = torch.cat([slots for _, slots in self._targets(record, window, marked)])
+        slots = torch.cat([slots for _, slots in self._targets(record, marked)])
         if not len(slots):
             return
         one = slots.max()  # padding stands for a slot that is filled anyway, or leaves the null slot as it is
@@ -187,35 +186,36 @@ class Canary:
         if not found:
             return None
         first, rows = found[0], [int(watched.numbers[place.entry]) for place in found]
-        window = watched.window and watched.tails is None
         return ForwardFault(
-            first.vector, first.plane, first.layer, rows[0], watched.serial, window, sorted({*rows}), len(found)
+            first.vector, first.plane, first.layer, rows[0], watched.serial, sorted({*rows}), len(found)
         )
 
-    def _only_read(self, record: StepRecord, window: bool) -> Tensor | None:
+    def _only_read(self, record: StepRecord) -> Tensor | None:
         """The slots that a step reads and must not change, 0 for none: `batch`."""
         stores = self._stores(record)
-        if not (window or self._moves or stores is not None) or not len(record.read):
+        if not (self._moves or stores is not None) or not len(record.read):
             return None
-        kept = window if stores is None else ~stores
-        return (record.read * ((record.read > 0) & (kept | (record.read != record.write)))).long()
+        changed = record.read == record.write
+        if stores is not None:
+            changed &= stores
+        return (record.read * ((record.read > 0) & ~changed)).long()
 
     def _stores(self, record: StepRecord) -> Tensor | None:
         """Which entries store a state, as the device has it: bool `batch`; None where rows have no tails."""
         return None if self._log.tails is None else self._log.tails.store[: len(record.read)] >= 0
 
-    def _targets(self, record: StepRecord, window: bool, marked: int | None) -> list[tuple[str, Tensor]]:
+    def _targets(self, record: StepRecord, marked: int | None) -> list[tuple[str, Tensor]]:
         """The slots that a step stores in and does not read, 0 for none: of each vector, `batch` or `mark`."""
         read, write, snapshot, stores = record.read, record.write, record.snapshot, self._stores(record)
         nothing = write[:0]
         if stores is not None:
-            write, window = write * stores, False
+            write = write * stores
         found = {
             "write": write * ((write > 0) & (write != read)) if self._moves else nothing,
             "snapshot": snapshot * ((snapshot > 0) & (snapshot != read)) if self._snapshots else nothing,
             "mark": self._marked_slots(marked) if self._marks else nothing,
         }
-        return [(vector, nothing.long() if window else slots.long()) for vector, slots in found.items()]
+        return [(vector, slots.long()) for vector, slots in found.items()]
 
     def _marked_slots(self, marked: int | None) -> Tensor:
         count, slots = self._log.marks.count, self._log.marks.slot
@@ -227,12 +227,12 @@ class Canary:
         """Returns the slots of a step whose bytes are wrong: first those that were changed, then by vector."""
         self._counts.syncs += 1
         record, found = step.record, list[Place]()
-        if (read := self._only_read(record, step.window)) is not None and len(at := read.nonzero()[:, 0]):
+        if (read := self._only_read(record)) is not None and len(at := read.nonzero()[:, 0]):
             for block, sums in zip(self._blocks, self._sums, strict=True):
                 for part in at.split(_most(block)):
                     changed = part[block.sums(read[part]) != sums[part]]
                     found += [Place("read", entry, block.plane.name, block.layer) for entry in changed.tolist()]
-        for vector, slots in self._targets(record, step.window, step.marked):
+        for vector, slots in self._targets(record, step.marked):
             if not len(at := slots.nonzero()[:, 0]):
                 continue
             for block in self._stored:

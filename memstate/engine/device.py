@@ -31,8 +31,8 @@ class DeviceCalls:
             device. It is 0 for row 0, which is padding, and for rows without a request. Recorded changes show after the
             next `submit` or `plan`. Under Redirect the slot of a row changes at boundaries.
         lengths: tokens of each row's state after its newest plan: int32 tensor, axis `row`, always at one address.
-            `mem.device.lengths[step.rows] - step.tokens` are the lengths before a step, also in a CUDA graph; before a
-            speculative one they are `lengths` itself.
+            `mem.device.lengths[step.rows] - step.tokens` are the lengths before a step, also in a CUDA graph. With
+            `Forward(tail=)` they are `step.lengths`.
         level_table: level slots of each row, where the layout has levels: int32 tensor, axes `row 2 level`, always at
             one address. First those that the row's next forward reads, then those that it writes; 0 = none.
         marks: the marks of the newest plan, as in `step.marks`: the states inside of the step that are kept. Always at

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from memstate.checks import NotCopied, is_count, sequence, whole
+from memstate.checks import NotCopied, is_count, sequence, shown, whole
 from memstate.engine import aliases
 from memstate.engine.conversations import SessionCalls
 from memstate.engine.device import DeviceCalls
@@ -345,25 +345,30 @@ class StateManager(NotCopied, Shown):
         self._enter()
         self._admission.extend(rows, lengths)
 
-    def shortfall(self, rows: Sequence[Row | None], tokens: int | Sequence[int] = 1, *, window: bool = False) -> int:
+    def shortfall(
+        self, rows: Sequence[Row | None], tokens: int | Sequence[int] = 1, *, drafts: int | Sequence[int] = 0,
+        defer: int = 0,
+    ) -> int:  # fmt: skip
         """Returns how many slots are missing for the snapshots that are due in the next plan of these rows.
 
-        If you drop that many snapshots first, the plan can take every snapshot that is due.
+        If you drop that many snapshots first, the plan can take every snapshot that is due. For rows of which an
+        earlier step is not accepted yet, it is an upper bound.
 
         Args:
             rows: the batch; None and finished rows are padding.
             tokens: tokens of each row in the step.
-            window: count for the next `accept` instead of the next plan. The result is then an upper bound, as it is
-                for rows with tails, of which an earlier step is not accepted yet.
+            drafts: as for `plan`.
+            defer: as for `plan`.
 
         Raises:
             StaleHandle: a request has ended.
-            InvalidArgument: the tokens do not fit the rows.
+            InvalidArgument: the tokens, `drafts` or `defer` do not fit the rows.
 
         Syncs: no.
         """
         self._enter()
-        return self._stepping.shortfall(self._stepping.batch(rows, tokens), window)
+        defer = self._require_tails(drafts, defer)
+        return self._stepping.shortfall(self._stepping.batch(rows, tokens, drafts), defer)
 
     def plan(
         self,
@@ -371,9 +376,9 @@ class StateManager(NotCopied, Shown):
         tokens: int | Sequence[int] = 1,
         *,
         limit: int = NO_LIMIT,
-        window: bool = False,
         replay: Callable[[], object] | None = None,
         drafts: int | Sequence[int] = 0,
+        defer: int = 0,
     ) -> Step:
         """Decides which slots the next step reads, writes and snapshots.
 
@@ -385,20 +390,17 @@ class StateManager(NotCopied, Shown):
         are allowed; a few raise InvalidArgument while changes wait for the forward. If a slot that this step uses
         changes its owner, this change waits for the forward. The next `plan` or `submit(step)` sends it.
 
-        The forward of a speculative step reads `step.read` and stores no state in a slot. It writes the state after
-        each token to tensors that the caller owns, the *windows*. `accept` then copies one state of each row, the state
-        after the last accepted token, to the row's slot.
-
         Args:
             rows: the batch; None and finished rows are padding.
-            tokens: tokens of each row in this step: 1 in decode, the chunk in prefill, the drafted tokens of a window.
-                0 for a row with a tail that reads none: its state becomes that of its last token, for `end` to keep.
+            tokens: tokens of each row in this step, drafts included: 1 in decode, the chunk in prefill. 0 for a row
+                that reads none: what is pending in its tail is added to its state, up to the next boundary.
             limit: largest number of slots that this step can claim for snapshots.
-            window: plan a speculative step.
             replay: replays a CUDA graph that begins with `launch` and contains the forward. Then this call takes no
                 launch of its own, and the step is not open after it.
-            drafts: of the tokens of each entry, how many of the last may be rejected; for rows with tails. `accept`
+            drafts: of the tokens of each entry, how many of the last may be rejected, with `Forward(tail=)`. `accept`
                 says how many were not.
+            defer: store the state of a row only once so many tokens have come since it was stored last, at most 2 *
+                tail, or at a boundary. Fewer bytes move, and more is computed: see docs/speculation.md.
 
         Returns:
             The step, with three vectors of slots on the device: int32, axis `batch`.
@@ -413,16 +415,24 @@ class StateManager(NotCopied, Shown):
         Syncs: no, unless it needs slots that `pool.release` freed by id, or in debug mode.
         """
         self._enter()
-        if window:
-            self._require_speculation("plan", window)
         if replay is not None and not callable(replay):
             raise InvalidArgument(f"replay={replay!r}: expected a function, such as graph.replay")
         limit = limit if limit is NO_LIMIT else _limit(limit)
-        if not self.forward.tail and (type(drafts) is not int or drafts):
-            raise InvalidArgument("drafts= needs rows with tails: build the manager with forward=ms.Forward(tail=4)")
-        return self._stepping.plan(rows, tokens, limit, bool(window), self._parts.room, replay, drafts)
+        defer = self._require_tails(drafts, defer)
+        return self._stepping.plan(rows, tokens, limit, self._parts.room, replay, drafts, defer)
 
-    def launch(self, batch: int, *, window: bool = False) -> StepRecord:
+    def _require_tails(self, drafts: int | Sequence[int], defer: int) -> int:
+        """Requires rows with tails where a step has drafts or is deferred; returns `defer` as a plain number."""
+        tail = self.forward.tail
+        if not tail and (type(drafts) is not int or drafts or defer):
+            raise InvalidArgument(
+                "drafts= and defer= need rows with tails: build the manager with forward=ms.Forward(tail=4)"
+            )
+        if type(defer) is not int or not 0 <= defer <= 2 * tail:
+            raise InvalidArgument(f"defer={shown(defer)}: expected a number of tokens from 0 to {2 * tail}, 2 * tail")
+        return defer
+
+    def launch(self, batch: int) -> StepRecord:
         """Launches all that comes before the forward of a step, for a CUDA graph that is replayed step by step.
 
         Call it at the beginning of the capture, then run the forward on the vectors that it returns. Each
@@ -432,25 +442,19 @@ class StateManager(NotCopied, Shown):
 
         Args:
             batch: entries of the batch.
-            window: whether the steps are speculative.
 
         Returns:
             The vectors that all steps of this batch size have, each int32 `batch`.
 
         Raises:
             InvalidArgument: no graph is captured, and no plan replays; the batch is too large, or it is not the batch
-                of the plan that replays; or `window` without speculation.
+                of the plan that replays.
             Asleep: the states are not in memory.
 
         Syncs: no.
         """
         self._door.require_thread()
-        self._require_speculation("launch", window)
-        return self._stepping.launch(whole("batch", batch, least=0), bool(window))
-
-    def _require_speculation(self, call: str, window: bool) -> None:
-        if window and not self.forward.speculation:
-            raise InvalidArgument(f"{call}(window=True) needs a manager with forward=ms.Forward(speculation=True)")
+        return self._stepping.launch(whole("batch", batch, least=0))
 
     def settle(self, step: Step, finished: Sequence[bool] | NDArray[np.bool_] | None = None) -> None:
         """Tells the manager that the results of a step are known, and which rows of the step have ended.
@@ -467,7 +471,7 @@ class StateManager(NotCopied, Shown):
 
         Raises:
             StaleHandle: the step was settled before.
-            InvalidArgument: the step is speculative or an older one is unsettled, or `finished` does not fit the batch.
+            InvalidArgument: the step has drafts or an older one is unsettled, or `finished` does not fit the batch.
             ForwardFault: with `debug=True`, its forward did something wrong; nothing changed.
 
         Syncs: in debug mode only.
@@ -476,48 +480,34 @@ class StateManager(NotCopied, Shown):
         self._stepping.settle(step, finished)
 
     def accept(
-        self, step: Step, accepted: Sequence[int], windows: Mapping[str, Tensor] | None = None,
-        finished: Sequence[bool] | NDArray[np.bool_] | None = None, *, limit: int = NO_LIMIT, written: bool = False,
+        self, step: Step, accepted: Sequence[int], finished: Sequence[bool] | NDArray[np.bool_] | None = None, *,
+        written: bool = False,
     ) -> None:  # fmt: skip
-        """Keeps, for each row, the state after its last accepted token, and settles the step.
+        """Says how many tokens of each entry are real, those that are no drafts included, and settles the step.
 
-        Rows with tails (`Forward(tail=)`): the call says how many tokens of each entry are real, those without drafts
-        included. It takes one small upload and no launch, or nothing if the sampler has `written` them to
-        `step.accepted`. The next step of the row adds them to its state. What follows is about windows.
-
-        If the accepted tokens cross boundaries, the state at the last of them becomes a snapshot, if a slot is free.
-        Under Redirect a boundary at the end of the accepted tokens waits for the next step.
-
-        It first sends the recorded changes. Then it takes one upload and these launches: one for the lengths, and one
-        for each plane. A plane with a tensor for each layer takes one for each layer.
+        It takes one small upload and no launch, or nothing if the sampler has `written` them to `step.accepted`. The
+        next step of the row adds them to its state.
 
         Args:
-            step: the oldest unsettled step, planned with `window=True`.
-            accepted: number of accepted tokens of each entry; 0: the row keeps its length.
-            windows: None for rows with tails. Plane name -> the state after each token, (layer, batch, token, ...). For
-                a plane of conv inputs you can give the inputs instead, (layer, batch, taps - 1 + tokens, channel).
-                These are the taps - 1 inputs before the step, then one input for each token.
-            finished: as for `settle`. If a row ends within its window, accept only the tokens up to its end.
-            limit: largest number of slots that this call can claim for snapshots. Rows with tails need none.
+            step: the oldest unsettled step.
+            accepted: number of real tokens of each entry.
+            finished: as for `settle`. If a row ends within its accepted tokens, accept only those up to its end.
             written: `step.accepted` has these numbers on the device already.
 
         Raises:
             StaleHandle: the step was settled before; nothing changed.
-            InvalidArgument: the step is not speculative or an older one is unsettled; `accepted`, `windows` or
-                `finished` do not fit it; or a window requires grad. Nothing changed.
-            ForwardFault: with `debug=True`, its forward changed a slot; nothing changed.
+            InvalidArgument: the manager has no tails, an older step is unsettled, or `accepted` or `finished` do not
+                fit the step. Nothing changed.
+            ForwardFault: with `debug=True`, its forward did something wrong; nothing changed.
 
-        Syncs: no, unless it needs slots that `pool.release` freed by id, or in debug mode.
+        Syncs: in debug mode only.
         """
         self._enter()
+        if not self.forward.tail:
+            raise InvalidArgument("accept needs steps with drafts: build the manager with forward=ms.Forward(tail=4)")
         if not isinstance(written, bool):
             raise InvalidArgument(f"written={written!r}: expected True or False")
-        if self.forward.tail:
-            if windows is not None:
-                raise InvalidArgument("windows= for rows with tails, which have none: accept(step, accepted)")
-            self._stepping.accept_drafts(step, accepted, finished, written)
-        else:
-            self._stepping.accept(step, accepted, windows, finished, _limit(limit))
+        self._stepping.accept(step, accepted, finished, written)
 
     def cancel(
         self, step: Step, keep: Keep | None = None, *, tokens: Sequence[Tokens | None] | None = None
@@ -530,7 +520,7 @@ class StateManager(NotCopied, Shown):
 
         Args:
             step: the newest step.
-            keep: as for `end`. If the step is speculative, the state of the row counts, too.
+            keep: as for `end`. If the step stores no state, the state of the row counts, too.
             tokens: one sequence for each entry of the batch. States of more tokens are not kept.
 
         Returns:

@@ -83,7 +83,7 @@ class Parts:
         self.page_settings, forward = pages or Pages(size=1), forward or Forward()
         self.tracking = tracking if tracking is not None else Redirect()
         unit = lcm(self.page_settings.size, layout.grid if layout.grid < NEVER else 1)
-        validate_tracking(self.tracking, slots, unit, overlap, forward.speculation)
+        validate_tracking(self.tracking, slots, unit, overlap)
         if forward.tail:
             validate_tail(layout, forward.tail)
         if layout.grid >= NEVER and (prefix or self.tracking.lanes(overlap)):
@@ -94,10 +94,9 @@ class Parts:
             )
         self.layout, self.overlap, in_place = layout, overlap, forward.in_place
         count = level_count(layout, slots, level_slots)
-        if count and (forward.speculation or forward.grid is not None):
+        if count and forward.grid is not None:
             raise ConfigurationError(
-                f"{forward!r} with levels={layout.levels}: a step has levels at its end only, so leave out speculation "
-                "and grid"
+                f"{forward!r} with levels={layout.levels}: a step has levels at its end only, so leave out grid"
             )
         partly = [plane.name for plane in layout.planes if not plane.rewritten_each_step]
         if forward.grid is not None and partly:
@@ -118,7 +117,7 @@ class Parts:
         holders = slots + (rows if prefix else 0) if snapshots is None else snapshots
         require_fit(
             layout, given=tensors is not None, slots=slots, max_requests=max_requests, preallocated=preallocated,
-            snapshots=holders, pages=self.page_settings, max_batch=max_batch or rows, speculation=forward.speculation,
+            snapshots=holders, pages=self.page_settings, max_batch=max_batch or rows,
             device=self.backend.device, level_slots=count, tails=forward.tail > 0,
         )  # fmt: skip
         self.allocator = SlotAllocator(slots, self.backend, reserve)
@@ -152,9 +151,7 @@ class Parts:
         self.marks = Marks(
             self.commands, self.holdings, self.pages.unit, forward.grid or 0, forward.packed, direct_hits
         )
-        self.log = StepLog(
-            max_batch or rows, int(overlap), self.backend.device, forward.speculation, holders, forward.tail > 0
-        )
+        self.log = StepLog(max_batch or rows, int(overlap), self.backend.device, holders, forward.tail > 0)
         canary = None
         if debug:
             canary = Canary(

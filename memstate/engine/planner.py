@@ -226,7 +226,7 @@ class Planner:
         """
         found = device_parts(
             self.layout, slots=slots, rows=requests, snapshots=slots + requests, per_row=self.per_row,
-            max_batch=requests, speculation=False, level_slots=level_count(self.layout, slots), tails=self.tail > 0,
+            max_batch=requests, level_slots=level_count(self.layout, slots), tails=self.tail > 0,
         )  # fmt: skip
         if self.kv is not None:
             found.append(Part("KV pages", sum(self.kv.arena_bytes(pages)), "context or concurrency"))

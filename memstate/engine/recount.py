@@ -199,7 +199,7 @@ class Recount:
             return []
         pending, newest = read.table.pending.cpu().numpy().copy(), read.table.newest.cpu().numpy()
         entries, steps = int(of_tails.batch), self._log.unsettled
-        untold = {row for step in steps[:-1] if step.window for row in step.numbers.tolist()}
+        untold = {row for step in steps[:-1] if step.drafted for row in step.numbers.tolist()}
         rows, accepted = of_tails.rows[:entries].cpu().numpy(), of_tails.accepted[:entries].cpu().numpy()
         pending[rows] += np.clip(steps[-1].after - steps[-1].before if steps else accepted, 0, newest[rows]).astype(int)
         return [

@@ -58,7 +58,7 @@ class Reports:
         if mark := marks.next(row, length):
             boundary = min(mark, boundary)
         slots = sum(file.held_at[PER_ROW * row : PER_ROW * (row + 1)]) + len(marks.kept.get(row, ()))
-        return RowInfo(length, int(self._table.confirmed_at[row]), boundary, slots)
+        return RowInfo(length, int(self._table.confirmed_at[row]), boundary, slots, file.pending_at[row])
 
     def chunk(self, row: int, most: int) -> int:
         """See `StateManager.chunk`.

@@ -50,7 +50,6 @@ class Forward:
 
     Args:
         in_place: the kernels update one slot, `step.write`. memstate copies the states that become snapshots.
-        speculation: steps can be windows of drafted tokens, some of which are accepted. Needs `overlap=False`.
         direct_hits: the first step of a resumed request reads the snapshot itself instead of a copy. None: True with
             Redirect and without `in_place`, otherwise False.
         grid: the forward hands out the states inside a chunk, at each multiple of so many tokens. 1: it takes
@@ -58,8 +57,9 @@ class Forward:
             of a chunk.
         packed: multiples of `grid` count from the start of the packed batch, as in Mamba-2's chunk scan, and not from
             the start of each row's chunk.
-        tail: rows have tails for steps with drafts, of up to so many tokens. Their kernels take `step.cursor` and rings
-            of 3 * tail - 1 tokens, which are planes of `StateLayout(rows=)`. 0: no drafts.
+        tail: steps may have drafts, of up to so many tokens a row. memstate's own kernels keep their inputs in rings of
+            3 * tail - 1 tokens, planes of `StateLayout(rows=)`; other kernels keep what they need themselves. 0: no
+            drafts.
         pad: what `step.read`, `step.write` and `step.snapshot` hold where there is no slot: in padding, and for rows
             without a snapshot. 0: the null slot, which no request reads. -1: for kernels that skip negative numbers
             and have no null slot. memstate's own kernels take both.
@@ -69,11 +69,10 @@ class Forward:
 
     Example:
         >>> Forward(grid=64)
-        Forward(in_place=False, speculation=False, direct_hits=None, grid=64, packed=False, pad=0, tail=0)
+        Forward(in_place=False, direct_hits=None, grid=64, packed=False, pad=0, tail=0)
     """
 
     in_place: bool = False
-    speculation: bool = False
     direct_hits: bool | None = None
     grid: int | None = None
     packed: bool = False
@@ -81,7 +80,7 @@ class Forward:
     tail: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("in_place", "speculation", "packed"):
+        for name in ("in_place", "packed"):
             require_switch(name, getattr(self, name))
         if self.direct_hits is not None:
             require_switch("direct_hits", self.direct_hits)
@@ -96,11 +95,6 @@ class Forward:
             raise ConfigurationError(f"pad={self.pad!r}: expected 0, the null slot, or -1, which other kernels skip")
         if not is_count(self.tail) or self.tail > MOST_TAIL:
             raise ConfigurationError(f"tail={self.tail!r}: expected a whole number of tokens from 0 to {MOST_TAIL}")
-        if self.tail and (self.speculation or self.in_place):
-            raise ConfigurationError(
-                f"tail={self.tail} with speculation={self.speculation}, in_place={self.in_place}: tails take the "
-                "place of windows, and kernels that fold them store to another slot; leave both out"
-            )
         if self.packed and self.grid is None:
             raise ConfigurationError("packed=True says where multiples of grid count from: give grid as well")
 
@@ -129,29 +123,22 @@ def _is_size(value: object) -> bool:
 
 
 def validate_tail(layout: StateLayout, tail: int) -> None:
-    """Requires what rows with tails need.
+    """Requires what steps with drafts need.
 
     Raises:
         ConfigurationError: naming it.
     """
-    partly = [plane.name for plane in layout.planes if not plane.rewritten_each_step]
-    if layout.levels is not None or partly:
-        raise ConfigurationError(
-            f"tail={tail} with levels={layout.levels} and planes {partly} that a step writes only in part: rows with "
-            "tails need a state without levels, which each step writes whole; leave tail out"
-        )
-    if layout.rows is None:
-        raise ConfigurationError(
-            f"tail={tail}, and the layout has no rings: build it with tail={tail} of a preset, or StateLayout(rows=)"
-        )
     least = 3 * tail - 1
-    if short := [plane.name for plane in layout.rows.planes if plane.fill is None and plane.shape[:1] < (least,)]:
+    if layout.levels is not None:
+        raise ConfigurationError(f"tail={tail} with levels={layout.levels}: levels have no drafts; leave tail out")
+    rings = layout.rows.planes if layout.rows is not None else ()
+    if short := [plane.name for plane in rings if plane.fill is None and plane.shape[:1] < (least,)]:
         raise ConfigurationError(
             f"tail={tail} with rings {short} of fewer than {least} tokens: build the layout with tail={tail}, too"
         )
 
 
-def validate_tracking(tracking: Tracking, slots: int, unit: int, overlap: bool, speculation: bool) -> None:
+def validate_tracking(tracking: Tracking, slots: int, unit: int, overlap: bool) -> None:
     """Requires a strategy that works with the other settings.
 
     Raises:
@@ -160,10 +147,6 @@ def validate_tracking(tracking: Tracking, slots: int, unit: int, overlap: bool, 
     if not isinstance(tracking, Tracking):
         raise ConfigurationError(f"tracking={tracking!r}: expected NoTracking, PingPong, LazyPingPong or Redirect")
     tracking.validate(unit, overlap)
-    if speculation and overlap:
-        raise ConfigurationError(
-            "speculation with overlap: the next plan needs the lengths that were accepted; use overlap=False"
-        )
     needed = 1 + tracking.lanes_at_admission(overlap)
     if slots < needed:
         raise ConfigurationError(f"slots={slots}: a request under {tracking} needs {needed}; none could be admitted")

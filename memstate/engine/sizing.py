@@ -45,7 +45,7 @@ def level_count(layout: StateLayout, slots: int, level_slots: int | None = None)
 
 def require_fit(
     layout: StateLayout, *, given: bool, slots: int, max_requests: int, preallocated: int, snapshots: int, pages: Pages,
-    max_batch: int, speculation: bool, device: torch.device, level_slots: int = 0, tails: bool = False,
+    max_batch: int, device: torch.device, level_slots: int = 0, tails: bool = False,
 ) -> None:  # fmt: skip
     """Refuses sizes that int32 cannot number, or that the memory of the device or the host cannot hold.
 
@@ -58,7 +58,6 @@ def require_fit(
         snapshots: registers of published snapshots.
         pages: KV pages of requests.
         max_batch: entries of the largest batch.
-        speculation: whether steps can be speculative.
         device: device of the states. On the CPU, device and host share their memory.
         level_slots: level slots of states.
         tails: whether rows have tails.
@@ -75,7 +74,7 @@ def require_fit(
     )
     on_device = device_parts(
         layout, given=given, slots=slots, rows=rows, snapshots=snapshots, per_row=per_row, max_batch=max_batch,
-        speculation=speculation, level_slots=level_slots, tails=tails,
+        level_slots=level_slots, tails=tails,
     )  # fmt: skip
     on_host = host_parts(rows=rows, snapshots=snapshots, pages=int(pages.count))
     cells = cell_starts(rows, snapshots, per_row, LEVELS * bool(level_slots), tails)[-1]
@@ -97,7 +96,7 @@ def require_fit(
 
 
 def device_parts(
-    layout: StateLayout, *, slots: int, rows: int, snapshots: int, per_row: int, max_batch: int, speculation: bool,
+    layout: StateLayout, *, slots: int, rows: int, snapshots: int, per_row: int, max_batch: int,
     given: bool = False, level_slots: int = 0, tails: bool = False,
 ) -> list[Part]:  # fmt: skip
     """Returns what a manager allocates on the device when it is built.
@@ -124,7 +123,7 @@ def device_parts(
         Part("tile table", sum(map(table_bytes, (*own, *(each for each, *_ in inner)))), "the sizes of the layout"),
         Part("bitmap", 4 * bitmap_ints(slots), "slots"),
         Part("counters", 4 * COUNTERS, "slots"),
-        Part("step records", record_bytes(max_batch, speculation, snapshots, tails), f"{BATCH} or snapshots"),
+        Part("step records", record_bytes(max_batch, snapshots, tails), f"{BATCH} or snapshots"),
         Part("packet of a step", 4 * step_ints(max_batch), BATCH),
         Part("upload buffer", 4 * INTS, BATCH),
     ]  # fmt: skip

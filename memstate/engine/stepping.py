@@ -2,8 +2,7 @@
 
 It joins mirror, registers and planes, and makes no decision itself.
 
-plain         plan  [copies]  forward  [copies]  settle
-speculative   plan  forward into a window  accept: labels, lanes, then the bytes of the window
+plan  [copies]  forward  [copies]  settle | accept
 
 The copies are for in-place kernels, and for planes that a step writes only in part. They come before the forward for
 Redirect and for rows that read a snapshot directly, and after the forward for the ping-pong strategies.
@@ -18,13 +17,12 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from memstate.checks import INT32_MAX, counts, flags
 from memstate.engine.canary import Canary
 from memstate.errors import Asleep, InvalidArgument
 from memstate.kernels.rules import Folded
-from memstate.kernels.tables import REGISTERS_PER_ROW, StepRecord, Strategy
+from memstate.kernels.tables import REGISTERS_PER_ROW, StepRecord
 from memstate.prefix.room import Room
 from memstate.requests.handles import Row, Rows
 from memstate.requests.holdings import Holdings
@@ -35,11 +33,9 @@ from memstate.requests.steps import Batch, Step, StepLog
 from memstate.requests.table import RequestTable
 from memstate.requests.tracking.mirror import Mirror
 from memstate.slots.commands import STEP_MARKS, CommandBuffer
-from memstate.slots.packet import Packet
 from memstate.slots.registers import Longs
 from memstate.slots.upload import Views
 from memstate.state.planes import Planes
-from memstate.state.windows import require as require_windows
 
 PER_ROW = REGISTERS_PER_ROW
 
@@ -56,6 +52,7 @@ class Late(NamedTuple):
         limit: number of claims that the plan can make.
         free: slots that were free.
         kept: slots that are held back for its claims.
+        defer: tokens below which it folds no tail.
     """
 
     step: Step
@@ -66,6 +63,7 @@ class Late(NamedTuple):
     limit: int
     free: int
     kept: int
+    defer: int
 
 
 NO_LIMIT = 2**31 - 1
@@ -92,7 +90,7 @@ class Stepping:
 
     Attributes:
         open: the step whose forward is perhaps not launched yet, or None.
-        replaying: while a plan lets the caller replay a graph, the entries of its batch, and whether it is speculative.
+        replaying: while a plan lets the caller replay a graph, the entries of its batch.
     """
 
     def __init__(
@@ -105,15 +103,14 @@ class Stepping:
         self._pages, self._mirror, self._holdings, self._marks = pages, mirror, holdings, marks
         self._log, self._planes, self._copied, self._guard = log, planes, copied, commands.guard
         self._planning, self._settling = self._guard.changing("plan"), self._guard.changing("settle")
-        self._rules = mirror.rules, mirror.rules._replace(strategy=Strategy.WINDOW)
-        self._tail = mirror.rules.tail
+        self._rules, self._tail = mirror.rules, mirror.rules.tail
         self._accepted = Views(log.tails.accepted) if log.tails is not None else None
         self._canary = canary
         self._moves = bool(copied) and (direct_hits or mirror.tracking.reads_old_slot)
         self.open: Step | None = None  # the step whose forward is perhaps not launched yet
-        self.replaying: tuple[int, bool] | None = None
+        self.replaying: int | None = None
         self._launched = False  # in the replay under way
-        self._captured: set[tuple[int, bool]] = set()  # forms that `launch` was called for
+        self._captured: set[int] = set()  # batches that `launch` was called for
         self._last: Batch | None = None  # the batch that was looked up last, and what it was looked up for
         self._last_rows: Sequence[Row | None] = ()
         self._last_tokens: object = None
@@ -222,24 +219,24 @@ class Stepping:
             self._last, self._last_rows, self._last_tokens = batch, rows[:] if type(rows) is list else rows, tokens
         return batch
 
-    def shortfall(self, batch: Batch, window: bool) -> int:
+    def shortfall(self, batch: Batch, defer: int) -> int:
         """See `StateManager.shortfall`."""
         length = self._mirror.lengths(batch.rows)
-        if self._tail:
-            read = length - self._file.pending[batch.rows]
-            if self._log.unsettled and (unsure := self._unsure(batch.rows)) is not None:
-                return self._shortfall(batch, read, length + unsure + batch.tokens, window=True)
-            return self._shortfall(batch, *self._mirror.fold(batch, read).due(read), window=False)
-        return self._shortfall(batch, length, length + batch.tokens, window)
+        if not self._tail:
+            return self._shortfall(batch, length, length + batch.tokens)
+        read = length - self._file.pending[batch.rows]
+        if self._log.unsettled and (unsure := self._unsure(batch.rows)) is not None:
+            return self._shortfall(batch, read, length + unsure + batch.tokens, most=True)
+        return self._shortfall(batch, *self._mirror.fold(batch, read, defer).due(read))
 
-    def _shortfall(self, batch: Batch, length: Longs, after: Longs, window: bool) -> int:
+    def _shortfall(self, batch: Batch, length: Longs, after: Longs, most: bool = False) -> int:
         allocator = self._file.allocator
-        wanted = self._mirror.claims(batch.rows, length, after, window)
+        wanted = self._mirror.claims(batch.rows, length, after, most)
         return max(0, wanted + allocator.reserve - allocator.free) if wanted else 0
 
     def plan(
-        self, rows: Sequence[Row | None], tokens: int | Sequence[int], limit: int, window: bool,
-        room: Room, replay: Callable[[], object] | None = None, drafts: int | Sequence[int] = 0,
+        self, rows: Sequence[Row | None], tokens: int | Sequence[int], limit: int, room: Room,
+        replay: Callable[[], object] | None = None, drafts: int | Sequence[int] = 0, defer: int = 0,
     ) -> Step:  # fmt: skip
         """Plans a step; see `StateManager.plan`.
 
@@ -247,10 +244,10 @@ class Stepping:
             rows: the batch.
             tokens: tokens of each entry.
             limit: largest number of slots that the step can claim for snapshots.
-            window: whether the step is speculative.
             room: makes way for snapshots that are due, with `Prefix(evict=True)`.
             replay: launches what `launch` has captured, and the forward. None: the plan launches by itself.
             drafts: of the tokens of each entry, those that may be rejected.
+            defer: tokens below which no tail is folded.
         """
         log, commands, table = self._log, self._commands, self._table
         if len(log.unsettled) > log.depth:
@@ -267,7 +264,7 @@ class Stepping:
         if self._tail:
             self._require_drafts(batch)
             read = length - self._file.pending[running]
-            folded = self._mirror.fold(batch, read)
+            folded = self._mirror.fold(batch, read, defer)
             due_at, label = folded.due(read), folded.after
             if unsure is not None:
                 due_at = read, after  # at most
@@ -277,7 +274,7 @@ class Stepping:
                 self._close(self.open)
             if self._levels is not None and (lack := room.for_levels(self._levels, length, after)) is not None:
                 raise self._guard.orderly(lack)
-            before, reached = length, length.copy() if window else after
+            before, reached = length, after
             if unsure is not None:  # a row with guesses has no mark
                 reached = np.where(unsure > 0, length, after)
             if type(batch.real) is not slice:
@@ -292,29 +289,27 @@ class Stepping:
             sources: list[int] = []
             if self._holdings.readers:  # also of states at marks, since just now
                 sources = list(filter(None, self._file.source[running].tolist()))
-            allocator, due = self._file.allocator, not window and self._mirror.reaches(*due_at)
-            due = due or unsure is not None
-            if (due or window) and room.cache.settings.evict and allocator.free - allocator.reserve < len(running):
-                room.free_slots(
-                    allocator.free + min(limit, self._shortfall(batch, *due_at, window or unsure is not None))
-                )
+            allocator, due = self._file.allocator, unsure is not None or self._mirror.reaches(*due_at)
+            if due and room.cache.settings.evict and allocator.free - allocator.reserve < len(running):
+                room.free_slots(allocator.free + min(limit, self._shortfall(batch, *due_at, unsure is not None)))
 
             if due and allocator.unconfirmed:  # before the packet of this step, which the device's count does not know
                 allocator.confirm(allocator.reserve + len(running))
             if self._levels is not None:
                 commands.write(*self._levels.prepare(running, length, after))
-            if commands.queue or not log.repeats(batch.numbers, batch.sent, limit):
-                commands.upload_step((batch.numbers, batch.sent), limit, stored)
-                log.sent = batch.numbers, batch.sent, limit
+            if commands.queue or not log.repeats(batch.numbers, batch.sent, limit, defer):
+                commands.upload_step((batch.numbers, batch.sent), limit, stored, defer)
+                log.sent = batch.numbers, batch.sent, limit, defer
             taken = 0
             if unsure is not None:
-                claims = self._mirror.most_claims(running, *due_at)
+                claims = self._mirror.claims(running, *due_at, most=True)
                 kept = max(0, min(claims, limit, allocator.free - allocator.reserve))
                 pending, source = self._file.pending[running].copy(), self._file.source.copy()
-                late = Late(None, read, unsure, pending, source, limit, allocator.free, kept)  # type: ignore[arg-type]
+                free = allocator.free
+                late = Late(None, read, unsure, pending, source, limit, free, kept, defer)  # type: ignore[arg-type]
                 allocator.free, allocator.held_back = allocator.free - kept, kept
                 self._note_certain(batch, unsure == 0, folded)
-            elif not window:
+            else:
                 held = self._file.held.copy() if commands.journal is not None else None
                 taken = self._mirror.plan(batch, *due_at, limit, due, len(sources) > 0, label)
                 if folded is not None:
@@ -327,16 +322,13 @@ class Stepping:
             record = log.record(size)
             if replay is None:
                 commands.launch_changes()
-                self._file.plan(commands.step, record, log.marks, self._rules[window], log.tails)
+                self._file.plan(commands.step, record, log.marks, self._rules, log.tails)
             else:
-                self._replay(replay, (size, window))
+                self._replay(replay, size)
                 commands.launch_changes(replayed=True)
             earlier, self._confirmed = log.unsettled[-1] if log.unsettled else None, None
-            drafted = window or batch.drafts is not None
             of_states = batch.spread(read) if folded is not None else None
-            step = self.open = log.add(
-                record, batch, before, reached, drafted, len(stored[0]) if stored else 0, of_states
-            )
+            step = self.open = log.add(record, batch, before, reached, len(stored[0]) if stored else 0, of_states)
             if folded is not None:
                 step.there = batch.spread(read - (folded.store == 0))
             if late is not None:
@@ -347,17 +339,16 @@ class Stepping:
                 if late is not None:
                     named = np.concatenate([named, *(batch.live + lane for lane in range(1, PER_ROW))])
                 commands.fence(named, stored[2] if stored else None)
-            if not window:
-                if earlier is None:
-                    table.confirmed[running] = after
-                    self._confirmed = step
-                elif earlier.batch is not batch:
-                    known = log.times(table)[running] == 1
-                    table.confirmed[running[known]] = after[known]
-                if sources:
-                    self._holdings.reads_done(sources)
-                if self._copied:
-                    self._copy_around(step, len(sources), taken, replay is not None)
+            if earlier is None:
+                table.confirmed[running] = after
+                self._confirmed = step
+            elif earlier.batch is not batch:
+                known = log.times(table)[running] == 1
+                table.confirmed[running[known]] = after[known]
+            if sources:
+                self._holdings.reads_done(sources)
+            if self._copied:
+                self._copy_around(step, len(sources), taken, replay is not None, late is not None)
             if room.cache.below is not None:
                 room.cache.below.planned(step.numbers, step.before, step.after)
             if replay is not None:  # its forward is launched
@@ -394,45 +385,44 @@ class Stepping:
         if marks := self._marks.ends(rows, known, turns):
             self._marks.keep(self._make_room(marks, NO_LIMIT, room))
 
-    def _replay(self, replay: Callable[[], object], form: tuple[int, bool]) -> None:
+    def _replay(self, replay: Callable[[], object], batch: int) -> None:
         """Lets the caller launch a step.
 
         Args:
             replay: launches it.
-            form: entries of the batch, and whether the step is speculative.
+            batch: entries of the batch.
         """
         try:
-            self.replaying, self._launched = form, False
+            self.replaying, self._launched = batch, False
             replay()
         finally:
             self.replaying = None
-        if not self._launched and form not in self._captured:
+        if not self._launched and batch not in self._captured:
             raise InvalidArgument(
-                f"the replay of a step with batch={form[0]}, window={form[1]} did not launch it: no graph of this form "
-                f"was captured with launch({form[0]}, window={form[1]}), and the replay did not call it. For a graph "
-                "of the forward alone, plan without `replay`, then replay the graph"
+                f"the replay of a step with batch={batch} did not launch it: no graph was captured with "
+                f"launch({batch}), and the replay did not call it. For a graph of the forward alone, plan without "
+                "`replay`, then replay the graph"
             )
 
-    def launch(self, batch: int, window: bool) -> StepRecord:
+    def launch(self, batch: int) -> StepRecord:
         """Launches everything that comes before the forward of a step; see `StateManager.launch`.
 
         Args:
             batch: entries of the batch.
-            window: whether the step is speculative.
         """
-        self._require_launch(batch, window)
+        self._require_launch(batch)
         self._launched = True
-        self._captured.add((batch, window))
+        self._captured.add(batch)
         record = self._log.record(batch)
         self._commands.capture_changes()
-        self._file.plan(self._commands.step, record, self._log.marks, self._rules[window], self._log.tails)
-        if self._moves and not window:
+        self._file.plan(self._commands.step, record, self._log.marks, self._rules, self._log.tails)
+        if self._moves:
             self._planes.copy(record.write, record.read, planes=self._copied, due=0)
         if self._canary is not None:
-            self._canary.fill(record, window)
+            self._canary.fill(record)
         return record
 
-    def _require_launch(self, batch: int, window: bool) -> None:
+    def _require_launch(self, batch: int) -> None:
         if self._planes.asleep:
             raise Asleep()
         if batch > self._log.max_batch:
@@ -444,10 +434,10 @@ class Stepping:
                     "launch() outside of a graph capture would run the last step again: call it while you capture a "
                     "CUDA graph, or in the replay of a plan"
                 )
-        elif self.replaying != (batch, window):
+        elif self.replaying != batch:
             raise InvalidArgument(
-                f"launch(batch={batch}, window={window}) in the replay of a step with batch={self.replaying[0]}, "
-                f"window={self.replaying[1]}: launch the same, or replay the graph of that batch"
+                f"launch({batch}) in the replay of a step with batch={self.replaying}: launch the same, or replay the "
+                "graph of that batch"
             )
         elif self._launched:
             raise InvalidArgument("launch() twice in the replay of a step: the step would run twice, so call it once")
@@ -475,21 +465,25 @@ class Stepping:
         if self._levels is not None:
             self._levels.require_depth(after)
 
-    def _copy_around(self, step: Step, direct: int, taken: int, replayed: bool) -> None:
+    def _copy_around(self, step: Step, direct: int, taken: int, replayed: bool, late: bool) -> None:
         """Copies states of the planes in `copied` before the forward, and notes the copies to make after it.
+
+        The copies read the vectors on the device, so they copy what is due there, whatever the host knows of it.
 
         Args:
             step: the step.
             direct: number of entries that read the slot of a snapshot instead of their own.
             taken: number of snapshots that this step takes.
             replayed: whether the copies before the forward were in a captured graph.
+            late: whether the number of snapshots is not known yet. `_decide` counts them.
         """
-        moved = direct + (taken if self._mirror.tracking.reads_old_slot else 0)
-        if moved and replayed:
+        before = self._mirror.tracking.reads_old_slot
+        moved = direct + taken * before
+        if replayed:
             self._planes.count(self._copied, copied=moved)
-        elif moved:
+        elif moved or (late and before):
             self._planes.copy(step.write, step.read, planes=self._copied, due=moved)
-        if taken and not self._mirror.tracking.reads_old_slot:
+        if (taken or (late and self._mirror.lanes)) and not before:
             self._uncopied = (step, taken)
 
     def _copy_snapshots(self, of: Step, due: int) -> None:
@@ -527,9 +521,8 @@ class Stepping:
         if first is None or step is not first:
             self._log.require(step)
         over = None if finished is None else flags("finished", finished, len(step.numbers))
-        if step.window:
-            how = "accept(step, accepted)" if self._tail else "accept(step, accepted, windows)"
-            raise InvalidArgument(f"step {step.serial} is speculative: {how} settles it")
+        if step.drafted:
+            raise InvalidArgument(f"step {step.serial} has drafts: accept(step, accepted) settles it")
         if step is not first:
             self._log.require_next(step)
         with self._settling:
@@ -554,50 +547,9 @@ class Stepping:
                 self._release_lanes(rows, known)
 
     def accept(
-        self, step: Step, accepted: Sequence[int], windows: Mapping[str, Tensor] | None,
-        finished: Sequence[bool] | NDArray[np.bool_] | None, limit: int,
-    ) -> None:  # fmt: skip
-        """See `StateManager.accept`."""
-        self._log.require(step)
-        over = flags("finished", finished, len(step.numbers))
-        if not step.window:
-            raise InvalidArgument(f"step {step.serial} is not speculative: settle(step) ends it")
-        given = counts("accepted", accepted, len(step.numbers))
-        if (given > step.tokens_of).any():
-            raise InvalidArgument(f"accepted {given.tolist()} of windows of {step.tokens_of.tolist()} tokens")
-        if not isinstance(windows, Mapping):
-            raise InvalidArgument(f"windows={windows!r}: expected a mapping, plane name -> tensor")
-        windows = dict(windows)
-        require_windows(self._planes, windows, len(step.numbers), int(step.tokens_of.max(initial=0)))
-        self._log.require_next(step)
-        with self._guard.changing("accept"):
-            self._close(step)
-            self._log.unsettled.remove(step)
-            same = self._same_request(step)
-            rows, real = step.numbers[same], given[same]
-            given = np.where(same, given, 0)
-            self._commands.submit()  # first send the changes that were recorded earlier
-            moved = rows[real > 0]
-            sources = self._file.source[moved].tolist()
-            held = self._file.held.copy()
-            after = self._mirror.accept(moved, real[real > 0], limit)
-            self._commands.note_changes("accept", held)
-            step.after[np.flatnonzero(same)[real > 0]] = after
-            outcome = self._log.outcome(len(step.numbers))
-            sent = self._commands.ring.send(Packet().encode((given,), limit))
-            self._file.accept(sent, step.record, outcome, self._mirror.rules)
-            self._planes.scatter_windows(windows, step.write, outcome.accepted, step.snapshot, outcome.crossed)
-            known = self._mirror.lengths(rows)
-            self._table.confirmed[rows] = known
-            if over.any():
-                self._table.finish(rows[over[same]])
-            self._holdings.reads_done(sources)
-            self._release_lanes(rows, known)
-
-    def accept_drafts(
         self, step: Step, accepted: Sequence[int], finished: Sequence[bool] | NDArray[np.bool_] | None, written: bool
     ) -> None:
-        """See `StateManager.accept`, for rows with tails."""
+        """See `StateManager.accept`."""
         self._log.require(step)
         over = flags("finished", finished, len(step.numbers))
         given, certain = counts("accepted", accepted, len(step.numbers)), step.after - step.before
@@ -624,20 +576,21 @@ class Stepping:
             rows = step.numbers[entries]
             more = (given - certain)[entries]
             step.after = step.before + given * real
-            known = step.after[entries]
-            self._table.confirmed[rows] = known
             if self._late is not None:
                 self._decide(self._late, dict(zip(rows.tolist(), more.tolist(), strict=True)))
             else:
                 self._file.pending[rows] += more
-            if over.any():
-                self._table.finish(rows[over[entries]])
+            known = self._mirror.lengths(rows)
+            if (ended := over[entries]).any():
+                known = np.where(ended, step.after[entries], known)
+                self._table.finish(rows[ended])
+            self._table.confirmed[rows] = known
             self._release_lanes(rows, known)
 
     def _unsure(self, rows: Longs) -> Longs | None:
         """Returns the tokens of rows that are not accepted yet and may be: None if there are none."""
         step = self._log.unsettled[-1]
-        if not step.window or step.batch.drafts is None:
+        if step.batch.drafts is None:
             return None
         drafts = np.zeros(self._table.rows + 1, np.int64)
         drafts[step.batch.rows] = step.batch.drafts
@@ -672,7 +625,9 @@ class Stepping:
         exact = allocator.free if late.kept and not allocator.held_back else None  # the device's count is read already
         allocator.held_back = 0
         allocator.free += late.kept
-        self._mirror.plan_late(batch, late.label, pending, late.source, late.limit, late.free)
+        taken = self._mirror.plan_late(batch, late.label, pending, late.source, late.limit, late.free, late.defer)
+        if self._copied:
+            self._planes.count(self._copied, copied=taken)
         if exact is not None:
             allocator.free = exact
         self._commands.note_changes("plan", held)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from memstate.engine.manager import StateManager
 from memstate.errors import InvalidArgument
-from memstate.kernels.tables import HEADER_INTS, Strategy
+from memstate.kernels.tables import HEADER_INTS
 from memstate.slots.allocator import SlotAllocator
 
 IDS = (torch.int32, torch.int64)  # what slot ids may be
@@ -21,7 +21,7 @@ IDS = (torch.int32, torch.int64)  # what slot ids may be
 def warm_up(mem: StateManager) -> int:
     """Compiles everything that serving launches: each kernel in each form that the settings of the manager can reach.
 
-    These are the kernels of steps, of ownership changes, of `mem.pool`, of `gather`, `scatter` and windows of
+    These are the kernels of steps, of ownership changes, of `mem.pool`, of `gather` and `scatter` of
     `mem.planes`, and those of the tiers. It repeats a kernel for every size that needs its own compilation. It does not
     compile what your forward launches: the kernels of your layers, and `mem.planes.scatter_states` with their outputs.
     Nor does it compile copies of planes that you choose yourself with `mem.planes.copy(planes=)`. Call it between
@@ -47,10 +47,10 @@ def warm_up(mem: StateManager) -> int:
     """
     mem._enter()
     for step in mem._parts.log.unsettled:
-        if step.window or step is mem._parts.stepping.open:
+        if step.drafted or step is mem._parts.stepping.open:
             raise InvalidArgument(
                 f"warm_up while step {step.serial} is open would overwrite its vectors: call it before the plan, or "
-                + ("after the accept" if step.window else "tell submit(step) that the forward is launched")
+                + ("after the accept" if step.drafted else "tell submit(step) that the forward is launched")
             )
     mem.submit()
     before = mem.backend.counts.total_launches
@@ -73,13 +73,10 @@ def _steps(mem: StateManager) -> None:
 
 
 def _plan(mem: StateManager, batch: int) -> None:
-    """Plans, and accepts, null rows."""
+    """Plans null rows."""
     record = mem._parts.log.record(batch)  # the next plan overwrites it
     packet, rules = mem._parts.commands.step, mem._parts.mirror.rules
     mem._parts.registers.plan(packet, record, mem._parts.log.marks, rules, mem._parts.log.tails)
-    if mem.forward.speculation:
-        mem._parts.registers.plan(packet, record, mem._parts.log.marks, rules._replace(strategy=Strategy.WINDOW))
-        mem._parts.registers.accept(packet, record, mem._parts.log.outcome(batch), rules)
 
 
 def _readers(mem: StateManager) -> None:
@@ -114,25 +111,13 @@ def _planes(mem: StateManager) -> None:
     )  # without sources
 
 
-def _windows(mem: StateManager) -> None:
-    """Scatters a window of every plane, in each form that `accept` takes: one token, one padding entry."""
-    columns = (_nothing(mem),) * 4
-    for plane in mem.layout.planes if mem.forward.speculation else ():
-        held = mem.layout.layers_of(plane), 1
-        states = torch.zeros((*held, 1, *plane.shape), dtype=plane.dtype, device=mem.backend.device)
-        mem.planes.scatter_windows({plane.name: states}, *columns)
-        for taps, channels in {plane.shape, plane.shape[::-1]} if len(plane.shape) == 2 else ():
-            inputs = torch.zeros((*held, taps + 1, channels), dtype=plane.dtype, device=mem.backend.device)
-            mem.planes.scatter_windows({plane.name: inputs}, *columns)
-
-
 def _tiers(mem: StateManager) -> None:
     if mem.tiers is not None:
         mem.tiers.host.warm_up()
 
 
 FAMILIES: tuple[Callable[[StateManager], None], ...] = (
-    _packets, _steps, _readers, _slots_by_id, _copies, _planes, _windows, _tiers,
+    _packets, _steps, _readers, _slots_by_id, _copies, _planes, _tiers,
 )  # fmt: skip
 
 

@@ -99,12 +99,12 @@ def _timed(kind: type[StateManager]) -> tuple[dict[str, Any], Callable[[], StepT
 
     def plan(
         self: StateManager, rows: Sequence[Row | None], tokens: int | Sequence[int] = 1, *, limit: int = NO_LIMIT,
-        window: bool = False, replay: Callable[[], object] | None = None, drafts: int | Sequence[int] = 0,
+        replay: Callable[[], object] | None = None, drafts: int | Sequence[int] = 0, defer: int = 0,
     ) -> Step:  # fmt: skip
         nonlocal planning, before
         begin = clock()
         try:
-            return own_plan(self, rows, tokens, limit=limit, window=window, replay=replay, drafts=drafts)
+            return own_plan(self, rows, tokens, limit=limit, replay=replay, drafts=drafts, defer=defer)
         finally:
             planning += clock() - begin
             now = planning + settling + rest

@@ -156,19 +156,21 @@ class RowInfo(NamedTuple):
     """What the host knows of a row.
 
     Attributes:
-        length: tokens of the row's state. All planned steps count; a speculative step counts after its `accept`.
+        length: tokens of the row. All planned steps count; drafts count after their `accept`.
         confirmed: tokens that the row is certain to reach, unless a step is cancelled. A planned step counts as soon as
-            all earlier steps of the row are settled, a speculative step after its `accept`.
+            all earlier steps of the row are settled, drafts after their `accept`.
         next_boundary: the next length at which a chunk should end, so that a state can be kept there: the next multiple
             of `every` after the prompt, or the next mark that the forward cannot hand out from inside a chunk. A chunk
             can go further; the state there is then not kept. `StateManager.chunk` is simpler for a prompt.
         slots: slots that the row holds, the states at its marks included.
+        pending: its last tokens that are not in its state yet, but in its tail.
     """
 
     length: int
     confirmed: int
     next_boundary: int
     slots: int
+    pending: int = 0
 
 
 class Rows(Sequence[Row]):

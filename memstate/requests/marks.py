@@ -175,7 +175,7 @@ class Marks:
         Args:
             rows: row of each entry; 0 for padding.
             before: length of each entry before the step.
-            after: length of each entry after it; in a window the same.
+            after: length of each entry after it.
             tokens: of each entry in the packed batch; None: those from `before` to `after`.
             label: the last length of each entry of which a slot has a state then; None: `after`. Others are in a tail.
         """

@@ -19,7 +19,7 @@ from torch import Tensor
 from memstate.checks import counts
 from memstate.errors import InvalidArgument, StaleHandle
 from memstate.kernels.rules import DRAFTS, FOLD
-from memstate.kernels.tables import REGISTERS_PER_ROW, Accepted, Cursor, Marks, StepRecord, TailRecord
+from memstate.kernels.tables import REGISTERS_PER_ROW, Cursor, Marks, StepRecord, TailRecord
 from memstate.requests.handles import Row
 from memstate.requests.table import RequestTable
 from memstate.slots.registers import Ints, Longs
@@ -129,11 +129,10 @@ class Step:
         record: the vectors on the device.
         batch: the rows of the step on the host.
         before: length of each entry before the step, int64 `batch`.
-        after: length of each entry after it, int64 `batch`. In a window it equals `before` until tokens are accepted,
-            of tokens with drafts it counts those that are certain.
+        after: length of each entry after it, int64 `batch`. Of tokens with drafts it counts those that are certain,
+            until they are accepted.
         marks: the states inside the step that are kept as well, on the device: for each one its entry of the batch, its
             tokens of the step, and the slot for it. The forward stores them; our decode steps take it as it is.
-        window: whether the step is speculative, so that its tokens count once they are accepted.
         marked: number of marks, known on the host; 0 for most steps. A row with one token has none.
         label: tokens of each entry's state before the step, int64 `batch`. A row with a tail has more.
         tails: what the plan decided about tails, on the device; None where rows have none.
@@ -155,7 +154,6 @@ class Step:
     before: Longs
     after: Longs
     marks: Marks = field(repr=False)
-    window: bool = False
     marked: int = 0
     label: Longs | None = None
     tails: TailRecord | None = field(default=None, repr=False)
@@ -181,6 +179,11 @@ class Step:
         if self.tails is None:
             raise InvalidArgument(f"step {self.serial}: its rows have no tail; build the manager with Forward(tail=)")
         return self.tails
+
+    @property
+    def drafted(self) -> bool:
+        """Whether some of its tokens may be rejected, so that `accept` settles it."""
+        return self.batch.drafts is not None
 
     @property
     def numbers(self) -> Longs:
@@ -223,17 +226,15 @@ def _width(max_batch: int) -> int:
     return -(-max_batch // 64) * 64
 
 
-def record_bytes(max_batch: int, speculation: bool, marks: int = 0, tails: bool = False) -> int:
+def record_bytes(max_batch: int, marks: int = 0, tails: bool = False) -> int:
     """Returns the bytes of the step records on the device.
 
     Args:
         max_batch: entries of the largest batch.
-        speculation: whether steps can be speculative.
         marks: marks that one step can have.
         tails: whether rows have tails.
     """
-    columns = len(StepRecord._fields) + (len(Accepted._fields) if speculation else 0)
-    columns += (len(TailRecord._fields) - 1) * tails
+    columns = len(StepRecord._fields) + (len(TailRecord._fields) - 1) * tails
     return 4 * (_width(max_batch) * columns + _width(max(marks, 1)) * len(Marks._fields))
 
 
@@ -248,27 +249,24 @@ class StepLog:
         max_batch: entries of the largest batch.
         depth: steps that may be unsettled when the next is planned: 1 with overlap, 0 without.
         device: where the records are.
-        speculation: whether steps can be speculative.
         marks: marks that one step can have.
         tails: whether rows have tails.
 
     Attributes:
         unsettled: the steps.
-        sent: rows and tokens of the batch that is on the device, and its limit of claims; None if it is not known.
+        sent: rows and tokens of the batch that is on the device, its limit of claims and `defer`; None if it is not known.
         marks: the marks of the newest plan on the device, at one address.
         tails: the columns of the newest plan about tails, at one address; None where rows have none.
     """
 
     def __init__(
-        self, max_batch: int, depth: int, device: torch.device, speculation: bool = False, marks: int = 0,
-        tails: bool = False,
+        self, max_batch: int, depth: int, device: torch.device, marks: int = 0, tails: bool = False
     ) -> None:  # fmt: skip
         self.max_batch, self.depth = max_batch, depth
         width = _width(max_batch)
         columns = torch.zeros(len(StepRecord._fields), width, dtype=torch.int32, device=device)
         self._columns = StepRecord(*columns)
         self._records: dict[int, StepRecord] = {}  # by batch size: slicing tensors costs
-        self._outcome = Accepted(*torch.zeros(2, width if speculation else 0, dtype=torch.int32, device=device))
         count, *places = torch.zeros(len(Marks._fields), _width(max(marks, 1)), dtype=torch.int32, device=device)
         self.marks = Marks(count[:1], *places)
         self.tails: TailRecord | None = None
@@ -276,7 +274,7 @@ class StepLog:
         if tails:
             more = list(torch.zeros(len(TailRecord._fields) - 1, width, dtype=torch.int32, device=device))
             self.tails = TailRecord(self._columns.rows, *more)._replace(batch=more[-1][:1])
-        self.sent: tuple[Longs, Longs, int] | None = None
+        self.sent: tuple[Longs, Longs, int, int] | None = None
         self._serial = 0
         self.unsettled: list[Step] = []
 
@@ -306,23 +304,19 @@ class StepLog:
             found = self._records[batch] = StepRecord(*(column[:batch] for column in self._columns))
         return found
 
-    def outcome(self, batch: int) -> Accepted:
-        """Returns where the accept of a batch writes its outcome. At most one speculative step is in flight."""
-        return Accepted(*(column[:batch] for column in self._outcome))
-
-    def repeats(self, rows: Longs, tokens: Longs, limit: int) -> bool:
+    def repeats(self, rows: Longs, tokens: Longs, limit: int, defer: int) -> bool:
         """Returns whether the batch on the device is this one already."""
         if self.sent is None:
             return False
-        last_rows, last_tokens, last_limit = self.sent
-        return limit == last_limit and _same(rows, last_rows) and _same(tokens, last_tokens)
+        last_rows, last_tokens, *numbers = self.sent
+        return [limit, defer] == numbers and _same(rows, last_rows) and _same(tokens, last_tokens)
 
     def add(
-        self, record: StepRecord, batch: Batch, before: Longs, after: Longs, window: bool = False, marked: int = 0,
+        self, record: StepRecord, batch: Batch, before: Longs, after: Longs, marked: int = 0,
         label: Longs | None = None,
     ) -> Step:  # fmt: skip
         """Notes a planned step."""
-        step = Step(self._serial, record, batch, before, after, self.marks, window, marked, label)
+        step = Step(self._serial, record, batch, before, after, self.marks, marked, label)
         if self.tails is not None:
             if (found := self._tails.get(size := len(record.rows))) is None:
                 found = self._tails[size] = TailRecord(*(column[:size] for column in self.tails))

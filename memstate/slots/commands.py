@@ -445,7 +445,7 @@ class CommandBuffer:
         finally:
             self._waits = len(self.queue) - rest, 0
 
-    def upload_step(self, batch: Sequence[Longs], limit: int, marks: Sequence[Longs] = ()) -> None:
+    def upload_step(self, batch: Sequence[Longs], limit: int, marks: Sequence[Longs] = (), defer: int = 0) -> None:
         """Sends all recorded changes. The last packet goes to `step`, with a batch; `launch_changes` carries it out.
 
         Call it only while no change waits for a forward.
@@ -455,6 +455,7 @@ class CommandBuffer:
             limit: number of optional claims of this plan.
             marks: entries of the batch, offsets and registers of this plan's marks, axis `mark`: at most `STEP_MARKS`,
                 ascending by entry, then by offset.
+            defer: tokens below which this plan folds no tail.
 
         Syncs: no.
         """
@@ -463,10 +464,10 @@ class CommandBuffer:
             self._send_up_to(1)
         if self._first is not None:
             self._prepare()
-        ints = last.encode(batch, limit, marks, self.ring.room).size
+        ints = last.encode(batch, limit, marks, self.ring.room, defer).size
         if ints > self.step.numel():  # so many changes take an upload of their own
             self._send_prepared(last)
-            ints = (last := Packet()).encode(batch, limit, marks, self.ring.room).size
+            ints = (last := Packet()).encode(batch, limit, marks, self.ring.room, defer).size
         self._sending = last
         self.queue.clear()
         self.ring.push(ints, self.step_views)

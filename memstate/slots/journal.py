@@ -17,9 +17,9 @@ class Change:
 
     Args:
         serial: number of the change.
-        submit: number of the packet that carries out the change. `plan` and `accept` are launches of their own: for
+        submit: number of the packet that carries out the change. `plan` is a launch of its own: for
             these it is the number of the packet before the launch.
-        what: `claim`, `release` or `move`; or `plan` or `accept`, if the launch of that call filled the register.
+        what: `claim`, `release` or `move`; or `plan`, if its launch filled the register.
         register: number of the register; for a move, of the target register.
         kind: kind of that owner: live, lane, cached, session, mark or snapshot.
         owner: owner of the register at that time.

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from memstate.kernels.tables import HEADER_INTS, LIMIT_CELL, ZERO_SOURCE, Section
+from memstate.kernels.tables import DEFER_CELL, HEADER_INTS, LIMIT_CELL, ZERO_SOURCE, Section
 from memstate.slots.registers import Ints, Longs
 
 MOVES, RELEASES, CLAIMS, WRITES, DATA, BATCH, MARKS = map(
@@ -108,20 +108,21 @@ class Packet:
 
     def encode(
         self, batch: Sequence[Longs] = (), limit: int = 0, marks: Sequence[Longs] = (),
-        room: Room = _zeros,
+        room: Room = _zeros, defer: int = 0,
     ) -> Ints:  # fmt: skip
         """Returns the packet as int32: a header, the batch, its marks, then one or two columns for each other section.
 
         Each column is padded to 16 bytes. `memstate.kernels.tables.Section` has the layout.
 
         Args:
-            batch: the columns that the next plan or accept reads, axis `n`.
-            limit: number of optional claims of that plan or accept.
+            batch: the columns that the next plan reads, axis `n`.
+            limit: number of optional claims of that plan.
             marks: entries of the batch, offsets and registers, axis `mark`; ascending by entry, then by offset.
             room: returns where the packet goes, given its int32.
+            defer: tokens below which that plan folds no tail.
         """
         header, body, at = NO_SECTIONS[:], array("i"), HEADER_INTS
-        header[LIMIT_CELL] = limit
+        header[LIMIT_CELL], header[DEFER_CELL] = limit, defer
         for section, columns in ((BATCH, batch), (MARKS, marks)):
             if columns:
                 size = header[section] = len(columns[0])

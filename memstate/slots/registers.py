@@ -19,7 +19,7 @@ from torch import Tensor
 
 from memstate.checks import NotCopied
 from memstate.kernels.dispatch import Backend
-from memstate.kernels.tables import REGISTERS_PER_ROW, Accepted, Marks, Registers, Rules, StepRecord, TailRecord
+from memstate.kernels.tables import REGISTERS_PER_ROW, Marks, Registers, Rules, StepRecord, TailRecord
 from memstate.slots.allocator import SlotAllocator
 
 ALIGN = 64  # int32 per 256 bytes
@@ -195,13 +195,6 @@ class RegisterFile(NotCopied):
         Syncs: no.
         """
         self.backend.plan(self.table, packet, record, marks, rules, tails)
-
-    def accept(self, packet: Tensor, record: StepRecord, outcome: Accepted, rules: Rules) -> None:
-        """Applies the accepted tokens of a speculative step in one launch; see `Backend.accept`.
-
-        Syncs: no.
-        """
-        self.backend.accept(self.table, packet, record, outcome, rules)
 
     def resolve(self, registers: Tensor) -> Tensor:
         """Returns the slots of registers on the device: int32 tensor, axis `n`.

@@ -11,7 +11,7 @@ from memstate.kernels.tables import REGISTERS_PER_ROW
 
 INT64_MAX: Final = 2**63 - 1
 KINDS: Final = ("live", "lane", "cached", "session", "mark", "snapshot", "unknown")  # of owners
-CHANGES: Final = ("claim", "release", "move", "plan", "accept")  # of owners
+CHANGES: Final = ("claim", "release", "move", "plan")  # of owners
 AGES: Final = ("oldest_row", "idlest_row", "oldest_session", "idlest_session")  # figures in seconds
 DIFFERENCES: Final = ("free", "held_by_snapshots", "leaked_records")  # figures that a fault can take below 0
 FIGURES_DEEP: Final = 4  # the tiers have prefetches, and these have flaws by name

@@ -186,22 +186,18 @@ class Faults:
             raise InvalidArgument("this manager has faults already: inject once, with all of them in one Chaos(...)")
         parts.chaos, self._injected = self.stats, True
         stepping, admission, marks, mirror = parts.stepping, parts.admission, parts.marks, parts.mirror
-        plan, accept, make_room = stepping.plan, stepping.accept, admission.make_room
+        plan, make_room = stepping.plan, admission.make_room
 
         def refused() -> int:
             return mirror.degraded + marks.refused
 
         def faulty_plan(
-            rows: Sequence[Row | None], tokens: int | Sequence[int], limit: int, window: bool, room: Room,
-            replay: Callable[[], object] | None = None, drafts: int | Sequence[int] = 0,
+            rows: Sequence[Row | None], tokens: int | Sequence[int], limit: int, room: Room,
+            replay: Callable[[], object] | None = None, drafts: int | Sequence[int] = 0, defer: int = 0,
         ) -> Step:  # fmt: skip
             real = stepping.batch(rows, tokens, drafts).rows
             with self.claims(len(real), limit, refused) as allowed:
-                return plan(rows, tokens, allowed, window, room, replay, drafts)
-
-        def faulty_accept(step: Step, accepted: Sequence[int], windows: Any, finished: Any, limit: int) -> None:
-            with self.claims(len(getattr(step, "numbers", ())), limit, refused) as allowed:
-                accept(step, accepted, windows, finished, allowed)
+                return plan(rows, tokens, allowed, room, replay, drafts, defer)
 
         def faulty_room(rows: int, pages: int, slots: int) -> Lack | None:
             runs = parts.table.free < parts.table.rows  # else an engine may well take a refusal as final
@@ -213,7 +209,7 @@ class Faults:
                 return error
             return make_room(rows, pages, slots)
 
-        stepping.plan, stepping.accept = faulty_plan, faulty_accept  # type: ignore[method-assign]
+        stepping.plan = faulty_plan  # type: ignore[method-assign]
         admission.make_room = faulty_room  # type: ignore[method-assign]
         if (tiers := parts.tiers) is not None:
             poll = tiers.poll

@@ -96,7 +96,7 @@ def test_C6_bad_input_is_one_clear_line(trace: Path, tmp_path: Path) -> None:
         (("qwen3_5", "--memory", "200MiB", "--context", "1k"), "1 request needs"),
         (("qwen3_5", "--memory", "9GiB", "--context", "1k", "--dtype", "int4"), "int4"),
         (("lfm2", "--context", "1k"), "Missing option '--memory'"),
-        (("lfm2", "--memory", "1GiB", "--context", "1k", "--speculate", "4", "--in-place"), "tails take the place of"),
+        (("lfm2", "--memory", "1GiB", "--context", "1k", "--speculate", "2000"), "tail=2000: expected"),
     ):
         done = memstate("capacity", *options)
         assert done.status == 2 and not done.out and done.err.count("\n") == 1 and message in done.err, done

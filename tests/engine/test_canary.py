@@ -193,32 +193,6 @@ def test_a_snapshot_that_the_forward_changes_is_named(backend: Backend) -> None:
     mem.settle(step)
 
 
-def test_a_speculative_step_that_stores_in_a_slot_is_named(backend: Backend) -> None:
-    layout = ms.StateLayout((ms.Plane("ssm", (2, 4), torch.float32),), layers=2)
-    mem = manager(backend, ms.Redirect(I), layout, overlap=False, speculation=True)
-    rows, windows = two(mem), {"ssm": torch.ones(2, 2, 3, 2, 4, device=backend.device)}
-    mem.accept(mem.plan(rows, 3, window=True), [1, 2], windows)  # accept stores the states itself
-    step = mem.plan(rows, 3, window=True)
-    mem.planes["ssm"][1, step.read[1:].long()] += 1
-    accept = partial(mem.accept, step, [1, 0], windows)
-    assert fails(accept, "read", "ssm", 1, "stores in its windows alone").rows == [rows[1].index]
-    accept()
-    assert mem.info(rows[0]).length == 2
-    scan(mem)
-
-
-def test_a_window_behind_a_direct_hit_stores_nothing_in_its_slot(backend: Backend) -> None:
-    """It reads one slot and names another, which only `accept` writes: also where no token is accepted."""
-    layout = ms.StateLayout((ms.Plane("ssm", (2, 4), torch.float32),), layers=2)
-    mem = manager(backend, ms.Redirect(I), layout, overlap=False, speculation=True)
-    rows, windows = resumed(mem), {"ssm": torch.ones(2, 2, 3, 2, 4, device=backend.device)}
-    for accepted in ([0, 2], [1, 0]):
-        step = mem.plan(rows, 3, window=True)
-        assert int(step.read[0]) != int(step.write[0])
-        mem.accept(step, accepted, windows)
-    scan(mem)
-
-
 def tailed(backend: Backend, tracking: ms.Tracking) -> tuple[ms.StateManager, list[ms.Row]]:
     """A manager whose rows have tails, and two rows of I - 1 tokens, 2 of them in the tail."""
     rings = ms.StateLayout((ms.Plane("k", (8,), torch.float32),), layers=1)

@@ -108,10 +108,8 @@ def test_C7_a_request_has_a_tail_and_pages_for_its_drafts() -> None:
 
 def test_C7_refuses_tails_where_there_are_none() -> None:
     for model, given, why in (
-        (PLAIN, {}, "the layout has no rings"),
-        ("qwen3_next", {"in_place": True}, "tails take the place of windows"),
         ("qwen3_next", {"speculate": -1}, "tail=-1: expected a whole number"),
-        (TREE, {}, "need a state without levels"),
+        (TREE, {}, "levels have no drafts"),
     ):
         with pytest.raises(ms.ConfigurationError, match=why):
             ms.capacity(model, "40GiB", context="32k", **({"speculate": 4} | given))

@@ -121,11 +121,9 @@ def test_what_a_manager_shows_is_not_reassigned(name: str) -> None:
 
 
 def test_tensors_that_require_grad_are_refused_where_they_are_written() -> None:
-    tensor, window = torch.full((1, 9, 4), 7.0, requires_grad=True), torch.ones(1, 1, 2, 4, requires_grad=True)
-    mem, ids = manager(overlap=False, speculation=True), torch.tensor([1, 2])
-    planes, step = mem.planes, mem.plan(mem.admit([ms.Request("a")]), 2, window=True)
+    tensor, ids = torch.full((1, 9, 4), 7.0, requires_grad=True), torch.tensor([1, 2])
+    planes = manager().planes
     for call, says in (
-        (lambda: mem.accept(step, [1], {"ssm": window}), r"window of plane ssm: .*requires grad"),
         (lambda: manager(tensors={"ssm": tensor}), r"plane ssm, layer 0: .*requires grad.*detach"),
         (lambda: manager(tensors={"ssm": [tensor[0]]}), r"plane ssm, layer 0: .*requires grad.*detach"),
         (lambda: planes.gather("ssm", ids, torch.zeros(1, 2, 4, requires_grad=True)), r"out: .*requires grad"),
@@ -133,7 +131,6 @@ def test_tensors_that_require_grad_are_refused_where_they_are_written() -> None:
         with pytest.raises(ms.InvalidArgument, match=says):
             call()
     assert (tensor == 7).all()
-    mem.accept(step, [1], {"ssm": window.detach()})
     manager(tensors={"ssm": tensor.detach()})
     planes.scatter("ssm", ids, torch.ones(1, 2, 4, requires_grad=True))  # which is only read
     assert planes["ssm"][0, 1:3].tolist() == [[1.0] * 4] * 2 and not planes["ssm"].requires_grad
@@ -143,7 +140,7 @@ def test_tensors_that_require_grad_are_refused_where_they_are_written() -> None:
     "settings",
     [
         {"slots": "8"}, {"slots": None}, {"slots": True}, {"layout": None}, {"device": "nonsense"}, {"device": 1.5},
-        {"overlap": np.array([True, False])}, {"overlap": 1.0}, {"speculation": "yes"}, {"in_place": None},
+        {"overlap": np.array([True, False])}, {"overlap": 1.0}, {"tail": "yes"}, {"in_place": None},
         {"debug": 0}, {"direct_hits": "no"}, {"tracking": ms.PingPong(4, lane_count=1.0), "overlap": False},
     ],
 )  # fmt: skip

@@ -405,9 +405,12 @@ def test_L7_a_state_from_elsewhere_gets_level_slots(backend: Backend) -> None:
 
 def test_L8_settings_that_levels_do_not_know_are_refused() -> None:
     given = {"slots": 4, "max_requests": 2}
-    for settings in ({"forward": ms.Forward(grid=4)}, {"forward": ms.Forward(speculation=True), "overlap": False}):
-        with pytest.raises(ms.ConfigurationError, match=r"^Forward\(.*with levels=.*leave out speculation and grid"):
-            ms.StateManager(LAYOUT, **given, **settings)
+    for forward, why in (
+        (ms.Forward(grid=4), r"^Forward\(.*with levels=.*leave out grid"),
+        (ms.Forward(tail=4), "levels have no drafts"),
+    ):
+        with pytest.raises(ms.ConfigurationError, match=why):
+            ms.StateManager(LAYOUT, **given, forward=forward)
     for grids in ((4, 8), (None,)):
         planes = tuple(ms.Plane(f"p{n}", (), torch.int64, grid=grid) for n, grid in enumerate(grids))
         with pytest.raises(ms.InvalidArgument, match="expected one grid, the tokens of a chunk, not "):

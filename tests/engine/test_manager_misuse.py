@@ -100,7 +100,7 @@ MISUSE |= {  # arguments of the wrong kind
     "drop(snapshot)": ("expected a sequence of snapshots", lambda s: s.mem.drop(s.kept)),
     "settle(None)": ("is no step: use what plan", lambda s: s.mem.settle(None)),
     "cancel(None)": ("is no step: use what plan", lambda s: s.mem.cancel(None)),
-    "accept(None)": ("is no step: use what plan", lambda s: s.mem.accept(None, [1], {})),
+    "accept(..) without tails": ("needs steps with drafts", lambda s: s.mem.accept(s.first, [1])),
     "finished ragged": ("expected 2 times True or False", lambda s: s.mem.settle(s.first, [[True], [True, False]])),
     "finished elsewhere": ("device='meta'", lambda s: s.mem.settle(s.first, torch.ones(2, device="meta"))),
     "finished numbers": ("expected 2 times True or False", lambda s: s.mem.settle(s.first, [0.5, 0.5])),
@@ -159,10 +159,10 @@ def test_G1_steps_are_settled_in_order_and_at_most_two_are_open(backend: Backend
     stage.loop.advance([stage.row])
 
 
-@pytest.mark.parametrize("how", ["steps", "an arrival", "a window"])
+@pytest.mark.parametrize("how", ["steps", "an arrival", "drafts"])
 def test_G1_a_length_beyond_int32_is_refused(backend: Backend, how: str) -> None:
     """By steps that are each small enough."""
-    loop = Loop(backend, ms.NoTracking(4), overlap=False, speculation=True)
+    loop = Loop(backend, ms.NoTracking(4), overlap=False, tail=2 * (how == "drafts"))
     (row,) = loop.admit()
     if how == "steps":
         for tokens in (2**31 - 2, 1):
@@ -171,8 +171,7 @@ def test_G1_a_length_beyond_int32_is_refused(backend: Backend, how: str) -> None
         loop.mem.device.arrived([row], [2**31 - 1])
     else:
         loop.mem.device.arrived([row], [2**31 - 3])
-        windows = {name: plane.new_zeros(len(plane), 1, 2, *plane.shape[2:]) for name, plane in loop.mem.planes.items()}
-        loop.mem.accept(loop.mem.plan([row], 2, window=True), [2], windows)
+        loop.mem.accept(loop.mem.plan([row], 2, drafts=2), [2])
     with pytest.raises(ms.InvalidArgument, match=r"lengths \[2147483648\] after this step: a label holds 2147483647"):
         loop.mem.plan([row])
     assert loop.mem.info(row).length == 2**31 - 1

@@ -216,8 +216,6 @@ def test_launch_is_refused_where_it_would_run_a_step_again(pair: Pair) -> None:
             mem.launch(batch)  # type: ignore[arg-type]
     with pytest.raises(ms.InvalidArgument, match="outside of a graph capture"):
         mem.launch(2)
-    with pytest.raises(ms.InvalidArgument, match=r"speculation=True"):
-        mem.launch(2, window=True)
     with pytest.raises(ms.InvalidArgument, match="expected a function"):
         mem.plan(rows, replay=3)  # type: ignore[arg-type]
     mem.device.sleep()
@@ -240,7 +238,7 @@ def fails() -> None:
     ("replay", "said"),
     [
         (lambda mem: fails(), "CUDA error"), (lambda mem: mem.launch(3), "replay of a step with batch=2"),
-        (lambda mem: None, r"did not launch it: .* launch\(2, window=False\)"),  # such as a graph of the forward alone
+        (lambda mem: None, r"did not launch it: .* launch\(2\)"),  # such as a graph of the forward alone
     ],
 )  # fmt: skip
 def test_an_error_in_the_replay_breaks_the_manager_until_it_recovers(pair: Pair, replay: Any, said: str) -> None:
@@ -293,15 +291,12 @@ def test_calls_in_a_replay_are_refused_by_name(pair: Pair, call: str) -> None:
     scan(mem)
 
 
-def test_a_speculative_step_is_replayed(backend: Backend) -> None:
-    mem = on(backend, LAYOUT, slots=8, max_requests=2, overlap=False, forward=ms.Forward(speculation=True))
+def test_a_step_with_drafts_is_replayed(backend: Backend) -> None:
+    mem = on(backend, LAYOUT, slots=8, max_requests=2, overlap=False, forward=ms.Forward(tail=3))
     (row,) = mem.admit([ms.Request("a")])
-    with pytest.raises(ms.InvalidArgument, match="window=True"):
-        mem.plan([row], 3, window=True, replay=lambda: mem.launch(1))
-    mem.recover()
-    (row,) = mem.admit([ms.Request("b")])
-    step = mem.plan([row], 3, window=True, replay=lambda: mem.launch(1, window=True))
-    windows = {plane.name: torch.ones(2, 1, 3, *plane.shape, device=backend.device) for plane in PLANES}
-    mem.accept(step, [2], windows)
-    assert mem.info(row).length == 2 and mem.planes["ssm"][:, step.write].unique().tolist() == [1.0]
+    mem.accept(mem.plan([row], 3, drafts=3, replay=lambda: mem.launch(1)), [2])
+    step = mem.plan([row], 3, drafts=2, replay=lambda: mem.launch(1))
+    assert (step.cursor.pending.tolist(), step.cursor.store.tolist(), step.lengths.tolist()) == ([2], [2], [2])
+    mem.accept(step, [1])
+    assert (mem.info(row).length, mem.info(row).pending) == (3, 1)
     scan(mem)

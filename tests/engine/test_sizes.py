@@ -105,7 +105,7 @@ def test_a_gpu_has_its_own_memory_and_the_host_its_own(monkeypatch: pytest.Monke
     layout = ms.StateLayout((ms.Plane("ssm", (2**20,), torch.float32),), layers=1)
     given: dict[str, Any] = {
         "given": False, "max_requests": 8, "preallocated": 0, "snapshots": 8, "pages": ms.Pages(size=1), "max_batch": 8,
-        "speculation": False, "device": torch.device("cuda"),
+        "device": torch.device("cuda"),
     }  # fmt: skip
     require_fit(layout, slots=10_000, **given)
     with pytest.raises(ms.ConfigurationError, match=r"on cuda.*lower slots"):

@@ -1,225 +1,15 @@
-"""Rows with tails: whatever is guessed, accepted, kept and forked, a state has the bits of plain decode at its length.
-
-The model is one layer of a gated delta rule. Token n of a text has inputs that its text alone decides, so the state
-behind n tokens of a text is known; a guess is a token of another text.
-"""
+"""Rows with tails: whatever is guessed, accepted, kept and forked, a state has the bits of plain decode."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
-from memstate.kernels.tables import DeltaTail, Marks
 from tests.support.build import on
 from tests.support.decode_case import same_bits
-
-HEADS, SIZE, TOKENS, WRONG = 2, 8, 90, 3
-STRATEGIES = {
-    "none": ms.NoTracking(),
-    "ping-pong": ms.PingPong(every=8),
-    "lazy": ms.LazyPingPong(every=8),
-    "redirect": ms.Redirect(every=8),
-}
-
-
-def layout(tail: int) -> ms.StateLayout:
-    ring, bf16 = 3 * tail - 1, torch.bfloat16
-    rows = [ms.Plane("k", (ring, 1, SIZE), bf16), ms.Plane("v", (ring, HEADS, SIZE), bf16)]
-    rows += [ms.Plane(name, (ring, HEADS), torch.float32) for name in ("gate", "beta")]
-    planes = [ms.Plane("ssm", (HEADS, SIZE, SIZE), torch.float32)]
-    return ms.StateLayout(planes, layers=1, rows=ms.StateLayout(rows, layers=1))
-
-
-class Model:
-    """Texts by number, and the states and outputs of plain decode behind each of their tokens."""
-
-    def __init__(self, backend: Backend, generator: torch.Generator, texts: int) -> None:
-        self.backend, shape = backend, (texts, TOKENS)
-        normal = [torch.randn((*shape, *of), generator=generator) for of in ((1, SIZE), (1, SIZE), (HEADS, SIZE))]
-        self.inputs = {name: x.bfloat16() for name, x in zip("qkv", normal, strict=True)}
-        self.inputs["decay"] = torch.randn((*shape, HEADS), generator=generator)
-        self.inputs["beta"] = torch.randn((*shape, HEADS), generator=generator)
-        self.inputs = {name: x.to(backend.device) for name, x in self.inputs.items()}
-        self.weights = {
-            "a_log": torch.randn(HEADS, generator=generator).to(backend.device), "sigmoid": True, "normalize": True,
-        }  # fmt: skip
-        # Every token has a mark, and so every state a slot.
-        count = texts * TOKENS
-        pool = torch.zeros(count + 1 + texts, HEADS, SIZE, SIZE, device=backend.device)
-        columns = torch.arange(count).div(TOKENS, rounding_mode="floor"), torch.arange(count) % TOKENS + 1
-        ints = [torch.tensor([count]), *columns, torch.arange(1, count + 1)]
-        marks = Marks(*(column.to(backend.device, torch.int32) for column in ints))
-        nothing = torch.zeros(texts, dtype=torch.int32, device=backend.device)
-        ends = (count + 1 + torch.arange(texts)).to(nothing)
-        where = {"read": nothing, "write": ends, "snapshot": nothing, "tokens": nothing + TOKENS}
-        self.outputs = backend.gated_delta_step(**self.inputs, **self.weights, **where, state=pool, marks=marks)
-        self.states = pool[1 : count + 1].unflatten(0, (texts, TOKENS))
-
-    def forward(self, mem: ms.StateManager, step: ms.Step, texts: list[list[tuple[int, int]]]) -> Tensor:
-        """texts: for each token of each entry its text and its place there."""
-        width = max(1, *map(len, texts))
-        x = {}
-        for name, stream in self.inputs.items():
-            x[name] = stream.new_full((len(texts), width, *stream.shape[2:]), torch.nan)
-            for entry, tokens in enumerate(texts):
-                for t, (text, at) in enumerate(tokens):
-                    x[name][entry, t] = stream[text, at]
-        rings = {name: plane[0] for name, plane in mem.planes.rows.items()} if mem.planes.rows is not None else {}
-        return self.backend.gated_delta_step(
-            **x,
-            **self.weights,
-            state=mem.planes["ssm"][0],
-            read=step.read,
-            write=step.write,
-            snapshot=step.snapshot,
-            tokens=step.tokens,
-            tail=DeltaTail(**rings),
-            cursor=step.cursor,
-            marks=step.marks,
-        )
-
-
-class Walk:
-    """A loop that guesses tokens, with random calls in between; it knows the text of each row and what is in it."""
-
-    def __init__(self, mem: ms.StateManager, model: Model, generator: torch.Generator, tail: int) -> None:
-        self.mem, self.model, self.generator, self.tail, self.overlap = mem, model, generator, tail, mem.overlap
-        self.rows: dict[ms.Row, tuple[int, int]] = {}  # its text and its length
-        self.kept: list[tuple[ms.Snapshot, int]] = []
-        self.names = 0
-        self.flight: Any = None  # the step that is not settled, with overlap
-
-    def draw(self, most: int) -> int:
-        return int(torch.randint(0, most + 1, (1,), generator=self.generator))
-
-    def step(self) -> None:
-        entries: list[Any] = [row for row in self.rows if self.draw(4)]
-        entries = [entries[i] for i in torch.randperm(len(entries), generator=self.generator)]
-        if self.draw(2) == 0:
-            entries.insert(self.draw(len(entries)), None)
-        tokens, drafts, accepted, texts = [], [], [], []
-        for row in entries:
-            text, length = self.rows.get(row, (0, 0))
-            n = self.draw(self.tail - 1) + 1 if length or self.draw(1) else self.draw(30) + 1
-            if self.draw(7) == 0:
-                n = 0  # folds what is pending
-            of = self.draw(n) if n <= self.tail and self.draw(3) else 0
-            right = n - of + self.draw(of)
-            tokens.append(n)
-            drafts.append(of)
-            accepted.append(right if row is not None else 0)
-            texts.append([(text if t < right else WRONG, length + t) for t in range(n)])
-        starts = [self.rows.get(row, (0, 0)) for row in entries]
-        step = self.mem.plan(entries, tokens, drafts=drafts)
-        assert step.lengths.tolist() == [length for _, length in starts]
-        if self.flight is None:
-            assert step.before.tolist() == step.lengths.tolist()
-        out = self.model.forward(self.mem, step, texts) if entries else None
-        written = bool(self.draw(1)) or self.overlap
-        if written:
-            step.accepted.copy_(torch.tensor(accepted, dtype=torch.int32))
-        for entry, row in enumerate(entries):
-            text, length = starts[entry]
-            for t in range(accepted[entry]):
-                assert out is not None and same_bits(out[entry, t], self.model.outputs[text, length + t])
-            if row is not None:
-                self.rows[row] = text, length + accepted[entry]
-        flight = step, entries, accepted, any(drafts), written, [length for _, length in starts]
-        flight, self.flight = (self.flight, flight) if self.overlap else (flight, None)
-        if self.overlap and self.draw(5) == 0:
-            self.check()
-        if flight is not None:
-            self.settle(*flight)
-
-    def settle(
-        self, step: ms.Step, entries: list[Any], accepted: list[int], guessed: bool, written: bool, starts: list[int]
-    ) -> None:
-        """Tells what came of a step; some of its rows have ended then, and are in the next one as well."""
-        over = [row in self.rows and self.draw(30) == 0 for row in entries]
-        if guessed or self.draw(1):
-            self.mem.accept(step, accepted, finished=over, written=written)
-        else:
-            self.mem.settle(step, over)
-        assert step.before.tolist() == starts
-        assert step.after.tolist() == [a + b for a, b in zip(starts, accepted, strict=True)]
-        if self.flight is None:
-            for row in entries:
-                assert row not in self.rows or row in over or self.mem.info(row).length == self.rows[row][1]
-        for row, ended in zip(entries, over, strict=True):
-            if ended:
-                at = dict(zip(self.flight[1], self.flight[5], strict=True)) if self.flight else {}
-                self.rows[row] = self.rows[row][0], at.get(row, self.rows[row][1])  # without what a dead step adds
-                self.end([row])
-
-    def end(self, rows: list[ms.Row]) -> None:
-        keep = self.draw(1)
-        for row, state in zip(rows, self.mem.end(rows, **({"keep": "handle"} if keep else {})), strict=True):
-            text, length = self.rows.pop(row)
-            if state is not None:
-                assert length - state.length < 3 * self.tail  # the live one at least
-                self.keep(state, text, length)
-
-    def keep(self, state: ms.Snapshot | None, text: int, length: int) -> None:
-        if state is not None:
-            assert state.length <= length
-            self.kept.append((state, text))
-
-    def check(self) -> None:
-        """Every state that is kept has the bits of plain decode at its length."""
-        self.mem.submit(*([self.flight[0]] if self.flight is not None else []))
-        for state, text in self.kept:
-            (slot,) = self.mem.device.read_slots([state]).wait().tolist()
-            assert same_bits(self.mem.planes["ssm"][0, slot], self.model.states[text, state.length - 1]), state
-        self.mem.audit().raise_if_leaking()
-
-    def run(self, steps: int) -> None:
-        for _ in range(steps):
-            choice = self.draw(7)
-            if self.flight is not None and (choice == 3 or self.draw(1)):  # only settled rows can be forked
-                flight, self.flight = self.flight, None
-                self.settle(*flight)
-            if len(self.rows) < 4 and choice < 3:
-                again = self.kept and self.draw(1)
-                state, text = self.kept[self.draw(len(self.kept) - 1)] if again else (None, self.draw(WRONG - 1))
-                try:
-                    (row,) = self.mem.admit([ms.Request(self.names, resume=state)])
-                except (ms.OutOfSlots, ms.OutOfRows):
-                    self.drop()
-                    continue
-                self.names += 1
-                self.rows[row] = text, state.length if state else 0
-            elif choice == 3 and self.rows:
-                row = [*self.rows][self.draw(len(self.rows) - 1)]
-                try:
-                    fork = self.mem.fork(row, [self.names])
-                except (ms.OutOfSlots, ms.OutOfRows):
-                    self.drop()
-                    continue
-                self.names += 1
-                self.rows[fork.rows[0]] = self.rows[row]
-            elif choice == 4 and self.rows:
-                self.end([[*self.rows][self.draw(len(self.rows) - 1)]])
-            elif choice == 5 and self.rows:
-                rows = [*self.rows]
-                for row, state in zip(rows, self.mem.publish(rows, keep="handle"), strict=True):
-                    self.keep(state, *self.rows[row])
-            elif choice == 6:
-                self.drop()
-            if all(length < TOKENS - 35 for _, length in self.rows.values()):
-                self.step()
-            else:
-                self.end([row for row, (_, length) in self.rows.items() if length >= TOKENS - 35])
-            if self.draw(5) == 0:
-                self.check()
-
-    def drop(self) -> None:
-        if self.kept:
-            state, _ = self.kept.pop(self.draw(len(self.kept) - 1))
-            self.mem.drop([state])
+from tests.support.tail_walk import STRATEGIES, WRONG, Model, Walk, layout
 
 
 @pytest.fixture
@@ -239,7 +29,7 @@ def test_T2_states_are_those_of_plain_decode(
         "max_requests": 5,
         "max_batch": 6,
         "tracking": STRATEGIES[strategy],
-        "overlap": False,
+        "overlap": overlap,
         "tail": tail,
     }
     mem = on(backend, layout(tail), **settings)
@@ -249,6 +39,83 @@ def test_T2_states_are_those_of_plain_decode(
             plane.fill_(torch.nan)
     mem.device.scrub_null()
     Walk(mem, model, generator, tail).run(60 if backend.name == "reference" else 12)
+
+
+@pytest.mark.sample
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_T15_other_kernels_keep_the_drafts_themselves(
+    backend: Backend, generator: torch.Generator, model: Model, strategy: str, in_place: bool
+) -> None:
+    """Rows need no rings: a step of drafts alone stores nothing, and steps of 0 tokens store what was accepted."""
+    settings = {"slots": 14, "max_requests": 3, "tracking": STRATEGIES[strategy], "overlap": False}
+    plain, forward = ms.StateLayout(layout(4).planes, layers=1), ms.Forward(tail=4, in_place=in_place)
+    mem = on(backend, plain, **settings, forward=forward)
+    rows, kept = mem.admit([ms.Request(text) for text in range(3)]), list[tuple[int, ms.Snapshot]]()
+    plane = mem.planes["ssm"][0]
+
+    def commit(step: ms.Step) -> None:
+        """Brings the state of `read` to `write`, and what memstate does not copy to `snapshot`."""
+        for text, n in enumerate(step.cursor.store.tolist()):
+            if n > 0:
+                old, new = known(text, int(step.cursor.label[text])), known(text, int(step.cursor.label[text]) + n)
+                assert same_bits(plane[(step.write if in_place else step.read)[text].long()], old)
+                for vector in (step.write,) if in_place else (step.write, step.snapshot):
+                    plane[vector[text].long()] = new
+        mem.settle(step)
+
+    def known(text: int, length: int) -> torch.Tensor:
+        return model.states[text, length - 1] if length else torch.zeros_like(model.states[text, 0])
+
+    commit(mem.plan(rows, [5, 9, 1]))
+    for _ in range(12):
+        verified = mem.plan(rows, 4, drafts=4)
+        assert verified.cursor.store.tolist() == [-1, -1, -1]
+        mem.accept(verified, torch.randint(0, 5, (3,), generator=generator).tolist())
+        while any(mem.info(row).pending for row in rows):
+            commit(mem.plan(rows, 0))
+        kept += [(text, state) for text, state in enumerate(mem.publish(rows, keep="handle")) if state is not None]
+        if len(kept) > 3:
+            mem.drop([state for _, state in kept[:-3]])
+            kept = kept[-3:]
+    kept += [(text, state) for text, state in enumerate(mem.end(rows, keep="handle")) if state is not None]
+    slots = mem.device.read_slots([state for _, state in kept]).wait().tolist()
+    assert len(kept) > 3 * (strategy != "none")
+    for (text, state), slot in zip(kept, slots, strict=True):
+        assert same_bits(plane[slot], known(text, state.length))
+    mem.audit().raise_if_leaking()
+
+
+@pytest.mark.parametrize(("before", "accepted", "kept"), [(250, 8, 256), (250, 4, None), (250, 6, 256), (256, 1, 256)])
+@pytest.mark.parametrize("strategy", [ms.PingPong(256), ms.LazyPingPong(256), ms.Redirect(256)], ids=repr)
+def test_B33_a_boundary_that_accepted_tokens_cross_is_kept(
+    backend: Backend, strategy: ms.Tracking, before: int, accepted: int, kept: int | None
+) -> None:
+    """Where they stay below it there is no snapshot, and where they start on it none of theirs."""
+    mem = on(backend, layout(9), slots=4, max_requests=1, tracking=strategy, overlap=False, tail=9)
+    (row,) = mem.admit([ms.Request("a")])
+    mem.settle(mem.plan([row], before))
+    mem.accept(mem.plan([row], 9, drafts=8), [accepted])
+    while mem.info(row).pending:
+        mem.settle(mem.plan([row], 0))
+    mem.settle(mem.plan([row], 1))
+    (state,) = mem.publish([row], keep="handle")
+    assert (state and state.length, mem.stats().snapshots) == (kept, kept is not None)
+
+
+@pytest.mark.sample
+@pytest.mark.parametrize("partly", [False, True])
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_T14_states_that_memstate_copies_are_those_of_plain_decode(
+    backend: Backend, generator: torch.Generator, model: Model, strategy: str, overlap: bool, partly: bool
+) -> None:
+    """As of kernels that update one slot, or of planes that a step writes only in part."""
+    forward = ms.Forward(tail=4, in_place=not partly)
+    planes = [replace(plane, rewritten_each_step=not partly) for plane in layout(4).planes]
+    settings = {"slots": 14, "max_requests": 5, "max_batch": 6, "tracking": STRATEGIES[strategy]}
+    mem = on(backend, replace(layout(4), planes=planes), **settings, overlap=overlap, forward=forward)
+    Walk(mem, model, generator, 4).run(60 if backend.name == "reference" else 12)
 
 
 @pytest.mark.parametrize("tail", [1, 4])
@@ -287,7 +154,7 @@ def test_T4_refuses_what_no_step_with_drafts_can_be(backend: Backend) -> None:
     for accepted, why in (([1, 0], r"accepted\[0\]=1: expected 2 to 3"), ([2, 4], r"accepted\[1\]=4: expected 0 to 3")):
         with pytest.raises(ms.InvalidArgument, match=why):
             mem.accept(step, accepted)
-    with pytest.raises(ms.InvalidArgument, match=r"speculative: accept\(step, accepted\) settles it"):
+    with pytest.raises(ms.InvalidArgument, match=r"has drafts: accept\(step, accepted\) settles it"):
         mem.settle(step)
     with pytest.raises(ms.InvalidArgument, match="written=1: expected True or False"):
         mem.accept(step, [2, 0], written=1)  # type: ignore[arg-type]
@@ -300,21 +167,17 @@ def test_T4_refuses_what_no_step_with_drafts_can_be(backend: Backend) -> None:
 def test_T5_refuses_settings_that_have_no_tails(backend: Backend) -> None:
     settings = {"slots": 4, "max_requests": 1, "tracking": ms.NoTracking()}
     plain = ms.StateLayout(layout(4).planes, layers=1)
-    partly = ms.StateLayout((replace(layout(4).planes[0], rewritten_each_step=False),), layers=1, rows=layout(4).rows)
-    for of, why in ((plain, "the layout has no rings"), (partly, "rows with tails need a state without levels")):
-        with pytest.raises(ms.ConfigurationError, match=why):
-            on(backend, of, **settings, tail=4)
     rings = [replace(plane, fill=None) for plane in layout(4).rows.planes]  # type: ignore[union-attr]
     with pytest.raises(ms.ConfigurationError, match=r"tail=5 with rings .* of fewer than 14 tokens"):
         on(backend, replace(layout(4), rows=ms.StateLayout(rings, layers=1)), **settings, tail=5)
-    for given in ({"speculation": True}, {"in_place": True}):
-        with pytest.raises(ms.ConfigurationError, match="tails take the place of windows"):
-            ms.Forward(tail=4, **given)
     with pytest.raises(ms.ConfigurationError, match="tail=-1: expected a whole number of tokens from 0"):
         ms.Forward(tail=-1)
+    mem = on(backend, plain, **settings)
+    rows = mem.admit([ms.Request("a")])
     with pytest.raises(ms.InvalidArgument, match="drafts= needs rows with tails"):
-        mem = on(backend, plain, **settings)
-        mem.plan(mem.admit([ms.Request("a")]), 2, drafts=1)
+        mem.plan(rows, 2, drafts=1)
+    with pytest.raises(ms.InvalidArgument, match="accept needs steps with drafts"):
+        mem.accept(mem.plan(rows, 2), [2])
     with pytest.raises(ms.InvalidArgument, match=r"its rows have no tail; build the manager with Forward\(tail=\)"):
         _ = mem.plan(mem.admit([]), []).cursor
 
@@ -349,7 +212,7 @@ def test_T7_a_row_whose_length_is_not_told_yet_waits_for_it(backend: Backend) ->
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_T8_a_row_that_reads_no_token_folds_its_tail(backend: Backend, overlap: bool) -> None:
-    """A turn that ends amid its accepted tokens leaves the state of its last one, whatever boundary lies among them."""
+    """A turn that ends amid its accepted tokens leaves the state of its last one, and that at a boundary among them."""
     mem = on(backend, layout(4), slots=6, max_requests=3, tracking=ms.Redirect(every=8), overlap=overlap, tail=4)
     a, b = mem.admit([ms.Request("a"), ms.Request("b")])
     mem.settle(mem.plan([a, b], [5, 3]))
@@ -357,10 +220,14 @@ def test_T8_a_row_that_reads_no_token_folds_its_tail(backend: Backend, overlap: 
     assert [mem.info(row).length for row in (a, b)] == [9, 4]
     step = mem.plan([a, None, b], [0, 0, 1])
     assert step.tokens.tolist() == [0, 0, 1] and step.cursor.pending.tolist() == [4, 0, 0]
-    assert step.cursor.store.tolist() == [4, 0, 1] and step.lengths.tolist() == [9, 0, 4]
+    assert step.cursor.store.tolist() == [3, 0, 1] and step.lengths.tolist() == [9, 0, 4]
+    assert [mem.info(row).pending for row in (a, b)] == [1, 0]
     mem.settle(step)
-    states = mem.end([a, b], keep="handle")
-    assert [state.length for state in states if state is not None] == [9, 5]
+    step = mem.plan([a], 0)
+    assert (step.label.tolist(), step.cursor.store.tolist(), mem.info(a).pending) == ([8], [1], 0)
+    mem.settle(step)
+    states = [*mem.publish([a], keep="handle"), *mem.end([a, b], keep="handle")]
+    assert [state.length for state in states if state is not None] == [8, 9, 5]
     mem.audit().raise_if_leaking()
 
 
@@ -420,18 +287,6 @@ def test_T7_a_step_behind_a_cancelled_one_is_counted_already(backend: Backend) -
     mem.accept(first, [1])
     step = mem.plan([a], 1)
     assert step.before.tolist() == [1] == step.lengths.tolist()
-
-
-@pytest.mark.parametrize("empty", [False, True])
-def test_T4_refuses_windows_of_rows_with_tails(backend: Backend, empty: bool) -> None:
-    mem = on(backend, layout(4), slots=4, max_requests=1, tracking=ms.NoTracking(), overlap=False, tail=4)
-    (row,) = mem.admit([ms.Request("a")])
-    step = mem.plan([row], 4, drafts=4)
-    states = torch.zeros((1, 1, 4, HEADS, SIZE, SIZE), device=backend.device)
-    with pytest.raises(ms.InvalidArgument, match="windows= for rows with tails, which have none"):
-        mem.accept(step, [2], {} if empty else {"ssm": states})
-    mem.accept(step, [2])
-    assert mem.info(row).length == 2
 
 
 def test_T4_a_row_that_has_ended_needs_no_accepted_tokens(backend: Backend) -> None:

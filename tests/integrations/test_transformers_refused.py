@@ -92,7 +92,7 @@ def test_a_model_of_another_dtype_or_of_ones_own_is_refused() -> None:
 def test_an_assistant_that_cannot_draft_is_refused() -> None:
     model = tiny("qwen3_next")
     for mem, assistant, why in (
-        (managed(model), small(), r"Forward\(speculation=True\)"),
+        (managed(model), small(), r"Forward\(tail=16\)"),
         (managed(model, **SPECULATING), small(98), "98 tokens, and the model one of 97"),
         (managed(model, **SPECULATING), model, "cannot forget rejected tokens"),
     ):
@@ -114,7 +114,7 @@ def test_managers_that_fit_are_taken() -> None:
     ("lfm2", {"stop_strings": ["a"]}, "tokenizer="),
     ("lfm2", {"max_length": 9}, "9 tokens, and max_length=9 counts them"),
     ("lfm2", {"do_sample": True, "temperature": 0.0}, "temperature"),
-    ("lfm2", {"prompt_lookup_num_tokens": 3}, r"Forward\(speculation=True\), overlap=False"),
+    ("lfm2", {"prompt_lookup_num_tokens": 3}, r"Forward\(tail=16\), overlap=False"),
     ("jamba", {"prompt_lookup_num_tokens": 3}, "starts from zeros"),
 ])  # fmt: skip
 def test_a_request_for_what_serve_does_not_do_is_refused(family: str, fields: dict[str, Any], why: str) -> None:

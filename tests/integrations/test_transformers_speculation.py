@@ -69,7 +69,7 @@ def test_guesses_change_no_token_and_no_state_that_others_start_from(family: str
 @pytest.mark.parametrize("wrong", [0, 2, 9])
 @pytest.mark.parametrize("settings", [
     {"tracking": ms.PingPong(every=4)}, {"tracking": ms.LazyPingPong(every=8)}, {"tracking": ms.NoTracking(every=8)},
-    {"forward": ms.Forward(speculation=True, in_place=True)}, {"prefix": None}, {"slots": 5, "max_requests": 2},
+    {"forward": ms.Forward(tail=16, in_place=True)}, {"prefix": None}, {"slots": 5, "max_requests": 2},
 ], ids=str)  # fmt: skip
 def test_every_strategy_speculates(settings: dict[str, Any], wrong: int) -> None:
     model = tiny("lfm3")  # with a sliding window

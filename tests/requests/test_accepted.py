@@ -1,4 +1,4 @@
-"""Tokens accepted together, as after a speculative window, and memory that is never what a fresh slot should hold."""
+"""Tokens accepted together, and memory that is never what a fresh slot should hold."""
 
 import pytest
 import torch

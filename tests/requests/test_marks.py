@@ -72,11 +72,11 @@ def test_M2_multiples_count_from_the_start_of_the_packed_batch() -> None:
         assert of.due(np.array([0, 1, 2]), np.array([0, 300, 40]), np.array([0, 301, 540])) == found
 
 
-def test_M17_a_window_keeps_the_state_before_it_and_nothing_inside() -> None:
+def test_M17_drafts_alone_keep_the_state_before_them_and_none_inside() -> None:
     of = marks()
     of.start(1, [(3, "named"), (5, "named"), (9, "named")], 0)
     assert due(of, (0, 3)) == []
-    assert due(of, (3, 3)) == [(1, 3)]  # in a window `after` is `before`
+    assert due(of, (3, 3)) == [(1, 3)]  # of drafts alone, `after` is `before`
     assert due(of, (7, 9)) == [] and due(of, (9, 9)) == [(1, 9)] and due(of, (9, 9)) == []
 
 

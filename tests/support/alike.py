@@ -14,7 +14,7 @@ import torch
 from memstate.slots.registers import RegisterFile
 
 BOUNDARY = 16  # bytes
-KEPT = ("ownership", "plan", "accept")  # operations whose kernels are kept
+KEPT = ("ownership", "plan")  # operations whose kernels are kept
 
 
 def misfits(arguments: Any) -> Iterator[str]:

@@ -15,7 +15,7 @@ from memstate.testing import Faults
 from tests.support import inside
 
 PAGES = {"pages": "count", "page_size": "size", "pages_per_row": "per_row"}
-FORWARD = ("in_place", "speculation", "direct_hits", "grid", "packed", "pad", "tail")
+FORWARD = ("in_place", "direct_hits", "grid", "packed", "pad", "tail")
 
 
 class Whole(Ends):

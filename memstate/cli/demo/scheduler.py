@@ -217,7 +217,7 @@ class Scheduler:
             if stops and not finished[place]:
                 broken_off.append(work)
         with self.gauge.adding_to(flight.asked):
-            if flight.step.window:
+            if flight.step.drafted:
                 self.mem.accept(flight.step, accepted, finished=finished)
             else:
                 self.mem.settle(flight.step, finished)

@@ -144,17 +144,17 @@ class Batches:
         return logits
 
     @contextmanager
-    def step(self, rows: Sequence[Row], tokens: int | Sequence[int], window: bool = False) -> Iterator[Step]:
+    def step(self, rows: Sequence[Row], tokens: int | Sequence[int], drafts: int = 0) -> Iterator[Step]:
         """Plans a step of some rows. If the plan or the block fails, the step is cancelled and the rows end.
 
         Args:
             rows: the rows.
             tokens: of each row.
-            window: whether the step is speculative.
+            drafts: how many of them may be rejected.
         """
         step = None
         try:
-            step = self.mem.plan(rows, tokens, window=window)
+            step = self.mem.plan(rows, tokens, drafts=drafts)
             yield step
         except BaseException:
             self.states.drop()

@@ -1,7 +1,7 @@
 """Reads guessed tokens behind the states of rows, and keeps the states after them only where all guesses were right.
 
-A step reads what a row has not read yet, p tokens, and k guesses. Its window is planned and accepted with 0 tokens, so
-that slots, lengths and boundaries stay as they are. Then
+A step reads what a row has not read yet, p tokens, and k guesses. All of them are planned as drafts, of which 0 are
+accepted, so that slots, lengths and boundaries stay as they are. Then
 
 all right       a second plan of p + k tokens stores the states that the forward has left; nothing is computed again
 some wrong      the row stays where it was: the right ones are read again by its next step, together with new guesses
@@ -24,7 +24,7 @@ from memstate.integrations.transformers.running import Running
 from memstate.integrations.transformers.sampling import Sampler
 from memstate.requests.handles import Row
 
-SETTINGS = "mst.manager(..., forward=ms.Forward(speculation=True), overlap=False)"
+SETTINGS = "mst.manager(..., forward=ms.Forward(tail=16), overlap=False)"
 
 
 class Speculation:
@@ -50,7 +50,7 @@ class Speculation:
         """What speculation lacks here, "" for nothing."""
         if not self._batches.found.continues:
             return "a model whose chunks start from the state before them; the scan of this one starts from zeros"
-        return "" if self._mem.forward.speculation else f"a manager with windows: {SETTINGS}"
+        return "" if self._mem.forward.tail else f"a manager whose steps take drafts: {SETTINGS}"
 
     def draft(self, id: object, sampler: Sampler) -> Draft | None:
         """Returns what guesses for a row.
@@ -90,7 +90,7 @@ class Speculation:
             return []
         unread, most = len(one.tokens) - one.length, one.sampler.guesses
         room = self._mem.info(one.row).next_boundary - len(one.tokens)
-        room = min(room, most, one.sampler.most - len(one.answer) - 1)
+        room = min(room, most, one.sampler.most - len(one.answer) - 1, self._mem.forward.tail - unread)
         if unread > most or room < 1:
             return []
         found = [int(token) for token in one.draft(list(one.tokens), room)][:room]
@@ -120,12 +120,13 @@ class Speculation:
         """
         held = self._batches.states
         held.drop()
-        with self._batches.step(rows, 1, window=True) as step:
-            held.begin(step, len(tokens[0]))
+        count = len(tokens[0])
+        with self._batches.step(rows, count, drafts=count) as step:
+            held.begin(step, count)
             logits = self._batches.logits(rows, tokens, lengths, last)
             states = held.collect()
             held.drop()
-            self._mem.accept(step, [0] * len(rows), {name: state[:, :, None] for name, state in states.items()})
+            self._mem.accept(step, [0] * len(rows))
         return logits, states
 
     def keep(self, rows: Sequence[Row], tokens: int, states: dict[str, Tensor], entries: Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-"""Repeats plan and accept on the host's mirror, by the same rules as the kernels, so that its counts stay exact.
+"""Repeats plans on the host's mirror, by the same rules as the kernels, so that its counts stay exact.
 
 It uses the lengths that the host knows.
 """
@@ -14,7 +14,6 @@ from memstate.kernels.rules import (
     Columns,
     Flags,
     Folded,
-    accept_snapshots,
     due,
     fold,
     last_boundary,
@@ -33,7 +32,7 @@ NO_LANES: Longs = np.zeros(0, np.int64)
 
 
 class Mirror:
-    """Keeps the mirror of a register file in step with plan and accept of one strategy.
+    """Keeps the mirror of a register file in step with the plans of one strategy.
 
     Args:
         file: the register file.
@@ -106,20 +105,21 @@ class Mirror:
             self.file.source[batch.rows] = 0
         return taken
 
-    def fold(self, batch: Batch, label: Longs) -> Folded:
+    def fold(self, batch: Batch, label: Longs, defer: int = 0) -> Folded:
         """Decides what a step does with the tails of its rows, as the device does.
 
         Args:
             batch: the rows.
             label: tokens of their states.
+            defer: tokens below which no tail is folded.
         """
         drafts = np.zeros_like(batch.tokens) if batch.drafts is None else batch.drafts
         pending = self.file.pending[batch.rows]
-        return fold(self._columns, self.rules, batch.rows, label, pending, batch.tokens, drafts)
+        return fold(self._columns, self.rules, batch.rows, label, pending, batch.tokens, drafts, defer)
 
     def plan_late(
-        self, batch: Batch, label: Longs, pending: Longs, source: NDArray[np.int32], limit: int, free: int
-    ) -> None:
+        self, batch: Batch, label: Longs, pending: Longs, source: NDArray[np.int32], limit: int, free: int, defer: int
+    ) -> int:
         """Plans rows with tails that the device has planned before, when the host did not know their lengths.
 
         Args:
@@ -129,16 +129,22 @@ class Mirror:
             source: what the rows of the file read then.
             limit: number of optional claims.
             free: slots that were free then.
+            defer: tokens below which no tail was folded.
+
+        Returns:
+            Number of snapshots that the step takes.
         """
-        columns = self._columns._replace(source=source)
+        columns, taken = self._columns._replace(source=source), 0
         drafts = np.zeros_like(batch.tokens) if batch.drafts is None else batch.drafts
-        folded = fold(columns, self.rules, batch.rows, label, pending, batch.tokens, drafts)
+        folded = fold(columns, self.rules, batch.rows, label, pending, batch.tokens, drafts, defer)
         if self.lanes:
             claim = self._claims(limit, free)
             lanes = plan_snapshots(columns, self.rules, batch.rows, *folded.due(label), claim)
-            self.snapshots += int(np.count_nonzero(lanes))
+            taken = int(np.count_nonzero(lanes))
+            self.snapshots += taken
         self.file.labels[batch.live] = folded.after
         self.folded(batch, folded)
+        return taken
 
     def folded(self, batch: Batch, folded: Folded) -> None:
         """Notes what a planned step leaves in the tails of its rows."""
@@ -147,20 +153,8 @@ class Mirror:
         certain = batch.tokens if batch.drafts is None else batch.tokens - batch.drafts
         self.file.pending[batch.rows] = folded.pending + np.where(folded.newest > 0, certain, 0)
 
-    def accept(self, rows: Longs, accepted: Longs, limit: int) -> Longs:
-        """Moves distinct rows on by the accepted tokens of their windows; returns their lengths after that, `row`."""
-        length = self.lengths(rows)
-        after = length + accepted
-        if self.lanes:
-            lanes, _ = accept_snapshots(self._columns, self.rules, rows, length, after, self._claims(limit))
-            self.snapshots += int(np.count_nonzero(lanes))
-        self.file.labels[rows * REGISTERS_PER_ROW] = after
-        self.file.longest += int(accepted.max(initial=0))
-        self.file.source[rows] = 0
-        return after
-
     def _claims(self, limit: int, then: int | None = None) -> Claim:
-        """Returns what takes the optional slots of one plan or accept, as far as its budget goes.
+        """Returns what takes the optional slots of one plan, as far as its budget goes.
 
         Args:
             limit: the most claims.
@@ -187,31 +181,22 @@ class Mirror:
 
         return claim
 
-    def claims(self, rows: Longs, length: Longs, after: Longs, window: bool) -> int:
+    def claims(self, rows: Longs, length: Longs, after: Longs, most: bool = False) -> int:
         """Returns the optional claims that the next plan of these rows would make if slots were free.
 
-        With `window` it is the most that the accept of a window would make.
+        Args:
+            rows: the rows.
+            length: tokens of their states before the step, `row`.
+            after: tokens of their states after the step, `row`.
+            most: the states may end at any length up to `after`; count the most claims.
         """
         if not self.lanes:
             return 0
-        every = self.rules.every
-        if window:  # from, to or across a boundary
-            last = after // every * every
-            at = np.flatnonzero((last >= length) & (last > self._columns.tracked[rows]))
+        if most and not self.tracking.reads_old_slot:
+            at = last_boundary(np.maximum(length, self._columns.tracked[rows]), after, self.rules.every) > 0
         else:
-            reached = length if self.tracking.reads_old_slot else after
-            at = np.flatnonzero(due(self._columns, self.rules, rows, reached))
-        return int(np.count_nonzero(needs_claim(self._columns, self.rules, rows[at], length[at], window)))
-
-    def most_claims(self, rows: Longs, label: Longs, after: Longs) -> int:
-        """Returns the most optional claims of a plan of rows with tails, whose states may reach `after` tokens."""
-        if not self.lanes:
-            return 0
-        if self.tracking.reads_old_slot:
-            at = due(self._columns, self.rules, rows, label)
-        else:
-            at = last_boundary(np.maximum(label, self._columns.tracked[rows]), after, self.rules.every) > 0
-        return int(np.count_nonzero(needs_claim(self._columns, self.rules, rows[at], label[at], window=False)))
+            at = due(self._columns, self.rules, rows, length if self.tracking.reads_old_slot else after)
+        return int(np.count_nonzero(needs_claim(self._columns, self.rules, rows[at])))
 
     def lengths(self, rows: Longs) -> Longs:
         """Returns the tokens of rows."""

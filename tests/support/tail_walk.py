@@ -1,0 +1,220 @@
+"""A loop that guesses tokens: one layer of a gated delta rule, texts by number, and the state behind each token.
+
+Token n of a text has inputs that its text alone decides, so the state behind n tokens of a text is known; a guess is a
+token of another text.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import memstate as ms
+from memstate.kernels.dispatch import Backend
+from memstate.kernels.tables import DeltaTail, Marks
+from tests.support.decode_case import same_bits
+
+HEADS, SIZE, TOKENS, WRONG = 2, 8, 90, 3
+STRATEGIES = {
+    "none": ms.NoTracking(),
+    "ping-pong": ms.PingPong(every=8),
+    "lazy": ms.LazyPingPong(every=8),
+    "redirect": ms.Redirect(every=8),
+}
+
+
+def layout(tail: int) -> ms.StateLayout:
+    ring, bf16 = 3 * tail - 1, torch.bfloat16
+    rows = [ms.Plane("k", (ring, 1, SIZE), bf16), ms.Plane("v", (ring, HEADS, SIZE), bf16)]
+    rows += [ms.Plane(name, (ring, HEADS), torch.float32) for name in ("gate", "beta")]
+    planes = [ms.Plane("ssm", (HEADS, SIZE, SIZE), torch.float32)]
+    return ms.StateLayout(planes, layers=1, rows=ms.StateLayout(rows, layers=1))
+
+
+class Model:
+    """Texts by number, and the states and outputs of plain decode behind each of their tokens."""
+
+    def __init__(self, backend: Backend, generator: torch.Generator, texts: int) -> None:
+        self.backend, shape = backend, (texts, TOKENS)
+        normal = [torch.randn((*shape, *of), generator=generator) for of in ((1, SIZE), (1, SIZE), (HEADS, SIZE))]
+        self.inputs = {name: x.bfloat16() for name, x in zip("qkv", normal, strict=True)}
+        self.inputs["decay"] = torch.randn((*shape, HEADS), generator=generator)
+        self.inputs["beta"] = torch.randn((*shape, HEADS), generator=generator)
+        self.inputs = {name: x.to(backend.device) for name, x in self.inputs.items()}
+        self.weights = {
+            "a_log": torch.randn(HEADS, generator=generator).to(backend.device), "sigmoid": True, "normalize": True,
+        }  # fmt: skip
+        # Every token has a mark, and so every state a slot.
+        count = texts * TOKENS
+        pool = torch.zeros(count + 1 + texts, HEADS, SIZE, SIZE, device=backend.device)
+        columns = torch.arange(count).div(TOKENS, rounding_mode="floor"), torch.arange(count) % TOKENS + 1
+        ints = [torch.tensor([count]), *columns, torch.arange(1, count + 1)]
+        marks = Marks(*(column.to(backend.device, torch.int32) for column in ints))
+        nothing = torch.zeros(texts, dtype=torch.int32, device=backend.device)
+        ends = (count + 1 + torch.arange(texts)).to(nothing)
+        where = {"read": nothing, "write": ends, "snapshot": nothing, "tokens": nothing + TOKENS}
+        self.outputs = backend.gated_delta_step(**self.inputs, **self.weights, **where, state=pool, marks=marks)
+        self.states = pool[1 : count + 1].unflatten(0, (texts, TOKENS))
+
+    def forward(self, mem: ms.StateManager, step: ms.Step, texts: list[list[tuple[int, int]]]) -> Tensor:
+        """texts: for each token of each entry its text and its place there."""
+        width = max(1, *map(len, texts))
+        x = {}
+        for name, stream in self.inputs.items():
+            x[name] = stream.new_full((len(texts), width, *stream.shape[2:]), torch.nan)
+            for entry, tokens in enumerate(texts):
+                for t, (text, at) in enumerate(tokens):
+                    x[name][entry, t] = stream[text, at]
+        rings = {name: plane[0] for name, plane in mem.planes.rows.items()} if mem.planes.rows is not None else {}
+        alone = mem.forward.in_place  # such a kernel knows one slot
+        return self.backend.gated_delta_step(
+            **x,
+            **self.weights,
+            state=mem.planes["ssm"][0],
+            read=step.write if alone else step.read,
+            write=step.write,
+            snapshot=torch.zeros_like(step.write) if alone else step.snapshot,
+            tokens=step.tokens,
+            tail=DeltaTail(**rings),
+            cursor=step.cursor,
+            marks=step.marks,
+        )
+
+
+class Walk:
+    """A loop that guesses tokens, with random calls in between; it knows the text of each row and what is in it."""
+
+    def __init__(self, mem: ms.StateManager, model: Model, generator: torch.Generator, tail: int) -> None:
+        self.mem, self.model, self.generator, self.tail, self.overlap = mem, model, generator, tail, mem.overlap
+        self.rows: dict[ms.Row, tuple[int, int]] = {}  # its text and its length
+        self.kept: list[tuple[ms.Snapshot, int]] = []
+        self.names = 0
+        self.flight: Any = None  # the step that is not settled, with overlap
+
+    def draw(self, most: int) -> int:
+        return int(torch.randint(0, most + 1, (1,), generator=self.generator))
+
+    def step(self) -> None:
+        entries: list[Any] = [row for row in self.rows if self.draw(4)]
+        entries = [entries[i] for i in torch.randperm(len(entries), generator=self.generator)]
+        if self.draw(2) == 0:
+            entries.insert(self.draw(len(entries)), None)
+        tokens, drafts, accepted, texts = [], [], [], []
+        for row in entries:
+            text, length = self.rows.get(row, (0, 0))
+            n = self.draw(self.tail - 1) + 1 if length or self.draw(1) else self.draw(30) + 1
+            if self.draw(7) == 0:
+                n = 0  # folds what is pending
+            of = self.draw(n) if n <= self.tail and self.draw(3) else 0
+            right = n - of + self.draw(of)
+            tokens.append(n)
+            drafts.append(of)
+            accepted.append(right if row is not None else 0)
+            texts.append([(text if t < right else WRONG, length + t) for t in range(n)])
+        starts = [self.rows.get(row, (0, 0)) for row in entries]
+        step = self.mem.plan(entries, tokens, drafts=drafts)
+        assert step.lengths.tolist() == [length for _, length in starts]
+        if self.flight is None:
+            assert step.before.tolist() == step.lengths.tolist()
+        out = self.model.forward(self.mem, step, texts) if entries else None
+        written = bool(self.draw(1)) or self.overlap
+        if written:
+            step.accepted.copy_(torch.tensor(accepted, dtype=torch.int32))
+        for entry, row in enumerate(entries):
+            text, length = starts[entry]
+            for t in range(accepted[entry]):
+                assert out is not None and same_bits(out[entry, t], self.model.outputs[text, length + t])
+            if row is not None:
+                self.rows[row] = text, length + accepted[entry]
+        flight = step, entries, accepted, any(drafts), written, [length for _, length in starts]
+        flight, self.flight = (self.flight, flight) if self.overlap else (flight, None)
+        if self.overlap and self.draw(5) == 0:
+            self.check()
+        if flight is not None:
+            self.settle(*flight)
+
+    def settle(
+        self, step: ms.Step, entries: list[Any], accepted: list[int], guessed: bool, written: bool, starts: list[int]
+    ) -> None:
+        """Tells what came of a step; some of its rows have ended then, and are in the next one as well."""
+        over = [row in self.rows and self.draw(30) == 0 for row in entries]
+        if guessed or self.draw(1):
+            self.mem.accept(step, accepted, finished=over, written=written)
+        else:
+            self.mem.settle(step, over)
+        assert step.before.tolist() == starts
+        assert step.after.tolist() == [a + b for a, b in zip(starts, accepted, strict=True)]
+        if self.flight is None:
+            for row in entries:
+                assert row not in self.rows or row in over or self.mem.info(row).length == self.rows[row][1]
+        for row, ended in zip(entries, over, strict=True):
+            if ended:
+                at = dict(zip(self.flight[1], self.flight[5], strict=True)) if self.flight else {}
+                self.rows[row] = self.rows[row][0], at.get(row, self.rows[row][1])  # without what a dead step adds
+                self.end([row])
+
+    def end(self, rows: list[ms.Row]) -> None:
+        keep = self.draw(1)
+        for row, state in zip(rows, self.mem.end(rows, **({"keep": "handle"} if keep else {})), strict=True):
+            text, length = self.rows.pop(row)
+            if state is not None:
+                assert self.flight or length - state.length < 3 * self.tail  # the live one at least
+                self.keep(state, text, length)
+
+    def keep(self, state: ms.Snapshot | None, text: int, length: int) -> None:
+        if state is not None:
+            assert state.length <= length
+            self.kept.append((state, text))
+
+    def check(self) -> None:
+        """Every state that is kept has the bits of plain decode at its length."""
+        self.mem.submit(*([self.flight[0]] if self.flight is not None else []))
+        for state, text in self.kept:
+            (slot,) = self.mem.device.read_slots([state]).wait().tolist()
+            assert same_bits(self.mem.planes["ssm"][0, slot], self.model.states[text, state.length - 1]), state
+        self.mem.audit().raise_if_leaking()
+
+    def run(self, steps: int) -> None:
+        for _ in range(steps):
+            choice = self.draw(7)
+            if self.flight is not None and (choice == 3 or self.draw(1)):  # only settled rows can be forked
+                flight, self.flight = self.flight, None
+                self.settle(*flight)
+            if len(self.rows) < 4 and choice < 3:
+                again = self.kept and self.draw(1)
+                state, text = self.kept[self.draw(len(self.kept) - 1)] if again else (None, self.draw(WRONG - 1))
+                try:
+                    (row,) = self.mem.admit([ms.Request(self.names, resume=state)])
+                except (ms.OutOfSlots, ms.OutOfRows):
+                    self.drop()
+                    continue
+                self.names += 1
+                self.rows[row] = text, state.length if state else 0
+            elif choice == 3 and self.rows:
+                row = [*self.rows][self.draw(len(self.rows) - 1)]
+                try:
+                    fork = self.mem.fork(row, [self.names])
+                except (ms.OutOfSlots, ms.OutOfRows):
+                    self.drop()
+                    continue
+                self.names += 1
+                self.rows[fork.rows[0]] = self.rows[row]
+            elif choice == 4 and self.rows:
+                self.end([[*self.rows][self.draw(len(self.rows) - 1)]])
+            elif choice == 5 and self.rows:
+                rows = [*self.rows]
+                for row, state in zip(rows, self.mem.publish(rows, keep="handle"), strict=True):
+                    self.keep(state, *self.rows[row])
+            elif choice == 6:
+                self.drop()
+            if all(length < TOKENS - 35 for _, length in self.rows.values()):
+                self.step()
+            else:
+                self.end([row for row, (_, length) in self.rows.items() if length >= TOKENS - 35])
+            if self.draw(5) == 0:
+                self.check()
+
+    def drop(self) -> None:
+        if self.kept:
+            state, _ = self.kept.pop(self.draw(len(self.kept) - 1))
+            self.mem.drop([state])

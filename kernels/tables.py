@@ -246,7 +246,7 @@ class Marks(NamedTuple):
 
 
 class Mamba3State(NamedTuple):
-    """What a layer of Mamba-3 keeps, each `slot ..`; as a window `batch token ..`.
+    """What a layer of Mamba-3 keeps, each `slot ..`.
 
     Args:
         angle: how far keys and queries are turned, from -pi to pi, fp32 `head angle`.

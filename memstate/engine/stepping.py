@@ -39,7 +39,6 @@ from memstate.slots.packet import Packet
 from memstate.slots.registers import Longs
 from memstate.slots.upload import Views
 from memstate.state.planes import Planes
-from memstate.state.windows import require as require_windows
 
 PER_ROW = REGISTERS_PER_ROW
 
@@ -568,7 +567,6 @@ class Stepping:
         if not isinstance(windows, Mapping):
             raise InvalidArgument(f"windows={windows!r}: expected a mapping, plane name -> tensor")
         windows = dict(windows)
-        require_windows(self._planes, windows, len(step.numbers), int(step.tokens_of.max(initial=0)))
         self._log.require_next(step)
         with self._guard.changing("accept"):
             self._close(step)
@@ -586,7 +584,6 @@ class Stepping:
             outcome = self._log.outcome(len(step.numbers))
             sent = self._commands.ring.send(Packet().encode((given,), limit))
             self._file.accept(sent, step.record, outcome, self._mirror.rules)
-            self._planes.scatter_windows(windows, step.write, outcome.accepted, step.snapshot, outcome.crossed)
             known = self._mirror.lengths(rows)
             self._table.confirmed[rows] = known
             if over.any():

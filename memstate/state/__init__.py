@@ -4,5 +4,4 @@ layout      planes, layers and their physical order; sharding: what tensor paral
 presets/    layouts of real models
 regions     where blocks lie in memory; memory: allocates, releases and restores it
 planes      the bytes of all slots, and the operations that move them
-windows     checks the bytes of speculative steps
 """

@@ -294,7 +294,7 @@ def _advanced_low_rank(s, k, v, gates, a, b, COUNT: tl.constexpr, PER_KEY: tl.co
 def _gated_delta_step(
     q_ptr, k_ptr, v_ptr, decay_ptr, beta_ptr, a_log_ptr, dt_bias_ptr, state_ptr, out_ptr,
     read_ptr, write_ptr, snapshot_ptr, tokens_ptr, mark_count_ptr, mark_entry_ptr, mark_offset_ptr, mark_slot_ptr,
-    max_tokens, last, stride_units, scale, q_apart, k_apart, v_apart, decay_apart, beta_apart,
+    max_tokens, last, scale, q_apart, k_apart, v_apart, decay_apart, beta_apart, stride_units,
     a_ptr, b_ptr, a_apart, b_apart,
     tail_k_ptr, tail_v_ptr, tail_gate_ptr, tail_beta_ptr, tail_a_ptr, tail_b_ptr, tail_rows, ring,
     tail_k_apart, tail_v_apart, tail_gate_apart, tail_beta_apart, tail_a_apart, tail_b_apart,
@@ -523,9 +523,8 @@ def gated_delta_step(
     lanes, run = shares(key_fastest, state.element_size(), block_k, block_v, warps, warp_threads())
     _gated_delta_step[(triton.cdiv(values, block_v), heads, batch)](
         q, k, v, decay, beta, a_log, dt_bias, state, out, read, write, snapshot, tokens, *(marks or NO_MARKS),
-        max_tokens, state.shape[0] - 1, state.stride(0) // unit,
-        keys**-0.5 if scale is None else float(scale), *apart, a, b, a_apart, b_apart,
-        *tail_values(DeltaTail, tail, cursor),
+        max_tokens, state.shape[0] - 1, keys**-0.5 if scale is None else float(scale), *apart, state.stride(0) // unit,
+        a, b, a_apart, b_apart, *tail_values(DeltaTail, tail, cursor),
         HEADS=heads, KEY_HEADS=key_heads, KEY=keys, VALUE=values, PER_KEY=decay.dim() == 4, KEY_FASTEST=key_fastest,
         UNIT=unit, BLOCK_K=block_k, BLOCK_V=block_v, LANES=lanes, RUN=run, SIGMOID=sigmoid,
         NORMALIZE=normalize, num_warps=warps,

@@ -109,7 +109,7 @@ def _advanced(s, x, b, dt, a, PIECES: tl.constexpr, TIED: tl.constexpr):
 def _selective_step(
     x_ptr, dt_ptr, a_ptr, b_ptr, c_ptr, d_ptr, z_ptr, dt_bias_ptr, state_ptr, out_ptr,
     read_ptr, write_ptr, snapshot_ptr, tokens_ptr, mark_count_ptr, mark_entry_ptr, mark_offset_ptr, mark_slot_ptr,
-    max_tokens, last, stride_units, x_distance, dt_distance, b_distance, c_distance, z_distance,
+    max_tokens, last, x_distance, dt_distance, b_distance, c_distance, z_distance, stride_units,
     tail_x_ptr, tail_b_ptr, tail_dt_ptr, tail_rows, ring, tail_x_apart, tail_b_apart, tail_dt_apart,
     cursor_row_ptr, cursor_label_ptr, cursor_pending_ptr, cursor_store_ptr,
     HEADS: tl.constexpr, GROUPS: tl.constexpr, DIM: tl.constexpr, STATE: tl.constexpr, TIED: tl.constexpr,
@@ -299,7 +299,7 @@ def selective_step(
     lanes, run = state_shares(dim_fastest, itemsize, wide, block_d, block_n, warps, warp_threads())
     _selective_step[(triton.cdiv(dim, block_d), heads, batch)](
         x, dt, a, b, c, d, z, dt_bias, state, out, read, write, snapshot, tokens, *(marks or NO_MARKS),
-        max_tokens, state.shape[0] - 1, state.stride(0) // unit, *distances,
+        max_tokens, state.shape[0] - 1, *distances, state.stride(0) // unit,
         *tail_values(SelectiveTail, tail, cursor),
         HEADS=heads, GROUPS=groups, DIM=dim, STATE=states, TIED=tied, SOFTPLUS=softplus,
         STATE_FASTEST=not dim_fastest, UNIT=unit, BLOCK_D=block_d, BLOCK_N=block_n, LANES=lanes, RUN=run,

@@ -111,20 +111,19 @@ class Cut(NamedTuple):
     block_units: int
 
 
-def cut(plane: Tensor, *multiples: int, word_bytes: int = 4) -> Cut:
+def cut(plane: Tensor, *multiples: int) -> Cut:
     """Cuts the blocks of a plane that has elements into words.
 
     Args:
         plane: `layer slot ...`.
         multiples: bytes that must be a multiple of the unit too, such as another tensor's address and stride.
-        word_bytes: the widest word allowed, a power of two.
     """
     size = plane.element_size()
     # Where there is one layer or slot the stride means nothing, and must not make the words narrow.
     layer, slot = (plane.stride(axis) * size if plane.shape[axis] > 1 else 0 for axis in (0, 1))
     block = block_bytes(plane)
     unit = gcd(ACCESS_BYTES, plane.data_ptr(), layer, slot, block, *multiples)
-    word = gcd(unit, word_bytes)
+    word = gcd(unit, 4)
     return Cut(WORDS[word], word, unit // word, -(-block // (LANES * word)), layer // unit, slot // unit, block // unit)
 
 

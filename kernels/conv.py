@@ -134,7 +134,7 @@ def _store(
     ]
 )  # fmt: skip
 def _conv_step(
-    x_ptr, weight_ptr, bias_ptr, state_ptr, out_ptr, window_ptr, read_ptr, write_ptr, snapshot_ptr, tokens_ptr,
+    x_ptr, weight_ptr, bias_ptr, state_ptr, out_ptr, read_ptr, write_ptr, snapshot_ptr, tokens_ptr,
     mark_count_ptr, mark_entry_ptr, mark_offset_ptr, mark_slot_ptr, max_tokens, last, stride_units,
     x_distance, out_distance, tail_x_ptr, tail_rows, ring, tail_x_apart,
     cursor_row_ptr, cursor_label_ptr, cursor_pending_ptr, cursor_store_ptr,
@@ -151,9 +151,7 @@ def _conv_step(
     if bias_ptr is not None:
         bias = tl.load(bias_ptr + channel, mask=inside, other=0.0).to(tl.float32)
 
-    real, read, write, snapshot, count = row_slots(
-        read_ptr, write_ptr, snapshot_ptr, tokens_ptr, row, max_tokens, last, window_ptr is None
-    )
+    real, read, write, snapshot, count = row_slots(read_ptr, write_ptr, snapshot_ptr, tokens_ptr, row, max_tokens, last)
 
     if mark_count_ptr is not None:
         mark = first_mark(mark_count_ptr, mark_entry_ptr, row)
@@ -188,10 +186,6 @@ def _conv_step(
         present = tl.where(read > 0, inside, False)
         for tap in tl.static_range(OLD):
             window += (tl.load(old_ptr + tap * CHANNELS + channel, mask=present, other=0.0).to(held),)
-    if window_ptr is not None:
-        for tap in tl.static_range(OLD):
-            at = (row * (OLD + max_tokens) + tap) * CHANNELS + channel
-            tl.store(window_ptr + at, window[tap].to(stored), mask=tl.where(real, inside, False))
 
     if cursor_row_ptr is not None:
         for at in range(entry, pending + 1):
@@ -218,9 +212,6 @@ def _conv_step(
             y = y / (1 + tl.exp(-y))
         out_at = token_start(out_ptr, token, out_distance, CHANNELS) + channel
         tl.store(out_at, y.to(out_ptr.dtype.element_ty), mask=inside)
-        if window_ptr is not None:
-            at = (row * (OLD + max_tokens) + OLD + t) * CHANNELS + channel
-            tl.store(window_ptr + at, window[OLD].to(stored), mask=inside)
         window = window[1:]
         if cursor_row_ptr is not None:
             wanted = tl.where((memory > 0) & (pending + t >= store), inside, False)
@@ -242,13 +233,12 @@ def _conv_step(
         out_at = token_start(out_ptr, row * max_tokens + t, out_distance, CHANNELS) + channel
         tl.store(out_at, 0.0, mask=inside)
 
-    if window_ptr is None:
-        if cursor_row_ptr is not None:
-            real = real & (store > pending)
-            snapshot = tl.where(store > pending, snapshot, 0)
-        new = parts_of(window, stored, TAP_FASTEST, OLD, LANE)
-        _store(live_ptr, new, real, channel, piece_at, CHANNELS, TAP_FASTEST, OLD, LANE)
-        _store(copy_ptr, new, snapshot > 0, channel, piece_at, CHANNELS, TAP_FASTEST, OLD, LANE)
+    if cursor_row_ptr is not None:
+        real = real & (store > pending)
+        snapshot = tl.where(store > pending, snapshot, 0)
+    new = parts_of(window, stored, TAP_FASTEST, OLD, LANE)
+    _store(live_ptr, new, real, channel, piece_at, CHANNELS, TAP_FASTEST, OLD, LANE)
+    _store(copy_ptr, new, snapshot > 0, channel, piece_at, CHANNELS, TAP_FASTEST, OLD, LANE)
 
 
 def blocks(channels: int, taps: int, itemsize: int, config: ConvConfig = DEFAULT, threads: int = 32) -> tuple[int, int]:
@@ -258,12 +248,12 @@ def blocks(channels: int, taps: int, itemsize: int, config: ConvConfig = DEFAULT
 
 def conv_step(
     x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, read: Tensor, write: Tensor, snapshot: Tensor,
-    tokens: Tensor, activation: str | None = "silu", out: Tensor | None = None, window: Tensor | None = None,
-    marks: Marks | None = None, tail: ConvTail | None = None, cursor: Cursor | None = None,
+    tokens: Tensor, activation: str | None = "silu", out: Tensor | None = None, marks: Marks | None = None,
+    tail: ConvTail | None = None, cursor: Cursor | None = None,
 ) -> Tensor:  # fmt: skip
     """Launches the op; see `memstate.kernels.reference.conv.conv_step`."""
     x_distance, out_distance = check_conv(
-        x, weight, bias, state, read, write, snapshot, tokens, activation, out, window, marks, tail, cursor
+        x, weight, bias, state, read, write, snapshot, tokens, activation, out, marks, tail, cursor
     )
     out = x.new_empty(x.shape) if out is None else out
     batch, max_tokens, channels = x.shape
@@ -274,7 +264,7 @@ def conv_step(
     config = config_of(ConvConfig, state.device, taps, tap_fastest, state.element_size())
     block, lane = blocks(channels, taps, state.element_size(), config, warp_threads())
     _conv_step[(triton.cdiv(channels, block), batch)](
-        x, weight, bias, state, out, window, read, write, snapshot, tokens, *(marks or NO_MARKS),
+        x, weight, bias, state, out, read, write, snapshot, tokens, *(marks or NO_MARKS),
         max_tokens, state.shape[0] - 1, state.stride(0) // unit, x_distance, out_distance,
         *tail_values(ConvTail, tail, cursor),
         CHANNELS=channels, TAPS=taps, TAP_FASTEST=tap_fastest, UNIT=unit,
@@ -294,7 +284,6 @@ def compile_cases() -> list[CompileCase]:
     Other channels and taps are rare cases.
     """
     inputs, weights = ("x_ptr", "out_ptr"), ("weight_ptr", "bias_ptr")
-    planes = ("state_ptr", "window_ptr")
     signature = (
         dict.fromkeys((*inputs, *weights), "*bf16")
         | dict.fromkeys(("read_ptr", "write_ptr", "snapshot_ptr", "tokens_ptr"), "*i32")
@@ -311,17 +300,15 @@ def compile_cases() -> list[CompileCase]:
             "CHANNELS": channels, "TAPS": taps, "SILU": True,
             "UNIT": math.gcd(ACCESS_BYTES // itemsize, channels * (taps - 1)), "BLOCK": block, "LANE": lane,
         }  # fmt: skip
-        for (order, tap_fastest), kind in product(
-            (("", False), ("_channel_major", True)), ("", "_window", "_marks", "_tail")
-        ):
+        for (order, tap_fastest), kind in product((("", False), ("_channel_major", True)), ("", "_marks", "_tail")):
             rare = (channels, taps) != COMMON or (kind in ("_marks", "_tail") and dtype == "fp16")
             cases.append(
                 CompileCase(
                     f"conv_step_{dtype}{order}{kind}" + rare * f", {channels} channels, {taps} taps",
                     _conv_step,
-                    signature | dict.fromkeys(planes, f"*{dtype}") | mark_types(kind) | tail_types(kind, TAIL),
-                    sizes | {"TAP_FASTEST": tap_fastest} | absent(kind, ConvTail, *TAIL), (*weights, *planes), 1,
-                    () if rare else (*inputs, *planes) if dtype != "fp32" else planes,
+                    signature | {"state_ptr": f"*{dtype}"} | mark_types(kind) | tail_types(kind, TAIL),
+                    sizes | {"TAP_FASTEST": tap_fastest} | absent(kind, ConvTail, *TAIL), (*weights, "state_ptr"), 1,
+                    () if rare else (*inputs, "state_ptr") if dtype != "fp32" else ("state_ptr",),
                     OPTIONS | roomy(1, kind == "_marks" or taps != COMMON[1]), rare, of_64,
                 )
             )  # fmt: skip

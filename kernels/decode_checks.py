@@ -134,27 +134,17 @@ def check_slots(state: Tensor, shape: tuple[int, ...], name: str = "state") -> B
     return slots
 
 
-def check_window(window: Tensor, state: Tensor, pattern: str, tokens: tuple[int, int]) -> None:
-    """Refuses a window that does not hold one state for each of `batch token`, as the slots do."""
-    check("window", window, pattern, (*tokens, *state.shape[1:]), state.device)
-    if window.dtype != state.dtype:
-        raise ValueError(f"window: expected the dtype of the state, {state.dtype}, got {window.dtype}")
-    check_address("window", window)
-
-
-def check_kept(marks: Marks, window: Tensor | None, tensors: dict[str, Tensor | None], device: torch.device) -> None:
-    """Refuses marks that do not fit, or that stand beside a window; adds their columns to the step's tensors."""
+def check_kept(marks: Marks, tensors: dict[str, Tensor | None], device: torch.device) -> None:
+    """Refuses marks that do not fit; adds their columns to the step's tensors."""
     if not isinstance(marks, Marks):
         raise ValueError(f"marks: expected Marks or None, got {type(marks).__name__}")
-    if window is not None:
-        raise ValueError("marks: expected None beside a window, whose tokens may be rejected")
     check_marks(device, marks)
     tensors |= marks._asdict()
 
 
 def check_tail(
-    tail: Any, kind: Any, cursor: Cursor | None, keeps: Keeps, window: Tensor | None,
-    tensors: dict[str, Tensor | None], batch: int, device: torch.device,
+    tail: Any, kind: Any, cursor: Cursor | None, keeps: Keeps, tensors: dict[str, Tensor | None], batch: int,
+    device: torch.device,
 ) -> list[str]:  # fmt: skip
     """Refuses rings and a cursor that do not fit the step; adds them to its tensors.
 
@@ -163,7 +153,6 @@ def check_tail(
         kind: the tuple that they must be.
         cursor: the columns, or None.
         keeps: shape and dtype of what each ring keeps of a token. Of the others there is none.
-        window: must be None.
         tensors: of the step.
         batch: entries of the step.
         device: of the step.
@@ -181,8 +170,6 @@ def check_tail(
             f"tail, cursor: expected a {kind.__name__} and a Cursor, or None for both, got {type(tail).__name__} and "
             f"{type(cursor).__name__}"
         )
-    if window is not None:
-        raise ValueError("tail: expected None beside a window")
     names = []
     check_columns(device, batch, **{f"cursor.{name}": column for name, column in cursor._asdict().items()})
     sizes = tail[0].shape[:2] if isinstance(tail[0], Tensor) else ()
@@ -224,17 +211,15 @@ def check_address(name: str, tensor: Tensor) -> None:
 
 def check_conv(
     x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, read: Tensor, write: Tensor, snapshot: Tensor,
-    tokens: Tensor, activation: str | None, out: Tensor | None, window: Tensor | None, marks: Marks | None,
-    tail: ConvTail | None, cursor: Cursor | None,
+    tokens: Tensor, activation: str | None, out: Tensor | None, marks: Marks | None, tail: ConvTail | None,
+    cursor: Cursor | None,
 ) -> tuple[int, int]:  # fmt: skip
     """Refuses arguments of `conv_step` that do not fit each other; returns elements between tokens of x and of out."""
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation {activation!r}: expected one of {ACTIVATIONS}")
     rows = {"read": read, "write": write, "snapshot": snapshot, "tokens": tokens}
-    tensors: dict[str, Tensor | None] = {
-        "state": state, "x": x, "weight": weight, **rows, "bias": bias, "out": out, "window": window
-    }  # fmt: skip
-    check_tensors(tensors, "bias", "out", "window")
+    tensors = {"state": state, "x": x, "weight": weight, **rows, "bias": bias, "out": out}
+    check_tensors(tensors, "bias", "out")
     device = state.device
     if x.dim() != 3 or weight.dim() != 2 or weight.shape[1] < 2:
         raise ValueError(
@@ -253,15 +238,11 @@ def check_conv(
     check_columns(device, batch, **rows)
     if out is not None:
         out_distance = check_tokens("out", out, "batch token channel", (batch, token, channel), device)
-    if window is not None:
-        check("window", window, "batch tap-1+token channel", (batch, taps - 1 + token, channel), device)
-        if window.dtype != state.dtype:
-            raise ValueError(f"window: expected {state.dtype} like state, got {window.dtype}")
     if marks is not None:
-        check_kept(marks, window, tensors, device)
-    rings = check_tail(tail, ConvTail, cursor, {"x": ((channel,), x.dtype)}, window, tensors, batch, device)
-    check_written(tensors, "state", "out", "window", *rings)
-    check_apart("state", slots, tensors, "out", "window", *rings)
+        check_kept(marks, tensors, device)
+    rings = check_tail(tail, ConvTail, cursor, {"x": ((channel,), x.dtype)}, tensors, batch, device)
+    check_written(tensors, "state", "out", *rings)
+    check_apart("state", slots, tensors, "out", *rings)
     return x_distance, out_distance
 
 
@@ -280,9 +261,9 @@ def _check_conv_state(state: Tensor, shape: tuple[int, int]) -> Blocks:
 
 def check_gated_delta(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor | None, state: Tensor, read: Tensor, write: Tensor,
-    snapshot: Tensor, tokens: Tensor, scale: float | None, out: Tensor | None, window: Tensor | None,
-    marks: Marks | None, a_log: Tensor | None, dt_bias: Tensor | None, sigmoid: bool, normalize: bool,
-    a: Tensor | None, b: Tensor | None, tail: DeltaTail | None, cursor: Cursor | None,
+    snapshot: Tensor, tokens: Tensor, scale: float | None, out: Tensor | None, marks: Marks | None,
+    a_log: Tensor | None, dt_bias: Tensor | None, sigmoid: bool, normalize: bool, a: Tensor | None, b: Tensor | None,
+    tail: DeltaTail | None, cursor: Cursor | None,
 ) -> tuple[int | None, ...]:  # fmt: skip
     """Refuses arguments that do not fit each other.
 
@@ -292,10 +273,10 @@ def check_gated_delta(
     rows = {"read": read, "write": write, "snapshot": snapshot, "tokens": tokens}
     tensors: dict[str, Tensor | None] = {
         "state": state, "q": q, "k": k, "v": v, "decay": decay, "beta": beta, "a": a, "b": b, **rows,
-        "a_log": a_log, "dt_bias": dt_bias, "out": out, "window": window,
+        "a_log": a_log, "dt_bias": dt_bias, "out": out,
     }  # fmt: skip
     low_rank = a is not None or b is not None
-    check_tensors(tensors, *(("beta",) if low_rank else ("a", "b")), "a_log", "dt_bias", "out", "window")
+    check_tensors(tensors, *(("beta",) if low_rank else ("a", "b")), "a_log", "dt_bias", "out")
     device = state.device
     for name, switch in (("sigmoid", sigmoid), ("normalize", normalize)):
         if not isinstance(switch, bool):
@@ -331,20 +312,14 @@ def check_gated_delta(
     slots = _check_matrices(state, (head, key, value))
     check_columns(device, batch, **rows)
     _check_out(out, v.shape, device)
-    if window is not None:
-        if state.dim() == window.dim() - 1 and is_transposed(state):
-            check_window(window.mT, state.mT, "batch token head value key", (batch, token))
-        else:
-            check_window(window, state, "batch token head key value", (batch, token))
     if marks is not None:
-        check_kept(marks, window, tensors, device)
-    written = ["out", "window"]
+        check_kept(marks, tensors, device)
     keeps: Keeps = {"v": ((head, value), v.dtype), "gate": (rates, torch.float32)}
     keeps |= {name: ((key_head, key), x.dtype) for name, x in (("k", k), ("a", a), ("b", b)) if x is not None}
     keeps |= {} if low_rank else {"beta": ((head,), torch.float32)}
-    written += check_tail(tail, DeltaTail, cursor, keeps, window, tensors, batch, device)
-    check_written(tensors, "state", *written)
-    check_apart("state", slots, tensors, *written)
+    rings = check_tail(tail, DeltaTail, cursor, keeps, tensors, batch, device)
+    check_written(tensors, "state", "out", *rings)
+    check_apart("state", slots, tensors, "out", *rings)
     return apart
 
 
@@ -455,7 +430,7 @@ def _check_states(state: Tensor, shape: tuple[int, int, int], tied: bool) -> Blo
 def check_selective(
     x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor, read: Tensor, write: Tensor,
     snapshot: Tensor, tokens: Tensor, d: Tensor | None, z: Tensor | None, dt_bias: Tensor | None, softplus: bool,
-    window: Tensor | None, out: Tensor | None, marks: Marks | None, tail: SelectiveTail | None, cursor: Cursor | None,
+    out: Tensor | None, marks: Marks | None, tail: SelectiveTail | None, cursor: Cursor | None,
 ) -> tuple[int, int, int, int, int]:  # fmt: skip
     """Refuses arguments of `selective_step` that do not fit each other.
 
@@ -465,9 +440,9 @@ def check_selective(
     rows = {"read": read, "write": write, "snapshot": snapshot, "tokens": tokens}
     tensors: dict[str, Tensor | None] = {
         "state": state, "x": x, "dt": dt, "a": a, "b": b, "c": c, **rows,
-        "d": d, "z": z, "dt_bias": dt_bias, "window": window, "out": out,
+        "d": d, "z": z, "dt_bias": dt_bias, "out": out,
     }  # fmt: skip
-    check_tensors(tensors, "d", "z", "dt_bias", "window", "out")
+    check_tensors(tensors, "d", "z", "dt_bias", "out")
     device = state.device
     if not isinstance(softplus, bool):
         raise ValueError(f"softplus: expected True or False, got {softplus!r}")
@@ -507,42 +482,33 @@ def check_selective(
         check("out", out, "batch token head dim", (batch, token, head, dim), device)
         if is_transposed(state) and dim * out.element_size() % ACCESS_BYTES == 0:
             check_address("out", out)
-    if window is not None:
-        if tied and state.dim() == window.dim() - 1 and is_transposed(state):
-            check_window(window.mT, state.mT, "batch token head state dim", (batch, token))
-        else:
-            check_window(window, state, "batch token head dim state", (batch, token))
     if marks is not None:
-        check_kept(marks, window, tensors, device)
+        check_kept(marks, tensors, device)
     keeps: Keeps = {"x": ((head, dim), x.dtype), "b": (b.shape[2:], b.dtype), "dt": (shape, torch.float32)}
-    rings = check_tail(tail, SelectiveTail, cursor, keeps, window, tensors, batch, device)
-    check_written(tensors, "state", "out", "window", *rings)
-    check_apart("state", slots, tensors, "out", "window", *rings)
+    rings = check_tail(tail, SelectiveTail, cursor, keeps, tensors, batch, device)
+    check_written(tensors, "state", "out", *rings)
+    check_apart("state", slots, tensors, "out", *rings)
     return x_distance, dt_distance, b_distance, c_distance, z_distance
 
 
 def check_mamba3(
     x: Tensor, b: Tensor, c: Tensor, dt: Tensor, decay: Tensor, trap: Tensor, rotation: Tensor, b_bias: Tensor,
     c_bias: Tensor, d: Tensor, state: Mamba3State, read: Tensor, write: Tensor, snapshot: Tensor, tokens: Tensor,
-    z: Tensor | None, window: Mamba3State | None, out: Tensor | None, marks: Marks | None,
-) -> tuple[tuple[int, ...], tuple[int | None, ...]]:  # fmt: skip
+    z: Tensor | None, out: Tensor | None, marks: Marks | None,
+) -> tuple[tuple[int, ...], list[int]]:  # fmt: skip
     """Refuses arguments of `mamba3_step` that do not fit each other.
 
     Returns:
         Elements between a token and the next of x, b, c, dt, decay, trap, rotation and z, 0 without z; and accesses of
-        16 bytes between slots of the planes and between tokens of the windows, None without windows.
+        16 bytes between slots of the planes.
     """
-    if not isinstance(state, Mamba3State) or not isinstance(window, Mamba3State | None):
-        raise ValueError(
-            f"state, window: expected Mamba3State, or a window of None, got {type(state).__name__} and "
-            f"{type(window).__name__}"
-        )
+    if not isinstance(state, Mamba3State):
+        raise ValueError(f"state: expected Mamba3State, got {type(state).__name__}")
     rows = {"read": read, "write": write, "snapshot": snapshot, "tokens": tokens}
     inputs = {"x": x, "b": b, "c": c, "dt": dt, "decay": decay, "trap": trap, "rotation": rotation, "z": z}
     weights = {"b_bias": b_bias, "c_bias": c_bias, "d": d}
     planes = {f"state.{field}": plane for field, plane in state._asdict().items()}
-    windows = {f"window.{field}": plane for field, plane in window._asdict().items()} if window else {}
-    others: dict[str, Tensor | None] = {**inputs, **weights, **rows, "out": out, **windows}
+    others: dict[str, Tensor | None] = {**inputs, **weights, **rows, "out": out}
     check_tensors(planes | others, "z", "out")
     device, count = state.ssm.device, state.ssm.shape[0]
     if x.dim() != 4 or b.dim() != 4 or not b.shape[2] or x.shape[2] % b.shape[2] or rotation.dim() != 3:
@@ -588,20 +554,14 @@ def check_mamba3(
                 f"{plane.data_ptr():#x}, {bytes_apart} bytes between slots and {of_head} between heads"
             )
         apart.append(bytes_apart // ACCESS_BYTES)
-    for (name, stored), (field, plane) in zip(windows.items(), state._asdict().items(), strict=False):
-        if stored.dtype != plane.dtype:
-            raise ValueError(f"{name}: expected the dtype of the state, {plane.dtype}, got {stored.dtype}")
-        distance = check_tokens(name, stored, f"batch token {MAMBA3[field]}", (batch, token, *shapes[field]), device)
-        apart.append(distance * plane.element_size() // ACCESS_BYTES)
     if marks is not None:
-        check_kept(marks, windows.get("window.ssm"), others, device)
-    written = [name for name in ("out", *windows) if others[name] is not None]
-    check_written(planes | others, *planes, *written)
+        check_kept(marks, others, device)
+    check_written(planes | others, *planes, "out")
     for name, blocks in slots.items():
-        check_apart(name, blocks, others, *written)
+        check_apart(name, blocks, others, "out")
     for (name, mine), (other, its) in combinations(slots.items(), 2):
         if mine.start < its.end() and its.start < mine.end():  # in each other's gaps, at equal distances
             stride, after = mine.axes[0][1], its.start - mine.start
             if not stride or its.axes[0][1] != stride or not mine.size <= after % stride <= stride - its.size:
                 raise ValueError(f"{name}: shares bytes with {other}: give each plane memory of its own")
-    return distances, (*apart, *(() if windows else (None,) * 4))
+    return distances, apart

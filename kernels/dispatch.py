@@ -146,8 +146,6 @@ class Backend:
     mamba3_step = Op(mamba3.mamba3_step)
     gather_slots = Op(gather.gather_slots)
     scatter_slots = Op(scatter.scatter_slots)
-    scatter_accepted = Op(scatter.scatter_accepted)
-    scatter_inputs = Op(scatter.scatter_inputs)
     scatter_states = Op(marks.scatter_states)
     pack_slots = Op(pack.pack_slots)
     unpack_slots = Op(pack.unpack_slots)

@@ -2,8 +2,7 @@
 
 One program advances one tile of one head's state, `key` by a block of `value`, through all tokens of its row. The tile
 stays in fp32 registers from its load on, so the program may write the slot that it read. Up to 128 keys fit one warp,
-and sums over keys then never wait for another. A speculative window takes a copy of the tile behind every token,
-slots of marks behind theirs.
+and sums over keys then never wait for another. Slots of marks take a copy of the tile behind their tokens.
 
 A slot stores `key value` or `value key`, which the strides of the state say. Lanes move 16 bytes along the axis that is
 fastest. The order in which they add up a sum differs.
@@ -53,7 +52,7 @@ PER_CALL = [
     "q_ptr", "k_ptr", "v_ptr", "decay_ptr", "beta_ptr", "a_log_ptr", "dt_bias_ptr", "out_ptr",
     "read_ptr", "write_ptr", "snapshot_ptr", "tokens_ptr",
     "mark_count_ptr", "mark_entry_ptr", "mark_offset_ptr", "mark_slot_ptr",
-    "max_tokens", "last", "stride_units", "window_units", "scale",
+    "max_tokens", "last", "stride_units", "scale",
     "q_apart", "k_apart", "v_apart", "decay_apart", "beta_apart", "a_ptr", "b_ptr", "a_apart", "b_apart",
     *tail_args(DeltaTail),
 ]  # fmt: skip
@@ -293,9 +292,9 @@ def _advanced_low_rank(s, k, v, gates, a, b, COUNT: tl.constexpr, PER_KEY: tl.co
 
 @triton.jit(do_not_specialize=PER_CALL)
 def _gated_delta_step(
-    q_ptr, k_ptr, v_ptr, decay_ptr, beta_ptr, a_log_ptr, dt_bias_ptr, state_ptr, window_ptr, out_ptr,
+    q_ptr, k_ptr, v_ptr, decay_ptr, beta_ptr, a_log_ptr, dt_bias_ptr, state_ptr, out_ptr,
     read_ptr, write_ptr, snapshot_ptr, tokens_ptr, mark_count_ptr, mark_entry_ptr, mark_offset_ptr, mark_slot_ptr,
-    max_tokens, last, stride_units, window_units, scale, q_apart, k_apart, v_apart, decay_apart, beta_apart,
+    max_tokens, last, scale, q_apart, k_apart, v_apart, decay_apart, beta_apart, stride_units,
     a_ptr, b_ptr, a_apart, b_apart,
     tail_k_ptr, tail_v_ptr, tail_gate_ptr, tail_beta_ptr, tail_a_ptr, tail_b_ptr, tail_rows, ring,
     tail_k_apart, tail_v_apart, tail_gate_apart, tail_beta_apart, tail_a_apart, tail_b_apart,
@@ -319,9 +318,7 @@ def _gated_delta_step(
     VALUE_STRIDE: tl.constexpr = KEY if KEY_FASTEST else 1
     WIDTH: tl.constexpr = min(16, UNIT * out_ptr.dtype.element_ty.primitive_bitwidth // 8)  # bytes that a lane stores
 
-    real, read, write, snapshot, count = row_slots(
-        read_ptr, write_ptr, snapshot_ptr, tokens_ptr, row, max_tokens, last, window_ptr is None
-    )
+    real, read, write, snapshot, count = row_slots(read_ptr, write_ptr, snapshot_ptr, tokens_ptr, row, max_tokens, last)
 
     if mark_count_ptr is not None:
         mark = first_mark(mark_count_ptr, mark_entry_ptr, row)
@@ -428,11 +425,6 @@ def _gated_delta_step(
             first = (tl.arange(0, LANES) == 0)[:, None] & in_value[None, :]
             whole = tl.broadcast_to(o[None, :], (LANES, BLOCK_V))
             tl.store(out_at + value[None, :] + tl.zeros([LANES, 1], tl.int32), whole, mask=first)
-        if window_ptr is not None:
-            # Seen to be a multiple of UNIT and of no more, as slots are: wider accesses here would change the layout of
-            # the tile, and with it the order of its sums.
-            at_ptr = window_ptr + token * window_units * UNIT + tile
-            _store(at_ptr, s, real, index, in_value, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, RUN, PIECES)
         if cursor_row_ptr is not None:
             if (memory > 0) & (pending + t >= store):
                 copy_token(tail_v_ptr + values_at + place * (HEADS * VALUE), v_at, value, VALUE)
@@ -472,12 +464,11 @@ def _gated_delta_step(
         out_at = ((row * max_tokens + t) * HEADS + head) * VALUE + value
         tl.store(out_ptr + out_at, 0.0, mask=in_value)
 
-    if window_ptr is None:
-        if cursor_row_ptr is not None:
-            real = real & (store > pending)
-            snapshot = tl.where(store > pending, snapshot, 0)
-        _store(live_ptr, s, real, index, in_value, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, RUN, PIECES)
-        _store(copy_ptr, s, snapshot > 0, index, in_value, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, RUN, PIECES)
+    if cursor_row_ptr is not None:
+        real = real & (store > pending)
+        snapshot = tl.where(store > pending, snapshot, 0)
+    _store(live_ptr, s, real, index, in_value, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, RUN, PIECES)
+    _store(copy_ptr, s, snapshot > 0, index, in_value, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, RUN, PIECES)
 
 
 def blocks(
@@ -510,13 +501,13 @@ def _most(unit: int, itemsize: int, warps: int) -> int:
 def gated_delta_step(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor | None, state: Tensor, read: Tensor, write: Tensor,
     snapshot: Tensor, tokens: Tensor, scale: float | None = None, out: Tensor | None = None,
-    window: Tensor | None = None, marks: Marks | None = None, a_log: Tensor | None = None,
-    dt_bias: Tensor | None = None, sigmoid: bool = False, normalize: bool = False, a: Tensor | None = None,
-    b: Tensor | None = None, tail: DeltaTail | None = None, cursor: Cursor | None = None,
+    marks: Marks | None = None, a_log: Tensor | None = None, dt_bias: Tensor | None = None, sigmoid: bool = False,
+    normalize: bool = False, a: Tensor | None = None, b: Tensor | None = None, tail: DeltaTail | None = None,
+    cursor: Cursor | None = None,
 ) -> Tensor:  # fmt: skip
     """Launches the op; see `memstate.kernels.reference.gated_delta.gated_delta_step`."""
     *apart, a_apart, b_apart = check_gated_delta(
-        q, k, v, decay, beta, state, read, write, snapshot, tokens, scale, out, window, marks, a_log, dt_bias, sigmoid,
+        q, k, v, decay, beta, state, read, write, snapshot, tokens, scale, out, marks, a_log, dt_bias, sigmoid,
         normalize, a, b, tail, cursor,
     )  # fmt: skip
     batch, max_tokens, heads, values = v.shape
@@ -531,10 +522,9 @@ def gated_delta_step(
     block_k, block_v, warps = blocks(keys, values, state.element_size(), unit, config, converted)
     lanes, run = shares(key_fastest, state.element_size(), block_k, block_v, warps, warp_threads())
     _gated_delta_step[(triton.cdiv(values, block_v), heads, batch)](
-        q, k, v, decay, beta, a_log, dt_bias, state, window, out, read, write, snapshot, tokens, *(marks or NO_MARKS),
-        max_tokens, state.shape[0] - 1, state.stride(0) // unit, heads * keys * values // unit,
-        keys**-0.5 if scale is None else float(scale), *apart, a, b, a_apart, b_apart,
-        *tail_values(DeltaTail, tail, cursor),
+        q, k, v, decay, beta, a_log, dt_bias, state, out, read, write, snapshot, tokens, *(marks or NO_MARKS),
+        max_tokens, state.shape[0] - 1, keys**-0.5 if scale is None else float(scale), *apart, state.stride(0) // unit,
+        a, b, a_apart, b_apart, *tail_values(DeltaTail, tail, cursor),
         HEADS=heads, KEY_HEADS=key_heads, KEY=keys, VALUE=values, PER_KEY=decay.dim() == 4, KEY_FASTEST=key_fastest,
         UNIT=unit, BLOCK_K=block_k, BLOCK_V=block_v, LANES=lanes, RUN=run, SIGMOID=sigmoid,
         NORMALIZE=normalize, num_warps=warps,
@@ -558,11 +548,11 @@ GATES: dict[str, dict[str, Any]] = {  # those inside the kernel: none, or all th
 TAIL = {"k": "*bf16", "v": "*bf16", "gate": "*fp32"}
 LOW_RANK = ("a_ptr", "b_ptr", "a_apart", "b_apart")
 COMMON = {  # order of the state and what is stored -> compiled for every change, of either width of the state
-    "": ("", "_window", "_marks", "_value_key", "_value_key_marks", "_tail"),
-    "_kda": ("", "_window"),
+    "": ("", "_marks", "_value_key", "_value_key_marks", "_tail"),
+    "_kda": ("",),
     "_gates": ("", "_value_key", "_tail", "_value_key_tail"),
     "_kda_gates": ("_value_key", "_tail"),
-    "_rwkv7": ("", "_window", "_value_key_marks", "_tail"),
+    "_rwkv7": ("", "_value_key_marks", "_tail"),
 }  # fmt: skip
 
 
@@ -570,8 +560,8 @@ def compile_cases() -> list[CompileCase]:
     """The launches to compile ahead: 32 heads of 128 x 128, bf16 inputs, every dtype of the state, both orders of it.
 
     One decay a head with 16 key heads, one a key channel with 32; gates given, or computed from what a model projects;
-    RWKV-7 with heads of 64 x 64; storing slots, storing a window, and storing slots of marks too. Tiles of other sizes
-    are rare cases, and so is a state whose slots lie at any element.
+    RWKV-7 with heads of 64 x 64; storing slots, slots of marks too, and with a tail. Tiles of other sizes are rare
+    cases, and so is a state whose slots lie at any element.
     """
     delta = dict.fromkeys(LOW_RANK)
     kinds: dict[str, dict[str, Any]] = {
@@ -585,7 +575,7 @@ def compile_cases() -> list[CompileCase]:
     return [
         _case(dtype, itemsize, kind, constants, key_fastest, stores, keys, values, unit)
         for (dtype, itemsize), (kind, constants), key_fastest, stores in product(
-            (("fp32", 4), ("bf16", 2), ("fp16", 2)), kinds.items(), (False, True), ("", "_window", "_marks", "_tail")
+            (("fp32", 4), ("bf16", 2), ("fp16", 2)), kinds.items(), (False, True), ("", "_marks", "_tail")
         )
         for keys, values in (_tiles(itemsize) if kind != "_rwkv7" else [(64, 64), (128, 128)])
         for unit in ((ACCESS_BYTES // itemsize, 1) if values == 128 else (ACCESS_BYTES // itemsize,))
@@ -606,14 +596,14 @@ def _case(
         | dict.fromkeys(("decay_ptr", "beta_ptr"), "*bf16" if gated else "*fp32")
         | {"a_log_ptr": "*fp32"}
         | dict.fromkeys(("read_ptr", "write_ptr", "snapshot_ptr", "tokens_ptr"), "*i32")
-        | {"max_tokens": "i32", "last": "i32", "stride_units": "i32", "window_units": "i32", "scale": "fp32"}
+        | {"max_tokens": "i32", "last": "i32", "stride_units": "i32", "scale": "fp32"}
         | dict.fromkeys(("q_apart", "k_apart", "v_apart", "decay_apart", "beta_apart", "a_apart", "b_apart"), "i32")
     )
     shape = {
         "HEADS": 32, "KEY": keys, "VALUE": values, "BLOCK_K": block_k, "BLOCK_V": block_v, "UNIT": unit,
         "KEY_FASTEST": key_fastest, "LANES": lanes, "RUN": run,
     }  # fmt: skip
-    planes = ("state_ptr", "window_ptr") if stores == "_window" else ("state_ptr",)
+    planes = ("state_ptr",)
     how = f"{'_value_key' * key_fastest}{stores}"
     size = 64 if kind == "_rwkv7" else 128
     whole = (keys, values, unit) == (size, size, ACCESS_BYTES // itemsize) and dtype != "fp16"
@@ -621,7 +611,7 @@ def _case(
     return CompileCase(
         f"gated_delta_step_{dtype}{kind}{how}"
         + (not common) * f", {keys} x {values}, unit {unit}", _gated_delta_step,
-        signature | dict.fromkeys(planes, f"*{dtype}") | mark_types(stores) | tail_types(stores, rings),
+        signature | {"state_ptr": f"*{dtype}"} | mark_types(stores) | tail_types(stores, rings),
         {**shape, **constants, **absent(stores, DeltaTail, *rings)},
         planes, warps, planes if common else (), OPTIONS | roomy(warps, most=_most(unit, itemsize, warps)), not common,
         {"LANES": wide[0], "RUN": wide[1]},

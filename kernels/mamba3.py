@@ -17,6 +17,7 @@ from memstate.kernels.gates import cosine_sine, sigmoid
 from memstate.kernels.slots import (
     MARK_ARGS,
     NO_MARKS,
+    absent,
     first_mark,
     known_slot,
     mark_offset,
@@ -29,13 +30,12 @@ from memstate.kernels.warps import all_loaded, limit, roomy
 OPTIONS = {"enable_fp_fusion": False}  # rounding as written, whatever the Triton version
 WARP_ELEMENTS = 1024  # of the matrix of a head: 32 fp32 registers a lane
 TURN = tl.constexpr((6.28318548, -1.74845553e-07))  # 2 pi and what fp32 rounds of it
-WINDOWS = [f"{field}_window{part}" for field in Mamba3State._fields for part in ("_ptr", "_apart")]
 
 # Everything that may differ between two calls of one model: see `memstate.kernels.selective`.
 PER_CALL = [
     "x_ptr", "b_ptr", "c_ptr", "dt_ptr", "decay_ptr", "trap_ptr", "rotation_ptr", "z_ptr",
     "b_bias_ptr", "c_bias_ptr", "d_ptr", "out_ptr", "read_ptr", "write_ptr", "snapshot_ptr", "tokens_ptr", *MARK_ARGS,
-    "max_tokens", "last", "angle_apart", "ssm_apart", "k_apart", "v_apart", *WINDOWS[1::2],
+    "max_tokens", "last", "angle_apart", "ssm_apart", "k_apart", "v_apart",
     "x_distance", "b_distance", "c_distance", "dt_distance", "decay_distance", "trap_distance", "rotation_distance",
     "z_distance",
 ]  # fmt: skip
@@ -43,7 +43,7 @@ PER_CALL = [
 
 @triton.jit
 def _of(ptr, place, apart):
-    """Where a head begins in a slot, or in a token of a window; they lie `apart` times 16 bytes apart.
+    """Where a head begins in a slot; slots lie `apart` times 16 bytes apart.
 
     One address for all elements, which lie at offsets that the compiler knows: addresses take no registers then.
     """
@@ -85,10 +85,9 @@ def _turned(ptr, bias, cosine, sine, STATE: tl.constexpr):
 @triton.jit(do_not_specialize=PER_CALL)
 def _mamba3_step(
     x_ptr, b_ptr, c_ptr, dt_ptr, decay_ptr, trap_ptr, rotation_ptr, z_ptr, b_bias_ptr, c_bias_ptr, d_ptr,
-    angle_ptr, ssm_ptr, k_ptr, v_ptr, angle_window_ptr, ssm_window_ptr, k_window_ptr, v_window_ptr, out_ptr,
+    angle_ptr, ssm_ptr, k_ptr, v_ptr, out_ptr,
     read_ptr, write_ptr, snapshot_ptr, tokens_ptr, mark_count_ptr, mark_entry_ptr, mark_offset_ptr, mark_slot_ptr,
     max_tokens, last, angle_apart, ssm_apart, k_apart, v_apart,
-    angle_window_apart, ssm_window_apart, k_window_apart, v_window_apart,
     x_distance, b_distance, c_distance, dt_distance, decay_distance, trap_distance, rotation_distance, z_distance,
     HEADS: tl.constexpr, GROUPS: tl.constexpr, DIM: tl.constexpr, STATE: tl.constexpr, ANGLES: tl.constexpr,
 ):  # fmt: skip
@@ -100,9 +99,7 @@ def _mamba3_step(
     turning = pair < ANGLES
     at = (pair, dim[:, None] * STATE + index[None, :], index, dim)
 
-    real, read, write, snapshot, count = row_slots(
-        read_ptr, write_ptr, snapshot_ptr, tokens_ptr, row, max_tokens, last, ssm_window_ptr is None
-    )
+    real, read, write, snapshot, count = row_slots(read_ptr, write_ptr, snapshot_ptr, tokens_ptr, row, max_tokens, last)
     if mark_count_ptr is not None:
         mark = first_mark(mark_count_ptr, mark_entry_ptr, row)
         offset = mark_offset(mark, mark_count_ptr, mark_entry_ptr, mark_offset_ptr, row)
@@ -145,13 +142,6 @@ def _mamba3_step(
             z = tl.load(token_start(z_ptr, token, z_distance, HEADS * DIM) + head * DIM + dim).to(tl.float32)
             y = y * (z * sigmoid(z))
         tl.store(out_ptr + (token * (HEADS * DIM) + head * DIM + dim), y.to(out_ptr.dtype.element_ty))
-        if ssm_window_ptr is not None:
-            windows = (
-                angle_window_ptr + head * ANGLES, ssm_window_ptr + head * (DIM * STATE), k_window_ptr + head * STATE,
-                v_window_ptr + head * DIM,
-            )  # fmt: skip
-            window_apart = (angle_window_apart, ssm_window_apart, k_window_apart, v_window_apart)
-            _store(windows, token, window_apart, at, (angle, s, k, v), turning)
         if mark_count_ptr is not None:
             while offset <= t + 1:
                 kept = known_slot(tl.load(mark_slot_ptr + mark), last)
@@ -164,11 +154,10 @@ def _mamba3_step(
         token = (row * max_tokens + t).to(tl.int64)
         tl.store(out_ptr + (token * (HEADS * DIM) + head * DIM + dim), tl.zeros([DIM], out_ptr.dtype.element_ty))
 
-    if ssm_window_ptr is None:
-        if real:
-            _store(planes, write, apart, at, (angle, s, k, v), turning)
-        if snapshot > 0:
-            _store(planes, snapshot, apart, at, (angle, s, k, v), turning)
+    if real:
+        _store(planes, write, apart, at, (angle, s, k, v), turning)
+    if snapshot > 0:
+        _store(planes, snapshot, apart, at, (angle, s, k, v), turning)
 
 
 def warps(dim: int, state: int) -> int:
@@ -179,23 +168,22 @@ def warps(dim: int, state: int) -> int:
 def mamba3_step(
     x: Tensor, b: Tensor, c: Tensor, dt: Tensor, decay: Tensor, trap: Tensor, rotation: Tensor, b_bias: Tensor,
     c_bias: Tensor, d: Tensor, state: Mamba3State, read: Tensor, write: Tensor, snapshot: Tensor, tokens: Tensor,
-    z: Tensor | None = None, window: Mamba3State | None = None, out: Tensor | None = None, marks: Marks | None = None,
+    z: Tensor | None = None, out: Tensor | None = None, marks: Marks | None = None,
 ) -> Tensor:  # fmt: skip
     """Launches the op; see `memstate.kernels.reference.mamba3.mamba3_step`."""
     distances, apart = check_mamba3(
-        x, b, c, dt, decay, trap, rotation, b_bias, c_bias, d, state, read, write, snapshot, tokens, z, window, out,
-        marks,
-    )  # fmt: skip
+        x, b, c, dt, decay, trap, rotation, b_bias, c_bias, d, state, read, write, snapshot, tokens, z, out, marks
+    )
     out = x.new_empty(x.shape) if out is None else out
     batch, max_tokens, heads, dim = x.shape
     if batch == 0:
         return out
     states, angles, itemsize = b.shape[3], rotation.shape[2], state.ssm.element_size()
     _mamba3_step[(heads, batch)](
-        x, b, c, dt, decay, trap, rotation, z, b_bias, c_bias, d, *state, *(window or (None,) * 4), out,
+        x, b, c, dt, decay, trap, rotation, z, b_bias, c_bias, d, *state, out,
         read, write, snapshot, tokens, *(marks or NO_MARKS), max_tokens, len(state.ssm) - 1, *apart, *distances,
         HEADS=heads, GROUPS=b.shape[2], DIM=dim, STATE=states, ANGLES=angles, num_warps=warps(dim, states),
-        **OPTIONS, **limit(roomy(warps(dim, states), bool(marks or window) or itemsize == 2)),
+        **OPTIONS, **limit(roomy(warps(dim, states), marks is not None or itemsize == 2)),
     )  # fmt: skip
     return out
 
@@ -204,28 +192,26 @@ MODELS = {"": (64, 128, 32), "_whole": (64, 128, 64), "_wide": (32, 256, 128), "
 
 
 def compile_cases() -> list[CompileCase]:
-    """The launches to compile ahead: bf16 inputs, keys and values; storing slots, a window, or slots of marks too."""
+    """The launches to compile ahead: bf16 inputs, keys and values; storing slots, and slots of marks too."""
     return [
         _case(f"{name}_{dtype}{stores}", *sizes, dtype, stores)
-        for (name, sizes), dtype, stores in product(MODELS.items(), ("fp32", "bf16"), ("", "_window", "_marks"))
+        for (name, sizes), dtype, stores in product(MODELS.items(), ("fp32", "bf16"), ("", "_marks"))
     ]
 
 
 def _case(name: str, dim: int, state: int, angles: int, dtype: str, stores: str) -> CompileCase:
-    windows, marks = stores == "_window", stores == "_marks"
     kinds = {  # arguments -> type; of the others pointers are to fp32, and numbers are i32
-        "x b c trap rotation z out k v k_window v_window": "*bf16", "ssm ssm_window": f"*{dtype}",
+        "x b c trap rotation z out k v": "*bf16", "ssm": f"*{dtype}",
         "read write snapshot tokens mark_count mark_entry mark_offset mark_slot": "*i32",
     }  # fmt: skip
     types = {f"{argument}_ptr": kind for arguments, kind in kinds.items() for argument in arguments.split()}
     names = _mamba3_step.arg_names
     signature = {name: types.get(name, "*fp32" if name.endswith("_ptr") else "i32") for name in names}
-    absent = dict.fromkeys((*([] if windows else WINDOWS), *([] if marks else MARK_ARGS)))
-    divisible = *(f"{field}_ptr" for field in Mamba3State._fields), *(WINDOWS[::2] if windows else [])
+    divisible = tuple(f"{field}_ptr" for field in Mamba3State._fields)
     shape = {"HEADS": 64, "GROUPS": 1, "DIM": dim, "STATE": state, "ANGLES": angles}
-    planes = ("ssm_ptr", "ssm_window_ptr")[: 1 + windows]  # of 98 % of the bytes
-    rare = name not in ("_fp32", "_fp32_window", "_fp32_marks", "_bf16")
+    planes = ("ssm_ptr",)  # of 98 % of the bytes
+    rare = name not in ("_fp32", "_fp32_marks", "_bf16")
     return CompileCase(
-        f"mamba3_step{name}", _mamba3_step, signature, shape | absent, divisible, warps(dim, state), planes,
+        f"mamba3_step{name}", _mamba3_step, signature, shape | absent(stores), divisible, warps(dim, state), planes,
         OPTIONS | roomy(warps(dim, state), bool(stores) or dtype == "bf16"), rare,
     )  # fmt: skip

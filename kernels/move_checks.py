@@ -77,23 +77,6 @@ def check_scatter(plane: Tensor, slots: Tensor, batch: Tensor) -> None:
     check_apart("plane", blocks, beside)
 
 
-def check_accepted(
-    plane: Tensor, window: Tensor, write: Tensor, accepted: Tensor, snapshot: Tensor, crossed: Tensor
-) -> None:
-    """Refuses arguments of `scatter_accepted` that do not fit each other."""
-    columns = {"write": write, "accepted": accepted, "snapshot": snapshot, "crossed": crossed}
-    beside = {"window": window} | columns
-    blocks = check_plane(plane, beside)
-    if window.dim() < 3:
-        raise ValueError(f"window: expected `layer batch step ...`, got {tuple(window.shape)}")
-    batch, step = window.shape[1:3]
-    check_beside(plane, "window", window, "layer batch step ...", (plane.shape[0], batch, step, *plane.shape[2:]))
-    check_columns(plane.device, batch, **columns)
-    check_distinct("plane", blocks)
-    check_written({"plane": plane}, "plane")
-    check_apart("plane", blocks, beside)
-
-
 def check_windows(name: str, plane: Tensor) -> None:
     """Refuses windows `layer slot tap-1 channel` that are not dense in one of both orders."""
     if not is_dense(plane.shape[2:], plane.stride()[2:]) and not taps_are_fastest(plane):
@@ -101,31 +84,6 @@ def check_windows(name: str, plane: Tensor) -> None:
             f"{name}: one layer of one slot must be dense, as `tap channel` or `channel tap`, got "
             f"{tuple(plane.shape)} with strides {plane.stride()}"
         )
-
-
-def check_inputs(
-    plane: Tensor, inputs: Tensor, write: Tensor, accepted: Tensor, snapshot: Tensor, crossed: Tensor
-) -> None:
-    """Refuses arguments of `scatter_inputs` that do not fit each other."""
-    columns = {"write": write, "accepted": accepted, "snapshot": snapshot, "crossed": crossed}
-    beside = {"inputs": inputs} | columns
-    check_tensors({"plane": plane} | beside)
-    check_memory("plane", plane, plane.device)
-    if plane.dim() != 4:
-        raise ValueError(f"plane: expected `layer slot tap-1 channel`, got {tuple(plane.shape)}")
-    layer, _, taps, channel = plane.shape
-    check_windows("plane", plane)
-    if inputs.dim() != 4 or inputs.shape[2] < taps:
-        raise ValueError(
-            f"inputs: expected `layer batch tap-1+step channel` with tap-1 = {taps}, got {tuple(inputs.shape)}"
-        )
-    batch, length = inputs.shape[1:3]
-    check_beside(plane, "inputs", inputs, "layer batch tap-1+step channel", (layer, batch, length, channel))
-    check_columns(plane.device, batch, **columns)
-    blocks = blocks_of(plane, 2)
-    check_distinct("plane", blocks)
-    check_written({"plane": plane}, "plane")
-    check_apart("plane", blocks, beside)
 
 
 def check_scatter_states(

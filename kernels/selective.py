@@ -2,8 +2,7 @@
 
 One program advances one tile of one head's state, a block of `dim` by all of `state`, through all tokens of its row.
 The tile stays in fp32 registers from its load on, so the program may write the slot that it read. Up to 512 states fit
-one warp, and sums over them then never wait for another. A speculative window takes a copy of the tile behind every
-token, slots of marks behind theirs.
+one warp, and sums over them then never wait for another. Slots of marks take a copy of the tile behind their tokens.
 
 A slot stores `dim state` or, with one decay a head, `state dim`: the strides of the state say which. Lanes move 16
 bytes along the axis that is fastest. The order in which they add up a sum differs.
@@ -51,7 +50,7 @@ PER_CALL = [
     "x_ptr", "dt_ptr", "a_ptr", "b_ptr", "c_ptr", "d_ptr", "z_ptr", "dt_bias_ptr", "out_ptr",
     "read_ptr", "write_ptr", "snapshot_ptr", "tokens_ptr",
     "mark_count_ptr", "mark_entry_ptr", "mark_offset_ptr", "mark_slot_ptr",
-    "max_tokens", "last", "stride_units", "window_units",
+    "max_tokens", "last", "stride_units",
     "x_distance", "dt_distance", "b_distance", "c_distance", "z_distance",
     *tail_args(SelectiveTail),
 ]  # fmt: skip
@@ -108,9 +107,9 @@ def _advanced(s, x, b, dt, a, PIECES: tl.constexpr, TIED: tl.constexpr):
 
 @triton.jit(do_not_specialize=PER_CALL)
 def _selective_step(
-    x_ptr, dt_ptr, a_ptr, b_ptr, c_ptr, d_ptr, z_ptr, dt_bias_ptr, state_ptr, window_ptr, out_ptr,
+    x_ptr, dt_ptr, a_ptr, b_ptr, c_ptr, d_ptr, z_ptr, dt_bias_ptr, state_ptr, out_ptr,
     read_ptr, write_ptr, snapshot_ptr, tokens_ptr, mark_count_ptr, mark_entry_ptr, mark_offset_ptr, mark_slot_ptr,
-    max_tokens, last, stride_units, window_units, x_distance, dt_distance, b_distance, c_distance, z_distance,
+    max_tokens, last, x_distance, dt_distance, b_distance, c_distance, z_distance, stride_units,
     tail_x_ptr, tail_b_ptr, tail_dt_ptr, tail_rows, ring, tail_x_apart, tail_b_apart, tail_dt_apart,
     cursor_row_ptr, cursor_label_ptr, cursor_pending_ptr, cursor_store_ptr,
     HEADS: tl.constexpr, GROUPS: tl.constexpr, DIM: tl.constexpr, STATE: tl.constexpr, TIED: tl.constexpr,
@@ -134,9 +133,7 @@ def _selective_step(
     DIM_STRIDE: tl.constexpr = STATE if STATE_FASTEST else 1
     WIDTH: tl.constexpr = min(16, UNIT * out_ptr.dtype.element_ty.primitive_bitwidth // 8)  # bytes that a lane stores
 
-    real, read, write, snapshot, count = row_slots(
-        read_ptr, write_ptr, snapshot_ptr, tokens_ptr, row, max_tokens, last, window_ptr is None
-    )
+    real, read, write, snapshot, count = row_slots(read_ptr, write_ptr, snapshot_ptr, tokens_ptr, row, max_tokens, last)
 
     if mark_count_ptr is not None:
         mark = first_mark(mark_count_ptr, mark_entry_ptr, row)
@@ -233,11 +230,6 @@ def _selective_step(
             of_first = (index == 0)[:, None] & in_dim[None, :]
             whole = tl.broadcast_to(y[None, :], (LANES * RUN, BLOCK_D))
             tl.store(out_at + dim[None, :] + tl.zeros_like(index)[:, None], whole, mask=of_first)
-        if window_ptr is not None:
-            # Seen to be a multiple of UNIT and of no more, as slots are: wider accesses here would change the layout of
-            # the tile, and with it the order of its sums.
-            at_ptr = window_ptr + token * window_units * UNIT + tile
-            _store(at_ptr, s, real, index, in_dim, STATE, STATE_STEP, PIECE_STEP, STATE_STRIDE, PIECES)
         if cursor_row_ptr is not None:
             if (memory > 0) & (pending + t >= store):
                 copy_token(kept_x + place * (HEADS * DIM) + head * DIM, x_at + head * DIM, dim, DIM)
@@ -264,14 +256,13 @@ def _selective_step(
     for t in range(count, max_tokens):
         tl.store(out_ptr + (row * max_tokens + t).to(tl.int64) * (HEADS * DIM) + channel, 0.0, mask=in_dim)
 
-    if window_ptr is None:
-        if cursor_row_ptr is not None:
-            real = real & (store > pending)
-            snapshot = tl.where(store > pending, snapshot, 0)
-        if real:
-            _store(live_ptr, s, True, index, in_dim, STATE, STATE_STEP, PIECE_STEP, STATE_STRIDE, PIECES)
-        if snapshot > 0:
-            _store(copy_ptr, s, True, index, in_dim, STATE, STATE_STEP, PIECE_STEP, STATE_STRIDE, PIECES)
+    if cursor_row_ptr is not None:
+        real = real & (store > pending)
+        snapshot = tl.where(store > pending, snapshot, 0)
+    if real:
+        _store(live_ptr, s, True, index, in_dim, STATE, STATE_STEP, PIECE_STEP, STATE_STRIDE, PIECES)
+    if snapshot > 0:
+        _store(copy_ptr, s, True, index, in_dim, STATE, STATE_STEP, PIECE_STEP, STATE_STRIDE, PIECES)
 
 
 def blocks(dim: int, state: int, tied: bool, config: SelectiveConfig = DEFAULT, least: int = 1) -> tuple[int, int, int]:
@@ -287,12 +278,12 @@ def _options(warps: int, tied: bool, itemsize: int, dim_fastest: bool, marked: b
 def selective_step(
     x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor, read: Tensor, write: Tensor,
     snapshot: Tensor, tokens: Tensor, d: Tensor | None = None, z: Tensor | None = None, dt_bias: Tensor | None = None,
-    softplus: bool = False, window: Tensor | None = None, out: Tensor | None = None, marks: Marks | None = None,
-    tail: SelectiveTail | None = None, cursor: Cursor | None = None,
+    softplus: bool = False, out: Tensor | None = None, marks: Marks | None = None, tail: SelectiveTail | None = None,
+    cursor: Cursor | None = None,
 ) -> Tensor:  # fmt: skip
     """Launches the op; see `memstate.kernels.reference.selective.selective_step`."""
     distances = check_selective(
-        x, dt, a, b, c, state, read, write, snapshot, tokens, d, z, dt_bias, softplus, window, out, marks, tail, cursor
+        x, dt, a, b, c, state, read, write, snapshot, tokens, d, z, dt_bias, softplus, out, marks, tail, cursor
     )
     out = x.new_empty(x.shape) if out is None else out
     batch, max_tokens, heads, dim = x.shape
@@ -307,8 +298,8 @@ def selective_step(
     block_d, block_n, warps = blocks(dim, states, tied, config, SECTOR_BYTES // itemsize if dim_fastest else 1)
     lanes, run = state_shares(dim_fastest, itemsize, wide, block_d, block_n, warps, warp_threads())
     _selective_step[(triton.cdiv(dim, block_d), heads, batch)](
-        x, dt, a, b, c, d, z, dt_bias, state, window, out, read, write, snapshot, tokens, *(marks or NO_MARKS),
-        max_tokens, state.shape[0] - 1, state.stride(0) // unit, heads * dim * states // unit, *distances,
+        x, dt, a, b, c, d, z, dt_bias, state, out, read, write, snapshot, tokens, *(marks or NO_MARKS),
+        max_tokens, state.shape[0] - 1, *distances, state.stride(0) // unit,
         *tail_values(SelectiveTail, tail, cursor),
         HEADS=heads, GROUPS=groups, DIM=dim, STATE=states, TIED=tied, SOFTPLUS=softplus,
         STATE_FASTEST=not dim_fastest, UNIT=unit, BLOCK_D=block_d, BLOCK_N=block_n, LANES=lanes, RUN=run,
@@ -349,11 +340,11 @@ OTHERS = {
 
 
 def compile_cases() -> list[CompileCase]:
-    """The launches to compile ahead: both kinds, bf16 inputs; storing slots, a window, or slots of marks too."""
+    """The launches to compile ahead: both kinds, bf16 inputs; storing slots, slots of marks too, and with a tail."""
     return [
         _case(name, model, dtype, stores)
         for name, model in (MODELS | OTHERS).items()
-        for dtype, stores in product(model.dtypes, ("", "_window", "_marks", "_tail"))
+        for dtype, stores in product(model.dtypes, ("", "_marks", "_tail"))
     ]
 
 
@@ -370,7 +361,7 @@ def _case(name: str, model: Model, dtype: str, stores: str) -> CompileCase:
         dict.fromkeys(("x_ptr", "dt_ptr", "b_ptr", "c_ptr", "z_ptr", "out_ptr"), "*bf16")
         | dict.fromkeys(("a_ptr", "d_ptr", "dt_bias_ptr"), "*fp32")
         | dict.fromkeys(("read_ptr", "write_ptr", "snapshot_ptr", "tokens_ptr"), "*i32")
-        | dict.fromkeys(("max_tokens", "last", "stride_units", "window_units"), "i32")
+        | dict.fromkeys(("max_tokens", "last", "stride_units"), "i32")
         | dict.fromkeys(("x_distance", "dt_distance", "b_distance", "c_distance", "z_distance"), "i32")
     )
     shape = {
@@ -378,13 +369,13 @@ def _case(name: str, model: Model, dtype: str, stores: str) -> CompileCase:
         "STATE_FASTEST": not dim_fastest, "UNIT": unit, "BLOCK_D": block_d, "BLOCK_N": block_n, "LANES": lanes,
         "RUN": run,
     }  # fmt: skip
-    planes = ("state_ptr", "window_ptr") if stores == "_window" else ("state_ptr",)
+    planes = ("state_ptr",)
     like_others = state == 256 or dim_fastest or (dtype == "fp16" and not tied)  # stores are as in a case beside it
     rare = name in OTHERS or (stores in ("_marks", "_tail") and dtype == "fp16") or (bool(stores) and like_others)
     bulk = () if rare else planes if tied else (*planes, "a_ptr")
     return CompileCase(
         f"selective_step_{name}_{dtype}{stores}", _selective_step,
-        signature | dict.fromkeys(planes, f"*{dtype}") | mark_types(stores) | tail_types(stores, TAIL),
+        signature | {"state_ptr": f"*{dtype}"} | mark_types(stores) | tail_types(stores, TAIL),
         shape | absent(stores, SelectiveTail, *TAIL), planes, warps,
         bulk, OPTIONS | _options(warps, tied, itemsize, dim_fastest, stores == "_marks"), rare, {"LANES": lanes_of_64},
     )  # fmt: skip

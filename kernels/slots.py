@@ -44,11 +44,10 @@ def tail_types(stores: str, rings: Mapping[str, str]) -> dict[str, str]:
 
 
 def absent(stores: str, kind: type[Tail] | None = None, *rings: str) -> dict[str, None]:
-    """Arguments that are None, of a compile case that stores slots (""), a window or marks, or has a tail of rings."""
-    names = [] if stores == "_window" else ["window_ptr"]
-    names += [] if stores == "_marks" else MARK_ARGS
-    given = tail_types(stores, dict.fromkeys(rings, ""))
-    return dict.fromkeys(names + [name for name in (tail_args(kind) if kind else ()) if name not in given])
+    """Arguments that are None, of a compile case that stores slots ("") or marks too, or has a tail of rings."""
+    given = mark_types(stores) | tail_types(stores, dict.fromkeys(rings, ""))
+    names = (*MARK_ARGS, *(tail_args(kind) if kind else ()))
+    return dict.fromkeys(name for name in names if name not in given)
 
 
 @triton.jit
@@ -58,16 +57,10 @@ def known_slot(slot, last):
 
 
 @triton.jit
-def row_slots(read_ptr, write_ptr, snapshot_ptr, tokens_ptr, row, max_tokens, last, STORES: tl.constexpr):
-    """Whether a row is real, its slots, and how many of its tokens are real; zeros where it writes no slot.
-
-    STORES: whether slots are stored at all; if not, `write` says only whether the row is real.
-    """
-    write = tl.load(write_ptr + row)
+def row_slots(read_ptr, write_ptr, snapshot_ptr, tokens_ptr, row, max_tokens, last):
+    """Whether a row is real, its slots, and how many of its tokens are real; zeros where it writes no slot."""
+    write = known_slot(tl.load(write_ptr + row), last)
     real = write > 0
-    write = known_slot(write, last)
-    if STORES:
-        real = write > 0
     read = tl.where(real, known_slot(tl.load(read_ptr + row), last), 0)
     snapshot = tl.where(real, known_slot(tl.load(snapshot_ptr + row), last), 0)
     # Within bounds before it becomes 32 bits wide.

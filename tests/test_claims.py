@@ -10,10 +10,7 @@ MODEL = ("cli.demo.mixers", "cli.bench.forward", "cli.workload", "integrations.t
 CALLERS = {
     ("slots.allocator",): "claim release",
     ("slots.registers",): "ownership resolve audit plan accept",
-    (
-        "state.planes",
-    ): "copy_slots zero_slots run_data run_rows gather_slots scatter_slots scatter_accepted scatter_inputs "
-    "scatter_states",
+    ("state.planes",): "copy_slots zero_slots run_data run_rows gather_slots scatter_slots scatter_states",
     MODEL: "conv_step gated_delta_step selective_step",
     ("cli.bench.drift",): "load_bits store_bits",
     ("tiers.host.packing",): "pack_slots unpack_slots pack_int8 unpack_int8",

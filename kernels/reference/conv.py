@@ -11,8 +11,8 @@ from memstate.kernels.tables import ConvTail, Cursor, Marks
 @torch.no_grad()
 def conv_step(
     x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, read: Tensor, write: Tensor, snapshot: Tensor,
-    tokens: Tensor, activation: str | None = "silu", out: Tensor | None = None, window: Tensor | None = None,
-    marks: Marks | None = None, tail: ConvTail | None = None, cursor: Cursor | None = None,
+    tokens: Tensor, activation: str | None = "silu", out: Tensor | None = None, marks: Marks | None = None,
+    tail: ConvTail | None = None, cursor: Cursor | None = None,
 ) -> Tensor:  # fmt: skip
     """Advances the convolution window of every row by its tokens, and returns the convolution at each token.
 
@@ -44,31 +44,27 @@ def conv_step(
         activation: "silu" or None.
         out: where the output goes, `batch token channel`, a slice as `x` may be; given, nothing is allocated. A caller
             reads `q | k | v` or `x | B | C` as slices of it.
-        window: for tokens that may be rejected, `batch tap-1+token channel`, contiguous, of the state's dtype. Given,
-            no slot is stored. A row whose `write` is above 0 gets the window read and the inputs of its real tokens
-            here; the rest stays as it is. The window after the first a tokens of row b is window[b, a : a + tap - 1].
         marks: states inside the step that are kept as well, or None. The window after `offset` tokens of row `entry`
             goes to `slot` in the same pass, for every mark. They ascend by entry, then by offset. Null slots, offsets
             beyond the row's tokens and rows with a null write keep nothing. The slots are distinct from each other and
-            from all others of the step. Not beside a window.
+            from all others of the step.
         tail: rings of inputs that are not in a row's window yet, or None; see `gated_delta_step`.
         cursor: columns of the step that say how far.
 
     Returns:
-        `out`. Changes: state, or window if given; tail.
+        `out`. Changes: state; tail.
 
     Raises:
-        ValueError: a shape, dtype, device, stride or address does not fit; slots share bytes; marks or a tail beside a
-            window; a tail without a cursor; or `out`, the window, the state or the tail requires grad, or shares bytes
-            with another tensor.
+        ValueError: a shape, dtype, device, stride or address does not fit; slots share bytes; a tail without a cursor;
+            or `out`, the state or the tail requires grad, or shares bytes with another tensor.
 
     Syncs: no (the reference: yes, it reads the slots).
     """
-    check_conv(x, weight, bias, state, read, write, snapshot, tokens, activation, out, window, marks, tail, cursor)
+    check_conv(x, weight, bias, state, read, write, snapshot, tokens, activation, out, marks, tail, cursor)
     out = x.new_empty(x.shape) if out is None else out
     out.zero_()
     channels, taps = weight.shape
-    rows = row_slots(state, read, write, snapshot, tokens, x.shape[1], window is None)
+    rows = row_slots(state, read, write, snapshot, tokens, x.shape[1])
     kept = row_marks(marks, state.shape[0] - 1)
     tails = row_tails(tail, cursor, len(x))
     for row, source, target, copy, count in rows:
@@ -83,9 +79,6 @@ def conv_step(
             out[row, t] = mix(last, weight, bias, activation)
             state[kept.get((row, t + 1), [])] = held[at + 1 : at + taps].to(state.dtype)
             own.keep(at, ConvTail(x[row, t]))
-        if window is not None:
-            window[row, : len(inputs)] = inputs
-            continue
         end = own.store if own.store <= own.pending else own.pending + count
         if end >= 0:
             state[[slot for slot in (target, copy) if slot]] = held[end : end + taps - 1].to(state.dtype)

@@ -14,9 +14,9 @@ from memstate.kernels.tables import Cursor, DeltaTail, Marks
 def gated_delta_step(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor | None, state: Tensor, read: Tensor, write: Tensor,
     snapshot: Tensor, tokens: Tensor, scale: float | None = None, out: Tensor | None = None,
-    window: Tensor | None = None, marks: Marks | None = None, a_log: Tensor | None = None,
-    dt_bias: Tensor | None = None, sigmoid: bool = False, normalize: bool = False, a: Tensor | None = None,
-    b: Tensor | None = None, tail: DeltaTail | None = None, cursor: Cursor | None = None,
+    marks: Marks | None = None, a_log: Tensor | None = None, dt_bias: Tensor | None = None, sigmoid: bool = False,
+    normalize: bool = False, a: Tensor | None = None, b: Tensor | None = None, tail: DeltaTail | None = None,
+    cursor: Cursor | None = None,
 ) -> Tensor:  # fmt: skip
     """Advances the state of every row by its tokens, in order, and returns what the queries read from it.
 
@@ -61,14 +61,10 @@ def gated_delta_step(
         scale: factor of the output; key ** -0.5 unless given.
         out: where the output goes, `batch token head value`, contiguous; if `value` elements fill a multiple of 16
             bytes, from such a multiple on. Given, nothing is allocated.
-        window: for tokens that may be rejected, `batch token head key value`, from a multiple of 16 bytes on, of the
-            state's dtype; contiguous, or transposed as the state is. Given, no slot is stored: the state after token t
-            of row b goes to window[b, t], and the rest stays as it is. `snapshot` is ignored. `write` says only whether
-            the row is real, so rows may share it. The output has the bits that it has without a window.
         marks: states inside the step that are kept as well, or None. The state after `offset` tokens of row `entry`
             goes to `slot` in the same pass, for every mark. They ascend by entry, then by offset. Null slots, offsets
             beyond the row's tokens and rows with a null write keep nothing. The slots are distinct from each other and
-            from all others of the step. Not beside a window.
+            from all others of the step.
         a_log: `head`, contiguous. Given, the log decay is -exp(a_log) softplus(decay + dt_bias). softplus is the
             identity above 20.
         dt_bias: `head`, or `head key` if the decay is per key channel, contiguous; if `key` elements fill a multiple of
@@ -81,29 +77,28 @@ def gated_delta_step(
             The op first adds the pending ones to the state, then runs the tokens of the step. Those that are not in the
             state that it stores go to the ring, in the memory of the row. A state of 16 bits is rounded after every
             token, as if each had been a step. Rows of the step have distinct memory, or none; rings have room for
-            pending tokens and those of the step. Beside `cursor`; not beside a window. Beside `a` and `b` their rings
-            take the place of beta's.
+            pending tokens and those of the step. Beside `cursor`. Beside `a` and `b` their rings take the place of
+            beta's.
         cursor: columns of the step that say how far.
 
     Returns:
-        `out`. Changes: state, or window if given; tail.
+        `out`. Changes: state; tail.
 
     Raises:
-        ValueError: a shape, dtype, device, stride or address does not fit; slots share bytes; marks or a tail beside a
-            window; a tail without a cursor, or without a ring that the rule needs; `dt_bias` without `a_log`; `a`
-            without `b`, or beside beta or a gate; 2**31 tokens or more; or `out`, the window, the state or the tail
-            requires grad, or shares bytes with another tensor.
+        ValueError: a shape, dtype, device, stride or address does not fit; slots share bytes; a tail without a cursor,
+            or without a ring that the rule needs; `dt_bias` without `a_log`; `a` without `b`, or beside beta or a gate;
+            2**31 tokens or more; or `out`, the state or the tail requires grad, or shares bytes with another tensor.
 
     Syncs: no (the reference: yes, it reads the slots).
     """
     check_gated_delta(
-        q, k, v, decay, beta, state, read, write, snapshot, tokens, scale, out, window, marks, a_log, dt_bias, sigmoid,
+        q, k, v, decay, beta, state, read, write, snapshot, tokens, scale, out, marks, a_log, dt_bias, sigmoid,
         normalize, a, b, tail, cursor,
     )  # fmt: skip
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     out = v.new_empty(v.shape) if out is None else out
     out.zero_()
-    rows = row_slots(state, read, write, snapshot, tokens, v.shape[1], window is None)
+    rows = row_slots(state, read, write, snapshot, tokens, v.shape[1])
     kept_at = row_marks(marks, state.shape[0] - 1)
     tails = row_tails(tail, cursor, len(v))
     for row, source, target, copy, count in rows:
@@ -129,12 +124,10 @@ def gated_delta_step(
             own.keep(own.pending + t, entering)
             s = advance(s, keys, *entering[1:])
             out[row, t] = (_of_heads(queries, s) * s).sum(dim=1) * scale
-            if window is not None:
-                window[row, t] = s
             if tail is not None:
                 s = s.to(state.dtype).float()
             state[kept_at.get((row, t + 1), [])] = s.to(state.dtype)
-        if window is None and own.store > own.pending:
+        if own.store > own.pending:
             state[stored] = s.to(state.dtype)
     return out
 

@@ -17,7 +17,7 @@ from memstate.kernels.tables import Mamba3State, Marks
 def mamba3_step(
     x: Tensor, b: Tensor, c: Tensor, dt: Tensor, decay: Tensor, trap: Tensor, rotation: Tensor, b_bias: Tensor,
     c_bias: Tensor, d: Tensor, state: Mamba3State, read: Tensor, write: Tensor, snapshot: Tensor, tokens: Tensor,
-    z: Tensor | None = None, window: Mamba3State | None = None, out: Tensor | None = None, marks: Marks | None = None,
+    z: Tensor | None = None, out: Tensor | None = None, marks: Marks | None = None,
 ) -> Tensor:  # fmt: skip
     """Advances all that Mamba-3 keeps of every row by the row's tokens, in order, and returns what `c` reads.
 
@@ -50,29 +50,26 @@ def mamba3_step(
         tokens: real tokens of each row, up to `token`, int32 or int64 `batch`. The output of the other tokens is zeros.
             With 0 tokens the state is copied through.
         z: `batch token head dim`, or None.
-        window: for tokens that may be rejected, planes `batch token ..` of the dtypes of the state. Given, no slot is
-            stored: see `selective_step`.
         out: where the output goes, `batch token head dim`, contiguous; given, nothing is allocated.
         marks: states inside the step that are kept as well, or None; see `selective_step`.
 
     Returns:
-        `out`. Changes: state, or window if given.
+        `out`. Changes: state.
 
     Raises:
         ValueError: a shape, dtype, device, stride or address does not fit; a head is not of powers of two, or has more
-            than 8192 elements of S; planes share bytes; marks beside a window; or what is written requires grad, or
+            than 8192 elements of S; planes share bytes; or what is written requires grad, or
             shares bytes with another tensor.
 
     Syncs: no (the reference: yes, it reads the slots).
     """
     check_mamba3(
-        x, b, c, dt, decay, trap, rotation, b_bias, c_bias, d, state, read, write, snapshot, tokens, z, window, out,
-        marks,
-    )  # fmt: skip
+        x, b, c, dt, decay, trap, rotation, b_bias, c_bias, d, state, read, write, snapshot, tokens, z, out, marks
+    )
     out = x.new_empty(x.shape) if out is None else out
     out.zero_()
     ratio, kept = x.shape[2] // b.shape[2], row_marks(marks, len(state.ssm) - 1)
-    rows = row_slots(state.ssm, read, write, snapshot, tokens, x.shape[1], window is None)
+    rows = row_slots(state.ssm, read, write, snapshot, tokens, x.shape[1])
     for row, source, target, copy, count in rows:
         angle, s, k, v = (plane[source].float() if source else torch.zeros_like(plane[0]).float() for plane in state)
         for t in range(count):
@@ -89,16 +86,14 @@ def mamba3_step(
             k, v = key, value
             y = (s * rearrange(query, "head state -> head 1 state")).sum(2) + _of_head(d.float(), 2) * value
             out[row, t] = y if z is None else y * F.silu(z[row, t].float())
-            if window is not None:
-                _store(window, (row, t), (angle, s, k, v))
             _store(state, kept.get((row, t + 1), []), (angle, s, k, v))
-        for slot in (target, copy) if window is None else ():
+        for slot in (target, copy):
             _store(state, slot or [], (angle, s, k, v))
     return out
 
 
 def _store(planes: Mamba3State, at: Any, kept: tuple[Tensor, ...]) -> None:
-    """What a row keeps, to a slot, several, or a token of a window."""
+    """What a row keeps, to a slot or several."""
     for plane, part in zip(planes, kept, strict=True):
         plane[at] = part.to(plane.dtype)
 

@@ -14,8 +14,8 @@ from memstate.kernels.tables import Cursor, Marks, SelectiveTail
 def selective_step(
     x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor, read: Tensor, write: Tensor,
     snapshot: Tensor, tokens: Tensor, d: Tensor | None = None, z: Tensor | None = None, dt_bias: Tensor | None = None,
-    softplus: bool = False, window: Tensor | None = None, out: Tensor | None = None, marks: Marks | None = None,
-    tail: SelectiveTail | None = None, cursor: Cursor | None = None,
+    softplus: bool = False, out: Tensor | None = None, marks: Marks | None = None, tail: SelectiveTail | None = None,
+    cursor: Cursor | None = None,
 ) -> Tensor:  # fmt: skip
     """Advances the state of every row by its tokens, in order, and returns what `c` reads from it.
 
@@ -52,36 +52,31 @@ def selective_step(
         z: `batch token head dim`, or None.
         dt_bias: as `d`.
         softplus: whether dt' is the softplus of the sum.
-        window: for tokens that may be rejected, `batch token head dim state`, contiguous from a multiple of 16 bytes
-            on, of the state's dtype; in memory as the state, so the transposed view of `batch token head state dim`
-            beside such a state. Given, no slot is stored: the state after token t of row b goes to window[b, t],
-            and the rest stays as it is. `snapshot` is ignored. `write` says only whether the row is real, so rows may
-            share it. The output has the bits that it has without a window.
         out: where the output goes, `batch token head dim`, contiguous; given, nothing is allocated. Beside a state that
             stores `state dim`, it begins at a multiple of 16 bytes if dim elements of it are one.
         marks: states inside the step that are kept as well, or None. The state after `offset` tokens of row `entry`
             goes to `slot` in the same pass, for every mark. They ascend by entry, then by offset. Null slots, offsets
             beyond the row's tokens and rows with a null write keep nothing. The slots are distinct from each other and
-            from all others of the step. Not beside a window.
+            from all others of the step.
         tail: rings of tokens that are not in a row's state yet, or None; see `gated_delta_step`.
         cursor: columns of the step that say how far.
 
     Returns:
-        `out`. Changes: state, or window if given; tail.
+        `out`. Changes: state; tail.
 
     Raises:
         ValueError: a shape, dtype, device, stride or address does not fit; a state of Mamba1 stores `state dim`; there
-            are 2^31 tokens or more; slots share bytes; marks or a tail beside a window; a tail without a cursor; or
-            `out`, the window, the state or the tail requires grad, or shares bytes with another tensor.
+            are 2^31 tokens or more; slots share bytes; a tail without a cursor; or `out`, the state or the tail
+            requires grad, or shares bytes with another tensor.
 
     Syncs: no (the reference: yes, it reads the slots).
     """
     check_selective(
-        x, dt, a, b, c, state, read, write, snapshot, tokens, d, z, dt_bias, softplus, window, out, marks, tail, cursor
+        x, dt, a, b, c, state, read, write, snapshot, tokens, d, z, dt_bias, softplus, out, marks, tail, cursor
     )
     out = x.new_empty(x.shape) if out is None else out
     out.zero_()
-    rows = row_slots(state, read, write, snapshot, tokens, x.shape[1], window is None)
+    rows = row_slots(state, read, write, snapshot, tokens, x.shape[1])
     kept = row_marks(marks, state.shape[0] - 1)
     tails = row_tails(tail, cursor, len(x))
     for row, source, target, copy, count in rows:
@@ -104,12 +99,10 @@ def selective_step(
             if d is not None:
                 y = y + per_channel(d) * x[row, t].float()
             out[row, t] = y if z is None else y * F.silu(z[row, t].float())
-            if window is not None:
-                window[row, t] = s
             if tail is not None:
                 s = s.to(state.dtype).float()
             state[kept.get((row, t + 1), [])] = s.to(state.dtype)
-        if window is None and own.store > own.pending:
+        if own.store > own.pending:
             state[stored] = s.to(state.dtype)
     return out
 

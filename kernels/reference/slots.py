@@ -12,7 +12,7 @@ NEVER = 2**31  # tokens that no step has
 
 
 def row_slots(
-    state: Tensor, read: Tensor, write: Tensor, snapshot: Tensor, tokens: Tensor, most: int, stores: bool
+    state: Tensor, read: Tensor, write: Tensor, snapshot: Tensor, tokens: Tensor, most: int
 ) -> Iterator[tuple[int, int, int, int, int]]:
     """The real rows: number, slots to read, write and snapshot (0 for ids outside 1..slot-1), and real tokens.
 
@@ -23,14 +23,13 @@ def row_slots(
         snapshot: second slots to store, `batch`.
         tokens: tokens of each row, `batch`.
         most: the most tokens of a row.
-        stores: whether slots are stored at all; if not, `write` says only whether the row is real.
 
     Syncs: yes.
     """
     last = state.shape[0] - 1
     for row, (*slots, count) in enumerate(torch.stack([read, write, snapshot, tokens], dim=1).tolist()):
         source, target, copy = (slot if 0 < slot <= last else 0 for slot in slots)
-        if target or (slots[1] > 0 and not stores):
+        if target:
             yield row, source, target, copy, max(0, min(count, most))
 
 

@@ -332,7 +332,7 @@ def _selective(model: Model, batch: int, backend: Backend, generator: torch.Gene
     a = -random(*own).exp() if tied else -random(heads, dim, state).exp()
     d, bias, out = random(*own), random(*own).abs(), torch.zeros_like(x)
     rows = _rows(batch, backend, generator)
-    act = partial(backend.selective_step, x, dt, a, b, c, states, *rows, d, z, bias, True, None, out)
+    act = partial(backend.selective_step, x, dt, a, b, c, states, *rows, d, z, bias, True, out)
     return _step("selective", planes, "ssm", batch, (x, z, b, c, dt, a, d, bias), out, act)
 
 

@@ -254,7 +254,7 @@ class StepLog:
 
     Attributes:
         unsettled: the steps.
-        sent: rows and tokens of the batch that is on the device, its limit of claims and `defer`; None if it is not known.
+        sent: rows and tokens of the batch that is on the device, its limit of claims and `defer`; None if not known.
         marks: the marks of the newest plan on the device, at one address.
         tails: the columns of the newest plan about tails, at one address; None where rows have none.
     """

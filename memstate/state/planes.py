@@ -416,40 +416,6 @@ class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
             self.backend.counts.uploads += 1
             self.scatter(name, slots, saved[name].to(self.device, non_blocking=True).contiguous())
 
-    def scatter_windows(
-        self, windows: Mapping[str, Tensor], write: Tensor, accepted: Tensor, snapshot: Tensor, crossed: Tensor
-    ) -> None:
-        """Keeps the states after `accepted` and after `crossed` tokens of a speculative step.
-
-        See `Backend.scatter_accepted` for states, and `Backend.scatter_inputs` for the inputs of a convolution. A plane
-        of these is `tap-1 channel` if its last size is the channels of the inputs, and `channel tap-1` otherwise.
-
-        Args:
-            windows: plane name -> `layer batch step ...` of states, or inputs `layer batch tap-1+step channel`,
-                contiguous. These planes are changed.
-            write: int32 or int64 `batch`.
-            accepted: int32 or int64 `batch`.
-            snapshot: int32 or int64 `batch`.
-            crossed: int32 or int64 `batch`.
-
-        Raises:
-            InvalidArgument, Asleep: as `gather`.
-
-        Syncs: no. Launches: as `gather`, for each plane.
-        """
-        columns = write, accepted, snapshot, crossed
-        for name, window in windows.items():
-            regions = self.of(name, "scatter_windows")
-            with _Naming("scatter_windows", regions[0].plane):
-                for region, part in self._beside(regions, "window", window):
-                    if holds_states(region.plane, part):
-                        self.backend.scatter_accepted(region.tensor, part, *columns)
-                        continue
-                    plane = region.tensor
-                    if plane.dim() == part.dim() == 4 and plane.shape[3] != part.shape[3]:
-                        plane = plane.transpose(2, 3)
-                    self.backend.scatter_inputs(plane, part, *columns)
-
     def scatter_states(
         self, sources: Mapping[str, Tensor], marks: Marks, starts: Tensor, read: Tensor, write: Tensor, *,
         first: Tensor | None = None, chunk: int = 64, transposed: bool = False,
@@ -545,11 +511,6 @@ class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
         )
         title = f"{self.slots:,} slots of {format_bytes(layout.bytes_per_slot)} and the null slot"
         return sheet(repr(self), [bar(title, parts)], [layout.plane_section()], notes=notes)
-
-
-def holds_states(plane: Plane, window: Tensor) -> bool:
-    """Returns whether a window has a state for each token of a speculative step, not the inputs of a convolution."""
-    return window.dim() == 3 + len(plane.shape)
 
 
 def _holds_windows(plane: Plane, source: Tensor | None) -> bool:

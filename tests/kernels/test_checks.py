@@ -31,13 +31,6 @@ def run(case: Case, backend: Backend, **changed: Any) -> Tensor:
     return out
 
 
-def window_of(case: Case) -> Tensor:
-    batch, tokens = case.inputs[case.like].shape[:2]
-    state = case.memory.state
-    steps = (state.shape[1] + tokens, *state.shape[2:]) if case.op == "conv_step" else (tokens, *state.shape[1:])
-    return state.new_zeros(batch, *steps)
-
-
 def refused(case: Case, backend: Backend, match: str, **changed: Any) -> None:
     """The call is refused with words that match, and no byte of the state changes."""
     with pytest.raises(ValueError, match=match):

@@ -19,13 +19,7 @@ from memstate.kernels.selective import blocks as selective_blocks
 from memstate.kernels.selective import selective_step
 from memstate.kernels.tables import ConvTail, Cursor, DeltaTail, Mamba3State, SelectiveTail
 from tests.support.addresses import LOAD, STORE, Log
-
-try:  # it replaces parts of Triton, and tries at once whether they are what it takes them for
-    from tests.proof.interleaver import interleaved, misfit, stock
-except ImportError as error:
-    pytest.skip(f"accesses cannot be recorded here: {error}", allow_module_level=True)
-if reason := misfit():
-    pytest.skip(f"accesses cannot be recorded here: {reason}", allow_module_level=True)
+from tests.support.recorded import recorded
 
 SLOTS = 5
 READ, WRITE, SNAPSHOT = [1, 0, 2], [1, 0, 3], [0, 0, 4]  # in place, padding, moving with a snapshot
@@ -71,7 +65,7 @@ def test_D25_a_delta_step_moves_each_byte_of_a_state_once(dtype: torch.dtype, tr
     plane = torch.randn(SLOTS, HEADS, *((VALUE, KEY) if transposed else (KEY, VALUE))).to(dtype)
     out = torch.empty_like(v)
     state = plane.mT if transposed else plane
-    with interleaved(stock) as log:
+    with recorded() as log:
         gated_delta_step(q, k, v, decay, beta, state, **columns(), out=out)
     tiles = -(-VALUE // delta_blocks(KEY, VALUE, plane.element_size(), 16 // plane.element_size())[1])
     shared = tiles * HEADS // KEY_HEADS
@@ -85,7 +79,7 @@ def test_D25_a_mamba_step_moves_each_byte_of_a_state_once(dtype: torch.dtype) ->
     b, c = torch.randn(2, rows, 1, GROUPS, STATE).to(torch.bfloat16)
     dt, a = torch.rand(rows, 1, HEADS), -torch.rand(HEADS)
     state, out = torch.randn(SLOTS, HEADS, DIM, STATE).to(dtype), torch.empty_like(x)
-    with interleaved(stock) as log:
+    with recorded() as log:
         selective_step(x, dt, a, b, c, state, **columns(), z=z, out=out)
     tiles = -(-DIM // selective_blocks(DIM, STATE, True)[0])
     shared = tiles * HEADS // GROUPS
@@ -101,7 +95,7 @@ def test_D25_a_step_of_mamba3_moves_each_byte_of_a_state_once() -> None:
     rotation, (b_bias, c_bias), d = torch.randn(rows, 1, angles), torch.randn(2, HEADS, STATE), torch.randn(HEADS)
     shapes = (HEADS, angles), (HEADS, dim, STATE), (HEADS, STATE), (HEADS, dim)
     state, out = Mamba3State(*(torch.randn(SLOTS, *shape) for shape in shapes)), torch.empty_like(x)
-    with interleaved(stock) as log:
+    with recorded() as log:
         mamba3_step(x, b, c, dt, -decay, trap, rotation, b_bias, c_bias, d, state, **columns(), z=z, out=out)
     shared = HEADS // GROUPS
     for plane in state:
@@ -115,7 +109,7 @@ def test_D25_a_convolution_moves_each_byte_of_a_window_once(dtype: torch.dtype, 
     x, weight = torch.randn(rows, 1, channels).to(torch.bfloat16), torch.randn(channels, taps).to(torch.bfloat16)
     plane = torch.randn(SLOTS, *((channels, taps - 1) if taps_fastest else (taps - 1, channels))).to(dtype)
     out = torch.empty_like(x)
-    with interleaved(stock) as log:
+    with recorded() as log:
         conv_step(x, weight, None, plane.mT if taps_fastest else plane, **columns(), out=out)
     check(log, plane, out, (x, 1))
     assert often(log, LOAD, weight) == [{2}] * channels
@@ -157,7 +151,7 @@ def test_D25_a_tail_moves_each_byte_of_a_delta_state_once(transposed: bool, low_
     if low_rank:
         tail, given = tail._replace(beta=None, a=low[1], b=low[2]), {"beta": None, "a": a, "b": b}
     state, out = plane.mT if transposed else plane, torch.empty_like(v)
-    with interleaved(stock) as log:
+    with recorded() as log:
         gated_delta_step(q, k, v, decay, **given, state=state, **with_tail(), tail=tail, out=out)
     tiles = -(-VALUE // delta_blocks(KEY, VALUE, 4, 4)[1])
     shared = tiles * HEADS // KEY_HEADS
@@ -172,7 +166,7 @@ def test_D25_a_tail_moves_each_byte_of_a_mamba_state_once(tied: bool) -> None:
     dt, a = torch.rand(3, T, *own), -torch.rand(*own, *([] if tied else [STATE]))
     state, out = torch.randn(SLOTS, HEADS, DIM, STATE), torch.empty_like(x)
     tail = SelectiveTail(ring(HEADS, DIM, dtype=x.dtype), ring(GROUPS, STATE), ring(*own))
-    with interleaved(stock) as log:
+    with recorded() as log:
         selective_step(x, dt, a, b, c, state, **with_tail(), tail=tail, out=out)
     tiles = -(-DIM // selective_blocks(DIM, STATE, tied)[0])
     check_tail(log, state, out, (tail.x, 1), (tail.b, tiles * HEADS // GROUPS), (tail.dt, tiles if tied else 1))
@@ -184,7 +178,7 @@ def test_D25_a_tail_moves_each_byte_of_a_window_once() -> None:
     for fewer in (taps, PENDING + 1):
         x, weight = torch.randn(3, T, channels).to(torch.bfloat16), torch.randn(channels, fewer).to(torch.bfloat16)
         state, out, tail = torch.randn(SLOTS, fewer - 1, channels), torch.empty_like(x), ring(channels, dtype=x.dtype)
-        with interleaved(stock) as log:
+        with recorded() as log:
             conv_step(x, weight, None, state, **with_tail(), tail=ConvTail(tail), out=out)
         if fewer == taps:
             check_tail(log, state, out, (tail, 1))
@@ -205,7 +199,7 @@ def test_a_log_linear_step_moves_the_levels_that_a_row_has(tokens: int) -> None:
     chunk_k, chunk_v, chunk_decay = (torch.randn(3, 64, *x.shape[2:]) for x in (k, v, decay))
     rows, lengths, counts, target = (torch.tensor(x) for x in ([1, 0], [5 * 64 + 61] * 2, [tokens] * 2, [3, 0]))
     out = torch.empty_like(v)
-    with interleaved(stock) as log:
+    with recorded() as log:
         log_linear_step(
             q, k, v, decay, torch.rand(2, tokens, HEADS, 10), levels, level_decay, chunk_k, chunk_v, chunk_decay, rows,
             lengths, counts, torch.tensor([[1, 4, 2], [1, 4, 2]]), target, out=out,

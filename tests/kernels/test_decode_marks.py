@@ -1,17 +1,25 @@
-"""States that decode steps keep at marks: those of runs that end there, bit for bit, and no other byte."""
+"""States that decode steps keep at marks: those of runs that end there, bit for bit, and no other byte.
 
+Kernels are interpreted in the process of the tests and cannot be compiled there: run as a program, this file compiles
+those of the selective update and writes as JSON in which order each adds up a sum.
+"""
+
+import json
+import re
+import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
 from torch import Tensor
 
-from memstate.kernels.blocks import is_transposed
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import Marks
 from tests.kernels.test_decode_steps import DTYPES, KINDS, each_kind, made
 from tests.support.decode_case import SLOTS, Case, Row, same_bits
+from tests.support.kernel_runs import not_interpreted
+from tests.support.sampling import PROOF
 
 Mark = tuple[int, int, int]  # entry, offset, slot
 RUBBISH = 0x5A5A5A5A
@@ -71,14 +79,40 @@ def test_a_state_at_a_mark_is_that_of_a_run_that_ends_there(
     assert same_bits(marked.memory.whole, plain.memory.whole)
 
 
-@each_kind
-def test_marks_beside_a_window_are_refused(backend: Backend, generator: torch.Generator, kind: str) -> None:
-    case = made(kind, backend, generator, rows=ROWS, tokens=5, **KINDS[kind].small)
-    state = case.memory.state
-    window = state.new_empty(3, 3 + 5 if case.op == "conv_step" else 5, *state.shape[1 + (case.op == "conv_step") :])
-    if case.op != "conv_step" and is_transposed(state):
-        window = window.mT.contiguous().mT
-    given = replace(case, shared=case.shared | {"window": window}).arguments()
-    with pytest.raises(ValueError, match=r"^marks: .* window"):
-        getattr(backend, case.op)(**given, marks=columns([(0, 2, 5)], state))
-    case.memory.check_changed_only(set())
+def test_G2_compiled_sums_have_one_order() -> None:
+    """No mark changes which lanes add up which states; on a GPU the bits of the output hang on that.
+
+    Of one kernel for one target, or of all with MEMSTATE_PROOF=1.
+    """
+    found: dict[str, list[list[str]]] = not_interpreted(__file__)
+    assert len(found) == (8 if PROOF else 2)
+    for kernel, (plain, marks) in found.items():
+        told = kernel, plain, marks
+        assert plain == marks and len(plain) == 1 and "sizePerThread" in plain[0], told
+    assert not PROOF or len({plain[0] for plain, _ in found.values()}) > 4  # layouts are told apart
+
+
+def main() -> None:
+    """Writes the layouts of the sums with slots alone, or marks too: slots on 16 bytes, and any stride apart.
+
+    All that a launch may compile in besides is what one model's layers have in common.
+    """
+    from memstate.cli.compile.build import compile_case
+    from memstate.kernels.selective import compile_cases
+
+    found: dict[str, list[list[str]]] = {}
+    for case in compile_cases():
+        kernel = case.name.removesuffix("_marks")
+        if kernel not in ("selective_step_mamba2_fp32", "selective_step_mamba1_bf16")[: 2 if PROOF else 1]:
+            continue
+        for target, unit in product(("sm_90", "gfx942")[: 2 if PROOF else 1], (case.constexprs["UNIT"], 1)):
+            text = compile_case(case._replace(constexprs=case.constexprs | {"UNIT": unit}), target).asm["ttgir"]
+            layouts = dict(re.findall(r"^(#\w+) = (.*)$", text, re.MULTILINE))
+            sums = re.findall(r"tt\.reduce\"[\s\S]*?: \(tensor<[^#>]*(#\w+)>\)", text)
+            of_tiles = [layouts[name] for name in sums if re.search(r"order = \[\d, \d\]", layouts[name])]
+            found.setdefault(f"{kernel} {target} {unit}", []).append(of_tiles)  # the sum that finds a mark has one axis
+    json.dump(found, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -211,6 +211,21 @@ def test_B39_batches_of_any_size_and_padding(
     run(backend, generator, op, stored(backend, generator, (torch.bfloat16, (3, 5)), "slot_major"), slots, dtype)
 
 
+@each_op
+@pytest.mark.parametrize(
+    ("shape", "batch"), [((2, 6, 3, 0), 2), ((2, 6, 0, 4), 2), ((0, 6, 3, 4), 2), ((2, 6, 3, 4), 0)]
+)
+def test_B39_nothing_to_move_launches_nothing(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], batch: int, op: str
+) -> None:
+    if backend.name != "reference":
+        monkeypatch.setattr("memstate.kernels.scatter._scatter_slots", None)
+        monkeypatch.setattr("memstate.kernels.gather._gather_slots", None)
+    plane = torch.zeros(shape, device=backend.device)
+    getattr(backend, op)(plane, ids(backend, [0] * batch), plane.new_ones(shape[0], batch, *shape[2:]))
+    assert not plane.any()
+
+
 def test_what_gather_has_returned_is_not_checked_again_and_all_else_is(monkeypatch: pytest.MonkeyPatch) -> None:
     layout = StateLayout((Plane("ssm", (2,), torch.float32),), layers=3)
     planes, slots, checked = Planes(layout, 4, Backend("reference")), torch.tensor([2, 0, 1]), list[Tensor]()

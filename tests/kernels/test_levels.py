@@ -52,18 +52,17 @@ def test_B11_a_claim_finds_the_lowest_wherever_they_lie(backend: Backend, capaci
 @pytest.mark.parametrize("place", PLACES)
 def test_a_claim_reads_one_list_of_words_a_level(capacity: int, place: str) -> None:
     """Counted in the interpreter, which sees every load of the bitmap."""
-    addresses = pytest.importorskip("tests.support.addresses")
-    interleaver = pytest.importorskip("tests.proof.interleaver")
-    if interleaver.misfit():
-        pytest.skip(interleaver.misfit())
+    from tests.support.addresses import LOAD
+    from tests.support.recorded import recorded
+
     pool = Pool(capacity, some(place, capacity), Backend("interpreter"))
     start = pool.bitmap.data_ptr()
-    with interleaver.interleaved(interleaver.stock) as log:
+    with recorded() as log:
         pool.claim(64)
     loads = [
         access.at.size
         for access in log.launches[0].accesses
-        if access.kind == addresses.LOAD and start <= access.at[0] < start + pool.bitmap.nbytes
+        if access.kind == LOAD and start <= access.at[0] < start + pool.bitmap.nbytes
     ]
     assert len(loads) <= LEVELS[capacity] and max(loads) <= 64, loads
     assert len(loads) == LEVELS[capacity] or place == "none"

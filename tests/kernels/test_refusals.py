@@ -20,7 +20,7 @@ OWN = ("registers", "planes", "records", "bitmap", "counters")  # made by memsta
 STEPS = ("conv_step", "gated_delta_step", "selective_step", "mamba3_step")
 OPTIONAL = (
     "a_log", "bias", "conv", "cursor", "d", "dt_bias", "first", "h", "inputs", "marks", "numbers", "out", "plane",
-    "residual", "slots", "tail", "window", "z",
+    "residual", "slots", "tail", "z",
 )  # fmt: skip
 
 
@@ -107,8 +107,7 @@ def test_G1_what_is_left_out_is_named(backend: Backend, op: str) -> None:
 
 
 ADDRESSES = {  # what lanes move 16 bytes at a time
-    "gated_delta_step": ("window",), "selective_step": ("a", "window"),
-    "log_linear_step": ("levels", "chunk_k", "chunk_v", "chunk_decay"),
+    "selective_step": ("a",), "log_linear_step": ("levels", "chunk_k", "chunk_v", "chunk_decay"),
     "pack_slots": ("out",), "unpack_slots": ("source",), "pack_int8": ("out",), "unpack_int8": ("source",),
     "load_bits": ("out", "values", "scales", "residual"), "store_bits": ("batch", "values", "scales", "residual"),
 }  # fmt: skip
@@ -128,10 +127,9 @@ def test_D4_what_begins_off_16_bytes_is_named(backend: Backend, op: str) -> None
     assert found == set(ADDRESSES[op])
 
 
-WRITTEN = dict.fromkeys(("gather_slots", "pack_slots", "pack_int8"), ("out",)) | {"scatter_states": ("plane", "conv")}
-WRITTEN |= dict.fromkeys(("scatter_slots", "scatter_accepted", "scatter_inputs"), ("plane",))
-WRITTEN |= dict.fromkeys(STEPS, ("out", "state", "window"))
-WRITTEN |= dict.fromkeys(STEPS[:3], ("out", "state", "window", "tail"))
+WRITTEN = dict.fromkeys(("gather_slots", "pack_slots", "pack_int8"), ("out",))
+WRITTEN |= {"scatter_slots": ("plane",), "scatter_states": ("plane", "conv"), "mamba3_step": ("out", "state")}
+WRITTEN |= dict.fromkeys(STEPS[:3], ("out", "state", "tail"))
 TOGETHER = PLANES, {"levels", "level_decay", "chunk_k", "chunk_v", "chunk_decay"}  # may lie in one arena
 WRITTEN |= {"log_linear_step": ("out", *TOGETHER[1])}
 WRITTEN |= {"load_bits": ("out",), "store_bits": ("values", "scales", "residual")}
@@ -162,7 +160,7 @@ def test_D4_D12_what_is_written_shares_no_byte_with_anything_and_no_graph_has_it
                 with pytest.raises(ValueError, match=rf"^{told}: requires grad.*\.detach\(\)"):
                     call(**changed(case.arguments, (name, part, written.detach().requires_grad_())))
             slot = int(name in ("plane", "conv"))
-            if name != "window" and (op, name) not in UNSLOTTED and written.shape[slot] > 1:
+            if (op, name) not in UNSLOTTED and written.shape[slot] > 1:
                 strides = [0 if axis == slot else stride for axis, stride in enumerate(written.stride())]
                 with pytest.raises(
                     ValueError, match=rf"^{told}: (?:slots share bytes|records of \d+ bytes lie|`.* must)"

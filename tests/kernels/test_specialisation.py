@@ -29,11 +29,10 @@ EXPECTED = {
     "release": POWERS,
     "plan": POWERS,
     "accept": POWERS,
-    "conv_step": 4,  # storing slots, storing a window, storing slots of marks too, and with a tail
-    "gated_delta_step": 5,
-    "selective_step": 4,
-    "mamba3_step": 3,
-    "scatter_inputs": 2,  # to a plane stored as `tap channel`, and as `channel tap`
+    "conv_step": 3,  # storing slots, storing slots of marks too, and with a tail
+    "gated_delta_step": 4,
+    "selective_step": 3,
+    "mamba3_step": 2,
     "pack_slots": 2,  # slots in registers, and slots named directly
     "unpack_slots": 2,
     "pack_int8": 2,

@@ -4,23 +4,15 @@ import re
 
 import pytest
 
-pytest.importorskip("triton", reason="without Triton there are no kernels")
-
 import memstate as ms
 from memstate.kernels.dispatch import Backend
 from memstate.state.planes import Planes
 from memstate.state.presets import from_config
 from tests.state.test_tails import BATCH, KINDS, RING, TAIL, steps
 from tests.support.addresses import LOAD, STORE, Log
+from tests.support.recorded import recorded
 from tests.support.sources import ROOT
 from tests.support.tail_bytes import costs, of_token, tail_step
-
-try:  # it replaces parts of Triton, and tries at once whether they are what it takes them for
-    from tests.proof.interleaver import interleaved, misfit, stock
-except ImportError as error:
-    pytest.skip(f"accesses cannot be recorded here: {error}", allow_module_level=True)
-if reason := misfit():
-    pytest.skip(f"accesses cannot be recorded here: {reason}", allow_module_level=True)
 
 
 def moved(log: Log, planes: Planes, kind: str, names: str = "") -> int:
@@ -43,7 +35,7 @@ def test_T21_a_step_reads_and_stores_a_state_once_whatever_it_verifies(model: st
     assert rings is not None
     for plane in [*planes.values(), *rings.values()]:
         plane.zero_()
-    with interleaved(stock) as log:
+    with recorded() as log:
         steps(planes, model, Backend("interpreter"), pending)
     state, token = BATCH * layout.payload_bytes_per_slot, BATCH * of_token(layout)
     matrices, kept = (

@@ -240,7 +240,6 @@ BAD: dict[str, tuple[Any, str]] = {  # what becomes of the arguments, and how it
     "no cursor": (lambda given, _: given | {"cursor": None}, r"^tail, cursor: .*NoneType"),
     "no tail": (lambda given, _: given | {"tail": None}, r"^tail, cursor: .*NoneType"),
     "another's": (lambda given, _: given | {"tail": tuple(given["tail"])}, r"^tail, cursor: expected a \w+Tail"),
-    "a window": (lambda given, x: given | {"window": x.new_empty(1)}, r"^(window|tail: expected None beside a window)"),
     "a longer cursor": (lambda given, _: told_by(given, lambda c: torch.cat([c, c])), r"^cursor\.row: expected"),
     "all elsewhere": (lambda given, _: told_by(given, lambda c: c.to("meta")), r"^cursor\.row: .* on meta"),
     "a float cursor": (lambda given, _: told_by(given, Tensor.float), r"^cursor\.row: .*float"),

@@ -43,7 +43,7 @@ KEYS = (
 MOVERS = {
     "copy_slots", "zero_slots", "run_data", "run_rows", "conv_step", "gated_delta_step", "selective_step",
     "mamba3_step", "log_linear_step",
-    "gather_slots", "scatter_slots", "scatter_accepted", "scatter_inputs", "scatter_states",
+    "gather_slots", "scatter_slots", "scatter_states",
     "pack_slots", "unpack_slots", "pack_int8", "unpack_int8", "load_bits", "store_bits",
 }  # fmt: skip
 
@@ -56,7 +56,7 @@ SOURCE_BARRIERS = {
     **{f"{op}[{how}]": 3 for op in ("plan", "accept") for how in ("ping-pong", "lazy", "redirect")},
     **{f"plan_tails[{how}]": 5 for how in ("ping-pong", "lazy", "redirect")},
     "plan[none]": 1, "accept[none]": 1, "plan[window]": 1, "plan_tails[none]": 3,
-    **{f"mamba3_step_{how}": 1 for how in ("fp32", "fp32_window", "fp32_marks", "bf16")},
+    **{f"mamba3_step_{how}": 1 for how in ("fp32", "fp32_marks", "bf16")},
 }  # fmt: skip
 
 

@@ -1,7 +1,6 @@
 """Planes in an engine's memory: every foreign byte stays, every bad tensor is refused, whatever the strides."""
 
 import ctypes
-from itertools import product
 
 import pytest
 import torch
@@ -117,26 +116,6 @@ def test_slots_are_gathered_and_scattered_layer_by_layer(backend, generator, for
         engine.check()
 
 
-@every_form
-@pytest.mark.parametrize("shape", [(2, 5), (5, 2)], ids=["tap channel", "channel tap"])
-def test_speculative_steps_keep_what_was_accepted(backend, generator, form, shape):
-    planes = [Plane("conv", shape, torch.bfloat16), Plane("ssm", (3,), torch.float32)]
-    engine = Engine(StateLayout(planes, 2), 5, backend, generator, form)
-    storage, device = engine.storage(), backend.device
-    inputs = torch.randn(2, 3, 2 + 4, 5, generator=generator).to(device, torch.bfloat16)
-    window = torch.randn(2, 3, 4, 3, generator=generator).to(device)
-    columns = [engine.ids(*column) for column in ([1, 2, 0], [4, 0, 2], [3, 0, 5], [2, 0, 1])]
-    storage.scatter_windows({"conv": inputs, "ssm": window}, *columns)
-    for (slot, entry, count), layer in product(((1, 0, 4), (3, 0, 2), (5, 2, 1)), range(2)):
-        taps = inputs[layer, entry, count : count + 2]
-        for name, held in (("conv", taps if shape == (2, 5) else taps.T), ("ssm", window[layer, entry, count - 1])):
-            held = held.contiguous().reshape(-1).view(torch.uint8)
-            engine.bytes_of(name, layer, slot)[: held.numel()] = held
-    engine.check()
-    with pytest.raises(InvalidArgument, match=r"expected \d layers first"):
-        storage.scatter_windows({"ssm": window[:1]}, *columns)
-
-
 def spoil(layers: list[Tensor], layer: int, one: Tensor) -> list[Tensor]:
     return [*layers[:layer], one, *layers[layer + 1 :]]
 
@@ -185,7 +164,6 @@ def test_names_that_no_plane_has_are_refused(backend):
         lambda: storage.copy(some, some, planes=["conv", "kv"]),
         lambda: storage.gather("kv", some),
         lambda: storage.scatter("kv", some, some),
-        lambda: storage.scatter_windows({"kv": some}, some, some, some, some),
     ):
         with pytest.raises(InvalidArgument, match=r"expected one .*\['conv', 'ssm'\]"):
             call()

@@ -174,7 +174,6 @@ def test_everything_that_touches_bytes_is_refused_while_asleep(backend, generato
         "run_data": lambda: storage.run_data(some, packet_of([(0, 0)], backend.device)),
         "scrub_null": storage.scrub_null, "gather": lambda: storage.gather("ssm", some),
         "scatter": lambda: storage.scatter("ssm", some, batch),
-        "scatter_windows": lambda: storage.scatter_windows({"ssm": batch[:, :, None]}, some, some, some, some),
         "planes": lambda: storage.table_of(["ssm"]).map, "buffer_infos": storage.buffer_infos, "sleep": storage.sleep,
     }  # fmt: skip
     for name, call in calls.items():

@@ -114,7 +114,6 @@ def test_what_does_not_fit_a_plane_is_refused_with_its_name_shape_and_dtype(back
     storage["ssm"][:] = 1
     before, two = storage["ssm"].clone(), ids(backend, 1, 2)
     good = torch.zeros(2, 2, 2, 3, 3, device=backend.device)
-    window = torch.zeros(2, 2, 1, 2, 3, 3, device=backend.device)
     refused = {
         r"gather .* slots: torch.float32 \(2,\)": lambda: storage.gather("ssm", two.float()),
         r"gather .* out: \(1, 2, 2, 3, 3\), expected 2 layers first": lambda: storage.gather("ssm", two, good[:1]),
@@ -125,12 +124,6 @@ def test_what_does_not_fit_a_plane_is_refused_with_its_name_shape_and_dtype(back
         r"scatter .* slots: torch.int16": lambda: storage.scatter("ssm", two.to(torch.int16), good),
         r"scatter .* batch: expected torch.float32 as the plane, got torch.float64": lambda: storage.scatter(
             "ssm", two, good.double()
-        ),
-        r"scatter_windows .* window: expected .* got torch.float16": lambda: storage.scatter_windows(
-            {"ssm": window.half()}, two, two, two, two
-        ),
-        r"scatter_windows .* plane: expected `layer slot tap-1 channel`, got \(2, 5, 2, 3, 3\)": lambda: (
-            storage.scatter_windows({"ssm": window[:, :, 0]}, two, two, two, two)
         ),
     }
     for named, call in refused.items():

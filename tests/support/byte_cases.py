@@ -124,21 +124,20 @@ def step_marks(make: Maker, rows: list[Row]) -> Marks:
 
 
 def decode(
-    make: Maker, op: str, inputs: dict[str, Any], state: Tensor | Mamba3State, rows: list[Row],
-    window: Tensor | Mamba3State | None, tail: Tail | None = None,
-) -> Case:  # fmt: skip
-    """A launch of a decode kernel whose output is like its first input of that shape. tail: not beside a window."""
+    make: Maker, op: str, inputs: dict[str, Any], state: Tensor | Mamba3State, rows: list[Row], tail: Tail | None = None
+) -> Case:
+    """A launch of a decode kernel whose output is like its first input of that shape."""
     wide = make.one(True, False)
     columns = {name: make.ints([getattr(row, name) for row in rows], wide) for name in Row._fields}
     like = inputs["v" if "v" in inputs else "x"]
     out = make.empty(*like.shape, dtype=like.dtype)
     planes = [state] if isinstance(state, Tensor) else state
     stored = [plane[slot] for plane in planes for row in rows for slot in row[1:3] if 0 < slot < SLOTS]
-    marks = None if window is not None else make.one(None, step_marks(make, rows))
+    marks = make.one(None, step_marks(make, rows))
     kept = [] if marks is None else marks.slot.tolist()
     stored += [plane[slot] for plane in planes for slot in kept if 0 < slot < SLOTS]
-    changes = [out, *(stored if window is None else [window] if isinstance(window, Tensor) else window)]
-    arguments = inputs | columns | {"state": state, "window": window, "out": out, "marks": marks}
+    changes = [out, *stored]
+    arguments = inputs | columns | {"state": state, "out": out, "marks": marks}
     null = [plane[0] for plane in planes]
     if op != "mamba3_step":
         arguments |= {"tail": tail, "cursor": cursor(make, len(rows)) if tail else None}
@@ -182,9 +181,8 @@ def conv_step(make: Maker) -> Case:
         "weight": make.normal(channels, taps, dtype=dtype),
         "bias": make.one(None, make.normal(channels, dtype=dtype)),
     }
-    window = make.one(None, make.empty(len(rows), taps - 1 + TOKENS, channels, dtype=state.dtype))
-    tail = None if window is not None else make.one(None, ConvTail(ring(make, channels, dtype=dtype)))
-    return decode(make, "conv_step", inputs, state, rows, window, tail)
+    tail = make.one(None, ConvTail(ring(make, channels, dtype=dtype)))
+    return decode(make, "conv_step", inputs, state, rows, tail)
 
 
 def gated_delta_step(make: Maker) -> Case:
@@ -201,11 +199,9 @@ def gated_delta_step(make: Maker) -> Case:
         "a_log": make.normal(2) if rates else None, "sigmoid": make.one(True, False),
         "dt_bias": make.one(None, make.normal(*owner)) if rates else None, "normalize": make.one(True, False),
     }  # fmt: skip
-    window = make.one(None, make.empty(*head, 2, *((34, 4) if turned else (4, 34)), dtype=state.dtype))
-    window = window.mT if turned and window is not None else window
     kept = ring(make, keys, 4, dtype=dtype), ring(make, 2, 34, dtype=dtype), ring(make, *owner), ring(make, 2)
-    tail = None if window is not None else make.one(None, DeltaTail(*kept))
-    return decode(make, "gated_delta_step", inputs, state, rows, window, tail)
+    tail = make.one(None, DeltaTail(*kept))
+    return decode(make, "gated_delta_step", inputs, state, rows, tail)
 
 
 def selective_step(make: Maker) -> Case:
@@ -223,15 +219,13 @@ def selective_step(make: Maker) -> Case:
         "d": make.one(None, make.normal(*owner)), "z": make.one(None, make.normal(*head, 2, dim, dtype=dtype)),
         "dt_bias": make.one(None, make.normal(*owner)), "softplus": make.one(True, False),
     }  # fmt: skip
-    window = make.one(None, make.empty(*head, 2, *shape, dtype=state.dtype))
-    window = window.mT if turned and window is not None else window
     kept = ring(make, 2, dim, dtype=dtype), ring(make, 1, states, dtype=dtype), ring(make, *owner)
-    tail = None if window is not None else make.one(None, SelectiveTail(*kept))
-    return decode(make, "selective_step", inputs, state, rows, window, tail)
+    tail = make.one(None, SelectiveTail(*kept))
+    return decode(make, "selective_step", inputs, state, rows, tail)
 
 
 def mamba3_step(make: Maker) -> Case:
-    """Two heads of one group; planes of their own memory, or windows."""
+    """Two heads of one group; planes of their own memory."""
     dtype, angles, (dim, states) = make.one(*DTYPES), make.one(4, 8), make.one((8, 16), (16, 128))
     shapes = {"angle": (2, angles), "ssm": (2, dim, states), "k": (2, states), "v": (2, dim)}
     dtypes = {"angle": torch.float32} | {name: make.one(*DTYPES) for name in ("ssm", "k", "v")}
@@ -240,7 +234,6 @@ def mamba3_step(make: Maker) -> Case:
     state = Mamba3State(**{name: make.plane(*shape, dtype=dtypes[name], layers=1)[0] for name, shape in shapes.items()})
     for plane in state:
         plane[1:] = torch.randn(plane[1:].shape, generator=make.generator).to(plane)
-    window = Mamba3State(**{name: make.empty(*head, *shape, dtype=dtypes[name]) for name, shape in shapes.items()})
     inputs = {
         "x": make.normal(*head, 2, dim, dtype=dtype),
         **{name: make.normal(*head, 1, states, dtype=dtype) for name in ("b", "c")},
@@ -248,7 +241,7 @@ def mamba3_step(make: Maker) -> Case:
         "rotation": make.normal(*head, angles, dtype=dtype), "b_bias": make.normal(2, states),
         "c_bias": make.normal(2, states), "d": make.normal(2), "z": make.one(None, make.normal(*head, 2, dim)),
     }  # fmt: skip
-    return decode(make, "mamba3_step", inputs, state, rows, make.one(None, window))
+    return decode(make, "mamba3_step", inputs, state, rows)
 
 
 def log_linear_step(make: Maker) -> Case:
@@ -293,17 +286,13 @@ def gather_slots(make: Maker) -> Case:
     return Case("gather_slots", arguments, Limits(null=[plane[:, 0]], changes=[out]))
 
 
-def scattering(op: str, plane: Tensor, arguments: dict[str, Any], *slots: Sequence[int]) -> Case:
-    stored = [plane[:, slot] for column in slots for slot in column if 0 < slot < SLOTS]
-    return Case(op, {"plane": plane, **arguments}, Limits(null=[plane[:, 0]], changes=stored))
-
-
 def scatter_slots(make: Maker) -> Case:
     dtype, slots = make.one(*ANYTHING), make.slots(3)
     plane = make.plane(*make.one((5,), (3, 4), (16,), (4100,)), dtype=dtype)
     batch = make.empty(2, len(slots), *plane.shape[2:], dtype=dtype)
-    arguments = {"slots": make.ints(slots, make.one(True, False)), "batch": batch}
-    return scattering("scatter_slots", plane, arguments, slots)
+    arguments = {"plane": plane, "slots": make.ints(slots, make.one(True, False)), "batch": batch}
+    stored = [plane[:, slot] for slot in slots if 0 < slot < SLOTS]
+    return Case("scatter_slots", arguments, Limits(null=[plane[:, 0]], changes=stored))
 
 
 def few_bits(make: Maker, name: str) -> tuple[dict[str, Any], list[Tensor], list[int]]:
@@ -335,36 +324,6 @@ def store_bits(make: Maker) -> Case:
     draws = {"numbers": numbers, "seed": make.rng.randrange(2**31), "first": make.rng.randrange(2**31)}
     stored = [plane[slot] for plane in held for slot in slots if 0 < slot < SLOTS]
     return Case("store_bits", arguments | draws, Limits(null=[plane[0] for plane in held], changes=stored))
-
-
-def counted(make: Maker) -> dict[str, Any]:
-    """Columns of a speculative step, its slots distinct; counts of which none may be real."""
-    slots, rows = make.slots(6), 3
-    columns = {"write": slots[:rows], "snapshot": slots[rows:]}
-    columns |= {
-        name: [make.one(-1, 0, 1, 2, TOKENS, TOKENS + 1) for _ in range(rows)] for name in ("accepted", "crossed")
-    }
-    return columns
-
-
-def scatter_accepted(make: Maker) -> Case:
-    columns, dtype = counted(make), make.one(*ANYTHING)
-    plane = make.plane(*make.one((5,), (3, 4), (16,)), dtype=dtype)
-    window = make.empty(2, 3, TOKENS, *plane.shape[2:], dtype=dtype)
-    arguments = {name: make.ints(column) for name, column in columns.items()}
-    return scattering(
-        "scatter_accepted", plane, {"window": window} | arguments, columns["write"], columns["snapshot"]
-    )  # fmt: skip
-
-
-def scatter_inputs(make: Maker) -> Case:
-    columns, dtype, (taps, channels) = counted(make), make.one(*ANYTHING), make.one((3, 5), (1, 4), (3, 8))
-    plane = make.plane(taps, channels, dtype=dtype)
-    if make.one(True, False):
-        plane = make.plane(channels, taps, dtype=dtype).transpose(2, 3)
-    inputs = make.empty(2, 3, taps + TOKENS, channels, dtype=dtype)
-    arguments = {name: make.ints(column) for name, column in columns.items()}
-    return scattering("scatter_inputs", plane, {"inputs": inputs} | arguments, columns["write"], columns["snapshot"])
 
 
 def scatter_states(make: Maker) -> Case:

@@ -105,8 +105,8 @@ def far_apart(slots: int, slot: Tensor, stride: int) -> Tensor:
 class Case:
     """A step: inputs `batch token ...`, NaN where a token is not real; what all rows share; the memory it runs on.
 
-    like: the input that has the shape and dtype of the output. planes: of what a slot or a token of a window holds, if
-    the op takes several.
+    like: the input that has the shape and dtype of the output. planes: of what a slot holds, if the op takes
+    several.
     """
 
     op: str
@@ -126,7 +126,7 @@ class Case:
         }
         given = self.inputs | self.shared | columns | {"state": self.memory.state}
         if self.planes is not None:
-            given |= {name: self.planes(given[name]) for name in ("state", "window") if name in given}
+            given["state"] = self.planes(given["state"])
         return given
 
     def step(self, backend: Backend) -> Tensor:

@@ -169,7 +169,7 @@ def columns(batch: int, start: int) -> dict[str, Tensor]:
 
 
 def conv_step(op: Callable[..., Any]) -> None:
-    """Storing slots, those of marks too, and storing a window.
+    """Storing slots, those of marks too, and with a tail.
 
     Inputs of real models fill 16 bytes a token, so that every batch of a tensor of theirs begins aligned; odd ones
     would be a key of their own.
@@ -182,11 +182,10 @@ def conv_step(op: Callable[..., Any]) -> None:
         op(x, weight, bias, **step)
         op(x, weight, bias, **step, marks=marks(start=start))
         op(x, weight, bias, **step, tail=ConvTail(ring(8, units=units, dtype=x.dtype)), cursor=cursor(batch, start))
-        op(x, weight, bias, **step, window=torch.zeros(batch, 1 + tokens, 8, dtype=step["state"].dtype))
 
 
 def gated_delta_step(op: Callable[..., Any]) -> None:
-    """Storing slots, those of marks too, and storing a window; inputs that are slices; gates inside."""
+    """Storing slots, those of marks too, and with a tail; inputs that are slices; gates inside."""
     for batch, tokens, units, start in steps():
         q, k, v, out = (shifted(batch, tokens, 1, 2, start=start + i) for i in range(4))
         decay, beta = (shifted(batch, tokens, 1, start=start + i, dtype=torch.float32) for i in range(2))
@@ -196,7 +195,6 @@ def gated_delta_step(op: Callable[..., Any]) -> None:
         op(*(wide[..., 2 * i : 2 * i + 2].unflatten(2, (1, 2)) for i in range(3)), decay, beta, **step)
         op(q, k, v, decay, beta, **step)
         op(q, k, v, decay, beta, **step, marks=marks(start=start))
-        op(q, k, v, decay, beta, **step, window=torch.zeros(batch, tokens, 1, 2, 2))
         kept = (ring(1, 2, units=units, dtype=x.dtype) for x in (k, v)), (ring(1, units=units) for _ in range(2))
         op(q, k, v, decay, beta, **step, tail=DeltaTail(*kept[0], *kept[1]), cursor=cursor(batch, start))
         weight = shifted(1, 1, 1, start=start)[0, 0]
@@ -204,7 +202,7 @@ def gated_delta_step(op: Callable[..., Any]) -> None:
 
 
 def selective_step(op: Callable[..., Any]) -> None:
-    """Storing slots, those of marks too, and storing a window."""
+    """Storing slots, those of marks too, and with a tail."""
     for batch, tokens, units, start in steps():
         x, b, c, z, out = (shifted(batch, tokens, 1, 2, start=start + i) for i in range(5))
         dt = shifted(batch, tokens, 1, start=start, dtype=torch.float32)
@@ -214,11 +212,10 @@ def selective_step(op: Callable[..., Any]) -> None:
         op(x=x, b=b, c=c, z=z, dt=dt, **model, **step, marks=marks(start=start))
         kept = SelectiveTail(*(ring(1, 2, units=units, dtype=x.dtype) for _ in range(2)), ring(1, units=units))
         op(x=x, b=b, c=c, z=z, dt=dt, **model, **step, tail=kept, cursor=cursor(batch, start))
-        op(x=x, b=b, c=c, z=z, dt=dt, **model, **step, window=torch.zeros(batch, tokens, 1, 2, 2))
 
 
 def mamba3_step(op: Callable[..., Any]) -> None:
-    """Storing slots, those of marks too, and storing windows."""
+    """Storing slots, and those of marks too."""
     shapes = (1, 4), (1, 4, 8), (1, 8), (1, 4)
     for batch, tokens, units, start in steps():
         x, z, out = (shifted(batch, tokens, 1, 4, start=start + i) for i in range(3))
@@ -228,7 +225,6 @@ def mamba3_step(op: Callable[..., Any]) -> None:
         step = columns(batch, start) | {"state": Mamba3State(*(states(*shape, units=units + 7) for shape in shapes))}
         op(*given, **step, z=z, out=out)
         op(*given, **step, z=z, marks=marks(start=start))
-        op(*given, **step, z=z, window=Mamba3State(*(torch.zeros(batch, tokens, *shape) for shape in shapes)))
 
 
 def log_linear_step(op: Callable[..., Any]) -> None:
@@ -283,24 +279,6 @@ def store_bits(op: Callable[..., Any]) -> None:
     for batch, tokens, units, start in steps():
         rows = _few_bits(batch, units, start) | {"batch": torch.zeros(batch, 32), "numbers": ints(batch, start + 1)}
         op(**rows, seed=tokens, first=2**31 - tokens)
-
-
-def counted(batch: int, start: int) -> list[Tensor]:
-    """Slots and counts of a speculative step."""
-    return [ints(batch, start + i) for i in range(4)]
-
-
-def scatter_accepted(op: Callable[..., Any]) -> None:
-    for batch, tokens, units, start in steps():
-        op(plane(4, units=units), torch.zeros(2, batch, tokens, 4), *counted(batch, start))
-
-
-def scatter_inputs(op: Callable[..., Any]) -> None:
-    """Windows stored as `tap channel`, and as `channel tap`."""
-    for batch, tokens, units, start in steps():
-        inputs = torch.zeros(2, batch, 2 + tokens, 4)
-        op(plane(2, 4, units=max(2, units)), inputs, *counted(batch, start))
-        op(plane(4, 2, units=max(2, units)).transpose(2, 3), inputs, *counted(batch, start))
 
 
 def nowhere(n: int, start: int = 0) -> Tensor:

@@ -41,7 +41,7 @@ class KernelReport:
         dependent_loads: Loads of global memory in the longest chain in which each waits for the one before; None for
             AMD.
         instructions: That one warp of a decode kernel issues for one token; None for other kernels, launches that store
-            a window or marks or have a tail, and AMD.
+            marks or have a tail, and AMD.
         bytes_in_flight: Bytes that this warp waits for at a time, at most; None as for `instructions`.
         instructions_folded: That one warp of a decode kernel with a tail issues for each kept token that it adds to the
             state; None for other launches and AMD.
@@ -156,7 +156,7 @@ def inspect(case: CompileCase, target: str, compiled: Any) -> KernelReport:
 
 
 def _decodes(case: CompileCase) -> bool:
-    """Whether it is a launch of a decode kernel whose tokens are counted: not of a window, marks or states in fp16."""
-    if case.rare or "fp16" in case.name or case.name.endswith(("_window", "_marks")):
+    """Whether it is a launch of a decode kernel whose tokens are counted: not of marks or states in fp16."""
+    if case.rare or "fp16" in case.name or case.name.endswith("_marks"):
         return False
     return case.name.startswith(("gated_delta_step_", "selective_step_", "conv_step_"))

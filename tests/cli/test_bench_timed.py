@@ -36,7 +36,7 @@ CPU = torch.device("cpu")
 on_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="interpreted kernels, at toy sizes")
 OPS = {
     "alloc": {"claim", "release", "claim and release", "ownership"},
-    "track": {"plan", "step", "accept", "window and accept", "forward", "decode step"},
+    "track": {"plan", "step", "forward", "decode step"},
     "copy": {"copy", "gather", "scatter", "zero"},
     "state": {
         "copy", "zero", "gather", "scatter", "pack", "unpack", "pack int8", "unpack int8", "gated delta", "selective",

@@ -86,6 +86,39 @@ def test_T15_other_kernels_keep_the_drafts_themselves(
     mem.audit().raise_if_leaking()
 
 
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("overlap", [False, True])
+def test_T16_a_deferred_step_stores_a_state_now_and_then(
+    backend: Backend, generator: torch.Generator, model: Model, strategy: str, overlap: bool
+) -> None:
+    """Every third token, and at a boundary, every eighth; NoTracking has none."""
+    mem = on(backend, layout(2), slots=6, max_requests=1, tracking=STRATEGIES[strategy], overlap=overlap, tail=2)
+    for defer, why in ((5, "from 0 to 4"), (-1, "from 0 to 4"), ("2", "from 0 to 4")):
+        with pytest.raises(ms.InvalidArgument, match=f"defer={defer!r}: expected a number of tokens {why}"):
+            mem.plan([None], defer=defer)  # type: ignore[arg-type]
+    (row,) = mem.admit([ms.Request("a")])
+    steps, stored = list[ms.Step](), list[int]()
+    for n in range(20):
+        step = mem.plan([row], defer=3)
+        stored += [int(step.cursor.label) + int(step.cursor.store)] * (int(step.cursor.store) >= 0)
+        out = model.forward(mem, step, [[(0, n)]])
+        assert step.lengths.tolist() == [n] and same_bits(out[0, 0], model.outputs[0, n])
+        steps.append(step)
+        if len(steps) > overlap:
+            mem.settle(steps.pop(0))
+    assert stored == ([3, 6, 9, 12, 15, 18] if strategy == "none" else [3, 6, 8, 11, 14, 16, 19])
+    for step in steps:
+        mem.settle(step)
+    assert (mem.info(row).length, mem.info(row).pending) == (20, 20 - stored[-1])
+    step = mem.plan([row], 0, defer=3)  # which reads no token, and so waits for none
+    model.forward(mem, step, [[]])
+    mem.settle(step)
+    (state,) = mem.end([row], keep="handle")
+    assert state is not None and state.length == 20
+    (slot,) = mem.device.read_slots([state]).wait().tolist()
+    assert same_bits(mem.planes["ssm"][0, slot], model.states[0, 19])
+
+
 @pytest.mark.parametrize(("before", "accepted", "kept"), [(250, 8, 256), (250, 4, None), (250, 6, 256), (256, 1, 256)])
 @pytest.mark.parametrize("strategy", [ms.PingPong(256), ms.LazyPingPong(256), ms.Redirect(256)], ids=repr)
 def test_B33_a_boundary_that_accepted_tokens_cross_is_kept(
@@ -174,7 +207,7 @@ def test_T5_refuses_settings_that_have_no_tails(backend: Backend) -> None:
         ms.Forward(tail=-1)
     mem = on(backend, plain, **settings)
     rows = mem.admit([ms.Request("a")])
-    with pytest.raises(ms.InvalidArgument, match="drafts= needs rows with tails"):
+    with pytest.raises(ms.InvalidArgument, match="drafts= and defer= need rows with tails"):
         mem.plan(rows, 2, drafts=1)
     with pytest.raises(ms.InvalidArgument, match="accept needs steps with drafts"):
         mem.accept(mem.plan(rows, 2), [2])

@@ -12,7 +12,7 @@ from tests.state.test_tails import BATCH, KINDS, RING, TAIL, steps
 from tests.support.addresses import LOAD, STORE, Log
 from tests.support.recorded import recorded
 from tests.support.sources import ROOT
-from tests.support.tail_bytes import costs, of_token, tail_step
+from tests.support.tail_bytes import costs, deferred, of_token, tail_step
 
 
 def moved(log: Log, planes: Planes, kind: str, names: str = "") -> int:
@@ -25,9 +25,9 @@ def moved(log: Log, planes: Planes, kind: str, names: str = "") -> int:
 
 
 @pytest.mark.sample(4)
-@pytest.mark.parametrize("pending", [0, 2, 5])
+@pytest.mark.parametrize(("pending", "stores"), [(0, True), (2, True), (5, True), (3, False)])
 @pytest.mark.parametrize("model", [kind for kind in KINDS if kind != "several convolutions"])
-def test_T21_a_step_reads_and_stores_a_state_once_whatever_it_verifies(model: str, pending: int) -> None:
+def test_T21_a_step_reads_and_stores_a_state_once_whatever_it_verifies(model: str, pending: int, stores: bool) -> None:
     """Of the rings it reads what is pending, and stores its own tokens. A window needs the last of these alone."""
     layout = from_config(KINDS[model], tail=TAIL)
     planes = Planes(layout, 4, Backend("reference"), rows=2)
@@ -36,13 +36,13 @@ def test_T21_a_step_reads_and_stores_a_state_once_whatever_it_verifies(model: st
     for plane in [*planes.values(), *rings.values()]:
         plane.zero_()
     with recorded() as log:
-        steps(planes, model, Backend("interpreter"), pending)
+        steps(planes, model, Backend("interpreter"), pending, stores)
     state, token = BATCH * layout.payload_bytes_per_slot, BATCH * of_token(layout)
     matrices, kept = (
         BATCH * sum(of.layers_of(plane) * plane.nbytes for plane in of.planes if plane.name.startswith("ssm"))
         for of in (layout, rings.layout)
     )
-    assert moved(log, planes, STORE) == state and moved(log, rings, STORE) == TAIL * token
+    assert moved(log, planes, STORE) == state * stores and moved(log, rings, STORE) == TAIL * token
     assert moved(log, planes, LOAD, "ssm") == matrices and moved(log, rings, LOAD, "ssm") == pending * kept // RING
     read, again = moved(log, planes, LOAD), moved(log, rings, LOAD)
     assert read <= state and again <= pending * token and (pending or read == state)
@@ -64,3 +64,6 @@ def test_the_page_has_the_costs_that_shapes_give() -> None:
     assert table in page, f"docs/speculation.md should have these rows:\n{table}"
     slot = ms.presets.qwen3_next().bytes_per_slot / 2**20
     assert re.findall(r"plain decode moves (\d+) MiB a token", page) == [f"{2 * slot:.0f}"]
+    layout = ms.presets.qwen3_next(tail=4)
+    waits = [deferred(layout.payload_bytes_per_slot, of_token(layout), n) / 2**20 for n in (2, 4)]
+    assert re.findall(r"`defer=(\d)` moves (\d+) MiB", page) == [("2", f"{waits[0]:.0f}"), ("4", f"{waits[1]:.0f}")]

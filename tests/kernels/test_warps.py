@@ -29,12 +29,11 @@ from memstate.kernels import (
     registers,
     scatter,
     selective,
-    speculation,
     tracking,
 )
 from memstate.kernels.blocks import cut
 from memstate.kernels.catalog import all_cases
-from memstate.kernels.tables import HEADER_INTS, Accepted, Rules, ScaledMap, StepRecord, Strategy, TailRecord
+from memstate.kernels.tables import HEADER_INTS, Rules, ScaledMap, StepRecord, Strategy, TailRecord
 from memstate.kernels.warps import ALONE, MOST, roomy
 from tests.support import op_launches
 from tests.support.op_launches import ints
@@ -49,7 +48,7 @@ STRATEGIES = (
     (Strategy.LAZY, 2, False), (Strategy.LAZY, 2, True), (Strategy.REDIRECT, 1, False),
 )  # fmt: skip
 KERNELS = Path(bitmap.__file__).parent
-ONE_PROGRAM = {"_claim", "_release", "_ownership", "_audit", "_plan", "_accept"}
+ONE_PROGRAM = {"_claim", "_release", "_ownership", "_audit", "_plan"}
 
 
 @pytest.fixture
@@ -78,7 +77,6 @@ def launch_all() -> None:
         bitmap.claim(file.bitmap, batch, file.counters)
         bitmap.release(file.bitmap, rows, capacity, file.counters)
         tracking.plan(file, packet, record, op_launches.marks(), rules)
-        speculation.accept(file, packet, record, Accepted(ints(batch), ints(batch)), rules)
 
 
 def test_no_launch_has_more_warps_than_lanes(launched: list[tuple[str, dict[str, Any]]]) -> None:
@@ -105,8 +103,6 @@ def test_every_shape_that_can_be_launched_is_in_the_catalogue(launched: list[tup
         tails = TailRecord(*(ints(1 if field == "batch" else batch) for field in TailRecord._fields))
         columns = {name: ints(file.source.numel()) for name in ("pending", "newest")}
         tracking.plan(file._replace(**columns), packet, record, marks, rules._replace(tail=2), tails)
-        tracking.plan(file, packet, record, marks, rules._replace(strategy=Strategy.WINDOW))
-        speculation.accept(file, packet, record, Accepted(ints(batch), ints(batch)), rules)
     found = {shape(name, {**given, "num_warps": given.get("num_warps", 4)}) for name, given in launched}
     known = [case for case in all_cases(every_shape=True) if case.kernel.fn.__name__ in ONE_PROGRAM]
     assert found == {shape(c.kernel.fn.__name__, {**c.constexprs, "num_warps": c.num_warps}) for c in known}

@@ -53,9 +53,9 @@ SHAPES = 200  # rare ones, of one run
 # kernel has none; nor does AMD need them where the program is one warp.
 SOURCE_BARRIERS = {
     "ownership": 8, "claim": 2, "audit": 2,
-    **{f"{op}[{how}]": 3 for op in ("plan", "accept") for how in ("ping-pong", "lazy", "redirect")},
+    **{f"plan[{how}]": 3 for how in ("ping-pong", "lazy", "redirect")},
     **{f"plan_tails[{how}]": 5 for how in ("ping-pong", "lazy", "redirect")},
-    "plan[none]": 1, "accept[none]": 1, "plan[window]": 1, "plan_tails[none]": 3,
+    "plan[none]": 1, "plan_tails[none]": 3,
     **{f"mamba3_step_{how}": 1 for how in ("fp32", "fp32_marks", "bf16")},
 }  # fmt: skip
 

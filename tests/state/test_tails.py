@@ -48,14 +48,15 @@ KINDS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def steps(planes: Planes, model: str, backend: Backend, pending: int = 0) -> None:
+def steps(planes: Planes, model: str, backend: Backend, pending: int = 0, stores: bool = True) -> None:
     """Runs the step of every layer of every plane, with the tail of its rows."""
     read, write, snapshot = (
         torch.tensor(ids, dtype=torch.int32, device=planes.device) for ids in ([1, 2], [3, 4], [0, 0])
     )
     tokens, row = torch.full_like(read, TAIL), torch.tensor([2, 1]).to(read)
     where = {"read": read, "write": write, "snapshot": snapshot, "tokens": tokens}
-    cursor = Cursor(row, torch.zeros_like(row), torch.full_like(row, pending), torch.full_like(row, pending))
+    store = torch.full_like(row, pending if stores else -1)
+    cursor = Cursor(row, torch.zeros_like(row), torch.full_like(row, pending), store)
 
     def ones(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
         return torch.ones(BATCH, TAIL, *shape, dtype=dtype, device=planes.device)

@@ -1,4 +1,4 @@
-"""Launches of plan, accept, ownership, data, claim and release on a stubbed driver, through Triton and kept.
+"""Launches of plan, ownership, data, claim and release on a stubbed driver, through Triton and kept.
 
 Run it with `python -m tests.support.kept_launches`. Triton compiles for a GPU that is not there. The stub takes what
 would be launched, and runs nothing.
@@ -17,7 +17,7 @@ import torch
 from triton import knobs
 from triton.runtime.driver import driver
 
-from memstate.kernels import bitmap, copy, dispatch, registers, speculation, tracking
+from memstate.kernels import bitmap, copy, dispatch, registers, tracking
 from memstate.kernels.kept import Kept
 from memstate.kernels.tables import Rules, Strategy
 from memstate.requests.steps import StepLog
@@ -29,12 +29,11 @@ from memstate.state.planes import Planes
 from tests.support.launch_keys import NoDevice
 
 KEPT: tuple[tuple[Any, str], ...] = (
-    (tracking, "KEPT"), (speculation, "KEPT"), (registers, "KEPT"), (copy, "KEPT"), (bitmap, "CLAIM"),
-    (bitmap, "RELEASE"),
+    (tracking, "KEPT"), (registers, "KEPT"), (copy, "KEPT"), (bitmap, "CLAIM"), (bitmap, "RELEASE"),
 )  # fmt: skip
 LAUNCHED: list[list[Any]] = []
 BATCHES = (1, 33)
-RULES = (Rules(Strategy.LAZY, 2, 4, True), Rules(Strategy.LAZY, 2, 4, False), Rules(Strategy.WINDOW, 2, 4, False))
+RULES = (Rules(Strategy.LAZY, 2, 4, True), Rules(Strategy.LAZY, 2, 4, False))
 
 
 def _seen(arg: Any) -> Any:
@@ -117,10 +116,8 @@ def main() -> None:
         for batch, rules in work:
             rows = np.arange(1, batch + 1)
             packet = torch.from_numpy(Packet().encode((rows, rows), 9)).clone()
-            record, outcome = log.record(batch), log.outcome(batch)
+            record = log.record(batch)
             both("plan", file.table, packet, record, log.marks, rules)
-            if rules.strategy != Strategy.WINDOW:
-                both("accept", file.table, packet, record, outcome, rules)
             both("ownership", file.table, packet)
             both("claim", file.table.bitmap, batch, file.table.counters)
             both("release", file.table.bitmap, torch.ones(batch, dtype=torch.int32), 900, file.table.counters)

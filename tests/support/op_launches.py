@@ -16,7 +16,6 @@ from memstate.kernels.dispatch import OPS
 from memstate.kernels.levels import bitmap_ints
 from memstate.kernels.tables import (
     HEADER_INTS,
-    Accepted,
     ConvTail,
     Cursor,
     DeltaTail,
@@ -123,14 +122,6 @@ def plan(op: Callable[..., Any]) -> None:
             op(file, packet(batch, 2), record(batch), marks(), Rules(Strategy.LAZY, 2, value, True))
     for room in VALUES[:6]:
         op(registers(9), packet(3, 2), record(3), marks(room), Rules(Strategy.LAZY, 2, 4, True))
-
-
-def accept(op: Callable[..., Any]) -> None:
-    for batch in SIZES:
-        for value in (*VALUES, 2**31 - 1):
-            outcome = Accepted(ints(256)[:batch], ints(256)[:batch])
-            file = registers(min(value, 1000))
-            op(file, packet(batch, 1), record(batch), outcome, Rules(Strategy.LAZY, 2, value, True))
 
 
 def copy_slots(op: Callable[..., Any]) -> None:

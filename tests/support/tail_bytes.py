@@ -29,6 +29,11 @@ def tail_step(state: int, token: int, tokens: int, pending: float) -> float:
     return 2 * state + (pending + tokens) * token
 
 
+def deferred(state: int, token: int, defer: int) -> float:
+    """Bytes for a token of plain decode: a state is read, and one of `defer` is stored; inputs wait in the tail."""
+    return state * (1 + 1 / defer) + token * (1 + (defer - 1) / 2) * (defer > 1)
+
+
 SCHEMES: dict[str, Callable[[int, int, int, float], tuple[float, int]]] = {
     "a state after every token; accept copies one": lambda s, t, n, a: ((1 + n) * s + 2 * s, n * s),
     "a slot for every token; accept chooses one": lambda s, t, n, a: ((1 + n) * s, n * s),

@@ -112,7 +112,7 @@ class Walk:
             accepted.append(right if row is not None else 0)
             texts.append([(text if t < right else WRONG, length + t) for t in range(n)])
         starts = [self.rows.get(row, (0, 0)) for row in entries]
-        step = self.mem.plan(entries, tokens, drafts=drafts)
+        step = self.mem.plan(entries, tokens, drafts=drafts, defer=self.draw(3) // 2 * self.draw(2 * self.tail))
         assert step.lengths.tolist() == [length for _, length in starts]
         if self.flight is None:
             assert step.before.tolist() == step.lengths.tolist()

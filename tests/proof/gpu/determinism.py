@@ -54,7 +54,7 @@ def repeated(case: Case, backend: Backend, times: int) -> str:
 
 def repeated_plans(machine: Machine, tracking: ms.Tracking, batch: int, times: int) -> str:
     """A plan of rows that are all due, from the same registers; slots are claimed where the strategy claims."""
-    rows = _Rows(Backend(machine.backend, machine.device), tracking, batch, window=False)
+    rows = _Rows(Backend(machine.backend, machine.device), tracking, batch, drafts=False)
     for _ in range(2):
         rows.plan()  # fills lanes
     device = (rows.file.cells, rows.file.allocator.bitmap, rows.file.allocator.counters)

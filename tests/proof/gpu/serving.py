@@ -35,9 +35,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "redirect": {"tracking": ms.Redirect(EVERY)},
     "int8 records": {"tracking": ms.Redirect(EVERY), "int8": {"ssm": 2}},
     "in place": {"tracking": ms.PingPong(EVERY), "forward": ms.Forward(in_place=True)},
-    "speculation": {
-        "tracking": ms.Redirect(EVERY), "forward": ms.Forward(speculation=True), "overlap": False, "window": 3,
-    },
+    "speculation": {"tracking": ms.Redirect(EVERY), "forward": ms.Forward(tail=3), "overlap": False},
 }  # fmt: skip
 
 
@@ -46,9 +44,9 @@ class Server:
 
     def __init__(
         self, machine: Machine, layout: ms.StateLayout, rows: int, cached: int, int8: dict[str, int] | None = None,
-        window: int = 0, staging: int = 2, **settings: Any,
+        staging: int = 2, **settings: Any,
     ) -> None:  # fmt: skip
-        self.machine, self.window, self.made = machine, window, 0
+        self.machine, self.made = machine, 0
         self.mem = ms.StateManager(
             layout, slots=3 * rows + 2 * cached + 4, max_requests=rows + 2, pages=ms.Pages(size=PAGE),
             prefix=ms.Prefix(),
@@ -72,26 +70,16 @@ class Server:
     def start(self, prompts: list[list[int]]) -> ms.Rows:
         """Admits prompts, and computes them without a forward: states are whatever they are."""
         rows = self.mem.admit([ms.Request(f"{tokens[0]}", tokens=[*tokens, 1]) for tokens in prompts])
-        if self.window:
-            return rows  # drafts begin with the first token
         left = [PROMPT - self.mem.info(row).length for row in rows]
         if max(left) > 0:
             self.mem.settle(self.mem.plan(rows, left))
         return rows
 
     def step(self, rows: ms.Rows, run: bool = True) -> None:
-        """A token for each row, or a window of drafts of which one is accepted."""
+        """A token for each row, or, with tails, one and two drafts of which one is accepted."""
         mem = self.mem
-        if self.window:
-            step = mem.plan(rows, self.window, window=True)
-            windows = {
-                plane.name: torch.zeros(
-                    (mem.layout.layers, len(rows), self.window, *plane.shape), dtype=plane.dtype,
-                    device=self.machine.device,
-                )
-                for plane in mem.layout.planes
-            }  # fmt: skip
-            mem.accept(step, [1] * len(rows), windows)
+        if tail := mem.forward.tail:  # the forward is the engine's, which compiles it
+            mem.accept(mem.plan(rows, tail, drafts=tail - 1), [2] * len(rows))
             return
         step = mem.plan(rows)
         if run and len(rows) == len(self.forward.x):
@@ -127,8 +115,6 @@ def scenario(server: Server) -> Iterator[str]:
     mem.pool.zero(ids)
     mem.pool.release(ids)
     mem.end(rows)
-    if server.window:
-        return
     yield "the prefix cache"
     server.cache(prompts)
     rows = server.start(prompts[:1])
@@ -158,7 +144,7 @@ def compiled_after_warm_up(machine: Machine, result: Result) -> None:
     for name, settings in list(SCENARIOS.items())[3 if machine.toy else 0 : 4 if machine.toy else None]:
         machine.go_on(f"before {name}", LAST)
         server = Server(machine, layout, 2, 3, **settings)
-        if not server.window:  # the forward is the engine's, which compiles it
+        if not server.mem.forward.tail:  # the forward is the engine's, which compiles it
             step = server.mem.plan([None, None])
             server.forward(step)  # type: ignore[arg-type]
             server.mem.settle(step)

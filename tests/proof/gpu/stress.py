@@ -28,7 +28,7 @@ class Stress:
     """One strategy, batch size and distance of boundaries: rows whose steps are launched past the manager's mirror."""
 
     def __init__(self, machine: Machine, tracking: ms.Tracking, batch: int) -> None:
-        self.rows = _Rows(Backend(machine.backend, machine.device), tracking, batch, window=False)
+        self.rows = _Rows(Backend(machine.backend, machine.device), tracking, batch, drafts=False)
         self.steps = 0
         self.live = torch.arange(1, batch + 1, device=machine.device) * REGISTERS_PER_ROW
         self.bad = torch.zeros(3, dtype=torch.int32, device=machine.device)  # owners, lengths, counts

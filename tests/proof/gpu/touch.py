@@ -79,7 +79,7 @@ def serve(machine: Machine, tracking: ms.Tracking, speculation: bool) -> Backend
     """Requests that begin, step over boundaries, are published, come back and end; bytes are copied and gathered."""
     mem = build(
         LAYOUT, slots=24, max_requests=5, tracking=tracking, backend=machine.backend, device=machine.device,
-        overlap=not speculation, speculation=speculation, in_place=not speculation,
+        overlap=not speculation, tail=2 * speculation, in_place=not speculation,
     )  # fmt: skip
     for arena in mem.planes.arenas:
         arena.random_(0, 256)
@@ -87,13 +87,7 @@ def serve(machine: Machine, tracking: ms.Tracking, speculation: bool) -> Backend
     rows = mem.admit([ms.Request(i) for i in range(3)])
     for _ in range(3):
         if speculation:
-            windows = {
-                plane.name: torch.zeros((2, 4, 2, *plane.shape), dtype=plane.dtype, device=machine.device)
-                for plane in LAYOUT.planes
-            }
-            windows["conv"] = torch.zeros((2, 4, 5, 40), dtype=torch.bfloat16, device=machine.device)
-            step = mem.plan([*rows, None], 2, window=True)
-            mem.accept(step, [1, 2, 0, 0], windows)
+            mem.accept(mem.plan([*rows, None], 2, drafts=1), [1, 2, 1, 0])
         else:
             mem.settle(mem.plan([*rows, None]))
     kept = [snap for snap in mem.publish(rows) if snap]

@@ -42,12 +42,16 @@ class DemoOptions:
             "arena: the engine allocates states and KV pages in one block."
         ),
     ] = "own"
-    overlap: Annotated[
-        int, Option(help="1: plan the next step before the last one is settled; with --speculate 0.", min=0, max=1)
-    ] = 1
+    overlap: Annotated[int, Option(help="1: plan the next step before the last one is settled.", min=0, max=1)] = 1
     speculate: Annotated[
         int,
         Option(metavar="T", min=0, max=64, help="Tokens of a step of decode, all but one of them guessed. 0: none."),
+    ] = 0
+    tail: Annotated[
+        int,
+        Option(
+            metavar="N", min=0, max=64, help="Store a state every N tokens; until then their inputs wait. 0: always."
+        ),
     ] = 0
     inspect: Annotated[
         str | None,

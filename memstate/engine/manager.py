@@ -491,7 +491,8 @@ class StateManager(NotCopied, Shown):
         Args:
             step: the oldest unsettled step.
             accepted: number of real tokens of each entry.
-            finished: as for `settle`. If a row ends within its accepted tokens, accept only those up to its end.
+            finished: as for `settle`. If a row ends within its accepted tokens, accept only those up to its end; with
+                `written`, what is written, and `end(lengths=)` leaves out the tokens behind the end.
             written: `step.accepted` has these numbers on the device already.
 
         Raises:

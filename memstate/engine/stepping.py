@@ -53,6 +53,7 @@ class Late(NamedTuple):
         free: slots that were free.
         kept: slots that are held back for its claims.
         defer: tokens below which it folds no tail.
+        told: in debug mode, what the device counts as accepted of the earlier step.
     """
 
     step: Step
@@ -64,6 +65,7 @@ class Late(NamedTuple):
     free: int
     kept: int
     defer: int
+    told: list[int] | None = None
 
 
 NO_LIMIT = 2**31 - 1
@@ -306,7 +308,8 @@ class Stepping:
                 kept = max(0, min(claims, limit, allocator.free - allocator.reserve))
                 pending, source = self._file.pending[running].copy(), self._file.source.copy()
                 free = allocator.free
-                late = Late(None, read, unsure, pending, source, limit, free, kept, defer)  # type: ignore[arg-type]
+                told = self._accepted_of(log.unsettled[-1]) if self._canary is not None else None
+                late = Late(None, read, unsure, pending, source, limit, free, kept, defer, told)  # type: ignore[arg-type]
                 allocator.free, allocator.held_back = allocator.free - kept, kept
                 self._note_certain(batch, unsure == 0, folded)
             else:
@@ -567,6 +570,13 @@ class Stepping:
                 f"step {step.serial}: the next step was planned, so the device has counted what `step.accepted` said: "
                 "write it there before that plan, and say written=True"
             )
+        if written and self._canary is not None and (newest or self._late is not None):
+            told = self._late.told if self._late is not None else self._accepted_of(step)
+            if (given != told)[same].any():
+                raise InvalidArgument(
+                    f"accepted {given.tolist()} of step {step.serial}, and `step.accepted` has {told} on the device: "
+                    "give the same numbers, also for rows that end; `end(lengths=)` leaves tokens behind an end out"
+                )
         with self._guard.changing("accept"):
             self._close(step, send=True)
             self._log.unsettled.remove(step)
@@ -586,6 +596,15 @@ class Stepping:
                 self._table.finish(rows[ended])
             self._table.confirmed[rows] = known
             self._release_lanes(rows, known)
+
+    def _accepted_of(self, step: Step) -> list[int]:
+        """Returns the accepted tokens of the newest step as the device has them, once the sampler has written them.
+
+        Syncs: yes.
+        """
+        self._planes.backend.counts.syncs += 1
+        accepted: list[int] = step.accepted.tolist()
+        return accepted
 
     def _unsure(self, rows: Longs) -> Longs | None:
         """Returns the tokens of rows that are not accepted yet and may be: None if there are none."""

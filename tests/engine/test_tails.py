@@ -86,6 +86,24 @@ def test_T15_other_kernels_keep_the_drafts_themselves(
     mem.audit().raise_if_leaking()
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_T17_debug_mode_compares_what_was_written_with_what_accept_gets(backend: Backend, late: bool) -> None:
+    """Also of rows that end: their tokens behind the end are left out by `end`."""
+    settings = {"slots": 6, "max_requests": 2, "tracking": ms.PingPong(every=4), "overlap": True, "tail": 4}
+    mem = on(backend, ms.StateLayout(layout(4).planes, layers=1), **settings, debug=True)
+    rows = mem.admit([ms.Request("a"), ms.Request("b")])
+    mem.settle(mem.plan(rows, 2))
+    step = mem.plan(rows, 4, drafts=3)
+    step.accepted.copy_(torch.tensor([3, 1]))
+    if late:
+        mem.plan(rows, 4, drafts=3)
+    with pytest.raises(ms.InvalidArgument, match=r"accepted \[2, 1\] of step 1, and `step.accepted` has \[3, 1\]"):
+        mem.accept(step, [2, 1], [True, False], written=True)
+    mem.accept(step, [3, 1], [True, False], written=True)
+    (state,) = mem.end(rows[:1], keep="handle", lengths=[4])
+    assert state is None or state.length <= 4
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("overlap", [False, True])
 def test_T16_a_deferred_step_stores_a_state_now_and_then(

@@ -150,15 +150,17 @@ class Walk:
         for row, ended in zip(entries, over, strict=True):
             if ended:
                 at = dict(zip(self.flight[1], self.flight[5], strict=True)) if self.flight else {}
-                self.rows[row] = self.rows[row][0], at.get(row, self.rows[row][1])  # without what a dead step adds
+                length = at.get(row, self.rows[row][1])  # without what a dead step adds
+                self.rows[row] = self.rows[row][0], length - self.draw(min(length, self.draw(3)))  # or behind its end
                 self.end([row])
 
     def end(self, rows: list[ms.Row]) -> None:
         keep = self.draw(1)
-        for row, state in zip(rows, self.mem.end(rows, **({"keep": "handle"} if keep else {})), strict=True):
+        lengths = [self.rows[row][1] for row in rows]
+        where: Any = {"keep": "handle", "lengths": lengths} if keep else {}
+        for row, state in zip(rows, self.mem.end(rows, **where), strict=True):
             text, length = self.rows.pop(row)
             if state is not None:
-                assert self.flight or length - state.length < 3 * self.tail  # the live one at least
                 self.keep(state, text, length)
 
     def keep(self, state: ms.Snapshot | None, text: int, length: int) -> None:

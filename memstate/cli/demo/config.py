@@ -42,16 +42,29 @@ class DemoConfig(DemoOptions):
             object.__setattr__(self, "state_order", orders[0])
         elif self.state_order not in orders:
             raise InvalidArgument(f"state-order {self.state_order}: expected {' or '.join(orders)} of {self.model}")
-        if self.speculate:
-            if self.engine == "in-place" or self.speculate > self.chunk:
-                raise InvalidArgument(
-                    f"speculate {self.speculate} with engine {self.engine} and chunk {self.chunk}: kernels in place "
-                    "have no tails, and a chunk has at least as many tokens as a step of decode"
-                )
-            object.__setattr__(self, "overlap", 0)
+        if self.speculate > self.chunk:
+            raise InvalidArgument(
+                f"speculate {self.speculate} with chunk {self.chunk}: a chunk has at least as many tokens as a step of "
+                "decode"
+            )
         if self.storage_path is not None and self.storage != "file":
             raise InvalidArgument(f"storage-path {self.storage_path}: it is for storage file, not {self.storage}")
         if self.track_every % self.page_size:
             raise InvalidArgument(
                 f"track-every {self.track_every} is no multiple of page-size {self.page_size}: snapshots share pages"
             )
+
+    @property
+    def asked(self) -> int:
+        """Tokens of a step of decode, of which each is sampled."""
+        return max(1, self.speculate)
+
+    @property
+    def tails(self) -> int:
+        """Tokens that a step may keep in the tail of a row; 0: rows have no tails."""
+        return max(self.speculate, -(-self.tail // 2))
+
+    @property
+    def slack(self) -> int:
+        """Tokens by which a row may be longer than the host knows when it plans."""
+        return self.overlap * max(0, self.speculate - 1)

@@ -52,7 +52,7 @@ class Engine:
         size, self._batch, self.in_place = config.size, config.batch, config.engine == "in-place"
         tracking = STRATEGIES[config.strategy](every=config.track_every)
         _require_fit(config, tracking, pages, pages_per_row)
-        states = state_layout(size, config.model, LAYOUTS[config.layout], config.state_order, config.speculate)
+        states = state_layout(size, config.model, LAYOUTS[config.layout], config.state_order, config.tails)
         kv, device = size.page_layout(config.page_size), torch.device(config.device)
         faults = Faults.from_environment()
         if config.fail_claims:
@@ -68,7 +68,7 @@ class Engine:
                 device=config.device, backend=config.backend, overlap=bool(config.overlap),
                 tensors=self.arena.states if self.arena else None,
                 pages=Pages(count=pages, size=config.page_size, per_row=pages_per_row),
-                forward=Forward(in_place=self.in_place, grid=None if self.in_place else 1, tail=config.speculate),
+                forward=Forward(in_place=self.in_place, grid=None if self.in_place else 1, tail=config.tails),
                 prefix=Prefix(placement=placement_of(config.placement)), tiers=tiers_of(config, store, self.kv),
             )  # fmt: skip
             if faults is not None:
@@ -93,14 +93,15 @@ class Engine:
 
         Syncs: no.
         """
-        if self.in_place:
-            return Slots(step.rows, step.tokens, step.write, step.write, self._nowhere)
-        cursor, tails = None, self.mem.device.tails
+        cursor, accepted, tails = None, None, self.mem.device.tails
         if tails is not None:
-            cursor = Cursor(
-                *(column[: self._batch] for column in (tails.rows, tails.label, tails.pending, tails.store))
+            *of_cursor, accepted = (
+                column[: self._batch]
+                for column in (tails.rows, tails.label, tails.pending, tails.store, tails.accepted)
             )
-        return Slots(step.rows, step.tokens, step.read, step.write, step.snapshot, self.marks, cursor)
+            cursor = Cursor(*of_cursor)
+        where = (step.write, step.write, self._nowhere) if self.in_place else (step.read, step.write, step.snapshot)
+        return Slots(step.rows, step.tokens, *where, self.marks, cursor, accepted)
 
     def launch(self) -> Slots:
         """Launches what comes before the forward of a planned step, and returns its slots.

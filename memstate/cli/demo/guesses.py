@@ -20,8 +20,7 @@ class Guesser:
     def __init__(self, seed: int, known: Mapping[int, Transcript]) -> None:
         self._chance, self._known = random.Random(f"guess {seed}"), known
 
-    def guess(self, work: Work, most: int) -> list[int]:
-        """Returns up to so many tokens that may follow those of a request."""
-        tokens = self._known[work.conversation.number].tokens
-        found = tokens[len(work.tokens) : len(work.tokens) + max(0, most)]
+    def guess(self, work: Work, at: int, most: int) -> list[int]:
+        """Returns up to so many tokens that may follow the first `at` of a request."""
+        found = self._known[work.conversation.number].tokens[at : at + max(0, most)]
         return [token if self._chance.random() < RIGHT else self._chance.randrange(256) for token in found]

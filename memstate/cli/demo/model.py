@@ -25,7 +25,8 @@ VOCABULARY = 256  # bytes
 class Slots(NamedTuple):
     """Where the states and pages of a step lie: int32 `batch` each, 0 for padding; rows index the page table.
 
-    Marks say which states inside of the step are kept as well, a cursor how far the tails of rows are folded.
+    Marks say which states inside of the step are kept as well, a cursor how far the tails of rows are folded. The
+    sampler writes to `accepted` how many tokens of each row are real.
     """
 
     rows: Tensor
@@ -35,6 +36,7 @@ class Slots(NamedTuple):
     snapshot: Tensor
     marks: Marks | None = None
     cursor: Cursor | None = None
+    accepted: Tensor | None = None
 
 
 class Memory(NamedTuple):

@@ -71,7 +71,7 @@ def _run(given: DemoConfig, store: Store | None, report: Progress) -> DemoReport
             audits.append(mem.audit())  # while requests run: no false alarm allowed
 
     stepper = Stepper(
-        engine.model, engine.memory, config.batch, config.chunk, engine.launch, engine.marks, max(1, config.speculate)
+        engine.model, engine.memory, config.batch, config.chunk, engine.launch, engine.marks, config.asked, config.slack
     )
     known = {c.number: uncached.answer(c) for c in conversations} if config.speculate else {}
     chance, guesser, started = Chance(config.seed), Guesser(config.seed, known), time.perf_counter()

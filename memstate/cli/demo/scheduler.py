@@ -19,7 +19,7 @@ from memstate.cli.demo.guesses import Guesser
 from memstate.cli.demo.meter import Asked, Gauge, Meter
 from memstate.cli.demo.stepper import Results, Stepper
 from memstate.cli.demo.transcript import Transcript, Witness
-from memstate.cli.demo.work import Batch, Flight, Work, assemble
+from memstate.cli.demo.work import Batch, Flight, Going, Work, assemble
 from memstate.errors import OutOfPages
 from memstate.requests.handles import Snapshot
 from memstate.requests.steps import Step
@@ -111,8 +111,10 @@ class Scheduler:
         replay = (lambda: run.append(self.stepper.run(batch.inputs))) if whole else None
         with self.gauge.adding_to(asked):
             drafts = batch.drafts if self.config.speculate else 0
-            step = self.mem.plan(batch.rows, batch.counts, replay=replay, drafts=drafts)
-        if not whole and self.chance.cancels():
+            step = self.mem.plan(batch.rows, batch.counts, replay=replay, drafts=drafts, defer=self.config.tail)
+        # until the guesses of the step before are told, the rows of this one go on
+        told = self._flight is None or not self._flight.step.drafted
+        if not whole and told and self.chance.cancels():
             self._cancel(step, batch)
             return None
         self.witness.look()
@@ -121,7 +123,7 @@ class Scheduler:
             self.meter.prompts_read += not entry.work.begun
             entry.work.folded = entry.after
         if not whole:
-            self._meddle()
+            self._meddle(told)
         results = run[0] if whole else self.stepper.run(batch.inputs, self.engine.slots(step))
         if self.config.sabotage or self.chance.tells():
             self.mem.submit(step)
@@ -137,8 +139,8 @@ class Scheduler:
         self.running += admitted
         self._break_off(admitted)
 
-    def _meddle(self) -> None:
-        """Calls that come between a plan and its forward."""
+    def _meddle(self, told: bool) -> None:
+        """Calls that come between a plan and its forward; only some while the lengths of rows are not told yet."""
         self._between = True
         calls: dict[str, Callable[[], object]] = {
             "retract": lambda: self._retract(self.chance.retracts_one(self.running), "between plan and forward"),
@@ -150,39 +152,42 @@ class Scheduler:
             "poll": self.mem.poll,
         }
         for call in self.chance.calls_between():
+            if not told and call in ("retract", "admit", "publish"):
+                continue
             self.meter.between[call] += 1
             if call != "admit" or not self.config.sabotage:  # which reads slots that may have to wait
                 act = calls[call]
                 act()
         self._between = False
 
-    def _with_pages(self) -> list[tuple[Work, int, list[int]]]:
-        """Returns requests that go on, with tokens, guesses and KV pages.
+    def _with_pages(self) -> list[Going]:
+        """Returns what requests that go on do next. They have KV pages for it.
 
         Cached states make way first, then the youngest.
         """
         while True:
-            tokens = [(work, self._tokens_next(work)) for work in self.running if not work.sure_to_end]
-            going = [(work, n, self._guesses(work, n)) for work, n in tokens]
+            going = [self._next(work) for work in self.running if not work.sure_to_end]
             if not going:
                 return []
             try:
-                lengths = [work.folded + n + len(guesses) for work, n, guesses in going]
-                self.mem.extend([work.handle for work, *_ in going], lengths)
+                lengths = [one.work.folded + one.flying + one.tokens + one.drafts for one in going]
+                self.mem.extend([one.work.handle for one in going], lengths)
                 return going
             except OutOfPages:
                 self.meter.refused["pages to go on"] += 1
                 self._make_way()
 
-    def _tokens_next(self, work: Work) -> int:
-        known = max(1, len(work.tokens) - work.folded)  # or the one sampled token that is on its way
-        return self.mem.chunk(work.handle, min(known, self.config.chunk))
-
-    def _guesses(self, work: Work, known: int) -> list[int]:
-        """Guesses what follows the known tokens of a step, as far as its tail has room and its answer may go."""
-        if not self.config.speculate or work.folded + known < len(work.tokens):
-            return []
-        return self.guesser.guess(work, min(self.config.speculate - known, work.rule.limit - len(work.answer) - 1))
+    def _next(self, work: Work) -> Going:
+        """Chooses tokens and guesses of a request, as far as its tail has room and its answer may go."""
+        coming = work.folded >= len(work.tokens)  # one sampled token at least is on its way
+        n = self.mem.chunk(work.handle, min(max(1, len(work.tokens) - work.folded), self.config.chunk))
+        if not self.config.speculate or work.folded + n < len(work.tokens):
+            return Going(work, n, 0, [], 0)
+        before = self._flight.entries if self._flight else []
+        flying = sum(entry.drafts for entry in before if entry.current and entry.work is work)
+        room = min(self.config.speculate - n, work.rule.limit - len(work.answer) - 1 - coming - flying)
+        candidates = self.guesser.guess(work, work.folded + n, max(0, room) + flying)
+        return Going(work, n, min(max(0, room), max(0, len(candidates) - flying)), candidates, flying)
 
     def _make_way(self) -> None:
         """The youngest request makes way; what is kept for later does where a request runs alone."""
@@ -197,28 +202,33 @@ class Scheduler:
         finished = [False] * self.config.batch
         accepted = flight.step.tokens_of.tolist()
         broken_off = []
+        later = {entry.row: entry for entry in self._flight.entries} if self._flight else {}
         for entry in flight.entries:
             work, guesses, place = entry.work, entry.guesses, entry.place
-            accepted[place] -= len(guesses)
+            right = next(
+                (i for i, guess in enumerate(guesses) if sampled[place][i - len(guesses) - 1] != guess), len(guesses)
+            )
+            accepted[place] -= len(guesses) - right
             if not (entry.current and entry.samples) or not work.rule.cap:
                 continue
-            for right, guess in enumerate([*guesses, None]):  # how many guesses were right, and the next one
-                of = right - len(guesses) - 1
+            work.folded += right
+            if entry.row in later:
+                later[entry.row].shift = right
+            for token in range(right + 1):  # the guesses that were right, and the one behind
+                of, at = token - len(guesses) - 1, entry.after + entry.shift + token
                 work.tokens.append(sampled[place][of])
-                self.transcripts[work.conversation.number].logits[entry.after + right] = logits[place, of].copy()
+                self.transcripts[work.conversation.number].logits[at] = logits[place, of].copy()
                 finished[place] = work.rule.ends(len(work.answer), work.tokens[-1])
                 stops = len(work.answer) == work.rule.abort_after
-                if finished[place] or stops or work.tokens[-1] != guess:
+                if finished[place] or stops:
                     break
-            work.folded += right
-            accepted[place] += right
             self.meter.guessed += len(guesses)
             self.meter.right += right
             if stops and not finished[place]:
                 broken_off.append(work)
         with self.gauge.adding_to(flight.asked):
             if flight.step.drafted:
-                self.mem.accept(flight.step, accepted, finished=finished)
+                self.mem.accept(flight.step, accepted, finished=finished, written=True)
             else:
                 self.mem.settle(flight.step, finished)
         if flight.decode_only:
@@ -238,7 +248,7 @@ class Scheduler:
             if whole > work.published:
                 due.append(work)
                 # Redirect has the snapshot one step after the boundary, of guesses up to two; later it never will
-                if confirmed > whole + 2 * self.config.speculate:
+                if confirmed > whole + 2 * self.config.tails:
                     work.published = whole
         if due:
             self._watch(
@@ -288,7 +298,8 @@ class Scheduler:
         for work in works:
             self._see(work, why)
         rows, tokens = [work.handle for work in works], [work.tokens for work in works]
-        self._watch(works, self.mem.end(rows, keep="cache", tokens=tokens))
+        lengths = [len(work.tokens) for work in works]  # the device may have gone on behind the end
+        self._watch(works, self.mem.end(rows, keep="cache", tokens=tokens, lengths=lengths))
 
     def _cancel(self, step: Step, batch: Batch) -> None:
         """The rows of a step that never ran are gone; their requests start over from what was kept."""
@@ -302,7 +313,7 @@ class Scheduler:
 
     def _see(self, work: Work, why: str) -> None:
         if work.begun and not self._between:  # else the forward has still to write it
-            self.witness.see_live(work.conversation.number, work.handle, why)
+            self.witness.see_live(work.conversation.number, work.handle, why, len(work.tokens))
 
     def _send_back(self, work: Work, why: str) -> None:
         work.retractions += 1

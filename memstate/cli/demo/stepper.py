@@ -1,7 +1,8 @@
 """A forward pass and a sampled token a row for a padded batch: called on a CPU, replayed as a CUDA graph on a GPU.
 
 Knows no request. The first input token of a step may be the token that the step before sampled, which then never leaves
-the device: so the next step can start before the results of the last one are known.
+the device: so the next step can start before the results of the last one are known. With guesses, it begins behind
+those that were right, whose number only the device knows then: it takes its inputs from that place on.
 """
 
 from collections.abc import Callable
@@ -21,17 +22,19 @@ class Inputs:
     """What the rows of one step fold in, filled by the host.
 
     Attributes:
-        tokens: Byte values, `batch token`.
-        start: Tokens folded before, `batch`.
+        tokens: Byte values, `batch token+slack`: those of the step, wherever it begins.
+        start: Tokens folded before, as far as the host knows, `batch`.
         fed: Whether the first token is the one sampled for this row a step ago, `batch`.
-        noise: Added to the logits before the argmax, `batch asked vocabulary`.
+        drafts: Of the tokens of each row, how many of the last are guesses, `batch`.
+        noise: Added to the logits before the argmax, `batch asked+slack vocabulary`.
     """
 
-    def __init__(self, batch: int, width: int, asked: int = 1) -> None:
+    def __init__(self, batch: int, width: int, asked: int = 1, slack: int = 0) -> None:
         self.width = width
-        self.packed = np.zeros((batch, width + 2), np.int64)
-        self.tokens, self.start, self.fed = self.packed[:, :-2], self.packed[:, -2], self.packed[:, -1]
-        self.noise = np.zeros((batch, asked, VOCABULARY), np.float32)
+        self.packed = np.zeros((batch, width + slack + 3), np.int64)
+        self.tokens = self.packed[:, :-3]
+        self.start, self.fed, self.drafts = self.packed[:, -3], self.packed[:, -2], self.packed[:, -1]
+        self.noise = np.zeros((batch, asked + slack, VOCABULARY), np.float32)
 
 
 class Results:
@@ -72,18 +75,20 @@ class Stepper:
         launch: Launches what comes before the forward of a planned step, and returns its slots.
         marks: The marks of steps on the device; None: steps have none.
         asked: Tokens of a step of decode, of which each is sampled.
+        slack: Tokens by which a row may be longer than the host knows.
     """
 
     def __init__(
         self, model: HybridModel, memory: Memory, batch: int, chunk: int,
-        launch: Callable[[], Slots] | None = None, marks: Marks | None = None, asked: int = 1,
+        launch: Callable[[], Slots] | None = None, marks: Marks | None = None, asked: int = 1, slack: int = 0,
     ) -> None:  # fmt: skip
         self._marks, self._asked = marks, asked
         self.model, self.memory, self.batch, self._launch = model, memory, batch, launch
         self.device = memory.page_table.device
         self.widths = (*dict.fromkeys((1, asked, chunk)),)
-        self._packed = {width: self._zeros(batch, width + 2, dtype=torch.int64) for width in self.widths}
-        self._noise = self._zeros(batch, asked, VOCABULARY, dtype=torch.float32)
+        self._packed = {width: self._zeros(batch, width + slack + 3, dtype=torch.int64) for width in self.widths}
+        self._noise = self._zeros(batch, asked + slack, VOCABULARY, dtype=torch.float32)
+        self._next = self._zeros(batch, dtype=torch.int64)
         self._logits = self._zeros(batch, asked, VOCABULARY, dtype=torch.float32)
         self._sampled = self._zeros(batch, asked, dtype=torch.int64)
         self._graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
@@ -120,13 +125,31 @@ class Stepper:
             assert self._launch is not None
             slots = self._launch()
         packed = self._packed[width]
-        first = torch.where(packed[:, -1] > 0, self._sampled[:, -1], packed[:, 0])
-        tokens = torch.cat((first[:, None], packed[:, 1:width]), 1)
+        start, fed, drafts = packed[:, -3:].unbind(1)
+        shift = torch.zeros_like(start)  # by as many guesses as were right
+        if slots.cursor is not None:
+            shift = torch.where(slots.rows > 0, slots.cursor.label + slots.cursor.pending - start, 0)
+        tokens = packed.gather(1, shift[:, None] + torch.arange(width, device=self.device))
+        tokens[:, 0] = torch.where(fed > 0, self._next, tokens[:, 0])
         if width == 1:  # a step of decode has no marks
             slots = slots._replace(marks=None)
-        logits = self.model.forward(tokens, packed[:, -2], slots, self.memory, self._asked)
+        logits = self.model.forward(tokens, start + shift, slots, self.memory, self._asked)
         self._logits.copy_(logits)
-        self._sampled.copy_((logits + self._noise).argmax(-1))
+        at = shift[:, None] + torch.arange(self._asked, device=self.device)
+        noise = self._noise.gather(1, at[:, :, None].expand(-1, -1, VOCABULARY))
+        self._sampled.copy_((logits + noise).argmax(-1))
+        self._accept(tokens, drafts, slots)
+
+    def _accept(self, tokens: Tensor, drafts: Tensor, slots: Slots) -> None:
+        """Counts the guesses that were sampled, up to the first that was not, and notes the token behind them."""
+        first = self._asked - 1 - drafts  # of the sampled tokens, the one that the first guess should be
+        at = torch.arange(self._asked - 1, device=self.device)
+        guesses = tokens.gather(1, (slots.tokens.long()[:, None] - self._asked + 1 + at).clamp(min=0))
+        right = (guesses == self._sampled[:, :-1]) | (at < first[:, None])
+        last = right.long().cumprod(1).sum(1)
+        self._next.copy_(self._sampled.gather(1, last[:, None])[:, 0])
+        if slots.accepted is not None:
+            slots.accepted.copy_(slots.tokens - self._asked + 1 + last)
 
     def _graph(self, width: int, slots: Slots | None) -> torch.cuda.CUDAGraph:
         key = width, slots is None

@@ -76,13 +76,21 @@ class Witness:
             self.mem.submit()
             self.look()
 
-    def see_live(self, conversation: int, row: Row, why: str) -> None:
+    def see_live(self, conversation: int, row: Row, why: str, most: int) -> None:
         """Reads the live state of a row about to end, also that of a dead step.
+
+        Args:
+            conversation: Number of the conversation.
+            row: The row.
+            why: It ends.
+            most: Tokens of its text. With guesses, the device may have gone on behind the end.
 
         Syncs: yes.
         """
-        self._see(conversation, peek.state_register(self.mem, row), f"live state when {why}")
+        self._see(conversation, peek.state_register(self.mem, row), f"live state when {why}", most)
 
-    def _see(self, conversation: int, register: int, what: str) -> None:
+    def _see(self, conversation: int, register: int, what: str, most: int | None = None) -> None:
         slot, length = peek.slot_and_label(self.mem, register)
+        if most is not None and length > most:
+            return
         self.sightings.append(Sighting(conversation, length, what, peek.state_bytes(self.mem.planes, slot)))

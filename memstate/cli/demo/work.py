@@ -89,11 +89,19 @@ class Work:
         self.waited_for.clear()
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class BatchEntry:
-    """A request's part of a step: the row it had then, its length after, whether the step samples its next token.
+    """A request's part of a step.
 
-    Guesses of what follows stand behind the tokens that are known.
+    Attributes:
+        work: The request.
+        row: The row that it had then.
+        place: Its place in the batch.
+        after: Its length after the tokens that are no guesses, as far as it was known at the plan.
+        samples: Whether the step samples its next token.
+        drafts: Guesses behind the tokens that are known.
+        candidates: They, and those in their place where the row turns out to be longer.
+        shift: By how many tokens it was longer, once that is known.
     """
 
     work: Work
@@ -101,7 +109,14 @@ class BatchEntry:
     place: int
     after: int
     samples: bool
-    guesses: list[int]
+    drafts: int
+    candidates: list[int]
+    shift: int = 0
+
+    @property
+    def guesses(self) -> list[int]:
+        """The guesses that the step has verified."""
+        return self.candidates[self.shift : self.shift + self.drafts]
 
     @property
     def current(self) -> bool:
@@ -136,21 +151,41 @@ class Batch:
         return all(n - drafts <= 1 for n, drafts in zip(self.counts, self.drafts, strict=True))
 
 
-def assemble(config: DemoConfig, going: Sequence[tuple[Work, int, list[int]]]) -> Batch:
-    """Returns the batch in which each request folds so many tokens: known ones, or the one on its way; and guesses."""
-    longest, asked = max(n + len(guesses) for _, n, guesses in going), max(1, config.speculate)
-    inputs = Inputs(config.batch, min(width for width in (1, asked, config.chunk) if width >= longest), asked)
+@dataclass(frozen=True)
+class Going:
+    """What a request does in the next step.
+
+    Attributes:
+        work: The request.
+        tokens: Known ones that it folds, or the one on its way.
+        drafts: Guesses that it verifies.
+        candidates: Tokens from the first guess on, for every length that it may have.
+        flying: Guesses of the step before, which may be right.
+    """
+
+    work: Work
+    tokens: int
+    drafts: int
+    candidates: list[int]
+    flying: int
+
+
+def assemble(config: DemoConfig, going: Sequence[Going]) -> Batch:
+    """Returns the batch in which each request folds known tokens, or the one on its way, and verifies guesses."""
+    longest, asked = max(one.tokens + one.drafts for one in going), config.asked
+    width = min(width for width in (1, asked, config.chunk) if width >= longest)
+    inputs = Inputs(config.batch, width, asked, config.slack)
     batch = Batch([None] * config.batch, [0] * config.batch, [0] * config.batch, inputs, [])
-    for work, n, guesses in going:
-        place, after = work.place, work.folded + n
-        known = work.tokens[work.folded : after]
-        batch.rows[place], batch.counts[place], batch.drafts[place] = work.handle, n + len(guesses), len(guesses)
+    for one in going:
+        work, n, drafts, place = one.work, one.tokens, one.drafts, one.work.place
+        after, known = work.folded + n, work.tokens[work.folded : work.folded + n]
+        batch.rows[place], batch.counts[place], batch.drafts[place] = work.handle, n + drafts, drafts
         inputs.tokens[place, : len(known)] = known
-        inputs.tokens[place, n : n + len(guesses)] = guesses
-        inputs.start[place], inputs.fed[place] = work.folded, not known
+        inputs.tokens[place, n : n + len(one.candidates)] = one.candidates
+        inputs.start[place], inputs.fed[place], inputs.drafts[place] = work.folded, not known, drafts
         samples = after >= len(work.tokens)
-        for more in range(len(guesses) + 1 if samples else 0):
-            of = asked - 1 - len(guesses) + more
-            inputs.noise[place, of] = noise(config.seed, work.conversation.number, after + more)
-        batch.entries.append(BatchEntry(work, work.handle, place, after, samples, guesses))
+        for more in range(drafts + 1 + one.flying if samples else 0):
+            at = asked - 1 - drafts + more
+            inputs.noise[place, at] = noise(config.seed, work.conversation.number, after + more)
+        batch.entries.append(BatchEntry(work, work.handle, place, after, samples, drafts, one.candidates))
     return batch

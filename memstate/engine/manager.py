@@ -367,7 +367,8 @@ class StateManager(NotCopied, Shown):
         Syncs: no.
         """
         self._enter()
-        defer = self._require_tails(drafts, defer)
+        if type(drafts) is not int or drafts or type(defer) is not int or defer:
+            self._require_tails(defer)
         return self._stepping.shortfall(self._stepping.batch(rows, tokens, drafts), defer)
 
     def plan(
@@ -418,19 +419,19 @@ class StateManager(NotCopied, Shown):
         if replay is not None and not callable(replay):
             raise InvalidArgument(f"replay={replay!r}: expected a function, such as graph.replay")
         limit = limit if limit is NO_LIMIT else _limit(limit)
-        defer = self._require_tails(drafts, defer)
+        if type(drafts) is not int or drafts or type(defer) is not int or defer:
+            self._require_tails(defer)
         return self._stepping.plan(rows, tokens, limit, self._parts.room, replay, drafts, defer)
 
-    def _require_tails(self, drafts: int | Sequence[int], defer: int) -> int:
-        """Requires rows with tails where a step has drafts or is deferred; returns `defer` as a plain number."""
+    def _require_tails(self, defer: int) -> None:
+        """Requires rows with tails, where a step has drafts or is deferred."""
         tail = self.forward.tail
-        if not tail and (type(drafts) is not int or drafts or defer):
+        if not tail:
             raise InvalidArgument(
                 "drafts= and defer= need rows with tails: build the manager with forward=ms.Forward(tail=4)"
             )
         if type(defer) is not int or not 0 <= defer <= 2 * tail:
             raise InvalidArgument(f"defer={shown(defer)}: expected a number of tokens from 0 to {2 * tail}, 2 * tail")
-        return defer
 
     def launch(self, batch: int) -> StepRecord:
         """Launches all that comes before the forward of a step, for a CUDA graph that is replayed step by step.

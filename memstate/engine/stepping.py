@@ -524,7 +524,7 @@ class Stepping:
         if first is None or step is not first:
             self._log.require(step)
         over = None if finished is None else flags("finished", finished, len(step.numbers))
-        if step.drafted:
+        if step.batch.drafts is not None:
             raise InvalidArgument(f"step {step.serial} has drafts: accept(step, accepted) settles it")
         if step is not first:
             self._log.require_next(step)

@@ -590,11 +590,10 @@ class Stepping:
                 self._decide(self._late, dict(zip(rows.tolist(), more.tolist(), strict=True)))
             else:
                 self._file.pending[rows] += more
-            known = self._mirror.lengths(rows)
-            if (ended := over[entries]).any():
-                known = np.where(ended, step.after[entries], known)
-                self._table.finish(rows[ended])
+            known = np.where(over[entries], step.after[entries], self._mirror.lengths(rows))
             self._table.confirmed[rows] = known
+            if over.any():
+                self._table.finish(rows[over[entries]])
             self._release_lanes(rows, known)
 
     def _accepted_of(self, step: Step) -> list[int]:

@@ -340,6 +340,20 @@ def test_T7_a_step_behind_a_cancelled_one_is_counted_already(backend: Backend) -
     assert step.before.tolist() == [1] == step.lengths.tolist()
 
 
+@pytest.mark.parametrize("drafts", [0, 3])
+def test_T7_an_accept_confirms_the_step_behind_it(backend: Backend, drafts: int) -> None:
+    """As a settle does: all that is certain of it, unless the row has ended before."""
+    mem = on(backend, layout(4), slots=6, max_requests=2, tracking=ms.NoTracking(), overlap=True, tail=4)
+    rows = mem.admit([ms.Request("a"), ms.Request("b")])
+    first = mem.plan(rows, 4, drafts=drafts)
+    first.accepted.fill_(n := 2 if drafts else 4)
+    mem.plan(rows, 1)
+    mem.accept(first, [n, n], finished=[True, False], written=True)
+    assert [mem.info(row).confirmed for row in rows] == [n, n + 1]
+    (state,) = mem.end(rows[1:], keep="handle")
+    assert state is not None and state.length == n + 1
+
+
 def test_T4_a_row_that_has_ended_needs_no_accepted_tokens(backend: Backend) -> None:
     """An engine that aborts a request between verify and accept has no tokens of it."""
     mem = on(backend, layout(4), slots=4, max_requests=2, tracking=ms.NoTracking(), overlap=False, tail=4)

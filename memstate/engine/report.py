@@ -166,7 +166,7 @@ class Reports:
             for register in range(PER_ROW * row, PER_ROW * (row + 1)):
                 names.pop(register, None)
                 if read.table.slots[register]:
-                    names[register] = ("lane" if register % PER_ROW else "live", text(self._table.ids[row]))
+                    names[register] = self.owner(register)
         found = inspect(
             self._registers, names, tags, read, rows=rows, prefix=self._cache.inspect(),
             sessions=self._sessions.inspect(), changes=list(map(asdict, journal.changes if journal else ())),

@@ -543,6 +543,34 @@ def test_T13_an_audit_finds_tails_that_host_and_device_count_otherwise(backend: 
     mem.audit().raise_if_leaking()
 
 
+def test_T13_an_audit_asks_for_nothing_in_the_tail_of_a_row_that_has_ended(backend: Backend) -> None:
+    """It ended in the step before; the device counts what its next one has put there, the host does not."""
+    mem = on(backend, layout(4), slots=6, max_requests=2, tracking=ms.NoTracking(), overlap=True, tail=4)
+    a, b = mem.admit([ms.Request("a"), ms.Request("b")])
+    first = mem.plan([a, b], 1)
+    second = mem.plan([a, b], 4, drafts=3)
+    second.accepted.fill_(3)
+    mem.settle(first, [True, False])
+    mem.audit().raise_if_leaking()
+    mem.accept(second, [0, 3], written=True)
+    mem.audit().raise_if_leaking()
+    mem.settle(mem.plan([b], 1))
+    mem.audit().raise_if_leaking()
+    (state,) = mem.end([a], keep="handle")
+    assert state is not None and state.length == 1
+
+
+def test_T8_a_picture_names_the_registers_of_a_late_step(backend: Backend) -> None:
+    """As those of other rows, also the one that the device alone knows of."""
+    mem = on(backend, layout(4), slots=6, max_requests=2, tracking=ms.Redirect(every=4), overlap=True, tail=4)
+    (row,) = mem.admit([ms.Request("a")])
+    mem.settle(mem.plan([row], 4))
+    first = mem.plan([row], 4, drafts=4)
+    first.accepted.fill_(1)
+    mem.plan([row], 4, drafts=4)
+    assert [*mem.inspect().names.values()] == ["row 1 (request 'a') live", "row 1 (request 'a') lane 0"]
+
+
 @pytest.mark.parametrize("accepted", range(5))
 @pytest.mark.parametrize("strategy", list(STRATEGIES)[1:])
 def test_T9_slots_that_are_missing_are_known_before_a_late_step(backend: Backend, strategy: str, accepted: int) -> None:

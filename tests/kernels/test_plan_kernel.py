@@ -208,9 +208,7 @@ def test_plan_is_the_rule_for_every_row(variant: str, batch: int, backend: Backe
             column[column == rules.pad] = 0
 
         pairs = zip(rows, tokens, strict=True)
-        entries = model.plan(
-            [(model.rows.get(row) if n > 0 else None, [7] * n) for row, n in pairs], limit, False
-        ).entries
+        entries = model.plan([(model.rows.get(row) if n > 0 else None, [7] * n) for row, n in pairs], limit).entries
         assert_follows(model, file)
         assert_recorded(record, entries)
         after = table.counters.tolist()
@@ -220,7 +218,7 @@ def test_plan_is_the_rule_for_every_row(variant: str, batch: int, backend: Backe
         assert len(set(written)) == len(written)
 
 
-@pytest.mark.parametrize("strategy", [Strategy.NONE, Strategy.WINDOW, Strategy.LAZY], ids=["none", "window", "lazy"])
+@pytest.mark.parametrize("strategy", [Strategy.NONE, Strategy.LAZY], ids=["none", "lazy"])
 def test_a_launch_with_the_same_arguments_takes_the_marks_of_each_packet(strategy: Strategy, backend: Backend) -> None:
     """A captured launch has them. Repeated without an upload it has no marks, nor has one of another batch."""
     file = RandomFile(random.Random(4), backend, 3, 2)

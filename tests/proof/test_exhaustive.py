@@ -36,9 +36,10 @@ def test_no_schedule_reaches_a_wrong_state(case: str) -> None:
     found = Search(case, CASES[case]).run(depth, 600)
     assert not found.difference, found.difference
     assert found.depth == depth and found.transitions > found.states > 50
-    more = {"window"} if CASES[case].speculation else {"draft"} if CASES[case].tail else set()
-    accepts = bool(more) and depth > 1
-    assert set(found.calls) == CALLS | more | ({"accept"} if accepts else set())
+    more = {"draft"} if CASES[case].tail else set()
+    if more and depth > 1:
+        more |= {"accept"} | ({"sample"} if CASES[case].overlap else set())
+    assert set(found.calls) == CALLS | more
 
 
 def test_a_checkpoint_brings_a_state_back() -> None:

@@ -56,7 +56,7 @@ SCHEDULES = 40 if PROOF else 3
 PARTED = "_take: barriers and atomics of the warps of program 0 ({}) differ"
 SEEDS = 200  # within which a defect that was put there must show
 COUNTER = torch.zeros(1, dtype=torch.int32)
-ONE_PROGRAM = {"claim", "release", "ownership", "audit", "plan", "accept"}
+ONE_PROGRAM = {"claim", "release", "ownership", "audit", "plan"}
 
 # Half a minute each in all sizes.
 LONG = {"conv_step", "gated_delta_step", "selective_step", "mamba3_step", "log_linear_step", "gather_slots"}
@@ -329,8 +329,8 @@ def test_warps_that_part_are_told(barrier: bool) -> None:
     assert told == (set() if barrier else {PARTED.format("1 and 0, 0 and 0")})
 
 
-ALONE = [(op, "") for op in sorted(ONE_PROGRAM - {"plan", "accept"})]
-ALONE += [(op, variant) for op in ("plan", "accept") for variant in VARIANTS]
+ALONE = [(op, "") for op in sorted(ONE_PROGRAM - {"plan"})]
+ALONE += [("plan", variant) for variant in VARIANTS]
 
 
 def alone(op: str, variant: str, seed: int) -> Case:

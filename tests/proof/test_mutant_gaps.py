@@ -11,7 +11,6 @@ from memstate.kernels.dispatch import Backend
 from memstate.kernels.levels import bitmap_ints, bitmap_words
 from memstate.kernels.tables import COUNTERS, HEADER_INTS, Count, Rules
 from memstate.slots import commands
-from tests.kernels import test_accept
 from tests.kernels.test_plan_kernel import (
     NO_LIMIT,
     VARIANTS,
@@ -33,26 +32,24 @@ COUNT_BARRIERS = """
 import json
 from memstate.cli.compile import compile_cases
 from memstate.kernels.catalog import all_cases
-names = ("claim", "ownership", "audit", "plan[none]", "plan[redirect]", "accept[none]", "accept[redirect]")
+names = ("claim", "ownership", "audit", "plan[none]", "plan[redirect]")
 cases = [case for case in all_cases() if case.name in names]
 print(json.dumps({report.kernel: report.source_barriers for report in compile_cases(cases, ("sm_90",))}))
 """
 
 
-def manager(backend: Backend, tracking: ms.Tracking, **forward: bool) -> ms.StateManager:
+def manager(backend: Backend, tracking: ms.Tracking) -> ms.StateManager:
     """Four slots for two requests."""
     layout = ms.StateLayout((ms.Plane("ssm", (4,), torch.float32),), 1)
     return ms.StateManager(
-        layout, slots=4, max_requests=2, tracking=tracking, overlap=False,
-        forward=ms.Forward(**forward), backend=backend.name, device=backend.device,
+        layout, slots=4, max_requests=2, tracking=tracking, overlap=False, backend=backend.name, device=backend.device
     )  # fmt: skip
 
 
 @pytest.mark.proof  # in other runs the compile records count them
 def test_barriers_stand_between_what_phases_write_and_read() -> None:
     assert not_interpreted("-c", COUNT_BARRIERS) == {
-        "claim": 2, "ownership": 8, "audit": 2,
-        "plan[none]": 1, "plan[redirect]": 3, "accept[none]": 1, "accept[redirect]": 3,
+        "claim": 2, "ownership": 8, "audit": 2, "plan[none]": 1, "plan[redirect]": 3,
     }  # fmt: skip
 
 
@@ -102,21 +99,6 @@ def test_changes_that_do_not_fit_beside_a_batch_go_before_it(backend: Backend, m
     mem.audit().raise_if_leaking()
 
 
-def test_a_window_of_a_row_given_up_says_nothing_of_its_next_request(backend: Backend) -> None:
-    mem = manager(backend, ms.NoTracking(4), speculation=True)
-    a, b = mem.admit([ms.Request("a"), ms.Request("b")])
-    step = mem.plan([a, b], 2, window=True)
-    mem.submit(step)
-    mem.end([b])
-    (c,) = mem.admit([ms.Request("c")])
-    assert c.index == b.index
-    mem.accept(step, [1, 2], {"ssm": torch.ones(1, 2, 2, 4, device=backend.device)})
-    assert [mem.info(row).length for row in (a, c)] == [1, 0]
-    step = mem.plan([a, c])
-    assert step.before.tolist() == [1, 0] and not mem.planes["ssm"][:, step.read[1].long()].any()
-    assert [mem.inspect().labels[3 * row.index] for row in (a, c)] == [2, 1]
-
-
 def test_a_batch_is_looked_up_again_once_a_row_has_ended(backend: Backend) -> None:
     """A plan keeps what it has found out about its rows for the next plan of the same ones."""
     mem = manager(backend, ms.NoTracking(4))
@@ -150,7 +132,3 @@ def test_more_rows_than_lanes_follow_the_rules(backend: Backend, variant: str) -
         backend.plan(here, packet.clone(), record, marks, rules)
         Backend("reference", backend.device).plan(there, packet, other, marks, rules)
         assert same(here, there) and all(map(torch.equal, record, other))
-        case = test_accept.Case(backend, limit % 97, variant, batch)
-        here, there = copy_of(case.table), copy_of(case.table)
-        got, told = case.run(backend, here), case.run(Backend("reference", backend.device), there)
-        assert same(here, there) and all(map(torch.equal, (*got[0], *got[1]), (*told[0], *told[1])))

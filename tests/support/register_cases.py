@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from memstate.kernels.dispatch import Backend
-from memstate.kernels.tables import Accepted, Marks, Rules, Section, StepRecord
-from tests.kernels import test_accept
+from memstate.kernels.tables import Marks, Rules, Section, StepRecord
 from tests.kernels.test_ownership import random_packet
 from tests.kernels.test_plan_kernel import NO_LIMIT, VARIANTS, RandomFile, batch_packet, random_batch, random_marks
 from tests.support.addresses import Limits
@@ -94,16 +93,3 @@ def plan(make: Maker, variant: str | None = None) -> Case:
     counts = packet[: Section.BATCH], packet[Section.MARKS : Section.MARKS + 1]
     changes = [*table[:6], table.counters, *counts, *record, marks.count, *(c[: len(given)] for c in marks[1:])]
     return Case("plan", arguments, Limits(changes=changes), times=2)
-
-
-def accept(make: Maker, variant: str | None = None) -> Case:
-    variant, batch = variant or make.one(*VARIANTS), 33 if variant == "none" else make.one(0, 1, 5, 33)
-    case = test_accept.Case(REFERENCE, make.rng.getrandbits(30), variant, batch)
-    outcome = Accepted(*(make.empty(len(case.accepted), dtype=torch.int32) for _ in Accepted._fields))
-    record = StepRecord(*(make.ints(column.tolist()) for column in case.record))
-    packet = make.ints(batch_packet((case.accepted,), case.limit, case.table.cells).tolist())
-    arguments = {
-        "registers": case.table, "packet": packet, "record": record, "outcome": outcome, "rules": case.rules,
-    }  # fmt: skip
-    decided = [record.write, record.snapshot, *outcome]
-    return Case("accept", arguments, Limits(changes=[*case.table[:6], case.table.counters, *decided]), times=2)

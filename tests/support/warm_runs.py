@@ -81,9 +81,9 @@ KINDS = {
     "a plane written in part": Kind((CONV, RING), ms.LazyPingPong(EVERY), {"write": "back", "ahead": 30}),
     "one slot a step": Kind(tiers={}, settings={"in_place": True}),
     "a tensor for each layer": Kind(tiers={"staging": 1}, apart=True),
-    "speculation": Kind(tiers={}, settings={"speculation": True, "overlap": False}),
-    "speculation, a tensor for each layer": Kind(
-        (CONV, RING), ms.PingPong(EVERY), apart=True, settings={"speculation": True, "overlap": False}
+    "drafts": Kind(tiers={}, settings={"tail": 3}),
+    "drafts, a tensor for each layer": Kind(
+        (CONV, RING), ms.PingPong(EVERY), apart=True, settings={"tail": 3, "overlap": False}
     ),
     "no tracking": Kind(tracking=ms.NoTracking(EVERY)),
 }
@@ -122,17 +122,12 @@ def serve(mem: ms.StateManager, *prompts: list[int], answer: int = 3, **more: An
 
 
 def speculate(mem: ms.StateManager) -> None:
-    """Windows of states and of inputs."""
+    """Drafts of some rows and of all, accepted with and without an upload."""
     rows = mem.admit([request(mem, i, prompt(60 + i)) for i in range(3)])
-    for batch, tokens in ((3, 2), (1, 3), (3, 1), (2, 2)):
-        step = mem.plan(rows[:batch], [tokens] * batch, window=True)
-        windows = {}
-        for plane in mem.layout.planes:
-            shape = (3, batch, tokens, *plane.shape)
-            if plane is CONV and tokens % 2:
-                shape = (3, batch, plane.shape[0] + tokens, plane.shape[1])
-            windows[plane.name] = torch.zeros(shape, dtype=plane.dtype)
-        mem.accept(step, [tokens] * batch, windows)
+    for batch, tokens, drafts in ((3, 2, 1), (1, 3, 3), (3, 1, 1), (2, 0, 0)):
+        step = mem.plan(rows[:batch], tokens, drafts=drafts)
+        step.accepted.fill_(tokens)
+        mem.accept(step, [tokens] * batch, written=batch > 2)
     mem.end(rows)
 
 
@@ -209,7 +204,7 @@ def everything(mem: ms.StateManager) -> None:
     mem.device.arrived(arrived, [EVERY])
     mem.settle(mem.plan(arrived, 1))
     mem.end(arrived)
-    if mem.forward.speculation:
+    if mem.forward.tail:
         speculate(mem)
     mem.device.scrub_null()
     with suppress(ms.MemstateError):  # what the device holds is rubbish

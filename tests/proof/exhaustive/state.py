@@ -54,8 +54,8 @@ def name(world: World) -> bytes:
                 state = (*state, one.pending, one.newest, model.columns["pending"][at], newest, told)
         steps = tuple(
             next(
-                ((len(e.tokens), e.drafts, tuple(e.tail), e.before, model.tenant(e) is e.row) for e in step.entries
-                 if e.row.number == at), (),
+                ((len(e.tokens), e.drafts, tuple(e.tail), e.before, e.accepted, e.counted, e.more,
+                  model.tenant(e) is e.row) for e in step.entries if e.row.number == at), (),
             )
             for step in model.steps
         )  # fmt: skip
@@ -76,13 +76,13 @@ def name(world: World) -> bytes:
     for flight in world.at.flights:
         numbers_of, coming = [rank[entry.row.number] for entry in flight.planned.entries], flight is world.to_run
         columns = [[owner[slot] for slot in column.tolist()] for column in flight.step.record[2:5]] if coming else []
-        flights.append((flight.planned.window, coming, model.promised, numbers_of, columns))
+        flights.append((flight.written, flight.planned is model.newest, coming, model.promised, numbers_of, columns))
     waits = commands._waits or (len(commands.queue), 0)
     queue = [_queued(entry, waits[1] if i == waits[0] else 0, index, rank, file)
              for i, entry in enumerate(commands.queue)]  # fmt: skip
     rest = [
         [rows[at] for at in numbers], [told[at] for at in holders], equal, flights,
-        model.open is not None, commands._waits is not None, waits[0], queue,
+        model.late and model.late[1:3], model.open is not None, commands._waits is not None, waits[0], queue,
     ]  # fmt: skip
     return blake2b(dumps(rest, 2), digest_size=12).digest()
 

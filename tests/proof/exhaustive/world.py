@@ -25,12 +25,8 @@ def case(strategy: str, overlap: bool = True, **more: Any) -> Settings:
     return Settings(strategy, EVERY, overlap, slots=SLOTS, rows=ROWS, **more)
 
 
-def speculating(strategy: str) -> Settings:
-    return case(strategy, overlap=False, speculation=True)
-
-
-def tailed(strategy: str, every: int = EVERY) -> Settings:
-    return replace(case(strategy, overlap=False, tails=True, tail=2), every=every)
+def tailed(strategy: str, every: int = EVERY, overlap: bool = False, rings: bool = True, **more: Any) -> Settings:
+    return replace(case(strategy, overlap, tails=rings, tail=2, **more), every=every)
 
 
 CASES = {
@@ -38,20 +34,19 @@ CASES = {
     "Redirect, pages of 2": case("redirect", page_size=2),
     "Redirect, copied hits": case("redirect", direct_hits=False),
     "Redirect, in place": case("redirect", in_place=True),
-    "Redirect, speculation": speculating("redirect"),
     "Redirect, rows and a grid": case("redirect", tails=True, alone=2),
     "Redirect, levels": case("redirect", leaf=2),
     "Redirect, tails": tailed("redirect"),
     "Redirect, tails, every=4": tailed("redirect", 4),
+    "Redirect, tails, overlap": tailed("redirect", overlap=True),
     "PingPong": case("ping-pong"),
     "PingPong, direct hits": case("ping-pong", direct_hits=True, page_size=2),
-    "PingPong, speculation": speculating("ping-pong"),
     "PingPong, tails": tailed("ping-pong"),
     "LazyPingPong": case("lazy"),
     "LazyPingPong, skipping": case("lazy", overwrite=False, page_size=2),
-    "LazyPingPong, speculation": speculating("lazy"),
+    "LazyPingPong, tails, overlap": tailed("lazy", 4, overlap=True),
     "NoTracking": case("none"),
-    "NoTracking, speculation": speculating("none"),
+    "NoTracking, tails, in place": tailed("none", rings=False, in_place=True),
 }
 
 
@@ -90,16 +85,18 @@ class World:
         model, at = self.model, self.at
         if self.to_run:
             yield ("forward",)
+        if self.to_run and not model.late:
             yield from (("cancel", publish) for publish in (False, True))
         if at.flights:
             yield from self._settling(at.flights[0])
+            yield from self._sampling(at.flights[-1])
         if len(at.flights) <= at.settings.overlap:
             yield from self._planning()
         if len(model.rows) < ROWS:
             yield ("admit", 0)
             yield from (("admit", snap.register) for snap in at.snaps)
             yield from (("fork", number) for number, row in model.rows.items() if not (row.unsettled or row.finished))
-        for number in model.rows:
+        for number in (number for number, row in model.rows.items() if row not in model.undecided):
             yield from ((name, number) for name in ("abort", "release", "publish"))
         yield from (("drop", snap.register) for snap in at.snaps)
         if model.open:
@@ -110,62 +107,63 @@ class World:
     def _settling(self, oldest: Flight) -> Iterator[Move]:
         entries = oldest.planned.entries
         alive = [bool((row := self.model.tenant(entry)) and not row.finished) for entry in entries]
-        tokens = tuple(len(entry.tokens) for entry in entries)
-        drafts = [entry.drafts for entry in entries]
         for over in product(*((False, True) if lives else (False,) for lives in alive)):
-            if not (oldest.planned.window or oldest.planned.drafted):
+            if not oldest.planned.drafted:
                 yield ("settle", over)
-                continue
-            least = [0 if oldest.planned.window else n - of for n, of in zip(tokens, drafts, strict=True)]
-            counts = [range(m, n + 1) if lives else (n,) for m, n, lives in zip(least, tokens, alive, strict=True)]
-            yield from (("accept", accepted, over, NO_LIMIT) for accepted in product(*counts))
-            if oldest.planned.window:
-                yield "accept", tokens, over, 0
+            elif oldest.written:
+                yield "accept", tuple(oldest.accepted), over
+            else:
+                pairs = [(entry.certain, len(entry.tokens)) for entry in entries]
+                counts = [range(m if lives else n, n + 1) for (m, n), lives in zip(pairs, alive, strict=True)]
+                yield from (("accept", accepted, over) for accepted in product(*counts))
+
+    def _sampling(self, newest: Flight) -> Iterator[Move]:
+        """Every number of accepted tokens, which the device has to be told of before the next plan."""
+        if self.at.settings.overlap and newest.planned.drafted and not newest.written:
+            entries = newest.planned.entries
+            counts = [range(entry.certain, len(entry.tokens) + 1) for entry in entries]
+            yield from (("sample", accepted) for accepted in product(*counts))
 
     def _planning(self) -> Iterator[Move]:
         """Every batch, with every number of tokens that matters."""
+        if (flights := self.at.flights) and flights[-1].planned.drafted and not flights[-1].written:
+            return
         running = [number for number, row in self.model.rows.items() if not row.finished]
         for size in range(1, len(running) + 1):
             for rows in combinations(running, size):
                 for tokens in product(*map(self._tokens, rows)):
-                    yield from self._batches(tuple(zip(rows, tokens, strict=True)), False)
+                    yield from self._batches(tuple(zip(rows, tokens, strict=True)))
                     if self.at.settings.tail:
                         yield from self._drafted(tuple(zip(rows, tokens, strict=True)))
                 if len(rows) == len(running) and all(map(self._tokens, rows)):
                     yield "replay", tuple((row, self._tokens(row)[-1]) for row in rows), NO_LIMIT
-                if self.at.settings.speculation and not self.at.flights and size < ROWS:
-                    room = min(LONGEST - self._length(row) for row in rows)
-                    for n in range(2, min(3 if size == 1 else 2, room) + 1):
-                        yield from self._batches(tuple((row, n) for row in rows), True)
 
     def _drafted(self, batch: Batch) -> Iterator[Move]:
         """The same with drafts: all tokens, or all but one, or one row's alone."""
         most = self.at.settings.tail
-        if all(n <= most for _, n in batch):
+        if all(0 < n <= most for _, n in batch):
             every = [n for _, n in batch]
             chosen = {tuple(every), tuple(n - 1 for n in every), (every[0], *[0] * (len(every) - 1))}
             for drafts in sorted(chosen):
                 if any(drafts):
                     yield "draft", batch, drafts
 
-    def _length(self, row: int) -> int:
-        return self.model.length(self.model.rows[row])
-
     def _tokens(self, row: int) -> list[int]:
-        """One token, and all up to the next boundary."""
-        length = self._length(row)
-        every = self.at.settings.every
-        return [n for n in sorted({1, every - length % every}) if length + n <= LONGEST]
+        """One token, and all up to the next boundary; none, where some are pending."""
+        one, every = self.model.rows[row], self.at.settings.every
+        length = len(self.model.text_of(one))
+        none = {0} if one.pending or self.model.unsure(one) else set[int]()
+        return [n for n in sorted({1, every - length % every} | none) if length + n <= LONGEST]
 
-    def _batches(self, batch: Batch, window: bool) -> Iterator[Move]:
+    def _batches(self, batch: Batch) -> Iterator[Move]:
         """A batch; in every order of the rows that claim slots, if these are too few; and without any claim."""
-        first = [(row, n) for row, n in batch if self.model.needs(self.model.rows[row], n, window)[1]]
+        late = any(self.model.unsure(self.model.rows[row]) for row, _ in batch)
+        first = [(row, n) for row, n in batch if self.model.needs(self.model.rows[row], n, most=late)]
         rest = [one for one in batch if one not in first]
         orders = permutations(first) if len(first) > self.model.free_count else [first]
-        name = "window" if window else "plan"
-        yield from ((name, (*order, *rest), NO_LIMIT) for order in orders)
-        if first and not window:
-            yield name, (*first, *rest), 0
+        yield from (("plan", (*order, *rest), NO_LIMIT) for order in orders)
+        if first:
+            yield "plan", (*first, *rest), 0
 
     # What a call does
 
@@ -173,7 +171,7 @@ class World:
         """Makes a move and compares everything. Returns whether it was refused."""
         name, *arguments = move
         refused = getattr(self, name)(*arguments) is False
-        if name not in ("plan", "window", "replay", "draft"):  # which end with a look
+        if name not in ("plan", "replay", "draft"):  # which end with a look
             self.at.look()
         return refused
 
@@ -190,28 +188,29 @@ class World:
     def fork(self, row: int) -> bool:
         return bool(self.at.number(self.at.fork_row(self._handle(row), ["f"], set())))
 
-    def plan(
-        self, batch: Batch, limit: int, window: bool = False, replays: bool = False, drafts: Sequence[int] = ()
-    ) -> None:  # fmt: skip
+    def plan(self, batch: Batch, limit: int, replays: bool = False, drafts: Sequence[int] = ()) -> None:
         self._close()
         handles, counts = [self._handle(row) for row, _ in batch], [n for _, n in batch]
         flight = self.at.plan_batch(
-            NOTHING, handles, counts, limit, window, run=False, replays=replays, drafts=drafts, accepted=counts
+            NOTHING, handles, counts, limit, run=False, replays=replays, drafts=drafts, accepted=counts
         )
         self.to_run = None if replays else flight
 
     def draft(self, batch: Batch, drafts: Sequence[int]) -> None:
         self.plan(batch, NO_LIMIT, drafts=drafts)
 
-    def window(self, batch: Batch, limit: int) -> None:
-        self.plan(batch, limit, window=True)
+    def sample(self, accepted: Sequence[int]) -> None:
+        """The forward ends with it."""
+        self._close()
+        self.at.flights[-1].accepted = list(accepted)
+        self.at.write(self.at.flights[-1])
 
     def replay(self, batch: Batch, limit: int) -> None:
         """A plan that launches its forward itself, as a captured graph does."""
         self.plan(batch, limit, replays=True)
 
     def forward(self) -> None:
-        self.at.forward(NOTHING, self.to_run)
+        self.at.forward(self.to_run)
         self.to_run = None
 
     def _close(self) -> None:
@@ -234,15 +233,12 @@ class World:
         self.model.settle(flight.planned, over)
         self.at.forget_step(flight)
 
-    def accept(self, accepted: Sequence[int], over: Sequence[bool], limit: int) -> None:
-        self._close()
+    def accept(self, accepted: Sequence[int], over: Sequence[bool]) -> None:
         flight = self.at.flights[0]
-        if self.at.settings.tail:
-            self.mem.accept(flight.step, list(accepted), finished=list(over))
-            self.model.accept_drafts(flight.planned, accepted, over)
-        else:
-            self.mem.accept(flight.step, list(accepted), flight.windows, list(over), limit=limit)
-            self.model.accept(flight.planned, accepted, over, limit)
+        if flight is self.to_run:
+            self.forward()
+        self.mem.accept(flight.step, list(accepted), finished=list(over), written=flight.written)
+        self.model.accept(flight.planned, accepted, over, flight.written)
         self.at.forget_step(flight)
 
     def cancel(self, publish: bool) -> bool:
@@ -278,10 +274,11 @@ class World:
         assert self.mem.free_slots == SLOTS and not self.model.kept
 
     def warm_up(self) -> list[list[Move]]:
-        """Makes the manager busier in three stages, and returns the schedule of each.
+        """Makes the manager busier in stages, and returns the schedule of each.
 
         First one or two rows at their second boundary. Then, if there are two, one of them publishes its snapshot, and
-        a third goes on from it. Then a step of all rows whose forward is to come.
+        a third goes on from it. Then a step of all rows whose forward is to come. Where drafts can be accepted late,
+        two steps with drafts instead, the first of which is not accepted yet; a token of it is real.
         """
         moves: list[Move] = []
         stages: list[list[Move]] = []
@@ -301,6 +298,12 @@ class World:
         for snap in list(self.at.snaps):
             make("admit", snap.register)
         stages.append(list(moves))
-        make("plan", tuple((row, 1) for row in self.model.rows), NO_LIMIT)
+        if self.at.settings.tail and self.at.settings.overlap:
+            batch, ones = tuple((row, 2) for row in self.model.rows), (1,) * len(self.model.rows)
+            make("draft", batch, ones)
+            make("sample", ones)
+            make("draft", batch, ones)
+        else:
+            make("plan", tuple((row, 1) for row in self.model.rows), NO_LIMIT)
         stages.append(list(moves))
         return stages

@@ -104,14 +104,8 @@ class Scene(Tiered):
         """A forward with tails: what it stores is behind the tokens that its cursor says."""
         by_number, table = {row.index: row for row in self.mem.rows}, self.mem.device.page_table.tolist()
         columns = (
-            step.numbers,
-            step.before,
-            step.read,
-            step.write,
-            step.snapshot,
-            step.cursor.label,
-            step.cursor.store,
-        )
+            step.numbers, step.lengths, step.read, step.write, step.snapshot, step.cursor.label, step.cursor.store,
+        )  # fmt: skip
         for new, number, before, read, *slots, label, store in zip(fed, *(c.tolist() for c in columns), strict=True):
             if not number:
                 continue
@@ -127,6 +121,8 @@ class Scene(Tiered):
                     self.pages_kv[name][:, table[number][page], place] = values[:, page, place]
             if len(text) == len(own):
                 own.append(chosen(fold(text)))
+        if step.drafted:
+            step.accepted.copy_(torch.tensor([min(1, n) for n in step.numbers.tolist()], dtype=torch.int32))
 
     def guess(self, rows: Sequence[ms.Row], drafts: Sequence[int]) -> tuple[Call, list[list[int]]]:
         """What plans a step of two tokens of each row, and these, which are right."""
@@ -150,10 +146,23 @@ class Scene(Tiered):
             self.steps.append(step)
         return step
 
+    def guessed_again(self) -> ms.Step:
+        """The same, and one more step behind it, planned before the host knows that a token of each row is accepted."""
+        step, rows = self.guessed(), [self.first, self.second]
+        self.guess(rows, [2, 1])
+        for row in rows:
+            self.text[row].append(chosen(fold(tuple(self.text[row]))))
+        self.mem.extend(rows, [len(self.text[row]) + 1 for row in rows])
+        late = self.mem.plan(rows, 2, drafts=[2, 1])
+        self._forward(late, [self.text[row][n : n + 2] for row, n in zip(rows, late.lengths.tolist(), strict=True)])
+        self.mem.submit(late)
+        self.steps.append(late)
+        return step
+
     def over(self, step: ms.Step) -> None:
         """Its tokens are real, of those with drafts the first."""
-        if step.window:
-            self.mem.accept(step, [min(1, n) for n in step.numbers.tolist()])
+        if step.drafted:
+            self.mem.accept(step, [min(1, n) for n in step.numbers.tolist()], written=True)
         else:
             self.mem.settle(step)
 
@@ -246,7 +255,7 @@ SCENES: dict[str, tuple[Any, ...]] = {
     "redirect": ("redirect", False, True),
     "redirect in place": ("redirect", True, False),
     "redirect with rows": ("redirect", False, True, WITH_ROWS),
-    "redirect with tails": ("redirect", False, False, WITH_RINGS, 2),
+    "redirect with tails": ("redirect", False, True, WITH_RINGS, 2),
     "lazy": ("lazy", False, True),
     "ping-pong": ("ping-pong", False, False),
     "lazy in place": ("lazy", True, True),
@@ -279,6 +288,12 @@ def calls(scene: Scene) -> dict[str, Callable[[], Call]]:
             return lambda: mem.settle(s.steps[0])
         step = s.guessed()
         return lambda: mem.accept(step, [1, 2], finished=[False, True, False][: len(step.numbers)])
+
+    def accept_late() -> Call:
+        if not mem.forward.tail:
+            return lambda: mem.settle(s.steps[0])
+        step = s.guessed_again()
+        return lambda: mem.accept(step, [1, 1], finished=[False, True], written=True)
 
     def launch() -> Call:
         rows, tokens = s.next_batch()
@@ -408,6 +423,7 @@ def calls(scene: Scene) -> dict[str, Callable[[], Call]]:
         "settle": lambda: lambda: mem.settle(s.steps[0]),
         "settle and end": settle_and_end,
         "accept": accept,
+        "accept late": accept_late,
         "cancel": in_gap(lambda: lambda: mem.cancel(s.steps[-1])),
         "cancel and publish": in_gap(lambda: lambda: mem.cancel(s.steps[-1], keep="cache", tokens=text(*rows))),
         "end": fresh(lambda: lambda: mem.end(rows, keep="cache", tokens=text(*rows))),

@@ -31,15 +31,15 @@ REFUSED = object()  # the answer of a call that raised what it had to
 
 @dataclass(eq=False)
 class Flight:
-    """A planned step on both sides. tokens: those of each entry; windows: of a speculative one; accepted: how many
-    tokens of each entry are real, where rows have tails.
+    """A planned step on both sides. tokens: those of each entry; accepted: how many of them are real; written: whether
+    the device has been told so.
     """
 
     step: ms.Step
     planned: Planned
     tokens: list[list[int]]
-    windows: dict[str, Tensor]
     accepted: list[int]
+    written: bool = False
 
 
 @dataclass(frozen=True)
@@ -49,22 +49,19 @@ class Foreign:
     rows: tuple[ms.Row, ...]
     snapshot: ms.Snapshot
     step: ms.Step
-    window: ms.Step
 
 
 @cache
 def foreign() -> Foreign:
     """Handles of a manager that no program drives."""
     mem = build(Settings().layout, slots=12, max_requests=9, tracking=ms.Redirect(2), overlap=False,
-                          backend="reference", speculation=True)  # fmt: skip
+                          backend="reference", tail=1)  # fmt: skip
     rows = mem.admit([ms.Request(name) for name in "abcdefghi"])
     for _ in range(2):
         mem.settle(step := mem.plan([rows[0]]))
     (snapshot,) = mem.end([rows[0]], keep="handle")
     assert snapshot
-    window = mem.plan([rows[1]], 2, window=True)
-    mem.cancel(window)
-    return Foreign(tuple(rows[1:]), snapshot, step, window)
+    return Foreign(tuple(rows[1:]), snapshot, step)
 
 
 STEMS: tuple[Text, ...] = (
@@ -92,7 +89,7 @@ class Machine:
         with self.memory.fenced() if s.memory == "fenced" else nullcontext():
             self.mem = build(
                 s.layout, slots=s.slots, max_requests=s.rows, preallocated=s.preallocated, max_batch=s.max_batch,
-                tracking=s.tracking, overlap=s.overlap, speculation=s.speculation, in_place=s.in_place,
+                tracking=s.tracking, overlap=s.overlap, in_place=s.in_place,
                 direct_hits=s.direct_hits, grid=s.grid or None, packed=s.packed, pad=s.pad, tail=s.tail,
                 snapshots=s.snapshots,
                 reserve=s.reserve, pages=s.pages, ends=True, level_slots=s.level_slots,

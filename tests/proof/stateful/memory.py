@@ -142,6 +142,7 @@ class Memory:
         self.given = settings.memory in ("tensor", "layers")
         self.backing: list[Tensor] = []  # larger blocks that arenas or tensors are cut out of
         self.tensors = self._cut() if self.given else None
+        self.ring_copies: list[tuple[int, int]] = []  # (to, of) of rows, which kernels make that keep inputs themselves
 
     # Building
 
@@ -206,7 +207,12 @@ class Memory:
         self.places = {part: [self._place(mem.planes[part][layer], kind) for layer in range(len(kind.weights))]
                        for part, kind in self.kinds.items()}  # fmt: skip
         self.tails = mem.planes.rows and mem.planes.rows["tail"]
-        self.rings = mem.planes.rows[RING] if mem.planes.rows and self.settings.tail else None
+        if not self.settings.tail:
+            self.rings = None
+        elif mem.planes.rows:
+            self.rings = mem.planes.rows[RING]
+        elif before is None:  # kernels keep inputs themselves
+            self.rings = torch.zeros(2, self.settings.row_count + 1, self.settings.ring, dtype=torch.int64)
         self.levels = mem.planes.levels and mem.planes.levels["tree"]
         if before is None:
             self.shown: dict[str, list[State]] = {part: [EMPTY, *[UNSEEN] * self.settings.slots] for part in self.kinds}
@@ -277,29 +283,6 @@ class Memory:
                     place.host[0] = JUNK
         self._push()
 
-    def windows(
-        self, read: list[int], texts: list[Text], tokens: list[list[int]], width: int, inputs: bool
-    ) -> dict[str, Tensor]:
-        """The states after each token, or for a convolution its inputs; what nobody may read is poison."""
-        self._pull()
-        found = {}
-        for part, kind in self.kinds.items():
-            shape = (len(kind.weights), len(read), width, *kind.shape)
-            states = np.full(shape, self.poison[part], kind.dtype)
-            lined = np.full((*shape[:2], TAPS + width, 3), self.poison[part], kind.dtype)
-            for layer, place in enumerate(self.places[part]):
-                for i in [i for i, slot in enumerate(read) if slot > 0]:
-                    kind.require(layer, place.host[[read[i]]], [texts[i]])
-                    ends = [(*texts[i], *tokens[i][:n]) for n in range(len(tokens[i]) + 1)]
-                    told = kind.expected(layer, ends).reshape(-1, *kind.shape)
-                    states[layer, i, : len(tokens[i])] = told[1:]
-                    if kind.tap is not None:
-                        for n, taps in enumerate(told):
-                            lined[layer, i, n : n + TAPS] = taps.T if kind.turned else taps
-            whole = lined if kind.tap is not None and inputs else states
-            found[part] = torch.from_numpy(whole.view(whole.dtype.name[1:])).to(self.device)
-        return found
-
     def forward_rows(self, rows: list[int], texts: list[Text], tokens: list[list[int]]) -> None:
         """The memory of each row must be what its text says; the tokens of the step come to it."""
         real = [i for i, row in enumerate(rows) if row > 0]
@@ -325,6 +308,12 @@ class Memory:
                 for at in range(max(label + pending, label + store), len(text)):
                     ring[row, at % size] = token(layer, text[: at + 1])
         return [(label, label + store if store >= 0 else -1) for label, _, store in cursor]
+
+    def copy_rings(self) -> None:
+        """Before the next step: forks find what is in the tail of their row."""
+        for to, of in self.ring_copies:
+            self.rings[:, to] = self.rings[:, of]
+        self.ring_copies.clear()
 
     def look_at_rings(self, rings: list[tuple[State, ...]]) -> None:
         """Compares the tails of rows, places that nobody reads included."""
@@ -480,21 +469,21 @@ class EngineKv:
         assert model.below
         self.model, self.below = model, model.below
 
-    def forward(self, rows: Sequence[tuple[Row, int, int]]) -> None:
-        """Each row (with tokens before, and tokens of the step) reads all KV before, and writes that of its tokens."""
+    def forward(self, rows: Sequence[tuple[Row, int, list[int]]]) -> None:
+        """Each row (with tokens before, and those of the step) reads all KV before, and writes that of its tokens."""
         for row, before, _ in rows:
             if self.model.rows.get(row.number) is row:  # else it was given up between plan and forward
                 for at in range(before):
                     page, place = self._place(row, at)
                     seen = self.below.kv[page][place]
                     assert seen == row.text[: at + 1], f"row {row.number} reads KV of other tokens at {at}"
-        for row, before, n in rows:
-            self.write(row, before, before + n)
+        for row, before, tokens in rows:
+            self.write(row, (*row.text[:before], *tokens), before)
 
-    def write(self, row: Row, start: int, end: int) -> None:
-        """KV of some tokens of a row."""
-        for at in range(start, end):
-            (page, place), text = self._place(row, at), row.text[: at + 1]
+    def write(self, row: Row, tokens: Text, start: int) -> None:
+        """KV of the tokens of a row from here on."""
+        for at in range(start, len(tokens)):
+            (page, place), text = self._place(row, at), tokens[: at + 1]
             self.below.kv[page][place] = text
             self.plane[:, page, place] = self._tensor(elements(self.settings, [text])[:, 0])
 

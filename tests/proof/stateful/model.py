@@ -2,7 +2,7 @@
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -53,7 +53,11 @@ NO_TAIL = Tail(0, 0, 0, 0, 0)
 
 @dataclass
 class Entry:
-    """One row of a planned step; `row` None is padding. The step's vectors hold its numbers."""
+    """One row of a planned step; `row` None is padding. The step's vectors hold its numbers.
+
+    accepted: tokens that are real, as far as the device has been told; counted: whether `row` has them; more: tokens in
+    front of the step that the host has not been told of.
+    """
 
     row: Row | None = None
     tokens: list[int] = field(default_factory=list)
@@ -64,6 +68,19 @@ class Entry:
     snapshot: int = 0
     drafts: int = 0
     tail: Tail = NO_TAIL
+    accepted: int = 0
+    counted: bool = False
+    more: int = 0
+
+    @property
+    def certain(self) -> int:
+        """Tokens that cannot be rejected."""
+        return len(self.tokens) - self.drafts
+
+    @property
+    def left(self) -> int:
+        """Tokens in the row's tail behind the step, as far as they are certain."""
+        return self.tail.left + (self.certain if self.tail.newest else 0)
 
     @property
     def whole(self) -> int:
@@ -78,11 +95,23 @@ class Planned:
     """
 
     entries: list[Entry]
-    window: bool
     drafted: bool = False
     changes: bool = False
     moves: bool = False
     marks: list[tuple[Mark, Kept]] = field(default_factory=list)
+
+
+class Late(NamedTuple):
+    """A planned step of which the host does not know what the device has decided.
+
+    kept: slots that are held back for its claims; granted: those of them that it has claimed; figures: snapshots and
+    refused claims before it.
+    """
+
+    step: Planned
+    kept: int
+    granted: int
+    figures: tuple[int, int]
 
 
 class Model(Cache):
@@ -105,6 +134,8 @@ class Model(Cache):
         self.steps: list[Planned] = []  # unsettled, oldest first
         self.named_last: tuple[list[tuple[int, int]], int] | None = None  # the batch that is on the device, its limit
         self.due: list[tuple[int, int]] = []  # (to, of): copies of in-place planes once the forward has run
+        self.late: Late | None = None  # the newest step, while it waits for the accept of the one before
+        self.newest: Planned | None = None  # the last one that was planned, whatever has become of it
         self.open: Planned | None = None  # whose forward may not have been launched
         self.coming: set[Kept] = set()  # what its forward has still to store
         self.promised = False  # what it computes has been handed out
@@ -175,27 +206,45 @@ class Model(Cache):
         if not self.settings.tail:
             return Tail(label, 0, n, 0, 0)
         ends = self.boundaries(row, label, label + pending) if self.settings.lanes else []
-        if n > self.settings.tail or not (drafts or ends):
-            return Tail(label, pending, pending + n, 0, 0)
-        store = ends[-1] - label if ends else pending
-        return Tail(label, pending, store if store or row.source else -1, pending - store, n)
+        kept = (drafts or ends) and n <= self.settings.tail
+        store = ends[-1] - label if kept and ends else pending if kept else pending + n
+        left, newest = (pending - store, n) if kept else (0, 0)
+        return Tail(label, pending, store if store or row.source else -1, left, newest)
 
-    def needs(self, row: Row, n: int, window: bool, drafts: int = 0) -> tuple[bool, bool]:
-        """Whether a row claims a slot in its next step, for certain and perhaps."""
-        tail = self.fold(row, n, drafts)
-        strategy, length, lanes = self.settings.strategy, tail.label, self.lanes(row)
+    def needs(self, row: Row, n: int, drafts: int = 0, most: bool = False) -> bool:
+        """Whether a row claims a slot in its next step; most: whether it does for some number of accepted tokens."""
+        tail, lanes = self.fold(row, n, drafts), self.lanes(row)
         held = [lane for lane in lanes if lane in self.held]
+        if self.settings.strategy == "redirect":
+            return self.is_due(row, tail.label) and not row.source and not held and (most or tail.store >= 0)
         full = held == lanes or any(not self.known[lane] for lane in held)
-        new = self.is_due(row, length) and not row.source and tail.store >= 0
-        if strategy == "redirect":
-            certain = bool(self.boundaries(row, length, length + n - 1)) or new
-            perhaps = bool(self.boundaries(row, length - 1, length + n))
-            return (certain and not held, perhaps and not held) if window else (new and not held,) * 2
-        inside = bool(self.boundaries(row, length, length + n))
-        at = self.is_due(row, tail.after) and tail.store > 0
-        if window:
-            return inside and not full, bool(self.boundaries(row, length - 1, length + n)) and not full
-        return (at and not full,) * 2
+        if most:
+            ends = bool(self.boundaries(row, tail.label, self.length(row) + self.unsure(row) + n))
+        else:
+            ends = self.is_due(row, tail.after) and tail.store > 0
+        return ends and not full
+
+    def unsure(self, row: Row) -> int:
+        """Tokens of the row's newest step that may be real, besides those that are."""
+        unsettled = self._unsettled(row)
+        return unsettled.drafts if unsettled else 0
+
+    def _unsettled(self, row: Row) -> Entry | None:
+        """What the newest unsettled step says of a row."""
+        entries = self.steps[-1].entries if self.steps else ()
+        return next((entry for entry in entries if entry.row is row and not row.finished), None)
+
+    def text_of(self, row: Row) -> Text:
+        """The row's tokens, as the device knows them."""
+        unsettled = self._unsettled(row)
+        if unsettled and unsettled.drafts and not unsettled.counted:
+            return (*row.text[: unsettled.before], *unsettled.tokens[: unsettled.accepted])
+        return row.text[: self.length(row)]
+
+    @property
+    def undecided(self) -> list[Row]:
+        """Rows of which the host does not know what their newest plan has decided."""
+        return [entry.row for entry in self.late.step.entries if entry.row] if self.late else []
 
     def shortfall(self, wanted: int) -> int:
         """Slots that so many claims lack."""
@@ -219,65 +268,142 @@ class Model(Cache):
         return claim
 
     def plan(
-        self, batch: Sequence[tuple[Row | None, list[int]]], limit: int, window: bool, drafts: Sequence[int] = ()
+        self, batch: Sequence[tuple[Row | None, list[int]]], limit: int, drafts: Sequence[int] = ()
     ) -> Planned:  # fmt: skip
         """batch: rows with the tokens they are fed; finished rows and None are padding. drafts: of each entry."""
         rows = [row if row is not None and not row.finished else None for row, _ in batch]
         drafts = [n if row else 0 for row, n in zip(rows, drafts or [0] * len(rows), strict=True)]
         planned = [(row, len(tokens), n) for row, (_, tokens), n in zip(rows, batch, drafts, strict=True) if row]
         self.launched(self.open)
-        fed = [0 if window else len(tokens) for _, tokens in batch]
+        fed = [len(tokens) for _, tokens in batch]
         marks = self.due_marks(list(zip(rows, fed, drafts, strict=True)))
         inside: list[tuple[Mark, Kept]] = []
         if marks:
             marks = self.choose_marks(marks, limit)
             inside, limit = self.keep_marks(marks), limit - len(marks)
+        late = any(self.unsure(row) for row, _, _ in planned)
+        claims = sum(self.needs(row, n, of, late) for row, n, of in planned)
         if self.settings.prefix and self.settings.evict:
-            lacking = self.shortfall(sum(self.needs(row, n, window, of)[1] for row, n, of in planned))
-            self.free_slots(self.free_count + min(limit, lacking))
+            self.free_slots(self.free_count + min(limit, self.shortfall(claims)))
         self._write_levels(planned)
         sent = zip(rows, batch, drafts, strict=True)
         named = [(row.number, len(tokens), n) if row else (0, 0, 0) for row, (_, tokens), n in sent]
-        step = Planned([], window, any(drafts), marks=inside)
+        step = Planned([], any(drafts), marks=inside)
         if self.queue or (named, limit) != self.named_last:  # else there is nothing to send
             step.changes, step.moves = self.submit_batch()
         self.named_last = named, limit
+        kept = max(0, min(claims, limit, self.free_count - self.settings.reserve))
+        hidden = self._hide(planned) if late else {}
         self._count_accepted()
-        claim = self.budget(limit)
+        claim, figures, free = self.budget(limit), (self.snapshots, self.refused_claims), len(self.free)
         for row, (_, tokens), of in zip(rows, batch, drafts, strict=True):
             entry = Entry()
             if row is not None:
                 origin = row.source or row.live
                 length, tail = self.length(row), self.fold(row, len(tokens), of)
                 entry = Entry(row, tokens, length, length, self.slot[origin], self.slot[row.live], 0, of, tail)
-                if not window:
-                    self._plan_row(entry, claim)
+                entry.accepted = entry.certain
+                self._plan_row(entry, claim)
             step.entries.append(entry)
             self.vectors[:, len(step.entries) - 1] = self._vector(entry, self.settings.pad)
             if self.settings.tail:
                 self._note_tail(len(step.entries) - 1, entry)
-        self.agree()
-        if self.settings.debug and not window:
+        if late:
+            self.late = Late(step, kept, free - len(self.free), figures)
+            self._forget_what_was_decided(hidden)
+        else:
+            self.agree()
+            self._note_tails(step)
+        if self.settings.debug:
             self._fill(step)
-        self.open = step
+        self.open = self.newest = step
         slots = [slot for entry in step.entries for slot in (entry.read, entry.write, entry.snapshot)]
         marked = [kept.register for _, kept in inside]
         self.fence([*slots, *(self.slot[register] for register in marked)], marked)
-        for mark, kept in inside:
-            self.coming.add(kept)
-            kept.text = mark.row.text[: mark.length]
+        self.fenced |= {row.live + part for row in self.undecided for part in range(3)}
+        for mark, one in inside:
+            self.coming.add(one)
+            one.text = mark.row.text[: mark.length]
         if self.below:
-            self.below.planned([(entry.row, entry.before, entry.after) for entry in step.entries if entry.row])
+            told = [(e.row, e.before - e.more, e.after - e.more) for e in step.entries if e.row]
+            self.below.planned(told)
         for entry in step.entries:
             if entry.row:
-                row = entry.row
-                if not window and not row.unsettled:
-                    row.confirmed = entry.after
-                row.unsettled += 1
-        if not window:
-            self.unpin([entry.row for entry in step.entries if entry.row])
+                if not entry.row.unsettled:
+                    entry.row.confirmed = entry.after
+                entry.row.unsettled += 1
+        self.unpin([entry.row for entry in step.entries if entry.row])
         self.steps.append(step)
         return step
+
+    def _hide(self, planned: Sequence[tuple[Row, int, int]]) -> dict[Row, tuple[int, int, int]]:
+        """Counts what the device knows of the step before; returns what the host knows of rows: pending, tracked, more.
+
+        Where the host does not know all, `pending` is that of before the plan.
+        """
+        found = {}
+        for row, _, _ in planned:
+            unsettled, pending = self._unsettled(row), row.pending
+            if unsettled and unsettled.drafts:
+                self._count(unsettled)
+            found[row] = pending, row.tracked, row.pending - pending
+        return found
+
+    def _count(self, entry: Entry) -> None:
+        """A row gets the accepted tokens of its newest step."""
+        row = entry.row
+        assert row and not entry.counted
+        entry.counted = True
+        if entry.drafts:
+            row.text = (*row.text[: entry.before], *entry.tokens[: entry.accepted])
+            row.pending += entry.accepted - entry.certain
+
+    def _forget_what_was_decided(self, hidden: Mapping[Row, tuple[int, int, int]]) -> None:
+        """What the host knows once it has planned a late step: all of rows whose length was certain, but for lanes."""
+        assert self.late
+        for entry in self.late.step.entries:
+            if row := entry.row:
+                pending, row.tracked, entry.more = hidden[row]
+                if self.unsure(row):
+                    row.pending = pending
+                else:
+                    self.known[row.live], row.pending = self.label[row.live], entry.left
+        self.free_count -= self.late.kept
+        (self.snapshots, self.refused_claims), figures = self.late.figures, (self.snapshots, self.refused_claims)
+        self.late = self.late._replace(figures=figures)
+
+    def _decide(self) -> None:
+        """The host knows what the device did in the plan of the late step."""
+        assert self.late
+        self._note_tails(self.late.step)
+        for entry in self.late.step.entries:
+            if row := entry.row:
+                entry.more, row.tracked = 0, self.columns["tracked"][row.number]
+                own = range(row.live, row.live + 3)
+                self.held |= {register for register in own if register in self.slot}
+                self.known |= {register: self.label[register] for register in own if register in self.slot}
+        self.free_count += self.late.kept - self.late.granted
+        self.snapshots, self.refused_claims = self.late.figures
+        self.late = None
+
+    def _note_tails(self, step: Planned) -> None:
+        """What a step leaves in the tails of its rows, and of others."""
+        for row in self.rows.values():
+            row.newest = 0
+        for entry in step.entries:
+            if entry.row:
+                entry.row.pending, entry.row.newest = entry.left, entry.tail.newest
+
+    def require_same(self) -> None:
+        """Until a late step is decided, the device knows more."""
+        if not self.late:
+            super().require_same()
+
+    def count_slots(self) -> None:
+        """The host reads the device's count."""
+        if self.late:
+            self.free_count += self.late.kept - self.late.granted
+            self.late = self.late._replace(kept=0, granted=0)
 
     def _count_accepted(self) -> None:
         """The device: of the step before, what was accepted is pending from now on. The host knows it already."""
@@ -286,17 +412,14 @@ class Model(Cache):
             pending[number] += min(max(0, int(accepted)), newest[number]) if number else 0
             newest[number] = 0
         self.of_tails[5, :1] = 0
-        for row in self.rows.values():
-            row.newest = 0
 
     def _note_tail(self, at: int, entry: Entry) -> None:
-        row, tail, certain = entry.row, entry.tail, len(entry.tokens) - entry.drafts
-        told = tail.label, tail.pending, tail.store, entry.before, certain
+        row, tail = entry.row, entry.tail
+        told = tail.label, tail.pending, tail.store, entry.before, entry.certain
         self.of_tails[:5, at] = told if row else 0
         self.of_tails[5, 0] = at + 1
         if row:
             self.columns["pending"][row.number], self.columns["newest"][row.number] = tail.left, tail.newest
-            row.pending, row.newest = tail.left + (certain if tail.newest else 0), tail.newest
 
     def _write_levels(self, planned: Sequence[tuple[Row, int, int]]) -> None:
         """Rows that end a chunk, and those that read other levels than their last step has left, tell the device."""
@@ -325,8 +448,7 @@ class Model(Cache):
     def _plan_row(self, entry: Entry, claim: Claim) -> None:
         s, row, length, after = self.settings, entry.row, entry.tail.label, entry.tail.after
         assert row is not None
-        certain = len(entry.tokens) - entry.drafts
-        entry.after = entry.before + certain
+        entry.after = entry.before + entry.certain
         copied = s.slot_bytes(s.copied) if s.copied else 0
         moved = bool(row.source)
         due = self.is_due(row, after) and entry.tail.store > 0
@@ -346,7 +468,7 @@ class Model(Cache):
             self.copy_content(entry.write, entry.read, s.copied)
             self.copied += copied
         self._go_on(row, after)
-        row.text = (*row.text[: entry.before], *entry.tokens[:certain])
+        row.text = (*row.text[: entry.before], *entry.tokens[: entry.certain])
 
     def _go_on(self, row: Row, after: int) -> None:
         self.label[row.live] = after
@@ -443,74 +565,35 @@ class Model(Cache):
             gone += [lane for lane, label in labels.items() if real and label < max(real)]
         self.record_releases(gone)
 
-    def accept(self, step: Planned, accepted: Sequence[int], finished: Sequence[bool], limit: int) -> None:
-        self.steps.remove(step)
-        self.launched(step)
-        self.submit()
-        claim = self.budget(limit)
-        settled, moved = [], []
-        for i, (entry, n, over) in enumerate(zip(step.entries, accepted, finished, strict=True)):
-            row = self.tenant(entry)
-            self.vectors[3:, i] = 0  # write, snapshot
-            if row is not None and n:
-                self._accept_row(entry, row, n, claim)
-                self.vectors[3:, i] = entry.write, entry.snapshot
-                moved.append(row)
-            if row is not None:
-                settled.append((row, over))
-        self.agree()
-        for row, over in settled:
-            row.unsettled -= 1
-            row.confirmed = self.length(row)
-            row.finished |= over
-        self.unpin(moved)
-        self._release_lanes([row for row, _ in settled])
+    def wrote(self, step: Planned, accepted: Sequence[int]) -> None:
+        """The device is told how many tokens of each entry of the newest step are real."""
+        self.of_tails[4, : len(accepted)] = accepted
+        for entry, n in zip(step.entries, accepted, strict=True):
+            entry.accepted = n
 
-    def accept_drafts(self, step: Planned, accepted: Sequence[int], finished: Sequence[bool]) -> None:
+    def accept(self, step: Planned, accepted: Sequence[int], finished: Sequence[bool], written: bool) -> None:
         """accepted: tokens of each entry that are real. What is in the tail is pending from now on."""
-        self.steps.remove(step)
         self.launched(step, send=True)
-        self.of_tails[4, : len(step.entries)] = accepted
+        if step is self.newest and not written:
+            self.wrote(step, accepted)
         settled = []
         for entry, n, over in zip(step.entries, accepted, finished, strict=True):
+            row = self.tenant(entry)
             if entry.row:
                 entry.after = entry.before + n
-            if row := self.tenant(entry):
+            if row and not row.finished:
+                if not entry.counted:
+                    self._count(entry)
+                settled.append((row, over, entry))
+            if row:
                 row.unsettled -= 1
-                row.text = (*row.text[: entry.before], *entry.tokens[:n])
-                row.pending += n + entry.drafts - len(entry.tokens) if entry.tail.newest else 0
-                row.confirmed = self.length(row)
-                row.finished |= over
-                settled.append(row)
-        self._release_lanes(settled)
-
-    def _accept_row(self, entry: Entry, row: Row, n: int, claim: Claim) -> None:
-        s, length = self.settings, entry.before
-        assert length == self.label[row.source or row.live]
-        entry.after = length + n
-        row.text = (*row.text[:length], *entry.tokens[:n])
-        inside = self.boundaries(row, length, entry.after - (s.strategy == "redirect"))
-        mark = inside[-1] if inside and s.strategy != "none" else 0
-        lane = 0
-        if mark and s.strategy == "redirect":
-            lane = self.lanes(row)[0]
-            if lane not in self.slot and not claim(lane):
-                lane = 0
-            if lane:
-                row.tracked = self.columns["tracked"][row.number] = mark
-        elif mark:
-            lane = self._lane(row, claim)
-        elif s.strategy == "redirect" and self.is_due(row, length) and not row.source:
-            self._turn(row, length, claim)
-        if lane:
-            self.snapshots += 1
-            entry.snapshot, self.label[lane] = self.slot[lane], mark
-        entry.write = self.slot[row.live]
-        self._go_on(row, entry.after)
-        for states in self.content.values():
-            states[entry.write] = row.text[: entry.after]
-            if lane:
-                states[entry.snapshot] = row.text[:mark]
+        self.steps.remove(step)
+        if self.late:
+            self._decide()
+        for row, over, entry in settled:
+            row.confirmed = entry.after if over else self.length(row)
+            row.finished |= over
+        self._release_lanes([row for row, _, _ in settled])
 
     def cancelled(self, step: Planned) -> list[Row]:
         """Takes the newest step back; returns its rows, which are real up to where they were before it."""
@@ -530,8 +613,6 @@ class Model(Cache):
             if one.register in self.slot and not self.named(one.register) and one not in self.coming:
                 for states in self.content.values():
                     assert states[self.slot[one.register]] == one.text, f"{one} holds another state"
-
-    # What a request finds
 
     # What a request finds
 
@@ -909,7 +990,7 @@ class Model(Cache):
         for at, (row, tokens, drafts) in enumerate(batch):
             if row is None:
                 continue
-            length, n = self.length(row), tokens - drafts
+            length, n = self.length(row), 0 if self.unsure(row) else tokens - drafts
             reach, floor = length + n, row.floor
             there = self.lengths(length, reach, start if self.settings.packed else 0)
             if self.fold(row, tokens, drafts).newest:

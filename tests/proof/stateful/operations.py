@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 import memstate as ms
 from memstate.kernels.tables import StepRecord
@@ -27,7 +26,7 @@ from tests.proof.stateful.machine import (
     spelled,
 )
 from tests.proof.stateful.memory import RUBBISH
-from tests.proof.stateful.model import Planned
+from tests.proof.stateful.model import Entry, Planned
 from tests.proof.stateful.settings import Digits
 from tests.support.fetches import Fetched
 
@@ -44,9 +43,9 @@ AROUND_TAILS = GAP + ("leave", "cancel") * 4
 FAULTS = ("gone", "vanished", "half", "garbage", "denied", "raises", "", "")
 # How often each is drawn.
 OPERATIONS = {
-    "plan": 30, "settle": 16, "window": 8, "admit": 12, "leave": 9, "publish": 8, "drop": 7, "fork": 4, "cancel": 2,
-    "arrived": 3, "submit": 3, "lengthen": 2, "read_slots": 2, "shortfall": 3, "ask": 3, "accept": 1, "audit": 1,
-    "snapshot": 1, "check": 1, "scrub_null": 1, "sleep": 1, "wake": 1, "reset": 1,
+    "plan": 32, "first": 5, "fold": 4, "settle": 16, "admit": 12, "leave": 9, "publish": 8, "drop": 7, "fork": 4,
+    "cancel": 2, "arrived": 3, "submit": 3, "lengthen": 2, "read_slots": 2, "shortfall": 3, "ask": 3, "accept": 1,
+    "audit": 1, "snapshot": 1, "check": 1, "scrub_null": 1, "sleep": 1, "wake": 1, "reset": 1,
     "poll": 2, "prefetch": 1,
     "serve": 16, "match": 3, "talk": 3, "hush": 1, "age": 4, "forget_states": 1, "forget_pages": 1, "forget_all": 1,
 }  # fmt: skip
@@ -54,7 +53,7 @@ OPERATIONS = {
 # With tiers.
 BELOW = {
     "serve": 60, "poll": 16, "work": 16, "prefetch": 12, "ready": 8, "unfetch": 3, "tick": 3, "spoil": 8, "stock": 8,
-    "thin": 4, "flush": 2, "empty_host": 2, "forget_states": 4, "plan": 20, "window": 4,
+    "thin": 4, "flush": 2, "empty_host": 2, "forget_states": 4, "plan": 20,
 }  # fmt: skip
 
 
@@ -78,11 +77,17 @@ class Operations(Machine):
 
     # Snapshots
 
+    def _undecided(self, rows: Handles) -> Faults:
+        """What is wrong with rows whose states are not known before the step before their newest is accepted."""
+        undecided = self.model.undecided
+        return {ms.InvalidArgument} if any(self.handles.get(row) in undecided for row in rows) else set()
+
     def publish(self, d: Digits) -> None:
         model, rows, strict = self.model, self.draw_rows(d), d(4) == 1
         faults = self.row_faults(rows)
         tenants = [self.handles[row] for row in rows if row in self.handles]
         bounds = [tenant.confirmed for tenant in tenants]
+        faults |= self._undecided(rows)
         if d(3) and (self.settings.prefix or d(8) == 1):
             self.publish_told(d, rows)
             return
@@ -141,6 +146,7 @@ class Operations(Machine):
     def check(self, d: Digits) -> None:
         if self.attempt(set(), self.mem.device.check) is not REFUSED:
             self.model.submit()
+            self.model.count_slots()
 
     def scrub_null(self, d: Digits) -> None:
         if self.attempt(set(), self.mem.device.scrub_null) is not REFUSED:
@@ -194,13 +200,6 @@ class Operations(Machine):
         self.closed.extend(self.talks)
         for kept in (self.handles, self.snaps, self.flights, self.cached, self.talks):
             kept.clear()
-
-    def window(self, d: Digits) -> None:
-        """A speculative step; where the manager has none, that is an error."""
-        if self.settings.tail and d(4):
-            self.plan_first(d)
-            return
-        self.plan(d, window=self.settings.speculation or d(30) == 1)
 
     def close(self) -> None:
         """Everything ends, and everything is free."""
@@ -277,7 +276,7 @@ class Operations(Machine):
         model.extend([self.handles[row] for row in rows], given)
         return True
 
-    def plan(self, d: Digits, window: bool = False, run: bool = True) -> Flight | None:
+    def plan(self, d: Digits, run: bool = True) -> Flight | None:
         model = self.model
         if len(self.flights) > self.settings.overlap and d(8) != 7:
             self.settle(d)
@@ -290,25 +289,29 @@ class Operations(Machine):
         counts = []
         for handle in handles:
             row = self.handles.get(handle)
-            most = d.pick(4, 4, 9, model.next_boundary(row) - model.length(row) if row and not window else 4)
+            most = d.pick(4, 4, 9, model.next_boundary(row) - model.length(row) if row else 4)
             counts.append(1 + d(most))
-            if row and not window and d(3) == 1:
+            if row and d(3) == 1:
                 counts[-1] = self.mem.chunk(handle, counts[-1])
             if self.settings.tail and d(4):
-                counts[-1] = 1 + d(self.settings.tail)
+                counts[-1] = 1 + d(self.settings.tail) if d(6) < 5 else 0
         drafts = self.draw_drafts(d, counts)
         if self.planned_last is not None and d(4) == 1:  # as a decode loop does, whether these are still there or not
             handles = self.planned_last
-            counts = [1] * len(handles)
-            drafts = [1] * len(handles) if drafts and d(2) else []
+            n = 1 + d(self.settings.tail)
+            counts = [n] * len(handles)
+            drafts = counts if self.settings.tail and d(4) else []
         self.planned_last = handles
-        handles, counts, limit = self._spoil(d, handles, counts, window)
-        return self.plan_batch(d, self.take_pages(d, handles, counts), counts, limit, window, run, drafts=drafts)
+        handles, counts, limit = self._spoil(d, handles, counts)
+        return self.plan_batch(d, self.take_pages(d, handles, counts), counts, limit, run, drafts=drafts)
 
-    def plan_first(self, d: Digits, run: bool = True) -> Flight | None:
+    def first(self, d: Digits, run: bool = True) -> Flight | None:
         """The first step of a request, of drafts alone: it may store what it reads, for nothing is pending."""
+        if not self.settings.tail or self.asleep:
+            return self.plan(d, run)
         while self.flights:
             self.settle(Digits(0))
+        self.let_expire()
         name = f"request {self.calls}.0"
         drawn = self.draw_request(d, name)
         if self.snaps and d(3):
@@ -319,6 +322,14 @@ class Operations(Machine):
         counts = [1 + d(self.settings.tail) for _ in rows]
         return self.plan_batch(d, self.take_pages(d, rows, counts), counts, run=run, replays=False, drafts=counts)
 
+    def fold(self, d: Digits) -> None:
+        """A step of no tokens, for all rows that run: it adds what is pending to their states."""
+        rows = [row for row, tenant in self.handles.items() if not tenant.finished][: self.max_batch]
+        if self.settings.tail and len(self.flights) <= self.settings.overlap and rows:
+            self.plan_batch(d, rows, [0] * len(rows))
+        else:
+            self.plan(d)
+
     def draw_drafts(self, d: Digits, counts: Sequence[int]) -> list[int]:
         """Of the tokens of each entry, those that may be rejected; none where rows have no tails."""
         most = self.settings.tail
@@ -326,9 +337,8 @@ class Operations(Machine):
         return chosen if chosen and d(5) else []
 
     def plan_batch(
-        self, d: Digits, handles: Handles, counts: list[int], limit: Any = NO_LIMIT, window: bool = False,
-        run: bool = True, replays: bool | None = None, drafts: Sequence[int] = (),
-        accepted: Sequence[int] | None = None,
+        self, d: Digits, handles: Handles, counts: list[int], limit: Any = NO_LIMIT, run: bool = True,
+        replays: bool | None = None, drafts: Sequence[int] = (), accepted: Sequence[int] | None = None,
     ) -> Flight | None:  # fmt: skip
         """Plans these rows, whatever is wrong with that; the step's forward runs unless told otherwise.
 
@@ -336,38 +346,37 @@ class Operations(Machine):
         each entry, none for no entry. accepted: tokens of each entry that will be real; drawn unless told.
         """
         model = self.model
-        if self.settings.tail:  # of 0 tokens a row folds its tail: tests/engine/test_tails.py
-            counts = [n or 1 for n in counts]
         given: Any = counts[0] if len(set(counts)) == 1 and len(counts) == len(handles) and d(2) else counts
-        faults = self._plan_faults(handles, counts, limit, window, drafts)
+        faults = self._plan_faults(handles, counts, limit, drafts)
+        if self.flights and not (self.asleep or self.flights[-1].written) and self.flights[-1].planned.drafted:
+            self.write(self.flights[-1])  # before the device counts it
+        self.memory.copy_rings()
         rows: list[Row | None] = []
         fed: list[list[int]] = []
         if not faults:
             rows = [self.handles[handle] if handle else None for handle in handles]
             fed = [
-                self.feed(row, model.length(row), n) if row and not row.finished else []
+                self.feed(row, len(model.text_of(row)), n) if row and not row.finished else []
                 for row, n in zip(rows, counts, strict=True)
             ]
             rejected = [d(n + 1) if new else 0 for new, n in zip(fed, drafts or [0] * len(fed), strict=True)]
             accepted = accepted or [len(new) - n for new, n in zip(fed, rejected, strict=True)]
             fed = [new[:n] + self.tokens(len(new) - n) for new, n in zip(fed, accepted, strict=True)]
-        texts = [row.text[: model.length(row)] if row and not row.finished else () for row in rows]
+        texts = [model.text_of(row) if row and not row.finished else () for row in rows]
         tails = [row.tail if row else () for row in rows]
-        windows: dict[str, Tensor] = {}
         replay: Any = None  # what a captured graph does, launched one by one
         if replays or (replays is None and run and handles and d(2)):
-            launch = lambda: self.mem.launch(len(fed), window=window)  # noqa: E731
-            replay = lambda: windows.update(self._run(d, launch(), window, texts, fed, tails))  # noqa: E731
+            replay = lambda: self._run(self.mem.launch(len(fed)), texts, fed, tails)  # noqa: E731
         elif d(60) == 1:
-            self._misuse_replay(handles, given, window)
+            self._misuse_replay(handles, given)
         packets, moving = model.packets, model.moving
         with self.counted() as spent:
             more = {"drafts": drafts[0] if len({*drafts}) == 1 and d(2) else list(drafts)} if drafts else {}
-            call = lambda: self.mem.plan(handles, given, limit=limit, window=window, replay=replay, **more)  # noqa: E731
+            call = lambda: self.mem.plan(handles, given, limit=limit, replay=replay, **more)  # noqa: E731
             step = self.attempt(faults, call)
         if step is REFUSED:
             return None
-        planned = model.plan(list(zip(rows, fed, strict=True)), max(0, limit), window, drafts)
+        planned = model.plan(list(zip(rows, fed, strict=True)), max(0, limit), drafts)
         packets = model.packets - packets
         owned = packets + (replay is not None and not planned.changes)  # a graph launches it for no change, too
         model.moving += replay is not None and not planned.moves
@@ -383,15 +392,14 @@ class Operations(Machine):
             "syncs",
         }:  # and nothing is copied, read back or packed
             assert spent["run_data"] == moving and spent["uploads"] <= max(1, packets), spent
-        flight = Flight(step, planned, fed, windows, list(accepted or ()))
+        flight = Flight(step, planned, fed, list(accepted or ()))
         self.note_step(flight)
         entries = planned.entries
         self._same("rows of the step", step.numbers.tolist(), [e.row.number if e.row else 0 for e in entries])
         self._same("tokens of the step", step.tokens_of.tolist(), list(map(len, fed)))
         self._same_marks(step, planned)
-        self._same("before", step.before.tolist(), [entry.before for entry in entries])
-        self._same("after", step.after.tolist(), [entry.after for entry in entries])
-        assert step.window == (window or planned.drafted)
+        self._same_lengths()
+        assert step.drafted == planned.drafted
         if replay is not None:
             assert self.mem._parts.stepping.open is None
             self._ran(flight)
@@ -403,19 +411,19 @@ class Operations(Machine):
             self._gap(d)
             if flight not in self.flights:  # cancelled, or everything was reset
                 return None
-            self.forward(d, flight)
+            self.forward(flight)
             if d(4) == 1:
                 self.look()
                 self.tell_launched()
         return flight
 
-    def _misuse_replay(self, handles: Handles, given: Any, window: bool) -> None:
+    def _misuse_replay(self, handles: Handles, given: Any) -> None:
         """Launches outside of a plan, and something that cannot be called; drafts where rows have no tails."""
         if not self.settings.tail:
-            self.attempt({ms.InvalidArgument}, lambda: self.mem.plan(handles, given, window=window, drafts=1))
+            self.attempt({ms.InvalidArgument}, lambda: self.mem.plan(handles, given, drafts=1))
         if not self.asleep:
             self.attempt({ms.InvalidArgument}, lambda: self.mem.launch(1))
-        call = lambda: self.mem.plan(handles, given, window=window, replay=1)  # type: ignore[arg-type] # noqa: E731
+        call = lambda: self.mem.plan(handles, given, replay=1)  # type: ignore[arg-type] # noqa: E731
         self.attempt({ms.InvalidArgument}, call)
 
     def _gap(self, d: Digits) -> None:
@@ -436,12 +444,12 @@ class Operations(Machine):
             self.model.launched(flight.planned)
             self.model.submit()
 
-    def _spoil(self, d: Digits, handles: Handles, counts: list[int], window: bool) -> tuple[Handles, list[int], Any]:
+    def _spoil(self, d: Digits, handles: Handles, counts: list[int]) -> tuple[Handles, list[int], Any]:
         """Now and then something is wrong with a batch."""
         limit: Any = d.pick(NO_LIMIT, NO_LIMIT, NO_LIMIT, 0, 1, 2)
         wrong = d(40)
         if wrong == 1 and counts:
-            counts = [*counts[:-1], counts[-1] + d.pick(self.settings.every, NO_LIMIT)]
+            counts = [*counts[:-1], counts[-1] + d.pick(self.settings.every, NO_LIMIT + 1)]
         elif wrong == 2 and counts:
             counts = [0, *counts[1:]]
         elif wrong == 3:
@@ -459,20 +467,24 @@ class Operations(Machine):
         model, short = self.model, {}
         for row, n in zip(handles, counts, strict=False):
             tenant = self.handles.get(row)
-            if tenant and not tenant.finished and model.length(tenant) + n > model.room(tenant):
-                short[row] = model.length(tenant) + n
+            if tenant and not tenant.finished and (most := self._most(tenant) + n) > model.room(tenant):
+                short[row] = most
         if not short or self.extend(list(short), list(short.values())):
             return handles
         refused = [row for row, length in short.items() if not self.extend([row], [length])]
         return [None if row in refused else row for row in handles]
 
+    def _most(self, row: Row) -> int:
+        """Tokens of a row, once all that may be accepted is."""
+        return self.model.length(row) + self.model.unsure(row)
+
     def _plan_faults(
-        self, handles: Handles, counts: list[int], limit: Any, window: bool, drafts: Sequence[int] = ()
+        self, handles: Handles, counts: list[int], limit: Any, drafts: Sequence[int] = ()
     ) -> Faults:  # fmt: skip
         model, faults = self.model, self.row_faults(handles, padding=True)
         if len(self.flights) > self.settings.overlap or len(handles) > self.max_batch or len(counts) != len(handles):
             faults.add(ms.InvalidArgument)
-        if (window and not self.settings.speculation) or isinstance(limit, bool) or not isinstance(limit, int):
+        if isinstance(limit, bool) or not isinstance(limit, int):
             faults.add(ms.InvalidArgument)
         if drafts and len(drafts) != len(handles):
             faults.add(ms.InvalidArgument)
@@ -483,22 +495,16 @@ class Operations(Machine):
         for handle, n in zip(handles, counts, strict=False):
             row = self.handles.get(handle)
             if row and not row.finished:
-                after = model.length(row) + n
-                if n < 1 or n > NO_LIMIT or after > NO_LIMIT or after > model.room(row):
+                after = self._most(row) + n
+                if n < (not self.settings.tail) or n > NO_LIMIT or after > NO_LIMIT or after > model.room(row):
                     faults.add(ms.InvalidArgument)
             elif n > NO_LIMIT:
                 faults.add(ms.InvalidArgument)
         return faults
 
-    def _run(
-        self, d: Digits, record: StepRecord, window: bool, texts: list[Text], fed: list[list[int]], tails: list[Text]
-    ) -> dict[str, Tensor]:
-        """The forward on the bytes of slots: it leaves states there, or returns windows."""
-        read = record.read.tolist()
-        if window:
-            width = max(map(len, fed), default=0) + d(2)
-            return self.memory.windows(read, texts, fed, width, inputs=d(2) == 1)
-        cursor = None
+    def _run(self, record: StepRecord, texts: list[Text], fed: list[list[int]], tails: list[Text]) -> None:
+        """The forward on the bytes of slots, in which it leaves states."""
+        read, cursor = record.read.tolist(), None
         if self.settings.tail:
             columns = [column[: len(fed)].tolist() for column in self.mem._parts.log.tails[1:4]]
             cursor = self.memory.fold(record.rows.tolist(), list(map(list, zip(*columns, strict=True))), texts, fed)
@@ -507,7 +513,6 @@ class Operations(Machine):
             self.memory.forward_rows(record.rows.tolist(), tails, fed)
         if self.settings.leaf:
             self.memory.forward_levels(self.mem.device.level_table, record.rows.tolist(), texts, fed)
-        return {}
 
     def _marks(self) -> list[tuple[int, int, int]]:
         """Entry, offset and slot of the marks of the newest plan, as the device has them."""
@@ -519,22 +524,20 @@ class Operations(Machine):
         self._same("number of marks", step.marked, len(told))
         self._same("marks of the step", self._marks(), told)
 
-    def forward(self, d: Digits, flight: Flight) -> None:
+    def forward(self, flight: Flight) -> None:
         """Runs the forward of a step after its plan."""
         entries, record = flight.planned.entries, flight.step.record
         texts = [entry.row.text[: entry.before] if entry.row else () for entry in entries]
         tails = [entry.row.tail if entry.row else () for entry in entries]
-        flight.windows.update(self._run(d, record, flight.planned.window, texts, flight.tokens, tails))
+        self._run(record, texts, flight.tokens, tails)
         self._ran(flight)
 
     def _ran(self, flight: Flight) -> None:
         """What the forward has done, as the model has it."""
         planned = flight.planned
-        if planned.window:
-            return
         self.model.forward(planned)
         if self.lower and self.lower.kv:
-            self.lower.kv.forward([(e.row, e.before, e.after - e.before) for e in planned.entries if e.row])
+            self.lower.kv.forward([(e.row, e.before, e.tokens) for e in planned.entries if e.row])
         if self.settings.in_place and not self.settings.pad and not all(entry.row for entry in planned.entries):
             for states in self.model.content.values():
                 states[0] = RUBBISH
@@ -542,12 +545,12 @@ class Operations(Machine):
     # Settle, accept, cancel
 
     def _wrong_step(self, d: Digits) -> ms.Step | None:
-        steps = [foreign().step, foreign().window, *self.settled, *[flight.step for flight in self.flights[1:]]]
+        steps = [foreign().step, *self.settled, *[flight.step for flight in self.flights[1:]]]
         return steps[d(len(steps))]
 
-    def _step_faults(self, step: ms.Step, window: bool) -> Faults:
+    def _step_faults(self, step: ms.Step) -> Faults:
         faults: Faults = set()
-        if step.window != window:
+        if step.drafted:
             faults.add(ms.InvalidArgument)
         if step not in [flight.step for flight in self.flights]:
             faults.add(ms.StaleHandle)
@@ -556,7 +559,7 @@ class Operations(Machine):
         return faults
 
     def settle(self, d: Digits) -> None:
-        """The oldest step; a speculative one is accepted."""
+        """The oldest step; one with drafts is accepted."""
         wrong = d(30)
         if self.in_gap and len(self.flights) < 2:  # the results of the newest step are not there
             return
@@ -566,19 +569,19 @@ class Operations(Machine):
         if not self.flights or wrong == 1:
             step = self._wrong_step(d)
             assert step
-            faults = self._step_faults(step, False)
+            faults = self._step_faults(step)
             if faults:
                 self.attempt(faults, lambda: self.mem.settle(step, [False] * len(step.numbers)))
             return
         flight = self.flights[0]
-        accepts = flight.planned.window or flight.planned.drafted or (self.settings.tail > 0 and d(3) == 1)
+        accepts = flight.planned.drafted or (self.settings.tail > 0 and d(3) == 1)
         if accepts and wrong != 2:
             self.accept(d)
             return
         entries = flight.planned.entries
         over = [d(12) == 1 for _ in entries]
         given: Any = d.pick(over, np.array(over, bool), over if any(over) else None)
-        faults = self._step_faults(flight.step, False)
+        faults = self._step_faults(flight.step)
         if wrong == 3:
             given = d.pick([*over, True], [1] * len(over), "x")
             if given:
@@ -592,90 +595,82 @@ class Operations(Machine):
             assert not spent["syncs"] or self.settings.debug, spent
             self.forget_step(flight)
 
-    def accept_drafts(self, d: Digits) -> None:
+    def write(self, flight: Flight) -> None:
+        """The sampler says on the device how many tokens are real."""
+        flight.written = True
+        flight.step.accepted.copy_(torch.tensor(flight.accepted, dtype=torch.int32))
+        self.model.wrote(flight.planned, flight.accepted)
+
+    def accept(self, d: Digits) -> None:
         """What was drawn with the plan; `accepted` of the step has it already, or gets it now."""
-        if not self.flights or (self.in_gap and len(self.flights) < 2):
+        if not (self.settings.tail and self.flights) or (self.in_gap and len(self.flights) < 2):
             step = d.pick(foreign().step, *self.settled)
-            self.attempt({ms.StaleHandle}, lambda: self.mem.accept(step, [0] * len(step.numbers)))
+            fault = ms.StaleHandle if self.settings.tail else ms.InvalidArgument
+            self.attempt({fault}, lambda: self.mem.accept(step, [0] * len(step.numbers)))
             return
-        flight = self.flights[0]
-        entries, step, faults = flight.planned.entries, flight.step, set[type[ms.MemstateError]]()
-        accepted, over = list(flight.accepted), [d(12) == 1 for _ in entries]
-        given, wrong, written = list(accepted), d(40), d(2) == 1
+        flight, newest = self.flights[0], self.flights[0].planned is self.model.newest
+        entries, faults = flight.planned.entries, set[type[ms.MemstateError]]()
+        over, wrong, written = [d(12) == 1 for _ in entries], d(40), d(2) == 1
+        accepted = self._told(d, flight, over, newest)
+        if newest and written and not self.asleep and (not flight.written or accepted != flight.accepted or d(2)):
+            flight.accepted = accepted
+            self.write(flight)
+        given = list(accepted)
         some = [at for at, entry in enumerate(entries) if entry.row]
         if wrong == 1 and some:
             given[some[-1]] = len(flight.tokens[some[-1]]) + 1
-        elif wrong == 2 and some and (certain := len(flight.tokens[some[0]]) - entries[some[0]].drafts):
-            given[some[0]] = certain - 1
+        elif wrong == 2 and some and self._goes_on(entries[some[0]]) and entries[some[0]].certain:
+            given[some[0]] = entries[some[0]].certain - 1
         elif wrong == 3:
             given += [0, 0]
+        written = flight.written and (written or not newest)
+        if not newest and wrong == 4:
+            written = False
+            if any(self._goes_on(e) and n != e.certain for e, n in zip(entries, accepted, strict=True)):
+                faults.add(ms.InvalidArgument)
         if given != accepted:
             faults.add(ms.InvalidArgument)
-        elif written and not self.asleep:
-            step.accepted.copy_(torch.tensor(given, dtype=torch.int32))
-            self.model.of_tails[4, : len(given)] = given
-        call = lambda: self.mem.accept(step, given, finished=over, written=written)  # noqa: E731
+        call = lambda: self.mem.accept(flight.step, given, finished=over, written=written)  # noqa: E731
         packets = self.model.packets
         with self.counted() as spent:
             done = self.attempt(faults, call)
         if done is REFUSED:
             return
-        rows = [(self.model.tenant(entry), entry.after) for entry in entries]
-        self.model.accept_drafts(flight.planned, accepted, over)
+        self.model.accept(flight.planned, accepted, over, written)
         packets = self.model.packets - packets
         assert spent["ownership"] == packets and not spent["plan"], spent
         if spent.keys() <= {"ownership", "run_data", "run_rows", "uploads", "syncs"}:
-            assert spent["uploads"] == packets + (not written), spent
-        if self.lower and self.lower.kv:
-            for (row, certain), entry in zip(rows, entries, strict=True):
-                if row:
-                    self.lower.kv.write(row, certain, entry.after)
+            assert spent["uploads"] == packets + (newest and not written), spent
         self.forget_step(flight)
-        self._same("after what was accepted", step.after.tolist(), [entry.after for entry in entries])
+        self._same("before what was accepted", flight.step.before.tolist(), [entry.before for entry in entries])
+        self._same("after what was accepted", flight.step.after.tolist(), [entry.after for entry in entries])
+        self._same_lengths()
 
-    def accept(self, d: Digits) -> None:
-        if self.settings.tail:
-            self.accept_drafts(d)
-            return
-        flight = next((flight for flight in self.flights if flight.planned.window), None)
-        if flight is None:
-            step = d.pick(*[flight.step for flight in self.flights[:1]], foreign().window, *self.settled)
-            faults = self._step_faults(step, True) | {ms.InvalidArgument}  # its windows do not fit either
-            self.attempt(faults, lambda: self.mem.accept(step, [0] * len(step.numbers), {}))
-            return
-        entries, step = flight.planned.entries, flight.step
-        accepted = [len(tokens) - d(len(tokens) + 1) for tokens in flight.tokens]
-        over = [d(12) == 1 for _ in entries]
-        limit = d.pick(NO_LIMIT, NO_LIMIT, NO_LIMIT, 0, 1)
-        windows, given, faults = dict(flight.windows), list(accepted), self._step_faults(step, True)
-        wrong = d(40)
-        if wrong == 1 and given:
-            given[-1] = len(flight.tokens[-1]) + 1
-        elif wrong == 2:
-            given.append(0)
-            given.append(0)
-        elif wrong == 3:
-            windows.pop("fold")
-        elif wrong == 4:
-            windows["fold"] = windows["fold"].float()
-        elif wrong == 5:
-            windows["fold"] = windows["fold"][:, :, : max(map(len, flight.tokens), default=1) - 1]
-        elif wrong == 6:
-            windows["more"] = windows["fold"]
-        if wrong in (2, 3, 4, 6) or (wrong in (1, 5) and given and (wrong == 1 or any(flight.tokens))):
-            faults.add(ms.InvalidArgument)
-        elif wrong == 5:
-            windows = dict(flight.windows)
-        call = lambda: self.mem.accept(step, given, windows, over, limit=limit)  # noqa: E731
-        if self.attempt(faults, call) is not REFUSED:
-            rows = [(self.model.tenant(entry), entry.before) for entry in entries]
-            self.model.accept(flight.planned, accepted, over, limit)
-            if self.lower and self.lower.kv:
-                told = [(row, n, entry.after - n) for entry, (row, n) in zip(entries, rows, strict=True)]
-                self.lower.kv.forward([one for one in told if one[0] and one[2] > -one[1]])
-            self.forget_step(flight)
-            told = [entry.after for entry in entries]
-            self._same("after what was accepted", step.after.tolist(), told)
+    def _told(self, d: Digits, flight: Flight, over: list[bool], newest: bool) -> list[int]:
+        """What is said of each entry: nothing of a row that has ended, less of one that ends among its tokens, but
+        where the device has counted already.
+        """
+        found = list(flight.accepted)
+        for at, (entry, ends) in enumerate(zip(flight.planned.entries, over, strict=True)):
+            if not self._goes_on(entry):
+                found[at] = d.pick(found[at], 0)
+            elif newest and ends:
+                found[at] -= d(found[at] - entry.certain + 1)
+        return found
+
+    def _goes_on(self, entry: Entry) -> bool:
+        """Whether the row of an entry is still that of its request, and has not ended."""
+        row = self.model.tenant(entry)
+        return row is not None and not row.finished
+
+    def _same_lengths(self) -> None:
+        """Of the steps that are not settled, as far as the host knows; labels are known in any case."""
+        for flight in self.flights:
+            step, entries = flight.step, flight.planned.entries
+            self._same("before", step.before.tolist(), [entry.before - entry.more for entry in entries])
+            self._same("after", step.after.tolist(), [entry.after - entry.more for entry in entries])
+            if self.settings.tail:
+                self._same("label", step.label.tolist(), [entry.tail.label for entry in entries])
 
     def cancel(self, d: Digits) -> None:
         """The newest step: one that has been planned for this, perhaps with a settle between, or whichever there is.
@@ -683,14 +678,11 @@ class Operations(Machine):
         A step that has run is given up only where no snapshot waits for a copy: it may have been published already.
         """
         how = d(4)
-        flight = self.flights[-1] if self.flights and not self.model.due else None
+        flight, ran = self.flights[-1] if self.flights and not self.model.due else None, True
         if self.in_gap:
             flight = self.flights[-1]
         elif how or not flight:
-            if self.settings.tail and d(2):
-                flight = self.plan_first(d, run=False)
-            else:
-                flight = self.plan(d, window=self.settings.speculation and d(2) == 1, run=False)
+            flight, ran = self.first(d, run=False) if d(2) else self.plan(d, run=False), False
             if flight and how == 2 and len(self.flights) > 1:
                 self.settle(d)
         if d(20) == 1 or not flight:
@@ -717,11 +709,14 @@ class Operations(Machine):
             keep: Any = "cache" if tokens is not None else "handle" if publish else None
             return self.mem.cancel(flight.step, keep, tokens=tokens)
 
-        promised = model.promised or flight.planned is not model.open  # its forward must run, or has been launched
+        # Its forward must run, or has been launched; or it is not known what it does.
+        promised = model.promised or flight.planned is not model.open or model.late is not None
         if promised:
             faults.add(ms.InvalidArgument)
         snaps = self.attempt(faults, call)
         if snaps is REFUSED and (self.asleep or promised):  # its forward runs
+            if not ran:
+                self.forward(flight)
             return
         if snaps is REFUSED:  # it has no forward, so that it must go
             publish, tokens, texts = False, None, None
@@ -838,6 +833,8 @@ class Operations(Machine):
         if fork is REFUSED:
             return []
         tenants, copies = model.fork(tenant, names, int(self.registers.source[row.index]))
+        if self.settings.tail and not self.settings.tails:
+            self.memory.ring_copies += [(new.number, row.index) for new in tenants]
         self.note_rows(fork.rows, tenants)
         if self.lower and self.lower.kv:
             self.lower.kv.copy(copies)
@@ -886,7 +883,7 @@ class Operations(Machine):
                 self.memory.put_levels(self.mem.device.level_slots(row), text)
             if self.lower and self.lower.kv:
                 for tenant in tenants:
-                    self.lower.kv.write(tenant, 0, tenant.confirmed)
+                    self.lower.kv.write(tenant, tenant.text, 0)
 
     def _begun(self, tenant: Row) -> bool:
         return bool(self.model.length(tenant) or tenant.source or tenant.unsettled or tenant.finished)
@@ -915,7 +912,7 @@ class Operations(Machine):
     def end_rows(self, d: Digits, rows: Handles, how: str) -> None:
         """told: with the tokens of the rows; keys: as far as these go."""
         model = self.model
-        faults = self.row_faults(rows)
+        faults = self.row_faults(rows) | self._undecided(rows)
         keys: Any = [d(1 + model.length(self.handles[row])) for row in rows if row in self.handles]
         given = {"retract": True, "publish": True, "keys": keys, "told keys": keys, "key": d(12)}.get(how, False)
         if how in ("keys", "told keys"):
@@ -975,32 +972,30 @@ class Operations(Machine):
         self.asked.append((found, told))
 
     def shortfall(self, d: Digits) -> None:
-        """Exact for the next plan; for a window between what can happen and what boundaries inside could ask for."""
-        model, window = self.model, d(3) == 1
+        """Exact for the next plan; where an earlier step is not accepted yet, the most that it can be."""
+        model = self.model
         rows = self.draw_rows(d)
         faults = self.row_faults(sorted(set(rows), key=rows.index))
         if len(set(rows)) < len(rows) and not faults:
             return
         counts = [1 + d(6) for _ in rows]
-        most = least = 0
-        for row, n in zip(rows, counts, strict=True):
-            tenant = self.handles.get(row)
-            if tenant and not tenant.finished:
-                needs, may = model.needs(tenant, n, window and not self.settings.tail)
-                least, most = least + needs, most + may
-        seen = self.attempt(faults, lambda: self.mem.shortfall(rows, counts, window=window))
-        if seen is not REFUSED:
-            low, high = model.shortfall(least), model.shortfall(most)
-            assert low <= seen <= high, f"shortfall {seen}, expected {low} to {high}"
+        tenants = [(self.handles[row], n) for row, n in zip(rows, counts, strict=True) if row in self.handles]
+        running = [(tenant, n) for tenant, n in tenants if not tenant.finished]
+        late = any(model.unsure(tenant) for tenant, _ in running)
+        wanted = sum(model.needs(tenant, n, most=late) for tenant, n in running)
+        seen = self.attempt(faults, lambda: self.mem.shortfall(rows, counts))
+        if seen is not REFUSED and len(self.flights) <= self.settings.overlap:  # else no plan can follow
+            self._same("shortfall", seen, model.shortfall(wanted))
 
     def ask(self, d: Digits) -> None:
         """What the host knows; it answers asleep as well."""
         mem, model = self.mem, self.model
         for row, tenant in self.handles.items():
-            seen = (mem.info(row).length, mem.info(row).confirmed, mem.info(row).next_boundary, mem.info(row).slots)
+            info = mem.info(row)
+            seen = info.length, info.confirmed, info.next_boundary, info.slots, info.pending
             held = sum(tenant.live + k in model.held for k in range(3)) + len(tenant.marks)
-            told = (model.length(tenant), tenant.confirmed, model.next_boundary(tenant), held)
-            self._same(f"length, confirmed, next boundary, slots of row {row.index}", seen, told)
+            told = model.length(tenant), tenant.confirmed, model.next_boundary(tenant), held, tenant.pending
+            self._same(f"length, confirmed, next boundary, slots, pending of row {row.index}", seen, told)
             most = 1 + d(40)
             self._same(f"chunk of {most} of row {row.index}", mem.chunk(row, most), model.chunk(tenant, most))
         self._same("free slots and pages", (mem.free_slots, mem.free_pages), (model.free_count, model.free_pages))
@@ -1104,7 +1099,7 @@ class Operations(Machine):
     def publish_told(self, d: Digits, rows: Handles) -> None:
         """To the cache; turns of sessions too, and without a cache they alone may say their tokens."""
         tokens, texts, faults = self.tell(d, rows)
-        faults |= self.row_faults(rows)
+        faults |= self.row_faults(rows) | self._undecided(rows)
         snaps = self.attempt(faults, lambda: self.mem.publish(rows, keep="cache", tokens=tokens))
         if snaps is not REFUSED:
             tenants = [self.handles[row] for row in rows]

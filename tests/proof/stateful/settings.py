@@ -37,13 +37,13 @@ class Settings:
     """One configuration. memory: "own", "fenced" (its arenas cut out of larger blocks), "tensor" or "layers" (given);
     gap: bytes between the blocks of given memory; parts: "fold", and perhaps "conv", "conv turned", "ring" and "score";
     alone: tokens at whose multiples "fold" is whole; tails: rows have memory of their own; leaf: tokens of a chunk of
-    levels, 0 for states without; tail: tokens of a step that rows may keep until they are accepted, 0 for rows without.
+    levels, 0 for states without; tail: tokens of a step that may keep out of the state until they are accepted, 0 for
+    none: in the memory of rows, or where these have none, in that of the kernels.
     """
 
     strategy: str = "none"
     every: int = 4
     overlap: bool = False
-    speculation: bool = False
     in_place: bool = False
     direct_hits: bool | None = None
     lane_count: int | None = None
@@ -103,8 +103,7 @@ class Settings:
         d = Digits(number)
         name = strategy or d.pick("none", "ping-pong", "lazy", "redirect")
         every = d.pick(4, 2, 3, 1, 6)
-        speculation = d(5) in (1, 2) and not overlap
-        late = (bool(d(2)) if overlap is None else overlap) and not speculation
+        late = bool(d(2)) if overlap is None else overlap
         lane_count = d.pick(None, 2) if late else d.pick(None, 1, 2)
         rows = d.pick(2, 3, 4, 5, 5, 1)
         most = 1 + {"none": 0, "ping-pong": 2, "lazy": 2, "redirect": 1}[name]
@@ -114,7 +113,7 @@ class Settings:
         more = most * rows // 2 + 4 + 6 * prefix
         pages_per_row = d.pick(0, 24 // page_size, 10)
         chosen = cls(
-            name, every, late, speculation, d(4) == 1, d.pick(None, True, False),
+            name, every, late, d(4) == 1, d.pick(None, True, False),
             lane_count if name == "ping-pong" else None, d(2) == 0,
             slots=max(least, least * rows // 2) + d(more), rows=rows,
             preallocated=d(3) if d(2) else 0,
@@ -136,18 +135,20 @@ class Settings:
         some = bool(d(2)) if tiered is None else tiered
         chosen = replace(chosen, tiered=True, **cls._below(d, chosen)) if prefix and some else chosen
         chosen = replace(chosen, **cls._kinds(d, chosen)) if d(3) == 1 else chosen
-        late = chosen.overlap or chosen.speculation or chosen.in_place or chosen.leaf or "ring" in chosen.parts
-        if tail or (not late and d(2) == 1):
-            parts = tuple(part for part in chosen.parts if part != "ring")
-            found = {"overlap": False, "speculation": False, "in_place": False, "parts": parts, "leaf": 0}
-            chosen = replace(chosen, **found, tails=True, tail=1 + d(4))  # type: ignore[arg-type]
+        if tail or (not chosen.leaf and d(2) == 1):
+            chosen = replace(chosen, leaf=0, tails=d(4) > 0, tail=1 + d(4))
+            if chosen.overlap and chosen.copied and overlap is None and d(2):
+                chosen = replace(chosen, overlap=False)
+            elif chosen.overlap:  # memstate would not know which states to copy
+                parts = tuple(part for part in chosen.parts if part != "ring")
+                chosen = replace(chosen, in_place=False, parts=parts)
         return chosen
 
     @staticmethod
     def _kinds(d: Digits, chosen: "Settings") -> dict[str, Any]:
         """A plane that starts filled, in layers of its own and perhaps with a grid; memory of rows; levels."""
         alone = d.pick(1, 2, 3, 4, 1 if chosen.prefix or chosen.strategy != "none" else NEVER)
-        tails, leaf = d(4) > 0, 0 if chosen.speculation or chosen.grid else d.pick(0, 2, 1, 4)
+        tails, leaf = d(4) > 0, 0 if chosen.grid else d.pick(0, 2, 1, 4)
         leaf = lcm(leaf, chosen.page_size if chosen.tiered else 1)
         every = lcm(chosen.every, chosen.page_size, alone % NEVER or 1, leaf or 1)
         found = {"parts": (*chosen.parts, "score"), "alone": alone, "every": every, "tails": tails, "leaf": leaf}

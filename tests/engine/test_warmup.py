@@ -65,4 +65,4 @@ def test_nothing_is_compiled_after_warm_up(recorded: dict[str, Any], name: str) 
 def test_the_managers_above_reach_every_kernel(recorded: dict[str, Any]) -> None:
     served = {kernel for name in warm_runs.KINDS for kernel in recorded[name]["served"]}
     assert served == MANAGER and not {kernel.partition(".")[0] for kernel in served} & LAYERS
-    assert "handed over" in recorded["speculation"]
+    assert "handed over" in recorded["drafts"]

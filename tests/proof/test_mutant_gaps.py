@@ -38,11 +38,12 @@ print(json.dumps({report.kernel: report.source_barriers for report in compile_ca
 """
 
 
-def manager(backend: Backend, tracking: ms.Tracking) -> ms.StateManager:
+def manager(backend: Backend, tracking: ms.Tracking, **forward: int) -> ms.StateManager:
     """Four slots for two requests."""
     layout = ms.StateLayout((ms.Plane("ssm", (4,), torch.float32),), 1)
     return ms.StateManager(
-        layout, slots=4, max_requests=2, tracking=tracking, overlap=False, backend=backend.name, device=backend.device
+        layout, slots=4, max_requests=2, tracking=tracking, overlap=False,
+        forward=ms.Forward(**forward), backend=backend.name, device=backend.device,  # type: ignore[arg-type]
     )  # fmt: skip
 
 
@@ -96,6 +97,21 @@ def test_changes_that_do_not_fit_beside_a_batch_go_before_it(backend: Backend, m
         assert step.rows.tolist() == [row.index for row in rows] and step.write.all()
         mem.settle(step)
     assert mem.backend.counts.uploads - before == 2  # the second batch is the first
+    mem.audit().raise_if_leaking()
+
+
+def test_drafts_of_a_row_given_up_say_nothing_of_its_next_request(backend: Backend) -> None:
+    mem = manager(backend, ms.NoTracking(4), tail=2)
+    a, b = mem.admit([ms.Request("a"), ms.Request("b")])
+    step = mem.plan([a, b], 2, drafts=2)
+    mem.submit(step)
+    mem.end([b])
+    (c,) = mem.admit([ms.Request("c")])
+    assert c.index == b.index
+    mem.accept(step, [1, 2])
+    assert [mem.info(row).length for row in (a, c)] == [1, 0]
+    step = mem.plan([a, c])
+    assert step.before.tolist() == [1, 0] == step.lengths.tolist()
     mem.audit().raise_if_leaking()
 
 

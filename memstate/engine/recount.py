@@ -192,20 +192,22 @@ class Recount:
     def _wrong_tails(self, read: RegisterFile) -> list[str]:
         """Tokens in tails that host and device do not agree on.
 
-        The device counts what was accepted of the newest step with the next plan. What is not settled yet is not sure,
-        and nobody reads the tail of a row that has ended: a step in flight leaves tokens there, which accept leaves out.
+        The device counts what was accepted of the newest step with the next plan. What is not settled yet is not sure.
+        Nobody reads the tail of a row that has ended: a step in flight leaves tokens there, which accept leaves out.
         """
         file, of_tails = self._registers, self._log.tails
         if of_tails is None or read.table.pending is None or read.table.newest is None:
             return []
-        pending, newest = read.table.pending.cpu().numpy().copy(), read.table.newest.cpu().numpy()
+        pending, in_tail = read.table.pending.cpu().numpy().copy(), read.table.newest.cpu().numpy()
         entries, steps = int(of_tails.batch), self._log.unsettled
-        untold = {row for step in steps[:-1] if step.drafted for row in step.numbers.tolist()}
+        newest = steps[-1] if steps and self._log.is_last(steps[-1]) else None  # else it was settled, or cancelled
+        untold = {row for step in steps if step.drafted and step is not newest for row in step.numbers.tolist()}
         rows, accepted = of_tails.rows[:entries].cpu().numpy(), of_tails.accepted[:entries].cpu().numpy()
-        pending[rows] += np.clip(steps[-1].after - steps[-1].before if steps else accepted, 0, newest[rows]).astype(int)
+        counted = newest.after - newest.before if newest is not None else accepted
+        pending[rows] += np.clip(counted, 0, in_tail[rows]).astype(int)
         return [
             f"row {row}: {file.pending[row]} and {file.newest[row]} tokens in its tail for the host, "
-            f"{pending[row]} and {newest[row]} for the device"
-            for row in np.flatnonzero((file.pending != pending) | (file.newest != newest)).tolist()
+            f"{pending[row]} and {in_tail[row]} for the device"
+            for row in np.flatnonzero((file.pending != pending) | (file.newest != in_tail)).tolist()
             if row not in untold and not file.undecided and not self._table.finished[row]
         ]

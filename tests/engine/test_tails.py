@@ -331,11 +331,13 @@ def test_T7_a_step_behind_a_cancelled_one_is_counted_already(backend: Backend) -
     """The plan of the cancelled step has counted what `step.accepted` said, and has put its own vectors there."""
     mem = on(backend, layout(4), slots=6, max_requests=2, tracking=ms.NoTracking(), overlap=True, tail=4)
     a, b = mem.admit([ms.Request("a"), ms.Request("b")])
-    first = mem.plan([a], 4, drafts=3)
+    first = mem.plan([a, None], 4, drafts=3)
     mem.cancel(mem.plan([b], 1))
+    mem.audit().raise_if_leaking()
     with pytest.raises(ms.InvalidArgument, match="the next step was planned, so the device has counted"):
-        mem.accept(first, [4])
-    mem.accept(first, [1])
+        mem.accept(first, [4, 0])
+    mem.accept(first, [1, 0])
+    mem.audit().raise_if_leaking()
     step = mem.plan([a], 1)
     assert step.before.tolist() == [1] == step.lengths.tolist()
 

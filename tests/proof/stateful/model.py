@@ -56,7 +56,7 @@ class Entry:
     """One row of a planned step; `row` None is padding. The step's vectors hold its numbers.
 
     accepted: tokens that are real, as far as the device has been told; counted: whether `row` has them; more: tokens in
-    front of the step that the host has not been told of.
+    front of the step that the host has not been told of; fresh: whether the row begins from what another has.
     """
 
     row: Row | None = None
@@ -71,6 +71,7 @@ class Entry:
     accepted: int = 0
     counted: bool = False
     more: int = 0
+    fresh: bool = False
 
     @property
     def certain(self) -> int:
@@ -85,7 +86,7 @@ class Entry:
     @property
     def whole(self) -> int:
         """Tokens of the newest state that is there whether the step runs or not."""
-        return self.tail.label - (self.tail.store == 0)
+        return self.tail.label - (self.fresh and self.tail.store == 0)
 
 
 @dataclass(eq=False)
@@ -275,6 +276,7 @@ class Model(Cache):
         drafts = [n if row else 0 for row, n in zip(rows, drafts or [0] * len(rows), strict=True)]
         planned = [(row, len(tokens), n) for row, (_, tokens), n in zip(rows, batch, drafts, strict=True) if row]
         self.launched(self.open)
+        fresh = [row for row, _, _ in planned if row.source]
         fed = [len(tokens) for _, tokens in batch]
         marks = self.due_marks(list(zip(rows, fed, drafts, strict=True)))
         inside: list[tuple[Mark, Kept]] = []
@@ -302,7 +304,7 @@ class Model(Cache):
                 origin = row.source or row.live
                 length, tail = self.length(row), self.fold(row, len(tokens), of)
                 entry = Entry(row, tokens, length, length, self.slot[origin], self.slot[row.live], 0, of, tail)
-                entry.accepted = entry.certain
+                entry.accepted, entry.fresh = entry.certain, row in fresh
                 self._plan_row(entry, claim)
             step.entries.append(entry)
             self.vectors[:, len(step.entries) - 1] = self._vector(entry, self.settings.pad)
@@ -596,15 +598,13 @@ class Model(Cache):
         self._release_lanes([row for row, _, _ in settled])
 
     def cancelled(self, step: Planned) -> list[Row]:
-        """Takes the newest step back; returns its rows, which are real up to where they were before it."""
+        """Takes the newest step back; returns its rows, which are real up to the state that they had before it."""
         self.steps.remove(step)
         self.due = []
         self.launched(step, send=True)
         rows = [row for entry in step.entries if (row := self.tenant(entry))]
         for row, entry in zip(rows, [e for e in step.entries if self.tenant(e)], strict=True):
-            row.confirmed = min(row.confirmed, entry.tail.label)
-            if self.known[row.live] <= row.confirmed and entry.whole < entry.tail.label:
-                self.known[row.live] = 0  # never stored
+            row.confirmed = min(row.confirmed, entry.whole)
         return rows
 
     def snapshots_are_true(self) -> None:

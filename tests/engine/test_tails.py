@@ -86,6 +86,17 @@ def test_T15_other_kernels_keep_the_drafts_themselves(
     mem.audit().raise_if_leaking()
 
 
+def test_T10_a_state_that_a_mark_has_taken_is_still_to_copy(backend: Backend) -> None:
+    """The mark at the end of a chunk takes the slot in the plan of the next step, which then reads it from there."""
+    mem = on(backend, layout(4), slots=6, max_requests=2, tracking=ms.Redirect(every=8), overlap=False, tail=4)
+    (row,) = mem.admit([ms.Request("a", snapshot_at=[5])])
+    mem.settle(mem.plan([row], 5))
+    step = mem.plan([row], 2, drafts=2)
+    assert step.cursor.store.tolist() == [0] and step.read.tolist() != step.write.tolist()
+    assert mem.cancel(step, keep="handle") == [None]
+    mem.audit().raise_if_leaking()
+
+
 @pytest.mark.parametrize("late", [False, True])
 def test_T17_debug_mode_compares_what_was_written_with_what_accept_gets(backend: Backend, late: bool) -> None:
     """Also of rows that end: their tokens behind the end are left out by `end`."""
@@ -102,6 +113,16 @@ def test_T17_debug_mode_compares_what_was_written_with_what_accept_gets(backend:
     mem.accept(step, [3, 1], [True, False], written=True)
     (state,) = mem.end(rows[:1], keep="handle", lengths=[4])
     assert state is None or state.length <= 4
+
+
+def test_T16_each_step_says_what_it_defers(backend: Backend) -> None:
+    """The batch is the same, so nothing else is sent."""
+    mem = on(backend, layout(4), slots=2, max_requests=1, tracking=ms.NoTracking(), overlap=False, tail=4)
+    (row,) = mem.admit([ms.Request("a")])
+    for defer, store in ((3, -1), (0, 2), (2, -1), (8, -1), (3, 3)):
+        step = mem.plan([row], defer=defer)
+        assert step.cursor.store.tolist() == [store]
+        mem.settle(step)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -42,7 +42,7 @@ def test_warm_up_changes_nothing_in_the_middle_of_a_run(backend: Backend, tracki
 LAYERS = {"conv", "gated_delta", "selective"}  # kernels of the caller's forward
 MANAGER = {
     "registers._ownership", "registers._resolve", "registers._audit", "tracking._plan",
-    "bitmap._claim", "bitmap._release", "copy._move", "gather._gather_slots", "scatter._scatter",
+    "bitmap._claim", "bitmap._release", "copy._move", "gather._gather_slots", "scatter._scatter_slots",
     "pack._move_records", "pack_int8._move_int8",
 }  # fmt: skip
 

@@ -86,7 +86,7 @@ def main() -> None:
     backend = dispatch.Backend("interpreter")
     file = RegisterFile(SlotAllocator(900, backend), 300, 10)
     planes = Planes(StateLayout((Plane("ssm", (40, 9), torch.float32),), 3), 900, backend)
-    log = StepLog(256, 1, backend.device, speculation=True)
+    log = StepLog(256, 1, backend.device)
     differ, handled = [], 0
     runs = 0
 

@@ -56,7 +56,7 @@ class Entry:
     """One row of a planned step; `row` None is padding. The step's vectors hold its numbers.
 
     accepted: tokens that are real, as far as the device has been told; counted: whether `row` has them; more: tokens in
-    front of the step that the host has not been told of; fresh: whether the row begins from what another has.
+    front of the step that the host has not been told of.
     """
 
     row: Row | None = None
@@ -71,7 +71,6 @@ class Entry:
     accepted: int = 0
     counted: bool = False
     more: int = 0
-    fresh: bool = False
 
     @property
     def certain(self) -> int:
@@ -86,7 +85,7 @@ class Entry:
     @property
     def whole(self) -> int:
         """Tokens of the newest state that is there whether the step runs or not."""
-        return self.tail.label - (self.fresh and self.tail.store == 0)
+        return self.tail.label - (self.tail.store == 0)
 
 
 @dataclass(eq=False)
@@ -133,7 +132,8 @@ class Model(Cache):
     def clear(self) -> None:
         super().clear()
         self.steps: list[Planned] = []  # unsettled, oldest first
-        self.named_last: tuple[list[tuple[int, int]], int] | None = None  # the batch that is on the device, its limit
+        self.named_last: tuple[list[tuple[int, int, int]], int, int] | None = None  # what of a plan is on the device
+        self.defer = 0  # of the plan under way
         self.due: list[tuple[int, int]] = []  # (to, of): copies of in-place planes once the forward has run
         self.late: Late | None = None  # the newest step, while it waits for the accept of the one before
         self.newest: Planned | None = None  # the last one that was planned, whatever has become of it
@@ -201,14 +201,15 @@ class Model(Cache):
     def fold(self, row: Row, n: int, drafts: int) -> Tail:
         """What the row's next step does with its tail. One with drafts puts its tokens there, and what is pending in
         the state, or of that only what is in front of the last boundary. Without drafts all are in the state, unless
-        there is such a boundary, and room in the tail.
+        there is such a boundary, and room in the tail. Nothing is while it would be fewer than `defer` tokens.
         """
         label, pending = self.in_state(row), row.pending
         if not self.settings.tail:
             return Tail(label, 0, n, 0, 0)
         ends = self.boundaries(row, label, label + pending) if self.settings.lanes else []
-        kept = (drafts or ends) and n <= self.settings.tail
-        store = ends[-1] - label if kept and ends else pending if kept else pending + n
+        waits = 0 < n < self.defer - pending
+        kept = (drafts or ends or waits) and n <= self.settings.tail
+        store = ends[-1] - label if kept and ends else pending * (not waits) if kept else pending + n
         left, newest = (pending - store, n) if kept else (0, 0)
         return Tail(label, pending, store if store or row.source else -1, left, newest)
 
@@ -276,7 +277,6 @@ class Model(Cache):
         drafts = [n if row else 0 for row, n in zip(rows, drafts or [0] * len(rows), strict=True)]
         planned = [(row, len(tokens), n) for row, (_, tokens), n in zip(rows, batch, drafts, strict=True) if row]
         self.launched(self.open)
-        fresh = [row for row, _, _ in planned if row.source]
         fed = [len(tokens) for _, tokens in batch]
         marks = self.due_marks(list(zip(rows, fed, drafts, strict=True)))
         inside: list[tuple[Mark, Kept]] = []
@@ -291,9 +291,9 @@ class Model(Cache):
         sent = zip(rows, batch, drafts, strict=True)
         named = [(row.number, len(tokens), n) if row else (0, 0, 0) for row, (_, tokens), n in sent]
         step = Planned([], any(drafts), marks=inside)
-        if self.queue or (named, limit) != self.named_last:  # else there is nothing to send
+        if self.queue or (named, limit, self.defer) != self.named_last:  # else there is nothing to send
             step.changes, step.moves = self.submit_batch()
-        self.named_last = named, limit
+        self.named_last = named, limit, self.defer
         kept = max(0, min(claims, limit, self.free_count - self.settings.reserve))
         hidden = self._hide(planned) if late else {}
         self._count_accepted()
@@ -304,7 +304,7 @@ class Model(Cache):
                 origin = row.source or row.live
                 length, tail = self.length(row), self.fold(row, len(tokens), of)
                 entry = Entry(row, tokens, length, length, self.slot[origin], self.slot[row.live], 0, of, tail)
-                entry.accepted, entry.fresh = entry.certain, row in fresh
+                entry.accepted = entry.certain
                 self._plan_row(entry, claim)
             step.entries.append(entry)
             self.vectors[:, len(step.entries) - 1] = self._vector(entry, self.settings.pad)

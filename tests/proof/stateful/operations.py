@@ -372,11 +372,14 @@ class Operations(Machine):
         packets, moving = model.packets, model.moving
         with self.counted() as spent:
             more = {"drafts": drafts[0] if len({*drafts}) == 1 and d(2) else list(drafts)} if drafts else {}
-            call = lambda: self.mem.plan(handles, given, limit=limit, replay=replay, **more)  # noqa: E731
+            defer = d(2 * self.settings.tail + 1) if self.settings.tail and d(3) == 1 else 0
+            call = lambda: self.mem.plan(handles, given, limit=limit, replay=replay, defer=defer, **more)  # noqa: E731
             step = self.attempt(faults, call)
         if step is REFUSED:
             return None
+        model.defer = defer
         planned = model.plan(list(zip(rows, fed, strict=True)), max(0, limit), drafts)
+        model.defer = 0
         packets = model.packets - packets
         owned = packets + (replay is not None and not planned.changes)  # a graph launches it for no change, too
         model.moving += replay is not None and not planned.moves

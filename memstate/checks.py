@@ -124,9 +124,9 @@ def flags(what: str, values: Any, size: int) -> npt.NDArray[np.bool_]:
     try:
         given = np.asarray(values)
     except (ValueError, TypeError, RuntimeError, NotImplementedError) as error:  # ragged, or a tensor elsewhere
-        raise InvalidArgument(f"{what}={values!r}: expected {size} times True or False") from error
+        raise InvalidArgument(f"{what}={shown(values)}: expected {size} times True or False") from error
     if given.shape != (size,) or (size and given.dtype != bool):
-        raise InvalidArgument(f"{what}={values!r}: expected {size} times True or False, one per entry of the step")
+        raise InvalidArgument(f"{what}={shown(values)}: expected {size} times True or False, one per entry of the step")
     return given.astype(bool)
 
 

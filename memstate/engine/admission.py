@@ -30,6 +30,7 @@ from memstate.requests.table import RequestTable
 from memstate.requests.tracking.mirror import Mirror
 from memstate.slots.commands import CommandBuffer
 from memstate.slots.registers import Longs
+from memstate.state.layout import StateLayout
 from memstate.tiers.host.tier import Hit
 from memstate.tiers.manager import TierManager
 from memstate.tiers.prefetch.fetch import Fetch
@@ -83,7 +84,7 @@ class Admission:
         direct_hits: whether the first step reads the snapshot itself instead of a copy.
         tiers: host memory and storage, or None.
         room: makes cached states and idle sessions make way.
-        rows: whether rows have memory of their own.
+        rows: the planes of rows, or None.
         levels: level slots of states, or None.
 
     Attributes:
@@ -94,9 +95,11 @@ class Admission:
     def __init__(
         self, commands: CommandBuffer, table: RequestTable, pages: PageTable, holdings: Holdings,
         cache: PrefixCache, sessions: Sessions, marks: Marks, mirror: Mirror, log: StepLog, direct_hits: bool,
-        tiers: TierManager | None, room: Room, rows: bool, levels: LevelSets | None,
+        tiers: TierManager | None, room: Room, rows: StateLayout | None,
+        levels: LevelSets | None,
     ) -> None:  # fmt: skip
-        self._rows, self._levels = rows, levels
+        self._rows, self._levels = rows is not None, levels
+        self._fills = rows is not None and any(plane.fill is not None for plane in rows.planes)
         self._commands, self._file, self._table = commands, commands.registers, table
         self._pages, self._holdings, self._cache = pages, holdings, cache
         self._sessions, self._marks, self._mirror, self._log = sessions, marks, mirror, log
@@ -590,7 +593,10 @@ class Admission:
             commands.write(cells, values)
         if copies:
             commands.copy([*copies], [*copies.values()])
-        if self._rows and rows:
+        if self._rows and of_rows and not self._fills:  # of rings, only pending tokens are read
+            pairs = [(row, of) for row, of in zip(rows, of_rows, strict=True) if file.pending_at[of]]
+            rows, of_rows = [row for row, _ in pairs], [of for _, of in pairs]
+        if self._rows and rows and (of_rows or self._fills):
             commands.start_rows(rows, of_rows)
         if self._levels is not None:
             self._levels.start(rows)

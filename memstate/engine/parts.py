@@ -166,7 +166,7 @@ class Parts:
         )  # fmt: skip
         self.admission = Admission(
             self.commands, self.table, self.pages, self.holdings, self.cache, self.sessions, self.marks, self.mirror,
-            self.log, direct_hits, self.tiers, self.room, layout.rows is not None, self.levels,
+            self.log, direct_hits, self.tiers, self.room, layout.rows, self.levels,
         )  # fmt: skip
         self.ending = Ending(
             self.commands, self.table, self.pages, self.mirror, self.holdings, self.cache, self.sessions, self.marks,

@@ -122,7 +122,7 @@ class Forking:
             if times[index] or finished:
                 raise InvalidArgument(
                     f"row {index} is {'finished' if finished else 'in an unsettled step'}: fork rows that run and "
-                    "whose last step is settled"
+                    "whose last step is settled or accepted"
                 )
 
     def _fork(

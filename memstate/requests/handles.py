@@ -163,7 +163,7 @@ class RowInfo(NamedTuple):
             of `every` after the prompt, or the next mark that the forward cannot hand out from inside a chunk. A chunk
             can go further; the state there is then not kept. `StateManager.chunk` is simpler for a prompt.
         slots: slots that the row holds, the states at its marks included.
-        pending: its last tokens that are not in its state yet, but in its tail.
+        pending: number of its last tokens that are real, and in its tail instead of its state.
     """
 
     length: int

@@ -287,7 +287,7 @@ class StepLog:
         if len(self.unsettled) > self.depth:
             raise InvalidArgument(
                 f"{len(self.unsettled)} steps are unsettled, the limit before a plan is {self.depth}: "
-                f"settle step {self.unsettled[0].serial} first"
+                f"{'accept' if self.unsettled[0].drafted else 'settle'} step {self.unsettled[0].serial} first"
             )
 
     def times(self, table: RequestTable) -> Longs:

@@ -208,7 +208,13 @@ class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
                     raise InvalidArgument(f"plane {name!r} has layers 0 to {layers - 1}, not {layer}")
                 tail: Tail = kind(**{field: plane[layer] for field, plane in found.items()})
                 return tail
-        raise InvalidArgument(f"rows have no tail of plane {name!r}, but {sorted(rows)}")
+        named = ", or ".join(
+            " ".join(f"{name}_{field}" for field in kind._fields) for kind in (DeltaTail, SelectiveTail)
+        )
+        raise InvalidArgument(
+            f"rows have no tail of plane {name!r}, but {sorted(rows)}: a preset with tail= has them, as planes of rows "
+            f"{named}, or {name}_x"
+        )
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)

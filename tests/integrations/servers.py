@@ -15,7 +15,7 @@ import memstate.integrations.transformers as mst
 from tests.support.tiny_models import tiny
 from tests.support.tiny_served import managed
 
-SPECULATING: dict[str, Any] = {"forward": ms.Forward(tail=16), "overlap": False}
+SPECULATING: dict[str, Any] = {"forward": ms.Forward(tail=16)}
 
 
 def server_of(family: str = "qwen3_next", chunk: int = 256, **settings: Any) -> mst.Server:

@@ -168,7 +168,7 @@ def test_T22_a_state_whose_steps_have_no_tail_is_refused_by_name(fields: dict[st
 
 
 def test_T23_an_admission_writes_no_byte_of_a_ring(backend: Backend) -> None:
-    """And a fork copies all of them. For Qwen3-Next that is 10.9 MiB a row that need not be zeroed."""
+    """A fork copies them, if tokens are pending. For Qwen3-Next they are 10.9 MiB a row."""
     layout, settings = from_config(DELTA, tail=TAIL), {"slots": 4, "max_requests": 2, "overlap": False}
     mem = on(backend, layout, **settings, tail=TAIL)
     rings = mem.planes.rows
@@ -179,11 +179,15 @@ def test_T23_an_admission_writes_no_byte_of_a_ring(backend: Backend) -> None:
     step = mem.plan([a])
     assert all((region.blocks == 0xAB).all() for region in rings.regions)
     mem.settle(step)
-    for region in rings.regions:
-        region.blocks[:, a.index] = 0xCD
-    (b,) = mem.fork(a, ["b"]).rows
-    mem.submit()
-    assert all((region.blocks[:, [a.index, b.index]] == 0xCD).all() for region in rings.regions)
+    for pending, copied in ((0, 0xAB), (1, 0xCD)):
+        for region in rings.regions:
+            region.blocks[:, a.index] = 0xCD
+        mem.accept(mem.plan([a], 1, drafts=1), [pending])
+        (b,) = mem.fork(a, ["b"]).rows
+        mem.submit()
+        assert all((region.blocks[:, a.index] == 0xCD).all() for region in rings.regions)
+        assert all((region.blocks[:, b.index] == copied).all() for region in rings.regions)
+        mem.end([b])
 
 
 def test_no_number_of_tokens() -> None:

@@ -24,7 +24,7 @@ from memstate.integrations.transformers.running import Running
 from memstate.integrations.transformers.sampling import Sampler
 from memstate.requests.handles import Row
 
-SETTINGS = "mst.manager(..., forward=ms.Forward(tail=16), overlap=False)"
+SETTINGS = "mst.manager(..., forward=ms.Forward(tail=16))"
 
 
 class Speculation:

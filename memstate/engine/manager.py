@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from memstate.checks import NotCopied, is_count, sequence, shown, whole
+from memstate.checks import NotCopied, is_count, is_whole, sequence, shown, whole
 from memstate.engine import aliases
 from memstate.engine.conversations import SessionCalls
 from memstate.engine.device import DeviceCalls
@@ -369,7 +369,7 @@ class StateManager(NotCopied, Shown):
         self._enter()
         if type(drafts) is not int or drafts or type(defer) is not int or defer:
             self._require_tails(defer)
-        return self._stepping.shortfall(self._stepping.batch(rows, tokens, drafts), defer)
+        return self._stepping.shortfall(self._stepping.batch(rows, tokens, drafts), int(defer))
 
     def plan(
         self,
@@ -421,7 +421,7 @@ class StateManager(NotCopied, Shown):
         limit = limit if limit is NO_LIMIT else _limit(limit)
         if type(drafts) is not int or drafts or type(defer) is not int or defer:
             self._require_tails(defer)
-        return self._stepping.plan(rows, tokens, limit, self._parts.room, replay, drafts, defer)
+        return self._stepping.plan(rows, tokens, limit, self._parts.room, replay, drafts, int(defer))
 
     def _require_tails(self, defer: int) -> None:
         """Requires rows with tails, where a step has drafts or is deferred."""
@@ -430,8 +430,10 @@ class StateManager(NotCopied, Shown):
             raise InvalidArgument(
                 "drafts= and defer= need rows with tails: build the manager with forward=ms.Forward(tail=4)"
             )
-        if type(defer) is not int or not 0 <= defer <= 2 * tail:
-            raise InvalidArgument(f"defer={shown(defer)}: expected a number of tokens from 0 to {2 * tail}, 2 * tail")
+        if not is_whole(defer) or not 0 <= defer <= 2 * tail:
+            raise InvalidArgument(
+                f"defer={shown(defer)}: expected a whole number of tokens from 0 to {2 * tail}, 2 * tail"
+            )
 
     def launch(self, batch: int) -> StepRecord:
         """Launches all that comes before the forward of a step, for a CUDA graph that is replayed step by step.

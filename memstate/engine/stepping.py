@@ -53,7 +53,6 @@ class Late(NamedTuple):
         free: slots that were free.
         kept: slots that are held back for its claims.
         defer: tokens below which it folds no tail.
-        told: in debug mode, what the device counts as accepted of the earlier step.
     """
 
     step: Step
@@ -65,7 +64,6 @@ class Late(NamedTuple):
     free: int
     kept: int
     defer: int
-    told: list[int] | None = None
 
 
 NO_LIMIT = 2**31 - 1
@@ -120,11 +118,12 @@ class Stepping:
         self._promised: list[int] = []  # rows that published a state or KV of the open step
         self._uncopied: tuple[Step, int] | None = None  # snapshots to copy after the forward
         self._late: Late | None = None  # the newest step, while it waits for the accept of the one before
+        self._told: tuple[Step, Longs] | None = None  # in debug mode, what a sampler has written of a step
 
     def reset(self) -> None:
         """Forgets every step."""
         self.open, self._uncopied, self._promised, self._last, self.replaying = None, None, [], None, None
-        self._confirmed = self._late = None
+        self._confirmed = self._late = self._told = None
         self._log.forget()
         if self._canary is not None:
             self._canary.forget()
@@ -226,6 +225,7 @@ class Stepping:
         length = self._mirror.lengths(batch.rows)
         if not self._tail:
             return self._shortfall(batch, length, length + batch.tokens)
+        self._require_drafts(batch)
         read = length - self._file.pending[batch.rows]
         if self._log.unsettled and (unsure := self._unsure(batch.rows)) is not None:
             return self._shortfall(batch, read, length + unsure + batch.tokens, most=True)
@@ -271,6 +271,7 @@ class Stepping:
             if unsure is not None:
                 due_at = read, after  # at most
             after = length + batch.tokens if batch.drafts is None else length + batch.tokens - batch.drafts
+            self._read_accepted()
         with self._planning:
             if self.open is not None or self._canary is not None:
                 self._close(self.open)
@@ -311,8 +312,7 @@ class Stepping:
                 kept = max(0, min(claims, limit, allocator.free - allocator.reserve))
                 pending, source = self._file.pending[running].copy(), self._file.source.copy()
                 free = allocator.free
-                told = self._accepted_of(log.unsettled[-1]) if self._canary is not None else None
-                late = Late(None, read, unsure, pending, source, limit, free, kept, defer, told)  # type: ignore[arg-type]
+                late = Late(None, read, unsure, pending, source, limit, free, kept, defer)  # type: ignore[arg-type]
                 allocator.free, allocator.held_back = allocator.free - kept, kept
                 self._note_certain(batch, unsure == 0, folded)
             else:
@@ -573,12 +573,15 @@ class Stepping:
                 f"step {step.serial}: the next step was planned, so the device has counted what `step.accepted` said: "
                 "write it there before that plan, and say written=True"
             )
-        if written and self._canary is not None and (newest or self._late is not None):
-            told = self._late.told if self._late is not None else self._accepted_of(step)
+        if newest and written:
+            self._read_accepted()
+        if self._told is not None and self._told[0] is step and (written or not newest):
+            told = self._told[1]
             if (given != told)[same].any():
                 raise InvalidArgument(
-                    f"accepted {given.tolist()} of step {step.serial}, and `step.accepted` has {told} on the device: "
-                    "give the same numbers, also for rows that end; `end(lengths=)` leaves tokens behind an end out"
+                    f"accepted {given.tolist()} of step {step.serial}, and `step.accepted` has {told.tolist()} on the "
+                    "device: say written=True and give the same numbers, also for rows that end; `end(lengths=)` "
+                    "leaves tokens behind an end out"
                 )
         with self._guard.changing("accept"):
             self._close(step, send=True)
@@ -599,14 +602,26 @@ class Stepping:
                 self._table.finish(rows[over[entries]])
             self._release_lanes(rows, known)
 
-    def _accepted_of(self, step: Step) -> list[int]:
-        """Returns the accepted tokens of the newest step as the device has them, once the sampler has written them.
+    def _read_accepted(self) -> None:
+        """Reads, in debug mode, what the sampler has written of the newest step, before the next plan counts it.
+
+        Raises:
+            InvalidArgument: a step cannot have so many.
 
         Syncs: yes.
         """
+        step = self._log.unsettled[-1] if self._log.unsettled else None
+        if self._canary is None or step is None or not step.drafted or not self._log.is_last(step):
+            return
         self._planes.backend.counts.syncs += 1
-        accepted: list[int] = step.accepted.tolist()
-        return accepted
+        told, least = step.accepted.cpu().numpy().astype(np.int64), step.after - step.before
+        same = self._same_request(step) & ~self._table.finished[step.numbers]
+        if ((told < least) | (told > step.tokens_of))[same].any():
+            raise InvalidArgument(
+                f"`step.accepted` of step {step.serial} has {told.tolist()} on the device: expected {least.tolist()} "
+                f"to {step.tokens_of.tolist()}: write it before the next plan"
+            )
+        self._told = step, told
 
     def _unsure(self, rows: Longs) -> Longs | None:
         """Returns the tokens of rows that are not accepted yet and may be: None if there are none."""

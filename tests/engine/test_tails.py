@@ -125,6 +125,50 @@ def test_T16_each_step_says_what_it_defers(backend: Backend) -> None:
         mem.settle(step)
 
 
+@pytest.mark.parametrize("between", ["other rows", "a cancelled step", "nothing"])
+def test_T17_whatever_is_planned_before_the_accept(backend: Backend, between: str) -> None:
+    """The vector on the device is the next plan's then. A sampler that writes what cannot be is told in time."""
+    settings = {"slots": 6, "max_requests": 2, "tracking": ms.NoTracking(), "overlap": True, "tail": 4}
+    mem = on(backend, ms.StateLayout(layout(4).planes, layers=1), **settings, debug=True)
+    a, b = mem.admit([ms.Request("a"), ms.Request("b")])
+    step = mem.plan([a], 4, drafts=3)
+    for rubbish in (0, -5, 10**6):
+        step.accepted.fill_(rubbish)
+        with pytest.raises(ms.InvalidArgument, match=r"has \[.*\] on the device: expected \[1\] to \[4\]"):
+            mem.plan([b], 1)
+    step.accepted.fill_(3)
+    if between != "nothing":
+        other = mem.plan([b], 1)
+        if between == "a cancelled step":
+            mem.cancel(other)
+        with pytest.raises(ms.InvalidArgument, match=r"say written=True and give the same numbers|so the device has"):
+            mem.accept(step, [2])
+    for given in ([2], [1]):
+        with pytest.raises(ms.InvalidArgument, match=r"`step.accepted` has \[3\] on the device"):
+            mem.accept(step, given, written=True)
+    mem.accept(step, [3], written=True)
+    mem.audit().raise_if_leaking()
+    with pytest.raises(ms.InvalidArgument, match=r"have \[5\] tokens with drafts"):
+        mem.shortfall([a], 5, drafts=1)
+
+
+def test_T10_an_open_mark_goes_before_a_late_step_folds(backend: Backend) -> None:
+    """Its state stands at 13, and the device moves it on before the host knows how far."""
+    settings = {"slots": 6, "max_requests": 2, "tracking": ms.NoTracking(), "overlap": True, "tail": 4}
+    mem = on(backend, layout(4), **settings)
+    (row,) = mem.admit([ms.Request("a", snapshot_at=[16])])
+    mem.settle(mem.plan([row], 13))
+    first = mem.plan([row], 2, drafts=2)
+    first.accepted.fill_(2)
+    second = mem.plan([row], 1, drafts=1)
+    second.accepted.fill_(0)
+    mem.accept(first, [2], written=True)
+    mem.accept(second, [0], written=True)
+    mem.settle(mem.plan([row], 2))
+    mem.publish([row], keep="handle")
+    mem.audit().raise_if_leaking()
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("overlap", [False, True])
 def test_T16_a_deferred_step_stores_a_state_now_and_then(
@@ -132,8 +176,8 @@ def test_T16_a_deferred_step_stores_a_state_now_and_then(
 ) -> None:
     """Every third token, and at a boundary, every eighth; NoTracking has none."""
     mem = on(backend, layout(2), slots=6, max_requests=1, tracking=STRATEGIES[strategy], overlap=overlap, tail=2)
-    for defer, why in ((5, "from 0 to 4"), (-1, "from 0 to 4"), ("2", "from 0 to 4")):
-        with pytest.raises(ms.InvalidArgument, match=f"defer={defer!r}: expected a number of tokens {why}"):
+    for defer in (5, -1, "2", True, 1.0):
+        with pytest.raises(ms.InvalidArgument, match=f"defer={defer!r}: expected a whole number of tokens from 0 to 4"):
             mem.plan([None], defer=defer)  # type: ignore[arg-type]
     (row,) = mem.admit([ms.Request("a")])
     steps, stored = list[ms.Step](), list[int]()

@@ -289,9 +289,9 @@ class Stepping:
             if marks := self._marks.due(batch.numbers, before, reached, *of_tails):
                 marks = self._make_room(marks, limit, room)
                 stored, limit = self._marks.keep(marks), limit - len(marks)
-                if folded is not None and unsure is None:  # some rows may have to copy the state that they read now
+                if folded is not None:  # some rows may have to copy the state that they read now
                     folded = self._mirror.fold(batch, read, defer)
-                    due_at = folded.due(read)
+                    due_at = folded.due(read) if unsure is None else due_at
             sources: list[int] = []
             if self._holdings.readers:  # also of states at marks, since just now
                 sources = list(filter(None, self._file.source[running].tolist()))

@@ -86,14 +86,18 @@ def test_T15_other_kernels_keep_the_drafts_themselves(
     mem.audit().raise_if_leaking()
 
 
-def test_T10_a_state_that_a_mark_has_taken_is_still_to_copy(backend: Backend) -> None:
+@pytest.mark.parametrize("late", [False, True])
+def test_T10_a_state_that_a_mark_has_taken_is_still_to_copy(backend: Backend, late: bool) -> None:
     """The mark at the end of a chunk takes the slot in the plan of the next step, which then reads it from there."""
-    mem = on(backend, layout(4), slots=6, max_requests=2, tracking=ms.Redirect(every=8), overlap=False, tail=4)
-    (row,) = mem.admit([ms.Request("a", snapshot_at=[5])])
+    mem = on(backend, layout(4), slots=6, max_requests=2, tracking=ms.Redirect(every=8), overlap=late, tail=4)
+    row, other = mem.admit([ms.Request("a", snapshot_at=[5]), ms.Request("b")])
     mem.settle(mem.plan([row], 5))
-    step = mem.plan([row], 2, drafts=2)
-    assert step.cursor.store.tolist() == [0] and step.read.tolist() != step.write.tolist()
-    assert mem.cancel(step, keep="handle") == [None]
+    first = mem.plan([other], 2, drafts=2) if late else None
+    step = mem.plan([other, row], 2, drafts=2)
+    assert step.cursor.store.tolist() == [-1, 0] and step.read[1] != step.write[1]
+    if first is not None:
+        mem.accept(first, [0], written=True)
+    assert mem.cancel(step, keep="handle") == [None, None]
     mem.audit().raise_if_leaking()
 
 

@@ -47,12 +47,15 @@ def test_T2_states_are_those_of_plain_decode(
 def test_T15_other_kernels_keep_the_drafts_themselves(
     backend: Backend, generator: torch.Generator, model: Model, strategy: str, in_place: bool
 ) -> None:
-    """Rows need no rings: a step of drafts alone stores nothing, and steps of 0 tokens store what was accepted."""
-    settings = {"slots": 14, "max_requests": 3, "tracking": STRATEGIES[strategy], "overlap": False}
+    """Rows need no rings: a step of drafts alone stores nothing, and steps of 0 tokens store what was accepted.
+
+    The states after each draft are kept in slots of the pool, of which one is copied.
+    """
+    settings = {"slots": 17, "max_requests": 3, "tracking": STRATEGIES[strategy], "overlap": False}
     plain, forward = ms.StateLayout(layout(4).planes, layers=1), ms.Forward(tail=4, in_place=in_place)
     mem = on(backend, plain, **settings, forward=forward)
     rows, kept = mem.admit([ms.Request(text) for text in range(3)]), list[tuple[int, ms.Snapshot]]()
-    plane = mem.planes["ssm"][0]
+    plane, chosen = mem.planes["ssm"][0], mem.pool.claim(3)
 
     def commit(step: ms.Step) -> None:
         """Brings the state of `read` to `write`, and what memstate does not copy to `snapshot`."""
@@ -60,8 +63,9 @@ def test_T15_other_kernels_keep_the_drafts_themselves(
             if n > 0:
                 old, new = known(text, int(step.cursor.label[text])), known(text, int(step.cursor.label[text]) + n)
                 assert same_bits(plane[(step.write if in_place else step.read)[text].long()], old)
-                for vector in (step.write,) if in_place else (step.write, step.snapshot):
-                    plane[vector[text].long()] = new
+                plane[chosen[text]] = new
+        for vector in (step.write,) if in_place else (step.write, step.snapshot):
+            mem.planes.copy(torch.where(step.cursor.store > 0, vector, 0), chosen.int())
         mem.settle(step)
 
     def known(text: int, length: int) -> torch.Tensor:
@@ -83,6 +87,7 @@ def test_T15_other_kernels_keep_the_drafts_themselves(
     assert len(kept) > 3 * (strategy != "none")
     for (text, state), slot in zip(kept, slots, strict=True):
         assert same_bits(plane[slot], known(text, state.length))
+    mem.pool.release(chosen)
     mem.audit().raise_if_leaking()
 
 

@@ -586,6 +586,7 @@ class Stepping:
         with self._guard.changing("accept"):
             self._close(step, send=True)
             self._log.unsettled.remove(step)
+            self._told = None
             if newest and not written:
                 self._commands.ring.send(given.astype(np.int32), self._accepted)
             entries = np.flatnonzero(same)

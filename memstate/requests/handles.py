@@ -156,7 +156,8 @@ class RowInfo(NamedTuple):
     """What the host knows of a row.
 
     Attributes:
-        length: tokens of the row. All planned steps count; drafts count after their `accept`.
+        length: tokens of the row. All planned steps count; drafts count after their `accept`, and so does a step that
+            was planned before it.
         confirmed: tokens that the row is certain to reach, unless a step is cancelled. A planned step counts as soon as
             all earlier steps of the row are settled, drafts after their `accept`.
         next_boundary: the next length at which a chunk should end, so that a state can be kept there: the next multiple

@@ -112,6 +112,35 @@ def check_columns(
             )
 
 
+def check_nodes(name: str, nodes: Tensor, device: torch.device, batch: int | None) -> None:
+    """Refuses nodes of trees that are not one row of integers an entry, contiguous and on the device.
+
+    Args:
+        name: of the argument.
+        nodes: `batch node`.
+        device: of the step.
+        batch: entries of the step; None for any number.
+
+    Raises:
+        ValueError: with what was given.
+    """
+    check_tensors({name: nodes})
+    if nodes.dim() != 2 or nodes.shape[0] != (len(nodes) if batch is None else batch) or nodes.dtype not in INTS:
+        raise ValueError(
+            f"{name}: expected integers `batch node`{'' if batch is None else f' of {batch} entries'}, got "
+            f"{nodes.dtype} {tuple(nodes.shape)}"
+        )
+    check_contiguous(name, nodes, "batch node")
+    check_memory(name, nodes, device)
+
+
+def check_path(device: torch.device, record: TailRecord, nodes: Tensor) -> None:
+    """Refuses accepted nodes that do not fit the step of a record; see `check_nodes`."""
+    check_nodes("nodes", nodes, device, None)
+    if len(nodes) > len(record.rows):
+        raise ValueError(f"nodes: {len(nodes)} entries, the largest batch has {len(record.rows)}")
+
+
 def check_plan(
     registers: Registers, packet: Tensor, record: StepRecord, marks: Marks, rules: Rules, tails: TailRecord | None
 ) -> None:  # fmt: skip

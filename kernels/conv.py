@@ -31,6 +31,7 @@ from memstate.kernels.slots import (
     token_start,
 )
 from memstate.kernels.tables import ACCESS_BYTES, ConvTail, Cursor, Marks
+from memstate.kernels.trees import behind, either, next_node, walk_length
 from memstate.kernels.tuned import ConvConfig, config_of
 from memstate.kernels.warps import limit, roomy, warp_threads
 
@@ -137,7 +138,7 @@ def _conv_step(
     x_ptr, weight_ptr, bias_ptr, state_ptr, out_ptr, read_ptr, write_ptr, snapshot_ptr, tokens_ptr,
     mark_count_ptr, mark_entry_ptr, mark_offset_ptr, mark_slot_ptr, max_tokens, last, stride_units,
     x_distance, out_distance, tail_x_ptr, tail_rows, ring, tail_x_apart,
-    cursor_row_ptr, cursor_label_ptr, cursor_pending_ptr, cursor_store_ptr,
+    cursor_row_ptr, cursor_label_ptr, cursor_pending_ptr, cursor_store_ptr, parents_ptr, nodes,
     CHANNELS: tl.constexpr, TAPS: tl.constexpr, TAP_FASTEST: tl.constexpr, UNIT: tl.constexpr, SILU: tl.constexpr,
     BLOCK: tl.constexpr, LANE: tl.constexpr,
 ):  # fmt: skip
@@ -199,7 +200,16 @@ def _conv_step(
                 window += (x.to(stored).to(held),)
                 place = next_place(place, ring)
 
-    for t in range(count):
+    visits = count
+    if parents_ptr is not None:
+        tree = parents_ptr + row * nodes
+        visits = walk_length(tree, count, nodes)
+        start, first_place, last_node, target = window, place, -1, 0
+    for t in range(visits):
+        of_token = inside
+        if parents_ptr is not None:
+            t = next_node(tree, last_node, target, nodes)
+            of_token = tl.where(t == target, inside, False)
         token = row * max_tokens + t
         x = tl.load(token_start(x_ptr, token, x_distance, CHANNELS) + channel, mask=inside, other=0.0)
         window += (x.to(held),)
@@ -211,14 +221,19 @@ def _conv_step(
         if SILU:
             y = y / (1 + tl.exp(-y))
         out_at = token_start(out_ptr, token, out_distance, CHANNELS) + channel
-        tl.store(out_at, y.to(out_ptr.dtype.element_ty), mask=inside)
+        tl.store(out_at, y.to(out_ptr.dtype.element_ty), mask=of_token)
         window = window[1:]
         if cursor_row_ptr is not None:
-            wanted = tl.where((memory > 0) & (pending + t >= store), inside, False)
+            if parents_ptr is not None:
+                place = (first_place + t) % ring
+            wanted = tl.where((memory > 0) & (pending + t >= store), of_token, False)
             tl.store(token_start(kept_ptr, place, CHANNELS, CHANNELS) + channel, x, mask=wanted)
             window = window[: OLD - 1]
             window += (x.to(stored).to(held),)
             place = next_place(place, ring)
+        if parents_ptr is not None:
+            last_node, target, back = behind(tree, t, target, nodes)
+            window = either(start, window, back, OLD)
         if mark_count_ptr is not None:
             while offset <= t + 1:
                 kept = known_slot(tl.load(mark_slot_ptr + mark), last)
@@ -249,11 +264,11 @@ def blocks(channels: int, taps: int, itemsize: int, config: ConvConfig = DEFAULT
 def conv_step(
     x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, read: Tensor, write: Tensor, snapshot: Tensor,
     tokens: Tensor, activation: str | None = "silu", out: Tensor | None = None, marks: Marks | None = None,
-    tail: ConvTail | None = None, cursor: Cursor | None = None,
+    tail: ConvTail | None = None, cursor: Cursor | None = None, parents: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Launches the op; see `memstate.kernels.reference.conv.conv_step`."""
     x_distance, out_distance = check_conv(
-        x, weight, bias, state, read, write, snapshot, tokens, activation, out, marks, tail, cursor
+        x, weight, bias, state, read, write, snapshot, tokens, activation, out, marks, tail, cursor, parents
     )
     out = x.new_empty(x.shape) if out is None else out
     batch, max_tokens, channels = x.shape
@@ -266,7 +281,7 @@ def conv_step(
     _conv_step[(triton.cdiv(channels, block), batch)](
         x, weight, bias, state, out, read, write, snapshot, tokens, *(marks or NO_MARKS),
         max_tokens, state.shape[0] - 1, state.stride(0) // unit, x_distance, out_distance,
-        *tail_values(ConvTail, tail, cursor),
+        *tail_values(ConvTail, tail, cursor, parents),
         CHANNELS=channels, TAPS=taps, TAP_FASTEST=tap_fastest, UNIT=unit,
         SILU=activation == "silu", BLOCK=block, LANE=lane, num_warps=config.warps,
         **OPTIONS, **limit(roomy(config.warps, marks is not None or taps != COMMON[1])),
@@ -300,8 +315,12 @@ def compile_cases() -> list[CompileCase]:
             "CHANNELS": channels, "TAPS": taps, "SILU": True,
             "UNIT": math.gcd(ACCESS_BYTES // itemsize, channels * (taps - 1)), "BLOCK": block, "LANE": lane,
         }  # fmt: skip
-        for (order, tap_fastest), kind in product((("", False), ("_channel_major", True)), ("", "_marks", "_tail")):
-            rare = (channels, taps) != COMMON or (kind in ("_marks", "_tail") and dtype == "fp16")
+        for (order, tap_fastest), kind in product(
+            (("", False), ("_channel_major", True)), ("", "_marks", "_tail", "_tree")
+        ):
+            rare = (channels, taps) != COMMON or (kind != "" and dtype == "fp16")
+            if rare and kind == "_tree":
+                continue
             cases.append(
                 CompileCase(
                     f"conv_step_{dtype}{order}{kind}" + rare * f", {channels} channels, {taps} taps",

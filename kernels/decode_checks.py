@@ -23,6 +23,7 @@ from memstate.kernels.checks import (
     check_float,
     check_marks,
     check_memory,
+    check_nodes,
     check_shape,
     check_sizes,
     check_tensors,
@@ -143,8 +144,8 @@ def check_kept(marks: Marks, tensors: dict[str, Tensor | None], device: torch.de
 
 
 def check_tail(
-    tail: Any, kind: Any, cursor: Cursor | None, keeps: Keeps, tensors: dict[str, Tensor | None], batch: int,
-    device: torch.device,
+    tail: Any, kind: Any, cursor: Cursor | None, parents: Tensor | None, keeps: Keeps,
+    tensors: dict[str, Tensor | None], batch: int, device: torch.device,
 ) -> list[str]:  # fmt: skip
     """Refuses rings and a cursor that do not fit the step; adds them to its tensors.
 
@@ -152,6 +153,7 @@ def check_tail(
         tail: the rings, `row ring ...`, or None.
         kind: the tuple that they must be.
         cursor: the columns, or None.
+        parents: of the nodes of trees, or None.
         keeps: shape and dtype of what each ring keeps of a token. Of the others there is none.
         tensors: of the step.
         batch: entries of the step.
@@ -163,13 +165,16 @@ def check_tail(
     Raises:
         ValueError: naming what does not fit.
     """
-    if tail is None and cursor is None:
+    if tail is None and cursor is None and parents is None:
         return []
     if type(tail) is not kind or not isinstance(cursor, Cursor):
         raise ValueError(
-            f"tail, cursor: expected a {kind.__name__} and a Cursor, or None for both, got {type(tail).__name__} and "
-            f"{type(cursor).__name__}"
+            f"tail, cursor: expected a {kind.__name__} and a Cursor, or None for both (and for parents), got "
+            f"{type(tail).__name__} and {type(cursor).__name__}"
         )
+    if parents is not None:
+        check_nodes("parents", parents, device, batch)
+        tensors["parents"] = parents
     names = []
     check_columns(device, batch, **{f"cursor.{name}": column for name, column in cursor._asdict().items()})
     sizes = tail[0].shape[:2] if isinstance(tail[0], Tensor) else ()
@@ -212,7 +217,7 @@ def check_address(name: str, tensor: Tensor) -> None:
 def check_conv(
     x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, read: Tensor, write: Tensor, snapshot: Tensor,
     tokens: Tensor, activation: str | None, out: Tensor | None, marks: Marks | None, tail: ConvTail | None,
-    cursor: Cursor | None,
+    cursor: Cursor | None, parents: Tensor | None,
 ) -> tuple[int, int]:  # fmt: skip
     """Refuses arguments of `conv_step` that do not fit each other; returns elements between tokens of x and of out."""
     if activation not in ACTIVATIONS:
@@ -240,7 +245,7 @@ def check_conv(
         out_distance = check_tokens("out", out, "batch token channel", (batch, token, channel), device)
     if marks is not None:
         check_kept(marks, tensors, device)
-    rings = check_tail(tail, ConvTail, cursor, {"x": ((channel,), x.dtype)}, tensors, batch, device)
+    rings = check_tail(tail, ConvTail, cursor, parents, {"x": ((channel,), x.dtype)}, tensors, batch, device)
     check_written(tensors, "state", "out", *rings)
     check_apart("state", slots, tensors, "out", *rings)
     return x_distance, out_distance
@@ -263,7 +268,7 @@ def check_gated_delta(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor | None, state: Tensor, read: Tensor, write: Tensor,
     snapshot: Tensor, tokens: Tensor, scale: float | None, out: Tensor | None, marks: Marks | None,
     a_log: Tensor | None, dt_bias: Tensor | None, sigmoid: bool, normalize: bool, a: Tensor | None, b: Tensor | None,
-    tail: DeltaTail | None, cursor: Cursor | None,
+    tail: DeltaTail | None, cursor: Cursor | None, parents: Tensor | None,
 ) -> tuple[int | None, ...]:  # fmt: skip
     """Refuses arguments that do not fit each other.
 
@@ -317,7 +322,7 @@ def check_gated_delta(
     keeps: Keeps = {"v": ((head, value), v.dtype), "gate": (rates, torch.float32)}
     keeps |= {name: ((key_head, key), x.dtype) for name, x in (("k", k), ("a", a), ("b", b)) if x is not None}
     keeps |= {} if low_rank else {"beta": ((head,), torch.float32)}
-    rings = check_tail(tail, DeltaTail, cursor, keeps, tensors, batch, device)
+    rings = check_tail(tail, DeltaTail, cursor, parents, keeps, tensors, batch, device)
     check_written(tensors, "state", "out", *rings)
     check_apart("state", slots, tensors, "out", *rings)
     return apart
@@ -431,6 +436,7 @@ def check_selective(
     x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor, read: Tensor, write: Tensor,
     snapshot: Tensor, tokens: Tensor, d: Tensor | None, z: Tensor | None, dt_bias: Tensor | None, softplus: bool,
     out: Tensor | None, marks: Marks | None, tail: SelectiveTail | None, cursor: Cursor | None,
+    parents: Tensor | None,
 ) -> tuple[int, int, int, int, int]:  # fmt: skip
     """Refuses arguments of `selective_step` that do not fit each other.
 
@@ -485,7 +491,7 @@ def check_selective(
     if marks is not None:
         check_kept(marks, tensors, device)
     keeps: Keeps = {"x": ((head, dim), x.dtype), "b": (b.shape[2:], b.dtype), "dt": (shape, torch.float32)}
-    rings = check_tail(tail, SelectiveTail, cursor, keeps, tensors, batch, device)
+    rings = check_tail(tail, SelectiveTail, cursor, parents, keeps, tensors, batch, device)
     check_written(tensors, "state", "out", *rings)
     check_apart("state", slots, tensors, "out", *rings)
     return x_distance, dt_distance, b_distance, c_distance, z_distance

@@ -27,6 +27,7 @@ from memstate.kernels.reference import (
     scatter,
     selective,
     tracking,
+    trees,
 )
 from memstate.kernels.reference import pack_int8 as int8
 
@@ -144,6 +145,7 @@ class Backend:
     selective_step = Op(selective.selective_step)
     log_linear_step = Op(log_linear.log_linear_step)
     mamba3_step = Op(mamba3.mamba3_step)
+    keep_path = Op(trees.keep_path)
     gather_slots = Op(gather.gather_slots)
     scatter_slots = Op(scatter.scatter_slots)
     scatter_states = Op(marks.scatter_states)

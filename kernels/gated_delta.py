@@ -39,6 +39,7 @@ from memstate.kernels.slots import (
     tail_values,
 )
 from memstate.kernels.tables import ACCESS_BYTES, Cursor, DeltaTail, Marks
+from memstate.kernels.trees import behind, next_node, walk_length
 from memstate.kernels.tuned import DeltaConfig, config_of, shares
 from memstate.kernels.warps import THREAD_REGISTERS, limit, roomy, warp_threads
 
@@ -290,6 +291,43 @@ def _advanced_low_rank(s, k, v, gates, a, b, COUNT: tl.constexpr, PER_KEY: tl.co
     return _added(_added(_decayed(s, gates, COUNT, PER_KEY), b, seen, COUNT), k, v, COUNT)
 
 
+@triton.jit
+def _tile(
+    ptr, wanted, index, in_value, KEY: tl.constexpr, KEY_STEP: tl.constexpr, PIECE_STEP: tl.constexpr,
+    KEY_STRIDE: tl.constexpr, KEY_FASTEST: tl.constexpr, RUN: tl.constexpr, PIECES: tl.constexpr,
+):  # fmt: skip
+    """The tile of a slot, zeros if it is not wanted. ptr: of the first piece."""
+    found = ()
+    for piece in tl.static_range(PIECES):
+        mask = tl.where(wanted, _in_piece(index, piece, in_value, KEY, KEY_STEP, PIECE_STEP), False)
+        found += _load(ptr + piece * (PIECE_STEP * KEY_STRIDE), mask, KEY_FASTEST, RUN)
+    return found
+
+
+@triton.jit
+def _with_pending(
+    s, place, k_ptr, v_ptr, gate_ptr, beta_ptr, a_ptr, b_ptr, HEADS: tl.constexpr, KEY_HEADS: tl.constexpr,
+    KEY: tl.constexpr, VALUE: tl.constexpr, BLOCK_V: tl.constexpr, PER_KEY: tl.constexpr, KEY_FASTEST: tl.constexpr,
+    LANES: tl.constexpr, RUN: tl.constexpr, PIECES: tl.constexpr, NORMALIZE: tl.constexpr, stored: tl.constexpr,
+):  # fmt: skip
+    """The state behind one more token of the tail. The pointers are those of place 0, of the head."""
+    COUNT: tl.constexpr = PIECES * RUN
+    k = _keys(k_ptr + place * (KEY_HEADS * KEY), KEY, KEY_FASTEST, LANES, RUN, PIECES)
+    v_at = v_ptr + place * (HEADS * VALUE)
+    if VALUE * v_ptr.dtype.element_ty.primitive_bitwidth % 128 == 0:
+        v_at = tl.multiple_of(v_at, 16)
+    v = _values(v_at, VALUE, BLOCK_V, KEY_FASTEST, LANES)
+    gate_at = gate_ptr + place * (HEADS * KEY if PER_KEY else HEADS)
+    gates = _keys(gate_at, KEY, KEY_FASTEST, LANES, RUN, PIECES) if PER_KEY else (tl.load(gate_at),)
+    if a_ptr is None:
+        s = _advanced(s, k, v, gates, tl.load(beta_ptr + place * HEADS), COUNT, PER_KEY, NORMALIZE)
+    else:
+        a = _keys(a_ptr + place * (KEY_HEADS * KEY), KEY, KEY_FASTEST, LANES, RUN, PIECES)
+        b = _keys(b_ptr + place * (KEY_HEADS * KEY), KEY, KEY_FASTEST, LANES, RUN, PIECES)
+        s = _advanced_low_rank(s, k, v, gates, a, b, COUNT, PER_KEY)
+    return rounded(s, stored, COUNT) if stored != tl.float32 else s
+
+
 @triton.jit(do_not_specialize=PER_CALL)
 def _gated_delta_step(
     q_ptr, k_ptr, v_ptr, decay_ptr, beta_ptr, a_log_ptr, dt_bias_ptr, state_ptr, out_ptr,
@@ -298,7 +336,7 @@ def _gated_delta_step(
     a_ptr, b_ptr, a_apart, b_apart,
     tail_k_ptr, tail_v_ptr, tail_gate_ptr, tail_beta_ptr, tail_a_ptr, tail_b_ptr, tail_rows, ring,
     tail_k_apart, tail_v_apart, tail_gate_apart, tail_beta_apart, tail_a_apart, tail_b_apart,
-    cursor_row_ptr, cursor_label_ptr, cursor_pending_ptr, cursor_store_ptr,
+    cursor_row_ptr, cursor_label_ptr, cursor_pending_ptr, cursor_store_ptr, parents_ptr, nodes,
     HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, PER_KEY: tl.constexpr,
     KEY_FASTEST: tl.constexpr, UNIT: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
     LANES: tl.constexpr, RUN: tl.constexpr, SIGMOID: tl.constexpr, NORMALIZE: tl.constexpr,
@@ -331,11 +369,8 @@ def _gated_delta_step(
     rate = 0.0
     if a_log_ptr is not None:
         rate = tl.exp(tl.load(a_log_ptr + head).to(tl.float32))
-    s = ()
-    for piece in tl.static_range(PIECES):
-        at_ptr = tile_ptr + read * slot_stride + piece * (PIECE_STEP * KEY_STRIDE)
-        mask = tl.where(read > 0, _in_piece(index, piece, in_value, KEY, KEY_STEP, PIECE_STEP), False)
-        s += _load(at_ptr, mask, KEY_FASTEST, RUN)
+    old_ptr = tile_ptr + read * slot_stride
+    s = _tile(old_ptr, read > 0, index, in_value, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, KEY_FASTEST, RUN, PIECES)
 
     COUNT: tl.constexpr = PIECES * RUN
     live_ptr = tile_ptr + write * slot_stride
@@ -346,38 +381,34 @@ def _gated_delta_step(
             cursor_row_ptr, cursor_label_ptr, cursor_pending_ptr, cursor_store_ptr, row, tail_rows, ring, count
         )
         pending = tl.where(real, pending, 0)
-        keys_at = memory * tail_k_apart + key_head * KEY
-        values_at = memory * tail_v_apart + head * VALUE
-        gates_at = memory * tail_gate_apart + head * (KEY if PER_KEY else 1)
+        ring_k = tail_k_ptr + (memory * tail_k_apart + key_head * KEY)
+        ring_v = tail_v_ptr + (memory * tail_v_apart + head * VALUE)
+        ring_gate = tail_gate_ptr + (memory * tail_gate_apart + head * (KEY if PER_KEY else 1))
+        ring_beta, ring_a, ring_b = None, None, None
         if a_ptr is None:
-            betas_at = memory * tail_beta_apart + head
+            ring_beta = tail_beta_ptr + (memory * tail_beta_apart + head)
         else:
-            as_at = memory * tail_a_apart + key_head * KEY
-            bs_at = memory * tail_b_apart + key_head * KEY
+            ring_a = tail_a_ptr + (memory * tail_a_apart + key_head * KEY)
+            ring_b = tail_b_ptr + (memory * tail_b_apart + key_head * KEY)
         for entry in range(pending + 1):
             if entry == store:
                 _store(live_ptr, s, real, index, in_value, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, RUN, PIECES)
                 _store(copy_ptr, s, snapshot > 0, index, in_value, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, RUN, PIECES)
             if entry < pending:
-                k = _keys(tail_k_ptr + keys_at + place * (KEY_HEADS * KEY), KEY, KEY_FASTEST, LANES, RUN, PIECES)
-                v_at = tail_v_ptr + values_at + place * (HEADS * VALUE)
-                if VALUE * v_ptr.dtype.element_ty.primitive_bitwidth % 128 == 0:
-                    v_at = tl.multiple_of(v_at, 16)
-                v = _values(v_at, VALUE, BLOCK_V, KEY_FASTEST, LANES)
-                gate_at = tail_gate_ptr + gates_at + place * (HEADS * KEY if PER_KEY else HEADS)
-                gates = _keys(gate_at, KEY, KEY_FASTEST, LANES, RUN, PIECES) if PER_KEY else (tl.load(gate_at),)
-                if a_ptr is None:
-                    beta = tl.load(tail_beta_ptr + betas_at + place * HEADS)
-                    s = _advanced(s, k, v, gates, beta, COUNT, PER_KEY, NORMALIZE)
-                else:
-                    a = _keys(tail_a_ptr + as_at + place * (KEY_HEADS * KEY), KEY, KEY_FASTEST, LANES, RUN, PIECES)
-                    b = _keys(tail_b_ptr + bs_at + place * (KEY_HEADS * KEY), KEY, KEY_FASTEST, LANES, RUN, PIECES)
-                    s = _advanced_low_rank(s, k, v, gates, a, b, COUNT, PER_KEY)
-                if stored != tl.float32:
-                    s = rounded(s, stored, COUNT)
+                s = _with_pending(
+                    s, place, ring_k, ring_v, ring_gate, ring_beta, ring_a, ring_b,
+                    HEADS, KEY_HEADS, KEY, VALUE, BLOCK_V, PER_KEY, KEY_FASTEST, LANES, RUN, PIECES, NORMALIZE, stored,
+                )  # fmt: skip
                 place = next_place(place, ring)
 
-    for t in range(count):
+    visits = count
+    if parents_ptr is not None:
+        tree = parents_ptr + row * nodes
+        visits = walk_length(tree, count, nodes)
+        first_place, last_node, target = place, -1, 0
+    for t in range(visits):
+        if parents_ptr is not None:
+            t = next_node(tree, last_node, target, nodes)
         token = (tl.program_id(2) * max_tokens + t).to(tl.int64)
         k_at = k_ptr + (token * k_apart + key_head * KEY)
         k = _keys(k_at, KEY, KEY_FASTEST, LANES, RUN, PIECES)
@@ -417,27 +448,34 @@ def _gated_delta_step(
             o = o * _inverse_norm(q, PIECES * RUN)
         o = (o * scale).to(out_ptr.dtype.element_ty)
         out_at = out_ptr + (token * HEADS + head) * VALUE
+        of_token = in_value
+        if parents_ptr is not None:
+            of_token = tl.where(t == target, in_value, False)
         if KEY_FASTEST or VALUE * out_ptr.dtype.element_ty.primitive_bitwidth % 128 != 0:
-            tl.store(out_at + value, o, mask=in_value)
+            tl.store(out_at + value, o, mask=of_token)
         else:
             # By the lanes of key 0, as pieces lie: nothing is exchanged.
             out_at = tl.multiple_of(out_at, WIDTH)
-            first = (tl.arange(0, LANES) == 0)[:, None] & in_value[None, :]
+            first = (tl.arange(0, LANES) == 0)[:, None] & of_token[None, :]
             whole = tl.broadcast_to(o[None, :], (LANES, BLOCK_V))
             tl.store(out_at + value[None, :] + tl.zeros([LANES, 1], tl.int32), whole, mask=first)
         if cursor_row_ptr is not None:
-            if (memory > 0) & (pending + t >= store):
-                copy_token(tail_v_ptr + values_at + place * (HEADS * VALUE), v_at, value, VALUE)
+            keeps = (memory > 0) & (pending + t >= store)
+            if parents_ptr is not None:
+                place = (first_place + t) % ring
+                keeps = keeps & (t == target)
+            if keeps:
+                copy_token(ring_v + place * (HEADS * VALUE), v_at, value, VALUE)
                 if tl.program_id(0) == 0:
                     channel = tl.arange(0, BLOCK_K)
                     if head % (HEADS // KEY_HEADS) == 0:
-                        copy_token(tail_k_ptr + keys_at + place * (KEY_HEADS * KEY), k_at, channel, KEY)
+                        copy_token(ring_k + place * (KEY_HEADS * KEY), k_at, channel, KEY)
                         if a_ptr is not None:
-                            copy_token(tail_a_ptr + as_at + place * (KEY_HEADS * KEY), a_at, channel, KEY)
-                            copy_token(tail_b_ptr + bs_at + place * (KEY_HEADS * KEY), b_at, channel, KEY)
+                            copy_token(ring_a + place * (KEY_HEADS * KEY), a_at, channel, KEY)
+                            copy_token(ring_b + place * (KEY_HEADS * KEY), b_at, channel, KEY)
                     if a_ptr is None:
-                        tl.store(tail_beta_ptr + betas_at + place * HEADS, beta)
-                    gate_at = tail_gate_ptr + gates_at + place * (HEADS * KEY if PER_KEY else HEADS)
+                        tl.store(ring_beta + place * HEADS, beta)
+                    gate_at = ring_gate + place * (HEADS * KEY if PER_KEY else HEADS)
                     if PER_KEY:
                         in_key = channel < KEY
                         found = tl.load(decay_at + channel, mask=in_key, other=0.0).to(tl.float32)
@@ -447,10 +485,27 @@ def _gated_delta_step(
                         found = _gate(found, rate, of_key, a_log_ptr is not None, dt_bias_ptr is not None)
                         tl.store(gate_at + channel, found, mask=in_key)
                     else:
-                        tl.store(gate_at, gates[0])
+                        tl.store(gate_at, gates[0])  # type: ignore[misc]  # there is one
             if stored != tl.float32:
                 s = rounded(s, stored, COUNT)
             place = next_place(place, ring)
+        if parents_ptr is not None:
+            last_node, target, back = behind(tree, t, target, nodes)
+            if back:
+                # The state in front of the tree, again: registers have no room for it. It is in the slot that this
+                # program has just stored, or else was read, but for pending tokens.
+                tl.debug_barrier()
+                start_ptr = tile_ptr + tl.where(store >= 0, write, read) * slot_stride
+                s = _tile(
+                    start_ptr, (store >= 0) | (read > 0), index, in_value, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE,
+                    KEY_FASTEST, RUN, PIECES,
+                )  # fmt: skip
+                for entry in range(tl.maximum(store, 0), pending):
+                    s = _with_pending(
+                        s, (first_place + ring - pending + entry) % ring, ring_k, ring_v, ring_gate, ring_beta, ring_a,
+                        ring_b, HEADS, KEY_HEADS, KEY, VALUE, BLOCK_V, PER_KEY, KEY_FASTEST, LANES, RUN, PIECES,
+                        NORMALIZE, stored,
+                    )  # fmt: skip
         if mark_count_ptr is not None:
             while offset <= t + 1:
                 kept = known_slot(tl.load(mark_slot_ptr + mark), last)
@@ -503,12 +558,12 @@ def gated_delta_step(
     snapshot: Tensor, tokens: Tensor, scale: float | None = None, out: Tensor | None = None,
     marks: Marks | None = None, a_log: Tensor | None = None, dt_bias: Tensor | None = None, sigmoid: bool = False,
     normalize: bool = False, a: Tensor | None = None, b: Tensor | None = None, tail: DeltaTail | None = None,
-    cursor: Cursor | None = None,
+    cursor: Cursor | None = None, parents: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Launches the op; see `memstate.kernels.reference.gated_delta.gated_delta_step`."""
     *apart, a_apart, b_apart = check_gated_delta(
         q, k, v, decay, beta, state, read, write, snapshot, tokens, scale, out, marks, a_log, dt_bias, sigmoid,
-        normalize, a, b, tail, cursor,
+        normalize, a, b, tail, cursor, parents,
     )  # fmt: skip
     batch, max_tokens, heads, values = v.shape
     out = v.new_empty(v.shape) if out is None else out
@@ -524,7 +579,7 @@ def gated_delta_step(
     _gated_delta_step[(triton.cdiv(values, block_v), heads, batch)](
         q, k, v, decay, beta, a_log, dt_bias, state, out, read, write, snapshot, tokens, *(marks or NO_MARKS),
         max_tokens, state.shape[0] - 1, keys**-0.5 if scale is None else float(scale), *apart, state.stride(0) // unit,
-        a, b, a_apart, b_apart, *tail_values(DeltaTail, tail, cursor),
+        a, b, a_apart, b_apart, *tail_values(DeltaTail, tail, cursor, parents),
         HEADS=heads, KEY_HEADS=key_heads, KEY=keys, VALUE=values, PER_KEY=decay.dim() == 4, KEY_FASTEST=key_fastest,
         UNIT=unit, BLOCK_K=block_k, BLOCK_V=block_v, LANES=lanes, RUN=run, SIGMOID=sigmoid,
         NORMALIZE=normalize, num_warps=warps,
@@ -548,10 +603,10 @@ GATES: dict[str, dict[str, Any]] = {  # those inside the kernel: none, or all th
 TAIL = {"k": "*bf16", "v": "*bf16", "gate": "*fp32"}
 LOW_RANK = ("a_ptr", "b_ptr", "a_apart", "b_apart")
 COMMON = {  # order of the state and what is stored -> compiled for every change, of either width of the state
-    "": ("", "_marks", "_value_key", "_value_key_marks", "_tail"),
+    "": ("", "_marks", "_value_key", "_value_key_marks", "_tail", "_tree"),
     "_kda": ("",),
-    "_gates": ("", "_value_key", "_tail", "_value_key_tail"),
-    "_kda_gates": ("_value_key", "_tail"),
+    "_gates": ("", "_value_key", "_tail", "_value_key_tail", "_tree", "_value_key_tree"),
+    "_kda_gates": ("_value_key", "_tail", "_tree"),
     "_rwkv7": ("", "_value_key_marks", "_tail"),
 }  # fmt: skip
 
@@ -560,8 +615,8 @@ def compile_cases() -> list[CompileCase]:
     """The launches to compile ahead: 32 heads of 128 x 128, bf16 inputs, every dtype of the state, both orders of it.
 
     One decay a head with 16 key heads, one a key channel with 32; gates given, or computed from what a model projects;
-    RWKV-7 with heads of 64 x 64; storing slots, slots of marks too, and with a tail. Tiles of other sizes are rare
-    cases, and so is a state whose slots lie at any element.
+    RWKV-7 with heads of 64 x 64; storing slots, slots of marks too, with a tail, and with trees. Tiles of other sizes
+    are rare cases, and so is a state whose slots lie at any element; none of them has trees.
     """
     delta = dict.fromkeys(LOW_RANK)
     kinds: dict[str, dict[str, Any]] = {
@@ -575,11 +630,20 @@ def compile_cases() -> list[CompileCase]:
     return [
         _case(dtype, itemsize, kind, constants, key_fastest, stores, keys, values, unit)
         for (dtype, itemsize), (kind, constants), key_fastest, stores in product(
-            (("fp32", 4), ("bf16", 2), ("fp16", 2)), kinds.items(), (False, True), ("", "_marks", "_tail")
+            (("fp32", 4), ("bf16", 2), ("fp16", 2)), kinds.items(), (False, True), ("", "_marks", "_tail", "_tree")
         )
         for keys, values in (_tiles(itemsize) if kind != "_rwkv7" else [(64, 64), (128, 128)])
         for unit in ((ACCESS_BYTES // itemsize, 1) if values == 128 else (ACCESS_BYTES // itemsize,))
+        if stores != "_tree" or _is_common(dtype, itemsize, kind, key_fastest, stores, keys, values, unit)
     ]
+
+
+def _is_common(
+    dtype: str, itemsize: int, kind: str, key_fastest: bool, stores: str, keys: int, values: int, unit: int
+) -> bool:  # fmt: skip
+    size = 64 if kind == "_rwkv7" else 128
+    whole = (keys, values, unit) == (size, size, ACCESS_BYTES // itemsize) and dtype != "fp16"
+    return whole and f"{'_value_key' * key_fastest}{stores}" in COMMON[kind]
 
 
 def _case(
@@ -605,9 +669,7 @@ def _case(
     }  # fmt: skip
     planes = ("state_ptr",)
     how = f"{'_value_key' * key_fastest}{stores}"
-    size = 64 if kind == "_rwkv7" else 128
-    whole = (keys, values, unit) == (size, size, ACCESS_BYTES // itemsize) and dtype != "fp16"
-    common = whole and how in COMMON[kind]
+    common = _is_common(dtype, itemsize, kind, key_fastest, stores, keys, values, unit)
     return CompileCase(
         f"gated_delta_step_{dtype}{kind}{how}"
         + (not common) * f", {keys} x {values}, unit {unit}", _gated_delta_step,

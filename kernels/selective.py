@@ -37,6 +37,7 @@ from memstate.kernels.slots import (
     tail_values,
 )
 from memstate.kernels.tables import ACCESS_BYTES, Cursor, Marks, SelectiveTail
+from memstate.kernels.trees import behind, either, next_node, walk_length
 from memstate.kernels.tuned import SECTOR_BYTES, SelectiveConfig, config_of, state_shares
 from memstate.kernels.warps import limit, roomy, warp_threads
 
@@ -111,7 +112,7 @@ def _selective_step(
     read_ptr, write_ptr, snapshot_ptr, tokens_ptr, mark_count_ptr, mark_entry_ptr, mark_offset_ptr, mark_slot_ptr,
     max_tokens, last, x_distance, dt_distance, b_distance, c_distance, z_distance, stride_units,
     tail_x_ptr, tail_b_ptr, tail_dt_ptr, tail_rows, ring, tail_x_apart, tail_b_apart, tail_dt_apart,
-    cursor_row_ptr, cursor_label_ptr, cursor_pending_ptr, cursor_store_ptr,
+    cursor_row_ptr, cursor_label_ptr, cursor_pending_ptr, cursor_store_ptr, parents_ptr, nodes,
     HEADS: tl.constexpr, GROUPS: tl.constexpr, DIM: tl.constexpr, STATE: tl.constexpr, TIED: tl.constexpr,
     SOFTPLUS: tl.constexpr, STATE_FASTEST: tl.constexpr, UNIT: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr, LANES: tl.constexpr, RUN: tl.constexpr,
@@ -200,7 +201,20 @@ def _selective_step(
                     s = rounded(s, stored, PIECES)
                 place = next_place(place, ring)
 
-    for t in range(count):
+    visits = count
+    if parents_ptr is not None:
+        tree = parents_ptr + row.to(tl.int64) * nodes
+        visits = walk_length(tree, count, nodes)
+        start, first_place, last_node, target = s, place, -1, 0
+    for t in range(visits):
+        if parents_ptr is not None:
+            t = next_node(tree, last_node, target, nodes)
+            x_at = x_ptr + (first + t) * x_distance
+            b_at = b_ptr + (first + t) * b_distance
+            c_at = c_ptr + (first + t) * c_distance
+            dt_at = dt_ptr + (first + t) * dt_distance
+            if z_ptr is not None:
+                z_at = z_ptr + (first + t) * z_distance
         x = tl.load(_of_head(x_at, head * DIM, DIM) + dim, mask=in_dim, other=0.0).to(tl.float32)
         b = vector(_of_head(b_at, shared, STATE), STATE, STATE_FASTEST, LANES, RUN, PIECES)
         c = vector(_of_head(c_at, shared, STATE), STATE, STATE_FASTEST, LANES, RUN, PIECES)
@@ -222,16 +236,23 @@ def _selective_step(
             y = y * (z / (1 + tl.exp(-z)))
         token = (row * max_tokens + t).to(tl.int64)
         y = y.to(out_ptr.dtype.element_ty)
+        of_token = in_dim
+        if parents_ptr is not None:
+            of_token = tl.where(t == target, in_dim, False)
         if STATE_FASTEST or DIM * out_ptr.dtype.element_ty.primitive_bitwidth % 128 != 0:
-            tl.store(out_ptr + token * (HEADS * DIM) + channel, y, mask=in_dim)
+            tl.store(out_ptr + token * (HEADS * DIM) + channel, y, mask=of_token)
         else:
             # By the lanes of state 0, as pieces lie: nothing is exchanged.
             out_at = tl.multiple_of(out_ptr + (token * (HEADS * DIM) + head * DIM), WIDTH)
-            of_first = (index == 0)[:, None] & in_dim[None, :]
+            of_first = (index == 0)[:, None] & of_token[None, :]
             whole = tl.broadcast_to(y[None, :], (LANES * RUN, BLOCK_D))
             tl.store(out_at + dim[None, :] + tl.zeros_like(index)[:, None], whole, mask=of_first)
         if cursor_row_ptr is not None:
-            if (memory > 0) & (pending + t >= store):
+            keeps = (memory > 0) & (pending + t >= store)
+            if parents_ptr is not None:
+                place = (first_place + t) % ring
+                keeps = keeps & (t == target)
+            if keeps:
                 copy_token(kept_x + place * (HEADS * DIM) + head * DIM, x_at + head * DIM, dim, DIM)
                 if tl.program_id(0) == 0 and head % (HEADS // GROUPS) == 0:
                     copy_token(kept_b + place * (GROUPS * STATE) + shared, b_at + shared, tl.arange(0, BLOCK_N), STATE)
@@ -244,6 +265,9 @@ def _selective_step(
             place = next_place(place, ring)
         x_at += x_distance
         b_at += b_distance
+        if parents_ptr is not None:
+            last_node, target, back = behind(tree, t, target, nodes)
+            s = either(start, s, back, PIECES)
         if mark_count_ptr is not None:
             while offset <= t + 1:
                 kept = known_slot(tl.load(mark_slot_ptr + mark), last)
@@ -279,11 +303,11 @@ def selective_step(
     x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor, read: Tensor, write: Tensor,
     snapshot: Tensor, tokens: Tensor, d: Tensor | None = None, z: Tensor | None = None, dt_bias: Tensor | None = None,
     softplus: bool = False, out: Tensor | None = None, marks: Marks | None = None, tail: SelectiveTail | None = None,
-    cursor: Cursor | None = None,
+    cursor: Cursor | None = None, parents: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Launches the op; see `memstate.kernels.reference.selective.selective_step`."""
     distances = check_selective(
-        x, dt, a, b, c, state, read, write, snapshot, tokens, d, z, dt_bias, softplus, out, marks, tail, cursor
+        x, dt, a, b, c, state, read, write, snapshot, tokens, d, z, dt_bias, softplus, out, marks, tail, cursor, parents
     )
     out = x.new_empty(x.shape) if out is None else out
     batch, max_tokens, heads, dim = x.shape
@@ -300,7 +324,7 @@ def selective_step(
     _selective_step[(triton.cdiv(dim, block_d), heads, batch)](
         x, dt, a, b, c, d, z, dt_bias, state, out, read, write, snapshot, tokens, *(marks or NO_MARKS),
         max_tokens, state.shape[0] - 1, *distances, state.stride(0) // unit,
-        *tail_values(SelectiveTail, tail, cursor),
+        *tail_values(SelectiveTail, tail, cursor, parents),
         HEADS=heads, GROUPS=groups, DIM=dim, STATE=states, TIED=tied, SOFTPLUS=softplus,
         STATE_FASTEST=not dim_fastest, UNIT=unit, BLOCK_D=block_d, BLOCK_N=block_n, LANES=lanes, RUN=run,
         num_warps=warps,
@@ -340,11 +364,12 @@ OTHERS = {
 
 
 def compile_cases() -> list[CompileCase]:
-    """The launches to compile ahead: both kinds, bf16 inputs; storing slots, slots of marks too, and with a tail."""
+    """The launches to compile ahead: both kinds, bf16 inputs; storing slots, slots of marks too, a tail, trees."""
     return [
         _case(name, model, dtype, stores)
         for name, model in (MODELS | OTHERS).items()
-        for dtype, stores in product(model.dtypes, ("", "_marks", "_tail"))
+        for dtype, stores in product(model.dtypes, ("", "_marks", "_tail", "_tree"))
+        if stores != "_tree" or (name in ("mamba2", "mamba1") and dtype != "fp16")
     ]
 
 
@@ -371,7 +396,7 @@ def _case(name: str, model: Model, dtype: str, stores: str) -> CompileCase:
     }  # fmt: skip
     planes = ("state_ptr",)
     like_others = state == 256 or dim_fastest or (dtype == "fp16" and not tied)  # stores are as in a case beside it
-    rare = name in OTHERS or (stores in ("_marks", "_tail") and dtype == "fp16") or (bool(stores) and like_others)
+    rare = name in OTHERS or (stores != "" and dtype == "fp16") or (bool(stores) and like_others)
     bulk = () if rare else planes if tied else (*planes, "a_ptr")
     return CompileCase(
         f"selective_step_{name}_{dtype}{stores}", _selective_step,

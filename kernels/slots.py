@@ -5,12 +5,14 @@ from typing import Any
 
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from memstate.kernels.tables import Cursor, Marks, Tail
 
 NEVER = tl.constexpr(2**31 - 1)  # tokens that no step has
 MARK_BLOCK = tl.constexpr(128)
 NO_MARKS = (None,) * len(Marks._fields)  # arguments of a launch without marks
+TREE = ("parents_ptr", "nodes")  # arguments of a step that runs trees
 MARK_ARGS = tuple(f"mark_{name}_ptr" for name in Marks._fields)
 
 
@@ -20,27 +22,31 @@ def mark_types(stores: str) -> dict[str, str]:
 
 
 def tail_args(kind: type[Tail]) -> tuple[str, ...]:
-    """Names of a kernel's arguments about a tail of this kind and its cursor, in order."""
+    """Names of a kernel's arguments about a tail of this kind, its cursor and a tree, in order."""
     rings = [f"tail_{name}" for name in kind._fields]
+    apart = (f"{ring}_apart" for ring in rings)
     cursor = (f"cursor_{name}_ptr" for name in Cursor._fields)
-    return *(f"{ring}_ptr" for ring in rings), "tail_rows", "ring", *(f"{ring}_apart" for ring in rings), *cursor
+    return *(f"{ring}_ptr" for ring in rings), "tail_rows", "ring", *apart, *cursor, *TREE
 
 
-def tail_values(kind: type[Tail], tail: Tail | None, cursor: Cursor | None) -> tuple[Any, ...]:
+def tail_values(
+    kind: type[Tail], tail: Tail | None, cursor: Cursor | None, parents: Tensor | None
+) -> tuple[Any, ...]:  # fmt: skip
     """Values of `tail_args` in a launch."""
     if tail is None or cursor is None:
         return (None,) * len(tail_args(kind))
     apart = (None if ring is None else ring.stride(0) for ring in tail)
-    return *tail, *tail[0].shape[:2], *apart, *cursor
+    return *tail, *tail[0].shape[:2], *apart, *cursor, parents, None if parents is None else parents.shape[1]
 
 
 def tail_types(stores: str, rings: Mapping[str, str]) -> dict[str, str]:
-    """Types of `tail_args`, of a compile case with a tail ("_tail") of these rings."""
-    if stores != "_tail":
+    """Types of `tail_args`, of a compile case with a tail of these rings ("_tail"), and a tree ("_tree")."""
+    if stores not in ("_tail", "_tree"):
         return {}
     types = {f"tail_{name}_ptr": ring for name, ring in rings.items()} | {"tail_rows": "i32", "ring": "i32"}
     types |= dict.fromkeys((f"tail_{name}_apart" for name in rings), "i32")
-    return types | dict.fromkeys((f"cursor_{name}_ptr" for name in Cursor._fields), "*i32")
+    types |= dict.fromkeys((f"cursor_{name}_ptr" for name in Cursor._fields), "*i32")
+    return types | ({"parents_ptr": "*i32", "nodes": "i32"} if stores == "_tree" else {})
 
 
 def absent(stores: str, kind: type[Tail] | None = None, *rings: str) -> dict[str, None]:

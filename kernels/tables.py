@@ -302,6 +302,23 @@ class Cursor(NamedTuple):
     store: Tensor
 
 
+class RingMap(NamedTuple):
+    """Where the rings of all tails lie.
+
+    Args:
+        table: int64 `ring 4`: address of the ring of row 0, bytes from row to row, of a place, and of all places;
+            multiples of `unit`.
+        blocks: uint8 `layer row byte`, one per plane of rings, for the reference.
+        places: tokens of a ring, one number per plane.
+        unit: bytes that one lane of a kernel moves, up to 16.
+    """
+
+    table: Tensor
+    blocks: tuple[Tensor, ...]
+    places: tuple[int, ...]
+    unit: int = 16
+
+
 class DeltaTail(NamedTuple):
     """What a layer of the gated delta rule keeps of tokens that are not in the state yet, `row ring ...`.
 

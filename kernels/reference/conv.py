@@ -5,6 +5,7 @@ from torch import Tensor
 
 from memstate.kernels.decode_checks import check_conv
 from memstate.kernels.reference.slots import row_marks, row_slots, row_tails
+from memstate.kernels.reference.trees import lineage
 from memstate.kernels.tables import ConvTail, Cursor, Marks
 
 
@@ -12,7 +13,7 @@ from memstate.kernels.tables import ConvTail, Cursor, Marks
 def conv_step(
     x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, read: Tensor, write: Tensor, snapshot: Tensor,
     tokens: Tensor, activation: str | None = "silu", out: Tensor | None = None, marks: Marks | None = None,
-    tail: ConvTail | None = None, cursor: Cursor | None = None,
+    tail: ConvTail | None = None, cursor: Cursor | None = None, parents: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Advances the convolution window of every row by its tokens, and returns the convolution at each token.
 
@@ -50,6 +51,7 @@ def conv_step(
             from all others of the step.
         tail: rings of inputs that are not in a row's window yet, or None; see `gated_delta_step`.
         cursor: columns of the step that say how far.
+        parents: trees of drafts, or None; see `gated_delta_step`.
 
     Returns:
         `out`. Changes: state; tail.
@@ -60,7 +62,7 @@ def conv_step(
 
     Syncs: no (the reference: yes, it reads the slots).
     """
-    check_conv(x, weight, bias, state, read, write, snapshot, tokens, activation, out, marks, tail, cursor)
+    check_conv(x, weight, bias, state, read, write, snapshot, tokens, activation, out, marks, tail, cursor, parents)
     out = x.new_empty(x.shape) if out is None else out
     out.zero_()
     channels, taps = weight.shape
@@ -73,11 +75,13 @@ def conv_step(
         pending = [own.at(token).x[None].float() for token in range(own.pending)]
         inputs = torch.cat([old, *pending, x[row, :count].float()])
         held = inputs if tail is None else inputs.to(state.dtype).float()  # rounded behind its own token
+        windows = {-1: held[own.pending : own.pending + taps - 1]}  # and behind each token of the step
         for t in range(count):
-            at = own.pending + t
-            last = torch.cat([held[at : at + taps - 1], inputs[at + taps - 1 :][:1]])
-            out[row, t] = mix(last, weight, bias, activation)
-            state[kept.get((row, t + 1), [])] = held[at + 1 : at + taps].to(state.dtype)
+            at, window = own.pending + t, windows[lineage(parents, row, t)]
+            out[row, t] = mix(torch.cat([window, x[row, t][None].float()]), weight, bias, activation)
+            window = torch.cat([window[1:], held[at + taps - 1][None]])
+            windows = {**windows, t: window} if parents is not None else {t: window}
+            state[kept.get((row, t + 1), [])] = window.to(state.dtype)
             own.keep(at, ConvTail(x[row, t]))
         end = own.store if own.store <= own.pending else own.pending + count
         if end >= 0:

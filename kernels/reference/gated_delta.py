@@ -7,6 +7,7 @@ from torch import Tensor
 
 from memstate.kernels.decode_checks import check_gated_delta
 from memstate.kernels.reference.slots import row_marks, row_slots, row_tails
+from memstate.kernels.reference.trees import lineage
 from memstate.kernels.tables import Cursor, DeltaTail, Marks
 
 
@@ -16,7 +17,7 @@ def gated_delta_step(
     snapshot: Tensor, tokens: Tensor, scale: float | None = None, out: Tensor | None = None,
     marks: Marks | None = None, a_log: Tensor | None = None, dt_bias: Tensor | None = None, sigmoid: bool = False,
     normalize: bool = False, a: Tensor | None = None, b: Tensor | None = None, tail: DeltaTail | None = None,
-    cursor: Cursor | None = None,
+    cursor: Cursor | None = None, parents: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Advances the state of every row by its tokens, in order, and returns what the queries read from it.
 
@@ -80,6 +81,10 @@ def gated_delta_step(
             pending tokens and those of the step. Beside `cursor`. Beside `a` and `b` their rings take the place of
             beta's.
         cursor: columns of the step that say how far.
+        parents: trees of drafts, or None. The node before each of the first tokens of the step, -1 for none, int32 or
+            int64 `batch node`, contiguous; a token behind them follows the one before it. A node follows its parent
+            instead, which has a lower number. Only rows without marks behind the first token, and whose tokens go to
+            the tail, have other parents than those of a chain, `token - 1`. Beside `tail`.
 
     Returns:
         `out`. Changes: state; tail.
@@ -93,7 +98,7 @@ def gated_delta_step(
     """
     check_gated_delta(
         q, k, v, decay, beta, state, read, write, snapshot, tokens, scale, out, marks, a_log, dt_bias, sigmoid,
-        normalize, a, b, tail, cursor,
+        normalize, a, b, tail, cursor, parents,
     )  # fmt: skip
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     out = v.new_empty(v.shape) if out is None else out
@@ -114,6 +119,7 @@ def gated_delta_step(
                 kept = own.at(entry)
                 keys = normalized(kept.k.float()) if normalize else kept.k
                 s = advance(s, keys, *kept[1:]).to(state.dtype).float()
+        states = {-1: s}  # behind the pending tokens, and behind each token of the step
         for t in range(count):
             queries, keys = q[row, t].float(), k[row, t].float()
             if normalize:
@@ -122,10 +128,11 @@ def gated_delta_step(
             rate = None if beta is None else beta[row, t].float().sigmoid() if sigmoid else beta[row, t].float()
             entering = DeltaTail(k[row, t], v[row, t], gate, rate, *(None if x is None else x[row, t] for x in (a, b)))
             own.keep(own.pending + t, entering)
-            s = advance(s, keys, *entering[1:])
+            s = advance(states[lineage(parents, row, t)], keys, *entering[1:])
             out[row, t] = (_of_heads(queries, s) * s).sum(dim=1) * scale
             if tail is not None:
                 s = s.to(state.dtype).float()
+            states = {**states, t: s} if parents is not None else {t: s}
             state[kept_at.get((row, t + 1), [])] = s.to(state.dtype)
         if own.store > own.pending:
             state[stored] = s.to(state.dtype)

@@ -7,6 +7,7 @@ from torch.nn import functional as F
 
 from memstate.kernels.decode_checks import check_selective
 from memstate.kernels.reference.slots import row_marks, row_slots, row_tails
+from memstate.kernels.reference.trees import lineage
 from memstate.kernels.tables import Cursor, Marks, SelectiveTail
 
 
@@ -15,7 +16,7 @@ def selective_step(
     x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor, read: Tensor, write: Tensor,
     snapshot: Tensor, tokens: Tensor, d: Tensor | None = None, z: Tensor | None = None, dt_bias: Tensor | None = None,
     softplus: bool = False, out: Tensor | None = None, marks: Marks | None = None, tail: SelectiveTail | None = None,
-    cursor: Cursor | None = None,
+    cursor: Cursor | None = None, parents: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Advances the state of every row by its tokens, in order, and returns what `c` reads from it.
 
@@ -60,6 +61,7 @@ def selective_step(
             from all others of the step.
         tail: rings of tokens that are not in a row's state yet, or None; see `gated_delta_step`.
         cursor: columns of the step that say how far.
+        parents: trees of drafts, or None; see `gated_delta_step`.
 
     Returns:
         `out`. Changes: state; tail.
@@ -72,7 +74,7 @@ def selective_step(
     Syncs: no (the reference: yes, it reads the slots).
     """
     check_selective(
-        x, dt, a, b, c, state, read, write, snapshot, tokens, d, z, dt_bias, softplus, out, marks, tail, cursor
+        x, dt, a, b, c, state, read, write, snapshot, tokens, d, z, dt_bias, softplus, out, marks, tail, cursor, parents
     )
     out = x.new_empty(x.shape) if out is None else out
     out.zero_()
@@ -90,17 +92,20 @@ def selective_step(
             if entry < own.pending:
                 kept_token = own.at(entry)
                 s = advance(s, kept_token.x, kept_token.b, kept_token.dt, a).to(state.dtype).float()
+        states = {-1: s}  # behind the pending tokens, and behind each token of the step
         for t in range(count):
             step = dt[row, t].float() if dt_bias is None else dt[row, t].float() + dt_bias.float()
             entering = SelectiveTail(x[row, t], b[row, t], F.softplus(step) if softplus else step)
             own.keep(own.pending + t, entering)
-            s = advance(s, entering.x, entering.b, entering.dt, a)
+            s = advance(states[lineage(parents, row, t)], entering.x, entering.b, entering.dt, a)
             y = (s * of_heads(c[row, t], s)).sum(dim=2)
             if d is not None:
                 y = y + per_channel(d) * x[row, t].float()
             out[row, t] = y if z is None else y * F.silu(z[row, t].float())
             if tail is not None:
                 s = s.to(state.dtype).float()
+            states[t] = s
+            states = {**states, t: s} if parents is not None else {t: s}
             state[kept.get((row, t + 1), [])] = s.to(state.dtype)
         if own.store > own.pending:
             state[stored] = s.to(state.dtype)

@@ -165,6 +165,34 @@ class DeviceCalls:
             parts.guard.require_whole()
         parts.planes.scrub_null()
 
+    def keep_path(self, nodes: Tensor) -> None:
+        """Moves what tails keep of the accepted nodes of trees together, for all rows and layers in one launch.
+
+        Call it behind the sampler of a step with trees, once `step.accepted` is written, and before the next plan. From
+        then on the accepted tokens of a row are in its tail as those of a step without a tree. It runs on the current
+        stream, and a CUDA graph can hold it.
+
+        Args:
+            nodes: the accepted nodes of each entry of the newest step, in ascending order, int32 or int64
+                `batch depth` on the device. Of an entry, only as many as `step.accepted` says count. An entry without
+                a tree has -1 in them.
+
+        Raises:
+            InvalidArgument: the nodes do not fit, or rows have no tails; nothing moved.
+            Asleep: the memory is released; nothing moved.
+
+        Syncs: no.
+        """
+        parts = self._parts
+        self._door.require_thread()
+        if parts.stepping.replaying is None or parts.guard.interrupted:
+            parts.guard.require_whole()
+        if self.tails is None:
+            raise InvalidArgument(
+                "keep_path: rows have no tails: give the manager Forward(tail=), and its layout rings"
+            )
+        parts.planes.keep_path(self.tails, nodes)
+
     def sleep(self, keep: bool = True) -> None:
         """Releases the memory of the states, and remembers who owns each slot.
 

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from memstate.errors import Asleep, InvalidArgument, LayoutMismatch
 from memstate.kernels.dispatch import Backend
-from memstate.kernels.tables import TILE_BYTES, PlaneMap
+from memstate.kernels.tables import TILE_BYTES, PlaneMap, RingMap
 from memstate.state.layout import MOVE_BYTES, StateLayout
-from memstate.state.regions import Region
+from memstate.state.regions import Region, buffer_infos
 
 TILE_ROW = 24  # bytes of a tile in the table: three int64
 PATTERN = 8  # bytes of a tile in the table of patterns, which planes with a fill have
@@ -116,6 +116,24 @@ class PlaneTable(AddressTable):
             )
             for span in self.spans
             for at in tiles_of(span.nbytes)
+        ]
+
+
+class RingTable(AddressTable):
+    """The table of some planes of rows that are rings, on `device`."""
+
+    def __init__(self, regions: Sequence[Region], device: torch.device) -> None:
+        self.regions = regions
+        super().__init__(4, device)
+        blocks = tuple(region.blocks[:, :, : region.plane.nbytes] for region in regions)
+        self.map = RingMap(self.table, blocks, tuple(region.plane.shape[0] for region in regions), self.unit)
+
+    def rows(self) -> list[tuple[int, int, int, int]]:
+        """Returns address, row stride, and bytes of a place and of all places of each ring, as `RingMap` has them."""
+        return [
+            (info.address, info.slot_stride, info.nbytes // region.plane.shape[0], info.nbytes)
+            for region in self.regions
+            for info in buffer_infos([region])
         ]
 
 

@@ -14,12 +14,12 @@ from torch import Tensor
 from memstate.checks import NotCopied, is_count
 from memstate.errors import InvalidArgument
 from memstate.kernels.dispatch import Backend
-from memstate.kernels.tables import ConvTail, DeltaTail, Marks, SelectiveTail, Tail
+from memstate.kernels.tables import ConvTail, DeltaTail, Marks, SelectiveTail, TailRecord
 from memstate.kernels.tuned import copy_launch
 from memstate.sheet import Sheet, Shown, bar, of_bytes, sheet
 from memstate.sizes import MOST_SLOTS, Part, format_bytes, require_memory
 from memstate.state.layout import Plane, StateLayout
-from memstate.state.memory import Memory
+from memstate.state.memory import Memory, RingTable
 from memstate.state.regions import (
     BufferInfo,
     Region,
@@ -64,7 +64,7 @@ class _Naming:
     ) -> None:
         if isinstance(error, ValueError):
             planes = " and ".join(repr(plane) for plane in self.planes if plane is not None)
-            raise InvalidArgument(f"{self.operation} of {planes}: {error}") from error
+            raise InvalidArgument(f"{self.operation}{planes and f' of {planes}'}: {error}") from error
 
 
 class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
@@ -169,6 +169,7 @@ class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
         super().__init__(regions, owned, backend, [one for one in (self.rows, self.levels) if one is not None])
         self.layout, self.slots = layout, slots
         self.traffic = Traffic()
+        self._ring_table: RingTable | None = None  # is made by the first tree
         self._gathered: dict[str, ref[Tensor]] = {}  # by plane: the last batch
         if backend.name != "reference":  # a tuned file that cannot be read is found here, not in the first launch
             copy_launch(self.device, self.plane_map.unit, len(self.plane_map.tiles))
@@ -200,14 +201,13 @@ class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
             Asleep: the memory is released.
         """
         rows = self.rows if self.rows is not None else {}
-        for kind in (DeltaTail, SelectiveTail, ConvTail):
-            found = {field: rows[key] for field in kind._fields if (key := f"{name}_{field}") in rows}
-            if found.keys() >= set(kind._fields) - set(kind._field_defaults):
-                layers = min(map(len, found.values()))
-                if not 0 <= layer < layers:
-                    raise InvalidArgument(f"plane {name!r} has layers 0 to {layers - 1}, not {layer}")
-                tail: Tail = kind(**{field: plane[layer] for field, plane in found.items()})
-                return tail
+        if found := _rings_of(name, rows):
+            kind, names = found
+            rings = {field: rows[ring] for field, ring in names.items()}
+            layers = min(map(len, rings.values()))
+            if not 0 <= layer < layers:
+                raise InvalidArgument(f"plane {name!r} has layers 0 to {layers - 1}, not {layer}")
+            return kind(**{field: plane[layer] for field, plane in rings.items()})
         named = ", or ".join(
             " ".join(f"{name}_{field}" for field in kind._fields) for kind in (DeltaTail, SelectiveTail)
         )
@@ -215,6 +215,31 @@ class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
             f"rows have no tail of plane {name!r}, but {sorted(rows)}: a preset with tail= has them, as planes of rows "
             f"{named}, or {name}_x"
         )
+
+    def keep_path(self, record: TailRecord, nodes: Tensor) -> None:
+        """Moves what tails keep of the accepted nodes of trees together: one launch; see `Backend.keep_path`.
+
+        Args:
+            record: of the step.
+            nodes: int32 or int64 `batch depth`.
+
+        Raises:
+            InvalidArgument: the nodes do not fit, or rows have no tails; nothing moved.
+            Asleep: the memory is released; nothing moved.
+
+        Syncs: no.
+        """
+        self.require_awake("keep_path")
+        if self._ring_table is None:
+            rows = self.rows if self.rows is not None else {}
+            tails = [found for name in self if (found := _rings_of(name, rows))]
+            names = {ring for _, rings in tails for ring in rings.values()}
+            if self.rows is None or not names:
+                raise InvalidArgument("keep_path: rows have no tails: a preset with tail= has them, as planes of rows")
+            self._ring_table = RingTable([one for one in self.rows.regions if one.plane.name in names], self.device)
+            self.follow(self._ring_table)
+        with _Naming("keep_path"):
+            self.backend.keep_path(self._ring_table.map, record, nodes)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)
@@ -517,6 +542,15 @@ class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
         )
         title = f"{self.slots:,} slots of {format_bytes(layout.bytes_per_slot)} and the null slot"
         return sheet(repr(self), [bar(title, parts)], [layout.plane_section()], notes=notes)
+
+
+def _rings_of(name: str, rows: Collection[str]) -> tuple[type[Any], dict[str, str]] | None:
+    """Returns the kind of a plane's tail, and which planes of rows are the rings of its fields; None without a tail."""
+    for kind in (DeltaTail, SelectiveTail, ConvTail):
+        found = {field: ring for field in kind._fields if (ring := f"{name}_{field}") in rows}
+        if found.keys() >= set(kind._fields) - set(kind._field_defaults):
+            return kind, found
+    return None
 
 
 def _holds_windows(plane: Plane, source: Tensor | None) -> bool:

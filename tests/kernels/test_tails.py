@@ -4,7 +4,7 @@ A stream of tokens is run twice: one token a step, and several a step of which s
 rejected are NaN, and so is all memory that nobody has written.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ from tests.kernels.test_decode_marks import columns as columns_of
 from tests.kernels.test_decode_steps import DTYPES, KINDS, ODD, made
 from tests.support.decode_case import Case, Row, rubbish, same_bits
 from tests.support.sampling import PROOF
+from tests.support.trees import Tree, chain, drawn, keep, parents_of
 
 STREAM = 14 if PROOF else 8  # tokens of each row
 ROWS = 3
@@ -81,9 +82,11 @@ def plain(case: Case, backend: Backend) -> Plain:
 class Run:
     """A stream in steps of several tokens: cursors as a plan moves them on, and what each step must come to."""
 
-    def __init__(self, case: Case, backend: Backend, generator: torch.Generator, most: int, ring: int) -> None:
+    def __init__(
+        self, case: Case, backend: Backend, generator: torch.Generator, most: int, ring: int, trees: bool = False
+    ) -> None:  # fmt: skip
         self.case, self.backend, self.generator, self.most = case.twin(), backend, generator, most
-        self.expected, self.ring = plain(case, backend), ring
+        self.expected, self.ring, self.trees = plain(case, backend), ring, trees
         self.tail = rings_of(case, ROWS + 2, ring, generator)
         self.memory = [2, 4, 0]  # rows of memory; the last row never speculates
         self.slot, self.spare = [row.read for row in case.rows], [4, 5, 6]
@@ -98,23 +101,26 @@ class Run:
         most = self.most
         while max(left := [STREAM - label - pending for label, pending in zip(self.label, self.pending, strict=True)]):
             tokens, accepted, store = [], [], []
+            trees: list[Tree] = []
             for pending, memory, rest in zip(self.pending, self.memory, left, strict=True):
                 n = min(most, rest, self.ring - pending)
                 plain = not memory or self.draw(3) == 0
                 near = pending + 2 * most > self.ring  # the next step would have no place
                 kept = pending if near or rest <= most or self.draw(2) else self.draw(pending + 1) - 1
                 tokens.append(n)
-                accepted.append(n if plain else self.draw(n))
+                trees.append(chain(n) if plain or not self.trees else drawn(n, self.generator))
+                accepted.append(n if plain else len(trees[-1].path) if self.trees else self.draw(n))
                 store.append(pending + n if plain else kept)
-            self.step(tokens, accepted, store, in_place=bool(self.draw(1)))
+            self.step(tokens, accepted, store, in_place=bool(self.draw(1)), trees=trees if self.trees else ())
         self.step([0] * ROWS, [0] * ROWS, self.pending.copy())  # fold what is left
         assert self.label == [STREAM] * ROWS
 
     def step(
         self, tokens: list[int], accepted: list[int], store: list[int], in_place: bool = False,
-        mark: tuple[int, int] | None = None,
+        mark: tuple[int, int] | None = None, trees: Sequence[Tree] = (),
     ) -> None:  # fmt: skip
         """tokens: those of each row; store: of the pending ones. mark: entry and offset, in place of a snapshot."""
+        paths = [tree.path for tree in trees or map(chain, tokens)]
         device = self.case.memory.state.device
         width = max(self.most, *tokens)
         given = {}
@@ -123,7 +129,7 @@ class Run:
             given[name] = rubbish(size, device, self.generator).view(stream.dtype).view(ROWS, width, *stream.shape[2:])
             for i in range(ROWS):
                 at = self.label[i] + self.pending[i]
-                given[name][i, : accepted[i]] = stream[i, at : at + accepted[i]]
+                given[name][i, paths[i][: accepted[i]]] = stream[i, at : at + accepted[i]]
         writes = [slot if in_place else spare for slot, spare in zip(self.slot, self.spare, strict=True)]
         rows = [Row(self.slot[i], writes[i], 7 if i == 1 and mark is None else 0, tokens[i]) for i in range(ROWS)]
         told = [at if memory else -5 for at, memory in zip(store, self.memory, strict=True)]
@@ -137,6 +143,8 @@ class Run:
         self.case.memory.before = self.case.memory.whole.clone()
         shared = self.case.shared | {"tail": self.tail, "cursor": cursor}
         shared |= {"marks": columns_of([(*mark, 7)], state)} if mark else {}
+        if trees:
+            shared["parents"] = parents_of(trees, device)
         step = replace(self.case, rows=rows, inputs=given, shared=shared)
         out = step.step(self.backend)
         changed = {writes[i] for i in range(ROWS) if store[i] >= 0} | ({7} if mark or store[1] >= 0 else set())
@@ -146,7 +154,7 @@ class Run:
             assert same_bits(state[7], self.expected.states[at][mark[0]])
         for i in range(ROWS):
             at = self.label[i] + self.pending[i]
-            assert same_bits(out[i, : accepted[i]], self.expected.out[i, at : at + accepted[i]])
+            assert same_bits(out[i, paths[i][: accepted[i]]], self.expected.out[i, at : at + accepted[i]])
             assert not out[i, tokens[i] :].any()
             if store[i] >= 0:
                 plain, label = store[i] > self.pending[i], self.label[i] + store[i]
@@ -158,18 +166,22 @@ class Run:
                 self.slot[i], self.spare[i] = writes[i], self.slot[i] if not in_place else self.spare[i]
             else:
                 self.pending[i] += accepted[i]
+        if trees:
+            ends = (cursor.label + cursor.pending).tolist()
+            record = [*(column.tolist() for column in cursor), ends, accepted, [ROWS]]
+            keep(self.backend, self.tail, record, paths)
 
 
 def tailed(
     kind: str, backend: Backend, generator: torch.Generator, dtype: str, most: int, ring: int | None = None,
-    **settings: Any,
+    trees: bool = False, **settings: Any,
 ) -> Run:  # fmt: skip
-    """ring: the fewest places that never collide, unless given."""
+    """ring: the fewest places that never collide, unless given. trees: drafts are trees."""
     state, inputs = DTYPES[dtype]
     rows = [Row(slot, slot, tokens=STREAM) for slot in (1, 2, 3)]
     given = {"rows": rows, "tokens": STREAM, "state": state, "inputs": inputs}
     made = KINDS[kind].make(backend, generator, **(given | KINDS[kind].small | settings))
-    return Run(made, backend, generator, most, ring=ring or 3 * most - 1)
+    return Run(made, backend, generator, most, ring=ring or 3 * most - 1, trees=trees)
 
 
 @pytest.mark.sample

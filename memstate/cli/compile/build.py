@@ -133,7 +133,7 @@ def inspect(case: CompileCase, target: str, compiled: Any) -> KernelReport:
     folded, verified = token, token
     if "ptx" in compiled.asm and _decodes(case):
         assembly = disassemble(compiled.asm["cubin"])
-        if case.name.endswith("_tail"):
+        if case.name.endswith(("_tail", "_tree")):
             folded, verified = of_two_loops(assembly)
         else:
             token = of_a_token(assembly)

@@ -1,0 +1,123 @@
+"""Trees of drafts: the way from token to token that a decode step takes, and the accepted path moved together.
+
+The tokens of a step are the nodes of a tree, each behind its parent. A step runs them in order. Where a node is no
+child of the one before it, the step goes back to the state in front of the tree, and runs the node's ancestors again:
+
+    parents -1 0 1 0 3      node 0 1 2, back, 0 3 4      the states of 0-1-2 and 0-3-4
+
+What a ring keeps of token n lies at n % ring, so the rejected nodes leave gaps. `keep_path` closes them.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from memstate.kernels.catalog import CompileCase
+from memstate.kernels.checks import check_path
+from memstate.kernels.copy import WORDS, units
+from memstate.kernels.tables import RingMap, TailRecord
+
+LANES = 128
+WARPS = 1
+
+
+@triton.jit
+def parent_of(parents_ptr, node, nodes):
+    """The node before a node, -1 for none. Behind the last of `nodes`, each token follows the one before it."""
+    parent = tl.load(parents_ptr + node, mask=node < nodes, other=-1).to(tl.int32)
+    return tl.maximum(tl.where(node < nodes, tl.minimum(parent, node - 1), node - 1), -1)
+
+
+@triton.jit
+def next_node(parents_ptr, node, target, nodes):
+    """The node behind `node` on the way to `target`; behind -1, the first one of the way."""
+    found = target
+    parent = parent_of(parents_ptr, target, nodes)
+    while parent > node:
+        found = parent
+        parent = parent_of(parents_ptr, parent, nodes)
+    return found
+
+
+@triton.jit
+def walk_length(parents_ptr, tokens, nodes):
+    """Tokens that a walk through a tree of `tokens` runs, ancestors as often as they are run."""
+    found = tokens
+    for target in range(1, tl.minimum(tokens, nodes)):
+        parent = parent_of(parents_ptr, target, nodes)
+        if parent != target - 1:
+            while parent >= 0:
+                found += 1
+                parent = parent_of(parents_ptr, parent, nodes)
+    return found
+
+
+@triton.jit
+def behind(parents_ptr, node, target, nodes):
+    """Where a walk goes on behind a node: from which node, to which target, and whether it goes back to the start."""
+    arrived = node == target
+    target = tl.where(arrived, target + 1, target)
+    back = arrived & (parent_of(parents_ptr, target, nodes) != node)
+    return tl.where(back, -1, node), target, back
+
+
+@triton.jit
+def either(first, second, wanted, COUNT: tl.constexpr):
+    """The tiles of `first` where it is wanted, and those of `second` elsewhere. wanted: a scalar."""
+    found = ()
+    for tile in tl.static_range(COUNT):
+        found += (tl.where(wanted, first[tile], second[tile]),)
+    return found
+
+
+@triton.jit(do_not_specialize=["rows", "depth"], do_not_specialize_on_alignment=["nodes_ptr"])
+def _keep_path(
+    rings, rows_ptr, lengths_ptr, accepted_ptr, nodes_ptr, rows, depth,
+    UNIT: tl.constexpr, WORD: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
+    entry = tl.program_id(0)
+    row = tl.load(rows_ptr + entry)
+    accepted = tl.minimum(tl.load(accepted_ptr + entry), depth)
+    if (row > 0) & (row < rows):
+        PER_UNIT: tl.constexpr = UNIT * 8 // WORD.primitive_bitwidth
+        ring = rings + 4 * tl.program_id(1)
+        size = tl.load(ring + 2)
+        places = (tl.load(ring + 3) // size).to(tl.int32)
+        start = tl.load(ring) + row.to(tl.int64) * tl.load(ring + 1)
+        first = tl.maximum(tl.load(lengths_ptr + entry), 0) % places
+        words = (size // UNIT * PER_UNIT).to(tl.int32)  # visibly whole units, so that the masks below never cut one
+        for at in range(0, words, LANES):
+            index = at + tl.arange(0, LANES)
+            for number in range(accepted):
+                node = tl.load(nodes_ptr + entry.to(tl.int64) * depth + number)
+                if node > number:
+                    of = start + ((first + node) % places) * size
+                    to = start + ((first + number) % places) * size
+                    source = tl.multiple_of(of.to(tl.pointer_type(WORD)), UNIT)
+                    target = tl.multiple_of(to.to(tl.pointer_type(WORD)), UNIT)
+                    bits = tl.load(source + index, mask=index < words, other=0)
+                    tl.store(target + index, bits, mask=index < words)
+
+
+def keep_path(rings: RingMap, record: TailRecord, nodes: Tensor) -> None:
+    """Launches the op; see `memstate.kernels.reference.trees.keep_path`."""
+    check_path(rings.table.device, record, nodes)
+    batch, depth = nodes.shape
+    if nodes.numel() and len(rings.table):
+        _keep_path[(batch, len(rings.table))](
+            rings.table, record.rows, record.length, record.accepted, nodes, rings.blocks[0].shape[1], depth,
+            UNIT=rings.unit, WORD=WORDS[rings.unit], LANES=LANES, num_warps=WARPS,
+        )  # fmt: skip
+
+
+def compile_cases() -> list[CompileCase]:
+    """The launches to compile ahead, for every unit that rings may have; the narrow ones are rare cases."""
+    columns = dict.fromkeys(("rows_ptr", "lengths_ptr", "accepted_ptr", "nodes_ptr"), "*i32")
+    return [
+        CompileCase(
+            f"keep_path{narrow}", _keep_path, {"rings": "*i64"} | columns | dict.fromkeys(("rows", "depth"), "i32"),
+            {"UNIT": size, "WORD": WORDS[size], "LANES": LANES}, ("rings",), WARPS, () if narrow else ("rings",),
+            rare=bool(narrow),
+        )
+        for size, narrow in units(0)
+    ]  # fmt: skip

@@ -1,0 +1,100 @@
+"""Trees of drafts: each branch has the bits of a run of its own, and the accepted one goes on as a chain."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from memstate.kernels.dispatch import Backend
+from memstate.kernels.tables import Cursor
+from tests.kernels.test_decode_steps import DTYPES, KINDS
+from tests.kernels.test_tails import TAILED, WIDE, given_of, rings_of, tailed
+from tests.support.decode_case import Row, same_bits
+from tests.support.trees import drawn, lineage, parents_of
+
+NODES = 6
+
+
+@pytest.mark.sample
+@pytest.mark.parametrize("kind", TAILED)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("most", [2, 3, 5])
+def test_T18_a_row_that_verifies_trees_has_the_bits_of_plain_decode(
+    backend: Backend, generator: torch.Generator, kind: str, dtype: str, most: int
+) -> None:
+    """Rejected nodes are NaN, so nothing of them may get into another branch."""
+    tailed(kind, backend, generator, dtype, most, trees=True).speculate()
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize(("kind", "settings"), WIDE, ids=str)
+def test_T18_odd_sizes_groups_and_several_blocks(
+    backend: Backend, generator: torch.Generator, kind: str, settings: dict[str, Any]
+) -> None:
+    tailed(kind, backend, generator, "fp32", 3, trees=True, **settings).speculate()
+
+
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", TAILED)
+def test_T18_each_branch_is_as_if_it_ran_alone(
+    backend: Backend, generator: torch.Generator, kind: str, dtype: str
+) -> None:
+    """A second run of the step has the nodes of one branch as its tokens, and no tree."""
+    state, inputs = DTYPES[dtype]
+    rows = [Row(slot, slot, tokens=NODES) for slot in (1, 2, 3)]
+    given = {"rows": rows, "tokens": NODES, "state": state, "inputs": inputs}
+    case = KINDS[kind].make(backend, generator, **(given | KINDS[kind].small))
+    rings = rings_of(case, 4, 9, generator)
+    for ring in (ring for ring in rings if ring is not None):
+        ring.copy_(torch.rand(ring.shape, generator=generator).to(ring))
+    trees = [drawn(NODES, generator) for _ in rows]
+    columns = [1, 2, 3], [4, 0, 11], [2, 0, 1], [2, 0, -1]
+    told = Cursor(*(torch.tensor(column, dtype=torch.int32, device=backend.device) for column in columns))
+    of_tree, before = case.twin(), [(ring, ring.clone()) for ring in rings if ring is not None]
+    case.shared = case.shared | {"tail": rings, "cursor": told}
+    of_tree.shared = case.shared | {"parents": parents_of(trees, backend.device)}
+    out = of_tree.step(backend)
+    for node in range(NODES):
+        alone = case.twin()
+        ways = [lineage(tree.parents, node) for tree in trees]
+        alone.rows = [row._replace(tokens=len(way)) for row, way in zip(rows, ways, strict=True)]
+        alone.inputs = {name: torch.full_like(stream, torch.nan) for name, stream in case.inputs.items()}
+        for name, stream in case.inputs.items():
+            for row, way in enumerate(ways):
+                alone.inputs[name][row, : len(way)] = stream[row, way]
+        for ring, values in before:
+            ring.copy_(values)
+        found = alone.step(backend)
+        for row, way in enumerate(ways):
+            assert same_bits(out[row, way], found[row, : len(way)])
+        assert same_bits(alone.memory.whole, of_tree.memory.whole)
+
+
+@pytest.mark.parametrize("kind", ["conv", "gdn", "mamba2"])
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda nodes: nodes.float(), r"^parents: expected integers `batch node` of \d entries, got torch.float32"),
+        (lambda nodes: nodes[:1], r"^parents: expected integers"),
+        (lambda nodes: nodes[0], r"^parents: expected integers"),
+        (lambda nodes: nodes.repeat(1, 2)[:, ::2], "^parents: `batch node` must be contiguous"),
+        (lambda nodes: nodes.to("meta"), "^parents: expected on"),
+        (lambda nodes: nodes.tolist(), "^parents: expected a tensor, got list"),
+    ],
+    ids=["floats", "one row", "one axis", "strided", "elsewhere", "a list"],
+)
+def test_G1_parents_that_do_not_fit_are_named(
+    backend: Backend, generator: torch.Generator, kind: str, change: Any, told: str
+) -> None:
+    op, given = given_of(kind, backend, generator)
+    nodes = torch.zeros((len(given["read"]), 3), dtype=torch.int32, device=backend.device)
+    with pytest.raises(ValueError, match=told):
+        op(**given, parents=change(nodes))
+
+
+def test_G1_parents_need_a_tail(backend: Backend, generator: torch.Generator) -> None:
+    op, given = given_of("gdn", backend, generator)
+    nodes = torch.zeros((len(given["read"]), 3), dtype=torch.int32, device=backend.device)
+    with pytest.raises(ValueError, match=r"^tail, cursor: .*and for parents"):
+        op(**(given | {"tail": None, "cursor": None}), parents=nodes)

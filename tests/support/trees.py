@@ -1,0 +1,63 @@
+"""Trees of drafts as tests draw them: parents of nodes, and the path that turns out to be right."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from memstate.kernels.dispatch import Backend
+from memstate.kernels.tables import RingMap, Tail, TailRecord
+
+
+class Tree(NamedTuple):
+    """A tree of drafts: the node before each node, -1 for none, and the accepted nodes in order."""
+
+    parents: list[int]
+    path: list[int]
+
+
+def chain(nodes: int) -> Tree:
+    """Each node behind the one before it."""
+    return Tree(list(range(-1, nodes - 1)), list(range(nodes)))
+
+
+def lineage(parents: Sequence[int], node: int) -> list[int]:
+    """A node and all before it, the first one first."""
+    found = []
+    while node >= 0:
+        found.append(node)
+        node = parents[node]
+    return found[::-1]
+
+
+def drawn(nodes: int, generator: torch.Generator) -> Tree:
+    """Any tree, or several, of which nothing or the way to any node is accepted."""
+    parents = [int(torch.randint(-1, node, (1,), generator=generator)) if node else -1 for node in range(nodes)]
+    last = int(torch.randint(-1, nodes, (1,), generator=generator)) if nodes else -1
+    return Tree(parents, lineage(parents, last))
+
+
+def parents_of(trees: Sequence[Tree], device: torch.device) -> Tensor:
+    """The parents `batch node` of a step; what lies behind the nodes of a row is rubbish."""
+    most = max(1, *(len(tree.parents) for tree in trees))
+    padded = [tree.parents + [99] * (most - len(tree.parents)) for tree in trees]
+    return torch.tensor(padded, dtype=torch.int32, device=device)
+
+
+def keep(backend: Backend, tail: Tail, record: Sequence[Sequence[int]], paths: Sequence[Sequence[int]]) -> None:
+    """`keep_path` on the rings of one layer. record: the columns of a `TailRecord`."""
+    rings = [ring for ring in tail if ring is not None]
+    blocks = tuple(ring.flatten(1).view(torch.uint8).unsqueeze(0) for ring in rings)
+    rows = [
+        (ring.data_ptr(), ring.stride(0) * ring.element_size(), ring[0, 0].nbytes, ring[0].nbytes) for ring in rings
+    ]
+    unit = next(unit for unit in (16, 8, 4, 2, 1) if not any(number % unit for row in rows for number in row))
+    table = torch.tensor(rows, dtype=torch.int64, device=rings[0].device)
+    depth = max(1, *map(len, paths))
+    nodes = [[*path, *[-1] * (depth - len(path))] for path in paths]
+    columns = (torch.tensor(column, dtype=torch.int32, device=table.device) for column in record)
+    backend.keep_path(
+        RingMap(table, blocks, tuple(ring.shape[1] for ring in rings), unit), TailRecord(*columns),
+        torch.tensor(nodes, dtype=torch.int32, device=table.device),
+    )  # fmt: skip

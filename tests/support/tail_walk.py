@@ -4,6 +4,7 @@ Token n of a text has inputs that its text alone decides, so the state behind n 
 token of another text.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,8 +12,9 @@ from torch import Tensor
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
-from memstate.kernels.tables import DeltaTail, Marks
+from memstate.kernels.tables import Marks
 from tests.support.decode_case import same_bits
+from tests.support.trees import Tree, drawn_behind, nodes_of, parents_of
 
 HEADS, SIZE, TOKENS, WRONG = 2, 8, 90, 3
 STRATEGIES = {
@@ -25,8 +27,8 @@ STRATEGIES = {
 
 def layout(tail: int) -> ms.StateLayout:
     ring, bf16 = 3 * tail - 1, torch.bfloat16
-    rows = [ms.Plane("k", (ring, 1, SIZE), bf16), ms.Plane("v", (ring, HEADS, SIZE), bf16)]
-    rows += [ms.Plane(name, (ring, HEADS), torch.float32) for name in ("gate", "beta")]
+    rows = [ms.Plane("ssm_k", (ring, 1, SIZE), bf16), ms.Plane("ssm_v", (ring, HEADS, SIZE), bf16)]
+    rows += [ms.Plane(name, (ring, HEADS), torch.float32) for name in ("ssm_gate", "ssm_beta")]
     planes = [ms.Plane("ssm", (HEADS, SIZE, SIZE), torch.float32)]
     return ms.StateLayout(planes, layers=1, rows=ms.StateLayout(rows, layers=1))
 
@@ -56,8 +58,10 @@ class Model:
         self.outputs = backend.gated_delta_step(**self.inputs, **self.weights, **where, state=pool, marks=marks)
         self.states = pool[1 : count + 1].unflatten(0, (texts, TOKENS))
 
-    def forward(self, mem: ms.StateManager, step: ms.Step, texts: list[list[tuple[int, int]]]) -> Tensor:
-        """texts: for each token of each entry its text and its place there."""
+    def forward(
+        self, mem: ms.StateManager, step: ms.Step, texts: list[list[tuple[int, int]]], trees: Sequence[Tree] = ()
+    ) -> Tensor:  # fmt: skip
+        """texts: for each token of each entry its text and its place there. trees: of the entries, if they have any."""
         width = max(1, *map(len, texts))
         x = {}
         for name, stream in self.inputs.items():
@@ -65,7 +69,6 @@ class Model:
             for entry, tokens in enumerate(texts):
                 for t, (text, at) in enumerate(tokens):
                     x[name][entry, t] = stream[text, at]
-        rings = {name: plane[0] for name, plane in mem.planes.rows.items()} if mem.planes.rows is not None else {}
         alone = mem.forward.in_place  # such a kernel knows one slot
         return self.backend.gated_delta_step(
             **x,
@@ -75,8 +78,9 @@ class Model:
             write=step.write,
             snapshot=torch.zeros_like(step.write) if alone else step.snapshot,
             tokens=step.tokens,
-            tail=DeltaTail(**rings),
+            tail=mem.planes.tail("ssm", 0),
             cursor=step.cursor,
+            parents=parents_of(trees, self.backend.device) if trees else None,
             marks=step.marks,
         )
 
@@ -100,30 +104,36 @@ class Walk:
         if self.draw(2) == 0:
             entries.insert(self.draw(len(entries)), None)
         tokens, drafts, accepted, texts = [], [], [], []
+        trees: list[Tree] = []
         for row in entries:
             text, length = self.rows.get(row, (0, 0))
             n = self.draw(self.tail - 1) + 1 if length or self.draw(1) else self.draw(30) + 1
             if self.draw(7) == 0:
                 n = 0  # folds what is pending
             of = self.draw(n) if n <= self.tail and self.draw(3) else 0
-            right = n - of + self.draw(of)
+            trees.append(drawn_behind(n - of, of, self.generator, branches=bool(self.draw(1))))
+            path = trees[-1].path
             tokens.append(n)
             drafts.append(of)
-            accepted.append(right if row is not None else 0)
-            texts.append([(text if t < right else WRONG, length + t) for t in range(n)])
+            accepted.append(len(path) if row is not None else 0)
+            at = {node: length + number for number, node in enumerate(path)}
+            texts.append([(text, at[t]) if t in at else (WRONG, length + t) for t in range(n)])
         starts = [self.rows.get(row, (0, 0)) for row in entries]
         step = self.mem.plan(entries, tokens, drafts=drafts, defer=self.draw(3) // 2 * self.draw(2 * self.tail))
         assert step.lengths.tolist() == [length for _, length in starts]
         if self.flight is None:
             assert step.before.tolist() == step.lengths.tolist()
-        out = self.model.forward(self.mem, step, texts) if entries else None
-        written = bool(self.draw(1)) or self.overlap
+        branches = any(tree.parents != [*range(-1, len(tree.parents) - 1)] for tree in trees)
+        out = self.model.forward(self.mem, step, texts, trees if branches else ()) if entries else None
+        written = bool(self.draw(1)) or self.overlap or branches
         if written:
             step.accepted.copy_(torch.tensor(accepted, dtype=torch.int32))
+        if branches:
+            self.mem.device.keep_path(nodes_of([tree.path for tree in trees], self.mem.planes.device))
         for entry, row in enumerate(entries):
             text, length = starts[entry]
-            for t in range(accepted[entry]):
-                assert out is not None and same_bits(out[entry, t], self.model.outputs[text, length + t])
+            for t, node in enumerate(trees[entry].path[: accepted[entry]]):
+                assert out is not None and same_bits(out[entry, node], self.model.outputs[text, length + t])
             if row is not None:
                 self.rows[row] = text, length + accepted[entry]
         flight = step, entries, accepted, any(drafts), written, [length for _, length in starts]

@@ -38,6 +38,22 @@ def drawn(nodes: int, generator: torch.Generator) -> Tree:
     return Tree(parents, lineage(parents, last))
 
 
+def drawn_behind(real: int, drafts: int, generator: torch.Generator, branches: bool) -> Tree:
+    """A chain of real tokens, and drafts behind it: a tree with `branches`, otherwise a chain; real ones are right."""
+    parents = [*range(-1, real + drafts - 1)]
+    for node in range(real, real + drafts) if branches else ():
+        parents[node] = int(torch.randint(real - 1, node, (1,), generator=generator))
+    last = int(torch.randint(real - 1, real + drafts, (1,), generator=generator))
+    return Tree(parents, lineage(parents, last))
+
+
+def nodes_of(paths: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    """The accepted nodes `batch depth` of a step, -1 behind the last one."""
+    depth = max(1, *map(len, paths)) if paths else 1
+    padded = [[*path, *[-1] * (depth - len(path))] for path in paths]
+    return torch.tensor(padded, dtype=torch.int32, device=device).view(len(paths), depth)
+
+
 def parents_of(trees: Sequence[Tree], device: torch.device) -> Tensor:
     """The parents `batch node` of a step; what lies behind the nodes of a row is rubbish."""
     most = max(1, *(len(tree.parents) for tree in trees))
@@ -54,10 +70,8 @@ def keep(backend: Backend, tail: Tail, record: Sequence[Sequence[int]], paths: S
     ]
     unit = next(unit for unit in (16, 8, 4, 2, 1) if not any(number % unit for row in rows for number in row))
     table = torch.tensor(rows, dtype=torch.int64, device=rings[0].device)
-    depth = max(1, *map(len, paths))
-    nodes = [[*path, *[-1] * (depth - len(path))] for path in paths]
     columns = (torch.tensor(column, dtype=torch.int32, device=table.device) for column in record)
     backend.keep_path(
         RingMap(table, blocks, tuple(ring.shape[1] for ring in rings), unit), TailRecord(*columns),
-        torch.tensor(nodes, dtype=torch.int32, device=table.device),
+        nodes_of(paths, table.device),
     )  # fmt: skip

@@ -594,7 +594,7 @@ class Stepping:
             more = (given - certain)[entries]
             step.after = step.before + given * real
             if self._late is not None:
-                self._decide(self._late, dict(zip(rows.tolist(), more.tolist(), strict=True)))
+                self._decide(self._late, rows, more)
             else:
                 self._file.pending[rows] += more
             known = np.where(over[entries], step.after[entries], self._mirror.lengths(rows))
@@ -645,20 +645,22 @@ class Stepping:
         tokens = batch.tokens if batch.drafts is None else batch.tokens - batch.drafts
         file.pending[rows] = (folded.pending + np.where(folded.newest > 0, tokens, 0))[certain]
 
-    def _decide(self, late: Late, more: Mapping[int, int]) -> None:
+    def _decide(self, late: Late, rows: Longs, more: Longs) -> None:
         """Does what the device has done in the plan of a late step, now that the accepted tokens are known.
 
         Args:
             late: the step.
-            more: row -> accepted tokens of the step before, besides the certain ones.
+            rows: rows of the step before.
+            more: their accepted tokens, besides the certain ones.
         """
         self._late, self._file.undecided = None, frozenset()
         step, allocator, file = late.step, self._file.allocator, self._file
         batch, held = step.batch, self._file.held.copy()
-        gained = np.array([more.get(row, 0) for row in batch.rows.tolist()], np.int64)
-        elsewhere = {row: n for row, n in more.items() if row not in set(batch.rows.tolist())}
-        file.pending[[*elsewhere]] += np.array([*elsewhere.values()], np.int64)
-        pending = late.pending + gained
+        gained = np.zeros(self._table.rows + 1, np.int64)
+        gained[rows] = more
+        pending = late.pending + gained[batch.rows]
+        gained[batch.rows] = 0
+        file.pending[rows] += gained[rows]
         exact = allocator.free if late.kept and not allocator.held_back else None  # the device's count is read already
         allocator.held_back = 0
         allocator.free += late.kept

@@ -8,7 +8,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from memstate.cli.bench import BenchResult, host, host_peer, host_sides, online, run
+from memstate.cli.bench import BenchResult, drafts, host, host_peer, host_sides, online, run
 from memstate.cli.bench.task import Setting
 from memstate.engine.manager import StateManager
 from memstate.errors import InvalidArgument
@@ -20,6 +20,7 @@ CPU = Setting("reference", torch.device("cpu"), toy=True)
 LIFE = {"admit", "publish", "release", "drop"}  # and all of them together
 STEP = {"plan", "settle", "decode"}
 ONLINE = {"step", "states"}
+DRAFTS = {"plan", "accept", "verify", "states"}
 IDLE = {"prefix cache", "sessions", "tiers"}
 
 
@@ -64,17 +65,29 @@ class SpendsOnline(Spends):
         return np.array([self.launches, 0, 0])
 
 
+class SpendsDrafts(Spends):
+    """Launches twice, once of these not for states."""
+
+    def __init__(self, size: int, every: int, lazy: bool, due: int, states: bool = True) -> None:
+        self.ops, self.launches = {"plan", "accept"}, 1 if states else 0
+
+    def counted(self, act: Callable[[], object]) -> NDArray[np.int64]:
+        return np.array([self.launches, 1, 0])
+
+
 @on_cpu
 def test_every_operation_is_measured_beside_the_peer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_peer, "load", lambda: None)
     monkeypatch.setattr(host_peer, "SglangStates", Spends)
     monkeypatch.setattr(online, "SglangOnline", SpendsOnline)
+    monkeypatch.setattr(drafts, "SglangDrafts", SpendsDrafts)
     outcome = toy("sglang")
-    assert outcome.wrong == [] and {entry.op for entry in outcome.entries} == LIFE | STEP | ONLINE | {"together"}
+    ops = LIFE | STEP | ONLINE | DRAFTS | {"together"}
+    assert outcome.wrong == [] and {entry.op for entry in outcome.entries} == ops
     assert len({(entry.op, entry.case, entry.unit) for entry in outcome.entries}) == len(outcome.entries)
     for entry in outcome.entries:
         assert entry.case.startswith("toy R=") and (entry.value > 0 or entry.unit != "host us")
-        if entry.op in {"plan", "settle"}:
+        if entry.op in {"plan", "settle"} and "drafts" not in entry.case:
             assert entry.peer is None
         elif entry.peer_value:
             assert entry.peer == "sglang" and entry.ratio == pytest.approx(entry.value / entry.peer_value)
@@ -84,6 +97,8 @@ def test_every_operation_is_measured_beside_the_peer(monkeypatch: pytest.MonkeyP
     assert found["admit", "toy R=3 redirect", "launches"] == (2, 1)
     assert found["together", "toy R=3 redirect", "launches"] == (2, 4)
     assert found["drop", "toy R=3 lazy", "uploads"] == (1, 0)
+    assert found["verify", "toy R=3 lazy, drafts, 1 due", "launches"] == (1, 2)
+    assert found["states", "toy R=3 lazy, drafts, 1 due", "uploads"] == (0, 0)
     forms = [f", {form}".removesuffix(", ") for form, has in online.FORMS.items() if has.beside]
     for form in forms:
         case = f"toy R=3 lazy, 1 changed, online{form}"
@@ -188,6 +203,7 @@ def test_requests_that_leave_something_behind_are_not_timed(
     monkeypatch.setattr(host, "TOY_DECODES", ())
     monkeypatch.setattr(host, "TOY_LIVES", (3,))
     monkeypatch.setattr(online, "TOY_CASES", ())
+    monkeypatch.setattr(drafts, "TOY_CASES", ())
     outcome = toy("device-copy")
     assert outcome.entries == [] and len(outcome.wrong) == 1 and says in outcome.wrong[0]
 
@@ -202,6 +218,32 @@ def test_a_step_has_as_many_rows_at_a_boundary_as_it_says(due: int) -> None:
             assert side.wrong() == ""
         side._taken += 1
         assert side.wrong() == f"{due + 1} snapshots of {due}"
+
+
+@on_cpu
+@pytest.mark.parametrize("due", [0, 1, 3])
+def test_as_many_rows_pass_a_boundary_with_drafts_as_it_says(due: int) -> None:
+    for kind in host.KINDS.values():
+        side = drafts.Drafts(CPU, kind(16), 3, due)
+        for _ in range(3):
+            side.turn(lambda op, act: act())
+            assert side.wrong() == ""
+        side._taken += 1
+        assert side.wrong() == f"{due + 1} snapshots of {due}"
+        side._length[0] += 1
+        assert side.wrong().startswith("lengths [")
+
+
+@on_cpu
+def test_a_step_with_drafts_makes_as_many_calls_for_any_number_of_rows() -> None:
+    for kind in host.KINDS.values():
+        calls = set()
+        for size in (3, 64):
+            side = drafts.Drafts(CPU, kind(16), size, 0)
+            side.turn(lambda op, act: act())
+            side.silence()
+            calls.add(tuple(host_sides._of_ops(side, host_sides.python_calls)["verify"].tolist()))
+        assert len(calls) == 1
 
 
 def test_frames_and_calls_are_those_of_the_call() -> None:
@@ -257,6 +299,24 @@ def test_sglang_keeps_its_slots(lazy: bool) -> None:
         batch = side._batch
         assert due is None or batch.mamba_track_mask_cpu == [True] * due + [False] * (3 - due)
         assert side._pool.mamba_pool.size == side._slots
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_sglang_keeps_its_slots_while_it_verifies_drafts(lazy: bool) -> None:
+    pytest.importorskip("sglang", reason="sglang is not installed: see benchmarks/README.md")
+    for due in (0, 1, 3):
+        side, bare = (drafts.SglangDrafts(3, 128, lazy, due, states) for states in (True, False))
+        for one in (side, bare):
+            for _ in range(3):
+                one.turn(lambda op, act: act())
+                assert one.wrong() == ""
+            assert [req.kv.kv_committed_len - n for req, n in zip(one._reqs, one._accepted, strict=True)] == [
+                127 if i < due else 64 for i in range(3)
+            ]
+        assert [req.kv.mamba_last_track_seqlen for req in side._reqs] == [128] * due + [None] * (3 - due)
+        counts = {op: found.tolist() for op, found in host_sides._of_ops(side, side.counted).items()}
+        assert counts["plan"] == [1 + 2 * due * lazy, 3, 0] and counts["accept"] == [3 * due * lazy, 0, 0]
+        assert host_sides._of_ops(bare, bare.counted)["verify"].tolist() == [0, 2, 0]
 
 
 @pytest.mark.parametrize("form", [form for form, has in online.FORMS.items() if has.beside])

@@ -5,7 +5,7 @@ from functools import partial
 
 import numpy as np
 
-from memstate.cli.bench import host_peer, online
+from memstate.cli.bench import drafts, host_peer, online
 from memstate.cli.bench.host_peer import NAME
 from memstate.cli.bench.host_sides import EVERY, KINDS, TOY_EVERY, Ours, Side, Timer, peer_can_run, task
 from memstate.cli.bench.task import Setting, Task
@@ -126,7 +126,7 @@ class Decode(Ours):
 
 
 def tasks(setting: Setting) -> Iterator[Task]:
-    """Yields decode steps, admissions with what follows them, for each strategy that takes snapshots; then whole steps.
+    """Yields decode steps, admissions with what follows them, steps with drafts, and whole steps, for each strategy.
 
     Lazy stands beside the peer's lazy strategy; the others stand beside the peer's default, which is ping-pong. Where
     the peer can run, its own scheduler code runs over the pool of `memstate.integrations.sglang` as well.
@@ -148,4 +148,5 @@ def tasks(setting: Setting) -> Iterator[Task]:
         given += [(f"R={size} {name}", partial(peer, size=size)) for size in lives]
         for case, theirs in given:
             yield task(setting, f"{case}, adapters", partial(theirs, adapted=True), {NAME: theirs})
+    yield from drafts.tasks(setting, there, every)
     yield from online.tasks(setting, there)

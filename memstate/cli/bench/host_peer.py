@@ -44,7 +44,11 @@ NAMES = {
     "alloc_req_slots": "mem_cache.allocation",
     "Mamba2CacheParams": "configs.mamba_utils",
     "Mamba2StateShape": "configs.mamba_utils",
+    "GenerationBatchResult": "managers.utils",
+    "prepare_mamba_track_for_verify": "speculative.spec_utils",
     "get_exec": "runtime_context",
+    "get_schedule": "runtime_context",
+    "get_spec": "runtime_context",
 }  # of the modules in sglang.srt
 LEFT_OUT = (
     "managers.schedule_batch.alloc_for_decode", "mem_cache.allocation.alloc_token_slots",

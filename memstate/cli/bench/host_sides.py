@@ -79,8 +79,8 @@ class Ours:
     """
 
     def __init__(self, setting: Setting, tracking: Tracking, size: int, **settings: Any) -> None:
-        given = {"slots": 5 * size, "max_requests": size, "tracking": tracking, **settings}
-        self.mem = StateManager(LAYOUT, backend=setting.backend, device=setting.device, **given)
+        given = {"layout": LAYOUT, "slots": 5 * size, "max_requests": size, "tracking": tracking, **settings}
+        self.mem = StateManager(**given, backend=setting.backend, device=setting.device)
 
     def counted(self, act: Callable[[], object]) -> NDArray[np.int64]:
         """See `Side`."""
@@ -113,7 +113,9 @@ def _of_ops(side: Side, measure: Callable[[Callable[[], object]], Any]) -> dict[
     """Returns what one turn costs, by operation."""
     spent: dict[str, Any] = {}
     side.turn(lambda op, act: spent.__setitem__(op, measure(act)))
-    if "plan" in spent:
+    if "accept" in spent:
+        spent["verify"] = spent["plan"] + spent["accept"]
+    elif "plan" in spent:
         spent["decode"] = spent["plan"] + spent["settle"]
     elif "drop" in spent and "together" not in spent:  # the peer does one after the other
         spent["together"] = sum(spent.values())

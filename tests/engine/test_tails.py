@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
@@ -89,6 +90,54 @@ def test_T15_other_kernels_keep_the_drafts_themselves(
         assert same_bits(plane[slot], known(text, state.length))
     mem.pool.release(chosen)
     mem.audit().raise_if_leaking()
+
+
+@pytest.mark.sample
+@pytest.mark.parametrize("strategy", [name for name in STRATEGIES if name != "redirect"])
+def test_T15_windows_that_begin_at_the_state_are_committed_once(
+    backend: Backend, generator: torch.Generator, model: Model, strategy: str
+) -> None:
+    """All plans of no tokens come first. One launch brings the slot of a row to the last of them, and keeps the state
+    of the one that stops at a boundary in a second slot."""
+    settings = {"slots": 17, "max_requests": 3, "tracking": STRATEGIES[strategy], "overlap": False}
+    mem = on(backend, ms.StateLayout(layout(4).planes, layers=1), **settings, forward=ms.Forward(tail=4))
+    rows, kept, plane = mem.admit([ms.Request(text) for text in range(3)]), 0, mem.planes["ssm"][0]
+
+    def known(text: int, length: int) -> torch.Tensor:
+        return model.states[text, length - 1]
+
+    def commit(slots: Tensor, accept: Tensor, tracked: Tensor, steps: Tensor, before: list[int]) -> None:
+        """As FlashInfer's, which replays its window: its first tokens are those behind the state in the slot."""
+        for text, slot in enumerate(slots.tolist()):
+            assert same_bits(plane[slot], known(text, before[text]))
+            if tracked[text] > 0 and 0 <= steps[text] < accept[text]:
+                plane[tracked[text]] = known(text, before[text] + int(steps[text]) + 1)
+            plane[slot] = known(text, before[text] + int(accept[text]))
+
+    step = mem.plan(rows, [5, 9, 1])
+    for vector in (step.write, step.snapshot):
+        for text, slot in enumerate(vector.tolist()):
+            plane[slot] = known(text, [5, 9, 1][text]) if slot else plane[slot]
+    mem.settle(step)
+    for _ in range(12):
+        before = [mem.info(row).length for row in rows]
+        mem.accept(mem.plan(rows, 4, drafts=4), torch.randint(1, 5, (3,), generator=generator).tolist())
+        slots, accept, tracked, steps = (torch.zeros(3, dtype=torch.int32, device=plane.device) for _ in range(4))
+        while any(mem.info(row).pending for row in rows):
+            step = mem.plan(rows, 0)
+            assert not slots.any() or torch.equal(slots, step.write)
+            slots, store = step.write.clone(), step.cursor.store.clamp(min=0)
+            accept, here = accept + store, (store > 0) & (step.snapshot > 0)
+            tracked, steps = torch.where(here, step.snapshot, tracked), torch.where(here, accept - 1, steps)
+            mem.settle(step)
+        commit(slots, accept, tracked, steps, before)
+        states = mem.publish(rows, keep="handle")
+        for text, state in enumerate(states):
+            if state is not None:
+                assert same_bits(plane[mem.device.read_slots([state]).wait()[0]], known(text, state.length))
+        mem.drop(states)
+        kept += sum(state is not None for state in states)
+    assert (kept > 3) == (strategy != "none")
 
 
 @pytest.mark.parametrize("late", [False, True])

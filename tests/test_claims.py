@@ -5,12 +5,12 @@ import re
 from memstate.kernels.dispatch import OPS
 from tests.support.sources import ROOT, sources
 
-# claim, ownership, plan and accept hand out slots.
+# claim, ownership and plan hand out slots.
 MODEL = ("cli.demo.mixers", "cli.bench.forward", "cli.workload", "integrations.transformers.on_slots")
 CALLERS = {
     ("slots.allocator",): "claim release",
-    ("slots.registers",): "ownership resolve audit plan accept",
-    ("state.planes",): "copy_slots zero_slots run_data run_rows gather_slots scatter_slots scatter_states",
+    ("slots.registers",): "ownership resolve audit plan",
+    ("state.planes",): "copy_slots zero_slots run_data run_rows keep_path gather_slots scatter_slots scatter_states",
     MODEL: "conv_step gated_delta_step selective_step",
     ("cli.bench.drift",): "load_bits store_bits",
     ("tiers.host.packing",): "pack_slots unpack_slots pack_int8 unpack_int8",

@@ -27,7 +27,7 @@ def keep_path(rings: RingMap, record: TailRecord, nodes: Tensor) -> None:
     check_path(rings.table.device, record, nodes)
     columns = (column[: len(nodes)].tolist() for column in (record.rows, record.length, record.accepted))
     moves = [
-        (row, length, number, node)
+        (row, max(length, 0), number, node)
         for row, length, count, path in zip(*columns, nodes.tolist(), strict=True)
         for number, node in enumerate(path[: max(count, 0)])
         if node > number

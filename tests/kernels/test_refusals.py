@@ -16,11 +16,11 @@ from tests.support import byte_cases, register_cases
 from tests.support.op_case import Case, Maker
 
 INNER = ("claim", "ownership", "run_data", "run_rows")  # get nothing but what memstate has made
-OWN = ("registers", "planes", "records", "bitmap", "counters")  # made by memstate
+OWN = ("registers", "planes", "records", "rings", "record", "bitmap", "counters")  # made by memstate
 STEPS = ("conv_step", "gated_delta_step", "selective_step", "mamba3_step")
 OPTIONAL = (
-    "a_log", "bias", "conv", "cursor", "d", "dt_bias", "first", "h", "inputs", "marks", "numbers", "out", "plane",
-    "residual", "slots", "tail", "z",
+    "a_log", "bias", "conv", "cursor", "d", "dt_bias", "first", "h", "inputs", "marks", "numbers", "out", "parents",
+    "plane", "residual", "slots", "tail", "z",
 )  # fmt: skip
 
 
@@ -48,7 +48,8 @@ SPOILT: dict[str, Callable[[Tensor], Any]] = {  # None: not possible
 }  # fmt: skip
 PLANES = {"plane", "conv", "values", "scales", "residual"}  # those of one call may lie in one arena
 FITS = {  # fewer slots, registers or records; another size, if nothing else says it; either order
-    "shorter": ("ids", "state", "slots", "out", "source", "packet", "tail"), "axis 1 shorter": ("plane", "tail"),
+    "shorter": ("ids", "state", "slots", "out", "source", "packet", "tail", "nodes"),
+    "axis 1 shorter": ("plane", "tail", "parents", "nodes"),
     "axis 2 shorter": ("plane", "conv"), "axis 3 shorter": ("conv",),
     "reordered": ("state", "levels", "tail", *PLANES),
 }  # fmt: skip

@@ -28,10 +28,9 @@ EXPECTED = {
     "claim": POWERS,
     "release": POWERS,
     "plan": POWERS,
-    "accept": POWERS,
-    "conv_step": 3,  # storing slots, storing slots of marks too, and with a tail
-    "gated_delta_step": 4,
-    "selective_step": 3,
+    "conv_step": 4,  # storing slots, storing slots of marks too, with a tail, and with trees
+    "gated_delta_step": 5,
+    "selective_step": 4,
     "mamba3_step": 2,
     "pack_slots": 2,  # slots in registers, and slots named directly
     "unpack_slots": 2,

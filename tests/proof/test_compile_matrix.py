@@ -44,7 +44,7 @@ MOVERS = {
     "copy_slots", "zero_slots", "run_data", "run_rows", "conv_step", "gated_delta_step", "selective_step",
     "mamba3_step", "log_linear_step",
     "gather_slots", "scatter_slots", "scatter_states",
-    "pack_slots", "unpack_slots", "pack_int8", "unpack_int8", "load_bits", "store_bits",
+    "pack_slots", "unpack_slots", "pack_int8", "unpack_int8", "load_bits", "store_bits", "keep_path",
 }  # fmt: skip
 
 SHAPES = 200  # rare ones, of one run
@@ -57,6 +57,7 @@ SOURCE_BARRIERS = {
     **{f"plan_tails[{how}]": 5 for how in ("ping-pong", "lazy", "redirect")},
     "plan[none]": 1, "plan_tails[none]": 3,
     **{f"mamba3_step_{how}": 1 for how in ("fp32", "fp32_marks", "bf16")},
+    **{case.name: 1 for case in all_cases() if case.name.startswith("gated_delta") and case.name.endswith("_tree")},
 }  # fmt: skip
 
 

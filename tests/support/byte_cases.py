@@ -16,9 +16,11 @@ from memstate.kernels.tables import (
     PlaneMap,
     RecordMap,
     RecordPiece,
+    RingMap,
     ScaledMap,
     SelectiveTail,
     Tail,
+    TailRecord,
 )
 from memstate.kernels.tuned import CopyConfig
 from tests.support.addresses import Limits
@@ -95,6 +97,29 @@ def run_rows(make: Maker) -> Case:
     return moving(make, "run_rows", planes(make), dst, {"packet": make.ints(packet.pack(CPU).tolist())})
 
 
+def keep_path(make: Maker) -> Case:
+    """Rings of four rows and four places, of two sizes; paths that leave gaps, none, or stray from the ring."""
+    batch, depth = make.one(1, 3), make.one(1, 3)
+    blocks = tuple(make.plane(4 * size, dtype=torch.uint8, gap=make.one(0, 16))[:, :4] for size in (48, 4))
+    table = [
+        (block[layer, 0].data_ptr(), block.stride(1), block.shape[2] // 4, block.shape[2])
+        for block in blocks
+        for layer in range(2)
+    ]
+    unit = make.one(4, 2, 1)
+    rings = RingMap(make.empty(len(table), 4, dtype=torch.int64).copy_(torch.tensor(table)), blocks, (4, 4), unit)
+    rows = [make.one(row, row, 0, -1, 4) for row in make.rng.sample(range(1, 4), batch)]
+    columns = [rows, *([make.rng.randint(-1, 5) for _ in rows] for _ in TailRecord._fields[1:])]
+    nodes = make.ints([make.rng.randint(-1, 3) for _ in range(batch * depth)], make.one(True, False))
+    limits = Limits(
+        reach=blocks,
+        null=[block[:, 0] for block in blocks],
+        changes=[block[:, row] for block in blocks for row in rows if 0 < row < 4],
+    )
+    arguments = {"rings": rings, "record": TailRecord(*map(make.ints, columns)), "nodes": nodes.view(batch, depth)}
+    return Case("keep_path", arguments, limits)
+
+
 def steps(make: Maker, batch: int) -> list[Row]:
     """Rows in place, moving, fresh, or padding, with a snapshot or none; no slot is two rows' but null ones."""
     free = make.rng.sample(range(1, SLOTS), SLOTS - 1)
@@ -141,6 +166,10 @@ def decode(
     null = [plane[0] for plane in planes]
     if op != "mamba3_step":
         arguments |= {"tail": tail, "cursor": cursor(make, len(rows)) if tail else None}
+        nodes = make.rng.randint(1, TOKENS + 1)
+        tree = [make.rng.randint(-2, TOKENS) for _ in range(len(rows) * nodes)]
+        parents = make.ints(tree, make.one(True, False)).view(len(rows), nodes) if tail else None
+        arguments["parents"] = make.one(None, parents)
         rings = [ring for ring in tail or () if ring is not None]
         null += [ring[0] for ring in rings]
         changes += [ring[1:] for ring in rings]

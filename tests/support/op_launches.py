@@ -25,11 +25,13 @@ from memstate.kernels.tables import (
     RecordMap,
     RecordPiece,
     Registers,
+    RingMap,
     Rules,
     ScaledMap,
     SelectiveTail,
     StepRecord,
     Strategy,
+    TailRecord,
 )
 from tests.support.launch_keys import VALUES, Keys, Recorder
 
@@ -148,6 +150,19 @@ def run_rows(op: Callable[..., Any]) -> None:
         op(planes(value, 4096 // value), ints(HEADER_INTS + value))
 
 
+def keep_path(op: Callable[..., Any]) -> None:
+    for batch in SIZES:
+        for depth in VALUES[:6]:
+            blocks = (torch.zeros(1, depth + 1, 64, dtype=torch.uint8),)
+            rings = RingMap(torch.zeros(2, 4, dtype=torch.int64), blocks, (4,))
+            nodes = ints(batch * depth, batch % 4).view(batch, depth)
+            op(rings, TailRecord(*(ints(256) for _ in TailRecord._fields)), nodes)
+
+
+def trees(batch: int, units: int, start: int) -> Tensor:
+    return ints(batch * units, start).view(batch, units)
+
+
 def steps() -> Iterator[tuple[int, int, int, int]]:
     """Batch, most tokens, units between slots, and where in its memory an input starts."""
     yield from ((batch, 1, 17, batch % 8) for batch in SIZES)
@@ -160,7 +175,7 @@ def columns(batch: int, start: int) -> dict[str, Tensor]:
 
 
 def conv_step(op: Callable[..., Any]) -> None:
-    """Storing slots, those of marks too, and with a tail.
+    """Storing slots, those of marks too, with a tail, and with trees.
 
     Inputs of real models fill 16 bytes a token, so that every batch of a tensor of theirs begins aligned; odd ones
     would be a key of their own.
@@ -172,11 +187,13 @@ def conv_step(op: Callable[..., Any]) -> None:
         op(x, weight, bias, **step, out=out)
         op(x, weight, bias, **step)
         op(x, weight, bias, **step, marks=marks(start=start))
-        op(x, weight, bias, **step, tail=ConvTail(ring(8, units=units, dtype=x.dtype)), cursor=cursor(batch, start))
+        tail = {"tail": ConvTail(ring(8, units=units, dtype=x.dtype)), "cursor": cursor(batch, start)}
+        op(x, weight, bias, **step, **tail)
+        op(x, weight, bias, **step, **tail, parents=trees(batch, units, start))
 
 
 def gated_delta_step(op: Callable[..., Any]) -> None:
-    """Storing slots, those of marks too, and with a tail; inputs that are slices; gates inside."""
+    """Storing slots, those of marks too, with a tail, and with trees; inputs that are slices; gates inside."""
     for batch, tokens, units, start in steps():
         q, k, v, out = (shifted(batch, tokens, 1, 2, start=start + i) for i in range(4))
         decay, beta = (shifted(batch, tokens, 1, start=start + i, dtype=torch.float32) for i in range(2))
@@ -187,13 +204,15 @@ def gated_delta_step(op: Callable[..., Any]) -> None:
         op(q, k, v, decay, beta, **step)
         op(q, k, v, decay, beta, **step, marks=marks(start=start))
         kept = (ring(1, 2, units=units, dtype=x.dtype) for x in (k, v)), (ring(1, units=units) for _ in range(2))
-        op(q, k, v, decay, beta, **step, tail=DeltaTail(*kept[0], *kept[1]), cursor=cursor(batch, start))
+        tail = {"tail": DeltaTail(*kept[0], *kept[1]), "cursor": cursor(batch, start)}
+        op(q, k, v, decay, beta, **step, **tail)
+        op(q, k, v, decay, beta, **step, **tail, parents=trees(batch, units, start))
         weight = shifted(1, 1, 1, start=start)[0, 0]
         op(q, k, v, decay, beta, **step, a_log=weight, dt_bias=weight, sigmoid=True, normalize=True)
 
 
 def selective_step(op: Callable[..., Any]) -> None:
-    """Storing slots, those of marks too, and with a tail."""
+    """Storing slots, those of marks too, with a tail, and with trees."""
     for batch, tokens, units, start in steps():
         x, b, c, z, out = (shifted(batch, tokens, 1, 2, start=start + i) for i in range(5))
         dt = shifted(batch, tokens, 1, start=start, dtype=torch.float32)
@@ -202,7 +221,9 @@ def selective_step(op: Callable[..., Any]) -> None:
         op(x=x, b=b, c=c, z=z, dt=dt, **model, **step, out=out)
         op(x=x, b=b, c=c, z=z, dt=dt, **model, **step, marks=marks(start=start))
         kept = SelectiveTail(*(ring(1, 2, units=units, dtype=x.dtype) for _ in range(2)), ring(1, units=units))
-        op(x=x, b=b, c=c, z=z, dt=dt, **model, **step, tail=kept, cursor=cursor(batch, start))
+        tail = {"tail": kept, "cursor": cursor(batch, start)}
+        op(x=x, b=b, c=c, z=z, dt=dt, **model, **step, **tail)
+        op(x=x, b=b, c=c, z=z, dt=dt, **model, **step, **tail, parents=trees(batch, units, start))
 
 
 def mamba3_step(op: Callable[..., Any]) -> None:

@@ -139,6 +139,30 @@ def test_a_graph_holds_a_whole_step_with_drafts() -> None:
     assert seen == [([3, 3], [3, 3], [0, 0], [-1, -1]), ([7, 5], [3, 3], [4, 2], [4, 2])]
 
 
+def test_T19_a_tree_goes_on_as_a_sequence() -> None:
+    rings = ms.StateLayout([ms.Plane("ssm_x", (11, 2), torch.float32), ms.Plane("ssm_b", (11, 1), torch.float32),
+        ms.Plane("ssm_dt", (11, 1), torch.float32)], layers=2)  # fmt: skip
+    layout = ms.StateLayout([ms.Plane("ssm", (2, 1), torch.float32)], layers=2, rows=rings)
+    mem = ms.StateManager(layout, slots=12, max_requests=4, overlap=False, forward=ms.Forward(tail=4))
+    rows = mem.admit([ms.Request("a"), ms.Request("b")])
+    mem.settle(mem.plan(rows, 3))
+    places = [mem.planes.tail("ssm", layer).x for layer in range(2)]
+
+    def forward(step: ms.Step, width: int, parents: torch.Tensor) -> None:
+        assert parents.shape == (2, width) and step.lengths.tolist() == [3, 3]
+        for layer, ring in enumerate(places):
+            for row in step.rows.tolist():
+                ring[row, 3:7] = torch.arange(4.0)[:, None] + 10 * layer + 100 * row
+
+    names: dict[str, Any] = {"torch": torch, "mem": mem, "rows": rows, "forward": forward}
+    exec(part("docs/speculation.md", "parents = torch.tensor([[-1"), names)
+    for layer, ring in enumerate(places):
+        (a, b), more = names["step"].rows.tolist(), 10 * layer
+        assert (ring[a, 3:6, 0] - more - 100 * a).tolist() == [0, 2, 3]
+        assert (ring[b, 3:7, 0] - more - 100 * b).tolist() == [0, 1, 2, 3]
+    assert [mem.info(row).length for row in rows] == [6, 5]
+
+
 def test_a_forward_on_another_stream_lies_between_two_plans(cuda: FakeCuda) -> None:
     mem = manager(device="cuda:0", backend="reference")
     names: dict[str, Any] = {

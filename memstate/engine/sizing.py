@@ -15,7 +15,7 @@ from memstate.slots.commands import step_ints
 from memstate.slots.registers import cell_starts, register_count
 from memstate.slots.upload import INTS, RING
 from memstate.state.layout import StateLayout
-from memstate.state.memory import table_bytes
+from memstate.state.memory import ring_table_bytes, table_bytes
 
 # Settings to lower.
 CELLS = "max_requests, preallocated, snapshots (default: slots) or Pages(per_row=)"
@@ -120,7 +120,11 @@ def device_parts(
             "registers, columns and page table",
             4 * cell_starts(rows, snapshots, per_row, LEVELS * bool(level_slots), tails)[-1], CELLS,
         ),
-        Part("tile table", sum(map(table_bytes, (*own, *(each for each, *_ in inner)))), "the sizes of the layout"),
+        Part(
+            "tile table",
+            sum(map(table_bytes, (*own, *(each for each, *_ in inner)))) + ring_table_bytes(layout),
+            "the sizes of the layout",
+        ),
         Part("bitmap", 4 * bitmap_ints(slots), "slots"),
         Part("counters", 4 * COUNTERS, "slots"),
         Part("step records", record_bytes(max_batch, snapshots, tails), f"{BATCH} or snapshots"),

@@ -111,13 +111,20 @@ def _planes(mem: StateManager) -> None:
     )  # without sources
 
 
+def _trees(mem: StateManager) -> None:
+    """Keeps paths of nodes that stay where they are."""
+    if mem.device.tails is not None and mem.planes.tailed:
+        for ids in IDS:
+            mem.device.keep_path(_nothing(mem, 1, ids)[None])
+
+
 def _tiers(mem: StateManager) -> None:
     if mem.tiers is not None:
         mem.tiers.host.warm_up()
 
 
 FAMILIES: tuple[Callable[[StateManager], None], ...] = (
-    _packets, _steps, _readers, _slots_by_id, _copies, _planes, _tiers,
+    _packets, _steps, _readers, _slots_by_id, _copies, _planes, _trees, _tiers,
 )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from functools import lru_cache
 from itertools import chain, groupby
 from math import gcd
 from operator import itemgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
 import torch
@@ -17,11 +17,12 @@ from torch import Tensor
 
 from memstate.errors import Asleep, InvalidArgument, LayoutMismatch
 from memstate.kernels.dispatch import Backend
-from memstate.kernels.tables import TILE_BYTES, PlaneMap, RingMap
+from memstate.kernels.tables import TILE_BYTES, ConvTail, DeltaTail, PlaneMap, RingMap, SelectiveTail
 from memstate.state.layout import MOVE_BYTES, StateLayout
 from memstate.state.regions import Region, buffer_infos
 
 TILE_ROW = 24  # bytes of a tile in the table: three int64
+RING_ROW = 32  # bytes of a ring in the table of rings: four int64
 PATTERN = 8  # bytes of a tile in the table of patterns, which planes with a fill have
 
 
@@ -52,6 +53,33 @@ def table_bytes(layout: StateLayout) -> int:
         )
         runs = [sum(nbytes for _, nbytes, _ in alike) for _, alike in groupby(blocks, key=itemgetter(2))]
     return (TILE_ROW + PATTERN * any(patterns)) * sum(len(tiles_of(nbytes)) for nbytes in runs)
+
+
+def rings_of(name: str, rows: Collection[str]) -> tuple[type[Any], dict[str, str]] | None:
+    """Returns the kind of a plane's tail, and which planes of rows are the rings of its fields; None without a tail.
+
+    Args:
+        name: of the plane.
+        rows: names of the planes of rows.
+    """
+    for kind in (DeltaTail, SelectiveTail, ConvTail):
+        found = {field: ring for field in kind._fields if (ring := f"{name}_{field}") in rows}
+        if found.keys() >= set(kind._fields) - set(kind._field_defaults):
+            return kind, found
+    return None
+
+
+def ring_names(layout: StateLayout) -> set[str]:
+    """Returns the names of the planes of rows that are rings of tails."""
+    rows = {plane.name for plane in layout.rows.planes} if layout.rows is not None else set[str]()
+    found = [rings for plane in layout.planes if (rings := rings_of(plane.name, rows))]
+    return {ring for _, rings in found for ring in rings.values()}
+
+
+def ring_table_bytes(layout: StateLayout) -> int:
+    """Returns the bytes of the table of rings."""
+    names, rows = ring_names(layout), layout.rows
+    return RING_ROW * sum(rows.layers_of(plane) for plane in rows.planes if plane.name in names) if rows else 0
 
 
 def tiles_of(nbytes: int) -> range:

@@ -14,12 +14,12 @@ from torch import Tensor
 from memstate.checks import NotCopied, is_count
 from memstate.errors import InvalidArgument
 from memstate.kernels.dispatch import Backend
-from memstate.kernels.tables import ConvTail, DeltaTail, Marks, SelectiveTail, TailRecord
+from memstate.kernels.tables import DeltaTail, Marks, SelectiveTail, TailRecord
 from memstate.kernels.tuned import copy_launch
 from memstate.sheet import Sheet, Shown, bar, of_bytes, sheet
 from memstate.sizes import MOST_SLOTS, Part, format_bytes, require_memory
 from memstate.state.layout import Plane, StateLayout
-from memstate.state.memory import Memory, RingTable
+from memstate.state.memory import Memory, RingTable, ring_names, rings_of
 from memstate.state.regions import (
     BufferInfo,
     Region,
@@ -169,7 +169,12 @@ class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
         super().__init__(regions, owned, backend, [one for one in (self.rows, self.levels) if one is not None])
         self.layout, self.slots = layout, slots
         self.traffic = Traffic()
-        self._ring_table: RingTable | None = None  # is made by the first tree
+        self._rings: RingTable | None = None
+        if self.rows is not None:
+            names = ring_names(layout)
+            if rings := [region for region in self.rows.regions if region.plane.name in names]:
+                self._rings = RingTable(rings, self.device)
+                self.follow(self._rings)
         self._gathered: dict[str, ref[Tensor]] = {}  # by plane: the last batch
         if backend.name != "reference":  # a tuned file that cannot be read is found here, not in the first launch
             copy_launch(self.device, self.plane_map.unit, len(self.plane_map.tiles))
@@ -201,7 +206,7 @@ class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
             Asleep: the memory is released.
         """
         rows = self.rows if self.rows is not None else {}
-        if found := _rings_of(name, rows):
+        if found := rings_of(name, rows):
             kind, names = found
             rings = {field: rows[ring] for field, ring in names.items()}
             layers = min(map(len, rings.values()))
@@ -230,16 +235,10 @@ class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
         Syncs: no.
         """
         self.require_awake("keep_path")
-        if self._ring_table is None:
-            rows = self.rows if self.rows is not None else {}
-            tails = [found for name in self if (found := _rings_of(name, rows))]
-            names = {ring for _, rings in tails for ring in rings.values()}
-            if self.rows is None or not names:
-                raise InvalidArgument("keep_path: rows have no tails: a preset with tail= has them, as planes of rows")
-            self._ring_table = RingTable([one for one in self.rows.regions if one.plane.name in names], self.device)
-            self.follow(self._ring_table)
+        if self._rings is None:
+            raise InvalidArgument("keep_path: rows have no tails: a preset with tail= has them, as planes of rows")
         with _Naming("keep_path"):
-            self.backend.keep_path(self._ring_table.map, record, nodes)
+            self.backend.keep_path(self._rings.map, record, nodes)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)
@@ -252,6 +251,11 @@ class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
 
     __hash__ = object.__hash__  # memory is itself, whatever other memory holds
     __eq__ = object.__eq__
+
+    @property
+    def tailed(self) -> bool:
+        """Whether rows have rings that decode steps take as tails."""
+        return self._rings is not None
 
     @property
     def nbytes(self) -> int:
@@ -542,15 +546,6 @@ class Planes(Memory, NotCopied, Shown, Mapping[str, Any]):
         )
         title = f"{self.slots:,} slots of {format_bytes(layout.bytes_per_slot)} and the null slot"
         return sheet(repr(self), [bar(title, parts)], [layout.plane_section()], notes=notes)
-
-
-def _rings_of(name: str, rows: Collection[str]) -> tuple[type[Any], dict[str, str]] | None:
-    """Returns the kind of a plane's tail, and which planes of rows are the rings of its fields; None without a tail."""
-    for kind in (DeltaTail, SelectiveTail, ConvTail):
-        found = {field: ring for field in kind._fields if (ring := f"{name}_{field}") in rows}
-        if found.keys() >= set(kind._fields) - set(kind._field_defaults):
-            return kind, found
-    return None
 
 
 def _holds_windows(plane: Plane, source: Tensor | None) -> bool:

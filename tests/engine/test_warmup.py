@@ -43,7 +43,7 @@ LAYERS = {"conv", "gated_delta", "selective"}  # kernels of the caller's forward
 MANAGER = {
     "registers._ownership", "registers._resolve", "registers._audit", "tracking._plan",
     "bitmap._claim", "bitmap._release", "copy._move", "gather._gather_slots", "scatter._scatter_slots",
-    "pack._move_records", "pack_int8._move_int8",
+    "pack._move_records", "pack_int8._move_int8", "trees._keep_path",
 }  # fmt: skip
 
 

@@ -52,7 +52,8 @@ class Kind:
 
     @property
     def layout(self) -> ms.StateLayout:
-        return ms.StateLayout(self.planes, layers=3)
+        rings = ms.StateLayout([ms.Plane("conv_x", (8, 5), torch.bfloat16, fill=None)], layers=3)
+        return ms.StateLayout(self.planes, layers=3, rows=rings if "tail" in self.settings else None)
 
     def build(self, folder: str) -> ms.StateManager:
         count, given = 120, dict[str, Any]()
@@ -122,11 +123,12 @@ def serve(mem: ms.StateManager, *prompts: list[int], answer: int = 3, **more: An
 
 
 def speculate(mem: ms.StateManager) -> None:
-    """Drafts of some rows and of all, accepted with and without an upload."""
+    """Drafts of some rows and of all, accepted with and without an upload, and as trees."""
     rows = mem.admit([request(mem, i, prompt(60 + i)) for i in range(3)])
     for batch, tokens, drafts in ((3, 2, 1), (1, 3, 3), (3, 1, 1), (2, 0, 0)):
         step = mem.plan(rows[:batch], tokens, drafts=drafts)
         step.accepted.fill_(tokens)
+        mem.device.keep_path(torch.zeros(batch, 2, dtype=torch.int32 if batch > 2 else torch.int64))
         mem.accept(step, [tokens] * batch, written=batch > 2)
     mem.end(rows)
 

@@ -113,7 +113,9 @@ class Engine:
 
 def memory_of(planes: Planes, kv: Planes, page_table: Tensor) -> Memory:
     """Returns planes and pages as the model takes them."""
-    return Memory(planes["conv"], planes["ssm"], kv["key"][0], kv["value"][0], page_table, planes.rows)
+    layers = range(len(planes["conv"]) if planes.rows is not None else 0)
+    tails = [(planes.tail("conv", layer), planes.tail("ssm", layer)) for layer in layers]
+    return Memory(planes["conv"], planes["ssm"], kv["key"][0], kv["value"][0], page_table, tails)
 
 
 def _require_fit(config: DemoConfig, tracking: Tracking, pages: int, pages_per_row: int) -> None:

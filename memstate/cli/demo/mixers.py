@@ -8,6 +8,7 @@ Knows no slot's owner: it reads, writes and snapshots where it is told.
 """
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,11 +16,11 @@ from torch import Tensor
 from memstate.cli.demo.arithmetic import Weights, gate, linear, rms_norm, unit_norm
 from memstate.cli.demo.sizes import ModelSize
 from memstate.kernels.dispatch import Backend
-from memstate.kernels.tables import ConvTail, Cursor, DeltaTail, Marks, SelectiveTail
+from memstate.kernels.tables import Cursor, Marks
 from memstate.state.layout import Order, Plane, StateLayout
 
 Where = tuple[Tensor, Tensor, Tensor, Tensor]  # read, write, snapshot, tokens: int32 `batch`
-Rings = dict[str, Tensor]  # those of a layer, `row ring ..`
+Tails = tuple[Any, Any]  # those of conv and ssm of a layer, as `mem.planes.tail` has them
 
 
 class Mixer(ABC):
@@ -58,28 +59,29 @@ class Mixer(ABC):
     @abstractmethod
     def advance(
         self, mixed: Tensor, rates: Tensor, ssm: Tensor, where: Where, out: Tensor, marks: Marks | None,
-        rings: Rings | None, cursor: Cursor | None,
+        tail: Any, cursor: Cursor | None,
     ) -> None:  # fmt: skip
         """Runs the recurrence over what the conv mixed; fills out `batch token head value` and changes ssm."""
 
     def __call__(
         self, x: Tensor, where: Where, conv: Tensor, ssm: Tensor, marks: Marks | None = None,
-        rings: Rings | None = None, cursor: Cursor | None = None,
+        tails: Tails | None = None, cursor: Cursor | None = None,
     ) -> Tensor:  # fmt: skip
         """Runs conv and recurrence over x `batch token width`, normalised. Changes both planes.
 
-        With marks it keeps the states there too; with rings and a cursor it folds the tails of rows.
+        With marks it keeps the states there too; with tails and a cursor it folds the tails of rows.
 
         Syncs: no.
         """
+        of_conv, of_ssm = tails if tails is not None else (None, None)
         mixed = linear(x, self.inward)
         seen = torch.empty_like(mixed)
         self.backend.conv_step(
             mixed, self.taps, self.bias, self.window(conv), *where, None, seen, marks=marks,
-            tail=ConvTail(rings["x"]) if rings is not None else None, cursor=cursor,
+            tail=of_conv, cursor=cursor,
         )  # fmt: skip
         out = x.new_empty(*x.shape[:2], self.size.heads, self.size.value)
-        self.advance(seen, linear(x, self.rates), ssm, where, out, marks, rings, cursor)
+        self.advance(seen, linear(x, self.rates), ssm, where, out, marks, of_ssm, cursor)
         return linear(rms_norm(out).flatten(2) * gate(linear(x, self.gate)), self.outward)
 
 
@@ -101,7 +103,7 @@ class KimiDelta(Mixer):
 
     def advance(
         self, mixed: Tensor, rates: Tensor, ssm: Tensor, where: Where, out: Tensor, marks: Marks | None,
-        rings: Rings | None, cursor: Cursor | None,
+        tail: Any, cursor: Cursor | None,
     ) -> None:  # fmt: skip
         """See `Mixer`."""
         s = self.size
@@ -112,7 +114,6 @@ class KimiDelta(Mixer):
         forget, learn = rates.split((forgetting, learning), -1)
         decay = -0.1 * gate(forget if forgetting == s.heads else forget.unflatten(-1, (s.heads, s.key)))
         v = v.unflatten(-1, (s.heads, s.value))
-        tail = DeltaTail(*(rings[name] for name in ("k", "v", "gate", "beta"))) if rings is not None else None
         self.backend.gated_delta_step(
             q, k, v, decay, gate(learn), ssm, *where, 1.0, out, marks=marks, tail=tail, cursor=cursor
         )
@@ -149,7 +150,7 @@ class Mamba2(Mixer):
     @classmethod
     def rings(cls, size: ModelSize) -> dict[str, tuple[int, ...]]:
         """See `Mixer`."""
-        return {"inward": (size.heads, size.value), "b": (1, size.key), "dt": (size.heads,)}
+        return {"x": (size.heads, size.value), "b": (1, size.key), "dt": (size.heads,)}
 
     @staticmethod
     def window(conv: Tensor) -> Tensor:
@@ -158,7 +159,7 @@ class Mamba2(Mixer):
 
     def advance(
         self, mixed: Tensor, rates: Tensor, ssm: Tensor, where: Where, out: Tensor, marks: Marks | None,
-        rings: Rings | None, cursor: Cursor | None,
+        tail: Any, cursor: Cursor | None,
     ) -> None:  # fmt: skip
         """See `Mixer`."""
         s = self.size
@@ -166,8 +167,7 @@ class Mamba2(Mixer):
         x, b, c = x.unflatten(-1, (s.heads, s.value)), unit_norm(b).unsqueeze(2), unit_norm(c).unsqueeze(2)
         self.backend.selective_step(
             x, rates, self.decay, b, c, ssm, *where, d=self.skip, dt_bias=self.rate_bias, softplus=True, out=out,
-            marks=marks, tail=SelectiveTail(rings["inward"], rings["b"], rings["dt"]) if rings is not None else None,
-            cursor=cursor,
+            marks=marks, tail=tail, cursor=cursor,
         )  # fmt: skip
 
 
@@ -188,7 +188,8 @@ def state_layout(
     planes = (Plane("conv", conv, torch.float32), Plane("ssm", ssm, torch.float32))
     rows = None
     if tail:
-        shapes = {"x": (MIXERS[model].widths(size)[0],), **MIXERS[model].rings(size)}
+        of_ssm = {f"ssm_{name}": shape for name, shape in MIXERS[model].rings(size).items()}
+        shapes = {"conv_x": (MIXERS[model].widths(size)[0],), **of_ssm}
         rings = (Plane(name, (3 * tail - 1, *shape), torch.float32, fill=None) for name, shape in shapes.items())
         rows = StateLayout(tuple(rings), size.recurrent_layers, order)
     return StateLayout(planes, size.recurrent_layers, order, rows=rows)

@@ -7,14 +7,14 @@ same object runs the cached loop and the uncached one.
     attention   keys and values live in pages, addressed through a page table; page 0 is never read
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from memstate.cli.demo.arithmetic import Weights, attend, linear, rms_norm
-from memstate.cli.demo.mixers import MIXERS, TURNED
+from memstate.cli.demo.mixers import MIXERS, TURNED, Tails
 from memstate.cli.demo.sizes import ModelSize
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import Cursor, Marks
@@ -48,7 +48,7 @@ class Memory(NamedTuple):
         key: `page token head dim`.
         value: `page token head dim`.
         page_table: `row page`.
-        rows: Tails, by name `layer row ring ..`, or `row ring ..` of each layer; None without.
+        tails: Of each recurrent layer; none where rows have no tails.
     """
 
     conv: Tensor | Sequence[Tensor]
@@ -56,7 +56,7 @@ class Memory(NamedTuple):
     key: Tensor
     value: Tensor
     page_table: Tensor
-    rows: Mapping[str, Tensor | Sequence[Tensor]] | None = None
+    tails: Sequence[Tails] = ()
 
 
 class HybridModel:
@@ -105,10 +105,8 @@ class HybridModel:
         where = (slots.read, slots.write, slots.snapshot, slots.tokens)
         for layer, (mixer, mlp) in enumerate(zip(self.recurrent, self.mlp, strict=False)):
             ssm = memory.ssm[layer].mT if self.state_order in TURNED else memory.ssm[layer]
-            rings = (
-                {name: plane[layer] for name, plane in memory.rows.items()} if memory.rows and slots.cursor else None
-            )
-            x = x + mixer(rms_norm(x), where, memory.conv[layer], ssm, slots.marks, rings, slots.cursor)
+            tails = memory.tails[layer] if memory.tails and slots.cursor else None
+            x = x + mixer(rms_norm(x), where, memory.conv[layer], ssm, slots.marks, tails, slots.cursor)
             x = x + _mlp(rms_norm(x), mlp)
         x = x + self._attend(rms_norm(x), start, slots, memory)
         x = x + _mlp(rms_norm(x), self.mlp[-1])

@@ -44,9 +44,12 @@ class DemoOptions:
     ] = "own"
     overlap: Annotated[int, Option(help="1: plan the next step before the last one is settled.", min=0, max=1)] = 1
     speculate: Annotated[
-        int,
-        Option(metavar="T", min=0, max=64, help="Tokens of a step of decode, all but one of them guessed. 0: none."),
-    ] = 0
+        str,
+        Option(
+            metavar="T|tree",
+            help="Tokens of a step of decode, all but one of them guessed: up to 64 in a row, or 7 as a tree. 0: none.",
+        ),
+    ] = "0"
     tail: Annotated[
         int,
         Option(

@@ -98,6 +98,7 @@ def test_only_targets_that_compile_are_known(monkeypatch: pytest.MonkeyPatch) ->
     [
         ("demo --strategy sometimes", "sometimes"),
         ("demo --fail-claims 2", "'--fail-claims': "),
+        ("demo --speculate bush", "speculate 'bush': expected a number of tokens from 0 to 64, or tree"),
         ("demo --input no-such-file.jsonl", "'no-such-file.jsonl': No such file"),
         ("compile --targets sm_9", "sm_9"),
         ("bench nothing", "nothing"),

@@ -1,10 +1,12 @@
 """The settings of a demo run."""
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import get_args
 
 from memstate.cli import names
 from memstate.cli.demo.sizes import ModelSize
+from memstate.cli.demo.trees import Tree, tree_of
 from memstate.cli.demo_options import DemoOptions
 from memstate.cli.policies import placement_of
 from memstate.errors import InvalidArgument
@@ -28,7 +30,7 @@ class DemoConfig(DemoOptions):
         size: Sizes of the model.
 
     Raises:
-        InvalidArgument: Two settings do not go together, or the placement is unknown.
+        InvalidArgument: Two settings do not go together, or one has no such value.
     """
 
     device: str = "cpu"
@@ -42,7 +44,7 @@ class DemoConfig(DemoOptions):
             object.__setattr__(self, "state_order", orders[0])
         elif self.state_order not in orders:
             raise InvalidArgument(f"state-order {self.state_order}: expected {' or '.join(orders)} of {self.model}")
-        if self.speculate > self.chunk:
+        if len(self.tree) > self.chunk:
             raise InvalidArgument(
                 f"speculate {self.speculate} with chunk {self.chunk}: a chunk has at least as many tokens as a step of "
                 "decode"
@@ -54,17 +56,22 @@ class DemoConfig(DemoOptions):
                 f"track-every {self.track_every} is no multiple of page-size {self.page_size}: snapshots share pages"
             )
 
+    @cached_property
+    def tree(self) -> Tree:
+        """The tokens of a step of decode; of each the next one is sampled."""
+        return tree_of(self.speculate)
+
     @property
-    def asked(self) -> int:
-        """Tokens of a step of decode, of which each is sampled."""
-        return max(1, self.speculate)
+    def speculates(self) -> bool:
+        """Whether steps may have guesses, and rows tails for them."""
+        return self.speculate != "0"
 
     @property
     def tails(self) -> int:
         """Tokens that a step may keep in the tail of a row; 0: rows have no tails."""
-        return max(self.speculate, -(-self.tail // 2))
+        return max(len(self.tree) * self.speculates, -(-self.tail // 2))
 
     @property
     def slack(self) -> int:
         """Tokens by which a row may be longer than the host knows when it plans."""
-        return self.overlap * max(0, self.speculate - 1)
+        return self.overlap * self.tree.depth

@@ -59,17 +59,18 @@ class Mixer(ABC):
     @abstractmethod
     def advance(
         self, mixed: Tensor, rates: Tensor, ssm: Tensor, where: Where, out: Tensor, marks: Marks | None,
-        tail: Any, cursor: Cursor | None,
+        tail: Any, cursor: Cursor | None, parents: Tensor | None,
     ) -> None:  # fmt: skip
         """Runs the recurrence over what the conv mixed; fills out `batch token head value` and changes ssm."""
 
     def __call__(
         self, x: Tensor, where: Where, conv: Tensor, ssm: Tensor, marks: Marks | None = None,
-        tails: Tails | None = None, cursor: Cursor | None = None,
+        tails: Tails | None = None, cursor: Cursor | None = None, parents: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """Runs conv and recurrence over x `batch token width`, normalised. Changes both planes.
 
-        With marks it keeps the states there too; with tails and a cursor it folds the tails of rows.
+        With marks it keeps the states there too; with tails and a cursor it folds the tails of rows, and its
+        tokens may be trees with these parents.
 
         Syncs: no.
         """
@@ -78,10 +79,10 @@ class Mixer(ABC):
         seen = torch.empty_like(mixed)
         self.backend.conv_step(
             mixed, self.taps, self.bias, self.window(conv), *where, None, seen, marks=marks,
-            tail=of_conv, cursor=cursor,
+            tail=of_conv, cursor=cursor, parents=parents,
         )  # fmt: skip
         out = x.new_empty(*x.shape[:2], self.size.heads, self.size.value)
-        self.advance(seen, linear(x, self.rates), ssm, where, out, marks, of_ssm, cursor)
+        self.advance(seen, linear(x, self.rates), ssm, where, out, marks, of_ssm, cursor, parents)
         return linear(rms_norm(out).flatten(2) * gate(linear(x, self.gate)), self.outward)
 
 
@@ -103,7 +104,7 @@ class KimiDelta(Mixer):
 
     def advance(
         self, mixed: Tensor, rates: Tensor, ssm: Tensor, where: Where, out: Tensor, marks: Marks | None,
-        tail: Any, cursor: Cursor | None,
+        tail: Any, cursor: Cursor | None, parents: Tensor | None,
     ) -> None:  # fmt: skip
         """See `Mixer`."""
         s = self.size
@@ -115,7 +116,7 @@ class KimiDelta(Mixer):
         decay = -0.1 * gate(forget if forgetting == s.heads else forget.unflatten(-1, (s.heads, s.key)))
         v = v.unflatten(-1, (s.heads, s.value))
         self.backend.gated_delta_step(
-            q, k, v, decay, gate(learn), ssm, *where, 1.0, out, marks=marks, tail=tail, cursor=cursor
+            q, k, v, decay, gate(learn), ssm, *where, 1.0, out, marks=marks, tail=tail, cursor=cursor, parents=parents
         )
 
 
@@ -159,7 +160,7 @@ class Mamba2(Mixer):
 
     def advance(
         self, mixed: Tensor, rates: Tensor, ssm: Tensor, where: Where, out: Tensor, marks: Marks | None,
-        tail: Any, cursor: Cursor | None,
+        tail: Any, cursor: Cursor | None, parents: Tensor | None,
     ) -> None:  # fmt: skip
         """See `Mixer`."""
         s = self.size
@@ -167,7 +168,7 @@ class Mamba2(Mixer):
         x, b, c = x.unflatten(-1, (s.heads, s.value)), unit_norm(b).unsqueeze(2), unit_norm(c).unsqueeze(2)
         self.backend.selective_step(
             x, rates, self.decay, b, c, ssm, *where, d=self.skip, dt_bias=self.rate_bias, softplus=True, out=out,
-            marks=marks, tail=tail, cursor=cursor,
+            marks=marks, tail=tail, cursor=cursor, parents=parents,
         )  # fmt: skip
 
 

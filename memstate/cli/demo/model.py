@@ -16,6 +16,7 @@ from torch import Tensor
 from memstate.cli.demo.arithmetic import Weights, attend, linear, rms_norm
 from memstate.cli.demo.mixers import MIXERS, TURNED, Tails
 from memstate.cli.demo.sizes import ModelSize
+from memstate.cli.demo.trees import StepTree
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import Cursor, Marks
 
@@ -87,52 +88,72 @@ class HybridModel:
         ]
         self.head = weights.matrix(s.width, VOCABULARY, gain=1.5)
 
-    def forward(self, tokens: Tensor, start: Tensor, slots: Slots, memory: Memory, asked: int = 1) -> Tensor:
-        """Returns logits `batch asked vocabulary` after the last real tokens of each row; padded rows have none.
+    def forward(self, tokens: Tensor, start: Tensor, tree: StepTree, slots: Slots, memory: Memory) -> Tensor:
+        """Returns logits `batch node vocabulary` behind the nodes of each row; for those that it lacks, anything.
 
         Changes planes at `write` and `snapshot`, and the row's pages at start .. start + tokens. It can be captured.
 
         Args:
             tokens: int64 `batch token`.
             start: int64 `batch`, tokens already folded into the row's state.
+            tree: Which token each of them follows.
             slots: Where states and pages lie.
             memory: The bytes.
-            asked: Tokens, of which a row may have fewer; the first stands for those that it lacks.
 
         Syncs: no.
         """
-        x = self.embedding[tokens]
+        x, at = self.embedding[tokens], torch.arange(tokens.shape[1], device=tokens.device)
+        parents = tree.spread(tree.tree.parents, at) if tree.tree.branches else None
         where = (slots.read, slots.write, slots.snapshot, slots.tokens)
         for layer, (mixer, mlp) in enumerate(zip(self.recurrent, self.mlp, strict=False)):
             ssm = memory.ssm[layer].mT if self.state_order in TURNED else memory.ssm[layer]
-            tails = memory.tails[layer] if memory.tails and slots.cursor else None
-            x = x + mixer(rms_norm(x), where, memory.conv[layer], ssm, slots.marks, tails, slots.cursor)
+            tails = memory.tails[layer] if memory.tails else None
+            x = x + mixer(rms_norm(x), where, memory.conv[layer], ssm, slots.marks, tails, slots.cursor, parents)
             x = x + _mlp(rms_norm(x), mlp)
-        x = x + self._attend(rms_norm(x), start, slots, memory)
+        x = x + self._attend(rms_norm(x), start, tree, slots, memory)
         x = x + _mlp(rms_norm(x), self.mlp[-1])
-        last = (slots.tokens.long()[:, None] + torch.arange(-asked, 0, device=x.device)).clamp(min=0)
-        x = x.gather(1, last[:, :, None].expand(-1, -1, x.shape[2]))
+        x = x.gather(1, tree.tokens(len(at))[:, :, None].expand(-1, -1, x.shape[2]))
         return linear(rms_norm(x), self.head)
 
-    def _attend(self, x: Tensor, start: Tensor, slots: Slots, memory: Memory) -> Tensor:
+    def keep_path(self, start: Tensor, nodes: Tensor, slots: Slots, memory: Memory) -> None:
+        """Moves keys and values of the accepted nodes of trees together, as `mem.device.keep_path` does tails.
+
+        Syncs: no.
+        """
+        assert slots.accepted is not None  # only rows with tails have trees
+        pages, at = _pages(slots, memory), torch.arange(nodes.shape[1], device=nodes.device)
+        moved = (nodes > at) & (at < slots.accepted[:, None])
+        source, target = (_places(pages, start[:, None] + tokens, moved, memory) for tokens in (nodes, at))
+        memory.key[target] = memory.key[source]
+        memory.value[target] = memory.value[source]
+
+    def _attend(self, x: Tensor, start: Tensor, tree: StepTree, slots: Slots, memory: Memory) -> Tensor:
         """Attends over all pages that a row may have, masking what is not written yet. x: `batch token width`."""
-        s, (_, steps, _) = self.size, x.shape
+        s, at = self.size, torch.arange(x.shape[1], device=x.device)
         q, k, v = linear(x, self.attention["inward"]).unflatten(-1, (3, s.heads, s.value)).unbind(2)
-        pages = memory.page_table[slots.rows.long()].long()
-        page_size, at = memory.key.shape[1], torch.arange(steps, device=x.device)
-        position = start[:, None] + at
-        real = at < slots.tokens[:, None]
-        page = pages.gather(1, (position // page_size).clamp(max=pages.shape[1] - 1))
-        page = torch.where(real, page, 0)
-        offset = position % page_size
-        memory.key[page, offset] = k
-        memory.value[page, offset] = v
+        pages, real = _pages(slots, memory), at < slots.tokens[:, None]
+        target = _places(pages, start[:, None] + at, real, memory)
+        memory.key[target] = k
+        memory.value[target] = v
 
         keys, values = (plane[pages].flatten(1, 2).transpose(1, 2) for plane in (memory.key, memory.value))
-        written = (pages > 0).repeat_interleave(page_size, 1)[:, None]
-        visible = (torch.arange(keys.shape[2], device=x.device) <= position[:, :, None]) & written & real[:, :, None]
+        written = (pages > 0).repeat_interleave(memory.key.shape[1], 1)[:, None]
+        places = torch.arange(keys.shape[2], device=x.device) - start[:, None]
+        visible = tree.follow(at, places) & written & real[:, :, None]
         mixed = attend(q.transpose(1, 2), keys, values, visible[:, None]).transpose(1, 2)
         return linear(mixed.flatten(2), self.attention["outward"])
+
+
+def _pages(slots: Slots, memory: Memory) -> Tensor:
+    """The pages of each row: `batch page`."""
+    return memory.page_table[slots.rows.long()].long()
+
+
+def _places(pages: Tensor, position: Tensor, real: Tensor, memory: Memory) -> tuple[Tensor, Tensor]:
+    """Page and offset of each position: `batch token`; page 0 where it is not real."""
+    page_size = memory.key.shape[1]
+    page = pages.gather(1, (position // page_size).clamp(max=pages.shape[1] - 1))
+    return torch.where(real, page, 0), position % page_size
 
 
 def _mlp(x: Tensor, w: dict[str, Tensor]) -> Tensor:

@@ -54,7 +54,8 @@ def _run(given: DemoConfig, store: Store | None, report: Progress) -> DemoReport
     requests = sum(len(conversation.turns) for conversation in conversations)
     longest = max(longest_context(conversation, given.page_size) for conversation in conversations)
     config = replace(given, chunk=min(given.chunk, longest))  # every prefill step is padded to a chunk
-    pages_per_row = -(-longest // config.page_size)
+    rejected = 2 * (len(config.tree) - 1 - config.tree.depth)  # beside the path that is right, in two steps
+    pages_per_row = -(-(longest + rejected) // config.page_size)
     pages = config.pages if config.pages is not None else 2 * pages_per_row
     engine = Engine(config, pages, pages_per_row, store)
     mem = engine.mem
@@ -71,9 +72,10 @@ def _run(given: DemoConfig, store: Store | None, report: Progress) -> DemoReport
             audits.append(mem.audit())  # while requests run: no false alarm allowed
 
     stepper = Stepper(
-        engine.model, engine.memory, config.batch, config.chunk, engine.launch, engine.marks, config.asked, config.slack
-    )
-    known = {c.number: uncached.answer(c) for c in conversations} if config.speculate else {}
+        engine.model, engine.memory, config.batch, config.chunk, engine.launch, engine.marks, config.tree, config.slack,
+        mem.device.keep_path,
+    )  # fmt: skip
+    known = {c.number: uncached.answer(c) for c in conversations} if config.speculates else {}
     chance, guesser, started = Chance(config.seed), Guesser(config.seed, known), time.perf_counter()
     transcripts = Scheduler(
         config, engine, stepper, admission, chance, meter, witness, request_done, guesser

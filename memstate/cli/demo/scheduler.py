@@ -110,7 +110,7 @@ class Scheduler:
         whole = self.meter.steps % 2 == 1 and not self.config.sabotage  # every other step: one upload and one graph
         replay = (lambda: run.append(self.stepper.run(batch.inputs))) if whole else None
         with self.gauge.adding_to(asked):
-            drafts = batch.drafts if self.config.speculate else 0
+            drafts = batch.drafts if self.config.speculates else 0
             step = self.mem.plan(batch.rows, batch.counts, replay=replay, drafts=drafts, defer=self.config.tail)
         # until the guesses of the step before are told, the rows of this one go on
         told = self._flight is None or not self._flight.step.drafted
@@ -181,13 +181,14 @@ class Scheduler:
         """Chooses tokens and guesses of a request, as far as its tail has room and its answer may go."""
         coming = work.folded >= len(work.tokens)  # one sampled token at least is on its way
         n = self.mem.chunk(work.handle, min(max(1, len(work.tokens) - work.folded), self.config.chunk))
-        if not self.config.speculate or work.folded + n < len(work.tokens):
+        if not self.config.speculates or work.folded + n < len(work.tokens):
             return Going(work, n, 0, [], 0)
-        before = self._flight.entries if self._flight else []
+        tree, before = self.config.tree, self._flight.entries if self._flight else []
         flying = sum(entry.drafts for entry in before if entry.current and entry.work is work)
-        room = min(self.config.speculate - n, work.rule.limit - len(work.answer) - 1 - coming - flying)
-        candidates = self.guesser.guess(work, work.folded + n, max(0, room) + flying)
-        return Going(work, n, min(max(0, room), max(0, len(candidates) - flying)), candidates, flying)
+        gained = tree.depths[flying]  # tokens, at most
+        depth = min(len(tree) - n, work.rule.limit - len(work.answer) - 1 - coming - gained)
+        candidates = self.guesser.guess(work, work.folded + n, max(0, depth) + gained, tree)
+        return Going(work, n, tree.fit(len(tree) - n, min(depth, len(candidates[0]) - gained)), candidates, flying)
 
     def _make_way(self) -> None:
         """The youngest request makes way; what is kept for later does where a request runs alone."""
@@ -204,25 +205,22 @@ class Scheduler:
         broken_off = []
         later = {entry.row: entry for entry in self._flight.entries} if self._flight else {}
         for entry in flight.entries:
-            work, guesses, place = entry.work, entry.guesses, entry.place
-            right = next(
-                (i for i, guess in enumerate(guesses) if sampled[place][i - len(guesses) - 1] != guess), len(guesses)
-            )
-            accepted[place] -= len(guesses) - right
+            work, place, path = entry.work, entry.place, entry.path(self.config.tree, sampled[entry.place])
+            right = len(path) - 1
+            accepted[place] -= entry.drafts - right
             if not (entry.current and entry.samples) or not work.rule.cap:
                 continue
             work.folded += right
             if entry.row in later:
                 later[entry.row].shift = right
-            for token in range(right + 1):  # the guesses that were right, and the one behind
-                of, at = token - len(guesses) - 1, entry.after + entry.shift + token
-                work.tokens.append(sampled[place][of])
-                self.transcripts[work.conversation.number].logits[at] = logits[place, of].copy()
+            for at, node in enumerate(path, entry.after + entry.shift):
+                work.tokens.append(sampled[place][node])
+                self.transcripts[work.conversation.number].logits[at] = logits[place, node].copy()
                 finished[place] = work.rule.ends(len(work.answer), work.tokens[-1])
                 stops = len(work.answer) == work.rule.abort_after
                 if finished[place] or stops:
                     break
-            self.meter.guessed += len(guesses)
+            self.meter.guessed += entry.drafts
             self.meter.right += right
             if stops and not finished[place]:
                 broken_off.append(work)

@@ -1,4 +1,4 @@
-"""A forward pass and a sampled token a row for a padded batch: called on a CPU, replayed as a CUDA graph on a GPU.
+"""A forward pass and the sampled tokens of a padded batch: called on a CPU, replayed as a CUDA graph on a GPU.
 
 Knows no request. The first input token of a step may be the token that the step before sampled, which then never leaves
 the device: so the next step can start before the results of the last one are known. With guesses, it begins behind
@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from memstate.cli.demo.model import VOCABULARY, HybridModel, Memory, Slots
-from memstate.kernels.tables import Marks
+from memstate.cli.demo.trees import ALONE, DeviceTree, StepTree, Tree
+from memstate.kernels.tables import Cursor, Marks
 
 Logits = npt.NDArray[np.float32]
 
@@ -22,19 +23,20 @@ class Inputs:
     """What the rows of one step fold in, filled by the host.
 
     Attributes:
-        tokens: Byte values, `batch token+slack`: those of the step, wherever it begins.
+        tokens: Byte values, `batch side token+slack`: those of the step, wherever it begins, by how far they lie behind
+            the tokens folded before; known ones at side 0.
         start: Tokens folded before, as far as the host knows, `batch`.
         fed: Whether the first token is the one sampled for this row a step ago, `batch`.
         drafts: Of the tokens of each row, how many of the last are guesses, `batch`.
-        noise: Added to the logits before the argmax, `batch asked+slack vocabulary`.
+        noise: Added to logits before the argmax, `batch depth+slack vocabulary`.
     """
 
-    def __init__(self, batch: int, width: int, asked: int = 1, slack: int = 0) -> None:
-        self.width = width
-        self.packed = np.zeros((batch, width + slack + 3), np.int64)
-        self.tokens = self.packed[:, :-3]
+    def __init__(self, batch: int, width: int, tree: Tree = ALONE, slack: int = 0) -> None:
+        self.width, sides = width, 1 + max(tree.sides)
+        self.packed = np.zeros((batch, sides * (width + slack) + 3), np.int64)
+        self.tokens = self.packed[:, :-3].reshape(batch, sides, -1)
         self.start, self.fed, self.drafts = self.packed[:, -3], self.packed[:, -2], self.packed[:, -1]
-        self.noise = np.zeros((batch, asked + slack, VOCABULARY), np.float32)
+        self.noise = np.zeros((batch, tree.depth + 1 + slack, VOCABULARY), np.float32)
 
 
 class Results:
@@ -51,7 +53,7 @@ class Results:
         return copy.copy_(x, non_blocking=True)
 
     def read(self) -> tuple[list[list[int]], Logits]:
-        """Returns tokens `batch asked` and logits `batch asked vocabulary`.
+        """Returns tokens `batch node` and logits `batch node vocabulary`.
 
         Syncs: yes, on this step alone.
         """
@@ -74,23 +76,27 @@ class Stepper:
         chunk: Tokens of a prefill step.
         launch: Launches what comes before the forward of a planned step, and returns its slots.
         marks: The marks of steps on the device; None: steps have none.
-        asked: Tokens of a step of decode, of which each is sampled.
+        tree: The tokens of a step of decode; behind each of them one is sampled.
         slack: Tokens by which a row may be longer than the host knows.
+        keep_path: Moves the tails of the accepted nodes of a tree that forks.
     """
 
     def __init__(
         self, model: HybridModel, memory: Memory, batch: int, chunk: int,
-        launch: Callable[[], Slots] | None = None, marks: Marks | None = None, asked: int = 1, slack: int = 0,
+        launch: Callable[[], Slots] | None = None, marks: Marks | None = None, tree: Tree = ALONE, slack: int = 0,
+        keep_path: Callable[[Tensor], None] | None = None,
     ) -> None:  # fmt: skip
-        self._marks, self._asked = marks, asked
+        self._marks, self._keep_path = marks, keep_path if tree.branches else None
         self.model, self.memory, self.batch, self._launch = model, memory, batch, launch
         self.device = memory.page_table.device
-        self.widths = (*dict.fromkeys((1, asked, chunk)),)
-        self._packed = {width: self._zeros(batch, width + slack + 3, dtype=torch.int64) for width in self.widths}
-        self._noise = self._zeros(batch, asked + slack, VOCABULARY, dtype=torch.float32)
+        self._tree, self._slack = DeviceTree(tree, self.device), slack
+        self.widths = (*dict.fromkeys((1, len(tree), chunk)),)
+        made = {width: Inputs(batch, width, tree, slack) for width in self.widths}
+        self._packed = {width: torch.from_numpy(inputs.packed).to(self.device) for width, inputs in made.items()}
+        self._noise = torch.from_numpy(made[1].noise).to(self.device)
         self._next = self._zeros(batch, dtype=torch.int64)
-        self._logits = self._zeros(batch, asked, VOCABULARY, dtype=torch.float32)
-        self._sampled = self._zeros(batch, asked, dtype=torch.int64)
+        self._logits = self._zeros(batch, len(tree), VOCABULARY, dtype=torch.float32)
+        self._sampled = self._zeros(batch, len(tree), dtype=torch.int64)
         self._graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
         if self.device.type == "cuda":
             self._warm_up()
@@ -129,27 +135,30 @@ class Stepper:
         shift = torch.zeros_like(start)  # by as many guesses as were right
         if slots.cursor is not None:
             shift = torch.where(slots.rows > 0, slots.cursor.label + slots.cursor.pending - start, 0)
-        tokens = packed.gather(1, shift[:, None] + torch.arange(width, device=self.device))
+        tree, at = self._tree, torch.arange(width, device=self.device)
+        grown = StepTree(tree, (slots.tokens - drafts - 1).clamp(min=0))
+        side, place = tree.sides[grown.nodes(at)], shift[:, None] + grown.spread(tree.depths, at)
+        tokens = packed.gather(1, side * (width + self._slack) + place)
         tokens[:, 0] = torch.where(fed > 0, self._next, tokens[:, 0])
         if width == 1:  # a step of decode has no marks
             slots = slots._replace(marks=None)
-        logits = self.model.forward(tokens, start + shift, slots, self.memory, self._asked)
+        start = start + shift
+        logits = self.model.forward(tokens, start, grown, slots, self.memory)
         self._logits.copy_(logits)
-        at = shift[:, None] + torch.arange(self._asked, device=self.device)
-        noise = self._noise.gather(1, at[:, :, None].expand(-1, -1, VOCABULARY))
+        noise = self._noise.gather(1, (shift[:, None] + tree.depths)[:, :, None].expand(-1, -1, VOCABULARY))
         self._sampled.copy_((logits + noise).argmax(-1))
-        self._accept(tokens, drafts, slots)
+        self._accept(tokens, start, grown, drafts, slots)
 
-    def _accept(self, tokens: Tensor, drafts: Tensor, slots: Slots) -> None:
-        """Counts the guesses that were sampled, up to the first that was not, and notes the token behind them."""
-        first = self._asked - 1 - drafts  # of the sampled tokens, the one that the first guess should be
-        at = torch.arange(self._asked - 1, device=self.device)
-        guesses = tokens.gather(1, (slots.tokens.long()[:, None] - self._asked + 1 + at).clamp(min=0))
-        right = (guesses == self._sampled[:, :-1]) | (at < first[:, None])
-        last = right.long().cumprod(1).sum(1)
+    def _accept(self, tokens: Tensor, start: Tensor, grown: StepTree, drafts: Tensor, slots: Slots) -> None:
+        """Finds the guesses that were sampled, notes the token behind them, and moves what forks have left between."""
+        last = self._tree.walk(tokens.gather(1, grown.tokens(tokens.shape[1])), self._sampled, drafts)
         self._next.copy_(self._sampled.gather(1, last[:, None])[:, 0])
         if slots.accepted is not None:
-            slots.accepted.copy_(slots.tokens - self._asked + 1 + last)
+            slots.accepted.copy_(slots.tokens - drafts + self._tree.depths[last])
+        if self._keep_path is not None:
+            nodes = grown.path(last)
+            self.model.keep_path(start, nodes, slots, self.memory)
+            self._keep_path(nodes)
 
     def _graph(self, width: int, slots: Slots | None) -> torch.cuda.CUDAGraph:
         key = width, slots is None
@@ -166,6 +175,9 @@ class Stepper:
         side.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(side):
             for width in self.widths:
-                rows, tokens, read, write, snapshot = (self._zeros(self.batch, dtype=torch.int32) for _ in range(5))
-                self._body(width, Slots(rows, tokens, read, write, snapshot, self._marks))
+                rows, tokens, read, write, snapshot, accepted, *columns = (
+                    self._zeros(self.batch, dtype=torch.int32) for _ in range(10)
+                )
+                cursor = Cursor(*columns) if self.memory.tails else None
+                self._body(width, Slots(rows, tokens, read, write, snapshot, self._marks, cursor, accepted))
         torch.cuda.current_stream(self.device).wait_stream(side)

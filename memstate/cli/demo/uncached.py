@@ -57,7 +57,7 @@ class Uncached:
         """
         width = self.chunk if len(tokens) > 1 else 1
         inputs = Inputs(1, width)
-        inputs.tokens[0, : len(tokens)] = tokens
+        inputs.tokens[0, 0, : len(tokens)] = tokens
         inputs.start[0] = self.folded
         self.folded += len(tokens)
         inputs.noise[0, 0] = noise(self.seed, conversation, self.folded)

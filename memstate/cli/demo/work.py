@@ -8,6 +8,7 @@ from memstate.cli.demo.config import DemoConfig
 from memstate.cli.demo.corpus import Conversation
 from memstate.cli.demo.meter import Asked
 from memstate.cli.demo.stepper import Inputs, Results
+from memstate.cli.demo.trees import Tree
 from memstate.requests.handles import Row
 from memstate.requests.steps import Step
 from memstate.tiers import Fetch
@@ -100,7 +101,7 @@ class BatchEntry:
         after: Its length after the tokens that are no guesses, as far as it was known at the plan.
         samples: Whether the step samples its next token.
         drafts: Guesses behind the tokens that are known.
-        candidates: They, and those in their place where the row turns out to be longer.
+        candidates: Tokens that they are, by side: those behind the known ones, for every length that the row may have.
         shift: By how many tokens it was longer, once that is known.
     """
 
@@ -110,13 +111,14 @@ class BatchEntry:
     after: int
     samples: bool
     drafts: int
-    candidates: list[int]
+    candidates: list[list[int]]
     shift: int = 0
 
-    @property
-    def guesses(self) -> list[int]:
-        """The guesses that the step has verified."""
-        return self.candidates[self.shift : self.shift + self.drafts]
+    def path(self, tree: Tree, sampled: Sequence[int]) -> list[int]:
+        """Returns node 0 and the guesses that were right, by what was sampled behind each node."""
+        nodes = range(1, self.drafts + 1)
+        guesses = [self.candidates[tree.sides[node]][self.shift + tree.depths[node] - 1] for node in nodes]
+        return tree.walk(guesses, sampled)
 
     @property
     def current(self) -> bool:
@@ -159,33 +161,33 @@ class Going:
         work: The request.
         tokens: Known ones that it folds, or the one on its way.
         drafts: Guesses that it verifies.
-        candidates: Tokens from the first guess on, for every length that it may have.
-        flying: Guesses of the step before, which may be right.
+        candidates: By side, tokens from the first guess on, for every length that it may have.
+        flying: Guesses of the step before, some of which may be right.
     """
 
     work: Work
     tokens: int
     drafts: int
-    candidates: list[int]
+    candidates: list[list[int]]
     flying: int
 
 
 def assemble(config: DemoConfig, going: Sequence[Going]) -> Batch:
     """Returns the batch in which each request folds known tokens, or the one on its way, and verifies guesses."""
-    longest, asked = max(one.tokens + one.drafts for one in going), config.asked
-    width = min(width for width in (1, asked, config.chunk) if width >= longest)
-    inputs = Inputs(config.batch, width, asked, config.slack)
+    longest, tree = max(one.tokens + one.drafts for one in going), config.tree
+    width = min(width for width in (1, len(tree), config.chunk) if width >= longest)
+    inputs = Inputs(config.batch, width, tree, config.slack)
     batch = Batch([None] * config.batch, [0] * config.batch, [0] * config.batch, inputs, [])
     for one in going:
         work, n, drafts, place = one.work, one.tokens, one.drafts, one.work.place
         after, known = work.folded + n, work.tokens[work.folded : work.folded + n]
         batch.rows[place], batch.counts[place], batch.drafts[place] = work.handle, n + drafts, drafts
-        inputs.tokens[place, : len(known)] = known
-        inputs.tokens[place, n : n + len(one.candidates)] = one.candidates
+        inputs.tokens[place, 0, : len(known)] = known
+        for side, candidates in enumerate(one.candidates):
+            inputs.tokens[place, side, n : n + len(candidates)] = candidates
         inputs.start[place], inputs.fed[place], inputs.drafts[place] = work.folded, not known, drafts
         samples = after >= len(work.tokens)
-        for more in range(drafts + 1 + one.flying if samples else 0):
-            at = asked - 1 - drafts + more
-            inputs.noise[place, at] = noise(config.seed, work.conversation.number, after + more)
+        for more in range(tree.depths[drafts] + tree.depths[one.flying] + 1 if samples else 0):
+            inputs.noise[place, more] = noise(config.seed, work.conversation.number, after + more)
         batch.entries.append(BatchEntry(work, work.handle, place, after, samples, drafts, one.candidates))
     return batch

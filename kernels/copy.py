@@ -20,6 +20,7 @@ from memstate.kernels.checks import check_columns
 from memstate.kernels.kept import Kept
 from memstate.kernels.tables import ACCESS_BYTES, ROW_CODE, ZERO_SOURCE, PlaneMap, Section
 from memstate.kernels.tuned import CopyConfig, copy_launch
+from memstate.kernels.warps import ALONE
 
 COPY = tl.constexpr(0)  # first_ptr: destination slots, second_ptr: source slots
 ZERO = tl.constexpr(1)  # first_ptr: slots, second_ptr: not read
@@ -118,7 +119,7 @@ def _move(
         item -= count * tile_count
 
 
-KEPT = Kept(_move, {})
+KEPT = {False: Kept(_move, {}), True: Kept(_move, ALONE)}  # with fills it would spill
 
 
 def _launch(planes: PlaneMap, mode: int, first: Tensor, second: Tensor, n: int) -> None:
@@ -139,7 +140,7 @@ def _launch(planes: PlaneMap, mode: int, first: Tensor, second: Tensor, n: int) 
         "FILLED": filled,
     }  # fmt: skip
     alike = mode >= DATA.value and first.dtype == second.dtype == torch.int32  # packets and registers, of the library
-    KEPT.launch(args, sizes, config.warps, device, alike, programs)
+    KEPT[filled].launch(args, sizes, config.warps, device, alike, programs)
 
 
 def copy_slots(planes: PlaneMap, dst: Tensor, src: Tensor) -> None:
@@ -181,7 +182,8 @@ def compile_cases(unit: int = 0, config: CopyConfig = DEFAULT) -> list[CompileCa
                 "MODE": mode.value, "UNIT": size, "WORD": WORDS[size], "ENTRIES": config.entries, "LANES": config.lanes,
                 "FILLED": filled,
             },
-            ("tiles", "fills"), config.warps, () if narrow else ("tiles",), rare=bool(narrow) or filled,
+            ("tiles", "fills"), config.warps, () if narrow else ("tiles",), ALONE if filled else {},
+            rare=bool(narrow) or filled,
         )
         for filled in (False, True)
         for size, narrow in units(unit)

@@ -140,6 +140,16 @@ def test_T15_windows_that_begin_at_the_state_are_committed_once(
     assert (kept > 3) == (strategy != "none")
 
 
+def test_T2_a_fork_has_the_pending_tokens_of_its_row(backend: Backend) -> None:
+    mem = on(backend, layout(4), slots=8, max_requests=3, tracking=ms.NoTracking(), overlap=False, tail=4)
+    (row,) = mem.admit([ms.Request("a")])
+    mem.settle(mem.plan([row], 3))
+    mem.accept(mem.plan([row], 4, drafts=3), [3])
+    (other,) = mem.fork(row, ["b"]).rows
+    assert [mem.info(each).pending for each in (row, other)] == [3, 3]
+    assert mem.plan([row, other]).cursor.pending.tolist() == [3, 3]
+
+
 @pytest.mark.parametrize("late", [False, True])
 def test_T10_a_state_that_a_mark_has_taken_is_still_to_copy(backend: Backend, late: bool) -> None:
     """The mark at the end of a chunk takes the slot in the plan of the next step, which then reads it from there."""

@@ -27,6 +27,7 @@ def test_B26_overlap_loses_nothing_and_overwrites_nothing_published(name: str, b
     for _ in range(4 * I):
         step = loop.step(rows)  # before the results of the last are known
         loop.mem.settle(last)
+        assert all(loop.mem.info(row).confirmed == loop.mem.info(row).length for row in rows)
         kept += [(snap, row) for snap, row in zip(loop.mem.publish(rows), rows, strict=True) if snap]
         last = step
         scan(loop.mem)

@@ -157,7 +157,31 @@ def test_layout_has_every_state_of_the_own_cache(family: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family != "inkling2_text"])  # it fails by itself
 def test_a_trial_chooses_alike_in_every_precision(family: str, dtype: torch.dtype) -> None:
-    assert mst.layout(tiny(family, dtype=dtype)).on_slots == (family not in COPIES)
+    found = mst.layout(tiny(family, dtype=dtype))
+    assert found.on_slots == (family not in COPIES)
+    assert bool(found.tails) == (found.on_slots and found.continues)
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize(("family", "name", "mistake"), [
+    ("qwen3_next", "torch_chunk_gated_delta_rule", {"use_qk_l2norm_in_kernel": False}),
+    ("kimi_linear", "chunk_kimi_delta_attention", {"scale": 2.0}),
+    ("bamba", "mamba2_chunk_scan", {"dt_softplus": False}),
+    ("lfm2", "causal_conv1d_fn", {"activation": "silu"}),
+])  # fmt: skip
+def test_guesses_are_checked_on_copies_where_a_kernel_computes_something_else(
+    family: str, name: str, mistake: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = tiny(family, seed=3)
+    install(model)
+    module = sys.modules[type(model).__module__]
+    own = getattr(module, name).__wrapped__
+    monkeypatch.setattr(module, name, _either(own, changed_kernel(FUNCTIONS[name], mistake)))
+    with caplog.at_level("INFO", "memstate.transformers"):
+        found = mst.layout(model)
+    assert (found.on_slots, found.tails) == (True, ())
+    assert f"checks guesses on copies of its states: the kernel for {name} differs by" in caplog.text
+    assert managed(model, forward=ms.Forward(tail=4)).layout.rows is None
 
 
 @pytest.mark.sample

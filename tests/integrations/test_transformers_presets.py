@@ -102,6 +102,8 @@ def test_a_preset_is_the_layout_of_a_model_that_decodes_on_slots(family: str) ->
         assert (planes(found.state), found.state.layers) == (in_cache(family, layout), layout.layers)
     elif family not in AS_WIDE:
         assert (planes(found.state), found.state.layers) == (planes(layout), layout.layers)
+        rings = from_config(configured(tiny(family), torch.float32), tail=4).rows
+        assert not found.tails or planes(found.with_tail(4).rows) == planes(rings)
 
 
 def test_planes_of_compressors_are_what_the_cache_of_the_model_holds(tmp_path: Path) -> None:

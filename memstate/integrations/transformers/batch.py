@@ -143,14 +143,33 @@ class Batches:
             self.mem.settle(step)
         return logits
 
+    def fold(self, rows: Sequence[Row]) -> None:
+        """Adds to the states of rows what is pending in their tails. It takes a forward or two, or none.
+
+        Args:
+            rows: the rows.
+
+        Raises:
+            Exception: what a plan or a forward raised. The rows have ended then.
+
+        Syncs: no.
+        """
+        while late := [row for row in rows if self.mem.info(row).pending]:
+            with self.step(late, 0) as step:
+                with torch.inference_mode():
+                    self.states.begin(step, 1)
+                    self.logits(late, [[PAD]] * len(late), [self.mem.info(row).length for row in late])
+                    self.states.end(step)
+                self.mem.settle(step)
+
     @contextmanager
-    def step(self, rows: Sequence[Row], tokens: int | Sequence[int], drafts: int = 0) -> Iterator[Step]:
+    def step(self, rows: Sequence[Row], tokens: int | Sequence[int], drafts: int | Sequence[int] = 0) -> Iterator[Step]:
         """Plans a step of some rows. If the plan or the block fails, the step is cancelled and the rows end.
 
         Args:
             rows: the rows.
             tokens: of each row.
-            drafts: how many of them may be rejected.
+            drafts: how many of them may be rejected, of each row or of all.
         """
         step = None
         try:

@@ -52,7 +52,8 @@ def manager(model: Any, *, slots: int, max_requests: int, tokens: int | None = N
         tokens: tokens of the longest request of `serve`, prompt and answer. KV pages are made for `max_requests` of
             these, and with a prefix cache for twice as many. None: 2048 with a prefix cache, otherwise no pages, which
             is enough for `generate`. Use `pages=` instead to choose their number and size.
-        **settings: all other arguments of `StateManager`.
+        **settings: all other arguments of `StateManager`. With `forward=Forward(tail=)`, rows of a model that decodes
+            on slots have the rings of tails.
 
     Returns:
         The manager, for `StateCache` and `serve`. With `tiers=`, KV goes down with the states, and the name of the
@@ -78,7 +79,8 @@ def manager(model: Any, *, slots: int, max_requests: int, tokens: int | None = N
             backend = Backend(settings.get("backend", "auto"), settings["device"])
             bound.kv = KvPages(bound.found, pages.count, pages.size, backend)
             settings["tiers"] = replace(tiers, kv=bound.kv.planes)
-    mem = StateManager(bound.found.state, slots=slots, max_requests=max_requests, **settings)
+    state = bound.found.with_tail(getattr(settings.get("forward"), "tail", 0))
+    mem = StateManager(state, slots=slots, max_requests=max_requests, **settings)
     _BOUND[mem] = bound
     return mem
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from memstate.integrations.transformers.probe import Attended, Findings, Held
 from memstate.state import grouping
 from memstate.state.layout import Plane, StateLayout
+from memstate.state.presets.tails import Fields, ringed
 
 NAMES = {"conv": "conv", "recurrent": "ssm"}
 
@@ -50,6 +51,7 @@ class ModelLayout:
             but the first must have one token.
         takes_pads: whether prompts of several lengths can share a forward, with pads before the shorter ones.
         on_slots: whether decode can run memstate's kernels on slots.
+        tails: of each plane, what a tail keeps of a token; nothing where steps with guesses cannot run on slots.
     """
 
     state: StateLayout
@@ -60,6 +62,15 @@ class ModelLayout:
     continues: bool
     takes_pads: bool
     on_slots: bool
+    tails: tuple[tuple[str, Fields], ...] = field(default=(), repr=False)
+
+    def with_tail(self, tail: int) -> StateLayout:
+        """Returns the layout with the rings of tails, where steps with guesses can run on slots.
+
+        Args:
+            tail: tokens of a step with guesses; 0: none.
+        """
+        return ringed(self.state, self.tails, tail) if tail and self.tails else self.state
 
 
 def layout_of(found: Findings, on_slots: bool = False) -> ModelLayout:

@@ -1,10 +1,13 @@
-"""Runs memstate's kernels on slots where a layer of Transformers asks for one token of decode: nothing is gathered.
+"""Runs memstate's kernels on slots where a layer of Transformers decodes: nothing is gathered.
 
 The cache hands a layer a *reference* to its state instead of a tensor. The layer gives the reference to one of the few
 functions that the modelling code calls by name. Here such a function, if it is given a reference, launches the kernel
 on the slots that the reference names. With a tensor it is what it was.
 
     layer ── get_conv_state ──▶ Reference(plane, step) ── causal_conv1d_update(x, reference, ..) ──▶ conv_step on slots
+
+A step with guesses has several tokens, and layers call the functions that read chunks. The window and the inputs behind
+it go to `torch.cat` first, which gives a `Joined` for the convolution.
 """
 
 import functools
@@ -18,6 +21,7 @@ from torch import Tensor
 
 from memstate.errors import InvalidArgument
 from memstate.kernels.dispatch import Backend
+from memstate.kernels.tables import Tail
 from memstate.requests.steps import Step
 
 
@@ -28,10 +32,35 @@ class Reference:
         plane: one layer of a plane, `slot ...`.
         step: the step.
         backend: runs the kernel.
+        tail: the rings of the layer; None: rows have no tail.
+
+    Attributes:
+        note: is told what the tail keeps, as the kernel is given it; None: nobody.
     """
 
-    def __init__(self, plane: Tensor, step: Step, backend: Backend) -> None:
-        self.plane, self.step, self.backend = plane, step, backend
+    def __init__(self, plane: Tensor, step: Step, backend: Backend, tail: Tail | None = None) -> None:
+        self.plane, self.step, self.backend, self.tail = plane, step, backend, tail
+        self.note: Callable[[dict[str, Tensor]], None] | None = None
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Lets a cache join a window and the inputs behind it. All else wants a tensor."""
+        if function is not torch.cat:
+            return NotImplemented
+        window, inputs = args[0]
+        return Joined(window, inputs)
+
+    def behind(self, **inputs: Tensor) -> dict[str, Any]:
+        """Returns what the kernel takes for the tail of each row.
+
+        Args:
+            **inputs: for each field of the tail, what the kernel is given: `batch token ...`. None: there is no tail.
+        """
+        if self.note is not None:
+            self.note(inputs)
+        return {} if self.tail is None else {"tail": self.tail, "cursor": self.step.cursor}
 
     @property
     def slots(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -44,7 +73,7 @@ class Reference:
         return torch.Size((len(self.step.numbers), *self.plane.shape[1:]))
 
     def __getitem__(self, at: tuple[slice, int]) -> "Reference":
-        """Returns a reference to a part of every state, such as one head: `state[:, head]`."""
+        """Returns a reference to a part of every state, such as one head: `state[:, head]`. Parts have no tail."""
         return Reference(self.plane[at], self.step, self.backend)
 
     def to(self, *_: Any, **__: Any) -> "Reference":
@@ -65,6 +94,22 @@ class Reference:
         return self
 
 
+class Joined:
+    """A window and the inputs behind it.
+
+    Args:
+        window: of `channel tap-1`.
+        inputs: `batch channel token`.
+    """
+
+    def __init__(self, window: Reference, inputs: Tensor) -> None:
+        self.window, self.inputs = window, inputs
+
+    def __getitem__(self, at: object) -> Reference:
+        """Returns the window: the kernel moves it on, so that a cache has nothing to keep."""
+        return self.window
+
+
 def conv(
     hidden_states: Tensor, conv_state: Reference, weight: Tensor, bias: Tensor | None = None,
     activation: str | None = None,
@@ -81,14 +126,30 @@ def conv(
     ref = conv_state
     inputs, window = dense(hidden_states.transpose(1, 2)), ref.plane.transpose(1, 2)
     bias = None if bias is None else dense(bias)
-    return ref.backend.conv_step(inputs, dense(weight), bias, window, *ref.slots, activation=activation).transpose(1, 2)
+    return ref.backend.conv_step(
+        inputs, dense(weight), bias, window, *ref.slots, activation=activation, **ref.behind(x=inputs)
+    ).transpose(1, 2)
+
+
+def conv_chunk(
+    hidden_states: Joined, weight: Tensor, bias: Tensor | None = None, activation: str | None = None
+) -> Tensor:
+    """`causal_conv1d_fn` behind a window, on slots. The others return what precedes the new tokens as well.
+
+    Args:
+        hidden_states: the window and the inputs behind it.
+        weight: `channel tap`.
+        bias: `channel`, or None.
+        activation: "silu" or None.
+    """
+    return conv(hidden_states.inputs, hidden_states.window, weight, bias, activation)
 
 
 def delta(
     query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor, initial_state: Reference,
     output_final_state: bool = False, use_qk_l2norm_in_kernel: bool = False, scale: float | None = None,
 ) -> tuple[Tensor, Reference]:  # fmt: skip
-    """The gated delta rule and Kimi's rule, one token a row, on slots.
+    """The gated delta rule and Kimi's rule on slots.
 
     Args:
         query: `batch token key_head key`.
@@ -101,10 +162,10 @@ def delta(
         use_qk_l2norm_in_kernel: whether to normalise query and key.
         scale: of the output.
     """
-    ref = initial_state
+    ref, (q, k, v, decay, rate) = initial_state, map(dense, (query, key, value, g, beta))
     out = ref.backend.gated_delta_step(
-        dense(query), dense(key), dense(value), dense(g), dense(beta), ref.plane, *ref.slots, scale=scale,
-        normalize=use_qk_l2norm_in_kernel,
+        q, k, v, decay, rate, ref.plane, *ref.slots, scale=scale, normalize=use_qk_l2norm_in_kernel,
+        **ref.behind(k=k, v=v, gate=decay, beta=rate),
     )  # fmt: skip
     return out, ref
 
@@ -127,13 +188,39 @@ def mamba2(
         dt_bias: `head dim`, one value a head, or None.
         dt_softplus: whether dt is the softplus of the sum.
     """
-    d, bias = (None if one is None else dense(one[:, 0]) for one in (D, dt_bias))
-    x, step, b, c = (dense(one[:, None]) for one in (hidden_states, dt[:, :, 0], B, C))
-    out = state.backend.selective_step(
-        x, step, dense(A[:, 0, 0]), b, c, state.plane, *state.slots, d=d,
-        z=None if z is None else dense(z[:, None]), dt_bias=bias, softplus=dt_softplus,
+    d, bias = (None if one is None else one[:, 0] for one in (D, dt_bias))
+    x, step, b, c = (one[:, None] for one in (hidden_states, dt[:, :, 0], B, C))
+    gate = None if z is None else z[:, None]
+    return mamba2_chunk(x, step, A[:, 0, 0], b, c, d, gate, bias, state, dt_softplus)[0][:, 0]
+
+
+def mamba2_chunk(
+    hidden_states: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None = None,
+    z: Tensor | None = None, dt_bias: Tensor | None = None, initial_states: Reference | None = None,
+    dt_softplus: bool = False,
+) -> tuple[Tensor, Reference]:  # fmt: skip
+    """The scan of Mamba-2 on slots.
+
+    Args:
+        hidden_states: `batch token head dim`.
+        dt: `batch token head`.
+        A: `head`.
+        B: `batch token group state`.
+        C: `batch token group state`.
+        D: `head`, or None.
+        z: `batch token head dim`, or None.
+        dt_bias: `head`, or None.
+        initial_states: of `head dim state`.
+        dt_softplus: whether dt is the softplus of the sum.
+    """
+    ref, (x, step, a, b, c) = initial_states, map(dense, (hidden_states, dt, A, B, C))
+    assert ref is not None
+    d, gate, bias = (None if one is None else dense(one) for one in (D, z, dt_bias))
+    out = ref.backend.selective_step(
+        x, step, a, b, c, ref.plane, *ref.slots, d=d, z=gate, dt_bias=bias, softplus=dt_softplus,
+        **ref.behind(x=x, b=b, dt=step),
     )  # fmt: skip
-    return out[:, 0]
+    return out, ref
 
 
 def mamba1(
@@ -158,7 +245,7 @@ def mamba1(
     d, bias = (None if one is None else dense(one[None]) for one in (D, dt_bias))
     out = state.backend.selective_step(
         x, step, dense(A[None]), b, c, state.plane.unsqueeze(1), *state.slots, d=d,
-        z=None if z is None else dense(z[:, None, None]), dt_bias=bias, softplus=dt_softplus,
+        z=None if z is None else dense(z[:, None, None]), dt_bias=bias, softplus=dt_softplus, **state.behind(),
     )  # fmt: skip
     return out[:, 0, 0]
 
@@ -175,9 +262,13 @@ def dense(tensor: Tensor) -> Tensor:
 
 FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
     "causal_conv1d_update": conv,
+    "causal_conv1d_fn": conv_chunk,
     "torch_recurrent_gated_delta_rule": delta,
+    "torch_chunk_gated_delta_rule": delta,
     "recurrent_kimi_delta_attention": delta,
+    "chunk_kimi_delta_attention": delta,
     "mamba2_selective_state_update": mamba2,
+    "mamba2_chunk_scan": mamba2_chunk,
     "mamba_selective_state_update": mamba1,
 }
 
@@ -200,7 +291,7 @@ def _either(theirs: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..
 
     @functools.wraps(theirs)
     def function(*args: Any, **kwargs: Any) -> Any:
-        if any(isinstance(one, Reference) for one in (*args, *kwargs.values())):
+        if any(isinstance(one, Reference | Joined) for one in (*args, *kwargs.values())):
             with torch.no_grad():  # it changes slots
                 return ours(*args, **{name: value for name, value in kwargs.items() if name in known})
         return theirs(*args, **kwargs)

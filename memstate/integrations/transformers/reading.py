@@ -9,7 +9,7 @@ from torch.amp import is_autocast_available
 
 from memstate.integrations.transformers.layout import ModelLayout, layout_of
 from memstate.integrations.transformers.probe import probe
-from memstate.integrations.transformers.trial import why_copies
+from memstate.integrations.transformers.trial import tried
 
 LOG: Final = logging.getLogger("memstate.transformers")
 KNOWN: Final[WeakKeyDictionary[Any, dict[Any, ModelLayout]]] = WeakKeyDictionary()  # by model, then dtype and device
@@ -18,7 +18,7 @@ KNOWN: Final[WeakKeyDictionary[Any, dict[Any, ModelLayout]]] = WeakKeyDictionary
 def layout(model: Any) -> ModelLayout:
     """Returns what one state of a model is made of, read off its own cache.
 
-    The model runs on a few tokens, fewer than twenty times; the result is remembered. States of equal shape and dtype
+    The model runs on a few tokens, some twenty times; the result is remembered. States of equal shape and dtype
     are one plane. So no list of families is needed, and dtypes and window widths are those that the model really uses.
 
     Then a trial decides whether memstate's kernels can decode on slots: each must give what the model's own function
@@ -47,14 +47,15 @@ def _read(model: Any) -> ModelLayout:
     with torch.autocast(kind, enabled=False):  # states of the model's own dtypes hold what it rounds
         found, training = probe(model), model.training
         short = layout_of(found, on_slots=True)
+        tested: ModelLayout | str
         model.eval()
         try:
-            refused = why_copies(model, short)
+            tested = tried(model, short)
         except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-            refused = f"a layer computes with a state by itself: {error}"
+            tested = f"a layer computes with a state by itself: {error}"
         finally:
             model.train(training)
-    if not refused:
-        return short
-    LOG.info("%s decodes on copies of its states: %s", type(model).__name__, refused)
+    if isinstance(tested, ModelLayout):
+        return tested
+    LOG.info("%s decodes on copies of its states: %s", type(model).__name__, tested)
     return layout_of(found)

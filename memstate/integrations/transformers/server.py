@@ -475,23 +475,27 @@ class Server:
     def _verify(self, guesses: dict[Running, list[int]]) -> None:
         """Reads guesses of some rows, the same number of tokens for each, and keeps those that are right."""
         batch, starts = list(guesses), [one.length for one in guesses]
-        given = [one.tokens[one.length :] + found for one, found in guesses.items()]
-        last = 1 + max(map(len, guesses.values()))
-        logits, states = self._speculation.read([one.row for one in batch], given, starts, last)
-        largest, ends, errors = logits.argmax(-1).tolist(), dict[Running, Reason | None](), list[Exception]()
-        kept = list[int]()  # entries whose guesses were all right
-        for entry, (one, found) in enumerate(guesses.items()):
-            at, before = last - 1 - len(found), len(one.tokens)
-            try:
-                ends[one] = self._compare(one, found, largest[entry][at:], logits[entry, at:])
-            except Exception as error:
-                errors.append(self._failed(one, error))
-            if one in ends and len(one.tokens) - before > len(found):
-                kept.append(entry)
-        if kept:
-            self._speculation.keep([batch[entry].row for entry in kept], len(given[0]), states, kept)
-        for entry in kept:
-            batch[entry].length += len(given[0])
+        given, lengths = (
+            [one.tokens[one.length :] + found for one, found in guesses.items()],
+            [*map(len, guesses.values())],
+        )
+        ends, failed = dict[Running, Reason | None](), dict[Running, Exception]()
+
+        def real(logits: Tensor) -> list[int]:
+            largest, last = logits.argmax(-1).tolist(), logits.shape[1]
+            for entry, (one, found) in enumerate(guesses.items()):
+                at = last - 1 - len(found)
+                try:
+                    ends[one] = self._compare(one, found, largest[entry][at:], logits[entry, at:])
+                except Exception as error:
+                    failed[one] = error
+            # the token that was chosen last has not been read, unless it was guessed and ends the row
+            return [max(len(one.tokens) - start - 1, 1) for one, start in zip(batch, starts, strict=True)]
+
+        moved = self._speculation.verify([one.row for one in batch], given, starts, lengths, real)
+        for one, tokens in zip(batch, moved, strict=True):
+            one.length += tokens
+        errors = [self._failed(one, error) for one, error in failed.items()]
         for one, reason in ends.items():
             self._end(one, reason)
         _raise(errors)
@@ -536,6 +540,8 @@ class Server:
     def _release(self, one: Running) -> None:
         """Ends a row. What it has read stays for others, and for the next turn of its session."""
         cached = self.mem.prefix is not None or one.prompt.session is not None
+        if cached:
+            self._batches.fold([one.row])
         self.mem.end([one.row], keep="cache" if cached else None, tokens=[one.tokens] if cached else None)
         self._running.remove(one)
 

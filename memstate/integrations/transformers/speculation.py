@@ -1,16 +1,20 @@
-"""Reads guessed tokens behind the states of rows, and keeps the states after them only where all guesses were right.
+"""Checks guessed tokens: one forward reads what rows have not read yet, and guesses behind it.
 
-A step reads what a row has not read yet, p tokens, and k guesses. All of them are planned as drafts, of which 0 are
-accepted, so that slots, lengths and boundaries stay as they are. Then
+Where a model decodes on slots, the tails of the rows keep the tokens until it is known which of them are real. Nothing
+is read again, and guesses may go beyond boundaries: the next steps of the row store the states there.
 
-all right       a second plan of p + k tokens stores the states that the forward has left; nothing is computed again
+Elsewhere the forward runs on copies. All its tokens are planned as drafts, of which 0 are accepted, so that slots,
+lengths and boundaries stay as they are. Then
+
+all right       a second plan of all tokens stores the states that the forward has left; nothing is computed again
 some wrong      the row stays where it was: the right ones are read again by its next step, together with new guesses
-too many again  a row with more than k tokens to read again reads them in an ordinary step
+too many again  a row with more tokens to read again than it may guess reads them in an ordinary step
 
-KV of wrong guesses lies behind the row's tokens, in pages of its own, and the next step writes over it.
+There guesses end before the next boundary. KV of wrong guesses lies behind the row's tokens, in pages of its own, and
+the next step writes over it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -75,7 +79,7 @@ class Speculation:
         return guess
 
     def guesses(self, one: Running) -> list[int]:
-        """Returns guesses for a row; none where it reads on without, or where they would go beyond a boundary.
+        """Returns guesses for a row; none where it reads on without.
 
         Args:
             one: a row that has read its prompt.
@@ -89,8 +93,9 @@ class Speculation:
         if one.draft is None or len(one.tokens) == len(one.prompt.tokens):
             return []
         unread, most = len(one.tokens) - one.length, one.sampler.guesses
-        room = self._mem.info(one.row).next_boundary - len(one.tokens)
-        room = min(room, most, one.sampler.most - len(one.answer) - 1, self._mem.forward.tail - unread)
+        room = min(most, one.sampler.most - len(one.answer) - 1, self._mem.forward.tail - unread)
+        if not self._batches.states.verifies:
+            room = min(room, self._mem.info(one.row).next_boundary - len(one.tokens))
         if unread > most or room < 1:
             return []
         found = [int(token) for token in one.draft(list(one.tokens), room)][:room]
@@ -98,54 +103,46 @@ class Speculation:
             raise InvalidArgument(f"guesses {found}: expected tokens from 0 to {self._vocabulary - 1}")
         return found
 
-    @torch.inference_mode()
-    def read(
-        self, rows: Sequence[Row], tokens: Sequence[Sequence[int]], lengths: Sequence[int], last: int
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Reads tokens behind the states of rows, and leaves rows and slots as they are.
+    def verify(
+        self, rows: Sequence[Row], tokens: Sequence[Sequence[int]], lengths: Sequence[int], guesses: Sequence[int],
+        real: Callable[[Tensor], Sequence[int]],
+    ) -> list[int]:  # fmt: skip
+        """Reads tokens behind the states of rows, and moves each row on as far as they are real.
 
         Args:
             rows: the rows.
             tokens: of each row, the same number.
-            lengths: tokens that the state of each row stands for.
-            last: of how many last tokens the logits are wanted.
+            lengths: tokens of each row before.
+            guesses: how many of the last of its tokens each row has guessed.
+            real: gets the logits behind the last tokens, `batch token vocabulary`, and returns how many tokens of each
+                row are real.
 
         Returns:
-            Logits, `batch last vocabulary`, and the states behind all tokens: plane name -> `layer batch ...`.
+            By how many tokens each row has moved on.
 
         Raises:
-            Exception: what the plan or the forward raised. The rows have ended then.
+            Exception: what a plan, the forward or `real` raised. The rows have ended then.
 
-        Syncs: no.
+        Syncs: as `real`.
         """
-        held = self._batches.states
-        held.drop()
-        count = len(tokens[0])
-        with self._batches.step(rows, count, drafts=count) as step:
-            held.begin(step, count)
-            logits = self._batches.logits(rows, tokens, lengths, last)
-            states = held.collect()
-            held.drop()
-            self._mem.accept(step, [0] * len(rows))
-        return logits, states
-
-    def keep(self, rows: Sequence[Row], tokens: int, states: dict[str, Tensor], entries: Sequence[int]) -> None:
-        """Moves rows on behind the tokens that `read` has read.
-
-        Args:
-            rows: the rows whose guesses were right.
-            tokens: tokens that each of them has read.
-            states: what `read` returned.
-            entries: their entries in its batch.
-
-        Raises:
-            Exception: what the plan or a launch raised. The rows have ended then.
-
-        Syncs: no.
-        """
-        with self._batches.step(rows, tokens) as step:
-            self._batches.states.store(step, {name: state[:, list(entries)] for name, state in states.items()})
-            self._mem.settle(step)
+        count, last, states = len(tokens[0]), 1 + max(guesses), self._batches.states
+        states.drop()
+        drafts = guesses if states.verifies else count
+        with self._batches.step(rows, count, drafts=drafts) as step:
+            with torch.inference_mode():
+                states.begin(step, count, drafts=states.verifies)
+                logits, left = self._batches.logits(rows, tokens, lengths, last), states.collect()
+            states.drop()
+            moved = list(real(logits)) if states.verifies else [0] * len(rows)
+            self._mem.accept(step, moved)
+        if states.verifies:
+            return moved
+        kept = [entry for entry, number in enumerate(real(logits)) if number == count]
+        if kept:
+            with self._batches.step([rows[entry] for entry in kept], count) as step, torch.inference_mode():
+                states.store(step, {name: state[:, kept] for name, state in left.items()})
+                self._mem.settle(step)
+        return [count if entry in kept else 0 for entry in range(len(rows))]
 
 
 def by_length(guesses: dict[Running, list[int]]) -> list[dict[Running, list[int]]]:

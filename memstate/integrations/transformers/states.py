@@ -34,6 +34,7 @@ class States:
 
     Attributes:
         kernels: "slots" or "gathered": how decode runs.
+        verifies: whether steps with guesses run on slots, with the tails of their rows.
 
     Raises:
         ConfigurationError: the model cannot run on slots, or the strategy or the manager does not allow it.
@@ -50,18 +51,21 @@ class States:
         self.kernels: Kernels = "slots" if wanted else "gathered"
         self._mem, self._found, self._layers, self._keep = mem, found, layers, keep and not wanted
         self._backend = Backend(mem.backend.name, mem.backend.device)
+        rings = found.with_tail(mem.forward.tail).rows
+        self.verifies = wanted and rings is not None and rings == mem.layout.rows
         self._batch: dict[str, Tensor] = {}  # copies by plane; none while layers have references
         self._given: list[tuple[dict[int, Tensor | None], int, Tensor]] = []  # states of a layer, number, what it got
         self._kept: Step | None = None  # whose states the layers keep
         if wanted:
             install(model)
 
-    def begin(self, step: Step, columns: int) -> bool:
+    def begin(self, step: Step, columns: int, drafts: bool = False) -> bool:
         """Hands the states of a step to the layers: references, or copies in one launch for each plane.
 
         Args:
             step: the planned step.
             columns: tokens and pads of each entry.
+            drafts: whether some of them may be rejected, which the tails keep.
 
         Returns:
             Whether the layers had them, from the step before.
@@ -72,14 +76,15 @@ class States:
         if kept is not None and goes_on(kept, step):
             return True
         fresh, planes, with_grad = not step.before.any(), self._mem.planes, torch.is_grad_enabled()
-        on_slots = self.kernels == "slots" and columns == 1 and not fresh
+        on_slots = drafts or (self.kernels == "slots" and columns == 1 and not fresh)
         self._batch = {} if on_slots else {name: planes.gather(name, step.read) for name in planes}
         self._given = []
         for place in self._found.places:
             layer = self._layers[place.layer]
             if on_slots:
                 plane = place.of(planes[place.plane])
-                _give(layer, place, Reference(plane, step, self._backend), plane, fresh)
+                tail = planes.tail(place.plane, place.number) if self.verifies else None
+                _give(layer, place, Reference(plane, step, self._backend, tail), plane, fresh)
                 continue
             tensor = place.of(self._batch[place.plane])
             state = tensor.clone() if with_grad else tensor  # layers change it in place, and a graph may need it

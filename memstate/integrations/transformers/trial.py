@@ -5,78 +5,122 @@ precision a router may choose another expert after the smallest difference, and 
 """
 
 import inspect
+import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from memstate.engine.manager import StateManager
+from memstate.engine.settings import Forward
 from memstate.integrations.transformers.layout import ModelLayout
-from memstate.integrations.transformers.on_slots import FUNCTIONS, Reference
+from memstate.integrations.transformers.on_slots import FUNCTIONS, Joined, Reference
 from memstate.integrations.transformers.probe import felt, own_cache, sample
 from memstate.integrations.transformers.states import States
 from memstate.requests.handles import Request
 from memstate.requests.tracking import NoTracking
+from memstate.state.layout import Plane
+from memstate.state.presets.tails import Fields
 
+LOG: Final = logging.getLogger("memstate.transformers")
+IN_FLOAT: Final = ("gate", "beta", "dt")  # fields of tails that are fp32 in every model
 DECODED: Final = 3  # steps
 ROUNDED: Final = 16  # how often sums of another order may round; a wrong kernel is apart by far more
 NEAR: Final = 1e-3  # of the largest value, at least
 
 
 @torch.no_grad()
-def why_copies(model: Any, found: ModelLayout) -> str:
-    """Returns why a model has to decode on copies of its states, or "" if it can decode on slots.
+def tried(model: Any, found: ModelLayout) -> ModelLayout | str:
+    """Returns the layout of a model that can decode on slots, or why it has to decode on copies of its states.
 
     Args:
         model: the model, in evaluation mode.
         found: its layout, with windows without their oldest input.
+
+    Returns:
+        The layout, with what tails keep if the model can also check guesses on slots.
 
     Raises:
         AttributeError, LookupError, RuntimeError, TypeError, ValueError: a layer computes with a state by itself.
 
     Syncs: yes.
     """
-    ids, cache = sample(model), own_cache(model)
-    backend = "reference" if model.device.type == "cpu" else "auto"  # the interpreter would take long
-    mem = StateManager(
-        found.state, slots=1, max_requests=1, tracking=NoTracking(), overlap=False, device=model.device, backend=backend
-    )
-    states, rows, calls = States(model, mem, found, cache.layers, "slots"), mem.admit([Request("trial")]), _Calls()
-    with _beside(model, calls):
-        for chunk in (ids[:, :-DECODED], *ids[:, -DECODED:].split(1, 1)):
-            step = mem.plan(rows, chunk.shape[1])
-            states.begin(step, chunk.shape[1])
-            model(input_ids=chunk, use_cache=True, **{found.argument: cache})
-            states.end(step)
-            mem.settle(step)
-    for place in found.places:
-        if not calls.took(place.of(mem.planes[place.plane])):
-            return f"no kernel updates the {place.kind} state {place.state} of layer {place.layer}"
+    calls = _run(model, found, 0)
     if calls.apart:
         return calls.apart
     if any(felt(model, found.argument, tokens, "conv", (..., 0)) for tokens in (1, DECODED)):
         return "a layer reads the oldest input of a window"
-    return ""
+    tails = {place.plane: kept for place, kept in zip(found.places, calls.kept, strict=True) if kept}
+    if not found.continues or not all(calls.kept):
+        return found
+    guessing = replace(found, tails=tuple(tails.items()))
+    try:
+        why = _run(model, guessing, DECODED).apart
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        why = str(error)
+    if why:
+        LOG.info("%s checks guesses on copies of its states: %s", type(model).__name__, why)
+    return found if why else guessing
+
+
+def _run(model: Any, found: ModelLayout, tail: int) -> "_Calls":
+    """Reads a few tokens on slots beside the model's own functions.
+
+    Args:
+        model: the model.
+        found: its layout.
+        tail: tokens of one step with guesses; 0: steps of one token.
+    """
+    ids, cache = sample(model), own_cache(model)
+    prompt, last = ids[:, :-DECODED], ids[:, -DECODED:]
+    backend = "reference" if model.device.type == "cpu" else "auto"  # the interpreter would take long
+    mem = StateManager(
+        found.with_tail(tail), slots=1, max_requests=1, tracking=NoTracking(), overlap=False, device=model.device,
+        backend=backend, forward=Forward(tail=tail),
+    )  # fmt: skip
+    states, rows = States(model, mem, found, cache.layers, "slots"), mem.admit([Request("trial")])
+    calls = _Calls([place.of(mem.planes[place.plane]) for place in found.places])
+    with _beside(model, calls):
+        for chunk, drafts in ((prompt, 0), *((one, max(tail - 1, 0)) for one in last.split(tail or 1, 1))):
+            step = mem.plan(rows, chunk.shape[1], drafts=drafts)
+            states.begin(step, chunk.shape[1], drafts > 0)
+            model(input_ids=chunk, use_cache=True, **{found.argument: cache})
+            states.end(step)
+            mem.accept(step, [1]) if drafts else mem.settle(step)
+    for place, kept in zip(found.places, calls.kept, strict=True):
+        if kept is None:
+            calls.apart = f"no kernel updates the {place.kind} state {place.state} of layer {place.layer}"
+    return calls
 
 
 class _Calls:
     """What the calls of kernels took and gave.
 
+    Args:
+        layers: of the planes, `slot ...`, one for each state.
+
     Attributes:
         apart: what the first call gave that is not what the model's own function gives; "": all gave the same.
+        kept: what a tail keeps of a token, for each state; None: no call took it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, layers: Sequence[Tensor]) -> None:
         self.apart = ""
-        self._taken: set[int] = set()
+        self.kept: list[Fields | None] = [None] * len(layers)
+        self._first = [layer[0] for layer in layers]
 
-    def took(self, plane: Tensor) -> bool:
-        """Whether a call took a state of a layer, `slot ...`, or a part of it."""
-        first = plane[0]
-        return any(0 <= taken - first.data_ptr() < first.numel() * first.itemsize for taken in self._taken)
+    def take(self, plane: Tensor, inputs: dict[str, Tensor]) -> None:
+        """Notes that a call took a state of a layer, `slot ...`, or a part of it, and what its tail keeps."""
+        for number, first in enumerate(self._first):
+            if 0 <= plane.data_ptr() - first.data_ptr() < first.numel() * first.itemsize:
+                self.kept[number] = tuple(
+                    Plane(name, tuple(one.shape[2:]), torch.float32 if name in IN_FLOAT else one.dtype)
+                    for name, one in inputs.items()
+                )
 
     def compare(self, name: str, found: Tensor, expected: Tensor, eps: float) -> None:
         """Compares what a kernel gave with what the model's own function gives on inputs that round by `eps`."""
@@ -91,20 +135,26 @@ class _Calls:
 
         def compared(*args: Any, **kwargs: Any) -> Any:
             given = signature.bind(*args, **kwargs)
-            reference = next(((name, one) for name, one in given.arguments.items() if isinstance(one, Reference)), None)
-            if reference is None:
+            named = ((name, one) for name, one in given.arguments.items() if isinstance(one, Reference | Joined))
+            name, taken = next(named, ("", None))
+            if taken is None:
                 return function(*args, **kwargs)
-            name, state = reference
+            state = taken.window if isinstance(taken, Joined) else taken
             expected_state = given.arguments[name] = state.plane[state.step.read.long()]
+            if isinstance(taken, Joined):
+                given.arguments[name] = torch.cat([expected_state, taken.inputs], -1)
             expected = own(*given.args, **given.kwargs)
             coarsest = max(torch.finfo(one.dtype).eps for one in given.arguments.values() if _is_float(one))
+            state.note = lambda inputs: self.take(state.plane, inputs)
             found = function(*args, **kwargs)
             out = found
             if isinstance(expected, tuple):  # with the new state; others change the state that they are given
                 (expected, expected_state), (out, _) = expected, found
-            self._taken.add(state.plane.data_ptr())
+            if isinstance(taken, Joined):
+                expected = expected[..., -taken.inputs.shape[-1] :]
             self.compare(own.__name__, out, expected, coarsest)
-            self.compare(own.__name__, state.plane[state.step.write.long()], expected_state, coarsest)
+            if state.tail is None:  # otherwise a later step stores it
+                self.compare(own.__name__, state.plane[state.step.write.long()], expected_state, coarsest)
             return found
 
         return compared

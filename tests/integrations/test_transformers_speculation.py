@@ -15,6 +15,7 @@ pytest.importorskip("transformers")
 from transformers import GenerationConfig
 
 import memstate.integrations.transformers as mst
+from memstate.integrations.transformers import server
 from memstate.integrations.transformers.drafts import Assistant
 from memstate.integrations.transformers.speculation import Speculation
 from tests.integrations.servers import SPECULATING, Raises, hooked, raising
@@ -102,23 +103,30 @@ def test_right_guesses_save_forwards_and_copy_no_state(kernels: Any, guessed: in
     assert mem.stats().copied_bytes == 0
 
 
-@pytest.mark.parametrize("family", ["qwen3_next", "kimi_linear", "mamba2"])
-def test_rows_of_one_forward_differ_in_how_many_guesses_are_right(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("pads", [256, 0])
+@pytest.mark.parametrize("family", ["qwen3_next", "glm5_next", "mamba2"])
+def test_rows_of_one_forward_differ_in_how_many_guesses_are_made_and_right(
+    family: str, pads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, moved, verify = tiny(family), list[list[int]](), Speculation.verify
-    texts = [TEXT[:9], TEXT[9:18], TEXT[18:27]]
+    texts = [TEXT[:9], TEXT[9:18], TEXT[18:27], TEXT[3:12]]
     expected = [alone(model, text, {}, NEW) for text in texts]
-    given = zip(texts, expected, (0, 2, 13), strict=True)
+    given = zip(texts, expected, (0, 2, 13), strict=False)
     guesses = {text[0]: guessing([text], [answer], wrong) for text, answer, wrong in given}
+
+    def guess(tokens: Sequence[int], most: int) -> list[int]:
+        return guesses[tokens[0]](tokens, most) if tokens[0] in guesses else []
 
     def counted(*args: Any) -> list[int]:
         moved.append(verify(*args))
         return moved[-1]
 
     monkeypatch.setattr(Speculation, "verify", counted)
-    mem = managed(model, **GUESSING)
-    found = served(model, mem, texts, assistant=lambda tokens, most: guesses[tokens[0]](tokens, most), kernels="slots")
+    monkeypatch.setattr(server, "PADS", pads)
+    mem = managed(model, **GUESSING, max_requests=4)
+    found = served(model, mem, texts, assistant=guess, kernels="slots")
     assert [one.tokens for one in found] == expected
-    assert moved[0] == [1, 3, 13]
+    assert moved[: 1 if pads else 2] == ([[1, 3, 13, 1]] if pads else [[1, 3, 13], [1]])
     mem.audit().raise_if_leaking()
 
 
@@ -172,17 +180,17 @@ def test_a_request_that_is_aborted_between_guesses_leaves_nothing(family: str) -
     model = tiny(family)
     expected = [alone(model, text, {}, NEW) for text in PROMPTS]
     mem = managed(model, **GUESSING)
-    server = mst.Server(model, mem, assistant=guessing(PROMPTS, expected, 2), kernels="slots")
+    running = mst.Server(model, mem, assistant=guessing(PROMPTS, expected, 2), kernels="slots")
     for number, text in enumerate(PROMPTS):
-        server.submit(mst.Prompt(text, number, most=NEW))
+        running.submit(mst.Prompt(text, number, most=NEW))
     events = list[Any]()
     while not any(isinstance(one, mst.Token) and one.id == 0 for one in events):
-        events += server.step()
-    events += server.step()
-    (gone,) = server.abort(0)
+        events += running.step()
+    events += running.step()
+    (gone,) = running.abort(0)
     assert (gone.reason, gone.guessed > 0, gone.tokens) == ("aborted", True, expected[0][: len(gone.tokens)])
-    while server.busy:
-        events += server.step()
+    while running.busy:
+        events += running.step()
     assert {one.id: one.tokens for one in events if isinstance(one, mst.Served)} == {1: expected[1], 2: expected[2]}
     mem.audit().raise_if_leaking()
     assert mem.stats().rows_used == 0
@@ -271,14 +279,14 @@ def test_what_raises_ends_its_own_rows_only(who: str, kernels: Any, monkeypatch:
         return verify(self, rows, tokens, *rest)
 
     monkeypatch.setattr(Speculation, "verify", broken)
-    server = mst.Server(model, mem, assistant=assistant, kernels=kernels)
+    running = mst.Server(model, mem, assistant=assistant, kernels=kernels)
     processors = [Raises(11, ArithmeticError("mine"))] if who == "a processor" else []
-    server.submit(mst.Prompt(texts[0], "raises", most=NEW, processors=processors))
-    server.submit(mst.Prompt(texts[2], "other", most=NEW))
+    running.submit(mst.Prompt(texts[0], "raises", most=NEW, processors=processors))
+    running.submit(mst.Prompt(texts[2], "other", most=NEW))
     events, errors = list[Any](), list[Exception]()
-    while server.busy:
+    while running.busy:
         try:
-            events += server.step()
+            events += running.step()
         except Exception as error:
             errors.append(error)
     assert [type(error) for error in errors][:1] == [ms.InvalidArgument if who == "no token" else ArithmeticError]

@@ -158,7 +158,7 @@ class Batches:
             with self.step(late, 0) as step:
                 with torch.inference_mode():
                     self.states.begin(step, 1)
-                    self.logits(late, [[PAD]] * len(late), [self.mem.info(row).length for row in late])
+                    self.logits(late, [[] for _ in late], [self.mem.info(row).length for row in late])
                     self.states.end(step)
                 self.mem.settle(step)
 
@@ -190,25 +190,30 @@ class Batches:
 
         Args:
             rows: the rows.
-            tokens: of each row, the same number.
+            tokens: of each row. Behind fewer than the others have there are pads.
             lengths: tokens of each row before; below 0 by the pads among its new tokens.
-            last: of how many last tokens the logits are wanted.
+            last: of how many last columns the logits are wanted.
             goes_on: whether the last forward was of these rows, and ended at these lengths.
 
         Returns:
             `batch last vocabulary`, a tensor of inference mode.
         """
-        given = self._inputs(rows, lengths, len(tokens[0]), goes_on) | dict.fromkeys(self._keep, last)
-        given["input_ids"] = torch.from_numpy(np.array(tokens, np.int64)).to(self.mem.planes.device)
+        new = max(1, *map(len, tokens))
+        ids = np.array([[*one, *[PAD] * (new - len(one))] for one in tokens], np.int64)
+        given = self._inputs(rows, lengths, [*map(len, tokens)], new, goes_on) | dict.fromkeys(self._keep, last)
+        given["input_ids"] = torch.from_numpy(ids).to(self.mem.planes.device)
         found: Tensor = self.model(**given).logits[:, -last:]
         return found
 
-    def _inputs(self, rows: Sequence[Row], lengths: Sequence[int], new: int, goes_on: bool) -> dict[str, Any]:
+    def _inputs(
+        self, rows: Sequence[Row], lengths: Sequence[int], read: Sequence[int], new: int, goes_on: bool
+    ) -> dict[str, Any]:
         """Returns what the forward gets beside the tokens."""
         columns = self._columns if goes_on else None
         if columns is None or not columns.move(new):
             size, keep = self.mem.pages.size, self.states.kernels == "gathered"
-            columns = Columns(self.mem.device.page_table, [row.index for row in rows], lengths, new, size, keep)
+            table, ends = self.mem.device.page_table, None if min(read) == new else read
+            columns = Columns(table, [row.index for row in rows], lengths, new, size, keep, read=ends)
         self._columns = columns
         self.cache.place(columns)
         inputs = {"use_cache": True, self.found.argument: self.cache}

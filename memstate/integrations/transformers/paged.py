@@ -30,6 +30,7 @@ class Columns:
         size: tokens of a page.
         keep: whether layers keep their tensors for the forward behind this one.
         past: columns before the new ones; None: the largest length.
+        read: tokens of each entry among its new columns, with pads behind them; None: all.
 
     Attributes:
         past: columns before the new ones.
@@ -44,7 +45,7 @@ class Columns:
 
     def __init__(
         self, page_table: Tensor, rows: Sequence[int], lengths: Sequence[int], new: int, size: int, keep: bool,
-        past: int | None = None,
+        past: int | None = None, read: Sequence[int] | None = None,
     ) -> None:  # fmt: skip
         device, reach = page_table.device, new + (ROOM if keep else 0)
         self.past, self.new, self.keep, self.goes_on = max(lengths) if past is None else past, new, keep, False
@@ -54,6 +55,9 @@ class Columns:
         self._positions = before + torch.arange(reach, device=device)  # of the new tokens, and of those to come
         self._pads = None if min(lengths) == self.past else self.past - before
         self._mask: Tensor | None = None
+        if read is not None:
+            columns, ends = torch.arange(self.past + new, device=device), torch.tensor(read, device=device)[:, None]
+            self._mask = ((columns >= self.past - before) & (columns < self.past + ends)).long()
         self._read: dict[int, tuple[Tensor, Tensor]] = {}
         known = (self._positions >= 0) & (self._positions < page_table.shape[1] * size)
         self._pages, self._offsets = self._find(self._positions, known)
@@ -91,9 +95,9 @@ class Columns:
     @property
     def mask(self) -> Tensor | None:
         """Which columns are tokens, `batch column`, as an attention mask; None: all."""
-        if self._pads is None:
-            return None
         if self._mask is None:
+            if self._pads is None:
+                return None
             self._mask = (torch.arange(self.end, device=self._pads.device) >= self._pads).long()
         return self._mask[:, : self.past + self.new]
 

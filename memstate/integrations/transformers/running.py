@@ -90,16 +90,24 @@ def sharing(chunks: Mapping[Running, int], pads: int) -> list[dict[Running, int]
         chunks: tokens that each row reads next.
         pads: in a forward at most.
     """
-    same, found = dict[int, dict[Running, int]](), list[dict[Running, int]]()
+    first = {one: tokens for one, tokens in chunks.items() if not one.length}
+    return [*alike({one: chunks[one] for one in chunks if one not in first}, 0), *alike(first, pads)]
+
+
+def alike(counts: Mapping[Running, int], pads: int) -> list[dict[Running, int]]:
+    """Returns which rows share a forward, so that no forward has more pads than are allowed.
+
+    Args:
+        counts: tokens that each row reads.
+        pads: in a forward at most; 0: rows of one number share it.
+    """
+    found = list[dict[Running, int]]()
     longest = room = 0
-    for one in sorted(chunks, key=chunks.__getitem__, reverse=True):
-        tokens = chunks[one]
-        if one.length:
-            same.setdefault(tokens, {})[one] = tokens
-            continue
+    for one in sorted(counts, key=counts.__getitem__, reverse=True):
+        tokens = counts[one]
         if not found or longest - tokens > room:
             longest, room = tokens, pads
             found.append({})
         room -= longest - tokens
         found[-1][one] = tokens
-    return [*same.values(), *found]
+    return found

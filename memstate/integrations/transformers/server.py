@@ -18,9 +18,9 @@ from memstate.integrations.transformers.batch import Batches
 from memstate.integrations.transformers.binding import bound_to, release_left
 from memstate.integrations.transformers.progress import shown
 from memstate.integrations.transformers.prompts import Event, Prompt, Reason, Served, Token, checked
-from memstate.integrations.transformers.running import Running, Waiting, sharing
+from memstate.integrations.transformers.running import Running, Waiting, alike, sharing
 from memstate.integrations.transformers.sampling import Sampler, choose
-from memstate.integrations.transformers.speculation import Speculation, by_length
+from memstate.integrations.transformers.speculation import Speculation
 from memstate.integrations.transformers.states import Kernels
 from memstate.requests.handles import Request, Row, Rows, Session
 from memstate.tiers import Fetch
@@ -344,8 +344,9 @@ class Server:
         for group in ([one for one in singles if not one.length], [one for one in singles if one.length]):
             if group:
                 self._forward(dict.fromkeys(group, 1))
-        for guessed in by_length(guesses):
-            self._verify(guessed)
+        read = {one: len(one.tokens) - one.length + len(found) for one, found in guesses.items()}
+        for together in alike(read, PADS if self._batches.states.verifies else 0):
+            self._verify({one: guesses[one] for one in together})
         events, self._events = self._events, []
         return events
 
@@ -461,7 +462,10 @@ class Server:
             self._start_samples()
 
     def _guesses(self, running: Sequence[Running]) -> dict[Running, list[int]]:
-        """Returns guesses for the rows that have any. Rows whose assistant raises are gone."""
+        """Returns guesses for the rows that have any. Rows whose assistant raises are gone.
+
+        On slots, rows that answer without guesses can share the forward: they have none in the result.
+        """
         found, errors = dict[Running, list[int]](), list[Exception]()
         for one in [one for one in running if one.draft is not None]:
             try:
@@ -470,29 +474,30 @@ class Server:
             except Exception as error:
                 errors.append(self._failed(one, error))
         _raise(errors)
+        if found and self._batches.states.verifies:
+            found |= {one: [] for one in running if one not in found and one.answer}
         return found
 
     def _verify(self, guesses: dict[Running, list[int]]) -> None:
-        """Reads guesses of some rows, the same number of tokens for each, and keeps those that are right."""
+        """Reads guesses of some rows, and keeps those that are right."""
         batch, starts = list(guesses), [one.length for one in guesses]
-        given, lengths = (
-            [one.tokens[one.length :] + found for one, found in guesses.items()],
-            [*map(len, guesses.values())],
-        )
+        given = [one.tokens[one.length :] + found for one, found in guesses.items()]
+        columns, guessed = max(map(len, given)), [len(found) for found in guesses.values()]
         ends, failed = dict[Running, Reason | None](), dict[Running, Exception]()
 
         def real(logits: Tensor) -> list[int]:
-            largest, last = logits.argmax(-1).tolist(), logits.shape[1]
+            largest, first = logits.argmax(-1).tolist(), columns - logits.shape[1]
             for entry, (one, found) in enumerate(guesses.items()):
-                at = last - 1 - len(found)
+                end = len(given[entry]) - first
+                at = slice(end - 1 - len(found), end)
                 try:
-                    ends[one] = self._compare(one, found, largest[entry][at:], logits[entry, at:])
+                    ends[one] = self._compare(one, found, largest[entry][at], logits[entry, at])
                 except Exception as error:
                     failed[one] = error
             # the token that was chosen last has not been read, unless it was guessed and ends the row
             return [max(len(one.tokens) - start - 1, 1) for one, start in zip(batch, starts, strict=True)]
 
-        moved = self._speculation.verify([one.row for one in batch], given, starts, lengths, real)
+        moved = self._speculation.verify([one.row for one in batch], given, starts, guessed, real)
         for one, tokens in zip(batch, moved, strict=True):
             one.length += tokens
         errors = [self._failed(one, error) for one, error in failed.items()]

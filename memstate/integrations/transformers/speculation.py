@@ -111,11 +111,11 @@ class Speculation:
 
         Args:
             rows: the rows.
-            tokens: of each row, the same number.
+            tokens: of each row, the same number; more or less only on slots.
             lengths: tokens of each row before.
             guesses: how many of the last of its tokens each row has guessed.
-            real: gets the logits behind the last tokens, `batch token vocabulary`, and returns how many tokens of each
-                row are real.
+            real: gets the logits behind the last columns, `batch column vocabulary`, and returns how many tokens of
+                each row are real. Rows with fewer tokens have pads behind them.
 
         Returns:
             By how many tokens each row has moved on.
@@ -125,10 +125,10 @@ class Speculation:
 
         Syncs: as `real`.
         """
-        count, last, states = len(tokens[0]), 1 + max(guesses), self._batches.states
+        planned, last, states = [*map(len, tokens)], 1 + max(guesses), self._batches.states
         states.drop()
-        drafts = guesses if states.verifies else count
-        with self._batches.step(rows, count, drafts=drafts) as step:
+        count = max(planned)
+        with self._batches.step(rows, planned, drafts=guesses if states.verifies else count) as step:
             with torch.inference_mode():
                 states.begin(step, count, drafts=states.verifies)
                 logits, left = self._batches.logits(rows, tokens, lengths, last), states.collect()
@@ -143,15 +143,3 @@ class Speculation:
                 states.store(step, {name: state[:, kept] for name, state in left.items()})
                 self._mem.settle(step)
         return [count if entry in kept else 0 for entry in range(len(rows))]
-
-
-def by_length(guesses: dict[Running, list[int]]) -> list[dict[Running, list[int]]]:
-    """Returns guesses in groups of rows that read the same number of tokens, and can share a forward.
-
-    Args:
-        guesses: of each row.
-    """
-    groups: dict[int, dict[Running, list[int]]] = {}
-    for one, found in guesses.items():
-        groups.setdefault(len(one.tokens) - one.length + len(found), {})[one] = found
-    return list(groups.values())

@@ -367,7 +367,8 @@ def test_pads_behind_the_end_of_a_row_are_no_tokens_of_a_snapshot() -> None:
 def test_what_has_no_way_back_is_refused() -> None:
     model = tiny("qwen3_next")
     with mst.StateCache(model, managed(model)) as cache:
-        for call in (lambda: cache.crop(-1), cache.activate_past_recording):
+        cache.crop(0)
+        for call in (lambda: cache.crop(-1), lambda: cache.crop(1), cache.activate_past_recording):
             with pytest.raises(ms.InvalidArgument, match="no way back"):
                 call()
         assert not cache.is_croppable

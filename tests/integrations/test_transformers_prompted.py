@@ -7,18 +7,20 @@ import torch
 from torch import Tensor
 
 import memstate as ms
-from tests.support.tiny_models import FAMILIES, tiny
+from tests.support.tiny_models import FAMILIES, small, tiny
 from tests.support.tiny_served import TEXT, alone, managed
 
 pytest.importorskip("transformers")
 import memstate.integrations.transformers as mst
-from tests.integrations.servers import hooked, raising
+from tests.integrations.servers import SPECULATING, hooked, raising
 
 QUIET = {"do_sample": False, "pad_token_id": 0, "max_new_tokens": 6}
 IDS = torch.tensor([TEXT[:19], TEXT[5:24]])
 MASK = torch.ones_like(IDS)
 MASK[0, :5] = 0
 FOUND = [family for family in FAMILIES if family not in ("mamba", "falcon_mamba", "mamba2")]
+COPIES = ("qwen4_exp_text", "zaya", "inkling2_text", "zamba", "jamba")  # or their scans start from zeros
+GOING_BACK = [family for family in FOUND if family not in COPIES]
 ROOM = {"slots": 24, "max_requests": 8}
 
 
@@ -132,3 +134,68 @@ def test_a_prompt_without_room_or_with_a_forward_that_raises_leaves_nothing() ->
     with mst.StateCache(model, mem, prompt=IDS) as cache:
         model.generate(IDS, past_key_values=cache, **QUIET)
     mem.audit().raise_if_leaking()
+
+
+TWICE = torch.tensor([TEXT[:9] * 2])  # of which prompt lookup can guess
+LONG: dict[str, Any] = {"do_sample": False, "pad_token_id": 0, "max_new_tokens": 30}
+ASSISTED: dict[str, Any] = {
+    **SPECULATING, "tracking": ms.Redirect(every=8), "pages": ms.Pages(size=4, count=60, per_row=20), "debug": True,
+}  # fmt: skip
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("assistant", ["its own text", "a smaller model"])
+@pytest.mark.parametrize("family", GOING_BACK)
+def test_assisted_generation_goes_back_by_the_wrong_guesses(family: str, assistant: str) -> None:
+    model, columns = tiny(family), list[int]()
+    settings = {"prompt_lookup_num_tokens": 4} if assistant == "its own text" else {"assistant_model": small()}
+    expected, mem = alone(model, TWICE[0].tolist(), {}, 30), managed(model, **ASSISTED)
+    with mst.StateCache(model, mem, prompt=TWICE, kernels="slots") as cache:
+        with hooked(model, lambda _, args, given: columns.append(given["input_ids"].shape[1])):
+            out = model.generate(TWICE, past_key_values=cache, **LONG, **settings)
+        assert out[0, 18:].tolist() == expected
+        assert mem.info(cache.rows[0]).length == 18 + 30 - 1
+    assert max(columns) > 1
+    mem.audit().raise_if_leaking()
+    with mst.StateCache(model, mem, prompt=out) as cache:
+        assert cache.cached == [40] or 0 in expected  # rows that are fed pads stop counting
+    mem.close()
+
+
+def test_right_guesses_save_forwards_of_generate() -> None:
+    model, columns = tiny("lfm2"), list[int]()
+    mem = managed(model, **ASSISTED)
+    counted = hooked(model, lambda _, args, given: columns.append(given["input_ids"].shape[1]))
+    with mst.StateCache(model, mem, prompt=TWICE, kernels="slots") as cache, counted:
+        model.generate(TWICE, past_key_values=cache, prompt_lookup_num_tokens=4, **LONG)
+    assert len(columns) < 20
+
+
+def test_turns_go_on_behind_guesses() -> None:
+    model, more = tiny("qwen3_next"), torch.tensor([[3, 90, 14]])
+    mem, own = managed(model, **ASSISTED), TWICE
+    settings = {**LONG, "max_new_tokens": 6}
+    for tokens in (TWICE[:, :0], more, TEXT[:17]):
+        own = model.generate(torch.cat([own, torch.as_tensor(tokens).view(1, -1)], 1), **settings)
+    with mst.StateCache(model, mem, prompt=TWICE, kernels="slots") as cache:
+        found = model.generate(TWICE, past_key_values=cache, prompt_lookup_num_tokens=4, **settings)
+        found = torch.cat([found, more], 1)
+        found = model.generate(found, past_key_values=cache, prompt_lookup_num_tokens=4, **settings)
+        found = torch.cat([found, torch.tensor([TEXT[:17]])], 1)  # longer than a tail
+        found = model.generate(found, past_key_values=cache, **settings)
+        with pytest.raises(ms.InvalidArgument, match=r"crop\(-1\): the last forward had 0 guesses"):
+            cache.crop(-1)
+    assert torch.equal(found, own)
+
+
+def test_a_model_takes_assistants_only_while_a_cache_with_tails_is_open() -> None:
+    model = tiny("qwen3_next")
+    plain, mem = managed(model), managed(model, **ASSISTED)
+    for settings in ({}, {"prompt": TWICE}):
+        with mst.StateCache(model, plain, **settings) as cache, pytest.raises(ValueError, match="stateful"):
+            model.generate(TWICE, past_key_values=cache, prompt_lookup_num_tokens=4, **LONG)
+    cache = mst.StateCache(model, mem, prompt=TWICE, kernels="slots")
+    model.generate(TWICE, past_key_values=cache, prompt_lookup_num_tokens=4, **LONG)
+    del cache
+    with pytest.raises(ValueError, match="stateful"):
+        model.generate(TWICE, prompt_lookup_num_tokens=4, **LONG)

@@ -1,7 +1,7 @@
 """`StateCache`: the cache that a model of Transformers gets for `generate`, with its states in slots."""
 
 from collections.abc import Sequence
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -21,7 +21,10 @@ from memstate.integrations.transformers.watch import Call, watch
 from memstate.requests.handles import Request, Row, Snapshot
 from memstate.requests.steps import Step
 
-NO_WAY_BACK = "a recurrent state has no way back to an earlier token: generate without an assistant model"
+NO_WAY_BACK = (
+    "a recurrent state has no way back to an earlier token, unless tails keep the tokens behind it: give prompt=, "
+    "kernels='slots' and a manager with forward=ms.Forward(tail=16)"
+)
 
 
 class StateCache(Cache):
@@ -41,6 +44,9 @@ class StateCache(Cache):
             column and from the longest cached states on, and `generate` reads the rest. KV then lies in the pages of
             the manager, and `close` leaves states and KV in the prefix cache.
         prompt_mask: which of them are tokens; None: all. Pads are at the left.
+
+    With `prompt=`, on slots and with tails, `generate` can be assisted: a forward then reads guesses, and `crop` says
+    how many of them were wrong. As long as such a cache is open, the model does not refuse assistants by itself.
 
     Attributes:
         mem: the manager.
@@ -78,6 +84,8 @@ class StateCache(Cache):
         self._states = own or States(model, mem, bound.found, self.layers, kernels)
         self._begin_batch(0)
         self._step: Step | None = None
+        self._checked: Step | None = None  # whose forward has read guesses, until `crop` says which were right
+        self._guesses = False
         self._texts: list[list[int]] = []  # tokens of each row, with a prompt
         self._columns = 0
         self._closed = ""
@@ -89,7 +97,9 @@ class StateCache(Cache):
             self._begin_batch(len(texts))
             self._lengths.tokens += [len(text) - 1 for text in texts]
             self._columns, self._last = prompt.shape[1] - 1, [text[-1] for text in texts]
-        self._stop = watch(model, self, bound.found.argument)
+        self._unwatch = watch(model, self, bound.found.argument)
+        if self._goes_back:
+            model._is_stateful = False  # of this instance, so that generate takes assistants; its class keeps its own
 
     def _begin_batch(self, batch: int) -> None:
         self._lengths = Lengths(batch, *ends_of(self._model))
@@ -114,6 +124,28 @@ class StateCache(Cache):
         lengths: list[int] = self._lengths.tokens.tolist()
         return lengths
 
+    def _stop(self) -> None:
+        self._unwatch()
+        if self._goes_back:
+            vars(self._model).pop("_is_stateful", None)
+
+    @property
+    def _goes_back(self) -> bool:
+        """Whether tails keep the tokens of a step until it is known which are real."""
+        return self._batches is not None and self._states.verifies
+
+    def known(self, ids: Tensor | None) -> int:
+        """Returns how many columns of a forward were read before: assisted, `generate` begins with the whole text.
+
+        Args:
+            ids: what the forward is given.
+
+        Syncs: yes, for such a forward.
+        """
+        if not self._guesses or ids is None or ids.shape[1] <= self._columns:
+            return 0
+        return self._columns if ids[:, : self._columns].tolist() == self._texts else 0
+
     def begin(self, call: Call) -> None:
         """Plans the step of a forward and hands the states of its rows to the layers.
 
@@ -130,6 +162,7 @@ class StateCache(Cache):
             self.end(failed=True)
         if self._closed:
             return  # the layers say why
+        self._accept(0)
         real = [call.columns] * call.batch if call.real is None else call.real.sum(1).tolist()
         self._go_on(call)
         admitted = not self.rows
@@ -150,11 +183,12 @@ class StateCache(Cache):
                 (self._kept[entry],) = self.mem.publish([self.rows[entry]])
         if self._batches is not None:
             self._note(call)
-            starts = [self.mem.info(row).length - call.columns for row in self.rows]  # below 0 at pads
+            certain = 1 if self._drafts(call) else call.columns  # tokens that are in the lengths
+            starts = [self.mem.info(row).length - certain for row in self.rows]  # below 0 at pads
             table, numbers, size = self.mem.device.page_table, [row.index for row in self.rows], self.mem.pages.size
             columns = Columns(table, numbers, starts, call.columns, size, keep=False, past=self._columns)
             self._batches.cache.place(columns)
-        self._states.begin(self._step, call.columns)
+        self._states.begin(self._step, call.columns, drafts=self._drafts(call) > 0)
         self._lengths.add(call, real)
         self._columns += call.columns
 
@@ -173,7 +207,8 @@ class StateCache(Cache):
         if self._last is None:
             return
         times, rest = divmod(call.batch, len(self.rows))
-        ids = None if call.ids is None or rest or call.columns > 1 else call.ids[:, 0].tolist()
+        several = call.columns > 1 and not self._drafts(call)
+        ids = None if call.ids is None or rest or several else call.ids[:, 0].tolist()
         if not times or ids != [token for token in self._last for _ in range(times)]:
             raise InvalidArgument(
                 f"a forward of {call.batch} x {call.columns} tokens behind a prompt of {len(self.rows)} rows: give "
@@ -198,7 +233,13 @@ class StateCache(Cache):
         if self.mem.device.page_table.numel():
             lengths = [self.mem.info(row).length + tokens for row, tokens in zip(self.rows, real, strict=True)]
             self.mem.extend(self.rows, lengths)
-        return self.mem.plan(batch, list(real))
+        if self._batches is not None and call.columns > 1 and not self._drafts(call):
+            self._batches.fold(self.rows)  # a chunk starts from a state with all tokens before
+        return self.mem.plan(batch, list(real), drafts=self._drafts(call))
+
+    def _drafts(self, call: Call) -> int:
+        """Returns how many tokens of a forward are guesses; those of a longer one are the next turn's."""
+        return call.columns - 1 if self._guesses and call.columns <= self.mem.forward.tail else 0
 
     def end(self, failed: bool) -> None:
         """Stores the states that the layers left and settles the step; after a failed forward, cancels it.
@@ -220,7 +261,10 @@ class StateCache(Cache):
             self._closed = "a forward raised an exception, so its rows ended"
             return
         self._states.end(step)
-        self.mem.settle(step)
+        if step.batch.drafts is None:
+            self.mem.settle(step)
+        else:  # which of them are right is not known yet
+            self._checked = step
 
     def close(self, publish: bool = False) -> list[Snapshot | None]:
         """Releases the rows. The model no longer calls this cache. A second call does nothing.
@@ -249,6 +293,9 @@ class StateCache(Cache):
             layer.reset()
 
     def _release(self, publish: bool) -> list[Snapshot | None]:
+        self._accept(0)
+        if self._batches is not None:
+            self._batches.fold(self.rows)
         rows, kept = self.rows, self._kept
         self.rows, self._kept, self._columns, self._last = [], [], 0, None
         if not rows:
@@ -343,24 +390,43 @@ class StateCache(Cache):
             if isinstance(layer, CacheLayerMixin):
                 layer.reorder_cache(torch.LongTensor(entries))
 
-    def crop(self, tokens_to_remove: int) -> NoReturn:
-        """Is refused: a recurrent state has no way back.
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forgets the last tokens of the last forward, which were wrong guesses.
 
         Args:
-            tokens_to_remove: tokens to forget.
+            tokens_to_remove: how many, times -1.
 
         Raises:
-            InvalidArgument: always.
-        """
-        raise InvalidArgument(f"crop({tokens_to_remove}): {NO_WAY_BACK}")
+            InvalidArgument: no forward has read guesses since the last call, or not so many. Without `prompt=`, slots
+                and tails there is no way back.
 
-    def activate_past_recording(self) -> NoReturn:
-        """Is refused, as `crop`. Raises: InvalidArgument."""
-        raise InvalidArgument(f"activate_past_recording(): {NO_WAY_BACK}")
+        Syncs: no.
+        """
+        most = 0 if self._checked is None else self._checked.batch.most - 1
+        if not -most <= tokens_to_remove <= 0:
+            why = f"the last forward had {most} guesses, and the manager has tails for {self.mem.forward.tail} tokens"
+            raise InvalidArgument(f"crop({tokens_to_remove}): {why if self._guesses else NO_WAY_BACK}")
+        self._accept(-tokens_to_remove)
+
+    def _accept(self, wrong: int) -> None:
+        """Accepts what the last forward has read, if it had guesses, but for the last tokens. Syncs: no."""
+        step, self._checked = self._checked, None
+        if step is None:
+            return
+        self.mem.accept(step, [step.batch.most - wrong] * len(self.rows))
+        self._lengths.forget(wrong)
+        self._columns -= wrong
+        self._texts = [text[: len(text) - wrong] for text in self._texts]
+
+    def activate_past_recording(self) -> None:
+        """Says that forwards of up to `tail` tokens read guesses behind the first. Raises: InvalidArgument."""
+        if not self._goes_back:
+            raise InvalidArgument(f"activate_past_recording(): {NO_WAY_BACK}")
+        self._guesses = True
 
     @property
     def is_croppable(self) -> bool:
-        """False."""
+        """False: `crop` goes back by the guesses of one forward."""
         return False
 
     @property

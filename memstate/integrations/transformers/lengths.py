@@ -66,6 +66,10 @@ class Lengths:
         self.tokens += np.where(self._padded, 0, real)
         self._ended |= np.isin(fed, list(self._ends))
 
+    def forget(self, tokens: int) -> None:
+        """Takes back the last tokens of a forward, which `add` has counted."""
+        self.tokens -= np.where(self._padded, 0, tokens)
+
     def take(self, entries: Sequence[int]) -> None:
         """Reorders the rows: entry i becomes what entry `entries[i]` was."""
         chosen = list(entries)

@@ -3,10 +3,12 @@
 import inspect
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
+
+BY_COLUMN: Final = ("input_ids", "position_ids")  # of what a forward is given, `... column` of its tokens alone
 
 
 class Call(NamedTuple):
@@ -30,7 +32,8 @@ def watch(model: Any, cache: Any, argument: str) -> Callable[[], None]:
 
     Args:
         model: the model.
-        cache: the cache: `begin(call)` is called before a forward, and `end(failed)` after it.
+        cache: the cache: `begin(call)` is called before a forward, and `end(failed)` after it. First `known(ids)` says
+            how many of its columns the cache has read; the forward is not given these.
         argument: the name under which the forward takes a cache.
 
     Returns:
@@ -44,10 +47,14 @@ def watch(model: Any, cache: Any, argument: str) -> Callable[[], None]:
         given, mine = signature.bind_partial(*args, **kwargs).arguments, watched()
         return mine if given.get(argument) is mine else None, given
 
-    def before(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def before(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         mine, given = inputs(args, kwargs)
-        if mine is not None:
-            mine.begin(_call(given))
+        if mine is None:
+            return None
+        known = mine.known(given.get("input_ids"))
+        new = {name: given[name][..., known:] for name in BY_COLUMN if known and given.get(name) is not None}
+        mine.begin(_call(given | new))
+        return args, kwargs | new
 
     def after(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         mine, _ = inputs(args, kwargs)

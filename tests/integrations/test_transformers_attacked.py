@@ -155,7 +155,11 @@ def test_an_interrupt_at_any_line_of_a_step_leaves_no_row_between_two_tokens(par
     guessed = GenerationConfig(prompt_lookup_num_tokens=3, max_new_tokens=NEW)
     for line in (random.randrange(400), random.randrange(4000)):
         speculates = line % 2 == 0
-        server, tracer, found = server_of(chunk=6, **SPECULATING if speculates else {}), Interrupt(line, CODE), []
+        mem, kernels = (
+            managed(model, prefix=None, **SPECULATING if speculates else {}),
+            ("slots", "auto")[line // 2 % 2],
+        )
+        server, tracer, found = mst.Server(model, mem, chunk=6, kernels=kernels), Interrupt(line, CODE), []
         for number, text in enumerate(texts):
             server.submit(mst.Prompt(text, number, config=guessed if speculates else None, most=NEW))
         server.submit(mst.Prompt(TEXT[:6], "sampled", config=sampled, seed=3))
@@ -210,7 +214,7 @@ def test_what_random_servers_answer_is_what_the_model_answers_alone(
 ) -> None:
     model, random = tiny(family), Random(f"{family} {seed}")
     monkeypatch.setattr(paged, "ROOM", random.choice([1, 3, 64]))
-    speculates = mst.layout(model).continues and random.random() < 0.4
+    speculates = mst.layout(model).continues and random.random() < 0.6
     settings = SPECULATING if speculates else {}
     rows, attends = random.choice([1, 2, 4]), bool(mst.layout(model).attended)
     tracking = random.choice([ms.Redirect(every=4), ms.PingPong(every=4), ms.LazyPingPong(every=4)])
@@ -219,7 +223,9 @@ def test_what_random_servers_answer_is_what_the_model_answers_alone(
         model, slots=random.choice([4, 7, 16]) + 2 * rows, max_requests=rows, tracking=tracking, debug=True,
         pages=pages, prefix=random.choice([None, ms.Prefix()]), **settings,
     )  # fmt: skip
-    servers = [mst.Server(model, mem, chunk=random.choice([1, 3, 7, 64])) for _ in range(random.randint(1, 2))]
+    chunks = [random.choice([1, 3, 7, 64]) for _ in range(random.randint(1, 2))]
+    kernels: Any = "slots" if mst.layout(model).on_slots and seed % 2 else "auto"
+    servers = [mst.Server(model, mem, chunk=chunk, kernels=kernels) for chunk in chunks]
     texts, prompts, found = [random.sample(range(3, 97), 12) for _ in range(2)], list[Any](), list[Any]()
     for step in range(400):
         if step < 8:

@@ -212,6 +212,27 @@ def test_samples_are_those_without_guesses(kernels: Any) -> None:
     assert sum(one.guessed for one in runs[1]) > 0 == sum(one.guessed for one in runs[0])
 
 
+@pytest.mark.parametrize("family", ["qwen3_next", "bamba"])
+def test_guesses_change_no_token_under_autocast(family: str) -> None:
+    model, text, runs = tiny(family), TEXT[:9], list[mst.Served]()
+    for _ in range(2):
+        guess = {"assistant": guessing([text], [runs[0].tokens], 3)} if runs else {}
+        with torch.autocast("cpu", torch.bfloat16):  # layers get bf16 from products, and tails have the model's fp32
+            runs += served(model, managed(model, **GUESSING), [text], kernels="slots", **guess)
+    plain, guessed = runs
+    assert (plain.tokens, guessed.right > 0) == (guessed.tokens, True)
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("family", ["qwen3_next", "kimi_linear", "mamba2"])
+def test_the_kernels_themselves_check_guesses(family: str) -> None:
+    model, text = tiny(family), TEXT[:5]
+    expected = [alone(model, text, {}, 8)]
+    mem = managed(model, **GUESSING, backend="interpreter")
+    (one,) = served(model, mem, [text], 8, assistant=guessing([text], expected, 2), kernels="slots")
+    assert (one.tokens, one.right > 0) == (expected[0], True)
+
+
 def test_text_that_repeats_is_looked_up() -> None:
     model, config = tiny("lfm2"), GenerationConfig(prompt_lookup_num_tokens=4, max_new_tokens=40)
     (one,) = mst.serve(model, managed(model, **GUESSING), [mst.Prompt(TEXT[:9], config=config)])

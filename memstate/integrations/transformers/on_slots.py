@@ -52,6 +52,11 @@ class Reference:
         window, inputs = args[0]
         return Joined(window, inputs)
 
+    def dense(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Returns activations as kernels want them: `dense`, and in the dtype of the tail, whatever autocast made."""
+        dtype = None if self.tail is None else self.tail[0].dtype
+        return tuple(dense(one if dtype is None else one.to(dtype)) for one in inputs)
+
     def behind(self, **inputs: Tensor) -> dict[str, Any]:
         """Returns what the kernel takes for the tail of each row.
 
@@ -124,11 +129,12 @@ def conv(
         activation: "silu" or None.
     """
     ref = conv_state
-    inputs, window = dense(hidden_states.transpose(1, 2)), ref.plane.transpose(1, 2)
+    (inputs,), window = ref.dense(hidden_states.transpose(1, 2)), ref.plane.transpose(1, 2)
     bias = None if bias is None else dense(bias)
-    return ref.backend.conv_step(
+    out = ref.backend.conv_step(
         inputs, dense(weight), bias, window, *ref.slots, activation=activation, **ref.behind(x=inputs)
-    ).transpose(1, 2)
+    )
+    return out.transpose(1, 2).to(hidden_states.dtype)
 
 
 def conv_chunk(
@@ -162,12 +168,13 @@ def delta(
         use_qk_l2norm_in_kernel: whether to normalise query and key.
         scale: of the output.
     """
-    ref, (q, k, v, decay, rate) = initial_state, map(dense, (query, key, value, g, beta))
+    ref, decay, rate = initial_state, dense(g), dense(beta)
+    q, k, v = ref.dense(query, key, value)
     out = ref.backend.gated_delta_step(
         q, k, v, decay, rate, ref.plane, *ref.slots, scale=scale, normalize=use_qk_l2norm_in_kernel,
         **ref.behind(k=k, v=v, gate=decay, beta=rate),
     )  # fmt: skip
-    return out, ref
+    return out.to(query.dtype), ref
 
 
 def mamba2(
@@ -213,14 +220,16 @@ def mamba2_chunk(
         initial_states: of `head dim state`.
         dt_softplus: whether dt is the softplus of the sum.
     """
-    ref, (x, step, a, b, c) = initial_states, map(dense, (hidden_states, dt, A, B, C))
-    assert ref is not None
-    d, gate, bias = (None if one is None else dense(one) for one in (D, z, dt_bias))
+    assert initial_states is not None
+    ref, step, a = initial_states, dense(dt), dense(A)
+    x, b, c = ref.dense(hidden_states, B, C)
+    d, bias = (None if one is None else dense(one) for one in (D, dt_bias))
+    gate = None if z is None else ref.dense(z)[0]
     out = ref.backend.selective_step(
         x, step, a, b, c, ref.plane, *ref.slots, d=d, z=gate, dt_bias=bias, softplus=dt_softplus,
         **ref.behind(x=x, b=b, dt=step),
     )  # fmt: skip
-    return out, ref
+    return out.to(hidden_states.dtype), ref
 
 
 def mamba1(

@@ -90,7 +90,7 @@ def test_every_strategy_speculates(settings: dict[str, Any], wrong: int, kernels
     mem.close()
 
 
-@pytest.mark.parametrize(("kernels", "guessed", "folds"), [("gathered", 11, 0), ("slots", 12, 2)])
+@pytest.mark.parametrize(("kernels", "guessed", "folds"), [("gathered", 11, 0), ("slots", 12, 1)])
 def test_right_guesses_save_forwards_and_copy_no_state(kernels: Any, guessed: int, folds: int) -> None:
     model, forwards = tiny("lfm2"), []
     expected = [alone(model, TEXT[:9], {}, NEW)]
@@ -98,7 +98,7 @@ def test_right_guesses_save_forwards_and_copy_no_state(kernels: Any, guessed: in
     with hooked(model, lambda *_: forwards.append(1)):
         (one,) = served(model, mem, [TEXT[:9]], assistant=guessing([TEXT[:9]], expected, 13), kernels=kernels)
     assert (one.tokens, one.guessed, one.right) == (expected[0], guessed, guessed)
-    # the prompt in two chunks, and a token behind each group of guesses; the end adds those up to a boundary, and more
+    # the prompt in two chunks, and a token behind each group of guesses; the end adds those up to a boundary
     assert len(forwards) == 2 + NEW - 1 - guessed + folds
     assert mem.stats().copied_bytes == 0
 
@@ -173,6 +173,26 @@ def _states(mem: ms.StateManager, texts: Answers, answers: Answers) -> dict[Any,
             else:
                 mem.end(rows)
     return found
+
+
+@pytest.mark.parametrize("settings", [{}, {"prefix": None}], ids=str)
+def test_a_turn_of_a_session_starts_where_it_starts_without_guesses(settings: dict[str, Any]) -> None:
+    model, starts, whole = tiny("qwen3_next"), list[list[int]](), TEXT[:9]
+    texts, answers = list[list[int]](), list[list[int]]()
+    for more in ([], TEXT[9:12], TEXT[12:15]):
+        texts.append([*whole, *more])
+        answers.append(alone(model, texts[-1], {}, NEW))
+        whole = [*texts[-1], *answers[-1]]
+    for guesses in ({}, {"assistant": guessing(texts, answers, 3)}):
+        mem = managed(model, **{**GUESSING, "max_requests": 1, **settings})
+        session = mem.sessions.open("chat")
+        found = list[mst.Served]()
+        for text in texts:
+            found += mst.serve(model, mem, [mst.Prompt(text, most=NEW, session=session)], kernels="slots", **guesses)
+        assert [one.tokens for one in found] == answers
+        starts.append([one.cached for one in found])
+    plain, guessed = starts
+    assert plain == guessed and guessed[-1] > 24
 
 
 @pytest.mark.parametrize("family", ["qwen3_next", "mamba2"])

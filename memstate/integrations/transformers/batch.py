@@ -143,24 +143,32 @@ class Batches:
             self.mem.settle(step)
         return logits
 
-    def fold(self, rows: Sequence[Row]) -> None:
+    def fold(self, rows: Sequence[Row], ends: bool = False) -> None:
         """Adds to the states of rows what is pending in their tails. It takes a forward or two, or none.
 
         Args:
             rows: the rows.
+            ends: whether they end, so that only states which the prefix cache can take matter.
 
         Raises:
             Exception: what a plan or a forward raised. The rows have ended then.
 
         Syncs: no.
         """
-        while late := [row for row in rows if self.mem.info(row).pending]:
+        while late := [row for row in rows if self._lags(row, ends)]:
             with self.step(late, 0) as step:
                 with torch.inference_mode():
                     self.states.begin(step, 1)
                     self.logits(late, [[] for _ in late], [self.mem.info(row).length for row in late])
                     self.states.end(step)
                 self.mem.settle(step)
+
+    def _lags(self, row: Row, ends: bool) -> bool:
+        """Whether tokens are pending; if the row ends, whether they lead to a boundary or end with a page."""
+        info, every = self.mem.info(row), self.mem.tracking.every
+        if not info.pending or not ends:
+            return info.pending > 0
+        return info.length // every > (info.length - info.pending) // every or info.length % self.mem.pages.size == 0
 
     @contextmanager
     def step(self, rows: Sequence[Row], tokens: int | Sequence[int], drafts: int | Sequence[int] = 0) -> Iterator[Step]:

@@ -1,6 +1,7 @@
 """Speculation in `serve`: guesses that are right or wrong anywhere change no token, and states are those without it."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ pytest.importorskip("transformers")
 from transformers import GenerationConfig
 
 import memstate.integrations.transformers as mst
-from memstate.integrations.transformers import server
+from memstate.integrations.transformers import reading, server
 from memstate.integrations.transformers.drafts import Assistant
 from memstate.integrations.transformers.speculation import Speculation
 from tests.integrations.servers import SPECULATING, Raises, hooked, raising
@@ -251,6 +252,18 @@ def test_the_kernels_themselves_check_guesses(family: str) -> None:
     mem = managed(model, **GUESSING, backend="interpreter")
     (one,) = served(model, mem, [text], 8, assistant=guessing([text], expected, 2), kernels="slots")
     assert (one.tokens, one.right > 0) == (expected[0], True)
+
+
+def test_a_model_may_decode_on_slots_and_check_guesses_on_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny("qwen3_next")
+    without = {(model.dtype, model.device): replace(mst.layout(model), tails=())}
+    monkeypatch.setitem(reading.KNOWN, model, without)
+    expected = [alone(model, text, {}, NEW) for text in PROMPTS]
+    mem = managed(model, **GUESSING, debug=True)
+    found = served(model, mem, PROMPTS, assistant=guessing(PROMPTS, expected, 2), kernels="slots")
+    assert ([one.tokens for one in found], mem.layout.rows) == (expected, None)
+    assert sum(one.right for one in found) > 0
+    mem.close()
 
 
 def test_text_that_repeats_is_looked_up() -> None:

@@ -3,7 +3,7 @@
     python -m tests.proof.compile_matrix              the oldest version supported, the installed one and the newest
     python -m tests.proof.compile_matrix 3.8.0        another one
     python -m tests.proof.compile_matrix --record     writes tests/proof/compiled/triton-<version>.json for each
-    python -m tests.proof.compile_matrix --only accept --record     kernels with this text in their name
+    python -m tests.proof.compile_matrix --only _tail --record      kernels with this text in their name
 
 A version that is not the installed one is installed into build/triton/<version> and compiles from there.
 """

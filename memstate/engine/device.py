@@ -1,6 +1,7 @@
 """Offers what engines need of the device: tensors at fixed addresses, slot ids, memory that sleeps, a stream."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from memstate.engine.parts import Parts
 from memstate.errors import InvalidArgument
 from memstate.kernels.tables import REGISTERS_PER_ROW, Marks, TailRecord
 from memstate.requests.handles import Row, Snapshot
+from memstate.requests.steps import Step
 from memstate.slots.commands import Action
 from memstate.slots.readback import Readback
 from memstate.state.regions import BufferInfo
@@ -178,10 +180,11 @@ class DeviceCalls:
                 a tree has -1 in them.
 
         Raises:
-            InvalidArgument: the nodes do not fit, or rows have no tails; nothing moved.
+            InvalidArgument: the nodes do not fit the step, or rows have no tails; in debug mode, the nodes of an
+                entry do not ascend. Nothing moved.
             Asleep: the memory is released; nothing moved.
 
-        Syncs: no.
+        Syncs: in debug mode only.
         """
         parts = self._parts
         self._door.require_thread()
@@ -191,7 +194,28 @@ class DeviceCalls:
             raise InvalidArgument(
                 "keep_path: rows have no tails: give the manager Forward(tail=), and its layout rings"
             )
+        if parts.log.unsettled and parts.stepping.replaying is None and isinstance(nodes, Tensor) and nodes.dim() == 2:
+            self._require_path(parts.log.unsettled[-1], nodes)
         parts.planes.keep_path(self.tails, nodes)
+
+    def _require_path(self, step: Step, nodes: Tensor) -> None:
+        """Requires nodes for each entry of a step; in debug mode, that they ascend. Syncs: in debug mode only."""
+        if len(nodes) != len(step.numbers):
+            raise InvalidArgument(
+                f"keep_path: nodes of {len(nodes)} entries, step {step.serial} has {len(step.numbers)}"
+            )
+        if not self._parts.pool.debug or self.tails is None:
+            return
+        accepted = self.tails.accepted[: len(nodes)].tolist()
+        for entry, (most, path, tokens) in enumerate(zip(accepted, nodes.tolist(), step.tokens_of, strict=True)):
+            known = [(number, node) for number, node in enumerate(path[:most]) if node >= 0]
+            ascend = all(low < high for (_, low), (_, high) in pairwise(known))
+            short = len(path) < most and any(node > number for number, node in known)
+            if not ascend or short or not all(number <= node < tokens for number, node in known):
+                raise InvalidArgument(
+                    f"keep_path: nodes {path} of entry {entry}, which has {tokens} tokens, {most} of them accepted: "
+                    "expected as many nodes, in ascending order"
+                )
 
     def sleep(self, keep: bool = True) -> None:
         """Releases the memory of the states, and remembers who owns each slot.

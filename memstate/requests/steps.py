@@ -100,7 +100,9 @@ class Batch(NamedTuple):
         if type(drafts) is not int or drafts:
             of_all = counts("drafts", drafts, size) * (numbers > 0)
             if (of_all > tokens_of).any():
-                raise InvalidArgument(f"drafts {of_all.tolist()} of {tokens_of.tolist()} tokens: expected at most all")
+                raise InvalidArgument(
+                    f"drafts {of_all.tolist()} of {tokens_of.tolist()} tokens: expected no more than the tokens"
+                )
             if of_all.any():
                 drafted, sent = of_all[real], np.where(of_all > 0, -(DRAFTS * of_all + tokens_of), sent)
         return cls(

@@ -150,6 +150,30 @@ def test_T2_a_fork_has_the_pending_tokens_of_its_row(backend: Backend) -> None:
     assert mem.plan([row, other]).cursor.pending.tolist() == [3, 3]
 
 
+@pytest.mark.parametrize(
+    ("nodes", "told"),
+    [
+        ([[0, 2]], "nodes of 1 entries, step 1 has 2"),
+        ([[0, 2], [-1, -1]], r"nodes \[0, 2\] of entry 0, .* 4 tokens, 3 of them accepted: expected as many"),
+        ([[0, 3, 2], [-1, -1, -1]], r"nodes \[0, 3, 2\] of entry 0"),
+        ([[-1, -1, -1], [0, 4, -1]], r"nodes \[0, 4, -1\] of entry 1"),
+    ],
+    ids=["a row", "short", "descending", "of no token"],
+)
+def test_T19_nodes_that_are_no_path_are_named(backend: Backend, nodes: list[list[int]], told: str) -> None:
+    """The last three in debug mode, which asks the device; and nothing moves."""
+    mem = on(backend, layout(4), slots=8, max_requests=2, tracking=ms.NoTracking(), overlap=False, tail=4, debug=True)
+    rows = mem.admit([ms.Request("a"), ms.Request("b")])
+    mem.settle(mem.plan(rows, 3))
+    step = mem.plan(rows, 4, drafts=3)
+    step.accepted.copy_(torch.tensor([3, 2]))
+    before = [plane.clone() for plane in mem.planes.rows.values()]  # type: ignore[union-attr]
+    with pytest.raises(ms.InvalidArgument, match=rf"^keep_path: {told}"):
+        mem.device.keep_path(torch.tensor(nodes, dtype=torch.int32))
+    assert all(map(same_bits, before, mem.planes.rows.values()))  # type: ignore[union-attr]
+    mem.device.keep_path(torch.tensor([[0, 1, 3], [0, 3, 0]], dtype=torch.int32))
+
+
 @pytest.mark.parametrize("late", [False, True])
 def test_T10_a_state_that_a_mark_has_taken_is_still_to_copy(backend: Backend, late: bool) -> None:
     """The mark at the end of a chunk takes the slot in the plan of the next step, which then reads it from there."""

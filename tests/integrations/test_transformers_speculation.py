@@ -176,24 +176,25 @@ def _states(mem: ms.StateManager, texts: Answers, answers: Answers) -> dict[Any,
     return found
 
 
+@pytest.mark.parametrize("most", [NEW, 5, 7])
 @pytest.mark.parametrize("settings", [{}, {"prefix": None}], ids=str)
-def test_a_turn_of_a_session_starts_where_it_starts_without_guesses(settings: dict[str, Any]) -> None:
+def test_a_turn_of_a_session_starts_where_it_starts_without_guesses(settings: dict[str, Any], most: int) -> None:
     model, starts, whole = tiny("qwen3_next"), list[list[int]](), TEXT[:9]
     texts, answers = list[list[int]](), list[list[int]]()
     for more in ([], TEXT[9:12], TEXT[12:15]):
         texts.append([*whole, *more])
-        answers.append(alone(model, texts[-1], {}, NEW))
+        answers.append(alone(model, texts[-1], {}, most))
         whole = [*texts[-1], *answers[-1]]
     for guesses in ({}, {"assistant": guessing(texts, answers, 3)}):
         mem = managed(model, **{**GUESSING, "max_requests": 1, **settings})
         session = mem.sessions.open("chat")
         found = list[mst.Served]()
         for text in texts:
-            found += mst.serve(model, mem, [mst.Prompt(text, most=NEW, session=session)], kernels="slots", **guesses)
+            found += mst.serve(model, mem, [mst.Prompt(text, most=most, session=session)], kernels="slots", **guesses)
         assert [one.tokens for one in found] == answers
         starts.append([one.cached for one in found])
     plain, guessed = starts
-    assert plain == guessed and guessed[-1] > 24
+    assert plain == guessed and guessed[-1] > 9 + 2 * most
 
 
 @pytest.mark.parametrize("family", ["qwen3_next", "mamba2"])

@@ -47,7 +47,7 @@ class DemoConfig(DemoOptions):
         if len(self.tree) > self.chunk:
             raise InvalidArgument(
                 f"speculate {self.speculate} with chunk {self.chunk}: a chunk has at least as many tokens as a step of "
-                "decode"
+                f"decode, {len(self.tree)}"
             )
         if self.storage_path is not None and self.storage != "file":
             raise InvalidArgument(f"storage-path {self.storage_path}: it is for storage file, not {self.storage}")

@@ -8,7 +8,20 @@ from memstate.cli.demo.config import DemoConfig
 from memstate.cli.demo.meter import Meter
 from memstate.stats import Stats, TierStats
 
-CONFIG_KEYS = ("strategy", "chunk", "placement", "model", "layout", "state_order", "engine", "seed", "sabotage")
+CONFIG_KEYS = (
+    "strategy",
+    "chunk",
+    "placement",
+    "model",
+    "layout",
+    "state_order",
+    "engine",
+    "speculate",
+    "tail",
+    "storage",
+    "seed",
+    "sabotage",
+)
 REPORT_KEYS = (
     "backend", "requests", "conversations", "distinct_tokens", "sessions", "differences", "leaked_pages", "leaked_rows",
     "leak_named", "foreign_bytes", "snapshots_unseen", "snapshot_bytes_copied", "strikes", "strikes_at_sessions",

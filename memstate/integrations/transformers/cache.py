@@ -206,6 +206,11 @@ class StateCache(Cache):
             raise InvalidArgument("a cache with prompt= needs token ids: give no embeddings")
         if self._last is None:
             return
+        if self._guesses and call.columns > (most := self.mem.forward.tail):
+            raise InvalidArgument(
+                f"a forward of {call.columns} tokens, of which all but one are guesses, and tails keep {most}: let the "
+                f"assistant guess {most - 1} tokens at most, or give the manager Forward(tail={call.columns})"
+            )
         times, rest = divmod(call.batch, len(self.rows))
         several = call.columns > 1 and not self._drafts(call)
         ids = None if call.ids is None or rest or several else call.ids[:, 0].tolist()

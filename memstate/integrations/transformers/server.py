@@ -546,7 +546,7 @@ class Server:
         """Ends a row. What it has read stays for others, and for the next turn of its session."""
         cached = self.mem.prefix is not None or one.prompt.session is not None
         if cached:
-            self._batches.fold([one.row], ends=True)
+            self._batches.fold([one.row], ends=one.prompt.session is None)
         self.mem.end([one.row], keep="cache" if cached else None, tokens=[one.tokens] if cached else None)
         self._running.remove(one)
 

@@ -232,7 +232,7 @@ def _conv_step(
             window += (x.to(stored).to(held),)
             place = next_place(place, ring)
         if parents_ptr is not None:
-            last_node, target, back = behind(tree, t, target, nodes)
+            last_node, target, back = behind(tree, t, target, count, nodes)
             window = either(start, window, back, OLD)
         if mark_count_ptr is not None:
             while offset <= t + 1:

@@ -490,7 +490,7 @@ def _gated_delta_step(
                 s = rounded(s, stored, COUNT)
             place = next_place(place, ring)
         if parents_ptr is not None:
-            last_node, target, back = behind(tree, t, target, nodes)
+            last_node, target, back = behind(tree, t, target, count, nodes)
             if back:
                 # The state in front of the tree, again: registers have no room for it. It is in the slot that this
                 # program has just stored, or else was read, but for pending tokens.

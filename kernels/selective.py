@@ -266,7 +266,7 @@ def _selective_step(
         x_at += x_distance
         b_at += b_distance
         if parents_ptr is not None:
-            last_node, target, back = behind(tree, t, target, nodes)
+            last_node, target, back = behind(tree, t, target, count, nodes)
             s = either(start, s, back, PIECES)
         if mark_count_ptr is not None:
             while offset <= t + 1:

@@ -17,15 +17,16 @@ from memstate.kernels.checks import check_path
 from memstate.kernels.copy import WORDS, units
 from memstate.kernels.tables import RingMap, TailRecord
 
-LANES = 128
+LANES = 256  # 16 bytes a lane of 64, too
 WARPS = 1
 
 
 @triton.jit
 def parent_of(parents_ptr, node, nodes):
     """The node before a node, -1 for none. Behind the last of `nodes`, each token follows the one before it."""
-    parent = tl.load(parents_ptr + node, mask=node < nodes, other=-1).to(tl.int32)
-    return tl.maximum(tl.where(node < nodes, tl.minimum(parent, node - 1), node - 1), -1)
+    parent = tl.load(parents_ptr + node, mask=node < nodes, other=-1)
+    parent = tl.maximum(tl.minimum(parent, node - 1), -1).to(tl.int32)  # within bounds before it becomes 32 bits wide
+    return tl.where(node < nodes, parent, node - 1)
 
 
 @triton.jit
@@ -53,11 +54,14 @@ def walk_length(parents_ptr, tokens, nodes):
 
 
 @triton.jit
-def behind(parents_ptr, node, target, nodes):
-    """Where a walk goes on behind a node: from which node, to which target, and whether it goes back to the start."""
+def behind(parents_ptr, node, target, tokens, nodes):
+    """Where a walk goes on behind a node: from which node, to which target, and whether it goes back to the start.
+
+    Behind the last of a row's `tokens` it ends, whatever the parents of others are.
+    """
     arrived = node == target
     target = tl.where(arrived, target + 1, target)
-    back = arrived & (parent_of(parents_ptr, target, nodes) != node)
+    back = arrived & (target < tokens) & (parent_of(parents_ptr, target, nodes) != node)
     return tl.where(back, -1, node), target, back
 
 

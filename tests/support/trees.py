@@ -57,7 +57,7 @@ def nodes_of(paths: Sequence[Sequence[int]], device: torch.device) -> Tensor:
 def parents_of(trees: Sequence[Tree], device: torch.device) -> Tensor:
     """The parents `batch node` of a step; what lies behind the nodes of a row is rubbish."""
     most = max(1, *(len(tree.parents) for tree in trees))
-    padded = [tree.parents + [99] * (most - len(tree.parents)) for tree in trees]
+    padded = [tree.parents + [(-1, 0, 99)[n % 3]] * (most - len(tree.parents)) for n, tree in enumerate(trees)]
     return torch.tensor(padded, dtype=torch.int32, device=device)
 
 

@@ -1,7 +1,8 @@
 """`StateCache`: the cache that a model of Transformers gets for `generate`, with its states in slots."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -25,6 +26,9 @@ NO_WAY_BACK = (
     "a recurrent state has no way back to an earlier token, unless tails keep the tokens behind it: give prompt=, "
     "kernels='slots' and a manager with forward=ms.Forward(tail=16)"
 )
+
+
+_ASSISTED: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # model -> open caches that take assistants
 
 
 class StateCache(Cache):
@@ -97,8 +101,9 @@ class StateCache(Cache):
             self._begin_batch(len(texts))
             self._lengths.tokens += [len(text) - 1 for text in texts]
             self._columns, self._last = prompt.shape[1] - 1, [text[-1] for text in texts]
-        self._unwatch = watch(model, self, bound.found.argument)
+        self._unwatch: Callable[[], object] | None = watch(model, self, bound.found.argument)
         if self._goes_back:
+            _ASSISTED[model] = _ASSISTED.get(model, 0) + 1
             model._is_stateful = False  # of this instance, so that generate takes assistants; its class keeps its own
 
     def _begin_batch(self, batch: int) -> None:
@@ -125,9 +130,15 @@ class StateCache(Cache):
         return lengths
 
     def _stop(self) -> None:
-        self._unwatch()
+        """Lets the model go; the second time nothing happens."""
+        unwatch, self._unwatch = self._unwatch, None
+        if unwatch is None:
+            return
+        unwatch()
         if self._goes_back:
-            vars(self._model).pop("_is_stateful", None)
+            _ASSISTED[self._model] -= 1
+            if not _ASSISTED[self._model]:
+                vars(self._model).pop("_is_stateful", None)
 
     @property
     def _goes_back(self) -> bool:
@@ -244,7 +255,14 @@ class StateCache(Cache):
 
     def _drafts(self, call: Call) -> int:
         """Returns how many tokens of a forward are guesses; those of a longer one are the next turn's."""
-        return call.columns - 1 if self._guesses and call.columns <= self.mem.forward.tail else 0
+        if not self._guesses or not 1 < call.columns <= self.mem.forward.tail:
+            return 0
+        if call.batch > 1 or not self._columns:
+            raise InvalidArgument(
+                f"guesses for {call.batch} rows behind {self._columns} tokens: one row can have an assistant, behind a "
+                "prompt of two tokens or more"
+            )
+        return call.columns - 1
 
     def end(self, failed: bool) -> None:
         """Stores the states that the layers left and settles the step; after a failed forward, cancels it.
@@ -283,10 +301,11 @@ class StateCache(Cache):
 
         Syncs: no.
         """
-        snapshots = self._release(publish)
-        self._stop()
-        self._closed = self._closed or "close() was called"
-        return snapshots
+        try:
+            return self._release(publish)
+        finally:
+            self._stop()
+            self._closed = self._closed or "close() was called"
 
     def reset(self) -> None:
         """Releases the rows and forgets KV. The next forward begins another batch. Syncs: no."""
@@ -299,20 +318,22 @@ class StateCache(Cache):
 
     def _release(self, publish: bool) -> list[Snapshot | None]:
         self._accept(0)
-        if self._batches is not None:
-            self._batches.fold(self.rows)
-        rows, kept = self.rows, self._kept
+        rows, kept, lengths = self.rows, self._kept, self.lengths
         self.rows, self._kept, self._columns, self._last = [], [], 0, None
         if not rows:
             return []
+        if self._batches is not None:
+            try:
+                self._batches.fold(rows)
+            except BaseException:  # the rows have ended
+                self.mem.drop(kept)
+                raise
         texts = self._texts if self.mem.prefix is not None else []
         if len(texts) == len(rows) and not publish:  # else some rows ended in a forward that failed
-            known = zip(texts, self.lengths, strict=True)
-            found = self.mem.end(
-                rows, keep="cache", lengths=self.lengths, tokens=[text[:length] for text, length in known]
-            )
+            known = zip(texts, lengths, strict=True)
+            found = self.mem.end(rows, keep="cache", lengths=lengths, tokens=[text[:length] for text, length in known])
         else:
-            found = self.mem.end(rows, keep="handle", lengths=self.lengths) if publish else self.mem.end(rows)
+            found = self.mem.end(rows, keep="handle", lengths=lengths) if publish else self.mem.end(rows)
         if publish:
             kept, found = [], [one or other for one, other in zip(kept, found, strict=True)]
         self.mem.drop(kept)
@@ -321,6 +342,7 @@ class StateCache(Cache):
     def __del__(self) -> None:
         if getattr(self, "rows", None):
             leave(self.mem, self.rows, self._kept)
+        if getattr(self, "_unwatch", None):
             self._stop()
 
     def __enter__(self) -> Self:
@@ -408,6 +430,8 @@ class StateCache(Cache):
         Syncs: no.
         """
         most = 0 if self._checked is None else self._checked.batch.most - 1
+        if type(tokens_to_remove) is not int:
+            raise InvalidArgument(f"crop({tokens_to_remove!r}): expected a whole number from {-most} to 0")
         if not -most <= tokens_to_remove <= 0:
             why = f"the last forward had {most} guesses, and the manager has tails for {self.mem.forward.tail} tokens"
             raise InvalidArgument(f"crop({tokens_to_remove}): {why if self._guesses else NO_WAY_BACK}")
@@ -415,10 +439,11 @@ class StateCache(Cache):
 
     def _accept(self, wrong: int) -> None:
         """Accepts what the last forward has read, if it had guesses, but for the last tokens. Syncs: no."""
-        step, self._checked = self._checked, None
+        step = self._checked
         if step is None:
             return
         self.mem.accept(step, [step.batch.most - wrong] * len(self.rows))
+        self._checked = None
         self._lengths.forget(wrong)
         self._columns -= wrong
         self._texts = [text[: len(text) - wrong] for text in self._texts]

@@ -502,7 +502,11 @@ class Server:
             one.length += tokens
         errors = [self._failed(one, error) for one, error in failed.items()]
         for one, reason in ends.items():
-            self._end(one, reason)
+            try:
+                self._end(one, reason)
+            except Exception as error:  # its forward has ended the row
+                error.add_note(f"the request {one.prompt.id!r} has ended")
+                errors.append(error)
         _raise(errors)
 
     def _compare(self, one: Running, guesses: Sequence[int], largest: Sequence[int], logits: Tensor) -> Reason | None:

@@ -284,7 +284,8 @@ def conv_step(
         *tail_values(ConvTail, tail, cursor, parents),
         CHANNELS=channels, TAPS=taps, TAP_FASTEST=tap_fastest, UNIT=unit,
         SILU=activation == "silu", BLOCK=block, LANE=lane, num_warps=config.warps,
-        **OPTIONS, **limit(roomy(config.warps, marks is not None or taps != COMMON[1])),
+        **OPTIONS,
+        **limit(roomy(config.warps, marks is not None or parents is not None or taps != COMMON[1])),
     )  # fmt: skip
     return out
 
@@ -328,7 +329,7 @@ def compile_cases() -> list[CompileCase]:
                     signature | {"state_ptr": f"*{dtype}"} | mark_types(kind) | tail_types(kind, TAIL),
                     sizes | {"TAP_FASTEST": tap_fastest} | absent(kind, ConvTail, *TAIL), (*weights, "state_ptr"), 1,
                     () if rare else (*inputs, "state_ptr") if dtype != "fp32" else ("state_ptr",),
-                    OPTIONS | roomy(1, kind == "_marks" or taps != COMMON[1]), rare, of_64,
+                    OPTIONS | roomy(1, kind in ("_marks", "_tree") or taps != COMMON[1]), rare, of_64,
                 )
             )  # fmt: skip
     return cases

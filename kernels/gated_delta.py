@@ -390,24 +390,43 @@ def _gated_delta_step(
         else:
             ring_a = tail_a_ptr + (memory * tail_a_apart + key_head * KEY)
             ring_b = tail_b_ptr + (memory * tail_b_apart + key_head * KEY)
-        for entry in range(pending + 1):
-            if entry == store:
-                _store(live_ptr, s, real, index, in_value, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, RUN, PIECES)
-                _store(copy_ptr, s, snapshot > 0, index, in_value, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, RUN, PIECES)
-            if entry < pending:
-                s = _with_pending(
-                    s, place, ring_k, ring_v, ring_gate, ring_beta, ring_a, ring_b,
-                    HEADS, KEY_HEADS, KEY, VALUE, BLOCK_V, PER_KEY, KEY_FASTEST, LANES, RUN, PIECES, NORMALIZE, stored,
-                )  # fmt: skip
-                place = next_place(place, ring)
+        if parents_ptr is None:
+            for entry in range(pending + 1):
+                if entry == store:
+                    _store(live_ptr, s, real, index, in_value, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, RUN, PIECES)
+                    _store(
+                        copy_ptr, s, snapshot > 0, index, in_value, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, RUN, PIECES
+                    )
+                if entry < pending:
+                    s = _with_pending(
+                        s, place, ring_k, ring_v, ring_gate, ring_beta, ring_a, ring_b,
+                        HEADS, KEY_HEADS, KEY, VALUE, BLOCK_V, PER_KEY, KEY_FASTEST, LANES, RUN, PIECES, NORMALIZE,
+                        stored,
+                    )  # fmt: skip
+                    place = next_place(place, ring)
 
     visits = count
     if parents_ptr is not None:
+        # The walk adds the pending tokens, and does so again when it goes back: of two such loops a compiler would keep
+        # more than there are registers. So it has a visit also where there is no token.
         tree = parents_ptr + row * nodes
-        visits = walk_length(tree, count, nodes)
-        first_place, last_node, target = place, -1, 0
+        visits = tl.maximum(walk_length(tree, count, nodes), 1)
+        first_place, last_node, target, start = place, -1, 0, 0
     for t in range(visits):
         if parents_ptr is not None:
+            for entry in range(start, pending + 1):
+                if (entry == store) & (target == 0):
+                    _store(live_ptr, s, real, index, in_value, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, RUN, PIECES)
+                    _store(
+                        copy_ptr, s, snapshot > 0, index, in_value, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE, RUN, PIECES
+                    )
+                if entry < pending:
+                    s = _with_pending(
+                        s, (first_place + entry) % ring, ring_k, ring_v, ring_gate, ring_beta, ring_a, ring_b,
+                        HEADS, KEY_HEADS, KEY, VALUE, BLOCK_V, PER_KEY, KEY_FASTEST, LANES, RUN, PIECES, NORMALIZE,
+                        stored,
+                    )  # fmt: skip
+            start = pending + 1
             t = next_node(tree, last_node, target, nodes)
         token = (tl.program_id(2) * max_tokens + t).to(tl.int64)
         k_at = k_ptr + (token * k_apart + key_head * KEY)
@@ -450,7 +469,7 @@ def _gated_delta_step(
         out_at = out_ptr + (token * HEADS + head) * VALUE
         of_token = in_value
         if parents_ptr is not None:
-            of_token = tl.where(t == target, in_value, False)
+            of_token = tl.where((t == target) & (t < count), in_value, False)
         if KEY_FASTEST or VALUE * out_ptr.dtype.element_ty.primitive_bitwidth % 128 != 0:
             tl.store(out_at + value, o, mask=of_token)
         else:
@@ -462,8 +481,8 @@ def _gated_delta_step(
         if cursor_row_ptr is not None:
             keeps = (memory > 0) & (pending + t >= store)
             if parents_ptr is not None:
-                place = (first_place + t) % ring
-                keeps = keeps & (t == target)
+                place = (first_place + pending + t) % ring
+                keeps = keeps & (t == target) & (t < count)
             if keeps:
                 copy_token(ring_v + place * (HEADS * VALUE), v_at, value, VALUE)
                 if tl.program_id(0) == 0:
@@ -495,17 +514,12 @@ def _gated_delta_step(
                 # The state in front of the tree, again: registers have no room for it. It is in the slot that this
                 # program has just stored, or else was read, but for pending tokens.
                 tl.debug_barrier()
+                start = tl.maximum(store, 0)
                 start_ptr = tile_ptr + tl.where(store >= 0, write, read) * slot_stride
                 s = _tile(
                     start_ptr, (store >= 0) | (read > 0), index, in_value, KEY, KEY_STEP, PIECE_STEP, KEY_STRIDE,
                     KEY_FASTEST, RUN, PIECES,
                 )  # fmt: skip
-                for entry in range(tl.maximum(store, 0), pending):
-                    s = _with_pending(
-                        s, (first_place + ring - pending + entry) % ring, ring_k, ring_v, ring_gate, ring_beta, ring_a,
-                        ring_b, HEADS, KEY_HEADS, KEY, VALUE, BLOCK_V, PER_KEY, KEY_FASTEST, LANES, RUN, PIECES,
-                        NORMALIZE, stored,
-                    )  # fmt: skip
         if mark_count_ptr is not None:
             while offset <= t + 1:
                 kept = known_slot(tl.load(mark_slot_ptr + mark), last)
@@ -579,7 +593,7 @@ def gated_delta_step(
     _gated_delta_step[(triton.cdiv(values, block_v), heads, batch)](
         q, k, v, decay, beta, a_log, dt_bias, state, out, read, write, snapshot, tokens, *(marks or NO_MARKS),
         max_tokens, state.shape[0] - 1, keys**-0.5 if scale is None else float(scale), *apart, state.stride(0) // unit,
-        a, b, a_apart, b_apart, *tail_values(DeltaTail, tail, cursor, parents),
+        a, b, a_apart, b_apart, *tail_values(DeltaTail, tail, cursor, parents if max_tokens else None),
         HEADS=heads, KEY_HEADS=key_heads, KEY=keys, VALUE=values, PER_KEY=decay.dim() == 4, KEY_FASTEST=key_fastest,
         UNIT=unit, BLOCK_K=block_k, BLOCK_V=block_v, LANES=lanes, RUN=run, SIGMOID=sigmoid,
         NORMALIZE=normalize, num_warps=warps,

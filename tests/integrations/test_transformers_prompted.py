@@ -137,6 +137,7 @@ def test_a_prompt_without_room_or_with_a_forward_that_raises_leaves_nothing() ->
 
 
 TWICE = torch.tensor([TEXT[:9] * 2])  # of which prompt lookup can guess
+LONGER = torch.tensor([[*TEXT[:30], *TEXT[:3]]])  # of which it can guess more than a tail
 LONG: dict[str, Any] = {"do_sample": False, "pad_token_id": 0, "max_new_tokens": 30}
 ASSISTED: dict[str, Any] = {
     **SPECULATING, "tracking": ms.Redirect(every=8), "pages": ms.Pages(size=4, count=60, per_row=20), "debug": True,
@@ -199,3 +200,57 @@ def test_a_model_takes_assistants_only_while_a_cache_with_tails_is_open() -> Non
     del cache
     with pytest.raises(ValueError, match="stateful"):
         model.generate(TWICE, prompt_lookup_num_tokens=4, **LONG)
+
+
+def test_caches_that_are_forgotten_and_several_of_them_leave_the_flag_to_those_that_are_open() -> None:
+    model = tiny("qwen3_next")
+    mem, again = managed(model, **ASSISTED), {"prompt_lookup_num_tokens": 4, **LONG}
+    first = mst.StateCache(model, mem, prompt=TWICE, kernels="slots")
+    second = mst.StateCache(model, mem, prompt=TWICE, kernels="slots")
+    first.reset()
+    del first
+    model.generate(TWICE, past_key_values=second, **again)
+    del second
+    third = mst.StateCache(model, mem, prompt=TWICE, kernels="slots")
+    with hooked(model.model.layers[2], raising(ArithmeticError)), pytest.raises(ArithmeticError):
+        model.generate(TWICE, past_key_values=third, **again)
+    del third
+    with pytest.raises(ValueError, match="stateful"):
+        model.generate(TWICE, **again)
+    mem.audit().raise_if_leaking()
+
+
+def test_guesses_that_cannot_be_checked_are_refused_by_name() -> None:
+    """The cache goes on, or ends in order."""
+    model = tiny("qwen3_next")
+    mem, again = managed(model, **ASSISTED), {"prompt_lookup_num_tokens": 4, **LONG}
+    few, many = torch.tensor([[5]]), r"a forward of \d+ tokens, .* tails keep 16: .* 15 tokens at most"
+    lookup = {"prompt_lookup_num_tokens": 17, **LONG}
+    for ids, settings, told in ((few, {"assistant_model": small(), **LONG}, "behind 0 tokens"), (LONGER, lookup, many)):
+        cache = mst.StateCache(model, mem, prompt=ids, kernels="slots")
+        with pytest.raises(ms.InvalidArgument, match=told):
+            model.generate(ids, past_key_values=cache, **settings)
+        cache.close()
+    with mst.StateCache(model, mem, prompt=TWICE, kernels="slots") as cache:
+        for wrong in (-1.5, None, "a"):
+            with pytest.raises(ms.InvalidArgument, match=r"^crop\(.*\): expected a whole number"):
+                cache.crop(wrong)  # type: ignore[arg-type]
+        assert model.generate(TWICE, past_key_values=cache, **again).shape[1] == 48
+    mem.audit().raise_if_leaking()
+
+
+def test_a_cache_whose_last_forward_raises_is_closed() -> None:
+    """The one that adds what is pending."""
+    model = tiny("qwen3_next")
+    mem = managed(model, **ASSISTED)
+    cache = mst.StateCache(model, mem, prompt=TWICE, kernels="slots")
+    cache.activate_past_recording()
+    with torch.no_grad():
+        model(input_ids=torch.tensor([[int(TWICE[0, -1]), 3, 4, 5, 6]]), past_key_values=cache, use_cache=True)
+    cache.crop(-1)
+    assert mem.info(cache.rows[0]).pending == 4
+    with hooked(model.model.layers[2], raising(ArithmeticError)), pytest.raises(ArithmeticError):
+        cache.close()
+    assert cache.close() == []
+    assert mem.stats().rows_used == 0
+    mem.audit().raise_if_leaking()

@@ -71,6 +71,24 @@ def test_T18_each_branch_is_as_if_it_ran_alone(
         assert same_bits(alone.memory.whole, of_tree.memory.whole)
 
 
+@pytest.mark.parametrize("kind", ["conv", "gdn", "kda", "mamba2", "mamba1"])
+def test_T18_parents_behind_a_rows_tokens_mean_nothing(backend: Backend, generator: torch.Generator, kind: str) -> None:
+    """Rows of 0 to 2 tokens without drafts, whose states are stored behind them."""
+    rows = [Row(slot, slot + 3, tokens=n) for slot, n in ((1, 1), (2, 2), (3, 0))]
+    case = KINDS[kind].make(backend, generator, **({"rows": rows, "tokens": NODES} | KINDS[kind].small))
+    rings = rings_of(case, 4, 9, generator)
+    for ring in (ring for ring in rings if ring is not None):
+        ring.copy_(torch.rand(ring.shape, generator=generator).to(ring))
+    columns = [1, 2, 3], [4, 0, 11], [2, 0, 1], [3, 2, 1]
+    told = Cursor(*(torch.tensor(column, dtype=torch.int32, device=backend.device) for column in columns))
+    case.shared = case.shared | {"tail": rings, "cursor": told}
+    plain, found = case.twin(), case.twin()
+    parents = [[-1, *[-1] * 5], [-1, 0, -1, 0, 99, -5], [-1] * 6]
+    found.shared = case.shared | {"parents": torch.tensor(parents, dtype=torch.int32, device=backend.device)}
+    assert same_bits(found.step(backend), plain.step(backend))
+    assert same_bits(found.memory.whole, plain.memory.whole)
+
+
 @pytest.mark.parametrize("kind", ["conv", "gdn", "mamba2"])
 @pytest.mark.parametrize(
     ("change", "told"),

@@ -170,9 +170,9 @@ class DeviceCalls:
     def keep_path(self, nodes: Tensor) -> None:
         """Moves what tails keep of the accepted nodes of trees together, for all rows and layers in one launch.
 
-        Call it once, behind the sampler of a step with trees, when `step.accepted` is written, before the next plan. From
-        then on the accepted tokens of a row are in its tail as those of a step without a tree. It runs on the current
-        stream, and a CUDA graph can hold it.
+        Call it once, behind the sampler of a step with trees, when `step.accepted` is written, before the next plan.
+        From then on the accepted tokens of a row are in its tail as those of a step without a tree. It runs on the
+        current stream, and a CUDA graph can hold it.
 
         Args:
             nodes: the accepted nodes of each entry of the newest step, in ascending order, int32 or int64

@@ -119,7 +119,8 @@ def _move(
         item -= count * tile_count
 
 
-KEPT = {False: Kept(_move, {}), True: Kept(_move, ALONE)}  # with fills it would spill
+KEPT = Kept(_move, {})
+FILLED = Kept(_move, ALONE)  # otherwise it would spill
 
 
 def _launch(planes: PlaneMap, mode: int, first: Tensor, second: Tensor, n: int) -> None:
@@ -140,7 +141,7 @@ def _launch(planes: PlaneMap, mode: int, first: Tensor, second: Tensor, n: int) 
         "FILLED": filled,
     }  # fmt: skip
     alike = mode >= DATA.value and first.dtype == second.dtype == torch.int32  # packets and registers, of the library
-    KEPT[filled].launch(args, sizes, config.warps, device, alike, programs)
+    (FILLED if filled else KEPT).launch(args, sizes, config.warps, device, alike, programs)
 
 
 def copy_slots(planes: PlaneMap, dst: Tensor, src: Tensor) -> None:

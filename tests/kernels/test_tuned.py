@@ -192,7 +192,7 @@ class Launches:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seen: list[tuple[int, ...]] = []
         self._kernel = copy._move
-        monkeypatch.setattr(copy, "KEPT", dict.fromkeys((False, True), Kept(self, {})))
+        monkeypatch.setattr(copy, "KEPT", Kept(self, {}))
 
     def __getitem__(self, grid: tuple[int]) -> Any:
         def launch(*args: Any, **given: Any) -> None:

@@ -184,7 +184,7 @@ def test_narrow_accesses_have_the_registers_they_need(options: Given) -> None:
 def test_selective_steps_with_marks_have_the_registers_they_need(options: Given) -> None:
     op_launches.selective_step(selective.selective_step)
     limits = [given.get("maxnreg") for given in options]
-    assert set(limits) == {None, 255} and limits.count(255) * 3 == len(limits)
+    assert set(limits) == {None, 255} and limits.count(255) * 4 == len(limits)
 
 
 def test_gated_delta_steps_have_the_registers_they_need(options: Given) -> None:

@@ -204,7 +204,7 @@ class DeviceCalls:
             raise InvalidArgument(
                 f"keep_path: nodes of {len(nodes)} entries, step {step.serial} has {len(step.numbers)}"
             )
-        if not self._parts.pool.debug or self.tails is None:
+        if not self._parts.pool.debug or self.tails is None or nodes.device != self.tails.accepted.device:
             return
         accepted = self.tails.accepted[: len(nodes)].tolist()
         for entry, (most, path, tokens) in enumerate(zip(accepted, nodes.tolist(), step.tokens_of, strict=True)):

@@ -171,6 +171,8 @@ def test_T19_nodes_that_are_no_path_are_named(backend: Backend, nodes: list[list
     with pytest.raises(ms.InvalidArgument, match=rf"^keep_path: {told}"):
         mem.device.keep_path(torch.tensor(nodes, dtype=torch.int32))
     assert all(map(same_bits, before, mem.planes.rows.values()))  # type: ignore[union-attr]
+    with pytest.raises(ms.InvalidArgument, match=r"^keep_path: nodes: expected on"):
+        mem.device.keep_path(torch.zeros(2, 3, dtype=torch.int32, device="meta"))
     mem.device.keep_path(torch.tensor([[0, 1, 3], [0, 3, 0]], dtype=torch.int32))
 
 

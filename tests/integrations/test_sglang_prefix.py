@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from memstate import InvalidArgument, Prefix
+from memstate import InvalidArgument, LeakFound, Prefix
 from memstate.integrations.sglang.prefix import Change, Gone, Hit, PrefixPart
 from memstate.prefix.policies import Lru, Place
 
 
 def test_what_was_inserted_is_found() -> None:
     cache = PrefixPart(2)
-    assert cache.insert([1, 2, 3, 4], [10, 11], 7) == (0, True, Gone([], []))
+    assert cache.insert([1, 2, 3, 4], [10, 11], 7)[:3] == (0, True, Gone([], []))
     assert cache.insert([1, 2, 3, 4, 5, 6], [20, 21, 22]).had == 4  # 20 and 21 stay the engine's
     hit = cache.match([1, 2, 3, 4, 5, 6, 7])
     assert (hit.length, hit.pages, hit.state, hit.branch) == (4, [10, 11], 7, 6)
@@ -43,8 +43,8 @@ class Watched(Lru):
 def test_tenants_with_equal_tokens_have_ids_of_their_own() -> None:
     states, changes = Watched(), list[Change]()
     cache = PrefixPart(1, Prefix(states=states), changes.append)
-    assert cache.insert([1, 2], [10, 11], 7, salt="a") == (0, True, Gone([], []))
-    assert cache.insert([1, 2, 3], [20, 21, 22], 8, salt="b") == (0, True, Gone([], []))
+    assert cache.insert([1, 2], [10, 11], 7, salt="a")[:3] == (0, True, Gone([], []))
+    assert cache.insert([1, 2, 3], [20, 21, 22], 8, salt="b")[:3] == (0, True, Gone([], []))
     assert found(cache.match([1, 2, 3, 4], salt="a")) == (2, [10, 11], 7)
     assert found(cache.match([1, 2, 3, 4], salt="b")) == (3, [20, 21, 22], 8)
     assert found(cache.match([1, 2, 3, 4])) == (0, [], None)
@@ -117,6 +117,50 @@ def test_an_error_of_the_policy_changes_nothing() -> None:
     assert (cache.match([1, 2, 3]).branch, cache.evictable) == (None, (0, 0))
 
 
+def test_a_state_that_was_read_can_go_while_its_kv_stays() -> None:
+    cache = PrefixPart(1, Prefix(states=Lru()))
+    end = cache.insert([1, 2], [10, 11], 7).end
+    cache.lock(end)
+    cache.lock(end)
+    cache.read(end)
+    assert cache.evict(pages=2, states=1) == Gone([], [])
+    cache.read(end)
+    with pytest.raises(InvalidArgument, match="has been read"):
+        cache.read(end)
+    assert cache.evict(pages=2, states=1) == Gone([], [7])
+    cache.unlock(end)
+    assert (end.pages, cache.evict(pages=2)) == ([10, 11], Gone([], []))
+    assert cache.unlock(end, drop=False) == Gone([], [])
+    assert cache.held == (2, 0)
+    assert cache.evict(pages=2) == Gone([10, 11], [])
+
+
+def test_an_end_without_a_state_can_be_locked_and_grows_with_what_comes() -> None:
+    cache = PrefixPart(1)
+    end = cache.insert([1, 2], [10, 11]).end
+    cache.lock(end)
+    with pytest.raises(LeakFound, match="1 leases|leases"):
+        cache.check()
+    cache.insert([1, 2, 3], [20, 21, 12], 7)
+    assert (end.pages, end.state, cache.all_pages()) == ([10, 11], None, [10, 11, 12])
+    cache.unlock(end)
+    cache.check()
+    cache.evict(pages=3)
+    with pytest.raises(InvalidArgument, match="match again"):
+        cache.lock(end)
+
+
+def test_nothing_from_before_a_reset_means_anything() -> None:
+    cache = PrefixPart(1)
+    end = cache.insert([1, 2], [10, 11], 7).end
+    cache.lock(end)
+    cache.reset()
+    assert (cache.held, cache.evictable, cache.match([1, 2, 3]).length) == ((0, 0), (0, 0), 0)
+    with pytest.raises(InvalidArgument, match="reset"):
+        cache.unlock(end)
+    assert cache.insert([1, 2], [10, 11], 7).kept
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_random_calls_against_a_naive_search(seed: int) -> None:
     """No id is lost or given back twice, and each hit is the longest prefix that has a state."""
@@ -140,7 +184,11 @@ def test_random_calls_against_a_naive_search(seed: int) -> None:
         key = tuple(prompt[: len(prompt) // 2 * 2])
         new = [next(ids) for _ in range(len(key) // 2)]
         state = next(ids)
-        had, kept, evicted = cache.insert(key, new, state)
+        had, kept, evicted, end = cache.insert(key, new, state)
+        if not (evicted.pages or evicted.states) and rng.random() < 0.3:
+            cache.lock(end)
+            hits.append(end)
+            assert len(end.pages) * 2 == len(key) == end.length
         pages |= set(new[had // 2 :])
         if kept:
             states[key] = state

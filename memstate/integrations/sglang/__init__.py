@@ -7,6 +7,7 @@ rows        `HybridReqToTokenPool` and `HybridMambaDecodeReqToTokenPool`: rows o
 storage     a HiCache storage over a store
 staging     the memory that its records pass through
 prefix      the prefix cache as a part, for an engine that owns its pages and slots
+core        the same as a tree core below SGLang's own cache
 replace     `in_place`: puts these classes in the place of SGLang's, for a run
 """
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, cast
 
 from memstate import logs
 from memstate.checks import NotCopied, is_count, require_salt, shown
-from memstate.errors import InvalidArgument
+from memstate.errors import InvalidArgument, LeakFound
 from memstate.guard import Guard
 from memstate.prefix.contents import KEYS, Contents
 from memstate.prefix.policies import Place
@@ -57,11 +57,10 @@ class Change(NamedTuple):
 
 @dataclass(eq=False)
 class Hit:
-    """What was found for a prompt.
+    """What was found for a prompt, or where an insertion ends.
 
     Attributes:
         length: Tokens that a request can start from: those of the state.
-        pages: Ids of their KV pages.
         state: Id of the state; None where nothing was found.
         branch: Tokens, more than `length`, whose KV is there without a state: the prompt's own state is worth keeping
             at this length. None where there are none.
@@ -69,14 +68,22 @@ class Hit:
     """
 
     length: int
-    pages: list[int]
     state: int | None
     branch: int | None
     locks: int = 0
+    reads: int = field(default=0, repr=False)  # of the locks, those that keep the state no longer
     _node: Node | None = field(default=None, repr=False)
     _found: Found | None = field(default=None, repr=False)
     _tokens: int = field(default=0, repr=False)
     _part: "PrefixPart | None" = field(default=None, repr=False)
+    _era: int = field(default=0, repr=False)
+
+    @property
+    def pages(self) -> list[int]:
+        """Ids of their KV pages. Lock the hit first: what was evicted has none."""
+        if self._part is None or self._node is None:
+            return []
+        return self._part._contents.tree.pages_to(self._node)[: self.length // self._part._size]
 
 
 class Inserted(NamedTuple):
@@ -86,11 +93,13 @@ class Inserted(NamedTuple):
         had: Tokens whose KV was there. The pages for them stay the engine's, as before the call.
         kept: Whether the state is the cache's now. Otherwise it stays the engine's.
         gone: What made way for it.
+        end: Where it ends. A request that goes on from here locks it, and unlocks what it had locked before.
     """
 
     had: int
     kept: bool
     gone: Gone
+    end: Hit
 
 
 class _Ones:
@@ -109,7 +118,7 @@ class _Lent:
         self.gone = Gone([], [])
         self.owner: dict[int, Node] = {}
         self.held = {"cached": self.owner}
-        self.readers: Counter[int] = Counter()
+        self.readers: Counter[int] = Counter()  # of states that have some
 
     @property
     def free(self) -> int:
@@ -124,7 +133,12 @@ class _Lent:
             del self.owner[state.register]
 
     def evictable(self, kind: str) -> int:
-        return sum(not self.readers[state] for state in self.owner)
+        return len(self.owner) - len(self.readers)
+
+    def read(self, state: int, by: int) -> None:
+        self.readers[state] += by
+        if not self.readers[state]:
+            del self.readers[state]
 
 
 class PrefixPart(NotCopied):
@@ -159,18 +173,29 @@ class PrefixPart(NotCopied):
         self._contents = Contents(settings or Prefix(), stand_in, stand_in, stand_in)
         self._states, self._kv = self._contents.settings.states, self._contents.settings.of_pages
         self._size, self._heard, self._uses = page_size, heard, 0
-        self._told = logs.Repeats(LOG)
+        self._told, self._era = logs.Repeats(LOG), 0
+
+    def reset(self) -> None:
+        """Forgets everything: all ids are the engine's, and hits from before mean nothing.
+
+        Syncs: no.
+        """
+        self._era += 1
+        self._contents.keep(None)
+        self._lent.owner.clear()
+        self._lent.readers.clear()
 
     def __repr__(self) -> str:
         tree = self._contents.tree
         return f"PrefixPart({self._contents.states} states, {tree.total_pages} pages, {tree.leased_pages} locked)"
 
-    def match(self, tokens: Tokens, salt: Hashable = None) -> Hit:
+    def match(self, tokens: Tokens, salt: Hashable = None, leave: int = 1) -> Hit:
         """Looks a prompt up. Changes nothing: what was found can be evicted until it is locked.
 
         Args:
-            tokens: The prompt. At least its last token is computed in any case, so a hit is shorter.
+            tokens: The prompt.
             salt: Keeps prefixes of tenants apart.
+            leave: Tokens at its end that are computed in any case, so a hit is shorter.
 
         Returns:
             What was found.
@@ -182,13 +207,12 @@ class PrefixPart(NotCopied):
         """
         require_salt(salt)
         key = encode(tokens)
-        most = max(len(key) // BYTES - 1, 0) // self._size * self._size
+        most = max(len(key) // BYTES - leave, 0) // self._size * self._size
         found = self._contents.tree.find(Prompt(key[: most * BYTES], salt))
         node = found.stated
         length, kv = (node.end if node else 0) * self._size, found.kv * self._size
         state = node.snapshot.register if node and node.snapshot else None
-        pages = self._contents.tree.pages_to(node) if node else []
-        return Hit(length, pages, state, kv if kv > length else None, 0, node, found, len(key) // BYTES, self)
+        return Hit(length, state, kv if kv > length else None, 0, 0, node, found, len(key) // BYTES, self, self._era)
 
     def lock(self, hit: Hit) -> None:
         """Keeps what was found until `unlock`, and notes that a request starts from it.
@@ -203,11 +227,12 @@ class PrefixPart(NotCopied):
         """
         self._require_own(hit)
         node, found = hit._node, hit._found
-        if node is not None and hit.state is not None:
-            if self._lent.owner.get(hit.state) is not node:
+        if node is not None:
+            gone = hit.state is not None and self._lent.owner.get(hit.state) is not node
+            if gone or not self._contents.tree.has(node):
                 raise InvalidArgument(f"{hit} has been evicted since it was matched: match again")
             self._contents.tree.lease(node)
-            self._lent.readers[hit.state] += 1
+            self._read(hit, 1)
         hit.locks += 1
         if found is not None and hit.locks == 1:
             if not found.reach.is_root and found.reach.parent is not None and not found.reach.ghost:
@@ -217,11 +242,33 @@ class PrefixPart(NotCopied):
                 node.uses += 1
                 self._states.used(node)
 
-    def unlock(self, hit: Hit) -> Gone:
+    def read(self, hit: Hit) -> None:
+        """Notes that a request which has locked a hit has its state now: the lock keeps KV alone from here on.
+
+        Args:
+            hit: What was locked. Once for each lock at most.
+
+        Raises:
+            InvalidArgument: No lock on it keeps the state, or another cache returned it.
+
+        Syncs: no.
+        """
+        self._require_own(hit)
+        if hit.reads == hit.locks:
+            raise InvalidArgument(f"{hit} is not locked, or its state has been read by all that locked it")
+        hit.reads += 1
+        self._read(hit, -1)
+
+    def _read(self, hit: Hit, readers: int) -> None:
+        if hit.state is not None:
+            self._lent.read(hit.state, readers)
+
+    def unlock(self, hit: Hit, drop: bool = True) -> Gone:
         """Ends a lock.
 
         Args:
             hit: What was locked.
+            drop: Whether KV that no request can use any more goes, where the policy gives it up.
 
         Returns:
             KV that no request can use any more, where the policy gives it up.
@@ -235,10 +282,14 @@ class PrefixPart(NotCopied):
         if not hit.locks:
             raise InvalidArgument(f"{hit} is not locked")
         hit.locks -= 1
-        if hit._node is not None and hit.state is not None:
+        if hit.reads:
+            hit.reads -= 1
+        else:
+            self._read(hit, -1)
+        if hit._node is not None:
             self._contents.tree.unlease(hit._node)
-            self._lent.readers[hit.state] -= 1
-            self._contents.drop_bare(hit._node)
+            if drop:
+                self._contents.drop_bare(hit._node)
         return self._given()
 
     def insert(self, tokens: Tokens, pages: Sequence[int], state: int | None = None, salt: Hashable = None) -> Inserted:
@@ -289,7 +340,9 @@ class PrefixPart(NotCopied):
             self._tell(Change(True, salt, len(key) // BYTES, list(pages[had:]), came))
         if contents.settings.most_states is not None:
             contents.evict_states(contents.states - contents.settings.most_states)
-        return Inserted(had * self._size, kept, self._given())
+        there = node.snapshot.register if node.snapshot else None
+        end = Hit(len(key) // BYTES, there, None, _node=node, _part=self, _era=self._era)
+        return Inserted(had * self._size, kept, self._given(), end)
 
     def evict(self, pages: int = 0, states: int = 0) -> Gone:
         """Gives back the least valuable pages and states that are not locked.
@@ -318,6 +371,31 @@ class PrefixPart(NotCopied):
         """Pages and states that are not locked."""
         return self._contents.evictable_pages, self._contents.evictable_states
 
+    @property
+    def held(self) -> tuple[int, int]:
+        """Pages and states that are held."""
+        return self._contents.tree.total_pages, self._contents.states
+
+    def path(self, hit: Hit) -> list[Hashable]:
+        """Returns what stands for the parts of a prefix that requests can share, from the start on."""
+        path: list[Hashable] = [*hit._node.path()] if hit._node else []
+        return path[::-1]
+
+    def all_pages(self) -> list[int]:
+        """Returns the ids of all KV pages that are held."""
+        return [page for _, node in self._contents.tree.walk() for page in node.pages]
+
+    def check(self) -> None:
+        """Checks the counts where nothing is locked.
+
+        Raises:
+            LeakFound: Something is locked, or a count is wrong.
+        """
+        wrong = self._contents.tree.miscounts(Counter())
+        wrong += [f"state {state} is locked" for state in self._lent.readers]
+        if wrong:
+            raise LeakFound("; ".join(wrong))
+
     def stats(self) -> PrefixStats:
         """Returns what is held now; counts of lookups are the engine's own.
 
@@ -339,5 +417,5 @@ class PrefixPart(NotCopied):
             self._told.event(logging.ERROR, "not heard", why=f"{type(error).__name__}: {error}")
 
     def _require_own(self, hit: Hit) -> None:
-        if hit._part is not self:
-            raise InvalidArgument(f"{hit} is of another cache: expected what match() of this one returned")
+        if hit._part is not self or hit._era != self._era:
+            raise InvalidArgument(f"{hit} is of another cache, or of before reset(): expected what match() returned")

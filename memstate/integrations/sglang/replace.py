@@ -1,30 +1,38 @@
 """Puts classes of memstate in the place of SGLang's, in a process that runs SGLang."""
 
+import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from importlib import import_module
 
 from memstate.integrations.sglang.rows import HybridMambaDecodeReqToTokenPool, HybridReqToTokenPool
 from memstate.integrations.sglang.slots import MambaSlotAllocator
 from memstate.integrations.sglang.states import MambaPool
+from memstate.prefix.settings import Prefix
 
 OURS = (MambaSlotAllocator, MambaPool, HybridReqToTokenPool, HybridMambaDecodeReqToTokenPool)
 HOMES = (
     "sglang.srt.mem_cache.allocator.mamba", "sglang.srt.mem_cache.memory_pool", "sglang.srt.disaggregation.decode",
 )  # fmt: skip
 MAKERS = (*HOMES, "sglang.srt.mem_cache.kv_cache_configurator")  # the modules that make objects of these classes
+TREE, CHOICE = "memstate", "SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"
 
 
 @contextmanager
-def in_place() -> Iterator[None]:
+def in_place(prefix: Prefix | None = None) -> Iterator[None]:
     """SGLang makes pools and allocators of memstate instead of its own, until the end of the `with` statement.
 
     It changes names in SGLang's modules, those of this process alone. Modules of SGLang that only ask whether a pool is
     hybrid keep asking for SGLang's class, of which ours are. Import them before.
 
+    Args:
+        prefix: Policies by which the prefix cache evicts. SGLang's cache then has memstate's tree. None: its own tree.
+
     Example::
 
-        with in_place():
+        with in_place(prefix=memstate.Prefix()):
             run_scheduler_process(...)  # SGLang's
     """
     before = [(name, ours.__name__, getattr(sys.modules[name], ours.__name__, None)) for name in MAKERS
@@ -34,7 +42,22 @@ def in_place() -> Iterator[None]:
     try:
         for module, name, _ in changed:
             setattr(sys.modules[module], name, ours[name])
-        yield
+        with nullcontext() if prefix is None else _own_tree(prefix):
+            yield
     finally:
         for module, name, theirs in changed:
             setattr(sys.modules[module], name, theirs)
+
+
+@contextmanager
+def _own_tree(prefix: Prefix) -> Iterator[None]:
+    from memstate.integrations.sglang.core import TreeCore
+
+    trees = import_module("sglang.srt.mem_cache.unified_cache.tree_core_registry")._TREE_CORE_REGISTRY
+    before, trees[TREE] = os.environ.get(CHOICE), partial(TreeCore, settings=prefix)
+    os.environ[CHOICE] = TREE
+    try:
+        yield
+    finally:
+        del trees[TREE], os.environ[CHOICE]
+        os.environ.update({CHOICE: before} if before is not None else {})

@@ -1,0 +1,177 @@
+"""SGLang's prefix cache over memstate's tree: the same random calls for it and for a search through all that came."""
+
+import random
+from array import array
+from importlib import import_module
+from typing import Any
+
+import pytest
+import torch
+
+import memstate as ms
+from memstate.cli.bench.radix_peer import load
+from memstate.prefix.policies import Lru
+
+pytest.importorskip("sglang", reason="needs SGLang, see docs/sglang.md")
+from memstate.cli.bench.no_torchvision import leave_out_torchvision
+
+leave_out_torchvision()
+sgl = load()
+replace = import_module("memstate.integrations.sglang.replace")
+core = import_module("memstate.integrations.sglang.core")
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+TOKENS, STATES = 120, 9
+Key = tuple[int, ...]
+
+
+class World:
+    """SGLang's cache, with allocators of its own, and what is in it by a list of all prefixes."""
+
+    def __init__(self, page_size: int, **named: Any) -> None:
+        self.size = page_size
+        self.slots = sgl.MambaSlotAllocator(size=STATES, device="cpu")
+        self.kv = sgl.TokenToKVPoolAllocator(TOKENS, torch.int64, "cpu", None, False)
+        pool = object.__new__(replace.HybridReqToTokenPool)  # without rows and tensors
+        pool.mamba_allocator = self.slots
+        parts = (sgl.ComponentType.FULL, sgl.ComponentType.MAMBA)
+        with replace.in_place(prefix=ms.Prefix(states=Lru())):
+            self.tree = sgl.UnifiedRadixCache(
+                sgl.CacheInitParams(
+                    disable=False, req_to_token_pool=pool, token_to_kv_pool_allocator=self.kv, page_size=page_size,
+                    tree_components=parts, enable_mamba_extra_buffer=True, **named,
+                )
+            )  # fmt: skip
+        self.states: dict[Key, int] = {}
+        self.locks: list[tuple[Key, Any, list[int]]] = []
+
+    def match(self, tokens: Key, salt: str | None = None) -> Any:
+        key = sgl.RadixKey(array("q", tokens), extra_key=salt)
+        return self.tree.match_prefix(sgl.MatchPrefixParams(key=key))
+
+    def indices(self, found: Any) -> list[int]:
+        ids: list[int] = self.tree.path_device_indices(found.best_match_node).tolist()
+        return ids
+
+    def give_back(self, ids: Any, pool: Any) -> None:
+        if ids is not None and ids.numel():
+            pool.free(ids)
+
+    def insert(self, tokens: Key, with_state: bool = True, salt: str | None = None) -> Any:
+        """Computes what is not cached, and caches all of it; returns what SGLang's `insert` does, None without room."""
+        found = self.match(tokens, salt)
+        lock, had = self.tree.lock(found.best_match_node), found.device_prefix_len
+        fresh, slot = self.kv.alloc(len(tokens) - had), self.slots.alloc(1) if with_state else None
+        came = None
+        if fresh is not None and (slot is not None or not with_state):
+            ids = torch.cat([self.tree.path_device_indices(found.best_match_node), fresh])
+            key = sgl.RadixKey(array("q", tokens), extra_key=salt)
+            value = slot.clone() if slot is not None else None
+            came = self.tree.insert(sgl.InsertParams(key=key, value=ids, mamba_value=value, prev_prefix_len=had))
+            if came.mamba_exist and slot is not None:
+                self.slots.free(slot)
+            self.give_back(ids[max(had, len(tokens) // self.size * self.size) :], self.kv)
+        else:
+            self.give_back(fresh, self.kv)
+            self.give_back(slot, self.slots)
+        self.tree.unlock(lock)
+        return came
+
+    def check(self) -> None:
+        """Nothing is lost, and nothing has two owners."""
+        tokens, states = self.tree.total_size()
+        held, slots = self.tree.all_values_flatten().tolist(), self.tree.all_mamba_values_flatten().tolist()
+        assert len(set(held)) == len(held) == tokens == TOKENS - self.kv.available_size()
+        assert len(set(slots)) == len(slots) == states == STATES - self.slots.available_size()
+        for sizes in ((self.tree.full_evictable_size(), self.tree.full_protected_size()),
+                      (self.tree.mamba_evictable_size(), self.tree.mamba_protected_size())):  # fmt: skip
+            assert min(sizes) >= 0
+        assert self.tree.full_evictable_size() + self.tree.full_protected_size() == tokens
+        assert self.tree.mamba_evictable_size() + self.tree.mamba_protected_size() == states
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+@pytest.mark.parametrize("seed", range(6))
+def test_random_calls_lose_nothing(seed: int, page_size: int) -> None:
+    rng, world = random.Random(seed), World(page_size)
+    hits = evicted = locked = 0
+    for _ in range(400):
+        pages = [[rng.randrange(2)] * page_size for _ in range(rng.randrange(1, 7))]
+        tokens = (*(token for page in pages for token in page), *range(rng.choice([0, page_size - 1])))
+        draw = rng.random()
+        if draw < 0.45:
+            came = world.insert(tokens, rng.random() < 0.7, rng.choice([None, "tenant"]))
+            if came is not None:
+                end = came.last_device_node
+                assert len(world.tree.path_device_indices(end)) == len(tokens) // page_size * page_size
+        elif draw < 0.6:
+            found = world.match(tokens)
+            assert found.device_prefix_len % page_size == 0
+            assert found.full_kv_hit_length >= found.device_prefix_len
+            skip = (sgl.ComponentType.MAMBA,) if rng.random() < 0.3 else ()
+            lock = world.tree.lock(found.best_match_node, skip)
+            world.locks.append((tokens[: found.device_prefix_len], lock, world.indices(found)))
+            hits += found.device_prefix_len > 0
+            locked += 1
+        elif draw < 0.75 and world.locks:
+            world.tree.unlock(world.locks.pop(rng.randrange(len(world.locks)))[1])
+        else:
+            before = world.tree.total_size()
+            asked = rng.randrange(12), rng.randrange(3)
+            gone = world.tree.evict(sgl.EvictParams(num_tokens=asked[0], mamba_num=asked[1]))
+            after = world.tree.total_size()
+            assert before[0] - after[0] == gone.num_tokens_evicted
+            assert before[1] - after[1] == gone.mamba_num_evicted
+            evicted += sum(before) > sum(after)
+        world.check()
+        for tokens, lock, ids in world.locks:  # what is locked stays, and is the same
+            assert world.tree.path_device_indices(lock.node).tolist() == ids
+            if sgl.ComponentType.MAMBA not in lock.receipt.skipped_lock_components:
+                assert world.match(tokens).device_prefix_len == len(tokens)
+    assert hits and evicted and locked
+    for _, lock, _ in world.locks:
+        world.tree.unlock(lock)
+    world.tree.sanity_check()
+    world.tree.evict(sgl.EvictParams(num_tokens=TOKENS, mamba_num=STATES))
+    world.check()
+    assert (world.kv.available_size(), world.slots.available_size()) == (TOKENS, STATES)
+
+
+def test_an_eviction_for_an_allocation_stops_where_it_is_enough() -> None:
+    world = World(1)
+    for first in range(8):
+        assert world.insert((first, *range(100, 114)), with_state=first < 4) is not None
+    assert world.kv.available_size() == 0
+    world.tree.evict_for_alloc(sgl.EvictParams(num_tokens=20))
+    assert world.kv.available_size() == 30  # two leaves: a state goes with its KV
+    world.check()
+
+
+def test_what_a_request_starts_from_can_go_once_it_has_been_read() -> None:
+    world = World(1)
+    world.insert((1, 2, 3))
+    lock = world.tree.lock(world.match((1, 2, 3)).best_match_node)
+    assert world.tree.mamba_evictable_size() == 0
+    mamba = import_module("dataclasses").replace(lock.receipt, skipped_lock_components=(sgl.ComponentType.FULL,))
+    world.tree.dec_lock_ref(lock.node, mamba)
+    lock.receipt.skipped_lock_components += (sgl.ComponentType.MAMBA,)
+    assert (world.tree.mamba_evictable_size(), world.tree.full_evictable_size()) == (1, 0)
+    world.tree.unlock(lock)
+    world.tree.sanity_check()
+
+
+def test_requests_with_much_in_common_follow_each_other() -> None:
+    world = World(1)
+    prompts = [(1, 1), (2, 1), (2, 2), (2, 2, 3)]
+    for prompt in prompts:
+        world.insert(prompt)
+    handles = [world.match(prompt).best_match_node for prompt in prompts]
+    assert world.tree.dfs_weight_order(handles) == [3, 2, 1, 0]
+
+
+@pytest.mark.parametrize(("given", "said"), [
+    ({"enable_kv_cache_events": True}, "KV cache events"), ({"enable_session_radix_cache": True}, "session-radix"),
+])  # fmt: skip
+def test_what_it_does_not_have_is_refused_by_name(given: dict[str, bool], said: str) -> None:
+    with pytest.raises(ms.ConfigurationError, match=said):
+        World(1, **given)

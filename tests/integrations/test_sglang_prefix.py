@@ -139,7 +139,7 @@ def test_an_end_without_a_state_can_be_locked_and_grows_with_what_comes() -> Non
     cache = PrefixPart(1)
     end = cache.insert([1, 2], [10, 11]).end
     cache.lock(end)
-    with pytest.raises(LeakFound, match="1 leases|leases"):
+    with pytest.raises(LeakFound, match="leases"):
         cache.check()
     cache.insert([1, 2, 3], [20, 21, 12], 7)
     assert (end.pages, end.state, cache.all_pages()) == ([10, 11], None, [10, 11, 12])

@@ -72,9 +72,9 @@ def test_options_reach_the_replay(trace: Path, tmp_path: Path) -> None:
 
 
 def test_several_policies_and_sizes_are_a_list_and_a_table(trace: Path) -> None:
-    done = memstate("replay", trace, "--limit", "9", "--states", "2, 6,2", "--policy", "lru,clairvoyant", "--json", "-")
+    done = memstate("replay", trace, "--limit", "9", "--states", "2, 6,2", "--policy", "lru,bound", "--json", "-")
     found = [(one["policy"], one["states"]) for one in json.loads(done.out)]
-    assert found == [("lru", 2), ("lru", 6), ("clairvoyant", 2), ("clairvoyant", 6)]
+    assert found == [("lru", 2), ("lru", 6), ("bound", 2), ("bound", 6)]
     done = memstate("replay", trace, "--limit", "9", "--states", "2", "--policy", "all", "--json", "-")
     assert [one["policy"] for one in json.loads(done.out)] == list(NAMES)
     shown = memstate("replay", trace, "--limit", "9", "--states", "2,6", "--policy", "all")

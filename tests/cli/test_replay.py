@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memstate.cli.replay import CLAIRVOYANT, NAMES, Loop, Replayed, compare, replay, table
+from memstate.cli.replay import BOUND, NAMES, Loop, Replayed, bound, compare, replay, table
 from memstate.cli.replay.requests import Units, followed, served
 from memstate.cli.traces import BLOCK, TraceRequest
 from memstate.cli.traces.make import KINDS, make
@@ -193,7 +193,7 @@ def test_the_fraction_to_start_from_changes_what_is_counted_and_nothing_else() -
     assert (late.requests, late.evicted_states) == (len(trace) - len(trace) // 2, whole.evicted_states)
 
 
-@pytest.mark.parametrize("policy", ["lru", CLAIRVOYANT])
+@pytest.mark.parametrize("policy", ["lru", "return-rate"])
 def test_ids_may_be_numbers_of_any_size(policy: str) -> None:
     small = [request(1, 2, 3), request(1, 2, 4), request(1, 2, 3, 5)]
     large = [replace(one, hash_ids=tuple(2**63 * n for n in one.hash_ids)) for one in small]
@@ -210,21 +210,55 @@ def test_prompts_shorter_than_a_block_are_asked_for_and_never_found() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_clairvoyant_reaches_the_ideal_where_there_is_room(kind: str) -> None:
-    """Wherever prompts part; what learns as it goes cannot."""
+def test_the_bound_is_the_ideal_where_there_is_room(kind: str) -> None:
     trace = make(kind, 150, 5)
     room = sum(len(one.hash_ids) + 4 for one in trace)
-    found = replay(trace, room, room, CLAIRVOYANT)
-    assert found.block_hit_rate == found.ideal_hit_rate > 0.2 and found.leaked_slots == 0
-    assert found.misses_by_reason["evicted"] == found.misses_by_reason["no_snapshot"] == 0
+    found = bound(trace, room, room)
+    assert found.block_hit_rate == pytest.approx(found.ideal_hit_rate) and found.ideal_hit_rate > 0.2
+    half = bound(trace, room, room, 0.5)
+    assert half.requests == 75 and half.block_hit_rate == pytest.approx(half.ideal_hit_rate)
+
+
+def nested(seed: int) -> list[TraceRequest]:
+    """Prompts that part from each other at many depths; some come again."""
+    draw, trace = random.Random(f"nested {seed}"), list[TraceRequest]()
+    for at in range(40):
+        whole = trace and draw.random() < 0.3
+        before = draw.choice(trace).hash_ids if trace else ()
+        keep = len(before) if whole else draw.randrange(len(before) + 1)
+        fresh = tuple(range(100 * at + 10, 100 * at + 10 + draw.randrange(1, 4)))
+        trace.append(request(*before[:keep][:9], *fresh, rest=9))
+    return trace
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_no_policy_beats_the_clairvoyant_where_prompts_share_nothing(seed: int) -> None:
-    """Prompts of one length with nothing in common: then what is used again latest goes first at no loss, and the
-    clairvoyant is the best there is. Where room is short and prompts differ in length, nothing is promised.
-    """
-    draw, prompts = random.Random(f"clairvoyant {seed}"), [tuple(range(3 * n, 3 * n + 3)) for n in range(6)]
+def test_no_policy_exceeds_the_bound(seed: int) -> None:
+    """With few states, few pages, or both: whatever prompts have in common."""
+    trace = nested(seed)
+    longest = max(len(one.hash_ids) for one in trace)
+    for states, pages in ((2, 200), (5, 200), (5, longest + 8), (200, longest + 8)):
+        limit = bound(trace, states, pages)
+        found = [replay(trace, states, pages, policy, loop=ENDS) for policy in NAMES]
+        best = max(one.block_hit_rate for one in found)
+        assert best <= limit.block_hit_rate + 1e-9 <= limit.ideal_hit_rate + 1e-8
+        assert found[0].ideal_hit_rate == limit.ideal_hit_rate
+    assert bound(trace, 2, longest).block_hit_rate <= bound(trace, 2, 200).block_hit_rate < limit.ideal_hit_rate
+
+
+def test_the_bound_counts_requests_from_the_first_that_counts() -> None:
+    trace = [request(1, 2, rest=9), request(3, 4, rest=9), request(1, 2, rest=9), request(3, 4, rest=9)]
+    assert [bound(trace, 1, 9, start).block_hit_rate for start in (0.0, 0.5, 0.75)] == pytest.approx(
+        [1 / 8, 1 / 4, 1 / 2]
+    )
+    assert bound(trace, 2, 9).block_hit_rate == pytest.approx(2 / 8)
+    assert bound(trace, 2, 3).block_hit_rate == pytest.approx(2 / 8)  # one page beside the two of the request that runs
+    assert bound(trace, 2, 2).block_hit_rate == 0
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_bound_is_reached_where_prompts_share_nothing(seed: int) -> None:
+    """Prompts of one length with nothing in common: a search through all choices finds the same."""
+    draw, prompts = random.Random(f"nothing {seed}"), [tuple(range(3 * n, 3 * n + 3)) for n in range(6)]
     asked = draw.choices(range(6), k=24)
     trace, states = [request(*prompts[n], 99 + n, rest=9) for n in asked], draw.randint(1, 3)
     best = {frozenset[int](): 0}  # what is kept -> most hits that can have led there
@@ -236,9 +270,7 @@ def test_no_policy_beats_the_clairvoyant_where_prompts_share_nothing(seed: int) 
                 for some in map(frozenset, combinations(choice, size)):
                     following[some] = max(following.get(some, 0), hits + 3 * (n in kept))
         best = following
-    found = {policy: replay(trace, states, 100, policy).block_hit_rate for policy in NAMES}
-    assert found[CLAIRVOYANT] == max(best.values()) / (4 * len(asked)) > 0
-    assert max(found.values()) == found[CLAIRVOYANT] and min(found.values()) < found[CLAIRVOYANT]
+    assert bound(trace, states, 100).block_hit_rate == pytest.approx(max(best.values()) / (4 * len(asked)))
 
 
 @pytest.mark.sample(2)
@@ -260,22 +292,35 @@ def made(kind: str) -> list[TraceRequest]:
 
 def test_every_policy_has_its_row_and_every_number_of_states_its_column() -> None:
     trace, seen = short("chat", 20, 2), list[tuple[int, int]]()
-    replayed = compare(trace, (2, 4), 60, ("lru", CLAIRVOYANT), 0.5, lambda *at: seen.append(at))
+    replayed = compare(trace, (2, 4), 60, ("lru", "return-rate"), 0.5, lambda *at: seen.append(at))
     assert [(one.policy, one.states) for one in replayed] == [
-        ("lru", 2), ("lru", 4), (CLAIRVOYANT, 2), (CLAIRVOYANT, 4),
+        ("lru", 2), ("lru", 4), ("return-rate", 2), ("return-rate", 4),
     ]  # fmt: skip
-    assert [same(one) for one in replayed] == [
-        same(replay(trace, s, 60, p, 0.5)) for p in ("lru", CLAIRVOYANT) for s in (2, 4)
+    assert [same(one) for one in replayed if isinstance(one, Replayed)] == [
+        same(replay(trace, s, 60, p, 0.5)) for p in ("lru", "return-rate") for s in (2, 4)
     ]
     assert seen == sorted(seen) and seen[-1] == (4 * len(trace), 4 * len(trace))
     rows = table(replayed)
     assert [(row["policy"], row["2"], row["4"]) for row in rows[:2]] == [
         (policy, *(f"{one.block_hit_rate:.3f}" for one in replayed if one.policy == policy))
-        for policy in ("lru", CLAIRVOYANT)
+        for policy in ("lru", "return-rate")
     ]
     ideal = f"{replayed[0].ideal_hit_rate:.3f}"
     assert rows[2] == {"policy": "room for everything", "2": ideal, "4": ideal}
+    assert isinstance(replayed[1], Replayed)
     assert (rows[0]["longest wait"], rows[0]["leaked"]) == (replayed[1].longest_wait, 0)
+
+
+def test_beside_the_bound_a_policy_has_its_share_of_it() -> None:
+    trace = short("chat", 20, 2)
+    found = compare(trace, (2, 4), 60, ("lru", BOUND))
+    rows = {str(row["policy"]): row for row in table(found)}
+    rates = {(one.policy, one.states): one.block_hit_rate for one in found}
+    for size in (2, 4):
+        mine, most = rates["lru", size], rates[BOUND, size]
+        assert rows["lru"][str(size)] == f"{mine:.3f} ({mine / most:.0%})" and mine <= most
+        assert rows[BOUND][str(size)] == f"{most:.3f}"
+    assert "leaked" not in rows[BOUND]
 
 
 TRACE = [request(1, 2, 3, answer=5)]

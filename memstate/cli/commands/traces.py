@@ -18,7 +18,10 @@ def replay(
     pages: Annotated[int, Option(help="KV pages that fit; a page is a block of 512 tokens.")] = 50_000,
     policy: Annotated[
         str,
-        Option(help="Eviction policies, comma separated; one that is not known is answered with all names. Or all."),
+        Option(
+            help="Eviction policies, comma separated; one that is not known is answered with all names. Or all. "
+            "bound: what none exceeds, for one request at a time; the others get their share of it (needs scipy)."
+        ),
     ] = "return-rate",
     start: Annotated[
         float, Option("--from", help="Share of the requests that warm the cache up and are not counted.")
@@ -37,7 +40,7 @@ def replay(
     with one_line_errors(), progress("replay") as report:
         requests = read(trace, limit)
         sizes = [_whole("--states", size) for size in split_names(states)]
-        policies = replaying.NAMES if policy == "all" else tuple(split_names(policy))
+        policies = [name for each in split_names(policy) for name in (replaying.NAMES if each == "all" else [each])]
         loop = replaying.Loop(chunk=chunk, every=every, placement=placement, running=running)
         replayed = replaying.compare(requests, sizes, pages, policies, start, report, loop)
     rows = [asdict(one) for one in replayed]

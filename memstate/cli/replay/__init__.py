@@ -2,15 +2,15 @@
 
 requests   a trace as prompts and answers in tokens
 serving    the loop: admit, plan of chunks, settle, publish, release
-foresight  the clairvoyant bound, which replays print beside the policies
+bound      the hit rate that no policy exceeds
 runs       every policy and number of states, and what is refused
 report     the figures and their table
 plans      the splits of a plan of memory, each with the hit rate of a trace
 """
 
 from memstate.cli.replay.plans import rated
-from memstate.cli.replay.report import Replayed, table
-from memstate.cli.replay.runs import CLAIRVOYANT, NAMES, compare, replay
+from memstate.cli.replay.report import Bound, Replayed, table
+from memstate.cli.replay.runs import BOUND, NAMES, bound, compare, replay
 from memstate.cli.replay.serving import Loop
 
-__all__ = ["CLAIRVOYANT", "NAMES", "Loop", "Replayed", "compare", "rated", "replay", "table"]
+__all__ = ["BOUND", "NAMES", "Bound", "Loop", "Replayed", "bound", "compare", "rated", "replay", "table"]

@@ -71,15 +71,39 @@ class Replayed:
     misses_by_reason: dict[str, int]
 
 
-def table(replayed: Sequence[Replayed]) -> list[dict[str, str | float | None]]:
-    """Returns a row for each policy, with a figure for each number of states, then others of the last of them."""
+@dataclass(frozen=True, kw_only=True)
+class Bound:
+    """What no policy exceeds. Its figures mean what those of `Replayed` mean."""
+
+    policy: str
+    states: int
+    pages: int
+    start: float
+    requests: int
+    block_hit_rate: float
+    ideal_hit_rate: float
+
+
+def table(replayed: Sequence[Replayed | Bound]) -> list[dict[str, str | float | None]]:
+    """Returns a row for each policy, with a figure for each number of states, then others of the last of them.
+
+    Beside the bound, a figure has its share of it.
+    """
     sizes = list(dict.fromkeys(one.states for one in replayed))
+    bounds = {one.states: one.block_hit_rate for one in replayed if isinstance(one, Bound)}
     rows: list[dict[str, str | float | None]] = []
     for policy in dict.fromkeys(one.policy for one in replayed):
         mine = {one.states: one for one in replayed if one.policy == policy}
-        costs = {heading: getattr(mine[sizes[-1]], name) for heading, name in COSTS.items()}
-        rates = {str(size): f"{one.block_hit_rate:.3f}" for size, one in mine.items()}
-        rows.append({"policy": policy, **rates, **costs, "leaked": max(one.leaked_slots for one in mine.values())})
+        row: dict[str, str | float | None] = {"policy": policy}
+        for size, one in mine.items():
+            share = (
+                f" ({one.block_hit_rate / bounds[size]:.0%})" if bounds.get(size) and isinstance(one, Replayed) else ""
+            )
+            row[str(size)] = f"{one.block_hit_rate:.3f}{share}"
+        if isinstance(last := mine[sizes[-1]], Replayed):
+            row |= {heading: getattr(last, name) for heading, name in COSTS.items()}
+            row["leaked"] = max(one.leaked_slots for one in mine.values() if isinstance(one, Replayed))
+        rows.append(row)
     ideal = dict.fromkeys(map(str, sizes), f"{replayed[0].ideal_hit_rate:.3f}")
     return [*rows, {"policy": "room for everything", **ideal}]
 

@@ -1,13 +1,12 @@
 """Replays a trace under policies and sizes, and refuses what cannot be replayed before the first run."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from statistics import median
 
 from memstate.checks import INT32_MAX, is_count
 from memstate.cli.policies import POLICIES, placement_of, prefix_of
-from memstate.cli.replay.foresight import Future
-from memstate.cli.replay.report import Progress, Replayed, part_of
+from memstate.cli.replay.bound import most_hits
+from memstate.cli.replay.report import Bound, Progress, Replayed, part_of
 from memstate.cli.replay.requests import Units, numbered, served
 from memstate.cli.replay.serving import DEFAULT, InUnits, Loop, Serving
 from memstate.cli.traces import BLOCK, TraceRequest
@@ -15,9 +14,9 @@ from memstate.errors import InvalidArgument
 
 MOST = 2**24  # of states and of pages: the host keeps a number for each
 MOST_RUNNING = 4096
-CLAIRVOYANT = "clairvoyant"
+BOUND = "bound"
 REASONS = ("no_sharing", "evicted", "no_snapshot", "not_filled")
-NAMES = (*POLICIES, CLAIRVOYANT)
+NAMES = tuple(POLICIES)
 EVERY = f"a multiple of {BLOCK} tokens, a page of the replay, at most {INT32_MAX}"
 
 
@@ -26,8 +25,6 @@ def replay(
     progress: Progress | None = None, loop: Loop = DEFAULT,
 ) -> Replayed:  # fmt: skip
     """Replays a trace with room for so many states and pages.
-
-    The clairvoyant policy serves one request at a time, and places states itself.
 
     Args:
         requests: The trace.
@@ -46,13 +43,9 @@ def replay(
     _require(requests, states, pages, policy, start, loop)
     requests = numbered(requests)
     units, first = Units.of(loop.chunk), int(len(requests) * start)
-    given, future = served(requests, units), None
-    if policy == CLAIRVOYANT:
-        future, loop = Future(given, units.per_block), replace(loop, placement=CLAIRVOYANT, running=1)
-        prefix = future.prefix(states)
-    else:
-        prefix = prefix_of(policy, states, placement=InUnits(placement_of(loop.placement), units))
-    serving = Serving(prefix, given, units, loop, first=first, pages=pages, future=future)
+    given = served(requests, units)
+    prefix = prefix_of(policy, states, placement=InUnits(placement_of(loop.placement), units))
+    serving = Serving(prefix, given, units, loop, first=first, pages=pages)
     done = 0
     while serving.busy:
         serving.turn()
@@ -78,6 +71,31 @@ def replay(
     )  # fmt: skip
 
 
+def bound(requests: Sequence[TraceRequest], states: int, pages: int, start: float = 0.0, chunk: int = 8192) -> Bound:
+    """Returns the hit rate that no policy exceeds, for one request at a time.
+
+    Args:
+        requests: The trace.
+        states: States that fit.
+        pages: KV pages that fit.
+        start: Fraction of the requests that only warm the cache up.
+        chunk: Tokens of a prefill chunk at most: the unit of lengths follows from it.
+
+    Raises:
+        InvalidArgument: As `replay`.
+        ConfigurationError: scipy is missing.
+    """
+    _require(requests, states, pages, BOUND, start, Loop(chunk=chunk))
+    units, first = Units.of(chunk), int(len(requests) * start)
+    given = served(numbered(requests), units)
+    hits, asked = most_hits(given, units.per_block, states, pages, first), sum(one.asked for one in given[first:])
+    ideal = _share(sum(one.known for one in given[first:]), asked)
+    return Bound(
+        policy=BOUND, states=states, pages=pages, start=start, requests=len(given) - first,
+        block_hit_rate=min(_share(hits, asked), ideal), ideal_hit_rate=ideal,
+    )  # fmt: skip
+
+
 def _share(part: float, whole: float) -> float:
     return part / max(1, whole)
 
@@ -89,8 +107,8 @@ def _us(seconds: Sequence[float]) -> float:
 def compare(
     requests: Sequence[TraceRequest], states: Sequence[int], pages: int, policies: Sequence[str], start: float = 0.0,
     progress: Progress | None = None, loop: Loop = DEFAULT,
-) -> list[Replayed]:  # fmt: skip
-    """Replays a trace once for every policy and number of states.
+) -> list[Replayed | Bound]:  # fmt: skip
+    """Replays a trace once for every policy and number of states. The policy `BOUND` gives the bound.
 
     Raises:
         InvalidArgument: As `replay`, before the first of them.
@@ -101,14 +119,16 @@ def compare(
     for policy, size in runs:
         _require(requests, size, pages, policy, start, loop)
     return [
-        replay(requests, size, pages, policy, start, part_of(progress, at, len(runs)), loop)
+        bound(requests, size, pages, start, loop.chunk)
+        if policy == BOUND
+        else replay(requests, size, pages, policy, start, part_of(progress, at, len(runs)), loop)
         for at, (policy, size) in enumerate(runs)
     ]
 
 
 def _require(requests: Sequence[TraceRequest], states: int, pages: int, policy: str, start: float, loop: Loop) -> None:
-    if policy not in NAMES:
-        raise InvalidArgument(f"policy {policy!r}: expected {', '.join(NAMES)}")
+    if policy not in (*NAMES, BOUND):
+        raise InvalidArgument(f"policy {policy!r}: expected {', '.join((*NAMES, BOUND))}")
     placement_of(loop.placement)
     for name, value, least, most, expected in (
         ("states", states, 1, MOST, f"at least 1, at most {MOST}"),

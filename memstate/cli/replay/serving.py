@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from memstate.cli.replay.foresight import Future
 from memstate.cli.replay.requests import Served, Units
 from memstate.cli.traces import BLOCK
 from memstate.engine.manager import StateManager
@@ -130,7 +129,6 @@ class Serving:
         loop: How they are served; the placement is that of `prefix`.
         first: The first request that counts; those before warm the cache up.
         pages: KV pages.
-        future: Told which request is served, where the policy of the cache is clairvoyant.
 
     Attributes:
         mem: The manager.
@@ -140,9 +138,8 @@ class Serving:
     """
 
     def __init__(
-        self, prefix: Prefix, requests: Sequence[Served], units: Units, loop: Loop, *, first: int, pages: int,
-        future: Future | None = None,
-    ) -> None:  # fmt: skip
+        self, prefix: Prefix, requests: Sequence[Served], units: Units, loop: Loop, *, first: int, pages: int
+    ) -> None:
         assert prefix.most_states is not None
         per_row = max(1, *(-(-len(request.tokens) // units.per_block) for request in requests))
         self._units, self._chunk, self._every = units, loop.chunk // units.tokens, loop.every // units.tokens
@@ -153,7 +150,7 @@ class Serving:
         )  # fmt: skip
         for op in OPS:
             setattr(self.mem.backend, op, lambda *_: None)
-        self._first, self._most, self._future = first, loop.running, future
+        self._first, self._most = first, loop.running
         self._waiting, self._running = deque(requests), list[Running]()
         self.tallies = Tally(), Tally()
         self._count_filed(prefix.states)
@@ -208,8 +205,6 @@ class Serving:
             return True
         if any(one.request.at == request.follows for one in self._running):
             return False  # its prompt has the answer of a request that runs
-        if self._future:
-            self._future.now = request.at
         prompt = request.tokens[: request.prompt]
         begin = time.perf_counter()
         match = self.mem.match(prompt)

@@ -1,0 +1,118 @@
+"""What no policy can exceed: an offline bound of the hit rate, by a linear program that knows the whole trace.
+
+A request can hit at a depth that an earlier one passed, if a state was held there since the last of them, and the KV up
+to it. The program chooses, and may hold parts of a state and of KV:
+
+    variables    of request i and depth d: `hit`, the part of i that starts at d or deeper; `kv`, the part of the blocks
+                 between the depth before and d that it finds
+    limits       states and pages that are held, at any time; while a request runs, its own pages besides;
+                 1 >= hit >= hit of the next depth; the same for kv; hit >= kv
+    maximised    blocks found
+
+It assumes one request at a time, in the order of the trace, and that each leaves states wherever it passes. So no
+policy can do better, and perhaps none can do so well.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from memstate.cli.replay.requests import Served
+from memstate.errors import ConfigurationError
+
+Ints = npt.NDArray[np.int64]
+
+
+class Chances(NamedTuple):
+    """Depths at which requests can hit: by request, the shallow ones first. Each has an entry in every array.
+
+    Attributes:
+        since: The last request that passed there.
+        until: The request that can hit.
+        blocks: Blocks between the depth before and this one.
+        inner: Whether the entry before is of the same request.
+    """
+
+    since: Ints
+    until: Ints
+    blocks: Ints
+    inner: npt.NDArray[np.bool_]
+
+
+def chances(requests: Sequence[Served], per_block: int) -> Chances:
+    """Returns the depths at which requests can hit. Of those with the same last passer, the deepest is best.
+
+    Args:
+        requests: The trace.
+        per_block: Units of a block.
+    """
+    last, found = dict[int, int](), list[tuple[int, int, int, bool]]()
+    for request in requests:
+        path = (request.tokens[per_block - 1 :: per_block] // per_block).tolist()
+        most = min(request.known, max(0, request.prompt - 1) // per_block)  # the last token is computed in any case
+        passers = np.array([last[block] for block in path[:most]], np.int64)
+        ends = np.flatnonzero(np.diff(passers, append=-1)) + 1
+        sizes = np.diff(ends, prepend=0)
+        found += [
+            (passers[end - 1], request.at, size, n > 0) for n, (end, size) in enumerate(zip(ends, sizes, strict=True))
+        ]
+        last.update(dict.fromkeys(path, request.at))
+    since, until, blocks, inner = zip(*found, strict=True) if found else ((), (), (), ())
+    return Chances(
+        np.array(since, np.int64), np.array(until, np.int64), np.array(blocks, np.int64), np.array(inner, bool)
+    )
+
+
+def most_hits(requests: Sequence[Served], per_block: int, states: int, pages: int, first: int = 0) -> float:
+    """Returns how many blocks the requests from `first` on can hit at most.
+
+    Args:
+        requests: The trace.
+        per_block: Units of a block.
+        states: States that fit.
+        pages: Pages that fit, of a block each.
+        first: Place of the first request that counts.
+
+    Raises:
+        ConfigurationError: scipy is missing, or the program was not solved.
+    """
+    try:
+        from scipy.optimize import linprog
+        from scipy.sparse import block_array, coo_array, eye_array
+    except ImportError as error:
+        raise ConfigurationError("the bound needs scipy: pip install 'memstate[bound]'") from error
+    since, until, blocks, inner = chances(requests, per_block)
+    n, times, each = len(since), len(requests), np.arange(len(since))
+    if not n:
+        return 0.0
+
+    def sparse(rows: Ints, columns: Ints, values: npt.NDArray[Any], height: int) -> Any:
+        return coo_array((values, (rows, columns)), shape=(height, n))
+
+    # What is held behind request t, less what was held before it, is what begins with t less what ends with it. A hit
+    # that goes deeper needs no state at the depth before.
+    deeper, ones = each[inner], np.ones(n)
+    ends = sparse(until[~inner], each[~inner], ones[~inner], times)
+    starts = sparse(since, each, ones, times) - sparse(since[deeper - 1], deeper, ones[inner], times)
+    kv_starts, kv_ends = (sparse(when, each, blocks, times) for when in (since, until))
+    rows, one = np.arange(len(deeper)), sparse(each, each, ones, n)
+    order = sparse(rows, deeper, ones[inner], len(deeper)) - sparse(rows, deeper - 1, ones[inner], len(deeper))
+    here, step = eye_array(times), eye_array(times) - eye_array(times, k=-1)
+    flows = block_array([[ends - starts, None, step, None], [None, kv_ends - kv_starts, None, step]])
+    limits = block_array([
+        [order, None, None, None], [None, order, None, None], [-one, one, None, None],
+        [None, -kv_starts, coo_array((times, times)), here],
+    ])  # fmt: skip
+    own = [-(-len(request.tokens) // per_block) for request in requests]
+    most = np.concatenate([np.zeros(limits.shape[0] - times), pages - np.array(own, float)])
+    top = np.concatenate([np.ones(2 * n), np.full(times, states), np.full(times, pages)])
+    worth = np.concatenate([np.zeros(n), np.where(until >= first, blocks, 0), np.zeros(2 * times)])
+    solved = linprog(
+        -worth, A_ub=limits, b_ub=most, A_eq=flows, b_eq=np.zeros(2 * times),
+        bounds=np.stack([np.zeros(len(top)), top], 1), method="highs",
+    )  # fmt: skip
+    if not solved.success:
+        raise ConfigurationError(f"the bound was not solved: {solved.message}")
+    return float(-solved.fun)

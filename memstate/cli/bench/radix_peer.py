@@ -21,6 +21,7 @@ from memstate.cli.bench.no_torchvision import leave_out_torchvision
 from memstate.cli.bench.task import Setting
 
 NAME = "sglang"
+CORE = "RustUnifiedTreeCore"
 NAMES = {
     "InsertParams": "base_prefix_cache",
     "MatchPrefixParams": "base_prefix_cache",
@@ -110,6 +111,8 @@ class SglangCache:
                 tree_core_backend="rust", tree_components=parts,
             )
         )  # fmt: skip
+        if (core := type(self.tree.tree_core).__name__) != CORE:  # SGLang falls back to its Python core without a word
+            raise ImportError(f"sglang runs {core}, not {CORE}: its compiled core wants another torch or system")
         self._found: tuple[Any, int, Any] = (None, 0, None)  # key, pages and node of the last match
 
     @property

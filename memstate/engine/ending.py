@@ -37,8 +37,6 @@ def require_keep(keep: Keep | None, tokens: object, lengths: object = None) -> N
     """
     if keep is not None and (not isinstance(keep, str) or keep not in ("handle", "cache")):
         raise InvalidArgument(f"keep={keep!r}: expected None, 'handle' or 'cache'")
-    if keep == "cache" and tokens is None:
-        raise InvalidArgument("keep='cache' needs tokens=[...]: all tokens of each request, one sequence per row")
     if keep != "cache" and tokens is not None:
         raise InvalidArgument(f"tokens= with keep={keep!r}: only keep='cache' takes tokens")
     if keep is None and lengths is not None:
@@ -71,7 +69,11 @@ class Ending:
         self._guard, self._ends = commands.guard, commands.guard.changing("end")
 
     def end(
-        self, rows: Sequence[Row], keep: Keep | None, tokens: Sequence[Tokens] | None, lengths: Sequence[int] | None
+        self,
+        rows: Sequence[Row],
+        keep: Keep | None,
+        tokens: Sequence[Tokens | None] | None,
+        lengths: Sequence[int] | None,
     ) -> list[Snapshot | None]:
         """See `StateManager.end`."""
         numbers = self._table.indices(rows)
@@ -82,7 +84,7 @@ class Ending:
                 return self.free(numbers, None, None, "ended")
         if not isinstance(keep, str) or keep != "handle" or tokens is not None:
             require_keep(keep, tokens, lengths)
-        keys = None if tokens is None else self._keys(tokens, numbers)
+        keys = self._keys(tokens, numbers) if keep == "cache" else None
         known = list(map(self._table.confirmed_at.__getitem__, numbers))
         if lengths is not None:
             known = list(map(min, known, numbers_of("lengths", lengths, len(numbers))))
@@ -99,7 +101,7 @@ class Ending:
             return snapshots
 
     def publish(
-        self, rows: Sequence[Row], keep: Keep, tokens: Sequence[Tokens] | None, strict: bool
+        self, rows: Sequence[Row], keep: Keep, tokens: Sequence[Tokens | None] | None, strict: bool
     ) -> list[Snapshot | None]:
         """See `StateManager.publish`."""
         numbers = self._table.indices(rows)
@@ -108,7 +110,7 @@ class Ending:
         if keep is None:
             raise InvalidArgument("keep=None: publish keeps states, as a 'handle' or in the 'cache'")
         require_keep(keep, tokens)
-        keys = None if tokens is None else self._keys(tokens, numbers)
+        keys = self._keys(tokens, numbers) if keep == "cache" else None
         known = [self._table.confirmed_at[row] for row in numbers]
         if strict:
             bounds = known if keys is None else list(map(min, known, (len(key) // BYTES for key in keys)))
@@ -126,7 +128,7 @@ class Ending:
         """See `StateManager.cancel`."""
         current = self._stepping.current(step).tolist()
         require_keep(keep, tokens)
-        keys = None if tokens is None else self._keys(tokens, current)
+        keys = self._keys(tokens, current) if keep == "cache" else None
         if keep == "handle":
             self._require_no_turns(current)
         self._stepping.require_cancellable(step)
@@ -156,11 +158,11 @@ class Ending:
         """Notes what the open step must still compute of what these rows published."""
         self._stepping.promise(rows, told or [state.length if state else 0 for state in snapshots], before)
 
-    def _keys(self, tokens: Sequence[Tokens | None], rows: Sequence[int]) -> list[bytes]:
-        """Encodes the tokens of each row as a key. Checks that they agree with the row's prompt as far as both go.
+    def _keys(self, tokens: Sequence[Tokens | None] | None, rows: Sequence[int]) -> list[bytes]:
+        """Returns the tokens of each row as a key. Checks that they agree with the row's prompt as far as both go.
 
         Args:
-            tokens: one sequence for each row.
+            tokens: one sequence for each row. None, or None for a row: its prompt, which is encoded already.
             rows: the row numbers. An entry of row 0 needs no tokens.
 
         Returns:
@@ -170,6 +172,8 @@ class Ending:
             InvalidArgument: a row has no tokens, or its tokens differ from its prompt.
             ConfigurationError: a row is not a turn of a session, and there is no prefix cache.
         """
+        if tokens is None:
+            tokens = [None] * len(rows)
         if len(sequence("token sequences", tokens, "tokens=[[1, 2, 3]], one per row")) != len(rows):
             raise InvalidArgument(f"tokens of {len(tokens)} rows, expected {len(rows)}: one sequence per row")
         if not self._cache.enabled and not all(row in self._sessions.by_row for row in rows if row):
@@ -179,13 +183,25 @@ class Ending:
         keys = []
         for row, given in zip(rows, tokens, strict=True):
             if row and given is None:
-                raise InvalidArgument(
-                    f"row {row}: tokens are None; give all that is known of the request, or another keep="
-                )
+                keys.append(self._prompt(row))
+                continue
             keys.append(encode(given) if row and given is not None else b"")
             if row:
                 self._require_continued(row, keys[-1])
         return keys
+
+    def _prompt(self, row: int) -> bytes:
+        """Returns the prompt of a row as a key.
+
+        Raises:
+            InvalidArgument: no prompt is known.
+        """
+        if (lease := self._cache.leases.get(row)) and lease.prompt.key:
+            return lease.prompt.key
+        raise InvalidArgument(
+            f"row {row} (request {shown(self._table.ids[row])}): keep='cache' needs its tokens, and none are known: "
+            "give tokens=[...], or admit it with Request(tokens=) to a manager with a prefix cache"
+        )
 
     def _require_continued(self, row: int, key: bytes) -> None:
         """Requires that the row's prompt begins with the tokens, or the tokens with the prompt.

@@ -525,7 +525,7 @@ class StateManager(NotCopied, Shown):
         Args:
             step: the newest step.
             keep: as for `end`. If the step stores no state, the state of the row counts, too.
-            tokens: one sequence for each entry of the batch. States of more tokens are not kept.
+            tokens: one sequence for each entry of the batch, None as for `end`. States of more tokens are not kept.
 
         Returns:
             One snapshot for each entry of the batch; None where nothing was published.
@@ -542,7 +542,7 @@ class StateManager(NotCopied, Shown):
         return self._ending.cancel(step, keep, tokens)
 
     def end(
-        self, rows: Sequence[Row], keep: Keep | None = None, *, tokens: Sequence[Tokens] | None = None,
+        self, rows: Sequence[Row], keep: Keep | None = None, *, tokens: Sequence[Tokens | None] | None = None,
         lengths: Sequence[int] | None = None,
     ) -> list[Snapshot | None]:  # fmt: skip
         """Ends requests, also while a step is in flight. Keeps the longest confirmed state of each where `keep` says.
@@ -556,7 +556,8 @@ class StateManager(NotCopied, Shown):
                 or an older one, as far as a slot still holds it. "handle": to the result, for
                 `Request(resume=...)` and `drop`. "cache": KV and state to the prefix cache, and the states of a turn to
                 its session; `drop` refuses what the cache owns.
-            tokens: all tokens of each request so far, prompt and answer. With `keep="cache"` only.
+            tokens: all tokens of each request so far, prompt and answer. None, or None for a request: its prompt, which
+                then is not read again. With `keep="cache"` only.
             lengths: for each row, the largest length that its state can have, or one number for all. None: no limit.
 
         Returns:
@@ -578,7 +579,7 @@ class StateManager(NotCopied, Shown):
         rows: Sequence[Row],
         keep: Keep = "handle",
         *,
-        tokens: Sequence[Tokens] | None = None,
+        tokens: Sequence[Tokens | None] | None = None,
         strict: bool = False,
     ) -> list[Snapshot | None]:
         """Publishes the newest confirmed snapshot of each row. The rows continue to run.
@@ -589,7 +590,8 @@ class StateManager(NotCopied, Shown):
         Args:
             rows: the requests.
             keep: where the snapshots go: "handle" or "cache", as for `end`.
-            tokens: all tokens of each request so far, prompt and answer. With `keep="cache"` only.
+            tokens: all tokens of each request so far, prompt and answer. None, or None for a request: its prompt, which
+                then is not read again. With `keep="cache"` only.
             strict: if a row has no snapshot, or no register is free for it, raise an error and publish nothing.
 
         Returns:

@@ -108,7 +108,6 @@ MISUSE |= {  # arguments of the wrong kind
 MISUSE |= {  # where a state goes
     "keep a state": ("keep='state': expected None, 'handle' or 'cache'", lambda s: s.mem.end([s.row], keep="state")),
     "keep True": ("keep=True: expected None", lambda s: s.mem.end([s.row], keep=True)),
-    "the cache without tokens": ("keep='cache' needs tokens", lambda s: s.mem.end([s.row], keep="cache")),
     "tokens and nothing kept": (
         "tokens= with keep=None: only keep='cache'", lambda s: s.mem.end([s.row], tokens=[[1]]),
     ),

@@ -158,6 +158,37 @@ def test_tokens_that_are_not_the_rows_are_refused(call: str, backend: Backend) -
     assert at.mem.match(T[:9]).kv_length == 8
 
 
+def test_a_prompt_need_not_be_handed_over_again(backend: Backend) -> None:
+    """Not while it is read, nor where a request ends with it."""
+    sides = server(backend), server(backend)
+    for side, again in zip(sides, (False, True), strict=True):
+        row = side.start(T[:18])
+        for end in (8, 16, 18):
+            side.mem.settle(side.step_to([row], [end]))
+            side.mem.publish([row], keep="cache", tokens=[T[:18]] if again else [None] if end == 8 else None)
+        side.mem.end([row], keep="cache", tokens=[T[:18]] if again else None)
+    assert found(sides[0], T[:24]) == found(sides[1], T[:24]) and found(sides[0], T[:24])[0] == 16
+    assert sides[0].mem.stats() == sides[1].mem.stats()
+
+
+def test_what_came_after_a_prompt_must_be_handed_over(backend: Backend) -> None:
+    at = server(backend)
+    row = at.start(T[:9])
+    at.prefill(row)
+    at.run([row])
+    [nameless] = at.mem.admit([ms.Request("nameless", length=8)])
+    before = at.mem.stats()
+    with pytest.raises(ms.InvalidArgument, match="9 tokens, and 10 are"):
+        at.mem.end([row], keep="cache")
+    for call in (at.mem.end, at.mem.publish):
+        with pytest.raises(ms.InvalidArgument, match="needs its tokens, and none are known"):
+            call([row, nameless], keep="cache", tokens=[at.text[row], None])
+    assert at.mem.stats() == before
+    at.mem.end([row], keep="cache", lengths=[9])
+    at.mem.end([nameless])
+    assert at.mem.match(T[:9]).kv_length == 8
+
+
 def test_one_page_that_a_handle_has_too_is_no_room(backend: Backend) -> None:
     at = server(backend, pages=8)
     row = at.start(T[:8])

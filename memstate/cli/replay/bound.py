@@ -41,17 +41,19 @@ class Chances(NamedTuple):
     inner: npt.NDArray[np.bool_]
 
 
-def chances(requests: Sequence[Served], per_block: int) -> Chances:
+def chances(requests: Sequence[Served], per_block: int, first: int = 0) -> Chances:
     """Returns the depths at which requests can hit. Of those with the same last passer, the deepest is best.
 
     Args:
         requests: The trace.
         per_block: Units of a block.
+        first: Place of the first request that counts: hits of those before are worth nothing.
     """
     last, found = dict[int, int](), list[tuple[int, int, int, bool]]()
     for request in requests:
         path = (request.tokens[per_block - 1 :: per_block] // per_block).tolist()
         most = min(request.known, max(0, request.prompt - 1) // per_block)  # the last token is computed in any case
+        most = most if request.at >= first else 0
         passers = np.array([last[block] for block in path[:most]], np.int64)
         ends = np.flatnonzero(np.diff(passers, append=-1)) + 1
         sizes = np.diff(ends, prepend=0)
@@ -83,7 +85,7 @@ def most_hits(requests: Sequence[Served], per_block: int, states: int, pages: in
         from scipy.sparse import block_array, coo_array, eye_array
     except ImportError as error:
         raise ConfigurationError("the bound needs scipy: pip install 'memstate[bound]'") from error
-    since, until, blocks, inner = chances(requests, per_block)
+    since, until, blocks, inner = chances(requests, per_block, first)
     n, times, each = len(since), len(requests), np.arange(len(since))
     if not n:
         return 0.0
@@ -108,7 +110,7 @@ def most_hits(requests: Sequence[Served], per_block: int, states: int, pages: in
     own = [-(-len(request.tokens) // per_block) for request in requests]
     most = np.concatenate([np.zeros(limits.shape[0] - times), pages - np.array(own, float)])
     top = np.concatenate([np.ones(2 * n), np.full(times, states), np.full(times, pages)])
-    worth = np.concatenate([np.zeros(n), np.where(until >= first, blocks, 0), np.zeros(2 * times)])
+    worth = np.concatenate([np.zeros(n), blocks, np.zeros(2 * times)])
     solved = linprog(
         -worth, A_ub=limits, b_ub=most, A_eq=flows, b_eq=np.zeros(2 * times),
         bounds=np.stack([np.zeros(len(top)), top], 1), method="highs",

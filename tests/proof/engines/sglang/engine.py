@@ -1,0 +1,89 @@
+"""Boots SGLang's `Scheduler` with a small random model, in a child process of its own for each run."""
+
+import multiprocessing
+import tempfile
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.proof.engines.sglang import model
+from tests.proof.engines.sglang.driver import Driver, Record
+from tests.proof.engines.sglang.scenarios import Pair
+
+
+def settings(pair: Pair, folder: str) -> dict[str, Any]:
+    """Returns the arguments of SGLang's server."""
+    return {
+        "model_path": folder, "load_format": "dummy", "skip_tokenizer_init": True, "device": "cpu", "dtype": "float32",
+        "attention_backend": "torch_native", "sampling_backend": "pytorch", "grammar_backend": "none",
+        "random_seed": 0, "max_running_requests": 8, "max_total_tokens": 4096, "max_mamba_cache_size": 40,
+        "mem_fraction_static": 0.5, "log_level": "error",
+    } | pair.settings  # fmt: skip
+
+
+def boot(pair: Pair) -> Any:
+    """Returns a scheduler with random weights, the same for every run."""
+    from sglang.srt.managers import scheduler
+    from sglang.srt.runtime_context import publish
+    from sglang.srt.server_args import PortArgs, ServerArgs
+
+    with tempfile.TemporaryDirectory() as folder:
+        model.write(Path(folder))
+        args = ServerArgs(**settings(pair, folder))
+        publish(args, role="scheduler", ranks=scheduler.SpawnRanks(world_rank=0, dp_rank=None, gpu_id=0))
+        made = scheduler.Scheduler(args, PortArgs.init_new(args))
+    random = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in made.tp_worker.model_runner.model.parameters():
+            weight.copy_(torch.randn(weight.shape, generator=random) * 0.2)
+    return made
+
+
+def run(pair: Pair, *, ours: bool, fault: Callable[[Any], None] | None = None) -> Record:
+    """Runs a pair's requests once.
+
+    Args:
+        pair: settings and requests.
+        ours: whether the pools are memstate's.
+        fault: what is broken in the scheduler before it runs.
+    """
+    from memstate.integrations.sglang import in_place
+
+    with in_place() if ours else nullcontext():
+        scheduler = boot(pair)
+        if fault is not None:
+            fault(scheduler)
+        record = Driver(scheduler, pair.turns, dict(pair.aborts), sessions=pair.sessions).run()
+        pool = scheduler.req_to_token_pool
+        assert type(pool).__module__.startswith("memstate.") is ours, type(pool)
+        if ours:
+            pool.mamba_allocator.check()
+        return record
+
+
+def child(pair: Pair, *, ours: bool, fault: Callable[[Any], None] | None = None) -> Record:
+    """Does the same in a child process: SGLang keeps its settings and process groups in globals."""
+    context = multiprocessing.get_context("fork")
+    result, end = context.Pipe(duplex=False)
+
+    def work() -> None:
+        try:
+            end.send(run(pair, ours=ours, fault=fault))
+        except BaseException as error:
+            end.send(error if isinstance(error, Exception) else RuntimeError(repr(error)))
+            raise
+
+    process = context.Process(target=work)
+    process.start()
+    end.close()
+    try:
+        found = result.recv()
+    except EOFError:
+        found = RuntimeError(f"the run of {pair.name} died")
+    process.join()
+    if isinstance(found, Exception):
+        raise found
+    return found

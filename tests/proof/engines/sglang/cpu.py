@@ -1,6 +1,7 @@
 """What SGLang wants before its scheduler runs on a CPU. Nothing here decides anything about slots."""
 
 import os
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -29,9 +30,10 @@ def prepare() -> None:
     from sglang.srt.arg_groups import mamba_hook
     from sglang.srt.layers.attention import hybrid_linear_attn_backend as backend
     from sglang.srt.managers import scheduler  # noqa: F401
+    from sglang.srt.models import registry  # noqa: F401  # imports every model: once, before runs fork
 
     # It asks for the name of a GPU; track buffers need none.
-    mamba_hook._platform_supports_mamba_cache_extra_buffer = lambda: True
+    mamba_hook.get_platform = lambda: SimpleNamespace(is_cuda=True)
     FusedRMSNormGated.forward = normalise  # a Triton kernel
     backend.track_mamba_states_all_layers = track  # a Triton kernel
     pinned, Tensor.pin_memory = torch.empty, lambda tensor, *_: tensor  # without CUDA, torch cannot pin

@@ -1,12 +1,27 @@
 """Runs SGLang's own event loop: requests come by step number, and everything that it decides is written down."""
 
 from array import array
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
+from zlib import crc32
 
+from sglang.srt.managers.io_struct import (
+    AbortReq,
+    CloseSessionReqInput,
+    OpenSessionReqInput,
+    SessionParams,
+    TokenizedGenerateReqInput,
+)
+from sglang.srt.sampling.sampling_params import SamplingParams
+
+from tests.proof.engines.sglang.scenarios import Pair
 from tests.proof.engines.sglang.traffic import Turn
 
+Plant = Callable[[Any, Any], bool]  # pool, batch
+SOON = 20  # steps before a fault
 MOST_STEPS = 3000
+QUIET = 3  # idle steps at the end: in them SGLang looks for leaks
 
 
 @dataclass
@@ -15,139 +30,174 @@ class Record:
 
     Attributes:
         batches: of each step its mode, and each request with its length.
-        free: before each step the free slots and the free KV tokens.
         logits: of each step a digest of the logits.
+        free: before each step the free slots and the free KV tokens.
         tokens: of each request what it generated.
         hits: of each request the tokens that came from the cache.
         ends: of each request why it ended.
+        chunks: steps that computed a part of a prompt.
+        aborts: requests that were given up.
         retracted: requests that were put back for lack of memory.
         refused: claims of slots that found too few.
     """
 
-    batches: list[tuple[str, list[tuple[str, int]]]] = field(default_factory=list)
-    free: list[tuple[int, int]] = field(default_factory=list)
+    batches: list[Any] = field(default_factory=list)
     logits: list[int] = field(default_factory=list)
+    free: list[tuple[int, int]] = field(default_factory=list)
     tokens: dict[str, list[int]] = field(default_factory=dict)
     hits: dict[str, int] = field(default_factory=dict)
     ends: dict[str, str] = field(default_factory=dict)
+    chunks: int = 0
+    aborts: int = 0
     retracted: int = 0
     refused: int = 0
 
     def differences(self, other: "Record") -> list[str]:
-        """Returns the names of what differs, with the first place."""
+        """Returns what differs, each with the first place where it does."""
         found = []
-        for name, mine in asdict(self).items():
-            theirs = asdict(other)[name]
-            if name != "refused" and mine != theirs:
-                places = mine if isinstance(mine, dict) else range(max(len(mine), len(theirs))) if isinstance(mine, list) else ()
-                first = next((at for at in places if mine[at : at + 1] != theirs[at : at + 1]), None) if isinstance(mine, list) else next((at for at in places if mine[at] != theirs.get(at)), None)
-                found.append(f"{name} at {first}")
+        for name, mine in vars(self).items():
+            theirs = vars(other)[name]
+            if mine != theirs and isinstance(mine, list):
+                at = next((i for i, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b), "the end")
+                found.append(f"{name} from step {at}")
+            elif mine != theirs:
+                found.append(name)
         return found
 
 
 class Driver:
-    """Takes the place of the scheduler's input.
+    """Takes the place of the scheduler's input, and writes down what it does.
 
     Args:
         scheduler: SGLang's, booted.
-        turns: what arrives.
-        aborts: names of requests by the number of steps after their arrival at which they are given up.
-        sessions: whether a talk is a streaming session.
+        pair: what arrives, and what goes wrong.
+        plant: a fault that is planted into the pool; it returns whether it has been.
     """
 
-    def __init__(self, scheduler: Any, turns: list[Turn], aborts: dict[str, int], *, sessions: bool) -> None:
-        self.scheduler, self._sessions, self._aborts = scheduler, sessions, aborts
-        self._waiting = {talk: [turn for turn in turns if turn.talk == talk] for talk in {turn.talk for turn in turns}}
-        self._step = self._quiet = 0
+    def __init__(self, scheduler: Any, pair: Pair, plant: Plant | None = None) -> None:
+        self.scheduler, self.record, self.step = scheduler, Record(), 0
+        self._pair, self._plant, self._quiet = pair, plant, 0
+        self._left = {turn.talk: [each for each in pair.turns if each.talk == turn.talk] for turn in pair.turns}
+        self._last: dict[int, str] = {}  # of each talk its newest request
+        self._prompts: dict[str, list[int]] = {}
         self._arrived: dict[str, int] = {}
-        self._reqs: dict[str, Any] = {}
-        self._gone: set[str] = set()  # ended outside the stream of results
-        self._last: dict[int, str] = {}  # of each talk the newest request
-        self._said: dict[int, list[int]] = {}  # of each talk the prompt of its newest request
-        self.record = Record()
-        self._hook()
+        self._reqs: dict[str, Any] = {}  # SGLang's
+        self._gone: set[str] = set()  # given up before they ran
+        self._watch_scheduler()
+        self._watch_claims()
 
     def run(self) -> Record:
-        """Runs until every request has ended and the scheduler has checked its memory; returns what happened."""
+        """Runs until every request has ended and the idle scheduler has checked its memory; returns what happened."""
         self.scheduler.run_event_loop()
         for name, req in self._reqs.items():
-            self.record.tokens[name] = list(req.output_ids)
-            self.record.hits[name] = req.cached_tokens
+            self.record.tokens[name], self.record.hits[name] = list(req.output_ids), req.cached_tokens
             self.record.ends[name] = type(req.finished_reason).__name__
+            self.record.aborts += name in self._gone or self.record.ends[name] == "FINISH_ABORT"
         return self.record
 
-    def _hook(self) -> None:
+    def _watch_scheduler(self) -> None:
         scheduler, record = self.scheduler, self.record
         queue, run = scheduler._add_request_to_queue, scheduler.run_batch
 
-        def enqueue(req: Any, *args: Any, **named: Any) -> Any:
+        def enqueue(req: Any, is_retracted: bool = False) -> None:
             self._reqs[req.rid] = req
-            record.retracted += bool(named.get("is_retracted"))
-            return queue(req, *args, **named)
+            record.retracted += is_retracted
+            queue(req, is_retracted)
 
         def compute(batch: Any, *args: Any, **named: Any) -> Any:
-            record.batches.append((batch.forward_mode.name, [*zip([req.rid for req in batch.reqs], batch.seq_lens_cpu.tolist(), strict=True)]))
+            lengths = dict(zip([req.rid for req in batch.reqs], batch.seq_lens_cpu.tolist(), strict=True))
+            record.batches.append((batch.forward_mode.name, lengths))
+            if self._plant and self.step > SOON and self._plant(scheduler.req_to_token_pool, batch):
+                self._plant = None
+            record.chunks += scheduler.chunked_req in batch.reqs
             result = run(batch, *args, **named)
-            logits = result.logits_output and result.logits_output.next_token_logits
-            record.logits.append(hash(logits.numpy().tobytes()) if logits is not None else 0)
+            record.logits.append(crc32(result.logits_output.next_token_logits.numpy().tobytes()))
             return result
 
-        scheduler._add_request_to_queue, scheduler.run_batch = enqueue, compute
-        scheduler.ingest_requests = self._ingest
+        scheduler._add_request_to_queue, scheduler.run_batch, scheduler.ingest_requests = enqueue, compute, self._ingest
         for sender in (scheduler.ipc_channels.send_to_tokenizer, scheduler.ipc_channels.send_to_detokenizer):
-            sender.socket = None  # nobody listens
-            sender.send_output = lambda output, *_: self._gone.add(getattr(output, "rid", None))
+            sender.socket, sender.send_output = None, self._told  # nobody listens
 
-    def _ingest(self, *_: Any, **__: Any) -> list[Any]:
+    def _told(self, output: Any, *_: Any) -> None:
+        """Takes what the scheduler sends to the processes before and after it."""
+        if isinstance(output, AbortReq):
+            self._gone.add(output.rid)
+
+    def _watch_claims(self) -> None:
+        """Counts claims that find too few slots, and refuses some; an admission may not fail: SGLang would assert."""
+        pool, claims = self.scheduler.req_to_token_pool, 0
+        admit, claim = pool.alloc, pool.mamba_allocator.alloc
+        admitting = refused = False
+
+        def admitted(reqs: list[Any]) -> Any:
+            nonlocal admitting
+            admitting = True
+            try:
+                return admit(reqs)
+            finally:
+                admitting = False
+
+        def claimed(n: int) -> Any:
+            nonlocal claims, refused
+            if admitting:
+                return claim(n)
+            claims += 1
+            again = refused  # the tree evicts a state, and asserts that it gets a slot then
+            found = None if self._pair.refuse and claims % self._pair.refuse == 0 and not again else claim(n)
+            refused = found is None
+            self.record.refused += refused
+            return found
+
+        pool.alloc, pool.mamba_allocator.alloc = admitted, claimed
+
+    def _ingest(self) -> list[Any]:
         """What the loop calls at the start of each step."""
         scheduler = self.scheduler
-        pool = scheduler.req_to_token_pool.mamba_allocator
-        self.record.free.append((pool.available_size(), scheduler.token_to_kv_pool_allocator.available_size()))
-        self._step += 1
-        if self._step > MOST_STEPS:
-            raise RuntimeError(f"{MOST_STEPS} steps: {[n for n in self._reqs if not self._ended(n)]} have not ended")
-        due = [*self._due(), *self._given_up()]
+        pools = scheduler.req_to_token_pool.mamba_allocator, scheduler.token_to_kv_pool_allocator
+        self.record.free.append(tuple(pool.available_size() for pool in pools))
+        self.step += 1
+        if self.step > MOST_STEPS:
+            raise RuntimeError(
+                f"{MOST_STEPS} steps: {[name for name in self._reqs if not self._ended(name)]} still run"
+            )
+        due = [*self._arrivals(), *self._aborts()]
         scheduler.process_input_requests(due)
-        self._quiet = 0 if due or any(self._waiting.values()) or not scheduler.is_fully_idle() else self._quiet + 1
-        scheduler.gracefully_exit = self._quiet > 2
+        idle = not due and not any(self._left.values()) and scheduler.is_fully_idle()
+        self._quiet = self._quiet + 1 if idle else 0
+        scheduler.gracefully_exit = self._quiet > QUIET
         return due
 
     def _ended(self, name: str) -> bool:
         return name in self._gone or self._reqs[name].finished()
 
-    def _due(self) -> list[Any]:
-        from sglang.srt.managers import io_struct
-
-        found: list[Any] = []
-        for talk, left in self._waiting.items():
+    def _arrivals(self) -> Iterator[Any]:
+        for talk, left in self._left.items():
             last = self._last.get(talk)
-            if left and left[0].at <= self._step and (last is None or self._ended(last)):
-                if self._sessions and last is None:
-                    found.append(io_struct.OpenSessionReqInput(capacity_of_str_len=10000, session_id=str(talk), streaming=True))
-                found.append(self._request(left.pop(0)))
-        return found
+            if last is not None and not self._ended(last):
+                continue
+            if left and left[0].at <= self.step:
+                if self._pair.sessions and last is None:
+                    yield OpenSessionReqInput(capacity_of_str_len=10**6, session_id=str(talk), streaming=True)
+                yield self._request(left.pop(0), last)
+            elif not left and self._pair.sessions and last is not None:
+                del self._last[talk]
+                yield CloseSessionReqInput(session_id=str(talk))
 
-    def _request(self, turn: Turn) -> Any:
-        from sglang.srt.managers import io_struct
-        from sglang.srt.sampling.sampling_params import SamplingParams
+    def _request(self, turn: Turn, last: str | None) -> Any:
+        name = f"{turn.talk}.{sum(name.startswith(f'{turn.talk}.') for name in self._arrived)}"
+        before = [] if last is None else self._prompts[last] + list(self._reqs[last].output_ids)
+        prompt = self._prompts[name] = [*before, *turn.fresh]
+        self._last[turn.talk], self._arrived[name] = name, self.step
+        sampling = SamplingParams(max_new_tokens=turn.answer, temperature=0.0)
+        sampling.normalize(None)
+        session = SessionParams(id=str(turn.talk)) if self._pair.sessions else None
+        return TokenizedGenerateReqInput(
+            rid=name, input_text="", input_ids=array("q", turn.fresh if session else prompt), input_embeds=None,
+            mm_inputs=None, token_type_ids=None, sampling_params=sampling, return_logprob=False, logprob_start_len=-1,
+            top_logprobs_num=0, token_ids_logprob=None, stream=False, session_params=session,
+        )  # fmt: skip
 
-        last = self._last.get(turn.talk)
-        name = f"{turn.talk}.{sum(name.startswith(f'{turn.talk}.') for name in self._reqs)}"
-        before = [] if last is None else self._said[turn.talk] + list(self._reqs[last].output_ids)
-        prompt = [*before, *turn.fresh]
-        self._said[turn.talk], self._last[turn.talk] = prompt, name
-        self._arrived[name] = self._step
-        params = SamplingParams(max_new_tokens=turn.answer, temperature=0.0, ignore_eos=True)
-        params.normalize(None)
-        return io_struct.TokenizedGenerateReqInput(
-            rid=name, input_text="", input_ids=array("q", turn.fresh if self._sessions else prompt), input_embeds=None,
-            mm_inputs=None, token_type_ids=None, sampling_params=params, return_logprob=False, logprob_start_len=-1,
-            top_logprobs_num=0, token_ids_logprob=None, stream=False,
-            session_params=io_struct.SessionParams(id=str(turn.talk)) if self._sessions else None,
-        )
-
-    def _given_up(self) -> list[Any]:
-        from sglang.srt.managers import io_struct
-
-        return [io_struct.AbortReq(rid=name) for name, after in self._aborts.items()
-                if self._arrived.get(name, self._step) + after == self._step]
+    def _aborts(self) -> Iterator[Any]:
+        for name, after in self._pair.aborts.items():
+            if self._arrived.get(name, self.step) + after == self.step and name in self._arrived:
+                yield AbortReq(rid=name)

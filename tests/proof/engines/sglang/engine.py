@@ -2,7 +2,7 @@
 
 import multiprocessing
 import tempfile
-from collections.abc import Callable
+import traceback
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from tests.proof.engines.sglang import model
-from tests.proof.engines.sglang.driver import Driver, Record
+from tests.proof.engines.sglang.driver import Driver, Plant, Record
 from tests.proof.engines.sglang.scenarios import Pair
 
 
@@ -42,39 +42,45 @@ def boot(pair: Pair) -> Any:
     return made
 
 
-def run(pair: Pair, *, ours: bool, fault: Callable[[Any], None] | None = None) -> Record:
+def run(pair: Pair, *, ours: bool, plant: Plant | None = None) -> Record:
     """Runs a pair's requests once.
 
     Args:
         pair: settings and requests.
         ours: whether the pools are memstate's.
-        fault: what is broken in the scheduler before it runs.
+        plant: a fault; it is called before each forward until it returns True.
     """
     from memstate.integrations.sglang import in_place
 
     with in_place() if ours else nullcontext():
         scheduler = boot(pair)
-        if fault is not None:
-            fault(scheduler)
-        record = Driver(scheduler, pair.turns, dict(pair.aborts), sessions=pair.sessions).run()
         pool = scheduler.req_to_token_pool
         assert type(pool).__module__.startswith("memstate.") is ours, type(pool)
+        record = Driver(scheduler, pair, plant).run()
         if ours:
             pool.mamba_allocator.check()
         return record
 
 
-def child(pair: Pair, *, ours: bool, fault: Callable[[Any], None] | None = None) -> Record:
-    """Does the same in a child process: SGLang keeps its settings and process groups in globals."""
+class RunFailed(Exception):
+    """A run ended with an error."""
+
+
+def child(pair: Pair, *, ours: bool, plant: Plant | None = None) -> Record:
+    """Does the same in a child process: SGLang keeps its settings and process groups in globals.
+
+    Raises:
+        RunFailed: the run ended with an error, which is its text.
+    """
     context = multiprocessing.get_context("fork")
     result, end = context.Pipe(duplex=False)
 
     def work() -> None:
         try:
-            end.send(run(pair, ours=ours, fault=fault))
-        except BaseException as error:
-            end.send(error if isinstance(error, Exception) else RuntimeError(repr(error)))
-            raise
+            end.send(run(pair, ours=ours, plant=plant))
+        except Exception as error:
+            traceback.print_exc()
+            end.send(f"{type(error).__name__}: {error}")
 
     process = context.Process(target=work)
     process.start()
@@ -82,8 +88,8 @@ def child(pair: Pair, *, ours: bool, fault: Callable[[Any], None] | None = None)
     try:
         found = result.recv()
     except EOFError:
-        found = RuntimeError(f"the run of {pair.name} died")
+        found = "the process died"
     process.join()
-    if isinstance(found, Exception):
-        raise found
+    if not isinstance(found, Record):
+        raise RunFailed(found)
     return found

@@ -1,5 +1,6 @@
 """The pairs of runs: settings of SGLang's server, and requests."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +27,8 @@ class Pair:
         turns: the requests.
         aborts: of requests by name, after how many steps they are given up.
         sessions: whether a talk is a streaming session.
-        must: what has to happen in it besides hits: names of `Record` whose numbers are above 0.
+        refuse: of the claims of one slot outside an admission, each so-manieth finds none; 0 for none.
+        must: what has to happen in it besides hits: names of counters of `Record`.
     """
 
     name: str
@@ -34,11 +36,43 @@ class Pair:
     turns: list[Turn]
     aborts: dict[str, int] = field(default_factory=dict)
     sessions: bool = False
+    refuse: int = 0
     must: tuple[str, ...] = ()
 
 
-PAIRS = (
-    Pair("no_buffer", PLAIN, talks(1)),
-    Pair("extra_buffer, overlap", tracked(), talks(2)),
-    Pair("extra_buffer_lazy", tracked(lazy=True), talks(3)),
-)
+UNCACHED: dict[str, Any] = {"disable_radix_cache": True}
+CHUNKED = {"chunked_prefill_size": 64}
+FEW_KV = {"max_total_tokens": 900, "schedule_conservativeness": 0.01}
+FEW_SLOTS = {"max_mamba_cache_size": 16}
+SESSIONS = {"enable_streaming_session": True}
+PAGES = {"page_size": 16}
+ABORTS = {"0.0": 3, "1.1": 1, "2.0": 20, "3.1": 0, "3.2": 8}
+MIXED: dict[str, Any] = {"fresh": (1, 260), "answer": (1, 90), "apart": 30}
+LONG: dict[str, Any] = {"answer": (60, 120), "apart": 4}
+GROWING: dict[str, Any] = {"shared": 70, "fresh": (70, 90), "answer": (60, 90), "apart": 2}
+STRATEGIES = {
+    "no_buffer": lambda **more: PLAIN | more,
+    "extra_buffer without overlap": lambda **more: tracked(overlap=False, **more),
+    "extra_buffer": tracked,
+    "extra_buffer_lazy": lambda **more: tracked(lazy=True, **more),
+}
+
+
+def pairs() -> Iterator[Pair]:
+    """Yields every pair."""
+    for seed, (strategy, with_) in enumerate(STRATEGIES.items()):
+        yield Pair(strategy, with_(), talks(seed, 6))
+        yield Pair(f"{strategy}, chunked prefill", with_(**CHUNKED), talks(seed, 5, fresh=(60, 200)), must=("chunks",))
+        yield Pair(f"{strategy}, aborts", with_(), talks(seed, 5), ABORTS, must=("aborts",))
+        yield Pair(f"{strategy}, retractions", with_(**FEW_KV), talks(seed, 8, 2, **GROWING), must=("retracted",))
+        yield Pair(f"{strategy}, sessions", with_(**SESSIONS), talks(seed, 5), sessions=True)
+        yield Pair(
+            f"{strategy}, failing claims", with_(**FEW_SLOTS), talks(seed, 6, **LONG), refuse=3, must=("refused",)
+        )
+        yield Pair(f"{strategy}, mixed lengths", with_(max_running_requests=3), talks(seed, 6, 4, **MIXED))
+        if strategy != "no_buffer":  # without track buffers a page is one token, and nothing is tracked in a decode
+            yield Pair(f"{strategy}, pages of 16", with_(**PAGES), talks(seed, 6))
+            yield Pair(f"{strategy}, interval 16", with_(every=16), talks(seed, 6, **LONG))
+            everything = with_(every=16, **PAGES | CHUNKED | FEW_KV | FEW_SLOTS)
+            yield Pair(f"{strategy}, all at once", everything, talks(seed, 8, 4, **MIXED), ABORTS, refuse=4,
+                       must=("chunks", "aborts", "refused"))  # fmt: skip

@@ -1,0 +1,91 @@
+"""Proves that SGLang's scheduler decides and computes the same over our pools as over its own.
+
+    python -m tests.proof.engines.sglang.run [--only WORD] [--json PATH]
+
+Each pair of runs gets the same requests. Their tokens, logits, hits, batches and free slots in every step must be
+equal, bit for bit, and SGLang's own checks find no leak. `--only` takes the pairs and faults with a word in their name.
+"""
+
+import argparse
+import json
+import sys
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from tests.proof.engines.sglang import cpu
+
+cpu.prepare()  # before anything imports SGLang
+
+from tests.proof.engines.sglang.engine import RunFailed, child  # noqa: E402
+from tests.proof.engines.sglang.faults import FAULTS  # noqa: E402
+from tests.proof.engines.sglang.scenarios import UNCACHED, Pair, pairs  # noqa: E402
+
+
+def compare(pair: Pair) -> dict[str, Any]:
+    """Runs a pair, and its requests without a cache; returns what came out."""
+    try:
+        theirs, ours = child(pair, ours=False), child(pair, ours=True)
+    except RunFailed as error:
+        return {"name": pair.name, "requests": 0, "hits": 0, "wrong": [str(error)]}
+    wrong = [f"no {name}" for name in ("hits", *pair.must) if not getattr(theirs, name)]
+    plain = child(replace(pair, settings=pair.settings | UNCACHED, refuse=0), ours=False) if not pair.aborts else theirs
+    other = sum(plain.tokens[name] != tokens for name, tokens in ours.tokens.items())
+    return {
+        "name": pair.name, "requests": len(ours.tokens), "steps": len(ours.batches),
+        "tokens": sum(map(len, ours.tokens.values())), "hits": sum(ours.hits.values()),
+        "chunks": ours.chunks, "aborts": ours.aborts, "retracted": ours.retracted, "refused": ours.refused,
+        "other without a cache": other, "wrong": ours.differences(theirs) + wrong,
+    }  # fmt: skip
+
+
+def planted(name: str) -> tuple[bool, str]:
+    """Returns whether a fault in our pools was seen as it should be, and what was seen."""
+    pair = next(pair for pair in pairs() if pair.name == "extra_buffer")
+    plant, sign = FAULTS[name]
+    try:
+        seen = "; ".join(child(pair, ours=True, plant=plant).differences(child(pair, ours=True)))
+    except RunFailed as error:
+        seen = str(error).strip().splitlines()[0]
+    return sign in seen, seen or "nothing"
+
+
+def line(found: dict[str, Any]) -> str:
+    """Returns what came out of a pair, in a line."""
+    counts = ", ".join(f"{value} {name}" for name, value in found.items() if value and name not in ("name", "wrong"))
+    return f"{found['name']}: {counts}: {'; '.join(found['wrong']) or 'the same'}"
+
+
+def main() -> int:
+    """Returns 0 if every pair is the same and every fault is seen."""
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("--only", default="", metavar="WORD")
+    options.add_argument("--json", type=Path, metavar="PATH")
+    given = options.parse_args()
+    results, seen = [], {}
+    for pair in pairs():
+        if given.only in pair.name:
+            results.append(compare(pair))
+            print(line(results[-1]), flush=True)
+    for name in FAULTS:
+        if given.only in name:
+            seen[name] = planted(name)
+            print(f"planted, {name}: {seen[name][1]}: {'seen' if seen[name][0] else 'NOT SEEN'}", flush=True)
+    if not results and not seen:
+        print(f"--only {given.only}: there is no such pair or fault", file=sys.stderr)
+        return 2
+    different, missed = sum(bool(found["wrong"]) for found in results), sum(not was for was, _ in seen.values())
+    if given.json:
+        given.json.write_text(json.dumps({"sglang": version("sglang"), "pairs": results, "planted": seen}, indent=1))
+    requests, hits = (sum(found[key] for found in results) for key in ("requests", "hits"))
+    print(
+        f"sglang {version('sglang')}: {len(results)} pairs with {requests} requests, {hits} tokens from the cache, "
+        f"{different} different, {len(seen) - missed} of {len(seen)} planted faults seen: "
+        f"{'ok' if not different and not missed else 'FAILED'}"
+    )
+    return int(bool(different or missed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,12 +1,16 @@
 """The allocator of slot ids for SGLang, which needs no SGLang."""
 
 import random
+import re
+from pathlib import Path
 
 import pytest
 import torch
 
 from memstate import DeviceFault, DoubleRelease, InvalidArgument
-from memstate.integrations.sglang import MambaSlotAllocator
+from memstate.integrations.sglang import VERSIONS, MambaSlotAllocator
+
+ROOT = Path(__file__).parents[2]
 
 pytestmark = pytest.mark.sample(interpreter=0)
 
@@ -169,3 +173,10 @@ def test_no_slot_has_two_owners(seed: int) -> None:
         assert len(set(owned)) == len(owned) and set(owned) <= set(range(1, size + 1)), seed
         assert slots.schedulable_available_size() == size - len(owned), seed
     slots.check()
+
+
+def test_versions() -> None:
+    """The page has a line for each version of SGLang, the newest first; the engine proof runs the newest."""
+    page = (ROOT / "docs" / "sglang.md").read_text()
+    assert tuple(re.findall(r"^\| (\d+\.\d+\.\d+) \|", page, re.MULTILINE)) == VERSIONS[::-1]
+    assert f"sglang=={VERSIONS[-1]}" in (ROOT / "tests/proof/engines/sglang/pins.txt").read_text().split()

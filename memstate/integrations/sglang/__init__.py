@@ -31,6 +31,8 @@ __all__ = [
     "in_place",
 ]
 
+VERSIONS = ("0.5.21", "0.5.22", "0.5.23")  # of SGLang that these classes work with
+
 NEED_SGLANG = {
     "HybridMambaDecodeReqToTokenPool": "rows",
     "HybridReqToTokenPool": "rows",

@@ -5,6 +5,8 @@ slots at once. Changes of track buffers and freed slots are noted on the host, a
 anything there reads them.
 """
 
+import logging
+from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -12,10 +14,21 @@ from sglang.srt.disaggregation import decode as theirs_decode
 from sglang.srt.mem_cache import memory_pool as theirs
 from torch import Tensor
 
+from memstate import logs
 from memstate.errors import InvalidArgument, OutOfSlots
 from memstate.integrations.sglang.slots import MambaSlotAllocator, is_ids
 from memstate.integrations.sglang.states import MambaPool
 from memstate.integrations.sglang.track import TrackBuffer
+
+log = logs.logger("sglang")
+
+
+def note_tracks(kv: Any, empty: list[bool] | None) -> None:
+    """Sets what SGLang notes beside a new track buffer: 0.5.22 and 0.5.23 the length before, 0.5.23 what is empty."""
+    if hasattr(kv, "mamba_prev_track_seqlen"):
+        kv.mamba_prev_track_seqlen = None
+    if hasattr(kv, "mamba_ping_pong_empty"):
+        kv.mamba_ping_pong_empty = empty
 
 
 class Batched:
@@ -41,6 +54,7 @@ class Batched:
         super()._init_mamba_pool(mamba_size, *args, **named)  # type: ignore[misc]
         self.mamba_allocator = MambaSlotAllocator(mamba_size, self.device, copy=False)
         self._none = torch.full((1,), -1, dtype=torch.int64, device=self.device)
+        logs.event(log, logging.INFO, "in place", sglang=version("sglang"), slots=mamba_size)
 
     @property
     def req_index_to_mamba_ping_pong_track_buffer_mapping(self) -> Tensor:
@@ -142,8 +156,7 @@ class Batched:
         for kv, at in trackless:
             buffer = TrackBuffer(ids, at, n, size, self._none)
             kv.mamba_ping_pong_track_buffer, kv.mamba_next_track_idx, kv.mamba_last_track_idx = buffer, 0, last
-            if hasattr(kv, "mamba_ping_pong_empty"):  # not in SGLang 0.5.21
-                kv.mamba_ping_pong_empty, kv.mamba_prev_track_seqlen = buffer.empty, None
+            note_tracks(kv, buffer.empty)
 
     def _alloc_ping_pong_buffer(self, req: Any) -> None:
         self._start_tracks([(req.kv, 0)], self._claim(self._first_slots))
@@ -244,8 +257,7 @@ class Batched:
         if self.enable_mamba_extra_buffer:
             kv.mamba_ping_pong_track_buffer = kv.mamba_next_track_idx = kv.mamba_last_track_idx = None
             kv.mamba_last_track_seqlen = kv.mamba_cow_src_index = None
-            if hasattr(kv, "mamba_ping_pong_empty"):  # not in SGLang 0.5.21
-                kv.mamba_ping_pong_empty = kv.mamba_prev_track_seqlen = None
+            note_tracks(kv, None)
             kv.mamba_needs_clear = False
 
     def clear(self) -> None:

@@ -1,4 +1,4 @@
-"""Stands in for `sgl_kernel`, SGLang's compiled kernels: the six functions that a hybrid calls on a CPU, in plain torch.
+"""Stands in for `sgl_kernel`, SGLang's compiled kernels: the six that a hybrid calls on a CPU, in plain torch.
 
 Its wheels need a GPU's libraries, or a processor with AMX. Shapes are SGLang's: states `slot head value key`, windows
 `slot channel width-1`. A row with a negative slot is padding.

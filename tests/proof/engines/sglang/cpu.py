@@ -36,12 +36,13 @@ def prepare() -> None:
     mamba_hook.get_platform = lambda: SimpleNamespace(is_cuda=True)
     FusedRMSNormGated.forward = normalise  # a Triton kernel
     backend.track_mamba_states_all_layers = track  # a Triton kernel
-    pinned, Tensor.pin_memory = torch.empty, lambda tensor, *_: tensor  # without CUDA, torch cannot pin
+    Tensor.pin_memory = lambda tensor, *_: tensor  # without CUDA, torch cannot pin
+    torch.empty, torch.zeros = unpinned(torch.empty), unpinned(torch.zeros)
 
-    def empty(*args: Any, pin_memory: bool = False, **named: Any) -> Tensor:
-        return pinned(*args, **named)
 
-    torch.empty = empty
+def unpinned(make: Any) -> Any:
+    """Returns a function of torch that ignores `pin_memory`."""
+    return lambda *args, pin_memory=False, **named: make(*args, **named)
 
 
 def normalise(norm: Any, x: Tensor, gate: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """Runs SGLang's own event loop: requests come by step number, and everything that it decides is written down."""
 
+import time
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -163,6 +164,8 @@ class Driver:
         scheduler.process_input_requests(due)
         idle = not due and not any(self._left.values()) and scheduler.is_fully_idle()
         self._quiet = self._quiet + 1 if idle else 0
+        if scheduler.waiting_queue and scheduler.running_batch.is_empty():
+            time.sleep(0.001)  # a request may wait for threads that read a store
         scheduler.gracefully_exit = self._quiet > QUIET
         return due
 

@@ -17,7 +17,8 @@ from tests.proof.engines.sglang.scenarios import Pair
 def settings(pair: Pair, folder: str) -> dict[str, Any]:
     """Returns the arguments of SGLang's server."""
     return {
-        "model_path": folder, "load_format": "dummy", "skip_tokenizer_init": True, "device": "cpu", "dtype": "float32",
+        "model_path": folder, "served_model_name": "tiny", "load_format": "dummy", "skip_tokenizer_init": True,
+        "device": "cpu", "dtype": "float32",
         "attention_backend": "torch_native", "sampling_backend": "pytorch", "grammar_backend": "none",
         "random_seed": 0, "max_running_requests": 8, "max_total_tokens": 4096, "max_mamba_cache_size": 40,
         "mem_fraction_static": 0.5, "log_level": "error",

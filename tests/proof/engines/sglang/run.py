@@ -12,12 +12,14 @@ import sys
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from tests.proof.engines.sglang import cpu
 
 cpu.prepare()  # before anything imports SGLang
 
+from tests.proof.engines.sglang import hicache  # noqa: E402
 from tests.proof.engines.sglang.engine import RunFailed, child  # noqa: E402
 from tests.proof.engines.sglang.faults import FAULTS  # noqa: E402
 from tests.proof.engines.sglang.scenarios import UNCACHED, Pair, pairs  # noqa: E402
@@ -37,6 +39,24 @@ def compare(pair: Pair) -> dict[str, Any]:
         "tokens": sum(map(len, ours.tokens.values())), "hits": sum(ours.hits.values()),
         "chunks": ours.chunks, "aborts": ours.aborts, "retracted": ours.retracted, "refused": ours.refused,
         "other without a cache": other, "wrong": ours.differences(theirs) + wrong,
+    }  # fmt: skip
+
+
+def restarted() -> dict[str, Any]:
+    """Runs requests over a store, and again over what is in it: the first request of a talk has to find its tokens."""
+    hicache.prepare()
+    with TemporaryDirectory() as folder:
+        pair = hicache.over_store(Path(folder))
+        try:
+            before, after = child(pair, ours=True), child(pair, ours=True)
+        except RunFailed as error:
+            return {"name": pair.name, "requests": 0, "hits": 0, "wrong": [str(error)]}
+    found = sum(after.hits[name] for name in after.hits if name.endswith(".0"))
+    wrong = ["tokens"] * (before.tokens != after.tokens) + ["nothing found"] * (not found)
+    hits = sum((*before.hits.values(), *after.hits.values()))
+    return {
+        "name": pair.name, "requests": 2 * len(after.tokens), "hits": hits, "hits of first requests": found,
+        "wrong": wrong,
     }  # fmt: skip
 
 
@@ -68,6 +88,9 @@ def main() -> int:
         if given.only in pair.name:
             results.append(compare(pair))
             print(line(results[-1]), flush=True)
+    if given.only in "HiCache over a store":
+        results.append(restarted())
+        print(line(results[-1]), flush=True)
     for name in FAULTS:
         if given.only in name:
             seen[name] = planted(name)

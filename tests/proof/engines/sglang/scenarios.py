@@ -42,7 +42,7 @@ class Pair:
 
 UNCACHED: dict[str, Any] = {"disable_radix_cache": True}
 CHUNKED = {"chunked_prefill_size": 64}
-FEW_KV = {"max_total_tokens": 900, "schedule_conservativeness": 0.01}
+FEW_KV = {"max_total_tokens": 800, "schedule_conservativeness": 0.01}
 FEW_SLOTS = {"max_mamba_cache_size": 16}
 SESSIONS = {"enable_streaming_session": True}
 PAGES = {"page_size": 16}

@@ -31,7 +31,7 @@ def compare(pair: Pair) -> dict[str, Any]:
         theirs, ours = child(pair, ours=False), child(pair, ours=True)
     except RunFailed as error:
         return {"name": pair.name, "requests": 0, "hits": 0, "wrong": [str(error)]}
-    wrong = [f"no {name}" for name in ("hits", *pair.must) if not getattr(theirs, name)]
+    wrong = ["no hits"] * (not any(theirs.hits.values())) + [f"no {name}" for name in pair.must if not vars(theirs)[name]]
     plain = child(replace(pair, settings=pair.settings | UNCACHED, refuse=0), ours=False) if not pair.aborts else theirs
     other = sum(plain.tokens[name] != tokens for name, tokens in ours.tokens.items())
     return {

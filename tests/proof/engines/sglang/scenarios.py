@@ -42,14 +42,14 @@ class Pair:
 
 UNCACHED: dict[str, Any] = {"disable_radix_cache": True}
 CHUNKED = {"chunked_prefill_size": 64}
-FEW_KV = {"max_total_tokens": 800, "schedule_conservativeness": 0.01}
+FEW_KV = {"max_total_tokens": 750, "schedule_conservativeness": 0.01}
 FEW_SLOTS = {"max_mamba_cache_size": 16}
 SESSIONS = {"enable_streaming_session": True}
 PAGES = {"page_size": 16}
 ABORTS = {"0.0": 3, "1.1": 1, "2.0": 20, "3.1": 0, "3.2": 8}
 MIXED: dict[str, Any] = {"fresh": (1, 260), "answer": (1, 90), "apart": 30}
 LONG: dict[str, Any] = {"answer": (60, 120), "apart": 4}
-GROWING: dict[str, Any] = {"shared": 70, "fresh": (70, 90), "answer": (60, 90), "apart": 2}
+GROWING: dict[str, Any] = {"shared": 66, "fresh": (4, 10), "answer": (80, 110), "apart": 2}
 STRATEGIES = {
     "no_buffer": lambda **more: PLAIN | more,
     "extra_buffer without overlap": lambda **more: tracked(overlap=False, **more),

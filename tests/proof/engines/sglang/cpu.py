@@ -37,7 +37,7 @@ def prepare() -> None:
     FusedRMSNormGated.forward = normalise  # a Triton kernel
     backend.track_mamba_states_all_layers = track  # a Triton kernel
     Tensor.pin_memory = lambda tensor, *_: tensor  # without CUDA, torch cannot pin
-    torch.empty, torch.zeros = unpinned(torch.empty), unpinned(torch.zeros)
+    torch.empty, torch.zeros, torch.tensor = map(unpinned, (torch.empty, torch.zeros, torch.tensor))
 
 
 def unpinned(make: Any) -> Any:

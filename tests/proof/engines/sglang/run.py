@@ -3,7 +3,8 @@
     python -m tests.proof.engines.sglang.run [--only WORD] [--json PATH]
 
 Each pair of runs gets the same requests. Their tokens, logits, hits, batches and free slots in every step must be
-equal, bit for bit, and SGLang's own checks find no leak. Without a cache SGLang gives the same tokens. `--only` takes the pairs and faults with a word in their name.
+equal, bit for bit, and SGLang's own checks find no leak. Without a cache SGLang gives the same tokens. `--only` takes
+the pairs and faults with a word in their name.
 """
 
 import argparse

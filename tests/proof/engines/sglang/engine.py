@@ -43,18 +43,22 @@ def boot(pair: Pair) -> Any:
     return made
 
 
-def run(pair: Pair, *, ours: bool, plant: Plant | None = None) -> Record:
+def run(pair: Pair, *, ours: bool, tree: bool = False, plant: Plant | None = None) -> Record:
     """Runs a pair's requests once.
 
     Args:
         pair: settings and requests.
         ours: whether the pools are memstate's.
+        tree: whether the tree of the prefix cache is, too.
         plant: a fault; it is called before each forward until it returns True.
     """
+    from memstate import Prefix
     from memstate.integrations.sglang import in_place
 
-    with in_place() if ours else nullcontext():
+    with in_place(prefix=Prefix() if tree else None) if ours else nullcontext():
         scheduler = boot(pair)
+        core = getattr(scheduler.tree_cache, "tree_core", None)
+        assert type(core).__module__.startswith("memstate.") is tree, type(core)
         pool = scheduler.req_to_token_pool
         assert type(pool).__module__.startswith("memstate.") is ours, type(pool)
         record = Driver(scheduler, pair, plant).run()
@@ -67,7 +71,7 @@ class RunFailed(Exception):
     """A run ended with an error."""
 
 
-def child(pair: Pair, *, ours: bool, plant: Plant | None = None) -> Record:
+def child(pair: Pair, *, ours: bool, tree: bool = False, plant: Plant | None = None) -> Record:
     """Does the same in a child process: SGLang keeps its settings and process groups in globals.
 
     Raises:
@@ -78,7 +82,7 @@ def child(pair: Pair, *, ours: bool, plant: Plant | None = None) -> Record:
 
     def work() -> None:
         try:
-            end.send(run(pair, ours=ours, plant=plant))
+            end.send(run(pair, ours=ours, tree=tree, plant=plant))
         except Exception as error:
             traceback.print_exc()
             end.send(f"{type(error).__name__}: {error}")

@@ -3,8 +3,8 @@
     python -m tests.proof.engines.sglang.run [--only WORD] [--json PATH]
 
 Each pair of runs gets the same requests. Their tokens, logits, hits, batches and free slots in every step must be
-equal, bit for bit, and SGLang's own checks find no leak. Without a cache SGLang gives the same tokens. `--only` takes
-the pairs and faults with a word in their name.
+equal, bit for bit, and SGLang's own checks find no leak. Without a cache SGLang gives the same tokens, and so it does
+with memstate's tree, which may evict other states. `--only` takes the pairs and faults with a word in their name.
 """
 
 import argparse
@@ -27,9 +27,9 @@ from tests.proof.engines.sglang.scenarios import UNCACHED, Pair, pairs  # noqa: 
 
 
 def compare(pair: Pair) -> dict[str, Any]:
-    """Runs a pair, and its requests without a cache; returns what came out."""
+    """Runs a pair, and its requests without a cache and with memstate's tree; returns what came out."""
     try:
-        theirs, ours = child(pair, ours=False), child(pair, ours=True)
+        theirs, ours, tree = child(pair, ours=False), child(pair, ours=True), child(pair, ours=True, tree=True)
         alone = replace(pair, settings=pair.settings | UNCACHED, refuse=0)
         plain = None if pair.aborts else child(alone, ours=False)  # a request is given up after steps, not tokens
     except RunFailed as error:
@@ -38,9 +38,14 @@ def compare(pair: Pair) -> dict[str, Any]:
     wrong = ours.differences(theirs) + [f"no {name}" for name in pair.must if not vars(theirs)[name]]
     if plain and plain.tokens != ours.tokens:
         wrong.append("tokens without a cache")
+    if not pair.aborts and tree.tokens != ours.tokens:
+        wrong.append("tokens with memstate's tree")
+    if not any(tree.hits.values()):
+        wrong.append("no hits with memstate's tree")
     return {
         "name": pair.name, "requests": len(ours.tokens), "steps": len(ours.batches),
-        "tokens": sum(map(len, ours.tokens.values())), "hits": hits, "chunks": ours.chunks, "aborts": ours.aborts,
+        "tokens": sum(map(len, ours.tokens.values())), "hits": hits,
+        "hits with memstate's tree": sum(tree.hits.values()), "chunks": ours.chunks, "aborts": ours.aborts,
         "retracted": ours.retracted, "refused": ours.refused, "wrong": wrong if hits else [*wrong, "no hits"],
     }  # fmt: skip
 

@@ -13,12 +13,16 @@ pytest.importorskip("vllm", reason="vLLM cannot be imported: see docs/vllm.md", 
 from memstate.errors import ConfigurationError
 from memstate.integrations.vllm import connector, naming
 from memstate.integrations.vllm.settings import Settings
+from memstate.tiers.host.transfers import Transfers
 from tests.support import vllm_engine
 from tests.support.virtual import MemoryStore
 from tests.support.vllm_engine import Engine
 
 HYBRID = ("attention", "state")
-KINDS = [("attention",), HYBRID, ("attention", "window", "state"), ("attention", "state", "state", "state")]
+KINDS = [
+    ("attention",), HYBRID, ("attention", "window", "state"), ("attention", "state", "state", "state"), ("window",),
+    ("window", "window", "attention"),
+]  # fmt: skip
 PROMPT = list(range(30))
 FAULTS = ("vanished", "half", "garbage", "denied", "raises")
 Make = Callable[..., Engine]
@@ -54,7 +58,7 @@ def test_second_request_loads_what_the_first_saved(make: Make, kinds: tuple[str,
     engine.serve("a", PROMPT, 3)
     engine.forget()
     assert engine.serve("b", [*PROMPT, 7, 7], 3) == 28  # whole blocks of the prompt, all bytes as the first wrote them
-    assert engine.counts.loaded >= 7
+    assert engine.counts.loaded >= (7 if "attention" in kinds else 3)  # of windows alone, what the next token reads
 
 
 def test_states_alone_are_saved_at_the_ends_of_chunks_and_null_blocks_never(make: Make) -> None:
@@ -204,10 +208,12 @@ def test_a_drafter_that_computes_the_last_block_again(tmp_path: Path, drops: boo
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_random_legal_schedules(make: Make, store: MemoryStore, seed: int) -> None:
+def test_random_legal_schedules(make: Make, store: MemoryStore, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever arrives, ends, fails and is forgotten in whatever step: each forward reads what it should."""
     draw = random.Random(seed)
-    extra = {"host_blocks": draw.choice([6, 20, 60, 60]), "store_tokens": 4, "staging": draw.choice([1, 4])}
+    extra = {"host_blocks": draw.choice([6, 20, 60, 60]), "store_tokens": 4}
+    rooms = draw.choice([[1], [4], [0, 0, 1], [0, 2, 9]])  # as copies end
+    monkeypatch.setattr(Transfers, "room", property(lambda transfers: draw.choice(rooms)))
     store.broken = draw.random() < 0.3
     kinds = draw.choice(KINDS)
     engine = make(

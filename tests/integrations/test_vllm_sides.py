@@ -9,14 +9,16 @@ from typing import Any
 import pytest
 import torch
 
-from memstate.errors import ConfigurationError, LayoutMismatch
+from memstate.errors import ConfigurationError, InvalidArgument, LayoutMismatch
 from memstate.integrations.vllm.blocks import blocks_of
 from memstate.integrations.vllm.messages import Plan, Report
 from memstate.integrations.vllm.naming import record_key
 from memstate.integrations.vllm.scheduler import SchedulerSide
 from memstate.integrations.vllm.settings import Settings
 from memstate.integrations.vllm.worker import WorkerSide
+from memstate.state.layout import Plane, StateLayout
 from memstate.tiers.host.transfers import Transfers
+from memstate.tiers.records import RecordFormat
 from memstate.tiers.stores.base import Store
 from tests.support.tenants import AtOnce
 from tests.support.virtual import MemoryStore
@@ -35,7 +37,9 @@ def caches(*layers: tuple[list[str], int, int, int], blocks: int = BLOCKS) -> An
     )
 
 
-ONE = caches((["a"], BLOCKS * BYTES, BYTES, 0), (["state"], BLOCKS * BYTES, BYTES, 0))
+def over(blocks: int) -> Any:
+    """What two groups over one tensor look like."""
+    return caches((["a"], blocks * BYTES, BYTES, 0), (["state"], blocks * BYTES, BYTES, 0), blocks=blocks)
 
 
 class Group:
@@ -55,19 +59,19 @@ class Case:
 
     def __init__(
         self, host_blocks: int = 20, ranks: int = 1, store: Store | None = None, drop: bool = False,
-        adapter: Callable[[Any], bytes] = lambda request: b"",
+        adapter: Callable[[Any], bytes] = lambda request: b"", blocks: int = BLOCKS,
     ) -> None:  # fmt: skip
         settings = Settings(host_blocks, store_tokens=1)
         self.side = SchedulerSide(
-            settings, ranks, SIZE, lambda request, size: request.hashes, lambda: bytes(32), drop, store, AtOnce(),
-            adapter,
+            settings, host_blocks, ranks, SIZE, lambda request, size: request.hashes, lambda: bytes(32), drop, store,
+            AtOnce(), adapter,
         )  # fmt: skip
         self.groups = [Group(0, False), Group(1, True)]
         self.side.bind(SimpleNamespace(coordinator=SimpleNamespace(single_type_managers=self.groups)), (0, 1))
-        self.memory = [torch.zeros(BLOCKS, BYTES, dtype=torch.uint8) for _ in range(ranks)]
+        self.memory = [torch.zeros(blocks, BYTES, dtype=torch.uint8) for _ in range(ranks)]
         self.workers = [WorkerSide(settings, rank, store, AtOnce()) for rank in range(ranks)]
         for worker, memory in zip(self.workers, self.memory, strict=True):
-            worker.register(ONE, {"a": memory, "state": [memory]})
+            worker.register(over(blocks), {"a": memory, "state": [memory]})
 
     def request(self, name: str, tokens: int) -> Any:
         hashes = [bytes([prompt]) * 32 for prompt in range(tokens // SIZE)]
@@ -353,30 +357,147 @@ def test_each_rank_has_records_of_its_own() -> None:
     assert Case(ranks=2, store=store).side.matched(asked, 0) == 0
 
 
-def test_what_staging_has_no_room_for_is_not_saved(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = Case()
-    monkeypatch.setattr(Transfers, "room", property(lambda transfers: 2))
+@pytest.fixture
+def room(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """What staging has room for at each look, of which a step has two; from the last on as much as that."""
+    looks = [0]
+    monkeypatch.setattr(Transfers, "room", property(lambda transfers: looks.pop(0) if len(looks) > 1 else looks[0]))
+    return looks
+
+
+def test_what_staging_has_no_room_for_waits(room: list[int]) -> None:
+    case, room[:] = Case(), [2, 1, 0, 2]
+    case.memory[0][1:6] = torch.arange(1, 6, dtype=torch.uint8)[:, None]
+    case.computed("a", [1, 2, 3], [0, 4, 5])
+    left = []
+    for scheduled in (["a"], [], []):
+        case.step(*scheduled)
+        left.append(len(case.workers[0]._waiting))
+    assert left == [3, 2, 0]
+    assert (case.side.counts.saved, case.side.counts.refused, case.side.busy) == (5, 0, False)
+    case.load(case.request("b", 14), 12, [6, 7, 8], [0, 0, 9])
+    assert case.memory[0][6:10, 0].tolist() == [1, 2, 3, 5]
+
+
+@pytest.mark.parametrize("name", [None, b"another"])
+def test_a_block_that_vllm_gives_away_before_it_is_packed_is_lost_alone(room: list[int], name: bytes | None) -> None:
+    """Also if it gets an equal name: its bytes are being written again."""
+    case, room[:] = Case(), [0, 9]
     case.computed("a", [1, 2, 3], [0, 4, 5])
     case.step("a")
-    assert (case.side.counts.saved, case.side.counts.refused, len(case.side.cache)) == (2, 3, 2)
-    assert case.side.cache.pool.free == 18
+    block = case.groups[0].req_to_blocks["a"][2]
+    block.block_hash = name and bytes(bytearray(block.block_hash))
+    case.memory[0][3] = 99
+    assert case.step().gone == {2}
+    assert (case.side.counts.saved, case.side.counts.refused, case.side.busy) == (4, 1, False)
+    assert case.side.matched(case.request("b", 14), 0) == 8
+    assert case.side.cache.miscounts(Counter(), 0) == []
+
+
+def test_a_block_that_was_given_away_after_it_was_packed_is_saved(room: list[int]) -> None:
+    case, room[:] = Case(), [1, 0, 9]
+    case.computed("a", [1], [2])
+    case.step("a")
+    case.groups[0].req_to_blocks["a"][0].block_hash = None
+    assert case.step().gone == {0}
+    case.step()
+    assert (case.side.counts.saved, case.side.counts.refused) == (2, 0)
+
+
+def test_a_block_that_one_rank_had_not_packed_is_lost(room: list[int]) -> None:
+    case, room[:] = Case(ranks=2), [1, 0, 9]  # the first rank packs the first block, the second nothing
+    case.computed("a", [1], [2])
+    case.step("a")
+    case.groups[0].req_to_blocks["a"][0].block_hash = None
+    case.step()
+    assert (case.side.counts.saved, case.side.counts.refused, case.side.busy) == (1, 1, False)
+    assert case.side.cache.miscounts(Counter(), 0) == []
+
+
+@pytest.mark.parametrize(("looks", "steps"), [(2, 5), (1, 3)])
+def test_a_chunk_of_8192_tokens_is_saved_whole(monkeypatch: pytest.MonkeyPatch, looks: int, steps: int) -> None:
+    """512 blocks of 2 MiB with the default staging, whose copies take one step, or half a step."""
+    case = Case(host_blocks=512, blocks=513)
+    block = StateLayout((Plane("block", (2 << 20,), torch.uint8),), layers=1)
+    _, outward = Settings(1).staged(RecordFormat("kv", block, bytes(32)).nbytes)
+    look, leaving = 0, list[tuple[int, int]]()  # the look from which on staging is free again, and the blocks
+
+    def room(transfers: Transfers) -> int:
+        return outward - sum(blocks for over, blocks in leaving if over > look)
+
+    out = Transfers.out
+
+    def leave(transfers: Transfers, index: Sequence[int], records: Sequence[int]) -> Any:
+        leaving.append((look + looks, len(index)))
+        return out(transfers, index, records)
+
+    monkeypatch.setattr(Transfers, "room", property(room))
+    monkeypatch.setattr(Transfers, "out", leave)
+    case.computed("a", range(1, 257), range(257, 513))
+    worker, taken, plan = case.workers[0], 0, case.side.plan(["a"], ())
+    while not taken or worker._waiting:
+        taken += 1
+        worker.begin(plan)
+        look += 1
+        worker.save(plan)
+        look += 1
+        case.side.reported(worker.report())
+        plan = case.side.plan((), ())
+    assert taken == steps
+    assert (case.side.counts.saved, case.side.counts.refused) == (512, 0)
+
+
+def test_what_waits_when_vllm_sleeps_is_lost_and_staging_is_made_again(room: list[int]) -> None:
+    case, room[:] = Case(), [0, 9]
+    case.computed("a", [1, 2], [3, 4])
+    case.step("a")
+    worker = case.workers[0]
+    worker.suspend()
+    worker._transfers._staged = worker._transfers._inward = None  # what vLLM took away
+    worker.restore()
+    case.step()
+    assert (case.side.counts.saved, case.side.counts.refused, case.side.busy) == (0, 4, False)
+    case.memory[0][5:7] = 7
+    case.save("b", [5], [6])
+    case.load(case.request("c", 7), 4, [8], [9])
+    assert case.memory[0][8:10].unique().tolist() == [7]
+
+
+def test_what_is_given_up_is_reported_before_its_save_is_over() -> None:
+    assert Report(gone={0: {1}})
 
 
 @pytest.mark.parametrize(
     ("given", "what"),
     [
-        ({}, "without host_blocks"),
+        ({}, "host_blocks=None and host_bytes=None"),
+        ({"host_blocks": 1, "host_bytes": "1GiB"}, "host_bytes='1GiB'"),
+        ({"host_bytes": "64"}, "write 64GiB"),
         ({"host_blocks": 0}, "host_blocks=0"),
         ({"host_blocks": "many"}, "host_blocks='many'"),
         ({"host_blocks": 1, "threads": 0}, "threads=0"),
-        ({"host_blocks": 1, "staging": -1}, "staging=-1"),
+        ({"host_blocks": 1, "staging_bytes": -1}, "staging_bytes=-1"),
         ({"host_blocks": 1, "store": 7}, "store=7"),
         ({"host_blocks": 1, "cpu_bytes": 7}, "cpu_bytes"),
     ],
 )
 def test_settings_that_cannot_be_meant(given: dict[str, Any], what: str) -> None:
-    with pytest.raises(ConfigurationError, match=what):
+    with pytest.raises((ConfigurationError, InvalidArgument), match=what):
         Settings.read(given)
+
+
+def test_host_memory_in_bytes_and_staging_in_blocks() -> None:
+    """The cache has 12 blocks of 96 bytes."""
+    given = caches((["a"], BLOCKS * BYTES, BYTES, 0), (["state"], BLOCKS * BYTES, BYTES, BLOCKS * BYTES))
+    for tensor in given.kv_cache_tensors:
+        tensor.size = BLOCKS * 2 * BYTES
+    assert Settings(host_bytes="1KiB").records(given) == 10
+    assert Settings(host_blocks=7).records(given) == 7
+    with pytest.raises(ConfigurationError, match="host_bytes=95: a block takes 96; set 96 or more"):
+        Settings(host_bytes=95).records(given)
+    assert [Settings(1, staging_bytes=nbytes).staged(100) for nbytes in (200, 1600)] == [(1, 1), (2, 14)]
+    with pytest.raises(ConfigurationError, match="staging_bytes=199: a block takes 100 and two must fit; set 200 or"):
+        Settings(1, staging_bytes=199).staged(100)
 
 
 WHOLE = 2 * BLOCKS * BYTES
@@ -420,6 +541,6 @@ def test_geometries_differ_where_layers_and_backends_do_and_not_by_blocks() -> N
 
 def test_memory_that_does_not_fit_the_configuration() -> None:
     with pytest.raises(LayoutMismatch, match="KV cache of a: 48 bytes"):
-        blocks_of(ONE, {"a": torch.zeros(1, BYTES, dtype=torch.uint8)})
+        blocks_of(over(BLOCKS), {"a": torch.zeros(1, BYTES, dtype=torch.uint8)})
     with pytest.raises(LayoutMismatch, match="has none of them"):
-        blocks_of(ONE, {"z": torch.zeros(BLOCKS, BYTES, dtype=torch.uint8)})
+        blocks_of(over(BLOCKS), {"z": torch.zeros(BLOCKS, BYTES, dtype=torch.uint8)})

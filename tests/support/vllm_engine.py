@@ -107,7 +107,11 @@ def cache_config(kinds: Sequence[str], blocks: int, own: bool = False) -> KVCach
     ]
     tensors = [
         KVCacheTensor(
-            size=blocks * PAGE, layers=[group.layer_names[layer]], layer_stride=blocks * PAGE, block_stride=PAGE
+            size=2 * blocks * PAGE,
+            layers=[group.layer_names[layer]],
+            layer_stride=blocks * PAGE,
+            block_stride=PAGE,
+            offset=layer * blocks * PAGE,
         )
         for layer in range(2)
         for group in groups
@@ -128,12 +132,12 @@ class Worker:
         config.parallel_config.rank = rank
         self.rank, self.caches = rank, caches
         self.connector = MemstateConnector(config, KVConnectorRole.WORKER, caches)
-        self.memory = [np.full((caches.num_blocks, PAGE), POISON, np.uint8) for _ in range(2)]
+        self.memory = np.full((2, caches.num_blocks, PAGE), POISON, np.uint8)  # one allocation, as vLLM's
+        whole = torch.from_numpy(self.memory).view(torch.float32)
         named = dict[str, Any]()
         for group in caches.kv_cache_groups:
             for layer, name in enumerate(group.layer_names):
-                whole = torch.from_numpy(self.memory[layer]).view(torch.float32)
-                named[name] = [whole] if isinstance(group.kv_cache_spec, MambaSpec) else whole
+                named[name] = [whole[layer]] if isinstance(group.kv_cache_spec, MambaSpec) else whole[layer]
         self.connector.register_kv_caches(named)
 
     def forward(self, name: str, tokens: list[int], before: int, blocks: Sequence[list[int]]) -> None:
@@ -168,11 +172,15 @@ class Worker:
             else:
                 memory[at, cell] = written(called, tokens[: place + 1], size)
 
-    def end(self, output: Any) -> KVConnectorOutput:
-        """The connector's part of a step, behind its forward as where no load is synchronous."""
+    def begin(self, output: Any) -> None:
+        """The connector's part of a step in front of its forward, or behind it."""
         self.connector.bind_connector_metadata(output.kv_connector_metadata)
         self.connector.start_load_kv(None)
-        self.connector.wait_for_save()
+
+    def end(self, output: Any, saves: bool) -> KVConnectorOutput:
+        """The connector's part of a step behind its forward."""
+        if saves:
+            self.connector.wait_for_save()
         results = self.connector.get_transfer_results(output.finished_req_ids)
         done = KVConnectorOutput(
             finished_recving=results.finished_recving, failed_recving=results.failed_recving,
@@ -191,7 +199,8 @@ class Engine:
         extra: dict[str, Any] | None = None, change: Callable[[VllmConfig], object] = lambda config: None,
         **scheduling: Any,
     ) -> None:  # fmt: skip
-        self.config = vllm_config(folder, {"host_blocks": 64, **(extra or {})}, **scheduling)
+        size = {} if extra and "host_bytes" in extra else {"host_blocks": 64}
+        self.config = vllm_config(folder, {**size, **(extra or {})}, **scheduling)
         change(self.config)
         self.config.cache_config.num_gpu_blocks = blocks
         self.config.parallel_config.tensor_parallel_size = self.config.parallel_config.world_size = ranks
@@ -275,6 +284,9 @@ class Engine:
             memory[loose] = POISON
             for source, target in output.kv_cache_block_copies or ():
                 memory[target] = memory[source]
+        early, forward = self.random.random() < 0.5, bool(output.num_scheduled_tokens)  # vLLM has both orders
+        for worker in self.workers if early else ():
+            worker.begin(output)
         for name, count in output.num_scheduled_tokens.items():
             request = self.requests[name]
             after = request.num_computed_tokens  # the scheduler has counted them already
@@ -283,7 +295,10 @@ class Engine:
             blocks = scheduler.kv_cache_manager.get_block_ids(name)
             for worker in self.workers:
                 worker.forward(name, self.tokens[name][:after], after - count, blocks)
-        outputs = [worker.end(output) for worker in self.workers]
+        for worker in () if early else self.workers:
+            worker.begin(output)
+        saves = forward or self.random.random() < 0.5  # 0.30 saves behind a forward only
+        outputs = [worker.end(output, saves) for worker in self.workers]
         names = list(output.num_scheduled_tokens)
         sampled = [self._sample(name) for name in names]
         places = {name: at for at, name in enumerate(names)}
@@ -331,7 +346,8 @@ class Engine:
         assert side.cache.miscounts(Counter(), 0) == []
         assert not (side._saving or side._saves or side._writes or side._loads or side._known)
         for worker in (worker.connector.worker for worker in self.workers):
-            assert not (worker._saving or worker._reading or worker._loading or worker._writing or worker._failed)
+            assert not (worker._waiting or worker._packed or worker._left)
+            assert not (worker._reading or worker._loading or worker._writing or worker._failed)
 
     def close(self) -> None:
         """Ends threads."""

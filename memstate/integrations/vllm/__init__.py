@@ -8,6 +8,9 @@ blocks      vLLM's memory as planes: a block is a slot, and vLLM's null block is
 naming      names of records: all of the configuration that two processes must share
 weights     what tells weights apart: the files that they come from
 settings    `kv_connector_extra_config`
+metrics     what the connector has done, as vLLM shows it
 
-Only `connector` imports vLLM.
+Only `connector` and `metrics` import vLLM.
 """
+
+VERSIONS = ("0.30", "0.31", "0.32", "0.33")  # of vLLM that it works with

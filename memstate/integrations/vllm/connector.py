@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from memstate.errors import ConfigurationError
+from memstate.integrations.vllm import VERSIONS
 from memstate.integrations.vllm.messages import Plan, Report
 from memstate.integrations.vllm.naming import configuration, with_seed
 from memstate.integrations.vllm.scheduler import Counts, SchedulerSide
@@ -27,9 +28,12 @@ try:
     from vllm.platforms import current_platform
     from vllm.v1.core.kv_cache_utils import get_none_hash_seed, resolve_block_hashes, resolve_kv_cache_block_sizes
     from vllm.v1.kv_cache_interface import MambaSpec
-    from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+    from memstate.integrations.vllm.metrics import PrometheusCounts, Statistics
 except ImportError as error:
-    raise ImportError(f"this needs vLLM 0.32 or 0.33: {error}") from error
+    raise ImportError(
+        f"this needs vLLM {', '.join(VERSIONS)}; connectors of earlier ones speak another protocol: {error}"
+    ) from error
 
 
 class StepPlan(KVConnectorMetadata):
@@ -84,15 +88,15 @@ class MemstateConnector(KVConnectorBase_V1, SupportsHMA):
 
     scheduler: SchedulerSide
     worker: WorkerSide
-    _cache_hit_source = CacheHitSource.HOST
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         require_supported(vllm_config, kv_cache_config)
-        settings = Settings.read(self._kv_transfer_config.kv_connector_extra_config or {})
+        settings = Settings.read(self._kv_transfer_config.kv_connector_extra_config)
         if role == KVConnectorRole.WORKER:
             self.worker = WorkerSide(settings, vllm_config.parallel_config.rank, settings.open_store())
             return
+        self._told = Counts()
         align, unit = resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)
         store, adapters = settings.open_store(), Adapters()
         configured = b""
@@ -110,8 +114,8 @@ class MemstateConnector(KVConnectorBase_V1, SupportsHMA):
         speculation, ahead = vllm_config.speculative_config, getattr(vllm_config, "num_hash_lookahead_tokens", 0)
         drop = speculation is not None and speculation.use_eagle_block_drop() and not ahead  # 0.32 never looks ahead
         self.scheduler = SchedulerSide(
-            settings, vllm_config.parallel_config.world_size, align, hashes, digest, drop, store,
-            adapter=adapters.identity if store is not None else lambda request: b"",
+            settings, settings.records(kv_cache_config), vllm_config.parallel_config.world_size, align, hashes, digest,
+            drop, store, adapter=adapters.identity if store is not None else lambda request: b"",
         )  # fmt: skip
 
     @property
@@ -142,6 +146,34 @@ class MemstateConnector(KVConnectorBase_V1, SupportsHMA):
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """Begins the load of a request into the blocks that vLLM has claimed."""
         self.scheduler.allocated(request, blocks.get_block_ids(), num_external_tokens)
+
+    def get_external_cache_hit_sources(self, request: Any, num_external_tokens: int) -> dict[Any, int]:
+        """Returns how many tokens of a load come from host memory, and how many from the store."""
+        from vllm.v1.metrics.cache_hit_source import CacheHitSource  # earlier versions do not ask
+
+        stored = self.scheduler.stored(request.request_id, num_external_tokens)
+        sources = {CacheHitSource.HOST: num_external_tokens - stored, CacheHitSource.DISK: stored}
+        return {source: tokens for source, tokens in sources.items() if tokens}
+
+    def get_kv_connector_stats(self) -> Statistics | None:
+        """Returns the counts since the last call; None in a worker."""
+        if self.role == KVConnectorRole.WORKER:
+            return None
+        now, before = vars(self.counts), vars(self._told)
+        self._told = Counts(**now)
+        return Statistics({name: count - before[name] for name, count in now.items()})
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Statistics:
+        """Returns counts that came from the scheduler's process."""
+        return Statistics(data or {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls, vllm_config: Any, metric_types: Any, labelnames: list[str], per_engine_labelvalues: dict[int, list[object]]
+    ) -> PrometheusCounts:
+        """Returns the counts as Prometheus metrics."""
+        return PrometheusCounts(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     def build_connector_meta(self, scheduler_output: Any) -> StepPlan:
         """Returns what this step saves, loads and writes."""
@@ -181,6 +213,14 @@ class MemstateConnector(KVConnectorBase_V1, SupportsHMA):
         backends = {name: layers[name].get_attn_backend().get_name() for name in kv_caches if name in layers}
         self.worker.register(self._kv_cache_config, kv_caches, backends)
 
+    def unregister_kv_caches(self) -> None:
+        """Gives up the blocks that wait for staging: vLLM is about to sleep."""
+        self.worker.suspend()
+
+    def restore_kv_caches(self) -> None:
+        """Makes staging again: it may lie in memory that vLLM took away when it slept."""
+        self.worker.restore()
+
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Begins the loads of a step."""
         self.worker.begin(self._step().plan)
@@ -192,7 +232,7 @@ class MemstateConnector(KVConnectorBase_V1, SupportsHMA):
         """Saves nothing: a block goes down with all of its layers."""
 
     def wait_for_save(self) -> None:
-        """Packs the blocks that the forward has completed. Waits for nothing."""
+        """Packs blocks that this forward and earlier ones have completed. Waits for nothing."""
         self.worker.save(self._step().plan)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
@@ -225,7 +265,7 @@ def runs_on() -> tuple[str, str, str]:
 
 
 def require_supported(vllm_config: Any, kv_cache_config: Any) -> None:
-    """Refuses configurations in which blocks cannot be found by content, or a failed load ends a request.
+    """Refuses configurations in which blocks cannot be found by content, or a failed load ends a request, and the like.
 
     Raises:
         ConfigurationError: With what to change.
@@ -246,6 +286,13 @@ def require_supported(vllm_config: Any, kv_cache_config: Any) -> None:
             f"kv_load_failure_policy={policy!r}: vLLM would end each request of which a block does not come, such as "
             "one that is damaged in the store; set it to 'recompute', then vLLM computes what does not come"
         )
-    parallel = vllm_config.parallel_config
+    if vllm_config.model_config.enable_sleep_mode and not hasattr(KVConnectorBase_V1, "restore_kv_caches"):
+        raise ConfigurationError(
+            f"sleep mode with vLLM {vllm.__version__}, which does not tell connectors of its end: what they have on "
+            "the device is lost; use vLLM 0.33, or unset enable_sleep_mode"
+        )
+    parallel, extra = vllm_config.parallel_config, vllm_config.kv_transfer_config.kv_connector_extra_config
+    if parallel.pipeline_parallel_size > 1 and extra.get("host_bytes"):
+        raise ConfigurationError("host_bytes with pipeline parallelism: blocks differ in size by rank; set host_blocks")
     if parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1:
         raise ConfigurationError("context parallelism: a block has tokens of several ranks; this is not supported")

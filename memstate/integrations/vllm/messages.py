@@ -20,7 +20,7 @@ class Record(NamedTuple):
 
 @dataclass
 class Save:
-    """Blocks that the step's forward completes. They go to host memory behind it.
+    """Blocks that the step's forward completes. They go to host memory behind it, or behind later ones.
 
     Attributes:
         job: Number of this save.
@@ -69,6 +69,7 @@ class Plan:
 
     Attributes:
         save: What to save behind the forward, None for nothing.
+        gone: Records of earlier saves, by number, whose blocks vLLM has given to others. Not packed yet, they are lost.
         loads: What to load.
         writes: What to write to the store.
         lost: Requests whose load cannot be done: a record has gone between the question and the answer.
@@ -76,6 +77,7 @@ class Plan:
     """
 
     save: Save | None = None
+    gone: set[int] = field(default_factory=set)
     loads: list[Load] = field(default_factory=list)
     writes: list[Write] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
@@ -88,13 +90,13 @@ class Report:
 
     Attributes:
         saved: How many ranks are done with a save.
-        refused: Which records of a save a rank could not take, by number.
+        gone: Which records of a save a rank had not packed when their blocks were given away, by number.
         written: How many ranks are done with a write, whether or not the store took it.
         lost: Which records of a request's load the store did not give a rank, by number.
     """
 
     saved: dict[int, int] = field(default_factory=dict)
-    refused: dict[int, set[int]] = field(default_factory=dict)
+    gone: dict[int, set[int]] = field(default_factory=dict)
     written: dict[int, int] = field(default_factory=dict)
     lost: dict[str, set[int]] = field(default_factory=dict)
 
@@ -103,11 +105,11 @@ class Report:
         for mine, theirs in ((self.saved, other.saved), (self.written, other.written)):
             for job, ranks in theirs.items():
                 mine[job] = mine.get(job, 0) + ranks
-        for job, numbers in other.refused.items():
-            self.refused.setdefault(job, set()).update(numbers)
+        for job, numbers in other.gone.items():
+            self.gone.setdefault(job, set()).update(numbers)
         for request, numbers in other.lost.items():
             self.lost.setdefault(request, set()).update(numbers)
 
     def __bool__(self) -> bool:
         """Whether there is anything to report."""
-        return bool(self.saved or self.written or self.lost)
+        return bool(self.saved or self.gone or self.written or self.lost)

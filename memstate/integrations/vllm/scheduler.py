@@ -2,7 +2,8 @@
 
     question   how far can this prompt be loaded?        host memory answers at once, the store in a thread
     load       vLLM has claimed blocks: which records fill them
-    plan       the blocks that this step completes get records; what is saved may go to the store
+    plan       the blocks that this step completes get records; what is saved may go to the store. No block is held:
+               a later plan names those that vLLM gave to others meanwhile, and a rank that has not packed them says so
 
 A record is found by vLLM's own hash of a block. It stands for all tokens up to the block's end, so a state is found at
 the ends of blocks only, as vLLM's block-aligned mode keeps it. Null blocks are no blocks: nothing is saved for them.
@@ -44,7 +45,7 @@ class Counts:
 
     Attributes:
         saved: Blocks that reached host memory.
-        refused: Blocks that host memory or staging had no room for.
+        refused: Blocks that host memory had no room for, or that vLLM gave to others before they were packed.
         loaded: Blocks that came up, of these `fetched` from the store.
         fetched: Blocks that came from the store.
         lost: Loads that failed: their requests load what is in front of the first loss, and compute the rest.
@@ -67,14 +68,16 @@ class Ongoing:
         records: Its records.
         left: Ranks that have not reported it.
         entries: The entries that a write has pinned.
-        refused: Records that a rank could not take.
+        blocks: vLLM's blocks of a save, by record: the block and its name when it was planned.
+        gone: Records that a rank has not got.
         dropped: The cache was reset meanwhile, so nothing of it may be found.
     """
 
     records: list[Record]
     left: int
     entries: list[CachedRecord] = field(default_factory=list)
-    refused: set[int] = field(default_factory=set)
+    blocks: dict[int, tuple[Any, bytes]] = field(default_factory=dict)
+    gone: set[int] = field(default_factory=set)
     dropped: bool = False
 
 
@@ -130,6 +133,7 @@ class SchedulerSide:
 
     Args:
         settings: Sizes.
+        records: Blocks that host memory has room for, on each rank.
         ranks: Workers that hold a part of each block.
         align: Tokens of which a hit is a multiple: vLLM's scheduler block size.
         hashes: Returns a request's hashes of blocks of so many tokens; called with the request and that number.
@@ -141,7 +145,7 @@ class SchedulerSide:
     """
 
     def __init__(
-        self, settings: Settings, ranks: int, align: int, hashes: Callable[[Any, int], Sequence[bytes]],
+        self, settings: Settings, records: int, ranks: int, align: int, hashes: Callable[[Any, int], Sequence[bytes]],
         digest: Callable[[], bytes], drop: bool = False, store: Store | None = None, executor: Executor | None = None,
         adapter: Callable[[Any], bytes] = lambda request: b"",
     ) -> None:  # fmt: skip
@@ -149,7 +153,7 @@ class SchedulerSide:
         self._drop, self._store, self._adapter, self._make_digest, self._digest = drop, store, adapter, digest, b""
         # Numbers alone: the bytes, and what they look like, are with the workers.
         form = RecordFormat("kv", StateLayout((Plane("block", (1,), torch.uint8),), layers=1), bytes(DIGEST_BYTES))
-        self.cache = RecordCache(RecordPool(settings.host_blocks, nbytes=1), form)
+        self.cache = RecordCache(RecordPool(records, nbytes=1), form)
         self._threads = executor or Threads(1)
         self._workers = Workers(self._threads)
         self._groups: list[Any] = []
@@ -311,6 +315,16 @@ class SchedulerSide:
         self._next.loads.append(load)
         self.cache.touch([record.key for record in load.records])
 
+    def stored(self, name: str, tokens: int) -> int:
+        """Returns how many tokens of the load that begins come from the store: its share of the blocks.
+
+        Args:
+            name: The request.
+            tokens: Tokens of the load.
+        """
+        load = self._loads[name].load
+        return tokens * len(load.fetched) // max(1, len(load.records))
+
     def plan(self, scheduled: Iterable[str], ended: Iterable[str]) -> Plan:
         """Returns what this step does, and begins the next.
 
@@ -321,6 +335,7 @@ class SchedulerSide:
         for name in ended:
             self.ended(name)
         plan, self._next = self._next, Plan()
+        plan.gone = self._gone()
         plan.save = self._save(scheduled)
         plan.writes = self._write()
         if plan.writes or any(load.fetched for load in plan.loads):
@@ -329,7 +344,7 @@ class SchedulerSide:
 
     def _save(self, scheduled: Iterable[str]) -> Save | None:
         """Gives records to the blocks that this step completes, as far as there is room."""
-        save = Save(self._jobs, [], [])
+        save, blocks = Save(self._jobs, [], []), dict[int, tuple[Any, bytes]]()
         for name in scheduled:
             if (known := self._known.get(name)) is None:
                 known = self._known[name] = Known(b"")
@@ -341,14 +356,29 @@ class SchedulerSide:
                 cursors[at] = now
                 for block in range(seen if seen < now else 0, now):
                     length = (block + 1) * group.block_size
-                    self._save_block(save, group.req_to_blocks[name][block], length, known.adapter)
+                    self._save_block(save, blocks, group.req_to_blocks[name][block], length, known.adapter)
         if not save.blocks:
             return None
         self._jobs += 1
-        self._saves[save.job] = Ongoing(save.records, self._ranks)
+        self._saves[save.job] = Ongoing(save.records, self._ranks, blocks=blocks)
         return save
 
-    def _save_block(self, save: Save, block: Any, length: int, adapter: bytes) -> None:
+    def _gone(self) -> set[int]:
+        """Returns records of earlier saves whose blocks have another name by now: vLLM may write to them in this step.
+
+        A name is an object of its own each time that vLLM gives a block one, so an equal name is another one, too.
+        """
+        gone = set[int]()
+        for save in self._saves.values():
+            lost = [number for number, (block, name) in save.blocks.items() if block.block_hash is not name]
+            for number in lost:
+                del save.blocks[number]
+            gone.update(lost)
+        return gone
+
+    def _save_block(
+        self, save: Save, blocks: dict[int, tuple[Any, bytes]], block: Any, length: int, adapter: bytes
+    ) -> None:
         if block.is_null or block.block_hash is None or block.block_hash_num_tokens != length:
             return
         key = block.block_hash + adapter
@@ -362,6 +392,7 @@ class SchedulerSide:
             self.counts.refused += 1
             return
         self._saving.add(key)
+        blocks[number[0]] = (block, block.block_hash)
         save.blocks.append(block.block_id)
         save.records.append(Record(key, number[0], length))
 
@@ -388,8 +419,8 @@ class SchedulerSide:
         Args:
             report: The sum of what ranks report.
         """
-        for job, numbers in report.refused.items():
-            self._saves[job].refused |= numbers
+        for job, numbers in report.gone.items():
+            self._saves[job].gone |= numbers
         for name, numbers in report.lost.items():
             self._loads[name].lost.update(numbers)
         for job, ranks in report.saved.items():
@@ -410,7 +441,7 @@ class SchedulerSide:
     def _end_save(self, save: Ongoing) -> None:
         for record in save.records:
             self._saving.discard(record.key)
-            if save.dropped or record.number in save.refused:
+            if save.dropped or record.number in save.gone:
                 self.cache.pool.release([record.number])
                 self.counts.refused += not save.dropped
                 continue

@@ -6,10 +6,12 @@ from typing import Any
 
 from memstate.checks import is_count, shown
 from memstate.errors import ConfigurationError
+from memstate.sizes import byte_count
 from memstate.tiers.stores.base import Store
 from memstate.tiers.stores.file import FileStore
 
-LEAST = {"host_blocks": 1, "staging": 1, "threads": 1, "store_tokens": 1}
+COUNTS = ("threads", "store_tokens")
+INWARD = 8  # one part of so many of staging is for loads: they pass it in turns, and no forward waits for room there
 
 
 @dataclass(frozen=True)
@@ -17,9 +19,9 @@ class Settings:
     """What `kv_connector_extra_config` can say.
 
     Args:
-        host_blocks: Blocks of vLLM that host memory has room for, on each rank.
-        staging: Blocks that fit each of the two staging buffers on the device, 1 or more. What a step saves beyond them
-            is not saved.
+        host_blocks: Blocks of vLLM that host memory has room for, on each rank. Exactly one of this and `host_bytes`.
+        host_bytes: The same in bytes of blocks, as a number or as a text such as "64GiB".
+        staging_bytes: Bytes of the staging buffers on the device, on each rank. What does not fit waits there.
         store: Folder of a `FileStore` below host memory. None: no store.
         store_capacity: Bytes that the folder may take. None: until the disk is full.
         store_tokens: Tokens that the store must have beyond host memory to be read.
@@ -27,15 +29,17 @@ class Settings:
         model: Name of the weights, in place of their path and their files. None: these tell them apart.
 
     Raises:
-        ConfigurationError: A value is out of range.
+        ConfigurationError: A value is missing or out of range.
+        InvalidArgument: A number of bytes is none.
 
     Example:
-        >>> Settings(host_blocks=1000).staging
-        32
+        >>> Settings(host_bytes="64GiB").host_bytes
+        68719476736
     """
 
-    host_blocks: int
-    staging: int = 32
+    host_blocks: int | None = None
+    host_bytes: int | str | None = None
+    staging_bytes: int | str = 256 << 20
     store: str | None = None
     store_capacity: int | None = None
     store_tokens: int = 256
@@ -43,10 +47,17 @@ class Settings:
     model: str | None = None
 
     def __post_init__(self) -> None:
-        for name, least in LEAST.items():
-            value = getattr(self, name)
-            if not is_count(value) or value < least:
-                raise ConfigurationError(f"{name}={shown(value)}: expected a whole number from {least} on")
+        if (self.host_blocks is None) == (self.host_bytes is None):
+            raise ConfigurationError(
+                f"host_blocks={shown(self.host_blocks)} and host_bytes={shown(self.host_bytes)}: say how much host "
+                "memory each rank gets, as exactly one of the two"
+            )
+        for name in ("host_bytes", "staging_bytes"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, byte_count(name, getattr(self, name)))
+        for name in (*COUNTS, *(("host_blocks",) if self.host_bytes is None else ())):
+            if not is_count(value := getattr(self, name)) or value < 1:
+                raise ConfigurationError(f"{name}={shown(value)}: expected a whole number from 1 on")
         for name in ("store", "model"):
             if not isinstance(getattr(self, name), str | None):
                 raise ConfigurationError(f"{name}={shown(getattr(self, name))}: expected a text")
@@ -56,16 +67,46 @@ class Settings:
         """Returns the settings in a `kv_connector_extra_config`.
 
         Raises:
-            ConfigurationError: A key is missing or unknown, or a value is out of range.
+            ConfigurationError: A key is unknown, or a value is missing or out of range.
+            InvalidArgument: A number of bytes is none.
         """
         names = [field.name for field in fields(cls)]
         if unknown := sorted(given.keys() - set(names)):
             raise ConfigurationError(f"kv_connector_extra_config has {unknown}: expected some of {names}")
-        if "host_blocks" not in given:
-            raise ConfigurationError(
-                "kv_connector_extra_config without host_blocks: say how many blocks of vLLM host memory holds"
-            )
         return cls(**given)
+
+    def records(self, kv_cache_config: Any) -> int:
+        """Returns the blocks that host memory has room for, the same number in the scheduler and on each rank.
+
+        Args:
+            kv_cache_config: vLLM's configuration of the KV cache.
+
+        Raises:
+            ConfigurationError: There is no room for one.
+        """
+        if self.host_blocks is not None:
+            return self.host_blocks
+        whole: int = kv_cache_config.kv_cache_tensors[0].size  # of the allocation that all tensors lie in
+        nbytes = whole // kv_cache_config.num_blocks
+        if not (count := int(self.host_bytes or 0) // nbytes):
+            raise ConfigurationError(f"host_bytes={self.host_bytes}: a block takes {nbytes}; set {nbytes} or more")
+        return count
+
+    def staged(self, nbytes: int) -> tuple[int, int]:
+        """Returns the records that fit the staging buffer of loads, and that of saves.
+
+        Args:
+            nbytes: Bytes of a record.
+
+        Raises:
+            ConfigurationError: There is not room for one of each.
+        """
+        if (count := int(self.staging_bytes) // nbytes) < 2:
+            raise ConfigurationError(
+                f"staging_bytes={self.staging_bytes}: a block takes {nbytes} and two must fit; set {2 * nbytes} or more"
+            )
+        inward = max(1, count // INWARD)
+        return inward, count - inward
 
     def open_store(self) -> Store | None:
         """Returns the store, None for none.

@@ -1,19 +1,25 @@
 """The worker's side: moves blocks between vLLM's memory, host memory and the store. Knows no request but its name.
 
-    save    packed behind the step's forward, on its stream; the copy engine takes it to host memory
+    save    packed behind a forward, on its stream, as far as staging has room; the copy engine takes it to host memory
     load    read from the store first, if it is there; then copied to its blocks, on a stream of its own. What the store
             does not give is reported, and nothing is copied: the records that came stay in host memory
     write   sealed and written by threads
 
-The scheduler's side says which record is whose, so nothing here is claimed or evicted. A saved block may change owners
-right behind `save`, because it has been packed on the stream that the next forward runs on.
+The scheduler's side says which record is whose, so nothing here is claimed or evicted. No block is held for a save:
+
+    plan t       blocks 1 to 9 complete              forward t    pack 1 to 4    the others wait
+    plan t + 1   vLLM gives block 7 to another: gone              pack 5, 6, 8   forward t + 1    pack 9
+
+What has been packed may change owners at once: the next forward runs on the same stream. What waits is intact until a
+plan says that it is gone, because vLLM writes to a block of a prefix only after giving it away.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from memstate.integrations.vllm.blocks import blocks_of
-from memstate.integrations.vllm.messages import Load, Plan, Record, Report, Save, Write
+from memstate.integrations.vllm.messages import Load, Plan, Record, Report, Write
 from memstate.integrations.vllm.naming import record_key
 from memstate.integrations.vllm.settings import Settings
 from memstate.tiers.host.cache import CachedRecord, RecordCache
@@ -27,11 +33,18 @@ from memstate.tiers.workers import Executor, Job, Threads, Workers
 from memstate.tiers.writeback import BATCH, write
 
 
-class Saving(NamedTuple):
-    """A save on its way to host memory."""
+class Waiting(NamedTuple):
+    """A block that is not packed yet."""
 
-    save: Save
-    taken: list[Record]
+    job: int
+    block: int
+    number: int
+
+
+class Packed(NamedTuple):
+    """Blocks on their way to host memory, as many of each job."""
+
+    jobs: Counter[int]
     ticket: Ticket
 
 
@@ -60,7 +73,9 @@ class WorkerSide:
         self._workers = Workers(self._threads)
         self._over = False
         self._digest = b""
-        self._saving: list[Saving] = []
+        self._waiting: deque[Waiting] = deque()  # oldest first
+        self._packed: list[Packed] = []
+        self._left: Counter[int] = Counter()  # of each save, the blocks that are neither gone nor in host memory
         self._reading: list[tuple[Load, list[Job]]] = []
         self._loading: list[Loading] = []
         self._writing: list[tuple[int, list[Job]]] = []
@@ -79,23 +94,40 @@ class WorkerSide:
 
         Raises:
             LayoutMismatch: The tensors do not fit the configuration.
-            ConfigurationError: There is not so much host memory.
+            ConfigurationError: There is not so much host memory, or staging has no room for two blocks.
 
         Syncs: no.
         """
-        planes, geometry = blocks_of(kv_cache_config, kv_caches, backends)
-        packing, settings = Packing(planes), self.settings
-        form = RecordFormat("kv", packing.layout, geometry)
-        pool = RecordPool(settings.host_blocks, form.nbytes, pinned=planes.device.type == "cuda")
+        self._planes, geometry = blocks_of(kv_cache_config, kv_caches, backends)
+        form = RecordFormat("kv", Packing(self._planes).layout, geometry)
+        self._inward, self._outward = self.settings.staged(form.nbytes)
+        pool = RecordPool(
+            self.settings.records(kv_cache_config), form.nbytes, pinned=self._planes.device.type == "cuda"
+        )
         pool.claim(pool.records)  # the scheduler's side says which are free
         self._cache = RecordCache(pool, form)
-        self._transfers = Transfers(packing, pool, settings.staging)
-        self._transfers.warm_up()
+        self.restore()
         if self._store is not None:
             self._store.register(pool.memory)
 
+    def suspend(self) -> None:
+        """Gives up what is not packed: vLLM takes the memory of its blocks away.
+
+        Syncs: no.
+        """
+        self._give_up({waiting.number for waiting in self._waiting})
+
+    def restore(self) -> None:
+        """Makes the staging buffers, and makes them again where vLLM has taken their memory away.
+
+        Syncs: no.
+        """
+        pool = self._cache.pool
+        self._transfers = Transfers(Packing(self._planes), pool, self._outward, inward=self._inward)
+        self._transfers.warm_up()
+
     def begin(self, plan: Plan) -> None:
-        """Begins the loads and the writes of a step.
+        """Begins the loads and the writes of a step, and packs what waits.
 
         Args:
             plan: What the scheduler's side wants.
@@ -103,6 +135,9 @@ class WorkerSide:
         Syncs: no.
         """
         self._digest = plan.digest or self._digest
+        if plan.gone:
+            self._give_up(plan.gone)
+        self._pack()
         self._failed.update(plan.lost)
         for load in plan.loads:
             jobs = [self._submit_read(load.fetched[at : at + BATCH]) for at in range(0, len(load.fetched), BATCH)]
@@ -112,22 +147,41 @@ class WorkerSide:
         self._advance_loads()
 
     def save(self, plan: Plan) -> None:
-        """Packs what the step's forward has completed. Call it behind the forward, on its stream.
+        """Packs what waits and what the step's forward has completed. Call it behind the forward, on its stream.
 
         Args:
             plan: The plan of this step.
 
         Syncs: no.
         """
-        if plan.save is None:
+        if (save := plan.save) is not None:
+            self._left[save.job] = len(save.blocks)
+            for block, record in zip(save.blocks, save.records, strict=True):
+                self._waiting.append(Waiting(save.job, block, record.number))
+        self._pack()
+
+    def _pack(self) -> None:
+        room = min(self._transfers.room, len(self._waiting)) if self._waiting else 0
+        if not room:
             return
-        transfers, save = self._transfers, plan.save
-        room = min(transfers.room, len(save.blocks))
-        taken = save.records[:room]
-        if refused := {record.number for record in save.records[room:]}:
-            self._report.refused[save.job] = refused
-        ticket = transfers.out(save.blocks[:room], [record.number for record in taken]) if taken else Ticket()
-        self._saving.append(Saving(save, taken, ticket))
+        taken = [self._waiting.popleft() for _ in range(room)]
+        ticket = self._transfers.out([each.block for each in taken], [each.number for each in taken])
+        self._packed.append(Packed(Counter(each.job for each in taken), ticket))
+
+    def _give_up(self, gone: Collection[int]) -> None:
+        lost = [waiting for waiting in self._waiting if waiting.number in gone]
+        self._waiting = deque(waiting for waiting in self._waiting if waiting.number not in gone)
+        for job, _, number in lost:
+            self._report.gone.setdefault(job, set()).add(number)
+        self._settle(Counter(waiting.job for waiting in lost))
+
+    def _settle(self, jobs: Counter[int]) -> None:
+        """Counts blocks of saves that are gone or in host memory."""
+        for job, blocks in jobs.items():
+            self._left[job] -= blocks
+            if not self._left[job]:
+                del self._left[job]
+                self._report.saved[job] = 1
 
     def finished(self) -> tuple[set[str], set[str]]:
         """Returns the requests whose load is over, and which of them have not got all of their blocks.
@@ -145,9 +199,9 @@ class WorkerSide:
 
         Syncs: no.
         """
-        for each in [each for each in self._saving if each.ticket.done]:
-            self._saving.remove(each)
-            self._report.saved[each.save.job] = 1
+        for each in [each for each in self._packed if each.ticket.done]:
+            self._packed.remove(each)
+            self._settle(each.jobs)
         for entry in [entry for entry in self._writing if all(job.done for job in entry[1])]:
             self._writing.remove(entry)
             self._report.written[entry[0]] = 1
@@ -160,7 +214,7 @@ class WorkerSide:
         Syncs: yes.
         """
         self._over = True
-        for ticket in [each.ticket for each in self._saving] + [each.ticket for each in self._loading]:
+        for ticket in [each.ticket for each in self._packed] + [each.ticket for each in self._loading]:
             ticket.synchronize()
         self._workers.drain()
         self._threads.shutdown()

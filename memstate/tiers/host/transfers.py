@@ -111,6 +111,7 @@ class Transfers:
         pool: The records, each a header and a body.
         staging: Records that fit the device buffer of each direction, 1 or more.
         slots: int32 `register`, or None where `out` and `into` get slot ids.
+        inward: Records that fit the buffer of `into`, where these are not as many.
 
     Attributes:
         moved_out: Records that left the slots.
@@ -118,16 +119,19 @@ class Transfers:
         staging_bytes: Bytes of the staging buffers on the device.
     """
 
-    def __init__(self, packing: Packing, pool: RecordPool, staging: int, slots: Tensor | None = None) -> None:
+    def __init__(
+        self, packing: Packing, pool: RecordPool, staging: int, slots: Tensor | None = None, inward: int | None = None
+    ) -> None:
         self.packing, self.pool, self.staging, self._slots = packing, pool, staging, slots
         self.moved_out = self.moved_in = 0
         self._header = pool.nbytes - packing.nbytes
         self._bodies = pool.memory[:, self._header :]
         device = packing.device
         self._device = device if device.type == "cuda" else None
-        shape = (2 * staging, pool.nbytes)  # rows as the pool's: neighbours go in one copy
+        front = inward or staging
+        shape = (front + staging, pool.nbytes)  # rows as the pool's: neighbours go in one copy
         both = torch.zeros(shape, dtype=torch.uint8, device=device)  # padding is never written
-        self._inward, self._outward = both[:staging], both[staging:]
+        self._inward, self._outward = both[:front], both[front:]
         self.staging_bytes = both.nbytes
         self._small = pool.nbytes < LARGE
         self._turn = 0  # the staged record that leaves next
@@ -139,7 +143,7 @@ class Transfers:
             self._rings.append(UploadRing(packing.backend, RING_INTS))
         # Records that leave are slots 1 to `staging`: what lies before them stands for slot 0 and is not touched.
         layout = StateLayout((Plane("record", (pool.nbytes,), torch.uint8),), layers=1)
-        staged = Planes.from_tensors(layout, {"record": both[staging - 1 :].unsqueeze(0)}, packing.backend)
+        staged = Planes.from_tensors(layout, {"record": both[front - 1 :].unsqueeze(0)}, packing.backend)
         self._staged = Packing(staged)
         self._numbers = torch.arange(1, staging + 1, dtype=torch.int32, device=device)
         self._targets = torch.zeros(staging, dtype=torch.int32, device=device)  # host record of each
@@ -221,7 +225,7 @@ class Transfers:
         """
         self.moved_in += len(records)
         wanted, scattered = set(records), self._small and len(runs(range(len(records)), records)) > COPIES
-        step = len(index) if scattered else self.staging
+        step = len(index) if scattered else len(self._inward)
         places = records if scattered else [at % step for at in range(len(index))]
         self._follow(1)
         with self._on(1):

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,8 +11,12 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM cannot be imported: see docs/vllm.md", exc_type=ImportError)
 
+import vllm
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
 from memstate.errors import ConfigurationError
-from memstate.integrations.vllm import connector, naming
+from memstate.integrations.vllm import VERSIONS, connector, naming
+from memstate.integrations.vllm.connector import MemstateConnector
 from memstate.integrations.vllm.settings import Settings
 from memstate.tiers.host.transfers import Transfers
 from tests.support import vllm_engine
@@ -23,6 +28,11 @@ KINDS = [
     ("attention",), HYBRID, ("attention", "window", "state"), ("attention", "state", "state", "state"), ("window",),
     ("window", "window", "attention"),
 ]  # fmt: skip
+POOLS = (
+    [22, 30, 60],
+    [22, 30, 60],
+    [44, 60],
+)  # by windows: vLLM begins a chunk only if each group has room for all of it
 PROMPT = list(range(30))
 FAULTS = ("vanished", "half", "garbage", "denied", "raises")
 Make = Callable[..., Engine]
@@ -207,6 +217,97 @@ def test_a_drafter_that_computes_the_last_block_again(tmp_path: Path, drops: boo
     made.shutdown()
 
 
+def test_this_version_is_one_of_those_that_work() -> None:
+    assert vllm.__version__.rpartition(".")[0] in VERSIONS
+
+
+def test_host_memory_in_bytes(make: Make) -> None:
+    """A block has the bytes of two layers."""
+    engine = make(extra={"host_bytes": f"{20 * 2 * vllm_engine.PAGE}B"})
+    assert engine.connector.scheduler.cache.pool.records == 20
+    assert engine.workers[0].connector.worker._cache.pool.records == 20
+    engine.serve("a", PROMPT, 1)
+    engine.forget()
+    assert engine.serve("b", PROMPT, 1) == 28
+
+
+def test_ranks_of_a_pipeline_have_blocks_of_several_sizes(tmp_path: Path) -> None:
+    config, caches = vllm_engine.vllm_config(tmp_path, {"host_bytes": "1GiB"}), vllm_engine.cache_config(HYBRID, 8)
+    config.parallel_config.pipeline_parallel_size = 2
+    with pytest.raises(ConfigurationError, match="host_bytes with pipeline parallelism"):
+        connector.require_supported(config, caches)
+
+
+def test_sleep_mode_where_vllm_does_not_say_that_it_wakes_up(tmp_path: Path) -> None:
+    config, caches = vllm_engine.vllm_config(tmp_path, {"host_blocks": 8}), vllm_engine.cache_config(HYBRID, 8)
+    config.model_config.enable_sleep_mode = True
+    if hasattr(connector.KVConnectorBase_V1, "restore_kv_caches"):
+        connector.require_supported(config, caches)
+        return
+    with pytest.raises(ConfigurationError, match="sleep mode with vLLM"):
+        connector.require_supported(config, caches)
+
+
+def test_an_engine_that_slept_serves_again(make: Make) -> None:
+    engine = make()
+    engine.serve("a", PROMPT, 1)
+    engine.forget()
+    for worker in engine.workers:
+        worker.connector.unregister_kv_caches()
+        worker.memory[:] = vllm_engine.POISON
+        worker.connector.restore_kv_caches()
+    assert engine.serve("b", PROMPT, 1) == 28
+
+
+def recorded(made: Any, name: str) -> list[Any]:
+    """What a method returns to vLLM from now on."""
+    method, told = getattr(made, name), []
+
+    def tell(*args: Any) -> Any:
+        told.append(method(*args))
+        return told[-1]
+
+    setattr(made, name, tell)
+    return told
+
+
+def test_counts_are_statistics_and_metrics_of_vllm(make: Make) -> None:
+    registry = CollectorRegistry()
+    engine = make()
+    metrics = MemstateConnector.build_prom_metrics(
+        engine.config, dict.fromkeys((Gauge, Counter, Histogram), partial(Counter, registry=registry)),
+        ["engine"], {0: ["first"]},
+    )  # fmt: skip
+    told = recorded(engine.connector, "get_kv_connector_stats")
+    for name in "ab":
+        engine.serve(name, PROMPT, 1)
+        engine.forget()
+    assert len(told) > 2
+    total = MemstateConnector.build_kv_connector_stats()
+    for stats in told:  # vLLM asks in each step
+        metrics.observe(stats.to_dict())
+        total = total.aggregate(MemstateConnector.build_kv_connector_stats(stats.to_dict()))
+    assert total.to_dict() == vars(engine.counts)
+    assert total.reduce()["memstate loaded"] == engine.counts.loaded > 0
+    for name, count in vars(engine.counts).items():
+        assert registry.get_sample_value(f"vllm:memstate_{name}_total", {"engine": "first"}) == count
+    assert engine.connector.get_kv_connector_stats().is_empty()
+    assert engine.workers[0].connector.get_kv_connector_stats() is None
+
+
+def test_hits_name_their_source(make: Make, store: MemoryStore) -> None:
+    sources = pytest.importorskip("vllm.v1.metrics.cache_hit_source", reason="vLLM has it from 0.32 on")
+    extra = {"store_tokens": 4}
+    make(extra=extra).serve("a", PROMPT, 1)
+    second = make(extra=extra)
+    told = recorded(second.connector, "get_external_cache_hit_sources")
+    for name in "bc":
+        second.serve(name, PROMPT, 1)
+        second.forget()
+    disk, host = sources.CacheHitSource.DISK, sources.CacheHitSource.HOST
+    assert told == [{disk: 28}, {host: 28}]
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_random_legal_schedules(make: Make, store: MemoryStore, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever arrives, ends, fails and is forgotten in whatever step: each forward reads what it should."""
@@ -217,7 +318,7 @@ def test_random_legal_schedules(make: Make, store: MemoryStore, seed: int, monke
     store.broken = draw.random() < 0.3
     kinds = draw.choice(KINDS)
     engine = make(
-        *kinds, extra=extra, ranks=draw.choice([1, 1, 2]), blocks=draw.choice([22, 30, 60]),
+        *kinds, extra=extra, ranks=draw.choice([1, 1, 2]), blocks=draw.choice(POOLS[kinds.count("window")]),
         unit=draw.choice([None, 2]) if len(kinds) > 1 else None,
         max_num_batched_tokens=draw.choice([8, 13, 40]), max_num_seqs=draw.choice([2, 4]),
         async_scheduling=draw.random() < 0.5,

@@ -1,8 +1,12 @@
 """Both sides of vLLM's connector without vLLM: what is decided, what is moved, what is refused."""
 
+import importlib
 import pickle
+import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +14,7 @@ import pytest
 import torch
 
 from memstate.errors import ConfigurationError, InvalidArgument, LayoutMismatch
+from memstate.integrations.vllm import VERSIONS
 from memstate.integrations.vllm.blocks import blocks_of
 from memstate.integrations.vllm.messages import Plan, Report
 from memstate.integrations.vllm.naming import record_key
@@ -498,6 +503,18 @@ def test_host_memory_in_bytes_and_staging_in_blocks() -> None:
     assert [Settings(1, staging_bytes=nbytes).staged(100) for nbytes in (200, 1600)] == [(1, 1), (2, 14)]
     with pytest.raises(ConfigurationError, match="staging_bytes=199: a block takes 100 and two must fit; set 200 or"):
         Settings(1, staging_bytes=199).staged(100)
+
+
+def test_versions_are_those_of_the_page() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "vllm.md").read_text(encoding="utf-8")
+    assert tuple(reversed(re.findall(r"^\| (0\.\d+) \|", page, re.MULTILINE))) == VERSIONS
+
+
+def test_another_version_is_refused_with_those_that_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    monkeypatch.delitem(sys.modules, "memstate.integrations.vllm.connector", raising=False)
+    with pytest.raises(ImportError, match=r"needs vLLM 0\.30, 0\.31, 0\.32, 0\.33; .* another protocol"):
+        importlib.import_module("memstate.integrations.vllm.connector")
 
 
 WHOLE = 2 * BLOCKS * BYTES

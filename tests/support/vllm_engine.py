@@ -214,7 +214,12 @@ class Engine:
             scheduling.get("async_scheduling")
         )  # the next step is scheduled before a step's outcome is known
         self.scheduler = (AsyncScheduler if self.ahead else Scheduler)(
-            self.config, self.caches, StructuredOutputManager(self.config), block_size=block, hash_block_size=unit
+            self.config,
+            self.caches,
+            StructuredOutputManager(self.config),
+            block_size=block,
+            hash_block_size=unit,
+            log_stats=True,
         )
         self.workers = [Worker(self.config, self.caches, rank) for rank in range(ranks)]
         self.aggregator = KVOutputAggregator(ranks)

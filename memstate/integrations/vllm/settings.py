@@ -87,7 +87,7 @@ class Settings:
         if self.host_blocks is not None:
             return self.host_blocks
         whole: int = kv_cache_config.kv_cache_tensors[0].size  # of the allocation that all tensors lie in
-        nbytes = whole // kv_cache_config.num_blocks
+        nbytes = whole // int(kv_cache_config.num_blocks)
         if not (count := int(self.host_bytes or 0) // nbytes):
             raise ConfigurationError(f"host_bytes={self.host_bytes}: a block takes {nbytes}; set {nbytes} or more")
         return count

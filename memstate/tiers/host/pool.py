@@ -46,7 +46,7 @@ class RecordPool:
         self.records, self.nbytes = records, nbytes
         too_large = (
             f"{records} records of {nbytes} bytes are {format_bytes(records * nbytes)}, which cpu has not: "
-            "ask for less with host_slots, host_pages or host_blocks"
+            "ask for less with host_slots, host_pages, host_blocks or host_bytes"
         )
         if records * nbytes > memory(torch.device("cpu")):
             raise ConfigurationError(too_large)

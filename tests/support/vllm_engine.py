@@ -259,7 +259,9 @@ class Engine:
     def quiet(self) -> bool:
         """Drains; returns whether no load is under way, and no loaded request waits with its blocks."""
         self.drain()
-        return not (self.connector.scheduler._loads or self.scheduler.kv_holding_waiting)
+        live, blocks = self.scheduler.requests, self.scheduler.kv_cache_manager.get_block_ids
+        waiting = [name for name, request in live.items() if request.status != RequestStatus.RUNNING]
+        return not (self.connector.scheduler._loads or any(any(blocks(name)) for name in waiting))
 
     def forget(self) -> None:
         """Empties vLLM's own prefix cache."""

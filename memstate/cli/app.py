@@ -15,7 +15,7 @@ except ModuleNotFoundError as error:
 
 import memstate
 from memstate.cli import output
-from memstate.cli.commands import capacity, demo, inspect, kernels, top, traces
+from memstate.cli.commands import capacity, check, demo, inspect, kernels, top, traces
 
 app = typer.Typer(
     pretty_exceptions_enable=False,
@@ -28,6 +28,7 @@ app.command("compile")(kernels.compile_kernels)
 app.command()(kernels.bench)
 app.command()(kernels.tune)
 app.command()(capacity.capacity)
+app.command()(check.check)
 app.command()(inspect.inspect)
 app.command()(top.top)
 app.command()(traces.replay)

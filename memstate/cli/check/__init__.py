@@ -1,0 +1,63 @@
+"""`memstate check`: the pools that it knows by name, and its report."""
+
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib import import_module
+from textwrap import wrap
+from typing import Any
+
+from memstate.errors import InvalidArgument
+from memstate.testing.check import Finding
+
+WIDTH = 80
+HOLDS = {True: "yes", False: "no", None: "not offered"}
+POOLS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "memstate": ("memstate.cli.check.ours:Manager", ()),
+    "memstate.sglang": ("memstate.cli.check.sglang:Pool", ("memstate.integrations.sglang.rows",)),
+    "sglang": ("memstate.cli.check.sglang:Pool", ()),
+    "vllm": ("memstate.cli.check.vllm:Pool", ()),
+}  # name -> what makes it, and its arguments
+
+
+def factory_of(name: str) -> Callable[[], Any]:
+    """Returns what makes pools.
+
+    Args:
+        name: a name of `POOLS`, or module:factory. The module can be in the current folder.
+
+    Raises:
+        InvalidArgument: there is no such pool.
+    """
+    place, given = POOLS.get(name, (name, ()))
+    module, colon, attribute = place.partition(":")
+    if not (module and colon and attribute):
+        raise InvalidArgument(f"pool {name!r}: expected {', '.join(POOLS)} or module:factory")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        factory = getattr(import_module(module), attribute)
+    except Exception as error:
+        raise InvalidArgument(f"pool {name!r}: {type(error).__name__}: {error}") from error
+    if not callable(factory):
+        raise InvalidArgument(f"pool {name!r}: {factory!r} cannot be called; expected what returns a new pool")
+    return partial(factory, *given)
+
+
+def text(findings: Sequence[Finding]) -> str:
+    """Returns a report in lines of at most 80 columns.
+
+    Args:
+        findings: what was found.
+    """
+    lines = []
+    for each in findings:
+        holds = HOLDS[each.holds] if each.promised or each.holds is not False else "no (choice)"
+        lines.append(f"{each.behaviour:5}{holds:13}{each.title}")
+        for call in each.sequence:
+            lines += wrap(call, WIDTH, initial_indent=" " * 7, subsequent_indent=" " * 11)
+    count = [each.holds for each in findings].count
+    lines += ["", f"{count(True)} hold, {count(False)} do not, {count(None)} are not offered"]
+    if any(each.holds is False and not each.promised for each in findings):
+        lines.append("no (choice): memstate does it, other pools need not")
+    return "\n".join(lines)

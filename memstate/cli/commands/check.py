@@ -1,0 +1,33 @@
+"""`memstate check`."""
+
+import os
+from dataclasses import asdict
+from tempfile import TemporaryDirectory
+from typing import Annotated
+
+import typer
+from typer import Option
+
+from memstate.cli.options import Json, split_names
+from memstate.cli.output import emit_text, one_line_errors, progress
+
+
+def check(
+    pool: Annotated[
+        str, Option(help="memstate, sglang, memstate.sglang, vllm, or module:factory; the factory returns a new pool.")
+    ],
+    only: Annotated[str, Option(help="Numbers of behaviours, such as B5,B9. Default: all.")] = "",
+    examples: Annotated[int, Option(help="Programs of calls to try for each behaviour.", min=1)] = 100,
+    seed: Annotated[int, Option(help="Start of the random numbers.")] = 0,
+    json_path: Json = None,
+) -> None:
+    """Check a pool of slots, yours too: which behaviours it has, and the shortest calls that break one."""
+    from memstate.cli.check import factory_of, text
+    from memstate.testing.check import check as checked
+
+    with one_line_errors(), TemporaryDirectory() as folder, progress("check") as report:
+        os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", folder)  # it would make one here
+        findings = checked(factory_of(pool), split_names(only), examples=examples, seed=seed, report=report)
+    emit_text(json_path, [asdict(each) for each in findings], text(findings))
+    if any(each.broken for each in findings):
+        raise typer.Exit(1)

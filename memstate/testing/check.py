@@ -1,0 +1,111 @@
+"""Checks any pool of slots for the behaviours of docs/behaviours.md, and finds the shortest calls that break one."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from memstate.errors import ConfigurationError, InvalidArgument
+from memstate.testing.behaviours import BEHAVIOURS, Behaviour
+from memstate.testing.pools import Slots
+from memstate.testing.trial import Trial, Violation
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Whether a pool has a behaviour.
+
+    Attributes:
+        behaviour: its number.
+        title: what the pool should do.
+        holds: whether it does; None: the pool does not offer what the behaviour is about.
+        sequence: the shortest calls that break it, as lines of Python; the last line says what is wrong.
+        promised: whether every pool should. Otherwise it is a choice of memstate's.
+    """
+
+    behaviour: str
+    title: str
+    holds: bool | None
+    sequence: list[str]
+    promised: bool
+
+    @property
+    def broken(self) -> bool:
+        """Whether the pool should have the behaviour and does not."""
+        return self.promised and self.holds is False
+
+
+def check(
+    factory: Callable[[], Slots], only: Sequence[str] = (), *, examples: int = 100, seed: int = 0,
+    report: Callable[[int, int], object] = lambda done, total: None,
+) -> list[Finding]:  # fmt: skip
+    """Checks a pool.
+
+    Args:
+        factory: makes a new pool, with the same size each time. Each program of calls has one of its own.
+        only: numbers of behaviours; empty: all.
+        examples: programs for each behaviour.
+        seed: start of the random numbers.
+        report: called with the number of behaviours that are checked, and of all.
+
+    Returns:
+        What was found for each behaviour, in the order of `BEHAVIOURS`.
+
+    Raises:
+        InvalidArgument: a number is not known, or what the factory makes is no pool.
+        ConfigurationError: hypothesis is not installed.
+    """
+    known = [each.number for each in BEHAVIOURS]
+    if unknown := [number for number in only if number not in known]:
+        raise InvalidArgument(f"behaviours {', '.join(unknown)}: expected some of {', '.join(known)}")
+    try:
+        pool = factory()
+    except Exception as error:
+        raise InvalidArgument(f"the factory of the pool raised {type(error).__name__}: {error}") from error
+    if not isinstance(pool, Slots) or not pool.capacity > 0:
+        raise InvalidArgument(f"{pool!r} is no pool: expected capacity, claim, release and free; see docs/check.md")
+    found: list[Finding] = []
+    wanted = [each for each in BEHAVIOURS if not only or each.number in only]
+    for each in wanted:
+        report(len(found), len(wanted))
+        offered = all(isinstance(pool, part) for part in each.needs)
+        sequence = shortest(each, factory, examples, seed) if offered else []
+        found.append(Finding(each.number, each.title, not sequence if offered else None, sequence, each.promised))
+    return found
+
+
+def shortest(behaviour: Behaviour, factory: Callable[[], Slots], examples: int, seed: int) -> list[str]:
+    """Returns the shortest calls that break a behaviour; empty: none were found.
+
+    Args:
+        behaviour: which one.
+        factory: makes pools.
+        examples: programs to try before one breaks it.
+        seed: start of the random numbers.
+
+    Raises:
+        ConfigurationError: hypothesis is not installed.
+    """
+    try:
+        import hypothesis
+        from hypothesis import HealthCheck, Phase, strategies
+    except ModuleNotFoundError as error:
+        raise ConfigurationError("checking a pool needs hypothesis: pip install '.[check]' in a checkout") from error
+    broken: list[list[str]] = []
+
+    @hypothesis.seed(seed)
+    @hypothesis.settings(
+        max_examples=examples, database=None, deadline=None, phases=(Phase.generate, Phase.shrink),
+        suppress_health_check=list(HealthCheck), report_multiple_bugs=False, verbosity=hypothesis.Verbosity.quiet,
+    )  # fmt: skip
+    @hypothesis.given(strategies.data())
+    def program(data: strategies.DataObject) -> None:
+        try:
+            behaviour.case(Trial(factory()), lambda low, high: data.draw(strategies.integers(low, high)))
+        except Violation as violation:
+            broken.append(violation.sequence)
+            raise
+
+    try:
+        program()
+    except (Violation, hypothesis.errors.Flaky):  # flaky: a pool that is random itself
+        pass
+    return min(reversed(broken), key=len, default=[])

@@ -1,0 +1,156 @@
+"""Programs of random calls, valid and hostile, and who owns which slot after each call."""
+
+from collections.abc import Callable
+from typing import Any
+
+from memstate.testing.pools import Clears, Groups, Rows, Slots, Tracks
+from memstate.testing.trial import Draw, Trial
+
+MOST = 99  # of a number that chooses a slot, a row or a count
+
+
+class Program(Trial):
+    """Calls whose owners are known.
+
+    Args:
+        pool: the pool.
+
+    Attributes:
+        held: slots that the caller holds by id.
+        running: slots of each running request, by row.
+        seen: all rows that requests had.
+        open: number of open groups.
+    """
+
+    def __init__(self, pool: Slots) -> None:
+        super().__init__(pool)
+        self.held: list[int] = []
+        self.running: dict[int, list[int]] = {}
+        self.seen: list[int] = []
+        self.open = 0
+
+    @property
+    def owned(self) -> list[int]:
+        """All slots with an owner."""
+        return [*self.held, *(slot for slots in self.running.values() for slot in slots)]
+
+    def require(self) -> None:
+        """Requires that each slot has one owner, and that the others are free."""
+        for row, slots in self.running.items():
+            self.need((now := [*self.read("slots_of", row)]) == slots, f"row {row} holds {now}, expected {slots}")
+        self.need_ids(self.owned)
+        if not self.open:
+            self.need_free(self.capacity - len(self.owned))
+
+
+class Strict(Program):
+    """Calls that change nothing if they are refused."""
+
+    def __call__(self, name: str, *given: Any) -> Any:
+        """Makes a call; see `Trial`."""
+        before = self._state()
+        result = super().__call__(name, *given)
+        if self.refused and (now := self._state()) != before:
+            self.need(False, f"it was refused; free() and slots of rows were {before}, and are {now}")
+        return result
+
+    def _state(self) -> tuple[int, dict[int, list[int]]]:
+        return self.read("free"), {row: [*self.read("slots_of", row)] for row in self.running}
+
+    def require(self) -> None:
+        """Requires nothing: who owns what is not the question."""
+
+
+def claim(p: Program, a: int, b: int) -> None:
+    """Any count."""
+    n = a % (p.capacity + 3)
+    p.held += p("claim", n if n <= p.capacity + 1 else -1) or []
+
+
+def release(p: Program, a: int, b: int) -> None:
+    """Slots of the caller, free ones, and ids that no pool has. A slot of another owner no pool can tell from these."""
+    free = [] if p.open else sorted({*range(1, p.capacity + 1)} - {*p.owned})  # an open group owns slots, too
+    ids = [*p.held, *free, 0, -1, p.capacity + 1]
+    given = [ids[at % len(ids)] for at in ((a, b - 1) if b else (a,))]
+    p("release", given)
+    if not p.refused:
+        p.held = [slot for slot in p.held if slot not in given]
+
+
+def open_group(p: Program, a: int, b: int) -> None:
+    """Any size, also in another group."""
+    p("open_group", a % (p.capacity + 2))
+    p.open += not p.refused
+
+
+def close_group(p: Program, a: int, b: int) -> None:
+    """Also where none is open."""
+    p("close_group")
+    p.open = max(0, p.open - 1)
+
+
+def clear(p: Program, a: int, b: int) -> None:
+    """At any moment."""
+    p("clear")
+    p.held, p.running, p.open = [], {}, 0
+
+
+def admit(p: Program, a: int, b: int) -> None:
+    """One request."""
+    if (row := p("admit", f"r{len(p.seen)}")) is not None:
+        p.seen.append(row)
+        p.running[row] = [*p.read("slots_of", row)]
+
+
+def end(p: Program, a: int, b: int) -> None:
+    """A request, also one that has ended."""
+    if p.seen:
+        p("end", row := p.seen[a % len(p.seen)])
+        p.running.pop(row, None)
+
+
+def track(p: Program, a: int, b: int) -> None:
+    """One more state of a running request."""
+    if p.running:
+        p("track", row := [*p.running][a % len(p.running)])
+        p.running[row] = [*p.read("slots_of", row)]
+
+
+def publish(p: Program, a: int, b: int) -> None:
+    """A state of a running request, also one that there is not."""
+    if p.running:
+        slot = p("publish", row := [*p.running][a % len(p.running)])
+        p.held += [] if slot is None else [slot]
+        p.running[row] = [*p.read("slots_of", row)]
+
+
+CALLS: tuple[tuple[type, Callable[[Program, int, int], None]], ...] = (
+    (Slots, claim), (Slots, release), (Groups, open_group), (Groups, close_group), (Clears, clear), (Rows, admit),
+    (Rows, end), (Tracks, track), (Tracks, publish),
+)  # fmt: skip
+
+
+def run(p: Program, draw: Draw) -> None:
+    """Makes random calls. Each takes three numbers, so that fewer numbers are fewer calls.
+
+    Args:
+        p: makes them.
+        draw: draws the numbers.
+    """
+    calls = [call for part, call in CALLS if isinstance(p.pool, part)]
+    while kind := draw(0, len(calls)):
+        calls[kind - 1](p, draw(0, MOST), draw(0, MOST))
+        p.require()
+
+
+def refusals(t: Trial, draw: Draw) -> None:
+    """G1."""
+    run(Strict(t.pool), draw)
+
+
+def owners(t: Trial, draw: Draw) -> None:
+    """G3."""
+    run(p := Program(t.pool), draw)
+    while p.open:
+        close_group(p, 0, 0)
+    p.need_rest(p.owned)

@@ -1,0 +1,150 @@
+"""Calls a pool, and writes down what was called."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from memstate.testing.pools import Slots
+
+MOST = 8  # ids of a list that are shown
+Draw = Callable[[int, int], int]  # a whole number from .. to
+
+
+class Violation(Exception):
+    """A behaviour does not hold.
+
+    Args:
+        calls: the calls that show it.
+        what: what is wrong after them.
+
+    Attributes:
+        sequence: both, as lines of Python.
+    """
+
+    def __init__(self, calls: Sequence[str], what: str) -> None:
+        super().__init__(what)
+        self.sequence = [*calls, f"# {what}"]
+
+
+def shown(value: object) -> str:
+    """Returns a value as Python, long lists of ids cut short."""
+    if isinstance(value, list) and len(value) > MOST:
+        return f"[{value[0]}, {value[1]}, ..., {value[-1]}]"
+    return repr(value)
+
+
+class Trial:
+    """One program of calls on a new pool. Each call is written down; reads are not.
+
+    Args:
+        pool: the pool.
+
+    Attributes:
+        calls: the calls so far, as lines of Python.
+        refused: whether the last call was refused.
+        returned: what the last call returned, as the pool returned it.
+    """
+
+    def __init__(self, pool: Slots) -> None:
+        self.pool: Any = pool
+        self.capacity = pool.capacity
+        self.calls: list[str] = []
+        self.refused, self.returned = False, None
+
+    def __call__(self, name: str, *given: Any) -> Any:
+        """Makes a call.
+
+        Args:
+            name: the method.
+            given: its arguments.
+
+        Returns:
+            What it returned, ids as a list. None: it was refused, or returned None.
+        """
+        line, result, self.returned = f"pool.{name}({', '.join(map(shown, given))})", None, None
+        try:
+            self.returned = result = getattr(self.pool, name)(*given)
+            if name == "claim" and result is not None:
+                result = [int(each) for each in result]
+        except Exception as error:
+            self.calls.append(f"{line}  # {type(error).__name__}")
+            self.refused = True
+            return None
+        told = result is not None or name in ("claim", "admit", "publish")
+        self.calls.append(f"{line} -> {shown(result)}" if told else line)
+        self.refused = told and result is None
+        return result
+
+    def read(self, name: str, *given: Any) -> Any:
+        """Asks the pool something that must not fail.
+
+        Args:
+            name: the method.
+            given: its arguments.
+        """
+        try:
+            return getattr(self.pool, name)(*given)
+        except Exception as error:
+            raise Violation(self.calls, f"{name}({', '.join(map(repr, given))}): {error!r}") from error
+
+    def need(self, true: bool, what: str) -> None:
+        """Raises a `Violation` unless something is true.
+
+        Args:
+            true: what must be true.
+            what: says what is wrong otherwise.
+        """
+        if not true:
+            raise Violation(self.calls, what)
+
+    def need_free(self, n: int) -> None:
+        """Requires that so many slots are free.
+
+        Args:
+            n: number of slots.
+        """
+        self.need((free := self.read("free")) == n, f"free() is {free}, expected {n}")
+
+    def need_ids(self, ids: Sequence[int], owned: Iterable[int] = ()) -> None:
+        """Requires that slots exist, and that nobody else has them.
+
+        Args:
+            ids: slots that were handed out.
+            owned: slots that had an owner before.
+        """
+        seen = set(owned)
+        for slot in ids:
+            self.need(1 <= slot <= self.capacity, f"slot {slot} of a pool with slots 1..{self.capacity}")
+            self.need(slot not in seen, f"slot {slot} has two owners")
+            seen.add(slot)
+
+    def need_rest(self, owned: Sequence[int] = ()) -> None:
+        """Claims slots until the pool refuses, and requires that it hands out each free slot once.
+
+        Args:
+            owned: slots that have an owner.
+        """
+        ids: list[int] = []
+        calls, free = [*self.calls], self.read("free")
+        while len(ids) <= self.capacity and (got := self("claim", 1)):
+            ids += got
+        self.calls = [*calls, f"[pool.claim(1) for _ in range({len(ids) + 1})] -> {shown(ids)}"]
+        self.need_ids(ids, owned)
+        lost = sorted({*range(1, self.capacity + 1)} - {*ids, *owned})
+        self.need(not lost, f"slots {shown(lost)} have no owner and are not free")
+        self.calls = calls
+        self.need(free == len(ids), f"free() is {free}, expected {len(ids)}")
+
+    def some(self, draw: Draw) -> list[int]:
+        """Claims slots and releases some of them, so that the free ones are in no order.
+
+        Args:
+            draw: draws numbers.
+
+        Returns:
+            The slots that stay claimed.
+        """
+        held: list[int] = (n := draw(0, self.capacity)) and self("claim", n) or []
+        self.need(len(held) == n, f"claim({n}) of {self.capacity} free slots")
+        if back := [held.pop(draw(0, len(held) - 1)) for _ in range(draw(0, n))]:
+            self("release", back)
+        return held

@@ -124,7 +124,7 @@ def group_counts(t: Trial, draw: Draw) -> None:
     """B9c."""
     held = _grouped(t, draw)
     t.need_free(rest := t.capacity - len(held))
-    ids = rest and t("claim", rest) or []
+    ids = t("claim", rest) or []
     t.need(len(ids) == rest, f"{rest} slots were free or in the group")
     t.need_ids(ids, held)
 

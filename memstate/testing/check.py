@@ -1,6 +1,7 @@
 """Checks any pool of slots for the behaviours of docs/behaviours.md, and finds the shortest calls that break one."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from memstate.errors import ConfigurationError, InvalidArgument
@@ -104,8 +105,6 @@ def shortest(behaviour: Behaviour, factory: Callable[[], Slots], examples: int, 
             broken.append(violation.sequence)
             raise
 
-    try:
+    with suppress(Violation, hypothesis.errors.Flaky):  # flaky: a pool that is random itself
         program()
-    except (Violation, hypothesis.errors.Flaky):  # flaky: a pool that is random itself
-        pass
     return min(reversed(broken), key=len, default=[])

@@ -48,7 +48,8 @@ class Trial:
         self.pool: Any = pool
         self.capacity = pool.capacity
         self.calls: list[str] = []
-        self.refused, self.returned = False, None
+        self.refused = False
+        self.returned: Any = None
 
     def __call__(self, name: str, *given: Any) -> Any:
         """Makes a call.
@@ -143,8 +144,10 @@ class Trial:
         Returns:
             The slots that stay claimed.
         """
-        held: list[int] = (n := draw(0, self.capacity)) and self("claim", n) or []
-        self.need(len(held) == n, f"claim({n}) of {self.capacity} free slots")
+        if not (n := draw(0, self.capacity)):
+            return []
+        held: list[int] = self("claim", n) or []
+        self.need(len(held) == n, f"{self.capacity} slots were free")
         if back := [held.pop(draw(0, len(held) - 1)) for _ in range(draw(0, n))]:
             self("release", back)
         return held

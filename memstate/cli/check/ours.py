@@ -12,7 +12,7 @@ LAYOUT = ms.StateLayout(planes=(ms.Plane("state", (1,), torch.float32),), layers
 
 
 class Manager:
-    """A `StateManager` with its pool of slots by id.
+    """A `StateManager` with its pool of slots by id, on a CPU.
 
     Args:
         capacity: number of slots.
@@ -21,7 +21,9 @@ class Manager:
 
     def __init__(self, capacity: int = 8, rows: int = 2) -> None:
         self.capacity, self.rows = capacity, rows
-        self._mem = ms.StateManager(LAYOUT, slots=capacity, max_requests=rows, tracking=ms.Redirect(every=2))
+        self._mem = ms.StateManager(
+            LAYOUT, slots=capacity, max_requests=rows, tracking=ms.Redirect(every=2), backend="reference"
+        )
         self._allocator = self._mem.pool.allocator
         self._groups: list[ClaimGroup] = []
         self._handles: dict[int, Row] = {}

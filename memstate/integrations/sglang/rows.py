@@ -127,10 +127,7 @@ class Batched:
 
     def _claim(self, n: int) -> Tensor:
         slots = self.mamba_allocator
-        if (ids := slots.alloc(n)) is None and n <= slots.schedulable_available_size():
-            slots.alloc_group_end()  # the group was claimed for these requests
-            ids = slots.alloc(n)
-        if ids is None:
+        if (ids := slots.alloc(n)) is None:
             raise OutOfSlots(n, slots.available_size(), capacity=slots.size)
         return ids
 

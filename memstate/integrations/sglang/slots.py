@@ -88,7 +88,8 @@ class MambaSlotAllocator:
         """Claims slots.
 
         Args:
-            need_size: number of slots. One comes from the open group, where it has one left.
+            need_size: number of slots. One comes from the open group, where it has one left. If too few slots are free
+                beside the group, it ends.
 
         Returns:
             The ids, an int64 tensor, axis `need_size`; None if fewer are free. The caller does not write to it.
@@ -107,7 +108,10 @@ class MambaSlotAllocator:
                 self._stock = self._claim(need_size, STOCK)
                 self._left = self._stock.numel()
                 if need_size > self._left:
-                    return None
+                    if need_size > self.slots.free + self._group.numel():
+                        return None
+                    self.alloc_group_end()  # every claim can have the group's slots
+                    return self.alloc(need_size)
             first = self._stock.numel() - self._left
             ids = self._stock[first : first + need_size]
             self._left -= int(need_size)

@@ -1,0 +1,69 @@
+"""vLLM's blocks of states as a pool that can be checked: its `BlockPool` by id, its `KVCacheManager` for requests."""
+
+from typing import Any
+
+import torch
+
+SIZE = 16  # tokens of a block
+
+
+class Pool:
+    """A `KVCacheManager` of one group of recurrent layers, without prefix cache. Block 0 is the null block.
+
+    Args:
+        capacity: number of blocks besides it.
+
+    Raises:
+        ImportError: vLLM cannot be used.
+    """
+
+    def __init__(self, capacity: int = 8) -> None:
+        from vllm.v1.core.kv_cache_manager import KVCacheManager
+        from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, MambaSpec
+
+        spec = MambaSpec(block_size=SIZE, shapes=((1,),), dtypes=(torch.float32,), mamba_cache_mode="none")
+        groups = [KVCacheGroupSpec(["state"], spec)]
+        config = KVCacheConfig(num_blocks=capacity + 1, kv_cache_tensors=[], kv_cache_groups=groups)
+        self._manager = KVCacheManager(
+            config, max_model_len=SIZE, scheduler_block_size=SIZE, hash_block_size=SIZE, enable_caching=False
+        )
+        self._blocks = self._manager.block_pool
+        self.capacity = capacity
+        self._requests: list[Any] = []  # a row is a place in it: vLLM has no table
+
+    def of_size(self, slots: int) -> "Pool":
+        """See `Sized`."""
+        return Pool(slots)
+
+    def claim(self, n: int) -> list[int]:
+        """See `Slots`."""
+        return [block.block_id for block in self._blocks.get_new_blocks(n)]
+
+    def release(self, ids: list[int]) -> None:
+        """See `Slots`. vLLM takes blocks, not ids, so there is none for an id that no block has."""
+        if wrong := [slot for slot in ids if not 0 <= slot <= self.capacity]:
+            raise IndexError(f"no blocks {wrong}")
+        self._blocks.free_blocks([self._blocks.blocks[slot] for slot in ids])
+
+    def free(self) -> int:
+        """See `Slots`."""
+        return int(self._blocks.get_num_free_blocks())
+
+    def admit(self, key: str) -> int | None:
+        """See `Rows`."""
+        from vllm.sampling_params import SamplingParams
+        from vllm.v1.request import Request
+
+        request = Request(key, [1], SamplingParams(max_tokens=1), None)
+        if self._manager.allocate_slots(request, 1) is None:
+            return None
+        self._requests.append(request)
+        return len(self._requests) - 1
+
+    def slots_of(self, row: int) -> list[int]:
+        """See `Rows`."""
+        return [*self._manager.get_block_ids(self._requests[row].request_id)[0]]
+
+    def end(self, row: int) -> None:
+        """See `Rows`."""
+        self._manager.free(self._requests[row])

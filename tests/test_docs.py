@@ -17,6 +17,7 @@ PAGES = (
     "docs/sessions.md",
     "docs/speculation.md",
     "docs/capacity.md",
+    "docs/check.md",
     "docs/inspector.md",
     "docs/events.md",
     "docs/metrics.md",

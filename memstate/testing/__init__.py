@@ -3,6 +3,8 @@
 chaos   Chaos and Faults: claims, admissions, stores and polls that fail
 clock   Clock: seconds that pass when the test says so
 store   MemoryStore: records in a dictionary, with faults of single records
+check   check: the behaviours of any pool of slots; it needs hypothesis
+pools   what such a pool has
 """
 
 from memstate.testing.chaos import Chaos, Faults

@@ -65,7 +65,7 @@ class Trial:
         try:
             self.returned = result = getattr(self.pool, name)(*given)
             if name == "claim" and result is not None:
-                result = [int(each) for each in result]
+                result = [int(each) for each in (result.tolist() if hasattr(result, "tolist") else result)]
         except Exception as error:
             self.calls.append(f"{line}  # {type(error).__name__}")
             self.refused = True

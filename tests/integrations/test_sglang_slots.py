@@ -149,6 +149,17 @@ def test_groups(slots: MambaSlotAllocator) -> None:
     assert sorted(int(slots.alloc(1)) for _ in range(5)) == [1, 2, 3, 4, 5]  # type: ignore[arg-type]
 
 
+def test_B9c_a_claim_can_have_the_slots_of_an_open_group(slots: MambaSlotAllocator) -> None:
+    slots.alloc_group_begin(3)
+    assert slots.alloc(6) is None and slots.schedulable_available_size() == 5
+    first = slots.alloc(1)
+    many = slots.alloc(3)  # two are free beside the group
+    assert first is not None and many is not None and len({*first.tolist(), *many.tolist()}) == 4
+    assert slots.schedulable_available_size() == 1
+    slots.alloc_group_end()
+    assert slots.available_size() == 1
+
+
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("seed", range(3))
 def test_no_slot_has_two_owners(seed: int) -> None:

@@ -37,13 +37,17 @@ class Manager:
         """See `Slots`. One slot comes from the newest group, where it has one left."""
         if n == 1 and self._groups and self._groups[-1].left:
             return self._groups[-1].claim(1)
-        return self._mem.pool.claim(n)
+        return self._mem.pool.claim(n, zero=False)
 
     def release(self, ids: list[int]) -> None:
         """See `Slots`. What was published is a handle."""
-        handles = [self._published.pop(slot, None) for slot in ids]
-        self._mem.drop(handles)
-        self._mem.pool.release([slot for slot, handle in zip(ids, handles, strict=True) if handle is None])
+        rest = []
+        for slot in ids:
+            if handle := self._published.pop(slot, None):
+                self._mem.drop([handle])
+            else:
+                rest.append(slot)
+        self._mem.pool.release(rest)
 
     def free(self) -> int:
         """See `Slots`."""

@@ -1,5 +1,6 @@
 """vLLM's blocks of states as a pool that can be checked: its `BlockPool` by id, its `KVCacheManager` for requests."""
 
+import os
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ class Pool:
     """
 
     def __init__(self, capacity: int = 8) -> None:
+        os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")  # its log goes to stdout
         from vllm.v1.core.kv_cache_manager import KVCacheManager
         from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, MambaSpec
 

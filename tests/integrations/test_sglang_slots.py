@@ -9,6 +9,7 @@ import torch
 
 from memstate import DeviceFault, DoubleRelease, InvalidArgument
 from memstate.integrations.sglang import VERSIONS, MambaSlotAllocator
+from memstate.integrations.sglang.track import TrackBuffer
 
 ROOT = Path(__file__).parents[2]
 
@@ -183,6 +184,20 @@ def test_no_slot_has_two_owners(seed: int) -> None:
         rng.shuffle(owned)
         assert len(set(owned)) == len(owned) and set(owned) <= set(range(1, size + 1)), seed
         assert slots.schedulable_available_size() == size - len(owned), seed
+    slots.check()
+
+
+@pytest.mark.parametrize("mask", [False, True], ids=["0.5.21", "0.5.22"])
+def test_track_buffer_is_freed(slots: MambaSlotAllocator, mask: bool) -> None:
+    """What SGLang does to the track buffer of a session: entries without a slot free nothing."""
+    none = ids(-1)
+    claimed = slots.alloc(4)
+    assert claimed is not None
+    full, half = TrackBuffer(claimed, 1, 2, 2, none), TrackBuffer(claimed, 3, 1, 2, none)
+    for buffer in (full, half):
+        slots.free(buffer[buffer != -1] if mask else buffer)
+    assert slots.available_size() == 4
+    assert sorted(slots.free_slots.tolist()) == [2, 3, 4, 5]
     slots.check()
 
 

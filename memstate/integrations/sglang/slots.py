@@ -5,6 +5,7 @@ from torch import Tensor
 
 from memstate.checks import is_count
 from memstate.errors import InvalidArgument
+from memstate.integrations.sglang.track import TrackBuffer
 from memstate.kernels.dispatch import Backend
 from memstate.slots.allocator import SlotAllocator
 
@@ -119,17 +120,19 @@ class MambaSlotAllocator:
             self._handed.append((ids, len(self._freed)))
         return ids
 
-    def free(self, free_index: Tensor) -> None:
+    def free(self, free_index: Tensor | TrackBuffer) -> None:
         """Frees slots, at the next claim or count.
 
         Args:
-            free_index: integers in any shape.
+            free_index: integers in any shape, or a track buffer, as SGLang 0.5.21 frees those of a session.
 
         Raises:
             InvalidArgument: the ids are not integers.
 
         Syncs: no.
         """
+        if isinstance(free_index, TrackBuffer):
+            free_index = free_index.ids()
         strided = isinstance(free_index, Tensor) and free_index.layout is torch.strided
         if strided and free_index.dtype is torch.int64 and free_index.device == self._device:
             mine = free_index.clone() if self._copy else free_index

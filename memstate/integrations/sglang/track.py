@@ -69,8 +69,12 @@ class TrackBuffer:
             return self._slots[self._first : self._first + self._held]
         return torch.cat([self.entry(at) for at in range(len(self.empty))])
 
-    def __getitem__(self, at: int | slice) -> Tensor:
-        if isinstance(at, slice):
+    def __ne__(self, other: object) -> Tensor:  # type: ignore[override]
+        """Compares each entry, as SGLang 0.5.22 does to free those of a session."""
+        return self.ids() != other
+
+    def __getitem__(self, at: int | slice | Tensor) -> Tensor:
+        if not isinstance(at, int):
             return self.ids()[at]
         return self.entry(at)[0] if self.empty[at] or self._changed else self._slots[self._first + at]
 

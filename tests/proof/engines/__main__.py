@@ -1,0 +1,70 @@
+"""Builds the environments, runs the engines, prints a line an engine; ends with 1 if one of them failed."""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import tests.proof.engines as package
+from tests.proof.engines.environment import ROOT, build, engines
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the engines.
+
+    Args:
+        arguments: Of the command line; None for those of this process.
+
+    Returns:
+        0 if all of them passed, otherwise 1.
+    """
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("tests.proof.engines", description=package.__doc__, formatter_class=form)
+    parser.add_argument("engines", nargs="*", metavar="ENGINE", help=f"of {engines()}; default: all")
+    parser.add_argument("--only", metavar="SCENARIO", help="of the engine's scenarios")
+    parser.add_argument("--requests", type=int, metavar="N", help="of each scenario, where an engine counts them")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="where to write what the engines report")
+    chosen = parser.parse_args(arguments)
+    if unknown := set(chosen.engines) - set(engines()):
+        parser.error(f"no engine {sorted(unknown)}: expected some of {engines()}")
+    options = [f"--{name}={value}" for name in ("only", "requests") if (value := getattr(chosen, name)) is not None]
+    results = {name: run(name, build(name), options) for name in chosen.engines or engines()}
+    if chosen.json:
+        chosen.json.write_text(json.dumps(results, indent=2))
+    for result in results.values():
+        print(result["line"])
+    return int(any(result["status"] for result in results.values()))
+
+
+def run(name: str, python: Path, options: Sequence[str], root: Path = ROOT) -> dict[str, object]:
+    """Runs an engine's proof, and passes on what it prints.
+
+    Args:
+        name: The engine.
+        python: The interpreter of its environment.
+        options: Of its command line.
+        root: The folder that holds `tests`.
+
+    Returns:
+        Its exit `status`, its last `line`, and the `report` that it wrote.
+    """
+    report = root / "build" / "engines" / f"{name}.json"
+    report.parent.mkdir(parents=True, exist_ok=True)
+    report.unlink(missing_ok=True)
+    command = [python, "-m", f"tests.proof.engines.{name}.run", *options, f"--json={report}"]
+    variables, line = os.environ | {"PYTHONPATH": str(root)}, ""
+    with subprocess.Popen(command, cwd=root, env=variables, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            print(line, end="", flush=True)
+    if process.returncode and not line.startswith(name):
+        line = f"{name}: ended with {process.returncode}"
+    written = json.loads(report.read_text()) if report.is_file() else None
+    return {"status": process.returncode, "line": line.strip(), "report": written}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+"""Talks whose prompts share prefixes: a few openings, forks of a first question, and each turn behind its history."""
+
+import random
+from typing import Final, NamedTuple
+
+from tests.proof.engines.vllm.models import WORDS
+
+OPENINGS: Final = 3
+TURNS: Final = 4
+FORK: Final = 4  # every so many talks ask the same first question as the talk before them
+QUESTION: Final = (20, 60)  # tokens
+
+
+class Ask(NamedTuple):
+    """One request.
+
+    Attributes:
+        name: `talk.turn`.
+        prompt: Its tokens.
+    """
+
+    name: str
+    prompt: list[int]
+
+
+class Talks:
+    """Writes the prompts of a round from the answers of the rounds before.
+
+    Args:
+        requests: How many requests there are, a whole number of rounds.
+        opening: Tokens of an opening.
+        seed: Of the words.
+    """
+
+    def __init__(self, requests: int, opening: int, seed: int = 0) -> None:
+        self._draw = random.Random(seed)
+        openings = [self._words(opening) for _ in range(OPENINGS)]
+        self.histories = [list(openings[talk % OPENINGS]) for talk in range(max(1, requests // TURNS))]
+        self.turn = 0
+
+    def ask(self) -> list[Ask]:
+        """Returns the requests of the next round, none behind the last."""
+        if self.turn == TURNS:
+            return []
+        question: list[int] = []
+        for talk, history in enumerate(self.histories):
+            if self.turn or talk % FORK != 1:
+                question = self._words(self._draw.randint(*QUESTION))
+            elif talk:
+                history[:] = self.histories[talk - 1][: -len(question)]
+            history += question
+        self.turn += 1
+        return [Ask(f"{talk}.{self.turn}", list(history)) for talk, history in enumerate(self.histories)]
+
+    def answered(self, answers: dict[str, list[int]]) -> None:
+        """Puts the answers of the round into the histories."""
+        for talk, history in enumerate(self.histories):
+            history += answers[f"{talk}.{self.turn}"]
+
+    def _words(self, number: int) -> list[int]:
+        return [self._draw.randrange(4, WORDS) for _ in range(number)]

@@ -6,7 +6,7 @@ from typing import Any, Final
 WORDS: Final = 512
 COMMON: Final[dict[str, Any]] = {
     "vocab_size": WORDS, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 2,
-    "num_key_value_heads": 1, "max_position_embeddings": 2048, "initializer_range": 0.2, "tie_word_embeddings": False,
+    "num_key_value_heads": 1, "max_position_embeddings": 2048, "initializer_range": 0.1, "tie_word_embeddings": False,
     "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
 MAMBA2: Final = {

@@ -1,21 +1,18 @@
-"""One process of vLLM's own engine on a CPU: serves rounds of requests, and writes what came out and what is left.
+"""One process of vLLM's own engine on a CPU: serves rounds of requests, and tells what came out and what is left."""
 
-python -m tests.proof.engines.vllm.serve JOB.json RESULT.json
-"""
-
-import json
 import random
-import sys
 import time
 from collections import Counter
-from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final
 
+from tests.proof.engines.vllm.job import Ask, Job
+from tests.proof.engines.vllm.mended import run_ahead
 from tests.proof.engines.vllm.measured import Measured
-from tests.proof.engines.vllm.talks import Ask, Talks
+from tests.proof.engines.vllm.talks import Talks
+from tests.proof.engines.vllm.theirs import stand_in
 
 SECONDS: Final = 120  # after which an engine that has nothing left to do but steps on is stuck
+BETWEEN: Final = 5  # times as often a reset comes between two rounds, when vLLM allows it
 CALLS: Final = (
     "get_num_new_matched_tokens", "update_state_after_alloc", "build_connector_meta", "update_connector_output",
     "request_finished_all_groups", "start_load_kv", "wait_for_save", "get_transfer_results", "get_finished",
@@ -27,24 +24,29 @@ class Engine:
     """vLLM's engine, step by step.
 
     Args:
-        job: What `run` wrote: `model`, `connector` (None for none), `options` of vLLM, and what happens meanwhile.
+        job: What to serve, and what happens meanwhile.
+        model: Folder of the model.
     """
 
-    def __init__(self, job: dict[str, Any]) -> None:
+    def __init__(self, job: Job, model: str) -> None:
         from vllm import LLM
 
-        mend(job)
+        if job.connector and "kv_connector_module_path" not in job.connector:
+            stand_in()
+        if job.asynchronous:
+            run_ahead()
         given = {
+            "worker_extension_cls": "tests.proof.engines.vllm.mended.Mended",  # imported by each worker
             "skip_tokenizer_init": True, "enforce_eager": True, "enable_prefix_caching": True, "block_size": 32,
             "dtype": "float32", "num_gpu_blocks_override": 200, "kv_cache_memory_bytes": 1 << 28, "max_model_len": 1024,
-            "max_num_seqs": 6, "seed": 0, "kv_transfer_config": job["connector"],
+            "max_num_seqs": 6, "seed": 0, "kv_transfer_config": job.connector and dict(job.connector),
         }  # fmt: skip
-        self.job, self.llm = job, LLM(job["model"], **given | job["options"])
+        self.job, self.llm = job, LLM(model, **given | dict(job.options))
         self.engine = self.llm.llm_engine
         self.core = self.engine.engine_core.engine_core
         self.scheduler = self.core.scheduler
         self.draw = random.Random(1)
-        self.preempted, self.resets, self.steps = 0, Counter[str](), 0
+        self.counts = Counter[str]()
         self.answers: dict[str, dict[str, Any]] = {}
         self.cost = Measured()
         self.cost.watch("step", self.core, ["step_fn"])
@@ -54,9 +56,9 @@ class Engine:
                 self.cost.watch("worker", worker, CALLS)
         preempt = self.scheduler._preempt_request
 
-        def counted(*args: Any) -> None:
-            self.preempted += 1
-            preempt(*args)
+        def counted(*args: Any, **kwargs: Any) -> None:
+            self.counts["preempted"] += 1
+            preempt(*args, **kwargs)
 
         self.scheduler._preempt_request = counted
 
@@ -69,34 +71,44 @@ class Engine:
 
     def serve(self, asks: list[Ask]) -> None:
         """Serves a round: requests arrive in the order of the round, one or two a step."""
-        waiting, length = list(asks), self.job["tokens"]
         from vllm import SamplingParams
 
+        waiting, length = list(asks), self.job.tokens
         greedy = SamplingParams(temperature=0, max_tokens=length, ignore_eos=True, detokenize=False, logprobs=0)
         while waiting or self.engine.has_unfinished_requests():
-            for _ in range(min(len(waiting), self.job["together"] or self.draw.randint(1, 2))):
+            room = self.draw.randint(1, 2) if not self.job.serial else not self.engine.has_unfinished_requests()
+            for _ in range(min(len(waiting), room)):
                 name, prompt = waiting.pop(0)
                 self.engine.add_request(name, {"prompt_token_ids": prompt}, greedy)
                 self.answers[name] = {"tokens": [], "logprobs": [], "cached": 0, "aborted": False, "prompt": len(prompt)}
             for out in self.engine.step():
                 (chosen,), answer = out.outputs, self.answers[out.request_id]
+                self.counts["accepted"] += max(0, len(chosen.token_ids) - len(answer["tokens"]) - 1)
                 answer["tokens"] = list(chosen.token_ids)
                 answer["logprobs"] = [next(iter(each.values())).logprob for each in chosen.logprobs]
                 answer["cached"] = out.num_cached_tokens or 0
-            self.steps += 1
             self.happen()
 
     def happen(self) -> None:
         """Aborts requests and resets caches while others run."""
         job, running = self.job, [each for each, answer in self.answers.items() if not answer["aborted"]]
-        unfinished = [name for name in running if len(self.answers[name]["tokens"]) < job["tokens"]]
-        if job["abort"] and unfinished and self.draw.random() < job["abort"]:
+        unfinished = [name for name in running if len(self.answers[name]["tokens"]) < job.tokens]
+        if job.abort and unfinished and self.draw.random() < job.abort:
             name = self.draw.choice(unfinished)
             self.engine.abort_request([name])
             self.answers[name]["aborted"] = True
-        if job["reset"] and self.draw.random() < job["reset"]:
-            done = self.engine.reset_prefix_cache(reset_running_requests=job["reset_running"], reset_connector=True)
-            self.resets["done" if done else "refused"] += 1
+        if self.draw.random() < job.reset:
+            self.reset()
+
+    def reset(self) -> None:
+        """Resets vLLM's cache and the connector's. vLLM refuses it while a block is held."""
+        try:
+            done = self.engine.reset_prefix_cache(reset_running_requests=self.job.reset_running, reset_connector=True)
+        except RuntimeError as error:  # scheduler.py, line 2871: not while a request waits for a load
+            if "waiting for remote KV transfer" not in str(error):
+                raise
+            done = False
+        self.counts["resets" if done else "resets refused"] += 1
 
     def settle(self) -> None:
         """Steps until the connector has nothing left to do."""
@@ -124,7 +136,7 @@ class Engine:
         found = [] if free == blocks else [f"{free} of {blocks} blocks of vLLM are free"]
         found += [f"block {block.block_id} has {block.ref_cnt} owners" for block in pool.blocks[1:] if block.ref_cnt]
         found += [f"request {name} is kept" for name in self.scheduler.requests]
-        if (connector := self.scheduler.connector) is None or self.job["theirs"]:
+        if (connector := self.scheduler.connector) is None or not hasattr(connector, "scheduler"):
             return found
         sides = [connector.scheduler] + ([self.worker.worker] if self.worker is not None else [])
         names = ("_known", "_loads", "_saves", "_saving", "_writes", "_reading", "_loading", "_writing", "_to_write")
@@ -133,55 +145,40 @@ class Engine:
         return found + connector.scheduler.cache.miscounts(Counter(), 0)
 
 
-def mend(job: dict[str, Any]) -> None:
-    """Works around what keeps vLLM from running the model on a CPU, and switches on what it switches off there."""
-    from vllm.model_executor.layers.mamba.mamba_mixer2 import MambaMixer2
+def serve(job: Job, model: str) -> dict[str, Any]:
+    """Does a job.
 
-    # mamba_mixer2.py, line 880 of 0.32.0: the scan for CPUs returns one state a sequence, but the checkpoint inside a
-    # forward reads one a chunk: IndexError. Without checkpoints the scheduler ends a chunk where a state is kept.
-    spec = MambaMixer2.get_kv_cache_spec
-    MambaMixer2.get_kv_cache_spec = lambda self, config: replace(spec(self, config), num_prefill_checkpoint_blocks=0)
-    if job["asynchronous"]:
-        from vllm.platforms.cpu import CpuPlatform
+    Args:
+        job: What to do.
+        model: Folder of the model.
 
-        update = CpuPlatform.check_and_update_config.__func__
-
-        def ahead(cls: type, config: Any) -> None:  # platforms/cpu.py, line 331: "not required on CPU"
-            update(cls, config)
-            config.scheduler_config.async_scheduling = True
-
-        CpuPlatform.check_and_update_config = classmethod(ahead)
-
-
-def main() -> None:
-    """Does the job."""
-    job = json.loads(Path(sys.argv[1]).read_text())
-    engine = Engine(job)
-    if job["rounds"] is None:
-        talks, rounds = Talks(job["requests"], job["opening"]), []
+    Returns:
+        The `rounds` that were served, the `answers`, what was counted and measured, and what is `left`.
+    """
+    engine = Engine(job, model)
+    rounds = job.rounds or []
+    if not rounds:
+        talks = Talks(job.requests, job.opening)
         while asks := talks.ask():
             engine.serve(asks)
-            talks.answered({name: answer["tokens"] for name, answer in engine.answers.items()})
+            if not job.serial:
+                talks.answered({name: answer["tokens"] for name, answer in engine.answers.items()})
             rounds.append(asks)
-    else:
-        rounds = [[Ask(*each) for each in asks] for asks in job["rounds"]]
-        for asks in rounds:
-            engine.serve(asks)
-            engine.settle()
-            if job["forget"]:
-                engine.forget()
-            if job["spoil"]:
-                engine.spoil()
+    for asks in job.rounds or []:
+        engine.serve([Ask(*each) for each in asks])
+        engine.settle()
+        if engine.draw.random() < BETWEEN * job.reset:
+            engine.reset()
+        elif job.forget:
+            engine.forget()
+        if job.spoil:
+            engine.spoil()
     engine.settle()
-    connector = engine.scheduler.connector
-    result = {
-        "rounds": rounds, "answers": engine.answers, "left": engine.left(), "preempted": engine.preempted,
-        "resets": engine.resets, "steps": engine.steps, "cost": engine.cost.seconds,
-        "counts": vars(connector.counts) if connector is not None and not job["theirs"] else {},
-    }  # fmt: skip
+    left = engine.left()
     engine.core.shutdown()
-    Path(sys.argv[2]).write_text(json.dumps(result))
-
-
-if __name__ == "__main__":
-    main()
+    ours = getattr(engine.scheduler.connector, "counts", None)
+    counts = engine.counts | Counter(vars(ours) if ours is not None else {})
+    return {
+        "rounds": rounds, "answers": engine.answers, "left": left, "counts": counts,
+        "cost": engine.cost.seconds,
+    }  # fmt: skip

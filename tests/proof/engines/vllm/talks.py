@@ -1,26 +1,15 @@
 """Talks whose prompts share prefixes: a few openings, forks of a first question, and each turn behind its history."""
 
 import random
-from typing import Final, NamedTuple
+from typing import Final
 
+from tests.proof.engines.vllm.job import Ask
 from tests.proof.engines.vllm.models import WORDS
 
 OPENINGS: Final = 3
 TURNS: Final = 4
 FORK: Final = 4  # every so many talks ask the same first question as the talk before them
 QUESTION: Final = (20, 60)  # tokens
-
-
-class Ask(NamedTuple):
-    """One request.
-
-    Attributes:
-        name: `talk.turn`.
-        prompt: Its tokens.
-    """
-
-    name: str
-    prompt: list[int]
 
 
 class Talks:

@@ -1,0 +1,96 @@
+"""What processes with the connector gave, beside what the process without a cache gave."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from tests.proof.engines.vllm.scenarios import Scenario
+
+CLOSE: Final = 1e-5  # between logprobs in fp32
+COST: Final = ("scheduler", "worker", "step")
+
+
+@dataclass
+class Outcome:
+    """What came out of a scenario.
+
+    Attributes:
+        counts: Requests, wrong answers, tokens of prompts and of hits, and what the connectors counted.
+        apart: The largest difference between two logprobs.
+        cost: CPU seconds in the connector of scheduler and worker, and in steps.
+        failures: What is wrong.
+    """
+
+    counts: Counter[str] = field(default_factory=Counter)
+    apart: float = 0.0
+    cost: Counter[str] = field(default_factory=Counter)
+    failures: list[str] = field(default_factory=list)
+
+    @classmethod
+    def sum(cls, outcomes: Iterable["Outcome"]) -> "Outcome":
+        """Returns the sum of several."""
+        whole = cls()
+        for each in outcomes:
+            whole.counts += each.counts
+            whole.cost += each.cost
+            whole.apart = max(whole.apart, each.apart)
+        return whole
+
+    @property
+    def text(self) -> str:
+        """All but the failures."""
+        counts = self.counts
+        share = [f"{self.cost[side] / self.cost['step']:.1%}" for side in COST[:2]] if self.cost["step"] else ["-"] * 2
+        more = "".join(f", {counts[name]} {name}" for name in ("preempted", "aborted", "resets", "fetched") if counts[name])
+        return (
+            f"{counts['requests']} requests, {counts['wrong']} with wrong tokens, logprobs within {self.apart:.1e}, "
+            f"{counts['cached']} of {counts['prompts']} tokens not computed again, {counts['loaded']} blocks loaded{more}"
+            f", {share[0]} + {share[1]} of a step's CPU time"
+        )
+
+    def __str__(self) -> str:
+        return self.text + (": ok" if not self.failures else "".join(f"\n    {each}" for each in self.failures))
+
+
+def compared(scenario: Scenario, right: Mapping[str, Any], results: list[dict[str, Any]]) -> Outcome:
+    """Compares.
+
+    Args:
+        scenario: What was run.
+        right: The result of the process without a cache.
+        results: Those of the processes with the connector, in the order of their start.
+    """
+    outcome = Outcome()
+    counts = outcome.counts
+    for result in results:
+        exact = scenario.reference.options["enable_prefix_caching"]
+        for name, answer in result["answers"].items():
+            expected, length = right["answers"][name], len(answer["tokens"])
+            counts["requests"] += 1
+            counts["aborted"] += answer["aborted"]
+            counts["prompts"] += answer["prompt"]
+            counts["cached"] += answer["cached"]
+            counts["otherwise"] += exact and answer["cached"] != expected["cached"]
+            if answer["tokens"] != expected["tokens"][: length if answer["aborted"] else None]:
+                counts["wrong"] += 1
+                continue
+            pairs = zip(answer["logprobs"], expected["logprobs"], strict=False)
+            outcome.apart = max([outcome.apart, *(abs(one - other) for one, other in pairs)])
+        counts.update({name: value for name, value in result["counts"].items() if isinstance(value, int)})
+        outcome.cost.update(result["cost"])
+        outcome.failures += result["left"]
+    if scenario.restart:
+        again = results[-1]["answers"].values()
+        counts["reused"] = 100 * sum(each["cached"] for each in again) // sum(each["prompt"] for each in again)
+    seen = counts["wrong"] or outcome.apart > (0 if exact else CLOSE)
+    if seen and not scenario.wrong:
+        outcome.failures.append("answers are not those of vLLM without a cache")
+    if not seen and scenario.wrong:
+        outcome.failures.append("records changed places, and no answer shows it")
+    if counts["otherwise"]:
+        outcome.failures.append(f"{counts['otherwise']} hits are not as long as vLLM's own")
+    wants = dict(scenario.wants) | ({"cached": 1} if scenario.theirs else {"loaded": 1})
+    outcome.failures += [f"{name}: {counts[name]}, expected {least} or more"
+                         for name, least in wants.items() if counts[name] < least]  # fmt: skip
+    return outcome

@@ -1,0 +1,36 @@
+"""What keeps vLLM from running these models on a CPU, and what it switches off there.
+
+A worker imports this module before it looks at the model, as it holds vLLM's `worker_extension_cls`.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from vllm.model_executor.layers.mamba.mamba_mixer2 import MambaMixer2
+from vllm.platforms.cpu import CpuPlatform
+
+_spec = MambaMixer2.get_kv_cache_spec
+
+
+def _without_checkpoints(self: Any, config: Any) -> Any:
+    # mamba_mixer2.py, line 880 of 0.32.0: the scan for CPUs returns one state a sequence, and the checkpoint inside a
+    # forward reads one a chunk: IndexError. Without it the scheduler ends a chunk where a state is kept.
+    return replace(_spec(self, config), num_prefill_checkpoint_blocks=0)
+
+
+MambaMixer2.get_kv_cache_spec = _without_checkpoints
+
+
+class Mended:
+    """Adds nothing to a worker."""
+
+
+def run_ahead() -> None:
+    """Lets the scheduler run a step ahead, which platforms/cpu.py, line 331 of 0.32.0, switches off."""
+    update = CpuPlatform.check_and_update_config.__func__
+
+    def ahead(cls: type, config: Any) -> None:
+        update(cls, config)
+        config.scheduler_config.async_scheduling = True
+
+    CpuPlatform.check_and_update_config = classmethod(ahead)

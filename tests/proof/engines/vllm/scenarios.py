@@ -1,0 +1,86 @@
+"""What vLLM is put through."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from tests.proof.engines.vllm.job import Job, connector
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Processes of vLLM with the connector, beside one without a cache.
+
+    Args:
+        job: What each of them does.
+        wants: Count -> what all of them together must reach, so that it is known to have happened.
+        settings: Of the connector.
+        theirs: A connector of vLLM in the place of ours.
+        store: Whether there is a store.
+        at_once: Processes that run at the same time over one store.
+        restart: Whether a process more serves the last round again, over the same store.
+        wrong: Whether there must be wrong answers: a control.
+    """
+
+    job: Job
+    wants: Mapping[str, int] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    theirs: str = ""
+    store: bool = False
+    at_once: int = 1
+    restart: bool = False
+    wrong: bool = False
+
+    @property
+    def reference(self) -> Job:
+        """What the process without a cache does."""
+        exact = self.job.model == "qwen"
+        options = {name: value for name, value in self.job.options.items() if name in ("max_model_len", "tensor_parallel_size")}
+        if exact:
+            options = dict(self.job.options)
+        given = (self.job.model, self.job.requests, self.job.opening, self.job.tokens)
+        return Job(*given, options=options | {"enable_prefix_caching": exact}, serial=exact)
+
+    @property
+    def transfer(self) -> dict[str, Any]:
+        """vLLM's `kv_transfer_config`, without the folder of the store."""
+        return connector(self.theirs, **self.settings) if self.theirs else connector(**self.settings)
+
+
+SMALL: Final = {"host_blocks": 40, "store_tokens": 32}
+NGRAM: Final = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+# In bf16 a block differs with the batch, with where a prompt is cut, and between prefill and decode, in vLLM alone. So one
+# request at a time, beside vLLM's own cache, and no block of an answer is read again: then all bits are equal.
+SERIAL: Final = {"dtype": "bfloat16", "num_gpu_blocks_override": 1000}
+
+SCENARIOS: Final[dict[str, Scenario]] = {
+    "chats-granite": Scenario(Job("granite")),
+    "chats-falcon": Scenario(Job("falcon")),
+    "chats-nemotron": Scenario(Job("nemotron")),
+    "chats-qwen": Scenario(Job("qwen", options=SERIAL, serial=True)),
+    "preemption": Scenario(
+        Job("granite", tokens=60, options={"num_gpu_blocks_override": 24, "max_num_seqs": 8}), {"preempted": 5}
+    ),
+    "aborts": Scenario(Job("falcon", abort=0.2), {"aborted": 8}),
+    "resets": Scenario(Job("nemotron", reset=0.1), {"resets": 1}),
+    "resets-running": Scenario(Job("granite", reset=0.05, reset_running=True), {"resets": 3}),
+    "small-host": Scenario(Job("granite"), {"saved": 41}, {"host_blocks": 40}),
+    "store": Scenario(Job("falcon"), {"fetched": 10, "written": 41}, SMALL, store=True),
+    "restart": Scenario(
+        Job("nemotron", opening=900, options={"max_model_len": 2048}), {"fetched": 10, "reused": 95},
+        {"store_tokens": 32}, store=True, restart=True,
+    ),
+    "two-ranks": Scenario(Job("granite", options={"tensor_parallel_size": 2})),
+    "two-engines": Scenario(Job("granite"), {"fetched": 10}, SMALL, store=True, at_once=2),
+    "asynchronous": Scenario(Job("falcon", asynchronous=True)),
+    "ngram": Scenario(Job("granite", options={"speculative_config": NGRAM}), {"accepted": 1}),
+    "windows": Scenario(Job("gemma")),
+    "control": Scenario(Job("granite", spoil=True), wrong=True),
+    "cost": Scenario(Job("large", requests=24)),
+}  # fmt: skip
+
+# The same requests with vLLM's own connectors.
+PEERS: Final[dict[str, Scenario]] = {
+    f"{connector}-{model}": Scenario(Job(model), {}, {"cpu_bytes_to_use": 1 << 28}, theirs=connector)
+    for connector in ("SimpleCPUOffloadConnector", "OffloadingConnector") for model in ("granite", "gemma")
+}  # fmt: skip

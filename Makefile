@@ -3,7 +3,7 @@
 #   PYTHON=python3.12     the interpreter that creates .venv
 #   TORCH=torch==2.11.0   the torch to install: a version, a URL or a wheel
 #   PIP_ARGS=...          options for pip; pip's own variables (PIP_INDEX_URL, ...) work as well
-#   ARGS=...              options for the command of `demo`, `compile` and pytest
+#   ARGS=...              options for the command of `demo`, `compile`, `engine-proof` and pytest
 #   WORKERS=2             test processes
 
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
@@ -22,7 +22,7 @@ THREADS ?= 1
 TEST_ENV := OMP_NUM_THREADS=$(THREADS) MKL_NUM_THREADS=$(THREADS) PYTHONDONTWRITEBYTECODE=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format compile compile-matrix docs wheel proof mutate soak gpu-proof clean
+.PHONY: help install demo test lint format compile compile-matrix docs wheel proof mutate soak engine-proof gpu-proof clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' Makefile
@@ -103,6 +103,9 @@ mutate: $(TOOLS) ## let mutmut change the tracking rules and the reference kerne
 soak: $(TOOLS) ## a million random operations on the reference, 20 000 on the interpreter; about half an hour
 	$(TEST_ENV) $(BIN)/python -m tests.proof.stateful --backend reference --operations 1000000 --workers $(WORKERS) $(ARGS)
 	$(TEST_ENV) $(BIN)/python -m tests.proof.stateful --backend interpreter --operations 20000 --workers $(WORKERS) $(ARGS)
+
+engine-proof: ## build environments of vLLM and SGLang in build/engines, serve tiny models on a CPU, compare with runs without a cache; an hour
+	@$(PYTHON) -m tests.proof.engines $(ARGS)
 
 # Installs nothing: the machine's own Python. Without make: python3 -m tests.proof.gpu_proof --out DIR
 gpu-proof: ## prove on a GPU, with the machine's own Python, what only a GPU shows; results in OUT=dir

@@ -1,7 +1,7 @@
 """What processes with the connector gave, beside what the process without a cache gave."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -42,7 +42,9 @@ class Outcome:
         """All but the failures."""
         counts = self.counts
         share = [f"{self.cost[side] / self.cost['step']:.1%}" for side in COST[:2]] if self.cost["step"] else ["-"] * 2
-        more = "".join(f", {counts[name]} {name}" for name in ("preempted", "aborted", "resets", "fetched") if counts[name])
+        more = "".join(
+            f", {counts[name]} {name}" for name in ("preempted", "aborted", "resets", "fetched") if counts[name]
+        )
         return (
             f"{counts['requests']} requests, {counts['wrong']} with wrong tokens, logprobs within {self.apart:.1e}, "
             f"{counts['cached']} of {counts['prompts']} tokens not computed again, {counts['loaded']} blocks loaded{more}"
@@ -53,18 +55,17 @@ class Outcome:
         return self.text + (": ok" if not self.failures else "".join(f"\n    {each}" for each in self.failures))
 
 
-def compared(scenario: Scenario, right: Mapping[str, Any], results: list[dict[str, Any]]) -> Outcome:
+def compared(scenario: Scenario, results: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> Outcome:
     """Compares.
 
     Args:
         scenario: What was run.
-        right: The result of the process without a cache.
-        results: Those of the processes with the connector, in the order of their start.
+        results: Of each process with the connector what the one without a cache gave, and what it gave itself; in the
+            order of their start.
     """
-    outcome = Outcome()
+    outcome, exact = Outcome(), scenario.reference.serial
     counts = outcome.counts
-    for result in results:
-        exact = scenario.reference.options["enable_prefix_caching"]
+    for right, result in results:
         for name, answer in result["answers"].items():
             expected, length = right["answers"][name], len(answer["tokens"])
             counts["requests"] += 1
@@ -80,8 +81,8 @@ def compared(scenario: Scenario, right: Mapping[str, Any], results: list[dict[st
         counts.update({name: value for name, value in result["counts"].items() if isinstance(value, int)})
         outcome.cost.update(result["cost"])
         outcome.failures += result["left"]
-    if scenario.restart:
-        again = results[-1]["answers"].values()
+    if scenario.then:
+        again = results[-1][1]["answers"].values()
         counts["reused"] = 100 * sum(each["cached"] for each in again) // sum(each["prompt"] for each in again)
     seen = counts["wrong"] or outcome.apart > (0 if exact else CLOSE)
     if seen and not scenario.wrong:
@@ -93,4 +94,5 @@ def compared(scenario: Scenario, right: Mapping[str, Any], results: list[dict[st
     wants = dict(scenario.wants) | ({"cached": 1} if scenario.theirs else {"loaded": 1})
     outcome.failures += [f"{name}: {counts[name]}, expected {least} or more"
                          for name, least in wants.items() if counts[name] < least]  # fmt: skip
+    outcome.failures += [f"{name}: {counts[name]}, expected 0" for name in scenario.never if counts[name]]
     return outcome

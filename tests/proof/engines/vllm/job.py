@@ -38,6 +38,7 @@ class Job:
         reset_running: Whether a reset preempts the requests that run. Otherwise vLLM refuses it while one runs.
         spoil: Whether records in host memory change places behind each round: a control.
         asynchronous: Whether the scheduler runs a step ahead.
+        seed: Of the model's weights.
     """
 
     model: str = "granite"
@@ -54,6 +55,7 @@ class Job:
     reset_running: bool = False
     spoil: bool = False
     asynchronous: bool = False
+    seed: int = 0
 
 
 def connector(name: str = "MemstateConnector", **settings: Any) -> dict[str, Any]:

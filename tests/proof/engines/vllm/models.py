@@ -21,6 +21,7 @@ GRANITE: Final = {
 # Of each model its `model_type` in Transformers, and what differs from COMMON.
 MODELS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "granite": ("granitemoehybrid", GRANITE),
+    "reweighted": ("granitemoehybrid", GRANITE),  # in a folder of its own, where other weights come
     "falcon": ("falcon_h1", {**MAMBA2, "mamba_d_ssm": 128, "head_dim": 32}),
     "nemotron": ("nemotron_h", {
         "layers_block_type": ["mamba", "attention", "mlp", "mamba"], "head_dim": 32, "ssm_state_size": 16,

@@ -11,12 +11,14 @@ import argparse
 import json
 import multiprocessing
 import os
+import shutil
 import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from memstate.tiers.records import MAGIC
 from tests.proof.engines.vllm.compared import Outcome, compared
 from tests.proof.engines.vllm.job import Job
 from tests.proof.engines.vllm.scenarios import PEERS, SCENARIOS, Scenario
@@ -35,7 +37,7 @@ class Processes:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self._made, self._count = folder, dict[Job, dict[str, Any]](), 0
+        self.folder, self._made, self._count = folder, dict[str, dict[str, Any]](), 0
         self._fork = multiprocessing.get_context("fork")
 
     def run(self, *jobs: Job) -> list[dict[str, Any]]:
@@ -73,21 +75,37 @@ def _work(job: Job, model: Path, result: Path, log: Path) -> None:
     from tests.proof.engines.vllm.serve import serve
 
     if not model.is_dir():
-        make(job.model, model)
+        make(job.model, model, job.seed)
     result.write_text(json.dumps(serve(job, str(model))))
 
 
 def prove(scenario: Scenario, processes: Processes) -> Outcome:
     """Runs a scenario."""
-    right = processes.reference(scenario.reference)
-    transfer = scenario.transfer
+    right, transfer = processes.reference(scenario.reference), scenario.transfer
+    store = Path(tempfile.mkdtemp(dir=processes.folder))
     if scenario.store:
-        transfer["kv_connector_extra_config"]["store"] = tempfile.mkdtemp(dir=processes.folder)
+        transfer["kv_connector_extra_config"]["store"] = str(store)
     job = replace(scenario.job, rounds=right["rounds"], connector=transfer)
-    results = processes.run(*[job] * scenario.at_once)
-    if scenario.restart:
-        results += processes.run(replace(job, rounds=job.rounds[-1:]))
-    return compared(scenario, right, results)
+    results = [(right, result) for result in processes.run(*[job] * scenario.at_once)]
+    if scenario.then:
+        last = right["rounds"][-1:]
+        if scenario.then == "damaged":
+            damage(store)
+        elif scenario.then == "reweighted":
+            shutil.rmtree(processes.folder / job.model)
+            [right] = processes.run(replace(scenario.reference, rounds=last, seed=1))
+        [again] = processes.run(replace(job, rounds=last, seed=int(scenario.then == "reweighted")))
+        results.append((right, again))
+    return compared(scenario, results)
+
+
+def damage(store: Path) -> None:
+    """Changes a bit in every second record."""
+    for path in sorted(path for path in store.rglob("*") if path.is_file())[::2]:
+        record = bytearray(path.read_bytes())
+        if record.startswith(MAGIC):
+            record[-len(record) // 2] ^= 1
+            path.write_bytes(record)
 
 
 def main() -> int:

@@ -18,7 +18,9 @@ class Scenario:
         theirs: A connector of vLLM in the place of ours.
         store: Whether there is a store.
         at_once: Processes that run at the same time over one store.
-        restart: Whether a process more serves the last round again, over the same store.
+        then: What comes before one more process serves the last round again, over the same store: a `restart`, or
+            damage to half of the records (`damaged`), or other weights at the same path (`reweighted`).
+        never: Counts that must stay 0.
         wrong: Whether there must be wrong answers: a control.
     """
 
@@ -28,14 +30,17 @@ class Scenario:
     theirs: str = ""
     store: bool = False
     at_once: int = 1
-    restart: bool = False
+    then: str = ""
+    never: tuple[str, ...] = ()
     wrong: bool = False
 
     @property
     def reference(self) -> Job:
         """What the process without a cache does."""
         exact = self.job.model == "qwen"
-        options = {name: value for name, value in self.job.options.items() if name in ("max_model_len", "tensor_parallel_size")}
+        options = {
+            name: value for name, value in self.job.options.items() if name in ("max_model_len", "tensor_parallel_size")
+        }
         if exact:
             options = dict(self.job.options)
         given = (self.job.model, self.job.requests, self.job.opening, self.job.tokens)
@@ -62,13 +67,17 @@ SCENARIOS: Final[dict[str, Scenario]] = {
         Job("granite", tokens=60, options={"num_gpu_blocks_override": 24, "max_num_seqs": 8}), {"preempted": 5}
     ),
     "aborts": Scenario(Job("falcon", abort=0.2), {"aborted": 8}),
-    "resets": Scenario(Job("nemotron", reset=0.1), {"resets": 1}),
+    "resets": Scenario(Job("nemotron", reset=0.1), {"resets": 2, "resets refused": 2}),
     "resets-running": Scenario(Job("granite", reset=0.05, reset_running=True), {"resets": 3}),
     "small-host": Scenario(Job("granite"), {"saved": 41}, {"host_blocks": 40}),
     "store": Scenario(Job("falcon"), {"fetched": 10, "written": 41}, SMALL, store=True),
     "restart": Scenario(
         Job("nemotron", opening=900, options={"max_model_len": 2048}), {"fetched": 10, "reused": 95},
-        {"store_tokens": 32}, store=True, restart=True,
+        {"store_tokens": 32}, store=True, then="restart",
+    ),
+    "damaged": Scenario(Job("granite"), {"fetched": 1, "lost": 1}, {"store_tokens": 32}, store=True, then="damaged"),
+    "reweighted": Scenario(
+        Job("reweighted"), {"written": 41}, {"store_tokens": 32}, store=True, then="reweighted", never=("fetched",)
     ),
     "two-ranks": Scenario(Job("granite", options={"tensor_parallel_size": 2})),
     "two-engines": Scenario(Job("granite"), {"fetched": 10}, SMALL, store=True, at_once=2),

@@ -6,13 +6,12 @@ from collections import Counter
 from typing import Any, Final
 
 from tests.proof.engines.vllm.job import Ask, Job
-from tests.proof.engines.vllm.mended import run_ahead
 from tests.proof.engines.vllm.measured import Measured
+from tests.proof.engines.vllm.mended import run_ahead
 from tests.proof.engines.vllm.talks import Talks
 from tests.proof.engines.vllm.theirs import stand_in
 
 SECONDS: Final = 120  # after which an engine that has nothing left to do but steps on is stuck
-BETWEEN: Final = 5  # times as often a reset comes between two rounds, when vLLM allows it
 CALLS: Final = (
     "get_num_new_matched_tokens", "update_state_after_alloc", "build_connector_meta", "update_connector_output",
     "request_finished_all_groups", "start_load_kv", "wait_for_save", "get_transfer_results", "get_finished",
@@ -80,7 +79,13 @@ class Engine:
             for _ in range(min(len(waiting), room)):
                 name, prompt = waiting.pop(0)
                 self.engine.add_request(name, {"prompt_token_ids": prompt}, greedy)
-                self.answers[name] = {"tokens": [], "logprobs": [], "cached": 0, "aborted": False, "prompt": len(prompt)}
+                self.answers[name] = {
+                    "tokens": [],
+                    "logprobs": [],
+                    "cached": 0,
+                    "aborted": False,
+                    "prompt": len(prompt),
+                }
             for out in self.engine.step():
                 (chosen,), answer = out.outputs, self.answers[out.request_id]
                 self.counts["accepted"] += max(0, len(chosen.token_ids) - len(answer["tokens"]) - 1)
@@ -164,10 +169,10 @@ def serve(job: Job, model: str) -> dict[str, Any]:
             if not job.serial:
                 talks.answered({name: answer["tokens"] for name, answer in engine.answers.items()})
             rounds.append(asks)
-    for asks in job.rounds or []:
+    for number, asks in enumerate(job.rounds or []):
         engine.serve([Ask(*each) for each in asks])
         engine.settle()
-        if engine.draw.random() < BETWEEN * job.reset:
+        if job.reset and number % 2:  # nothing runs, so vLLM does it
             engine.reset()
         elif job.forget:
             engine.forget()

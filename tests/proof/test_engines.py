@@ -1,0 +1,53 @@
+"""The outer part of `make engine-proof`: pins, names, exit status. The engines themselves do not run here."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.proof.engines.__main__ import main, run
+from tests.proof.engines.environment import HERE, engines, pins
+from tests.support.sources import ROOT
+
+FAKE = "import sys; print('it runs'); print('fake 1.0: 3 requests: {word}'); sys.exit({status})"
+
+
+@pytest.mark.parametrize("engine", engines())
+def test_every_package_of_an_engine_has_one_exact_version(engine: str) -> None:
+    names = [re.sub(r"[-_.]+", "-", pin.split("==")[0]).lower() for pin in pins(HERE / engine / "pins.txt")]
+    assert "torch" in names and len(set(names)) == len(names)
+    assert not [name for name in names if name.startswith("nvidia")]  # nothing for GPUs
+
+
+def test_a_range_is_no_pin(tmp_path: Path) -> None:
+    (tmp_path / "pins.txt").write_text("# comment\ntorch==2.13.0\nnumpy>=2\n")
+    with pytest.raises(ValueError, match=r"'numpy>=2' is not an exact version"):
+        pins(tmp_path / "pins.txt")
+
+
+def test_an_unknown_engine_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["nonesuch"])
+    assert ended.value.code == 2 and "no engine ['nonesuch']: expected some of" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("status", "word"), [(0, "ok"), (1, "failed")])
+def test_an_engine_ends_the_proof_with_its_line_and_its_status(tmp_path: Path, status: int, word: str) -> None:
+    program = tmp_path / "tests" / "proof" / "engines" / "fake" / "run.py"
+    program.parent.mkdir(parents=True)
+    for folder in (program.parent, *program.parent.parents[:3]):
+        (folder / "__init__.py").touch()
+    program.write_text(FAKE.format(word=word, status=status))
+    result = run("fake", Path(sys.executable), [], tmp_path)
+    assert result == {"status": status, "line": f"fake 1.0: 3 requests: {word}", "report": None}
+
+
+def test_an_engine_that_breaks_off_has_failed(tmp_path: Path) -> None:
+    assert run("missing", Path(sys.executable), [], tmp_path)["line"] == "missing: ended with 1"
+
+
+def test_every_engine_has_a_program() -> None:
+    assert "vllm" in engines()
+    assert all((HERE / engine / "run.py").is_file() for engine in engines())
+    assert "tests.proof.engines" in (ROOT / "Makefile").read_text()

@@ -47,8 +47,8 @@ class Outcome:
         )
         return (
             f"{counts['requests']} requests, {counts['wrong']} with wrong tokens, logprobs within {self.apart:.1e}, "
-            f"{counts['cached']} of {counts['prompts']} tokens not computed again, {counts['loaded']} blocks loaded{more}"
-            f", {share[0]} + {share[1]} of a step's CPU time"
+            f"{counts['cached']} of {counts['prompts']} tokens not computed again, {counts['loaded']} blocks loaded"
+            f"{more}, {share[0]} + {share[1]} of a step's CPU time"
         )
 
     def __str__(self) -> str:

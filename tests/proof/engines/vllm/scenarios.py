@@ -54,8 +54,8 @@ class Scenario:
 
 SMALL: Final = {"host_blocks": 40, "store_tokens": 32}
 NGRAM: Final = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
-# In bf16 a block differs with the batch, with where a prompt is cut, and between prefill and decode, in vLLM alone. So one
-# request at a time, beside vLLM's own cache, and no block of an answer is read again: then all bits are equal.
+# In bf16 a block differs with the batch, with where a prompt is cut, and between prefill and decode, in vLLM alone.
+# So one request at a time, beside vLLM's own cache, and no block of an answer is read again: then all bits are equal.
 SERIAL: Final = {"dtype": "bfloat16", "num_gpu_blocks_override": 1000}
 
 SCENARIOS: Final[dict[str, Scenario]] = {

@@ -144,7 +144,19 @@ class Engine:
         if (connector := self.scheduler.connector) is None or not hasattr(connector, "scheduler"):
             return found
         sides = [connector.scheduler] + ([self.worker.worker] if self.worker is not None else [])
-        names = ("_known", "_loads", "_saves", "_saving", "_writes", "_reading", "_loading", "_writing", "_to_write")
+        names = (
+            "_known",
+            "_loads",
+            "_saves",
+            "_saving",
+            "_writes",
+            "_waiting",
+            "_packed",
+            "_reading",
+            "_loading",
+            "_writing",
+            "_to_write",
+        )
         found += [f"{name} of the connector: {kept}" for side in sides for name in names
                   if (kept := getattr(side, name, None))]  # fmt: skip
         return found + connector.scheduler.cache.miscounts(Counter(), 0)

@@ -8,6 +8,9 @@ import pytest
 
 from tests.proof.engines.__main__ import main, run
 from tests.proof.engines.environment import HERE, engines, pins
+from tests.proof.engines.vllm.compared import compared
+from tests.proof.engines.vllm.job import Job
+from tests.proof.engines.vllm.scenarios import Scenario
 from tests.support.sources import ROOT
 
 FAKE = "import sys; print('it runs'); print('fake 1.0: 3 requests: {word}'); sys.exit({status})"
@@ -51,3 +54,27 @@ def test_every_engine_has_a_program() -> None:
     assert "vllm" in engines()
     assert all((HERE / engine / "run.py").is_file() for engine in engines())
     assert "tests.proof.engines" in (ROOT / "Makefile").read_text()
+
+
+RIGHT = {"tokens": [5, 6], "logprobs": [-1.0, -2.0], "cached": 64, "prompt": 100, "aborted": False}
+
+
+@pytest.mark.parametrize(
+    ("changed", "loaded", "why"),
+    [
+        ({}, 3, []),
+        ({"tokens": [5, 7]}, 3, ["answers are not those of vLLM without a cache"]),
+        ({"tokens": [5]}, 3, ["answers are not those of vLLM without a cache"]),
+        ({"tokens": [5], "aborted": True}, 3, []),
+        ({"logprobs": [-1.0, -2.0001]}, 3, ["answers are not those of vLLM without a cache"]),
+        ({}, 0, ["loaded: 0, expected 1 or more"]),
+    ],
+)
+def test_a_wrong_token_and_a_run_without_hits_fail(changed: dict[str, object], loaded: int, why: list[str]) -> None:
+    result = {"answers": {"0.1": RIGHT | changed}, "counts": {"loaded": loaded}, "cost": {}, "left": []}
+    assert compared(Scenario(Job()), [({"answers": {"0.1": RIGHT}}, result)]).failures == why
+
+
+def test_a_control_without_a_wrong_token_is_a_failure() -> None:
+    result = {"answers": {"0.1": RIGHT}, "counts": {"loaded": 1}, "cost": {}, "left": []}
+    assert compared(Scenario(Job(), wrong=True), [({"answers": {"0.1": RIGHT}}, result)]).failures

@@ -88,8 +88,14 @@ SCENARIOS: Final[dict[str, Scenario]] = {
     "cost": Scenario(Job("large", requests=24)),
 }  # fmt: skip
 
-# The same requests with vLLM's own connectors.
+THEIRS: Final = ("SimpleCPUOffloadConnector", "OffloadingConnector")
+HYBRIDS: Final = ("granite", "falcon", "nemotron", "gemma")
+
+# The same requests with ours and with vLLM's own connectors.
 PEERS: Final[dict[str, Scenario]] = {
-    f"{connector}-{model}": Scenario(Job(model), {}, {"cpu_bytes_to_use": 1 << 28}, theirs=connector)
-    for connector in ("SimpleCPUOffloadConnector", "OffloadingConnector") for model in ("granite", "gemma")
+    **{f"MemstateConnector-{model}": Scenario(Job(model)) for model in HYBRIDS},
+    **{
+        f"{peer}-{model}": Scenario(Job(model), settings={"cpu_bytes_to_use": 1 << 28}, theirs=peer)
+        for peer in THEIRS for model in HYBRIDS
+    },
 }  # fmt: skip

@@ -48,7 +48,7 @@ class Outcome:
         return (
             f"{counts['requests']} requests, {counts['wrong']} with wrong tokens, logprobs within {self.apart:.1e}, "
             f"{counts['cached']} of {counts['prompts']} tokens not computed again, {counts['loaded']} blocks loaded"
-            f"{more}, {share[0]} + {share[1]} of a step's CPU time"
+            f"{more}, {share[0]} + {share[1]} of {1000 * self.cost['step'] / max(1, counts['steps']):.0f} ms a step"
         )
 
     def __str__(self) -> str:

@@ -92,6 +92,7 @@ class Engine:
                 answer["tokens"] = list(chosen.token_ids)
                 answer["logprobs"] = [next(iter(each.values())).logprob for each in chosen.logprobs]
                 answer["cached"] = out.num_cached_tokens or 0
+            self.counts["steps"] += 1
             self.happen()
 
     def happen(self) -> None:

@@ -24,13 +24,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser("tests.proof.engines", description=package.__doc__, formatter_class=form)
     parser.add_argument("engines", nargs="*", metavar="ENGINE", help=f"of {engines()}; default: all")
-    parser.add_argument("--only", metavar="SCENARIO", help="of the engine's scenarios")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="SCENARIO", help="of the engine's; may be repeated"
+    )
     parser.add_argument("--requests", type=int, metavar="N", help="of each scenario, where an engine counts them")
     parser.add_argument("--json", type=Path, metavar="PATH", help="where to write what the engines report")
     chosen = parser.parse_args(arguments)
     if unknown := set(chosen.engines) - set(engines()):
         parser.error(f"no engine {sorted(unknown)}: expected some of {engines()}")
-    options = [f"--{name}={value}" for name in ("only", "requests") if (value := getattr(chosen, name)) is not None]
+    options = [f"--only={name}" for name in chosen.only]
+    options += [f"--requests={chosen.requests}"] if chosen.requests else []
     results = {name: run(name, build(name), options) for name in chosen.engines or engines()}
     if chosen.json:
         chosen.json.write_text(json.dumps(results, indent=2))

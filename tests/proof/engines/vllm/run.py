@@ -2,9 +2,9 @@
 
 Run it in the environment of `pins.txt`:
 
-    python -m tests.proof.engines.vllm.run [--only SCENARIO] [--requests N] [--json PATH]
+    python -m tests.proof.engines.vllm.run [--only SCENARIO ...] [--requests N] [--json PATH]
 
-`--only peers` runs vLLM's own connectors with the same requests.
+`--only peers` runs the connector and vLLM's own ones with the same requests.
 """
 
 import argparse
@@ -111,7 +111,7 @@ def damage(store: Path) -> None:
 def main() -> int:
     """Returns 0 if all scenarios passed, otherwise 1."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=["peers", *SCENARIOS], metavar="SCENARIO")
+    parser.add_argument("--only", action="append", choices=["peers", *SCENARIOS], metavar="SCENARIO")
     parser.add_argument("--requests", type=int, metavar="N", help="of each scenario")
     parser.add_argument("--json", type=Path, metavar="PATH")
     chosen = parser.parse_args()
@@ -119,19 +119,20 @@ def main() -> int:
     import vllm
     from vllm import LLM  # noqa: F401 (for the forks)
 
-    scenarios = PEERS if chosen.only == "peers" else SCENARIOS
+    only = chosen.only or list(SCENARIOS)
+    scenarios = {name: scenario for name, scenario in SCENARIOS.items() if name in only}
+    scenarios |= PEERS if "peers" in only else {}
     outcomes: dict[str, Outcome] = {}
     with tempfile.TemporaryDirectory() as folder:
         processes = Processes(Path(folder))
         for name, scenario in scenarios.items():
-            if chosen.only in (None, "peers", name):
-                if chosen.requests:
-                    scenario = replace(scenario, job=replace(scenario.job, requests=chosen.requests))
-                try:
-                    outcomes[name] = prove(scenario, processes)
-                except RuntimeError as error:
-                    outcomes[name] = Outcome(failures=[str(error)])
-                print(f"{name}: {outcomes[name]}", flush=True)
+            if chosen.requests:
+                scenario = replace(scenario, job=replace(scenario.job, requests=chosen.requests))
+            try:
+                outcomes[name] = prove(scenario, processes)
+            except RuntimeError as error:
+                outcomes[name] = Outcome(failures=[str(error)])
+            print(f"{name}: {outcomes[name]}", flush=True)
     if chosen.json:
         chosen.json.write_text(json.dumps({name: vars(outcome) for name, outcome in outcomes.items()}, indent=2))
     failed = [name for name, outcome in outcomes.items() if outcome.failures]

@@ -18,7 +18,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from memstate.tiers.records import MAGIC
 from tests.proof.engines.vllm.compared import Outcome, compared
 from tests.proof.engines.vllm.job import Job
 from tests.proof.engines.vllm.scenarios import PEERS, SCENARIOS, Scenario
@@ -101,6 +100,8 @@ def prove(scenario: Scenario, processes: Processes) -> Outcome:
 
 def damage(store: Path) -> None:
     """Changes a bit in every second record."""
+    from memstate.tiers.records import MAGIC  # with it comes torch, which must find VARIABLES
+
     for path in sorted(path for path in store.rglob("*") if path.is_file())[::2]:
         record = bytearray(path.read_bytes())
         if record.startswith(MAGIC):

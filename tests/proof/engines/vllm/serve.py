@@ -45,7 +45,7 @@ class Engine:
         self.core = self.engine.engine_core.engine_core
         self.scheduler = self.core.scheduler
         self.draw = random.Random(1)
-        self.counts = Counter[str]()
+        self.counts = Counter[str](ahead=int(self.core.batch_queue is not None))
         self.answers: dict[str, dict[str, Any]] = {}
         self.cost = Measured()
         self.cost.watch("step", self.core, ["step_fn"])

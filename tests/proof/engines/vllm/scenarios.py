@@ -90,7 +90,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
 }  # fmt: skip
 
 THEIRS: Final = ("SimpleCPUOffloadConnector", "OffloadingConnector")
-HYBRIDS: Final = ("granite", "falcon", "nemotron", "gemma")
+HYBRIDS: Final = ("granite", "gemma")
 
 # The same requests with ours and with vLLM's own connectors.
 PEERS: Final[dict[str, Scenario]] = {

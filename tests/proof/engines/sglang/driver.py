@@ -15,6 +15,7 @@ from sglang.srt.managers.io_struct import (
     TokenizedGenerateReqInput,
 )
 from sglang.srt.sampling.sampling_params import SamplingParams
+
 from tests.proof.engines.sglang.scenarios import Pair
 from tests.proof.engines.sglang.traffic import Turn
 

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from sglang.srt.mem_cache.pool_host import common, mamba, mha
 from torch import Tensor
 
 from memstate import FileStore
 from memstate.integrations.sglang import StoreStorage
-from sglang.srt.mem_cache.pool_host import common, mamba, mha
 from tests.proof.engines.sglang.scenarios import Pair, tracked
 from tests.proof.engines.sglang.traffic import talks
 

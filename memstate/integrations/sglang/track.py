@@ -1,5 +1,7 @@
 """The track buffer of a request: the slots that its tracked states alternate between."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -69,9 +71,9 @@ class TrackBuffer:
             return self._slots[self._first : self._first + self._held]
         return torch.cat([self.entry(at) for at in range(len(self.empty))])
 
-    def __ne__(self, other: object) -> Tensor:  # type: ignore[override]
+    def __ne__(self, other: Any) -> Tensor:  # type: ignore[override]
         """Compares each entry, as SGLang 0.5.22 does to free those of a session."""
-        return self.ids() != other
+        return self.ids().ne(other)
 
     def __getitem__(self, at: int | slice | Tensor) -> Tensor:
         if not isinstance(at, int):

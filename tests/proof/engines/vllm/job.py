@@ -57,6 +57,11 @@ class Job:
     asynchronous: bool = False
     seed: int = 0
 
+    @property
+    def theirs(self) -> bool:
+        """Whether the connector is one of vLLM's."""
+        return self.connector is not None and "kv_connector_module_path" not in self.connector
+
 
 def connector(name: str = "MemstateConnector", **settings: Any) -> dict[str, Any]:
     """Returns a `kv_transfer_config`.

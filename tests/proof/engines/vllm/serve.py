@@ -30,7 +30,7 @@ class Engine:
     def __init__(self, job: Job, model: str) -> None:
         from vllm import LLM
 
-        if job.connector and "kv_connector_module_path" not in job.connector:
+        if job.theirs:
             stand_in()
         if job.asynchronous:
             run_ahead()
@@ -142,7 +142,7 @@ class Engine:
         found = [] if free == blocks else [f"{free} of {blocks} blocks of vLLM are free"]
         found += [f"block {block.block_id} has {block.ref_cnt} owners" for block in pool.blocks[1:] if block.ref_cnt]
         found += [f"request {name} is kept" for name in self.scheduler.requests]
-        if (connector := self.scheduler.connector) is None or not hasattr(connector, "scheduler"):
+        if (connector := self.scheduler.connector) is None or self.job.theirs:
             return found
         sides = [connector.scheduler] + ([self.worker.worker] if self.worker is not None else [])
         names = (

@@ -1,5 +1,6 @@
 """vLLM's own connectors on a CPU: copies in the place of those that need CUDA. What is kept and found is theirs."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -57,7 +58,8 @@ def stand_in() -> None:
     from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
     from vllm.v1.simple_kv_offload import worker
 
-    torch.cuda.Stream, torch.cuda.current_stream, torch.Event = Stream, lambda: None, Event
+    cuda = SimpleNamespace(Stream=Stream, current_stream=lambda: None)
+    worker.torch = SimpleNamespace(**vars(torch) | {"cuda": cuda, "Event": Event})
     worker.DmaCopyBackend, worker.PIN_MEMORY = Copies, False
 
     class Worker(OffloadingWorker):

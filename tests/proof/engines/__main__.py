@@ -27,13 +27,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--only", action="append", default=[], metavar="SCENARIO", help="of the engine's; may be repeated"
     )
-    parser.add_argument("--requests", type=int, metavar="N", help="of each scenario, where an engine counts them")
     parser.add_argument("--json", type=Path, metavar="PATH", help="where to write what the engines report")
     chosen = parser.parse_args(arguments)
     if unknown := set(chosen.engines) - set(engines()):
         parser.error(f"no engine {sorted(unknown)}: expected some of {engines()}")
     options = [f"--only={name}" for name in chosen.only]
-    options += [f"--requests={chosen.requests}"] if chosen.requests else []
     results = {name: run(name, build(name), options) for name in chosen.engines or engines()}
     if chosen.json:
         chosen.json.write_text(json.dumps(results, indent=2))

@@ -43,11 +43,14 @@ def test_an_engine_ends_the_proof_with_its_line_and_its_status(tmp_path: Path, s
         (folder / "__init__.py").touch()
     program.write_text(FAKE.format(word=word, status=status))
     result = run("fake", Path(sys.executable), [], tmp_path)
-    assert result == {"status": status, "line": f"fake 1.0: 3 requests: {word}", "report": None}
+    where = ", see build/engines/fake.log" if status else ""
+    assert result == {"status": status, "line": f"fake 1.0: 3 requests: {word}{where}", "report": None}
 
 
 def test_an_engine_that_breaks_off_has_failed(tmp_path: Path) -> None:
-    assert run("missing", Path(sys.executable), [], tmp_path)["line"] == "missing: ended with 1"
+    result = run("missing", Path(sys.executable), [], tmp_path)
+    assert result["line"] == "missing: ended with 1, see build/engines/missing.log"
+    assert "No module named" in (tmp_path / "build" / "engines" / "missing.log").read_text()
 
 
 def test_every_engine_has_a_program() -> None:

@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(name: str, python: Path, options: Sequence[str], root: Path = ROOT) -> dict[str, object]:
-    """Runs an engine's proof, and passes on what it prints.
+    """Runs an engine's proof, and passes on what it prints; what the engine itself says goes to a log.
 
     Args:
         name: The engine.
@@ -56,13 +56,17 @@ def run(name: str, python: Path, options: Sequence[str], root: Path = ROOT) -> d
     report.parent.mkdir(parents=True, exist_ok=True)
     report.unlink(missing_ok=True)
     command = [python, "-m", f"tests.proof.engines.{name}.run", *options, f"--json={report}"]
-    variables, line = os.environ | {"PYTHONPATH": str(root)}, ""
-    with subprocess.Popen(command, cwd=root, env=variables, stdout=subprocess.PIPE, text=True) as process:
+    variables, line, log = os.environ | {"PYTHONPATH": str(root)}, "", report.with_suffix(".log")
+    with (
+        log.open("w") as said,
+        subprocess.Popen(command, cwd=root, env=variables, stdout=subprocess.PIPE, stderr=said, text=True) as process,
+    ):
         assert process.stdout is not None
         for line in process.stdout:
             print(line, end="", flush=True)
-    if process.returncode and not line.startswith(name):
-        line = f"{name}: ended with {process.returncode}"
+    if process.returncode:
+        line = (line if line.startswith(name) else f"{name}: ended with {process.returncode}").strip()
+        line += f", see {log.relative_to(root)}"
     written = json.loads(report.read_text()) if report.is_file() else None
     return {"status": process.returncode, "line": line.strip(), "report": written}
 

@@ -112,6 +112,9 @@ class Ending:
         require_keep(keep, tokens)
         keys = self._keys(tokens, numbers) if keep == "cache" else None
         known = [self._table.confirmed_at[row] for row in numbers]
+        if keys is not None:
+            bare = [at for at in range(len(numbers)) if tokens is None or tokens[at] is None]
+            self._require_all([numbers[at] for at in bare], [known[at] for at in bare], [keys[at] for at in bare])
         if strict:
             bounds = known if keys is None else list(map(min, known, (len(key) // BYTES for key in keys)))
             self._require_answers(numbers, bounds)

@@ -557,7 +557,7 @@ class StateManager(NotCopied, Shown):
                 `Request(resume=...)` and `drop`. "cache": KV and state to the prefix cache, and the states of a turn to
                 its session; `drop` refuses what the cache owns.
             tokens: all tokens of each request so far, prompt and answer. None, or None for a request: its prompt, which
-                then is not read again. With `keep="cache"` only.
+                then is not read again; a request that has decoded needs its tokens. With `keep="cache"` only.
             lengths: for each row, the largest length that its state can have, or one number for all. None: no limit.
 
         Returns:
@@ -591,7 +591,7 @@ class StateManager(NotCopied, Shown):
             rows: the requests.
             keep: where the snapshots go: "handle" or "cache", as for `end`.
             tokens: all tokens of each request so far, prompt and answer. None, or None for a request: its prompt, which
-                then is not read again. With `keep="cache"` only.
+                then is not read again; a request that has decoded needs its tokens. With `keep="cache"` only.
             strict: if a row has no snapshot, or no register is free for it, raise an error and publish nothing.
 
         Returns:

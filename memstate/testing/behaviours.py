@@ -57,6 +57,7 @@ def releases(t: Trial, draw: Draw) -> None:
 def twice(t: Trial, draw: Draw) -> None:
     """B5."""
     held = t.some(draw) or t("claim", 1) or []
+    t.need(bool(held), "a slot was free")
     slot = held.pop(draw(0, len(held) - 1))
     if draw(0, 1):
         t("release", [slot])

@@ -6,6 +6,7 @@ from typing import Any
 from memstate.testing.pools import Slots
 
 MOST = 8  # ids of a list that are shown
+MOST_SAID = 100  # characters of an error
 Draw = Callable[[int, int], int]  # a whole number from .. to
 
 
@@ -67,7 +68,8 @@ class Trial:
             if name == "claim" and result is not None:
                 result = [int(each) for each in (result.tolist() if hasattr(result, "tolist") else result)]
         except Exception as error:
-            self.calls.append(f"{line}  # {type(error).__name__}")
+            said = " ".join(str(error).split())[:MOST_SAID]
+            self.calls.append(f"{line}  # {type(error).__name__}{f': {said}' if said else ''}")
             self.refused = True
             return None
         told = result is not None or name in ("claim", "admit", "publish")

@@ -34,6 +34,20 @@ def test_a_right_pool_has_every_behaviour() -> None:
     assert {each.behaviour: each.holds for each in check(Toy, examples=EXAMPLES)} == dict.fromkeys(CASES | RANDOM, True)
 
 
+class Mistyped(Toy):
+    """An adapter with a mistake: an exception is a refusal."""
+
+    def claim(self, n: int) -> list[int] | None:
+        return self.slts[:n]  # type: ignore[attr-defined, no-any-return]
+
+
+@pytest.mark.parametrize("number", sorted(CASES | RANDOM))
+def test_an_adapter_with_a_mistake_is_no_crash(number: str) -> None:
+    [found] = check(Mistyped, [number], examples=EXAMPLES)
+    if number == "B1":
+        assert "no attribute 'slts'" in found.sequence[0] and not found.holds
+
+
 def test_B9a_B9b_B9c_memstates_own_pool_has_every_behaviour(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(behaviours, "SIZES", (1, 33, 1000))
     assert broken(Manager, CASES | RANDOM, 5) == {}
@@ -77,7 +91,10 @@ def test_a_slot_that_no_pool_has_breaks_the_first_claim() -> None:
     ("fault", "sequences"),
     [
         ("frees twice", {"G3": ["pool.release([1])"]}),
-        ("a refusal costs a slot", {"G1": ["pool.claim(7)  # MemoryError"], "G3": ["pool.claim(7)  # MemoryError"]}),
+        (
+            "a refusal costs a slot",
+            {"G1": ["pool.claim(7)  # MemoryError: 7"], "G3": ["pool.claim(7)  # MemoryError: 7"]},
+        ),
         ("clear keeps groups", {"G3": ["pool.open_group(1)", "pool.clear()"]}),
     ],
 )

@@ -14,7 +14,7 @@ from memstate.cli.replay import BOUND, NAMES, Loop, Replayed, bound, compare, re
 from memstate.cli.replay.requests import Units, followed, served
 from memstate.cli.traces import BLOCK, TraceRequest
 from memstate.cli.traces.make import KINDS, make
-from memstate.errors import InvalidArgument
+from memstate.errors import ConfigurationError, InvalidArgument
 
 ENDS = Loop(every=16 * BLOCK)  # decode leaves no state before that length
 
@@ -309,6 +309,12 @@ def test_every_policy_has_its_row_and_every_number_of_states_its_column() -> Non
     assert rows[2] == {"policy": "room for everything", "2": ideal, "4": ideal}
     assert isinstance(replayed[1], Replayed)
     assert (rows[0]["longest wait"], rows[0]["leaked"]) == (replayed[1].longest_wait, 0)
+
+
+def test_without_scipy_the_bound_is_refused_before_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigurationError, match="needs scipy: pip install"):
+        compare(short("chat", 20, 2), (2,), 60, ("lru", BOUND), progress=lambda *at: pytest.fail("it began"))
 
 
 def test_beside_the_bound_a_policy_has_its_share_of_it() -> None:

@@ -477,6 +477,7 @@ def test_what_is_given_up_is_reported_before_its_save_is_over() -> None:
         ({}, "host_blocks=None and host_bytes=None"),
         ({"host_blocks": 1, "host_bytes": "1GiB"}, "host_bytes='1GiB'"),
         ({"host_bytes": "64"}, "write 64GiB"),
+        ({"host_blocks": 1, "store_capacity": "64"}, "store_capacity"),
         ({"host_blocks": 0}, "host_blocks=0"),
         ({"host_blocks": "many"}, "host_blocks='many'"),
         ({"host_blocks": 1, "threads": 0}, "threads=0"),
@@ -496,6 +497,7 @@ def test_host_memory_in_bytes_and_staging_in_blocks() -> None:
     for tensor in given.kv_cache_tensors:
         tensor.size = BLOCKS * 2 * BYTES
     assert Settings(host_bytes="1KiB").records(given) == 10
+    assert Settings(host_blocks=1, store_capacity="1MiB").store_capacity == 1 << 20
     assert Settings(host_blocks=7).records(given) == 7
     with pytest.raises(ConfigurationError, match="host_bytes=95: a block takes 96; set 96 or more"):
         Settings(host_bytes=95).records(given)

@@ -56,8 +56,8 @@ def text(findings: Sequence[Finding]) -> str:
         lines.append(f"{each.behaviour:5}{holds:13}{each.title}")
         for call in each.sequence:
             lines += wrap(call, WIDTH, initial_indent=" " * 7, subsequent_indent=" " * 11)
-    count = [each.holds for each in findings].count
-    lines += ["", f"{count(True)} hold, {count(False)} do not, {count(None)} are not offered"]
-    if any(each.holds is False and not each.promised for each in findings):
-        lines.append("no (choice): memstate does it, other pools need not")
+    count, broken = [each.holds for each in findings].count, sum(each.broken for each in findings)
+    lines += ["", f"{count(True)} hold, {broken} do not, {count(None)} are not offered"]
+    if count(False) > broken:
+        lines.append("no (choice): memstate does it, other pools need not; it is not counted")
     return "\n".join(lines)

@@ -13,6 +13,7 @@ It assumes one request at a time, in the order of the trace, and that each leave
 policy can do better, and perhaps none can do so well.
 """
 
+import importlib.util
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -67,6 +68,16 @@ def chances(requests: Sequence[Served], per_block: int, first: int = 0) -> Chanc
     )
 
 
+def require_scipy() -> None:
+    """Requires the library that solves the program.
+
+    Raises:
+        ConfigurationError: It is not installed.
+    """
+    if importlib.util.find_spec("scipy") is None:
+        raise ConfigurationError("the bound needs scipy: pip install '.[bound]' in a checkout")
+
+
 def most_hits(requests: Sequence[Served], per_block: int, states: int, pages: int, first: int = 0) -> float:
     """Returns how many blocks the requests from `first` on can hit at most.
 
@@ -80,11 +91,10 @@ def most_hits(requests: Sequence[Served], per_block: int, states: int, pages: in
     Raises:
         ConfigurationError: scipy is missing, or the program was not solved.
     """
-    try:
-        from scipy.optimize import linprog
-        from scipy.sparse import block_array, coo_array, eye_array
-    except ImportError as error:
-        raise ConfigurationError("the bound needs scipy: pip install 'memstate[bound]'") from error
+    require_scipy()
+    from scipy.optimize import linprog
+    from scipy.sparse import block_array, coo_array, eye_array
+
     since, until, blocks, inner = chances(requests, per_block, first)
     n, times, each = len(since), len(requests), np.arange(len(since))
     if not n:

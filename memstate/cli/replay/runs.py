@@ -5,7 +5,7 @@ from statistics import median
 
 from memstate.checks import INT32_MAX, is_count
 from memstate.cli.policies import POLICIES, placement_of, prefix_of
-from memstate.cli.replay.bound import most_hits
+from memstate.cli.replay.bound import most_hits, require_scipy
 from memstate.cli.replay.report import Bound, Progress, Replayed, part_of
 from memstate.cli.replay.requests import Units, numbered, served
 from memstate.cli.replay.serving import DEFAULT, InUnits, Loop, Serving
@@ -112,6 +112,7 @@ def compare(
 
     Raises:
         InvalidArgument: As `replay`, before the first of them.
+        ConfigurationError: The bound is wanted and scipy is missing, likewise.
     """
     if not (states and policies and requests):
         raise InvalidArgument("nothing to replay: give at least one policy, one number of states and one request")
@@ -129,6 +130,8 @@ def compare(
 def _require(requests: Sequence[TraceRequest], states: int, pages: int, policy: str, start: float, loop: Loop) -> None:
     if policy not in (*NAMES, BOUND):
         raise InvalidArgument(f"policy {policy!r}: expected {', '.join((*NAMES, BOUND))}")
+    if policy == BOUND:
+        require_scipy()
     placement_of(loop.placement)
     for name, value, least, most, expected in (
         ("states", states, 1, MOST, f"at least 1, at most {MOST}"),

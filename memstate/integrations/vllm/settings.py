@@ -23,7 +23,7 @@ class Settings:
         host_bytes: The same in bytes of blocks, as a number or as a text such as "64GiB".
         staging_bytes: Bytes of the staging buffers on the device, on each rank. What does not fit waits there.
         store: Folder of a `FileStore` below host memory. None: no store.
-        store_capacity: Bytes that the folder may take. None: until the disk is full.
+        store_capacity: Bytes that the folder may take, as `host_bytes`. None: until the disk is full.
         store_tokens: Tokens that the store must have beyond host memory to be read.
         threads: Threads that read and write the store.
         model: Name of the weights, in place of their path and their files. None: these tell them apart.
@@ -41,7 +41,7 @@ class Settings:
     host_bytes: int | str | None = None
     staging_bytes: int | str = 256 << 20
     store: str | None = None
-    store_capacity: int | None = None
+    store_capacity: int | str | None = None
     store_tokens: int = 256
     threads: int = 4
     model: str | None = None
@@ -52,7 +52,7 @@ class Settings:
                 f"host_blocks={shown(self.host_blocks)} and host_bytes={shown(self.host_bytes)}: say how much host "
                 "memory each rank gets, as exactly one of the two"
             )
-        for name in ("host_bytes", "staging_bytes"):
+        for name in ("host_bytes", "staging_bytes", "store_capacity"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, byte_count(name, getattr(self, name)))
         for name in (*COUNTS, *(("host_blocks",) if self.host_bytes is None else ())):
@@ -114,4 +114,6 @@ class Settings:
         Raises:
             ConfigurationError: The folder cannot be used.
         """
-        return FileStore(self.store, capacity=self.store_capacity) if self.store is not None else None
+        if self.store is None:
+            return None
+        return FileStore(self.store, capacity=None if self.store_capacity is None else int(self.store_capacity))

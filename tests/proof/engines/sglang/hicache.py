@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from sglang.srt.mem_cache.cpp_utils.native_hash import get_native_hash
 from sglang.srt.mem_cache.pool_host import common, mamba, mha
 from torch import Tensor
 
@@ -44,7 +45,8 @@ def to_host(
 
 
 def prepare() -> None:
-    """Puts copies in torch in the place of kernels, and registers no memory with CUDA."""
+    """Puts copies in torch in the place of kernels, registers no memory with CUDA, and lets SGLang compile its hash."""
+    get_native_hash([1], None)  # its first use takes longer than the steps of a run
     common._cuda_host_register = lambda *_, **__: None
     for pools in (mha, mamba):
         pools.transfer_kv_per_layer_direct_pf_lf, pools.transfer_kv_all_layer_direct_lf_pf = to_device, to_host

@@ -64,6 +64,7 @@ def twice(t: Trial, draw: Draw) -> None:
         t("release", [slot])
     else:
         t("release", [slot, slot])
+        held += [slot] * t.refused  # as a whole
     t.need_rest(held)
 
 
@@ -93,6 +94,7 @@ def _grouped(t: Trial, draw: Draw) -> list[int]:
     """Opens a group, and claims some of its slots one by one."""
     n = 1 + draw(0, t.capacity - 1)
     t("open_group", n)
+    t.need(not t.refused, f"{t.capacity} slots were free")
     return [slot for _ in range(draw(0, n)) for slot in t("claim", 1) or ()]
 
 
@@ -147,11 +149,14 @@ def clears(t: Trial, draw: Draw) -> None:
 
 def sizes(t: Trial, draw: Draw) -> None:
     """B11."""
+    made = 0
     for size in SIZES:
         try:
             pool = t.pool.of_size(size)
-        except Exception:
-            return  # larger than it allows
+        except Exception as error:  # smaller or larger than it allows
+            t.need(bool(made) or size < t.capacity, f"of_size({size}): {error!r}")
+            continue
+        made += 1
         p = Trial(pool)
         p.calls = [f"pool = pool.of_size({size})"]
         ids = p("claim", size) or []
@@ -180,6 +185,7 @@ def admissions(t: Trial, draw: Draw) -> None:
     """B17."""
     row = t("admit", "a")
     each = len(t.read("slots_of", row))
+    t.need(each > 0, "the request has no slot")
     held = t("claim", n := t.capacity - each - draw(0, each - 1)) or []
     t.need(len(held) == n, f"{t.capacity - each} slots were free")
     free = t.read("free")

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from memstate.checks import is_count
 from memstate.errors import ConfigurationError, InvalidArgument
 from memstate.testing.behaviours import BEHAVIOURS, Behaviour
 from memstate.testing.pools import Slots
@@ -61,8 +62,10 @@ def check(
         pool = factory()
     except Exception as error:
         raise InvalidArgument(f"the factory of the pool raised {type(error).__name__}: {error}") from error
-    if not isinstance(pool, Slots) or not pool.capacity > 0:
+    if not isinstance(pool, Slots):
         raise InvalidArgument(f"{pool!r} is no pool: expected capacity, claim, release and free; see docs/check.md")
+    if not is_count(pool.capacity) or not pool.capacity:
+        raise InvalidArgument(f"capacity {pool.capacity!r}: expected a whole number of slots from 1 on")
     found: list[Finding] = []
     wanted = [each for each in BEHAVIOURS if not only or each.number in only]
     for each in wanted:
@@ -99,11 +102,22 @@ def shortest(behaviour: Behaviour, factory: Callable[[], Slots], examples: int, 
     )  # fmt: skip
     @hypothesis.given(strategies.data())
     def program(data: strategies.DataObject) -> None:
+        trial = Trial(factory())
+
+        def draw(low: int, high: int) -> int:
+            trial.need(low <= high, "the pool has less than it said")
+            return data.draw(strategies.integers(low, high))
+
         try:
-            behaviour.case(Trial(factory()), lambda low, high: data.draw(strategies.integers(low, high)))
-        except Violation as violation:
-            broken.append(violation.sequence)
+            behaviour.case(trial, draw)
+        except hypothesis.errors.HypothesisException:
             raise
+        except Exception as error:
+            wrong = (
+                error if isinstance(error, Violation) else Violation(trial.calls, f"then the check failed: {error!r}")
+            )
+            broken.append(wrong.sequence)
+            raise wrong from error
 
     with suppress(Violation, hypothesis.errors.Flaky):  # flaky: a pool that is random itself
         program()

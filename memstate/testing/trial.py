@@ -1,6 +1,7 @@
 """Calls a pool, and writes down what was called."""
 
 from collections.abc import Callable, Iterable, Sequence
+from operator import index
 from typing import Any
 
 from memstate.testing.pools import Slots
@@ -65,13 +66,13 @@ class Trial:
         line, result, self.returned = f"pool.{name}({', '.join(map(shown, given))})", None, None
         try:
             self.returned = result = getattr(self.pool, name)(*given)
-            if name == "claim" and result is not None:
-                result = [int(each) for each in (result.tolist() if hasattr(result, "tolist") else result)]
         except Exception as error:
             said = " ".join(str(error).split())[:MOST_SAID]
             self.calls.append(f"{line}  # {type(error).__name__}{f': {said}' if said else ''}")
             self.refused = True
             return None
+        if name == "claim" and result is not None:
+            result = self._whole(name, result)
         told = result is not None or name in ("claim", "admit", "publish")
         self.calls.append(f"{line} -> {shown(result)}" if told else line)
         self.refused = told and result is None
@@ -85,9 +86,17 @@ class Trial:
             given: its arguments.
         """
         try:
-            return getattr(self.pool, name)(*given)
+            found = getattr(self.pool, name)(*given)
         except Exception as error:
             raise Violation(self.calls, f"{name}({', '.join(map(repr, given))}): {error!r}") from error
+        return self._whole(name, found) if name == "slots_of" else found
+
+    def _whole(self, name: str, ids: Any) -> list[int]:
+        """Returns ids as a list of whole numbers."""
+        try:
+            return [index(each) for each in (ids.tolist() if hasattr(ids, "tolist") else ids)]
+        except Exception as error:
+            raise Violation(self.calls, f"{name} returned {ids!r}: expected whole numbers") from error
 
     def need(self, true: bool, what: str) -> None:
         """Raises a `Violation` unless something is true.

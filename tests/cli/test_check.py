@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from memstate.cli.check import POOLS, factory_of
 from memstate.cli.check.ours import Manager
@@ -39,6 +40,64 @@ class Mistyped(Toy):
 
     def claim(self, n: int) -> list[int] | None:
         return self.slts[:n]  # type: ignore[attr-defined, no-any-return]
+
+
+class Strict(Toy):
+    """Refuses a release as a whole."""
+
+    def release(self, ids: list[int]) -> None:
+        if len(set(ids)) < len(ids):
+            raise ValueError(f"{ids}: each slot once")
+        super().release(ids)
+
+
+class Grouped(Toy):
+    """Opens no group, and has no other size."""
+
+    def open_group(self, n: int) -> None:
+        raise AttributeError("opn_group")
+
+    def of_size(self, slots: int) -> Toy:
+        raise AttributeError("off_size")
+
+
+class Tensors(Toy):
+    """Returns tensors."""
+
+    def claim(self, n: int) -> Any:
+        found = super().claim(n)
+        return None if found is None else torch.tensor(found)
+
+    def slots_of(self, row: int) -> Any:
+        return torch.tensor(super().slots_of(row), dtype=torch.int64)
+
+
+class Nonsense(Toy):
+    """Returns what is no slot."""
+
+    def slots_of(self, row: int) -> Any:
+        return [1.5]
+
+
+def test_what_a_pool_may_do_in_another_way_is_right() -> None:
+    assert broken(Strict) == broken(Tensors) == {}
+
+
+def test_what_never_works_does_not_hold() -> None:
+    assert set(broken(Grouped)) >= {"B9", "B9a", "B9b", "B9c", "B11"}
+    [found] = check(Nonsense, ["B21"], examples=EXAMPLES)
+    assert found.sequence[-1] == "# slots_of returned [1.5]: expected whole numbers"
+
+
+@pytest.mark.parametrize("capacity", [None, "8", 4.0, 0, -1])
+def test_a_capacity_that_is_no_number_is_refused(capacity: object) -> None:
+    def factory() -> Any:
+        pool: Any = Toy()
+        pool.capacity = capacity
+        return pool
+
+    with pytest.raises(InvalidArgument, match="expected a whole number of slots"):
+        check(factory, ["B1"])
 
 
 @pytest.mark.parametrize("number", sorted(CASES | RANDOM))

@@ -1,5 +1,6 @@
 """SGLang's prefix cache over memstate's tree: the same random calls for it and for a search through all that came."""
 
+import os
 import random
 from array import array
 from importlib import import_module
@@ -10,7 +11,7 @@ import torch
 
 import memstate as ms
 from memstate.cli.bench.radix_peer import load
-from memstate.prefix.policies import Lru
+from memstate.prefix.policies import Lru, Place
 
 pytest.importorskip("sglang", reason="needs SGLang, see docs/sglang.md")
 from memstate.cli.bench.no_torchvision import leave_out_torchvision
@@ -28,14 +29,14 @@ Key = tuple[int, ...]
 class World:
     """SGLang's cache, with allocators of its own, and what is in it by a list of all prefixes."""
 
-    def __init__(self, page_size: int, **named: Any) -> None:
+    def __init__(self, page_size: int, states: Lru | None = None, **named: Any) -> None:
         self.size = page_size
         self.slots = sgl.MambaSlotAllocator(size=STATES, device="cpu")
         self.kv = sgl.TokenToKVPoolAllocator(TOKENS, torch.int64, "cpu", None, False)
         pool = object.__new__(replace.HybridReqToTokenPool)  # without rows and tensors
         pool.mamba_allocator = self.slots
         parts = (sgl.ComponentType.FULL, sgl.ComponentType.MAMBA)
-        with replace.in_place(prefix=ms.Prefix(states=Lru())):
+        with replace.in_place(prefix=ms.Prefix(states=states or Lru())):
             self.tree = sgl.UnifiedRadixCache(
                 sgl.CacheInitParams(
                     disable=False, req_to_token_pool=pool, token_to_kv_pool_allocator=self.kv, page_size=page_size,
@@ -167,6 +168,34 @@ def test_requests_with_much_in_common_follow_each_other() -> None:
         world.insert(prompt)
     handles = [world.match(prompt).best_match_node for prompt in prompts]
     assert world.tree.dfs_weight_order(handles) == [3, 2, 1, 0]
+
+
+class Raising(Lru):
+    """Raises when it is asked for a state."""
+
+    def admits(self, place: Place) -> bool:
+        raise KeyError(place)
+
+
+def test_an_insertion_that_a_policy_ends_leaves_all_ids_to_sglang() -> None:
+    world = World(1, Raising())
+    with pytest.raises(KeyError):
+        world.insert((1, 2, 3))
+    assert world.tree.total_size() == (0, 0)
+    assert world.tree.all_values_flatten().numel() == world.tree.all_mamba_values_flatten().numel() == 0
+
+
+def test_trees_in_place_of_others_end_in_turn() -> None:
+    registry = import_module("sglang.srt.mem_cache.unified_cache.tree_core_registry")
+    before = os.environ.get(replace.CHOICE)
+    with replace.in_place(prefix=ms.Prefix()):
+        outer = registry.get_tree_core_factory(replace.TREE)
+        with replace.in_place(prefix=ms.Prefix()):
+            assert registry.get_tree_core_factory(replace.TREE) is not outer
+        assert registry.get_tree_core_factory(replace.TREE) is outer and os.environ[replace.CHOICE] == replace.TREE
+    assert registry.get_tree_core_factory(replace.TREE) is None and os.environ.get(replace.CHOICE) == before
+    with pytest.raises(ms.ConfigurationError, match="expected memstate"), replace.in_place(prefix=Lru()):
+        pass
 
 
 @pytest.mark.parametrize(("given", "said"), [

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from memstate import InvalidArgument, LeakFound, Prefix
+from memstate import Broken, InvalidArgument, LeakFound, Prefix
 from memstate.integrations.sglang.prefix import Change, Gone, Hit, PrefixPart
-from memstate.prefix.policies import Lru, Place
+from memstate.prefix.policies import Lru, LruPages, Place
 
 
 def test_what_was_inserted_is_found() -> None:
@@ -148,6 +148,45 @@ def test_an_end_without_a_state_can_be_locked_and_grows_with_what_comes() -> Non
     cache.evict(pages=3)
     with pytest.raises(InvalidArgument, match="match again"):
         cache.lock(end)
+
+
+def test_what_an_insertion_brought_stays_until_it_ends() -> None:
+    """Whatever the limit takes: a request goes on from there."""
+    cache = PrefixPart(1, Prefix(states=Lru(), pages=LruPages(tombstones=False), most_states=1))
+    first = cache.insert([1, 2], [10, 11], 7).end
+    cache.lock(first)
+    came = cache.insert([3, 4], [20, 21], 8)
+    assert (came.gone, came.end.pages, came.end.state) == (Gone([], [8]), [20, 21], None)
+    cache.lock(came.end)
+    assert cache.evict(pages=9) == Gone([], [])
+    cache.unlock(came.end)
+    assert cache.held == (2, 1)
+
+
+@pytest.mark.parametrize("when", ["added", "used", "dropped"])
+def test_a_policy_that_raises_in_the_middle_breaks_the_cache_until_a_reset(
+    when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states = Lru()
+    cache = PrefixPart(1, Prefix(states=states))
+    cache.insert([1, 2], [10, 11], 7)
+    hit, calls = cache.match([1, 2, 3]), {
+        "added": lambda: cache.insert([3, 4], [12, 13], 8), "used": lambda: cache.lock(hit),
+        "dropped": lambda: cache.evict(states=1),
+    }  # fmt: skip
+
+    def fail(*_: object) -> None:
+        raise KeyError(when)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(states, when, fail)
+        with pytest.raises(KeyError):
+            calls[when]()
+    for call in calls.values():
+        with pytest.raises(Broken):
+            call()
+    cache.reset()
+    assert cache.insert([1, 2], [10, 11], 7).kept
 
 
 def test_nothing_from_before_a_reset_means_anything() -> None:

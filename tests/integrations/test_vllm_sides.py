@@ -478,6 +478,8 @@ def test_what_is_given_up_is_reported_before_its_save_is_over() -> None:
         ({"host_blocks": 1, "host_bytes": "1GiB"}, "host_bytes='1GiB'"),
         ({"host_bytes": "64"}, "write 64GiB"),
         ({"host_blocks": 1, "store_capacity": "64"}, "store_capacity"),
+        ({"host_blocks": 1, "staging_bytes": None}, "staging_bytes"),
+        ({"host_blocks": 1, 7: 1, "x": 1}, r"has \['7', 'x'\]"),
         ({"host_blocks": 0}, "host_blocks=0"),
         ({"host_blocks": "many"}, "host_blocks='many'"),
         ({"host_blocks": 1, "threads": 0}, "threads=0"),

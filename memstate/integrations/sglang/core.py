@@ -228,7 +228,12 @@ class TreeCore:
         if params.mamba_value is not None:
             state = self._states = self._states + 1
             self._slots[state] = params.mamba_value
-        came = self._part.insert(tokens, pages, state, salt)
+        try:
+            came = self._part.insert(tokens, pages, state, salt)
+        except BaseException:  # of a policy: SGLang frees what it has handed over
+            self._runs.give_up(pages)
+            self._slots.pop(state or 0, None)
+            raise
         self._runs.give_up(pages[: came.had // size])
         if state is not None and not came.kept:
             del self._slots[state]

@@ -1,7 +1,8 @@
 """The prefix cache as a part, for an engine that owns its KV pages and its slots: ids come from it and go back to it.
 
 The tree, the policies and the order of eviction are those of a manager's cache. Here nothing is owned: what makes way
-is returned, and the engine frees it.
+is returned, and the engine frees it. If a policy raises in the middle of a call, the next one raises `Broken`, until
+`reset`.
 """
 
 import logging
@@ -180,7 +181,7 @@ class PrefixPart(NotCopied):
 
         Syncs: no.
         """
-        self._era += 1
+        self._era, self._lent.guard.call = self._era + 1, ""
         self._contents.keep(None)
         self._lent.owner.clear()
         self._lent.readers.clear()
@@ -231,16 +232,18 @@ class PrefixPart(NotCopied):
             gone = hit.state is not None and self._lent.owner.get(hit.state) is not node
             if gone or not self._contents.tree.has(node):
                 raise InvalidArgument(f"{hit} has been evicted since it was matched: match again")
-            self._contents.tree.lease(node)
-            self._read(hit, 1)
-        hit.locks += 1
-        if found is not None and hit.locks == 1:
-            if not found.reach.is_root and found.reach.parent is not None and not found.reach.ghost:
-                self._kv.used(found.reach)
-            self._states.asked(found.known, hit._tokens // self._size)
+        with self._lent.guard.changing("lock"):
             if node is not None:
-                node.uses += 1
-                self._states.used(node)
+                self._contents.tree.lease(node)
+                self._read(hit, 1)
+            hit.locks += 1
+            if found is not None and hit.locks == 1:
+                if not found.reach.is_root and found.reach.parent is not None and not found.reach.ghost:
+                    self._kv.used(found.reach)
+                self._states.asked(found.known, hit._tokens // self._size)
+                if node is not None:
+                    node.uses += 1
+                    self._states.used(node)
 
     def read(self, hit: Hit) -> None:
         """Notes that a request which has locked a hit has its state now: the lock keeps KV alone from here on.
@@ -281,16 +284,17 @@ class PrefixPart(NotCopied):
         self._require_own(hit)
         if not hit.locks:
             raise InvalidArgument(f"{hit} is not locked")
-        hit.locks -= 1
-        if hit.reads:
-            hit.reads -= 1
-        else:
-            self._read(hit, -1)
-        if hit._node is not None:
-            self._contents.tree.unlease(hit._node)
-            if drop:
-                self._contents.drop_bare(hit._node)
-        return self._given()
+        with self._lent.guard.changing("unlock"):
+            hit.locks -= 1
+            if hit.reads:
+                hit.reads -= 1
+            else:
+                self._read(hit, -1)
+            if hit._node is not None:
+                self._contents.tree.unlease(hit._node)
+                if drop:
+                    self._contents.drop_bare(hit._node)
+            return self._given()
 
     def insert(self, tokens: Tokens, pages: Sequence[int], state: int | None = None, salt: Hashable = None) -> Inserted:
         """Takes KV of a prefix, and its state as the policy says.
@@ -309,6 +313,7 @@ class PrefixPart(NotCopied):
 
         Syncs: no.
         """
+        self._lent.guard.require_whole()
         require_salt(salt)
         key, contents = encode(tokens), self._contents
         unit = BYTES * self._size
@@ -326,23 +331,26 @@ class PrefixPart(NotCopied):
         above = found.stated.end if found.stated else 0
         new = state is not None and above != len(pages)
         kept = new and self._states.admits(Place(len(pages), above, "end"))  # a policy may raise: nothing has changed
-        node, had = contents.tree.insert(Prompt(key, salt), list(pages))
-        if had < len(pages):
-            contents.grown(node)
-        if kept:
-            assert state is not None
-            self._uses += 1
-            node.snapshot, node.evicted = Snapshot(state, self._uses, len(key) // BYTES), False
-            self._lent.owner[state] = node
-            self._states.added(node, "end")
-        if self._heard and (kept or had < len(pages)):
-            came = [state] if kept and state is not None else []
-            self._tell(Change(True, salt, len(key) // BYTES, list(pages[had:]), came))
-        if contents.settings.most_states is not None:
-            contents.evict_states(contents.states - contents.settings.most_states)
-        there = node.snapshot.register if node.snapshot else None
-        end = Hit(len(key) // BYTES, there, None, _node=node, _part=self, _era=self._era)
-        return Inserted(had * self._size, kept, self._given(), end)
+        with self._lent.guard.changing("insert"):
+            node, had = contents.tree.insert(Prompt(key, salt), list(pages))
+            if had < len(pages):
+                contents.grown(node)
+            if kept:
+                assert state is not None
+                self._uses += 1
+                node.snapshot, node.evicted = Snapshot(state, self._uses, len(key) // BYTES), False
+                self._lent.owner[state] = node
+                self._states.added(node, "end")
+            if self._heard and (kept or had < len(pages)):
+                came = [state] if kept and state is not None else []
+                self._tell(Change(True, salt, len(key) // BYTES, list(pages[had:]), came))
+            if contents.settings.most_states is not None:
+                contents.tree.lease(node)  # its KV stays, whatever becomes of its state
+                contents.evict_states(contents.states - contents.settings.most_states)
+                contents.tree.unlease(node)
+            there = node.snapshot.register if node.snapshot else None
+            end = Hit(len(key) // BYTES, there, None, _node=node, _part=self, _era=self._era)
+            return Inserted(had * self._size, kept, self._given(), end)
 
     def evict(self, pages: int = 0, states: int = 0) -> Gone:
         """Gives back the least valuable pages and states that are not locked.
@@ -362,9 +370,10 @@ class PrefixPart(NotCopied):
         for number in (pages, states):
             if not is_count(number):
                 raise InvalidArgument(f"evict({number!r}): expected a number, 0 or more")
-        self._contents.evict_states(states)
-        self._contents.evict_pages(max(pages - self._lent.free, 0))
-        return self._given()
+        with self._lent.guard.changing("evict"):
+            self._contents.evict_states(states)
+            self._contents.evict_pages(max(pages - self._lent.free, 0))
+            return self._given()
 
     @property
     def evictable(self) -> tuple[int, int]:
@@ -417,5 +426,6 @@ class PrefixPart(NotCopied):
             self._told.event(logging.ERROR, "not heard", why=f"{type(error).__name__}: {error}")
 
     def _require_own(self, hit: Hit) -> None:
+        self._lent.guard.require_whole()
         if hit._part is not self or hit._era != self._era:
             raise InvalidArgument(f"{hit} is of another cache, or of before reset(): expected what match() returned")

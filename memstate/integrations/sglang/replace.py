@@ -6,7 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from importlib import import_module
+from typing import Any
 
+from memstate.checks import shown
+from memstate.errors import ConfigurationError
 from memstate.integrations.sglang.rows import HybridMambaDecodeReqToTokenPool, HybridReqToTokenPool
 from memstate.integrations.sglang.slots import MambaSlotAllocator
 from memstate.integrations.sglang.states import MambaPool
@@ -30,11 +33,18 @@ def in_place(prefix: Prefix | None = None) -> Iterator[None]:
     Args:
         prefix: Policies by which the prefix cache evicts. SGLang's cache then has memstate's tree. None: its own tree.
 
+    Raises:
+        ConfigurationError: `prefix` is something else.
+
     Example::
 
         with in_place(prefix=memstate.Prefix()):
             run_scheduler_process(...)  # SGLang's
     """
+    if not isinstance(prefix, Prefix | None):
+        raise ConfigurationError(
+            f"prefix={shown(prefix)}: expected memstate.Prefix(...), or None for SGLang's own tree"
+        )
     before = [(name, ours.__name__, getattr(sys.modules[name], ours.__name__, None)) for name in MAKERS
               if name in sys.modules for ours in OURS]  # fmt: skip
     changed = [(module, name, theirs) for module, name, theirs in before if theirs is not None]
@@ -54,10 +64,14 @@ def _own_tree(prefix: Prefix) -> Iterator[None]:
     from memstate.integrations.sglang.core import TreeCore
 
     trees = import_module("sglang.srt.mem_cache.unified_cache.tree_core_registry")._TREE_CORE_REGISTRY
-    before, trees[TREE] = os.environ.get(CHOICE), partial(TreeCore, settings=prefix)
-    os.environ[CHOICE] = TREE
+    homes: tuple[Any, Any] = (trees, os.environ)
+    before = [(home, name, home.get(name)) for home, name in zip(homes, (TREE, CHOICE), strict=True)]
+    trees[TREE], os.environ[CHOICE] = partial(TreeCore, settings=prefix), TREE
     try:
         yield
     finally:
-        del trees[TREE], os.environ[CHOICE]
-        os.environ.update({CHOICE: before} if before is not None else {})
+        for home, name, was in before:
+            if was is None:
+                del home[name]
+            else:
+                home[name] = was

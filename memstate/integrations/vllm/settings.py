@@ -53,7 +53,7 @@ class Settings:
                 "memory each rank gets, as exactly one of the two"
             )
         for name in ("host_bytes", "staging_bytes", "store_capacity"):
-            if getattr(self, name) is not None:
+            if name == "staging_bytes" or getattr(self, name) is not None:
                 object.__setattr__(self, name, byte_count(name, getattr(self, name)))
         for name in (*COUNTS, *(("host_blocks",) if self.host_bytes is None else ())):
             if not is_count(value := getattr(self, name)) or value < 1:
@@ -71,7 +71,7 @@ class Settings:
             InvalidArgument: A number of bytes is none.
         """
         names = [field.name for field in fields(cls)]
-        if unknown := sorted(given.keys() - set(names)):
+        if unknown := sorted(map(str, given.keys() - set(names))):
             raise ConfigurationError(f"kv_connector_extra_config has {unknown}: expected some of {names}")
         return cls(**given)
 

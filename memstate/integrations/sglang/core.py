@@ -11,6 +11,7 @@ nothing waits for the device.
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -52,13 +53,13 @@ class Runs:
         self._size, self._next = page_size, 0
         self._firsts, self._runs = list[int](), dict[int, tuple[Tensor, int]]()
 
-    def add(self, ids: Tensor) -> list[int]:
+    def add(self, ids: Tensor) -> range:
         """Returns the numbers of the pages of a tensor."""
         first, pages = self._next, len(ids) // self._size
         self._next += pages
         self._firsts.append(first)
         self._runs[first] = ids, pages
-        return list(range(first, self._next))
+        return range(first, self._next)
 
     def ids(self, pages: Sequence[int]) -> list[Tensor]:
         """Returns the KV ids of pages, in their order."""
@@ -80,8 +81,9 @@ class Runs:
         """Returns where pages lie: of each tensor its first number, and the tokens, start and end."""
         found, size = list[tuple[int, int, int]](), self._size
         numbers = np.asarray(pages, np.int64)
-        for part in np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1):
-            page, end = (int(part[0]), int(part[-1]) + 1) if len(part) else (0, 0)
+        starts = [0, *(np.flatnonzero(np.diff(numbers) != 1) + 1).tolist(), len(pages)]
+        for at, after in pairwise(starts):
+            page, end = (pages[at], pages[after - 1] + 1) if at < after else (0, 0)
             while page < end:
                 first = self._firsts[bisect_right(self._firsts, page) - 1]
                 until = min(end, first + len(self._runs[first][0]) // size)
@@ -234,7 +236,8 @@ class TreeCore:
             self._runs.give_up(pages)
             self._slots.pop(state or 0, None)
             raise
-        self._runs.give_up(pages[: came.had // size])
+        if came.had:
+            self._runs.give_up(pages[: came.had // size])
         if state is not None and not came.kept:
             del self._slots[state]
         actions = self._freed(came.gone)

@@ -321,9 +321,10 @@ class PrefixPart(NotCopied):
             raise InvalidArgument(
                 f"{len(key) // BYTES} tokens and {len(pages)} pages of {self._size}: expected whole ones, an id each"
             )
-        if not ((set(map(type, pages)) <= {int} and min(pages) >= 0) or all(is_count(page) for page in pages)):
+        sound = isinstance(pages, range) and pages[0] >= 0 < pages.step
+        if not (sound or (set(map(type, pages)) <= {int} and min(pages) >= 0) or all(is_count(page) for page in pages)):
             raise InvalidArgument(f"pages {shown(pages)}: expected ids, whole numbers of 0 or more")
-        if len(set(pages)) < len(pages):
+        if not sound and len(set(pages)) < len(pages):
             raise InvalidArgument(f"pages {shown(pages)}: expected each id once")
         if state is not None and (not is_count(state) or not state or state in self._lent.owner):
             raise InvalidArgument(f"state {shown(state)}: expected an id from 1 on that the cache does not have")

@@ -105,7 +105,7 @@ def test_only_targets_that_compile_are_known(monkeypatch: pytest.MonkeyPatch) ->
         ("tune --kernels copy,ssm", "kernels ssm: expected copy"),
         ("tune --limit 0", "limit 0"),
         ("replay {tmp}", "Is a directory"),
-        ("replay {trace} --policy lru,all", "policy 'all': expected lru, "),
+        ("replay {trace} --policy lru,fifo", "policy 'fifo': expected lru, "),
         ("replay {trace} --states ,", "nothing to replay"),
         ("replay {trace} --states 1.5", "--states '1.5': expected whole numbers"),
         ("replay {trace} --from nan", "from nan: expected a fraction from 0 to below 1"),

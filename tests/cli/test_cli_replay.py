@@ -77,6 +77,8 @@ def test_several_policies_and_sizes_are_a_list_and_a_table(trace: Path) -> None:
     assert found == [("lru", 2), ("lru", 6), ("bound", 2), ("bound", 6)]
     done = memstate("replay", trace, "--limit", "9", "--states", "2", "--policy", "all", "--json", "-")
     assert [one["policy"] for one in json.loads(done.out)] == list(NAMES)
+    done = memstate("replay", trace, "--limit", "9", "--states", "2", "--policy", "lru,all,bound", "--json", "-")
+    assert [one["policy"] for one in json.loads(done.out)] == [*dict.fromkeys(("lru", *NAMES)), "bound"]
     shown = memstate("replay", trace, "--limit", "9", "--states", "2,6", "--policy", "all")
     assert shown.status == 0 and shown.err == "" and "room for everything" in shown.out
     assert all(policy in shown.out for policy in NAMES)

@@ -40,7 +40,8 @@ def replay(
     with one_line_errors(), progress("replay") as report:
         requests = read(trace, limit)
         sizes = [_whole("--states", size) for size in split_names(states)]
-        policies = [name for each in split_names(policy) for name in (replaying.NAMES if each == "all" else [each])]
+        names = [name for each in split_names(policy) for name in (replaying.NAMES if each == "all" else [each])]
+        policies = list(dict.fromkeys(names))
         loop = replaying.Loop(chunk=chunk, every=every, placement=placement, running=running)
         replayed = replaying.compare(requests, sizes, pages, policies, start, report, loop)
     rows = [asdict(one) for one in replayed]

@@ -200,6 +200,13 @@ def test_ids_may_be_numbers_of_any_size(policy: str) -> None:
     assert same(replay(large, 4, 20, policy)) == same(replay(small, 4, 20, policy))
 
 
+def test_an_id_may_be_at_several_places() -> None:
+    """Two prompts share tokens as far as their ids agree, from the first on."""
+    trace = [request(1, 2), request(3, 1, 2), request(1, 2, 3)]
+    chained = [request(1, 2), request(3, 4, 5), request(1, 2, 6)]
+    assert same(run(trace)) == same(run(chained)) and run(trace).block_hit_rate > 0
+
+
 def test_prompts_shorter_than_a_block_are_asked_for_and_never_found() -> None:
     one = run([request(1, rest=5), request(1, rest=5)], 1, 1, "return-rate")
     assert one.block_hit_rate == one.ideal_hit_rate == 0

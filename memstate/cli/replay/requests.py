@@ -6,7 +6,7 @@ request's ids say what the blocks of the answer are.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -67,12 +67,19 @@ class Served:
 
 
 def numbered(requests: Sequence[TraceRequest]) -> list[TraceRequest]:
-    """Returns the requests of a trace with small numbers as ids. The ids of a trace can be larger than int64 holds."""
-    numbers: dict[int, int] = {}
-    return [
-        replace(request, hash_ids=tuple(numbers.setdefault(block, len(numbers)) for block in request.hash_ids))
-        for request in requests
-    ]
+    """Returns the requests of a trace with small numbers as ids, which stand for all blocks up to theirs.
+
+    The ids of a trace can be larger than int64 holds, and one can be at several places.
+    """
+    numbers: dict[tuple[int, int], int] = {}  # number of the block before, and id
+
+    def chained(blocks: Sequence[int]) -> Iterator[int]:
+        before = -1
+        for block in blocks:
+            before = numbers.setdefault((before, block), len(numbers))
+            yield before
+
+    return [replace(request, hash_ids=tuple(chained(request.hash_ids))) for request in requests]
 
 
 def served(requests: Sequence[TraceRequest], units: Units) -> list[Served]:

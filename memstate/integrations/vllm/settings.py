@@ -11,7 +11,8 @@ from memstate.tiers.stores.base import Store
 from memstate.tiers.stores.file import FileStore
 
 COUNTS = ("threads", "store_tokens")
-INWARD = 8  # one part of so many of staging is for loads: they pass it in turns, and no forward waits for room there
+# Loads get an eighth of staging, saves the rest: a load can pass in several turns, and no forward waits for it.
+INWARD = 8
 
 
 @dataclass(frozen=True)

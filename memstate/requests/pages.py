@@ -1,6 +1,5 @@
-"""Hands out KV pages as integers on the host: lowest free page first, shared by reference count. It knows no tensor."""
+"""Hands out KV pages as integers on the host, those that came back last first, by reference count. Knows no tensor."""
 
-import heapq
 from collections.abc import Iterable, Mapping
 
 from memstate.errors import OutOfPages
@@ -39,7 +38,7 @@ class PageAllocator:
         self.holders = [0] * (self.pages + 1)
         for page, times in (holders or {}).items():
             self.holders[page] = times
-        self._free = [page for page in range(1, self.pages + 1) if not self.holders[page]]
+        self._free = [page for page in range(self.pages, 0, -1) if not self.holders[page]]  # a stack: the lowest on top
 
     def miscounts(self, holders: Mapping[int, int]) -> list[str]:
         """Returns what is wrong with counts and free pages, given who holds pages.
@@ -59,14 +58,17 @@ class PageAllocator:
         return found
 
     def claim(self, n: int) -> list[int]:
-        """Claims the n lowest free pages.
+        """Claims n pages: of a new allocator the lowest, later those that came back last.
 
         Raises:
             OutOfPages: fewer are free; nothing changed.
         """
         if n > len(self._free):
             raise OutOfPages(n, self.free, self.pages)
-        pages = [heapq.heappop(self._free) for _ in range(n)]
+        at = len(self._free) - n
+        pages = self._free[at:]
+        pages.reverse()
+        del self._free[at:]
         if self._guard is not None:
             self._guard.pages += pages
         for page in pages:
@@ -81,8 +83,10 @@ class PageAllocator:
 
     def release(self, pages: Iterable[int]) -> None:
         """Removes a holder from each page."""
-        holders = self.holders
+        holders, gone = self.holders, list[int]()
         for page in pages:
             holders[page] -= 1
             if not holders[page]:
-                heapq.heappush(self._free, page)
+                gone.append(page)
+        gone.reverse()
+        self._free += gone

@@ -3,17 +3,21 @@
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from textwrap import fill
 from typing import Any, NoReturn
 
 import typer
 
 from memstate.cli.names import Backend
+from memstate.cli.tables import table, width
+from memstate.cli.units import duration
 
-Progress = Callable[[int, int], None]
-WIDTH = 160  # of tables that go to a file or a pipe
+Progress = Callable[[int, int | None], None]  # what is done, and in all if that is known
+PAUSE = 10.0  # seconds without a line about long work
 
 
 def complain(line: str) -> None:
@@ -44,16 +48,51 @@ def one_line_errors() -> Iterator[None]:
 
 
 @contextmanager
-def progress(title: str) -> Iterator[Progress]:
-    """Shows a progress bar on a terminal, nothing elsewhere. Yields a function that takes (done, total)."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+def progress(title: str, what: str) -> Iterator[Progress]:
+    """Shows how far long work is: a bar on a terminal; elsewhere a line on stderr now and then.
 
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    The first line comes after `PAUSE` seconds, then each after at least as many and a tenth of the time so far: about
+    50 in an hour. Short work prints none.
+
+    Args:
+        title: Names the work.
+        what: What is counted, such as "requests".
+
+    Returns:
+        A function that takes (done, total).
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    console, begin = Console(stderr=True), time.monotonic()
+    due = begin + PAUSE
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TextColumn("{task.fields[text]}"))
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
-        task = bar.add_task(title, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+        task = bar.add_task(title, total=None, text="")
+
+        def report(done: int, total: int | None) -> None:
+            nonlocal due
+            now = time.monotonic()
+            text = far(done, total, what, now - begin)
+            bar.update(task, completed=done, total=total, text=text)
+            if now >= due and not console.is_terminal:
+                due = now + max(PAUSE, (now - begin) / 10)
+                sys.stderr.write(f"{title}: {text}\n")
+
+        yield report
+
+
+def far(done: int, total: int | None, what: str, seconds: float) -> str:
+    """Returns how far work is, and what is left of it at the same speed.
+
+    Example:
+        >>> far(41000, 100000, "requests", 8.0), far(12, None, "measurements", 60.0)
+        ('41,000 of 100,000 requests, 41%, 11.5 s left', '12 measurements in 1 min')
+    """
+    if total is None:
+        return f"{done:,} {what} in {duration(seconds)}"
+    left = f", {duration(seconds * (total - done) / done)} left" if done else ""
+    return f"{done:,} of {total:,} {what}, {done / max(1, total):.0%}{left}"
 
 
 def device_of(backend: Backend) -> str:
@@ -65,24 +104,20 @@ def device_of(backend: Backend) -> str:
     return "cuda" if torch.cuda.is_available() and backend in ("cuda", "auto") else "cpu"
 
 
-def emit(path: str | None, data: Any, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Writes JSON to `path` and prints rows as a table, at least one; "-" prints the JSON instead of the table."""
-    if not _write_json(path, data):
-        return
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
+def emit(path: str | None, data: Any, title: str, rows: Sequence[Mapping[str, Any]], *, grouped: bool = False) -> None:
+    """Writes JSON to `path` and prints rows as a table, at least one; "-" prints the JSON instead of the table.
 
-    table = Table(title=title, title_justify="left")
-    for at, column in enumerate(rows[0] if rows else ()):
-        table.add_column(column.replace("_", " "), no_wrap=at == 0)  # a name that is cut short is no name
-    for row in rows:
-        table.add_row(*(escape(_text_of(value)) for value in row.values()))  # a name such as plan[lazy] is no markup
-    write_stdout(lambda: Console(width=None if sys.stdout.isatty() else WIDTH).print(table))
-
-
-def _text_of(value: Any) -> str:
-    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+    Args:
+        path: Where the JSON goes. None: nowhere.
+        data: What is written there.
+        title: Stands above the table.
+        rows: As of `table`.
+        grouped: As of `table`.
+    """
+    columns = width()
+    emit_text(
+        path, data, "\n".join([fill(title, columns), "", *(table(rows, columns, grouped=grouped) if rows else ())])
+    )
 
 
 def emit_text(path: str | None, data: Any, text: str) -> None:

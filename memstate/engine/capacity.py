@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from math import lcm
 from os import PathLike
 from os.path import exists
+from textwrap import fill
 from typing import Any, Final
 
 import torch
@@ -24,6 +25,7 @@ from memstate.state.presets import CHECKPOINTS, from_config, kv_from_config
 from memstate.tiers.sizing import tier_bytes
 
 SETTINGS: Final = ("model", "memory", "context", "concurrency", "ranks", "every", "tokens_per_second")
+WIDTH: Final = 80  # characters of a line of text
 MOST_TOKENS = 1e12  # a second, of all requests
 STRATEGIES: Final[Mapping[str, type[Tracking]]] = {
     "none": NoTracking, "ping-pong": PingPong, "lazy": LazyPingPong, "redirect": Redirect,
@@ -104,13 +106,13 @@ class Capacity(Shown):
         """The strategy and the split to use, with the numbers that speak for them."""
         best, strategy = self.best, type(self.best.tracking).__name__
         other = {one.strategy: one.max_requests for one in self.residency}
-        fits = ", ".join(f"{count} under {name}" for name, count in other.items())
-        pages = f" and {best.pages} KV pages of {best.page_size} tokens" if best.pages else ""
+        fits = ", ".join(f"{count:,} under {name}" for name, count in other.items())
+        pages = f" and {best.pages:,} KV pages of {best.page_size} tokens" if best.pages else ""
         lines = [
-            f"{strategy}(every={self.every}) with {best.slots} slots{pages}.",
-            f"Requests of {self.context} tokens that fit: {fits}.",
-            f"At a concurrency of {self.concurrency} the cache keeps {best.cached_states} states"
-            + (f" and {best.cached_pages} pages." if best.pages else "."),
+            f"{strategy}(every={self.every}) with {best.slots:,} slots{pages}.",
+            f"Requests of {self.context:,} tokens that fit: {fits}.",
+            f"At a concurrency of {self.concurrency:,} the cache keeps {best.cached_states:,} states"
+            + (f" and {best.cached_pages:,} pages." if best.pages else "."),
         ]
         if best.pages:
             states, kv = (
@@ -172,24 +174,24 @@ class Capacity(Shown):
         strategies = []
         for one in self.residency:
             slots = _span(one.slots_per_request, one.most_slots_per_request)
-            cached = (str(one.split.cached_states), str(one.split.cached_pages)) if one.split else ("-", "-")
-            snapshots = format_bytes(round(one.snapshot_bytes_per_second))
-            strategies.append([one.strategy, slots, str(one.max_requests), *cached, snapshots])
+            cached = (f"{one.split.cached_states:,}", f"{one.split.cached_pages:,}") if one.split else ("-", "-")
+            snapshots = f"{format_bytes(round(one.snapshot_bytes_per_second))}/s"
+            strategies.append([one.strategy, f"{one.max_requests:,}", slots, *cached, snapshots])
         splits = [
             [
                 ("> " if split is self.best else "") + ("balanced" if split.balanced else str(at)),
-                str(split.slots), str(split.pages), str(split.cached_states), str(split.cached_pages),
+                f"{split.slots:,}", f"{split.pages:,}", f"{split.cached_states:,}", f"{split.cached_pages:,}",
                 format_bytes(split.nbytes), "-" if split.hit_rate is None else f"{split.hit_rate:.3f}",
             ]
             for at, split in enumerate(self.splits, 1)
         ]  # fmt: skip
-        parts = [[part.name, f"{part.nbytes}", format_bytes(part.nbytes)] for part in self.best.parts if part.nbytes]
-        total = [["together", f"{self.best.nbytes}", format_bytes(self.best.nbytes)]]
+        parts = [[part.name, f"{part.nbytes:,}", format_bytes(part.nbytes)] for part in self.best.parts if part.nbytes]
+        total = [["together", f"{self.best.nbytes:,}", format_bytes(self.best.nbytes)]]
         rate = f"{self.tokens_per_second:,.10g}"
-        heads = "slots a request", "requests at most", "cached states", "cached pages", "snapshot bytes a second"
+        heads = "max requests", "slots each", "cached states", "cached pages", "snapshots"
         return [
             (
-                f"strategies, at a concurrency of {self.concurrency} and {rate} tokens a second",
+                f"strategies, at a concurrency of {self.concurrency:,} and {rate} tokens a second",
                 ("strategy", *heads),
                 strategies,
             ),
@@ -209,12 +211,12 @@ class Capacity(Shown):
             text += ["", title, *_aligned([list(heads), *rows])]
         state, page_record = map(format_bytes, self.host_records)
         if host := self.best.host:
-            fits = f"{host.states} states, {host.pages} KV pages, {format_bytes(host.nbytes)}; "
+            fits = f"{host.states:,} states, {host.pages:,} KV pages, {format_bytes(host.nbytes)}; "
         else:
             fits = "no tier; "
         text += ["", f"host memory: {fits}{state} a state" + (f", {page_record} a KV page" if self.kv else "")]
-        text += ["", str(self.speculation)] if self.speculation else []
-        return "\n".join([*text, "", self.recommendation])
+        text += ["", fill(str(self.speculation), WIDTH)] if self.speculation else []
+        return "\n".join([*text, "", fill(self.recommendation, WIDTH)])
 
     def sheet(self) -> Sheet:
         """See `Shown.sheet`."""

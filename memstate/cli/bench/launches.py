@@ -10,6 +10,7 @@ from typing import TypeVar
 import torch
 
 from memstate.cli.bench.task import Figure
+from memstate.cli.units import measured
 from memstate.engine.capacity import STRATEGIES
 from memstate.engine.manager import StateManager
 from memstate.engine.settings import Pages
@@ -60,7 +61,7 @@ class _Bench:
 
 
 def launches(
-    backend: str = "auto", device: str = "cpu", progress: Callable[[int, int], None] | None = None
+    backend: str = "auto", device: str = "cpu", progress: Callable[[int, int | None], None] | None = None
 ) -> list[Figure]:
     """Counts admit, publish, release, step (everything of a scheduler step together), plan, settle, copy and hit.
 
@@ -99,7 +100,7 @@ def by_unit(entries: list[Figure]) -> list[dict[str, str]]:
     rows: dict[tuple[str, str], dict[str, str]] = {}
     for entry in entries:
         row = rows.setdefault((entry.op, entry.case), {"op": entry.op, "case": entry.case})
-        row[entry.unit] = f"{entry.value:.0f}"
+        row[entry.unit] = measured(entry.value, "bytes") if entry.unit == "bytes" else f"{entry.value:.0f}"
     return list(rows.values())
 
 

@@ -56,7 +56,7 @@ def run(
         device: Where tensors live.
         toy: Sizes that an interpreter can run, timed by the clock of the process; their cases say so.
         peer: The only peer to compare with.
-        progress: Called with (done, total).
+        progress: Called with (done, total); None where the total is not known.
         found: Called with the outcome so far, after every measurement.
         end: When no other measurement begins, by `time.monotonic`. None: never.
         measure: Whether anything is measured after its check.

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from memstate.cli.bench.clock import Act, Clock, DeviceClock, TooSlow, nothing
+from memstate.cli.units import measured
 from memstate.errors import InvalidArgument
 from memstate.kernels.dispatch import Backend
 
@@ -18,7 +19,7 @@ PEERS = (
     "own-cache", "generate", "plain-step",
 )  # fmt: skip
 MOST_COPIED = 2 * 2**30  # bytes of a plain copy
-Progress = Callable[[int, int], None]
+Progress = Callable[[int, int | None], None]
 T = TypeVar("T")
 
 
@@ -47,6 +48,13 @@ class Figure:
     def __post_init__(self) -> None:
         if self.ratio is None and self.peer_value:
             object.__setattr__(self, "ratio", self.value / self.peer_value)
+
+    def row(self) -> dict[str, str | float | None]:
+        """Returns it as a row for people, with units."""
+        return {
+            "op": self.op, "case": self.case, "value": measured(self.value, self.unit), "peer": self.peer,
+            "its value": measured(self.peer_value, self.unit), "ratio": self.ratio,
+        }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -223,7 +231,7 @@ def carry_out(
     Args:
         tasks: The tasks.
         outcome: What is added to.
-        progress: Called with (done, total).
+        progress: Called with (done, None).
         found: Called with the outcome so far after every task.
         end: When no other task begins, by `time.monotonic`. None: never.
         measure: Whether tasks are measured after their checks.
@@ -247,7 +255,7 @@ def carry_out(
             if found:
                 found(outcome)
             if progress:
-                progress(done, done + 1)  # what is left is not known: tasks are made one by one
+                progress(done, None)  # what is left is not known: tasks are made one by one
     except Exception as error:  # where a task is made: there is no going on
         outcome.wrong.append(f"{before}: {_raised(error)}")
 

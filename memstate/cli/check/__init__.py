@@ -10,7 +10,6 @@ from typing import Any
 from memstate.errors import InvalidArgument
 from memstate.testing.check import Finding
 
-WIDTH = 80
 HOLDS = {True: "yes", False: "no", None: "not offered"}
 POOLS: dict[str, tuple[str, tuple[str, ...]]] = {
     "memstate": ("memstate.cli.check.ours:Manager", ()),
@@ -44,18 +43,19 @@ def factory_of(name: str) -> Callable[[], Any]:
     return partial(factory, *given)
 
 
-def text(findings: Sequence[Finding]) -> str:
-    """Returns a report in lines of at most 80 columns.
+def text(findings: Sequence[Finding], columns: int) -> str:
+    """Returns a report.
 
     Args:
         findings: what was found.
+        columns: characters of a line at most.
     """
     lines = []
     for each in findings:
         holds = HOLDS[each.holds] if each.promised or each.holds is not False else "no (choice)"
-        lines.append(f"{each.behaviour:5}{holds:13}{each.title}")
+        lines += wrap(f"{each.behaviour:5}{holds:13}{each.title}", columns, subsequent_indent=" " * 18)
         for call in each.sequence:
-            lines += wrap(call, WIDTH, initial_indent=" " * 7, subsequent_indent=" " * 11)
+            lines += wrap(call, columns, initial_indent=" " * 7, subsequent_indent=" " * 11)
     count, broken = [each.holds for each in findings].count, sum(each.broken for each in findings)
     lines += ["", f"{count(True)} hold, {broken} do not, {count(None)} are not offered"]
     if count(False) > broken:

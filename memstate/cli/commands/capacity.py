@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
+import typer
 from typer import Argument, Option
 
 from memstate.cli import names
@@ -11,11 +12,18 @@ from memstate.cli.output import emit_text, one_line_errors, progress
 
 
 def capacity(
-    model: Annotated[str, Argument(help="A preset such as qwen3_next, or the path of a config.json or its folder.")],
+    *,
+    model: Annotated[
+        str | None, Argument(help="A preset such as qwen3_next, or the path of a config.json or its folder.")
+    ] = None,
     memory: Annotated[
         str, Option(help="Memory of one GPU for states and KV: what weights and activations leave, such as 40GiB.")
     ],
     context: Annotated[str, Option(help="Tokens of a request, prompt and answer, such as 32k.")],
+    layout: Annotated[
+        Path | None,
+        Option(help="Instead of a model: a JSON file with a layout of your own. Its KV is that of --kv-bytes."),
+    ] = None,
     concurrency: Annotated[
         int | None, Option(help="Requests that run at a time. Default: as many as fit, with an empty cache.")
     ] = None,
@@ -47,15 +55,22 @@ def capacity(
     ] = 0.0,
     json_path: Json = None,
 ) -> None:
-    """Plan the memory of a deployment: what fits, under which strategy, and where the border to KV should lie."""
+    """Plan the memory of a deployment.
+
+    It says what fits under which strategy, and where the border between states and KV should lie. Needs no GPU.
+    """
+    if (model is None) == (layout is None):
+        raise typer.BadParameter("expected a MODEL or --layout, one of the two")
     import torch
 
     from memstate.engine.capacity import capacity as planned
+    from memstate.state.layout import StateLayout
 
     dtypes = {"float8": torch.float8_e4m3fn}
     with one_line_errors():
         plan = planned(
-            model, memory, context=context, concurrency=concurrency, ranks=tp, every=every, page_size=page_size,
+            StateLayout.load(layout) if layout else model, memory, context=context, concurrency=concurrency, ranks=tp,
+            every=every, page_size=page_size,
             ssm_dtype=getattr(torch, dtype), kv_dtype=dtypes.get(kv_dtype) or getattr(torch, kv_dtype),
             kv_bytes_per_token=kv_bytes, overlap=bool(overlap), in_place=in_place, prefills=prefills,
             tokens_per_second=tokens_per_second, host_memory=host_memory, speculate=speculate,
@@ -64,6 +79,6 @@ def capacity(
             from memstate.cli.replay import rated
             from memstate.cli.traces.form import read
 
-            with progress("replay") as report:
+            with progress("replay", "requests") as report:
                 plan = rated(plan, read(trace, limit), start, report)
     emit_text(json_path, plan.to_json(), str(plan))

@@ -10,6 +10,7 @@ from typer import Option
 
 from memstate.cli.options import Json, split_names
 from memstate.cli.output import emit_text, one_line_errors, progress
+from memstate.cli.tables import width
 
 
 def check(
@@ -21,13 +22,16 @@ def check(
     seed: Annotated[int, Option(help="Start of the random numbers.")] = 0,
     json_path: Json = None,
 ) -> None:
-    """Check a pool of slots, yours too: which behaviours it has, and the shortest calls that break one."""
+    """Check which behaviours a pool of slots has.
+
+    It can be a pool of your own. For a behaviour that it has not, it shows the shortest calls that break it.
+    """
     from memstate.cli.check import factory_of, text
     from memstate.testing.check import check as checked
 
-    with one_line_errors(), TemporaryDirectory() as folder, progress("check") as report:
+    with one_line_errors(), TemporaryDirectory() as folder, progress("check", "behaviours") as report:
         os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", folder)  # it would make one here
         findings = checked(factory_of(pool), split_names(only), examples=examples, seed=seed, report=report)
-    emit_text(json_path, [asdict(each) for each in findings], text(findings))
+    emit_text(json_path, [asdict(each) for each in findings], text(findings, width()))
     if any(each.broken for each in findings):
         raise typer.Exit(1)

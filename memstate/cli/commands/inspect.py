@@ -33,7 +33,7 @@ def inspect(
     ] = None,
     json_path: Json = None,
 ) -> None:
-    """Show who owns each slot: write one HTML page of a saved inspection."""
+    """Show who owns each slot, as an HTML page."""
     if (file is None) == (url is None):
         raise typer.BadParameter("expected a FILE or --url, one of the two")
     if out == "-" and json_path is not None:
@@ -63,9 +63,13 @@ def inspect(
     if not written:
         write_stdout(lambda: sys.stdout.buffer.write(content))
         return
+    from memstate.sizes import format_bytes
+
     faults = len(inspection.faults)
     found = {"page": str(target), "bytes": len(content), "capacity": inspection.capacity, "faults": faults}
-    emit_text(json_path, found, f"{target}: {inspection.capacity} slots, {faults} faults, {len(content)} bytes")
+    emit_text(
+        json_path, found, f"{target}: {inspection.capacity:,} slots, {faults} faults, {format_bytes(len(content))}"
+    )
 
 
 def _same(one: Path, other: Path) -> bool:

@@ -19,18 +19,26 @@ def compile_kernels(
     ] = False,
     json_path: Json = None,
 ) -> None:
-    """Compile every kernel for every target. Needs no GPU. Targets that this Triton does not know are left out."""
+    """Compile every kernel for every target.
+
+    Needs no GPU. Targets that this Triton does not know are left out. JSON has more figures.
+    """
     from memstate.cli.compile import compile_all
 
     wanted = split_names(targets)
-    with one_line_errors(), progress("compile") as report:
+    with one_line_errors(), progress("compile", "kernels") as report:
         reports = compile_all(wanted, report, every_shape)
     if unknown := [name for name in wanted if name not in {item.target for item in reports}]:
         complain(f"left out, because this Triton does not know them: {', '.join(unknown)}")
         if not reports:
             raise typer.Exit(1)
-    rows = [asdict(item) for item in reports]
-    emit(json_path, rows, "compiled kernels", rows)
+    emit(
+        json_path,
+        [asdict(item) for item in reports],
+        "compiled kernels",
+        [each.row() for each in reports],
+        grouped=True,
+    )
     if bad := [f"{item.kernel} on {item.target}" for item in reports if not item.ok]:
         fail(f"not ok: {', '.join(bad)}", status=1)
 
@@ -43,7 +51,11 @@ def bench(
     backend: BackendOption = "auto",
     json_path: Json = None,
 ) -> None:
-    """Measure memstate. `launches` is exact on any machine; `alloc`, `track`, `copy` and `state` need a GPU."""
+    """Measure memstate.
+
+    `launches` is exact on any machine; `alloc`, `track`, `copy` and `state` need a GPU. Beside a value stands the same
+    work done by a peer, as far as it is installed, with its value and the ratio of the two.
+    """
     if toy and backend == "auto":
         backend = "interpreter"
     choose_backend(backend)
@@ -54,10 +66,11 @@ def bench(
     if name == "all" and device == "cpu" and not toy:
         chosen = tuple(one for one in chosen if one not in bench.NEED_DEVICE)
         complain(f"left out, because device time needs a GPU: {', '.join(bench.NEED_DEVICE)}")
-    with one_line_errors(), progress(name) as report:
+    with one_line_errors(), progress(f"bench {name}", "sizes" if name == "launches" else "measurements") as report:
         outcome = bench.run(chosen, backend, device, toy, peer, report, case=case)
-    entries = [asdict(entry) for entry in outcome.entries]
-    emit(json_path, entries, f"bench {name}", bench.by_unit(outcome.entries) if name == "launches" else entries)
+    counts = name == "launches"
+    rows = bench.by_unit(outcome.entries) if counts else [entry.row() for entry in outcome.entries]
+    emit(json_path, [asdict(entry) for entry in outcome.entries], f"bench {name}", rows, grouped=not counts)
     for line in outcome.unmeasured:
         complain(line)
     if outcome.wrong:
@@ -68,25 +81,25 @@ def tune(
     kernels: Annotated[str, Option(help="Comma separated kernels, or all.")] = "all",
     model: Annotated[str, Option(help="Preset whose states the kernels run on.")] = "qwen3_next",
     target: Annotated[str, Option(help="Target to compile for where there is no GPU.")] = "sm_90",
-    limit: Annotated[int | None, Option(help="Number of configurations of each kernel. Default: all.")] = None,
+    limit: Annotated[int | None, Option(help="Configurations to try of each kernel. Default: all.")] = None,
     plot: Annotated[
         str | None, Option(callback=output_file, help="Draw the result into this file (.svg, .png or .pdf).")
     ] = None,
     dry_run: Annotated[bool, Option("--dry-run", metavar="", help="Store nothing.")] = False,
     json_path: Json = None,
 ) -> None:
-    """Find the best launch configuration of each kernel and store it for this device.
+    """Find the best launches of each kernel.
 
-    Every configuration is checked against the reference first. A GPU times them; without a GPU they are ranked by
+    Each launch configuration is checked against the reference first. A GPU times them; without a GPU they are ranked by
     compiled cost. One axis at a time is changed first, the cheapest axis first; then the best values are combined.
     Results are stored in $MEMSTATE_TUNED, or in memstate/tuned under $XDG_CONFIG_HOME or ~/.config. Launches on this
-    device use what was timed. What was only ranked, without a GPU, is stored to be looked at and changes none.
+    device use what was timed. What was only ranked is stored to be looked at, and changes none.
     """
     from memstate.cli import tune as tuning
     from memstate.cli.tune import plot as drawing
 
     stored, failure = None, ""
-    with one_line_errors(), progress("tune") as report:
+    with one_line_errors(), progress("tune", "configurations") as report:
         if not dry_run:
             tuning.require_folder()
         if plot:
@@ -100,7 +113,7 @@ def tune(
         except (OSError, ValueError) as error:  # the sweep took long: show its result all the same
             failure = f"nothing stored: {error}; set MEMSTATE_TUNED to another folder"
     title, rows = tuning.table(outcome, stored)
-    emit(json_path, data | {"stored": stored}, title, rows)
+    emit(json_path, data | {"stored": stored}, title, rows, grouped=True)
     if plot:
         with one_line_errors():
             drawing.plot(outcome).savefig(plot)

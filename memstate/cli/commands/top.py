@@ -8,9 +8,9 @@ from typer import Argument, Option
 
 from memstate.cli.options import Json
 from memstate.cli.output import emit_text, one_line_errors, write_stdout
+from memstate.cli.tables import width
 
 URL = "http://127.0.0.1:9470/metrics"
-WIDTH = 120  # of a frame that goes to a file or a pipe
 
 
 def top(
@@ -22,7 +22,10 @@ def top(
     once: Annotated[bool, Option("--once", metavar="", help="Show one frame and end.")] = False,
     json_path: Json = None,
 ) -> None:
-    """Show slots, hits, tiers and step times of a running process that exports metrics, and what to look at."""
+    """Watch a process that exports metrics.
+
+    It shows slots, hits, tiers, the host time of steps, and what to look at.
+    """
     from rich.console import Console
     from rich.live import Live
 
@@ -42,8 +45,7 @@ def top(
             if json_path is not None:
                 emit_text(json_path, found, f"{url}: {len(found['managers'])} managers")
             else:
-                console = Console() if Console().is_terminal else Console(width=WIDTH)
-                write_stdout(lambda: console.print(draw(found, url)))
+                write_stdout(lambda: Console(width=width()).print(draw(found, url)))
             return
         with Live(draw(found, url), auto_refresh=False) as live:
             while True:

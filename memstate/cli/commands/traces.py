@@ -26,18 +26,21 @@ def replay(
     start: Annotated[
         float, Option("--from", help="Share of the requests that warm the cache up and are not counted.")
     ] = 0.0,
-    limit: Annotated[int | None, Option(help="Number of requests to read. Default: all.")] = None,
+    limit: Annotated[int | None, Option(help="Requests to read. Default: all.")] = None,
     chunk: Annotated[int, Option(help="Tokens of a prefill chunk at most.")] = 8192,
     every: Annotated[int, Option(help="Tokens between two states of decode, a multiple of 512.")] = 512,
     placement: Annotated[str, Option(help="Where prompts leave states: ends, ends-only, every-N or nowhere.")] = "ends",
     running: Annotated[int, Option(help="Requests that run at a time.")] = 1,
     json_path: Json = None,
 ) -> None:
-    """Serve a trace as an engine does, without a model, and report the hit rate under each policy."""
+    """Replay a trace, and report the hit rates.
+
+    The prefix cache serves it as in an engine, but without a model, under each policy and with each number of states.
+    """
     from memstate.cli import replay as replaying
     from memstate.cli.traces.form import read
 
-    with one_line_errors(), progress("replay") as report:
+    with one_line_errors(), progress("replay", "requests") as report:
         requests = read(trace, limit)
         sizes = [_whole("--states", size) for size in split_names(states)]
         names = [name for each in split_names(policy) for name in (replaying.NAMES if each == "all" else [each])]
@@ -45,7 +48,7 @@ def replay(
         loop = replaying.Loop(chunk=chunk, every=every, placement=placement, running=running)
         replayed = replaying.compare(requests, sizes, pages, policies, start, report, loop)
     rows = [asdict(one) for one in replayed]
-    title = f"{trace.name}: block hit rate, {pages} pages, {replayed[0].requests} requests"
+    title = f"{trace.name}: block hit rate, {pages:,} pages, {replayed[0].requests:,} requests"
     if len(rates := dict.fromkeys(one.states for one in replayed)) > 1:
         title += f"; other figures: with {list(rates)[-1]} states"
     emit(json_path, rows if len(rows) > 1 else rows[0], title, replaying.table(replayed))
@@ -57,12 +60,12 @@ def trace(
     requests: Annotated[int, Option(help="Number of requests.")] = 10_000,
     seed: Annotated[int, Option(help="The same seed makes the same trace.")] = 0,
 ) -> None:
-    """Make a synthetic trace in the format that `replay` reads."""
+    """Make a synthetic trace for `replay`."""
     from memstate.cli.traces.form import write
     from memstate.cli.traces.make import make
 
-    with one_line_errors():
-        write(out, make(kind, requests, seed))
+    with one_line_errors(), progress("trace", "requests") as report:
+        write(out, make(kind, requests, seed, report))
 
 
 def _whole(name: str, text: str) -> int:

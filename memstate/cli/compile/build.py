@@ -12,6 +12,7 @@ from memstate.cli.compile.instructions import Instruction, bytes_in_flight, disa
 from memstate.errors import CompileFailed
 from memstate.kernels import catalog
 from memstate.kernels.catalog import CompileCase
+from memstate.sizes import format_bytes
 
 TARGETS: dict[str, tuple[str, int | str, int]] = {  # name -> Triton's backend, architecture, lanes of a warp
     "sm_80": ("cuda", 80, 32),
@@ -62,6 +63,16 @@ class KernelReport:
     bytes_in_flight: int | None = None
     instructions_folded: int | None = None
     instructions_verified: int | None = None
+
+    def row(self) -> dict[str, str | int | None]:
+        """Returns what matters most of it as a row for people, with units."""
+        bits = self.narrowest_bulk_access_bits
+        return {
+            "kernel": self.kernel, "target": self.target, "registers": self.registers,
+            "spills": format_bytes(self.spill_bytes), "shared memory": format_bytes(self.shared_bytes),
+            "narrowest access": bits and f"{bits} bits", "barriers": self.barriers,
+            "dependent loads": self.dependent_loads, "ok": self.ok,
+        }  # fmt: skip
 
 
 def known_targets(targets: Sequence[str]) -> list[str]:

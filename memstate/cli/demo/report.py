@@ -6,6 +6,7 @@ from typing import Any
 from memstate.cli.demo.compare import Comparison
 from memstate.cli.demo.config import DemoConfig
 from memstate.cli.demo.meter import Meter
+from memstate.cli.units import duration, measured, number
 from memstate.stats import Stats, TierStats
 
 CONFIG_KEYS = (
@@ -207,12 +208,14 @@ class DemoReport:
 
     def table(self) -> dict[str, str]:
         """Returns what the JSON has as text, by headings."""
-        return {key.replace("_", " "): _text(value) for key, value in self.to_json().items() if key not in HIDDEN}
+        return {key.replace("_", " "): _text(value, key) for key, value in self.to_json().items() if key not in HIDDEN}
 
 
-def _text(value: object) -> str:
+def _text(value: object, key: str) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{name.replace('_', ' ')} {_text(one)}" for name, one in value.items()) or "none"
+        return ", ".join(f"{name.replace('_', ' ')} {_text(one, key)}" for name, one in value.items()) or "none"
     if isinstance(value, bool):
         return "yes" if value else "NO"
-    return f"{value:.2f}" if isinstance(value, float) else "none" if value in (None, []) else str(value)
+    if not isinstance(value, int | float) or key == "seed":
+        return "none" if value in (None, []) else str(value)
+    return duration(value) if key == "seconds" else measured(value, "bytes") if "bytes" in key else number(value)

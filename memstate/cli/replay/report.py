@@ -3,11 +3,13 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from memstate.cli.units import measured
+
 COSTS = {  # heading -> figure of `Replayed`
     "forwards a prompt": "forwards_per_prompt", "states filed": "states_filed_per_request",
-    "recomputed a turn": "recomputed_tokens_per_turn", "longest wait": "longest_wait", "us a match": "us_per_match",
-    "us an insert": "us_per_insert",
+    "recomputed a turn": "recomputed_tokens_per_turn", "longest wait": "longest_wait",
 }  # fmt: skip
+TIMES = {"time of a match": "us_per_match", "time of an insert": "us_per_insert"}
 Progress = Callable[[int, int], None]
 
 
@@ -102,6 +104,7 @@ def table(replayed: Sequence[Replayed | Bound]) -> list[dict[str, str | float | 
             row[str(size)] = f"{one.block_hit_rate:.3f}{share}"
         if isinstance(last := mine[sizes[-1]], Replayed):
             row |= {heading: getattr(last, name) for heading, name in COSTS.items()}
+            row |= {heading: measured(getattr(last, name), "us") for heading, name in TIMES.items()}
             row["leaked"] = max(one.leaked_slots for one in mine.values() if isinstance(one, Replayed))
         rows.append(row)
     ideal = dict.fromkeys(map(str, sizes), f"{replayed[0].ideal_hit_rate:.3f}")

@@ -9,9 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from memstate.cli.output import printable
+from memstate.cli.units import duration, measured
 
 WIDTH = 30  # cells of a bar
-UNITS = (86400.0, "d"), (3600.0, "h"), (60.0, "min"), (0.0, "s")
 AGES = {
     "row_age": "request", "row_idle": "standstill of one", "session_age": "session", "session_idle": "idle session",
 }  # fmt: skip
@@ -30,7 +30,7 @@ def draw(summary: Mapping[str, Any], url: str) -> RenderableType:
         url: where they are from.
     """
     seconds = summary["seconds"]
-    since = "since the start of the process" if seconds is None else f"in the last {seconds:.1f} s"
+    since = "since the start of the process" if seconds is None else f"in the last {duration(seconds)}"
     return Group(_text(f"{url}   counters {since}", style="dim"), *(_manager(each) for each in summary["managers"]))
 
 
@@ -41,7 +41,7 @@ def _manager(of: Mapping[str, Any]) -> RenderableType:
         _used("rows", of["rows"]), _used("KV pages", of["pages"]), _counts("refused for lack of", of["refusals"]),
         _counts("snapshots", of["snapshots"]), _counts("snapshots not kept", of["degradations"]),
         _counts("sessions", of["sessions"]),
-        ("oldest", ", ".join(f"{name} {_span(of['ages'][what])}" for what, name in AGES.items() if of["ages"][what])),
+        ("oldest", ", ".join(f"{name} {duration(age)}" for what, name in AGES.items() if (age := of["ages"][what]))),
     ]  # fmt: skip
     prompts = of["prompts"]
     if prompts:
@@ -82,16 +82,11 @@ def _counts(name: str, found: Mapping[str, int]) -> tuple[str, str]:
     return name, ", ".join(f"{count:,} {what}" for what, count in found.items() if count)
 
 
-def _span(seconds: float) -> str:
-    size, unit = next((size, unit) for size, unit in UNITS if seconds >= size)
-    return f"{seconds / (size or 1):,.1f} {unit}"
-
-
 def _tiers(tiers: Mapping[str, Any]) -> list[tuple[str, str]]:
     lines = [_used(f"records, {name}", records) for name, records in tiers["records"].items()]
     for direction in ("out", "in"):
-        copied = {f"MiB of {kind}s": round(n / 2**20, 1) for kind, n in tiers["bytes"][direction].items()}
-        lines.append(_counts(f"copied {direction}", copied))
+        copied = (f"{measured(n, 'bytes')} of {kind}s" for kind, n in tiers["bytes"][direction].items() if n)
+        lines.append((f"copied {direction}", ", ".join(copied)))
     writes = {"wait": tiers["writes_pending"], **tiers["writes"], "evicted by the store": tiers["evicted"]}
     ends = {
         **tiers["prefetches"],
@@ -108,7 +103,7 @@ def _tiers(tiers: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _steps(steps: Mapping[str, Any]) -> list[tuple[str, str]]:
     def shown(seconds: float | None) -> str:
-        return "more than 0.4 s" if seconds is None else f"{seconds * 1e6:,.0f} us"
+        return "more than 400 ms" if seconds is None else duration(seconds)
 
     whole = sum(steps["calls"].values()) or 1.0
     calls = ", ".join(f"{call} {seconds / whole:.0%}" for call, seconds in steps["calls"].items() if seconds)

@@ -30,6 +30,7 @@ class Spread:
 
 
 # Every kind.
+STRIDE: Final = 64  # requests between two reports of progress
 CONTEXT: Final = 131072  # the longest input: a session that would pass it ends there
 FIRST_TOKEN_MS: Final = 300.0  # from a request to the first token of its answer
 TOKEN_MS: Final = 20.0  # from one token of an answer to the next; the next request waits for the whole answer
@@ -134,7 +135,9 @@ class _Draw:
             at += self.random.expovariate(1 / gap)
 
 
-def make(kind: str, requests: int, seed: int) -> list[TraceRequest]:
+def make(
+    kind: str, requests: int, seed: int, progress: Callable[[int, int], None] = lambda done, total: None
+) -> list[TraceRequest]:
     """Returns the first requests of an endless trace, by time; the same ones for the same kind and seed.
 
     So a longer trace of the same seed begins with the shorter one. Ids count up from 0 as they first appear. The start
@@ -144,6 +147,7 @@ def make(kind: str, requests: int, seed: int) -> list[TraceRequest]:
         kind: One of `KINDS`.
         requests: How many.
         seed: A whole number.
+        progress: Called with requests done and to do.
 
     Raises:
         InvalidArgument: A value has no meaning.
@@ -156,9 +160,12 @@ def make(kind: str, requests: int, seed: int) -> list[TraceRequest]:
         raise InvalidArgument(f"requests={requests!r}: expected a whole number from 1 on")
     numbering, sessions = Numbering(), _SESSIONS[kind]
     turns = islice(_by_time(sessions(_Draw(kind, seed))), requests)
-    return [
-        TraceRequest(int(turn.at), _tokens(turn.context), turn.answer, numbering.ids(turn.context)) for turn in turns
-    ]
+    made = list[TraceRequest]()
+    for turn in turns:
+        made.append(TraceRequest(int(turn.at), _tokens(turn.context), turn.answer, numbering.ids(turn.context)))
+        if not len(made) % STRIDE:
+            progress(len(made), requests)
+    return made
 
 
 def _by_time(sessions: Iterator[list[_Turn]]) -> Iterator[_Turn]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from memstate.atomic import replacing
 from memstate.cli.tune.trials import SweepResult, Trial, is_default
+from memstate.cli.units import measured
 from memstate.errors import InvalidArgument
 from memstate.kernels import tuned
 from memstate.kernels.tuned import Config
@@ -125,8 +126,9 @@ def table(outcome: SweepResult, stored: str | None) -> tuple[str, list[dict[str,
     how += "" if outcome.complete else "; INCOMPLETE"
     rows = [
         {
-            "kernel": trial.kernel, "key": trial.key, "configuration": text_of(trial.config), "us": trial.micros,
-            "value": trial.value, "unit": trial.unit, "note": trial.why or ", ".join(marks(trial, outcome)),
+            "kernel": f"{trial.kernel}, {trial.key}", "configuration": text_of(trial.config),
+            "time": measured(trial.micros, "us"), "value": measured(trial.value, trial.unit),
+            "note": trial.why or ", ".join(marks(trial, outcome)),
         }
         for trial in in_order(outcome)
     ]  # fmt: skip

@@ -1,0 +1,85 @@
+"""Lays out tables as plain text for a terminal. Nothing is cut: texts go on in the next line, columns further down."""
+
+import shutil
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
+from textwrap import wrap
+from typing import Any
+
+from memstate.cli.units import number
+
+GAP = "  "
+LEAST = 24  # characters in a line that texts of the first column keep
+
+
+def width() -> int:
+    """Returns the columns of the terminal, or $COLUMNS; 80 without a terminal."""
+    return max(40, shutil.get_terminal_size().columns)
+
+
+def table(rows: Sequence[Mapping[str, Any]], columns: int, *, grouped: bool = False) -> list[str]:
+    """Returns the lines of a table.
+
+    Args:
+        rows: Values by head. A row can lack some heads of the first.
+        columns: Characters of a line at most.
+        grouped: The values of the first column stand alone, each above the rows that have it.
+    """
+    heads = list(rows[0])
+    cells = {head: [_text(row.get(head)) for row in rows] for head in heads}
+    above = cells[heads.pop(0)] if grouped else [""] * len(rows)
+    margin = GAP * grouped
+    columns -= len(margin)
+    key, *others = heads
+    sizes = {head: max(map(len, (*head.split(), *cells[head]))) for head in heads}
+    rest = sum(len(GAP) + sizes[head] for head in others)
+    sizes[key] = min(sizes[key], max(LEAST, columns - rest))
+    lines: list[str] = []
+    for block in _blocks(key, others, sizes, columns):
+        numbers = {head for head in block if all(cell[:1] in "-0123456789" for cell in cells[head])} - {key}
+        titles = [wrap(head, sizes[head]) for head in block]
+        tall = max(map(len, titles))
+        lines += [""] * bool(lines) + _lines(
+            [[""] * (tall - len(title)) + title for title in titles], block, sizes, numbers, margin
+        )
+        last = ""
+        for at, group in enumerate(above):
+            if not any(cells[head][at] for head in block[1:]):
+                continue  # this row has nothing here
+            if group != last:
+                lines.append(last := group)
+            wrapped = [wrap(cells[head][at], sizes[head], break_on_hyphens=False) for head in block]
+            lines += _lines(wrapped, block, sizes, numbers, margin)
+    return lines
+
+
+def _blocks(key: str, others: Sequence[str], sizes: dict[str, int], columns: int) -> list[list[str]]:
+    """Shares the columns out among as few tables as fit, each with the first column; narrows what never fits."""
+    blocks, left = [[key]], columns - sizes[key]
+    for head in others:
+        sizes[head] = min(sizes[head], columns - sizes[key] - len(GAP))
+        if len(GAP) + sizes[head] > left:
+            blocks.append([key])
+            left = columns - sizes[key]
+        blocks[-1].append(head)
+        left -= len(GAP) + sizes[head]
+    return blocks
+
+
+def _lines(
+    cells: Sequence[Sequence[str]], heads: Sequence[str], sizes: Mapping[str, int], numbers: set[str], margin: str
+) -> list[str]:
+    """Returns a row of cells of several lines, numbers to the right."""
+    return [
+        margin + GAP.join(
+            part.rjust(sizes[head]) if head in numbers else part.ljust(sizes[head])
+            for head, part in zip(heads, parts, strict=True)
+        ).rstrip()
+        for parts in zip_longest(*cells, fillvalue="")
+    ]  # fmt: skip
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "NO"
+    return "" if value is None else number(value) if isinstance(value, int | float) else str(value)

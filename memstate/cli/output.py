@@ -3,11 +3,11 @@
 import json
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from textwrap import fill
+from time import monotonic
 from typing import Any, NoReturn
 
 import typer
@@ -64,7 +64,7 @@ def progress(title: str, what: str) -> Iterator[Progress]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn
 
-    console, begin = Console(stderr=True), time.monotonic()
+    console, begin = Console(stderr=True), monotonic()
     due = begin + PAUSE
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TextColumn("{task.fields[text]}"))
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
@@ -72,7 +72,7 @@ def progress(title: str, what: str) -> Iterator[Progress]:
 
         def report(done: int, total: int | None) -> None:
             nonlocal due
-            now = time.monotonic()
+            now = monotonic()
             text = far(done, total, what, now - begin)
             bar.update(task, completed=done, total=total, text=text)
             if now >= due and not console.is_terminal:

@@ -21,17 +21,21 @@ def table(rows: Sequence[Mapping[str, Any]], columns: int, *, grouped: bool = Fa
     """Returns the lines of a table.
 
     Args:
-        rows: Values by head. A row can lack some heads of the first.
+        rows: Values by head. A row can lack some of the heads.
         columns: Characters of a line at most.
-        grouped: The values of the first column stand alone, each above the rows that have it.
+        grouped: A value of the first column stands alone, above the rows that have it; one of the second is not
+            repeated in the next row.
     """
-    heads = list(rows[0])
+    heads = list(dict.fromkeys(head for row in rows for head in row))
     cells = {head: [_text(row.get(head)) for row in rows] for head in heads}
+    heads = [head for head in heads if any(cells[head])]
     above = cells[heads.pop(0)] if grouped else [""] * len(rows)
     margin = GAP * grouped
     columns -= len(margin)
     key, *others = heads
-    sizes = {head: max(map(len, (*head.split(), *cells[head]))) for head in heads}
+    sizes = {head: max(map(len, (head, *cells[head]))) for head in heads}
+    if sum(sizes.values()) + len(GAP) * len(others) > columns:
+        sizes = {head: max(map(len, (*head.split(), *cells[head]))) for head in heads}
     rest = sum(len(GAP) + sizes[head] for head in others)
     sizes[key] = min(sizes[key], max(LEAST, columns - rest))
     lines: list[str] = []
@@ -42,13 +46,17 @@ def table(rows: Sequence[Mapping[str, Any]], columns: int, *, grouped: bool = Fa
         lines += [""] * bool(lines) + _lines(
             [[""] * (tall - len(title)) + title for title in titles], block, sizes, numbers, margin
         )
-        last = ""
-        for at, group in enumerate(above):
+        group = name = ""
+        for at in range(len(rows)):
             if not any(cells[head][at] for head in block[1:]):
                 continue  # this row has nothing here
-            if group != last:
-                lines.append(last := group)
+            if above[at] != group:
+                lines.append(group := above[at])
+                name = ""
             wrapped = [wrap(cells[head][at], sizes[head], break_on_hyphens=False) for head in block]
+            if grouped and cells[key][at] == name:
+                wrapped[0] = []
+            name = cells[key][at]
             lines += _lines(wrapped, block, sizes, numbers, margin)
     return lines
 

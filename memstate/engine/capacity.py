@@ -214,7 +214,8 @@ class Capacity(Shown):
             fits = f"{host.states:,} states, {host.pages:,} KV pages, {format_bytes(host.nbytes)}; "
         else:
             fits = "no tier; "
-        text += ["", f"host memory: {fits}{state} a state" + (f", {page_record} a KV page" if self.kv else "")]
+        each = f"{state} a state" + (f", {page_record} a KV page" if self.kv else "")
+        text += ["", fill(f"host memory: {fits}{each}", WIDTH)]
         text += ["", fill(str(self.speculation), WIDTH)] if self.speculation else []
         return "\n".join([*text, "", fill(self.recommendation, WIDTH)])
 

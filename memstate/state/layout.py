@@ -8,13 +8,11 @@ In slot_major, planes with another number of layers follow those before them, `l
 A block is one plane of one layer of one slot, padded to `alignment`, so that 16 bytes can move at a time everywhere.
 """
 
-import json
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import lcm, prod
-from pathlib import Path
 from types import EllipsisType
 from typing import Literal, NamedTuple, get_args
 
@@ -24,7 +22,6 @@ from memstate.checks import is_whole, items, require_name, whole
 from memstate.errors import InvalidArgument
 from memstate.sheet import Section, Sheet, Shown, bar, of_bytes, section, sheet
 from memstate.sizes import INT64_MAX, format_bytes
-from memstate.state.plain import build
 from memstate.state.sharding import Owned, Part
 
 Order = Literal["layer_major", "slot_major"]
@@ -287,25 +284,6 @@ class StateLayout(Shown):
                 f"most {INT64_MAX}: lower shapes or layers"
             )
 
-    @classmethod
-    def load(cls, path: Path | str) -> "StateLayout":
-        """Reads a layout of your own from a JSON file.
-
-        Its keys are the arguments of `StateLayout`, `Plane` and `Part`, with dtypes by name:
-        `{"layers": 24, "planes": [{"name": "ssm", "shape": [32, 128, 128], "dtype": "float32"}]}`.
-
-        Args:
-            path: the file.
-
-        Raises:
-            InvalidArgument: the file cannot be read or is no layout. The message names the file and the key.
-        """
-        try:
-            found: StateLayout = build("layout", cls, json.loads(Path(path).read_bytes()), _KINDS)
-        except (ValueError, OSError, RecursionError) as error:
-            raise InvalidArgument(f"{str(path)!r}: {getattr(error, 'strerror', None) or error}") from error
-        return found
-
     def layers_of(self, plane: Plane) -> int:
         """Layers of a plane."""
         return plane.layers or self.layers
@@ -410,10 +388,6 @@ class StateLayout(Shown):
             for row in layout.table()
         ]
         return section("planes", ("plane", "shape", "bytes of a layer of a slot", "padding"), rows)
-
-
-# what stands behind these keys in a file
-_KINDS = {"planes": Plane, "parts": Part, "rows": StateLayout, "levels": StateLayout, "dtype": torch.dtype}
 
 
 def _fill(plane: str, fill: float | None, dtype: torch.dtype) -> float | None:

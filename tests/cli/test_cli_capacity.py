@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 import memstate as ms
+from memstate.cli import layouts
 from memstate.cli import replay as replaying
 from memstate.cli.replay import rated
 from memstate.cli.traces import form
 from memstate.cli.traces.make import make
-from memstate.state.presets import CHECKPOINTS, kv_from_config
+from memstate.state.presets import CHECKPOINTS, from_config, kv_from_config
 from tests.support.command import Done, memstate
 
 ROOT = Path(__file__).parents[2]
@@ -60,6 +61,55 @@ def test_capacity_passes_every_option_on(tmp_path: Path) -> None:
     assert json.loads(bare.out)["pages"] == 0
 
 
+def test_a_layout_of_ones_own_comes_from_a_file(tmp_path: Path) -> None:
+    import torch
+
+    own = ms.StateLayout(
+        (
+            ms.Plane("ssm", (4, 8), torch.float32, parts=(ms.Part("heads", 4),)),
+            ms.Plane("m", (4,), torch.float32, fill=-0.5, layers=2),
+        ),
+        layers=6,
+        order="slot_major",
+        rows=ms.StateLayout((ms.Plane("last", (3,), torch.bfloat16),), layers=1),
+    )
+    ssm = '{"name": "ssm", "shape": [4, 8], "dtype": "float32", "parts": [{"name": "heads", "units": 4}]}'
+    m = '{"name": "m", "shape": [4], "dtype": "float32", "fill": -0.5, "layers": 2}'
+    rows = '{"layers": 1, "planes": [{"name": "last", "shape": [3], "dtype": "bfloat16"}]}'
+    (file := tmp_path / "own.json").write_text(
+        f'{{"layers": 6, "order": "slot_major", "rows": {rows}, "levels": null, "planes": [{ssm}, {m}]}}'
+    )
+    assert layouts.read(file) == own
+    options = "--memory 1MiB --context 1k --kv-bytes 64 --concurrency 2 --tp 2 --json -"
+    plan = ms.capacity(own, "1MiB", context="1k", kv_bytes_per_token=64, concurrency=2, ranks=2)
+    done = memstate("capacity", "--layout", file, *options.split())
+    assert json.loads(done.out) == plan.to_json(), done.err
+
+
+PLANE = '{"name": "a", "shape": [2], "dtype": "float32"}'
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("{", "Expecting property name"), ("[]", "layout is []: expected an object with keys"),
+        ('{"layers": 2}', "layout: planes is missing: expected planes, layers, "),
+        (f'{{"layers": 2, "planes": [{PLANE}, {{}}]}}', "layout.planes[1]: name is missing: expected name, shape, "),
+        (f'{{"layers": 2, "layer": 2, "planes": [{PLANE}]}}', "layout: unknown key 'layer': expected planes, layers, "),
+        ('{"layers": 2, "planes": 7}', "layout.planes is 7: expected an object"),
+        (f'{{"layers": 2, "planes": {PLANE}}}', "expected a sequence of Plane"),
+        (f'{{"layers": 0, "planes": [{PLANE}]}}', "layers 0: expected 1 or more"),
+        ('{"layers": 2, "planes": [{"name": "a", "shape": [2], "dtype": "fp32"}]}', "dtype is 'fp32': expected the name"),
+        (f'{{"layers": 2, "planes": [{PLANE}], "rows": {{"layers": 1}}}}', "layout.rows: planes is missing"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_in_a_layout_file_is_named(content: str, says: str, tmp_path: Path) -> None:
+    (file := tmp_path / "own.json").write_text(content)
+    with pytest.raises(ms.InvalidArgument, match=re.escape(says)) as refused:
+        layouts.read(file)
+    assert str(refused.value).startswith(repr(str(file)))
+
+
 def test_C5_hit_rates_are_those_of_the_replay(trace: Path) -> None:
     found = json.loads(memstate("capacity", *SMALL, "--trace", trace, "--from", "0.2", "--json", "-").out)
     assert len(found["splits"]) > 3
@@ -96,6 +146,9 @@ def test_C6_bad_input_is_one_clear_line(trace: Path, tmp_path: Path) -> None:
         (("qwen3_5", "--memory", "200MiB", "--context", "1k"), "1 request needs"),
         (("qwen3_5", "--memory", "9GiB", "--context", "1k", "--dtype", "int4"), "int4"),
         (("lfm2", "--context", "1k"), "Missing option '--memory'"),
+        (("--memory", "1GiB", "--context", "1k"), "expected a MODEL or --layout, one of the two"),
+        (("lfm2", "--layout", trace, "--memory", "1GiB", "--context", "1k"), "expected a MODEL or --layout"),
+        (("--layout", "no.json", "--memory", "1GiB", "--context", "1k"), "'no.json': No such file"),
         (("lfm2", "--memory", "1GiB", "--context", "1k", "--speculate", "2000"), "tail=2000: expected"),
     ):
         done = memstate("capacity", *options)
@@ -110,6 +163,16 @@ def test_the_commands_of_the_page_print_what_it_says() -> None:
     assert blocks
     for command, output in blocks:
         assert memstate(*command.split()) == Done(0, output, ""), command
+
+
+def test_the_layout_of_the_page_is_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (content,) = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
+    (command,) = re.findall(r"`memstate (capacity --layout own.json [^`]*)`", PAGE)
+    monkeypatch.chdir(tmp_path)
+    Path("own.json").write_text(content)
+    plan = ms.capacity(layouts.read(Path("own.json")), "40GiB", context="32k", kv_bytes_per_token=24576)
+    assert memstate(*command.split()) == Done(0, f"{plan}\n", "")
+    assert plan.layout.bytes_per_slot == from_config(CHECKPOINTS["qwen3_next"]).bytes_per_slot
 
 
 def test_the_table_of_kv_is_that_of_the_configurations() -> None:

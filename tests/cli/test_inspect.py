@@ -14,6 +14,7 @@ import pytest
 
 from memstate.cli import fetch as fetching
 from memstate.errors import InvalidArgument
+from memstate.sizes import format_bytes
 from memstate.slots import inspect as inspecting
 from memstate.slots.inspect import Inspection
 from memstate.viz.inspector import page
@@ -43,7 +44,7 @@ def test_the_page_is_beside_the_file(saved: Path) -> None:
     target = saved.with_suffix(".html")
     assert (done.status, done.err) == (0, "")
     assert target.read_text("utf-8") == page(busy(), "owners.json")
-    assert done.out == f"{target}: 12 slots, 0 faults, {target.stat().st_size} bytes\n"
+    assert done.out == f"{target}: 12 slots, 0 faults, {format_bytes(target.stat().st_size)}\n"
 
 
 def test_out_and_json(saved: Path, tmp_path: Path) -> None:

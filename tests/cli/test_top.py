@@ -61,7 +61,7 @@ def test_one_frame_shows_slots_prompts_tiers_steps_and_tenants(served: tuple[ms.
     assert done.exit_code == 0, done.output
     for text in (
         "since the start of the process", "main, rank 0", "Redirect(every=8)", "cached", "free", "rows",
-        "prompt tokens of 1 requests, hit rate 0.0%", "no_sharing", "records, host state", "writes to storage",
+        "13 prompt tokens of 1 requests, hit rate 0.0%", "no_sharing", "records, host state", "writes to storage",
         "host time of a step", "host time by call", "[bold]acme",
     ):  # fmt: skip
         assert text in done.output, text

@@ -260,8 +260,8 @@ def test_C5_what_the_recommendation_says_is_in_the_figures() -> None:
     found, best = plan.to_json(), plan.best
     assert json.loads(json.dumps(found)) == found
     assert found["arena_bytes"] == sum(plan.layout.arena_bytes(best.slots)) == found["best"]["bytes_by_part"]["planes"]
-    assert f"{best.slots} slots and {best.pages} KV pages" in found["recommendation"] in str(plan)
-    assert best.host and f"{best.host.states} states" in str(plan)
+    assert f"{best.slots:,} slots and {best.pages:,} KV pages" in found["recommendation"] in " ".join(str(plan).split())
+    assert best.host and f"{best.host.states:,} states" in str(plan)
     assert plan._repr_html_().count("<table>") == 3
 
 

@@ -63,13 +63,13 @@ def capacity(
         raise typer.BadParameter("expected a MODEL or --layout, one of the two")
     import torch
 
+    from memstate.cli.layouts import read as read_layout
     from memstate.engine.capacity import capacity as planned
-    from memstate.state.layout import StateLayout
 
     dtypes = {"float8": torch.float8_e4m3fn}
     with one_line_errors():
         plan = planned(
-            StateLayout.load(layout) if layout else model, memory, context=context, concurrency=concurrency, ranks=tp,
+            read_layout(layout) if layout else model, memory, context=context, concurrency=concurrency, ranks=tp,
             every=every, page_size=page_size,
             ssm_dtype=getattr(torch, dtype), kv_dtype=dtypes.get(kv_dtype) or getattr(torch, kv_dtype),
             kv_bytes_per_token=kv_bytes, overlap=bool(overlap), in_place=in_place, prefills=prefills,

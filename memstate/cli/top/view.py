@@ -36,7 +36,7 @@ def draw(summary: Mapping[str, Any], url: str) -> RenderableType:
 
 def _manager(of: Mapping[str, Any]) -> RenderableType:
     title = f"{of['manager']}, rank {of['rank']}: memstate {of['version']}, {of['strategy']}"
-    parts: list[RenderableType] = [_bars("slots", of["slots"])]
+    parts: list[RenderableType] = [_bars(f"{sum(of['slots'].values()):,} slots", of["slots"])]
     lines = [
         _used("rows", of["rows"]), _used("KV pages", of["pages"]), _counts("refused for lack of", of["refusals"]),
         _counts("snapshots", of["snapshots"]), _counts("snapshots not kept", of["degradations"]),
@@ -46,7 +46,7 @@ def _manager(of: Mapping[str, Any]) -> RenderableType:
     prompts = of["prompts"]
     if prompts:
         rate = "-" if prompts["hit_rate"] is None else f"{prompts['hit_rate']:.1%}"
-        name = f"prompt tokens of {prompts['requests']:,} requests, hit rate {rate}"
+        name = f"{prompts['tokens']:,} prompt tokens of {prompts['requests']:,} requests, hit rate {rate}"
         parts.append(_bars(name, {"hit": prompts["hit"], **prompts["lost"]}))
         lines += [_counts("cached states that went", of["evictions"]), _counts("hit tokens from", prompts["hit_below"])]
     if of["tiers"]:
@@ -64,13 +64,12 @@ def _bars(title: str, found: Mapping[str, int]) -> RenderableType:
     """A line with a bar for each part that is not 0, all of them shares of one whole."""
     whole = sum(found.values())
     table = Table.grid(padding=(0, 1))
-    table.add_row(_text(title, style="bold"), "", _text(f"{whole:,}", style="bold", justify="right"))
     for name, count in found.items():
         if count:
             share = count / whole
             bar = _text("█" * max(1, round(WIDTH * share)), style=COLOURS.get(name, "white"))
             table.add_row(_text(f"  {name}"), bar, _text(f"{count:,}", justify="right"), _text(f"{share:.0%}"))
-    return table
+    return Group(_text(title, style="bold"), table)
 
 
 def _used(name: str, found: Mapping[str, int]) -> tuple[str, str]:

@@ -1,0 +1,58 @@
+"""Reads a layout of one's own from a JSON file: the arguments of `StateLayout`, `Plane` and `Part` by name."""
+
+import json
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from memstate.checks import shown
+from memstate.errors import InvalidArgument
+from memstate.state.layout import Plane, StateLayout
+from memstate.state.sharding import Part
+
+# what the values of these keys become, wherever they stand
+KINDS: dict[str, type] = {
+    "planes": Plane, "parts": Part, "rows": StateLayout, "levels": StateLayout, "dtype": torch.dtype,
+}  # fmt: skip
+
+
+def read(path: Path) -> StateLayout:
+    """Returns the layout in a file such as this one; other arguments are keys as well.
+
+        {"layers": 36, "planes": [{"name": "ssm", "shape": [32, 128, 128], "dtype": "float32"}]}
+
+    Args:
+        path: The file.
+
+    Raises:
+        InvalidArgument: The file cannot be read or is no layout. The message names the file and the key.
+    """
+    try:
+        found: StateLayout = _made("layout", StateLayout, json.loads(path.read_bytes()))
+    except (ValueError, OSError, RecursionError) as error:
+        raise InvalidArgument(f"{str(path)!r}: {getattr(error, 'strerror', None) or error}") from error
+    return found
+
+
+def _made(where: str, kind: type, found: Any) -> Any:
+    """Makes a dataclass of an object, a tuple of them of a list, or a dtype of its name."""
+    if isinstance(found, list) and kind in (Plane, Part):
+        return tuple(_made(f"{where}[{at}]", kind, each) for at, each in enumerate(found))
+    if kind is torch.dtype:
+        if isinstance(dtype := getattr(torch, str(found), None), torch.dtype):
+            return dtype
+        raise InvalidArgument(f"{where} is {shown(found)}: expected the name of a torch.dtype, such as float32")
+    if not isinstance(found, dict):
+        raise InvalidArgument(f"{where} is {shown(found)}: expected an object with keys")
+    known = {field.name: field.default is MISSING for field in fields(kind)}
+    wrong = [f"unknown key {shown(key)}" for key in found if key not in known]
+    wrong += [f"{key} is missing" for key, needed in known.items() if needed and key not in found]
+    if wrong:
+        raise InvalidArgument(f"{where}: {wrong[0]}: expected {', '.join(known)}")
+    values = {
+        key: _made(f"{where}.{key}", KINDS[key], value) if key in KINDS and value is not None else value
+        for key, value in found.items()
+    }
+    return kind(**values)

@@ -50,5 +50,5 @@ def test_B32_a_boundary_copies_nothing(counted: dict[tuple[str, str, str], float
 
 def test_table_has_one_line_per_operation_and_case() -> None:
     entries = [Figure("admit", "R=1", value, unit) for value, unit in enumerate(UNITS)]
-    row = {"op": "admit", "case": "R=1", "launches": "0", "uploads": "1", "syncs": "2", "bytes": "3"}
+    row = {"op": "admit", "case": "R=1", "launches": "0", "uploads": "1", "syncs": "2", "bytes": "3 B"}
     assert by_unit(entries) == [row]

@@ -99,7 +99,7 @@ PLANE = '{"name": "a", "shape": [2], "dtype": "float32"}'
         ('{"layers": 2, "planes": 7}', "layout.planes is 7: expected an object"),
         (f'{{"layers": 2, "planes": {PLANE}}}', "expected a sequence of Plane"),
         (f'{{"layers": 0, "planes": [{PLANE}]}}', "layers 0: expected 1 or more"),
-        ('{"layers": 2, "planes": [{"name": "a", "shape": [2], "dtype": "fp32"}]}', "dtype is 'fp32': expected the name"),
+        ('{"layers": 2, "planes": [{"name": "a", "shape": [2], "dtype": "fp32"}]}', "dtype is 'fp32': expected"),
         (f'{{"layers": 2, "planes": [{PLANE}], "rows": {{"layers": 1}}}}', "layout.rows: planes is missing"),
     ],
 )  # fmt: skip

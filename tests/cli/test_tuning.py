@@ -536,7 +536,8 @@ def test_a_folder_is_tried_without_making_it(tmp_path: Path, monkeypatch: pytest
 def test_the_table_has_the_best_first_and_the_excluded_last() -> None:
     title, rows = tuning.table(outcome_of(None, 1.0, 3.0, 2.0), "a/b.json")
     assert title == "cpu, timed; stored in a/b.json"
-    assert [row["us"] for row in rows] == [row["value"] for row in rows] == [3.0, 2.0, 1.0, None]
+    assert [row["time"] for row in rows] == ["3 us", "2 us", "1 us", ""]
+    assert [row["value"] for row in rows] == ["3 B/s", "2 B/s", "1 B/s", ""]
     assert [row["note"] for row in rows] == ["chosen", "", "", "spills 8 bytes"]
     assert tuning.table(outcome_of(3.0, 1.0), None)[1][0]["note"] == "chosen, default"
 

@@ -65,15 +65,16 @@ def progress(title: str, what: str) -> Iterator[Progress]:
     from rich.progress import BarColumn, Progress, TextColumn
 
     console, begin = Console(stderr=True), monotonic()
-    due = begin + PAUSE
+    due, first = begin + PAUSE, (0, 0.0)  # what was done at the first report: files may have been read before
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TextColumn("{task.fields[text]}"))
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
         task = bar.add_task(title, total=None, text="")
 
         def report(done: int, total: int | None) -> None:
-            nonlocal due
+            nonlocal due, first
             now = monotonic()
-            text = far(done, total, what, now - begin)
+            first = first if first[1] else (done, now)
+            text = far(done, total, what, now - begin, done - first[0], now - first[1])
             bar.update(task, completed=done, total=total, text=text)
             if now >= due and not console.is_terminal:
                 due = now + max(PAUSE, (now - begin) / 10)
@@ -82,16 +83,16 @@ def progress(title: str, what: str) -> Iterator[Progress]:
         yield report
 
 
-def far(done: int, total: int | None, what: str, seconds: float) -> str:
-    """Returns how far work is, and what is left of it at the same speed.
+def far(done: int, total: int | None, what: str, seconds: float, lately: int, took: float) -> str:
+    """Returns how far work is after so many seconds, and what is left at the speed of what was done lately.
 
     Example:
-        >>> far(41000, 100000, "requests", 8.0), far(12, None, "measurements", 60.0)
-        ('41,000 of 100,000 requests, 41%, 11.5 s left', '12 measurements in 1 min')
+        >>> far(41000, 100000, "requests", 9.0, 40000, 8.0), far(12, None, "measurements", 60.0, 11, 58.0)
+        ('41,000 of 100,000 requests, 41%, 11.8 s left', '12 measurements in 1 min')
     """
     if total is None:
         return f"{done:,} {what} in {duration(seconds)}"
-    left = f", {duration(seconds * (total - done) / done)} left" if done else ""
+    left = f", {duration(took * (total - done) / lately)} left" if lately else ""
     return f"{done:,} of {total:,} {what}, {done / max(1, total):.0%}{left}"
 
 

@@ -104,8 +104,8 @@ def test_long_work_says_now_and_then_how_far_it_is(
 ) -> None:
     assert lines([3.0, 9.9], capsys, monkeypatch) == []
     assert lines([3.0, 10.0, 12.0, 19.9, 20.0], capsys, monkeypatch) == [
-        "replay: 2,000 of 100,000 requests, 2%, 8.17 min left",
-        "replay: 5,000 of 100,000 requests, 5%, 6.33 min left",
+        "replay: 2,000 of 100,000 requests, 2%, 11.4 min left",  # 7 seconds each
+        "replay: 5,000 of 100,000 requests, 5%, 6.73 min left",
     ]
     assert len(lines([10.0 * at for at in range(1, 100)], capsys, monkeypatch)) < 35  # seldom, where it takes long
 

@@ -1,6 +1,6 @@
 """The command line. Every command parses here or in `memstate.cli.commands`; the work is a function elsewhere.
 
-Every command takes `--json PATH` (`-` for stdout, then nothing else goes there), shows progress on a terminal, and
+Every command takes `--json PATH` (`-` for stdout, then nothing else goes there), shows the progress of long work, and
 exits with one clear line and a non-zero status on bad input. torch is imported after the command line is parsed.
 """
 

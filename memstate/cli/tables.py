@@ -23,10 +23,13 @@ def table(rows: Sequence[Mapping[str, Any]], columns: int, *, grouped: bool = Fa
     Args:
         rows: Values by head. A row can lack some of the heads.
         columns: Characters of a line at most.
-        grouped: A value of the first column stands alone, above the rows that have it; one of the second is not
+        grouped: A value of the first column stands alone, above all rows that have it; one of the second is not
             repeated in the next row.
     """
     heads = list(dict.fromkeys(head for row in rows for head in row))
+    if grouped:
+        names = list(dict.fromkeys(row[heads[0]] for row in rows))
+        rows = sorted(rows, key=lambda row: names.index(row[heads[0]]))
     cells = {head: [_text(row.get(head)) for row in rows] for head in heads}
     heads = [head for head in heads if any(cells[head])]
     above = cells[heads.pop(0)] if grouped else [""] * len(rows)

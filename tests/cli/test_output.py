@@ -73,7 +73,7 @@ def test_a_text_that_is_too_long_goes_on_in_the_next_line() -> None:
 
 
 def test_a_group_has_its_name_above_and_does_not_repeat_the_next_one() -> None:
-    rows = [{"op": op, "case": case, "value": n} for op, case, n in (("a", "x", 1), ("a", "x", 2), ("b", "x", 3))]
+    rows = [{"op": op, "case": case, "value": n} for op, case, n in (("a", "x", 1), ("b", "x", 3), ("a", "x", 2))]
     assert table(rows, 80, grouped=True) == [
         "  case  value",
         "a",

@@ -51,7 +51,12 @@ def lines(folder: Path) -> Iterator[str]:
 
 def sentence(module: Path) -> str:
     """The first sentence of a module's docstring."""
-    paragraph = (ast.get_docstring(ast.parse(module.read_text())) or "").split("\n\n")[0]
+    return first_sentence(ast.get_docstring(ast.parse(module.read_text())))
+
+
+def first_sentence(text: str | None) -> str:
+    """The first sentence of a docstring or help; empty without one."""
+    paragraph = (text or "").split("\n\n")[0]
     return re.split(r"(?<=[.?]) (?=[A-Z`])", " ".join(paragraph.split()))[0]
 
 

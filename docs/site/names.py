@@ -1,0 +1,97 @@
+"""The index of names: every public name, method, metric, event of the log and option of a command, in one alphabet.
+
+It is made from the docstrings, from the tables of docs/metrics.md, and from what the commands declare.
+"""
+
+import ast
+import re
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from typing import NamedTuple
+
+from code_map import ROOT, first_sentence  # beside this file, as is the next one
+from public import api, definition
+from typer.main import get_command
+
+from memstate.cli.app import app
+
+HEAD = """---
+search:
+  exclude: true
+---
+
+# Index of names
+"""
+
+
+class Name(NamedTuple):
+    """A line of the index.
+
+    Attributes:
+        name: What a reader looks for.
+        link: Where it is explained.
+        owner: The class, command or kind that it belongs to.
+        says: Its meaning in a sentence.
+    """
+
+    name: str
+    link: str
+    owner: str
+    says: str
+
+    def __str__(self) -> str:
+        """Its row of the table."""
+        says = self.says.replace("|", r"\|")
+        return f"| [`{self.name}`]{self.link} | {self.owner} | {says} |"
+
+
+def names() -> str:
+    """The page, as Markdown."""
+    found = sorted({*of_the_library(), *of_the_metrics(), *of_the_commands()}, key=lambda name: (key(name), name))
+    letters = groupby(found, key=lambda name: key(name)[:1].upper())
+    parts = [f"## {letter}\n\n| name | of | |\n| --- | --- | --- |\n" + lines(part) for letter, part in letters]
+    return "\n".join([HEAD, *parts])
+
+
+def key(name: Name) -> str:
+    """What the alphabet goes by."""
+    return name.name.removeprefix("memstate").lstrip("-_ .").lower()
+
+
+def lines(part: Iterable[Name]) -> str:
+    """The rows of some names."""
+    return "".join(f"{name}\n" for name in part)
+
+
+def of_the_library() -> Iterator[Name]:
+    """Names of the API, and the methods and properties of its classes."""
+    for entry in (entry for entries in api().values() for entry in entries):
+        node, doc = definition(entry.path)
+        name, target = entry.path.rsplit(".", 1)[-1], f"[{entry.path}]"
+        yield Name(name, target, "", first_sentence(doc))
+        methods = [part for part in getattr(node, "body", ()) if isinstance(part, ast.FunctionDef)]
+        if isinstance(node, ast.ClassDef):
+            for method, says in {part.name: ast.get_docstring(part) for part in methods}.items():  # overloads once
+                if not method.startswith("_"):
+                    yield Name(method, f"[{entry.path}.{method}]", f"`{name}`", first_sentence(says))
+
+
+def of_the_metrics() -> Iterator[Name]:
+    """Metrics, and events of the log."""
+    text = (ROOT / "docs" / "metrics.md").read_text()
+    for name, says in re.findall(r"^\| `(memstate_\w+)` \|.*\| (.+) \|$", text, re.MULTILINE):
+        yield Name(name, "(metrics.md#every-figure)", "metric", says)
+    for logger, event, says in re.findall(
+        r"^\| `(memstate\.\w+)` \| [A-Z]+ \| `([\w ]+)`: (.+) \|.*\|$", text, re.MULTILINE
+    ):
+        yield Name(event, "(metrics.md#logs)", f"log `{logger}`", says)
+
+
+def of_the_commands() -> Iterator[Name]:
+    """Commands and their options."""
+    target = "(start.md#the-command-line)"
+    for command, declared in get_command(app).commands.items():
+        yield Name(f"memstate {command}", target, "command", first_sentence(declared.help))
+        for option in declared.params:
+            if option.param_type_name == "option" and option.name != "help":
+                yield Name(option.opts[0], target, f"`memstate {command}`", first_sentence(option.help))

@@ -1,4 +1,4 @@
-"""Every symptom of docs/faq.md, made to happen, and its advice followed. A test is named as the anchor of its symptom."""
+"""Every symptom of docs/faq.md is made to happen, and cured as the page says. Each test is named as its anchor."""
 
 import re
 import subprocess

@@ -1,22 +1,39 @@
-"""The site: it builds without a warning, has every public name, and fetches nothing from elsewhere."""
+"""The site: it builds without a warning, has every public name, answers readers, and fetches nothing from elsewhere."""
 
 import ast
 import gc
+import json
 import logging
 import re
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import memstate
+from tests.support.questions import QUESTIONS
 from tests.support.sources import ROOT
+from tests.viz.pictures import CHROMIUM
 
 pytest.importorskip("mkdocs", reason="the extra `docs` is not installed")
 
 from mkdocs.commands.build import build
 from mkdocs.config import load_config
+
+# Talks to the worker as the page does: 0 sets it up, 2 asks.
+ASK = """async ([script, index, questions]) => {
+    const worker = new Worker(script)
+    const answer = message => new Promise(resolve => {
+        worker.onmessage = event => resolve(event.data.data)
+        worker.postMessage(message)
+    })
+    await answer({type: 0, data: {...index, options: {}}})
+    const found = {}
+    for (const question of questions) found[question] = (await answer({type: 2, data: question})).items
+    return found
+}"""
 
 
 class Page(HTMLParser):
@@ -42,6 +59,36 @@ def test_site(tmp_path: Path) -> None:
     assert [(path, link) for path, page in pages.items() for link in page.fetched if "//" in link] == []
     assert [(path, link) for path, page in pages.items() for link in page.fetched if not there(link, path)] == []
     assert [path for path in tmp_path.rglob("*.css") if re.search(r"url\(['\"]?https?:", path.read_text())] == []
+    index = json.loads((tmp_path / "search" / "search_index.json").read_text())
+    places = {entry["location"] for entry in index["docs"]}
+    assert [answer for answers in QUESTIONS.values() for answer in answers if answer not in places] == []
+    if not CHROMIUM:
+        pytest.skip("no chromium, chromium-browser or google-chrome on the path: the search is not asked")
+    found = {question: shown(groups[:3]) for question, groups in asked(tmp_path, index).items()}
+    missed = [question for question, answers in QUESTIONS.items() if not found[question] & {*answers}]
+    assert len(QUESTIONS) == 60 and len(missed) <= 6, missed
+
+
+def asked(site: Path, index: Any) -> Any:
+    """What the worker behind the search box finds for each question: pages, each with its sections that fit."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install '.[test]'")
+    (worker,) = site.glob("assets/javascripts/workers/search.*.js")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        tab = browser.new_page()
+        tab.route(
+            "http://site/**", lambda route: route.fulfill(path=site / route.request.url.removeprefix("http://site/"))
+        )
+        tab.goto("http://site/404.html")
+        answers = tab.evaluate(ASK, [worker.relative_to(site).as_posix(), index, list(QUESTIONS)])
+        browser.close()
+    return answers
+
+
+def shown(groups: Any) -> set[str]:
+    """What the box shows of these pages before a click on `more`: the page, and the sections that fit best."""
+    hits = [(hit, group[0]["score"]) for group in groups for hit in group]
+    return {hit["location"] for hit, best in hits if "#" not in hit["location"] or hit["score"] >= best}
 
 
 def there(link: str, page: Path) -> bool:
@@ -52,7 +99,6 @@ def there(link: str, page: Path) -> bool:
 def built(folder: Path) -> list[str]:
     """Builds the site as `make docs` does and returns the warnings; without what only takes time."""
     config = load_config(str(ROOT / "mkdocs.yml"), site_dir=str(folder))
-    config.plugins["material/search"].config.enabled = False
     config.plugins["mkdocstrings"].config.handlers["python"]["options"]["separate_signature"] = False  # runs ruff
     warnings: list[str] = []
     handler = logging.Handler(logging.WARNING)

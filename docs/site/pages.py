@@ -4,6 +4,10 @@ mkdocs calls `on_config` and `on_files`. Paths on the site are those of the repo
 here and on a code host. Of the library only the declarations of the commands are imported.
 """
 
+import json
+import re
+from pathlib import Path
+
 from code_map import ROOT, code_map  # beside this file, as are `names` and `public`
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -14,6 +18,12 @@ PAGES = ("*.md", "docs/*.md", "benchmarks/*.md")
 BESIDE = (  # beside pages
     "docs/*.svg", "docs/*.json", "docs/images/*", "benchmarks/results/*.json", "examples/*.py", "examples/*/*.py",
 )  # fmt: skip
+# How much a hit of the search counts, by the start of its address. Others count 1.
+WEIGHTS = dict.fromkeys(
+    ("docs/behaviours", "docs/decisions", "docs/map", "docs/promises", "ARCHITECTURE", "CHANGELOG"), 0.3
+)
+WEIGHTS["docs/api"] = 0.1
+WHOLE = 0.2  # of a page as a whole, whose title would otherwise hide its sections
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -34,6 +44,19 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     files.append(File.generated(config, "docs/map.md", content=code_map()))
     files.append(File.generated(config, "docs/names.md", content=names()))
     return files
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Weighs what the search can find: what explains comes before what only lists. Programs are left out."""
+    path = Path(config.site_dir) / "search" / "search_index.json"
+    if path.exists():
+        index = json.loads(path.read_text())
+        for entry in index["docs"]:
+            page, _, section = entry["location"].partition("#")
+            weights = (weight for start, weight in WEIGHTS.items() if page.startswith(start))
+            entry["text"] = re.sub(r"<pre.*?</pre>", "", entry["text"], flags=re.DOTALL)
+            entry["boost"] = next(weights, 1) * (1 if section else WHOLE)
+        path.write_text(json.dumps(index))
 
 
 def title(area: str) -> str:

@@ -25,6 +25,7 @@ ELSEWHERE = {  # page -> the test that runs its blocks
     "docs/transformers.md": "tests/integrations/test_transformers_docs.py",
     "docs/tiers.md": "tests/cli/test_bench_tiers.py",
     "docs/inspector.md": "tests/cli/test_inspect.py",
+    "docs/integrate.md": "tests/test_compare.py",
 }
 LAYOUT = ms.StateLayout([ms.Plane("ssm", (2, 8, 8), torch.float32)], layers=2)
 

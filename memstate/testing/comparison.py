@@ -1,0 +1,135 @@
+"""Compares an engine with itself: each prompt alone, token by token; all together; and all with hardly any room."""
+
+from collections import Counter
+from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from itertools import count
+from random import Random
+from typing import Any
+
+from memstate.engine.manager import StateManager
+from memstate.errors import InvalidArgument
+from memstate.requests.handles import Request, Rows
+from memstate.testing.chaos import Chaos, Faults
+from memstate.testing.watch import EngineDiffers, Watch
+
+ABORTS = 0.05  # probability that a request is aborted behind a token
+COLUMNS = ("requests", "aborted", "parted", "tokens", "states", "unknown", "hits", "faults")
+
+
+class Comparison(dict[str, Counter[str]]):
+    """The runs "alone", "together" and "scarce", and what was compared in each.
+
+    requests  that were served
+    aborted   requests that were to be aborted
+    parted    requests that went on with another token from logits that `rtol` allows; the rest was not compared
+    tokens    whose logits were compared
+    states    that were compared
+    unknown   states of lengths that no step reached alone: there was nothing to compare them with
+    hits      tokens of prompts that were not read, because prefix cache or session had a state
+    faults    that were injected
+    """
+
+    def __str__(self) -> str:
+        lines = [("", *COLUMNS), *((name, *(of[column] for column in COLUMNS)) for name, of in self.items())]
+        return "\n".join(f"{name:8}" + "".join(f"{cell:>9}" for cell in cells) for name, *cells in lines)
+
+
+def compare(make: Callable[..., Any], prompts: Sequence[Any], *, rtol: float = 0, seed: int = 0) -> Comparison:
+    """Runs an engine on the same prompts in three ways. All states and all logits must be those of the first.
+
+    * alone: a new engine for each prompt. No request finds a kept state, and `mem.chunk` returns 1.
+    * together: each prompt twice, with rows for each once.
+    * scarce: each prompt twice, in two rows, with few slots and pages, snapshots as often as possible, faults of
+      `Chaos`, and aborts.
+
+    After each run no request may be left, and no slot leaked. All states of the first run stay in host memory: take
+    short prompts, and a model of few layers.
+
+    An engine is an object with two attributes. `mem` is its manager. `serve(prompts)` serves prompts and yields, for
+    each new token, the number of its prompt, the token, and the logits that it was chosen from. A prompt is what the
+    engine takes for one: tokens, or the messages of a conversation. `Request(id)` is its number. If `serve` is a
+    generator, `abort = yield number, token, logits` says whether to abort what the request stands for.
+
+    Args:
+        make: makes an engine. It gets names: `debug`, `max_requests`, `slots`, `every` of the tracking, `pages` and
+            `host_slots`, as far as a run changes them. It may ignore those that its manager lacks.
+        prompts: the prompts. Some should begin with the same tokens.
+        rtol: how much a number of a state or of logits may differ, as a part of the largest one there. 0 is right where
+            a row gets the same bits in every batch and chunk.
+        seed: start of the random numbers.
+
+    Returns:
+        What was compared.
+
+    Raises:
+        EngineDiffers: a state or an answer differs.
+        InvalidArgument: there was no state to compare.
+        LeakFound: a request is left, or a slot.
+        Exception: what the engine raised, such as ForwardFault. A note of each error names the run.
+    """
+    watch, runs, pages = Watch(rtol), Comparison(alone=Counter()), 0
+    for prompt in prompts:
+        engine = make(debug=True)
+        watch.begin(engine.mem, alone=True)
+        _find_nothing(engine.mem)
+        runs["alone"] += _serve("alone", engine, [prompt], watch)
+        pages = max(pages, watch.counts["pages"])
+    if not prompts or not (runs["alone"]["states"] or engine.mem.forward.tail):
+        raise InvalidArgument(f"{len(prompts)} prompts gave no state to compare: Request(id) is the number of a prompt")
+    parts, rows = engine.mem._parts, min(2, engine.mem._parts.table.rows)
+    few = {"max_requests": rows, "slots": rows * (1 + parts.mirror.lanes_at_admission) + 1, "every": parts.pages.unit}
+    few |= {"pages": pages * 3 // 2, "host_slots": 2}
+    for name, settings in ("together", {"max_requests": min(len(prompts), parts.table.rows)}), ("scarce", few):
+        engine, draw = make(debug=True, **settings), Random(seed) if settings is few else None
+        if draw is not None:
+            Faults(Chaos(seed=seed, claims=0.2, admissions=0.2, polls=0.2)).inject(engine.mem)
+        watch.begin(engine.mem, alone=False)
+        runs[name] = _serve(f"{name}, with {settings}", engine, [*prompts, *prompts], watch, draw)
+    return runs
+
+
+def _find_nothing(mem: StateManager) -> None:
+    """Lets requests start from their first token, and read their prompts token by token."""
+    admission, admit, salts = mem._parts.admission, mem._parts.admission.admit, count()
+
+    def admit_fresh(requests: Sequence[Request]) -> Rows:
+        fresh = [replace(one, salt=next(salts), fetch=None) for one in requests]
+        return admit(fresh if mem.prefix is None else [replace(one, session=None) for one in fresh])
+
+    admission.admit = admit_fresh  # type: ignore[method-assign]
+    mem._reports.chunk = lambda row, most: 1  # type: ignore[method-assign]
+
+
+def _serve(name: str, engine: Any, prompts: Sequence[Any], watch: Watch, draw: Random | None = None) -> Counter[str]:
+    """Serves prompts. Returns what was compared.
+
+    Args:
+        name: name of the run, for notes.
+        engine: the engine.
+        prompts: the prompts.
+        watch: compares.
+        draw: says when to abort. None: never.
+    """
+    events, mem, abort = iter(engine.serve(prompts)), engine.mem, None
+    served, aborted = Counter[int](), set[int]()
+    try:
+        with suppress(StopIteration):
+            while True:
+                number, token, logits = events.send(abort) if isinstance(events, Generator) else next(events)
+                watch.token(number, served[number], int(token), logits)
+                served[number] += 1
+                if abort := draw is not None and isinstance(events, Generator) and draw.random() < ABORTS:
+                    aborted.add(number)
+        watch.end({number: served[number] for number in {*range(len(prompts))} - aborted})
+        mem.device.check()
+        mem.close()
+    except Exception as error:
+        first = error if isinstance(error, EngineDiffers) or not watch.wrong else watch.wrong[0][1]
+        first.add_note(f"compare: run {name}")
+        raise first from error.__cause__ if first is error else error
+    stats, counts = mem.stats(), watch.counts
+    counts["hits"] = stats.prefix.hit_tokens if stats.prefix is not None else 0
+    counts["faults"] = sum(vars(stats.chaos).values()) if stats.chaos is not None else 0
+    return counts + Counter(requests=len(prompts), aborted=len(aborted), parted=len(watch.parted))

@@ -1,0 +1,192 @@
+"""Compares all states and answers of an engine with those that the same prompts gave before, each alone."""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from memstate.engine.manager import StateManager
+from memstate.errors import LeakFound, MemstateError
+from memstate.requests.steps import Step
+
+State = dict[str, Tensor]  # name of a plane -> `layer ...`
+
+
+class EngineDiffers(MemstateError, AssertionError):
+    """An engine computed something else for a prompt than it did for the same prompt alone.
+
+    Args:
+        what: what differs, and where to look.
+        prompt: number of the prompt.
+        vector: "read", "write", "snapshot" or "mark" of a step, or "answer".
+        length: tokens of the state, or number of the token in the answer.
+        place: for a state, the plane, its layer and the number of the step.
+    """
+
+    def __init__(self, what: str, prompt: int, vector: str, length: int, *place: Any) -> None:
+        self.prompt, self.vector, self.length = prompt, vector, length
+        self.plane, self.layer, self.step = place or (None, None, None)
+        super().__init__(f"prompt {prompt}: {what}")
+
+
+class Watch:
+    """Watches the runs of an engine. It leaves out planes of rows and of levels, and the states of rows with tails.
+
+    Args:
+        rtol: how much a number may differ, as a part of the largest one of its tensor.
+
+    Attributes:
+        answers: of each prompt alone, its tokens and their logits.
+        counts: numbers of the run: tokens and states that were compared, and pages that were in use at most.
+        wrong: of the run, requests and the differences of their states.
+        parted: of the run, requests that chose another of two tokens that were equally good.
+    """
+
+    def __init__(self, rtol: float) -> None:
+        self.rtol, self.answers = rtol, list[list[tuple[int, Tensor]]]()
+        self._states = dict[tuple[int, int], list[State]]()  # by prompt and length; a dead step leaves a second one
+
+    def begin(self, mem: StateManager, alone: bool) -> None:
+        """Begins a run.
+
+        Args:
+            mem: its manager, with `debug=True`.
+            alone: whether it is the next prompt alone, which is noted. Otherwise all prompts run.
+        """
+        self.counts, self.wrong, self.parted = Counter[str](), list[tuple[int, EngineDiffers]](), set[int]()
+        self._mem, self._alone, stepping = mem, alone, mem._parts.stepping
+        self.answers += [[]] if alone else []
+        canary: Any = stepping._canary
+        fault = canary.fault
+
+        def look(step: Step | None, relied: Callable[[Step], NDArray[np.bool_]]) -> Any:
+            """Comes behind the forward of a step, before anything changes."""
+            error = fault(step, relied)
+            if error is None and step is not None and step is stepping.open and not mem.forward.tail:
+                ids = [mem._parts.table.ids[row] for row in step.numbers.tolist()]
+                self._look(step, {at: ids[at] for at in np.flatnonzero(relied(step)).tolist() if type(ids[at]) is int})
+            return error
+
+        canary.fault = look
+
+    def _look(self, step: Step, requests: dict[int, int]) -> None:
+        """Looks at the slots of a step. `requests` are those whose states are needed, by entry of the batch."""
+        mem, before, after, write = self._mem, step.before.tolist(), step.after.tolist(), step.write.tolist()
+        self.counts["pages"] = max(self.counts["pages"], mem.pages.count - mem.free_pages)
+        vectors = [("read", step.read, before), ("write", step.write, after), ("snapshot", step.snapshot, after)]
+        vectors = vectors[:2] if mem._parts.stepping._copied else vectors  # snapshots that memstate copies come later
+        places = [(name, at, slot, of[at]) for name, slots, of in vectors for at, slot in enumerate(slots.tolist())]
+        marks = zip(*(column[: step.marked].tolist() for column in step.marks[1:]), strict=True)
+        places += [("mark", at, slot, before[at] + offset) for at, offset, slot in marks]
+        places = [one for one in places if one[1] in requests and one[2] > 0 and one[3] > 0]
+        places = [one for one in places if one[0] != "read" or one[2] != write[one[1]]]
+        slots = torch.tensor([slot for _, _, slot, _ in places], dtype=torch.int64, device=step.read.device)
+        saved = mem.planes.save(slots)
+        for number, (vector, at, _, length) in enumerate(places):
+            planes = (one for one in mem.layout.planes if one.grid and one.fill is not None)
+            state = {one.name: saved[one.name][:, number] for one in planes if not length % (one.grid or 1)}
+            self._hold(step, vector, at, length, requests[at], state)
+
+    def _hold(self, step: Step, vector: str, at: int, length: int, request: int, state: State) -> None:
+        """Notes a state, or compares it with those that its prompt had alone."""
+        self.counts["states"] += 1
+        prompt = self._prompt(request)
+        known = self._states.setdefault((prompt, length), [])
+        wrong = [self._differs(state, one) for one in known]
+        if self._alone and all(wrong):
+            known.append(state)
+        elif not known:
+            self.counts["unknown"] += 1
+        elif all(wrong):
+            layer, plane = min(wrong[-1])
+            got, expected = (_wide(one[plane][layer]).flatten() for one in (state, known[-1]))
+            worst = int((got - expected).abs().argmax())
+            what = (
+                f"step {step.serial}, which reads tokens {step.before[at]} to {step.after[at]}, has a wrong state of "
+                f"{length} tokens in its slot of `{vector}`: plane {plane!r}, layer {layer}, element {worst} is "
+                f"{got[worst]:.9g} instead of {expected[worst]:.9g}. "
+                f"Look at {self._hint(vector, step.before[at], prompt, state, layer)}"
+            )
+            self.wrong.append((request, EngineDiffers(what, prompt, vector, length, plane, layer, step.serial)))
+
+    def _hint(self, vector: str, before: int, prompt: int, state: State, layer: int) -> str:
+        """Returns what usually leaves such a state."""
+        had = (at for at, states in self._states.items() if not all(self._differs(state, one) for one in states))
+        if whose := min(had, key=lambda at: at[0] != prompt, default=None):
+            look = "`tokens=` of `end` and `publish`, `resume=`" if vector == "read" else "what the forward was given"
+            return f"{look}: it is the state of prompt {whose[0]} after {whose[1]} tokens"
+        if vector == "read":
+            return "what wrote to this slot since: no step has left such a state there"
+        if layer:
+            return "what lies before this layer, the layers below are right: page table, positions, what KV pages hold"
+        return f"what the forward was given, and what it keeps for each row: the state of {before} tokens was right"
+
+    def token(self, request: int, at: int, token: int, logits: Tensor) -> None:
+        """Notes token number `at` of an answer, or requires that it is the one that the prompt had alone.
+
+        Raises:
+            EngineDiffers: a state of the request, the logits or the token differ.
+        """
+        self.counts["tokens"] += 1
+        prompt, wrong = self._prompt(request), ""
+        if self._alone:
+            self.answers[prompt].append((token, torch.as_tensor(logits).to("cpu", copy=True)))
+        elif at >= len(self.answers[prompt]):
+            wrong = f"alone, the answer ends before token {at}. Look at what ends a row"
+        elif not self._alike(torch.as_tensor(logits).cpu(), self.answers[prompt][at][1]):
+            wrong = f"the logits of token {at} are wrong, no state before is. Look at KV: page table, positions, what "
+            wrong += "cached pages hold; and whether they are the logits of the row's last token"
+        elif token != (wanted := self.answers[prompt][at][0]):
+            wrong = f"token {at} is {token} instead of {wanted}, from the same logits. Look at the sampler and its seed"
+            self.parted |= {request} if self.rtol else set()
+        self._require(request, EngineDiffers(wrong, prompt, "answer", at) if wrong else None)
+
+    def end(self, served: dict[int, int]) -> None:
+        """Requires that no state differs, that no row is left, and that answers are complete.
+
+        Args:
+            served: tokens of requests that were not aborted.
+
+        Raises:
+            EngineDiffers: a state differs, or an answer is too short.
+            LeakFound: a row is left.
+        """
+        self._require()
+        for request, at in served.items():
+            prompt = self._prompt(request)
+            if at < (whole := len(self.answers[prompt])) and request not in self.parted:
+                what = f"the answer ends after {at} tokens, alone after {whole}. Look at what ends a row"
+                raise EngineDiffers(what, prompt, "answer", at)
+        if left := [self._mem._parts.table.ids[row.index] for row in self._mem.rows]:
+            raise LeakFound(f"rows of the requests {left} are left: end each row, also those of aborted requests")
+
+    def _require(self, request: int | None = None, error: EngineDiffers | None = None) -> None:
+        """Raises the first difference of the states of a request, or of any; else the error, if there is one."""
+        wrong = (first for one, first in self.wrong if request in (one, None) and one not in self.parted)
+        if (first := next(wrong, error)) is not None and request not in self.parted:
+            raise first
+
+    def _prompt(self, request: int) -> int:
+        """Returns the number of a request's prompt."""
+        return len(self.answers) - 1 if self._alone else request % len(self.answers)
+
+    def _alike(self, got: Tensor, expected: Tensor) -> bool:
+        """Returns whether two tensors are equal, or differ by no more than `rtol` allows."""
+        if torch.equal(got, expected) or not self.rtol:
+            return torch.equal(got, expected)
+        most = self.rtol * _wide(expected).nan_to_num(0, 0, 0).abs().max().item()
+        return torch.allclose(_wide(got), _wide(expected), rtol=0, atol=most)
+
+    def _differs(self, got: State, expected: State) -> list[tuple[int, str]]:
+        """Returns layers and planes of a state that differ."""
+        places = ((layer, name) for name in got for layer in range(len(got[name])))
+        return [(at, name) for at, name in places if not self._alike(got[name][at], expected[name][at])]
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """Returns a tensor in 64 bits."""
+    return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)

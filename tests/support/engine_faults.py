@@ -1,0 +1,128 @@
+"""Two engines with lines replaced: what authors of engines get wrong, and what `compare` must say of it."""
+
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import memstate as ms
+from memstate.testing import EngineDiffers
+from tests.support.sources import ROOT
+
+EXAMPLE, AHEAD = ((ROOT / path).read_text() for path in ("examples/engine.py", "tests/support/engine_ahead.py"))
+Change = tuple[str, str]
+
+
+def engine(source: str, *changes: Change) -> Any:
+    """The engine of a file with other lines, on the reference."""
+    if source is EXAMPLE:
+        reference = ('Backend("auto")', 'Backend("reference")'), ("debug=debug", 'debug=debug, backend="reference"')
+        changes = (*reference, *changes)
+    for old, new in changes:
+        assert source.count(old) == 1, old
+        source = source.replace(old, new)
+    made = ModuleType("engine")
+    exec(source, vars(made))
+    return made.Engine
+
+
+READ, WRITE = "states[:, step.read[entry]]", "states[:, step.write[entry]] = state"
+PLAN = "step = mem.plan(rows, [len(tokens) for tokens in fed])\n"
+BUFFER = "vars(self)[str(step.rows[entry])]"
+SKIP = """fed = [fed[at][row not in vars(self) and lengths[at] > 0 :] or [0] for at, row in enumerate(rows)]
+                vars(self).update(dict.fromkeys(rows))
+                """
+OLD = "        old = vars(self).setdefault(len(fed), step.write.clone())\n"
+TEXTS = "tokens=[chat.tokens for chat in running]"
+NINES = """tokens=[
+                    [*chat.tokens[: chat.goal - ANSWER], *[9] * (len(chat.tokens) - chat.goal + ANSWER)]
+                    for chat in running
+                ]"""
+
+
+class Fault(NamedTuple):
+    """What is wrong with an engine.
+
+    changes: lines, and those in their place.
+    said: pattern of the message.
+    kind: of the error.
+    source: the engine.
+    """
+
+    changes: Sequence[Change]
+    said: str
+    kind: type[Exception] = EngineDiffers
+    source: str = EXAMPLE
+
+
+FAULTS = {
+    "stores where it reads": Fault([(WRITE, WRITE.replace("write", "read"))], "changed plane 'ssm'", ms.ForwardFault),
+    "reads where it stores": Fault([(READ, READ.replace("read", "write"))], "did not store plane", ms.ForwardFault),
+    "stores with vectors of an older step": Fault(
+        [("[0], {}\n", "[0], {}\n" + OLD), (WRITE, WRITE.replace("step.write", "old"))],
+        "changed plane 'ssm'",
+        ms.ForwardFault,
+    ),
+    "forgets marks": Fault([("states[:, slot] = after[entry, offset]", "pass")], "at a mark", ms.ForwardFault),
+    "stores marks a token late": Fault(
+        [("slot] = after[entry, offset]", "slot] = after[entry, min(offset + 1, len(fed[entry]))]")],
+        "prompt 0: .* wrong state of 8 tokens in its slot of `mark`.* state of prompt 0 after 9 tokens",
+    ),
+    "stores another snapshot": Fault(
+        [("ms.Redirect", "ms.PingPong"), (WRITE, WRITE + "; states[:, step.snapshot[entry]] = state.flip(0)")],
+        "in its slot of `snapshot`",
+    ),
+    "forgets settle": Fault([("mem.settle(step)", "pass")], "settle step 0 first", ms.InvalidArgument),
+    "reads the state of another row": Fault([(READ, "states[:, step.read[entry - 1]]")], "in its slot of `write`"),
+    "reads KV of another row": Fault(
+        [("seen = kv[pages]", "seen = kv[self.mem.device.page_table[step.rows[0]]]")],
+        "`write`: plane 'ssm', layer 1, .* the layers below are right: page table",
+    ),
+    "reads KV that is not there yet": Fault([("[: at + 1]", "[: at + 2]")], "plane 'ssm', layer 1"),
+    "counts positions from the chunk": Fault(
+        [("int(step.before[entry]) + offset - 1", "offset - 1")], "plane 'ssm', layer 1"
+    ),
+    "skips a token behind a hit": Fault(
+        [(PLAN, SKIP + PLAN)], "`write`: plane 'ssm', layer 0, .* the state of 8 tokens was right"
+    ),
+    "does not empty what it keeps for a row": Fault(
+        [
+            ("+ EMBED[token]  #", "+ EMBED[token] + vars(self).get(str(step.rows[entry]), 0)  #"),
+            ("after[entry, offset] = state", f"{BUFFER} = EMBED[token]; after[entry, offset] = state"),
+        ],
+        "what it keeps for each row",
+    ),
+    "stores in a slot of another": Fault(
+        [(WRITE, WRITE + "; states[:, -1 - int(step.write[entry])] = state")], "it is the state of"
+    ),
+    "files states under other tokens": Fault(
+        [(TEXTS, NINES)], "prompt 2: .* in its slot of `read`.* `tokens=` .* it is the state of prompt 1"
+    ),
+    "resumes from the snapshot of another row": Fault(
+        [("zip(ends, kept,", "zip([*ends[1:], *ends[:1]], kept,")],
+        "in its slot of `read`.* `resume=`: it is the state of prompt",
+        source=AHEAD,
+    ),
+    "resumes from a length that is too large": Fault(
+        [("[: state.length])", "[: state.length + 1])")], "the logits of token 0 are wrong", source=AHEAD
+    ),
+    "takes the logits of another row": Fault(
+        [("EMBED @ after[entry, len(tokens)][1]", "EMBED @ after[0, len(fed[0])][1]")],
+        "the logits of token 0 are wrong, no state before is",
+    ),
+    "samples another token in a batch": Fault(
+        [("int(scores.argmax())", "int(scores.argmax()) ^ (len(rows) > 1)")], "from the same logits"
+    ),
+    "loses a request that is refused": Fault(
+        [("return  # they", "waiting.popleft(); return  # they")], "ends after 0 tokens, alone after"
+    ),
+    "goes on after its end": Fault(
+        [("len(chat.tokens) == chat.goal:", "len(chat.tokens) == chat.goal + (chat.number == 1 < len(rows)):")],
+        "alone, the answer ends before token 6",
+    ),
+    "loses a row": Fault(
+        [("mem.end([chat.row], keep", "chat.messages and mem.end([chat.row], keep")],
+        r"rows of the requests \[0\] are left",
+        ms.errors.LeakFound,
+    ),
+    "loses a slot": Fault([("mem.poll()", "mem.poll(), mem.pool.claim(1)")], "leaked", ms.errors.LeakFound),
+}

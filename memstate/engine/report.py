@@ -13,6 +13,7 @@ from memstate.engine.parts import Parts
 from memstate.engine.recount import Recount
 from memstate.errors import OutOfPages, OutOfRows, OutOfSlots
 from memstate.kernels.tables import REGISTERS_PER_ROW
+from memstate.prefix.lease import NO_MATCH
 from memstate.requests.handles import RowInfo
 from memstate.sheet import MOST_ROWS, Sheet, bar, figures, of_bytes, of_slots, section, sheet
 from memstate.sizes import format_bytes
@@ -58,7 +59,10 @@ class Reports:
         if mark := marks.next(row, length):
             boundary = min(mark, boundary)
         slots = sum(file.held_at[PER_ROW * row : PER_ROW * (row + 1)]) + len(marks.kept.get(row, ()))
-        return RowInfo(length, int(self._table.confirmed_at[row]), boundary, slots, file.pending_at[row])
+        match = lease.match if (lease := self._cache.leases.get(row)) else NO_MATCH
+        missed = "evicted" if match.known_length > match.kv_length else match.reason
+        missed = missed if self._pages.floor(match.tokens - 1) > match.length else ""
+        return RowInfo(length, int(self._table.confirmed_at[row]), boundary, slots, file.pending_at[row], missed)
 
     def chunk(self, row: int, most: int) -> int:
         """See `StateManager.chunk`.

@@ -53,7 +53,8 @@ class PrefixCache(Contents):
         stated = found.stated
         length = stated.end * size if stated else 0
         gone = found.evicted.end * size if found.evicted else length
-        return Match(known, length, found.kv * size, gone, stated.snapshot if stated else None, found=found)
+        snapshot, remembered = stated.snapshot if stated else None, found.known.end * size
+        return Match(known, length, found.kv * size, gone, snapshot, found=found, known_length=remembered)
 
     def hold(self, match: Match, prompt: Prompt) -> Lease:
         """Keeps what was matched until `release`, whatever else is evicted.

@@ -19,6 +19,7 @@ class Match(Shown):
         snapshot: The state, None at length 0.
         host_length: Up to a longer state in host memory, 0 for none.
         found: Where the tree matched, for the cache.
+        known_length: As far as tokens are remembered; beyond `kv_length` their KV and states were evicted.
 
     Example:
         >>> match = Match(tokens=29, length=16, kv_length=20, evicted_length=16)
@@ -35,6 +36,7 @@ class Match(Shown):
     snapshot: Snapshot | None = None
     host_length: int = 0
     found: Found | None = field(default=None, repr=False, compare=False)
+    known_length: int = field(default=0, repr=False, compare=False)
 
     @property
     def lost(self) -> dict[str, int]:

@@ -165,6 +165,9 @@ class RowInfo(NamedTuple):
             can go further; the state there is then not kept. `StateManager.chunk` is simpler for a prompt.
         slots: slots that the row holds, the states at its marks included.
         pending: number of its last tokens that are real, and in its tail instead of its state.
+        missed: why no more of its prompt was cached when it was admitted. "evicted": more was there, states or KV too.
+            "no_snapshot": KV was there, and no state. "no_sharing": nobody had computed it. "": all whole pages were
+            cached, or there is no prefix cache.
     """
 
     length: int
@@ -172,6 +175,7 @@ class RowInfo(NamedTuple):
     next_boundary: int
     slots: int
     pending: int = 0
+    missed: str = ""
 
 
 class Rows(Sequence[Row]):

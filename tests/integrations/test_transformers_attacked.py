@@ -68,7 +68,7 @@ def test_a_session_that_was_closed_refuses_its_request_and_stops_no_other(answer
     server.submit(prompt("good"))
     server.mem.sessions.close(chat)
     found = results(rest(server))
-    assert (found["late"].reason, found["good"].tokens) == ("refused", answer)
+    assert (found["late"].reason, found["good"].tokens) == ("invalid", answer)
     assert "it was closed" in found["late"].error
 
 
@@ -80,7 +80,7 @@ def test_a_refusal_is_told_before_the_next_request_is_asked_for() -> None:
         asked.append(True)
 
     results = mst.serve(model, managed(model), arrivals())
-    assert (next(results).reason, asked) == ("refused", [])
+    assert (next(results).reason, asked) == ("too_large", [])
     assert list(results) == []
 
 

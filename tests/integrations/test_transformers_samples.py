@@ -76,9 +76,9 @@ def test_samples_that_never_fit_are_refused_whole() -> None:
     prompts = [mst.Prompt(TEXT[:9], n, config=sampled(4), seed=1) for n in range(2)]
     found = list(mst.serve(model, mem, [*prompts, mst.Prompt(TEXT[:9], "other", most=NEW)]))
     assert sorted((str(one.id), one.reason, len(one.tokens)) for one in found) == [
-        ("0", "refused", 0), ("1", "refused", 0), ("other", "length", NEW),
+        ("0", "too_large", 0), ("1", "too_large", 0), ("other", "length", NEW),
     ]  # fmt: skip
-    assert all("rows" in one.error for one in found if one.reason == "refused")
+    assert all("rows" in one.error for one in found if one.reason == "too_large")
     assert mem.free_slots == 16
     assert mem.free_pages == 60
 
@@ -129,7 +129,7 @@ def test_what_ends_text_may_raise(monkeypatch: pytest.MonkeyPatch) -> None:
     server = server_of("lfm2")
     for name in ("raises", "other"):
         server.submit(mst.Prompt(TEXT[:9], name, most=NEW))
-    monkeypatch.setattr(server._waiting[0].samplers[0], "_stop", raising(ArithmeticError("a stop string")))
+    monkeypatch.setattr(server._waiting[0].samplers[0].text, "read", raising(ArithmeticError("a stop string")))
     events = list(steps(server))
     assert [type(event) for event in events if not isinstance(event, mst.Token)] == [ArithmeticError, mst.Served]
     assert tokens(events, "other") == alone(server.model, TEXT[:9], {}) and not tokens(events, "raises")

@@ -93,7 +93,7 @@ def test_short_memory_evictions_and_faults_change_no_token(family: str, tracking
 def test_what_never_fits_is_refused_and_the_others_are_served() -> None:
     model, mem = tiny("qwen3_next"), managed(tiny("qwen3_next"))
     found = {one.id: one for one in mst.serve(model, mem, prompts([[5] * 70, TEXT[:9]]))}
-    assert (found[0].reason, found[0].tokens, found[1].reason) == ("refused", [], "length")
+    assert (found[0].reason, found[0].tokens, found[1].reason) == ("too_large", [], "length")
     assert "per_row" in found[0].error
 
 
@@ -239,7 +239,7 @@ def test_what_storage_reads_for_a_request_that_never_starts_is_cancelled(how: st
         ended = []
         while at.busy:
             ended += at.step()
-        assert [one.reason for one in ended if isinstance(one, mst.Served)] == ["refused"]
+        assert [one.reason for one in ended if isinstance(one, mst.Served)] == ["too_large"]
     elif how == "abort":
         assert [one.reason for one in at.abort("never")] == ["aborted"]
     at.close()

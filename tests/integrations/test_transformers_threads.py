@@ -203,7 +203,7 @@ def test_a_turn_whose_session_is_busy_elsewhere_is_refused_by_name() -> None:
     first.step()
     second.submit(prompt(0, "two", session=chat))
     refused = results(second.step())["two"]
-    assert refused.reason == "refused" and "has a turn running" in refused.error
+    assert refused.reason == "invalid" and "has a turn running" in refused.error
 
 
 def test_a_server_whose_room_others_have_says_what_to_do(answers: list[list[int]]) -> None:
@@ -211,7 +211,7 @@ def test_a_server_whose_room_others_have_says_what_to_do(answers: list[list[int]
     lost = server.mem.admit([ms.Request(name, length=8) for name in ("a", "b")])
     server.submit(prompt(0, "one"))
     refused = results(server.step())["one"]
-    assert refused.reason == "refused"
+    assert refused.reason == "no_room"
     assert "2 rows of the manager are not this server's" in refused.error and "recover()" in refused.error
     del lost
     server.mem.recover()

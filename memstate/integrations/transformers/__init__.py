@@ -12,7 +12,7 @@ cache       `StateCache`, for `generate`: watch says when a forward begins, leng
 kv, paged   KV of attention layers in pages
 batch       one forward over any rows
 server      `serve` and `stream`: continuous batching; prompts says what goes in and out, sampling chooses tokens,
-            drafts guesses tokens, speculation checks them, progress shows it all
+            text decodes them, drafts guesses tokens, speculation checks them, progress shows it all
 """
 
 try:

@@ -12,7 +12,8 @@ from memstate.integrations.transformers.probe import vocabulary
 from memstate.requests.handles import Session
 
 MEDIA: Final = ("image_token_id", "video_token_id", "audio_token_id")  # of configurations: stand for other inputs
-Reason = Literal["end", "length", "stop", "aborted", "refused"]
+Reason = Literal["end", "length", "stop", "aborted", "too_large", "no_room", "invalid"]
+Top = tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,8 @@ class Prompt:
         salt: equal tokens under different salts never share states.
         snapshot_at: lengths at which states are kept as well.
         processors: more processors of logits, called behind those of `config`.
+        logprobs: how many of the most likely tokens each `Token` names in `top`, from 0 on; its own logprob comes with
+            them. None: neither.
     """
 
     tokens: Sequence[int] = field(repr=False)
@@ -40,6 +43,7 @@ class Prompt:
     salt: Hashable = None
     snapshot_at: Sequence[int] = ()
     processors: Sequence[LogitsProcessor] = field(default=(), repr=False)
+    logprobs: int | None = None
 
 
 def checked(model: Any, tokens: Any, of: str) -> list[int]:
@@ -88,11 +92,19 @@ class Token:
         id: of the request.
         token: the token.
         sample: number of the sample, where a request has several.
+        text: what is sure of the text that its tokens add to the prompt, and no event had yet: whole characters, and
+            nothing that a stop string may begin with. "" without `Server(tokenizer=)`.
+        logprob: the natural logarithm of its probability in the model's own distribution, before processors and
+            temperature. None where `Prompt(logprobs=)` does not ask for it.
+        top: the most likely tokens in this distribution, each with its logprob, the most likely one first.
     """
 
     id: Hashable
     token: int
     sample: int = 0
+    text: str = ""
+    logprob: float | None = None
+    top: Top = ()
 
 
 @dataclass(frozen=True)
@@ -102,7 +114,9 @@ class Served:
     Attributes:
         id: of the request.
         tokens: the new tokens.
-        reason: "end" (a token that ends text), "length", "stop" (a stop string), "aborted" or "refused".
+        reason: "end" (a token that ends text), "length", "stop" (a stop string) or "aborted". Of a request that was
+            refused: "too_large" (it can never fit: too many tokens or samples), "no_room" (caches, other servers or
+            handles hold the room), or "invalid" (such as a turn of a closed session).
         cached: tokens of the prompt whose state was found: in the prefix cache, the session or the tiers.
         error: why it was refused; "" if it was not.
         sample: number of the sample, where a request has several.
@@ -110,6 +124,9 @@ class Served:
         right: guesses that were right.
         prefetch: how the prefetch from storage ended, in the words of `Fetch.outcome`: "complete", "partial", "stopped"
             (it had no more time), "missed", "short" and others; "" if there was none.
+        text: what its tokens add to the prompt, up to a stop string. "" without `Server(tokenizer=)`.
+        stop: the token or the stop string that ended it; None if none did.
+        missed: why no more of the prompt was cached, as `RowInfo.missed` says.
     """
 
     id: Hashable
@@ -121,6 +138,9 @@ class Served:
     guessed: int = 0
     right: int = 0
     prefetch: str = ""
+    text: str = ""
+    stop: int | str | None = None
+    missed: str = ""
 
 
 Event = Token | Served

@@ -44,6 +44,7 @@ class Running:
         logits: behind the prompt, `vocabulary`, while its other samples wait for room; otherwise None.
         guessed: tokens that were guessed.
         right: guesses that were right.
+        missed: why no more of the prompt was cached.
     """
 
     prompt: Prompt
@@ -58,6 +59,7 @@ class Running:
     logits: Tensor | None = None
     guessed: int = 0
     right: int = 0
+    missed: str = ""
 
     @property
     def sampler(self) -> Sampler:
@@ -76,10 +78,12 @@ class Running:
             reason: why it has ended.
             error: why it was refused.
         """
-        outcome = self.fetch.outcome if self.fetch is not None else None
+        outcome, text, answer = self.fetch.outcome if self.fetch is not None else None, self.sampler.text, self.answer
+        if answer:
+            text.read(self.tokens, last=True)
         return Served(
-            self.prompt.id, self.answer, reason, self.cached, error, self.sample, self.guessed, self.right,
-            str(outcome or ""),
+            self.prompt.id, answer, reason, self.cached, error, self.sample, self.guessed, self.right,
+            str(outcome or ""), str(text), self.sampler.stop(self.tokens) if answer else None, self.missed,
         )  # fmt: skip
 
 

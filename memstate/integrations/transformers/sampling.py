@@ -2,18 +2,19 @@
 
 from collections.abc import Sequence
 from copy import copy, deepcopy
-from threading import Lock
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessorList, StopStringCriteria
+from transformers import GenerationConfig, LogitsProcessorList
 
+from memstate.checks import is_count
 from memstate.errors import InvalidArgument
-from memstate.integrations.transformers.prompts import Prompt, Reason
+from memstate.integrations.transformers.probe import vocabulary
+from memstate.integrations.transformers.prompts import Prompt, Reason, Top
+from memstate.integrations.transformers.text import Text
 
-STOPS: Final = Lock()  # Transformers remembers the stop strings of the last few requests
 LAST: Final[WeakKeyDictionary[Any, tuple[Any, GenerationConfig]]] = WeakKeyDictionary()  # by model: given and made
 
 
@@ -23,7 +24,7 @@ class Sampler:
     Args:
         model: the model.
         prompt: the request.
-        tokenizer: for stop strings; None: there are none.
+        tokenizer: for text and stop strings; None: there are none.
         sample: number of the sample.
 
     Attributes:
@@ -32,10 +33,11 @@ class Sampler:
         lookup: tokens to look up in the text so far; 0: none.
         ngram: the most last tokens that must be equal for that; None: what Transformers takes.
         guesses: tokens to guess at most.
+        text: of the answer.
 
     Raises:
         InvalidArgument: stop strings without a tokenizer, beams, several samples that continue a session, a prompt that
-            leaves no room below `max_length`, or settings that contradict each other.
+            leaves no room below `max_length`, more `logprobs` than tokens, or settings that contradict each other.
     """
 
     def __init__(self, model: Any, prompt: Prompt, tokenizer: Any = None, sample: int = 0) -> None:
@@ -59,8 +61,20 @@ class Sampler:
         self.guesses: int = self.lookup or config.num_assistant_tokens
         if config.stop_strings and tokenizer is None:
             raise InvalidArgument(f"prompt {prompt.id!r} has stop strings: give serve the tokenizer=")
-        ends = config.eos_token_id
-        self._ends = frozenset(ends if isinstance(ends, list) else [] if ends is None else [ends])
+        if prompt.logprobs is not None and not (is_count(prompt.logprobs) and prompt.logprobs <= vocabulary(model)):
+            raise InvalidArgument(
+                f"prompt {prompt.id!r}: logprobs={prompt.logprobs!r}: expected None, or a number from 0 to "
+                f"{vocabulary(model)}, the vocabulary of the model"
+            )
+        ends, stops = config.eos_token_id, config.stop_strings or []
+        stops = [stops] if isinstance(stops, str) else stops
+        self._ends: dict[int, int | str] = {
+            id: id for id in (ends if isinstance(ends, list) else [] if ends is None else [ends])
+        }
+        if stops:  # special tokens have no text
+            special = {str(token): id for id, token in tokenizer.added_tokens_decoder.items() if token.special}
+            self._ends |= {special[stop]: stop for stop in stops if stop in special}
+        self.text = Text(tokenizer, prompt.tokens, stops)
         if config.max_new_tokens is None and config.max_length <= length:
             raise InvalidArgument(
                 f"prompt {prompt.id!r} has {length} tokens, and max_length={config.max_length} counts them: give "
@@ -81,8 +95,6 @@ class Sampler:
             )
         except ValueError as error:  # a setting out of range, such as a temperature of 0
             raise InvalidArgument(f"prompt {prompt.id!r}: {error}") from error
-        with STOPS:
-            self._stop = StopStringCriteria(tokenizer, config.stop_strings) if config.stop_strings else None
         self._generator = None
         if prompt.seed is not None:
             self._generator = torch.Generator(device=model.device).manual_seed(prompt.seed + sample)
@@ -107,6 +119,14 @@ class Sampler:
             return int(scores.argmax())
         return int(torch.multinomial(scores.softmax(-1), 1, generator=self._generator))
 
+    def stop(self, tokens: Sequence[int]) -> int | str | None:
+        """Returns the token or the stop string that ends an answer, None as long as none does.
+
+        Args:
+            tokens: all tokens so far, which `text` has read.
+        """
+        return self.text.stop if self.text.stop is not None else self._ends.get(tokens[-1])
+
     def reason(self, tokens: Sequence[int], new: int) -> Reason | None:
         """Returns why a row has ended, or None.
 
@@ -114,10 +134,8 @@ class Sampler:
             tokens: all tokens so far.
             new: how many of them are new.
         """
-        if tokens[-1] in self._ends:
-            return "end"
-        if self._stop is not None and bool(self._stop(torch.tensor([tokens]), None)[0]):
-            return "stop"
+        if (stop := self.stop(tokens)) is not None:
+            return "stop" if isinstance(stop, str) else "end"
         return "length" if new >= self.most else None
 
 
@@ -162,4 +180,29 @@ def choose(samplers: Sequence[Sampler], tokens: Sequence[Sequence[int]], logits:
             found.append(largest[entry] if sampler.plain else sampler.choose(tokens[entry], logits[entry]))
         except Exception as error:
             found.append(error)
+    return found
+
+
+def logprobs(
+    asked: Sequence[int | None], tokens: Sequence[int | Exception], logits: Tensor
+) -> list[tuple[float | None, Top]]:
+    """Returns the logprob of each chosen token, and the most likely tokens with theirs, for the rows that ask.
+
+    Args:
+        asked: how many of the most likely tokens each row asks for; None: it asks for nothing.
+        tokens: the chosen tokens; of a row whose processors raised, the exception.
+        logits: the model's own, `batch vocabulary`.
+
+    Syncs: yes, if a row asks.
+    """
+    found: list[tuple[float | None, Top]] = [(None, ())] * len(asked)
+    pairs = enumerate(zip(asked, tokens, strict=True))
+    rows = [(entry, most, token) for entry, (most, token) in pairs if most is not None and isinstance(token, int)]
+    if rows:
+        entries, most, chosen = zip(*rows, strict=True)
+        scores = logits[list(entries)].float().log_softmax(-1)
+        own = scores.gather(1, torch.tensor(chosen, device=scores.device)[:, None])[:, 0].tolist()
+        values, ids = (part.tolist() for part in scores.topk(max(most)))
+        for at, (entry, count, _) in enumerate(rows):
+            found[entry] = own[at], tuple(zip(ids[at][:count], values[at], strict=False))
     return found

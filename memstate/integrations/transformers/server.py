@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from itertools import count
+from math import inf
 from threading import RLock, Thread, current_thread
 from typing import Any, Final, TypeVar
 from weakref import ref
@@ -17,9 +18,9 @@ from memstate.errors import Broken, InvalidArgument, MemstateError, OutOfPages, 
 from memstate.integrations.transformers.batch import Batches
 from memstate.integrations.transformers.binding import bound_to, release_left
 from memstate.integrations.transformers.progress import shown
-from memstate.integrations.transformers.prompts import Event, Prompt, Reason, Served, Token, checked
+from memstate.integrations.transformers.prompts import Event, Prompt, Reason, Served, Token, Top, checked
 from memstate.integrations.transformers.running import Running, Waiting, alike, sharing
-from memstate.integrations.transformers.sampling import Sampler, choose
+from memstate.integrations.transformers.sampling import Sampler, choose, logprobs
 from memstate.integrations.transformers.speculation import Speculation
 from memstate.integrations.transformers.states import Kernels
 from memstate.requests.handles import Request, Row, Rows, Session
@@ -50,7 +51,7 @@ class Server:
         mem: its manager, made by `manager` with `tokens=` or `prefix=`, so that there are KV pages.
         chunk: tokens of prompts that a step reads at most, beside one token of each running answer. Models whose scans
             start from zeros read more: the first chunk of a prompt goes to its end, or to the first mark in it.
-        tokenizer: for stop strings.
+        tokenizer: for the text of tokens, and stop strings.
         kernels: how one token of decode runs, as for `StateCache`.
         assistant: guesses the next tokens of every request that does not look them up in its own text: a smaller model
             of the same vocabulary, or a function that gets all tokens and a number, and returns at most so many tokens.
@@ -377,14 +378,38 @@ class Server:
                 if isinstance(error, BACK_PRESSURE) and self._running:
                     self._full = True
                     return  # later: a row that ends makes room
+                kind = self._refusal(error, one)
                 self._waiting.remove(one)
                 self._cancel([one])
-                self._events.append(Served(prompt.id, [], "refused", error=self._why(error)))
+                self._events.append(Served(prompt.id, [], kind, error=self._why(error)))
                 continue
-            length = self.mem.info(row).length
-            draft = self._speculation.draft(prompt.id, one.samplers[0])
-            self._running.append(Running(prompt, one.samplers, row, tokens, length, length, one.fetch, draft=draft))
+            info, draft = self.mem.info(row), self._speculation.draft(prompt.id, one.samplers[0])
+            self._running.append(Running(
+                prompt, one.samplers, row, tokens, info.length, info.length, one.fetch, draft=draft, missed=info.missed
+            ))  # fmt: skip
             self._waiting.remove(one)
+
+    def _refusal(self, error: MemstateError, one: Waiting | Running) -> Reason:
+        """Returns the kind of a refusal.
+
+        Args:
+            error: what the manager raised.
+            one: the request, or its row if other samples lack room. The row still runs.
+        """
+        pages, length = self.mem.pages, len(one.prompt.tokens) + one.samplers[0].most - 1
+        if pages.count and length > min(pages.per_row, pages.count) * pages.size:
+            return "too_large"
+        row = self.mem.info(one.row) if isinstance(one, Running) else None
+        match error:
+            case OutOfSlots():
+                least, there = error.requested + (row.slots if row else 0), error.capacity or inf
+            case OutOfRows():
+                least, there = error.requested + bool(row), error.rows
+            case OutOfPages():
+                least, there = error.requested + (-(-length // pages.size) if row else 0), error.pages
+            case _:  # samples lack a register for the state that they share
+                return "no_room" if row else "invalid"
+        return "too_large" if least > there else "no_room"
 
     def _why(self, error: MemstateError) -> str:
         """Returns why a request was refused while nothing runs here, and what to do where others have the room."""
@@ -407,8 +432,9 @@ class Server:
                     return  # later: a row that ends makes room
                 last = parked[-1]
                 if last is one or isinstance(error, InvalidArgument):
+                    kind = self._refusal(error, one)
                     self._drop([one])
-                    self._events.append(one.served("refused", str(error)))
+                    self._events.append(one.served(kind, str(error)))
                 else:  # it waits again, and what it has read goes to the prefix cache
                     self._waiting.appendleft(Waiting(last.prompt, last.samplers))
                     self._release(last)
@@ -514,7 +540,8 @@ class Server:
         one.guessed += len(guesses)
         for guess, best, row in zip([*guesses, None], largest, logits, strict=True):
             token = best if one.sampler.plain else one.sampler.choose(one.tokens, row)
-            reason = self._add(one, token)
+            (said,) = logprobs([one.prompt.logprobs], [token], row[None])
+            reason = self._add(one, token, *said)
             one.right += token == guess
             if reason is not None or token != guess:
                 return reason
@@ -524,21 +551,23 @@ class Server:
         """Chooses a token for each row. Rows whose own code raises are gone; the others have their tokens."""
         errors = list[Exception]()
         chosen = choose([one.sampler for one in batch], [one.tokens for one in batch], logits)
-        for one, token in zip(batch, chosen, strict=True):
+        said = logprobs([one.prompt.logprobs for one in batch], chosen, logits)
+        for one, token, (logprob, top) in zip(batch, chosen, said, strict=True):
             try:
                 if isinstance(token, Exception):
                     raise token
-                self._end(one, self._add(one, token))
+                self._end(one, self._add(one, token, logprob, top))
             except Exception as error:
                 errors.append(self._failed(one, error))
         _raise(errors)
 
-    def _add(self, one: Running, token: int) -> Reason | None:
+    def _add(self, one: Running, token: int, logprob: float | None, top: Top) -> Reason | None:
         """Adds a token to a row, and returns why the row has ended, or None."""
         one.tokens.append(token)
-        reason = one.sampler.reason(one.tokens, len(one.tokens) - len(one.prompt.tokens))
-        self._events.append(Token(one.prompt.id, token, one.sample))  # not of a row whose stop string raises
-        return reason
+        new, sampler = len(one.tokens) - len(one.prompt.tokens), one.sampler
+        text = sampler.text.read(one.tokens, last=sampler.reason(one.tokens, new) is not None)
+        self._events.append(Token(one.prompt.id, token, one.sample, text, logprob, top))  # not if a tokenizer raises
+        return sampler.reason(one.tokens, new)
 
     def _end(self, one: Running, reason: Reason | None) -> None:
         """Ends a row that has a reason to."""

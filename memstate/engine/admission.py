@@ -363,6 +363,8 @@ class Admission:
             self._holdings.take(source.states, row)
             if isinstance(source.of, Node):
                 self._cache.detach(source.of, "taken")
+        elif source.of is session is not None:
+            self._holdings.begin_read(source.states[0].register)  # before the session lets it go
         if session is not None:
             self._cache.drop_bare(self._sessions.begin(session, row, start.prompt.head(source.length)))
             if start.lease is not None:
@@ -373,9 +375,9 @@ class Admission:
     def _reads(self, source: Source) -> None:
         """Notes that a row reads a state in its first step, or that its copy of the state is recorded.
 
-        A state of the prefix cache was held for that.
+        A state of the prefix cache or of a session was held for that.
         """
-        held, register = isinstance(source.of, Node), source.states[0].register
+        held, register = source.of is not PUBLISHED, source.states[0].register
         if self._direct_hits and not held:
             self._holdings.begin_read(register)
         elif held and not self._direct_hits:

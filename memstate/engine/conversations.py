@@ -3,17 +3,18 @@
 from collections.abc import Hashable
 from typing import TYPE_CHECKING
 
+from memstate.checks import hashable
 from memstate.engine import aliases
 from memstate.engine.door import Door
 from memstate.engine.parts import Parts
 from memstate.errors import InvalidArgument
-from memstate.prefix.conversation import SessionInfo
+from memstate.prefix.conversation import SessionFork, SessionInfo
 from memstate.prefix.session_settings import is_duration
 from memstate.requests.handles import Session
 
 
 class SessionCalls:
-    """Opens and closes sessions.
+    """Opens, forks and closes sessions.
 
     Where a request, a snapshot or a load needs the room, idle sessions make way: see `SessionLimits`. A session that
     made way stays open. Its next turn starts from what the prefix cache or the tiers have of its tokens.
@@ -62,7 +63,51 @@ class SessionCalls:
             raise InvalidArgument(f"priority={priority!r}: expected a whole number")
         if ttl is not None and not is_duration(ttl):
             raise InvalidArgument(f"ttl={ttl!r}: expected seconds from 0 on, or None")
-        return self._parts.sessions.open(name, priority, ttl)
+        hashable("session", name)
+        with self._parts.guard.changing("sessions.open"):  # another thread may be counting them
+            return self._parts.sessions.open(name, priority, ttl)
+
+    def fork(self, session: Session, name: Hashable) -> SessionFork:
+        """Opens a second session that goes on from the same turn, with the same priority and `ttl`.
+
+        Both share the newest state, and KV of whole pages. The one that goes on first reads the state in its first
+        step, the other one keeps it: no state is copied, except where the first step reads copies in any case
+        (`Forward(direct_hits=False)`). Without states, both start from what the cache or the tiers have.
+
+        Args:
+            session: the session to fork, without a running turn.
+            name: the name of the new one.
+
+        Returns:
+            The new session, and the KV pages to copy: at most one.
+
+        Raises:
+            StaleHandle: the session is closed.
+            InvalidArgument: a turn runs, the name is not hashable, or a page is to be copied while changes wait for the
+                newest step's forward.
+            OutOfPages: no page is free for a copy of the last one, which is filled in part.
+
+        Syncs: no.
+        """
+        self._door.enter()
+        parts, found = self._parts, self._parts.sessions.get(session)
+        hashable("session", name)
+        partial = len(found.pages) - found.length // parts.pages.page_size if found.pages else 0
+        if partial and parts.commands.waiting:
+            raise InvalidArgument(
+                "a page that is filled in part is copied at once, and changes of owners wait for the newest step's "
+                "forward: launch it, say so with submit(step), then fork"
+            )
+        with parts.guard.changing("sessions.fork"):
+            parts.sessions.starting([found])
+            lack = parts.admission.make_room(0, partial, 0)
+            parts.sessions.starting(())
+            if lack is not None:
+                parts.admission.refuse("sessions.fork", lack)
+                raise parts.guard.orderly(lack)
+            fork = parts.sessions.fork(found, name)
+            parts.cache.tree.lease(found.path)
+        return fork
 
     def close(self, session: Session) -> None:
         """Closes a session and frees what it holds.

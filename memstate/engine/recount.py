@@ -63,7 +63,7 @@ class Recount:
             for state in states:
                 yield Held(Marked(row, self._marks.kind(state)), [state])
         for session in self._sessions.opened.values():
-            yield Held(session, session.kept, session.pages, session.path)
+            yield Held(session, self._sessions.owned(session), session.pages, session.path)
         for _, node in self._cache.tree.walk():
             yield Held(node, [node.snapshot] if node.snapshot else (), node.pages)
         for owner in (PUBLISHED, LEAVING):

@@ -68,11 +68,12 @@ def holdings(mem: StateManager, tenant: Tenant, most: int) -> Mapping[str, Holdi
         if not node.ghost:
             in_tree.update(node.pages)
             found[name_of(salt)].add(node.snapshot is not None, len(node.pages), len(node.key) // BYTES)
-    for session in mem._parts.sessions.opened.values():
+    sessions = mem._parts.sessions
+    for session in sessions.opened.values():
         if session.kept:
             name = name_of(session.prompt.salt)  # after `recover` a session has no lease on what it shares
             shared = session.path.end or sum(page in in_tree for page in session.pages)
-            found[name].add(len(session.kept), 0, max(0, session.kept[0].length - shared * size))
+            found[name].add(len(sessions.owned(session)), 0, max(0, session.length - shared * size))
             beyond[name].update(session.pages[shared:])
     for row in np.flatnonzero(mem._parts.table.used).tolist():
         lease = cache.leases.get(row)

@@ -1,7 +1,7 @@
 """What is known of one session. Plain data."""
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from memstate.prefix.lease import NO_NODE
 from memstate.prefix.tree import Node
@@ -38,9 +38,24 @@ class SessionInfo:
     ttl: float | None
 
 
+class SessionFork(NamedTuple):
+    """The result of `mem.sessions.fork`.
+
+    Attributes:
+        session: the new session.
+        page_copies: pairs (new page, old page). The old page belongs to the forked session and is partly filled. The
+            caller copies its KV to the new page.
+    """
+
+    session: Session
+    page_copies: list[tuple[int, int]]
+
+
 @dataclass(eq=False)
 class Conversation:
     """What a session holds while no turn runs, and which turn runs. It is the owner of its states.
+
+    Forks share a state as long as none of them goes on; one of them is its owner.
 
     Attributes:
         handle: The session's handle.
@@ -57,6 +72,7 @@ class Conversation:
         since: When its last turn ended, or when it was opened.
         turn: Number of that event among all sessions: the least recently used session has the smallest.
         closing: It closes when its turn ends.
+        forks: Sessions that may share its newest state, itself included; empty if it was never forked.
     """
 
     holds: ClassVar[str] = "session"
@@ -74,6 +90,12 @@ class Conversation:
     since: float = 0.0
     turn: int = 0
     closing: bool = False
+    forks: list["Conversation"] = field(default_factory=list)
+
+    @property
+    def length(self) -> int:
+        """Tokens that its newest state stands for, 0 for none."""
+        return self.kept[0].length if self.kept else 0
 
     def info(self, now: float) -> SessionInfo:
         """Returns what a caller may know of it.
@@ -82,6 +104,6 @@ class Conversation:
             now: The time, in seconds of the clock.
         """
         return SessionInfo(
-            self.handle, bool(self.row), self.closing, self.kept[0].length if self.kept else 0, len(self.kept),
-            len(self.pages), self.priority, now - self.opened, 0.0 if self.row else now - self.since, self.ttl,
+            self.handle, bool(self.row), self.closing, self.length, len(self.kept), len(self.pages),
+            self.priority, now - self.opened, 0.0 if self.row else now - self.since, self.ttl,
         )  # fmt: skip

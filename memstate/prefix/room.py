@@ -147,7 +147,7 @@ class Room:
         if self.cache.enabled and not self._sessions.expired(session):
             size = self._pages.page_size
             for snapshot in session.kept[::-1]:
-                if snapshot.length % size == 0:
+                if snapshot.length % size == 0 and not self._sessions.stays(session, snapshot):
                     prompt, pages = session.prompt.head(snapshot.length), session.pages[: snapshot.length // size]
                     if node := self.cache.adopt(snapshot, prompt, pages):
                         session.kept.remove(snapshot)

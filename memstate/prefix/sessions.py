@@ -5,6 +5,7 @@ turn begins     the longest state that the new prompt begins with -> live; short
 turn aborted    what stood at the turn's beginning, as far as a register still holds it
 room is short   states of whole pages -> prefix cache; the rest is released (room.py)
 closed          released, at the end of the turn that runs
+forked          both name the newest state; who goes on first reads it, the last one takes it
 """
 
 import math
@@ -17,7 +18,7 @@ from memstate.checks import hashable, text
 from memstate.errors import InvalidArgument, StaleHandle
 from memstate.kernels.tables import REGISTERS_PER_ROW
 from memstate.prefix.cache import PrefixCache
-from memstate.prefix.conversation import Conversation, SessionInfo
+from memstate.prefix.conversation import Conversation, SessionFork, SessionInfo
 from memstate.prefix.lease import NO_NODE, Lease
 from memstate.prefix.session_settings import SessionLimits
 from memstate.prefix.tree import Node
@@ -68,6 +69,8 @@ class Sessions:
         still = [session for session in self.opened.values() if sure is not None and not session.closing]
         kept = [self._survivor(session, sure or {}, unsure) for session in still]
         self.opened = {session.handle: session for session in kept}
+        for session in kept:
+            session.forks[:] = [other for other in kept if other.forks is session.forks]
         self.by_row: dict[int, Conversation] = {}
         self._starting: list[Conversation] = []  # their next turn is about to begin
         self._expiry: float = math.inf
@@ -108,12 +111,49 @@ class Sessions:
         Returns:
             Its handle.
         """
-        handle = Session(hashable("session", name), next(_SERIALS))
-        now = self.limits.clock()
-        made = Conversation(handle, priority=priority, ttl=ttl, opened=now, since=now, turn=next(self._turns))
-        with self._guard.changing("sessions.open"):  # another thread may be counting them
-            self.opened[handle] = made
+        handle, now = Session(name, next(_SERIALS)), self.limits.clock()
+        self.opened[handle] = Conversation(
+            handle, priority=priority, ttl=ttl, opened=now, since=now, turn=next(self._turns)
+        )
         return handle
+
+    def fork(self, session: Conversation, name: Hashable) -> SessionFork:
+        """Opens a session that goes on from the newest state of an idle one. The caller leases its path.
+
+        Args:
+            session: The idle one. If its last page is filled in part, a page is free.
+            name: The caller's name for the new one.
+        """
+        twin = self.opened[self.open(name, session.priority, session.ttl)]
+        whole = session.length // self._pages.page_size
+        shared, partial = session.pages[:whole], session.pages[whole:]
+        fresh = self._pages.allocator.claim(len(partial))
+        self._pages.allocator.share(shared)
+        twin.prompt, twin.path, twin.kept, twin.pages = session.prompt, session.path, session.kept[:1], shared + fresh
+        twin.forks = session.forks = session.forks or [session]
+        session.forks.append(twin)
+        return SessionFork(twin.handle, list(zip(fresh, partial, strict=True)))
+
+    def _heir(self, session: Conversation, state: Snapshot) -> Conversation | None:
+        """Returns another session that shares a state, None for none."""
+        return next((other for other in session.forks if other is not session and state in other.kept), None)
+
+    def stays(self, session: Conversation, state: Snapshot) -> bool:
+        """Returns whether a state stays where it is when its session lets it go: a fork has it, or a row reads it."""
+        return state.register in self._holdings.readers or self._heir(session, state) is not None
+
+    def _let_go(self, session: Conversation, states: Sequence[Snapshot]) -> None:
+        """Ends states of a session. One that a fork shares is the fork's then."""
+        heirs = [(state, self._heir(session, state)) for state in states]
+        for state, heir in heirs:
+            if heir is not None:
+                self._holdings.give(state, heir)
+        self._holdings.end([state for state, heir in heirs if heir is None])
+
+    def owned(self, session: Conversation) -> list[Snapshot]:
+        """Returns the states of a session without those that a fork of it owns."""
+        owner, others = self._holdings.owner, [other for other in session.forks if other is not session]
+        return [state for state in session.kept if owner[state.register] not in others]
 
     def require(self, handle: Session) -> Conversation:
         """Returns an open session.
@@ -163,12 +203,12 @@ class Sessions:
         if prompt.salt != session.prompt.salt:
             return ZEROS
         shared = min(common(session.prompt.key, prompt.key, BYTES), len(prompt.key) - BYTES) // BYTES
-        serving = [snap for snap in session.kept if snap.length <= shared][: 1 + self._lanes]
+        serving = [snap for snap in session.kept if snap.length <= shared]
         if not serving:
             return ZEROS
-        length = serving[0].length
+        length, takes = serving[0].length, not self.stays(session, serving[0])
         pages = session.pages[: self._pages.count(length)]
-        return Source(length, serving, pages, session, takes=True)
+        return Source(length, serving[: 1 + self._lanes if takes else 1], pages, session, takes)
 
     def surplus(self, session: Conversation, source: Source) -> tuple[int, int]:
         """Returns the slots and pages that a turn gives back before it takes any.
@@ -177,9 +217,10 @@ class Sessions:
             session: The session.
             source: Where the turn starts, from the session or from elsewhere.
         """
-        states, pages = (len(source.states), len(source.pages)) if source.of is session else (0, 0)
+        states, pages = (source.states, len(source.pages)) if source.of is session else ((), 0)
+        given = [snap for snap in session.kept if snap not in states and not self.stays(session, snap)]
         holders = self._pages.allocator.holders
-        return len(session.kept) - states, sum(holders[page] == 1 for page in session.pages[pages:])
+        return len(given), sum(holders[page] == 1 for page in session.pages[pages:])
 
     def give_up(self, session: Conversation, source: Source) -> None:
         """Releases the states and pages that a turn does not start from.
@@ -189,7 +230,7 @@ class Sessions:
             source: Where the turn starts, from the session or from elsewhere.
         """
         turn = source if source.of is session else ZEROS
-        self._holdings.end([snap for snap in session.kept if snap not in turn.states])
+        self._let_go(session, [snap for snap in session.kept if snap not in turn.states])
         session.kept = list(turn.states)
         self._pages.allocator.release(session.pages[len(turn.pages) :])
         session.pages = session.pages[: len(turn.pages)]
@@ -207,7 +248,7 @@ class Sessions:
         """
         if prompt.salt != session.prompt.salt:
             session.own.clear()  # nothing under this salt replaces what was left under another
-        session.kept = []  # its row has them
+        session.kept = list(filter(self._holdings.has, session.kept))  # not those that its row has taken
         path = self.empty(session)
         session.row, session.start, session.prompt = row, len(prompt.key) // BYTES, prompt
         self.by_row[row] = session
@@ -245,7 +286,7 @@ class Sessions:
             self.refused += not self._holdings.free
             if self._holdings.free:
                 session.kept += self._holdings.move_in([register], session)
-        cache.supersede(session.own, session.kept[0].length if session.kept else 0)
+        cache.supersede(session.own, session.length)
         del self.by_row[row]
         session.row, session.since, session.turn = 0, self.limits.clock(), next(self._turns)
         if session.closing:
@@ -299,8 +340,10 @@ class Sessions:
             The end of its path in the prefix cache. The caller ends the lease on it.
         """
         path = session.path
-        if session.kept:
-            self._holdings.end(session.kept)
+        self._let_go(session, session.kept)
+        if session.forks:
+            session.forks.remove(session)
+            session.forks = []
         self._pages.allocator.release(session.pages)
         session.kept, session.pages, session.path = [], [], NO_NODE
         return path
@@ -325,7 +368,8 @@ class Sessions:
     @property
     def idle_states(self) -> int:
         """States of sessions that can make way."""
-        return self.held - sum(len(session.kept) for session in self._starting)
+        starting = {state.register for session in self._starting for state in session.kept}
+        return self._holdings.evictable("session") - len(starting - self._holdings.readers.keys())
 
     def expired(self, session: Conversation) -> bool:
         """Returns whether an idle session has kept its states for longer than its time to live."""

@@ -46,10 +46,11 @@ def require_logprobs(tokens: list[mst.Token], known: Known, most: int) -> None:
 
 
 def test_logprobs_are_those_of_the_model_for_the_requests_that_ask(known: Known) -> None:
-    server = server_of(FAMILY, max_requests=4)
+    server = server_of(FAMILY, max_requests=5)
     cold = GenerationConfig(do_sample=True, temperature=0.01, top_k=1, max_new_tokens=NEW)  # processors change nothing
     server.submit(mst.Prompt(TEXT[:9], "three", most=NEW, logprobs=3))
     server.submit(mst.Prompt(TEXT[:9], "none", most=NEW, logprobs=0))
+    server.submit(mst.Prompt(TEXT[:9], "all", most=1, logprobs=1000))
     server.submit(mst.Prompt(TEXT[:9], "silent", most=NEW))
     server.submit(mst.Prompt(TEXT[:9], "cold", config=cold, seed=1, logprobs=1))
     events = rest(server)
@@ -58,6 +59,7 @@ def test_logprobs_are_those_of_the_model_for_the_requests_that_ask(known: Known)
     require_logprobs(of(events, "cold"), known, 1)
     assert {len(of(events, id)) for id in ("three", "none", "silent", "cold")} == {NEW}
     assert {(one.logprob, one.top) for one in of(events, "silent")} == {(None, ())}
+    assert len(of(events, "all")[0].top) == 97
     three = of(events, "three")
     assert all(one.top[0] == (one.token, one.logprob) for one in three)  # the likeliest was chosen
 
@@ -86,9 +88,9 @@ def test_samples_and_guesses_have_logprobs_as_well(known: Known) -> None:
     require_logprobs(of(events, "guessed"), known, 3)
 
 
-@pytest.mark.parametrize("logprobs", [-1, 98, 1.0, True])
-def test_a_number_of_logprobs_that_the_vocabulary_has_not_is_refused(logprobs: Any) -> None:
-    with pytest.raises(ms.InvalidArgument, match=r"^prompt 'a': logprobs=.*from 0 to 97"):
+@pytest.mark.parametrize("logprobs", [-1, 1.0, True])
+def test_logprobs_that_are_no_number_are_refused(logprobs: Any) -> None:
+    with pytest.raises(ms.InvalidArgument, match=r"^prompt 'a': logprobs .*from 0"):
         server_of(FAMILY).submit(mst.Prompt(TEXT, "a", logprobs=logprobs))
 
 
@@ -202,6 +204,26 @@ def test_a_result_says_why_no_more_of_its_prompt_was_cached() -> None:
     without = managed(model, prefix=None)
     (one,) = mst.serve(model, without, [mst.Prompt(TEXT[:9], most=2)])
     assert (one.cached, one.missed) == (0, "")
+
+
+@pytest.mark.parametrize(("slots", "together"), [(16, True), (16, False), (3, False)])
+def test_a_conversation_goes_on_in_two_ways_from_one_turn(slots: int, together: bool) -> None:
+    model = tiny(FAMILY)
+    server = mst.Server(model, managed(model, slots=slots))
+    chat = server.mem.sessions.open("chat")
+    server.submit(mst.Prompt(TEXT[:9], "first", most=NEW, session=chat))
+    said = [*TEXT[:9], *results(rest(server))["first"].tokens]
+    sessions, events = {"chat": chat, "other": server.fork(chat, "other")}, []
+    turns = {"chat": [*said, 7], "other": [*said, 8, 9]}
+    for id, session in sessions.items():
+        server.submit(mst.Prompt(turns[id], id, most=NEW, session=session))
+        events += [] if together else rest(server)
+    found = results(events + rest(server))
+    for id, session in sessions.items():
+        assert found[id].tokens == alone(model, turns[id], {})
+        assert slots < 16 or found[id].cached == len(said) - 1
+        server.mem.sessions.close(session)
+    server.mem.audit().raise_if_leaking()
 
 
 def test_the_next_turn_of_a_session_misses_nothing() -> None:

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList
 
-from memstate.checks import is_count
+from memstate.checks import whole
 from memstate.errors import InvalidArgument
-from memstate.integrations.transformers.probe import vocabulary
 from memstate.integrations.transformers.prompts import Prompt, Reason, Top
 from memstate.integrations.transformers.text import Text
 
@@ -37,7 +36,7 @@ class Sampler:
 
     Raises:
         InvalidArgument: stop strings without a tokenizer, beams, several samples that continue a session, a prompt that
-            leaves no room below `max_length`, more `logprobs` than tokens, or settings that contradict each other.
+            leaves no room below `max_length`, `logprobs` below 0, or settings that contradict each other.
     """
 
     def __init__(self, model: Any, prompt: Prompt, tokenizer: Any = None, sample: int = 0) -> None:
@@ -61,11 +60,8 @@ class Sampler:
         self.guesses: int = self.lookup or config.num_assistant_tokens
         if config.stop_strings and tokenizer is None:
             raise InvalidArgument(f"prompt {prompt.id!r} has stop strings: give serve the tokenizer=")
-        if prompt.logprobs is not None and not (is_count(prompt.logprobs) and prompt.logprobs <= vocabulary(model)):
-            raise InvalidArgument(
-                f"prompt {prompt.id!r}: logprobs={prompt.logprobs!r}: expected None, or a number from 0 to "
-                f"{vocabulary(model)}, the vocabulary of the model"
-            )
+        if prompt.logprobs is not None:
+            whole(f"prompt {prompt.id!r}: logprobs", prompt.logprobs, least=0)
         ends, stops = config.eos_token_id, config.stop_strings or []
         stops = [stops] if isinstance(stops, str) else stops
         self._ends: dict[int, int | str] = {
@@ -196,13 +192,11 @@ def logprobs(
     Syncs: yes, if a row asks.
     """
     found: list[tuple[float | None, Top]] = [(None, ())] * len(asked)
-    pairs = enumerate(zip(asked, tokens, strict=True))
-    rows = [(entry, most, token) for entry, (most, token) in pairs if most is not None and isinstance(token, int)]
+    rows = [n for n, token in enumerate(tokens) if asked[n] is not None and isinstance(token, int)]
     if rows:
-        entries, most, chosen = zip(*rows, strict=True)
-        scores = logits[list(entries)].float().log_softmax(-1)
-        own = scores.gather(1, torch.tensor(chosen, device=scores.device)[:, None])[:, 0].tolist()
-        values, ids = (part.tolist() for part in scores.topk(max(most)))
-        for at, (entry, count, _) in enumerate(rows):
-            found[entry] = own[at], tuple(zip(ids[at][:count], values[at], strict=False))
+        scores = logits[rows].float().log_softmax(-1)
+        own = scores[range(len(rows)), [tokens[n] for n in rows]].tolist()
+        best = scores.topk(min(max(asked[n] or 0 for n in rows), scores.shape[1]))
+        for n, logprob, values, ids in zip(rows, own, best.values.tolist(), best.indices.tolist(), strict=True):
+            found[n] = logprob, tuple(zip(ids, values, strict=True))[: asked[n]]
     return found

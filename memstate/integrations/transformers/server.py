@@ -138,6 +138,29 @@ class Server:
         more = [Sampler(self.model, prompt, self._tokenizer, number) for number in range(1, first.samples)]
         return Waiting(prompt, [first, *more])
 
+    def fork(self, session: Session, name: Hashable) -> Session:
+        """Opens a second session that goes on from the last turn of another, as `mem.sessions.fork` does.
+
+        The caller must drive the server. The KV that both fill up differently is copied.
+
+        Args:
+            session: the session to fork, without a running turn.
+            name: the name of the new one.
+
+        Raises:
+            MemstateError: as `mem.sessions.fork`; or code that a step calls has called it.
+
+        Syncs: no.
+        """
+
+        def forked() -> Session:
+            twin, copies = self.mem.sessions.fork(session, name)
+            if self._batches.kv is not None:
+                self._batches.kv.copy(copies)
+            return twin
+
+        return self._drive(forked)
+
     def abort(self, id: Hashable) -> list[Served]:
         """Ends the requests of a name, with all their samples. Any thread and any code can call it.
 
@@ -400,16 +423,11 @@ class Server:
         if pages.count and length > min(pages.per_row, pages.count) * pages.size:
             return "too_large"
         row = self.mem.info(one.row) if isinstance(one, Running) else None
-        match error:
-            case OutOfSlots():
-                least, there = error.requested + (row.slots if row else 0), error.capacity or inf
-            case OutOfRows():
-                least, there = error.requested + bool(row), error.rows
-            case OutOfPages():
-                least, there = error.requested + (-(-length // pages.size) if row else 0), error.pages
-            case _:  # samples lack a register for the state that they share
-                return "no_room" if row else "invalid"
-        return "too_large" if least > there else "no_room"
+        if not isinstance(error, BACK_PRESSURE):
+            return "no_room" if row else "invalid"  # samples lack a register for the state that they share
+        has = {OutOfSlots: row.slots, OutOfRows: 1, OutOfPages: -(-length // pages.size)}[type(error)] if row else 0
+        there = next((most for name in ("capacity", "rows", "pages") if (most := getattr(error, name, None))), inf)
+        return "too_large" if error.requested + has > there else "no_room"
 
     def _why(self, error: MemstateError) -> str:
         """Returns why a request was refused while nothing runs here, and what to do where others have the room."""

@@ -98,6 +98,21 @@ def test_S13_forks_make_way_together_where_others_need_the_room(backend: Backend
         assert talks.whole([*TEXT[:9], new], one) in (0, 4, 8, 9)
 
 
+def test_S13_a_state_that_a_row_is_about_to_read_makes_no_room(backend: Backend) -> None:
+    talks, mem, session = told(backend, "redirect", cache=False, first=9, slots=3, rows=3)
+    twin = forked(talks, session)
+    row = talks.turn([*TEXT[:9], 50], session)
+    rows = mem.admit([ms.Request("other")] * mem.free_slots)
+    with pytest.raises(ms.OutOfSlots):
+        mem.admit([ms.Request("one more")])
+    assert talks.kept(twin) == [9]
+    mem.end(rows)
+    talks.run(row, [*TEXT[:9], 50])
+    talks.end(row)
+    talks.look()
+    assert talks.whole([*TEXT[:9], 60], twin) == 9
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_S13_forks_at_random_have_their_own_states_and_nothing_is_lost(backend: Backend, seed: int) -> None:
     random = Random(seed)

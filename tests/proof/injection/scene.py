@@ -445,6 +445,7 @@ def calls(scene: Scene) -> dict[str, Callable[[], Call]]:
         "open_session": lambda: lambda: mem.sessions.open("third"),
         "sessions": lambda: mem.sessions.infos,
         "admit where an idle session makes way": idle_session,
+        "fork_session": lambda: lambda: mem.sessions.fork(s.chat, "twin"),
         "close_session": lambda: lambda: mem.sessions.close(s.chat),
         "submit": lambda: lambda: mem.submit(s.steps[-1]),
         "submit after the gap": in_gap(lambda: lambda: mem.submit()),

@@ -154,6 +154,12 @@ class Admission:
                 raise self._guard.orderly(lack)
             self._pages.extend(numbers, tokens)
 
+    def snapshot_at(self, row: Row, lengths: Sequence[int]) -> None:
+        """See `StateManager.snapshot_at`."""
+        number = self._table.index(row)
+        named = require_lengths(self._table.ids[number], lengths, self._pages.unit)
+        self._marks.add(number, named, self._file.length(number), self._file.tracked_at[number])
+
     def match(self, tokens: Tokens, salt: Hashable, session: Session | None) -> Match:
         """See `StateManager.match`."""
         match, length = self._matched(Prompt(encode(tokens), require_salt(salt)), session)

@@ -345,6 +345,24 @@ class StateManager(NotCopied, Shown):
         self._enter()
         self._admission.extend(rows, lengths)
 
+    def snapshot_at(self, row: Row, lengths: Sequence[int]) -> None:
+        """Asks a request that reads its prompt to keep states at more lengths, as `Request(snapshot_at=)` does.
+
+        So a request that arrives later can start where the two prompts part, as soon as the row has read that far.
+
+        Args:
+            row: the request.
+            lengths: lengths in tokens. Those that the row has been planned to reach are ignored.
+
+        Raises:
+            StaleHandle: the request has ended.
+            InvalidArgument: a length is not a multiple of the page size, and of the grid of all planes.
+
+        Syncs: no.
+        """
+        self._enter()
+        self._admission.snapshot_at(row, lengths)
+
     def shortfall(
         self, rows: Sequence[Row | None], tokens: int | Sequence[int] = 1, *, drafts: int | Sequence[int] = 0,
         defer: int = 0,

@@ -10,7 +10,7 @@ kept       a state for each, until publish or the end of the row
 
 import logging
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd, lcm
 from typing import NamedTuple
 
@@ -118,6 +118,19 @@ class Marks:
         """
         if left := [(at, kind) for at, kind in wanted if at > length]:
             self._coming[row] = _Coming(left, length, prompt)
+
+    def add(self, row: int, lengths: Sequence[int], length: int, prompt: int) -> None:
+        """Notes what a row is to keep as well.
+
+        Args:
+            row: the row.
+            lengths: multiples of the unit.
+            length: the row's length.
+            prompt: tokens of the prompt.
+        """
+        coming = self._coming.get(row, _Coming([], 0, prompt))
+        if new := [(at, "named") for at in lengths if at > length]:
+            self._coming[row] = replace(coming, wanted=sorted((dict(new) | dict(coming.wanted)).items()))
 
     def arrived(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
         """Notes the lengths of states that arrived from elsewhere. One of a wanted length is to be kept."""

@@ -67,9 +67,9 @@ def test_logprobs_are_those_of_the_model_for_the_requests_that_ask(known: Known)
 def test_samples_and_guesses_have_logprobs_as_well(known: Known) -> None:
     hot = GenerationConfig(do_sample=True, temperature=2.0, num_return_sequences=3, max_new_tokens=NEW)
     server = server_of(FAMILY, max_requests=3)
-    server.submit(mst.Prompt(TEXT[:9], config=hot, seed=4, logprobs=2))
+    server.submit(mst.Prompt(TEXT[:9], "s", config=hot, seed=4, logprobs=2))
     events = rest(server)
-    samples = [of(events, None, n) for n in range(3)]
+    samples = [of(events, "s", n) for n in range(3)]
     for one in samples:
         require_logprobs(one[:1], known, 2)
     assert len({one[0].token for one in samples}) > 1
@@ -143,7 +143,8 @@ def test_an_aborted_request_has_the_text_that_was_held_back() -> None:
     server.submit(mst.Prompt(TEXT[:9], "a", config=GenerationConfig(stop_strings=[text[0] + "never"]), most=NEW))
     events = server.step() + server.step()  # the prompt has two chunks
     (token,) = of(events, "a")
-    (one,) = server.abort("a")
+    server.abort("a")
+    (one,) = server.step()
     assert (token.text, one.text, one.stop) == ("", tokenizer.decode([token.token]), None)
 
 
@@ -151,12 +152,12 @@ def test_samples_have_text_each_of_its_own() -> None:
     model, tokenizer = tiny(FAMILY), byte_level()
     hot = GenerationConfig(do_sample=True, num_return_sequences=2, max_new_tokens=NEW)
     server = mst.Server(model, managed(model), tokenizer=tokenizer)
-    server.submit(mst.Prompt(TEXT[:9], config=hot, seed=1))
+    server.submit(mst.Prompt(TEXT[:9], "s", config=hot, seed=1))
     events = rest(server)
     for one in events:
         if isinstance(one, mst.Served):
             before, both = (tokenizer.decode([*TEXT[:9], *more]) for more in ([], one.tokens))
-            assert one.text == both[len(before) :] == "".join(each.text for each in of(events, None, one.sample))
+            assert one.text == both[len(before) :] == "".join(each.text for each in of(events, "s", one.sample))
 
 
 def refused(server: mst.Server, prompt: mst.Prompt) -> str:

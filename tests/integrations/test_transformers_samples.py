@@ -76,7 +76,7 @@ def test_samples_that_never_fit_are_refused_whole() -> None:
     prompts = [mst.Prompt(TEXT[:9], n, config=sampled(4), seed=1) for n in range(2)]
     found = list(mst.serve(model, mem, [*prompts, mst.Prompt(TEXT[:9], "other", most=NEW)]))
     assert sorted((str(one.id), one.reason, len(one.tokens)) for one in found) == [
-        ("0", "too_large", 0), ("1", "too_large", 0), ("other", "length", NEW),
+        *[("0", "too_large", 0)] * 4, *[("1", "too_large", 0)] * 4, ("other", "length", NEW),
     ]  # fmt: skip
     assert all("rows" in one.error for one in found if one.reason == "too_large")
     assert mem.free_slots == 16
@@ -89,14 +89,20 @@ def test_an_abort_ends_all_samples_of_what_runs_and_what_waits() -> None:
         server.submit(mst.Prompt(TEXT[:9], name, config=sampled(3), seed=1))
     events = server.step() + server.step()
     assert sorted((event.id, event.sample) for event in events) == sorted([("three", n) for n in range(3)] * 2)
-    ended = [(one.sample, one.reason, len(one.tokens)) for one in server.abort("three")]
-    assert ended == [(n, "aborted", 2) for n in range(3)]
-    server.step()
-    assert [one.reason for one in server.abort("waits")] == ["aborted"] * 3
+    server.abort("three")
+    events = server.step()
+    assert [(one.sample, one.reason, len(one.tokens)) for one in ended(events)] == [(n, "aborted", 2) for n in range(3)]
+    server.abort("waits")
+    assert [(one.sample, one.reason) for one in ended(server.step())] == [(n, "aborted") for n in range(3)]
     server.submit(mst.Prompt(TEXT[:9], "last", config=sampled(3), seed=1))
     assert server.waiting == 1
-    assert [(one.reason, one.tokens) for one in server.abort("last")] == [("aborted", [])]
+    server.abort("last")
+    assert [(one.reason, one.tokens) for one in server.step()] == [("aborted", [])] * 3
     require_free(server)
+
+
+def ended(events: Sequence[Any]) -> list[mst.Served]:
+    return [one for one in events if isinstance(one, mst.Served)]
 
 
 def steps(server: mst.Server) -> Iterator[mst.Event | BaseException]:
@@ -121,7 +127,9 @@ def test_a_processor_that_raises_ends_its_own_rows_only(samples: int) -> None:
     for name, text in (("first", TEXT[:9]), ("last", TEXT[:7])):
         assert tokens(events, name) == alone(server.model, text, {})  # no event is lost
     assert len(tokens(events, "raises")) == 2 * samples
-    assert list(results(events)) == ["first", "last"]
+    failed = [(one.sample, len(one.tokens)) for one in ended(events) if one.reason == "failed"]
+    assert failed == [(n, 2) for n in range(samples)]
+    assert [one.id for one in ended(events) if one.reason != "failed"] == ["first", "last"]
     require_free(server)
 
 
@@ -129,8 +137,9 @@ def test_what_ends_text_may_raise(monkeypatch: pytest.MonkeyPatch) -> None:
     server = server_of("lfm2")
     for name in ("raises", "other"):
         server.submit(mst.Prompt(TEXT[:9], name, most=NEW))
-    monkeypatch.setattr(server._waiting[0].samplers[0].text, "read", raising(ArithmeticError("a stop string")))
+    monkeypatch.setattr(server._asked[0].samplers[0].text, "read", raising(ArithmeticError("a stop string")))
     events = list(steps(server))
-    assert [type(event) for event in events if not isinstance(event, mst.Token)] == [ArithmeticError, mst.Served]
+    assert [type(event) for event in events if isinstance(event, Exception)] == [ArithmeticError]
+    assert {id: one.reason for id, one in results(events).items()} == {"raises": "failed", "other": "length"}
     assert tokens(events, "other") == alone(server.model, TEXT[:9], {}) and not tokens(events, "raises")
     require_free(server)

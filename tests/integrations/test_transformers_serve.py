@@ -23,7 +23,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast
 from transformers.cache_utils import DYNAMIC_LAYER_TYPE_MAPPING, DynamicLayer
 
 import memstate.integrations.transformers as mst
-from memstate.integrations.transformers import server
+from memstate.integrations.transformers import steps
 from tests.integrations.servers import hooked, raising, require_free, rest, results, server_of
 
 BOUND = 1e-4
@@ -38,13 +38,13 @@ def prompts(tokens: Sequence[Sequence[int]] = PROMPTS, most: int = NEW) -> list[
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[int, ...], Tensor]]:
     """The logits that answers were chosen from, and the tokens before them."""
     found: list[tuple[tuple[int, ...], Tensor]] = []
-    choose = server.choose
+    choose = steps.choose
 
     def watched(samplers: Any, tokens: Any, logits: Tensor) -> list[int]:
         found.extend(zip(map(tuple, tokens), logits.clone(), strict=True))
         return choose(samplers, tokens, logits)
 
-    monkeypatch.setattr(server, "choose", watched)
+    monkeypatch.setattr(steps, "choose", watched)
     return found
 
 
@@ -173,7 +173,8 @@ def test_a_forward_that_fails_ends_its_rows_only() -> None:
     with hooked(running.model, broken), pytest.raises(ArithmeticError):
         running.step()
     found = results(events + rest(running))
-    assert {id: one.tokens for id, one in found.items()} == {1: alone(running.model, PROMPTS[1], {})}
+    assert found[1].tokens == alone(running.model, PROMPTS[1], {})
+    assert (found[0].reason, found[0].tokens, found[0].error) == ("failed", [], "ArithmeticError('in a prompt')")
     require_free(running)
 
 
@@ -183,6 +184,7 @@ def test_a_plan_that_fails_ends_its_rows(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(running.mem, "plan", raising(ms.InvalidArgument("a plan")))
     with pytest.raises(ms.InvalidArgument, match="a plan"):
         running.step()
+    assert [one.reason for one in rest(running)] == ["failed"]
     require_free(running)
 
 
@@ -234,14 +236,12 @@ def test_what_storage_reads_for_a_request_that_never_starts_is_cancelled(how: st
     mem = managed(model, tiers=tiers)
     at = mst.Server(model, mem)
     at.submit(mst.Prompt(TEXT, "never", most=1000 if how == "refused" else NEW))
+    at.admit()
     assert mem.stats().tiers.prefetch.in_flight == 1  # type: ignore[union-attr]
-    if how == "refused":
-        ended = []
-        while at.busy:
-            ended += at.step()
-        assert [one.reason for one in ended if isinstance(one, mst.Served)] == ["too_large"]
-    elif how == "abort":
-        assert [one.reason for one in at.abort("never")] == ["aborted"]
+    if how != "close":
+        if how == "abort":
+            at.abort("never")
+        assert [one.reason for one in rest(at)] == ["aborted" if how == "abort" else "too_large"]
     at.close()
     assert mem.stats().tiers.prefetch.in_flight == 0 and mem.audit().clean  # type: ignore[union-attr]
     mem.close()

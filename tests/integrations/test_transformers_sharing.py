@@ -13,20 +13,25 @@ from tests.support.tiny_served import NEW, TEXT, alone, managed
 pytest.importorskip("transformers")
 
 import memstate.integrations.transformers as mst
-from memstate.integrations.transformers import server
+from memstate.integrations.transformers import steps
 from memstate.integrations.transformers.running import sharing
 from tests.integrations.servers import hooked
 
 NEAR = 1e-4  # of the largest value
 
 
+def text(length: int) -> list[int]:
+    """A prompt that begins as no other one does: what begins alike waits until it was read once."""
+    return TEXT[length % 5 :][:length]
+
+
 def shapes(model: Any, mem: ms.StateManager, lengths: list[int], **settings: Any) -> list[tuple[int, ...]]:
     """The forwards of a run; every answer must be that of the prompt alone."""
     seen: list[tuple[int, ...]] = []
-    prompts = [mst.Prompt(TEXT[:length], length, most=NEW) for length in lengths]
+    prompts = [mst.Prompt(text(length), length, most=NEW) for length in lengths]
     with hooked(model, lambda _, __, given: seen.append((*given["input_ids"].shape,))):
         found = {one.id: one.tokens for one in mst.serve(model, mem, prompts, **settings)}
-    assert found == {length: alone(model, TEXT[:length], {}) for length in lengths}
+    assert found == {length: alone(model, text(length), {}) for length in lengths}
     mem.audit().raise_if_leaking()
     return seen
 
@@ -40,11 +45,11 @@ def test_prompts_that_share_a_forward_leave_the_states_that_each_leaves_alone(
     if not mst.layout(model).takes_pads:
         pytest.skip("this model reads pads")
     for pads in (99, 0):
-        monkeypatch.setattr(server, "PADS", pads)
+        monkeypatch.setattr(steps, "PADS", pads)
         mem = managed(model)
         assert shapes(model, mem, [5, 13, 9], chunk=64)[:2] == ([(3, 12), (3, 1)] if pads else [(1, 12), (1, 8)])
-        found = [mem.match([*TEXT[:length], 1]) for length in (5, 9, 13)]
-        (*rows,) = mem.admit([ms.Request(n, tokens=[*TEXT[:length], 1]) for n, length in enumerate((5, 9, 13))])
+        found = [mem.match([*text(length), 1]) for length in (5, 9, 13)]
+        (*rows,) = mem.admit([ms.Request(n, tokens=[*text(length), 1]) for n, length in enumerate((5, 9, 13))])
         step = mem.plan(rows)
         states.append(
             ([one.length for one in found], {name: mem.planes.gather(name, step.read) for name in mem.planes})

@@ -28,7 +28,8 @@ from memstate.integrations.transformers.cache import StateCache
 from memstate.integrations.transformers.layout import ModelLayout, Place
 from memstate.integrations.transformers.prompts import Event, Prompt, Served, Token
 from memstate.integrations.transformers.reading import layout
-from memstate.integrations.transformers.server import Server, serve, stream
+from memstate.integrations.transformers.server import Server
+from memstate.integrations.transformers.serving import serve, stream
 
 __all__ = [
     "Event",

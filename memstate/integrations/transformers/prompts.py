@@ -12,7 +12,7 @@ from memstate.integrations.transformers.probe import vocabulary
 from memstate.requests.handles import Session
 
 MEDIA: Final = ("image_token_id", "video_token_id", "audio_token_id")  # of configurations: stand for other inputs
-Reason = Literal["end", "length", "stop", "aborted", "too_large", "no_room", "invalid"]
+Reason = Literal["end", "length", "stop", "aborted", "timeout", "failed", "too_large", "no_room", "invalid"]
 Top = tuple[tuple[int, float], ...]
 
 
@@ -22,7 +22,8 @@ class Prompt:
 
     Args:
         tokens: all tokens so far; of a conversation, the turns before as well. A server copies them.
-        id: a name, shown by audits and in results. None: `serve` and `stream` take its number in `requests`.
+        id: a name, shown by audits and in results. None: `serve` and `stream` take its number in `requests`, and a
+            server a name that no other request has.
         config: how to sample, when to stop. None: the model's own.
         most: new tokens at most. None: what `config` says in `max_new_tokens` or `max_length`, or 20, as in `generate`.
         seed: of the sampling; sample n of the request has `seed + n`. None: torch's generator.
@@ -32,6 +33,9 @@ class Prompt:
         processors: more processors of logits, called behind those of `config`.
         logprobs: how many of the most likely tokens each `Token` names in `top`, from 0 on; its own logprob comes with
             them. None: neither.
+        priority: requests of higher priority start first, and read their prompts first.
+        tenant: who asks. Among requests of one priority, that of the tenant with the fewest tokens starts first.
+        timeout: seconds from its submission to its end. None: it has all the time.
     """
 
     tokens: Sequence[int] = field(repr=False)
@@ -44,6 +48,9 @@ class Prompt:
     snapshot_at: Sequence[int] = ()
     processors: Sequence[LogitsProcessor] = field(default=(), repr=False)
     logprobs: int | None = None
+    priority: int = 0
+    tenant: Hashable = None
+    timeout: float | None = None
 
 
 def checked(model: Any, tokens: Any, of: str) -> list[int]:
@@ -109,16 +116,17 @@ class Token:
 
 @dataclass(frozen=True)
 class Served:
-    """A request that has ended, or one sample of it. A request that ends before its samples start has one result.
+    """A request that has ended, or one sample of it. Every sample has one result, also if it never starts.
 
     Attributes:
         id: of the request.
         tokens: the new tokens.
-        reason: "end" (a token that ends text), "length", "stop" (a stop string) or "aborted". Of a request that was
-            refused: "too_large" (it can never fit: too many tokens or samples), "no_room" (caches, other servers or
-            handles hold the room), or "invalid" (such as a turn of a closed session).
+        reason: "end" (a token that ends text), "length", "stop" (a stop string), "aborted", "timeout" or "failed" (a
+            forward or code of the request raised). Of a request that was refused: "too_large" (it can never fit: too
+            many tokens or samples), "no_room" (caches, other servers or handles hold the room), or "invalid" (such as a
+            turn of a closed session).
         cached: tokens of the prompt whose state was found: in the prefix cache, the session or the tiers.
-        error: why it was refused; "" if it was not.
+        error: why it was refused or has failed; otherwise "".
         sample: number of the sample, where a request has several.
         guessed: new tokens that were guessed.
         right: guesses that were right.

@@ -1,30 +1,48 @@
 """Requests of a server: those that wait, and the rows that run."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from math import inf
 
 from torch import Tensor
 
 from memstate.integrations.transformers.drafts import Draft
-from memstate.integrations.transformers.prompts import Prompt, Reason, Served
+from memstate.integrations.transformers.prompts import Event, Prompt, Reason, Served
 from memstate.integrations.transformers.sampling import Sampler
 from memstate.requests.handles import Row
 from memstate.tiers import Fetch
 
 
 @dataclass(eq=False)
-class Waiting:
-    """A request that has not started.
+class Asked:
+    """A request, from its submission to its end.
 
     Attributes:
         prompt: the request.
         samplers: one for each of its samples.
+        to: gets its events; None: steps return them.
+        deadline: second of the server's clock at which it ends.
         fetch: what storage reads for it, or None.
+        reader: a row that reads the beginning of its prompt, and the length at which they part. It waits for that.
+        passed: how often a later request of its priority went first while it was the oldest.
     """
 
     prompt: Prompt
     samplers: list[Sampler]
+    to: Callable[[Event], object] | None = None
+    deadline: float = inf
     fetch: Fetch | None = None
+    reader: "tuple[Running, int] | None" = None
+    passed: int = 0
+
+    def results(self, reason: Reason, error: str = "") -> list[Served]:
+        """Returns a result for each of its samples, none of which has started.
+
+        Args:
+            reason: why it has ended.
+            error: what was wrong.
+        """
+        return [Served(self.prompt.id, [], reason, error=error, sample=number) for number in range(len(self.samplers))]
 
 
 @dataclass(eq=False)
@@ -32,13 +50,12 @@ class Running:
     """A row that runs: one sample of a request.
 
     Attributes:
-        prompt: the request.
+        asked: the request.
         samplers: its own, and those of the samples that are to be forked from it.
         row: the row.
         tokens: all so far, prompt and answer.
         cached: tokens of the prompt whose state was found.
         length: how many tokens its state stands for.
-        fetch: what storage has read for it, or None.
         sample: number of the sample.
         draft: guesses its next tokens; None: nothing does.
         logits: behind the prompt, `vocabulary`, while its other samples wait for room; otherwise None.
@@ -47,19 +64,23 @@ class Running:
         missed: why no more of the prompt was cached.
     """
 
-    prompt: Prompt
+    asked: Asked
     samplers: list[Sampler]
     row: Row
     tokens: list[int]
     cached: int
     length: int
-    fetch: Fetch | None = None
     sample: int = 0
     draft: Draft | None = None
     logits: Tensor | None = None
     guessed: int = 0
     right: int = 0
     missed: str = ""
+
+    @property
+    def prompt(self) -> Prompt:
+        """The request."""
+        return self.asked.prompt
 
     @property
     def sampler(self) -> Sampler:
@@ -71,20 +92,30 @@ class Running:
         """The new tokens."""
         return self.tokens[len(self.prompt.tokens) :]
 
-    def served(self, reason: Reason, error: str = "") -> Served:
-        """Returns the result.
+    @property
+    def unread(self) -> int:
+        """Tokens that its state does not stand for yet."""
+        return len(self.tokens) - self.length
+
+    def results(self, reason: Reason, error: str = "") -> list[Served]:
+        """Returns a result for itself, and for each sample that was to be forked from it.
 
         Args:
             reason: why it has ended.
-            error: why it was refused.
+            error: what was wrong.
         """
-        outcome, text, answer = self.fetch.outcome if self.fetch is not None else None, self.sampler.text, self.answer
-        if answer:
+        outcome, answer = self.asked.fetch.outcome if self.asked.fetch is not None else None, self.answer
+        text, stop = self.sampler.text, None
+        if answer and not error:  # code that raises would raise again
             text.read(self.tokens, last=True)
-        return Served(
-            self.prompt.id, answer, reason, self.cached, error, self.sample, self.guessed, self.right,
-            str(outcome or ""), str(text), self.sampler.stop(self.tokens) if answer else None, self.missed,
-        )  # fmt: skip
+            stop = self.sampler.stop(self.tokens)
+        return [
+            Served(
+                self.prompt.id, answer, reason, self.cached, error, self.sample + number, self.guessed, self.right,
+                str(outcome or ""), str(text), stop, self.missed,
+            )
+            for number in range(len(self.samplers))
+        ]  # fmt: skip
 
 
 def sharing(chunks: Mapping[Running, int], pads: int) -> list[dict[Running, int]]:
@@ -115,3 +146,20 @@ def alike(counts: Mapping[Running, int], pads: int) -> list[dict[Running, int]]:
         room -= longest - tokens
         found[-1][one] = tokens
     return found
+
+
+def shares(reading: Iterable[Running], budget: int) -> Iterator[tuple[Running, int]]:
+    """Yields rows that read prompts, each with the tokens of the budget that are kept for others.
+
+    Higher priorities come first. Half of the budget is for the oldest row of the highest, so that it always moves on.
+    The rest goes to the rows that have least to read, so that a long prompt does not stop the first tokens of others.
+
+    Args:
+        reading: the rows, the oldest first.
+        budget: tokens that they may read together.
+    """
+    ranked = sorted(reading, key=lambda one: -one.prompt.priority)
+    before = True
+    for one in sorted(ranked, key=lambda one: (-one.prompt.priority, one.unread)):
+        before = before and one is not ranked[0]
+        yield one, budget // 2 if before else 0

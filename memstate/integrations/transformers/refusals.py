@@ -1,0 +1,52 @@
+"""Says why a request was refused: it can never fit, others have the room, or it is wrong."""
+
+from math import inf
+from typing import Final
+
+from memstate.engine.manager import StateManager
+from memstate.errors import MemstateError, OutOfPages, OutOfRows, OutOfSlots
+from memstate.integrations.transformers.prompts import Reason
+from memstate.integrations.transformers.running import Asked, Running
+
+BACK_PRESSURE: Final = (OutOfSlots, OutOfRows, OutOfPages)
+
+
+def refusal(error: MemstateError, one: Asked | Running, mem: StateManager) -> Reason:
+    """Returns the kind of a refusal.
+
+    Args:
+        error: what the manager raised.
+        one: the request, or its row if other samples lack room. The row still runs.
+        mem: the manager.
+    """
+    asked = one if isinstance(one, Asked) else one.asked
+    pages, length = mem.pages, len(asked.prompt.tokens) + asked.samplers[0].most - 1
+    if pages.count and length > min(pages.per_row, pages.count) * pages.size:
+        return "too_large"
+    row = mem.info(one.row) if isinstance(one, Running) else None
+    match error:
+        case OutOfSlots():
+            least, there = error.requested + (row.slots if row else 0), error.capacity or inf
+        case OutOfRows():
+            least, there = error.requested + bool(row), error.rows
+        case OutOfPages():
+            least, there = error.requested + (-(-length // pages.size) if row else 0), error.pages
+        case _:  # samples lack a register for the state that they share
+            return "no_room" if row else "invalid"
+    return "too_large" if least > there else "no_room"
+
+
+def why(error: MemstateError, mem: StateManager) -> str:
+    """Returns the error of a request that was refused while nothing of its server runs, and what to do.
+
+    Args:
+        error: what the manager raised.
+        mem: the manager.
+    """
+    others = len(mem.rows)
+    if not others or not isinstance(error, BACK_PRESSURE):
+        return str(error)
+    return (
+        f"{error}; {others} rows of the manager are not this server's: close the caches and servers that they "
+        "belong to, or call the manager's recover() if there are none"
+    )

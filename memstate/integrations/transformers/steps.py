@@ -1,0 +1,347 @@
+"""What runs a step of a server: which tokens its rows read, what is chosen behind them, and which rows end."""
+
+import logging
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Final
+
+from torch import Tensor
+
+from memstate.errors import Broken, InvalidArgument, StaleHandle
+from memstate.integrations.transformers.batch import Batches
+from memstate.integrations.transformers.line import Line
+from memstate.integrations.transformers.prompts import Event, Reason, Served, Token, Top
+from memstate.integrations.transformers.refusals import BACK_PRESSURE, refusal
+from memstate.integrations.transformers.running import Asked, Running, alike, shares, sharing
+from memstate.integrations.transformers.sampling import choose, logprobs
+from memstate.integrations.transformers.speculation import Speculation
+from memstate.requests.handles import Row, Rows
+
+LOG: Final = logging.getLogger("memstate.transformers")
+PADS: Final = 256  # in a forward at most: so few columns more cost less than another forward
+
+
+class Steps:
+    """Runs the rows of a server.
+
+    Args:
+        batches: the forwards.
+        speculation: guesses tokens.
+        line: the requests that wait.
+        chunk: tokens of prompts that a step reads at most.
+
+    Attributes:
+        running: the rows.
+        events: what no step has returned, and whose it is.
+    """
+
+    def __init__(self, batches: Batches, speculation: Speculation, line: Line, chunk: int) -> None:
+        self.mem, self._batches, self._speculation = batches.mem, batches, speculation
+        self._line, self._chunk = line, chunk
+        self.running: list[Running] = []
+        self.events: deque[tuple[Asked, Event]] = deque()
+        self._left: list[Row] = []  # that could not be aborted yet
+
+    @property
+    def full(self) -> bool:
+        """Whether rows wait for room to be forked. Nothing starts before them."""
+        return any(one.logits is not None for one in self.running)
+
+    def tell(self, one: Asked | Running, reason: Reason, error: str = "") -> None:
+        """Notes that a request or a row has ended, once, also if an interrupted step says it again."""
+        asked = one if isinstance(one, Asked) else one.asked
+        told = {event.sample for of, event in self.events if of is asked and isinstance(event, Served)}
+        self.events.extend((asked, result) for result in one.results(reason, error) if result.sample not in told)
+
+    def deliver(self) -> list[Event]:
+        """Hands events to those that listen, and returns the others. A request whose listener raises is aborted."""
+        others = list[Event]()
+        while self.events:
+            asked, event = self.events.popleft()
+            if isinstance(event, Token):
+                self._line.charge(asked, 1)
+            if asked.to is None:
+                others.append(event)
+                continue
+            try:
+                asked.to(event)
+            except Exception:
+                LOG.exception("the listener of request %r has raised: the request is aborted", asked.prompt.id)
+                asked.to = ignore
+                self.end([one for one in self.running if one.asked is asked], "aborted")
+        return others
+
+    def end(self, rows: Collection[Running], reason: Reason, error: str = "") -> None:
+        """Ends rows, without a state for others.
+
+        Args:
+            rows: the rows.
+            reason: why.
+            error: what has gone wrong.
+        """
+        for one in rows:
+            self.tell(one, reason, error)
+        if rows:
+            self.drop(rows)
+
+    def drop(self, gone: Collection[Running] = ()) -> None:
+        """Ends rows without results. Some may have ended: by the manager's `reset`, or in a forward that failed."""
+        rows = list(dict.fromkeys([*self._left, *(one.row for one in gone)]))
+        try:
+            try:
+                self.mem.end(rows)
+            except StaleHandle:
+                for row in rows:
+                    with suppress(StaleHandle):
+                        self.mem.end([row])
+            self._left = []
+        except Broken as error:  # `recover` ends them all; if another thread's call was meant, a later step does
+            gone, self.running = self.running, []
+            self._left = list(dict.fromkeys([*rows, *(one.row for one in gone)]))
+            for one in gone:
+                self.tell(one, "failed", str(error))
+        self.running = [one for one in self.running if one not in gone]
+
+    def drop_left(self) -> None:
+        """Ends the rows that could not be ended before."""
+        if self._left:
+            self.drop()
+
+    def mend(self, before: Rows, error: BaseException) -> None:
+        """Ends rows that an exception left between two tokens or kept from the list.
+
+        Args:
+            before: all rows of the manager before the exception.
+            error: the exception.
+        """
+        torn = [one for one in self.running if self._is_torn(one)]
+        known = {*before, *(one.row for one in self.running)}
+        self._left += [row for row in self.mem.rows if row not in known]
+        parked = {one.asked for one in self.running if one.logits is not None}  # these are forked again
+        for one in torn:
+            if one.asked not in parked or one.logits is not None:
+                self.tell(one, "failed", repr(error))
+        self.drop(torn)
+
+    def _failed(self, one: Running, error: Exception) -> Exception:
+        """Aborts a row whose own code has raised. Returns the error with a note of its request."""
+        self.end([one], "failed", repr(error))
+        error.add_note(f"the request {one.prompt.id!r} has ended")
+        return error
+
+    def _is_torn(self, one: Running) -> bool:
+        """Whether an exception left a row between two tokens, or has ended it."""
+        try:
+            if self.mem.info(one.row).length != one.length or (one.logits is None and one.length == len(one.tokens)):
+                return True
+            return bool(one.answer) and one.sampler.reason(one.tokens, len(one.answer)) is not None
+        except Exception:  # a row that has ended, or a stop string that raises
+            return True
+
+    def run(self) -> None:
+        """Reads chunks of prompts, and computes one token of each running answer.
+
+        Raises:
+            Exception: what the forward raised, or code of a request.
+
+        Syncs: yes, for the tokens.
+        """
+        running = [one for one in self.running if one.logits is None]
+        guesses = self._guesses(running)
+        chunks, singles = self._chunks([one for one in running if one not in guesses])
+        for batch in sharing(chunks, PADS if self._batches.found.takes_pads else 0):
+            self._forward(batch)
+        # a window of tokens starts with a token of the model's own, and a slot with zeros
+        for group in ([one for one in singles if not one.length], [one for one in singles if one.length]):
+            if group:
+                self._forward(dict.fromkeys(group, 1))
+        read = {one: one.unread + len(found) for one, found in guesses.items()}
+        for together in alike(read, PADS if self._batches.states.verifies else 0):
+            self._verify({one: guesses[one] for one in together})
+
+    def _chunks(self, rows: Sequence[Running]) -> tuple[dict[Running, int], list[Running]]:
+        """Returns how many tokens of its prompt each row reads, and the rows that read one token."""
+        continues, budget = self._batches.found.continues, self._chunk
+        reading = dict.fromkeys(one for one in rows if one.unread > 1 and (continues or not one.length))
+        singles, later, chunks = [one for one in rows if one not in reading], list[Running](), dict[Running, int]()
+        for one, kept in shares(reading, budget):
+            tokens = min(one.unread, budget - kept) if continues else one.unread
+            if tokens < 2 or budget < 1:
+                later.append(one)
+            else:  # a scan that starts from zeros reads all it can, whatever the budget
+                chunks[one] = self.mem.chunk(one.row, tokens)
+                budget -= chunks[one]
+        return chunks, singles + later if budget == 1 else singles
+
+    def start_samples(self) -> None:
+        """Forks the rows that wait for room to do so. If nothing else runs that could make room, one must go."""
+        while parked := [one for one in self.running if one.logits is not None]:
+            one, logits = parked[0], parked[0].logits
+            try:
+                rows = self._fork(one)
+            except (*BACK_PRESSURE, InvalidArgument) as error:
+                if isinstance(error, BACK_PRESSURE) and len(parked) < len(self.running):
+                    return  # later: a row that ends makes room
+                last = parked[-1]
+                if last is one or isinstance(error, InvalidArgument):
+                    self.end([one], refusal(error, one, self.mem), str(error))
+                else:  # it waits again, and what it has read goes to the prefix cache
+                    self._line.waiting.appendleft(last.asked)
+                    self._release(last)
+                continue
+            assert logits is not None
+            self.running += rows
+            one.logits = None
+            one.samplers = one.samplers[:1]
+            for other in rows:
+                other.draft = self._speculation.draft(other.prompt.id, other.sampler)
+            self._choose([one, *rows], logits.expand(1 + len(rows), -1))
+
+    def _fork(self, one: Running) -> list[Running]:
+        """Forks a row for the other samples of its request, all or none. Full KV pages are shared, the last copied."""
+        others, kv, fork = one.samplers[1:], self._batches.kv, None
+        try:
+            fork = self.mem.fork(one.row, [one.prompt.id] * len(others))
+            if self.mem.device.page_table.numel():
+                self.mem.extend(fork.rows, [len(one.tokens) + sampler.most - 1 for sampler in others])
+            if kv is not None:
+                kv.copy(fork.page_copies)
+            return [
+                replace(one, samplers=[sampler], row=row, tokens=list(one.tokens), sample=number, logits=None)
+                for number, (sampler, row) in enumerate(zip(others, fork.rows, strict=True), 1)
+            ]
+        except BaseException:
+            if fork is not None:
+                self.mem.end(fork.rows)
+            raise
+
+    def _forward(self, chunks: Mapping[Running, int]) -> None:
+        """Reads the next tokens of some rows, and chooses a token for each that has read all it had."""
+        batch, starts = list(chunks), [one.length for one in chunks]
+        given = [one.tokens[one.length : one.length + tokens] for one, tokens in chunks.items()]
+        logits = self._batches.run([one.row for one in batch], given, starts)
+        for one, tokens in chunks.items():
+            one.length += tokens
+        if self.mem.prefix is not None:  # other requests can start from what was read so far
+            read = [one for one, start in zip(batch, starts, strict=True) if start < len(one.prompt.tokens)]
+            if read:
+                self.mem.publish([one.row for one in read], keep="cache", tokens=[one.tokens for one in read])
+        due = [entry for entry, one in enumerate(batch) if one.length == len(one.tokens)]
+        several = [entry for entry in due if len(batch[entry].samplers) > 1]
+        for entry in several:
+            batch[entry].logits = logits[entry].clone()
+        due = [entry for entry in due if entry not in several]
+        if len(due) == len(batch):
+            self._choose(batch, logits)
+        elif due:
+            self._choose([batch[entry] for entry in due], logits[due])
+        if several:
+            self.start_samples()
+
+    def _guesses(self, running: Sequence[Running]) -> dict[Running, list[int]]:
+        """Returns guesses for the rows that have any. Rows whose assistant raises are gone.
+
+        On slots, rows that answer without guesses can share the forward: they have none in the result.
+        """
+        found, errors = dict[Running, list[int]](), list[Exception]()
+        for one in [one for one in running if one.draft is not None]:
+            try:
+                if tokens := self._speculation.guesses(one):
+                    found[one] = tokens
+            except Exception as error:
+                errors.append(self._failed(one, error))
+        _raise(errors)
+        if found and self._batches.states.verifies:
+            found |= {one: [] for one in running if one not in found and one.answer}
+        return found
+
+    def _verify(self, guesses: dict[Running, list[int]]) -> None:
+        """Reads guesses of some rows, and keeps those that are right."""
+        batch, starts = list(guesses), [one.length for one in guesses]
+        given = [one.tokens[one.length :] + found for one, found in guesses.items()]
+        columns, guessed = max(map(len, given)), [len(found) for found in guesses.values()]
+        ends, failed = dict[Running, Reason | None](), dict[Running, Exception]()
+
+        def real(logits: Tensor) -> list[int]:
+            largest, first = logits.argmax(-1).tolist(), columns - logits.shape[1]
+            for entry, (one, found) in enumerate(guesses.items()):
+                end = len(given[entry]) - first
+                at = slice(end - 1 - len(found), end)
+                try:
+                    ends[one] = self._compare(one, found, largest[entry][at], logits[entry, at])
+                except Exception as error:
+                    failed[one] = error
+            # the token that was chosen last has not been read, unless it was guessed and ends the row
+            return [max(len(one.tokens) - start - 1, 1) for one, start in zip(batch, starts, strict=True)]
+
+        moved = self._speculation.verify([one.row for one in batch], given, starts, guessed, real)
+        for one, tokens in zip(batch, moved, strict=True):
+            one.length += tokens
+        errors = [self._failed(one, error) for one, error in failed.items()]
+        for one, reason in ends.items():
+            try:
+                self._end(one, reason)
+            except Exception as error:  # its forward has ended the row
+                error.add_note(f"the request {one.prompt.id!r} has ended")
+                errors.append(error)
+        _raise(errors)
+
+    def _compare(self, one: Running, guesses: Sequence[int], largest: Sequence[int], logits: Tensor) -> Reason | None:
+        """Chooses tokens as long as they are those that were guessed, and the one behind. Returns why the row ended."""
+        one.guessed += len(guesses)
+        for guess, best, row in zip([*guesses, None], largest, logits, strict=True):
+            token = best if one.sampler.plain else one.sampler.choose(one.tokens, row)
+            (said,) = logprobs([one.prompt.logprobs], [token], row[None])
+            reason = self._add(one, token, *said)
+            one.right += token == guess
+            if reason is not None or token != guess:
+                return reason
+        return None
+
+    def _choose(self, batch: Sequence[Running], logits: Tensor) -> None:
+        """Chooses a token for each row. Rows whose own code raises are gone; the others have their tokens."""
+        errors = list[Exception]()
+        chosen = choose([one.sampler for one in batch], [one.tokens for one in batch], logits)
+        said = logprobs([one.prompt.logprobs for one in batch], chosen, logits)
+        for one, token, (logprob, top) in zip(batch, chosen, said, strict=True):
+            try:
+                if isinstance(token, Exception):
+                    raise token
+                self._end(one, self._add(one, token, logprob, top))
+            except Exception as error:
+                errors.append(self._failed(one, error))
+        _raise(errors)
+
+    def _add(self, one: Running, token: int, logprob: float | None, top: Top) -> Reason | None:
+        """Adds a token to a row, and returns why the row has ended, or None."""
+        one.tokens.append(token)
+        new, sampler = len(one.tokens) - len(one.prompt.tokens), one.sampler
+        text = sampler.text.read(one.tokens, last=sampler.reason(one.tokens, new) is not None)
+        event = Token(one.prompt.id, token, one.sample, text, logprob, top)
+        self.events.append((one.asked, event))  # not if a tokenizer raises
+        return sampler.reason(one.tokens, new)
+
+    def _end(self, one: Running, reason: Reason | None) -> None:
+        """Ends a row that has a reason to."""
+        if reason is not None:
+            self.tell(one, reason)
+            self._release(one)
+
+    def _release(self, one: Running) -> None:
+        """Ends a row. What it has read stays for others, and for the next turn of its session."""
+        cached = self.mem.prefix is not None or one.prompt.session is not None
+        if cached:
+            self._batches.fold([one.row], ends=one.prompt.session is None)
+        self.mem.end([one.row], keep="cache" if cached else None, tokens=[one.tokens] if cached else None)
+        self.running.remove(one)
+
+
+def _raise(errors: list[Exception]) -> None:
+    if errors:
+        raise errors[0] if len(errors) == 1 else ExceptionGroup("tokens of several rows", errors)
+
+
+def ignore(event: Event) -> None:
+    """Stands for a listener that has gone. Gets an event and forgets it."""

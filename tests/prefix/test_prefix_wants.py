@@ -116,3 +116,16 @@ def test_only_what_the_policy_would_keep_is_asked_for_and_kept(
     assert {place.kind for place in policy.places[3:]} == {"named", "boundary", "end", kind}
     declined = at.mem.stats().prefix.declined  # type: ignore[union-attr]
     assert declined == sum(place.kind != kind for place in policy.places[3:]) > 0
+
+
+@pytest.mark.parametrize("name", ["redirect", "ping-pong"])
+def test_a_row_that_reads_keeps_states_where_another_prompt_parts(name: str, backend: Backend) -> None:
+    at = server(backend, name)
+    row = at.start(T[:30])
+    at.run([row], 6)
+    with pytest.raises(ms.InvalidArgument, match=r"snapshot_at=\[6\].*multiples of 4"):
+        at.mem.snapshot_at(row, [6])
+    at.mem.snapshot_at(row, [4, 12, 20])  # the first too late
+    assert boundaries(at, row) == [12, 20, 28, 30]
+    for tokens, length in (([*T[:12], 1], 12), ([*T[:23], 1], 20), ([*T[:11], 1], 0)):
+        assert at.mem.match(tokens).length == length

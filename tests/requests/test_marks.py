@@ -59,6 +59,18 @@ def test_M1_a_wanted_length_moves_down_to_what_the_forward_can_give(case: str) -
     assert not of._coming and not of._ends
 
 
+def test_lengths_that_are_asked_for_later_join_those_that_are_wanted() -> None:
+    of = marks(page=4)
+    of.start(1, [(8, "named"), (16, "prompt")], 0, prompt=18)
+    assert due(of, (0, 8)) == []
+    of.add(1, [4, 8, 12, 16], length=8, prompt=18)
+    assert of._coming[1].wanted == [(12, "named"), (16, "prompt")]
+    assert [due(of, chunk) for chunk in ((8, 12), (12, 16), (16, 18))] == [[(1, 8)], [(1, 12)], [(1, 16)]]
+    of.add(1, [16], length=18, prompt=18)  # too late
+    of.add(2, [8], length=3, prompt=9)  # a row that wanted nothing
+    assert 1 not in of._coming and of.chunk(2, 3, 9, 9) == 8
+
+
 def test_M2_multiples_count_from_the_start_of_the_packed_batch() -> None:
     """Rows of 100 and 600 tokens: what the second has at 512 of its own lies off the grid of 256."""
     for packed, second in ((True, 412), (False, 512)):

@@ -192,7 +192,7 @@ def test_B19_a_row_reused_makes_old_handles_stale(backend: Backend) -> None:
     before = picture(mem)
     uses = [mem.info, lambda row: mem.chunk(row, 1)]
     uses += [lambda row, f=f: f([row]) for f in (mem.plan, mem.end, mem.publish)]
-    uses += [lambda row: mem.extend([row], [8])]
+    uses += [lambda row: mem.extend([row], [8]), lambda row: mem.snapshot_at(row, [])]
     uses += [lambda row: mem.plan([new, None, row]), lambda row: mem.end([new, row])]
     for use in uses:
         with pytest.raises(StaleHandle) as refused:

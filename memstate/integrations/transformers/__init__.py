@@ -11,8 +11,10 @@ cache       `StateCache`, for `generate`: watch says when a forward begins, leng
             prompts from cached states
 kv, paged   KV of attention layers in pages
 batch       one forward over any rows
-server      `serve` and `stream`: continuous batching; prompts says what goes in and out, sampling chooses tokens,
-            text decodes them, drafts guesses tokens, speculation checks them, progress shows it all
+server      continuous batching: what threads ask for. line says who is next, refusals who never is, steps runs rows;
+            prompts says what goes in and out, sampling chooses tokens, text decodes them, drafts guesses tokens,
+            speculation checks them
+serving     `serve` and `stream`; progress shows it all
 """
 
 try:

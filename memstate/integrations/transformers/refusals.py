@@ -24,16 +24,11 @@ def refusal(error: MemstateError, one: Asked | Running, mem: StateManager) -> Re
     if pages.count and length > min(pages.per_row, pages.count) * pages.size:
         return "too_large"
     row = mem.info(one.row) if isinstance(one, Running) else None
-    match error:
-        case OutOfSlots():
-            least, there = error.requested + (row.slots if row else 0), error.capacity or inf
-        case OutOfRows():
-            least, there = error.requested + bool(row), error.rows
-        case OutOfPages():
-            least, there = error.requested + (-(-length // pages.size) if row else 0), error.pages
-        case _:  # samples lack a register for the state that they share
-            return "no_room" if row else "invalid"
-    return "too_large" if least > there else "no_room"
+    if not isinstance(error, BACK_PRESSURE):
+        return "no_room" if row else "invalid"  # samples lack a register for the state that they share
+    has = {OutOfSlots: row.slots, OutOfRows: 1, OutOfPages: -(-length // pages.size)}[type(error)] if row else 0
+    there = next((most for name in ("capacity", "rows", "pages") if (most := getattr(error, name, None))), inf)
+    return "too_large" if error.requested + has > there else "no_room"
 
 
 def why(error: MemstateError, mem: StateManager) -> str:

@@ -1,9 +1,10 @@
-"""Reads files of JSON lines, plain or compressed by gzip."""
+"""Reads files of lines and of JSON lines, plain or compressed by gzip."""
 
 import gzip
 import json
+import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from reprlib import repr as short
 from typing import Any, Final
@@ -14,6 +15,7 @@ MAGIC = b"\x1f\x8b"  # how a gzip file begins
 # Bytes of a line, its end included. A line of a trace has an id per 512 tokens, of 22 characters if it is a 64-bit
 # number. So this is room for 190,000 ids, or 97 million tokens. It also bounds what one line can expand to as lists.
 LONGEST_LINE: Final = 4 << 20
+REPORT_EVERY: Final = 256  # lines
 
 
 def objects(path: Path, example: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -28,16 +30,38 @@ def objects(path: Path, example: str) -> Iterator[tuple[str, dict[str, Any]]]:
     Raises:
         InvalidArgument: The file cannot be read or holds anything else; names file and line in one line.
     """
+    for number, line in lines(path, LONGEST_LINE, f"expected {example}"):
+        if line.strip():
+            where = f"{str(path)!r}, line {number}"
+            yield where, _object(line, where, example)
+
+
+def lines(
+    path: Path, longest: int, expected: str, report: Callable[[int, int], None] | None = None
+) -> Iterator[tuple[int, bytes]]:
+    """Yields the lines of a file with their numbers, from 1 on.
+
+    Args:
+        path: The file, compressed by gzip or not, whatever its name.
+        longest: Bytes of a line at most, its end included; more are not read.
+        expected: What the message about a longer line ends with.
+        report: Called now and then with the bytes of the file that are read, and its size. Not called for a pipe.
+
+    Raises:
+        InvalidArgument: The file cannot be read or has a longer line; names file and line in one line.
+    """
     shown, number = repr(str(path)), 0
     try:
         with open(path, "rb") as raw:
-            lines = gzip.GzipFile(fileobj=raw) if raw.peek(2)[:2] == MAGIC else raw
-            while line := lines.readline(LONGEST_LINE + 1):
-                where = f"{shown}, line {(number := number + 1)}"
-                if len(line) > LONGEST_LINE:
-                    raise InvalidArgument(f"{where}: longer than {LONGEST_LINE} bytes: expected {example}")
-                if line.strip():
-                    yield where, _object(line, where, example)
+            size = os.fstat(raw.fileno()).st_size
+            stream = gzip.GzipFile(fileobj=raw) if raw.peek(2)[:2] == MAGIC else raw
+            while line := stream.readline(longest + 1):
+                number += 1
+                if len(line) > longest:
+                    raise InvalidArgument(f"{shown}, line {number}: longer than {longest} bytes: {expected}")
+                yield number, line
+                if report and size and number % REPORT_EVERY == 0:
+                    report(raw.tell(), size)
     except InvalidArgument:
         raise
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:

@@ -114,6 +114,10 @@ def test_only_targets_that_compile_are_known(monkeypatch: pytest.MonkeyPatch) ->
         ("trace novel --out {tmp}/a.jsonl", "'novel'"),
         ("trace chat --out {tmp}/a.jsonl --requests 0", "requests=0: expected a whole number from 1 on"),
         ("trace chat --out {tmp} --requests 1", "is no file"),
+        ("trace vllm --out {tmp}/a.jsonl", "--from None: vllm needs a log"),
+        ("trace chat --out {tmp}/a.jsonl --from {trace}", "chat reads no log"),
+        ("trace sglang --out {tmp}/a.jsonl --from {trace}", "no request with tokens in it: SGLang logs tokens with"),
+        ("trace openai --out {tmp}/a.jsonl --from {trace} --tokenizer {tmp}/no", "/no"),
         ("trace chat --out no/such/a.jsonl", "'no/such' is no directory"),
         # said before the work, and so before what is wrong with the work
         ("tune --kernels ssm --dry-run --json ", "'--json': '': expected a path"),

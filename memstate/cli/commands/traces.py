@@ -8,7 +8,7 @@ from typer import Argument, Option
 
 from memstate.cli import names
 from memstate.cli.options import Json, split_names
-from memstate.cli.output import emit, one_line_errors, progress
+from memstate.cli.output import emit, emit_text, one_line_errors, progress
 from memstate.errors import InvalidArgument
 
 
@@ -55,17 +55,32 @@ def replay(
 
 
 def trace(
-    kind: Annotated[names.TraceKind, Argument(help="Kind of workload.")],
+    kind: Annotated[names.TraceKind, Argument(help="Kind of workload to make, or of log to read.")],
     out: Annotated[Path, Option(help="File to write: .jsonl or .jsonl.gz.")],
-    requests: Annotated[int, Option(help="Number of requests.")] = 10_000,
+    requests: Annotated[int, Option(help="Number of requests to make.")] = 10_000,
     seed: Annotated[int, Option(help="The same seed makes the same trace.")] = 0,
+    log: Annotated[
+        Path | None,
+        Option("--from", help="Log to read: of vLLM, of SGLang, or JSON lines in the form of OpenAI's API; also .gz."),
+    ] = None,
+    tokenizer: Annotated[
+        str | None, Option(help="Folder or name of a tokenizer for texts. Default: 4 bytes of text are a token.")
+    ] = None,
+    json_path: Json = None,
 ) -> None:
-    """Make a synthetic trace for `replay`."""
+    """Make a synthetic trace for `replay`, or make one of a server's log, without its content."""
+    from memstate.cli.traces import convert, logs
     from memstate.cli.traces.form import write
     from memstate.cli.traces.make import make
 
-    with one_line_errors(), progress("trace", "requests") as report:
-        write(out, make(kind, requests, seed, report))
+    with one_line_errors(), progress("trace", "requests" if log is None else "bytes") as report:
+        if (kind in logs.READERS) != (log is not None):
+            raise InvalidArgument(f"--from {log}: {kind} {'needs a log' if log is None else 'reads no log'}")
+        if log is None:
+            return write(out, make(kind, requests, seed, report))
+        tokens, summary = logs.tokenized(tokenizer) if tokenizer else logs.guessed, convert.Summary()
+        write(out, convert.convert(log, kind, summary, tokens, report))
+    return emit_text(json_path, asdict(summary), str(summary))
 
 
 def _whole(name: str, text: str) -> int:

@@ -1,4 +1,4 @@
-"""Traces: requests with their times, their lengths and the prefixes they share, read from files or generated.
+"""Traces: requests with their times, their lengths and the prefixes they share: read, generated, or made of logs.
 
 Knows no model, no engine and no cache; `memstate replay` measures what a trace costs.
 """

@@ -1,0 +1,151 @@
+"""Turns a request log into a trace without its content.
+
+The id of a block is a hash of the block and of all before it, with a key of this run that is stored nowhere. So equal
+ids mean equal prompts up to there, and nobody can find out what they stand for by trying texts.
+"""
+
+import secrets
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from heapq import heappop, heappush
+from pathlib import Path
+from typing import Final
+
+from memstate.cli.files import lines
+from memstate.cli.traces.form import BLOCK, TraceRequest
+from memstate.cli.traces.logs import READERS, TOKEN, Said, Tokens, count, guessed
+from memstate.errors import InvalidArgument
+
+LONGEST_LINE: Final = 64 << 20  # bytes of a line: some millions of tokens, as text and as ids
+WAITING: Final = 8192  # requests in memory: their answers come later, and a log may not be in the order of time
+YEAR: Final = 366 * 86_400_000  # milliseconds
+NAMED: Final = 5
+UNREADABLE: Final = (AttributeError, LookupError, OverflowError, RecursionError, SyntaxError, TypeError, ValueError)
+HINTS: Final = {
+    "vllm": "vLLM logs tokens with --enable-log-requests --enable-log-outputs and VLLM_LOGGING_LEVEL=DEBUG",
+    "sglang": "SGLang logs tokens with --log-requests --log-requests-level 3",
+    "openai": 'expected lines such as {"created": 1700000000, "messages": [{"role": "user", "content": "Hello"}]}',
+}
+
+
+@dataclass
+class Summary:
+    """What was found in a log.
+
+    Attributes:
+        requests: Requests of the trace.
+        without_answer: Those of them whose answer is not in the log: their output length is 0.
+        skipped_lines: Lines about a request that could not be read.
+        first_skipped: The first of them, each with its number and the reason.
+    """
+
+    requests: int = 0
+    without_answer: int = 0
+    skipped_lines: int = 0
+    first_skipped: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        said = f"{self.requests} requests, {self.without_answer} without their answer"
+        if self.skipped_lines:
+            said += "\n".join([f"; {self.skipped_lines} lines skipped:", *self.first_skipped])
+        return said
+
+
+def convert(
+    path: Path,
+    kind: str,
+    summary: Summary,
+    tokens: Tokens = guessed,
+    report: Callable[[int, int], None] | None = None,
+) -> Iterator[TraceRequest]:
+    """Yields the requests of a log by time, the first at 0 milliseconds, with at most `WAITING` in memory.
+
+    Args:
+        path: The log, compressed by gzip or not.
+        kind: One of `READERS`.
+        summary: Filled in.
+        tokens: Turns texts into tokens, where the log has no ids.
+        report: Called now and then with bytes read and to read.
+
+    Raises:
+        InvalidArgument: The file cannot be read, or has no request.
+    """
+    waiting = _Waiting(summary)
+    for number, line in lines(path, LONGEST_LINE, HINTS[kind], report):
+        try:
+            if said := READERS[kind](line, tokens):
+                waiting.add(number, said)
+        except UNREADABLE as error:
+            summary.skipped_lines += 1
+            if len(summary.first_skipped) < NAMED:
+                summary.first_skipped.append(f"line {number}: {type(error).__name__}: {error}")
+        if len(waiting.order) > WAITING:
+            yield waiting.oldest()
+    while waiting.order:
+        yield waiting.oldest()
+    if not summary.requests:
+        why = f"; {summary.skipped_lines} lines skipped, {summary.first_skipped[0]}" if summary.skipped_lines else ""
+        raise InvalidArgument(f"{str(path)!r}: no request with tokens in it{why}: {HINTS[kind]}")
+
+
+@dataclass
+class _Asked:
+    name: str
+    request: TraceRequest
+    answered: bool
+
+
+class _Waiting:
+    """Requests that are read and not yet written.
+
+    Attributes:
+        order: Their times and the numbers of their lines, as a heap.
+    """
+
+    def __init__(self, summary: Summary) -> None:
+        self.order: list[tuple[int, int]] = []
+        self._summary = summary
+        self._key = secrets.token_bytes(32)
+        self._asked: dict[int, _Asked] = {}
+        self._numbers: dict[str, int] = {}  # by the id of the request
+        self._newest = self._first = self._last = 0
+
+    def add(self, number: int, said: Said) -> None:
+        if said.prompt is None:
+            # vLLM numbers the prompts of a request of completions; the answer to the first has the name without it
+            place = self._numbers.get(said.name, self._numbers.get(f"{said.name}-0"))
+            if said.answer is not None and place is not None:
+                asked = self._asked[place]
+                output = asked.request.output_length + said.answer
+                asked.request, asked.answered = replace(asked.request, output_length=output), True
+            return
+        answer = 0 if said.answer is None else said.answer
+        request = TraceRequest(0, count(said.prompt), answer, self._ids(said.prompt))
+        at = self._newest if said.at is None else said.at
+        if at < self._newest - YEAR // 2:  # a log without years has passed the end of one
+            at += YEAR
+        self._newest = at
+        heappush(self.order, (at, number))
+        self._asked[number] = _Asked(said.name, request, said.answer is not None)
+        if said.name:
+            self._numbers[said.name] = number
+
+    def oldest(self) -> TraceRequest:
+        at, number = heappop(self.order)
+        asked = self._asked.pop(number)
+        if self._numbers.get(asked.name) == number:
+            del self._numbers[asked.name]
+        if not self._summary.requests:
+            self._first = at
+        self._last = max(self._last, at - self._first)
+        self._summary.requests += 1
+        self._summary.without_answer += not asked.answered
+        return replace(asked.request, timestamp=self._last)
+
+    def _ids(self, prompt: bytes) -> tuple[int, ...]:
+        size, found, before = BLOCK * TOKEN, [], b""
+        for start in range(0, len(prompt), size):
+            before = blake2b(before + prompt[start : start + size], digest_size=8, key=self._key).digest()
+            found.append(int.from_bytes(before))
+        return tuple(found)

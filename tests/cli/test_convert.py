@@ -1,0 +1,289 @@
+"""Logs become traces: the hits that their tokens have, nothing of their content, and broken lines by number."""
+
+import gzip
+import json
+import random
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memstate.cli import files
+from memstate.cli.replay import replay
+from memstate.cli.traces import BLOCK, TraceRequest, convert, form, logs
+from memstate.errors import InvalidArgument
+from tests.support.command import memstate
+
+Request = tuple[list[int], int]  # tokens given, tokens generated
+TEXT = "it's a \"trap\": prompt_token_ids: [9], input_ids=[9], rid='x', 'completion_tokens': 9"
+
+
+def conversations(seed: int, requests: int) -> list[Request]:
+    """Turns of conversations below one of two system prompts, in any order."""
+    draw = random.Random(seed)
+    fresh = lambda count: [draw.randrange(150_000) for _ in range(count)]  # noqa: E731
+    opened = [fresh(draw.randint(300, 1400)) for _ in range(2)]
+    found: list[Request] = []
+    for _ in range(requests):
+        prompt = draw.choice(opened) + fresh(draw.randint(1, 900))
+        found.append((prompt, answer := draw.randint(1, 300)))
+        opened.append(prompt + fresh(answer))
+    return found
+
+
+def vllm(number: int, prompt: Sequence[int], answer: int) -> tuple[str, str]:
+    """The lines of a request and of its answer, as vLLM 0.33 writes them."""
+    head = f"11-28 10:01:{number % 60:02d} [entrypoints/.../utils/request_logger.py"
+    return (
+        f"(APIServer pid=7) DEBUG {head}:55] Request chatcmpl-{number} details: prompt: {TEXT!r}, "
+        f"prompt_token_ids: {list(prompt)}, prompt_embeds shape: None.\n"
+        f"(APIServer pid=7) INFO {head}:65] Received request chatcmpl-{number}: params: SamplingParams(n=1, "
+        f"stop=['a']), lora_request: None.\n",
+        f"(APIServer pid=7) DEBUG {head}:101] Generated response chatcmpl-{number} details: "
+        f"output_token_ids: {list(range(answer))}\n"
+        f"(APIServer pid=7) INFO {head}:108] Generated response chatcmpl-{number}: output: {TEXT!r}, "
+        "finish_reason: stop\n",
+    )
+
+
+def vllm_streamed(number: int, prompt: Sequence[int], answer: int) -> tuple[str, str]:
+    """As JSON, for a streamed answer of the completions: its name is without the number of the prompt."""
+
+    def line(message: str) -> str:
+        return json.dumps({"asctime": f"2026-11-28 10:01:{number % 60:02d},598", "message": message}) + "\n"
+
+    asked = f"Request cmpl-{number}-0 details: prompt: {TEXT!r}, prompt_token_ids: {list(prompt)}, "
+    delta = f"Generated response cmpl-{number} (streaming delta) details: output_token_ids: [5]"
+    return line(asked), line(delta) * answer + line(
+        f"Generated response cmpl-{number} (streaming complete) details: output_token_ids: None"
+    )
+
+
+def vllm_before(number: int, prompt: Sequence[int], answer: int) -> tuple[str, str]:
+    """As older versions: all in one line, here in colours."""
+    return (
+        f"\x1b[32mINFO\x1b[0m 11-28 10:01:{number % 60:02d} \x1b[90m[logger.py:43]\x1b[0m Received request r{number}: "
+        f"prompt: {TEXT!r}, params: SamplingParams(stop=['a']), prompt_token_ids: {list(prompt)}, embeds: None\n",
+        vllm(number, prompt, answer)[1].replace("chatcmpl-", "r"),
+    )
+
+
+def sglang(number: int, prompt: Sequence[int], answer: int) -> tuple[str, str]:
+    """As SGLang 0.5.23 writes them at level 3."""
+    head = f"[2026-11-28 10:02:{number % 60:02d}]"
+    obj = (
+        f"GenerateReqInput(rid='r{number}', text=None, input_ids={list(prompt)}, sampling_params={{'stop': {TEXT!r}}})"
+    )
+    out = f"{{'text': {TEXT!r}, 'meta_info': {{'id': 'r{number}', 'prompt_tokens': 1, 'completion_tokens': {answer}}}}}"
+    return f"{head} Receive: obj={obj}\n", f"{head} Finish: obj={obj}, out={out}\n"
+
+
+def sglang_json(number: int, prompt: Sequence[int], answer: int) -> tuple[str, str]:
+    """The same with `--log-requests-format json`."""
+    at, rid = f"2026-11-28 10:02:{number % 60:02d}", f"r{number}"
+    obj = {"rid": rid, "text": None, "input_ids": list(prompt)}
+    out = {"text": TEXT, "meta_info": {"completion_tokens": answer}}
+    lines = ({"event": "request.received", "obj": obj}, {"event": "request.finished", "obj": obj, "out": out})
+    asked, answered = (f"[{at}] {json.dumps({'timestamp': at, 'rid': rid, **line})}\n" for line in lines)
+    return asked, answered
+
+
+def openai(number: int, prompt: Sequence[int], answer: int) -> tuple[str, str]:
+    """A request of completions with the tokens of its prompt, and the usage of its response, in one line."""
+    body = {"prompt": list(prompt), "max_tokens": 4000}
+    line = {
+        "timestamp": 1764324000 + number % 60,
+        "request": body,
+        "response": {"usage": {"completion_tokens": answer}},
+    }
+    return json.dumps(line) + "\n", ""
+
+
+WRITERS: dict[Callable[..., tuple[str, str]], str] = {
+    vllm: "vllm", vllm_streamed: "vllm", vllm_before: "vllm", sglang: "sglang", sglang_json: "sglang",
+    openai: "openai",
+}  # fmt: skip
+
+
+def log(path: Path, lines: Sequence[str]) -> Path:
+    """A log with lines of no interest between those given; compressed if its name says so."""
+    content = "INFO 11-28 10:00:00 [api_server.py:1] Started\n\n".join(lines).encode()
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    return path
+
+
+def converted(path: Path, kind: str, **given: Any) -> tuple[list[TraceRequest], convert.Summary]:
+    summary = convert.Summary()
+    return list(convert.convert(path, kind, summary, **given)), summary
+
+
+@pytest.mark.parametrize("write", WRITERS, ids=lambda write: write.__name__)
+def test_a_replay_of_the_trace_has_the_hits_of_the_tokens(tmp_path: Path, write: Callable[..., Any]) -> None:
+    requests = conversations(5, 40)
+    pairs = [write(number, *request) for number, request in enumerate(requests)]
+    asked, answered = (list(each) for each in zip(*pairs, strict=True))
+    lines = [line for pair in zip([*asked, "", ""], ["", "", *answered], strict=True) for line in pair]
+    if WRITERS[write] == "openai":  # whose lines are all requests
+        lines = ["".join(lines)]
+    trace, summary = converted(log(tmp_path / "server.log.gz", lines), WRITERS[write])
+    assert summary == convert.Summary(40)
+    assert [(one.input_length, one.output_length) for one in trace] == [(len(given), out) for given, out in requests]
+    assert [one.timestamp // 1000 for one in trace] == list(range(40))
+    numbers: dict[tuple[int, ...], int] = {}
+    known, seen = 0, set[tuple[int, ...]]()
+    exact = []
+    for one, (given, out) in zip(trace, requests, strict=True):
+        starts = [tuple(given[: at + BLOCK]) for at in range(0, len(given), BLOCK)]
+        exact.append(
+            TraceRequest(one.timestamp, len(given), out, tuple(numbers.setdefault(s, len(numbers)) for s in starts))
+        )
+        filled = [start for start in starts if len(start) % BLOCK == 0]
+        known += next((at for at, start in enumerate(filled) if start not in seen), len(filled))
+        seen.update(filled)
+    found, expected = (replay(each, 64, 4096, "return-rate") for each in (trace, exact))
+    measured = ("us_per_match", "us_per_insert")
+    assert {k: v for k, v in asdict(found).items() if k not in measured} == {
+        k: v for k, v in asdict(expected).items() if k not in measured
+    }
+    assert found.ideal_hit_rate == known / sum(len(one.hash_ids) for one in exact) > 0.2 and found.block_hit_rate > 0.2
+
+
+def test_messages_share_what_their_texts_share(tmp_path: Path) -> None:
+    """Each turn has the messages before; the tools stand in front of them; texts count 4 bytes a token."""
+    messages: list[dict[str, str]] = [{"role": "system", "content": "s" * 5000}]
+    tools = [{"type": "function", "function": {"name": "look", "description": "d" * 3000}}]
+    lines = []
+    for turn in range(4):
+        messages.append({"role": "user", "content": f"{turn}" * 3000})
+        lines.append(json.dumps({"created": 1764324000.5 + turn, "messages": messages, "tools": tools}))
+        messages.append({"role": "assistant", "content": "a" * 2000})
+        answer = {"choices": [{"message": messages[-1]}]}
+        lines[-1] = json.dumps({"body": json.loads(lines[-1]), "response": {"body": answer}})
+    lines.append(json.dumps({"created": 1764324009, "messages": messages}))  # no tools: another prompt, no answer
+    (tmp_path / "log").write_text("\n".join(lines))
+    trace, summary = converted(tmp_path / "log", "openai")
+    assert summary == convert.Summary(5, without_answer=1)
+    assert [one.timestamp for one in trace] == [0, 1000, 2000, 3000, 8500]
+    assert [one.output_length for one in trace] == [500] * 4 + [0]
+    for before, after in pairwise(trace[:4]):
+        filled = before.input_length // BLOCK
+        assert filled > 3 and after.hash_ids[:filled] == before.hash_ids[:filled]
+        assert abs(after.input_length - before.input_length - 5000 / 4) < 40
+    assert not set(trace[4].hash_ids) & set(trace[3].hash_ids)
+
+
+def test_tokens_of_a_tokenizer(tmp_path: Path) -> None:
+    """A word is a token, and the template adds one for each role and one for the answer."""
+    tokenizers = pytest.importorskip("tokenizers", reason="the extra `transformers` is not installed")
+    transformers = pytest.importorskip("transformers", reason="the extra `transformers` is not installed")
+    vocabulary = {name: at for at, name in enumerate(("<unk>", "user", "assistant", "hello", "world"))}
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<unk>"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>")
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.role }} {{ m.content }} {% endfor %}"
+        "{% if add_generation_prompt %}assistant{% endif %}"
+    )
+    tokenizer.save_pretrained(tmp_path / "words")
+    message = {"role": "user", "content": "hello world " * 300}
+    answer = {"choices": [{"text": "hello hello hello"}]}
+    lines = [{"messages": [message], "response": answer}, {"messages": [message, {"role": "user", "content": "world"}]}]
+    (tmp_path / "log").write_text("\n".join(map(json.dumps, lines)))
+    trace, _ = converted(tmp_path / "log", "openai", tokens=logs.tokenized(str(tmp_path / "words")))
+    assert [(one.input_length, one.output_length) for one in trace] == [(602, 3), (604, 0)]
+    assert trace[0].hash_ids[0] == trace[1].hash_ids[0] and trace[0].hash_ids[1] != trace[1].hash_ids[1]
+
+
+def test_ids_differ_from_run_to_run(tmp_path: Path) -> None:
+    """Without the key of the run nobody can compute the id of a text; ids of one run agree."""
+    path = log(tmp_path / "log", [part for number in range(2) for part in vllm(number, [7] * 700, 1)])
+    (first, second), _ = converted(path, "vllm")
+    (other, _), _ = converted(path, "vllm")
+    assert first.hash_ids == second.hash_ids and not set(first.hash_ids) & set(other.hash_ids)
+    assert len(set(first.hash_ids)) == 2
+
+
+def test_requests_are_in_the_order_of_time_across_the_end_of_a_year(tmp_path: Path) -> None:
+    parts = [vllm(number, [number] * 10, 1)[0] for number in range(3)]
+    dates = ("12-31 23:59:59", "12-31 23:59:58", "01-01 00:00:01")
+    lines = [re.sub(r"11-28 [\d:]+", date, part) for part, date in zip(parts, dates, strict=True)]
+    trace, _ = converted(log(tmp_path / "log", lines), "vllm")
+    assert [one.timestamp for one in trace] == [0, 1000, 3000]
+
+
+def test_few_requests_are_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer that comes after so many other requests is left out."""
+    monkeypatch.setattr(convert, "WAITING", 3)
+    pairs = [vllm(number, [number] * 10, 2) for number in range(6)]
+    lines = [*(asked for asked, _ in pairs), *(answered for _, answered in pairs)]
+    trace, summary = converted(log(tmp_path / "log", lines), "vllm")
+    assert [one.output_length for one in trace] == [0, 0, 0, 2, 2, 2]
+    assert summary == convert.Summary(6, without_answer=3)
+
+
+GOOD = {kind: "".join(write(1, [1, 2, 3], 4)) for write, kind in WRITERS.items()}
+RECEIVE = "[2026-11-28 10:02:01] Receive: obj=GenerateReqInput(rid='a', "
+BROKEN = {
+    "cut ids": ("sglang", RECEIVE + "text=None, input_ids=[1, 2] ... [8, 9])", "neither input_ids nor text"),
+    "cut text": ("sglang", RECEIVE + "text='x' ... \"' input_ids=[1]\", input_ids=None)", "neither input_ids nor text"),
+    "no ids": ("vllm", "INFO 11-28 10:01:22 [x.py:1] Request a details: prompt: 'prompt_token_ids: [1]'", "missing"),
+    "not JSON": ("openai", '{"messages": [', "Expecting value"),
+    "not UTF-8": ("openai", '{"prompt": "\udce9"}', "utf-8"),
+    "a list": ("openai", "[1, 2]", "AttributeError"),
+    "no prompt": ("openai", '{"model": "m"}', "neither messages nor prompt"),
+    "texts": ("openai", '{"prompt": ["a", "b"]}', "TypeError"),
+    "a large token": ("openai", '{"prompt": [4000000000]}', "OverflowError"),
+    "an endless answer": ("openai", '{"prompt": "a", "usage": {"completion_tokens": -3}}', "output_length=-3"),
+    "an answer in words": ("openai", '{"prompt": "a", "usage": {"completion_tokens": "3"}}', "output_length='3'"),
+    "a 13th month": ("vllm", vllm(1, [1], 1)[0].replace("11-28", "13-28").split("\n")[0], "month must be in 1..12"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "bad", "why"), BROKEN.values(), ids=BROKEN)
+def test_broken_lines_are_counted_and_named(tmp_path: Path, kind: str, bad: str, why: str) -> None:
+    path = tmp_path / "log"
+    path.write_bytes((GOOD[kind] + f"{bad}\n" * 7 + GOOD[kind]).encode(errors="surrogateescape"))
+    at = GOOD[kind].count("\n") + 1
+    trace, summary = converted(path, kind)
+    assert len(trace) == summary.requests == 2 and summary.skipped_lines == 7
+    assert [line.split(":")[0] for line in summary.first_skipped] == [f"line {at + n}" for n in range(5)]
+    assert all(why in line for line in summary.first_skipped)
+    assert f"7 lines skipped:\nline {at}" in str(summary)
+
+
+@pytest.mark.parametrize("kind", logs.READERS)
+def test_what_has_no_request_is_refused_and_nothing_is_left(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "log"
+    path.write_text('{"event": 3}\n')
+    for content, why in ((None, "no request with tokens in it"), (gzip.compress(b"a" * 999)[:-3], "cut short")):
+        if content is not None:
+            path.write_bytes(content)
+        with pytest.raises(InvalidArgument, match=why) as caught:
+            form.write(tmp_path / "out", convert.convert(path, kind, convert.Summary()))
+        assert convert.HINTS[kind] in str(caught.value) or content is not None
+    assert [each.name for each in tmp_path.iterdir()] == ["log"]
+
+
+def test_a_line_has_a_limit_and_reading_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = log(tmp_path / "log", ["".join(vllm(number, [1], 1)) for number in range(3)])
+    monkeypatch.setattr(files, "REPORT_EVERY", 2)
+    told: list[tuple[int, int]] = []
+    converted(path, "vllm", report=lambda done, total: told.append((done, total)))
+    assert told and {total for _, total in told} == {path.stat().st_size} and told == sorted(told)
+    monkeypatch.setattr(convert, "LONGEST_LINE", 100)
+    with pytest.raises(InvalidArgument, match="line 1: longer than 100 bytes"):
+        converted(path, "vllm")
+
+
+def test_the_command(tmp_path: Path) -> None:
+    path, out = log(tmp_path / "log", ["".join(sglang(1, range(700), 4))]), tmp_path / "t.jsonl.gz"
+    done = memstate("trace", "sglang", "--from", path, "--out", out, "--json", "-")
+    assert (done.status, done.err) == (0, "")
+    assert json.loads(done.out) == {"requests": 1, "without_answer": 0, "skipped_lines": 0, "first_skipped": []}
+    (one,) = form.read(out)
+    assert (one.timestamp, one.input_length, one.output_length) == (0, 700, 4)
+    assert b"rid" not in gzip.decompress(out.read_bytes())

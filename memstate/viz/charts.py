@@ -40,13 +40,14 @@ def bars(numbers: Numbers, unit: str, *, log: bool = False) -> Figure:
         places = [at + (turn - (len(names) - 1) / 2) * height for at in range(len(numbers))]
         values = [group[name] for group in numbers.values()]
         container = axes.barh(places, values, height=0.92 * height, color=colours[name])
-        axes.bar_label(container, fmt=" {:,.6g}", fontsize=7)
+        axes.bar_label(container, fmt="\u00a0{:,.6g}", fontsize=7)
         for at, bar in zip(places, container, strict=True):
             if logarithmic and bar.get_width() == 0:  # which has no place on the axis, and so no label either
-                axes.text(0, at, " 0", transform=axes.get_yaxis_transform(), va="center", fontsize=7)
+                axes.text(0, at, "\u00a00", transform=axes.get_yaxis_transform(), va="center", fontsize=7)
     axes.margins(x=0.12)
     if logarithmic:
         axes.set_xscale("log")
+        axes.xaxis.set_major_formatter("{x:,g}")
     _finish(drawn, axes, numbers, unit, colours)
     return drawn
 
@@ -74,7 +75,8 @@ def stacked(numbers: Numbers, unit: str) -> Figure:
             axes.barh(at, value, left=start, height=0.7, color=colours[part], edgecolor="white", linewidth=0.5)
             if value >= NARROW * longest:
                 text = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-                axes.text(start + value / 2, at, text, ha="center", va="center", fontsize=7, color="white")
+                ink = figure.ink(colours[part])
+                axes.text(start + value / 2, at, text, ha="center", va="center", fontsize=7, color=ink)
             start += value
     axes.set_xlim(0, longest)
     _finish(drawn, axes, numbers, unit, colours)
@@ -138,10 +140,11 @@ def lines(
     for name, value in limits.items():
         inputs.number(f"limits: {name}", value, above=above)
         axes.axhline(value, color=figure.EDGE, linestyle="--", linewidth=1)
-        axes.text(0.01, value, figure.plain(name), transform=axes.get_yaxis_transform(), va="bottom", fontsize=8)
+        place = {"xycoords": axes.get_yaxis_transform(), "xytext": (0, 2), "textcoords": "offset points"}
+        axes.annotate(figure.plain(name), (0.01, value), va="bottom", fontsize=8, **place)
     places = sorted({place for points in numbers.values() for place in points})
     axes.set_xscale("log")
-    axes.set_xticks(places, [f"{place:,}" for place in places])
+    axes.set_xticks(places, [f"{place:,}" for place in places], fontsize=8)
     axes.set_xticks([], minor=True)
     if log:
         axes.set_yscale("log")
@@ -189,6 +192,7 @@ def curves(numbers: Mapping[str, Mapping[str, Sequence[float]]], labels: Sequenc
     every = -(-count // LABELS)
     shown = [figure.plain(label) for label in (labels or range(count))]
     grid[-1].set_xticks(range(0, count, every), shown[::every])
+    grid[-1].set_xlabel("step", fontsize=8)
     figure.legend(drawn, grid[0].get_legend_handles_labels()[0])
     return drawn
 

@@ -20,7 +20,7 @@ try:
 except ModuleNotFoundError as error:
     raise ImportError("pictures need matplotlib: pip install '.[viz]' in a checkout of memstate") from error
 
-Colour = str | tuple[float, float, float]
+Colour = str | tuple[float, ...]
 Name = TypeVar("Name")
 
 PADDING = kinds.kind("padding").colour  # hatched, so that it is told from a plane in print as well
@@ -28,18 +28,32 @@ HATCH = "/////"
 MISSING = r"Glyph \d+ .* missing from"  # how a warning of matplotlib begins
 EDGE = "#444444"
 COLUMNS = 8  # of a legend; more would be wider than the picture
+# What is not an owner or a plane has another colour on a dark page: paper, frames, rules. A reader's program says which
+# page it is; one style for a colour holds for all pictures of a notebook.
+DARK = {
+    "#ffffff": "#16181d", "#000000": "#d5d8de", EDGE: "#9aa0aa", "#e6e6e6": "#3a3a3a", "#eeeeee": "#2b2e35",
+    "#dddddd": "#33363d", "#bbbbbb": "#555961",
+}  # fmt: skip
+STYLE = "".join(
+    f'g[id^=figure] path[style*="fill: {light}"],pattern rect[fill="{light}"]{{fill:{dark}!important}}'
+    f'g[id^=figure] [style*="stroke: {light}"]{{stroke:{dark}!important}}'
+    for light, dark in DARK.items()
+)
+STYLE += f'g[id^=figure] text:not([style*="fill:"]){{fill:{DARK["#000000"]}}}'
 GOLDEN = 0.618034  # of a turn of the colour wheel, again and again: no two hues are ever the same
 
 
 class Drawing(Figure):
-    """A figure that shows itself in a notebook as SVG, without pyplot, and with the same text every time."""
+    """A figure that shows itself in a notebook as SVG, for light and dark pages, and with the same text every time."""
 
     def _repr_svg_(self) -> str:
         out = StringIO()
         with rc_context({"svg.fonttype": "none", "svg.hashsalt": "memstate"}), catch_warnings():
             filterwarnings("ignore", MISSING)  # the text stays text: the reader's fonts draw it
             self.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
-        return out.getvalue()
+        return out.getvalue().replace(
+            "<defs>", f"<defs>\n  <style>@media (prefers-color-scheme:dark){{{STYLE}}}</style>", 1
+        )
 
 
 def drawing(width: float, height: float) -> Drawing:
@@ -69,9 +83,14 @@ def plain(name: object) -> str:
 
 
 def lighter(colour: Colour, part: float) -> Colour:
-    """Returns a colour moved towards white: 0 = as it is, 1 = white."""
-    red, green, blue = (value + (1 - value) * part for value in to_rgb(colour))
-    return red, green, blue
+    """Returns a colour through which the page shines: 0 = as it is, 1 = as the page."""
+    return *to_rgb(colour), 1 - part
+
+
+def ink(colour: Colour) -> str:
+    """Returns the colour of a text on a colour."""
+    red, green, blue = to_rgb(colour)
+    return kinds.INK if 0.3 * red + 0.59 * green + 0.11 * blue > 0.55 else kinds.LIGHT
 
 
 def cell(

@@ -47,7 +47,7 @@ def slot(layouts: Layouts) -> Figure:
         for at, layout in enumerate(layouts.values()):
             _stack(axes, at, layout, whole, unit, colours)
             if whole:
-                label = f" {layout.layers} layers, {format_bytes(layout.bytes_per_slot)}"
+                label = f"\u00a0{layout.layers} layers, {format_bytes(layout.bytes_per_slot)}"
                 axes.text(sizes[at] / unit, at, label, va="center", fontsize=8)
         axes.set_xlim(0, (1.9 if axes is right else 1.02) * max(*sizes, 1) / unit)
         axes.set_xlabel(f"{what}, {name}")
@@ -130,17 +130,16 @@ def _lay_out(
                 edgecolor=figure.EDGE, linewidth=1.0 if own else 0.25, zorder=3 if own else 2,
             )  # fmt: skip
             if own and block > legible:
-                axes.text(
-                    start + block / 2, line, str(slot), ha="center", va="center", fontsize=7, color="white", zorder=4
-                )
+                ink = figure.ink(colours[plane.name])
+                axes.text(start + block / 2, line, str(slot), ha="center", va="center", fontsize=7, color=ink, zorder=4)
 
 
 def pages(
     layouts: Layouts, slots: int, ids: Sequence[int], page_bytes: int, layers: Iterable[int] | None = None
 ) -> Figure:
-    """Draws the pages of each layout's arenas; what a forward over these slots touches is dark.
+    """Draws the pages of each layout's arenas; what a forward over these slots touches is red.
 
-    The fuller a page, the darker.
+    The fuller a page, the stronger its colour.
 
     Args:
         layouts: Name -> layout, or one layout. Their arenas may have 2**20 pages in all.
@@ -176,11 +175,11 @@ def pages(
         for level, run in groupby(range(len(levels)), levels.__getitem__):
             first, *others = run
             if level:
-                colour = figure.lighter("#7a1f3d", 0.75 * (1 - level / LEVELS))
+                colour = figure.lighter("#c03a66", 0.75 * (1 - level / LEVELS))
                 axes.barh(0, 1 + len(others), height=1, left=first, color=colour, linewidth=0)
         axes.set_yticks([0], [f"arena {number}"])
         axes.set_ylim(-0.5, 0.5)
         axes.set_xlim(0, 1.01 * max(len(part) for _, _, part in strips))
-        axes.spines[:].set_visible(False)
+        figure.no_frame(axes)
     grid[-1].set_xlabel(f"page of {format_bytes(page_bytes)}")
     return drawn

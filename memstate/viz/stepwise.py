@@ -153,6 +153,7 @@ def steps(runs: Mapping[str, Sequence[PlannedStep]]) -> Figure:
     for axes, (name, moments) in zip(grid, runs.items(), strict=True):
         seen |= _panel(axes, moments, longest)
         axes.set_title(figure.plain(name), fontsize=9, loc="left")
+    grid[-1].set_xlabel("step: it reads r, writes w, writes s as a snapshot; numbers are tokens of a state", fontsize=8)
     figure.legend(drawn, figure.kind_key(seen))
     return drawn
 

@@ -102,7 +102,8 @@ def packet(packet: Sequence[int]) -> Figure:
         line, at = divmod(word, A_LINE)
         axes.barh(line, 1, left=at, height=0.9, color=colours[name], edgecolor="white", linewidth=1.0)
         if name != "padding":
-            axes.text(at + 0.5, line, str(int(packet[word])), ha="center", va="center", fontsize=7, color="white")
+            ink = figure.ink(colours[name])
+            axes.text(at + 0.5, line, str(int(packet[word])), ha="center", va="center", fontsize=7, color=ink)
     figure.name_lines(axes, [f"byte {4 * A_LINE * line}" for line in range(lines)], size=7)
     axes.set_ylim(lines - 0.5, -0.5)
     axes.set_xlim(0, A_LINE)

@@ -1,6 +1,12 @@
-"""Writes the pictures of the guide and of docs/inspector.md: `python -m tests.viz.pictures`. It needs Chromium."""
+"""Writes the pictures of the guide, of docs/inspector.md and of docs/capacity.md: `python -m tests.viz.pictures`.
 
+It needs Chromium. All are SVG and follow the reader's preference for light or dark; screenshots are in them twice.
+"""
+
+import json
 import shutil
+from base64 import b64encode
+from collections.abc import Callable, Iterator
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -12,8 +18,11 @@ from memstate.viz.inspector import page
 from tests.support.inspected import leaking, served
 from tests.support.scene import PROMPT, busy, faulty, serve
 
-IMAGES = Path(__file__).parents[2] / "docs" / "images"
+ROOT = Path(__file__).parents[2]
+IMAGES = ROOT / "docs" / "images"
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), "")
+SCHEMES = ("light", "dark")
+STYLE = ".dark{display:none}@media(prefers-color-scheme:dark){.light{display:none}.dark{display:inline}}"
 
 
 def guide(tab: Any, folder: Path) -> None:
@@ -21,49 +30,76 @@ def guide(tab: Any, folder: Path) -> None:
     mem, kept = busy()
     shown = mem._repr_html_().replace("<details>", "<details open>", 2)
     tab.set_viewport_size({"width": 880, "height": 560})
-    tab.set_content(f'<!doctype html><body style="margin:8px;background:#fff">{shown}')
-    tab.screenshot(path=folder / "manager.png")
-    viz.timeline(mem.inspect()).savefig(folder / "timeline.png", dpi=90)
+    tab.set_content(f"<!doctype html><meta name=color-scheme content='light dark'><body style='margin:8px'>{shown}")
+    wrap(folder / "manager.svg", tab, lambda: tab.screenshot())
+    (folder / "timeline.svg").write_text(viz.timeline(mem.inspect())._repr_svg_())
     moments = [mem.inspect()]
     mem.drop(kept[:1])
     serve(mem, ms.Request("next", tokens=PROMPT[:14]), 3, end=False)
     moments.append(mem.inspect())
     with faulty(mem):
         moments.append(mem.inspect())
-    viz.occupancy(moments, ["three requests", "the next one", "with faults"]).savefig(folder / "occupancy.png", dpi=90)
+    drawn = viz.occupancy(moments, ["three requests", "the next one", "with faults"])
+    (folder / "occupancy.svg").write_text(drawn._repr_svg_())
 
 
-def inspector(
-    tab: Any, path: Path, seen: Inspection, width: int, first: str, last: str, scheme: str = "light", query: str = ""
-) -> None:
+def inspector(tab: Any, path: Path, seen: Inspection, width: int, first: str, last: str, query: str = "") -> None:
     """Draws an inspection, from the top of one part of the page to the end of another."""
-    from PIL import Image
-
     tab.set_viewport_size({"width": width, "height": 800})
-    tab.emulate_media(color_scheme=scheme)
     tab.set_content(page(seen, "owners.json"))
     if query:
         tab.fill("#query", query)
         tab.press("#query", "Enter")
-    tab.wait_for_timeout(200)
-    top, end = tab.locator(first).bounding_box(), tab.locator(last).bounding_box()
-    clip = {"x": 0, "y": max(0, top["y"] - 12), "width": width, "height": end["y"] + end["height"] - top["y"] + 24}
-    drawn = Image.open(BytesIO(tab.screenshot(full_page=True, clip=clip))).convert("RGB")
-    drawn.quantize(192, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(path, optimize=True)
+
+    def shot() -> bytes:
+        tab.wait_for_timeout(200)
+        top, end = tab.locator(first).bounding_box(), tab.locator(last).bounding_box()
+        clip = {"x": 0, "y": max(0, top["y"] - 12), "width": width, "height": end["y"] + end["height"] - top["y"] + 24}
+        return tab.screenshot(full_page=True, clip=clip)
+
+    wrap(path, tab, shot)
+
+
+def wrap(path: Path, tab: Any, shot: Callable[[], bytes]) -> None:
+    """Writes an SVG with a screenshot for light and one for dark."""
+    from PIL import Image
+
+    images = []
+    for scheme in SCHEMES:
+        tab.emulate_media(color_scheme=scheme)
+        drawn, packed = Image.open(BytesIO(shot())).convert("RGB"), BytesIO()
+        size = "width='{}' height='{}'".format(*drawn.size)
+        drawn = drawn.quantize(192, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+        drawn.convert("RGB").save(packed, "webp", lossless=True, quality=100, method=6)
+        data = b64encode(packed.getvalue()).decode()
+        images.append(f"<image class='{scheme}' {size} href='data:image/webp;base64,{data}'/>\n")
+    path.write_text(
+        f"<svg xmlns='http://www.w3.org/2000/svg' {size}>\n<style>{STYLE}</style>\n{''.join(images)}</svg>\n"
+    )
+
+
+def drawn_in(notebook: str) -> Iterator[str]:
+    """The pictures that a notebook has stored."""
+    for cell in json.loads((ROOT / "notebooks" / notebook).read_text())["cells"]:
+        for output in cell.get("outputs", ()):
+            if "image/svg+xml" in output.get("data", {}):
+                yield "".join(output["data"]["image/svg+xml"])
 
 
 def write(folder: Path) -> None:
     """Draws everything."""
     from playwright.sync_api import sync_playwright
 
+    (border,) = (svg for svg in drawn_in("06_sizing_a_deployment.ipynb") if ", best" in svg)
+    (folder / "06_border.svg").write_text(border)
     with sync_playwright() as driver:
         tab = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"]).new_page()
         guide(tab, folder)
-        inspector(tab, folder / "inspector-light.png", served(), 1200, "header", "#requests")
-        inspector(tab, folder / "inspector-dark.png", served(), 1200, "header", "#requests", "dark", "req-7")
-        inspector(tab, folder / "inspector-leak.png", leaking(), 1200, "header", "#slots", query="leaked")
-        inspector(tab, folder / "inspector-sessions.png", served(), 1200, "#sessions", "#tiers")
-        inspector(tab, folder / "inspector-narrow.png", leaking(), 400, "header", "#timeline")
+        inspector(tab, folder / "inspector.svg", served(), 1200, "header", "#requests")
+        inspector(tab, folder / "inspector-search.svg", served(), 1200, "header", "#requests", query="req-7")
+        inspector(tab, folder / "inspector-leak.svg", leaking(), 1200, "header", "#slots", query="leaked")
+        inspector(tab, folder / "inspector-sessions.svg", served(), 1200, "#sessions", "#tiers")
+        inspector(tab, folder / "inspector-narrow.svg", leaking(), 400, "header", "#timeline")
 
 
 if __name__ == "__main__":

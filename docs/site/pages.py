@@ -1,17 +1,21 @@
 """What the site shows: the Markdown files of the repository where they lie; the API and a map, read from the source.
 
-mkdocs calls `on_config` and `on_files`. Paths on the site are those of the repository, so links lead to the same pages
-here and on a code host. Of the library only the declarations of the commands are imported.
+mkdocs calls the functions `on_...`. Paths on the site are those of the repository, so links lead to the same pages here
+and on a code host; a link to a notebook leads to its page. Of the library only the declarations of the commands are
+imported.
 """
 
 import json
 import re
 from pathlib import Path
+from typing import Any
 
-from code_map import ROOT, code_map  # beside this file, as are `names` and `public`
+
+from code_map import ROOT, code_map  # beside this file, as are `names`, `notebook` and `public`
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from names import names
+from notebook import notebook
 from public import TITLES, api
 
 PAGES = ("*.md", "docs/*.md", "benchmarks/*.md")
@@ -43,7 +47,16 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         files.append(File.generated(config, f"docs/api/{area}.md", content=f"# {title(area)}\n\n{text}"))
     files.append(File.generated(config, "docs/map.md", content=code_map()))
     files.append(File.generated(config, "docs/names.md", content=names()))
+    for path in sorted(ROOT.glob("notebooks/*.ipynb")):
+        content, pictures = notebook(path)
+        for name, text in {f"{path.stem}.md": content, **pictures}.items():
+            files.append(File.generated(config, f"notebooks/{name}", content=text))
     return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Lets links to notebooks lead to their pages."""
+    return re.sub(r"(\]\([^)\s]*)\.ipynb\b", r"\1.md", markdown)
 
 
 def on_post_build(config: MkDocsConfig) -> None:

@@ -98,6 +98,13 @@ def test_pages_name_tests_that_exist(page: str) -> None:
     assert [f"{path}::{test}" for path, test in sorted(named) if f"def {test}(" not in (ROOT / path).read_text()] == []
 
 
+@pytest.mark.parametrize("page", LINKED)
+def test_pictures_follow_dark_mode(page: str) -> None:
+    path = ROOT / page
+    shown = [path.parent / name for name in re.findall(r"!\[[^]]*\]\(([^)]*)\)", path.read_text())]
+    assert [picture for picture in shown if "prefers-color-scheme" not in picture.read_text()] == []
+
+
 def test_no_page_installs_the_package_of_another_project() -> None:
     """`memstate` on the package index is not this package."""
     wrong = r"pip install( -\S+)* [\\\"']*memstate(?![-\w])|(?<![-.\w])memstate\[\w+(,\w+)*\]"

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from memstate.errors import InvalidArgument
 
+Progress = Callable[[int, int], None]
 MAGIC = b"\x1f\x8b"  # how a gzip file begins
 # Bytes of a line, its end included. A line of a trace has an id per 512 tokens, of 22 characters if it is a 64-bit
 # number. So this is room for 190,000 ids, or 97 million tokens. It also bounds what one line can expand to as lists.
@@ -36,9 +37,7 @@ def objects(path: Path, example: str) -> Iterator[tuple[str, dict[str, Any]]]:
             yield where, _object(line, where, example)
 
 
-def lines(
-    path: Path, longest: int, expected: str, report: Callable[[int, int], None] | None = None
-) -> Iterator[tuple[int, bytes]]:
+def lines(path: Path, longest: int, expected: str, report: Progress | None = None) -> Iterator[tuple[int, bytes]]:
     """Yields the lines of a file with their numbers, from 1 on.
 
     Args:

@@ -123,7 +123,7 @@ def no_frame(axes: Axes) -> None:
 
 def legend(drawn: Figure, handles: Sequence[Artist], columns: int = COLUMNS) -> None:
     """Adds a legend above the picture; of more columns it would be wider than the picture."""
-    drawn.legend(handles=handles, loc="outside upper right", ncols=min(len(handles), columns), frameon=False)
+    drawn.legend(handles=handles, loc="outside upper left", ncols=min(len(handles), columns), frameon=False)
 
 
 def key(colours: Mapping[Any, Colour], padding: bool = False) -> list[Patch]:

@@ -69,8 +69,7 @@ def wrap(path: Path, tab: Any, shot: Callable[[], bytes]) -> None:
         tab.emulate_media(color_scheme=scheme)
         drawn, packed = Image.open(BytesIO(shot())).convert("RGB"), BytesIO()
         size = "width='{}' height='{}'".format(*drawn.size)
-        drawn = drawn.quantize(192, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
-        drawn.convert("RGB").save(packed, "webp", lossless=True, quality=100, method=6)
+        drawn.save(packed, "webp", lossless=True, quality=100, method=6)
         data = b64encode(packed.getvalue()).decode()
         images.append(f"<image class='{scheme}' {size} href='data:image/webp;base64,{data}'/>\n")
     path.write_text(

@@ -1,5 +1,6 @@
 """Pictures tell the truth: arithmetic against bytes counted one by one and real addresses, drawings by their parts."""
 
+import re
 import subprocess
 import sys
 import warnings
@@ -19,7 +20,7 @@ from memstate.kernels.dispatch import Backend
 from memstate.slots.inspect import Inspection
 from memstate.state.layout import Plane, StateLayout
 from memstate.state.planes import Planes
-from memstate.viz import Block
+from memstate.viz import Block, figure
 
 ROOT = Path(__file__).parents[2]
 PLANES = (Plane("conv", (3, 5), torch.bfloat16), Plane("ssm", (2, 3), torch.float32), Plane("none", (0,), torch.int8))
@@ -199,6 +200,10 @@ def test_a_drawing_shows_itself_as_the_same_svg_every_time() -> None:
     assert once == again and "matplotlib.org" not in once.split("<svg")[1]
     assert ElementTree.fromstring(once).tag.endswith("svg")
     assert ">ssm<" in once.replace("\n", "").replace(" ", "")  # text stays text
+    dark = once.split("(prefers-color-scheme:dark){")[1].split("</style>")[0]
+    style, drawn = {colour for colour in figure.DARK if f'"fill: {colour}"' in dark}, once.split("</style>")[-1]
+    assert {"fill: #ffffff", "stroke: #000000", "stroke: #444444"} <= set(re.findall(r"(?:fill|stroke): #\w+", drawn))
+    assert style == set(figure.DARK)
 
 
 def words(drawn) -> set[str]:

@@ -5,14 +5,14 @@ ids mean equal prompts up to there, and nobody can find out what they stand for 
 """
 
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from heapq import heappop, heappush
 from pathlib import Path
 from typing import Final
 
-from memstate.cli.files import lines
+from memstate.cli.files import Progress, lines
 from memstate.cli.traces.form import BLOCK, TraceRequest
 from memstate.cli.traces.logs import READERS, TOKEN, Said, Tokens, count, guessed
 from memstate.errors import InvalidArgument
@@ -46,18 +46,14 @@ class Summary:
     first_skipped: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        said = f"{self.requests} requests, {self.without_answer} without their answer"
-        if self.skipped_lines:
-            said += "\n".join([f"; {self.skipped_lines} lines skipped:", *self.first_skipped])
-        return said
+        counts = (
+            f"{self.requests} requests, {self.without_answer} without their answer, {self.skipped_lines} lines skipped"
+        )
+        return "; ".join([counts, *self.first_skipped])
 
 
 def convert(
-    path: Path,
-    kind: str,
-    summary: Summary,
-    tokens: Tokens = guessed,
-    report: Callable[[int, int], None] | None = None,
+    path: Path, kind: str, summary: Summary, tokens: Tokens = guessed, report: Progress | None = None
 ) -> Iterator[TraceRequest]:
     """Yields the requests of a log by time, the first at 0 milliseconds, with at most `WAITING` in memory.
 
@@ -85,15 +81,7 @@ def convert(
     while waiting.order:
         yield waiting.oldest()
     if not summary.requests:
-        why = f"; {summary.skipped_lines} lines skipped, {summary.first_skipped[0]}" if summary.skipped_lines else ""
-        raise InvalidArgument(f"{str(path)!r}: no request with tokens in it{why}: {HINTS[kind]}")
-
-
-@dataclass
-class _Asked:
-    name: str
-    request: TraceRequest
-    answered: bool
+        raise InvalidArgument(f"{str(path)!r}: no request with tokens in it: {HINTS[kind]}; {summary}")
 
 
 class _Waiting:
@@ -107,8 +95,8 @@ class _Waiting:
         self.order: list[tuple[int, int]] = []
         self._summary = summary
         self._key = secrets.token_bytes(32)
-        self._asked: dict[int, _Asked] = {}
-        self._numbers: dict[str, int] = {}  # by the id of the request
+        self._asked: dict[int, tuple[str, TraceRequest, bool]] = {}  # with its id, and whether its answer is known
+        self._numbers: dict[str, int] = {}  # by id
         self._newest = self._first = self._last = 0
 
     def add(self, number: int, said: Said) -> None:
@@ -116,9 +104,9 @@ class _Waiting:
             # vLLM numbers the prompts of a request of completions; the answer to the first has the name without it
             place = self._numbers.get(said.name, self._numbers.get(f"{said.name}-0"))
             if said.answer is not None and place is not None:
-                asked = self._asked[place]
-                output = asked.request.output_length + said.answer
-                asked.request, asked.answered = replace(asked.request, output_length=output), True
+                name, request, _ = self._asked[place]
+                longer = replace(request, output_length=request.output_length + said.answer)
+                self._asked[place] = name, longer, True
             return
         answer = 0 if said.answer is None else said.answer
         request = TraceRequest(0, count(said.prompt), answer, self._ids(said.prompt))
@@ -127,21 +115,21 @@ class _Waiting:
             at += YEAR
         self._newest = at
         heappush(self.order, (at, number))
-        self._asked[number] = _Asked(said.name, request, said.answer is not None)
+        self._asked[number] = said.name, request, said.answer is not None
         if said.name:
             self._numbers[said.name] = number
 
     def oldest(self) -> TraceRequest:
         at, number = heappop(self.order)
-        asked = self._asked.pop(number)
-        if self._numbers.get(asked.name) == number:
-            del self._numbers[asked.name]
+        name, request, answered = self._asked.pop(number)
+        if self._numbers.get(name) == number:
+            del self._numbers[name]
         if not self._summary.requests:
             self._first = at
         self._last = max(self._last, at - self._first)
         self._summary.requests += 1
-        self._summary.without_answer += not asked.answered
-        return replace(asked.request, timestamp=self._last)
+        self._summary.without_answer += not answered
+        return replace(request, timestamp=self._last)
 
     def _ids(self, prompt: bytes) -> tuple[int, ...]:
         size, found, before = BLOCK * TOKEN, [], b""

@@ -9,6 +9,7 @@ from array import array
 from ast import literal_eval
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from memstate.errors import ConfigurationError
@@ -148,11 +149,10 @@ def tokenized(name: str) -> Tokens:
         ) from error
     tokenizer: Any = AutoTokenizer.from_pretrained(name)
 
+    template = partial(tokenizer.apply_chat_template, add_generation_prompt=True, return_dict=False)
+
     def tokens(given: Any, tools: Any) -> bytes:
-        if isinstance(given, str):
-            return _packed(tokenizer.encode(given))
-        template = {"add_generation_prompt": True, "return_dict": False}
-        return _packed(tokenizer.apply_chat_template(given, tools=tools, **template))
+        return _packed(tokenizer.encode(given) if isinstance(given, str) else template(given, tools=tools))
 
     return tokens
 

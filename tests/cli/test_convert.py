@@ -68,7 +68,8 @@ def vllm_before(number: int, prompt: Sequence[int], answer: int) -> tuple[str, s
     return (
         f"\x1b[32mINFO\x1b[0m 11-28 10:01:{number % 60:02d} \x1b[90m[logger.py:43]\x1b[0m Received request r{number}: "
         f"prompt: {TEXT!r}, params: SamplingParams(stop=['a']), prompt_token_ids: {list(prompt)}, embeds: None\n",
-        vllm(number, prompt, answer)[1].replace("chatcmpl-", "r"),
+        f"INFO 11-28 10:01:59 [logger.py:79] Generated response r{number}: output: {TEXT!r}, "
+        f"output_token_ids: {list(range(answer))}, finish_reason: stop\n",
     )
 
 

@@ -69,6 +69,7 @@ def wrap(path: Path, tab: Any, shot: Callable[[], bytes]) -> None:
         tab.emulate_media(color_scheme=scheme)
         drawn, packed = Image.open(BytesIO(shot())).convert("RGB"), BytesIO()
         size = "width='{}' height='{}'".format(*drawn.size)
+        drawn = drawn.quantize(256, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE).convert("RGB")
         drawn.save(packed, "webp", lossless=True, quality=100, method=6)
         data = b64encode(packed.getvalue()).decode()
         images.append(f"<image class='{scheme}' {size} href='data:image/webp;base64,{data}'/>\n")

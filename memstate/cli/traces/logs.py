@@ -46,7 +46,7 @@ PART = re.compile(
     r"""('[^'\\]*(?:\\.[^'\\]*)*'|"[^"\\]*(?:\\.[^"\\]*)*"|\[[\d, ]*\]|\b\d+\b)( \.\.\. )?"""
 )
 VLLM_ASKED = re.compile(r"(?:Received request|Request) (\S+?)(?: details)?: prompt: ")
-VLLM_ANSWERED = re.compile(r"Generated response (\S+)(?: \(streaming \w+\))? details: ")
+VLLM_ANSWERED = re.compile(r"Generated response (\S+)(?: \(streaming \w+\))?(?: details)?: output")
 SGLANG = re.compile(r"(Receive|Finish): obj=")
 
 

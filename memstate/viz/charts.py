@@ -140,8 +140,10 @@ def lines(
     for name, value in limits.items():
         inputs.number(f"limits: {name}", value, above=above)
         axes.axhline(value, color=figure.EDGE, linestyle="--", linewidth=1)
-        place = {"xycoords": axes.get_yaxis_transform(), "xytext": (0, 2), "textcoords": "offset points"}
-        axes.annotate(figure.plain(name), (0.01, value), va="bottom", fontsize=8, **place)
+        axes.annotate(
+            figure.plain(name), (0.01, value), (0, 2), axes.get_yaxis_transform(), "offset points", va="bottom",
+            fontsize=8,
+        )  # fmt: skip
     places = sorted({place for points in numbers.values() for place in points})
     axes.set_xscale("log")
     axes.set_xticks(places, [f"{place:,}" for place in places], fontsize=8)

@@ -20,7 +20,7 @@ try:
 except ModuleNotFoundError as error:
     raise ImportError("pictures need matplotlib: pip install '.[viz]' in a checkout of memstate") from error
 
-Colour = str | tuple[float, ...]
+Colour = str | tuple[float, float, float] | tuple[float, float, float, float]
 Name = TypeVar("Name")
 
 PADDING = kinds.kind("padding").colour  # hatched, so that it is told from a plane in print as well
@@ -84,7 +84,8 @@ def plain(name: object) -> str:
 
 def lighter(colour: Colour, part: float) -> Colour:
     """Returns a colour through which the page shines: 0 = as it is, 1 = as the page."""
-    return *to_rgb(colour), 1 - part
+    red, green, blue = to_rgb(colour)
+    return red, green, blue, 1 - part
 
 
 def ink(colour: Colour) -> str:

@@ -98,7 +98,7 @@ def write(folder: Path) -> None:
         inspector(tab, folder / "inspector.svg", served(), 1200, "header", "#requests")
         inspector(tab, folder / "inspector-search.svg", served(), 1200, "header", "#requests", query="req-7")
         inspector(tab, folder / "inspector-leak.svg", leaking(), 1200, "header", "#slots", query="leaked")
-        inspector(tab, folder / "inspector-sessions.svg", served(), 1200, "#sessions", "#tiers")
+        inspector(tab, folder / "inspector-sessions.svg", served(), 1440, "#sessions", "#tiers")
         inspector(tab, folder / "inspector-narrow.svg", leaking(), 400, "header", "#timeline")
 
 

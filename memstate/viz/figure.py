@@ -34,12 +34,11 @@ DARK = {
     "#ffffff": "#16181d", "#000000": "#d5d8de", EDGE: "#9aa0aa", "#e6e6e6": "#3a3a3a", "#eeeeee": "#2b2e35",
     "#dddddd": "#33363d", "#bbbbbb": "#555961",
 }  # fmt: skip
-STYLE = "".join(
+STYLE = f'g[id^=figure] text:not([style*="fill:"]){{fill:{DARK["#000000"]}}}' + "".join(
     f'g[id^=figure] path[style*="fill: {light}"],pattern rect[fill="{light}"]{{fill:{dark}!important}}'
     f'g[id^=figure] [style*="stroke: {light}"]{{stroke:{dark}!important}}'
     for light, dark in DARK.items()
 )
-STYLE += f'g[id^=figure] text:not([style*="fill:"]){{fill:{DARK["#000000"]}}}'
 GOLDEN = 0.618034  # of a turn of the colour wheel, again and again: no two hues are ever the same
 
 
@@ -84,8 +83,7 @@ def plain(name: object) -> str:
 
 def lighter(colour: Colour, part: float) -> Colour:
     """Returns a colour through which the page shines: 0 = as it is, 1 = as the page."""
-    red, green, blue = to_rgb(colour)
-    return red, green, blue, 1 - part
+    return *to_rgb(colour), 1 - part
 
 
 def ink(colour: Colour) -> str:

@@ -288,3 +288,5 @@ def test_the_command(tmp_path: Path) -> None:
     (one,) = form.read(out)
     assert (one.timestamp, one.input_length, one.output_length) == (0, 700, 4)
     assert b"rid" not in gzip.decompress(out.read_bytes())
+    made = memstate("trace", "chat", "--requests", "3", "--out", out, "--json", "-")
+    assert json.loads(made.out)["requests"] == len(form.read(out)) == 3

@@ -76,11 +76,14 @@ def trace(
     with one_line_errors(), progress("trace", "requests" if log is None else "bytes") as report:
         if (kind in logs.READERS) != (log is not None):
             raise InvalidArgument(f"--from {log}: {kind} {'needs a log' if log is None else 'reads no log'}")
+        summary = convert.Summary(0 if log else requests)
         if log is None:
-            return write(out, make(kind, requests, seed, report))
-        tokens, summary = logs.tokenized(tokenizer) if tokenizer else logs.guessed, convert.Summary()
-        write(out, convert.convert(log, kind, summary, tokens, report))
-    return emit_text(json_path, asdict(summary), str(summary))
+            write(out, make(kind, requests, seed, report))
+        else:
+            tokens = logs.tokenized(tokenizer) if tokenizer else logs.guessed
+            write(out, convert.convert(log, kind, summary, tokens, report))
+    if log or json_path:
+        emit_text(json_path, asdict(summary), str(summary))
 
 
 def _whole(name: str, text: str) -> int:

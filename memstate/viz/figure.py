@@ -36,7 +36,7 @@ DARK = {
 }  # fmt: skip
 STYLE = f'g[id^=figure] text:not([style*="fill:"]){{fill:{DARK["#000000"]}}}' + "".join(
     f'g[id^=figure] path[style*="fill: {light}"],pattern rect[fill="{light}"]{{fill:{dark}!important}}'
-    f'g[id^=figure] [style*="stroke: {light}"]{{stroke:{dark}!important}}'
+    f'[style*="stroke: {light}"]{{stroke:{dark}!important}}'
     for light, dark in DARK.items()
 )
 GOLDEN = 0.618034  # of a turn of the colour wheel, again and again: no two hues are ever the same

@@ -10,7 +10,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-
 from code_map import ROOT, code_map  # beside this file, as are `names`, `notebook` and `public`
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files

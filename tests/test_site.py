@@ -63,9 +63,9 @@ def test_site(tmp_path: Path) -> None:
     assert [(path, link) for path, page in pages.items() for link in page.fetched if not there(link, path)] == []
     assert [path for path in pages if re.search(r'href="[^"]*\.ipynb', path.read_text())] == []
     for path in (ROOT / "notebooks").glob("*.ipynb"):
-        shown = (tmp_path / "notebooks" / path.stem / "index.html").read_text()
-        assert shown.count("<img ") == path.read_text().count('"image/svg+xml"')
-        assert shown.count("<code>") >= len(re.findall('"cell_type": "code"', path.read_text()))
+        page = (tmp_path / "notebooks" / path.stem / "index.html").read_text()
+        assert page.count("<img ") == path.read_text().count('"image/svg+xml"')
+        assert page.count("<code>") >= len(re.findall('"cell_type": "code"', path.read_text()))
     assert [path for path in tmp_path.rglob("*.css") if re.search(r"url\(['\"]?https?:", path.read_text())] == []
     listed = (tmp_path / "docs" / "names" / "index.html").read_text()
     assert [name for _, name in exported() if f">{name}</code>" not in listed] == []

@@ -84,7 +84,7 @@ if not (_Path(__file__).parent / "kernels" / "tables.py").is_file():
         "clone with symbolic links enabled (git config core.symlinks true) or install a wheel"
     )
 
-__version__ = "0.2.0"  # pyproject.toml reads it here
+__version__ = "0.3.0"  # pyproject.toml reads it here
 
 _MODULES = {
     "memstate.engine.capacity": "capacity",
@@ -111,39 +111,14 @@ _MODULES = {
 }
 __all__ = ["__version__", *sorted(name for names in _MODULES.values() for name in names.split())]
 
-# Names that left this level with 0.2. They warn once, and go with 0.3.
-_MOVED = {
-    "memstate.engine.capacity": "Capacity",
-    "memstate.engine.forking": "Fork",
-    "memstate.engine.planner": "Split",
-    "memstate.engine.pool": "StatePool",
-    "memstate.errors": "EmptyRegister RegisterInUse UnsafeFolder",
-    "memstate.prefix": "SessionInfo",
-    "memstate.prefix.placement": "Placement",
-    "memstate.slots.allocator": "ClaimGroup",
-    "memstate.slots.audit": "AuditReport",
-    "memstate.slots.readback": "Readback",
-    "memstate.state.sharding": "Owned",
-    "memstate.stats": "ChaosStats PrefetchStats PrefixStats TierStats",
-    "memstate.testing": "Chaos",
-    "memstate.tiers": "Fetch MooncakeStore",
-}
-
 if not TYPE_CHECKING:  # a type checker reads the imports above, and reports a name that is not among them
     _SOURCE = {name: module for module, names in _MODULES.items() for name in names.split()}
-    _FORMER = {name: module for module, names in _MOVED.items() for name in names.split()}
 
     def __getattr__(name):
         if name in _SOURCE:
             module = _import_module(_SOURCE[name])
             value = getattr(module, name, None) or _import_module(f"{module.__name__}.{name}")  # a submodule
             globals()[name] = value
-            return value
-        if name in _FORMER:
-            value = getattr(_import_module(_FORMER[name]), name)
-            globals()[name] = _import_module("memstate.engine.aliases").warned(
-                f"memstate.{name}", f"{_FORMER[name]}.{name}", value
-            )
             return value
         if not name.startswith("_") and name.isidentifier() and _find_spec(f"memstate.{name}"):
             return _import_module(f"memstate.{name}")  # such as memstate.errors

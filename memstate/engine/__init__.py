@@ -16,7 +16,6 @@ report      stats, info, inspect, audit: figures, and the owner of every slot
 recount     asks the owners themselves, and compares
 recovery    starts a manager over, with what is certain
 canary      finds forwards that forget a store, in debug mode
-aliases     names of former versions
 pool        slots and their bytes, for callers that hold slot ids
 settings    Pages, Forward, and checks of the manager's arguments
 warmup      compiles the manager's kernels for steps and ownership changes

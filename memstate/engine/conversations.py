@@ -1,10 +1,8 @@
 """Offers the calls of `mem.sessions`: conversations whose states stay between their turns."""
 
 from collections.abc import Hashable
-from typing import TYPE_CHECKING
 
 from memstate.checks import hashable
-from memstate.engine import aliases
 from memstate.engine.door import Door
 from memstate.engine.parts import Parts
 from memstate.errors import InvalidArgument
@@ -134,9 +132,3 @@ class SessionCalls:
         Syncs: no.
         """
         return self._parts.sessions.infos()
-
-    if not TYPE_CHECKING:
-
-        def __call__(self) -> list[SessionInfo]:
-            """Returns `infos()`: a name of former versions."""
-            return aliases.warned("mem.sessions()", "mem.sessions.infos()", self.infos())

@@ -7,7 +7,7 @@ admit -> plan -> (your forward) -> settle | accept -> ... -> end
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from memstate.checks import NotCopied, is_count, is_whole, sequence, shown, whole
-from memstate.engine import aliases
 from memstate.engine.conversations import SessionCalls
 from memstate.engine.device import DeviceCalls
 from memstate.engine.door import Door
@@ -173,11 +172,6 @@ class StateManager(NotCopied, Shown):
                 f"mem.{name} cannot be reassigned: all parts of the manager use what it has; change what is in it, or "
                 "build another StateManager"
             )
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:  # names of former versions
-            return aliases.of(self, name)
 
     def __repr__(self) -> str:
         requests = self._table.rows - self._table.free

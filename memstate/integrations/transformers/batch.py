@@ -189,12 +189,11 @@ class Batches:
                 self.mem.end(rows) if step is None else self.mem.cancel(step)
             raise
 
-    @torch.inference_mode()
     def logits(
         self, rows: Sequence[Row], tokens: Sequence[Sequence[int]], lengths: Sequence[int], last: int = 1,
         goes_on: bool = False,
     ) -> Tensor:  # fmt: skip
-        """Runs the forward of a planned step.
+        """Runs the forward of a planned step. Call it in inference mode.
 
         Args:
             rows: the rows.
@@ -204,7 +203,7 @@ class Batches:
             goes_on: whether the last forward was of these rows, and ended at these lengths.
 
         Returns:
-            `batch last vocabulary`, a tensor of inference mode.
+            `batch last vocabulary`.
         """
         new = max(1, *map(len, tokens))
         ids = np.array([[*one, *[PAD] * (new - len(one))] for one in tokens], np.int64)

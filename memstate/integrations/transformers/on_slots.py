@@ -282,6 +282,9 @@ FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
 }
 
 
+REFERENCES: Final = frozenset((Reference, Joined))
+
+
 def install(model: Any) -> None:
     """Lets the functions of a model's modelling code take references. Calls without one do what they did.
 
@@ -300,7 +303,7 @@ def _either(theirs: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..
 
     @functools.wraps(theirs)
     def function(*args: Any, **kwargs: Any) -> Any:
-        if any(isinstance(one, Reference | Joined) for one in (*args, *kwargs.values())):
+        if not REFERENCES.isdisjoint(map(type, (*args, *kwargs.values()))):
             with torch.no_grad():  # it changes slots
                 return ours(*args, **{name: value for name, value in kwargs.items() if name in known})
         return theirs(*args, **kwargs)

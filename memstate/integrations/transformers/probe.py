@@ -113,9 +113,11 @@ def cache_argument(model: Any) -> str:
     for name in ("past_key_values", "cache_params"):
         if name in parameters:
             return name
+    why = "if its **kwargs pass a cache on, name it"
+    if hasattr(model, "_orig_mod"):
+        why = "torch.compile(model) hides them, so call model.compile() and give the model itself"
     raise ConfigurationError(
-        f"{type(model).__name__}.forward names neither past_key_values nor cache_params among its arguments: if its "
-        "**kwargs pass a cache on, name it"
+        f"{type(model).__name__}.forward names neither past_key_values nor cache_params among its arguments: {why}"
     )
 
 

@@ -44,7 +44,8 @@ def layout(model: Any) -> ModelLayout:
 
 def _read(model: Any) -> ModelLayout:
     kind = model.device.type if is_autocast_available(model.device.type) else "cpu"
-    with torch.autocast(kind, enabled=False):  # states of the model's own dtypes hold what it rounds
+    # states of the model's own dtypes hold what it rounds; a compiled model would be compiled for each trial
+    with torch.autocast(kind, enabled=False), torch.compiler.set_stance("force_eager"):
         found, training = probe(model), model.training
         short = layout_of(found, on_slots=True)
         tested: ModelLayout | str

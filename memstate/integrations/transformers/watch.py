@@ -61,9 +61,10 @@ def watch(model: Any, cache: Any, argument: str) -> Callable[[], None]:
         if mine is not None:
             mine.end(output is None)
 
+    outside = torch.compiler.disable  # a compiled model calls the hooks: it must not trace into the manager
     hooks = (
-        model.register_forward_pre_hook(before, with_kwargs=True),
-        model.register_forward_hook(after, with_kwargs=True, always_call=True),
+        model.register_forward_pre_hook(outside(before), with_kwargs=True),
+        model.register_forward_hook(outside(after), with_kwargs=True, always_call=True),
     )
 
     def stop() -> None:

@@ -1,0 +1,82 @@
+"""A model that was compiled in place, with `model.compile()`: Dynamo traces the forward, and nothing of the manager."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+import memstate.integrations.transformers as mst
+from memstate.errors import ConfigurationError
+from memstate.integrations.transformers.reading import KNOWN
+from tests.support.tiny_models import tiny
+from tests.support.tiny_served import managed
+
+TWO_LAYERS = (("num_hidden_layers", 2), ("layer_types", ("conv", "full_attention")))
+PROMPTS = [[5, 17, 40, 8], [9, 33, 61, 7]]
+
+
+class Graphs:
+    """A backend that runs each graph as it is, and counts."""
+
+    def __init__(self) -> None:
+        self.compiled = self.calls = 0
+
+    def __call__(self, graph: torch.fx.GraphModule, _: Any) -> Any:
+        self.compiled += 1
+
+        def run(*inputs: Any) -> Any:
+            self.calls += 1
+            return graph(*inputs)
+
+        return run
+
+
+@pytest.fixture
+def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    found = tiny("lfm2", changes=TWO_LAYERS)
+    monkeypatch.setattr(found, "_compiled_call_impl", None)  # at the end as well: other tests have the same model
+    torch._dynamo.reset()
+    yield found
+    torch._dynamo.reset()
+
+
+def generated(model: Any) -> list[list[int]]:
+    with mst.StateCache(model, managed(model)) as cache:
+        tokens: list[list[int]] = model.generate(
+            torch.tensor(PROMPTS), past_key_values=cache, max_new_tokens=8, do_sample=False
+        ).tolist()
+    return tokens
+
+
+def served(model: Any) -> list[list[int]]:
+    given = [mst.Prompt(prompt, number, most=8) for number, prompt in enumerate(PROMPTS)]
+    return [one.tokens for one in sorted(mst.serve(model, managed(model), given), key=lambda one: int(str(one.id)))]
+
+
+@pytest.mark.parametrize("run", [generated, served])
+def test_a_compiled_model_chooses_the_same_tokens_and_is_not_compiled_at_each_length(model: Any, run: Any) -> None:
+    expected, graphs = run(model), Graphs()
+    torch._dynamo.utils.counters.clear()
+    model.compile(backend=graphs)
+    assert run(model) == expected
+    assert graphs.compiled <= 4  # the prompt, then columns of decode: first fixed, then of any number
+    assert not torch._dynamo.utils.counters["unimplemented"]
+    before = graphs.calls
+    assert run(model) == expected
+    assert graphs.calls - before == 8  # one a forward, so nothing breaks a graph
+
+
+def test_a_model_is_tried_out_uncompiled(model: Any) -> None:
+    graphs = Graphs()
+    model.compile(backend=graphs)
+    KNOWN.pop(model, None)
+    mst.layout(model)
+    assert not graphs.compiled
+
+
+def test_a_wrapped_model_says_how_to_compile_it(model: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"model\.compile\(\)"):
+        mst.manager(torch.compile(model, backend=Graphs()), slots=4, max_requests=1)

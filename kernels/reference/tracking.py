@@ -85,15 +85,16 @@ def plan(
         slots, labels, tracked, source, bitmap, counters, sent = arrays[:7]
         out = StepRecord(*arrays[7:12])  # type: ignore[arg-type]
         given, tokens = batch_columns(sent, len(out.rows))
-        drafts = tokens  # which is looked at no more where rows have no tails
+        reads = tokens > 0
         if of_tails:
             pending, newest, *rest = arrays[16:]
             seen = TailRecord(*rest)  # type: ignore[arg-type]
             _count_accepted(seen, pending, newest)
             tokens, drafts = drafted(tokens)
-        known = np.where((given > 0) & (given < len(source)) & ((tokens > 0) | (drafts > 0)), given, 0)
-        at = np.flatnonzero((known > 0) & (slots[known * REGISTERS_PER_ROW] != 0))
-        rows = known[at]
+            reads = (tokens > 0) | (drafts > 0)
+        at = np.flatnonzero(reads & (given > 0) & (given < len(source)))
+        at = at[slots[given[at] * REGISTERS_PER_ROW] != 0]
+        rows = given[at]
         live = rows * REGISTERS_PER_ROW
         origin = np.where(source[rows] > 0, source[rows], live)
         length = labels[origin].astype(np.int64)
@@ -117,7 +118,7 @@ def plan(
         for column, values in zip(out, (rows, tokens[at], read, slots[live], snapshot), strict=True):
             column[:] = 0
             column[at] = values
-        for column in (out.read, out.write, out.snapshot):
+        for column in (out.read, out.write, out.snapshot) if rules.pad else ():
             column[column == 0] = rules.pad
         _resolve_marks(sent, len(out.rows), slots, *arrays[12:16])
         sent[: Section.BATCH] = sent[Section.MARKS] = 0

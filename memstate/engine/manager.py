@@ -184,7 +184,7 @@ class StateManager(NotCopied, Shown):
 
         A caller that an exception has kept from the result of `admit` or `fork` finds the new rows here.
         """
-        return self._table.handles(np.flatnonzero(self._table.used).tolist())
+        return self._table.everyone
 
     @property
     def free_slots(self) -> int:

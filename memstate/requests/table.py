@@ -42,6 +42,7 @@ class RequestTable:
         self.generation = np.full(rows + 1, first_generation(), np.int32)
         self.used = np.zeros(rows + 1, bool)
         self.version = 0
+        self._everyone: tuple[int, Rows] = 0, Rows((), self)  # of which version
         self.reset()
 
     def reset(self, how: str = "") -> None:
@@ -176,3 +177,10 @@ class RequestTable:
     def handles(self, rows: Iterable[int]) -> Rows:
         """Returns the handles to distinct rows in use."""
         return Rows(filter(None, map(self.running.__getitem__, rows)), self, distinct=True)
+
+    @property
+    def everyone(self) -> Rows:
+        """Handles to all rows in use, in order."""
+        if self._everyone[0] != self.version:
+            self._everyone = self.version, self.handles(np.flatnonzero(self.used).tolist())
+        return self._everyone[1]

@@ -201,5 +201,6 @@ def tasks(setting: Setting) -> Iterator[Task]:
             case = f"R={rows}{', 32 M parameters' * larger}"
             yield _task("step", case, partial(Sides, setting, rows, larger=larger), Sides.steps)
         for mixed in (False, True) if rows > 1 else (False,):
-            case = f"R={rows}, {'mixed' if mixed else 'equal'} lengths"
-            yield _task("batch", case, partial(Sides, setting, rows, mixed), Sides.batches)
+            for larger in (False, True):
+                case = f"R={rows}, {'mixed' if mixed else 'equal'} lengths{', 32 M parameters' * larger}"
+                yield _task("batch", case, partial(Sides, setting, rows, mixed, larger), Sides.batches)

@@ -101,15 +101,15 @@ class States:
         Syncs: no.
         """
         if self._batch:  # on slots the kernels have stored the states
-            self.store(step, self.collect())
+            with torch.no_grad():
+                self.store(step, self.collect())
         if self._keep:
             self._kept = step
         else:
             self.drop()
 
-    @torch.no_grad()
     def collect(self) -> dict[str, Tensor]:
-        """Returns the copies as the layers left them: plane name -> `layer batch ...`. Syncs: no."""
+        """Returns the copies as the layers left them, without grad: plane name -> `layer batch ...`. Syncs: no."""
         for states, number, given in self._given:
             left = states[number]
             if left is not None and left is not given:
@@ -117,7 +117,6 @@ class States:
                 states[number] = given
         return self._batch
 
-    @torch.no_grad()
     def store(self, step: Step, states: dict[str, Tensor]) -> None:
         """Writes states to the slots of a step, in one launch for each plane, or two where it takes snapshots.
 
@@ -153,7 +152,7 @@ def goes_on(last: Step, step: Step) -> bool:
         np.array_equal(one.numbers, other.numbers) and np.array_equal(one.generation, other.generation)
     ):
         return False
-    return np.array_equal(last.after, step.before)
+    return not (last.after != step.before).any()
 
 
 def _give(layer: Any, place: Place, state: Any, like: Tensor, fresh: bool) -> None:

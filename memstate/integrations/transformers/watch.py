@@ -61,7 +61,7 @@ def watch(model: Any, cache: Any, argument: str) -> Callable[[], None]:
         if mine is not None:
             mine.end(output is None)
 
-    outside = torch.compiler.disable  # a compiled model calls the hooks: it must not trace into the manager
+    outside: Callable[[Any], Any] = torch.compiler.disable  # Dynamo calls the hooks too, and must not trace the manager
     hooks = (
         model.register_forward_pre_hook(outside(before), with_kwargs=True),
         model.register_forward_hook(outside(after), with_kwargs=True, always_call=True),

@@ -18,7 +18,7 @@ def test_steps_and_batches_stand_beside_the_own_cache_and_generate() -> None:
     compared = {(one.op, one.case, one.peer) for one in outcome.entries if one.peer}
     assert compared == {
         *(("step", f"toy R=2{size}{mode}", "own-cache") for size in SIZES for mode in ("", ", both in inference mode")),
-        ("batch", "toy R=2, equal lengths", "generate"), ("batch", "toy R=2, mixed lengths", "generate"),
+        *(("batch", f"toy R=2, {kind} lengths{size}", "generate") for size in SIZES for kind in ("equal", "mixed")),
     }  # fmt: skip
     for one in outcome.entries:
         assert one.value > 0 and (one.peer is None) == (one.ratio is None), one

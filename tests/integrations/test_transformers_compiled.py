@@ -43,8 +43,8 @@ def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     torch._dynamo.reset()
 
 
-def generated(model: Any) -> list[list[int]]:
-    with mst.StateCache(model, managed(model)) as cache:
+def generated(model: Any, kernels: Any = "auto") -> list[list[int]]:
+    with mst.StateCache(model, managed(model), kernels=kernels) as cache:
         tokens: list[list[int]] = model.generate(
             torch.tensor(PROMPTS), past_key_values=cache, max_new_tokens=8, do_sample=False
         ).tolist()
@@ -67,6 +67,15 @@ def test_a_compiled_model_chooses_the_same_tokens_and_is_not_compiled_at_each_le
     before = graphs.calls
     assert run(model) == expected
     assert graphs.calls - before == 8  # one a forward, so nothing breaks a graph
+
+
+def test_launches_on_slots_are_not_traced(model: Any) -> None:
+    expected, graphs = generated(model, "slots"), Graphs()
+    model.compile(backend=graphs)
+    assert generated(model, "slots") == expected
+    known = graphs.compiled
+    assert generated(model, "slots") == expected
+    assert graphs.compiled == known
 
 
 def test_a_model_is_tried_out_uncompiled(model: Any) -> None:

@@ -300,12 +300,13 @@ def install(model: Any) -> None:
 
 def _either(theirs: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
     known = inspect.signature(ours).parameters
+    launched: Callable[..., Any] = torch.compiler.disable(ours)  # Dynamo must not trace a launch
 
     @functools.wraps(theirs)
     def function(*args: Any, **kwargs: Any) -> Any:
         if not REFERENCES.isdisjoint(map(type, (*args, *kwargs.values()))):
             with torch.no_grad():  # it changes slots
-                return ours(*args, **{name: value for name, value in kwargs.items() if name in known})
+                return launched(*args, **{name: value for name, value in kwargs.items() if name in known})
         return theirs(*args, **kwargs)
 
     function.takes_references = True  # type: ignore[attr-defined]

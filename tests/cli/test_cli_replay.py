@@ -60,14 +60,14 @@ def test_replay_writes_json_to_stdout_and_nothing_else(trace: Path) -> None:
 
 def test_options_reach_the_replay(trace: Path, tmp_path: Path) -> None:
     target = tmp_path / "out.json"
-    given = ("--states", "2", "--pages", "45", "--policy", "greedy-dual", "--from", "0.5", "--limit", "30")
+    given = ("--states", "2", "--pages", "45", "--policy", "flop-aware", "--from", "0.5", "--limit", "30")
     of_loop = ("--chunk", "1000", "--every", "1024", "--running", "2", "--placement", "every-512")
     done = memstate("replay", trace, *given, *of_loop, "--json", target)
     assert done.status == 0 and done.err == ""
     loop = Loop(chunk=1000, every=1024, running=2, placement="every-512")
-    expected = asdict(replaying.replay(form.read(trace, 30), 2, 45, "greedy-dual", 0.5, loop=loop))
+    expected = asdict(replaying.replay(form.read(trace, 30), 2, 45, "flop-aware", 0.5, loop=loop))
     assert untimed(json.loads(target.read_text())) == untimed(expected)
-    assert "greedy-dual" in done.out and f"{expected['block_hit_rate']:.3f}" in done.out  # the table is shown as well
+    assert "flop-aware" in done.out and f"{expected['block_hit_rate']:.3f}" in done.out  # the table is shown as well
     assert "talks.jsonl: block hit rate, 45 pages, 15 requests" in done.out
 
 

@@ -3,12 +3,11 @@
 import random
 from collections.abc import Callable, Sequence
 from itertools import islice
-from unittest.mock import Mock
 
 import pytest
 import torch
 
-from memstate.prefix.policies import FlopAware, GreedyDual, Lru, LruPages, PathCap, Place, ReturnRate, StatePolicy
+from memstate.prefix.policies import FlopAware, Lru, LruPages, Place, ReturnRate, StatePolicy
 from memstate.prefix.policies.learning import AGES, SHRINKAGE, WIDTHS, ReturnRates
 from memstate.prefix.policies.return_rate import BOUNDARY, BRANCH, NAMED, PASSED, USED, USED_PASSED
 from memstate.prefix.tree import Node, Tree
@@ -61,7 +60,7 @@ def test_a_use_refreshes_what_was_used_and_not_what_leads_to_it() -> None:
     assert list(forest.policy.victims()) == []
 
 
-@pytest.mark.parametrize("make", [Lru, GreedyDual, ReturnRate, lambda: PathCap(2, ReturnRate())])
+@pytest.mark.parametrize("make", [Lru, FlopAware, ReturnRate])
 def test_a_look_at_what_comes_next_changes_nothing(make: Callable[[], StatePolicy], generator: torch.Generator) -> None:
     """However often one of two asks, both evict the same. Right after an eviction it sees the same order."""
     looking, blind = Forest(make()), Forest(make())
@@ -108,29 +107,6 @@ def test_pages_of_an_inner_run_are_as_recent_as_what_was_below_it() -> None:
     assert LruPages(tombstones=False).keeps(long)
 
 
-def test_greedy_dual_by_hand() -> None:
-    """value = clock + (1 + uses) x gain; the clock is the value of the last that went."""
-    forest = Forest(GreedyDual(), a=A, c=C, b=B)  # 4, 2, 6
-    assert forest.order() == "c a b"
-    forest.use("a")  # 2 x 4
-    assert forest.order() == "c b a"
-    forest.drop("c")  # the clock is 2 from now on
-    forest.add("d", *D)  # 2 + 1
-    forest.use("d")  # 2 + 2 x 1
-    forest.add("e", 40, 41, 42, 43, 44)  # 2 + 5
-    assert forest.order() == "d b e a"
-    forest.use("d")  # 2 + 3
-    forest.use("d")  # 2 + 4: as much as b, and placed later
-    assert forest.order() == "b d e a"
-    forest.drop("a")  # not the least: the clock stays
-    forest.add("f", 50, 51, 52)  # 2 + 3
-    assert forest.order() == "f b d e"
-    forest.drop("e")
-    forest.drop("f")  # 5
-    forest.add("g", 60)  # 5 + 1
-    assert forest.order() == "b d g"
-
-
 def test_flop_aware_by_hand() -> None:
     """(last use - oldest) / span + alpha x saved / most saved; what two continuations share goes last."""
     orders = {0.0: "a c b d", 0.5: "a c d b", 1.5: "c a d b", 5.0: "d c a b"}
@@ -160,55 +136,7 @@ def test_flop_aware_takes_compute_from_a_function() -> None:
         assert forest.order() == order
 
 
-def talk(forest: Forest, turns: int) -> None:
-    for turn in range(1, turns + 1):
-        forest.add(f"t{turn}", *range(100, 100 + turn))
-
-
-def test_beyond_the_cap_goes_what_fewest_used_and_of_equals_the_shortest() -> None:
-    forest = Forest(PathCap(2, Lru()), c=C)
-    talk(forest, 2)
-    assert forest.order() == "c t1 t2"  # two are allowed
-    talk_on = Forest(PathCap(2, Lru()), c=C)
-    talk(talk_on, 2)
-    talk_on.use("t1")
-    talk_on.add("t3", 100, 101, 102)
-    assert talk_on.order() == "t2 c t1 t3"  # t1 was used once
-    forest.add("t3", 100, 101, 102)
-    assert forest.order() == "t1 c t2 t3"
-    forest.add("t4", 100, 101, 102, 103)
-    assert forest.order() == "t1 t2 c t3 t4"  # in the order in which they came to be too many
-    forest.use("t1")
-    assert forest.order() == "t2 c t3 t4 t1"  # what is used again is not too much
-    forest.drop("t2")
-    assert forest.order() == "c t3 t4 t1"
-
-
-def test_a_state_where_prompts_part_is_nobodys_past() -> None:
-    assert Forest(PathCap(1, Lru()), a=A, x=(*A, 90)).order() == "a x"
-    forest = Forest(PathCap(1, Lru()), c=C, a=A, x=(*A, 90))
-    assert forest.order() == "a c x"
-    forest.use("a")
-    forest.tree.insert(Prompt(encode((*A, 91)), None), [1, 2, 3, 4, 5])
-    forest.add("y", *A, 90, 92)
-    assert forest.order() == "x c a y"  # a has two continuations and does not count
-
-
-def test_the_cap_hands_on_all_that_it_hears() -> None:
-    inner, node = Mock(spec=Lru, remembers=True), Node(None, b"", [], 0)
-    inner.pages.return_value, inner.admits.side_effect = LruPages(tombstones=False), lambda place: place.end == 3
-    cap = PathCap(3, inner)
-    for name, given in (
-        ("added", (node, "end")), ("used", (node,)), ("asked", (node, 4)),
-        ("dropped", (node,)), ("forgotten", (node,)),
-    ):  # fmt: skip
-        getattr(cap, name)(*given)
-        assert getattr(inner, name).call_args.args == given
-    assert cap.admits(Place(3, 0, "again")) and not cap.admits(Place(2, 0, "prompt"))
-    assert cap.remembers and cap.pages() is inner.pages.return_value
-
-
-@pytest.mark.parametrize("policy", [Lru(), GreedyDual(), FlopAware(), PathCap(3, Lru()), ReturnRate()], ids=repr)
+@pytest.mark.parametrize("policy", [Lru(), FlopAware(), ReturnRate()], ids=repr)
 def test_which_kinds_of_states_are_admitted(policy: StatePolicy) -> None:
     kinds = [kind for kind in ("boundary", "prompt", "branch", "end", "again") if policy.admits(Place(4, 1, kind))]
     assert kinds == ["boundary", "prompt", "branch", "end"] + ["again"] * isinstance(policy, ReturnRate)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import memstate as ms
-from memstate.prefix.policies import FlopAware, Lru, LruPages, PathCap, Place, ReturnRate
+from memstate.prefix.policies import FlopAware, Lru, LruPages, Place, ReturnRate
 from tests.support import owners
 from tests.support.build import build
 
@@ -117,7 +117,6 @@ PREFIXES = [{"states": LruPages()}, {"states": "lru"}, {"states": Lru}, {"pages"
 WRONG: list[Any] = [
     *(partial(ms.Prefix, **wrong) for wrong in PREFIXES),
     *(partial(manager, **wrong) for wrong in ({"prefix": True}, {"prefix": Lru()}, {"journal": -1}, {"journal": 1.5})),
-    *(partial(PathCap, *wrong) for wrong in ((0, Lru()), (True, Lru()), (3, "lru"))),
     *(partial(FlopAware, *wrong) for wrong in ((float("nan"),), (-1.0,), (1.0, "linear"))),
 ]  # fmt: skip
 
@@ -128,12 +127,11 @@ def test_G1_settings_that_cannot_be_meant_are_refused_at_construction(make: Call
         make()
 
 
-def test_a_policy_of_another_manager_is_noticed_also_within_others() -> None:
+def test_a_policy_of_another_manager_is_noticed() -> None:
     shared = Lru()
-    first = manager(prefix=ms.Prefix(states=PathCap(2, shared)))
-    for again in (ms.Prefix(states=PathCap(3, shared)), ms.Prefix(states=shared)):
-        with pytest.raises(ms.ConfigurationError, match="another manager"):
-            manager(prefix=again)
+    first = manager(prefix=ms.Prefix(states=shared))
+    with pytest.raises(ms.ConfigurationError, match="another manager"):
+        manager(prefix=ms.Prefix(states=shared))
     assert first.free_slots == 8
 
 

@@ -8,11 +8,18 @@ last.
 from collections.abc import Callable, Iterator
 
 from memstate.errors import ConfigurationError
-from memstate.prefix.policies.greedy_dual import gain
 from memstate.prefix.policies.lru import Lru
 from memstate.prefix.tree import Node
 
 Flops = Callable[[int, int], float]
+
+
+def gain(node: Node) -> int:
+    """Returns the pages that need not be computed because of a node's state: back to the nearest state above it."""
+    above = node.parent
+    while above is not None and above.snapshot is None:
+        above = above.parent
+    return node.end - (above.end if above is not None else 0)
 
 
 def linear(start: int, end: int) -> float:

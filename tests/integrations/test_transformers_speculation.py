@@ -16,7 +16,7 @@ pytest.importorskip("transformers")
 from transformers import GenerationConfig
 
 import memstate.integrations.transformers as mst
-from memstate.integrations.transformers import reading, server
+from memstate.integrations.transformers import reading, steps
 from memstate.integrations.transformers.drafts import Assistant
 from memstate.integrations.transformers.speculation import Speculation
 from tests.integrations.servers import SPECULATING, Raises, hooked, raising
@@ -123,7 +123,7 @@ def test_rows_of_one_forward_differ_in_how_many_guesses_are_made_and_right(
         return moved[-1]
 
     monkeypatch.setattr(Speculation, "verify", counted)
-    monkeypatch.setattr(server, "PADS", pads)
+    monkeypatch.setattr(steps, "PADS", pads)
     mem = managed(model, **GUESSING, max_requests=4)
     found = served(model, mem, texts, assistant=guess, kernels="slots")
     assert [one.tokens for one in found] == expected

@@ -3,9 +3,10 @@
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from queue import SimpleQueue
 from random import Random
-from threading import Thread
+from threading import Thread, current_thread
 from typing import Any
 
 import pytest
@@ -302,3 +303,18 @@ def test_random_clients_of_several_threads_get_one_end_each(seed: int, answers: 
             assert [event.token for event in events if isinstance(event, mst.Token) and event.sample == one.sample] == (
                 one.tokens
             )
+
+
+def test_any_thread_has_functions_called_in_the_driving_thread() -> None:
+    with driven(server_of()) as server:
+        chat = server.call(lambda: server.mem.sessions.open("chat")).result(WAITS)
+        twin = server.call(lambda: server.fork(chat, "twin")).result(WAITS)
+        assert server.call(current_thread).result(WAITS) is not current_thread()
+        with pytest.raises(ZeroDivisionError):
+            server.call(lambda: 1 // 0).result(WAITS)
+        given_up = server.call(lambda: server.call(lambda: None).cancel())  # the step that runs it calls no other one
+        assert given_up.result(WAITS)
+        for session in (chat, twin):
+            server.call(partial(server.mem.sessions.close, session)).result(WAITS)
+    with pytest.raises(ms.InvalidArgument, match="the server is closed"):
+        server.call(lambda: None)

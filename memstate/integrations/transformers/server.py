@@ -5,6 +5,7 @@ import time
 from asyncio import Queue, get_running_loop
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Hashable, Iterable
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from itertools import count
@@ -204,25 +205,53 @@ class Server:
     def fork(self, session: Session, name: Hashable) -> Session:
         """Opens a second session that goes on from the last turn of another, as `mem.sessions.fork` does.
 
-        The caller must drive the server. The KV that both fill up differently is copied.
+        Call it in the driving thread, between two steps or in a function for `call`. The KV that both fill up
+        differently is copied.
 
         Args:
             session: the session to fork, without a running turn.
             name: the name of the new one.
 
         Raises:
-            MemstateError: as `mem.sessions.fork`; or code that a step calls has called it.
+            MemstateError: as `mem.sessions.fork`.
 
         Syncs: no.
         """
+        twin, copies = self.mem.sessions.fork(session, name)
+        if self._batches.kv is not None:
+            self._batches.kv.copy(copies)
+        return twin
 
-        def forked() -> Session:
-            twin, copies = self.mem.sessions.fork(session, name)
-            if self._batches.kv is not None:
-                self._batches.kv.copy(copies)
-            return twin
+    def call(self, work: Callable[[], T]) -> "Future[T]":
+        """Runs a function in the driving thread, when its next step begins. Any thread and any code can call it.
 
-        return self._drive(forked)
+        There it can use the manager, such as `mem.sessions.open`, and call `fork`.
+
+        Args:
+            work: the function.
+
+        Returns:
+            What it returns or raises; in asyncio, `await asyncio.wrap_future(server.call(work))`.
+
+        Raises:
+            InvalidArgument: the server is closed.
+
+        Syncs: no.
+        """
+        done = Future[T]()
+
+        def run() -> None:
+            if done.set_running_or_notify_cancel():
+                try:
+                    done.set_result(work())
+                except Exception as error:
+                    done.set_exception(error)
+
+        with self._wake:
+            if self._closed:
+                raise InvalidArgument("the server is closed: make another one")
+            self.ask(run)
+        return done
 
     def abort(self, id: Hashable) -> None:
         """Ends the requests of a name, with all their samples, in the next step. Any thread and any code can call it.

@@ -1,0 +1,56 @@
+"""Many clients of examples/serve_http, of which some go away: every finished answer is right, and nothing is left.
+
+    python -m tests.proof.http_load [--minutes 10] [--clients 100] [--rounds 7]
+
+Starts the example in a process of its own, on a small model in fp32. First the model's own cache answers each prompt
+alone. Prompts where two tokens are almost equally likely are left out: a batch rounds otherwise than one row. Then
+clients ask for these answers, whole or in streams. 30 % of the requests end because the client goes away: before the
+first token, or at any later moment. One client reads slowly. At last pairs of rounds run the same requests over HTTP
+and, in the server's own loop, through `Server.stream`.
+
+Prints a line a minute. The exit status says whether an answer is wrong, something is left or memory grows.
+"""
+
+import argparse
+import asyncio
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.proof.http_load.cases import Case, prepare
+from tests.proof.http_load.load import Load
+from tests.proof.http_load.serving import serve
+from tests.support.sources import ROOT
+
+
+def run(folder: str, cases: list[Case], clients: int, minutes: float, rounds: int) -> int:
+    """Runs the load on the model of a folder, and returns the exit status."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "tests.proof.http_load", "--serve", folder, str(port)]
+    with subprocess.Popen(command, cwd=ROOT) as process:
+        try:
+            return asyncio.run(Load(port, folder, cases, clients).run(60 * minutes, rounds))
+        finally:
+            process.terminate()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.proof.http_load")
+    parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--clients", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--serve", nargs=2, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.serve:
+        serve(given.serve[0], int(given.serve[1]))
+        return 0
+    with tempfile.TemporaryDirectory() as folder:
+        return run(folder, prepare(Path(folder)), given.clients, given.minutes, given.rounds)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

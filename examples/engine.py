@@ -53,8 +53,8 @@ class Engine:
                 state[1] = 0.9 * state[1] + torch.softmax(seen @ state[0], 0) @ seen
                 after[entry, offset] = state.clone()
             states[:, step.write[entry]] = state
-        for entry, offset, slot in zip(*(column[: step.marked].tolist() for column in step.marks[1:]), strict=True):
-            states[:, slot] = after[entry, offset]  # a state inside the chunk, for the prefix cache
+        for mark in range(step.marked):  # states inside the chunks, for the prefix cache
+            states[:, step.marks.slot[mark]] = after[int(step.marks.entry[mark]), int(step.marks.offset[mark])]
         return torch.stack([EMBED @ after[entry, len(tokens)][1] for entry, tokens in enumerate(fed)])
 
     def admit(self, waiting: deque[Chat], running: list[Chat]) -> None:
@@ -99,4 +99,4 @@ class Engine:
                         else:
                             mem.sessions.close(chat.session)
         finally:
-            mem.end([chat.row for chat in running])  # nobody reads the tokens anymore
+            mem.end([chat.row for chat in running])  # also if the caller stops early, or an error comes

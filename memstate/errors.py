@@ -109,14 +109,11 @@ class OutOfLevels(MemstateError):
 
 
 class StaleHandle(MemstateError):
-    """A handle to a row, a snapshot or a step that has been released since."""
+    """A row, snapshot, session or step that has ended since. Its number was `generation`; `now` is another one's."""
 
     def __init__(self, what: str, generation: int, now: int, why: str = "") -> None:
         self.what, self.generation, self.now, self.why = what, generation, now, why
-        super().__init__(
-            f"{what}: the handle is of generation {generation}, now is {now}: "
-            f"{why or 'it was given up, ended by recover(), or belongs to another manager'}"
-        )
+        super().__init__(f"{what}: {why or 'it was dropped, has ended, or belongs to another manager'}")
 
 
 class RegisterInUse(MemstateError):

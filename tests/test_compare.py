@@ -12,7 +12,7 @@ import pytest
 
 import memstate as ms
 from memstate.testing import EngineDiffers, compare
-from tests.support.engine_faults import AHEAD, EXAMPLE, FAULTS, READ, WRITE, Change, engine
+from tests.support.engine_faults import AHEAD, EXAMPLE, FAULTS, MARK, READ, WRITE, Change, engine
 from tests.support.sources import ROOT
 
 BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n^```text\n(.*?)^```)?", re.DOTALL | re.MULTILINE)
@@ -71,7 +71,7 @@ def test_masked_logits_do_not_hide_a_difference() -> None:
         "- 7 * state[1, :, :1]) % WORDS).index_fill(1, torch.tensor([0]), -torch.inf)",
     )
     assert compare(engine(AHEAD, masked), PROMPTS, rtol=1e-6)["scarce"]["tokens"]
-    with pytest.raises(EngineDiffers, match="the logits of token 0 are wrong"):
+    with pytest.raises(EngineDiffers, match="the logits of its generated token 0 are wrong"):
         compare(engine(AHEAD, (masked[0], masked[1] + " + len(fed)")), PROMPTS, rtol=1e-6)
 
 
@@ -84,7 +84,7 @@ def test_with_a_tolerance_answers_may_part() -> None:
 
 def test_a_wrong_state_is_told_before_what_the_engine_raises_behind_it() -> None:
     changes = (
-        ("states[:, slot] = after[entry, offset]", "states[:, slot] = 0"),
+        (MARK, "states[:, step.marks.slot[mark]] = 0"),
         ("abort = yield", "abort = 1 / (len(rows) < 4); yield"),
     )
     with pytest.raises(EngineDiffers, match="`mark`") as raised:

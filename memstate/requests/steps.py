@@ -129,9 +129,8 @@ class Step:
     Attributes:
         serial: number of the step.
         record: the vectors on the device.
-        batch: the rows of the step on the host.
-        before: length of each entry before the step, int64 `batch`.
-        after: length of each entry after it, int64 `batch`. Of tokens with drafts it counts those that are certain,
+        before: length of each row before the step: its tokens so far, int64 `batch`.
+        after: length of each row behind it, int64 `batch`. Of tokens with drafts it counts those that are certain,
             until they are accepted.
         marks: the states inside the step that are kept as well, on the device: for each one its entry of the batch, its
             tokens of the step, and the slot for it. The forward stores them; our decode steps take it as it is.

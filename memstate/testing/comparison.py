@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 from memstate.engine.manager import StateManager
-from memstate.errors import InvalidArgument
+from memstate.errors import InvalidArgument, OutOfPages, OutOfRows, OutOfSlots
 from memstate.requests.handles import Request, Rows
 from memstate.testing.chaos import Chaos, Faults
 from memstate.testing.watch import EngineDiffers, Watch
@@ -127,6 +127,8 @@ def _serve(name: str, engine: Any, prompts: Sequence[Any], watch: Watch, draw: R
         mem.close()
     except Exception as error:
         first = error if isinstance(error, EngineDiffers) or not watch.wrong else watch.wrong[0][1]
+        if isinstance(first, OutOfSlots | OutOfRows | OutOfPages):  # rows that stay fill the manager
+            first = watch.leak(aborted.__contains__) or first
         first.add_note(f"compare: run {name}")
         raise first from error.__cause__ if first is error else error
     stats, counts = mem.stats(), watch.counts

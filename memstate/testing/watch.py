@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,8 @@ class EngineDiffers(MemstateError, AssertionError):
     Args:
         what: what differs, and where to look.
         prompt: number of the prompt.
-        vector: "read", "write", "snapshot" or "mark" of a step, or "answer".
-        length: tokens of the state, or number of the token in the answer.
+        vector: "read", "write", "snapshot" or "mark" of a step, "tokens" of `end` and `publish`, or "answer".
+        length: tokens of the state, or number of the token in the answer, from 0 on over all turns.
         place: for a state, the plane, its layer and the number of the step.
     """
 
@@ -58,7 +59,8 @@ class Watch:
             alone: whether it is the next prompt alone, which is noted. Otherwise all prompts run.
         """
         self.counts, self.wrong, self.parted = Counter[str](), list[tuple[int, EngineDiffers]](), set[int]()
-        self._mem, self._alone, stepping = mem, alone, mem._parts.stepping
+        self._mem, self._alone, stepping, ending = mem, alone, mem._parts.stepping, mem._parts.ending
+        self._last = dict[int, str]()  # of each request, the last step that was compared
         self.answers += [[]] if alone else []
         canary: Any = stepping._canary
         fault = canary.fault
@@ -72,6 +74,7 @@ class Watch:
             return error
 
         canary.fault = look
+        ending._require_continued = partial(self._filed, ending._require_continued)  # type: ignore[method-assign]
 
     def _look(self, step: Step, requests: dict[int, int]) -> None:
         """Looks at the slots of a step. `requests` are those whose states are needed, by entry of the batch."""
@@ -84,8 +87,7 @@ class Watch:
         places += [("mark", at, slot, before[at] + offset) for at, offset, slot in marks]
         places = [one for one in places if one[1] in requests and one[2] > 0 and one[3] > 0]
         places = [one for one in places if one[0] != "read" or one[2] != write[one[1]]]
-        slots = torch.tensor([slot for _, _, slot, _ in places], dtype=torch.int64, device=step.read.device)
-        saved = mem.planes.save(slots)
+        saved = mem.planes.save(torch.tensor([one[2] for one in places], dtype=torch.int64, device=step.read.device))
         for number, (vector, at, _, length) in enumerate(places):
             planes = (one for one in mem.layout.planes if one.grid and one.fill is not None)
             state = {one.name: saved[one.name][:, number] for one in planes if not length % (one.grid or 1)}
@@ -94,6 +96,7 @@ class Watch:
     def _hold(self, step: Step, vector: str, at: int, length: int, request: int, state: State) -> None:
         """Notes a state, or compares it with those that its prompt had alone."""
         self.counts["states"] += 1
+        self._last[request] = f" (the last: step {step.serial}, behind {step.after[at]} tokens)"
         prompt = self._prompt(request)
         known = self._states.setdefault((prompt, length), [])
         wrong = [self._differs(state, one) for one in known]
@@ -105,12 +108,10 @@ class Watch:
             layer, plane = min(wrong[-1])
             got, expected = (_wide(one[plane][layer]).flatten() for one in (state, known[-1]))
             worst = int((got - expected).abs().argmax())
-            what = (
-                f"step {step.serial}, which reads tokens {step.before[at]} to {step.after[at]}, has a wrong state of "
-                f"{length} tokens in its slot of `{vector}`: plane {plane!r}, layer {layer}, element {worst} is "
-                f"{got[worst]:.9g} instead of {expected[worst]:.9g}. "
-                f"Look at {self._hint(vector, step.before[at], prompt, state, layer)}"
-            )
+            what = f"step {step.serial}, which reads tokens {step.before[at]} to {step.after[at]}, has a wrong state "
+            what += f"of {length} tokens in its slot of `{vector}`: plane {plane!r}, layer {layer}, element {worst} is "
+            what += f"{got[worst]:.9g} instead of {expected[worst]:.9g}. Look at "
+            what += self._hint(vector, step.before[at], prompt, state, layer)
             self.wrong.append((request, EngineDiffers(what, prompt, vector, length, plane, layer, step.serial)))
 
     def _hint(self, vector: str, before: int, prompt: int, state: State, layer: int) -> str:
@@ -125,6 +126,17 @@ class Watch:
             return "what lies before this layer, the layers below are right: page table, positions, what KV pages hold"
         return f"what the forward was given, and what it keeps for each row: the state of {before} tokens was right"
 
+    def _filed(self, require: Callable[[int, bytes], None], row: int, key: bytes) -> None:
+        """Comes before states of a row are kept under tokens: those behind its prompt must be of its answer."""
+        require(row, key)
+        request, lease = self._mem._parts.table.ids[row], self._mem._parts.cache.leases.get(row)
+        if not self._alone and type(request) is int and lease and lease.prompt.key:
+            prompt, new = self._prompt(request), np.frombuffer(key, np.int64)[lease.prompt.tokens :].tolist()
+            answer = [token for token, _ in self.answers[prompt]]
+            if new and not any(answer[at : at + len(new)] == new[: len(answer) - at] for at in range(len(answer))):
+                what = f"`tokens=` of `end` or `publish` has {new} behind its prompt, and its answer is {answer}"
+                self.wrong.append((request, EngineDiffers(what, prompt, "tokens", lease.prompt.tokens + len(new))))
+
     def token(self, request: int, at: int, token: int, logits: Tensor) -> None:
         """Notes token number `at` of an answer, or requires that it is the one that the prompt had alone.
 
@@ -138,8 +150,9 @@ class Watch:
         elif at >= len(self.answers[prompt]):
             wrong = f"alone, the answer ends before token {at}. Look at what ends a row"
         elif not self._alike(torch.as_tensor(logits).cpu(), self.answers[prompt][at][1]):
-            wrong = f"the logits of token {at} are wrong, no state before is. Look at KV: page table, positions, what "
-            wrong += "cached pages hold; and whether they are the logits of the row's last token"
+            wrong = f"the logits of its generated token {at} are wrong, but all states before them are right"
+            wrong += f"{self._last.get(request, '')}. Look at KV: page table, positions, what cached pages hold; and "
+            wrong += "whether they are the logits of the row's last token"
         elif token != (wanted := self.answers[prompt][at][0]):
             wrong = f"token {at} is {token} instead of {wanted}, from the same logits. Look at the sampler and its seed"
             self.parted |= {request} if self.rtol else set()
@@ -161,8 +174,14 @@ class Watch:
             if at < (whole := len(self.answers[prompt])) and request not in self.parted:
                 what = f"the answer ends after {at} tokens, alone after {whole}. Look at what ends a row"
                 raise EngineDiffers(what, prompt, "answer", at)
-        if left := [self._mem._parts.table.ids[row.index] for row in self._mem.rows]:
-            raise LeakFound(f"rows of the requests {left} are left: end each row, also those of aborted requests")
+        if leak := self.leak(lambda request: True):
+            raise leak
+
+    def leak(self, ended: Callable[[Any], bool]) -> LeakFound | None:
+        """Returns an error if rows are left of requests that have `ended`."""
+        if left := [one for row in self._mem.rows if ended(one := self._mem._parts.table.ids[row.index])]:
+            return LeakFound(f"rows of the requests {left} are left: end each row, also those of aborted requests")
+        return None
 
     def _require(self, request: int | None = None, error: EngineDiffers | None = None) -> None:
         """Raises the first difference of the states of a request, or of any; else the error, if there is one."""

@@ -26,6 +26,9 @@ def engine(source: str, *changes: Change) -> Any:
 
 
 READ, WRITE = "states[:, step.read[entry]]", "states[:, step.write[entry]] = state"
+OFFSET = "int(step.marks.offset[mark])"
+MARK = f"states[:, step.marks.slot[mark]] = after[int(step.marks.entry[mark]), {OFFSET}]"
+END = "mem.end([chat.row], keep"
 PLAN = "step = mem.plan(rows, [len(tokens) for tokens in fed])\n"
 BUFFER = "vars(self)[str(step.rows[entry])]"
 SKIP = """fed = [fed[at][row not in vars(self) and lengths[at] > 0 :] or [0] for at, row in enumerate(rows)]
@@ -62,9 +65,9 @@ FAULTS = {
         "changed plane 'ssm'",
         ms.ForwardFault,
     ),
-    "forgets marks": Fault([("states[:, slot] = after[entry, offset]", "pass")], "at a mark", ms.ForwardFault),
+    "forgets marks": Fault([(MARK, "pass")], "at a mark", ms.ForwardFault),
     "stores marks a token late": Fault(
-        [("slot] = after[entry, offset]", "slot] = after[entry, min(offset + 1, len(fed[entry]))]")],
+        [(MARK, MARK.replace(OFFSET, f"min({OFFSET} + 1, len(fed[int(step.marks.entry[mark])]))"))],
         "prompt 0: .* wrong state of 8 tokens in its slot of `mark`.* state of prompt 0 after 9 tokens",
     ),
     "stores another snapshot": Fault(
@@ -95,7 +98,11 @@ FAULTS = {
         [(WRITE, WRITE + "; states[:, -1 - int(step.write[entry])] = state")], "it is the state of"
     ),
     "files states under other tokens": Fault(
-        [(TEXTS, NINES)], "prompt 2: .* in its slot of `read`.* `tokens=` .* it is the state of prompt 1"
+        [(TEXTS, NINES)], r"prompt 0: `tokens=` of .* `publish` has \[9\] behind its prompt, and its answer is"
+    ),
+    "files the end of an answer under other tokens": Fault(
+        [("tokens=[chat.tokens])", "tokens=[[*chat.tokens[:-1], 0] if not chat.messages else chat.tokens])")],
+        r"prompt 1: `tokens=` of `end` .* has \[.*, 0\] behind its prompt, and its answer is",
     ),
     "resumes from the snapshot of another row": Fault(
         [("zip(ends, kept,", "zip([*ends[1:], *ends[:1]], kept,")],
@@ -103,11 +110,11 @@ FAULTS = {
         source=AHEAD,
     ),
     "resumes from a length that is too large": Fault(
-        [("[: state.length])", "[: state.length + 1])")], "the logits of token 0 are wrong", source=AHEAD
+        [("[: state.length])", "[: state.length + 1])")], "the logits of its generated token 0 are wrong", source=AHEAD
     ),
     "takes the logits of another row": Fault(
         [("EMBED @ after[entry, len(tokens)][1]", "EMBED @ after[0, len(fed[0])][1]")],
-        "the logits of token 0 are wrong, no state before is",
+        r"its generated token 0 are wrong, but all states before them are right \(the last: step \d+, behind 3 tokens",
     ),
     "samples another token in a batch": Fault(
         [("int(scores.argmax())", "int(scores.argmax()) ^ (len(rows) > 1)")], "from the same logits"
@@ -120,9 +127,12 @@ FAULTS = {
         "alone, the answer ends before token 6",
     ),
     "loses a row": Fault(
-        [("mem.end([chat.row], keep", "chat.messages and mem.end([chat.row], keep")],
+        [(END, f"chat.messages and {END}")],
         r"rows of the requests \[0\] are left",
         ms.errors.LeakFound,
+    ),
+    "loses the rows of aborted requests": Fault(
+        [(END, f"abort or {END}")], r"rows of the requests \[6, 7\] are left", ms.errors.LeakFound
     ),
     "loses a slot": Fault([("mem.poll()", "mem.poll(), mem.pool.claim(1)")], "leaked", ms.errors.LeakFound),
 }

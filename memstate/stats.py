@@ -22,7 +22,7 @@ class PrefixStats(Shown):
         lookups: requests with tokens.
         prompt_tokens: tokens of these requests.
         hit_tokens: prompt tokens that need not be computed. The three `lost_` figures add up to the rest.
-        lost_no_sharing: prompt tokens that no request has computed before, or whose KV is gone.
+        lost_no_sharing: prompt tokens that the cache has never had, or whose KV is gone.
         lost_evicted: prompt tokens whose state was there and has been evicted.
         lost_no_snapshot: prompt tokens whose KV is there, and that never had a state.
         inserted: states.

@@ -117,6 +117,15 @@ def test_stalehandle() -> None:
     mem.end(rows)
     with pytest.raises(ms.StaleHandle, match="was ended"):
         mem.plan(rows)
+    mem = caching()
+    step = mem.plan(mem.admit([ms.Request("a")]))
+    mem.settle(step)
+    with pytest.raises(ms.StaleHandle, match="was settled"):
+        mem.settle(step)
+    chat = mem.sessions.open("chat")
+    mem.sessions.close(chat)
+    with pytest.raises(ms.StaleHandle, match="was closed"):
+        mem.admit([ms.Request("b", tokens=PROMPT, session=chat)])
 
 
 def test_broken() -> None:
@@ -249,6 +258,7 @@ def test_answers_differ_after_a_hit() -> None:
 def test_the_hit_rate_is_0() -> None:
     mem = caching()
     assert [serve(mem, PROMPT, keep=None, tokens=None) for _ in range(2)] == [0, 0]
+    assert mem.stats().prefix.inserted == 0 and mem.match(PROMPT).reason == "no_sharing"
     assert [serve(mem, [time, *PROMPT]) for time in range(2)] == [0, 0]
     assert str(mem.match([9, *PROMPT])) == "0 of 41 tokens by state, 0 by KV (41 no sharing)"
     assert [serve(mem, PROMPT) for _ in range(2)] == [0, 36]

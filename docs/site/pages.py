@@ -25,7 +25,7 @@ BESIDE = (  # beside pages
 WEIGHTS = dict.fromkeys(
     ("docs/behaviours", "docs/decisions", "docs/map", "docs/promises", "ARCHITECTURE", "CHANGELOG"), 0.3
 )
-WEIGHTS["docs/api"] = 0.1
+WEIGHTS |= {"docs/api": 0.1, "notebooks": 0.3}
 WHOLE = 0.2  # of a page as a whole, whose title would otherwise hide its sections
 
 

@@ -64,7 +64,7 @@ def compare(make: Callable[..., Any], prompts: Sequence[Any], *, rtol: float = 0
         What was compared.
 
     Raises:
-        EngineDiffers: a state or an answer differs.
+        EngineDiffers: a state or an answer differs, or a state is kept under tokens that the answer does not have.
         InvalidArgument: there was no state to compare.
         LeakFound: a request is left, or a slot.
         Exception: what the engine raised, such as ForwardFault. A note of each error names the run.

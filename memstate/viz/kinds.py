@@ -68,7 +68,7 @@ OTHERS: Final[Mapping[str, Kind]] = {
         Kind("padding", "#d23b3b", LIGHT, "padding", hatched=True),
         Kind("hit", "#2d8154", LIGHT, "need not be computed"),
         Kind("in host memory", "#2abcfa", INK, "found in host memory"),
-        Kind("no sharing", "#e6e6e6", INK, "computed by nobody before", dark="#3a3a3a"),
+        Kind("no sharing", "#e6e6e6", INK, "never in the cache", dark="#3a3a3a"),
         Kind("evicted", "#e48c14", INK, "lost: the state was evicted"),
         Kind("no snapshot", "#fabe27", INK, "lost: KV without a state"),
     )

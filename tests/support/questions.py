@@ -1,6 +1,6 @@
 """What readers type into the search box of the site, and where the answer is: a section, or a whole page.
 
-Fifteen questions each of an engine author, a researcher, an operator and a user of Transformers.
+Fifteen or sixteen questions each of an engine author, a researcher, an operator and a user of Transformers.
 """
 
 GUIDE, KERNELS, PREFILL, FAQ, START = "docs/guide/", "docs/kernels/", "docs/prefill/", "docs/faq/", "docs/start/"
@@ -17,6 +17,7 @@ ENGINE = {
         f"{ERRORS}.OutOfSlots",
     ),
     "StaleHandle": (f"{FAQ}#stalehandle", f"{ERRORS}.StaleHandle"),
+    "what does StaleHandle mean": (f"{FAQ}#stalehandle", f"{ERRORS}.StaleHandle"),
     "keep state at a given length of the prompt": (f"{PREFILL}#which-states-are-kept",),
     "kernel updates state in place": (f"{GUIDE}#use-in-place-kernels",),
     "chunked prefill": (PREFILL, f"{PREFILL}#the-loop", f"{PREFILL}#chunks-that-lose-nothing"),
@@ -27,7 +28,12 @@ ENGINE = {
     "multi-turn conversation": ("docs/sessions/", "docs/sessions/#the-loop"),
     "states differ after a cache hit": (f"{FAQ}#answers-differ-after-a-hit",),
     "flash linear attention": (f"{KERNELS}#flash-linear-attention",),
-    "ping-pong or redirect": (f"{GUIDE}#choose-a-strategy", "docs/concepts/#snapshots", "docs/strategies/"),
+    "ping-pong or redirect": (
+        f"{GUIDE}#choose-a-strategy",
+        "docs/concepts/#snapshots",
+        "docs/strategies/",
+        "docs/glossary/#ping-pong",
+    ),
 }
 RESEARCHER = {
     "size of a state": (f"{TIERS}#sizing", "docs/concepts/#state-and-kv"),
@@ -52,6 +58,7 @@ RESEARCHER = {
 }
 OPERATOR = {
     "hit rate is 0": (f"{FAQ}#the-hit-rate-is-0", f"{METRICS}#the-hit-rate-fell-why"),
+    "hit rate": (f"{FAQ}#the-hit-rate-is-0", f"{METRICS}#the-hit-rate-fell-why", "docs/glossary/#hit"),
     "prometheus": (METRICS,),
     "grafana dashboard": (METRICS,),
     "how much memory do I need": ("docs/capacity/", "docs/capacity/#an-example", f"{GUIDE}#choose-sizes"),

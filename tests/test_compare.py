@@ -65,14 +65,20 @@ def test_rounding_needs_a_tolerance() -> None:
     assert compare(engine(AHEAD, rounds), PROMPTS, rtol=1e-6)["scarce"]["parted"] == 0
 
 
-def test_masked_logits_do_not_hide_a_difference() -> None:
+@pytest.mark.parametrize("mask", ["-torch.inf", "-1e9", "torch.finfo().min", "torch.nan"])
+def test_masked_logits_do_not_hide_a_difference(mask: str) -> None:
     masked = (
         "- 7 * state[1, :, :1]) % WORDS)",
-        "- 7 * state[1, :, :1]) % WORDS).index_fill(1, torch.tensor([0]), -torch.inf)",
+        f"- 7 * state[1, :, :1]) % WORDS).index_fill(1, torch.tensor([0]), {mask})",
     )
-    assert compare(engine(AHEAD, masked), PROMPTS, rtol=1e-6)["scarce"]["tokens"]
+    for rtol in (0, 1e-6):
+        assert compare(engine(AHEAD, masked), PROMPTS, rtol=rtol)["scarce"]["tokens"]
     with pytest.raises(EngineDiffers, match="the logits of its generated token 0 are wrong"):
-        compare(engine(AHEAD, (masked[0], masked[1] + " + len(fed)")), PROMPTS, rtol=1e-6)
+        compare(
+            engine(AHEAD, (masked[0], masked[1].replace(".index_fill", ".add(len(fed)).index_fill"))),
+            PROMPTS,
+            rtol=1e-6,
+        )
 
 
 def test_with_a_tolerance_answers_may_part() -> None:
@@ -80,6 +86,15 @@ def test_with_a_tolerance_answers_may_part() -> None:
     with pytest.raises(EngineDiffers, match=r"token 0 is .* from the same logits"):
         compare(engine(AHEAD, other), PROMPTS)
     assert compare(engine(AHEAD, other), PROMPTS, rtol=1e-6)["together"]["parted"] == 8
+
+
+def test_a_state_that_was_wrong_before_answers_part_is_told() -> None:
+    changes = (
+        ("int(scores.argmax())", "int(scores.argmax()) ^ (len(fed) > 1)"),
+        ("step.write.long()] = state", "step.write.long()] = state + (len(fed) > 1) * torch.tensor([[[1]], [[0]]])"),
+    )
+    with pytest.raises(EngineDiffers, match="plane 'ssm', layer 0"):
+        compare(engine(AHEAD, *changes), PROMPTS, rtol=1e-6)
 
 
 def test_a_wrong_state_is_told_before_what_the_engine_raises_behind_it() -> None:
@@ -97,6 +112,21 @@ def test_states_of_requests_with_other_ids_cannot_be_compared() -> None:
         compare(engine(EXAMPLE, ("ms.Request(chat.number,", "ms.Request(str(chat.number),")), CHATS)
     with pytest.raises(ms.InvalidArgument, match=r"^0 prompts gave no state"):
         compare(engine(EXAMPLE), [])
+    with pytest.raises(ms.InvalidArgument, match=r"^4 prompts gave no state"):
+        compare(engine(EXAMPLE, ("ms.Request(chat.number,", "ms.Request(chat.number + 1,")), CHATS)
+    with pytest.raises(ms.InvalidArgument, match="request 1: expected the number of one of 1 prompts"):
+        compare(engine(EXAMPLE, ("abort = yield chat.number,", "abort = yield chat.number + 1,")), CHATS)
+
+
+@pytest.mark.parametrize("wrong", [{"rtol": -1}, {"rtol": float("nan")}, {"rtol": float("inf")}, {"seed": "x"}])
+def test_arguments_are_checked_first(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ms.InvalidArgument, match=f"^{next(iter(wrong))}"):
+        compare(lambda **_: pytest.fail("made an engine"), CHATS, **wrong)
+
+
+def test_an_engine_must_hand_debug_on() -> None:
+    with pytest.raises(ms.InvalidArgument, match=r"StateManager\(debug=\)"):
+        compare(engine(EXAMPLE, ("debug=debug", "debug=False")), CHATS)
 
 
 def lines(text: str) -> list[str]:

@@ -8,6 +8,7 @@ from itertools import count
 from random import Random
 from typing import Any
 
+from memstate.checks import whole
 from memstate.engine.manager import StateManager
 from memstate.errors import InvalidArgument, OutOfPages, OutOfRows, OutOfSlots
 from memstate.requests.handles import Request, Rows
@@ -69,7 +70,10 @@ def compare(make: Callable[..., Any], prompts: Sequence[Any], *, rtol: float = 0
         LeakFound: a request is left, or a slot.
         Exception: what the engine raised, such as ForwardFault. A note of each error names the run.
     """
-    watch, runs, pages = Watch(rtol), Comparison(alone=Counter()), 0
+    whole("seed", seed, least=0)
+    if not isinstance(rtol, int | float) or not 0 <= rtol < 1:
+        raise InvalidArgument(f"rtol={rtol!r}: expected a number from 0 to below 1")
+    watch, runs, pages, prompts = Watch(rtol), Comparison(alone=Counter()), 0, list(prompts)
     for prompt in prompts:
         engine = make(debug=True)
         watch.begin(engine.mem, alone=True)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from memstate.engine.manager import StateManager
-from memstate.errors import LeakFound, MemstateError
+from memstate.errors import InvalidArgument, LeakFound, MemstateError
 from memstate.requests.steps import Step
 
 State = dict[str, Tensor]  # name of a plane -> `layer ...`
@@ -62,7 +62,10 @@ class Watch:
         self._mem, self._alone, stepping, ending = mem, alone, mem._parts.stepping, mem._parts.ending
         self._last = dict[int, str]()  # of each request, the last step that was compared
         self.answers += [[]] if alone else []
+        self._numbers = range(1 if alone else 2 * len(self.answers))
         canary: Any = stepping._canary
+        if canary is None:
+            raise InvalidArgument("make(debug=True) gave a manager without debug: hand it on to StateManager(debug=)")
         fault = canary.fault
 
         def look(step: Step | None, relied: Callable[[Step], NDArray[np.bool_]]) -> Any:
@@ -70,7 +73,9 @@ class Watch:
             error = fault(step, relied)
             if error is None and step is not None and step is stepping.open and not mem.forward.tail:
                 ids = [mem._parts.table.ids[row] for row in step.numbers.tolist()]
-                self._look(step, {at: ids[at] for at in np.flatnonzero(relied(step)).tolist() if type(ids[at]) is int})
+                self._look(
+                    step, {at: ids[at] for at in np.flatnonzero(relied(step)).tolist() if ids[at] in self._numbers}
+                )
             return error
 
         canary.fault = look
@@ -155,7 +160,9 @@ class Watch:
             wrong += "whether they are the logits of the row's last token"
         elif token != (wanted := self.answers[prompt][at][0]):
             wrong = f"token {at} is {token} instead of {wanted}, from the same logits. Look at the sampler and its seed"
-            self.parted |= {request} if self.rtol else set()
+            if self.rtol:
+                self._require(request)  # what was wrong before has not come of it
+                self.parted.add(request)
         self._require(request, EngineDiffers(wrong, prompt, "answer", at) if wrong else None)
 
     def end(self, served: dict[int, int]) -> None:
@@ -190,15 +197,28 @@ class Watch:
             raise first
 
     def _prompt(self, request: int) -> int:
-        """Returns the number of a request's prompt."""
+        """Returns the number of a request's prompt.
+
+        Raises:
+            InvalidArgument: no prompt has the number.
+        """
+        numbers = 1 if self._alone else 2 * len(self.answers)
+        if not 0 <= request < numbers:
+            raise InvalidArgument(
+                f"request {request}: expected the number of one of {numbers} prompts, in Request(id) too"
+            )
         return len(self.answers) - 1 if self._alone else request % len(self.answers)
 
     def _alike(self, got: Tensor, expected: Tensor) -> bool:
-        """Returns whether two tensors are equal, or differ by no more than `rtol` allows."""
-        if torch.equal(got, expected) or not self.rtol:
-            return torch.equal(got, expected)
-        most = self.rtol * _wide(expected).nan_to_num(0, 0, 0).abs().max().item()
-        return torch.allclose(_wide(got), _wide(expected), rtol=0, atol=most)
+        """Returns whether two tensors are equal, or differ by no more than `rtol` allows of the largest that differs.
+
+        So a number that masks others, such as -1e9, does not hide what is wrong beside it.
+        """
+        if got.shape != expected.shape or torch.equal(got, expected):
+            return got.shape == expected.shape
+        got, expected = _wide(got), _wide(expected)
+        other = expected[got != expected].nan_to_num(0, 0, 0).abs()
+        return torch.allclose(got, expected, rtol=0, atol=self.rtol * max(other.tolist(), default=0), equal_nan=True)
 
     def _differs(self, got: State, expected: State) -> list[tuple[int, str]]:
         """Returns layers and planes of a state that differ."""

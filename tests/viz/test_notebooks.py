@@ -10,6 +10,7 @@ sliders: these have random ids and need a live kernel. In full runs the test mov
 import os
 import sys
 from ast import literal_eval
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -176,6 +177,10 @@ def test_notebook_is_small_and_knows_no_machine(path: Path) -> None:
     assert [
         cell.metadata for cell in book.cells if cell.metadata
     ] == []  # no times of execution, no states of an editor
+    lines = [
+        line for cell in texts(book.cells) for kind, text in cell if kind == "stdout" for line in text.splitlines()
+    ]
+    assert [line for line, times in Counter(lines).items() if line and times > 3] == []  # a loop prints the same again
     assert "jupyter.widget" not in path.read_text(encoding="utf-8")
 
 

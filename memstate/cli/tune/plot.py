@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-WIDTH, INCHES_A_ROW = 9.0, 0.17
+WIDTH, INCHES_A_ROW = 9.0, 0.2
 COLOURS = {"chosen": "#5b9a68", "default": "#3b6ea5", "": "#b9b9b9"}
 
 
@@ -60,7 +60,7 @@ def _panel(axes: "Axes", kernel: str, trials: list[Trial], outcome: SweepResult)
     colours = [COLOURS[next(iter(found), "")] for found in noted]
     axes.barh(range(len(shown)), [_length(trial) for trial in shown], color=colours, height=0.75)
     names = [f"{text_of(trial.config)}{_said(found)}" for trial, found in zip(shown, noted, strict=True)]
-    axes.set_yticks(range(len(shown)), names, fontsize=6)
+    axes.set_yticks(range(len(shown)), names, fontsize=8)
     axes.invert_yaxis()
     axes.set_xlim(left=0)
     axes.set_xlabel("device time of a call, us" if outcome.timed else shown[0].unit if shown else "", fontsize=7)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from memstate.checks import INT32_MAX
+from memstate.cli.own import own
 from memstate.errors import InvalidArgument
 from memstate.prefix import Prefix
 from memstate.prefix.placement import Ends, Nowhere, Placement
@@ -12,8 +13,9 @@ from memstate.prefix.policies.flop_aware import FlopAware
 from memstate.prefix.policies.lru import Lru, LruPages
 from memstate.prefix.policies.return_rate import ReturnRate
 
-# for states and for pages
-POLICIES: dict[str, tuple[Callable[[], StatePolicy], Callable[[], PagePolicy] | None]] = {
+Named = str | Callable[[], StatePolicy]
+Factories = tuple[Callable[[], StatePolicy], Callable[[], PagePolicy] | None]  # for states and for pages
+POLICIES: dict[str, Factories] = {
     "lru": (Lru, lambda: LruPages(tombstones=False)),
     "lru-tombstones": (Lru, LruPages),
     "flop-aware": (FlopAware, LruPages),
@@ -44,13 +46,34 @@ def placement_of(name: str) -> Placement:
     return named[name]
 
 
-def prefix_of(policy: str, states: int, **settings: Any) -> Prefix:
+def prefix_of(policy: Named, states: int, **settings: Any) -> Prefix:
     """Returns the settings of a prefix cache of so many states under a policy.
 
     Args:
-        policy: A name of `POLICIES`.
+        policy: As `factories_of` takes it.
         states: The most states that it keeps.
         settings: Further settings of `Prefix`.
+
+    Raises:
+        InvalidArgument: There is no such policy.
+        ConfigurationError: What was made is no `StatePolicy`.
     """
-    of_states, of_pages = POLICIES[policy]
+    of_states, of_pages = factories_of(policy)
     return Prefix(of_states(), of_pages and of_pages(), most_states=states, **settings)
+
+
+def factories_of(policy: Named) -> Factories:
+    """Returns what makes the policies for states and for pages; None for those that go with the states.
+
+    Args:
+        policy: A name of `POLICIES`, module:name of a class or function that makes a policy for states, or that class
+            or function.
+
+    Raises:
+        InvalidArgument: There is no such policy.
+    """
+    if not isinstance(policy, str):
+        if not callable(policy):
+            raise InvalidArgument(f"policy {policy!r}: expected a name, or a class or function that makes one")
+        return policy, None
+    return POLICIES.get(policy) or (own("policy", policy, f"{', '.join(POLICIES)}, bound, or module:class"), None)

@@ -84,6 +84,14 @@ def test_several_policies_and_sizes_are_a_list_and_a_table(trace: Path) -> None:
     assert all(policy in shown.out for policy in NAMES)
 
 
+def test_a_policy_in_the_current_folder(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (trace.parent / "mine_of_replay.py").write_text("from memstate.prefix.policies import Lru\n\nclass Mine(Lru): ...\n")
+    monkeypatch.chdir(trace.parent)
+    given = ("--limit", "9", "--states", "2", "--policy", "mine_of_replay:Mine,lru-tombstones", "--json", "-")
+    mine, named = map(untimed, json.loads(memstate("replay", trace, *given).out))
+    assert mine == named | {"policy": "mine_of_replay:Mine"}
+
+
 def test_what_is_refused_is_refused_before_the_work(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("memstate.cli.replay.runs.replay", lambda *given: pytest.fail("it began"))
     wrong_loop = (("--chunk", "0"), ("--every", "100"), ("--running", "0"), ("--placement", "all"))

@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memstate.cli.replay import BOUND, NAMES, Loop, Replayed, bound, compare, replay, table
+import memstate as ms
+from memstate.cli.replay import BOUND, NAMES, Loop, Replayed, bound, compare, rated, replay, table
 from memstate.cli.replay.requests import Units, followed, served
 from memstate.cli.traces import BLOCK, TraceRequest
 from memstate.cli.traces.make import KINDS, make
 from memstate.errors import ConfigurationError, InvalidArgument
+from memstate.prefix.policies import Lru
 
 ENDS = Loop(every=16 * BLOCK)  # decode leaves no state before that length
 
@@ -336,6 +338,18 @@ def test_beside_the_bound_a_policy_has_its_share_of_it() -> None:
     assert "leaked" not in rows[BOUND]
 
 
+def test_a_policy_of_the_callers_own() -> None:
+    """As a class, as a function, and by its name; the names of policies are looked up when they are used."""
+    trace = short("chat", 60, 0)
+    named = same(replay(trace, 8, 100, "lru-tombstones"))
+    for policy, name in ((Lru, "Lru"), (lambda: Lru(), "<lambda>"), (f"{Lru.__module__}:Lru",) * 2):
+        assert same(replay(trace, 8, 100, policy)) == named | {"policy": name}
+    assert [one.policy for one in compare(trace, [2], 100, ["lru", Lru])] == ["lru", "Lru"]
+    plan = ms.capacity("qwen3_next", "14GiB", context=32 * 1024, concurrency=4, every=512)
+    rates = [[split.hit_rate for split in rated(plan, trace, policy=policy).splits] for policy in (Lru, "return-rate")]
+    assert rates[0] != rates[1]
+
+
 TRACE = [request(1, 2, 3, answer=5)]
 
 
@@ -343,6 +357,7 @@ TRACE = [request(1, 2, 3, answer=5)]
     ("act", "says"),
     [
         (lambda: replay(TRACE, 1, 4, "fifo"), "policy 'fifo': expected lru, "),
+        (lambda: replay(TRACE, 1, 4, Lru()), r"policy Lru\(\): expected a name, or a class or function"),  # type: ignore[arg-type]
         (lambda: replay(TRACE, 0, 4, "lru"), "states 0: expected at least 1, at most"),
         (lambda: replay(TRACE, 1, 0, "lru"), "pages 0: "),
         (lambda: replay(TRACE, 1, 3, "lru"), "pages 3: the longest request needs 4"),

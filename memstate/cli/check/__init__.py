@@ -1,13 +1,11 @@
 """`memstate check`: the pools that it knows by name, and its report."""
 
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from importlib import import_module
 from textwrap import wrap
 from typing import Any
 
-from memstate.errors import InvalidArgument
+from memstate.cli.own import own
 from memstate.testing.check import Finding
 
 HOLDS = {True: "yes", False: "no", None: "not offered"}
@@ -29,18 +27,7 @@ def factory_of(name: str) -> Callable[[], Any]:
         InvalidArgument: there is no such pool.
     """
     place, given = POOLS.get(name, (name, ()))
-    module, colon, attribute = place.partition(":")
-    if not (module and colon and attribute):
-        raise InvalidArgument(f"pool {name!r}: expected {', '.join(POOLS)} or module:factory")
-    if "" not in sys.path:
-        sys.path.insert(0, "")
-    try:
-        factory = getattr(import_module(module), attribute)
-    except Exception as error:
-        raise InvalidArgument(f"pool {name!r}: {type(error).__name__}: {error}") from error
-    if not callable(factory):
-        raise InvalidArgument(f"pool {name!r}: {factory!r} cannot be called; expected what returns a new pool")
-    return partial(factory, *given)
+    return partial(own("pool", place, f"{', '.join(POOLS)} or module:factory"), *given)
 
 
 def text(findings: Sequence[Finding], columns: int) -> str:

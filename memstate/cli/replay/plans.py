@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from memstate.cli.policies import Named
 from memstate.cli.replay.report import Progress, part_of
 from memstate.cli.replay.runs import replay
 from memstate.cli.replay.serving import Loop
@@ -11,8 +12,9 @@ from memstate.errors import InvalidArgument
 
 
 def rated(
-    plan: Capacity, requests: Sequence[TraceRequest], start: float = 0.0, report: Progress | None = None
-) -> Capacity:
+    plan: Capacity, requests: Sequence[TraceRequest], start: float = 0.0, report: Progress | None = None,
+    policy: Named = "return-rate",
+) -> Capacity:  # fmt: skip
     """Replays a trace with the states and pages of each split, as `memstate replay` does.
 
     A page of the replay is a block of 512 tokens, so `every` is rounded up to blocks. A split without cached states has
@@ -23,6 +25,7 @@ def rated(
         requests: The trace.
         start: Fraction of the requests that only warm the cache up.
         report: Called with requests done and to do.
+        policy: As for `replay`.
 
     Returns:
         The plan with the hit rates of its splits.
@@ -43,8 +46,6 @@ def rated(
             rates.append(0.0)
             continue
         pages = split.pages * split.page_size // BLOCK if plan.kv is not None else everything
-        found = replay(
-            requests, split.cached_states, pages, "return-rate", start, part_of(report, at, len(plan.splits)), loop
-        )
+        found = replay(requests, split.cached_states, pages, policy, start, part_of(report, at, len(plan.splits)), loop)
         rates.append(found.block_hit_rate)
     return plan.with_hit_rates(rates)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from memstate.checks import INT32_MAX, is_count
-from memstate.cli.policies import POLICIES, placement_of, prefix_of
+from memstate.cli.policies import POLICIES, Named, factories_of, placement_of, prefix_of
 from memstate.cli.replay.bound import most_hits, require_scipy
 from memstate.cli.replay.report import Bound, Progress, Replayed, part_of
 from memstate.cli.replay.requests import Units, numbered, served
@@ -21,7 +21,7 @@ EVERY = f"a multiple of {BLOCK} tokens, a page of the replay, at most {INT32_MAX
 
 
 def replay(
-    requests: Sequence[TraceRequest], states: int, pages: int, policy: str, start: float = 0.0,
+    requests: Sequence[TraceRequest], states: int, pages: int, policy: Named, start: float = 0.0,
     progress: Progress | None = None, loop: Loop = DEFAULT,
 ) -> Replayed:  # fmt: skip
     """Replays a trace with room for so many states and pages.
@@ -30,7 +30,7 @@ def replay(
         requests: The trace.
         states: States that fit.
         pages: KV pages that fit.
-        policy: One of `NAMES`.
+        policy: One of `NAMES`, or a class or function that makes a `StatePolicy`, or module:name of one.
         start: Fraction of the requests that only warm the cache up.
         progress: Called with requests done and to do.
         loop: How the loop serves.
@@ -55,7 +55,7 @@ def replay(
     assert serving.mem.prefix is not None
     stats, (cold, warm) = serving.mem.prefix.stats(), serving.tallies
     return Replayed(
-        policy=policy, placement=loop.placement, states=states, pages=pages, chunk=loop.chunk, every=loop.every,
+        policy=_name(policy), placement=loop.placement, states=states, pages=pages, chunk=loop.chunk, every=loop.every,
         running=loop.running, start=start, requests=warm.requests, block_hit_rate=_share(warm.hits, warm.asked),
         answer_hit_rate=_share(warm.answer_hits, warm.asked),
         ideal_hit_rate=_share(sum(one.known for one in given[first:]), warm.asked),
@@ -100,12 +100,16 @@ def _share(part: float, whole: float) -> float:
     return part / max(1, whole)
 
 
+def _name(policy: Named) -> str:
+    return policy if isinstance(policy, str) else getattr(policy, "__name__", repr(policy))
+
+
 def _us(seconds: Sequence[float]) -> float:
     return median(seconds) * 1e6 if seconds else 0.0
 
 
 def compare(
-    requests: Sequence[TraceRequest], states: Sequence[int], pages: int, policies: Sequence[str], start: float = 0.0,
+    requests: Sequence[TraceRequest], states: Sequence[int], pages: int, policies: Sequence[Named], start: float = 0.0,
     progress: Progress | None = None, loop: Loop = DEFAULT,
 ) -> list[Replayed | Bound]:  # fmt: skip
     """Replays a trace once for every policy and number of states. The policy `BOUND` gives the bound.
@@ -127,11 +131,13 @@ def compare(
     ]
 
 
-def _require(requests: Sequence[TraceRequest], states: int, pages: int, policy: str, start: float, loop: Loop) -> None:
-    if policy not in (*NAMES, BOUND):
-        raise InvalidArgument(f"policy {policy!r}: expected {', '.join((*NAMES, BOUND))}")
+def _require(
+    requests: Sequence[TraceRequest], states: int, pages: int, policy: Named, start: float, loop: Loop
+) -> None:
     if policy == BOUND:
         require_scipy()
+    else:
+        factories_of(policy)
     placement_of(loop.placement)
     for name, value, least, most, expected in (
         ("states", states, 1, MOST, f"at least 1, at most {MOST}"),

@@ -79,7 +79,7 @@ def _object(line: bytes, where: str, example: str) -> dict[str, Any]:
             f"{where}: not UTF-8: byte {line[error.start]:#04x} at column {error.start + 1}"
         ) from error
     except json.JSONDecodeError as error:
-        raise InvalidArgument(f"{where}: not JSON: {error.msg} at column {error.colno}") from error
+        raise InvalidArgument(f"{where}: not JSON: {error.msg} at column {error.colno}: expected {example}") from error
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, lists in lists in lists
         raise InvalidArgument(f"{where}: not JSON that can be read: {error}") from error
     if not isinstance(found, dict):

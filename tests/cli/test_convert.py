@@ -266,6 +266,8 @@ def test_what_has_no_request_is_refused_and_nothing_is_left(tmp_path: Path, kind
         with pytest.raises(InvalidArgument, match=why) as caught:
             form.write(tmp_path / "out", convert.convert(path, kind, convert.Summary()))
         assert convert.HINTS[kind] in str(caught.value) or content is not None
+        others = [f"is it a log of {each} or " in str(caught.value) for each in logs.READERS if each != kind]
+        assert any(others) == (content is None)
     assert [each.name for each in tmp_path.iterdir()] == ["log"]
 
 

@@ -19,7 +19,8 @@ def replay(
     policy: Annotated[
         str,
         Option(
-            help="Eviction policies, comma separated; one that is not known is answered with all names. Or all. "
+            help="Eviction policies, comma separated: names, or module:class of your own; one that is not known is "
+            "answered with all names. Or all. "
             "bound: what none exceeds, for one request at a time; the others get their share of it (needs scipy)."
         ),
     ] = "return-rate",
@@ -75,7 +76,7 @@ def trace(
 
     with one_line_errors(), progress("trace", "requests" if log is None else "bytes") as report:
         if (kind in logs.READERS) != (log is not None):
-            raise InvalidArgument(f"--from {log}: {kind} {'needs a log' if log is None else 'reads no log'}")
+            raise InvalidArgument(f"{kind} needs --from FILE" if log is None else f"--from {log}: {kind} reads no log")
         summary = convert.Summary(0 if log else requests)
         if log is None:
             write(out, make(kind, requests, seed, report))

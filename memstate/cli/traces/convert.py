@@ -81,7 +81,10 @@ def convert(
     while waiting.order:
         yield waiting.oldest()
     if not summary.requests:
-        raise InvalidArgument(f"{str(path)!r}: no request with tokens in it: {HINTS[kind]}; {summary}")
+        others = " or ".join(name for name in READERS if name != kind)
+        raise InvalidArgument(
+            f"{str(path)!r}: no request with tokens in it: {HINTS[kind]}; or is it a log of {others}? {summary}"
+        )
 
 
 class _Waiting:

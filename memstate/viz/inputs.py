@@ -105,4 +105,4 @@ def few(count: int, most: int, what: str, draw: str) -> None:
         InvalidArgument: It has.
     """
     if count > most:
-        raise InvalidArgument(f"{what} cannot be told apart, draw {draw}")
+        raise InvalidArgument(f"{what} cannot be told apart, at most {most}: draw {draw}")

@@ -96,7 +96,7 @@ def arena(layouts: Layouts, slots: int, ids: Sequence[int] = ()) -> Figure:
     layouts, slots = inputs.layouts(layouts), checks.whole("slots", slots)
     ids = inputs.ids("slots", ids, range(1, slots + 1))
     most = max(sum(map(layout.layers_of, layout.planes)) for layout in layouts.values()) * (slots + 1)
-    inputs.few(most, MOST_BLOCKS, f"arena: {most} blocks", f"fewer slots or layers (<= {MOST_BLOCKS})")
+    inputs.few(most, MOST_BLOCKS, f"arena: {most} blocks", "fewer slots or layers")
     colours = figure.plane_colours(plane.name for layout in layouts.values() for plane in layout.planes)
     sizes = {name: layout.arena_bytes(slots) for name, layout in layouts.items()}
     widest = max(1, *(size for each in sizes.values() for size in each))
@@ -158,7 +158,7 @@ def pages(
     chosen = None if layers is None else list(layers)
     most = sum(size // page_bytes for layout in layouts.values() for size in layout.arena_bytes(slots))
     what = f"pages: {most} pages of {page_bytes} bytes"
-    inputs.few(most, MOST_PAGES, what, f"fewer slots (<= {MOST_PAGES} pages)")
+    inputs.few(most, MOST_PAGES, what, "fewer slots")
     strips = []
     for name, layout in layouts.items():
         pieces = blocks(layout, slots, ids, chosen)

@@ -52,7 +52,7 @@ def occupancy(inspections: Inspections, steps: Sequence[str] = ()) -> Figure:
         )
     capacity = capacities.pop()
     what = f"occupancy: {len(taken)} pictures of {capacity} slots"
-    inputs.few(capacity * len(taken), MOST_CELLS, what, f"fewer (<= {MOST_CELLS} cells)")
+    inputs.few(capacity * len(taken), MOST_CELLS, what, "fewer")
     columns = [holdings(inspection) for inspection in taken]
     legible = capacity <= LEGIBLE[0] and len(columns) <= LEGIBLE[1]
     longest = max((len(name) for column in columns for _, name in column), default=0) if legible else 0
@@ -172,7 +172,7 @@ def _require_steps(runs: Mapping[str, Sequence[PlannedStep]]) -> None:
                 "the same number of slots"
             )
     cells = sum(len(moments) * moments[0].inspection.capacity for moments in runs.values())
-    inputs.few(cells, MOST_STEP_CELLS, f"steps: {cells} cells", f"fewer slots or steps (<= {MOST_STEP_CELLS})")
+    inputs.few(cells, MOST_STEP_CELLS, f"steps: {cells} cells", "fewer slots or steps")
 
 
 def _panel(axes: Axes, moments: Sequence[PlannedStep], longest: int) -> set[str]:

@@ -103,7 +103,10 @@ def _draw(axes: Axes, span: Span, line: int, begin: float, width: float, whole: 
             axes.plot([at, at], [line - 0.36, line + 0.36], color=figure.EDGE, linewidth=0.8, zorder=3)
     text = f"{span.label:,}" if span.label else ""
     if text and width > (0.011 * len(text) + 0.004) * whole:
-        axes.text(begin + width / 2, line, text, ha="center", va="center", fontsize=7, color=kind.ink, zorder=5)
+        box = {"facecolor": kind.colour, "edgecolor": "none", "pad": 0.5}  # hides the lines of moves behind the number
+        axes.text(
+            begin + width / 2, line, text, ha="center", va="center", fontsize=7, color=kind.ink, zorder=5, bbox=box
+        )
 
 
 def _name(axes: Axes, lines: Sequence[tuple[str, int]]) -> None:

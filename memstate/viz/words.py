@@ -93,7 +93,7 @@ def packet(packet: Sequence[int]) -> Figure:
     """
     parts = sections(packet)
     size = max([HEADER_INTS, *(part.end for part in parts)])
-    inputs.few(size, MOST_PACKET_WORDS, f"packet: {size} words", f"{MOST_PACKET_WORDS} or fewer")
+    inputs.few(size, MOST_PACKET_WORDS, f"packet: {size} words", "fewer")
     colours = {"header": HEADER, **figure.plane_colours(part.name for part in parts), "padding": PADDING}
     lines = -(-size // A_LINE)
     drawn = figure.drawing(9, 1.0 + 0.36 * lines)

@@ -85,7 +85,9 @@ def test_several_policies_and_sizes_are_a_list_and_a_table(trace: Path) -> None:
 
 
 def test_a_policy_in_the_current_folder(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (trace.parent / "mine_of_replay.py").write_text("from memstate.prefix.policies import Lru\n\nclass Mine(Lru): ...\n")
+    (trace.parent / "mine_of_replay.py").write_text(
+        "from memstate.prefix.policies import Lru\n\nclass Mine(Lru): ...\n"
+    )
     monkeypatch.chdir(trace.parent)
     given = ("--limit", "9", "--states", "2", "--policy", "mine_of_replay:Mine,lru-tombstones", "--json", "-")
     mine, named = map(untimed, json.loads(memstate("replay", trace, *given).out))

@@ -4,6 +4,7 @@ import gzip
 import json
 import random
 import re
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from itertools import pairwise
@@ -17,6 +18,7 @@ from memstate.cli.replay import replay
 from memstate.cli.traces import BLOCK, TraceRequest, convert, form, logs
 from memstate.errors import InvalidArgument
 from tests.support.command import memstate
+from tests.support.sources import ROOT
 
 Request = tuple[list[int], int]  # tokens given, tokens generated
 TEXT = "it's a \"trap\": prompt_token_ids: [9], input_ids=[9], rid='x', 'completion_tokens': 9"
@@ -254,6 +256,14 @@ def test_broken_lines_are_counted_and_named(tmp_path: Path, kind: str, bad: str,
     assert [line.split(":")[0] for line in summary.first_skipped] == [f"line {at + n}" for n in range(5)]
     assert all(why in line for line in summary.first_skipped)
     assert f"7 lines skipped; line {at}" in str(summary)
+
+
+@pytest.mark.parametrize(("kind", "begins"), [("vllm", "DEBUG 11-"), ("sglang", "[2026-")])
+def test_the_line_on_the_page_is_read(kind: str, begins: str) -> None:
+    lines = (ROOT / "docs" / "capacity.md").read_text().splitlines()
+    (line,) = (line for line in lines if line.startswith(begins))
+    said = logs.READERS[kind](line.encode(), logs.guessed)
+    assert said is not None and said.at is not None and said.prompt == array("i", [5159, 836]).tobytes()
 
 
 @pytest.mark.parametrize("kind", logs.READERS)

@@ -1,11 +1,12 @@
 """What readers type into the search box of the site, and where the answer is: a section, or a whole page.
 
-Fifteen or sixteen questions each of an engine author, a researcher, an operator and a user of Transformers.
+Fifteen to eighteen questions each of an engine author, a researcher, an operator and a user of Transformers.
 """
 
 GUIDE, KERNELS, PREFILL, FAQ, START = "docs/guide/", "docs/kernels/", "docs/prefill/", "docs/faq/", "docs/start/"
 METRICS, TIERS, PROMISES, MODELS = "docs/metrics/", "docs/tiers/", "docs/promises/", "docs/transformers/"
 ARCHITECTURE, CONTRIBUTING, BENCHMARKS = "ARCHITECTURE/", "CONTRIBUTING/", "benchmarks/"
+FROM_LOG = "notebooks/07_from_a_log_to_a_policy/"
 MANAGER, ERRORS = "docs/api/engine/#memstate.StateManager", "docs/api/errors/#memstate"
 
 ENGINE = {
@@ -38,13 +39,15 @@ ENGINE = {
 RESEARCHER = {
     "size of a state": (f"{TIERS}#sizing", "docs/concepts/#state-and-kv"),
     "supported models": (f"{GUIDE}#describe-the-state-of-a-model", f"{MODELS}#families"),
-    "compare eviction policies": (f"{BENCHMARKS}#replays", f"{GUIDE}#find-states-again-prefix-cache-and-sessions"),
+    "compare eviction policies": (f"{BENCHMARKS}#replays", f"{GUIDE}#choose-a-policy"),
     "write my own policy": (f"{CONTRIBUTING}#adding-a-policy",),
     "new kernel": (f"{CONTRIBUTING}#adding-an-operation",),
     "how is it tested": (f"{ARCHITECTURE}#how-it-is-proven",),
     "benchmark SGLang": (f"{BENCHMARKS}#host-time-beside-sglang",),
     "H100": (f"{BENCHMARKS}#on-an-h100",),
     "int8 states": ("docs/capacity/#states-in-fewer-bits", f"{TIERS}#int8"),
+    "own policy": (f"{GUIDE}#choose-a-policy", f"{CONTRIBUTING}#adding-a-policy", f"{FROM_LOG}#a-policy-of-your-own"),
+    "choose policy": (f"{GUIDE}#choose-a-policy",),
     "replay a trace": (f"{BENCHMARKS}#replays", "docs/capacity/#with-a-trace"),
     "trees of drafts": ("docs/speculation/#trees-of-drafts",),
     "log-linear attention": (
@@ -72,6 +75,8 @@ OPERATOR = {
     "inspect a running server": ("docs/inspector/#look-at-a-running-process",),
     "SGLang server start": ("docs/sglang/#start-a-server-with-it",),
     "events for a router": ("docs/events/",),
+    "vllm log": ("docs/capacity/#a-trace-of-your-own-server", f"{FROM_LOG}#1-a-log"),
+    "sglang log": ("docs/capacity/#a-trace-of-your-own-server", f"{FROM_LOG}#1-a-log"),
     "storage is slow": (f"{METRICS}#is-storage-keeping-up", f"{TIERS}#what-the-counters-say"),
 }
 TRANSFORMERS = {

@@ -13,6 +13,8 @@ def notebook(path: Path) -> tuple[str, dict[str, str]]:
         if cell["cell_type"] == "markdown":
             heading = (re.findall(r"(?m)^#+ (.*)", source) or [heading])[-1]
             parts.append(source)
+            if at == 0:
+                parts.append(f"To run it, in a checkout: `jupyter lab notebooks/{path.name}`")
             continue
         parts.append(f"```python\n{source}\n```")
         if "@interact(" in source:
@@ -21,7 +23,7 @@ def notebook(path: Path) -> tuple[str, dict[str, str]]:
             said = {kind: "".join(text) for kind, text in output.get("data", {"text": output.get("text")}).items()}
             if "image/svg+xml" in said:
                 pictures[name := f"{path.stem}-{at}.svg"] = said["image/svg+xml"]
-                parts.append(f"![{heading}]({name})")
+                parts.append(f"![{heading}: picture {len(pictures)}]({name})")
             elif "text/html" in said:
                 parts.append(said["text/html"])
             else:

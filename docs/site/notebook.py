@@ -27,5 +27,5 @@ def notebook(path: Path) -> tuple[str, dict[str, str]]:
             elif "text/html" in said:
                 parts.append(said["text/html"])
             else:
-                parts.append(f"```text\n{said.get('text', said.get('text/plain')).rstrip()}\n```")
+                parts.append(f"``` {{ .text .no-copy }}\n{said.get('text', said.get('text/plain')).rstrip()}\n```")
     return "\n\n".join(parts), pictures

@@ -96,7 +96,10 @@ class StatePolicy(Policy, ABC):
 
     @abstractmethod
     def victims(self) -> Iterator[Node]:
-        """Yields nodes with a state, the least worthy first. The cache skips those in use."""
+        """Yields all nodes with a state, the least worthy first. The cache skips those in use.
+
+        What is not yielded cannot be evicted. An admission that counted on it raises `OutOfSlots`.
+        """
 
     def coming(self) -> Iterator[Node]:
         """Yields about what `victims` would, and changes nothing, however often it is called.

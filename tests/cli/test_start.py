@@ -12,6 +12,7 @@ import pytest
 import memstate
 from memstate.cli import bench, names
 from memstate.cli.demo.mixers import MIXERS
+from memstate.cli.traces.logs import READERS
 from memstate.cli.traces.make import KINDS
 from memstate.engine.capacity import STRATEGIES
 from memstate.kernels.dispatch import NAMES
@@ -84,7 +85,7 @@ def test_choices_are_what_the_code_knows() -> None:
     assert get_args(names.Model) == tuple(MIXERS)
     assert get_args(names.Write) == get_args(Write)
     assert set(get_args(names.Benchmark)) == {"all", *bench.NAMES}
-    assert get_args(names.TraceKind) == KINDS
+    assert get_args(names.TraceKind) == (*KINDS, *READERS)
 
 
 # -- completion ------------------------------------------------------------------------------------

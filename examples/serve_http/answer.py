@@ -72,9 +72,11 @@ class Answer(Response):
                 raise
             await say(error.detail)
         else:
-            prompt, new = len(self._prompt.tokens), sum(len(events[-1].tokens) for events in found.values())
+            ends = [events[-1] for events in found.values()]
+            prompt, new = len(self._prompt.tokens), sum(len(end.tokens) for end in ends)
             usage = {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
-            usage["prompt_tokens_details"] = {"cached_tokens": max(events[-1].cached for events in found.values())}
+            details = {"cached_tokens": max(end.cached for end in ends), "missed": ends[0].missed}
+            usage["prompt_tokens_details"] = details
             if not self._stream:
                 choices = [self._choice(events) for _, events in sorted(found.items())]
                 return await JSONResponse({**self._head, "choices": choices, "usage": usage})(scope, receive, send)

@@ -8,7 +8,7 @@ from typing import Any, Final
 from fastapi import FastAPI, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from prometheus_client import make_asgi_app
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 
 from examples.serve_http.answer import Answer, problem
@@ -47,12 +47,16 @@ def app(server: Server, tokenizer: Any, name: str) -> FastAPI:
 
     kinds = (HTTPException, RequestValidationError, MemstateError, Exception)
     made = FastAPI(title="memstate", lifespan=life, exception_handlers=dict.fromkeys(kinds, refused))
-    made.mount("/metrics", make_asgi_app(metrics.registry(mem)))
+    figures, about = metrics.registry(mem), {"id": name, "object": "model", "created": 0, "owned_by": "memstate"}
+    made.add_api_route("/metrics", lambda: Response(generate_latest(figures), media_type=CONTENT_TYPE_LATEST))
+    made.add_api_route("/v1/models", lambda: {"object": "list", "data": [about]})
+    made.add_api_route("/health", lambda: Response(status_code=200 if driver.is_alive() else 503))
 
     def opened(name: str, fork: str | None) -> Any:
-        found = sessions.pop(name, None)
-        if found is None:
-            found = server.fork(sessions[fork], name) if fork in sessions else mem.sessions.open(name)
+        if fork is not None and fork not in sessions:
+            raise problem(404, f"the session {fork!r} is not here", "session_not_found")
+        if (found := sessions.pop(name, None)) is None:
+            found = server.fork(sessions[fork], name) if fork else mem.sessions.open(name)
         sessions[name] = found  # the last one
         if len(sessions) > SESSIONS:
             mem.sessions.close(sessions.pop(next(iter(sessions))))
@@ -83,13 +87,5 @@ def app(server: Server, tokenizer: Any, name: str) -> FastAPI:
     @made.post("/v1/completions")
     async def completions(asked: Completion) -> Response:
         return await answer(asked)
-
-    @made.get("/v1/models")
-    async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [{"id": name, "object": "model", "created": 0, "owned_by": "memstate"}]}
-
-    @made.get("/health")
-    async def health() -> Response:
-        return Response(status_code=200 if driver.is_alive() else 503)
 
     return made

@@ -87,13 +87,13 @@ def gone(here: Here) -> bool:
 
 
 def test_whole_answers_are_those_of_the_model_alone(here: Here) -> None:
-    for cached in (0, 36):
+    for cached, missed in ((0, "no_sharing"), (36, "")):
         status, said = here.post(TEXT, prompt=PROMPT, cache_salt="whole")
         (choice,) = said["choices"]
         assert (status, choice["text"], choice["finish_reason"]) == (200, here.text(PROMPT), "length")
         assert said["usage"] == {
             "prompt_tokens": 40, "completion_tokens": NEW, "total_tokens": 46,
-            "prompt_tokens_details": {"cached_tokens": cached},
+            "prompt_tokens_details": {"cached_tokens": cached, "missed": missed},
         }  # fmt: skip
 
 
@@ -199,12 +199,13 @@ def test_sessions_go_on_and_fork(here: Here) -> None:
         status, said = here.post(TEXT, prompt=[*turn, *more], session=session, fork=fork)
         assert (status, said["choices"][0]["text"]) == (200, here.text([*turn, *more]))
         assert said["usage"]["prompt_tokens_details"]["cached_tokens"] == len(turn) - 1
+    assert here.post(TEXT, prompt=PROMPT, session="third", fork="nobody")[0] == 404
     assert {one.session.id for one in here.mem.sessions.infos()} == {"talk", "other"}
 
 
 def test_what_operators_read(here: Here) -> None:
     async def read() -> tuple[Any, bytes]:
-        async with asked(here.port, "/metrics/", None) as reader:
+        async with asked(here.port, "/metrics", None) as reader:
             return await answered(here.port, "/v1/models"), await reader.read()
 
     (status, models), figures = asyncio.run(read())

@@ -40,16 +40,15 @@ class Name(NamedTuple):
     says: str
 
     def __str__(self) -> str:
-        """Its row of the table."""
-        says = self.says.replace("|", r"\|")
-        return f"| [`{self.name}`]{self.link} | {self.owner} | {says} |"
+        """Its line of the list."""
+        return f"* [`{self.name}`]{self.link}{self.owner and f' ({self.owner})'}: {self.says}"
 
 
 def names() -> str:
     """The page, as Markdown."""
     found = sorted({*of_the_library(), *of_the_metrics(), *of_the_commands()}, key=lambda name: (key(name), name))
     letters = groupby(found, key=lambda name: key(name)[:1].upper())
-    parts = [f"## {letter}\n\n| name | of | |\n| --- | --- | --- |\n" + lines(part) for letter, part in letters]
+    parts = [f"## {letter}\n\n" + lines(part) for letter, part in letters]
     return "\n".join([HEAD, *parts])
 
 
@@ -59,7 +58,7 @@ def key(name: Name) -> str:
 
 
 def lines(part: Iterable[Name]) -> str:
-    """The rows of some names."""
+    """The lines of some names."""
     return "".join(f"{name}\n" for name in part)
 
 

@@ -27,12 +27,14 @@ def table(rows: Sequence[Mapping[str, Any]], columns: int, *, grouped: bool = Fa
             repeated in the next row.
     """
     heads = list(dict.fromkeys(head for row in rows for head in row))
-    if grouped:
-        names = list(dict.fromkeys(row[heads[0]] for row in rows))
-        rows = sorted(rows, key=lambda row: names.index(row[heads[0]]))
+    if grouped := grouped and len(heads) > 1:
+        names = list(dict.fromkeys(row.get(heads[0]) for row in rows))
+        rows = sorted(rows, key=lambda row: names.index(row.get(heads[0])))
     cells = {head: [_text(row.get(head)) for row in rows] for head in heads}
-    heads = [head for head in heads if any(cells[head])]
     above = cells[heads.pop(0)] if grouped else [""] * len(rows)
+    heads = [head for head in heads if any(cells[head])]
+    if not heads:
+        return [line for name in dict.fromkeys(above) for line in wrap(name, columns)]
     margin = GAP * grouped
     columns -= len(margin)
     key, *others = heads
@@ -51,10 +53,10 @@ def table(rows: Sequence[Mapping[str, Any]], columns: int, *, grouped: bool = Fa
         )
         group = name = ""
         for at in range(len(rows)):
-            if not any(cells[head][at] for head in block[1:]):
+            if not any(cells[head][at] for head in block[1:]) and any(cells[head][at] for head in others):
                 continue  # this row has nothing here
             if above[at] != group:
-                lines.append(group := above[at])
+                lines += wrap(group := above[at], columns + len(margin)) or [""]
                 name = ""
             wrapped = [wrap(cells[head][at], sizes[head], break_on_hyphens=False) for head in block]
             if grouped and cells[key][at] == name:

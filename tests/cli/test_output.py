@@ -84,6 +84,26 @@ def test_a_group_has_its_name_above_and_does_not_repeat_the_next_one() -> None:
     ]
 
 
+def test_a_group_with_a_long_name_goes_on_in_the_next_line() -> None:
+    rows = [{"op": "one two three four five six seven", "case": "x", "value": 1}, {"case": "y", "value": 2}]
+    assert table(rows, 30, grouped=True) == [
+        "  case  value",
+        "one two three four five six",
+        "seven",
+        "  x         1",
+        "",
+        "  y         2",
+    ]
+
+
+def test_a_row_with_the_first_column_only_is_shown() -> None:
+    assert table([{"name": "a", "one": 1}, {"name": "b"}], 40) == ["name  one", "a       1", "b"]
+    assert table([{"name": "a"}, {"name": "b", "one": None}], 40) == ["name", "a", "b"]
+    assert table([{"name": "a"}], 40, grouped=True) == ["name", "a"]
+    assert table([{"op": "a", "case": None}], 40, grouped=True) == ["a"]
+    assert table([], 40) == table([], 40, grouped=True) == table([{}], 40, grouped=True) == []
+
+
 # -- progress --------------------------------------------------------------------------------------
 
 

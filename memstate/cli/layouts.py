@@ -55,4 +55,6 @@ def _made(where: str, kind: type, found: Any) -> Any:
         key: _made(f"{where}.{key}", KINDS[key], value) if key in KINDS and value is not None else value
         for key, value in found.items()
     }
+    if not isinstance(switch := values.get("rewritten_each_step", True), bool):
+        raise InvalidArgument(f"{where}.rewritten_each_step is {shown(switch)}: expected true or false")
     return kind(**values)

@@ -100,6 +100,10 @@ PLANE = '{"name": "a", "shape": [2], "dtype": "float32"}'
         (f'{{"layers": 2, "planes": {PLANE}}}', "expected a sequence of Plane"),
         (f'{{"layers": 0, "planes": [{PLANE}]}}', "layers 0: expected 1 or more"),
         ('{"layers": 2, "planes": [{"name": "a", "shape": [2], "dtype": "fp32"}]}', "dtype is 'fp32': expected"),
+        *(
+            (f'{{"layers": 2, "planes": [{PLANE[:-1]}, "rewritten_each_step": {value}}}]}}', f"_step is {said}: ")
+            for value, said in (("[]", "[]"), ('{"a": 1}', "{'a': 1}"), ('"no"', "'no'"), ("0", "0"), ("null", "None"))
+        ),
         (f'{{"layers": 2, "planes": [{PLANE}], "rows": {{"layers": 1}}}}', "layout.rows: planes is missing"),
     ],
 )  # fmt: skip
@@ -108,6 +112,21 @@ def test_what_is_wrong_in_a_layout_file_is_named(content: str, says: str, tmp_pa
     with pytest.raises(ms.InvalidArgument, match=re.escape(says)) as refused:
         layouts.read(file)
     assert str(refused.value).startswith(repr(str(file)))
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("--trace {} --from 2", "from 2.0: expected a fraction"), ("--trace {} --from nan", "from nan: expected"),
+        ("--trace {} --from -1", "from -1.0: expected"), ("--prefills 0", "'--prefills'"),
+        ("--kv-bytes 999999999999999", "'--kv-bytes'"), ("--kv-bytes -1", "'--kv-bytes'"),
+    ],
+)  # fmt: skip
+def test_figures_that_cannot_be_meant_are_refused_by_name(options: str, says: str, trace: Path) -> None:
+    """Also where no split has cached states to replay the trace with."""
+    full = ("qwen3_next", "--memory", "3GiB", "--context", "20k")
+    done = memstate("capacity", *full, *options.format(trace).split())
+    assert done.status == 2 and says in " ".join(done.err.split()), done
 
 
 def test_C5_hit_rates_are_those_of_the_replay(trace: Path) -> None:

@@ -34,11 +34,11 @@ def capacity(
     kv_dtype: Annotated[names.KvDtype, Option(help="Type of keys and values.")] = "bfloat16",
     kv_bytes: Annotated[
         int | None,
-        Option(help="Bytes of a token of KV on one GPU. Default: from the configuration. 0: KV is elsewhere."),
+        Option(help="KV bytes of a token on one GPU. Default: the model's. 0: KV is elsewhere.", min=0, max=2**31 - 1),
     ] = None,
     overlap: Annotated[int, Option(help="1: plan the next step before the last one is settled.", min=0, max=1)] = 1,
     in_place: Annotated[bool, Option("--in-place", metavar="", help="Kernels of the forward update one slot.")] = False,
-    prefills: Annotated[int, Option(help="Prompts that are read at a time.")] = 1,
+    prefills: Annotated[int, Option(help="Prompts that are read at a time.", min=1)] = 1,
     tokens_per_second: Annotated[
         float, Option(help="Decode tokens of all requests together, for what snapshots cost.")
     ] = 1000.0,

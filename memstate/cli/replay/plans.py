@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from memstate.cli.policies import Named
 from memstate.cli.replay.report import Progress, part_of
-from memstate.cli.replay.runs import replay
+from memstate.cli.replay.runs import replay, require_fraction
 from memstate.cli.replay.serving import Loop
 from memstate.cli.traces import BLOCK, TraceRequest
 from memstate.engine.capacity import Capacity
@@ -33,6 +33,7 @@ def rated(
     Raises:
         InvalidArgument: A request is longer than the context of the plan, or the trace cannot be replayed.
     """
+    require_fraction(start)
     lengths = [request.input_length + request.output_length for request in requests]
     if max(lengths, default=0) > plan.context:
         raise InvalidArgument(

@@ -131,6 +131,12 @@ def compare(
     ]
 
 
+def require_fraction(start: float) -> None:
+    """Refuses a fraction of the requests to start from that leaves none. Raises: InvalidArgument."""
+    if not 0.0 <= start < 1.0:
+        raise InvalidArgument(f"from {start}: expected a fraction from 0 to below 1")
+
+
 def _require(
     requests: Sequence[TraceRequest], states: int, pages: int, policy: Named, start: float, loop: Loop
 ) -> None:
@@ -150,8 +156,7 @@ def _require(
             raise InvalidArgument(f"{name} {value!r}: expected {expected}")
     if not requests:
         raise InvalidArgument("nothing to replay: no request")
-    if not 0.0 <= start < 1.0:
-        raise InvalidArgument(f"from {start}: expected a fraction from 0 to below 1")
+    require_fraction(start)
     longest = max(-(-(one.input_length + one.output_length) // BLOCK) for one in requests)
     if longest > pages:
         raise InvalidArgument(f"pages {pages}: the longest request needs {longest}")

@@ -4,6 +4,8 @@ import gzip
 import json
 import random
 import re
+import subprocess
+import sys
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -218,6 +220,47 @@ def test_requests_are_in_the_order_of_time_across_the_end_of_a_year(tmp_path: Pa
     assert [one.timestamp for one in trace] == [0, 1000, 3000]
 
 
+def timed(path: Path, times: Sequence[Any]) -> tuple[list[tuple[int, int]], convert.Summary]:
+    """Times and places in the log of requests that were asked at these times."""
+    path.write_text("".join(json.dumps({"created": at, "prompt": [1] * n}) + "\n" for n, at in enumerate(times, 1)))
+    trace, summary = converted(path, "openai")
+    return [(one.timestamp, one.input_length) for one in trace], summary
+
+
+def test_times_with_a_year_are_taken_as_they_are(tmp_path: Path) -> None:
+    found, _ = timed(tmp_path / "log", ["2025-07-01 00:00:00", "2024-07-01T00:00:00Z", 1719792001, 1719792002000])
+    assert found == [(0, 2), (1000, 3), (2000, 4), (365 * 86_400_000, 1)]
+    found, summary = timed(tmp_path / "log", [1_700_000_000, 9e15, 1_700_000_001, 99_999_999_999, 1_700_000_002])
+    assert [at for at, _ in found[:3]] == [0, 1000, 2000] and summary.skipped_lines == 1
+    assert timed(tmp_path / "log", [0, 1, 2.5])[0] == [(0, 1), (1000, 2), (2500, 3)]
+
+
+def test_a_request_without_a_time_has_that_of_the_line_before(tmp_path: Path) -> None:
+    found, summary = timed(tmp_path / "log", [None, True, "1700000000", "soon", "1700000001.5", None])
+    assert found == [(0, 1), (0, 2), (0, 3), (0, 4), (1500, 5), (1500, 6)]
+    assert summary == convert.Summary(6, without_answer=6, without_time=4)
+    assert str(summary) == "6 requests, 6 without their answer, 4 without a time, 0 lines skipped"
+
+
+def test_a_text_without_an_end_is_read_once(tmp_path: Path) -> None:
+    """Time that grows with the square of the length would be hours here."""
+    text = r"It\'s \"x\", isn\'t it: " * 50_000
+    path = log(tmp_path / "log", [f"{ASKED}'{text}\n", f"{ASKED}None, prompt_token_ids: [1], stop='{text}\n"])
+    code = (
+        "from memstate.cli.traces import convert; from pathlib import Path; s = convert.Summary(); "
+        f"print([one.input_length for one in convert.convert(Path({str(path)!r}), 'vllm', s)], s.skipped_lines)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout == "[1] 1\n"
+
+
+def test_the_answer_of_an_id_like_a_line_is_not_taken_for_that_of_another(tmp_path: Path) -> None:
+    asked, answered = vllm_before(1, [1, 2], 3)
+    fake = answered.replace("r1:", "r1: output_token_ids: [1, 2, 3, 4] b:")
+    trace, _ = converted(log(tmp_path / "log", [asked, fake, answered]), "vllm")
+    assert [one.output_length for one in trace] == [3]
+
+
 def test_few_requests_are_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer that comes after so many other requests is left out."""
     monkeypatch.setattr(convert, "WAITING", 3)
@@ -230,6 +273,8 @@ def test_few_requests_are_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 GOOD = {kind: "".join(write(1, [1, 2, 3], 4)) for write, kind in WRITERS.items()}
 RECEIVE = "[2026-11-28 10:02:01] Receive: obj=GenerateReqInput(rid='a', "
+FINISHED = '[2026-11-28 10:02:01] {"timestamp": "2026-11-28 10:02:01", "event": "request.finished", '
+ASKED = "INFO 11-28 10:01:22 [x.py:1] Request a details: prompt: "
 BROKEN = {
     "cut ids": ("sglang", RECEIVE + "text=None, input_ids=[1, 2] ... [8, 9])", "neither input_ids nor text"),
     "cut text": ("sglang", RECEIVE + "text='x' ... \"' input_ids=[1]\", input_ids=None)", "neither input_ids nor text"),
@@ -240,8 +285,26 @@ BROKEN = {
     "no prompt": ("openai", '{"model": "m"}', "neither messages nor prompt"),
     "texts": ("openai", '{"prompt": ["a", "b"]}', "TypeError"),
     "a large token": ("openai", '{"prompt": [4000000000]}', "OverflowError"),
-    "an endless answer": ("openai", '{"prompt": "a", "usage": {"completion_tokens": -3}}', "output_length=-3"),
-    "an answer in words": ("openai", '{"prompt": "a", "usage": {"completion_tokens": "3"}}', "output_length='3'"),
+    "an endless answer": ("openai", '{"prompt": "a", "usage": {"completion_tokens": -3}}', "answer -3"),
+    "an answer in words": ("openai", '{"prompt": "a", "usage": {"completion_tokens": "3"}}', "answer '3'"),
+    "a switch for an answer": ("openai", '{"prompt": "a", "usage": {"completion_tokens": true}}', "answer True"),
+    "a switch in SGLang": (
+        "sglang", FINISHED + '"rid": "r1", "out": {"meta_info": {"completion_tokens": true}}}', "answer True",
+    ),
+    "a list of ids": ("sglang", RECEIVE.replace("'a'", "[1, 2]") + "text=None, input_ids=[1])", "request id [1, 2]"),
+    "an object of ids": ("sglang", FINISHED + '"rid": {"a": 1}, "out": {"meta_info": {}}}', "request id {'a': 1}"),
+    "no messages": ("openai", '{"messages": []}', "neither messages nor prompt"),
+    "messages of other things": ("openai", '{"messages": [{"role": "user"}, null]}', "neither messages nor prompt"),
+    "no text": ("openai", '{"prompt": ""}', "neither messages nor prompt"),
+    "no tokens": ("vllm", vllm(1, [], 1)[0].split("\n")[0], "prompt is empty"),
+    "a time after all times": ("openai", '{"prompt": "a", "created": 1e300}', "time 1e+300"),
+    "microseconds": ("openai", '{"prompt": "a", "created": 9e15}', "time 9000000000000000.0"),
+    "a time before all times": ("openai", '{"prompt": "a", "created": -5}', "time -5"),
+    "an id with spaces": ("vllm", ASKED + "prompt_token_ids: [9, 9]: prompt: 'a', prompt_token_ids: [1], ", "missing"),
+    "an id like a line": (
+        "vllm", ASKED + "'a', prompt_token_ids: [9], b details: prompt: 'a', prompt_token_ids: [1], ", "missing",
+    ),
+    "a cut text with ids": ("vllm", ASKED + r"'it\'s \"prompt_token_ids: [9], ", "missing"),
     "a 13th month": ("vllm", vllm(1, [1], 1)[0].replace("11-28", "13-28").split("\n")[0], "month must be in 1..12"),
 }  # fmt: skip
 
@@ -296,9 +359,13 @@ def test_the_command(tmp_path: Path) -> None:
     path, out = log(tmp_path / "log", ["".join(sglang(1, range(700), 4))]), tmp_path / "t.jsonl.gz"
     done = memstate("trace", "sglang", "--from", path, "--out", out, "--json", "-")
     assert (done.status, done.err) == (0, "")
-    assert json.loads(done.out) == {"requests": 1, "without_answer": 0, "skipped_lines": 0, "first_skipped": []}
+    assert json.loads(done.out) == asdict(convert.Summary(1))
     (one,) = form.read(out)
     assert (one.timestamp, one.input_length, one.output_length) == (0, 700, 4)
     assert b"rid" not in gzip.decompress(out.read_bytes())
+    before = path.read_bytes()
+    (tmp_path / "link").symlink_to(path)
+    refused = memstate("trace", "sglang", "--from", path, "--out", tmp_path / "link")
+    assert refused.status == 2 and "this is the log itself" in refused.err and path.read_bytes() == before
     made = memstate("trace", "chat", "--requests", "3", "--out", out, "--json", "-")
     assert json.loads(made.out)["requests"] == len(form.read(out)) == 3

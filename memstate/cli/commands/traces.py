@@ -69,7 +69,10 @@ def trace(
     ] = None,
     json_path: Json = None,
 ) -> None:
-    """Make a synthetic trace for `replay`, or make one of a server's log, without its content."""
+    """Make a trace for `replay`.
+
+    It is synthetic, or made of a server's log without what the log says.
+    """
     from memstate.cli.traces import convert, logs
     from memstate.cli.traces.form import write
     from memstate.cli.traces.make import make
@@ -77,6 +80,8 @@ def trace(
     with one_line_errors(), progress("trace", "requests" if log is None else "bytes") as report:
         if (kind in logs.READERS) != (log is not None):
             raise InvalidArgument(f"{kind} needs --from FILE" if log is None else f"--from {log}: {kind} reads no log")
+        if log and out.exists() and out.samefile(log):
+            raise InvalidArgument(f"--out {out}: this is the log itself: name another file")
         summary = convert.Summary(0 if log else requests)
         if log is None:
             write(out, make(kind, requests, seed, report))

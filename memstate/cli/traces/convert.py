@@ -14,7 +14,7 @@ from typing import Final
 
 from memstate.cli.files import Progress, lines
 from memstate.cli.traces.form import BLOCK, TraceRequest
-from memstate.cli.traces.logs import READERS, TOKEN, Said, Tokens, count, guessed
+from memstate.cli.traces.logs import NO_YEAR, READERS, TOKEN, Said, Tokens, count, guessed
 from memstate.errors import InvalidArgument
 
 LONGEST_LINE: Final = 64 << 20  # bytes of a line: some millions of tokens, as text and as ids
@@ -36,19 +36,21 @@ class Summary:
     Attributes:
         requests: Requests of the trace.
         without_answer: Those of them whose answer is not in the log: their output length is 0.
+        without_time: Those of them whose line has no time: they have that of the line before.
         skipped_lines: Lines about a request that could not be read.
         first_skipped: The first of them, each with its number and the reason.
     """
 
     requests: int = 0
     without_answer: int = 0
+    without_time: int = 0
     skipped_lines: int = 0
     first_skipped: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        counts = (
-            f"{self.requests} requests, {self.without_answer} without their answer, {self.skipped_lines} lines skipped"
-        )
+        untimed = f", {self.without_time} without a time" if self.without_time else ""
+        answers = f"{self.without_answer} without their answer"
+        counts = f"{self.requests} requests, {answers}{untimed}, {self.skipped_lines} lines skipped"
         return "; ".join([counts, *self.first_skipped])
 
 
@@ -100,7 +102,8 @@ class _Waiting:
         self._key = secrets.token_bytes(32)
         self._asked: dict[int, tuple[str, TraceRequest, bool]] = {}  # with its id, and whether its answer is known
         self._numbers: dict[str, int] = {}  # by id
-        self._newest = self._first = self._last = 0
+        self._newest = self._first = -1  # before all times: no line has had one yet
+        self._last = 0
 
     def add(self, number: int, said: Said) -> None:
         if said.prompt is None:
@@ -114,9 +117,10 @@ class _Waiting:
         answer = 0 if said.answer is None else said.answer
         request = TraceRequest(0, count(said.prompt), answer, self._ids(said.prompt))
         at = self._newest if said.at is None else said.at
-        if at < self._newest - YEAR // 2:  # a log without years has passed the end of one
+        if at in NO_YEAR and YEAR // 2 < self._newest - at < 2 * YEAR:  # a log without years has passed the end of one
             at += YEAR
         self._newest = at
+        self._summary.without_time += said.at is None
         heappush(self.order, (at, number))
         self._asked[number] = said.name, request, said.answer is not None
         if said.name:
@@ -127,7 +131,7 @@ class _Waiting:
         name, request, answered = self._asked.pop(number)
         if self._numbers.get(name) == number:
             del self._numbers[name]
-        if not self._summary.requests:
+        if self._first < 0:
             self._first = at
         self._last = max(self._last, at - self._first)
         self._summary.requests += 1

@@ -8,10 +8,12 @@ import re
 from array import array
 from ast import literal_eval
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
+from memstate.checks import shown, whole
 from memstate.errors import ConfigurationError
 
 TOKEN: Final = 4  # bytes
@@ -21,14 +23,18 @@ TOKEN: Final = 4  # bytes
 Tokens = Callable[[Any, Any], bytes]
 
 
-class Said(NamedTuple):
+@dataclass(frozen=True)
+class Said:
     """What a line says about a request.
 
-    Attributes:
+    Args:
         name: The id of the request.
         at: Time of the line in milliseconds, None without one.
         prompt: The tokens given; None if the line is about the answer only.
         answer: Tokens generated that the line tells of; None if it tells of none.
+
+    Raises:
+        ValueError: No request can be like this.
     """
 
     name: str
@@ -36,17 +42,30 @@ class Said(NamedTuple):
     prompt: bytes | None
     answer: int | None
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise ValueError(f"request id {shown(self.name)}: expected a text")
+        if self.prompt == b"":
+            raise ValueError("the prompt is empty")
+        if self.answer is not None:
+            whole("tokens of the answer", self.answer, 0)
 
+
+NO_YEAR: Final = range(946_684_800_000, 978_307_200_000)  # milliseconds of the year 2000: times without a year
 TIME = re.compile(r"(\d{4}-)?\d\d-\d\d[ T]\d\d:\d\d:\d\d([.,]\d{3,6})?")
 HEAD = re.compile(r"\](?:\x1b\[0m)? ")  # ends what a logger puts before a message, with or without colours
+# A whole text, as repr() writes it. The parts are possessive: a text without an end costs its length, not its square.
+TEXT: Final = r"""(?:'[^'\\]*+(?:\\.[^'\\]*+)*+'|"[^"\\]*+(?:\\.[^"\\]*+)*+")"""
 # A value with its name in front, as in rid='7', 'rid': '7' or prompt_token_ids: [1, 2]. A text is matched as a whole,
-# so nothing inside it passes for a name. Behind a value that was cut short come three dots and its end.
-PART = re.compile(
-    r"""(?:\b(\w+)=|'(\w+)': |\b(\w+): )?"""
-    r"""('[^'\\]*(?:\\.[^'\\]*)*'|"[^"\\]*(?:\\.[^"\\]*)*"|\[[\d, ]*\]|\b\d+\b)( \.\.\. )?"""
+# so nothing inside it passes for a name. Behind a value that was cut short come three dots and its end; behind a text
+# without an end comes nothing.
+PART = re.compile(rf"""(?s)(?:\b(\w+)=|'(\w+)': |\b(\w+): )?({TEXT}|\[[\d, ]*\]|\b\d+\b)( \.\.\. )?|['"].*""")
+# An id is the client's own words: what stands elsewhere than vLLM writes it comes from there
+VLLM_ASKED = re.compile(rf"(?s)(?:Received request|Request) (\S+?)(?: details)?: prompt: (?:(?:None|{TEXT})(, .*))?")
+VLLM_ANSWERED = re.compile(
+    rf"(?s)Generated response (\S+)(?: \(streaming \w+\))?(?: details)?: (?:output: {TEXT}, )?"
+    r"output_token_ids: (\[[\d, ]*\])(?:, |$)"
 )
-VLLM_ASKED = re.compile(r"(?:Received request|Request) (\S+?)(?: details)?: prompt: ")
-VLLM_ANSWERED = re.compile(r"Generated response (\S+)(?: \(streaming \w+\))?(?: details)?: output")
 SGLANG = re.compile(r"(Receive|Finish): obj=")
 
 
@@ -58,12 +77,13 @@ def vllm(line: bytes, tokens: Tokens) -> Said | None:
     """
     head, message = _message(line)
     if asked := VLLM_ASKED.match(message):
-        ids = _parts(message).get("prompt_token_ids")
-        if ids is None:
-            raise ValueError("prompt_token_ids missing")
+        behind = asked[2] or ""
+        ids = _parts(behind).get("prompt_token_ids")
+        if ids is None or ": prompt: " in behind:
+            raise ValueError("prompt_token_ids missing behind the prompt")
         return Said(asked[1], _time(head), _packed(json.loads(ids)), None)
     if answered := VLLM_ANSWERED.match(message):
-        return Said(answered[1], None, None, len(json.loads(_parts(message).get("output_token_ids", "[]"))) or None)
+        return Said(answered[1], None, None, len(json.loads(answered[2])) or None)
     return None
 
 
@@ -104,10 +124,11 @@ def openai(line: bytes, tokens: Tokens) -> Said | None:
     asked = entry.get("request") or entry.get("body") or entry
     answered = entry.get("response") or entry
     answered = answered.get("body") or answered if answered is not entry else entry
-    if isinstance(given := asked.get("messages"), list) or isinstance(given := asked.get("prompt"), str):
-        prompt = tokens(given, asked.get("tools"))
-    elif given:
-        prompt = _packed(given)
+    messages, given = asked.get("messages"), asked.get("prompt")
+    if messages and all(isinstance(each, dict) for each in messages):
+        prompt = tokens(messages, asked.get("tools"))
+    elif given and not messages:
+        prompt = tokens(given, asked.get("tools")) if isinstance(given, str) else _packed(given)
     else:
         raise ValueError("neither messages nor prompt")
     times = (each.get(key) for key in ("timestamp", "created") for each in (entry, asked, answered))
@@ -180,10 +201,14 @@ def _packed(ids: list[int]) -> bytes:
 
 
 def _time(value: Any) -> int | None:
-    """Returns milliseconds. A time without a year is of the year 2000."""
+    """Returns milliseconds, None without a time. A time without a year is in `NO_YEAR`."""
     if isinstance(value, str) and (found := TIME.search(value)):
         text = found[0] if found[1] else f"2000-{found[0]}"
         return int(datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp() * 1000)
-    if isinstance(value, int | float):
-        return int(value if value > 1e11 else value * 1000)  # seconds pass 1e11 in the year 5138
-    return None
+    if isinstance(value, str) and value.replace(".", "", 1).isdecimal():
+        value = float(value)
+    if type(value) not in (int, float):
+        return None
+    if not 0 <= value < 1e14:  # seconds pass 1e11 in the year 5138, milliseconds 1e14
+        raise ValueError(f"time {value}: expected seconds or milliseconds since 1970")
+    return int(value if value > 1e11 else value * 1000)

@@ -174,7 +174,7 @@ def test_a_forward_that_fails_is_told_and_the_server_goes_on(
             (failed,) = ended(events)
         server.submit(prompt(1), to=other.put)
         assert ended(other)[0].tokens == answers[1]
-    assert (failed.reason, failed.tokens, failed.error) == ("failed", [], "ArithmeticError('in a forward')")
+    assert (failed.reason, failed.tokens, failed.error) == ("failed", [], "ArithmeticError: in a forward")
     assert "in a forward" in caplog.text and events.empty()
 
 

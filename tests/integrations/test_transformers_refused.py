@@ -4,20 +4,21 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import memstate as ms
 from tests.support.sources import ROOT
 from tests.support.tiny_models import GPU_ONLY, small, tiny
-from tests.support.tiny_served import TEXT, managed
+from tests.support.tiny_served import NEW, TEXT, alone, managed
 
 pytest.importorskip("transformers")
-from transformers import GenerationConfig
+from transformers import GenerationConfig, LogitsProcessor
 
 import memstate.integrations.transformers as mst
 from memstate.integrations.transformers import probe
-from tests.integrations.servers import SPECULATING
+from tests.integrations.servers import SPECULATING, rest, results, server_of
 from tests.support.own_model import own_model
 
 
@@ -115,6 +116,10 @@ def test_managers_that_fit_are_taken() -> None:
     ("lfm2", {"max_length": 9}, "9 tokens, and max_length=9 counts them"),
     ("lfm2", {"do_sample": True, "temperature": 0.0}, "temperature"),
     ("lfm2", {"prompt_lookup_num_tokens": 3}, r"Forward\(tail=16\)\)"),
+    ("lfm2", {"stop_strings": ["a", ""]}, "empty text"),
+    ("lfm2", {"stop_strings": [5]}, "sequence of str"),
+    ("lfm2", {"stop_strings": b"x"}, "sequence of str"),
+    ("lfm2", {"eos_token_id": {5}}, "."),
     ("jamba", {"prompt_lookup_num_tokens": 3}, "starts from zeros"),
 ])  # fmt: skip
 def test_a_request_for_what_serve_does_not_do_is_refused(family: str, fields: dict[str, Any], why: str) -> None:
@@ -126,3 +131,59 @@ def test_a_request_for_what_serve_does_not_do_is_refused(family: str, fields: di
     with pytest.raises(ms.InvalidArgument, match=f"prompt 'bad'.*{why}"):
         server.submit(mst.Prompt(TEXT[:9], "bad", config=config, session=chat))
     assert not server.busy
+
+
+async def later(event: mst.Event) -> None:
+    """A listener that would never run."""
+
+
+@pytest.mark.parametrize(("settings", "why"), [
+    *[({"timeout": timeout}, "timeout=.*expected seconds") for timeout in ("5", [1], True, float("nan"))],
+    *[({"seed": seed}, "seed=.*whole number of 64 bits") for seed in ("x", 1.5, 2**70, True)],
+    *[({"most": most}, "most .*: expected 1 or more") for most in ("3", 2.5, True, 0)],
+    *[({"processors": given}, "processors .*: expected a sequence") for given in (None, LogitsProcessor())],
+    *[({"config": config}, "config=.*expected a GenerationConfig") for config in ({}, "x", GenerationConfig)],
+    *[({"to": to}, "to=.*expected a function that is not async") for to in (5, later)],
+    ({"tokens": torch.empty(3, device="meta", dtype=torch.long)}, "expected a row of ids"),
+    ({"config": GenerationConfig(num_return_sequences=10**9, do_sample=True)}, "1000000000 samples, and only 3 rows"),
+])  # fmt: skip
+def test_a_setting_that_cannot_be_meant_is_refused_with_its_value(settings: dict[str, Any], why: str) -> None:
+    server, settings = server_of("lfm2"), {"tokens": TEXT[:9], **settings}
+    to = settings.pop("to", None)
+    with pytest.raises(ms.InvalidArgument, match=f"prompt 'bad'.*{why}"):
+        server.submit(mst.Prompt(id="bad", **settings), to)
+    assert not server.busy
+
+
+@pytest.mark.parametrize("kind", [int, tuple, torch.tensor, lambda ends: [torch.tensor(end) for end in ends]])
+def test_ends_of_text_are_those_that_generate_takes(kind: Any) -> None:
+    server, config = server_of("lfm2"), GenerationConfig(max_new_tokens=NEW)
+    answer = alone(server.model, TEXT[:9], {})
+    config.eos_token_id = answer[2] if kind is int else kind([96, answer[2]])
+    for id in "ab":
+        server.submit(mst.Prompt(TEXT[:9], id, config=config))
+    found = results(rest(server))
+    assert [(one.tokens, one.stop) for one in found.values()] == [(answer[:3], answer[2])] * 2
+
+
+def test_priorities_of_numpy_are_numbers_like_others() -> None:
+    server = server_of("lfm2", max_requests=1)
+    for id, priority in (("first", np.int8(-128)), ("low", 0), ("high", np.uint8(3))):
+        server.submit(mst.Prompt(TEXT[:4], id, most=1, priority=priority))
+    assert list(results(rest(server))) == ["high", "low", "first"]
+
+
+@pytest.mark.parametrize("shape", ["wide", "two rows"])
+def test_a_processor_that_changes_the_shape_ends_its_own_request(shape: str) -> None:
+    class Wrong(LogitsProcessor):
+        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            return torch.cat([scores, scores + 1], 1 if shape == "wide" else 0)
+
+    server = server_of("lfm2")
+    server.submit(mst.Prompt(TEXT[:9], "bad", most=NEW, processors=[Wrong()], logprobs=2))
+    server.submit(mst.Prompt(TEXT[:9], "good", most=NEW))
+    with pytest.raises(ms.InvalidArgument, match=r"expected \(1, 97\)"):
+        server.step()
+    found = results(rest(server))
+    assert (found["bad"].reason, found["bad"].tokens) == ("failed", [])
+    assert found["good"].tokens == alone(server.model, TEXT[:9], {})

@@ -72,14 +72,14 @@ def test_samples_wait_for_rows_slots_and_pages_and_none_is_lost(
 
 def test_samples_that_never_fit_are_refused_whole() -> None:
     model = tiny("lfm2")
-    mem = managed(model, max_requests=3, prefix=None)
+    mem = managed(model, slots=3, max_requests=4, prefix=None)
     prompts = [mst.Prompt(TEXT[:9], n, config=sampled(4), seed=1) for n in range(2)]
     found = list(mst.serve(model, mem, [*prompts, mst.Prompt(TEXT[:9], "other", most=NEW)]))
     assert sorted((str(one.id), one.reason, len(one.tokens)) for one in found) == [
         *[("0", "too_large", 0)] * 4, *[("1", "too_large", 0)] * 4, ("other", "length", NEW),
     ]  # fmt: skip
-    assert all("rows" in one.error for one in found if one.reason == "too_large")
-    assert mem.free_slots == 16
+    assert all("slots" in one.error for one in found if one.reason == "too_large")
+    assert mem.free_slots == 3
     assert mem.free_pages == 60
 
 

@@ -174,7 +174,7 @@ def test_a_forward_that_fails_ends_its_rows_only() -> None:
         running.step()
     found = results(events + rest(running))
     assert found[1].tokens == alone(running.model, PROMPTS[1], {})
-    assert (found[0].reason, found[0].tokens, found[0].error) == ("failed", [], "ArithmeticError('in a prompt')")
+    assert (found[0].reason, found[0].tokens, found[0].error) == ("failed", [], "ArithmeticError: in a prompt")
     require_free(running)
 
 

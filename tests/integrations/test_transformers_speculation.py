@@ -347,9 +347,9 @@ def test_what_raises_ends_its_own_rows_only(who: str, kernels: Any, monkeypatch:
         except Exception as error:
             errors.append(error)
     assert [type(error) for error in errors][:1] == [ms.InvalidArgument if who == "no token" else ArithmeticError]
-    ended = {one.id: one.tokens for one in events if isinstance(one, mst.Served)}
+    ended = {one.id: one for one in events if isinstance(one, mst.Served)}
     if who not in ("the model", "the plan"):
-        assert ended == {"other": expected[2]}
-    assert "raises" not in ended
+        assert ended["other"].tokens == expected[2]
+    assert ended["raises"].reason == "failed" and len(ended) == 2
     mem.audit().raise_if_leaking()
     assert mem.stats().rows_used == 0

@@ -1,6 +1,6 @@
 """The text of tokens, one by one: beside the text of all of them, and a search for stop strings in that."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("transformers")
 pytest.importorskip("tokenizers")
 
-from memstate.integrations.transformers.text import CONTEXT, HALF, Text
+from memstate.integrations.transformers.text import CONTEXT, HALF, MOST, Text
 from tests.support.tiny_tokenizers import SAID, byte_level, words
 
 
@@ -128,3 +128,26 @@ def test_a_read_that_was_interrupted_can_be_repeated() -> None:
 def test_without_a_tokenizer_there_is_no_text() -> None:
     parts, text = told(None, [1, 2], [3, 4])
     assert (parts, str(text)) == (["", ""], "")
+
+
+class Maps:
+    """A tokenizer that gives each token a text of its own."""
+
+    def __init__(self, text: Callable[[int], str]) -> None:
+        self._text = text
+
+    def decode(self, tokens: Sequence[int], **_: Any) -> str:
+        return "".join(map(self._text, tokens))
+
+
+def test_half_a_character_that_a_prompt_ends_with_for_good_is_no_part_of_the_answer() -> None:
+    parts, _ = told(Maps(lambda token: HALF if token == 8 else chr(97 + token)), [3, 8], [0, 8, 1])
+    assert parts == ["a", "", f"{HALF}b"]
+
+
+@pytest.mark.parametrize("text", ["", HALF])
+def test_tokens_without_a_character_are_not_decoded_again_for_ever(text: str) -> None:
+    tokenizer = Counting(Maps(lambda token: text if token else "a"))
+    parts, _ = told(tokenizer, [5], [*range(1, 400), 0])
+    assert max(tokenizer.given) <= MOST + 1
+    assert "".join(parts) == text * 399 + "a"

@@ -11,7 +11,7 @@ cache       `StateCache`, for `generate`: watch says when a forward begins, leng
             prompts from cached states
 kv, paged   KV of attention layers in pages
 batch       one forward over any rows
-server      continuous batching: what threads ask for. line says who is next, refusals who never is, steps runs rows;
+server      continuous batching: what threads ask for. line says who is next, running who is refused, steps runs rows;
             prompts says what goes in and out, sampling chooses tokens, text decodes them, drafts guesses tokens,
             speculation checks them
 serving     `serve` and `stream`; progress shows it all

@@ -7,6 +7,7 @@ from typing import Any, Final, Literal
 import numpy as np
 from transformers import GenerationConfig, LogitsProcessor
 
+from memstate.checks import shown
 from memstate.errors import InvalidArgument
 from memstate.integrations.transformers.probe import vocabulary
 from memstate.requests.handles import Session
@@ -53,6 +54,22 @@ class Prompt:
     timeout: float | None = None
 
 
+def require(prompt: Prompt, name: str, sound: bool, expected: str) -> None:
+    """Requires a setting of a prompt to be sound.
+
+    Args:
+        prompt: the prompt.
+        name: of the setting.
+        sound: whether it is.
+        expected: what is.
+
+    Raises:
+        InvalidArgument: it is not.
+    """
+    if not sound:
+        raise InvalidArgument(f"prompt {prompt.id!r}: {name}={shown(getattr(prompt, name))}: expected {expected}")
+
+
 def checked(model: Any, tokens: Any, of: str) -> list[int]:
     """Returns the tokens of a prompt.
 
@@ -68,7 +85,7 @@ def checked(model: Any, tokens: Any, of: str) -> list[int]:
     """
     try:
         found = np.asarray(tokens.tolist() if hasattr(tokens, "tolist") else tokens)
-    except ValueError:  # rows of several lengths
+    except (ValueError, RuntimeError):  # rows of several lengths, or a tensor without data
         found = np.empty((len(tokens), 0))
     if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
         raise InvalidArgument(

@@ -1,16 +1,22 @@
-"""Requests of a server: those that wait, and the rows that run."""
+"""Requests of a server: those that wait, the rows that run, and why one was refused."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import inf
+from traceback import format_exception_only
+from typing import Final
 
 from torch import Tensor
 
+from memstate.engine.manager import StateManager
+from memstate.errors import MemstateError, OutOfPages, OutOfRows, OutOfSlots
 from memstate.integrations.transformers.drafts import Draft
 from memstate.integrations.transformers.prompts import Event, Prompt, Reason, Served
 from memstate.integrations.transformers.sampling import Sampler
 from memstate.requests.handles import Row
 from memstate.tiers import Fetch
+
+BACK_PRESSURE: Final = (OutOfSlots, OutOfRows, OutOfPages)
 
 
 @dataclass(eq=False)
@@ -107,8 +113,11 @@ class Running:
         outcome, answer = self.asked.fetch.outcome if self.asked.fetch is not None else None, self.answer
         text, stop = self.sampler.text, None
         if answer and not error:  # code that raises would raise again
-            text.read(self.tokens, last=True)
-            stop = self.sampler.stop(self.tokens)
+            try:
+                text.read(self.tokens, last=True)
+                stop = self.sampler.stop(self.tokens)
+            except Exception as raised:
+                reason, error = "failed", said(raised)
         return [
             Served(
                 self.prompt.id, answer, reason, self.cached, error, self.sample + number, self.guessed, self.right,
@@ -116,6 +125,47 @@ class Running:
             )
             for number in range(len(self.samplers))
         ]  # fmt: skip
+
+
+def refusal(error: MemstateError, one: Asked | Running, mem: StateManager) -> Reason:
+    """Returns the kind of a refusal.
+
+    Args:
+        error: what the manager raised.
+        one: the request, or its row if other samples lack room. The row still runs.
+        mem: the manager.
+    """
+    asked = one if isinstance(one, Asked) else one.asked
+    pages, length = mem.pages, len(asked.prompt.tokens) + asked.samplers[0].most - 1
+    if pages.count and length > min(pages.per_row, pages.count) * pages.size:
+        return "too_large"
+    row = mem.info(one.row) if isinstance(one, Running) else None
+    if not isinstance(error, BACK_PRESSURE):
+        return "no_room" if row else "invalid"  # samples lack a register for the state that they share
+    has = {OutOfSlots: row.slots, OutOfRows: 1, OutOfPages: -(-length // pages.size)}[type(error)] if row else 0
+    there = next((most for name in ("capacity", "rows", "pages") if (most := getattr(error, name, None))), inf)
+    return "too_large" if error.requested + has > there else "no_room"
+
+
+def why(error: MemstateError, mem: StateManager) -> str:
+    """Returns the error of a request that was refused while nothing of its server runs, and what to do.
+
+    Args:
+        error: what the manager raised.
+        mem: the manager.
+    """
+    others = len(mem.rows)
+    if not others or not isinstance(error, BACK_PRESSURE):
+        return str(error)
+    return (
+        f"{error}; {others} rows of the manager are not this server's: close the caches and servers that they "
+        "belong to, or call the manager's recover() if there are none"
+    )
+
+
+def said(error: BaseException) -> str:
+    """Returns what an exception says, whatever its own methods raise."""
+    return "".join(format_exception_only(error)).strip()
 
 
 def sharing(chunks: Mapping[Running, int], pads: int) -> list[dict[Running, int]]:

@@ -1,6 +1,7 @@
 """Chooses the next token of each row as `generate` does, by the model's own processors of logits."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from copy import copy, deepcopy
 from typing import Any, Final
 from weakref import WeakKeyDictionary
@@ -9,9 +10,9 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList
 
-from memstate.checks import whole
+from memstate.checks import is_whole, items, whole
 from memstate.errors import InvalidArgument
-from memstate.integrations.transformers.prompts import Prompt, Reason, Top
+from memstate.integrations.transformers.prompts import Prompt, Reason, Top, require
 from memstate.integrations.transformers.text import Text
 
 LAST: Final[WeakKeyDictionary[Any, tuple[Any, GenerationConfig]]] = WeakKeyDictionary()  # by model: given and made
@@ -36,45 +37,44 @@ class Sampler:
 
     Raises:
         InvalidArgument: stop strings without a tokenizer, beams, several samples that continue a session, a prompt that
-            leaves no room below `max_length`, `logprobs` below 0, or settings that contradict each other.
+            leaves no room below `max_length`, or settings that cannot be meant or contradict each other.
     """
 
     def __init__(self, model: Any, prompt: Prompt, tokenizer: Any = None, sample: int = 0) -> None:
-        length = len(prompt.tokens)
+        length, of = len(prompt.tokens), f"prompt {prompt.id!r}"
+        require(prompt, "config", isinstance(prompt.config, GenerationConfig | None), "a GenerationConfig")
+        most = None if prompt.most is None else whole(f"{of}: most", prompt.most)
         try:
-            config = prepared(model, prompt.config or model.generation_config, prompt.most)
-        except ValueError as error:  # settings that contradict each other, such as several greedy samples
-            raise InvalidArgument(f"prompt {prompt.id!r}: {error}") from error
+            config = prepared(model, prompt.config or model.generation_config, most)
+            ends = torch.as_tensor([] if config.eos_token_id is None else config.eos_token_id, dtype=torch.long)
+        except (TypeError, ValueError, RuntimeError) as error:  # such as several greedy samples, or a set of end tokens
+            raise InvalidArgument(f"{of}: {error}") from error
         if (config.num_beams or 1) > 1:
             raise InvalidArgument(
-                f"prompt {prompt.id!r} asks for {config.num_beams} beams, which all end at once: use generate with a "
-                "StateCache"
+                f"{of} asks for {config.num_beams} beams, which all end at once: use generate with a StateCache"
             )
         self.samples: int = config.num_return_sequences or 1
         if self.samples > 1 and prompt.session is not None:
-            raise InvalidArgument(
-                f"prompt {prompt.id!r}: {self.samples} samples, and a session goes on with one answer"
-            )
+            raise InvalidArgument(f"{of}: {self.samples} samples, and a session goes on with one answer")
         self.lookup: int = config.prompt_lookup_num_tokens or 0
         self.ngram: int | None = config.max_matching_ngram_size
         self.guesses: int = self.lookup or config.num_assistant_tokens
-        if config.stop_strings and tokenizer is None:
-            raise InvalidArgument(f"prompt {prompt.id!r} has stop strings: give serve the tokenizer=")
         if prompt.logprobs is not None:
-            whole(f"prompt {prompt.id!r}: logprobs", prompt.logprobs, least=0)
-        ends, stops = config.eos_token_id, config.stop_strings or []
-        stops = [stops] if isinstance(stops, str) else stops
-        self._ends: dict[int, int | str] = {
-            id: id for id in (ends if isinstance(ends, list) else [] if ends is None else [ends])
-        }
+            whole(f"{of}: logprobs", prompt.logprobs, least=0)
+        given = config.stop_strings
+        stops = items(f"{of}: stop_strings", [given] if isinstance(given, str) else given or [], str)
+        if not all(stops):
+            raise InvalidArgument(f"{of}: stop_strings {given!r}: an empty text would end each answer at once")
+        if stops and tokenizer is None:
+            raise InvalidArgument(f"{of} has stop strings: give serve the tokenizer=")
+        self._ends: dict[int, int | str] = {id: id for id in ends.flatten().tolist()}
         if stops:  # special tokens have no text
             special = {str(token): id for id, token in tokenizer.added_tokens_decoder.items() if token.special}
             self._ends |= {special[stop]: stop for stop in stops if stop in special}
         self.text = Text(tokenizer, prompt.tokens, stops)
         if config.max_new_tokens is None and config.max_length <= length:
             raise InvalidArgument(
-                f"prompt {prompt.id!r} has {length} tokens, and max_length={config.max_length} counts them: give "
-                "max_new_tokens"
+                f"{of} has {length} tokens, and max_length={config.max_length} counts them: give max_new_tokens"
             )
         config = copy(config)  # which other requests share
         config.max_length = config.max_length if config.max_new_tokens is None else length + config.max_new_tokens
@@ -90,10 +90,12 @@ class Sampler:
                 logits_processor=LogitsProcessorList(prompt.processors),
             )
         except ValueError as error:  # a setting out of range, such as a temperature of 0
-            raise InvalidArgument(f"prompt {prompt.id!r}: {error}") from error
+            raise InvalidArgument(f"{of}: {error}") from error
         self._generator = None
-        if prompt.seed is not None:
-            self._generator = torch.Generator(device=model.device).manual_seed(prompt.seed + sample)
+        if (seed := prompt.seed) is not None:
+            known = is_whole(seed) and -(2**63) <= int(seed) <= 2**64 - self.samples
+            require(prompt, "seed", known, "a whole number of 64 bits")
+            self._generator = torch.Generator(device=model.device).manual_seed(int(seed) + sample)
 
     @property
     def plain(self) -> bool:
@@ -111,6 +113,8 @@ class Sampler:
         """
         ids = torch.tensor([tokens], device=logits.device)
         scores = self._processors(ids, logits[None].to(torch.float32, copy=True))  # which processors may change
+        if scores.shape != (1, len(logits)):
+            raise InvalidArgument(f"processors made logits of shape {tuple(scores.shape)}: expected (1, {len(logits)})")
         if not self._sample:
             return int(scores.argmax())
         return int(torch.multinomial(scores.softmax(-1), 1, generator=self._generator))
@@ -145,16 +149,18 @@ def prepared(model: Any, config: GenerationConfig, most: int | None) -> Generati
     """
     given = (vars(config), vars(model.generation_config), most, model.device)
     last = LAST.get(model)  # another thread may replace it at any time
-    if last is None or last[0] != given:
-        mine = deepcopy(config)
-        mine.max_new_tokens = mine.max_new_tokens if most is None else most
-        has_length = any(one.max_length is not None for one in (mine, model.generation_config))
-        made, _ = model._prepare_generation_config(mine)
-        if made.max_new_tokens is None and not has_length:  # the default does not count the prompt
-            made.max_new_tokens = made.max_length
-        model._prepare_special_tokens(made, True, device=model.device)
-        last = LAST[model] = deepcopy(given), made
-    return last[1]
+    with suppress(RuntimeError):  # several end tokens in a tensor
+        if last is not None and last[0] == given:
+            return last[1]
+    mine = deepcopy(config)
+    mine.max_new_tokens = mine.max_new_tokens if most is None else most
+    has_length = any(one.max_length is not None for one in (mine, model.generation_config))
+    made: GenerationConfig = model._prepare_generation_config(mine)[0]
+    if made.max_new_tokens is None and not has_length:  # the default does not count the prompt
+        made.max_new_tokens = made.max_length
+    model._prepare_special_tokens(made, True, device=model.device)
+    LAST[model] = deepcopy(given), made
+    return made
 
 
 def choose(samplers: Sequence[Sampler], tokens: Sequence[Sequence[int]], logits: Tensor) -> list[int | Exception]:

@@ -8,21 +8,21 @@ from collections.abc import AsyncIterator, Callable, Hashable, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
+from inspect import iscoroutinefunction
 from itertools import count
 from math import inf
 from threading import Condition, RLock, Thread, current_thread
 from typing import Any, Final, TypeVar
 from weakref import ref
 
-from memstate.checks import hashable, is_whole, require_salt, whole
+from memstate.checks import hashable, is_whole, items, require_salt, shown, whole
 from memstate.engine.manager import StateManager
 from memstate.errors import Broken, InvalidArgument, MemstateError, StaleHandle
 from memstate.integrations.transformers.batch import Batches
 from memstate.integrations.transformers.binding import bound_to, release_left
 from memstate.integrations.transformers.line import Line, waits_for_reader
-from memstate.integrations.transformers.prompts import Event, Prompt, Reason, Served, checked
-from memstate.integrations.transformers.refusals import BACK_PRESSURE, refusal, why
-from memstate.integrations.transformers.running import Asked, Running
+from memstate.integrations.transformers.prompts import Event, Prompt, Reason, Served, checked, require
+from memstate.integrations.transformers.running import BACK_PRESSURE, Asked, Running, refusal, why
 from memstate.integrations.transformers.sampling import Sampler
 from memstate.integrations.transformers.speculation import Speculation
 from memstate.integrations.transformers.states import Kernels
@@ -79,7 +79,7 @@ class Server:
         self._shares = mem.prefix is not None and self._batches.found.continues  # what others read, where that is quick
         self._line = Line()
         self._steps = Steps(self._batches, self._speculation, self._line, chunk)
-        self._tokenizer, self._clock, self._numbers = tokenizer, clock, count()
+        self._tokenizer, self._clock, self._numbers, self._rows = tokenizer, clock, count(), mem.stats().rows
         self._asked: deque[Asked | Callable[[], None]] = deque()  # by any thread; a step does it, in this order
         self._full = False  # whether the first request that can start waits for room
         self._late: Fetch | None = None  # what that request waits for instead
@@ -171,23 +171,24 @@ class Server:
             raise InvalidArgument(f"{prompt!r}: expected a Prompt")
         hashable("id", prompt.id)
         hashable("tenant", prompt.tenant)
-        if not isinstance(prompt.session, Session | None):
-            raise InvalidArgument(
-                f"prompt {prompt.id!r}: session={prompt.session!r}: expected what sessions.open() returned"
-            )
-        if not is_whole(prompt.priority):
-            raise InvalidArgument(f"prompt {prompt.id!r}: priority={prompt.priority!r}: expected a whole number")
-        if prompt.timeout is not None and not prompt.timeout > 0:
-            raise InvalidArgument(f"prompt {prompt.id!r}: timeout={prompt.timeout!r}: expected seconds above 0")
+        require(prompt, "session", isinstance(prompt.session, Session | None), "what sessions.open() returned")
+        require(prompt, "priority", is_whole(prompt.priority), "a whole number")
+        limit = inf if prompt.timeout is None else prompt.timeout
+        require(prompt, "timeout", (is_whole(limit) or isinstance(limit, float)) and limit > 0, "seconds above 0")
         if prompt.id is None:
             prompt = replace(prompt, id=f"request {next(self._numbers)}")
-        prompt = replace(prompt, tokens=checked(self.model, prompt.tokens, f"prompt {prompt.id!r}"))
-        if prompt.salt is not None:
-            require_salt(prompt.salt)
+        of = f"prompt {prompt.id!r}"
+        if to is not None and (not callable(to) or iscoroutinefunction(to)):
+            raise InvalidArgument(f"{of}: to={shown(to)}: expected a function that is not async")
+        tokens, more = checked(self.model, prompt.tokens, of), items(f"{of}: processors", prompt.processors, object)
+        prompt = replace(prompt, tokens=tokens, priority=int(prompt.priority), processors=more)
+        require_salt(prompt.salt)
         first = Sampler(self.model, prompt, self._tokenizer)
         self._speculation.draft(prompt.id, first)
-        more = [Sampler(self.model, prompt, self._tokenizer, number) for number in range(1, first.samples)]
-        return Asked(prompt, [first, *more], to, inf if prompt.timeout is None else self._clock() + prompt.timeout)
+        if first.samples > self._rows:
+            raise InvalidArgument(f"{of}: {first.samples} samples, and only {self._rows} rows for them")
+        others = [Sampler(self.model, prompt, self._tokenizer, number) for number in range(1, first.samples)]
+        return Asked(prompt, [first, *others], to, self._clock() + limit)
 
     def ask(self, what: Asked | Callable[[], None]) -> None:
         """Notes what the next step is to do first: start a request that was checked, or call a function.
@@ -276,26 +277,31 @@ class Server:
         Syncs: no.
         """
         with self._wake:
-            if not self._closed:
-                self._asked.append(self._close)
             self._closed = True
+            self._asked.append(self._close)
             self._wake.notify()
         if not self._runs and self._call() is None:
             self._drive(self._take)
 
     def _close(self) -> None:
         self._end(lambda one: True, "aborted")
-        self._steps.events = deque((one, event) for one, event in self._steps.events if one.to is not None)
+        self._tell()
+
+    def _tell(self) -> bool:
+        """Hands events to those that listen, and forgets the others. Returns whether there were any."""
+        some = bool(self._steps.events)
         self._steps.deliver()
+        self._steps.events.clear()
+        return some
 
     def _end(self, gone: Callable[[Asked], bool], reason: Reason) -> None:
         """Ends requests that wait and requests that run."""
         waiting = [one for one in self._line.waiting if gone(one)]
         for one in waiting:
             self._steps.tell(one, reason)
-        self._steps.end([one for one in self._steps.running if gone(one.asked)], reason)
         self._line.leave(waiting)
         self._cancel(waiting)
+        self._steps.end([one for one in self._steps.running if gone(one.asked)], reason)
 
     def _take(self) -> None:
         """Does what was asked for since the last step. After an interrupt, the last of it may come twice."""
@@ -341,21 +347,24 @@ class Server:
         the manager have ended then.
 
         Raises:
-            Exception: what ended no request and came twice. The server is closed then, and its requests are aborted.
+            InvalidArgument: code that a step calls has called it.
+            Exception: the third of three steps in a row that have raised and told nothing. The server is closed then,
+                and its requests are aborted.
 
         Syncs: yes, for the tokens.
         """
+        self._drive(_none)
         self._driver, self._runs, lost = current_thread(), True, 0
         try:
             while not self._closed or self.busy:
                 try:
                     self.step()
                     lost = 0
-                except Broken:
-                    self._drive(self.mem.recover)
-                except Exception:
-                    lost = 0 if self._steps.events else lost + 1  # steps in a row that ended no request
-                    if lost > 1:
+                except Exception as error:
+                    if isinstance(error, Broken):
+                        self._drive(self.mem.recover)
+                    lost = 0 if self._drive(self._tell) else lost + 1
+                    if lost > 2:
                         raise
                     LOG.exception("a step has raised: its requests have ended")
                 with self._wake:
@@ -380,7 +389,11 @@ class Server:
 
         Syncs: yes, for the tokens.
         """
-        return self._drive(self._step)
+        told = self._drive(self._step)
+        try:
+            return [event for _, event in self._steps.events[:told]]
+        finally:  # an interrupt before it leaves them to the next step
+            del self._steps.events[:told]
 
     def admit(self) -> None:
         """Starts the requests that fit. `step` does it first.
@@ -395,7 +408,7 @@ class Server:
     def _drive(self, work: Callable[[], T]) -> T:
         """Runs work that uses the manager, and puts right what an exception leaves half done."""
         if self._driver is current_thread() and self._call() is not None:
-            raise InvalidArgument("a step is running: call step and admit from no code that a step calls")
+            raise InvalidArgument("a step is running: call run, step and admit from no code that a step calls")
         with self._lock:
             here, before = _Call(), self.mem.rows
             self._driver, self._call = current_thread(), ref(here)
@@ -408,7 +421,7 @@ class Server:
             finally:
                 self._call = _none
 
-    def _step(self) -> list[Event]:
+    def _step(self) -> int:
         self.mem.poll()
         self._steps.start_samples()
         self._admit()
@@ -420,7 +433,7 @@ class Server:
     def _admit(self) -> None:
         """Does what was asked for, ends what has no more time, and starts the requests that fit."""
         self._full, self._late = False, None
-        self._steps.drop_left()
+        self._steps.drop()
         release_left(self.mem)
         self._take()
         now = self._clock()
@@ -435,7 +448,7 @@ class Server:
             prompt = one.prompt
             if self._turn_runs(prompt):
                 continue  # others go first
-            if self._steps.full:
+            if any(row.logits is not None for row in running):  # they wait for room to be forked
                 self._full = True
                 return False
             one.fetch = one.fetch or self._prefetch(prompt)

@@ -1,7 +1,6 @@
 """What runs a step of a server: which tokens its rows read, what is chosen behind them, and which rows end."""
 
 import logging
-from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -13,8 +12,16 @@ from memstate.errors import Broken, InvalidArgument, StaleHandle
 from memstate.integrations.transformers.batch import Batches
 from memstate.integrations.transformers.line import Line
 from memstate.integrations.transformers.prompts import Event, Reason, Served, Token, Top
-from memstate.integrations.transformers.refusals import BACK_PRESSURE, refusal
-from memstate.integrations.transformers.running import Asked, Running, alike, shares, sharing
+from memstate.integrations.transformers.running import (
+    BACK_PRESSURE,
+    Asked,
+    Running,
+    alike,
+    refusal,
+    said,
+    shares,
+    sharing,
+)
 from memstate.integrations.transformers.sampling import choose, logprobs
 from memstate.integrations.transformers.speculation import Speculation
 from memstate.requests.handles import Row, Rows
@@ -41,13 +48,8 @@ class Steps:
         self.mem, self._batches, self._speculation = batches.mem, batches, speculation
         self._line, self._chunk = line, chunk
         self.running: list[Running] = []
-        self.events: deque[tuple[Asked, Event]] = deque()
+        self.events: list[tuple[Asked, Event]] = []
         self._left: list[Row] = []  # that could not be aborted yet
-
-    @property
-    def full(self) -> bool:
-        """Whether rows wait for room to be forked. Nothing starts before them."""
-        return any(one.logits is not None for one in self.running)
 
     def tell(self, one: Asked | Running, reason: Reason, error: str = "") -> None:
         """Notes that a request or a row has ended, once, also if an interrupted step says it again."""
@@ -55,23 +57,25 @@ class Steps:
         told = {event.sample for of, event in self.events if of is asked and isinstance(event, Served)}
         self.events.extend((asked, result) for result in one.results(reason, error) if result.sample not in told)
 
-    def deliver(self) -> list[Event]:
-        """Hands events to those that listen, and returns the others. A request whose listener raises is aborted."""
-        others = list[Event]()
-        while self.events:
-            asked, event = self.events.popleft()
-            if isinstance(event, Token):
-                self._line.charge(asked, 1)
+    def deliver(self) -> int:
+        """Hands events to those that listen. A request whose listener raises is aborted.
+
+        Returns:
+            How many events are left, all for the caller of the step.
+        """
+        left = 0
+        while left < len(self.events):
+            asked, _ = self.events[left]
             if asked.to is None:
-                others.append(event)
+                left += 1
                 continue
             try:
-                asked.to(event)
+                asked.to(self.events.pop(left)[1])  # an interrupt in it loses no other event
             except Exception:
                 LOG.exception("the listener of request %r has raised: the request is aborted", asked.prompt.id)
                 asked.to = ignore
                 self.end([one for one in self.running if one.asked is asked], "aborted")
-        return others
+        return left
 
     def end(self, rows: Collection[Running], reason: Reason, error: str = "") -> None:
         """Ends rows, without a state for others.
@@ -83,12 +87,16 @@ class Steps:
         """
         for one in rows:
             self.tell(one, reason, error)
-        if rows:
-            self.drop(rows)
+        self.drop(rows)
 
     def drop(self, gone: Collection[Running] = ()) -> None:
-        """Ends rows without results. Some may have ended: by the manager's `reset`, or in a forward that failed."""
+        """Ends rows without results, and those that could not be ended before.
+
+        Some may have ended: by the manager's `reset`, or in a forward that failed.
+        """
         rows = list(dict.fromkeys([*self._left, *(one.row for one in gone)]))
+        if not rows:
+            return
         try:
             try:
                 self.mem.end(rows)
@@ -104,11 +112,6 @@ class Steps:
                 self.tell(one, "failed", str(error))
         self.running = [one for one in self.running if one not in gone]
 
-    def drop_left(self) -> None:
-        """Ends the rows that could not be ended before."""
-        if self._left:
-            self.drop()
-
     def mend(self, before: Rows, error: BaseException) -> None:
         """Ends rows that an exception left between two tokens or kept from the list.
 
@@ -122,13 +125,14 @@ class Steps:
         parked = {one.asked for one in self.running if one.logits is not None}  # these are forked again
         for one in torn:
             if one.asked not in parked or one.logits is not None:
-                self.tell(one, "failed", repr(error))
+                self.tell(one, "failed", said(error))
         self.drop(torn)
 
     def _failed(self, one: Running, error: Exception) -> Exception:
         """Aborts a row whose own code has raised. Returns the error with a note of its request."""
-        self.end([one], "failed", repr(error))
-        error.add_note(f"the request {one.prompt.id!r} has ended")
+        self.end([one], "failed", said(error))
+        with suppress(Exception):  # it may take no notes
+            error.add_note(f"the request {one.prompt.id!r} has ended")
         return error
 
     def _is_torn(self, one: Running) -> bool:
@@ -284,8 +288,7 @@ class Steps:
             try:
                 self._end(one, reason)
             except Exception as error:  # its forward has ended the row
-                error.add_note(f"the request {one.prompt.id!r} has ended")
-                errors.append(error)
+                errors.append(self._failed(one, error))
         _raise(errors)
 
     def _compare(self, one: Running, guesses: Sequence[int], largest: Sequence[int], logits: Tensor) -> Reason | None:
@@ -321,6 +324,7 @@ class Steps:
         text = sampler.text.read(one.tokens, last=sampler.reason(one.tokens, new) is not None)
         event = Token(one.prompt.id, token, one.sample, text, logprob, top)
         self.events.append((one.asked, event))  # not if a tokenizer raises
+        self._line.charge(one.asked, 1)
         return sampler.reason(one.tokens, new)
 
     def _end(self, one: Running, reason: Reason | None) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
+MOST: Final = 64  # tokens of a window; no character is that long
 CONTEXT: Final = 8  # tokens before new ones: what a token adds depends on them, such as a space before a word
 HALF: Final = "\ufffd"  # stands for bytes that are no character, or none yet
 
@@ -23,9 +24,11 @@ class Text:
         self._tokenizer, self._stops, self._parts = tokenizer, stops, list[str]()
         self.stop: str | None = None
         first = max(0, len(tokens) - CONTEXT)
-        known = len(self._decoded(tokens[first:]).rstrip(HALF))
-        # where the window begins, and the next one; characters of it that are known; those held back; number of parts
-        self._at = (first, len(tokens), known, "", 0)
+        text = self._decoded(tokens[first:])
+        known = len(text.rstrip(HALF))
+        # where the window begins, and the next one; characters of it that are known, and halves behind them, which the
+        # prompt may end with for good; those held back; number of parts
+        self._at = (first, len(tokens), known, len(text) - known, "", 0)
 
     def _decoded(self, tokens: Sequence[int]) -> str:
         if self._tokenizer is None:
@@ -44,19 +47,19 @@ class Text:
         """
         if self._tokenizer is None or self.stop is not None:
             return ""
-        first, following, known, held, parts = self._at
-        text = self._decoded(tokens[first:])
-        sure = len(text if last else text.rstrip(HALF))
-        found = held + text[known:sure]
+        first, following, known, halves, held, parts = self._at
+        text, long = self._decoded(tokens[first:]), len(tokens) - first > MOST
+        sure = len(text if last or long else text.rstrip(HALF))
+        found = held + text[known:sure].removeprefix(HALF * halves)
         ends = [((at := found.index(stop)) + len(stop), at, stop) for stop in self._stops if stop in found]
         _, at, stop = min(ends, default=(0, len(found) if last else len(found) - self._begun(found), None))
-        known = max(known, sure)
-        if sure == len(text) and len(tokens) - following >= CONTEXT:
-            if shorter := len(self._decoded(tokens[following:])):
+        known, halves = max(known, sure), 0 if sure > known else halves
+        if sure == len(text) and (long or len(tokens) - following >= CONTEXT):
+            if (shorter := len(self._decoded(tokens[following:]))) or long:
                 first, known = following, shorter
             following = len(tokens)
         self._parts[parts:] = [found[:at]]
-        self._at, self.stop = (first, following, known, found[at:], parts + 1), stop
+        self._at, self.stop = (first, following, known, halves, found[at:], parts + 1), stop
         return found[:at]
 
     def _begun(self, text: str) -> int:

@@ -140,8 +140,8 @@ class Server:
     async def stream(self, prompt: Prompt) -> AsyncIterator[Event]:
         """Submits a request, and yields its events. Some thread drives the server; this works in any asyncio loop.
 
-        To leave the loop over it, or to cancel its task, aborts the request. A reader may be slow: its events wait for
-        it, and nothing else does.
+        To cancel its task, or to close it, aborts the request: use `contextlib.aclosing` if the loop over it may end
+        early. A reader may be slow: its events wait for it, and nothing else does.
 
         Args:
             prompt: the request.

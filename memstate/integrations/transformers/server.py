@@ -433,7 +433,7 @@ class Server:
     def _admit(self) -> None:
         """Does what was asked for, ends what has no more time, and starts the requests that fit."""
         self._full, self._late = False, None
-        self._steps.drop()
+        self._steps.drop_left()
         release_left(self.mem)
         self._take()
         now = self._clock()

@@ -87,16 +87,12 @@ class Steps:
         """
         for one in rows:
             self.tell(one, reason, error)
-        self.drop(rows)
+        if rows:
+            self.drop(rows)
 
     def drop(self, gone: Collection[Running] = ()) -> None:
-        """Ends rows without results, and those that could not be ended before.
-
-        Some may have ended: by the manager's `reset`, or in a forward that failed.
-        """
+        """Ends rows without results. Some may have ended: by the manager's `reset`, or in a forward that failed."""
         rows = list(dict.fromkeys([*self._left, *(one.row for one in gone)]))
-        if not rows:
-            return
         try:
             try:
                 self.mem.end(rows)
@@ -111,6 +107,11 @@ class Steps:
             for one in gone:
                 self.tell(one, "failed", str(error))
         self.running = [one for one in self.running if one not in gone]
+
+    def drop_left(self) -> None:
+        """Ends the rows that could not be ended before."""
+        if self._left:
+            self.drop()
 
     def mend(self, before: Rows, error: BaseException) -> None:
         """Ends rows that an exception left between two tokens or kept from the list.

@@ -89,7 +89,7 @@ class Door:
     def require_thread(self) -> None:
         """Refuses a call from another thread, in debug mode."""
         if self._thread is not None and self._thread != threading.get_ident():
-            raise MemstateError(f"a manager is driven by one thread ({self._thread}), this is {threading.get_ident()}")
+            raise MemstateError("debug=True: a manager is driven by one thread: make it in the thread that drives it")
 
     def require_awake(self) -> None:
         """Refuses a call that needs the bytes of states while they sleep."""

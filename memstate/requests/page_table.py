@@ -59,10 +59,10 @@ class PageTable:
         """
         if not self.allocator.pages:
             return 0
-        count = -(-int(length) // self.page_size)
-        if count > self._width:
-            raise InvalidArgument(f"{length} tokens need {count} pages, a row has {self._width}: raise Pages(per_row=)")
-        return count
+        n = -(-int(length) // self.page_size)
+        if n > self._width:
+            raise InvalidArgument(f"{length} tokens need {n} pages, a row has {self._width}: raise per_row= or tokens=")
+        return n
 
     def floor(self, length: Lengths) -> Lengths:
         """Returns the longest length up to `length` that fills whole pages."""

@@ -232,7 +232,7 @@ def test_what_ends_no_request_ends_the_run_and_its_requests() -> None:
         patch.setattr(server.mem, "poll", raising(ArithmeticError("always")))
         with pytest.raises(ArithmeticError, match="always"):
             server.run()
-    assert [one.reason for one in ended(events)] == ["aborted"]
+    assert [(one.reason, one.error) for one in ended(events)] == [("failed", "ArithmeticError: always")]
     require_free(server)
 
 
@@ -318,3 +318,62 @@ def test_any_thread_has_functions_called_in_the_driving_thread() -> None:
             server.call(partial(server.mem.sessions.close, session)).result(WAITS)
     with pytest.raises(ms.InvalidArgument, match="the server is closed"):
         server.call(lambda: None)
+
+
+def test_a_thread_that_drives_beside_another_is_refused_alone(answers: list[list[int]]) -> None:
+    with driven(server_of()) as server:
+        server.call(lambda: None).result(WAITS)  # it runs
+        other = mst.Server(server.model, server.mem)
+        for one, what in (
+            (server, "this server: submit to it"),
+            (other, "another server of this manager: step both from there"),
+        ):
+            for call in (one.run, one.step, one.admit):
+                with pytest.raises(ms.InvalidArgument, match=f"another thread drives {what}"):
+                    call()
+        with pytest.raises(ms.InvalidArgument, match="another thread drives another server"):
+            list(mst.serve(server.model, server.mem, PROMPTS))
+        check(asyncio.run(answer(server, prompt(0))), answers[0])
+    other.submit(prompt(1))  # the manager is free again
+    while other.busy:
+        events = other.step()
+    assert [one.tokens for one in events if isinstance(one, mst.Served)] == [answers[1]]
+
+
+def test_two_servers_of_a_manager_step_in_turn_in_any_thread(answers: list[list[int]]) -> None:
+    first = server_of(prefix=ms.Prefix())
+    found = dict[int, list[Any]]()
+
+    def drive(number: int, server: mst.Server) -> None:
+        for _ in range(4):
+            server.submit(prompt(number))
+            while server.busy:
+                found.setdefault(number, []).extend(server.step())
+
+    servers = enumerate((first, mst.Server(first.model, first.mem)))
+    threads = [Thread(target=drive, args=given) for given in servers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAITS)
+    for number, events in found.items():
+        assert [one.tokens for one in events if isinstance(one, mst.Served)] == [answers[number]] * 4
+
+
+def test_a_manager_in_debug_mode_is_made_where_it_is_driven() -> None:
+    server, events = server_of(debug=True), SimpleQueue[Any]()
+    server.submit(prompt(0), to=events.put)
+    refused = list[str]()
+
+    def drive() -> None:
+        try:
+            server.run()
+        except ms.MemstateError as error:
+            refused.append(str(error))
+
+    thread = Thread(target=drive)
+    thread.start()
+    thread.join(WAITS)
+    (result,) = ended(events)
+    assert result.reason == "failed" and len(refused) == 1 and refused[0] in result.error
+    assert "debug=True: a manager is driven by one thread: make it in the thread that drives it" in result.error

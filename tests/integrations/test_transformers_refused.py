@@ -52,8 +52,10 @@ def test_kernels_that_need_a_gpu_are_named_where_a_model_on_a_cpu_got_them(
     exec("def kernel(*args, **kwargs):\n    raise RuntimeError('0 active drivers')", inside)
     module = sys.modules[type(model).__module__]
     monkeypatch.setattr(module, function, inside["kernel"])
-    with pytest.raises(ms.ConfigurationError, match=r"kernels of fla, which need a GPU: .* environment without fla"):
+    why = r"kernels of fla, which need a GPU: .* environment without fla"
+    with pytest.raises(ms.ConfigurationError, match=why) as hid:
         mst.manager(model, slots=2, max_requests=1)
+    assert hid.value.__cause__ is None  # nothing of the driver is shown
     inside["__name__"] = "another.module"  # what fails for another reason stays what it is
     with pytest.raises(RuntimeError, match=r"^0 active drivers$"):
         mst.manager(model, slots=2, max_requests=1)
@@ -73,6 +75,7 @@ OTHER = r"the manager has .*: use mst\.manager"
     ("StateCache", "lfm2", "lfm2", NO_PAGES, {"prompt": PROMPT}, ms.ConfigurationError, "tokens="),
     ("StateCache", "mamba2", "mamba2", {}, {"prompt": PROMPT}, ms.ConfigurationError, "use serve"),
     ("Server", "lfm2", "lfm2", {}, {"chunk": 0}, ms.InvalidArgument, "chunk 0"),
+    ("Server", "lfm2", "lfm2", {}, {"tokenizer": "gpt2"}, ms.InvalidArgument, r"'gpt2': .*\(tokenizer_object="),
     ("Server", "lfm2", "lfm2", SPECULATING, {"assistant": 5}, ms.ConfigurationError, "a model, or a function"),
 ])  # fmt: skip
 def test_what_does_not_fit_a_model_is_refused(
@@ -99,6 +102,11 @@ def test_an_assistant_that_cannot_draft_is_refused() -> None:
     ):
         with pytest.raises(ms.ConfigurationError, match=why):
             mst.Server(model, mem, assistant=assistant)
+
+
+def test_tokens_and_pages_contradict_each_other() -> None:
+    with pytest.raises(ms.ConfigurationError, match=r"tokens=64 and pages=Pages\(.*: give one"):
+        mst.manager(tiny("lfm2"), **FEW, tokens=64, pages=ms.Pages(size=16, count=8))
 
 
 def test_managers_that_fit_are_taken() -> None:

@@ -2,6 +2,7 @@
 
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from threading import RLock, Thread
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -30,12 +31,16 @@ class Bound:
         weights: name of the weights that the states were computed with.
         kv: the KV pages; None until a server attends to them.
         left: rows and snapshots of caches that were forgotten without `close`.
+        lock: held by the step of a server.
+        runs: the thread in which a server's `run` drives the manager, or None.
     """
 
     found: ModelLayout
     weights: str
     kv: KvPages | None = None
     left: list[tuple[list[Row], list[Snapshot | None]]] = field(default_factory=list)
+    lock: Any = field(default_factory=RLock)  # a second call of its thread after an interrupt opens it again
+    runs: Thread | None = None
 
 
 _BOUND: WeakKeyDictionary[StateManager, Bound] = WeakKeyDictionary()
@@ -68,6 +73,8 @@ def manager(model: Any, *, slots: int, max_requests: int, tokens: int | None = N
     bound = Bound(layout(model), weights_of(model))
     settings.setdefault("device", model.device)
     prefix, tiers = settings.get("prefix"), settings.get("tiers")
+    if tokens is not None and settings.get("pages") is not None:
+        raise ConfigurationError(f"tokens={tokens} and pages={settings['pages']} both say how many pages: give one")
     if settings.get("pages") is None and (tokens is not None or prefix is not None):
         per_row = -(-(tokens or LONGEST) // PAGE)
         count = per_row * max_requests * (1 if prefix is None else 2)
@@ -94,14 +101,10 @@ def bound_to(model: Any, mem: StateManager) -> Bound:
 
     Raises:
         LayoutMismatch: the manager has other planes than the model, or was made for a model with other layers.
-        ConfigurationError: the manager has states of other weights, or the model checkpoints gradients, and so uses no
-            cache.
+        ConfigurationError: the manager has states of other weights, or the model is in training mode.
     """
-    if model.training and getattr(model, "is_activation_checkpointing", False):
-        raise ConfigurationError(
-            "the model is in training mode with gradient checkpointing, where Transformers gives layers no cache: call "
-            "model.eval()"
-        )
+    if model.training:
+        raise ConfigurationError("the model is in training mode, in which answers are random: call model.eval()")
     found = layout(model)
     if found.state.planes != mem.layout.planes or found.state.layers != mem.layout.layers:
         raise LayoutMismatch(f"the manager has {mem.layout}, and the model needs {found.state}: use mst.manager")

@@ -59,9 +59,9 @@ class StateCache(Cache):
 
     Raises:
         LayoutMismatch: the manager was made for another model.
-        ConfigurationError: the manager was made for other weights; the model keeps no recurrent state in a cache, or
-            cannot do what `kernels` asks for; or with `prompt` the manager has no KV pages, or a layer keeps KV in a
-            way that pages cannot hold.
+        ConfigurationError: the manager was made for other weights; the model is in training mode, keeps no recurrent
+            state in a cache, or cannot do what `kernels` asks for; or with `prompt` the manager has no KV pages, or a
+            layer keeps KV in a way that pages cannot hold.
         InvalidArgument: prompt and mask are not a batch padded at the left.
         OutOfSlots, OutOfRows, OutOfPages: back-pressure; there is no room for the prompt, and nothing was admitted.
 

@@ -167,7 +167,7 @@ def probe(model: Any) -> Findings:
             raise ConfigurationError(
                 f"{type(model).__name__} is on a CPU, and Transformers gave it the kernels of {package}, which need a "
                 f"GPU: move the model to one, or use an environment without {package}"
-            ) from error
+            ) from None
         raise
     finally:
         model.train(training)

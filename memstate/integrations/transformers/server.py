@@ -11,7 +11,7 @@ from dataclasses import replace
 from inspect import iscoroutinefunction
 from itertools import count
 from math import inf
-from threading import Condition, RLock, Thread, current_thread
+from threading import Condition, Thread, current_thread
 from typing import Any, Final, TypeVar
 from weakref import ref
 
@@ -22,7 +22,7 @@ from memstate.integrations.transformers.batch import Batches
 from memstate.integrations.transformers.binding import bound_to, release_left
 from memstate.integrations.transformers.line import Line, waits_for_reader
 from memstate.integrations.transformers.prompts import Event, Prompt, Reason, Served, checked, require
-from memstate.integrations.transformers.running import BACK_PRESSURE, Asked, Running, refusal, why
+from memstate.integrations.transformers.running import BACK_PRESSURE, Asked, Running, refusal, said, why
 from memstate.integrations.transformers.sampling import Sampler
 from memstate.integrations.transformers.speculation import Speculation
 from memstate.integrations.transformers.states import Kernels
@@ -48,7 +48,7 @@ class Server:
 
     One thread at a time drives it: it calls `run`, which returns after `close`, or `step` until `busy` is False. What
     others ask for is noted, and the next step does it. The manager's own calls, such as `sessions.open`, belong to the
-    driving thread.
+    driving thread, and so do other servers of the manager.
 
     Args:
         model: the model, in evaluation mode.
@@ -63,9 +63,10 @@ class Server:
 
     Raises:
         LayoutMismatch: the manager was made for another model.
-        ConfigurationError: the manager was made for other weights; there are no KV pages, or a layer keeps KV in a way
-            that pages cannot hold; or the assistant, the model or the manager cannot speculate.
-        InvalidArgument: `chunk` is below 1.
+        ConfigurationError: the manager was made for other weights; the model is in training mode; there are no KV
+            pages, or a layer keeps KV in a way that pages cannot hold; or the assistant, the model or the manager
+            cannot speculate.
+        InvalidArgument: `chunk` is below 1, or `tokenizer` is none of Transformers.
     """
 
     def __init__(
@@ -74,7 +75,11 @@ class Server:
     ) -> None:  # fmt: skip
         whole("chunk", chunk)
         self.model, self.mem = model, mem
-        self._batches = Batches(model, mem, bound_to(model, mem), kernels)
+        if tokenizer is not None and not hasattr(tokenizer, "added_tokens_decoder"):
+            how = "wrap one of `tokenizers` in PreTrainedTokenizerFast(tokenizer_object=...)"
+            raise InvalidArgument(f"tokenizer={shown(tokenizer)}: expected a tokenizer of Transformers; {how}")
+        self._bound = bound_to(model, mem)
+        self._batches = Batches(model, mem, self._bound, kernels)
         self._speculation = Speculation(self._batches, assistant)
         self._shares = mem.prefix is not None and self._batches.found.continues  # what others read, where that is quick
         self._line = Line()
@@ -85,7 +90,7 @@ class Server:
         self._late: Fetch | None = None  # what that request waits for instead
         self._wake = Condition()  # of `run`, while there is nothing to do; and nothing is asked for after `close`
         self._closed = self._runs = False
-        self._lock = RLock()  # of the driving thread; a second one after an interrupt opens it again
+        self._error = ""  # that has ended `run`
         self._driver: Thread = current_thread()
         self._call: Callable[[], _Call | None] = _none  # that drives now
 
@@ -284,7 +289,7 @@ class Server:
             self._drive(self._take)
 
     def _close(self) -> None:
-        self._end(lambda one: True, "aborted")
+        self._end(lambda one: True, "failed" if self._error else "aborted", self._error)
         self._tell()
 
     def _tell(self) -> bool:
@@ -294,14 +299,14 @@ class Server:
         self._steps.events.clear()
         return some
 
-    def _end(self, gone: Callable[[Asked], bool], reason: Reason) -> None:
+    def _end(self, gone: Callable[[Asked], bool], reason: Reason, error: str = "") -> None:
         """Ends requests that wait and requests that run."""
         waiting = [one for one in self._line.waiting if gone(one)]
         for one in waiting:
-            self._steps.tell(one, reason)
+            self._steps.tell(one, reason, error)
         self._line.leave(waiting)
         self._cancel(waiting)
-        self._steps.end([one for one in self._steps.running if gone(one.asked)], reason)
+        self._steps.end([one for one in self._steps.running if gone(one.asked)], reason, error)
 
     def _take(self) -> None:
         """Does what was asked for since the last step. After an interrupt, the last of it may come twice."""
@@ -347,14 +352,17 @@ class Server:
         the manager have ended then.
 
         Raises:
-            InvalidArgument: code that a step calls has called it.
+            InvalidArgument: code that a step calls has called it, or another thread drives this server or another
+                server of its manager.
             Exception: the third of three steps in a row that have raised and told nothing. The server is closed then,
-                and its requests are aborted.
+                and its requests have failed.
 
         Syncs: yes, for the tokens.
         """
-        self._drive(_none)
-        self._driver, self._runs, lost = current_thread(), True, 0
+        with self._bound.lock:  # between two steps
+            self._require_driver()
+            self._drive(_none)
+            self._bound.runs, self._runs, lost = current_thread(), True, 0
         try:
             while not self._closed or self.busy:
                 try:
@@ -369,9 +377,18 @@ class Server:
                     LOG.exception("a step has raised: its requests have ended")
                 with self._wake:
                     self._wake.wait_for(lambda: self._closed or self.busy)
+        except Exception as error:
+            self._error = said(error)
+            raise
         finally:
-            self._runs = False
+            self._bound.runs, self._runs = None, False
             self.close()
+
+    def _require_driver(self) -> None:
+        """Refuses to drive the manager while `run` drives it in another thread."""
+        if self._bound.runs not in (None, current_thread()):
+            what = "this server: submit to it" if self._runs else "another server of this manager: step both from there"
+            raise InvalidArgument(f"another thread drives {what}, or make a server with a manager of its own")
 
     def step(self) -> list[Event]:
         """Admits what fits, reads chunks of prompts, and computes one token of each running answer.
@@ -382,13 +399,14 @@ class Server:
             The new tokens, and the requests that have ended.
 
         Raises:
-            InvalidArgument: code that a step calls has called it.
+            InvalidArgument: code that a step calls has called it, or `run` drives the manager in another thread.
             Exception: what the forward raised, or a processor of logits, a stop string or an assistant. Its rows are
                 gone; a note of the error names their request. Other requests go on in the next step, which also returns
                 the events of this one. Several such errors are an ExceptionGroup.
 
         Syncs: yes, for the tokens.
         """
+        self._require_driver()
         told = self._drive(self._step)
         try:
             return [event for _, event in self._steps.events[:told]]
@@ -399,17 +417,18 @@ class Server:
         """Starts the requests that fit. `step` does it first.
 
         Raises:
-            InvalidArgument: code that a step calls has called it.
+            InvalidArgument: code that a step calls has called it, or `run` drives the manager in another thread.
 
         Syncs: no.
         """
+        self._require_driver()
         self._drive(self._admit)
 
     def _drive(self, work: Callable[[], T]) -> T:
         """Runs work that uses the manager, and puts right what an exception leaves half done."""
         if self._driver is current_thread() and self._call() is not None:
             raise InvalidArgument("a step is running: call run, step and admit from no code that a step calls")
-        with self._lock:
+        with self._bound.lock:
             here, before = _Call(), self.mem.rows
             self._driver, self._call = current_thread(), ref(here)
             try:

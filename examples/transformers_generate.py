@@ -3,14 +3,18 @@
 python examples/transformers_generate.py MODEL "first prompt" "a second, longer prompt"
 """
 
-import sys
+from argparse import ArgumentParser
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import memstate.integrations.transformers as mst
 
-name, *texts = sys.argv[1:]
+parser = ArgumentParser(description="Continues prompts in one batch.")
+parser.add_argument("model", help="a name or a folder")
+parser.add_argument("texts", nargs="+", help="prompts")
+given = parser.parse_args()
+name, texts = given.model, given.texts
 device = "cuda" if torch.cuda.is_available() else "cpu"
 tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left")
 model = AutoModelForCausalLM.from_pretrained(name, dtype="auto").to(device).eval()

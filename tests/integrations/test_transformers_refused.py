@@ -106,7 +106,7 @@ def test_an_assistant_that_cannot_draft_is_refused() -> None:
 
 def test_tokens_and_pages_contradict_each_other() -> None:
     with pytest.raises(ms.ConfigurationError, match=r"tokens=64 and pages=Pages\(.*: give one"):
-        mst.manager(tiny("lfm2"), **FEW, tokens=64, pages=ms.Pages(size=16, count=8))
+        mst.manager(tiny("lfm2"), **FEW, tokens=64, pages=ms.Pages(size=16, count=8, per_row=4))
 
 
 def test_managers_that_fit_are_taken() -> None:

@@ -191,7 +191,7 @@ class Server:
         first = Sampler(self.model, prompt, self._tokenizer)
         self._speculation.draft(prompt.id, first)
         if first.samples > self._rows:
-            raise InvalidArgument(f"{of}: {first.samples} samples, and only {self._rows} rows for them")
+            raise InvalidArgument(f"{of}: num_return_sequences={first.samples} is above max_requests={self._rows}")
         others = [Sampler(self.model, prompt, self._tokenizer, number) for number in range(1, first.samples)]
         return Asked(prompt, [first, *others], to, self._clock() + limit)
 

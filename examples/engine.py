@@ -7,14 +7,14 @@ import torch
 
 import memstate as ms
 
-PAGE, WORDS, ANSWER, CHUNK = 4, 50, 6, 12  # tokens of a KV page, that there are, of an answer, of a chunk
+PAGE, WORDS, ANSWER, CHUNK = 4, 50, 6, 12  # tokens in: a KV page, the vocabulary, an answer, a chunk
 STATE = ms.StateLayout((ms.Plane("ssm", (8,), torch.float32),), layers=2)
 KV = ms.StateLayout((ms.Plane("kv", (PAGE, 8), torch.float32),), layers=1)
 EMBED = torch.randn(WORDS, 8, generator=torch.Generator().manual_seed(0))
 
 
 class Chat:
-    """A conversation: the messages to come, all tokens so far, and how many there are behind the next answer."""
+    """A conversation: the messages to come, all tokens so far, and their number after the next answer."""
 
     row: ms.Row  # while a turn runs
 

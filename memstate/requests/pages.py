@@ -1,5 +1,6 @@
-"""Hands out KV pages as integers on the host, those that came back last first, by reference count. Knows no tensor."""
+"""Hands out KV pages as integers on the host: lowest free page first, shared by reference count. It knows no tensor."""
 
+import heapq
 from collections.abc import Iterable, Mapping
 
 from memstate.errors import OutOfPages
@@ -38,7 +39,7 @@ class PageAllocator:
         self.holders = [0] * (self.pages + 1)
         for page, times in (holders or {}).items():
             self.holders[page] = times
-        self._free = [page for page in range(self.pages, 0, -1) if not self.holders[page]]  # a stack: the lowest on top
+        self._free = [page for page in range(1, self.pages + 1) if not self.holders[page]]
 
     def miscounts(self, holders: Mapping[int, int]) -> list[str]:
         """Returns what is wrong with counts and free pages, given who holds pages.
@@ -58,17 +59,14 @@ class PageAllocator:
         return found
 
     def claim(self, n: int) -> list[int]:
-        """Claims n pages: of a new allocator the lowest, later those that came back last.
+        """Claims the n lowest free pages.
 
         Raises:
             OutOfPages: fewer are free; nothing changed.
         """
         if n > len(self._free):
             raise OutOfPages(n, self.free, self.pages)
-        at = len(self._free) - n
-        pages = self._free[at:]
-        pages.reverse()
-        del self._free[at:]
+        pages = [heapq.heappop(self._free) for _ in range(n)]
         if self._guard is not None:
             self._guard.pages += pages
         for page in pages:
@@ -83,10 +81,8 @@ class PageAllocator:
 
     def release(self, pages: Iterable[int]) -> None:
         """Removes a holder from each page."""
-        holders, gone = self.holders, list[int]()
+        holders = self.holders
         for page in pages:
             holders[page] -= 1
             if not holders[page]:
-                gone.append(page)
-        gone.reverse()
-        self._free += gone
+                heapq.heappush(self._free, page)

@@ -137,7 +137,7 @@ def test_the_ages_are_metrics_and_in_the_terminal(mem: ms.StateManager, clock: C
     assert len(ages) == 4 and set(ages.values()) == {7200.0}
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(draw(found, "here"))
-    assert "request 2.0 h, standstill of one 2.0 h, session 2.0 h, idle session 2.0 h" in console.export_text()
+    assert "request 2 h, standstill of one 2 h, session 2 h, idle session 2 h" in console.export_text()
 
 
 def test_an_older_file_without_ages_is_shown(mem: ms.StateManager, tmp_path: Path) -> None:

@@ -141,7 +141,7 @@ def test_steps_that_raise_for_ever_end_the_run_and_what_was_told_before_is_heard
         (thread := Thread(target=drives, daemon=True)).start()
         thread.join(WAITS)
     assert not thread.is_alive() and len(errors) == 1
-    assert served(heard) == ["failed", "aborted"]
+    assert served(heard) == ["failed", "failed"]
     require_free(server)
 
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import memstate as ms
-from memstate import AuditReport, LeakFound, Plane, Redirect, Request
+from memstate import LeakFound, Plane, Redirect, Request
 from memstate.kernels.dispatch import Backend
 from memstate.slots.allocator import SlotAllocator
-from memstate.slots.audit import audit
+from memstate.slots.audit import AuditReport, audit
 from memstate.slots.inspect import inspect
 from memstate.slots.registers import RegisterFile
 from tests.support import inside

@@ -84,7 +84,7 @@ def test_a_compiled_model_chooses_the_same_tokens_and_is_not_compiled_at_each_le
 
 
 def test_launches_on_slots_are_not_traced() -> None:
-    """In a process of its own: what other tests leave in the functions of a model decides what Dynamo compiles again."""
+    """In a process of its own: what other tests leave in the functions of a model decides what is compiled again."""
     done = subprocess.run([sys.executable, "-c", ON_SLOTS], capture_output=True, text=True, check=False)
     same, first, second = done.stdout.split()[-3:]
     assert (done.returncode, same) == (0, "True"), done.stderr

@@ -16,9 +16,10 @@ PASSES: Final = 64  # times that other tenants go before the oldest request of a
 class Line:
     """Requests that wait, as they came.
 
-    Higher priorities start first. Among tenants of one priority, the one with the fewest tokens starts first; one that
-    comes back has at least as many as the least of those that stayed. See "Fairness in Serving Large Language Models",
-    Sheng et al., OSDI 2024. No request waits for more than `PASSES` later ones while it is the oldest of its priority.
+    Higher priorities start first. Among tenants of one priority, the one with the fewest tokens starts first. A tenant
+    that comes back starts with the least count of the tenants that stayed, or its own if that is more: Sheng et al.,
+    "Fairness in Serving Large Language Models", OSDI 2024. At most `PASSES` later requests go before the oldest one of
+    their priority.
 
     Attributes:
         waiting: the requests.

@@ -66,7 +66,7 @@ class Server:
         ConfigurationError: the manager was made for other weights; the model is in training mode; there are no KV
             pages, or a layer keeps KV in a way that pages cannot hold; or the assistant, the model or the manager
             cannot speculate.
-        InvalidArgument: `chunk` is below 1, or `tokenizer` is none of Transformers.
+        InvalidArgument: `chunk` is below 1, or `tokenizer` is not a tokenizer of Transformers.
     """
 
     def __init__(

@@ -42,19 +42,20 @@ class Answer(Response):
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Sends it, as an ASGI application."""
-        work = ensure_future(self._answer(scope, receive, send))
-        gone = ensure_future(receive())  # the body is there already: this returns when the client has gone
+        # the body is there already, so `receive` returns when the client has gone
+        work, gone = ensure_future(self._answer(scope, receive, send)), ensure_future(receive())
         gone.add_done_callback(lambda _: work.cancel())
         work.add_done_callback(lambda _: gone.cancel())
         with suppress(CancelledError):
             await work
 
     async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
-        found: dict[int, list[Any]] = {}
+        found, parts = dict[int, list[Any]](), list[Any]()  # events by sample; of a stream, what is not sent yet
 
-        async def say(part: Any, more: bool = True) -> None:
-            body = f"data: {json.dumps(part) if part else '[DONE]'}\n\n".encode()
-            await send({"type": "http.response.body", "body": body, "more_body": more})
+        async def say(last: bool = False) -> None:
+            body = "".join(f"data: {json.dumps(part)}\n\n" for part in parts) + "data: [DONE]\n\n" * last
+            parts.clear()
+            await send({"type": "http.response.body", "body": body.encode(), "more_body": not last})
 
         try:
             async with aclosing(self._server.stream(self._prompt)) as events:
@@ -65,24 +66,25 @@ class Answer(Response):
                     if self._stream:
                         if not found:
                             await send({**START})
-                        await say({**self._head, "choices": [self._choice([event], event.sample not in found)]})
+                        parts.append({**self._head, "choices": [self._choice([event], event.sample not in found)]})
+                        if reason is None:  # the end of a sample goes with what comes next
+                            await say()
                     found.setdefault(event.sample, []).append(event)
         except HTTPException as error:
             if not (found and self._stream):
                 raise
-            await say(error.detail)
+            parts.append(error.detail)
         else:
             ends = [events[-1] for events in found.values()]
             prompt, new = len(self._prompt.tokens), sum(len(end.tokens) for end in ends)
-            usage = {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
-            details = {"cached_tokens": max(end.cached for end in ends), "missed": ends[0].missed}
-            usage["prompt_tokens_details"] = details
+            usage: dict[str, Any] = {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
+            usage["prompt_tokens_details"] = {"cached_tokens": max(e.cached for e in ends), "missed": ends[0].missed}
             if not self._stream:
                 choices = [self._choice(events) for _, events in sorted(found.items())]
                 return await JSONResponse({**self._head, "choices": choices, "usage": usage})(scope, receive, send)
             if self._asked.stream_options.get("include_usage"):
-                await say({**self._head, "choices": [], "usage": usage})
-        return await say(None, more=False)
+                parts.append({**self._head, "choices": [], "usage": usage})
+        return await say(last=True)
 
     def _choice(self, events: list[Any], first: bool = True) -> dict[str, Any]:
         """Returns a sample or, in a stream, what one more event adds to it."""
@@ -91,13 +93,11 @@ class Answer(Response):
         role = {"role": "assistant"} if first else {}
         said = {"delta" if self._stream else "message": {**role, "content": text}} if self._chat else {"text": text}
         logprobs = None if self._prompt.logprobs is None else {"content": [self._logprobs(token) for token in tokens]}
-        finish = "stop" if reason == "end" else reason
-        return {"index": events[-1].sample, **said, "logprobs": logprobs, "finish_reason": finish}
+        said |= {"logprobs": logprobs, "finish_reason": "stop" if reason == "end" else reason}
+        return {"index": events[-1].sample, **said}
 
     def _logprobs(self, one: Token) -> dict[str, Any]:
         """Returns a token with its logprob, and the most likely ones. Tokenizers do not tell bytes."""
-        own, *top = [
-            {"token": self._tokenizer.decode([token]), "logprob": logprob, "bytes": None}
-            for token, logprob in ((one.token, one.logprob), *one.top)
-        ]
+        ids = ((one.token, one.logprob), *one.top)
+        own, *top = [{"token": self._tokenizer.decode([id]), "logprob": value, "bytes": None} for id, value in ids]
         return {**own, "top_logprobs": top}

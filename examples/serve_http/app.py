@@ -55,8 +55,7 @@ def app(server: Server, tokenizer: Any, name: str) -> FastAPI:
     def opened(name: str, fork: str | None) -> Any:
         if fork is not None and fork not in sessions:
             raise problem(404, f"the session {fork!r} is not here", "session_not_found")
-        if (found := sessions.pop(name, None)) is None:
-            found = server.fork(sessions[fork], name) if fork else mem.sessions.open(name)
+        found = sessions.pop(name, None) or (server.fork(sessions[fork], name) if fork else mem.sessions.open(name))
         sessions[name] = found  # the last one
         if len(sessions) > SESSIONS:
             mem.sessions.close(sessions.pop(next(iter(sessions))))

@@ -25,10 +25,10 @@ model, graphs, compiled = tiny("lfm2", changes=TWO_LAYERS), Graphs(), []
 expected = generated(model, "slots")
 model.compile(backend=graphs)
 found = []
-for _ in range(2):
+for _ in range(3):
     found.append(generated(model, "slots"))
     compiled.append(graphs.compiled)
-print(found == [expected] * 2, *compiled)
+print(found == [expected] * 3, *compiled)
 """
 
 
@@ -84,11 +84,14 @@ def test_a_compiled_model_chooses_the_same_tokens_and_is_not_compiled_at_each_le
 
 
 def test_launches_on_slots_are_not_traced() -> None:
-    """In a process of its own: what other tests leave in the functions of a model decides what is compiled again."""
+    """
+    In a process of its own: what other tests leave in the functions of a model decides what is compiled again.
+    Dynamo compiles some functions in the first run and some in the second, not always the same; in the third none.
+    """
     done = subprocess.run([sys.executable, "-c", ON_SLOTS], capture_output=True, text=True, check=False)
-    same, first, second = done.stdout.split()[-3:]
+    same, first, second, third = done.stdout.split()[-4:]
     assert (done.returncode, same) == (0, "True"), done.stderr
-    assert 0 < int(first) == int(second)
+    assert 0 < int(first) <= int(second) == int(third)
 
 
 def test_a_model_is_tried_out_uncompiled(model: Any) -> None:

@@ -15,7 +15,9 @@ from memstate.errors import InvalidArgument
 from memstate.integrations.transformers.prompts import Prompt, Reason, Top, require
 from memstate.integrations.transformers.text import Text
 
-LAST: Final[WeakKeyDictionary[Any, tuple[Any, GenerationConfig]]] = WeakKeyDictionary()  # by model: given and made
+Made = tuple[Any, GenerationConfig]  # what was given, and what was made of it
+LAST: Final[WeakKeyDictionary[Any, tuple[Made, ...]]] = WeakKeyDictionary()  # by model, the newest first
+REMEMBERED: Final = 8  # configurations of a model
 
 
 class Sampler:
@@ -45,7 +47,7 @@ class Sampler:
         require(prompt, "config", isinstance(prompt.config, GenerationConfig | None), "a GenerationConfig")
         most = None if prompt.most is None else whole(f"{of}: most", prompt.most)
         try:
-            config = prepared(model, prompt.config or model.generation_config, most)
+            config = copy(prepared(model, prompt.config or model.generation_config))
             ends = torch.as_tensor([] if config.eos_token_id is None else config.eos_token_id, dtype=torch.long)
         except (TypeError, ValueError, RuntimeError) as error:  # such as several greedy samples, or a set of end tokens
             raise InvalidArgument(f"{of}: {error}") from error
@@ -72,11 +74,11 @@ class Sampler:
             special = {str(token): id for id, token in tokenizer.added_tokens_decoder.items() if token.special}
             self._ends |= {special[stop]: stop for stop in stops if stop in special}
         self.text = Text(tokenizer, prompt.tokens, stops)
+        config.max_new_tokens = config.max_new_tokens if most is None else most
         if config.max_new_tokens is None and config.max_length <= length:
             raise InvalidArgument(
                 f"{of} has {length} tokens, and max_length={config.max_length} counts them: give max_new_tokens"
             )
-        config = copy(config)  # which other requests share
         config.max_length = config.max_length if config.max_new_tokens is None else length + config.max_new_tokens
         self.most: int = max(1, config.max_length - length)
         self._sample = bool(config.do_sample)
@@ -139,27 +141,26 @@ class Sampler:
         return "length" if new >= self.most else None
 
 
-def prepared(model: Any, config: GenerationConfig, most: int | None) -> GenerationConfig:
-    """Returns what `generate` makes of a config. To make it costs more than a small forward, so the last is remembered.
+def prepared(model: Any, config: GenerationConfig) -> GenerationConfig:
+    """Returns what `generate` makes of a config, which requests share: to make it costs more than a small forward.
 
     Args:
         model: the model.
         config: of the request.
-        most: new tokens at most; None: what the config says.
     """
-    given = (vars(config), vars(model.generation_config), most, model.device)
-    last = LAST.get(model)  # another thread may replace it at any time
+    given = (vars(config), vars(model.generation_config), model.device)
+    last = LAST.get(model, ())  # another thread may replace it at any time
     with suppress(RuntimeError):  # several end tokens in a tensor
-        if last is not None and last[0] == given:
-            return last[1]
+        for known, made in last:
+            if known == given:
+                return made
     mine = deepcopy(config)
-    mine.max_new_tokens = mine.max_new_tokens if most is None else most
     has_length = any(one.max_length is not None for one in (mine, model.generation_config))
-    made: GenerationConfig = model._prepare_generation_config(mine)[0]
+    made = model._prepare_generation_config(mine)[0]
     if made.max_new_tokens is None and not has_length:  # the default does not count the prompt
         made.max_new_tokens = made.max_length
     model._prepare_special_tokens(made, True, device=model.device)
-    LAST[model] = deepcopy(given), made
+    LAST[model] = ((deepcopy(given), made), *last[: REMEMBERED - 1])
     return made
 
 

@@ -7,12 +7,15 @@ alone. Prompts where two tokens are almost equally likely are left out: a batch 
 clients ask for these answers, whole or in streams. 30 % of the requests end because the client goes away: before the
 first token, or at any later moment. One client reads slowly. At last pairs of rounds run the same requests over HTTP
 and, in the server's own loop, through `Server.stream`.
+The server has a CPU core of its own: the lock of Python lets one thread run at a time anyway, and on two cores its
+threads move.
 
 Prints a line a minute. The exit status says whether an answer is wrong, something is left or memory grows.
 """
 
 import argparse
 import asyncio
+import os
 import socket
 import subprocess
 import sys
@@ -32,10 +35,19 @@ def run(folder: str, cases: list[Case], clients: int, minutes: float, rounds: in
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "tests.proof.http_load", "--serve", folder, str(port)]
     with subprocess.Popen(command, cwd=ROOT) as process:
+        apart(process.pid)
         try:
             return asyncio.run(Load(port, folder, cases, clients).run(60 * minutes, rounds))
         finally:
             process.terminate()
+
+
+def apart(server: int) -> None:
+    """Gives the first CPU core to the server, and the others to this process."""
+    first, *others = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [0]
+    if others:
+        os.sched_setaffinity(server, {first})
+        os.sched_setaffinity(0, others)
 
 
 def main() -> int:

@@ -1,6 +1,7 @@
 """The process of the load: the example on a model, and two endpoints that only the load uses."""
 
 import asyncio
+import gc
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,7 @@ def serve(folder: str, port: int) -> None:
         server = mst.Server(model, mem, tokenizer=tokenizer)
         made = app(server, tokenizer, folder)
         watch(made, server)
+        gc.freeze()  # as the example does
         uvicorn.run(made, port=port, log_level="warning", timeout_graceful_shutdown=10)
 
 

@@ -25,7 +25,10 @@ def gather_slots(plane: Tensor, slots: Tensor, out: Tensor, pattern: int = 0) ->
     Syncs: no (the reference: yes, off the CPU).
     """
     check_gather(plane, slots, out)
-    source, target = as_integers(plane), as_integers(out)
+    source, target, wanted = as_integers(plane), as_integers(out), slots.tolist()
+    if wanted and 0 < min(wanted) <= max(wanted) < plane.shape[1]:
+        torch.index_select(source, 1, slots, out=target)
+        return
     known = (slots > 0) & (slots < plane.shape[1])
     target[:, ~known] = int(torch.tensor([pattern]).view(target.dtype)[0])
     target[:, known] = source[:, slots[known].long()]

@@ -197,13 +197,20 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         _, first = self.get_mask_sizes(columns.new)
         kept = self._kept.get(name) if columns.goes_on else None
         if kept is None:
-            found = held[columns.read(first)].transpose(1, 2)
-            kept = Kept(found.contiguous() if columns.keep else found, first)
+            if columns.past:
+                found = held[columns.read(first)].transpose(1, 2)
+                found = found.contiguous() if columns.keep else found
+            else:  # the new columns are all that there is
+                found = held.new_empty(*given.shape[:2], columns.end, given.shape[3])
+            kept = Kept(found, first)
             if columns.keep:
                 self._kept[name] = kept
-        held[columns.written] = given.transpose(1, 2).to(held.dtype)
+        given = given.to(held.dtype)
+        held[columns.written] = given.transpose(1, 2)
         past = columns.past - kept.first
         kept.tensor[:, :, past : past + columns.new] = given
+        if not columns.past:
+            return given  # dense, which attention reads faster
         return kept.tensor[:, :, first - kept.first : past + columns.new]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:

@@ -36,6 +36,7 @@ class Sampler:
         ngram: the most last tokens that must be equal for that; None: what Transformers takes.
         guesses: tokens to guess at most.
         text: of the answer.
+        plain: whether the largest logit decides.
 
     Raises:
         InvalidArgument: stop strings without a tokenizer, beams, several samples that continue a session, a prompt that
@@ -43,11 +44,11 @@ class Sampler:
     """
 
     def __init__(self, model: Any, prompt: Prompt, tokenizer: Any = None, sample: int = 0) -> None:
-        length, of = len(prompt.tokens), f"prompt {prompt.id!r}"
+        length, of, device = len(prompt.tokens), f"prompt {prompt.id!r}", model.device
         require(prompt, "config", isinstance(prompt.config, GenerationConfig | None), "a GenerationConfig")
         most = None if prompt.most is None else whole(f"{of}: most", prompt.most)
         try:
-            config = copy(prepared(model, prompt.config or model.generation_config))
+            config = copy(prepared(model, prompt.config or model.generation_config, device))
             ends = torch.as_tensor([] if config.eos_token_id is None else config.eos_token_id, dtype=torch.long)
         except (TypeError, ValueError, RuntimeError) as error:  # such as several greedy samples, or a set of end tokens
             raise InvalidArgument(f"{of}: {error}") from error
@@ -82,27 +83,23 @@ class Sampler:
         config.max_length = config.max_length if config.max_new_tokens is None else length + config.max_new_tokens
         self.most: int = max(1, config.max_length - length)
         self._sample = bool(config.do_sample)
-        ids = torch.tensor([prompt.tokens], device=model.device)
+        ids = torch.tensor([prompt.tokens], device=device)
         try:
             self._processors = model._get_logits_processor(
                 config,
                 input_ids_seq_length=ids.shape[1],
                 encoder_input_ids=ids,
-                device=str(model.device),
+                device=str(device),
                 logits_processor=LogitsProcessorList(prompt.processors),
             )
         except ValueError as error:  # a setting out of range, such as a temperature of 0
             raise InvalidArgument(f"{of}: {error}") from error
+        self.plain = not self._sample and not self._processors
         self._generator = None
         if (seed := prompt.seed) is not None:
             known = is_whole(seed) and -(2**63) <= int(seed) <= 2**64 - self.samples
             require(prompt, "seed", known, "a whole number of 64 bits")
-            self._generator = torch.Generator(device=model.device).manual_seed(int(seed) + sample)
-
-    @property
-    def plain(self) -> bool:
-        """Whether the largest logit decides."""
-        return not self._sample and not self._processors
+            self._generator = torch.Generator(device=device).manual_seed(int(seed) + sample)
 
     def choose(self, tokens: Sequence[int], logits: Tensor) -> int:
         """Returns the next token.
@@ -141,25 +138,26 @@ class Sampler:
         return "length" if new >= self.most else None
 
 
-def prepared(model: Any, config: GenerationConfig) -> GenerationConfig:
+def prepared(model: Any, config: GenerationConfig, device: torch.device) -> GenerationConfig:
     """Returns what `generate` makes of a config, which requests share: to make it costs more than a small forward.
 
     Args:
         model: the model.
         config: of the request.
+        device: of the model.
     """
-    given = (vars(config), vars(model.generation_config), model.device)
+    given = (vars(config), vars(model.generation_config), device)
     last = LAST.get(model, ())  # another thread may replace it at any time
     with suppress(RuntimeError):  # several end tokens in a tensor
-        for known, made in last:
+        for known, found in last:
             if known == given:
-                return made
+                return found
     mine = deepcopy(config)
     has_length = any(one.max_length is not None for one in (mine, model.generation_config))
-    made = model._prepare_generation_config(mine)[0]
+    made: GenerationConfig = model._prepare_generation_config(mine)[0]
     if made.max_new_tokens is None and not has_length:  # the default does not count the prompt
         made.max_new_tokens = made.max_length
-    model._prepare_special_tokens(made, True, device=model.device)
+    model._prepare_special_tokens(made, True, device=device)
     LAST[model] = ((deepcopy(given), made), *last[: REMEMBERED - 1])
     return made
 

@@ -35,7 +35,7 @@ def stream(
 
     Syncs: yes, for the tokens.
     """
-    server, more = Server(model, mem, **settings), True
+    server, more, listed = Server(model, mem, **settings), True, isinstance(requests, Collection)
     arrivals = _arrivals(server, requests)
     with shown(server, progress) if progress else nullcontext() as line:
         try:
@@ -46,7 +46,8 @@ def stream(
                     if not isinstance(arrived, Asked):
                         break
                     server.ask(arrived)
-                    server.admit()
+                    if not listed:  # so that no more is read than there is room for
+                        server.admit()
                 events = server.step()
                 if line is not None:
                     line.add(events)

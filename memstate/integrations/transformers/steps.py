@@ -287,7 +287,8 @@ class Steps:
         errors = [self._failed(one, error) for one, error in failed.items()]
         for one, reason in ends.items():
             try:
-                self._end(one, reason)
+                if reason is not None:
+                    self._end(one, reason)
             except Exception as error:  # its forward has ended the row
                 errors.append(self._failed(one, error))
         _raise(errors)
@@ -313,7 +314,8 @@ class Steps:
             try:
                 if isinstance(token, Exception):
                     raise token
-                self._end(one, self._add(one, token, logprob, top))
+                if (reason := self._add(one, token, logprob, top)) is not None:
+                    self._end(one, reason)
             except Exception as error:
                 errors.append(self._failed(one, error))
         _raise(errors)
@@ -321,18 +323,17 @@ class Steps:
     def _add(self, one: Running, token: int, logprob: float | None, top: Top) -> Reason | None:
         """Adds a token to a row, and returns why the row has ended, or None."""
         one.tokens.append(token)
-        new, sampler = len(one.tokens) - len(one.prompt.tokens), one.sampler
-        text = sampler.text.read(one.tokens, last=sampler.reason(one.tokens, new) is not None)
-        event = Token(one.prompt.id, token, one.sample, text, logprob, top)
-        self.events.append((one.asked, event))  # not if a tokenizer raises
-        self._line.charge(one.asked, 1)
-        return sampler.reason(one.tokens, new)
+        asked, sampler = one.asked, one.sampler
+        reason = sampler.reason(one.tokens, len(one.tokens) - len(asked.prompt.tokens))
+        text = sampler.text.read(one.tokens, last=reason is not None)
+        self.events.append((asked, Token(asked.prompt.id, token, one.sample, text, logprob, top)))  # if nothing raises
+        self._line.charge(asked, 1)
+        return reason if sampler.text.stop is None else "stop"
 
-    def _end(self, one: Running, reason: Reason | None) -> None:
-        """Ends a row that has a reason to."""
-        if reason is not None:
-            self.tell(one, reason)
-            self._release(one)
+    def _end(self, one: Running, reason: Reason) -> None:
+        """Ends a row, whose result is told."""
+        self.tell(one, reason)
+        self._release(one)
 
     def _release(self, one: Running) -> None:
         """Ends a row. What it has read stays for others, and for the next turn of its session."""

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 from memstate.checks import is_count
 from memstate.engine.manager import StateManager
 from memstate.errors import ConfigurationError, InvalidArgument
-from memstate.metrics.listening import Listener
-from memstate.metrics.reading import Reading, Source
+from memstate.metrics.reading import Source
 from memstate.metrics.table import COMMON, FIGURES, Figure
 
 if TYPE_CHECKING:
@@ -68,18 +67,6 @@ def sources_of(mem: Managers, tenant: Callable[[Hashable], str] | None, top: int
     return made
 
 
-def read_all(sources: Mapping[str, Source]) -> list[tuple[tuple[str, str], Reading]]:
-    """Returns the readings of all managers that there still are, each with the values of `COMMON`.
-
-    Args:
-        sources: what reads each manager, by name.
-
-    Syncs: no.
-    """
-    read = [((name, source.rank), source.read()) for name, source in sources.items()]
-    return [(labels, reading) for labels, reading in read if reading is not None]
-
-
 class Collector:
     """Reads managers at each scrape: a custom collector for any registry of the official client.
 
@@ -101,7 +88,8 @@ class Collector:
 
         Syncs: no.
         """
-        readings = read_all(self._sources)
+        read = [((name, source.rank), source.read()) for name, source in self._sources.items()]
+        readings = [(labels, reading) for labels, reading in read if reading is not None]
         for figure in FIGURES:
             family = self._family(figure)
             for labels, reading in readings:
@@ -195,9 +183,7 @@ class Server:
 
     def __init__(self, made: Collector, port: int, address: str) -> None:
         self._collector = made
-        self._server = Listener(address, port, _client().make_wsgi_app(_registered(made)))
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
-        self._thread.start()
+        self._server, self._thread = _client().start_http_server(port, address, _registered(made))
         self.port: int = self._server.server_port
         host = f"[{address}]" if ":" in address else address
         self.url = f"http://{host}:{self.port}/metrics"
@@ -215,10 +201,8 @@ class Server:
         """Ends the server, and the timing of calls. A second call does nothing."""
         self._collector.close()
         if self._thread is not threading.current_thread() and self._thread.is_alive():
-            self._server.end_clients()
             self._server.shutdown()
             self._server.server_close()
-            self._server.end_clients()
             self._thread.join()
 
 
@@ -228,8 +212,8 @@ def serve(
 ) -> Server:  # fmt: skip
     """Serves the figures of managers over HTTP, for Prometheus and for `memstate top`.
 
-    The server has no password and no encryption. By default only this machine reaches it. It serves 16 clients at a
-    time, and none for more than 10 seconds.
+    This is the official client's `start_http_server`, without password and encryption. By default only this machine
+    reaches it. A client that says nothing keeps a thread: put a proxy before it where you do not know all clients.
 
     Args:
         mem: as for `collector`.

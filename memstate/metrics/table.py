@@ -1,6 +1,6 @@
 """The table of figures: every metric that is exported, its name, kind, labels, and where its value comes from.
 
-Prometheus, OpenTelemetry, the dashboard, `memstate top` and docs/metrics.md all follow it. A counter is one since the
+Prometheus, the dashboard, `memstate top` and docs/metrics.md all follow it. A counter is one since the
 start of the manager; nothing sets it back. Knows no exporter.
 """
 

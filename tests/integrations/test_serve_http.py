@@ -78,12 +78,12 @@ def here() -> Iterator[Here]:
 
 
 def gone(here: Here) -> bool:
-    """Waits until nothing runs and nothing waits."""
+    """Waits until nothing runs and nothing waits. The driving thread looks: elsewhere a step may be half done."""
     until = time.monotonic() + 60
-    while here.server.waiting or here.server.running:
+    while here.server.call(lambda: here.server.waiting or here.server.running).result(60):
         assert time.monotonic() < until
         time.sleep(0.01)
-    return not here.mem.rows
+    return here.server.call(lambda: not here.mem.rows).result(60)
 
 
 def test_whole_answers_are_those_of_the_model_alone(here: Here) -> None:
@@ -166,8 +166,8 @@ def test_a_client_that_goes_away_aborts_its_request(here: Here, stream: bool, af
 
     asyncio.run(leave())
     assert gone(here)
-    evicted = here.mem.audit()
-    assert evicted.clean, evicted
+    audit = here.server.call(here.mem.audit).result(60)
+    assert audit.clean, audit
 
 
 def test_a_slow_reader_holds_up_nobody(here: Here) -> None:

@@ -171,10 +171,6 @@ class TreeCore:
         """Returns the hit: it is its own id."""
         return hit
 
-    def is_backuped(self, hit: Hit) -> bool:
-        """Whether KV is in host memory, too."""
-        return False
-
     def rotation_base_of(self, hit: Hit) -> None:
         """Returns nothing: pages are not spread over ranks."""
 
@@ -186,10 +182,6 @@ class TreeCore:
     def get_component_device_value(self, hit: Hit, component: ComponentType) -> Tensor | None:
         """Returns the slot of the state that a hit starts from."""
         return self._slots.get(hit.state) if component == MAMBA and hit.state is not None else None
-
-    def component_has_host_value_only(self, hit: Hit, component: ComponentType) -> bool:
-        """Whether a state is in host memory alone."""
-        return False
 
     def dfs_weight_order(self, hits: Sequence[Hit]) -> list[int]:
         """Returns the order of requests in which those with much in common follow each other."""

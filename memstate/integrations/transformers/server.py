@@ -39,10 +39,6 @@ class _Call:
     """A call that drives a server. It lives as long as the call, wherever an exception leaves it."""
 
 
-def _none() -> None:
-    """Stands for no call."""
-
-
 class Server:
     """Runs requests over a model. Submit and abort at any time, from any thread, and from any asyncio loop.
 
@@ -92,7 +88,7 @@ class Server:
         self._closed = self._runs = False
         self._error = ""  # that has ended `run`
         self._driver: Thread = current_thread()
-        self._call: Callable[[], _Call | None] = _none  # that drives now
+        self._call = ref(_Call())  # that drives now: none yet
 
     @property
     def kernels(self) -> Kernels:
@@ -361,7 +357,7 @@ class Server:
         """
         with self._bound.lock:  # between two steps
             self._require_driver()
-            self._drive(_none)
+            self._drive(lambda: None)
             self._bound.runs, self._runs, lost = current_thread(), True, 0
         try:
             while not self._closed or self.busy:
@@ -438,7 +434,7 @@ class Server:
                 self._steps.mend(before, error)
                 raise
             finally:
-                self._call = _none
+                del here  # which a traceback would keep
 
     def _step(self) -> int:
         self.mem.poll()

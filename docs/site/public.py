@@ -27,7 +27,12 @@ TITLES = {
     "cli": "Programs, from Python",
 }
 # Public, and in no `__all__`.
-OTHERS = ("memstate.errors.CompileFailed", "memstate.slots.inspect.Inspection", "memstate.cli.traces.make.make")
+OTHERS = (
+    "memstate.engine.conversations.SessionCalls",
+    "memstate.errors.CompileFailed",
+    "memstate.slots.inspect.Inspection",
+    "memstate.cli.traces.make.make",
+)
 BACKEND = "memstate.kernels.dispatch"
 # First on their pages; other names follow as `__all__` has them.
 LEADS = ("StateManager", "Request", "StateLayout", "Prefix", "Tiers", "Stats", "MemstateError")

@@ -29,7 +29,7 @@ def app(server: Server, tokenizer: Any, name: str) -> FastAPI:
         tokenizer: the model's.
         name: the model's, for clients.
     """
-    mem, driver, sessions = server.mem, Thread(target=server.run), dict[str, Any]()  # the driver's
+    mem, driver, talks = server.mem, Thread(target=server.run), dict[str, Any]()  # the driver's
 
     @asynccontextmanager
     async def life(_: FastAPI) -> Any:
@@ -52,14 +52,16 @@ def app(server: Server, tokenizer: Any, name: str) -> FastAPI:
     made.add_api_route("/v1/models", lambda: {"object": "list", "data": [about]})
     made.add_api_route("/health", lambda: Response(status_code=200 if driver.is_alive() else 503))
 
-    def opened(name: str, fork: str | None) -> Any:
-        if fork is not None and fork not in sessions:
-            raise problem(404, f"the session {fork!r} is not here", "session_not_found")
-        found = sessions.pop(name, None) or (server.fork(sessions[fork], name) if fork else mem.sessions.open(name))
-        sessions[name] = found  # the last one
-        if len(sessions) > SESSIONS:
-            mem.sessions.close(sessions.pop(next(iter(sessions))))
-        return found
+    def opened(name: str | None, fork: str | None) -> Any:
+        if fork is not None and (name is None or name in talks or fork not in talks):
+            raise problem(
+                404, f"fork={fork!r}: expected an open session, and a new one in session=", "session_not_found"
+            )
+        # the one that was used last is the last
+        talks[name] = talks.pop(name, None) or (server.fork(talks[fork], name) if fork else mem.sessions.open(name))
+        if len(talks) > SESSIONS:
+            mem.sessions.close(talks.pop(next(iter(talks))))
+        return talks[name]
 
     async def answer(asked: Chat | Completion) -> Response:
         if asked.model != name:
@@ -72,7 +74,8 @@ def app(server: Server, tokenizer: Any, name: str) -> FastAPI:
             raise problem(400, f"the messages do not fit the model's template: {error!r}") from error
         most = asked.max_tokens or max(1, min(NEW, mem.pages.per_row * mem.pages.size - len(tokens) + 1))
         top = asked.top_logprobs if getattr(asked, "logprobs", False) else None
-        session = asked.session and await wrap_future(server.call(lambda: opened(asked.session, asked.fork)))
+        named = asked.session or asked.fork
+        session = await wrap_future(server.call(lambda: opened(asked.session, asked.fork))) if named else None
         prompt = Prompt(
             tokens, config=asked.config(server.model.generation_config), most=most, seed=asked.seed, session=session,
             salt=asked.cache_salt, logprobs=top, priority=asked.priority, tenant=asked.user, timeout=asked.timeout,

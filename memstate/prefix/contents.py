@@ -115,7 +115,7 @@ class Contents(NotCopied, Shown):
     def stated(self) -> Iterator[Node]:
         """Yields the nodes with a state, in the order in which their states came."""
         owners = [self._holdings.owner[register] for register in self._holdings.held["cached"]]
-        return (owner for owner in owners if isinstance(owner, Node))
+        yield from (owner for owner in owners if isinstance(owner, Node))
 
     @property
     def states(self) -> int:
@@ -182,7 +182,7 @@ class Contents(NotCopied, Shown):
         if n <= 0:
             return 0
         chosen: dict[Node, None] = {}  # a policy may offer a node more than once
-        for node in self._idle(self._states.victims()):
+        for node in self._idle(chain(self._states.victims(), self.stated())):  # last what the policy leaves out
             chosen[node] = None
             if len(chosen) == n:
                 break

@@ -109,7 +109,7 @@ def test_only_targets_that_compile_are_known(monkeypatch: pytest.MonkeyPatch) ->
         ("replay {trace} --policy lru,no_such:Policy", "policy 'no_such:Policy': ModuleNotFoundError"),
         ("replay {trace} --policy memstate:Prefix", "expected a StatePolicy"),
         ("replay README.md", "README.md', line 1: not JSON: "),
-        ("replay README.md", "a log? First make a trace of it: memstate trace vllm --from LOG"),
+        ("replay README.md", "a log? First make a trace of it: memstate trace vllm, sglang or openai --from LOG"),
         ("replay {trace} --states ,", "nothing to replay"),
         ("replay {trace} --states 1.5", "--states '1.5': expected whole numbers"),
         ("replay {trace} --from nan", "from nan: expected a fraction from 0 to below 1"),

@@ -199,7 +199,9 @@ def test_sessions_go_on_and_fork(here: Here) -> None:
         status, said = here.post(TEXT, prompt=[*turn, *more], session=session, fork=fork)
         assert (status, said["choices"][0]["text"]) == (200, here.text([*turn, *more]))
         assert said["usage"]["prompt_tokens_details"]["cached_tokens"] == len(turn) - 1
-    assert here.post(TEXT, prompt=PROMPT, session="third", fork="nobody")[0] == 404
+    for wrong in ({"session": "third", "fork": "nobody"}, {"fork": "talk"}, {"session": "other", "fork": "talk"}):
+        assert here.post(TEXT, prompt=PROMPT, **wrong)[0] == 404
+    assert here.post(TEXT, prompt=PROMPT, session="")[0] == 400
     assert {one.session.id for one in here.mem.sessions.infos()} == {"talk", "other"}
 
 

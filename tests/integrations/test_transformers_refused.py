@@ -117,7 +117,11 @@ def test_managers_that_fit_are_taken() -> None:
 
 
 @pytest.mark.parametrize(("family", "fields", "why"), [
-    ("lfm2", {"num_beams": 2}, "2 beams"),
+    ("lfm2", {"num_beams": 2}, "asks for beam_search"),
+    ("lfm2", {"penalty_alpha": 0.6, "top_k": 4}, "contrastive_search"),
+    ("lfm2", {"dola_layers": "high"}, "dola_generation"),
+    ("lfm2", {"max_time": 0.001}, r"max_time: .*timeout="),
+    ("lfm2", {"token_healing": True}, "token_healing"),
     ("lfm2", {"num_return_sequences": 2}, "Greedy methods"),
     ("lfm2", {"num_return_sequences": 2, "do_sample": True}, "one answer"),
     ("lfm2", {"stop_strings": ["a"]}, "tokenizer="),

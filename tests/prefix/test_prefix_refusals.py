@@ -37,13 +37,15 @@ class Mean(Lru):
         return iter(())
 
 
-def test_a_policy_that_offers_nothing_costs_a_request_nothing(backend: Backend) -> None:
-    at = server(backend, Mean(), slots=1)
-    at.turn(T[:8])
-    before = figures(at)
-    with pytest.raises(ms.OutOfSlots):
-        at.mem.admit([ms.Request("b", tokens=[1, 2])])
-    assert figures(at) == before
+def test_states_that_a_policy_does_not_offer_make_way_oldest_first(backend: Backend) -> None:
+    at = server(backend, slots=4, prefix=ms.Prefix(states=Mean(), pages=LruPages(), most_states=2))
+    prompts = [[100 * n + token for token in T[:9]] for n in range(3)]
+    for prompt in prompts:
+        at.turn(prompt[:8])
+    assert [at.mem.match(prompt).length for prompt in prompts] == [0, 8, 8]
+    at.mem.end(at.mem.admit([ms.Request(n) for n in range(3)]))
+    assert (at.cache.states, at.mem.free_slots) == (1, 3)
+    at.look()
 
 
 class Twice(Lru):

@@ -19,7 +19,7 @@ from memstate.errors import InvalidArgument
 
 BLOCK: Final = 512  # tokens that one id stands for
 COUNTS: Final = ("timestamp", "input_length", "output_length")
-LOG: Final = "a log? First make a trace of it: memstate trace vllm --from LOG --out FILE"
+LOG: Final = "a log? First make a trace of it: memstate trace vllm, sglang or openai --from LOG --out FILE"
 EXAMPLE: Final = '{"timestamp": 0, "input_length": 600, "output_length": 50, "hash_ids": [0, 1]}'
 
 
@@ -87,7 +87,7 @@ def read(path: Path, limit: int | None = None) -> list[TraceRequest]:
     for where, entry in islice(objects(path, f"{EXAMPLE}; {LOG}"), limit):
         try:
             if missing := [name for name in (*COUNTS, "hash_ids") if name not in entry]:
-                raise InvalidArgument(f"{', '.join(missing)} missing: expected an object such as {EXAMPLE}")
+                raise InvalidArgument(f"{', '.join(missing)} missing: expected an object such as {EXAMPLE}; {LOG}")
             at, given, generated, ids = (entry[name] for name in (*COUNTS, "hash_ids"))
             found.append(TraceRequest(at, given, generated, tuple(ids) if isinstance(ids, list) else ids))
         except InvalidArgument as error:

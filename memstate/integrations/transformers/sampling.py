@@ -18,6 +18,7 @@ from memstate.integrations.transformers.text import Text
 Made = tuple[Any, GenerationConfig]  # what was given, and what was made of it
 LAST: Final[WeakKeyDictionary[Any, tuple[Made, ...]]] = WeakKeyDictionary()  # by model, the newest first
 REMEMBERED: Final = 8  # configurations of a model
+MODES: Final = ("greedy_search", "sample", "assisted_generation")
 
 
 class Sampler:
@@ -39,7 +40,8 @@ class Sampler:
         plain: whether the largest logit decides.
 
     Raises:
-        InvalidArgument: stop strings without a tokenizer, beams, several samples that continue a session, a prompt that
+        InvalidArgument: stop strings without a tokenizer, a mode of `generate` that chooses no token of each row alone,
+            such as beams, `max_time`, several samples that continue a session, a prompt that
             leaves no room below `max_length`, or settings that cannot be meant or contradict each other.
     """
 
@@ -52,9 +54,11 @@ class Sampler:
             ends = torch.as_tensor([] if config.eos_token_id is None else config.eos_token_id, dtype=torch.long)
         except (TypeError, ValueError, RuntimeError) as error:  # such as several greedy samples, or a set of end tokens
             raise InvalidArgument(f"{of}: {error}") from error
-        if (config.num_beams or 1) > 1:
+        others = [name for name in ("max_time", "token_healing") if getattr(config, name, None)]
+        if others or config.get_generation_mode() not in MODES:
+            what = others[0] if others else config.get_generation_mode().value
             raise InvalidArgument(
-                f"{of} asks for {config.num_beams} beams, which all end at once: use generate with a StateCache"
+                f"{of} asks for {what}: use generate with a StateCache, or for a time Prompt(timeout=)"
             )
         self.samples: int = config.num_return_sequences or 1
         if self.samples > 1 and prompt.session is not None:

@@ -98,7 +98,7 @@ class StatePolicy(Policy, ABC):
     def victims(self) -> Iterator[Node]:
         """Yields all nodes with a state, the least worthy first. The cache skips those in use.
 
-        What is not yielded cannot be evicted. An admission that counted on it raises `OutOfSlots`.
+        What is not yielded goes last, the oldest first: no policy can keep more states than there is room for.
         """
 
     def coming(self) -> Iterator[Node]:

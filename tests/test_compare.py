@@ -108,7 +108,7 @@ def test_a_wrong_state_is_told_before_what_the_engine_raises_behind_it() -> None
 
 
 def test_states_of_requests_with_other_ids_cannot_be_compared() -> None:
-    with pytest.raises(ms.InvalidArgument, match=r"^4 prompts gave no state to compare: Request\(id\) is"):
+    with pytest.raises(ms.InvalidArgument, match=r"^4 prompts gave no state: `serve` yields, Request\(id\) is"):
         compare(engine(EXAMPLE, ("ms.Request(chat.number,", "ms.Request(str(chat.number),")), CHATS)
     with pytest.raises(ms.InvalidArgument, match=r"^0 prompts gave no state"):
         compare(engine(EXAMPLE), [])

@@ -29,6 +29,7 @@ TITLES = {
 # Public, and in no `__all__`.
 OTHERS = (
     "memstate.engine.conversations.SessionCalls",
+    "memstate.requests.handles.RowInfo",
     "memstate.errors.CompileFailed",
     "memstate.slots.inspect.Inspection",
     "memstate.cli.traces.make.make",

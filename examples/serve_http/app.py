@@ -54,9 +54,7 @@ def app(server: Server, tokenizer: Any, name: str) -> FastAPI:
 
     def opened(name: str | None, fork: str | None) -> Any:
         if fork is not None and (name is None or name in talks or fork not in talks):
-            raise problem(
-                404, f"fork={fork!r}: expected an open session, and a new one in session=", "session_not_found"
-            )
+            raise problem(404, f"fork={fork!r}: expected an open session, and in session= a new one", "no_session")
         # the one that was used last is the last
         talks[name] = talks.pop(name, None) or (server.fork(talks[fork], name) if fork else mem.sessions.open(name))
         if len(talks) > SESSIONS:

@@ -198,7 +198,7 @@ class Server:
         self.close()
 
     def close(self) -> None:
-        """Ends the server, and the timing of calls. A second call does nothing."""
+        """Ends the server, and the timing of calls. A client that is connected gets its answer still."""
         self._collector.close()
         if self._thread is not threading.current_thread() and self._thread.is_alive():
             self._server.shutdown()

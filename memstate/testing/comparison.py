@@ -81,7 +81,7 @@ def compare(make: Callable[..., Any], prompts: Sequence[Any], *, rtol: float = 0
         runs["alone"] += _serve("alone", engine, [prompt], watch)
         pages = max(pages, watch.counts["pages"])
     if not prompts or not (runs["alone"]["states"] or engine.mem.forward.tail):
-        raise InvalidArgument(f"{len(prompts)} prompts gave no state to compare: Request(id) is the number of a prompt")
+        raise InvalidArgument(f"{len(prompts)} prompts gave no state: `serve` yields, Request(id) is a prompt's number")
     parts, rows = engine.mem._parts, min(2, engine.mem._parts.table.rows)
     few = {"max_requests": rows, "slots": rows * (1 + parts.mirror.lanes_at_admission) + 1, "every": parts.pages.unit}
     few |= {"pages": pages * 3 // 2, "host_slots": 2}

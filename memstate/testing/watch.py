@@ -115,7 +115,7 @@ class Watch:
             worst = int((got - expected).abs().argmax())
             what = f"step {step.serial}, which reads tokens {step.before[at]} to {step.after[at]}, has a wrong state "
             what += f"of {length} tokens in its slot of `{vector}`: plane {plane!r}, layer {layer}, element {worst} is "
-            what += f"{got[worst]:.9g} instead of {expected[worst]:.9g}. Look at "
+            what += f"{got[worst]:.9g}, alone {expected[worst]:.9g}. Is that rounding? Give rtol=. Otherwise look at "
             what += self._hint(vector, step.before[at], prompt, state, layer)
             self.wrong.append((request, EngineDiffers(what, prompt, vector, length, plane, layer, step.serial)))
 
@@ -123,13 +123,13 @@ class Watch:
         """Returns what usually leaves such a state."""
         had = (at for at, states in self._states.items() if not all(self._differs(state, one) for one in states))
         if whose := min(had, key=lambda at: at[0] != prompt, default=None):
-            look = "`tokens=` of `end` and `publish`, `resume=`" if vector == "read" else "what the forward was given"
+            look = "`tokens=` of `end` and `publish`, `resume=`" if vector == "read" else "step.read, what the row got"
             return f"{look}: it is the state of prompt {whose[0]} after {whose[1]} tokens"
         if vector == "read":
             return "what wrote to this slot since: no step has left such a state there"
         if layer:
             return "what lies before this layer, the layers below are right: page table, positions, what KV pages hold"
-        return f"what the forward was given, and what it keeps for each row: the state of {before} tokens was right"
+        return f"step.read, its tokens, what the forward keeps for each row: the state of {before} tokens was right"
 
     def _filed(self, require: Callable[[int, bytes], None], row: int, key: bytes) -> None:
         """Comes before states of a row are kept under tokens: those behind its prompt must be of its answer."""

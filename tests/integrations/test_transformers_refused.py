@@ -167,7 +167,7 @@ def test_a_setting_that_cannot_be_meant_is_refused_with_its_value(settings: dict
     assert not server.busy
 
 
-@pytest.mark.parametrize("kind", [int, tuple, torch.tensor, lambda ends: [torch.tensor(end) for end in ends]])
+@pytest.mark.parametrize("kind", [int, tuple, np.array, torch.tensor, lambda ends: [torch.tensor(end) for end in ends]])
 def test_ends_of_text_are_those_that_generate_takes(kind: Any) -> None:
     server, config = server_of("lfm2"), GenerationConfig(max_new_tokens=NEW)
     answer = alone(server.model, TEXT[:9], {})
@@ -176,6 +176,10 @@ def test_ends_of_text_are_those_that_generate_takes(kind: Any) -> None:
         server.submit(mst.Prompt(TEXT[:9], id, config=config))
     found = results(rest(server))
     assert [(one.tokens, one.stop) for one in found.values()] == [(answer[:3], answer[2])] * 2
+    server.submit(
+        mst.Prompt(TEXT[:9], "c", config=GenerationConfig(eos_token_id=answer[1]))
+    )  # beside what is remembered
+    assert results(rest(server))["c"].tokens == answer[:2]
 
 
 def test_priorities_of_numpy_are_numbers_like_others() -> None:

@@ -92,7 +92,7 @@ FAULTS = {
             ("+ EMBED[token]  #", "+ EMBED[token] + vars(self).get(str(step.rows[entry]), 0)  #"),
             ("after[entry, offset] = state", f"{BUFFER} = EMBED[token]; after[entry, offset] = state"),
         ],
-        "what it keeps for each row",
+        "what the forward keeps for each row",
     ),
     "stores in a slot of another": Fault(
         [(WRITE, WRITE + "; states[:, -1 - int(step.write[entry])] = state")], "it is the state of"

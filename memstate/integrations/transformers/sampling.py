@@ -152,17 +152,17 @@ def prepared(model: Any, config: GenerationConfig, device: torch.device) -> Gene
     """
     given = (vars(config), vars(model.generation_config), device)
     last = LAST.get(model, ())  # another thread may replace it at any time
-    with suppress(RuntimeError):  # several end tokens in a tensor
-        for known, found in last:
+    for known, found in last:
+        with suppress(RuntimeError, ValueError):  # several end tokens in a tensor or an array
             if known == given:
                 return found
-    mine = deepcopy(config)
+    key, mine = deepcopy(given), deepcopy(config)
     has_length = any(one.max_length is not None for one in (mine, model.generation_config))
     made: GenerationConfig = model._prepare_generation_config(mine)[0]
     if made.max_new_tokens is None and not has_length:  # the default does not count the prompt
         made.max_new_tokens = made.max_length
     model._prepare_special_tokens(made, True, device=device)
-    LAST[model] = ((deepcopy(given), made), *last[: REMEMBERED - 1])
+    LAST[model] = ((key, made), *last[: REMEMBERED - 1])
     return made
 
 

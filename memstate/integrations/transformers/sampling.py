@@ -40,9 +40,9 @@ class Sampler:
         plain: whether the largest logit decides.
 
     Raises:
-        InvalidArgument: stop strings without a tokenizer, a mode of `generate` that chooses no token of each row alone,
-            such as beams, `max_time`, several samples that continue a session, a prompt that
-            leaves no room below `max_length`, or settings that cannot be meant or contradict each other.
+        InvalidArgument: stop strings without a tokenizer, `max_time`, a mode of `generate` in which a row does not
+            choose its tokens alone, such as beams, several samples that continue a session, a prompt that leaves no
+            room below `max_length`, or settings that cannot be meant or contradict each other.
     """
 
     def __init__(self, model: Any, prompt: Prompt, tokenizer: Any = None, sample: int = 0) -> None:

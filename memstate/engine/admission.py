@@ -350,6 +350,7 @@ class Admission:
             if source.states and not source.takes:
                 self._reads(source)
             if start.lease is not None:
+                start.lease.given = start.request.tokens
                 self._cache.leases[row] = start.lease
                 self._cache.use(start.lease)
             elif self._cache.enabled:

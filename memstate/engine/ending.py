@@ -185,22 +185,24 @@ class Ending:
             )
         keys = []
         for row, given in zip(rows, tokens, strict=True):
-            if row and given is None:
-                keys.append(self._prompt(row))
-                continue
-            keys.append(encode(given) if row and given is not None else b"")
-            if row:
+            keys.append(self._key(row, given) if row else b"")
+            if row and given is not None:
                 self._require_continued(row, keys[-1])
         return keys
 
-    def _prompt(self, row: int) -> bytes:
-        """Returns the prompt of a row as a key.
+    def _key(self, row: int, given: Tokens | None) -> bytes:
+        """Returns the tokens of a row as a key; of what it was admitted with, only those behind its prompt are read.
 
         Raises:
-            InvalidArgument: no prompt is known.
+            InvalidArgument: no tokens are given, and no prompt is known.
         """
-        if (lease := self._cache.leases.get(row)) and lease.prompt.key:
-            return lease.prompt.key
+        lease = self._cache.leases.get(row)
+        key = lease.prompt.key if lease and (given is None or given is lease.given) else b""
+        if given is not None:
+            at = len(key) // BYTES
+            return key + encode(given[at:]) if 0 < at <= len(given) else encode(given)
+        if key:
+            return key
         raise InvalidArgument(
             f"row {row} (request {shown(self._table.ids[row])}): keep='cache' needs its tokens, and none are known: "
             "give tokens=[...], or admit it with Request(tokens=) to a manager with a prefix cache"

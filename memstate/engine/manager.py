@@ -568,8 +568,9 @@ class StateManager(NotCopied, Shown):
                 or an older one, as far as a slot still holds it. "handle": to the result, for
                 `Request(resume=...)` and `drop`. "cache": KV and state to the prefix cache, and the states of a turn to
                 its session; `drop` refuses what the cache owns.
-            tokens: all tokens of each request so far, prompt and answer. None, or None for a request: its prompt, which
-                then is not read again; a request that has decoded needs its tokens. With `keep="cache"` only.
+            tokens: all tokens of each request so far, prompt and answer. Of the object that it was admitted with, only
+                those behind its prompt are read again. None, or None for a request: its prompt; a request that has
+                decoded needs its tokens. With `keep="cache"` only.
             lengths: for each row, the largest length that its state can have, or one number for all. None: no limit.
 
         Returns:
@@ -602,8 +603,9 @@ class StateManager(NotCopied, Shown):
         Args:
             rows: the requests.
             keep: where the snapshots go: "handle" or "cache", as for `end`.
-            tokens: all tokens of each request so far, prompt and answer. None, or None for a request: its prompt, which
-                then is not read again; a request that has decoded needs its tokens. With `keep="cache"` only.
+            tokens: all tokens of each request so far, prompt and answer. Of the object that it was admitted with, only
+                those behind its prompt are read again. None, or None for a request: its prompt; a request that has
+                decoded needs its tokens. With `keep="cache"` only.
             strict: if a row has no snapshot, or no register is free for it, raise an error and publish nothing.
 
         Returns:

@@ -8,7 +8,7 @@ from memstate.prefix.match import Match
 from memstate.prefix.tree import Node
 from memstate.requests.handles import Snapshot
 from memstate.slots.registers import Longs
-from memstate.tokens import Prompt
+from memstate.tokens import Prompt, Tokens
 
 NO_NODE = Node(None, b"", [], 0)  # the path of a lease that shares nothing
 NO_MATCH = Match(0, 0, 0, 0)
@@ -96,6 +96,7 @@ class Lease:
         match: What the lookup found.
         own: Nodes whose states came from here, with how often they were used from here.
         decoded: The last state beyond the prompt that came from here.
+        given: What the row was admitted with, whose first tokens are the prompt. None: it is not known.
     """
 
     node: Node
@@ -103,3 +104,4 @@ class Lease:
     match: Match
     own: dict[Node, int] = field(default_factory=dict)
     decoded: Snapshot | None = None
+    given: Tokens | None = None

@@ -3,15 +3,19 @@
 A request of whole pages that ends with its prompt leaves one state, at the end (`Whole`): `turn(T[:8])`.
 """
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 
+import numpy as np
 import pytest
+import torch
 
 import memstate as ms
+from memstate.engine import ending
 from memstate.kernels.dispatch import Backend
 from memstate.prefix.policies import Lru, LruPages
 from memstate.slots.journal import Change
+from memstate.tokens import Tokens, encode
 from tests.support.planes import every_strategy
 from tests.support.serving import Server
 
@@ -169,6 +173,43 @@ def test_a_prompt_need_not_be_handed_over_again(backend: Backend) -> None:
         side.mem.end([row], keep="cache", tokens=[T[:18]] if again else None)
     assert found(sides[0], T[:24]) == found(sides[1], T[:24]) and found(sides[0], T[:24])[0] == 16
     assert sides[0].mem.stats() == sides[1].mem.stats()
+
+
+def plain() -> ms.StateManager:
+    layout = ms.StateLayout([ms.Plane("ssm", (4,), torch.float32)], layers=1)
+    return ms.StateManager(
+        layout, slots=8, max_requests=2, pages=ms.Pages(size=4), prefix=ms.Prefix(), backend="reference"
+    )
+
+
+def read_by(mem: ms.StateManager, tokens: Tokens, length: int = 16) -> ms.Row:
+    """A row that has read its prompt."""
+    (row,) = mem.admit([ms.Request("a", tokens=tokens, length=16)])
+    mem.settle(mem.plan([row], length - mem.info(row).length))
+    return row
+
+
+@pytest.mark.parametrize("kind", [list, tuple, np.array])
+def test_what_a_request_was_admitted_with_is_read_once(
+    kind: Callable[[list[int]], Tokens], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mem, given, read = plain(), kind(T[:16]), list[int]()
+    monkeypatch.setattr(ending, "encode", lambda tokens: read.append(len(tokens)) or encode(tokens))
+    for tokens in (given, kind(T[:16]), given):
+        mem.end([read_by(mem, given)], keep="cache", tokens=[tokens])
+    assert read == [0, 16, 0] and mem.match([*T[:16], 1]).length == 16
+
+
+def test_a_list_that_has_changed_since_its_admission_counts_behind_its_prompt() -> None:
+    mem, given = plain(), T[:12]
+    row = read_by(mem, given)
+    given[:] = [99] * 12 + T[12:16]
+    mem.end([row], keep="cache", tokens=[given])
+    assert mem.match([*T[:16], 1]).length == 16  # the first twelve as they were read at admission
+    row = read_by(mem, given)
+    del given[8:]
+    with pytest.raises(ms.InvalidArgument, match="8 tokens, and 16 are confirmed"):
+        mem.end([row], keep="cache", tokens=[given])
 
 
 def test_what_came_after_a_prompt_must_be_handed_over(backend: Backend) -> None:

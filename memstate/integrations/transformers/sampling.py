@@ -15,10 +15,8 @@ from memstate.errors import InvalidArgument
 from memstate.integrations.transformers.prompts import Prompt, Reason, Top, require
 from memstate.integrations.transformers.text import Text
 
-Made = tuple[Any, GenerationConfig]  # what was given, and what was made of it
-LAST: Final[WeakKeyDictionary[Any, tuple[Made, ...]]] = WeakKeyDictionary()  # by model, the newest first
-REMEMBERED: Final = 8  # configurations of a model
-MODES: Final = ("greedy_search", "sample", "assisted_generation")
+LAST: Final[WeakKeyDictionary[Any, tuple[tuple[Any, GenerationConfig], ...]]] = WeakKeyDictionary()  # given and made
+REMEMBERED: Final = 8  # configurations of a model, the newest first
 
 
 class Sampler:
@@ -55,11 +53,9 @@ class Sampler:
         except (TypeError, ValueError, RuntimeError) as error:  # such as several greedy samples, or a set of end tokens
             raise InvalidArgument(f"{of}: {error}") from error
         others = [name for name in ("max_time", "token_healing") if getattr(config, name, None)]
-        if others or config.get_generation_mode() not in MODES:
+        if others or config.get_generation_mode() not in ("greedy_search", "sample", "assisted_generation"):
             what = others[0] if others else config.get_generation_mode().value
-            raise InvalidArgument(
-                f"{of} asks for {what}: use generate with a StateCache, or for a time Prompt(timeout=)"
-            )
+            raise InvalidArgument(f"{of} asks for {what}: use generate with a StateCache, or Prompt(timeout=)")
         self.samples: int = config.num_return_sequences or 1
         if self.samples > 1 and prompt.session is not None:
             raise InvalidArgument(f"{of}: {self.samples} samples, and a session goes on with one answer")

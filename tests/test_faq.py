@@ -1,5 +1,6 @@
 """Every symptom of docs/faq.md is made to happen, and cured as the page says. Each test is named as its anchor."""
 
+import gc
 import re
 import subprocess
 import sys
@@ -174,6 +175,15 @@ def test_the_first_step_is_slow() -> None:
     launched = {name for name, count in mem.backend.counts.launches.items() if count}
     serve(mem, PROMPT)
     assert {name for name, count in mem.backend.counts.launches.items() if count} == launched
+
+
+def test_a_step_takes_a_tenth_of_a_second_now_and_then() -> None:
+    before = len(gc.get_objects())
+    gc.collect()
+    gc.freeze()
+    after = len(gc.get_objects())
+    gc.unfreeze()
+    assert after < before / 50
 
 
 def test_a_cuda_graph_computes_with_old_inputs_or_wrong_slots() -> None:

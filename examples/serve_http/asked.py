@@ -21,7 +21,7 @@ class Asked(BaseModel, extra="forbid"):
     stream_options: dict[Literal["include_usage"], bool] = {}
     user: str | None = None  # the tenant
     session: str | None = Field(None, min_length=1)  # the conversation whose next turn this is
-    fork: str | None = None  # the session from which `session`, a new one, goes on
+    fork: str | None = Field(None, min_length=1)  # the session from which `session`, a new one, goes on
     priority: int = 0
     timeout: float | None = Field(None, gt=0)  # seconds
     cache_salt: str | None = None  # only requests with the same salt share states

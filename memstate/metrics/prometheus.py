@@ -25,7 +25,6 @@ def _client() -> Any:
     """
     try:
         import prometheus_client.core
-        import prometheus_client.exposition
     except ModuleNotFoundError as error:
         raise ConfigurationError(
             f"metrics need {error.name}: pip install '.[metrics]' in a checkout of memstate"
@@ -88,8 +87,7 @@ class Collector:
 
         Syncs: no.
         """
-        read = [((name, source.rank), source.read()) for name, source in self._sources.items()]
-        readings = [(labels, reading) for labels, reading in read if reading is not None]
+        readings = [((name, one.rank), read) for name, one in self._sources.items() if (read := one.read()) is not None]
         for figure in FIGURES:
             family = self._family(figure)
             for labels, reading in readings:

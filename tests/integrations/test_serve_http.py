@@ -201,7 +201,8 @@ def test_sessions_go_on_and_fork(here: Here) -> None:
         assert said["usage"]["prompt_tokens_details"]["cached_tokens"] == len(turn) - 1
     for wrong in ({"session": "third", "fork": "nobody"}, {"fork": "talk"}, {"session": "other", "fork": "talk"}):
         assert here.post(TEXT, prompt=PROMPT, **wrong)[0] == 404
-    assert here.post(TEXT, prompt=PROMPT, session="")[0] == 400
+    for empty in ({"session": ""}, {"fork": ""}):
+        assert here.post(TEXT, prompt=PROMPT, **empty)[0] == 400
     assert {one.session.id for one in here.mem.sessions.infos()} == {"talk", "other"}
 
 

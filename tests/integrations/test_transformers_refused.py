@@ -176,9 +176,8 @@ def test_ends_of_text_are_those_that_generate_takes(kind: Any) -> None:
         server.submit(mst.Prompt(TEXT[:9], id, config=config))
     found = results(rest(server))
     assert [(one.tokens, one.stop) for one in found.values()] == [(answer[:3], answer[2])] * 2
-    server.submit(
-        mst.Prompt(TEXT[:9], "c", config=GenerationConfig(eos_token_id=answer[1]))
-    )  # beside what is remembered
+    # beside the config that is remembered
+    server.submit(mst.Prompt(TEXT[:9], "c", config=GenerationConfig(eos_token_id=answer[1])))
     assert results(rest(server))["c"].tokens == answer[:2]
 
 

@@ -196,22 +196,21 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         columns = self.columns
         _, first = self.get_mask_sizes(columns.new)
         kept = self._kept.get(name) if columns.goes_on else None
-        if kept is None:
-            if columns.past:
-                found = held[columns.read(first)].transpose(1, 2)
-                found = found.contiguous() if columns.keep else found
-            else:  # the new columns are all that there is
-                found = held.new_empty(*given.shape[:2], columns.end, given.shape[3])
-            kept = Kept(found, first)
-            if columns.keep:
-                self._kept[name] = kept
+        if kept is None and columns.past:
+            found = held[columns.read(first)].transpose(1, 2)
+            kept = Kept(found.contiguous() if columns.keep else found, first)
+        elif kept is None and columns.keep:  # the new columns are all that there is
+            kept = Kept(held.new_empty(*given.shape[:2], columns.end, given.shape[3]), first)
         given = given.to(held.dtype)
         held[columns.written] = given.transpose(1, 2)
+        if kept is None:
+            return given
+        if columns.keep:
+            self._kept[name] = kept
         past = columns.past - kept.first
         kept.tensor[:, :, past : past + columns.new] = given
-        if not columns.past:
-            return given  # dense, which attention reads faster
-        return kept.tensor[:, :, first - kept.first : past + columns.new]
+        # without a past what is given is the same, and dense: attention reads that faster
+        return kept.tensor[:, :, first - kept.first : past + columns.new] if columns.past else given
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Returns how many columns the layer attends to, and the first of them.

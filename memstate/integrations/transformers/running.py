@@ -68,8 +68,6 @@ class Running:
         guessed: tokens that were guessed.
         right: guesses that were right.
         missed: why no more of the prompt was cached.
-        prompt: the request.
-        sampler: how it samples.
     """
 
     asked: Asked
@@ -85,8 +83,15 @@ class Running:
     right: int = 0
     missed: str = ""
 
-    def __post_init__(self) -> None:
-        self.prompt, self.sampler = self.asked.prompt, self.samplers[0]
+    @property
+    def prompt(self) -> Prompt:
+        """The request."""
+        return self.asked.prompt
+
+    @property
+    def sampler(self) -> Sampler:
+        """How it samples."""
+        return self.samplers[0]
 
     @property
     def answer(self) -> list[int]:

@@ -151,6 +151,7 @@ class StateManager(NotCopied, Shown):
         self._enter, self._guard, self._table = self._door.enter, parts.guard, parts.table
         self._admission, self._stepping, self._ending = parts.admission, parts.stepping, parts.ending
         self._holdings, self._dropping, self._debug = parts.holdings, parts.guard.changing("drop"), debug
+        self._cache, self._learning = parts.cache, parts.guard.changing("settle")
 
     def __setattr__(self, name: str, value: Any) -> None:
         self._require_free(name)
@@ -493,6 +494,7 @@ class StateManager(NotCopied, Shown):
         """
         self._enter()
         self._stepping.settle(step, finished)
+        self._learn()
 
     def accept(
         self, step: Step, accepted: Sequence[int], finished: Sequence[bool] | NDArray[np.bool_] | None = None, *,
@@ -524,6 +526,13 @@ class StateManager(NotCopied, Shown):
         if not isinstance(written, bool):
             raise InvalidArgument(f"written={written!r}: expected True or False")
         self._stepping.accept(step, accepted, finished, written)
+        self._learn()
+
+    def _learn(self) -> None:
+        """Lets the policies of the prefix cache learn of new requests, while a forward runs."""
+        if self._cache.heard:
+            with self._learning:
+                self._cache.learn()
 
     def cancel(
         self, step: Step, keep: Keep | None = None, *, tokens: Sequence[Tokens | None] | None = None

@@ -35,7 +35,7 @@ class PrefixCache(Contents):
 
     def __repr__(self) -> str:
         held = f"{self.states} states, {self.tree.total_pages} pages in {self.tree.nodes} nodes"
-        return f"PrefixCache({held}, {self._states}, {self._kv})"
+        return f"PrefixCache({held}, {self.state_policy}, {self.page_policy})"
 
     def match(self, prompt: Prompt, most: int | None = None) -> Match:
         """Looks a prompt up and changes nothing.
@@ -171,31 +171,34 @@ class PrefixCache(Contents):
             )
         return [
             (at, found[at]) for at in wanted
-            if self._states.admits(Place(at // size, match.length // size, found[at]))
+            if self.state_policy.admits(Place(at // size, match.length // size, found[at]))
         ]  # fmt: skip
 
     def use(self, lease: Lease) -> None:
-        """Notes that a request starts from what it matched: counts it, and tells the policies.
+        """Notes that a request starts from what it matched. The policies learn of it later, see `hear`.
 
         Args:
             lease: The request's lease.
         """
         match = lease.match
-        lost = {f"lost_{reason}": tokens for reason, tokens in match.lost.items()}
-        self._counts.update(lookups=1, prompt_tokens=match.tokens, hit_tokens=match.length, **lost)
+        counts = self._counts
+        counts["lookups"] += 1
+        counts["prompt_tokens"] += match.tokens
+        counts["hit_tokens"] += match.length
+        counts["lost_no_sharing"] += match.tokens - match.kv_length
+        counts["lost_evicted"] += match.evicted_length - match.length
+        counts["lost_no_snapshot"] += match.kv_length - match.evicted_length
         if match.found is None:
             return
-        if not match.found.reach.is_root:
-            self._kv.used(match.found.reach)
-        self._states.asked(match.found.known, match.tokens // self._pages.page_size)
-        if match.found.stated:
-            match.found.stated.uses += 1
-            self._superseded.pop(match.found.stated, None)
-            if match.found.stated in lease.own:
-                lease.own[match.found.stated] += 1
-            self._states.used(match.found.stated)
+        if (stated := match.found.stated) is not None:
+            stated.uses += 1
+            if self._superseded:
+                self._superseded.pop(stated, None)
+            if stated in lease.own:
+                lease.own[stated] += 1
             if self.below:
-                self.below.used(match.found.stated)
+                self.below.used(stated)
+        self.hear(match.found, match.tokens)
 
     def file(
         self, rows: Iterable[tuple[Lease, Prompt, list[int], Sequence[tuple[int, int, str]]]]
@@ -286,7 +289,7 @@ class PrefixCache(Contents):
         if above * self._unit == len(prompt.key):
             self._counts["duplicates"] += 1
             return found.stated
-        if not self._states.admits(Place(len(prompt.key) // self._unit, above, kind)):
+        if not self.state_policy.admits(Place(len(prompt.key) // self._unit, above, kind)):
             self._counts["declined"] += 1
             return None
         return self._grow(prompt, pages, None)
@@ -328,7 +331,7 @@ class PrefixCache(Contents):
         """Notes that a node has a state, which is the node's already."""
         node.snapshot, node.evicted = state, False
         self._counts["inserted"] += 1
-        self._states.added(node, kind)
+        self.state_policy.added(node, kind)
         if self.below:
             self.below.added(node)
         if self.watcher:
@@ -381,6 +384,6 @@ class PrefixCache(Contents):
             nodes: Their nodes, each with whether KV was loaded too.
         """
         for node, grown in nodes:
-            self._states.added(node, "again")
+            self.state_policy.added(node, "again")
             if grown:
                 self.grown(node)

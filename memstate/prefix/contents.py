@@ -15,9 +15,9 @@ from typing import Any
 from memstate import logs
 from memstate.checks import NotCopied, shown
 from memstate.prefix.lease import Below, Lease, Watcher
-from memstate.prefix.policies import Lru, LruPages
+from memstate.prefix.policies import Lru, LruPages, PagePolicy, StatePolicy
 from memstate.prefix.settings import Prefix
-from memstate.prefix.tree import Node, Tree
+from memstate.prefix.tree import Found, Node, Tree
 from memstate.requests.handles import Snapshot
 from memstate.requests.holdings import Holdings
 from memstate.requests.page_table import PageTable
@@ -27,6 +27,7 @@ from memstate.stats import PrefixStats
 from memstate.tokens import BYTES
 
 LOG = logs.logger("prefix")
+UNHEARD = 64  # requests of which the policies do not know yet, at most
 KEYS = 2**20  # tokens of prompts remembered where KV is the caller's: 8 MiB of keys
 
 
@@ -43,6 +44,7 @@ class Contents(NotCopied, Shown):
         enabled: Whether it keeps anything.
         tree: The prefixes, to look at.
         leases: Leases by row, to look at.
+        heard: Requests of which the policies do not know yet: where each matches, and its tokens.
         below: Hears of cached, used and evicted states; None where nothing lies below the device.
         watcher: Hears of all that comes and goes; None for nobody.
     """
@@ -51,8 +53,8 @@ class Contents(NotCopied, Shown):
         self.enabled = settings is not None
         self.settings = settings = settings or Prefix(Lru(), LruPages(), evict=False)
         self._commands, self._pages, self._holdings = commands, pages, holdings
-        self._states, self._kv = settings.states, settings.of_pages
-        for policy in (self._states, self._kv):
+        self._policies = settings.states, settings.of_pages
+        for policy in self._policies:
             policy.belong(self)
         self._unit = BYTES * pages.page_size
         self.below: Below | None = None
@@ -70,9 +72,10 @@ class Contents(NotCopied, Shown):
             sure: The cached states that stay, by register. None: nothing stays.
             unsure: KV pages that do not stay.
         """
+        self.heard: list[tuple[Found, int]] = []
         self.leases: dict[int, Lease] = {}
         pages, size = self._pages.allocator.pages, self._pages.page_size
-        tree = Tree(self._unit, (pages or KEYS // size) if self._states.remembers else 0)
+        tree = Tree(self._unit, (pages or KEYS // size) if self.state_policy.remembers else 0)
         nodes: list[Node] = []
         for prompt, path, before in self.tree.sound(pages > 0) if sure is not None else ():
             if unsure.isdisjoint(path):
@@ -90,22 +93,57 @@ class Contents(NotCopied, Shown):
         self._superseded: dict[Node, None] = {}  # their row or session has a newer state, and no other uses them
         self._moves: list[tuple[int, int]] = []  # recorded with the next eviction, or at the end of a batch
         self._clearing = False
-        self._states.reset()
-        self._kv.reset()
+        self.state_policy.reset()
+        self.page_policy.reset()
         for node in nodes:
-            self._states.added(node, "again")
+            self.state_policy.added(node, "again")
             if self.below:
                 self.below.added(node)
         for node in [node for _, node in tree.walk() if not node.carriers]:
-            self._kv.leaf(node)
+            self.page_policy.leaf(node)
         if self.watcher:
             self.watcher.replaced()
+
+    @property
+    def state_policy(self) -> StatePolicy:
+        """The policy for states, once it knows of all requests."""
+        if self.heard:
+            self.learn()
+        return self._policies[0]
+
+    @property
+    def page_policy(self) -> PagePolicy:
+        """The policy for pages, once it knows of all requests."""
+        if self.heard:
+            self.learn()
+        return self._policies[1]
+
+    def hear(self, found: Found, tokens: int) -> None:
+        """Notes that a request comes. The policies learn of it when they are asked something, or at `learn`.
+
+        Args:
+            found: Where its prompt matches.
+            tokens: Tokens of its prompt.
+        """
+        self.heard.append((found, tokens))
+        if len(self.heard) >= UNHEARD:
+            self.learn()
+
+    def learn(self) -> None:
+        """Tells the policies which requests have come, in their order. A step does this while its forward runs."""
+        (states, kv), heard, self.heard = self._policies, self.heard, []
+        for found, tokens in heard:
+            states.asked(found.known, tokens // self._pages.page_size)
+            if found.stated is not None:
+                states.used(found.stated)
+            if found.reach.parent is not None and not found.reach.ghost:  # it may be gone since
+                kv.used(found.reach)
 
     def grown(self, node: Node) -> None:
         """Tells the policy for pages that KV has come, up to the end of a node."""
         if node.parent is not None:
-            self._kv.dropped(node.parent)
-        self._kv.leaf(node)
+            self.page_policy.dropped(node.parent)
+        self.page_policy.leaf(node)
 
     def drop_bare_leaves(self) -> None:
         """Gives up the KV of all leaves without a state, if the policy says so."""
@@ -159,7 +197,7 @@ class Contents(NotCopied, Shown):
             return pages <= 0
         holders = self._pages.allocator.holders
         left, seen = pages, set[Node]()  # a policy may offer a node more than once
-        for node in self._kv.victims():
+        for node in self.page_policy.victims():
             if not (node.leases or node in seen):
                 seen.add(node)
                 left -= sum(holders[page] == 1 for page in node.pages)
@@ -182,7 +220,7 @@ class Contents(NotCopied, Shown):
         if n <= 0:
             return 0
         chosen: dict[Node, None] = {}  # a policy may offer a node more than once
-        for node in self._idle(chain(self._states.victims(), self.stated())):  # last what the policy leaves out
+        for node in self._idle(chain(self.state_policy.victims(), self.stated())):  # last what the policy leaves out
             chosen[node] = None
             if len(chosen) == n:
                 break
@@ -197,7 +235,7 @@ class Contents(NotCopied, Shown):
 
     def next_states(self, n: int) -> list[Node]:
         """Returns up to n nodes whose states `evict_states` would take about next. Changes nothing."""
-        return list(islice(self._idle(self._states.coming()), n))
+        return list(islice(self._idle(self.state_policy.coming()), n))
 
     def _idle(self, victims: Iterable[Node]) -> Iterator[Node]:
         """Yields the nodes whose states nobody reads: superseded ones, then the others in the order of the policy."""
@@ -227,7 +265,7 @@ class Contents(NotCopied, Shown):
         before = allocator.free
         goal = before + n
         while allocator.free < goal:  # a policy may have skipped nodes that became leaves meanwhile
-            if not self._give_up_leaves(self._kv.victims(), goal):
+            if not self._give_up_leaves(self.page_policy.victims(), goal):
                 rest = [node for _, node in self.tree.walk()]
                 if not self._give_up_leaves(reversed(rest), goal):  # children first
                     break
@@ -276,7 +314,7 @@ class Contents(NotCopied, Shown):
             node.evicted = True
             self._superseded.pop(node, None)
             self._counts["evicted_states"] += 1
-            self._states.dropped(node)
+            self.state_policy.dropped(node)
             if self.watcher:
                 self.watcher.state_removed(node)
 
@@ -289,7 +327,7 @@ class Contents(NotCopied, Shown):
             node: The leaf. Other nodes stay.
         """
         while node is not None and not (node.is_root or node.carriers or node.snapshot or node.leases or node.ghost):
-            if self._kv.keeps(node) and self._pages.allocator.pages:
+            if self.page_policy.keeps(node) and self._pages.allocator.pages:
                 return
             node = self._give_up(node, len(node.pages))
 
@@ -306,7 +344,7 @@ class Contents(NotCopied, Shown):
             self.detach(leaf, "pages")
         elif 0 < pages < size:
             size = pages
-        self._kv.dropped(leaf)
+        self.page_policy.dropped(leaf)
         if self.watcher:
             self.watcher.pages_removed(leaf, size)
         gone = self.tree.ghost(leaf, size)
@@ -316,13 +354,13 @@ class Contents(NotCopied, Shown):
         self._forget(self.tree.memory)
         if above is None or above.is_root or above.carriers:
             return None
-        self._kv.leaf(above)
+        self.page_policy.leaf(above)
         return above
 
     def _forget(self, memory: int) -> None:
         """Removes ghosts that the memory has no room for."""
         while (node := self.tree.forgettable(memory)) is not None:
-            self._states.forgotten(node)
+            self.state_policy.forgotten(node)
             self.tree.remove(node)
 
     @property

@@ -171,7 +171,7 @@ def test_a_policy_that_raises_in_the_middle_breaks_the_cache_until_a_reset(
     cache = PrefixPart(1, Prefix(states=states))
     cache.insert([1, 2], [10, 11], 7)
     hit, calls = cache.match([1, 2, 3]), {
-        "added": lambda: cache.insert([3, 4], [12, 13], 8), "used": lambda: cache.lock(hit),
+        "added": lambda: cache.insert([3, 4], [12, 13], 8), "used": lambda: (cache.lock(hit), cache.evict(states=1)),
         "dropped": lambda: cache.evict(states=1),
     }  # fmt: skip
 

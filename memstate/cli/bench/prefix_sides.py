@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
-from statistics import median
+from statistics import mean, median
 from typing import Protocol
 
 from memstate.cli.bench import radix_peer
@@ -63,6 +63,7 @@ class Ours:
         self._holdings = Holdings(self.commands, self.pages.allocator)
         self.cache = PrefixCache(prefix_of(policy, states), self.commands, self.pages, self._holdings)
         self._prompt, self._match = EMPTY, NO_MATCH
+        self.learned: list[float] = []  # seconds in which the policies heard of each match
 
     @property
     def held(self) -> tuple[int, int]:
@@ -79,6 +80,7 @@ class Ours:
     def insert(self, ids: Key) -> float:
         """Inserts what was matched last, with a state at its end; returns the seconds of that and of evictions."""
         cache, pages, row = self.cache, self.pages, [ROW]
+        self.learned.append(host_seconds(cache.learn))
         lease = cache.hold(self._match, self._prompt)
         shared = cache.tree.pages_to(lease.node)
         fresh = len(ids) - len(shared)
@@ -176,4 +178,6 @@ class Sides:
             peers = {name: value[name] for name in self.peers}
             for name in self.ours:
                 found += setting.rows(op, f"{self.case}, {name}", value[name], "host us", peers)
+        for name, ours in self.ours.items():
+            found += setting.rows("learn", f"{self.case}, {name}", mean(ours.learned[warm:]) * 1e6, "host us", {})
         return found

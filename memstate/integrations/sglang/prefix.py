@@ -172,7 +172,6 @@ class PrefixPart(NotCopied):
         self._lent = _Lent(page_size)
         stand_in = cast("Any", self._lent)
         self._contents = Contents(settings or Prefix(), stand_in, stand_in, stand_in)
-        self._states, self._kv = self._contents.settings.states, self._contents.settings.of_pages
         self._size, self._heard, self._uses = page_size, heard, 0
         self._told, self._era = logs.Repeats(LOG), 0
 
@@ -238,12 +237,9 @@ class PrefixPart(NotCopied):
                 self._read(hit, 1)
             hit.locks += 1
             if found is not None and hit.locks == 1:
-                if not found.reach.is_root and found.reach.parent is not None and not found.reach.ghost:
-                    self._kv.used(found.reach)
-                self._states.asked(found.known, hit._tokens // self._size)
+                self._contents.hear(found, hit._tokens)
                 if node is not None:
                     node.uses += 1
-                    self._states.used(node)
 
     def read(self, hit: Hit) -> None:
         """Notes that a request which has locked a hit has its state now: the lock keeps KV alone from here on.
@@ -331,7 +327,9 @@ class PrefixPart(NotCopied):
         found = contents.tree.find(Prompt(key, salt))
         above = found.stated.end if found.stated else 0
         new = state is not None and above != len(pages)
-        kept = new and self._states.admits(Place(len(pages), above, "end"))  # a policy may raise: nothing has changed
+        kept = new and contents.state_policy.admits(
+            Place(len(pages), above, "end")
+        )  # a policy may raise: nothing has changed
         with self._lent.guard.changing("insert"):
             node, had = contents.tree.insert(Prompt(key, salt), list(pages))
             if had < len(pages):
@@ -341,7 +339,7 @@ class PrefixPart(NotCopied):
                 self._uses += 1
                 node.snapshot, node.evicted = Snapshot(state, self._uses, len(key) // BYTES), False
                 self._lent.owner[state] = node
-                self._states.added(node, "end")
+                contents.state_policy.added(node, "end")
             if self._heard and (kept or had < len(pages)):
                 came = [state] if kept and state is not None else []
                 self._tell(Change(True, salt, len(key) // BYTES, list(pages[had:]), came))

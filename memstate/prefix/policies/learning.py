@@ -8,13 +8,18 @@ slot earns if it is released at the right moment (J. Gittins, Journal of the Roy
 
 from itertools import pairwise
 
+import numpy as np
+from numpy.typing import NDArray
+
 Table = list[list[float]]
+Hazards = NDArray[np.float64]
 
 SHRINKAGE = 8.0  # asked-for states that a class must show before its own figures outweigh those of all classes
 PRIOR = 0.2  # chance per age before anything is known: the same in every octave makes a rate of 1/age, as for LRU
 OLDEST = 2**14  # requests: an age beyond it is as good as never
 EDGES = [0, *(2**octave for octave in range(OLDEST.bit_length() - 1))]  # ages, in requests, at which buckets begin
 AGES = len(EDGES)
+AT = np.arange(AGES)
 WIDTHS = [after - before for before, after in pairwise(EDGES)] + [EDGES[-1] - EDGES[-2]]
 
 
@@ -61,41 +66,30 @@ class ReturnRates:
                 row[:] = [value * by for value in row]
 
     def update(self) -> None:
-        """Computes the rates from the counts: less than a millisecond for 14 classes and 15 ages."""
-        pooled, oldest = self._pool()
-        self._hazard: Table = []
-        self._index: Table = []
-        self._factor: Table = []
-        for kind in range(self._classes):
-            hit, seen = self._hit[kind], self._seen[kind]
-            expected = sum(n * g for n, g in zip(seen, pooled, strict=True))
-            level = (sum(hit) + SHRINKAGE) / (expected + SHRINKAGE)
-            self._hazard.append(
-                [
-                    min(0.999, g * level * (h + SHRINKAGE) / (n * g * level + SHRINKAGE))
-                    for h, n, g in zip(hit, seen, pooled, strict=True)
-                ]
-            )
-            self._index.append([_best(self._hazard[kind], age, oldest) for age in range(AGES)])
-            pairs = zip(self._observed[kind], self._expected[kind], strict=True)
-            self._factor.append([(o + SHRINKAGE) / (e + SHRINKAGE) for o, e in pairs])
-
-    def _pool(self) -> tuple[list[float], int]:
-        """Returns the hazard by age of the pooled classes together, and how many ages were reached."""
-        pooled, oldest = [], 1
-        for age in range(AGES):
-            hit = sum(self._hit[kind][age] for kind in range(self._pooled))
-            seen = sum(self._seen[kind][age] for kind in range(self._pooled))
-            oldest = age + 1 if seen else oldest
-            pooled.append((hit + SHRINKAGE * PRIOR) / (seen + SHRINKAGE))
-        return pooled, oldest
+        """Computes the rates from the counts: a tenth of a millisecond for 14 classes and 15 ages."""
+        hit, seen, observed, expected = map(np.array, (self._hit, self._seen, self._observed, self._expected))
+        pooled = (hit[: self._pooled].sum(0) + SHRINKAGE * PRIOR) / (
+            (all_seen := seen[: self._pooled].sum(0)) + SHRINKAGE
+        )
+        level = (hit.sum(1, keepdims=True) + SHRINKAGE) / ((seen * pooled).sum(1, keepdims=True) + SHRINKAGE)
+        prior = pooled * level
+        hazard = np.minimum(0.999, prior * (hit + SHRINKAGE) / (seen * prior + SHRINKAGE))
+        oldest = int(np.flatnonzero(all_seen)[-1]) + 1 if all_seen.any() else 1
+        self._hazard: Table = hazard.tolist()
+        self._index: Table = best_index(hazard, oldest).tolist()
+        self._factor: Table = ((observed + SHRINKAGE) / (expected + SHRINKAGE)).tolist()
 
 
-def _best(hazard: list[float], age: int, oldest: int) -> float:
-    """Returns the best of all horizons: chance of being asked for / requests that the slot is kept."""
-    alive, held, best = 1.0, 0.0, 0.0
-    for at in range(age, max(age + 1, oldest)):
-        held += alive * WIDTHS[at] * (1 - hazard[at] / 2)
-        alive *= 1 - hazard[at]
-        best = max(best, (1 - alive) / held)
-    return best
+def best_index(hazard: Hazards, oldest: int) -> Hazards:
+    """Returns of each age the best of all horizons: chance of being asked for / requests that the slot is kept.
+
+    Args:
+        hazard: Chance of being asked for in each age, `class age`.
+        oldest: Ages that were reached. A horizon goes no further, or to the next age where it begins behind them.
+    """
+    later = AT[:, None] <= AT  # `age horizon`
+    stays = np.where(later, 1 - hazard[:, None], 1.0).cumprod(2)  # `class age horizon`: not asked for until its end
+    before = np.concatenate([np.ones_like(stays[:, :, :1]), stays[:, :, :-1]], 2)
+    held = (later * before * (np.array(WIDTHS) * (1 - hazard / 2))[:, None]).cumsum(2)
+    allowed = later & ((oldest > AT) | (AT[:, None] == AT))
+    return np.where(allowed, (1 - stays) / np.where(allowed, held, 1.0), 0.0).max(2)  # type: ignore[no-any-return]

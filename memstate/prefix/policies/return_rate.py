@@ -17,7 +17,7 @@ from operator import itemgetter
 
 from memstate.errors import ConfigurationError
 from memstate.prefix.policies.base import Place, StatePolicy
-from memstate.prefix.policies.learning import AGES, EDGES, ReturnRates
+from memstate.prefix.policies.learning import EDGES, ReturnRates
 from memstate.prefix.policies.lru import LruPages
 from memstate.prefix.ranking import Ranking
 from memstate.prefix.tree import Node
@@ -82,8 +82,7 @@ class ReturnRate(StatePolicy):
         self._unranked: dict[Node, None] = {}  # nodes whose worth changed since victims were looked for
         self.moved: dict[Node, None] = {}  # nodes whose worth changed since the page policy looked
         self._now = self._touches = 0
-        self._log: list[tuple[int, Candidate, int]] = []  # (request, candidate, its touch): oldest first
-        self._aged = [0] * AGES  # how far of the log has reached each age
+        self._log: list[list[tuple[Candidate, int]]] = [[] for _ in range(EDGES[-1] + 1)]  # of each request its touches
 
     def admits(self, place: Place) -> bool:
         """Tells whether to keep a state there at all."""
@@ -100,6 +99,7 @@ class ReturnRate(StatePolicy):
             self.rates.asked(candidate.kind, candidate.age, candidate.growth)
             candidate.uses += 1
             self._touch(candidate, pages - step.end)
+        self._place(self._unranked)
 
     def added(self, node: Node, kind: str) -> None:
         """Hears that a node has a state now."""
@@ -169,10 +169,7 @@ class ReturnRate(StatePolicy):
 
     def victims(self) -> Iterator[Node]:
         """Yields nodes with a state, the least worthy first. The cache skips those in use."""
-        unranked, self._unranked = self._unranked, {}
-        for node in unranked:
-            if node.worth is not None and node.worth.held:
-                self.order.place(node, self.value(node.worth))
+        self._place(self._unranked)
         for node in self.order.ascending():
             value = self.value(node.worth)
             if value > 1.001 * self.order.rank(node) + 1e-12:
@@ -215,7 +212,9 @@ class ReturnRate(StatePolicy):
             candidate.kind = USED + min(candidate.uses.bit_length() - 1, 4)
         else:
             candidate.kind = candidate.turn if candidate.what in OF_TURNS else OF_KINDS.get(candidate.what, BOUNDARY)
-        self._log.append((self._now, candidate, candidate.touched))
+        self._log[self._now % len(self._log)].append((candidate, candidate.touched))
+        if self._touches % (MEMORY // 2) == 0:
+            self.rates.fade(0.5**0.5)
         self.rates.enter(candidate.kind, 0, candidate.growth)
         self._credit(candidate)
 
@@ -246,26 +245,26 @@ class ReturnRate(StatePolicy):
         if candidate.held:
             self.moved[candidate.node] = self._unranked[candidate.node] = None
 
+    def _place(self, nodes: dict[Node, None]) -> None:
+        """Ranks nodes whose worth has changed."""
+        for node in nodes:
+            if node.worth is not None and node.worth.held:
+                self.order.place(node, self.value(node.worth))
+        nodes.clear()
+
     def _tick(self) -> None:
         """Counts one more request; a candidate that reaches another age changes its worth."""
-        self._now += 1
+        self._now = now = self._now + 1
         log = self._log
-        for age in range(1, AGES):
-            at, limit = self._aged[age], self._now - EDGES[age]
-            while at < len(log) and log[at][0] <= limit:
-                _, candidate, touched = log[at]
+        for age, edge in enumerate(EDGES[1:], 1):
+            for candidate, touched in log[(now - edge) % len(log)]:
                 if candidate.touched == touched:
                     candidate.age = age
                     self.rates.enter(candidate.kind, age, candidate.growth)
                     self._credit(candidate)
-                at += 1
-            self._aged[age] = at
-        if self._now % UPDATE == 0:
+        log[now % len(log)] = []
+        if now % UPDATE == 0:
             self.rates.update()
-        if len(log) > MEMORY + MEMORY // 2:
-            self._log = log[MEMORY // 2 :]
-            self._aged = [max(0, at - MEMORY // 2) for at in self._aged]
-            self.rates.fade(0.5**0.5)
 
 
 class ReturnRatePages(LruPages):
@@ -301,12 +300,23 @@ class ReturnRatePages(LruPages):
         super().dropped(node)
         self._carrying.remove(node)
 
-    def victims(self) -> Iterator[Node]:
-        """Yields leaves, the least worthy first, some more than once if need be."""
+    def used(self, node: Node) -> None:
+        """Hears that a prompt was followed down to this node, a leaf or not."""
+        super().used(node)
+        self._follow()
+
+    def _follow(self) -> None:
+        """Ranks leaves whose states have changed."""
         moved, self.states.moved = self.states.moved, {}
         for node in moved:
-            if node in self._order or node in self._carrying:
+            if node in self._carrying and node.snapshot:
+                self._carrying.place(node, self.states.density(node.worth))
+            elif node in self._order or node in self._carrying:
                 self._place(node)
+
+    def victims(self) -> Iterator[Node]:
+        """Yields leaves, the least worthy first, some more than once if need be."""
+        self._follow()
         yield from self._order.ascending()
         for node in self._carrying.ascending():
             yield node

@@ -245,7 +245,7 @@ class Ending:
             n = min(most, len(key) // BYTES)
             length, lease = self._pages.floor(n), self._cache.leases[row]
             prompt = lease.prompt._replace(key=key[: length * BYTES])
-            given.append((lease, prompt, self._pages.of(row)[: length // size], self._states_of(row, n, ended)))
+            given.append((lease, prompt, self._pages.of(row, length // size), self._states_of(row, n, ended)))
         return self._cache.file(given)
 
     def _require_answers(self, rows: Sequence[int], known: Sequence[int]) -> None:

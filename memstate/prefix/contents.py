@@ -188,24 +188,27 @@ class Contents(NotCopied, Shown):
         """Returns whether eviction could free so many pages.
 
         A page counts where no lease keeps it and only the tree owns it. Leaves are checked first, in the order of
-        eviction; the whole tree only where these are not enough.
+        eviction, and the tree only as far as it takes.
 
         Args:
             pages: Pages to free.
         """
         if pages <= 0 or pages > self.evictable_pages:
             return pages <= 0
-        holders = self._pages.allocator.holders
-        left, seen = pages, set[Node]()  # a policy may offer a node more than once
-        for node in self.page_policy.victims():
-            if not (node.leases or node in seen):
+        holders_of = self._pages.allocator.holders.__getitem__
+        left, seen, held = pages, set[Node](), Counter[int]()
+        for node in chain(self.page_policy.victims(), (node for _, node in self.tree.walk())):
+            if not (node.leases or node in seen):  # a policy may offer a node more than once
                 seen.add(node)
-                left -= sum(holders[page] == 1 for page in node.pages)
-                if left <= 0:
-                    return True
-        held = Counter(page for _, node in self.tree.walk() if not node.leases for page in node.pages)
+                for part in (node.pages[-left:], node.pages[:-left]):  # most often its end is enough
+                    alone = [*map(holders_of, part)].count(1)
+                    left -= alone
+                    if left <= 0:
+                        return True
+                    if alone < len(part):
+                        held.update(part)
         # Pages under two salts count as well.
-        return pages <= sum(holders[page] == times for page, times in held.items())
+        return left <= sum(holders_of(page) == times > 1 for page, times in held.items())
 
     def evict_states(self, n: int, why: str = "room") -> int:
         """Evicts states: superseded ones first, then the least valuable. What lies below the device may keep them.

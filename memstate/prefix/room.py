@@ -9,6 +9,7 @@ evict them at once, as any others: then the tiers keep them, and their tokens fi
 import logging
 from collections import Counter
 from collections.abc import Callable
+from itertools import chain
 
 from memstate import logs
 from memstate.errors import OutOfLevels
@@ -57,8 +58,8 @@ class Room:
         if not (idle := self._sessions.idle()):
             return False
         leases = Counter(node for session in idle for node in session.path.path())
-        held = Counter(page for session in idle for page in session.pages)
-        held.update(page for _, node in self.cache.tree.walk() if node.leases == leases[node] for page in node.pages)
+        nodes = (node.pages for _, node in self.cache.tree.walk() if node.leases == leases[node])
+        held = Counter(chain.from_iterable(chain((session.pages for session in idle), nodes)))
         holders = self._pages.allocator.holders
         return n <= sum(holders[page] == times for page, times in held.items())
 

@@ -293,7 +293,7 @@ class Sessions:
             del self.opened[session.handle]
         if not session.kept:
             return False
-        session.pages = self._pages.of(row)[: self._pages.count(session.kept[0].length)]
+        session.pages = self._pages.of(row, self._pages.count(session.kept[0].length))
         self._pages.allocator.share(session.pages)
         if lease is not None:
             cache.shorten(lease, session.kept[0].length)

@@ -133,9 +133,9 @@ class PageTable:
         """Rows with pages, and these pages."""
         return {row: pages for row, pages in enumerate(self._rows) if pages}
 
-    def of(self, row: int) -> list[int]:
-        """Returns the row's pages, in order."""
-        return list(self._rows[row])
+    def of(self, row: int, most: int | None = None) -> list[int]:
+        """Returns the row's pages, in order; only the first `most`, if that is given."""
+        return self._rows[row][:most]
 
     def share(self, row: int, length: int) -> list[int]:
         """Returns the row's pages for its first `length` tokens, with one more holder."""
@@ -191,8 +191,9 @@ class PageTable:
     def _write(self, added: Sequence[tuple[int, int, Sequence[int]]]) -> None:
         """Notes pages in the device's table: (row, first column, pages) each."""
         start = self._commands.registers.starts["pages"]
-        cells: list[int] = []
+        cells, values = list[int](), list[int]()
         for row, at, pages in added:
             first = start + row * self._width + at
             cells += range(first, first + len(pages))
-        self._commands.write(cells, [page for _, _, pages in added for page in pages])
+            values += pages
+        self._commands.write(cells, values)

@@ -123,25 +123,24 @@ class Packet:
         """
         header, body, at = NO_SECTIONS[:], array("i"), HEADER_INTS
         header[LIMIT_CELL], header[DEFER_CELL] = limit, defer
-        for section, columns in ((BATCH, batch), (MARKS, marks)):
-            if columns:
-                size = header[section] = len(columns[0])
+        for section, longs in ((BATCH, batch), (MARKS, marks)):
+            if longs:
+                size = header[section] = len(longs[0])
                 header[8 + section] = at
-                at += len(columns) * (size + -size % 4)
+                at += len(longs) * (size + -size % 4)
         sections: dict[int, tuple[list[int], list[int]]] = {}
         for section, first, second, _ in self.operations:
             one, other = sections.get(section, (NO_ENTRIES, NO_ENTRIES))
             sections[section] = one + first, other + second
-        for section, (first, second) in sorted(sections.items()):
-            if section == WRITES:
-                first, second = _newest(first, second)
-            size = header[section] = len(first)
+        for section, columns in sorted(sections.items()):
+            left, right = _newest(*columns) if section == WRITES else columns
+            size = header[section] = len(left)
             header[8 + section] = at + len(body)
             filling = NOTHING[: -size % 4]
-            body.fromlist(first)
+            body += array("i", left)
             body.fromlist(filling)
             if section in PAIRS:
-                body.fromlist(second)
+                body += array("i", right)
                 body.fromlist(filling)
         sent = room(at + len(body))
         to, start = sent.data, HEADER_INTS
@@ -157,10 +156,10 @@ class Packet:
         return sent
 
 
-def _newest(cells: list[int], values: list[int]) -> tuple[list[int], list[int]]:
+def _newest(cells: list[int], values: list[int]) -> tuple[Sequence[int], Sequence[int]]:
     """Keeps only the last value of each cell."""
-    newest = dict(zip(cells, values, strict=True))
-    if len(newest) == len(cells):
-        return cells, values
-    kept = sorted(newest)
-    return kept, [newest[cell] for cell in kept]
+    if len(cells) < 128:  # numpy takes longer
+        newest = dict(zip(cells, values, strict=True))
+        return (cells, values) if len(newest) == len(cells) else ([*newest], [*newest.values()])
+    named, last = np.unique(np.array(cells, np.int32)[::-1], return_index=True)
+    return array("i", named.tobytes()), array("i", np.array(values, np.int32)[::-1][last].tobytes())

@@ -55,6 +55,19 @@ def test_a_shared_page_is_free_with_its_last_holder() -> None:
     assert pages.free == 1
 
 
+def test_few_and_many_pages_are_the_lowest_free_ones() -> None:
+    rng, pages, held = random.Random(3), PageAllocator(4000), set[int]()
+    for _ in range(200):
+        n = min(rng.choice((0, 1, 20, 63, 64, 1000)), pages.free)
+        lowest = [page for page in range(1, 4001) if page not in held][:n]
+        assert pages.claim(n) == lowest
+        held.update(lowest)
+        gone = rng.sample(sorted(held), min(len(held), rng.choice((0, 1, 20, 900))))
+        pages.release(gone)
+        held.difference_update(gone)
+        assert pages.miscounts(dict.fromkeys(held, 1)) == []
+
+
 def test_a_step_beyond_the_pages_is_refused(backend: Backend) -> None:
     mem = manager(backend)
     rows = mem.admit([Request("a", length=4), Request("b", length=8)])

@@ -131,6 +131,9 @@ def test_B36c_the_last_value_written_to_a_cell_wins_also_within_one_call(bench: 
     bench.buffer.write([cell, cell], [7, 8])
     bench.buffer.submit()
     assert bench.file.table.tracked.tolist() == [0, 8, 6]
+    bench.buffer.write([cell, cell + 1] * 100, [*range(200)])  # many
+    bench.buffer.submit()
+    assert bench.file.table.tracked.tolist() == [0, 198, 199]
 
 
 @pytest.mark.sample(interpreter=0)

@@ -211,7 +211,8 @@ class Machine:
             texts |= {one: row.text[: model.known[one]] for one in range(row.live, row.live + 3) if one in model.held}
         there = [one for one in texts if one in slot and not model.named(one)]
         there = [one for one in there if model.content["fold"][slot[one]] == texts[one]]
-        self.memory.look_at_levels([(sets.of(one), texts[one]) for one in there], sets.allocator._free)
+        free = [at for at, times in enumerate(sets.allocator.holders) if at and not times]
+        self.memory.look_at_levels([(sets.of(one), texts[one]) for one in there], free)
 
     def _look_at_the_cells(self) -> None:
         """The one tensor of registers, columns and page table, with what lies between them."""

@@ -214,7 +214,8 @@ class Ending:
         Otherwise later requests would match a wrong state.
         """
         lease = self._cache.leases.get(row)
-        if lease and not (key.startswith(lease.prompt.key) or lease.prompt.key.startswith(key)):
+        prompt = lease.prompt.key if lease else key
+        if key is not prompt and not (key.startswith(prompt) or prompt.startswith(key)):
             raise InvalidArgument(
                 f"row {row} (request {shown(self._table.ids[row])}): the tokens are not those of its prompt: hand over "
                 "all of them, from the first on"
@@ -244,8 +245,8 @@ class Ending:
         for row, most, key in zip(rows, known, keys, strict=True):
             n = min(most, len(key) // BYTES)
             length, lease = self._pages.floor(n), self._cache.leases[row]
-            prompt = lease.prompt._replace(key=key[: length * BYTES])
-            given.append((lease, prompt, self._pages.of(row, length // size), self._states_of(row, n, ended)))
+            prompt, end = lease.prompt._replace(key=key), length // size
+            given.append((lease, prompt, end, self._pages.of(row, end), self._states_of(row, n, ended)))
         return self._cache.file(given)
 
     def _require_answers(self, rows: Sequence[int], known: Sequence[int]) -> None:

@@ -49,7 +49,7 @@ class PrefixCache(Contents):
         """
         size, known = self._pages.page_size, len(prompt.key) // BYTES
         most = max(0, known - 1) if most is None else most
-        found = self.tree.find(Prompt(prompt.key[: most // size * self._unit], prompt.salt))
+        found = self.tree.find(prompt, min(most, known) // size)
         stated = found.stated
         length = stated.end * size if stated else 0
         gone = found.evicted.end * size if found.evicted else length
@@ -72,7 +72,7 @@ class PrefixCache(Contents):
             self._holdings.begin_read(match.snapshot.register)
         node = (match.found and match.found.stated) or NO_NODE
         self.tree.lease(node)
-        return Lease(node, prompt, match)
+        return Lease(node, prompt, match, end=node.end)
 
     def release(self, node: Node) -> None:
         """Ends a lease, and evicts KV that no request can use any more, if the policy says so.
@@ -117,7 +117,7 @@ class PrefixCache(Contents):
             prompt = lease.prompt.head(length)
             for other in others:
                 self.tree.lease(lease.node)
-                self.leases[other] = Lease(lease.node, prompt, lease.match)
+                self.leases[other] = Lease(lease.node, prompt, lease.match, end=lease.end)
 
     def end(self, rows: Sequence[int]) -> None:
         """Ends the leases of rows.
@@ -201,22 +201,22 @@ class PrefixCache(Contents):
         self.hear(match.found, match.tokens)
 
     def file(
-        self, rows: Iterable[tuple[Lease, Prompt, list[int], Sequence[tuple[int, int, str]]]]
+        self, rows: Iterable[tuple[Lease, Prompt, int, list[int], Sequence[tuple[int, int, str]]]]
     ) -> list[Snapshot | None]:
         """Takes KV of rows in any case, and their states as the policy says.
 
         Each lease moves on to the end of its prompt.
 
         Args:
-            rows: Of each row its lease, its whole pages of tokens, their ids, and its states, ascending: register,
-                tokens that it stands for, and kind (see `memstate.prefix.policies.base.Place`). A state in a holder is
-                the cache's from then on. A row without tokens is skipped.
+            rows: Of each row its lease, tokens, how many whole pages of them to take, the ids of these, and its states,
+                ascending: register, tokens that it stands for, and kind (see `memstate.prefix.policies.base.Place`). A
+                state in a holder is the cache's from then on. A row without pages is skipped.
 
         Returns:
             For each row the newest cached state that stands for one of its lengths, None for none.
         """
         try:
-            found = [self._file(*row) if row[1].key else [] for row in rows]
+            found = [self._file(*row) if row[2] else [] for row in rows]
         finally:  # also where a caller's policy raises: states that nodes have by then are moved
             self._record_moves()
         self.trim()
@@ -238,7 +238,7 @@ class PrefixCache(Contents):
         Returns:
             Its node, None where the cache has such a state or the policy does not want it: the caller keeps it then.
         """
-        node = self._place(prompt, pages, "end")
+        node = self._place(prompt, len(prompt.key) // self._unit, pages, "end", None)
         if node is None or node.snapshot is not None:
             return None
         self._attach(node, self._holdings.give(snapshot, node), "end")
@@ -254,12 +254,15 @@ class PrefixCache(Contents):
         return self._holdings.held["cached"].get(snapshot.register) is snapshot
 
     def _file(
-        self, lease: Lease, prompt: Prompt, pages: list[int], states: Sequence[tuple[int, int, str]]
+        self, lease: Lease, prompt: Prompt, end: int, pages: list[int], states: Sequence[tuple[int, int, str]]
     ) -> list[Snapshot]:
-        node, found = None, list[Snapshot]()
+        start, known = lease.node, min(end, lease.end, len(lease.prompt.key) // self._unit)
+        while start.end > known and start.parent is not None:
+            start = start.parent
+        node, found, path = None, list[Snapshot](), start if start.end else None
         for register, length, kind in states:
             held = self._holdings.state(register)  # None: the state is in a register of the row
-            node = self._place(prompt.head(length), pages, kind)
+            node = self._place(prompt, length // self._pages.page_size, pages, kind, path)
             cached = node.snapshot if node is not None else None
             if cached is not None and held is None:
                 self._commands.release([register])
@@ -274,25 +277,27 @@ class PrefixCache(Contents):
                     self._supersede_decoded(lease, cached)
             if held is not None and cached is not held:
                 self._holdings.end([held])
-        if node is None or node.end * self._unit < len(prompt.key):
-            node = self._grow(prompt, pages, node)
+        if node is None or node.end < end:
+            node = self._grow(prompt, end, pages, node or path)
         self._move_lease(lease, self._shared(node, pages))
         return found
 
-    def _place(self, prompt: Prompt, pages: list[int], kind: str) -> Node | None:
-        """Returns the node for a state of these tokens, None where the policy does not want one.
+    def _place(self, prompt: Prompt, end: int, pages: list[int], kind: str, start: Node | None) -> Node | None:
+        """Returns the node for a state of so many pages of a prompt, None where the policy does not want one.
 
-        If the node has a state, it is that of the same tokens, and the caller keeps its own.
+        If the node has a state, it is that of the same tokens, and the caller keeps its own. A start is a leased node
+        on its path.
         """
-        found = self.tree.find(prompt)
+        start = start if start is not None and start.end <= end else None
+        found = self.tree.find(prompt, end, start)
         above = found.stated.end if found.stated is not None else 0
-        if above * self._unit == len(prompt.key):
+        if above == end:
             self._counts["duplicates"] += 1
             return found.stated
-        if not self.state_policy.admits(Place(len(prompt.key) // self._unit, above, kind)):
+        if not self.state_policy.admits(Place(end, above, kind)):
             self._counts["declined"] += 1
             return None
-        return self._grow(prompt, pages, None)
+        return self._grow(prompt, end, pages, start)
 
     def _supersede_decoded(self, lease: Lease, newer: Snapshot) -> None:
         """Marks the last state that the row left while it decoded as the first to evict. The newer one serves more."""
@@ -312,16 +317,16 @@ class PrefixCache(Contents):
         return node
 
     def _move_lease(self, lease: Lease, node: Node) -> None:
-        before, lease.node = lease.node, node
+        before, lease.node, lease.end = lease.node, node, node.end
         self.tree.lease(node)
         self.tree.unlease(before)
         self.drop_bare(before)
 
-    def _grow(self, prompt: Prompt, pages: list[int], start: Node | None) -> Node:
-        """Returns the node where a prompt ends, with KV all the way. A start is a node on its path."""
-        node, had = self.tree.insert(prompt, pages, start)
-        if had * self._unit < len(prompt.key):
-            self._pages.allocator.share(pages[had : len(prompt.key) // self._unit])
+    def _grow(self, prompt: Prompt, end: int, pages: list[int], start: Node | None) -> Node:
+        """Returns the node for so many pages of a prompt, with KV all the way. A start is a node on its path."""
+        node, had = self.tree.insert(prompt, pages, start, end)
+        if had < end:
+            self._pages.allocator.share(pages[had:end])
             self.grown(node)
             if self.watcher:
                 self.watcher.pages_stored(node, had)

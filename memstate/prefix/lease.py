@@ -97,6 +97,7 @@ class Lease:
         own: Nodes whose states came from here, with how often they were used from here.
         decoded: The last state beyond the prompt that came from here.
         given: What the row was admitted with, whose first tokens are the prompt. None: it is not known.
+        end: Pages to which the path was its own when the lease began. The node may have grown since, for another row.
     """
 
     node: Node
@@ -105,3 +106,4 @@ class Lease:
     own: dict[Node, int] = field(default_factory=dict)
     decoded: Snapshot | None = None
     given: Tokens | None = None
+    end: int = 0

@@ -116,16 +116,32 @@ class Tree:
             self._salts[root] = salt
         return self.roots[salt]
 
-    def find(self, prompt: Prompt) -> Found:
-        """Follows a prompt as far as whole pages agree. Linear in its key, whatever else is in the tree."""
-        key, root = prompt.key, self.roots.get(prompt.salt)
-        if root is None:
+    def find(self, prompt: Prompt, end: int | None = None, start: "Node | None" = None) -> Found:
+        """Follows a prompt as far as whole pages agree. Linear in its key, whatever else is in the tree.
+
+        Args:
+            prompt: The prompt.
+            end: Pages of it to follow; None for all.
+            start: A leased node on its path to begin from.
+
+        Returns:
+            How far it agrees.
+        """
+        key, known = prompt.key, start if start is not None else self.roots.get(prompt.salt)
+        if known is None:
             nowhere = Node(None, b"", [], 0)
             return Found(nowhere, None, None, 0, nowhere)
-        page, known, reach, at, kv = self.page, root, root, 0, 0
-        stated = gone = None
-        while child := known.children.get(key[at : at + page]):
-            inside = len(child.key) if key.startswith(child.key, at) else common(key, child.key, page, at)
+        page, reach, gone = self.page, known, None
+        stated: Node | None = known
+        at = kv = known.end * page
+        end = len(key) if end is None else end * page
+        while stated is not None and stated.snapshot is None:
+            gone = stated if gone is None and stated.evicted else gone
+            stated = stated.parent
+        while at < end and (child := known.children.get(key[at : at + page])):
+            inside = len(child.key)
+            if at + inside > end or not key.startswith(child.key, at):
+                inside = min(common(key, child.key, page, at), end - at)
             at += inside
             if not child.ghost:
                 reach, kv = child, at
@@ -138,25 +154,29 @@ class Tree:
                 gone = child
         return Found(known, stated, gone, kv // page, reach)
 
-    def insert(self, prompt: Prompt, pages: list[int], start: "Node | None" = None) -> tuple[Node, int]:
-        """Makes a node end where the prompt ends, with KV all the way.
+    def insert(
+        self, prompt: Prompt, pages: list[int], start: "Node | None" = None, end: int | None = None
+    ) -> tuple[Node, int]:
+        """Makes a node end in a prompt, with KV all the way.
 
         Args:
-            prompt: Whole pages of tokens.
+            prompt: The prompt.
             pages: Ids of its pages, or none at all. Those beyond what was there are the tree's from now on.
-            start: A node on its path to begin from.
+            start: A node on its path to begin from, with KV.
+            end: Pages of it that the node stands for; None for all.
 
         Returns:
             The node, and how many pages were there before.
         """
         key, page, node = prompt.key, self.page, start or self.root(prompt.salt)
-        at = node.end * page
-        had = at // page
-        while at < len(key):
+        had, at, last = node.end, node.end * page, len(key) if end is None else end * page
+        while at < last:
             child = node.children.get(key[at : at + page])
             if child is None:
-                return self._grow(node, key[at:], pages[at // page : len(key) // page]), had
-            inside = len(child.key) if key.startswith(child.key, at) else common(key, child.key, page, at)
+                return self._grow(node, key[at:last], pages[at // page : last // page]), had
+            inside = len(child.key)
+            if at + inside > last or not key.startswith(child.key, at):
+                inside = min(common(key, child.key, page, at), last - at)
             node = child if inside == len(child.key) else self._split(child, inside)
             at += inside
             if not node.ghost:

@@ -8,35 +8,43 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+import memstate as ms
 from memstate.cli.bench import BenchResult, clock, prefix, radix_peer, run
+from memstate.cli.bench.prefix_prompt import FORMS, LongPrompt
 from memstate.cli.bench.prefix_sides import OURS, Key, Ours
+from memstate.cli.bench.task import Setting
 from memstate.prefix import PrefixCache
+from memstate.prefix.lease import NO_MATCH
 from memstate.requests.page_table import PageTable
 from memstate.slots.commands import CommandBuffer
 from tests.support import inside, owners
 
-CASES = [f"{nodes} nodes, {pages} pages" for nodes, pages in prefix.TOY_TREES]
+CASES = [f"{nodes} nodes, {pages * size} tokens, pages of {size}" for nodes, pages, size in prefix.TOY_TREES]
 CHAT = f"chat, S={prefix.TOY_CHAT[1]}"
+PROMPTS = [f"{tokens} tokens, pages of {size}, {form}" for tokens, size in prefix.TOY_PROMPTS for form in FORMS]
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One tree, and few requests."""
-    for name, value in (("TOY_TREES", ((42, 8),)), ("TOY_CHAT", (24, 4, 300)), ("SAMPLE", 24)):
+    """One tree with pages of four tokens, and few requests."""
+    small = (("TOY_TREES", ((42, 8, 4),)), ("TOY_CHAT", (24, 4, 300)), ("SAMPLE", 24), ("TOY_PROMPTS", ()))
+    for name, value in small:
         monkeypatch.setattr(prefix, name, value)
 
 
 class Plain:
     """Stands in for a peer: a list of prefixes, the least recently used first."""
 
-    def __init__(self, states: int, pages: int, longest: int) -> None:
+    def __init__(self, states: int, pages: int, longest: int, size: int) -> None:
         assert longest <= pages
-        self.states, self.kept = states, list[tuple[int, ...]]()
+        self.states, self.size, self.kept = states, size, list[tuple[int, ...]]()
 
     @property
     def held(self) -> tuple[int, int]:
-        return len(self.kept), len({key[:n] for key in self.kept for n in range(1, len(key) + 1)})
+        ends = {key[:n] for key in self.kept for n in range(self.size, len(key) + 1, self.size)}
+        return len(self.kept), len(ends)
 
     def match(self, ids: Key) -> int:
         best = max((key for key in self.kept if tuple(ids[: len(key)]) == key), key=len, default=())
@@ -70,7 +78,9 @@ def test_every_case_is_checked_and_measured_for_both_policies() -> None:
     assert outcome.wrong == []
     found = [(entry.op, entry.case) for entry in outcome.entries]
     cases = [f"toy {case}, {policy}" for case in (CHAT, *CASES) for policy in OURS]
-    assert sorted(found) == sorted((op, case) for op in ("match", "insert") for case in cases)
+    calls = [f"prompt, {call}" for call in ("admit", "plan", "publish", "end", "request")]
+    expected = [(op, case) for op in ("match", "insert", "learn") for case in cases]
+    assert sorted(found) == sorted([*expected, *((call, f"toy {case}") for call in calls for case in PROMPTS)])
     for entry in outcome.entries:
         assert entry.value > 0 and (entry.unit, entry.peer, entry.ratio) == ("host us", None, None)
 
@@ -82,7 +92,10 @@ def test_each_policy_stands_beside_each_peer(stand_in: Callable[..., None]) -> N
     stand_in(Plain)
     outcome = toy()
     assert outcome.wrong == []
+    assert {entry.op for entry in outcome.entries if entry.peer is None} == {"learn"}
     for entry in outcome.entries:
+        if entry.peer is None:
+            continue
         assert entry.peer == "sglang" and entry.ratio == entry.value / (entry.peer_value or 0)
         if entry.op == "insert":
             assert entry.peer_value == pytest.approx(5)  # as the peer says, in microseconds
@@ -103,7 +116,7 @@ class Absent(Plain):
 @pytest.mark.parametrize(
     ("kind", "says"),
     [
-        (Deaf, " blocks, a naive search "),
+        (Deaf, " tokens, a naive search "),
         (Absent, " raises RuntimeError: no such core"),
     ],
 )
@@ -158,7 +171,7 @@ def test_sglang_finds_what_a_list_of_prefixes_finds() -> None:
         known = draw.choice(keys)
         keys.append(known[: draw.randint(0, len(known))] + [100 * at + 1000 + n for n in range(draw.randint(1, 4))])
     roomy, tight = (radix_peer.SglangCache(states, pages, 100) for states, pages in ((99, 999), (3, 300)))
-    plain = Plain(99, 999, 100)
+    plain = Plain(99, 999, 100, 1)
     for key in draw.choices(keys, k=200):
         assert roomy.match(key) == plain.match(key)
         tight.match(key)
@@ -183,6 +196,7 @@ def test_the_figures_hold_what_they_say(monkeypatch: pytest.MonkeyPatch) -> None
         (CommandBuffer, "submit"): 10**6,
         (PrefixCache, "hold"): 10**7,
         (PrefixCache, "release"): 10**8,
+        (PrefixCache, "learn"): 10**9,
     }
     for (owner, name), cost in costs.items():
         real = getattr(owner, name)
@@ -192,10 +206,10 @@ def test_the_figures_hold_what_they_say(monkeypatch: pytest.MonkeyPatch) -> None
             return real(*given)
 
         monkeypatch.setattr(owner, name, call)
-    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    ours = Ours(2, 8, 4, "lru")
-    assert clock.host_seconds(lambda: ours.match([1, 2, 3])) == 11
-    assert ours.insert([1, 2, 3]) == 1100
+    monkeypatch.setattr(clock, "time", SimpleNamespace(thread_time_ns=lambda: now[0] * 10**9))
+    ours = Ours(2, 8, 4, "lru", 1)
+    assert clock.cpu_seconds(lambda: ours.match([1, 2, 3])) == pytest.approx(11)
+    assert ours.insert([1, 2, 3]) == pytest.approx(1100) and ours.learned == [pytest.approx(10**9)]
     assert ours.match([1, 2, 3, 4]) == 3 and ours.held == (1, 3)
 
 
@@ -229,3 +243,11 @@ def test_checks_find_a_wrong_cache(
     outcome = toy("device-copy")
     assert outcome.wrong and outcome.wrong[0].startswith("prefix, chat, S=4: ") and says in outcome.wrong[0]
     assert not [entry for entry in outcome.entries if "chat" in entry.case]
+
+
+def test_a_long_prompt_that_is_not_found_again_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    setting = Setting("reference", torch.device("cpu"), toy=True)
+    prompt = LongPrompt(setting, 256, 16).task()
+    assert prompt.check() == ""
+    monkeypatch.setattr(ms.StateManager, "match", lambda *_: NO_MATCH)
+    assert prompt.check() == "0 of 256 tokens are found again, expected 240"

@@ -49,12 +49,12 @@ def host_seconds(act: Act, device: torch.device | None = None) -> float:
     return time.perf_counter() - begin
 
 
-def cpu_seconds(act: Act, device: torch.device) -> float:
+def cpu_seconds(act: Act, device: torch.device | None = None) -> float:
     """Returns the CPU time that this thread spends in a call, after the device has finished what came before.
 
     Syncs: yes, on a GPU.
     """
-    if device.type == "cuda":
+    if device is not None and device.type == "cuda":
         torch.cuda.synchronize(device)
     begin = time.thread_time_ns()
     act()

@@ -1,8 +1,11 @@
 """Microseconds of the host to look a prompt up in the prefix cache and to insert one: production code, no device.
 
-A match makes a key of a list of block ids, follows it through the tree, and tells the policies. An insert takes a
-request's pages and the state at its end into the tree, and evicts what is too many. Slot, register and pages of the
-request were allocated before. What is recorded is submitted after, once for all rows of a step. Neither is timed.
+A match makes a key of a list of tokens, follows it through the tree, and notes the use. An insert takes a request's
+pages and the state at its end into the tree, and evicts what is too many. In between the policies learn of the use, as
+in a step. Slot, register and pages of the request were allocated before. What is recorded is submitted after, once for
+all rows of a step. Neither is timed.
+
+A request is admit, chunks of a plan and a publication each, and end of one long prompt; its launches do nothing.
 """
 
 import random
@@ -11,17 +14,24 @@ from collections.abc import Collection, Iterator
 from itertools import count, islice
 
 from memstate.cli.bench import radix_peer
+from memstate.cli.bench.prefix_prompt import LongPrompt
 from memstate.cli.bench.prefix_sides import Key, Side, Sides
 from memstate.cli.bench.task import Figure, Setting, Task
 from memstate.cli.traces import BLOCK
 from memstate.cli.traces.make import make
 
-TREES = ((1000, 32), (10_000, 32), (100_000, 32), (1000, 8), (1000, 64), (1000, 512))  # nodes, pages of a key
-TOY_TREES = ((100, 8), (1000, 8), (100, 32))
+ALONE = tuple((nodes, pages, 1) for nodes, pages in ((1000, 32), (10_000, 32), (100_000, 32), (1000, 8), (1000, 512)))
+TREES = (  # nodes, pages of a key, tokens of a page
+    *ALONE, (1000, 64, 16), (10_000, 64, 16), (1000, 512, 16), (200, 8000, 16), (1000, 16, 64), (10_000, 16, 64),
+    (1000, 128, 64), (200, 2000, 64),
+)  # fmt: skip
+TOY_TREES = ((100, 8, 1), (1000, 8, 1), (100, 32, 4))
+PROMPTS = tuple((tokens, size) for size in (16, 64) for tokens in (8192, 128_000))  # tokens, tokens of a page
+TOY_PROMPTS = ((256, 16),)
 FORKS = 4  # a trunk has so many branches, a branch so many leaves: keys of a quarter, a quarter and a half
 KEYS, NODES = FORKS**2, 1 + FORKS + FORKS**2  # of one trunk
 CHAT, TOY_CHAT = (4000, 256, 4096), (64, 8, 512)  # requests, the first half of which warms up; states; pages
-MATCHES, INSERTS = 2048, 256
+MATCHES, INSERTS, MOST = 2048, 256, 2**23  # matches and inserts of a tree, with at most so many tokens
 TOY_MATCHES, TOY_INSERTS = 32, 8
 SAMPLE = 128  # keys that a naive search is asked for as well
 
@@ -29,34 +39,39 @@ SAMPLE = 128  # keys that a naive search is asked for as well
 class _Tree:
     """A tree of one shape, whatever its size: families of keys, in no order, with a state at the end of each."""
 
-    def __init__(self, setting: Setting, peers: Collection[str], nodes: int, pages: int) -> None:
-        self.setting, self.pages = setting, pages
+    def __init__(self, setting: Setting, peers: Collection[str], nodes: int, pages: int, size: int) -> None:
+        self.setting, self.pages, self.size = setting, pages, size
         self.random, self.ids = random.Random(f"{nodes} {pages}"), count(1)
         families = -(-nodes // NODES)
         self.keys = [key for _ in range(families) for key in self._family()]
         self.random.shuffle(self.keys)
         distinct = families * (pages // 4 * (1 + FORKS) + pages // 2 * KEYS)
-        self.sides = Sides(f"{nodes} nodes, {pages} pages", peers, len(self.keys), distinct + 2 * pages, pages)
+        case = f"{nodes} nodes, {pages * size} tokens, pages of {size}"
+        self.sides = Sides(case, peers, len(self.keys), distinct + 2 * pages, pages, size)
 
     def check(self) -> str:
         """Grows the trees; a sample of keys must be found as far as a naive search finds them."""
         self.sides.take(self.keys, self.sides.fill)
         known = set(map(tuple, self.keys))
-        sample = [self._variant(key) for key in self.random.choices(self.keys, k=SAMPLE)]
+        sample = [self._variant(key) for key in self.random.choices(self.keys, k=self._fewer(SAMPLE))]
         self.sides.take(sample, lambda name, side, key: self.sides.agree(name, side, key, known))
         return ""
 
     def measure(self) -> list[Figure]:
         """Matches of known keys; inserts of keys of which the first half is known, each of which evicts a state."""
-        matches, inserts = self.setting.sizes((MATCHES, INSERTS), (TOY_MATCHES, TOY_INSERTS))
+        sizes = self.setting.sizes((MATCHES, INSERTS), (TOY_MATCHES, TOY_INSERTS))
+        matches, inserts = map(self._fewer, sizes)
         known, half = self.random.choices(self.keys, k=matches), self.pages // 2
-        new = [key[:half] + self._fresh(half) for key in self.random.choices(self.keys, k=inserts)]
+        new = [key[: half * self.size] + self._fresh(half) for key in self.random.choices(self.keys, k=inserts)]
         self.sides.take(known, self.sides.match)
         self.sides.take(new, self.sides.insert)
         return self.sides.figures(self.setting)
 
-    def _fresh(self, n: int) -> Key:
-        return list(islice(self.ids, n))
+    def _fewer(self, calls: int) -> int:
+        return min(calls, MOST // (self.pages * self.size))
+
+    def _fresh(self, pages: int) -> Key:
+        return list(islice(self.ids, pages * self.size))
 
     def _family(self) -> Iterator[Key]:
         trunk = self._fresh(self.pages // 4)
@@ -67,8 +82,8 @@ class _Tree:
 
     def _variant(self, key: Key) -> Key:
         """A key, one that begins with it, a beginning of it, or one that goes on differently somewhere."""
-        cut = self.random.randint(0, len(key))
-        known = self.random.choice((key, key[:cut]))
+        cut = self.random.randint(0, self.pages)
+        known = self.random.choice((key, key[: cut * self.size]))
         return known + self._fresh(self.random.randint(not known, self.pages))
 
 
@@ -107,6 +122,7 @@ def tasks(setting: Setting) -> Iterator[Task]:
     """Yields a trace at steady state, then trees of several sizes and keys of several lengths."""
     peers = [radix_peer.NAME] if radix_peer.can_run(setting, "prefix", radix_peer.load) else []
     yield _chat(setting, peers)
-    for nodes, pages in setting.sizes(TREES, TOY_TREES):
-        tree = _Tree(setting, peers, nodes, pages)
+    for shape in setting.sizes(TREES, TOY_TREES):
+        tree = _Tree(setting, peers, *shape)
         yield Task(f"prefix, {tree.sides.case}", tree.check, tree.measure)
+    yield from (LongPrompt(setting, *prompt).task() for prompt in setting.sizes(PROMPTS, TOY_PROMPTS))

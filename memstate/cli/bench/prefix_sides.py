@@ -6,7 +6,7 @@ from statistics import mean, median
 from typing import Protocol
 
 from memstate.cli.bench import radix_peer
-from memstate.cli.bench.clock import host_seconds
+from memstate.cli.bench.clock import cpu_seconds
 from memstate.cli.bench.task import Differs, Figure, Setting, peer_left, take_turns
 from memstate.cli.policies import prefix_of
 from memstate.kernels.dispatch import Backend
@@ -40,7 +40,7 @@ class Side(Protocol):
         ...
 
     def match(self, ids: Key) -> int:
-        """Returns the blocks up to the deepest state; notes the use."""
+        """Returns the tokens up to the deepest state; notes the use."""
         ...
 
     def insert(self, ids: Key) -> float:
@@ -55,11 +55,11 @@ class Side(Protocol):
 class Ours:
     """The library's cache under one policy, for one row; what it stands on is the library's, too, but no planes."""
 
-    def __init__(self, states: int, pages: int, longest: int, policy: str) -> None:
+    def __init__(self, states: int, pages: int, longest: int, policy: str, size: int) -> None:
         self.allocator = SlotAllocator(states + REGISTERS_PER_ROW, Backend("reference", "cpu"))
         self.file = RegisterFile(self.allocator, ROW, 2 * states + 4, longest)
         self.commands = CommandBuffer(self.file)
-        self.pages = PageTable(pages, 1, self.commands)
+        self.pages, self.size = PageTable(pages, size, self.commands), size
         self._holdings = Holdings(self.commands, self.pages.allocator)
         self.cache = PrefixCache(prefix_of(policy, states), self.commands, self.pages, self._holdings)
         self._prompt, self._match = EMPTY, NO_MATCH
@@ -71,7 +71,7 @@ class Ours:
         return self.cache.states, self.cache.tree.total_pages
 
     def match(self, ids: Key) -> int:
-        """Returns the blocks up to the deepest state; notes the use, as a request's admission does."""
+        """Returns the tokens up to the deepest state; notes the use, as a request's admission does."""
         self._prompt = Prompt(encode(ids), None)
         self._match = self.cache.match(self._prompt, len(ids))
         self.cache.use(Lease(NO_NODE, EMPTY, self._match))  # one that keeps nothing: an insert may never come
@@ -80,11 +80,11 @@ class Ours:
     def insert(self, ids: Key) -> float:
         """Inserts what was matched last, with a state at its end; returns the seconds of that and of evictions."""
         cache, pages, row = self.cache, self.pages, [ROW]
-        self.learned.append(host_seconds(cache.learn))
+        self.learned.append(cpu_seconds(cache.learn))
         lease = cache.hold(self._match, self._prompt)
         shared = cache.tree.pages_to(lease.node)
-        fresh = len(ids) - len(shared)
-        spent = host_seconds(lambda: cache.evict_pages(fresh - pages.allocator.free))
+        fresh = len(ids) // self.size - len(shared)
+        spent = cpu_seconds(lambda: cache.evict_pages(fresh - pages.allocator.free))
         pages.start(row, [shared], [fresh])
         if lease.match.snapshot:  # the row has read its state
             self._holdings.end_read(lease.match.snapshot.register)
@@ -93,8 +93,8 @@ class Ours:
         self.file.labels[state] = length
         self.commands.write(self.file.address("labels", [state]), [length])
         self.commands.submit()
-        filed = lease, self._prompt, pages.of(ROW), [(state, length, "end")]
-        spent += host_seconds(lambda: cache.file([filed]))
+        filed = lease, self._prompt, length // self.size, pages.of(ROW), [(state, length, "end")]
+        spent += cpu_seconds(lambda: cache.file([filed]))
         self.commands.release(REGISTERS)
         pages.end(row)
         cache.release(lease.node)
@@ -118,16 +118,17 @@ class Sides:
         states: States that each side may keep.
         pages: Pages that each side may keep.
         longest: Pages of the longest key.
+        size: Tokens of a page.
     """
 
-    def __init__(self, case: str, peers: Collection[str], states: int, pages: int, longest: int) -> None:
+    def __init__(self, case: str, peers: Collection[str], states: int, pages: int, longest: int, size: int = 1) -> None:
         self.case, self.most = case, (states, pages)
-        self.ours = {name: Ours(states, pages, longest, name) for name in OURS}
+        self.ours = {name: Ours(states, pages, longest, name, size) for name in OURS}
         self.peers: dict[str, Side] = {}
         self.spent = {op: defaultdict[str, list[float]](list) for op in ("match", "insert")}
         for name in peers:
             try:
-                self.peers[name] = radix_peer.SglangCache(states, pages, longest)
+                self.peers[name] = radix_peer.SglangCache(states, pages, longest, size)
             except Exception as error:
                 peer_left(f"prefix, {case}", name, error)
 
@@ -149,7 +150,7 @@ class Sides:
 
     def match(self, name: str, side: Side, key: Key) -> None:
         """Times a match: it makes a key of a list, follows it through the tree, and notes the use."""
-        self.spent["match"][name].append(host_seconds(lambda: side.match(key)))
+        self.spent["match"][name].append(cpu_seconds(lambda: side.match(key)))
 
     def insert(self, name: str, side: Side, key: Key) -> None:
         """Times an insert; the match before it is not timed."""
@@ -166,9 +167,10 @@ class Sides:
         Raises:
             Differs: They find something else.
         """
-        found, naive = side.match(key), next((n for n in range(len(key), 0, -1) if tuple(key[:n]) in known), 0)
+        lengths = sorted({len(each) for each in known if len(each) <= len(key)}, reverse=True)
+        found, naive = side.match(key), next((n for n in lengths if tuple(key[:n]) in known), 0)
         if found != naive:
-            raise Differs(f"{name} finds {found} of {len(key)} blocks, a naive search {naive}")
+            raise Differs(f"{name} finds {found} of {len(key)} tokens, a naive search {naive}")
 
     def figures(self, setting: Setting, warm: int = 0) -> list[Figure]:
         """Returns medians of all calls but the first `warm`: each of ours beside each peer that is left."""

@@ -1,6 +1,6 @@
 """SGLang's prefix cache for hybrid models as a peer on a CPU: `UnifiedRadixCache` of 0.5.23 with FULL and MAMBA.
 
-One page is one block (page size 1), a key is the list of block ids, a state is one slot number. Tree, allocators of
+A key is a list of tokens, a state is one slot number. Tree, allocators of
 pages and of slots, and eviction are SGLang's own; only the tensors are left out, since no model runs. SGLang is no
 dependency: it is imported with the first cache that is made.
 """
@@ -16,7 +16,7 @@ from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
-from memstate.cli.bench.clock import host_seconds
+from memstate.cli.bench.clock import cpu_seconds
 from memstate.cli.bench.no_torchvision import leave_out_torchvision
 from memstate.cli.bench.task import Setting
 
@@ -28,6 +28,7 @@ NAMES = {
     "EvictParams": "base_prefix_cache",
     "RadixKey": "radix_cache",
     "MambaSlotAllocator": "allocator.mamba",
+    "PagedTokenToKVPoolAllocator": "allocator.paged",
     "TokenToKVPoolAllocator": "allocator.token",
     "HybridReqToTokenPool": "memory_pool",
     "CacheInitParams": "cache_init_params",
@@ -91,24 +92,28 @@ class SglangCache:
         states: States that it keeps.
         pages: Pages that it keeps.
         longest: Pages of the longest key; there is room for them until what is too many is evicted.
+        size: Tokens of a page.
 
     Raises:
         ImportError: SGLang cannot be used.
     """
 
-    def __init__(self, states: int, pages: int, longest: int) -> None:
+    def __init__(self, states: int, pages: int, longest: int, size: int = 1) -> None:
         self._sgl = sgl = load()
-        self._most = states, pages
+        self._most, self._size = (states, pages), size
         self._slots = sgl.MambaSlotAllocator(size=states + 1, device="cpu")
         self._total = pages + longest
-        self._kv = sgl.TokenToKVPoolAllocator(self._total, import_module("torch").int64, "cpu", None, False)
+        kind, sizes = sgl.TokenToKVPoolAllocator, [self._total * size]
+        if size > 1:
+            kind, sizes = sgl.PagedTokenToKVPoolAllocator, [*sizes, size]
+        self._kv = kind(*sizes, import_module("torch").int64, "cpu", None, False)
         pool = object.__new__(sgl.HybridReqToTokenPool)  # without rows of requests and tensors of states
         pool.mamba_allocator = self._slots
         parts = (sgl.ComponentType.FULL, sgl.ComponentType.MAMBA)
         self.tree = sgl.UnifiedRadixCache(
             sgl.CacheInitParams(
-                disable=False, req_to_token_pool=pool, token_to_kv_pool_allocator=self._kv, page_size=1,
-                tree_core_backend="rust", tree_components=parts,
+                disable=False, req_to_token_pool=pool, token_to_kv_pool_allocator=self._kv, page_size=size,
+                tree_core_backend="rust", tree_components=parts, enable_mamba_extra_buffer=size > 1,
             )
         )  # fmt: skip
         if (core := type(self.tree.tree_core).__name__) != CORE:  # SGLang falls back to its Python core without a word
@@ -118,10 +123,10 @@ class SglangCache:
     @property
     def held(self) -> tuple[int, int]:
         """States and pages in use."""
-        return self._most[0] + 1 - self._slots.available_size(), self._total - self._kv.available_size()
+        return self._most[0] + 1 - self._slots.available_size(), self._total - self._kv.available_size() // self._size
 
     def match(self, ids: Sequence[int]) -> int:
-        """Returns the blocks of the longest prefix that ends in a state; notes the use, as SGLang does."""
+        """Returns the tokens of the longest prefix that ends in a state; notes the use, as SGLang does."""
         key = self._sgl.RadixKey(array("q", ids))
         hit = self.tree.match_prefix(self._sgl.MatchPrefixParams(key=key))
         self._found = key, hit.device_prefix_len, hit.best_match_node
@@ -148,6 +153,6 @@ class SglangCache:
                 self._slots.free(slot)
             states, pages = (max(0, held - most) for held, most in zip(self.held, self._most, strict=True))
             if pages or states:
-                self.tree.evict(self._sgl.EvictParams(num_tokens=pages, mamba_num=states))
+                self.tree.evict(self._sgl.EvictParams(num_tokens=pages * self._size, mamba_num=states))
 
-        return host_seconds(insert)
+        return cpu_seconds(insert)

@@ -207,8 +207,7 @@ class PrefixPart(NotCopied):
         """
         require_salt(salt)
         key = encode(tokens)
-        most = max(len(key) // BYTES - leave, 0) // self._size * self._size
-        found = self._contents.tree.find(Prompt(key[: most * BYTES], salt))
+        found = self._contents.tree.find(Prompt(key, salt), max(len(key) // BYTES - leave, 0) // self._size)
         node = found.stated
         length, kv = (node.end if node else 0) * self._size, found.kv * self._size
         state = node.snapshot.register if node and node.snapshot else None

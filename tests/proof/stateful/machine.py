@@ -529,7 +529,10 @@ class Machine:
                 faults.add(ms.InvalidArgument)
         elif wrong == 2 and rows:
             given = [*given[:-1], d.pick(*NO_TOKENS[1:], None)]
-            if rows[-1] is not None:
+            last = self.handles.get(rows[-1])
+            if given[-1] is None and last and last.prompt and self.settings.prefix:
+                keys[-1] = last.prompt  # which the manager knows
+            elif rows[-1] is not None:
                 faults.add(ms.InvalidArgument)
         turns = [row is None or (row in self.handles and self.handles[row].talk) for row in rows]
         if not self.settings.prefix and not all(turns):

@@ -1104,6 +1104,8 @@ class Operations(Machine):
         """To the cache; turns of sessions too, and without a cache they alone may say their tokens."""
         tokens, texts, faults = self.tell(d, rows)
         faults |= self.row_faults(rows) | self._undecided(rows)
+        if not faults and tokens and tokens[-1] is None and len(texts[-1]) < self.handles[rows[-1]].confirmed:
+            faults.add(ms.InvalidArgument)  # its prompt does not reach so far
         snaps = self.attempt(faults, lambda: self.mem.publish(rows, keep="cache", tokens=tokens))
         if snaps is not REFUSED:
             tenants = [self.handles[row] for row in rows]

@@ -8,11 +8,13 @@ root (salt)
 """
 
 from collections import Counter
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from memstate.requests.handles import Snapshot
 from memstate.tokens import Prompt, common
+
+NO_PAGES: list[int] = []  # of all ghosts: the garbage collector has one list less to look at for each
 
 
 class Node:
@@ -43,7 +45,7 @@ class Node:
         self.parent, self.key, self.pages, self.end = parent, key, pages, end
         self.children: dict[bytes, Node] = {}
         self.snapshot: Snapshot | None = None
-        self.digests: list[bytes] = []
+        self.digests: Sequence[bytes] = ()
         self.evicted = self.ghost = False
         self.leases = self.uses = self.touched = self.carriers = 0
         self.worth: Any = None
@@ -205,7 +207,7 @@ class Tree:
         assert leaf.parent is not None and not (leaf.carriers or leaf.leases or leaf.ghost) and 0 < pages <= size
         if pages < size:
             self._split(leaf, (size - pages) * self.page)
-        gone, leaf.pages, leaf.ghost = leaf.pages, [], True
+        gone, leaf.pages, leaf.ghost = leaf.pages, NO_PAGES, True
         leaf.parent.carriers -= 1
         self.total_pages -= pages
         self.ghost_pages += pages

@@ -144,7 +144,7 @@ def test_the_default_policy_keeps_no_tokens_of_what_it_forgot() -> None:
         (row,) = mem.admit([ms.Request(at, tokens=tokens)])
         run(mem, row, tokens)
         mem.end([row], keep="cache", tokens=[tokens])
-    touches = [spot for request in policy._log for spot, _ in request]
+    touches = [spot for request in policy._log.values() for spot, _ in request]
     kept = {id(spot.node): len(spot.node.key) for spot in touches}
     tree = mem.prefix.tree
     assert tree.ghost_pages <= 40 and len(touches) >= 60

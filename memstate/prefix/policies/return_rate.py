@@ -82,7 +82,7 @@ class ReturnRate(StatePolicy):
         self._unranked: dict[Node, None] = {}  # nodes whose worth changed since victims were looked for
         self.moved: dict[Node, None] = {}  # nodes whose worth changed since the page policy looked
         self._now = self._touches = 0
-        self._log: list[list[tuple[Candidate, int]]] = [[] for _ in range(EDGES[-1] + 1)]  # of each request its touches
+        self._log: dict[int, list[tuple[Candidate, int]]] = {}  # request -> its touches
 
     def admits(self, place: Place) -> bool:
         """Tells whether to keep a state there at all."""
@@ -212,7 +212,7 @@ class ReturnRate(StatePolicy):
             candidate.kind = USED + min(candidate.uses.bit_length() - 1, 4)
         else:
             candidate.kind = candidate.turn if candidate.what in OF_TURNS else OF_KINDS.get(candidate.what, BOUNDARY)
-        self._log[self._now % len(self._log)].append((candidate, candidate.touched))
+        self._log.setdefault(self._now, []).append((candidate, candidate.touched))
         if self._touches % (MEMORY // 2) == 0:
             self.rates.fade(0.5**0.5)
         self.rates.enter(candidate.kind, 0, candidate.growth)
@@ -257,12 +257,12 @@ class ReturnRate(StatePolicy):
         self._now = now = self._now + 1
         log = self._log
         for age, edge in enumerate(EDGES[1:], 1):
-            for candidate, touched in log[(now - edge) % len(log)]:
+            for candidate, touched in log.get(now - edge, ()):
                 if candidate.touched == touched:
                     candidate.age = age
                     self.rates.enter(candidate.kind, age, candidate.growth)
                     self._credit(candidate)
-        log[now % len(log)] = []
+        log.pop(now - EDGES[-1], None)
         if now % UPDATE == 0:
             self.rates.update()
 

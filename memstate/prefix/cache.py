@@ -35,7 +35,7 @@ class PrefixCache(Contents):
 
     def __repr__(self) -> str:
         held = f"{self.states} states, {self.tree.total_pages} pages in {self.tree.nodes} nodes"
-        return f"PrefixCache({held}, {self.state_policy}, {self.page_policy})"
+        return "PrefixCache({}, {}, {})".format(held, *self._policies)
 
     def match(self, prompt: Prompt, most: int | None = None) -> Match:
         """Looks a prompt up and changes nothing.

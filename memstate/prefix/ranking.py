@@ -17,8 +17,8 @@ class Ranking:
         >>> ranking = Ranking()
         >>> ranking.place(first, 2.0)
         >>> ranking.place(second, 1.0)
-        >>> ranking.least() is second, [ranking.rank(node) for node in ranking.ascending()]
-        (True, [1.0, 2.0])
+        >>> [ranking.rank(node) for node in ranking.ascending()]
+        [1.0, 2.0]
     """
 
     def __init__(self) -> None:
@@ -36,13 +36,6 @@ class Ranking:
     def rank(self, node: Node) -> float:
         """Returns the rank of a node that is here."""
         return self._entries[node][0]
-
-    def least(self) -> Node | None:
-        """Returns the node of the least rank, None for none."""
-        self._restore()
-        while self._heap and self._entries.get(self._heap[0][2]) is not self._heap[0]:
-            heapq.heappop(self._heap)
-        return self._heap[0][2] if self._heap else None
 
     def place(self, node: Node, rank: float) -> None:
         """Gives a node its rank, in place of the one it had."""

@@ -156,10 +156,9 @@ class Packet:
         return sent
 
 
-def _newest(cells: list[int], values: list[int]) -> tuple[Sequence[int], Sequence[int]]:
+def _newest(cells: list[int], values: list[int]) -> tuple[list[int], list[int]]:
     """Keeps only the last value of each cell."""
-    if len(cells) < 128:  # numpy takes longer
-        newest = dict(zip(cells, values, strict=True))
-        return (cells, values) if len(newest) == len(cells) else ([*newest], [*newest.values()])
-    named, last = np.unique(np.array(cells, np.int32)[::-1], return_index=True)
-    return array("i", named.tobytes()), array("i", np.array(values, np.int32)[::-1][last].tobytes())
+    if len(set(cells)) == len(cells):
+        return cells, values
+    newest = dict(zip(cells, values, strict=True))
+    return [*newest], [*newest.values()]

@@ -126,14 +126,12 @@ def test_flop_aware_keeps_what_two_share() -> None:
     assert list(FlopAware().victims()) == []
 
 
-def test_flop_aware_takes_compute_from_a_function() -> None:
-    """Attention makes long prompts cost more than in proportion: from 4 to 10 pages 84, from 0 to 7 pages 49."""
-    long = (40, 41, 42, 43, 44, 45, 46)
-    for flops, order in ((lambda start, end: end**2 - start**2, "c l b"), (lambda start, end: end - start, "c b l")):
-        forest = Forest(FlopAware(1000.0, flops), b=B, l=long, c=C)
-        above, _ = forest.tree.insert(Prompt(encode(A), None), list(A))
-        above.snapshot = Snapshot(9, 0, 4)
-        assert forest.order() == order
+def test_flop_aware_counts_compute_from_the_state_above() -> None:
+    """B from 4 to 10 pages, the long one from 0 to 7."""
+    forest = Forest(FlopAware(1000.0), b=B, l=(40, 41, 42, 43, 44, 45, 46), c=C)
+    above, _ = forest.tree.insert(Prompt(encode(A), None), list(A))
+    above.snapshot = Snapshot(9, 0, 4)
+    assert forest.order() == "c b l"
 
 
 @pytest.mark.parametrize("policy", [Lru(), FlopAware(), ReturnRate()], ids=repr)

@@ -117,7 +117,7 @@ PREFIXES = [{"states": LruPages()}, {"states": "lru"}, {"states": Lru}, {"pages"
 WRONG: list[Any] = [
     *(partial(ms.Prefix, **wrong) for wrong in PREFIXES),
     *(partial(manager, **wrong) for wrong in ({"prefix": True}, {"prefix": Lru()}, {"journal": -1}, {"journal": 1.5})),
-    *(partial(FlopAware, *wrong) for wrong in ((float("nan"),), (-1.0,), (1.0, "linear"))),
+    *(partial(FlopAware, *wrong) for wrong in ((float("nan"),), (-1.0,), ("1",))),
 ]  # fmt: skip
 
 

@@ -250,7 +250,6 @@ def test_the_ranking_is_a_sorted_dictionary(moves: list[tuple[str, int, int]], s
         expected = sorted(naive, key=lambda node: naive[node])
         assert list(ranking.ascending()) == expected
         assert [ranking.rank(node) for node in expected] == [naive[node][0] for node in expected]
-        assert ranking.least() is (expected[0] if expected else None)
 
 
 def test_the_ranking_does_not_keep_what_is_old() -> None:

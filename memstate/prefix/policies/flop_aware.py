@@ -5,13 +5,11 @@ its recency + alpha x FLOPs saved per byte kept, both scaled to 0..1 over the st
 last.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from memstate.errors import ConfigurationError
 from memstate.prefix.policies.lru import Lru
 from memstate.prefix.tree import Node
-
-Flops = Callable[[int, int], float]
 
 
 def gain(node: Node) -> int:
@@ -22,32 +20,27 @@ def gain(node: Node) -> int:
     return node.end - (above.end if above is not None else 0)
 
 
-def linear(start: int, end: int) -> float:
-    """Returns the compute from one page to another, where it is proportional to tokens: recurrent layers and MLPs."""
-    return float(end - start)
-
-
 class FlopAware(Lru):
     """Ranks states by recency + alpha x compute saved per byte.
 
-    Every state has the same bytes here, so bytes cancel out. An eviction is linear in the number of states.
+    Every state has the same bytes here, so bytes cancel out. Compute is counted in pages, as recurrent layers need it.
+    An eviction is linear in the number of states.
 
     Args:
         alpha: Weight of compute against recency; 0 is LRU.
-        flops: Compute from one page to another, in any unit.
 
     Raises:
-        ConfigurationError: The weight is negative, or `flops` is no function.
+        ConfigurationError: The weight is negative.
 
     Example:
         >>> FlopAware(alpha=0.5)
         FlopAware(alpha=0.5)
     """
 
-    def __init__(self, alpha: float = 1.0, flops: Flops = linear) -> None:
-        if not isinstance(alpha, int | float) or not 0 <= alpha < float("inf") or not callable(flops):
-            raise ConfigurationError(f"alpha={alpha!r}, flops={flops!r}: expected a weight from 0 on, and a function")
-        self.alpha, self.flops = alpha, flops
+    def __init__(self, alpha: float = 1.0) -> None:
+        if not isinstance(alpha, int | float) or not 0 <= alpha < float("inf"):
+            raise ConfigurationError(f"alpha={alpha!r}: expected a weight from 0 on")
+        self.alpha = alpha
         super().__init__()
 
     def __repr__(self) -> str:
@@ -58,8 +51,8 @@ class FlopAware(Lru):
         last = {node: self._order.rank(node) for node in self._order}
         if not last:
             return iter(())
-        saved = {node: self.flops(node.end - gain(node), node.end) for node in last}
-        most, oldest = max(saved.values()) or 1.0, min(last.values())
+        saved = {node: gain(node) for node in last}
+        most, oldest = max(saved.values()) or 1, min(last.values())
         span = self._clock - oldest or 1
 
         def worth(node: Node) -> tuple[bool, float]:

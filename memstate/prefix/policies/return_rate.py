@@ -12,8 +12,7 @@ The clock is the request. Each request costs the logarithm of the number of stat
 """
 
 from collections.abc import Iterator
-from heapq import merge
-from operator import itemgetter
+from itertools import chain
 
 from memstate.errors import ConfigurationError
 from memstate.prefix.policies.base import Place, StatePolicy
@@ -178,15 +177,8 @@ class ReturnRate(StatePolicy):
                 yield node
 
     def coming(self) -> Iterator[Node]:
-        """Yields about what `victims` would: by the ranks that it gave last, or by worth where that has changed."""
-        changed = [
-            (self.value(node.worth), at, node)
-            for at, node in enumerate(self._unranked)
-            if node.worth is not None and node.worth.held
-        ]
-        nodes = (node for node in self.order.ascending() if node not in self._unranked)
-        ranked = ((self.order.rank(node), -1, node) for node in nodes)
-        return (node for _, _, node in merge(sorted(changed), ranked, key=itemgetter(0)))
+        """Yields about what `victims` would: by the ranks of the last request, then what has come since."""
+        return chain(self.order.ascending(), (node for node in self._unranked if node.snapshot))
 
     def value(self, candidate: Candidate) -> float:
         """Returns the pages saved per request of keeping a state."""

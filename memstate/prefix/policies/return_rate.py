@@ -77,9 +77,9 @@ class ReturnRate(StatePolicy):
     def reset(self) -> None:
         """Forgets every node."""
         self.rates = ReturnRates(CLASSES, POOLED, GROWTHS)
-        self.order = Ranking()
+        self.order, self.leaves = Ranking(), Ranking()  # by value; of leaves, which KV depends on, by density
         self._unranked: dict[Node, None] = {}  # nodes whose worth changed since victims were looked for
-        self.moved: dict[Node, None] = {}  # nodes whose worth changed since the page policy looked
+        self.lost: dict[Node, None] = {}  # nodes that lost their state since the page policy looked
         self._now = self._touches = 0
         self._log: dict[int, list[tuple[Candidate, int]]] = {}  # request -> its touches
 
@@ -147,7 +147,7 @@ class ReturnRate(StatePolicy):
         candidate: Candidate = node.worth
         candidate.held = False
         self.order.remove(node)
-        self.moved[node] = None
+        self.lost[node] = None
         heir = self._provider(node)
         for dependent in candidate.dependents:
             dependent.provider = heir
@@ -163,7 +163,7 @@ class ReturnRate(StatePolicy):
             self._provide(candidate, None)
             candidate.touched = -1  # what the log says of it is void, and may not keep its tokens
             candidate.node, node.worth = GONE, None
-            self.moved.pop(node, None)
+            self.lost.pop(node, None)
             self._unranked.pop(node, None)
 
     def victims(self) -> Iterator[Node]:
@@ -235,13 +235,15 @@ class ReturnRate(StatePolicy):
     def _rank(self, candidate: Candidate) -> None:
         """Notes that a candidate's worth has changed; `victims` ranks it again."""
         if candidate.held:
-            self.moved[candidate.node] = self._unranked[candidate.node] = None
+            self._unranked[candidate.node] = None
 
     def _place(self, nodes: dict[Node, None]) -> None:
         """Ranks nodes whose worth has changed."""
         for node in nodes:
             if node.worth is not None and node.worth.held:
                 self.order.place(node, self.value(node.worth))
+                if node in self.leaves:
+                    self.leaves.place(node, self.density(node.worth))
         nodes.clear()
 
     def _tick(self) -> None:
@@ -275,41 +277,33 @@ class ReturnRatePages(LruPages):
     def __repr__(self) -> str:
         return "ReturnRatePages()"
 
-    def reset(self) -> None:
-        """Forgets every node."""
-        super().reset()
-        self._carrying = Ranking()
-
     def _place(self, node: Node) -> None:
         self.dropped(node)
         if node.snapshot:
-            self._carrying.place(node, self.states.density(node.worth))
+            self.states.leaves.place(node, self.states.density(node.worth))
         else:
             super()._place(node)
 
     def dropped(self, node: Node) -> None:
         """Hears that the node is no leaf any more, or gone."""
         super().dropped(node)
-        self._carrying.remove(node)
-
-    def used(self, node: Node) -> None:
-        """Hears that a prompt was followed down to this node, a leaf or not."""
-        super().used(node)
-        self._follow()
-
-    def _follow(self) -> None:
-        """Ranks leaves whose states have changed."""
-        moved, self.states.moved = self.states.moved, {}
-        for node in moved:
-            if node in self._carrying and node.snapshot:
-                self._carrying.place(node, self.states.density(node.worth))
-            elif node in self._order or node in self._carrying:
-                self._place(node)
+        self.states.leaves.remove(node)
 
     def victims(self) -> Iterator[Node]:
         """Yields leaves, the least worthy first, some more than once if need be."""
-        self._follow()
-        yield from self._order.ascending()
-        for node in self._carrying.ascending():
+        yield from self._bare()
+        for node in self.states.leaves.ascending():
             yield node
-            yield from self._order.ascending()  # what that one stood on may be without a state now
+            yield from self._bare()  # what that one stood on may be without a state now
+
+    def _bare(self) -> Iterator[Node]:
+        """Yields leaves without a state, by last use."""
+        lost, self.states.lost = self.states.lost, {}
+        for node in lost:
+            if node in self.states.leaves:
+                self._place(node)
+        for node in self._order.ascending():
+            if node.snapshot:
+                self._place(node)  # it has got one
+            else:
+                yield node

@@ -107,16 +107,12 @@ class Contents(NotCopied, Shown):
     @property
     def state_policy(self) -> StatePolicy:
         """The policy for states, once it knows of all requests."""
-        if self.heard:
-            self.learn()
-        return self._policies[0]
+        return (self.learn() if self.heard else self._policies)[0]
 
     @property
     def page_policy(self) -> PagePolicy:
         """The policy for pages, once it knows of all requests."""
-        if self.heard:
-            self.learn()
-        return self._policies[1]
+        return (self.learn() if self.heard else self._policies)[1]
 
     def hear(self, found: Found, tokens: int) -> None:
         """Notes that a request comes. The policies learn of it when they are asked something, or at `learn`.
@@ -129,8 +125,8 @@ class Contents(NotCopied, Shown):
         if len(self.heard) >= UNHEARD:
             self.learn()
 
-    def learn(self) -> None:
-        """Tells the policies which requests have come, in their order. A step does this while its forward runs."""
+    def learn(self) -> tuple[StatePolicy, PagePolicy]:
+        """Tells the policies which requests have come, and returns them. A step does this while its forward runs."""
         (states, kv), heard, self.heard = self._policies, self.heard, []
         for found, tokens in heard:
             states.asked(found.known, tokens // self._pages.page_size)
@@ -138,6 +134,7 @@ class Contents(NotCopied, Shown):
                 states.used(found.stated)
             if found.reach.parent is not None and not found.reach.ghost:  # it may be gone since
                 kv.used(found.reach)
+        return self._policies
 
     def grown(self, node: Node) -> None:
         """Tells the policy for pages that KV has come, up to the end of a node."""
@@ -200,13 +197,12 @@ class Contents(NotCopied, Shown):
         for node in chain(self.page_policy.victims(), (node for _, node in self.tree.walk())):
             if not (node.leases or node in seen):  # a policy may offer a node more than once
                 seen.add(node)
-                for part in (node.pages[-left:], node.pages[:-left]):  # most often its end is enough
-                    alone = [*map(holders_of, part)].count(1)
-                    left -= alone
-                    if left <= 0:
-                        return True
-                    if alone < len(part):
-                        held.update(part)
+                alone = [*map(holders_of, node.pages)].count(1)
+                left -= alone
+                if left <= 0:
+                    return True
+                if alone < len(node.pages):
+                    held.update(node.pages)
         # Pages under two salts count as well.
         return left <= sum(holders_of(page) == times > 1 for page, times in held.items())
 

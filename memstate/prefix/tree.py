@@ -138,7 +138,6 @@ class Tree:
         at = kv = known.end * page
         end = len(key) if end is None else end * page
         while stated is not None and stated.snapshot is None:
-            gone = stated if gone is None and stated.evicted else gone
             stated = stated.parent
         while at < end and (child := known.children.get(key[at : at + page])):
             inside = len(child.key)

@@ -1,6 +1,6 @@
 """Doors of the prefix cache: what isolates, what is refused by name, what is bounded, and whom the journal names."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -9,6 +9,8 @@ import torch
 
 import memstate as ms
 from memstate.prefix.policies import FlopAware, Lru, LruPages, Place, ReturnRate
+from memstate.prefix.tree import Node
+from memstate.tokens import Prompt, encode
 from tests.support import owners
 from tests.support.build import build
 
@@ -163,3 +165,61 @@ def test_refusals_say_how_much_idle_sessions_hold() -> None:
         mem.admit([ms.Request(name) for name in "cde"])
     assert refusal.value.in_sessions == 2 and refusal.value.evictable == 0
     assert "waiting cannot help" in str(owners.row_pages(mem).short_of(41))
+
+
+def test_a_leaf_that_grew_for_another_row_is_not_the_path_of_the_first() -> None:
+    mem = manager(tracking=ms.NoTracking(64))
+    one, other = [*T[:8], *[98] * 8], [*T[:8], *[99] * 8]
+    first, second = mem.admit([ms.Request("a", tokens=one), ms.Request("b", tokens=other)])
+    for row, tokens, n in ((first, one, 8), (second, other, 12), (first, one, 8), (second, other, 4)):
+        mem.settle(mem.plan([row], n))
+        mem.publish([row], keep="cache", tokens=[tokens])
+    assert mem.prefix and mem.prefix.tree.nodes == 3
+    for tokens, row in ((one, first), (other, second)):
+        found = mem.prefix.match(Prompt(encode([*tokens, 1]), None)).found
+        assert found and mem.prefix.tree.pages_to(found.reach)[2:] == owners.row_pages(mem).of(row.index)[2:]
+
+
+class Listener(Lru):
+    """Notes what it hears."""
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+        super().__init__()
+
+    def asked(self, node: Node, pages: int) -> None:
+        self.heard.append(f"asked {pages}")
+
+    def used(self, node: Node) -> None:
+        super().used(node)
+        self.heard.append("used")
+
+    def victims(self) -> Iterator[Node]:
+        self.heard.append("victims")
+        return super().victims()
+
+
+def test_policies_learn_while_the_forward_runs_and_before_they_are_asked() -> None:
+    policy = Listener()
+    mem = manager(prefix=ms.Prefix(states=policy))
+    (row,) = mem.admit([ms.Request("a", tokens=T[:8])])
+    assert policy.heard == []
+    step = mem.plan([row], 8)
+    assert policy.heard == []
+    mem.settle(step)
+    assert policy.heard == ["asked 2"]
+    mem.end([row], keep="cache", tokens=[T[:8]])  # the end of a state is a use
+    assert policy.heard == ["asked 2", "used"]
+    (row,) = mem.admit([ms.Request("b", tokens=T[:13])])
+    mem.end([row])
+    assert mem.prefix and mem.prefix.evict_states(1) == 1
+    assert policy.heard[2:] == ["asked 3", "used", "victims"]
+
+
+def test_policies_never_know_of_more_than_64_requests_too_few() -> None:
+    policy = Listener()
+    mem = manager(prefix=ms.Prefix(states=policy))
+    for at in range(200):
+        (row,) = mem.admit([ms.Request(at, tokens=T[:3])])
+        mem.end([row])
+        assert len(policy.heard) >= at + 1 - 64

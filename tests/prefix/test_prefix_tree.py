@@ -46,7 +46,8 @@ class Naive:
         mine = [next(self.next) for _ in range(len(key) // UNIT)]
         there = [prefix in self.pages for prefix in self.prefixes(key, salt)]
         start = self.tree.insert(Prompt(key[: at * UNIT], salt), mine[:at])[0] if 0 < at < len(mine) else None
-        node, had = self.tree.insert(Prompt(key, salt), mine, start)
+        longer = Prompt(key + PAGES[at % len(PAGES)], salt)  # of which so many pages are meant
+        node, had = self.tree.insert(longer, [*mine, 0], start, len(mine))
         assert had == max(sum(there), at if start else 0) and there == sorted(there, reverse=True)
         for prefix, page in zip(self.prefixes(key, salt), mine, strict=True):
             self.pages.setdefault(prefix, page)
@@ -133,6 +134,12 @@ class Naive:
             assert path.startswith(prefix[-1][1] if prefix else b"") and not (path and not prefix)
             assert len(path) - len(node.key) < len(prefix[-1][1] if prefix else b" ")
         assert key.startswith(below(found.known))
+        for end in range(len(prefixes)) if salt in self.tree.roots else ():
+            assert self.tree.find(Prompt(key, salt), end) == self.tree.find(Prompt(key[: end * UNIT], salt))
+        for start in self.leases:
+            if self.tree.salt(start) == salt and start.end and key.startswith(below(start)):
+                further = self.tree.find(Prompt(key, salt), None, start)
+                assert further._replace(evicted=None) == found._replace(evicted=None)
 
     def entered(self, key: bytes, salt: Hashable) -> Node:
         """The deepest node that a key goes into."""

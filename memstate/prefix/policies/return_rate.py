@@ -134,7 +134,6 @@ class ReturnRate(StatePolicy):
 
     def _pass(self, candidate: Candidate, kind: int) -> None:
         """Moves a place to another class: its conversation has gone on, and has a newer state."""
-        self.rates.leave(candidate.kind, candidate.age, candidate.growth)
         candidate.kind = kind
         self.rates.enter(kind, candidate.age, candidate.growth)
         self._credit(candidate)

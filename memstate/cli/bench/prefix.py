@@ -20,10 +20,10 @@ from memstate.cli.bench.task import Figure, Setting, Task
 from memstate.cli.traces import BLOCK
 from memstate.cli.traces.make import make
 
-ALONE = tuple((nodes, pages, 1) for nodes, pages in ((1000, 32), (10_000, 32), (100_000, 32), (1000, 8), (1000, 512)))
 TREES = (  # nodes, pages of a key, tokens of a page
-    *ALONE, (1000, 64, 16), (10_000, 64, 16), (1000, 512, 16), (200, 8000, 16), (1000, 16, 64), (10_000, 16, 64),
-    (1000, 128, 64), (200, 2000, 64),
+    (1000, 32, 1), (10_000, 32, 1), (100_000, 32, 1), (1000, 8, 1), (1000, 512, 1), (200, 8000, 1),
+    (1000, 64, 16), (10_000, 64, 16), (1000, 512, 16), (200, 8000, 16),
+    (1000, 16, 64), (10_000, 16, 64), (1000, 128, 64), (200, 2000, 64),
 )  # fmt: skip
 TOY_TREES = ((100, 8, 1), (1000, 8, 1), (100, 32, 4))
 PROMPTS = tuple((tokens, size) for size in (16, 64) for tokens in (8192, 128_000))  # tokens, tokens of a page

@@ -19,6 +19,7 @@ PLAIN = frozenset((NoneType, str, bytes, int))  # types of salts whose values ar
 BOOLS = frozenset((bool, np.bool_))
 NESTED = 8  # tuples in tuples of a salt
 PARTS = 1000  # of a salt, tuples included
+LONGEST_KIND = 64  # characters of the kind of a request
 SHOWN = 200  # characters of a value in a message
 SHORT = Repr()  # of collections: four levels of six parts, so that parts which are shared are not shown again and again
 SHORT.maxlevel, SHORT.maxstring, SHORT.maxother = 4, SHOWN, SHOWN
@@ -158,6 +159,15 @@ def require_name(what: str, name: object) -> None:
     """Refuses a name that is no text or an empty one. Raises: InvalidArgument."""
     if not isinstance(name, str) or not name:
         raise InvalidArgument(f"a {what} needs a name, a text; got {name!r}")
+
+
+def require_kind(kind: Any) -> str | None:
+    """The kind of a request itself. Raises: InvalidArgument for all but None and short texts."""
+    if kind is not None and (type(kind) is not str or not 0 < len(kind) <= LONGEST_KIND):
+        raise InvalidArgument(
+            f"kind={shown(kind)}: expected None or a word of at most {LONGEST_KIND} characters, such as 'chat'"
+        )
+    return kind
 
 
 def require_salt(salt: Any) -> Hashable:

@@ -20,6 +20,7 @@ class Prompt(NamedTuple):
     Attributes:
         key: The tokens, encoded.
         salt: As `require_salt` takes it. Equal tokens under different salts share nothing.
+        kind: Of the request that they come from; compared nowhere.
 
     Example:
         >>> Prompt(encode([3, 1, 4]), "tenant").head(2).tokens
@@ -28,6 +29,7 @@ class Prompt(NamedTuple):
 
     key: bytes
     salt: Hashable
+    kind: str | None = None
 
     @property
     def tokens(self) -> int:
@@ -40,7 +42,7 @@ class Prompt(NamedTuple):
         Args:
             tokens: How many; all where there are fewer.
         """
-        return Prompt(self.key[: tokens * BYTES], self.salt)
+        return Prompt(self.key[: tokens * BYTES], self.salt, self.kind)
 
 
 EMPTY = Prompt(b"", None)

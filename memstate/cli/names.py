@@ -16,4 +16,4 @@ Benchmark = Literal[
 ]  # fmt: skip
 StateDtype = Literal["float32", "bfloat16", "float16"]
 KvDtype = Literal["bfloat16", "float16", "float32", "float8"]
-TraceKind = Literal["chat", "shared-prompt", "agent", "vllm", "sglang", "openai"]
+TraceKind = Literal["chat", "shared-prompt", "agent", "mixed", "vllm", "sglang", "openai"]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from memstate import logs
-from memstate.checks import counts, is_count, numbers_of, require_salt, sequence
+from memstate.checks import counts, is_count, numbers_of, require_kind, require_salt, sequence
 from memstate.errors import ConfigurationError, InvalidArgument, OutOfLevels, OutOfPages, OutOfRows, OutOfSlots
 from memstate.kernels.tables import REGISTERS_PER_ROW
 from memstate.prefix import Match, PrefixCache
@@ -394,9 +394,9 @@ class Admission:
         if not isinstance(request, Request):
             raise InvalidArgument(f"{request!r} is no Request: admit([Request(id, ...), ...])")
         prompt = EMPTY
-        if request.tokens is not None or request.salt is not None:
+        if request.tokens is not None or request.salt is not None or request.kind is not None:
             key = b"" if request.tokens is None else encode(request.tokens)
-            prompt = Prompt(key, require_salt(request.salt))
+            prompt = Prompt(key, require_salt(request.salt), require_kind(request.kind))
         length = request.length
         if length is None:
             length = len(prompt.key) // BYTES

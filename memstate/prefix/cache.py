@@ -241,7 +241,7 @@ class PrefixCache(Contents):
         node = self._place(prompt, len(prompt.key) // self._unit, pages, "end", None)
         if node is None or node.snapshot is not None:
             return None
-        self._attach(node, self._holdings.give(snapshot, node), "end")
+        self._attach(node, self._holdings.give(snapshot, node), "end", prompt)
         self._holdings.published += 1
         return node
 
@@ -269,7 +269,7 @@ class PrefixCache(Contents):
             elif cached is None and node is not None:
                 cached = self._holdings.give(held, node) if held else self._to_holder(node, register, length)
                 if cached is not None:
-                    self._attach(node, cached, kind)
+                    self._attach(node, cached, kind, prompt)
                     lease.own[node] = node.uses
             if cached is not None:
                 found.append(cached)
@@ -332,9 +332,9 @@ class PrefixCache(Contents):
                 self.watcher.pages_stored(node, had)
         return node
 
-    def _attach(self, node: Node, state: Snapshot, kind: str) -> None:
+    def _attach(self, node: Node, state: Snapshot, kind: str, prompt: Prompt) -> None:
         """Notes that a node has a state, which is the node's already."""
-        node.snapshot, node.evicted = state, False
+        node.snapshot, node.evicted, node.kind = state, False, prompt.kind
         self._counts["inserted"] += 1
         self.state_policy.added(node, kind)
         if self.below:

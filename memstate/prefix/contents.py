@@ -80,7 +80,7 @@ class Contents(NotCopied, Shown):
         for prompt, path, before in self.tree.sound(pages > 0) if sure is not None else ():
             if unsure.isdisjoint(path):
                 node, _ = tree.insert(prompt, path)
-                node.evicted, node.uses, state = before.evicted, before.uses, before.snapshot
+                node.evicted, node.uses, node.kind, state = before.evicted, before.uses, before.kind, before.snapshot
                 if sure and state and sure.get(state.register) == state and state.length == prompt.tokens:
                     node.snapshot = state
                     nodes.append(node)

@@ -26,6 +26,7 @@ class Node:
         pages: Ids of its own pages, empty where KV is the caller's.
         snapshot: The state that stands for everything up to its end, None for none.
         evicted: It had a state, which was evicted.
+        kind: Of the request that left its last state, None for none.
         leases: Rows and sessions whose path leads here or through here.
         uses: Requests that started from its state.
         ghost: Its KV is gone.
@@ -36,8 +37,8 @@ class Node:
     """
 
     __slots__ = (
-        "carriers", "children", "digests", "end", "evicted", "ghost", "key", "leases", "pages", "parent", "snapshot",
-        "touched", "uses", "worth",
+        "carriers", "children", "digests", "end", "evicted", "ghost", "key", "kind", "leases", "pages", "parent",
+        "snapshot", "touched", "uses", "worth",
     )  # fmt: skip
     holds: ClassVar[str] = "cached"
 
@@ -45,6 +46,7 @@ class Node:
         self.parent, self.key, self.pages, self.end = parent, key, pages, end
         self.children: dict[bytes, Node] = {}
         self.snapshot: Snapshot | None = None
+        self.kind: str | None = None
         self.digests: Sequence[bytes] = ()
         self.evicted = self.ghost = False
         self.leases = self.uses = self.touched = self.carriers = 0
@@ -319,7 +321,7 @@ class Tree:
         for salt, root in self.roots.items():
             waiting = [(Prompt(b"", salt), list[int](), root)]
             while waiting:
-                (key, _), pages, node = waiting.pop()
+                (key, *_), pages, node = waiting.pop()
                 for first, child in node.children.items():
                     size = len(child.key) // self.page
                     whole = size * self.page == len(child.key) and child.key[: self.page] == first

@@ -59,7 +59,7 @@ class Keys:
         Raises:
             InvalidArgument: The salt is not one that `require_salt` takes.
         """
-        page, (key, salt) = self.unit, prompt
+        page, key, salt = self.unit, prompt.key, prompt.salt
         whole = len(key) // page
         digests = list(known[:whole])
         digest = digests[-1] if digests else blake2b(self.fingerprint + encode(salt), digest_size=DIGEST_BYTES).digest()

@@ -195,6 +195,14 @@ def test_the_fraction_to_start_from_changes_what_is_counted_and_nothing_else() -
     assert (late.requests, late.evicted_states) == (len(trace) - len(trace) // 2, whole.evicted_states)
 
 
+def test_kinds_raise_the_hit_rate_of_a_mixed_trace() -> None:
+    trace = make("mixed", 800, 0)
+    bare = [replace(one, kind=None) for one in trace]
+    kinds, without = (replay(each, 24, 5000, "return-rate", 0.5).block_hit_rate for each in (trace, bare))
+    assert kinds > without + 0.01
+    assert same(replay(trace, 24, 5000, "lru")) == same(replay(bare, 24, 5000, "lru"))
+
+
 @pytest.mark.parametrize("policy", ["lru", "return-rate"])
 def test_ids_may_be_numbers_of_any_size(policy: str) -> None:
     small = [request(1, 2, 3), request(1, 2, 4), request(1, 2, 3, 5)]

@@ -56,6 +56,13 @@ def test_the_form_is_the_published_one(tmp_path: Path) -> None:
     assert (tmp_path / "b.jsonl").read_bytes() == LINE + LINE
 
 
+def test_a_request_may_have_a_kind(tmp_path: Path) -> None:
+    requests = [replace(REQUEST, kind="chat"), REQUEST]
+    form.write(tmp_path / "a.jsonl", requests)
+    assert (tmp_path / "a.jsonl").read_bytes() == LINE.replace(b"}", b', "kind": "chat"}') + LINE
+    assert form.read(tmp_path / "a.jsonl") == requests
+
+
 WHOLE = st.integers(0, 2**40)
 REQUESTS = st.lists(st.integers(0, 5), min_size=1, max_size=30).flatmap(
     lambda blocks: st.tuples(
@@ -163,7 +170,8 @@ BAD_LINES = {
     "a list": (b"[1, 600, 2, [3, 4]]", "[1, 600, 2, [3, 4]]: expected an object such as {"),
     "a word": (b'"' + b"w" * 1000 + b'"', "expected an object"),
     "empty object": (b"{}", "timestamp, input_length, output_length, hash_ids missing"),
-    **{f"no {name}": (line(**{name: ""}), f"{name} missing") for name in vars(REQUEST)},
+    **{f"no {name}": (line(**{name: ""}), f"{name} missing") for name in (*form.COUNTS, "hash_ids")},
+    **{f"kind={kind}": (line(kind=kind), "expected None or a word") for kind in ("3", '""', "[]", f'"{"k" * 65}"')},
     **{
         f"{name}={value}": (line(**{name: value}), COUNT)
         for name in form.COUNTS
@@ -362,6 +370,14 @@ def test_chat_turns_hold_all_before_and_the_answer_and_come_after_it(made: dict[
     assert 10_000 < median(after.timestamp - before.timestamp for before, after in turns) < 100_000
 
 
+def test_requests_that_are_mixed_have_kinds(made: dict[str, list[TraceRequest]]) -> None:
+    kinds = Counter(request.kind for request in made["mixed"])
+    assert set(kinds) == {"chat", "shared-prompt", "agent", "retrieval"} and min(kinds.values()) > SIZE / 20
+    assert all(request.kind is None for kind in KINDS if kind != "mixed" for request in made[kind])
+    asked = [request for request in made["mixed"] if request.kind == "retrieval"]
+    assert len({request.hash_ids[-1] for request in asked}) == len(asked)
+
+
 def branchings(requests: list[TraceRequest], shared: int) -> int:
     """Whole blocks, behind those that all share, that two different whole blocks follow."""
     children = defaultdict(set)
@@ -428,7 +444,7 @@ def test_prompts_are_long_few_and_chosen_by_zipf(made: dict[str, list[TraceReque
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (("talk", 1, 0), "kind='talk': expected one of chat, shared-prompt, agent"),
+        (("talk", 1, 0), "kind='talk': expected one of chat, shared-prompt, agent, mixed"),
         (("chat", 0, 0), "requests=0: expected a whole number from 1 on"),
     ],
 )

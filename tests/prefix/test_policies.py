@@ -9,7 +9,7 @@ import torch
 
 from memstate.prefix.policies import FlopAware, Lru, LruPages, Place, ReturnRate, StatePolicy
 from memstate.prefix.policies.learning import AGES, SHRINKAGE, WIDTHS, ReturnRates
-from memstate.prefix.policies.return_rate import BOUNDARY, BRANCH, NAMED, PASSED, USED, USED_PASSED
+from memstate.prefix.policies.return_rate import BOUNDARY, BRANCH, CLASSES, NAMED, PASSED, POOLED, USED, USED_PASSED
 from memstate.prefix.tree import Node, Tree
 from memstate.requests.handles import Snapshot
 from memstate.tokens import BYTES, Prompt, encode
@@ -310,6 +310,38 @@ def test_return_rates_are_learned_by_kind(returning: str) -> None:
         policy.added(due, returning)
         policy.added(prompt(9), never)
     assert order() == [never, returning]
+
+
+@pytest.mark.parametrize(("returning", "never"), [("chat", "search"), ("search", None), (None, "chat")])
+def test_return_rates_are_learned_by_the_kind_of_the_request(returning: str | None, never: str | None) -> None:
+    """Ends of prompts alone: those of one kind always come back, the others never do."""
+    policy, prompt = ReturnRate(), Prompts()
+
+    def added(kind: str | None) -> Node:
+        node = prompt(9)
+        node.kind = kind
+        policy.added(node, "prompt")
+        return node
+
+    due: Node | None = None
+    for _ in range(65):
+        policy.asked(due or prompt.tree.root(None), 12)
+        due = added(returning)
+        added(never)
+    pair = added(returning), added(never)
+    assert [node for node in policy.victims() if node in pair] == [*reversed(pair)]
+
+
+def test_the_first_eight_kinds_of_requests_have_classes_of_their_own() -> None:
+    policy, prompt = ReturnRate(), Prompts()
+    found = []
+    for kind in (None, *"abcdefghij", None, "b"):
+        node = prompt(9)
+        node.kind = kind
+        policy.added(node, "prompt")
+        found.append(node.worth.kind)
+    assert found[0] == found[9] == found[10] == found[11] == 0 and found[12] == found[2]
+    assert len(set(found)) == 9 and len(policy.rates._seen) == CLASSES + 8 * POOLED
 
 
 def test_a_state_inherits_the_requests_of_those_given_up_below_it() -> None:

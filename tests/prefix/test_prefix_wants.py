@@ -3,11 +3,14 @@
 Pages of 4 tokens. `boundaries` are the lengths at which a prefill without any limit stops.
 """
 
+from typing import Any
+
 import pytest
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
 from memstate.prefix.policies import Lru, LruPages, Place
+from tests.support import owners
 from tests.support.planes import both_orders, every_snapshot
 from tests.support.serving import Server
 
@@ -43,6 +46,31 @@ def boundaries(at: Server, row: ms.Row) -> list[int]:
     at.run([row])
     at.look()
     return seen
+
+
+def test_states_have_the_kind_of_their_request_and_keep_it(backend: Backend) -> None:
+    at = server(backend, "redirect")
+
+    def kinds() -> dict[int, str | None]:
+        return {node.end * at.page: node.kind for _, node in at.cache.tree.walk() if node.snapshot}
+
+    at.turn(T[:9], kind="chat")
+    assert kinds() == {8: "chat"}
+    session = at.mem.sessions.open("talk")
+    at.turn(T[:16], 5, session=session, kind="tool")
+    at.mem._parts.room.give_way(owners.session(at.mem, session))
+    assert kinds() == {8: "chat", 12: "tool", 20: "tool"}
+    at.mem.submit()
+    at.mem.recover()
+    assert kinds() == {8: "chat", 12: "tool", 20: "tool"}
+
+
+@pytest.mark.parametrize("kind", ["", "k" * 65, 3, b"chat", ["chat"]])
+def test_kinds_that_are_no_short_words(backend: Backend, kind: Any) -> None:
+    at = server(backend, "redirect")
+    with pytest.raises(ms.InvalidArgument, match="expected None or a word of at most 64 characters"):
+        at.mem.admit([ms.Request(0, kind=kind)])
+    at.look()
 
 
 CASES = {  # every, tokens whose KV is there, prompt: where its prefill stops, and the states that it leaves

@@ -54,6 +54,7 @@ class Served:
         known: Filled blocks at its start that an earlier prompt had.
         follows: The request whose answer this prompt goes on from, None for none.
         common: Tokens that the two share: prompt and answer of the former.
+        kind: See `memstate.Request`.
     """
 
     at: int
@@ -64,6 +65,7 @@ class Served:
     known: int
     follows: int | None
     common: int
+    kind: str | None = None
 
 
 def numbered(requests: Sequence[TraceRequest]) -> list[TraceRequest]:
@@ -107,7 +109,8 @@ def served(requests: Sequence[TraceRequest], units: Units) -> list[Served]:
         before = follows[at]
         common = 0 if before is None else requests[before].input_length + requests[before].output_length
         prompt = units.length(request.input_length)
-        found.append(Served(at, tokens, prompt, len(request.hash_ids), filled, known, before, common))
+        asked = len(request.hash_ids)
+        found.append(Served(at, tokens, prompt, asked, filled, known, before, common, request.kind))
     return found
 
 

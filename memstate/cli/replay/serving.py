@@ -210,7 +210,8 @@ class Serving:
         match = self.mem.match(prompt)
         seconds = time.perf_counter() - begin
         try:
-            row = self.mem.admit([Request(request.at, tokens=prompt, length=len(request.tokens))])[0]
+            asked = Request(request.at, tokens=prompt, length=len(request.tokens), kind=request.kind)
+            row = self.mem.admit([asked])[0]
         except (OutOfSlots, OutOfPages):
             if not self._running:
                 raise

@@ -13,7 +13,7 @@ from reprlib import repr as short
 from typing import Any, Final
 
 from memstate.atomic import replacing
-from memstate.checks import INT32_MAX
+from memstate.checks import INT32_MAX, require_kind
 from memstate.cli.files import objects
 from memstate.errors import InvalidArgument
 
@@ -35,6 +35,7 @@ class TraceRequest:
         input_length: Tokens given.
         output_length: Tokens generated.
         hash_ids: An id per block of the tokens given.
+        kind: What it is, see `memstate.Request`; the traces of Mooncake have none.
 
     Raises:
         InvalidArgument: No request can be like this.
@@ -44,10 +45,12 @@ class TraceRequest:
     input_length: int
     output_length: int
     hash_ids: tuple[int, ...]
+    kind: str | None = None
 
     def __post_init__(self) -> None:
         for name in COUNTS:
             _require_whole(name, getattr(self, name))
+        require_kind(self.kind)
         if not isinstance(self.hash_ids, tuple):
             raise InvalidArgument(f"hash_ids={short(self.hash_ids)}: expected a list of whole numbers")
         for place, value in enumerate(self.hash_ids):
@@ -69,7 +72,7 @@ class TraceRequest:
 def read(path: Path, limit: int | None = None) -> list[TraceRequest]:
     """Reads the requests of a file in its order, compressed or not, whatever its name; skips blank lines.
 
-    Fields beyond the four are ignored.
+    Fields beyond the four and `kind`, which may be missing, are ignored.
 
     Args:
         path: The file.
@@ -89,7 +92,8 @@ def read(path: Path, limit: int | None = None) -> list[TraceRequest]:
             if missing := [name for name in (*COUNTS, "hash_ids") if name not in entry]:
                 raise InvalidArgument(f"{', '.join(missing)} missing: expected an object such as {EXAMPLE}; {LOG}")
             at, given, generated, ids = (entry[name] for name in (*COUNTS, "hash_ids"))
-            found.append(TraceRequest(at, given, generated, tuple(ids) if isinstance(ids, list) else ids))
+            ids = tuple(ids) if isinstance(ids, list) else ids
+            found.append(TraceRequest(at, given, generated, ids, entry.get("kind")))
         except InvalidArgument as error:
             raise InvalidArgument(f"{where}: {error}") from error
     if not found:
@@ -123,7 +127,8 @@ def write(path: Path, requests: Iterable[TraceRequest]) -> None:
 
 
 def _line(request: TraceRequest) -> bytes:
-    return json.dumps(vars(request)).encode() + b"\n"
+    fields = {name: value for name, value in vars(request).items() if value is not None}  # few have a kind
+    return json.dumps(fields).encode() + b"\n"
 
 
 def _require_whole(name: str, value: Any) -> None:

@@ -1,4 +1,6 @@
-"""Made-up traces: conversations, questions to a few long prompts, agents. Lengths and times are drawn, ids follow.
+"""Made-up traces: conversations, questions to a few long prompts, agents, and all at once.
+
+Lengths and times are drawn, ids follow.
 
 A text is a name and a length, and no name has two lengths, so that two blocks hold the same tokens exactly if they are
 cut from the same texts at the same places. Knows no file and no cache.
@@ -8,7 +10,7 @@ import heapq
 import math
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, count, islice
 from typing import Final
 
@@ -68,12 +70,18 @@ AGENT_REPORT: Final = Spread(300, 0.6, 16, 2048)  # what a branch leaves in the 
 AGENT_MORE_BURSTS: Final = 0.45  # the chance that the person goes on after a burst: 1.8 bursts on average
 AGENT_PAUSE_MS: Final = Spread(45_000, 0.8, 2000, 1_800_000)  # how long the person takes for that
 
+# mixed: all these in one service, and questions to texts that were looked up, which nobody asks for again.
+RETRIEVAL_GAP_MS: Final = 500.0  # mean time between two requests
+RETRIEVAL_TEXTS: Final = Spread(10_000, 0.7, 2000, 58_000)  # the texts and the question
+RETRIEVAL_ANSWER: Final = Spread(250, 0.7, 1, 2000)  # answers
+
 
 @dataclass(frozen=True)
 class _Turn:
     at: float
     context: Context
     answer: int
+    kind: str | None = None
 
 
 class Numbering:
@@ -162,7 +170,8 @@ def make(
     turns = islice(_by_time(sessions(_Draw(kind, seed))), requests)
     made = list[TraceRequest]()
     for turn in turns:
-        made.append(TraceRequest(int(turn.at), _tokens(turn.context), turn.answer, numbering.ids(turn.context)))
+        ids = numbering.ids(turn.context)
+        made.append(TraceRequest(int(turn.at), _tokens(turn.context), turn.answer, ids, turn.kind))
         if not len(made) % STRIDE:
             progress(len(made), requests)
     return made
@@ -242,9 +251,28 @@ def _burst(
     return context, at
 
 
+def _retrieval(draw: _Draw) -> Iterator[list[_Turn]]:
+    system = draw.text(CHAT_SYSTEM)
+    for start in draw.arrivals(RETRIEVAL_GAP_MS):
+        turns: list[_Turn] = []
+        _answered(draw, turns, (system, draw.text(RETRIEVAL_TEXTS)), start, RETRIEVAL_ANSWER)
+        yield turns
+
+
+def _mixed(draw: _Draw) -> Iterator[list[_Turn]]:
+    def named(kind: str, sessions: Iterator[list[_Turn]]) -> Iterator[list[_Turn]]:
+        return ([replace(turn, kind=kind) for turn in turns] for turns in sessions if turns)
+
+    parts = _SESSIONS | {"retrieval": _retrieval}
+    del parts["mixed"]
+    each = [named(kind, sessions(draw)) for kind, sessions in parts.items()]
+    return heapq.merge(*each, key=lambda turns: turns[0].at)
+
+
 _SESSIONS: Final[dict[str, Callable[[_Draw], Iterator[list[_Turn]]]]] = {
     "chat": _chat,
     "shared-prompt": _shared_prompt,
     "agent": _agent,
+    "mixed": _mixed,
 }
 KINDS: Final = tuple(_SESSIONS)

@@ -35,12 +35,25 @@ class ReturnRates:
     """
 
     def __init__(self, classes: int, pooled: int, growths: int) -> None:
-        self._classes, self._pooled, self._growths = classes, pooled, growths
-        self._hit: Table = [[0.0] * AGES for _ in range(classes)]
-        self._seen: Table = [[0.0] * AGES for _ in range(classes)]
-        self._observed: Table = [[0.0] * growths for _ in range(classes)]
-        self._expected: Table = [[0.0] * growths for _ in range(classes)]
+        self._growths, self._pooled = growths, list[int]()
+        self._hit, self._seen, self._observed, self._expected = Table(), Table(), Table(), Table()
+        self.add(classes, pooled)
+
+    def add(self, classes: int, pooled: int) -> int:
+        """Adds classes, which know nothing yet, and returns the first of them.
+
+        Args:
+            classes: Number of classes.
+            pooled: How many of the first of them lend their figures.
+        """
+        first = len(self._hit)
+        for table in (self._hit, self._seen):
+            table += [[0.0] * AGES for _ in range(classes)]
+        for table in (self._observed, self._expected):
+            table += [[0.0] * self._growths for _ in range(classes)]
+        self._pooled += range(first, first + pooled)
         self.update()
+        return first
 
     def enter(self, kind: int, age: int, growth: int) -> None:
         """Counts a state that reached an age without being asked for."""
@@ -67,9 +80,8 @@ class ReturnRates:
         hit, seen, observed, expected = map(np.array, (self._hit, self._seen, self._observed, self._expected))
         reached = np.concatenate([seen[:, 1:], np.zeros_like(seen[:, :1])], 1)  # the next age
         seen = np.where(reached > 0, (seen + np.minimum(seen, hit + reached)) / 2, (3 * seen + hit) / 4)
-        pooled = (hit[: self._pooled].sum(0) + SHRINKAGE * PRIOR) / (
-            (all_seen := seen[: self._pooled].sum(0)) + SHRINKAGE
-        )
+        all_seen = seen[self._pooled].sum(0)
+        pooled = (hit[self._pooled].sum(0) + SHRINKAGE * PRIOR) / (all_seen + SHRINKAGE)
         level = (hit.sum(1, keepdims=True) + SHRINKAGE) / ((seen * pooled).sum(1, keepdims=True) + SHRINKAGE)
         prior = pooled * level
         hazard = np.minimum(0.999, prior * (hit + SHRINKAGE) / (seen * prior + SHRINKAGE))

@@ -1,10 +1,10 @@
 """The default policy: a state is worth the pages it saves x the rate at which it is asked for, learned while running.
 
 Kinds of states return very differently: the end of a first turn, of a later one, a prompt's end whose answer's end is
-kept too, a branch point, what was used once and what is used all the time. The figures of a service are not known
-beforehand, so they are counted. States that were given up count too, as long as their place is in the tree: a request
-that reaches it shows what keeping the state would have brought. A state also serves the requests of the given-up states
-below it, and is worth their rates too.
+kept too, a branch point, what was used once and what is used all the time; and what a chat leaves, or a question to a
+long text (`Request(kind=)`). The figures of a service are not known beforehand, so they are counted. States that were
+given up count too, as long as their place is in the tree: a request that reaches it shows what keeping the state would
+have brought. A state also serves the requests of the given-up states below it, and is worth their rates too.
 
     value = (own rate + rates of its dependents) x pages back to the next state above
 
@@ -26,6 +26,7 @@ BRANCH, PASSED, USED = TURNS + 1, TURNS + 2, TURNS + 3  # then by the logarithm 
 USED_PASSED, NAMED, BOUNDARY = USED + 5, USED + 6, USED + 7
 CLASSES, POOLED = BOUNDARY + 1, USED  # boundaries are many and seldom asked for: pooled, they would hide the others
 OF_KINDS = {"branch": BRANCH, "named": NAMED}
+KINDS = 8  # of requests with pooled classes of their own; the others have those of requests without a kind
 OF_TURNS = ("prompt", "again")
 GROWTHS = 9  # pages beyond the state, by their logarithm, to 128 and more
 UPDATE = 64  # requests between two looks at what was counted
@@ -38,18 +39,19 @@ class Candidate:
 
     Attributes:
         held: It has the state now.
+        first: The first class of its request's kind.
         provider: The candidate that serves requests here: itself while it is held, else the nearest held one above.
         dependents: The candidates that it serves.
         worth: The sum of their rates.
     """
 
     __slots__ = (
-        "age", "dependents", "growth", "held", "kind", "node", "provider", "rate", "touched", "turn", "uses",
+        "age", "dependents", "first", "growth", "held", "kind", "node", "provider", "rate", "touched", "turn", "uses",
         "what", "worth",
     )  # fmt: skip
 
-    def __init__(self, node: Node, what: str) -> None:
-        self.node, self.what = node, what
+    def __init__(self, node: Node, what: str, first: int) -> None:
+        self.node, self.what, self.first = node, what, first
         self.held = False
         self.uses = self.turn = self.growth = self.kind = self.age = self.touched = 0
         self.rate = self.worth = 0.0
@@ -77,6 +79,7 @@ class ReturnRate(StatePolicy):
     def reset(self) -> None:
         """Forgets every node."""
         self.rates = ReturnRates(CLASSES, POOLED, GROWTHS)
+        self._firsts: dict[str | None, int] = {None: 0}  # the first class of each kind of requests
         self.order, self.leaves = Ranking(), Ranking()  # by value; of leaves, which KV depends on, by density
         self._unranked: dict[Node, None] = {}  # nodes whose worth changed since victims were looked for
         self.lost: dict[Node, None] = {}  # nodes that lost their state since the page policy looked
@@ -103,7 +106,10 @@ class ReturnRate(StatePolicy):
     def added(self, node: Node, kind: str) -> None:
         """Hears that a node has a state now."""
         known = node.worth is not None
-        candidate: Candidate = node.worth or Candidate(node, "prompt" if kind == "end" else kind)
+        if node.kind not in self._firsts and len(self._firsts) <= KINDS:
+            self._firsts[node.kind] = self.rates.add(POOLED, POOLED)
+        first = self._firsts.get(node.kind, 0)
+        candidate: Candidate = node.worth or Candidate(node, "prompt" if kind == "end" else kind, first)
         node.worth, candidate.held = candidate, True
         if known:
             self._credit(candidate)
@@ -126,7 +132,7 @@ class ReturnRate(StatePolicy):
         if before is not None and before.what == candidate.what == "prompt":
             if answer and not before.uses:
                 candidate.turn = before.turn  # the answer to the prompt that ends above
-                self._pass(before, PASSED)
+                self._pass(before, before.first + PASSED)
             elif before.uses == 1 and 2 * grown <= before.node.end:
                 candidate.turn = min(before.turn + 1, TURNS)  # the conversation goes on
                 self._pass(before, USED_PASSED)
@@ -202,7 +208,8 @@ class ReturnRate(StatePolicy):
         if candidate.uses:
             candidate.kind = USED + min(candidate.uses.bit_length() - 1, 4)
         else:
-            candidate.kind = candidate.turn if candidate.what in OF_TURNS else OF_KINDS.get(candidate.what, BOUNDARY)
+            kind = candidate.turn if candidate.what in OF_TURNS else OF_KINDS.get(candidate.what, BOUNDARY)
+            candidate.kind = candidate.first + kind if kind < POOLED else kind
         self._log.setdefault(self._now, []).append((candidate, candidate.touched))
         if self._touches % (MEMORY // 2) == 0:
             self.rates.fade(0.5**0.5)

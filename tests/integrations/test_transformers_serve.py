@@ -218,7 +218,16 @@ def test_a_salt_that_is_none_is_refused_with_its_prompt() -> None:
     for salt in (1.0, True, ["a"]):
         with pytest.raises(ms.InvalidArgument, match="salt"):
             server.submit(mst.Prompt(TEXT, most=NEW, salt=salt))  # type: ignore[arg-type]
+    with pytest.raises(ms.InvalidArgument, match=r"kind=''"):
+        server.submit(mst.Prompt(TEXT, most=NEW, kind=""))
     assert not server.busy
+
+
+def test_the_kind_of_a_prompt_comes_to_what_it_leaves() -> None:
+    model = tiny("qwen3_next")
+    mem = managed(model)
+    list(mst.serve(model, mem, [mst.Prompt(TEXT, most=NEW, kind="chat")]))
+    assert mem.prefix and {node.kind for node in mem.prefix.stated()} == {"chat"}
 
 
 @pytest.mark.parametrize(("first", "salt", "cached"), [("a", "a", 24), ("a", None, 0), ("a", "b", 0), (None, None, 24)])

@@ -37,6 +37,7 @@ class Prompt:
         priority: requests of higher priority start first, and read their prompts first.
         tenant: who asks. Among requests of one priority, that of the tenant with the fewest tokens starts first.
         timeout: seconds from its submission to its end. None: it has all the time.
+        kind: what it is, see `memstate.Request`.
     """
 
     tokens: Sequence[int] = field(repr=False)
@@ -52,6 +53,7 @@ class Prompt:
     priority: int = 0
     tenant: Hashable = None
     timeout: float | None = None
+    kind: str | None = None
 
 
 def require(prompt: Prompt, name: str, sound: bool, expected: str) -> None:

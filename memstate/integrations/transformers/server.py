@@ -15,7 +15,7 @@ from threading import Condition, Thread, current_thread
 from typing import Any, Final, TypeVar
 from weakref import ref
 
-from memstate.checks import hashable, is_whole, items, require_salt, shown, whole
+from memstate.checks import hashable, is_whole, items, require_kind, require_salt, shown, whole
 from memstate.engine.manager import StateManager
 from memstate.errors import Broken, InvalidArgument, MemstateError, StaleHandle
 from memstate.integrations.transformers.batch import Batches
@@ -184,6 +184,7 @@ class Server:
         tokens, more = checked(self.model, prompt.tokens, of), items(f"{of}: processors", prompt.processors, object)
         prompt = replace(prompt, tokens=tokens, priority=int(prompt.priority), processors=more)
         require_salt(prompt.salt)
+        require_kind(prompt.kind)
         first = Sampler(self.model, prompt, self._tokenizer)
         self._speculation.draft(prompt.id, first)
         if first.samples > self._rows:
@@ -475,7 +476,7 @@ class Server:
             tokens = list(prompt.tokens)
             request = Request(
                 prompt.id, length=len(tokens) + one.samplers[0].most - 1, tokens=tokens, salt=prompt.salt,
-                session=prompt.session, snapshot_at=prompt.snapshot_at, fetch=one.fetch,
+                session=prompt.session, snapshot_at=prompt.snapshot_at, fetch=one.fetch, kind=prompt.kind,
             )  # fmt: skip
             try:
                 (row,) = self.mem.admit([request])

@@ -346,8 +346,8 @@ class Ending:
             if len(key) // BYTES < n:
                 raise InvalidArgument(
                     f"row {row} (request {shown(self._table.ids[row])}): {len(key) // BYTES} tokens, and {n} are "
-                    "confirmed: hand over all of them, also those that the answer leaves out. To keep only states of "
-                    "fewer tokens, name their lengths with lengths=[...]"
+                    "confirmed: give all of them as tokens=[...], also those that the answer leaves out. To keep only "
+                    "states of fewer tokens, name their lengths with lengths=[...]"
                 )
 
     def _require_no_turns(self, rows: Sequence[int]) -> None:

@@ -110,8 +110,8 @@ class Request:
         salt: equal tokens under different salts never match. None, str, bytes, int or a tuple of these.
         session: the session that this request is the next turn of.
         fetch: the prefetch that was started for it. Several ranks start from what they agreed on.
-        kind: what the request is, a word such as "chat", "tool" or "retrieval", or None. The default policy for states
-            learns how the states of each kind come back. Only the first 8 kinds count.
+        kind: what the request is, a text of at most 64 characters such as "chat", "tool" or "retrieval", or None. The
+            default policy for states learns how the states of each kind come back. Only the first 8 kinds count.
 
     Example:
         >>> Request("a", tokens=[1, 2, 3], snapshot_at=[2]).snapshot_at

@@ -61,7 +61,7 @@ class PageTable:
             return 0
         n = -(-int(length) // self.page_size)
         if n > self._width:
-            raise InvalidArgument(f"{length} tokens need {n} pages, a row has {self._width}: raise per_row= or tokens=")
+            raise InvalidArgument(f"{length} tokens need {n} pages, a row has {self._width}: raise Pages(per_row=)")
         return n
 
     def floor(self, length: Lengths) -> Lengths:

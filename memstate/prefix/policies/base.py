@@ -48,7 +48,7 @@ class Policy:
 class StatePolicy(Policy, ABC):
     """Decides which states are worth their slots.
 
-    It hears of requests (`asked`, then `used`) in their order, before any other call and otherwise in `settle`.
+    It hears of admissions (`asked`, then `used`) in their order: before any later question, and otherwise in `settle`.
 
     Attributes:
         remembers: Whether the tree remembers prompts whose KV is gone too, as many pages again as there are.

@@ -1,6 +1,7 @@
 """Notices calls that an exception ended while they changed something. The manager is then broken."""
 
 import logging
+from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
@@ -41,7 +42,7 @@ class Guard:
         self._orderly: BaseException | None = None
         self.entered = 0
         self.registers: list[object] = []
-        self.pages: list[int] = []
+        self.pages = array("q")
 
     def require_whole(self) -> None:
         """Requires that no call ended in the middle.
@@ -116,7 +117,7 @@ class Changing:
         if guard.call:
             guard.require_whole()
         guard.registers.clear()
-        guard.pages.clear()
+        guard.pages = array("q")
         guard.call, guard.why = self._call, ""
         guard.entered += 1  # behind `call`: a reader sees one of them
 

@@ -192,19 +192,19 @@ class Contents(NotCopied, Shown):
         """
         if pages <= 0 or pages > self.evictable_pages:
             return pages <= 0
-        holders_of = self._pages.allocator.holders.__getitem__
+        allocator = self._pages.allocator
         left, seen, held = pages, set[Node](), Counter[int]()
         for node in chain(self.page_policy.victims(), (node for _, node in self.tree.walk())):
             if not (node.leases or node in seen):  # a policy may offer a node more than once
                 seen.add(node)
-                alone = [*map(holders_of, node.pages)].count(1)
+                alone = allocator.alone(node.pages)
                 left -= alone
                 if left <= 0:
                     return True
                 if alone < len(node.pages):
                     held.update(node.pages)
         # Pages under two salts count as well.
-        return left <= sum(holders_of(page) == times > 1 for page, times in held.items())
+        return left <= sum(allocator.holders[page] == times > 1 for page, times in held.items())
 
     def evict_states(self, n: int, why: str = "room") -> int:
         """Evicts states: superseded ones first, then the least valuable. What lies below the device may keep them.

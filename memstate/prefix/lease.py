@@ -10,7 +10,7 @@ from memstate.requests.handles import Snapshot
 from memstate.slots.registers import Longs
 from memstate.tokens import Prompt, Tokens
 
-NO_NODE = Node(None, b"", [], 0)  # the path of a lease that shares nothing
+NO_NODE = Node(None, b"")  # the path of a lease that shares nothing
 NO_MATCH = Match(0, 0, 0, 0)
 
 

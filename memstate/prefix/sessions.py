@@ -25,6 +25,7 @@ from memstate.prefix.tree import Node
 from memstate.requests.handles import ZEROS, Session, Snapshot, Source
 from memstate.requests.holdings import Holdings
 from memstate.requests.page_table import PageTable
+from memstate.requests.pages import NO_PAGES
 from memstate.slots.commands import CommandBuffer
 from memstate.tokens import BYTES, EMPTY, Prompt, common
 
@@ -77,7 +78,7 @@ class Sessions:
         self.note_expiries()
 
     def _survivor(self, session: Conversation, sure: Mapping[int, Snapshot], unsure: Set[int]) -> Conversation:
-        bare = replace(session, prompt=EMPTY, kept=[], pages=[], path=NO_NODE, own={}, row=0, start=0)
+        bare = replace(session, prompt=EMPTY, kept=[], pages=NO_PAGES, path=NO_NODE, own={}, row=0, start=0)
         if session.row:
             bare.since = self.limits.clock()
         kept = [] if session.row else [snap for snap in session.kept if sure.get(snap.register) == snap]
@@ -219,8 +220,7 @@ class Sessions:
         """
         states, pages = (source.states, len(source.pages)) if source.of is session else ((), 0)
         given = [snap for snap in session.kept if snap not in states and not self.stays(session, snap)]
-        holders = self._pages.allocator.holders
-        return len(given), sum(holders[page] == 1 for page in session.pages[pages:])
+        return len(given), self._pages.allocator.alone(session.pages[pages:])
 
     def give_up(self, session: Conversation, source: Source) -> None:
         """Releases the states and pages that a turn does not start from.
@@ -345,7 +345,7 @@ class Sessions:
             session.forks.remove(session)
             session.forks = []
         self._pages.allocator.release(session.pages)
-        session.kept, session.pages, session.path = [], [], NO_NODE
+        session.kept, session.pages, session.path = [], NO_PAGES, NO_NODE
         return path
 
     # -- who makes way ---------------------------------------------------------------------------------

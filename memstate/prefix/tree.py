@@ -7,14 +7,14 @@ root (salt)
      └─ [page page]  ghost         its KV is gone too, and that of everything below: only its tokens are remembered
 """
 
+from array import array
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from memstate.requests.handles import Snapshot
+from memstate.requests.pages import NO_PAGES
 from memstate.tokens import Prompt, common
-
-NO_PAGES: list[int] = []  # of all ghosts: the garbage collector has one list less to look at for each
 
 
 class Node:
@@ -42,7 +42,7 @@ class Node:
     )  # fmt: skip
     holds: ClassVar[str] = "cached"
 
-    def __init__(self, parent: "Node | None", key: bytes, pages: list[int], end: int) -> None:
+    def __init__(self, parent: "Node | None", key: bytes, pages: "array[int]" = NO_PAGES, end: int = 0) -> None:
         self.parent, self.key, self.pages, self.end = parent, key, pages, end
         self.children: dict[bytes, Node] = {}
         self.snapshot: Snapshot | None = None
@@ -96,11 +96,11 @@ class Tree:
 
     Example:
         >>> tree = Tree(page=2)
-        >>> node, had = tree.insert(Prompt(b"aabbcc", salt=None), [1, 2, 3])
-        >>> tree.insert(Prompt(b"aabbdd", salt=None), [1, 2, 4])[1]  # two pages were there
+        >>> node, had = tree.insert(Prompt(b"aabbcc", salt=None), array("q", [1, 2, 3]))
+        >>> tree.insert(Prompt(b"aabbdd", salt=None), array("q", [1, 2, 4]))[1]  # two pages were there
         2
         >>> found = tree.find(Prompt(b"aabbccee", salt=None))
-        >>> found.kv, tree.pages_to(found.reach)
+        >>> found.kv, tree.pages_to(found.reach).tolist()
         (3, [1, 2, 3])
     """
 
@@ -116,7 +116,7 @@ class Tree:
     def root(self, salt: Hashable) -> Node:
         """Returns the root of a salt's prefixes; makes it where it is missing."""
         if salt not in self.roots:
-            self.roots[salt] = root = Node(None, b"", [], 0)
+            self.roots[salt] = root = Node(None, b"")
             self._salts[root] = salt
         return self.roots[salt]
 
@@ -133,7 +133,7 @@ class Tree:
         """
         key, known = prompt.key, start if start is not None else self.roots.get(prompt.salt)
         if known is None:
-            nowhere = Node(None, b"", [], 0)
+            nowhere = Node(None, b"")
             return Found(nowhere, None, None, 0, nowhere)
         page, reach, gone = self.page, known, None
         stated: Node | None = known
@@ -158,7 +158,7 @@ class Tree:
         return Found(known, stated, gone, kv // page, reach)
 
     def insert(
-        self, prompt: Prompt, pages: list[int], start: "Node | None" = None, end: int | None = None
+        self, prompt: Prompt, pages: "array[int]", start: "Node | None" = None, end: int | None = None
     ) -> tuple[Node, int]:
         """Makes a node end in a prompt, with KV all the way.
 
@@ -194,7 +194,7 @@ class Tree:
             del self._ghosts[node]
         return node, had
 
-    def ghost(self, leaf: Node, pages: int) -> list[int]:
+    def ghost(self, leaf: Node, pages: int) -> "array[int]":
         """Takes the last pages from a node without KV below it. Its tokens are remembered, as far as the memory goes.
 
         Args:
@@ -219,7 +219,7 @@ class Tree:
         """Returns a ghost leaf that a memory of so many pages has no room for, None where there is room."""
         return next(iter(self._ghosts)) if self.ghost_pages > memory else None
 
-    def _grow(self, parent: Node, key: bytes, pages: list[int]) -> Node:
+    def _grow(self, parent: Node, key: bytes, pages: "array[int]") -> Node:
         size = len(key) // self.page
         if not (parent.is_root or parent.children or parent.snapshot or parent.evicted):
             parent.key += key  # its end has no state: a prompt that is computed chunk by chunk is one node
@@ -291,13 +291,13 @@ class Tree:
         """Returns whether a node has KV in the tree. A start of prefixes needs none."""
         return not node.end or (node.parent is not None and not node.ghost)
 
-    def pages_to(self, node: Node) -> list[int]:
+    def pages_to(self, node: Node) -> "array[int]":
         """Returns the ids of all pages from the root up to a node's end."""
         parts = []
         while node.parent is not None:
             parts.append(node.pages)
             node = node.parent
-        return [page for part in reversed(parts) for page in part]
+        return array("q", b"".join(reversed(parts)))
 
     def salt(self, node: Node) -> Hashable:
         """Returns the salt of a node's prefix."""
@@ -309,7 +309,7 @@ class Tree:
         """Becomes what another tree is."""
         vars(self).update(vars(other))
 
-    def sound(self, kv: bool) -> "Iterator[tuple[Prompt, list[int], Node]]":
+    def sound(self, kv: bool) -> "Iterator[tuple[Prompt, array[int], Node]]":
         """Yields each node that agrees with all that leads to it, parents first. Ghosts are left out.
 
         Args:
@@ -319,7 +319,7 @@ class Tree:
             Tokens from the start with their salt, ids of all pages, and node.
         """
         for salt, root in self.roots.items():
-            waiting = [(Prompt(b"", salt), list[int](), root)]
+            waiting = [(Prompt(b"", salt), NO_PAGES, root)]
             while waiting:
                 (key, *_), pages, node = waiting.pop()
                 for first, child in node.children.items():

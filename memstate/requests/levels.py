@@ -82,7 +82,7 @@ class LevelSets:
 
     def _put(self, register: int, levels: Set) -> None:
         """Gives the state in a register a set, which it shares."""
-        self.allocator.share(filter(None, levels))
+        self.allocator.share([*filter(None, levels)])
         self.release([register])
         if any(levels):
             self._of[register] = levels
@@ -102,7 +102,8 @@ class LevelSets:
         """Frees what states have let go of. Returns False, and frees none, if a forward is to come: it may read it."""
         if self._commands.fencing:
             return False
-        self.allocator.release(self._leaving)
+        for slot in self._leaving:  # one can be there more than once
+            self.allocator.release([slot])
         self._leaving = []
         return True
 
@@ -168,7 +169,7 @@ class LevelSets:
         for row, (read, write) in self._coming.items():
             live = REGISTERS_PER_ROW * row
             self._put(live, write)
-            self.allocator.release(slot for slot, old in zip(write, read, strict=True) if slot != old and slot)
+            self.allocator.release([slot for slot, old in zip(write, read, strict=True) if slot != old and slot])
         self._coming = {}
 
     def miscounts(self) -> list[str]:

@@ -3,6 +3,7 @@
 It knows no slot and no plane.
 """
 
+from array import array
 from collections.abc import Mapping, Sequence
 from math import lcm
 from typing import TypeVar
@@ -11,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memstate.errors import InvalidArgument, OutOfPages
-from memstate.requests.pages import PageAllocator
+from memstate.requests.pages import MANY, NO_PAGES, PageAllocator
 from memstate.slots.commands import CommandBuffer
 from memstate.slots.registers import Longs
 
@@ -38,7 +39,7 @@ class PageTable:
         self.page_size, self.grid, self.unit = page_size, grid, lcm(page_size, grid)
         self._commands = commands
         self._width = commands.registers.pages_per_row
-        self._rows: list[list[int]] = []
+        self._rows: list[array[int]] = []
         self.reset()
 
     def reset(self, holders: Mapping[int, int] | None = None) -> None:
@@ -48,7 +49,7 @@ class PageTable:
             holders: page -> its number of holders, for pages that are not free after it.
         """
         self.allocator.reset(holders)
-        self._rows = [[] for _ in range(self._commands.registers.rows + 1)]
+        self._rows = [NO_PAGES] * (self._commands.registers.rows + 1)
         self.room = np.zeros(len(self._rows), np.int64)
 
     def count(self, length: int) -> int:
@@ -83,8 +84,9 @@ class PageTable:
         if not self.allocator.pages:
             return
         for row, prefix, n in zip(rows, shared, fresh, strict=True):
-            self.allocator.share(prefix)
-            self._rows[row] = pages = [*prefix, *self.allocator.claim(n)]
+            self._rows[row] = pages = array("q", prefix)
+            self.allocator.share(pages)
+            pages += self.allocator.claim(n)
             self.room[row] = len(pages) * self.page_size
         self._write([(row, 0, self._rows[row]) for row in rows])
 
@@ -114,7 +116,7 @@ class PageTable:
         for row, n in zip(rows, self._lacking(rows, lengths), strict=True):
             pages = self.allocator.claim(n)
             added.append((row, len(self._rows[row]), pages))
-            self._rows[row] += pages
+            self._rows[row] = self._rows[row] + pages
             self.room[row] += n * self.page_size
         self._write([entry for entry in added if entry[2]])
 
@@ -122,25 +124,25 @@ class PageTable:
         """Gives back the pages of rows."""
         if not self.allocator.pages:
             return
-        self._write([(row, 0, [0] * len(self._rows[row])) for row in rows])
+        self._write([(row, 0, array("q", [0]) * len(self._rows[row])) for row in rows])
         for row in rows:
             self.allocator.release(self._rows[row])
-            self._rows[row] = []
+            self._rows[row] = NO_PAGES
             self.room[row] = 0
 
     @property
-    def held(self) -> dict[int, list[int]]:
+    def held(self) -> "dict[int, array[int]]":
         """Rows with pages, and these pages."""
         return {row: pages for row, pages in enumerate(self._rows) if pages}
 
-    def of(self, row: int, most: int | None = None) -> list[int]:
+    def of(self, row: int, most: int | None = None) -> "array[int]":
         """Returns the row's pages, in order; only the first `most`, if that is given."""
         return self._rows[row][:most]
 
-    def share(self, row: int, length: int) -> list[int]:
+    def share(self, row: int, length: int) -> "array[int]":
         """Returns the row's pages for its first `length` tokens, with one more holder."""
         if not self.allocator.pages:
-            return []
+            return NO_PAGES
         pages = self._rows[row][: length // self.page_size]
         self.allocator.share(pages)
         return pages
@@ -188,12 +190,17 @@ class PageTable:
             for row, at in np.argwhere(expected != device).tolist()
         ]
 
-    def _write(self, added: Sequence[tuple[int, int, Sequence[int]]]) -> None:
+    def _write(self, added: "Sequence[tuple[int, int, array[int]]]") -> None:
         """Notes pages in the device's table: (row, first column, pages) each."""
         start = self._commands.registers.starts["pages"]
-        cells, values = list[int](), list[int]()
+        cells, values = array("i"), array("i")
         for row, at, pages in added:
             first = start + row * self._width + at
-            cells += range(first, first + len(pages))
-            values += pages
+            last = first + len(pages)
+            if len(pages) < MANY:
+                cells.extend(range(first, last))
+                values.fromlist(pages.tolist())
+            else:
+                cells.frombytes(np.arange(first, last, dtype=np.int32).tobytes())
+                values.frombytes(np.asarray(pages, np.int32).tobytes())
         self._commands.write(cells, values)

@@ -1,11 +1,16 @@
 """Hands out KV pages as integers on the host: lowest free page first, shared by reference count. It knows no tensor."""
 
-from collections.abc import Iterable, Mapping
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 import numpy as np
 
 from memstate.errors import OutOfPages
 from memstate.guard import Guard
+
+MANY: Final = 24  # from so many ids on numpy is faster than a loop
+NO_PAGES: Final = array("q")  # of all that have none: nothing is added to it
 
 
 class PageAllocator:
@@ -33,10 +38,12 @@ class PageAllocator:
         Args:
             holders: page -> its number of holders, for pages that are not free after it.
         """
-        self.holders = [0] * (self.pages + 1)
+        self.holders = array("q", [0]) * (self.pages + 1)
         for page, times in (holders or {}).items():
             self.holders[page] = times
+        self._counts = np.frombuffer(self.holders, np.int64)
         self._is_free = bytearray([0, *(not times for times in self.holders[1:])])
+        self._free_at = np.frombuffer(self._is_free, np.bool_)
         self.free = self._is_free.count(1)
         self._low = 0  # neither this page is free nor a lower one
 
@@ -57,7 +64,7 @@ class PageAllocator:
             found.append(f"{self.free} KV pages are noted as free, and these are not the pages without a holder")
         return found
 
-    def claim(self, n: int) -> list[int]:
+    def claim(self, n: int) -> "array[int]":
         """Claims the n lowest free pages.
 
         Raises:
@@ -66,38 +73,52 @@ class PageAllocator:
         if n > self.free:
             raise OutOfPages(n, self.free, self.pages)
         is_free, holders, low = self._is_free, self.holders, self._low
-        if n < 64 or 512 * n < self.pages:
-            pages = []
+        if n < MANY or 512 * n < self.pages:
+            pages = array("q")
             for _ in range(n):
                 low = is_free.find(1, low + 1)
                 pages.append(low)
-                is_free[low] = 0
+                is_free[low], holders[low] = 0, 1
         else:  # numpy looks at all pages
-            pages = np.flatnonzero(np.frombuffer(is_free, np.bool_))[:n].tolist()
-            low = pages[-1]
-            is_free[: low + 1] = bytes(low + 1)
+            ids = np.flatnonzero(self._free_at)[:n]
+            pages = array("q", ids.tobytes())
+            self._free_at[ids], self._counts[ids], low = False, 1, pages[-1]
         self._low = low
         self.free -= n
-        for page in pages:
-            holders[page] = 1
         if self._guard is not None:
             self._guard.pages += pages
         return pages
 
-    def share(self, pages: Iterable[int]) -> None:
-        """Adds a holder to pages that are held."""
-        holders = self.holders
-        for page in pages:
-            holders[page] += 1
+    def alone(self, pages: Sequence[int]) -> int:
+        """Returns how many of these pages have one holder."""
+        if len(pages) < MANY:
+            return [*map(self.holders.__getitem__, pages)].count(1)
+        return int(np.count_nonzero(self._counts[np.asarray(pages, np.intp)] == 1))
 
-    def release(self, pages: Iterable[int]) -> None:
-        """Removes a holder from each page."""
-        holders, is_free, gone = self.holders, self._is_free, list[int]()
-        for page in pages:
-            holders[page] = left = holders[page] - 1
-            if not left:
-                is_free[page] = 1
-                gone.append(page)
-        if gone:
-            self.free += len(gone)
-            self._low = min(self._low, min(gone) - 1)
+    def share(self, pages: Sequence[int]) -> None:
+        """Adds a holder to pages that are held; no page is named twice."""
+        if len(pages) >= MANY:
+            np.add.at(self._counts, np.asarray(pages, np.intp), 1)
+        else:
+            holders = self.holders
+            for page in pages:
+                holders[page] += 1
+
+    def release(self, pages: Sequence[int]) -> None:
+        """Removes a holder from each page; no page is named twice."""
+        holders, is_free, low, gone = self.holders, self._is_free, self._low, 0
+        if len(pages) < MANY:
+            for page in pages:
+                holders[page] = left = holders[page] - 1
+                if not left:
+                    is_free[page] = 1
+                    gone += 1
+                    if page <= low:
+                        low = page - 1
+        else:
+            ids = np.asarray(pages, np.intp)
+            np.subtract.at(self._counts, ids, 1)
+            freed = ids[self._counts[ids] == 0]
+            self._free_at[freed], gone = True, freed.size
+            low = int(freed.min(initial=low + 1)) - 1
+        self.free, self._low = self.free + gone, low

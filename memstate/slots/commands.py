@@ -308,7 +308,7 @@ class CommandBuffer:
         if zeroed:
             self._record(DATA, zeroed, [ZERO_SOURCE] * len(zeroed), zeroed)
 
-    def write(self, cells: list[int], values: list[int]) -> None:
+    def write(self, cells: Sequence[int], values: Sequence[int]) -> None:
         """Sets cells of columns in the register file. If a cell is written twice, the last value stays."""
         if cells:
             self._last().add(WRITES, cells, values, ())

@@ -349,7 +349,7 @@ def test_a_published_snapshot_keeps_only_pages_that_are_sure(why: str, plain: Ba
         inside.commands(mem).then(Action(lambda: None, pages=unsure.pages[1:]))
     else:
         with pytest.raises(MemoryError), mem._parts.guard.changing("extend"):
-            mem._parts.guard.pages += unsure.pages[1:]
+            mem._parts.guard.pages.extend(unsure.pages[1:])
             raise MemoryError
     assert not inside.commands(mem).unsure()[[unsure.register, sure.register]].any()
     kept = mem.recover()
@@ -372,7 +372,7 @@ def test_an_idle_session_whose_pages_are_unsure_is_empty_after_a_recover(plain: 
     at.mem.submit()
     unsure = owners.session(at.mem, chats[0]).pages[-1]
     with pytest.raises(MemoryError), at.mem._parts.guard.changing("extend"):
-        at.mem._parts.guard.pages += [unsure]
+        at.mem._parts.guard.pages.append(unsure)
         raise MemoryError
     assert at.mem.recover().in_sessions == 1
     assert [(info.tokens, info.states, info.pages) for info in at.mem.sessions.infos()] == [(0, 0, 0), (8, 1, 2)]
@@ -408,7 +408,7 @@ class Planted:
 
 PLANTS: dict[str, Callable[[Planted], object]] = {
     "are noted as free, and rows": lambda p: p.table._free.pop(),
-    "KV pages and no request": lambda p: owners.row_pages(p.mem)._rows[p.empty].append(p.pages.claim(1)[0]),
+    "KV pages and no request": lambda p: owners.row_pages(p.mem)._rows.__setitem__(p.empty, p.pages.claim(1)),
     "a lease and no request": lambda p: p.cache.leases.update({p.empty: p.cache.leases[p.at.first.index]}),
     "a request and no slot": lambda p: inside.registers(p.mem).held.__setitem__(p.register, False),
     "counted for 2 holders and has 1": lambda p: p.pages.share(owners.pages_of(p.mem, p.at.idle)[:1]),

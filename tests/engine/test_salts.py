@@ -1,5 +1,6 @@
 """Salts on the device: whatever requests do, tenants with the same tokens never meet, and each finds its own."""
 
+from array import array
 from collections.abc import Hashable
 
 import pytest
@@ -86,10 +87,10 @@ def test_what_recover_keeps_stays_under_its_salt(mine: Hashable, other: Hashable
 def test_the_tree_has_a_root_for_each_salt(mine: Hashable, other: Hashable) -> None:
     tree, key = Tree(PAGE * BYTES), encode(T[:8])
     ours, theirs = Prompt(key, mine), Prompt(key, other)
-    node, had = tree.insert(ours, [1, 2])
+    node, had = tree.insert(ours, array("q", [1, 2]))
     assert had == 0 and tree.salt(node) == mine and tree.find(theirs).kv == 0 and tree.find(ours).kv == 2
-    second, had = tree.insert(theirs, [3, 4])
-    assert had == 0 and second is not node and (tree.pages_to(node), tree.pages_to(second)) == ([1, 2], [3, 4])
+    second, had = tree.insert(theirs, array("q", [3, 4]))
+    assert had == 0 and second is not node and (*tree.pages_to(node), *tree.pages_to(second)) == (1, 2, 3, 4)
     assert {(salt, one) for salt, one in tree.walk()} == {(mine, node), (other, second)}
     assert tree.root(mine) is node.parent and tree.root(other) is second.parent
     tree.remove(second)

@@ -4,6 +4,7 @@ A hollow node is remembered, and its KV is gone.
 """
 
 import random
+from array import array
 from collections.abc import Hashable
 from itertools import count
 
@@ -45,15 +46,17 @@ class Naive:
         """at: where a second look begins, as an insert with a state in the middle does it."""
         mine = [next(self.next) for _ in range(len(key) // UNIT)]
         there = [prefix in self.pages for prefix in self.prefixes(key, salt)]
-        start = self.tree.insert(Prompt(key[: at * UNIT], salt), mine[:at])[0] if 0 < at < len(mine) else None
+        start = (
+            self.tree.insert(Prompt(key[: at * UNIT], salt), array("q", mine[:at]))[0] if 0 < at < len(mine) else None
+        )
         longer = Prompt(key + PAGES[at % len(PAGES)], salt)  # of which so many pages are meant
-        node, had = self.tree.insert(longer, [*mine, 0], start, len(mine))
+        node, had = self.tree.insert(longer, array("q", [*mine, 0]), start, len(mine))
         assert had == max(sum(there), at if start else 0) and there == sorted(there, reverse=True)
         for prefix, page in zip(self.prefixes(key, salt), mine, strict=True):
             self.pages.setdefault(prefix, page)
             self.ghost.discard(prefix)
         assert below(node) == key and node.end == len(key) // UNIT
-        assert self.tree.pages_to(node) == [self.pages[prefix] for prefix in self.prefixes(key, salt)]
+        assert list(self.tree.pages_to(node)) == [self.pages[prefix] for prefix in self.prefixes(key, salt)]
         return node
 
     def give(self, node: Node, salt: Hashable) -> None:
@@ -76,8 +79,8 @@ class Naive:
         self.evict(node, salt)
         size = len(node.pages)
         gone = self.prefixes(below(node), salt)[-(1 + at % size) :]
-        assert self.tree.ghost(node, len(gone)) == [self.pages.pop(prefix) for prefix in gone]
-        assert (node.ghost, node.pages, len(node.key) // UNIT) == (True, [], len(gone))
+        assert list(self.tree.ghost(node, len(gone))) == [self.pages.pop(prefix) for prefix in gone]
+        assert (node.ghost, list(node.pages), len(node.key) // UNIT) == (True, [], len(gone))
         self.ghost |= set(gone)
 
     def remove(self, node: Node, salt: Hashable) -> None:
@@ -198,31 +201,31 @@ def key_of(*pages: int) -> bytes:
 
 def test_a_prompt_computed_bit_by_bit_is_one_node() -> None:
     tree = Tree(UNIT)
-    first, _ = tree.insert(Prompt(key_of(1), None), [1])
+    first, _ = tree.insert(Prompt(key_of(1), None), array("q", [1]))
     tree.lease(first)
     for n in range(2, 6):
-        node, had = tree.insert(Prompt(key_of(*range(1, n + 1)), None), list(range(1, n + 1)))
+        node, had = tree.insert(Prompt(key_of(*range(1, n + 1)), None), array("q", range(1, n + 1)))
         assert node is first and had == n - 1
     assert (tree.nodes, tree.total_pages, tree.leased_pages) == (1, 5, 5)
-    assert tree.pages_to(first) == [1, 2, 3, 4, 5]
+    assert list(tree.pages_to(first)) == [1, 2, 3, 4, 5]
     tree.unlease(first)
     assert tree.leased_pages == 0
 
 
 def test_B43_the_upper_part_of_a_split_node_has_no_state_and_the_lower_one_keeps_it() -> None:
     tree = Tree(UNIT)
-    node, _ = tree.insert(Prompt(key_of(1, 2, 3, 4), "salt"), [1, 2, 3, 4])
+    node, _ = tree.insert(Prompt(key_of(1, 2, 3, 4), "salt"), array("q", [1, 2, 3, 4]))
     snapshot = node.snapshot = Snapshot(7, 1, 8)
     node.uses = 3
     tree.lease(node)
-    other, had = tree.insert(Prompt(key_of(1, 2, 5), "salt"), [11, 12, 13])
+    other, had = tree.insert(Prompt(key_of(1, 2, 5), "salt"), array("q", [11, 12, 13]))
     upper = node.parent
     assert had == 2 and upper is not None and upper is other.parent and not upper.is_root
-    assert (upper.snapshot, upper.evicted, upper.uses, upper.leases, upper.pages) == (None, False, 0, 1, [1, 2])
-    assert (node.snapshot, node.uses, node.leases, node.pages, node.end) == (snapshot, 3, 1, [3, 4], 4)
-    assert (other.pages, other.leases, tree.leased_pages, tree.nodes) == ([13], 0, 4, 3)
+    assert (upper.snapshot, upper.evicted, upper.uses, upper.leases, [*upper.pages]) == (None, False, 0, 1, [1, 2])
+    assert (node.snapshot, node.uses, node.leases, [*node.pages], node.end) == (snapshot, 3, 1, [3, 4], 4)
+    assert ([*other.pages], other.leases, tree.leased_pages, tree.nodes) == ([13], 0, 4, 3)
     found = tree.find(Prompt(key_of(1, 2, 3, 4, 9), "salt"))
-    assert found.stated is node and tree.pages_to(node) == [1, 2, 3, 4]
+    assert found.stated is node and list(tree.pages_to(node)) == [1, 2, 3, 4]
     assert tree.find(Prompt(key_of(1, 2, 3), "salt")).stated is None
 
 
@@ -236,7 +239,7 @@ MOVES = st.lists(
 @given(MOVES, st.integers(0, 2**32))
 @example([("place", 0, 1), ("place", 1, 1), ("part", 1, 0), ("place", 0, 1)], 0)
 def test_the_ranking_is_a_sorted_dictionary(moves: list[tuple[str, int, int]], seed: int) -> None:
-    nodes = [Node(None, b"", [], 0) for _ in range(10)]
+    nodes = [Node(None, b"") for _ in range(10)]
     ranking, naive, serial, chance = Ranking(), dict[Node, tuple[int, int]](), count(), random.Random(seed)
     for move, which, rank in moves:
         node = nodes[which]
@@ -260,7 +263,7 @@ def test_the_ranking_is_a_sorted_dictionary(moves: list[tuple[str, int, int]], s
 
 
 def test_the_ranking_does_not_keep_what_is_old() -> None:
-    nodes, ranking = [Node(None, b"", [], 0) for _ in range(5)], Ranking()
+    nodes, ranking = [Node(None, b"") for _ in range(5)], Ranking()
     for serial in range(3000):
         ranking.place(nodes[serial % 5], serial % 1000 - serial)
     assert len([*ranking]) == 5 and len(ranking._heap) <= 2 * 5 + 64
@@ -271,7 +274,7 @@ def test_the_ranking_does_not_keep_what_is_old() -> None:
 @pytest.mark.parametrize("placed", [1, 10, 200])
 def test_a_node_placed_during_a_look_comes_once_more_and_others_once(placed: int) -> None:
     """As when a leaf is given up and what led to it becomes one."""
-    nodes, ranking = [Node(None, b"", [], 0) for _ in range(6)], Ranking()
+    nodes, ranking = [Node(None, b"") for _ in range(6)], Ranking()
     for rank, node in enumerate(nodes[:5]):
         ranking.place(node, rank)
     seen = []

@@ -31,7 +31,7 @@ def test_B69_a_turn_that_ends_moves_everything_to_the_session(
     marks = ([6] if name == "none" else [4, 6, 8]) if cache else []
     assert row_holds_nothing(mem, row.index) and talks.kept(session) == [9, *lanes] and talks.cached() == marks
     talk = owners.session(mem, session)
-    assert sorted((snap.length, talks.node(snap)) for snap in talk.kept) == held and talk.pages == pages
+    assert sorted((snap.length, talks.node(snap)) for snap in talk.kept) == held and list(talk.pages) == pages
     owned = {"session": len(held)} | ({"cached": len(marks)} if marks else {})
     assert mem.free_slots == 24 - len(held) - len(marks) and mem.audit().owned_by_kind == owned
     said = {owner for owner in mem._reports.owners().values() if owner[0] == "session"}
@@ -46,7 +46,7 @@ def test_B73_the_next_turn_goes_on_where_the_last_one_ended(
     talks, mem, session = told(backend, name, overlap, cache)
     assert talks.whole(TEXT[:7], session) == 0
     moved, spent = mem.stats(), mem.backend.counts.launches.copy()
-    pages, slots = owners.session(mem, session).pages, [talks.node(s) for s in owners.session(mem, session).kept]
+    pages, slots = list(owners.session(mem, session).pages), [talks.node(s) for s in owners.session(mem, session).kept]
     row = talks.turn(TEXT[:12], session)
     mem.submit()
     assert mem.info(row).length == mem.info(row).confirmed == 7 and owners.pages_of(mem, row)[:4] == pages

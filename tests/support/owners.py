@@ -72,7 +72,7 @@ def free(mem: ms.StateManager) -> int:
 
 def pages_of(mem: ms.StateManager, row: ms.Row) -> list[int]:
     """The KV pages of a row, in order."""
-    return row_pages(mem).of(row.index)
+    return list(row_pages(mem).of(row.index))
 
 
 def session(mem: ms.StateManager, handle: ms.Session) -> Conversation:

@@ -6,10 +6,13 @@ is returned, and the engine frees it. If a policy raises in the middle of a call
 """
 
 import logging
+from array import array
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
+
+import numpy as np
 
 from memstate import logs
 from memstate.checks import NotCopied, is_count, require_salt, shown
@@ -84,7 +87,7 @@ class Hit:
         """Ids of their KV pages. Lock the hit first: what was evicted has none."""
         if self._part is None or self._node is None:
             return []
-        return self._part._contents.tree.pages_to(self._node)[: self.length // self._part._size]
+        return self._part._contents.tree.pages_to(self._node)[: self.length // self._part._size].tolist()
 
 
 class Inserted(NamedTuple):
@@ -103,18 +106,11 @@ class Inserted(NamedTuple):
     end: Hit
 
 
-class _Ones:
-    """Owners of pages that the engine lends: the tree alone."""
-
-    def __getitem__(self, page: int) -> int:
-        return 1
-
-
 class _Lent:
     """Stands for a manager's pages, holders and commands: notes what the cache gives back."""
 
     def __init__(self, page_size: int) -> None:
-        self.page_size, self.pages, self.holders = page_size, KEYS // page_size, _Ones()
+        self.page_size, self.pages = page_size, KEYS // page_size
         self.allocator, self.guard = self, Guard()
         self.gone = Gone([], [])
         self.owner: dict[int, Node] = {}
@@ -319,8 +315,10 @@ class PrefixPart(NotCopied):
         sound = isinstance(pages, range) and pages[0] >= 0 < pages.step
         if not (sound or (set(map(type, pages)) <= {int} and min(pages) >= 0) or all(is_count(page) for page in pages)):
             raise InvalidArgument(f"pages {shown(pages)}: expected ids, whole numbers of 0 or more")
-        if not sound and len(set(pages)) < len(pages):
-            raise InvalidArgument(f"pages {shown(pages)}: expected each id once")
+        if not sound and (len(set(pages)) < len(pages) or max(pages) >> 63):
+            raise InvalidArgument(f"pages {shown(pages)}: expected each id once, of 63 bits")
+        numbers = np.arange(pages.start, pages.stop, pages.step) if isinstance(pages, range) else None
+        ids = array("q", pages if numbers is None else numbers.tobytes())
         if state is not None and (not is_count(state) or not state or state in self._lent.owner):
             raise InvalidArgument(f"state {shown(state)}: expected an id from 1 on that the cache does not have")
         found = contents.tree.find(Prompt(key, salt))
@@ -330,7 +328,7 @@ class PrefixPart(NotCopied):
             Place(len(pages), above, "end")
         )  # a policy may raise: nothing has changed
         with self._lent.guard.changing("insert"):
-            node, had = contents.tree.insert(Prompt(key, salt), list(pages))
+            node, had = contents.tree.insert(Prompt(key, salt), ids)
             if had < len(pages):
                 contents.grown(node)
             if kept:

@@ -30,7 +30,7 @@ KINDS = 8  # of requests with pooled classes of their own; the others have those
 OF_TURNS = ("prompt", "again")
 GROWTHS = 9  # pages beyond the state, by their logarithm, to 128 and more
 UPDATE = 64  # requests between two looks at what was counted
-GONE = Node(None, b"", [], 0)
+GONE = Node(None, b"")
 MEMORY = 2**15  # touches after which what was counted has lost half its weight
 
 

@@ -273,7 +273,7 @@ class Machine:
         users = [int(n) for n in owners.kv_pages(mem).holders]
         self._same("holders of pages", users, _dense(model.page_users, self.settings.pages + 1))
         kept = {
-            h.id: (s.prompt.key, [one.register for one in s.kept], s.pages, s.row)
+            h.id: (s.prompt.key, [one.register for one in s.kept], list(s.pages), s.row)
             for h, s in owners.sessions(mem).opened.items()
         }
         self._same("sessions", kept, {
@@ -550,7 +550,7 @@ def _nodes(cache: ms.prefix.PrefixCache) -> list[tuple[object, ...]]:
     found = []
     for salt, node in cache.tree.walk():
         key, pages = whole.get(node.parent, (b"", []))
-        whole[node] = key + node.key, pages + node.pages
+        whole[node] = key + node.key, [*pages, *node.pages]
         state = node.snapshot
         at = state.register if state else 0, state.length if state else 0
         found.append((repr(salt), *whole[node], *at, node.evicted, node.leases))

@@ -114,6 +114,9 @@ class Admission:
         given = requests if type(requests) is list else sequence("requests", requests, "admit([request])")
         below = self._tiers is not None
         away: list[Session] = []
+        if self._cache.heard:  # what follows asks the policies before it changes anything
+            with self._admitting:
+                self._cache.learn()
         while True:
             starts = self._starts_of(given, below, away)
             rows = self._admit(starts)

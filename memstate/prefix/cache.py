@@ -375,7 +375,7 @@ class PrefixCache(Contents):
         fresh = allocator.claim(size - had) if allocator.pages else NO_PAGES
         node, _ = self.tree.insert(prompt, array("q", [0]) * had + fresh if fresh else NO_PAGES)
         snapshot = node.snapshot = self._holdings.add([length], node)[0]
-        node.evicted = False
+        node.evicted, node.kind = False, prompt.kind
         self._commands.claim([snapshot.register], [length])
         self._counts["loaded"] += 1
         if self.watcher:

@@ -130,7 +130,7 @@ class Contents(NotCopied, Shown):
         (states, kv), heard, self.heard = self._policies, self.heard, []
         for found, tokens in heard:
             states.asked(found.known, tokens // self._pages.page_size)
-            if found.stated is not None:
+            if found.stated is not None and found.stated.snapshot:  # a request may have taken it over
                 states.used(found.stated)
             if found.reach.parent is not None and not found.reach.ghost:  # it may be gone since
                 kv.used(found.reach)

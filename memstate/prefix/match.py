@@ -7,7 +7,7 @@ from memstate.requests.handles import Snapshot
 from memstate.sheet import Sheet, Shown, bar, of_tokens, sheet
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Match(Shown):
     """How much of a prompt need not be computed. Lengths are tokens from the start of the prompt.
 

@@ -8,7 +8,10 @@ import pytest
 import torch
 
 import memstate as ms
+from memstate.kernels.dispatch import Backend
+from memstate.prefix.placement import Nowhere
 from memstate.prefix.policies import FlopAware, Lru, LruPages, Place, ReturnRate
+from memstate.prefix.policies.return_rate import Candidate
 from memstate.prefix.tree import Node
 from memstate.tokens import Prompt, encode
 from tests.support import owners
@@ -223,3 +226,75 @@ def test_policies_never_know_of_more_than_64_requests_too_few() -> None:
         (row,) = mem.admit([ms.Request(at, tokens=T[:3])])
         mem.end([row])
         assert len(policy.heard) >= at + 1 - 64
+
+
+class Interrupted(ReturnRate):
+    """Is interrupted in the middle of what it learns."""
+
+    planted = False
+
+    def _credit(self, candidate: Candidate) -> None:
+        if self.planted:
+            self.planted = False
+            raise KeyboardInterrupt
+        super()._credit(candidate)
+
+
+def test_a_policy_that_is_interrupted_while_it_learns_breaks_the_manager() -> None:
+    policy = Interrupted()
+    mem = manager(prefix=ms.Prefix(states=policy))
+    (row,) = mem.admit([ms.Request("a", tokens=T[:12])])
+    run(mem, row, T[:12])
+    mem.end([row], keep="cache", tokens=[T[:12]])
+    mem.admit([ms.Request("b", tokens=T[:12])])
+    policy.planted = True
+    with pytest.raises(KeyboardInterrupt):
+        mem.admit([ms.Request("c", tokens=T[:20])])
+    with pytest.raises(ms.Broken, match="admit"):
+        mem.admit([ms.Request("c", tokens=T[:20])])
+    assert mem.recover().ended == ["b"]
+    assert mem.info(mem.admit([ms.Request("c", tokens=T[:20])])[0]).length == 8
+
+
+def test_a_state_that_a_request_takes_over_is_ranked_no_more() -> None:
+    policy = Lru()
+    mem = manager(slots=2, prefix=ms.Prefix(states=policy), tracking=ms.Redirect(400))
+    for at in range(30):
+        tokens = [at] * 8
+        (row,) = mem.admit([ms.Request("a", tokens=tokens)])
+        mem.settle(mem.plan([row], 8))
+        mem.end([row], keep="cache")
+        rows = [*mem.admit([ms.Request("b", length=4)]), *mem.admit([ms.Request("a", tokens=[*tokens, 1])])]
+        assert mem.info(rows[1]).length == 8
+        mem.settle(mem.plan(rows, 1))
+        mem.end(rows)
+    assert mem.prefix and set(policy._order) == set(mem.prefix.stated())
+
+
+def test_a_state_comes_from_below_while_policies_have_still_to_learn() -> None:
+    """With the kind of its request; the leaf that it comes to is one that an earlier request has reached."""
+    layout = ms.StateLayout([ms.Plane("kv", (4,), torch.int64)], layers=1)
+    kv = ms.Planes(layout, 40, Backend("reference", torch.device("cpu")))
+    mem = manager(
+        slots=16, tracking=ms.Redirect(400), prefix=ms.Prefix(placement=Nowhere()),
+        tiers=ms.Tiers("m", host_slots=8, host_pages=40, kv=kv),
+    )  # fmt: skip
+    assert mem.prefix
+    tokens = list(range(16))
+
+    def serve(upto: int, **request: Any) -> None:
+        (row,) = mem.admit([ms.Request("one", **request)])
+        mem.settle(mem.plan([row], upto - mem.info(row).length))
+        mem.end([row], keep="cache", tokens=[[*tokens, 7]])
+
+    serve(16, tokens=tokens)
+    for _ in range(5):
+        mem.submit()
+        mem.poll()
+    mem.prefix.clear()
+    serve(17, length=17)  # KV without a state
+    mem.admit([ms.Request("parts", tokens=[*tokens[:8], *[5] * 8])])
+    (row,) = mem.admit([ms.Request("loads", tokens=[*tokens, *[9] * 4], kind="chat")])
+    assert mem.info(row).length == 16 and [node.kind for node in mem.prefix.stated()] == ["chat"]
+    mem.audit().raise_if_leaking()
+    mem.close()

@@ -321,6 +321,9 @@ class PrefixPart(NotCopied):
         ids = array("q", pages if numbers is None else numbers.tobytes())
         if state is not None and (not is_count(state) or not state or state in self._lent.owner):
             raise InvalidArgument(f"state {shown(state)}: expected an id from 1 on that the cache does not have")
+        if contents.heard:
+            with self._lent.guard.changing("insert"):
+                contents.learn()
         found = contents.tree.find(Prompt(key, salt))
         above = found.stated.end if found.stated else 0
         new = state is not None and above != len(pages)

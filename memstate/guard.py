@@ -1,8 +1,7 @@
 """Notices calls that an exception ended while they changed something. The manager is then broken."""
 
 import logging
-from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import TypeVar
@@ -42,7 +41,7 @@ class Guard:
         self._orderly: BaseException | None = None
         self.entered = 0
         self.registers: list[object] = []
-        self.pages = array("q")
+        self.pages: list[Iterable[int]] = []
 
     def require_whole(self) -> None:
         """Requires that no call ended in the middle.
@@ -117,7 +116,7 @@ class Changing:
         if guard.call:
             guard.require_whole()
         guard.registers.clear()
-        guard.pages = array("q")
+        guard.pages.clear()
         guard.call, guard.why = self._call, ""
         guard.entered += 1  # behind `call`: a reader sees one of them
 

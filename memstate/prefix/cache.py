@@ -19,7 +19,7 @@ from memstate.prefix.match import Match
 from memstate.prefix.policies import Place
 from memstate.prefix.tree import Node
 from memstate.requests.handles import Snapshot
-from memstate.requests.pages import NO_PAGES
+from memstate.requests.pages import NO_PAGES, Ids
 from memstate.tokens import BYTES, Prompt
 
 DECODED = ("boundary", "end")  # kinds of states beyond the prompt
@@ -203,7 +203,7 @@ class PrefixCache(Contents):
         self.hear(match.found, match.tokens)
 
     def file(
-        self, rows: "Iterable[tuple[Lease, Prompt, int, array[int], Sequence[tuple[int, int, str]]]]"
+        self, rows: Iterable[tuple[Lease, Prompt, int, Ids, Sequence[tuple[int, int, str]]]]
     ) -> list[Snapshot | None]:
         """Takes KV of rows in any case, and their states as the policy says.
 
@@ -229,7 +229,7 @@ class PrefixCache(Contents):
         if self.settings.most_states is not None:
             self.evict_states(self.states - self.settings.most_states, "limit")
 
-    def adopt(self, snapshot: Snapshot, prompt: Prompt, pages: "array[int]") -> Node | None:
+    def adopt(self, snapshot: Snapshot, prompt: Prompt, pages: Ids) -> Node | None:
         """Takes over the state of a session that makes way, in the register where it is.
 
         Args:
@@ -256,7 +256,7 @@ class PrefixCache(Contents):
         return self._holdings.held["cached"].get(snapshot.register) is snapshot
 
     def _file(
-        self, lease: Lease, prompt: Prompt, end: int, pages: "array[int]", states: Sequence[tuple[int, int, str]]
+        self, lease: Lease, prompt: Prompt, end: int, pages: Ids, states: Sequence[tuple[int, int, str]]
     ) -> list[Snapshot]:
         start, known = lease.node, min(end, lease.end, len(lease.prompt.key) // self._unit)
         while start.end > known and start.parent is not None:
@@ -284,7 +284,7 @@ class PrefixCache(Contents):
         self._move_lease(lease, self._shared(node, pages))
         return found
 
-    def _place(self, prompt: Prompt, end: int, pages: "array[int]", kind: str, start: Node | None) -> Node | None:
+    def _place(self, prompt: Prompt, end: int, pages: Ids, kind: str, start: Node | None) -> Node | None:
         """Returns the node for a state of so many pages of a prompt, None where the policy does not want one.
 
         If the node has a state, it is that of the same tokens, and the caller keeps its own. A start is a leased node
@@ -309,7 +309,7 @@ class PrefixCache(Contents):
             self._note_superseded(node)
 
     @staticmethod
-    def _shared(node: Node, pages: "array[int]") -> Node:
+    def _shared(node: Node, pages: Ids) -> Node:
         """Returns the deepest node that has the row's own pages.
 
         Pages that another row brought first are not the row's to keep.
@@ -324,7 +324,7 @@ class PrefixCache(Contents):
         self.tree.unlease(before)
         self.drop_bare(before)
 
-    def _grow(self, prompt: Prompt, end: int, pages: "array[int]", start: Node | None) -> Node:
+    def _grow(self, prompt: Prompt, end: int, pages: Ids, start: Node | None) -> Node:
         """Returns the node for so many pages of a prompt, with KV all the way. A start is a node on its path."""
         node, had = self.tree.insert(prompt, pages, start, end)
         if had < end:
@@ -358,7 +358,7 @@ class PrefixCache(Contents):
         self._holdings.published += 1
         return state
 
-    def insert_loaded(self, prompt: Prompt) -> "tuple[Node, int, array[int]]":
+    def insert_loaded(self, prompt: Prompt) -> tuple[Node, int, Ids]:
         """Takes in a state that is loaded from below, and pages for the path to it.
 
         Call it only where a holder, a slot and the pages are free. `loaded` tells the policies, once the bytes are on

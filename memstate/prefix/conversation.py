@@ -1,13 +1,12 @@
 """What is known of one session. Plain data."""
 
-from array import array
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
 from memstate.prefix.lease import NO_NODE
 from memstate.prefix.tree import Node
 from memstate.requests.handles import Session, Snapshot
-from memstate.requests.pages import NO_PAGES
+from memstate.requests.pages import NO_PAGES, Ids
 from memstate.tokens import EMPTY, Prompt
 
 
@@ -81,7 +80,7 @@ class Conversation:
     handle: Session
     prompt: Prompt = EMPTY
     kept: list[Snapshot] = field(default_factory=list)
-    pages: "array[int]" = field(default_factory=lambda: NO_PAGES)
+    pages: Ids = field(default_factory=lambda: NO_PAGES)
     path: Node = NO_NODE
     own: dict[Node, int] = field(default_factory=dict)
     row: int = 0

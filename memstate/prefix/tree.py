@@ -13,7 +13,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from memstate.requests.handles import Snapshot
-from memstate.requests.pages import NO_PAGES
+from memstate.requests.pages import NO_PAGES, Ids
 from memstate.tokens import Prompt, common
 
 
@@ -42,7 +42,7 @@ class Node:
     )  # fmt: skip
     holds: ClassVar[str] = "cached"
 
-    def __init__(self, parent: "Node | None", key: bytes, pages: "array[int]" = NO_PAGES, end: int = 0) -> None:
+    def __init__(self, parent: "Node | None", key: bytes, pages: Ids = NO_PAGES, end: int = 0) -> None:
         self.parent, self.key, self.pages, self.end = parent, key, pages, end
         self.children: dict[bytes, Node] = {}
         self.snapshot: Snapshot | None = None
@@ -158,7 +158,7 @@ class Tree:
         return Found(known, stated, gone, kv // page, reach)
 
     def insert(
-        self, prompt: Prompt, pages: "array[int]", start: "Node | None" = None, end: int | None = None
+        self, prompt: Prompt, pages: Ids, start: "Node | None" = None, end: int | None = None
     ) -> tuple[Node, int]:
         """Makes a node end in a prompt, with KV all the way.
 
@@ -194,7 +194,7 @@ class Tree:
             del self._ghosts[node]
         return node, had
 
-    def ghost(self, leaf: Node, pages: int) -> "array[int]":
+    def ghost(self, leaf: Node, pages: int) -> Ids:
         """Takes the last pages from a node without KV below it. Its tokens are remembered, as far as the memory goes.
 
         Args:
@@ -219,7 +219,7 @@ class Tree:
         """Returns a ghost leaf that a memory of so many pages has no room for, None where there is room."""
         return next(iter(self._ghosts)) if self.ghost_pages > memory else None
 
-    def _grow(self, parent: Node, key: bytes, pages: "array[int]") -> Node:
+    def _grow(self, parent: Node, key: bytes, pages: Ids) -> Node:
         size = len(key) // self.page
         if not (parent.is_root or parent.children or parent.snapshot or parent.evicted):
             parent.key += key  # its end has no state: a prompt that is computed chunk by chunk is one node
@@ -291,13 +291,9 @@ class Tree:
         """Returns whether a node has KV in the tree. A start of prefixes needs none."""
         return not node.end or (node.parent is not None and not node.ghost)
 
-    def pages_to(self, node: Node) -> "array[int]":
+    def pages_to(self, node: Node) -> Ids:
         """Returns the ids of all pages from the root up to a node's end."""
-        parts = []
-        while node.parent is not None:
-            parts.append(node.pages)
-            node = node.parent
-        return array("q", b"".join(reversed(parts)))
+        return array("q", b"".join([step.pages for step in node.path()][::-1]))
 
     def salt(self, node: Node) -> Hashable:
         """Returns the salt of a node's prefix."""
@@ -309,7 +305,7 @@ class Tree:
         """Becomes what another tree is."""
         vars(self).update(vars(other))
 
-    def sound(self, kv: bool) -> "Iterator[tuple[Prompt, array[int], Node]]":
+    def sound(self, kv: bool) -> Iterator[tuple[Prompt, Ids, Node]]:
         """Yields each node that agrees with all that leads to it, parents first. Ghosts are left out.
 
         Args:

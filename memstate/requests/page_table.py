@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memstate.errors import InvalidArgument, OutOfPages
-from memstate.requests.pages import MANY, NO_PAGES, PageAllocator
+from memstate.requests.pages import MANY, NO_PAGES, Ids, PageAllocator
 from memstate.slots.commands import CommandBuffer
 from memstate.slots.registers import Longs
 
@@ -39,7 +39,7 @@ class PageTable:
         self.page_size, self.grid, self.unit = page_size, grid, lcm(page_size, grid)
         self._commands = commands
         self._width = commands.registers.pages_per_row
-        self._rows: list[array[int]] = []
+        self._rows: list[Ids] = []
         self.reset()
 
     def reset(self, holders: Mapping[int, int] | None = None) -> None:
@@ -84,9 +84,9 @@ class PageTable:
         if not self.allocator.pages:
             return
         for row, prefix, n in zip(rows, shared, fresh, strict=True):
-            self._rows[row] = pages = array("q", prefix)
+            pages = array("q", prefix)
             self.allocator.share(pages)
-            pages += self.allocator.claim(n)
+            self._rows[row] = pages = pages + self.allocator.claim(n)
             self.room[row] = len(pages) * self.page_size
         self._write([(row, 0, self._rows[row]) for row in rows])
 
@@ -131,15 +131,15 @@ class PageTable:
             self.room[row] = 0
 
     @property
-    def held(self) -> "dict[int, array[int]]":
+    def held(self) -> dict[int, Ids]:
         """Rows with pages, and these pages."""
         return {row: pages for row, pages in enumerate(self._rows) if pages}
 
-    def of(self, row: int, most: int | None = None) -> "array[int]":
+    def of(self, row: int, most: int | None = None) -> Ids:
         """Returns the row's pages, in order; only the first `most`, if that is given."""
         return self._rows[row][:most]
 
-    def share(self, row: int, length: int) -> "array[int]":
+    def share(self, row: int, length: int) -> Ids:
         """Returns the row's pages for its first `length` tokens, with one more holder."""
         if not self.allocator.pages:
             return NO_PAGES
@@ -190,7 +190,7 @@ class PageTable:
             for row, at in np.argwhere(expected != device).tolist()
         ]
 
-    def _write(self, added: "Sequence[tuple[int, int, array[int]]]") -> None:
+    def _write(self, added: Sequence[tuple[int, int, Ids]]) -> None:
         """Notes pages in the device's table: (row, first column, pages) each."""
         start = self._commands.registers.starts["pages"]
         cells, values = array("i"), array("i")

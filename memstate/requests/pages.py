@@ -2,7 +2,7 @@
 
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -10,7 +10,8 @@ from memstate.errors import OutOfPages
 from memstate.guard import Guard
 
 MANY: Final = 24  # from so many ids on numpy is faster than a loop
-NO_PAGES: Final = array("q")  # of all that have none: nothing is added to it
+Ids: TypeAlias = "array[int]"  # of pages, 64 bits each
+NO_PAGES: Final[Ids] = array("q")  # of all that have none: nothing is added to it
 
 
 class PageAllocator:
@@ -38,7 +39,7 @@ class PageAllocator:
         Args:
             holders: page -> its number of holders, for pages that are not free after it.
         """
-        self.holders = array("q", [0]) * (self.pages + 1)
+        self.holders = array("Q", [0]) * (self.pages + 1)  # of all types the one that is set fastest
         for page, times in (holders or {}).items():
             self.holders[page] = times
         self._counts = np.frombuffer(self.holders, np.int64)
@@ -64,7 +65,7 @@ class PageAllocator:
             found.append(f"{self.free} KV pages are noted as free, and these are not the pages without a holder")
         return found
 
-    def claim(self, n: int) -> "array[int]":
+    def claim(self, n: int) -> Ids:
         """Claims the n lowest free pages.
 
         Raises:
@@ -86,7 +87,7 @@ class PageAllocator:
         self._low = low
         self.free -= n
         if self._guard is not None:
-            self._guard.pages += pages
+            self._guard.pages.append(pages)
         return pages
 
     def alone(self, pages: Sequence[int]) -> int:

@@ -201,7 +201,7 @@ class CommandBuffer:
 
         These are the pages that the interrupted call took, and those that waiting work would fill.
         """
-        found = set(self.guard.pages) if self.guard.call else set()
+        found = set[int]().union(*self.guard.pages) if self.guard.call else set()
         for entry in [self._sending, *self.queue]:
             if isinstance(entry, Action):
                 found.update(entry.pages)

@@ -5,6 +5,7 @@ plain integers in lists: most packets name a few, and numpy takes longer for tho
 """
 
 from array import array
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
@@ -17,11 +18,9 @@ MOVES, RELEASES, CLAIMS, WRITES, DATA, BATCH, MARKS = map(
 )  # plain ints: each access to an enumeration costs 1 us
 PAIRS = (MOVES, WRITES, DATA)  # sections with two columns
 NOTHING = [0, 0, 0, 0]
-MANY = 64  # from so many cells on numpy is faster
 NO_SECTIONS = array("i", [0] * 8 + [HEADER_INTS] * BATCH + [0] * (8 - BATCH))  # a header without entries
-Operation = tuple[
-    int, Sequence[int], Sequence[int], Sequence[int]
-]  # section, two columns, the registers that it changes
+# section, two columns, the registers that it changes
+Operation = tuple[int, Sequence[int], Sequence[int], Sequence[int]]
 Room = Callable[[int], Ints]  # where a packet of so many int32 goes
 
 
@@ -130,10 +129,8 @@ class Packet:
                 size = header[section] = len(longs[0])
                 header[8 + section] = at
                 at += len(longs) * (size + -size % 4)
-        sections: dict[int, tuple[array[int], array[int]]] = {}
+        sections = defaultdict[int, "tuple[array[int], array[int]]"](lambda: (array("i"), array("i")))
         for section, first, second, _ in self.operations:
-            if section not in sections:
-                sections[section] = array("i"), array("i")
             one, other = sections[section]
             one.extend(first)
             other.extend(second)
@@ -163,8 +160,7 @@ class Packet:
 
 def _newest(cells: "array[int]", values: "array[int]") -> "tuple[array[int], array[int]]":
     """Keeps only the last value of each cell."""
-    few = len(cells) < MANY
-    if (len(set(cells)) == len(cells)) if few else np.diff(np.sort(cells)).all():
+    if len(set(cells)) == len(cells) if len(cells) < 64 else np.diff(np.sort(cells)).all():
         return cells, values
     newest = dict(zip(cells, values, strict=True))
     return array("i", newest), array("i", newest.values())

@@ -349,7 +349,7 @@ def test_a_published_snapshot_keeps_only_pages_that_are_sure(why: str, plain: Ba
         inside.commands(mem).then(Action(lambda: None, pages=unsure.pages[1:]))
     else:
         with pytest.raises(MemoryError), mem._parts.guard.changing("extend"):
-            mem._parts.guard.pages.extend(unsure.pages[1:])
+            mem._parts.guard.pages.append(unsure.pages[1:])
             raise MemoryError
     assert not inside.commands(mem).unsure()[[unsure.register, sure.register]].any()
     kept = mem.recover()
@@ -372,7 +372,7 @@ def test_an_idle_session_whose_pages_are_unsure_is_empty_after_a_recover(plain: 
     at.mem.submit()
     unsure = owners.session(at.mem, chats[0]).pages[-1]
     with pytest.raises(MemoryError), at.mem._parts.guard.changing("extend"):
-        at.mem._parts.guard.pages.append(unsure)
+        at.mem._parts.guard.pages.append([unsure])
         raise MemoryError
     assert at.mem.recover().in_sessions == 1
     assert [(info.tokens, info.states, info.pages) for info in at.mem.sessions.infos()] == [(0, 0, 0), (8, 1, 2)]

@@ -1,6 +1,7 @@
 """KV pages: lowest page first, shared by count, and the device's table in step with the host."""
 
 import random
+from collections import Counter
 from contextlib import suppress
 
 import pytest
@@ -58,11 +59,15 @@ def test_a_shared_page_is_free_with_its_last_holder() -> None:
 def test_few_and_many_pages_are_the_lowest_free_ones() -> None:
     rng, pages, held = random.Random(3), PageAllocator(4000), set[int]()
     for _ in range(200):
-        n = min(rng.choice((0, 1, 20, 63, 64, 1000)), pages.free)
+        n = min(rng.choice((0, 1, 20, 23, 24, 1000)), pages.free)
         lowest = [page for page in range(1, 4001) if page not in held][:n]
         assert list(pages.claim(n)) == lowest
         held.update(lowest)
-        gone = rng.sample(sorted(held), min(len(held), rng.choice((0, 1, 20, 900))))
+        gone, shared = (rng.sample(sorted(held), min(len(held), rng.choice((0, 1, 23, 24, 900)))) for _ in range(2))
+        pages.share(shared)
+        assert pages.alone(gone) == len({*gone} - {*shared})
+        assert pages.miscounts(Counter([*held, *shared])) == []
+        pages.release(shared)
         pages.release(gone)
         held.difference_update(gone)
         assert pages.miscounts(dict.fromkeys(held, 1)) == []

@@ -4,6 +4,7 @@ A manager refuses copies, so the search goes back in place: it walks from one ob
 keeps the contents of dictionaries, lists, arrays and tensors. It knows no class of the library, so it misses no field.
 """
 
+from array import array
 from collections import deque
 from collections.abc import Callable
 from enum import Enum
@@ -33,7 +34,7 @@ class Checkpoint:
 
     def __init__(self, root: object) -> None:
         self._fields: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
-        self._lists: list[tuple[list[Any], list[Any]]] = []
+        self._lists: list[tuple[Any, Any]] = []  # and arrays of the standard library
         self._others: list[tuple[Any, Callable[[Any], None], Any]] = []  # deques and sets
         self._slots: list[tuple[object, dict[str, Any]]] = []  # objects without a dictionary
         self._arrays: list[tuple[Any, Any]] = []
@@ -56,6 +57,8 @@ class Checkpoint:
             elif kind is list:
                 self._lists.append((one, list(one)))
                 left.extend(one)
+            elif kind is bytearray or kind is array:
+                self._lists.append((one, one[:]))
             elif kind is np.ndarray:
                 if one.flags.writeable:
                     self._arrays.append((one, one.copy()))
@@ -104,7 +107,5 @@ class Checkpoint:
         for one, values in self._slots:
             for name, value in values.items():
                 object.__setattr__(one, name, value)
-        for array, content in self._arrays:
-            array[...] = content
-        for array, content in self._tensors.values():
-            array[...] = content
+        for cells, content in (*self._arrays, *self._tensors.values()):
+            cells[...] = content

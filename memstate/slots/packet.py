@@ -160,7 +160,11 @@ class Packet:
 
 def _newest(cells: "array[int]", values: "array[int]") -> "tuple[array[int], array[int]]":
     """Keeps only the last value of each cell."""
-    if len(set(cells)) == len(cells) if len(cells) < 64 else np.diff(np.sort(cells)).all():
-        return cells, values
-    newest = dict(zip(cells, values, strict=True))
-    return array("i", newest), array("i", newest.values())
+    if len(cells) < 64:  # numpy takes longer
+        newest = dict(zip(cells, values, strict=True))
+        return (cells, values) if len(newest) == len(cells) else (array("i", newest), array("i", newest.values()))
+    named, order = np.frombuffer(cells, np.int32), np.arange(len(cells), dtype=np.int32)
+    latest = np.zeros(int(named.max()) + 1, np.int32)
+    np.maximum.at(latest, named, order)
+    kept = latest[named] == order
+    return array("i", named[kept].tobytes()), array("i", np.frombuffer(values, np.int32)[kept].tobytes())

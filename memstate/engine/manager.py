@@ -494,7 +494,8 @@ class StateManager(NotCopied, Shown):
         """
         self._enter()
         self._stepping.settle(step, finished)
-        self._learn()
+        if self._cache.heard:
+            self._learn()
 
     def accept(
         self, step: Step, accepted: Sequence[int], finished: Sequence[bool] | NDArray[np.bool_] | None = None, *,
@@ -526,13 +527,13 @@ class StateManager(NotCopied, Shown):
         if not isinstance(written, bool):
             raise InvalidArgument(f"written={written!r}: expected True or False")
         self._stepping.accept(step, accepted, finished, written)
-        self._learn()
+        if self._cache.heard:
+            self._learn()
 
     def _learn(self) -> None:
         """Lets the policies of the prefix cache learn of new requests, while a forward runs."""
-        if self._cache.heard:
-            with self._learning:
-                self._cache.learn()
+        with self._learning:
+            self._cache.learn()
 
     def cancel(
         self, step: Step, keep: Keep | None = None, *, tokens: Sequence[Tokens | None] | None = None

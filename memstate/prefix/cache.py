@@ -336,9 +336,10 @@ class PrefixCache(Contents):
 
     def _attach(self, node: Node, state: Snapshot, kind: str, prompt: Prompt) -> None:
         """Notes that a node has a state, which is the node's already."""
+        policy = self.state_policy  # which learns before the node changes
         node.snapshot, node.evicted, node.kind = state, False, prompt.kind
         self._counts["inserted"] += 1
-        self.state_policy.added(node, kind)
+        policy.added(node, kind)
         if self.below:
             self.below.added(node)
         if self.watcher:

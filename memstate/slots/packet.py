@@ -5,7 +5,6 @@ plain integers in lists: most packets name a few, and numpy takes longer for tho
 """
 
 from array import array
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
@@ -129,9 +128,9 @@ class Packet:
                 size = header[section] = len(longs[0])
                 header[8 + section] = at
                 at += len(longs) * (size + -size % 4)
-        sections = defaultdict[int, "tuple[array[int], array[int]]"](lambda: (array("i"), array("i")))
+        sections: dict[int, tuple[array[int], array[int]]] = {}
         for section, first, second, _ in self.operations:
-            one, other = sections[section]
+            one, other = sections.setdefault(section, (array("i"), array("i")))
             one.extend(first)
             other.extend(second)
         for section, columns in sorted(sections.items()):

@@ -187,7 +187,7 @@ class PrefixCache(Contents):
         counts["lookups"] += 1
         counts["prompt_tokens"] += match.tokens
         counts["hit_tokens"] += match.length
-        counts["lost_no_sharing"] += match.tokens - match.kv_length
+        counts["lost_no_sharing"] += match.tokens - match.kv_length  # as `Match.lost`, a tenth of a match faster
         counts["lost_evicted"] += match.evicted_length - match.length
         counts["lost_no_snapshot"] += match.kv_length - match.evicted_length
         if match.found is None:

@@ -76,7 +76,7 @@ class ReturnRates:
                 row[:] = [value * by for value in row]
 
     def update(self) -> None:
-        """Computes the rates from the counts: a tenth of a millisecond for 14 classes and 15 ages."""
+        """Computes the rates from the counts: .16 ms for 14 classes and 15 ages, .5 ms with all kinds of requests."""
         hit, seen, observed, expected = map(np.array, (self._hit, self._seen, self._observed, self._expected))
         reached = np.concatenate([seen[:, 1:], np.zeros_like(seen[:, :1])], 1)  # the next age
         seen = np.where(reached > 0, (seen + np.minimum(seen, hit + reached)) / 2, (3 * seen + hit) / 4)

@@ -22,7 +22,7 @@ THREADS ?= 1
 TEST_ENV := OMP_NUM_THREADS=$(THREADS) MKL_NUM_THREADS=$(THREADS) PYTHONDONTWRITEBYTECODE=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format compile compile-matrix docs wheel proof mutate soak engine-proof gpu-proof clean
+.PHONY: help install demo test lint format compile compile-matrix docs wheel proof mutate soak newest engine-proof gpu-proof clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' Makefile
@@ -37,7 +37,7 @@ $(RUN): pyproject.toml constraints.txt
 	@touch $@
 
 # Libraries whose Triton kernels tests run on slots: without their CUDA extensions, and without what else they require.
-PEERS := mamba-ssm==2.3.2.post1 causal-conv1d==1.7.0
+PEERS := mamba-ssm causal-conv1d
 PEERS_ENV := MAMBA_FORCE_BUILD=TRUE MAMBA_SKIP_CUDA_BUILD=TRUE CAUSAL_CONV1D_FORCE_BUILD=TRUE CAUSAL_CONV1D_SKIP_CUDA_BUILD=TRUE
 
 # What tests and linters need besides. Mooncake goes last and may fail: not every platform has it, and it links to libraries that
@@ -48,7 +48,7 @@ $(TOOLS): $(RUN)
 	@error=$$($(BIN)/python -c "import mooncake.store" 2>&1) || \
 		echo "Mooncake cannot be used here, its tests are skipped: $$(echo "$$error" | tail -n 1)"
 	@$(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt setuptools wheel && \
-		$(PEERS_ENV) $(BIN)/python -m pip install -q $(PIP_ARGS) --no-build-isolation --no-deps $(PEERS) || \
+		$(PEERS_ENV) $(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt --no-build-isolation --no-deps $(PEERS) || \
 		echo "$(PEERS) cannot be installed here, their tests are skipped"
 	@touch $@
 
@@ -106,6 +106,9 @@ soak: $(TOOLS) ## a million random operations on the reference, 20 000 on the in
 
 engine-proof: ## build environments of vLLM and SGLang in build/engines, serve tiny models on a CPU, compare with runs without a cache; an hour
 	@$(PYTHON) -m tests.proof.engines $(ARGS)
+
+newest: $(TOOLS) ## run the adapters' tests beside the newest releases, in build/newest; 1 if a test is lost that passes on the pinned ones
+	@$(TEST_ENV) $(BIN)/python -m tests.proof.newest --workers $(WORKERS) $(ARGS)
 
 # Installs nothing: the machine's own Python. Without make: python3 -m tests.proof.gpu_proof --out DIR
 gpu-proof: ## prove on a GPU, with the machine's own Python, what only a GPU shows; results in OUT=dir

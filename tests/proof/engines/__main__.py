@@ -27,12 +27,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--only", action="append", default=[], metavar="SCENARIO", help="of the engine's; may be repeated"
     )
+    parser.add_argument("--newest", action="store_true", help="the newest release of each engine, not the pinned one")
     parser.add_argument("--json", type=Path, metavar="PATH", help="where to write what the engines report")
     chosen = parser.parse_args(arguments)
     if unknown := set(chosen.engines) - set(engines()):
         parser.error(f"no engine {sorted(unknown)}: expected some of {engines()}")
     options = [f"--only={name}" for name in chosen.only]
-    results = {name: run(name, build(name), options) for name in chosen.engines or engines()}
+    results = {name: run(name, build(name, chosen.newest), options) for name in chosen.engines or engines()}
     if chosen.json:
         chosen.json.write_text(json.dumps(results, indent=2))
     for result in results.values():

@@ -12,6 +12,17 @@ HERE: Final = Path(__file__).parent
 ROOT: Final = HERE.parents[2]
 PIN: Final = re.compile(r"[A-Za-z0-9._-]+==[A-Za-z0-9.!+_-]+")
 TORCH: Final = "import torch, sys; sys.exit(torch.version.cuda is not None)"
+# Prints what an installed package asks of others, and does not find in the version that is there.
+UNMET: Final = """
+import sys
+from importlib.metadata import PackageNotFoundError, requires, version
+from packaging.requirements import Requirement
+for one in map(Requirement, requires(sys.argv[1]) or ()):
+    if one.marker and not one.marker.evaluate({"extra": ""}): continue
+    try: met = one.specifier.contains(version(one.name), prereleases=True)
+    except PackageNotFoundError: continue
+    if not met: print(f"{one.name}{one.specifier}")
+"""
 
 
 def engines() -> list[str]:
@@ -35,13 +46,16 @@ def pins(file: Path) -> list[str]:
     return found
 
 
-def build(name: str) -> Path:
+def build(name: str, newest: bool = False) -> Path:
     """Returns the interpreter of an engine's environment, in `build/engines`; makes it anew if a pin has changed.
 
     Nothing is installed that is not pinned, so no build of torch for GPUs comes with what requires one.
 
     Args:
         name: The engine.
+        newest: Take the newest release of the engine itself, and of a pinned package the version that this release
+            asks for. Such an environment is always made anew. A package that the release needs for the first time is
+            missing: the engine's log names it.
 
     Raises:
         CalledProcessError: pip failed.
@@ -49,17 +63,37 @@ def build(name: str) -> Path:
     """
     listed = pins(HERE / name / "pins.txt")
     digest = hashlib.sha256("\n".join([sys.version, *listed]).encode()).hexdigest()
-    folder = ROOT / "build" / "engines" / name
+    folder = ROOT / "build" / "engines" / (f"{name}-newest" if newest else name)
     python, marker = folder / "bin" / "python", folder / "pins.sha256"
-    if marker.is_file() and marker.read_text() == digest:
+    if not newest and marker.is_file() and marker.read_text() == digest:
         return python
     shutil.rmtree(folder, ignore_errors=True)
     print(f"{name}: making {folder.relative_to(ROOT)}, {len(listed)} packages", flush=True)
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-    subprocess.run([python, "-m", "pip", "install", "-q", "--no-deps", *listed], check=True)
+    pip = [python, "-m", "pip", "install", "-q", "--no-deps"]
+    subprocess.run([*pip, *listed], check=True)
+    if newest:
+        _renew(next(pin for pin in listed if pin.startswith(name)), python, pip)
     if subprocess.run([python, "-c", TORCH]).returncode:
         raise RuntimeError(
             f"{name}: pip found no build of torch for a CPU; set PIP_EXTRA_INDEX_URL to torch's index of these builds"
         )
     marker.write_text(digest)
     return python
+
+
+def _renew(pin: str, python: Path, pip: list[str | Path]) -> None:
+    """Puts the newest release of a pinned package into an environment, and what it asks of the others there."""
+    package = pin.partition("==")[0]
+    subprocess.run([*pip, "--upgrade", package], check=True)
+    unmet = subprocess.run([python, "-c", UNMET, package], check=True, capture_output=True, text=True).stdout.split(
+        "\n"
+    )
+    asked = [one for one in unmet if one and not one.startswith("torch")]  # torch has builds of several gigabytes
+    if asked:
+        subprocess.run([*pip, *asked], check=True)
+    command = [python, "-c", f"from importlib.metadata import version; print(version({package!r}))"]
+    found = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    print(
+        f"{package} {found}, pinned {pin.partition('==')[2]}; with it {', '.join(asked) or 'nothing else'}", flush=True
+    )

@@ -34,7 +34,7 @@ def manager(store: Store, rank: int = 0, ranks: int = 1) -> ms.StateManager:
 
 def folded(state: torch.Tensor, tokens: list[int], rank: int) -> torch.Tensor:
     """Folds tokens into states of (.. head 2). It stands for a model; each head gives other numbers, all exact."""
-    heads = torch.arange(1, 1 + state.shape[-2])[:, None] + rank * state.shape[-2]
+    heads = torch.arange(1, 1 + state.shape[-2], device=state.device)[:, None] + rank * state.shape[-2]
     for token in tokens:
         state = (state * 3 + token * heads) % 65521
     return state

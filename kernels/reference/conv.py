@@ -70,7 +70,11 @@ def conv_step(
     kept = row_marks(marks, state.shape[0] - 1)
     tails = row_tails(tail, cursor, len(x))
     for row, source, target, copy, count in rows:
-        old = state[source].float() if source else torch.zeros(taps - 1, channels, device=state.device)
+        old = (
+            state[source].float()
+            if source
+            else torch.zeros(taps - 1, channels, dtype=torch.float32, device=state.device)
+        )
         own = tails[row]
         pending = [own.at(token).x[None].float() for token in range(own.pending)]
         inputs = torch.cat([old, *pending, x[row, :count].float()])

@@ -118,4 +118,4 @@ def _zero(planes: PlaneMap, slot: int) -> None:
 
 def repeated(pattern: int, nbytes: int) -> Tensor:
     """Returns 64 bits again and again: uint8 `byte`."""
-    return torch.tensor([pattern]).repeat(-(-nbytes // 8)).view(torch.uint8)[:nbytes]
+    return torch.tensor([pattern], dtype=torch.int64, device="cpu").repeat(-(-nbytes // 8)).view(torch.uint8)[:nbytes]

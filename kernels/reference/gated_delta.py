@@ -107,7 +107,7 @@ def gated_delta_step(
     kept_at = row_marks(marks, state.shape[0] - 1)
     tails = row_tails(tail, cursor, len(v))
     for row, source, target, copy, count in rows:
-        s = torch.zeros(state.shape[1:], device=state.device)
+        s = torch.zeros(state.shape[1:], dtype=torch.float32, device=state.device)
         if source:
             s.copy_(state[source])
         stored = [slot for slot in (target, copy) if slot]

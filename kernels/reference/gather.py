@@ -30,5 +30,5 @@ def gather_slots(plane: Tensor, slots: Tensor, out: Tensor, pattern: int = 0) ->
         torch.index_select(source, 1, slots, out=target)
         return
     known = (slots > 0) & (slots < plane.shape[1])
-    target[:, ~known] = int(torch.tensor([pattern]).view(target.dtype)[0])
+    target[:, ~known] = int(torch.tensor([pattern], dtype=torch.int64, device="cpu").view(target.dtype)[0])
     target[:, known] = source[:, slots[known].long()]

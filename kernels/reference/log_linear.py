@@ -128,7 +128,7 @@ def _mixed(
     levels: Tensor, level_decay: Tensor, held: Iterable[tuple[int, int]], since: Tensor, scales: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """The sum of levels, each decayed since its end and scaled; and the decay since the oldest of them began."""
-    found = torch.zeros(levels.shape[1:], device=levels.device)
+    found = torch.zeros(levels.shape[1:], dtype=torch.float32, device=levels.device)
     for level, slot in held:
         if 0 < slot < levels.shape[0]:
             weight = since.exp() if scales is None else since.exp() * scales[:, level]

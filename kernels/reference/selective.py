@@ -82,7 +82,7 @@ def selective_step(
     kept = row_marks(marks, state.shape[0] - 1)
     tails = row_tails(tail, cursor, len(x))
     for row, source, target, copy, count in rows:
-        s = torch.zeros(state.shape[1:], device=state.device)
+        s = torch.zeros(state.shape[1:], dtype=torch.float32, device=state.device)
         if source:
             s.copy_(state[source])
         own, stored = tails[row], [slot for slot in (target, copy) if slot]

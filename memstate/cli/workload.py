@@ -153,7 +153,7 @@ def make(kernel: str, model: Model, batch: int, backend: Backend, seed: int) -> 
 
 
 def _random(backend: Backend, generator: torch.Generator, *shape: int) -> Tensor:
-    return torch.randn(shape, generator=generator, device=backend.device)
+    return torch.randn(shape, generator=generator, dtype=torch.float32, device=backend.device)
 
 
 def _bytes(tensor: Tensor) -> Tensor:
@@ -300,7 +300,7 @@ def delta_inputs(
     key_heads = max(1, (channels - heads * value) // (2 * key))
 
     def random(*shape: int) -> Tensor:
-        return torch.randn((batch, TOKENS, *shape), generator=generator, device=device)
+        return torch.randn((batch, TOKENS, *shape), generator=generator, dtype=torch.float32, device=device)
 
     q, k = (torch.nn.functional.normalize(random(key_heads, key), dim=-1).bfloat16() for _ in range(2))
     decay = -(random(heads, key) if per_key else random(heads)).abs()

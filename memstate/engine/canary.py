@@ -19,6 +19,7 @@ from einops import rearrange
 from numpy.typing import NDArray
 from torch import Tensor
 
+from memstate import lasting
 from memstate.errors import ForwardFault
 from memstate.kernels.tables import StepRecord
 from memstate.requests.steps import Step, StepLog
@@ -110,7 +111,7 @@ class Canary:
             is_nan = (plane.dtype.is_floating_point or plane.dtype.is_complex) and number > 1
             unit = number if is_nan else min(len(NUMBERS), nbytes)
             repeated = np.resize(np.frombuffer(NAN if is_nan else NUMBERS, np.uint8), nbytes)
-            pattern = torch.from_numpy(repeated).to(planes.device)
+            pattern = lasting.tensor(repeated, torch.uint8, planes.device)
             blocks = [
                 Block(plane, region.first + layer, data[:, :nbytes], pattern, unit, is_nan)
                 for layer, data in enumerate(region.blocks if nbytes else ())
@@ -118,7 +119,7 @@ class Canary:
             self._blocks += blocks
             if plane.name not in copied and (is_nan or nbytes >= LEAST):
                 self._stored += blocks
-        self._sums = torch.zeros(len(self._blocks), log.max_batch, dtype=torch.int64, device=planes.device)
+        self._sums = lasting.zeros((len(self._blocks), log.max_batch), torch.int64, planes.device)
         self.forget()
 
     def forget(self) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from memstate import lasting
 from memstate.checks import counts
 from memstate.errors import InvalidArgument, StaleHandle
 from memstate.kernels.rules import DRAFTS, FOLD
@@ -265,15 +266,15 @@ class StepLog:
     ) -> None:  # fmt: skip
         self.max_batch, self.depth = max_batch, depth
         width = _width(max_batch)
-        columns = torch.zeros(len(StepRecord._fields), width, dtype=torch.int32, device=device)
+        columns = lasting.zeros((len(StepRecord._fields), width), torch.int32, device)
         self._columns = StepRecord(*columns)
         self._records: dict[int, StepRecord] = {}  # by batch size: slicing tensors costs
-        count, *places = torch.zeros(len(Marks._fields), _width(max(marks, 1)), dtype=torch.int32, device=device)
+        count, *places = lasting.zeros((len(Marks._fields), _width(max(marks, 1))), torch.int32, device)
         self.marks = Marks(count[:1], *places)
         self.tails: TailRecord | None = None
         self._tails: dict[int, TailRecord] = {}  # by batch size
         if tails:
-            more = list(torch.zeros(len(TailRecord._fields) - 1, width, dtype=torch.int32, device=device))
+            more = list(lasting.zeros((len(TailRecord._fields) - 1, width), torch.int32, device))
             self.tails = TailRecord(self._columns.rows, *more)._replace(batch=more[-1][:1])
         self.sent: tuple[Longs, Longs, int, int] | None = None
         self._serial = 0

@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from memstate import lasting
 from memstate.checks import NotCopied, is_count
 from memstate.errors import DeviceFault, DoubleRelease, InvalidArgument, OutOfSlots
 from memstate.guard import Guard
@@ -94,8 +95,8 @@ class SlotAllocator(NotCopied):
         self.dtype, self.verify = dtype, verify
         self.guard = Guard()
         self.stream = WorkStream(backend.device)
-        self.bitmap = torch.empty(bitmap_ints(capacity), dtype=torch.int32, device=backend.device)
-        self.counters = torch.empty(COUNTERS, dtype=torch.int32, device=backend.device)
+        self.bitmap = lasting.empty(bitmap_ints(capacity), torch.int32, backend.device)
+        self.counters = lasting.empty(COUNTERS, torch.int32, backend.device)
         self.claimed = 0
         self.open_groups: list[ClaimGroup] = []
         self.recorder: ReferenceType[Recorder] | None = None
@@ -251,7 +252,7 @@ class SlotAllocator(NotCopied):
         Syncs: no, for ids on this device.
         """
         try:
-            ids = torch.as_tensor(ids)
+            ids = ids if isinstance(ids, Tensor) else torch.as_tensor(ids, device="cpu")
         except (TypeError, ValueError, RuntimeError) as error:
             raise InvalidArgument(f"slot ids {ids!r}: expected integers") from error
         if ids.numel() == 0:

@@ -25,6 +25,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from memstate import lasting
 from memstate.errors import EmptyRegister, OutOfSlots, RegisterInUse
 from memstate.kernels.tables import ROW_CODE, ZERO_SOURCE
 from memstate.slots.journal import Journal
@@ -111,7 +112,7 @@ class CommandBuffer:
         self._first: WeakMethod[Callable[[], None]] | None = None
         self.queue: list[Packet | Action] = []
         self._sending: Packet | Action | None = None  # taken from the queue, not yet sent as a whole
-        self.step = torch.zeros(step_ints(max_batch), dtype=torch.int32, device=registers.backend.device)
+        self.step = lasting.zeros(step_ints(max_batch), torch.int32, registers.backend.device)
         self.step_views = Views(self.step)
         self.fencing = False  # whether a forward is expected
         self._used: Longs | None = None  # registers whose slots it uses

@@ -5,6 +5,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from memstate import lasting
 from memstate.errors import InvalidArgument
 from memstate.kernels.dispatch import Backend, on
 from memstate.streams import mark
@@ -30,7 +31,7 @@ class Readback:
     def __init__(self, n: int, backend: Backend) -> None:
         self._backend = backend
         with on(backend.device):
-            self._host = torch.empty(n, dtype=torch.int32, pin_memory=backend.device.type == "cuda")
+            self._host = lasting.empty(n, torch.int32, pinned=backend.device.type == "cuda")
         # keeps the source tensor, so that its memory is not reused before the copy is done
         self._source: Tensor | None = None
         self._copied: torch.cuda.Event | None = None

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from memstate import lasting
 from memstate.checks import NotCopied
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import REGISTERS_PER_ROW, Marks, Registers, Rules, StepRecord, TailRecord
@@ -87,7 +88,7 @@ class RegisterFile(NotCopied):
         self.count = register_count(rows, snapshots)
         sizes = _column_sizes(rows, snapshots, pages_per_row, levels, tails)
         starts = cell_starts(rows, snapshots, pages_per_row, levels, tails)
-        self.cells = torch.zeros(starts[-1], dtype=torch.int32, device=self.backend.device)
+        self.cells = lasting.zeros(starts[-1], torch.int32, self.backend.device)
         columns = [self.cells[start : start + size] for start, size in zip(starts, sizes, strict=False)]
         slots, labels, tracked, source, pages, of_levels, pending, newest = columns
         self.table = Registers(
@@ -155,11 +156,13 @@ class RegisterFile(NotCopied):
 
         Syncs: yes.
         """
-        cells = torch.zeros(self.cells.numel(), dtype=torch.int32)
+        cells = torch.zeros(self.cells.numel(), dtype=torch.int32, device="cpu")
         registers = list(kept or {})
         pairs = np.array(list((kept or {}).values()), np.int32).reshape(-1, 2)
         for column, values in zip(("slots", "labels"), pairs.T, strict=True):
-            cells[torch.tensor(registers, dtype=torch.int64) + self.starts[column]] = torch.from_numpy(values.copy())
+            cells[torch.tensor(registers, dtype=torch.int64, device="cpu") + self.starts[column]] = torch.from_numpy(
+                values.copy()
+            )
         self.cells.copy_(cells)
         self.undecided = frozenset()
         for mirror in (self.held, self.labels, self.tracked, self.source, self.pending, self.newest):

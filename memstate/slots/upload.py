@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from memstate import lasting
 from memstate.kernels.dispatch import Backend, on
 from memstate.streams import mark
 
@@ -48,8 +49,8 @@ class UploadRing:
     def _grow(self, ints: int) -> None:
         device = self._backend.device
         with on(device):
-            host = [Views(torch.empty(ints, dtype=torch.int32, pin_memory=self._cuda)) for _ in range(RING)]
-        self._device = Views(torch.empty(ints, dtype=torch.int32, device=device))
+            host = [Views(lasting.empty(ints, torch.int32, pinned=self._cuda)) for _ in range(RING)]
+        self._device = Views(lasting.empty(ints, torch.int32, device))
         self._host, self._arrays = host, [buffer.whole.numpy() for buffer in host]
         self._sent: list[torch.cuda.Event | None] = [None] * RING
         self._ints = ints  # last: memory can be short

@@ -119,7 +119,7 @@ class Plane:
         """The fill as 64 bits that repeat in memory, a signed number; 0 for zeros, None without a fill."""
         if not self.fill:
             return self.fill if self.fill is None else 0
-        element = torch.full((1,), self.fill, dtype=self.dtype).view(torch.uint8)
+        element = torch.full((1,), self.fill, dtype=self.dtype, device="cpu").view(torch.uint8)
         return int.from_bytes(bytes(element.tolist()) * (8 // self.dtype.itemsize), sys.byteorder, signed=True)
 
     def shard(self, ranks: int) -> "Plane":
@@ -395,7 +395,7 @@ def _fill(plane: str, fill: float | None, dtype: torch.dtype) -> float | None:
     try:
         if fill is None or fill == 0:  # of every dtype
             return fill if fill is None else 0
-        kept = torch.full((1,), fill, dtype=dtype).item()
+        kept = torch.full((1,), fill, dtype=dtype, device="cpu").item()
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise InvalidArgument(f"plane {plane}: fill {fill!r}, expected a number that {dtype} holds") from error
     if kept != fill:

@@ -15,6 +15,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
+from memstate import lasting
 from memstate.errors import Asleep, InvalidArgument, LayoutMismatch
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import TILE_BYTES, ConvTail, DeltaTail, PlaneMap, RingMap, SelectiveTail
@@ -102,7 +103,7 @@ class AddressTable(ABC):
     def __init__(self, columns: int, device: torch.device) -> None:
         rows = self.rows()
         self.unit = gcd(MOVE_BYTES, *chain.from_iterable(rows))
-        self.table = torch.tensor(rows, dtype=torch.int64).reshape(-1, columns).to(device)
+        self.table = lasting.tensor(rows, torch.int64, device).reshape(-1, columns)
 
     @abstractmethod
     def rows(self) -> Sequence[tuple[int, ...]]:
@@ -117,7 +118,7 @@ class AddressTable(ABC):
 
     def fill(self) -> None:
         """Writes the addresses of now into the table. Syncs: yes, off the CPU."""
-        self.table.copy_(torch.tensor(self.rows(), dtype=torch.int64).reshape(self.table.shape))
+        self.table.copy_(torch.tensor(self.rows(), dtype=torch.int64, device="cpu").reshape(self.table.shape))
 
 
 class PlaneTable(AddressTable):
@@ -130,7 +131,7 @@ class PlaneTable(AddressTable):
         self.map = PlaneMap(
             self.table, tuple(region.blocks for region in regions), self.unit,
             tuple(region.plane.pattern for region in regions),
-            torch.tensor(patterns, dtype=torch.int64, device=device) if any(patterns) else None,
+            lasting.tensor(patterns, torch.int64, device) if any(patterns) else None,
         )  # fmt: skip
         self.slot_bytes = sum(region.blocks.shape[0] * region.blocks.shape[2] for region in regions)
 

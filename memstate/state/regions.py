@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from memstate import lasting
 from memstate.errors import InvalidArgument, LayoutMismatch
 from memstate.state.layout import MOVE_BYTES, Plane, StateLayout
 
@@ -64,7 +65,7 @@ def allocated(
     """Arenas for `slots` slots and the null slot. Raises: LayoutMismatch for one that does not fit."""
     arenas = []
     for nbytes in layout.arena_bytes(slots):
-        arena = allocate(nbytes) if allocate else torch.empty(nbytes, dtype=torch.uint8, device=device)
+        arena = allocate(nbytes) if allocate else lasting.empty(nbytes, torch.uint8, device)
         fits = arena.dtype == torch.uint8 and arena.shape == (nbytes,) and arena.is_contiguous()
         if not fits or arena.device.type != device.type:
             raise LayoutMismatch(
@@ -86,9 +87,9 @@ def carve(layout: StateLayout, slots: int, arenas: Sequence[Tensor]) -> tuple[Re
         outer = (layout.layers_of(plane), slots + 1)
         inner = [prod(plane.shape[axis + 1 :]) for axis in range(len(plane.shape))]
         strides = (place.layer_stride // size, place.slot_stride // size, *inner)
-        tensor = arena.view(plane.dtype).as_strided((*outer, *plane.shape), strides, start // size)
+        tensor = lasting.view(arena, plane.dtype, start, (*outer, *plane.shape), strides)
         steps = (place.layer_stride, place.slot_stride, 1)
-        blocks = arena.as_strided((*outer, layout.block_bytes(plane)), steps, start)
+        blocks = lasting.view(arena, torch.uint8, start, (*outer, layout.block_bytes(plane)), steps)
         regions.append(Region(plane, 0, tensor, blocks))
     return tuple(regions)
 
@@ -129,6 +130,9 @@ def adopt(
             where = _where(plane, layer, layer + layers - 1)
             require_no_grad(where, tensor)
             _require_fit(where, plane, layers, tensor, device)
+            if tensor.is_inference():  # nothing outside of that mode could change it
+                start = tensor.storage_offset() * tensor.element_size()
+                tensor = lasting.view(tensor, tensor.dtype, start, tensor.shape, tensor.stride())
             regions.append(Region(plane, layer, tensor, _as_bytes(tensor, plane.nbytes)))
     first = regions[0]
     for region in regions:
@@ -163,8 +167,7 @@ def _as_bytes(tensor: Tensor, nbytes: int) -> Tensor:
     """The blocks of a tensor `layer slot ...` as uint8 `layer slot byte`; nothing is copied."""
     size = tensor.element_size()
     shape, strides = (*tensor.shape[:2], nbytes), (tensor.stride(0) * size, tensor.stride(1) * size, 1)
-    view = torch.empty(0, dtype=torch.uint8, device=tensor.device)
-    return view.set_(tensor.untyped_storage(), tensor.storage_offset() * size, shape, strides)
+    return lasting.view(tensor, torch.uint8, tensor.storage_offset() * size, shape, strides)
 
 
 def _where(plane: Plane, first: int, last: int) -> str:

@@ -151,10 +151,10 @@ class Watch:
         self.counts["tokens"] += 1
         prompt, wrong = self._prompt(request), ""
         if self._alone:
-            self.answers[prompt].append((token, torch.as_tensor(logits).to("cpu", copy=True)))
+            self.answers[prompt].append((token, torch.as_tensor(logits, device="cpu").clone()))
         elif at >= len(self.answers[prompt]):
             wrong = f"alone, the answer ends before token {at}. Look at what ends a row"
-        elif not self._alike(torch.as_tensor(logits).cpu(), self.answers[prompt][at][1]):
+        elif not self._alike(torch.as_tensor(logits, device="cpu"), self.answers[prompt][at][1]):
             wrong = f"the logits of its generated token {at} are wrong, but all states before them are right"
             wrong += f"{self._last.get(request, '')}. Look at KV: page table, positions, what cached pages hold; and "
             wrong += "whether they are the logits of the row's last token"

@@ -75,10 +75,10 @@ class FakeTorch:
         self.mark = lambda device: Event()
         self.cuda = SimpleNamespace(current_stream=lambda device: stream)
 
-        def empty(ints: int, dtype: torch.dtype, pin_memory: bool | None = None, device: object = None) -> object:
+        def empty(ints: int, dtype: torch.dtype, device: object = None, pinned: bool = False) -> object:
             if device is not None:
                 return Target(ints, stream)
-            fake.pinned.append(bool(pin_memory))
+            fake.pinned.append(pinned)
             return torch.full((ints,), -1, dtype=dtype)
 
         self.empty = empty
@@ -93,6 +93,7 @@ def stream() -> LaggingStream:
 def ring(stream: LaggingStream, monkeypatch: pytest.MonkeyPatch) -> UploadRing:
     fake = FakeTorch(stream)
     monkeypatch.setattr(memstate.slots.upload, "torch", fake)
+    monkeypatch.setattr(memstate.slots.upload, "lasting", fake)
     monkeypatch.setattr(memstate.slots.upload, "mark", fake.mark)
     monkeypatch.setattr(memstate.slots.upload, "on", nullcontext)
     backend = Backend("reference", "cpu")

@@ -61,7 +61,7 @@ class Planes:
 
     def touched(self, slots: Sequence[int]) -> list[int]:
         """Those of poisoned slots that are no longer poison."""
-        changed = torch.zeros(len(slots), dtype=torch.bool)
+        changed = torch.zeros(len(slots), dtype=torch.bool, device="cpu")
         for block in self.mem.planes.plane_map.blocks:
             changed |= (block[:, list(slots)].cpu() != POISON).any(-1).any(0)
         return [slot for slot, is_changed in zip(slots, changed.tolist(), strict=True) if is_changed]
@@ -69,8 +69,8 @@ class Planes:
     def forward(self, step: ms.Step, fed: Sequence[History]) -> None:
         """One step of a model: null rows read zeros and leave rubbish in slot 0."""
         width = max(map(len, fed), default=0)
-        tokens = torch.tensor([[*row, *[0] * (width - len(row))] for row in fed], dtype=torch.int64).to(
-            step.read.device
+        tokens = torch.tensor(
+            [[*row, *[0] * (width - len(row))] for row in fed], dtype=torch.int64, device=step.read.device
         )
         read, write, snapshot, counts = (
             column.long() for column in (step.read, step.write, step.snapshot, step.tokens)
@@ -88,8 +88,8 @@ class Planes:
     def wrong(self, content: dict[int, History]) -> list[int]:
         """Slots that do not hold these histories, by every byte of every plane and layer."""
         slots = list(content)
-        values = torch.tensor([fold(history) for history in content.values()], dtype=torch.int64)
-        bad = torch.zeros(len(slots), dtype=torch.bool)
+        values = torch.tensor([fold(history) for history in content.values()], dtype=torch.int64, device="cpu")
+        bad = torch.zeros(len(slots), dtype=torch.bool, device="cpu")
         for name, plane in self.mem.planes.items():
             expected = values[:, None] * self.weights[name].cpu()[:, None]
             bad |= (plane[:, slots].cpu() != expected.to(plane.dtype)).any(-1).any(0)

@@ -258,7 +258,7 @@ def kv_of(text: Sequence[int], page: int) -> tuple[Tensor, Tensor]:
     """k and v of a text: `layer page token ..`; the last page is filled up with zeros."""
     folds = [fold(tuple(text[: at + 1])) for at in range(len(text))]
     pad = -len(text) % page
-    tokens, values = torch.tensor([*text, *[0] * pad]), torch.tensor([*folds, *[0] * pad])
+    tokens, values = torch.tensor([*text, *[0] * pad], device="cpu"), torch.tensor([*folds, *[0] * pad], device="cpu")
     v = torch.stack([values + i for i in range(3)], -1)
     k = torch.stack([tokens, values]).view(2, -1, page)
     return k, torch.stack([v, v * 3]).to(torch.int16).view(2, -1, page, 3)
@@ -272,7 +272,10 @@ def padded(blocks: Iterable[Tensor]) -> bytes:
 
 def state_bytes(tokens: History) -> bytes:
     """The body of the record of a state."""
-    long, short = fold(tokens) * torch.arange(1, 7).view(2, 3), fold(tokens) * torch.arange(1, 11).view(2, 5)
+    long, short = (
+        fold(tokens) * torch.arange(1, 7, device="cpu").view(2, 3),
+        fold(tokens) * torch.arange(1, 11, device="cpu").view(2, 5),
+    )
     return padded(block for layer in range(2) for block in (long[layer], short[layer].to(torch.int32)))
 
 

@@ -69,7 +69,7 @@ class Late(Transfers):
 
     def out(self, index: Sequence[int], records: Sequence[int]) -> Ticket:
         self.moved_out += len(records)
-        packed = torch.zeros((len(index), self.packing.nbytes), dtype=torch.uint8)
+        packed = torch.zeros((len(index), self.packing.nbytes), dtype=torch.uint8, device="cpu")
         self.packing.pack(self._slots, *self._columns(index, range(len(index))), packed)
 
         def move() -> None:
@@ -91,7 +91,7 @@ class Late(Transfers):
 
     @staticmethod
     def _columns(*columns: Sequence[int]) -> tuple[Tensor, Tensor]:
-        one, two = (torch.tensor(column, dtype=torch.int32) for column in columns)
+        one, two = (torch.tensor(column, dtype=torch.int32, device="cpu") for column in columns)
         return one, two
 
     def _later(self, kind: str, records: Sequence[int], move: Callable[[], None]) -> Ticket:

@@ -132,7 +132,7 @@ class _Pools:
 
 def _held_but(place: str, capacity: int, size: int) -> Tensor:
     """Which slots of a large pool are held, `slot`: all but a few."""
-    held = torch.ones(capacity, dtype=torch.bool)
+    held = torch.ones(capacity, dtype=torch.bool, device="cpu")
     if place == "fragmented":
         held[capacity // (4 * size) // 2 :: capacity // (4 * size)] = False  # four times as many, evenly spread
     else:
@@ -143,7 +143,7 @@ def _held_but(place: str, capacity: int, size: int) -> Tensor:
 def tasks(setting: Setting) -> Iterator[Task]:
     """Yields claims, releases and packets of ownership changes."""
     capacity, sizes = setting.sizes(CAPACITY, TOY_CAPACITY), setting.sizes(SIZES, TOY_SIZES)
-    held = torch.rand(capacity) < 0.5
+    held = torch.rand(capacity, dtype=torch.float32, device="cpu") < 0.5
     held[: capacity // 4] = False  # enough are free in any case
     pools = _Pools(setting, held, max(sizes))
     for size in sizes:

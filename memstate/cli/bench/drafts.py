@@ -58,7 +58,7 @@ class Drafts(Ours):
         self._move((target - self._length) % every)
         drafts, taken = partial(mem.plan, self._rows, TAIL, drafts=TAIL - 1), mem.stats().snapshots
         steps = [drafts()]
-        steps[0].accepted.copy_(torch.tensor(self._accepted, dtype=torch.int32))
+        steps[0].accepted.copy_(torch.tensor(self._accepted, dtype=torch.int32, device="cpu"))
         timer("plan", lambda: steps.append(drafts()))
         timer("accept", lambda: mem.accept(steps[0], self._accepted, written=True))
         mem.accept(steps[1], [1] * len(self._accepted), written=True)
@@ -126,8 +126,8 @@ class SglangDrafts(SglangStates):
         """See `Side`."""
         with self._here():
             self._put()
-            ids = torch.zeros(TAIL * self._size, dtype=torch.int64)
-            accepted = torch.tensor(self._accepted, dtype=torch.int32)
+            ids = torch.zeros(TAIL * self._size, dtype=torch.int64, device="cpu")
+            accepted = torch.tensor(self._accepted, dtype=torch.int32, device="cpu")
             result = self._sgl.GenerationBatchResult(
                 next_token_ids=ids, accept_lens=accepted, speculative_num_draft_tokens=TAIL
             )

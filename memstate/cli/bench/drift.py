@@ -53,7 +53,7 @@ class Rounding:
 
 def _check(setting: Setting) -> str:
     """Compares the ops with the reference, in every format."""
-    state, token = torch.randn(1, *PLANE.shape, device=setting.device), 7
+    state, token = torch.randn(1, *PLANE.shape, dtype=torch.float32, device=setting.device), 7
     for bits, by_chance in FORMATS:
         sides = state.clone(), state.clone()
         for side, backend in zip(sides, (setting.make_backend(), setting.reference()), strict=True):
@@ -68,7 +68,7 @@ def _drift(setting: Setting, rule: str) -> list[Figure]:
     random = partial(torch.randn, generator=torch.Generator(device).manual_seed(0), device=device, dtype=torch.float64)
     roundings = [Rounding(*kind, device) for kind in FORMATS]
     names = [f"{bits}{', by chance' * by_chance}" for bits, by_chance in FORMATS] + ["bf16", "fp32"]
-    s = torch.zeros(len(names), *PLANE.shape, device=device)
+    s = torch.zeros(len(names), *PLANE.shape, dtype=torch.float32, device=device)
     exact, reads, found = s[0].double(), list[tuple[Tensor, Tensor]](), list[Figure]()
     heads, keys, values = PLANE.shape
     rate = torch.linspace(1, 16, heads, device=device, dtype=torch.float64)

@@ -29,7 +29,8 @@ class Forward:
         conv, ssm = planes["conv"], planes["ssm"]
         channels, taps = conv.shape[2], conv.shape[3] + 1
         self.x, self.weight = (
-            torch.randn(of, device=ssm.device).bfloat16() for of in ((batch, 1, channels), (channels, taps))
+            torch.randn(of, dtype=torch.float32, device=ssm.device).bfloat16()
+            for of in ((batch, 1, channels), (channels, taps))
         )
         self.q, self.k, self.v, self.decay, self.beta = delta_inputs(ssm.shape[2:], channels, batch, ssm.device)
         self.mixed, self.out = torch.empty_like(self.x), torch.empty_like(self.v)

@@ -206,7 +206,7 @@ class SglangStates:
     def silence(self) -> None:
         """Makes our launches do nothing but count, as the host's count is compared with the device's."""
         if backend := self._ours:
-            some = torch.arange(1, self._slots + 1, dtype=torch.int32)
+            some = torch.arange(1, self._slots + 1, dtype=torch.int32, device="cpu")
 
             def claim(bitmap: torch.Tensor, n: int, counters: torch.Tensor) -> torch.Tensor:
                 counters.numpy()[Count.FREE] -= n
@@ -236,9 +236,10 @@ class SglangStates:
             req.origin_input_ids, req.output_ids = array("q", bytes(8 * length)), array("q", [1, 1])
             req.kv.kv_committed_len = length + 1
         batch = self._batch
-        batch.req_pool_indices = torch.tensor([req.kv.req_pool_idx for req in self._reqs])
-        batch.seq_lens, batch.seq_lens_cpu = torch.tensor(lengths), torch.tensor(lengths)
-        batch.orig_seq_lens = torch.tensor(lengths, dtype=torch.int32)
+        batch.req_pool_indices = torch.tensor([req.kv.req_pool_idx for req in self._reqs], device="cpu")
+        batch.seq_lens = torch.tensor(lengths, device="cpu")
+        batch.seq_lens_cpu = batch.seq_lens.clone()
+        batch.orig_seq_lens = torch.tensor(lengths, dtype=torch.int32, device="cpu")
 
     def _decode(self) -> None:
         """What a step does before the forward, and for each request when its result is known."""

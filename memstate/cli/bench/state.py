@@ -93,7 +93,7 @@ def fla_step(model: Model, batch: int, device: torch.device) -> Callable[[], obj
 
     heads, key, value = shape = model.plane("ssm").shape
     q, k, v, gate, beta = delta_inputs(shape, heads * (2 * key + value), batch, device)
-    states = torch.randn(batch, *shape, device=device)
+    states = torch.randn(batch, *shape, dtype=torch.float32, device=device)
 
     def step() -> object:
         with torch.no_grad():

@@ -110,7 +110,7 @@ def _batches(setting: Setting, name: str, store: Kept, memory: Tensor, folder: P
 def tasks(setting: Setting) -> Iterator[Task]:
     """Yields puts and gets of files, and of Mooncake on loopback where it can be used."""
     most = max(records * nbytes for records, nbytes in cases(setting))
-    memory = torch.empty(2, most, dtype=torch.uint8).random_(0, 256)
+    memory = torch.empty(2, most, dtype=torch.uint8, device="cpu").random_(0, 256)
     with tempfile.TemporaryDirectory(prefix="memstate-bench-") as folder:
         yield from _batches(setting, "file", FileStore(Path(folder) / "store"), memory, Path(folder))
     try:

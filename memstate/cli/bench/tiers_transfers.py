@@ -43,7 +43,12 @@ class _Ways:
         self.pool = RecordPool(records, form.nbytes, pinned=on_gpu)
         self.records = self.pool.claim(records)
         self.bodies = self.pool.memory[:, form.header_bytes :]
-        slots = torch.cat([torch.zeros(1, dtype=torch.int32), torch.randperm(records, dtype=torch.int32) + 1])
+        slots = torch.cat(
+            [
+                torch.zeros(1, dtype=torch.int32, device="cpu"),
+                torch.randperm(records, dtype=torch.int32, device="cpu") + 1,
+            ]
+        )
         self.slots, self.registers = slots.to(self.planes.device), list(range(1, records + 1))
         self.transfers = Transfers(Packing(self.planes), self.pool, STAGING, self.slots)
 
@@ -79,7 +84,7 @@ class _Ways:
 
     def measure(self) -> list[Figure]:
         on_gpu = self.setting.device.type == "cuda"
-        host = torch.empty(self.total, dtype=torch.uint8, pin_memory=on_gpu).random_(0, 256)
+        host = torch.empty(self.total, dtype=torch.uint8, device="cpu", pin_memory=on_gpu).random_(0, 256)
         device = torch.empty(self.total, dtype=torch.uint8, device=self.setting.device).random_(0, 256)
 
         def copy(to: Tensor, of: Tensor) -> None:

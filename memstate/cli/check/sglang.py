@@ -53,7 +53,7 @@ class Pool:
 
     def release(self, ids: list[int]) -> None:
         """See `Slots`."""
-        self._slots.free(torch.tensor(ids, dtype=torch.int64))
+        self._slots.free(torch.tensor(ids, dtype=torch.int64, device="cpu"))
 
     def free(self) -> int:
         """See `Slots`. This is the count that a scheduler plans with."""

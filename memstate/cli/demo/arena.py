@@ -36,7 +36,7 @@ class Place:
     def tensor(self, memory: Tensor) -> Tensor:
         """Returns the plane as `index ...`."""
         size, shape = self.plane.dtype.itemsize, self.plane.shape
-        inner = torch.empty(shape, device="meta").stride()
+        inner = torch.empty(shape, dtype=self.plane.dtype, device="meta").stride()
         strides = (self.stride // size, *inner)
         return memory.view(self.plane.dtype).as_strided((self.highest + 1, *shape), strides, self.offset // size)
 
@@ -101,4 +101,4 @@ def _room(plane: Plane) -> int:
 
 def _pattern(count: int) -> Tensor:
     """Bytes that differ from their neighbours, from zero bytes and from each other a gap or a stride away, mostly."""
-    return (torch.arange(count) * 167 % 255 + 1).to(torch.uint8)
+    return (torch.arange(count, device="cpu") * 167 % 255 + 1).to(torch.uint8)

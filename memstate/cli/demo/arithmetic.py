@@ -114,7 +114,7 @@ class Weights:
 
     def draw(self, *shape: int, scale: float) -> Tensor:
         """Normal numbers, float32."""
-        return (torch.randn(shape, generator=self._random) * scale).to(self.device)
+        return (torch.randn(shape, generator=self._random, dtype=torch.float32, device="cpu") * scale).to(self.device)
 
     def matrix(self, inward: int, outward: int, gain: float = 1.0) -> Tensor:
         """A weight of `linear`: `in out`, float64 on the grid that keeps its sums exact."""

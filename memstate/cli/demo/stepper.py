@@ -49,7 +49,7 @@ class Results:
             self._event.record()
 
     def _copy(self, x: Tensor) -> Tensor:
-        copy = torch.empty(x.shape, dtype=x.dtype, pin_memory=x.is_cuda)
+        copy = torch.empty(x.shape, dtype=x.dtype, device="cpu", pin_memory=x.is_cuda)
         return copy.copy_(x, non_blocking=True)
 
     def read(self) -> tuple[list[list[int]], Logits]:

@@ -37,7 +37,7 @@ class Uncached:
         self.state = Planes(state_layout(model.size, model.mixer, state_order=model.state_order), 1, model.backend)
         kv = Planes(model.size.page_layout(page_size), pages, model.backend)
         table = torch.zeros(2, pages, dtype=torch.int32, device=device)
-        table[1] = torch.arange(1, pages + 1)
+        table[1] = torch.arange(1, pages + 1, device=device)
         self.stepper = Stepper(model, memory_of(self.state, kv, table), 1, chunk)
         one = torch.ones(1, dtype=torch.int32, device=device)
         self._slots = Slots(one, one.clone(), one.clone(), one.clone(), torch.zeros_like(one))

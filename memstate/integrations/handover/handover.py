@@ -316,6 +316,6 @@ def _asked(call: Callable[..., list[T]], unknown: T, names: Sequence[str], *buff
 
 def _memory(store: Store, records: int, nbytes: int) -> list[Bytes]:
     """Returns records that a store can read and write."""
-    memory = torch.zeros((records, nbytes), dtype=torch.uint8)
+    memory = torch.zeros((records, nbytes), dtype=torch.uint8, device="cpu")
     store.register(memory)
     return list(memory.numpy())

@@ -122,7 +122,7 @@ class Batched:
     def _upload(self, numbers: list[int]) -> Tensor:
         """Returns numbers on the device: int64, axis `n`. Does not wait for the device."""
         self.mamba_allocator.slots.backend.counts.uploads += 1
-        pinned = torch.tensor(numbers, dtype=torch.int64, pin_memory=self._none.is_cuda)
+        pinned = torch.tensor(numbers, dtype=torch.int64, device="cpu", pin_memory=self._none.is_cuda)
         return pinned.to(self.device, non_blocking=True)
 
     def _claim(self, n: int) -> Tensor:

@@ -220,7 +220,7 @@ class MambaSlotAllocator:
         times = [at for at, each in enumerate(self._freed) for _ in range(each.numel())]
         times += [by for each, by in later for _ in range(each.numel())]
         ids, others = torch.cat(self._freed), torch.cat([each for each, _ in later])
-        since = torch.tensor(times, pin_memory=ids.is_cuda).to(ids.device, non_blocking=True)
+        since = torch.tensor(times, device="cpu", pin_memory=ids.is_cuda).to(ids.device, non_blocking=True)
         self.slots.backend.counts.uploads += 1
         free = (ids[:, None] == others) & (since[: len(ids), None] < since[len(ids) :])
         return torch.where(free.any(1), ids + self.size, ids)

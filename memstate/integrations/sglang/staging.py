@@ -5,6 +5,7 @@ from threading import Lock
 
 import torch
 
+from memstate import lasting
 from memstate.tiers.stores.base import Bytes, Store
 
 MOST = 2**26  # bytes, unless one record is longer
@@ -22,7 +23,7 @@ class Staging:
 
     def __init__(self, store: Store) -> None:
         self._store, self.lock = store, Lock()
-        self._memory = torch.empty(0, dtype=torch.uint8)
+        self._memory = lasting.empty(0, torch.uint8)
         self._before: list[torch.Tensor] = []  # stays registered, so it stays
 
     def parts(self, sizes: Sequence[int]) -> Iterator[tuple[int, list[Bytes]]]:
@@ -36,7 +37,7 @@ class Staging:
         """
         need = min(sum(sizes), max(MOST, *sizes)) if sizes else 0
         if need > self._memory.numel():
-            memory = torch.empty(1 << (need - 1).bit_length(), dtype=torch.uint8)
+            memory = lasting.empty(1 << (need - 1).bit_length(), torch.uint8)
             self._store.register(memory)
             self._before.append(self._memory)
             self._memory = memory

@@ -395,7 +395,7 @@ class StateCache(Cache):
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keeps some entries of the batch, as `reorder_cache`. Syncs: yes."""
-        self._take(torch.arange(len(self.rows))[indices.cpu()].tolist())
+        self._take(torch.arange(len(self.rows), device="cpu")[indices.cpu()].tolist())
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeats each entry of the batch, as `reorder_cache`. Syncs: no."""

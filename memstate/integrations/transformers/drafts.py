@@ -27,7 +27,7 @@ def lookup(most: int, ngram: int | None) -> Draft:
     )
 
     def draft(tokens: Sequence[int], room: int) -> list[int]:
-        ids, _ = found.get_candidates(torch.tensor([tokens]))
+        ids, _ = found.get_candidates(torch.tensor([tokens], device="cpu"))
         guesses: list[int] = ids[0, len(tokens) :].tolist()
         return guesses[:room]
 

@@ -49,7 +49,8 @@ class Sampler:
         most = None if prompt.most is None else whole(f"{of}: most", prompt.most)
         try:
             config = copy(prepared(model, prompt.config or model.generation_config, device))
-            ends = torch.as_tensor([] if config.eos_token_id is None else config.eos_token_id, dtype=torch.long)
+            ends = [] if config.eos_token_id is None else config.eos_token_id
+            ends = torch.as_tensor(ends, dtype=torch.long, device="cpu")
         except (TypeError, ValueError, RuntimeError) as error:  # such as several greedy samples, or a set of end tokens
             raise InvalidArgument(f"{of}: {error}") from error
         others = [name for name in ("max_time", "token_healing") if getattr(config, name, None)]

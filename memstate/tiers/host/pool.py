@@ -11,6 +11,7 @@ from weakref import finalize
 
 import torch
 
+from memstate import lasting
 from memstate.errors import ConfigurationError, InvalidArgument
 from memstate.sizes import format_bytes, memory
 from memstate.tiers.stores.base import Bytes
@@ -51,7 +52,7 @@ class RecordPool:
         if records * nbytes > memory(torch.device("cpu")):
             raise ConfigurationError(too_large)
         try:
-            self.memory = torch.zeros((records, nbytes), dtype=torch.uint8)
+            self.memory = lasting.zeros((records, nbytes), torch.uint8)
         except RuntimeError as error:  # what torch raises for want of memory
             raise ConfigurationError(too_large) from error
         if pinned and self.memory.numel():

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from memstate import lasting
 from memstate.checks import INT32_MAX
 from memstate.slots.upload import UploadRing
 from memstate.state.layout import Plane, StateLayout
@@ -130,7 +131,7 @@ class Transfers:
         self._device = device if device.type == "cuda" else None
         front = inward or staging
         shape = (front + staging, pool.nbytes)  # rows as the pool's: neighbours go in one copy
-        both = torch.zeros(shape, dtype=torch.uint8, device=device)  # padding is never written
+        both = lasting.zeros(shape, torch.uint8, device)  # padding is never written
         self._inward, self._outward = both[:front], both[front:]
         self.staging_bytes = both.nbytes
         self._small = pool.nbytes < LARGE
@@ -145,8 +146,8 @@ class Transfers:
         layout = StateLayout((Plane("record", (pool.nbytes,), torch.uint8),), layers=1)
         staged = Planes.from_tensors(layout, {"record": both[front - 1 :].unsqueeze(0)}, packing.backend)
         self._staged = Packing(staged)
-        self._numbers = torch.arange(1, staging + 1, dtype=torch.int32, device=device)
-        self._targets = torch.zeros(staging, dtype=torch.int32, device=device)  # host record of each
+        self._numbers = lasting.tensor(range(1, staging + 1), torch.int32, device)
+        self._targets = lasting.zeros(staging, torch.int32, device)  # host record of each
 
     @property
     def room(self) -> int:

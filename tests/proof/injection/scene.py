@@ -122,7 +122,9 @@ class Scene(Tiered):
             if len(text) == len(own):
                 own.append(chosen(fold(text)))
         if step.drafted:
-            step.accepted.copy_(torch.tensor([min(1, n) for n in step.numbers.tolist()], dtype=torch.int32))
+            step.accepted.copy_(
+                torch.tensor([min(1, n) for n in step.numbers.tolist()], dtype=torch.int32, device="cpu")
+            )
 
     def guess(self, rows: Sequence[ms.Row], drafts: Sequence[int]) -> tuple[Call, list[list[int]]]:
         """What plans a step of two tokens of each row, and these, which are right."""

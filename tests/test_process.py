@@ -1,0 +1,173 @@
+"""What the process has set for torch changes nothing: default device, default dtype, inference mode, no gradients."""
+
+import ast
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import memstate as ms
+from memstate.kernels.blocks import as_bytes
+from memstate.kernels.dispatch import OPS, Backend
+from memstate.kernels.reference import host
+from memstate.slots.readback import Readback
+from memstate.slots.upload import UploadRing
+from tests.proof.injection.scene import SCENES, Scene, calls
+from tests.support import byte_cases, inside, register_cases
+from tests.support.op_case import Maker
+from tests.support.planes import LAYOUT
+from tests.support.sources import sources
+
+# Factories of torch that take from the process what they are not told; the last one cannot be told.
+FACTORIES = {
+    "arange", "as_tensor", "asarray", "empty", "empty_strided", "eye", "frombuffer", "full", "linspace", "logspace",
+    "ones", "rand", "randint", "randn", "randperm", "range", "scalar_tensor", "tensor", "zeros", "Tensor",
+}  # fmt: skip
+OF_VALUES = {"arange", "as_tensor", "asarray", "randint", "randperm", "tensor"}  # have the dtype of what they are given
+WORK = ("admit from host memory", "read_slots", "fork", "publish", "wake", "recover")
+Mode = Callable[[], AbstractContextManager[object]]
+
+
+@contextmanager
+def set_by(device: str, dtype: torch.dtype) -> Iterator[None]:
+    """A process with a default device and a default dtype of its own."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device):
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+every_process = pytest.mark.parametrize(
+    ("device", "dtype"), [("meta", torch.float64), ("cpu", torch.bfloat16)], ids=["meta float64", "cpu bfloat16"]
+)
+every_scene = pytest.mark.parametrize("name", SCENES)
+
+
+def untold(tree: ast.AST) -> list[str]:
+    """Calls of factories that leave the device, or the dtype of what has no values, to the process."""
+    found = []
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Attribute(value=ast.Name("torch"), attr=name)) if name in FACTORIES:
+                wanted = {"device"} if name in OF_VALUES else {"device", "dtype"}
+                if not wanted <= {keyword.arg for keyword in node.keywords}:
+                    found.append(f"{node.lineno}: {ast.unparse(node)}")
+            case ast.ImportFrom(module="torch", names=names):
+                found += [f"{node.lineno}: {each.name}" for each in names if each.name in FACTORIES - {"Tensor"}]
+    return found
+
+
+@pytest.mark.parametrize("folder", ["memstate", "kernels", "examples"])
+def test_every_factory_names_its_device(folder: str) -> None:
+    assert [f"{path}:{each}" for path, tree in sources(folder).items() for each in untold(tree)] == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "torch.zeros(3, dtype=torch.int32)", "torch.randn(3, device=device)", "torch.tensor([1])",
+        "torch.Tensor([1])", "from torch import zeros",
+    ],
+)  # fmt: skip
+def test_a_factory_that_names_no_device_is_found(source: str) -> None:
+    assert untold(ast.parse(source)) != []
+    assert untold(ast.parse("torch.zeros(3, dtype=torch.int32, device=device); torch.tensor(1, device=device)")) == []
+
+
+def work(scene: Scene) -> list[Any]:
+    """Makes calls one after the other. Returns what registers and planes hold behind each of them."""
+    kept, mem = list[Any](), scene.mem
+    for call in WORK:
+        calls(scene)[call]()()
+        scene.work_in_threads()
+        kept += [inside.registers(mem).cells.tolist(), *(plane.tolist() for plane in mem.planes.values())]
+    return kept
+
+
+def served(name: str, built: Mode, worked: Mode, ended: Mode) -> list[Any]:
+    """Builds a scene, works and finishes, each in its mode. Every state in it is held against its tokens."""
+    with built():
+        scene = Scene(*SCENES[name])
+    with worked():
+        kept = work(scene)
+    with ended():
+        scene.finish()
+    return kept
+
+
+@every_scene
+@every_process
+def test_loops_are_the_same_in_every_process(name: str, device: str, dtype: torch.dtype) -> None:
+    there = served(name, *[lambda: set_by(device, dtype)] * 3)
+    assert there == served(name, *[nullcontext] * 3)
+
+
+@every_scene
+@pytest.mark.parametrize(
+    "modes",
+    [
+        (torch.inference_mode, nullcontext, nullcontext), (nullcontext, torch.inference_mode, nullcontext),
+        (torch.no_grad, nullcontext, torch.inference_mode),
+    ],
+    ids=["built inside", "used inside", "built without gradients"],
+)  # fmt: skip
+def test_a_manager_works_in_other_modes_than_it_was_built_in(name: str, modes: tuple[Mode, Mode, Mode]) -> None:
+    served(name, *modes)
+
+
+def test_nothing_that_is_made_in_inference_mode_is_kept() -> None:
+    with torch.inference_mode():
+        scene = Scene(*SCENES["redirect with tails"])
+        work(scene)
+    host._same_memory.cache_clear()  # keeps the arguments of the last launches
+    own = [id(one) for one in (scene.by_id, *scene.planes.weights.values())]
+    found = [one for one in gc.get_objects() if type(one) is torch.Tensor and one.is_inference()]
+    assert [one.shape for one in found if id(one) not in own] == [], "kept, and cannot be changed outside"
+    scene.finish()
+
+
+def test_what_grows_in_inference_mode_is_used_outside() -> None:
+    backend = Backend("reference")
+    ring, numbers = UploadRing(backend, 4), np.arange(9, dtype=np.int32)
+    with torch.inference_mode():
+        ring.send(numbers)
+        ids = Readback(9, backend)
+    sent = ring.send(numbers + 1)
+    ids.begin(sent)
+    assert ids.wait().tolist() == [*range(1, 10)]
+
+
+@pytest.mark.parametrize("allocate", [False, True])
+def test_memory_that_an_engine_made_in_inference_mode_is_used_outside(allocate: bool) -> None:
+    backend = Backend("reference")
+    with torch.inference_mode():
+        if allocate:
+            planes = ms.Planes(LAYOUT, 4, backend, lambda nbytes: torch.empty(nbytes, dtype=torch.uint8))
+        else:
+            given = {plane.name: torch.empty(2, 5, *plane.shape, dtype=plane.dtype) for plane in LAYOUT.planes}
+            planes = ms.Planes.from_tensors(LAYOUT, given, backend)
+        planes["long"][:, 1:] = 7
+    planes.scrub_null()
+    planes.scatter("short", torch.tensor([1]), torch.ones(2, 1, 5, dtype=torch.int32))
+    planes.zero(torch.tensor([2]))
+    planes.copy(torch.tensor([3]), torch.tensor([1]))
+    assert planes["long"][0, :, 0].tolist() == [0, 7, 0, 7, 7]
+
+
+@every_process
+@pytest.mark.parametrize("op", OPS)
+def test_references_are_the_same_in_every_process(op: str, device: str, dtype: torch.dtype) -> None:
+    case = getattr(byte_cases if hasattr(byte_cases, op) else register_cases, op)(Maker(0))
+    reference = case.module("memstate.kernels.reference")
+    here = case.run(reference)
+    with set_by(device, dtype):
+        there = case.run(reference)
+    for one, other in zip(here, there, strict=True):
+        assert one.dtype == other.dtype and torch.equal(as_bytes(one), as_bytes(other))

@@ -8,7 +8,9 @@
 An entry of the user's goes before one that is shipped for the same key. A key is made of the kernel and of what is
 static about its launches, such as the bytes of a lane; see `KEYS`. Without an entry the defaults hold, and a file that
 was not timed changes nothing. A file found under this device's name that cannot be read, or says that it is
-another device's, is an error and not ignored. Files are read once in a process, at the first launch.
+another device's, is an error and not ignored. In a folder that MEMSTATE_TUNED does not name, such as that of a home
+which this process may not look into, a file that cannot be opened is none. Files are read once in a process, at the
+first launch.
 """
 
 import json
@@ -425,16 +427,22 @@ def _table(device: str) -> Table:
     table: Table = {}
     for folder in (SHIPPED, user_folder()):
         path = folder / file_name(device)
-        if _is_there(path):
+        if _is_there(path, named=bool(os.environ.get("MEMSTATE_TUNED")) and folder != SHIPPED):
             table |= configurations(path, device)
     return table
 
 
-def _is_there(path: Path) -> bool:
-    """Raises: ValueError for what cannot even be looked for, such as a name that is too long."""
+def _is_there(path: Path, named: bool) -> bool:
+    """Whether there is such a file: in a folder that nobody named, one that can be read.
+
+    Raises:
+        ValueError: what cannot even be looked for in a named folder, such as a name that is too long.
+    """
     try:
-        return path.is_file()
+        return path.is_file() and (named or os.access(path, os.R_OK))
     except OSError as error:
+        if not named:
+            return False
         raise ValueError(f"{path}: {error.strerror}: MEMSTATE_TUNED names the folder") from error
 
 

@@ -150,6 +150,11 @@ def test_a_model_of_the_hub_is_the_blobs_that_its_snapshot_links_to(hub: Path) -
     assert files("org/name:Q4_K_M", None, downloads) is files("no such/model of any/hub", None, downloads) is None
 
 
+@pytest.mark.parametrize("place", ["~no-such-user/model", "x" * 300 + "/model"])
+def test_a_place_that_cannot_be_looked_at_has_no_files(place: str) -> None:
+    assert files(place) is None
+
+
 def test_another_hub_has_folders_of_its_own(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_USE_MODELSCOPE", "True")
     assert files("org/name", None, str(hub.parent)) is None

@@ -1,6 +1,7 @@
 """Launch configurations: which one a launch takes, what a file must be, and the same bytes under all of them."""
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import asdict, astuple
 from pathlib import Path
@@ -181,6 +182,23 @@ def test_a_folder_that_cannot_be_read_is_named(folders: tuple[Path, Path], monke
     tuned.forget()
     with pytest.raises(ValueError, match=r"xxx/.*: File name too long: MEMSTATE_TUNED names the folder"):
         taken()
+
+
+def test_a_default_that_cannot_be_looked_at_is_no_file(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (own := folders[1] / "memstate" / "tuned").mkdir(parents=True)
+    write(own, record())
+    (folders[0] / "file").touch()
+    monkeypatch.setenv("MEMSTATE_TUNED", "")
+    for home in (folders[1], folders[1] / ("x" * 300), folders[0] / "file" / "home"):
+        monkeypatch.setenv("XDG_CONFIG_HOME", str(home))
+        tuned.forget()
+        assert taken() == (ODD if home == folders[1] else CopyConfig())
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(folders[1]))
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # as for the file of another user
+    tuned.forget()
+    assert taken() == CopyConfig()
 
 
 # -- what is launched ------------------------------------------------------------------------------

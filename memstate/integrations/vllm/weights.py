@@ -87,8 +87,8 @@ def files(place: str, revision: str | None = None, downloads: str | None = None)
     Returns:
         What they are; None where there is no file.
     """
-    where = Path(place).expanduser()
-    if not where.exists():
+    where = Path(os.path.expanduser(place))  # as it is where there is no home
+    if not os.path.exists(where):  # False also where nobody may look
         snapshot = _snapshot(place, revision, downloads)
         if snapshot is None:
             return None

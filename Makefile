@@ -22,7 +22,7 @@ THREADS ?= 1
 TEST_ENV := OMP_NUM_THREADS=$(THREADS) MKL_NUM_THREADS=$(THREADS) PYTHONDONTWRITEBYTECODE=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format compile compile-matrix docs wheel proof mutate soak newest engine-proof gpu-proof clean
+.PHONY: help install libraries demo test lint format compile compile-matrix docs wheel proof mutate soak newest engine-proof gpu-proof clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' Makefile
@@ -40,13 +40,18 @@ $(RUN): pyproject.toml constraints.txt
 PEERS := mamba-ssm causal-conv1d
 PEERS_ENV := MAMBA_FORCE_BUILD=TRUE MAMBA_SKIP_CUDA_BUILD=TRUE CAUSAL_CONV1D_FORCE_BUILD=TRUE CAUSAL_CONV1D_SKIP_CUDA_BUILD=TRUE
 
+# Debian's names of what Mooncake's client links to.
+LIBRARIES = $(shell sed -n 's/^LIBRARIES = (\(.*\)).*/\1/p' memstate/tiers/stores/mooncake_client.py | tr -d '",')
+
 # What tests and linters need besides. Mooncake goes last and may fail: not every platform has it, and it links to libraries that
 # only a system's packages bring.
 $(TOOLS): $(RUN)
 	$(BIN)/python -m pip install $(PIP_ARGS) -c constraints.txt -e ".[cli,test,proof,dev,docs]"
 	@$(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt -e ".[mooncake]" || true
-	@error=$$($(BIN)/python -c "import mooncake.store" 2>&1) || \
-		echo "Mooncake cannot be used here, its tests are skipped: $$(echo "$$error" | tail -n 1)"
+	@error=$$($(BIN)/python -c "import mooncake.store" 2>&1) || { \
+		echo "Mooncake cannot be used here, its tests are skipped: $$(echo "$$error" | tail -n 1)"; \
+		missing=$$(for each in $(LIBRARIES); do dpkg -s $$each >/dev/null 2>&1 || printf ' %s' $$each; done); \
+		test -z "$$missing" || echo "It links to libraries that are not there. As root: apt-get install$$missing"; }
 	@$(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt setuptools wheel && \
 		$(PEERS_ENV) $(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt --no-build-isolation --no-deps $(PEERS) || \
 		echo "$(PEERS) cannot be installed here, their tests are skipped"
@@ -54,6 +59,9 @@ $(TOOLS): $(RUN)
 
 install: $(TOOLS) ## create .venv and install memstate with its tools
 	@echo "memstate is installed in .venv"
+
+libraries: ## list the Debian packages without which Mooncake's tests are skipped
+	@echo $(LIBRARIES)
 
 demo: $(RUN) ## run the decode loop and compare it with an uncached run
 	$(BIN)/memstate demo $(ARGS)

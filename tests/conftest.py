@@ -20,7 +20,7 @@ import pytest  # noqa: E402
 
 import memstate  # noqa: E402
 from memstate.kernels.dispatch import Backend  # noqa: E402
-from tests.support import alike  # noqa: E402
+from tests.support import alike, skips  # noqa: E402
 from tests.support.poison import Freed, fresh_memory  # noqa: E402
 from tests.support.sampling import PROOF, left_out  # noqa: E402
 
@@ -56,7 +56,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Says in the log which versions ran; a header would be hidden by -q."""
+    """Says in the log what was skipped and which versions ran; a header would be hidden by -q."""
+    skips.pytest_terminal_summary(terminalreporter)
     found = []
     for name in ("torch", "triton", "transformers"):
         with suppress(PackageNotFoundError):

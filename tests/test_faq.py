@@ -177,6 +177,20 @@ def test_the_first_step_is_slow() -> None:
     assert {name for name, count in mem.backend.counts.launches.items() if count} == launched
 
 
+def test_torchcompile_raises_unsupported() -> None:
+    ops, plane, slots = ms.Backend("reference"), torch.randn(2, 5, 4), torch.tensor([3, 1])
+
+    def layer(plane: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+        out = torch.empty(2, 2, 4)
+        ops.gather_slots(plane * 2, slots, out)
+        return out + 1
+
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="torch"):
+        torch.compile(layer, fullgraph=True, backend="eager")(plane, slots)
+    for backend in ("eager", "aot_eager"):
+        assert torch.equal(torch.compile(layer, backend=backend)(plane, slots), layer(plane, slots))
+
+
 def test_a_step_takes_a_tenth_of_a_second_now_and_then() -> None:
     before = len(gc.get_objects())
     gc.collect()

@@ -6,8 +6,6 @@ from threading import RLock, Thread
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
-import torch
-
 from memstate.engine.manager import StateManager
 from memstate.engine.settings import Pages
 from memstate.errors import ConfigurationError, LayoutMismatch, StaleHandle
@@ -46,7 +44,6 @@ class Bound:
 _BOUND: WeakKeyDictionary[StateManager, Bound] = WeakKeyDictionary()
 
 
-@torch.inference_mode(False)  # tensors that are made in that mode cannot change outside it
 def manager(model: Any, *, slots: int, max_requests: int, tokens: int | None = None, **settings: Any) -> StateManager:
     """Makes a StateManager for a model: layout, dtypes and device are read off the model, and all its weights once.
 
@@ -123,7 +120,6 @@ def bound_to(model: Any, mem: StateManager) -> Bound:
     return bound
 
 
-@torch.inference_mode(False)
 def kv_of(bound: Bound, mem: StateManager) -> KvPages | None:
     """Returns the KV pages of a manager, and makes them the first time.
 

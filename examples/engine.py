@@ -10,7 +10,7 @@ import memstate as ms
 PAGE, WORDS, ANSWER, CHUNK = 4, 50, 6, 12  # tokens in: a KV page, the vocabulary, an answer, a chunk
 STATE = ms.StateLayout((ms.Plane("ssm", (8,), torch.float32),), layers=2)
 KV = ms.StateLayout((ms.Plane("kv", (PAGE, 8), torch.float32),), layers=1)
-EMBED = torch.randn(WORDS, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float32, device="cpu")
+EMBED = torch.randn(WORDS, 8, generator=torch.Generator().manual_seed(0))
 
 
 class Chat:

@@ -50,9 +50,9 @@ def column(values: list[int], device: torch.device, dtype: torch.dtype = torch.i
 def test_slots_past_the_end_are_null(backend: Backend, generator: torch.Generator, op: str, dtype: torch.dtype) -> None:
     """The state is the first four slots of more: what lies behind is neither read nor written."""
     beyond = 2**31 - 1 if dtype is torch.int32 else 2**32 + 1
-    ids = {"read": [1, 4, beyond, 2, 1], "write": [2, 3, 1, 4, beyond], "snapshot": [4, beyond, 0, 3, 0]}
+    ids = {"read": [2, 4, beyond, 2, 1], "write": [2, 3, 1, 4, beyond], "snapshot": [4, beyond, 0, 3, 0]}
     nulls = {name: [slot if slot < 4 else 0 for slot in slots] for name, slots in ids.items()}
-    case = build(op, backend, generator, [Row(1, 1, tokens=2), *[Row(2, 2, tokens=2)] * 4])
+    case = build(op, backend, generator, [Row(slot, slot, tokens=2) for slot in range(1, 6)])
     outs, memories = [], []
     for slots in (ids, nulls):
         twin = case.twin()

@@ -6,6 +6,7 @@ Run as a program, this file compiles some kernels and writes as JSON in which pi
 import json
 import sys
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from memstate.kernels.dispatch import Backend
 from tests.kernels.test_decode_steps import DTYPES, KINDS, ODD, each_dtype, each_kind, made
-from tests.support.decode_case import Case, Row, rubbish, same_bits
+from tests.support.decode_case import Case, Row, racing, rubbish, same_bits
 from tests.support.kernel_runs import not_interpreted
 from tests.support.slices import operations, packed, sliced
 
@@ -59,10 +60,27 @@ def test_D2_D10_slices_of_odd_sizes(
     backend: Backend, generator: torch.Generator, kind: str, sizes: dict[str, Any]
 ) -> None:
     """Also of steps of one token, whose rows alone lie apart, and of one row."""
-    for rows, tokens in ((TWO, 3), ([Row(1, 2, tokens=1), Row(2, 3, tokens=1)], 1), ([Row(1, 2)], 3)):
+    for rows, tokens in ((TWO, 3), ([Row(1, 2, tokens=1), Row(3, 4, tokens=1)], 1), ([Row(1, 2)], 3)):
         case = made(kind, backend, generator, rows=rows, tokens=tokens, **sizes)
         step = apart(case, generator)
         assert same_bits(step.step(backend), case.step(backend)) and same_bits(step.memory.whole, case.memory.whole)
+
+
+@pytest.mark.parametrize(
+    ("rows", "slots"),
+    [
+        ([Row(1, 2), Row(2, 3)], {2}), ([Row(1, 2), Row(3, 2)], {2}), ([Row(1, 1, 4), Row(4, 3, 1)], {1, 4}),
+        ([Row(1, 2), Row(1, 3), Row(0, 0, 2)], set()), ([Row(1, 1, 1), Row(2, 3, 2), Row(2, -1, 3)], set()),
+    ],
+)  # fmt: skip
+def test_rows_that_race_for_a_slot_are_not_launched(
+    generator: torch.Generator, rows: list[Row], slots: set[int]
+) -> None:
+    """A GPU runs them in any order. Two rows may read one slot; padding names none."""
+    case = made("conv", Backend("reference"), generator, rows=rows, channels=8)
+    assert racing(rows) == slots
+    with pytest.raises(AssertionError, match="race") if slots else nullcontext():
+        case.arguments()
 
 
 @each_kind

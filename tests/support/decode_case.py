@@ -1,7 +1,7 @@
 """A step of a decode kernel in poisoned memory: what its answer may not depend on, and what it may not change."""
 
 import mmap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -31,6 +31,16 @@ class Row(NamedTuple):
 MIXED = [Row(1, 1), Row(2, 3, 4, 2), Row(0, 5, 0, 1), Row(0, 0), Row(6, 6, 7, 0)]
 # Every way in which the slots of one row may coincide.
 COINCIDING = [Row(1, 1), Row(1, 2), Row(1, 1, 2), Row(1, 2, 1), Row(1, 2, 3), Row(1, 2, 2), Row(1, 1, 1), Row(1, 2, -4)]
+
+
+def racing(rows: Sequence[Row]) -> set[int]:
+    """The slots that one row writes, and another one reads or writes in the same launch. Padding names none."""
+    real = [row for row in rows if row.write > 0]
+    written = [{slot for slot in (row.write, row.snapshot) if slot > 0} for row in real]
+    named = [slots | {row.read} - {0} for slots, row in zip(written, real, strict=True)]
+    return {
+        slot for i, slots in enumerate(written) for k, others in enumerate(named) if i != k for slot in slots & others
+    }
 
 
 def rubbish(nbytes: int, device: torch.device, generator: torch.Generator) -> Tensor:
@@ -118,7 +128,8 @@ class Case:
     planes: Callable[[Tensor], Any] | None = None
 
     def arguments(self) -> dict[str, Any]:
-        """All but `out`."""
+        """All but `out`. No row may read or write a slot that another row writes: a GPU runs them in any order."""
+        assert not (shared := racing(self.rows)), f"rows of one launch race for slots {sorted(shared)}: {self.rows}"
         device = self.memory.state.device
         columns = {
             name: torch.tensor([getattr(row, name) for row in self.rows], dtype=torch.int32, device=device)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from memstate.kernels.dispatch import OPS, Backend
-from tests.support import byte_cases, register_cases
-from tests.support.op_case import Case, Maker
+from tests.support import op_cases
+from tests.support.op_case import Case
 
 INNER = ("claim", "ownership", "run_data", "run_rows")  # get nothing but what memstate has made
 OWN = ("registers", "planes", "records", "rings", "record", "bitmap", "counters")  # made by memstate
@@ -72,7 +72,7 @@ def changed(arguments: dict[str, Any], *values: tuple[str, str, Any]) -> dict[st
 
 
 def made(op: str, seed: int) -> Case:
-    case: Case = (getattr(byte_cases, op, None) or getattr(register_cases, op))(Maker(seed))
+    case = op_cases.made(op, seed)
     if "registers" in case.arguments:  # a register file's are not looked at
         case.arguments["registers"] = case.arguments["registers"]._replace(trusted=False)
     return case

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from memstate.kernels.dispatch import OPS, Backend
-from tests.support import byte_cases, register_cases
+from tests.support import op_cases
 from tests.support.kernel_runs import nothing_allocated
-from tests.support.op_case import Maker
 from tests.support.sources import ROOT
 
 
@@ -45,8 +44,7 @@ def test_an_operation_makes_no_tensor_where_its_output_is_given(op: str) -> None
     triton = pytest.importorskip("triton", reason="without Triton there are no kernels")
     if not triton.knobs.runtime.interpret:
         pytest.skip("these launches are on a CPU, where kernels are interpreted")
-    case = getattr(byte_cases, op, None) or getattr(register_cases, op)
     for seed in range(3):
-        made = case(Maker(seed))
+        made = op_cases.made(op, seed)
         with nothing_allocated():
             getattr(made.module(), op)(**made.arguments)

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from inspect import signature
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,11 +16,13 @@ import torch
 
 import memstate as ms
 from memstate.kernels.dispatch import OPS, Backend
+from tests.kernels.test_decode_steps import KINDS
 from tests.proof import gpu_proof
-from tests.proof.gpu import collecting, determinism, graphs, sanitizer, serving, streams, stress
+from tests.proof.gpu import collecting, determinism, graphs, sanitizer, serving, streams, stress, touch
 from tests.proof.gpu import tests as marked
 from tests.proof.gpu.machine import Machine
 from tests.proof.gpu_proof import PARTS, Part, Proof
+from tests.support import op_cases
 
 ROOT = Path(__file__).parents[2]
 on_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="interpreted kernels, at toy sizes")
@@ -163,12 +166,69 @@ def test_the_whole_proof_goes_through_at_toy_sizes(tmp_path: Path) -> None:
     assert {entry["unit"] for entry in read(out / "bench.json")} == {"us", "host us", "bytes/s"}
     assert proofs["tests"]["passed"] > 3 and (out / "gpu-tests.xml").stat().st_size > 100
     assert proofs["graphs"]["replays"] == {"Redirect, batch 2": 5}
-    assert len(proofs["determinism"]["repeated"]) == len(determinism.CASES) + 5
+    assert len(proofs["determinism"]["repeated"]) == len(OPS) + len(determinism.CASES) + 5
     assert proofs["streams"]["compared"] > 10 and proofs["sanitizer"]["touched"] == sorted(OPS)
     entries = read(out / "bench.json")
     assert entries and all(entry["case"].startswith("toy ") for entry in entries)
     assert read(out / "toy-cpu.json")["timed"] is False
     assert len(list(out.iterdir())) <= 6
+
+
+# -- every operation is in every part ---------------------------------------------------------------
+
+NO_CASE = {  # parameters that no small launch gives
+    "plan": {"tails"}, "conv_step": {"activation"}, "gated_delta_step": {"a", "b", "scale"},
+    "log_linear_step": {"scale"}, "gather_slots": {"pattern"}, "scatter_slots": {"trusted"},
+}  # fmt: skip
+
+
+class Referring(Machine):
+    """The reference, which launches as the kernels do, at once."""
+
+    backend = "reference"  # type: ignore[assignment]
+
+    def __init__(self) -> None:
+        super().__init__(toy=True)
+
+
+def test_checkers_of_memory_accesses_see_every_operation() -> None:
+    result: dict[str, Any] = {"failures": []}
+    touch.prove(Referring(), result)
+    assert result["failures"] == [] and result["touched"] == sorted(OPS)
+
+
+def test_every_operation_and_kind_of_step_is_repeated() -> None:
+    result: dict[str, Any] = {"failures": []}
+    determinism.prove(Referring(), result)
+    assert result["failures"] == []
+    assert set(OPS) | set(KINDS) <= set(result["repeated"])
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_small_launches_give_every_argument(op: str) -> None:
+    """Tails, trees and marks among them."""
+    given: set[str] = set()
+    for case in op_cases.several(op):
+        given |= {name for name, value in case.arguments.items() if value is not None}
+    assert given == set(signature(getattr(Backend, op)).parameters) - NO_CASE.get(op, set())
+
+
+@on_cpu
+@pytest.mark.sample(len(OPS))
+@pytest.mark.parametrize("op", OPS)
+def test_a_launch_in_other_memory_does_the_same_there(backend: Backend, op: str) -> None:
+    """It has no address of the memory where it was made."""
+    case = op_cases.made(op, 1)
+    other = op_cases.moved(case, torch.device("cpu"))
+    tables = {getattr(given, op_cases.TABLES[type(given)]).untyped_storage().data_ptr()
+              for given in case.arguments.values() if type(given) in op_cases.TABLES}  # fmt: skip
+    expected, made = case.run(backend), case.memory
+    for whole in made:
+        whole.fill_(0xFF)
+    found = other.run(backend)
+    assert all(bool((whole == 0xFF).all()) for whole in made)
+    with_addresses = [whole.data_ptr() in tables for whole in made] + [False] * (len(found) - len(made))
+    assert all(a or torch.equal(b, c) for a, b, c in zip(with_addresses, expected, found, strict=True))
 
 
 # -- what the checks notice ------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from memstate.slots.commands import CommandBuffer
 from memstate.slots.registers import RegisterFile
 from tests.kernels.test_plan_kernel import VARIANTS
 from tests.proof.mutation.interleaved import MUTANTS, OUTSIDE, mutated
-from tests.support import byte_cases, inside, op_launches, register_cases
+from tests.support import inside, op_cases, op_launches, register_cases
 from tests.support.addresses import LOAD, STORE, Bytes, Launch, Limits, Log, Stray, spans
 from tests.support.planes import MAKERS, Loop, every_strategy
 from tests.support.sampling import PROOF
@@ -50,8 +50,7 @@ if MISFIT:
 from tests.proof.interleaver import Chooser, Seeded, every_order, every_outcome, interleaved, stock
 from tests.support.op_case import Case, Maker
 
-MAKE = vars(register_cases) | vars(byte_cases)
-CASES = {op: MAKE[op] for op in OPS if op in MAKE}  # a launch of an operation, of a `Maker`
+CASES = {op: op_cases.MAKERS[op] for op in OPS if op in op_cases.MAKERS}  # a launch of an operation, of a `Maker`
 SCHEDULES = 40 if PROOF else 3
 PARTED = "_take: barriers and atomics of the warps of program 0 ({}) differ"
 SEEDS = 200  # within which a defect that was put there must show

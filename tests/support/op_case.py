@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memstate.kernels.dispatch import OPS
+from memstate.kernels.dispatch import OPS, Backend
 from memstate.kernels.tuned import CopyConfig, trying
 from tests.support.addresses import Limits
 from tests.support.decode_case import SLOTS, rubbish
@@ -38,14 +38,19 @@ class Case:
 
     def __post_init__(self) -> None:
         found = {t.untyped_storage().data_ptr(): t for t in tensors([self.arguments, self.limits.reach])}
-        self.memory = [torch.empty(0, dtype=torch.uint8).set_(t.untyped_storage()) for t in found.values()]
+        self.memory = [
+            torch.empty(0, dtype=torch.uint8, device=t.device).set_(t.untyped_storage()) for t in found.values()
+        ]
         self._before = [whole.clone() for whole in self.memory]
 
     def module(self, folder: str = "memstate.kernels") -> ModuleType:
         return import_module(f"{folder}.{OPS[self.op]}")
 
-    def run(self, module: ModuleType) -> list[Tensor]:
-        """All bytes after the launches, of its memory as it was made and of what it returned."""
+    def run(self, module: ModuleType | Backend) -> list[Tensor]:
+        """All bytes after the launches, of its memory as it was made and of what it returned.
+
+        module: has the operation.
+        """
         for whole, before in zip(self.memory, self._before, strict=True):
             whole.copy_(before)
         with trying(self.copying) if self.copying else nullcontext():

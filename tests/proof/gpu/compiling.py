@@ -16,7 +16,7 @@ from tests.proof.gpu_proof import last_line, read_json
 
 ROOT = Path(__file__).parents[3]
 SHARES = {  # part -> processes
-    "benches": 4, "sweep": 4, "graphs": 1, "stress": 1, "serving": 1, "determinism": 1, "streams": 1, "touch": 1,
+    "touch": 4, "determinism": 4, "benches": 4, "sweep": 4, "graphs": 1, "stress": 1, "serving": 1, "streams": 1,
 }  # fmt: skip
 TOY_SHARES = {"stress": 1}
 MARGIN = 2.0  # seconds before the limit at which processes are ended

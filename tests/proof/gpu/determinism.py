@@ -1,7 +1,7 @@
 """The same launch gives the same bits every time, and a row's bits do not depend on who is beside it.
 
-Repeated: every decode kernel, claims and plans, from the same memory. Neighbours: a large batch of a model's layer, and
-the same rows alone, in small batches and in another order.
+Repeated: every operation, every kind of decode step, claims and plans, from the same memory. Neighbours: a large batch
+of a model's layer, and the same rows alone, in small batches and in another order.
 """
 
 from collections.abc import Callable
@@ -16,29 +16,33 @@ import memstate as ms
 from memstate.cli.bench.copy import TOY
 from memstate.cli.bench.forward import Forward
 from memstate.cli.bench.track import _Rows
-from memstate.kernels.dispatch import Backend
+from memstate.kernels.dispatch import OPS, Backend
 from memstate.kernels.tables import StepRecord
 from memstate.state.presets import qwen3_next
-from tests.kernels import test_conv, test_gated_delta, test_selective
+from tests.kernels.test_decode_steps import KINDS
 from tests.proof.gpu.machine import Machine, Result, main
+from tests.support import op_cases
 from tests.support.decode_case import Case, check_rows_alone, same_bits
 
-TIMES, TOY_TIMES = 100, 2
+TIMES, TOY_TIMES, SMALL_TIMES = 100, 2, 20
 BATCH, TOY_BATCH = 256, 4
 LAST = 1.5  # seconds that are left for one more
 PER_ROW = ("x", "q", "k", "v", "decay", "beta", "mixed", "out")  # of a forward's tensors
 
-CASES: dict[str, Callable[..., Case]] = {
-    "gated delta": test_gated_delta.build,
-    "gated delta, bf16": partial(test_gated_delta.build, state=torch.bfloat16, inputs=torch.bfloat16),
-    "kda": partial(test_gated_delta.build, per_key=True),
-    "kda, gates": partial(test_gated_delta.build, per_key=True, value_key=True, gates=True),
-    "mamba2": partial(test_selective.build, kind="mamba2"),
-    "mamba2, state dim": partial(test_selective.build, kind="mamba2", state_dim=True),
-    "mamba1": partial(test_selective.build, kind="mamba1"),
-    "conv": test_conv.build,
-    "conv, channel major": partial(test_conv.build, channel_major=True),
-}
+CASES: dict[str, Callable[..., Case]] = {kind: made.make for kind, made in KINDS.items()}
+CASES["gdn, bf16"] = partial(KINDS["gdn"].make, state=torch.bfloat16, inputs=torch.bfloat16)
+
+
+def repeated_op(op: str, machine: Machine, times: int) -> str:
+    """Small launches of an operation, with each optional argument such as a tail or a tree: all bytes they leave."""
+    backend = Backend(machine.backend, machine.device)
+    for case in op_cases.several(op):
+        launch = op_cases.moved(case, machine.device)
+        first = launch.run(backend)
+        for turn in range(1, times):
+            if not all(map(torch.equal, launch.run(backend), first)):
+                return f"launch {turn} of {times} differs from the first"
+    return ""
 
 
 def repeated(case: Case, backend: Backend, times: int) -> str:
@@ -145,7 +149,10 @@ def prove(machine: Machine, result: Result) -> None:
         if wrong:
             failures.append(f"{name}: {wrong}")
 
-    for name, build in CASES.items():
+    for op in machine.mine(list(OPS)):
+        machine.go_on(f"before {op}", LAST)
+        note(op, repeated_op(op, machine, min(times, SMALL_TIMES)))
+    for name, build in machine.mine(list(CASES.items())):
         machine.go_on(f"before {name}", LAST)
         machine.keep(result)
         case: Any = build(backend, generator)
@@ -155,7 +162,7 @@ def prove(machine: Machine, result: Result) -> None:
         except AssertionError:
             note(f"{name}, rows alone", "bits differ from those in the batch")
     batch = TOY_BATCH if machine.toy else BATCH
-    for tracking in (ms.NoTracking(1), ms.PingPong(1), ms.LazyPingPong(1), ms.Redirect(1)):
+    for tracking in machine.mine([ms.NoTracking(1), ms.PingPong(1), ms.LazyPingPong(1), ms.Redirect(1)]):
         machine.go_on(f"before plans of {type(tracking).__name__}", LAST)
         note(f"plan, {type(tracking).__name__}", repeated_plans(machine, tracking, batch, times))
     note("claims", repeated_claims(machine, times))

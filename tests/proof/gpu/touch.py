@@ -6,7 +6,6 @@ Nothing is compared here but ends: the checker watches the accesses.
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -14,49 +13,23 @@ import memstate as ms
 from memstate.kernels.dispatch import OPS, Backend
 from memstate.state.planes import Planes
 from memstate.tiers.host.packing import Packing
-from tests.kernels import test_conv, test_gated_delta, test_selective
+from tests.kernels.test_decode_steps import KINDS
 from tests.proof.gpu.machine import Machine, Result, main
-from tests.support import byte_cases
+from tests.support import op_cases
 from tests.support.build import build
-from tests.support.op_case import Maker
 
 LAYOUT = ms.StateLayout((ms.Plane("conv", (3, 40), torch.bfloat16), ms.Plane("ssm", (2, 16, 8), torch.float32)), 2)
 
 
-def decode(machine: Machine) -> Backend:
-    """The decode kernels in guarded, poisoned memory."""
+def small(machine: Machine) -> Backend:
+    """Every operation in guarded, poisoned memory, with each of its optional arguments; decode steps of every kind."""
     backend, generator = Backend(machine.backend, machine.device), torch.Generator().manual_seed(torch.seed() % 2**31)
-    sizes = {"dims": (2, 1, 16, 16)}
-    for case in (
-        test_gated_delta.build(backend, generator, **sizes),
-        test_gated_delta.build(backend, generator, per_key=True, dims=(2, 2, 16, 24)),
-        test_gated_delta.build(backend, generator, value_key=True, gates=True, **sizes),
-        test_selective.build(backend, generator, "mamba2", **sizes),
-        test_selective.build(backend, generator, "mamba2", state_dim=True, **sizes),
-        test_selective.build(backend, generator, "mamba1", dims=(1, 1, 24, 16)),
-        test_conv.build(backend, generator, channels=40),
-        test_conv.build(backend, generator, channels=40, channel_major=True),
-    ):
-        case.step(backend)
-    for seed in range(3):  # some of them with tails, and some with marks
-        for op in (
-            byte_cases.conv_step, byte_cases.gated_delta_step, byte_cases.selective_step, byte_cases.mamba3_step,
-            byte_cases.log_linear_step, byte_cases.load_bits, byte_cases.store_bits,
-        ):  # fmt: skip
-            small = op(Maker(seed))
-            getattr(backend, small.op)(**moved(small.arguments, machine.device))
+    for op in OPS:
+        for case in machine.mine(list(op_cases.several(op))):
+            op_cases.moved(case, machine.device).run(backend)
+    for kind in machine.mine(list(KINDS.values())):
+        kind.make(backend, generator, **kind.small).step(backend)
     return backend
-
-
-def moved(given: Any, device: torch.device) -> Any:
-    """Arguments of an operation on another device."""
-    if isinstance(given, torch.Tensor):
-        return given.to(device)
-    if isinstance(given, dict):
-        return {name: moved(part, device) for name, part in given.items()}
-    if isinstance(given, tuple) and hasattr(given, "_fields"):
-        return type(given)(*(moved(part, device) for part in given))
-    return given
 
 
 def hold(machine: Machine) -> Backend:
@@ -154,14 +127,15 @@ def shadowed() -> AbstractContextManager[object]:
 
 
 def _prove(machine: Machine, result: Result) -> None:
-    backends = [decode(machine), hold(machine), prefill(machine), fork(machine)]
+    backends = [small(machine), hold(machine), prefill(machine), fork(machine)]
     for tracking in (ms.NoTracking(2), ms.PingPong(2), ms.LazyPingPong(2), ms.Redirect(2)):
         for speculation in (False, True):
             backends.append(serve(machine, tracking, speculation))
     launched = {op for backend in backends for op in backend.counts.launches}
     machine.wait()
     result["touched"] = sorted(launched)
-    if missing := sorted(set(OPS) - launched):
+    missing = sorted(set(OPS) - launched)
+    if missing and not machine.compiling:  # then others have a share of them
         result["failures"].append(f"never launched: {', '.join(missing)}")
 
 

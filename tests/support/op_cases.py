@@ -1,0 +1,86 @@
+"""Small launches of every operation, by its name, and the same launches in memory of another device."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memstate.kernels.tables import PlaneMap, RecordMap, RingMap, ScaledMap
+from tests.support import byte_cases, register_cases
+from tests.support.addresses import Limits
+from tests.support.op_case import Case, Maker
+
+MAKERS = vars(register_cases) | vars(byte_cases)
+TABLES = {PlaneMap: "tiles", RecordMap: "tiles", ScaledMap: "layers", RingMap: "table"}  # column 0 has addresses
+MOST = 64  # seeds
+
+
+def made(op: str, seed: int) -> Case:
+    """A launch with random arguments."""
+    assert op in MAKERS, f"neither register_cases.py nor byte_cases.py of tests/support makes a launch of {op}"
+    case: Case = MAKERS[op](Maker(seed))
+    return case
+
+
+def several(op: str, least: int = 3) -> Iterator[Case]:
+    """Launches of one operation: so many, and more until each optional argument, such as a tree, was given once."""
+    given: set[str] = set()
+    for seed in count():
+        case = made(op, seed)
+        new = {name for name, value in case.arguments.items() if value is not None} - given
+        if seed < least or new:
+            yield case
+        given |= new
+        if seed + 1 >= least and given == set(case.arguments):
+            return
+        assert seed < MOST, f"{op}: never given: {', '.join(sorted(set(case.arguments) - given))}"
+
+
+class Moving:
+    """Moves tensors with all the memory that they are slices of, so that what shared bytes still shares them."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._memory: dict[int, tuple[int, Tensor]] = {}  # address -> bytes, and where they are now
+
+    def tensor(self, old: Tensor) -> Tensor:
+        """The same slice of the moved memory."""
+        storage = old.untyped_storage()
+        if storage.data_ptr() not in self._memory:
+            whole = torch.empty(0, dtype=torch.uint8).set_(storage)
+            self._memory[storage.data_ptr()] = storage.nbytes(), whole.to(self._device, copy=True)
+        whole = self._memory[storage.data_ptr()][1]
+        new = torch.empty(0, dtype=old.dtype, device=self._device)
+        return new.set_(whole.untyped_storage(), old.storage_offset(), old.shape, old.stride())
+
+    def address(self, old: int) -> int:
+        """Where a byte is now; its memory was moved before."""
+        for start, (nbytes, whole) in self._memory.items():
+            if start <= old < start + nbytes:
+                return whole.data_ptr() + old - start
+        raise AssertionError(f"address {old:#x} is in no tensor of this launch")
+
+    def anything(self, given: Any) -> Any:
+        """Arguments, however deep; tables have the addresses of the moved memory."""
+        if isinstance(given, Tensor):
+            return self.tensor(given)
+        if isinstance(given, dict):
+            return {name: self.anything(part) for name, part in given.items()}
+        if not isinstance(given, tuple):
+            return given
+        parts = [self.anything(part) for part in given]
+        if not hasattr(given, "_fields"):
+            return tuple(parts)
+        new = type(given)(*parts)
+        if name := TABLES.get(type(given)):
+            table = getattr(new, name)
+            table[:, 0] = torch.tensor([self.address(old) for old in table[:, 0].tolist()], dtype=torch.int64)
+        return new
+
+
+def moved(case: Case, device: torch.device) -> Case:
+    """The same launch in new memory, of the same device or another one."""
+    return replace(case, arguments=Moving(device).anything(case.arguments), limits=Limits(), memory=[])

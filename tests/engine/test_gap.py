@@ -4,12 +4,14 @@ The states here are numbers, so that a state of another request shows.
 """
 
 from collections.abc import Callable, Sequence
+from weakref import WeakSet
 
 import pytest
 import torch
 
 import memstate as ms
 from memstate.kernels.dispatch import Backend
+from memstate.slots.readback import Readback
 from tests.support import inside
 from tests.support.build import on
 from tests.support.planes import MAKERS, every_strategy
@@ -20,6 +22,20 @@ pytestmark = pytest.mark.sample(interpreter=0)  # the same host code on every ba
 
 LAYOUT = ms.StateLayout(planes=(ms.Plane("s", (3,), torch.float32),), layers=2)
 GARBAGE = 1000.0
+
+
+@pytest.fixture(autouse=True)
+def slow_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slots are on their way until somebody waits for them: no test may need a device that is fast."""
+    wait, waited = Readback.wait, WeakSet[Readback]()
+
+    def waiting(self: Readback) -> object:
+        found = wait(self)
+        waited.add(self)
+        return found
+
+    monkeypatch.setattr(Readback, "wait", waiting)
+    monkeypatch.setattr(Readback, "ready", property(lambda self: self in waited))
 
 
 def manager(backend: Backend, name: str = "redirect", slots: int = 4, **settings: object) -> ms.StateManager:

@@ -1,19 +1,26 @@
-"""Runs SGLang's own tests with our classes in the place of SGLang's.
+"""Runs SGLang's own tests twice, with SGLang's classes and with ours in their place, and compares the outcomes.
 
     SGLANG_TESTS=<a source tree of SGLang> python -m tests.proof.sglang_tests [PATH...]
 
 It needs the environment of docs/sglang.md, and a tree of the installed version. PATHs are in the tree; by default the
-tests of slots, pools, prefix cache and sessions. `--theirs` runs them with SGLang's classes, for comparison.
+tests of slots, pools, prefix cache and sessions. Each side is a process of its own. What cannot be imported on a side
+is said with its reason, and the rest runs.
+
+Exits with 0 where every test that passes with SGLang's classes passes with ours, with 1 where one does not, and with 2
+where no test could be compared.
 """
 
+import argparse
+import json
 import os
+import subprocess
 import sys
+import tempfile
 from contextlib import nullcontext
+from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
-
-import pytest
-
-from memstate.cli.bench.no_torchvision import leave_out_torchvision
+from typing import Any
 
 FILES = (
     "mem_cache/test_mamba_slot_allocator.py",
@@ -27,33 +34,147 @@ FILES = (
     "managers/test_mamba_checkpoint_depth.py",
 )
 UNIT = "test/registered/unit"
+ROOT = Path(__file__).parents[2]
+SIDES = ("theirs", "ours")
+BEFORE = (  # modules that must know SGLang's classes before ours take their place
+    "sglang.srt.disaggregation.decode",
+    "sglang.srt.managers.schedule_batch",
+    "sglang.srt.mem_cache.unified_radix_cache",
+)
+PASSED = "passed"
+
+
+@dataclass
+class Side:
+    """Outcomes of tests by name, and what could not be run, with why."""
+
+    tests: dict[str, str] = field(default_factory=dict)
+    not_run: dict[str, str] = field(default_factory=dict)
+
+
+class Notes:
+    """A plugin of pytest that writes each outcome at once: a crash loses none."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def write(self, **line: str) -> None:
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def pytest_collectreport(self, report: Any) -> None:
+        """A file that cannot be imported, or that skips itself."""
+        if not report.passed:
+            self.write(not_run=report.nodeid, why=_reason(report.longrepr))
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        """One outcome a test, of a failing teardown too."""
+        if report.when == "call" or not report.passed:
+            self.write(test=report.nodeid, outcome=report.outcome)
+
+
+def _reason(told: Any) -> str:
+    """The error in a report of pytest, or its last line."""
+    lines = str(told[-1] if isinstance(told, tuple) else told).strip().splitlines() or ["no reason given"]
+    return next((line for line in lines if line.startswith("E ")), lines[-1]).removeprefix("E").strip()
+
+
+def run_side(side: str, tree: str, paths: list[str], notes: Notes) -> int:
+    """Runs tests on one side, in this process. Returns pytest's exit code."""
+    import pytest
+
+    def tried(name: str) -> Any:
+        try:
+            return import_module(name)
+        except Exception as error:  # whatever a module raises while it is imported
+            notes.write(not_run=name, why=f"{type(error).__name__}: {error}")
+            return None
+
+    if standing_in := tried("memstate.cli.bench.no_torchvision"):
+        standing_in.leave_out_torchvision()
+    for name in BEFORE:
+        tried(name)
+    torch, utils = tried("torch"), tried("sglang.srt.utils")
+    if utils and torch and not torch.cuda.is_available():
+        utils.get_device = utils.common.get_device = lambda *_: "cpu"
+    place: Any = nullcontext()
+    if side == "ours":
+        try:
+            place = import_module("memstate.integrations.sglang").in_place()
+        except Exception as error:  # then nothing runs over our classes
+            notes.write(not_run="everything", why=f"{type(error).__name__}: {error}")
+            return 2
+    options = ["-q", "-rfE", "-p", "no:cacheprovider", "--continue-on-collection-errors", "--rootdir", tree]
+    with place:
+        return int(pytest.main([*options, *(str(Path(tree, path)) for path in paths)], plugins=[notes]))
+
+
+def side_of(side: str, tree: str, paths: list[str]) -> Side:
+    """What became of the tests on one side, run in a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        lines = Path(folder, "lines")
+        lines.touch()
+        command = [sys.executable, "-m", "tests.proof.sglang_tests", "--side", side, "--notes", str(lines), *paths]
+        status = subprocess.run(command, cwd=ROOT, check=False).returncode
+        found = read([json.loads(line) for line in lines.read_text(encoding="utf-8").splitlines()])
+    if status < 0:
+        found.not_run["what was left"] = f"the process ended with signal {-status}"
+    return found
+
+
+def read(lines: list[dict[str, str]]) -> Side:
+    """The outcomes that were noted; of a test that fails in its teardown the failure."""
+    side = Side()
+    for line in lines:
+        if "test" in line:
+            worse = side.tests.get(line["test"], PASSED) == PASSED
+            side.tests[line["test"]] = line["outcome"] if worse else side.tests[line["test"]]
+        else:
+            side.not_run[line["not_run"]] = line["why"]
+    return side
+
+
+def compared(theirs: Side, ours: Side) -> tuple[list[str], int]:
+    """What there is to say about both sides, and the exit status."""
+    good = {test for test, outcome in theirs.tests.items() if outcome == PASSED}
+    both = [test for test in good if ours.tests.get(test) == PASSED]
+    bad = sorted(good - set(both))
+    also = sorted(test for test, outcome in ours.tests.items() if outcome == PASSED and test not in good)
+    neither = len((theirs.tests.keys() | ours.tests.keys()) - good) - len(also)
+    said = [
+        f"not run with {side}: {name}: {why}"
+        for side, found in zip(SIDES, (theirs, ours), strict=True)
+        for name, why in found.not_run.items()
+    ]
+    if not good or not ours.tests:
+        return [*said, "nothing compared: no test passed with SGLang's classes, or none ran with ours"], 2
+    said += [f"passes with theirs alone: {test} (ours: {ours.tests.get(test, 'not run')})" for test in bad]
+    said += [f"passes with ours alone: {test} (theirs: {theirs.tests.get(test, 'not run')})" for test in also]
+    counts = f"{len(both)} of {len(good)} tests that pass with SGLang's classes pass with ours"
+    said.append(f"{counts}; {len(also)} with ours alone, {neither} on neither side")
+    return said, 1 if bad else 0
 
 
 def main() -> int:
-    """Returns pytest's exit code."""
+    """See the top of this file."""
+    parser = argparse.ArgumentParser("python -m tests.proof.sglang_tests")
+    parser.add_argument("paths", nargs="*")
+    parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
+    parser.add_argument("--notes", type=Path, help=argparse.SUPPRESS)
+    given = parser.parse_args()
     tree = os.environ.get("SGLANG_TESTS")
-    if not tree:
-        print("SGLANG_TESTS is not set: give the folder of SGLang's sources", file=sys.stderr)
+    if not tree or not Path(tree).is_dir():
+        print(f"SGLANG_TESTS={tree or ''}: give the folder of SGLang's sources", file=sys.stderr)
         return 2
-    leave_out_torchvision()
-    import sglang.srt.disaggregation.decode
-    import sglang.srt.managers.schedule_batch
-    import sglang.srt.mem_cache.unified_radix_cache
-    import sglang.srt.utils
-    import torch
-
-    from memstate.integrations.sglang import in_place
-
-    if not torch.cuda.is_available():
-        sglang.srt.utils.get_device = sglang.srt.utils.common.get_device = lambda *_: "cpu"
-
-    args = sys.argv[1:]
-    given = [arg for arg in args if arg != "--theirs"] or [
-        f"{UNIT}/{file}" for file in FILES if Path(tree, UNIT, file).exists()
-    ]
-    with nullcontext() if "--theirs" in args else in_place():
-        options = ["-q", "-rA", "-p", "no:cacheprovider", "--continue-on-collection-errors", "--rootdir", tree]
-        return int(pytest.main([*options, *(str(Path(tree, file)) for file in given)]))
+    paths = given.paths or [f"{UNIT}/{file}" for file in FILES if Path(tree, UNIT, file).exists()]
+    if missing := [path for path in paths if not Path(tree, path).exists()] or ([] if paths else [UNIT]):
+        print(f"SGLANG_TESTS={tree} has no {', '.join(missing)}: give paths in it", file=sys.stderr)
+        return 2
+    if given.side:
+        return run_side(given.side, tree, paths, Notes(given.notes))
+    said, status = compared(*(side_of(side, tree, paths) for side in SIDES))
+    print("\n".join(said), flush=True)
+    return status
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import memstate as ms
 from memstate.kernels.dispatch import OPS, Backend
 from tests.kernels.test_decode_steps import KINDS
 from tests.proof import gpu_proof
-from tests.proof.gpu import collecting, determinism, graphs, sanitizer, serving, streams, stress, touch
+from tests.proof.gpu import collecting, determinism, graphs, proved, sanitizer, serving, streams, stress, touch
 from tests.proof.gpu import tests as marked
 from tests.proof.gpu.machine import Machine
 from tests.proof.gpu_proof import PARTS, Part, Proof
@@ -120,6 +120,45 @@ def test_what_is_not_begun_for_want_of_time_is_said(tmp_path: Path) -> None:
     assert proof.run(parts(tmp_path, "good"))
     part = read(tmp_path / "out" / "summary.json")["parts"]["good"]
     assert part["status"] == "incomplete" and part["why"].startswith("not begun: ")
+
+
+class Spending(Proof):
+    """Its parts take all the time that they are given, by a clock of its own."""
+
+    now = 0.0
+
+    def _run(self, part: Part, seconds: float) -> None:
+        Spending.now += seconds
+        self._note(part, "ok", "", seconds)
+
+
+@pytest.mark.parametrize("seconds", [gpu_proof.SECONDS, 420.0, 240.0])
+def test_every_part_begins_however_much_time_there_is(
+    seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is cut by as much, although none before it ends early."""
+    monkeypatch.setattr(Spending, "now", 0.0)
+    monkeypatch.setattr(gpu_proof.time, "monotonic", lambda: Spending.now)
+    proof = Spending(tmp_path / "out", seconds=seconds)
+    assert proof.run(PARTS) and proof.summary["complete"]
+    given = {name: part["seconds"] for name, part in proof.summary["parts"].items()}
+    share = min(1.0, seconds / sum(part.seconds for part in PARTS))
+    assert list(given) == [part.name for part in PARTS] and sum(given.values()) == pytest.approx(seconds, abs=0.5)
+    assert all(given[part.name] == pytest.approx(share * part.seconds, abs=0.06) for part in PARTS[1:])
+
+
+def test_what_no_committed_run_has_proved_comes_first(tmp_path: Path) -> None:
+    """Benchmarks name operations by words."""
+    assert proved.newest_first(tmp_path) == list(OPS)
+    run = tmp_path / "a-gpu"
+    run.mkdir()
+    (run / "bench.json").write_text(json.dumps([{"op": "claim"}, {"op": "copy"}, {"op": "gated delta"}]))
+    found = {"sanitizer": {"touched": ["resolve"]}, "determinism": {"repeated": ["mamba3_step", "conv"]}}
+    (run / "proofs.json").write_text(json.dumps(found))
+    known = [op for op in OPS if op in (
+        "claim", "copy_slots", "gated_delta_step", "resolve", "mamba3_step", "conv_step",
+    )]  # fmt: skip
+    assert proved.newest_first(tmp_path) == [op for op in OPS if op not in known] + known
 
 
 def test_the_parts_fit_into_nine_minutes_and_six_files() -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.proof.gpu.proved import newest_files
 from tests.support.sampling import covering
 
 RULE = (
@@ -79,7 +80,7 @@ def most_of(name: str) -> int | None:
 
 
 def chosen(items: list[pytest.Item]) -> list[pytest.Item]:
-    """A set of the tests marked `gpu` that fits the time, those of the kernels first; see RULE."""
+    """A set of the tests marked `gpu` that fits the time, those of the newest kernels first; see RULE."""
     groups: dict[str, list[pytest.Item]] = {}
     for item in items:
         if item.get_closest_marker("gpu"):
@@ -88,7 +89,8 @@ def chosen(items: list[pytest.Item]) -> list[pytest.Item]:
     for name, cases in groups.items():
         plain = not hasattr(cases[0], "callspec")
         found += cases if plain else covering(cases, most_of(name))
-    return sorted(found, key=lambda item: not item.nodeid.startswith("tests/kernels/"))
+    new = newest_files()
+    return sorted(found, key=lambda item: -(item.nodeid.startswith("tests/kernels/") + item.nodeid.startswith(new)))
 
 
 @pytest.hookimpl(trylast=True)

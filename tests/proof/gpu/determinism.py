@@ -16,11 +16,12 @@ import memstate as ms
 from memstate.cli.bench.copy import TOY
 from memstate.cli.bench.forward import Forward
 from memstate.cli.bench.track import _Rows
-from memstate.kernels.dispatch import OPS, Backend
+from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import StepRecord
 from memstate.state.presets import qwen3_next
 from tests.kernels.test_decode_steps import KINDS
 from tests.proof.gpu.machine import Machine, Result, main
+from tests.proof.gpu.proved import newest_first
 from tests.support import op_cases
 from tests.support.decode_case import Case, check_rows_alone, same_bits
 
@@ -140,7 +141,6 @@ def prove(machine: Machine, result: Result) -> None:
     """Everything, with fresh random inputs."""
     times = TOY_TIMES if machine.toy or machine.compiling else TIMES
     failures: list[str] = result["failures"]
-    failures += beside_others(machine)
     backend, generator = Backend(machine.backend, machine.device), torch.Generator().manual_seed(torch.seed() % 2**31)
     result |= {"seed": generator.initial_seed(), "times": times, "repeated": []}
 
@@ -149,9 +149,10 @@ def prove(machine: Machine, result: Result) -> None:
         if wrong:
             failures.append(f"{name}: {wrong}")
 
-    for op in machine.mine(list(OPS)):
+    for op in machine.mine(newest_first()):
         machine.go_on(f"before {op}", LAST)
         note(op, repeated_op(op, machine, min(times, SMALL_TIMES)))
+    failures += beside_others(machine)
     for name, build in machine.mine(list(CASES.items())):
         machine.go_on(f"before {name}", LAST)
         machine.keep(result)

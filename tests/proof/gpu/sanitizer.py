@@ -7,6 +7,7 @@ does not know the device, is said to be so and fails nothing. Where others' kern
 of the framework, that is noted; a complaint that names a kernel of ours is a failure.
 """
 
+import json
 import os
 import re
 import shutil
@@ -30,6 +31,7 @@ ENVIRONMENT = {GSAN: {"TRITON_INSTRUMENTATION_MODE": "gsan"}}
 GSAN_FOUND = re.compile(r"(?:Read|Write) after (?:read|write) race detected.*")
 SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: .*?(\d+) (?:error|hazard)")
 REFUSED = re.compile(r"(?i)device not supported|not supported on|unable to (?:load|find|open)|failed to initiali[sz]e")
+TOUCHED = re.compile(r'"touched": (\[[^]]*\])')
 NAMES = re.compile(r"^def (_\w+)\(", re.MULTILINE)
 MARGIN = 5.0  # seconds before the limit at which the tools are ended
 
@@ -122,6 +124,8 @@ def prove(machine: Machine, result: Result) -> None:
                 text = Path(folder, name).read_text(errors="replace")
                 word, why = gsan_verdict(text, finished) if name == GSAN else verdict(text, finished, kernel_names())
                 result[name] = f"{word}: {why}"
+                if touched := TOUCHED.search(text):
+                    result["touched"] = json.loads(touched[1])
                 print(f"== {name}: {word}: {why}\n{text[-8000:]}", flush=True)
                 if word == "failed":
                     result["failures"].append(f"{name}: {why}")

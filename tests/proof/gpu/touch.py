@@ -15,6 +15,7 @@ from memstate.state.planes import Planes
 from memstate.tiers.host.packing import Packing
 from tests.kernels.test_decode_steps import KINDS
 from tests.proof.gpu.machine import Machine, Result, main
+from tests.proof.gpu.proved import newest_first
 from tests.support import op_cases
 from tests.support.build import build
 
@@ -24,7 +25,7 @@ LAYOUT = ms.StateLayout((ms.Plane("conv", (3, 40), torch.bfloat16), ms.Plane("ss
 def small(machine: Machine) -> Backend:
     """Every operation in guarded, poisoned memory, with each of its optional arguments; decode steps of every kind."""
     backend, generator = Backend(machine.backend, machine.device), torch.Generator().manual_seed(torch.seed() % 2**31)
-    for op in OPS:
+    for op in newest_first():
         for case in machine.mine(list(op_cases.several(op))):
             op_cases.moved(case, machine.device).run(backend)
     for kind in machine.mine(list(KINDS.values())):

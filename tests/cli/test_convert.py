@@ -276,14 +276,15 @@ RECEIVE = "[2026-11-28 10:02:01] Receive: obj=GenerateReqInput(rid='a', "
 FINISHED = '[2026-11-28 10:02:01] {"timestamp": "2026-11-28 10:02:01", "event": "request.finished", '
 ASKED = "INFO 11-28 10:01:22 [x.py:1] Request a details: prompt: "
 BROKEN = {
-    "cut ids": ("sglang", RECEIVE + "text=None, input_ids=[1, 2] ... [8, 9])", "neither input_ids nor text"),
-    "cut text": ("sglang", RECEIVE + "text='x' ... \"' input_ids=[1]\", input_ids=None)", "neither input_ids nor text"),
+    "cut ids": ("sglang", RECEIVE + "text=None, input_ids=[1, 2] ... [8, 9])", "Partial: the prompt was"),
+    "cut text": ("sglang", RECEIVE + "text='x' ... \"' input_ids=[1]\", input_ids=None)", "Partial: the prompt was"),
     "no ids": ("vllm", "INFO 11-28 10:01:22 [x.py:1] Request a details: prompt: 'prompt_token_ids: [1]'", "missing"),
     "not JSON": ("openai", '{"messages": [', "Expecting value"),
     "not UTF-8": ("openai", '{"prompt": "\udce9"}', "utf-8"),
     "a list": ("openai", "[1, 2]", "AttributeError"),
     "no prompt": ("openai", '{"model": "m"}', "neither messages nor prompt"),
-    "texts": ("openai", '{"prompt": ["a", "b"]}', "TypeError"),
+    "texts and tokens": ("openai", '{"prompt": ["a", 7]}', "TypeError"),
+    "no prompts": ("openai", '{"prompt": [[], []]}', "prompt is empty"),
     "a large token": ("openai", '{"prompt": [4000000000]}', "OverflowError"),
     "an endless answer": ("openai", '{"prompt": "a", "usage": {"completion_tokens": -3}}', "answer -3"),
     "an answer in words": ("openai", '{"prompt": "a", "usage": {"completion_tokens": "3"}}', "answer '3'"),
@@ -321,12 +322,148 @@ def test_broken_lines_are_counted_and_named(tmp_path: Path, kind: str, bad: str,
     assert f"7 lines skipped; line {at}" in str(summary)
 
 
+def received(**given: Any) -> tuple[str, str]:
+    """The line of a request of SGLang, as text and as JSON."""
+    obj = {"rid": "a", "text": None, "input_ids": None, **given}
+    fields = ", ".join(f"{name}={value!r}" for name, value in obj.items())
+    head = "[2026-11-28 10:02:01] "
+    entry = {"timestamp": "2026-11-28T10:02:01.5", "event": "request.received", "rid": obj["rid"], "obj": obj}
+    return f"{head}Receive: obj=GenerateReqInput({fields})\n", f"{head}{json.dumps(entry)}\n"
+
+
+LONG = "word " * 3000
+CUT_TEXT = LONG[:1024] + "..." + LONG[-1024:]
+PARTS = {
+    "SGLang, JSON, text": ("sglang", received(text=CUT_TEXT)[1], "was cut"),
+    "SGLang, JSON, ids": ("sglang", received(input_ids=[1, "...", 2])[1], "was cut"),
+    "SGLang, JSON, a text of a batch": ("sglang", received(rid=["a", "b"], text=["x", CUT_TEXT])[1], "was cut"),
+    "SGLang, a session": ("sglang", received(session_params={"id": "s", "rid": "r"}, input_ids=[7])[0], "session"),
+    "SGLang, a session, JSON": ("sglang", received(session_params={"id": "s"}, input_ids=[7])[1], "session"),
+    "vLLM, --max-log-len": ("vllm", f"{ASKED}'a lot of text', prompt_token_ids: {[1] * 13}, \n", "--max-log-len"),
+    "vLLM, embeddings": ("vllm", f"{ASKED}None, prompt_token_ids: [1], prompt_embeds shape: torch.Size([9]).\n", "emb"),
+    "OpenAI, a turn": ("openai", '{"previous_response_id": "r", "prompt": "and then?"}\n', "turns before"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "bad", "why"), PARTS.values(), ids=PARTS)
+def test_a_part_of_a_prompt_is_refused_and_counted_with_its_reason(
+    tmp_path: Path, kind: str, bad: str, why: str
+) -> None:
+    (tmp_path / "log").write_text(GOOD[kind] + bad * 7)
+    trace, summary = converted(tmp_path / "log", kind)
+    assert len(trace) == 1 and summary.skipped_lines == 7
+    ((reason, times),) = summary.partial.items()
+    assert why in reason and times == 7 and str(summary).endswith(f"; 7 in part: {reason}")
+
+
+def test_dots_of_a_text_itself_are_no_cut(tmp_path: Path) -> None:
+    lines = [line for text in ("wait... what?", "a, extra_key='x' ... b", "x" * 2051) for line in received(text=text)]
+    (tmp_path / "log").write_text("".join(lines))
+    trace, summary = converted(tmp_path / "log", "sglang")
+    assert summary.skipped_lines == 0 and [one.input_length for one in trace] == [4, 4, 6, 6, 513, 513]
+
+
+@pytest.mark.parametrize("form", [0, 1], ids=["text", "JSON"])
+def test_a_batch_is_as_many_requests(tmp_path: Path, form: int) -> None:
+    asked = received(rid=["r1", "r2"], input_ids=[[7] * 600, [8] * 90], lora_path=["x", "x"], image_data=[None, None])
+    texts = received(rid=["r3", "r4"], text=["a" * 8, "b" * 80])
+    (tmp_path / "log").write_text(asked[form] + texts[form] + "".join(sglang(n, [], 10 * n)[1] for n in (2, 1, 4, 3)))
+    trace, summary = converted(tmp_path / "log", "sglang")
+    assert summary == convert.Summary(4)
+    lengths = [(one.input_length, one.output_length) for one in trace]
+    assert lengths == [(600, 10), (90, 20), (2, 30), (20, 40)]
+
+
+def test_a_list_of_prompts_is_as_many_requests(tmp_path: Path) -> None:
+    body = {"prompt": ["a" * 8, "b" * 80], "usage": {"completion_tokens": 9}}
+    answered = body | {"choices": [{"text": "c" * 4}, {"text": "d" * 16}]}
+    (tmp_path / "log").write_text(json.dumps(body) + "\n" + json.dumps(answered) + "\n" + '{"prompt": [[1, 2], [3]]}')
+    trace, summary = converted(tmp_path / "log", "openai")
+    lengths = [(one.input_length, one.output_length) for one in trace]
+    assert lengths == [(2, 0), (20, 0), (2, 1), (20, 4), (2, 0), (1, 0)] and summary.without_answer == 4
+
+
+def adapted(adapter: str) -> str:
+    """The lines of a request of vLLM for an adapter."""
+    named = f"LoRARequest(lora_name={adapter!r}, lora_int_id=1, lora_path='/x')"
+    return vllm(1, [7] * 600, 1)[0].replace("lora_request: None", f"lora_request: {named}")
+
+
+def picture(url: str) -> str:
+    parts = [{"type": "text", "text": "t" * 4000}, {"type": "image_url", "image_url": {"url": url}}]
+    return json.dumps({"messages": [{"role": "user", "content": parts}]}) + "\n"
+
+
+IDS = [7] * 600
+SALTS: dict[str, tuple[str, Callable[[str], str]]] = {
+    "SGLang, adapters": ("sglang", lambda one: received(input_ids=IDS, lora_path=one)[0]),
+    "SGLang, adapters, JSON": ("sglang", lambda one: received(input_ids=IDS, lora_path=one)[1]),
+    "SGLang, tenants": ("sglang", lambda one: received(input_ids=IDS, extra_key=one)[0]),
+    "SGLang, salts": ("sglang", lambda one: received(input_ids=IDS, cache_salt=one)[1]),
+    "SGLang, pictures": ("sglang", lambda one: received(input_ids=IDS, image_data=[one])[0]),
+    "vLLM, adapters": ("vllm", adapted),
+    "vLLM, adapters, before": (
+        "vllm", lambda one: f"{ASKED}None, prompt_token_ids: {IDS}, lora_request: LoRARequest(lora_name={one!r}).\n",
+    ),
+    "OpenAI, models": ("openai", lambda one: json.dumps({"prompt": IDS, "model": one}) + "\n"),
+    "OpenAI, salts": ("openai", lambda one: json.dumps({"prompt": IDS, "cache_salt": one}) + "\n"),
+    "OpenAI, pictures": ("openai", picture),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "line"), SALTS.values(), ids=SALTS)
+def test_prompts_of_other_adapters_tenants_or_pictures_share_nothing(
+    tmp_path: Path, kind: str, line: Callable[[str], str]
+) -> None:
+    (tmp_path / "log").write_text("".join(line(one) for one in "xyx"))
+    (first, other, again), summary = converted(tmp_path / "log", kind)
+    assert first.hash_ids == again.hash_ids and not set(first.hash_ids) & set(other.hash_ids)
+    assert first.input_length == other.input_length and summary.skipped_lines == 0
+    pictured = 3 * ("image" in line("x"))
+    assert summary.with_media == pictured and ("not counted" in str(summary)) == bool(pictured)
+
+
+def test_the_bytes_of_a_picture_are_no_tokens(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text(picture("data:image/png;base64," + "A" * 90_000))
+    (one,), _ = converted(tmp_path / "log", "openai")
+    assert 1000 < one.input_length < 1050
+
+
+@pytest.mark.parametrize("bare", [False, True], ids=["with a head", "without"])
+@pytest.mark.parametrize("wrap", ["docker", "kubernetes"])
+def test_what_a_container_wraps_is_read_and_put_together(tmp_path: Path, wrap: str, bare: bool) -> None:
+    """A long line is cut into several, and those of the other stream stand between them."""
+    asked, answered = sglang_json(1, range(9000), 4)
+    lines = []
+    for whole in (asked, answered):
+        text = whole.partition("] ")[2] if bare else whole
+        parts = [text[at : at + 16384] for at in range(0, len(text), 16384)]
+        for place, part in enumerate([*parts, "noise\n"]):
+            stream, ends = ("stderr" if part == "noise\n" else "stdout"), part.endswith("\n")
+            if wrap == "docker":
+                line = json.dumps({"log": part, "stream": stream, "time": "2026-11-28T10:02:01.000000001Z"})
+            else:
+                line = f"2026-11-28T10:02:01.000000001Z {stream} {'F' if ends else 'P'} {part.rstrip()}"
+            lines.insert(-1 if place == len(parts) else len(lines), line + "\n")
+    assert len(lines) > 6
+    (tmp_path / "log").write_text("".join(lines))
+    trace, summary = converted(tmp_path / "log", "sglang")
+    assert summary == convert.Summary(1) and [(one.input_length, one.output_length) for one in trace] == [(9000, 4)]
+
+
+def test_the_parts_of_a_line_have_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(convert, "LONGEST_LINE", 100)
+    (tmp_path / "log").write_text((json.dumps({"log": "x" * 40, "stream": "stdout", "time": ""}) + "\n") * 3)
+    with pytest.raises(InvalidArgument, match="line 3: the parts of a line are longer than 100 bytes"):
+        converted(tmp_path / "log", "sglang")
+
+
 @pytest.mark.parametrize(("kind", "begins"), [("vllm", "DEBUG 11-"), ("sglang", "[2026-")])
 def test_the_line_on_the_page_is_read(kind: str, begins: str) -> None:
     lines = (ROOT / "docs" / "capacity.md").read_text().splitlines()
     (line,) = (line for line in lines if line.startswith(begins))
-    said = logs.READERS[kind](line.encode(), logs.guessed)
-    assert said is not None and said.at is not None and said.prompt == array("i", [5159, 836]).tobytes()
+    (said,) = logs.READERS[kind](line.encode(), logs.guessed)
+    assert said.at is not None and said.prompt == array("i", [5159, 836]).tobytes()
 
 
 @pytest.mark.parametrize("kind", logs.READERS)

@@ -14,7 +14,9 @@ from typing import Final
 
 from memstate.cli.files import Progress, lines
 from memstate.cli.traces.form import BLOCK, TraceRequest
-from memstate.cli.traces.logs import NO_YEAR, READERS, TOKEN, Said, Tokens, count, guessed
+from memstate.cli.traces.lines import NO_YEAR, unwrapped
+from memstate.cli.traces.logs import READERS, count, guessed
+from memstate.cli.traces.said import TOKEN, Partial, Said, Tokens
 from memstate.errors import InvalidArgument
 
 LONGEST_LINE: Final = 64 << 20  # bytes of a line: some millions of tokens, as text and as ids
@@ -39,6 +41,8 @@ class Summary:
         without_time: Those of them whose line has no time: they have that of the line before.
         skipped_lines: Lines about a request that could not be read.
         first_skipped: The first of them, each with its number and the reason.
+        with_media: Requests with pictures, sound or films, whose tokens are in no log: they are longer than it says.
+        partial: Skipped lines that have a part of a prompt only, by reason.
     """
 
     requests: int = 0
@@ -46,12 +50,23 @@ class Summary:
     without_time: int = 0
     skipped_lines: int = 0
     first_skipped: list[str] = field(default_factory=list)
+    with_media: int = 0
+    partial: dict[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
         untimed = f", {self.without_time} without a time" if self.without_time else ""
         answers = f"{self.without_answer} without their answer"
-        counts = f"{self.requests} requests, {answers}{untimed}, {self.skipped_lines} lines skipped"
-        return "; ".join([counts, *self.first_skipped])
+        media = f", {self.with_media} with pictures, sound or films that are not counted" if self.with_media else ""
+        counts = f"{self.requests} requests, {answers}{untimed}{media}, {self.skipped_lines} lines skipped"
+        return "; ".join([counts, *self.first_skipped, *(f"{n} in part: {why}" for why, n in self.partial.items())])
+
+    def skip(self, number: int, error: Exception) -> None:
+        """Counts a line that cannot be read, or not as a whole."""
+        self.skipped_lines += 1
+        if isinstance(error, Partial):
+            self.partial[str(error)] = self.partial.get(str(error), 0) + 1
+        if len(self.first_skipped) < NAMED:
+            self.first_skipped.append(f"line {number}: {type(error).__name__}: {error}")
 
 
 def convert(
@@ -70,15 +85,13 @@ def convert(
         InvalidArgument: The file cannot be read, or has no request.
     """
     waiting = _Waiting(summary)
-    for number, line in lines(path, LONGEST_LINE, HINTS[kind], report):
+    for number, line in unwrapped(lines(path, LONGEST_LINE, HINTS[kind], report), LONGEST_LINE):
         try:
-            if said := READERS[kind](line, tokens):
-                waiting.add(number, said)
+            for said in READERS[kind](line, tokens):
+                waiting.add(said)
         except UNREADABLE as error:
-            summary.skipped_lines += 1
-            if len(summary.first_skipped) < NAMED:
-                summary.first_skipped.append(f"line {number}: {type(error).__name__}: {error}")
-        if len(waiting.order) > WAITING:
+            summary.skip(number, error)
+        while len(waiting.order) > WAITING:
             yield waiting.oldest()
     while waiting.order:
         yield waiting.oldest()
@@ -93,7 +106,7 @@ class _Waiting:
     """Requests that are read and not yet written.
 
     Attributes:
-        order: Their times and the numbers of their lines, as a heap.
+        order: Their times and their numbers in the order of the log, as a heap.
     """
 
     def __init__(self, summary: Summary) -> None:
@@ -104,18 +117,23 @@ class _Waiting:
         self._numbers: dict[str, int] = {}  # by id
         self._newest = self._first = -1  # before all times: no line has had one yet
         self._last = 0
+        self._read = 0
 
-    def add(self, number: int, said: Said) -> None:
+    def add(self, said: Said) -> None:
         if said.prompt is None:
             # vLLM numbers the prompts of a request of completions; the answer to the first has the name without it
             place = self._numbers.get(said.name, self._numbers.get(f"{said.name}-0"))
-            if said.answer is not None and place is not None:
-                name, request, _ = self._asked[place]
-                longer = replace(request, output_length=request.output_length + said.answer)
-                self._asked[place] = name, longer, True
+            if place is not None:
+                name, request, answered = self._asked[place]
+                longer = request.output_length + (said.answer or 0)
+                ids = self._salted(request.hash_ids, said.salt)
+                request = replace(request, output_length=longer, hash_ids=ids)
+                self._asked[place] = name, request, answered or said.answer is not None
             return
         answer = 0 if said.answer is None else said.answer
-        request = TraceRequest(0, count(said.prompt), answer, self._ids(said.prompt))
+        request = TraceRequest(0, count(said.prompt), answer, self._salted(self._ids(said.prompt), said.salt))
+        number = self._read = self._read + 1
+        self._summary.with_media += said.media
         at = self._newest if said.at is None else said.at
         if at in NO_YEAR and YEAR // 2 < self._newest - at < 2 * YEAR:  # a log without years has passed the end of one
             at += YEAR
@@ -144,3 +162,10 @@ class _Waiting:
             before = blake2b(before + prompt[start : start + size], digest_size=8, key=self._key).digest()
             found.append(int.from_bytes(before))
         return tuple(found)
+
+    def _salted(self, ids: tuple[int, ...], salt: str) -> tuple[int, ...]:
+        """Returns the same ids for the same salt, and others for each other one."""
+        if not salt:
+            return ids
+        key = blake2b(salt.encode(errors="surrogatepass"), digest_size=32, key=self._key).digest()
+        return tuple(int.from_bytes(blake2b(each.to_bytes(8), digest_size=8, key=key).digest()) for each in ids)

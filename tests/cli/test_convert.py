@@ -446,6 +446,7 @@ def test_what_a_container_wraps_is_read_and_put_together(tmp_path: Path, wrap: s
                 line = f"2026-11-28T10:02:01.000000001Z {stream} {'F' if ends else 'P'} {part.rstrip()}"
             lines.insert(-1 if place == len(parts) else len(lines), line + "\n")
     assert len(lines) > 6
+    lines.append('{"event": "of another"}\n')
     (tmp_path / "log").write_text("".join(lines))
     trace, summary = converted(tmp_path / "log", "sglang")
     assert summary == convert.Summary(1) and [(one.input_length, one.output_length) for one in trace] == [(9000, 4)]

@@ -56,11 +56,9 @@ def message(line: bytes) -> tuple[str, str]:
     text = COMPOSE.sub("", line.decode(errors="replace").rstrip(), 1)
     if text.startswith("{"):
         entry = json.loads(text)
-        return (
-            (str(entry["timestamp"]), text)
-            if "event" in entry
-            else (str(entry.get("asctime")), str(entry.get("message")))
-        )
+        if "event" in entry and "timestamp" in entry:  # SGLang's, whose file has no head
+            return str(entry["timestamp"]), text
+        return str(entry.get("asctime")), str(entry.get("message"))
     head, *rest = HEAD.split(text, maxsplit=1)
     return head, "".join(rest)
 

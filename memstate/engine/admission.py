@@ -352,12 +352,11 @@ class Admission:
             source = start.source
             if source.states and not source.takes:
                 self._reads(source)
+            if self._cache.enabled or start.session is not None:  # what is kept will be compared with the prompt
+                lease = self._cache.leases[row] = start.lease or Lease(NO_NODE, start.prompt, NO_MATCH)
+                lease.given = start.request.tokens
             if start.lease is not None:
-                start.lease.given = start.request.tokens
-                self._cache.leases[row] = start.lease
                 self._cache.use(start.lease)
-            elif self._cache.enabled:
-                self._cache.leases[row] = Lease(NO_NODE, start.prompt, NO_MATCH)
             if start.wanted:
                 self._marks.start(row, start.wanted, source.length, len(start.prompt.key) // BYTES)
         if self._tiers is not None:

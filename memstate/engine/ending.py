@@ -220,8 +220,6 @@ class Ending:
                 f"row {row} (request {shown(self._table.ids[row])}): the tokens are not those of its prompt: hand over "
                 "all of them, from the first on"
             )
-        if row in self._sessions.by_row:
-            self._sessions.require_continued(row, key)
 
     def _leave(
         self, rows: Sequence[int], known: Sequence[int], keys: Sequence[bytes] | None, ended: bool = False

@@ -409,23 +409,6 @@ class Sessions:
         """Slots that idle sessions hold."""
         return len(self._holdings.held["session"])
 
-    def require_continued(self, row: int, key: bytes) -> None:
-        """Refuses tokens that do not continue those that the row's turn began with.
-
-        Args:
-            row: The turn's row.
-            key: The conversation's tokens, encoded.
-
-        Raises:
-            InvalidArgument: They do not.
-        """
-        session = self.by_row[row]
-        if not (key.startswith(session.prompt.key) or session.prompt.key.startswith(key)):
-            raise InvalidArgument(
-                f"row {row}: the tokens are not those that the turn of session {session.handle.id!r} began with: hand "
-                "over all of them, from the first on"
-            )
-
     def ages(self, now: float) -> tuple[float, float]:
         """Returns the seconds since the oldest session was opened, and that the longest idle one is idle; 0 for none.
 

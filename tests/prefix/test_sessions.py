@@ -166,14 +166,36 @@ def test_B19_a_session_of_another_manager_is_stale(backend: Backend) -> None:
         talks.mem.sessions.close(foreign)
 
 
-@pytest.mark.parametrize("how", ["end", "cancel", "new tokens alone"])
-def test_G1_tokens_of_a_turn_that_are_none_are_refused(backend: Backend, how: str) -> None:
-    """Else the conversation is lost without a word, or a state stands for other tokens than the session believes."""
-    talks, session = idle(backend)
-    row = talks.turn(TEXT, session)
-    step = talks.feed([row], [[TEXT[9]]])
-    with pytest.raises(ms.InvalidArgument):
-        if how == "cancel":
-            talks.mem.cancel(step, keep="cache", tokens=[None])  # type: ignore[list-item]
+@with_and_without_cache
+@pytest.mark.parametrize("call", ["end", "publish", "cancel"])
+@pytest.mark.parametrize("wrong", [[*TEXT[:9], 50], TEXT[9:]], ids=["not its prompt", "new tokens alone"])
+def test_G1_tokens_of_a_turn_that_are_not_its_prompt_are_refused(
+    backend: Backend, wrong: list[int], call: str, cache: bool
+) -> None:
+    """The whole prompt counts, not only what the turn began with."""
+    talks, session = idle(backend, cache)
+    mem, row = talks.mem, talks.turn(TEXT, session)
+    step = talks.feed([row], [TEXT[9:10]], run=False)
+    before = (*counts(talks), mem.audit())
+    with pytest.raises(ms.InvalidArgument, match="not those of its prompt"):
+        if call == "cancel":
+            mem.cancel(step, keep="cache", tokens=[wrong])
         else:
-            talks.mem.end([row], keep="cache", tokens=[None if how == "end" else TEXT[9:]])  # type: ignore[list-item]
+            (mem.end if call == "end" else mem.publish)([row], keep="cache", tokens=[wrong])
+    assert before == (*counts(talks), mem.audit())
+    mem.cancel(step)
+
+
+@with_and_without_cache
+def test_B73_a_prompt_that_its_caller_changes_stands_for_what_was_read(backend: Backend, cache: bool) -> None:
+    talks, mem, session = told(backend, "none", True, cache)
+    prompt = TEXT[:4]
+    row = talks.turn(prompt, session)
+    talks.run(row, TEXT[:4])
+    prompt[:] = [50] * 4
+    mem.end([row], keep="cache", tokens=[prompt])
+    assert talks.whole([50] * 4 + [51], session) == 0
+    row = talks.turn(TEXT[:4], session)
+    talks.run(row, TEXT[:4])
+    mem.end([row], keep="cache")  # nothing was decoded: its prompt is known
+    assert talks.whole(TEXT[:5], session) == 4

@@ -88,7 +88,7 @@ class StateManager(NotCopied, Shown):
 
     Raises:
         ConfigurationError: settings contradict each other, a value is not valid, or the memory of the device or the
-            host is too small. Sizes are checked before anything is allocated.
+            host is too small. Sizes are checked before anything is allocated. Or ranks of a group have other settings.
         InvalidArgument: `reserve` is out of range, or a tensor of `tensors` requires grad.
         LayoutMismatch: tensors do not fit the layout.
 

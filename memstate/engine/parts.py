@@ -1,5 +1,6 @@
 """Builds the parts of a manager from its settings, once. It has no calls and no rules."""
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import lcm
@@ -53,6 +54,7 @@ class Parts:
     """What a manager is made of. Its arguments are those of `StateManager`.
 
     Attributes:
+        max_batch: entries of the largest batch.
         chaos: returns the faults that were injected from outside, such as by `memstate.testing`; None: nothing does.
     """
 
@@ -114,10 +116,11 @@ class Parts:
         # A prefix cache gets one more holder for each row. With fewer, a holder could be emptied and filled again
         # before the next plan, and that takes another packet.
         rows = int(max_requests) + int(preallocated)
+        self.max_batch = max_batch or rows
         holders = slots + (rows if prefix else 0) if snapshots is None else snapshots
         require_fit(
             layout, given=tensors is not None, slots=slots, max_requests=max_requests, preallocated=preallocated,
-            snapshots=holders, pages=self.page_settings, max_batch=max_batch or rows,
+            snapshots=holders, pages=self.page_settings, max_batch=self.max_batch,
             device=self.backend.device, level_slots=count, tails=forward.tail > 0,
         )  # fmt: skip
         self.allocator = SlotAllocator(slots, self.backend, reserve)
@@ -132,7 +135,7 @@ class Parts:
         self.registers = RegisterFile(
             self.allocator, rows, holders, self.page_settings.per_row, LEVELS * bool(count), forward.tail > 0
         )
-        self.commands = CommandBuffer(self.registers, self.pool.run_data, max_batch or rows)
+        self.commands = CommandBuffer(self.registers, self.pool.run_data, self.max_batch)
         self.levels = LevelSets(self.commands, count, layout.levels.grid) if count and layout.levels else None
         self.commands.followers = self.levels
         self.pages = PageTable(self.page_settings.count, self.page_settings.size, self.commands, layout.grid)
@@ -144,14 +147,16 @@ class Parts:
         copied = tuple(plane.name for plane in layout.planes if in_place or not plane.rewritten_each_step)
         self.tiers: TierManager | None = None
         if tiers is not None:
-            self.tiers = TierManager(tiers, self.planes, self.cache, self.commands, self.pages, self.levels)
+            self.tiers = TierManager(
+                tiers, self.planes, self.cache, self.commands, self.pages, self._deciding(limits, tiers), self.levels
+            )
         self.ages = Ages(self.table, self.mirror)
         self.sessions = Sessions(*owners, self.mirror.lanes, limits)
         self.room = Room(self.cache, self.sessions, self.allocator, self.pages, self.holdings)
         self.marks = Marks(
             self.commands, self.holdings, self.pages.unit, forward.grid or 0, forward.packed, direct_hits
         )
-        self.log = StepLog(max_batch or rows, int(overlap), self.backend.device, holders, forward.tail > 0)
+        self.log = StepLog(self.max_batch, int(overlap), self.backend.device, holders, forward.tail > 0)
         canary = None
         if debug:
             canary = Canary(
@@ -177,3 +182,41 @@ class Parts:
             self.sessions, self.marks, self.log, direct_hits, self.room,
         )  # fmt: skip
         self.chaos: Callable[[], ChaosStats] | None = None
+
+    def _deciding(self, limits: SessionLimits, tiers: Tiers) -> Mapping[str, object]:
+        """Returns the settings by which the manager decides, by name. Ranks of a group must have them alike.
+
+        A rank has of its own: the planes of its layout, its device and backend, and the host memory and store below it,
+        because ranks agree on what they take from there.
+
+        Args:
+            limits: limits of sessions.
+            tiers: settings of the tiers.
+        """
+        cache, levels = self.cache, self.levels
+        return {
+            "memstate": sys.modules["memstate"].__version__,  # the package is a layer above this one
+            "slots": self.allocator.capacity,
+            "max_requests and preallocated": self.table.rows,
+            "max_batch": self.max_batch,
+            "snapshots": self.registers.holders,
+            "reserve": self.allocator.reserve,
+            "level_slots": levels.allocator.pages if levels is not None else 0,
+            "overlap": self.overlap,
+            "pages": self.page_settings,
+            "tracking": self.tracking,
+            "forward": self.forward,
+            "grid of the layout": self.layout.grid,
+            "Prefix(states=)": cache.state_policy,
+            "Prefix(pages=)": cache.page_policy,
+            "Prefix(most_states=)": cache.settings.most_states,
+            "Prefix(evict=)": cache.settings.evict,
+            "Prefix(placement=)": cache.settings.placement,
+            "SessionLimits(share=)": limits.share,
+            "SessionLimits(per_session=)": limits.per_session,
+            "SessionLimits(most_states=)": limits.most_states,
+            "Tiers(model=)": tiers.model,
+            "Tiers(ranks=)": tiers.ranks,
+            "Tiers(int8=)": dict(sorted(tiers.int8.items())),
+            "Tiers(prefetch=)": tiers.prefetch,
+        }

@@ -4,8 +4,9 @@ Orchestrates; moves no byte itself.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from weakref import WeakSet
 
 from torch import Tensor
@@ -22,6 +23,7 @@ from memstate.sheet import Sheet, Shown
 from memstate.slots.commands import Action, CommandBuffer
 from memstate.state.planes import Planes
 from memstate.stats import TierStats
+from memstate.tiers.alike import compare
 from memstate.tiers.host.cache import CachedRecord, RecordCache
 from memstate.tiers.host.packing import Packing
 from memstate.tiers.host.pool import RecordPool
@@ -53,18 +55,20 @@ class TierManager(NotCopied, Shown):
         cache: The prefix cache; this object becomes its `below`.
         commands: The manager's command buffer.
         pages: The page table of all rows.
+        alike: Settings by which the manager decides; the ranks of a group must have the same.
         levels: Level slots of states, None for states without.
 
     Attributes:
         planned: Notes the KV pages that a step completes; see `HostTier.planned`.
 
     Raises:
-        ConfigurationError: The settings do not fit the manager's pages or planes, or memory is short.
+        ConfigurationError: The settings do not fit the manager's pages or planes, memory is short, or the ranks of the
+            group have other settings.
     """
 
     def __init__(
         self, settings: Tiers, planes: Planes, cache: PrefixCache, commands: CommandBuffer, pages: PageTable,
-        levels: LevelSets | None = None,
+        alike: Mapping[str, object], levels: LevelSets | None = None,
     ) -> None:  # fmt: skip
         self._levels = levels
         self.settings, self._cache, self._commands, self._guard = settings, cache, commands, commands.guard
@@ -72,6 +76,11 @@ class TierManager(NotCopied, Shown):
         mark, states, of_kv, of_levels = _record_sets(settings, planes, pages, commands.registers.table.slots, levels)
         self.keys = Keys(mark, pages.page_size)
         self.host = HostTier(cache.tree, self.keys, commands, pages, states, of_kv, of_levels)
+        copied = pages.allocator.pages * pages.page_size if settings.write == "through" else 0
+        limits = settings.prefetch.in_tokens(self.host.kv.pool.records * pages.page_size, copied)
+        ranks = None if settings.group is None else Ranks(settings.group)
+        if ranks is not None:
+            limits = replace(limits, limit=compare(ranks, settings.rank, alike, limits.limit))
         self.planned = self.host.planned
         self._caches = [records.cache for records in self.host.sets]
         self._due: list[tuple[Node, Snapshot]] = []
@@ -91,11 +100,9 @@ class TierManager(NotCopied, Shown):
                 settings.store.register(records.pool.memory)
             self.writeback = WriteBack(settings.store, self._workers, settings.clock)
         if settings.store is not None or settings.group is not None:
-            copied = pages.allocator.pages * pages.page_size if settings.write == "through" else 0
-            limits = settings.prefetch.in_tokens(self.host.kv.pool.records * pages.page_size, copied)
             self.prefetcher = Prefetcher(
                 self.host.kv, self.host.states, settings.store or NoStore(), limits, pages.page_size,
-                None if settings.group is None else Ranks(settings.group), self._workers, settings.clock,
+                ranks, self._workers, settings.clock,
                 self._keep_agreed, self.host.parts if levels is not None else None,
             )  # fmt: skip
         self._own: WeakSet[Fetch] = WeakSet()

@@ -40,7 +40,8 @@ class Tiers:
         threads: Threads that read and write storage.
         rank: This process's place in tensor parallelism, from 0 on.
         ranks: Number of tensor-parallel ranks.
-        group: gloo group of torch.distributed over which several ranks agree; nothing else may use it.
+        group: gloo group of torch.distributed over which several ranks agree; nothing else may use it. A manager that
+            is built compares its settings with those of the other ranks, and waits for them.
         ahead: With "selective" and "back": how many of the states that the device evicts next `poll` copies to host
             memory before, while fewer slots than that are free. None: a sixteenth of `host_slots`, at most 64.
         staging: States that fit each of the two staging buffers on the device, 1 or more. KV pages: as many as fit the

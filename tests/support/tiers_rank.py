@@ -27,10 +27,19 @@ PATIENCE = 5000  # polls
 class Ranked(Tiered):
     """A server that is one of several ranks."""
 
-    def __init__(self, rank: int, ranks: int, **tiers: object) -> None:
+    def __init__(self, rank: int, ranks: int, slots: int = 6, **tiers: object) -> None:
         place = {"rank": rank, "ranks": ranks, "group": dist.group.WORLD}
-        super().__init__(Backend("reference"), tiers=place | tiers, slots=6, pages=22, every=8)
+        super().__init__(Backend("reference"), tiers=place | tiers, slots=slots, pages=22, every=8)
         self._keys = Keys(fingerprint("toy", LAYOUT, KV, self.page, rank, ranks), self.page)
+
+
+def other(rank: int, ranks: int) -> str:
+    """The first rank has other settings than the rest: what every rank says of it."""
+    try:
+        Ranked(rank, ranks, slots=6 + (rank > 0))
+    except ms.ConfigurationError as error:
+        return str(error)
+    return ""
 
 
 def play(rank: int, ranks: int, folder: Path, life: int) -> dict[str, Any]:
@@ -92,6 +101,7 @@ def main() -> None:
     rank, ranks, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=ranks)
     (folder / "records").mkdir(exist_ok=True)
+    print(json.dumps({"refused": other(rank, ranks)}), flush=True)
     for life in range(2):
         print(json.dumps(play(rank, ranks, folder / "records", life)), flush=True)
         dist.barrier()

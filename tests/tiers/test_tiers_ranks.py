@@ -5,12 +5,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import memstate as ms
 from memstate.errors import InvalidArgument
 from memstate.kernels.dispatch import Backend
 from memstate.tiers import manager
+from memstate.tiers.alike import said
 from memstate.tiers.keys import Keys, fingerprint
 from memstate.tokens import Prompt, encode
 from tests.support.build import on
@@ -24,10 +26,12 @@ PROMPT = [*whole(1, 4), 7]
 
 
 def lives(ranks: int, folder: Path) -> list[list[dict[str, Any]]]:
-    """What each rank did in its two lives; how a prefetch ended then, on all ranks but the last, which went away."""
+    """What each rank said of other settings, and did in its two lives; how a prefetch ended then, on all ranks but the
+    last, which went away.
+    """
     outputs = run_ranks("tests.support.tiers_rank", ranks, folder)
     lines = [[json.loads(line) for line in out.splitlines() if line.startswith("{")] for out, _ in outputs]
-    assert [len(each) for each in lines] == [3] * (ranks - 1) + [2], "\n".join(error for _, error in outputs)
+    assert [len(each) for each in lines] == [4] * (ranks - 1) + [3], "\n".join(error for _, error in outputs)
     return lines
 
 
@@ -36,16 +40,126 @@ def lives(ranks: int, folder: Path) -> list[list[dict[str, Any]]]:
 def test_ranks_start_alike_with_host_memory_and_storage_that_differ(ranks: int, tmp_path: Path) -> None:
     found = lives(ranks, tmp_path)
     print(found[0])
-    for life in range(2):
+    said = f"slots: 6 on rank 0, 7 on rank {', '.join(map(str, range(1, ranks)))}; "
+    assert all(said in rank[0]["refused"] for rank in found)
+    for life in (1, 2):
         assert all(rank[life]["starts"] == found[0][life]["starts"] for rank in found)
         assert any(start for start, _ in found[0][life]["starts"])
-    assert found[0][1]["stored"] > 0  # the second life begins with an empty device
-    assert [rank[2] for rank in found[:-1]] == [{"outcome": "lost"}] * (ranks - 1)
+    assert found[0][2]["stored"] > 0  # the second life begins with an empty device
+    assert [rank[3] for rank in found[:-1]] == [{"outcome": "lost"}] * (ranks - 1)
 
 
 def test_ranks_without_a_group_are_refused() -> None:
     with pytest.raises(ms.ConfigurationError, match="init_process_group"):
         manager.Ranks()
+
+
+# -- what ranks must have alike ---------------------------------------------------------------------
+
+
+class Mine(ms.policies.Lru):
+    """A policy of the user's own, whose repr says where it lies."""
+
+    def __init__(self, alpha: float = 1.0) -> None:
+        super().__init__()
+        self.alpha = alpha
+
+    def __repr__(self) -> str:
+        return f"<Mine(alpha={self.alpha}) at {id(self):#x}>"
+
+
+class Line:
+    """What ranks tell each other. Here they come one after the other: the first one hears itself twice."""
+
+    def __init__(self) -> None:
+        self.told: list[dict[str, Any]] = []
+
+    def gather(self, text: str) -> list[str]:
+        self.told.append(json.loads(text))
+        return [json.dumps(self.told[0]), json.dumps(self.told[-1] | {"rank": 1})]
+
+
+def ranked(rank: int, settings: dict[str, Any], below: dict[str, Any]) -> ms.StateManager:
+    usual: dict[str, Any] = {
+        "slots": 8, "max_requests": 2, "pages": ms.Pages(size=4, count=20, per_row=9), "prefix": ms.Prefix()
+    }  # fmt: skip
+    kv = ms.Planes(KV, 20, Backend("reference"))
+    tiers = ms.Tiers(
+        **(
+            {
+                "model": "toy",
+                "host_slots": 9,
+                "prefetch": ms.Prefetch(threshold=4),
+                "kv": kv,
+                "rank": rank,
+                "ranks": 2,
+                "group": object(),
+            }
+            | below
+        )
+    )
+    return ms.StateManager(LAYOUT, backend="reference", tiers=tiers, **(usual | settings))
+
+
+def second(line: pytest.MonkeyPatch, settings: dict[str, Any], below: dict[str, Any]) -> tuple[Line, ms.StateManager]:
+    """The second of two ranks, which has settings of its own."""
+    ranks = Line()
+    line.setattr(manager, "Ranks", lambda group: ranks)
+    ranked(0, {}, {})
+    return ranks, ranked(1, settings, below)
+
+
+@pytest.mark.parametrize(
+    ("settings", "below", "says"),
+    [
+        ({"slots": 9}, {}, "slots: 8 on rank 0, 9 on rank 1"),
+        ({"max_requests": 3}, {}, "max_requests and preallocated: 2 on rank 0, 3 on rank 1"),
+        ({"reserve": 1}, {}, "reserve: 0 on rank 0, 1 on rank 1"),
+        ({"snapshots": 4}, {}, "snapshots: 10 on rank 0, 4 on rank 1"),
+        ({"max_batch": 1}, {}, "max_batch: 2 on rank 0, 1 on rank 1"),
+        ({"overlap": False}, {}, "overlap: True on rank 0, False on rank 1"),
+        ({"tracking": ms.Redirect(16)}, {}, r"tracking: Redirect\(every=\d+\) on rank 0, Redirect\(every=16\) on"),
+        ({"pages": ms.Pages(size=4, count=20, per_row=8)}, {}, "pages: .*per_row=9.* on rank 0, .*per_row=8.* on"),
+        ({"forward": ms.Forward(direct_hits=False)}, {}, "forward: .*direct_hits=True.*direct_hits=False"),
+        ({"prefix": ms.Prefix(states=ms.policies.Lru())}, {}, r"states=\): ReturnRate\(\) on rank 0, Lru\(\) on"),
+        ({"prefix": ms.Prefix(placement=ms.Ends(32))}, {}, r"placement=\): .*every=8192.*every=32\) on rank 1"),
+        ({"prefix": ms.Prefix(most_states=3)}, {}, r"most_states=\): None on rank 0, 3 on rank 1"),
+        ({"prefix": ms.Prefix(evict=False)}, {}, r"evict=\): True on rank 0, False on rank 1"),
+        ({"sessions": ms.SessionLimits(share=0.25)}, {}, r"share=\): 0.5 on rank 0, 0.25 on rank 1"),
+        ({}, {"model": "other"}, r"model=\): 'toy' on rank 0, 'other' on rank 1"),
+        ({}, {"prefetch": ms.Prefetch(threshold=8)}, r"prefetch=\): .*threshold=4.*threshold=8"),
+    ],
+)  # fmt: skip
+def test_ranks_of_other_settings_are_refused_and_told_which(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], below: dict[str, Any], says: str
+) -> None:
+    """Else they part in silence: each decides by its own settings what to evict and to keep."""
+    with pytest.raises(ms.ConfigurationError, match=says):
+        second(monkeypatch, settings, below)
+
+
+def test_ranks_may_differ_in_what_they_agree_on_or_decide_nothing_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit of prefetches comes from host memory: the smallest counts."""
+    below = {"host_slots": 3, "write": "back", "staging": 3, "threads": 1, "reserve": 0.5, "store": MemoryStore()}
+    settings = {"slots": np.int64(8), "debug": True, "journal": 5}
+    ranks, mem = second(monkeypatch, settings, below)
+    assert mem.tiers and mem.tiers.prefetcher
+    limits = [told["limit"] for told in ranks.told]
+    assert limits[0] != limits[1] and mem.tiers.prefetcher._settings.limit == min(limits)
+
+
+def test_a_place_that_two_ranks_take_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each would write the records of the other, and read them."""
+    ranks = Line()
+    monkeypatch.setattr(ranks, "gather", lambda text: [text, text])
+    monkeypatch.setattr(manager, "Ranks", lambda group: ranks)
+    with pytest.raises(ms.ConfigurationError, match=r"rank=\) \[0, 0\]: each needs a number of its own"):
+        ranked(0, {}, {})
+
+
+def test_the_text_of_a_setting_is_alike_in_every_process() -> None:
+    assert said(Mine()) == said(Mine()) == "<Mine(alpha=1.0)>" != said(Mine(2.0))
+    assert said(np.int64(3)) == "3" and said(object()) == said(object()) != said(Line())
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Agreement between ranks: the bitwise AND of the words of every rank. Knows nothing of what they mean."""
+"""Agreement between ranks: what each of them says, once, and the bitwise AND of their words. Knows no meaning."""
 
 from datetime import timedelta
 from typing import Any
@@ -82,3 +82,24 @@ class Ranks:
         Syncs: no.
         """
         return Exchange(words, self._group, self._timeout)
+
+    def gather(self, text: str) -> list[str]:
+        """Returns the text of every rank, in the order of the group. Waits for all, as long as the group does.
+
+        Raises:
+            AgreementLost: A rank does not answer.
+
+        Syncs: waits for the slowest rank.
+        """
+        own, ranks = np.frombuffer(text.encode(), np.uint8), dist.get_world_size(self._group)
+        size = torch.tensor([own.size], dtype=torch.int64, device="cpu")
+        sizes = [torch.zeros_like(size) for _ in range(ranks)]
+        try:
+            dist.all_gather(sizes, size, group=self._group)
+            lengths = [int(each) for each in sizes]
+            sent = torch.from_numpy(np.pad(own, (0, max(lengths) - own.size)))  # of unequal sizes gloo ends the process
+            told = [torch.empty_like(sent) for _ in range(ranks)]
+            dist.all_gather(told, sent, group=self._group)
+        except (RuntimeError, ValueError) as error:
+            raise AgreementLost(str(error)) from error
+        return [bytes(each[:n].numpy()).decode() for each, n in zip(told, lengths, strict=True)]

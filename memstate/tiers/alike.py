@@ -1,0 +1,78 @@
+"""Compares the settings of ranks when a group is built: those that decide must be alike, or the ranks part in silence.
+
+Plain texts by name. What a rank may have of its own, such as its part of the layout, is not among them.
+"""
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+
+from memstate.errors import AgreementLost, ConfigurationError
+from memstate.tiers.prefetch.agreement import Ranks
+
+BY_NATURE = re.compile(r" at 0x[0-9a-fA-F]+|\b__(?:mp_)?main__\.")  # differs between processes
+NUMPY = re.compile(r"\bnp\.u?int\d+\((-?\d+)\)")
+SHOWN = 300  # characters of a value in a message
+
+
+def said(value: object) -> str:
+    """Returns what a setting is, alike in every process. An object without a text of its own is its class.
+
+    Example:
+        >>> said(object())
+        '<object object>'
+    """
+    return NUMPY.sub(r"\1", BY_NATURE.sub("", repr(value)))
+
+
+def compare(ranks: Ranks, rank: int, settings: Mapping[str, object], limit: float | None) -> int | None:
+    """Tells all ranks the settings of this one, and requires that theirs are alike.
+
+    Args:
+        ranks: The ranks.
+        rank: The place that this one says it has.
+        settings: What must be alike, by the name that its user knows.
+        limit: Tokens that all prefetches of this rank together may fetch, None for any number. It comes from the size
+            of host memory, which may differ.
+
+    Returns:
+        The smallest limit of all ranks.
+
+    Raises:
+        ConfigurationError: A setting differs, naming it and the values, on every rank; a place is not taken, or taken
+            twice; or a rank does not answer.
+
+    Syncs: waits for the slowest rank.
+    """
+    own = {"rank": int(rank), "limit": None if limit is None else int(limit)}
+    text = json.dumps(own | {"settings": {name: said(value) for name, value in settings.items()}})
+    try:
+        told = [json.loads(each) for each in ranks.gather(text)]
+    except AgreementLost as error:
+        raise ConfigurationError(
+            f"the ranks of the group could not compare their settings: {error.why}; build the managers of all ranks "
+            "together, with one memstate"
+        ) from error
+    places = [each["rank"] for each in told]
+    if sorted(places) != list(range(len(told))):
+        raise ConfigurationError(
+            f"the {len(told)} ranks of the group have Tiers(rank=) {places}: each needs a number of its own from 0 on, "
+            "or one reads the states of another"
+        )
+    told.sort(key=lambda each: each["rank"])
+    names = dict.fromkeys(name for each in told for name in each["settings"])
+    if wrong := [text for name in names if (text := _differs(name, [each["settings"].get(name) for each in told]))]:
+        raise ConfigurationError(
+            f"ranks of a group decide alike only with the same settings, and these differ: {'; '.join(wrong)}"
+        )
+    return min((each["limit"] for each in told if each["limit"] is not None), default=None)
+
+
+def _differs(name: str, values: list[str | None]) -> str:
+    """Returns a setting with its values and who has them; empty where all ranks have the same."""
+    of = defaultdict[str, list[str]](list)
+    for rank, value in enumerate(values):
+        of[value or "nothing"].append(str(rank))
+    each = [f"{value[:SHOWN]} on rank {', '.join(whose)}" for value, whose in of.items()]
+    return f"{name}: {', '.join(each)}" if len(of) > 1 else ""

@@ -7,7 +7,7 @@ from math import lcm
 from os import PathLike
 from os.path import exists
 from textwrap import fill
-from typing import Any, Final
+from typing import Any, Final, Never
 
 import torch
 
@@ -250,6 +250,7 @@ def capacity(
     tokens_per_second: float = 1000.0,
     host_memory: int | str | None = None,
     speculate: int = 0,
+    **others: Never,
 ) -> Capacity:
     """Plans the memory of a deployment: requests, cached states, KV pages and host memory, to the byte.
 
@@ -280,6 +281,7 @@ def capacity(
         host_memory: bytes of host memory for a tier below. None: no tier.
         speculate: tokens of a step with drafts, `Forward(tail=)`. Every request then has a tail, and pages for the
             tokens of a step more, with overlap of two. A `StateLayout` brings its rings.
+        **others: none. The command's names are refused, with those that are meant.
 
     Returns:
         The plan. `Capacity.best` is the recommended split, `Capacity.recommendation` says why.
@@ -299,6 +301,11 @@ def capacity(
 
     Syncs: no.
     """
+    if others:
+        raise InvalidArgument(
+            f"capacity has no argument {', '.join(others)}; --tp, --dtype and --kv-bytes of the command are ranks=, "
+            "ssm_dtype= and kv_bytes_per_token="
+        )
     tail = Forward(in_place=in_place, tail=speculate).tail
     name, layout, page = _model(model, ranks, page_size, ssm_dtype, conv_dtype, kv_dtype, kv_bytes_per_token, tail)
     if layout.grid >= NEVER:

@@ -511,7 +511,8 @@ class StateManager(NotCopied, Shown):
             accepted: number of real tokens of each entry.
             finished: as for `settle`. If a row ends within its accepted tokens, accept only those up to its end; with
                 `written`, what is written, and `end(lengths=)` leaves out the tokens behind the end.
-            written: `step.accepted` has these numbers on the device already.
+            written: `step.accepted` has these numbers on the device already. Once the next step is planned, it has that
+                step's: `accepted` is what the host has read before.
 
         Raises:
             StaleHandle: the step was settled before; nothing changed.

@@ -76,6 +76,12 @@ class Parts:
                 raise ConfigurationError(f"{name}={value!r}: expected ms.{kind.__name__}(...) or None")
         if prefix is not None and pages is None:
             raise ConfigurationError("a prefix cache needs the size of a page: pages=ms.Pages(size=16)")
+        if prefix is not None and pages is not None and pages.count and min(pages.count, pages.per_row) < 2:
+            raise ConfigurationError(
+                f"{pages} with a prefix cache: a cached state stands for whole pages and leaves a token to compute, so "
+                "no request of one page could start from it: give requests room for 2 pages or more (tokens= of "
+                "mst.manager), make pages smaller, or leave prefix out"
+            )
         if tiers is not None and prefix is None:
             raise ConfigurationError("tiers without a prefix cache: build the manager with prefix=ms.Prefix()")
         validate_layout(layout)

@@ -174,7 +174,11 @@ class Step:
 
     @property
     def accepted(self) -> Tensor:
-        """Tokens of each entry that are real: int32 `batch`. A sampler may write it. Raises: InvalidArgument."""
+        """Tokens of each entry that are real: int32 `batch`. A sampler may write it. Raises: InvalidArgument.
+
+        All steps of this batch size share the vector: once the next step is planned, it has that step's numbers. With
+        overlap, copy it behind the sampler and before the next plan, for `accept`.
+        """
         return self._tails().accepted
 
     def _tails(self) -> TailRecord:

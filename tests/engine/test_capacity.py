@@ -115,6 +115,11 @@ def test_C7_refuses_tails_where_there_are_none() -> None:
             ms.capacity(model, "40GiB", context="32k", **({"speculate": 4} | given))
 
 
+def test_names_of_the_command_are_refused_with_those_that_are_meant() -> None:
+    with pytest.raises(ms.InvalidArgument, match=r"no argument kv_bytes; .* kv_bytes_per_token="):
+        ms.capacity("qwen3_next", "40GiB", context="32k", kv_bytes=1)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("order", ["layer_major", "slot_major"])
 def test_C1_a_layout_of_ones_own_is_planned_to_the_byte(order: Any) -> None:
     planes = (

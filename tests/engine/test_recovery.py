@@ -287,6 +287,7 @@ def test_no_thread_waits_for_a_lock_that_an_interrupt_left(call: str, tmp_path: 
                     raise KeyboardInterrupt
             return trace
 
+        before = sys.gettrace()
         sys.settrace(trace)
         try:
             for _ in range(3):
@@ -294,7 +295,7 @@ def test_no_thread_waits_for_a_lock_that_an_interrupt_left(call: str, tmp_path: 
         except KeyboardInterrupt:
             pass
         finally:
-            sys.settrace(None)
+            sys.settrace(before)
         getattr(at.mem, call)()
         at.mem.close()
         if seen[0] < at_point:

@@ -122,6 +122,7 @@ PREFIXES = [{"states": LruPages()}, {"states": "lru"}, {"states": Lru}, {"pages"
 WRONG: list[Any] = [
     *(partial(ms.Prefix, **wrong) for wrong in PREFIXES),
     *(partial(manager, **wrong) for wrong in ({"prefix": True}, {"prefix": Lru()}, {"journal": -1}, {"journal": 1.5})),
+    *(partial(manager, prefix=ms.Prefix(), pages=count, pages_per_row=row) for count, row in ((9, 1), (1, 9))),
     *(partial(FlopAware, *wrong) for wrong in ((float("nan"),), (-1.0,), ("1",))),
 ]  # fmt: skip
 

@@ -69,3 +69,28 @@ def test_G4_no_answer_depends_on_fresh_or_freed_memory(backend: Backend, trackin
         mem.submit()
         mem.planes["ssm"].fill_(torch.nan)  # everything is free, and rubbish
     scan(mem)
+
+
+RINGS = ms.StateLayout((ms.Plane("ssm_x", (8, 2), torch.float32, fill=None),), layers=1)
+TAILED = ms.StateLayout((ms.Plane("ssm", (2,), torch.float32),), layers=1, rows=RINGS)
+
+
+@pytest.mark.parametrize("tracking", [ms.PingPong(4), ms.LazyPingPong(4)], ids=repr)
+def test_T9_a_lane_of_a_late_step_is_nobody_elses_before_its_forward(backend: Backend, tracking: ms.Tracking) -> None:
+    """Its snapshot is published and dropped between the accept of the step before and its own forward."""
+    mem = on(backend, TAILED, slots=5, max_requests=6, tracking=tracking, forward=ms.Forward(tail=3))
+    (row,) = mem.admit([ms.Request("a")])
+    mem.settle(mem.plan([row], 3))
+    first = mem.plan([row], 3, drafts=2)
+    first.accepted[0] = 3
+    late = mem.plan([row], 1)
+    mem.accept(first, [3], written=True)
+    slots = [slot for vector in (late.read, late.write, late.snapshot) for slot in vector.tolist() if slot > 0]
+    snapshots = mem.publish([row])
+    assert snapshots != [None]
+    mem.drop(snapshots)
+    others = mem.admit([ms.Request(f"b{n}") for n in range(mem.free_slots // 2)])  # live and a lane
+    mem.submit()
+    mem.planes["ssm"][0, slots] = 777.0  # the forward of the late step
+    mem.settle(late)
+    assert not mem.planes["ssm"][0, mem.plan(others, 1).read.long()].any(), "a request starts from what it wrote"

@@ -17,6 +17,7 @@ from memstate.requests.handles import Row
 from memstate.tiers import Fetch
 
 BACK_PRESSURE: Final = (OutOfSlots, OutOfRows, OutOfPages)
+THERE: Final = {"capacity": "slots", "rows": "rows", "pages": "KV pages"}  # attributes of these: how many there are
 
 
 @dataclass(eq=False)
@@ -127,8 +128,8 @@ class Running:
         ]  # fmt: skip
 
 
-def refusal(error: MemstateError, one: Asked | Running, mem: StateManager) -> Reason:
-    """Returns the kind of a refusal.
+def refusal(error: MemstateError, one: Asked | Running, mem: StateManager) -> tuple[Reason, str]:
+    """Returns the kind of a refusal, and what it says. A request that can never fit is not told to wait.
 
     Args:
         error: what the manager raised.
@@ -136,15 +137,18 @@ def refusal(error: MemstateError, one: Asked | Running, mem: StateManager) -> Re
         mem: the manager.
     """
     asked = one if isinstance(one, Asked) else one.asked
-    pages, length = mem.pages, len(asked.prompt.tokens) + asked.samplers[0].most - 1
-    if pages.count and length > min(pages.per_row, pages.count) * pages.size:
-        return "too_large"
     row = mem.info(one.row) if isinstance(one, Running) else None
-    if not isinstance(error, BACK_PRESSURE):
-        return "no_room" if row else "invalid"  # samples lack a register for the state that they share
+    pages, length = mem.pages, len(asked.prompt.tokens) + asked.samplers[0].most - 1
+    room = min(pages.per_row, pages.count) * pages.size if pages.count else inf
+    if not isinstance(error, BACK_PRESSURE):  # samples can lack a register for the state that they share
+        return "too_large" if length > room else "no_room" if row else "invalid", str(error)
+    if length > room:
+        return "too_large", f"{length} tokens of prompt and answer, and one request can have pages for {room}: ask less"
     has = {OutOfSlots: row.slots, OutOfRows: 1, OutOfPages: -(-length // pages.size)}[type(error)] if row else 0
-    there = next((most for name in ("capacity", "rows", "pages") if (most := getattr(error, name, None))), inf)
-    return "too_large" if error.requested + has > there else "no_room"
+    name, there = next(((name, most) for name in THERE if (most := getattr(error, name, None))), ("", inf))
+    if error.requested + has > there:
+        return "too_large", f"{error.requested + has} {THERE[name]} needed at once, there are {there}: ask for less"
+    return "no_room", str(error) if row else why(error, mem)
 
 
 def why(error: MemstateError, mem: StateManager) -> str:

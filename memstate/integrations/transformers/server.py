@@ -22,7 +22,7 @@ from memstate.integrations.transformers.batch import Batches
 from memstate.integrations.transformers.binding import bound_to, release_left
 from memstate.integrations.transformers.line import Line, waits_for_reader
 from memstate.integrations.transformers.prompts import Event, Prompt, Reason, Served, checked, require
-from memstate.integrations.transformers.running import BACK_PRESSURE, Asked, Running, refusal, said, why
+from memstate.integrations.transformers.running import BACK_PRESSURE, Asked, Running, refusal, said
 from memstate.integrations.transformers.sampling import Sampler
 from memstate.integrations.transformers.speculation import Speculation
 from memstate.integrations.transformers.states import Kernels
@@ -484,7 +484,7 @@ class Server:
                 if isinstance(error, BACK_PRESSURE) and running:
                     self._full = True
                     return False  # later: a row that ends makes room
-                self._steps.tell(one, refusal(error, one, self.mem), why(error, self.mem))
+                self._steps.tell(one, *refusal(error, one, self.mem))
                 self._line.leave([one])
                 self._cancel([one])
                 return True

@@ -191,7 +191,7 @@ class Steps:
                     return  # later: a row that ends makes room
                 last = parked[-1]
                 if last is one or isinstance(error, InvalidArgument):
-                    self.end([one], refusal(error, one, self.mem), str(error))
+                    self.end([one], *refusal(error, one, self.mem))
                 else:  # it waits again, and what it has read goes to the prefix cache
                     self._line.waiting.appendleft(last.asked)
                     self._release(last)

@@ -30,11 +30,12 @@ class Tracer:
 
     def run(self, call: Callable[[], Any]) -> Any:
         """Runs the call."""
+        before = sys.gettrace()  # such as that of coverage
         sys.settrace(self._enter)
         try:
             return call()
         finally:
-            sys.settrace(None)
+            sys.settrace(before)
 
     def _enter(self, frame: FrameType, event: str, argument: object) -> Any:
         if not _traced(frame.f_code.co_filename):

@@ -328,6 +328,11 @@ def capacity(
     if not is_count(prefills):
         raise InvalidArgument(f"prefills={prefills!r}: expected a whole number of prompts")
     per_row = -(-(tokens + tail * (1 + overlap)) // page_size) if page else 0
+    if per_row == 1:
+        raise InvalidArgument(
+            f"context={tokens} in pages of {page_size} tokens: no request of one page can start from a cached state, "
+            "so there is no prefix cache to plan for; give a smaller page_size"
+        )
     marks = placement.marks(Match(tokens=tokens, length=0, kv_length=0, evicted_length=0), lcm(page_size, layout.grid))
     planner = Planner(
         layout=layout, kv=page, page_size=page_size, per_row=per_row, overlap=overlap, in_place=in_place,

@@ -120,6 +120,12 @@ def test_names_of_the_command_are_refused_with_those_that_are_meant() -> None:
         ms.capacity("qwen3_next", "40GiB", context="32k", kv_bytes=1)  # type: ignore[arg-type]
 
 
+def test_a_context_of_one_page_is_refused_as_a_manager_refuses_it() -> None:
+    with pytest.raises(ms.InvalidArgument, match="context=64 in pages of 64 tokens"):
+        ms.capacity("qwen3_next", "40GiB", context=64)
+    assert ms.capacity("qwen3_next", "40GiB", context=65).best.settings()["pages"].per_row == 2
+
+
 @pytest.mark.parametrize("order", ["layer_major", "slot_major"])
 def test_C1_a_layout_of_ones_own_is_planned_to_the_byte(order: Any) -> None:
     planes = (

@@ -4,91 +4,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from memstate.cli.drafted import DRAFTS, Drafted, drafted, ring
+from memstate.cli.models import AXES, Model
 from memstate.errors import InvalidArgument
 from memstate.kernels.dispatch import Backend
-from memstate.kernels.tables import TILE_BYTES
-from memstate.kernels.tuned import CONFIGS
-from memstate.state.layout import Plane, StateLayout
+from memstate.kernels.tables import ConvTail, DeltaTail, Mamba3State, SelectiveTail
+from memstate.state.layout import StateLayout
 from memstate.state.planes import Planes
-from memstate.state.presets import CHECKPOINTS, from_config
 from memstate.tiers.host.packing import Packing
 
-RULES = {  # type of a model -> the rule of its state
-    "qwen3_next": "delta", "qwen3_5_text": "delta", "kimi_linear": "kda", "nemotron_h": "mamba2",
-    "falcon_h1": "mamba2", "granitemoehybrid": "mamba2", "bamba": "mamba2", "mamba2": "mamba2", "mamba": "mamba1",
-    "falcon_mamba": "mamba1",
-}  # fmt: skip
-AXES = {"delta": 2, "kda": 2, "mamba2": 1}  # the axis of a state over which values share an int8 scale
-NEEDS = {"gated_delta": ("delta", "kda"), "selective": ("mamba2", "mamba1"), "pack_int8": tuple(AXES)}
-TOY_SSM = {"delta": (2, 16, 40), "kda": (2, 16, 40), "mamba2": (2, 40, 16), "mamba1": (40, 16)}
-TOY_CHANNELS = 112  # what the states of a toy leave for two more heads: q and k, or b and c
 TOKENS = 1  # of a row in a step
 BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}  # of |got - expected| / |expected|
 Act = Callable[[], object]
-
-
-class Model(NamedTuple):
-    """A layout, and the rule of its states: "delta", "kda", "mamba2", "mamba1"; "" without such states."""
-
-    layout: StateLayout
-    rule: str
-
-    def has(self, kernel: str) -> bool:
-        """Whether a kernel runs on states of this model."""
-        if kernel == "conv":
-            return "conv" in self.names
-        return self.rule in NEEDS[kernel] if kernel in NEEDS else True
-
-    @property
-    def names(self) -> list[str]:
-        """Names of the planes."""
-        return [plane.name for plane in self.layout.planes]
-
-    def plane(self, name: str) -> Plane:
-        """Returns a plane by its name."""
-        return self.layout.planes[self.names.index(name)]
-
-
-def model_of(name: str, ranks: int = 1, ssm_dtype: torch.dtype = torch.float32) -> Model:
-    """Returns a preset.
-
-    Args:
-        name: Name of the preset.
-        ranks: Tensor-parallel ranks, of which the layout is one.
-        ssm_dtype: Dtype of the states.
-
-    Raises:
-        InvalidArgument: Names the presets there are.
-    """
-    if name not in CHECKPOINTS:
-        raise InvalidArgument(f"model {name!r}: expected one of {', '.join(CHECKPOINTS)}")
-    config = CHECKPOINTS[name]
-    return Model(from_config(config, ranks=ranks, ssm_dtype=ssm_dtype), RULES.get(config["model_type"], ""))
-
-
-def toy_of(model: Model, kernel: str) -> Model:
-    """Returns a model of the same kind at a size that an interpreter can run.
-
-    Kernels that move bytes get planes of a tile and a bit over at most two layers; the others get small heads.
-    """
-    layout = model.layout
-    if kernel not in ("gated_delta", "selective", "conv", "pack_int8"):
-        planes = [
-            Plane(plane.name, (min(plane.elements, (TILE_BYTES + 1200) // plane.dtype.itemsize),), plane.dtype)
-            for plane in layout.planes
-        ]
-        return Model(replace(layout, planes=tuple(planes), layers=min(layout.layers, 2)), model.rule)
-    shapes = {"ssm": TOY_SSM.get(model.rule, ())}
-    if "conv" in model.names:
-        first, last = model.plane("conv").shape
-        shapes["conv"] = (TOY_CHANNELS, last) if first > last else (first, TOY_CHANNELS)
-    planes = [Plane(plane.name, shapes[plane.name], plane.dtype) for plane in layout.planes]
-    return Model(replace(layout, planes=tuple(planes), layers=1), model.rule)
 
 
 class Workload(NamedTuple):
@@ -137,7 +69,7 @@ def make(kernel: str, model: Model, batch: int, backend: Backend, seed: int) -> 
     """Returns the workload of a kernel; two of the same seed on one device are equal.
 
     Args:
-        kernel: A name in `memstate.kernels.tuned.CONFIGS`.
+        kernel: A name in `MAKERS`: a kernel with configurations, or `mamba3`, which has one.
         model: Its states.
         batch: Slots that are moved, or rows of a step. Twice as many slots are allocated.
         backend: Runs the calls.
@@ -146,7 +78,7 @@ def make(kernel: str, model: Model, batch: int, backend: Backend, seed: int) -> 
     Raises:
         InvalidArgument: The kernel is unknown, or the model has no state for it.
     """
-    if kernel not in CONFIGS or not model.has(kernel):
+    if kernel not in MAKERS or not model.has(kernel):
         raise InvalidArgument(f"kernel {kernel!r}: there is none, or the model has no state for it")
     generator = torch.Generator(backend.device).manual_seed(seed)
     return MAKERS[kernel](model, batch, backend, generator)
@@ -268,12 +200,14 @@ def _rows(batch: int, backend: Backend, generator: torch.Generator) -> _Rows:
 
 
 def _step(
-    name: str, planes: Planes, plane: str, batch: int, inputs: Sequence[Tensor | None], out: Tensor, act: Act
-) -> Workload:
-    """A step of one layer; it reads and writes a state for each row, its inputs and its output."""
+    name: str, planes: Planes, plane: str, batch: int, inputs: Sequence[Tensor | None], out: Tensor, act: Act,
+    drafts: Drafted,
+) -> Workload:  # fmt: skip
+    """A step of one layer; it reads and writes a state for each row, its inputs and its output. Then with drafts."""
     states = 2 * batch * planes[plane][0][0].nbytes
     size = states + out.nbytes + sum(tensor.nbytes for tensor in inputs if tensor is not None)
-    return Workload({name: act}, {name: size}, {"out": out, plane: planes[plane]}, exact=False)
+    sizes = {name: size} | dict.fromkeys(drafts.acts, states + drafts.nbytes)
+    return Workload({name: act} | drafts.acts, sizes, {"out": out, plane: planes[plane], **drafts.written}, exact=False)
 
 
 def delta_inputs(
@@ -283,8 +217,9 @@ def delta_inputs(
     device: torch.device,
     generator: torch.Generator | None = None,
     per_key: bool = False,
+    tokens: int = TOKENS,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Returns q, k, v, decay and beta of one token a row: keys of norm 1, decays below 0, betas between 0 and 1.
+    """Returns q, k, v, decay and beta of each token of a row: keys of norm 1, decays below 0, betas between 0 and 1.
 
     So states stay bounded however often a step is repeated.
 
@@ -295,12 +230,13 @@ def delta_inputs(
         device: Of the result.
         generator: Of the values.
         per_key: Whether there is a decay for each key channel.
+        tokens: Of a row.
     """
     heads, key, value = shape
     key_heads = max(1, (channels - heads * value) // (2 * key))
 
     def random(*shape: int) -> Tensor:
-        return torch.randn((batch, TOKENS, *shape), generator=generator, dtype=torch.float32, device=device)
+        return torch.randn((batch, tokens, *shape), generator=generator, dtype=torch.float32, device=device)
 
     q, k = (torch.nn.functional.normalize(random(key_heads, key), dim=-1).bfloat16() for _ in range(2))
     decay = -(random(heads, key) if per_key else random(heads)).abs()
@@ -314,7 +250,12 @@ def _gated_delta(model: Model, batch: int, backend: Backend, generator: torch.Ge
     inputs = delta_inputs(shape, channels, batch, backend.device, generator, model.rule == "kda")
     out, rows = torch.zeros_like(inputs[2]), _rows(batch, backend, generator)
     act = partial(backend.gated_delta_step, *inputs, planes["ssm"][0], *rows, None, out)
-    return _step("gated delta", planes, "ssm", batch, inputs, out, act)
+    given = delta_inputs(shape, channels, batch, backend.device, generator, model.rule == "kda", DRAFTS)
+    _, k, v, decay, beta = given
+    tail = DeltaTail(ring(generator, k), ring(generator, v), ring(generator, decay), ring(generator, beta))
+    step = partial(backend.gated_delta_step, *given, planes["ssm"][0], *rows[:3])
+    drafts = drafted("gated delta", step, batch, torch.zeros_like(v), tail, given)
+    return _step("gated delta", planes, "ssm", batch, inputs, out, act, drafts)
 
 
 def _selective(model: Model, batch: int, backend: Backend, generator: torch.Generator) -> Workload:
@@ -326,14 +267,40 @@ def _selective(model: Model, batch: int, backend: Backend, generator: torch.Gene
     groups = max(1, (max(model.plane("conv").shape) - heads * dim) // (2 * state)) if tied else 1
     random = partial(_random, backend, generator)
     own = (heads,) if tied else (heads, dim)
-    x, z = (random(batch, TOKENS, heads, dim).bfloat16() for _ in range(2))
-    b, c = (random(batch, TOKENS, groups, state).bfloat16() for _ in range(2))
-    dt = random(batch, TOKENS, *own).bfloat16()
+
+    def inputs(tokens: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        x, z = (random(batch, tokens, heads, dim).bfloat16() for _ in range(2))
+        b, c = (random(batch, tokens, groups, state).bfloat16() for _ in range(2))
+        return x, z, b, c, random(batch, tokens, *own).bfloat16()
+
+    x, z, b, c, dt = inputs(TOKENS)
     a = -random(*own).exp() if tied else -random(heads, dim, state).exp()
     d, bias, out = random(*own), random(*own).abs(), torch.zeros_like(x)
     rows = _rows(batch, backend, generator)
     act = partial(backend.selective_step, x, dt, a, b, c, states, *rows, d, z, bias, True, out)
-    return _step("selective", planes, "ssm", batch, (x, z, b, c, dt, a, d, bias), out, act)
+    some = inputs(DRAFTS)
+    tail = SelectiveTail(ring(generator, some[0]), ring(generator, some[2]), ring(generator, some[4], torch.float32))
+    given: dict[str, Any] = {
+        "x": some[0],
+        "dt": some[4],
+        "a": a,
+        "b": some[2],
+        "c": some[3],
+        "d": d,
+        "z": some[1],
+        "dt_bias": bias,
+    }
+    step = partial(
+        backend.selective_step,
+        **given,
+        state=states,
+        softplus=True,
+        read=rows.read,
+        write=rows.write,
+        snapshot=rows.snapshot,
+    )
+    drafts = drafted("selective", step, batch, torch.zeros_like(some[0]), tail, some)
+    return _step("selective", planes, "ssm", batch, (x, z, b, c, dt, a, d, bias), out, act, drafts)
 
 
 def _conv(model: Model, batch: int, backend: Backend, generator: torch.Generator) -> Workload:
@@ -346,10 +313,33 @@ def _conv(model: Model, batch: int, backend: Backend, generator: torch.Generator
     x, weight = random(batch, TOKENS, channels).bfloat16(), random(channels, taps).bfloat16()
     out, rows = torch.zeros_like(x), _rows(batch, backend, generator)
     act = partial(backend.conv_step, x, weight, None, windows, *rows, "silu", out)
-    return _step("conv", planes, "conv", batch, (x, weight), out, act)
+    some = random(batch, DRAFTS, channels).bfloat16()
+    step = partial(backend.conv_step, some, weight, None, windows, *rows[:3])
+    drafts = drafted("conv", step, batch, torch.zeros_like(some), ConvTail(ring(generator, some)), (some, weight))
+    return _step("conv", planes, "conv", batch, (x, weight), out, act, drafts)
+
+
+def _mamba3(model: Model, batch: int, backend: Backend, generator: torch.Generator) -> Workload:
+    planes = _planes(replace(model.layout, layers=1), 2 * batch, backend, generator, numbers=True)
+    planes["angle"].uniform_(-1, 1, generator=generator)  # and small turns: no result lies near a whole one
+    planes.scrub_null()
+    kept = Mamba3State(*(planes[name][0] for name in Mamba3State._fields))
+    (heads, dim, state), angles = kept.ssm.shape[1:], kept.angle.shape[-1]
+    random = partial(_random, backend, generator)
+    x, z = (random(batch, TOKENS, heads, dim).bfloat16() for _ in range(2))
+    b, c = (random(batch, TOKENS, 1, state).bfloat16() for _ in range(2))
+    dt, decay = random(batch, TOKENS, heads).abs().clamp(max=1), -random(batch, TOKENS, heads).abs()
+    trap, rotation = random(batch, TOKENS, heads).bfloat16(), (random(batch, TOKENS, angles) / 8).bfloat16()
+    inputs = x, b, c, dt, decay, trap, rotation, random(heads, state), random(heads, state), random(heads)
+    out, rows = torch.zeros_like(x), _rows(batch, backend, generator)
+    act = partial(backend.mamba3_step, *inputs, kept, *rows, z, out)
+    size = out.nbytes + z.nbytes + sum(each.nbytes for each in inputs) + 2 * batch * sum(p[0].nbytes for p in kept)
+    written = {"out": out} | {name: planes[name] for name in Mamba3State._fields}
+    return Workload({"mamba3": act}, {"mamba3": size}, written, exact=False)
 
 
 MAKERS: dict[str, Callable[[Model, int, Backend, torch.Generator], Workload]] = {
     "copy": _copies, "gather": _gather, "scatter": _scatter, "pack": _pack, "pack_int8": _pack_int8,
     "gated_delta": _gated_delta, "selective": _selective, "conv": _conv,
+    "mamba3": _mamba3,
 }  # fmt: skip

@@ -22,14 +22,20 @@ from memstate.cli.bench import (
     copy,
     decode,
     run,
+    state,
     track,
 )
 from memstate.cli.bench.clock import IN_GRAPH, RUNS, WARM_UPS, Clock, DeviceClock, Times, TooSlow, nothing
 from memstate.cli.bench.task import Setting, Task, carry_out
-from memstate.cli.workload import model_of, toy_of
+from memstate.cli.models import model_of, toy_of
+from memstate.cli.tune.grid import AXES
+from memstate.cli.workload import MAKERS, make
 from memstate.errors import InvalidArgument
 from memstate.kernels import bitmap, gated_delta, gather, registers, tracking
 from memstate.kernels import copy as copy_kernel
+from memstate.kernels.dispatch import OPS as ALL_OPS
+from memstate.kernels.dispatch import Backend
+from memstate.kernels.tuned import CONFIGS
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
@@ -40,8 +46,14 @@ OPS = {
     "copy": {"copy", "gather", "scatter", "zero"},
     "state": {
         "copy", "zero", "gather", "scatter", "pack", "unpack", "pack int8", "unpack int8", "gated delta", "selective",
-        "conv",
+        "conv", "mamba3", "gated delta, drafts", "gated delta, trees", "selective, drafts", "selective, trees",
+        "conv, drafts", "conv, trees",
     },
+}  # fmt: skip
+OF_SLOTS = {"claim", "release", "ownership", "plan"}  # benchmarks of their own: alloc, track
+NOT_TIMED = {  # small beside a step, or waiting for a kernel that is worth it
+    "resolve", "audit", "run_data", "run_rows", "keep_path", "scatter_states", "log_linear_step", "load_bits",
+    "store_bits",
 }  # fmt: skip
 
 
@@ -54,6 +66,18 @@ def toy(name: str, peer: str | None = None) -> BenchResult:
 def findings(course: Callable[[Setting], Iterator[Task]], names: set[str]) -> dict[str, str]:
     """What the checks of some tasks say; nothing is measured."""
     return {task.name: task.check() for task in course(Setting("auto", CPU, True)) if task.name in names}
+
+
+def test_every_operation_is_timed_or_said_not_to_be() -> None:
+    """And what has configurations is swept."""
+    launched: set[str] = set()
+    for kernel in MAKERS:
+        states, backend = toy_of(model_of(state.MODELS.get(kernel, state.DEFAULT)), kernel), Backend("reference")
+        for act in make(kernel, states, 2, backend, 1).acts.values():
+            act()
+        launched |= backend.counts.launches.keys()
+    assert sorted([*launched, *OF_SLOTS, *NOT_TIMED]) == sorted(ALL_OPS)
+    assert set(CONFIGS) == set(AXES) <= set(MAKERS)
 
 
 @pytest.mark.sample(2)

@@ -14,8 +14,8 @@ from unittest.mock import Mock
 import pytest
 import torch
 
+from memstate.cli import models, workload
 from memstate.cli import tune as tuning
-from memstate.cli import workload
 from memstate.cli.compile import KernelReport
 from memstate.cli.tune import cost, grid, record, trials
 from memstate.cli.tune.check import wrong
@@ -98,7 +98,7 @@ def test_the_best_values_are_combined_by_what_they_promise() -> None:
 @pytest.mark.parametrize("model", ["qwen3_next", "kimi_linear", "nemotron_h", "falcon_mamba"])
 @pytest.mark.parametrize("kernel", [kernel for kernel in tuning.KERNELS if kernel != "copy"])
 def test_the_key_is_the_one_that_a_launch_asks_for(kernel: str, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    toy = workload.toy_of(grid.model_for(kernel, model)[1], kernel)
+    toy = models.toy_of(grid.model_for(kernel, model)[1], kernel)
     asked = set()
     true = tuned._found
 
@@ -154,8 +154,8 @@ def check(config: CopyConfig = DEFAULT) -> str:
     return wrong(config, toy("lfm2"), backend_here(), torch.seed() % 2**31)
 
 
-def toy(model: str, kernel: str = "copy") -> workload.Model:
-    return workload.toy_of(grid.model_for(kernel, model)[1], kernel)
+def toy(model: str, kernel: str = "copy") -> models.Model:
+    return models.toy_of(grid.model_for(kernel, model)[1], kernel)
 
 
 @pytest.mark.sample(4)
@@ -369,7 +369,7 @@ def test_a_device_times_a_copy_and_a_sweep_stores_it(folder: Path) -> None:
     assert outcome.timed and not outcome.wrong
     assert 0 < outcome.best[0].value < 1e14  # bytes a second
     tuning.store(outcome)
-    storage = Planes(workload.model_of("lfm2").layout, 1, Backend("cuda", "cuda"))
+    storage = Planes(models.model_of("lfm2").layout, 1, Backend("cuda", "cuda"))
     planes = storage.plane_map
     assert copy_launch(storage.device, planes.unit, planes.tiles.shape[0]).config == outcome.best[0].config
 

@@ -7,7 +7,8 @@ import torch
 
 from memstate.cli.bench.state import kernel_task
 from memstate.cli.bench.task import Figure, Setting, Task, differing
-from memstate.cli.workload import fitting, model_of, toy_of
+from memstate.cli.models import model_of, toy_of
+from memstate.cli.workload import fitting
 from memstate.state.layout import Plane, StateLayout
 from memstate.state.planes import Planes
 

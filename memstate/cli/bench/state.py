@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from memstate.cli.bench.task import Figure, Setting, Task
-from memstate.cli.workload import Model, delta_inputs, make, model_of, toy_of
-from memstate.kernels.tuned import CONFIGS
+from memstate.cli.models import Model, model_of, toy_of
+from memstate.cli.workload import MAKERS, delta_inputs, make
 
-MODELS = {"selective": "nemotron_h"}  # the others: DEFAULT
+MODELS = {"selective": "nemotron_h", "mamba3": "mamba3"}  # the others: DEFAULT
 DEFAULT = "qwen3_next"
 BATCHES, RANKS, DTYPES = (1, 16, 64, 256), (1, 8), (torch.float32, torch.bfloat16)
 TOY_BATCHES, TOY_RANKS, TOY_DTYPES = (2,), (1,), (torch.float32,)
@@ -111,7 +111,7 @@ def tasks(setting: Setting) -> Iterator[Task]:
     if not setting.toy and peak_bytes(setting.device) is None:
         print("torch does not tell clock and bus of the memory: there is no roofline", file=sys.stderr)
     shapes = setting.sizes((BATCHES, RANKS, DTYPES), (TOY_BATCHES, TOY_RANKS, TOY_DTYPES))
-    for kernel in CONFIGS:
+    for kernel in MAKERS:
         name = MODELS.get(kernel, DEFAULT)
         for batch, ranks, dtype in product(*shapes):
             model = model_of(name, ranks, dtype)

@@ -6,7 +6,8 @@ Copies are checked byte for byte, around their planes as well; the other kernels
 import torch
 from torch import Tensor
 
-from memstate.cli.workload import Act, Model, Workload, make
+from memstate.cli.models import Model
+from memstate.cli.workload import Act, Workload, make
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tables import HEADER_INTS, ZERO_SOURCE, Section
 from memstate.kernels.tuned import KERNEL_OF, Config, CopyConfig, trying

@@ -5,8 +5,8 @@ from dataclasses import replace
 from itertools import product
 from math import gcd, prod
 
-from memstate.cli.workload import AXES as INT8_AXES
-from memstate.cli.workload import Model, model_of
+from memstate.cli.models import AXES as INT8_AXES
+from memstate.cli.models import Model, model_of
 from memstate.errors import InvalidArgument
 from memstate.kernels.tables import TILE_BYTES
 from memstate.kernels.tuned import (

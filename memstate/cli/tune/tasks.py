@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
+from memstate.cli.models import toy_of
 from memstate.cli.tune.check import wrong
 from memstate.cli.tune.cost import cost
 from memstate.cli.tune.grid import model_for
 from memstate.cli.worker import WorkerFailed, run_module, serve
-from memstate.cli.workload import toy_of
 from memstate.errors import ConfigurationError
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tuned import CONFIGS, KERNEL_OF, Config

@@ -16,11 +16,12 @@ import torch
 
 from memstate.cli.bench.clock import DeviceClock, TooSlow
 from memstate.cli.compile import TARGETS
+from memstate.cli.models import Model, model_of, toy_of
 from memstate.cli.tune import cost
 from memstate.cli.tune.check import ROWS, wrong
 from memstate.cli.tune.grid import combinations, key_of, model_for, one_at_a_time
 from memstate.cli.tune.tasks import findings
-from memstate.cli.workload import Model, Workload, fitting, make, model_of, toy_of
+from memstate.cli.workload import Workload, fitting, make
 from memstate.errors import ConfigurationError, InvalidArgument
 from memstate.kernels.dispatch import Backend
 from memstate.kernels.tuned import CONFIGS, KERNEL_OF, Config, device_name, trying

@@ -13,9 +13,9 @@ import torch
 
 from memstate.cli import tune as tuning
 from memstate.cli.bench.clock import TooSlow
+from memstate.cli.models import toy_of
 from memstate.cli.tune.check import wrong
 from memstate.cli.tune.grid import model_for, one_at_a_time
-from memstate.cli.workload import toy_of
 from memstate.kernels.dispatch import Backend
 from tests.proof.gpu.machine import Machine, Result, TimeIsUp, main
 

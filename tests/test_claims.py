@@ -12,10 +12,11 @@ CALLERS = {
     ("slots.registers",): "ownership resolve audit plan",
     ("state.planes",): "copy_slots zero_slots run_data run_rows keep_path gather_slots scatter_slots scatter_states",
     MODEL: "conv_step gated_delta_step selective_step",
+    ("cli.workload",): "mamba3_step",
     ("cli.bench.drift",): "load_bits store_bits",
     ("tiers.host.packing",): "pack_slots unpack_slots pack_int8 unpack_int8",
 }
-FOR_ENGINES = {"log_linear_step", "mamba3_step"}  # no model of memstate's own demo has them
+FOR_ENGINES = {"log_linear_step"}  # no model of memstate's own has it
 ALLOWED = {(module, op) for modules, ops in CALLERS.items() for op in ops.split() for module in modules}
 ASKS = re.compile(rf"backend(?:\([^()]*\))?\.({'|'.join(OPS)})\b", re.IGNORECASE)
 

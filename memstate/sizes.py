@@ -2,13 +2,13 @@
 
 import os
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
 import torch
 
+from memstate import container
 from memstate.checks import INT32_MAX, is_whole, shown
 from memstate.errors import InvalidArgument, MemstateError
 
@@ -91,13 +91,16 @@ class Part(NamedTuple):
 
 
 def memory(device: torch.device) -> int:
-    """Returns the bytes of memory that a device has in all, used or not. Syncs: no."""
+    """Returns the bytes of memory that a device has in all, used or not; of the host, what the container may use.
+
+    Syncs: no.
+    """
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[1])
     try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return min(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), container.limit())
     except (AttributeError, ValueError, OSError):  # a system that does not say
-        return sys.maxsize
+        return container.limit()
 
 
 def require_memory(

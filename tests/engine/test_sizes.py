@@ -1,7 +1,9 @@
 """Sizes that cannot fit are refused by name, with the numbers, before anything is allocated."""
 
+import sys
 import tracemalloc
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 import torch
 
 import memstate as ms
-from memstate import sizes
+from memstate import container, sizes
 from memstate.engine.sizing import require_fit
 from memstate.tiers.host.pool import RecordPool
 
@@ -118,3 +120,58 @@ def test_a_gpu_has_its_own_memory_and_the_host_its_own(monkeypatch: pytest.Monke
 def test_the_memory_of_this_machine_is_a_whole_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     assert isinstance(sizes.memory(torch.device("cpu")), int) and sizes.memory(torch.device("cpu")) > 2**20
+
+
+V1 = "31 24 0:27 {} {} rw - cgroup cgroup rw,memory"
+V2 = "30 24 0:26 {} {} rw - cgroup2 cgroup2 rw,nsdelegate"
+OTHER = "22 28 0:21 / /proc rw shared:14 - proc proc rw"
+MEM = "/sys/fs/cgroup/memory"
+GROUPS: dict[str, tuple[str, list[str], dict[str, str], int | None]] = {
+    "v2": ("0::/a/b", [OTHER, V2.format("/", "/sys/fs/cgroup")], {"a/b/memory.max": "3000000"}, 3000000),
+    "around v2": (
+        "0::/a/b", [V2.format("/", "/sys/fs/cgroup")], {"a/b/memory.max": "max", "a/memory.max": "2000000"}, 2000000,
+    ),
+    "a container of v2": ("0::/", [V2.format("/", "/sys/fs/cgroup")], {"memory.max": "4000000"}, 4000000),
+    "v1": (
+        "4:cpu:/c\n3:cpuacct,memory:/docker/x\n0::/", [V1.format("/", MEM), V2.format("/", "/sys/fs/cgroup/unified")],
+        {"memory/docker/x/memory.limit_in_bytes": "5000000", "memory/docker/memory.limit_in_bytes": "6000000"}, 5000000,
+    ),
+    "v1 whose top is the container's own group": (
+        "3:memory:/docker/x/in", [V1.format("/docker/x", MEM)],
+        {"memory/memory.limit_in_bytes": "7000000", "memory/in/memory.limit_in_bytes": str(2**63 - 4096)}, 7000000,
+    ),
+    "a group outside of what is mounted": (
+        "0::/../../x", [V2.format("/", "/sys/fs/cgroup")], {"memory.max": "9000000", "x/memory.max": "1"}, 9000000,
+    ),
+    "no limit": ("3:memory:/a\n0::/a", [V1.format("/", MEM)], {"memory/a/memory.limit_in_bytes": str(2**63 - 1)}, None),
+    "max": ("0::/", [V2.format("/", "/sys/fs/cgroup")], {"memory.max": "max"}, None),
+    "no files": ("0::/a", [V2.format("/", "/sys/fs/cgroup")], {}, None),
+    "not mounted": ("0::/a", [OTHER], {}, None),
+    "another form": ("what", ["is this"], {}, None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", GROUPS)
+def test_a_container_has_the_least_limit_of_its_groups(
+    case: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The host has what the container may use."""
+    groups, mounts, files, expected = GROUPS[case]
+    told = {"proc/self/cgroup": groups, "proc/self/mountinfo": "\n".join(mounts)}
+    told |= {f"sys/fs/cgroup/{name}": text for name, text in files.items()}
+    for name, text in told.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"{text}\n")
+    found = container.limit(tmp_path)
+    assert found >= 2**63 - 4096 if expected is None else found == expected
+    monkeypatch.undo()
+    monkeypatch.setattr(container, "limit", lambda: found)
+    monkeypatch.setattr("os.sysconf", lambda name: {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 2**20}[name])
+    assert sizes.memory(torch.device("cpu")) == (expected or 2**32)
+    if expected:
+        with pytest.raises(ms.ConfigurationError, match=f"on cpu, which has {expected} bytes .0.0 GiB.: "):
+            manager(slots=10**6)
+
+
+def test_without_files_of_groups_there_is_no_limit(tmp_path: Path) -> None:
+    assert container.limit(tmp_path) == sys.maxsize

@@ -46,10 +46,11 @@ class Capacity(Shown):
         ranks: tensor-parallel ranks.
         every: tokens between two snapshots of decode.
         tokens_per_second: decode tokens of all requests together, for `snapshot_bytes_per_second`.
-        marks: states that a prompt of `context` tokens keeps.
+        marks: states that a prompt of `context` tokens keeps where there is room.
         residency: each strategy.
         splits: ways to divide the memory, under the strategy that is recommended.
         speculation: what steps with drafts cost; None without `speculate`.
+        layers: of the model that are planned; None: all.
     """
 
     model: str
@@ -65,6 +66,7 @@ class Capacity(Shown):
     residency: tuple[Residency, ...]
     splits: tuple[Split, ...]
     speculation: Speculation | None = None
+    layers: range | None = None
 
     def of(self, strategy: str) -> Split | None:
         """Returns the balanced split under a strategy; None if `concurrency` requests do not fit under it.
@@ -119,18 +121,19 @@ class Capacity(Shown):
                 sum(part.nbytes for part in best.parts if part.name == name) for name in ("planes", "KV pages")
             )
             lines.append(f"The border: {format_bytes(states)} for states, {format_bytes(kv)} for KV.")
+        each = max(1, self.marks)
+        talks = min(best.cached_states // each, best.cached_pages // max(1, best.per_row))
         rates = [split.hit_rate for split in self.splits if split.hit_rate is not None]
         if rates:
             lines.append(
                 f"A replay of the trace with this split has a block hit rate of {max(rates):.3f}; the splits have "
                 f"{min(rates):.3f} to {max(rates):.3f}."
             )
-        elif not best.cached_states:
+        elif not best.cached_states or (best.pages and not talks):
             lines.append("No room is left for whole cached conversations: lower the concurrency, or add host memory.")
         elif best.pages:
-            each = max(1, self.marks)
             lines.append(
-                f"These are {best.cached_states // each} conversations with {each} states each: a state without its KV "
+                f"These are {talks} conversations with {each} states each: a state without its KV "
                 "is of no use, nor is KV without a state. A trace shows what your prompts share."
             )
         return " ".join(lines)
@@ -147,6 +150,7 @@ class Capacity(Shown):
         by = {one.strategy: one for one in self.residency}
         return {
             **{name: getattr(self, name) for name in SETTINGS},
+            "layers": None if self.layers is None else list(self.layers),
             "page_size": best.page_size,
             "marks_per_prompt": self.marks,
             "bytes_per_slot": self.layout.bytes_per_slot,
@@ -206,7 +210,8 @@ class Capacity(Shown):
         slot = f"{format_bytes(self.layout.bytes_per_slot)} a slot"
         page = f", {format_bytes(self.kv.bytes_per_slot)} a KV page" if self.kv else ", no KV"
         ranks = f" on one of {self.ranks} ranks" if self.ranks > 1 else ""
-        text = [f"{self.model}{ranks}, {format_bytes(self.memory)}: {slot}{page}"]
+        layers = f", {len(self.layers)} layers from {self.layers[0]}" if self.layers else ""
+        text = [f"{self.model}{layers}{ranks}, {format_bytes(self.memory)}: {slot}{page}"]
         for title, heads, rows in self.tables():
             text += ["", title, *_aligned([list(heads), *rows])]
         state, page_record = map(format_bytes, self.host_records)
@@ -250,6 +255,7 @@ def capacity(
     tokens_per_second: float = 1000.0,
     host_memory: int | str | None = None,
     speculate: int = 0,
+    layers: range | None = None,
     **others: Never,
 ) -> Capacity:
     """Plans the memory of a deployment: requests, cached states, KV pages and host memory, to the byte.
@@ -275,12 +281,14 @@ def capacity(
             `StateLayout`. With 0 this memory holds no KV.
         overlap: whether the next step is planned before the last one is settled.
         in_place: whether the kernels of the forward update one slot, so that memstate copies snapshots.
-        prefills: prompts that are read at a time. Each holds the states at its marks until they are published.
+        prefills: prompts that are read at a time. The balanced split keeps the states at their marks beside whole
+            conversations. No request needs them: without room, a prompt keeps fewer.
         placement: at which lengths prompts keep states. Default: `Ends()`.
         tokens_per_second: decode tokens of all requests together, for what snapshots cost.
         host_memory: bytes of host memory for a tier below. None: no tier.
         speculate: tokens of a step with drafts, `Forward(tail=)`. Every request then has a tail, and pages for the
             tokens of a step more, with overlap of two. A `StateLayout` brings its rings.
+        layers: of the model, from 0, that this memory is for, such as `range(12)` of a first pipeline stage. None: all.
         **others: none. The command's names are refused, with those that are meant.
 
     Returns:
@@ -307,7 +315,9 @@ def capacity(
             "ssm_dtype= and kv_bytes_per_token="
         )
     tail = Forward(in_place=in_place, tail=speculate).tail
-    name, layout, page = _model(model, ranks, page_size, ssm_dtype, conv_dtype, kv_dtype, kv_bytes_per_token, tail)
+    name, layout, page = _model(
+        model, ranks, page_size, ssm_dtype, conv_dtype, kv_dtype, kv_bytes_per_token, tail, layers
+    )
     if layout.grid >= NEVER:
         never = [plane for plane in layout.planes if plane.grid is None]
         why = "the state is whole at no length, so there is no snapshot to plan for"
@@ -350,12 +360,13 @@ def capacity(
         ranks=int(ranks), every=every, tokens_per_second=tokens_per_second, marks=planner.marks,
         residency=tuple(replace(one, split=planner.balanced(one.tracking, running)) for one in found),
         splits=planner.splits(lean.tracking, running), speculation=planner.speculation(lean.tracking),
+        layers=layers,
     )  # fmt: skip
 
 
 def _model(
     model: object, ranks: int, page_size: int, ssm: torch.dtype | None, conv: torch.dtype | None, kv: torch.dtype,
-    kv_bytes_per_token: int | None, tail: int,
+    kv_bytes_per_token: int | None, tail: int, layers: range | None,
 ) -> tuple[str, StateLayout, StateLayout | None]:  # fmt: skip
     """Returns the name of a model, and on one rank the layouts of its state and of a KV page."""
     page_size = whole("page_size", page_size)
@@ -370,6 +381,8 @@ def _model(
     if kv_bytes_per_token:
         page = StateLayout((Plane("kv", (page_size * kv_bytes_per_token,), torch.uint8),), layers=1)
     if isinstance(model, StateLayout):
+        if layers is not None:
+            raise InvalidArgument(f"layers={layers!r} of a StateLayout: expected the layout of these layers alone")
         return "layout", model.shard(ranks), page
     name = model if isinstance(model, str) else type(model).__name__
     if isinstance(model, str) and model.replace("-", "_") in CHECKPOINTS:
@@ -379,13 +392,13 @@ def _model(
     elif isinstance(model, Mapping):
         name = str(model.get("model_type"))
     try:
-        layout = from_config(model, ssm_dtype=ssm, conv_dtype=conv, ranks=ranks, tail=tail)
+        layout = from_config(model, ssm_dtype=ssm, conv_dtype=conv, ranks=ranks, tail=tail, layers=layers)
     except InvalidArgument as error:
         if isinstance(model, str) and not exists(model):
             raise InvalidArgument(f"{error}, or one of the presets {', '.join(CHECKPOINTS)}") from error
         raise
     if kv_bytes_per_token is None:
-        page = kv_from_config(model, page_size=page_size, dtype=kv, ranks=ranks)
+        page = kv_from_config(model, page_size=page_size, dtype=kv, ranks=ranks, layers=layers)
     return name, layout, page
 
 

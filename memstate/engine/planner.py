@@ -1,7 +1,7 @@
 """The arithmetic of plans: what fits a memory, from the functions by which a manager and its tiers allocate.
 
-one split    [ slots of requests | marks of prompts | cached states | pages of requests | cached pages | tables ]
-                                                     `----- the border between states and KV lies in here
+one split    [ slots of requests | cached states | pages of requests | cached pages | tables ]
+                                   `----- the border between states and KV lies in here
 """
 
 from collections.abc import Callable
@@ -62,7 +62,8 @@ class Split:
         overlap: whether a step is planned before the last one is settled.
         in_place: whether the forward updates one slot.
         placement: at which lengths prompts keep states.
-        cached_states: slots that are left for cached states when all requests run and prompts hold their marks.
+        cached_states: slots that are left for cached states when all requests run; those at the marks of prompts that
+            are read are among them.
         cached_pages: KV pages that are left for the cache when all requests run.
         balanced: whether it keeps states and KV of whole conversations in step.
         parts: what is allocated on the device, with its bytes.
@@ -198,8 +199,8 @@ class Planner:
         in_place: whether the forward updates one slot.
         memory: bytes on the device.
         placement: at which lengths prompts keep states.
-        marks: states that a prompt keeps.
-        prefills: prompts that are read at a time.
+        marks: states that a prompt keeps, where there is room.
+        prefills: prompts that are read at a time, whose states the balanced split keeps beside whole conversations.
         host: bytes of host memory; 0 for no tier.
         tokens: tokens of a request.
         tail: tokens of a step with drafts; 0: rows have no tails.
@@ -254,9 +255,8 @@ class Planner:
         return numbered and self.needs(requests, slots, pages) <= self.memory
 
     def slots(self, tracking: Tracking, requests: int) -> int:
-        """Slots of running requests, and of the marks of prompts."""
-        held = 1 + tracking.lanes_at_admission(self.overlap)
-        return requests * held + self.marks * min(self.prefills, requests)
+        """Slots without which these requests cannot run."""
+        return requests * (1 + tracking.lanes_at_admission(self.overlap))
 
     def most(self, tracking: Tracking) -> int:
         """Requests that fit beside an empty cache."""
@@ -344,6 +344,8 @@ class Planner:
         base, pages = self.slots(tracking, requests), requests * self.per_row
         if not self.fits(requests, base, pages):
             return None
+        reading = self.marks * min(self.prefills, requests)
+        base += _most(lambda count: self.fits(requests, base + count, pages), reading)
         states = max(1, self.marks) if self.kv else 1
         paths = _most(
             lambda count: self.fits(requests, base + count * states, pages + count * self.per_row), MOST_SLOTS

@@ -57,6 +57,11 @@ def test_capacity_passes_every_option_on(tmp_path: Path) -> None:
     assert (
         json.loads(memstate("capacity", tmp_path, *few.split()).out) == drafts and drafts["speculation"]["tokens"] == 3
     )
+    plain = memstate(
+        "capacity", tmp_path, *few.split()[:4], "--conv-dtype", "float32", "--layers", "16:48", "--json", "-"
+    )
+    stage = ms.capacity(tmp_path, "40GiB", context=16384, conv_dtype=torch.float32, layers=range(16, 48))
+    assert json.loads(plain.out) == stage.to_json() and stage.layout.planes[0].dtype == torch.float32
     bare = memstate("capacity", tmp_path, *options.split(), "--kv-bytes", "0")
     assert json.loads(bare.out)["pages"] == 0
 
@@ -118,7 +123,8 @@ def test_what_is_wrong_in_a_layout_file_is_named(content: str, says: str, tmp_pa
     ("options", "says"),
     [
         ("--trace {} --from 2", "from 2.0: expected a fraction"), ("--trace {} --from nan", "from nan: expected"),
-        ("--trace {} --from -1", "from -1.0: expected"), ("--prefills 0", "'--prefills'"),
+        ("--trace {} --from -1", "from -1.0: expected"), ("--prefills -1", "'--prefills'"),
+        ("--layers 12", "layers '12': expected FROM:TO"), ("--layers 4:4", "layers=range(4, 4): expected a range of"),
         ("--kv-bytes 999999999999999", "'--kv-bytes'"), ("--kv-bytes -1", "'--kv-bytes'"),
     ],
 )  # fmt: skip

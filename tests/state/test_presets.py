@@ -104,6 +104,19 @@ def test_a_rank_holds_what_an_engine_gives_it(name):
         assert (layout.layers, shapes(layout)) == (KNOWN[name].layers, expected)
 
 
+@pytest.mark.parametrize(
+    ("name", "most"), [("qwen3_next", 32), ("kimi_linear", 32), ("granite_hybrid", 64), ("lfm2", 2048), ("mamba", 5120)]
+)
+def test_no_state_is_planned_for_more_ranks_than_it_has_heads(name, most):
+    """Groups and KV heads have copies there."""
+    fields = presets.CHECKPOINTS[name]
+    assert from_config(fields, ranks=most).bytes_per_slot > 0
+    with pytest.raises(
+        InvalidArgument, match=f"for {2 * most} ranks: a state has {most} units of part .* at most {most} "
+    ):
+        from_config(fields, ranks=2 * most)
+
+
 def test_windows_say_where_their_parts_are():
     assert presets.qwen3_next().planes[0].slices()["v"] == slice(4096, 8192)
     assert presets.kimi_linear().planes[0].slices()["k"] == slice(4096, 8192)
@@ -134,6 +147,30 @@ def test_dtypes_are_those_of_the_configuration_and_of_the_class():
     for value in ("int8", "half precision", 16):
         with pytest.raises(InvalidArgument, match=f"lfm2 with dtype = {value!r}: expected a floating-point dtype"):
             from_config({**lfm2, "dtype": value})
+
+
+@pytest.mark.parametrize("field", ["mamba_ssm_dtype", "mamba_ssm_cache_dtype"])
+def test_states_have_the_dtype_that_engines_read_from_the_configuration(field):
+    """Without one, that of the class; Qwen3.5-27B with bf16 states has 78.4 MB."""
+    fields = presets.CHECKPOINTS["qwen3_5"]
+    for name, slot in (("float32", 153944064), ("bfloat16", 78446592), ("float16", 78446592), (None, 153944064)):
+        for config in ({**fields, field: name}, {"model_type": "two", "text_config": {**fields, field: name}}):
+            assert from_config(config).bytes_per_slot == slot
+        assert from_config({"model_type": "two", "text_config": fields, field: name}).bytes_per_slot == slot
+    assert from_config({**fields, field: "bfloat16"}, ssm_dtype=torch.float32).bytes_per_slot == 153944064
+    windows = from_config({**fields, field: "bfloat16", "dtype": "float32"}).planes
+    assert [plane.dtype for plane in windows] == [torch.float32, torch.bfloat16]
+    with pytest.raises(InvalidArgument, match=f"{field} = 'int8': expected a floating-point"):
+        from_config({**fields, field: "int8"})
+
+
+@pytest.mark.parametrize("names", [["llm_config"], ["language_config"], ["thinker_config", "text_config"]])
+def test_the_text_model_of_a_configuration_has_one_of_several_names(names):
+    fields = config = presets.CHECKPOINTS["nemotron_h"]
+    for name in reversed(names):
+        config = {"model_type": "several", name: config}
+    assert from_config(config) == from_config(fields)
+    assert kv_from_config(config, page_size=1) == kv_from_config(fields, page_size=1)
 
 
 def test_dtypes_and_order_are_the_callers():

@@ -1,5 +1,6 @@
 """`memstate capacity`."""
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -30,7 +31,16 @@ def capacity(
     tp: Annotated[int, Option(help="Tensor-parallel ranks.")] = 1,
     every: Annotated[int, Option(help="Tokens between two snapshots of decode.")] = 256,
     page_size: Annotated[int, Option(help="Tokens of a KV page.")] = 64,
-    dtype: Annotated[names.StateDtype, Option(help="Type of the ssm planes.")] = "float32",
+    dtype: Annotated[
+        names.StateDtype | None, Option(help="Type of the ssm planes. Default: the model's, mostly float32.")
+    ] = None,
+    conv_dtype: Annotated[
+        names.StateDtype | None, Option(help="Type of the convolution windows. Default: the model's.")
+    ] = None,
+    layers: Annotated[
+        str | None,
+        Option(metavar="FROM:TO", help="Layers of a pipeline stage: 0:12 are the first twelve. Default: all."),
+    ] = None,
     kv_dtype: Annotated[names.KvDtype, Option(help="Type of keys and values.")] = "bfloat16",
     kv_bytes: Annotated[
         int | None,
@@ -38,7 +48,7 @@ def capacity(
     ] = None,
     overlap: Annotated[int, Option(help="1: plan the next step before the last one is settled.", min=0, max=1)] = 1,
     in_place: Annotated[bool, Option("--in-place", metavar="", help="Kernels of the forward update one slot.")] = False,
-    prefills: Annotated[int, Option(help="Prompts that are read at a time.", min=1)] = 1,
+    prefills: Annotated[int, Option(help="Prompts that are read at a time, whose states find room.", min=0)] = 1,
     tokens_per_second: Annotated[
         float, Option(help="Decode tokens of all requests together, for what snapshots cost.")
     ] = 1000.0,
@@ -66,14 +76,19 @@ def capacity(
     from memstate.cli.layouts import read as read_layout
     from memstate.engine.capacity import capacity as planned
 
+    stage = re.fullmatch(r"(\d{1,9}):(\d{1,9})", layers) if layers is not None else None
+    if layers is not None and stage is None:
+        raise typer.BadParameter(f"layers {layers!r}: expected FROM:TO, such as 0:12 for the first twelve")
     dtypes = {"float8": torch.float8_e4m3fn}
     with one_line_errors():
         plan = planned(
             read_layout(layout) if layout else model, memory, context=context, concurrency=concurrency, ranks=tp,
             every=every, page_size=page_size,
-            ssm_dtype=getattr(torch, dtype), kv_dtype=dtypes.get(kv_dtype) or getattr(torch, kv_dtype),
+            ssm_dtype=dtype and getattr(torch, dtype), conv_dtype=conv_dtype and getattr(torch, conv_dtype),
+            kv_dtype=dtypes.get(kv_dtype) or getattr(torch, kv_dtype),
             kv_bytes_per_token=kv_bytes, overlap=bool(overlap), in_place=in_place, prefills=prefills,
             tokens_per_second=tokens_per_second, host_memory=host_memory, speculate=speculate,
+            layers=range(int(stage[1]), int(stage[2])) if stage else None,
         )  # fmt: skip
         if trace is not None:
             from memstate.cli.replay import rated

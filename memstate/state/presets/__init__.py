@@ -1,7 +1,8 @@
 """Layouts of known models: a preset for each of these checkpoints, and `from_config` for every other configuration.
 
 A preset takes the keywords of `from_config`: ssm_dtype (torch.float32), conv_dtype (torch.bfloat16), order
-("layer_major"), ranks (1), the tensor-parallel ranks of which the layout is one, conv_order, ssm_order and tail (0).
+("layer_major"), ranks (1), the tensor-parallel ranks of which the layout is one, conv_order, ssm_order, tail (0) and
+layers (all).
 
     conv_order   "channel_first" for windows of `channel (width-1)` (default), "width_first" for `(width-1) channel`;
                  "engine" for what SGLang and vLLM store: width first for Kimi Linear, channel first for the others
@@ -9,7 +10,8 @@ A preset takes the keywords of `from_config`: ssm_dtype (torch.float32), conv_dt
                  `head value key`; of Mamba-2: "dim_state" for `head dim state` (default), "state_dim" for
                  `head state dim`; "engine" for what SGLang and vLLM store: "value_key" and "dim_state"
 
-No preset waits for a device, and each raises InvalidArgument for ranks that do not divide its heads.
+No preset waits for a device, and each raises InvalidArgument for ranks that do not divide its heads,
+or are more.
 """
 
 from typing import Any, Final, TypedDict, Unpack
@@ -54,6 +56,7 @@ class Options(TypedDict, total=False):
     conv_order: ConvOrder
     ssm_order: SsmOrder | None
     tail: int
+    layers: range | None
 
 
 _GRANITE_ATTENTION: Final = (5, 15, 25, 35)

@@ -32,11 +32,21 @@ from memstate.state.presets.families import (
     window,
 )
 from memstate.state.presets.fields import Fields
-from memstate.state.presets.layers import COMPRESSED, attention_layers, compressors, sliding, state_layers
+from memstate.state.presets.layers import (
+    COMPRESSED,
+    attention_layers,
+    compressors,
+    require_layers,
+    sliding,
+    state_layers,
+)
 from memstate.state.presets.tails import OF_MODEL
 from memstate.state.sharding import Part
 
-NESTED = 4  # configurations of text models inside one another; real ones have one
+NESTED = 4  # configurations of text models inside one another; real ones have one or two
+TEXT = ("text_config", "llm_config", "language_config", "thinker_config")  # fields that have the text model
+DTYPE = ("dtype", "torch_dtype")  # the second before transformers 5.0
+SSM_DTYPE = ("mamba_ssm_dtype", "mamba_ssm_cache_dtype")  # what engines keep states in
 Reader = Callable[[Fields, int], Kept]  # fields and the number of a layer with state
 
 
@@ -242,6 +252,7 @@ def from_config(
     conv_order: ConvOrder = "channel_first",
     ssm_order: SsmOrder | None = None,
     tail: int = 0,
+    layers: range | None = None,
 ) -> StateLayout:
     """The layout of a model, from a configuration object of transformers, or from a config.json.
 
@@ -252,11 +263,13 @@ def from_config(
 
     Args:
         config: the configuration: an object, a dict, or the path of a config.json or of the folder that has one.
-        ssm_dtype: of ssm planes; None: as in the class, which is fp32 nearly everywhere.
+        ssm_dtype: of ssm planes; None: the field `mamba_ssm_dtype` or `mamba_ssm_cache_dtype`, without one as in the
+            class, which is fp32 nearly everywhere.
         conv_dtype: of convolution windows; None: as in the class, which is nearly everywhere the dtype of the model.
             That is the field `dtype`, or bf16 without one.
         order: "layer_major" or "slot_major".
-        ranks: tensor-parallel ranks; the layout is that of one of them.
+        ranks: tensor-parallel ranks; the layout is that of one of them. With more ranks than groups (q and k of a delta
+            rule, B and C of Mamba-2) several ranks hold a group; heads of states are on one rank only.
         conv_order: how windows lie in memory: "channel_first", "width_first", or "engine": as SGLang and vLLM store
             those of the model, which is width first of Kimi's rule.
         ssm_order: how states lie in memory: "key_value" (default) or "value_key" of a delta rule, "dim_state" (default)
@@ -266,10 +279,12 @@ def from_config(
             is named after its plane and what its decode step calls it: conv_x of a convolution; ssm_k, ssm_v, ssm_gate,
             ssm_beta of a delta rule, with ssm_a and ssm_b in the place of ssm_beta of RWKV-7; ssm_x, ssm_b, ssm_dt of
             Mamba. conv2_x belongs to conv2, layer by layer. `planes.tail` has the tuple that a step takes. 0: no tails.
+        layers: of the model, from 0, whose states are meant, such as those of a pipeline stage. None: all.
 
     Raises:
         InvalidArgument: the file cannot be read; the type is not known; fields are missing or contradict each other;
-            the ranks do not divide; an order is not one of the model; or with `tail`, a step has none.
+            the ranks do not divide, or outnumber the heads of states; the model has no such layers; an order is not
+            one of the model; or with `tail`, a step has none.
 
     Example:
         >>> from memstate.state.presets import from_config
@@ -279,11 +294,12 @@ def from_config(
 
     Syncs: no.
     """
-    fields, dtype = _text_model(config)
+    fields, dtype, engines = _text_model(config)
+    require_layers(fields, layers)
     kind, tail = fields.get("model_type"), whole("tail", tail, least=0)
     states, rows, rings = list[Plane](), list[Plane](), list[tails.Fields]()
-    for layer in state_layers(fields.config):
-        kept = READERS[kind](fields, layer).typed(dtype, conv_dtype, ssm_dtype)
+    for layer in _among(layers, state_layers(fields.config)):
+        kept = READERS[kind](fields, layer).typed(dtype, conv_dtype, ssm_dtype or engines)
         if tail and not kept.rings:
             raise InvalidArgument(f"tail={tail}: {kind} keeps states whose steps have no tail")
         kept = kept if ssm_order is None else ssm_ordered(kept, ssm_order)
@@ -291,7 +307,9 @@ def from_config(
         rows += kept.rows
         rings += kept.rings
     if not states:
-        raise InvalidArgument(f"{kind}: no layer of this configuration holds state")
+        which = "layer of this configuration" if layers is None else f"layer in layers={layers!r}"
+        raise InvalidArgument(f"{kind}: no {which} holds state")
+    _require_heads(kind, states, whole("ranks", ranks))
     layout, lies = grouped(states, order)
     if tail:
         layout = tails.ringed(layout, [(name, ring) for (name, _), ring in zip(lies, rings, strict=True)], tail)
@@ -301,7 +319,7 @@ def from_config(
 
 
 def kv_from_config(
-    config: object, *, page_size: int, dtype: torch.dtype = torch.bfloat16, ranks: int = 1
+    config: object, *, page_size: int, dtype: torch.dtype = torch.bfloat16, ranks: int = 1, layers: range | None = None
 ) -> StateLayout | None:
     """The layout of a KV page of a model, as if a page were a slot; None for a model without attention.
 
@@ -315,6 +333,7 @@ def kv_from_config(
         page_size: tokens of a page.
         dtype: of keys and values.
         ranks: tensor-parallel ranks; the layout is that of one of them. Ranks beyond the KV heads hold copies.
+        layers: as for `from_config`.
 
     Raises:
         InvalidArgument: as for `from_config`.
@@ -326,18 +345,19 @@ def kv_from_config(
 
     Syncs: no.
     """
-    (fields, _), page_size = _text_model(config), whole("page_size", page_size)
+    (fields, *_), page_size = _text_model(config), whole("page_size", page_size)
+    require_layers(fields, layers)
     if fields.get("model_type") == "deepseek_v4":
         why = "its KV is a window and pooled entries, not keys and values of each token"
         raise InvalidArgument(f"deepseek_v4: {why}: give the bytes yourself, as kv_bytes_per_token of ms.capacity")
-    layers = attention_layers(fields)
-    if not layers:
+    attending = _among(layers, attention_layers(fields))
+    if not attending:
         return None
     if fields.get("kv_lora_rank") is not None:
         width = fields.number("kv_lora_rank") + fields.number("qk_rope_head_dim", least=0)
-        return StateLayout((Plane("latent", (page_size, width), dtype),), len(layers))
+        return StateLayout((Plane("latent", (page_size, width), dtype),), len(attending))
     planes = []
-    for layer in layers:
+    for layer in attending:
         heads, size = _heads(fields, layer)
         parts = (Part("head", heads),)
         planes += [Plane(name, (page_size, heads, size), dtype, parts=parts, axis=1) for name in ("k", "v")]
@@ -353,23 +373,36 @@ def _heads(fields: Fields, layer: int) -> tuple[int, int]:
     return heads, size
 
 
-def _text_model(config: object) -> tuple[Fields, torch.dtype]:
-    """The fields and the dtype of the text model of a configuration.
+def _among(layers: range | None, found: tuple[int, ...]) -> tuple[int, ...]:
+    return found if layers is None else tuple(layer for layer in found if layer in layers)
+
+
+def _require_heads(kind: str, states: Sequence[Plane], ranks: int) -> None:
+    """Refuses more ranks than states have heads, which would hold copies: no engine runs that. Groups may be copied."""
+    for plane in states:
+        for part in plane.parts:
+            if (plane.name == "ssm" or part.name == "x") and part.units < ranks:
+                why = f"a state has {part.units} units of part {part.name}, and each is on one rank"
+                raise InvalidArgument(f"{kind} for {ranks} ranks: {why}: expected at most {part.units} ranks")
+
+
+def _text_model(config: object) -> tuple[Fields, torch.dtype, torch.dtype | None]:
+    """The fields of the text model of a configuration, its dtype, and that of its states where a field says it.
 
     Raises:
         InvalidArgument: the type is not known, or the dtype is none.
     """
     fields = Fields.of(config)
-    dtype = fields.dtype()
+    dtype, engines = fields.dtype(*DTYPE), fields.dtype(*SSM_DTYPE)
     for _ in range(NESTED):
-        if (text := fields.get("text_config")) is None:
+        if (text := next((text for name in TEXT if (text := fields.get(name)) is not None), None)) is None:
             break
-        fields = Fields(text)
-        dtype = fields.dtype() or dtype  # a nested configuration without one is as the whole
+        fields = Fields(text)  # a nested configuration without a dtype is as the whole
+        dtype, engines = fields.dtype(*DTYPE) or dtype, fields.dtype(*SSM_DTYPE) or engines
     kind = fields.get("model_type")
     if not isinstance(kind, str) or kind not in READERS:
         raise InvalidArgument(
             f"model_type {kind!r}: the known ones are {', '.join(sorted(READERS))}; "
             "for another model, use memstate.integrations.transformers.layout, or a StateLayout of your own"
         )
-    return fields, dtype or torch.bfloat16
+    return fields, dtype or torch.bfloat16, engines

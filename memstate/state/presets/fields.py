@@ -61,9 +61,9 @@ class Fields:
                 return int(value)
         raise self.refused(*paths, expected=f"a number of {least} or more")
 
-    def dtype(self) -> torch.dtype | None:
-        """The dtype of the model, None if no field says it. Raises: InvalidArgument."""
-        name = "dtype" if self.has("dtype") else "torch_dtype"  # before transformers 5.0
+    def dtype(self, *names: str) -> torch.dtype | None:
+        """The dtype that the first of these fields names that is there, None if none does. Raises: InvalidArgument."""
+        name = next(filter(self.has, names), names[-1])
         value = self.get(name)
         if value is None or value == "auto":
             return None

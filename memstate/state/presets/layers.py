@@ -141,6 +141,17 @@ def state_layers(config: object) -> Layers:
     raise InvalidArgument(f"{kind} without {', '.join(READINGS)}, one of them: which of its layers hold state?")
 
 
+def require_layers(fields: Fields, layers: range | None) -> None:
+    """Refuses layers that a model does not have. Raises: InvalidArgument."""
+    if layers is None:
+        return
+    each = next((entries for name in ONE_EACH if (entries := fields.get(name)) is not None), None)
+    total = len(each) if isinstance(each, list | tuple | str) else fields.number("num_hidden_layers")
+    if not isinstance(layers, range) or not layers or not {layers[0], layers[-1]} <= set(range(total)):
+        why = f"expected a range of the {total} layers of the model, such as range({total // 2})"
+        raise InvalidArgument(f"layers={layers!r}: {why}")
+
+
 def attention_layers(fields: Fields) -> Layers:
     """Which layers of a configuration attend to KV: those of the kinds that do, or else all that hold no state.
 

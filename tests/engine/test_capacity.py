@@ -228,6 +228,7 @@ def test_C3_a_prompt_keeps_as_many_marks_as_planned() -> None:
 def test_C3_what_fits_without_states_at_marks_fits_and_is_served() -> None:
     """Two long prompts in memory for two slots: each keeps fewer states than its marks."""
     given: dict[str, Any] = {"context": 256, "page_size": 8, "every": 8, "kv_bytes_per_token": 64, "concurrency": 2}
+    given |= {"placement": ms.Ends(every=16)}
     with pytest.raises(ms.ConfigurationError, match=r"^2 requests need (\d+) bytes") as refused:
         ms.capacity(PLAIN, "300KiB", **given)
     needed = int(re.search(r"need (\d+) bytes", str(refused.value))[1])  # type: ignore[index]

@@ -32,8 +32,8 @@ help: ## list the targets
 $(RUN): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "memstate needs Python 3.11 or later: install it, or name it with PYTHON=..."; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install $(PIP_ARGS) -c constraints.txt "$(TORCH)"
-	$(BIN)/python -m pip install $(PIP_ARGS) -c constraints.txt -e ".[cli]"
+	$(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt "$(TORCH)"
+	$(BIN)/python -m pip install -q $(PIP_ARGS) -c constraints.txt -e ".[cli]"
 	@touch $@
 
 # Libraries whose Triton kernels tests run on slots: without their CUDA extensions, and without what else they require.
